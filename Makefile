@@ -1,0 +1,54 @@
+# Every target builds .venv when it is missing or older than pyproject.toml.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+ARGS ?=
+
+.PHONY: demo test unit check lint types imports bench kafka clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make demo    run the watched, broken and healed training job, then leave the dashboard running"
+	@echo "make test    all tests, real components included"
+	@echo "make unit    the tests that need no other process (under a minute)"
+	@echo "make check   lint, types, import direction and tests"
+	@echo "make bench   every benchmark; each prints one JSON object as its last line"
+	@echo "make kafka   Apache Kafka on loopback (needs Java 17 and Maven)"
+
+$(STAMP): pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check "uv>=0.9,<1"
+	$(BIN)/uv pip install --quiet --python $(BIN)/python -e '.[dev]'
+	@touch $@
+
+demo: $(STAMP)
+	@$(BIN)/pulsetrain demo $(ARGS)
+
+unit: $(STAMP)
+	$(BIN)/python -m pytest -q -m "not integration and not browser and not kafka and not slow and not gpu" $(ARGS)
+
+test: $(STAMP)
+	deploy/test-services
+	$(BIN)/python -m pytest -q -m "not gpu" $(ARGS)
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(STAMP)
+	$(BIN)/mypy
+
+imports: $(STAMP)
+	$(BIN)/lint-imports
+
+check: lint types imports test
+
+bench: $(STAMP)
+	@for b in benchmarks/*.py; do echo "== $$b"; $(BIN)/python $$b || exit 1; done
+
+kafka: $(STAMP)
+	deploy/kafka/start
+
+clean:
+	rm -rf $(VENV)

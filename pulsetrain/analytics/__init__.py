@@ -1,0 +1,1 @@
+"""Records in, findings out: pure functions. Imports only ``stream``."""

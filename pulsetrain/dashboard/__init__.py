@@ -1,0 +1,1 @@
+"""Shows; holds no logic and no column names of its own. Imports ``stream`` and ``analytics``."""

@@ -1,0 +1,1 @@
+"""Decides, acts, restores. Imports ``stream``, ``diagnostics`` and ``collectors``."""

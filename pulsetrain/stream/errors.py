@@ -1,0 +1,45 @@
+"""Every error that Pulsetrain raises on purpose.
+
+PulsetrainError
+├── UsageError            what the user gave cannot be used; commands exit 2 with its one line
+│   ├── ConfigError       a key or value in the TOML file, the environment or a flag
+│   └── AuthError         the token is missing or wrong
+├── Unavailable           something outside is away for now (hub, broker, disk); try again
+├── CorruptData           bytes that fail their checksum or their format
+├── SchemaMismatch        a batch whose columns or types are not the record's
+└── CheckpointError       a save or a restore that could not be done
+"""
+
+from __future__ import annotations
+
+
+class PulsetrainError(Exception):
+    """Root of the tree. The message is one line that names the value and what is allowed."""
+
+
+class UsageError(PulsetrainError):
+    """What the user gave cannot be used."""
+
+
+class ConfigError(UsageError):
+    """A configuration key or value is unknown or out of range; the message holds the full key path."""
+
+
+class AuthError(UsageError):
+    """The token is missing or wrong."""
+
+
+class Unavailable(PulsetrainError):
+    """A service or a device is away for now."""
+
+
+class CorruptData(PulsetrainError):
+    """Bytes that fail their checksum or do not follow their format."""
+
+
+class SchemaMismatch(PulsetrainError):
+    """A batch that does not fit the record it claims to be."""
+
+
+class CheckpointError(PulsetrainError):
+    """A checkpoint could not be saved or restored."""
