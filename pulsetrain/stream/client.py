@@ -31,8 +31,11 @@ def data_folder(environ: Mapping[str, str] = os.environ) -> Path:
 def find_hub(
     url: str | None = None, token: str | None = None, environ: Mapping[str, str] = os.environ
 ) -> HubAddress:
-    """The hub named by arguments, else by `PULSETRAIN_HUB` and `PULSETRAIN_TOKEN`, else by hub.json in the data
-    folder, which a running hub writes readable by its owner alone. Raises `UsageError` where there is none."""
+    """The hub named by arguments, else by `PULSETRAIN_HUB` and `PULSETRAIN_TOKEN`, else by hub.json.
+
+    A running hub writes hub.json into its data folder, readable by its owner alone. Raises `UsageError`
+    where there is none.
+    """
     url = url or environ.get("PULSETRAIN_HUB")
     token = token or environ.get("PULSETRAIN_TOKEN")
     path = data_folder(environ) / "hub.json"
@@ -61,7 +64,7 @@ class HubClient:
         )
 
     def status(self) -> dict[str, Any]:
-        """{"hub": {...}, "jobs": [{job, state, attempt, step, verdict: {state, sentence, since_ns}, nodes, ...}]}."""
+        """{"hub": {...}, "jobs": [{job, state, attempt, step, verdict: {state, sentence, since_ns}, ...}]}."""
         return self._call("GET", "/v1/status")
 
     def nodes(self) -> list[dict[str, Any]]:
@@ -83,8 +86,10 @@ class HubClient:
     def evict(
         self, node: str, reason: str, *, dry_run: bool = False, actor: str | None = None
     ) -> dict[str, Any]:
-        """Evict a node, or with `dry_run` say what that would cost:
-        {"node", "job", "ranks", "standby", "resume_step", "lost_steps", "expected_s", "allowed", "why_not"}."""
+        """Evict a node, or with `dry_run` say what that would cost.
+
+        {"node", "job", "ranks", "standby", "resume_step", "lost_steps", "expected_s", "allowed", "why_not"}
+        """
         body = {"node": node, "reason": reason, "dry_run": dry_run, "actor": actor or getpass.getuser()}
         return self._call("POST", "/v1/evict", body)
 

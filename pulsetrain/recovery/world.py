@@ -1,0 +1,98 @@
+"""Who sits where in an attempt, and from where each rank's state comes back. Pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from pulsetrain.stream.messages import Held, Hello, Place
+
+
+@dataclass(frozen=True, kw_only=True)
+class RestorePlan:
+    """`step` is -1 for a fresh start; `sources` maps each rank to memory, storage or peer:NODE."""
+
+    step: int
+    sources: Mapping[int, str]
+
+
+def form_world(hellos: Iterable[Hello], nnodes: int) -> tuple[Place, ...]:
+    """The first world: the `nnodes` lowest node names, in order, so that the lowest is node_rank 0."""
+    chosen = sorted(hellos, key=lambda hello: hello.node)[:nnodes]
+    return tuple(_place(hello, node_rank) for node_rank, hello in enumerate(chosen))
+
+
+def replace_nodes(
+    world: Sequence[Place], healthy: Iterable[str], standbys: Iterable[Hello]
+) -> tuple[Place, ...]:
+    """The world with each unhealthy node's place taken by a standby, lowest name first.
+
+    Survivors keep their node_rank, so that each still has its own ranks' state in memory. Places for which
+    no standby is left are dropped.
+    """
+    alive = set(healthy)
+    spare = iter(sorted(standbys, key=lambda hello: hello.node))
+    places = []
+    for place in world:
+        if place.node in alive:
+            places.append(place)
+        elif (hello := next(spare, None)) is not None:
+            places.append(_place(hello, place.node_rank))
+    return tuple(places)
+
+
+def refresh(world: Sequence[Place], hellos: Mapping[str, Hello]) -> tuple[Place, ...]:
+    """The same places with the addresses and ports of the agents' latest `Hello`."""
+    return tuple(
+        replace(p, address=hellos[p.node].address, peer_port=hellos[p.node].peer_port)
+        if p.node in hellos
+        else p
+        for p in world
+    )
+
+
+def ranks_of(place: Place) -> range:
+    """Global ranks of one place; every node runs the same number of ranks."""
+    return range(place.node_rank * place.nproc, (place.node_rank + 1) * place.nproc)
+
+
+def node_of(world: Iterable[Place], rank: int) -> str:
+    """The node that runs `rank`; "" where none does."""
+    return next((p.node for p in world if rank in ranks_of(p)), "")
+
+
+def plan_restore(world: Sequence[Place], held: Mapping[str, Iterable[Held]]) -> RestorePlan:
+    """The newest step that every rank of `world` can reach, and the nearest source for each rank.
+
+    Own memory is nearest, then a copy in another node's memory, then storage. `held` maps reachable nodes to
+    what they could give. Step -1 with no sources where no step covers all ranks.
+    """
+    where: dict[int, dict[int, list[tuple[int, str]]]] = defaultdict(lambda: defaultdict(list))
+    home = {rank: place.node for place in world for rank in ranks_of(place)}
+    for node, holdings in held.items():
+        for item in holdings:
+            if item.rank in home:
+                where[item.step][item.rank].append(_source(item, node, home[item.rank]))
+    complete = [step for step, ranks in where.items() if len(ranks) == len(home)]
+    if not complete:
+        return RestorePlan(step=-1, sources={})
+    newest = max(complete)
+    return RestorePlan(step=newest, sources={r: min(where[newest][r])[1] for r in sorted(home)})
+
+
+def _source(item: Held, node: str, home: str) -> tuple[int, str]:
+    """(distance, source) of one holding as its rank's home node would use it."""
+    if item.tier == "storage":
+        return (2, "storage")
+    return (0, "memory") if node == home else (1, f"peer:{node}")
+
+
+def _place(hello: Hello, node_rank: int) -> Place:
+    return Place(
+        node=hello.node,
+        node_rank=node_rank,
+        address=hello.address,
+        peer_port=hello.peer_port,
+        nproc=hello.nproc_per_node,
+    )
