@@ -1,0 +1,88 @@
+"""What an analyzer answers: a finding, healthy, inconclusive or failed, and never silence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pulsetrain.stream.findings import Finding, Severity, SubjectType
+
+__all__ = [
+    "Failed",
+    "Finding",
+    "Healthy",
+    "Inconclusive",
+    "Severity",
+    "SubjectType",
+    "Verdict",
+    "asks_for_action",
+    "findings",
+    "guarded",
+    "state_of",
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Healthy:
+    """The analyzer saw the data it needs and nothing is wrong. `numbers` say what it saw."""
+
+    analyzer: str
+    numbers: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inconclusive:
+    """The analyzer cannot tell. `blind`: the data it needs is missing; otherwise it abstains."""
+
+    analyzer: str
+    reason: str
+    blind: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failed:
+    """The analyzer itself broke; `error` is one line."""
+
+    analyzer: str
+    error: str
+
+
+Verdict = Finding | Healthy | Inconclusive | Failed
+
+
+def findings(verdicts: Iterable[Verdict]) -> list[Finding]:
+    """Only the findings, in order."""
+    return [v for v in verdicts if isinstance(v, Finding)]
+
+
+def asks_for_action(verdicts: Iterable[Verdict]) -> bool:
+    """Whether any finding is more than information."""
+    return any(f.severity != "info" for f in findings(verdicts))
+
+
+def guarded(analyzer: str, run: Callable[[], list[Verdict]]) -> list[Verdict]:
+    """What `run` answers; `Failed` where it raises, so that one broken analyzer never silences the others."""
+    try:
+        return run()
+    except Exception as error:  # noqa: BLE001 - the edge between an analyzer and everything else
+        return [Failed(analyzer=analyzer, error=f"{type(error).__name__}: {' '.join(str(error).split())}")]
+
+
+def state_of(verdict: Verdict) -> dict[str, Any]:
+    """The verdict as one JSON-able object with `state` finding, healthy, inconclusive or failed.
+
+    >>> state_of(Inconclusive(analyzer="straggler", reason="one rank in its cohort"))["state"]
+    'inconclusive'
+    """
+    if isinstance(verdict, Finding):
+        return {"state": "finding", "analyzer": verdict.kind, **verdict.row()}
+    if isinstance(verdict, Healthy):
+        return {"state": "healthy", "analyzer": verdict.analyzer, "numbers": dict(verdict.numbers)}
+    if isinstance(verdict, Inconclusive):
+        return {
+            "state": "blind" if verdict.blind else "inconclusive",
+            "analyzer": verdict.analyzer,
+            "reason": verdict.reason,
+        }
+    return {"state": "failed", "analyzer": verdict.analyzer, "error": verdict.error}

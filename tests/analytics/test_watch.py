@@ -1,0 +1,308 @@
+"""Hang and crash verdicts from live state: the laws of an analyzer on the 3-D parallel job of the demo."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pulsetrain.analytics.verdict import Finding, Healthy, Inconclusive, findings
+from pulsetrain.analytics.watch import JobView, WatchConfig, crash, hang, limit
+from pulsetrain.stream.messages import GroupStatus, Place, RankExit, RankStatus
+
+S = 1_000_000_000
+NOW = 1_790_000_000 * S
+WORLD = tuple(
+    Place(node=f"node{n}", node_rank=n, address="127.0.0.1", peer_port=1, nproc=2) for n in range(4)
+)
+
+
+def coordinates(rank: int) -> tuple[int, int, int]:
+    return rank // 4, rank // 2 % 2, rank % 2  # pp, dp, tp
+
+
+def tp_group(rank: int) -> tuple[int, ...]:
+    return (rank - rank % 2, rank - rank % 2 + 1)
+
+
+def dp_group(rank: int) -> tuple[int, ...]:
+    base = rank - 2 * coordinates(rank)[1]
+    return (base, base + 2)
+
+
+def pp_group(rank: int) -> tuple[int, ...]:
+    return (rank % 4, rank % 4 + 4)
+
+
+def group(name: str, members: tuple[int, ...], done: int, op: str = "", **more) -> GroupStatus:
+    """A group whose `done` operations ended; `op` is one more in flight."""
+    full = f"{name}{members[0]}"
+    if not op:
+        return GroupStatus(group=full, members=members, enqueued=done, completed=done)
+    return GroupStatus(
+        group=full, members=members, enqueued=done + 1, completed=done, op=op, op_seq=done + 1, **more
+    )
+
+
+def status(
+    rank: int, silent_s: float, *groups: GroupStatus, state="sleeping", phase="all_reduce"
+) -> RankStatus:
+    return RankStatus(
+        rank=rank,
+        local_rank=rank % 2,
+        pid=1000 + rank,
+        state=state,
+        last_step=5,
+        last_phase=phase,
+        phase_age_ns=int(silent_s * S),
+        progress=100,
+        progress_age_ns=int(silent_s * S),
+        groups=groups,
+    )
+
+
+def stuck_job(culprit: int, silent_s: float = 4.0, state: str = "stopped") -> list[RankStatus]:
+    """The culprit stopped computing; its tp, pp and dp peers wait for it, and the rest wait for those."""
+    ranks = []
+    for rank in range(8):
+        tp, dp, pp = tp_group(rank), dp_group(rank), pp_group(rank)
+        if rank == culprit:
+            own = (group("tp", tp, 40), group("dp", dp, 5), group("pp", pp, 10))
+            ranks.append(status(rank, silent_s + 0.2, *own, state=state, phase="forward"))
+        elif culprit in tp:
+            own = (group("tp", tp, 40, "all_reduce", op_bytes=64), group("dp", dp, 5), group("pp", pp, 10))
+            ranks.append(status(rank, silent_s + 0.1, *own))
+        elif tp[0] in pp_group(culprit) or tp[1] in pp_group(culprit):
+            peer = next(m for m in pp if m != rank)
+            own = (group("tp", tp, 44), group("dp", dp, 5), group("pp", pp, 10, "recv", peer=peer))
+            ranks.append(status(rank, silent_s, *own, phase="recv"))
+        else:
+            own = (group("tp", tp, 44), group("dp", dp, 5, "all_reduce", op_bytes=4096), group("pp", pp, 12))
+            ranks.append(status(rank, silent_s, *own))
+    return ranks
+
+
+def view(ranks, **more) -> JobView:
+    base = {
+        "job": "gpt",
+        "attempt": 0,
+        "now_ns": NOW,
+        "ranks": tuple(ranks),
+        "median_step_ns": int(0.8 * S),
+        "first_step_done": True,
+        "world": WORLD,
+    }
+    return JobView(**{**base, **more})
+
+
+def culprits(verdicts) -> list[str]:
+    return [f.subject for f in findings(verdicts)]
+
+
+@pytest.mark.parametrize("culprit", range(8))
+@pytest.mark.parametrize("state", ["stopped", "running", "sleeping", "disk"])
+def test_a_rank_that_never_joined_is_named_and_its_victims_are_not(culprit, state):
+    (finding,) = hang(view(stuck_job(culprit, state=state)))
+    assert isinstance(finding, Finding)
+    assert (finding.kind, finding.subject_type, finding.subject) == ("hang", "rank", str(culprit))
+    assert finding.evidence["class"] == "rank"
+    assert finding.evidence["nodes"] == [f"node{culprit // 2}"]
+    assert set(finding.evidence["victims"]) == set(range(8)) - {culprit}
+
+
+@given(st.permutations(range(8)), st.integers(0, 7))
+@settings(max_examples=40)
+def test_order_of_reports_changes_nothing(order, culprit):
+    ranks = stuck_job(culprit)
+    assert culprits(hang(view([ranks[i] for i in order]))) == [str(culprit)]
+
+
+@given(st.permutations(range(8)), st.integers(0, 7))
+@settings(max_examples=40)
+def test_renaming_ranks_renames_the_answer(names, culprit):
+    ranks = [
+        replace(
+            r,
+            rank=names[r.rank],
+            groups=tuple(
+                replace(
+                    g,
+                    members=tuple(names[m] for m in g.members),
+                    peer=names[g.peer] if g.peer >= 0 else -1,
+                )
+                for g in r.groups
+            ),
+        )
+        for r in stuck_job(culprit, state="running")
+    ]
+    assert culprits(hang(view(ranks))) == [str(names[culprit])]
+
+
+def test_a_moving_job_is_healthy():
+    ranks = [replace(r, progress_age_ns=S) for r in stuck_job(3, state="running")]
+    assert isinstance(hang(view(ranks))[0], Healthy)
+
+
+def test_one_moving_rank_is_enough_to_be_no_hang():
+    ranks = stuck_job(3, state="running")
+    ranks[6] = replace(ranks[6], progress_age_ns=S // 2)
+    assert isinstance(hang(view(ranks))[0], Healthy)
+
+
+def test_a_stopped_process_is_named_before_the_rest_of_the_job_is_still():
+    ranks = stuck_job(5, silent_s=2.1)
+    ranks[0] = replace(ranks[0], progress_age_ns=0)
+    (finding,) = hang(view(ranks))
+    assert finding.subject == "5"
+    assert finding.confidence > 0.9
+
+
+def test_a_stop_in_the_middle_of_an_operation_is_told_by_the_process_state():
+    g = (2, 3)
+    waiting = group("tp", g, 40, "all_reduce", op_bytes=64)
+    ranks = [status(2, 4.0, waiting), status(3, 4.0, waiting, state="stopped")]
+    assert culprits(hang(view(ranks, world=()))) == ["3"]
+
+
+def test_without_a_stopped_process_a_joined_collective_is_the_network():
+    waiting = group("tp", (2, 3), 40, "all_reduce", op_bytes=64)
+    (finding,) = hang(view([status(2, 4.0, waiting), status(3, 4.0, waiting)], world=()))
+    assert finding.evidence["class"] == "network"
+    assert (finding.subject_type, finding.subject) == ("group", "tp2")
+
+
+def test_a_joined_transfer_that_does_not_move_is_the_network():
+    a = status(0, 4.0, group("pp", (0, 4), 3, "send", peer=4), phase="send")
+    b = status(4, 4.0, group("pp", (0, 4), 3, "recv", peer=0), phase="recv")
+    (finding,) = hang(view([a, b], world=()))
+    assert finding.evidence["class"] == "network"
+
+
+def test_different_operations_at_one_seq_are_a_desync_of_the_minority():
+    members = (0, 1, 2)
+    same = group("dp", members, 9, "all_reduce", op_bytes=64)
+    odd = group("dp", members, 9, "broadcast", op_bytes=64)
+    (finding,) = hang(view([status(0, 4.0, same), status(1, 4.0, odd), status(2, 4.0, same)], world=()))
+    assert (finding.subject, finding.evidence["class"]) == ("1", "desync")
+
+
+def test_two_independent_culprits_are_both_named():
+    ranks = stuck_job(0)
+    ranks[7] = replace(ranks[7], state="stopped", groups=(), last_phase="backward")
+    assert culprits(hang(view(ranks))) == ["0", "7"]
+
+
+@pytest.mark.parametrize("phase", ["checkpoint", "eval", "data", "my_own_phase"])
+def test_long_phases_get_the_longer_limit(phase):
+    ranks = stuck_job(1, silent_s=10.0, state="running")
+    ranks[1] = replace(ranks[1], last_phase=phase)
+    assert isinstance(hang(view(ranks))[0], Healthy)
+    late = [replace(r, progress_age_ns=70 * S) for r in ranks]
+    assert culprits(hang(view(late))) == ["1"]
+
+
+def test_limits_follow_the_step_time_and_the_first_step():
+    config = WatchConfig()
+    assert limit(view(stuck_job(1)), config) == 3 * S
+    assert limit(view(stuck_job(1), median_step_ns=4 * S), config) == 10 * S
+    assert limit(view(stuck_job(1), first_step_done=False), config) == 60 * S
+
+
+def test_age_of_the_report_counts():
+    ranks = stuck_job(1, silent_s=2.0, state="running")
+    assert isinstance(hang(view(ranks))[0], Healthy)
+    seen = {r.rank: NOW - int(1.5 * S) for r in ranks}
+    assert culprits(hang(view(ranks, seen_ns=seen))) == ["1"]
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        view([]),
+        view([status(0, 9.0)], world=()),
+        view(stuck_job(2)[:1], world=()),
+        view([status(r, 9.0, state="stopped") for r in range(8)]),
+        view([status(r, 9.0) for r in range(8)]),
+        view(stuck_job(2), seen_ns={0: NOW - 30 * S}),
+        view(stuck_job(2), lost_nodes=("node1",)),
+    ],
+)
+def test_degenerate_views_get_a_verdict(broken):
+    verdicts = hang(broken)
+    assert verdicts
+    assert all(isinstance(v, Inconclusive | Healthy | Finding) for v in verdicts)
+
+
+def test_a_longer_silence_is_never_milder():
+    def weight(silent_s: float) -> float:
+        return sum(f.confidence for f in findings(hang(view(stuck_job(4, silent_s, "running")))))
+
+    weights = [weight(s) for s in (0.5, 2.0, 3.5, 10.0, 100.0)]
+    assert weights == sorted(weights)
+
+
+GLOO = "RuntimeError: [gloo/transport/tcp/pair.cc:538] Connection closed by peer [127.0.0.2]:4021"
+
+
+def exit_(rank: int, at_s: float, code: int, *lines: str, node: str = "") -> RankExit:
+    return RankExit(
+        node=node or f"node{rank // 2}",
+        ts_ns=NOW + int(at_s * S),
+        job="gpt",
+        attempt=0,
+        rank=rank,
+        pid=1,
+        code=code,
+        last_lines=lines,
+    )
+
+
+def test_the_rank_that_died_first_is_the_root_and_the_rest_its_cascade():
+    exits = (exit_(5, 0.0, -9), exit_(4, 0.3, 1, GLOO), exit_(0, 0.4, -15))
+    (finding,) = crash(view([], exits=exits))
+    assert (finding.kind, finding.subject) == ("crash", "5")
+    assert finding.evidence["victims"] == [0, 4]
+    assert "SIGKILL" in finding.summary
+
+
+def test_a_victim_that_was_seen_first_is_not_the_root():
+    exits = (exit_(4, 0.0, 1, GLOO), exit_(5, 0.2, -11, "Fatal Python error: Segmentation fault"))
+    assert crash(view([], exits=exits))[0].subject == "5"
+
+
+def test_an_exception_is_quoted():
+    exits = (exit_(3, 0.0, 1, "Traceback", "ValueError: bad shape (3, 4)", ""), exit_(2, 0.1, 1, GLOO))
+    (finding,) = crash(view([], exits=exits))
+    assert finding.subject == "3"
+    assert "bad shape" in finding.summary
+
+
+def test_a_node_whose_ranks_were_killed_together_is_named():
+    exits = (exit_(2, 0.0, -9), exit_(3, 0.05, -9), exit_(0, 0.4, 1, GLOO))
+    (finding,) = crash(view([], exits=exits))
+    assert (finding.subject_type, finding.subject) == ("node", "node1")
+
+
+def test_the_same_error_on_every_rank_is_the_job():
+    exits = tuple(exit_(r, 0.01 * r, 1, "KeyError: 'lr'") for r in range(8))
+    assert crash(view([], exits=exits))[0].subject_type == "job"
+
+
+def test_a_lost_node_explains_the_exits_elsewhere():
+    exits = (exit_(0, 0.2, 1, GLOO), exit_(7, 0.3, 1, GLOO))
+    (finding,) = crash(view([], exits=exits, lost_nodes=("node2",)))
+    assert (finding.kind, finding.subject) == ("node_lost", "node2")
+    assert finding.evidence["victims"] == [0, 7]
+
+
+def test_clean_exits_are_no_crash():
+    assert isinstance(crash(view([], exits=(exit_(0, 0.0, 0), exit_(1, 0.1, 0))))[0], Healthy)
+    assert isinstance(crash(view([]))[0], Healthy)
+
+
+@given(st.permutations(range(4)))
+def test_order_of_exits_changes_nothing(order):
+    exits = [exit_(5, 0.0, -9), exit_(4, 0.3, 1, GLOO), exit_(0, 0.4, -15), exit_(1, 0.5, -6)]
+    assert crash(view([], exits=tuple(exits[i] for i in order)))[0].subject == "5"
