@@ -20,7 +20,7 @@ class RestorePlan:
 def form_world(hellos: Iterable[Hello], nnodes: int) -> tuple[Place, ...]:
     """The first world: the `nnodes` lowest node names, in order, so that the lowest is node_rank 0."""
     chosen = sorted(hellos, key=lambda hello: hello.node)[:nnodes]
-    return tuple(_place(hello, node_rank) for node_rank, hello in enumerate(chosen))
+    return tuple(place(hello, node_rank) for node_rank, hello in enumerate(chosen))
 
 
 def replace_nodes(
@@ -34,11 +34,11 @@ def replace_nodes(
     alive = set(healthy)
     spare = iter(sorted(standbys, key=lambda hello: hello.node))
     places = []
-    for place in world:
-        if place.node in alive:
-            places.append(place)
+    for spot in world:
+        if spot.node in alive:
+            places.append(spot)
         elif (hello := next(spare, None)) is not None:
-            places.append(_place(hello, place.node_rank))
+            places.append(place(hello, spot.node_rank))
     return tuple(places)
 
 
@@ -52,9 +52,9 @@ def refresh(world: Sequence[Place], hellos: Mapping[str, Hello]) -> tuple[Place,
     )
 
 
-def ranks_of(place: Place) -> range:
+def ranks_of(spot: Place) -> range:
     """Global ranks of one place; every node runs the same number of ranks."""
-    return range(place.node_rank * place.nproc, (place.node_rank + 1) * place.nproc)
+    return range(spot.node_rank * spot.nproc, (spot.node_rank + 1) * spot.nproc)
 
 
 def node_of(world: Iterable[Place], rank: int) -> str:
@@ -69,7 +69,7 @@ def plan_restore(world: Sequence[Place], held: Mapping[str, Iterable[Held]]) -> 
     what they could give. Step -1 with no sources where no step covers all ranks.
     """
     where: dict[int, dict[int, list[tuple[int, str]]]] = defaultdict(lambda: defaultdict(list))
-    home = {rank: place.node for place in world for rank in ranks_of(place)}
+    home = {rank: spot.node for spot in world for rank in ranks_of(spot)}
     for node, holdings in held.items():
         for item in holdings:
             if item.rank in home:
@@ -88,7 +88,8 @@ def _source(item: Held, node: str, home: str) -> tuple[int, str]:
     return (0, "memory") if node == home else (1, f"peer:{node}")
 
 
-def _place(hello: Hello, node_rank: int) -> Place:
+def place(hello: Hello, node_rank: int) -> Place:
+    """The place that an agent's node takes as `node_rank`."""
     return Place(
         node=hello.node,
         node_rank=node_rank,
@@ -96,3 +97,8 @@ def _place(hello: Hello, node_rank: int) -> Place:
         peer_port=hello.peer_port,
         nproc=hello.nproc_per_node,
     )
+
+
+def unknown_place(node_rank: int, nproc: int) -> Place:
+    """A place whose node has not reported; no agent has this name, so a standby will take it."""
+    return Place(node=f"unknown-{node_rank}", node_rank=node_rank, address="", peer_port=0, nproc=nproc)

@@ -64,7 +64,7 @@ class HubClient:
         )
 
     def status(self) -> dict[str, Any]:
-        """{"hub": {...}, "jobs": [{job, state, attempt, step, verdict: {state, sentence, since_ns}, ...}]}."""
+        """{"hub": {...}, "jobs": [{job, state, attempt, step, verdict: {state, sentence, since_ns}}]}."""
         return self._call("GET", "/v1/status")
 
     def nodes(self) -> list[dict[str, Any]]:

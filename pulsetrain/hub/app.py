@@ -1,0 +1,114 @@
+"""The hub's web application: every part's routes, and the loops that live beside them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute, Route
+
+from pulsetrain import __version__
+from pulsetrain.analytics.alerts import AlertBook
+from pulsetrain.analytics.incidents import join
+from pulsetrain.hub.desk import Desk
+from pulsetrain.hub.sentence import verdict
+from pulsetrain.hub.watcher import Watcher
+from pulsetrain.recovery import api, view
+from pulsetrain.recovery.controller import Controller
+from pulsetrain.recovery.job import Job
+from pulsetrain.stream import server
+from pulsetrain.stream.clock import Clock
+from pulsetrain.stream.errors import UsageError
+from pulsetrain.stream.store import Store
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """What a hub is made of."""
+
+    store: Store
+    desk: Desk
+    alerts: AlertBook
+    controller: Controller
+    watcher: Watcher
+    clock: Clock
+    token: str
+    facts: dict[str, Any]
+
+
+def build(parts: Parts) -> Starlette:
+    """The application; its loops run while it serves."""
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        loops = [
+            asyncio.create_task(parts.watcher.look_live()),
+            asyncio.create_task(parts.watcher.look_at_store()),
+        ]
+        yield
+        for loop in loops:
+            loop.cancel()
+        await asyncio.gather(*loops, return_exceptions=True)
+
+    routes: list[BaseRoute] = [
+        *_api(parts),
+        *api.routes(parts.controller, parts.clock, parts.token),
+        *server.routes(parts.store, token=parts.token),
+    ]
+    return Starlette(routes=routes, lifespan=lifespan)
+
+
+def status(parts: Parts) -> dict[str, Any]:
+    """What `pulsetrain status` and the dashboard show."""
+    facts = parts.facts | {
+        "version": __version__,
+        "watch_failures": parts.watcher.failures,
+        "unwritten_rows": parts.desk.failed_rows,
+    }
+    return {"hub": facts, "jobs": [_job(parts, job) for job in parts.controller.jobs.values()]}
+
+
+def _job(parts: Parts, job: Job) -> dict[str, Any]:
+    now = parts.clock.monotonic_s()
+    memory = parts.watcher.of(job)
+    beats = [now - n.beat_s for n in job.active() if n.heartbeat is not None]
+    row = view.job_row(job, now)
+    row["verdict"] = verdict(job, memory.findings(), min(beats, default=0.0))
+    row["findings"] = [f.row() for f in memory.findings()]
+    row["median_step_s"] = memory.median_step_ns / 1e9
+    return row
+
+
+def _api(parts: Parts) -> list[BaseRoute]:
+    async def show_status(request: Request) -> Response:
+        return JSONResponse(status(parts))
+
+    async def alerts(request: Request) -> Response:
+        return JSONResponse({"alerts": parts.alerts.list()})
+
+    async def acknowledge(request: Request) -> Response:
+        body = await api.json_body(request, "actor")
+        alert = request.path_params["alert"]
+        try:
+            parts.alerts.acknowledge(alert, str(body["actor"]), str(body.get("note", "")))
+        except KeyError as error:
+            raise UsageError(f"no alert {alert!r}") from error
+        return JSONResponse({"acknowledged": alert})
+
+    async def incidents(request: Request) -> Response:
+        found = [f for memory in parts.watcher.jobs.values() for f in memory.told]
+        return JSONResponse({"incidents": join(found, now_ns=parts.clock.wall_ns())})
+
+    token = parts.token
+    return [
+        Route("/v1/status", api.guarded(show_status, token)),
+        Route("/v1/alerts", api.guarded(alerts, token)),
+        Route("/v1/alerts/{alert}/ack", api.guarded(acknowledge, token), methods=["POST"]),
+        Route("/v1/incidents", api.guarded(incidents, token)),
+    ]

@@ -1,0 +1,28 @@
+"""How a hub is set up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class HubConfig:
+    """Table ``[hub]``, environment ``PULSETRAIN_HUB_*``, flags of ``pulsetrain serve``."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on. Every route but /ping asks for the token, on loopback too."""
+    port: int = 8780
+    """Port of the API, ingest and query routes; 0 takes a free one."""
+    dashboard_port: int = 8790
+    """Port of the dashboard, always on loopback; 0 takes a free one."""
+    dashboard: bool = True
+    """Start the dashboard as a child."""
+    token: str = ""
+    """Token that clients must send; empty: one is made and kept in the data folder."""
+    store: str = ""
+    """Store URL; empty: ``chdb://`` in the data folder. ``http(s)://`` for a ClickHouse server."""
+
+    def __post_init__(self) -> None:
+        for name in ("port", "dashboard_port"):
+            if not 0 <= getattr(self, name) <= 65535:
+                raise ValueError(f"{name} = {getattr(self, name)}: allowed 0 to 65535")

@@ -1,0 +1,179 @@
+"""Starting and stopping a hub: folder, token, ports, the web server, the dashboard child."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import structlog
+import uvicorn
+
+from pulsetrain.analytics.alerts import AlertBook, AlertConfig
+from pulsetrain.analytics.watch import WatchConfig
+from pulsetrain.dashboard import launch
+from pulsetrain.hub.app import Parts, build
+from pulsetrain.hub.config import HubConfig
+from pulsetrain.hub.desk import Desk
+from pulsetrain.hub.watcher import Watcher
+from pulsetrain.recovery.controller import Controller
+from pulsetrain.recovery.policy import Policy
+from pulsetrain.stream.clock import SystemClock
+from pulsetrain.stream.errors import UsageError
+from pulsetrain.stream.store import Store, open_store
+
+log = structlog.get_logger()
+
+
+def serve(
+    data: Path, config: HubConfig, policy: Policy, watch: WatchConfig, say: Callable[[str], None]
+) -> None:
+    """Run a hub on folder `data` until SIGINT or SIGTERM. `say` prints one line for people.
+
+    Raises `UsageError` for a port in use, a folder that is not writable, or one that another hub owns.
+    """
+    make_folder(data)
+    listener = bind(config.host, config.port)
+    store = open_store(config.store or f"chdb://{data / 'store'}")
+    store.migrate()
+    url = f"http://{config.host}:{listener.getsockname()[1]}"
+    token = config.token or kept_token(data)
+    parts = assemble(store, data, url, token, policy, watch)
+    with contextlib.ExitStack() as stack:
+        stack.callback(store.close)
+        stack.callback(parts.desk.close)
+        facts = parts.facts
+        if config.dashboard:
+            facts["dashboard"] = stack.enter_context(dashboard(url, token, config.dashboard_port))
+        stack.callback((data / "hub.json").unlink, missing_ok=True)
+        write_address(data, facts | {"token": token})
+        say(f"hub        {url}")
+        if config.dashboard:
+            say(f"dashboard  {facts['dashboard']}")
+        say(f"data       {data}")
+        run_server(parts, listener)
+
+
+def assemble(store: Store, data: Path, url: str, token: str, policy: Policy, watch: WatchConfig) -> Parts:
+    """Every part of a hub, wired."""
+    clock = SystemClock()
+    desk = Desk(store, clock)
+    alerts = AlertBook(data / "alerts.db", AlertConfig())
+    controller = Controller(policy, desk, clock, last_attempt=lambda job: last_attempt(store, job))
+    watcher = Watcher(controller, store, desk, alerts, clock, watch)
+    facts = {"url": url, "pid": os.getpid(), "data": str(data), "started_ns": clock.wall_ns()}
+    return Parts(
+        store=store,
+        desk=desk,
+        alerts=alerts,
+        controller=controller,
+        watcher=watcher,
+        clock=clock,
+        token=token,
+        facts=facts,
+    )
+
+
+def run_server(parts: Parts, listener: socket.socket) -> None:
+    """Serve until a signal; connections that agents hold open do not delay the end."""
+    server = uvicorn.Server(
+        uvicorn.Config(
+            build(parts),
+            log_level="warning",
+            access_log=False,
+            timeout_graceful_shutdown=1,
+            ws_max_size=1 << 24,
+        )
+    )
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(server.serve(sockets=[listener]))
+
+
+def last_attempt(store: Store, job: str) -> int:
+    """The newest attempt of `job` that the store knows; -1: none."""
+    from pulsetrain.stream.queries import views
+
+    return views.last_attempt(store, job)
+
+
+def make_folder(data: Path) -> None:
+    """Create the data folder, readable by its owner alone. Raises `UsageError`."""
+    try:
+        data.mkdir(parents=True, exist_ok=True, mode=0o700)
+        probe = data / ".writable"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise UsageError(
+            f"data folder {data}: {error.strerror}; give --data a folder you can write"
+        ) from error
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket. Raises `UsageError` where the port is taken or the address is not ours."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+        listener.listen(1024)
+    except OSError as error:
+        listener.close()
+        raise UsageError(
+            f"cannot listen on {host}:{port}: {error.strerror}; give --port another port, or 0"
+        ) from error
+    return listener
+
+
+def kept_token(data: Path) -> str:
+    """The token of this data folder, made on first use and readable by its owner alone."""
+    path = data / "token"
+    if path.exists():
+        return path.read_text().strip()
+    token = secrets.token_urlsafe(24)
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(token)
+    return token
+
+
+def write_address(data: Path, facts: dict[str, object]) -> None:
+    """hub.json for clients on this machine, readable by its owner alone, never half written."""
+    path = data / "hub.json"
+    temporary = data / ".hub.json.new"
+    with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+        json.dump(facts, file)
+    temporary.rename(path)
+
+
+@contextlib.contextmanager
+def dashboard(url: str, token: str, port: int) -> Iterator[str]:
+    """The dashboard as a child that ends with the hub; yields its address."""
+    if port == 0:
+        with bind("127.0.0.1", 0) as free:
+            port = free.getsockname()[1]
+    else:
+        bind("127.0.0.1", port).close()
+    child = subprocess.Popen(
+        [sys.executable, "-m", "pulsetrain.hub.child", str(os.getpid()), *launch.command(port)],
+        env=os.environ | launch.environment(url, token),
+        stdout=subprocess.DEVNULL,
+        stderr=sys.stderr,
+        start_new_session=True,
+    )
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        child.send_signal(signal.SIGTERM)
+        try:
+            child.wait(timeout=3)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()

@@ -1,0 +1,44 @@
+"""All configuration of a hub from one TOML file, the environment and flags."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pulsetrain.analytics.watch import WatchConfig
+from pulsetrain.hub.config import HubConfig
+from pulsetrain.recovery.policy import Policy
+from pulsetrain.stream.config import load, read_toml
+from pulsetrain.stream.errors import ConfigError
+
+TABLES = {"hub": HubConfig, "controller": Policy, "watch": WatchConfig}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """One configuration for each part."""
+
+    hub: HubConfig
+    policy: Policy
+    watch: WatchConfig
+
+
+def load_settings(
+    path: Path | None,
+    hub: Mapping[str, Any],
+    policy: Mapping[str, Any],
+    environ: Mapping[str, str] = os.environ,
+) -> Settings:
+    """Fill every table. Raises `ConfigError` for an unknown table, key or value."""
+    file = read_toml(path) if path else {}
+    unknown = sorted(set(file) - set(TABLES))
+    if unknown:
+        raise ConfigError(f"unknown table [{unknown[0]}] in {path}; allowed: {', '.join(sorted(TABLES))}")
+    return Settings(
+        hub=load(HubConfig, "hub", file=file, environ=environ, flags=hub),
+        policy=load(Policy, "controller", file=file, environ=environ, flags=policy),
+        watch=load(WatchConfig, "watch", file=file, environ=environ),
+    )

@@ -1,0 +1,210 @@
+"""Live verdicts: a few times a second from heartbeats, every two seconds from the store."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+from collections import deque
+from collections.abc import Sequence
+from itertools import pairwise
+
+import structlog
+
+from pulsetrain.analytics import watch
+from pulsetrain.analytics.alerts import AlertBook
+from pulsetrain.analytics.analyze import analyze
+from pulsetrain.analytics.verdict import Verdict
+from pulsetrain.hub.desk import Desk
+from pulsetrain.hub.episodes import Episodes
+from pulsetrain.recovery.controller import Controller
+from pulsetrain.recovery.job import Job
+from pulsetrain.recovery.nodes import GONE, NodeState
+from pulsetrain.recovery.transitions import TERMINAL, Event, Phase
+from pulsetrain.recovery.world import node_of
+from pulsetrain.stream.clock import Clock
+from pulsetrain.stream.findings import Finding
+from pulsetrain.stream.store import Store
+
+log = structlog.get_logger()
+
+LIVE_S = 0.25
+STORE_S = 2.0
+SETTLE_NS = 300_000_000
+PACE_STEPS = 50
+TOLD = 1000
+
+
+class JobWatch:
+    """What the watcher remembers of one job."""
+
+    def __init__(self) -> None:
+        self.live = Episodes(patience=2)
+        self.stored = Episodes(patience=3)
+        self.told: deque[Finding] = deque(maxlen=TOLD)
+        self.attempt = -1
+        self.first_exit_ns = 0
+        self.explained = False
+        self._step_times: deque[tuple[int, float]] = deque(maxlen=PACE_STEPS)
+
+    def pace(self, job: Job, now_s: float) -> None:
+        """Note when the job's step counter moved; a new attempt starts afresh."""
+        if job.attempt != self.attempt:
+            self.attempt, self.first_exit_ns, self.explained = job.attempt, 0, False
+            self._step_times.clear()
+            self.live.clear()
+            self.stored.clear()
+        if job.last_step >= 0 and (not self._step_times or job.last_step > self._step_times[-1][0]):
+            self._step_times.append((job.last_step, now_s))
+
+    @property
+    def median_step_ns(self) -> int:
+        """Median time of a step over the last moves of the counter; 0 while unknown."""
+        moves = [(t1 - t0) / (s1 - s0) for (s0, t0), (s1, t1) in pairwise(self._step_times)]
+        return int(statistics.median(moves) * 1e9) if moves else 0
+
+    def findings(self) -> list[Finding]:
+        """Open findings of both kinds, the live ones first."""
+        return self.live.current() + self.stored.current()
+
+
+class Watcher:
+    """Looks at every job of the controller and tells desk, alerts and controller what it sees."""
+
+    def __init__(
+        self,
+        controller: Controller,
+        store: Store,
+        desk: Desk,
+        alerts: AlertBook,
+        clock: Clock,
+        config: watch.WatchConfig,
+    ) -> None:
+        self.jobs: dict[str, JobWatch] = {}
+        self.failures = 0
+        self._controller, self._store, self._desk, self._alerts = controller, store, desk, alerts
+        self._clock, self._config = clock, config
+
+    def of(self, job: Job) -> JobWatch:
+        """The memory for one job."""
+        return self.jobs.setdefault(job.name, JobWatch())
+
+    async def look_live(self) -> None:
+        """Loop: clocks, exits and heartbeats."""
+        while True:
+            self._controller.tick()
+            for job in list(self._controller.jobs.values()):
+                try:
+                    self._look(job)
+                except Exception as error:  # one job's surprise must not blind the others
+                    self.failures += 1
+                    log.exception("watch_failed", job=job.name, error=repr(error))
+            await asyncio.sleep(LIVE_S)
+
+    async def look_at_store(self) -> None:
+        """Loop: every analyzer over the stored records of running jobs, in a thread."""
+        while True:
+            await asyncio.sleep(STORE_S)
+            for job in list(self._controller.jobs.values()):
+                if job.phase is Phase.RUNNING and job.first_step_done:
+                    await self._analyze(job)
+
+    async def _analyze(self, job: Job) -> None:
+        attempt, now = job.attempt, self._clock.wall_ns()
+        try:
+            verdicts = await asyncio.to_thread(analyze, self._store, job.name, attempt=attempt, now_ns=now)
+        except Exception as error:  # reported, and the next look still runs
+            self.failures += 1
+            log.exception("analysis_failed", job=job.name, error=repr(error))
+            return
+        if job.attempt == attempt:
+            self._tell(job, self.of(job).stored.look(_findings(verdicts)))
+
+    def _look(self, job: Job) -> None:
+        memory = self.of(job)
+        memory.pace(job, self._clock.monotonic_s())
+        if job.phase in TERMINAL:
+            return
+        view = self._view(job, memory)
+        if job.recovery is not None and not memory.explained:
+            self._explain(job, memory, view)
+        elif job.phase is Phase.RUNNING and not view.exits and not view.lost_nodes:
+            fresh = memory.live.look(_findings(watch.hang(view, self._config)))
+            self._tell(job, fresh)
+            self._report_hang(job, fresh, view)
+
+    def _explain(self, job: Job, memory: JobWatch, view: watch.JobView) -> None:
+        """Name the cause once the facts are in: connections settled, peers' exits heard."""
+        if not view.exits and not view.lost_nodes:
+            return
+        memory.first_exit_ns = memory.first_exit_ns or view.now_ns
+        unsettled = any(n.closed_s is not None and n.state not in GONE for n in job.nodes.values())
+        if unsettled or (view.now_ns - memory.first_exit_ns < SETTLE_NS and not view.lost_nodes):
+            return
+        memory.explained = True
+        findings = _findings(watch.crash(view))
+        self._tell(job, memory.live.look(findings))
+        for finding in findings:
+            self._blame(job, finding)
+
+    def _blame(self, job: Job, finding: Finding) -> None:
+        """The analyzer saw more than the first exit: let the recovery carry its culprit."""
+        recovery = job.recovery
+        if recovery is None or finding.kind != "crash" or finding.subject_type != "rank":
+            return
+        rank = int(finding.subject)
+        if recovery.fault.event is Event.RANK_FAILED and recovery.fault.rank != rank:
+            fault = job.fault(
+                Event.RANK_FAILED, "crash", finding.summary, node_of(job.world, rank), rank=rank
+            )
+            recovery.blame(fault)
+
+    def _report_hang(self, job: Job, fresh: Sequence[Finding], view: watch.JobView) -> None:
+        if not fresh:
+            return
+        worst = max(fresh, key=lambda f: f.confidence)
+        rank = int(worst.subject) if worst.subject_type == "rank" else -1
+        silent_ns = max((view.age_ns(r) for r in view.ranks if rank in (r.rank, -1)), default=0)
+        fault = job.fault(
+            Event.HANG,
+            "hang",
+            worst.summary,
+            node_of(job.world, rank),
+            rank=rank,
+            onset_ns=view.now_ns - silent_ns,
+        )
+        job.report_fault(fault)
+
+    def _view(self, job: Job, memory: JobWatch) -> watch.JobView:
+        now_ns, now_s = self._clock.wall_ns(), self._clock.monotonic_s()
+        seen: dict[int, int] = {}
+        for place in job.world:
+            node = job.nodes.get(place.node)
+            if node is not None and node.heartbeat is not None and node.heartbeat.attempt == job.attempt:
+                heard = now_ns - int((now_s - node.beat_s) * 1e9)
+                seen |= {status.rank: heard for status in node.heartbeat.ranks}
+        return watch.JobView(
+            job=job.name,
+            attempt=job.attempt,
+            now_ns=now_ns,
+            ranks=tuple(job.statuses()),
+            exits=tuple(e for e in job.exits if e.code != 0),
+            lost_nodes=tuple(
+                p.node for p in job.world if p.node in job.nodes and job.nodes[p.node].state is NodeState.LOST
+            ),
+            median_step_ns=memory.median_step_ns,
+            started_ns=job.started_ns,
+            first_step_done=job.first_step_done,
+            world=job.world,
+            seen_ns=seen,
+        )
+
+    def _tell(self, job: Job, findings: Sequence[Finding]) -> None:
+        self.of(job).told.extend(findings)
+        for finding in findings:
+            self._desk.finding(finding)
+        if findings:
+            self._alerts.observe(findings, self._clock.wall_ns())
+
+
+def _findings(verdicts: Sequence[Verdict]) -> list[Finding]:
+    return [v for v in verdicts if isinstance(v, Finding)]

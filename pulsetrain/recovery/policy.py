@@ -1,0 +1,68 @@
+"""How far the controller may go by itself."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Policy:
+    """Configuration of the controller: table ``[controller]``, environment ``PULSETRAIN_CONTROLLER_*``."""
+
+    observe_only: bool = False
+    """Say what would be done, as events of kind `would`, and do nothing. A person may still evict."""
+    evictions_per_hour: int = 4
+    """Nodes that the controller may evict by its own decision in any hour; lost nodes do not count."""
+    min_healthy_ratio: float = 0.5
+    """Share of a job's known nodes that must stay; an eviction that would go below it waits for a person."""
+    heartbeat_timeout_s: float = 2.5
+    """A node that is connected but silent for this long is lost."""
+    reconnect_grace_s: float = 1.0
+    """A node whose connection closed is lost unless it is back within this time."""
+    settle_s: float = 0.5
+    """A job forms when enough nodes joined and none joined for this long, so that rank order is stable."""
+    adopt_timeout_s: float = 10.0
+    """After a restart of the hub, how long to wait for all agents of a running attempt to report."""
+    reply_timeout_s: float = 8.0
+    """How long an agent may take to answer a command other than a launch."""
+    start_timeout_s: float = 60.0
+    """How long a launch may take, checkpoints fetched included."""
+    self_check_s: float = 0.3
+    """Length of the self-check that every node runs before each relaunch."""
+    pair_timeout_s: float = 5.0
+    """How long one round of the pairwise all-gather may take before its pair counts as failed."""
+    no_progress_attempts: int = 3
+    """Attempts in a row that end without one completed step, after which restarting is given up."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.min_healthy_ratio <= 1:
+            raise ValueError(f"min_healthy_ratio = {self.min_healthy_ratio}: allowed 0 to 1")
+        for name in ("evictions_per_hour", "no_progress_attempts"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} = {getattr(self, name)}: allowed 0 or more")
+
+
+class EvictionBudget:
+    """Counts automatic evictions in a sliding hour."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self._times_s: deque[float] = deque()
+
+    def refusal(self, *, now_s: float, known: int, healthy: int) -> str:
+        """Why one more automatic eviction is not allowed; "" where it is.
+
+        `known` counts the nodes of the job that are not gone, `healthy` those that would stay.
+        """
+        while self._times_s and now_s - self._times_s[0] > 3600:
+            self._times_s.popleft()
+        if len(self._times_s) >= self._policy.evictions_per_hour:
+            return f"budget of {self._policy.evictions_per_hour} evictions an hour is used up"
+        if healthy < known * self._policy.min_healthy_ratio:
+            return f"only {healthy} of {known} nodes would stay; floor {self._policy.min_healthy_ratio:.0%}"
+        return ""
+
+    def spend(self, now_s: float) -> None:
+        """Count one eviction."""
+        self._times_s.append(now_s)

@@ -1,0 +1,101 @@
+"""Who sits where, and from where state comes back."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pulsetrain.recovery import world
+from pulsetrain.stream.messages import Held, Hello
+
+
+def hello(node, nproc=2):
+    return Hello(
+        node=node,
+        address="127.0.0.1",
+        job="j",
+        pid=1,
+        nproc_per_node=nproc,
+        nnodes=2,
+        max_restarts=3,
+        peer_port=1,
+    )
+
+
+def held(step, ranks, tier="memory"):
+    return tuple(Held(rank=r, step=step, tier=tier) for r in ranks)
+
+
+def test_the_lowest_name_is_node_rank_zero_in_whatever_order_nodes_join():
+    places = world.form_world([hello("c"), hello("a"), hello("b")], 2)
+    assert [(p.node, p.node_rank) for p in places] == [("a", 0), ("b", 1)]
+
+
+def test_a_standby_takes_the_lost_place_and_survivors_keep_theirs():
+    places = world.form_world([hello("a"), hello("b"), hello("c")], 3)
+    after = world.replace_nodes(places, ["b", "c"], [hello("z")])
+    assert {p.node: p.node_rank for p in after} == {"z": 0, "b": 1, "c": 2}
+
+
+def test_without_a_standby_the_place_stays_empty():
+    places = world.form_world([hello("a"), hello("b")], 2)
+    assert [p.node for p in world.replace_nodes(places, ["b"], [])] == ["b"]
+
+
+def test_ranks_and_nodes_answer_each_other():
+    places = world.form_world([hello("a"), hello("b")], 2)
+    assert [world.node_of(places, r) for r in range(5)] == ["a", "a", "b", "b", ""]
+
+
+def test_the_newest_common_step_wins_and_own_memory_is_nearest():
+    places = world.form_world([hello("a"), hello("b")], 2)
+    plan = world.plan_restore(
+        places,
+        {"a": held(7, [0, 1]) + held(8, [0, 1]) + held(7, [2, 3], "peer"), "b": held(7, [2, 3])},
+    )
+    assert plan.step == 7
+    assert plan.sources == {0: "memory", 1: "memory", 2: "memory", 3: "memory"}
+
+
+def test_a_lost_node_comes_back_from_its_peer_and_storage_is_last():
+    places = world.form_world([hello("a"), hello("z")], 2)
+    plan = world.plan_restore(
+        places, {"a": held(5, [0]) + held(5, [1, 2], "storage") + held(5, [3], "peer"), "z": ()}
+    )
+    assert plan.sources == {0: "memory", 1: "storage", 2: "storage", 3: "peer:a"}
+
+
+def test_a_rank_that_nobody_holds_means_a_fresh_start():
+    places = world.form_world([hello("a"), hello("b")], 2)
+    assert world.plan_restore(places, {"a": held(5, [0, 1, 2])}).step == -1
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(["a", "b", "s"]),
+        st.lists(
+            st.builds(
+                Held,
+                rank=st.integers(0, 4),
+                step=st.integers(0, 3),
+                tier=st.sampled_from(["memory", "peer", "storage"]),
+            )
+        ),
+    )
+)
+def test_a_plan_names_only_what_is_held_and_no_newer_common_step_exists(holdings):
+    places = world.form_world([hello("a"), hello("b")], 2)
+    plan = world.plan_restore(places, holdings)
+    by_step = {}
+    for items in holdings.values():
+        for item in items:
+            by_step.setdefault(item.step, set()).add(item.rank)
+    common = [s for s, ranks in by_step.items() if {0, 1, 2, 3} <= ranks]
+    assert plan.step == max(common, default=-1)
+    assert set(plan.sources) == (set(range(4)) if common else set())
+    for rank, source in plan.sources.items():
+        owner = world.node_of(places, rank) if source == "memory" else source.removeprefix("peer:")
+        candidates = (
+            holdings.get(owner, [])
+            if source != "storage"
+            else [h for items in holdings.values() for h in items]
+        )
+        assert any(h.rank == rank and h.step == plan.step for h in candidates)
