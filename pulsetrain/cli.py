@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import click
@@ -208,6 +209,24 @@ def evict(node: str, reason: str, dry_run: bool, hub: str | None, token: str | N
     ):
         if answer[key] not in ("", None, []):
             click.echo(f"  {label}: {answer[key]}")
+
+
+@pulsetrain.command()
+@click.argument("trace", type=click.Path(path_type=Path))
+@JSON_FLAG
+def whatif(trace: Path, as_json: bool) -> None:
+    """How fast the job would be without its stragglers, from a Parquet TRACE of one row for each operation.
+
+    Example: pulsetrain whatif trace.parquet --json
+    """
+    from pulsetrain.analytics.whatif import analyze_file, sentences
+
+    answer = analyze_file(trace)
+    if as_json:
+        print_json(answer)
+        return
+    for sentence in sentences(answer):
+        click.echo(sentence)
 
 
 def main() -> None:
