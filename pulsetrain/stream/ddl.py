@@ -1,0 +1,133 @@
+"""ClickHouse tables, derived from `stream.schema`: order keys, codecs, partitions, expiry, and one rollup.
+
+Rows expire by the day they were stored, not by the day they tell of, so that an imported recording of last
+year lives as long as any other row.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from pulsetrain.stream.schema import RECORDS, Field, Kind, Record
+
+OFFSETS = "ingest_offsets"
+"""Table of the next row expected of each (source, record): what is below it is stored already."""
+ROLLUP = "span_rollup"
+"""Closed spans summed by job, attempt, step, rank, phase and the phase they ran inside."""
+ROLLUP_FEED = "span_rollup_feed"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Engine:
+    """How tables are stored: plain MergeTree, or replicated ones all over a cluster."""
+
+    cluster: str = ""
+    """Name of a ClickHouse cluster; tables are then created ON CLUSTER with Replicated engines."""
+    deduplication_window: int = 10_000
+    """How many of a table's last inserts are remembered by their token."""
+
+    def table(self, name: str) -> str:
+        """`name` as CREATE and ALTER statements write it."""
+        return f"`{name}` ON CLUSTER `{self.cluster}`" if self.cluster else f"`{name}`"
+
+    def kind(self, kind: str, arguments: str = "") -> str:
+        """The ENGINE clause of one of the MergeTree family."""
+        return f"ENGINE = {'Replicated' if self.cluster else ''}{kind}({arguments})"
+
+    @property
+    def settings(self) -> str:
+        """The SETTINGS clause of every table that takes inserts."""
+        window = "replicated_deduplication_window" if self.cluster else "non_replicated_deduplication_window"
+        return f"SETTINGS {window} = {self.deduplication_window}, ttl_only_drop_parts = 1"
+
+
+def literal(value: object) -> str:
+    """A default value as SQL."""
+    if value is None:
+        return "NULL"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float) and math.isnan(value):
+        return "nan"
+    if isinstance(value, (int, float)):
+        return repr(value)
+    text = str(value).replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{text}'"
+
+
+def column(record: Record, field: Field) -> str:
+    """One column of a record's CREATE TABLE."""
+    codec = _codec(record, field)
+    return f"`{field.name}` {field.kind.clickhouse} DEFAULT {literal(field.default)} CODEC({codec})"
+
+
+def _codec(record: Record, field: Field) -> str:
+    if field.kind is Kind.TIME:
+        return "Delta(8), ZSTD(1)"
+    if field.kind is Kind.I64:
+        return "Delta(8), ZSTD(1)" if field.name in (*record.order_by, "seq") else "T64, ZSTD(1)"
+    if field.kind is Kind.I32:
+        return "Delta(4), ZSTD(1)" if field.name in record.order_by else "T64, ZSTD(1)"
+    return "ZSTD(1)"
+
+
+def create_table(record: Record, engine: Engine) -> str:
+    """The CREATE TABLE of a record. `stored` is the day a row arrived; `SELECT *` does not show it."""
+    columns = ",\n  ".join(
+        [*(column(record, f) for f in record.fields), "`stored` Date MATERIALIZED today() CODEC(ZSTD(1))"]
+    )
+    order = ", ".join(f"`{name}`" for name in record.order_by)
+    return (
+        f"CREATE TABLE IF NOT EXISTS {engine.table(record.name)} (\n  {columns}\n)\n"
+        f"{engine.kind('MergeTree')}\nPARTITION BY toDate(`{record.time}`)\nORDER BY ({order})\n"
+        f"TTL `stored` + INTERVAL {record.ttl_days} DAY\n{engine.settings}"
+    )
+
+
+def add_column(record: Record, field: Field, engine: Engine) -> str:
+    """The ALTER that gives an older table a newer field."""
+    return f"ALTER TABLE {engine.table(record.name)} ADD COLUMN IF NOT EXISTS {column(record, field)}"
+
+
+def create_offsets(engine: Engine) -> str:
+    """The table behind `OFFSETS`."""
+    return (
+        f"CREATE TABLE IF NOT EXISTS {engine.table(OFFSETS)} (\n"
+        "  `source` String, `record` LowCardinality(String), `next_row` UInt64,\n"
+        "  `stored` Date MATERIALIZED today()\n)\n"
+        f"{engine.kind('ReplacingMergeTree', '`next_row`')}\nORDER BY (`source`, `record`)\n"
+        "TTL `stored` + INTERVAL 30 DAY"
+    )
+
+
+def create_rollup(engine: Engine) -> str:
+    """The table behind `ROLLUP`: read it with sum() and max() over the columns that are not keys."""
+    return (
+        f"CREATE TABLE IF NOT EXISTS {engine.table(ROLLUP)} (\n"
+        "  `job` LowCardinality(String), `attempt` Int32, `step` Int64, `rank` Int32,\n"
+        "  `phase` LowCardinality(String), `category` LowCardinality(String),\n"
+        "  `parent` LowCardinality(String), `node` LowCardinality(String),\n"
+        "  `spans` SimpleAggregateFunction(sum, UInt64),\n"
+        "  `duration_ns` SimpleAggregateFunction(sum, Int64),\n"
+        "  `longest_ns` SimpleAggregateFunction(max, Int64),\n"
+        "  `bytes` SimpleAggregateFunction(sum, Int64),\n"
+        "  `first_start` SimpleAggregateFunction(min, DateTime64(9, 'UTC')),\n"
+        "  `stored` SimpleAggregateFunction(max, Date)\n)\n"
+        f"{engine.kind('AggregatingMergeTree')}\n"
+        "ORDER BY (`job`, `attempt`, `step`, `rank`, `phase`, `category`, `parent`, `node`)\n"
+        f"TTL `stored` + INTERVAL {RECORDS['spans'].ttl_days} DAY\n{engine.settings}"
+    )
+
+
+def create_rollup_feed(engine: Engine) -> str:
+    """The materialised view that fills `ROLLUP` at each insert into spans. Open spans come again when they
+    end and are left out."""
+    return (
+        f"CREATE MATERIALIZED VIEW IF NOT EXISTS {engine.table(ROLLUP_FEED)} TO `{ROLLUP}` AS\n"
+        "SELECT job, attempt, step, rank, phase, category, parent, node, count() AS spans,\n"
+        "  sum(s.duration_ns) AS duration_ns, max(s.duration_ns) AS longest_ns,\n"
+        "  sum(s.bytes) AS bytes, min(s.start) AS first_start, today() AS stored\n"
+        "FROM spans AS s WHERE NOT s.open\n"
+        "GROUP BY job, attempt, step, rank, phase, category, parent, node"
+    )

@@ -1,0 +1,42 @@
+"""Logging of every Pulsetrain process: one structlog event a line on standard error."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Literal
+
+import structlog
+
+Level = Literal["debug", "info", "warning", "error"]
+
+
+def configure(*, level: Level = "info", as_json: bool | None = None) -> None:
+    """Set up logging for this process; called once at its start.
+
+    Lines are JSON where standard error is not a terminal, unless `as_json` says otherwise.
+    """
+    if as_json is None:
+        as_json = not sys.stderr.isatty()
+    renderer: structlog.typing.Processor = (
+        structlog.processors.JSONRenderer() if as_json else structlog.dev.ConsoleRenderer()
+    )
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info if as_json else _unchanged,
+            renderer,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
+        logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
+        cache_logger_on_first_use=True,
+    )
+
+
+def _unchanged(
+    _logger: structlog.typing.WrappedLogger, _name: str, event: structlog.typing.EventDict
+) -> structlog.typing.EventDict:
+    """ConsoleRenderer formats exceptions itself."""
+    return event
