@@ -1,0 +1,367 @@
+"""The checkpoint arena: shared memory that the agent owns, the trainer writes, and a crash cannot tear.
+
+One memfd holds a header page and two or three slots. A save goes into the slot that is not the newest one:
+its sequence number is made odd, bytes are written, its header is filled and sealed by a checksum, the
+sequence number is made even, and one 8-byte store of the `active` word publishes it. A process killed
+anywhere in between leaves an odd slot that nobody reads, and the newest published slot untouched.
+
+Slots lie a terabyte apart in the sparse file, so that each grows without moving another. Bytes are raw: a
+layout (JSON), values (JSON), then tensors. Nothing here imports torch, and nothing is pickled.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import xxhash
+
+from pulsetrain.stream.errors import CheckpointError, CorruptData
+
+PAGE = 4096
+MAGIC = 0x414E455241545000
+VERSION = 1
+MAX_SLOTS = 3
+SMALL_BYTES = 256 << 20
+_STRIDE = 1 << 40
+_PINNED = 1
+_UNCHANGED = 2
+_MADV_POPULATE_WRITE = 23  # Linux 5.14; older kernels refuse it and pages fault in one by one
+
+# Words (8 bytes) of the header page. The trainer writes the first group, the agent the second.
+_W_MAGIC, _W_VERSION, _W_ACTIVE, _W_SKIPS, _W_SKIP_STEP, _W_SLOTS = range(6)
+_W_PERSIST_EVERY, _W_DURABLE_STEP, _W_TAKEN, _W_VERIFIED = 16, 17, 20, 24
+_W_SLOT, _SLOT_WORDS = 64, 32
+_REASON = slice(2048, 2304)
+_FIELDS = 15  # words of a slot's header before its seal: the fields of SlotInfo from `seq` on
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlotInfo:
+    """A published checkpoint of one rank. Times are ns; `copy_ns` is how long the bytes took to write."""
+
+    slot: int
+    seq: int
+    generation: int
+    step: int
+    attempt: int
+    rank: int
+    world: int
+    layout_bytes: int
+    values_bytes: int
+    payload_bytes: int
+    checksum: int
+    flags: int
+    started_ns: int
+    copy_ns: int
+    published_ns: int
+    blocked_ns: int
+
+    @property
+    def total_bytes(self) -> int:
+        """Layout, values, padding and payload."""
+        return payload_offset(self.layout_bytes, self.values_bytes) + self.payload_bytes
+
+    @property
+    def pinned(self) -> bool:
+        """The trainer will not write over it before the agent has taken it."""
+        return bool(self.flags & _PINNED)
+
+    @property
+    def unchanged(self) -> bool:
+        """Its content equals that of the save before it."""
+        return bool(self.flags & _UNCHANGED)
+
+
+def payload_offset(layout_bytes: int, values_bytes: int) -> int:
+    """Where tensors begin in a slot: the next multiple of 4096 bytes after layout and values."""
+    return -(-(layout_bytes + values_bytes) // PAGE) * PAGE
+
+
+def digest(data: memoryview) -> int:
+    """xxh3-64 of the bytes as a signed word; releases the GIL."""
+    return _signed(xxhash.xxh3_64_intdigest(data))
+
+
+def create_arena() -> int:
+    """A new empty arena's file descriptor; inheritable, nameless, gone with its last holder."""
+    fd = os.memfd_create("pulsetrain-arena", 0)
+    os.ftruncate(fd, PAGE)
+    with mmap.mmap(fd, PAGE) as page:
+        words = memoryview(page).cast("q")
+        words[_W_VERSION] = VERSION
+        words[_W_DURABLE_STEP] = -1
+        words[_W_SKIP_STEP] = -1
+        words[_W_MAGIC] = MAGIC
+        words.release()
+    return fd
+
+
+class Arena:
+    """What reader and writer share: the header page and the mapped slots."""
+
+    def __init__(self, fd: int) -> None:
+        """Raises `CorruptData` where `fd` is not an arena of this version."""
+        self._fd = fd
+        if os.fstat(fd).st_size < PAGE:
+            raise CorruptData(
+                f"file descriptor {fd}: {os.fstat(fd).st_size} bytes; an arena has {PAGE} or more"
+            )
+        self._page = mmap.mmap(fd, PAGE)
+        self._words = memoryview(self._page).cast("q")
+        if (self._words[_W_MAGIC], self._words[_W_VERSION]) != (MAGIC, VERSION):
+            raise CorruptData(f"file descriptor {fd}: not an arena of version {VERSION}")
+        self._maps: dict[int, mmap.mmap] = {}
+        self._fresh: set[int] = set()
+
+    @property
+    def active(self) -> int:
+        """One word that changes with each publication; 0: nothing was ever published. Cheap to poll."""
+        return self._words[_W_ACTIVE]
+
+    @property
+    def skips(self) -> tuple[int, int, str]:
+        """Saves that were skipped: how many, the last one's step (-1: none), and its reason."""
+        text = bytes(self._page[_REASON]).split(b"\0", 1)[0].decode(errors="replace")
+        return self._words[_W_SKIPS], self._words[_W_SKIP_STEP], text
+
+    @property
+    def persist_every(self) -> int:
+        """The agent persists steps that are a multiple of this; 0: none."""
+        return self._words[_W_PERSIST_EVERY]
+
+    @property
+    def durable_step(self) -> int:
+        """Newest step that the agent knows to be committed to storage; -1: none."""
+        return self._words[_W_DURABLE_STEP]
+
+    def taken(self, info: SlotInfo) -> bool:
+        """The agent has its own copy of this generation, or has given it up."""
+        return self._words[_W_TAKEN + info.slot] >= info.generation
+
+    def verified(self, info: SlotInfo) -> bool:
+        """The agent has compared this generation with its checksum since it was written."""
+        return self._words[_W_VERIFIED + info.slot] == info.generation
+
+    def published(self) -> list[SlotInfo]:
+        """Every readable checkpoint, newest generation first."""
+        infos = [info for slot in range(MAX_SLOTS) if (info := self._read(slot)) is not None]
+        return sorted(infos, key=lambda info: -info.generation)
+
+    def find(self, rank: int, step: int) -> SlotInfo | None:
+        """The newest published checkpoint of that rank and step."""
+        return next((i for i in self.published() if (i.rank, i.step) == (rank, step)), None)
+
+    def still(self, info: SlotInfo) -> bool:
+        """Nothing has begun to write over it since `info` was read."""
+        return self._words[_word(info.slot)] == info.seq
+
+    def view(self, info: SlotInfo) -> memoryview:
+        """Its bytes, in place: check `still` after the last use."""
+        return memoryview(self._region(info.slot, info.total_bytes))[: info.total_bytes]
+
+    def file_offset(self, info: SlotInfo) -> int:
+        """Where its bytes begin in the file descriptor, for sendfile."""
+        return _base(info.slot)
+
+    def verify(self, info: SlotInfo) -> bool:
+        """Its bytes have its checksum, and it was not written over meanwhile."""
+        return digest(self.view(info)) == info.checksum and self.still(info)
+
+    def invalidate(self, info: SlotInfo) -> None:
+        """Nobody shall read it any more (it belongs to a future that was rolled back)."""
+        self._words[_word(info.slot)] |= 1
+
+    def forget_after(self, step: int) -> None:
+        """Invalidate every checkpoint of a later step than `step`."""
+        for info in self.published():
+            if info.step > step:
+                self.invalidate(info)
+
+    def _read(self, slot: int) -> SlotInfo | None:
+        base = _word(slot)
+        head = self._words[base : base + _FIELDS + 1].tolist()
+        seq, seal = head[0], head[-1]
+        if seq == 0 or seq & 1 or seal != _seal(head[:-1]) or self._words[base] != seq:
+            return None
+        return SlotInfo(**dict(zip(_NAMES, (slot, *head[:-1]), strict=True)))
+
+    def _region(self, slot: int, need: int) -> mmap.mmap:
+        known = self._maps.get(slot)
+        if known is None or len(known) < need:
+            known = self._maps[slot] = self._map(slot, need)
+        return known
+
+    def _map(self, slot: int, need: int) -> mmap.mmap:
+        end = os.fstat(self._fd).st_size
+        size = _pages(need)
+        if end < _base(slot) + size:
+            raise CorruptData(f"arena slot {slot}: {need} bytes announced, file ends at {end}")
+        return mmap.mmap(self._fd, size, offset=_base(slot))
+
+
+_NAMES = tuple(SlotInfo.__dataclass_fields__)
+
+
+class ArenaReader(Arena):
+    """The agent's side: reads checkpoints, and writes only the agent's own words of the header."""
+
+    def set_persist_every(self, steps: int) -> None:
+        """Pin every multiple of `steps` until it is taken; 0: none."""
+        self._words[_W_PERSIST_EVERY] = steps
+
+    def set_durable(self, step: int) -> None:
+        """Tell the trainer that `step` is committed."""
+        self._words[_W_DURABLE_STEP] = max(step, self._words[_W_DURABLE_STEP])
+
+    def set_taken(self, info: SlotInfo) -> None:
+        """Let the trainer write over a pinned slot."""
+        self._words[_W_TAKEN + info.slot] = info.generation
+
+    def set_verified(self, info: SlotInfo) -> None:
+        """Spare the trainer a second comparison at restore."""
+        self._words[_W_VERIFIED + info.slot] = info.generation
+
+
+@dataclass(frozen=True, kw_only=True)
+class Header:
+    """What the writer says about the bytes it will write."""
+
+    step: int
+    attempt: int
+    rank: int
+    world: int
+    layout_bytes: int
+    values_bytes: int
+    payload_bytes: int
+    pinned: bool = False
+
+    @property
+    def total_bytes(self) -> int:
+        return payload_offset(self.layout_bytes, self.values_bytes) + self.payload_bytes
+
+
+class Writing:
+    """A slot that is being written. `bytes` is where to write; `commit` publishes, nothing else does."""
+
+    def __init__(self, writer: ArenaWriter, slot: int, header: Header, region: mmap.mmap) -> None:
+        self._writer = writer
+        self.slot = slot
+        self.header = header
+        self.region = region
+        self.bytes = memoryview(region)[: header.total_bytes]
+        self.started_ns = time.time_ns()
+        self.copy_ns = 0
+        self.blocked_ns = 0
+
+    def prefault(self) -> None:
+        """Fault in the pages of a slot that was just grown, all at once and without the GIL."""
+        if self.slot in self._writer._fresh:
+            self._writer._fresh.discard(self.slot)
+            _populate(self.region)
+
+    def commit(self) -> SlotInfo:
+        """Seal and publish. The bytes must not change from here on."""
+        return self._writer._commit(self)
+
+
+class ArenaWriter(Arena):
+    """The trainer's side (and the agent's, while it brings back a checkpoint and no trainer runs)."""
+
+    def begin(self, header: Header) -> Writing | None:
+        """Take a slot for the checkpoint; None where every slot is pinned until the agent takes it.
+
+        Raises `CheckpointError` where the arena cannot grow to hold it.
+        """
+        slot = self._free_slot(header.total_bytes)
+        if slot is None:
+            return None
+        word = _word(slot)
+        self._words[word] = (self._words[word] | 1) + (self._words[word] & 1) * 2
+        region = self._grown(slot, header.total_bytes)
+        return Writing(self, slot, header, region)
+
+    def skip(self, step: int, reason: str) -> None:
+        """Count a save that did not happen, where the agent sees it."""
+        text = reason.encode()[: _REASON.stop - _REASON.start - 1]
+        self._page[_REASON] = text.ljust(_REASON.stop - _REASON.start, b"\0")
+        self._words[_W_SKIP_STEP] = step
+        self._words[_W_SKIPS] += 1
+
+    def clear(self) -> None:
+        """Invalidate everything: the job starts afresh."""
+        for info in self.published():
+            self.invalidate(info)
+
+    def _free_slot(self, total: int) -> int | None:
+        """Never the newest checkpoint, nor a pinned one; an empty slot, else the oldest."""
+        infos = self.published()
+        kept = {i.slot for i in infos[:1]} | {i.slot for i in infos if i.pinned and not self.taken(i)}
+        age = {i.slot: i.generation for i in infos}
+        slots = MAX_SLOTS if total <= SMALL_BYTES else 2
+        free = [slot for slot in range(slots) if slot not in kept]
+        return min(free, key=lambda slot: age.get(slot, 0), default=None)
+
+    def _grown(self, slot: int, need: int) -> mmap.mmap:
+        known = self._maps.get(slot)
+        if known is not None and len(known) >= need:
+            return known
+        size = _pages(need)
+        try:
+            if os.fstat(self._fd).st_size < _base(slot) + size:
+                os.ftruncate(self._fd, _base(slot) + size)
+            region = self._maps[slot] = mmap.mmap(self._fd, size, offset=_base(slot))
+        except OSError as error:
+            raise CheckpointError(f"arena of {need} bytes: {error.strerror}") from error
+        self._fresh.add(slot)
+        return region
+
+    def _commit(self, writing: Writing) -> SlotInfo:
+        h, word = writing.header, _word(writing.slot)
+        newest = next(iter(self.published()), None)
+        checksum = digest(writing.bytes)
+        same = newest is not None and (newest.checksum, newest.payload_bytes) == (checksum, h.payload_bytes)
+        seq = self._words[word] + 1
+        head = [seq, (self.active >> 3) + 1, h.step, h.attempt, h.rank, h.world]
+        head += [h.layout_bytes, h.values_bytes, h.payload_bytes, checksum]
+        head += [_PINNED * h.pinned + _UNCHANGED * same, writing.started_ns, writing.copy_ns, time.time_ns()]
+        head += [writing.blocked_ns]
+        for i, value in enumerate((*head[1:], _seal(head)), start=1):
+            self._words[word + i] = value
+        self._words[word] = seq
+        self._words[_W_ACTIVE] = head[1] << 3 | writing.slot
+        info = self._read(writing.slot)
+        assert info is not None, "a slot that was just sealed is readable"
+        return info
+
+
+def _base(slot: int) -> int:
+    return (slot + 1) * _STRIDE
+
+
+def _word(slot: int) -> int:
+    return _W_SLOT + slot * _SLOT_WORDS
+
+
+def _pages(need: int) -> int:
+    return max(PAGE, -(-need // PAGE) * PAGE)
+
+
+def _seal(words: list[int]) -> int:
+    return _signed(xxhash.xxh3_64_intdigest(np.array(words, dtype=np.int64).tobytes()))
+
+
+def _signed(value: int) -> int:
+    return value - (1 << 64) if value >> 63 else value
+
+
+def _populate(region: mmap.mmap) -> None:
+    buffer = (ctypes.c_char * len(region)).from_buffer(region)
+    libc = ctypes.CDLL(None)
+    libc.madvise(
+        ctypes.c_void_p(ctypes.addressof(buffer)), ctypes.c_size_t(len(region)), _MADV_POPULATE_WRITE
+    )

@@ -1,0 +1,95 @@
+"""How bytes get from the training device into the arena: a copy on the CPU; pinned, on its own stream, on
+CUDA."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import structlog
+import torch
+
+log = structlog.get_logger(__name__)
+
+
+class Pair(NamedTuple):
+    """A local tensor and its place in the arena. `late`: only the optimizer's step changes the source."""
+
+    source: torch.Tensor
+    target: torch.Tensor
+    late: bool
+
+
+class Copier(Protocol):
+    """Copies pairs in two parts, so that the training thread waits only for what cannot wait."""
+
+    def adopt(self, region: mmap.mmap) -> None:
+        """A slot of the arena was mapped."""
+
+    def begin(self, pairs: Sequence[Pair]) -> None:
+        """On the training thread: what is not late is copied, or safe from change, on return."""
+
+    def finish(self, pairs: Sequence[Pair]) -> None:
+        """On any thread: everything is in its target on return."""
+
+
+def copier_for(cuda: bool) -> Copier:
+    """The one for this process."""
+    return CudaCopier() if cuda else HostCopier()
+
+
+class HostCopier:
+    """Memory to memory; torch splits a large tensor over its threads and releases the GIL."""
+
+    def adopt(self, region: mmap.mmap) -> None:
+        """Nothing to do for pageable memory."""
+
+    def begin(self, pairs: Sequence[Pair]) -> None:
+        """Copies what is not late."""
+        _copy([p for p in pairs if not p.late])
+
+    def finish(self, pairs: Sequence[Pair]) -> None:
+        """Copies what is late."""
+        _copy([p for p in pairs if p.late])
+
+
+class CudaCopier:
+    """Device to host on a stream of its own, into arena memory that the driver has pinned.
+
+    Device tensors that are not late are cloned on the device first (buffers are small), so that nothing here
+    synchronises the training stream; `finish` waits for the copy stream.
+    """
+
+    def __init__(self) -> None:
+        self._stream = torch.cuda.Stream()
+
+    def adopt(self, region: mmap.mmap) -> None:
+        """Pin the slot; a refusal costs speed, not correctness."""
+        buffer = (ctypes.c_char * len(region)).from_buffer(region)
+        failed = torch.cuda.cudart().cudaHostRegister(ctypes.addressof(buffer), len(region), 0)
+        if int(failed):
+            log.warning("checkpoint_arena_not_pinned", bytes=len(region), error=str(failed))
+
+    def begin(self, pairs: Sequence[Pair]) -> None:
+        """Copies host tensors that are not late; starts every device copy behind the work queued so far."""
+        device = [p if p.late else p._replace(source=p.source.clone()) for p in pairs if p.source.is_cuda]
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream), torch.no_grad():
+            for pair in device:
+                pair.target.copy_(pair.source, non_blocking=True)
+                pair.source.record_stream(self._stream)
+        _copy([p for p in pairs if not p.late and not p.source.is_cuda])
+
+    def finish(self, pairs: Sequence[Pair]) -> None:
+        """Copies late host tensors and waits for the device."""
+        _copy([p for p in pairs if p.late and not p.source.is_cuda])
+        self._stream.synchronize()
+
+
+def _copy(pairs: Sequence[Pair]) -> None:
+    """One call for all of them, so that the GIL is given up once and not for each tensor."""
+    if pairs:
+        with torch.no_grad():
+            torch._foreach_copy_([p.target for p in pairs], [p.source for p in pairs])

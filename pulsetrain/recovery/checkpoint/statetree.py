@@ -1,0 +1,276 @@
+"""From what a script trains with to tensors and values, and back in place.
+
+Modules, optimizers and anything else with ``state_dict`` / ``load_state_dict``, tensors, and plain numbers.
+DTensors (tensor parallelism, FSDP2) are saved as the local shard with its place in the whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+from pulsetrain.recovery.checkpoint.layout import Entry, Layout, aligned
+from pulsetrain.stream.errors import CheckpointError
+
+_PLAIN = (bool, int, float, str, type(None))
+
+
+@dataclass
+class Leaves:
+    """The tensors of a state in tree order, which of them only the optimizer changes, and the values.
+
+    `signature` changes exactly when the layout does.
+    """
+
+    names: list[str] = field(default_factory=list)
+    tensors: list[torch.Tensor] = field(default_factory=list)
+    late: list[bool] = field(default_factory=list)
+    values: list[Any] = field(default_factory=list)
+    tree: Any = None
+
+    @property
+    def signature(self) -> tuple[Any, ...]:
+        shapes = [(local(t).shape, t.dtype, type(t) is DTensor) for t in self.tensors]
+        return tuple(self.names), tuple(shapes), len(self.values)
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """The part of the tensor that this rank holds, sharing its memory."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def collect(state: Mapping[str, Any]) -> Leaves:
+    """Walk the state. Raises `CheckpointError` naming the path of what cannot be saved."""
+    leaves = Leaves()
+    names = optimizer_names(state)
+    roots = []
+    for key, value in state.items():
+        late = _late_test(value)
+        data = value.state_dict() if hasattr(value, "state_dict") else value
+        alias = names.get(key, {})
+        roots.append([key, _walk(data, key, (), leaves, late, alias)])
+    leaves.tree = {"d": roots}
+    return leaves
+
+
+def layout_of(leaves: Leaves) -> Layout:
+    """Table of tensors and tree; offsets are aligned and in tree order."""
+    entries, offset = [], 0
+    for name, tensor in zip(leaves.names, leaves.tensors, strict=True):
+        part = local(tensor)
+        size = part.numel() * part.element_size()
+        at, whole = _place(tensor)
+        entries.append(
+            Entry(
+                name=name,
+                dtype=str(part.dtype).removeprefix("torch."),
+                shape=tuple(part.shape),
+                offset=offset,
+                bytes=size,
+                at=at,
+                whole=whole,
+            )
+        )
+        offset = aligned(offset + size)
+    return Layout(entries=tuple(entries), tree=leaves.tree)
+
+
+def views(payload: memoryview, layout: Layout) -> list[torch.Tensor]:
+    """One tensor for each entry, sharing the memory of `payload`."""
+    return [_view(payload, entry) for entry in layout.entries]
+
+
+def put_back(state: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
+    """Copy a rebuilt state into the live objects. Raises `CheckpointError` naming what does not fit."""
+    missing = [key for key in state if key not in saved]
+    if missing:
+        raise CheckpointError(f"checkpoint has no {', '.join(missing)}; it has: {', '.join(saved)}")
+    with torch.no_grad():
+        for key, value in state.items():
+            _put(key, value, saved[key], state)
+
+
+def optimizer_names(state: Mapping[str, Any]) -> dict[str, dict[int, str]]:
+    """For each optimizer of the state, its parameters' numbers -> their names in the state's modules."""
+    fqn = {
+        id(p): f"{key}.{name}"
+        for key, module in state.items()
+        if isinstance(module, torch.nn.Module)
+        for name, p in module.named_parameters()
+    }
+    return {
+        key: {i: fqn.get(id(p), str(i)) for i, p in enumerate(_parameters(optimizer))}
+        for key, optimizer in state.items()
+        if isinstance(optimizer, torch.optim.Optimizer)
+    }
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
+    return (p for group in optimizer.param_groups for p in group["params"])
+
+
+def _late_test(value: Any) -> Callable[[torch.Tensor], bool]:
+    """Whether forward and backward leave a tensor of `value` alone, so that its copy may run beside them."""
+    if isinstance(value, torch.nn.Module):
+        parameters = {local(p.detach()).data_ptr() for p in value.parameters()}
+        return lambda tensor: local(tensor).data_ptr() in parameters
+    is_optimizer = isinstance(value, torch.optim.Optimizer)
+    return lambda tensor: is_optimizer
+
+
+def _walk(
+    node: Any,
+    path: str,
+    keys: tuple[Any, ...],
+    out: Leaves,
+    late: Callable[[torch.Tensor], bool],
+    alias: Mapping[int, str],
+) -> dict[str, Any]:
+    if isinstance(node, torch.Tensor | np.ndarray):
+        tensor = torch.from_numpy(node) if isinstance(node, np.ndarray) else node.detach()
+        out.names.append(_name(path, keys, alias))
+        out.tensors.append(tensor)
+        out.late.append(late(tensor))
+        return {"t" if isinstance(node, torch.Tensor) else "n": len(out.tensors) - 1}
+    if isinstance(node, _PLAIN):
+        out.values.append(node)
+        return {"v": len(out.values) - 1}
+    if isinstance(node, Mapping):
+        return {"d": [[_key(k, path), _walk(v, path, (*keys, k), out, late, alias)] for k, v in node.items()]}
+    if isinstance(node, list | tuple):
+        kind = "u" if isinstance(node, tuple) else "l"
+        return {kind: [_walk(v, path, (*keys, i), out, late, alias) for i, v in enumerate(node)]}
+    where = ".".join(map(str, (path, *keys)))
+    raise CheckpointError(
+        f"{where}: a {type(node).__name__} cannot be saved; allowed: tensors, numbers, strings"
+    )
+
+
+def _key(key: Any, path: str) -> Any:
+    if not isinstance(key, str | int):
+        raise CheckpointError(f"{path}: key {key!r} cannot be saved; allowed: strings and integers")
+    return key
+
+
+def _name(path: str, keys: tuple[Any, ...], alias: Mapping[int, str]) -> str:
+    """Dotted path, with an optimizer's parameter number replaced by the parameter's name."""
+    if len(keys) > 1 and keys[0] == "state" and keys[1] in alias:
+        return ".".join(map(str, (path, "state", alias[keys[1]], *keys[2:])))
+    return ".".join(map(str, (path, *keys)))
+
+
+def _place(tensor: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Where a DTensor's shard begins, and the global shape; empty for a tensor that is whole."""
+    if not isinstance(tensor, DTensor):
+        return (), ()
+    shape, start = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    if tuple(shape) != tuple(local(tensor).shape):
+        raise CheckpointError(
+            f"shard of shape {tuple(local(tensor).shape)} where {tuple(shape)} was expected"
+        )
+    return tuple(start), tuple(tensor.shape)
+
+
+def _view(payload: memoryview, entry: Entry) -> torch.Tensor:
+    dtype = getattr(torch, entry.dtype)
+    if entry.bytes == 0:
+        return torch.empty(entry.shape, dtype=dtype)
+    raw = torch.frombuffer(payload, dtype=torch.uint8, count=entry.bytes, offset=entry.offset)
+    return raw.view(dtype).view(entry.shape)
+
+
+def _put(key: str, value: Any, saved: Any, state: Mapping[str, Any]) -> None:
+    if isinstance(value, torch.nn.Module):
+        _put_module(key, value, saved)
+    elif isinstance(value, torch.optim.Optimizer):
+        _put_optimizer(key, value, saved)
+    elif isinstance(value, torch.Tensor):
+        _copy(key, value, saved)
+    elif hasattr(value, "load_state_dict"):
+        value.load_state_dict(_owned(saved))
+    elif isinstance(state, MutableMapping):
+        state[key] = _owned(saved)
+
+
+def _put_module(key: str, module: torch.nn.Module, saved: Mapping[str, Any]) -> None:
+    """Tensors in place; extra state through the module's own loader."""
+    live = module.state_dict()
+    wrong = sorted(set(live) ^ set(saved))
+    if wrong:
+        raise CheckpointError(f"{key}: model and checkpoint differ in {', '.join(wrong[:5])}")
+    extra = False
+    for name, tensor in live.items():
+        if isinstance(tensor, torch.Tensor):
+            _copy(f"{key}.{name}", tensor, saved[name])
+        else:
+            extra = True
+    if extra:
+        module.load_state_dict({n: t if isinstance(t, torch.Tensor) else saved[n] for n, t in live.items()})
+
+
+def _put_optimizer(key: str, optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
+    """Through its own loader, with shards wrapped as their parameter is, and element types kept exactly."""
+    parameters = list(_parameters(optimizer))
+    state = {
+        index: {name: _like(parameters[index], v) for name, v in entry.items()}
+        for index, entry in saved["state"].items()
+    }
+    optimizer.load_state_dict({**saved, "state": state})
+    for index, entry in state.items():
+        kept = optimizer.state[parameters[index]]
+        for name, v in entry.items():
+            if isinstance(v, torch.Tensor) and kept[name].dtype != v.dtype:
+                kept[name] = v.to(kept[name].device)
+
+
+def _like(parameter: torch.Tensor, saved: Any) -> Any:
+    """An owned copy of a state tensor; a shard of a DTensor parameter becomes one again."""
+    value = _owned(saved)
+    if (
+        isinstance(parameter, DTensor)
+        and isinstance(value, torch.Tensor)
+        and value.dim()
+        and value.shape == local(parameter.detach()).shape
+    ):
+        value = value.to(local(parameter.detach()).device)
+        return DTensor.from_local(
+            value,
+            parameter.device_mesh,
+            parameter.placements,
+            run_check=False,
+            shape=parameter.shape,
+            stride=parameter.stride(),
+        )
+    return value
+
+
+def _copy(name: str, live: torch.Tensor, saved: Any) -> None:
+    part = local(live.detach())
+    if not isinstance(saved, torch.Tensor) or (part.shape, part.dtype) != (saved.shape, saved.dtype):
+        raise CheckpointError(
+            f"{name}: {tuple(part.shape)} {part.dtype} does not fit what was saved: {_say(saved)}"
+        )
+    part.copy_(saved)
+
+
+def _say(value: Any) -> str:
+    return f"{tuple(value.shape)} {value.dtype}" if isinstance(value, torch.Tensor) else repr(value)
+
+
+def _owned(value: Any) -> Any:
+    """A deep copy that shares no memory with the arena."""
+    if isinstance(value, torch.Tensor):
+        return value.clone()
+    if isinstance(value, np.ndarray):
+        return value.copy()
+    if isinstance(value, Mapping):
+        return {k: _owned(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_owned(v) for v in value)
+    return value
