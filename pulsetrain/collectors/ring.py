@@ -1,0 +1,481 @@
+"""Shared memory between one rank and its node's agent: what the rank did, and what it is doing now.
+
+The agent creates the memory (`create_ring`, a sealed memfd without a name), the rank inherits the descriptor
+and writes (`RingWriter`), the agent reads (`RingReader`), also while the rank is stopped, holds its GIL, or
+is dead. Nothing here takes a lock or waits for the other side.
+
+Layout, in units of 8-byte little-endian words unless said otherwise::
+
+    page 0      header, status page (open phases, current step), topology cell
+    NAMES       2048 names of 64 bytes: length byte, then UTF-8; what slots call a name is an index into it
+    GROUPS      256 cells of 16 words, one a process group: members, sequence numbers, operation in flight
+    MEMBERS     65536 global ranks (4 bytes each) of groups whose members are not evenly spaced
+    slots       64 bytes each, spans and steps, a power of two of them
+
+A slot's last word is its commit mark: the number of the record plus one. A writer fills a slot by one
+`struct.pack_into`, which stores the words in order, so a mark that fits means that the words before it are
+whole, and a rank that is killed in mid-write leaves a mark that does not fit. Several Python threads may
+write: a record's number comes from one `itertools.count`, whose `next` is atomic under the GIL, and the check
+for room keeps a margin of `MARGIN` slots for threads between check and claim. A full ring drops and counts.
+
+Clock: every time in the ring is `time.perf_counter_ns` (CLOCK_MONOTONIC, one clock for all processes of the
+machine); the header holds what to add for UTC.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import itertools
+import mmap
+import os
+import platform
+import struct
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+
+from pulsetrain.stream.errors import CorruptData
+from pulsetrain.stream.schema import CATEGORIES
+
+MAGIC = 0x474E4952_4553504C  # "PULSERING" cut to eight bytes, as memory shows it
+LAYOUT_VERSION = 1
+SLOT_BYTES = 64
+MARGIN = 32  # more threads than that do not pass between the check for room and the claim at one moment
+
+MAX_NAMES, NAME_BYTES = 2048, 64
+MAX_GROUPS, GROUP_WORDS = 256, 16
+MAX_MEMBERS = 65536
+MAX_DEPTH = 16
+
+NAMES_AT = 4096
+GROUPS_AT = NAMES_AT + MAX_NAMES * NAME_BYTES
+MEMBERS_AT = GROUPS_AT + MAX_GROUPS * GROUP_WORDS * 8
+SLOTS_AT = MEMBERS_AT + MAX_MEMBERS * 4
+
+# Words of page 0. The reader's word and the writer's words lie on different cache lines.
+W_MAGIC, W_VERSION, W_CAPACITY, W_PID, W_UTC, W_GROUPS, W_ERRORS = range(7)
+W_READ = 8
+W_DROPPED = 16
+W_STEP, W_LAST_STEP, W_STEP_START, W_LAST = range(24, 28)
+W_TOPOLOGY = 32  # 1 once the five coordinates that follow are set
+W_STACK = 64  # MAX_DEPTH pairs: head (0: not open), start
+STACK_AT = W_STACK * 8
+
+AXES = ("tp", "pp", "dp", "cp", "ep")
+G_NAME, G_COUNT, G_FIRST, G_STRIDE, G_POOL, G_ENQUEUED, G_COMPLETED = range(7)
+G_SEQ, G_BYTES, G_START, G_PEER, G_OP = range(7, 12)  # the operation in flight; G_OP is 0 for none
+
+SPAN, STEP, PHASE = 1, 2, 3  # kinds of slots; a PHASE is a span whose seq and bytes are not written
+HAS_LOSS, HAS_GRAD_NORM = 1, 2
+
+
+def _slot(*fields: tuple[str, str, int]) -> np.dtype[np.void]:
+    """Layout of a slot from (name, format, offset in bytes) of its fields."""
+    names, formats, offsets = (list(column) for column in zip(*fields, strict=True))
+    return np.dtype({"names": names, "formats": formats, "offsets": offsets, "itemsize": SLOT_BYTES})
+
+
+SPAN_DTYPE = _slot(
+    ("kind", "u1", 0),
+    ("category", "u1", 1),
+    ("name", "<u2", 2),
+    ("parent", "<u2", 4),
+    ("group", "<u2", 6),
+    ("step", "<u4", 8),
+    ("microbatch", "<i2", 12),
+    ("lane", "<u2", 14),
+    ("start", "<i8", 16),
+    ("end", "<i8", 24),
+    ("seq", "<i8", 32),
+    ("bytes", "<i8", 40),
+    ("peer", "<i8", 48),
+    ("commit", "<u8", 56),
+)
+STEP_DTYPE = _slot(
+    ("kind", "u1", 0),
+    ("flags", "u1", 1),
+    ("step", "<u4", 4),
+    ("start", "<i8", 8),
+    ("duration", "<i8", 16),
+    ("tokens", "<i8", 24),
+    ("flops", "<f8", 32),
+    ("loss", "<f8", 40),
+    ("grad_norm", "<f8", 48),
+    ("commit", "<u8", 56),
+)
+
+PACK_OPEN = struct.Struct("<2q").pack_into
+PACK_PHASE = struct.Struct("<4q24xq").pack_into
+_PACK_SPAN = struct.Struct("<8q").pack_into
+_PACK_STEP = struct.Struct("<BBHIqqqdddq").pack_into
+_PACK_WORD = struct.Struct("<q").pack_into
+_PACK_OP = struct.Struct("<5q").pack_into
+
+Structured = npt.NDArray[np.void]
+
+
+def span_head(name: int, category: int, parent: int = 0, group: int = 0, kind: int = SPAN) -> int:
+    """First word of a span slot; `name`, `parent` and `group` are indices into the names."""
+    return kind | category << 8 | name << 16 | parent << 32 | group << 48
+
+
+def span_context(step: int, microbatch: int, lane: int) -> int:
+    """Second word of a span slot; `microbatch` is -1 outside any, `lane` an index into the names."""
+    return (step & 0xFFFFFFFF) | (min(microbatch, 0x7FFF) & 0xFFFF) << 32 | lane << 48
+
+
+def create_ring(slots: int = 65536) -> int:
+    """A new ring as an inheritable memfd of fixed size; `slots` is rounded up to a power of two from 64."""
+    capacity = 1 << (max(slots, 2 * MARGIN) - 1).bit_length()
+    fd = os.memfd_create("pulsetrain-ring", os.MFD_ALLOW_SEALING)
+    os.set_inheritable(fd, True)
+    os.ftruncate(fd, SLOTS_AT + capacity * SLOT_BYTES)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+    os.pwrite(fd, struct.pack("<3q", MAGIC, LAYOUT_VERSION, capacity), 0)
+    return fd
+
+
+def _map(fd: int) -> tuple[mmap.mmap, int]:
+    """The mapping and the number of slots that its size has room for. Raises `CorruptData`."""
+    size = os.fstat(fd).st_size
+    capacity = (size - SLOTS_AT) // SLOT_BYTES
+    if capacity < 1 or capacity & (capacity - 1):
+        raise CorruptData(f"descriptor {fd} is no ring: {size} bytes")
+    memory = mmap.mmap(fd, size)
+    if struct.unpack_from("<2q", memory) != (MAGIC, LAYOUT_VERSION):
+        raise CorruptData(f"descriptor {fd} is no ring of layout {LAYOUT_VERSION}")
+    return memory, capacity
+
+
+class RingWriter:
+    """The rank's side. Only `Handle` and the hooks use it; no method blocks, and none raises on a full ring.
+
+    Attributes without a leading underscore are for the hot path in `handle`, which inlines `span`.
+    """
+
+    __slots__ = (
+        *("_groups", "_name_numbers", "_names", "_pool"),
+        *("claim", "drop", "limit", "mask", "memory", "next", "words"),
+    )
+
+    def __init__(self, fd: int) -> None:
+        self.memory, capacity = _map(fd)
+        self.mask = capacity - 1
+        self.words = memoryview(self.memory).cast("q")
+        self.claim = itertools.count().__next__
+        self.next = 0
+        self.limit = capacity - MARGIN
+        # One `next` counts and publishes without a bytecode in between: exact from any number of threads.
+        self.drop = map(partial(_PACK_WORD, self.memory, W_DROPPED * 8), itertools.count(1)).__next__
+        self._names: dict[str, int] = {}
+        self._name_numbers = itertools.count()
+        self._groups = 0
+        self._pool = 0
+        self.intern("")
+        words = self.words
+        words[W_PID] = os.getpid()
+        words[W_UTC] = time.time_ns() - time.perf_counter_ns()
+        words[W_LAST] = time.perf_counter_ns()
+        words[W_LAST_STEP] = -1
+
+    def room(self) -> bool:
+        """Whether a slot is free; counts a drop where none is. Called once `next` has reached `limit`."""
+        self.limit = self.words[W_READ] + self.mask + 1 - MARGIN
+        if self.next < self.limit:
+            return True
+        self.drop()
+        return False
+
+    def span(
+        self, head: int, context: int, start: int, end: int, *, seq: int = -1, size: int = 0, peer: int = -1
+    ) -> bool:
+        """Writes one span; false where the ring was full. Times in ns of `time.perf_counter_ns`."""
+        if self.next >= self.limit and not self.room():
+            return False
+        number = self.claim()
+        self.next = number + 1
+        at = SLOTS_AT + (number & self.mask) * SLOT_BYTES
+        _PACK_SPAN(self.memory, at, head, context, start, end, seq, size, peer, number + 1)
+        return True
+
+    def step(
+        self,
+        step: int,
+        start: int,
+        duration: int,
+        *,
+        tokens: int = 0,
+        flops: float = float("nan"),
+        loss: float | None = None,
+        grad_norm: float | None = None,
+    ) -> bool:
+        """Writes one step; false where the ring was full. None: not logged."""
+        if self.next >= self.limit and not self.room():
+            return False
+        flags = (HAS_LOSS if loss is not None else 0) | (HAS_GRAD_NORM if grad_norm is not None else 0)
+        number = self.claim()
+        self.next = number + 1
+        at = SLOTS_AT + (number & self.mask) * SLOT_BYTES
+        _PACK_STEP(
+            self.memory, at, STEP, flags, 0, step, start, duration, tokens, flops,
+            loss or 0.0, grad_norm or 0.0, number + 1,
+        )  # fmt: skip
+        return True
+
+    def intern(self, name: str) -> int:
+        """Index of `name`; names after the 2048th share index 0, which reads as the empty name."""
+        index = self._names.get(name)
+        if index is None:
+            index = next(self._name_numbers)
+            if index >= MAX_NAMES:
+                return 0
+            text = name.encode()[: NAME_BYTES - 1]
+            at = NAMES_AT + index * NAME_BYTES
+            self.memory[at : at + NAME_BYTES] = bytes([len(text)]) + text.ljust(NAME_BYTES - 1, b"\0")
+            self._names[name] = index
+        return index
+
+    def add_group(self, name: str, members: Sequence[int]) -> int:
+        """Word index of a new group's cell, -1 where the table is full; `members`: global ranks in order."""
+        if self._groups >= MAX_GROUPS:
+            return -1
+        cell = GROUPS_AT // 8 + self._groups * GROUP_WORDS
+        first, stride, pool = self._place(members)
+        words = self.words
+        words[cell + G_NAME] = self.intern(name)
+        words[cell + G_COUNT] = len(members)
+        words[cell + G_FIRST], words[cell + G_STRIDE], words[cell + G_POOL] = first, stride, pool
+        self._groups += 1
+        words[W_GROUPS] = self._groups
+        return cell
+
+    def _place(self, members: Sequence[int]) -> tuple[int, int, int]:
+        """(first, stride, -1) for evenly spaced members, else (first, 0, place in the pool; -1: no room)."""
+        first = members[0] if members else 0
+        stride = members[1] - first if len(members) > 1 else 1
+        if list(members) == [first + stride * i for i in range(len(members))]:
+            return first, stride, -1
+        if self._pool + len(members) > MAX_MEMBERS:
+            return first, 0, -1
+        at = MEMBERS_AT + self._pool * 4
+        self.memory[at : at + 4 * len(members)] = np.asarray(members, "<u4").tobytes()
+        self._pool += len(members)
+        return first, 0, self._pool - len(members)
+
+    def set_op(self, cell: int, op: int, seq: int, size: int, start: int, peer: int) -> None:
+        """Publishes a group's oldest operation in flight; `op` is an index into the names, 0 for none."""
+        _PACK_OP(self.memory, (cell + G_SEQ) * 8, seq, size, start, peer, op)
+
+    def set_topology(self, coordinates: Sequence[int]) -> None:
+        """The five coordinates in the order of `AXES`; -1: unknown."""
+        for i, coordinate in enumerate(coordinates):
+            self.words[W_TOPOLOGY + 1 + i] = coordinate
+        self.words[W_TOPOLOGY] = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OpenPhase:
+    """A phase (`waiting`: a wait for an operation) that had not ended. `start_ns` is on the ring's clock."""
+
+    name: str
+    category: str
+    start_ns: int
+    waiting: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GroupCell:
+    """One process group as its rank last saw it; `op` is "" where nothing is in flight."""
+
+    name: str
+    members: tuple[int, ...]
+    enqueued: int
+    completed: int
+    op: str
+    op_seq: int
+    op_bytes: int
+    op_start_ns: int
+    op_peer: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StatusPage:
+    """Where the rank is; `last_ns`: when it last recorded anything; `stack`: from outermost to innermost."""
+
+    pid: int
+    step: int
+    last_step: int
+    step_start_ns: int
+    last_ns: int
+    utc_offset_ns: int
+    dropped: int
+    errors: int
+    stack: tuple[OpenPhase, ...]
+    groups: tuple[GroupCell, ...]
+
+
+class RingReader:
+    """The agent's side: one reader for each ring. Garbage in the memory is counted, never raised."""
+
+    def __init__(self, fd: int) -> None:
+        self._memory, self.capacity = _map(fd)
+        self._words = np.frombuffer(self._memory, "<i8", count=SLOTS_AT // 8)
+        self._spans = np.frombuffer(self._memory, SPAN_DTYPE, count=self.capacity, offset=SLOTS_AT)
+        self._members = np.frombuffer(self._memory, "<u4", count=MAX_MEMBERS, offset=MEMBERS_AT)
+        self._commits = self._spans["commit"]
+        self._writable = memoryview(self._memory).cast("q")
+        table = np.frombuffer(self._memory, "u1", count=MAX_NAMES * NAME_BYTES, offset=NAMES_AT)
+        self._name_sizes = table[::NAME_BYTES]
+        self._names: list[str] = []
+        self._stuck = 0
+        self._weak_order = platform.machine() not in ("x86_64", "AMD64", "i686")
+        self.read = int(self._words[W_READ])
+        self._latest_end = 0
+        self.drained = 0  # records handed out
+        self.garbage = 0  # records whose mark fitted but whose content cannot be
+        self.lost = 0  # numbers that were claimed and never written: the writer died or was interrupted there
+
+    @property
+    def dropped(self) -> int:
+        """Records that the writer could not place because the ring was full."""
+        return max(0, int(self._words[W_DROPPED]))
+
+    @property
+    def names(self) -> list[str]:
+        """All names interned so far, by the index that slots hold; one still being written reads as ""."""
+        used = np.flatnonzero(self._name_sizes)
+        count = int(used[-1]) + 1 if len(used) else 1
+        known = self._names
+        if count != len(known) or "" in known[1:]:
+            self._names = [
+                known[i] if i < len(known) and known[i] else self._name_at(i) for i in range(count)
+            ]
+        return self._names
+
+    def _name_at(self, index: int) -> str:
+        at = NAMES_AT + index * NAME_BYTES
+        size = min(self._memory[at], NAME_BYTES - 1)
+        return self._memory[at + 1 : at + 1 + size].decode(errors="ignore")
+
+    def drain(self, *, final: bool = False, patience: int = 8) -> tuple[Structured, Structured]:
+        """(spans, steps) written since the last call, as copies, each in the order of their numbers.
+
+        A number that was claimed and is not yet written ends the call early; after `patience` such calls with
+        later records present, or at once with `final` (the writer is dead), it counts as lost.
+        """
+        ready = self._ready()
+        take = int(ready.argmin()) if not ready.all() else len(ready)
+        behind = np.flatnonzero(ready[take:])
+        self._stuck = self._stuck + 1 if len(behind) and not take else 0
+        if len(behind) and (final or self._stuck > patience):
+            take, self._stuck = take + int(behind[-1]) + 1, 0
+        if self._weak_order and take:
+            time.sleep(50e-6)  # lets the words before a mark arrive where stores may overtake each other
+        where = (self.read + np.arange(take)) & (self.capacity - 1)
+        rows = self._spans[where][ready[:take]]
+        self.lost += take - len(rows)
+        self.read += take
+        self._writable[W_READ] = self.read
+        return self._sorted_out(rows)
+
+    def _ready(self) -> npt.NDArray[np.bool_]:
+        """For each slot from the next to read on: whether it holds the record that belongs there."""
+        numbers = self.read + np.arange(self.capacity, dtype=np.int64)
+        marks = self._commits[numbers & (self.capacity - 1)].astype(np.int64)
+        return np.asarray(marks == numbers + 1)
+
+    def _sorted_out(self, rows: Structured) -> tuple[Structured, Structured]:
+        is_step = rows["kind"] == STEP
+        steps, spans = rows[is_step].view(STEP_DTYPE), rows[~is_step]
+        names = len(self.names)
+        good = (
+            ((spans["kind"] == SPAN) | (spans["kind"] == PHASE))
+            & (spans["category"] < len(CATEGORIES))
+            & (spans["name"] < names)
+        )
+        good &= (spans["parent"] < names) & (spans["group"] < names) & (spans["lane"] < names)
+        good &= (spans["start"] > 0) & (spans["end"] >= spans["start"])
+        sane = (steps["start"] > 0) & (steps["duration"] >= 0)
+        spans, steps = spans[good], steps[sane]
+        if len(spans):
+            spans["seq"][spans["kind"] == PHASE] = -1
+            self._latest_end = max(self._latest_end, int(spans["end"].max()))
+        self.drained += len(spans) + len(steps)
+        self.garbage += len(rows) - len(spans) - len(steps)
+        return spans, steps
+
+    def status(self) -> StatusPage:
+        """The status page as it stands now; never waits, whatever state the rank is in."""
+        words = self._settled(W_MAGIC, W_STACK + 2 * MAX_DEPTH)
+        names = self.names
+        stack = words[W_STACK:].reshape(-1, 2)
+        depth = int((stack[:, 0] == 0).argmax()) if (stack[:, 0] == 0).any() else MAX_DEPTH
+        stack = stack[:depth]
+        count = min(max(int(words[W_GROUPS]), 0), MAX_GROUPS)
+        return StatusPage(
+            pid=int(words[W_PID]),
+            step=int(words[W_STEP]),
+            last_step=int(words[W_LAST_STEP]),
+            step_start_ns=int(words[W_STEP_START]),
+            last_ns=max(int(words[W_LAST]), self._latest_end, *(int(start) for start in stack[:, 1])),
+            utc_offset_ns=int(words[W_UTC]),
+            dropped=self.dropped,
+            errors=int(words[W_ERRORS]),
+            stack=tuple(_open_phase(int(head), int(start), names) for head, start in stack),
+            groups=tuple(self._group(i, names) for i in range(count)),
+        )
+
+    def topology(self) -> tuple[int, ...] | None:
+        """Coordinates in the order of `AXES`, or None until the rank has set them."""
+        words = self._words[W_TOPOLOGY : W_TOPOLOGY + 6]
+        return tuple(int(w) for w in words[1:]) if words[0] == 1 else None
+
+    def _group(self, index: int, names: list[str]) -> GroupCell:
+        base = GROUPS_AT // 8 + index * GROUP_WORDS
+        cell = [int(w) for w in self._settled(base, base + GROUP_WORDS)]
+        return GroupCell(
+            name=_name(names, cell[G_NAME]),
+            members=self._members_of(cell),
+            enqueued=cell[G_ENQUEUED],
+            completed=cell[G_COMPLETED],
+            op=_name(names, cell[G_OP]),
+            op_seq=cell[G_SEQ],
+            op_bytes=cell[G_BYTES],
+            op_start_ns=cell[G_START],
+            op_peer=cell[G_PEER],
+        )
+
+    def _members_of(self, cell: list[int]) -> tuple[int, ...]:
+        count, first, stride, pool = (cell[i] for i in (G_COUNT, G_FIRST, G_STRIDE, G_POOL))
+        if stride:
+            return tuple(first + stride * i for i in range(min(max(count, 0), 1 << 20)))
+        if 0 <= pool <= MAX_MEMBERS - count:
+            return tuple(int(m) for m in self._members[pool : pool + count])
+        return ()
+
+    def _settled(self, start: int, stop: int) -> npt.NDArray[np.int64]:
+        """A copy of these words that two reads agree on, or the last one where the writer is too busy."""
+        seen = self._words[start:stop].copy()
+        for _ in range(4):
+            again = self._words[start:stop].copy()
+            if np.array_equal(seen, again):
+                break
+            seen = again
+        return seen
+
+
+WAITING = 1 << 62  # in a stack entry's head: a wait for an operation that its group's cell describes
+
+
+def _open_phase(head: int, start: int, names: list[str]) -> OpenPhase:
+    category = min(head >> 8 & 0xFF, len(CATEGORIES) - 1)
+    name = _name(names, head >> 16 & 0xFFFF)
+    return OpenPhase(name=name, category=CATEGORIES[category], start_ns=start, waiting=bool(head & WAITING))
+
+
+def _name(names: list[str], index: int) -> str:
+    return names[index] if 0 <= index < len(names) else ""
