@@ -62,6 +62,7 @@ class Job:
         self._ids = itertools.count(1)
         self._first_steps: dict[str, FirstStep] = {}
         self._failed: dict[str, str] = {}
+        self._launched = False
         self._restarts = 0
         self._idle_attempts = 0
         self._stop_sent_ns = 0
@@ -114,7 +115,12 @@ class Job:
         if report.attempt != self.attempt:
             return
         self._first_steps[report.node] = report
-        if {p.node for p in self.world} <= self._first_steps.keys() and not self.first_step_done:
+        self._note_first_step()
+
+    def _note_first_step(self) -> None:
+        """Once every launch was answered and every node has stepped, the attempt is under way."""
+        all_stepped = {p.node for p in self.world} <= self._first_steps.keys()
+        if self._launched and all_stepped and not self.first_step_done:
             self.first_step_done = True
             self._idle_attempts = 0
             self._close_recovery()
@@ -126,7 +132,7 @@ class Job:
         hellos = {n.hello.node_rank: n.hello for n in running if n.hello.attempt == self.attempt}
         nproc = running[0].hello.nproc_per_node
         self.world = tuple(
-            world.place(hellos[r]) if r in hellos else world.unknown_place(r, nproc)
+            world.place(hellos[r], r) if r in hellos else world.unknown_place(r, nproc)
             for r in range(self.nnodes)
         )
         for node in running:
@@ -265,7 +271,8 @@ class Job:
             before, self.world = self.world, world.replace_nodes(self.world, healthy, standby)
             self._note_promotions(before)
         for place in self.world:
-            self.nodes[place.node].state = NodeState.ACTIVE
+            if place.node in self.nodes and self.nodes[place.node].usable:
+                self.nodes[place.node].state = NodeState.ACTIVE
         if self.recovery is not None:
             self.recovery.replaced_ns = self._clock.wall_ns()
 
@@ -299,7 +306,7 @@ class Job:
     async def _launch(self) -> None:
         """Start the next attempt on the present world from the newest step that all ranks can reach."""
         self.attempt += 1
-        self.exits, self._first_steps, self.first_step_done = [], {}, False
+        self.exits, self._first_steps, self.first_step_done, self._launched = [], {}, False, False
         self.world = world.refresh(self.world, {n.name: n.hello for n in self.active()})
         plan = world.plan_restore(self.world, self.held())
         host = self.world[0]
@@ -323,6 +330,7 @@ class Job:
             return
         self._note_launch(plan.step, replies)
         self.post(Event.STARTED)
+        self._note_first_step()
 
     async def _start(self, place: Place, plan: world.RestorePlan, address: str, port: int) -> Reply:
         command = Start(
@@ -339,6 +347,7 @@ class Job:
         return await self._ask(self.nodes[place.node], command, self._policy.start_timeout_s)
 
     def _note_launch(self, step_: int, replies: Iterable[Reply]) -> None:
+        self._launched = True
         if self.recovery is None:
             return
         loads = [int(ns) for reply in replies for ns in reply.data.get("load_ns", {}).values()]

@@ -63,7 +63,7 @@ class Node:
 
     def owns(self, send: Send) -> bool:
         """Whether `send` is the present connection (an old one may close after a new one opened)."""
-        return self._send is send
+        return self._send == send
 
     def answered(self, reply: Reply) -> None:
         """A reply arrived; one that nobody waits for is dropped."""

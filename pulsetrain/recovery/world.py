@@ -28,16 +28,16 @@ def replace_nodes(
 ) -> tuple[Place, ...]:
     """The world with each unhealthy node's place taken by a standby, lowest name first.
 
-    Survivors keep their node_rank, so that each still has its own ranks' state in memory. Places for which
-    no standby is left are dropped.
+    Survivors keep their node_rank, so that each still has its own ranks' state in memory. A place for which
+    no standby is left keeps the name of the node that it lost.
     """
     alive = set(healthy)
     spare = iter(sorted(standbys, key=lambda hello: hello.node))
     places = []
     for spot in world:
-        if spot.node in alive:
+        if spot.node in alive or (hello := next(spare, None)) is None:
             places.append(spot)
-        elif (hello := next(spare, None)) is not None:
+        else:
             places.append(place(hello, spot.node_rank))
     return tuple(places)
 

@@ -35,9 +35,11 @@ def test_a_standby_takes_the_lost_place_and_survivors_keep_theirs():
     assert {p.node: p.node_rank for p in after} == {"z": 0, "b": 1, "c": 2}
 
 
-def test_without_a_standby_the_place_stays_empty():
+def test_without_a_standby_the_place_waits_for_a_later_one():
     places = world.form_world([hello("a"), hello("b")], 2)
-    assert [p.node for p in world.replace_nodes(places, ["b"], [])] == ["b"]
+    waiting = world.replace_nodes(places, ["b"], [])
+    after = world.replace_nodes(waiting, ["b"], [hello("z")])
+    assert {p.node: p.node_rank for p in after} == {"z": 0, "b": 1}
 
 
 def test_ranks_and_nodes_answer_each_other():

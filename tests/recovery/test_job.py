@@ -1,0 +1,339 @@
+"""A job under the controller, against fake agents: what an operator relies on when something breaks."""
+
+import asyncio
+
+import pytest
+
+from pulsetrain.recovery.controller import Controller
+from pulsetrain.recovery.policy import Policy
+from pulsetrain.recovery.transitions import Event, Phase
+from pulsetrain.stream.errors import UsageError
+from pulsetrain.stream.messages import Hello, HostStore, Leave, SelfCheck, Start, Stop
+from tests.recovery.fakes import FakeAgent, FakeClock, KeptJournal
+
+
+class Fleet:
+    """A controller with fake agents; `settle` lets everything that can happen happen."""
+
+    def __init__(self, nodes="ab", nnodes=2, policy=None, max_restarts=3, **agent):
+        self.clock, self.journal = FakeClock(), KeptJournal()
+        self.controller = Controller(policy or Policy(), self.journal, self.clock)
+        self.max_restarts, self.nnodes = max_restarts, nnodes
+        self.agents = {n: self.join(n, **agent) for n in nodes}
+
+    def join(self, node, *, attempt=-1, node_rank=-1, pid=None, sick=False, mute=()):
+        hello = Hello(
+            node=node,
+            address="127.0.0.1",
+            job="j",
+            pid=pid or ord(node[0]),
+            nproc_per_node=2,
+            nnodes=self.nnodes,
+            max_restarts=self.max_restarts,
+            peer_port=1,
+            attempt=attempt,
+            node_rank=node_rank,
+        )
+        return FakeAgent(self.controller, hello, sick=sick, mute=mute)
+
+    @property
+    def job(self):
+        return self.controller.jobs["j"]
+
+    async def settle(self, seconds=0.0):
+        self.clock.now_s += seconds
+        self.controller.tick()
+        for _ in range(300):
+            await asyncio.sleep(0)
+
+    async def form(self):
+        await self.settle(0.0)
+        await self.settle(0.6)
+        assert self.job.phase is Phase.RUNNING
+
+    def of(self, node, kind):
+        return [c for c in self.agents[node].commands if isinstance(c, kind)]
+
+
+def run(scenario):
+    asyncio.run(asyncio.wait_for(scenario(), 20))
+
+
+def test_a_job_forms_with_the_lowest_names_and_keeps_the_rest_as_standbys():
+    async def scenario():
+        fleet = Fleet("cab", nnodes=2)
+        await fleet.form()
+        assert [p.node for p in fleet.job.world] == ["a", "b"]
+        assert fleet.agents["c"].commands == []
+        assert fleet.of("a", HostStore)
+        assert fleet.of("b", Start)[0].node_rank == 1
+
+    run(scenario)
+
+
+def test_a_job_waits_until_enough_nodes_have_joined():
+    async def scenario():
+        fleet = Fleet("a", nnodes=2)
+        await fleet.settle(5)
+        assert fleet.job.phase is Phase.FORMING
+
+    run(scenario)
+
+
+def test_a_dead_rank_is_restarted_in_place_from_the_newest_common_step():
+    async def scenario():
+        fleet = Fleet("ab")
+        await fleet.form()
+        fleet.agents["a"].complete(9)
+        fleet.agents["b"].complete(9)
+        fleet.agents["b"].rank_exits(3, -9)
+        await fleet.settle()
+        assert fleet.job.phase is Phase.RUNNING
+        assert fleet.job.attempt == 1
+        start = fleet.of("b", Start)[-1]
+        assert (start.restore_step, start.sources) == (9, {"2": "memory", "3": "memory"})
+        recovery = fleet.journal.last("recovery")["detail"]
+        assert (recovery["culprit"], recovery["lost_steps"]) == ("rank 3", 0)
+        assert set(recovery["stages_ns"]) == {
+            "detect",
+            "diagnose",
+            "evict",
+            "rendezvous",
+            "load",
+            "first_step",
+        }
+        assert fleet.of("a", SelfCheck)
+        assert len(fleet.of("a", Stop)) == 1
+
+    run(scenario)
+
+
+def test_a_lost_node_is_replaced_by_a_standby_that_takes_its_ranks_from_a_peer():
+    async def scenario():
+        fleet = Fleet("abz")
+        await fleet.form()
+        fleet.agents["a"].complete(9, peer_of=(2, 3))
+        fleet.agents["b"].complete(9)
+        fleet.agents["b"].drop()
+        await fleet.settle(0.5)
+        assert fleet.job.phase is Phase.RUNNING
+        await fleet.settle(0.6)
+        await fleet.settle(0.0)
+        assert [p.node for p in fleet.job.world] == ["a", "z"]
+        assert fleet.of("z", Start)[0].sources == {"2": "peer:a", "3": "peer:a"}
+        assert fleet.journal.last("standby_promoted")["detail"]["replaces"] == "b"
+        assert fleet.journal.last("recovery")["detail"]["cause"] == "node_lost"
+
+    run(scenario)
+
+
+def test_a_connection_that_comes_back_in_time_costs_nothing():
+    async def scenario():
+        fleet = Fleet("ab")
+        await fleet.form()
+        fleet.agents["b"].drop()
+        await fleet.settle(0.8)
+        fleet.agents["b"].reconnect(attempt=0, node_rank=1)
+        await fleet.settle(0.8)
+        assert fleet.job.attempt == 0
+        assert "node_lost" not in fleet.journal.kinds()
+
+    run(scenario)
+
+
+def test_silence_on_an_open_connection_is_a_lost_node():
+    async def scenario():
+        fleet = Fleet("ab", policy=Policy(heartbeat_timeout_s=2.5))
+        await fleet.form()
+        for _ in range(4):
+            fleet.agents["a"].send_heartbeat()
+            await fleet.settle(0.9)
+        assert fleet.journal.last("node_lost")["node"] == "b"
+
+    run(scenario)
+
+
+def test_a_late_tick_accuses_nobody():
+    async def scenario():
+        fleet = Fleet("ab")
+        await fleet.form()
+        await fleet.settle(30)
+        assert "node_lost" not in fleet.journal.kinds()
+
+    run(scenario)
+
+
+def test_without_a_standby_the_job_waits_for_a_node_and_then_goes_on():
+    async def scenario():
+        fleet = Fleet("ab")
+        await fleet.form()
+        fleet.agents["a"].complete(4, peer_of=(2, 3))
+        fleet.agents["b"].drop()
+        await fleet.settle(0.9)
+        await fleet.settle(0.2)
+        assert fleet.job.phase is Phase.WAITING
+        fleet.agents["n"] = fleet.join("n")
+        await fleet.settle(0.0)
+        await fleet.settle(0.6)
+        assert fleet.job.phase is Phase.RUNNING
+        assert fleet.of("n", Start)[0].restore_step == 4
+
+    run(scenario)
+
+
+def test_a_node_that_fails_its_self_check_is_evicted():
+    async def scenario():
+        fleet = Fleet("abz")
+        await fleet.form()
+        fleet.agents["b"].sick = True
+        fleet.agents["a"].rank_exits(0, -11)
+        await fleet.settle()
+        await fleet.settle()
+        assert fleet.agents["b"].left.exit_code == 1
+        assert [p.node for p in fleet.job.world] == ["a", "z"]
+        assert fleet.journal.last("evict")["node"] == "b"
+
+    run(scenario)
+
+
+def test_the_budget_stops_automatic_evictions():
+    async def scenario():
+        fleet = Fleet("abz", policy=Policy(evictions_per_hour=0))
+        await fleet.form()
+        fleet.agents["b"].sick = True
+        fleet.agents["a"].rank_exits(0, -11)
+        await fleet.settle()
+        assert "budget of 0" in fleet.journal.last("eviction_refused")["detail"]["why_not"]
+        assert fleet.agents["b"].left is None
+
+    run(scenario)
+
+
+def test_restarts_are_bounded_and_the_job_fails_with_the_ranks_exit_code():
+    async def scenario():
+        fleet = Fleet("ab", max_restarts=1)
+        await fleet.form()
+        for _ in range(2):
+            fleet.agents["a"].rank_exits(1, 7, ("ValueError: bad",))
+            await fleet.settle()
+        assert fleet.job.phase is Phase.FAILED
+        assert fleet.agents["b"].left.exit_code == 7
+        assert "ValueError: bad" in fleet.agents["b"].left.reason
+
+    run(scenario)
+
+
+def test_bad_usage_of_the_script_ends_the_job_at_once():
+    async def scenario():
+        fleet = Fleet("ab")
+        await fleet.form()
+        fleet.agents["a"].rank_exits(0, 2, ("need 8 ranks, have 4",))
+        await fleet.settle()
+        assert fleet.job.phase is Phase.FAILED
+        assert fleet.agents["a"].left.exit_code == 2
+
+    run(scenario)
+
+
+def test_a_finished_job_lets_every_agent_go():
+    async def scenario():
+        fleet = Fleet("abz")
+        await fleet.form()
+        for rank in range(4):
+            fleet.agents["ab"[rank // 2]].rank_exits(rank, 0)
+        await fleet.settle()
+        assert fleet.job.phase is Phase.FINISHED
+        assert [fleet.agents[n].left.exit_code for n in "abz"] == [0, 0, 0]
+
+    run(scenario)
+
+
+def test_observe_only_says_what_it_would_do_and_does_nothing():
+    async def scenario():
+        fleet = Fleet("ab", policy=Policy(observe_only=True))
+        await fleet.form()
+        fleet.job.report_fault(fleet.job.fault(Event.HANG, "hang", "rank 1 hangs", "a", rank=1))
+        await fleet.settle()
+        assert fleet.journal.last("would")["rank"] == 1
+        assert not fleet.of("a", Stop)
+
+    run(scenario)
+
+
+def test_eviction_by_hand_is_previewed_then_done_in_the_persons_name():
+    async def scenario():
+        fleet = Fleet("abz")
+        await fleet.form()
+        fleet.agents["a"].complete(9, peer_of=(2, 3))
+        fleet.agents["b"].complete(9)
+        preview = fleet.controller.preview_eviction("b")
+        assert (preview["standby"], preview["ranks"], preview["lost_steps"]) == ("z", [2, 3], 0)
+        assert fleet.agents["b"].left is None
+        await fleet.controller.evict("b", "fan failed", "ada")
+        await fleet.settle()
+        await fleet.settle()
+        assert fleet.journal.last("evict")["actor"] == "ada"
+        assert isinstance(fleet.agents["b"].left, Leave)
+        assert [p.node for p in fleet.job.world] == ["a", "z"]
+
+    run(scenario)
+
+
+def test_evicting_an_unknown_node_names_those_that_are_there():
+    async def scenario():
+        fleet = Fleet("ab")
+        await fleet.form()
+        with pytest.raises(UsageError, match=r"no node 'q'; nodes here: a, b"):
+            await fleet.controller.evict("q", "x", "ada")
+
+    run(scenario)
+
+
+def test_a_new_hub_adopts_a_running_job_without_touching_it():
+    async def scenario():
+        fleet = Fleet("")
+        fleet.agents = {n: fleet.join(n, attempt=5, node_rank=i) for i, n in enumerate("ab")}
+        await fleet.settle()
+        assert fleet.job.phase is Phase.RUNNING
+        assert (fleet.job.attempt, fleet.agents["a"].commands) == (5, [])
+
+    run(scenario)
+
+
+def test_a_node_that_died_while_the_hub_was_away_is_replaced_after_adoption():
+    async def scenario():
+        fleet = Fleet("")
+        fleet.agents = {"a": fleet.join("a", attempt=5, node_rank=0), "z": fleet.join("z")}
+        fleet.agents["a"].complete(3, peer_of=(2, 3))
+        for _ in range(13):
+            for agent in fleet.agents.values():
+                agent.send_heartbeat()
+            await fleet.settle(0.9)
+        assert fleet.job.attempt == 6
+        assert [p.node for p in fleet.job.world] == ["a", "z"]
+
+    run(scenario)
+
+
+def test_two_live_agents_may_not_share_a_name():
+    async def scenario():
+        fleet = Fleet("a")
+        with pytest.raises(UsageError, match="already connected"):
+            fleet.join("a", pid=77)
+
+    run(scenario)
+
+
+def test_exits_that_the_controllers_own_stop_causes_start_no_second_recovery():
+    async def scenario():
+        fleet = Fleet("ab")
+        await fleet.form()
+        fleet.agents["a"].rank_exits(0, -11)
+        fleet.agents["b"].rank_exits(2, 1)
+        fleet.agents["b"].rank_exits(3, 1)
+        await fleet.settle()
+        await fleet.settle()
+        assert fleet.job.attempt == 1
+        assert fleet.journal.kinds().count("recovery") == 1
+
+    run(scenario)
