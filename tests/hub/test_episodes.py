@@ -1,0 +1,47 @@
+"""A finding that stays is told once."""
+
+from pulsetrain.hub.episodes import Episodes
+from pulsetrain.stream.findings import Finding
+
+
+def finding(kind="straggler", subject="3", severity="warning", attempt=0):
+    return Finding(
+        ts_ns=1,
+        job="j",
+        attempt=attempt,
+        kind=kind,
+        subject_type="rank",
+        subject=subject,
+        severity=severity,
+        confidence=0.9,
+        summary="s",
+    )
+
+
+def test_a_finding_is_told_when_it_begins_and_not_while_it_lasts():
+    episodes = Episodes()
+    assert episodes.look([finding()]) == [finding()]
+    assert episodes.look([finding()]) == []
+
+
+def test_a_short_gap_does_not_end_an_episode_and_a_long_one_does():
+    episodes = Episodes(patience=2)
+    episodes.look([finding()])
+    episodes.look([])
+    assert episodes.look([finding()]) == []
+    episodes.look([])
+    episodes.look([])
+    assert episodes.current() == []
+    assert episodes.look([finding()]) == [finding()]
+
+
+def test_the_worst_comes_first():
+    episodes = Episodes()
+    episodes.look([finding(), finding(kind="hang", severity="critical")])
+    assert [f.kind for f in episodes.current()] == ["hang", "straggler"]
+
+
+def test_another_attempt_is_another_episode():
+    episodes = Episodes()
+    episodes.look([finding()])
+    assert episodes.look([finding(attempt=1)]) == [finding(attempt=1)]

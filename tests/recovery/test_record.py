@@ -1,0 +1,62 @@
+"""A recovery's stages add up to the whole."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pulsetrain.recovery.record import STAGES, Fault, Recovery
+from pulsetrain.recovery.transitions import Event
+from pulsetrain.stream.messages import FirstStep
+
+duration = st.integers(0, 10**10)
+
+
+def fault(onset=0, detected=0):
+    return Fault(
+        event=Event.RANK_FAILED,
+        attempt=0,
+        cause="crash",
+        reason="r",
+        onset_ns=onset,
+        detected_ns=detected,
+        node="a",
+        rank=3,
+    )
+
+
+@given(duration, duration, duration, duration, duration, duration, duration, duration)
+def test_stages_are_never_negative_and_add_up(detect, diagnose, evict, launch, rest, fetch, load, init):
+    times = [detect, detect + diagnose, detect + diagnose + evict]
+    recovery = Recovery(fault=fault(0, times[0]), from_step=10)
+    recovery.checked_ns, recovery.replaced_ns = times[1], times[2]
+    recovery.launched_ns, recovery.fetch_ns = times[2] + launch, min(fetch, launch)
+    end = recovery.launched_ns + rest
+    detail = recovery.finish(
+        end, [FirstStep(node="a", ts_ns=0, attempt=1, step=0, stages_ns={"init": init, "load": load})]
+    )
+    assert set(detail["stages_ns"]) == set(STAGES)
+    assert min(detail["stages_ns"].values()) >= 0
+    assert sum(detail["stages_ns"].values()) == end == detail["total_ns"]
+
+
+def test_the_slowest_rank_counts_for_loading():
+    recovery = Recovery(fault=fault(), from_step=4)
+    reports = [
+        FirstStep(node=n, ts_ns=0, attempt=1, step=0, stages_ns={"load": ns}) for n, ns in (("a", 5), ("b", 9))
+    ]
+    assert recovery.finish(100, reports)["stages_ns"]["load"] == 9
+
+
+def test_a_lost_node_explains_the_exits_that_came_before():
+    recovery = Recovery(fault=fault(), from_step=4)
+    lost = Fault(
+        event=Event.NODE_LOST, attempt=0, cause="node_lost", reason="r", onset_ns=0, detected_ns=0, node="b"
+    )
+    recovery.blame(lost)
+    detail = recovery.finish(1, [])
+    assert (detail["culprit"], detail["cause"]) == ("b", "node_lost")
+
+
+def test_a_restore_from_a_step_that_a_laggard_had_reached_loses_nothing():
+    recovery = Recovery(fault=fault(), from_step=4)
+    recovery.resumed_step = 5
+    assert recovery.finish(1, [])["lost_steps"] == 0
