@@ -1,4 +1,4 @@
-"""Every command has help, an example and a page; every configuration key is documented; bad usage is one line."""
+"""Every command has help, an example and a page; every key is documented; bad usage is one line."""
 
 import dataclasses
 import subprocess

@@ -41,7 +41,8 @@ def test_stages_are_never_negative_and_add_up(detect, diagnose, evict, launch, r
 def test_the_slowest_rank_counts_for_loading():
     recovery = Recovery(fault=fault(), from_step=4)
     reports = [
-        FirstStep(node=n, ts_ns=0, attempt=1, step=0, stages_ns={"load": ns}) for n, ns in (("a", 5), ("b", 9))
+        FirstStep(node=n, ts_ns=0, attempt=1, step=0, stages_ns={"load": ns})
+        for n, ns in (("a", 5), ("b", 9))
     ]
     assert recovery.finish(100, reports)["stages_ns"]["load"] == 9
 
