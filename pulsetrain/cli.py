@@ -229,6 +229,25 @@ def whatif(trace: Path, as_json: bool) -> None:
         click.echo(sentence)
 
 
+@pulsetrain.command()
+@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+@JSON_FLAG
+def hang(folder: Path, as_json: bool) -> int:
+    """Which ranks hold a hung job up, from PyTorch Flight Recorder dumps alone: one file a rank in DIR.
+
+    Exit status 1 where somebody is to blame. Example: pulsetrain hang /tmp/nccl_trace --json
+    """
+    from pulsetrain.analytics.flight_recorder import sentences, verdict
+
+    answer = verdict(folder)
+    if as_json:
+        print_json(answer)
+    else:
+        for sentence in sentences(answer):
+            click.echo(sentence)
+    return int(answer["verdict"] in ("rank", "network", "desync"))
+
+
 def main() -> None:
     """Entry point. Bad usage is one line on standard error and status 2; other failures status 1."""
     try:

@@ -3,41 +3,52 @@
 A rank waits for the members of a collective that have not enqueued it, or for the peer of a send or recv.
 Blame flows along the edges; what waits for nobody, and is waited for, is at fault. A knot of ranks that wait
 for each other is a mismatch (desync), or a transfer that does not move (network), unless evidence about the
-processes themselves (stopped, gone, silent) singles one out. Live reports, Flight Recorder dumps and NCCL RAS
-are turned into the same `Witness` rows.
+processes themselves (stopped, gone, silent) singles some out. Live reports, Flight Recorder dumps and
+NCCL RAS are turned into the same `Witness` rows. Everything is linear in ranks and operations in flight.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Literal
+
+from pulsetrain.analytics.waitfor import Graph, Node
 
 HangVerdict = Literal["rank", "network", "desync", "none", "uncertain"]
 Key = tuple[str, tuple[int, ...]]  # a process group: its name and its sorted members
 
 # Operations whose payload may differ from rank to rank by design.
-_UNEVEN = ("all_to_all", "alltoall", "gather_v", "scatter", "barrier", "coalesced")
+_UNEVEN = ("all_to_all", "alltoall", "gather_v", "nccl:gather", "nccl:scatter", "barrier", "coalesced")
 _FROZEN = ("stopped", "zombie", "gone")  # states in which a process cannot move
 
 
 @dataclass(frozen=True, kw_only=True)
 class Wait:
-    """One operation in flight: a collective's `seq` in its group, or a send or recv with `peer` >= 0."""
+    """One operation in flight: a collective's `seq` in its group, or a send or recv with `peer` >= 0.
+
+    Of several in one group it is the oldest. `order` is its place in the rank's own program.
+    """
 
     group: Key
     seq: int
     op: str
     size: str = ""  # payload and type, compared as text; "": unknown
     peer: int = -1
-    age_ns: int = 0
+    order: int = 0
+    started: bool | None = None  # whether the device began it; None: not recorded
 
     @property
     def signature(self) -> tuple[str, str]:
         """What every member must agree on at one sequence number."""
-        uneven = any(word in self.op for word in _UNEVEN)
-        return (self.op, "" if uneven else self.size)
+        return (self.op, "" if any(word in self.op for word in _UNEVEN) else self.size)
+
+    @property
+    def same(self) -> tuple[Key, int]:
+        """What a collective of all members has in common."""
+        return (self.group, self.seq)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +63,11 @@ class Witness:
     enqueued: Mapping[Key, int] = field(default_factory=dict)
     completed: Mapping[Key, int] = field(default_factory=dict)
     waits: tuple[Wait, ...] = ()
+
+    @cached_property
+    def first(self) -> Wait | None:
+        """The operation in flight that comes first in the rank's program."""
+        return min(self.waits, key=lambda w: (w.order, w.group, w.seq), default=None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,60 +122,56 @@ def blame(witnesses: Iterable[Witness], *, stalled: bool = True, margin_ns: int 
     (1,)
     """
     known = _complete({w.rank: w for w in witnesses})
-    groups = _group_table(known)
     frozen = {r for r, w in known.items() if w.state in _FROZEN}
-    edges = _edges(known, groups)
-    waiting = {r for r, w in known.items() if w.waits}
-    if not waiting and not frozen:
+    if not frozen and not any(w.waits for w in known.values()):
         return Blame(verdict="none", culprits=(), victims=(), confidence=0.9, reason="no rank waits")
     if known.keys() <= frozen:
-        return Blame(
-            verdict="uncertain",
-            culprits=(),
-            victims=(),
-            confidence=0.3,
-            reason="every rank is stopped or gone",
-        )
-    knots = [_frozen_knot(r, known[r], edges) for r in sorted(frozen)]
-    explained = _reaching(edges, frozen) | frozen
+        reason = "every rank is stopped or gone"
+        return Blame(verdict="uncertain", culprits=(), victims=(), confidence=0.3, reason=reason)
+    groups = _group_table(known)
+    graph = _graph(known, groups)
+    knots = [_frozen_knot(known[r], graph) for r in sorted(frozen)]
     if stalled:
-        rest = {r: edges[r] - explained for r in edges if r not in explained}
-        knots += [
-            k for knot in _sinks(rest) if (k := _judge(knot, known, groups, edges, margin_ns)) is not None
-        ]
-    return _combine(knots, known, groups, edges)
+        sinks = [s for s in graph.sinks() if not set(s) & frozen]
+        knots += [_judge(sink, known, groups, graph, margin_ns) for sink in sinks]
+    return _combine(knots, groups, graph)
 
 
 def _complete(known: Mapping[int, Witness]) -> dict[int, Witness]:
     """`known` with an unheard witness for every rank that others name but nobody heard."""
-    named = {m for w in known.values() for key in w.enqueued for m in key[1]}
-    named |= {m for w in known.values() for wait in w.waits for m in (*wait.group[1], wait.peer) if m >= 0}
-    return {**{r: Witness(rank=r, state="unknown", heard=False) for r in named - known.keys()}, **known}
+    keys = {key for w in known.values() for key in w.enqueued} | {
+        x.group for w in known.values() for x in w.waits
+    }
+    named = {m for key in keys for m in key[1]}
+    named |= {x.peer for w in known.values() for x in w.waits if x.peer >= 0}
+    return {
+        **{r: Witness(rank=r, state="unknown", heard=False) for r in sorted(named - known.keys())},
+        **known,
+    }
 
 
 def _group_table(known: Mapping[int, Witness]) -> dict[Key, GroupBlame]:
-    """Every group in which a collective is in flight, judged at the newest one that somebody waits in."""
-    waits: dict[Key, list[tuple[int, Wait]]] = {}
-    for rank, witness in known.items():
-        for wait in witness.waits:
+    """Every group in which a collective is in flight, judged at the one that most members wait in."""
+    waits: dict[Key, dict[int, Wait]] = {}
+    for rank in sorted(known):
+        for wait in known[rank].waits:
             if wait.peer < 0:
-                waits.setdefault(wait.group, []).append((rank, wait))
+                waits.setdefault(wait.group, {})[rank] = wait
     return {key: _group_blame(key, held, known) for key, held in sorted(waits.items())}
 
 
-def _group_blame(key: Key, held: Sequence[tuple[int, Wait]], known: Mapping[int, Witness]) -> GroupBlame:
-    """Who is missing from the newest operation of a group, and who is in another one at the same seq."""
-    seq = max(wait.seq for _, wait in held)
-    missing = tuple(m for m in key[1] if known[m].enqueued.get(key, 0) < seq)
-    votes = {rank: wait.signature for rank, wait in held if wait.seq == seq}
+def _group_blame(key: Key, held: Mapping[int, Wait], known: Mapping[int, Witness]) -> GroupBlame:
+    """Who is missing from the operation that most members wait in, and who is in another at the same seq."""
+    seq = Counter(wait.seq for wait in held.values()).most_common(1)[0][0]
+    here = {rank: wait for rank, wait in held.items() if wait.seq == seq}
     return GroupBlame(
         group=key[0],
         members=key[1],
         seq=seq,
-        op=next(wait.op for _, wait in held if wait.seq == seq),
-        waiting=tuple(sorted(rank for rank, _ in held)),
-        missing=missing,
-        mismatched=_minority(votes),
+        op=Counter(wait.op for wait in here.values()).most_common(1)[0][0],
+        waiting=tuple(held),
+        missing=tuple(m for m in key[1] if known[m].enqueued.get(key, 0) < seq),
+        mismatched=_minority({rank: wait.signature for rank, wait in here.items()}),
     )
 
 
@@ -173,72 +185,72 @@ def _minority(votes: Mapping[int, tuple[str, str]]) -> tuple[int, ...]:
     return tuple(sorted(r for r, vote in votes.items() if vote != counted[0][0]))
 
 
-def _edges(known: Mapping[int, Witness], groups: Mapping[Key, GroupBlame]) -> dict[int, set[int]]:
-    """rank -> ranks it waits for."""
-    edges: dict[int, set[int]] = {r: set() for r in known}
+# -- the graph ---------------------------------------------------------------------------------------
+
+
+def _graph(known: Mapping[int, Witness], groups: Mapping[Key, GroupBlame]) -> Graph:
+    """rank -> operation -> ranks that hold it up. A rank whose process cannot move waits for nobody."""
+    edges: dict[Node, Set[Node]] = {r: set() for r in known}
     for rank, witness in known.items():
+        if witness.state in _FROZEN:
+            continue
+        outs: set[Node] = set()
         for wait in witness.waits:
-            edges[rank] |= _waits_for(rank, wait, known)
-    return edges
+            outs |= (
+                _transfer(rank, wait, known) if wait.peer >= 0 else _collective(wait, witness, known, edges)
+            )
+        edges[rank] = outs
+    return Graph(edges)
 
 
-def _waits_for(rank: int, wait: Wait, known: Mapping[int, Witness]) -> set[int]:
-    if wait.peer >= 0:
-        return {wait.peer} - {rank}
-    others = [m for m in wait.group[1] if m != rank]
-    behind = {m for m in others if known[m].enqueued.get(wait.group, 0) < wait.seq}
+def _transfer(rank: int, wait: Wait, known: Mapping[int, Witness]) -> set[Node]:
+    """The peer of a send or recv, unless it finished, or joined while this rank waits for something older."""
+    peer = known[wait.peer]
+    twin = next((w for w in peer.waits if w.peer == rank and ("send" in w.op) != ("send" in wait.op)), None)
+    paired = len(wait.group[1]) == 2
+    if paired and twin is None and peer.completed.get(wait.group, -1) >= wait.seq >= 0:
+        return set()
+    if twin is not None and known[rank].first is not wait:
+        return set()
+    return {wait.peer}
+
+
+def _collective(
+    wait: Wait, witness: Witness, known: Mapping[int, Witness], edges: dict[Node, Set[Node]]
+) -> set[Node]:
+    """The node of one collective, with its edges entered in `edges`; nothing where it holds nobody up.
+
+    Members that never joined hold it up. Where all joined it is those that have something older to wait for,
+    or else all that have not finished; where a member has finished, the rest have only themselves to blame.
+    """
+    first = witness.first is wait
+    node: Node = (*wait.same, first)
+    if node not in edges:
+        edges[node] = _holding(wait, known, first=first)
+    return {node} if edges[node] else set()
+
+
+def _holding(wait: Wait, known: Mapping[int, Witness], *, first: bool) -> set[Node]:
+    members = wait.group[1]
+    behind = {m for m in members if known[m].enqueued.get(wait.group, 0) < wait.seq}
     if behind:
-        return behind
-    return {m for m in others if known[m].completed.get(wait.group, 0) < wait.seq}
+        return set(behind) if first else {m for m in behind if known[m].heard}
+    if not first or any(known[m].completed.get(wait.group, 0) >= wait.seq for m in members):
+        return set()
+    older = {m for m in members if (w := known[m].first) is not None and w.same != wait.same}
+    return set(older or members)
 
 
-def _reaching(edges: Mapping[int, Set[int]], targets: Set[int]) -> set[int]:
-    """Ranks that wait, directly or through others, for one of `targets`."""
-    back: dict[int, set[int]] = {}
-    for rank, outs in edges.items():
-        for out in outs:
-            back.setdefault(out, set()).add(rank)
-    found: set[int] = set()
-    todo = list(targets)
-    while todo:
-        for rank in back.get(todo.pop(), ()):
-            if rank not in found:
-                found.add(rank)
-                todo.append(rank)
-    return found
+# -- judging what the graph ends in ------------------------------------------------------------------
 
 
-def _sinks(edges: Mapping[int, Set[int]]) -> list[tuple[int, ...]]:
-    """Strongly connected components without a way out, that somebody waits in or for."""
-    reach = {r: _forward(edges, r) for r in edges}
-    knots = {
-        tuple(sorted({r} | {o for o in outs if r in reach[o]}))
-        for r, outs in reach.items()
-        if all(r in reach[o] for o in outs)
-    }
-    pointed = {o for outs in edges.values() for o in outs}
-    return sorted(k for k in knots if len(k) > 1 or k[0] in pointed)
-
-
-def _forward(edges: Mapping[int, Set[int]], start: int) -> set[int]:
-    """Everything `start` waits for, directly or through others."""
-    found: set[int] = set()
-    todo = [start]
-    while todo:
-        for out in edges.get(todo.pop(), ()):
-            if out not in found:
-                found.add(out)
-                todo.append(out)
-    return found
-
-
-def _frozen_knot(rank: int, witness: Witness, edges: Mapping[int, Set[int]]) -> _Knot:
-    victims = _reaching(edges, {rank}) - {rank}
+def _frozen_knot(witness: Witness, graph: Graph) -> _Knot:
+    victims = graph.reaching({witness.rank})
     return _Knot(
         verdict="rank",
-        culprits=(rank,),
+        culprits=(witness.rank,),
         confidence=0.99 if victims else 0.9,
-        reason=f"rank {rank} is {witness.state}; {len(victims)} others wait for it",
+        reason=f"rank {witness.rank} is {witness.state}; {len(victims)} others wait for it",
     )
 
 
@@ -246,27 +258,31 @@ def _judge(
     knot: tuple[int, ...],
     known: Mapping[int, Witness],
     groups: Mapping[Key, GroupBlame],
-    edges: Mapping[int, Set[int]],
+    graph: Graph,
     margin_ns: int,
-) -> _Knot | None:
+) -> _Knot:
     """What one sink is: a rank at fault, a mismatch, or a transfer that does not move."""
     if len(knot) == 1:
-        return _lone(known[knot[0]], edges)
-    mismatch = _mismatch(knot, groups)
-    if mismatch is not None:
-        return mismatch
-    return _singled_out(knot, known, margin_ns) or _stuck_together(knot, known, groups)
+        return _lone(known[knot[0]], graph)
+    return (
+        _mismatch(knot, groups)
+        or _unstarted(knot, known)
+        or _by_process(knot, known)
+        or _late_host(knot, known)
+        or _first_silent(knot, known, margin_ns)
+        or _stuck_together(knot, known, groups)
+    )
 
 
-def _lone(witness: Witness, edges: Mapping[int, Set[int]]) -> _Knot:
+def _lone(witness: Witness, graph: Graph) -> _Knot:
     """A rank that waits for nobody while others wait for it."""
-    count = len(_reaching(edges, {witness.rank}) - {witness.rank})
+    count = len(graph.reaching({witness.rank}))
     if not witness.heard:
-        what, confidence = "left no trace", 0.9
-    elif witness.waits:
-        what, confidence = f"is alone in {witness.waits[0].op}, which its peers have finished", 0.75
+        what, confidence = "left no trace", 0.85
+    elif witness.first is not None:
+        what, confidence = f"does not finish {witness.first.op}, as its peers did", 0.9
     else:
-        what, confidence = "never joined", 0.95 if witness.computing or witness.state == "disk" else 0.9
+        what, confidence = "never joined", 0.95
     reason = f"rank {witness.rank} {what}; {count} others wait for it"
     return _Knot(verdict="rank", culprits=(witness.rank,), confidence=confidence, reason=reason)
 
@@ -275,71 +291,75 @@ def _mismatch(knot: tuple[int, ...], groups: Mapping[Key, GroupBlame]) -> _Knot 
     """A desync where the members of one group are in different operations at the same sequence number."""
     for key, group in groups.items():
         odd = tuple(r for r in group.mismatched if r in knot)
-        if not odd or not set(knot) & set(group.waiting):
-            continue
-        tie = len(group.mismatched) == len(group.waiting)
-        return _Knot(
-            verdict="desync",
-            culprits=odd,
-            confidence=0.5 if tie else 0.9,
-            reason=f"ranks {_listed(odd)} disagree with {group.op} at seq {group.seq} of {group.group}",
-            group=key,
-        )
+        if odd:
+            tie = len(odd) * 2 >= len(group.waiting)
+            reason = f"ranks {_listed(odd)} disagree with {group.op} at seq {group.seq} of {group.group}"
+            return _Knot(
+                verdict="desync", culprits=odd, confidence=0.5 if tie else 0.9, reason=reason, group=key
+            )
     return None
 
 
-def _singled_out(knot: tuple[int, ...], known: Mapping[int, Witness], margin_ns: int) -> _Knot | None:
-    """The one member that the processes' own state or silence tells from the rest, if any."""
+def _unstarted(knot: tuple[int, ...], known: Mapping[int, Witness]) -> _Knot | None:
+    """Members whose device never began the operation that the others' devices are in."""
+    firsts = {r: w for r in knot if (w := known[r].first) is not None}
+    idle = tuple(r for r, w in firsts.items() if w.started is False)
+    if not idle or not any(w.started for w in firsts.values()):
+        return None
+    reason = f"ranks {_listed(idle)} enqueued {firsts[idle[0]].op} but their devices never began it"
+    return _Knot(verdict="rank", culprits=idle, confidence=0.85, reason=reason)
+
+
+def _by_process(knot: tuple[int, ...], known: Mapping[int, Witness]) -> _Knot | None:
+    """The one member whose process is blocked in the kernel, or is outside communication."""
     disk = [r for r in knot if known[r].state == "disk"]
     if len(disk) == 1:
-        return _Knot(
-            verdict="rank",
-            culprits=(disk[0],),
-            confidence=0.85,
-            reason=f"rank {disk[0]} is blocked in the kernel",
-        )
+        reason = f"rank {disk[0]} is blocked in the kernel"
+        return _Knot(verdict="rank", culprits=(disk[0],), confidence=0.85, reason=reason)
     computing = [r for r in knot if known[r].computing]
     if len(computing) == 1:
-        return _Knot(
-            verdict="rank",
-            culprits=(computing[0],),
-            confidence=0.85,
-            reason=f"rank {computing[0]} is outside communication while its peers wait",
-        )
-    oldest, second = sorted(knot, key=lambda r: -known[r].silence_ns)[:2]
+        reason = f"rank {computing[0]} is outside communication while its peers wait"
+        return _Knot(verdict="rank", culprits=(computing[0],), confidence=0.85, reason=reason)
+    return None
+
+
+def _late_host(knot: tuple[int, ...], known: Mapping[int, Witness]) -> _Knot | None:
+    """A minority that enqueued less than the others in a group they share, though all joined the oldest."""
+    late: set[int] = set()
+    for key in {k for r in knot for k in known[r].enqueued}:
+        counts = {r: known[r].enqueued[key] for r in knot if r in key[1] and key in known[r].enqueued}
+        late |= {r for r, count in counts.items() if count < max(counts.values())}
+    if not late or len(late) * 2 >= len(knot):
+        return None
+    reason = f"ranks {_listed(sorted(late))} stopped enqueueing before the others"
+    return _Knot(verdict="rank", culprits=tuple(sorted(late)), confidence=0.6, reason=reason)
+
+
+def _first_silent(knot: tuple[int, ...], known: Mapping[int, Witness], margin_ns: int) -> _Knot | None:
+    oldest, second = sorted(knot, key=lambda r: (-known[r].silence_ns, r))[:2]
     lead_ns = known[oldest].silence_ns - known[second].silence_ns
     if lead_ns < margin_ns:
         return None
-    return _Knot(
-        verdict="rank",
-        culprits=(oldest,),
-        confidence=0.7,
-        reason=f"rank {oldest} fell silent {lead_ns / 1e9:.1f} s before the next",
-    )
+    reason = f"rank {oldest} fell silent {lead_ns / 1e9:.1f} s before the next"
+    return _Knot(verdict="rank", culprits=(oldest,), confidence=0.7, reason=reason)
 
 
 def _stuck_together(
     knot: tuple[int, ...], known: Mapping[int, Witness], groups: Mapping[Key, GroupBlame]
 ) -> _Knot:
     """All joined: the same operation (network), or operations that wait crosswise (desync)."""
-    waits = [(r, w) for r in knot for w in known[r].waits]
-    shared = [
-        k for k, g in groups.items() if not g.missing and set(knot) <= set(g.waiting) and not g.mismatched
-    ]
-    if shared:
-        group = groups[shared[0]]
-        reason = f"every member joined {group.op} seq {group.seq} of {group.group} and none finished"
-        return _Knot(verdict="network", culprits=(), confidence=0.8, reason=reason, group=shared[0])
-    if len(knot) == 2 and _paired(waits):
+    firsts = [(r, w) for r in knot if (w := known[r].first) is not None]
+    ops = {w.same for _, w in firsts}
+    if len(ops) == 1 and firsts[0][1].peer < 0 and not groups[firsts[0][1].group].missing:
+        wait = firsts[0][1]
+        reason = f"every member joined {wait.op} seq {wait.seq} of {wait.group[0]} and none finished"
+        return _Knot(verdict="network", culprits=(), confidence=0.8, reason=reason, group=wait.group)
+    if len(knot) == 2 and _paired([(r, w) for r in knot for w in known[r].waits]):
         reason = f"the transfer between ranks {knot[0]} and {knot[1]} was joined by both and does not move"
-        return _Knot(verdict="network", culprits=(), confidence=0.75, reason=reason, group=waits[0][1].group)
-    return _Knot(
-        verdict="desync",
-        culprits=knot,
-        confidence=0.5,
-        reason=f"ranks {_listed(knot)} wait for each other in different operations",
-        group=waits[0][1].group if waits else None,
-    )
+        return _Knot(verdict="network", culprits=(), confidence=0.75, reason=reason, group=firsts[0][1].group)
+    reason = f"ranks {_listed(knot)} wait for each other in different operations"
+    group = firsts[0][1].group if firsts else None
+    return _Knot(verdict="desync", culprits=knot, confidence=0.5, reason=reason, group=group)
 
 
 def _paired(waits: Sequence[tuple[int, Wait]]) -> bool:
@@ -349,12 +369,7 @@ def _paired(waits: Sequence[tuple[int, Wait]]) -> bool:
     return bool(sends & recvs)
 
 
-def _combine(
-    knots: Sequence[_Knot],
-    known: Mapping[int, Witness],
-    groups: Mapping[Key, GroupBlame],
-    edges: Mapping[int, Set[int]],
-) -> Blame:
+def _combine(knots: Sequence[_Knot], groups: Mapping[Key, GroupBlame], graph: Graph) -> Blame:
     """One verdict of all sinks: ranks at fault outrank a desync, which outranks the network."""
     if not knots:
         return Blame(
@@ -362,29 +377,25 @@ def _combine(
             culprits=(),
             victims=(),
             confidence=0.2,
-            reason="ranks wait, but for nobody that was heard of",
+            reason="ranks wait, but for nobody that can be named",
             groups=tuple(groups.values()),
         )
     order: tuple[HangVerdict, ...] = ("rank", "desync", "network")
     verdict = min((k.verdict for k in knots), key=order.index)
     chosen = [k for k in knots if k.verdict == verdict]
     culprits = tuple(sorted({r for k in chosen for r in k.culprits}))
-    victims = tuple(sorted(_reaching(edges, set(culprits) or set(known)) - set(culprits)))
+    stuck = {m for k in chosen if k.group for m in k.group[1]}
     return Blame(
         verdict=verdict,
         culprits=culprits,
-        victims=victims,
+        victims=tuple(sorted((graph.reaching(set(culprits) or stuck) | stuck) - set(culprits))),
         confidence=min(k.confidence for k in chosen),
-        reason="; ".join(k.reason for k in chosen),
-        groups=tuple(_marked(g, culprits) for g in groups.values()),
+        reason="; ".join(k.reason for k in chosen[:8]),
+        groups=tuple(
+            replace(g, sink=bool(g.missing) and set(g.missing) <= set(culprits)) for g in groups.values()
+        ),
         group=chosen[0].group,
     )
-
-
-def _marked(group: GroupBlame, culprits: tuple[int, ...]) -> GroupBlame:
-    """`group` with `sink` set where nobody but culprits is missing from it."""
-    sink = set(group.missing) <= set(culprits)
-    return GroupBlame(**{**group.__dict__, "sink": sink})
 
 
 def _listed(ranks: Iterable[int]) -> str:

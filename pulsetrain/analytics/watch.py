@@ -163,7 +163,7 @@ def _wait(key: graph.Key, group: GroupStatus) -> graph.Wait:
         op=group.op,
         size=str(group.op_bytes),
         peer=group.peer,
-        age_ns=group.op_age_ns,
+        order=-group.op_age_ns,
     )
 
 

@@ -1,0 +1,410 @@
+"""PyTorch Flight Recorder dumps to a hang verdict: one file a rank, pickle or JSON, nothing in them executed.
+
+Format: torch/csrc/distributed/c10d/FlightRecorder.hpp (version 2.x). Groups are matched across ranks by
+description and members, since names may differ; ranks are global. A rank without a dump, or whose dump says
+nothing, counts as not heard.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+from pulsetrain.analytics.hang import Blame, Key, Wait, Witness, blame
+from pulsetrain.stream.errors import CorruptData, UsageError
+
+_STATE = ("state", "time_discovered_started_ns", "time_discovered_completed_ns")
+_MARGIN_NS = 1_000_000_000
+_P2P = re.compile(r"(send|recv) (\d+)(?:->|<-)(\d+)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operation:
+    """One entry of a dump. `peer` is a global rank, -1 for a collective; `pending`: it had not completed."""
+
+    group: Key
+    seq: int
+    p2p_seq: int
+    op: str
+    size: str
+    peer: int
+    order: int
+    created_ns: int
+    pending: bool
+    started: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dump:
+    """One rank's dump. `status` is (last enqueued, last completed) where the recorder tells it."""
+
+    rank: int
+    groups: tuple[Key, ...]
+    operations: tuple[Operation, ...]
+    status: Mapping[Key, tuple[int, int]] = field(default_factory=dict)
+
+
+class _Plain(pickle.Unpickler):
+    """Reads only what needs no code: numbers, text, lists and dicts."""
+
+    def find_class(self, module: str, name: str) -> NoReturn:
+        raise pickle.UnpicklingError(f"names {module}.{name}, which no dump needs")
+
+    def persistent_load(self, pid: Any) -> NoReturn:
+        raise pickle.UnpicklingError(f"refers to something outside the file ({pid!r})")
+
+
+def verdict(folder: Path) -> dict[str, Any]:
+    """The verdict on the dumps in `folder`: verdict, culprits, confidence, groups, victims, reason, notes.
+
+    `verdict` is rank, network, desync, none or uncertain. Files that cannot be read are noted and their ranks
+    count as not heard. Raises `UsageError` where there is no folder or no dump in it.
+    """
+    dumps, notes = load(folder)
+    found = judge(dumps)
+    heard = {d.rank for d in dumps}
+    absent = sorted({m for d in dumps for key in d.groups for m in key[1]} - heard)
+    if absent:
+        notes.append(f"no dump of ranks {', '.join(map(str, absent))}")
+    return {
+        "verdict": found.verdict,
+        "culprits": list(found.culprits),
+        "confidence": round(found.confidence, 3),
+        "groups": [g.__dict__ for g in found.groups],
+        "victims": list(found.victims),
+        "reason": found.reason,
+        "notes": notes,
+    }
+
+
+def sentences(answer: Mapping[str, Any]) -> list[str]:
+    """`verdict`'s answer for people."""
+    head = f"verdict: {answer['verdict']} (confidence {answer['confidence']:.2f})"
+    if answer["culprits"]:
+        head += f"; at fault: {folded(answer['culprits'])}"
+    lines = [head, f"  {answer['reason']}"]
+    if answer["victims"]:
+        lines.append(f"  waiting for them, directly or through others: {folded(answer['victims'])}")
+    for group in answer["groups"]:
+        missing = f"missing {folded(group['missing'])}" if group["missing"] else "all joined"
+        lines.append(
+            f"  {group['group']} {folded(group['members'])}: {group['op']} seq {group['seq']}, {missing}"
+        )
+    return lines + [f"  note: {note}" for note in answer["notes"]]
+
+
+def folded(ranks: Sequence[int]) -> str:
+    """Sorted ranks with runs folded.
+
+    >>> folded([0, 1, 2, 9])
+    '0-2, 9'
+    """
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if runs and rank == runs[-1][1] + 1:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+
+
+def judge(dumps: Sequence[Dump]) -> Blame:
+    """The blame graph's verdict on dumps of distinct ranks."""
+    return blame(witnesses(dumps), margin_ns=_MARGIN_NS)
+
+
+# -- from files to dumps -----------------------------------------------------------------------------
+
+
+def load(folder: Path) -> tuple[list[Dump], list[str]]:
+    """Every readable dump in `folder`, sorted by rank, and a note for each file that was not used."""
+    if not folder.is_dir():
+        raise UsageError(f"{folder}: not a folder of Flight Recorder dumps")
+    raws: list[tuple[Path, Mapping[str, Any]]] = []
+    notes: list[str] = []
+    for path in sorted(p for p in folder.iterdir() if p.is_file() and not p.name.startswith(".")):
+        try:
+            raws.append((path, read(path.read_bytes())))
+        except (CorruptData, OSError) as error:
+            notes.append(f"{path.name}: {error}")
+    if not raws:
+        reason = f" ({notes[0]})" if notes else ""
+        raise UsageError(f"{folder}: no Flight Recorder dump in it{reason}")
+    ranks = _ranks([(path.name, raw) for path, raw in raws], notes)
+    keys = _members_by_name(raw for _, raw in raws)
+    dumps = {
+        rank: _dump(rank, raw, keys) for (_, raw), rank in zip(raws, ranks, strict=True) if rank is not None
+    }
+    return [dumps[rank] for rank in sorted(dumps)], notes
+
+
+def read(data: bytes) -> Mapping[str, Any]:
+    """The dump in `data`, JSON or pickle. Raises `CorruptData` for anything else."""
+    try:
+        raw = json.loads(data) if data.lstrip()[:1] == b"{" else _Plain(io.BytesIO(data)).load()
+    except (
+        pickle.UnpicklingError,
+        ValueError,
+        EOFError,
+        IndexError,
+        KeyError,
+        TypeError,
+        AttributeError,
+    ) as error:
+        raise CorruptData(f"not a Flight Recorder dump: {error}") from error
+    except (MemoryError, OverflowError, RecursionError) as error:
+        raise CorruptData("not a Flight Recorder dump: sizes in it are absurd") from error
+    if not isinstance(raw, dict) or not {"entries", "pg_config", "pg_status"} & raw.keys():
+        raise CorruptData("not a Flight Recorder dump: no entries, pg_config or pg_status in it")
+    return raw
+
+
+def _ranks(raws: Sequence[tuple[str, Mapping[str, Any]]], notes: list[str]) -> list[int | None]:
+    """The rank of each dump: what it says itself, else the one rank in all its groups, else its file name."""
+    found: list[int | None] = []
+    taken: set[int] = set()
+    for name, raw in raws:
+        rank = _rank(name, raw)
+        if rank is None or rank in taken:
+            notes.append(
+                f"{name}: " + ("its rank is not known" if rank is None else f"a second dump of rank {rank}")
+            )
+            rank = None
+        else:
+            taken.add(rank)
+        found.append(rank)
+    return found
+
+
+def _rank(name: str, raw: Mapping[str, Any]) -> int | None:
+    if isinstance(raw.get("rank"), int):
+        return int(raw["rank"])
+    common = _common_members(raw)
+    if len(common) == 1:
+        return next(iter(common))
+    named = [int(n) for n in re.findall(r"rank[_\-.]?(\d+)", name, re.IGNORECASE)[:1]]
+    named += [int(n) for n in reversed(re.findall(r"\d+", name.split(".", 1)[0]))]
+    fitting = [n for n in named if not common or n in common]
+    return fitting[0] if fitting else None
+
+
+def _common_members(raw: Mapping[str, Any]) -> set[int]:
+    """Ranks that are members of all groups of the dump."""
+    sets = [set(members) for c in _configs(raw).values() if (members := _members(c))]
+    return set.intersection(*sets) if sets else set()
+
+
+def _configs(raw: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
+    """pg_config as name -> {desc, ranks}."""
+    config = raw.get("pg_config")
+    return {str(k): v for k, v in config.items() if isinstance(v, dict)} if isinstance(config, dict) else {}
+
+
+def _members(config: Mapping[str, Any]) -> tuple[int, ...]:
+    """Global ranks of a group in the group's own order; JSON text in dumps, a list in some versions."""
+    ranks = config.get("ranks", ())
+    if isinstance(ranks, str):
+        ranks = [int(n) for n in re.findall(r"\d+", ranks)]
+    return tuple(int(r) for r in ranks)
+
+
+def _by_number(name: str) -> tuple[int, int, str]:
+    return (0, int(name), "") if name.isdigit() else (1, 0, name)
+
+
+def _keys(raw: Mapping[str, Any]) -> dict[str, Key]:
+    """Name of each group in this dump -> its key; groups alike in description and members are numbered."""
+    seen: Counter[tuple[str, tuple[int, ...]]] = Counter()
+    keys: dict[str, Key] = {}
+    for name in sorted(configs := _configs(raw), key=_by_number):
+        alike = (str(configs[name].get("desc") or name), tuple(sorted(_members(configs[name]))))
+        number = seen[alike]
+        seen[alike] += 1
+        keys[name] = (alike[0] if number == 0 else f"{alike[0]}#{number + 1}", alike[1])
+    return keys
+
+
+def _members_by_name(raws: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], tuple[int, ...]]:
+    """(name, description) -> members, for entries of dumps whose own pg_config lacks the group."""
+    return {
+        (name, str(config.get("desc", ""))): _members(config)
+        for raw in raws
+        for name, config in _configs(raw).items()
+    }
+
+
+def _dump(rank: int, raw: Mapping[str, Any], known: Mapping[tuple[str, str], tuple[int, ...]]) -> Dump:
+    keys = _keys(raw)
+    orders = {name: _members(config) for name, config in _configs(raw).items()}
+    operations = []
+    for place, entry in enumerate(_settled(raw.get("entries") or ())):
+        name, desc = (*map(str, entry.get("process_group") or ("", "")), "")[:2]
+        if name not in keys:
+            orders[name] = known.get((name, desc), (rank,))
+            keys[name] = (desc or name, tuple(sorted(orders[name])))
+        operations.append(_operation(entry, place, rank, keys[name], orders[name]))
+    return Dump(
+        rank=rank,
+        groups=tuple(keys.values()),
+        operations=tuple(operations),
+        status=_status(raw, keys),
+    )
+
+
+def _settled(entries: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Entries without the wrappers of coalesced transfers; their parts take the wrapper's state, for a part's
+    own state is never updated."""
+    wrappers = {
+        _batch(e): e for e in entries if "coalesced" in str(e.get("profiling_name", "")) and e.get("is_p2p")
+    }
+    settled: list[Mapping[str, Any]] = []
+    for entry in entries:
+        wrapper = wrappers.get(_batch(entry)) if entry.get("is_p2p") else None
+        if wrapper is entry:
+            continue
+        state = {k: wrapper.get(k) for k in _STATE} if wrapper else {}
+        settled.append({**entry, **state})
+    return settled
+
+
+def _batch(entry: Mapping[str, Any]) -> tuple[str, Any, Any]:
+    return str(entry.get("process_group")), entry.get("collective_seq_id"), entry.get("p2p_seq_id")
+
+
+def _operation(entry: Mapping[str, Any], place: int, rank: int, key: Key, order: Sequence[int]) -> Operation:
+    name = str(entry.get("profiling_name", "")).rsplit(":", 1)[-1]
+    transfer = _P2P.search(name) if entry.get("is_p2p", True) else None
+    state = str(entry.get("state", ""))
+    return Operation(
+        group=key,
+        seq=int(entry.get("collective_seq_id", entry.get("seq_id", -1))),
+        p2p_seq=int(entry.get("p2p_seq_id", -1)),
+        op=transfer[1] if transfer else name,
+        size=_size(entry, name),
+        peer=_peer(transfer, rank, order) if transfer else -1,
+        order=int(entry.get("record_id", place)),
+        created_ns=int(entry.get("time_created_ns") or 0),
+        pending=state != "completed" and not entry.get("time_discovered_completed_ns"),
+        started=state == "started" or bool(entry.get("time_discovered_started_ns")),
+    )
+
+
+def _peer(transfer: re.Match[str], rank: int, order: Sequence[int]) -> int:
+    """The other side of `send a->b` or `recv a<-b`; both numbers are places in the group's own order."""
+    sides = [order[n] if n < len(order) else n for n in (int(transfer[2]), int(transfer[3]))]
+    return sides[1] if sides[0] == rank else sides[0]
+
+
+def _size(entry: Mapping[str, Any], name: str) -> str:
+    """Payload and type as text; one side only where the other depends on the rank's place."""
+    side = "output" if name in ("broadcast", "_broadcast_oop") else "input"
+    return f"{entry.get(f'{side}_sizes', '')} {entry.get('input_dtypes', '')}"
+
+
+def _status(raw: Mapping[str, Any], keys: Mapping[str, Key]) -> dict[Key, tuple[int, int]]:
+    """(last enqueued, last completed) of each group. `pg_status` has keys of its own, which entries tie to a
+    name; where it lists as many groups as `pg_config` the two also correspond in order."""
+    status = {int(k): v for k, v in (raw.get("pg_status") or {}).items()}
+    names = {int(e["pg_id"]): str(e["process_group"][0]) for e in raw.get("entries") or () if "pg_id" in e}
+    configured = sorted(_configs(raw), key=_by_number)
+    if len(configured) == len(status):
+        paired = dict(zip(sorted(status), configured, strict=True))
+        if all(paired.get(i) == name for i, name in names.items()):
+            names = paired
+    return {
+        keys[name]: (
+            int(status[i].get("last_enqueued_collective", -1)),
+            int(status[i].get("last_completed_collective", -1)),
+        )
+        for i, name in names.items()
+        if i in status and name in keys
+    }
+
+
+# -- from dumps to witnesses -------------------------------------------------------------------------
+
+
+def witnesses(dumps: Sequence[Dump]) -> list[Witness]:
+    """What the blame graph needs of each rank. A group's counters in `status` mix collectives and transfers,
+    so they are used only for groups in which nobody recorded a transfer."""
+    mixed = {op.group for d in dumps for op in d.operations if op.peer >= 0}
+    timed = any(op.started for d in dumps for op in d.operations)
+    last_ns = {d.rank: max((op.created_ns for op in d.operations), default=0) for d in dumps}
+    newest_ns = max(last_ns.values(), default=0)
+    return [
+        _witness(d, mixed, timed=timed, silence_ns=newest_ns - (last_ns[d.rank] or newest_ns)) for d in dumps
+    ]
+
+
+def _witness(dump: Dump, mixed: set[Key], *, timed: bool, silence_ns: int) -> Witness:
+    enqueued: dict[Key, int] = {}
+    completed: dict[Key, int] = {}
+    for key in dump.groups:
+        counts = _transfers(dump, key) if key in mixed else _collectives(dump, key)
+        if counts is not None:
+            enqueued[key], completed[key] = counts
+    pending = [
+        op
+        for op in dump.operations
+        if op.pending and (op.peer >= 0 or op.group in mixed or op.seq > completed.get(op.group, -1))
+    ]
+    return Witness(
+        rank=dump.rank,
+        heard=bool(dump.operations) or bool(dump.status),
+        silence_ns=silence_ns,
+        enqueued=enqueued,
+        completed=completed,
+        waits=tuple(_waits(pending, timed=timed)),
+    )
+
+
+def _collectives(dump: Dump, key: Key) -> tuple[int, int] | None:
+    """(enqueued, completed) of a group of collectives alone; None where nothing is known."""
+    own = [op for op in dump.operations if op.group == key]
+    known = [dump.status[key]] if key in dump.status else []
+    enqueued = max([op.seq for op in own] + [s[0] for s in known], default=None)
+    if enqueued is None:
+        return None
+    waiting = [op.seq for op in own if op.pending]
+    completed = max([s[1] for s in known] + [min(waiting) - 1 if waiting else enqueued if own else -1])
+    return enqueued, completed
+
+
+def _transfers(dump: Dump, key: Key) -> tuple[int, int] | None:
+    """The same for a group with transfers: (collectives enqueued, newest transfer completed).
+
+    Every entry carries the count of collectives. With no entry left, nothing tells them from transfers, and
+    the rank counts as having joined the group's collectives.
+    """
+    own = [op for op in dump.operations if op.group == key]
+    enqueued = max((op.seq for op in own), default=1 << 62)
+    moving = [op.p2p_seq for op in own if op.peer >= 0 and op.pending]
+    if moving:
+        return enqueued, min(moving) - 1
+    return enqueued, dump.status[key][1] if key in dump.status else -1
+
+
+def _waits(pending: Sequence[Operation], *, timed: bool) -> list[Wait]:
+    """The oldest collective of each group, and the oldest transfer to and from each peer."""
+    oldest: dict[tuple[Key, int, str], Operation] = {}
+    for op in sorted(pending, key=lambda op: op.order):
+        oldest.setdefault((op.group, op.peer, op.op if op.peer >= 0 else ""), op)
+    return [
+        Wait(
+            group=op.group,
+            seq=op.seq if op.peer < 0 else op.p2p_seq,
+            op=op.op,
+            size=op.size if op.peer < 0 else "",
+            peer=op.peer,
+            order=op.order,
+            started=op.started if timed else None,
+        )
+        for op in oldest.values()
+    ]
