@@ -10,9 +10,12 @@ from typing import Any
 from pulsetrain.diagnostics import pairwise
 from pulsetrain.recovery.nodes import Node
 from pulsetrain.recovery.policy import Policy
-from pulsetrain.stream.messages import HostStore, PairCheck, SelfCheck
+from pulsetrain.stream.messages import HostStore, PairCheck, Reply, SelfCheck
 
 Ids = Callable[[], int]
+
+ROUNDS = 3
+MARGIN_S = 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +60,7 @@ async def _self_checks(
 async def _pair_rounds(
     nodes: Sequence[Node], policy: Policy, ids: Ids
 ) -> tuple[dict[str, str], list[dict[str, Any]]]:
-    """Round one pairs neighbours, round two pairs suspects with healthy nodes (systems of DLRover, D1)."""
+    """Round one pairs neighbours; each later round puts suspects beside nodes known to be good."""
     by_name = {n.name: n for n in nodes}
     host = nodes[0]
     store = await host.ask(HostStore(id=ids(), job="pairwise"), policy.reply_timeout_s)
@@ -65,9 +68,49 @@ async def _pair_rounds(
         return {host.name: f"pairwise store: {store.error}"}, []
     where = (host.hello.address, int(store.data["port"]))
     results: list[pairwise.PairResult] = []
-    for plan in (pairwise.round_one, pairwise.round_two):
-        groups = plan(sorted(by_name)) if plan is pairwise.round_one else pairwise.round_two(results)
-        done = await asyncio.gather(*(_pair(g, by_name, where, policy, ids) for g in groups))
+    groups = pairwise.round_one(sorted(by_name))
+    for number in range(ROUNDS):
+        done = await asyncio.gather(
+            *(
+                _pair([by_name[m] for m in g], f"{number}:{i}", where, policy, ids)
+                for i, g in enumerate(groups)
+            )
+        )
         results.extend(done)
-    verdict = pairwise.judge(results)
-    return verdict, [r.row() for r in results]
+        groups = pairwise.round_two(results) if number == 0 else pairwise.next_round(results)
+        if not groups or (number > 0 and not pairwise.undecided(results)):
+            break
+    return pairwise.judge(results), [r.row() for r in results]
+
+
+async def _pair(
+    members: Sequence[Node], prefix: str, where: tuple[str, int], policy: Policy, ids: Ids
+) -> pairwise.PairResult:
+    """One group's all-gather, asked of every member at once."""
+    names = tuple(n.name for n in members)
+    replies = await asyncio.gather(
+        *(
+            n.ask(_command(names, prefix, where, policy, ids()), policy.pair_timeout_s + MARGIN_S)
+            for n in members
+        )
+    )
+    errors = [f"{r.node}: {r.error or r.data.get('error') or 'failed'}" for r in replies if not _passed(r)]
+    seconds = max(float(r.data.get("seconds", policy.pair_timeout_s)) for r in replies)
+    return pairwise.PairResult(members=names, ok=not errors, seconds=seconds, error=next(iter(errors), ""))
+
+
+def _command(
+    names: tuple[str, ...], prefix: str, where: tuple[str, int], policy: Policy, number: int
+) -> PairCheck:
+    return PairCheck(
+        id=number,
+        members=names,
+        store_address=where[0],
+        store_port=where[1],
+        prefix=prefix,
+        timeout_s=policy.pair_timeout_s,
+    )
+
+
+def _passed(reply: Reply) -> bool:
+    return not reply.error and bool(reply.data.get("ok", False))
