@@ -14,6 +14,8 @@ from typing import Any
 import click
 
 from pulsetrain import __version__
+from pulsetrain.recovery.flags import CONTEXT as LAUNCH_CONTEXT
+from pulsetrain.recovery.flags import launch_flags
 from pulsetrain.stream.errors import PulsetrainError, UsageError
 
 JSON_FLAG = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text for people.")
@@ -246,6 +248,67 @@ def hang(folder: Path, as_json: bool) -> int:
         for sentence in sentences(answer):
             click.echo(sentence)
     return int(answer["verdict"] in ("rank", "network", "desync"))
+
+
+@pulsetrain.command()
+@click.option(
+    "--seconds", type=float, default=1.0, show_default=True, help="About how long, besides starting."
+)
+@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
+@JSON_FLAG
+def diagnose(seconds: float, device: str, as_json: bool) -> int:
+    """Check this machine's arithmetic, speed, memory, loopback and collectives.
+
+    Example: pulsetrain diagnose --seconds 5
+    """
+    from pulsetrain.diagnostics import suite
+
+    report = suite.run(seconds=seconds, device=device)
+    if as_json:
+        print_json(report)
+    else:
+        print_table(suite.rows_for_people(report), ("check", "result", "value", "limit", "detail"), "")
+    return 0 if report["ok"] else 1
+
+
+@pulsetrain.command(context_settings=LAUNCH_CONTEXT)
+@launch_flags
+@JSON_FLAG
+def run(as_json: bool, **flags: Any) -> None:
+    """Run SCRIPT under the agent, as torchrun would; without a known hub, with a hub of its own.
+
+    Example: pulsetrain run --nproc-per-node 8 train.py --steps 1000
+    """
+    _launch(flags, as_json=as_json, needs_hub=False, level="warning")
+
+
+@pulsetrain.command(context_settings=LAUNCH_CONTEXT)
+@launch_flags
+@click.option("--standby", is_flag=True, help="Wait until another node fails, even while the job forms.")
+@JSON_FLAG
+def agent(as_json: bool, standby: bool, **flags: Any) -> None:
+    """Run this node's agent for a job of a hub; further nodes than --nnodes wait as standbys.
+
+    Example: pulsetrain agent --hub http://head:8780 --nnodes 4 --nproc-per-node 8 train.py
+    """
+    _launch(flags, as_json=as_json, needs_hub=True, level="info", standby=standby)
+
+
+def _launch(flags: Mapping[str, Any], *, as_json: bool, level: Any, **more: Any) -> None:
+    from pulsetrain.recovery import farewell, flags as launching
+    from pulsetrain.recovery.launch import launch
+    from pulsetrain.stream.log import configure
+
+    def say(line: str) -> None:
+        click.echo(f"pulsetrain: {line}", err=True)
+
+    configure(level=level)
+    outcome = launch(launching.asked(flags, say, **more), say)
+    if as_json:
+        print_json(farewell.report(outcome))
+    else:
+        say(farewell.summary(outcome))
+    sys.exit(farewell.exit_status(outcome))
 
 
 def main() -> None:

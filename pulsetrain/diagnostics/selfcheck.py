@@ -1,0 +1,251 @@
+"""Is this machine's arithmetic right, and are its processor, memory and loopback alive? About a second.
+
+Wrong results are faults wherever they appear. Slow results are faults only far below any working machine
+(`Limits`): how fast a machine ought to be is known from its peers, which `outliers` compares.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from pulsetrain.stream.errors import UsageError
+
+DEVICES = ("auto", "cpu", "cuda")
+SEED = 20_231
+WIDTH = 192  # of the exact product: float32 holds every sum exactly
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What no working machine falls below, however many others share its cores; table ``[diagnostics]``."""
+
+    gemm_flops_per_s: float = 2e7
+    """Matrix product in float32 on a CPU, one thread."""
+    cuda_gemm_flops_per_s: float = 1e12
+    """Matrix product in bfloat16 on a GPU."""
+    memory_bytes_per_s: float = 5e7
+    """Copy in main memory, read and write counted once."""
+    cuda_memory_bytes_per_s: float = 2e10
+    """Copy in device memory, read and write counted once."""
+    loopback_bytes_per_s: float = 5e6
+    """One TCP stream to 127.0.0.1."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """One measurement. `limit` is the least value that passes; None: only right or wrong."""
+
+    name: str
+    value: float
+    unit: str
+    limit: float | None = None
+    detail: str = ""
+    right: bool = True
+
+    @property
+    def ok(self) -> bool:
+        """Right, and not below the limit."""
+        return self.right and (self.limit is None or self.value >= self.limit)
+
+    def row(self) -> dict[str, Any]:
+        """The check as JSON-able evidence."""
+        return {
+            "check": self.name,
+            "ok": self.ok,
+            "value": self.value,
+            "unit": self.unit,
+            "limit": self.limit,
+            "detail": self.detail,
+        }
+
+
+def run(*, seconds: float, device: str = "auto", limits: Limits | None = None) -> dict[str, Any]:
+    """Check this machine for about `seconds`, GPUs included where `device` is "cuda" or finds some.
+
+    Returns {"ok", "failed": [names], "device", "seconds", "checks": [...]}, each check {"check", "ok",
+    "value", "unit", "limit", "detail"}. A check that cannot run has failed. Raises `UsageError`.
+    """
+    if device not in DEVICES:
+        raise UsageError(f"device = {device!r}: allowed {', '.join(DEVICES)}")
+    began = time.perf_counter()
+    limits = limits or Limits()
+    cuda = device == "cuda" or (device == "auto" and _cuda_devices() > 0)
+    checks = list(_cpu_checks(seconds / (2 if cuda else 1), limits))
+    if cuda:
+        from pulsetrain.diagnostics import gpucheck
+
+        checks += _guarded("cuda", lambda: gpucheck.checks(seconds / 2, limits))
+    return {
+        "ok": all(c.ok for c in checks),
+        "failed": [c.name for c in checks if not c.ok],
+        "device": "cuda" if cuda else "cpu",
+        "seconds": time.perf_counter() - began,
+        "checks": [c.row() for c in checks],
+    }
+
+
+def _cpu_checks(seconds: float, limits: Limits) -> Iterator[Check]:
+    share = seconds / 4
+    yield from _guarded("gemm_checksum", lambda: [gemm_checksum()])
+    yield from _guarded("gemm_speed", lambda: [gemm_speed(share, limits.gemm_flops_per_s)])
+    yield from _guarded("memory_bandwidth", lambda: [memory_bandwidth(share, limits.memory_bytes_per_s)])
+    yield from _guarded(
+        "loopback_bandwidth", lambda: [loopback_bandwidth(share, limits.loopback_bytes_per_s)]
+    )
+
+
+def _guarded(name: str, measure: Callable[[], list[Check]]) -> list[Check]:
+    try:
+        return measure()
+    except Exception as error:  # noqa: BLE001 - a check that cannot run is a failed check
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        return [Check(name=name, value=0.0, unit="", right=False, detail=reason[:300])]
+
+
+def _cuda_devices() -> int:
+    import torch
+
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def exact_operands(width: int = WIDTH) -> tuple[np.ndarray, np.ndarray]:
+    """Two square matrices of small integers, the same everywhere; their product is exact in float32."""
+    generator = np.random.Generator(np.random.PCG64(SEED))
+    a, b = generator.integers(-8, 9, size=(2, width, width), dtype=np.int64)
+    return a, b
+
+
+def gemm_checksum() -> Check:
+    """Wrong elements of a float32 product against the same product in integers, and of the sums of its rows
+    (a checksum carried through the product); the product is repeated and must not change."""
+    import torch
+
+    a, b = exact_operands()
+    x, y = torch.from_numpy(a).float(), torch.from_numpy(b).float()
+    products = [(x @ y).numpy() for _ in range(3)]
+    wrong = int((products[0].astype(np.int64) != a @ b).sum())
+    sums = int((products[0].astype(np.int64).sum(axis=1) != a @ b.sum(axis=1)).sum())
+    digests = {hashlib.sha256(p.tobytes()).hexdigest() for p in products}
+    bad = wrong + sums + len(digests) - 1
+    detail = f"{wrong} elements, {sums} row sums wrong; {len(digests)} distinct results in {len(products)}"
+    return Check(name="gemm_checksum", value=bad, unit="errors", right=bad == 0, detail=detail)
+
+
+def gemm_speed(seconds: float, limit: float, width: int = 256) -> Check:
+    """Floating-point operations a second of one thread's float32 product, best of the repetitions."""
+    import torch
+
+    x = torch.ones(width, width)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        best = _best(lambda: x @ x, seconds)
+    finally:
+        torch.set_num_threads(threads)
+    return Check(name="gemm_speed", value=2 * width**3 / best, unit="FLOP/s", limit=limit)
+
+
+def memory_bandwidth(seconds: float, limit: float, size: int = 16 << 20) -> Check:
+    """Bytes a second of a copy beyond the caches, best of the repetitions; the copy must equal its source."""
+    source = np.arange(size // 8, dtype=np.uint64)
+    target = np.zeros_like(source)
+    best = _best(lambda: np.copyto(target, source), seconds)
+    same = bool(np.array_equal(source, target))
+    return Check(
+        name="memory_bandwidth",
+        value=size / best,
+        unit="B/s",
+        limit=limit,
+        right=same,
+        detail="" if same else "the copy differs from its source",
+    )
+
+
+def loopback_bandwidth(seconds: float, limit: float, chunk: int = 1 << 20) -> Check:
+    """Bytes a second of one TCP stream to this machine, for about `seconds`; every byte is compared."""
+    data = np.random.Generator(np.random.PCG64(SEED)).bytes(chunk)
+    equal: list[bool] = []
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(10)
+        reader = threading.Thread(target=_compare, args=(server, data, equal), daemon=True)
+        reader.start()
+        sent, began = 0, time.perf_counter()
+        with socket.create_connection(server.getsockname(), timeout=10) as stream:
+            while sent == 0 or time.perf_counter() - began < seconds:
+                stream.sendall(data)
+                sent += 1
+        reader.join(timeout=10)
+        took = time.perf_counter() - began
+    right = len(equal) == sent and all(equal)
+    detail = "" if right else f"of {sent} blocks sent {len(equal)} arrived, {equal.count(False)} altered"
+    return Check(
+        name="loopback_bandwidth",
+        value=sent * chunk / took,
+        unit="B/s",
+        limit=limit,
+        right=right,
+        detail=detail,
+    )
+
+
+def _compare(server: socket.socket, data: bytes, equal: list[bool]) -> None:
+    """Receive blocks until the stream ends and note for each whether it is `data`."""
+    block = bytearray(len(data))
+    stream, _ = server.accept()
+    with stream:
+        stream.settimeout(10)
+        while _fill(stream, memoryview(block)):
+            equal.append(block == data)
+
+
+def _fill(stream: socket.socket, block: memoryview) -> bool:
+    """Whether a whole block arrived before the stream ended."""
+    have = 0
+    while have < len(block):
+        got = stream.recv_into(block[have:])
+        if not got:
+            return False
+        have += got
+    return True
+
+
+def _best(work: Callable[[], object], seconds: float) -> float:
+    """Shortest time of `work` in seconds, over repetitions for about `seconds`, at least two."""
+    best, runs, end = float("inf"), 0, time.perf_counter() + seconds
+    while runs < 2 or time.perf_counter() < end:
+        began = time.perf_counter()
+        work()
+        best = min(best, time.perf_counter() - began)
+        runs += 1
+    return best
+
+
+def outliers(reports: Mapping[str, Mapping[str, Any]], *, ratio: float = 0.5) -> dict[str, list[str]]:
+    """Node -> checks in which it reaches less than `ratio` of its peers' median; needs three nodes.
+
+    >>> def report(speed):
+    ...     return {"checks": [{"check": "gemm_speed", "value": speed, "limit": 1.0}]}
+    >>> outliers({"a": report(10.0), "b": report(11.0), "c": report(4.0), "d": report(10.5)})
+    {'c': ['gemm_speed']}
+    """
+    values: dict[str, dict[str, float]] = {}
+    for node, report in reports.items():
+        for check in report.get("checks", ()):
+            if check["limit"] is not None:
+                values.setdefault(check["check"], {})[node] = check["value"]
+    found: dict[str, list[str]] = {}
+    for name, of in values.items():
+        for node, value in of.items():
+            peers = [v for n, v in of.items() if n != node]
+            if len(peers) >= 2 and value < ratio * median(peers):
+                found.setdefault(node, []).append(name)
+    return found

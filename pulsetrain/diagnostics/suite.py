@@ -1,0 +1,112 @@
+"""Everything that can be asked of this machine by itself, for `pulsetrain diagnose`."""
+
+from __future__ import annotations
+
+import multiprocessing
+import socket
+from collections.abc import Mapping
+from typing import Any
+
+from pulsetrain.diagnostics import pairwise, selfcheck
+from pulsetrain.stream.errors import UsageError
+
+PAIR_TIMEOUT_S = 20.0
+
+
+def run(*, seconds: float, device: str = "auto") -> dict[str, Any]:
+    """The self-check for about `seconds`, then an all-gather between two processes of this machine.
+
+    Returns what `selfcheck.run` returns, with the host's name and the check `all_gather` added. Raises
+    `UsageError` for `seconds` that are not positive and for an unknown device.
+    """
+    if not 0 < seconds <= 600:
+        raise UsageError(f"seconds = {seconds}: allowed above 0, at most 600")
+    pair = _all_gather_row(loopback_pair(PAIR_TIMEOUT_S))  # forks, so before any thread or CUDA context
+    report = selfcheck.run(seconds=seconds, device=device)
+    failed = [*report["failed"], *([] if pair["ok"] else ["all_gather"])]
+    checks = [*report["checks"], pair]
+    return {**report, "host": socket.gethostname(), "ok": not failed, "failed": failed, "checks": checks}
+
+
+def loopback_pair(timeout_s: float) -> list[Mapping[str, Any]]:
+    """What `pairwise.all_gather` says in each of two forked processes; a process that dies says so."""
+    from torch.distributed import TCPStore
+
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    context = multiprocessing.get_context("fork")
+    pipes = [context.Pipe(duplex=False) for _ in range(2)]
+    members = [
+        context.Process(target=_member, args=(index, store.port, timeout_s, writer), daemon=True)
+        for index, (_, writer) in enumerate(pipes)
+    ]
+    for member in members:
+        member.start()
+    answers = [_answer(reader, timeout_s * 2) for reader, _ in pipes]
+    for member in members:
+        member.join(timeout=2)
+        if member.is_alive():
+            member.kill()
+            member.join()
+    return answers
+
+
+def _member(index: int, port: int, timeout_s: float, writer: Any) -> None:
+    writer.send(
+        pairwise.all_gather(
+            index=index,
+            size=2,
+            store_address="127.0.0.1",
+            store_port=port,
+            prefix="diagnose",
+            timeout_s=timeout_s,
+        )
+    )
+
+
+def _answer(reader: Any, timeout_s: float) -> Mapping[str, Any]:
+    if not reader.poll(timeout_s):
+        return {"ok": False, "error": f"no answer within {timeout_s:g} s"}
+    try:
+        return dict(reader.recv())
+    except EOFError:
+        return {"ok": False, "error": "the process died"}
+
+
+def _all_gather_row(answers: list[Mapping[str, Any]]) -> dict[str, Any]:
+    errors = [f"member {i}: {a.get('error')}" for i, a in enumerate(answers) if not a["ok"]]
+    return {
+        "check": "all_gather",
+        "ok": not errors,
+        "value": min((a.get("busbw_bytes_per_s", 0.0) for a in answers), default=0.0),
+        "unit": "B/s",
+        "limit": None,
+        "detail": "; ".join(errors) or str(answers[0].get("backend", "")),
+    }
+
+
+def rows_for_people(report: Mapping[str, Any]) -> list[dict[str, str]]:
+    """The checks as table cells; `value` and `limit` with a decimal prefix."""
+    return [
+        {
+            "check": check["check"],
+            "result": "ok" if check["ok"] else "FAILED",
+            "value": quantity(check["value"], check["unit"]),
+            "limit": "" if not check["limit"] else f">= {quantity(check['limit'], check['unit'])}",
+            "detail": check["detail"],
+        }
+        for check in report["checks"]
+    ]
+
+
+def quantity(value: float, unit: str) -> str:
+    """A number with its unit for people.
+
+    >>> quantity(112.6e9, "FLOP/s"), quantity(0, "errors")
+    ('112.6 GFLOP/s', '0 errors')
+    """
+    if not unit.endswith("/s"):
+        return f"{value:g} {unit}".strip()
+    for factor, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= factor:
+            return f"{value / factor:.1f} {prefix}{unit}"
+    return f"{value:.1f} {unit}"

@@ -1,0 +1,117 @@
+"""The self-check on this machine, and what it says about one that computes wrongly or slowly."""
+
+from __future__ import annotations
+
+import json
+import socket
+
+import numpy as np
+import pytest
+import torch
+
+from pulsetrain.diagnostics import selfcheck
+from pulsetrain.diagnostics.selfcheck import Check, Limits
+from pulsetrain.stream.errors import UsageError
+
+NAMES = ["gemm_checksum", "gemm_speed", "memory_bandwidth", "loopback_bandwidth"]
+
+
+def test_this_machine_passes_and_the_report_is_json():
+    report = selfcheck.run(seconds=0.1, device="cpu")
+    assert json.loads(json.dumps(report)) == report
+    assert report["ok"], report
+    assert report["failed"] == []
+    assert [c["check"] for c in report["checks"]] == NAMES
+    assert all(c["value"] > c["limit"] for c in report["checks"] if c["limit"] is not None)
+
+
+def test_a_product_with_one_wrong_element_fails(monkeypatch):
+    exact = torch.Tensor.__matmul__
+
+    def broken(self, other):
+        product = exact(self, other)
+        product[3, 4] += 1
+        return product
+
+    monkeypatch.setattr(torch.Tensor, "__matmul__", broken)
+    check = selfcheck.gemm_checksum()
+    assert not check.ok
+    assert check.value == 2  # the element, and the sum of its row
+    assert "1 elements, 1 row sums wrong" in check.detail
+
+
+def test_a_product_that_is_not_repeatable_fails(monkeypatch):
+    exact, calls = torch.Tensor.__matmul__, []
+
+    def flaky(self, other):
+        calls.append(1)
+        product = exact(self, other)
+        if len(calls) == 2:
+            product[0, 0] += 1
+        return product
+
+    monkeypatch.setattr(torch.Tensor, "__matmul__", flaky)
+    check = selfcheck.gemm_checksum()
+    assert not check.ok
+    assert "2 distinct results in 3" in check.detail
+
+
+def test_the_exact_product_stays_exact_in_float32():
+    a, b = selfcheck.exact_operands()
+    assert int(np.abs(a).max()) ** 2 * len(a) < 2**24
+    assert (a == selfcheck.exact_operands()[0]).all()
+    assert len(np.unique(a @ b)) > 100
+
+
+def test_a_slow_machine_fails_by_name():
+    report = selfcheck.run(seconds=0.05, device="cpu", limits=Limits(gemm_flops_per_s=1e18))
+    assert report["failed"] == ["gemm_speed"]
+    assert not report["ok"]
+
+
+def test_a_check_that_cannot_run_has_failed(monkeypatch):
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError("no sockets here")
+
+    monkeypatch.setattr(socket, "create_server", refuse)
+    report = selfcheck.run(seconds=0.05, device="cpu")
+    assert report["failed"] == ["loopback_bandwidth"]
+    assert "no sockets here" in report["checks"][-1]["detail"]
+
+
+def test_altered_bytes_on_the_loopback_are_seen(monkeypatch):
+    fill, calls = selfcheck._fill, []
+
+    def altered(stream, block):
+        whole = fill(stream, block)
+        if whole and not calls:
+            calls.append(1)
+            block[7] ^= 1
+        return whole
+
+    monkeypatch.setattr(selfcheck, "_fill", altered)
+    check = selfcheck.loopback_bandwidth(0.02, 0.0)
+    assert not check.ok
+    assert "1 altered" in check.detail
+
+
+def test_an_unknown_device_is_named():
+    with pytest.raises(UsageError, match="device = 'tpu': allowed auto, cpu, cuda"):
+        selfcheck.run(seconds=0.1, device="tpu")
+
+
+def reports(values):
+    check = [Check(name="gemm_speed", value=1.0, unit="FLOP/s", limit=0.0)]
+    return {n: {"checks": [{**check[0].row(), "value": v}]} for n, v in values.items()}
+
+
+def test_outliers_names_the_slow_node_whatever_the_order():
+    values = {"a": 10.0, "b": 9.0, "c": 4.0, "d": 11.0}
+    found = selfcheck.outliers(reports(values))
+    assert found == {"c": ["gemm_speed"]}
+    assert selfcheck.outliers(reports(dict(reversed(values.items())))) == found
+
+
+@pytest.mark.parametrize("values", [{}, {"a": 1.0}, {"a": 1.0, "b": 100.0}, {"a": 5.0, "b": 5.0, "c": 5.0}])
+def test_outliers_needs_peers_and_a_difference(values):
+    assert selfcheck.outliers(reports(values)) == {}
