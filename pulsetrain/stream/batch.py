@@ -20,6 +20,7 @@ _SOURCE = b"pulsetrain.source"
 _RECORD = b"pulsetrain.record"
 _FIRST = b"pulsetrain.first_row"
 _ROWS = b"pulsetrain.rows"
+_UNREADABLE = (pa.ArrowException, OSError, ValueError, EOFError)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +42,17 @@ class Batch:
     def token(self) -> str:
         """The insert deduplication token: equal for equal rows, different for all others."""
         return token(self.source, self.record, self.first_row, self.rows)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Identity:
+    """What a batch says of itself: rows [first_row, first_row + rows) of `record` from `source`."""
+
+    record: str
+    source: str
+    first_row: int
+    rows: int
+    version: int
 
 
 def token(source: str, record: str, first_row: int, rows: int) -> str:
@@ -75,26 +87,45 @@ def encode(record: str, batch: pa.RecordBatch | pa.Table, *, source: str, first_
 def decode(data: bytes) -> Batch:
     """The batch in `data`. Columns that an older writer lacked hold their defaults, columns that only a newer
     writer knows are dropped. Raises `CorruptData` or `SchemaMismatch`."""
-    table = _read(data)
-    meta: Mapping[bytes, bytes] = table.schema.metadata or {}
-    try:
-        version, first_row, rows = (int(meta[key]) for key in (_VERSION, _FIRST, _ROWS))
-        source, name = meta[_SOURCE].decode(), meta[_RECORD].decode()
-    except (KeyError, ValueError) as error:
-        raise CorruptData(f"batch without a valid identity in its metadata: {error}") from error
-    if rows != table.num_rows or first_row < 0:
-        raise CorruptData(f"batch {source}:{name}:{first_row} says {rows} rows and holds {table.num_rows}")
-    fitted = conform(table, _record(name), version)
-    return Batch(record=name, source=source, first_row=first_row, version=version, table=fitted)
-
-
-def _read(data: bytes) -> pa.Table:
     try:
         table = pa.ipc.open_stream(data).read_all()
         table.validate(full=True)
-    except (pa.ArrowException, OSError, ValueError, EOFError) as error:
+    except _UNREADABLE as error:
         raise CorruptData(f"not an Arrow IPC stream: {error}") from error
-    return table
+    said = _identity(table.schema)
+    if said.rows != table.num_rows or said.first_row < 0:
+        raise CorruptData(f"batch of {said.record} says {said.rows} rows and holds {table.num_rows}")
+    fitted = conform(table, _record(said.record), said.version)
+    return Batch(
+        record=said.record,
+        source=said.source,
+        first_row=said.first_row,
+        version=said.version,
+        table=fitted,
+    )
+
+
+def identify(data: bytes) -> Identity:
+    """What the batch in `data` says of itself, without reading its rows. Raises `CorruptData`."""
+    try:
+        schema = pa.ipc.open_stream(data).schema
+    except _UNREADABLE as error:
+        raise CorruptData(f"not an Arrow IPC stream: {error}") from error
+    return _identity(schema)
+
+
+def _identity(schema: pa.Schema) -> Identity:
+    meta: Mapping[bytes, bytes] = schema.metadata or {}
+    try:
+        return Identity(
+            record=meta[_RECORD].decode(),
+            source=meta[_SOURCE].decode(),
+            first_row=int(meta[_FIRST]),
+            rows=int(meta[_ROWS]),
+            version=int(meta[_VERSION]),
+        )
+    except (KeyError, ValueError) as error:
+        raise CorruptData(f"batch without a valid identity in its metadata: {error}") from error
 
 
 def _record(name: str) -> Record:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pulsetrain.stream.schema import RECORDS, Field, Kind, Record
 
 OFFSETS = "ingest_offsets"
-"""Table of the next row expected of each (source, record): what is below it is stored already."""
+"""Table of the row ranges that are stored of each (source, record)."""
 ROLLUP = "span_rollup"
 """Closed spans summed by job, attempt, step, rank, phase and the phase they ran inside."""
 ROLLUP_FEED = "span_rollup_feed"
@@ -94,9 +94,9 @@ def create_offsets(engine: Engine) -> str:
     """The table behind `OFFSETS`."""
     return (
         f"CREATE TABLE IF NOT EXISTS {engine.table(OFFSETS)} (\n"
-        "  `source` String, `record` LowCardinality(String), `next_row` UInt64,\n"
+        "  `source` String, `record` LowCardinality(String), `first_row` UInt64, `next_row` UInt64,\n"
         "  `stored` Date MATERIALIZED today()\n)\n"
-        f"{engine.kind('ReplacingMergeTree', '`next_row`')}\nORDER BY (`source`, `record`)\n"
+        f"{engine.kind('ReplacingMergeTree', '`next_row`')}\nORDER BY (`source`, `record`, `first_row`)\n"
         "TTL `stored` + INTERVAL 30 DAY"
     )
 

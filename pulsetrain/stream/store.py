@@ -25,6 +25,8 @@ from pulsetrain.stream import ddl
 from pulsetrain.stream.batch import conform
 from pulsetrain.stream.errors import AuthError, PulsetrainError, SchemaMismatch, Unavailable, UsageError
 from pulsetrain.stream.folder import FolderLock
+from pulsetrain.stream.queries import storage
+from pulsetrain.stream.reader import ChdbReader, HttpReader, Reader, ReaderConfig
 from pulsetrain.stream.schema import RECORDS, SCHEMA_VERSION
 
 _AUTH_CODES = (516, 192, 193, 194)
@@ -41,8 +43,10 @@ class Store:
         name: str,
         engine: ddl.Engine | None = None,
         lock: FolderLock | None = None,
+        open_reader: Callable[[ReaderConfig], Reader],
     ) -> None:
         self.name = name
+        self.open_reader = open_reader
         self.engine = engine or ddl.Engine()
         self._connect = connect
         self._lock = lock
@@ -100,11 +104,6 @@ class Store:
         with self.client() as client:
             client.command(sql)
 
-    def new_client(self) -> Client:
-        """A client of one's own, to be closed by the caller."""
-        with _errors(self.name):
-            return self._connect()
-
     @contextlib.contextmanager
     def client(self) -> Iterator[Client]:
         """A client for the time of the block. Its errors come out as Pulsetrain's."""
@@ -130,9 +129,7 @@ class Store:
             self._lock.release()
 
     def _columns(self) -> dict[tuple[str, str], str]:
-        found = self.query(
-            "SELECT table, name, type FROM system.columns WHERE database = currentDatabase()"
-        ).to_pylist()
+        found = storage.columns(self).to_pylist()
         return {(row["table"], row["name"]): row["type"] for row in found}
 
 
@@ -155,7 +152,12 @@ def open_store(url: str, *, token: str | None = None, engine: ddl.Engine | None 
     if parts.scheme == "chdb":
         return _open_folder(url, Path(parts.netloc + parts.path), engine)
     if parts.scheme in ("http", "https") and parts.hostname:
-        return Store(lambda: _connect_http(url, token), name=_public(url), engine=engine)
+        return Store(
+            lambda: _connect_http(url, token),
+            name=_public(url),
+            engine=engine,
+            open_reader=lambda config: _read_http(url, token, config),
+        )
     raise UsageError(f"store {url!r}: allowed are chdb:///folder and http(s)://host:port")
 
 
@@ -164,7 +166,13 @@ def _open_folder(url: str, folder: Path, engine: ddl.Engine | None) -> Store:
         raise UsageError(f"store {url!r}: chdb:// needs an absolute path, as in chdb:///var/lib/pulsetrain")
     lock = FolderLock.take(folder, "store")
     try:
-        return Store(lambda: _connect_chdb(folder), name=f"chdb://{folder}", engine=engine, lock=lock)
+        return Store(
+            lambda: _connect_chdb(folder),
+            name=f"chdb://{folder}",
+            engine=engine,
+            lock=lock,
+            open_reader=lambda config: ChdbReader(folder, config),
+        )
     except BaseException:
         lock.release()
         raise
@@ -184,6 +192,18 @@ def _connect_http(url: str, token: str | None) -> Client:
         username=parts.username or "default",
         password=parts.password or token or "",
         database=parts.path.strip("/") or "default",
+    )
+
+
+def _read_http(url: str, token: str | None, config: ReaderConfig) -> Reader:
+    parts = urlsplit(url)
+    port = parts.port or (8443 if parts.scheme == "https" else 8123)
+    return HttpReader(
+        f"{parts.scheme}://{parts.hostname}:{port}",
+        parts.username or "default",
+        parts.password or token or "",
+        parts.path.strip("/") or "default",
+        config,
     )
 
 

@@ -1,8 +1,17 @@
 from __future__ import annotations
 
-import pytest
+import asyncio
+import socket
+import threading
 
+import pytest
+import uvicorn
+from starlette.applications import Starlette
+
+from pulsetrain.stream.server import routes
 from pulsetrain.stream.store import open_store
+
+TOKEN = "secret-token"
 
 
 @pytest.fixture(scope="session")
@@ -10,5 +19,29 @@ def chdb_store(tmp_path_factory):
     """The one chDB folder that this test process may open; tests use job names of their own."""
     store = open_store(f"chdb://{tmp_path_factory.mktemp('chdb')}/store")
     store.migrate()
+    yield store
+    store.close()
+
+
+@pytest.fixture(scope="session")
+def hub(chdb_store):
+    """Address of a real web server with the hub's record routes over `chdb_store`."""
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    listener.listen(64)
+    app = Starlette(routes=routes(chdb_store, token=TOKEN))
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1))
+    thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])), daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    server.should_exit = True
+    thread.join(timeout=10)
+    listener.close()
+
+
+@pytest.fixture(scope="session")
+def hub_store(hub):
+    """The same store through the hub's ClickHouse endpoint."""
+    store = open_store(hub, token=TOKEN)
     yield store
     store.close()

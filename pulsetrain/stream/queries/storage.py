@@ -1,0 +1,43 @@
+"""What the store itself asks of its tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+
+class Queryable(Protocol):
+    """What answers a SELECT."""
+
+    def query(self, sql: str, params: Mapping[str, Any] | None = None) -> pa.Table:
+        """The result of `sql`."""
+        ...
+
+
+def columns(store: Queryable) -> pa.Table:
+    """Columns of the current database: table, name, type."""
+    return store.query("SELECT table, name, type FROM system.columns WHERE database = currentDatabase()")
+
+
+def stored_ranges(store: Queryable) -> pa.Table:
+    """Row ranges that are stored of each source: source, record, first_row, next_row."""
+    return store.query(
+        """
+        SELECT source, record, first_row, max(next_row) AS next_row
+        FROM ingest_offsets
+        GROUP BY source, record, first_row
+        """
+    )
+
+
+def outside_functions(store: Queryable) -> pa.Table:
+    """Functions that may reach outside the store: every table function, and those that call a model: name."""
+    return store.query(
+        """
+        SELECT lower(name) AS name FROM system.table_functions
+        UNION DISTINCT
+        SELECT lower(name) FROM system.functions WHERE startsWith(lower(name), 'ai')
+        """
+    )

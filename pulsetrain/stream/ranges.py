@@ -1,0 +1,40 @@
+"""Which row numbers have arrived: a set of integers kept as disjoint half-open ranges."""
+
+from __future__ import annotations
+
+import bisect
+
+
+class Ranges:
+    """Half-open ranges of integers, merged where they touch."""
+
+    def __init__(self) -> None:
+        self._firsts: list[int] = []
+        self._ends: list[int] = []
+
+    def __iter__(self) -> zip[tuple[int, int]]:
+        return zip(self._firsts, self._ends, strict=True)
+
+    def add(self, first: int, end: int) -> tuple[int, int]:
+        """Add [first, end); returns the range that now holds it."""
+        left = bisect.bisect_left(self._ends, first)
+        right = bisect.bisect_right(self._firsts, end)
+        if left < right:
+            first = min(first, self._firsts[left])
+            end = max(end, self._ends[right - 1])
+        self._firsts[left:right] = [first]
+        self._ends[left:right] = [end]
+        return first, end
+
+    def missing(self, first: int, end: int) -> list[tuple[int, int]]:
+        """The parts of [first, end) that are not in the set, in order."""
+        gaps = []
+        for index in range(bisect.bisect_right(self._ends, first), len(self._firsts)):
+            if self._firsts[index] >= end:
+                break
+            if first < self._firsts[index]:
+                gaps.append((first, self._firsts[index]))
+            first = max(first, self._ends[index])
+        if first < end:
+            gaps.append((first, end))
+        return gaps
