@@ -295,7 +295,8 @@ def agent(as_json: bool, standby: bool, **flags: Any) -> None:
 
 
 def _launch(flags: Mapping[str, Any], *, as_json: bool, level: Any, **more: Any) -> None:
-    from pulsetrain.recovery import farewell, flags as launching
+    from pulsetrain.recovery import farewell
+    from pulsetrain.recovery import flags as launching
     from pulsetrain.recovery.launch import launch
     from pulsetrain.stream.log import configure
 

@@ -1,0 +1,114 @@
+"""An agent with all its parts, wired and running."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from pulsetrain.collectors.host import HostSampler
+from pulsetrain.recovery.agent import Agent, AgentConfig
+from pulsetrain.recovery.checkpoint.keeper import Keeper, KeeperConfig
+from pulsetrain.recovery.launch import Launch
+from pulsetrain.recovery.pump import Batches, Pump
+from pulsetrain.recovery.ranks import NodeIdentity, Program, Ranks
+from pulsetrain.recovery.zygote import Zygote
+from pulsetrain.stream.client import HubAddress
+from pulsetrain.stream.config import load
+from pulsetrain.stream.spool import Spool, SpoolConfig
+from pulsetrain.stream.transport import HttpTransport, Shipper
+
+
+class _Host:
+    """The node's own samples, and those of its ranks' processes."""
+
+    def __init__(self, node: str, processes: Callable[[], Mapping[str, int]]) -> None:
+        self._sampler = HostSampler(node=node)
+        self._processes = processes
+
+    def take(self, now_ns: int) -> Batches:
+        self._sampler.watch(self._processes())
+        batch: pa.RecordBatch = self._sampler.sample(now_ns)
+        return [("metrics", batch)]
+
+
+class _Checkpoints:
+    """What the keeper did since the last call."""
+
+    def __init__(self, keeper: Keeper) -> None:
+        self._keeper = keeper
+
+    def take(self, now_ns: int) -> Batches:
+        return self._keeper.take_records(now_ns)
+
+
+@contextlib.contextmanager
+def assemble(
+    asked: Launch,
+    config: AgentConfig,
+    file: Mapping[str, Any],
+    hub: HubAddress,
+    folder: Path,
+    address: str,
+    zygote: Zygote,
+    start_zygote: Callable[[], Zygote],
+) -> Iterator[Agent]:
+    """The agent and its recorder, spool, shipper and keeper; they end in order when the block does."""
+    identity = NodeIdentity(
+        job=asked.job_name,
+        node=asked.node_name,
+        address=address,
+        nproc_per_node=asked.nproc_per_node,
+        max_restarts=asked.max_restarts,
+    )
+    keeper_config = load(KeeperConfig, "checkpoint", file=file, environ=asked.environ)
+    with contextlib.ExitStack() as stack:
+        spool = Spool(folder / "spool", node=identity.node, config=SpoolConfig(max_bytes=config.spool_bytes))
+        stack.callback(spool.close)
+        shipper = Shipper(spool, HttpTransport(hub.url, hub.token))
+        shipper.start()
+        stack.callback(partial(shipper.stop, drain_s=config.flush_s))
+        keeper = Keeper(keeper_config, job=identity.job, node=identity.node, address=address)
+        stack.callback(keeper.close)
+        ranks = partial(
+            Ranks,
+            identity,
+            Program(argv=asked.argv, mode=asked.mode, role=asked.role),
+            asked.log_dir or folder / "logs",
+            ring_slots=config.ring_slots,
+        )
+        pump = Pump(
+            spool,
+            lambda: agent.ranks.all,
+            drain_s=config.drain_s,
+            sample_s=config.heartbeat_s,
+            agent_pid=os.getpid(),
+            sources=(
+                _Host(identity.node, lambda: {f"rank {r.rank}": r.pid for r in agent.ranks.alive}),
+                _Checkpoints(keeper),
+            ),
+            echo_ranks=lambda local: (
+                not asked.quiet and (not asked.local_ranks or local in asked.local_ranks)
+            ),
+        )
+        agent = Agent(
+            identity,
+            ranks,
+            config=config,
+            nnodes=asked.nnodes,
+            hub=(hub.url, hub.token),
+            keeper=keeper,
+            zygote=zygote,
+            start_zygote=start_zygote,
+            watcher=pump,
+            standby=asked.standby,
+        )
+        stack.callback(agent.close)
+        pump.start()
+        stack.callback(pump.stop)
+        yield agent

@@ -1,0 +1,83 @@
+"""What ranks print: their log files, echoed to the agent's own output with a prefix."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TextIO
+
+CHUNK_BYTES = 1 << 16
+TAIL_BYTES = 16384
+
+
+def last_lines(path: Path, count: int) -> tuple[str, ...]:
+    """The last `count` lines that are not blank, from a file's last 16 KiB; none where it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
+            text = file.read().decode(errors="replace")
+    except OSError:
+        return ()
+    return tuple(line.rstrip() for line in text.splitlines() if line.strip())[-count:]
+
+
+@dataclass(kw_only=True)
+class _Followed:
+    path: Path
+    prefix: str
+    stream: TextIO
+    fd: int = -1
+    offset: int = 0
+    partial: bytes = b""
+
+
+class Echo:
+    """Copies complete lines of files to streams. A stream that cannot be written is given up, silently."""
+
+    def __init__(self) -> None:
+        self._files: list[_Followed] = []
+        self._lock = threading.Lock()
+
+    def follow(self, path: Path, prefix: str, stream: TextIO) -> None:
+        """Echo what is appended to `path` from now on; the file need not exist yet."""
+        offset = path.stat().st_size if path.exists() else 0
+        with self._lock:
+            self._files.append(_Followed(path=path, prefix=prefix, stream=stream, offset=offset))
+
+    def poll(self, *, final: bool = False) -> None:
+        """Copy what is new; with `final` also an unfinished last line, and forget the files."""
+        with self._lock:
+            for file in self._files:
+                with contextlib.suppress(OSError, ValueError):
+                    self._copy(file, final=final)
+            if final:
+                self._forget()
+
+    def _forget(self) -> None:
+        for file in self._files:
+            if file.fd >= 0:
+                os.close(file.fd)
+        self._files = []
+
+    def _copy(self, file: _Followed, *, final: bool) -> None:
+        if file.fd < 0:
+            file.fd = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
+        while chunk := os.pread(file.fd, CHUNK_BYTES, file.offset):
+            file.offset += len(chunk)
+            *lines, file.partial = (file.partial + chunk).split(b"\n")
+            _write(file, lines)
+            if len(chunk) < CHUNK_BYTES:
+                break
+        if final and file.partial:
+            _write(file, [file.partial])
+
+
+def _write(file: _Followed, lines: Iterable[bytes]) -> None:
+    text = "".join(f"{file.prefix}{line.decode(errors='replace')}\n" for line in lines)
+    if text:
+        file.stream.write(text)
+        file.stream.flush()

@@ -1,0 +1,109 @@
+"""From rings, log files and the host to the spool: everything a node records, on threads of its own."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Protocol
+
+import pyarrow as pa
+
+from pulsetrain.recovery import pulse
+from pulsetrain.recovery.output import Echo
+from pulsetrain.recovery.ranks import Rank
+from pulsetrain.recovery.ticker import Ticker
+from pulsetrain.stream.messages import Heartbeat
+
+Batches = Iterable[tuple[str, pa.RecordBatch]]
+
+
+class Sink(Protocol):
+    """Where batches go; never blocks for long, never raises for a full disk."""
+
+    def append(self, record: str, batch: pa.RecordBatch) -> bool: ...
+    @property
+    def size_bytes(self) -> int: ...
+    @property
+    def dropped_rows(self) -> int: ...
+
+
+class Source(Protocol):
+    """Something that has rows from time to time."""
+
+    def take(self, now_ns: int) -> Batches: ...
+
+
+class Pump:
+    """Moves rows of ranks and of `sources` to a sink, and the output of ranks to the agent's own."""
+
+    def __init__(
+        self,
+        sink: Sink,
+        ranks: Callable[[], Sequence[Rank]],
+        *,
+        drain_s: float,
+        sample_s: float,
+        agent_pid: int,
+        sources: Sequence[Source] = (),
+        echo_ranks: Callable[[int], bool] = lambda local_rank: True,
+    ) -> None:
+        self._sink, self._ranks = sink, ranks
+        self._sources, self._echo_ranks = sources, echo_ranks
+        self._agent_pid = agent_pid
+        self._heartbeats: list[Heartbeat] = []
+        self._echo = Echo()
+        self._tickers = (
+            Ticker("drain", drain_s, self.drain),
+            Ticker("sample", sample_s, self._sample),
+            Ticker("echo", drain_s, self._echo.poll),
+        )
+
+    def gauges(self) -> Mapping[str, float]:
+        """spool_bytes, dropped_rows (full spool or disk), ring_dropped (full rings), recorder_failures."""
+        return {
+            "spool_bytes": self._sink.size_bytes,
+            "dropped_rows": self._sink.dropped_rows,
+            "ring_dropped": sum(rank.drain.dropped for rank in self._ranks()),
+            "recorder_failures": sum(ticker.failures for ticker in self._tickers),
+        }
+
+    def start(self) -> None:
+        for ticker in self._tickers:
+            ticker.start()
+
+    def stop(self) -> None:
+        """Move what is left, then end."""
+        for ticker in self._tickers:
+            ticker.stop()
+        self._echo.poll(final=True)
+
+    def follow(self, ranks: Sequence[Rank]) -> None:
+        """Echo what these ranks print from now on, and the rest of what others printed."""
+        self._echo.poll(final=True)
+        for rank in ranks:
+            if self._echo_ranks(rank.local_rank):
+                self._echo.follow(rank.out, f"[{rank.rank}] ", sys.stdout)
+                self._echo.follow(rank.err, f"[{rank.rank}] ", sys.stderr)
+
+    def heartbeat(self, heartbeat: Heartbeat) -> None:
+        """Also record this heartbeat."""
+        self._heartbeats.append(heartbeat)
+
+    def drain(self) -> None:
+        """Empty every ring."""
+        now_ns = time.time_ns()
+        for rank in self._ranks():
+            self._put(rank.batches(now_ns))
+
+    def _sample(self) -> None:
+        beats, self._heartbeats = self._heartbeats, []
+        for beat in beats:
+            self._sink.append("heartbeats", pulse.rows(beat, self._agent_pid))
+        now_ns = time.time_ns()
+        for source in self._sources:
+            self._put(source.take(now_ns))
+
+    def _put(self, batches: Batches) -> None:
+        for record, batch in batches:
+            self._sink.append(record, batch)
