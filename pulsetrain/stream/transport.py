@@ -47,11 +47,12 @@ class HttpTransport:
     """Posts each batch to the hub at `url`. Raises `UsageError` for an address that is none."""
 
     def __init__(self, url: str, token: str, *, timeout_s: float = 30.0) -> None:
+        if not url.startswith(("http://", "https://")):
+            raise UsageError(f"hub address {url!r}: allowed is http(s)://host:port")
         headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/vnd.apache.arrow.stream"}
+        timeout = httpx.Timeout(timeout_s, connect=3.0)
         try:
-            self._http = httpx.Client(
-                base_url=url, headers=headers, timeout=httpx.Timeout(timeout_s, connect=3.0), trust_env=False
-            )
+            self._http = httpx.Client(base_url=url, headers=headers, timeout=timeout, trust_env=False)
         except httpx.InvalidURL as error:
             raise UsageError(f"hub address {url!r}: {error}") from error
 
