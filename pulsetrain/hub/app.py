@@ -16,6 +16,7 @@ from starlette.routing import BaseRoute, Route
 from pulsetrain import __version__
 from pulsetrain.analytics.alerts import AlertBook
 from pulsetrain.analytics.incidents import join
+from pulsetrain.analytics.verdict import state_of
 from pulsetrain.hub.desk import Desk
 from pulsetrain.hub.sentence import verdict
 from pulsetrain.hub.watcher import Watcher
@@ -81,6 +82,7 @@ def _job(parts: Parts, job: Job) -> dict[str, Any]:
     row = view.job_row(job, now)
     row["verdict"] = verdict(job, memory.findings(), min(beats, default=0.0))
     row["findings"] = [f.row() for f in memory.findings()]
+    row["detectors"] = [state_of(v) for v in memory.verdicts]
     row["median_step_s"] = memory.median_step_ns / 1e9
     return row
 
@@ -90,13 +92,15 @@ def _api(parts: Parts) -> list[BaseRoute]:
         return JSONResponse(status(parts))
 
     async def alerts(request: Request) -> Response:
-        return JSONResponse({"alerts": parts.alerts.list()})
+        return JSONResponse({"alerts": list(parts.alerts.list(parts.clock.wall_ns()))})
 
     async def acknowledge(request: Request) -> Response:
         body = await api.json_body(request, "actor")
         alert = request.path_params["alert"]
         try:
-            parts.alerts.acknowledge(alert, str(body["actor"]), str(body.get("note", "")))
+            parts.alerts.acknowledge(
+                alert, str(body["actor"]), str(body.get("note", "")), parts.clock.wall_ns()
+            )
         except KeyError as error:
             raise UsageError(f"no alert {alert!r}") from error
         return JSONResponse({"acknowledged": alert})

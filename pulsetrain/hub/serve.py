@@ -17,7 +17,7 @@ from pathlib import Path
 import structlog
 import uvicorn
 
-from pulsetrain.analytics.alerts import AlertBook, AlertConfig
+from pulsetrain.analytics.alerts import AlertBook
 from pulsetrain.analytics.watch import WatchConfig
 from pulsetrain.dashboard import launch
 from pulsetrain.hub.app import Parts, build
@@ -28,6 +28,7 @@ from pulsetrain.recovery.controller import Controller
 from pulsetrain.recovery.policy import Policy
 from pulsetrain.stream.clock import SystemClock
 from pulsetrain.stream.errors import UsageError
+from pulsetrain.stream.queries import views
 from pulsetrain.stream.store import Store, open_store
 
 log = structlog.get_logger()
@@ -66,8 +67,8 @@ def assemble(store: Store, data: Path, url: str, token: str, policy: Policy, wat
     """Every part of a hub, wired."""
     clock = SystemClock()
     desk = Desk(store, clock)
-    alerts = AlertBook(data / "alerts.db", AlertConfig())
-    controller = Controller(policy, desk, clock, last_attempt=lambda job: last_attempt(store, job))
+    alerts = AlertBook(data / "alerts.db")
+    controller = Controller(policy, desk, clock, last_attempt=lambda job: views.last_attempt(store, job))
     watcher = Watcher(controller, store, desk, alerts, clock, watch)
     facts = {"url": url, "pid": os.getpid(), "data": str(data), "started_ns": clock.wall_ns()}
     return Parts(
@@ -95,13 +96,6 @@ def run_server(parts: Parts, listener: socket.socket) -> None:
     )
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(server.serve(sockets=[listener]))
-
-
-def last_attempt(store: Store, job: str) -> int:
-    """The newest attempt of `job` that the store knows; -1: none."""
-    from pulsetrain.stream.queries import views
-
-    return views.last_attempt(store, job)
 
 
 def make_folder(data: Path) -> None:

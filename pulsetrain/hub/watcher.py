@@ -14,6 +14,7 @@ from pulsetrain.analytics import watch
 from pulsetrain.analytics.alerts import AlertBook
 from pulsetrain.analytics.analyze import analyze
 from pulsetrain.analytics.verdict import Verdict
+from pulsetrain.analytics.verdict import findings as found
 from pulsetrain.hub.desk import Desk
 from pulsetrain.hub.episodes import Episodes
 from pulsetrain.recovery.controller import Controller
@@ -40,6 +41,7 @@ class JobWatch:
     def __init__(self) -> None:
         self.live = Episodes(patience=2)
         self.stored = Episodes(patience=3)
+        self.verdicts: list[Verdict] = []
         self.told: deque[Finding] = deque(maxlen=TOLD)
         self.attempt = -1
         self.first_exit_ns = 0
@@ -110,14 +112,19 @@ class Watcher:
 
     async def _analyze(self, job: Job) -> None:
         attempt, now = job.attempt, self._clock.wall_ns()
+        verdicts: list[Verdict]
         try:
             verdicts = await asyncio.to_thread(analyze, self._store, job.name, attempt=attempt, now_ns=now)
         except Exception as error:  # reported, and the next look still runs
             self.failures += 1
             log.exception("analysis_failed", job=job.name, error=repr(error))
             return
-        if job.attempt == attempt:
-            self._tell(job, self.of(job).stored.look(_findings(verdicts)))
+        if job.attempt != attempt:
+            return
+        memory = self.of(job)
+        memory.verdicts = verdicts
+        self._tell(job, memory.stored.look(found(verdicts)))
+        self._alerts.observe([*verdicts, *memory.live.current()], now, job=job.name)
 
     def _look(self, job: Job) -> None:
         memory = self.of(job)
@@ -128,7 +135,7 @@ class Watcher:
         if job.recovery is not None and not memory.explained:
             self._explain(job, memory, view)
         elif job.phase is Phase.RUNNING and not view.exits and not view.lost_nodes:
-            fresh = memory.live.look(_findings(watch.hang(view, self._config)))
+            fresh = memory.live.look(found(watch.hang(view, self._config)))
             self._tell(job, fresh)
             self._report_hang(job, fresh, view)
 
@@ -141,7 +148,7 @@ class Watcher:
         if unsettled or (view.now_ns - memory.first_exit_ns < SETTLE_NS and not view.lost_nodes):
             return
         memory.explained = True
-        findings = _findings(watch.crash(view))
+        findings = found(watch.crash(view))
         self._tell(job, memory.live.look(findings))
         for finding in findings:
             self._blame(job, finding)
@@ -203,8 +210,4 @@ class Watcher:
         for finding in findings:
             self._desk.finding(finding)
         if findings:
-            self._alerts.observe(findings, self._clock.wall_ns())
-
-
-def _findings(verdicts: Sequence[Verdict]) -> list[Finding]:
-    return [v for v in verdicts if isinstance(v, Finding)]
+            self._alerts.observe(findings, self._clock.wall_ns(), job=job.name)

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import structlog
-from starlette.requests import HTTPConnection, Request
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from pulsetrain.recovery import view
 from pulsetrain.recovery.controller import Controller
+from pulsetrain.stream.access import may
 from pulsetrain.stream.clock import Clock
 from pulsetrain.stream.errors import CorruptData, Unavailable, UsageError
 from pulsetrain.stream.messages import Hello, decode
@@ -27,17 +27,11 @@ UNAUTHORIZED = 4401
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
-def authorized(connection: HTTPConnection, token: str) -> bool:
-    """Whether the request carries ``Authorization: Bearer TOKEN``; compared in constant time."""
-    given = connection.headers.get("authorization", "")
-    return hmac.compare_digest(given.encode(), f"Bearer {token}".encode())
-
-
 def guarded(endpoint: Endpoint, token: str) -> Endpoint:
     """The endpoint behind the token, with usage errors as 400 and one JSON line."""
 
     async def guard(request: Request) -> Response:
-        if not authorized(request, token):
+        if not may(request, token):
             return JSONResponse({"error": "missing or wrong token"}, 401)
         try:
             return await endpoint(request)
@@ -89,7 +83,7 @@ def routes(controller: Controller, clock: Clock, token: str) -> list[BaseRoute]:
 
 async def serve_agent(socket: WebSocket, controller: Controller, token: str) -> None:
     """One agent's connection, from its hello until it closes."""
-    if not authorized(socket, token):
+    if not may(socket, token):
         await socket.close(UNAUTHORIZED)  # before accept: the client sees HTTP 403
         return
     await socket.accept()
