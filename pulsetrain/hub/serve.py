@@ -41,6 +41,8 @@ def serve(
 
     Raises `UsageError` for a port in use, a folder that is not writable, or one that another hub owns.
     """
+    # uvicorn raises a signal it caught once more after its own end: SIGTERM must unwind as Ctrl-C does
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     make_folder(data)
     listener = bind(config.host, config.port)
     store = open_store(config.store or f"chdb://{data / 'store'}")
@@ -50,6 +52,7 @@ def serve(
     parts = assemble(store, data, url, token, policy, watch)
     with contextlib.ExitStack() as stack:
         stack.callback(store.close)
+        stack.callback(parts.alerts.close)
         stack.callback(parts.desk.close)
         facts = parts.facts
         if config.dashboard:
@@ -94,6 +97,8 @@ def run_server(parts: Parts, listener: socket.socket) -> None:
             ws_max_size=1 << 24,
         )
     )
+    # uvicorn raises the signal again once it has stopped; for both that must mean: return and clean up
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(server.serve(sockets=[listener]))
 
