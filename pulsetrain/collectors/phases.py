@@ -1,0 +1,168 @@
+"""Phases: what times a piece of a rank's work and shows it while it runs.
+
+`Phase.__enter__` and `__exit__` are the hot path of the whole product: together with `Handle.phase` they take
+less than a microsecond, which is why they inline `RingWriter.span` and touch as few words as they can.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from threading import current_thread
+from time import perf_counter_ns
+from types import MappingProxyType, TracebackType
+from typing import Any, Protocol
+
+from pulsetrain.collectors.ring import (
+    MAX_DEPTH,
+    PACK_OPEN,
+    PACK_PHASE,
+    PHASE,
+    SLOTS_AT,
+    STACK_AT,
+    W_ERRORS,
+    W_STACK,
+    W_STEP,
+    RingWriter,
+    span_context,
+    span_head,
+)
+from pulsetrain.stream.schema import CATEGORIES
+
+DEFAULT_CATEGORY: Mapping[str, str] = MappingProxyType(
+    dict.fromkeys(("forward", "backward", "optimizer"), "compute")
+    | {"data": "data", "checkpoint": "checkpoint"}
+    | dict.fromkeys(
+        ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "barrier", "send", "recv"),
+        "communication",
+    )
+)
+
+
+class Span(Protocol):
+    """A context manager that times what runs inside it."""
+
+    def __enter__(self) -> None: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> None: ...
+
+
+class NoSpan:
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+NO_SPAN = NoSpan()
+
+
+def _nothing() -> None:
+    pass
+
+
+class RankState:
+    """What all phases of a process share: the ring, the open phases of the main thread, step and microbatch.
+
+    `stack` holds, for each open phase, the parent it found and its start; `parent` is the innermost open
+    phase as bits for a span's head, `context` step, microbatch and lane as a slot stores them. `pending`
+    holds operations that are not known to have ended; `poll` asks them. Both are the collectives' to set.
+    """
+
+    __slots__ = ("context", "lane", "parent", "pending", "poll", "ring", "stack", "step", "words")
+
+    def __init__(self, ring: RingWriter) -> None:
+        self.ring = ring
+        self.words = ring.words
+        self.stack: list[tuple[int, int]] = []
+        self.parent = 0
+        self.lane = ring.intern("host")
+        self.enter_step(0)
+        self.pending: dict[object, Any] = {}
+        self.poll: Callable[[], None] = _nothing
+
+    def enter_step(self, step: int) -> None:
+        """Spans that end from now on belong to this step, and to no microbatch."""
+        self.step = step
+        self.words[W_STEP] = step
+        self.enter_microbatch(-1)
+
+    def enter_microbatch(self, microbatch: int) -> None:
+        """Spans that end from now on belong to this microbatch; -1: to none."""
+        self.context = span_context(self.step, microbatch, self.lane)
+
+    def fault(self) -> None:
+        """Counts something that went wrong inside Pulsetrain."""
+        self.words[W_ERRORS] += 1
+
+
+class Phase:
+    """A named phase of the main thread on the host clock. One object serves every entry, nested ones too."""
+
+    __slots__ = ("_as_parent", "_head", "_memory", "_state", "_words")
+
+    def __init__(self, state: RankState, name: int, category: int) -> None:
+        self._state = state
+        self._words = state.words
+        self._memory = state.ring.memory
+        self._head = span_head(name, category, kind=PHASE)
+        self._as_parent = name << 32
+
+    def __enter__(self) -> None:
+        state = self._state
+        stack = state.stack
+        start = perf_counter_ns()
+        depth = len(stack)
+        stack.append((state.parent, start))
+        state.parent = self._as_parent
+        if depth < MAX_DEPTH:
+            PACK_OPEN(self._memory, STACK_AT + 16 * depth, self._head, start)
+
+    def __exit__(self, *_: object) -> None:
+        end = perf_counter_ns()
+        state = self._state
+        ring = state.ring
+        stack = state.stack
+        try:
+            parent, start = stack.pop()
+            state.parent = parent
+            depth = len(stack)
+            if depth < MAX_DEPTH:
+                self._words[W_STACK + depth + depth] = 0
+            if ring.next < ring.limit or ring.room():
+                number = ring.claim()
+                ring.next = following = number + 1
+                at = SLOTS_AT + 64 * (number & ring.mask)
+                PACK_PHASE(self._memory, at, self._head | parent, state.context, start, end, following)
+            if state.pending:
+                state.poll()
+        except (IndexError, ValueError):  # left out of order, as a generator can: nothing to pair it with
+            state.fault()
+
+
+class ThreadPhase:
+    """A phase of another thread than the main one: recorded when it ends, in a lane of its own."""
+
+    __slots__ = ("_head", "_lane", "_start", "_state")
+
+    def __init__(self, state: RankState, name: int, category: int) -> None:
+        self._state = state
+        self._head = span_head(name, category, kind=PHASE)
+        self._lane = state.ring.intern(current_thread().name)
+        self._start = 0
+
+    def __enter__(self) -> None:
+        self._start = perf_counter_ns()
+
+    def __exit__(self, *_: object) -> None:
+        state = self._state
+        context = span_context(state.step, -1, self._lane)
+        state.ring.span(self._head, context, self._start, perf_counter_ns())
+
+
+def category_number(name: str, category: str | None) -> int:
+    """Place of the category in `CATEGORIES`; raises `ValueError` for one that is not in it."""
+    return CATEGORIES.index(category if category is not None else DEFAULT_CATEGORY.get(name, "other"))

@@ -1,0 +1,154 @@
+"""Follows what a rank prints: a log file's new lines as batches of `logs`.
+
+Memory is bounded whatever the rank prints: lines are cut, one poll reads a limited number of bytes, and a
+file that grows faster than that is skipped forward, with the bytes skipped counted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from pulsetrain.stream.schema import arrow_schema
+
+_ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
+_LEVELS = (
+    ("critical", re.compile(r"\b(CRITICAL|FATAL)\b|^F\d{4} |^Fatal ")),
+    ("error", re.compile(r"\b(ERROR|Error:|Exception:|Segmentation fault)|^E\d{4} |^Traceback |NCCL WARN")),
+    ("warning", re.compile(r"\b(WARNING|WARN|[A-Z]\w*Warning:)|^W\d{4} ")),
+    ("debug", re.compile(r"\b(DEBUG|TRACE)\b")),
+)
+_JSON_LEVEL = re.compile(r'"(?:level|severity|levelname)"\s*:\s*"(\w+)"', re.IGNORECASE)
+_JSON_NAMES = {"debug", "info", "warning", "error", "critical"}
+_ALIASES = {"warn": "warning", "fatal": "critical", "err": "error"}
+
+
+def severity(line: str) -> str:
+    """What a line says of itself: debug, info, warning, error or critical; info where it says nothing."""
+    if line.startswith("{"):
+        match = _JSON_LEVEL.search(line)
+        if match:
+            level = match[1].lower()
+            level = _ALIASES.get(level, level)
+            return level if level in _JSON_NAMES else "info"
+    return next((name for name, pattern in _LEVELS if pattern.search(line)), "info")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TailConfig:
+    """How much of a rank's output is kept."""
+
+    line_bytes: int = 8192
+    """A longer line is cut here."""
+    poll_bytes: int = 1 << 20
+    """Most bytes that one poll reads."""
+    behind_bytes: int = 16 << 20
+    """A file that is ahead by more is skipped forward to its last `poll_bytes`."""
+    keep_lines: int = 40
+    """Lines kept in memory for the report of a rank's end."""
+
+
+class Tail:
+    """One file of one rank. `poll` it a few times a second, and once with `final` when the rank has ended."""
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        source: str,
+        node: str = "",
+        job: str = "",
+        attempt: int = 0,
+        rank: int = -1,
+        config: TailConfig | None = None,
+    ) -> None:
+        self._path = path
+        self._same = {"source": source, "node": node, "job": job, "attempt": attempt, "rank": rank}
+        self._config = config or TailConfig()
+        self._offset = 0
+        self._partial = b""
+        self._cut = False  # the line in `_partial` was cut; the rest of it is thrown away
+        self._in_traceback = False
+        self._last: deque[str] = deque(maxlen=self._config.keep_lines)
+        self.skipped_bytes = 0
+
+    @property
+    def last_lines(self) -> tuple[str, ...]:
+        """The newest lines, oldest first, an unfinished one included."""
+        partial = self._clean(self._partial)
+        return (*self._last, partial) if partial else tuple(self._last)
+
+    def poll(self, now_ns: int, *, final: bool = False) -> pa.RecordBatch | None:
+        """New lines as a batch of `logs` stamped `now_ns`, or None. A missing file has no lines yet."""
+        lines = self._lines(self._read())
+        if final and self._partial:
+            lines += [self._clean(self._partial)]
+            self._partial = b""
+        lines = [line for line in lines if line.strip()]
+        self._last.extend(lines)
+        return self._batch(lines, now_ns) if lines else None
+
+    def _read(self) -> bytes:
+        with contextlib.suppress(OSError), self._path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if size < self._offset:  # truncated or replaced: begin again
+                self._offset, self._partial = 0, b""
+            if size - self._offset > self._config.behind_bytes:
+                self._skip(size)
+            file.seek(self._offset)
+            data = file.read(self._config.poll_bytes)
+            self._offset += len(data)
+            return data
+        return b""
+
+    def _skip(self, size: int) -> None:
+        target = size - self._config.poll_bytes
+        self.skipped_bytes += target - self._offset
+        self._offset, self._partial, self._cut = target, b"", True
+
+    def _lines(self, data: bytes) -> list[str]:
+        """Complete lines in what was unfinished plus `data`; keeps the new unfinished rest."""
+        if not data:
+            return []
+        *whole, rest = (self._partial + data).split(b"\n")
+        if whole and self._cut:
+            whole, self._cut = whole[1:] if not self._partial else [self._partial, *whole[1:]], False
+        self._partial = self._bounded(rest)
+        return [self._clean(line) for line in whole]
+
+    def _bounded(self, rest: bytes) -> bytes:
+        """What must be kept of an unfinished line: of a progress bar only what stands on the screen."""
+        carriage = rest.rstrip(b"\r").rfind(b"\r")
+        rest = rest[carriage + 1 :] if carriage >= 0 else rest
+        limit = self._config.line_bytes
+        self._cut = self._cut or len(rest) > limit
+        return rest[:limit]
+
+    def _clean(self, line: bytes) -> str:
+        """The line as a terminal shows it last: after the last carriage return, without colours."""
+        shown = line.rstrip(b"\r\n").rpartition(b"\r")[2][: self._config.line_bytes]
+        return _ANSI.sub("", shown.decode("utf-8", errors="replace")).replace("\0", "").rstrip()
+
+    def _severity(self, line: str) -> str:
+        """A traceback's lines are errors until its last one, which is the first that is not indented."""
+        if line.startswith("Traceback "):
+            self._in_traceback = True
+            return "error"
+        if self._in_traceback:
+            self._in_traceback = line.startswith((" ", "\t"))
+            return "error"
+        return severity(line)
+
+    def _batch(self, lines: list[str], now_ns: int) -> pa.RecordBatch:
+        same = {**self._same, "ts": now_ns, "rule": ""}
+        columns: dict[str, list[Any]] = {name: [value] * len(lines) for name, value in same.items()}
+        columns["message"] = lines
+        columns["severity"] = [self._severity(line) for line in lines]
+        return pa.RecordBatch.from_pydict(columns, schema=arrow_schema("logs"))
