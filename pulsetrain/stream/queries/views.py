@@ -59,11 +59,12 @@ def curve(store: Queryable, job: str, *, points: int = 400) -> pa.Table:
             SELECT *, max(ranks) OVER (PARTITION BY attempt) AS world, min(step) OVER () AS low,
                    greatest(1, intDiv(max(step) OVER () - min(step) OVER (), {points:Int64}) + 1) AS width
             FROM each)
-        SELECT attempt, max(step) AS step, toUnixTimestamp64Nano(min(began)) AS start_ns,
+        SELECT attempt, max(whole.step) AS step, toUnixTimestamp64Nano(min(began)) AS start_ns,
                toInt64(median(wall_ns)) AS step_ns, max(wall_ns) AS worst_ns,
-               1e9 * sum(tokens) / greatest(1, sum(wall_ns)) AS tokens_per_s, avg(loss) AS loss
+               1e9 * sum(whole.tokens) / greatest(1, sum(wall_ns)) AS tokens_per_s,
+               avg(whole.loss) AS loss
         FROM whole WHERE ranks = world
-        GROUP BY attempt, intDiv(step - low, width) AS bucket
+        GROUP BY attempt, intDiv(whole.step - low, width)
         ORDER BY attempt, step
         """,
         {"job": job, "points": points},
@@ -174,7 +175,9 @@ _CELLS = """
         GROUP BY node, rank, col, phase),
     compared AS (
         SELECT node, rank, col, phase, category, value,
-               median(value) OVER (PARTITION BY pp, col, phase) AS usual,
+               if(category = 'communication',
+                  quantileExactHigh(value) OVER (PARTITION BY pp, col, phase),
+                  quantileExactLow(value) OVER (PARTITION BY pp, col, phase)) AS usual,
                count() OVER (PARTITION BY pp, col, phase) AS cohort
         FROM each LEFT JOIN places USING (rank)),
     cells AS (
@@ -196,7 +199,9 @@ def heat_by_phase(store: Queryable, job: str, *, by: str, first: int, last: int)
     """How long each phase took a row (`by` is "node" or "rank") in steps `first`..`last`, as a ratio to its
     cohort.
 
-    The cohort is every rank of the same pipeline stage. A node's cell is its rank furthest from the median.
+    The cohort is every rank of the same pipeline stage. Of the two middle ranks of an even cohort the median
+    is the quicker one, for communication the one that waits longer, so that a slow half does not hide itself.
+    A node's cell is its rank furthest from the median.
     Columns: row, phase, category, ratio, value_ns and usual_ns a step, rank, node, cohort (ranks),
     rows_in_all. Rows furthest from their cohort come first; what exceeds `MAX_CELLS` is left out.
     """

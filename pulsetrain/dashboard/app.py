@@ -1,0 +1,61 @@
+"""The dashboard's entry: `streamlit run app.py`, as `dashboard.launch.command` writes it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import streamlit as st
+
+from pulsetrain.dashboard import (
+    alerts,
+    checkpoints,
+    heatmap,
+    nodes,
+    overview,
+    page,
+    pipeline,
+    recovery,
+    timeline,
+    topology,
+)
+from pulsetrain.dashboard.models.operations import open_alerts
+from pulsetrain.stream.errors import PulsetrainError
+
+_HERE = Path(__file__).parent
+
+
+def main() -> None:
+    """One run of the script: a browser opened a page, or an operator chose something."""
+    st.set_page_config(page_title="Pulsetrain", page_icon=str(_HERE / "icon.svg"), layout="wide")
+    st.html(_HERE / "style.css")
+    st.html(f"<style>:root {{ --head: {page.theme().head}; }}</style>")
+    st.logo(str(_HERE / "logo.svg"))
+    pages = {
+        "overview": st.Page(overview.show, title="Overview", default=True),
+        "alias": st.Page(overview.show, title="Overview", url_path="overview", visibility="hidden"),
+        "heatmap": st.Page(heatmap.show, title="Heatmap", url_path="heatmap"),
+        "timeline": st.Page(timeline.show, title="Timeline", url_path="timeline"),
+        "topology": st.Page(topology.show, title="Topology", url_path="topology"),
+        "alerts": st.Page(alerts.show, title=_alerts_title(), url_path="alerts"),
+        "nodes": st.Page(nodes.show, title="Nodes", url_path="nodes"),
+        "recovery": st.Page(recovery.show, title="Recovery", url_path="recovery"),
+        "checkpoints": st.Page(checkpoints.show, title="Checkpoints", url_path="checkpoints"),
+        "pipeline": st.Page(pipeline.show, title="Pipeline", url_path="pipeline"),
+    }
+    st.session_state["pages"] = pages
+    chosen = st.navigation(list(pages.values()), position="top")
+    if chosen is pages["alias"]:
+        st.switch_page(pages["overview"], query_params=st.query_params.to_dict())
+    page.strip(sentence=chosen is not pages["overview"])
+    chosen.run()
+
+
+def _alerts_title() -> str:
+    try:
+        count = open_alerts(page.source().alerts())
+    except PulsetrainError:
+        return "Alerts"
+    return f"Alerts ({count})" if count else "Alerts"
+
+
+main()

@@ -1,0 +1,101 @@
+"""Heatmap: every machine (or rank) by phase, or by step window, as a ratio to its cohort."""
+
+from __future__ import annotations
+
+from functools import partial
+from html import escape
+
+import streamlit as st
+
+from pulsetrain.dashboard import page
+from pulsetrain.dashboard.models import heatmap as model
+from pulsetrain.dashboard.models.steps import Window, window
+from pulsetrain.dashboard.models.text import parse_steps
+from pulsetrain.stream.errors import UsageError
+from pulsetrain.stream.queries import views
+
+_REFRESH_S = 4.0
+_HINT = (
+    "Cohort: ranks of the same pipeline stage. A low ratio in a communication column marks the rank that the "
+    "others wait for. Click a cell for its timeline."
+)
+_WINDOWS = {"last 20 steps": 20, "last 100": 100, "last 1,000": 1000}
+
+
+def show() -> None:
+    """The page."""
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        by = st.segmented_control(
+            "Rows", ["node", "rank"], default="node", required=True, key="by", bind="query-params"
+        )
+        phase = st.text_input(
+            "Phase over steps", key="phase", bind="query-params", width=170, placeholder="all phases",
+            help="Give a phase such as forward to see it over step windows.",
+        )  # fmt: skip
+        recent = st.selectbox("Window", list(_WINDOWS), key="window", bind="query-params", width=150)
+        steps = st.text_input("or steps", key="steps", bind="query-params", width=120, placeholder="40:60")
+        find = st.text_input("Find", key="find", bind="query-params", width=170, placeholder="node or rank")
+    try:
+        parse_steps(steps or "")
+    except UsageError as error:
+        st.warning(str(error))
+        return
+    body = partial(_body, str(by), (phase or "").strip(), find or "", steps or "", _WINDOWS[recent])
+    page.live(body, every_s=_REFRESH_S)
+
+
+def _body(by: str, phase: str, find: str, steps: str, last: int) -> None:
+    job = page.chosen_job()
+    chosen = window(page.source().rows(views.jobs), job, steps=steps, last=last)
+    if chosen is None:
+        page.empty("No data: no step of this job is on record.")
+        return
+    found = model.grid(_cells(job, by, phase, chosen), find=find)
+    if not found.rows:
+        page.empty(
+            f"No data: no span{f' of phase {phase}' if phase else ''} in steps {chosen}.",
+            "Choose other steps, or clear Find.",
+        )
+        return
+    st.html(_sentence(found, chosen))
+    figure = model.figure(
+        found, page.theme(), columns_title=f"{phase}, first step of each window" if phase else ""
+    )
+    event = page.chart(
+        figure,
+        key="heat",
+        alt="Ratio of each row to its cohort's median",
+        on_select="rerun",
+        selection_mode="points",
+    )
+    rank = model.selected_rank(found, event)
+    if rank >= 0:
+        st.switch_page(
+            st.session_state["pages"]["timeline"],
+            query_params={
+                "job": job,
+                "ranks": str(rank),
+                "steps": f"{max(chosen.first, chosen.last - 3)}:{chosen.last}",
+            },
+        )
+
+
+def _cells(job: str, by: str, phase: str, chosen: Window) -> list[dict[str, object]]:
+    options = {"by": by, "first": chosen.first, "last": chosen.last}
+    if phase:
+        return list(page.source().rows(views.heat_by_step, job, phase=phase, **options))
+    return list(page.source().rows(views.heat_by_phase, job, **options))
+
+
+def _sentence(found: model.Grid, chosen: Window) -> str:
+    theme = page.theme()
+    more = f" {found.left_out:,} rows nearer to their cohort are left out." if found.left_out else ""
+    legend = "".join(
+        f"<span><i class='swatch' style='background:{colour}'></i>{word}</span>"
+        for colour, word in ((theme.quicker, "quicker"), (theme.slower, "slower"), (theme.missing, "no data"))
+    )
+    return (
+        f"<div><b>{escape(model.worst(found))}</b> "
+        f"<span class='muted'>Steps {chosen}.{more} {_HINT}</span></div>"
+        f"<div class='legend'>{legend}</div>"
+    )

@@ -1,0 +1,1 @@
+"""What a page shows, computed from tables and JSON: pure functions, tested without Streamlit."""

@@ -1,0 +1,33 @@
+"""Which steps a view is about."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pulsetrain.dashboard.models.text import parse_steps
+
+
+@dataclass(frozen=True, kw_only=True)
+class Window:
+    """Steps `first`..`last`, both included."""
+
+    first: int
+    last: int
+
+    def __str__(self) -> str:
+        return f"{self.first:,} to {self.last:,}"
+
+
+def window(jobs: Sequence[Mapping[str, Any]], job: str, *, steps: str, last: int) -> Window | None:
+    """The steps typed as "40:60", else the `last` newest of the job; None where it has none. Raises
+    `UsageError`."""
+    typed = parse_steps(steps)
+    if typed is not None:
+        return Window(first=typed[0], last=typed[1])
+    row = next((r for r in jobs if r["job"] == job), None)
+    if row is None:
+        return None
+    newest = int(row["last_step"])
+    return Window(first=max(int(row["first_step"]), newest - last + 1), last=newest)

@@ -1,0 +1,121 @@
+"""Numbers, times and selections as an operator reads and types them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import UTC, datetime
+
+from pulsetrain.stream.errors import UsageError
+
+_MAX_RANKS = 64
+
+
+def duration(ns: float | None) -> str:
+    """A duration in nanoseconds with three significant digits and its unit; "-" where it is unknown.
+
+    >>> duration(1_234_000_000), duration(45_600), duration(200 * 10**9)
+    ('1.23 s', '45.6 µs', '3 min 20 s')
+    """
+    if ns is None or ns != ns:
+        return "-"
+    seconds = ns / 1e9
+    if seconds >= 3600:
+        return f"{int(seconds // 3600)} h {int(seconds % 3600 // 60):02d} min"
+    if seconds >= 60:
+        return f"{int(seconds // 60)} min {int(seconds % 60):02d} s"
+    for unit, scale in (("s", 1.0), ("ms", 1e3), ("µs", 1e6)):
+        if abs(seconds) * scale >= 1:
+            return f"{_three(seconds * scale)} {unit}"
+    return f"{ns:.0f} ns"
+
+
+def _three(value: float) -> str:
+    """`value` with three significant digits."""
+    digits = 2 if abs(value) < 9.995 else 1 if abs(value) < 99.95 else 0
+    return f"{value:.{digits}f}"
+
+
+def ago(then_ns: int | None, now_ns: int) -> str:
+    """How long before `now_ns` it was, as "12 s ago"; "never" for None or 0."""
+    if not then_ns:
+        return "never"
+    seconds = (now_ns - then_ns) // 10**9
+    if seconds < 60:
+        return f"{seconds} s ago" if seconds > 0 else "just now"
+    return f"{duration(seconds * 1e9)} ago"
+
+
+def clock(ns: int | None) -> str:
+    """A moment in UTC as date and time; "-" for None or 0."""
+    if not ns:
+        return "-"
+    return datetime.fromtimestamp(ns / 1e9, UTC).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def size(count: float | None) -> str:
+    """Bytes in binary units: "1.50 GiB"."""
+    if count is None or count != count:
+        return "-"
+    value = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(value) < 1024:
+            return f"{value:.0f} B" if unit == "B" else f"{_three(value)} {unit}"
+        value /= 1024
+    return f"{_three(value)} TiB"
+
+
+def thousands(value: float | None) -> str:
+    """A count with thin groups: 12,288."""
+    return "-" if value is None or value != value else f"{value:,.0f}"
+
+
+def fold(ranks: Iterable[int]) -> str:
+    """Ranks as ranges: 0-3, 7.
+
+    >>> fold([3, 0, 1, 2, 7])
+    '0-3, 7'
+    """
+    runs: list[list[int]] = []
+    for rank in sorted(set(ranks)):
+        if runs and rank == runs[-1][1] + 1:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+
+
+def parse_ranks(text: str, limit: int = _MAX_RANKS) -> tuple[int, ...]:
+    """Ranks of a text such as "0-3, 7", ascending and at most `limit`. Raises `UsageError`.
+
+    >>> parse_ranks("7, 0-2")
+    (0, 1, 2, 7)
+    """
+    ranks: set[int] = set()
+    for part in text.replace(" ", "").split(","):
+        if not part:
+            continue
+        low, dash, high = part.partition("-")
+        if not low.isdigit() or (dash and not high.isdigit()):
+            raise UsageError(f"ranks {text!r}: {part!r} is not a rank or a range such as 0-3")
+        ranks.update(range(int(low), min(int(high or low), int(low) + limit) + 1))
+    if len(ranks) > limit:
+        raise UsageError(f"ranks {text!r}: at most {limit} ranks in one timeline")
+    return tuple(sorted(ranks))
+
+
+def parse_steps(text: str) -> tuple[int, int] | None:
+    """First and last step of "40:45" or "40"; None for an empty text. Raises `UsageError`.
+
+    >>> parse_steps("40:45"), parse_steps("7"), parse_steps("")
+    ((40, 45), (7, 7), None)
+    """
+    text = text.replace(" ", "")
+    if not text:
+        return None
+    first, colon, last = text.partition(":")
+    if not first.isdigit() or (colon and not last.isdigit()):
+        raise UsageError(f"steps {text!r}: give FIRST:LAST, such as 40:45")
+    low, high = int(first), int(last or first)
+    if high < low:
+        raise UsageError(f"steps {text!r}: the last step is before the first")
+    return low, high

@@ -1,0 +1,210 @@
+"""Where the ranks stand in the tensor, pipeline and data-parallel mesh, and how each of them is."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+import plotly.graph_objects as go
+
+from pulsetrain.dashboard.models.charts import Theme, frame
+from pulsetrain.dashboard.models.states import RANK_STATES, look
+from pulsetrain.dashboard.models.text import ago, duration
+
+Row = Mapping[str, Any]
+SILENT_AFTER_NS = 5 * 10**9  # five missed heartbeats
+_BROKEN = ("stopped", "zombie", "gone")
+_BLAMED_AS: Mapping[str, str] = MappingProxyType({"critical": "culprit", "warning": "slow"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankPoint:
+    """One rank: its place and its state, a key of `RANK_STATES`."""
+
+    rank: int
+    node: str
+    ip: str
+    switch: str
+    local_rank: int
+    tp: int
+    pp: int
+    dp: int
+    cp: int
+    ep: int
+    state: str
+    doing: str
+    last_step: int
+    heard: str
+
+    @property
+    def is_placed(self) -> bool:
+        """Whether the rank has told its mesh coordinates."""
+        return min(self.tp, self.pp, self.dp) >= 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Blame:
+    """Who is at fault and who only waits for it. `ranks` and `nodes` hold a state each: "culprit" or
+    "slow"."""
+
+    ranks: Mapping[int, str] = field(default_factory=dict)
+    nodes: Mapping[str, str] = field(default_factory=dict)
+    victims: frozenset[int] = frozenset()
+    sentence: str = ""
+
+
+def blame(findings: Sequence[Row]) -> Blame:
+    """What the findings that are open now, worst first, say of each rank.
+
+    A critical finding's subject is a culprit, a warning's is slow, an "info" accuses nobody. Victims stand in
+    the evidence of a finding under "victims"; who is blamed is nobody's victim.
+    """
+    serious = [row for row in findings if row["severity"] in _BLAMED_AS]
+    ranks: dict[int, str] = {}
+    nodes: dict[str, str] = {}
+    for row in reversed(serious):
+        state = _BLAMED_AS[row["severity"]]
+        if row["subject_type"] == "rank" and row["subject"].isdigit():
+            ranks[int(row["subject"])] = state
+        elif row["subject_type"] == "node":
+            nodes[row["subject"]] = state
+    return Blame(
+        ranks=ranks,
+        nodes=nodes,
+        victims=frozenset(v for row in serious for v in _victims(row["evidence"])) - ranks.keys(),
+        sentence=serious[0]["summary"] if serious else "",
+    )
+
+
+def _victims(evidence: str) -> list[int]:
+    try:
+        victims = json.loads(evidence).get("victims", [])
+    except (ValueError, AttributeError):
+        return []
+    return [v for v in victims if isinstance(v, int)] if isinstance(victims, list) else []
+
+
+def points(places: Sequence[Row], states: Sequence[Row], found: Blame, *, now_ns: int) -> list[RankPoint]:
+    """Every rank of the newest attempt. A rank without a heartbeat in `SILENT_AFTER_NS` is "no_data"."""
+    last = {row["rank"]: row for row in states}
+    return [_point(place, last.get(place["rank"]), found, now_ns) for place in places]
+
+
+def _point(place: Row, beat: Row | None, found: Blame, now_ns: int) -> RankPoint:
+    age = "" if beat is None or not beat["last_phase"] else f" for {duration(beat['phase_age_ns'])}"
+    return RankPoint(
+        **{
+            key: place[key]
+            for key in ("rank", "node", "ip", "switch", "local_rank", "tp", "pp", "dp", "cp", "ep")
+        },
+        state=_state(place, beat, found, now_ns),
+        doing="-" if beat is None else f"{beat['last_phase'] or 'between phases'}{age}",
+        last_step=-1 if beat is None else beat["last_step"],
+        heard="never" if beat is None else ago(beat["ts_ns"], now_ns),
+    )
+
+
+def _state(place: Row, beat: Row | None, found: Blame, now_ns: int) -> str:
+    blamed = found.ranks.get(place["rank"]) or found.nodes.get(place["node"])
+    if blamed:
+        return blamed
+    if beat is None or beat["attempt"] < place["attempt"] or now_ns - beat["ts_ns"] > SILENT_AFTER_NS:
+        return "no_data"
+    if beat["state"] in _BROKEN:
+        return "stopped" if beat["state"] == "stopped" else "gone"
+    return "victim" if place["rank"] in found.victims else "running"
+
+
+def matching(ranks: Sequence[RankPoint], find: str) -> list[RankPoint]:
+    """The ranks whose number is `find`, or whose node, address or switch holds it; all of them for ""."""
+    find = find.strip().lower().removeprefix("rank").strip()
+    if not find:
+        return list(ranks)
+    if find.isdigit():
+        return [r for r in ranks if r.rank == int(find)]
+    return [r for r in ranks if find in f"{r.node} {r.ip} {r.switch}".lower()]
+
+
+def tally(ranks: Sequence[RankPoint]) -> str:
+    """How many ranks are in each state, the most urgent first: "1 culprit, 3 waits for it, 4 running"."""
+    counts = Counter(r.state for r in ranks)
+    order = sorted(counts, key=lambda state: -look(state, RANK_STATES).urgency)
+    return ", ".join(f"{counts[state]:,} {look(state, RANK_STATES).label}" for state in order)
+
+
+def figure(ranks: Sequence[RankPoint], found: Collection[int], theme: Theme) -> go.Figure:
+    """The mesh in three dimensions; `found` ranks are ringed. One trace, and so one legend entry, for a
+    state."""
+    chart = frame(theme, height=560)
+    size = 10 if len(ranks) <= 64 else 6 if len(ranks) <= 2048 else 3
+    _add_pipelines(chart, ranks, theme)
+    for name in sorted({r.state for r in ranks}, key=lambda state: look(state, RANK_STATES).urgency):
+        _add_state(chart, [r for r in ranks if r.state == name], name, size, len(ranks) <= 64, theme)
+    ringed = [r for r in ranks if r.rank in found] if len(found) < len(ranks) else []
+    if ringed:
+        marker = {"size": size + 8, "color": theme.text, "symbol": "circle-open", "line": {"width": 3}}
+        chart.add_scatter3d(**_xyz(ringed), mode="markers", name="found", marker=marker, hoverinfo="skip")
+    axis = {"gridcolor": theme.grid, "color": theme.muted, "showbackground": False, "dtick": _tick(ranks)}
+    chart.update_layout(
+        scene={
+            "xaxis": axis | {"title": {"text": "tp"}, "dtick": 1},
+            "yaxis": axis | {"title": {"text": "pp (stage)"}, "dtick": 1},
+            "zaxis": axis | {"title": {"text": "dp"}},
+            "camera": {"eye": {"x": 1.75, "y": 1.25, "z": 0.8}, "center": {"x": 0, "y": 0, "z": -0.12}},
+            "aspectmode": "cube",
+        }
+    )
+    return chart
+
+
+def _tick(ranks: Sequence[RankPoint]) -> int:
+    return max(1, (max((r.dp for r in ranks), default=0) + 1) // 8)
+
+
+def _xyz(ranks: Sequence[RankPoint]) -> dict[str, list[int]]:
+    return {"x": [r.tp for r in ranks], "y": [r.pp for r in ranks], "z": [r.dp for r in ranks]}
+
+
+def _add_state(
+    chart: go.Figure, ranks: Sequence[RankPoint], name: str, size: int, named: bool, theme: Theme
+) -> None:
+    state = look(name, RANK_STATES)
+    chart.add_scatter3d(
+        **_xyz(ranks),
+        mode="markers+text" if named else "markers",
+        name=f"{state.glyph} {state.label} ({len(ranks):,})",
+        text=[f"{r.rank}" for r in ranks] if named else None,
+        textposition="top center",
+        textfont={"color": theme.text, "size": 12},
+        marker={
+            "size": size + (4 if name == "culprit" else 0),
+            "color": state.colour,
+            "symbol": state.symbol,
+        },
+        customdata=[
+            f"<b>rank {r.rank}</b> on {r.node}: {state.label}<br>tp {r.tp}, pp {r.pp}, dp {r.dp}<br>"
+            f"{r.doing}<br>last step {r.last_step}, heard {r.heard}"
+            for r in ranks
+        ],
+        hovertemplate="%{customdata}<extra></extra>",
+    )
+
+
+def _add_pipelines(chart: go.Figure, ranks: Sequence[RankPoint], theme: Theme) -> None:
+    """Thin lines that join the stages of each pipeline, so that the eye sees who feeds whom."""
+    if len(ranks) > 512:
+        return
+    lines: dict[tuple[int, int], list[RankPoint]] = {}
+    for rank in ranks:
+        lines.setdefault((rank.tp, rank.dp), []).append(rank)
+    along: dict[str, list[int | None]] = {"x": [], "y": [], "z": []}
+    for pipeline in lines.values():
+        for axis, values in _xyz(sorted(pipeline, key=lambda r: r.pp)).items():
+            along[axis] += [*values, None]
+    chart.add_scatter3d(
+        **along, mode="lines", line={"color": theme.muted, "width": 2}, hoverinfo="skip", showlegend=False
+    )

@@ -1,0 +1,133 @@
+"""Nodes: state, heartbeat, ranks; and eviction, with its cost shown before it is done."""
+
+from __future__ import annotations
+
+import getpass
+from collections.abc import Mapping
+from functools import partial
+from html import escape
+from typing import Any
+
+import streamlit as st
+
+from pulsetrain.dashboard import page
+from pulsetrain.dashboard.models.operations import can_be_evicted, ordered_nodes, plan, ranks_text
+from pulsetrain.dashboard.models.states import NODE_STATES, pill
+from pulsetrain.dashboard.models.text import duration
+from pulsetrain.stream.errors import PulsetrainError
+
+_ROWS = 300
+
+
+def show() -> None:
+    """The page."""
+    find = st.text_input("Find", key="find", bind="query-params", width=220, placeholder="node or address")
+    page.live(partial(_list, find or ""))
+    page.live(_eviction, every_s=5.0)
+
+
+def _list(find: str) -> None:
+    nodes = ordered_nodes(page.source().nodes(), job=page.chosen_job(), find=find)
+    if not nodes:
+        page.empty("No node matches." if find else "No data: no agent has connected to this hub.")
+        return
+    if len(nodes) > _ROWS:
+        st.html(
+            f"<div class='muted'>The {_ROWS} most urgent of {len(nodes):,} nodes; use Find for another.</div>"
+        )
+    page.table(
+        ["node", "state", "node rank", "ranks", "address", "heartbeat", "reason"],
+        [_row(node) for node in nodes[:_ROWS]],
+        right=(2, 5),
+    )
+
+
+def _row(node: Mapping[str, Any]) -> list[str]:
+    rank = node.get("node_rank", -1)
+    age = node.get("last_heartbeat_age_s")
+    name = str(node["node"])
+    return [
+        f'<a href="{page.href("nodes", job=page.chosen_job(), node=name)}">{escape(name)}</a>',
+        pill(str(node.get("state", "")), NODE_STATES),
+        str(rank) if rank >= 0 else "-",
+        escape(ranks_text(node.get("ranks"))),
+        escape(str(node.get("address") or "-")),
+        "never" if age is None else f"{duration(round(float(age), 1) * 1e9)} ago",
+        escape(str(node.get("reason") or "-")),
+    ]
+
+
+def _eviction() -> None:
+    """Choose, look at the cost, give a reason, confirm."""
+    st.subheader("Evict a node", anchor=False)
+    names = [
+        str(n["node"])
+        for n in ordered_nodes(page.source().nodes(), job=page.chosen_job())
+        if can_be_evicted(n)
+    ]
+    done = st.session_state.get("evicted")
+    if done:
+        st.success(done)
+    asked = st.query_params.get("node", "")
+    if asked and asked not in names:
+        names = [asked, *names]
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        node = st.selectbox(
+            "Node",
+            sorted(names),
+            index=None,
+            key="node",
+            bind="query-params",
+            width=260,
+            placeholder="choose a node",
+        )
+        actor = st.text_input("In the name of", key="actor", value=getpass.getuser(), width=180)
+        st.button("Show the cost", key="dry_run", disabled=not node, on_click=_ask, args=(node,))
+    answer = st.session_state.get("plan")
+    if node and answer and answer.get("node") == node:
+        _confirm(node, actor, answer)
+
+
+def _ask(node: str) -> None:
+    st.session_state.pop("evicted", None)
+    try:
+        st.session_state["plan"] = page.source().client.evict(
+            node, "dry run from the dashboard", dry_run=True
+        )
+    except PulsetrainError as error:
+        st.session_state["plan"] = {
+            "node": node,
+            "allowed": False,
+            "why_not": str(error),
+            "job": page.chosen_job(),
+        }
+
+
+def _confirm(node: str, actor: str, answer: Mapping[str, Any]) -> None:
+    found = plan(answer)
+    with st.container(border=True):
+        points = "".join(f"<li>{escape(sentence)}</li>" for sentence in found.sentences)
+        st.html(f"<b>What evicting {escape(node)} would cost</b><ul>{points}</ul>")
+        with st.container(horizontal=True, vertical_alignment="bottom"):
+            reason = st.text_input("Reason", key="reason", placeholder="kept in the audit log", width=420)
+            st.button(
+                f"Evict {node}", type="primary", key="evict", disabled=not found.allowed, on_click=_evict,
+                args=(node, actor), help=None if reason else "Give a reason first.",
+            )  # fmt: skip
+
+
+def _evict(node: str, actor: str) -> None:
+    reason = str(st.session_state.get("reason", "")).strip()
+    if not reason:
+        st.session_state["evicted"] = ""
+        st.toast("Give a reason first: it is kept in the audit log.")
+        return
+    try:
+        page.source().client.evict(node, reason, actor=actor or getpass.getuser())
+    except PulsetrainError as error:
+        st.toast(f"Not evicted: {error}")
+        return
+    st.session_state["evicted"] = f"{node} was evicted: {reason}"
+    st.session_state.pop("plan", None)
+    st.session_state["node"] = None
+    page.source().cache.forget("nodes", "status")

@@ -1,0 +1,178 @@
+"""The frame of every page: connection, job in the URL, verdict strip, self-refreshing body, sentences for
+trouble."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+from html import escape
+from typing import Any
+from urllib.parse import urlencode
+
+import streamlit as st
+
+from pulsetrain.dashboard.models import charts
+from pulsetrain.dashboard.models.overview import JobLine, job_lines, stale
+from pulsetrain.dashboard.models.states import JOB_STATES, pill
+from pulsetrain.dashboard.models.text import ago
+from pulsetrain.dashboard.source import Source
+from pulsetrain.stream.client import find_hub
+from pulsetrain.stream.errors import AuthError, PulsetrainError
+from pulsetrain.stream.queries import views
+
+REFRESH_S = 2.0
+
+
+@st.cache_resource(show_spinner=False)  # type: ignore[untyped-decorator]  # Streamlit ships no types we follow
+def source() -> Source:
+    """The one connection of this dashboard to its hub, shared by all browser tabs."""
+    return Source(find_hub())
+
+
+def theme() -> charts.Theme:
+    """The chart colours for the theme that the browser shows."""
+    return charts.DARK if st.context.theme.type == "dark" else charts.LIGHT
+
+
+def now_ns() -> int:
+    """UTC now."""
+    return time.time_ns()
+
+
+def href(page: str, **params: object) -> str:
+    """The address of a page with its state, as a relative link."""
+    return f"{page}?{urlencode({k: v for k, v in params.items() if v not in ('', None)})}"
+
+
+def lines() -> list[JobLine]:
+    """Every job with its state. Raises `PulsetrainError` where the hub was never heard."""
+    live = source().status().get("jobs", [])
+    try:
+        stored = source().rows(views.jobs)
+    except PulsetrainError:
+        stored = []
+    return stale(job_lines(live, stored), source().cache.age_s("status") or 0.0)
+
+
+def chosen_job() -> str:
+    """The job that this view is about: the URL's, else the one seen last in this tab, else the first; "" for
+    none.
+
+    It is written back to the URL, so that a copied address shows the same job.
+    """
+    named = st.query_params.get("job") or st.session_state.get("last_job", "")
+    if not named:
+        try:
+            known = lines()
+        except PulsetrainError:
+            known = []
+        named = known[0].job if known else ""
+    if named:
+        st.session_state["last_job"] = named
+        if st.query_params.get("job") != named:
+            st.query_params["job"] = named
+    return str(named)
+
+
+def strip(*, sentence: bool) -> None:
+    """The top of every page: which job; whether the hub answers; its state and sentence where `sentence`."""
+    _job_menu()
+    st.fragment(partial(_strip, sentence), run_every=REFRESH_S)()
+
+
+def _job_menu() -> None:
+    try:
+        names = [line.job for line in lines()]
+    except PulsetrainError:
+        return
+    current = chosen_job()
+    if len({*names, current} - {""}) < 2:
+        return
+    options = names if current in names else [current, *names]
+
+    def choose() -> None:
+        st.query_params["job"] = st.session_state["last_job"] = st.session_state["job_menu"]
+
+    st.selectbox(
+        "Job", options, index=options.index(current), key="job_menu", on_change=choose,
+        label_visibility="collapsed", width=320,
+    )  # fmt: skip
+
+
+def _strip(sentence: bool) -> None:
+    job = chosen_job()
+    try:
+        line = next((found for found in lines() if found.job == job), None)
+    except PulsetrainError as error:
+        st.html(f'<div class="strip">{pill("no_data", JOB_STATES)} <b>{escape(_away(error))}</b></div>')
+        return
+    trouble = source().cache.trouble
+    if trouble:
+        age = source().cache.age_s("status") or 0.0
+        st.html(f'<div class="stale">{escape(trouble)}. The page shows what was known {age:.0f} s ago.</div>')
+    if not sentence:
+        return
+    if line is None:
+        st.html(f'<div class="strip">{pill("no_data", JOB_STATES)} No job has been seen yet.</div>')
+        return
+    step = f"step {line.step:,}" if line.step >= 0 else "no step yet"
+    attempt = f"attempt {line.attempt}" if line.attempt >= 0 else "not started"
+    st.html(
+        f'<div class="strip">{pill(line.state, JOB_STATES)} <b>{escape(line.job)}</b>'
+        f'<span class="sentence">{escape(line.sentence)}</span>'
+        f'<span class="facts">{step} · {attempt}</span></div>'
+    )
+
+
+def _away(error: PulsetrainError) -> str:
+    if isinstance(error, AuthError):
+        return f"The hub refuses this dashboard: {error}."
+    return f"The hub is away: {error}. Nothing is known until it answers; this page tries again by itself."
+
+
+def live(body: Callable[[], None], *, every_s: float = REFRESH_S) -> None:
+    """Draw `body` now and again every `every_s` seconds while a browser shows this page."""
+    st.fragment(partial(_guarded, body), run_every=every_s)()
+
+
+def _guarded(body: Callable[[], None]) -> None:
+    try:
+        body()
+    except PulsetrainError as error:
+        empty(_away(error) if source().cache.trouble else f"{error}.")
+
+
+def empty(sentence: str, hint: str = "") -> None:
+    """A page, or a part of it, that has nothing to show, and what is missing."""
+    st.html(f'<div class="empty">{escape(sentence)}<br><small>{escape(hint)}</small></div>')
+
+
+def chart(figure: Any, *, key: str, alt: str, **options: Any) -> Any:
+    """A figure in the house's own colours."""
+    return st.plotly_chart(
+        figure,
+        theme=None,
+        key=key,
+        alt=alt,
+        config={"displaylogo": False, "displayModeBar": "hover"},
+        **options,
+    )
+
+
+def heard(ns: int) -> str:
+    """How long ago, as HTML with the exact time in its tooltip."""
+    return escape(ago(ns, now_ns()))
+
+
+def table(columns: list[str], rows: list[list[str]], *, right: tuple[int, ...] = ()) -> None:
+    """Rows of ready HTML cells as a dense table; columns in `right` hold numbers."""
+    side = [' class="n"' if i in right else "" for i in range(len(columns))]
+    head = "".join(f"<th{s}>{escape(c)}</th>" for c, s in zip(columns, side, strict=True))
+    body = "".join(
+        "<tr>" + "".join(f"<td{s}>{c}</td>" for c, s in zip(row, side, strict=True)) + "</tr>" for row in rows
+    )
+    st.html(
+        f'<div class="scroll"><table class="t"><thead><tr>{head}</tr></thead>'
+        f"<tbody>{body}</tbody></table></div>"
+    )

@@ -1,0 +1,62 @@
+"""Pipeline: is the monitoring itself well? Spools, drops, when each node was last heard, what the store
+holds."""
+
+from __future__ import annotations
+
+from html import escape
+
+import streamlit as st
+
+from pulsetrain.dashboard import page
+from pulsetrain.dashboard.models.operations import gauge_text, hub_facts, ordered_nodes
+from pulsetrain.dashboard.models.text import duration, size
+from pulsetrain.stream.errors import PulsetrainError
+from pulsetrain.stream.queries import views
+
+
+def show() -> None:
+    """The page."""
+    page.live(_hub)
+    st.subheader("Agents", anchor=False)
+    page.live(_agents)
+    st.subheader("Store", anchor=False)
+    page.live(_store, every_s=10.0)
+
+
+def _hub() -> None:
+    facts = hub_facts(page.source().status().get("hub", {}), page.now_ns())
+    cells = "".join(f"<div><span>{escape(k)}</span><b>{escape(v)}</b></div>" for k, v in facts.items())
+    st.html(f'<div class="figures">{cells}</div>')
+
+
+def _agents() -> None:
+    nodes = ordered_nodes(page.source().nodes(), job="")
+    if not nodes:
+        page.empty("No data: no agent has connected to this hub.")
+        return
+    gauges = sorted({name for node in nodes for name in node.get("gauges", {})})
+    page.table(
+        ["node", "heard", *(name.replace("_", " ") for name in gauges)],
+        [
+            [
+                escape(str(node["node"])),
+                f"{duration(float(node.get('last_heartbeat_age_s') or 0) * 1e9)} ago",
+                *(gauge_text(name, node.get("gauges", {}).get(name)) for name in gauges),
+            ]
+            for node in nodes[:300]
+        ],
+        right=tuple(range(1, 2 + len(gauges))),
+    )
+
+
+def _store() -> None:
+    try:
+        rows = page.source().rows(views.stored)
+    except PulsetrainError as error:
+        page.empty(f"No data: {error}.")
+        return
+    page.table(
+        ["record", "rows", "on disk"],
+        [[escape(r["record"]), f"{r['rows']:,}", size(r["bytes"])] for r in rows],
+        right=(1, 2),
+    )
