@@ -1,0 +1,250 @@
+"""Faults that a training process does to itself: a script offers places, the plan says what happens there.
+
+faults = Injector.from_environ()
+for step in range(steps):
+    faults.at(step, "forward")
+    loss = faults.value(step, loss)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import os
+import resource
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from pulsetrain.faults.plan import VALUES, Fault, load
+
+T = TypeVar("T")
+
+CUDA_TEXT = (
+    "RuntimeError: CUDA error: an illegal memory access was encountered\n"
+    "CUDA kernel errors might be asynchronously reported at some other API call."
+)
+
+
+class InjectedError(RuntimeError):
+    """What the fault `exception` raises."""
+
+
+class Injector:
+    """The faults of one rank of one attempt. Each strikes once in each of its steps."""
+
+    def __init__(self, faults: tuple[Fault, ...], *, rank: int, attempt: int) -> None:
+        self._faults = tuple(f for f in faults if f.rank == rank and f.attempt in (-1, attempt))
+        self._rank, self._attempt = rank, attempt
+        self._struck: set[tuple[int, int]] = set()
+        self._links = _Links()
+
+    @classmethod
+    def from_environ(cls, environ: Mapping[str, str] = os.environ) -> Injector:
+        """The faults in `PULSETRAIN_FAULTS` for the rank and attempt that torchrun's variables name."""
+        return cls(
+            load(environ),
+            rank=int(environ.get("RANK", "0")),
+            attempt=int(environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
+        )
+
+    def at(self, step: int, phase: str = "") -> None:
+        """Do what is planned for this place; may not return, may raise `InjectedError`."""
+        self._links.restore(step)
+        for fault in self._due(step, phase):
+            if fault.kind == "slow_link":
+                self._links.delay(fault)
+            elif fault.kind not in VALUES:
+                _ACTIONS[fault.kind](fault)
+
+    def value(self, step: int, value: T, phase: str = "") -> T:
+        """`value` (a float, or a tensor that is changed in place), damaged where that is planned."""
+        for fault in self._due(step, phase, VALUES):
+            value = damage(fault, value)
+        return value
+
+    def _due(self, step: int, phase: str, kinds: tuple[str, ...] | None = None) -> list[Fault]:
+        due = []
+        for number, fault in enumerate(self._faults):
+            wanted = (fault.kind in VALUES) == (kinds is VALUES) and fault.phase in ("", phase)
+            strikes = fault.strikes(rank=self._rank, step=step, attempt=self._attempt)
+            if wanted and strikes and (number, step) not in self._struck:
+                self._struck.add((number, step))
+                due.append(fault)
+        return due
+
+
+def damage(fault: Fault, value: Any) -> Any:
+    """`value` as the fault leaves it: a float anew, a tensor's first element in place."""
+    if not hasattr(value, "view"):
+        return _damaged(fault, float(value))
+    first = value.detach().view(-1)[:1]
+    first.fill_(_damaged(fault, float(first)))
+    return value
+
+
+def _damaged(fault: Fault, value: float) -> float:
+    match fault.kind:
+        case "nan":
+            return float("nan")
+        case "inf":
+            return float("inf")
+        case "loss_spike":
+            return value * fault.factor
+        case _:
+            return flip_exponent_bit(value)
+
+
+def flip_exponent_bit(value: float) -> float:
+    """`value` in float32 with one high bit of its exponent turned: silent, finite, and huge or tiny.
+
+    >>> flip_exponent_bit(1.0)
+    5.421010862427522e-20
+    """
+    bits = ctypes.c_uint32.from_buffer(ctypes.c_float(value))
+    bits.value ^= 1 << 29
+    return ctypes.c_float.from_buffer(bits).value
+
+
+def _raise(fault: Fault) -> None:
+    raise InjectedError(fault.text or f"injected at step {fault.step}")
+
+
+def _cuda_error(fault: Fault) -> None:
+    print(fault.text or CUDA_TEXT, file=sys.stderr, flush=True)  # noqa: T201 - what a real one leaves behind
+    os._exit(1)
+
+
+def _busy(fault: Fault) -> None:
+    end = time.perf_counter() + fault.seconds
+    while time.perf_counter() < end:
+        sum(range(1000))
+
+
+def _hold_gil(fault: Fault) -> None:
+    """Sleep in C without letting go of the interpreter, as a library does that forgot to."""
+    ctypes.PyDLL(None).usleep(ctypes.c_uint(round(fault.seconds * 1e6)))
+
+
+def _segfault(_: Fault) -> None:
+    ctypes.string_at(0)
+
+
+def _signal(number: int) -> Callable[[Fault], None]:
+    def send(_: Fault) -> None:
+        os.kill(os.getpid(), number)
+
+    return send
+
+
+def _hang(_: Fault) -> None:
+    while True:
+        time.sleep(3600)
+
+
+def _out_of_memory(_: Fault) -> None:
+    """Ask for memory beyond a limit of the process, as beyond a cgroup's: Python's own MemoryError."""
+    used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()  # noqa: SIM115 - read at once
+    resource.setrlimit(resource.RLIMIT_AS, (used + (64 << 20), resource.getrlimit(resource.RLIMIT_AS)[1]))
+    hoard = []
+    while True:
+        hoard.append(bytearray(16 << 20))
+
+
+def _kill_child(_: Fault) -> None:
+    """Kill this process's youngest child, as the kernel kills a data loader's worker."""
+    with open(f"/proc/self/task/{os.getpid()}/children") as file:
+        children = [int(pid) for pid in file.read().split()]
+    if children:
+        os.kill(children[-1], signal.SIGKILL)
+
+
+def _desync(_: Fault) -> None:
+    """Take part in one collective more than the others."""
+    import torch
+    import torch.distributed as dist
+
+    device = "cuda" if dist.get_backend() == "nccl" else "cpu"
+    dist.all_reduce(torch.zeros(7, device=device))
+
+
+def _gc_pause(fault: Fault) -> None:
+    """Collections of a heap grown by cycles, for `seconds`."""
+    knots: list[Any] = []
+    for _ in range(200_000):
+        knot: list[Any] = []
+        knot.append(knot)
+        knots.append(knot)
+    end = time.perf_counter() + fault.seconds
+    while True:
+        gc.collect()
+        if time.perf_counter() >= end:
+            break
+
+
+def _file_limit(fault: Fault) -> None:
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(
+        resource.RLIMIT_FSIZE, (fault.size_bytes, resource.getrlimit(resource.RLIMIT_FSIZE)[1])
+    )
+
+
+_ACTIONS: Mapping[str, Callable[[Fault], None]] = {
+    "exception": _raise,
+    "cuda_error": _cuda_error,
+    "exit": lambda fault: os._exit(fault.code),
+    "abort": lambda _: os.abort(),
+    "segfault": _segfault,
+    "sigkill": _signal(signal.SIGKILL),
+    "sigterm": _signal(signal.SIGTERM),
+    "sigstop": _signal(signal.SIGSTOP),
+    "hang": _hang,
+    "out_of_memory": _out_of_memory,
+    "kill_child": _kill_child,
+    "desync": _desync,
+    "gc_pause": _gc_pause,
+    "sleep": lambda fault: time.sleep(fault.seconds),
+    "busy": _busy,
+    "hold_gil": _hold_gil,
+    "file_limit": _file_limit,
+}
+
+
+class _Links:
+    """Delays before every send of this rank, until the last step of the fault is over."""
+
+    NAMES = ("send", "isend", "batch_isend_irecv")
+
+    def __init__(self) -> None:
+        self._originals: dict[str, Any] = {}
+        self._until = -1
+
+    def delay(self, fault: Fault) -> None:
+        import torch.distributed as dist
+
+        self._until = fault.last_step
+        if self._originals:
+            return
+        for name in self.NAMES:
+            self._originals[name] = original = getattr(dist, name)
+            setattr(dist, name, _late(original, fault.seconds))
+
+    def restore(self, step: int) -> None:
+        if self._originals and step > self._until:
+            import torch.distributed as dist
+
+            for name, original in self._originals.items():
+                with contextlib.suppress(AttributeError):
+                    setattr(dist, name, original)
+            self._originals = {}
+
+
+def _late(call: Callable[..., Any], seconds: float) -> Callable[..., Any]:
+    def late(*args: Any, **kwargs: Any) -> Any:
+        time.sleep(seconds)
+        return call(*args, **kwargs)
+
+    return late
