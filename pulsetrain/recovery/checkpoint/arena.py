@@ -30,6 +30,7 @@ SMALL_BYTES = 256 << 20
 _STRIDE = 1 << 40
 _PINNED = 1
 _UNCHANGED = 2
+_DURABLE = 4
 _MADV_POPULATE_WRITE = 23  # Linux 5.14; older kernels refuse it and pages fault in one by one
 
 # Words (8 bytes) of the header page. The trainer writes the first group, the agent the second.
@@ -70,6 +71,11 @@ class SlotInfo:
     def pinned(self) -> bool:
         """The trainer will not write over it before the agent has taken it."""
         return bool(self.flags & _PINNED)
+
+    @property
+    def durable(self) -> bool:
+        """The training script asked for this one to be persisted."""
+        return bool(self.flags & _DURABLE)
 
     @property
     def unchanged(self) -> bool:
@@ -220,7 +226,7 @@ class ArenaReader(Arena):
 
     def set_taken(self, info: SlotInfo) -> None:
         """Let the trainer write over a pinned slot."""
-        self._words[_W_TAKEN + info.slot] = info.generation
+        self._words[_W_TAKEN + info.slot] = max(info.generation, self._words[_W_TAKEN + info.slot])
 
     def set_verified(self, info: SlotInfo) -> None:
         """Spare the trainer a second comparison at restore."""
@@ -239,6 +245,7 @@ class Header:
     values_bytes: int
     payload_bytes: int
     pinned: bool = False
+    durable: bool = False
 
     @property
     def total_bytes(self) -> int:
@@ -298,11 +305,15 @@ class ArenaWriter(Arena):
             self.invalidate(info)
 
     def _free_slot(self, total: int) -> int | None:
-        """Never the newest checkpoint, nor a pinned one; an empty slot, else the oldest."""
+        """Never the newest checkpoint, nor a pinned one; an empty slot, else the oldest.
+
+        A large state uses the third slot only while another is pinned.
+        """
         infos = self.published()
-        kept = {i.slot for i in infos[:1]} | {i.slot for i in infos if i.pinned and not self.taken(i)}
+        pinned = {i.slot for i in infos if i.pinned and not self.taken(i)}
+        kept = {i.slot for i in infos[:1]} | pinned
         age = {i.slot: i.generation for i in infos}
-        slots = MAX_SLOTS if total <= SMALL_BYTES else 2
+        slots = MAX_SLOTS if total <= SMALL_BYTES or pinned else 2
         free = [slot for slot in range(slots) if slot not in kept]
         return min(free, key=lambda slot: age.get(slot, 0), default=None)
 
@@ -328,7 +339,8 @@ class ArenaWriter(Arena):
         seq = self._words[word] + 1
         head = [seq, (self.active >> 3) + 1, h.step, h.attempt, h.rank, h.world]
         head += [h.layout_bytes, h.values_bytes, h.payload_bytes, checksum]
-        head += [_PINNED * h.pinned + _UNCHANGED * same, writing.started_ns, writing.copy_ns, time.time_ns()]
+        flags = _PINNED * h.pinned | _UNCHANGED * same | _DURABLE * h.durable
+        head += [flags, writing.started_ns, writing.copy_ns, time.time_ns()]
         head += [writing.blocked_ns]
         for i, value in enumerate((*head[1:], _seal(head)), start=1):
             self._words[word + i] = value

@@ -209,7 +209,7 @@ class Checkpointer:
         return self._known[1], self._known[2]
 
     def _header(self, step: int, head: int, values: int, layout: layouts.Layout, durable: bool) -> Header:
-        every = self._arena.persist_every
+        every, agent = self._arena.persist_every, "PULSETRAIN_ARENA_FD" in self._environ
         return Header(
             step=step,
             attempt=self._number("PULSETRAIN_ATTEMPT"),
@@ -218,7 +218,8 @@ class Checkpointer:
             layout_bytes=head,
             values_bytes=values,
             payload_bytes=layout.payload_bytes,
-            pinned="PULSETRAIN_ARENA_FD" in self._environ and (durable or (every > 0 and step % every == 0)),
+            pinned=agent and (durable or (every > 0 and step % every == 0)),
+            durable=agent and durable,
         )
 
     def _number(self, name: str) -> int:

@@ -1,0 +1,109 @@
+"""Frames between keepers: a length, one JSON header, then as many raw bytes as the header says; and the
+handshake.
+
+The job's token never travels: each side proves that it has it over the other's nonce.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import secrets
+import socket
+import struct
+from typing import Any
+
+import xxhash
+
+from pulsetrain.stream.errors import AuthError, CorruptData, Unavailable
+
+MAX_HEADER = 1 << 20
+CHUNK = 256 << 10  # stays in the second-level cache between the copy from the socket and the checksum
+_LENGTH = struct.Struct("!I")
+VERSION = 1
+
+
+def send_frame(sock: socket.socket, header: dict[str, Any]) -> None:
+    """Send one header. Raises `Unavailable`."""
+    data = json.dumps(header, separators=(",", ":")).encode()
+    try:
+        sock.sendall(_LENGTH.pack(len(data)) + data)
+    except OSError as error:
+        raise Unavailable(f"peer went away while sending: {error}") from error
+
+
+def receive_frame(sock: socket.socket) -> dict[str, Any]:
+    """Receive one header. Raises `Unavailable` at the end of the stream, `CorruptData` for what is no
+    header."""
+    (length,) = _LENGTH.unpack(_exactly(sock, _LENGTH.size))
+    if length > MAX_HEADER:
+        raise CorruptData(f"frame header of {length} bytes; allowed: {MAX_HEADER}")
+    try:
+        header = json.loads(_exactly(sock, length))
+    except ValueError as error:
+        raise CorruptData(f"frame header is not JSON: {error}") from error
+    if not isinstance(header, dict):
+        raise CorruptData("frame header is not an object")
+    return header
+
+
+def receive_into(sock: socket.socket, target: memoryview) -> int:
+    """Fill `target` from the stream; the signed xxh3-64 of what came. Raises `Unavailable`."""
+    hasher, done = xxhash.xxh3_64(), 0
+    while done < len(target):
+        part = target[done : done + CHUNK]
+        try:
+            got = sock.recv_into(part, len(part), socket.MSG_WAITALL)
+        except OSError as error:
+            raise Unavailable(f"peer went away while receiving: {error}") from error
+        if got == 0:
+            raise Unavailable(f"peer went away after {done} of {len(target)} bytes")
+        hasher.update(part[:got])
+        done += got
+    value = int(hasher.intdigest())
+    return value - (1 << 64) if value >> 63 else value
+
+
+def challenge(sock: socket.socket, token: str, job: str) -> str:
+    """The server's half of the handshake; the client's node name. Raises `AuthError` for a wrong token or
+    job."""
+    nonce = secrets.token_hex(16)
+    send_frame(sock, {"version": VERSION, "nonce": nonce})
+    hello = receive_frame(sock)
+    proof = _proof(token, "client", nonce, str(hello.get("job")))
+    if hello.get("job") != job or not hmac.compare_digest(proof, str(hello.get("proof"))):
+        send_frame(sock, {"error": "wrong token or job"})
+        raise AuthError(f"peer {hello.get('node')!r}: wrong token or job")
+    send_frame(sock, {"proof": _proof(token, "server", str(hello.get("nonce")), job)})
+    return str(hello.get("node"))
+
+
+def introduce(sock: socket.socket, token: str, job: str, node: str) -> None:
+    """The client's half. Raises `AuthError` where either side does not have the token."""
+    greeting = receive_frame(sock)
+    if greeting.get("version") != VERSION:
+        raise CorruptData(f"peer speaks version {greeting.get('version')}; this is {VERSION}")
+    nonce = secrets.token_hex(16)
+    proof = _proof(token, "client", str(greeting.get("nonce")), job)
+    send_frame(sock, {"job": job, "node": node, "nonce": nonce, "proof": proof})
+    answer = receive_frame(sock)
+    if not hmac.compare_digest(_proof(token, "server", nonce, job), str(answer.get("proof"))):
+        raise AuthError(f"peer refused: {answer.get('error', 'it does not have the token')}")
+
+
+def _proof(token: str, side: str, nonce: str, job: str) -> str:
+    return hmac.new(token.encode(), f"{side}|{nonce}|{job}".encode(), "sha256").hexdigest()
+
+
+def _exactly(sock: socket.socket, size: int) -> bytes:
+    data = bytearray(size)
+    view, done = memoryview(data), 0
+    while done < size:
+        try:
+            got = sock.recv_into(view[done:])
+        except OSError as error:
+            raise Unavailable(f"peer went away while receiving: {error}") from error
+        if got == 0:
+            raise Unavailable("peer closed the connection")
+        done += got
+    return bytes(data)

@@ -1,0 +1,207 @@
+"""The agent's side of checkpoints: keeps arenas, replicates, persists, and brings back what was lost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from threading import Lock
+
+import pyarrow as pa
+
+from pulsetrain.recovery.checkpoint.arena import ArenaReader
+from pulsetrain.recovery.checkpoint.ledger import Ledger, Origin
+from pulsetrain.recovery.checkpoint.manifest import Checkpoints
+from pulsetrain.recovery.checkpoint.peers import PeerClient, PeerServer
+from pulsetrain.recovery.checkpoint.persist import PersistConfig, Persister
+from pulsetrain.recovery.checkpoint.placement import STRATEGIES, peers_of
+from pulsetrain.recovery.checkpoint.replicas import Replicas
+from pulsetrain.recovery.checkpoint.replicate import Replicator
+from pulsetrain.recovery.checkpoint.restoring import Restorer, Sources
+from pulsetrain.recovery.checkpoint.storage import open_storage
+from pulsetrain.stream.errors import CheckpointError, ConfigError, Unavailable
+from pulsetrain.stream.messages import Held, Place
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeeperConfig:
+    """Table [checkpoint] of the configuration file."""
+
+    token: str = ""
+    """The job's token; keepers prove it to each other and never send it."""
+    port: int = 0
+    """TCP port for peers; 0: any free one."""
+    replicas: int = 2
+    """Copies of each checkpoint in memory, the rank's own node included; 1: no peers."""
+    placement: str = "ring"
+    """Which nodes hold whose replicas: ring, mixed or group."""
+    poll_s: float = 0.025
+    """How often arena headers are looked at, in seconds."""
+    peer_timeout_s: float = 5.0
+    """A peer that takes no byte for so long, in seconds, is away."""
+    storage: str = ""
+    """Folder or fsspec URL, the same for all nodes, where checkpoints are persisted; empty: nowhere."""
+    persist_every: int = 100
+    """Steps that are a multiple of this are persisted; 0: only those that the script asks for."""
+    commit_timeout_s: float = 60.0
+    """A step whose ranks are not all persisted after so long, in seconds, is abandoned."""
+    bandwidth_bytes_per_s: float = 0.0
+    """Cap on writing to storage, for each node; 0: none."""
+    keep_last: int = 2
+    """Committed steps that are kept; at least 2."""
+    keep_every: int = 0
+    """Committed steps that are a multiple of this are kept for ever; 0: none."""
+
+    def __post_init__(self) -> None:
+        if self.replicas < 1:
+            raise ConfigError(f"checkpoint.replicas = {self.replicas}: allowed: 1 or more")
+        if self.placement not in STRATEGIES:
+            raise ConfigError(
+                f"checkpoint.placement = {self.placement!r}: allowed: {', '.join(sorted(STRATEGIES))}"
+            )
+        if self.keep_last < 2:
+            raise ConfigError(f"checkpoint.keep_last = {self.keep_last}: allowed: 2 or more")
+        if self.persist_every < 0 or self.keep_every < 0 or self.bandwidth_bytes_per_s < 0:
+            raise ConfigError(
+                "checkpoint: persist_every, keep_every and bandwidth_bytes_per_s: allowed: 0 or more"
+            )
+        if min(self.poll_s, self.peer_timeout_s, self.commit_timeout_s) <= 0:
+            raise ConfigError("checkpoint: poll_s, peer_timeout_s and commit_timeout_s: allowed: above 0")
+
+
+class Keeper:
+    """One for each agent. Its threads look after replicas and storage; every call is thread-safe and short,
+    except `load`. Training never waits for it and nothing it meets ends it."""
+
+    def __init__(self, config: KeeperConfig, *, job: str, node: str, address: str) -> None:
+        """Listens for peers at once. Raises `Unavailable` for a port in use, `UsageError` for a storage
+        URL."""
+        self._config, self._job, self._node = config, job, node
+        self._ledger = Ledger(Origin(job=job, node=node))
+        self._lock = Lock()
+        self._arenas: dict[int, tuple[int, ArenaReader]] = {}
+        self._world: tuple[Place, ...] = ()
+        self._replicas = Replicas()
+        self._checkpoints = Checkpoints(open_storage(config.storage), job) if config.storage else None
+        self._server = PeerServer(
+            self._replicas, address=address, port=config.port, token=config.token, job=job
+        )
+        self._replicator = Replicator(self._connect, self._ledger, poll_s=config.poll_s)
+        self._persister = self._start_persister()
+
+    @property
+    def peer_port(self) -> int:
+        """Where other keepers reach this one."""
+        return self._server.port
+
+    def attach(self, rank: int, arena_fd: int) -> None:
+        """Look after this rank's arena. Its content counts for `rank` only where it was saved by that
+        rank."""
+        arena = ArenaReader(arena_fd)
+        arena.set_persist_every(self._config.persist_every if self._persister else 0)
+        with self._lock:
+            self._arenas[rank] = (arena_fd, arena)
+        self._replicator.attach(rank, arena_fd, arena)
+        if self._persister:
+            self._persister.attach(rank, arena)
+
+    def detach(self, rank: int) -> None:
+        """Forget the rank's arena; the caller may close it after."""
+        with self._lock:
+            self._arenas.pop(rank, None)
+        self._replicator.detach(rank)
+        if self._persister:
+            self._persister.detach(rank)
+
+    def set_world(self, world: tuple[Place, ...], node_rank: int, attempt: int) -> None:
+        """The nodes of an attempt, before its `load`s. Replicas go to the peers that placement chooses."""
+        ordered = tuple(sorted(world, key=lambda place: place.node_rank))
+        names = [place.node for place in ordered]
+        with self._lock:
+            self._world = ordered
+        self._ledger.attempt = attempt
+        peers = peers_of(ordered[node_rank].node, names, self._config.replicas, self._config.placement)
+        if len(peers) < self._config.replicas - 1:
+            detail = {"wanted": self._config.replicas - 1, "have": len(peers), "nodes": len(names)}
+            self._ledger.event("replicas_reduced", detail)
+        self._replicator.set_peers(peers)
+
+    def held(self) -> tuple[Held, ...]:
+        """What this node could restore now, from its arenas, its replicas of others, and storage."""
+        with self._lock:
+            arenas = [(rank, arena) for rank, (_, arena) in self._arenas.items()]
+        own = {(r, i.step) for r, arena in arenas for i in arena.published() if i.rank == r}
+        replicas = {(s.rank, s.step) for s in self._replicas.list()}
+        newest = self._persister.newest if self._persister else ()
+        stored = {(rank, m.step) for m in newest for rank in m.tables}
+        return (
+            *(Held(rank=r, step=s, tier="memory") for r, s in sorted(own)),
+            *(Held(rank=r, step=s, tier="peer") for r, s in sorted(replicas)),
+            *(Held(rank=r, step=s, tier="storage") for r, s in sorted(stored)),
+        )
+
+    def load(self, rank: int, step: int, source: str) -> int:
+        """Bring `step` into the attached arena of `rank` and forget everything later; how long it took, in
+        ns.
+
+        `source` is "memory", "storage" or "peer:NODE"; where it fails, the others are tried, with an event.
+        Raises `CheckpointError` where none has the step whole, or the rank is not attached.
+        """
+        with self._lock:
+            known = self._arenas.get(rank)
+            others = tuple(place.node for place in self._world if place.node != self._node)
+        if known is None:
+            raise CheckpointError(f"rank {rank} is not attached here; attached: {sorted(self._arenas)}")
+        sources = Sources(
+            node=self._node,
+            replicas=self._replicas,
+            connect=self._connect,
+            peers=others,
+            checkpoints=self._checkpoints,
+        )
+        took = Restorer(sources, self._ledger).load(known[0], rank, step, source)
+        self._replicas.forget_after(step)
+        return took
+
+    def clear(self) -> None:
+        """The job starts afresh: forget what is in memory."""
+        self._replicas.clear()
+        with self._lock:
+            for _, arena in self._arenas.values():
+                arena.forget_after(-1)
+
+    def take_records(self, now_ns: int) -> list[tuple[str, pa.RecordBatch]]:
+        """Rows of `checkpoints` and `events` since the last call."""
+        del now_ns  # rows carry the time at which they happened
+        return self._ledger.take()
+
+    def close(self) -> None:
+        """End all threads and connections. Arenas stay the caller's."""
+        self._replicator.close()
+        self._server.close()
+        if self._persister:
+            self._persister.close()
+
+    def _start_persister(self) -> Persister | None:
+        if self._checkpoints is None:
+            return None
+        c = self._config
+        settings = PersistConfig(
+            commit_timeout_s=c.commit_timeout_s,
+            bandwidth_bytes_per_s=c.bandwidth_bytes_per_s,
+            keep_last=c.keep_last,
+            keep_every=c.keep_every,
+            poll_s=c.poll_s,
+        )
+        return Persister(self._checkpoints, settings, self._ledger)
+
+    def _connect(self, node: str) -> PeerClient:
+        place = next((p for p in self._world if p.node == node), None)
+        if place is None:
+            raise Unavailable(f"node {node} is not in the world")
+        return PeerClient(
+            address=place.address,
+            port=place.peer_port,
+            token=self._config.token,
+            job=self._job,
+            node=self._node,
+            timeout_s=self._config.peer_timeout_s,
+        )

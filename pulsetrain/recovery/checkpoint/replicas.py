@@ -1,0 +1,146 @@
+"""Checkpoints of other nodes' ranks, in this node's memory."""
+
+from __future__ import annotations
+
+import dataclasses
+import mmap
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any
+
+from pulsetrain.recovery.checkpoint.arena import SMALL_BYTES, Header, SlotInfo, payload_offset
+from pulsetrain.stream.errors import CorruptData
+
+
+@dataclass(frozen=True, kw_only=True)
+class Snapshot:
+    """What identifies and describes the bytes of one rank's checkpoint, wherever they are."""
+
+    rank: int
+    step: int
+    attempt: int
+    world: int
+    layout_bytes: int
+    values_bytes: int
+    payload_bytes: int
+    checksum: int
+
+    @property
+    def total_bytes(self) -> int:
+        """Layout, values, padding and payload."""
+        return payload_offset(self.layout_bytes, self.values_bytes) + self.payload_bytes
+
+    @classmethod
+    def of(cls, info: SlotInfo) -> Snapshot:
+        """The description of a slot's content."""
+        return cls(**{f.name: getattr(info, f.name) for f in dataclasses.fields(cls)})
+
+    @classmethod
+    def parse(cls, raw: dict[str, Any]) -> Snapshot:
+        """From a frame. Raises `CorruptData`."""
+        try:
+            values = {f.name: int(raw[f.name]) for f in dataclasses.fields(cls)}
+        except (KeyError, TypeError, ValueError) as error:
+            raise CorruptData(f"not a checkpoint description: {error!r}") from error
+        if min(values["layout_bytes"], values["values_bytes"], values["payload_bytes"]) < 0:
+            raise CorruptData("checkpoint description with a negative size")
+        return cls(**values)
+
+    def header(self) -> Header:
+        """What an arena needs to take it in."""
+        return Header(
+            step=self.step,
+            attempt=self.attempt,
+            rank=self.rank,
+            world=self.world,
+            layout_bytes=self.layout_bytes,
+            values_bytes=self.values_bytes,
+            payload_bytes=self.payload_bytes,
+        )
+
+
+@dataclass
+class _Replica:
+    snapshot: Snapshot
+    memory: mmap.mmap
+    readers: int = 0
+
+    @property
+    def view(self) -> memoryview:
+        return memoryview(self.memory)[: self.snapshot.total_bytes]
+
+
+class Replicas:
+    """The last two checkpoints of each rank (one where it is large), and one spare buffer for the next.
+
+    Memory is reused, because faulting pages in costs more than the copy; never while somebody reads it.
+    """
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._held: dict[int, list[_Replica]] = {}
+        self._spare: dict[int, mmap.mmap] = {}
+
+    def buffer(self, snapshot: Snapshot) -> mmap.mmap:
+        """Memory to receive it in; give it to `put`, or to `give_back` where the transfer failed."""
+        with self._lock:
+            spare = self._spare.pop(snapshot.rank, None)
+        if spare is not None and len(spare) >= snapshot.total_bytes:
+            return spare
+        return mmap.mmap(-1, max(1, snapshot.total_bytes))
+
+    def give_back(self, rank: int, memory: mmap.mmap) -> None:
+        """Keep a buffer for the next checkpoint of that rank."""
+        with self._lock:
+            self._spare[rank] = memory
+
+    def put(self, snapshot: Snapshot, memory: mmap.mmap) -> None:
+        """Hold it. What the rank saved for this step or later ones before is of a past that was rolled
+        back."""
+        keep = 2 if snapshot.total_bytes <= SMALL_BYTES else 1
+        with self._lock:
+            before = self._held.get(snapshot.rank, [])
+            older = [r for r in before if r.snapshot.step < snapshot.step]
+            kept = [*older, _Replica(snapshot, memory)][-keep:]
+            self._held[snapshot.rank] = kept
+            free = [r for r in before if r not in kept and not r.readers]
+            if free:
+                self._spare[snapshot.rank] = free[-1].memory
+
+    def list(self) -> tuple[Snapshot, ...]:
+        """What is held."""
+        with self._lock:
+            return tuple(r.snapshot for replicas in self._held.values() for r in replicas)
+
+    def forget_after(self, step: int) -> None:
+        """Drop every checkpoint of a later step: the whole job goes back to `step`."""
+        with self._lock:
+            for rank, replicas in self._held.items():
+                self._held[rank] = [r for r in replicas if r.snapshot.step <= step]
+
+    def clear(self) -> None:
+        """Drop everything."""
+        with self._lock:
+            self._held.clear()
+            self._spare.clear()
+
+    @contextmanager
+    def reading(self, rank: int, step: int) -> Iterator[tuple[Snapshot, memoryview] | None]:
+        """The newest replica of that rank and step, which stays as it is meanwhile; None where there is
+        none."""
+        with self._lock:
+            found = next((r for r in reversed(self._held.get(rank, [])) if r.snapshot.step == step), None)
+            if found is not None:
+                found.readers += 1
+        try:
+            yield (
+                None
+                if found is None
+                else (found.snapshot, memoryview(found.memory)[: found.snapshot.total_bytes])
+            )
+        finally:
+            if found is not None:
+                with self._lock:
+                    found.readers -= 1

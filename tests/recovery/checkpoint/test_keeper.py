@@ -1,0 +1,375 @@
+"""Keepers with real sockets and files: replicas, persistence, restore, and everything that may go wrong."""
+
+import json
+import os
+
+import pytest
+
+from pulsetrain.recovery.checkpoint.arena import ArenaReader, create_arena
+from pulsetrain.recovery.checkpoint.keeper import Keeper, KeeperConfig
+from pulsetrain.recovery.checkpoint.manifest import Checkpoints
+from pulsetrain.recovery.checkpoint.peers import PeerClient
+from pulsetrain.recovery.checkpoint.storage import open_storage
+from pulsetrain.stream.errors import AuthError, CheckpointError, ConfigError, Unavailable
+from pulsetrain.stream.messages import Held, Place
+from tests.recovery.checkpoint.trainers import content, save, wait_until
+
+pytestmark = pytest.mark.integration
+
+
+class Cluster:
+    """Nodes with a keeper and `nproc` arenas each, on loopback."""
+
+    def __init__(self, nodes: int, *, nproc: int = 1, **config) -> None:
+        self.nproc = nproc
+        self.config = KeeperConfig(token="secret", poll_s=0.005, **config)
+        self.keepers: dict[str, Keeper] = {}
+        self.fds: dict[int, int] = {}
+        for i in range(nodes):
+            self.start(f"n{i}")
+        self.names = list(self.keepers)
+        self.set_world(self.names, 0)
+        for rank in range(nodes * nproc):
+            self.attach(self.names[rank // nproc], rank)
+
+    def start(self, name: str) -> Keeper:
+        self.keepers[name] = Keeper(self.config, job="j", node=name, address="127.0.0.1")
+        return self.keepers[name]
+
+    def set_world(self, names: list[str], attempt: int) -> None:
+        places = tuple(
+            Place(
+                node=n,
+                node_rank=i,
+                address="127.0.0.1",
+                peer_port=self.keepers[n].peer_port,
+                nproc=self.nproc,
+            )
+            for i, n in enumerate(names)
+        )
+        for i, name in enumerate(names):
+            self.keepers[name].set_world(places, i, attempt)
+
+    def attach(self, name: str, rank: int) -> int:
+        self.fds[rank] = create_arena()
+        self.keepers[name].attach(rank, self.fds[rank])
+        return self.fds[rank]
+
+    def save(self, step: int, **options) -> None:
+        for rank, fd in self.fds.items():
+            assert save(fd, rank, step, world=len(self.fds), **options)
+
+    def holds(self, name: str, rank: int, step: int, tier: str) -> bool:
+        return Held(rank=rank, step=step, tier=tier) in self.keepers[name].held()
+
+    def events(self, name: str) -> list[tuple[str, dict]]:
+        rows = [
+            r for kind, b in self.keepers[name].take_records(0) if kind == "events" for r in b.to_pylist()
+        ]
+        return [(r["kind"], json.loads(r["detail"])) for r in rows]
+
+    def close(self) -> None:
+        for keeper in self.keepers.values():
+            keeper.close()
+        for fd in self.fds.values():
+            os.close(fd)
+
+
+@pytest.fixture
+def cluster(tmp_path):
+    made = []
+
+    def make(nodes: int, **options) -> Cluster:
+        made.append(Cluster(nodes, **options))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def test_each_save_reaches_the_next_node_and_both_tiers_are_held(cluster):
+    c = cluster(3, nproc=2)
+    c.save(1)
+    c.save(2)
+    for rank in range(6):
+        peer = c.names[(rank // 2 - 1) % 3]
+        wait_until(lambda peer=peer, rank=rank: c.holds(peer, rank, 2, "peer"))
+    assert c.holds("n0", 0, 2, "memory")
+    assert c.holds("n0", 0, 1, "memory")
+
+
+def test_a_promoted_standby_gets_the_lost_nodes_states_from_its_peer(cluster):
+    c = cluster(3)
+    standby = c.start("spare")
+    c.save(5)
+    expected = content(c.fds[1], 1, 5)
+    wait_until(lambda: c.holds("n0", 1, 5, "peer"))
+    c.keepers["n1"].close()
+    c.set_world(["n0", "spare", "n2"], 1)
+    fd = c.attach("spare", 1)
+    assert standby.load(1, 5, "peer:n0") < 1e9
+    assert content(fd, 1, 5) == expected
+    # redundancy is restored without a further save
+    wait_until(lambda: c.holds("n0", 1, 5, "peer"))
+
+
+def test_load_forgets_what_came_later_everywhere(cluster):
+    c = cluster(2)
+    c.save(1)
+    c.save(2)
+    wait_until(lambda: c.holds("n0", 1, 2, "peer") and c.holds("n1", 0, 2, "peer"))
+    for rank in (0, 1):
+        c.keepers[f"n{rank}"].load(rank, 1, "memory")
+    assert all(h.step <= 1 for name in c.names for h in c.keepers[name].held())
+
+
+def test_a_peer_that_goes_away_costs_an_event_and_nothing_else(cluster):
+    c = cluster(2)
+    c.save(1)
+    wait_until(lambda: c.holds("n1", 0, 1, "peer"))
+    c.keepers["n1"].close()
+    c.save(2)
+    events = []
+    wait_until(lambda: events.extend(c.events("n0")) or "replica_peer_away" in [k for k, _ in events])
+    assert c.holds("n0", 0, 2, "memory")
+    c.save(3)
+    assert c.holds("n0", 0, 3, "memory")
+
+
+def test_a_damaged_arena_falls_through_to_the_peer_with_an_event(cluster):
+    c = cluster(2)
+    c.save(4)
+    expected = content(c.fds[0], 0, 4)
+    wait_until(lambda: c.holds("n1", 0, 4, "peer"))
+    info = ArenaReader(c.fds[0]).find(0, 4)
+    os.pwrite(c.fds[0], b"\xde\xad", ArenaReader(c.fds[0]).file_offset(info) + info.total_bytes - 9)
+    c.keepers["n0"].load(0, 4, "memory")
+    assert content(c.fds[0], 0, 4) == expected
+    ((_, detail),) = [e for e in c.events("n0") if e[0] == "restore_fallthrough"]
+    assert detail["source"] == "memory"
+    assert "checksum" in detail["error"]
+
+
+def test_nothing_anywhere_is_an_error_that_names_every_source(cluster):
+    c = cluster(2)
+    with pytest.raises(CheckpointError, match=r"step 9 of rank 0 .*memory: .*peer:n1: .*storage: "):
+        c.keepers["n0"].load(0, 9, "memory")
+    with pytest.raises(CheckpointError, match="rank 7 is not attached"):
+        c.keepers["n0"].load(7, 9, "memory")
+
+
+def test_an_arena_of_another_rank_is_not_held_as_this_ranks(cluster):
+    c = cluster(1)
+    save(c.fds[0], 3, 1)
+    assert c.keepers["n0"].held() == ()
+
+
+def test_a_wrong_token_or_job_gets_nothing(cluster):
+    c = cluster(1)
+    port = c.keepers["n0"].peer_port
+    for token, job in (("wrong", "j"), ("secret", "other"), ("", "j")):
+        with pytest.raises(AuthError):
+            PeerClient(address="127.0.0.1", port=port, token=token, job=job, node="x")
+
+
+def test_a_port_in_use_is_said(cluster):
+    c = cluster(1)
+    taken = KeeperConfig(token="t", port=c.keepers["n0"].peer_port)
+    with pytest.raises(Unavailable, match="checkpoint port"):
+        Keeper(taken, job="j", node="x", address="127.0.0.1")
+
+
+@pytest.mark.parametrize(
+    "bad", [{"replicas": 0}, {"placement": "star"}, {"keep_last": 1}, {"poll_s": 0}, {"persist_every": -1}]
+)
+def test_configuration_is_checked(bad):
+    with pytest.raises(ConfigError, match="checkpoint"):
+        KeeperConfig(**bad)
+
+
+def test_every_k_steps_are_committed_and_restored_from_storage_alone(cluster, tmp_path):
+    c = cluster(2, nproc=2, storage=str(tmp_path), persist_every=10)
+    c.save(9)
+    c.save(10)
+    c.save(11)
+    expected = {rank: content(fd, rank, 10) for rank, fd in c.fds.items()}
+    wait_until(lambda: all(c.holds(n, r, 10, "storage") for n in c.names for r in range(4)))
+    for rank, fd in c.fds.items():
+        ArenaReader(fd).forget_after(-1)
+        c.keepers[c.names[rank // 2]]._replicas.clear()
+        c.keepers[c.names[rank // 2]].load(rank, 10, "storage")
+        assert content(fd, rank, 10) == expected[rank]
+
+
+def test_content_that_ranks_share_is_written_once_and_frozen_content_once_for_ever(cluster, tmp_path):
+    c = cluster(2, nproc=2, storage=str(tmp_path), persist_every=10, replicas=1)
+    checkpoints = Checkpoints(open_storage(str(tmp_path)), "j")
+    for step in (10, 20):
+        c.save(step)
+        wait_until(lambda step=step: c.holds("n0", 0, step, "storage"))
+        wait_until(lambda step=step: c.holds("n1", 3, step, "storage"))
+    first, second = checkpoints.manifest(10), checkpoints.manifest(20)
+    tensors = 4 * 4000  # bytes of one array
+    assert (
+        first.logical_bytes - first.unique_bytes >= 2 * 3 * 4000
+    )  # `shared` and `frozen` on three more ranks
+    assert first.written_bytes == first.unique_bytes
+    assert second.written_bytes == second.unique_bytes - 4000  # `frozen` was there already
+    assert second.unique_bytes >= 4 * tensors
+
+
+def test_a_durable_save_followed_at_once_by_memory_saves_arrives(cluster, tmp_path):
+    c = cluster(1, storage=str(tmp_path), persist_every=0)
+    fd = c.fds[0]
+    for trial in range(3):
+        step = 1 + 10 * trial
+        assert save(fd, 0, step, durable=True)
+        for later in range(step + 1, step + 6):
+            assert save(fd, 0, later)
+        wait_until(lambda step=step: ArenaReader(fd).durable_step >= step)
+        checkpoints = Checkpoints(open_storage(str(tmp_path)), "j")
+        assert checkpoints.verify(checkpoints.manifest(step)) == []
+
+
+def test_retention_keeps_the_last_and_every_kth(cluster, tmp_path):
+    c = cluster(1, storage=str(tmp_path), persist_every=5, keep_last=2, keep_every=20)
+    for step in range(5, 55, 5):
+        c.save(step)
+        wait_until(lambda step=step: c.holds("n0", 0, step, "storage"))
+    checkpoints = Checkpoints(open_storage(str(tmp_path)), "j")
+    wait_until(lambda: [m.step for m in checkpoints.committed()] == [50, 45, 40, 20])
+    for manifest in checkpoints.committed():
+        assert checkpoints.verify(manifest) == []  # packs of removed steps that are still needed are there
+
+
+def test_a_rank_that_never_arrives_leaves_no_checkpoint(cluster, tmp_path):
+    c = cluster(2, storage=str(tmp_path), persist_every=10, commit_timeout_s=0.2)
+    save(c.fds[0], 0, 10, world=2)
+    events = []
+    # the tables of all ranks are waited for (5 s) before a rank writes all of its own
+    wait_until(lambda: events.extend(c.events("n0")) or "persist_failed" in [k for k, _ in events])
+    assert Checkpoints(open_storage(str(tmp_path)), "j").committed() == []
+
+
+def test_storage_that_refuses_is_an_event_and_memory_goes_on(cluster, tmp_path):
+    blocked = tmp_path / "file"
+    blocked.write_text("not a folder")
+    c = cluster(1, storage=str(blocked), persist_every=1)
+    c.save(1)
+    events = []
+    wait_until(lambda: events.extend(c.events("n0")) or "persist_failed" in [k for k, _ in events])
+    c.save(2)
+    assert c.holds("n0", 0, 2, "memory")
+
+
+def test_a_full_disk_is_an_event_and_leaves_the_last_committed_step(cluster, tmp_path, monkeypatch):
+    c = cluster(1, storage=str(tmp_path), persist_every=1)
+    c.save(1)
+    wait_until(lambda: c.holds("n0", 0, 1, "storage"))
+    storage = c.keepers["n0"]._checkpoints.storage
+    put = storage.put
+
+    def full(path, chunks):
+        if path.endswith(".pack"):
+            raise OSError(28, "No space left on device")
+        return put(path, chunks)
+
+    monkeypatch.setattr(storage, "put", full)
+    c.save(2)
+    events = []
+    wait_until(lambda: events.extend(c.events("n0")) or "persist_failed" in [k for k, _ in events])
+    assert "No space left" in dict(events)["persist_failed"]["error"]
+    assert [m.step for m in Checkpoints(open_storage(str(tmp_path)), "j").committed()] == [1]
+    monkeypatch.undo()
+    c.save(3)
+    wait_until(lambda: c.holds("n0", 0, 3, "storage"))
+
+
+def test_slow_storage_skips_periodic_steps_and_says_so(cluster, tmp_path, monkeypatch):
+    import threading
+
+    c = cluster(1, storage=str(tmp_path), persist_every=1)
+    storage, gate = c.keepers["n0"]._checkpoints.storage, threading.Event()
+    put = storage.put
+    monkeypatch.setattr(storage, "put", lambda path, chunks: (gate.wait(10), put(path, chunks))[1])
+    c.save(1)
+    events = []
+    wait_until(lambda: c.keepers["n0"]._persister._busy)
+    for step in range(2, 6):
+        assert save(c.fds[0], 0, step)
+        wait_until(lambda step=step: ArenaReader(c.fds[0]).taken(ArenaReader(c.fds[0]).find(0, step)))
+    wait_until(lambda: events.extend(c.events("n0")) or "persist_skipped" in [k for k, _ in events])
+    gate.set()
+    wait_until(lambda: c.holds("n0", 0, 1, "storage"))
+
+
+@pytest.mark.parametrize("harm", ["flip", "truncate", "remove"])
+def test_damaged_packs_are_never_restored(cluster, tmp_path, harm):
+    c = cluster(1, storage=str(tmp_path), persist_every=1)
+    c.save(1)
+    wait_until(lambda: c.holds("n0", 0, 1, "storage"))
+    (pack,) = tmp_path.rglob("*.pack")
+    data = bytearray(pack.read_bytes())
+    if harm == "flip":
+        data[len(data) // 2] ^= 1
+    pack.write_bytes(data[: len(data) // 2] if harm == "truncate" else data)
+    if harm == "remove":
+        pack.unlink()
+    ArenaReader(c.fds[0]).forget_after(-1)
+    with pytest.raises(CheckpointError, match="cannot be restored"):
+        c.keepers["n0"].load(0, 1, "storage")
+    assert ArenaReader(c.fds[0]).find(0, 1) is None
+    assert Checkpoints(open_storage(str(tmp_path)), "j").verify(
+        Checkpoints(open_storage(str(tmp_path)), "j").manifest(1)
+    )
+
+
+@pytest.mark.parametrize("cut", [0, 1, 0.5, -1])
+def test_a_half_written_manifest_does_not_count(cluster, tmp_path, cut):
+    c = cluster(1, storage=str(tmp_path), persist_every=1)
+    c.save(1)
+    wait_until(lambda: c.holds("n0", 0, 1, "storage"))
+    (path,) = tmp_path.rglob("manifest.json")
+    data = path.read_bytes()
+    path.write_bytes(data[: int(len(data) * cut) if cut == 0.5 else cut])
+    assert Checkpoints(open_storage(str(tmp_path)), "j").committed() == []
+    c.keepers["n0"].close()
+    again = c.start("n0")
+    assert not [h for h in again.held() if h.tier == "storage"]
+
+
+def test_a_restarted_keeper_knows_what_storage_holds(cluster, tmp_path):
+    c = cluster(1, storage=str(tmp_path), persist_every=1)
+    c.save(1)
+    wait_until(lambda: c.holds("n0", 0, 1, "storage"))
+    c.keepers["n0"].close()
+    c.start("n0")
+    wait_until(lambda: c.holds("n0", 0, 1, "storage"))
+
+
+def test_fsspec_storage_serves_as_well(cluster):
+    c = cluster(1, storage="memory://checkpoints-test", persist_every=1)
+    c.save(1)
+    expected = content(c.fds[0], 0, 1)
+    wait_until(lambda: c.holds("n0", 0, 1, "storage"))
+    ArenaReader(c.fds[0]).forget_after(-1)
+    c.keepers["n0"].load(0, 1, "storage")
+    assert content(c.fds[0], 0, 1) == expected
+
+
+def test_records_follow_the_schema_and_name_each_stage(cluster, tmp_path):
+    c = cluster(2, storage=str(tmp_path), persist_every=1)
+    c.save(1)
+    wait_until(lambda: all(c.holds(n, 0, 1, "storage") for n in c.names) and c.holds("n1", 0, 1, "peer"))
+    rows = []
+    wait_until(
+        lambda: (
+            rows.extend(
+                r for k, b in c.keepers["n0"].take_records(0) if k == "checkpoints" for r in b.to_pylist()
+            )
+            or {"copy", "replicate", "persist", "commit"} <= {r["stage"] for r in rows}
+        )
+    )
+    assert all(r["job"] == "j" and r["rank"] == 0 and r["step"] == 1 for r in rows)
+    assert all(r["bytes"] > 0 and r["duration_ns"] > 0 for r in rows)
