@@ -346,9 +346,12 @@ def witnesses(dumps: Sequence[Dump]) -> list[Witness]:
 def _witness(dump: Dump, mixed: set[Key], *, timed: bool, silence_ns: int) -> Witness:
     enqueued: dict[Key, int] = {}
     completed: dict[Key, int] = {}
+    transferred: dict[Key, int] = {}
     for key in dump.groups:
-        counts = _transfers(dump, key) if key in mixed else _collectives(dump, key)
-        if counts is not None:
+        if key in mixed:
+            enqueued[key], moved = _transfers(dump, key)
+            transferred |= {key: moved} if len(key[1]) == 2 else {}
+        elif (counts := _collectives(dump, key)) is not None:
             enqueued[key], completed[key] = counts
     pending = [
         op
@@ -361,6 +364,7 @@ def _witness(dump: Dump, mixed: set[Key], *, timed: bool, silence_ns: int) -> Wi
         silence_ns=silence_ns,
         enqueued=enqueued,
         completed=completed,
+        transferred=transferred,
         waits=tuple(_waits(pending, timed=timed)),
     )
 
@@ -377,7 +381,7 @@ def _collectives(dump: Dump, key: Key) -> tuple[int, int] | None:
     return enqueued, completed
 
 
-def _transfers(dump: Dump, key: Key) -> tuple[int, int] | None:
+def _transfers(dump: Dump, key: Key) -> tuple[int, int]:
     """The same for a group with transfers: (collectives enqueued, newest transfer completed).
 
     Every entry carries the count of collectives. With no entry left, nothing tells them from transfers, and

@@ -62,6 +62,8 @@ class Witness:
     silence_ns: int = 0
     enqueued: Mapping[Key, int] = field(default_factory=dict)
     completed: Mapping[Key, int] = field(default_factory=dict)
+    transferred: Mapping[Key, int] = field(default_factory=dict)
+    """newest transfer completed in a group of two, where sends and recvs of both are numbered together"""
     waits: tuple[Wait, ...] = ()
 
     @cached_property
@@ -207,8 +209,7 @@ def _transfer(rank: int, wait: Wait, known: Mapping[int, Witness]) -> set[Node]:
     """The peer of a send or recv, unless it finished, or joined while this rank waits for something older."""
     peer = known[wait.peer]
     twin = next((w for w in peer.waits if w.peer == rank and ("send" in w.op) != ("send" in wait.op)), None)
-    paired = len(wait.group[1]) == 2
-    if paired and twin is None and peer.completed.get(wait.group, -1) >= wait.seq >= 0:
+    if twin is None and peer.transferred.get(wait.group, -1) >= wait.seq >= 0:
         return set()
     if twin is not None and known[rank].first is not wait:
         return set()

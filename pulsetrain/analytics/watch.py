@@ -144,12 +144,18 @@ def _witness(view: JobView, status: RankStatus, *, gone: bool) -> graph.Witness:
     return graph.Witness(
         rank=status.rank,
         state="gone" if gone else status.state,
-        computing=bool(status.last_phase) and status.last_phase not in _COMMUNICATION,
+        computing=_computing(status),
         silence_ns=view.age_ns(status),
         enqueued={key: g.enqueued for key, g in keyed},
         completed={key: g.completed for key, g in keyed},
         waits=tuple(_wait(key, g) for key, g in keyed if g.op),
     )
+
+
+def _computing(status: RankStatus) -> bool:
+    """Whether the rank is in a phase of its own work: a recv may be posted ahead, nothing else in flight."""
+    own = bool(status.last_phase) and status.last_phase not in _COMMUNICATION
+    return own and all(g.peer >= 0 and "recv" in g.op for g in status.groups if g.op)
 
 
 def _key(group: GroupStatus) -> graph.Key:

@@ -1,0 +1,108 @@
+"""Every analyzer over the stored records of one attempt of a job, each answering for itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from types import MappingProxyType
+
+from pulsetrain.analytics import straggler, timings
+from pulsetrain.analytics.verdict import Inconclusive, Verdict, guarded
+from pulsetrain.stream.errors import UsageError
+from pulsetrain.stream.queries import analysis
+
+WINDOW_STEPS = 256  # looked at where the caller does not say from which step
+
+
+@dataclass(frozen=True)
+class Source:
+    """What an analyzer may ask: the store, and the steps `since`..`until` of one attempt of one job."""
+
+    store: analysis.Queryable
+    job: str
+    attempt: int
+    since: int
+    until: int
+    first_step: int
+    now_ns: int
+
+    @cached_property
+    def timings(self) -> timings.Timings:
+        """Read at the first use, once for all analyzers."""
+        return timings.load(
+            self.store,
+            self.job,
+            self.attempt,
+            self.since,
+            self.until,
+            first_step=self.first_step,
+            now_ns=self.now_ns,
+        )
+
+
+Analyzer = Callable[[Source], list[Verdict]]
+
+ANALYZERS: Mapping[str, Analyzer] = MappingProxyType(
+    {
+        "straggler": lambda source: straggler.find(source.timings),
+    }
+)
+
+
+def analyze(
+    store: analysis.Queryable,
+    job: str,
+    *,
+    since: int | None = None,
+    until: int | None = None,
+    attempt: int | None = None,
+    now_ns: int,
+    analyzers: Mapping[str, Analyzer] = ANALYZERS,
+) -> list[Verdict]:
+    """What every analyzer says of steps `since`..`until` (default: the last 256) of an attempt (default: the
+    newest that has these steps). Never silent: each gives at least one verdict, `Failed` where it breaks.
+
+    Raises `UsageError` for a job or attempt that the store has never seen a step of.
+    """
+    source = _source(store, job, since, until, attempt, now_ns)
+    if isinstance(source, Inconclusive):
+        return [source]
+    verdicts: list[Verdict] = []
+    for name, run in analyzers.items():
+        answer = guarded(name, lambda run=run: run(source))  # type: ignore[misc]  # bound now, called now
+        verdicts += answer or [Inconclusive(analyzer=name, reason="it gave no answer")]
+    return verdicts
+
+
+def _source(
+    store: analysis.Queryable,
+    job: str,
+    since: int | None,
+    until: int | None,
+    attempt: int | None,
+    now_ns: int,
+) -> Source | Inconclusive:
+    known = analysis.extent(store, job).to_pylist()
+    if not known and attempt is None:
+        raise UsageError(f"job {job!r}: no step of it is on record")
+    fitting = [
+        row
+        for row in known
+        if (attempt is None or row["attempt"] == attempt)
+        and (since is None or row["last_step"] >= since)
+        and (until is None or row["first_step"] <= until)
+    ]
+    if not fitting:
+        return Inconclusive(analyzer="analyze", reason="no step on record in that range yet", blind=True)
+    row = fitting[0]
+    last = row["last_step"] if until is None else min(until, row["last_step"])
+    return Source(
+        store=store,
+        job=job,
+        attempt=row["attempt"],
+        since=max(row["first_step"], last - WINDOW_STEPS + 1) if since is None else since,
+        until=last,
+        first_step=row["first_step"],
+        now_ns=now_ns,
+    )

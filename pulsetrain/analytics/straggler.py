@@ -1,0 +1,381 @@
+"""Ranks and nodes that compute slower than others with the same work, step after step.
+
+Compared is the time a rank computes, net of communication, so that a barrier does not equalise everyone. A
+rank's cohort are the ranks of its pipeline stage; the reference is the cohort's lower median, which is sound
+even where half of it is slow. A rank is slow where its excess, less a margin that keeps all tests together
+under a budget of false alarms, is still above a floor; the floor rises with the noise of a step, because an
+oversubscribed host favours some ranks by chance of scheduling. In cohorts of one or two there is no majority:
+there a rank is compared with its own past, and with how the others' changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pulsetrain.analytics import robust
+from pulsetrain.analytics.timings import Timings
+from pulsetrain.analytics.verdict import Finding, Healthy, Inconclusive, Severity, SubjectType, Verdict
+
+Floats = NDArray[np.float64]
+Columns = NDArray[np.int64]
+
+
+# The median of a small cohort follows its members, and the reference is itself an estimate: by simulation of
+# normal noise the 99.9 % quantile of a sound rank's excess is 1 + 1.8/n times that of a large cohort (n 3..64).
+_SMALL = 1.8
+
+
+@dataclass(frozen=True, kw_only=True)
+class StragglerConfig:
+    """How sure is sure."""
+
+    windows: tuple[int, ...] = (10, 20, 50, 200)
+    """lengths of the windows looked at, in steps"""
+    false_alarms: float = 1e-4
+    """false alarms that all tests of one look may raise together"""
+    floor_ratio: float = 0.015
+    """slowness that is nobody's business, as a ratio"""
+    noise_share: float = 0.3
+    """share of the noise of one step that counts as nobody's business too"""
+    warning_ratio: float = 0.05
+    """slowness from which a finding is a warning, as a ratio"""
+    critical_ratio: float = 0.3
+    """slowness from which it is critical, as a ratio"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Excess:
+    """One window of one cohort: by how much (log) each rank exceeds the reference, and how sure that is."""
+
+    columns: Columns
+    rows: NDArray[np.int64]
+    excess: Floats
+    error: Floats
+    noise: float
+    recent: Floats  # excess in the last third of the window
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Suspect:
+    """A rank or node found slow in one window."""
+
+    subject_type: SubjectType
+    subject: str
+    columns: Columns
+    excess: float
+    margin: float  # how far the excess is above its floor, in standard errors
+    rows: NDArray[np.int64]
+    error: float
+    noise: float
+    inverted: bool
+    minority: bool
+    by_history: bool = False
+
+
+def find(t: Timings, *, scan: bool = False, config: StragglerConfig | None = None) -> list[Verdict]:
+    """Findings of kind `straggler`, one a slow rank, or one a node where all its ranks are slow.
+
+    Without `scan` only windows that end at the last step count (what is slow now); with it, windows all over
+    the steps. `Healthy` says how many ranks were compared; `Inconclusive` where none could be.
+    """
+    config = config or StragglerConfig()
+    work = _work(t)
+    rows = np.flatnonzero(t.usable)
+    if not np.isfinite(work).any():
+        return [Inconclusive(analyzer="straggler", reason="no compute spans in these steps", blind=True)]
+    if len(rows) < config.windows[0]:
+        reason = f"{len(rows)} usable steps; {config.windows[0]} are needed"
+        return [Inconclusive(analyzer="straggler", reason=reason)]
+    spans = list(_windows(rows, config, scan=scan))
+    z = robust.quantile_of(config.false_alarms, len(spans) * len(t.ranks))
+    suspects: list[_Suspect] = []
+    compared: set[int] = set()
+    for window in spans:
+        table = [e for e in (_excess(work, columns, window) for columns in t.cohorts) if e is not None]
+        compared |= {int(c) for e in table for c in e.columns}
+        suspects += _judge(t, table, z, config)
+    alone = np.array(sorted(set(range(len(t.ranks))) - compared), np.int64)
+    changed = _by_history(work, alone, rows, t, z, config)
+    found = [_finding(t, work, s, config) for s in _strongest(suspects + changed)]
+    if found:
+        return list(found)
+    if not compared and len(rows) < 2 * config.windows[1]:
+        reason = "cohorts of one or two ranks, and too few steps to compare them with their own past"
+        return [Inconclusive(analyzer="straggler", reason=reason)]
+    return [Healthy(analyzer="straggler", numbers={"ranks": len(t.ranks), "steps": len(rows)})]
+
+
+def _work(t: Timings) -> Floats:
+    """log of the compute time a token, or of the compute time where tokens are not told or all alike."""
+    compute, tokens = t.parts["compute"], t.numbers["tokens"]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        time: Floats = np.log(np.where(compute > 0, compute, np.nan))
+        known = tokens[np.isfinite(tokens)]
+        if len(known) and known.min() > 0 and known.max() > 1.01 * known.min():
+            time = time - np.log(tokens)
+    return time
+
+
+def _windows(rows: NDArray[np.int64], config: StragglerConfig, *, scan: bool) -> Iterator[NDArray[np.int64]]:
+    """Windows of usable rows: of each length the last one, or with `scan` one every half length."""
+    seen: set[tuple[int, int]] = set()
+    for length in config.windows:
+        size = min(length, len(rows))
+        ends = range(size, len(rows) + 1, max(1, size // 2)) if scan else ()
+        for end in (*ends, len(rows)):
+            if (end, size) not in seen:
+                seen.add((end, size))
+                yield rows[end - size : end]
+
+
+def _excess(work: Floats, columns: Columns, rows: NDArray[np.int64]) -> _Excess | None:
+    """The cohort's excesses in one window; None where fewer than three ranks can be compared.
+
+    Ranks that miss more than a third of the steps are left out, then steps that any other rank misses.
+    """
+    block = work[np.ix_(rows, columns)]
+    present = np.isfinite(block)
+    if not present.all():
+        kept = present.mean(axis=0) > 2 / 3
+        whole = present[:, kept].all(axis=1)
+        if kept.sum() < 3 or whole.sum() < 0.6 * len(rows):
+            return None
+        block, columns, rows = block[np.ix_(whole, kept)], columns[kept], rows[whole]
+    if len(columns) < 3 or len(rows) < 5:
+        return None
+    against = block - np.median(block, axis=1, keepdims=True)
+    level = robust.trimmed_mean(against)
+    residuals = against - level
+    last = robust.trimmed_mean(against[-max(3, len(rows) // 3) :])
+    return _Excess(
+        columns=columns,
+        rows=rows,
+        excess=level - robust.lower_median(level),
+        error=robust.standard_error(residuals) * (1 + _SMALL / len(columns)),
+        noise=float(robust.sigma(residuals)),
+        recent=last - robust.lower_median(last),
+    )
+
+
+def _judge(t: Timings, table: list[_Excess], z: float, config: StragglerConfig) -> list[_Suspect]:
+    """Slow nodes, then slow ranks that no slow node explains."""
+    if not table:
+        return []
+    columns = np.concatenate([e.columns for e in table])
+    excess = np.concatenate([e.excess for e in table])
+    recent = np.concatenate([e.recent for e in table])
+    error = np.concatenate([e.error for e in table])
+    floor = np.concatenate([np.full(len(e.columns), _floor(e.noise, config)) for e in table])
+    elevated = (excess > floor) & (recent > floor / 2)
+    slow = elevated & (excess - z * error > floor)
+    likely = elevated & (excess - z / 2 * error > floor)
+    if not elevated.any():
+        return []
+    rows = table[0].rows
+    noise = float(np.median([e.noise for e in table]))
+    suspects: list[_Suspect] = []
+    explained = np.zeros(len(columns), np.bool_)
+    for node in np.unique(t.nodes[columns[likely]]):
+        mates = t.nodes[columns] == node
+        count = int(mates.sum())
+        if not node or count < 2 or not likely[mates].all():
+            continue
+        joint_error = float(np.sqrt((error[mates] ** 2).mean() / count) * 1.2)
+        margin = (float(excess[mates].mean()) - float(floor[mates].mean())) / max(joint_error, 1e-12)
+        if margin > z:
+            suspects.append(
+                _suspect(
+                    t, "node", str(node), columns[mates], excess[mates], margin, rows, joint_error, noise
+                )
+            )
+            explained |= mates
+    for i in np.flatnonzero(slow & ~explained):
+        margin = float((excess[i] - floor[i]) / max(error[i], 1e-12))
+        rank = str(t.ranks[columns[i]])
+        suspects.append(
+            _suspect(
+                t, "rank", rank, columns[i : i + 1], excess[i : i + 1], margin, rows, float(error[i]), noise
+            )
+        )
+    return suspects
+
+
+def _floor(noise: float, config: StragglerConfig) -> float:
+    return max(float(np.log1p(config.floor_ratio)), config.noise_share * noise)
+
+
+def _suspect(
+    t: Timings,
+    subject_type: SubjectType,
+    subject: str,
+    columns: Columns,
+    excess: Floats,
+    margin: float,
+    rows: NDArray[np.int64],
+    error: float,
+    noise: float,
+) -> _Suspect:
+    cohort = np.isin(t.stages, t.stages[columns])
+    return _Suspect(
+        subject_type=subject_type,
+        subject=subject,
+        columns=columns,
+        excess=float(excess.mean()),
+        margin=margin,
+        rows=rows,
+        error=error,
+        noise=noise,
+        inverted=_waits_least(t, columns, rows),
+        minority=len(columns) * 2 < int(cohort.sum()),
+    )
+
+
+def _waits_least(t: Timings, columns: Columns, rows: NDArray[np.int64]) -> bool:
+    """Whether the suspects wait no longer than the median of their cohort: who is late need not wait."""
+    wait = t.parts["wait"][rows]
+    told = np.isfinite(wait)
+    means = np.where(told, wait, 0.0).sum(axis=0) / np.maximum(1, told.sum(axis=0))
+    others = np.setdiff1d(np.flatnonzero(np.isin(t.stages, t.stages[columns])), columns)
+    others = others[told[:, others].any(axis=0)]
+    if not len(others) or not told[:, columns].any():
+        return False
+    return bool(means[columns].mean() <= np.median(means[others]))
+
+
+def _by_history(
+    work: Floats,
+    columns: Columns,
+    rows: NDArray[np.int64],
+    t: Timings,
+    z: float,
+    config: StragglerConfig,
+) -> list[_Suspect]:
+    """Ranks without a cohort that became slower than in their own past while the job as a whole did not."""
+    size = config.windows[1]
+    if not len(columns) or len(rows) < 2 * size:
+        return []
+    recent, past = work[rows[-size:]], work[rows[:-size]]
+    complete = _all_told(recent) & _all_told(past)
+    if complete.sum() < 2:
+        return []
+    blocks = len(past) // size
+    levels = np.stack(
+        [robust.trimmed_mean(past[len(past) - (b + 1) * size : len(past) - b * size]) for b in range(blocks)]
+    )
+    rise = robust.trimmed_mean(recent) - np.quantile(levels, 0.25, axis=0, method="higher")
+    change = rise - robust.lower_median(rise[complete])
+    own = recent - robust.trimmed_mean(recent)
+    error = robust.standard_error(own[:, complete]) if complete.any() else np.zeros(0)
+    errors = np.full(len(rise), np.inf)
+    errors[complete] = error * np.sqrt(2)
+    noise = float(robust.sigma(own[:, complete]))
+    floor = _floor(noise, config)
+    return [
+        replace(
+            _suspect(
+                t,
+                "rank",
+                str(t.ranks[c]),
+                np.array([c]),
+                change[c : c + 1],
+                float((change[c] - floor) / max(errors[c], 1e-12)),
+                rows[-size:],
+                float(errors[c]),
+                noise,
+            ),
+            by_history=True,
+        )
+        for c in columns
+        if complete[c] and change[c] - z * errors[c] > floor
+    ]
+
+
+def _all_told(values: Floats) -> NDArray[np.bool_]:
+    """Columns in which nothing is missing."""
+    return np.asarray(np.isfinite(values).all(axis=0), np.bool_)
+
+
+def _strongest(suspects: list[_Suspect]) -> list[_Suspect]:
+    """One suspect a subject, the surest; of a node and its ranks, whichever is surer."""
+    best: dict[tuple[str, str], _Suspect] = {}
+    for suspect in suspects:
+        key = (suspect.subject_type, suspect.subject)
+        if key not in best or suspect.margin > best[key].margin:
+            best[key] = suspect
+    kept: list[_Suspect] = []
+    taken: set[int] = set()
+    for suspect in sorted(best.values(), key=lambda s: (-s.margin, s.subject_type, s.subject)):
+        if not taken & set(suspect.columns.tolist()):
+            kept.append(suspect)
+            taken |= set(suspect.columns.tolist())
+    return sorted(kept, key=lambda s: (-s.excess, s.subject))
+
+
+def _finding(t: Timings, work: Floats, s: _Suspect, config: StragglerConfig) -> Finding:
+    ratio = float(np.expm1(s.excess))
+    since, until = _episode(t, work, s)
+    where = (
+        "" if s.subject_type == "node" else f" on {node}" if (node := t.node_of(int(s.columns[0]))) else ""
+    )
+    whose = "its own past" if s.by_history else "its cohort"
+    severity: Severity = (
+        "critical"
+        if ratio >= config.critical_ratio
+        else "warning"
+        if ratio >= config.warning_ratio
+        else "info"
+    )
+    return Finding(
+        ts_ns=t.last_ns,
+        job=t.job,
+        attempt=t.attempt,
+        kind="straggler",
+        subject_type=s.subject_type,
+        subject=s.subject,
+        severity=severity,
+        confidence=_confidence(s),
+        summary=f"{s.subject_type.capitalize()} {s.subject}{where} computes {ratio:.0%} slower than {whose} "
+        f"since step {since}.",
+        evidence={
+            "query": "analysis.step_parts",
+            "ratio": round(1 + ratio, 4),
+            "ranks": [int(t.ranks[c]) for c in s.columns],
+            "nodes": sorted({t.node_of(int(c)) for c in s.columns}),
+            "stages": sorted({int(t.stages[c]) for c in s.columns}),
+            "first_step": since,
+            "last_step": until,
+            "window_steps": len(s.rows),
+            "standard_error": round(s.error, 5),
+            "margin_in_errors": round(min(s.margin, 1e6), 2),
+            "noise_of_a_step": round(s.noise, 4),
+            "waits_least": s.inverted,
+            "compared_with": "own history" if s.by_history else "pipeline stage",
+        },
+    )
+
+
+def _episode(t: Timings, work: Floats, s: _Suspect) -> tuple[int, int]:
+    """First and last step of the slowness around the suspect's window."""
+    cohort = np.flatnonzero(np.isin(t.stages, t.stages[s.columns]))
+    others = np.setdiff1d(cohort, s.columns)
+    series = np.zeros(len(work))
+    whole = _all_told(work[:, s.columns].T) & np.isfinite(work[:, others]).any(axis=1)
+    if len(others):
+        usual = np.nanmedian(work[np.ix_(whole, others)], axis=1)
+        series[whole] = work[np.ix_(whole, s.columns)].mean(axis=1) - usual
+    end = int(s.rows[-1]) + 1
+    first = robust.onset(series[:end], s.excess)
+    last = len(series) - 1 - robust.onset(series[::-1][: len(series) - first], s.excess)
+    return int(t.steps[first]), int(t.steps[max(first, last)])
+
+
+def _confidence(s: _Suspect) -> float:
+    """Rises with the margin; lower without wait inversion, without a majority, and against the own past."""
+    sure = 1 - 0.25 * float(np.exp(-max(0.0, s.margin - 4) / 4))
+    sure *= 0.98 if s.inverted else 0.88
+    sure *= 1.0 if s.minority or s.by_history else 0.97
+    return round(sure * (0.85 if s.by_history else 1.0), 3)

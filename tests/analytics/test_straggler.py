@@ -1,0 +1,140 @@
+"""Stragglers: the laws of an analyzer, and the noise levels at which faults are found or left alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pulsetrain.analytics.straggler import find
+from pulsetrain.analytics.verdict import Finding, Healthy, Inconclusive, findings
+from tests.analytics.fleet import fleet, timings
+
+
+def subjects(verdicts) -> list[tuple[str, str]]:
+    return [(f.subject_type, f.subject) for f in findings(verdicts)]
+
+
+@pytest.mark.parametrize("noise", [0.01, 0.05, 0.15])
+def test_clean_runs_have_no_straggler(noise):
+    for seed in range(100):
+        assert not findings(find(timings(fleet(seed=seed, noise=noise, steps=60))))
+
+
+def test_a_clean_run_says_healthy():
+    assert isinstance(find(timings(fleet()))[0], Healthy)
+
+
+@pytest.mark.parametrize("noise", [0.02, 0.1, 0.15])
+def test_a_node_half_as_fast_again_is_found_in_twenty_steps(noise):
+    for seed in range(20):
+        columns = fleet(steps=42, slow={4: 1.5, 5: 1.5}, slow_from=22, noise=noise, seed=seed)
+        assert subjects(find(timings(columns))) == [("node", "n2")]
+
+
+@pytest.mark.parametrize(
+    ("ratio", "steps", "noise"), [(1.1, 30, 0.02), (1.1, 30, 0.03), (1.05, 200, 0.03), (1.05, 200, 0.04)]
+)
+def test_a_slightly_slow_rank_is_found(ratio, steps, noise):
+    for seed in range(20):
+        columns = fleet(steps=steps + 2, slow={3: ratio}, noise=noise, seed=seed)
+        assert subjects(find(timings(columns))) == [("rank", "3")]
+
+
+def test_the_onset_is_told():
+    (finding,) = findings(find(timings(fleet(steps=90, slow={6: 1.4}, slow_from=60))))
+    assert abs(finding.evidence["first_step"] - 60) <= 1
+
+
+def test_what_was_slow_once_is_found_only_when_asked_for():
+    columns = fleet(steps=160, slow={6: 1.4}, slow_from=40, slow_until=80)
+    assert not findings(find(timings(columns)))
+    (finding,) = findings(find(timings(columns), scan=True))
+    assert finding.subject == "6"
+    assert abs(finding.evidence["first_step"] - 40) <= 2
+    assert abs(finding.evidence["last_step"] - 80) <= 2
+
+
+def test_a_pipeline_imbalance_is_no_straggler():
+    assert not findings(find(timings(fleet(stage_ratio={1: 1.5}))))
+
+
+def test_two_slow_ranks_on_two_nodes_are_ranks():
+    columns = fleet(ranks=16, slow={1: 1.4, 6: 1.4})
+    assert sorted(subjects(find(timings(columns)))) == [("rank", "1"), ("rank", "6")]
+
+
+@given(st.integers(0, 2**32 - 1))
+@settings(max_examples=15, deadline=None)
+def test_order_of_rows_changes_nothing(seed):
+    columns = fleet(slow={2: 1.3}, steps=40)
+    order = np.random.default_rng(seed).permutation(len(columns["rank"]))
+    assert find(timings(columns, order=order)) == find(timings(columns))
+
+
+@given(st.permutations(range(8)))
+@settings(max_examples=15, deadline=None)
+def test_renaming_ranks_renames_the_answer(names):
+    columns = fleet(slow={2: 1.3}, steps=40, per_node=1)
+    columns["rank"] = np.asarray(names)[columns["rank"]]
+    assert subjects(find(timings(columns))) == [("rank", str(names[2]))]
+
+
+def test_a_worse_fault_is_never_milder():
+    order = {"info": 1, "warning": 2, "critical": 3}
+    weights = []
+    for ratio in (1.0, 1.02, 1.05, 1.1, 1.2, 1.5, 3.0):
+        found = findings(find(timings(fleet(slow={2: ratio}, per_node=1))))
+        weights.append(max(((order[f.severity], f.confidence) for f in found), default=(0, 0.0)))
+    assert weights == sorted(weights)
+
+
+def test_a_rank_of_a_cohort_of_two_is_judged_by_its_own_past():
+    columns = fleet(ranks=4, stages=2, per_node=1, steps=120, slow={1: 1.3}, slow_from=90)
+    assert subjects(find(timings(columns))) == [("rank", "1")]
+
+
+def test_a_difference_that_was_always_there_in_a_cohort_of_two_is_left_alone():
+    assert not findings(find(timings(fleet(ranks=4, per_node=1, steps=120, slow={1: 1.3}))))
+
+
+def test_a_job_that_slows_down_together_has_no_straggler():
+    everyone = np.where(np.arange(120) < 80, 1.0, 1.4)
+    assert not findings(find(timings(fleet(ranks=4, steps=120, everyone=everyone))))
+    assert not findings(find(timings(fleet(ranks=8, steps=120, everyone=everyone))))
+
+
+def test_more_work_is_not_slowness():
+    columns = fleet(slow={2: 1.5}, steps=40)
+    columns["tokens"] = np.where(columns["rank"] == 2, 6144, 4096)
+    assert not findings(find(timings(columns)))
+
+
+def _without(columns, drop):
+    return {n: v[~drop] for n, v in columns.items()}
+
+
+def test_degenerate_data_gets_a_verdict():
+    columns = fleet(steps=40)
+    cases = [
+        _without(columns, np.ones(len(columns["rank"]), np.bool_)),
+        _without(columns, columns["rank"] > 0),
+        _without(columns, columns["rank"] == 3),
+        _without(columns, columns["step"] > 1),
+        {**columns, "compute": np.full(len(columns["rank"]), np.nan)},
+        {**columns, "compute": np.zeros(len(columns["rank"]))},
+        {n: np.concatenate([v, v]) for n, v in columns.items()},
+    ]
+    for case in cases:
+        verdicts = find(timings(case))
+        assert verdicts
+        assert all(isinstance(v, Finding | Healthy | Inconclusive) for v in verdicts)
+        assert not findings(verdicts)
+
+
+def test_a_rank_that_misses_rows_does_not_hide_the_slow_one():
+    columns = fleet(ranks=16, slow={9: 1.4}, steps=60)
+    assert subjects(find(timings(_without(columns, (columns["rank"] == 12) & (columns["step"] > 15))))) == [
+        ("rank", "9")
+    ]
