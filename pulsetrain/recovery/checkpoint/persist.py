@@ -116,6 +116,7 @@ class Persister:
                 self._newest, self._config.gather_s
             )
             arena.set_taken(info)
+            self._done(rank)
             self._record("persist", info, written, started)
             manifest = self._commit(info) if rank == 0 else self._await_manifest(info)
             self._record("commit", info, manifest.tables[rank].bytes, started)
@@ -126,7 +127,12 @@ class Persister:
             self._ledger.event("persist_failed", {"step": info.step, "error": repr(error)}, rank=rank)
         finally:
             arena.set_taken(info)
-            with self._lock:
+            self._done(rank, info.generation)
+
+    def _done(self, rank: int, generation: int | None = None) -> None:
+        """The rank's bytes are out, or given up: the next checkpoint may go."""
+        with self._lock:
+            if generation in (None, self._busy.get(rank)):
                 self._busy.pop(rank, None)
 
     def _commit(self, info: SlotInfo) -> Manifest:

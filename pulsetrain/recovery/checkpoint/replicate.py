@@ -48,6 +48,7 @@ class Replicator:
         self._poll_s = poll_s
         self._watched: dict[int, _Watched] = {}
         self._peers: list[_Peer] = []
+        self._retired: list[_Peer] = []  # only the thread that uses a connection may end it
         self._lock = Lock()
         self._stop = Event()
         self._thread = Thread(target=self._run, name="pulsetrain-replicator", daemon=True)
@@ -68,24 +69,31 @@ class Replicator:
     def set_peers(self, names: tuple[str, ...]) -> None:
         """Send to these nodes from now on, beginning with the newest checkpoint of each rank."""
         with self._lock:
-            old, self._peers = self._peers, [_Peer(name, {}) for name in names]
-        for peer in old:
-            _hang_up(peer)
+            self._retired += self._peers
+            self._peers = [_Peer(name, {}) for name in names]
 
     def close(self) -> None:
         """End the thread and its connections."""
         self._stop.set()
-        self.set_peers(())
-        self._thread.join(5)
+        self._thread.join(10)
 
     def _run(self) -> None:
         while not self._stop.wait(self._poll_s):
+            self._hang_up_retired()
             with self._lock:
                 watched, peers = list(self._watched.items()), list(self._peers)
             for rank, item in watched:
                 self._note(rank, item)
             for peer in peers:
                 self._feed(peer, watched)
+        self.set_peers(())
+        self._hang_up_retired()
+
+    def _hang_up_retired(self) -> None:
+        with self._lock:
+            retired, self._retired = self._retired, []
+        for peer in retired:
+            _hang_up(peer)
 
     def _note(self, rank: int, item: _Watched) -> None:
         """Record new checkpoints and skips of one rank."""

@@ -83,8 +83,9 @@ def fd():
 @pytest.mark.parametrize("blocking", [False, True])
 def test_training_continues_bit_identical_after_a_restore(fd, blocking):
     reference = Training().train(1, 12)
-    Training(fd, blocking=blocking).train(1, 7)
-    gc.collect()
+    first = Training(fd, blocking=blocking)
+    first.train(1, 7)
+    first.checkpointer.close()
     again = Training(fd, restore_step=7, blocking=blocking)
     assert again.checkpointer.restore() == 7
     assert again.train(8, 12) == reference
@@ -155,15 +156,16 @@ def test_a_failed_copy_says_so_and_training_goes_on(fd):
 
 
 def test_nothing_to_restore_empties_the_arena(fd):
-    Training(fd).train(1, 3)
-    gc.collect()
-    assert Training(fd).checkpointer.restore() is None
+    training = Training(fd)
+    training.train(1, 3)
+    assert training.checkpointer.restore() is None
     assert ArenaReader(fd).published() == []
 
 
 def test_a_step_that_is_not_there_names_what_is(fd):
     training = Training(fd)
     training.train(1, 3)
+    training.checkpointer._last.wait(5)
     with pytest.raises(CheckpointError, match=r"step 9 of rank 0 is not in the arena; it has: 3, 2, 1"):
         training.checkpointer.restore(9)
 
@@ -185,7 +187,9 @@ def test_what_cannot_be_saved_is_named():
 
 
 def test_another_model_is_refused(fd):
-    Training(fd).train(1, 1)
+    training = Training(fd)
+    training.train(1, 1)
+    training.checkpointer.close()
     other = Checkpointer({"model": torch.nn.Linear(2, 2)}, environ={"PULSETRAIN_ARENA_FD": str(fd)})
     with pytest.raises(CheckpointError, match="model and checkpoint differ"):
         other.restore(1)
