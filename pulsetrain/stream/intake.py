@@ -1,107 +1,213 @@
-"""Batches into the store, each row once, whatever is sent twice.
+"""Batches into the store: many by one insert, each row once, whatever is sent twice.
 
-Two things recognise a row that came before. The row ranges stored of each (source, record) are kept in memory
-and written to the store about every second; and each insert carries a deduplication token, which the table
-remembers for its last 10,000 inserts, so that the second of ranges that a killed hub had not written is
-covered too.
+A submitted batch waits until 5,000 rows of its record have gathered, or 0.4 s; then one insert stores them
+all, and only then the senders hear so. (An insert costs about 6 ms whether it holds 100 rows or 5,000.)
+
+Each row once: the row ranges stored of each (source, record) are kept in memory and saved in the store about
+every second. What a killed hub had not saved is in the journal, whose groups are inserted again under their
+deduplication token at the next start. Where it stays open whether an insert happened, the same group is tried
+again before anything else of that record.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+import uuid
+from collections import defaultdict
+from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pyarrow as pa
 import structlog
 
 from pulsetrain.stream import ddl
-from pulsetrain.stream.batch import Batch, token
-from pulsetrain.stream.errors import PulsetrainError
+from pulsetrain.stream.batch import Batch
+from pulsetrain.stream.clock import Clock
+from pulsetrain.stream.errors import PulsetrainError, Unavailable
+from pulsetrain.stream.journal import Group, Journal, Share, make_group
 from pulsetrain.stream.queries.storage import stored_ranges
 from pulsetrain.stream.ranges import Ranges
 from pulsetrain.stream.store import Store, ipc
 
-_SAVE_S = 1.0
 _log = structlog.get_logger()
-
 _RANGES = pa.schema(
     [("source", pa.string()), ("record", pa.string()), ("first_row", pa.uint64()), ("next_row", pa.uint64())]
 )
 
 
-@dataclass
-class _Seen:
-    """What has arrived of one (source, record). Its lock makes two copies of a batch wait for each other."""
+@dataclass(frozen=True, kw_only=True)
+class IntakeConfig:
+    """How batches gather."""
 
-    ranges: Ranges = field(default_factory=Ranges)
-    lock: threading.Lock = field(default_factory=threading.Lock)
+    linger_s: float = 0.4
+    """Longest time a batch waits for others."""
+    group_rows: int = 5_000
+    """Rows of one record that are stored at once without waiting."""
+    save_s: float = 1.0
+    """How often ranges are saved."""
+
+
+@dataclass
+class _Gathering:
+    """What waits of one record."""
+
+    since_s: float = 0.0
+    rows: int = 0
+    waiting: list[tuple[Batch, Future[int]]] = field(default_factory=list)
 
 
 class Intake:
-    """Stores batches. Safe to use from many threads. `monotonic` is seconds."""
+    """Stores batches. `submit` may be called from any thread; `run` belongs to one, which `start` makes."""
 
-    def __init__(self, store: Store, monotonic: Callable[[], float]) -> None:
+    def __init__(self, store: Store, folder: Path, clock: Clock, config: IntakeConfig | None = None) -> None:
         self._store = store
-        self._monotonic = monotonic
-        self._lock = threading.Lock()
-        self._saving = threading.Lock()
-        self._seen: dict[tuple[str, str], _Seen] | None = None
+        self._journal = Journal(folder)
+        self._clock = clock
+        self._config = config or IntakeConfig()
+        self._arrived = threading.Condition()
+        self._gathering: dict[str, _Gathering] = {}
+        self._stop = False
+        self._thread = threading.Thread(target=self._run, name="intake", daemon=True)
+        self._ranges: defaultdict[tuple[str, str], Ranges] = defaultdict(Ranges)
+        self._open: dict[str, Group] = {}
         self._unsaved: dict[tuple[str, str, int], int] = {}
-        self._saved_s = monotonic()
+        self._unsaved_groups: list[str] = []
+        self._saved_s = clock.monotonic_s()
+        self._recover()
 
-    def accept(self, batch: Batch) -> int:
-        """Store the batch's rows that are not stored yet and return their number. When it returns they can be
-        queried. Raises `Unavailable` or another `PulsetrainError` where they may not be stored."""
-        seen = self._of(batch)
-        stored = 0
-        with seen.lock:
-            for first, end in seen.ranges.missing(batch.first_row, batch.first_row + batch.rows):
-                rows = batch.table.slice(first - batch.first_row, end - first)
-                mark = token(batch.source, batch.record, first, end - first)
-                self._store.insert(batch.record, rows, token=mark)
-                self._note(batch, *seen.ranges.add(first, end))
-                stored += end - first
-        self._save_if_due()
-        return stored
+    def start(self) -> None:
+        """Begin to store what is submitted."""
+        self._thread.start()
 
-    def save(self) -> None:
-        """Write the ranges that the store does not have yet."""
-        with self._lock:
-            unsaved, self._unsaved = self._unsaved, {}
-            self._saved_s = self._monotonic()
-        if not unsaved:
+    def submit(self, batch: Batch) -> Future[int]:
+        """Store the batch's rows that are not stored yet. The result is their number, and comes when they can
+        be queried; its exception is `Unavailable` where they may not be stored."""
+        future: Future[int] = Future()
+        future.set_running_or_notify_cancel()  # a sender that leaves does not stop its rows
+        with self._arrived:
+            gathering = self._gathering.get(batch.record)
+            if gathering is None:
+                gathering = self._gathering[batch.record] = _Gathering(since_s=self._clock.monotonic_s())
+            gathering.waiting.append((batch, future))
+            gathering.rows += batch.rows
+            self._arrived.notify_all()
+        return future
+
+    def close(self) -> None:
+        """Store what waits, save the ranges and end. Idempotent."""
+        with self._arrived:
+            self._stop = True
+            self._arrived.notify_all()
+        if self._thread.is_alive():
+            self._thread.join(timeout=30.0)
+        self.run(everything=True)
+        self._save()
+
+    def run(self, *, everything: bool = False) -> None:
+        """Store what is due, or everything that waits; save the ranges when it is time."""
+        for record, gathering in self._due(everything).items():
+            self._store_all(record, gathering.waiting)
+        if self._clock.monotonic_s() - self._saved_s >= self._config.save_s:
+            self._save()
+
+    def _run(self) -> None:
+        while not self._stop:
+            with self._arrived:
+                if not self._gathering:
+                    self._arrived.wait(self._config.save_s)
+                elif not any(self._is_due(g) for g in self._gathering.values()):
+                    self._arrived.wait(self._config.linger_s / 8)
+            self.run()
+
+    def _is_due(self, gathering: _Gathering) -> bool:
+        age_s = self._clock.monotonic_s() - gathering.since_s
+        return gathering.rows >= self._config.group_rows or age_s >= self._config.linger_s
+
+    def _due(self, everything: bool) -> dict[str, _Gathering]:
+        with self._arrived:
+            due = {r: g for r, g in self._gathering.items() if everything or self._is_due(g)}
+            for record in due:
+                del self._gathering[record]
+            return due
+
+    def _store_all(self, record: str, waiting: Sequence[tuple[Batch, Future[int]]]) -> None:
+        """Store one group and answer for each of its batches."""
+        try:
+            self._finish_open(record)
+            shares, pieces, counts = self._new_rows([batch for batch, _ in waiting])
+            if pieces:
+                table = pa.concat_tables(pieces)
+                self._insert(make_group(record, uuid.uuid4().hex, shares, table))
+        except (PulsetrainError, OSError) as error:
+            _log.warning("batches_not_stored", record=record, batches=len(waiting), error=str(error))
+            for _, future in waiting:
+                future.set_exception(Unavailable(str(error)))
+        except Exception as error:  # noqa: BLE001 - edge of a thread: every sender hears, and sends again
+            _log.exception("batches_not_stored", record=record, batches=len(waiting))
+            for _, future in waiting:
+                future.set_exception(Unavailable(f"{type(error).__name__}: {error}"))
+        else:
+            for (_, future), count in zip(waiting, counts, strict=True):
+                future.set_result(count)
+
+    def _new_rows(self, batches: Sequence[Batch]) -> tuple[list[Share], list[pa.Table], list[int]]:
+        """What of `batches` is not stored yet: its shares, its rows, and how many rows of each batch."""
+        shares: list[Share] = []
+        pieces: list[pa.Table] = []
+        counts: list[int] = []
+        tentative: defaultdict[str, Ranges] = defaultdict(Ranges)
+        for batch in batches:
+            known = self._ranges[(batch.source, batch.record)]
+            count = 0
+            for low, high in known.missing(batch.first_row, batch.first_row + batch.rows):
+                for first, end in tentative[batch.source].missing(low, high):
+                    shares.append(Share(source=batch.source, first=first, end=end))
+                    pieces.append(batch.table.slice(first - batch.first_row, end - first))
+                    count += end - first
+                tentative[batch.source].add(low, high)
+            counts.append(count)
+        return shares, pieces, counts
+
+    def _insert(self, group: Group) -> None:
+        self._journal.write(group)
+        self._open[group.record] = group
+        self._finish_open(group.record)
+
+    def _finish_open(self, record: str) -> None:
+        """Insert the group of which it is not known whether it is stored; nothing where there is none."""
+        group = self._open.get(record)
+        if group is None:
             return
-        columns = [*zip(*unsaved, strict=True), tuple(unsaved.values())]
+        self._store.insert_raw(record, group.columns, group.data, token=group.token)
+        del self._open[record]
+        self._unsaved_groups.append(group.token)
+        for share in group.shares:
+            first, end = self._ranges[(share.source, record)].add(share.first, share.end)
+            self._unsaved[(share.source, record, first)] = end
+
+    def _recover(self) -> None:
+        for row in stored_ranges(self._store).to_pylist():
+            self._ranges[(row["source"], row["record"])].add(row["first_row"], row["next_row"])
+        for group in self._journal.kept():
+            self._open[group.record] = group
+            self._finish_open(group.record)
+        self._save()
+
+    def _save(self) -> None:
+        """Save the ranges that the store does not have yet, then forget the groups they came from."""
+        self._saved_s = self._clock.monotonic_s()
+        if not self._unsaved:
+            return
+        columns = [*zip(*self._unsaved, strict=True), tuple(self._unsaved.values())]
         table = pa.table([pa.array(c, f.type) for c, f in zip(columns, _RANGES, strict=True)], schema=_RANGES)
         try:
             self._store.insert_raw(ddl.OFFSETS, _RANGES.names, ipc(table), token=None)
         except PulsetrainError as error:
-            _log.warning("ranges_not_saved", error=str(error), ranges=len(unsaved))
-            with self._lock:
-                self._unsaved = unsaved | self._unsaved
-
-    def _of(self, batch: Batch) -> _Seen:
-        with self._lock:
-            if self._seen is None:
-                self._seen = self._load()
-            return self._seen.setdefault((batch.source, batch.record), _Seen())
-
-    def _load(self) -> dict[tuple[str, str], _Seen]:
-        seen: dict[tuple[str, str], _Seen] = {}
-        for row in stored_ranges(self._store).to_pylist():
-            known = seen.setdefault((row["source"], row["record"]), _Seen())
-            known.ranges.add(row["first_row"], row["next_row"])
-        return seen
-
-    def _note(self, batch: Batch, first: int, end: int) -> None:
-        with self._lock:
-            self._unsaved[(batch.source, batch.record, first)] = end
-
-    def _save_if_due(self) -> None:
-        if self._monotonic() - self._saved_s < _SAVE_S or not self._saving.acquire(blocking=False):
+            _log.warning("ranges_not_saved", error=str(error), ranges=len(self._unsaved))
             return
-        try:
-            self.save()
-        finally:
-            self._saving.release()
+        for token in self._unsaved_groups:
+            self._journal.forget(token)
+        self._unsaved.clear()
+        self._unsaved_groups.clear()

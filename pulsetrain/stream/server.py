@@ -1,18 +1,22 @@
 """The hub's routes for records: ingest, and a read-only ClickHouse HTTP interface over the same store.
 
-``POST /v1/records/{record}`` takes one encoded batch and answers when its rows are stored. ``/`` and
-``/ping`` speak ClickHouse's HTTP protocol as far as its clients need it to read: clickhouse-connect, curl.
+``POST /v1/records/{record}`` takes one encoded batch, ``POST /v1/records`` several; they answer when the rows
+are stored. ``/`` and ``/ping`` speak ClickHouse's HTTP protocol as far as clients need it to read the store.
 Settings in the URL are not passed on; the endpoint has its own.
 """
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import io
 import json
 import re
+import tempfile
 import uuid
 from collections.abc import Mapping
+from concurrent.futures import Future
+from pathlib import Path
 
 import pyarrow as pa
 import structlog
@@ -22,6 +26,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
 
+from pulsetrain.stream import segment
 from pulsetrain.stream.access import may
 from pulsetrain.stream.batch import decode
 from pulsetrain.stream.clock import Clock, SystemClock
@@ -44,9 +49,18 @@ _FORMAT = re.compile(r"\bFORMAT\s+(\w+)\s*$", re.IGNORECASE)
 _log = structlog.get_logger()
 
 
-def routes(store: Store, *, token: str, clock: Clock | None = None) -> list[BaseRoute]:
-    """Ingest and query routes over `store`; all but /ping ask for `token`."""
-    intake = Intake(store, (clock or SystemClock()).monotonic_s)
+def routes(
+    store: Store, *, token: str, journal: Path | None = None, clock: Clock | None = None
+) -> list[BaseRoute]:
+    """Ingest and query routes over `store`; all but /ping ask for `token`.
+
+    `journal` is a folder for batches on their way into the store; a chDB store has its own. Without one, a
+    hub that is killed while it inserts may store those rows twice.
+    """
+    folder = journal or (store.folder / "journal" if store.folder else Path(tempfile.mkdtemp("-journal")))
+    intake = Intake(store, folder, clock or SystemClock())
+    store.before_close(intake.close)
+    intake.start()
     query = _QueryRoute(store, token)
 
     async def ingest(request: Request) -> Response:
@@ -58,6 +72,7 @@ def routes(store: Store, *, token: str, clock: Clock | None = None) -> list[Base
         return PlainTextResponse("Ok.\n")
 
     return [
+        Route("/v1/records", ingest, methods=["POST"]),
         Route("/v1/records/{record}", ingest, methods=["POST"]),
         Route("/ping", ping),
         Route("/", query.answer, methods=["GET", "POST"]),
@@ -65,28 +80,53 @@ def routes(store: Store, *, token: str, clock: Clock | None = None) -> list[Base
 
 
 async def _ingest(request: Request, intake: Intake) -> Response:
+    """One batch of the record in the path, or, without one, several as entries of a segment."""
+    record = request.path_params.get("record")
     try:
         body = await _body(request, MAX_BATCH_BYTES)
-        record = request.path_params["record"]
-        stored = await run_in_threadpool(_store, intake, record, body)
+        results = await run_in_threadpool(_submit, intake, [body] if record else _entries(body), record)
+        outcome = await asyncio.gather(*map(_outcome, results))
     except ClientDisconnect:
         return Response(status_code=400)
     except UsageError as error:
         return JSONResponse({"error": str(error)}, 413)
-    except (CorruptData, SchemaMismatch) as error:
-        _log.warning("batch_refused", record=request.path_params["record"], error=str(error))
+    except CorruptData as error:
         return JSONResponse({"error": str(error)}, 422)
     except PulsetrainError as error:
-        _log.warning("batch_not_stored", record=request.path_params["record"], error=str(error))
         return JSONResponse({"error": str(error)}, 503)
-    return JSONResponse({"stored": stored})
+    if record is None:
+        return JSONResponse({"results": outcome})
+    return JSONResponse(outcome[0], 422 if "error" in outcome[0] else 200)
 
 
-def _store(intake: Intake, record: str, body: bytes) -> int:
-    batch = decode(body)
-    if batch.record != record:
-        raise SchemaMismatch(f"batch of {batch.record} sent as {record}")
-    return intake.accept(batch)
+def _entries(body: bytes) -> list[bytes]:
+    found = segment.scan(body)
+    if found.torn or found.lost_rows or found.corrupt_regions:
+        raise CorruptData("body is damaged: not every entry matches its checksum")
+    return [body[place.offset : place.end] for place in found.places]
+
+
+def _submit(intake: Intake, bodies: list[bytes], record: str | None) -> list[Future[int] | str]:
+    """For each batch what will be its outcome, or why it is refused."""
+    results: list[Future[int] | str] = []
+    for body in bodies:
+        try:
+            batch = decode(body)
+            if record not in (None, batch.record):
+                raise SchemaMismatch(f"batch of {batch.record} sent as {record}")  # noqa: TRY301 - one way out
+            results.append(intake.submit(batch))
+        except (CorruptData, SchemaMismatch) as error:
+            _log.warning("batch_refused", error=str(error))
+            results.append(str(error))
+    return results
+
+
+async def _outcome(result: Future[int] | str) -> dict[str, int | str]:
+    """{"stored": rows} or {"error": why}. Raises `Unavailable` where the rows may not be stored."""
+    if isinstance(result, str):
+        return {"error": result}
+    stored: asyncio.Future[int] = asyncio.wrap_future(result)
+    return {"stored": await stored}
 
 
 async def _body(request: Request, limit: int) -> bytes:
@@ -104,7 +144,7 @@ class _QueryRoute:
 
     def __init__(self, store: Store, token: str) -> None:
         self._token = token
-        self._reader = store.open_reader(ReaderConfig())
+        self._reader = store.reader(ReaderConfig())
         self._refused = frozenset(outside_functions(store).column("name").to_pylist())
 
     async def answer(self, request: Request) -> Response:

@@ -44,9 +44,12 @@ class Store:
         engine: ddl.Engine | None = None,
         lock: FolderLock | None = None,
         open_reader: Callable[[ReaderConfig], Reader],
+        folder: Path | None = None,
     ) -> None:
         self.name = name
-        self.open_reader = open_reader
+        self.folder = folder
+        self._open_reader = open_reader
+        self._closers: list[Callable[[], None]] = []
         self.engine = engine or ddl.Engine()
         self._connect = connect
         self._lock = lock
@@ -120,8 +123,20 @@ class Store:
                 except queue.Full:
                     client.close()
 
+    def reader(self, config: ReaderConfig) -> Reader:
+        """What runs statements from outside, with ``readonly = 1``; it is closed with the store."""
+        reader = self._open_reader(config)
+        self.before_close(reader.close)
+        return reader
+
+    def before_close(self, call: Callable[[], None]) -> None:
+        """Have `call` run when the store is about to close, last added first."""
+        self._closers.append(call)
+
     def close(self) -> None:
-        """Close every client and give the folder up. Idempotent."""
+        """Close what belongs to the store, every client, and give the folder up. Idempotent."""
+        while self._closers:
+            self._closers.pop()()
         with contextlib.suppress(queue.Empty):
             while True:
                 self._idle.get_nowait().close()
@@ -171,6 +186,7 @@ def _open_folder(url: str, folder: Path, engine: ddl.Engine | None) -> Store:
             name=f"chdb://{folder}",
             engine=engine,
             lock=lock,
+            folder=folder,
             open_reader=lambda config: ChdbReader(folder, config),
         )
     except BaseException:

@@ -12,9 +12,11 @@ from typing import Protocol
 import httpx
 import structlog
 
-from pulsetrain.stream.batch import identify
-from pulsetrain.stream.errors import AuthError, CorruptData, PulsetrainError, Unavailable, UsageError
+from pulsetrain.stream import segment
+from pulsetrain.stream.errors import AuthError, PulsetrainError, Unavailable, UsageError
 from pulsetrain.stream.spool import Entry, Spool
+
+_ENTRIES_A_POST = 512
 
 _log = structlog.get_logger()
 
@@ -44,7 +46,7 @@ class Transport(Protocol):
 
 
 class HttpTransport:
-    """Posts each batch to the hub at `url`. Raises `UsageError` for an address that is none."""
+    """Posts batches to the hub at `url`, many at once. Raises `UsageError` for an address that is none."""
 
     def __init__(self, url: str, token: str, *, timeout_s: float = 30.0) -> None:
         if not url.startswith(("http://", "https://")):
@@ -58,34 +60,32 @@ class HttpTransport:
 
     def send(self, entries: Sequence[Entry]) -> list[Rejection]:
         """See `Transport`."""
-        rejections = []
-        for entry in entries:
-            why = self._post(entry)
-            if why:
-                rejections.append(Rejection(entry=entry, why=why))
+        rejections: list[Rejection] = []
+        for start in range(0, len(entries), _ENTRIES_A_POST):
+            rejections += self._post(entries[start : start + _ENTRIES_A_POST])
         return rejections
 
     def close(self) -> None:
         """See `Transport`."""
         self._http.close()
 
-    def _post(self, entry: Entry) -> str:
-        """Why the hub refuses the entry for good; empty: it is stored."""
+    def _post(self, entries: Sequence[Entry]) -> list[Rejection]:
+        body = b"".join(segment.frame(entry.data, entry.rows) for entry in entries)
         try:
-            record = identify(entry.data).record
-        except CorruptData as error:
-            return str(error)
-        try:
-            response = self._http.post(f"/v1/records/{record}", content=entry.data)
+            response = self._http.post("/v1/records", content=body)
         except (httpx.HTTPError, httpx.StreamError) as error:
             raise Unavailable(f"hub {self._http.base_url} does not answer: {error}") from error
         if response.status_code in (401, 403):
             raise AuthError(f"hub {self._http.base_url} refuses the token")
-        if response.status_code in (400, 404, 413, 422):
-            return response.text[:300]
+        if response.status_code == 413 and len(entries) == 1:
+            return [Rejection(entry=entries[0], why=response.text[:300])]
+        if response.status_code == 413:
+            return [r for entry in entries for r in self._post([entry])]
         if response.status_code != 200:
             raise Unavailable(f"hub {self._http.base_url} answers {response.status_code}")
-        return ""
+        results = response.json()["results"]
+        outcomes = zip(entries, results, strict=True)
+        return [Rejection(entry=e, why=str(r["error"])) for e, r in outcomes if "error" in r]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -150,7 +150,8 @@ def test_over_http_a_wrong_token_and_an_absent_hub_lose_nothing(tmp_path, hub, o
 
 def test_answers_that_pass_are_tried_again(tmp_path, monkeypatch, over_http):
     spool, ship = shipper(tmp_path, MemoryTransport(), batches=1)
-    answers = iter([httpx.Response(503), httpx.Response(500), httpx.Response(422, text="schema")])
+    refusal = httpx.Response(200, json={"results": [{"error": "schema"}]})
+    answers = iter([httpx.Response(503), httpx.Response(500), refusal])
     transport = over_http("http://hub")
     monkeypatch.setattr(httpx.Client, "post", lambda *a, **k: next(answers))
     for _ in range(2):
