@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import structlog
 
 from pulsetrain import __version__
-from pulsetrain.recovery.commands import Commands
+from pulsetrain.recovery.commands import Commands, Keeper
 from pulsetrain.recovery.link import Answer, Link
 from pulsetrain.recovery.pulse import CpuMeter
 from pulsetrain.recovery.ranks import NodeIdentity, Rank, Ranks
@@ -33,7 +33,6 @@ from pulsetrain.stream.messages import (
     Held,
     Hello,
     Leave,
-    Place,
     RankExit,
     Reply,
     Start,
@@ -77,15 +76,12 @@ class AgentConfig:
                 raise ValueError(f"{name} = {getattr(self, name)}: must be above 0")
 
 
-class CheckpointKeeper(Protocol):
+class CheckpointKeeper(Keeper, Protocol):
     """What the agent needs of the node's checkpoint service."""
 
     @property
     def peer_port(self) -> int: ...
-    def attach(self, rank: int, arena_fd: int) -> None: ...
-    def set_world(self, world: tuple[Place, ...], node_rank: int, attempt: int) -> None: ...
     def held(self) -> tuple[Held, ...]: ...
-    def load(self, rank: int, step: int, source: str) -> int: ...
 
 
 class Watcher(Protocol):

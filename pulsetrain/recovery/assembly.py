@@ -66,13 +66,14 @@ def assemble(
         nproc_per_node=asked.nproc_per_node,
         max_restarts=asked.max_restarts,
     )
-    keeper_config = load(KeeperConfig, "checkpoint", file=file, environ=asked.environ)
+    flags = {"token": hub.token, "storage": asked.checkpoints}
+    keeper_config = load(KeeperConfig, "checkpoint", file=file, environ=asked.environ, flags=flags)
     with contextlib.ExitStack() as stack:
         spool = Spool(folder / "spool", node=identity.node, config=SpoolConfig(max_bytes=config.spool_bytes))
         stack.callback(spool.close)
         shipper = Shipper(spool, HttpTransport(hub.url, hub.token))
         shipper.start()
-        stack.callback(partial(shipper.stop, drain_s=config.flush_s))
+        stack.push(lambda failed, *_: shipper.stop(drain_s=0.0 if failed else config.flush_s))
         keeper = Keeper(keeper_config, job=identity.job, node=identity.node, address=address)
         stack.callback(keeper.close)
         ranks = partial(

@@ -44,6 +44,8 @@ class Keeper(Protocol):
     """Where the state of this node's ranks is kept."""
 
     def attach(self, rank: int, arena_fd: int) -> None: ...
+    def detach(self, rank: int) -> None: ...
+    def clear(self) -> None: ...
     def set_world(self, world: Any, node_rank: int, attempt: int) -> None: ...
     def load(self, rank: int, step: int, source: str) -> int: ...
 
@@ -124,6 +126,7 @@ class Commands:
             spawning_ns = time.time_ns()
             self._node.ranks.spawn(self._node.zygote, start, {r: self._arenas[r] for r in mine})
             self._node.launched(start, began_ns + sum(load_ns.values()))
+        self._forget_all_but(mine)
         return {"load_ns": load_ns, "spawn_ns": time.time_ns() - spawning_ns}
 
     def _restore(self, start: Start, mine: range) -> dict[str, int]:
@@ -134,11 +137,18 @@ class Commands:
             self._keeper.attach(rank, self._arenas[rank])
         self._keeper.set_world(start.world, start.node_rank, start.attempt)
         if start.restore_step < 0:
+            self._keeper.clear()
             return {}
         return {
             str(rank): self._keeper.load(rank, start.restore_step, start.sources.get(str(rank), "memory"))
             for rank in mine
         }
+
+    def _forget_all_but(self, mine: range) -> None:
+        """Arenas of ranks that run elsewhere by now."""
+        for rank in [r for r in self._arenas if r not in mine]:
+            self._keeper.detach(rank)
+            os.close(self._arenas.pop(rank))
 
     def _host_store(self, command: HostStore) -> Mapping[str, Any]:
         """Always a new store: torch's ranks add no prefix of their own for a restart any more."""

@@ -82,6 +82,11 @@ _OURS = (
         "--data", metavar="DIR", help="Data folder; default: PULSETRAIN_DATA or ~/.local/share/pulsetrain."
     ),
     click.option("--config", metavar="FILE", help="TOML file with tables [agent] and [checkpoint]."),
+    click.option(
+        "--checkpoints",
+        metavar="URL",
+        help="Where checkpoints are persisted: a folder all nodes share, s3://...",
+    ),
     click.option("--quiet", is_flag=True, help="Do not echo what ranks print."),
     click.argument("script", nargs=1),
     click.argument("args", nargs=-1, type=click.UNPROCESSED),
@@ -127,6 +132,7 @@ def asked(flags: Mapping[str, Any], say: Say, **more: Any) -> Launch:
         log_dir=_path(flags["log_dir"]),
         data=_path(flags["data"]),
         config=_path(flags["config"]),
+        checkpoints=flags["checkpoints"],
         quiet=flags["quiet"],
         local_ranks=_local_ranks(flags["local_ranks_filter"]),
         **more,

@@ -49,6 +49,7 @@ class Launch:
     log_dir: Path | None = None
     data: Path | None = None
     config: Path | None = None
+    checkpoints: str | None = None
     standby: bool = False
     quiet: bool = False
     local_ranks: frozenset[int] = frozenset()

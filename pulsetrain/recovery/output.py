@@ -43,10 +43,9 @@ class Echo:
         self._lock = threading.Lock()
 
     def follow(self, path: Path, prefix: str, stream: TextIO) -> None:
-        """Echo what is appended to `path` from now on; the file need not exist yet."""
-        offset = path.stat().st_size if path.exists() else 0
+        """Echo `path` from its first byte on; the file need not exist yet."""
         with self._lock:
-            self._files.append(_Followed(path=path, prefix=prefix, stream=stream, offset=offset))
+            self._files.append(_Followed(path=path, prefix=prefix, stream=stream))
 
     def poll(self, *, final: bool = False) -> None:
         """Copy what is new; with `final` also an unfinished last line, and forget the files."""

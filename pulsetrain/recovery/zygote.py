@@ -150,9 +150,11 @@ class Zygote:
         """Kill everything that was forked and the zygote itself; returns once they are gone."""
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
+        if not self.ready:  # it imports, has no children, and does not listen
+            self._process.kill()
         try:
             self._process.wait(2.0)
-        except subprocess.TimeoutExpired:  # still importing, or stopped
+        except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
         self._reader.join(2.0)

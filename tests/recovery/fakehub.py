@@ -1,4 +1,4 @@
-"""A hub that does only what a test tells it: takes agents' messages, sends commands, goes away and comes back."""
+"""A hub that does only what a test tells it: takes messages, sends commands, goes away and comes back."""
 
 from __future__ import annotations
 
