@@ -232,6 +232,50 @@ def whatif(trace: Path, as_json: bool) -> None:
 
 
 @pulsetrain.command()
+@click.option("--job", required=True, help="Name of the job.")
+@click.option("--since", type=int, metavar="STEP", help="First step; default: the attempt's first.")
+@click.option("--until", type=int, metavar="STEP", help="Last step; default: the newest.")
+@click.option("--attempt", type=int, help="Launch of the job, from 0; default: the newest with these steps.")
+@click.option("--store", metavar="URL", help="chdb:///folder or http(s)://host:port; default: the hub's.")
+@click.option("--verdicts", is_flag=True, help="Also what found nothing, could not tell, or is blind.")
+@hub_flags
+@JSON_FLAG
+def analyze(
+    job: str,
+    since: int | None,
+    until: int | None,
+    attempt: int | None,
+    store: str | None,
+    verdicts: bool,
+    hub: str | None,
+    token: str | None,
+    as_json: bool,
+) -> int:
+    """What the analyzers find in the stored steps of a job; exit status 1 where something asks for action.
+
+    Example: pulsetrain analyze --job gpt --since 100 --until 300 --json
+    """
+    from pulsetrain.analytics import report
+    from pulsetrain.stream.client import find_hub
+    from pulsetrain.stream.store import open_store
+
+    if store is None:
+        found = find_hub(hub, token)
+        store, token = found.url, found.token
+    opened = open_store(store, token=token)
+    try:
+        answer = report.on_store(opened, job, since=since, until=until, attempt=attempt)
+    finally:
+        opened.close()
+    if as_json:
+        print_json(report.states(answer) if verdicts else report.rows(answer))
+    else:
+        for line in report.lines(answer, everything=verdicts):
+            click.echo(line)
+    return report.status(answer)
+
+
+@pulsetrain.command()
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
 @JSON_FLAG
 def hang(folder: Path, as_json: bool) -> int:
@@ -310,6 +354,30 @@ def _launch(flags: Mapping[str, Any], *, as_json: bool, level: Any, **more: Any)
     else:
         say(farewell.summary(outcome))
     sys.exit(farewell.exit_status(outcome))
+
+
+@pulsetrain.command()
+@click.option(
+    "--exit", "exit_", is_flag=True, help="End after the report instead of keeping the dashboard up."
+)
+@click.option("--report", type=click.Path(path_type=Path), metavar="FILE", help="Write the report as JSON.")
+@click.option("--steps", type=int, default=120, show_default=True, help="Optimizer steps of the job.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of parameters and data order.")
+@click.option(
+    "--keep", type=click.Path(path_type=Path), metavar="DIR", help="Keep data and logs in this new folder."
+)
+@JSON_FLAG
+def demo(exit_: bool, report: Path | None, steps: int, seed: int, keep: Path | None, as_json: bool) -> int:
+    """Train a real job on five local nodes, slow one, stop a rank, kill a node, and watch it heal.
+
+    Example: pulsetrain demo --exit --report demo.json
+    """
+    from pulsetrain.demo.main import DemoOptions, run
+    from pulsetrain.stream.log import configure
+
+    configure(level="error")
+    options = DemoOptions(exit=exit_ or as_json, report=report, steps=steps, seed=seed, keep=keep)
+    return run(options, lambda line: click.echo(line, err=as_json), print_json if as_json else None)
 
 
 def main() -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
 
-from pulsetrain.analytics import straggler, timings
+from pulsetrain.analytics import imbalance, mfu, numerics, stalls, straggler, timings
 from pulsetrain.analytics.verdict import Inconclusive, Verdict, guarded
 from pulsetrain.stream.errors import UsageError
 from pulsetrain.stream.queries import analysis
@@ -26,6 +26,7 @@ class Source:
     until: int
     first_step: int
     now_ns: int
+    scan: bool = False  # look for what was wrong at any time in these steps, not only for what is wrong now
 
     @cached_property
     def timings(self) -> timings.Timings:
@@ -45,7 +46,13 @@ Analyzer = Callable[[Source], list[Verdict]]
 
 ANALYZERS: Mapping[str, Analyzer] = MappingProxyType(
     {
-        "straggler": lambda source: straggler.find(source.timings),
+        "straggler": lambda source: straggler.find(source.timings, scan=source.scan),
+        "stage_imbalance": lambda source: imbalance.stages(source.timings),
+        "sequence_imbalance": lambda source: imbalance.sequences(source.timings),
+        "data_stall": lambda source: stalls.find(source.timings, stalls.DATA),
+        "gc_pause": lambda source: stalls.find(source.timings, stalls.GC),
+        "numerics": lambda source: numerics.find(source.timings),
+        "mfu": lambda source: mfu.find(source.timings),
     }
 )
 
@@ -58,14 +65,18 @@ def analyze(
     until: int | None = None,
     attempt: int | None = None,
     now_ns: int,
+    scan: bool = False,
     analyzers: Mapping[str, Analyzer] = ANALYZERS,
 ) -> list[Verdict]:
-    """What every analyzer says of steps `since`..`until` (default: the last 256) of an attempt (default: the
-    newest that has these steps). Never silent: each gives at least one verdict, `Failed` where it breaks.
+    """What every analyzer says of steps `since`..`until` of an attempt (default: the newest that has these
+    steps). Never silent: each gives at least one verdict, `Failed` where it breaks.
+
+    Without `since` and `scan` the last 256 steps are read and only what is wrong at their end is found; with
+    `scan`, what was wrong at any time in the range, which is then the whole attempt by default.
 
     Raises `UsageError` for a job or attempt that the store has never seen a step of.
     """
-    source = _source(store, job, since, until, attempt, now_ns)
+    source = _source(store, job, since, until, attempt, now_ns, scan=scan)
     if isinstance(source, Inconclusive):
         return [source]
     verdicts: list[Verdict] = []
@@ -82,6 +93,8 @@ def _source(
     until: int | None,
     attempt: int | None,
     now_ns: int,
+    *,
+    scan: bool,
 ) -> Source | Inconclusive:
     known = analysis.extent(store, job).to_pylist()
     if not known and attempt is None:
@@ -97,12 +110,15 @@ def _source(
         return Inconclusive(analyzer="analyze", reason="no step on record in that range yet", blind=True)
     row = fitting[0]
     last = row["last_step"] if until is None else min(until, row["last_step"])
+    if since is None:
+        since = 0 if scan else last - WINDOW_STEPS + 1
     return Source(
         store=store,
         job=job,
         attempt=row["attempt"],
-        since=max(row["first_step"], last - WINDOW_STEPS + 1) if since is None else since,
+        since=max(row["first_step"], since),
         until=last,
         first_step=row["first_step"],
         now_ns=now_ns,
+        scan=scan,
     )

@@ -25,7 +25,7 @@ Columns = NDArray[np.int64]
 
 
 # The median of a small cohort follows its members, and the reference is itself an estimate: by simulation of
-# normal noise the 99.9 % quantile of a sound rank's excess is 1 + 1.8/n times that of a large cohort (n 3..64).
+# normal noise the 99.9 % quantile of a sound rank's excess is 1 + 1.8/n times that of a large one.
 _SMALL = 1.8
 
 
@@ -329,13 +329,10 @@ def _finding(t: Timings, work: Floats, s: _Suspect, config: StragglerConfig) -> 
         if ratio >= config.warning_ratio
         else "info"
     )
-    return Finding(
-        ts_ns=t.last_ns,
-        job=t.job,
-        attempt=t.attempt,
-        kind="straggler",
-        subject_type=s.subject_type,
-        subject=s.subject,
+    return t.finding(
+        "straggler",
+        s.subject_type,
+        s.subject,
         severity=severity,
         confidence=_confidence(s),
         summary=f"{s.subject_type.capitalize()} {s.subject}{where} computes {ratio:.0%} slower than {whose} "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from pulsetrain.stream.findings import Finding, Severity, SubjectType
 from pulsetrain.stream.queries import analysis
 
 Matrix = NDArray[np.float64]
@@ -70,10 +71,30 @@ class Timings:
         """Columns of ranks that do the same work: one array for each pipeline stage."""
         return [np.flatnonzero(self.stages == s) for s in np.unique(self.stages)]
 
-    @property
-    def last_ns(self) -> int:
-        """UTC nanoseconds to stamp findings with."""
-        return self.now_ns
+    def finding(
+        self,
+        kind: str,
+        subject_type: SubjectType,
+        subject: str,
+        *,
+        severity: Severity,
+        confidence: float,
+        summary: str,
+        evidence: Mapping[str, Any],
+    ) -> Finding:
+        """A finding on this attempt; `ts_ns` is when it was looked at."""
+        return Finding(
+            ts_ns=self.now_ns,
+            job=self.job,
+            attempt=self.attempt,
+            kind=kind,
+            subject_type=subject_type,
+            subject=subject,
+            severity=severity,
+            confidence=round(confidence, 3),
+            summary=summary,
+            evidence=evidence,
+        )
 
     def node_of(self, column: int) -> str:
         """Name of the node of the rank in `column`."""

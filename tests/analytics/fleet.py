@@ -31,14 +31,18 @@ def fleet(
     steps `slow_from`..`slow_until`; `everyone` multiplies each step's compute for all; waits fill it."""
     rng = np.random.default_rng(seed)
     stage = np.arange(ranks) * stages // ranks
-    compute = 0.6 * STEP_NS * np.exp(noise * rng.standard_normal((steps, ranks)))
+    shares = np.array([0.33, 0.6, 0.07])[:, None, None]  # forward, backward, optimizer: noise of their own
+    parts = shares * 0.6 * STEP_NS * np.exp(1.45 * noise * rng.standard_normal((3, steps, ranks)))
+    factor = np.ones((steps, ranks))
     numbers = np.arange(first, first + steps)
     for rank, ratio in (slow or {}).items():
-        compute[(numbers >= slow_from) & (numbers <= slow_until), rank] *= ratio
+        factor[(numbers >= slow_from) & (numbers <= slow_until), rank] *= ratio
     for which, ratio in (stage_ratio or {}).items():
-        compute[:, stage == which] *= ratio
+        factor[:, stage == which] *= ratio
     if everyone is not None:
-        compute *= everyone[:, None]
+        factor *= everyone[:, None]
+    parts = parts * factor
+    compute = parts.sum(axis=0)
     whole = compute.max(axis=1, keepdims=True) * (1 + 0.02 * rng.random((steps, 1))) + 0.1 * STEP_NS
     wait = whole - compute
     grid = np.broadcast_arrays(numbers[:, None], np.arange(ranks)[None, :])
@@ -51,9 +55,9 @@ def fleet(
         "duration_ns": np.broadcast_to(whole, (steps, ranks)),
         "compute": compute,
         "wait": wait,
-        "forward": compute * 0.33,
-        "backward": compute * 0.6,
-        "optimizer": compute * 0.07,
+        "forward": parts[0],
+        "backward": parts[1],
+        "optimizer": parts[2],
     }
     columns = {name: np.ascontiguousarray(values).reshape(-1) for name, values in flat.items()}
     rows = steps * ranks

@@ -1,0 +1,77 @@
+"""Time that is neither compute nor communication: waiting for data, and the garbage collector."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pulsetrain.analytics.robust import lower_median
+from pulsetrain.analytics.timings import Timings
+from pulsetrain.analytics.verdict import Healthy, Inconclusive, Severity, Verdict
+
+Floats = NDArray[np.float64]
+
+STEPS_NEEDED = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stall:
+    """What one kind of lost time is called, and the shares of the step time that matter."""
+
+    kind: str
+    part: str
+    sentence: str
+    info: float
+    warning: float
+
+
+DATA = Stall(kind="data_stall", part="data", sentence="waits for data", info=0.1, warning=0.25)
+GC = Stall(kind="gc_pause", part="gc", sentence="is in the garbage collector", info=0.02, warning=0.08)
+
+
+def find(t: Timings, stall: Stall) -> list[Verdict]:
+    """Findings of one kind: the job where most ranks lose the time, else the ranks that lose more.
+
+    A share is the time lost over the time of all usable steps: a long stall in one step weighs by its length.
+    """
+    rows = np.flatnonzero(t.usable)
+    if len(rows) < STEPS_NEEDED:
+        return [Inconclusive(analyzer=stall.kind, reason=f"{len(rows)} usable steps")]
+    lost, whole = t.parts[stall.part][rows], t.numbers["duration_ns"][rows]
+    told = np.isfinite(lost) & (whole > 0)
+    if not told.any():
+        return [Inconclusive(analyzer=stall.kind, reason="no spans in these steps", blind=True)]
+    shares = np.where(told, lost, 0).sum(axis=0) / np.maximum(np.where(told, whole, 0).sum(axis=0), 1)
+    usual = lower_median(shares)
+    if usual >= stall.info:
+        return [_finding(t, stall, float(np.median(shares)), None, rows)]
+    worst = np.argsort(-shares)[:8]
+    found: list[Verdict] = [
+        _finding(t, stall, float(shares[c]), int(c), rows) for c in worst if shares[c] - usual >= stall.info
+    ]
+    return found or [Healthy(analyzer=stall.kind, numbers={"highest_share": round(float(shares.max()), 4)})]
+
+
+def _finding(t: Timings, stall: Stall, share: float, column: int | None, rows: NDArray[np.int64]) -> Verdict:
+    columns = slice(None) if column is None else slice(column, column + 1)
+    lost = t.parts[stall.part][rows][:, columns]
+    severity: Severity = "warning" if share >= stall.warning else "info"
+    who = "The job" if column is None else f"Rank {t.ranks[column]} on {t.node_of(column)}"
+    return t.finding(
+        stall.kind,
+        "job" if column is None else "rank",
+        t.job if column is None else str(t.ranks[column]),
+        severity=severity,
+        confidence=min(0.98, 0.85 + 0.1 * min(1.0, share / stall.warning)),
+        summary=f"{who} {stall.sentence} for {share:.0%} of its step time.",
+        evidence={
+            "query": "analysis.step_parts",
+            "share": round(share, 4),
+            "longest_ns": int(np.nanmax(lost)),
+            "steps_with_any": int((np.nan_to_num(lost).max(axis=1) > 0).sum()),
+            "first_step": int(t.steps[rows[0]]),
+            "last_step": int(t.steps[rows[-1]]),
+        },
+    )

@@ -1,0 +1,143 @@
+"""All analyzers over a store: planted faults come out of real tables, and no analyzer is ever silent."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from click.testing import CliRunner
+
+from pulsetrain.analytics.analyze import analyze
+from pulsetrain.analytics.verdict import Failed, Inconclusive, findings
+from pulsetrain.cli import pulsetrain
+from pulsetrain.stream.errors import UsageError
+from pulsetrain.stream.schema import RECORDS, arrow_schema
+from pulsetrain.stream.store import open_store
+from tests.analytics.fleet import fleet
+
+pytestmark = pytest.mark.integration
+DAY = 1_790_000_000 * 10**9
+
+
+@pytest.fixture(scope="module")
+def store_url(tmp_path_factory):
+    return f"chdb://{tmp_path_factory.mktemp('analyze')}/store"
+
+
+@pytest.fixture(scope="module")
+def store(store_url):
+    opened = open_store(store_url)
+    opened.migrate()
+    yield opened
+    opened.close()
+
+
+def table(record, rows, **columns):
+    """Rows of a record; columns that are not given hold the default."""
+    given = {**{f.name: f.default for f in RECORDS[record].fields}, **columns}
+    arrays = []
+    for field in arrow_schema(record):
+        value = given[field.name]
+        values = np.asarray(value).tolist() if isinstance(value, np.ndarray) else [value] * rows
+        kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
+        arrays.append(pa.array(values, kind).cast(field.type))
+    return pa.Table.from_arrays(arrays, schema=arrow_schema(record))
+
+
+def insert(store, job, columns):
+    """A fleet as spans with communication nested in forward, steps and topology."""
+    rows = len(columns["rank"])
+    common = {
+        "job": job,
+        "attempt": 0,
+        "node": columns["node"],
+        "rank": columns["rank"],
+        "step": columns["step"],
+    }
+    start = (DAY + columns["start_ns"]).astype(np.int64)
+    nested = 20_000_000
+    pieces = (
+        ("forward", "compute", "", columns["forward"] + nested),
+        ("all_reduce", "communication", "forward", np.full(rows, nested)),
+        ("backward", "compute", "", columns["backward"]),
+        ("optimizer", "compute", "", columns["optimizer"]),
+        ("recv", "communication", "", columns["wait"] - nested),
+    )
+    for phase, category, parent, duration in pieces:
+        spans = {"phase": phase, "category": category, "parent": parent, "start": start}
+        store.insert("spans", table("spans", rows, **common, **spans, duration_ns=duration.astype(np.int64)))
+    steps = {n: columns[n] for n in ("tokens", "flops", "loss", "grad_norm")}
+    duration = columns["duration_ns"].astype(np.int64)
+    store.insert("steps", table("steps", rows, **common, start=start, duration_ns=duration, **steps))
+    _, at = np.unique(columns["rank"], return_index=True)
+    where = {n: columns[n][at] for n in ("rank", "node", "pp")}
+    store.insert("topology", table("topology", len(at), job=job, attempt=0, ts=DAY, **where))
+
+
+def test_a_slow_node_comes_out_of_the_tables(store):
+    insert(store, "slow", fleet(steps=60, slow={4: 1.5, 5: 1.5}, slow_from=30))
+    found = findings(analyze(store, "slow", now_ns=DAY))
+    assert ("straggler", "node", "n2") in [(f.kind, f.subject_type, f.subject) for f in found]
+    straggler = next(f for f in found if f.kind == "straggler")
+    assert straggler.evidence["ratio"] == pytest.approx(1.5, abs=0.05)
+    assert {f.kind for f in found} <= {"straggler", "mfu_decay", "fail_slow"}
+
+
+def test_a_clean_job_gives_no_finding_and_every_analyzer_answers(store):
+    insert(store, "clean", fleet(steps=60))
+    verdicts = analyze(store, "clean", now_ns=DAY, scan=True)
+    assert not findings(verdicts)
+    assert not [v for v in verdicts if isinstance(v, Failed)]
+
+
+def test_a_range_of_steps_is_respected(store):
+    insert(store, "range", fleet(steps=100, slow={2: 1.4}, slow_from=60))
+    before = analyze(store, "range", since=0, until=59, now_ns=DAY, scan=True)
+    assert not [f for f in findings(before) if f.kind == "straggler"]
+    after = analyze(store, "range", since=60, until=99, now_ns=DAY, scan=True)
+    assert "2" in [f.subject for f in findings(after) if f.kind == "straggler"]
+
+
+def test_an_analyzer_that_breaks_or_says_nothing_is_told(store):
+    insert(store, "broken", fleet(steps=20))
+
+    def breaks(source):
+        raise ValueError("no such luck")
+
+    verdicts = analyze(store, "broken", now_ns=DAY, analyzers={"breaks": breaks, "silent": lambda source: []})
+    assert verdicts[0] == Failed(analyzer="breaks", error="ValueError: no such luck")
+    assert isinstance(verdicts[1], Inconclusive)
+
+
+def test_a_job_without_steps(store):
+    with pytest.raises(UsageError, match="nobody"):
+        analyze(store, "nobody", now_ns=DAY)
+    (verdict,) = analyze(store, "nobody", attempt=3, now_ns=DAY)
+    assert isinstance(verdict, Inconclusive)
+    assert verdict.blind
+
+
+def test_a_job_without_spans_is_blind_where_it_needs_them(store):
+    columns = fleet(steps=20)
+    common = {n: columns[n] for n in ("node", "rank", "step")}
+    start = (DAY + columns["start_ns"]).astype(np.int64)
+    store.insert("steps", table("steps", len(columns["rank"]), job="bare", attempt=0, start=start, **common))
+    blind = {
+        v.analyzer for v in analyze(store, "bare", now_ns=DAY) if isinstance(v, Inconclusive) and v.blind
+    }
+    assert {"straggler", "stage_imbalance", "numerics", "mfu"} <= blind
+
+
+def test_the_command_prints_rows_of_findings(store, store_url):
+    insert(store, "told", fleet(steps=60, slow={4: 1.5, 5: 1.5}))
+    store.close()  # the command opens the folder itself
+    run = CliRunner().invoke(
+        pulsetrain, ["analyze", "--job", "told", "--store", store_url, "--json"], standalone_mode=False
+    )
+    assert run.exception is None
+    assert run.return_value == 1
+    rows = json.loads(run.output)
+    assert all(set(row) == set(RECORDS["findings"].names) for row in rows)
+    assert ("straggler", "n2") in [(row["kind"], row["subject"]) for row in rows]
