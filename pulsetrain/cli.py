@@ -380,6 +380,33 @@ def demo(exit_: bool, report: Path | None, steps: int, seed: int, keep: Path | N
     return run(options, lambda line: click.echo(line, err=as_json), print_json if as_json else None)
 
 
+@pulsetrain.command("import")
+@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+@click.option(
+    "--store", metavar="URL", help="Straight into chdb:///folder or a ClickHouse server, not a hub."
+)
+@hub_flags
+@JSON_FLAG
+def import_(folder: Path, store: str | None, hub: str | None, token: str | None, as_json: bool) -> None:
+    """Load the Parquet files in DIR that are named after records; a file that was loaded before adds nothing.
+
+    Example: pulsetrain import recording/ --store chdb:///tmp/pulsetrain
+    """
+    import dataclasses
+    import time
+
+    from pulsetrain.stream import parquet
+
+    found = parquet.files(folder)
+    with parquet.open_sink(store, hub, token) as sink:
+        done = [parquet.load(r, path, sink, now_ns=time.time_ns()) for r, path in found.items()]
+    rows = [dataclasses.asdict(item) for item in done]
+    if as_json:
+        print_json(rows)
+        return
+    print_table(rows, ("record", "rows", "stored", "file"), "No rows.")
+
+
 def main() -> None:
     """Entry point. Bad usage is one line on standard error and status 2; other failures status 1."""
     try:
