@@ -204,7 +204,7 @@ class Checkpointer:
         """Layout and its JSON, kept while the structure of the state stays."""
         signature = leaves.signature
         if self._known is None or self._known[0] != signature:
-            layout = layout_of(leaves)
+            layout = layout_of(self._whole(), leaves)
             self._known = (signature, layout.encode(), layout)
         return self._known[1], self._known[2]
 

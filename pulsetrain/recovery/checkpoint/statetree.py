@@ -6,7 +6,7 @@ DTensors (tensor parallelism, FSDP2) are saved as the local shard with its place
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,16 +19,17 @@ from pulsetrain.recovery.checkpoint.layout import Entry, Layout, aligned
 from pulsetrain.stream.errors import CheckpointError
 
 _PLAIN = (bool, int, float, str, type(None))
+_ARRAYS = (torch.Tensor, np.ndarray)
+_LISTS = (list, tuple)
 
 
 @dataclass
 class Leaves:
     """The tensors of a state in tree order, which of them only the optimizer changes, and the values.
 
-    `signature` changes exactly when the layout does.
+    `signature` changes exactly when the layout does; comparing it is cheap, for it is done at every save.
     """
 
-    names: list[str] = field(default_factory=list)
     tensors: list[torch.Tensor] = field(default_factory=list)
     late: list[bool] = field(default_factory=list)
     values: list[Any] = field(default_factory=list)
@@ -36,33 +37,42 @@ class Leaves:
 
     @property
     def signature(self) -> tuple[Any, ...]:
-        shapes = [(local(t).shape, t.dtype, type(t) is DTensor) for t in self.tensors]
-        return tuple(self.names), tuple(shapes), len(self.values)
+        return self.tree, [(local(t).shape, t.dtype) for t in self.tensors]
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
     """The part of the tensor that this rank holds, sharing its memory."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    if not isinstance(tensor, DTensor):
+        return tensor
+    part = tensor._local_tensor
+    return part if type(part) is torch.Tensor else tensor.to_local()
 
 
 def collect(state: Mapping[str, Any]) -> Leaves:
     """Walk the state. Raises `CheckpointError` naming the path of what cannot be saved."""
     leaves = Leaves()
-    names = optimizer_names(state)
-    roots = []
-    for key, value in state.items():
-        late = _late_test(value)
-        data = value.state_dict() if hasattr(value, "state_dict") else value
-        alias = names.get(key, {})
-        roots.append([key, _walk(data, key, (), leaves, late, alias)])
-    leaves.tree = {"d": roots}
+    leaves.tree = {"d": [[key, _walk_root(key, value, leaves)] for key, value in state.items()]}
     return leaves
 
 
-def layout_of(leaves: Leaves) -> Layout:
+def _walk_root(key: str, value: Any, leaves: Leaves) -> dict[str, Any]:
+    """One entry of the state. Forward and backward leave parameters and optimizer state alone: those are
+    late."""
+    before = len(leaves.tensors)
+    if isinstance(value, torch.nn.Module):
+        node = _walk(value.state_dict(keep_vars=True), (key,), leaves)
+        leaves.late += [isinstance(t, torch.nn.Parameter) for t in leaves.tensors[before:]]
+        return node
+    node = _walk(value.state_dict() if hasattr(value, "state_dict") else value, (key,), leaves)
+    late = isinstance(value, torch.optim.Optimizer)
+    leaves.late += [late] * (len(leaves.tensors) - before)
+    return node
+
+
+def layout_of(state: Mapping[str, Any], leaves: Leaves) -> Layout:
     """Table of tensors and tree; offsets are aligned and in tree order."""
     entries, offset = [], 0
-    for name, tensor in zip(leaves.names, leaves.tensors, strict=True):
+    for name, tensor in zip(names_of(state, leaves.tree), leaves.tensors, strict=True):
         part = local(tensor)
         size = part.numel() * part.element_size()
         at, whole = _place(tensor)
@@ -115,54 +125,52 @@ def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
     return (p for group in optimizer.param_groups for p in group["params"])
 
 
-def _late_test(value: Any) -> Callable[[torch.Tensor], bool]:
-    """Whether forward and backward leave a tensor of `value` alone, so that its copy may run beside them."""
-    if isinstance(value, torch.nn.Module):
-        parameters = {local(p.detach()).data_ptr() for p in value.parameters()}
-        return lambda tensor: local(tensor).data_ptr() in parameters
-    is_optimizer = isinstance(value, torch.optim.Optimizer)
-    return lambda tensor: is_optimizer
-
-
-def _walk(
-    node: Any,
-    path: str,
-    keys: tuple[Any, ...],
-    out: Leaves,
-    late: Callable[[torch.Tensor], bool],
-    alias: Mapping[int, str],
-) -> dict[str, Any]:
-    if isinstance(node, torch.Tensor | np.ndarray):
-        tensor = torch.from_numpy(node) if isinstance(node, np.ndarray) else node.detach()
-        out.names.append(_name(path, keys, alias))
-        out.tensors.append(tensor)
-        out.late.append(late(tensor))
-        return {"t" if isinstance(node, torch.Tensor) else "n": len(out.tensors) - 1}
+def _walk(node: Any, path: tuple[Any, ...], out: Leaves) -> dict[str, Any]:
+    if isinstance(node, _ARRAYS):
+        is_tensor = isinstance(node, torch.Tensor)
+        out.tensors.append(node if is_tensor else torch.from_numpy(node))
+        return {"t" if is_tensor else "n": len(out.tensors) - 1}
     if isinstance(node, _PLAIN):
         out.values.append(node)
         return {"v": len(out.values) - 1}
     if isinstance(node, Mapping):
-        return {"d": [[_key(k, path), _walk(v, path, (*keys, k), out, late, alias)] for k, v in node.items()]}
-    if isinstance(node, list | tuple):
+        return {"d": [[_key(k, path), _walk(v, (*path, k), out)] for k, v in node.items()]}
+    if isinstance(node, _LISTS):
         kind = "u" if isinstance(node, tuple) else "l"
-        return {kind: [_walk(v, path, (*keys, i), out, late, alias) for i, v in enumerate(node)]}
-    where = ".".join(map(str, (path, *keys)))
+        return {kind: [_walk(v, (*path, i), out) for i, v in enumerate(node)]}
     raise CheckpointError(
-        f"{where}: a {type(node).__name__} cannot be saved; allowed: tensors, numbers, strings"
+        f"{'.'.join(map(str, path))}: a {type(node).__name__} cannot be saved; allowed: tensors, numbers, text"
     )
 
 
-def _key(key: Any, path: str) -> Any:
+def _key(key: Any, path: tuple[Any, ...]) -> Any:
     if not isinstance(key, str | int):
-        raise CheckpointError(f"{path}: key {key!r} cannot be saved; allowed: strings and integers")
+        where = ".".join(map(str, path))
+        raise CheckpointError(f"{where}: key {key!r} cannot be saved; allowed: strings and integers")
     return key
 
 
-def _name(path: str, keys: tuple[Any, ...], alias: Mapping[int, str]) -> str:
-    """Dotted path, with an optimizer's parameter number replaced by the parameter's name."""
-    if len(keys) > 1 and keys[0] == "state" and keys[1] in alias:
-        return ".".join(map(str, (path, "state", alias[keys[1]], *keys[2:])))
-    return ".".join(map(str, (path, *keys)))
+def names_of(state: Mapping[str, Any], tree: Mapping[str, Any]) -> list[str]:
+    """A dotted name for each tensor of a tree, in order; it does not depend on the parallel shape."""
+    aliases = optimizer_names(state)
+    names: list[str] = []
+    for key, node in tree["d"]:
+        _name_leaves(node, (key,), aliases.get(key, {}), names)
+    return names
+
+
+def _name_leaves(
+    node: Mapping[str, Any], path: tuple[Any, ...], alias: Mapping[int, str], out: list[str]
+) -> None:
+    """In an optimizer, a parameter's number is replaced by the parameter's name."""
+    ((kind, body),) = node.items()
+    if kind in "tn":
+        renamed = len(path) > 2 and path[1] == "state" and path[2] in alias
+        parts = (path[0], "state", alias[path[2]], *path[3:]) if renamed else path
+        out.append(".".join(map(str, parts)))
+    elif kind != "v":
+        for key, child in body if kind == "d" else enumerate(body):
+            _name_leaves(child, (*path, key), alias, out)
 
 
 def _place(tensor: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
