@@ -6,7 +6,7 @@ import importlib
 
 from pulsetrain.collectors.handle import Handle, process_handle
 
-HOOKS = ("pulsetrain.collectors.collectives", "pulsetrain.collectors.pipeline")
+HOOKS = ("pulsetrain.collectors.hooks", "pulsetrain.collectors.pipeline")
 
 
 def install() -> None:

@@ -14,18 +14,17 @@ direction. Sizes follow nccl-tests: the larger of what goes in and what comes ou
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import sys
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Sequence
 from threading import get_ident
 from time import perf_counter_ns
 from typing import Any
 
 import torch
 
-from pulsetrain.collectors.handle import Handle
-from pulsetrain.collectors.phases import RankState
-from pulsetrain.collectors.ring import (
+from pulsetrain.collectors.layout import (
     G_COMPLETED,
     G_ENQUEUED,
     G_OP,
@@ -37,6 +36,7 @@ from pulsetrain.collectors.ring import (
     WAITING,
     span_head,
 )
+from pulsetrain.collectors.phases import RankState
 from pulsetrain.stream.schema import CATEGORIES
 
 HOOK_ID = 0x50554C53  # any number that no other user of the hooks takes
@@ -224,6 +224,7 @@ class Tracker:
         self.pending: dict[object, tuple[Operation, int]] = state.pending
         state.poll = self.poll
         self.coalesced: list[tuple[Operation, int]] = []
+        self._attached: weakref.WeakSet[Any] = weakref.WeakSet()
         self._main = get_ident()
         self._graph_task: Callable[[], int] = torch._C._current_graph_task_id
         self._queue: Callable[..., None] = torch.autograd.Variable._execution_engine.queue_callback
@@ -234,6 +235,15 @@ class Tracker:
         group = Group(self, name, members, host_only=_host_only(process_group))
         process_group.register_pre_hook(HOOK_ID, group.before)
         process_group.register_post_hook(HOOK_ID, group.after)
+        self._attached.add(process_group)
+
+    def detach(self, process_groups: Iterable[Any]) -> None:
+        """Takes the hooks off at exit: torch would release them after the interpreter is gone, and crash."""
+        self.pending.clear()
+        for process_group in {*self._attached, *process_groups}:
+            with contextlib.suppress(RuntimeError):  # a group that was never hooked
+                process_group.unregister_pre_hook(HOOK_ID)
+                process_group.unregister_post_hook(HOOK_ID)
 
     def is_coalescing(self, operation: Operation) -> bool:
         return any(operation is other for other, _ in self.coalesced)
@@ -334,78 +344,7 @@ class Tracker:
         return work
 
 
-def install(handle: Handle) -> None:
-    """Hooks all process groups that exist and all that will; call it once."""
-    import torch.distributed as dist
-
-    if handle.state is None or not dist.is_available():
-        return
-    tracker = Tracker(handle.state)
-    _hook_groups(tracker)
-    _hook_waits(tracker)
-
-
-def _hook_groups(tracker: Tracker) -> None:
-    from torch.distributed import distributed_c10d as c10d
-
-    register = c10d._register_pg_in_world
-
-    @functools.wraps(register)
-    def registered(pg: Any, *args: Any, **kwargs: Any) -> Any:
-        result = register(pg, *args, **kwargs)
-        _attach(tracker, pg, c10d._world)
-        return result
-
-    c10d._register_pg_in_world = registered
-    for pg in list(c10d._world.pg_map):
-        _attach(tracker, pg, c10d._world)
-
-
 def _host_only(process_group: Any) -> bool:
     """Whether every operation of the group ends on the host: then a wait that returns is a completion."""
     backends = {process_group._get_backend(device).name() for device in process_group._device_types}
     return backends <= {"gloo", "mpi"}
-
-
-def _attach(tracker: Tracker, pg: Any, world: Any) -> None:
-    try:
-        tracker.attach(
-            pg,
-            group_name(pg.group_name, pg.group_desc),
-            lambda: tuple(world.pg_group_ranks.get(pg) or range(pg.size())),
-        )
-    except Exception:  # noqa: BLE001 - a backend without hooks trains on, unseen
-        tracker.state.fault()
-
-
-def group_name(name: str, description: str) -> str:
-    """What records call a group: torch's name, which is unique, behind its description where it has one.
-
-    >>> group_name("3", "mesh_tp"), group_name("0", "default_pg"), group_name("5", "undefined")
-    ('mesh_tp:3', 'world', '5')
-    """
-    if description == "default_pg":
-        return "world"
-    return f"{description}:{name}" if description and description != "undefined" else name
-
-
-def _hook_waits(tracker: Tracker) -> None:
-    from torch._C._distributed_c10d import ProcessGroup, Work
-    from torch.distributed import _functional_collectives as functional
-
-    _wrap(Work, "wait", tracker.wait)
-    _wrap(ProcessGroup, "_end_coalescing", tracker.end_coalescing)
-    for name in ("wait_tensor", "wait_tensors"):
-        if hasattr(functional, name):
-            _wrap(functional, name, tracker.wait_newest)
-
-
-def _wrap(owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
-    """Replaces `owner.name` by `wrapper` called with the original first."""
-    original = getattr(owner, name)
-
-    @functools.wraps(original)
-    def wrapped(*args: Any, **kwargs: Any) -> Any:
-        return wrapper(original, *args, **kwargs)
-
-    setattr(owner, name, wrapped)

@@ -15,8 +15,11 @@ from threading import get_ident
 from time import perf_counter_ns
 from typing import Any
 
+from pulsetrain.collectors.layout import AXES, W_LAST, W_LAST_STEP, W_STEP_START
 from pulsetrain.collectors.phases import NO_SPAN, Phase, RankState, Span, ThreadPhase, category_number
-from pulsetrain.collectors.ring import AXES, W_LAST, W_LAST_STEP, W_STEP_START, RingWriter
+from pulsetrain.collectors.ring import RingWriter
+from pulsetrain.collectors.timers import DeviceNumber, DevicePhase, DeviceTimer, device_timer
+from pulsetrain.stream.schema import CATEGORIES
 
 RING_FD = "PULSETRAIN_RING_FD"
 LATE_STEPS = 16  # a step waits at most for so many later steps until its loss has arrived from the device
@@ -38,12 +41,12 @@ class _PendingStep:
 
 
 class _Number:
-    """A Python number, or a tensor on the host: known at once."""
+    """A number that is known at once."""
 
     __slots__ = ("_value",)
 
-    def __init__(self, value: Any) -> None:
-        self._value = float(value)
+    def __init__(self, value: float) -> None:
+        self._value = value
 
     def ready(self) -> bool:
         return True
@@ -53,12 +56,17 @@ class _Number:
 
 
 def _number(value: Any) -> Any:
-    """`value` with ready() and value(); a tensor on a device is copied without waiting for it."""
-    if getattr(value, "is_cuda", False):
-        from pulsetrain.collectors.timers import DeviceNumber
+    """`value` with ready() and value(); a tensor on a device is copied without waiting for it.
 
-        return DeviceNumber(value)
-    return _Number(value)
+    Raises where it is no single number; of a DTensor only a replicated one is, without a collective.
+    """
+    if hasattr(value, "to_local"):
+        if not all(placement.is_replicate() for placement in value.placements):
+            raise ValueError("a DTensor that is not replicated has no value on this rank")
+        value = value.to_local()
+    if hasattr(value, "detach"):
+        value = value.detach()
+    return DeviceNumber(value) if getattr(value, "is_cuda", False) else _Number(float(value))
 
 
 class Handle:
@@ -70,6 +78,7 @@ class Handle:
         self._main = get_ident()
         self._numbers: dict[str, Any] = {}
         self._pending: deque[_PendingStep] = deque()
+        self._timer: DeviceTimer | None = None
         self._started = perf_counter_ns()
         self._clock_runs = False
 
@@ -134,7 +143,17 @@ class Handle:
         state.enter_step(state.step + 1)
         words[W_STEP_START] = words[W_LAST] = self._started = end
         state.poll()
+        if self._timer is not None:
+            self._timer.harvest()
+        else:
+            self._look_for_device(state)
         self._flush(state)
+
+    def _look_for_device(self, state: RankState) -> None:
+        """Once the process uses a CUDA device, phases are timed there; the cached ones are made anew."""
+        self._timer = device_timer(state)
+        if self._timer is not None:
+            self._phases = {}
 
     def _flush(self, state: RankState) -> None:
         """Writes the finished steps whose numbers are known; one that waited too long goes without them."""
@@ -151,19 +170,27 @@ class Handle:
         if state is None:
             return NO_SPAN
         try:
-            span: Span = Phase(state, state.ring.intern(str(name)), category_number(str(name), category))
+            span = self._timed_phase(state, state.ring.intern(name), category_number(name, category))
         except Exception:  # noqa: BLE001 - a wrong category is counted, not raised into training
             state.fault()
             return NO_SPAN
         self._phases[name] = span
         return span
 
+    def _timed_phase(self, state: RankState, name: int, category: int) -> Span:
+        """Work of the device is timed by the device; loading data and saving state are the host's."""
+        if self._timer is None or CATEGORIES[category] in ("data", "checkpoint"):
+            return Phase(state, name, category)
+        import torch
+
+        return DevicePhase(state, name, category, self._timer, torch.cuda.is_current_stream_capturing)
+
     def _thread_phase(self, name: str, category: str | None) -> Span:
         state = self.state
         if state is None:
             return NO_SPAN
         try:
-            return ThreadPhase(state, state.ring.intern(str(name)), category_number(str(name), category))
+            return ThreadPhase(state, state.ring.intern(name), category_number(name, category))
         except Exception:  # noqa: BLE001 - as above
             state.fault()
             return NO_SPAN
@@ -173,6 +200,8 @@ class Handle:
         if self.state is not None and not self._clock_runs:
             self._clock_runs = True
             self._started = self.state.words[W_STEP_START] = perf_counter_ns()
+            if self._timer is None:
+                self._look_for_device(self.state)
 
     def place(self, coordinates: Mapping[str, int]) -> None:
         """Says where this rank stands, by axis; nothing given changes nothing."""

@@ -12,7 +12,7 @@ from time import perf_counter_ns
 from types import MappingProxyType, TracebackType
 from typing import Any, Protocol
 
-from pulsetrain.collectors.ring import (
+from pulsetrain.collectors.layout import (
     MAX_DEPTH,
     PACK_OPEN,
     PACK_PHASE,
@@ -22,10 +22,10 @@ from pulsetrain.collectors.ring import (
     W_ERRORS,
     W_STACK,
     W_STEP,
-    RingWriter,
     span_context,
     span_head,
 )
+from pulsetrain.collectors.ring import RingWriter
 from pulsetrain.stream.schema import CATEGORIES
 
 DEFAULT_CATEGORY: Mapping[str, str] = MappingProxyType(

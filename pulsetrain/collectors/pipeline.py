@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from pulsetrain.collectors.handle import Handle
-from pulsetrain.collectors.phases import RankState, Span
+from pulsetrain.collectors.phases import RankState
 
 _METHODS = MappingProxyType(
     {
@@ -32,15 +32,15 @@ def install(handle: Handle) -> None:
         return
     for method, phase in _METHODS.items():
         original = getattr(_PipelineStageBase, method)
-        setattr(_PipelineStageBase, method, _timed(original, handle.phase(phase), state))
+        setattr(_PipelineStageBase, method, _timed(original, handle, phase, state))
 
 
-def _timed(original: Callable[..., Any], phase: Span, state: RankState) -> Callable[..., Any]:
+def _timed(original: Callable[..., Any], handle: Handle, phase: str, state: RankState) -> Callable[..., Any]:
     @functools.wraps(original)
     def chunk(stage: Any, microbatch: int, *args: Any, **kwargs: Any) -> Any:
         state.enter_microbatch(microbatch)
         try:
-            with phase:
+            with handle.phase(phase):
                 return original(stage, microbatch, *args, **kwargs)
         finally:
             state.enter_microbatch(-1)

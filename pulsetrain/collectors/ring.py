@@ -32,100 +32,67 @@ import platform
 import struct
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 
+from pulsetrain.collectors.layout import (
+    G_BYTES,
+    G_COMPLETED,
+    G_COUNT,
+    G_ENQUEUED,
+    G_FIRST,
+    G_NAME,
+    G_OP,
+    G_PEER,
+    G_POOL,
+    G_SEQ,
+    G_START,
+    G_STRIDE,
+    GROUP_WORDS,
+    GROUPS_AT,
+    HAS_GRAD_NORM,
+    HAS_LOSS,
+    LAYOUT_VERSION,
+    MAGIC,
+    MARGIN,
+    MAX_DEPTH,
+    MAX_GROUPS,
+    MAX_MEMBERS,
+    MAX_NAMES,
+    MEMBERS_AT,
+    NAME_BYTES,
+    NAMES_AT,
+    PACK_OP,
+    PACK_SPAN,
+    PACK_STEP,
+    PACK_WORD,
+    PHASE,
+    SLOT_BYTES,
+    SLOTS_AT,
+    SPAN,
+    SPAN_DTYPE,
+    STEP,
+    STEP_DTYPE,
+    W_DROPPED,
+    W_ERRORS,
+    W_GROUPS,
+    W_LAST,
+    W_LAST_STEP,
+    W_MAGIC,
+    W_PID,
+    W_READ,
+    W_STACK,
+    W_STEP,
+    W_STEP_START,
+    W_TOPOLOGY,
+    W_UTC,
+    Structured,
+)
+from pulsetrain.collectors.status_page import GroupCell, StatusPage, name_of, open_phase
 from pulsetrain.stream.errors import CorruptData
 from pulsetrain.stream.schema import CATEGORIES
-
-MAGIC = 0x474E4952_4553504C  # "PULSERING" cut to eight bytes, as memory shows it
-LAYOUT_VERSION = 1
-SLOT_BYTES = 64
-MARGIN = 32  # more threads than that do not pass between the check for room and the claim at one moment
-
-MAX_NAMES, NAME_BYTES = 2048, 64
-MAX_GROUPS, GROUP_WORDS = 256, 16
-MAX_MEMBERS = 65536
-MAX_DEPTH = 16
-
-NAMES_AT = 4096
-GROUPS_AT = NAMES_AT + MAX_NAMES * NAME_BYTES
-MEMBERS_AT = GROUPS_AT + MAX_GROUPS * GROUP_WORDS * 8
-SLOTS_AT = MEMBERS_AT + MAX_MEMBERS * 4
-
-# Words of page 0. The reader's word and the writer's words lie on different cache lines.
-W_MAGIC, W_VERSION, W_CAPACITY, W_PID, W_UTC, W_GROUPS, W_ERRORS = range(7)
-W_READ = 8
-W_DROPPED = 16
-W_STEP, W_LAST_STEP, W_STEP_START, W_LAST = range(24, 28)
-W_TOPOLOGY = 32  # 1 once the five coordinates that follow are set
-W_STACK = 64  # MAX_DEPTH pairs: head (0: not open), start
-STACK_AT = W_STACK * 8
-
-AXES = ("tp", "pp", "dp", "cp", "ep")
-G_NAME, G_COUNT, G_FIRST, G_STRIDE, G_POOL, G_ENQUEUED, G_COMPLETED = range(7)
-G_SEQ, G_BYTES, G_START, G_PEER, G_OP = range(7, 12)  # the operation in flight; G_OP is 0 for none
-
-SPAN, STEP, PHASE = 1, 2, 3  # kinds of slots; a PHASE is a span whose seq and bytes are not written
-HAS_LOSS, HAS_GRAD_NORM = 1, 2
-
-
-def _slot(*fields: tuple[str, str, int]) -> np.dtype[np.void]:
-    """Layout of a slot from (name, format, offset in bytes) of its fields."""
-    names, formats, offsets = (list(column) for column in zip(*fields, strict=True))
-    return np.dtype({"names": names, "formats": formats, "offsets": offsets, "itemsize": SLOT_BYTES})
-
-
-SPAN_DTYPE = _slot(
-    ("kind", "u1", 0),
-    ("category", "u1", 1),
-    ("name", "<u2", 2),
-    ("parent", "<u2", 4),
-    ("group", "<u2", 6),
-    ("step", "<u4", 8),
-    ("microbatch", "<i2", 12),
-    ("lane", "<u2", 14),
-    ("start", "<i8", 16),
-    ("end", "<i8", 24),
-    ("seq", "<i8", 32),
-    ("bytes", "<i8", 40),
-    ("peer", "<i8", 48),
-    ("commit", "<u8", 56),
-)
-STEP_DTYPE = _slot(
-    ("kind", "u1", 0),
-    ("flags", "u1", 1),
-    ("step", "<u4", 4),
-    ("start", "<i8", 8),
-    ("duration", "<i8", 16),
-    ("tokens", "<i8", 24),
-    ("flops", "<f8", 32),
-    ("loss", "<f8", 40),
-    ("grad_norm", "<f8", 48),
-    ("commit", "<u8", 56),
-)
-
-PACK_OPEN = struct.Struct("<2q").pack_into
-PACK_PHASE = struct.Struct("<4q24xq").pack_into
-_PACK_SPAN = struct.Struct("<8q").pack_into
-_PACK_STEP = struct.Struct("<BBHIqqqdddq").pack_into
-_PACK_WORD = struct.Struct("<q").pack_into
-_PACK_OP = struct.Struct("<5q").pack_into
-
-Structured = npt.NDArray[np.void]
-
-
-def span_head(name: int, category: int, parent: int = 0, group: int = 0, kind: int = SPAN) -> int:
-    """First word of a span slot; `name`, `parent` and `group` are indices into the names."""
-    return kind | category << 8 | name << 16 | parent << 32 | group << 48
-
-
-def span_context(step: int, microbatch: int, lane: int) -> int:
-    """Second word of a span slot; `microbatch` is -1 outside any, `lane` an index into the names."""
-    return (step & 0xFFFFFFFF) | (min(microbatch, 0x7FFF) & 0xFFFF) << 32 | lane << 48
 
 
 def create_ring(slots: int = 65536) -> int:
@@ -170,7 +137,7 @@ class RingWriter:
         self.next = 0
         self.limit = capacity - MARGIN
         # One `next` counts and publishes without a bytecode in between: exact from any number of threads.
-        self.drop = map(partial(_PACK_WORD, self.memory, W_DROPPED * 8), itertools.count(1)).__next__
+        self.drop = map(partial(PACK_WORD, self.memory, W_DROPPED * 8), itertools.count(1)).__next__
         self._names: dict[str, int] = {}
         self._name_numbers = itertools.count()
         self._groups = 0
@@ -199,7 +166,7 @@ class RingWriter:
         number = self.claim()
         self.next = number + 1
         at = SLOTS_AT + (number & self.mask) * SLOT_BYTES
-        _PACK_SPAN(self.memory, at, head, context, start, end, seq, size, peer, number + 1)
+        PACK_SPAN(self.memory, at, head, context, start, end, seq, size, peer, number + 1)
         return True
 
     def step(
@@ -220,7 +187,7 @@ class RingWriter:
         number = self.claim()
         self.next = number + 1
         at = SLOTS_AT + (number & self.mask) * SLOT_BYTES
-        _PACK_STEP(
+        PACK_STEP(
             self.memory, at, STEP, flags, 0, step, start, duration, tokens, flops,
             loss or 0.0, grad_norm or 0.0, number + 1,
         )  # fmt: skip
@@ -268,54 +235,13 @@ class RingWriter:
 
     def set_op(self, cell: int, op: int, seq: int, size: int, start: int, peer: int) -> None:
         """Publishes a group's oldest operation in flight; `op` is an index into the names, 0 for none."""
-        _PACK_OP(self.memory, (cell + G_SEQ) * 8, seq, size, start, peer, op)
+        PACK_OP(self.memory, (cell + G_SEQ) * 8, seq, size, start, peer, op)
 
     def set_topology(self, coordinates: Sequence[int]) -> None:
         """The five coordinates in the order of `AXES`; -1: unknown."""
         for i, coordinate in enumerate(coordinates):
             self.words[W_TOPOLOGY + 1 + i] = coordinate
         self.words[W_TOPOLOGY] = 1
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class OpenPhase:
-    """A phase (`waiting`: a wait for an operation) that had not ended. `start_ns` is on the ring's clock."""
-
-    name: str
-    category: str
-    start_ns: int
-    waiting: bool
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GroupCell:
-    """One process group as its rank last saw it; `op` is "" where nothing is in flight."""
-
-    name: str
-    members: tuple[int, ...]
-    enqueued: int
-    completed: int
-    op: str
-    op_seq: int
-    op_bytes: int
-    op_start_ns: int
-    op_peer: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StatusPage:
-    """Where the rank is; `last_ns`: when it last recorded anything; `stack`: from outermost to innermost."""
-
-    pid: int
-    step: int
-    last_step: int
-    step_start_ns: int
-    last_ns: int
-    utc_offset_ns: int
-    dropped: int
-    errors: int
-    stack: tuple[OpenPhase, ...]
-    groups: tuple[GroupCell, ...]
 
 
 class RingReader:
@@ -425,7 +351,7 @@ class RingReader:
             utc_offset_ns=int(words[W_UTC]),
             dropped=self.dropped,
             errors=int(words[W_ERRORS]),
-            stack=tuple(_open_phase(int(head), int(start), names) for head, start in stack),
+            stack=tuple(open_phase(int(head), int(start), names) for head, start in stack),
             groups=tuple(self._group(i, names) for i in range(count)),
         )
 
@@ -438,11 +364,11 @@ class RingReader:
         base = GROUPS_AT // 8 + index * GROUP_WORDS
         cell = [int(w) for w in self._settled(base, base + GROUP_WORDS)]
         return GroupCell(
-            name=_name(names, cell[G_NAME]),
+            name=name_of(names, cell[G_NAME]),
             members=self._members_of(cell),
             enqueued=cell[G_ENQUEUED],
             completed=cell[G_COMPLETED],
-            op=_name(names, cell[G_OP]),
+            op=name_of(names, cell[G_OP]),
             op_seq=cell[G_SEQ],
             op_bytes=cell[G_BYTES],
             op_start_ns=cell[G_START],
@@ -466,16 +392,3 @@ class RingReader:
                 break
             seen = again
         return seen
-
-
-WAITING = 1 << 62  # in a stack entry's head: a wait for an operation that its group's cell describes
-
-
-def _open_phase(head: int, start: int, names: list[str]) -> OpenPhase:
-    category = min(head >> 8 & 0xFF, len(CATEGORIES) - 1)
-    name = _name(names, head >> 16 & 0xFFFF)
-    return OpenPhase(name=name, category=CATEGORIES[category], start_ns=start, waiting=bool(head & WAITING))
-
-
-def _name(names: list[str], index: int) -> str:
-    return names[index] if 0 <= index < len(names) else ""

@@ -1,0 +1,100 @@
+"""Where everything stands in a rank's ring: offsets in bytes, words and the fields of slots.
+
+`ring` documents the whole; only `ring` and the hot paths that inline its writes use this.
+"""
+
+from __future__ import annotations
+
+import struct
+
+import numpy as np
+import numpy.typing as npt
+
+MAGIC = 0x474E4952_4553504C  # "PULSERING" cut to eight bytes, as memory shows it
+LAYOUT_VERSION = 1
+SLOT_BYTES = 64
+MARGIN = 32  # more threads than that do not pass between the check for room and the claim at one moment
+
+MAX_NAMES, NAME_BYTES = 2048, 64
+MAX_GROUPS, GROUP_WORDS = 256, 16
+MAX_MEMBERS = 65536
+MAX_DEPTH = 16
+
+NAMES_AT = 4096
+GROUPS_AT = NAMES_AT + MAX_NAMES * NAME_BYTES
+MEMBERS_AT = GROUPS_AT + MAX_GROUPS * GROUP_WORDS * 8
+SLOTS_AT = MEMBERS_AT + MAX_MEMBERS * 4
+
+# Words of page 0. The reader's word and the writer's words lie on different cache lines.
+W_MAGIC, W_VERSION, W_CAPACITY, W_PID, W_UTC, W_GROUPS, W_ERRORS = range(7)
+W_READ = 8
+W_DROPPED = 16
+W_STEP, W_LAST_STEP, W_STEP_START, W_LAST = range(24, 28)
+W_TOPOLOGY = 32  # 1 once the five coordinates that follow are set
+W_STACK = 64  # MAX_DEPTH pairs: head (0: not open), start
+STACK_AT = W_STACK * 8
+
+AXES = ("tp", "pp", "dp", "cp", "ep")
+G_NAME, G_COUNT, G_FIRST, G_STRIDE, G_POOL, G_ENQUEUED, G_COMPLETED = range(7)
+G_SEQ, G_BYTES, G_START, G_PEER, G_OP = range(7, 12)  # the operation in flight; G_OP is 0 for none
+
+SPAN, STEP, PHASE = 1, 2, 3  # kinds of slots; a PHASE is a span whose seq and bytes are not written
+HAS_LOSS, HAS_GRAD_NORM = 1, 2
+
+
+def _slot(*fields: tuple[str, str, int]) -> np.dtype[np.void]:
+    """Layout of a slot from (name, format, offset in bytes) of its fields."""
+    names, formats, offsets = (list(column) for column in zip(*fields, strict=True))
+    return np.dtype({"names": names, "formats": formats, "offsets": offsets, "itemsize": SLOT_BYTES})
+
+
+SPAN_DTYPE = _slot(
+    ("kind", "u1", 0),
+    ("category", "u1", 1),
+    ("name", "<u2", 2),
+    ("parent", "<u2", 4),
+    ("group", "<u2", 6),
+    ("step", "<u4", 8),
+    ("microbatch", "<i2", 12),
+    ("lane", "<u2", 14),
+    ("start", "<i8", 16),
+    ("end", "<i8", 24),
+    ("seq", "<i8", 32),
+    ("bytes", "<i8", 40),
+    ("peer", "<i8", 48),
+    ("commit", "<u8", 56),
+)
+STEP_DTYPE = _slot(
+    ("kind", "u1", 0),
+    ("flags", "u1", 1),
+    ("step", "<u4", 4),
+    ("start", "<i8", 8),
+    ("duration", "<i8", 16),
+    ("tokens", "<i8", 24),
+    ("flops", "<f8", 32),
+    ("loss", "<f8", 40),
+    ("grad_norm", "<f8", 48),
+    ("commit", "<u8", 56),
+)
+
+PACK_OPEN = struct.Struct("<2q").pack_into
+PACK_PHASE = struct.Struct("<4q24xq").pack_into
+PACK_SPAN = struct.Struct("<8q").pack_into
+PACK_STEP = struct.Struct("<BBHIqqqdddq").pack_into
+PACK_WORD = struct.Struct("<q").pack_into
+PACK_OP = struct.Struct("<5q").pack_into
+
+Structured = npt.NDArray[np.void]
+
+
+def span_head(name: int, category: int, parent: int = 0, group: int = 0, kind: int = SPAN) -> int:
+    """First word of a span slot; `name`, `parent` and `group` are indices into the names."""
+    return kind | category << 8 | name << 16 | parent << 32 | group << 48
+
+
+def span_context(step: int, microbatch: int, lane: int) -> int:
+    """Second word of a span slot; `microbatch` is -1 outside any, `lane` an index into the names."""
+    return (step & 0xFFFFFFFF) | (min(microbatch, 0x7FFF) & 0xFFFF) << 32 | lane << 48
+
+
+WAITING = 1 << 62  # in a stack entry's head: a wait for an operation that its group's cell describes

@@ -1,0 +1,59 @@
+"""Where a rank is: what its status page and its groups' cells say, decoded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pulsetrain.collectors.layout import WAITING
+from pulsetrain.stream.schema import CATEGORIES
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OpenPhase:
+    """A phase (`waiting`: a wait for an operation) that had not ended. `start_ns` is on the ring's clock."""
+
+    name: str
+    category: str
+    start_ns: int
+    waiting: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GroupCell:
+    """One process group as its rank last saw it; `op` is "" where nothing is in flight."""
+
+    name: str
+    members: tuple[int, ...]
+    enqueued: int
+    completed: int
+    op: str
+    op_seq: int
+    op_bytes: int
+    op_start_ns: int
+    op_peer: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StatusPage:
+    """Where the rank is; `last_ns`: when it last recorded anything; `stack`: from outermost to innermost."""
+
+    pid: int
+    step: int
+    last_step: int
+    step_start_ns: int
+    last_ns: int
+    utc_offset_ns: int
+    dropped: int
+    errors: int
+    stack: tuple[OpenPhase, ...]
+    groups: tuple[GroupCell, ...]
+
+
+def open_phase(head: int, start: int, names: list[str]) -> OpenPhase:
+    category = min(head >> 8 & 0xFF, len(CATEGORIES) - 1)
+    name = name_of(names, head >> 16 & 0xFFFF)
+    return OpenPhase(name=name, category=CATEGORIES[category], start_ns=start, waiting=bool(head & WAITING))
+
+
+def name_of(names: list[str], index: int) -> str:
+    return names[index] if 0 <= index < len(names) else ""
