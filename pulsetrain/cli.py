@@ -232,6 +232,24 @@ def whatif(trace: Path, as_json: bool) -> None:
 
 
 @pulsetrain.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@JSON_FLAG
+def failslow(file: Path, as_json: bool) -> None:
+    """Which worker, or the whole job, was slower than it used to be, from a table of step times.
+
+    Example: pulsetrain failslow steps.csv --json
+    """
+    from pulsetrain.analytics import fail_slow, report
+
+    answer = fail_slow.find(fail_slow.read(file))
+    if as_json:
+        print_json(report.rows(answer))
+        return
+    for line in report.lines(answer, everything=True):
+        click.echo(line)
+
+
+@pulsetrain.command()
 @click.option("--job", required=True, help="Name of the job.")
 @click.option("--since", type=int, metavar="STEP", help="First step; default: the attempt's first.")
 @click.option("--until", type=int, metavar="STEP", help="Last step; default: the newest.")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
 
-from pulsetrain.analytics import imbalance, mfu, numerics, stalls, straggler, timings
+from pulsetrain.analytics import fail_slow, imbalance, mfu, numerics, stalls, straggler, timings
 from pulsetrain.analytics.verdict import Inconclusive, Verdict, guarded
 from pulsetrain.stream.errors import UsageError
 from pulsetrain.stream.queries import analysis
@@ -47,6 +47,7 @@ Analyzer = Callable[[Source], list[Verdict]]
 ANALYZERS: Mapping[str, Analyzer] = MappingProxyType(
     {
         "straggler": lambda source: straggler.find(source.timings, scan=source.scan),
+        "fail_slow": lambda source: fail_slow.find(source.timings, recovered=source.scan),
         "stage_imbalance": lambda source: imbalance.stages(source.timings),
         "sequence_imbalance": lambda source: imbalance.sequences(source.timings),
         "data_stall": lambda source: stalls.find(source.timings, stalls.DATA),

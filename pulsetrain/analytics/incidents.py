@@ -63,7 +63,7 @@ def join(
 
 def _groups(findings: Iterable[Finding]) -> list[list[Finding]]:
     """Findings split by job and by pauses. What names no job joins the stories that it overlaps."""
-    unique = {_key(f): f for f in findings}
+    unique = {_key(f): f for f in sorted(findings, key=_surest)}
     by_job: dict[str, list[Finding]] = {}
     for finding in unique.values():
         by_job.setdefault(finding.job, []).append(finding)
@@ -91,6 +91,10 @@ def _runs(findings: Iterable[Finding]) -> list[list[Finding]]:
 
 def _key(finding: Finding) -> tuple[Any, ...]:
     return (finding.job, finding.kind, finding.subject_type, finding.subject, finding.attempt, finding.ts_ns)
+
+
+def _surest(finding: Finding) -> tuple[Any, ...]:
+    return (*_order(finding), finding.confidence, finding.severity, finding.summary)
 
 
 def _order(finding: Finding) -> tuple[Any, ...]:
