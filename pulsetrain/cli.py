@@ -249,6 +249,57 @@ def failslow(file: Path, as_json: bool) -> None:
         click.echo(line)
 
 
+@pulsetrain.group()
+def trace() -> None:
+    """Timelines for other tools. Example: pulsetrain trace export --job gpt --steps 40:45 -o gpt.json"""
+
+
+@trace.command("export")
+@click.option("--job", required=True, help="Name of the job.")
+@click.option("--steps", required=True, metavar="A:B", help="First and last step, as 40:45, or one step.")
+@click.option("--ranks", default="", metavar="LIST", help="Ranks, as 0-3,7; default: all.")
+@click.option(
+    "-o", "--output", required=True, type=click.Path(path_type=Path, dir_okay=False), help="File to write."
+)
+@click.option("--store", metavar="URL", help="chdb:///folder or http(s)://host:port; default: the hub's.")
+@hub_flags
+@JSON_FLAG
+def trace_export(
+    job: str,
+    steps: str,
+    ranks: str,
+    output: Path,
+    store: str | None,
+    hub: str | None,
+    token: str | None,
+    as_json: bool,
+) -> None:
+    """Write the spans of some steps as a trace that ui.perfetto.dev opens.
+
+    Example: pulsetrain trace export --job gpt --steps 40:45 -o gpt.json
+    """
+    from pulsetrain.analytics import trace_export as traces
+    from pulsetrain.analytics.selection import parse_ranks, parse_steps
+    from pulsetrain.stream.client import find_hub
+    from pulsetrain.stream.store import open_store
+
+    chosen, wanted = parse_steps(steps), parse_ranks(ranks, limit=1 << 20)
+    if chosen is None:
+        raise UsageError("--steps is empty: give FIRST:LAST, such as 40:45")
+    if store is None:
+        found = find_hub(hub, token)
+        store, token = found.url, found.token
+    opened = open_store(store, token=token)
+    try:
+        written = traces.export_file(opened, job, output, first=chosen[0], last=chosen[1], ranks=wanted)
+    finally:
+        opened.close()
+    if as_json:
+        print_json({"file": str(output), "bytes": written, "job": job, "steps": list(chosen)})
+    else:
+        click.echo(f"{output}: {written:,} bytes; open it at ui.perfetto.dev")
+
+
 @pulsetrain.command()
 @click.option("--job", required=True, help="Name of the job.")
 @click.option("--since", type=int, metavar="STEP", help="First step; default: the attempt's first.")
