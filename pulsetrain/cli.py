@@ -476,6 +476,73 @@ def import_(folder: Path, store: str | None, hub: str | None, token: str | None,
     print_table(rows, ("record", "rows", "stored", "file"), "No rows.")
 
 
+@pulsetrain.group()
+def simulate() -> None:
+    """Fleets and failures on paper.
+
+    Example: pulsetrain simulate telemetry --ranks 1024 --tp 8 --pp 4 --steps 50 --out fleet/
+    """
+
+
+@simulate.command()
+@click.option("--ranks", type=int, required=True, help="Ranks in all: tp x pp x dp.")
+@click.option("--tp", type=int, default=1, show_default=True, help="Tensor-parallel ranks.")
+@click.option("--pp", type=int, default=1, show_default=True, help="Pipeline stages.")
+@click.option("--steps", type=int, default=100, show_default=True, help="Optimizer steps.")
+@click.option("--microbatches", type=int, default=4, show_default=True, help="Microbatches in a step.")
+@click.option("--ranks-per-node", type=int, default=8, show_default=True)
+@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--job", default="simulated", show_default=True, help="Name of the job.")
+@click.option(
+    "--start",
+    type=click.DateTime(),
+    help="UTC time of the first step; default: so that the last step is now.",
+)
+@click.option(
+    "--fault", "faults", multiple=True, metavar="KIND:KEY=VALUE,...", help="Plant a fault; repeatable."
+)
+@click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="Write Parquet files here.")
+@click.option("--store", metavar="URL", help="Straight into chdb:///folder or a ClickHouse server.")
+@hub_flags
+@JSON_FLAG
+def telemetry(
+    out: Path | None,
+    store: str | None,
+    hub: str | None,
+    token: str | None,
+    faults: tuple[str, ...],
+    start: Any,
+    as_json: bool,
+    **sizes: Any,
+) -> None:
+    """The records of a job of any size, with faults planted, marked as simulated.
+
+    Example: pulsetrain simulate telemetry --ranks 12288 --tp 8 --pp 8 --steps 20
+    --fault straggler:rank=371,factor=1.1 --out fleet/
+    """
+    from pulsetrain.simulate import write
+    from pulsetrain.simulate.spec import parse_fault, timed
+    from pulsetrain.stream.parquet import open_sink
+
+    spec = timed(start, faults=tuple(parse_fault(f) for f in faults), **sizes)
+    if out is not None:
+        rows = write.to_parquet(spec, out, _progress)
+    else:
+        with open_sink(store, hub, token) as sink:
+            rows = write.to_sink(spec, sink, _progress)
+    if sys.stderr.isatty():
+        click.echo("", err=True)
+    if as_json:
+        print_json({"job": spec.job, "rows": dict(rows)})
+        return
+    print_table([{"record": r, "rows": n} for r, n in rows.items()], ("record", "rows"), "No rows.")
+
+
+def _progress(rows: int) -> None:
+    if sys.stderr.isatty():
+        click.echo(f"\r{rows:,} rows", nl=False, err=True)
+
+
 def main() -> None:
     """Entry point. Bad usage is one line on standard error and status 2; other failures status 1."""
     try:

@@ -1,0 +1,1 @@
+"""Fleets and failures on paper: what is made here is marked as simulated."""

@@ -1,0 +1,294 @@
+"""The records that a job of any size would emit, deterministic by seed: spans, steps, topology, events.
+
+What is written is simulated and says so: an event of kind `simulated` holds the whole specification, nodes
+are called sim-..., and the job's default name is "simulated".
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from pulsetrain.simulate.spec import FleetSpec
+from pulsetrain.simulate.timing import Array, StepTimes, shape, simulate_step
+from pulsetrain.stream.schema import RECORDS, Kind, arrow_schema
+
+NS = 1e9
+
+Codes = NDArray[np.int64] | NDArray[np.int32]
+_CATEGORY = {"forward": "compute", "backward": "compute", "optimizer": "compute", "data": "data"}
+_CATEGORY |= {"checkpoint": "checkpoint", "gc": "other"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Kind:
+    """What all ranks' spans of one place in the step share."""
+
+    phase: str
+    microbatch: int = -1
+    group: str = ""  # which process group: tp, dp, pp or none
+    seq: int = -1
+    bytes: int = 0
+    parent: str = ""
+
+
+Add = Callable[[_Kind, Array, Array | float], None]
+
+
+def telemetry(spec: FleetSpec, chunk_rows: int = 1_000_000) -> Iterator[tuple[str, pa.Table]]:
+    """(record, table) pairs in the order of time; a table of spans has about `chunk_rows` rows at most."""
+    yield "events", _announcement(spec)
+    yield "topology", _topology(spec)
+    offset_s = 0.0
+    spans: list[pa.Table] = []
+    steps: list[pa.Table] = []
+    rows = 0
+    for step in range(spec.first_step, spec.first_step + spec.steps):
+        times = simulate_step(spec, step)
+        hung = _hung(spec, step)
+        spans.append(_spans(spec, step, times, offset_s, hung))
+        rows += len(spans[-1])
+        if hung < 0:
+            steps.append(_steps(spec, step, times, offset_s))
+        offset_s += times.length
+        if rows >= chunk_rows or hung >= 0:
+            yield from _flush(spans, steps)
+            rows = 0
+        if hung >= 0:
+            return
+    yield from _flush(spans, steps)
+
+
+def _flush(spans: list[pa.Table], steps: list[pa.Table]) -> Iterator[tuple[str, pa.Table]]:
+    for record, tables in (("spans", spans), ("steps", steps)):
+        if tables:
+            yield record, pa.concat_tables(tables)
+            tables.clear()
+
+
+def _hung(spec: FleetSpec, step: int) -> int:
+    """The rank that hangs in this step; -1: none."""
+    return next((f.rank() for f in spec.faults if f.kind == "hang" and f.since == step), -1)
+
+
+def _spans(spec: FleetSpec, step: int, times: StepTimes, offset_s: float, hung: int) -> pa.Table:
+    """Every span of one step, by rank and then in the order of the program."""
+    kinds, starts, durations = _layout(spec, step, times)
+    start = np.stack([np.broadcast_to(s, shape(spec)).reshape(-1) for s in starts], axis=1)
+    length = np.stack([np.broadcast_to(d, shape(spec)).reshape(-1) for d in durations], axis=1)
+    keep = (length > 0) & ~_silent(spec, step)[:, None]
+    opened = np.zeros(keep.shape, np.bool_)
+    if hung >= 0:
+        keep, opened, length = _freeze(spec, kinds, start, length, keep, hung)
+    rank, place = np.nonzero(keep)
+    start_ns = (spec.start_ns + ((offset_s + start[rank, place]) * NS)).astype(np.int64)
+    columns = _rank_columns(spec, rank) | {
+        "step": np.full(len(rank), step),
+        "microbatch": np.array([k.microbatch for k in kinds], np.int32)[place],
+        "phase": _coded(place, [k.phase for k in kinds]),
+        "category": _coded(place, [_CATEGORY.get(k.phase, "communication") for k in kinds]),
+        "lane": _coded(np.zeros(len(rank), np.int32), ["main"]),
+        "group": _groups(spec, kinds, rank, place),
+        "seq": np.array([k.seq for k in kinds])[place],
+        "bytes": np.array([k.bytes for k in kinds])[place],
+        "start": start_ns,
+        "duration_ns": (length[rank, place] * NS).astype(np.int64),
+        "open": opened[rank, place],
+        "parent": _coded(place, [k.parent for k in kinds]),
+    }
+    return _table("spans", columns)
+
+
+def _layout(spec: FleetSpec, step: int, times: StepTimes) -> tuple[list[_Kind], list[Array], list[Array]]:
+    """The places of a step's spans with starts and durations; zero duration: this rank has none there."""
+    kinds: list[_Kind] = []
+    starts: list[Array] = []
+    durations: list[Array] = []
+
+    def add(kind: _Kind, start: Array, duration: Array | float) -> None:
+        kinds.append(kind)
+        starts.append(start)
+        durations.append(np.broadcast_to(duration, shape(spec)))
+
+    zero = np.zeros(shape(spec))
+    add(_Kind(phase="data"), zero, times.data)
+    add(_Kind(phase="gc", parent="forward"), times.forward_start[..., 0], times.gc)
+    _add_passes(spec, step, times, add)
+    add(
+        _Kind(phase="all_reduce", group="dp", seq=step, bytes=1 << 28),
+        times.reduce_start,
+        times.reduce if spec.dp > 1 else 0.0,
+    )
+    after = times.reduce_start + times.reduce
+    add(_Kind(phase="optimizer"), after, times.optimizer)
+    add(_Kind(phase="checkpoint"), after + times.optimizer, times.checkpoint)
+    return kinds, starts, durations
+
+
+def _add_passes(spec: FleetSpec, step: int, times: StepTimes, add: Add) -> None:
+    """Forwards and backwards with what each waits for, sends, and exchanges inside its tensor group."""
+    passes = (
+        ("forward", times.forward_start, times.forward, times.forward_own, times.forward_wait, 1),
+        ("backward", times.backward_start, times.backward, times.backward_own, times.backward_wait, 2),
+    )
+    for number, (phase, start, whole, own, wait, collectives) in enumerate(passes):
+        for m in range(spec.microbatches):
+            seq = (step * 2 + number) * spec.microbatches + m
+            begin, length = start[..., m], whole[..., m]
+            add(
+                _Kind(phase="recv", microbatch=m, group="pp", seq=seq, bytes=1 << 24),
+                begin - wait[..., m],
+                wait[..., m],
+            )
+            add(_Kind(phase=phase, microbatch=m), begin, length)
+            share = (length - own[..., m]) / collectives if spec.tp > 1 else np.zeros(shape(spec))
+            for c in range(collectives):
+                kind = _Kind(
+                    phase="all_reduce", microbatch=m, group="tp", seq=seq * 2 + c, bytes=1 << 23, parent=phase
+                )
+                add(kind, begin + own[..., m] * (c + 1) / collectives + share * c, share)
+
+
+def _freeze(
+    spec: FleetSpec, kinds: Sequence[_Kind], start: Array, length: Array, keep: NDArray[np.bool_], hung: int
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_], Array]:
+    """The step in which `hung` stops in its last backward; everyone else is open in the all-reduce."""
+    last = max(i for i, k in enumerate(kinds) if k.phase == "backward")
+    reduce = next(i for i, k in enumerate(kinds) if k.group == "dp")
+    opened = np.zeros(keep.shape, np.bool_)
+    opened[:, reduce] = True
+    opened[hung] = False
+    opened[hung, last] = True
+    keep = keep.copy()
+    keep[:, reduce + 1 :] = False
+    keep[hung, last + 1 :] = False
+    keep |= opened
+    age = 30.0
+    return keep, opened, np.where(opened, age, length)
+
+
+def _silent(spec: FleetSpec, step: int) -> NDArray[np.bool_]:
+    """Ranks of which nothing arrives."""
+    silent = np.zeros(spec.ranks, np.bool_)
+    for fault in spec.faults:
+        if fault.kind == "silent" and fault.strikes(step):
+            if fault.node:
+                first = int(fault.node.rpartition("-")[2]) * spec.ranks_per_node
+                silent[first : first + spec.ranks_per_node] = True
+            elif fault.rank() >= 0:
+                silent[fault.rank()] = True
+    return silent
+
+
+def _steps(spec: FleetSpec, step: int, times: StepTimes, offset_s: float) -> pa.Table:
+    rank = np.flatnonzero(~_silent(spec, step))
+    last_stage = rank >= spec.ranks - spec.ranks // spec.pp
+    loss = _loss(spec, step)
+    columns = _rank_columns(spec, rank) | {
+        "step": np.full(len(rank), step),
+        "start": np.full(len(rank), spec.start_ns + int(offset_s * NS)),
+        "duration_ns": np.full(len(rank), int(times.length * NS)),
+        "tokens": np.full(len(rank), spec.tokens),
+        "flops": np.full(len(rank), np.nan),
+        "loss": pa.array(np.full(len(rank), loss), mask=~last_stage),
+        "grad_norm": np.full(len(rank), 0.5 * loss),
+    }
+    return _table("steps", columns)
+
+
+def _loss(spec: FleetSpec, step: int) -> float:
+    loss = 2.0 + 8.0 / (1.0 + 0.05 * step)
+    loss += float(np.random.default_rng((spec.seed, step, 1)).normal(0, 0.01))
+    for fault in spec.faults:
+        if fault.kind == "nan" and fault.strikes(step):
+            return float("nan")
+        if fault.kind == "loss_spike" and fault.strikes(step):
+            loss *= fault.numbers["factor"]
+    return loss
+
+
+def _rank_columns(spec: FleetSpec, rank: NDArray[np.int64]) -> dict[str, object]:
+    """Columns that every record of a rank begins with."""
+    nodes = [spec.node(r) for r in range(0, spec.ranks, spec.ranks_per_node)]
+    return {
+        "job": _coded(np.zeros(len(rank), np.int32), [spec.job]),
+        "attempt": np.full(len(rank), spec.attempt),
+        "node": _coded(rank // spec.ranks_per_node, nodes),
+        "rank": rank,
+    }
+
+
+def _groups(
+    spec: FleetSpec, kinds: Sequence[_Kind], rank: NDArray[np.int64], place: NDArray[np.int64]
+) -> pa.DictionaryArray:
+    """Each row's process group: one tp group for each (pp, dp), one dp group for each (pp, tp), and so on."""
+    tp, dp = rank % spec.tp, rank // spec.tp % spec.dp
+    pp = rank // (spec.tp * spec.dp)
+    names = [""]
+    code = np.zeros(len(rank), np.int32)
+    for group, index, count in (
+        ("tp", pp * spec.dp + dp, spec.pp * spec.dp),
+        ("dp", pp * spec.tp + tp, spec.pp * spec.tp),
+        ("pp", dp * spec.tp + tp, spec.dp * spec.tp),
+    ):
+        mine = np.array([k.group == group for k in kinds])[place]
+        code[mine] = len(names) + index[mine]
+        names += [f"{group}-{i}" for i in range(count)]
+    return _coded(code, names)
+
+
+def _topology(spec: FleetSpec) -> pa.Table:
+    rank = np.arange(spec.ranks)
+    zero = np.zeros(spec.ranks)
+    node = rank // spec.ranks_per_node
+    switches = [f"sim-tor-{i:04d}" for i in range(node[-1] // spec.nodes_per_switch + 1)]
+    addresses = [f"10.{n >> 16 & 255}.{n >> 8 & 255}.{n & 255}" for n in range(node[-1] + 1)]
+    columns = _rank_columns(spec, rank) | {
+        "local_rank": rank % spec.ranks_per_node,
+        "ip": _coded(node, addresses),
+        "switch": _coded(node // spec.nodes_per_switch, switches),
+        "tp": rank % spec.tp,
+        "pp": rank // (spec.tp * spec.dp),
+        "dp": rank // spec.tp % spec.dp,
+        "cp": zero,
+        "ep": zero,
+        "ts": np.full(spec.ranks, spec.start_ns),
+    }
+    return _table("topology", columns)
+
+
+def _announcement(spec: FleetSpec) -> pa.Table:
+    """The event that marks the job as simulated and says how."""
+    detail = dataclasses.asdict(spec)
+    row = {"ts": spec.start_ns, "node": "", "job": spec.job, "attempt": spec.attempt, "rank": -1}
+    row |= {"kind": "simulated", "actor": "pulsetrain simulate", "detail": json.dumps(detail)}
+    return pa.Table.from_pylist([row], schema=arrow_schema("events"))
+
+
+def _coded(codes: Codes, names: Sequence[str]) -> pa.DictionaryArray:
+    """A dictionary column; equal names in `names` are merged."""
+    unique = sorted(set(names))
+    position = {name: i for i, name in enumerate(unique)}
+    table = np.array([position[n] for n in names], np.int32)
+    return pa.DictionaryArray.from_arrays(pa.array(table[codes]), pa.array(unique, pa.string()))
+
+
+def _table(record: str, columns: Mapping[str, object]) -> pa.Table:
+    """Columns as the record's table; numbers take the field's type."""
+    schema = arrow_schema(record)
+    arrays = []
+    for field in RECORDS[record].fields:
+        value = columns[field.name]
+        if isinstance(value, pa.Array | pa.ChunkedArray):
+            arrays.append(value)
+        elif field.kind is Kind.TIME:
+            arrays.append(pa.array(value).cast(pa.int64()).cast(field.kind.arrow))
+        else:
+            arrays.append(pa.array(value).cast(field.kind.arrow))
+    return pa.Table.from_arrays(arrays, schema=schema)
