@@ -58,7 +58,7 @@ def join(
     "something else"), `timeline`, `suggested_action`, `summary`.
     """
     incidents = [_story(group, topology, now_ns) for group in _groups(findings)]
-    return sorted(incidents, key=lambda i: i["since_ns"], reverse=True)
+    return sorted(incidents, key=lambda i: (-i["since_ns"], i["job"], i["root"]))
 
 
 def _groups(findings: Iterable[Finding]) -> list[list[Finding]]:
