@@ -13,6 +13,8 @@ from pulsetrain.stream.schema import RECORDS, Field, Kind, Record
 
 OFFSETS = "ingest_offsets"
 """Table of the row ranges that are stored of each (source, record)."""
+QUARANTINE = "quarantine"
+"""Table of rows that were set aside: see `stream.quarantine`."""
 ROLLUP = "span_rollup"
 """Closed spans summed by job, attempt, step, rank, phase and the phase they ran inside."""
 ROLLUP_FEED = "span_rollup_feed"
@@ -98,6 +100,18 @@ def create_offsets(engine: Engine) -> str:
         "  `stored` Date MATERIALIZED today()\n)\n"
         f"{engine.kind('ReplacingMergeTree', '`next_row`')}\nORDER BY (`source`, `record`, `first_row`)\n"
         "TTL `stored` + INTERVAL 30 DAY"
+    )
+
+
+def create_quarantine(engine: Engine) -> str:
+    """The table behind `QUARANTINE`."""
+    return (
+        f"CREATE TABLE IF NOT EXISTS {engine.table(QUARANTINE)} (\n"
+        "  `ts` DateTime64(9, 'UTC') DEFAULT now64(9), `record` LowCardinality(String), `source` String,\n"
+        "  `first_row` UInt64, `rows` UInt64, `reason` LowCardinality(String),\n"
+        "  `data` String CODEC(ZSTD(3)), `stored` Date MATERIALIZED today()\n)\n"
+        f"{engine.kind('MergeTree')}\nORDER BY (`record`, `ts`)\nTTL `stored` + INTERVAL 30 DAY\n"
+        f"{engine.settings}"
     )
 
 

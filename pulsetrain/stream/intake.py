@@ -22,11 +22,12 @@ from pathlib import Path
 import pyarrow as pa
 import structlog
 
-from pulsetrain.stream import ddl
+from pulsetrain.stream import ddl, quarantine
 from pulsetrain.stream.batch import Batch
 from pulsetrain.stream.clock import Clock
 from pulsetrain.stream.errors import PulsetrainError, Unavailable
 from pulsetrain.stream.journal import Group, Journal, Share, make_group
+from pulsetrain.stream.metrics import IntakeMetrics
 from pulsetrain.stream.queries.storage import stored_ranges
 from pulsetrain.stream.ranges import Ranges
 from pulsetrain.stream.store import Store, ipc
@@ -61,7 +62,15 @@ class _Gathering:
 class Intake:
     """Stores batches. `submit` may be called from any thread; `run` belongs to one, which `start` makes."""
 
-    def __init__(self, store: Store, folder: Path, clock: Clock, config: IntakeConfig | None = None) -> None:
+    def __init__(
+        self,
+        store: Store,
+        folder: Path,
+        clock: Clock,
+        config: IntakeConfig | None = None,
+        metrics: IntakeMetrics | None = None,
+    ) -> None:
+        self.metrics = metrics or IntakeMetrics()
         self._store = store
         self._journal = Journal(folder)
         self._clock = clock
@@ -92,6 +101,7 @@ class Intake:
                 gathering = self._gathering[batch.record] = _Gathering(since_s=self._clock.monotonic_s())
             gathering.waiting.append((batch, future))
             gathering.rows += batch.rows
+            self.metrics.waiting.inc(batch.rows)
             self._arrived.notify_all()
         return future
 
@@ -134,12 +144,13 @@ class Intake:
 
     def _store_all(self, record: str, waiting: Sequence[tuple[Batch, Future[int]]]) -> None:
         """Store one group and answer for each of its batches."""
+        self.metrics.waiting.dec(sum(batch.rows for batch, _ in waiting))
         try:
             self._finish_open(record)
             shares, pieces, counts = self._new_rows([batch for batch, _ in waiting])
             if pieces:
-                table = pa.concat_tables(pieces)
-                self._insert(make_group(record, uuid.uuid4().hex, shares, table))
+                kept = self._without_absurd(record, shares, pieces)
+                self._insert(make_group(record, uuid.uuid4().hex, shares, pa.concat_tables(kept)))
         except (PulsetrainError, OSError) as error:
             _log.warning("batches_not_stored", record=record, batches=len(waiting), error=str(error))
             for _, future in waiting:
@@ -149,8 +160,33 @@ class Intake:
             for _, future in waiting:
                 future.set_exception(Unavailable(f"{type(error).__name__}: {error}"))
         else:
-            for (_, future), count in zip(waiting, counts, strict=True):
+            for (batch, future), count in zip(waiting, counts, strict=True):
+                self._count(batch, count)
                 future.set_result(count)
+
+    def _count(self, batch: Batch, stored: int) -> None:
+        self.metrics.rows.labels(batch.record).inc(stored)
+        self.metrics.repeated.labels(batch.record).inc(batch.rows - stored)
+        self.metrics.seen.labels(batch.source.partition("/")[0]).set(self._clock.wall_ns() / 1e9)
+
+    def _without_absurd(
+        self, record: str, shares: Sequence[Share], pieces: Sequence[pa.Table]
+    ) -> list[pa.Table]:
+        """`pieces` without the rows whose time cannot be true, which go to the quarantine table."""
+        now_ns = self._clock.wall_ns()
+        split = [quarantine.split(record, piece, now_ns) for piece in pieces]
+        asides = [
+            quarantine.Aside(record=record, source=share.source, first_row=share.first, rows=odd)
+            for share, (_, odd) in zip(shares, split, strict=True)
+            if odd.num_rows
+        ]
+        if asides:
+            rows = sum(aside.rows.num_rows for aside in asides)
+            _log.warning("rows_quarantined", record=record, rows=rows, source=asides[0].source)
+            table = quarantine.table(asides)
+            self._store.insert_raw(ddl.QUARANTINE, table.column_names, ipc(table), token=None)
+            self.metrics.quarantined.labels(record).inc(rows)
+        return [kept for kept, _ in split]
 
     def _new_rows(self, batches: Sequence[Batch]) -> tuple[list[Share], list[pa.Table], list[int]]:
         """What of `batches` is not stored yet: its shares, its rows, and how many rows of each batch."""
@@ -180,7 +216,9 @@ class Intake:
         group = self._open.get(record)
         if group is None:
             return
-        self._store.insert_raw(record, group.columns, group.data, token=group.token)
+        if group.rows:
+            with self.metrics.insert(record):
+                self._store.insert_raw(record, group.columns, group.data, token=group.token)
         del self._open[record]
         self._unsaved_groups.append(group.token)
         for share in group.shares:

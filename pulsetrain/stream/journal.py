@@ -12,6 +12,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import structlog
@@ -39,12 +40,18 @@ class Group:
     token: str
     columns: tuple[str, ...]
     shares: tuple[Share, ...]
+    rows: int
     data: bytes = field(repr=False)
 
 
 def make_group(record: str, token: str, shares: Sequence[Share], table: pa.Table) -> Group:
     """The group of `table`'s rows; the identity travels in the stream's schema metadata."""
-    said = {"record": record, "token": token, "shares": [(s.source, s.first, s.end) for s in shares]}
+    said: dict[str, Any] = {
+        "record": record,
+        "token": token,
+        "shares": [(s.source, s.first, s.end) for s in shares],
+    }
+    said["rows"] = table.num_rows
     sink = pa.BufferOutputStream()
     table = table.unify_dictionaries().combine_chunks()
     with pa.ipc.new_stream(sink, table.schema.with_metadata({_META: json.dumps(said)})) as writer:
@@ -54,6 +61,7 @@ def make_group(record: str, token: str, shares: Sequence[Share], table: pa.Table
         token=token,
         columns=tuple(table.column_names),
         shares=tuple(shares),
+        rows=table.num_rows,
         data=sink.getvalue().to_pybytes(),
     )
 
@@ -99,8 +107,9 @@ def _read(path: Path) -> Group | None:
         schema = pa.ipc.open_stream(data).schema
         said = json.loads(schema.metadata[_META])
         shares = tuple(Share(source=s, first=f, end=e) for s, f, e in said["shares"])
-        record, token = said["record"], said["token"]
+        record, token, rows = said["record"], said["token"], int(said["rows"])
     except (pa.ArrowException, OSError, KeyError, TypeError, ValueError) as error:
         _log.warning("journal_unreadable", path=str(path), error=str(error))
         return None
-    return Group(record=record, token=token, columns=tuple(schema.names), shares=shares, data=data)
+    columns = tuple(schema.names)
+    return Group(record=record, token=token, columns=columns, shares=shares, rows=rows, data=data)

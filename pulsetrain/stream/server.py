@@ -1,7 +1,8 @@
 """The hub's routes for records: ingest, and a read-only ClickHouse HTTP interface over the same store.
 
 ``POST /v1/records/{record}`` takes one encoded batch, ``POST /v1/records`` several; they answer when the rows
-are stored. ``/`` and ``/ping`` speak ClickHouse's HTTP protocol as far as clients need it to read the store.
+are stored. ``/metrics`` is for Prometheus. ``/`` and ``/ping`` speak ClickHouse's HTTP protocol as far as
+clients need it to read the store.
 Settings in the URL are not passed on; the endpoint has its own.
 """
 
@@ -20,6 +21,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import structlog
+from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import UploadFile
 from starlette.requests import ClientDisconnect, Request
@@ -71,7 +73,13 @@ def routes(
     async def ping(request: Request) -> Response:
         return PlainTextResponse("Ok.\n")
 
+    async def metrics(request: Request) -> Response:
+        if not may(request, token):
+            return JSONResponse({"error": "missing or wrong token"}, 401)
+        return Response(intake.metrics.text(), media_type=CONTENT_TYPE_LATEST)
+
     return [
+        Route("/metrics", metrics),
         Route("/v1/records", ingest, methods=["POST"]),
         Route("/v1/records/{record}", ingest, methods=["POST"]),
         Route("/ping", ping),
@@ -110,6 +118,7 @@ def _submit(intake: Intake, bodies: list[bytes], record: str | None) -> list[Fut
     """For each batch what will be its outcome, or why it is refused."""
     results: list[Future[int] | str] = []
     for body in bodies:
+        intake.metrics.bytes.inc(len(body))
         try:
             batch = decode(body)
             if record not in (None, batch.record):
@@ -117,6 +126,7 @@ def _submit(intake: Intake, bodies: list[bytes], record: str | None) -> list[Fut
             results.append(intake.submit(batch))
         except (CorruptData, SchemaMismatch) as error:
             _log.warning("batch_refused", error=str(error))
+            intake.metrics.refused.inc()
             results.append(str(error))
     return results
 

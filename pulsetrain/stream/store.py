@@ -63,6 +63,7 @@ class Store:
         for record in RECORDS.values():
             self.command(ddl.create_table(record, self.engine))
         self.command(ddl.create_offsets(self.engine))
+        self.command(ddl.create_quarantine(self.engine))
         present = self._columns()
         for record in RECORDS.values():
             for field in record.fields:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import base64
 import tempfile
 from pathlib import Path
 
@@ -9,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pulsetrain.stream.batch import decode, encode
-from pulsetrain.stream.ddl import OFFSETS
+from pulsetrain.stream.ddl import OFFSETS, QUARANTINE
 from pulsetrain.stream.errors import Unavailable, UsageError
 from pulsetrain.stream.intake import Intake, IntakeConfig
-from tests.stream.rows import table
+from tests.stream.rows import DAY, table
 
 
 class MemoryStore:
@@ -23,6 +24,7 @@ class MemoryStore:
         self.inserts = 0
         self.tokens = set()
         self.ranges = []
+        self.aside = []
         self.fails = ""
 
     def insert_raw(self, name, columns, stream, *, token):
@@ -31,6 +33,8 @@ class MemoryStore:
         rows = pa.ipc.open_stream(stream).read_all()
         if name == OFFSETS:
             self.ranges += rows.to_pylist()
+        elif name == QUARANTINE:
+            self.aside += rows.to_pylist()
         elif token not in self.tokens:
             self.tokens.add(token)
             self.inserts += 1
@@ -50,7 +54,7 @@ class StillClock:
         return self.now_s
 
     def wall_ns(self):
-        return 0
+        return DAY
 
 
 def batch(first, rows, source="s"):
@@ -115,6 +119,28 @@ def test_a_killed_hub_finishes_at_its_next_start_what_it_had_begun(tmp_path, sto
     again = Intake(store, tmp_path, StillClock())
     assert stored(again, batch(0, 5), batch(5, 2)) == [0, 2]
     assert sorted(store.rows) == list(range(7))
+
+
+@pytest.mark.parametrize("odd", [0, 10**17, DAY + 2 * 86_400 * 10**9, -1])
+def test_rows_of_an_impossible_time_go_aside_unchanged(tmp_path, store, odd):
+    sent = table("steps", 3, start=[DAY, odd, DAY + 1])
+    data = decode(encode("steps", sent, source="n/1", first_row=4))
+    intake = Intake(store, tmp_path, StillClock())
+    assert stored(intake, data) == [3]
+    assert store.rows == [0, 2]
+    (aside,) = store.aside
+    assert (aside["record"], aside["source"], aside["first_row"], aside["rows"]) == ("steps", "n/1", 4, 1)
+    kept = pa.ipc.open_stream(base64.b64decode(aside["data"])).read_all()
+    assert kept.to_pylist() == sent.slice(1, 1).to_pylist()
+    assert stored(intake, data) == [0]
+    assert len(store.aside) == 1
+
+
+def test_a_batch_of_nothing_but_impossible_times_is_done_with(tmp_path, store):
+    data = decode(encode("steps", table("steps", 3, start=7), source="n/1", first_row=0))
+    assert stored(Intake(store, tmp_path, StillClock()), data) == [3]
+    assert store.inserts == 0
+    assert stored(Intake(store, tmp_path, StillClock()), data) == [0]
 
 
 def test_a_half_written_group_is_forgotten(tmp_path, store):

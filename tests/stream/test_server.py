@@ -270,3 +270,27 @@ def test_a_result_of_a_million_rows_arrives_whole(hub_store):
     found = hub_store.query("SELECT number FROM numbers(1000000)")
     assert isinstance(found, pa.Table)
     assert found.num_rows == 1_000_000
+
+
+def test_prometheus_sees_what_was_stored(hub):
+    data = encode("steps", table("steps", 3, job="seen"), source="node-7/abc", first_row=0)
+    post(hub, "steps", data)
+    post(hub, "steps", data)
+    post(hub, "steps", b"garbage")
+    assert httpx.get(f"{hub}/metrics").status_code == 401
+    lines = httpx.get(f"{hub}/metrics", headers=BEARER).text.splitlines()
+    values = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+    assert float(values['pulsetrain_ingest_rows_total{record="steps"}']) >= 3
+    assert float(values['pulsetrain_ingest_repeated_rows_total{record="steps"}']) >= 3
+    assert float(values["pulsetrain_ingest_refused_batches_total"]) >= 1
+    assert float(values["pulsetrain_ingest_bytes_total"]) >= 2 * len(data)
+    assert float(values['pulsetrain_ingest_last_seen_timestamp_seconds{node="node-7"}']) > 1.7e9
+    assert float(values["pulsetrain_ingest_waiting_rows"]) == 0
+
+
+def test_impossible_times_are_in_quarantine(hub, chdb_store):
+    data = encode("steps", table("steps", 2, job="odd", start=[5, 10**18]), source="n/odd", first_row=0)
+    assert post(hub, "steps", data).json() == {"stored": 2}
+    assert count(chdb_store, "odd") == 1
+    sql = "SELECT record, source, rows FROM quarantine WHERE source = 'n/odd'"
+    assert chdb_store.query(sql).to_pylist() == [{"record": "steps", "source": "n/odd", "rows": 1}]
