@@ -138,9 +138,8 @@ def _walk(node: Any, path: tuple[Any, ...], out: Leaves) -> dict[str, Any]:
     if isinstance(node, _LISTS):
         kind = "u" if isinstance(node, tuple) else "l"
         return {kind: [_walk(v, (*path, i), out) for i, v in enumerate(node)]}
-    raise CheckpointError(
-        f"{'.'.join(map(str, path))}: a {type(node).__name__} cannot be saved; allowed: tensors, numbers, text"
-    )
+    where, kind = ".".join(map(str, path)), type(node).__name__
+    raise CheckpointError(f"{where}: a {kind} cannot be saved; allowed: tensors, numbers, strings")
 
 
 def _key(key: Any, path: tuple[Any, ...]) -> Any:
