@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from pulsetrain.stream.errors import UsageError
@@ -37,6 +38,17 @@ def export(
     places = views.topology(store, job).to_pylist()
     happened = views.events(store, job, limit=1000).to_pylist()
     return json.dumps(trace(job, rows, places, happened), separators=(",", ":")).encode()
+
+
+def export_file(
+    store: Queryable, job: str, path: Path, *, first: int, last: int, ranks: Sequence[int] = ()
+) -> int:
+    """As `export`, into a file; returns its bytes. Raises `UsageError` where it cannot be written."""
+    document = export(store, job, first=first, last=last, ranks=ranks)
+    try:
+        return path.write_bytes(document)
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}") from error
 
 
 def trace(job: str, spans: Sequence[Row], places: Sequence[Row], events: Sequence[Row]) -> dict[str, Any]:

@@ -30,6 +30,11 @@ def main() -> None:
     st.html(_HERE / "style.css")
     st.html(f"<style>:root {{ --head: {page.theme().head}; }}</style>")
     st.logo(str(_HERE / "logo.svg"))
+    try:
+        page.source()
+    except PulsetrainError as error:
+        page.empty(f"{error}.")
+        return
     pages = {
         "overview": st.Page(overview.show, title="Overview", default=True),
         "alias": st.Page(overview.show, title="Overview", url_path="overview", visibility="hidden"),

@@ -7,10 +7,10 @@ from html import escape
 
 import streamlit as st
 
+from pulsetrain.analytics.selection import parse_steps
 from pulsetrain.dashboard import page
 from pulsetrain.dashboard.models import heatmap as model
 from pulsetrain.dashboard.models.steps import Window, window
-from pulsetrain.dashboard.models.text import parse_steps
 from pulsetrain.stream.errors import UsageError
 from pulsetrain.stream.queries import views
 
@@ -33,7 +33,7 @@ def show() -> None:
             help="Give a phase such as forward to see it over step windows.",
         )  # fmt: skip
         recent = st.selectbox("Window", list(_WINDOWS), key="window", bind="query-params", width=150)
-        steps = st.text_input("or steps", key="steps", bind="query-params", width=120, placeholder="40:60")
+        steps = st.text_input("or steps", key="range", bind="query-params", width=120, placeholder="40:60")
         find = st.text_input("Find", key="find", bind="query-params", width=170, placeholder="node or rank")
     try:
         parse_steps(steps or "")
@@ -95,7 +95,7 @@ def _sentence(found: model.Grid, chosen: Window) -> str:
         for colour, word in ((theme.quicker, "quicker"), (theme.slower, "slower"), (theme.missing, "no data"))
     )
     return (
-        f"<div><b>{escape(model.worst(found))}</b> "
+        f"<div><b>{escape(found.worst)}</b> "
         f"<span class='muted'>Steps {chosen}.{more} {_HINT}</span></div>"
         f"<div class='legend'>{legend}</div>"
     )

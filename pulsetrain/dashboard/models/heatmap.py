@@ -14,6 +14,7 @@ from pulsetrain.dashboard.models.charts import Theme, frame
 from pulsetrain.dashboard.models.text import duration
 
 Row = Mapping[str, Any]
+_TARGETS = 2000
 CLIP = 2.0  # a ratio beyond this factor is drawn as this factor
 _CATEGORY_ORDER = ("data", "compute", "communication", "checkpoint", "other")
 _LIGHT_SCALE = ("#92C5DE", "#F4F5F6", "#F4A582")
@@ -29,6 +30,7 @@ class Grid:
     ratio: tuple[tuple[float | None, ...], ...]
     hover: tuple[tuple[str, ...], ...]
     rank: tuple[tuple[int, ...], ...]  # the rank behind each cell; -1: none
+    worst: str  # what stands out, as a sentence
     left_out: int  # rows that did not fit
 
 
@@ -51,6 +53,7 @@ def grid(cells: Sequence[Row], *, find: str = "") -> Grid:
             for row, line in zip(rows, at, strict=True)
         ),
         rank=tuple(tuple(-1 if c is None else int(c["rank"]) for c in line) for line in at),
+        worst=_worst(list(by_place.values())),
         left_out=max(0, in_all - len({cell["row"] for cell in cells})),
     )
 
@@ -89,20 +92,18 @@ def _hover(row: str, column: str, cell: Row | None) -> str:
     )
 
 
-def worst(found: Grid) -> str:
-    """What stands out, as a sentence; a row far from its cohort by less than a tenth is not worth one."""
-    cells = [
-        (abs(math.log(ratio)), row, column, ratio)
-        for row, line in zip(found.rows, found.ratio, strict=True)
-        for column, ratio in zip(found.columns, line, strict=True)
-        if ratio
-    ]
+def _worst(cells: Sequence[Row]) -> str:
+    """The cell furthest from its cohort; less than a tenth away is not worth a name."""
     if not cells:
         return "No data in these steps."
-    _, row, column, ratio = max(cells)
-    if 0.9 < ratio < 1.1:
+    cell = max(cells, key=lambda c: (abs(math.log(c["ratio"])), c["row"], c["col"]))
+    if 0.9 < cell["ratio"] < 1.1:
         return "Nothing here differs from its cohort by a tenth or more."
-    return f"Furthest from its cohort: {row}, {column}, at {ratio:.2f}x the median."
+    when = f" from step {cell['col']}" if cell["col"].isdigit() else ""
+    return (
+        f"Furthest from its cohort: rank {cell['rank']} on {cell['node']}, {cell['phase']}{when}, "
+        f"at {cell['ratio']:.2f}x the median."
+    )
 
 
 def figure(found: Grid, theme: Theme, *, columns_title: str) -> go.Figure:
@@ -134,9 +135,32 @@ def figure(found: Grid, theme: Theme, *, columns_title: str) -> go.Figure:
         xgap=1 if len(found.rows) < 200 else 0,
         ygap=1 if len(found.rows) < 200 else 0,
     )
+    _add_targets(chart, found)
     chart.update_xaxes(side="top", title_text=columns_title, showgrid=False, type="category")
     chart.update_yaxes(autorange="reversed", showgrid=False, type="category", nticks=40)
     return chart
+
+
+def _add_targets(chart: go.Figure, found: Grid) -> None:
+    """What a click hits: a heatmap's cells cannot be selected, so the cells furthest from their cohort carry
+    an invisible marker each."""
+    cells = [
+        (abs(math.log(ratio)), row, column, hover)
+        for row, ratios, hovers in zip(found.rows, found.ratio, found.hover, strict=True)
+        for column, ratio, hover in zip(found.columns, ratios, hovers, strict=True)
+        if ratio
+    ]
+    cells = sorted(cells, reverse=True)[:_TARGETS]
+    chart.add_scatter(
+        x=[column for _, _, column, _ in cells],
+        y=[row for _, row, _, _ in cells],
+        mode="markers",
+        marker={"size": 16, "color": "rgba(0,0,0,0)", "symbol": "square"},
+        hovertext=[hover for _, _, _, hover in cells],
+        hovertemplate="%{hovertext}<extra></extra>",
+        showlegend=False,
+    )
+    chart.update_layout(clickmode="event+select", hovermode="closest", hoverdistance=200)
 
 
 def _colour_bar(theme: Theme, limit: float) -> dict[str, Any]:

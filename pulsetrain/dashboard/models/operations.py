@@ -84,8 +84,13 @@ def plan(answer: Row) -> Plan:
     """The hub's dry run in words."""
     node, standby = answer.get("node", "?"), answer.get("standby")
     ranks = ranks_text(answer.get("ranks"))
+    if ranks == "-":
+        return Plan(
+            allowed=bool(answer.get("allowed", False)),
+            sentences=(f"{node} runs no ranks: the job does not stop.", *_refusal(answer)),
+        )
     lines = [
-        f"{node} runs ranks {ranks} of {answer['job']}." if ranks != "-" else f"{node} runs no ranks.",
+        f"{node} runs ranks {ranks} of {answer['job']}.",
         f"Its place goes to {standby}." if standby else "No standby is free: the job would wait for a node.",
     ]
     step, lost = answer.get("resume_step"), answer.get("lost_steps")
@@ -93,13 +98,17 @@ def plan(answer: Row) -> Plan:
         lines.append(
             f"The job resumes from step {step}; {lost} {'step is' if lost == 1 else 'steps are'} done again."
         )
-    elif ranks != "-":
+    else:
         lines.append("No checkpoint is held by every rank: the job would start from its first step.")
     if answer.get("expected_s") is not None:
         lines.append(f"Expected pause: {duration(float(answer['expected_s']) * 1e9)}.")
-    if not answer.get("allowed", False):
-        lines.append(f"The hub refuses: {answer.get('why_not') or 'no reason given'}.")
-    return Plan(allowed=bool(answer.get("allowed", False)), sentences=tuple(lines))
+    return Plan(allowed=bool(answer.get("allowed", False)), sentences=(*lines, *_refusal(answer)))
+
+
+def _refusal(answer: Row) -> list[str]:
+    if answer.get("allowed", False):
+        return []
+    return [f"The hub refuses: {answer.get('why_not') or 'no reason given'}."]
 
 
 @dataclass(frozen=True, kw_only=True)

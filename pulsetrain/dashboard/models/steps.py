@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pulsetrain.dashboard.models.text import parse_steps
+from pulsetrain.analytics.selection import parse_steps
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,44 @@
+"""Ranks and steps as a person types them, in a command or in the dashboard."""
+
+from __future__ import annotations
+
+from pulsetrain.stream.errors import UsageError
+
+_MAX_RANKS = 64
+
+
+def parse_ranks(text: str, limit: int = _MAX_RANKS) -> tuple[int, ...]:
+    """Ranks of a text such as "0-3, 7", ascending and at most `limit`. Raises `UsageError`.
+
+    >>> parse_ranks("7, 0-2")
+    (0, 1, 2, 7)
+    """
+    ranks: set[int] = set()
+    for part in text.replace(" ", "").split(","):
+        if not part:
+            continue
+        low, dash, high = part.partition("-")
+        if not low.isdigit() or (dash and not high.isdigit()):
+            raise UsageError(f"ranks {text!r}: {part!r} is not a rank or a range such as 0-3")
+        ranks.update(range(int(low), min(int(high or low), int(low) + limit) + 1))
+    if len(ranks) > limit:
+        raise UsageError(f"ranks {text!r}: at most {limit} ranks in one timeline")
+    return tuple(sorted(ranks))
+
+
+def parse_steps(text: str) -> tuple[int, int] | None:
+    """First and last step of "40:45" or "40"; None for an empty text. Raises `UsageError`.
+
+    >>> parse_steps("40:45"), parse_steps("7"), parse_steps("")
+    ((40, 45), (7, 7), None)
+    """
+    text = text.replace(" ", "")
+    if not text:
+        return None
+    first, colon, last = text.partition(":")
+    if not first.isdigit() or (colon and not last.isdigit()):
+        raise UsageError(f"steps {text!r}: give FIRST:LAST, such as 40:45")
+    low, high = int(first), int(last or first)
+    if high < low:
+        raise UsageError(f"steps {text!r}: the last step is before the first")
+    return low, high

@@ -1,0 +1,162 @@
+"""Each page of the dashboard in a real browser, over a real store and a hub's API."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import httpx
+import psutil
+import pytest
+from playwright.sync_api import expect
+
+from tests.dashboard.hub_process import dashboard, fake_hub
+
+pytestmark = [pytest.mark.browser, pytest.mark.integration]
+
+
+def test_overview_reads_the_verdict(page, site):
+    page.goto(site)
+    expect(page.locator("#verdict")).to_have_text("Rank 5 is stopped in forward; 7 others wait for it.")
+    expect(page.locator(".verdict .pill")).to_contain_text("hung")
+    expect(page.locator("table")).to_contain_text("straggler")
+    expect(page.locator(".js-plotly-plot")).to_contain_text("restart")
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        ("heatmap", "rank 5 on node-2"),
+        ("timeline", "Ranks 0-7"),
+        ("topology", "1 culprit, 1 slow, 6 waits"),
+        ("alerts", "straggler"),
+        ("nodes", "connection closed"),
+        ("recovery", "1 recovery, 3.80 s on average"),
+        ("checkpoints", "replicate (peer)"),
+        ("pipeline", "span_rollup"),
+    ],
+)
+def test_page_shows_its_data_and_the_verdict(page, site, path, text):
+    page.goto(f"{site}/{path}")
+    expect(page.locator("body")).to_contain_text(text)
+    expect(page.locator(".strip")).to_contain_text("Rank 5 is stopped")
+    expect(page).to_have_url(re.compile("job=gpt"))
+    expect(page.locator('[data-testid="stException"]')).to_have_count(0)
+
+
+def test_no_page_asks_another_host(page, site):
+    hosts = set()
+    page.on("request", lambda request: hosts.add(re.sub(r"^\w+://([^/:]+).*", r"\1", request.url)))
+    for path in ("", "heatmap", "topology"):
+        page.goto(f"{site}/{path}")
+        page.locator(".js-plotly-plot").first.wait_for()
+    assert {host for host in hosts if not host.startswith(("data:", "blob:"))} == {"127.0.0.1"}
+
+
+def test_a_click_in_the_heatmap_opens_that_ranks_timeline(page, site):
+    page.goto(f"{site}/heatmap?job=gpt&by=rank&phase=forward&range=100:119")
+    cell = page.locator(".js-plotly-plot .nsewdrag").first
+    cell.wait_for()
+    page.wait_for_timeout(500)  # Plotly binds its handlers after it has drawn
+    box = cell.bounding_box()
+    page.mouse.click(box["x"] + 0.97 * box["width"], box["y"] + (5.5 / 8) * box["height"])
+    expect(page).to_have_url(re.compile("/timeline.*ranks=5"))
+    expect(page.get_by_label("Ranks")).to_have_value("5")
+    expect(page.locator(".js-plotly-plot")).to_contain_text("rank 5")
+
+
+def test_a_copied_address_shows_the_same_view(page, site):
+    page.goto(f"{site}/topology?job=gpt")
+    page.get_by_text("table", exact=True).click()
+    page.get_by_label("Find").fill("node-3")
+    page.get_by_label("Find").press("Enter")
+    expect(page).to_have_url(re.compile("find=node-3"))
+    expect(page).to_have_url(re.compile("show=table"))
+    expect(page.locator("table tbody tr")).to_have_count(2)
+    other = page.context.new_page()
+    other.goto(page.url)
+    expect(other.get_by_label("Find")).to_have_value("node-3")
+    expect(other.locator("table tbody tr")).to_have_count(2)
+
+
+def test_pages_keep_the_job_when_the_operator_moves_on(page, site):
+    page.goto(f"{site}/?job=gpt")
+    page.locator("#verdict").wait_for()
+    page.get_by_role("link", name="Recovery").first.click()
+    expect(page).to_have_url(re.compile("/recovery.*job=gpt"))
+
+
+def test_bad_input_is_one_sentence(page, site):
+    page.goto(f"{site}/timeline?job=gpt&ranks=seven")
+    expect(page.get_by_role("alert")).to_contain_text("'seven' is not a rank or a range such as 0-3")
+
+
+def test_download_is_a_trace(page, site):
+    page.goto(f"{site}/timeline?job=gpt&ranks=4-5&steps=100:101")
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Download for ui.perfetto.dev").click()
+    trace = json.loads(download.value.path().read_text())
+    spans = [event for event in trace["traceEvents"] if event["ph"] == "X"]
+    assert {span["pid"] for span in spans} == {4, 5}
+    assert {span["args"]["step"] for span in spans} == {100, 101}
+
+
+def test_acknowledging_takes_the_alert_off_the_list(page, site, hub):
+    page.goto(f"{site}/alerts?job=gpt")
+    buttons = page.get_by_role("button", name="Acknowledge")
+    expect(buttons).to_have_count(2)
+    buttons.nth(1).click()
+    expect(buttons).to_have_count(1)
+    assert [a["kind"] for a in asked(hub, "alerts") if a["acknowledged_by"]] == ["straggler"]
+
+
+def test_evicting_a_node_by_clicking(page, site, hub):
+    page.goto(f"{site}/nodes?job=gpt")
+    page.get_by_label("Node", exact=False).last.click()
+    page.get_by_role("option", name="node-3").click()
+    page.get_by_role("button", name="Show the cost").click()
+    expect(page.locator("body")).to_contain_text("Its place goes to node-5.")
+    expect(page.locator("body")).to_contain_text("resumes from step 119; 1 step is done again")
+    assert state_of(hub, "node-3") == "active"
+    page.get_by_label("Reason").fill("throttled twice today")
+    page.get_by_label("Reason").press("Enter")
+    page.get_by_role("button", name="Evict node-3").click()
+    expect(page.locator("body")).to_contain_text("node-3 was evicted: throttled twice today")
+    row = page.locator("table tbody tr", has_text="node-3")
+    expect(row).to_contain_text("evicted")
+    expect(row).not_to_contain_text("6-7")
+    assert state_of(hub, "node-3") == "evicted"
+
+
+def state_of(hub, name):
+    return next(n["state"] for n in asked(hub, "nodes") if n["node"] == name)
+
+
+def asked(hub, what):
+    answer = httpx.get(f"{hub.url}/v1/{what}", headers={"Authorization": f"Bearer {hub.token}"})
+    return answer.json()[what]
+
+
+def test_without_data_nothing_is_called_healthy(page, tmp_path):
+    with fake_hub(tmp_path / "store", "empty") as hub, dashboard(hub) as site:
+        for path in ("", "heatmap", "timeline", "topology", "nodes", "checkpoints"):
+            page.goto(f"{site}/{path}")
+            expect(page.locator(".empty").first).to_contain_text("No data")
+            expect(page.locator("body")).not_to_contain_text("healthy")
+
+
+def test_a_hub_that_goes_away_is_said_and_its_verdict_expires(page, tmp_path):
+    with fake_hub(tmp_path / "store") as hub, dashboard(hub) as site:
+        page.goto(site)
+        expect(page.locator(".verdict .pill")).to_contain_text("hung")
+        # leave the hub's block early: its process is killed here, the dashboard goes on
+        hub_process_gone(hub)
+        expect(page.locator(".stale")).to_contain_text("does not answer")
+        expect(page.locator(".verdict .pill")).to_contain_text("no data", timeout=25_000)
+
+
+def hub_process_gone(hub):
+    port = int(hub.url.rsplit(":", 1)[1])
+    for connection in psutil.net_connections("tcp"):
+        if connection.laddr.port == port and connection.status == psutil.CONN_LISTEN:
+            psutil.Process(connection.pid).kill()

@@ -1,0 +1,195 @@
+"""A hub's JSON API over canned state, beside the real query routes over a real store. Its nodes can be
+evicted."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from pulsetrain.stream import server
+from pulsetrain.stream.store import Store, open_store
+from tests.dashboard.recorded_job import STUCK_RANK, RecordedJob, table
+
+TOKEN = "test-token"
+
+
+@dataclass
+class FakeHub:
+    """What the API answers; tests change it while it serves."""
+
+    job: RecordedJob
+    state: str = "hung"
+    sentence: str = f"Rank {STUCK_RANK} is stopped in forward; 7 others wait for it."
+    jobs: bool = True
+    nodes: dict[str, dict[str, Any]] = field(default_factory=dict)
+    alerts: list[dict[str, Any]] = field(default_factory=list)
+    evictions: list[dict[str, Any]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        for name, state, ranks in (
+            ("node-0", "active", [0, 1]), ("node-1", "lost", []), ("node-2", "active", [4, 5]),
+            ("node-3", "active", [6, 7]), ("node-4", "active", [2, 3]), ("node-5", "standby", []),
+        ):  # fmt: skip
+            self.nodes[name] = {
+                "node": name, "job": self.job.name, "state": state, "connected": state != "lost",
+                "node_rank": ranks[0] // 2 if ranks else -1, "ranks": ranks,
+                "address": f"127.0.0.1{name[-1]}",
+                "pid": 4000, "last_heartbeat_age_s": 71.5 if state == "lost" else 0.4,
+                "reason": "connection closed" if state == "lost" else "",
+                "gauges": {"spool_bytes": 40960.0, "dropped_rows": 0.0, "cpu_ratio": 0.021},
+            }  # fmt: skip
+        for kind, severity, subject in (
+            ("hang", "critical", f"rank {STUCK_RANK}"),
+            ("straggler", "warning", "node node-2"),
+        ):
+            self.alerts.append({
+                "id": f"a-{kind}", "state": "firing", "severity": severity, "kind": kind, "subject": subject,
+                "summary": f"{subject} needs a look.", "since": (self.job.now_ns - 9_000_000_000) / 1e9,
+                "count": 3,
+                "acknowledged_by": "",
+            })  # fmt: skip
+
+    def status(self) -> dict[str, Any]:
+        verdict = {
+            "state": self.state,
+            "sentence": self.sentence,
+            "since_ns": self.job.now_ns - 8_000_000_000,
+        }
+        findings = [dict(row) for row in reversed(self.job.findings()) if self.state in ("hung", "slow")]
+        for row in findings:
+            row.setdefault("evidence", "{}")
+        job = {
+            "job": self.job.name, "state": "running", "attempt": 1, "step": self.job.steps - 1,
+            "world_size": 8,
+            "nodes": list(self.nodes.values()), "recoveries": [{}], "verdict": verdict, "findings": findings,
+        }  # fmt: skip
+        facts = {
+            "version": "test",
+            "pid": 1,
+            "started_ns": self.job.began_ns,
+            "watch_failures": 0,
+            "unwritten_rows": 0,
+        }
+        return {"hub": facts, "jobs": [job] if self.jobs else []}
+
+    def evict(self, body: dict[str, Any]) -> dict[str, Any]:
+        node = self.nodes[body["node"]]
+        answer = {
+            "node": body["node"], "job": self.job.name, "ranks": node["ranks"], "standby": "node-5",
+            "resume_step": self.job.steps - 1, "lost_steps": 1, "expected_s": 3.8, "allowed": True,
+            "why_not": "",
+        }  # fmt: skip
+        if not body["dry_run"]:
+            self.evictions.append(body)
+            standby = self.nodes["node-5"]
+            standby.update(state="active", ranks=node["ranks"], node_rank=node["node_rank"])
+            node.update(state="evicted", ranks=[], node_rank=-1, reason=body["reason"])
+        return answer
+
+
+def application(hub: FakeHub, store: Store) -> Starlette:
+    """The hub's routes."""
+
+    async def status(request: Request) -> Response:
+        return JSONResponse(hub.status())
+
+    async def nodes(request: Request) -> Response:
+        return JSONResponse({"nodes": list(hub.nodes.values()) if hub.jobs else []})
+
+    async def alerts(request: Request) -> Response:
+        return JSONResponse({"alerts": hub.alerts if hub.jobs else []})
+
+    async def acknowledge(request: Request) -> Response:
+        body = await request.json()
+        for alert in hub.alerts:
+            if alert["id"] == request.path_params["alert"]:
+                alert["acknowledged_by"] = body["actor"]
+        return JSONResponse({})
+
+    async def evict(request: Request) -> Response:
+        return JSONResponse(hub.evict(await request.json()))
+
+    return Starlette(
+        routes=[
+            Route("/v1/status", status),
+            Route("/v1/nodes", nodes),
+            Route("/v1/alerts", alerts),
+            Route("/v1/alerts/{alert}/ack", acknowledge, methods=["POST"]),
+            Route("/v1/evict", evict, methods=["POST"]),
+            *server.routes(store, token=TOKEN),
+        ]
+    )
+
+
+def fill(store: Store, job: RecordedJob) -> None:
+    """Migrate the store and put the job's rows into it."""
+    store.migrate()
+    for record, rows in job.tables().items():
+        store.insert(record, rows)
+
+
+@contextmanager
+def serving(hub: FakeHub, folder: Path, *, empty: bool = False) -> Iterator[str]:
+    """The hub on a free loopback port, in a thread; yields its URL."""
+    store = open_store(f"chdb://{folder}")
+    if empty:
+        store.migrate()
+    else:
+        fill(store, hub.job)
+    uvicorn_server = uvicorn.Server(
+        uvicorn.Config(application(hub, store), host="127.0.0.1", port=0, log_level="warning", lifespan="off")
+    )
+    thread = threading.Thread(target=uvicorn_server.run, daemon=True)
+    thread.start()
+    beating = threading.Event()
+    beats = threading.Thread(target=_beat, args=(hub, store, beating), daemon=True)
+    beats.start()
+    try:
+        yield f"http://127.0.0.1:{_port(uvicorn_server, thread)}"
+    finally:
+        uvicorn_server.should_exit = True
+        beating.set()
+        thread.join(10)
+        beats.join(10)
+        store.close()
+
+
+def _beat(hub: FakeHub, store: Store, stop: threading.Event) -> None:
+    """The agents' heartbeats, one a second, while the hub has its job."""
+    while not stop.wait(1.0):
+        if hub.jobs:
+            store.insert("heartbeats", table("heartbeats", list(hub.job.heartbeats(time.time_ns()))))
+
+
+def _port(uvicorn_server: uvicorn.Server, thread: threading.Thread) -> int:
+    while thread.is_alive():
+        if uvicorn_server.started:
+            return int(uvicorn_server.servers[0].sockets[0].getsockname()[1])
+        thread.join(0.02)
+    raise RuntimeError("the fake hub did not start")
+
+
+def main(folder: str, *flags: str) -> None:
+    """Serve until killed; print the URL. `empty`: no job and no rows. Its own process: chDB opens one
+    folder."""
+    empty = "empty" in flags
+    hub = FakeHub(job=RecordedJob(now_ns=time.time_ns()), jobs=not empty)
+    with serving(hub, Path(folder), empty=empty) as url:
+        print(url, flush=True)
+        threading.Event().wait()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
