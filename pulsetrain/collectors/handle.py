@@ -215,6 +215,8 @@ class Handle:
 
     def _mute(self) -> None:
         """Makes every call a no-op: in a forked child the ring belongs to the parent."""
+        if self.state is not None:
+            self.state.ring.leave_to_parent()
         self.state = None
         self._phases = {}
         self._main = get_ident()

@@ -95,7 +95,7 @@ def _whole(samples: Iterator[Sample]) -> Iterator[Sample]:
     """The samples up to the first line that is not as documented."""
     try:
         yield from samples
-    except (ValueError, IndexError):
+    except (ValueError, IndexError, KeyError):
         return
 
 

@@ -24,6 +24,7 @@ machine); the header holds what to add for UTC.
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import itertools
 import mmap
@@ -94,6 +95,8 @@ from pulsetrain.collectors.status_page import GroupCell, StatusPage, name_of, op
 from pulsetrain.stream.errors import CorruptData
 from pulsetrain.stream.schema import CATEGORIES
 
+_MAP_FIXED = 0x10  # of Linux's mmap(2); the mmap module has no name for it
+
 
 def create_ring(slots: int = 65536) -> int:
     """A new ring as an inheritable memfd of fixed size; `slots` is rounded up to a power of two from 64."""
@@ -151,6 +154,18 @@ class RingWriter:
         words[W_UTC] = time.time_ns() - time.perf_counter_ns()
         words[W_LAST] = time.perf_counter_ns()
         words[W_LAST_STEP] = -1
+
+    def leave_to_parent(self) -> None:
+        """In a forked child: from now on everything here is written into private memory, and read by nobody.
+
+        Phases and hooks that the child inherited hold this mapping, so it is replaced where it stands.
+        """
+        address = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
+        libc = ctypes.CDLL(None, use_errno=True)
+        libc.mmap.restype = ctypes.c_void_p
+        libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+        how = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED
+        libc.mmap(address, len(self.memory), mmap.PROT_READ | mmap.PROT_WRITE, how, -1, 0)
 
     def room(self) -> bool:
         """Whether a slot is free; counts a drop where none is. Called once `next` has reached `limit`."""
@@ -310,6 +325,12 @@ class RingReader:
         self.read += take
         self._writable[W_READ] = self.read
         return self._sorted_out(rows)
+
+    @property
+    def written(self) -> int:
+        """How many records the writer has placed: those handed out or lost, and those ready to be read."""
+        ready = self._ready(whole=False)
+        return self.read + (len(ready) if ready.all() else int(ready.argmin()))
 
     def _ready(self, *, whole: bool) -> npt.NDArray[np.bool_]:
         """For each slot from the next to read on: whether it holds the record that belongs there.

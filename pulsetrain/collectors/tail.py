@@ -20,9 +20,12 @@ from pulsetrain.stream.schema import arrow_schema
 
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 _LEVELS = (
-    ("critical", re.compile(r"\b(CRITICAL|FATAL)\b|^F\d{4} |^Fatal ")),
-    ("error", re.compile(r"\b(ERROR|Error:|Exception:|Segmentation fault)|^E\d{4} |^Traceback |NCCL WARN")),
-    ("warning", re.compile(r"\b(WARNING|WARN|[A-Z]\w*Warning:)|^W\d{4} ")),
+    ("critical", re.compile(r"\b(CRITICAL|FATAL)\b|(^|\[)F\d{4} |^Fatal ")),
+    (
+        "error",
+        re.compile(r"\bERROR\b|(Error|Exception):|Segmentation fault|(^|\[)E\d{4} |^Traceback |NCCL WARN"),
+    ),
+    ("warning", re.compile(r"\b(WARNING|WARN)\b|Warning:|(^|\[)W\d{4} ")),
     ("debug", re.compile(r"\b(DEBUG|TRACE)\b")),
 )
 _JSON_LEVEL = re.compile(r'"(?:level|severity|levelname)"\s*:\s*"(\w+)"', re.IGNORECASE)
