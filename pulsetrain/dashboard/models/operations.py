@@ -154,7 +154,10 @@ def _recovery(row: Row) -> RecoveryLine:
 def recovery_figure(lines: Sequence[RecoveryLine], theme: Theme) -> go.Figure:
     """One bar for each recovery, newest on top, stacked by stage."""
     chart = frame(theme, height=max(200, 100 + 38 * len(lines)), barmode="stack")
-    names = [f"{line.cause}: {line.culprit} · {clock(line.ts_ns)[-8:]}" for line in lines]
+    names = [
+        f"{line.cause}: {line.culprit} · {clock(line.ts_ns)[-8:]} · #{len(lines) - place}"
+        for place, line in enumerate(lines)
+    ]
     for stage, colour in STAGE_COLOURS.items():
         seconds = [line.stages_ns[stage] / 1e9 for line in lines]
         chart.add_bar(

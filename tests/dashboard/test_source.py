@@ -1,0 +1,102 @@
+"""The cache between pages and hub: what is asked, kept, retried and admitted."""
+
+from __future__ import annotations
+
+import pytest
+
+from pulsetrain.dashboard.source import Cache
+from pulsetrain.stream.errors import Unavailable
+
+
+class Clock:
+    def __init__(self):
+        self.now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+class Hub:
+    """Answers with a number; takes `cost_s`; can be away."""
+
+    def __init__(self, clock, cost_s=0.0):
+        self.clock, self.cost_s, self.asked, self.away = clock, cost_s, 0, False
+
+    def __call__(self):
+        self.asked += 1
+        self.clock.now += self.cost_s
+        if self.away:
+            raise Unavailable("hub does not answer")
+        return self.asked
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def cache(clock):
+    return Cache(clock)
+
+
+def test_tabs_share_an_answer_for_a_second(cache, clock):
+    hub = Hub(clock)
+    assert [cache.ask("status", hub) for _ in range(5)] == [1] * 5
+    clock.now += 1.0
+    assert cache.ask("status", hub) == 2
+
+
+def test_a_dear_answer_is_kept_ten_times_its_cost(cache, clock):
+    hub = Hub(clock, cost_s=2.0)
+    cache.ask("heat", hub)
+    clock.now += 19.9
+    assert cache.ask("heat", hub) == 1
+    clock.now += 0.2
+    assert cache.ask("heat", hub) == 2
+
+
+def test_the_last_answer_stands_in_while_the_hub_is_away_and_it_is_said(cache, clock):
+    hub = Hub(clock)
+    cache.ask("status", hub)
+    clock.now += 2.0
+    hub.away = True
+    assert cache.ask("status", hub) == 1
+    assert cache.trouble == "hub does not answer"
+    assert cache.age_s("status") == pytest.approx(2.0)
+
+
+def test_a_hub_that_is_away_is_not_asked_by_every_part_of_a_page(cache, clock):
+    hub = Hub(clock)
+    hub.away = True
+    for _ in range(5):
+        with pytest.raises(Unavailable):
+            cache.ask("status", hub)
+    assert hub.asked == 1
+    clock.now += 1.6
+    hub.away = False
+    assert cache.ask("status", hub) == 2
+    assert cache.trouble == ""
+
+
+def test_trouble_with_one_answer_is_not_hidden_by_another(cache, clock):
+    away, fine = Hub(clock), Hub(clock)
+    away.away = True
+    with pytest.raises(Unavailable):
+        cache.ask("spans", away)
+    cache.ask("status", fine)
+    assert cache.trouble
+
+
+def test_an_action_makes_its_answers_stale(cache, clock):
+    hub = Hub(clock)
+    cache.ask("nodes", hub)
+    cache.forget("nodes", "never asked")
+    assert cache.ask("nodes", hub) == 2
+
+
+def test_answers_are_bounded(cache, clock):
+    for key in range(500):
+        cache.ask(key, Hub(clock))
+    assert cache.age_s(0) is None
+    assert cache.age_s(499) is not None
