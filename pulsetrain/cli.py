@@ -232,6 +232,31 @@ def whatif(trace: Path, as_json: bool) -> None:
 
 
 @pulsetrain.command()
+@click.argument("file", type=click.Path(path_type=Path, allow_dash=True))
+@click.option("--node", default="", help="Name of the machine whose log it is.")
+@click.option(
+    "--policies", type=click.Path(path_type=Path, file_okay=False), help="Folder of a site's own tables."
+)
+@click.option("--check", is_flag=True, help="Exit with status 1 where a finding asks for action.")
+@JSON_FLAG
+def kmsg(file: Path, node: str, policies: Path | None, check: bool, as_json: bool) -> int:
+    """What a kernel log says of GPUs and the machine: dmesg, journalctl -k or /dev/kmsg text; - reads a pipe.
+
+    Example: dmesg -T | pulsetrain kmsg - --node node-7 --json
+    """
+    from pulsetrain.analytics import hardware, report
+    from pulsetrain.analytics.policies import load
+
+    answer = hardware.read_file(file, node=node, policies=load(policies))
+    if as_json:
+        print_json(report.rows(answer))
+    else:
+        for line in report.lines(answer, everything=True):
+            click.echo(line)
+    return report.status(answer) if check else 0
+
+
+@pulsetrain.command()
 @click.argument("file", type=click.Path(path_type=Path))
 @JSON_FLAG
 def failslow(file: Path, as_json: bool) -> None:

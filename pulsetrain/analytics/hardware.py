@@ -1,0 +1,333 @@
+"""What the kernel's log says of GPUs, switches and the machine itself.
+
+Policies are data (`tables/`): what a code means, what to do, who says so. A code counts once for each GPU
+however often it was printed; one that a later code takes back is gone; what comes with every job that ends is
+not news.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from pulsetrain.analytics.policies import KernelRule, Policies, XidPolicy
+from pulsetrain.analytics.policies import load as load_policies
+from pulsetrain.analytics.verdict import Finding, Healthy, Inconclusive, Severity, SubjectType, Verdict
+from pulsetrain.stream.errors import UsageError
+from pulsetrain.stream.kernel_log import KernelLine, parse_all
+
+NAME = "kernel_log"
+FALLEN_OFF_THE_BUS = 79
+RECOVERY_ACTION = 154
+KEPT_LINES = 3
+_BDF = r"(?:[0-9a-fA-F]{4,8}:)?[0-9a-fA-F]{2}:[0-9a-fA-F]{2}"
+
+_XID = re.compile(
+    rf"NVRM: Xid \((?:PCI:)?(?P<gpu>{_BDF})(?:\.\d)?[^)]*\)[^:]*: (?P<code>\d+)\b,?\s*(?P<rest>.*)"
+)
+_SXID = re.compile(rf"SXid \((?:PCI:)?(?P<gpu>{_BDF})(?:\.\d)?\): (?P<code>\d+),?\s*(?P<rest>.*)")
+_UUID = re.compile(rf"NVRM: GPU at (?:PCI:)?(?P<gpu>{_BDF})(?:\.\d)?: (?P<uuid>GPU-[0-9a-f-]+)")
+_GONE = re.compile(rf"NVRM: GPU (?P<gpu>{_BDF})(?:\.\d)?: GPU has fallen off the bus")
+_GONE_FIRST = re.compile(rf"NVRM: The NVIDIA GPU (?P<gpu>{_BDF})(?:\.\d)?")
+_GONE_LAST = re.compile(r"fallen off the bus and is not responding to commands")
+_PROCESS = re.compile(r"pid='?(?P<pid>\d+)'?(?:, name=(?P<name>[^,]+))?")
+_NOW = re.compile(r"changed from \S+ \((?P<before>[^)]*)\) to \S+ \((?P<after>[^)]*)\)")
+_FATAL = re.compile(r"\b(Non-?fatal|Fatal)\b", re.IGNORECASE)
+_WEIGHT = {"info": 0, "warning": 1, "critical": 2}
+_SURE = {"critical": 0.95, "warning": 0.7, "info": 0.5}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """One kind of trouble of one device: every line that said so."""
+
+    family: str  # xid, sxid or the rule's name
+    code: int
+    device: str
+    first_ns: int
+    last_ns: int
+    count: int = 1
+    lines: tuple[str, ...] = ()
+    rest: str = ""
+    processes: frozenset[str] = frozenset()
+    severity: Severity | None = None  # what the line itself says
+    wall: bool = True
+
+    def again(self, other: Report) -> Report:
+        """Both as one."""
+        worse = max((self.severity, other.severity), key=lambda s: _WEIGHT.get(s or "", -1))
+        return replace(
+            self,
+            first_ns=min(self.first_ns, other.first_ns),
+            last_ns=max(self.last_ns, other.last_ns),
+            count=self.count + other.count,
+            lines=(self.lines + other.lines)[:KEPT_LINES],
+            rest=other.rest if other.last_ns >= self.last_ns else self.rest,
+            processes=self.processes | other.processes,
+            severity=worse,
+        )
+
+
+@dataclass
+class _Log:
+    """What one pass over the lines gathers."""
+
+    reports: dict[tuple[str, int, str], Report] = field(default_factory=dict)
+    uuids: dict[str, str] = field(default_factory=dict)
+    half_gone: str = ""
+    lines: int = 0
+
+    def add(self, report: Report) -> None:
+        key = (report.family, report.code, report.device)
+        before = self.reports.get(key)
+        self.reports[key] = before.again(report) if before else report
+
+
+def read(
+    lines: Iterable[KernelLine], *, node: str = "", job: str = "", policies: Policies | None = None
+) -> list[Verdict]:
+    """Findings of kind `gpu_fault`, `host_fault` or `link_flap` from kernel log lines in order of time.
+
+    Subjects are "NODE/GPU-uuid" where the log names the UUID, else "NODE/PCI:address"; without `node` the
+    part before the slash is missing. No line at all is blind, not healthy.
+    """
+    policies = policies or load_policies()
+    log = _Log()
+    for line in sorted(lines, key=lambda line: (line.ts_ns, line.seq)):
+        log.lines += 1
+        _take(log, line, policies)
+    if not log.lines:
+        return [Inconclusive(analyzer=NAME, reason="no line of the kernel's log", blind=True)]
+    reports = _without_noise(list(log.reports.values()), policies)
+    found: list[Verdict] = [_finding(r, log.uuids, node, job, policies) for r in reports]
+    quiet = {"lines": log.lines, "dropped": len(log.reports) - len(reports)}
+    return found or [Healthy(analyzer=NAME, numbers=quiet)]
+
+
+def read_file(path: Path, *, node: str = "", policies: Policies | None = None) -> list[Verdict]:
+    """`read` of a file in any form that `stream.kernel_log` knows; "-" is standard input.
+
+    Raises `UsageError` where it cannot be read.
+    """
+    try:
+        if str(path) == "-":
+            text = sys.stdin.buffer.read().decode(errors="replace")
+        else:
+            text = path.read_bytes().decode(errors="replace")
+    except OSError as error:
+        raise UsageError(f"kernel log {path}: {error.strerror}") from error
+    return read(parse_all(text.splitlines()), node=node, policies=policies)
+
+
+# -- lines ------------------------------------------------------------------------------------------------
+
+
+def _take(log: _Log, line: KernelLine, policies: Policies) -> None:
+    text = line.message
+    if m := _UUID.search(text):
+        log.uuids[address(m["gpu"])] = m["uuid"]
+    for family, pattern in (("xid", _XID), ("sxid", _SXID)):
+        if (m := pattern.search(text)) and int(m["code"]):
+            log.add(_report(line, family, int(m["code"]), address(m["gpu"]), m["rest"]))
+            return
+    gone = _fallen(log, text)
+    if gone:
+        log.add(_report(line, "xid", FALLEN_OFF_THE_BUS, gone, "GPU has fallen off the bus"))
+        return
+    for rule in policies.rules:
+        if m := rule.pattern.search(text):
+            log.add(_report(line, rule.name, 0, _device(m), ""))
+            return
+
+
+def _fallen(log: _Log, text: str) -> str:
+    """The GPU that a line without an Xid says is gone; one of the forms takes three lines."""
+    if m := _GONE.search(text):
+        return address(m["gpu"])
+    if m := _GONE_FIRST.search(text):
+        log.half_gone = address(m["gpu"])
+    if _GONE_LAST.search(text) and log.half_gone:
+        gone, log.half_gone = log.half_gone, ""
+        return gone
+    return ""
+
+
+def address(text: str) -> str:
+    """A PCI address as "0000:9b:00", whatever the line left out or added.
+
+    >>> address("9B:00"), address("00000000:9b:00")
+    ('0000:9b:00', '0000:9b:00')
+    """
+    parts = text.lower().split(":")
+    domain = parts[0] if len(parts) == 3 else "0"
+    return f"{int(domain, 16):04x}:{parts[-2]}:{parts[-1]}"
+
+
+def _device(match: re.Match[str]) -> str:
+    named = match.groupdict()
+    return next((v for k, v in named.items() if k.startswith("device") and v), "")
+
+
+def _report(line: KernelLine, family: str, code: int, device: str, rest: str) -> Report:
+    processes = {f"{m['name'] or '?'}[{m['pid']}]" for m in _PROCESS.finditer(rest)}
+    said = _FATAL.search(rest) if family == "sxid" or 144 <= code <= 150 else None
+    severity: Severity | None = None
+    if said:
+        severity = "critical" if said[1].lower() == "fatal" else "info"
+    return Report(
+        family=family,
+        code=code,
+        device=device,
+        first_ns=line.ts_ns,
+        last_ns=line.ts_ns,
+        lines=(line.message[:400],),
+        rest=rest,
+        processes=frozenset(processes),
+        severity=severity,
+        wall=line.wall,
+    )
+
+
+# -- noise ------------------------------------------------------------------------------------------------
+
+
+def _without_noise(reports: Sequence[Report], policies: Policies) -> list[Report]:
+    """Reports less those that a later one took back, and less the clean-up that follows another fault or
+    comes with every job that ends (on more than one GPU)."""
+    xids = [r for r in reports if r.family == "xid"]
+    kept: list[Report] = []
+    for report in reports:
+        policy = policies.xid.get(report.code)
+        if report.family == "xid" and policy is not None:
+            if _cancelled(report, xids, policies) or (policy.cancels >= 0 and _cancels(report, xids, policy)):
+                continue
+            if policy.teardown and _teardown(report, xids):
+                continue
+        kept.append(report)
+    return kept
+
+
+def _cancelled(report: Report, xids: Sequence[Report], policies: Policies) -> bool:
+    return any(
+        policies.xid[x.code].cancels == report.code
+        for x in xids
+        if x.code in policies.xid and x.device == report.device and x.last_ns >= report.last_ns
+    )
+
+
+def _cancels(report: Report, xids: Sequence[Report], policy: XidPolicy) -> bool:
+    return any(x.code == policy.cancels and x.device == report.device for x in xids)
+
+
+def _teardown(report: Report, xids: Sequence[Report]) -> bool:
+    same = [x for x in xids if x.code == report.code and x.device != report.device]
+    other = [x for x in xids if x.code != report.code and x.device == report.device]
+    return bool(same or other)
+
+
+# -- findings ---------------------------------------------------------------------------------------------
+
+
+def _finding(report: Report, uuids: dict[str, str], node: str, job: str, policies: Policies) -> Finding:
+    if report.family in ("xid", "sxid"):
+        return _code_finding(report, uuids, node, job, policies)
+    rule = next(r for r in policies.rules if r.name == report.family)
+    return _rule_finding(report, rule, node, job)
+
+
+def _code_finding(report: Report, uuids: dict[str, str], node: str, job: str, policies: Policies) -> Finding:
+    switch = report.family == "sxid"
+    table = policies.sxid if switch else policies.xid
+    unknown = XidPolicy(code=report.code, name="not in the table", severity="warning", source="none")
+    policy = table.get(report.code, unknown)
+    uuid = uuids.get(report.device, "")
+    name = f"PCI:{report.device}"
+    gpu = uuid or f"{'NVSwitch' if switch else 'GPU'} {name}"
+    label = f"{'SXid' if switch else 'Xid'} {report.code} ({policy.name})"
+    more = f", {report.count} times" if report.count > 1 else ""
+    where = f" on {node}" if node else ""
+    return Finding(
+        ts_ns=report.last_ns,
+        job=job,
+        attempt=-1,
+        kind="gpu_fault",
+        subject_type="gpu",
+        subject=_subject(node, uuid or name),
+        severity=report.severity or policy.severity,
+        confidence=_confidence(report, policy),
+        summary=f"{gpu}{f' at {name}' if uuid else ''}{where}: {label}{more}",
+        evidence={
+            "xid" if not switch else "sxid": report.code,
+            "name": policy.name,
+            "pci": report.device,
+            "uuid": uuid,
+            "node": node,
+            "layer": policy.layer,
+            "nvidia_action": policy.nvidia_action,
+            "gpud_action": policy.gpud_action,
+            "disputed": policy.disputed,
+            "suggested_action": policies.text(policy.action, gpu=gpu, node=node or "the node"),
+            "processes": sorted(report.processes),
+            "policy_source": policy.source,
+            **_recovery(report),
+            **_when(report),
+        },
+    )
+
+
+def _recovery(report: Report) -> dict[str, Any]:
+    """What the driver now recommends, from Xid 154."""
+    m = _NOW.search(report.rest) if report.code == RECOVERY_ACTION else None
+    return {"recovery_action": m["after"], "recovery_action_before": m["before"]} if m else {}
+
+
+def _confidence(report: Report, policy: XidPolicy) -> float:
+    sure = _SURE[report.severity or policy.severity]
+    return round(sure * (0.6 if policy.layer == "application" else 1.0), 2)
+
+
+def _rule_finding(report: Report, rule: KernelRule, node: str, job: str) -> Finding:
+    subject_type: SubjectType = "link" if rule.kind == "link_flap" else "node"
+    subject = _subject(node, report.device) if subject_type == "link" else (node or "node")
+    more = f" ({report.count} times)" if report.count > 1 else ""
+    where = f"{node}: " if node else ""
+    device = f" [{report.device}]" if report.device else ""
+    return Finding(
+        ts_ns=report.last_ns,
+        job=job,
+        attempt=-1,
+        kind=rule.kind,
+        subject_type=subject_type,
+        subject=subject,
+        severity=rule.severity,
+        confidence=_SURE[rule.severity],
+        summary=f"{where}{rule.summary}{device}{more}",
+        evidence={
+            "rule": rule.name,
+            "device": report.device,
+            "node": node,
+            "suggested_action": rule.action,
+            "policy_source": rule.source,
+            **_when(report),
+        },
+    )
+
+
+def _when(report: Report) -> dict[str, Any]:
+    """Times are UTC, or since boot where the log does not say when that was."""
+    clock = "utc" if report.wall else "since_boot"
+    return {
+        "count": report.count,
+        "first_ns": report.first_ns,
+        "last_ns": report.last_ns,
+        "clock": clock,
+        "lines": list(report.lines),
+    }
+
+
+def _subject(node: str, name: str) -> str:
+    return f"{node}/{name}" if node else name

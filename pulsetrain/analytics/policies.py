@@ -1,0 +1,155 @@
+"""The tables of what Xids, SXids and lines of the kernel's log mean, with a site's own rows over ours."""
+
+from __future__ import annotations
+
+import csv
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, cast
+
+from pulsetrain.stream.errors import ConfigError
+from pulsetrain.stream.findings import Severity
+
+SEVERITIES = ("info", "warning", "critical")
+
+
+@dataclass(frozen=True, kw_only=True)
+class XidPolicy:
+    """One code. `layer` is who usually causes it: hardware, driver or application."""
+
+    code: int
+    name: str
+    severity: Severity
+    layer: str = "hardware"
+    nvidia_action: str = ""
+    gpud_action: str = ""
+    cancels: int = -1
+    teardown: bool = False
+    source: str = ""
+
+    @property
+    def action(self) -> str:
+        """NVIDIA's action where it names one, else gpud's."""
+        return self.nvidia_action or self.gpud_action
+
+    @property
+    def disputed(self) -> bool:
+        """Whether one source asks for something and the other for nothing."""
+        idle = {"", "IGNORE", "IGNORE_NO_ACTION_REQUIRED"}
+        return (self.nvidia_action in idle) != (self.gpud_action in idle) and bool(self.gpud_action)
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelRule:
+    """One rule of kernel_rules.toml. `sample` is a line that it matches."""
+
+    name: str
+    kind: str
+    severity: Severity
+    pattern: re.Pattern[str]
+    summary: str
+    action: str
+    sample: str
+    source: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Policies:
+    """Everything that decides what a line means."""
+
+    xid: Mapping[int, XidPolicy]
+    sxid: Mapping[int, XidPolicy]
+    rules: tuple[KernelRule, ...]
+    actions: Mapping[str, str]
+
+    def text(self, action: str, *, gpu: str, node: str) -> str:
+        """An action in words."""
+        return self.actions.get(action, self.actions[""]).format(gpu=gpu, node=node)
+
+
+def load(site: Path | None = None) -> Policies:
+    """The tables of this version; rows of `site`/xid.csv, sxid.csv and kernel_rules.toml replace those of the
+    same code or name. Raises `ConfigError` for a site file that is not as documented."""
+    shipped = _shipped()
+    if site is None:
+        return shipped
+    rules = {rule.name: rule for rule in shipped.rules}
+    rules |= {rule.name: rule for rule in _rules(_text(site / "kernel_rules.toml"), site)}
+    return Policies(
+        xid={**shipped.xid, **_codes(_text(site / "xid.csv"), f"{site}/xid.csv")},
+        sxid={**shipped.sxid, **_codes(_text(site / "sxid.csv"), f"{site}/sxid.csv")},
+        rules=tuple(rules.values()),
+        actions=shipped.actions,
+    )
+
+
+@cache
+def _shipped() -> Policies:
+    tables = files("pulsetrain.analytics").joinpath("tables")
+    actions = _rows(tables.joinpath("repair_actions.csv").read_text())
+    return Policies(
+        xid=_codes(tables.joinpath("xid.csv").read_text(), "tables/xid.csv"),
+        sxid=_codes(tables.joinpath("sxid.csv").read_text(), "tables/sxid.csv"),
+        rules=tuple(_rules(tables.joinpath("kernel_rules.toml").read_text(), Path("tables"))),
+        actions={row["action"]: row["text"] for row in actions},
+    )
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except FileNotFoundError:
+        return ""
+    except OSError as error:
+        raise ConfigError(f"policy file {path}: {error.strerror}") from error
+
+
+def _rows(text: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(line for line in text.splitlines() if not line.startswith("#")))
+
+
+def _codes(text: str, path: str) -> dict[int, XidPolicy]:
+    made: dict[int, XidPolicy] = {}
+    for row in _rows(text):
+        try:
+            code = int(row["code"])
+            made[code] = XidPolicy(
+                code=code,
+                name=row["name"],
+                severity=_severity(row["severity"], path),
+                layer=row.get("layer") or "hardware",
+                nvidia_action=row.get("nvidia_action") or row.get("action") or "",
+                gpud_action=row.get("gpud_action") or "",
+                cancels=int(row.get("cancels") or -1),
+                teardown=(row.get("teardown") or "") == "yes",
+                source=row["source"],
+            )
+        except (KeyError, ValueError, TypeError) as error:
+            raise ConfigError(f"{path}: row {row}: {error}") from error
+    return made
+
+
+def _severity(text: str, path: str) -> Severity:
+    if text not in SEVERITIES:
+        raise ConfigError(f"{path}: severity {text!r}; allowed: {', '.join(SEVERITIES)}")
+    return cast("Severity", text)
+
+
+def _rules(text: str, folder: Path) -> Iterable[KernelRule]:
+    path = f"{folder}/kernel_rules.toml"
+    try:
+        rows: list[dict[str, Any]] = tomllib.loads(text).get("rule", [])
+        for row in rows:
+            given = {
+                **row,
+                "pattern": re.compile(row["pattern"]),
+                "severity": _severity(row["severity"], path),
+            }
+            yield KernelRule(**given)
+    except (tomllib.TOMLDecodeError, KeyError, TypeError, re.error) as error:
+        raise ConfigError(f"{path}: {error}") from error

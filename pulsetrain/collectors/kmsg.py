@@ -1,0 +1,95 @@
+"""Follows the kernel's log as batches of `logs`, by /dev/kmsg.
+
+The device gives one record a read and never blocks here. A reader that was too slow is told so by the kernel
+(EPIPE): what was overwritten is counted, not guessed.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pyarrow as pa
+
+from pulsetrain.stream.kernel_log import KernelLine, parse
+from pulsetrain.stream.schema import arrow_schema
+
+RECORD_BYTES = 8192  # the kernel refuses reads with a smaller buffer than a record
+MOST_RECORDS = 2000  # a poll reads no more, so that a storm cannot hold the agent
+
+
+def boot_time_ns(root: Path = Path("/")) -> int:
+    """UTC time of the last boot, from /proc/stat; 0 where it does not say.
+
+    The kernel's stamps stand still while a machine is suspended, so after that they are early.
+    """
+    try:
+        lines = (root / "proc" / "stat").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) * 10**9 for line in lines if line.startswith("btime ")), 0)
+
+
+class KmsgReader:
+    """The records of one machine's kernel from now on, or with `backlog` all that it still has.
+
+    Where the device cannot be opened `blind` says why and `poll` gives nothing.
+    """
+
+    def __init__(self, path: Path = Path("/dev/kmsg"), *, node: str = "", backlog: bool = False) -> None:
+        self._node = node
+        self._boot_ns = boot_time_ns()
+        self._fd = -1
+        self.blind = ""
+        self.lost = 0
+        try:
+            self._fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            if not backlog:
+                os.lseek(self._fd, 0, os.SEEK_END)
+        except OSError as error:
+            self.blind = f"{path}: {error.strerror}"
+
+    def poll(self) -> pa.RecordBatch | None:
+        """New records as a batch of `logs` with source `kmsg`, or None."""
+        lines = self._read()
+        if not lines:
+            return None
+        columns = {
+            "ts": [line.ts_ns for line in lines],
+            "node": [self._node] * len(lines),
+            "job": [""] * len(lines),
+            "attempt": [-1] * len(lines),
+            "rank": [-1] * len(lines),
+            "source": ["kmsg"] * len(lines),
+            "severity": [line.severity for line in lines],
+            "message": [line.message for line in lines],
+            "rule": [""] * len(lines),
+        }
+        return pa.RecordBatch.from_pydict(columns, schema=arrow_schema("logs"))
+
+    def close(self) -> None:
+        """Close the device."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def _read(self) -> list[KernelLine]:
+        lines: list[KernelLine] = []
+        while self._fd >= 0 and len(lines) < MOST_RECORDS:
+            try:
+                record = os.read(self._fd, RECORD_BYTES)
+            except BlockingIOError:
+                break
+            except OSError as error:
+                if error.errno == errno.EPIPE:
+                    self.lost += 1
+                    continue
+                self.blind = f"read: {error.strerror}"
+                self.close()
+                break
+            if not record:
+                break
+            texts = record.decode(errors="replace").split("\n")
+            lines += [parse(t, boot_ns=self._boot_ns) for t in texts if t and not t.startswith(" ")]
+        return lines
