@@ -162,9 +162,19 @@ def _column(table: pa.Table, record: Record, field: Field, version: int) -> pa.C
     column = table.column(found[0])
     if column.type != field.kind.arrow:
         raise SchemaMismatch(f"{where} is {column.type}; it must be {field.kind.arrow}")
+    column = _unambiguous(column) if pa.types.is_dictionary(column.type) else column
     if column.null_count and field.kind is not Kind.MAYBE:
         raise SchemaMismatch(f"{where} holds nulls; only {Kind.MAYBE.clickhouse} columns may")
     return column
+
+
+def _unambiguous(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """A dictionary column whose dictionaries hold each value once and no null, as ClickHouse requires."""
+    dictionaries = [chunk.dictionary for chunk in column.chunks]
+    if all(d.null_count == 0 and len(pc.unique(d)) == len(d) for d in dictionaries):
+        return column
+    plain = column.cast(column.type.value_type)
+    return pc.dictionary_encode(plain).cast(column.type)
 
 
 def _constant(field: Field, value: object, rows: int) -> pa.ChunkedArray:

@@ -25,7 +25,7 @@ import structlog
 from pulsetrain.stream import ddl, quarantine
 from pulsetrain.stream.batch import Batch
 from pulsetrain.stream.clock import Clock
-from pulsetrain.stream.errors import PulsetrainError, Unavailable
+from pulsetrain.stream.errors import PulsetrainError, SchemaMismatch, Unavailable
 from pulsetrain.stream.journal import Group, Journal, Share, make_group
 from pulsetrain.stream.metrics import IntakeMetrics
 from pulsetrain.stream.queries.storage import stored_ranges
@@ -118,6 +118,7 @@ class Intake:
     def run(self, *, everything: bool = False) -> None:
         """Store what is due, or everything that waits; save the ranges when it is time."""
         for record, gathering in self._due(everything).items():
+            self.metrics.waiting.dec(gathering.rows)
             self._store_all(record, gathering.waiting)
         if self._clock.monotonic_s() - self._saved_s >= self._config.save_s:
             self._save()
@@ -144,13 +145,15 @@ class Intake:
 
     def _store_all(self, record: str, waiting: Sequence[tuple[Batch, Future[int]]]) -> None:
         """Store one group and answer for each of its batches."""
-        self.metrics.waiting.dec(sum(batch.rows for batch, _ in waiting))
         try:
             self._finish_open(record)
-            shares, pieces, counts = self._new_rows([batch for batch, _ in waiting])
-            if pieces:
-                kept = self._without_absurd(record, shares, pieces)
-                self._insert(make_group(record, uuid.uuid4().hex, shares, pa.concat_tables(kept)))
+            counts = self._store_rows(record, [batch for batch, _ in waiting])
+        except SchemaMismatch as error:
+            if len(waiting) == 1:
+                waiting[0][1].set_exception(error)
+                return
+            for alone in waiting:  # one batch that the engine cannot read does not hold up the others
+                self._store_all(record, [alone])
         except (PulsetrainError, OSError) as error:
             _log.warning("batches_not_stored", record=record, batches=len(waiting), error=str(error))
             for _, future in waiting:
@@ -163,6 +166,14 @@ class Intake:
             for (batch, future), count in zip(waiting, counts, strict=True):
                 self._count(batch, count)
                 future.set_result(count)
+
+    def _store_rows(self, record: str, batches: Sequence[Batch]) -> list[int]:
+        """Store by one insert what of `batches` is not stored yet; how many rows of each that was."""
+        shares, pieces, counts = self._new_rows(batches)
+        if pieces:
+            kept = self._without_absurd(record, shares, pieces)
+            self._insert(make_group(record, uuid.uuid4().hex, shares, pa.concat_tables(kept)))
+        return counts
 
     def _count(self, batch: Batch, stored: int) -> None:
         self.metrics.rows.labels(batch.record).inc(stored)
@@ -216,9 +227,14 @@ class Intake:
         group = self._open.get(record)
         if group is None:
             return
-        if group.rows:
-            with self.metrics.insert(record):
-                self._store.insert_raw(record, group.columns, group.data, token=group.token)
+        try:
+            if group.rows:
+                with self.metrics.insert(record):
+                    self._store.insert_raw(record, group.columns, group.data, token=group.token)
+        except SchemaMismatch:
+            del self._open[record]
+            self._journal.forget(group.token)
+            raise
         del self._open[record]
         self._unsaved_groups.append(group.token)
         for share in group.shares:
@@ -230,7 +246,10 @@ class Intake:
             self._ranges[(row["source"], row["record"])].add(row["first_row"], row["next_row"])
         for group in self._journal.kept():
             self._open[group.record] = group
-            self._finish_open(group.record)
+            try:
+                self._finish_open(group.record)
+            except SchemaMismatch as error:  # its senders were never told that it is stored
+                _log.warning("journal_refused", record=group.record, error=str(error))
         self._save()
 
     def _save(self) -> None:

@@ -136,7 +136,10 @@ async def _outcome(result: Future[int] | str) -> dict[str, int | str]:
     if isinstance(result, str):
         return {"error": result}
     stored: asyncio.Future[int] = asyncio.wrap_future(result)
-    return {"stored": await stored}
+    try:
+        return {"stored": await stored}
+    except SchemaMismatch as error:
+        return {"error": str(error)}
 
 
 async def _body(request: Request, limit: int) -> bytes:

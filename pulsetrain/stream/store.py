@@ -30,6 +30,8 @@ from pulsetrain.stream.reader import ChdbReader, HttpReader, Reader, ReaderConfi
 from pulsetrain.stream.schema import RECORDS, SCHEMA_VERSION
 
 _AUTH_CODES = (516, 192, 193, 194)
+_DATA_CODES = (6, 27, 33, 41, 53, 70, 72, 117, 349)
+"""The engine could not read the rows it was given; nothing of them is stored."""
 _IDLE_CLIENTS = 8
 
 
@@ -240,6 +242,8 @@ def _errors(name: str) -> Iterator[None]:
         code = getattr(error, "code", None)
         if code in _AUTH_CODES:
             raise AuthError(f"store {name} refuses the token") from error
+        if code in _DATA_CODES:
+            raise SchemaMismatch(f"store {name}: {_line(error)}") from error
         raise PulsetrainError(f"store {name}: {_line(error)}") from error
 
 

@@ -31,6 +31,20 @@ def test_a_table_of_many_chunks_and_dictionaries_travels_as_one():
     assert decode(encode("spans", sent, source="s", first_row=0)).table.to_pylist() == sent.to_pylist()
 
 
+def test_dictionaries_with_values_twice_or_null_are_made_plain():
+    sent = table("steps", 3)
+    index = sent.column_names.index("job")
+    kind = sent.schema.field("job").type
+    twice = pa.DictionaryArray.from_arrays(pa.array([0, 1, 2], pa.int32()), pa.array(["a", "a", "b"]))
+    fitted = conform(sent.set_column(index, "job", twice), RECORDS["steps"], 1).column("job")
+    assert fitted.type == kind
+    assert fitted.to_pylist() == ["a", "a", "b"]
+    assert len(fitted.chunk(0).dictionary) == 2
+    null = pa.DictionaryArray.from_arrays(pa.array([0, 1, 0], pa.int32()), pa.array(["a", None]))
+    with pytest.raises(SchemaMismatch, match=r"steps\.job holds nulls"):
+        conform(sent.set_column(index, "job", null), RECORDS["steps"], 1)
+
+
 @given(st.binary(max_size=200))
 def test_garbage_is_corrupt_data(data):
     with pytest.raises(CorruptData):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pulsetrain.stream.batch import decode, encode
 from pulsetrain.stream.ddl import OFFSETS, QUARANTINE
-from pulsetrain.stream.errors import Unavailable, UsageError
+from pulsetrain.stream.errors import SchemaMismatch, Unavailable, UsageError
 from pulsetrain.stream.intake import Intake, IntakeConfig
 from tests.stream.rows import DAY, table
 
@@ -31,6 +31,8 @@ class MemoryStore:
         if self.fails == "before":
             raise Unavailable("away")
         rows = pa.ipc.open_stream(stream).read_all()
+        if "poison" in str(rows.to_pydict().get("job")):
+            raise SchemaMismatch("cannot read")
         if name == OFFSETS:
             self.ranges += rows.to_pylist()
         elif name == QUARANTINE:
@@ -141,6 +143,17 @@ def test_a_batch_of_nothing_but_impossible_times_is_done_with(tmp_path, store):
     assert stored(Intake(store, tmp_path, StillClock()), data) == [3]
     assert store.inserts == 0
     assert stored(Intake(store, tmp_path, StillClock()), data) == [0]
+
+
+def test_a_batch_that_the_engine_cannot_read_is_refused_alone(tmp_path, store):
+    intake = Intake(store, tmp_path, StillClock())
+    bad = decode(encode("steps", table("steps", 2, job="poison"), source="bad", first_row=0))
+    good, refused, other = intake.submit(batch(0, 5)), intake.submit(bad), intake.submit(batch(5, 5))
+    intake.run(everything=True)
+    assert (good.result(timeout=0), other.result(timeout=0)) == (5, 5)
+    assert isinstance(refused.exception(timeout=0), SchemaMismatch)
+    assert len(list(tmp_path.iterdir())) == 2
+    assert stored(intake, batch(10, 5)) == [5]
 
 
 def test_a_half_written_group_is_forgotten(tmp_path, store):
