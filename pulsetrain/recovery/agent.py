@@ -48,10 +48,12 @@ WARMUP_S = 0.02  # how often to look while an attempt starts: the resolution of 
 class AgentConfig:
     """Configuration of an agent: table ``[agent]``, environment ``PULSETRAIN_AGENT_*``."""
 
-    watch_s: float = 0.1
+    watch_s: float = 0.2
     """How often to look for new checkpoints and first steps. A rank's end is noticed without looking."""
-    drain_s: float = 0.2
-    """How often rings are drained to the spool and output is echoed."""
+    drain_s: float = 0.5
+    """How often rings are drained to the spool."""
+    echo_s: float = 0.2
+    """How often what ranks print is echoed."""
     heartbeat_s: float = 1.0
     """How often to report to the hub when nothing has changed, and to sample the host."""
     ring_slots: int = 65536
@@ -71,7 +73,7 @@ class AgentConfig:
     """How long the zygote may take to import torch and what was asked to be preloaded."""
 
     def __post_init__(self) -> None:
-        for name in ("watch_s", "drain_s", "heartbeat_s"):
+        for name in ("watch_s", "drain_s", "echo_s", "heartbeat_s"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} = {getattr(self, name)}: must be above 0")
 

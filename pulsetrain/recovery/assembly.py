@@ -87,6 +87,7 @@ def assemble(
             spool,
             lambda: agent.ranks.all,
             drain_s=config.drain_s,
+            echo_s=config.echo_s,
             sample_s=config.heartbeat_s,
             agent_pid=os.getpid(),
             sources=(

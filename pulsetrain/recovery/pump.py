@@ -21,7 +21,7 @@ Batches = Iterable[tuple[str, pa.RecordBatch]]
 class Sink(Protocol):
     """Where batches go; never blocks for long, never raises for a full disk."""
 
-    def append(self, record: str, batch: pa.RecordBatch) -> bool: ...
+    def append(self, record: str, batch: pa.RecordBatch | pa.Table) -> bool: ...
     @property
     def size_bytes(self) -> int: ...
     @property
@@ -43,6 +43,7 @@ class Pump:
         ranks: Callable[[], Sequence[Rank]],
         *,
         drain_s: float,
+        echo_s: float,
         sample_s: float,
         agent_pid: int,
         sources: Sequence[Source] = (),
@@ -56,7 +57,7 @@ class Pump:
         self._tickers = (
             Ticker("drain", drain_s, self.drain),
             Ticker("sample", sample_s, self._sample),
-            Ticker("echo", drain_s, self._echo.poll),
+            Ticker("echo", echo_s, self._echo.poll),
         )
 
     def gauges(self) -> Mapping[str, float]:
@@ -91,10 +92,9 @@ class Pump:
         self._heartbeats.append(heartbeat)
 
     def drain(self) -> None:
-        """Empty every ring."""
+        """Empty every ring. All ranks' rows of a record become one batch: each costs the node half a ms."""
         now_ns = time.time_ns()
-        for rank in self._ranks():
-            self._put(rank.batches(now_ns))
+        self._put(batch for rank in self._ranks() for batch in rank.batches(now_ns))
 
     def _sample(self) -> None:
         beats, self._heartbeats = self._heartbeats, []
@@ -105,5 +105,8 @@ class Pump:
             self._put(source.take(now_ns))
 
     def _put(self, batches: Batches) -> None:
+        by_record: dict[str, list[pa.RecordBatch]] = {}
         for record, batch in batches:
-            self._sink.append(record, batch)
+            by_record.setdefault(record, []).append(batch)
+        for record, parts in by_record.items():
+            self._sink.append(record, pa.Table.from_batches(parts))
