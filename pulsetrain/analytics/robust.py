@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 TRIM = 0.15  # share of the steps cut off at each end of a trimmed mean
+LOW = 0.25
 _MAD_TO_SIGMA = 1.4826  # of a normal distribution
 _TRIMMED_LOSS = 1.03  # standard error of that trimmed mean over that of the mean, normal distribution
 
@@ -56,6 +57,40 @@ def standard_error(residuals: Floats) -> Floats:
     rho = autocorrelation(residuals)
     result: Floats = _TRIMMED_LOSS * mixed * np.sqrt((1 + rho) / (1 - rho) / len(residuals))
     return result
+
+
+def low_level(pieces: Floats) -> Floats:
+    """log of the sum over pieces of a low quantile (`LOW`) over steps; pieces x steps x ranks, above 0.
+
+    What each rank needs for its pieces of work when nothing gets in its way; the pieces one by one, because
+    what gets in the way of a step seldom does so in all of them.
+    """
+    level: Floats = np.log(np.quantile(pieces, LOW, axis=1).sum(axis=0))
+    return level
+
+
+def low_noise(pieces: Floats, chunk: int = 20, draws: int = 200) -> float:
+    """Noise of one step in `low_level`, whose standard error is this over the root of the window's length.
+
+    Measured twice and the larger taken: by bootstrap over all ranks' steps, each against its rank's own
+    level in its chunk of steps, and by how much the ranks' levels scatter from chunk to chunk, which also
+    holds what comes of steps that are not independent. Lasting differences between ranks do not count.
+    """
+    count, steps, ranks = pieces.shape
+    size = min(chunk, steps)
+    chunks = pieces[:, steps % size :].reshape(count, -1, size, ranks)
+    usual = np.quantile(chunks, LOW, axis=2, keepdims=True)
+    pool = (chunks / usual).reshape(count, -1)
+    weights = np.median(usual.reshape(count, -1), axis=1)
+    picks = np.random.default_rng(0).integers(pool.shape[1], size=(draws, size))
+    drawn = np.quantile(pool[:, picks], LOW, axis=2)
+    near = float(np.log((drawn * weights[:, None]).sum(axis=0)).std())
+    levels = np.log(usual[:, :, 0].sum(axis=0))
+    scatter = 0.0
+    if len(levels) >= 3:
+        common = levels - levels.mean(axis=1, keepdims=True)
+        scatter = float(sigma(common - np.median(common, axis=0))) * (len(levels) / (len(levels) - 1)) ** 0.5
+    return max(near, scatter) * float(np.sqrt(size))
 
 
 def quantile_of(false_alarms: float, tests: int) -> float:

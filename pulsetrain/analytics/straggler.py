@@ -2,10 +2,9 @@
 
 Compared is the time a rank computes, net of communication, so that a barrier does not equalise everyone. A
 rank's cohort are the ranks of its pipeline stage; the reference is the cohort's lower median, which is sound
-even where half of it is slow. A rank is slow where its excess, less a margin that keeps all tests together
-under a budget of false alarms, is still above a floor; the floor rises with the noise of a step, because an
-oversubscribed host favours some ranks by chance of scheduling. In cohorts of one or two there is no majority:
-there a rank is compared with its own past, and with how the others' changed.
+even where half of it is slow. A rank is slow where its excess is beyond what noise makes of all tests
+together under a budget of false alarms, and beyond a floor that rises with the noise of a step. In cohorts of
+one or two there is no majority: there a rank is compared with its own past, and with how the others' changed.
 """
 
 from __future__ import annotations
@@ -17,46 +16,33 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pulsetrain.analytics import robust
+from pulsetrain.analytics.cohort import Columns, Excess, Floats, measure, work_of
 from pulsetrain.analytics.timings import Timings
 from pulsetrain.analytics.verdict import Finding, Healthy, Inconclusive, Severity, SubjectType, Verdict
-
-Floats = NDArray[np.float64]
-Columns = NDArray[np.int64]
-
-
-# The median of a small cohort follows its members, and the reference is itself an estimate: by simulation of
-# normal noise the 99.9 % quantile of a sound rank's excess is 1 + 1.8/n times that of a large one.
-_SMALL = 1.8
 
 
 @dataclass(frozen=True, kw_only=True)
 class StragglerConfig:
     """How sure is sure."""
 
-    windows: tuple[int, ...] = (10, 20, 50, 200)
+    windows: tuple[int, ...] = (20, 30, 50, 200)
     """lengths of the windows looked at, in steps"""
-    false_alarms: float = 1e-4
+    steps_needed: int = 16
+    """usable steps below which nothing is said"""
+    false_alarms: float = 5e-4
     """false alarms that all tests of one look may raise together"""
     floor_ratio: float = 0.015
     """slowness that is nobody's business, as a ratio"""
     noise_share: float = 0.3
     """share of the noise of one step that counts as nobody's business too"""
+    noisy_share: float = 0.6
+    """the same on an oversubscribed host, which favours some ranks by chance of scheduling"""
+    noisy_alone: float = 1.5
+    """there, how many times surer one rank must be than a node of several: luck seldom strikes two"""
     warning_ratio: float = 0.05
     """slowness from which a finding is a warning, as a ratio"""
     critical_ratio: float = 0.3
     """slowness from which it is critical, as a ratio"""
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Excess:
-    """One window of one cohort: by how much (log) each rank exceeds the reference, and how sure that is."""
-
-    columns: Columns
-    rows: NDArray[np.int64]
-    excess: Floats
-    error: Floats
-    noise: float
-    recent: Floats  # excess in the last third of the window
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +53,7 @@ class _Suspect:
     subject: str
     columns: Columns
     excess: float
-    margin: float  # how far the excess is above its floor, in standard errors
+    margin: float  # the excess in standard errors
     rows: NDArray[np.int64]
     error: float
     noise: float
@@ -83,47 +69,36 @@ def find(t: Timings, *, scan: bool = False, config: StragglerConfig | None = Non
     the steps. `Healthy` says how many ranks were compared; `Inconclusive` where none could be.
     """
     config = config or StragglerConfig()
-    work = _work(t)
     rows = np.flatnonzero(t.usable)
-    if not np.isfinite(work).any():
+    work = work_of(t, rows)
+    if not np.isfinite(work.whole).any():
         return [Inconclusive(analyzer="straggler", reason="no compute spans in these steps", blind=True)]
-    if len(rows) < config.windows[0]:
-        reason = f"{len(rows)} usable steps; {config.windows[0]} are needed"
+    if len(rows) < config.steps_needed:
+        reason = f"{len(rows)} usable steps; {config.steps_needed} are needed"
         return [Inconclusive(analyzer="straggler", reason=reason)]
-    spans = list(_windows(rows, config, scan=scan))
+    spans = list(_windows(rows, config.windows, scan=scan))
     z = robust.quantile_of(config.false_alarms, len(spans) * len(t.ranks))
     suspects: list[_Suspect] = []
     compared: set[int] = set()
     for window in spans:
-        table = [e for e in (_excess(work, columns, window) for columns in t.cohorts) if e is not None]
+        table = [e for e in (measure(work, columns, window) for columns in t.cohorts) if e is not None]
         compared |= {int(c) for e in table for c in e.columns}
         suspects += _judge(t, table, z, config)
     alone = np.array(sorted(set(range(len(t.ranks))) - compared), np.int64)
-    changed = _by_history(work, alone, rows, t, z, config)
-    found = [_finding(t, work, s, config) for s in _strongest(suspects + changed)]
+    changed = _by_history(work.whole, alone, rows, t, z, config)
+    found = [_finding(t, work.whole, s, config) for s in _strongest(suspects + changed)]
     if found:
         return list(found)
-    if not compared and len(rows) < 2 * config.windows[1]:
+    if not compared and len(rows) < 2 * config.windows[0]:
         reason = "cohorts of one or two ranks, and too few steps to compare them with their own past"
         return [Inconclusive(analyzer="straggler", reason=reason)]
     return [Healthy(analyzer="straggler", numbers={"ranks": len(t.ranks), "steps": len(rows)})]
 
 
-def _work(t: Timings) -> Floats:
-    """log of the compute time a token, or of the compute time where tokens are not told or all alike."""
-    compute, tokens = t.parts["compute"], t.numbers["tokens"]
-    with np.errstate(divide="ignore", invalid="ignore"):
-        time: Floats = np.log(np.where(compute > 0, compute, np.nan))
-        known = tokens[np.isfinite(tokens)]
-        if len(known) and known.min() > 0 and known.max() > 1.01 * known.min():
-            time = time - np.log(tokens)
-    return time
-
-
-def _windows(rows: NDArray[np.int64], config: StragglerConfig, *, scan: bool) -> Iterator[NDArray[np.int64]]:
+def _windows(rows: NDArray[np.int64], lengths: tuple[int, ...], *, scan: bool) -> Iterator[NDArray[np.int64]]:
     """Windows of usable rows: of each length the last one, or with `scan` one every half length."""
     seen: set[tuple[int, int]] = set()
-    for length in config.windows:
+    for length in lengths:
         size = min(length, len(rows))
         ends = range(size, len(rows) + 1, max(1, size // 2)) if scan else ()
         for end in (*ends, len(rows)):
@@ -132,36 +107,7 @@ def _windows(rows: NDArray[np.int64], config: StragglerConfig, *, scan: bool) ->
                 yield rows[end - size : end]
 
 
-def _excess(work: Floats, columns: Columns, rows: NDArray[np.int64]) -> _Excess | None:
-    """The cohort's excesses in one window; None where fewer than three ranks can be compared.
-
-    Ranks that miss more than a third of the steps are left out, then steps that any other rank misses.
-    """
-    block = work[np.ix_(rows, columns)]
-    present = np.isfinite(block)
-    if not present.all():
-        kept = present.mean(axis=0) > 2 / 3
-        whole = present[:, kept].all(axis=1)
-        if kept.sum() < 3 or whole.sum() < 0.6 * len(rows):
-            return None
-        block, columns, rows = block[np.ix_(whole, kept)], columns[kept], rows[whole]
-    if len(columns) < 3 or len(rows) < 5:
-        return None
-    against = block - np.median(block, axis=1, keepdims=True)
-    level = robust.trimmed_mean(against)
-    residuals = against - level
-    last = robust.trimmed_mean(against[-max(3, len(rows) // 3) :])
-    return _Excess(
-        columns=columns,
-        rows=rows,
-        excess=level - robust.lower_median(level),
-        error=robust.standard_error(residuals) * (1 + _SMALL / len(columns)),
-        noise=float(robust.sigma(residuals)),
-        recent=last - robust.lower_median(last),
-    )
-
-
-def _judge(t: Timings, table: list[_Excess], z: float, config: StragglerConfig) -> list[_Suspect]:
+def _judge(t: Timings, table: list[Excess], z: float, config: StragglerConfig) -> list[_Suspect]:
     """Slow nodes, then slow ranks that no slow node explains."""
     if not table:
         return []
@@ -169,10 +115,11 @@ def _judge(t: Timings, table: list[_Excess], z: float, config: StragglerConfig) 
     excess = np.concatenate([e.excess for e in table])
     recent = np.concatenate([e.recent for e in table])
     error = np.concatenate([e.error for e in table])
-    floor = np.concatenate([np.full(len(e.columns), _floor(e.noise, config)) for e in table])
+    floor = np.concatenate([np.full(len(e.columns), _floor(e.noise, config, noisy=e.noisy)) for e in table])
     elevated = (excess > floor) & (recent > floor / 2)
-    slow = elevated & (excess - z * error > floor)
-    likely = elevated & (excess - z / 2 * error > floor)
+    alone = np.concatenate([np.full(len(e.columns), config.noisy_alone if e.noisy else 1.0) for e in table])
+    slow = elevated & (excess > alone * z * error)
+    likely = elevated & (excess > z / 2 * error)
     if not elevated.any():
         return []
     rows = table[0].rows
@@ -185,7 +132,7 @@ def _judge(t: Timings, table: list[_Excess], z: float, config: StragglerConfig) 
         if not node or count < 2 or not likely[mates].all():
             continue
         joint_error = float(np.sqrt((error[mates] ** 2).mean() / count) * 1.2)
-        margin = (float(excess[mates].mean()) - float(floor[mates].mean())) / max(joint_error, 1e-12)
+        margin = float(excess[mates].mean()) / max(joint_error, 1e-12)
         if margin > z:
             suspects.append(
                 _suspect(
@@ -194,7 +141,7 @@ def _judge(t: Timings, table: list[_Excess], z: float, config: StragglerConfig) 
             )
             explained |= mates
     for i in np.flatnonzero(slow & ~explained):
-        margin = float((excess[i] - floor[i]) / max(error[i], 1e-12))
+        margin = float(excess[i] / max(error[i], 1e-12))
         rank = str(t.ranks[columns[i]])
         suspects.append(
             _suspect(
@@ -204,8 +151,9 @@ def _judge(t: Timings, table: list[_Excess], z: float, config: StragglerConfig) 
     return suspects
 
 
-def _floor(noise: float, config: StragglerConfig) -> float:
-    return max(float(np.log1p(config.floor_ratio)), config.noise_share * noise)
+def _floor(noise: float, config: StragglerConfig, *, noisy: bool) -> float:
+    share = config.noisy_share if noisy else config.noise_share
+    return max(float(np.log1p(config.floor_ratio)), share * noise)
 
 
 def _suspect(
@@ -255,7 +203,7 @@ def _by_history(
     config: StragglerConfig,
 ) -> list[_Suspect]:
     """Ranks without a cohort that became slower than in their own past while the job as a whole did not."""
-    size = config.windows[1]
+    size = config.windows[0]
     if not len(columns) or len(rows) < 2 * size:
         return []
     recent, past = work[rows[-size:]], work[rows[:-size]]
@@ -273,7 +221,7 @@ def _by_history(
     errors = np.full(len(rise), np.inf)
     errors[complete] = error * np.sqrt(2)
     noise = float(robust.sigma(own[:, complete]))
-    floor = _floor(noise, config)
+    floor = _floor(noise, config, noisy=False)
     return [
         replace(
             _suspect(
@@ -282,7 +230,7 @@ def _by_history(
                 str(t.ranks[c]),
                 np.array([c]),
                 change[c : c + 1],
-                float((change[c] - floor) / max(errors[c], 1e-12)),
+                float(change[c] / max(errors[c], 1e-12)),
                 rows[-size:],
                 float(errors[c]),
                 noise,
@@ -290,7 +238,7 @@ def _by_history(
             by_history=True,
         )
         for c in columns
-        if complete[c] and change[c] - z * errors[c] > floor
+        if complete[c] and change[c] > max(z * errors[c], floor)
     ]
 
 

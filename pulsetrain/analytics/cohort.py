@@ -1,0 +1,139 @@
+"""By how much each rank's compute exceeds that of the ranks with the same work, and how sure that is.
+
+On a quiet machine a rank's level is the trimmed mean of its steps against their median. On an oversubscribed
+host, steps are lengthened by whoever else wants the processor; there the level is a low quantile of the
+rank's pieces of work (forward, backward, optimizer): what it needs when nothing gets in its way.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pulsetrain.analytics import robust
+from pulsetrain.analytics.timings import Timings
+
+Floats = NDArray[np.float64]
+Columns = NDArray[np.int64]
+Rows = NDArray[np.int64]
+
+NOISY = 0.1  # noise of one step, as a ratio, from which a host counts as oversubscribed
+RECENT = 30
+NOISE_STEPS = 200  # newest steps from which noise is measured
+
+# The median of a small cohort follows its members, and the reference is itself an estimate: by simulation of
+# normal noise the 99.9 % quantile of a sound rank's excess is 1 + c/n times that of a large one.
+_SMALL = 1.8
+_SMALL_LOW = 1.1  # the same for levels that are low quantiles
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """Compute time of each step and rank. `whole` is its log, `pieces` its parts in ns (pieces x steps x
+    ranks), both a token where tokens differ; `low_noise` is the noise of a step in the levels of an
+    oversubscribed host, None on a quiet one."""
+
+    whole: Floats
+    pieces: Floats
+    low_noise: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Excess:
+    """One window of one cohort: by how much (log) each rank exceeds the reference, and how sure that is."""
+
+    columns: Columns
+    rows: Rows
+    excess: Floats
+    error: Floats
+    noise: float  # of one step
+    recent: Floats  # excess in the last third of the window, at most `RECENT` steps
+    noisy: bool
+
+
+def work_of(t: Timings, rows: Rows) -> Work:
+    """The work of all steps; noise is measured in the newest of the usable `rows`."""
+    compute, tokens = t.parts["compute"], t.numbers["tokens"]
+    known = tokens[np.isfinite(tokens)]
+    per = tokens if len(known) and known.min() > 0 and known.max() > 1.01 * known.min() else 1.0
+    with np.errstate(divide="ignore", invalid="ignore"):
+        whole: Floats = np.log(np.where(compute > 0, compute, np.nan) / per)
+    names = [n for n in ("forward", "backward", "optimizer") if (t.parts[n][rows] > 0).any()]
+    pieces = np.stack([t.parts[n] / per for n in (names or ["compute"])])
+    bare = Work(whole=whole, pieces=pieces)
+    return Work(whole=whole, pieces=pieces, low_noise=_low_noise(t, bare, rows[-NOISE_STEPS:]))
+
+
+def _low_noise(t: Timings, work: Work, rows: Rows) -> float | None:
+    """The lower median over cohorts, for one with a fault in it is noisier; None on a quiet host."""
+    cohorts = [c for c in t.cohorts if len(c) > 2 and _complete(work, rows, c)]
+    if not cohorts or not len(rows):
+        return None
+    quiet = [work.whole[np.ix_(rows, c)] for c in cohorts]
+    against = [b - np.median(b, axis=1, keepdims=True) for b in quiet]
+    if np.median([robust.sigma(b - np.median(b, axis=0)) for b in against]) <= NOISY:
+        return None
+    noises = [robust.low_noise(work.pieces[:, rows][:, :, c]) for c in cohorts]
+    return robust.lower_median(np.array(noises))
+
+
+def _complete(work: Work, rows: Rows, columns: Columns) -> bool:
+    pieces = work.pieces[:, rows][:, :, columns]
+    return bool(np.isfinite(work.whole[np.ix_(rows, columns)]).all() and (pieces > 0).all())
+
+
+def measure(work: Work, columns: Columns, rows: Rows) -> Excess | None:
+    """The cohort's excesses in one window; None where fewer than three ranks can be compared.
+
+    Ranks that miss more than a third of the steps are left out, then steps that any other rank misses.
+    """
+    block = work.whole[np.ix_(rows, columns)]
+    present = np.isfinite(block)
+    if not present.all():
+        kept = present.mean(axis=0) > 2 / 3
+        whole = present[:, kept].all(axis=1)
+        if kept.sum() < 3 or whole.sum() < 0.6 * len(rows):
+            return None
+        block, columns, rows = block[np.ix_(whole, kept)], columns[kept], rows[whole]
+    if len(columns) < 3 or len(rows) < 5:
+        return None
+    if work.low_noise is not None and _complete(work, rows, columns):
+        return _noisy(work.pieces[:, rows][:, :, columns], columns, rows, work.low_noise)
+    return _quiet(block, columns, rows)
+
+
+def _recent(rows: Rows) -> int:
+    return min(RECENT, max(5, len(rows) // 3))
+
+
+def _quiet(block: Floats, columns: Columns, rows: Rows) -> Excess:
+    against = block - np.median(block, axis=1, keepdims=True)
+    level = robust.trimmed_mean(against)
+    residuals = against - level
+    last = robust.trimmed_mean(against[-_recent(rows) :])
+    return Excess(
+        columns=columns,
+        rows=rows,
+        excess=level - robust.lower_median(level),
+        error=robust.standard_error(residuals) * (1 + _SMALL / len(columns)),
+        noise=float(robust.sigma(residuals)),
+        recent=last - robust.lower_median(last),
+        noisy=False,
+    )
+
+
+def _noisy(pieces: Floats, columns: Columns, rows: Rows, noise: float) -> Excess:
+    level = robust.low_level(pieces)
+    last = robust.low_level(pieces[:, -_recent(rows) :])
+    error = noise / np.sqrt(len(rows)) * (1 + _SMALL_LOW / len(columns))
+    return Excess(
+        columns=columns,
+        rows=rows,
+        excess=level - robust.lower_median(level),
+        error=np.full(len(columns), error),
+        noise=noise,
+        recent=last - robust.lower_median(last),
+        noisy=True,
+    )
