@@ -186,9 +186,12 @@ class Job:
         }
 
     def enough(self) -> bool:
-        """Whether the healthy nodes suffice for the world."""
+        """Whether the healthy nodes suffice for the world; declared standbys do not help to form one."""
         healthy = [n for n in self.active() if n.name not in self._failed]
-        spare = [n for n in self.standbys() if n.name not in self._failed]
+        forming = self.phase is Phase.FORMING
+        spare = [
+            n for n in self.standbys() if n.name not in self._failed and not (forming and n.hello.standby)
+        ]
         return len(healthy) + len(spare) >= self.nnodes
 
     # -- the loop -----------------------------------------------------------------------------------------

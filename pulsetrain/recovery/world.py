@@ -18,9 +18,13 @@ class RestorePlan:
 
 
 def form_world(hellos: Iterable[Hello], nnodes: int) -> tuple[Place, ...]:
-    """The first world: the `nnodes` lowest node names, in order, so that the lowest is node_rank 0."""
-    chosen = sorted(hellos, key=lambda hello: hello.node)[:nnodes]
-    return tuple(place(hello, node_rank) for node_rank, hello in enumerate(chosen))
+    """The first world: the `nnodes` lowest node names, in order, so that the lowest is node_rank 0.
+
+    Nodes that joined as standbys are taken only where the others do not suffice.
+    """
+    chosen = sorted(hellos, key=lambda hello: (hello.standby, hello.node))[:nnodes]
+    in_order = sorted(chosen, key=lambda hello: hello.node)
+    return tuple(place(hello, node_rank) for node_rank, hello in enumerate(in_order))
 
 
 def replace_nodes(

@@ -1,5 +1,7 @@
 """Who sits where, and from where state comes back."""
 
+import dataclasses
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -27,6 +29,12 @@ def held(step, ranks, tier="memory"):
 def test_the_lowest_name_is_node_rank_zero_in_whatever_order_nodes_join():
     places = world.form_world([hello("c"), hello("a"), hello("b")], 2)
     assert [(p.node, p.node_rank) for p in places] == [("a", 0), ("b", 1)]
+
+
+def test_a_declared_standby_is_chosen_last():
+    standby = dataclasses.replace(hello("a"), standby=True)
+    assert [p.node for p in world.form_world([standby, hello("c"), hello("b")], 2)] == ["b", "c"]
+    assert [p.node for p in world.form_world([standby, hello("c")], 2)] == ["a", "c"]
 
 
 def test_a_standby_takes_the_lost_place_and_survivors_keep_theirs():
