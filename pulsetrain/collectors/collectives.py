@@ -294,7 +294,7 @@ class Tracker:
     def _show_wait(self, operation: Operation) -> int:
         """Puts a wait of the main thread on the status page; its depth there, or -1."""
         state = self.state
-        depth = len(state.stack)
+        depth = state.depth
         if depth >= MAX_DEPTH or get_ident() != self._main:
             return -1
         head = span_head(operation.name, COMMUNICATION) | WAITING

@@ -93,8 +93,9 @@ class Handle:
         `category` is one of compute, communication, data, checkpoint, other; by default it follows from the
         name, else other. What the first use of a name says holds for all.
         """
-        span = self._phases.get(name)
-        if span is None:
+        try:
+            span = self._phases[name]
+        except KeyError:
             span = self._new_phase(name, category)
         if get_ident() != self._main:
             return self._thread_phase(name, category)

@@ -67,17 +67,17 @@ def _nothing() -> None:
 class RankState:
     """What all phases of a process share: the ring, the open phases of the main thread, step and microbatch.
 
-    `stack` holds, for each open phase, the parent it found and its start; `parent` is the innermost open
-    phase as bits for a span's head, `context` step, microbatch and lane as a slot stores them. `pending`
-    holds operations that are not known to have ended; `poll` asks them. Both are the collectives' to set.
+    `depth` counts the open phases of the main thread; `parent` is the innermost as bits for a span's head,
+    `context` step, microbatch and lane as a slot stores them. `pending` holds operations that are not known
+    to have ended; `poll` asks them. Both are the collectives' to set.
     """
 
-    __slots__ = ("context", "lane", "parent", "pending", "poll", "ring", "stack", "step", "words")
+    __slots__ = ("context", "depth", "lane", "parent", "pending", "poll", "ring", "step", "words")
 
     def __init__(self, ring: RingWriter) -> None:
         self.ring = ring
         self.words = ring.words
-        self.stack: list[tuple[int, int]] = []
+        self.depth = 0
         self.parent = 0
         self.lane = ring.intern("host")
         self.enter_step(0)
@@ -102,45 +102,68 @@ class RankState:
 class Phase:
     """A named phase of the main thread on the host clock. One object serves every entry, nested ones too."""
 
-    __slots__ = ("_as_parent", "_head", "_memory", "_state", "_words")
+    __slots__ = ("_as_parent", "_busy", "_head", "_memory", "_outer", "_ring", "_saved", "_start", "_state")
 
     def __init__(self, state: RankState, name: int, category: int) -> None:
         self._state = state
-        self._words = state.words
+        self._ring = state.ring
         self._memory = state.ring.memory
         self._head = span_head(name, category, kind=PHASE)
         self._as_parent = name << 32
+        self._busy = False
+        self._start = self._outer = 0
+        self._saved: list[tuple[int, int]] = []  # start and outer phase of entries that this one is inside
 
     def __enter__(self) -> None:
+        if self._busy:
+            self._saved.append((self._start, self._outer))
+        self._busy = True
         state = self._state
-        stack = state.stack
-        start = perf_counter_ns()
-        depth = len(stack)
-        stack.append((state.parent, start))
+        self._start = start = perf_counter_ns()
+        self._outer = state.parent
         state.parent = self._as_parent
+        depth = state.depth
+        state.depth = depth + 1
         if depth < MAX_DEPTH:
             PACK_OPEN(self._memory, STACK_AT + 16 * depth, self._head, start)
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> None:
         end = perf_counter_ns()
         state = self._state
-        ring = state.ring
-        stack = state.stack
-        try:
-            parent, start = stack.pop()
-            state.parent = parent
-            depth = len(stack)
-            if depth < MAX_DEPTH:
-                self._words[W_STACK + depth + depth] = 0
-            if ring.next < ring.limit or ring.room():
-                number = ring.claim()
-                ring.next = following = number + 1
-                at = SLOTS_AT + 64 * (number & ring.mask)
-                PACK_PHASE(self._memory, at, self._head | parent, state.context, start, end, following)
-            if state.pending:
-                state.poll()
-        except (IndexError, ValueError):  # left out of order, as a generator can: nothing to pair it with
+        if not self._busy:  # left without having been entered
             state.fault()
+            return
+        self._busy = False
+        state.depth = depth = state.depth - 1
+        parent = state.parent = self._outer if depth else 0  # 0 also mends what leaving out of order broke
+        if depth < MAX_DEPTH:
+            state.words[W_STACK + depth + depth] = 0
+        ring = self._ring
+        if ring.next < ring.limit or ring.room():
+            number = ring.claim()
+            ring.next = following = number + 1
+            at = SLOTS_AT + 64 * (number & ring.mask)
+            PACK_PHASE(self._memory, at, self._head | parent, state.context, self._start, end, following)
+        if self._saved:
+            self._start, self._outer = self._saved.pop()
+            self._busy = True
+        if state.pending:
+            state.poll()
+
+    def leave(self) -> int:
+        """Closes the phase without writing a span; its parent's bits. `__exit__` has this inline."""
+        state = self._state
+        state.depth = depth = max(0, state.depth - 1)
+        parent = state.parent = self._outer if depth else 0
+        if depth < MAX_DEPTH:
+            state.words[W_STACK + depth + depth] = 0
+        self._busy = False
+        if self._saved:
+            self._start, self._outer = self._saved.pop()
+            self._busy = True
+        return parent
 
 
 class ThreadPhase:

@@ -12,9 +12,10 @@ import sys
 from collections import deque
 from collections.abc import Callable
 from time import perf_counter_ns
+from types import TracebackType
 from typing import Any, Protocol
 
-from pulsetrain.collectors.layout import MAX_DEPTH, PACK_OPEN, STACK_AT, W_STACK, span_head
+from pulsetrain.collectors.layout import span_head
 from pulsetrain.collectors.phases import Phase, RankState
 
 REBASE_MS = 30_000.0  # elapsed times are single precision: beyond this their steps exceed 2 us
@@ -130,7 +131,7 @@ class DeviceTimer:
 class DevicePhase(Phase):
     """A phase whose time is the device's; on the status page it is open from when the host enters it."""
 
-    __slots__ = ("_capturing", "_open", "_timer")
+    __slots__ = ("_capturing", "_events", "_timer")
 
     def __init__(
         self, state: RankState, name: int, category: int, timer: DeviceTimer, capturing: Callable[[], bool]
@@ -139,42 +140,32 @@ class DevicePhase(Phase):
         self._head = span_head(name, category)
         self._timer = timer
         self._capturing = capturing
-        self._open: list[Event] = []
+        self._events: list[Event | None] = []  # one for each entry not yet left
 
     def __enter__(self) -> None:
-        state = self._state
-        stack = state.stack
-        start, depth = perf_counter_ns(), len(stack)
-        stack.append((state.parent, start))
-        state.parent = self._as_parent
-        if depth < MAX_DEPTH:
-            PACK_OPEN(self._memory, STACK_AT + 16 * depth, self._head, start)
+        super().__enter__()
+        event = None
         try:
             if not self._capturing():  # an event with timing cannot be part of a CUDA graph
-                self._open.append(self._timer.pool.recorded())
+                event = self._timer.pool.recorded()
         except Exception:  # noqa: BLE001 - a device in trouble must fail in the script's own calls, not in ours
-            state.fault()
+            self._state.fault()
+        self._events.append(event)
 
-    def __exit__(self, *_: object) -> None:
-        state = self._state
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> None:
+        event = self._events.pop() if self._events else None
+        if event is None:
+            super().__exit__(kind, error, trace)
+            return
+        state, start, now = self._state, self._start, perf_counter_ns()
         try:
-            parent, start = state.stack.pop()
-            state.parent = parent
-            if len(state.stack) < MAX_DEPTH:
-                self._words[W_STACK + 2 * len(state.stack)] = 0
-            self._leave(self._head | parent, start)
+            self._timer.left(self._head | self.leave(), event, self._timer.pool.recorded(), start, now)
             if state.pending:
                 state.poll()
         except Exception:  # noqa: BLE001 - as above
             state.fault()
-
-    def _leave(self, head: int, start: int) -> None:
-        now = perf_counter_ns()
-        if self._open:
-            event = self._open.pop()
-            self._timer.left(head, event, self._timer.pool.recorded(), start, now)
-        else:
-            self._state.ring.span(head, self._state.context, start, now)
 
 
 def device_timer(state: RankState) -> DeviceTimer | None:
