@@ -1,0 +1,69 @@
+"""`pulsetrain ingest` as a process: configuration, signals, metrics."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from prometheus_client import start_http_server
+
+from pulsetrain.stream.clock import SystemClock
+from pulsetrain.stream.config import load, read_toml
+from pulsetrain.stream.errors import ConfigError, UsageError
+from pulsetrain.stream.ingest import Ingest, IngestConfig
+from pulsetrain.stream.kafka import KafkaConfig
+from pulsetrain.stream.metrics import IntakeMetrics
+from pulsetrain.stream.store import open_store
+
+
+def run_ingest(
+    url: str,
+    path: Path | None,
+    kafka: Mapping[str, Any],
+    ingest: Mapping[str, Any],
+    metrics_port: int | None,
+    say: Callable[[str], None],
+) -> None:
+    """Run one member of the consumer group until SIGINT or SIGTERM.
+
+    Raises `UsageError` for bad configuration, a store or broker that refuses, a port in use; `Unavailable`
+    where a broker or the store does not answer at the start.
+    """
+    config = load(IngestConfig, "ingest", file=_file(path), environ=os.environ, flags=ingest)
+    brokers = kafka_config(path, kafka)
+    metrics = IntakeMetrics()
+    if metrics_port is not None:
+        _serve_metrics(metrics, metrics_port)
+    with contextlib.closing(open_store(url)) as store:
+        store.migrate()
+        member = Ingest(brokers, store, SystemClock(), config, metrics)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: member.stop())
+        say(f"ingest     {brokers.servers} -> {url.rpartition('@')[2]} as {config.group}")
+        member.run()
+
+
+def kafka_config(path: Path | None, flags: Mapping[str, Any]) -> KafkaConfig:
+    """The ``[kafka]`` table, environment and flags. Raises `ConfigError`."""
+    return load(KafkaConfig, "kafka", file=_file(path), environ=os.environ, flags=flags)
+
+
+def _file(path: Path | None) -> dict[str, Any]:
+    """The TOML file; other processes' tables in it are theirs."""
+    file = read_toml(path) if path else {}
+    known = {"kafka", "ingest", "hub", "controller", "watch", "agent"}
+    unknown = sorted(set(file) - known)
+    if unknown:
+        raise ConfigError(f"unknown table [{unknown[0]}] in {path}; allowed: {', '.join(sorted(known))}")
+    return file
+
+
+def _serve_metrics(metrics: IntakeMetrics, port: int) -> None:
+    try:
+        start_http_server(port, addr="127.0.0.1", registry=metrics.registry)
+    except OSError as error:
+        raise UsageError(f"--metrics-port {port}: {error.strerror}") from error

@@ -1,0 +1,205 @@
+"""Kafka as a transport: one topic for each record, keyed by node, acknowledged by all replicas."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import google_crc32c
+from kafka import KafkaProducer, errors
+from kafka.record import default_records
+
+from pulsetrain.stream.batch import Identity, identify
+from pulsetrain.stream.errors import AuthError, CorruptData, Unavailable, UsageError
+from pulsetrain.stream.schema import RECORDS, SCHEMA_VERSION
+from pulsetrain.stream.spool import Entry
+from pulsetrain.stream.transport import Rejection
+
+PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
+MAX_MESSAGE_BYTES = 8 << 20
+
+
+def _crc32c(view: memoryview) -> int:
+    """Checksum of a Kafka record batch; the client's own is plain Python, at 3 MB/s."""
+    return int(google_crc32c.value(bytes(view)))
+
+
+default_records.calc_crc32c = _crc32c
+
+
+@dataclass(frozen=True, kw_only=True)
+class KafkaConfig:
+    """Table ``[kafka]``, environment ``PULSETRAIN_KAFKA_*``."""
+
+    servers: str = "127.0.0.1:9092"
+    """Brokers to begin with: host:port, comma-separated."""
+    prefix: str = "pulsetrain."
+    """What every topic's name begins with; the record's name follows."""
+    compression: str = ""
+    """Kafka's own compression (gzip, snappy, lz4, zstd); batches are already zstd inside."""
+    security_protocol: str = "PLAINTEXT"
+    """PLAINTEXT, SSL, SASL_PLAINTEXT or SASL_SSL."""
+    ssl_cafile: str = ""
+    """Certificate authority for the brokers' certificates."""
+    ssl_certfile: str = ""
+    """This client's certificate, for mutual TLS."""
+    ssl_keyfile: str = ""
+    """Its key."""
+    sasl_mechanism: str = ""
+    """PLAIN, SCRAM-SHA-256 or SCRAM-SHA-512."""
+    sasl_username: str = ""
+    sasl_password: str = ""
+    """Better from the environment than from a file."""
+    timeout_s: float = 30.0
+    """How long a broker may take to acknowledge."""
+
+    def __post_init__(self) -> None:
+        if self.security_protocol not in PROTOCOLS:
+            allowed = ", ".join(PROTOCOLS)
+            raise ValueError(f"security_protocol = {self.security_protocol!r}; allowed: {allowed}")
+        for server in self.servers.split(","):
+            host, _, port = server.strip().rpartition(":")
+            if not host or not port.isdigit():
+                raise ValueError(f"servers = {server!r}: not host:port")
+
+    def topic(self, record: str) -> str:
+        """The record's topic."""
+        return f"{self.prefix}{record}"
+
+    @property
+    def dead_letters(self) -> str:
+        """Topic of messages that could not be read, with the reason in a header."""
+        return f"{self.prefix}dead-letter"
+
+
+def record_of(topic: str, config: KafkaConfig) -> str:
+    """The record that a topic carries."""
+    return topic.removeprefix(config.prefix)
+
+
+def client_options(config: KafkaConfig) -> dict[str, Any]:
+    """Options that every client of the cluster takes."""
+    options: dict[str, Any] = {
+        "bootstrap_servers": [s.strip() for s in config.servers.split(",")],
+        "security_protocol": config.security_protocol,
+        "bootstrap_timeout_ms": int(min(10.0, config.timeout_s) * 1000),
+        "reconnect_backoff_max_ms": 1_000,
+    }
+    given = {
+        "ssl_cafile": config.ssl_cafile,
+        "ssl_certfile": config.ssl_certfile,
+        "ssl_keyfile": config.ssl_keyfile,
+        "sasl_mechanism": config.sasl_mechanism,
+        "sasl_plain_username": config.sasl_username,
+        "sasl_plain_password": config.sasl_password,
+    }
+    return options | {k: v for k, v in given.items() if v}
+
+
+@contextlib.contextmanager
+def one_line_errors(config: KafkaConfig) -> Iterator[None]:
+    """The client's errors as ours: `AuthError`, `UsageError` for a permission, `Unavailable` for the rest."""
+    try:
+        yield
+    except errors.SaslAuthenticationFailedError as error:
+        raise AuthError(f"Kafka {config.servers} refuses user {config.sasl_username!r}: {error}") from error
+    except errors.AuthorizationError as error:
+        raise UsageError(f"Kafka {config.servers} gives no permission: {_reason(error)}") from error
+    except (errors.KafkaConfigurationError, errors.UnsupportedSaslMechanismError) as error:
+        raise UsageError(f"Kafka {config.servers}: {_reason(error)}") from error
+    except (errors.KafkaError, OSError) as error:
+        raise Unavailable(f"Kafka {config.servers} does not answer: {_reason(error)}") from error
+
+
+def _reason(error: BaseException) -> str:
+    return " ".join(f"{type(error).__name__} {error}".split())[:200]
+
+
+def headers_of(said: Identity) -> list[tuple[str, bytes]]:
+    """What a message says of itself without being opened: schema version, source and row range."""
+    return [
+        ("schema", str(said.version).encode()),
+        ("source", said.source.encode()),
+        ("first_row", str(said.first_row).encode()),
+        ("rows", str(said.rows).encode()),
+    ]
+
+
+class KafkaTransport:
+    """Produces batches, idempotent and acknowledged by all replicas. See `transport.Transport`."""
+
+    def __init__(self, config: KafkaConfig) -> None:
+        self._config = config
+        self._producer: Any = None
+
+    def send(self, entries: Sequence[Entry]) -> list[Rejection]:
+        """Deliver all of `entries`; returns those that no broker will ever take."""
+        with one_line_errors(self._config):
+            producer = self._open()
+            sent = [(entry, self._produce(producer, entry)) for entry in entries]
+            producer.flush(timeout=self._config.timeout_s)
+            outcomes = [(entry, self._refusal(future)) for entry, future in sent]
+        return [Rejection(entry=entry, why=why) for entry, why in outcomes if why]
+
+    def close(self) -> None:
+        """See `Transport`."""
+        producer, self._producer = self._producer, None
+        if producer is not None:
+            with contextlib.suppress(errors.KafkaError, OSError):
+                producer.close(timeout=2.0)
+
+    def _open(self) -> Any:
+        if self._producer is None:
+            self._producer = KafkaProducer(
+                acks="all",
+                enable_idempotence=True,
+                compression_type=self._config.compression or None,
+                max_request_size=MAX_MESSAGE_BYTES,
+                batch_size=1 << 20,
+                linger_ms=5,
+                delivery_timeout_ms=int(self._config.timeout_s * 1000),
+                request_timeout_ms=int(self._config.timeout_s * 500),
+                max_block_ms=int(self._config.timeout_s * 1000),
+                **client_options(self._config),
+            )
+        return self._producer
+
+    def _produce(self, producer: Any, entry: Entry) -> Any:
+        """The future of one message, or why it will never be sent."""
+        try:
+            said = identify(entry.data)
+        except CorruptData as error:
+            return str(error)
+        if said.record not in RECORDS or said.version > SCHEMA_VERSION:
+            return f"unknown record {said.record!r} of schema version {said.version}"
+        try:
+            return producer.send(
+                self._config.topic(said.record),
+                key=said.source.partition("/")[0].encode(),
+                value=entry.data,
+                headers=headers_of(said),
+            )
+        except errors.MessageSizeTooLargeError as error:
+            return f"message of {len(entry.data)} bytes: {error}"
+
+    def _refusal(self, future: Any) -> str:
+        """Why the broker will never take the message; "" where it did. Raises where it may later."""
+        if isinstance(future, str):
+            return future
+        try:
+            future.get(timeout=self._config.timeout_s)
+        except (errors.MessageSizeTooLargeError, errors.RecordListTooLargeError) as error:
+            return _reason(error)
+        return ""
+
+
+def reachable(config: KafkaConfig) -> None:
+    """Raise one clear error where no broker answers or the credentials are wrong."""
+    transport = KafkaTransport(config)
+    try:
+        with one_line_errors(config):
+            transport._open()
+    finally:
+        transport.close()
