@@ -3,7 +3,7 @@ from __future__ import annotations
 import shutil
 
 import pytest
-from playwright.sync_api import sync_playwright
+from playwright.sync_api import expect, sync_playwright
 
 from tests.dashboard.hub_process import dashboard, fake_hub
 
@@ -21,6 +21,7 @@ def browser():
     chromium = shutil.which("chromium")
     if chromium is None:
         pytest.fail("no chromium: run deploy/test-services")
+    expect.set_options(timeout=20_000)  # two cores, shared with whatever else runs
     with sync_playwright() as playwright:
         found = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
         yield found

@@ -61,7 +61,7 @@ def test_a_click_in_the_heatmap_opens_that_ranks_timeline(page, site):
     box = cell.bounding_box()
     page.mouse.click(box["x"] + 0.97 * box["width"], box["y"] + (5.5 / 8) * box["height"])
     expect(page).to_have_url(re.compile("/timeline.*ranks=5"))
-    expect(page.get_by_label("Ranks")).to_have_value("5")
+    expect(page.get_by_role("textbox", name="Ranks")).to_have_value("5")
     expect(page.locator(".js-plotly-plot")).to_contain_text("rank 5")
 
 

@@ -50,7 +50,7 @@ def dashboard(hub: HubAddress) -> Iterator[str]:
         port = int(free.getsockname()[1])
     with process(launch.command(port), launch.environment(hub.url, hub.token)):
         url = f"http://127.0.0.1:{port}"
-        _wait_for(url)
+        wait_for(url)
         yield url
 
 
@@ -60,5 +60,6 @@ def dashboard(hub: HubAddress) -> Iterator[str]:
     reraise=True,
     retry=retry_if_exception_type(httpx.HTTPError),
 )
-def _wait_for(url: str) -> None:
+def wait_for(url: str) -> None:
+    """Return once a dashboard answers at `url`."""
     httpx.get(f"{url}/_stcore/health", timeout=5.0).raise_for_status()
