@@ -42,7 +42,6 @@ REPEATS = 5
 
 class Job:
     """A model whose parameters and AdamW state are `mib`; its step takes longer than a copy of them."""
-    them."""
 
     def __init__(self, mib: int, device: str) -> None:
         layers = max(1, round(mib * 2**20 / 12 / (WIDTH * WIDTH)))
@@ -90,33 +89,39 @@ def median(call: Callable[[], float], repeats: int = REPEATS) -> float:
     return statistics.median(call() for _ in range(repeats))
 
 
-def bare_copy(job: Job) -> float:
-    """Into memory that is there already; pinned, and waited for, where the state is on a device."""
+def copies(job: Job) -> dict[str, float]:
+    """A bare copy, a blocking save and a restore in turn, the best of each: what else the machine does
+    disturbs all three alike. The copy's target is there already; pinned, where the state is on a device."""
     pin = job.device == "cuda"
     targets = [torch.zeros(t.shape, dtype=t.dtype, pin_memory=pin) for t in job.tensors]
+    checkpointer = Checkpointer(job.state, blocking=True, rng=False)
+    for step in range(3):  # each slot's pages are faulted in once
+        checkpointer.save(step).wait()
 
-    def once() -> None:
+    def copy() -> None:
         for target, source in zip(targets, job.tensors, strict=True):
             target.copy_(source, non_blocking=pin)
         job.synchronize()
 
-    once()
-    return median(lambda: seconds(once))
+    def back() -> None:
+        info = checkpointer._last.wait()
+        ArenaReader(checkpointer._arena._fd).set_verified(info)  # as the agent has, before it starts a rank
+        checkpointer.restore(9)
+        job.synchronize()
 
-
-def blocking(job: Job) -> float:
-    checkpointer = Checkpointer(job.state, blocking=True)
-    for step in range(3):  # each slot's pages are faulted in once
-        checkpointer.save(step).wait()
-
-    def once() -> float:
-        took = seconds(lambda: checkpointer.save(9))
+    turns = []
+    for _ in range(3 + REPEATS):
+        turns.append((seconds(copy), seconds(lambda: checkpointer.save(9)), seconds(back)))
         checkpointer._last.wait()
-        return took
-
-    result = median(once)
     checkpointer.close()
-    return result
+    bare, save, restore = map(min, zip(*turns, strict=True))
+    return {
+        "copy_s": bare,
+        "stall_blocking_s": save,
+        "stall_over_copy": save / bare,
+        "restore_memory_s": restore,
+        "restore_memory_ratio": restore / bare,
+    }
 
 
 def overlapped(job: Job) -> dict[str, float]:
@@ -141,15 +146,6 @@ def overlapped(job: Job) -> dict[str, float]:
         "step_s": statistics.median(alone),
         "step_beside_copy_s": statistics.median(beside),
     }
-
-
-def restore(job: Job) -> float:
-    checkpointer = Checkpointer(job.state, rng=False)
-    info = checkpointer.save(1).wait()
-    ArenaReader(checkpointer._arena._fd).set_verified(info)  # as the agent has done before it starts a rank
-    result = median(lambda: seconds(lambda: checkpointer.restore(1)), 3)
-    checkpointer.close()
-    return result
 
 
 def peers(job: Job) -> dict[str, Any]:
@@ -365,13 +361,9 @@ def main() -> None:
     warnings.simplefilter("ignore")
     job = Job(args.mib, args.device)
     result: dict[str, Any] = {"bytes": job.bytes, "device": args.device, "threads": torch.get_num_threads()}
-    result["copy_s"] = bare_copy(job)
-    result["stall_blocking_s"] = blocking(job)
+    result.update(copies(job))
     result.update(overlapped(job))
-    result["stall_over_copy"] = result["stall_blocking_s"] / result["copy_s"]
     result["overlapped_over_copy"] = result["stall_overlapped_s"] / result["copy_s"]
-    result["restore_memory_s"] = restore(job)
-    result["restore_memory_ratio"] = result["restore_memory_s"] / result["copy_s"]
     for part in (peer, persist) if args.no_peers else (peer, persist, peers):
         print(f"{part.__name__} ...", file=sys.stderr)
         result.update(part(job))

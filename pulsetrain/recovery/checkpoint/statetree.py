@@ -222,10 +222,16 @@ def _put_module(key: str, module: torch.nn.Module, saved: Mapping[str, Any]) -> 
 
 
 def _put_optimizer(key: str, optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
-    """Through its own loader, with shards wrapped as their parameter is, and element types kept exactly."""
+    """Through its own loader, with shards wrapped as their parameter is, and element types kept exactly.
+
+    State that is there already is filled in place, which spares new memory.
+    """
     parameters = list(_parameters(optimizer))
     state = {
-        index: {name: _like(parameters[index], v) for name, v in entry.items()}
+        index: {
+            name: _fill(optimizer.state.get(parameters[index], {}).get(name), v, parameters[index])
+            for name, v in entry.items()
+        }
         for index, entry in saved["state"].items()
     }
     optimizer.load_state_dict({**saved, "state": state})
@@ -234,6 +240,15 @@ def _put_optimizer(key: str, optimizer: torch.optim.Optimizer, saved: Mapping[st
         for name, v in entry.items():
             if isinstance(v, torch.Tensor) and kept[name].dtype != v.dtype:
                 kept[name] = v.to(kept[name].device)
+
+
+def _fill(live: Any, saved: Any, parameter: torch.Tensor) -> Any:
+    if isinstance(live, torch.Tensor) and isinstance(saved, torch.Tensor):
+        part = local(live.detach())
+        if (part.shape, part.dtype) == (saved.shape, saved.dtype):
+            part.copy_(saved)
+            return live
+    return _like(parameter, saved)
 
 
 def _like(parameter: torch.Tensor, saved: Any) -> Any:
