@@ -232,6 +232,34 @@ def whatif(trace: Path, as_json: bool) -> None:
 
 
 @pulsetrain.command()
+@click.argument("folder", type=click.Path(path_type=Path), default="/sys/class/infiniband")
+@click.option("--seconds", type=float, default=0.0, help="Sample the traffic for so long, every millisecond.")
+@JSON_FLAG
+def rdma(folder: Path, seconds: float, as_json: bool) -> None:
+    """The RDMA ports of this machine, or of a copy of /sys/class/infiniband: state, rate, counters, traffic.
+
+    Example: pulsetrain rdma --seconds 1
+    """
+    from pulsetrain.analytics.network_ports import measure
+    from pulsetrain.collectors.rdma import describe
+
+    ports = describe(folder)
+    if not ports:
+        raise UsageError(f"no RDMA port under {folder}")
+    if seconds > 0:
+        from pulsetrain.collectors.rdma import Burst
+
+        ports = measure(ports, Burst(folder).run(seconds=seconds))
+    if as_json:
+        print_json(ports)
+        return
+    for port in ports:
+        blind = [name for name, c in port["counters"].items() if c["saturated"]]
+        port["saturated"] = ", ".join(blind)
+    print_table(ports, ("device", "state", "link_layer", "rate_bits_per_s", "saturated"), "No port.")
+
+
+@pulsetrain.command()
 @click.argument("file", type=click.Path(path_type=Path, allow_dash=True))
 @click.option("--node", default="", help="Name of the machine whose log it is.")
 @click.option(

@@ -1,0 +1,115 @@
+"""Samples of RDMA ports as series, and what was counted between them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from pulsetrain.stream.counters import counters
+
+Floats = NDArray[np.float64]
+S = 1_000_000_000
+TRANSMIT, RECEIVE = "rdma_transmit_bytes", "rdma_receive_bytes"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Port:
+    """Samples of one port by metric: times (UTC ns, rising) and values."""
+
+    node: str
+    device: str
+    samples: Mapping[str, tuple[NDArray[np.int64], Floats]] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return f"{self.node}/{self.device}" if self.node else self.device
+
+    def increases(self, metric: str) -> tuple[NDArray[np.int64], Floats]:
+        """Times and what was counted since the sample before; NaN where that cannot be known."""
+        if metric not in self.samples:
+            return np.empty(0, np.int64), np.empty(0)
+        times, values = self.samples[metric]
+        counter = counters()[metric]
+        steps = [counter.increase(a, b) for a, b in pairwise(values)]
+        return times[1:], np.array([np.nan if s is None else s for s in steps])
+
+    def total(self, metric: str) -> float:
+        """Everything counted in the range; NaN where nothing is known."""
+        _, steps = self.increases(metric)
+        known = steps[np.isfinite(steps)]
+        return float(known.sum()) if known.size else float("nan")
+
+    def seconds(self, metric: str) -> float:
+        """Time between the first and the last sample."""
+        if metric not in self.samples:
+            return 0.0
+        times = self.samples[metric][0]
+        return float(times[-1] - times[0]) / S if times.size > 1 else 0.0
+
+
+def ports(table: pa.Table) -> list[Port]:
+    """Ports from rows of `metrics` (node, device, name, ts, value), in any order and repeated or not."""
+    wanted = {*counters(), "rdma_port_state", "rdma_link_rate_bits_per_s", "rdma_link_layer"}
+    found: dict[tuple[str, str], dict[str, dict[int, float]]] = {}
+    columns = [table[name].to_pylist() for name in ("node", "device", "name", "value")]
+    times = table["ts"].cast(pa.int64()).to_pylist()
+    for node, device, name, value, ts_ns in zip(*columns, times, strict=True):
+        if name in wanted and value is not None and np.isfinite(value):
+            found.setdefault((node, device), {}).setdefault(name, {})[ts_ns] = value
+    made: list[Port] = []
+    for (node, device), metrics in sorted(found.items()):
+        samples = {
+            name: (np.array(sorted(values), np.int64), np.array([values[t] for t in sorted(values)]))
+            for name, values in metrics.items()
+        }
+        made.append(Port(node=node, device=device, samples=samples))
+    return made
+
+
+def measure(described: list[dict[str, Any]], burst: pa.RecordBatch) -> list[dict[str, Any]]:
+    """Ports as `collectors.rdma.describe` gives them, each with its rows of `share_of_line_rate`."""
+    rates = {port["device"]: port["rate_bits_per_s"] for port in described}
+    rows = share_of_line_rate(pa.Table.from_batches([burst]), rates)
+    return [{**p, "traffic": [r for r in rows if r["device"] == p["device"]]} for p in described]
+
+
+def share_of_line_rate(
+    table: pa.Table, line_rates: Mapping[str, float | None] | None = None
+) -> list[dict[str, Any]]:
+    """For each port and direction the mean and the peak rate, in bits/s and as a share of the line rate.
+
+    For bursts of millisecond samples: tells whether transfers reach the physical limit. Shares are None where
+    the rate of the port is not among the samples.
+    """
+    rows: list[dict[str, Any]] = []
+    for port in ports(table):
+        line = (line_rates or {}).get(port.name)
+        if line is None and "rdma_link_rate_bits_per_s" in port.samples:
+            line = float(port.samples["rdma_link_rate_bits_per_s"][1][-1])
+        for metric, direction in ((TRANSMIT, "transmit"), (RECEIVE, "receive")):
+            if metric not in port.samples or port.samples[metric][0].size < 2:
+                continue
+            times, steps = port.increases(metric)
+            gaps = np.diff(port.samples[metric][0]) / S
+            rates = steps * 8 / gaps
+            mean = port.total(metric) * 8 / max(port.seconds(metric), 1e-9)
+            peak = float(np.nanmax(rates)) if np.isfinite(rates).any() else float("nan")
+            rows.append(
+                {
+                    "device": port.name,
+                    "direction": direction,
+                    "mean_bits_per_s": mean,
+                    "peak_bits_per_s": peak,
+                    "line_bits_per_s": line,
+                    "mean_share": mean / line if line else None,
+                    "peak_share": peak / line if line else None,
+                    "samples": int(times.size + 1),
+                }
+            )
+    return rows

@@ -1,0 +1,198 @@
+"""The RDMA ports of a machine, from /sys/class/infiniband: counters, state and rate as samples of `metrics`.
+
+A failed read is a missing sample, never a zero. A file that says it cannot be read (EINVAL on restricted
+functions, "N/A (no PMA)") is not read again: each attempt would put an error into the kernel's log.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from pulsetrain.stream.counters import Counter, counters, numbered, rate_bits_per_s
+from pulsetrain.stream.schema import arrow_schema
+
+CLASS = Path("/sys/class/infiniband")
+LAYERS = {"InfiniBand": 1.0, "Ethernet": 2.0}
+MOST_SAMPLES = 20_000  # of one burst
+_FOR_GOOD = frozenset({errno.EINVAL, errno.EOPNOTSUPP, errno.EACCES, errno.EPERM, errno.ENODATA})
+
+Sample = tuple[str, str, float]  # device, metric, value
+
+
+class RdmaSampler:
+    """Samples every port. Devices are named "mlx5_0/1": card and port number."""
+
+    def __init__(self, path: Path = CLASS, *, node: str = "") -> None:
+        self._path, self._node = path, node
+        self._counters: list[Counter] = list(counters().values())
+        self._unreadable: set[Path] = set()
+        self.failed_reads = 0
+
+    @property
+    def blind(self) -> str:
+        """Why there is nothing to see; empty where there is."""
+        return "" if any(self._ports()) else f"no port under {self._path}"
+
+    @property
+    def unreadable(self) -> tuple[str, ...]:
+        """Files that are not read any more, relative to the class folder."""
+        return tuple(sorted(str(p.relative_to(self._path)) for p in self._unreadable))
+
+    def sample(self, now_ns: int) -> pa.RecordBatch:
+        """One batch of `metrics`, all stamped `now_ns` (UTC)."""
+        samples = [s for device, port in self._ports() for s in self._port(device, port)]
+        return _batch(self._node, [(device, name, value, now_ns) for device, name, value in samples])
+
+    def _ports(self) -> Iterator[tuple[str, Path]]:
+        try:
+            cards = sorted(self._path.iterdir())
+        except OSError:
+            return
+        for card in cards:
+            ports = card / "ports"
+            if ports.is_dir():
+                for port in sorted(ports.iterdir()):
+                    yield f"{card.name}/{port.name}", port
+
+    def _port(self, device: str, port: Path) -> Iterator[Sample]:
+        for counter in self._counters:
+            text = self._read(port / counter.folder / counter.file)
+            if text is not None and text.isdigit():
+                yield device, counter.metric, float(int(text) * counter.scale)
+        yield from self._state(device, port)
+
+    def _state(self, device: str, port: Path) -> Iterator[Sample]:
+        for file, metric in (("state", "rdma_port_state"), ("phys_state", "rdma_port_physical_state")):
+            known = numbered(self._read(port / file) or "")
+            if known is not None:
+                yield device, metric, float(known[0])
+        rate = rate_bits_per_s(self._read(port / "rate") or "")
+        if rate is not None:
+            yield device, "rdma_link_rate_bits_per_s", rate
+        layer = LAYERS.get(self._read(port / "link_layer") or "")
+        if layer is not None:
+            yield device, "rdma_link_layer", layer
+
+    def _read(self, path: Path) -> str | None:
+        """The stripped text of a file, or None. What cannot be read for good is remembered."""
+        if path in self._unreadable:
+            return None
+        try:
+            text = path.read_text(errors="replace").strip()
+        except FileNotFoundError:
+            return None  # not every card has every counter
+        except OSError as error:
+            self.failed_reads += 1
+            if error.errno in _FOR_GOOD:
+                self._unreadable.add(path)
+            return None
+        if text.startswith("N/A"):
+            self._unreadable.add(path)
+            return None
+        return text
+
+
+def describe(path: Path = CLASS) -> list[dict[str, Any]]:
+    """Every port as one object: device, state, rate, card, and each counter with its unit and whether it is
+    saturated. What could not be read is not there."""
+    sampler = RdmaSampler(path)
+    table = counters()
+    described: list[dict[str, Any]] = []
+    for device, port in sampler._ports():
+        values = {metric: value for _, metric, value in sampler._port(device, port)}
+        card = port.parent.parent
+        described.append(
+            {
+                "device": device,
+                "state": sampler._read(port / "state"),
+                "physical_state": sampler._read(port / "phys_state"),
+                "link_layer": sampler._read(port / "link_layer"),
+                "rate_bits_per_s": values.get("rdma_link_rate_bits_per_s"),
+                "card": sampler._read(card / "hca_type"),
+                "board": sampler._read(card / "board_id"),
+                "firmware": sampler._read(card / "fw_ver"),
+                "counters": {
+                    m: {"value": int(v), "unit": table[m].unit, "saturated": table[m].saturated(v)}
+                    for m, v in values.items()
+                    if m in table
+                },
+                "unreadable": [f for f in sampler.unreadable if f.startswith(f"{card.name}/")],
+            }
+        )
+    return described
+
+
+class Burst:
+    """Traffic of chosen ports every few milliseconds for a short while, for what a second hides.
+
+    The files stay open, so that a sample is two reads. Run it in a thread of its own: it sleeps.
+    """
+
+    def __init__(self, path: Path = CLASS, *, node: str = "", devices: tuple[str, ...] = ()) -> None:
+        self._node = node
+        known = RdmaSampler(path)._ports()
+        table = counters()
+        self._files: list[tuple[str, Counter, int]] = []
+        for device, port in known:
+            if devices and device not in devices:
+                continue
+            for metric in ("rdma_transmit_bytes", "rdma_receive_bytes"):
+                counter = table[metric]
+                try:
+                    fd = os.open(port / counter.folder / counter.file, os.O_RDONLY | os.O_CLOEXEC)
+                except OSError:
+                    continue
+                self._files.append((device, counter, fd))
+
+    def run(
+        self,
+        *,
+        seconds: float = 1.0,
+        period_s: float = 0.001,
+        wall_ns: Callable[[], int] = time.time_ns,
+        monotonic_s: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> pa.RecordBatch:
+        """Samples for `seconds`, at most 20,000. A read longer than the period is not made up for."""
+        rows: list[tuple[str, str, float, int]] = []
+        begin = monotonic_s()
+        due = begin
+        while monotonic_s() - begin < seconds and len(rows) < MOST_SAMPLES and self._files:
+            now_ns = wall_ns()
+            rows += [row for file in self._files if (row := _pread(file, now_ns)) is not None]
+            due = max(due + period_s, monotonic_s())
+            sleep(max(0.0, due - monotonic_s()))
+        return _batch(self._node, rows)
+
+    def close(self) -> None:
+        """Close the files."""
+        for _, _, fd in self._files:
+            os.close(fd)
+        self._files.clear()
+
+
+def _pread(file: tuple[str, Counter, int], now_ns: int) -> tuple[str, str, float, int] | None:
+    device, counter, fd = file
+    try:
+        text = os.pread(fd, 64, 0).strip()
+    except OSError:
+        return None
+    return (device, counter.metric, float(int(text) * counter.scale), now_ns) if text.isdigit() else None
+
+
+def _batch(node: str, rows: list[tuple[str, str, float, int]]) -> pa.RecordBatch:
+    columns = {
+        "node": [node] * len(rows),
+        "device": [device for device, _, _, _ in rows],
+        "name": [name for _, name, _, _ in rows],
+        "ts": [ts_ns for _, _, _, ts_ns in rows],
+        "value": [value for _, _, value, _ in rows],
+    }
+    return pa.RecordBatch.from_pydict(columns, schema=arrow_schema("metrics"))

@@ -1,0 +1,210 @@
+"""What ports' counters say, on fleets of ports that are made here."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pulsetrain.analytics.network import find
+from pulsetrain.analytics.network_ports import ports, share_of_line_rate
+from pulsetrain.analytics.verdict import Healthy, Inconclusive, findings
+
+S = 1_000_000_000
+T0 = 1_790_000_000 * S
+
+
+class Fleet:
+    """Ports that each carry `per_s` bytes a second in steps of 2 s, sampled every second."""
+
+    def __init__(self, count=8, seconds=120, per_s=1e9, seed=0):
+        rng = np.random.default_rng(seed)
+        self.times = T0 + np.arange(seconds) * S
+        self.moved = {i: per_s * (1 + 0.02 * rng.standard_normal(seconds)) for i in range(count)}
+        self.extra = {i: {} for i in range(count)}
+        for i in range(count):
+            self.extra[i]["rdma_port_state"] = np.full(seconds, 4.0)
+            self.extra[i]["rdma_transmit_wait_ticks"] = np.cumsum(rng.poisson(50, seconds)).astype(float)
+        self.names = {i: (f"n{i // 2}", f"mlx5_{i % 2}/1") for i in range(count)}
+
+    def table(self, order=None):
+        rows = []
+        for i, moved in self.moved.items():
+            node, device = self.names[i]
+            series = {"rdma_transmit_bytes": np.cumsum(moved), **self.extra[i]}
+            for name, values in series.items():
+                rows += [
+                    (node, device, name, int(t), float(v)) for t, v in zip(self.times, values, strict=True)
+                ]
+        if order is not None:
+            order.shuffle(rows)
+        columns = list(zip(*rows, strict=True))
+        return pa.table(
+            {
+                "node": list(columns[0]),
+                "device": list(columns[1]),
+                "name": list(columns[2]),
+                "ts": pa.array(columns[3], pa.timestamp("ns", "UTC")),
+                "value": list(columns[4]),
+            }
+        )
+
+    @property
+    def steps(self):
+        return [int(t) for t in self.times[::2]]
+
+    def said(self, **more):
+        verdicts = find(self.table(), now_ns=int(self.times[-1]), job="j", steps_ns=self.steps, **more)
+        return {(f.kind, f.subject, f.severity) for f in findings(verdicts)}
+
+
+def test_a_clean_fleet_says_nothing():
+    for seed in range(10):
+        fleet = Fleet(seed=seed)
+        (verdict,) = find(fleet.table(), now_ns=T0, job="j", steps_ns=fleet.steps)
+        assert isinstance(verdict, Healthy)
+        assert verdict.numbers["ports"] == 8
+
+
+def test_traffic_that_dropped_names_the_port():
+    fleet = Fleet()
+    fleet.moved[3][80:] *= 0.2
+    assert fleet.said() == {("traffic_drop", "n1/mlx5_1/1", "warning")}
+
+
+def test_traffic_that_ended_names_the_port():
+    fleet = Fleet()
+    fleet.moved[3][80:] = 0
+    assert fleet.said() == {("traffic_drop", "n1/mlx5_1/1", "critical")}
+
+
+def test_traffic_that_ended_everywhere_is_no_ports_fault():
+    fleet = Fleet()
+    for moved in fleet.moved.values():
+        moved[80:] = 0
+    assert fleet.said() == {("traffic_drop", "j", "critical")}
+
+
+def test_a_slower_job_carries_as_much_in_each_step():
+    fleet = Fleet(seconds=240)
+    for moved in fleet.moved.values():
+        moved[120:] *= 0.25
+    steps = [*fleet.times[:120:2], *fleet.times[120::8]]
+    verdicts = find(fleet.table(), now_ns=T0, job="j", steps_ns=[int(t) for t in steps])
+    assert findings(verdicts) == []
+
+
+def test_a_card_that_was_reset_dropped_nothing():
+    fleet = Fleet()
+    table = fleet.table()
+    values = table["value"].to_pylist()
+    rows = zip(table["device"].to_pylist(), table["node"].to_pylist(), table["name"].to_pylist(), strict=True)
+    hit = [i for i, row in enumerate(rows) if row == ("mlx5_1/1", "n1", "rdma_transmit_bytes")]
+    base = values[hit[60]]
+    for i in hit[60:]:
+        values[i] -= base
+    again = table.set_column(4, "value", pa.array(values))
+    assert findings(find(again, now_ns=T0, job="j", steps_ns=fleet.steps)) == []
+
+
+@pytest.mark.parametrize(("downs", "severity"), [(1, "info"), (3, "warning"), (9, "warning")])
+def test_a_link_that_goes_down_again_and_again_flaps(downs, severity):
+    fleet = Fleet()
+    fleet.extra[2]["rdma_link_downed_total"] = np.minimum(np.arange(120) // 10, downs).astype(float)
+    assert fleet.said() == {("link_flap", "n1/mlx5_0/1", severity)}
+
+
+def test_flaps_are_seen_in_the_state_where_the_counter_is_at_its_end():
+    fleet = Fleet()
+    fleet.extra[2]["rdma_link_downed_total"] = np.full(120, 255.0)
+    fleet.extra[2]["rdma_port_state"][[20, 50, 80]] = 1.0
+    assert fleet.said() == {("link_flap", "n1/mlx5_0/1", "warning")}
+    (verdict,) = findings(find(fleet.table(), now_ns=T0, steps_ns=fleet.steps))
+    assert verdict.evidence["counter_blind"]
+
+
+def test_a_port_that_stays_down_is_down_and_one_that_never_was_up_is_not_plugged_in():
+    fleet = Fleet()
+    fleet.extra[2]["rdma_port_state"][80:] = 1.0
+    fleet.extra[5]["rdma_port_state"][:] = 1.0
+    said = fleet.said()
+    assert ("port_down", "n1/mlx5_0/1", "critical") in said
+    assert not any(subject == "n2/mlx5_1/1" for _, subject, _ in said)
+
+
+def test_congestion_is_compared_by_byte_over_the_fleet():
+    fleet = Fleet()
+    fleet.extra[6]["rdma_transmit_wait_ticks"] = fleet.extra[6]["rdma_transmit_wait_ticks"] * 20
+    assert fleet.said() == {("congestion", "n3/mlx5_0/1", "warning")}
+
+
+def test_errors_on_a_link_are_told_by_the_minute():
+    fleet = Fleet()
+    fleet.extra[1]["rdma_symbol_errors_total"] = np.arange(120) * 2.0
+    assert fleet.said() == {("link_errors", "n0/mlx5_1/1", "warning")}
+
+
+@pytest.mark.parametrize("order", [random.Random(i) for i in range(5)], ids=range(5))
+def test_the_order_of_rows_changes_nothing(order):
+    fleet = Fleet(seconds=60)
+    fleet.moved[3][40:] = 0
+    straight = find(fleet.table(), now_ns=T0, job="j", steps_ns=fleet.steps)
+    mixed = find(fleet.table(order), now_ns=T0, job="j", steps_ns=fleet.steps)
+    assert mixed == straight
+
+
+@given(shares=st.lists(st.floats(0.0, 0.4), min_size=2, max_size=3, unique=True))
+@settings(max_examples=8, deadline=None)
+def test_a_worse_drop_is_never_milder(shares):
+    def confidence(share):
+        fleet = Fleet()
+        fleet.moved[3][80:] *= share
+        (verdict,) = findings(find(fleet.table(), now_ns=T0, job="j", steps_ns=fleet.steps))
+        return ({"warning": 1, "critical": 2}[verdict.severity], verdict.confidence)
+
+    rated = [confidence(s) for s in sorted(shares, reverse=True)]
+    assert [r[0] for r in rated] == sorted(r[0] for r in rated)
+
+
+def test_renaming_the_machine_renames_the_answer():
+    fleet = Fleet()
+    fleet.moved[3][80:] = 0
+    fleet.names[3] = ("other", "roce0/2")
+    assert fleet.said() == {("traffic_drop", "other/roce0/2", "critical")}
+
+
+def test_nothing_or_next_to_nothing_is_blind_or_quiet():
+    empty = Fleet().table().slice(0, 0)
+    (verdict,) = find(empty, now_ns=T0)
+    assert isinstance(verdict, Inconclusive)
+    assert verdict.blind
+    one = Fleet(count=1, seconds=2)
+    assert findings(find(one.table(), now_ns=T0)) == []
+    doubled = pa.concat_tables([one.table(), one.table()])
+    assert ports(doubled)[0].total("rdma_transmit_bytes") == ports(one.table())[0].total(
+        "rdma_transmit_bytes"
+    )
+
+
+def test_missing_samples_are_no_drop():
+    fleet = Fleet()
+    fleet.extra[3]["rdma_symbol_errors_total"] = np.full(120, np.nan)
+    table = fleet.table()
+    keep = [
+        not (n == "n1" and d == "mlx5_1/1" and i % 3)
+        for i, (n, d) in enumerate(zip(table["node"].to_pylist(), table["device"].to_pylist(), strict=True))
+    ]
+    assert findings(find(table.filter(pa.array(keep)), now_ns=T0, steps_ns=fleet.steps)) == []
+
+
+def test_a_burst_is_put_beside_the_line_rate():
+    fleet = Fleet(count=1, per_s=25e9)
+    fleet.extra[0]["rdma_link_rate_bits_per_s"] = np.full(120, 400e9)
+    (row,) = share_of_line_rate(fleet.table())
+    assert row["mean_share"] == pytest.approx(0.5, rel=0.02)
+    assert 0.5 < row["peak_share"] < 0.6
+    assert share_of_line_rate(Fleet(count=1).table())[0]["mean_share"] is None
