@@ -66,9 +66,9 @@ def column(record: Record, field: Field) -> str:
 
 def _codec(record: Record, field: Field) -> str:
     if field.kind is Kind.TIME:
-        return "Delta(8), ZSTD(1)"
+        return "Delta(8), T64, ZSTD(1)"
     if field.kind is Kind.I64:
-        return "Delta(8), ZSTD(1)" if field.name in (*record.order_by, "seq") else "T64, ZSTD(1)"
+        return "Delta(8), ZSTD(1)" if field.name in record.order_by else "T64, ZSTD(1)"
     if field.kind is Kind.I32:
         return "Delta(4), ZSTD(1)" if field.name in record.order_by else "T64, ZSTD(1)"
     return "ZSTD(1)"
