@@ -45,15 +45,18 @@ def find_script(package: Path | None = None) -> Path:
     )
 
 
-def clean_environment(mark: str) -> dict[str, str]:
-    """This process's environment without Pulsetrain's, torchrun's and CUDA's settings, and with the mark."""
+def clean_environment(mark: str, scratch: Path) -> dict[str, str]:
+    """This process's environment without Pulsetrain's, torchrun's and CUDA's settings, with the mark, and
+    with `scratch` for what torch leaves in the temporary folder."""
+    scratch.mkdir(parents=True, exist_ok=True)
     kept = {
         k: v
         for k, v in os.environ.items()
         if not k.startswith(("PULSETRAIN_", "TORCHELASTIC_"))
         and k not in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
     }
-    return kept | {MARK: mark, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    ours = {MARK: mark, "TMPDIR": str(scratch), "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    return kept | ours
 
 
 class Cluster:
@@ -71,7 +74,7 @@ class Cluster:
         flags = ["--nnodes", str(len(NODES)), "--nproc-per-node", str(RANKS_PER_NODE), "--job", JOB]
         flags += ["--node", node, "--address", address, "--data", str(home)]
         verb = ["agent", "--standby"] if standby else ["run", "--hub", self._hub.url]
-        env = clean_environment(self._mark)
+        env = clean_environment(self._mark, home / "tmp")
         env |= {"PULSETRAIN_HUB": self._hub.url, "PULSETRAIN_TOKEN": self._hub.token}
         with (home / "agent.log").open("wb") as log:
             self._agents[node] = subprocess.Popen(
@@ -142,7 +145,7 @@ class Reference:
         with (folder / "output.log").open("wb") as log:
             self._process = subprocess.Popen(
                 [*command, "--params-hash-out", str(folder / "hash")],
-                env=clean_environment(mark),
+                env=clean_environment(mark, folder / "tmp"),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

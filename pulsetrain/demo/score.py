@@ -77,7 +77,7 @@ def judge(
     fault that did not stop the job, None where it never went on.
     """
     about = sorted(
-        (f for f in findings if f.kind in injection.kinds and injection.at_ns <= f.seen_ns <= until_ns),
+        (f for f in findings if _accuses(f, injection.kinds) and injection.at_ns <= f.seen_ns <= until_ns),
         key=lambda f: f.seen_ns,
     )
     right = [f for f in about if f.subject in injection.accepted]
@@ -91,6 +91,11 @@ def judge(
         resumed_s=None if resumed_ns is None else (resumed_ns - injection.at_ns) / 1e9,
         lost_steps=lost_steps,
     )
+
+
+def _accuses(finding: Seen, kinds: frozenset[str]) -> bool:
+    """Whether it is of such a kind and says who; "the whole job became slower" accuses nobody."""
+    return finding.kind in kinds and finding.subject[0] in ("node", "rank")
 
 
 def spoken(subject: Subject) -> str:

@@ -57,6 +57,7 @@ class Story:
         if self.outlook.state == "failed":
             raise PulsetrainError(f"the job failed: {self.outlook.failure}")
         self.cluster.await_end()
+        self.outlook.look()
 
     def start(self) -> None:
         """Four nodes that train, and one more that waits."""
@@ -69,11 +70,12 @@ class Story:
         """Throttle the processes of one node until it was named, or for `SLOW_STEPS` at most."""
         ranks = outside.ranks_below(self.cluster.pid(SLOW_NODE))
         accepted = {("node", SLOW_NODE), *(("rank", str(r)) for r in ranks)}
-        injection = self._injected("slow_node", SLOW_NODE, SLOW_KINDS, accepted)
-        self.say("fault", f"the ranks of {SLOW_NODE} are throttled to run {SLOWDOWN} times slower")
-        with Throttle(list(ranks.values()), SLOWDOWN):
-            end = injection.step + SLOW_STEPS[1]
-            least = injection.step + SLOW_STEPS[0]
+        throttle = Throttle(list(ranks.values()), SLOWDOWN)
+        with throttle:
+            self._wait(lambda: throttle.begun, STALL_S, "be throttled")
+            injection = self._injected("slow_node", SLOW_NODE, SLOW_KINDS, accepted)
+            self.say("fault", f"the ranks of {SLOW_NODE} are throttled to compute {SLOWDOWN} times slower")
+            least, end = (injection.step + steps for steps in SLOW_STEPS)
             self._wait(
                 lambda: self.outlook.step >= end or (self.outlook.step >= least and self._named(injection)),
                 STALL_S,

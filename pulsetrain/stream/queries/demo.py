@@ -66,10 +66,10 @@ def loss(store: Queryable, job: str, step: int) -> float | None:
     """The newest loss logged at `step` or in the ten steps before it; None: nobody logged one."""
     found = store.query(
         """
-        SELECT argMax(loss, (step, start)) AS loss FROM steps
+        SELECT argMax(loss, (step, start)) AS newest FROM steps
         WHERE job = {job:String} AND loss IS NOT NULL AND step BETWEEN {step:Int64} - 10 AND {step:Int64}
         """,
         {"job": job, "step": step},
     )
-    value = found.to_pylist()[0]["loss"]
+    value = found.to_pylist()[0]["newest"]
     return None if value is None else float(value)
