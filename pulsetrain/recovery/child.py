@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import errno
 import faulthandler
 import importlib
 import inspect
@@ -63,6 +64,18 @@ def _rank(request: dict[str, Any], fds: list[int]) -> int:
     return _run(mode, argv[0])
 
 
+class _Lossy(io.FileIO):
+    """A log file. What a full disk does not take is lost; it is no reason for a rank to fail."""
+
+    def write(self, data: Any, /) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                return len(data)
+            raise
+
+
 def _open_output(stdout: int, stderr: int) -> None:
     """Unbuffered, as ``python -u`` under torchrun: the last line before a crash is in the file."""
     os.dup2(stdout, 1)
@@ -71,7 +84,7 @@ def _open_output(stdout: int, stderr: int) -> None:
     os.close(stderr)
     sys.stdout, sys.stderr = (
         io.TextIOWrapper(
-            io.FileIO(fd, "w", closefd=False),  # raw, as -u has it
+            _Lossy(fd, "w", closefd=False),  # raw, as -u has it
             encoding="utf-8",
             errors="backslashreplace",
             write_through=True,

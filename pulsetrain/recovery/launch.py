@@ -75,7 +75,9 @@ def launch(asked: Launch, say: Say) -> Outcome:
         raise UsageError("no hub: give --hub URL, set PULSETRAIN_HUB, or start `pulsetrain serve`")
     if hub is None and asked.nnodes > 1:
         raise UsageError(f"--nnodes={asked.nnodes} needs a hub that all nodes reach: give --hub URL")
-    folder = _writable(_folder(asked, own_hub=hub is None))
+    folder = _writable(_folder(asked, own_hub=hub is None), "data", "--data")
+    if asked.log_dir is not None:
+        _writable(asked.log_dir, "log", "--log-dir")
     with contextlib.ExitStack() as stack:
         zygote = _start_zygote(asked)
         stack.callback(zygote.close)
@@ -150,15 +152,16 @@ def _folder(asked: Launch, *, own_hub: bool) -> Path:
     return data / "nodes" / asked.job_name / asked.node_name
 
 
-def _writable(folder: Path) -> Path:
+def _writable(folder: Path, what: str, flag: str) -> Path:
+    """The folder, made where it is missing. Raises `UsageError`."""
     try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700 if what == "data" else 0o777)
         probe = folder / ".writable"
         probe.touch()
         probe.unlink()
     except OSError as error:
         raise UsageError(
-            f"data folder {folder}: {error.strerror}; give --data a folder you can write"
+            f"{what} folder {folder}: {error.strerror}; give {flag} a folder you can write"
         ) from error
     return folder
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import structlog
 
 from pulsetrain.collectors.drain import Drain
 from pulsetrain.collectors.host import process_state
@@ -21,6 +23,8 @@ from pulsetrain.recovery.output import last_lines
 from pulsetrain.recovery.zygote import Mode, Zygote
 from pulsetrain.stream.errors import Unavailable
 from pulsetrain.stream.messages import RankExit, RankStatus, Start
+
+log = structlog.get_logger()
 
 LAST_LINES = 20
 KILL_TIMEOUT_S = 5.0
@@ -159,7 +163,8 @@ class Ranks:
         are then ended.
         """
         folder = self._log_dir / f"attempt_{start.attempt}"
-        folder.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(OSError):  # the files then fall back to nothing
+            folder.mkdir(parents=True, exist_ok=True)
         fresh = [self._prepare(start, local, folder) for local in range(self._identity.nproc_per_node)]
         self._drop_rings()
         self.all = tuple(fresh)
@@ -213,8 +218,7 @@ class Ranks:
         )
 
     def _fork(self, zygote: Zygote, rank: Rank, start: Start, arenas: Mapping[int, int]) -> None:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC
-        out, err = (os.open(path, flags, 0o644) for path in (rank.out, rank.err))
+        out, err = _open_log(rank.out), _open_log(rank.err)
         try:
             rank.pid = zygote.spawn(
                 argv=self._program.argv,
@@ -239,6 +243,17 @@ class Ranks:
     def _drop_rings(self) -> None:
         for rank in self.all:
             os.close(rank.ring_fd)
+
+
+def _open_log(path: Path) -> int:
+    """The file to write to; nowhere, where a full or broken disk does not let it be made: ranks run all the
+    same."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC
+    try:
+        return os.open(path, flags, 0o644)
+    except OSError as error:
+        log.warning("output_lost", path=str(path), error=error.strerror)
+        return os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
 
 
 def _send(zygote: Zygote, ranks: Iterable[Rank], signum: int) -> None:

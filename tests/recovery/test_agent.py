@@ -1,5 +1,6 @@
 """`pulsetrain agent` as its users start it, with real gloo ranks, and a hub that does what the test says."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -29,11 +30,11 @@ MARK = "PULSETRAIN_TEST_MARK"
 class Node:
     """One agent process; everything it starts carries a mark in its environment."""
 
-    def __init__(self, hub, folder, *, steps, token=TOKEN):
+    def __init__(self, hub, folder, *, steps, token=TOKEN, logs=None):
         self.hub, self.mark = hub, uuid.uuid4().hex
         script = folder / "train.py"
         script.write_text(TRAIN)
-        self.logs = folder / "logs"
+        self.logs = logs or folder / "logs"
         self.process = subprocess.Popen(
             [
                 *(sys.executable, "-m", "pulsetrain.cli", "agent", "--hub", hub.url, "--token", token),
@@ -139,6 +140,28 @@ def test_a_hub_that_goes_away_and_comes_back_changes_nothing_for_the_ranks(hub, 
     after = a.beat(lambda b: True)
     assert {rank.rank: rank.pid for rank in after.ranks} == pids
     assert after.ranks[0].last_step > before + 10
+
+
+def test_a_full_disk_leaves_training_undisturbed(hub, node, tmp_path):
+    disk = tmp_path / "data"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", disk], check=False)
+    if mounted.returncode:
+        pytest.skip("may not mount a small disk")
+    try:
+        a = node(logs=disk / "logs")
+        hub.wait(Hello)
+        with contextlib.suppress(OSError), (disk / "ballast").open("wb", buffering=0) as ballast:
+            while True:
+                ballast.write(b"x" * 4096)
+        pids = a.launch()
+        beat = a.beat(lambda b: b.gauges["dropped_rows"] > 0 and b.ranks[0].last_step > 20)
+        assert {rank.rank: rank.pid for rank in beat.ranks} == pids
+        a.process.kill()
+        a.process.wait()
+        assert until(lambda: not a.left_behind())
+    finally:
+        subprocess.run(["umount", "-l", disk], check=True)
 
 
 def test_killing_the_agent_leaves_nothing(hub, node):

@@ -30,7 +30,7 @@ def refused(tmp_path, monkeypatch):
     def refused(*words):
         result = CliRunner().invoke(pulsetrain, words, standalone_mode=False)
         assert result.exception is not None
-        assert not (tmp_path / "data" / "runs").exists()
+        assert not list((tmp_path / "data").rglob("hub"))
         return " ".join(str(getattr(result.exception, "message", None) or result.exception).split())
 
     return refused
@@ -54,6 +54,7 @@ def refused(tmp_path, monkeypatch):
         (["--standalone", "--hub", "http://h:1", "train.py"], "--standalone starts a hub of its own"),
         (["--local-ranks-filter", "0,x", "train.py"], "--local-ranks-filter=0,x"),
         (["--data", "/proc/nowhere", "train.py"], "data folder /proc/nowhere"),
+        (["--log-dir", "/proc/nowhere", "train.py"], "log folder /proc/nowhere"),
         (["--config", "missing.toml", "train.py"], "configuration file missing.toml"),
     ],
 )

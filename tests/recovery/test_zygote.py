@@ -1,6 +1,7 @@
 """The zygote and what it forks, with real torch in real processes."""
 
 import os
+import queue
 import signal
 import subprocess
 import sys
@@ -111,6 +112,22 @@ def test_a_traceback_begins_in_the_script_and_ends_stderr(ran):
     assert lines[0] == "Traceback (most recent call last):"
     assert lines[1].startswith(f'  File "{rank.script}", line 3')
     assert lines[-1] == "ValueError: boom"
+
+
+def test_a_full_disk_under_its_output_does_not_end_a_rank(zygote):
+    ended = queue.SimpleQueue()
+    with Path("/dev/full").open("wb") as full:
+        zygote.spawn(
+            argv=("this",),  # a module that prints
+            mode="module",
+            env={},
+            cwd=Path("/"),
+            stdout=full.fileno(),
+            stderr=full.fileno(),
+            fds={},
+            on_exit=ended.put,
+        )
+        assert ended.get(timeout=20) == 0
 
 
 def test_exit_handlers_and_threads_are_waited_for(ran):
