@@ -232,6 +232,26 @@ def whatif(trace: Path, as_json: bool) -> None:
 
 
 @pulsetrain.command()
+@click.argument("folder", type=click.Path(path_type=Path))
+@JSON_FLAG
+def logs(folder: Path, as_json: bool) -> None:
+    """Whose log differs from its peers', and who is likely to blame; FOLDER holds one file a rank or node.
+
+    Example: pulsetrain logs /var/log/job-7 --json
+    """
+    from pulsetrain.analytics.logs import read_folder
+
+    answer = read_folder(folder)
+    if as_json:
+        print_json(answer)
+        return
+    rows = [{**f, **f["blame"]["shares"], "why": ", ".join(f["blame"]["reasons"])} for f in answer["files"]]
+    print_table(rows, ("file", "lines", "infrastructure", "framework", "user", "why"), "No file.")
+    for finding in answer["findings"]:
+        click.echo(f"{finding['severity']}: {finding['summary']} (confidence {finding['confidence']:.2f})")
+
+
+@pulsetrain.command()
 @click.argument("folder", type=click.Path(path_type=Path), default="/sys/class/infiniband")
 @click.option("--seconds", type=float, default=0.0, help="Sample the traffic for so long, every millisecond.")
 @JSON_FLAG

@@ -1,0 +1,142 @@
+"""Who is likely to blame for an exit, as a distribution over infrastructure, framework and user code.
+
+A symptom is not its cause: the same illegal memory access is hardware in a third of the cases. So every rule
+carries weights, the deepest rules that match decide together, and a line that only says that a peer died
+decides nothing. Sources are in tables/log_rules.toml.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.resources import files
+from types import MappingProxyType
+from typing import Any
+
+from pulsetrain.analytics.crash import cascade_rule
+
+CLASSES = ("infrastructure", "framework", "user")
+# ByteRobust (arXiv 2509.16293) table 1, less the users' own restarts: when nothing else is known.
+PRIOR: Mapping[str, float] = MappingProxyType({"infrastructure": 0.55, "framework": 0.15, "user": 0.30})
+FRAMEWORK_PATHS = ("/site-packages/", "/dist-packages/", "/torch/", "/lib/python3", "<frozen ")
+_FRAME = re.compile(r'File "([^"]+)", line \d+')
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule:
+    """One row of the table; `weights` are shares that sum to 1."""
+
+    name: str
+    pattern: re.Pattern[str]
+    weights: Mapping[str, float]
+    depth: int
+    sample: str = ""
+    source: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Blame:
+    """The answer. `reasons` are the rules that decided, each with the line that it matched."""
+
+    shares: Mapping[str, float]
+    reasons: tuple[tuple[str, str], ...] = ()
+    consequence: bool = False
+    """The lines only say that another process died: look there."""
+    numbers: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def likeliest(self) -> str:
+        """The class with the largest share."""
+        return max(self.shares, key=lambda c: self.shares[c])
+
+
+@cache
+def rules() -> tuple[Rule, ...]:
+    """The rules for lines, in the order of the table."""
+    return tuple(
+        Rule(
+            name=r["name"],
+            pattern=re.compile(r["pattern"], re.IGNORECASE),
+            weights=_shares(r["weights"]),
+            depth=int(r["depth"]),
+            sample=r["sample"],
+            source=r["source"],
+        )
+        for r in _table()["rule"]
+    )
+
+
+@cache
+def _exits() -> Mapping[int, Rule]:
+    never = re.compile(r"(?!)")
+    return {
+        int(r["code"]): Rule(
+            name=r["name"], pattern=never, weights=_shares(r["weights"]), depth=0, source=r["source"]
+        )
+        for r in _table()["exit"]
+    }
+
+
+def _table() -> dict[str, Any]:
+    return tomllib.loads(files("pulsetrain.analytics").joinpath("tables/log_rules.toml").read_text())
+
+
+def _shares(weights: Mapping[str, float]) -> Mapping[str, float]:
+    total = sum(weights[c] for c in CLASSES)
+    return MappingProxyType({c: weights[c] / total for c in CLASSES})
+
+
+def classify(lines: Iterable[str], code: int | None = None) -> Blame:
+    """Who is likely to blame for a process that left these lines and ended with `code` (minus a signal).
+
+    >>> blame = classify(["RuntimeError: CUDA error: an illegal memory access was encountered"])
+    >>> {name: round(share, 2) for name, share in blame.shares.items()}
+    {'infrastructure': 0.29, 'framework': 0.14, 'user': 0.57}
+    """
+    kept = [line for line in lines if line.strip()]
+    matched = _matched([line for line in kept if not cascade_rule([line])])
+    consequence = not matched and bool(cascade_rule(kept))
+    matched = matched or _matched(kept)
+    if matched:
+        deepest = max(rule.depth for rule, _ in matched)
+        deciding = {rule.name: (rule, line) for rule, line in matched if rule.depth == deepest}
+        evidence = [rule for rule, _ in deciding.values()]
+        reasons = tuple((name, line.strip()[:300]) for name, (_, line) in deciding.items())
+        return Blame(shares=_together(evidence, _innermost(kept)), reasons=reasons, consequence=consequence)
+    ended = _exits().get(code) if code is not None else None
+    if ended is not None and not consequence:
+        return Blame(shares=dict(ended.weights), reasons=((f"exit: {ended.name}", ""),))
+    return Blame(shares=dict(PRIOR), consequence=consequence)
+
+
+def rule_of(line: str) -> str:
+    """Name of the deepest rule that a line matches; empty where none does."""
+    matched = _matched([line])
+    return max(matched, key=lambda m: m[0].depth)[0].name if matched else ""
+
+
+def _matched(lines: Sequence[str]) -> list[tuple[Rule, str]]:
+    return [(rule, line) for line in lines for rule in rules() if rule.pattern.search(line)]
+
+
+def _innermost(lines: Sequence[str]) -> str:
+    """Where the last traceback ends: framework or user code; empty without one."""
+    frames = [m[1] for line in lines if (m := _FRAME.search(line))]
+    if not frames:
+        return ""
+    return "framework" if any(part in frames[-1] for part in FRAMEWORK_PATHS) else "user"
+
+
+def _together(evidence: Sequence[Rule], innermost: str) -> dict[str, float]:
+    """The mean of the rules' shares; an exception raised in code of one side moves software's part to it."""
+    shares = {c: sum(rule.weights[c] for rule in evidence) / len(evidence) for c in CLASSES}
+    if innermost:
+        software = shares["framework"] + shares["user"]
+        other = "user" if innermost == "framework" else "framework"
+        moved = shares[other] * (0.25 if innermost == "framework" else 0.5)
+        shares[innermost] += moved
+        shares[other] = software - shares[innermost]
+    return shares
