@@ -62,6 +62,11 @@ class Drain:
         """Records that never became rows: the ring was full, the slot was not whole, or it held nonsense."""
         return self._reader.dropped + self._reader.lost + self._reader.garbage
 
+    @property
+    def errors(self) -> int:
+        """Faults of Pulsetrain's own inside the rank, which the rank swallowed and counted."""
+        return self._reader.status().errors
+
     def batches(self, now_ns: int, *, final: bool = False) -> Batches:
         """What the rank recorded since the last call, spans that are still open, and once its topology.
 
