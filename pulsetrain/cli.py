@@ -87,6 +87,7 @@ def _client(hub: str | None, token: str | None) -> Any:
 @click.option(
     "--store", metavar="URL", help="ClickHouse server (http(s)://user@host:port/db); default: embedded."
 )
+@click.option("--kafka", metavar="HOST:PORT,...", help="Take records from these brokers as well.")
 @click.option("--observe-only", is_flag=True, default=None, help="Say what would be done, do nothing.")
 def serve(
     data: str | None, file: str | None, no_dashboard: bool, observe_only: bool | None, **flags: Any

@@ -22,6 +22,9 @@ class HubConfig:
     store: str = ""
     """Store URL; empty: ``chdb://`` in the data folder. ``http(s)://`` for a ClickHouse server."""
 
+    kafka: str = ""
+    """Brokers (host:port,...) to take records from as well; empty: records come over HTTP alone."""
+
     def __post_init__(self) -> None:
         for name in ("port", "dashboard_port"):
             if not 0 <= getattr(self, name) <= 65535:

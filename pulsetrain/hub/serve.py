@@ -57,6 +57,8 @@ def serve(
         facts = parts.facts
         if config.dashboard:
             facts["dashboard"] = stack.enter_context(dashboard(url, token, config.dashboard_port))
+        if config.kafka:
+            stack.enter_context(kafka_ingest(config.kafka, store))
         stack.callback((data / "hub.json").unlink, missing_ok=True)
         write_address(data, facts | {"token": token})
         say(f"hub        {url}")
@@ -97,8 +99,6 @@ def run_server(parts: Parts, listener: socket.socket) -> None:
             ws_max_size=1 << 24,
         )
     )
-    # uvicorn raises the signal again once it has stopped; for both that must mean: return and clean up
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(server.serve(sockets=[listener]))
 
@@ -150,6 +150,20 @@ def write_address(data: Path, facts: dict[str, object]) -> None:
     with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
         json.dump(facts, file)
     temporary.rename(path)
+
+
+@contextlib.contextmanager
+def kafka_ingest(servers: str, store: Store) -> Iterator[None]:
+    """A member of the ingest group on a thread of this hub; a broker that goes away is waited for."""
+    from pulsetrain.hub.ingest import kafka_config
+    from pulsetrain.stream.ingest import Member
+
+    member = Member(kafka_config(None, {"servers": servers}), store, SystemClock())
+    member.start()
+    try:
+        yield
+    finally:
+        member.stop()
 
 
 @contextlib.contextmanager

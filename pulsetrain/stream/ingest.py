@@ -124,6 +124,7 @@ class Ingest:
         self._stop = threading.Event()
         self._lanes: dict[TopicPartition, Lane] = {}
         self._ranges: defaultdict[tuple[str, str], Ranges] = defaultdict(Ranges)
+        self._new: set[TopicPartition] = set()
         self._rows = 0
         self._since_s = 0.0
         with one_line_errors(kafka):
@@ -149,7 +150,9 @@ class Ingest:
     def poll(self) -> None:
         """One look at Kafka, and an insert where enough has gathered."""
         wait_ms = int(1000 * self._config.linger_s / 4)
-        for partition, messages in self._consumer.poll(timeout_ms=wait_ms, max_records=2_000).items():
+        polled = self._consumer.poll(timeout_ms=wait_ms, max_records=2_000)
+        self._learn()
+        for partition, messages in polled.items():
             self._gather(partition, messages)
         if self._rows and (
             self._rows >= self._config.rows
@@ -178,8 +181,14 @@ class Ingest:
     # -- partitions come and go ---------------------------------------------------------------------------
 
     def assigned(self, partitions: Sequence[TopicPartition]) -> None:
-        """Partitions are ours now: learn which range must be repeated, and which rows are stored."""
-        for partition in partitions:
+        """Partitions are ours now; the client allows no question from inside this call."""
+        self._new.update(partitions)
+
+    def _learn(self) -> None:
+        """Of new partitions: which range must be repeated, and which rows are stored."""
+        if not self._new:
+            return
+        for partition in self._new:
             committed = self._consumer.committed(partition, metadata=True)
             lane = Lane()
             if committed is not None and str(committed.metadata).startswith(_INTENT):
@@ -188,10 +197,12 @@ class Ingest:
         self._ranges.clear()
         for row in stored_ranges(self._store).to_pylist():
             self._ranges[(row["source"], row["record"])].add(row["first_row"], row["next_row"])
-        log.info("partitions_assigned", partitions=len(partitions))
+        log.info("partitions_assigned", partitions=len(self._new))
+        self._new.clear()
 
     def revoked(self, partitions: Sequence[TopicPartition]) -> None:
         """Partitions go to another member: what is gathered of them is left for it."""
+        self._new.difference_update(partitions)
         for partition in partitions:
             lane = self._lanes.pop(partition, None)
             self._rows -= sum(_rows(m) for m in lane.messages) if lane else 0
@@ -315,6 +326,46 @@ class Ingest:
             except errors.RetriableError as error:
                 log.warning("commit_failed", error=str(error))
                 time.sleep(self._config.retry_s)
+            else:
+                return
+
+
+class Member:
+    """An `Ingest` on a thread of its own, made anew whenever Kafka or the store fails it."""
+
+    def __init__(
+        self, kafka: KafkaConfig, store: Store, clock: Clock, config: IngestConfig | None = None
+    ) -> None:
+        self.metrics = IntakeMetrics()
+        self._make = lambda: Ingest(kafka, store, clock, config, self.metrics)
+        self._ended = threading.Event()
+        self._ingest = self._make()  # the first one here, so that a wrong address is the caller's error
+        self._thread = threading.Thread(target=self._run, name="ingest", daemon=True)
+
+    def start(self) -> None:
+        """Begin to take messages."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Store what is gathered and end."""
+        self._ended.set()
+        self._ingest.stop()
+        self._thread.join(timeout=30)
+
+    def _run(self) -> None:
+        while not self._ended.is_set():
+            try:
+                self._ingest.run()
+            except PulsetrainError as error:
+                log.warning("ingest_failed", error=str(error))
+                self._again()
+
+    def _again(self) -> None:
+        while not self._ended.wait(1.0):
+            try:
+                self._ingest = self._make()
+            except PulsetrainError as error:
+                log.warning("ingest_failed", error=str(error))
             else:
                 return
 
