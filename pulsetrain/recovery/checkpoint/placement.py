@@ -70,9 +70,7 @@ def across_groups(tp: int, pp: int, dp: int) -> tuple[int, ...]:
     sizes = (tp, dp, pp)
     axes = [axis for axis in (1, 2, 0) if sizes[axis] > 1][:2]
     if len(axes) < 2:
-        raise UsageError(
-            f"tp = {tp}, pp = {pp}, dp = {dp}: backup outside each group needs two sizes above 1"
-        )
+        raise UsageError(f"tp = {tp}, pp = {pp}, dp = {dp}: backup outside each group needs two above 1")
     partners = []
     for rank in range(tp * dp * pp):
         at = [rank % tp, rank // tp % dp, rank // (tp * dp)]

@@ -1,0 +1,141 @@
+"""When to send replicas so that training traffic does not notice: in the idle spans between its collectives.
+
+The chunk schedule is Gemini's (SOSP'23, algorithm 2). A chunk of s bytes takes `alpha_s` + s /
+`beta_bytes_per_s`.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from pulsetrain.stream.errors import UsageError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Network:
+    """What a transfer costs, and how much of an idle span may be used (`safety`, 0 to 1)."""
+
+    alpha_s: float
+    beta_bytes_per_s: float
+    safety: float = 0.9
+
+    def __post_init__(self) -> None:
+        if self.alpha_s < 0 or self.beta_bytes_per_s <= 0 or not 0 < self.safety < 1:
+            raise UsageError(
+                f"{self}: allowed: alpha_s from 0, beta_bytes_per_s above 0, safety between 0 and 1"
+            )
+
+    def seconds(self, size: int) -> float:
+        """Time for one chunk."""
+        return self.alpha_s + size / self.beta_bytes_per_s
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chunk:
+    """`bytes` of remote copy number `copy` (from 1), sent in idle span number `span` (from 0)."""
+
+    span: int
+    copy: int
+    bytes: int
+
+
+def chunk_schedule(
+    spans_s: Sequence[float], size: int, *, network: Network, buffer_bytes: int, buffers: int, replicas: int
+) -> tuple[Chunk, ...]:
+    """Where each byte of the `replicas - 1` remote copies goes.
+
+    `buffer_bytes` is the memory set aside, in `buffers` equal parts (two or more, so that one is received
+    while another is drained); no chunk is larger than a part. What fits into no span goes into the last
+    one, which takes longer then: see `overflow_s`. Raises `UsageError` for no span, or a part of less than
+    a byte.
+
+    >>> net = Network(alpha_s=0.0, beta_bytes_per_s=100.0, safety=0.5)
+    >>> [c.bytes for c in chunk_schedule([1.0, 4.0], 120, network=net, buffer_bytes=80, buffers=2,
+    replicas=2)] [40, 10, 40, 30]
+    """
+    part = buffer_bytes // buffers if buffers else 0
+    if not spans_s or part < 1 or size < 0 or replicas < 1:
+        raise UsageError(
+            "schedule: allowed: one span or more, a buffer part of a byte or more, replicas from 1"
+        )
+    chunks: list[Chunk] = []
+    copy, remain = 1, size
+    for span, idle in enumerate(spans_s):
+        left = math.inf if span == len(spans_s) - 1 else network.safety * idle
+        while copy < replicas and size:
+            chunk = min(_fitting(part, left, network), remain)
+            if chunk <= 0:
+                break
+            chunks.append(Chunk(span=span, copy=copy, bytes=chunk))
+            left -= network.seconds(chunk)
+            remain -= chunk
+            if remain == 0:
+                copy, remain = copy + 1, size
+    return tuple(chunks)
+
+
+def overflow_s(chunks: Iterable[Chunk], spans_s: Sequence[float], network: Network) -> float:
+    """How much longer than its idle time the last span is busy: what an iteration with a checkpoint is
+    stretched."""
+    last = len(spans_s) - 1
+    busy = sum(network.seconds(c.bytes) for c in chunks if c.span == last)
+    return max(0.0, busy - network.safety * spans_s[last])
+
+
+def steps_between(overflow: float, step_s: float, *, limit: float = 0.01) -> int:
+    """Checkpoint every so many steps, so that overflow adds at most `limit` (a ratio) to training time."""
+    return max(1, math.ceil(overflow / (limit * step_s)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class IdleProfile:
+    """Mean idle time between collectives, in order, and the largest standard deviation over mean among
+    them."""
+
+    spans_s: tuple[float, ...]
+    spread: float
+
+    @property
+    def steady(self) -> bool:
+        """Regular enough to schedule by: Gemini saw a spread below 0.1."""
+        return self.spread < 0.1
+
+
+def profile_idle(iterations: Sequence[Sequence[tuple[int, int]]]) -> IdleProfile | None:
+    """From (start, end) ns of every collective of some iterations that did not save.
+
+    Overlapping collectives count as one. Iterations with another number of gaps than most are left out (an
+    evaluation, a recompilation). None where fewer than two are left.
+    """
+    gaps = [_gaps(spans) for spans in iterations]
+    counts = [len(g) for g in gaps if g]
+    if not counts:
+        return None
+    usual = statistics.mode(counts)
+    kept = [g for g in gaps if len(g) == usual]
+    if len(kept) < 2:
+        return None
+    columns = list(zip(*kept, strict=True))
+    means = [statistics.fmean(c) for c in columns]
+    spread = max(statistics.stdev(c) / m if m else 0.0 for c, m in zip(columns, means, strict=True))
+    return IdleProfile(spans_s=tuple(means), spread=spread)
+
+
+def _fitting(part: int, left: float, network: Network) -> int:
+    """The largest chunk that still ends within `left` seconds."""
+    if network.seconds(part) <= left:
+        return part
+    return max(0, math.floor((left - network.alpha_s) * network.beta_bytes_per_s))
+
+
+def _gaps(spans: Sequence[tuple[int, int]]) -> list[float]:
+    """Seconds between the end of what has run so far and the next start."""
+    out, end = [], None
+    for start, stop in sorted(spans):
+        if end is not None and start > end:
+            out.append((start - end) / 1e9)
+        end = stop if end is None else max(end, stop)
+    return out
