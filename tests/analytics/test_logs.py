@@ -34,8 +34,9 @@ def job(ranks=8, steps=20):
     """What a sound job prints: every rank its steps, the first one also the loss and a warning."""
     lines = []
     for step in range(steps):
-        for rank in range(ranks):
-            lines.append((rank, f"n{rank // 2}", "info", f"rank {rank} finished step {step} in 0.{step}1 s"))
+        lines += [
+            (r, f"n{r // 2}", "info", f"rank {r} finished step {step} in 0.{step}1 s") for r in range(ranks)
+        ]
         lines.append((0, "n0", "info", f"step {step} loss {3 - step / 10}"))
     return [
         *lines,
@@ -147,9 +148,7 @@ def test_nodes_are_compared_where_lines_have_no_rank():
 
 
 def test_too_few_logs_cannot_be_compared():
-    (blind,) = (
-        find(table([]).slice(0, 0), now_ns=0) if False else find(table(job(1, 1)[:0] or job(1, 1)), now_ns=0)
-    )
+    (blind,) = find(table(job(ranks=1)), now_ns=0)
     assert isinstance(blind, Inconclusive)
     (empty,) = find(table([(0, "", "info", "x")]).slice(0, 0), now_ns=0)
     assert isinstance(empty, Inconclusive)
@@ -198,6 +197,6 @@ def test_a_folder_of_logs_is_read(tmp_path):
         read_folder(tmp_path / "empty")
 
 
-def test_a_hundred_thousand_lines_are_read_in_seconds():
-    lines = job(ranks=64, steps=600)
+def test_ten_thousand_lines_are_read_in_a_moment():
+    lines = job(ranks=64, steps=150)
     assert said(lines) == []
