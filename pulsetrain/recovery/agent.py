@@ -193,8 +193,10 @@ class Agent:
 
     def _handle_next(self) -> Outcome | None:
         """Wait for the next thing that happens, at most `watch_s`."""
+        warmup = self._warmup
+        warming = warmup is not None and warmup.fresh(time.time_ns())
         try:
-            kind, what = self._inbox.get(timeout=WARMUP_S if self._warmup else self._config.watch_s)
+            kind, what = self._inbox.get(timeout=WARMUP_S if warming else self._config.watch_s)
         except queue.Empty:
             return None
         match kind:
@@ -229,12 +231,13 @@ class Agent:
 
     def _something_new(self) -> bool:
         """Whether a checkpoint is new; on the way, report the first step of the attempt."""
-        if self._warmup is not None:
+        warmup = self._warmup  # a stop on another thread may take it away meanwhile
+        if warmup is not None and not warmup.reported:
             now_ns = time.time_ns()
-            statuses = {r.rank: r.status(now_ns) for r in self.ranks.all}
-            first = self._warmup.observe(statuses, now_ns)
+            statuses = {r.rank: r.status(now_ns) for r in self.ranks.all if r.attempt == warmup.attempt}
+            first = warmup.observe(statuses, now_ns)
             if first is not None:
-                self._warmup = None
+                warmup.reported = True
                 self._link.report(first)
         held, before = self._keeper.held(), self._held
         self._held = held

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 
 from pulsetrain.stream.messages import FirstStep, RankStatus
 
+EAGER_NS = 60_000_000_000
+
 
 class Warmup:
     """Watches the statuses of one attempt's ranks until each has completed a step beyond `restore_step`.
@@ -16,11 +18,16 @@ class Warmup:
 
     def __init__(self, *, node: str, attempt: int, restore_step: int, began_ns: int) -> None:
         self.attempt = attempt
+        self.reported = False
         self._node, self._restore_step = node, restore_step
         self._began_ns = began_ns
         self._up_ns: dict[int, int] = {}
         self._grouped_ns: dict[int, int] = {}
         self._stepped_ns: dict[int, int] = {}
+
+    def fresh(self, now_ns: int) -> bool:
+        """Whether to look often: not yet reported, and not one of the scripts that never count steps."""
+        return not self.reported and now_ns - self._began_ns < EAGER_NS
 
     def observe(self, statuses: Mapping[int, RankStatus], now_ns: int) -> FirstStep | None:
         """The report, at the first call at which every rank has done its step; None before."""
