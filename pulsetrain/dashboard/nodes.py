@@ -11,9 +11,8 @@ from typing import Any
 import streamlit as st
 
 from pulsetrain.dashboard import page
-from pulsetrain.dashboard.models.operations import can_be_evicted, ordered_nodes, plan, ranks_text
+from pulsetrain.dashboard.models.operations import can_be_evicted, heard_text, ordered_nodes, plan, ranks_text
 from pulsetrain.dashboard.models.states import NODE_STATES, pill
-from pulsetrain.dashboard.models.text import duration
 from pulsetrain.stream.errors import PulsetrainError
 
 _ROWS = 300
@@ -52,7 +51,7 @@ def _row(node: Mapping[str, Any]) -> list[str]:
         str(rank) if rank >= 0 else "-",
         escape(ranks_text(node.get("ranks"))),
         escape(str(node.get("address") or "-")),
-        "never" if age is None else f"{duration(round(float(age), 1) * 1e9)} ago",
+        heard_text(age),
         escape(str(node.get("reason") or "-")),
     ]
 

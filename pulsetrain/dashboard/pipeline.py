@@ -8,8 +8,8 @@ from html import escape
 import streamlit as st
 
 from pulsetrain.dashboard import page
-from pulsetrain.dashboard.models.operations import gauge_text, hub_facts, ordered_nodes
-from pulsetrain.dashboard.models.text import duration, size
+from pulsetrain.dashboard.models.operations import gauge_text, heard_text, hub_facts, ordered_nodes
+from pulsetrain.dashboard.models.text import size
 from pulsetrain.stream.errors import PulsetrainError
 from pulsetrain.stream.queries import views
 
@@ -40,7 +40,7 @@ def _agents() -> None:
         [
             [
                 escape(str(node["node"])),
-                f"{duration(float(node.get('last_heartbeat_age_s') or 0) * 1e9)} ago",
+                heard_text(node.get("last_heartbeat_age_s")),
                 *(gauge_text(name, node.get("gauges", {}).get(name)) for name in gauges),
             ]
             for node in nodes[:300]

@@ -20,9 +20,8 @@ _KEPT = 64
 _FRESH_S = 0.9
 _RETRY_S = 1.5
 _TROUBLE_S = 10.0
-_COST_FACTOR = (
-    10.0  # an answer is kept ten times as long as it took: a page costs the hub at most a tenth of a core
-)
+_COST_FACTOR = 5.0
+"""An answer is kept five times as long as it took: a page costs the hub a sixth of a core at most."""
 
 
 @dataclass(kw_only=True)

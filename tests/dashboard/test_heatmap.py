@@ -12,7 +12,8 @@ from pulsetrain.dashboard.models.heatmap import figure, grid, natural, selected_
 
 def cell(row, col, ratio=1.0, rank=0, category="compute", usual=100, rows_in_all=2):
     return {
-        "row": row, "col": col, "phase": col, "category": category, "ratio": ratio, "value_ns": usual,
+        "row": row, "col": col, "phase": col, "category": category, "ratio": ratio,
+        "value_ns": ratio * usual,
         "usual_ns": usual,
         "rank": rank, "node": f"node of {rank}", "cohort": 4, "rows_in_all": rows_in_all,
     }  # fmt: skip
@@ -51,8 +52,19 @@ def test_what_stands_out_is_named():
 
 
 def test_a_worse_cell_is_never_milder():
-    worse = [*CELLS, cell("node-3", "forward", 0.4, rank=9)]
+    worse = [*CELLS, cell("node-3", "backward", 1.7, rank=9, usual=200)]
     assert "rank 9" in grid(worse).worst
+
+
+def test_a_trifle_many_times_slower_is_not_what_stands_out():
+    trifle = [*CELLS, cell("node-3", "data", 9.0, rank=9, usual=1)]
+    assert "rank 5" in grid(trifle).worst
+
+
+def test_waiting_is_not_what_stands_out_while_work_does():
+    waiting = [*CELLS, cell("node-3", "recv", 5.0, rank=9, category="communication", usual=5000)]
+    assert "rank 5" in grid(waiting).worst
+    assert "rank 9" in grid(waiting[-1:]).worst
 
 
 def test_find_keeps_matching_rows_and_left_out_counts_what_sql_cut():

@@ -11,6 +11,7 @@ from pulsetrain.dashboard.models.operations import (
     can_be_evicted,
     checkpoint_lines,
     gauge_text,
+    heard_text,
     hub_facts,
     moment_ns,
     open_alerts,
@@ -165,3 +166,7 @@ def test_gauges_have_units(name, value, text):
 def test_the_hub_counts_failures_also_when_there_are_none():
     assert hub_facts({"watch_failures": 0}, 5)["failed looks"] == "0"
     assert hub_facts({}, 5)["failed looks"] == "-"
+
+
+def test_when_a_node_was_heard():
+    assert (heard_text(0.04), heard_text(71), heard_text(None)) == ("0.0 s ago", "1 min 11 s ago", "never")

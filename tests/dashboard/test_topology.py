@@ -27,8 +27,9 @@ def beat(rank, age_ns=10**9, state="running", attempt=1):
     }  # fmt: skip
 
 
-def finding(subject_type, subject, severity="critical", victims=()):
+def finding(subject_type, subject, severity="critical", victims=(), kind="hang"):
     return {
+        "kind": kind,
         "subject_type": subject_type, "subject": subject, "severity": severity, "summary": f"{subject} it is",
         "evidence": json.dumps({"victims": list(victims)}),
     }  # fmt: skip
@@ -48,6 +49,10 @@ def test_culprit_and_victims_are_told_apart():
 
 def test_a_node_at_fault_marks_its_ranks_and_a_warning_is_slow():
     assert states([finding("node", "n1", severity="warning")]) == ["running", "running", "slow", "slow"]
+
+
+def test_a_straggler_is_slow_however_bad_it_is():
+    assert states([finding("rank", "2", kind="straggler")])[2] == "slow"
 
 
 def test_the_worse_of_two_findings_names_the_rank():

@@ -93,16 +93,29 @@ def _hover(row: str, column: str, cell: Row | None) -> str:
 
 
 def _worst(cells: Sequence[Row]) -> str:
-    """The cell furthest from its cohort; less than a tenth away is not worth a name."""
+    """The cell that is the most time away from its cohort; less than a tenth away is not worth a name.
+
+    Work comes before communication, whose times follow from the work of others.
+    """
     if not cells:
         return "No data in these steps."
-    cell = max(cells, key=lambda c: (abs(math.log(c["ratio"])), c["row"], c["col"]))
-    if 0.9 < cell["ratio"] < 1.1:
+    odd = [cell for cell in cells if not 0.9 < cell["ratio"] < 1.1]
+    if not odd:
         return "Nothing here differs from its cohort by a tenth or more."
+    cell = max(odd, key=_weight)
     when = f" from step {cell['col']}" if cell["col"].isdigit() else ""
     return (
         f"Furthest from its cohort: rank {cell['rank']} on {cell['node']}, {cell['phase']}{when}, "
-        f"at {cell['ratio']:.2f}x the median."
+        f"at {cell['ratio']:.2f}x the median ({duration(abs(cell['value_ns'] - cell['usual_ns']))} a step)."
+    )
+
+
+def _weight(cell: Row) -> tuple[bool, int, str, str]:
+    return (
+        cell["category"] != "communication",
+        abs(cell["value_ns"] - cell["usual_ns"]),
+        cell["row"],
+        cell["col"],
     )
 
 

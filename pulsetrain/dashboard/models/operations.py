@@ -222,3 +222,10 @@ def hub_facts(hub: Row, now_ns: int) -> dict[str, str]:
         "rows not written": thousands(hub.get("unwritten_rows")),
         "process": str(hub.get("pid", "-")),
     }
+
+
+def heard_text(age_s: Any) -> str:
+    """How long ago a node was heard, from seconds; "never" where it never was."""
+    if not isinstance(age_s, int | float):
+        return "never"
+    return f"{age_s:.1f} s ago" if age_s < 60 else f"{duration(age_s * 1e9)} ago"

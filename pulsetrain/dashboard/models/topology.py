@@ -18,6 +18,7 @@ from pulsetrain.dashboard.models.text import ago, duration
 Row = Mapping[str, Any]
 SILENT_AFTER_NS = 5 * 10**9  # five missed heartbeats
 _BROKEN = ("stopped", "zombie", "gone")
+_SLOW_KINDS = ("straggler", "fail_slow")
 _BLAMED_AS: Mapping[str, str] = MappingProxyType({"critical": "culprit", "warning": "slow"})
 
 
@@ -60,14 +61,14 @@ class Blame:
 def blame(findings: Sequence[Row]) -> Blame:
     """What the findings that are open now, worst first, say of each rank.
 
-    A critical finding's subject is a culprit, a warning's is slow, an "info" accuses nobody. Victims stand in
-    the evidence of a finding under "victims"; who is blamed is nobody's victim.
-    """
+    A critical finding's subject is a culprit, a warning's is slow, and so is whom any finding calls slow; an
+    "info" accuses nobody. Victims stand in the evidence of a finding under "victims"; who is blamed is
+    nobody's victim."""
     serious = [row for row in findings if row["severity"] in _BLAMED_AS]
     ranks: dict[int, str] = {}
     nodes: dict[str, str] = {}
     for row in reversed(serious):
-        state = _BLAMED_AS[row["severity"]]
+        state = "slow" if row["kind"] in _SLOW_KINDS else _BLAMED_AS[row["severity"]]
         if row["subject_type"] == "rank" and row["subject"].isdigit():
             ranks[int(row["subject"])] = state
         elif row["subject_type"] == "node":

@@ -185,7 +185,7 @@ _CELLS = """
                argMax((value / usual, value, usual, rank, node, cohort), abs(log(value / usual))) AS odd
         FROM compared WHERE usual > 0 AND value > 0 GROUP BY row, col, phase),
     ranked AS (
-        SELECT *, max(abs(log(odd.1))) OVER (PARTITION BY row) AS oddness, uniq(row) OVER () AS rows_in_all
+        SELECT *, max(abs(odd.2 - odd.3)) OVER (PARTITION BY row) AS oddness, uniq(row) OVER () AS rows_in_all
         FROM cells)
     SELECT row, col, phase, category, odd.1 AS ratio, toInt64(odd.2) AS value_ns, toInt64(odd.3) AS usual_ns,
            odd.4 AS rank, odd.5 AS node, odd.6 AS cohort, rows_in_all
