@@ -28,11 +28,9 @@ from pulsetrain.collectors.layout import (
     G_COMPLETED,
     G_ENQUEUED,
     G_OP,
-    MAX_DEPTH,
     PACK_OPEN,
-    STACK_AT,
+    STACK_END,
     W_LAST,
-    W_STACK,
     WAITING,
     span_head,
 )
@@ -292,26 +290,26 @@ class Tracker:
             operation.group.finish(number, operation, end)
 
     def _show_wait(self, operation: Operation) -> int:
-        """Puts a wait of the main thread on the status page; its depth there, or -1."""
+        """Puts a wait of the main thread on the status page; the word to clear after it, or -1."""
         state = self.state
-        depth = state.depth
-        if depth >= MAX_DEPTH or get_ident() != self._main:
+        at = state.top
+        if at >= STACK_END or get_ident() != self._main:
             return -1
         head = span_head(operation.name, COMMUNICATION) | WAITING
-        PACK_OPEN(state.ring.memory, STACK_AT + 16 * depth, head, perf_counter_ns())
-        return depth
+        PACK_OPEN(state.ring.memory, at, head, perf_counter_ns())
+        return at >> 3
 
     def wait(self, original: Callable[..., Any], work: Any, *args: Any, **kwargs: Any) -> Any:
         """What `Work.wait` becomes. A wait that raises leaves its operation in flight, as evidence."""
         found = self.pending.get(id(work))
         if found is None:
             return original(work, *args, **kwargs)
-        depth = self._show_wait(found[0])
+        shown = self._show_wait(found[0])
         try:
             result = original(work, *args, **kwargs)
         finally:
-            if depth >= 0:
-                self.state.words[W_STACK + 2 * depth] = 0
+            if shown >= 0:
+                self.state.words[shown] = 0
         try:
             if found[0].group.host_only or work.is_completed():
                 self._finish(id(work), perf_counter_ns())
@@ -324,12 +322,12 @@ class Tracker:
         found = next(reversed(self.pending.values()), None)
         if found is None or torch.compiler.is_compiling():
             return original(*args)
-        depth = self._show_wait(found[0])
+        shown = self._show_wait(found[0])
         try:
             result = original(*args)
         finally:
-            if depth >= 0:
-                self.state.words[W_STACK + 2 * depth] = 0
+            if shown >= 0:
+                self.state.words[shown] = 0
         self.poll()
         return result
 

@@ -13,7 +13,6 @@ import numpy.typing as npt
 MAGIC = 0x474E4952_4553504C  # "PULSERING" cut to eight bytes, as memory shows it
 LAYOUT_VERSION = 1
 SLOT_BYTES = 64
-MARGIN = 32  # more threads than that do not pass between the check for room and the claim at one moment
 
 MAX_NAMES, NAME_BYTES = 2048, 64
 MAX_GROUPS, GROUP_WORDS = 256, 16
@@ -33,6 +32,7 @@ W_STEP, W_LAST_STEP, W_STEP_START, W_LAST = range(24, 28)
 W_TOPOLOGY = 32  # 1 once the five coordinates that follow are set
 W_STACK = 64  # MAX_DEPTH pairs: head (0: not open), start
 STACK_AT = W_STACK * 8
+STACK_END = STACK_AT + 16 * MAX_DEPTH
 
 AXES = ("tp", "pp", "dp", "cp", "ep")
 G_NAME, G_COUNT, G_FIRST, G_STRIDE, G_POOL, G_ENQUEUED, G_COMPLETED = range(7)

@@ -13,14 +13,12 @@ from types import MappingProxyType, TracebackType
 from typing import Any, Protocol
 
 from pulsetrain.collectors.layout import (
-    MAX_DEPTH,
     PACK_OPEN,
     PACK_PHASE,
     PHASE,
-    SLOTS_AT,
     STACK_AT,
+    STACK_END,
     W_ERRORS,
-    W_STACK,
     W_STEP,
     span_context,
     span_head,
@@ -67,17 +65,17 @@ def _nothing() -> None:
 class RankState:
     """What all phases of a process share: the ring, the open phases of the main thread, step and microbatch.
 
-    `depth` counts the open phases of the main thread; `parent` is the innermost as bits for a span's head,
-    `context` step, microbatch and lane as a slot stores them. `pending` holds operations that are not known
-    to have ended; `poll` asks them. Both are the collectives' to set.
+    `top` is where on the status page the main thread's next open phase goes; `parent` is the innermost as
+    bits for a span's head, `context` step, microbatch and lane as a slot stores them. `pending` holds
+    operations that are not known to have ended; `poll` asks them. Both are the collectives' to set.
     """
 
-    __slots__ = ("context", "depth", "lane", "parent", "pending", "poll", "ring", "step", "words")
+    __slots__ = ("context", "lane", "parent", "pending", "poll", "ring", "step", "top", "words")
 
     def __init__(self, ring: RingWriter) -> None:
         self.ring = ring
         self.words = ring.words
-        self.depth = 0
+        self.top = STACK_AT
         self.parent = 0
         self.lane = ring.intern("host")
         self.enter_step(0)
@@ -110,60 +108,75 @@ class Phase:
         self._memory = state.ring.memory
         self._head = span_head(name, category, kind=PHASE)
         self._as_parent = name << 32
-        self._busy = False
+        self._busy = 0  # entries that have not been left
         self._start = self._outer = 0
-        self._saved: list[tuple[int, int]] = []  # start and outer phase of entries that this one is inside
+        self._saved: list[tuple[int, int]] = []  # start and outer phase of all of them but the last
 
     def __enter__(self) -> None:
-        if self._busy:
+        busy = self._busy
+        self._busy = busy + 1
+        if busy:
             self._saved.append((self._start, self._outer))
-        self._busy = True
         state = self._state
         self._start = start = perf_counter_ns()
         self._outer = state.parent
         state.parent = self._as_parent
-        depth = state.depth
-        state.depth = depth + 1
-        if depth < MAX_DEPTH:
-            PACK_OPEN(self._memory, STACK_AT + 16 * depth, self._head, start)
+        at = state.top
+        state.top = at + 16
+        if at < STACK_END:
+            PACK_OPEN(self._memory, at, self._head, start)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
     ) -> None:
         end = perf_counter_ns()
-        state = self._state
-        if not self._busy:  # left without having been entered
-            state.fault()
+        if self._busy != 1:
+            self._leave_nested(end)
             return
-        self._busy = False
-        state.depth = depth = state.depth - 1
-        parent = state.parent = self._outer if depth else 0  # 0 also mends what leaving out of order broke
-        if depth < MAX_DEPTH:
-            state.words[W_STACK + depth + depth] = 0
-        ring = self._ring
-        if ring.next < ring.limit or ring.room():
-            number = ring.claim()
-            ring.next = following = number + 1
-            at = SLOTS_AT + 64 * (number & ring.mask)
-            PACK_PHASE(self._memory, at, self._head | parent, state.context, self._start, end, following)
-        if self._saved:
-            self._start, self._outer = self._saved.pop()
-            self._busy = True
+        self._busy = 0
+        state = self._state
+        state.top = at = state.top - 16
+        parent = state.parent = (
+            self._outer if at != STACK_AT else 0
+        )  # 0 mends what leaving out of order broke
+        if at < STACK_END:
+            state.words[at >> 3] = 0
+        try:
+            at, mark = self._ring.claim()
+            PACK_PHASE(self._memory, at, self._head | parent, state.context, self._start, end, mark)
+        except StopIteration:
+            self._write(parent, end)
         if state.pending:
             state.poll()
 
     def leave(self) -> int:
         """Closes the phase without writing a span; its parent's bits. `__exit__` has this inline."""
         state = self._state
-        state.depth = depth = max(0, state.depth - 1)
-        parent = state.parent = self._outer if depth else 0
-        if depth < MAX_DEPTH:
-            state.words[W_STACK + depth + depth] = 0
-        self._busy = False
+        self._busy -= 1
+        state.top = at = max(STACK_AT, state.top - 16)
+        parent = state.parent = self._outer if at != STACK_AT else 0
+        if at < STACK_END:
+            state.words[at >> 3] = 0
+        return parent
+
+    def resume_outer(self) -> None:
+        """After `leave` inside another entry of the same phase: that entry is the current one again."""
         if self._saved:
             self._start, self._outer = self._saved.pop()
-            self._busy = True
-        return parent
+
+    def _leave_nested(self, end: int) -> None:
+        """`__exit__` of an entry inside another one, or of none at all, which is counted."""
+        if not self._busy:
+            self._state.fault()
+            return
+        self._write(self.leave(), end)
+        self.resume_outer()
+
+    def _write(self, parent: int, end: int) -> None:
+        place = self._ring.place()
+        if place is not None:
+            at, mark = place
+            PACK_PHASE(self._memory, at, self._head | parent, self._state.context, self._start, end, mark)
 
 
 class ThreadPhase:

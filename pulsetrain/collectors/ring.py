@@ -15,8 +15,8 @@ Layout, in units of 8-byte little-endian words unless said otherwise::
 A slot's last word is its commit mark: the number of the record plus one. A writer fills a slot by one
 `struct.pack_into`, which stores the words in order, so a mark that fits means that the words before it are
 whole, and a rank that is killed in mid-write leaves a mark that does not fit. Several Python threads may
-write: a record's number comes from one `itertools.count`, whose `next` is atomic under the GIL, and the check
-for room keeps a margin of `MARGIN` slots for threads between check and claim. A full ring drops and counts.
+write: places come from one iterator over the free ones, whose `next` is atomic under the GIL, and who finds
+it empty asks for more behind a lock that is tried and never waited for. A full ring drops and counts.
 
 Clock: every time in the ring is `time.perf_counter_ns` (CLOCK_MONOTONIC, one clock for all processes of the
 machine); the header holds what to add for UTC.
@@ -24,6 +24,7 @@ machine); the header holds what to add for UTC.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fcntl
 import itertools
@@ -31,8 +32,9 @@ import mmap
 import os
 import platform
 import struct
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
@@ -57,7 +59,6 @@ from pulsetrain.collectors.layout import (
     HAS_LOSS,
     LAYOUT_VERSION,
     MAGIC,
-    MARGIN,
     MAX_DEPTH,
     MAX_GROUPS,
     MAX_MEMBERS,
@@ -100,7 +101,7 @@ _MAP_FIXED = 0x10  # of Linux's mmap(2); the mmap module has no name for it
 
 def create_ring(slots: int = 65536) -> int:
     """A new ring as an inheritable memfd of fixed size; `slots` is rounded up to a power of two from 64."""
-    capacity = 1 << (max(slots, 2 * MARGIN) - 1).bit_length()
+    capacity = 1 << (max(slots, 64) - 1).bit_length()
     fd = os.memfd_create("pulsetrain-ring", os.MFD_ALLOW_SEALING)
     os.set_inheritable(fd, True)
     os.ftruncate(fd, SLOTS_AT + capacity * SLOT_BYTES)
@@ -131,17 +132,17 @@ class RingWriter:
     """
 
     __slots__ = (
-        *("_groups", "_name_numbers", "_names", "_pool"),
-        *("claim", "drop", "limit", "mask", "memory", "next", "words"),
+        *("_end", "_groups", "_mask", "_name_numbers", "_names", "_pool", "_refilling"),
+        *("claim", "drop", "memory", "words"),
     )
 
     def __init__(self, fd: int) -> None:
         self.memory, capacity = _map(fd)
-        self.mask = capacity - 1
         self.words = memoryview(self.memory).cast("q")
-        self.claim = itertools.count().__next__
-        self.next = 0
-        self.limit = capacity - MARGIN
+        self.claim: Callable[[], tuple[int, int]] = iter(()).__next__
+        self._mask = capacity - 1
+        self._end = 0  # the first number that `claim` will not give
+        self._refilling = threading.Lock()
         # One `next` counts and publishes without a bytecode in between: exact from any number of threads.
         self.drop = map(partial(PACK_WORD, self.memory, W_DROPPED * 8), itertools.count(1)).__next__
         self._names: dict[str, int] = {}
@@ -167,24 +168,47 @@ class RingWriter:
         how = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED
         libc.mmap(address, len(self.memory), mmap.PROT_READ | mmap.PROT_WRITE, how, -1, 0)
 
-    def room(self) -> bool:
-        """Whether a slot is free; counts a drop where none is. Called once `next` has reached `limit`."""
-        self.limit = self.words[W_READ] + self.mask + 1 - MARGIN
-        if self.next < self.limit:
-            return True
-        self.drop()
-        return False
+    def refill(self) -> tuple[int, int] | None:
+        """Place and mark of a record when `claim` has none left; None where the ring is full: a drop.
+
+        Numbers are given up to the end of the memory at most, so that their places are evenly spaced.
+        """
+        if not self._refilling.acquire(blocking=False):
+            self.drop()
+            return None
+        try:
+            with contextlib.suppress(StopIteration):
+                return self.claim()  # another thread was faster
+            first = self._end
+            self._end = max(first, min(self.words[W_READ] + self._mask, first | self._mask) + 1)
+            at = SLOTS_AT + (first & self._mask) * SLOT_BYTES
+            marks = range(first + 1, self._end + 1)
+            self.claim = zip(
+                range(at, at + SLOT_BYTES * len(marks), SLOT_BYTES), marks, strict=False
+            ).__next__
+            return self.claim()
+        except StopIteration:
+            self.drop()
+            return None
+        finally:
+            self._refilling.release()
+
+    def place(self) -> tuple[int, int] | None:
+        """Place in `memory` and mark of the next record; None where the ring is full, which it counts."""
+        try:
+            return self.claim()
+        except StopIteration:
+            return self.refill()
 
     def span(
         self, head: int, context: int, start: int, end: int, *, seq: int = -1, size: int = 0, peer: int = -1
     ) -> bool:
         """Writes one span; false where the ring was full. Times in ns of `time.perf_counter_ns`."""
-        if self.next >= self.limit and not self.room():
+        place = self.place()
+        if place is None:
             return False
-        number = self.claim()
-        self.next = number + 1
-        at = SLOTS_AT + (number & self.mask) * SLOT_BYTES
-        PACK_SPAN(self.memory, at, head, context, start, end, seq, size, peer, number + 1)
+        at, mark = place
+        PACK_SPAN(self.memory, at, head, context, start, end, seq, size, peer, mark)
         return True
 
     def step(
@@ -199,15 +223,14 @@ class RingWriter:
         grad_norm: float | None = None,
     ) -> bool:
         """Writes one step; false where the ring was full. None: not logged."""
-        if self.next >= self.limit and not self.room():
+        place = self.place()
+        if place is None:
             return False
+        at, mark = place
         flags = (HAS_LOSS if loss is not None else 0) | (HAS_GRAD_NORM if grad_norm is not None else 0)
-        number = self.claim()
-        self.next = number + 1
-        at = SLOTS_AT + (number & self.mask) * SLOT_BYTES
         PACK_STEP(
             self.memory, at, STEP, flags, 0, step, start, duration, tokens, flops,
-            loss or 0.0, grad_norm or 0.0, number + 1,
+            loss or 0.0, grad_norm or 0.0, mark,
         )  # fmt: skip
         return True
 
@@ -229,7 +252,7 @@ class RingWriter:
         if self._groups >= MAX_GROUPS:
             return -1
         cell = GROUPS_AT // 8 + self._groups * GROUP_WORDS
-        first, stride, pool = self._place(members)
+        first, stride, pool = self._members(members)
         words = self.words
         words[cell + G_NAME] = self.intern(name)
         words[cell + G_COUNT] = len(members)
@@ -238,7 +261,7 @@ class RingWriter:
         words[W_GROUPS] = self._groups
         return cell
 
-    def _place(self, members: Sequence[int]) -> tuple[int, int, int]:
+    def _members(self, members: Sequence[int]) -> tuple[int, int, int]:
         """(first, stride, -1) for evenly spaced members, else (first, 0, place in the pool; -1: no room)."""
         first = members[0] if members else 0
         stride = members[1] - first if len(members) > 1 else 1

@@ -161,7 +161,9 @@ class DevicePhase(Phase):
             return
         state, start, now = self._state, self._start, perf_counter_ns()
         try:
-            self._timer.left(self._head | self.leave(), event, self._timer.pool.recorded(), start, now)
+            head = self._head | self.leave()
+            self.resume_outer()
+            self._timer.left(head, event, self._timer.pool.recorded(), start, now)
             if state.pending:
                 state.poll()
         except Exception:  # noqa: BLE001 - as above

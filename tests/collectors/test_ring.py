@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pulsetrain.collectors.layout import (
-    MARGIN,
     MAX_NAMES,
     SLOT_BYTES,
     SLOTS_AT,
@@ -68,7 +67,7 @@ def test_every_interleaving_keeps_order_and_counts_what_it_drops(steps):
 def test_full_ring_drops_and_goes_on_after_a_drain():
     ring = Ring()
     kept = [n for n in range(200) if ring.write(n)]
-    assert len(kept) == CAPACITY - MARGIN
+    assert len(kept) == CAPACITY
     assert ring.reader.dropped == 200 - len(kept)
     assert ring.drained() == kept
     assert ring.write(500)
@@ -112,10 +111,8 @@ def test_a_rank_killed_in_mid_write_loses_that_record_alone(cut, before, after):
     ring = Ring()
     for n in range(before):
         ring.write(n)
-    number = ring.writer.claim()
-    ring.writer.next = number + 1
-    whole = struct.pack("<8q", ring.head, 0, 1, 2, 3, 3, -1, number + 1)
-    at = SLOTS_AT + number * SLOT_BYTES
+    at, mark = ring.writer.place()
+    whole = struct.pack("<8q", ring.head, 0, 1, 2, 3, 3, -1, mark)
     ring.writer.memory[at : at + cut] = whole[:cut]
     for n in range(after):
         ring.write(100 + n)
@@ -126,8 +123,7 @@ def test_a_rank_killed_in_mid_write_loses_that_record_alone(cut, before, after):
 
 def test_a_gap_that_stays_is_given_up_after_patience():
     ring = Ring()
-    ring.writer.claim()
-    ring.writer.next = 1
+    ring.writer.place()
     ring.write(7)
     assert [ring.drained() for _ in range(8)] == [[]] * 8
     assert ring.drained() == [7]
