@@ -1,0 +1,242 @@
+"""Carries notifications to webhooks, Slack, mail and Alertmanager, each at least once.
+
+`AlertBook` keeps a notification until a channel has taken it; `deliver` is one round: send what is due, tell
+the book what was taken and what was not. A message may arrive twice after a crash, never not at all.
+"""
+
+from __future__ import annotations
+
+import smtplib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.message import EmailMessage
+from typing import Any, Protocol
+
+import httpx
+import structlog
+
+from pulsetrain.analytics.alerts import AlertBook, Notification
+from pulsetrain.stream.errors import ConfigError, Unavailable
+
+log = structlog.get_logger()
+
+
+class Channel(Protocol):
+    """Something that takes a notification. `send` raises `Unavailable` where it did not."""
+
+    def send(self, notification: Notification) -> None:
+        """Hand it over; returns when the other side has confirmed it."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChannelConfig:
+    """One table `[notify.NAME]` of the configuration file."""
+
+    kind: str
+    """webhook, slack, smtp or alertmanager"""
+    url: str = ""
+    """where to post; the base URL for alertmanager; host:port for smtp"""
+    token: str = ""
+    """sent as a bearer token by webhook and alertmanager"""
+    sender: str = "pulsetrain@localhost"
+    """From of a mail"""
+    recipients: str = ""
+    """To of a mail, separated by commas"""
+    user: str = ""
+    """login of the mail server, with `token` as password; empty: none"""
+    starttls: bool = False
+    """ask the mail server for TLS"""
+    dashboard: str = ""
+    """address of the dashboard, for links"""
+    timeout_s: float = 10.0
+    """how long one delivery may take"""
+
+
+def channels(configs: Mapping[str, Mapping[str, Any]]) -> dict[str, Channel]:
+    """Channels by name from the tables of the configuration file. Raises `ConfigError` for an unknown kind or
+    key, or a channel without an address."""
+    made: dict[str, Channel] = {}
+    for name, values in configs.items():
+        try:
+            config = ChannelConfig(**values)
+        except TypeError as error:
+            raise ConfigError(f"notify.{name}: {error}") from error
+        if config.kind not in KINDS:
+            raise ConfigError(f"notify.{name}.kind = {config.kind!r}; allowed: {', '.join(sorted(KINDS))}")
+        if not config.url:
+            raise ConfigError(f"notify.{name}.url: missing")
+        made[name] = KINDS[config.kind](config)
+    return made
+
+
+def deliver(book: AlertBook, known: Mapping[str, Channel], now_ns: int) -> int:
+    """Let time pass in the book and send what is due. Returns how many notifications were taken.
+
+    A channel that fails is not tried again in the same round, so that a dead server does not hold the rest.
+    """
+    taken = 0
+    dead: set[str] = set()
+    for notification in book.tick(now_ns):
+        channel = known.get(notification.channel)
+        if channel is None:
+            log.warning("channel_unknown", channel=notification.channel)
+            book.failed(notification.id, now_ns)
+            continue
+        if notification.channel in dead:
+            continue
+        try:
+            channel.send(notification)
+        except Unavailable as error:
+            dead.add(notification.channel)
+            log.warning("notification_failed", channel=notification.channel, error=str(error))
+            book.failed(notification.id, now_ns)
+            continue
+        book.delivered(notification.id)
+        taken += 1
+    return taken
+
+
+def title(notification: Notification) -> str:
+    """One line: state, job, how many, the worst of them."""
+    alerts = notification.alerts
+    order = {"critical": 0, "warning": 1, "info": 2}
+    worst = min(alerts, key=lambda a: order.get(a["severity"], 3))
+    more = f" and {len(alerts) - 1} more" if len(alerts) > 1 else ""
+    job = f" [{notification.group[0]}]" if notification.group[0] else ""
+    word = "resolved" if notification.status == "resolved" else str(worst["severity"])
+    return f"{word}{job} {worst['kind']}: {worst['summary']}{more}"
+
+
+def body(notification: Notification, dashboard: str = "") -> str:
+    """All alerts, one a line, with how to find them again."""
+    lines = [
+        f"- {a['severity']} {a['kind']} {a['subject_type']} {a['subject']}: {a['summary']} "
+        f"(since {a['since']}, {a['count']}x, id {a['id']})"
+        for a in notification.alerts
+    ]
+    return "\n".join([*lines, *([dashboard] if dashboard else [])])
+
+
+class _Http:
+    """What posting channels share."""
+
+    def __init__(self, config: ChannelConfig) -> None:
+        self._config = config
+        headers = {"Authorization": f"Bearer {config.token}"} if config.token else {}
+        self._http = httpx.Client(timeout=config.timeout_s, headers=headers)
+
+    def _post(self, url: str, value: Any) -> None:
+        try:
+            response = self._http.post(url, json=value)
+        except (httpx.TransportError, httpx.InvalidURL) as error:
+            raise Unavailable(f"{url}: {error}") from error
+        if response.status_code >= 300:
+            raise Unavailable(f"{url}: status {response.status_code}: {response.text[:200]}")
+
+
+class Webhook(_Http):
+    """Posts the notification as JSON: id, group, status, title, alerts."""
+
+    def send(self, notification: Notification) -> None:
+        self._post(
+            self._config.url,
+            {
+                "version": 1,
+                "id": notification.id,
+                "group": {"job": notification.group[0], "kind": notification.group[1]},
+                "status": notification.status,
+                "title": title(notification),
+                "alerts": list(notification.alerts),
+                "dashboard": self._config.dashboard,
+            },
+        )
+
+
+class Slack(_Http):
+    """Posts to an incoming webhook of Slack, or of what understands its format."""
+
+    def send(self, notification: Notification) -> None:
+        text = f"*{title(notification)}*\n{body(notification, self._config.dashboard)}"
+        self._post(self._config.url, {"text": text[:35_000]})  # Slack cuts at 40,000 characters
+
+
+class Alertmanager(_Http):
+    """Posts to the v2 API of Alertmanager; grouping, silences and routes are then also its own.
+
+    An alert that fires ends by itself unless it is posted again, so it is given an end beyond our repeat.
+    """
+
+    ENDS_AFTER_S = 24 * 3600
+
+    def send(self, notification: Notification) -> None:
+        now = datetime.now(UTC)
+        self._post(
+            f"{self._config.url.rstrip('/')}/api/v2/alerts",
+            [self._alert(dict(a), now) for a in notification.alerts],
+        )
+
+    def _alert(self, alert: dict[str, Any], now: datetime) -> dict[str, Any]:
+        over = alert["resolved_ns"] is not None
+        seconds = now.timestamp()
+        ends = min(alert["resolved_ns"] / 1e9, seconds) if over else seconds + self.ENDS_AFTER_S
+        return {
+            "labels": {
+                "alertname": f"pulsetrain_{alert['kind']}",
+                "job": alert["job"],
+                "kind": alert["kind"],
+                "subject_type": alert["subject_type"],
+                "subject": alert["subject"],
+                "severity": alert["severity"],
+                "fingerprint": alert["id"],
+            },
+            "annotations": {"summary": alert["summary"], "note": alert["note"]},
+            "startsAt": _rfc3339(alert["since_ns"] / 1e9),
+            "endsAt": _rfc3339(ends),
+            "generatorURL": self._config.dashboard,
+        }
+
+
+class Smtp:
+    """Sends a mail."""
+
+    def __init__(self, config: ChannelConfig) -> None:
+        self._config = config
+        if not config.recipients.strip(" ,"):
+            raise ConfigError("notify: a channel of kind smtp needs recipients")
+
+    def send(self, notification: Notification) -> None:
+        config = self._config
+        host, _, port = config.url.partition(":")
+        message = EmailMessage()
+        message["From"], message["To"] = config.sender, config.recipients
+        message["Subject"] = " ".join(title(notification).split())[:200]
+        message["X-Pulsetrain-Notification"] = str(notification.id)
+        message.set_content(body(notification, config.dashboard))
+        try:
+            with smtplib.SMTP(host, int(port or 25), timeout=config.timeout_s) as server:
+                if config.starttls:
+                    server.starttls()
+                if config.user:
+                    server.login(config.user, config.token)
+                server.send_message(message)
+        except (OSError, smtplib.SMTPException) as error:
+            raise Unavailable(f"mail server {config.url}: {error}") from error
+
+
+def _rfc3339(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+KINDS: Mapping[str, Callable[[ChannelConfig], Channel]] = {
+    "webhook": Webhook,
+    "slack": Slack,
+    "smtp": Smtp,
+    "alertmanager": Alertmanager,
+}
+
+
+def names(known: Mapping[str, Channel]) -> Sequence[str]:
+    """Names for `AlertConfig.channels`."""
+    return tuple(sorted(known))
