@@ -1,0 +1,149 @@
+"""What NVML tells of each GPU, as samples of `metrics`; the device is the GPU's UUID, never its index.
+
+NVML comes with the driver and its Python binding (nvidia-ml-py) is optional: without either the sampler is
+blind and says why. A value that a card does not have is asked for once; a failed read is a missing sample. A
+call can hang inside a wedged driver, so sample in a thread of its own and watch `gpu_probe_s`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pyarrow as pa
+
+from pulsetrain.stream.schema import arrow_schema
+
+Read = Callable[[Any, Any], float]  # NVML module and device handle to a value in the metric's unit
+
+
+def _ecc(kind: str) -> Read:
+    def read(nvml: Any, handle: Any) -> float:
+        return float(nvml.nvmlDeviceGetTotalEccErrors(handle, getattr(nvml, kind), nvml.NVML_VOLATILE_ECC))
+
+    return read
+
+
+def _clock(kind: str) -> Read:
+    return lambda nvml, handle: nvml.nvmlDeviceGetClockInfo(handle, getattr(nvml, kind)) * 1e6
+
+
+def _remapped(place: int) -> Read:
+    return lambda nvml, handle: float(nvml.nvmlDeviceGetRemappedRows(handle)[place])
+
+
+def _pcie(kind: str) -> Read:
+    return lambda nvml, handle: (
+        nvml.nvmlDeviceGetPcieThroughput(handle, getattr(nvml, kind)) * 1024.0  # KB/s over the last 20 ms
+    )
+
+
+def _reasons(nvml: Any, handle: Any) -> float:
+    name = "nvmlDeviceGetCurrentClocksEventReasons"  # the throttle reasons of drivers before 535
+    read = getattr(nvml, name, None) or nvml.nvmlDeviceGetCurrentClocksThrottleReasons
+    return float(read(handle))
+
+
+READS: dict[str, Read] = {
+    "gpu_clock_event_reasons": _reasons,
+    "gpu_sm_clock_hz": _clock("NVML_CLOCK_SM"),
+    "gpu_memory_clock_hz": _clock("NVML_CLOCK_MEM"),
+    "gpu_power_watts": lambda n, h: n.nvmlDeviceGetPowerUsage(h) / 1e3,
+    "gpu_energy_joules": lambda n, h: n.nvmlDeviceGetTotalEnergyConsumption(h) / 1e3,
+    "gpu_temperature_celsius": lambda n, h: float(n.nvmlDeviceGetTemperature(h, n.NVML_TEMPERATURE_GPU)),
+    "gpu_utilization_ratio": lambda n, h: n.nvmlDeviceGetUtilizationRates(h).gpu / 100,
+    "gpu_memory_activity_ratio": lambda n, h: n.nvmlDeviceGetUtilizationRates(h).memory / 100,
+    "gpu_memory_used_bytes": lambda n, h: float(n.nvmlDeviceGetMemoryInfo(h).used),
+    "gpu_memory_total_bytes": lambda n, h: float(n.nvmlDeviceGetMemoryInfo(h).total),
+    "gpu_pcie_transmit_bytes_per_s": _pcie("NVML_PCIE_UTIL_TX_BYTES"),
+    "gpu_pcie_receive_bytes_per_s": _pcie("NVML_PCIE_UTIL_RX_BYTES"),
+    "gpu_pcie_generation": lambda n, h: float(n.nvmlDeviceGetCurrPcieLinkGeneration(h)),
+    "gpu_pcie_generation_max": lambda n, h: float(n.nvmlDeviceGetMaxPcieLinkGeneration(h)),
+    "gpu_pcie_width": lambda n, h: float(n.nvmlDeviceGetCurrPcieLinkWidth(h)),
+    "gpu_pcie_width_max": lambda n, h: float(n.nvmlDeviceGetMaxPcieLinkWidth(h)),
+    "gpu_pcie_replays_total": lambda n, h: float(n.nvmlDeviceGetPcieReplayCounter(h)),
+    "gpu_ecc_corrected_total": _ecc("NVML_MEMORY_ERROR_TYPE_CORRECTED"),
+    "gpu_ecc_uncorrected_total": _ecc("NVML_MEMORY_ERROR_TYPE_UNCORRECTED"),
+    "gpu_remapped_rows_correctable_total": _remapped(0),
+    "gpu_remapped_rows_uncorrectable_total": _remapped(1),
+    "gpu_remapped_rows_pending": _remapped(2),
+    "gpu_remapped_rows_failed": _remapped(3),
+}
+SENTINEL = 1 << 62  # "not supported" leaks out of drivers as a huge integer
+
+
+class GpuSampler:
+    """Samples every GPU of a machine. `nvml` is the binding; None: the installed one, if any."""
+
+    def __init__(self, *, node: str = "", nvml: Any = None) -> None:
+        self._node = node
+        self._nvml = nvml
+        self._unsupported: set[tuple[str, str]] = set()
+        self._devices: list[tuple[str, Any]] = []
+        self.failed_reads = 0
+        self.blind = self._open()
+
+    def _open(self) -> str:
+        if self._nvml is None:
+            try:
+                self._nvml = importlib.import_module("pynvml")
+            except ImportError:
+                return "nvidia-ml-py is not installed"
+        try:
+            self._nvml.nvmlInit()
+            count = self._nvml.nvmlDeviceGetCount()
+            handles = [self._nvml.nvmlDeviceGetHandleByIndex(i) for i in range(count)]
+            self._devices = [(_text(self._nvml.nvmlDeviceGetUUID(h)), h) for h in handles]
+        except self._nvml.NVMLError as error:
+            return f"NVML: {error}"
+        return "" if self._devices else "NVML sees no GPU"
+
+    def identities(self) -> list[dict[str, Any]]:
+        """Index, UUID, PCI address and model of each GPU."""
+        return [
+            {
+                "index": index,
+                "uuid": uuid,
+                "pci": _text(self._nvml.nvmlDeviceGetPciInfo(handle).busId).lower(),
+                "model": _text(self._nvml.nvmlDeviceGetName(handle)),
+            }
+            for index, (uuid, handle) in enumerate(self._devices)
+        ]
+
+    def sample(self, now_ns: int) -> pa.RecordBatch:
+        """One batch of `metrics`, all stamped `now_ns` (UTC); empty while blind."""
+        rows: list[tuple[str, str, float]] = []
+        for uuid, handle in self._devices:
+            began = time.monotonic()
+            rows += [(uuid, name, value) for name, value in self._values(uuid, handle)]
+            rows.append((uuid, "gpu_probe_s", time.monotonic() - began))
+        columns = {
+            "node": [self._node] * len(rows),
+            "device": [uuid for uuid, _, _ in rows],
+            "name": [name for _, name, _ in rows],
+            "ts": [now_ns] * len(rows),
+            "value": [value for _, _, value in rows],
+        }
+        return pa.RecordBatch.from_pydict(columns, schema=arrow_schema("metrics"))
+
+    def _values(self, uuid: str, handle: Any) -> Iterator[tuple[str, float]]:
+        nvml = self._nvml
+        for name, read in READS.items():
+            if (uuid, name) in self._unsupported:
+                continue
+            try:
+                value = float(read(nvml, handle))
+            except (nvml.NVMLError_NotSupported, AttributeError):
+                self._unsupported.add((uuid, name))
+                continue
+            except nvml.NVMLError:
+                self.failed_reads += 1
+                continue
+            if value < SENTINEL:
+                yield name, value
+
+
+def _text(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)

@@ -1,0 +1,145 @@
+"""What samples of GPUs say, on samples made here."""
+
+from __future__ import annotations
+
+import random
+
+import pyarrow as pa
+import pytest
+
+from pulsetrain.analytics.gpu_health import find, limits_of
+from pulsetrain.analytics.verdict import Healthy, Inconclusive, findings
+
+S = 1_000_000_000
+WELL = {
+    "gpu_clock_event_reasons": 0.0,
+    "gpu_sm_clock_hz": 1.98e9,
+    "gpu_power_watts": 600.0,
+    "gpu_utilization_ratio": 0.98,
+    "gpu_memory_activity_ratio": 0.6,
+    "gpu_pcie_transmit_bytes_per_s": 5e9,
+    "gpu_pcie_receive_bytes_per_s": 5e9,
+    "gpu_pcie_width": 16.0,
+    "gpu_pcie_width_max": 16.0,
+    "gpu_pcie_generation": 5.0,
+    "gpu_pcie_generation_max": 5.0,
+    "gpu_ecc_corrected_total": 7.0,
+    "gpu_ecc_uncorrected_total": 0.0,
+    "gpu_remapped_rows_pending": 0.0,
+    "gpu_remapped_rows_failed": 0.0,
+}
+SPINNING = {
+    "gpu_power_watts": 95.0,
+    "gpu_utilization_ratio": 1.0,
+    "gpu_memory_activity_ratio": 0.0,
+    "gpu_pcie_transmit_bytes_per_s": 1e6,
+    "gpu_pcie_receive_bytes_per_s": 1e6,
+}
+
+
+def rows(uuid, samples=12, node="n1", period_s=10, **changes):
+    """Samples of one GPU; a change is a value, or a function of the number of the sample."""
+    made = []
+    for i in range(samples):
+        for name, value in (WELL | changes).items():
+            made.append((node, uuid, name, i * period_s * S, value(i) if callable(value) else value))
+    return made
+
+
+def table(*lists):
+    flat = [row for rows_ in lists for row in rows_] or [("", "", "x", 0, 0.0)]
+    columns = list(zip(*flat, strict=True))
+    return pa.table(
+        {
+            "node": list(columns[0]),
+            "device": list(columns[1]),
+            "name": list(columns[2]),
+            "ts": pa.array(columns[3], pa.timestamp("ns", "UTC")),
+            "value": list(columns[4]),
+        }
+    )
+
+
+def said(*lists, **more):
+    return {(f.kind, f.subject, f.severity) for f in findings(find(table(*lists), now_ns=1, **more))}
+
+
+def test_a_sound_gpu_says_nothing():
+    (verdict,) = find(table(rows("GPU-1"), rows("GPU-2")), now_ns=1)
+    assert isinstance(verdict, Healthy)
+
+
+@pytest.mark.parametrize(
+    ("bits", "severity"), [(0x8, "critical"), (0x40, "critical"), (0x80, "critical"), (0x20, "warning")]
+)
+def test_a_throttled_gpu_is_named(bits, severity):
+    assert said(rows("GPU-1"), rows("GPU-2", gpu_clock_event_reasons=float(bits))) == {
+        ("throttle", "n1/GPU-2", severity)
+    }
+
+
+@pytest.mark.parametrize("bits", [0x1, 0x2, 0x4, 0x10])
+def test_being_idle_or_at_its_power_cap_is_no_fault(bits):
+    assert said(rows("GPU-1", gpu_clock_event_reasons=float(bits))) == set()
+
+
+def test_a_throttle_now_and_then_is_no_fault():
+    assert said(rows("GPU-1", gpu_clock_event_reasons=lambda i: 8.0 * (i % 4 == 0))) == set()
+
+
+@pytest.mark.parametrize(
+    ("change", "severity"),
+    [
+        ({"gpu_ecc_uncorrected_total": lambda i: float(i > 5)}, "critical"),
+        ({"gpu_ecc_corrected_total": lambda i: 17_657.0 * 10 * i}, "critical"),
+        ({"gpu_remapped_rows_failed": 1.0}, "critical"),
+        ({"gpu_remapped_rows_pending": 1.0}, "warning"),
+    ],
+)
+def test_failing_memory_is_named(change, severity):
+    assert said(rows("GPU-1"), rows("GPU-2", **change)) == {("gpu_fault", "n1/GPU-2", severity)}
+
+
+def test_old_errors_and_a_reset_count_nothing_new():
+    assert said(rows("GPU-1", gpu_ecc_uncorrected_total=5.0)) == set()
+    assert said(rows("GPU-1", gpu_ecc_uncorrected_total=lambda i: 5.0 if i < 6 else 0.0)) == set()
+
+
+def test_a_spinning_gpu_is_hung_after_a_minute():
+    assert said(rows("GPU-1"), rows("GPU-2", **SPINNING)) == {("gpu_hang", "n1/GPU-2", "critical")}
+    assert said(rows("GPU-2", samples=6, **SPINNING)) == set()
+    broken = {**SPINNING, "gpu_power_watts": lambda i: 95.0 if i != 9 else 500.0}
+    assert said(rows("GPU-2", **broken)) == set()
+
+
+def test_what_is_cold_depends_on_the_model():
+    warmer = {**SPINNING, "gpu_power_watts": 140.0}
+    assert said(rows("GPU-2", **warmer)) == set()
+    assert said(rows("GPU-2", **warmer), models={"GPU-2": "NVIDIA H200"}) != set()
+    assert limits_of("NVIDIA H100 80GB HBM3")["hang_clock_hz"] == 1.9e9
+    assert limits_of("")["hang_power_watts"] == 100
+
+
+def test_a_narrow_bus_is_named_and_an_idle_one_is_not():
+    assert said(rows("GPU-1", gpu_pcie_width=8.0)) == {("pcie_degraded", "n1/GPU-1", "warning")}
+    assert said(rows("GPU-1", gpu_pcie_generation=1.0)) == {("pcie_degraded", "n1/GPU-1", "warning")}
+    idle = {"gpu_pcie_generation": 1.0, "gpu_utilization_ratio": 0.0}
+    assert said(rows("GPU-1", **idle)) == set()
+
+
+def test_order_and_copies_of_rows_change_nothing_and_renaming_renames():
+    mixed = rows("GPU-1") + rows("GPU-2", gpu_remapped_rows_failed=1.0)
+    straight = find(table(mixed), now_ns=1)
+    random.Random(3).shuffle(mixed)
+    assert find(table(mixed, mixed[:20]), now_ns=1) == straight
+    assert said(rows("GPU-9", node="b", gpu_remapped_rows_failed=1.0)) == {
+        ("gpu_fault", "b/GPU-9", "critical")
+    }
+
+
+def test_no_sample_is_blind_and_little_is_quiet():
+    (verdict,) = find(table(), now_ns=1)
+    assert isinstance(verdict, Inconclusive)
+    assert verdict.blind
+    assert said(rows("GPU-1", samples=1, gpu_clock_event_reasons=8.0)) == set()
+    assert said(rows("GPU-1", gpu_power_watts=float("nan"))) == set()
