@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
 
-from pulsetrain.analytics import fail_slow, imbalance, mfu, numerics, stalls, straggler, timings
+from pulsetrain.analytics import fail_slow, imbalance, machines, mfu, numerics, stalls, straggler, timings
 from pulsetrain.analytics.verdict import Inconclusive, Verdict, guarded
 from pulsetrain.stream.errors import UsageError
 from pulsetrain.stream.queries import analysis
@@ -41,6 +41,19 @@ class Source:
             now_ns=self.now_ns,
         )
 
+    @property
+    def machines(self) -> machines.Range:
+        """The same steps, for the analyzers of machines."""
+        return machines.Range(
+            store=self.store,
+            job=self.job,
+            attempt=self.attempt,
+            since=self.since,
+            until=self.until,
+            now_ns=self.now_ns,
+            scan=self.scan,
+        )
+
 
 Analyzer = Callable[[Source], list[Verdict]]
 
@@ -54,6 +67,10 @@ ANALYZERS: Mapping[str, Analyzer] = MappingProxyType(
         "gc_pause": lambda source: stalls.find(source.timings, stalls.GC),
         "numerics": lambda source: numerics.find(source.timings),
         "mfu": lambda source: mfu.find(source.timings),
+        "network": lambda source: machines.ports(source.machines),
+        "gpu_health": lambda source: machines.gpus(source.machines),
+        "kernel_log": lambda source: machines.kernel(source.machines),
+        "logs": lambda source: machines.rank_logs(source.machines),
     }
 )
 

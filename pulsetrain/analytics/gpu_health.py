@@ -264,7 +264,7 @@ def _hang(gpu: Gpu, config: GpuConfig) -> _Said | None:
 
 
 def _pcie(gpu: Gpu, config: GpuConfig) -> _Said | None:
-    """The bus is narrower than it could be, or slower while the GPU is busy (idle GPUs slow it on purpose)."""
+    """The bus is narrower than it could be, or slower while the GPU is busy (an idle GPU slows it down)."""
     busy = gpu.values("gpu_utilization_ratio")
     degraded: dict[str, tuple[float, float]] = {}
     for name in ("width", "generation"):

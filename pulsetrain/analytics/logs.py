@@ -129,7 +129,8 @@ def compare(
         score = sum(
             peer.weight[t] * math.log(len(peers) / spread[t]) * (1 + math.log(n)) for t, n in own.items()
         )
-        if score >= math.log(3):
+        grave = any(peer.weight[t] > COMPLAINTS["warning"] for t in own)  # one rank often warns for all
+        if grave and score >= math.log(3):
             found.append(_odd(name, peer, own, score, subject_type, now_ns, job, attempt, templates))
     if len(found) > few:
         return []  # everybody has a story of its own: that is no difference

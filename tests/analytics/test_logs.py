@@ -122,6 +122,10 @@ def test_a_sound_job_says_nothing_although_one_rank_prints_for_all():
     assert isinstance(verdict, Healthy)
 
 
+def test_a_warning_that_one_rank_prints_for_all_is_no_difference_in_a_large_job_either():
+    assert said([*job(ranks=128, steps=4), (0, "n0", "warning", "FutureWarning: this API will go")]) == []
+
+
 def test_the_rank_that_complains_alone_is_named_with_its_lines():
     lines = [*job(), (5, "n2", "error", "CUDA error: uncorrectable ECC error encountered on device 3")]
     (verdict,) = findings(find(table(lines), now_ns=0, job="j"))
