@@ -11,9 +11,10 @@ from __future__ import annotations
 import heapq
 import math
 import random
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
+from pathlib import Path
 
 from pulsetrain.recovery.checkpoint.placement import (
     STRATEGIES,
@@ -21,6 +22,7 @@ from pulsetrain.recovery.checkpoint.placement import (
     recovery_probability,
     storage_sets,
 )
+from pulsetrain.stream.config import load, read_toml
 from pulsetrain.stream.errors import ConfigError
 
 DAY_S = 86400.0
@@ -95,6 +97,16 @@ class RecoveryResult:
     from_storage: float
     lost_s: Mapping[str, float] = field(default_factory=dict)
 
+    def as_row(self) -> dict[str, str]:
+        """For people: percent of time, counts, hours lost."""
+        return {
+            "effective": f"{self.effective_ratio:.2%}",
+            "failures": f"{self.failures:.1f}",
+            "from memory": f"{self.from_memory:.1f}",
+            "from storage": f"{self.from_storage:.1f}",
+            **{f"{name} h": f"{seconds / 3600:.1f}" for name, seconds in self.lost_s.items()},
+        }
+
     def as_json(self) -> dict[str, object]:
         return {
             "effective_ratio": self.effective_ratio,
@@ -103,6 +115,18 @@ class RecoveryResult:
             "from_storage": self.from_storage,
             "lost_s": dict(self.lost_s),
         }
+
+
+def load_plan(file: Path | None, pairs: Iterable[str]) -> RecoveryPlan:
+    """From a TOML file's table [recovery] and KEY=VALUE texts. Raises `ConfigError` or `UsageError`."""
+    flags = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals or key not in RecoveryPlan.__dataclass_fields__:
+            allowed = ", ".join(sorted(RecoveryPlan.__dataclass_fields__))
+            raise ConfigError(f"--set {pair}: allowed: KEY=VALUE with a key of {allowed}")
+        flags[key] = value
+    return load(RecoveryPlan, "recovery", file=read_toml(file) if file else None, flags=flags)
 
 
 class _Job:

@@ -6,7 +6,7 @@ DTensors (tensor parallelism, FSDP2) are saved as the local shard with its place
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -107,22 +107,26 @@ def put_back(state: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
 
 
 def optimizer_names(state: Mapping[str, Any]) -> dict[str, dict[int, str]]:
-    """For each optimizer of the state, its parameters' numbers -> their names in the state's modules."""
+    """For each optimizer of the state, its parameters' numbers -> their names in the state's modules.
+
+    With one module they are the names in it, as torch.distributed.checkpoint has them.
+    """
+    modules = {key: m for key, m in state.items() if isinstance(m, torch.nn.Module)}
     fqn = {
-        id(p): f"{key}.{name}"
-        for key, module in state.items()
-        if isinstance(module, torch.nn.Module)
+        id(p): name if len(modules) == 1 else f"{key}.{name}"
+        for key, module in modules.items()
         for name, p in module.named_parameters()
     }
     return {
-        key: {i: fqn.get(id(p), str(i)) for i, p in enumerate(_parameters(optimizer))}
+        key: {i: fqn.get(id(p), str(i)) for i, p in enumerate(optimizer_parameters(optimizer))}
         for key, optimizer in state.items()
         if isinstance(optimizer, torch.optim.Optimizer)
     }
 
 
-def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
-    return (p for group in optimizer.param_groups for p in group["params"])
+def optimizer_parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """Its parameters by number."""
+    return [p for group in optimizer.param_groups for p in group["params"]]
 
 
 def _walk(node: Any, path: tuple[Any, ...], out: Leaves) -> dict[str, Any]:
@@ -226,7 +230,7 @@ def _put_optimizer(key: str, optimizer: torch.optim.Optimizer, saved: Mapping[st
 
     State that is there already is filled in place, which spares new memory.
     """
-    parameters = list(_parameters(optimizer))
+    parameters = optimizer_parameters(optimizer)
     state = {
         index: {
             name: _fill(optimizer.state.get(parameters[index], {}).get(name), v, parameters[index])
