@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from starlette.applications import Starlette
@@ -40,6 +41,7 @@ class Parts:
     watcher: Watcher
     clock: Clock
     token: str
+    journal: Path
     facts: dict[str, Any]
 
 
@@ -60,7 +62,7 @@ def build(parts: Parts) -> Starlette:
     routes: list[BaseRoute] = [
         *_api(parts),
         *api.routes(parts.controller, parts.clock, parts.token),
-        *server.routes(parts.store, token=parts.token),
+        *server.routes(parts.store, token=parts.token, journal=parts.journal),
     ]
     return Starlette(routes=routes, lifespan=lifespan)
 

@@ -84,6 +84,7 @@ def assemble(store: Store, data: Path, url: str, token: str, policy: Policy, wat
         watcher=watcher,
         clock=clock,
         token=token,
+        journal=data / "journal",
         facts=facts,
     )
 
