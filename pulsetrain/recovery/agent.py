@@ -20,7 +20,9 @@ from typing import Any, Protocol
 import structlog
 
 from pulsetrain import __version__
+from pulsetrain.recovery import farewell
 from pulsetrain.recovery.commands import Commands, Keeper
+from pulsetrain.recovery.farewell import USAGE_EXIT, Outcome
 from pulsetrain.recovery.link import Answer, Link
 from pulsetrain.recovery.pulse import CpuMeter
 from pulsetrain.recovery.ranks import NodeIdentity, Rank, Ranks
@@ -40,7 +42,6 @@ from pulsetrain.stream.messages import (
 
 log = structlog.get_logger()
 
-USAGE_EXIT = 2
 WARMUP_S = 0.02  # how often to look while an attempt starts: the resolution of its stages
 
 
@@ -93,15 +94,6 @@ class Watcher(Protocol):
     def heartbeat(self, heartbeat: Heartbeat) -> None: ...
     def follow(self, ranks: Sequence[Rank]) -> None: ...
     def drain(self) -> None: ...
-
-
-@dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """How the agent's life ended. `culprit` is the local rank that failed first, if one did."""
-
-    exit_code: int
-    reason: str
-    culprit: RankExit | None = None
 
 
 class Agent:
@@ -264,9 +256,8 @@ class Agent:
 
     @property
     def culprit(self) -> RankExit | None:
-        """The first rank of this node that failed in the present or the last attempt and said something."""
-        exits = [e for e in self._exits or self._last_exits if e.code != 0]
-        return next((e for e in exits if e.last_lines), exits[0] if exits else None)
+        """The rank of this node to blame for the end of the present or the last attempt."""
+        return farewell.culprit(self._exits or self._last_exits)
 
     def beat(self) -> None:
         """Send a heartbeat with the state as of now."""

@@ -21,7 +21,7 @@ from pulsetrain.recovery.zygote import Zygote
 from pulsetrain.stream.client import HubAddress
 from pulsetrain.stream.config import load
 from pulsetrain.stream.spool import Spool, SpoolConfig
-from pulsetrain.stream.transport import HttpTransport, Shipper
+from pulsetrain.stream.transport import HttpTransport, Shipper, Transport
 
 
 class _Host:
@@ -45,6 +45,17 @@ class _Checkpoints:
 
     def take(self, now_ns: int) -> Batches:
         return self._keeper.take_records(now_ns)
+
+
+def _transport(asked: Launch, file: Mapping[str, Any], hub: HubAddress) -> Transport:
+    """Kafka where the flag, the file or the environment names brokers, else the hub itself."""
+    named = asked.kafka or "kafka" in file or asked.environ.get("PULSETRAIN_KAFKA_SERVERS")
+    if not named:
+        return HttpTransport(hub.url, hub.token)
+    from pulsetrain.stream.kafka import KafkaConfig, KafkaTransport  # nobody else needs the client
+
+    flags = {"servers": asked.kafka}
+    return KafkaTransport(load(KafkaConfig, "kafka", file=file, environ=asked.environ, flags=flags))
 
 
 @contextlib.contextmanager
@@ -71,7 +82,7 @@ def assemble(
     with contextlib.ExitStack() as stack:
         spool = Spool(folder / "spool", node=identity.node, config=SpoolConfig(max_bytes=config.spool_bytes))
         stack.callback(spool.close)
-        shipper = Shipper(spool, HttpTransport(hub.url, hub.token))
+        shipper = Shipper(spool, _transport(asked, file, hub))
         shipper.start()
         stack.push(lambda failed, *_: shipper.stop(drain_s=0.0 if failed else config.flush_s))
         keeper = Keeper(keeper_config, job=identity.job, node=identity.node, address=address)

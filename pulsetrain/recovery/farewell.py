@@ -3,12 +3,35 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from pulsetrain.recovery.agent import USAGE_EXIT, Outcome
 from pulsetrain.stream.errors import UsageError
+from pulsetrain.stream.messages import RankExit
 
 SHOWN_LINES = 12
+USAGE_EXIT = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """How the agent's life ended. `culprit` is the local rank that failed first, if one did."""
+
+    exit_code: int
+    reason: str
+    culprit: RankExit | None = None
+
+
+def culprit(exits: Sequence[RankExit]) -> RankExit | None:
+    """The first that failed, in order of time; of usage errors, the first that says what is wrong.
+
+    Ranks after the first fail because of it, and say more: a killed rank says nothing.
+    """
+    failed = [e for e in exits if e.code != 0]
+    usage = [e for e in failed if e.code == USAGE_EXIT and e.last_lines]
+    first = next(iter(failed), None)
+    return usage[0] if usage and first is not None and first.code == USAGE_EXIT else first
 
 
 def exit_status(outcome: Outcome) -> int:

@@ -81,7 +81,12 @@ _OURS = (
     click.option(
         "--data", metavar="DIR", help="Data folder; default: PULSETRAIN_DATA or ~/.local/share/pulsetrain."
     ),
-    click.option("--config", metavar="FILE", help="TOML file with tables [agent] and [checkpoint]."),
+    click.option(
+        "--kafka",
+        metavar="HOST:PORT,...",
+        help="Send records to these brokers instead of the hub's HTTP route.",
+    ),
+    click.option("--config", metavar="FILE", help="TOML file with tables [agent], [checkpoint] and [kafka]."),
     click.option(
         "--checkpoints",
         metavar="URL",
@@ -133,6 +138,7 @@ def asked(flags: Mapping[str, Any], say: Say, **more: Any) -> Launch:
         data=_path(flags["data"]),
         config=_path(flags["config"]),
         checkpoints=flags["checkpoints"],
+        kafka=flags["kafka"],
         quiet=flags["quiet"],
         local_ranks=_local_ranks(flags["local_ranks_filter"]),
         **more,

@@ -16,6 +16,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from pulsetrain.recovery.farewell import Outcome
 from pulsetrain.recovery.localhub import known_hub, local_hub
 from pulsetrain.recovery.zygote import Mode, Zygote
 from pulsetrain.stream.client import HubAddress, data_folder
@@ -23,7 +24,7 @@ from pulsetrain.stream.config import load, read_toml
 from pulsetrain.stream.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
-    from pulsetrain.recovery.agent import Agent, Outcome
+    from pulsetrain.recovery.agent import Agent
 
 Say = Callable[[str], None]
 
@@ -50,6 +51,7 @@ class Launch:
     data: Path | None = None
     config: Path | None = None
     checkpoints: str | None = None
+    kafka: str | None = None
     standby: bool = False
     quiet: bool = False
     local_ranks: frozenset[int] = frozenset()

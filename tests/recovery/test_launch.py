@@ -1,5 +1,6 @@
 """`pulsetrain run`: bad input, and whole runs with a hub of their own."""
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from click.testing import CliRunner
 
 from pulsetrain.cli import pulsetrain
 from pulsetrain.recovery import farewell
-from pulsetrain.recovery.agent import Outcome
+from pulsetrain.recovery.farewell import Outcome
 from pulsetrain.recovery.launch import local_processes
 from pulsetrain.stream.errors import UsageError
 from pulsetrain.stream.messages import RankExit
@@ -75,6 +76,21 @@ def _culprit(code, *lines):
     return RankExit(
         node="a", ts_ns=0, job="j", attempt=0, rank=3, pid=9, code=code, last_lines=lines or ("boom",)
     )
+
+
+def test_the_culprit_is_the_first_that_failed_not_its_loudest_victim():
+    killed = dataclasses.replace(_culprit(-9), last_lines=())
+    victim = dataclasses.replace(_culprit(1, "Connection closed by peer"), rank=4)
+    fine = dataclasses.replace(_culprit(0), rank=5)
+    assert farewell.culprit([fine, killed, victim]) is killed
+    assert farewell.culprit([fine]) is None
+
+
+def test_of_usage_errors_the_one_with_words_is_shown():
+    silent = dataclasses.replace(_culprit(2), last_lines=())
+    says_why = _culprit(2, "train: needs 8 ranks")
+    assert farewell.culprit([silent, says_why]) is says_why
+    assert farewell.culprit([silent]) is silent
 
 
 @pytest.mark.parametrize(("code", "status"), [(0, 0), (1, 1), (7, 7), (-9, 137), (-11, 139), (130, 130)])
