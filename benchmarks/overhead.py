@@ -1,6 +1,6 @@
 """What watching costs a training process: one phase, one collective, and a whole step.
 
-    python benchmarks/overhead.py [--device cuda] [--blocks 30]
+    python benchmarks/overhead.py [--device cuda] [--blocks 200]
 
 A phase is timed beside `torch.profiler.record_function` in the same run. The step is a real one (forward,
 backward, AdamW of a small transformer, phases around each part, a step and a loss), run with and without
@@ -154,14 +154,12 @@ def pairs(job: Job, handle: Handle, *, blocks: int, steps: int, device: str) -> 
 
 
 def interval(samples: list[tuple[float, float]], *, draws: int = 4000) -> tuple[float, float, float]:
-    """(ratio, low, high): ratio of medians, and the middle 95 % of it over bootstrap draws of the pairs."""
+    """(ratio, low, high): median over pairs, and the middle 95 % of it over bootstrap draws of the pairs."""
     rng = random.Random(0)
 
-    def ratio(chosen: list[tuple[float, float]]) -> float:
-        return statistics.median(w for _, w in chosen) / statistics.median(p for p, _ in chosen)
-
-    drawn = sorted(ratio(rng.choices(samples, k=len(samples))) for _ in range(draws))
-    return ratio(samples), drawn[int(0.025 * draws)], drawn[int(0.975 * draws)]
+    ratios = [watched / plain for plain, watched in samples]
+    drawn = sorted(statistics.median(rng.choices(ratios, k=len(ratios))) for _ in range(draws))
+    return statistics.median(ratios), drawn[int(0.025 * draws)], drawn[int(0.975 * draws)]
 
 
 def collective_cost(handle: Handle, *, rounds: int = 60, calls: int = 50) -> dict[str, float]:
@@ -229,8 +227,8 @@ def measure(args: argparse.Namespace) -> dict[str, object]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--blocks", type=int, default=40, help="pairs of blocks")
-    parser.add_argument("--steps", type=int, default=20, help="steps in a block")
+    parser.add_argument("--blocks", type=int, default=200, help="pairs of blocks")
+    parser.add_argument("--steps", type=int, default=4, help="steps in a block")
     parser.add_argument("--dim", type=int, default=128, help="width of the model")
     parser.add_argument("--batch", type=int, default=8, help="sequences of 64 bytes in a step")
     args = parser.parse_args()
