@@ -328,7 +328,7 @@ class Life(RuleBasedStateMachine):
             self.counts[alert["id"]] = alert["count"]
 
 
-Life.TestCase.settings = settings(max_examples=15, stateful_step_count=25, deadline=None)
+Life.TestCase.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
 TestLife = Life.TestCase
 
 
