@@ -59,6 +59,8 @@ class HubClient:
     """One connection pool to one hub. Every call raises `Unavailable`, `AuthError` or `UsageError`."""
 
     def __init__(self, address: HubAddress, timeout_s: float = 10.0) -> None:
+        if not address.url.startswith(("http://", "https://")):
+            raise UsageError(f"hub address {address.url!r}: allowed is http(s)://host:port")
         self._http = httpx.Client(
             base_url=address.url, headers={"Authorization": f"Bearer {address.token}"}, timeout=timeout_s
         )
