@@ -121,6 +121,9 @@ async def _listen(socket: WebSocket, controller: Controller, node: Any, send: An
             except CorruptData as error:
                 log.warning("bad_message", node=node.name, error=str(error))
                 continue
+            if not node.owns(send):  # given up meanwhile: it has to say hello again
+                await socket.close(POLICY_VIOLATION, "this node counted as lost")
+                return
             controller.received(node, message)  # type: ignore[arg-type]  # commands are logged as unexpected
     except WebSocketDisconnect:
         pass

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import structlog
@@ -52,15 +52,29 @@ class Controller:
                 f"node {hello.node!r} is already connected (pid {node.hello.pid}); give --node another name"
             )
         if node is None or node.state in GONE or node.hello.pid != hello.pid:
-            node = Node(hello, send, now)
-            self._lose_predecessor(job, hello)
-            job.nodes[hello.node] = node
-            self._write(job, "node_joined", {"address": hello.address, "pid": hello.pid}, hello.node)
+            node = self._join(job, hello, send, node)
         else:
             node.reconnect(hello, send, now)
             self._write(job, "node_reconnected", {"attempt": hello.attempt}, hello.node)
         self._joined_s[job.name] = now
         return node
+
+    def _join(self, job: Job, hello: Hello, send: Send, before: Node | None) -> Node:
+        """A node that is new here, or was given up: what it still runs is not wanted any more."""
+        node = Node(hello, send, self._clock.monotonic_s())
+        self._lose_predecessor(job, hello)
+        job.nodes[hello.node] = node
+        self._write(job, "node_joined", {"address": hello.address, "pid": hello.pid}, hello.node)
+        if before is not None and before.state is NodeState.EVICTED and before.hello.pid == hello.pid:
+            self._later(job.dismiss_node(node, before.reason, "controller"))
+        elif hello.attempt >= 0 and job.phase is not Phase.FORMING:
+            self._later(job.clear_node(node))
+        return node
+
+    def _later(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._task_done)
 
     def disconnected(self, node: Node, send: Send) -> None:
         """A connection closed; the node is lost only if it does not come back in time."""
@@ -96,9 +110,7 @@ class Controller:
             )
             job.attempt = self._last_attempt(hello.job) if hello.attempt < 0 else -1
             self.jobs[hello.job] = job
-            task = asyncio.get_running_loop().create_task(job.run(), name=f"job {hello.job}")
-            self._tasks.add(task)
-            task.add_done_callback(self._task_done)
+            self._later(job.run())
         if hello.nnodes != job.nnodes:
             raise UsageError(
                 f"node {hello.node!r} says --nnodes={hello.nnodes}, its job {job.name!r} has {job.nnodes}"
@@ -114,7 +126,7 @@ class Controller:
     def _task_done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
-            log.error("job_task_failed", task=task.get_name(), error=repr(task.exception()))
+            log.error("task_failed", task=task.get_name(), error=repr(task.exception()))
 
     # -- time ---------------------------------------------------------------------------------------------
 

@@ -306,6 +306,10 @@ class Job:
         self._write("evict", {"reason": reason, "dry_run": False}, node=node.name, actor=actor)
         await self._ask(node, Leave(id=self._id(), reason=f"evicted: {reason}", exit_code=1))
 
+    async def clear_node(self, node: Node) -> None:
+        """End ranks that a node kept running while it counted as lost; it is a standby from now on."""
+        await self._ask(node, Stop(id=self._id(), reason="its place was given to another node"))
+
     async def _launch(self) -> None:
         """Start the next attempt on the present world from the newest step that all ranks can reach."""
         self.attempt += 1

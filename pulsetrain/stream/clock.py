@@ -1,4 +1,4 @@
-"""The two clocks everything takes as an argument: monotonic seconds for waiting, UTC nanoseconds for records."""
+"""The two clocks that everything takes as an argument: monotonic to wait, UTC nanoseconds to record."""
 
 from __future__ import annotations
 

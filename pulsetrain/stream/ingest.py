@@ -18,6 +18,7 @@ import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -337,7 +338,7 @@ class Member:
         self, kafka: KafkaConfig, store: Store, clock: Clock, config: IngestConfig | None = None
     ) -> None:
         self.metrics = IntakeMetrics()
-        self._make = lambda: Ingest(kafka, store, clock, config, self.metrics)
+        self._make = partial(Ingest, kafka, store, clock, config, self.metrics)
         self._ended = threading.Event()
         self._ingest = self._make()  # the first one here, so that a wrong address is the caller's error
         self._thread = threading.Thread(target=self._run, name="ingest", daemon=True)

@@ -337,3 +337,41 @@ def test_exits_that_the_controllers_own_stop_causes_start_no_second_recovery():
         assert fleet.journal.kinds().count("recovery") == 1
 
     run(scenario)
+
+
+def test_a_node_that_comes_back_after_it_was_given_up_stops_its_old_ranks_and_stands_by():
+    async def scenario():
+        fleet = Fleet("abz")
+        await fleet.form()
+        fleet.agents["a"].complete(4, peer_of=(2, 3))
+        fleet.agents["b"].drop()
+        await fleet.settle(0.9)
+        await fleet.settle(0.2)
+        fleet.agents["b"].reconnect(attempt=0, node_rank=1)
+        await fleet.settle()
+        assert [p.node for p in fleet.job.world] == ["a", "z"]
+        assert fleet.of("b", Stop)[-1].reason == "its place was given to another node"
+        assert fleet.job.nodes["b"].state == "standby"
+
+    run(scenario)
+
+
+def test_an_evicted_agent_that_reconnects_is_sent_away_again_and_a_new_one_is_welcome():
+    async def scenario():
+        fleet = Fleet("abz")
+        await fleet.form()
+        fleet.agents["a"].complete(4, peer_of=(2, 3))
+        await fleet.controller.evict("b", "fan failed", "ada")
+        await fleet.settle()
+        await fleet.settle()
+        fleet.agents["b"].drop()
+        fleet.agents["b"].reconnect()
+        await fleet.settle()
+        assert len(fleet.of("b", Leave)) == 2
+        fleet.agents["b"].drop()
+        fleet.agents["b"].reconnect(pid=4711)
+        await fleet.settle()
+        assert len(fleet.of("b", Leave)) == 2
+        assert fleet.job.nodes["b"].state == "standby"
+
+    run(scenario)
