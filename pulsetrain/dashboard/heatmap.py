@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from html import escape
+from typing import Any
 
 import streamlit as st
 
 from pulsetrain.analytics.selection import parse_steps
 from pulsetrain.dashboard import page
 from pulsetrain.dashboard.models import heatmap as model
-from pulsetrain.dashboard.models.steps import Window, window
+from pulsetrain.dashboard.models.steps import Window, sample, window
 from pulsetrain.stream.errors import UsageError
 from pulsetrain.stream.queries import views
 
@@ -46,49 +48,55 @@ def show() -> None:
 
 def _body(by: str, phase: str, find: str, steps: str, last: int) -> None:
     job = page.chosen_job()
-    chosen = window(page.source().rows(views.jobs), job, steps=steps, last=last)
+    jobs = page.source().rows(views.jobs)
+    chosen = window(jobs, job, steps=steps, last=last)
     if chosen is None:
         page.empty("No data: no step of this job is on record.")
         return
-    found = model.grid(_cells(job, by, phase, chosen), find=find)
+    sampled = min(sample(jobs, job), chosen.width)
+    found = model.grid(_cells(job, by, phase, chosen, sampled), find=find)
     if not found.rows:
         page.empty(
             f"No data: no span{f' of phase {phase}' if phase else ''} in steps {chosen}.",
             "Choose other steps, or clear Find.",
         )
         return
-    st.html(_sentence(found, chosen))
-    figure = model.figure(
-        found, page.theme(), columns_title=f"{phase}, first step of each window" if phase else ""
-    )
-    event = page.chart(
-        figure,
+    st.html(_sentence(found, chosen, sampled))
+    _open_timeline(found, job, chosen, _chart(found, phase))
+
+
+def _chart(found: model.Grid, phase: str) -> Any:
+    title = f"{phase}, first step of each window" if phase else ""
+    return page.chart(
+        model.figure(found, page.theme(), columns_title=title),
         key="heat",
         alt="Ratio of each row to its cohort's median",
         on_select="rerun",
         selection_mode="points",
     )
-    rank = model.selected_rank(found, event)
-    if rank >= 0:
-        st.switch_page(
-            st.session_state["pages"]["timeline"],
-            query_params={
-                "job": job,
-                "ranks": str(rank),
-                "steps": f"{max(chosen.first, chosen.last - 3)}:{chosen.last}",
-            },
-        )
 
 
-def _cells(job: str, by: str, phase: str, chosen: Window) -> list[dict[str, object]]:
-    options = {"by": by, "first": chosen.first, "last": chosen.last}
+def _open_timeline(found: model.Grid, job: str, chosen: Window, event: Any) -> None:
+    rank, step = model.selected(found, event)
+    if rank < 0:
+        return
+    first, last = (step, step + 2) if step >= 0 else (max(chosen.first, chosen.last - 3), chosen.last)
+    st.switch_page(
+        st.session_state["pages"]["timeline"],
+        query_params={"job": job, "ranks": str(rank), "steps": f"{first}:{last}"},
+    )
+
+
+def _cells(job: str, by: str, phase: str, chosen: Window, sampled: int) -> Sequence[dict[str, Any]]:
+    options = {"by": by, "first": chosen.first, "last": chosen.last, "sample": sampled}
     if phase:
-        return list(page.source().rows(views.heat_by_step, job, phase=phase, **options))
-    return list(page.source().rows(views.heat_by_phase, job, **options))
+        return page.source().rows(views.heat_by_step, job, phase=phase, **options)
+    return page.source().rows(views.heat_by_phase, job, **options)
 
 
-def _sentence(found: model.Grid, chosen: Window) -> str:
+def _sentence(found: model.Grid, chosen: Window, sampled: int) -> str:
     theme = page.theme()
+    spaced = f" (every {chosen.width / sampled:.0f}th looked at)" if sampled < chosen.width else ""
     more = f" {found.left_out:,} rows nearer to their cohort are left out." if found.left_out else ""
     legend = "".join(
         f"<span><i class='swatch' style='background:{colour}'></i>{word}</span>"
@@ -96,6 +104,6 @@ def _sentence(found: model.Grid, chosen: Window) -> str:
     )
     return (
         f"<div><b>{escape(found.worst)}</b> "
-        f"<span class='muted'>Steps {chosen}.{more} {_HINT}</span></div>"
+        f"<span class='muted'>Steps {chosen}{spaced}.{more} {_HINT}</span></div>"
         f"<div class='legend'>{legend}</div>"
     )

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from html import escape
-from typing import Any
+from typing import Any, cast
 from urllib.parse import urlencode
 
 import streamlit as st
@@ -24,10 +24,12 @@ from pulsetrain.stream.queries import views
 REFRESH_S = 2.0
 
 
-@st.cache_resource(show_spinner=False)  # type: ignore[untyped-decorator]  # Streamlit ships no types we follow
 def source() -> Source:
     """The one connection of this dashboard to its hub, shared by all browser tabs."""
-    return Source(find_hub())
+    return cast("Source", _connect())
+
+
+_connect = st.cache_resource(show_spinner=False)(lambda: Source(find_hub()))
 
 
 def theme() -> charts.Theme:

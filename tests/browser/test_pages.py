@@ -26,7 +26,7 @@ def test_overview_reads_the_verdict(page, site):
 @pytest.mark.parametrize(
     ("path", "text"),
     [
-        ("heatmap", "rank 5 on node-2"),
+        ("heatmap", "on node-2, backward, at 1.50x the median"),
         ("timeline", "Ranks 0-7"),
         ("topology", "1 culprit, 1 slow, 6 waits"),
         ("alerts", "straggler"),
@@ -60,7 +60,7 @@ def test_a_click_in_the_heatmap_opens_that_ranks_timeline(page, site):
     page.wait_for_timeout(500)  # Plotly binds its handlers after it has drawn
     box = cell.bounding_box()
     page.mouse.click(box["x"] + 0.97 * box["width"], box["y"] + (5.5 / 8) * box["height"])
-    expect(page).to_have_url(re.compile("/timeline.*ranks=5"))
+    expect(page).to_have_url(re.compile("/timeline.*ranks=5&steps=119%3A121"))
     expect(page.get_by_role("textbox", name="Ranks")).to_have_value("5")
     expect(page.locator(".js-plotly-plot")).to_contain_text("rank 5")
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pulsetrain.dashboard.models.charts import LIGHT
-from pulsetrain.dashboard.models.heatmap import figure, grid, natural, selected_rank
+from pulsetrain.dashboard.models.heatmap import figure, grid, natural, selected
 
 
 def cell(row, col, ratio=1.0, rank=0, category="compute", usual=100, rows_in_all=2):
@@ -102,7 +102,12 @@ def test_missing_cells_have_a_colour_of_their_own():
     ],
 )
 def test_a_click_means_the_rank_behind_the_cell(event, rank):
-    assert selected_rank(grid(CELLS), event) == rank
+    assert selected(grid(CELLS), event) == (rank, -1)
+
+
+def test_a_click_in_a_step_window_means_its_steps():
+    found = grid([cell("3", "120", rank=3)])
+    assert selected(found, {"selection": {"points": [{"x": "120", "y": "3"}]}}) == (3, 120)
 
 
 @given(st.lists(st.integers(0, 10**6), unique=True))

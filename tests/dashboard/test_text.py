@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pulsetrain.analytics import selection
 from pulsetrain.analytics.selection import parse_ranks, parse_steps
 from pulsetrain.dashboard.models import text
-from pulsetrain.dashboard.models.steps import window
+from pulsetrain.dashboard.models.steps import Window, sample, window
 from pulsetrain.dashboard.models.text import ago, clock, duration, fold, size
 from pulsetrain.stream.errors import UsageError
 
@@ -67,3 +67,10 @@ def test_a_window_is_what_was_typed_else_the_newest_steps_on_record():
     assert all_of_it is not None
     assert all_of_it.first == 50
     assert window(JOBS, "gone", steps="", last=5) is None
+
+
+def test_a_large_job_is_sampled_and_a_small_one_is_not():
+    assert sample([{"job": "big", "ranks": 12_288}], "big") == 65
+    assert sample([{"job": "big", "ranks": 10**6}], "big") == 40
+    assert sample([{"job": "gpt", "ranks": 8}], "gpt") == 100_000
+    assert Window(first=3, last=5).width == 3

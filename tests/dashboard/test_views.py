@@ -77,6 +77,15 @@ def test_the_heatmap_over_steps_shows_since_when(store):
     assert len({c["col"] for c in cells}) == 40
 
 
+def test_a_sample_of_steps_says_the_same(store):
+    def slow(sample):
+        cells = rows(views.heat_by_phase(store, "gpt", by="node", first=80, last=119, sample=sample))
+        return {c["col"]: round(c["ratio"], 1) for c in cells if c["row"] == "node-2"}
+
+    assert slow(7) == slow(0)
+    assert slow(7)["forward"] == 1.5
+
+
 def test_a_cut_heatmap_keeps_the_odd_rows_and_says_how_many_there_are(store, monkeypatch):
     monkeypatch.setattr(views, "MAX_CELLS", 6)
     cells = rows(views.heat_by_phase(store, "gpt", by="rank", first=100, last=119))

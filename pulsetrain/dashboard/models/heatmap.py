@@ -195,12 +195,13 @@ def _colour_bar(theme: Theme, limit: float) -> dict[str, Any]:
     }
 
 
-def selected_rank(found: Grid, event: Any) -> int:
-    """The rank behind the cell that was clicked; -1 where none was, or where it holds no data."""
+def selected(found: Grid, event: Any) -> tuple[int, int]:
+    """The rank behind the cell that was clicked, and its step where columns are steps; -1 for none."""
     points = ((event or {}).get("selection") or {}).get("points") or []
     if not points:
-        return -1
+        return -1, -1
     row, column = str(points[0].get("y")), str(points[0].get("x"))
     if row not in found.rows or column not in found.columns:
-        return -1
-    return found.rank[found.rows.index(row)][found.columns.index(column)]
+        return -1, -1
+    rank = found.rank[found.rows.index(row)][found.columns.index(column)]
+    return rank, int(column) if column.isdigit() else -1

@@ -8,6 +8,8 @@ from typing import Any
 
 from pulsetrain.analytics.selection import parse_steps
 
+_RANK_STEPS = 800_000
+
 
 @dataclass(frozen=True, kw_only=True)
 class Window:
@@ -16,8 +18,18 @@ class Window:
     first: int
     last: int
 
+    @property
+    def width(self) -> int:
+        return self.last - self.first + 1
+
     def __str__(self) -> str:
         return f"{self.first:,} to {self.last:,}"
+
+
+def sample(jobs: Sequence[Mapping[str, Any]], job: str) -> int:
+    """How many steps a heatmap of this job may look at, so that it stays quick: 800,000 over its ranks."""
+    ranks = next((int(row["ranks"]) for row in jobs if row["job"] == job), 1)
+    return max(40, _RANK_STEPS // max(1, ranks))
 
 
 def window(jobs: Sequence[Mapping[str, Any]], job: str, *, steps: str, last: int) -> Window | None:

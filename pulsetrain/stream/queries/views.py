@@ -170,7 +170,7 @@ _CELLS = """
         SELECT node, rank, {column} AS col, phase, any(category) AS category,
                sum(duration_ns) / uniqExact(attempt, step) AS value
         FROM span_rollup
-        WHERE job = {{job:String}} AND step BETWEEN {{first:Int64}} AND {{last:Int64}}
+        WHERE job = {{job:String}} AND {steps}
           AND ({{phase:String}} = '' OR phase = {{phase:String}})
         GROUP BY node, rank, col, phase),
     compared AS (
@@ -195,27 +195,45 @@ _CELLS = """
 _ROWS = {"node": "node", "rank": "toString(rank)"}
 
 
-def heat_by_phase(store: Queryable, job: str, *, by: str, first: int, last: int) -> pa.Table:
+def heat_by_phase(store: Queryable, job: str, *, by: str, first: int, last: int, sample: int = 0) -> pa.Table:
     """How long each phase took a row (`by` is "node" or "rank") in steps `first`..`last`, as a ratio to its
-    cohort.
+    cohort. `sample` > 0 looks at no more than so many steps, evenly spaced.
 
     The cohort is every rank of the same pipeline stage. Of the two middle ranks of an even cohort the median
     is the quicker one, for communication the one that waits longer, so that a slow half does not hide itself.
     A node's cell is its rank furthest from the median.
     Columns: row, phase, category, ratio, value_ns and usual_ns a step, rank, node, cohort (ranks),
-    rows_in_all. Rows furthest from their cohort come first; what exceeds `MAX_CELLS` is left out.
+    rows_in_all. Rows with the most time off come first; what exceeds `MAX_CELLS` is left out.
     """
-    sql = _CELLS.format(column="phase", row=_ROWS[by])
+    sql = _CELLS.format(column="phase", row=_ROWS[by], steps=_steps(first, last, sample))
     return store.query(sql, {"job": job, "first": first, "last": last, "phase": "", "limit": MAX_CELLS})
 
 
 def heat_by_step(
-    store: Queryable, job: str, *, by: str, phase: str, first: int, last: int, buckets: int = 40
+    store: Queryable,
+    job: str,
+    *,
+    by: str,
+    phase: str,
+    first: int,
+    last: int,
+    buckets: int = 40,
+    sample: int = 0,
 ) -> pa.Table:
     """As `heat_by_phase` for one phase, with `col` the first step of each of at most `buckets` windows."""
     width = max(1, -(-(last - first + 1) // buckets))
-    sql = _CELLS.format(column=f"toString(step - (step - {{first:Int64}}) % {width:d})", row=_ROWS[by])
+    column = f"toString(step - (step - {{first:Int64}}) % {width:d})"
+    sql = _CELLS.format(column=column, row=_ROWS[by], steps=_steps(first, last, sample))
     return store.query(sql, {"job": job, "first": first, "last": last, "phase": phase, "limit": MAX_CELLS})
+
+
+def _steps(first: int, last: int, sample: int) -> str:
+    """A condition for at most `sample` steps of a window (0: all of it) that the sorting key can use."""
+    width = last - first + 1
+    if not 0 < sample < width:
+        return "step BETWEEN {first:Int64} AND {last:Int64}"
+    place = f"intDiv(toInt64(number) * {width:d}, {sample:d})"
+    return f"step IN (SELECT {{first:Int64}} + {place} FROM numbers({sample:d}))"
 
 
 def spans(
