@@ -108,7 +108,7 @@ def serve(
     from pulsetrain.hub.serve import serve as run_hub
 
     folder = Path(data).expanduser() if data else data_folder()
-    run_hub(folder, settings.hub, settings.policy, settings.watch, lambda line: click.echo(line))
+    run_hub(folder, settings, lambda line: click.echo(line))
 
 
 @pulsetrain.command()

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import structlog
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -17,6 +18,7 @@ from starlette.routing import BaseRoute, Route
 from pulsetrain import __version__
 from pulsetrain.analytics.alerts import AlertBook
 from pulsetrain.analytics.incidents import join
+from pulsetrain.analytics.notify import Channel, deliver
 from pulsetrain.analytics.verdict import state_of
 from pulsetrain.hub.desk import Desk
 from pulsetrain.hub.sentence import verdict
@@ -28,6 +30,10 @@ from pulsetrain.stream import server
 from pulsetrain.stream.clock import Clock
 from pulsetrain.stream.errors import UsageError
 from pulsetrain.stream.store import Store
+
+log = structlog.get_logger()
+
+NOTIFY_S = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +48,7 @@ class Parts:
     clock: Clock
     token: str
     journal: Path
+    channels: Mapping[str, Channel]
     facts: dict[str, Any]
 
 
@@ -53,6 +60,7 @@ def build(parts: Parts) -> Starlette:
         loops = [
             asyncio.create_task(parts.watcher.look_live()),
             asyncio.create_task(parts.watcher.look_at_store()),
+            asyncio.create_task(notify(parts)),
         ]
         yield
         for loop in loops:
@@ -65,6 +73,17 @@ def build(parts: Parts) -> Starlette:
         *server.routes(parts.store, token=parts.token, journal=parts.journal),
     ]
     return Starlette(routes=routes, lifespan=lifespan)
+
+
+async def notify(parts: Parts) -> None:
+    """Loop: let time pass for alerts and carry what is due to its channels, in a thread."""
+    while True:
+        await asyncio.sleep(NOTIFY_S)
+        try:
+            await asyncio.to_thread(deliver, parts.alerts, parts.channels, parts.clock.wall_ns())
+        except Exception as error:  # the next round still runs, and nothing is lost
+            parts.watcher.failures += 1
+            log.exception("notify_failed", error=repr(error))
 
 
 def status(parts: Parts) -> dict[str, Any]:
@@ -109,7 +128,7 @@ def _api(parts: Parts) -> list[BaseRoute]:
 
     async def incidents(request: Request) -> Response:
         found = [f for memory in parts.watcher.jobs.values() for f in memory.told]
-        return JSONResponse({"incidents": join(found, now_ns=parts.clock.wall_ns())})
+        return JSONResponse({"incidents": join(found, parts.alerts.topology, now_ns=parts.clock.wall_ns())})
 
     token = parts.token
     return [

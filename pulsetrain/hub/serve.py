@@ -17,15 +17,14 @@ from pathlib import Path
 import structlog
 import uvicorn
 
+from pulsetrain.analytics.alert_state import AlertConfig
 from pulsetrain.analytics.alerts import AlertBook
-from pulsetrain.analytics.watch import WatchConfig
 from pulsetrain.dashboard import launch
 from pulsetrain.hub.app import Parts, build
-from pulsetrain.hub.config import HubConfig
 from pulsetrain.hub.desk import Desk
+from pulsetrain.hub.settings import Settings
 from pulsetrain.hub.watcher import Watcher
 from pulsetrain.recovery.controller import Controller
-from pulsetrain.recovery.policy import Policy
 from pulsetrain.stream.clock import SystemClock
 from pulsetrain.stream.errors import UsageError
 from pulsetrain.stream.queries import views
@@ -34,22 +33,21 @@ from pulsetrain.stream.store import Store, open_store
 log = structlog.get_logger()
 
 
-def serve(
-    data: Path, config: HubConfig, policy: Policy, watch: WatchConfig, say: Callable[[str], None]
-) -> None:
+def serve(data: Path, settings: Settings, say: Callable[[str], None]) -> None:
     """Run a hub on folder `data` until SIGINT or SIGTERM. `say` prints one line for people.
 
     Raises `UsageError` for a port in use, a folder that is not writable, or one that another hub owns.
     """
     # uvicorn raises a signal it caught once more after its own end: SIGTERM must unwind as Ctrl-C does
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    config = settings.hub
     make_folder(data)
     listener = bind(config.host, config.port)
     store = open_store(config.store or f"chdb://{data / 'store'}")
     store.migrate()
     url = f"http://{config.host}:{listener.getsockname()[1]}"
     token = config.token or kept_token(data)
-    parts = assemble(store, data, url, token, policy, watch)
+    parts = assemble(store, data, url, token, settings)
     with contextlib.ExitStack() as stack:
         stack.callback(store.close)
         stack.callback(parts.alerts.close)
@@ -68,13 +66,15 @@ def serve(
         run_server(parts, listener)
 
 
-def assemble(store: Store, data: Path, url: str, token: str, policy: Policy, watch: WatchConfig) -> Parts:
+def assemble(store: Store, data: Path, url: str, token: str, settings: Settings) -> Parts:
     """Every part of a hub, wired."""
     clock = SystemClock()
     desk = Desk(store, clock)
-    alerts = AlertBook(data / "alerts.db")
-    controller = Controller(policy, desk, clock, last_attempt=lambda job: views.last_attempt(store, job))
-    watcher = Watcher(controller, store, desk, alerts, clock, watch)
+    alerts = AlertBook(data / "alerts.db", AlertConfig(channels=tuple(settings.channels)))
+    controller = Controller(
+        settings.policy, desk, clock, last_attempt=lambda job: views.last_attempt(store, job)
+    )
+    watcher = Watcher(controller, store, desk, alerts, clock, settings.watch)
     facts = {"url": url, "pid": os.getpid(), "data": str(data), "started_ns": clock.wall_ns()}
     return Parts(
         store=store,
@@ -85,6 +85,7 @@ def assemble(store: Store, data: Path, url: str, token: str, policy: Policy, wat
         clock=clock,
         token=token,
         journal=data / "journal",
+        channels=settings.channels,
         facts=facts,
     )
 

@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pulsetrain.analytics.notify import Channel, channels
 from pulsetrain.analytics.watch import WatchConfig
 from pulsetrain.hub.config import HubConfig
 from pulsetrain.recovery.policy import Policy
 from pulsetrain.stream.config import load, read_toml
 from pulsetrain.stream.errors import ConfigError
 
+NOTIFY = "notify"
 TABLES = {"hub": HubConfig, "controller": Policy, "watch": WatchConfig}
 
 
@@ -24,6 +26,7 @@ class Settings:
     hub: HubConfig
     policy: Policy
     watch: WatchConfig
+    channels: Mapping[str, Channel]
 
 
 def load_settings(
@@ -34,11 +37,13 @@ def load_settings(
 ) -> Settings:
     """Fill every table. Raises `ConfigError` for an unknown table, key or value."""
     file = read_toml(path) if path else {}
-    unknown = sorted(set(file) - set(TABLES))
+    allowed = sorted({*TABLES, NOTIFY})
+    unknown = sorted(set(file) - set(allowed))
     if unknown:
-        raise ConfigError(f"unknown table [{unknown[0]}] in {path}; allowed: {', '.join(sorted(TABLES))}")
+        raise ConfigError(f"unknown table [{unknown[0]}] in {path}; allowed: {', '.join(allowed)}")
     return Settings(
         hub=load(HubConfig, "hub", file=file, environ=environ, flags=hub),
         policy=load(Policy, "controller", file=file, environ=environ, flags=policy),
         watch=load(WatchConfig, "watch", file=file, environ=environ),
+        channels=channels(file.get(NOTIFY, {})),
     )

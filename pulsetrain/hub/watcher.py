@@ -13,6 +13,7 @@ import structlog
 from pulsetrain.analytics import watch
 from pulsetrain.analytics.alerts import AlertBook
 from pulsetrain.analytics.analyze import analyze
+from pulsetrain.analytics.places import Topology
 from pulsetrain.analytics.verdict import Verdict
 from pulsetrain.analytics.verdict import findings as found
 from pulsetrain.hub.desk import Desk
@@ -21,7 +22,7 @@ from pulsetrain.recovery.controller import Controller
 from pulsetrain.recovery.job import Job
 from pulsetrain.recovery.nodes import GONE, NodeState
 from pulsetrain.recovery.transitions import TERMINAL, Event, Phase
-from pulsetrain.recovery.world import node_of
+from pulsetrain.recovery.world import node_of, ranks_of
 from pulsetrain.stream.clock import Clock
 from pulsetrain.stream.findings import Finding
 from pulsetrain.stream.store import Store
@@ -106,9 +107,15 @@ class Watcher:
         """Loop: every analyzer over the stored records of running jobs, in a thread."""
         while True:
             await asyncio.sleep(STORE_S)
+            self._alerts.topology = self._topology()
             for job in list(self._controller.jobs.values()):
                 if job.phase is Phase.RUNNING and job.first_step_done:
                     await self._analyze(job)
+
+    def _topology(self) -> Topology:
+        """Which rank is on which node, in every job that has a world."""
+        jobs = self._controller.jobs.values()
+        return Topology(node_of={(j.name, r): p.node for j in jobs for p in j.world for r in ranks_of(p)})
 
     async def _analyze(self, job: Job) -> None:
         attempt, now = job.attempt, self._clock.wall_ns()
@@ -124,7 +131,7 @@ class Watcher:
         memory = self.of(job)
         memory.verdicts = verdicts
         self._tell(job, memory.stored.look(found(verdicts)))
-        self._alerts.observe([*verdicts, *memory.live.current()], now, job=job.name)
+        self._alerts.observe([*verdicts, *memory.findings()], now, job=job.name)
 
     def _look(self, job: Job) -> None:
         memory = self.of(job)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import queue
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -11,7 +14,10 @@ from typing import Any
 
 import pyarrow as pa
 
+from pulsetrain.collectors.gpu import GpuSampler
 from pulsetrain.collectors.host import HostSampler
+from pulsetrain.collectors.kmsg import KmsgReader
+from pulsetrain.collectors.rdma import RdmaSampler
 from pulsetrain.recovery.agent import Agent, AgentConfig
 from pulsetrain.recovery.checkpoint.keeper import Keeper, KeeperConfig
 from pulsetrain.recovery.launch import Launch
@@ -35,6 +41,43 @@ class _Host:
         self._sampler.watch(self._processes())
         batch: pa.RecordBatch = self._sampler.sample(now_ns)
         return [("metrics", batch)]
+
+
+class _Hardware:
+    """GPUs, RDMA ports and the kernel's log, on a thread of their own: a hung driver holds only that."""
+
+    def __init__(self, node: str, period_s: float) -> None:
+        self._gpu, self._rdma, self._kernel = (
+            GpuSampler(node=node),
+            RdmaSampler(node=node),
+            KmsgReader(node=node),
+        )
+        self._period_s, self._ended = period_s, threading.Event()
+        self._taken: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="hardware", daemon=True)
+
+    def start(self) -> None:
+        """Begin to read, where there is anything to read."""
+        if not (self._gpu.blind and self._rdma.blind and self._kernel.blind):
+            self._thread.start()
+
+    def stop(self) -> None:
+        """Ask the thread to end; one that a driver holds is left behind."""
+        self._ended.set()
+
+    def take(self, now_ns: int) -> Batches:
+        """What was read since the last call."""
+        return [self._taken.get_nowait() for _ in range(self._taken.qsize())]
+
+    def _run(self) -> None:
+        while not self._ended.wait(self._period_s):
+            now_ns = time.time_ns()
+            for sampler in (self._gpu, self._rdma):
+                if not sampler.blind:
+                    self._taken.put(("metrics", sampler.sample(now_ns)))
+            lines = self._kernel.poll()
+            if lines is not None:
+                self._taken.put(("logs", lines))
 
 
 class _Checkpoints:
@@ -87,6 +130,9 @@ def assemble(
         stack.push(lambda failed, *_: shipper.stop(drain_s=0.0 if failed else config.flush_s))
         keeper = Keeper(keeper_config, job=identity.job, node=identity.node, address=address)
         stack.callback(keeper.close)
+        hardware = _Hardware(identity.node, config.heartbeat_s)
+        hardware.start()
+        stack.callback(hardware.stop)
         ranks = partial(
             Ranks,
             identity,
@@ -104,6 +150,7 @@ def assemble(
             sources=(
                 _Host(identity.node, lambda: {f"rank {r.rank}": r.pid for r in agent.ranks.alive}),
                 _Checkpoints(keeper),
+                hardware,
             ),
             echo_ranks=lambda local: (
                 not asked.quiet and (not asked.local_ranks or local in asked.local_ranks)
