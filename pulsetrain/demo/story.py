@@ -70,9 +70,10 @@ class Story:
         """Throttle the processes of one node until it was named, or for `SLOW_STEPS` at most."""
         ranks = outside.ranks_below(self.cluster.pid(SLOW_NODE))
         accepted = {("node", SLOW_NODE), *(("rank", str(r)) for r in ranks)}
-        throttle = Throttle(list(ranks.values()), SLOWDOWN)
+        others = [outside.ranks_below(self.cluster.pid(node)) for node in NODES if node != SLOW_NODE]
+        peers = [pid for node in others for pid in node.values()]
+        throttle = Throttle(list(ranks.values()), SLOWDOWN, peers=peers)
         with throttle:
-            self._wait(lambda: throttle.begun, STALL_S, "be throttled")
             injection = self._injected("slow_node", SLOW_NODE, SLOW_KINDS, accepted)
             self.say("fault", f"the ranks of {SLOW_NODE} are throttled to compute {SLOWDOWN} times slower")
             least, end = (injection.step + steps for steps in SLOW_STEPS)
@@ -81,6 +82,8 @@ class Story:
                 STALL_S,
                 "run with a slow node",
             )
+            if not throttle.running:
+                raise PulsetrainError(f"{SLOW_NODE} was not throttled to the end")
         self.say("fault", f"{SLOW_NODE} runs at full speed again")
         self.slowed = self._measured_slowdown(injection, ranks)
         until_ns = time.time_ns()

@@ -2,9 +2,9 @@
 
 What is stretched is work, not waiting for others: the time that a victim's main thread runs or wants to run,
 as /proc/PID/schedstat counts it. A victim stands still, while it is runnable, as long as makes its work take
-`factor` times as long as it would have taken on this machine, queueing for processors included: how much it
-queues for each second that it runs is measured before. So a rank that waits for its peers most of the time
-computes `factor` times longer and waits less.
+`factor` times as long as it would take undisturbed, queueing for processors included: how much queueing comes
+with each second of running is seen on `peers` that do the same work at full speed, or without them on the
+victims. So a rank that waits for its peers most of the time computes `factor` times longer and waits less.
 
 The throttling process continues its victims when its time is over, when it is told to end, and when the
 process that started it goes away, however that happens: it watches the pipe to it. `Throttle` continues them
@@ -24,12 +24,11 @@ from collections.abc import Sequence
 from types import TracebackType
 
 from pulsetrain.faults import outside
-from pulsetrain.stream.errors import UsageError
+from pulsetrain.stream.errors import Unavailable, UsageError
 
 TICK_S = 0.0015
 LEAST_S = 0.003  # a shorter stop is not worth its two signals
 LONGEST_S = 0.03  # far below any threshold of a hang
-OBSERVE_S = 1.5
 FACTORS = (1.0, 20.0)
 
 
@@ -48,36 +47,32 @@ def debt_s(factor: float, *, ran_s: float, queued_s: float, stood_s: float, usua
 class Throttle:
     """A context in which `pids` compute `factor` times slower; `start` and `end` for use without ``with``.
 
-    The first `observe_s` seconds only measure. Raises `UsageError` for a factor outside 1 to 20.
+    `peers` are processes that do the same work at full speed at the same time, if there are any. Raises
+    `UsageError` for a factor outside 1 to 20.
     """
 
-    def __init__(self, pids: Sequence[int], factor: float, *, observe_s: float = OBSERVE_S) -> None:
+    def __init__(self, pids: Sequence[int], factor: float, *, peers: Sequence[int] = ()) -> None:
         if not FACTORS[0] <= factor <= FACTORS[1]:
             raise UsageError(f"factor = {factor}: allowed {FACTORS[0]:g} to {FACTORS[1]:g}")
-        self._pids, self._factor, self._observe_s = list(pids), factor, observe_s
+        self._pids, self._peers, self._factor = list(pids), list(peers), factor
         self._child: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Begin; returns at once."""
-        command = [
-            sys.executable,
-            "-m",
-            __name__,
-            str(self._factor),
-            str(self._observe_s),
-            *map(str, self._pids),
-        ]
+        """Begin; returns once the victims are being slowed down. Raises `Unavailable` where that fails."""
+        groups = (",".join(map(str, pids)) for pids in (self._pids, self._peers))
+        command = [sys.executable, "-m", __name__, str(self._factor), *groups]
         self._child = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
         )
+        assert self._child.stdout is not None, "it was opened as a pipe"
+        if not self._child.stdout.readline():
+            self.end()
+            raise Unavailable(f"the process that was to throttle {self._pids} did not start")
 
     @property
-    def begun(self) -> bool:
-        """Whether observing is over and the victims are being slowed down."""
-        child = self._child
-        if child is None or child.stdout is None:
-            return False
-        return bool(select.select([child.stdout], [], [], 0)[0])
+    def running(self) -> bool:
+        """Whether the victims are being slowed down."""
+        return self._child is not None and self._child.poll() is None
 
     def end(self) -> None:
         """Full speed again; every victim is continued. May be called twice."""
@@ -105,40 +100,54 @@ class Throttle:
         self.end()
 
 
-class Victim:
-    """One process, its account of work and standing still, and the moment it may go on."""
+class Work:
+    """How long a process's main thread ran and queued for a processor since its account was opened."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
+        self._began = (0.0, 0.0)
+        self._began = self.since()
+
+    def since(self) -> tuple[float, float]:
+        """Seconds that it ran, and that it queued; of a process that is gone, none."""
+        try:
+            ran_ns, queued_ns, _ = (outside.PROC / str(self.pid) / "schedstat").read_text().split()
+        except OSError:
+            return 0.0, 0.0
+        return int(ran_ns) / 1e9 - self._began[0], int(queued_ns) / 1e9 - self._began[1]
+
+
+def queueing(accounts: Sequence[Work]) -> float:
+    """Queueing for each second of running, over all of them; 0 while nothing ran."""
+    times = [account.since() for account in accounts]
+    ran_s, queued_s = sum(t[0] for t in times), sum(t[1] for t in times)
+    return max(0.0, queued_s / ran_s) if ran_s > 0 else 0.0
+
+
+class Victim:
+    """One process, how long it stood still, and the moment it may go on."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.work = Work(pid)
         self._handle = _handle(pid)
-        self._began = self._work()
-        self._usual = 0.0
         self._stood_s = 0.0
         self._stopped_at_s: float | None = None
         self._until_s = 0.0
-
-    def since(self) -> tuple[float, float]:
-        """Seconds that it ran and that it queued since its accounts were opened."""
-        ran_s, queued_s = self._work()
-        return ran_s - self._began[0], queued_s - self._began[1]
-
-    def begin(self, usual: float) -> None:
-        """Open its accounts afresh; `usual` is the queueing for each second of running."""
-        self._usual, self._began = usual, self._work()
 
     @property
     def alive(self) -> bool:
         """Whether it can still be signalled."""
         return self._handle >= 0
 
-    def tend(self, factor: float, now_s: float) -> None:
+    def tend(self, factor: float, usual: float, now_s: float) -> None:
         """Let it go on when it has stood long enough; stop it when it owes and is about to work."""
         if self._stopped_at_s is not None:
             if now_s >= self._until_s:
                 self.release(now_s)
             return
-        ran_s, queued_s = self.since()
-        owed_s = debt_s(factor, ran_s=ran_s, queued_s=queued_s, stood_s=self._stood_s, usual=self._usual)
+        ran_s, queued_s = self.work.since()
+        owed_s = debt_s(factor, ran_s=ran_s, queued_s=queued_s, stood_s=self._stood_s, usual=usual)
         if owed_s >= LEAST_S and outside.state_of(self.pid) == "R":
             self._send(signal.SIGSTOP)
             self._stopped_at_s, self._until_s = now_s, now_s + min(owed_s, LONGEST_S)
@@ -150,17 +159,6 @@ class Victim:
             self._stood_s += now_s - self._stopped_at_s
             self._stopped_at_s = None
 
-    def _work(self) -> tuple[float, float]:
-        """Seconds that its main thread ran, and that it waited for a processor."""
-        if self._handle < 0:
-            return 0.0, 0.0
-        try:
-            ran_ns, queued_ns, _ = (outside.PROC / str(self.pid) / "schedstat").read_text().split()
-        except OSError:
-            self._handle = -1
-            return 0.0, 0.0
-        return int(ran_ns) / 1e9, int(queued_ns) / 1e9
-
     def _send(self, number: int) -> None:
         """Signal it through a descriptor that never means another process with the same number."""
         if self._handle < 0:
@@ -171,13 +169,6 @@ class Victim:
             self._handle = -1
 
 
-def _usual(victims: Sequence[Victim]) -> float:
-    """Queueing for each second of running, over all of them: one node's processes share its processors."""
-    accounts = [v.since() for v in victims]
-    ran_s, queued_s = sum(a[0] for a in accounts), sum(a[1] for a in accounts)
-    return queued_s / ran_s if ran_s > 0 else 0.0
-
-
 def _handle(pid: int) -> int:
     try:
         return os.pidfd_open(pid)
@@ -185,20 +176,15 @@ def _handle(pid: int) -> int:
         return -1
 
 
-def slow_down(pids: Sequence[int], factor: float, observe_s: float, until: int) -> None:
-    """Observe `pids`, then stretch their work until file descriptor `until` is readable or closed, or all are
-    gone."""
-    victims = [Victim(pid) for pid in pids]
-    if select.select([until], [], [], observe_s)[0]:
-        return
-    usual = _usual(victims)
-    for victim in victims:
-        victim.begin(usual)
-    print("begun", flush=True)  # noqa: T201 - read by `Throttle.begun`
+def slow_down(pids: Sequence[int], peers: Sequence[int], factor: float, until: int) -> None:
+    """Stretch the work of `pids` until file descriptor `until` is readable or closed, or all are gone."""
+    victims, examples = [Victim(pid) for pid in pids], [Work(pid) for pid in peers]
+    print("begun", flush=True)  # noqa: T201 - `Throttle.start` waits for it
     try:
         while any(v.alive for v in victims):
+            usual = queueing(examples or [v.work for v in victims])
             for victim in victims:
-                victim.tend(factor, time.monotonic())
+                victim.tend(factor, usual, time.monotonic())
             if select.select([until], [], [], TICK_S)[0]:
                 return
     finally:
@@ -207,12 +193,13 @@ def slow_down(pids: Sequence[int], factor: float, observe_s: float, until: int) 
 
 
 def main() -> None:
-    """``python -m pulsetrain.faults.throttle FACTOR OBSERVE_S PID...``, until its standard input closes."""
+    """``python -m pulsetrain.faults.throttle FACTOR PID,... PEER,...``, until its input closes."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: sys.exit(0))  # through `finally`
     with contextlib.suppress(PermissionError):
         os.nice(-10)  # on a busy machine, so that stops stay short
-    slow_down([int(p) for p in sys.argv[3:]], float(sys.argv[1]), float(sys.argv[2]), sys.stdin.fileno())
+    pids, peers = ([int(pid) for pid in group.split(",") if pid] for group in sys.argv[2:4])
+    slow_down(pids, peers, float(sys.argv[1]), sys.stdin.fileno())
 
 
 if __name__ == "__main__":

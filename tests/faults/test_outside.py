@@ -12,7 +12,7 @@ from collections.abc import Callable
 import pytest
 
 from pulsetrain.faults import outside, throttle
-from pulsetrain.stream.errors import UsageError
+from pulsetrain.stream.errors import Unavailable, UsageError
 
 BUSY = "while True: sum(range(1000))"
 NODE = """
@@ -68,7 +68,7 @@ def stopped_share(pid: int, seconds: float) -> float:
 
 @pytest.mark.integration
 def test_a_throttled_process_stands_still_for_its_share_and_then_no_more(busy):
-    with throttle.Throttle([busy.pid], 4.0, observe_s=0.2):
+    with throttle.Throttle([busy.pid], 4.0):
         assert eventually(lambda: outside.state_of(busy.pid) == "T")
         assert stopped_share(busy.pid, 1.0) > 0.3
     assert stopped_share(busy.pid, 0.2) == 0
@@ -82,7 +82,7 @@ def test_a_throttled_process_does_less_work(busy):
         later = [int(x) for x in outside._stat(busy.pid, outside.PROC)[11:13]]
         return sum(later) - sum(ticks)
 
-    with throttle.Throttle([busy.pid], 4.0, observe_s=0.2):
+    with throttle.Throttle([busy.pid], 4.0):
         assert eventually(lambda: outside.state_of(busy.pid) == "T")
         slow = work(1.0)
     assert work(1.0) > 1.5 * slow
@@ -91,11 +91,7 @@ def test_a_throttled_process_does_less_work(busy):
 @pytest.mark.integration
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_a_victim_runs_on_when_whoever_throttled_it_dies(busy, number):
-    code = (
-        "from pulsetrain.faults.throttle import Throttle\n"
-        f"Throttle([{busy.pid}], 10.0, observe_s=0.1).start()\n"
-        "input()\n"
-    )
+    code = f"from pulsetrain.faults.throttle import Throttle\nThrottle([{busy.pid}], 10.0).start()\ninput()\n"
     injector = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE)
     assert eventually(lambda: outside.state_of(busy.pid) == "T")
     injector.send_signal(number)
@@ -105,7 +101,7 @@ def test_a_victim_runs_on_when_whoever_throttled_it_dies(busy, number):
 
 @pytest.mark.integration
 def test_a_killed_throttling_process_leaves_nothing_stopped(busy):
-    slow = throttle.Throttle([busy.pid], 10.0, observe_s=0.1)
+    slow = throttle.Throttle([busy.pid], 10.0)
     slow.start()
     assert slow._child is not None
     assert eventually(lambda: outside.state_of(busy.pid) == "T")
@@ -113,6 +109,26 @@ def test_a_killed_throttling_process_leaves_nothing_stopped(busy):
     slow.end()
     slow.end()
     assert stopped_share(busy.pid, 0.1) == 0
+
+
+@pytest.mark.integration
+def test_a_throttled_process_does_less_than_its_peer(busy):
+    peer = subprocess.Popen([sys.executable, "-c", BUSY])
+    try:
+        with throttle.Throttle([busy.pid], 3.0, peers=[peer.pid]) as slow:
+            assert slow.running
+            mine, its = throttle.Work(busy.pid), throttle.Work(peer.pid)
+            time.sleep(1.5)
+            assert its.since()[0] > 1.5 * mine.since()[0] > 0
+    finally:
+        peer.kill()
+        peer.wait()
+
+
+def test_a_throttle_that_cannot_run_says_so(monkeypatch):
+    monkeypatch.setattr(throttle.sys, "executable", "/bin/false")
+    with pytest.raises(Unavailable, match="did not start"):
+        throttle.Throttle([1], 2.0).start()
 
 
 @pytest.mark.parametrize("factor", [0.5, 0, 21])
