@@ -30,7 +30,7 @@ from pulsetrain.stream import ddl, quarantine
 from pulsetrain.stream.batch import Batch, decode
 from pulsetrain.stream.clock import Clock
 from pulsetrain.stream.errors import CorruptData, PulsetrainError, SchemaMismatch
-from pulsetrain.stream.kafka import KafkaConfig, client_options, one_line_errors, record_of
+from pulsetrain.stream.kafka import KafkaConfig, client_options, create_topics, one_line_errors, record_of
 from pulsetrain.stream.metrics import IntakeMetrics
 from pulsetrain.stream.queries.storage import stored_ranges
 from pulsetrain.stream.ranges import Ranges
@@ -128,6 +128,7 @@ class Ingest:
         self._new: set[TopicPartition] = set()
         self._rows = 0
         self._since_s = 0.0
+        create_topics(kafka)
         with one_line_errors(kafka):
             self._consumer = self._subscribe()
         self._dead: Any = None

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import google_crc32c
-from kafka import KafkaProducer, errors
+import structlog
+from kafka import KafkaAdminClient, KafkaProducer, errors
 from kafka.record import default_records
 
 from pulsetrain.stream.batch import Identity, identify
@@ -16,6 +17,8 @@ from pulsetrain.stream.errors import AuthError, CorruptData, Unavailable, UsageE
 from pulsetrain.stream.schema import RECORDS, SCHEMA_VERSION
 from pulsetrain.stream.spool import Entry
 from pulsetrain.stream.transport import Rejection
+
+log = structlog.get_logger()
 
 PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 MAX_MESSAGE_BYTES = 8 << 20
@@ -193,6 +196,17 @@ class KafkaTransport:
         except (errors.MessageSizeTooLargeError, errors.RecordListTooLargeError) as error:
             return _reason(error)
         return ""
+
+
+def create_topics(config: KafkaConfig) -> None:
+    """Make the topics that are missing, with the brokers' own defaults; who may not make them uses those
+    that are there. A group that joins before its topics exist may wait long for them."""
+    with one_line_errors(config), contextlib.closing(KafkaAdminClient(**client_options(config))) as admin:
+        missing = {config.topic(record) for record in RECORDS} | {config.dead_letters}
+        missing.difference_update(admin.list_topics())
+        if missing:
+            made = admin.create_topics(sorted(missing), raise_errors=False, timeout_ms=10_000)
+            log.info("topics_created", asked=len(missing), answer=str(made)[:200])
 
 
 def reachable(config: KafkaConfig) -> None:
