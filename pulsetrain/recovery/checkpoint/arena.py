@@ -1,9 +1,10 @@
 """The checkpoint arena: shared memory that the agent owns, the trainer writes, and a crash cannot tear.
 
-One memfd holds a header page and two or three slots. A save goes into the slot that is not the newest one:
-its sequence number is made odd, bytes are written, its header is filled and sealed by a checksum, the
-sequence number is made even, and one 8-byte store of the `active` word publishes it. A process killed
-anywhere in between leaves an odd slot that nobody reads, and the newest published slot untouched.
+One memfd holds a header page and two slots, more where the state is small. A save goes into the slot that
+is not the newest one: its sequence number is made odd, bytes are written, its header is filled and sealed
+by a checksum, the sequence number is made even, and one 8-byte store of the `active` word publishes it. A
+process killed anywhere in between leaves an odd slot that nobody reads, and the newest published slot
+untouched.
 
 Slots lie a terabyte apart in the sparse file, so that each grows without moving another. Bytes are raw: a
 layout (JSON), values (JSON), then tensors. Nothing here imports torch, and nothing is pickled.
@@ -25,8 +26,9 @@ from pulsetrain.stream.errors import CheckpointError, CorruptData
 PAGE = 4096
 MAGIC = 0x414E455241545000
 VERSION = 1
-MAX_SLOTS = 3
-SMALL_BYTES = 256 << 20
+MAX_SLOTS = 6
+SMALL_BYTES = 64 << 20
+LARGE_BYTES = 256 << 20
 _STRIDE = 1 << 40
 _PINNED = 1
 _UNCHANGED = 2
@@ -35,7 +37,7 @@ _MADV_POPULATE_WRITE = 23  # Linux 5.14; older kernels refuse it and pages fault
 
 # Words (8 bytes) of the header page. The trainer writes the first group, the agent the second.
 _W_MAGIC, _W_VERSION, _W_ACTIVE, _W_SKIPS, _W_SKIP_STEP, _W_SLOTS = range(6)
-_W_PERSIST_EVERY, _W_DURABLE_STEP, _W_TAKEN, _W_VERIFIED = 16, 17, 20, 24
+_W_PERSIST_EVERY, _W_DURABLE_STEP, _W_TAKEN, _W_VERIFIED = 16, 17, 24, 32
 _W_SLOT, _SLOT_WORDS = 64, 32
 _REASON = slice(2048, 2304)
 _FIELDS = 15  # words of a slot's header before its seal: the fields of SlotInfo from `seq` on
@@ -86,6 +88,17 @@ class SlotInfo:
 def payload_offset(layout_bytes: int, values_bytes: int) -> int:
     """Where tensors begin in a slot: the next multiple of 4096 bytes after layout and values."""
     return -(-(layout_bytes + values_bytes) // PAGE) * PAGE
+
+
+def slots_for(total_bytes: int) -> int:
+    """How many checkpoints are kept in memory.
+
+    Two are enough for one rank. Ranks that are killed together must still have a step in common, though
+    one's replica may lag a few steps behind another's memory: a state that costs little is kept longer.
+    """
+    if total_bytes <= SMALL_BYTES:
+        return MAX_SLOTS
+    return 3 if total_bytes <= LARGE_BYTES else 2
 
 
 def digest(data: memoryview) -> int:
@@ -290,6 +303,9 @@ class ArenaWriter(Arena):
         word = _word(slot)
         self._words[word] = (self._words[word] | 1) + (self._words[word] & 1) * 2
         region = self._grown(slot, header.total_bytes)
+        used = header.layout_bytes + header.values_bytes
+        padding = payload_offset(header.layout_bytes, header.values_bytes) - used
+        region[used : used + padding] = bytes(padding)  # equal states have equal bytes
         return Writing(self, slot, header, region)
 
     def skip(self, step: int, reason: str) -> None:
@@ -307,13 +323,13 @@ class ArenaWriter(Arena):
     def _free_slot(self, total: int) -> int | None:
         """Never the newest checkpoint, nor a pinned one; an empty slot, else the oldest.
 
-        A large state uses the third slot only while another is pinned.
+        How many slots there are to choose from is `slots_for` the size; one more while another is pinned.
         """
         infos = self.published()
         pinned = {i.slot for i in infos if i.pinned and not self.taken(i)}
         kept = {i.slot for i in infos[:1]} | pinned
         age = {i.slot: i.generation for i in infos}
-        slots = MAX_SLOTS if total <= SMALL_BYTES or pinned else 2
+        slots = min(MAX_SLOTS, slots_for(total) + bool(pinned))
         free = [slot for slot in range(slots) if slot not in kept]
         return min(free, key=lambda slot: age.get(slot, 0), default=None)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import Any
 
-from pulsetrain.recovery.checkpoint.arena import SMALL_BYTES, Header, SlotInfo, payload_offset
+from pulsetrain.recovery.checkpoint.arena import Header, SlotInfo, payload_offset, slots_for
 from pulsetrain.stream.errors import CorruptData
 
 
@@ -73,7 +73,8 @@ class _Replica:
 
 
 class Replicas:
-    """The last two checkpoints of each rank (one where it is large), and one spare buffer for the next.
+    """The last checkpoints of each rank (four where it is small, one where it is large), and one spare
+    buffer.
 
     Memory is reused, because faulting pages in costs more than the copy; never while somebody reads it.
     """
@@ -99,7 +100,7 @@ class Replicas:
     def put(self, snapshot: Snapshot, memory: mmap.mmap) -> None:
         """Hold it. What the rank saved for this step or later ones before is of a past that was rolled
         back."""
-        keep = 2 if snapshot.total_bytes <= SMALL_BYTES else 1
+        keep = max(1, slots_for(snapshot.total_bytes) - 2)
         with self._lock:
             before = self._held.get(snapshot.rank, [])
             older = [r for r in before if r.snapshot.step < snapshot.step]

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pulsetrain.recovery.checkpoint.arena import (
+    LARGE_BYTES,
     MAX_SLOTS,
-    SMALL_BYTES,
     ArenaReader,
     ArenaWriter,
     Header,
@@ -126,12 +126,12 @@ def test_pinned_slots_are_kept_until_taken(fd):
     writer, reader = ArenaWriter(fd), ArenaReader(fd)
     size = 100
     durable = write(writer, 1, pinned=True, size=size)
-    for step in range(2, 12):
+    for step in range(2, 20):
         assert write(writer, step, size=size) is not None
     assert reader.verify(durable)
     reader.set_taken(durable)
-    write(writer, 12, size=size)
-    write(writer, 13, size=size)
+    for step in range(20, 20 + MAX_SLOTS):
+        write(writer, step, size=size)
     assert reader.find(0, 1) is None
 
 
@@ -148,7 +148,7 @@ def test_large_states_use_two_slots(fd):
     writer = ArenaWriter(fd)
     slots = []
     for step in range(3):  # untouched pages of a sparse slot take no memory and read as zeros
-        writing = writer.begin(header(step, size=SMALL_BYTES + 1))
+        writing = writer.begin(header(step, size=LARGE_BYTES + 1))
         slots.append(writing.slot)
         if step < 2:
             writing.commit()
