@@ -294,7 +294,9 @@ def _mismatch(knot: tuple[int, ...], groups: Mapping[Key, GroupBlame]) -> _Knot 
         odd = tuple(r for r in group.mismatched if r in knot)
         if odd:
             tie = len(odd) * 2 >= len(group.waiting)
-            reason = f"ranks {_listed(odd)} disagree with {group.op} at seq {group.seq} of {group.group}"
+            reason = (
+                f"{_named(odd)} not in {group.op}, which is seq {group.seq} of {group.group} for the rest"
+            )
             return _Knot(
                 verdict="desync", culprits=odd, confidence=0.5 if tie else 0.9, reason=reason, group=key
             )
@@ -307,7 +309,7 @@ def _unstarted(knot: tuple[int, ...], known: Mapping[int, Witness]) -> _Knot | N
     idle = tuple(r for r, w in firsts.items() if w.started is False)
     if not idle or not any(w.started for w in firsts.values()):
         return None
-    reason = f"ranks {_listed(idle)} enqueued {firsts[idle[0]].op} but their devices never began it"
+    reason = f"{_named(idle)} to be in {firsts[idle[0]].op}, but never began it on the device"
     return _Knot(verdict="rank", culprits=idle, confidence=0.85, reason=reason)
 
 
@@ -332,7 +334,7 @@ def _late_host(knot: tuple[int, ...], known: Mapping[int, Witness]) -> _Knot | N
         late |= {r for r, count in counts.items() if count < max(counts.values())}
     if not late or len(late) * 2 >= len(knot):
         return None
-    reason = f"ranks {_listed(sorted(late))} stopped enqueueing before the others"
+    reason = f"{_named(sorted(late))} behind: stopped enqueueing before the others"
     return _Knot(verdict="rank", culprits=tuple(sorted(late)), confidence=0.6, reason=reason)
 
 
@@ -358,7 +360,7 @@ def _stuck_together(
     if len(knot) == 2 and _paired([(r, w) for r in knot for w in known[r].waits]):
         reason = f"the transfer between ranks {knot[0]} and {knot[1]} was joined by both and does not move"
         return _Knot(verdict="network", culprits=(), confidence=0.75, reason=reason, group=firsts[0][1].group)
-    reason = f"ranks {_listed(knot)} wait for each other in different operations"
+    reason = f"{_named(knot)} waiting for each other in different operations"
     group = firsts[0][1].group if firsts else None
     return _Knot(verdict="desync", culprits=knot, confidence=0.5, reason=reason, group=group)
 
@@ -399,5 +401,7 @@ def _combine(knots: Sequence[_Knot], groups: Mapping[Key, GroupBlame], graph: Gr
     )
 
 
-def _listed(ranks: Iterable[int]) -> str:
-    return ", ".join(str(r) for r in ranks)
+def _named(ranks: Sequence[int]) -> str:
+    """The ranks as the subject of a sentence, with its verb."""
+    listed = ", ".join(str(r) for r in ranks)
+    return f"rank {listed} is" if len(ranks) == 1 else f"ranks {listed} are"

@@ -28,7 +28,9 @@ PARTS = (
     "gc_longest",
     "aside",
 )
-NUMBERS = ("start_ns", "duration_ns", "tokens", "flops", "loss", "grad_norm")
+NUMBERS = ("duration_ns", "tokens", "flops", "loss", "grad_norm")
+LOGGED = ("loss", "grad_norm")
+CELLS_AT_ONCE = 400_000  # steps x ranks of one query: bounds the memory of the store's aggregation
 WARM_STEPS = 2  # first steps of an attempt: compilation, allocation and connections
 
 
@@ -36,8 +38,8 @@ WARM_STEPS = 2  # first steps of an attempt: compilation, allocation and connect
 class Timings:
     """Steps x ranks. `parts` and `numbers` are matrices by name, NaN where a rank has no row for a step.
 
-    `parts` are nanoseconds; `numbers` hold start_ns (since the first start), duration_ns, tokens, flops, loss
-    and grad_norm. `logged` is true where a loss or gradient norm was logged: a NaN there is a real one.
+    `parts` are nanoseconds; `numbers` hold duration_ns, tokens, flops, loss and grad_norm. `logged` is true
+    where a loss or gradient norm was logged: a NaN there is a real one.
     `nodes` and `stages` go by rank; a stage is -1 where the topology is not known.
     """
 
@@ -104,26 +106,24 @@ class Timings:
 def load(
     store: analysis.Queryable, job: str, attempt: int, since: int, until: int, *, first_step: int, now_ns: int
 ) -> Timings:
-    """The timings of steps `since`..`until` of one attempt."""
+    """The timings of steps `since`..`until` of one attempt, read in pieces, so that memory holds the matrices
+    and little else."""
     names = analysis.phase_names(store, job, attempt, since, until).to_pylist()
-    parts = analysis.step_parts(
-        store,
-        job,
-        attempt,
-        since,
-        until,
-        compute=sorted({n["phase"] for n in names if n["category"] == "compute"}),
-        communication=sorted({n["phase"] for n in names if n["category"] == "communication"}),
-    )
-    return build(
-        steps=analysis.steps(store, job, attempt, since, until),
-        parts=parts,
-        topology=analysis.topology(store, job, attempt),
-        job=job,
-        attempt=attempt,
-        first_step=first_step,
-        now_ns=now_ns,
-    )
+    compute = sorted({n["phase"] for n in names if n["category"] == "compute"})
+    communication = sorted({n["phase"] for n in names if n["category"] == "communication"})
+    places = analysis.rank_nodes(store, job, attempt, since, until)
+    grid = _Grid(np.arange(since, until + 1), np.unique(_ints(places, "rank")))
+    stride = max(1, CELLS_AT_ONCE // max(1, places.num_rows))
+    for first in range(since, until + 1, stride):
+        last = min(until, first + stride - 1)
+        grid.put(analysis.steps(store, job, attempt, first, last))
+        grid.put(
+            analysis.step_parts(
+                store, job, attempt, first, last, compute=compute, communication=communication
+            )
+        )
+    topology = analysis.topology(store, job, attempt)
+    return grid.timings(places, topology, job=job, attempt=attempt, first_step=first_step, now_ns=now_ns)
 
 
 def build(
@@ -136,55 +136,63 @@ def build(
     first_step: int = 0,
     now_ns: int = 0,
 ) -> Timings:
-    """Matrices from the tables of `stream.queries.analysis`, in any order of rows."""
-    rank_values = np.unique(np.concatenate([_ints(t, "rank") for t in (steps, parts)]))
-    step_values = np.unique(np.concatenate([_ints(t, "step") for t in (steps, parts)]))
-    shape = (len(step_values), len(rank_values))
-    in_steps = _Cells(steps, step_values, rank_values, shape)
-    in_parts = _Cells(parts, step_values, rank_values, shape)
-    return Timings(
-        job=job,
-        attempt=attempt,
-        now_ns=now_ns,
-        steps=step_values,
-        ranks=rank_values,
-        nodes=_nodes(steps, topology, rank_values),
-        stages=_by_rank(topology, "pp", rank_values, -1),
-        parts={name: in_parts.matrix(name) for name in PARTS},
-        numbers={name: in_steps.matrix(name) for name in NUMBERS},
-        logged={name: in_steps.present(name) for name in ("loss", "grad_norm")},
-        first_step=first_step,
-        placed=topology.num_rows > 0,
-    )
+    """Matrices from the tables of `stream.queries.analysis`, rows in any order; `steps` may have `node`."""
+    both = [np.unique(np.concatenate([_ints(t, n) for t in (steps, parts)])) for n in ("step", "rank")]
+    low = int(both[0][0]) if len(both[0]) else 0
+    grid = _Grid(np.arange(low, low + 1 + int(np.ptp(both[0]) if len(both[0]) else 0)), both[1])
+    grid.put(steps)
+    grid.put(parts)
+    return grid.timings(steps, topology, job=job, attempt=attempt, first_step=first_step, now_ns=now_ns)
 
 
-class _Cells:
-    """Rows of a table as places in a steps x ranks matrix."""
+class _Grid:
+    """Matrices that tables with columns step and rank are put into, piece by piece. `steps` has no gap."""
 
-    def __init__(
-        self, table: pa.Table, steps: NDArray[np.int64], ranks: NDArray[np.int64], shape: tuple[int, int]
-    ) -> None:
-        self._table, self._shape = table, shape
-        row, column = (
-            np.searchsorted(steps, _ints(table, "step")),
-            np.searchsorted(ranks, _ints(table, "rank")),
+    def __init__(self, steps: NDArray[np.int64], ranks: NDArray[np.int64]) -> None:
+        self._steps, self._ranks = steps, ranks
+        shape = (len(steps), len(ranks))
+        self._matrices = {name: np.full(shape, np.nan) for name in (*PARTS, *NUMBERS)}
+        self._logged = {name: np.zeros(shape, np.bool_) for name in LOGGED}
+        self._seen = np.zeros(len(steps), np.bool_)
+
+    def put(self, table: pa.Table) -> None:
+        """Enter every column that is known; rows of ranks that are not are left out."""
+        if not table.num_rows or not len(self._ranks):
+            return
+        row, rank = _ints(table, "step") - self._steps[0], _ints(table, "rank")
+        column = np.minimum(np.searchsorted(self._ranks, rank), len(self._ranks) - 1)
+        kept = self._ranks[column] == rank
+        every = bool(kept.all())
+        flat = row * len(self._ranks) + column if every else (row * len(self._ranks) + column)[kept]
+        self._seen[np.unique(row)] = True
+        for name in set(table.column_names) & self._matrices.keys():
+            values = table.column(name).to_numpy()
+            self._matrices[name].reshape(-1)[flat] = values if every else values[kept]
+        for name in set(table.column_names) & self._logged.keys():
+            told = table.column(name).is_valid().to_numpy()
+            self._logged[name].reshape(-1)[flat] = told if every else told[kept]
+
+    def timings(
+        self, places: pa.Table, topology: pa.Table, *, job: str, attempt: int, first_step: int, now_ns: int
+    ) -> Timings:
+        """What was put, without steps that nobody has."""
+        kept = self._seen
+        whole = bool(kept.all())
+        matrices = self._matrices if whole else {n: m[kept] for n, m in self._matrices.items()}
+        return Timings(
+            job=job,
+            attempt=attempt,
+            now_ns=now_ns,
+            steps=self._steps[kept],
+            ranks=self._ranks,
+            nodes=_nodes(places, topology, self._ranks),
+            stages=_by_rank(topology, "pp", self._ranks, -1),
+            parts={name: matrices[name] for name in PARTS},
+            numbers={name: matrices[name] for name in NUMBERS},
+            logged={name: m[kept] for name, m in self._logged.items()},
+            first_step=first_step,
+            placed=topology.num_rows > 0,
         )
-        self._flat = row * max(1, shape[1]) + column
-
-    def matrix(self, name: str) -> Matrix:
-        full = np.full(self._shape[0] * self._shape[1], np.nan)
-        if name in self._table.column_names:
-            values = self._table.column(name).to_numpy()
-            if name == "start_ns" and len(values):
-                values = values - values.min()
-            full[self._flat] = values
-        return full.reshape(self._shape)
-
-    def present(self, name: str) -> NDArray[np.bool_]:
-        full = np.zeros(self._shape[0] * self._shape[1], np.bool_)
-        if name in self._table.column_names:
-            full[self._flat] = self._table.column(name).is_valid().to_numpy(zero_copy_only=False)
-        return full.reshape(self._shape)
 
 
 def _ints(table: pa.Table, name: str) -> NDArray[np.int64]:
@@ -196,10 +204,10 @@ def _by_rank(table: pa.Table, name: str, ranks: NDArray[np.int64], default: int)
     return np.array([known.get(rank, default) for rank in ranks.tolist()], np.int64)
 
 
-def _nodes(steps: pa.Table, topology: pa.Table, ranks: NDArray[np.int64]) -> NDArray[np.str_]:
+def _nodes(places: pa.Table, topology: pa.Table, ranks: NDArray[np.int64]) -> NDArray[np.str_]:
     """The node of each rank: what its steps say, else the topology."""
     known: dict[int, str] = {}
-    for table in (topology, steps):
+    for table in (topology, places):
         if table.num_rows and "node" in table.column_names:
             values, first = np.unique(_ints(table, "rank"), return_index=True)
             names: Sequence[Any] = table.column("node").take(pa.array(first)).to_pylist()

@@ -44,18 +44,31 @@ def topology(store: Queryable, job: str, attempt: int) -> pa.Table:
     )
 
 
-def steps(store: Queryable, job: str, attempt: int, since: int, until: int) -> pa.Table:
-    """Steps `since`..`until` of an attempt, one row a step and rank: step, rank, node, start_ns, duration_ns,
-    tokens, flops, loss, grad_norm (NULL: not logged)."""
+def rank_nodes(store: Queryable, job: str, attempt: int, since: int, until: int) -> pa.Table:
+    """Ranks that have steps in a range, and where they ran: rank, node."""
     return store.query(
         """
-        SELECT step, rank, any(node) AS node, toUnixTimestamp64Nano(min(start)) AS start_ns,
-               max(duration_ns) AS duration_ns, max(tokens) AS tokens, any(flops) AS flops,
+        SELECT rank, any(node) AS node FROM steps
+        WHERE job = {job:String} AND attempt = {attempt:Int32}
+          AND step BETWEEN {since:Int64} AND {until:Int64}
+        GROUP BY rank ORDER BY rank
+        """,
+        {"job": job, "attempt": attempt, "since": since, "until": until},
+    )
+
+
+def steps(store: Queryable, job: str, attempt: int, since: int, until: int) -> pa.Table:
+    """Steps `since`..`until` of an attempt, one row a step and rank: step, rank, duration_ns, tokens, flops,
+    loss, grad_norm (NULL: not logged)."""
+    return store.query(
+        """
+        SELECT step, rank, max(duration_ns) AS duration_ns, max(tokens) AS tokens, any(flops) AS flops,
                any(loss) AS loss, any(grad_norm) AS grad_norm
         FROM steps
         WHERE job = {job:String} AND attempt = {attempt:Int32}
           AND step BETWEEN {since:Int64} AND {until:Int64}
         GROUP BY step, rank
+        SETTINGS optimize_aggregation_in_order = 1
         """,
         {"job": job, "attempt": attempt, "since": since, "until": until},
     )
@@ -92,26 +105,31 @@ def step_parts(
     return store.query(
         """
         SELECT step, rank,
-          sumIf(duration_ns, category = 'compute' AND NOT has({compute:Array(String)}, parent))
-            - sumIf(duration_ns, category = 'communication' AND has({compute:Array(String)}, parent))
-            AS compute,
-          sumIf(duration_ns, category = 'communication' AND NOT has({communication:Array(String)}, parent))
-            AS wait,
-          sumIf(duration_ns, phase = 'forward' AND parent != 'forward')
-            - sumIf(duration_ns, category = 'communication' AND parent = 'forward') AS forward,
-          sumIf(duration_ns, phase = 'backward' AND parent != 'backward')
-            - sumIf(duration_ns, category = 'communication' AND parent = 'backward') AS backward,
-          sumIf(duration_ns, phase = 'optimizer' AND parent != 'optimizer')
-            - sumIf(duration_ns, category = 'communication' AND parent = 'optimizer') AS optimizer,
-          sumIf(duration_ns, category = 'data') AS data,
-          sumIf(duration_ns, category = 'checkpoint') AS checkpoint,
-          sumIf(duration_ns, phase = 'gc') AS gc,
-          maxIf(longest_ns, phase = 'gc') AS gc_longest,
-          sumIf(duration_ns, category = 'other' AND phase != 'gc' AND parent = '') AS aside
-        FROM span_rollup
-        WHERE job = {job:String} AND attempt = {attempt:Int32}
-          AND step BETWEEN {since:Int64} AND {until:Int64}
+          sum(took * (computes * NOT in_compute - communicates * in_compute)) AS compute,
+          sum(took * communicates * (parent NOT IN {communication:Array(String)})) AS wait,
+          sum(took * ((phase = 'forward') - communicates) * own_forward) AS forward,
+          sum(took * ((phase = 'backward') - communicates) * own_backward) AS backward,
+          sum(took * ((phase = 'optimizer') - communicates) * own_optimizer) AS optimizer,
+          sum(took * (category = 'data')) AS data,
+          sum(took * (category = 'checkpoint')) AS checkpoint,
+          sum(took * (phase = 'gc')) AS gc,
+          max(longest_ns * (phase = 'gc')) AS gc_longest,
+          sum(took * (category = 'other') * (phase != 'gc') * (parent = '')) AS aside
+        FROM (
+          SELECT step, rank, phase, category, parent, longest_ns, duration_ns AS took,
+                 category = 'compute' AS computes, category = 'communication' AS communicates,
+                 parent IN {compute:Array(String)} AS in_compute,
+                 (phase = 'forward' AND parent != 'forward') OR (communicates AND parent = 'forward')
+                   AS own_forward,
+                 (phase = 'backward' AND parent != 'backward') OR (communicates AND parent = 'backward')
+                   AS own_backward,
+                 (phase = 'optimizer' AND parent != 'optimizer') OR (communicates AND parent = 'optimizer')
+                   AS own_optimizer
+          FROM span_rollup
+          WHERE job = {job:String} AND attempt = {attempt:Int32}
+            AND step BETWEEN {since:Int64} AND {until:Int64})
         GROUP BY step, rank
+        SETTINGS optimize_aggregation_in_order = 1
         """,
         {
             "job": job,
