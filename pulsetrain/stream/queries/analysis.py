@@ -105,7 +105,7 @@ def step_parts(
     return store.query(
         """
         SELECT step, rank,
-          sum(took * (computes * NOT in_compute - communicates * in_compute)) AS compute,
+          sum(took * (computes * (NOT in_compute) - communicates * in_compute)) AS compute,
           sum(took * communicates * (parent NOT IN {communication:Array(String)})) AS wait,
           sum(took * ((phase = 'forward') - communicates) * own_forward) AS forward,
           sum(took * ((phase = 'backward') - communicates) * own_backward) AS backward,
