@@ -37,7 +37,7 @@ def run_ingest(
     brokers = kafka_config(path, kafka)
     metrics = IntakeMetrics()
     if metrics_port is not None:
-        _serve_metrics(metrics, metrics_port)
+        _serve_metrics(metrics, config.metrics_host, metrics_port)
     with contextlib.closing(open_store(url)) as store:
         store.migrate()
         member = Ingest(brokers, store, SystemClock(), config, metrics)
@@ -62,8 +62,8 @@ def _file(path: Path | None) -> dict[str, Any]:
     return file
 
 
-def _serve_metrics(metrics: IntakeMetrics, port: int) -> None:
+def _serve_metrics(metrics: IntakeMetrics, host: str, port: int) -> None:
     try:
-        start_http_server(port, addr="127.0.0.1", registry=metrics.registry)
+        start_http_server(port, addr=host, registry=metrics.registry)
     except OSError as error:
         raise UsageError(f"--metrics-port {port}: {error.strerror}") from error

@@ -57,6 +57,8 @@ class IngestConfig:
     """Rows that are stored at once without waiting; never below 5,000 while the wait is not over."""
     linger_s: float = 0.5
     """Longest wait for more rows."""
+    metrics_host: str = "127.0.0.1"
+    """Address that `--metrics-port` listens on; metrics ask for no password."""
     retry_s: float = 1.0
     """Pause before a failed insert is tried again."""
 

@@ -1,0 +1,255 @@
+"""Files of deploy/ against their published schemas, offline; the Slurm scripts with a fake scontrol."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import compose_spec
+import kubernetes_validate
+import pytest
+import yaml
+
+from pulsetrain.stream.metrics import IntakeMetrics
+
+ROOT = Path(__file__).resolve().parents[2]
+DEPLOY = ROOT / "deploy"
+KUBERNETES = DEPLOY / "kubernetes"
+YAML = sorted(path for path in DEPLOY.rglob("*.y*ml") if "target" not in path.parts)
+CUSTOM = {"ScaledObject", "Kustomization"}  # not the cluster's own kinds: their schemas come with their tools
+VERSIONS = ("1.29", "1.32", kubernetes_validate.latest_version())
+
+
+def objects():
+    for path in sorted(KUBERNETES.glob("*.yaml")):
+        for each in yaml.safe_load_all(path.read_text()):
+            yield pytest.param(each, id=f"{each['kind']}-{each.get('metadata', {}).get('name', '')}")
+
+
+OBJECTS = list(objects())
+PODS = [p for p in OBJECTS if p.values[0]["kind"] in ("Deployment", "StatefulSet", "DaemonSet")]
+
+
+@pytest.mark.parametrize("path", YAML, ids=lambda p: str(p.relative_to(DEPLOY)))
+def test_yaml_parses(path):
+    assert list(yaml.safe_load_all(path.read_text()))
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("each", [p for p in OBJECTS if p.values[0]["kind"] not in CUSTOM])
+def test_objects_follow_the_published_schema(each, version):
+    kubernetes_validate.validate(each, version, strict=True)
+
+
+def test_the_schema_would_notice():
+    broken = yaml.safe_load((KUBERNETES / "ingest.yaml").read_text())
+    broken["spec"]["template"]["spec"]["containers"][0]["ports"][0]["containerPort"] = "many"
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(broken, VERSIONS[-1], strict=True)
+
+
+def test_kustomize_names_every_file():
+    listed = yaml.safe_load((KUBERNETES / "kustomization.yaml").read_text())["resources"]
+    assert sorted([*listed, "kustomization.yaml"]) == sorted(p.name for p in KUBERNETES.glob("*.yaml"))
+
+
+@pytest.mark.parametrize("each", PODS)
+def test_pods_are_confined_probed_and_limited(each):
+    pod = each["spec"]["template"]["spec"]
+    assert pod["automountServiceAccountToken"] is False
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    for container in pod["containers"]:
+        assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+        assert container["securityContext"]["readOnlyRootFilesystem"] is True
+        assert container["securityContext"]["allowPrivilegeEscalation"] is False
+        assert {"startupProbe", "livenessProbe"} <= container.keys()
+        assert "memory" in container["resources"]["limits"]
+        mounts = {m["name"] for m in container["volumeMounts"]}
+        claims = [c["metadata"]["name"] for c in each["spec"].get("volumeClaimTemplates", [])]
+        assert mounts <= {v["name"] for v in pod["volumes"]} | set(claims)
+
+
+@pytest.mark.parametrize("each", PODS)
+def test_secrets_come_by_reference_and_pods_have_a_network_policy(each):
+    container = each["spec"]["template"]["spec"]["containers"][0]
+    for variable in container["env"]:
+        if re.search("TOKEN|PASSWORD|STORE", variable["name"]):
+            assert variable["valueFrom"]["secretKeyRef"]["name"] == "pulsetrain"
+    labels = each["spec"]["template"]["metadata"]["labels"]
+    policies = [p.values[0] for p in OBJECTS if p.values[0]["kind"] == "NetworkPolicy"]
+    assert any(p["spec"]["podSelector"].get("matchLabels") == labels for p in policies)
+
+
+def test_nothing_may_write_to_the_cluster():
+    roles = [p.values[0] for p in OBJECTS if p.values[0]["kind"] in ("Role", "ClusterRole")]
+    assert [r["kind"] for r in roles] == ["Role"]
+    for rule in roles[0]["rules"]:
+        assert "secrets" not in rule["resources"]
+        assert not {"*", "update", "patch", "delete"} & set(rule["verbs"])
+    bound = [s for p in OBJECTS for s in p.values[0].get("subjects", [])]
+    assert not [s for s in bound if s["kind"] == "ServiceAccount"]
+
+
+def test_ingest_scales_by_the_lag_of_its_own_group_and_topic():
+    scaled = yaml.safe_load((KUBERNETES / "scaled-object.yaml").read_text())
+    (trigger,) = scaled["spec"]["triggers"]
+    deployment = yaml.safe_load((KUBERNETES / "ingest.yaml").read_text())
+    assert scaled["spec"]["scaleTargetRef"]["name"] == deployment["metadata"]["name"]
+    assert trigger["type"] == "kafka"
+    assert trigger["metadata"]["consumerGroup"] == "pulsetrain"
+    assert trigger["metadata"]["topic"] == "pulsetrain.spans"
+    assert int(trigger["metadata"]["lagThreshold"]) > 0
+
+
+def test_compose_follows_its_specification():
+    text = re.sub(r"\$\{(\w+)(:\?[^}]*)?\}", r"\1", (DEPLOY / "compose.yaml").read_text())
+    merged = yaml.safe_dump(yaml.safe_load(text))  # the parser knows no merge keys; compose does
+    parsed = compose_spec.PyCompose.from_yaml(merged)
+    wanted = {"kafka", "clickhouse", "hub", "ingest", "prometheus", "grafana"}
+    assert wanted <= set(parsed.service_names())
+
+
+def test_compose_names_each_volume_it_uses_and_publishes_on_loopback_only():
+    compose = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+    for name, service in compose["services"].items():
+        for volume in service.get("volumes", []):
+            source = volume.partition(":")[0]
+            assert (DEPLOY / source).exists() if source.startswith(".") else source in compose["volumes"]
+        assert all(port.startswith("127.0.0.1:") for port in service.get("ports", [])), name
+        assert "latest" not in service.get("image", "")
+        assert set(service.get("depends_on", [])) <= set(compose["services"])
+
+
+def _metric_names():
+    names = set()
+    for family in IntakeMetrics().registry.collect():
+        suffixes = {"counter": ("_total",), "histogram": ("_bucket", "_count", "_sum")}.get(
+            family.type, ("",)
+        )
+        names |= {family.name + suffix for suffix in suffixes}
+    return names
+
+
+def _asked(text):
+    return set(re.findall(r"\bpulsetrain_\w+", text))
+
+
+def test_rules_ask_for_metrics_that_exist_and_no_data_is_an_alert():
+    rules = yaml.safe_load((DEPLOY / "prometheus/pulsetrain.rules.yml").read_text())
+    each = [rule for group in rules["groups"] for rule in group["rules"]]
+    assert _asked(" ".join(rule["expr"] for rule in each)) <= _metric_names()
+    assert all(rule["annotations"]["summary"] and rule["labels"]["severity"] for rule in each)
+    assert "absent(" in next(rule["expr"] for rule in each if rule["alert"] == "PulsetrainNoData")
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="no promtool here")
+def test_promtool_takes_the_rules():
+    rules = DEPLOY / "prometheus/pulsetrain.rules.yml"
+    subprocess.run(["promtool", "check", "rules", rules], check=True, capture_output=True)
+
+
+def test_the_dashboard_is_provisioned_and_asks_for_metrics_that_exist():
+    dashboard = json.loads((DEPLOY / "grafana/dashboards/pipeline.json").read_text())
+    assert {"uid", "title", "schemaVersion", "panels", "time"} <= dashboard.keys()
+    source = yaml.safe_load((DEPLOY / "grafana/provisioning/datasources/prometheus.yaml").read_text())
+    uid = source["datasources"][0]["uid"]
+    for panel in dashboard["panels"]:
+        assert panel["datasource"]["uid"] == uid
+        assert _asked(panel["targets"][0]["expr"]) <= _metric_names()
+        assert panel["fieldConfig"]["defaults"]["noValue"] == "no data"
+        assert panel["gridPos"]["x"] + panel["gridPos"]["w"] <= 24
+    assert len({p["id"] for p in dashboard["panels"]}) == len(dashboard["panels"])
+
+
+SCRIPTS = (DEPLOY / "slurm/prolog", DEPLOY / "slurm/epilog", DEPLOY / "kafka/start")
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda p: p.name)
+def test_scripts_parse_and_may_run(script):
+    subprocess.run(["bash", "-n", script], check=True)
+    assert os.access(script, os.X_OK)
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd here")
+@pytest.mark.integration
+def test_units_are_what_systemd_takes(tmp_path):
+    program = tmp_path / "pulsetrain"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    for unit in (DEPLOY / "systemd").glob("*.service"):
+        text = unit.read_text().replace("/opt/pulsetrain/bin/pulsetrain", str(program))
+        (tmp_path / unit.name.replace("@", "@job")).write_text(text)
+    units = sorted(tmp_path.glob("*.service"))
+    assert len(units) == 3
+    done = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", *units], capture_output=True, text=True, check=False
+    )
+    complaints = [line for line in done.stderr.splitlines() if "pulsetrain-" in line]
+    assert not complaints
+
+
+@pytest.fixture
+def prolog(tmp_path):
+    """Runs the prolog with a `pulsetrain` that ends as told; (its status, what scontrol was told)."""
+
+    def run(diagnose):
+        for name, body in (
+            ("pulsetrain", diagnose),
+            ("scontrol", f'echo "$@" >>{tmp_path}/scontrol.log'),
+            ("logger", ":"),
+        ):
+            (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
+            (tmp_path / name).chmod(0o755)
+        env = os.environ | {
+            "PATH": f"{tmp_path}:{os.environ['PATH']}",
+            "PULSETRAIN_BIN": str(tmp_path / "pulsetrain"),
+            "PULSETRAIN_CHECK_LIMIT": "1",
+            "SLURMD_NODENAME": "node-7",
+        }
+        done = subprocess.run([DEPLOY / "slurm/prolog"], env=env, check=False, timeout=20)
+        log = tmp_path / "scontrol.log"
+        return done.returncode, log.read_text() if log.exists() else ""
+
+    return run
+
+
+def test_a_healthy_node_takes_the_job(prolog):
+    assert prolog("""echo '{"ok": true, "failed": []}'""") == (0, "")
+
+
+def test_a_failed_check_drains_the_node_with_its_name(prolog):
+    status, told = prolog(
+        """printf '{\\n "ok": false,\\n "failed": [\\n  "gemm_checksum"\\n ]\\n}'; exit 1"""
+    )
+    assert status == 1
+    assert told == "update NodeName=node-7 State=DRAIN Reason=pulsetrain: gemm_checksum\n"
+
+
+@pytest.mark.integration
+def test_a_check_that_hangs_drains_the_node(prolog):
+    assert prolog("exec sleep 30")[0] == 1
+
+
+def test_a_check_that_cannot_run_drains_nobody(prolog):
+    assert prolog("exit 2") == (0, "")
+
+
+def test_the_epilog_ends_only_what_the_job_left(tmp_path):
+    def sleeper(**env):
+        return subprocess.Popen(["sleep", "60"], env=os.environ | env)
+
+    mine = sleeper(SLURM_JOB_ID="77", PULSETRAIN_JOB="j")
+    others = [sleeper(SLURM_JOB_ID="78", PULSETRAIN_JOB="j"), sleeper(SLURM_JOB_ID="77")]
+    epilog = tmp_path / "epilog"
+    shutil.copy(DEPLOY / "slurm/epilog", epilog)  # no prolog beside it: only the first half runs
+    try:
+        env = os.environ | {"SLURM_JOB_ID": "77"}
+        subprocess.run([epilog], env=env, check=True, timeout=30)
+        assert mine.wait(timeout=5) == -9
+        assert [p.poll() for p in others] == [None, None]
+    finally:
+        for process in (mine, *others):
+            process.kill()
+            process.wait()
