@@ -68,7 +68,6 @@ def steps(store: Queryable, job: str, attempt: int, since: int, until: int) -> p
         WHERE job = {job:String} AND attempt = {attempt:Int32}
           AND step BETWEEN {since:Int64} AND {until:Int64}
         GROUP BY step, rank
-        SETTINGS optimize_aggregation_in_order = 1
         """,
         {"job": job, "attempt": attempt, "since": since, "until": until},
     )
@@ -129,7 +128,6 @@ def step_parts(
           WHERE job = {job:String} AND attempt = {attempt:Int32}
             AND step BETWEEN {since:Int64} AND {until:Int64})
         GROUP BY step, rank
-        SETTINGS optimize_aggregation_in_order = 1
         """,
         {
             "job": job,
