@@ -9,7 +9,7 @@ from typing import Any
 import streamlit as st
 
 from pulsetrain.dashboard import page
-from pulsetrain.dashboard.models.operations import moment_ns, ordered_alerts
+from pulsetrain.dashboard.models.operations import about, moment_ns, needs_a_person, ordered_alerts, times
 from pulsetrain.dashboard.models.states import SEVERITIES, pill
 from pulsetrain.dashboard.models.text import ago, clock
 from pulsetrain.stream.errors import PulsetrainError
@@ -36,36 +36,37 @@ def _body() -> None:
             "That says only that no rule fired; the verdict above says how the job is.",
         )
         return
-    waiting = [a for a in alerts if a.get("state") != "resolved" and not a.get("acknowledged_by")]
+    waiting = [alert for alert in alerts if needs_a_person(alert)]
     for alert in waiting[:_WITH_BUTTON]:
         _card(alert)
-    rest = [a for a in alerts if a not in waiting[:_WITH_BUTTON]]
+    rest = [alert for alert in alerts if alert not in waiting[:_WITH_BUTTON]]
     if rest:
         page.table(
-            ["severity", "state", "kind", "about", "what was seen", "since", "count", "acknowledged"],
-            [_row(a) for a in rest],
-            right=(6,),
+            ["severity", "state", "kind", "about", "what was seen", "since", "seen", "acknowledged"],
+            [_row(alert) for alert in rest],
         )
 
 
 def _card(alert: Mapping[str, Any]) -> None:
     since = moment_ns(alert.get("since_ns", alert.get("since")))
-    with st.container(border=True, horizontal=True, vertical_alignment="center"):
-        st.html(
-            f"{pill(str(alert['severity']), SEVERITIES)} <b>{escape(str(alert['kind']))}</b> "
-            f"{escape(str(alert['subject']))}: {escape(str(alert['summary']))} <span class='muted'>· "
+    with st.container(border=True):
+        words, button = st.columns([8, 1], vertical_alignment="center")
+        words.html(
+            f"{pill(str(alert['severity']), SEVERITIES)} <b>{escape(str(alert['kind']))}</b>, "
+            f"{escape(about(alert))}: {escape(str(alert['summary']))} <span class='muted'>· "
             f"{escape(str(alert.get('state', '')))} since {clock(since)} UTC, {ago(since, page.now_ns())}"
-            f" · seen {alert.get('count', 1)} times</span>",
-            width="stretch",
+            f" · seen {times(alert.get('count'))}</span>"
         )
-        st.button("Acknowledge", key=f"ack-{alert['id']}", on_click=_acknowledge, args=(str(alert["id"]),))
+        button.button(
+            "Acknowledge", key=f"ack-{alert['id']}", on_click=_acknowledge, args=(str(alert["id"]),)
+        )
 
 
 def _acknowledge(alert: str) -> None:
     try:
         page.source().client.acknowledge(alert, st.session_state.get("ack_note", ""))
     except PulsetrainError as error:
-        st.session_state["alert_error"] = str(error)
+        st.toast(f"Not acknowledged: {error}")
     page.source().cache.forget("alerts")
 
 
@@ -75,9 +76,9 @@ def _row(alert: Mapping[str, Any]) -> list[str]:
         pill(str(alert["severity"]), SEVERITIES),
         escape(str(alert.get("state", ""))),
         escape(str(alert["kind"])),
-        escape(str(alert["subject"])),
+        escape(about(alert)),
         escape(str(alert["summary"])),
         f'<span title="{clock(since)} UTC">{ago(since, page.now_ns())}</span>',
-        str(alert.get("count", 1)),
+        times(alert.get("count")),
         escape(str(alert.get("acknowledged_by") or "-")),
     ]

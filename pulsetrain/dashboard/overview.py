@@ -19,6 +19,8 @@ from pulsetrain.dashboard.models.states import JOB_STATES, SEVERITIES, look, pil
 from pulsetrain.dashboard.models.text import ago, clock
 from pulsetrain.stream.queries import views
 
+_SLOWLY_S = 4.0
+
 
 def show() -> None:
     """The page."""
@@ -27,8 +29,8 @@ def show() -> None:
         "Along", ["step", "time"], default="step", required=True, key="axis", bind="query-params",
         label_visibility="collapsed",
     )  # fmt: skip
-    page.live(_course)
-    page.live(_evidence)
+    page.live(_course, every_s=_SLOWLY_S)
+    page.live(_evidence, every_s=_SLOWLY_S)
 
 
 def _verdicts() -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from pulsetrain.dashboard.models.charts import LIGHT
 from pulsetrain.dashboard.models.operations import (
+    about,
     can_be_evicted,
     checkpoint_lines,
     gauge_text,
@@ -20,6 +21,7 @@ from pulsetrain.dashboard.models.operations import (
     plan,
     recoveries,
     recovery_figure,
+    times,
 )
 
 
@@ -35,6 +37,14 @@ def test_alerts_that_need_a_person_come_first():
     ]  # fmt: skip
     assert [a["id"] for a in ordered_alerts(alerts)] == ["bad", "new", "old", "seen", "gone"]
     assert open_alerts(alerts) == 3
+    assert open_alerts([alert("note", "info")]) == 0
+
+
+def test_an_alert_says_what_it_is_about():
+    assert about({"subject_type": "rank", "subject": "5"}) == "rank 5"
+    assert about({"subject_type": "node", "subject": "node-2"}) == "node-2"
+    assert about({"subject_type": "job", "subject": "gpt"}) == about({"subject": "gpt"}) == "gpt"
+    assert (times(None), times(1), times(1200)) == ("once", "once", "1,200 times")
 
 
 @pytest.mark.parametrize(

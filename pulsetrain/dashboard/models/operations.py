@@ -32,8 +32,32 @@ def ordered_alerts(alerts: Sequence[Row]) -> list[Row]:
 
 
 def open_alerts(alerts: Sequence[Row]) -> int:
-    """Alerts that fire and that nobody has acknowledged."""
-    return sum(a.get("state") != "resolved" and not a.get("acknowledged_by") for a in alerts)
+    """How many alerts need a person."""
+    return sum(needs_a_person(alert) for alert in alerts)
+
+
+def needs_a_person(alert: Row) -> bool:
+    """It fires, is more than information, and nobody has acknowledged it."""
+    return (
+        alert.get("state") != "resolved"
+        and alert.get("severity") != "info"
+        and not alert.get("acknowledged_by")
+    )
+
+
+def about(alert: Row) -> str:
+    """What an alert is about: "rank 5"; the subject alone where its type says nothing more."""
+    kind, subject = str(alert.get("subject_type") or ""), str(alert.get("subject", ""))
+    return subject if kind in ("", "job") or subject.startswith(kind) else f"{kind} {subject}"
+
+
+def times(count: Any) -> str:
+    """How often, in words.
+
+    >>> times(1), times(3)
+    ('once', '3 times')
+    """
+    return "once" if count in (None, 0, 1) else f"{count:,} times"
 
 
 def moment_ns(value: Any) -> int:
