@@ -222,7 +222,8 @@ def _collective(
     """The node of one collective, with its edges entered in `edges`; nothing where it holds nobody up.
 
     Members that never joined hold it up. Where all joined it is those that have something older to wait for,
-    or else all that have not finished; where a member has finished, the rest have only themselves to blame.
+    or else all that have not finished. Where a member has finished, the others wait for the data of one whose
+    process cannot move (a ring passes it from rank to rank), or else have only themselves to blame.
     """
     first = witness.first is wait
     node: Node = (*wait.same, first)
@@ -236,8 +237,11 @@ def _holding(wait: Wait, known: Mapping[int, Witness], *, first: bool) -> set[No
     behind = {m for m in members if known[m].enqueued.get(wait.group, 0) < wait.seq}
     if behind:
         return set(behind) if first else {m for m in behind if known[m].heard}
-    if not first or any(known[m].completed.get(wait.group, 0) >= wait.seq for m in members):
+    if not first:
         return set()
+    unfinished = {m for m in members if known[m].completed.get(wait.group, 0) < wait.seq}
+    if len(unfinished) < len(members):
+        return {m for m in unfinished if known[m].state in _FROZEN}
     older = {m for m in members if (w := known[m].first) is not None and w.same != wait.same}
     return set(older or members)
 
@@ -251,7 +255,7 @@ def _frozen_knot(witness: Witness, graph: Graph) -> _Knot:
         verdict="rank",
         culprits=(witness.rank,),
         confidence=0.99 if victims else 0.9,
-        reason=f"rank {witness.rank} is {witness.state}; {len(victims)} others wait for it",
+        reason=f"rank {witness.rank} is {witness.state}; {_waiting(len(victims))} for it",
     )
 
 
@@ -284,7 +288,7 @@ def _lone(witness: Witness, graph: Graph) -> _Knot:
         what, confidence = f"does not finish {witness.first.op}, as its peers did", 0.9
     else:
         what, confidence = "never joined", 0.95
-    reason = f"rank {witness.rank} {what}; {count} others wait for it"
+    reason = f"rank {witness.rank} {what}; {_waiting(count)} for it"
     return _Knot(verdict="rank", culprits=(witness.rank,), confidence=confidence, reason=reason)
 
 
@@ -405,3 +409,8 @@ def _named(ranks: Sequence[int]) -> str:
     """The ranks as the subject of a sentence, with its verb."""
     listed = ", ".join(str(r) for r in ranks)
     return f"rank {listed} is" if len(ranks) == 1 else f"ranks {listed} are"
+
+
+def _waiting(count: int) -> str:
+    """How many wait, as a clause."""
+    return "nobody waits" if not count else "1 other waits" if count == 1 else f"{count} others wait"

@@ -166,6 +166,20 @@ def test_a_stop_in_the_middle_of_an_operation_is_told_by_the_process_state():
     assert culprits(hang(view(ranks, world=()))) == ["3"]
 
 
+def test_peers_that_a_ring_has_not_served_yet_are_victims_of_the_rank_stopped_inside_it():
+    world = tuple(range(8))
+    served = {0, 6, 7}
+    ranks = [
+        status(r, 4, group("world", world, 10) if r in served else group("world", world, 9, "all_reduce"))
+        for r in range(8)
+        if r != 5
+    ]
+    stopped = status(5, 4.2, group("world", world, 9, "all_reduce"), state="stopped")
+    assert culprits(hang(view([*ranks, stopped]))) == ["5"]
+    (finding,) = findings(hang(view([*ranks, stopped])))
+    assert set(finding.evidence["victims"]) == {1, 2, 3, 4}
+
+
 def test_without_a_stopped_process_a_joined_collective_is_the_network():
     waiting = group("tp", (2, 3), 40, "all_reduce", op_bytes=64)
     (finding,) = hang(view([status(2, 4.0, waiting), status(3, 4.0, waiting)], world=()))
