@@ -7,7 +7,17 @@ from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
 
-from pulsetrain.analytics import fail_slow, imbalance, machines, mfu, numerics, stalls, straggler, timings
+from pulsetrain.analytics import (
+    fail_slow,
+    imbalance,
+    links,
+    machines,
+    mfu,
+    numerics,
+    stalls,
+    straggler,
+    timings,
+)
 from pulsetrain.analytics.verdict import Inconclusive, Verdict, guarded
 from pulsetrain.stream.errors import UsageError
 from pulsetrain.stream.queries import analysis
@@ -41,6 +51,11 @@ class Source:
             now_ns=self.now_ns,
         )
 
+    @cached_property
+    def stragglers(self) -> list[Verdict]:
+        """What `straggler` says, asked once."""
+        return straggler.find(self.timings, scan=self.scan)
+
     @property
     def machines(self) -> machines.Range:
         """The same steps, for the analyzers of machines."""
@@ -59,7 +74,8 @@ Analyzer = Callable[[Source], list[Verdict]]
 
 ANALYZERS: Mapping[str, Analyzer] = MappingProxyType(
     {
-        "straggler": lambda source: straggler.find(source.timings, scan=source.scan),
+        "straggler": lambda source: source.stragglers,
+        "slow_link": lambda source: links.look(source.store, source.timings, source.stragglers),
         "fail_slow": lambda source: fail_slow.find(source.timings, recovered=source.scan),
         "stage_imbalance": lambda source: imbalance.stages(source.timings),
         "sequence_imbalance": lambda source: imbalance.sequences(source.timings),

@@ -7,6 +7,7 @@ rank's pieces of work (forward, backward, optimizer): what it needs when nothing
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -62,13 +63,18 @@ def work_of(t: Timings, rows: Rows) -> Work:
         whole: Floats = np.log(np.where(compute > 0, compute, np.nan) / per)
     names = [n for n in ("forward", "backward", "optimizer") if (t.parts[n][rows] > 0).any()]
     pieces = np.stack([t.parts[n] / per for n in (names or ["compute"])])
+    return work_from(whole, pieces, t.cohorts, rows)
+
+
+def work_from(whole: Floats, pieces: Floats, cohorts: Sequence[Columns], rows: Rows) -> Work:
+    """Any times of steps x columns as work: the log of each, and the pieces that it consists of."""
     bare = Work(whole=whole, pieces=pieces)
-    return Work(whole=whole, pieces=pieces, low_noise=_low_noise(t, bare, rows[-NOISE_STEPS:]))
+    return Work(whole=whole, pieces=pieces, low_noise=_low_noise(cohorts, bare, rows[-NOISE_STEPS:]))
 
 
-def _low_noise(t: Timings, work: Work, rows: Rows) -> float | None:
+def _low_noise(all_cohorts: Sequence[Columns], work: Work, rows: Rows) -> float | None:
     """The lower median over cohorts, for one with a fault in it is noisier; None on a quiet host."""
-    cohorts = [c for c in t.cohorts if len(c) > 2 and _complete(work, rows, c)]
+    cohorts = [c for c in all_cohorts if len(c) > 2 and _complete(work, rows, c)]
     if not cohorts or not len(rows):
         return None
     quiet = [work.whole[np.ix_(rows, c)] for c in cohorts]

@@ -138,3 +138,40 @@ def step_parts(
             "communication": list(communication),
         },
     )
+
+
+def group_transfers(store: Queryable, job: str, attempt: int, since: int, until: int) -> pa.Table:
+    """How long the collectives of each process group took to transfer, one row a step, group and phase: step,
+    group, phase, transfer_ns (sum over operations of the shortest time that a member spent in it, which the
+    last to come spends on the transfer alone), bytes (sum), members (ranks that took part)."""
+    return store.query(
+        """
+        SELECT step, `group`, phase, sum(shortest_ns) AS transfer_ns, sum(payload) AS bytes,
+               max(joined) AS members
+        FROM (
+          SELECT step, `group`, phase, seq, min(s.duration_ns) AS shortest_ns, max(s.bytes) AS payload,
+                 count() AS joined
+          FROM spans AS s
+          WHERE job = {job:String} AND attempt = {attempt:Int32}
+            AND step BETWEEN {since:Int64} AND {until:Int64}
+            AND category = 'communication' AND NOT s.open AND `group` != '' AND seq >= 0
+            AND phase NOT IN ('send', 'recv', 'barrier')
+          GROUP BY step, `group`, phase, seq)
+        WHERE joined > 1 AND payload > 0
+        GROUP BY step, `group`, phase
+        """,
+        {"job": job, "attempt": attempt, "since": since, "until": until},
+    )
+
+
+def group_members(store: Queryable, job: str, attempt: int, since: int, until: int) -> pa.Table:
+    """Ranks that took part in the communication of each process group: group, ranks (list)."""
+    return store.query(
+        """
+        SELECT `group`, groupUniqArray(rank) AS ranks FROM spans
+        WHERE job = {job:String} AND attempt = {attempt:Int32}
+          AND step BETWEEN {since:Int64} AND {until:Int64} AND category = 'communication' AND `group` != ''
+        GROUP BY `group`
+        """,
+        {"job": job, "attempt": attempt, "since": since, "until": until},
+    )

@@ -1,0 +1,92 @@
+"""Slow links: a group that transfers slower than its siblings is told from a rank that comes late."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from pulsetrain.analytics.links import find, read
+from pulsetrain.analytics.straggler import find as stragglers
+from pulsetrain.analytics.verdict import Finding, Healthy, Inconclusive, findings
+from tests.analytics.fleet import fleet, timings
+
+GROUPS = {f"dp:{i}": (i, i + 8) for i in range(8)} | {f"tp:{20 + i}": (2 * i, 2 * i + 1) for i in range(8)}
+
+
+def transfers(*, slow=(), ratio=1.0, noise=0.03, steps=40, seed=0, groups=GROUPS):
+    rng = np.random.default_rng(seed)
+    names = list(groups)
+    grid = [(s, g) for s in range(steps) for g in names]
+    time = 1e6 * np.exp(noise * rng.standard_normal(len(grid)))
+    time *= np.array([ratio if g in slow else 1.0 for _, g in grid])
+    return pa.table(
+        {
+            "step": [s for s, _ in grid],
+            "group": [g for _, g in grid],
+            "phase": ["all_reduce"] * len(grid),
+            "transfer_ns": time.astype(np.int64),
+            "bytes": [1_000_000 if g.startswith("dp") else 4000 for _, g in grid],
+            "members": [2] * len(grid),
+        }
+    )
+
+
+JOB = timings(fleet(ranks=16, per_node=2, steps=40))
+
+
+def subjects(verdicts):
+    return [(f.subject_type, f.subject) for f in findings(verdicts)]
+
+
+def test_a_slow_group_is_named():
+    found = find(JOB, read(transfers(slow=["dp:3"], ratio=1.6)), GROUPS, [])
+    assert subjects(found) == [("group", "dp:3")]
+
+
+def test_groups_that_meet_on_one_node_are_the_nodes():
+    found = find(JOB, read(transfers(slow=["dp:2", "dp:3", "tp:21"], ratio=2.0)), GROUPS, [])
+    assert subjects(found) == [("node", "n1")]
+
+
+@pytest.mark.parametrize("noise", [0.02, 0.1, 0.4])
+def test_clean_groups_are_left_alone(noise):
+    for seed in range(50):
+        assert not findings(find(JOB, read(transfers(noise=noise, seed=seed)), GROUPS, []))
+
+
+def test_a_straggler_in_the_group_is_no_link():
+    late = timings(fleet(ranks=16, per_node=2, steps=40, slow={3: 1.5}))
+    found = find(late, read(transfers(slow=["dp:3"], ratio=1.6)), GROUPS, stragglers(late))
+    assert isinstance(found[0], Healthy)
+
+
+def test_order_of_rows_changes_nothing():
+    table = transfers(slow=["dp:3"], ratio=1.6)
+    mixed = table.take(pa.array(np.random.default_rng(1).permutation(table.num_rows)))
+    assert find(JOB, read(mixed), GROUPS, []) == find(JOB, read(table), GROUPS, [])
+
+
+def test_a_slower_link_is_never_milder():
+    weights = [
+        sum(f.confidence for f in findings(find(JOB, read(transfers(slow=["dp:3"], ratio=x)), GROUPS, [])))
+        for x in (1.0, 1.1, 1.4, 2.0, 10.0)
+    ]
+    assert weights == sorted(weights)
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        transfers(steps=0),
+        transfers(steps=3),
+        transfers(groups={"world": tuple(range(16))}),
+        transfers().slice(0, 5),
+        pa.concat_tables([transfers(), transfers()]),
+    ],
+)
+def test_degenerate_data_gets_a_verdict(table):
+    verdicts = find(JOB, read(table), {}, [])
+    assert verdicts
+    assert all(isinstance(v, Finding | Healthy | Inconclusive) for v in verdicts)
+    assert not findings(verdicts)
