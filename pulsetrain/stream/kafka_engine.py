@@ -1,0 +1,88 @@
+"""The second way in: ClickHouse's own Kafka engine reads the topics, without `pulsetrain ingest`.
+
+SQL alone, derived from the schema, for an administrator to run. What it does not do is written down in
+docs/kafka-engine.md: it stores a message at least once, and knows neither row ranges nor the quarantine.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pulsetrain.stream.ddl import literal
+from pulsetrain.stream.kafka import KafkaConfig
+from pulsetrain.stream.schema import RECORDS, Kind, Record
+
+
+@dataclass(frozen=True, kw_only=True)
+class KafkaEngine:
+    """How the engine's tables consume."""
+
+    group: str = "clickhouse"
+    """Consumer group; not the one of `pulsetrain ingest`, or they would share the partitions."""
+    consumers: int = 1
+    """Consumers of each table; at most the topic's partitions."""
+    flush_ms: int = 500
+    """Longest time rows wait for their insert."""
+
+    def __post_init__(self) -> None:
+        if self.consumers < 1:
+            raise ValueError(f"consumers = {self.consumers}: allowed 1 or more")
+
+
+def statements(config: KafkaConfig, engine: KafkaEngine | None = None) -> list[str]:
+    """Statements that make, for every record, a queue over its topic and a view that feeds its table.
+
+    The tables of the records must be there (`Store.migrate`). Run again they change nothing.
+    """
+    settings = engine or KafkaEngine()
+    return [sql for record in RECORDS.values() for sql in (queue(record, config, settings), feed(record))]
+
+
+def queue(record: Record, config: KafkaConfig, engine: KafkaEngine) -> str:
+    """The CREATE TABLE of the engine's queue over a record's topic."""
+    columns = ",\n  ".join(f"`{f.name}` {_plain(f.kind)}" for f in record.fields)
+    settings = {
+        "kafka_broker_list": config.servers,
+        "kafka_topic_list": config.topic(record.name),
+        "kafka_group_name": engine.group,
+        "kafka_format": "ArrowStream",
+        "kafka_num_consumers": engine.consumers,
+        "kafka_flush_interval_ms": engine.flush_ms,
+        "kafka_handle_error_mode": "stream",
+        **_security(config),
+    }
+    listed = ",\n  ".join(f"{name} = {literal(value)}" for name, value in settings.items())
+    return (
+        f"CREATE TABLE IF NOT EXISTS `{record.name}_queue` (\n  {columns}\n) ENGINE = Kafka\n"
+        f"SETTINGS\n  {listed}"
+    )
+
+
+def feed(record: Record) -> str:
+    """The materialised view that moves a queue's rows into the record's table."""
+    names = ", ".join(f"`{f.name}`" for f in record.fields)
+    return (
+        f"CREATE MATERIALIZED VIEW IF NOT EXISTS `{record.name}_feed` TO `{record.name}` AS\n"
+        f"SELECT {names} FROM `{record.name}_queue` WHERE length(_error) = 0"
+    )
+
+
+def drop(record: Record) -> list[str]:
+    """Statements that take both away; stored rows stay."""
+    return [f"DROP VIEW IF EXISTS `{record.name}_feed`", f"DROP TABLE IF EXISTS `{record.name}_queue`"]
+
+
+def _plain(kind: Kind) -> str:
+    """A queue keeps nothing, so that its columns need no codec."""
+    return kind.clickhouse
+
+
+def _security(config: KafkaConfig) -> dict[str, str]:
+    """The brokers' security; certificates are named in the server's own configuration."""
+    given = {
+        "kafka_security_protocol": config.security_protocol.lower(),
+        "kafka_sasl_mechanism": config.sasl_mechanism,
+        "kafka_sasl_username": config.sasl_username,
+        "kafka_sasl_password": config.sasl_password,
+    }
+    return {k: v for k, v in given.items() if v and v != "plaintext"}
