@@ -171,6 +171,11 @@ class Arena:
         infos = [info for slot in range(MAX_SLOTS) if (info := self._read(slot)) is not None]
         return sorted(infos, key=lambda info: -info.generation)
 
+    @property
+    def unfinished(self) -> int:
+        """Slots whose writing was begun and not published, or which were invalidated."""
+        return sum(self._words[_word(slot)] & 1 for slot in range(MAX_SLOTS))
+
     def find(self, rank: int, step: int) -> SlotInfo | None:
         """The newest published checkpoint of that rank and step."""
         return next((i for i in self.published() if (i.rank, i.step) == (rank, step)), None)

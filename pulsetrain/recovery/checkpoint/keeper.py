@@ -158,7 +158,7 @@ class Keeper:
             checkpoints=self._checkpoints,
         )
         took = Restorer(sources, self._ledger).load(known[0], rank, step, source)
-        self._replicas.forget_after(step)
+        self._replicas.forget_after(step, self._ledger.attempt)
         return took
 
     def clear(self) -> None:

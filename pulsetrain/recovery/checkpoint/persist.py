@@ -34,6 +34,8 @@ from pulsetrain.stream.errors import CheckpointError, CorruptData, PulsetrainErr
 
 T = TypeVar("T")
 
+ANNOUNCEMENT_S = 0.05  # how often storage is asked whether rank 0 has begun
+
 WRITERS = 32  # each waits for the tables of all ranks, so there must be one for each rank of a node
 
 
@@ -61,6 +63,8 @@ class Persister:
         self._arenas: dict[int, ArenaReader] = {}
         self._busy: dict[int, int] = {}  # rank -> generation on its way
         self._newest: tuple[Manifest, ...] = ()
+        self._known_announced: set[tuple[int, int]] = set()  # (attempt, step)
+        self._look_again = 0.0
         self._lock = Lock()
         self._stop = Event()
         self._pool = ThreadPoolExecutor(WRITERS, thread_name_prefix="pulsetrain-persist")
@@ -92,22 +96,60 @@ class Persister:
         self._look()
         while not self._stop.wait(self._config.poll_s):
             for rank, arena in list(self._arenas.items()):
-                for info in reversed(arena.published()):
-                    if info.pinned and info.rank == rank and not arena.taken(info):
-                        self._consider(rank, arena, info)
+                waiting = [
+                    i
+                    for i in reversed(arena.published())
+                    if i.pinned and i.rank == rank and not arena.taken(i)
+                ]
+                waiting = [i for i in waiting if i.generation != self._busy.get(rank)]
+                if waiting:
+                    self._try_choose(rank, arena, waiting)
 
-    def _consider(self, rank: int, arena: ArenaReader, info: SlotInfo) -> None:
-        """Persist it, or give a periodic one up while the one before is still on its way."""
+    def _try_choose(self, rank: int, arena: ArenaReader, waiting: list[SlotInfo]) -> None:
+        try:
+            self._choose(rank, arena, waiting)
+        except Exception as error:  # noqa: BLE001 - a thread's edge: what a storage raises is an event
+            detail = {"step": waiting[0].step, "error": str(error)}
+            self._ledger.event("persist_failed", detail, rank=rank)
+            arena.set_taken(waiting[0])
+
+    def _choose(self, rank: int, arena: ArenaReader, waiting: list[SlotInfo]) -> None:
+        """Persist one of a rank's pinned checkpoints (oldest first), give up those that were overtaken.
+
+        Rank 0 takes what was asked for first, else the newest; the others follow it, so that all persist
+        the same steps however slow the storage is to each of them.
+        """
+        chosen = self._wanted(waiting) if rank == 0 else self._announced(waiting)
+        periodic = [i for i in waiting if not i.durable]
+        overtaken = [i for i in periodic if chosen and i.generation < chosen.generation]
+        overtaken += periodic[:-2]  # the newest two may still be announced
+        for info in dict.fromkeys(overtaken):
+            self._give_up(rank, arena, info)
         with self._lock:
-            going = self._busy.get(rank)
-            if going is None:
-                self._busy[rank] = info.generation
-        if going is None:
-            self._pool.submit(self._persist, rank, arena, info)
-        elif going != info.generation and not info.durable:
-            arena.set_taken(info)
-            self._ledger.stage("skip", "storage", rank=rank, step=info.step)
-            self._ledger.event("persist_skipped", {"step": info.step, "reason": "storage is slow"}, rank=rank)
+            if chosen is None or rank in self._busy:
+                return
+            self._busy[rank] = chosen.generation
+        self._pool.submit(self._persist, rank, arena, chosen)
+
+    @staticmethod
+    def _wanted(waiting: list[SlotInfo]) -> SlotInfo:
+        return next((i for i in waiting if i.durable), waiting[-1])
+
+    def _announced(self, waiting: list[SlotInfo]) -> SlotInfo | None:
+        """The oldest for which rank 0 has written its table."""
+        now = time.monotonic()
+        if now >= self._look_again:
+            self._look_again = now + max(self._config.poll_s, ANNOUNCEMENT_S)
+            for info in waiting:
+                path = self._checkpoints.path(folder_of(info.step))
+                if f"{stem(info, 0)}.table.json" in self._checkpoints.storage.list(path):
+                    self._known_announced.add((info.attempt, info.step))
+        return next((i for i in waiting if (i.attempt, i.step) in self._known_announced), None)
+
+    def _give_up(self, rank: int, arena: ArenaReader, info: SlotInfo) -> None:
+        arena.set_taken(info)
+        self._ledger.stage("skip", "storage", rank=rank, step=info.step)
+        self._ledger.event("persist_skipped", {"step": info.step, "reason": "storage is slow"}, rank=rank)
 
     def _persist(self, rank: int, arena: ArenaReader, info: SlotInfo) -> None:
         started = time.monotonic_ns()

@@ -83,6 +83,7 @@ class Replicas:
         self._lock = Lock()
         self._held: dict[int, list[_Replica]] = {}
         self._spare: dict[int, mmap.mmap] = {}
+        self._attempt, self._step = -1, -1
 
     def buffer(self, snapshot: Snapshot) -> mmap.mmap:
         """Memory to receive it in; give it to `put`, or to `give_back` where the transfer failed."""
@@ -98,10 +99,15 @@ class Replicas:
             self._spare[rank] = memory
 
     def put(self, snapshot: Snapshot, memory: mmap.mmap) -> None:
-        """Hold it. What the rank saved for this step or later ones before is of a past that was rolled
+        """Hold it, unless it comes late: from an attempt before the last `forget_after`, for a later step.
+
+        What the rank saved for this step or later ones before is of a past that was rolled
         back."""
         keep = max(1, slots_for(snapshot.total_bytes) - 2)
         with self._lock:
+            if snapshot.attempt < self._attempt and snapshot.step > self._step:
+                self._spare[snapshot.rank] = memory
+                return
             before = self._held.get(snapshot.rank, [])
             older = [r for r in before if r.snapshot.step < snapshot.step]
             kept = [*older, _Replica(snapshot, memory)][-keep:]
@@ -115,9 +121,10 @@ class Replicas:
         with self._lock:
             return tuple(r.snapshot for replicas in self._held.values() for r in replicas)
 
-    def forget_after(self, step: int) -> None:
-        """Drop every checkpoint of a later step: the whole job goes back to `step`."""
+    def forget_after(self, step: int, attempt: int) -> None:
+        """Drop every checkpoint of a later step: in `attempt` the whole job goes back to `step`."""
         with self._lock:
+            self._attempt, self._step = attempt, step
             for rank, replicas in self._held.items():
                 self._held[rank] = [r for r in replicas if r.snapshot.step <= step]
 

@@ -9,6 +9,7 @@ other, or a node and the one that holds its replica; asks the survivors what the
 common step; and compares every rank's bytes with what that step must be. Prints one JSON line a round.
 """
 
+import ctypes
 import hashlib
 import json
 import mmap
@@ -39,6 +40,11 @@ def config(folder: Path) -> KeeperConfig:
         commit_timeout_s=2.0,
         peer_timeout_s=1.0,
     )
+
+
+def end_with_parent() -> None:
+    """No process outlives the controller, whatever ends it."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
 def train(fd: int, rank: int, step: int, attempt: int, progress: memoryview) -> None:
@@ -87,6 +93,7 @@ class NodeProcess:
     def run(self, step: int, attempt: int):
         self.child = os.fork()
         if self.child == 0:
+            end_with_parent()
             train(self.fd, self.rank, step, attempt, self.progress)
         return {"pid": self.child}
 
@@ -110,6 +117,7 @@ class Node:
         self.pid = os.fork()
         if self.pid == 0:
             os.setsid()
+            end_with_parent()
             try:
                 NodeProcess(name, folder, theirs, progress).serve()
             finally:
@@ -211,8 +219,8 @@ def main(folder: Path, rounds: int, seed: int) -> None:
             step, sources = -1, {}
             for node in nodes:
                 node.kill()
-            nodes = [fresh() for _ in range(NODES)]
             folder = folder / "next"
+            nodes = [fresh() for _ in range(NODES)]
     for node in nodes:
         node.kill()
 

@@ -5,6 +5,7 @@ import hashlib
 import os
 import random
 import signal
+import time
 import warnings
 
 import numpy as np
@@ -246,7 +247,7 @@ def test_a_rank_killed_at_any_moment_costs_at_most_the_step_in_flight(fd):
         truth.step()
         reference[step] = truth.digest()
     draw = random.Random(5)
-    restore = -1
+    restore, torn = -1, 0
     for trial in range(100):
         reader, write_end = os.pipe()
         with warnings.catch_warnings():
@@ -271,6 +272,7 @@ def test_a_rank_killed_at_any_moment_costs_at_most_the_step_in_flight(fd):
             while line := lines.read(4):
                 announced = int.from_bytes(line, "little")
         arena = ArenaReader(fd)
+        torn += arena.unfinished > 0
         newest = arena.published()[0]
         assert arena.verify(newest), f"trial {trial}"
         assert newest.step >= announced - 1, f"trial {trial}: lost more than the step in flight"
@@ -283,12 +285,22 @@ def test_a_rank_killed_at_any_moment_costs_at_most_the_step_in_flight(fd):
         restore = newest.step
         if restore > 380:
             restore = -1
+    assert torn > 50, "most kills land in the middle of a save"
 
 
 def _train_until_killed(fd: int, restore: int, announce: int) -> None:
     """Train and announce each step when its save was called."""
     training = Training(fd, restore_step=restore)
     step = training.checkpointer.restore() or 0
+    finish = training.checkpointer._copier.finish
+
+    def slowly(pairs):
+        """Stop in the middle of the copy, so that kills land there."""
+        finish(pairs[: len(pairs) // 2])
+        time.sleep(0.003)
+        finish(pairs[len(pairs) // 2 :])
+
+    training.checkpointer._copier.finish = slowly
     while step < 399:
         step += 1
         training.step()

@@ -296,12 +296,19 @@ def test_slow_storage_skips_periodic_steps_and_says_so(cluster, tmp_path, monkey
     c.save(1)
     events = []
     wait_until(lambda: c.keepers["n0"]._persister._busy)
-    for step in range(2, 6):
+    for step in range(2, 8):
         assert save(c.fds[0], 0, step)
-        wait_until(lambda step=step: ArenaReader(c.fds[0]).taken(ArenaReader(c.fds[0]).find(0, step)))
+        wait_until(lambda step=step: len(pinned(c.fds[0])) <= 3)
     wait_until(lambda: events.extend(c.events("n0")) or "persist_skipped" in [k for k, _ in events])
     gate.set()
     wait_until(lambda: c.holds("n0", 0, 1, "storage"))
+    wait_until(lambda: c.holds("n0", 0, 7, "storage"))  # and then the newest, not what lay between
+
+
+def pinned(fd: int) -> list[int]:
+    """Steps that wait for the agent."""
+    arena = ArenaReader(fd)
+    return [i.step for i in arena.published() if i.pinned and not arena.taken(i)]
 
 
 @pytest.mark.parametrize("harm", ["flip", "truncate", "remove"])
@@ -373,3 +380,18 @@ def test_records_follow_the_schema_and_name_each_stage(cluster, tmp_path):
     )
     assert all(r["job"] == "j" and r["rank"] == 0 and r["step"] == 1 for r in rows)
     assert all(r["bytes"] > 0 and r["duration_ns"] > 0 for r in rows)
+
+
+def test_a_late_replica_of_a_future_that_was_rolled_back_is_refused(cluster):
+    c = cluster(2)
+    c.save(4)
+    wait_until(lambda: c.holds("n1", 0, 4, "peer"))
+    c.set_world(c.names, 1)
+    for rank in (0, 1):
+        c.keepers[f"n{rank}"].load(rank, 4, "memory")
+    save(c.fds[0], 0, 6, world=2, attempt=0)  # what a slow sender of the attempt before still has
+    save(c.fds[1], 1, 5, world=2, attempt=1)
+    wait_until(lambda: c.holds("n0", 1, 5, "peer"))
+    assert not c.holds("n1", 0, 6, "peer")
+    save(c.fds[0], 0, 5, world=2, attempt=1)
+    wait_until(lambda: c.holds("n1", 0, 5, "peer"))
