@@ -395,3 +395,15 @@ def test_a_late_replica_of_a_future_that_was_rolled_back_is_refused(cluster):
     assert not c.holds("n1", 0, 6, "peer")
     save(c.fds[0], 0, 5, world=2, attempt=1)
     wait_until(lambda: c.holds("n1", 0, 5, "peer"))
+
+
+def test_the_agents_side_never_imports_torch():
+    import subprocess
+    import sys
+
+    code = (
+        "import sys, pulsetrain.recovery.checkpoint.keeper, pulsetrain.recovery.checkpoint.browse, "
+        "pulsetrain.recovery.checkpoint.export; print('torch' in sys.modules)"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "False"
