@@ -48,7 +48,7 @@ ROOT = Path(__file__).resolve().parents[1]
 DRAIN_S = 0.5  # how long an agent gathers before it sends
 JOB = "bench-00000000"
 LATENCY_ROWS_S = 100_000
-INGEST_ROWS = 400_000  # rows of one insert, here and in the raw limit
+INGEST_ROWS = 200_000  # rows of one insert, here and in the raw limit
 GROUP = "bench"
 
 

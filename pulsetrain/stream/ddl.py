@@ -66,7 +66,9 @@ def column(record: Record, field: Field) -> str:
 
 def _codec(record: Record, field: Field) -> str:
     if field.kind is Kind.TIME:
-        return "Delta(8), T64, ZSTD(1)"
+        return "Delta(8), ZSTD(1)"
+    if field.name == "duration_ns":
+        return "ZSTD(1)"  # finds durations that come again, which T64 would hide
     if field.kind is Kind.I64:
         return "Delta(8), ZSTD(1)" if field.name in record.order_by else "T64, ZSTD(1)"
     if field.kind is Kind.I32:

@@ -13,6 +13,7 @@ one partition, so one consumer.
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections import defaultdict
@@ -76,12 +77,17 @@ class Lane:
     until: int = -1
     messages: list[Any] = field(default_factory=list)
 
-    def ready(self) -> list[Any]:
-        """The messages of the next insert: a range to repeat alone and whole, else everything."""
+    def ready(self, rows: int) -> list[Any]:
+        """The messages of the next insert: a range to repeat alone and whole, else about `rows` rows."""
         if self.until < 0 or (self.messages and self.messages[0].offset >= self.until):
-            return self.messages  # nothing to repeat, or the broker has already forgotten it
+            return self._first(rows)  # nothing to repeat, or the broker has already forgotten it
         inside = [m for m in self.messages if m.offset < self.until]
         return inside if inside and inside[-1].offset == self.until - 1 else []
+
+    def _first(self, rows: int) -> list[Any]:
+        """As many messages as hold `rows` rows: what is inserted at once is what memory is needed for."""
+        before = itertools.accumulate((_rows(m) for m in self.messages), initial=0)
+        return [m for m, held in zip(self.messages, before, strict=False) if held < rows]
 
     def take(self, messages: Sequence[Any]) -> None:
         """Forget messages that are stored."""
@@ -145,7 +151,8 @@ class Ingest:
             with one_line_errors(self._kafka):
                 while not self._stop.is_set():
                     self.poll()
-                self._flush()
+                while self._rows and self._flush():
+                    pass
         finally:
             self._consumer.close(autocommit=False, timeout_ms=5_000)
             if self._dead is not None:
@@ -163,6 +170,8 @@ class Ingest:
             or self._clock.monotonic_s() - self._since_s >= self._config.linger_s
         ):
             self._flush()
+        while self._rows >= self._config.rows and self._flush():
+            pass  # what waits is stored before more is fetched
 
     def _subscribe(self) -> Any:
         options: dict[str, Any] = {"group_instance_id": self._config.member} if self._config.member else {}
@@ -220,11 +229,13 @@ class Ingest:
         self._rows += sum(_rows(m) for m in messages)
         self.metrics.bytes.inc(sum(len(m.value or b"") for m in messages))
 
-    def _flush(self) -> None:
-        """Store the next range of every partition; a store that is away is waited for."""
-        ranges = [Range(p, ready) for p, lane in self._lanes.items() if (ready := list(lane.ready()))]
+    def _flush(self) -> bool:
+        """Store the next range of every partition; a store that is away is waited for. False: nothing to."""
+        ranges = [
+            Range(p, ready) for p, lane in self._lanes.items() if (ready := lane.ready(self._config.rows))
+        ]
         if not ranges:
-            return
+            return False
         self._commit({r.partition: OffsetAndMetadata(r.start, f"{_INTENT}{r.end}", -1) for r in ranges})
         saved: dict[tuple[str, str, int], int] = {}
         for each in ranges:
@@ -236,6 +247,7 @@ class Ingest:
                 self._lanes[each.partition].take(each.messages)
         self._rows = sum(_rows(m) for lane in self._lanes.values() for m in lane.messages)
         self._since_s = self._clock.monotonic_s()
+        return True
 
     def _insist(self, act: Any) -> None:
         """Do `act` until the store takes it or we are told to stop (then the range is repeated later)."""
