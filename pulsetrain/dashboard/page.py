@@ -118,12 +118,12 @@ def _strip(sentence: bool) -> None:
     if line is None:
         st.html(f'<div class="strip">{pill("no_data", JOB_STATES)} No job has been seen yet.</div>')
         return
-    step = f"step {line.step:,}" if line.step >= 0 else "no step yet"
+    step = f"step {line.step:,} · " if line.step >= 0 else ""
     attempt = f"attempt {line.attempt}" if line.attempt >= 0 else "not started"
     st.html(
         f'<div class="strip">{pill(line.state, JOB_STATES)} <b>{escape(line.job)}</b>'
         f'<span class="sentence">{escape(line.sentence)}</span>'
-        f'<span class="facts">{step} · {attempt}</span></div>'
+        f'<span class="facts">{step}{attempt}</span></div>'
     )
 
 

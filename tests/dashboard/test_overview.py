@@ -101,6 +101,7 @@ def test_headline_says_what_is_not_known():
         "loss": "-",
         "step time": "250 ms",
         "tokens/s": "-",
+        "step": "3",
     }
     assert headline([step(3, loss=math.nan)])["loss"] == "nan"
 

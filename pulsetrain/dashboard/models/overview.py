@@ -234,15 +234,16 @@ def _add_mark(figure: go.Figure, at: float, label: str, colour: str, theme: Them
 
 
 def headline(rows: Sequence[Row]) -> dict[str, str]:
-    """The last point of the course in words: loss, step time, throughput; "-" for what is not known."""
+    """The last point of the course in words: loss, step time, throughput, step; "-" for what is not known."""
     if not rows:
-        return {"loss": "-", "step time": "-", "tokens/s": "-"}
+        return {"loss": "-", "step time": "-", "tokens/s": "-", "step": "-"}
     last = rows[-1]
     loss = last["loss"]
     return {
         "loss": "-" if loss is None else f"{loss:.4f}",
         "step time": duration(last["step_ns"]),
         "tokens/s": f"{last['tokens_per_s']:,.0f}" if last["tokens_per_s"] else "-",
+        "step": f"{last['step']:,}",
     }
 
 
@@ -253,8 +254,8 @@ def live_facts(job: Row) -> dict[str, str]:
         return {}
     active = sum(node.get("state") == "active" for node in job.get("nodes", []))
     spare = sum(node.get("state") == "standby" for node in job.get("nodes", []))
-    return {
-        "step": f"{job['step']:,}" if job.get("step", -1) >= 0 else "-",
+    step = {"step": f"{job['step']:,}"} if job.get("step", -1) >= 0 else {}
+    return step | {
         "attempt": str(job["attempt"]) if job.get("attempt", -1) >= 0 else "-",
         "ranks": f"{job.get('world_size', 0):,}",
         "nodes": f"{active:,} + {spare:,} standby",
