@@ -136,6 +136,7 @@ def blame(witnesses: Iterable[Witness], *, stalled: bool = True, margin_ns: int 
     if stalled:
         sinks = [s for s in graph.sinks() if not set(s) & frozen]
         knots += [_judge(sink, known, groups, graph, margin_ns) for sink in sinks]
+        knots += _lagging(known, {r for k in knots for r in k.culprits})
     return _combine(knots, groups, graph)
 
 
@@ -340,6 +341,38 @@ def _late_host(knot: tuple[int, ...], known: Mapping[int, Witness]) -> _Knot | N
         return None
     reason = f"{_named(sorted(late))} behind: stopped enqueueing before the others"
     return _Knot(verdict="rank", culprits=tuple(sorted(late)), confidence=0.6, reason=reason)
+
+
+def _lagging(known: Mapping[int, Witness], culprits: Set[int]) -> list[_Knot]:
+    """Ranks whose hosts stopped too, hidden behind a culprit that their devices wait for.
+
+    A host runs ahead of its device until it must wait for it, so hosts of ranks whose devices wait at the same
+    place of one program come equally far. Of three or more, one that enqueued less than all others stopped.
+    """
+    places: dict[tuple[str, str, int], list[int]] = {}
+    for rank in sorted(known.keys() - culprits) if culprits else ():
+        first = known[rank].first
+        if first is not None:
+            places.setdefault((first.group[0], first.op, first.seq), []).append(rank)
+    late = {
+        r for ranks in places.values() if len(ranks) > 2 for r in ranks if _enqueued_least(r, ranks, known)
+    }
+    what = "stopped enqueueing where its peers went on"
+    return [
+        _Knot(verdict="rank", culprits=(r,), confidence=0.6, reason=f"rank {r} {what}") for r in sorted(late)
+    ]
+
+
+def _enqueued_least(rank: int, ranks: Sequence[int], known: Mapping[int, Witness]) -> bool:
+    """Whether the rank enqueued less than every peer in some group of theirs, and in none more than one."""
+    own = known[rank].enqueued
+    lags: list[bool] = []
+    for key in own:
+        peers = [known[m].enqueued[key] for m in ranks if m != rank and key in known[m].enqueued]
+        if len(peers) > 1 and own[key] > min(peers):
+            return False
+        lags.append(len(peers) > 1 and own[key] < min(peers))
+    return any(lags)
 
 
 def _first_silent(knot: tuple[int, ...], known: Mapping[int, Witness], margin_ns: int) -> _Knot | None:
