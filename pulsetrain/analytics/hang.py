@@ -346,8 +346,8 @@ def _late_host(knot: tuple[int, ...], known: Mapping[int, Witness]) -> _Knot | N
 def _lagging(known: Mapping[int, Witness], culprits: Set[int]) -> list[_Knot]:
     """Ranks whose hosts stopped too, hidden behind a culprit that their devices wait for.
 
-    A host runs ahead of its device until it must wait for it, so hosts of ranks whose devices wait at the same
-    place of one program come equally far. Of three or more, one that enqueued less than all others stopped.
+    A host runs ahead of its device until it must wait for it, so hosts of ranks whose devices wait at the
+    same place of one program come equally far. Of three or more, one that enqueued the least stopped.
     """
     places: dict[tuple[str, str, int], list[int]] = {}
     for rank in sorted(known.keys() - culprits) if culprits else ():
