@@ -504,13 +504,13 @@ def _launch(flags: Mapping[str, Any], *, as_json: bool, level: Any, **more: Any)
     "--exit", "exit_", is_flag=True, help="End after the report instead of keeping the dashboard up."
 )
 @click.option("--report", type=click.Path(path_type=Path), metavar="FILE", help="Write the report as JSON.")
-@click.option("--steps", type=int, default=120, show_default=True, help="Optimizer steps of the job.")
+@click.option("--steps", type=int, help="Optimizer steps of the job; default: 120, more on many cores.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of parameters and data order.")
 @click.option(
     "--keep", type=click.Path(path_type=Path), metavar="DIR", help="Keep data and logs in this new folder."
 )
 @JSON_FLAG
-def demo(exit_: bool, report: Path | None, steps: int, seed: int, keep: Path | None, as_json: bool) -> int:
+def demo(exit_: bool, as_json: bool, **flags: Any) -> int:
     """Train a real job on five local nodes, slow one, stop a rank, kill a node, and watch it heal.
 
     Example: pulsetrain demo --exit --report demo.json
@@ -519,7 +519,8 @@ def demo(exit_: bool, report: Path | None, steps: int, seed: int, keep: Path | N
     from pulsetrain.stream.log import configure
 
     configure(level="error")
-    options = DemoOptions(exit=exit_ or as_json, report=report, steps=steps, seed=seed, keep=keep)
+    given = {name: value for name, value in flags.items() if value is not None}
+    options = DemoOptions(exit=exit_ or as_json, **given)
     return run(options, lambda line: click.echo(line, err=as_json), print_json if as_json else None)
 
 

@@ -19,9 +19,12 @@ from pulsetrain.stream.queries import demo as queries
 SLOW_NODE, STOPPED_NODE, KILLED_NODE = NODES[1], NODES[2], NODES[3]
 SLOWDOWN = 1.5
 CALM_STEPS = 25  # before the first fault, so that ordinary speed is known
-GAP_STEPS = 8  # between a recovery and the next fault
-SLOW_STEPS = (12, 30)  # the slow node stays slow for at least so many steps, and at most so many
-FINDING_S = 30.0
+GAP_STEPS, GAP_S = 8, 2.0  # at least that between a recovery and the next fault
+SLOW_STEPS = (
+    12,
+    30,
+)  # the slow node stays slow for at least so many steps, and for so many if nobody names it
+SLOW_S = 15.0  # ... and that long, where steps are short
 RECOVERY_S = 60.0
 START_S = 120.0
 STALL_S = 120.0
@@ -44,6 +47,7 @@ class Story:
     outcomes: list[Outcome] = field(default_factory=list)
     calm: tuple[int, int] = (0, 0)
     slowed: float | None = None
+    finishing: bool = False
 
     def run(self) -> None:
         """From the first node to the last step. Raises `PulsetrainError` where the job does not get there."""
@@ -52,10 +56,15 @@ class Story:
         self.calm = (5, self.outlook.step)
         for fault in (self.slow_a_node, self.stop_a_rank, self.kill_a_node):
             self.outcomes.append(fault())
-            self._reach(self.outlook.step + GAP_STEPS, "train on after the fault")
-        self._wait(lambda: self.outlook.state in ("finished", "failed"), self.steps * 2.0 + STALL_S, "finish")
+            self._reach(self.outlook.step + GAP_STEPS, "train on after the fault", GAP_S)
+        self.finishing = True
+        self._wait(lambda: self.outlook.state == "finished", self.steps * 2.0 + STALL_S, "finish")
         if self.outlook.state == "failed":
             raise PulsetrainError(f"the job failed: {self.outlook.failure}")
+        if self.outlook.state == "finished" and not self.finishing:
+            raise PulsetrainError(
+                f"the job was over before its faults were: give more than --steps {self.steps}"
+            )
         self.cluster.await_end()
         self.outlook.look()
 
@@ -77,8 +86,12 @@ class Story:
             injection = self._injected("slow_node", SLOW_NODE, SLOW_KINDS, accepted)
             self.say("fault", f"the ranks of {SLOW_NODE} are throttled to compute {SLOWDOWN} times slower")
             least, end = (injection.step + steps for steps in SLOW_STEPS)
+            long_enough_s = time.monotonic() + SLOW_S
             self._wait(
-                lambda: self.outlook.step >= end or (self.outlook.step >= least and self._named(injection)),
+                lambda: (
+                    (self.outlook.step >= end and time.monotonic() >= long_enough_s)
+                    or (self.outlook.step >= least and self._named(injection))
+                ),
                 STALL_S,
                 "run with a slow node",
             )
@@ -173,10 +186,16 @@ class Story:
             times.setdefault(int(row["rank"]), []).append(float(row["compute"]))
         return {rank: statistics.median(values) for rank, values in times.items()}
 
-    def _reach(self, step: int, what: str) -> None:
-        """Wait until the job has completed `step` and runs."""
+    def _reach(self, step: int, what: str, least_s: float = 0.0) -> None:
+        """Wait until the job has completed `step` and runs, but at least `least_s`."""
+        from_s = time.monotonic() + least_s
         self._wait(
-            lambda: self.outlook.step >= step and self.outlook.state == "running", STALL_S, what, final=step
+            lambda: (
+                self.outlook.step >= step and self.outlook.state == "running" and time.monotonic() >= from_s
+            ),
+            STALL_S,
+            what,
+            final=step,
         )
 
     def _wait(
@@ -193,3 +212,7 @@ class Story:
             self.cluster.check()
         if self.outlook.state == "failed":
             raise PulsetrainError(f"the job failed: {self.outlook.failure}")
+        if self.outlook.state == "finished" and not self.finishing:
+            raise PulsetrainError(
+                f"the job was over before its faults were: give more than --steps {self.steps}"
+            )
