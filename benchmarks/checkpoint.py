@@ -272,29 +272,32 @@ def child(target: Callable[..., None], *arguments: Any) -> Iterator[int]:
 
 
 def peer(job: Job) -> dict[str, float]:
-    """Into another process's memory and back, against plain send and recv of the same bytes on loopback."""
+    """Into another process's memory and back, against plain send and recv of the same bytes on loopback; in
+    turn, the best of each."""
     fd = create_arena()
     checkpointer = Checkpointer(job.state, environ={"PULSETRAIN_ARENA_FD": str(fd)})
     info = checkpointer.save(1).wait()
-    arena = ArenaReader(fd)
-    with child(serve_replicas) as port:
+    arena, writer = ArenaReader(fd), ArenaWriter(fd)
+    view = arena.view(info)
+    with child(serve_replicas) as port, child(serve_raw, len(view)) as raw_port:
         client = PeerClient(address="127.0.0.1", port=port, token="t", job="bench", node="n")
-        for _ in range(3):
-            client.put(arena, fd, info)  # the receiver's buffers are faulted in
-        put = median(lambda: seconds(lambda: client.put(arena, fd, info)))
-        writer = ArenaWriter(fd)
-        client.get(0, 1, writer)
-        get = median(lambda: seconds(lambda: client.get(0, 1, writer)), 3)
-        client.close()
-    view = arena.view(arena.published()[0])
-    with child(serve_raw, len(view)) as port, socket.create_connection(("127.0.0.1", port)) as sock:
+        sock = socket.create_connection(("127.0.0.1", raw_port))
 
         def raw() -> None:
             sock.sendall(view)
             sock.recv(1)
 
-        raw()
-        bare = median(lambda: seconds(raw))
+        turns = [
+            (
+                seconds(raw),
+                seconds(lambda: client.put(arena, fd, info)),
+                seconds(lambda: client.get(0, 1, writer)),
+            )
+            for _ in range(2 + REPEATS)  # buffers are faulted in by the first
+        ]
+        client.close()
+        sock.close()
+    bare, put, get = map(min, zip(*turns, strict=True))
     checkpointer.close()
     view.release()
     os.close(fd)
