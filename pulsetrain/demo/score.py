@@ -84,13 +84,20 @@ def judge(
     first = right[0] if right else None
     return Outcome(
         injection=injection,
-        named=tuple(dict.fromkeys(spoken(f.subject) for f in about)),
+        named=tuple(dict.fromkeys(_named(f.subject, injection) for f in about)),
         correct=bool(about) and len(right) == len(about),
         detected_s=(first.seen_ns - injection.at_ns) / 1e9 if first else None,
         detected_steps=max(0, first.step - injection.step) if first else None,
         resumed_s=None if resumed_ns is None else (resumed_ns - injection.at_ns) / 1e9,
         lost_steps=lost_steps,
     )
+
+
+def _named(subject: Subject, injection: Injection) -> str:
+    """Who was named; a rank of the node that was struck counts for the node, and is told with it."""
+    said = spoken(subject)
+    stands_for = subject in injection.accepted and said != injection.injected
+    return f"{injection.injected} ({said})" if stands_for else said
 
 
 def _accuses(finding: Seen, kinds: frozenset[str]) -> bool:

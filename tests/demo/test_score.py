@@ -75,6 +75,20 @@ def test_what_is_not_about_the_fault_does_not_count(finding):
     assert not judge(finding).correct
 
 
+def test_a_rank_of_the_struck_node_is_told_with_its_node():
+    slow = dataclasses.replace(
+        STOP, injected="node-b", accepted=frozenset({("node", "node-b"), ("rank", "2"), ("rank", "3")})
+    )
+    outcome = score.judge(
+        slow,
+        [seen(("rank", "2"), 2.0), seen(("node", "node-b"), 3.0)],
+        until_ns=slow.at_ns + 20 * SECOND,
+        resumed_ns=slow.at_ns,
+        lost_steps=0,
+    )
+    assert (outcome.named, outcome.correct) == (("node-b (rank 2)", "node-b"), True)
+
+
 def test_detection_is_counted_in_steps_too():
     assert judge(seen(("rank", "5"), 2.0, step=47)).detected_steps == 7
 
