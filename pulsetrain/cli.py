@@ -5,9 +5,12 @@ Heavy imports (torch, chDB, Streamlit) happen inside the commands that need them
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -96,17 +99,15 @@ def serve(
 
     Example: pulsetrain serve --data /var/lib/pulsetrain --port 8780
     """
-    from pathlib import Path
-
-    from pulsetrain.hub.settings import load_settings
-    from pulsetrain.stream.client import data_folder
-    from pulsetrain.stream.log import configure
+    with _importing():
+        from pulsetrain.hub.serve import serve as run_hub
+        from pulsetrain.hub.settings import load_settings
+        from pulsetrain.stream.client import data_folder
+        from pulsetrain.stream.log import configure
 
     configure()
     flags["dashboard"] = False if no_dashboard else None
     settings = load_settings(Path(file) if file else None, flags, {"observe_only": observe_only})
-    from pulsetrain.hub.serve import serve as run_hub
-
     folder = Path(data).expanduser() if data else data_folder()
     run_hub(folder, settings, lambda line: click.echo(line))
 
@@ -482,10 +483,11 @@ def agent(as_json: bool, standby: bool, **flags: Any) -> None:
 
 
 def _launch(flags: Mapping[str, Any], *, as_json: bool, level: Any, **more: Any) -> None:
-    from pulsetrain.recovery import farewell
-    from pulsetrain.recovery import flags as launching
-    from pulsetrain.recovery.launch import launch
-    from pulsetrain.stream.log import configure
+    with _importing():
+        from pulsetrain.recovery import farewell
+        from pulsetrain.recovery import flags as launching
+        from pulsetrain.recovery.launch import launch
+        from pulsetrain.stream.log import configure
 
     def say(line: str) -> None:
         click.echo(f"pulsetrain: {line}", err=True)
@@ -515,8 +517,9 @@ def demo(exit_: bool, as_json: bool, **flags: Any) -> int:
 
     Example: pulsetrain demo --exit --report demo.json
     """
-    from pulsetrain.demo.main import DemoOptions, run
-    from pulsetrain.stream.log import configure
+    with _importing():
+        from pulsetrain.demo.main import DemoOptions, run
+        from pulsetrain.stream.log import configure
 
     configure(level="error")
     given = {name: value for name, value in flags.items() if value is not None}
@@ -786,6 +789,19 @@ def checkpoint_export(
 def _progress(rows: int) -> None:
     if sys.stderr.isatty():
         click.echo(f"\r{rows:,} rows", nl=False, err=True)
+
+
+@contextlib.contextmanager
+def _importing() -> Iterator[None]:
+    """Ctrl-C ends the process at once: nothing runs yet, and Python loses an interrupt inside an import's
+    own callbacks."""
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, lambda *_: os._exit(130))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def main() -> None:

@@ -30,7 +30,8 @@ from pulsetrain.stream.store import Store
 log = structlog.get_logger()
 
 LIVE_S = 0.25
-STORE_S = 2.0
+STORE_S = 1.0
+STORE_SHARE = 4
 SETTLE_NS = 300_000_000
 PACE_STEPS = 50
 TOLD = 1000
@@ -104,13 +105,19 @@ class Watcher:
             await asyncio.sleep(LIVE_S)
 
     async def look_at_store(self) -> None:
-        """Loop: every analyzer over the stored records of running jobs, in a thread."""
+        """Loop: every analyzer over the stored records of running jobs, in a thread.
+
+        Each second, or less often where looking takes long: it may use a fourth of the time.
+        """
+        took_s = 0.0
         while True:
-            await asyncio.sleep(STORE_S)
+            await asyncio.sleep(max(STORE_S, (STORE_SHARE - 1) * took_s))
+            began_s = self._clock.monotonic_s()
             self._alerts.topology = self._topology()
             for job in list(self._controller.jobs.values()):
                 if job.phase is Phase.RUNNING and job.first_step_done:
                     await self._analyze(job)
+            took_s = self._clock.monotonic_s() - began_s
 
     def _topology(self) -> Topology:
         """Which rank is on which node, in every job that has a world."""
