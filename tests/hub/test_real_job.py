@@ -15,7 +15,7 @@ from pulsetrain.stream.errors import PulsetrainError
 from pulsetrain.stream.store import open_store
 from tests.recovery.processes import TRAIN, until, with_environment
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
 STEPS = 400
 
@@ -62,7 +62,7 @@ class Site:
                 )
             )
 
-    def reach(self, step, seconds=60):
+    def reach(self, step, seconds=120):
         assert until(lambda: (self.ask() or {}).get("step", -1) >= step, seconds), self.ask()
 
     def stored_steps(self):
