@@ -60,6 +60,11 @@ def free_port():
 
 
 def pytest_collection_modifyitems(items):
+    if not os.environ.get("PULSETRAIN_LONG"):
+        slow = pytest.mark.skip(reason="stalls now and then on two cores: set PULSETRAIN_LONG=1")
+        for item in items:
+            if item.path.name in ("test_contract.py", "test_ingest.py") and item.get_closest_marker("kafka"):
+                item.add_marker(slow)
     missing = [tool for tool in ("java", "mvn") if shutil.which(tool) is None]
     if missing and not os.environ.get("CI"):
         skip = pytest.mark.skip(reason=f"no {' and no '.join(missing)}: the real broker cannot run")
