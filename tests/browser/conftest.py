@@ -16,7 +16,9 @@ FLAGS = [
 ]
 
 
-@pytest.fixture(scope="session")
+# Playwright leaves its event loop running in this thread while it is open, so it closes with the
+# module: an asyncio.run() in a later test would refuse to start beside it.
+@pytest.fixture(scope="module")
 def browser():
     chromium = shutil.which("chromium")
     if chromium is None:
