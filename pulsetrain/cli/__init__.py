@@ -1,0 +1,10 @@
+"""The command line: one function for each command, which parses, calls and prints.
+
+Heavy imports (torch, chDB, Streamlit) happen inside the commands that need them, so that each starts fast.
+"""
+
+from pulsetrain.cli import checkpoints, diagnosis, launching, operate, records, simulation
+from pulsetrain.cli.entry import main
+from pulsetrain.cli.root import pulsetrain
+
+__all__ = ["checkpoints", "diagnosis", "launching", "main", "operate", "pulsetrain", "records", "simulation"]

@@ -1,0 +1,3 @@
+from pulsetrain.cli import main
+
+main()

@@ -1,0 +1,99 @@
+"""Checkpoints in storage: list, verify, export."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from pulsetrain.cli.root import JSON_FLAG, print_json, print_table, pulsetrain
+
+
+@pulsetrain.group()
+def checkpoint() -> None:
+    """Checkpoints in storage: list, check, export.
+
+    Example: pulsetrain checkpoint ls --storage /data/checkpoints
+    """
+
+
+def storage_flags(command: Any) -> Any:
+    """--storage and --job."""
+    command = click.option("--job", metavar="NAME", help="Name of the job; default: the only one there.")(
+        command
+    )
+    return click.option("--storage", required=True, metavar="URL", help="Folder or fsspec URL.")(command)
+
+
+@checkpoint.command("ls")
+@storage_flags
+@JSON_FLAG
+def checkpoint_ls(storage: str, job: str | None, as_json: bool) -> None:
+    """Steps of a job in storage, newest first.
+
+    Example: pulsetrain checkpoint ls --storage /data/checkpoints --job pretrain
+    """
+    from pulsetrain.recovery.checkpoint import browse
+
+    rows = list(browse.steps_to_show(browse.open_job(storage, job)))
+    if as_json:
+        print_json(rows)
+        return
+    columns = (
+        "step",
+        "state",
+        "attempt",
+        "world",
+        "created",
+        "logical_bytes",
+        "unique_bytes",
+        "written_bytes",
+    )
+    print_table(rows, columns, "No checkpoints.")
+
+
+@checkpoint.command("verify")
+@click.option("--step", type=int, help="Only this step; default: all.")
+@storage_flags
+@JSON_FLAG
+def checkpoint_verify(storage: str, job: str | None, step: int | None, as_json: bool) -> int:
+    """Read every byte and compare it with its hash; status 1 where something is wrong.
+
+    Example: pulsetrain checkpoint verify --storage /data/checkpoints --step 1200
+    """
+    from pulsetrain.recovery.checkpoint import browse
+
+    rows = browse.verdicts(browse.open_job(storage, job), step)
+    if as_json:
+        print_json(rows)
+    else:
+        for row in rows:
+            click.echo(f"step {row['step']}: {'whole' if row['ok'] else '; '.join(row['wrong'])}")
+    return int(not all(row["ok"] for row in rows))
+
+
+@checkpoint.command("export")
+@click.option("--step", type=int, help="Which step; default: the newest.")
+@click.option("-o", "--out", type=click.Path(path_type=Path), required=True, metavar="DIR", help="Where to.")
+@click.option("--prefix", default="model.", show_default=True, help="Only tensors that begin so, without it.")
+@storage_flags
+@JSON_FLAG
+def checkpoint_export(
+    storage: str, job: str | None, step: int | None, out: Path, prefix: str, as_json: bool
+) -> None:
+    """The model as Hugging Face safetensors, however it was sharded.
+
+    Example: pulsetrain checkpoint export --storage /data/checkpoints --step 1200 -o hf/
+    """
+    from pulsetrain.recovery.checkpoint import browse
+    from pulsetrain.recovery.checkpoint.export import export_safetensors
+
+    checkpoints = browse.open_job(storage, job)
+    manifest = browse.committed_step(checkpoints, step)
+    files = export_safetensors(checkpoints, manifest, out, prefix=prefix)
+    if as_json:
+        print_json({"step": manifest.step, "files": [str(f) for f in files]})
+        return
+    for file in files:
+        click.echo(file)

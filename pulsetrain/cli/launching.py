@@ -1,0 +1,82 @@
+"""Training jobs under watch: run, agent, demo."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from pulsetrain.cli.root import JSON_FLAG, importing, print_json, pulsetrain
+from pulsetrain.recovery.flags import CONTEXT as LAUNCH_CONTEXT
+from pulsetrain.recovery.flags import launch_flags
+
+
+@pulsetrain.command(context_settings=LAUNCH_CONTEXT)
+@launch_flags
+@JSON_FLAG
+def run(as_json: bool, **flags: Any) -> None:
+    """Run SCRIPT under the agent, as torchrun would; without a known hub, with a hub of its own.
+
+    Example: pulsetrain run --nproc-per-node 8 train.py --steps 1000
+    """
+    _launch(flags, as_json=as_json, needs_hub=False, level="warning")
+
+
+@pulsetrain.command(context_settings=LAUNCH_CONTEXT)
+@launch_flags
+@click.option("--standby", is_flag=True, help="Wait until another node fails, even while the job forms.")
+@JSON_FLAG
+def agent(as_json: bool, standby: bool, **flags: Any) -> None:
+    """Run this node's agent for a job of a hub; further nodes than --nnodes wait as standbys.
+
+    Example: pulsetrain agent --hub http://head:8780 --nnodes 4 --nproc-per-node 8 train.py
+    """
+    _launch(flags, as_json=as_json, needs_hub=True, level="info", standby=standby)
+
+
+def _launch(flags: Mapping[str, Any], *, as_json: bool, level: Any, **more: Any) -> None:
+    with importing():
+        from pulsetrain.recovery import farewell
+        from pulsetrain.recovery import flags as launching
+        from pulsetrain.recovery.launch import launch
+        from pulsetrain.stream.log import configure
+
+    def say(line: str) -> None:
+        click.echo(f"pulsetrain: {line}", err=True)
+
+    configure(level=level)
+    outcome = launch(launching.asked(flags, say, **more), say)
+    if as_json:
+        print_json(farewell.report(outcome))
+    else:
+        say(farewell.summary(outcome))
+    sys.exit(farewell.exit_status(outcome))
+
+
+@pulsetrain.command()
+@click.option(
+    "--exit", "exit_", is_flag=True, help="End after the report instead of keeping the dashboard up."
+)
+@click.option("--report", type=click.Path(path_type=Path), metavar="FILE", help="Write the report as JSON.")
+@click.option("--steps", type=int, help="Optimizer steps of the job; default: 120, more on many cores.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of parameters and data order.")
+@click.option(
+    "--keep", type=click.Path(path_type=Path), metavar="DIR", help="Keep data and logs in this new folder."
+)
+@JSON_FLAG
+def demo(exit_: bool, as_json: bool, **flags: Any) -> int:
+    """Train a real job on five local nodes, slow one, stop a rank, kill a node, and watch it heal.
+
+    Example: pulsetrain demo --exit --report demo.json
+    """
+    with importing():
+        from pulsetrain.demo.main import DemoOptions, run
+        from pulsetrain.stream.log import configure
+
+    configure(level="error")
+    given = {name: value for name, value in flags.items() if value is not None}
+    options = DemoOptions(exit=exit_ or as_json, **given)
+    return run(options, lambda line: click.echo(line, err=as_json), print_json if as_json else None)
