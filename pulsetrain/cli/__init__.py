@@ -3,8 +3,11 @@
 Heavy imports (torch, chDB, Streamlit) happen inside the commands that need them, so that each starts fast.
 """
 
-from pulsetrain.cli import checkpoints, diagnosis, launching, operate, records, simulation
-from pulsetrain.cli.entry import main
-from pulsetrain.cli.root import pulsetrain
+from pulsetrain.cli.interrupts import importing
+
+with importing():
+    from pulsetrain.cli import checkpoints, diagnosis, launching, operate, records, simulation
+    from pulsetrain.cli.entry import main
+    from pulsetrain.cli.root import pulsetrain
 
 __all__ = ["checkpoints", "diagnosis", "launching", "main", "operate", "pulsetrain", "records", "simulation"]

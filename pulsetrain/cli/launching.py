@@ -9,7 +9,8 @@ from typing import Any
 
 import click
 
-from pulsetrain.cli.root import JSON_FLAG, importing, print_json, pulsetrain
+from pulsetrain.cli.interrupts import importing
+from pulsetrain.cli.root import JSON_FLAG, print_json, pulsetrain
 from pulsetrain.recovery.flags import CONTEXT as LAUNCH_CONTEXT
 from pulsetrain.recovery.flags import launch_flags
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import click
 
+from pulsetrain.cli.interrupts import importing
 from pulsetrain.cli.root import (
     JSON_FLAG,
     client_of,
     hub_flags,
-    importing,
     print_json,
     print_table,
     pulsetrain,

@@ -1,13 +1,10 @@
-"""The root command, and what its commands share: options, printing, and imports that heed Ctrl-C."""
+"""The root command, and what its commands share: options and printing."""
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import signal
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -72,16 +69,3 @@ def path_of(text: str | None) -> Path | None:
 def progress(rows: int) -> None:
     if sys.stderr.isatty():
         click.echo(f"\r{rows:,} rows", nl=False, err=True)
-
-
-@contextlib.contextmanager
-def importing() -> Iterator[None]:
-    """Ctrl-C ends the process at once: nothing runs yet, and Python loses an interrupt inside an import's
-    own callbacks."""
-    before = signal.getsignal(signal.SIGINT)
-    if before is not signal.SIG_IGN:
-        signal.signal(signal.SIGINT, lambda *_: os._exit(130))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)

@@ -6,18 +6,17 @@ import contextlib
 import json
 import os
 import shutil
-import signal
 import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from pulsetrain.demo import cluster, reaper, score
 from pulsetrain.demo.cluster import JOB, Cluster, Reference
+from pulsetrain.demo.interrupt import interruptible
 from pulsetrain.demo.outlook import Outlook
 from pulsetrain.demo.story import MIN_STEPS, SLOWDOWN, Story
 from pulsetrain.recovery.localhub import LocalHub, local_hub
@@ -26,7 +25,6 @@ from pulsetrain.stream.queries import demo as queries
 
 FAULTS = 3
 REFERENCE_S = 240.0
-END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,20 +215,3 @@ def work_folder(keep: Path | None) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
         raise
     shutil.rmtree(folder, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def interruptible() -> Iterator[None]:
-    """The first ending signal raises `KeyboardInterrupt`; further ones must not disturb the clearing up."""
-
-    def interrupt(_: int, __: FrameType | None) -> None:
-        for number in END_SIGNALS:
-            signal.signal(number, signal.SIG_IGN)
-        raise KeyboardInterrupt
-
-    before = {number: signal.signal(number, interrupt) for number in END_SIGNALS}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
