@@ -66,6 +66,11 @@ def work_of(t: Timings, rows: Rows) -> Work:
     return work_from(whole, pieces, t.cohorts, rows)
 
 
+def oversubscribed(t: Timings) -> bool:
+    """Whether the ranks share fewer processors than they need, as the noise of their work tells."""
+    return work_of(t, np.flatnonzero(t.usable)).low_noise is not None
+
+
 def work_from(whole: Floats, pieces: Floats, cohorts: Sequence[Columns], rows: Rows) -> Work:
     """Any times of steps x columns as work: the log of each, and the pieces that it consists of."""
     bare = Work(whole=whole, pieces=pieces)

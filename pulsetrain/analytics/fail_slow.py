@@ -7,6 +7,7 @@ history (a slow-down of all ranks alike has no relative signal). How stretches a
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from pulsetrain.analytics.cohort import oversubscribed
 from pulsetrain.analytics.slow_windows import FailSlowConfig, Slow, in_history, in_peers, overlap
 from pulsetrain.analytics.timings import NUMBERS, PARTS, WARM_STEPS, Timings
 from pulsetrain.analytics.verdict import Finding, Healthy, Inconclusive, Severity, Verdict
@@ -21,6 +23,7 @@ from pulsetrain.stream.errors import UsageError
 
 Floats = NDArray[np.float64]
 NAME = "fail_slow"
+PATIENT_STEPS = 20  # shortest slow-down of what has no peers, or of ranks that share too few processors
 RANK_COLUMNS = ("rank", "worker")
 STEP_COLUMNS = ("step", "iteration", "time")
 TIME_COLUMNS = ("duration_ns", "duration_s", "duration", "batch_time", "batch_time_norm")
@@ -40,16 +43,39 @@ def find(t: Timings, *, config: FailSlowConfig | None = None, recovered: bool = 
         reason = f"{steps.size} usable steps; {3 * config.scales[0].width} are needed"
         return [Inconclusive(analyzer=NAME, reason=reason, blind=steps.size == 0)]
     spans = bool(np.isfinite(compute).any())
-    ranks = in_peers(compute if spans else duration, config)
-    everyone = [
-        s for s in in_history(duration, config) if not any(overlap(s, r) and r.ratio > 1 for r in ranks)
-    ]
+    busy = spans and oversubscribed(t)
+    ranks = in_peers(compute if spans else duration, patient(config) if busy else config)
     found: list[Verdict] = [
         _rank_finding(t, s, steps, "compute" if spans else "step") for s in ranks if recovered or s.ongoing
     ]
     wait = t.parts["wait"][usable].T
-    found += [_job_finding(t, s, steps, _cause(s, compute, wait)) for s in everyone if recovered or s.ongoing]
+    for measure, slow in _of_the_job(duration, compute if spans else None, config, busy=busy):
+        blamed = any(overlap(slow, r) and r.ratio > 1 for r in ranks)
+        if not blamed and (recovered or slow.ongoing):
+            cause = _cause(slow, compute, wait)
+            found.append(_job_finding(t, slow, steps, cause, measure, busy=busy))
     return found or [Healthy(analyzer=NAME, numbers={"ranks": int(t.ranks.size), "steps": int(steps.size)})]
+
+
+def patient(config: FailSlowConfig) -> FailSlowConfig:
+    """For a host that has less processors than work: longer windows, and more that must be slow in a row."""
+    scales = tuple(
+        replace(s, step_sigmas=1.5 * s.step_sigmas) for s in config.scales if s.width >= PATIENT_STEPS
+    )
+    return replace(config, scales=scales, lasting_steps=max(config.lasting_steps, PATIENT_STEPS))
+
+
+def _of_the_job(
+    duration: Floats, compute: Floats | None, config: FailSlowConfig, *, busy: bool
+) -> list[tuple[str, Slow]]:
+    """What all ranks share: compute, which the network does not disturb, then the step time. There is no
+    cohort to hold either against, so a stretch must last, on a busy host three times as long."""
+    calm = patient(config)
+    if busy:
+        calm = replace(calm, scales=calm.scales[-1:], lasting_steps=3 * PATIENT_STEPS)
+    found = [("compute", s) for s in in_history(compute, calm)] if compute is not None else []
+    steps = [("step", s) for s in in_history(duration, calm) if not any(overlap(s, c) for _, c in found)]
+    return found + steps
 
 
 def _per_token(t: Timings, name: str) -> Floats:
@@ -117,16 +143,20 @@ def _rank_finding(t: Timings, slow: Slow, steps: NDArray[np.int64], what: str) -
     )
 
 
-def _job_finding(t: Timings, slow: Slow, steps: NDArray[np.int64], cause: dict[str, Any]) -> Finding:
+def _job_finding(
+    t: Timings, slow: Slow, steps: NDArray[np.int64], cause: dict[str, Any], measure: str, *, busy: bool
+) -> Finding:
+    """On a busy host it is information: what else runs there slows the job as much as the job itself can."""
     numbers = evidence(slow, steps)
+    doubt = "; the host has fewer processors than work" if busy else ""
     return t.finding(
         NAME,
         "job",
         t.job,
-        severity=_severity(slow),
-        confidence=confidence(slow),
-        summary=f"the whole job {_sentence(numbers, 'step')}; what grew: {cause['cause']}",
-        evidence={**numbers, **cause, "query": "steps", "measure": "step"},
+        severity="info" if busy else _severity(slow),
+        confidence=confidence(slow) * (0.6 if busy else 1.0),
+        summary=f"the whole job {_sentence(numbers, measure)}; what grew: {cause['cause']}{doubt}",
+        evidence={**numbers, **cause, "query": "steps", "measure": measure, "oversubscribed": busy},
     )
 
 

@@ -1,8 +1,8 @@
 """Process groups whose transfers take longer than those of their siblings, whatever their members compute.
 
 The time of a collective is that of its last member to come, who waits for nobody: the shortest of all
-members' times in it. Siblings are groups of one kind (the name without its number) and size that run the same
-operation; compared is time a byte. Sends and receives are left out: their two ends are recorded apart.
+members' times in it. Siblings are groups of one kind (the name without its numbers) and size that run one
+operation; compared is time a byte. Sends and receives are left out: their ends are recorded apart.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def read(table: pa.Table) -> Transfers:
 
 
 def _kind(group: str, phase: str, members: int) -> tuple[str, str, int]:
-    return (re.sub(r"[\W_]*\d+$", "", group), phase, members)
+    return (re.sub(r"([\W_]*\d+)+$", "", group), phase, members)
 
 
 def find(

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pulsetrain.analytics import robust
+from pulsetrain.analytics.cohort import oversubscribed
 from pulsetrain.analytics.timings import Timings
 from pulsetrain.analytics.verdict import Finding, Healthy, Inconclusive, Verdict
 from pulsetrain.stream.errors import UsageError
@@ -111,15 +112,30 @@ def find(t: Timings, device: Peak | None = None) -> list[Verdict]:
     recent = logs[-WINDOW:]
     drop = base - float(np.median(recent))
     residuals = np.concatenate([*(b - np.median(b) for b in blocks), recent - np.median(recent)])
-    error = 1.25 * float(robust.sigma(residuals)) * np.sqrt(2 / WINDOW)
-    if drop - robust.quantile_of(FALSE_ALARMS, 1) * error < DECAY:
+    error = float(np.hypot(1.25 * float(robust.sigma(residuals)) * np.sqrt(2 / WINDOW), _wander(levels)))
+    lasts = min(base - float(np.median(half)) for half in (recent[: WINDOW // 2], recent[WINDOW // 2 :]))
+    if drop - robust.quantile_of(FALSE_ALARMS, 1) * error < DECAY or lasts < drop / 2:
         return [Healthy(analyzer="mfu", numbers=numbers)]
     since = int(robust.onset(base - logs, drop))
-    return [_finding(t, steps, since, drop, error, numbers)]
+    return [_finding(t, steps, since, drop, error, numbers, busy=oversubscribed(t))]
+
+
+def _wander(levels: Floats) -> float:
+    """How far blocks of steps usually stray from the one before: more than their steps' noise, on a shared
+    host. A decay is one hop of many, or many small ones."""
+    hops = np.abs(np.diff(levels))
+    return float(np.median(hops)) / 2**0.5 if len(hops) >= 2 else 0.0
 
 
 def _finding(
-    t: Timings, steps: NDArray[np.int64], since: int, drop: float, error: float, numbers: dict[str, object]
+    t: Timings,
+    steps: NDArray[np.int64],
+    since: int,
+    drop: float,
+    error: float,
+    numbers: dict[str, object],
+    *,
+    busy: bool,
 ) -> Finding:
     before = np.isin(t.steps, steps[:since] if since >= WINDOW else steps[:WINDOW])
     after = np.isin(t.steps, steps[-WINDOW:])
@@ -136,8 +152,9 @@ def _finding(
         "mfu_decay",
         "job",
         t.job,
-        severity="warning" if loss < 0.2 else "critical",
-        confidence=min(0.97, 0.75 + 0.2 * (1 - np.exp(-(drop / max(error, 1e-9) - 4) / 4))),
+        severity="info" if busy else "warning" if loss < 0.2 else "critical",
+        confidence=min(0.97, 0.75 + 0.2 * (1 - float(np.exp(-(drop / max(error, 1e-9) - 4) / 4))))
+        * (0.6 if busy else 1.0),
         summary=f"Throughput fell by {loss:.0%} since step {steps[since]}, mostly in {phase}.",
         evidence={
             "query": "analysis.steps, analysis.step_parts",
@@ -145,6 +162,7 @@ def _finding(
             "loss": round(float(loss), 4),
             "first_step": int(steps[since]),
             "phase": phase,
+            "oversubscribed": busy,
             "growth_ns": {name: int(v) for name, v in typical.items()},
             "ranks": "all" if everyone else t.ranks[leading].tolist()[:64],
         },

@@ -16,6 +16,7 @@ HISTORY_NEEDED = 10
 SIGMAS = 8.0
 LOSS_RISE = 0.2  # least relative rise of the loss that is a spike
 NORM_RISE = 2.0  # least relative rise of the gradient norm that is a jump (three times its usual value)
+MOST_JUMPS = 4096  # suspicious values that are looked at closely
 CAVEAT = "finite and smooth numbers do not rule out silent data corruption"
 
 
@@ -29,7 +30,8 @@ def find(t: Timings) -> list[Verdict]:
         ]
     found = [f for name, mask in logged.items() if (f := _not_finite(t, name, mask)) is not None]
     found += _jumps(t, "loss", "loss_spike", LOSS_RISE, logged["loss"])
-    found += _jumps(t, "grad_norm", "grad_norm_jump", NORM_RISE, logged["grad_norm"])
+    whole = _jumps(t, "grad_norm", "grad_norm_jump", NORM_RISE, logged["grad_norm"])
+    found += whole or _jumps_of_ranks(t, logged["grad_norm"])
     if found:
         return list(found)
     steps = {name: int(mask.any(axis=1).sum()) for name, mask in logged.items()}
@@ -105,3 +107,58 @@ def _jumps(t: Timings, name: str, kind: str, rise: float, logged: NDArray[np.boo
             },
         )
     ]
+
+
+def _jumps_of_ranks(t: Timings, logged: NDArray[np.bool_]) -> list[Finding]:
+    """Ranks whose own gradient norm left its past while the others' did not, each at its worst step:
+    what they add to the sum differs from what they read or computed before."""
+    values = np.where(logged & np.isfinite(t.numbers["grad_norm"]), t.numbers["grad_norm"], np.nan)
+    if len(values) <= HISTORY_NEEDED or values.shape[1] < 3:
+        return []
+    told = np.isfinite(values).any(axis=0)
+    columns = np.flatnonzero(told)
+    usual = np.nanmedian(values[:, columns], axis=0)
+    high = np.argwhere(values[:, columns] > (1 + NORM_RISE) * np.maximum(usual, 1e-12))
+    worst: dict[int, tuple[float, int, float]] = {}
+    for row, place in high[:MOST_JUMPS].tolist():
+        if row >= HISTORY_NEEDED:
+            score, before = _left(values[: row + 1, columns[place]])
+            if score > max(NORM_RISE, worst.get(place, (0.0, 0, 0.0))[0]):
+                worst[place] = (score, row, before)
+    if len(worst) * 4 > len(columns):
+        return []
+    return [_rank_jump(t, int(columns[p]), *worst[p], values) for p in sorted(worst)]
+
+
+def _left(series: Floats) -> tuple[float, float]:
+    """(relative rise of the last value over the median of the ten before, that median); 0 in its noise."""
+    past = series[-HISTORY - 1 : -1]
+    past = past[np.isfinite(past)]
+    if len(past) < HISTORY_NEEDED:
+        return 0.0, 0.0
+    before = float(np.median(past[-HISTORY_NEEDED:]))
+    noise = float(sigma(np.diff(past))) / np.sqrt(2)
+    rise = float(series[-1]) - before
+    return (rise / max(abs(before), 1e-12) if rise > SIGMAS * noise else 0.0), before
+
+
+def _rank_jump(t: Timings, column: int, score: float, row: int, before: float, values: Floats) -> Finding:
+    rank, node = int(t.ranks[column]), t.node_of(column)
+    where = f"rank {rank} on {node}" if node else f"rank {rank}"
+    return t.finding(
+        "grad_norm_jump",
+        "rank",
+        str(rank),
+        severity="warning",
+        confidence=min(0.97, 0.8 + 0.05 * score / NORM_RISE),
+        summary=f"The gradient norm of {where} alone rose from {before:.4g} to {values[row, column]:.4g} "
+        f"at step {t.steps[row]}.",
+        evidence={
+            "query": "analysis.steps",
+            "step": int(t.steps[row]),
+            "value": float(values[row, column]),
+            "usual": before,
+            "ratio": round(1 + score, 4),
+            "caveat": CAVEAT,
+        },
+    )

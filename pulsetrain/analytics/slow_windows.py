@@ -49,6 +49,8 @@ class FailSlowConfig:
     """a rank must also be slower than its peers by this ratio"""
     lasting_steps: int = 8
     """a slow-down that lasts less is not one"""
+    low_share: float = 0.5
+    """share of the slow-down that the lower quartile of the steps must show too"""
     history_windows: int = 2000
     """how many past window medians the baseline is made of; older ones are forgotten"""
     most_suspects: int = 256
@@ -296,9 +298,19 @@ def _verified(series: Floats, raw: _Raw, edges: Sequence[int], config: FailSlowC
         return None
     latest = part[-raw.width :] if drift else part
     ratio = float(np.nanmedian(latest)) / raw.baseline
-    if ratio < 1 + config.drift_floor:
+    if ratio < 1 + config.drift_floor or _low_rise(series, begin, latest) < config.low_share * (ratio - 1):
         return None
     return Slow(row=0, begin=begin, end=end, ratio=ratio, margin=raw.margin, drift=drift, ongoing=ongoing)
+
+
+def _low_rise(series: Floats, begin: int, part: Floats) -> float:
+    """By how much the lower quartile rose, as a ratio: what a step takes when nothing is in its way. A burst
+    of other people's work lengthens some steps of a stretch; a slow rank has no fast ones."""
+    before = series[max(0, begin - 200) : begin]
+    before = before[np.isfinite(before)]
+    if before.size < 5:
+        before = series[np.isfinite(series)]
+    return float(np.quantile(part[np.isfinite(part)], 0.25) / np.quantile(before, 0.25) - 1)
 
 
 def _edges(series: Floats, raw: _Raw, level: float) -> tuple[int, int]:

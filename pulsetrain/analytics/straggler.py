@@ -35,8 +35,13 @@ class StragglerConfig:
     """slowness that is nobody's business, as a ratio"""
     noise_share: float = 0.3
     """share of the noise of one step that counts as nobody's business too"""
-    noisy_share: float = 0.6
-    """the same on an oversubscribed host, which favours some ranks by chance of scheduling"""
+    noisy_share: float = 3.0
+    """the same on an oversubscribed host, which favours some ranks by chance of scheduling, for the shortest
+    window; it falls with the root of the window's length"""
+    noisy_floor: float = 0.25
+    """slowness that is never put down to that chance, as a ratio"""
+    alike: float = 0.5
+    """share of its slowest rank's excess that every rank of a slow node has"""
     noisy_alone: float = 1.5
     """there, how many times surer one rank must be than a node of several: luck seldom strikes two"""
     warning_ratio: float = 0.05
@@ -115,7 +120,7 @@ def _judge(t: Timings, table: list[Excess], z: float, config: StragglerConfig) -
     excess = np.concatenate([e.excess for e in table])
     recent = np.concatenate([e.recent for e in table])
     error = np.concatenate([e.error for e in table])
-    floor = np.concatenate([np.full(len(e.columns), _floor(e.noise, config, noisy=e.noisy)) for e in table])
+    floor = np.concatenate([np.full(len(e.columns), _floor(e, config)) for e in table])
     elevated = (excess > floor) & (recent > floor / 2)
     alone = np.concatenate([np.full(len(e.columns), config.noisy_alone if e.noisy else 1.0) for e in table])
     slow = elevated & (excess > alone * z * error)
@@ -131,7 +136,10 @@ def _judge(t: Timings, table: list[Excess], z: float, config: StragglerConfig) -
         count = int(mates.sum())
         if not node or count < 2 or not likely[mates].all():
             continue
-        joint_error = float(np.sqrt((error[mates] ** 2).mean() / count) * 1.2)
+        if excess[mates].min() < config.alike * excess[mates].max():
+            continue
+        shared = count**0.5 if any(e.noisy for e in table) else count  # on a busy host luck is shared too
+        joint_error = float(np.sqrt((error[mates] ** 2).mean() / shared) * 1.2)
         margin = float(excess[mates].mean()) / max(joint_error, 1e-12)
         if margin > z:
             suspects.append(
@@ -151,9 +159,16 @@ def _judge(t: Timings, table: list[Excess], z: float, config: StragglerConfig) -
     return suspects
 
 
-def _floor(noise: float, config: StragglerConfig, *, noisy: bool) -> float:
-    share = config.noisy_share if noisy else config.noise_share
-    return max(float(np.log1p(config.floor_ratio)), share * noise)
+def _floor(e: Excess, config: StragglerConfig) -> float:
+    """The excess (log) that is nobody's business in this window."""
+    if not e.noisy:
+        return _quiet_floor(e.noise, config)
+    luck = config.noisy_share * e.noise * float(np.sqrt(config.windows[0] / len(e.rows)))
+    return max(float(np.log1p(config.floor_ratio)), min(luck, float(np.log1p(config.noisy_floor))))
+
+
+def _quiet_floor(noise: float, config: StragglerConfig) -> float:
+    return max(float(np.log1p(config.floor_ratio)), config.noise_share * noise)
 
 
 def _suspect(
@@ -221,7 +236,7 @@ def _by_history(
     errors = np.full(len(rise), np.inf)
     errors[complete] = error * np.sqrt(2)
     noise = float(robust.sigma(own[:, complete]))
-    floor = _floor(noise, config, noisy=False)
+    floor = _quiet_floor(noise, config)
     return [
         replace(
             _suspect(

@@ -6,14 +6,14 @@ import importlib
 
 from pulsetrain.collectors.handle import Handle, process_handle
 
-HOOKS = ("pulsetrain.collectors.hooks", "pulsetrain.collectors.pipeline")
+HOOKS = ("pulsetrain.collectors.hooks", "pulsetrain.collectors.pipeline", "pulsetrain.collectors.garbage")
 
 
 def install() -> None:
-    """Opens the ring that the environment names and hooks collectives and pipeline stages; never raises.
+    """Opens the ring that the environment names; hooks collectives, pipeline stages and garbage collection.
 
-    Without an agent it does nothing. A hook that does not fit this version of torch is counted on the status
-    page and left out; the others work without it.
+    Never raises; without an agent it does nothing. A hook that does not fit this version of torch is counted
+    on the status page and left out; the others work without it.
     """
     handle = process_handle()
     if handle.active:

@@ -3,6 +3,7 @@
 faults = Injector.from_environ()
 for step in range(steps):
     faults.at(step, "forward")
+    work(seconds * faults.stretch(step))
     loss = faults.value(step, loss)
 """
 
@@ -11,7 +12,9 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import math
 import os
+import random
 import resource
 import signal
 import sys
@@ -19,7 +22,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from pulsetrain.faults.plan import VALUES, Fault, load
+from pulsetrain.faults.plan import VALUES, WORK, Fault, load
 
 T = TypeVar("T")
 
@@ -57,8 +60,18 @@ class Injector:
         for fault in self._due(step, phase):
             if fault.kind == "slow_link":
                 self._links.delay(fault)
-            elif fault.kind not in VALUES:
+            elif fault.kind == "slow_group":
+                self._links.delay_group(fault)
+            else:
                 _ACTIONS[fault.kind](fault)
+
+    def stretch(self, step: int) -> float:
+        """How many times longer this rank's work takes in this step; 1.0 where nothing is planned."""
+        factor = 1.0
+        for fault in self._faults:
+            if fault.kind in WORK and fault.strikes(rank=self._rank, step=step, attempt=self._attempt):
+                factor *= fault.factor if fault.kind == "slow" else _length(fault, step)
+        return factor
 
     def value(self, step: int, value: T, phase: str = "") -> T:
         """`value` (a float, or a tensor that is changed in place), damaged where that is planned."""
@@ -70,11 +83,17 @@ class Injector:
         due = []
         for number, fault in enumerate(self._faults):
             wanted = (fault.kind in VALUES) == (kinds is VALUES) and fault.phase in ("", phase)
+            wanted = wanted and fault.kind not in WORK
             strikes = fault.strikes(rank=self._rank, step=step, attempt=self._attempt)
             if wanted and strikes and (number, step) not in self._struck:
                 self._struck.add((number, step))
                 due.append(fault)
         return due
+
+
+def _length(fault: Fault, step: int) -> float:
+    """The draw of `uneven` for a step: log-normal around 1, the same for all ranks of one `code`."""
+    return math.exp(random.Random(f"{fault.code}/{step}").gauss(0.0, fault.factor))
 
 
 def damage(fault: Fault, value: Any) -> Any:
@@ -154,12 +173,16 @@ def _out_of_memory(_: Fault) -> None:
         hoard.append(bytearray(16 << 20))
 
 
-def _kill_child(_: Fault) -> None:
-    """Kill this process's youngest child, as the kernel kills a data loader's worker."""
-    with open(f"/proc/self/task/{os.getpid()}/children") as file:
-        children = [int(pid) for pid in file.read().split()]
-    if children:
-        os.kill(children[-1], signal.SIGKILL)
+def _signal_child(number: int) -> Callable[[Fault], None]:
+    """Signal this process's youngest child: a data loader's worker, killed or stuck."""
+
+    def send(_: Fault) -> None:
+        with open(f"/proc/self/task/{os.getpid()}/children") as file:
+            children = [int(pid) for pid in file.read().split()]
+        if children:
+            os.kill(children[-1], number)
+
+    return send
 
 
 def _desync(_: Fault) -> None:
@@ -203,7 +226,8 @@ _ACTIONS: Mapping[str, Callable[[Fault], None]] = {
     "sigstop": _signal(signal.SIGSTOP),
     "hang": _hang,
     "out_of_memory": _out_of_memory,
-    "kill_child": _kill_child,
+    "kill_child": _signal_child(signal.SIGKILL),
+    "stop_child": _signal_child(signal.SIGSTOP),
     "desync": _desync,
     "gc_pause": _gc_pause,
     "sleep": lambda fault: time.sleep(fault.seconds),
@@ -214,13 +238,28 @@ _ACTIONS: Mapping[str, Callable[[Fault], None]] = {
 
 
 class _Links:
-    """Delays before every send of this rank, until the last step of the fault is over."""
+    """Delays before every send of this rank, or in every operation of one of its process groups, until the
+    last step of the fault is over."""
 
     NAMES = ("send", "isend", "batch_isend_irecv")
+    HOOK_ID = 0x534C4F57  # any number that no other user of the hooks takes
 
     def __init__(self) -> None:
         self._originals: dict[str, Any] = {}
         self._until = -1
+        self._groups: dict[str, tuple[Any, int]] = {}
+
+    def delay_group(self, fault: Fault) -> None:
+        """Every operation of the group described by `text` takes `seconds` longer: its members are planned
+        alike, as both ends of a slow link see it. It delays after the operation was announced."""
+        from torch.distributed import distributed_c10d as c10d
+
+        if fault.text in self._groups:
+            return
+        for group in c10d._world.pg_map:
+            if group.group_desc == fault.text:
+                group.register_pre_hook(self.HOOK_ID, lambda _: time.sleep(fault.seconds))
+                self._groups[fault.text] = (group, fault.last_step)
 
     def delay(self, fault: Fault) -> None:
         import torch.distributed as dist
@@ -233,6 +272,10 @@ class _Links:
             setattr(dist, name, _late(original, fault.seconds))
 
     def restore(self, step: int) -> None:
+        for text, (group, until) in list(self._groups.items()):
+            if step > until:
+                group.unregister_pre_hook(self.HOOK_ID)
+                del self._groups[text]
         if self._originals and step > self._until:
             import torch.distributed as dist
 

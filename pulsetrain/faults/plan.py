@@ -15,11 +15,12 @@ ENVIRONMENT = "PULSETRAIN_FAULTS"
 
 MOMENTARY = (
     "exception", "cuda_error", "exit", "abort", "segfault", "sigkill", "sigterm", "sigstop", "hang",
-    "out_of_memory", "kill_child", "desync", "gc_pause",
+    "out_of_memory", "kill_child", "stop_child", "desync", "gc_pause",
 )  # fmt: skip
-LASTING = ("sleep", "busy", "hold_gil", "slow_link", "file_limit")
+LASTING = ("sleep", "busy", "hold_gil", "slow_link", "slow_group", "file_limit")
 VALUES = ("nan", "inf", "loss_spike", "bit_flip")
-KINDS = (*MOMENTARY, *LASTING, *VALUES)
+WORK = ("slow", "uneven")
+KINDS = (*MOMENTARY, *LASTING, *VALUES, *WORK)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,13 +40,15 @@ class Fault:
     attempt: int = 0
     """Launch of the job that it strikes; -1: every one, as a machine does that is broken for good."""
     seconds: float = 0.0
-    """How long it lasts at each strike: sleep, busy, hold_gil, gc_pause; delay of a send for slow_link."""
+    """How long it lasts at each strike: sleep, busy, hold_gil, gc_pause; delay of a send for slow_link, of a
+    transfer for slow_group."""
     code: int = 1
-    """Exit code for `exit`."""
+    """Exit code for `exit`; for `uneven`, ranks of one number draw the same lengths."""
     text: str = ""
-    """Message for `exception` and `cuda_error`; empty: one like the real one."""
+    """Message for `exception` and `cuda_error`, empty: one like the real one; for `slow_group`, the
+    description of the process group."""
     factor: float = 10.0
-    """What `loss_spike` multiplies by."""
+    """What `loss_spike` multiplies by, and `slow` stretches work by; spread of the logarithm of `uneven`."""
     size_bytes: int = 0
     """Limit for `file_limit`: writing a file beyond it fails with "File too large"."""
 

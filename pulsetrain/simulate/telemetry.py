@@ -189,7 +189,7 @@ def _silent(spec: FleetSpec, step: int) -> NDArray[np.bool_]:
 def _steps(spec: FleetSpec, step: int, times: StepTimes, offset_s: float) -> pa.Table:
     rank = np.flatnonzero(~_silent(spec, step))
     last_stage = rank >= spec.ranks - spec.ranks // spec.pp
-    loss = _loss(spec, step)
+    loss = loss_of(spec, step)
     columns = _rank_columns(spec, rank) | {
         "step": np.full(len(rank), step),
         "start": np.full(len(rank), spec.start_ns + int(offset_s * NS)),
@@ -202,7 +202,8 @@ def _steps(spec: FleetSpec, step: int, times: StepTimes, offset_s: float) -> pa.
     return _table("steps", columns)
 
 
-def _loss(spec: FleetSpec, step: int) -> float:
+def loss_of(spec: FleetSpec, step: int) -> float:
+    """The loss of a step, planted faults included."""
     loss = 2.0 + 8.0 / (1.0 + 0.05 * step)
     loss += float(np.random.default_rng((spec.seed, step, 1)).normal(0, 0.01))
     for fault in spec.faults:

@@ -56,7 +56,7 @@ def simulate_step(spec: FleetSpec, step: int) -> StepTimes:
     ready = data.max(axis=2)
     f_start, b_start, f_wait, b_wait = _pipeline(spec, ready, forward[:, :, 0], backward[:, :, 0])
     reduce_start = b_start[..., -1] + backward[:, :, 0, -1]
-    reduce_end = reduce_start.max(axis=1, keepdims=True)[..., None] + _reduce_seconds(spec, step)
+    reduce_end = reduce_start.max(axis=1, keepdims=True)[..., None] + reduce_seconds(spec, step)
     begins = np.broadcast_to(reduce_start[..., None], shape(spec))
     optimizer = spec.optimizer_s * slow * rng.normal(1.0, spec.noise / 2, shape(spec)).clip(0.5)
     saves = spec.checkpoint_every > 0 and step % spec.checkpoint_every == spec.checkpoint_every - 1
@@ -136,7 +136,7 @@ def _stalls(spec: FleetSpec, step: int) -> tuple[Array, Array]:
     return data.reshape(shape(spec)), gc.reshape(shape(spec))
 
 
-def _reduce_seconds(spec: FleetSpec, step: int) -> Array:
+def reduce_seconds(spec: FleetSpec, step: int) -> Array:
     """Transfer time of the gradient all-reduce of each group, (pp, 1, tp): a slow member slows its group."""
     seconds = np.full(shape(spec), spec.dp_s if spec.dp > 1 else 0.0)
     for fault in spec.faults:

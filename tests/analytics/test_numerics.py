@@ -5,18 +5,20 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from pulsetrain.analytics import numerics
 from pulsetrain.analytics.timings import build
 from pulsetrain.analytics.verdict import Healthy, Inconclusive, findings
 
 
-def logs(loss, grad_norm=None, ranks=2):
-    """Steps in which rank 0 logs nothing and the others log; `loss` is a list, or a list for each rank."""
+def logs(loss, grad_norm=None, ranks=2, order=None):
+    """Steps in which rank 0 logs no loss and the others log; a gradient norm is one of all, or one a rank."""
     steps = len(loss)
     rows = {"step": np.repeat(np.arange(steps), ranks), "rank": np.tile(np.arange(ranks), steps)}
     values = [v for x in loss for v in [None] + [x] * (ranks - 1)]
-    norms = [v for x in (grad_norm or [None] * steps) for v in [x] * ranks]
+    norms = [v for x in (grad_norm or [None] * steps) for v in (x if isinstance(x, list) else [x] * ranks)]
     table = pa.table(
         {
             **rows,
@@ -29,6 +31,8 @@ def logs(loss, grad_norm=None, ranks=2):
             "grad_norm": pa.array(norms, pa.float64()),
         }
     )
+    if order is not None:
+        table = table.take(pa.array(order))
     empty = pa.table({"step": pa.array([], pa.int64()), "rank": pa.array([], pa.int64())})
     topology = pa.table({n: pa.array([], pa.int64()) for n in ("rank", "pp")})
     return build(steps=table, parts=empty, topology=topology, job="j")
@@ -78,6 +82,55 @@ def test_a_spike_and_a_jump_are_found():
     norms[45] = 12.0
     found = findings(numerics.find(logs(loss, norms)))
     assert [(f.kind, f.evidence["step"]) for f in found] == [("loss_spike", 40), ("grad_norm_jump", 45)]
+
+
+def own_norms(ranks=8, steps=60, seed=0):
+    """A gradient norm of each rank's own, as before the reduction; stages differ in size."""
+    draw = np.random.default_rng(seed)
+    sizes = np.repeat([1.0, 3.0], ranks // 2)
+    return (sizes * np.exp(0.1 * draw.standard_normal((steps, ranks)))).tolist()
+
+
+def test_a_jump_of_one_rank_alone_is_that_ranks():
+    norms = own_norms()
+    norms[40][5] *= 50
+    (finding,) = findings(numerics.find(logs(falling(), norms, ranks=8)))
+    assert (finding.kind, finding.subject_type, finding.subject) == ("grad_norm_jump", "rank", "5")
+    assert finding.evidence["step"] == 40
+
+
+def test_a_jump_of_all_is_the_jobs_and_clean_norms_are_left_alone():
+    norms = own_norms()
+    norms[40] = [50 * v for v in norms[40]]
+    assert [f.subject_type for f in findings(numerics.find(logs(falling(), norms, ranks=8)))] == ["job"]
+    for seed in range(50):
+        assert not findings(numerics.find(logs(falling(seed=seed), own_norms(seed=seed), ranks=8)))
+
+
+@given(st.permutations(range(8)), st.integers(0, 2**32 - 1))
+@settings(max_examples=15, deadline=None)
+def test_order_of_rows_changes_nothing_and_renaming_ranks_renames_the_answer(names, seed):
+    norms = own_norms()
+    norms[40][5] *= 50
+    renamed = [[row[names.index(r)] for r in range(8)] for row in norms]
+    (finding,) = findings(numerics.find(logs([None] * 60, renamed, ranks=8)))
+    assert finding.subject == str(names[5])
+    order = np.random.default_rng(seed).permutation(60 * 8)
+    assert numerics.find(logs([None] * 60, norms, ranks=8, order=order)) == numerics.find(
+        logs([None] * 60, norms, ranks=8)
+    )
+
+
+def test_a_worse_jump_is_never_milder():
+    def weight(factor):
+        norms = own_norms()
+        norms[40][5] *= factor
+        found = findings(numerics.find(logs([None] * 60, norms, ranks=8)))
+        return max((f.confidence for f in found), default=0.0)
+
+    weights = [weight(f) for f in (1.0, 2.0, 5.0, 20.0, 1e6)]
+    assert weights == sorted(weights)
+    assert weights[0] == 0.0 < weights[2]
 
 
 def test_one_step_or_none_is_a_verdict():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -84,6 +85,22 @@ def test_a_tensor_is_damaged_in_place_and_stays_finite_after_a_bit_flip():
 
 def test_a_flipped_bit_flips_back():
     assert inside.flip_exponent_bit(inside.flip_exponent_bit(3.25)) == 3.25
+
+
+def test_work_is_stretched_in_the_planned_steps_and_no_other_place_sees_it():
+    faults = injector(Fault(kind="slow", rank=1, step=3, until=5, factor=1.5))
+    assert [faults.stretch(step) for step in range(2, 7)] == [1.0, 1.5, 1.5, 1.5, 1.0]
+    faults.at(4, "forward")
+    assert faults.value(4, 2.0) == 2.0
+
+
+def test_uneven_lengths_differ_by_step_and_are_shared_by_those_of_one_number():
+    plans = [Fault(kind="uneven", rank=r, step=0, until=99, factor=0.3, code=r // 2) for r in range(4)]
+    drawn = [[injector(plan, rank=plan.rank).stretch(step) for step in range(100)] for plan in plans]
+    assert drawn[0] == drawn[1] != drawn[2] == drawn[3]
+    logs = [math.log(length) for length in drawn[0] + drawn[2]]
+    assert 0.2 < statistics.stdev(logs) < 0.4
+    assert abs(statistics.mean(logs)) < 0.1
 
 
 def test_delayed_sends_last_as_long_as_planned():

@@ -1,0 +1,137 @@
+"""How often the detectors are right: real faults in real jobs of eight processes, and planted ones in fleets.
+
+    python benchmarks/campaign.py [--trials 200] [--seconds 1500] [--seed 0] [--resume FILE]
+    python benchmarks/campaign.py --quick
+    python benchmarks/campaign.py --fleet-only
+
+Each session is one launch of benchmarks/trials/job.py with a plan of faults that is deterministic by (rank,
+step): several that pass, clean steps between them, and sometimes one that ends the job. What is said of it is
+compared with what was done. With `--seconds` no session begins after that time; `--resume` keeps finished
+sessions in a file and goes on from there. The last line is one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from trials import kinds, report
+from trials.session import Bench
+from trials.watching import Timetable, Watching, timetable
+
+PASSING_A_SESSION = 3
+CLEAN_A_SESSION = 6
+HOST_SHARE = 5
+QUICK = ("sigkill", "sigstop", "slow_rank_1.3x", "nan")
+
+
+def plan(trials: int, seed: int, clean: int) -> list[Timetable]:
+    """The sessions of a campaign: passing faults dealt out over those that end with an ending one.
+
+    Every fifth session computes on the processors themselves, eight ranks on whatever cores there are.
+    `clean` windows more than those before each fault come in sessions of their own.
+    """
+    import random
+
+    deck = [kind for kind, count in kinds.counts(trials).items() for _ in range(count)]
+    random.Random(seed).shuffle(deck)
+    probe = {kind: make(random.Random(0), 100) for kind, make in kinds.KINDS.items()}
+    ending = [kind for kind in deck if probe[kind].ends]
+    passing = [kind for kind in deck if not probe[kind].ends]
+    count = max(len(ending), -(-len(passing) // PASSING_A_SESSION))
+    hands: list[list[str]] = [passing[i::count] + ending[i : i + 1] for i in range(count)]
+    tables = [timetable(i, "device", hand, seed=seed) for i, hand in enumerate(hands)]
+    left = max(0, clean - trials)
+    quiet = [
+        timetable(count + i, "host" if i % 2 else "device", (), seed=seed, clean=CLEAN_A_SESSION)
+        for i in range(-(-left // CLEAN_A_SESSION))
+    ]
+    mixed = list(tables)
+    for i, table in enumerate(quiet):  # spread evenly, so that a campaign that is cut short has both
+        mixed.insert(min(len(mixed), (i + 1) * (len(tables) + len(quiet)) // (len(quiet) + 1)), table)
+    return mixed
+
+
+def run(tables: Iterable[Timetable], *, until_s: float, kept: Path | None) -> list[dict[str, Any]]:
+    """Rows of all sessions, finished ones from `kept`; no session begins after `until_s`."""
+    tables = list(tables)
+    rows = read(kept)
+    done = {row["session"] for row in rows if row["what"] == "session"}
+    bench = Bench()
+    try:
+        for table in tables:
+            if table.number in done:
+                continue
+            if time.monotonic() >= until_s:
+                print(f"out of time: {len(done)} of {len(tables)} sessions are done", flush=True)
+                break
+            fresh = Watching(bench=bench, table=table).run()
+            rows += fresh
+            done.add(table.number)
+            keep(kept, fresh)
+            print(report.progress(fresh, len(done), len(tables)), flush=True)
+    finally:
+        bench.close()
+    return rows
+
+
+def read(path: Path | None) -> list[dict[str, Any]]:
+    """Rows of an earlier run."""
+    if path is None or not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def keep(path: Path | None, rows: Iterable[dict[str, Any]]) -> None:
+    """Add a session's rows."""
+    if path is not None:
+        with path.open("a") as file:
+            file.writelines(json.dumps(row) + "\n" for row in rows)
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--trials", type=int, default=200, help="faults in all")
+    parser.add_argument("--clean", type=int, default=300, help="clean windows in all")
+    parser.add_argument("--seconds", type=float, default=1500.0, help="begin no session after this time")
+    parser.add_argument("--seed", type=int, default=0, help="of places and times of the faults")
+    parser.add_argument("--resume", type=Path, metavar="FILE", help="keep sessions here and go on from it")
+    parser.add_argument("--only", action="append", metavar="KIND", help="only this kind, --trials times")
+    parser.add_argument("--quick", action="store_true", help="four trials and four clean windows")
+    parser.add_argument("--fleet-only", action="store_true", help="no real job, only generated fleets")
+    parser.add_argument("--no-fleet", action="store_true", help="no generated fleets")
+    return parser.parse_args()
+
+
+def chosen(args: argparse.Namespace) -> list[Timetable]:
+    """The sessions that the command line asks for."""
+    if args.quick:
+        return [timetable(0, "device", QUICK[1:] + QUICK[:1], seed=args.seed)]
+    if args.only:
+        hands = [[kind] for kind in args.only for _ in range(args.trials)]
+        return [timetable(i, "device", hand, seed=args.seed) for i, hand in enumerate(hands)]
+    return plan(args.trials, args.seed, args.clean)
+
+
+def main() -> None:
+    """Run, print the tables, and one JSON object last."""
+    args = arguments()
+    began_s = time.monotonic()
+    rows: list[dict[str, Any]] = []
+    tables: list[Timetable] = []
+    if not args.fleet_only:
+        tables = chosen(args)
+        rows = run(tables, until_s=began_s + args.seconds, kept=args.resume)
+    result = report.result(rows, sessions=len(tables), wall_s=time.monotonic() - began_s)
+    for line in report.lines(result):
+        print(line)
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,177 @@
+"""One real job of eight processes on four local nodes, watched through the product's own parts.
+
+Ranks are forked by a zygote, as an agent does it, and write into rings; here those are drained into a chDB
+store, `watch` judges the live state and `analyze` the stored records, as the hub does it. Only the network
+between agents and hub is left out.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+import time
+from collections import deque
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+
+import pyarrow as pa
+
+from pulsetrain.analytics import watch
+from pulsetrain.analytics.analyze import analyze
+from pulsetrain.analytics.verdict import Verdict
+from pulsetrain.faults import outside
+from pulsetrain.faults.plan import Fault, dump
+from pulsetrain.recovery.checkpoint.arena import create_arena
+from pulsetrain.recovery.ranks import NodeIdentity, Program, Rank, Ranks
+from pulsetrain.recovery.zygote import Zygote
+from pulsetrain.stream.messages import Place, RankExit, Start
+from pulsetrain.stream.store import Store, open_store
+from trials.job import MICROBATCHES, PLAN
+from trials.kinds import RANKS, RANKS_PER_NODE
+
+JOB = Path(__file__).with_name("job.py")
+NODES = RANKS // RANKS_PER_NODE
+WATCH = watch.WatchConfig(patient_s=3.0)
+"""the product's thresholds; one minute in data loading and checkpoints is shortened to the 3 s of a step"""
+WORLD = tuple(
+    Place(node=f"n{i}", node_rank=i, address=f"127.0.0.{i + 1}", peer_port=0, nproc=RANKS_PER_NODE)
+    for i in range(NODES)
+)
+INSERT_S = 0.25
+assert MICROBATCHES == 2, "the shares of compute that `kinds` states are those of two microbatches"
+
+
+class Bench:
+    """What all sessions share: the zygote, and a store in a temporary folder."""
+
+    def __init__(self) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="campaign-")
+        self.folder = Path(self._folder.name)
+        self.zygote = Zygote.start(preload=("pulsetrain.faults.inside", "torch.utils.data"))
+        self.store: Store = open_store(f"chdb://{self.folder / 'store'}")
+        self.store.migrate()
+        self.zygote.wait_ready(60.0)
+
+    def close(self) -> None:
+        """End everything that was started."""
+        self.zygote.close()
+        self.store.close()
+        self._folder.cleanup()
+
+
+class Session:
+    """One launch of the job, under a plan of faults."""
+
+    def __init__(self, bench: Bench, name: str, *, steps: int, mode: str, faults: Sequence[Fault]) -> None:
+        self.name, self.steps = name, steps
+        self._bench = bench
+        self._folder = bench.folder / name
+        self._folder.mkdir()
+        self._rows: dict[str, list[pa.RecordBatch]] = {}
+        self._inserted_s = 0.0
+        self._paces: deque[tuple[int, float]] = deque(maxlen=50)
+        self.last_step = -1
+        self.exits: list[RankExit] = []
+        self._identities = {p.node: self._identity(p) for p in WORLD}
+        program = Program(argv=(str(JOB), str(steps), mode, str(self._folder)), cwd=JOB.parent)
+        self._nodes = [
+            Ranks(identity, program, self._folder / identity.node, self._ended, ring_slots=8192)
+            for identity in self._identities.values()
+        ]
+        (self._folder / PLAN).write_text(dump(faults))
+        self._arenas = [create_arena() for _ in range(RANKS)]
+
+    def _identity(self, place: Place) -> NodeIdentity:
+        return NodeIdentity(
+            job=self.name, node=place.node, address=place.address, nproc_per_node=RANKS_PER_NODE
+        )
+
+    def start(self) -> None:
+        """Fork all ranks; returns at once."""
+        zygote = self._bench.zygote
+        self._store_pid, answer = zygote.serve("pulsetrain.recovery.rendezvous:host", {}, 20.0)
+        arenas = dict(enumerate(self._arenas))
+        for place, ranks in zip(WORLD, self._nodes, strict=True):
+            start = Start(
+                id=0,
+                job=self.name,
+                attempt=0,
+                node_rank=place.node_rank,
+                world=WORLD,
+                store_address="127.0.0.1",
+                store_port=answer["port"],
+            )
+            ranks.spawn(zygote, start, arenas)
+
+    def _ended(self, rank: Rank) -> None:
+        node = WORLD[rank.rank // RANKS_PER_NODE].node
+        self.exits.append(rank.report(self._identities[node], time.time_ns()))
+
+    @property
+    def ranks(self) -> list[Rank]:
+        return [r for node in self._nodes for r in node.all]
+
+    @property
+    def over(self) -> bool:
+        """No rank is left."""
+        return all(r.code is not None for r in self.ranks)
+
+    def pump(self) -> None:
+        """Drain every ring; now and then write to the store."""
+        now_ns = time.time_ns()
+        for rank in self.ranks:
+            for record, batch in rank.batches(now_ns):
+                self._rows.setdefault(record, []).append(batch)
+        if time.monotonic() - self._inserted_s >= INSERT_S:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what was drained."""
+        self._inserted_s = time.monotonic()
+        rows, self._rows = self._rows, {}
+        for record, parts in rows.items():
+            self._bench.store.insert(record, pa.Table.from_batches(parts))
+
+    def view(self) -> watch.JobView:
+        """What the hub would know now."""
+        now_ns = time.time_ns()
+        statuses = tuple(r.status(now_ns) for r in self.ranks)
+        self.last_step = max((s.last_step for s in statuses), default=-1)
+        now_s = time.monotonic()
+        if self.last_step >= 0 and (not self._paces or self.last_step > self._paces[-1][0]):
+            self._paces.append((self.last_step, now_s))
+        moves = [(t1 - t0) / (s1 - s0) for (s0, t0), (s1, t1) in pairwise(self._paces)]
+        return watch.JobView(
+            job=self.name,
+            attempt=0,
+            now_ns=now_ns,
+            ranks=statuses,
+            exits=tuple(self.exits),
+            median_step_ns=int(median(moves) * 1e9) if moves else 0,
+            first_step_done=self.last_step >= 0,
+            world=WORLD,
+        )
+
+    def analyze(self, since: int, until: int, now_ns: int) -> list[Verdict]:
+        """What every analyzer says of these steps, as of their end, which was at `now_ns`."""
+        self.pump()
+        self.flush()
+        return analyze(self._bench.store, self.name, attempt=0, since=since, until=until, now_ns=now_ns)
+
+    def resume(self, ranks: Sequence[int]) -> None:
+        """Continue these ranks and what they started."""
+        for rank in self.ranks:
+            if rank.rank in ranks and rank.code is None:
+                outside.resume([rank.pid, *outside.descendants(rank.pid)])
+
+    def end(self) -> None:
+        """Kill what is left."""
+        for node in self._nodes:
+            node.stop(self._bench.zygote, grace_s=0)
+            node.close()
+        self._bench.zygote.signal(self._store_pid, signal.SIGKILL)
+        for fd in self._arenas:
+            os.close(fd)
