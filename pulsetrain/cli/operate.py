@@ -133,6 +133,33 @@ def incidents(hub: str | None, token: str | None, as_json: bool) -> None:
 
 
 @pulsetrain.command()
+@click.argument("job")
+@click.option("--last", is_flag=True, help="The last picture that was taken instead of a new one.")
+@click.option("--threads", is_flag=True, help="Also threads beside the main one.")
+@hub_flags
+@JSON_FLAG
+def stacks(job: str, last: bool, threads: bool, hub: str | None, token: str | None, as_json: bool) -> int:
+    """Where the Python code of every rank of JOB stands now, merged, and whose stack differs.
+
+    Example: pulsetrain stacks gpt --json
+    """
+    from pulsetrain.analytics.stacks import MAIN, lines
+
+    answer = client_of(hub, token).stacks(job, fresh=not last)
+    if as_json:
+        print_json(answer)
+    elif not answer:
+        click.echo(f"No picture of the stacks of {job} has been taken.")
+    else:
+        click.echo(answer["sentence"])
+        for line in lines(t for t in answer["tree"] if threads or t["frame"] == MAIN):
+            click.echo(f"  {line}")
+        for part in answer["blind"]:
+            click.echo(f"  not read: ranks {part['ranks']}: {part['reason']}")
+    return 1 if answer.get("state") == "outlier" else 0
+
+
+@pulsetrain.command()
 @click.argument("node")
 @click.option("--reason", required=True, help="Why; kept with the eviction.")
 @click.option("--dry-run", is_flag=True, help="Only say what it would cost.")

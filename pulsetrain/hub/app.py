@@ -130,8 +130,24 @@ def _api(parts: Parts) -> list[BaseRoute]:
         found = [f for memory in parts.watcher.jobs.values() for f in memory.told]
         return JSONResponse({"incidents": join(found, parts.alerts.topology, now_ns=parts.clock.wall_ns())})
 
+    def job_named(request: Request) -> Job:
+        name = request.path_params["job"]
+        if name not in parts.controller.jobs:
+            known = ", ".join(sorted(parts.controller.jobs)) or "none"
+            raise UsageError(f"no job {name!r} runs here; jobs here: {known}")
+        return parts.controller.jobs[name]
+
+    async def last_stacks(request: Request) -> Response:
+        return JSONResponse(parts.watcher.stacks.latest(job_named(request).name))
+
+    async def take_stacks(request: Request) -> Response:
+        body = await api.json_body(request, "actor")
+        return JSONResponse(await parts.watcher.stacks.take(job_named(request), str(body["actor"])))
+
     token = parts.token
     return [
+        Route("/v1/jobs/{job}/stacks", api.guarded(last_stacks, token), methods=["GET"]),
+        Route("/v1/jobs/{job}/stacks", api.guarded(take_stacks, token), methods=["POST"]),
         Route("/v1/status", api.guarded(show_status, token)),
         Route("/v1/alerts", api.guarded(alerts, token)),
         Route("/v1/alerts/{alert}/ack", api.guarded(acknowledge, token), methods=["POST"]),

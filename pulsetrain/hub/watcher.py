@@ -18,6 +18,7 @@ from pulsetrain.analytics.verdict import Verdict
 from pulsetrain.analytics.verdict import findings as found
 from pulsetrain.hub.desk import Desk
 from pulsetrain.hub.episodes import Episodes
+from pulsetrain.hub.stacks import Stacks
 from pulsetrain.recovery.controller import Controller
 from pulsetrain.recovery.job import Job
 from pulsetrain.recovery.nodes import GONE, NodeState
@@ -87,6 +88,7 @@ class Watcher:
         self.failures = 0
         self._controller, self._store, self._desk, self._alerts = controller, store, desk, alerts
         self._clock, self._config = clock, config
+        self.stacks = Stacks(desk, clock)
 
     def of(self, job: Job) -> JobWatch:
         """The memory for one job."""
@@ -136,7 +138,7 @@ class Watcher:
         if job.attempt != attempt:
             return
         memory = self.of(job)
-        memory.verdicts = verdicts
+        memory.verdicts = verdicts = [*verdicts, self.stacks.detector(job.name)]
         self._tell(job, memory.stored.look(found(verdicts)))
         self._alerts.observe([*verdicts, *memory.findings()], now, job=job.name)
 
@@ -149,7 +151,9 @@ class Watcher:
         if job.recovery is not None and not memory.explained:
             self._explain(job, memory, view)
         elif job.phase is Phase.RUNNING and not view.exits and not view.lost_nodes:
-            fresh = memory.live.look(found(watch.hang(view, self._config)))
+            verdicts = watch.hang(view, self._config)
+            self.stacks.consider(job, view, verdicts, self._config.stopped_s)
+            fresh = memory.live.look(self.stacks.attach(job.name, job.attempt, found(verdicts)))
             self._tell(job, fresh)
             self._report_hang(job, fresh, view)
 

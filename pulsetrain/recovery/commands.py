@@ -12,11 +12,22 @@ from typing import Any, Protocol
 
 import structlog
 
+from pulsetrain.collectors import stacks
 from pulsetrain.recovery.link import Answer
 from pulsetrain.recovery.ranks import NodeIdentity, Ranks
 from pulsetrain.recovery.zygote import Zygote
 from pulsetrain.stream.errors import PulsetrainError, Unavailable
-from pulsetrain.stream.messages import Command, HostStore, Leave, PairCheck, Reply, SelfCheck, Start, Stop
+from pulsetrain.stream.messages import (
+    Command,
+    DumpStacks,
+    HostStore,
+    Leave,
+    PairCheck,
+    Reply,
+    SelfCheck,
+    Start,
+    Stop,
+)
 
 log = structlog.get_logger()
 
@@ -110,6 +121,10 @@ class Commands:
                 return dict(self._node.zygote.call(SELF_CHECK, kwargs, command.seconds + SELF_CHECK_MARGIN_S))
             case PairCheck():
                 return self._pair_check(command)
+            case DumpStacks():
+                alive = self._node.ranks.alive[: 1 if command.first_only else None]
+                pids = {rank.rank: rank.pid for rank in alive}
+                return stacks.of_node(pids, timeout_s=command.timeout_s)
             case _:
                 raise PulsetrainError(f"command {type(command).__name__} is not known here")
 

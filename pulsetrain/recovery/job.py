@@ -18,6 +18,7 @@ from pulsetrain.recovery.record import Fault, Recovery
 from pulsetrain.recovery.transitions import FAULTS, TERMINAL, Action, Event, Phase, step
 from pulsetrain.stream.clock import Clock
 from pulsetrain.stream.messages import (
+    DumpStacks,
     FirstStep,
     Held,
     HostStore,
@@ -33,6 +34,7 @@ from pulsetrain.stream.messages import (
 log = structlog.get_logger()
 
 USAGE_EXIT = 2
+STACKS_MARGIN_S = 1.0
 
 
 class Job:
@@ -193,6 +195,19 @@ class Job:
             n for n in self.standbys() if n.name not in self._failed and not (forming and n.hello.standby)
         ]
         return len(healthy) + len(spare) >= self.nnodes
+
+    async def read_stacks(self, timeout_s: float, *, first_only: bool = False) -> list[Reply]:
+        """Ask every node of the world where its ranks' code stands; one reply a node that is connected."""
+        nodes = [n for n in self.active() if n.connected]
+        patience_s = timeout_s + STACKS_MARGIN_S
+        return await asyncio.gather(
+            *(
+                self._ask(
+                    n, DumpStacks(id=self._id(), timeout_s=timeout_s, first_only=first_only), patience_s
+                )
+                for n in nodes
+            )
+        )
 
     # -- the loop -----------------------------------------------------------------------------------------
 

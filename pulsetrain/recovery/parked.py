@@ -49,6 +49,7 @@ def main() -> None:
     wire.send(sock, {"op": "ready", "seconds": seconds, "threads": threads})
     born = Nursery(sock).serve()
     if born is not None:
+        wire.readable_by(parent)  # its stacks are read by a process that the agent starts
         child.live(*born)
     os._exit(0)  # nothing to tear down, and native libraries complain when it is tried
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 
@@ -84,6 +85,14 @@ class HubClient:
     def incidents(self) -> list[dict[str, Any]]:
         """One object an incident: id, job, root, victims, hypotheses, timeline, suggested_action."""
         return list(self._call("GET", "/v1/incidents")["incidents"])
+
+    def stacks(self, job: str, *, fresh: bool = True) -> dict[str, Any]:
+        """Where the code of every rank stands: asked for now, or with `fresh` false the last picture or {}.
+
+        {"job", "attempt", "ts_ns", "state", "sentence", "outliers", "group", "clusters", "blind", "tree"}.
+        """
+        path = f"/v1/jobs/{quote(job, safe='')}/stacks"
+        return self._call("POST", path, {"actor": getpass.getuser()}) if fresh else self._call("GET", path)
 
     def evict(
         self, node: str, reason: str, *, dry_run: bool = False, actor: str | None = None

@@ -207,6 +207,19 @@ class PairCheck:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DumpStacks:
+    """Read where the Python code of this node's ranks stands; the ranks are not disturbed.
+
+    Replied `data` is {"stacks": [{"thread", "frames", "ranks"}], "blind": {rank: why not}}, frames outermost
+    first. `first_only`: one rank is enough, to see whether it can be done.
+    """
+
+    id: int
+    timeout_s: float = 3.0
+    first_only: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class Leave:
     """Stop everything and end: the node was evicted, or the job is over."""
 
@@ -216,7 +229,7 @@ class Leave:
 
 
 Report = Hello | Heartbeat | RankExit | FirstStep | Reply
-Command = HostStore | Start | Stop | SelfCheck | PairCheck | Leave
+Command = HostStore | Start | Stop | SelfCheck | PairCheck | DumpStacks | Leave
 Message = Report | Command
 
 _TYPES: Mapping[str, type] = {cls.__name__: cls for cls in typing.get_args(Report) + typing.get_args(Command)}

@@ -10,6 +10,7 @@ import uuid
 import pytest
 
 from pulsetrain.stream.messages import (
+    DumpStacks,
     FirstStep,
     Heartbeat,
     Hello,
@@ -123,6 +124,10 @@ def test_a_stopped_rank_stays_readable(hub, node):
     beat = hub.wait(Heartbeat, lambda b: any(r.progress_age_ns > 1_000_000_000 for r in b.ranks))
     waiting = next(r for r in beat.ranks if r.rank == 0)
     assert waiting.groups[0].op == "all_reduce"
+    read = hub.ask("a", DumpStacks).data
+    assert read["blind"] == {}
+    assert {r for s in read["stacks"] if s["thread"] == "MainThread" for r in s["ranks"]} == {0, 1}
+    assert any("all_reduce" in f for s in read["stacks"] if 0 in s["ranks"] for f in s["frames"])
     assert hub.ask("a", Stop, reason="hang", grace_s=1.0).error == ""
     assert not any(alive(pid) for pid in pids.values())
 

@@ -1,0 +1,210 @@
+"""Where the Python code of running processes stands, read from outside by py-spy without stopping them.
+
+`--nonblocking` attaches to nothing: it works on a process that is stopped or holds its GIL, and costs a
+running one nothing. What is read while it runs may be torn; a rank that hangs does not move. Reading needs
+the right to trace the process: CAP_SYS_PTRACE, or the same user where the kernel does not restrict that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+AT_ONCE = 8  # py-spy processes side by side
+MOST_FRAMES = 64  # innermost ones that are kept
+MOST_THREADS = 32
+MOST_HELPERS = 8  # child processes of a rank (data loaders) that are read too
+TIMEOUT_S = 4.0
+NOT_ALLOWED = "py-spy may not read its memory: give the agent CAP_SYS_PTRACE"
+GONE = "its process is gone"
+
+_DENIED = ("permission denied", "operation not permitted", "os error 13)", "os error 1)")
+_VANISHED = ("no such file or directory", "no such process", "os error 3)")
+_LAUNCHERS = ("runpy.py", "<frozen runpy>")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ThreadStack:
+    """One thread; `frames` as "function (folder/file.py:line)", outermost first."""
+
+    thread: str
+    frames: tuple[str, ...]
+
+
+def of_node(
+    pids: Mapping[int, int], *, timeout_s: float = TIMEOUT_S, program: str | None = None
+) -> dict[str, Any]:
+    """The stacks of a node's ranks (`pids` by rank) and of their child processes, equal ones folded.
+
+    {"stacks": [{"thread", "frames", "ranks"}], "blind": {rank: one line why not}}; returns after about
+    `timeout_s` whatever the processes do. Every rank is in one or the other.
+    """
+    spy = program or find_program()
+    if spy is None:
+        return {"stacks": [], "blind": {str(r): "py-spy is not installed" for r in sorted(pids)}}
+    wanted = [(rank, pid, pid) for rank, pid in sorted(pids.items())]
+    wanted += [(rank, pid, helper) for rank, pid in sorted(pids.items()) for helper in _helpers(pid)]
+    answers = _read(sorted({helper for _, _, helper in wanted}), spy, timeout_s)
+    found: dict[int, list[ThreadStack]] = {}
+    blind: dict[str, str] = {}
+    for rank, pid, read in wanted:
+        answer = answers[read]
+        if isinstance(answer, str):
+            if read == pid:
+                blind[str(rank)] = answer
+            continue
+        prefix = "" if read == pid else "child: "
+        found.setdefault(rank, []).extend(
+            ThreadStack(thread=prefix + s.thread, frames=s.frames) for s in answer
+        )
+    return {"stacks": fold(found), "blind": blind}
+
+
+def fold(found: Mapping[int, Iterable[ThreadStack]]) -> list[dict[str, Any]]:
+    """Equal stacks of several ranks as one entry, the most frequent first.
+
+    >>> same = ThreadStack(thread="MainThread", frames=("main (train.py:3)",))
+    >>> fold({0: [same], 1: [same]})
+    [{'thread': 'MainThread', 'frames': ['main (train.py:3)'], 'ranks': [0, 1]}]
+    """
+    ranks: dict[ThreadStack, set[int]] = {}
+    for rank, stacks in found.items():
+        for stack in stacks:
+            ranks.setdefault(stack, set()).add(rank)
+    ordered = sorted(ranks.items(), key=lambda item: (-len(item[1]), item[0].thread, item[0].frames))
+    return [{"thread": s.thread, "frames": list(s.frames), "ranks": sorted(r)} for s, r in ordered]
+
+
+def find_program() -> str | None:
+    """py-spy beside this Python, else in PATH; None where there is none."""
+    beside = Path(sys.executable).parent / "py-spy"
+    return str(beside) if beside.is_file() else shutil.which("py-spy")
+
+
+def parse(text: str, pid: int) -> tuple[ThreadStack, ...]:
+    """`py-spy dump --json` of one process. Raises `ValueError` where it is something else.
+
+    The main thread comes first and is called MainThread; frames of the launcher around the user's script are
+    left out.
+    """
+    try:
+        threads = [
+            (t["os_thread_id"] == pid, str(t["thread_name"] or "thread"), t["frames"])
+            for t in json.loads(text)
+        ]
+        made = [
+            ThreadStack(thread="MainThread" if main else _general(name), frames=_frames(frames))
+            for main, name, frames in sorted(threads, key=lambda t: (not t[0], t[1]))[:MOST_THREADS]
+        ]
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"not what py-spy dumps: {error!r}") from error
+    return tuple(s for s in made if s.frames)
+
+
+def _frames(frames: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    """Frames of one thread, outermost first, from the user's script on."""
+    inner_first = list(frames)
+    launched = next((i for i, f in enumerate(inner_first) if _is_launcher(f)), len(inner_first))
+    kept = inner_first[:launched] or inner_first
+    return tuple(
+        f"{f['name']} ({_short(str(f['filename']))}:{f['line']})" for f in reversed(kept[:MOST_FRAMES])
+    )
+
+
+def _is_launcher(frame: Mapping[str, Any]) -> bool:
+    return str(frame["filename"]).endswith(_LAUNCHERS)
+
+
+def _short(path: str) -> str:
+    """The last two parts of a path: enough to find a file, alike on machines with other prefixes."""
+    return "/".join(path.split("/")[-2:])
+
+
+def _general(name: str) -> str:
+    """A thread's name without the numbers that differ between ranks."""
+    return re.sub(r"\d+", "N", name)
+
+
+def _helpers(pid: int) -> list[int]:
+    """Child processes of a rank, the oldest first."""
+    try:
+        return [child.pid for child in psutil.Process(pid).children(recursive=True)][:MOST_HELPERS]
+    except psutil.Error:
+        return []
+
+
+# -- running py-spy ---------------------------------------------------------------------------------------
+
+
+def _read(pids: Sequence[int], spy: str, timeout_s: float) -> dict[int, tuple[ThreadStack, ...] | str]:
+    """For each process its stacks, or one line why there are none."""
+    deadline_s = time.monotonic() + timeout_s
+    answers: dict[int, tuple[ThreadStack, ...] | str] = {}
+    with tempfile.TemporaryDirectory(prefix="pulsetrain-stacks-") as name:
+        for first in range(0, len(pids), AT_ONCE):
+            running = {pid: _start(pid, spy, Path(name)) for pid in pids[first : first + AT_ONCE]}
+            answers |= {pid: _finish(pid, p, Path(name), deadline_s) for pid, p in running.items()}
+    return answers
+
+
+def _start(pid: int, spy: str, folder: Path) -> subprocess.Popen[bytes] | str:
+    """One py-spy at work. Its output goes to files: a pipe that nobody empties would hold it up."""
+    command = [spy, "dump", "--nonblocking", "--json", "--pid", str(pid)]
+    environment = os.environ | {"RUST_BACKTRACE": "0"}
+    with (folder / f"{pid}.out").open("wb") as out, (folder / f"{pid}.err").open("wb") as err:
+        try:
+            return subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=environment
+            )
+        except OSError as error:
+            return f"py-spy does not start: {error.strerror}"
+
+
+def _finish(
+    pid: int, process: subprocess.Popen[bytes] | str, folder: Path, deadline_s: float
+) -> tuple[ThreadStack, ...] | str:
+    if isinstance(process, str):
+        return process
+    try:
+        code = process.wait(max(0.0, deadline_s - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # one that is stuck in the kernel stays
+            process.wait(0.2)
+        return "py-spy did not answer in time"
+    if code != 0:
+        return explain((folder / f"{pid}.err").read_text(errors="replace"))
+    try:
+        return parse((folder / f"{pid}.out").read_text(errors="replace"), pid) or "no Python runs in it"
+    except ValueError as error:
+        return str(error)
+
+
+def explain(stderr: str) -> str:
+    """Why py-spy failed, in one line.
+
+    >>> explain("Error: Failed to open process\\nCaused by:\\n    0: Operation not permitted (os error 1)")
+    'py-spy may not read its memory: give the agent CAP_SYS_PTRACE'
+    """
+    lower = stderr.lower()
+    if any(word in lower for word in _DENIED):
+        return NOT_ALLOWED
+    if any(word in lower for word in _VANISHED):
+        return GONE
+    lines = [" ".join(line.split()) for line in stderr.splitlines() if line.strip()]
+    return (
+        f"py-spy: {lines[0].removeprefix('Error: ')[:200]}" if lines else "py-spy failed and does not say why"
+    )

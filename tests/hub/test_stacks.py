@@ -1,0 +1,66 @@
+"""Real ranks under a real hub: one is stopped, and the hang's verdict says in which line."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pulsetrain.stream.client import HubClient, find_hub
+from pulsetrain.stream.errors import UsageError
+from pulsetrain.stream.store import open_store
+from tests.hub.test_real_job import Site
+from tests.recovery.processes import until, with_environment
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(60)]
+RANKS = 4
+
+
+@pytest.fixture
+def site(tmp_path):
+    site = Site(tmp_path)
+    site.start_hub()
+    flags = ("--nnodes", "1", "--nproc-per-node", str(RANKS), "--log-dir", str(tmp_path / "a"))
+    site.nodes.append(site.spawn("run", "--job", "j", "--node", "a", *flags, str(site.script), "5000"))
+    yield site
+    site.close()
+    assert until(lambda: not with_environment("SITE_MARK", site.mark), 10)
+
+
+def rows(site, sql):
+    address = find_hub(environ=site.env)
+    store = open_store(address.url, token=address.token)
+    try:
+        return store.query(sql).to_pylist()
+    finally:
+        store.close()
+
+
+def pid_of(site, rank):
+    names = {p: Path(f"/proc/{p}/comm").read_text().strip() for p in with_environment("SITE_MARK", site.mark)}
+    (pid,) = [p for p, name in names.items() if name == f"rank {rank}"]
+    return pid
+
+
+def test_a_person_asks_and_the_stack_of_a_stopped_rank_is_in_the_hangs_evidence(site):
+    site.reach(10)
+    command = [sys.executable, "-m", "pulsetrain.cli", "stacks", "j"]
+    done = subprocess.run(command, env=site.env, capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode in (0, 1), done.stderr
+    assert f"0-{RANKS - 1}: MainThread" in done.stdout
+    client = HubClient(find_hub(environ=site.env))
+    assert client.stacks("j", fresh=False)["blind"] == []
+    with pytest.raises(UsageError, match="no job 'nosuch' runs here; jobs here: j"):
+        client.stacks("nosuch")
+
+    os.kill(pid_of(site, 2), signal.SIGSTOP)
+    found = []
+    assert until(lambda: found.extend(rows(site, "SELECT * FROM findings WHERE kind = 'hang'")) or found, 25)
+    evidence = json.loads(found[0]["evidence"])["stacks"]
+    assert (evidence["why"], evidence["blind"]) == ("silence", [])
+    assert "train.py" in " ".join(c["where"] for c in evidence["clusters"])
+    kept = rows(site, "SELECT detail FROM events WHERE kind = 'stacks' AND actor = 'silence'")
+    assert json.loads(kept[0]["detail"])["tree"][0]["ranks"] == f"0-{RANKS - 1}"
