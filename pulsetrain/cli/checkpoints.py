@@ -1,7 +1,8 @@
-"""Checkpoints in storage: list, verify, export."""
+"""Checkpoints in storage: list, verify, export; and how often to save."""
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from pulsetrain.cli.root import JSON_FLAG, print_json, print_table, pulsetrain
 
 @pulsetrain.group()
 def checkpoint() -> None:
-    """Checkpoints in storage: list, check, export.
+    """Checkpoints in storage: list, check, export; and how often to save.
 
     Example: pulsetrain checkpoint ls --storage /data/checkpoints
     """
@@ -97,3 +98,43 @@ def checkpoint_export(
         return
     for file in files:
         click.echo(file)
+
+
+def advice_flags(command: Any) -> Any:
+    """What the advisor asks for."""
+    flags: tuple[tuple[str, dict[str, Any]], ...] = (
+        ("--step-s", {"type": float, "required": True, "help": "Length of a training step."}),
+        ("--stall-s", {"type": float, "default": 0.0, "help": "What training waits for a save."}),
+        (
+            "--save-s",
+            {"type": float, "default": 0.0, "help": "From a save's beginning until it is safe."},
+        ),
+        ("--recover-s", {"type": float, "default": 60.0, "help": "From a fault to the next step."}),
+        ("--detect-s", {"type": float, "default": 0.0, "help": "How long a silent error may stay unseen."}),
+        ("--mttf-s", {"type": float, "help": "Mean time between failures of the whole job."}),
+        ("--nodes", {"type": int, "default": 1, "help": "Nodes of the job."}),
+        ("--failures-per-node-day", {"type": float, "help": "Instead of --mttf-s, with --nodes."}),
+    )
+    for name, options in reversed(flags):
+        command = click.option(name, metavar="N", show_default=True, **options)(command)
+    return command
+
+
+@checkpoint.command("advise")
+@advice_flags
+@JSON_FLAG
+def checkpoint_advise(as_json: bool, **given: Any) -> None:
+    """How often to save: the interval that wastes least, why, and what is lost then. Times in seconds.
+
+    Example: pulsetrain checkpoint advise --step-s 12 --stall-s 0.4 --save-s 30 --mttf-s 86400
+    """
+    from pulsetrain.recovery.checkpoint.interval import advise, job_mttf_s
+
+    mttf_s = job_mttf_s(given.pop("mttf_s"), given.pop("failures_per_node_day"), given.pop("nodes"))
+    advice = advise(mttf_s=mttf_s, **given)
+    if as_json:
+        print_json({**dataclasses.asdict(advice), "mttf_s": mttf_s})
+        return
+    every = "every step" if advice.every_steps == 1 else f"every {advice.every_steps} steps"
+    click.echo(f"save {every} ({advice.interval_s:g} s): {advice.reason}")
+    click.echo(f"lost to saving, recomputing and recovering: {advice.lost_ratio:.2%} of the time")

@@ -80,6 +80,25 @@ class _Hardware:
                 self._taken.put(("logs", lines))
 
 
+class _Overheard:
+    """The spool, with the keeper listening to what ranks record."""
+
+    def __init__(self, spool: Spool, keeper: Keeper) -> None:
+        self._spool, self._keeper = spool, keeper
+
+    @property
+    def size_bytes(self) -> int:
+        return self._spool.size_bytes
+
+    @property
+    def dropped_rows(self) -> int:
+        return self._spool.dropped_rows
+
+    def append(self, record: str, batch: pa.RecordBatch | pa.Table) -> bool:
+        self._keeper.observe(record, batch)
+        return self._spool.append(record, batch)
+
+
 class _Checkpoints:
     """What the keeper did since the last call."""
 
@@ -141,7 +160,7 @@ def assemble(
             ring_slots=config.ring_slots,
         )
         pump = Pump(
-            spool,
+            _Overheard(spool, keeper),
             lambda: agent.ranks.all,
             drain_s=config.drain_s,
             echo_s=config.echo_s,

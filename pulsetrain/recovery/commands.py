@@ -59,6 +59,7 @@ class Keeper(Protocol):
     def clear(self) -> None: ...
     def set_world(self, world: Any, node_rank: int, attempt: int) -> None: ...
     def load(self, rank: int, step: int, source: str) -> int: ...
+    def follow(self, rings: Mapping[int, int]) -> None: ...
 
 
 class Commands:
@@ -89,6 +90,7 @@ class Commands:
         with self._lock:
             self._node.ranks.stop(self._node.zygote, grace_s)
             self._node.stopped()
+            self._keeper.follow({})
             self._node.ranks.close()
         return epoch
 
@@ -140,6 +142,7 @@ class Commands:
                 raise Unavailable(f"attempt {start.attempt} was stopped while it started")
             spawning_ns = time.time_ns()
             self._node.ranks.spawn(self._node.zygote, start, {r: self._arenas[r] for r in mine})
+            self._keeper.follow({rank.rank: rank.ring_fd for rank in self._node.ranks.all})
             self._node.launched(start, began_ns + sum(load_ns.values()))
         self._forget_all_but(mine)
         return {"load_ns": load_ns, "spawn_ns": time.time_ns() - spawning_ns}

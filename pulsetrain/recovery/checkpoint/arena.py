@@ -15,90 +15,37 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import threading
 import time
-from dataclasses import dataclass
 
 import numpy as np
 import xxhash
 
+from pulsetrain.recovery.checkpoint.slots import (
+    DURABLE,
+    MAX_SLOTS,
+    PAGE,
+    PINNED,
+    UNCHANGED,
+    Header,
+    SlotInfo,
+    payload_offset,
+    slots_for,
+)
 from pulsetrain.stream.errors import CheckpointError, CorruptData
 
-PAGE = 4096
 MAGIC = 0x414E455241545000
 VERSION = 1
-MAX_SLOTS = 6
-SMALL_BYTES = 64 << 20
-LARGE_BYTES = 256 << 20
 _STRIDE = 1 << 40
-_PINNED = 1
-_UNCHANGED = 2
-_DURABLE = 4
 _MADV_POPULATE_WRITE = 23  # Linux 5.14; older kernels refuse it and pages fault in one by one
 
 # Words (8 bytes) of the header page. The trainer writes the first group, the agent the second.
 _W_MAGIC, _W_VERSION, _W_ACTIVE, _W_SKIPS, _W_SKIP_STEP, _W_SLOTS = range(6)
-_W_PERSIST_EVERY, _W_DURABLE_STEP, _W_TAKEN, _W_VERIFIED = 16, 17, 24, 32
+_W_PERSIST_EVERY, _W_DURABLE_STEP, _W_REPLICATED_STEP, _W_LAG = range(16, 20)
+_W_TAKEN, _W_VERIFIED, _W_HELD = 24, 32, 40  # one word for each slot
 _W_SLOT, _SLOT_WORDS = 64, 32
 _REASON = slice(2048, 2304)
 _FIELDS = 15  # words of a slot's header before its seal: the fields of SlotInfo from `seq` on
-
-
-@dataclass(frozen=True, kw_only=True)
-class SlotInfo:
-    """A published checkpoint of one rank. Times are ns; `copy_ns` is how long the bytes took to write."""
-
-    slot: int
-    seq: int
-    generation: int
-    step: int
-    attempt: int
-    rank: int
-    world: int
-    layout_bytes: int
-    values_bytes: int
-    payload_bytes: int
-    checksum: int
-    flags: int
-    started_ns: int
-    copy_ns: int
-    published_ns: int
-    blocked_ns: int
-
-    @property
-    def total_bytes(self) -> int:
-        """Layout, values, padding and payload."""
-        return payload_offset(self.layout_bytes, self.values_bytes) + self.payload_bytes
-
-    @property
-    def pinned(self) -> bool:
-        """The trainer will not write over it before the agent has taken it."""
-        return bool(self.flags & _PINNED)
-
-    @property
-    def durable(self) -> bool:
-        """The training script asked for this one to be persisted."""
-        return bool(self.flags & _DURABLE)
-
-    @property
-    def unchanged(self) -> bool:
-        """Its content equals that of the save before it."""
-        return bool(self.flags & _UNCHANGED)
-
-
-def payload_offset(layout_bytes: int, values_bytes: int) -> int:
-    """Where tensors begin in a slot: the next multiple of 4096 bytes after layout and values."""
-    return -(-(layout_bytes + values_bytes) // PAGE) * PAGE
-
-
-def slots_for(total_bytes: int) -> int:
-    """How many checkpoints are kept in memory.
-
-    Two are enough for one rank. Ranks that are killed together must still have a step in common, though
-    one's replica may lag a few steps behind another's memory: a state that costs little is kept longer.
-    """
-    if total_bytes <= SMALL_BYTES:
-        return MAX_SLOTS
-    return 3 if total_bytes <= LARGE_BYTES else 2
 
 
 def digest(data: memoryview) -> int:
@@ -114,6 +61,7 @@ def create_arena() -> int:
         words = memoryview(page).cast("q")
         words[_W_VERSION] = VERSION
         words[_W_DURABLE_STEP] = -1
+        words[_W_REPLICATED_STEP] = -1
         words[_W_SKIP_STEP] = -1
         words[_W_MAGIC] = MAGIC
         words.release()
@@ -157,6 +105,20 @@ class Arena:
     def durable_step(self) -> int:
         """Newest step that the agent knows to be committed to storage; -1: none."""
         return self._words[_W_DURABLE_STEP]
+
+    @property
+    def replicated_step(self) -> int:
+        """Newest step that every peer is known to hold; -1: none, or there are no peers."""
+        return self._words[_W_REPLICATED_STEP]
+
+    @property
+    def lag_steps(self) -> int:
+        """How many steps training may be ahead of what peers hold; 0: any number."""
+        return self._words[_W_LAG]
+
+    def held(self, info: SlotInfo) -> bool:
+        """The agent is sending this generation to a peer."""
+        return self._words[_W_HELD + info.slot] == info.generation
 
     def taken(self, info: SlotInfo) -> bool:
         """The agent has its own copy of this generation, or has given it up."""
@@ -242,6 +204,23 @@ class ArenaReader(Arena):
         """Tell the trainer that `step` is committed."""
         self._words[_W_DURABLE_STEP] = max(step, self._words[_W_DURABLE_STEP])
 
+    def set_replicated(self, step: int) -> None:
+        """Tell the trainer that every peer holds `step`."""
+        self._words[_W_REPLICATED_STEP] = step
+
+    def set_lag(self, steps: int) -> None:
+        """Let training be no more than `steps` ahead of what peers hold; 0: any number."""
+        self._words[_W_LAG] = steps
+
+    def hold(self, info: SlotInfo) -> bool:
+        """Keep the trainer from writing over a slot; false where it has begun to already."""
+        self._words[_W_HELD + info.slot] = info.generation
+        return self.still(info)
+
+    def release(self, info: SlotInfo) -> None:
+        """The slot may be written over again."""
+        self._words[_W_HELD + info.slot] = 0
+
     def set_taken(self, info: SlotInfo) -> None:
         """Let the trainer write over a pinned slot."""
         self._words[_W_TAKEN + info.slot] = max(info.generation, self._words[_W_TAKEN + info.slot])
@@ -249,25 +228,6 @@ class ArenaReader(Arena):
     def set_verified(self, info: SlotInfo) -> None:
         """Spare the trainer a second comparison at restore."""
         self._words[_W_VERIFIED + info.slot] = info.generation
-
-
-@dataclass(frozen=True, kw_only=True)
-class Header:
-    """What the writer says about the bytes it will write."""
-
-    step: int
-    attempt: int
-    rank: int
-    world: int
-    layout_bytes: int
-    values_bytes: int
-    payload_bytes: int
-    pinned: bool = False
-    durable: bool = False
-
-    @property
-    def total_bytes(self) -> int:
-        return payload_offset(self.layout_bytes, self.values_bytes) + self.payload_bytes
 
 
 class Writing:
@@ -296,6 +256,24 @@ class Writing:
 
 class ArenaWriter(Arena):
     """The trainer's side (and the agent's, while it brings back a checkpoint and no trainer runs)."""
+
+    def __init__(self, fd: int) -> None:
+        super().__init__(fd)
+        self._growing = threading.Lock()
+
+    def prepare(self, total_bytes: int) -> list[mmap.mmap]:
+        """Grow every slot that a checkpoint of `total_bytes` will use and fault its pages in; their regions.
+
+        May run on another thread than `begin`; releases the GIL. Raises `CheckpointError` for want of room.
+        """
+        return [self._prepared(slot, total_bytes) for slot in range(slots_for(total_bytes))]
+
+    def _prepared(self, slot: int, total_bytes: int) -> mmap.mmap:
+        region = self._grown(slot, total_bytes)
+        if slot in self._fresh:
+            _populate(region)
+            self._fresh.discard(slot)
+        return region
 
     def begin(self, header: Header) -> Writing | None:
         """Take a slot for the checkpoint; None where every slot is pinned until the agent takes it.
@@ -326,31 +304,34 @@ class ArenaWriter(Arena):
             self.invalidate(info)
 
     def _free_slot(self, total: int) -> int | None:
-        """Never the newest checkpoint, nor a pinned one; an empty slot, else the oldest.
+        """Never the newest checkpoint, nor one that is pinned or being sent; an empty slot, else the oldest.
 
-        How many slots there are to choose from is `slots_for` the size; one more while another is pinned.
+        How many slots there are to choose from is `slots_for` the size; one more while another is pinned,
+        and one more while another is sent.
         """
         infos = self.published()
         pinned = {i.slot for i in infos if i.pinned and not self.taken(i)}
-        kept = {i.slot for i in infos[:1]} | pinned
+        sent = {i.slot for i in infos if self.held(i)}
+        kept = {i.slot for i in infos[:1]} | pinned | sent
         age = {i.slot: i.generation for i in infos}
-        slots = min(MAX_SLOTS, slots_for(total) + bool(pinned))
+        slots = min(MAX_SLOTS, slots_for(total) + bool(pinned) + bool(sent))
         free = [slot for slot in range(slots) if slot not in kept]
         return min(free, key=lambda slot: age.get(slot, 0), default=None)
 
     def _grown(self, slot: int, need: int) -> mmap.mmap:
-        known = self._maps.get(slot)
-        if known is not None and len(known) >= need:
-            return known
-        size = _pages(need)
-        try:
-            if os.fstat(self._fd).st_size < _base(slot) + size:
-                os.ftruncate(self._fd, _base(slot) + size)
-            region = self._maps[slot] = mmap.mmap(self._fd, size, offset=_base(slot))
-        except OSError as error:
-            raise CheckpointError(f"arena of {need} bytes: {error.strerror}") from error
-        self._fresh.add(slot)
-        return region
+        with self._growing:
+            known = self._maps.get(slot)
+            if known is not None and len(known) >= need:
+                return known
+            size = _pages(need)
+            try:
+                if os.fstat(self._fd).st_size < _base(slot) + size:
+                    os.ftruncate(self._fd, _base(slot) + size)
+                region = self._maps[slot] = mmap.mmap(self._fd, size, offset=_base(slot))
+            except OSError as error:
+                raise CheckpointError(f"arena of {need} bytes: {error.strerror}") from error
+            self._fresh.add(slot)
+            return region
 
     def _commit(self, writing: Writing) -> SlotInfo:
         h, word = writing.header, _word(writing.slot)
@@ -360,7 +341,7 @@ class ArenaWriter(Arena):
         seq = self._words[word] + 1
         head = [seq, (self.active >> 3) + 1, h.step, h.attempt, h.rank, h.world]
         head += [h.layout_bytes, h.values_bytes, h.payload_bytes, checksum]
-        flags = _PINNED * h.pinned | _UNCHANGED * same | _DURABLE * h.durable
+        flags = PINNED * h.pinned | UNCHANGED * same | DURABLE * h.durable
         head += [flags, writing.started_ns, writing.copy_ns, time.time_ns()]
         head += [writing.blocked_ns]
         for i, value in enumerate((*head[1:], _seal(head)), start=1):

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pulsetrain.recovery.checkpoint.arena import payload_offset
 from pulsetrain.recovery.checkpoint.layout import Layout, element_bytes
 from pulsetrain.recovery.checkpoint.manifest import Checkpoints, Manifest, Segment
+from pulsetrain.recovery.checkpoint.slots import payload_offset
 from pulsetrain.stream.errors import CheckpointError
 
 Shape = tuple[int, ...]

@@ -13,11 +13,11 @@ import mmap
 import os
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
-from threading import Event
+from threading import Event, Thread
 from typing import Any
 
 import structlog
@@ -25,22 +25,25 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from pulsetrain.recovery.checkpoint import layout as layouts
-from pulsetrain.recovery.checkpoint.arena import (
-    ArenaWriter,
-    Header,
-    SlotInfo,
-    Writing,
-    create_arena,
-    payload_offset,
-)
+from pulsetrain.recovery.checkpoint.arena import ArenaWriter, Writing, create_arena
 from pulsetrain.recovery.checkpoint.copying import Copier, Pair, copier_for
 from pulsetrain.recovery.checkpoint.rng import RngState
-from pulsetrain.recovery.checkpoint.statetree import Leaves, collect, layout_of, local, put_back, views
+from pulsetrain.recovery.checkpoint.slots import Header, SlotInfo, payload_offset
+from pulsetrain.recovery.checkpoint.statetree import (
+    Leaves,
+    collect,
+    expected_bytes,
+    layout_of,
+    local,
+    put_back,
+    views,
+)
 from pulsetrain.stream.errors import CheckpointError, CorruptData
 
 log = structlog.get_logger(__name__)
 
 _RNG = "pulsetrain.rng"
+LAG_TIMEOUT_S = 2.0
 
 
 class SaveResult:
@@ -80,15 +83,25 @@ class SaveResult:
         except FutureTimeout as error:
             raise CheckpointError(f"step {self.step} is not saved after {timeout_s} s") from error
 
+    def wait_replicated(self, timeout_s: float, poll_s: float = 0.002) -> None:
+        """Wait until the agent's peers hold this step, or a later one. Raises `CheckpointError`."""
+        self.wait(timeout_s)
+        self._poll(lambda arena: arena.replicated_step, "in a peer's memory", timeout_s, poll_s)
+
     def wait_durable(self, timeout_s: float, poll_s: float = 0.02) -> None:
         """Wait until the agent has committed this step, or a later one, to storage. Raises
         `CheckpointError`."""
-        deadline = time.monotonic() + timeout_s
         self.wait(timeout_s)
+        self._poll(lambda arena: arena.durable_step, "in storage", timeout_s, poll_s)
+
+    def _poll(
+        self, safe_step: Callable[[ArenaWriter], int], where: str, timeout_s: float, poll_s: float
+    ) -> None:
         assert self._arena is not None, "what is published has an arena"
-        while self._arena.durable_step < self.step:
+        deadline = time.monotonic() + timeout_s
+        while safe_step(self._arena) < self.step:
             if time.monotonic() > deadline:
-                raise CheckpointError(f"step {self.step} is not in storage after {timeout_s} s")
+                raise CheckpointError(f"step {self.step} is not {where} after {timeout_s} s")
             time.sleep(poll_s)
 
 
@@ -119,11 +132,15 @@ class Checkpointer:
         self._rng = RngState() if rng else None
         self._environ = environ
         fd = environ.get("PULSETRAIN_ARENA_FD")
-        self._arena = ArenaWriter(create_arena() if fd is None else int(fd))
+        own = create_arena() if fd is None else os.dup(int(fd))  # stays open while a thread of ours uses it
+        weakref.finalize(self, os.close, own)
+        self._arena = ArenaWriter(own)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="pulsetrain-checkpoint")
         self._last: SaveResult | None = None
         self._known: tuple[Any, bytes, layouts.Layout] | None = None
         self._places: dict[int, _Places] = {}
+        self._room: Thread | None = None
+        self._behind = False
         self._copier: Copier = copier_for(torch.cuda.is_initialized())
         self._hook = register_optimizer_step_pre_hook(_waiter(weakref.ref(self)))
 
@@ -157,9 +174,25 @@ class Checkpointer:
         return result
 
     def wait(self) -> None:
-        """Return when the state may be changed: the copy of the last save is complete. Never raises."""
+        """Return when the state may be changed: the copy of the last save is complete, and where the agent
+        asks for it (`checkpoint.lag_steps`) peers are no further behind than that. Never raises."""
         if self._last is not None:
             self._last._copied.wait()
+            self._stay_close(self._last)
+
+    def _stay_close(self, last: SaveResult) -> None:
+        """Wait for peers that lag, at most `LAG_TIMEOUT_S`; once that was in vain, no more until they are
+        back."""
+        lag, deadline = self._arena.lag_steps, 0.0
+        while lag and last and self._arena.replicated_step < last.step - lag + 1:
+            if not deadline:
+                deadline = time.monotonic() + (0.0 if self._behind else LAG_TIMEOUT_S)
+            elif time.monotonic() > deadline:
+                self._behind = True
+                return
+            time.sleep(0.0002)
+            lag = self._arena.lag_steps
+        self._behind = False
 
     def restore(self, step: int | None = None) -> int | None:
         """Bring `state` back to `step`, by default the one the agent names (PULSETRAIN_RESTORE_STEP).
@@ -172,6 +205,7 @@ class Checkpointer:
         self._settle()
         if wanted < 0:
             self._arena.clear()
+            self._make_room()
             return None
         info = self._arena.find(self._number("RANK"), wanted)
         if info is None:
@@ -184,12 +218,30 @@ class Checkpointer:
             raise CorruptData(f"checkpoint of step {wanted}: its bytes do not have its checksum")
         put_back(self._whole(), self._read(info))
         self._arena.forget_after(wanted)
+        self._make_room()
         return wanted
 
     def close(self) -> None:
         """Finish the last save and let go of the optimizer hook."""
         self._hook.remove()
         self._thread.shutdown(wait=True)
+        if self._room is not None:
+            self._room.join()
+
+    def _make_room(self) -> None:
+        """Fault in (on CUDA: pin) the arena's pages beside the steps before the first save."""
+        if self._room is None:
+            with contextlib.suppress(CheckpointError):  # a state that cannot be saved: `save` says so
+                size = expected_bytes(self._whole())
+                self._room = Thread(target=self._prepare, args=(size,), name="pulsetrain-arena")
+                self._room.start()
+
+    def _prepare(self, size: int) -> None:
+        try:
+            for region in self._arena.prepare(size):
+                self._copier.adopt(region)
+        except Exception as error:  # noqa: BLE001 - a thread's edge: the first save then makes the room itself
+            log.warning("checkpoint_room_not_prepared", error=str(error))
 
     def _whole(self) -> Mapping[str, Any]:
         return self.state if self._rng is None else _WithRng(self.state, self._rng)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 from collections.abc import Sequence
+from threading import Lock
 from typing import NamedTuple, Protocol
 
 import structlog
@@ -26,7 +27,7 @@ class Copier(Protocol):
     """Copies pairs in two parts, so that the training thread waits only for what cannot wait."""
 
     def adopt(self, region: mmap.mmap) -> None:
-        """A slot of the arena was mapped."""
+        """A slot of the arena was mapped; may be called again and from any thread."""
 
     def begin(self, pairs: Sequence[Pair]) -> None:
         """On the training thread: what is not late is copied, or safe from change, on return."""
@@ -64,9 +65,18 @@ class CudaCopier:
 
     def __init__(self) -> None:
         self._stream = torch.cuda.Stream()
+        self._pinned: list[mmap.mmap] = []
+        self._pinning = Lock()
 
     def adopt(self, region: mmap.mmap) -> None:
-        """Pin the slot; a refusal costs speed, not correctness."""
+        """Pin the slot, once; a refusal costs speed, not correctness."""
+        with self._pinning:
+            if any(region is known for known in self._pinned):
+                return
+            self._pinned.append(region)
+            self._pin(region)
+
+    def _pin(self, region: mmap.mmap) -> None:
         buffer = (ctypes.c_char * len(region)).from_buffer(region)
         failed = torch.cuda.cudart().cudaHostRegister(ctypes.addressof(buffer), len(region), 0)
         if int(failed):

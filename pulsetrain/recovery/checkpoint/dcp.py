@@ -36,7 +36,6 @@ from torch.distributed.checkpoint.planner import (
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
 from torch.futures import Future
 
-from pulsetrain.recovery.checkpoint.arena import payload_offset
 from pulsetrain.recovery.checkpoint.boxes import TensorIndex
 from pulsetrain.recovery.checkpoint.layout import Entry, Layout, aligned, decode_values, encode_values
 from pulsetrain.recovery.checkpoint.manifest import (
@@ -48,6 +47,7 @@ from pulsetrain.recovery.checkpoint.manifest import (
     Table,
     folder_of,
 )
+from pulsetrain.recovery.checkpoint.slots import payload_offset
 from pulsetrain.recovery.checkpoint.storage import open_storage
 from pulsetrain.stream.errors import CheckpointError
 

@@ -35,6 +35,24 @@ def most_available_s(mttf_s: float, recover_s: float, stall_s: float) -> float:
     return stall_s + math.sqrt(2 * (mttf_s + recover_s) * stall_s + stall_s**2)
 
 
+def job_mttf_s(mttf_s: float | None, failures_per_node_day: float | None, nodes: int) -> float:
+    """Mean time between failures of a whole job, given as such or by its nodes. Raises `UsageError`.
+
+    >>> job_mttf_s(None, 0.01, 100)
+    86400.0
+    """
+    if (mttf_s is None) == (failures_per_node_day is None):
+        raise UsageError("give one of --mttf-s and --failures-per-node-day")
+    if mttf_s is not None:
+        return mttf_s
+    assert failures_per_node_day is not None, "one of the two is given"
+    if failures_per_node_day <= 0 or nodes < 1:
+        raise UsageError(
+            f"--failures-per-node-day {failures_per_node_day}, --nodes {nodes}: allowed: above 0, and from 1"
+        )
+    return 86400.0 / (failures_per_node_day * nodes)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Advice:
     """What to set, why, and what share of time is lost then (ratio 0..1)."""

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from threading import Lock
 
 import pyarrow as pa
 
+from pulsetrain.collectors.pace import Pace
 from pulsetrain.recovery.checkpoint.arena import ArenaReader
+from pulsetrain.recovery.checkpoint.interleave import Interleaver, Profiler
 from pulsetrain.recovery.checkpoint.ledger import Ledger, Origin
 from pulsetrain.recovery.checkpoint.manifest import Checkpoints
 from pulsetrain.recovery.checkpoint.peers import PeerClient, PeerServer
 from pulsetrain.recovery.checkpoint.persist import PersistConfig, Persister
-from pulsetrain.recovery.checkpoint.placement import STRATEGIES, peers_of
+from pulsetrain.recovery.checkpoint.placement import ACROSS, STRATEGIES, backups, peers_of
 from pulsetrain.recovery.checkpoint.replicas import Replicas
 from pulsetrain.recovery.checkpoint.replicate import Replicator
 from pulsetrain.recovery.checkpoint.restoring import Restorer, Sources
+from pulsetrain.recovery.checkpoint.shards import Shards
 from pulsetrain.recovery.checkpoint.storage import open_storage
 from pulsetrain.stream.errors import CheckpointError, ConfigError, Unavailable
 from pulsetrain.stream.messages import Held, Place
@@ -32,7 +37,23 @@ class KeeperConfig:
     replicas: int = 2
     """Copies of each checkpoint in memory, the rank's own node included; 1: no peers."""
     placement: str = "ring"
-    """Which nodes hold whose replicas: ring, mixed or group."""
+    """Which nodes hold whose replicas: ring, mixed, group, or across (outside every parallel group of the
+    rank, so that the eviction of a whole group loses nothing; needs tp, pp and dp)."""
+    tp: int = 0
+    """Tensor-parallel ranks, which have neighbouring numbers; for placement = across."""
+    pp: int = 0
+    """Pipeline stages; for placement = across."""
+    dp: int = 0
+    """Data-parallel replicas; for placement = across."""
+    sending: str = "interleaved"
+    """When replicas go to peers: interleaved (in the idle spans of training's own traffic) or at_once."""
+    chunk_bytes: int = 16 << 20
+    """Largest piece of a replica that is sent in one go when interleaved."""
+    lag_steps: int = 0
+    """Steps that training may be ahead of what its peers hold, before it waits for them: with 1, the loss of
+    a node costs one step at most; 0: it never waits."""
+    profile_steps: int = 20
+    """Steps from which idle network spans are learnt; 0: never."""
     poll_s: float = 0.025
     """How often arena headers are looked at, in seconds."""
     peer_timeout_s: float = 5.0
@@ -53,10 +74,15 @@ class KeeperConfig:
     def __post_init__(self) -> None:
         if self.replicas < 1:
             raise ConfigError(f"checkpoint.replicas = {self.replicas}: allowed: 1 or more")
-        if self.placement not in STRATEGIES:
-            raise ConfigError(
-                f"checkpoint.placement = {self.placement!r}: allowed: {', '.join(sorted(STRATEGIES))}"
-            )
+        allowed = (*sorted(STRATEGIES), ACROSS)
+        if self.placement not in allowed:
+            raise ConfigError(f"checkpoint.placement = {self.placement!r}: allowed: {', '.join(allowed)}")
+        if self.placement == ACROSS:
+            self._check_across()
+        if self.sending not in SENDING:
+            raise ConfigError(f"checkpoint.sending = {self.sending!r}: allowed: {', '.join(SENDING)}")
+        if self.chunk_bytes < 1 or min(self.profile_steps, self.lag_steps) < 0:
+            raise ConfigError("checkpoint: chunk_bytes: from 1; profile_steps and lag_steps: from 0")
         if self.keep_last < 2:
             raise ConfigError(f"checkpoint.keep_last = {self.keep_last}: allowed: 2 or more")
         if self.persist_every < 0 or self.keep_every < 0 or self.bandwidth_bytes_per_s < 0:
@@ -65,6 +91,14 @@ class KeeperConfig:
             )
         if min(self.poll_s, self.peer_timeout_s, self.commit_timeout_s) <= 0:
             raise ConfigError("checkpoint: poll_s, peer_timeout_s and commit_timeout_s: allowed: above 0")
+
+    def _check_across(self) -> None:
+        if min(self.tp, self.pp, self.dp) < 1 or sum(n > 1 for n in (self.tp, self.pp, self.dp)) < 2:
+            sizes = f"tp = {self.tp}, pp = {self.pp}, dp = {self.dp}"
+            raise ConfigError(f"checkpoint.placement = 'across' with {sizes}: allowed: two of them above 1")
+
+
+SENDING = ("interleaved", "at_once")
 
 
 class Keeper:
@@ -81,10 +115,24 @@ class Keeper:
         self._world: tuple[Place, ...] = ()
         self._replicas = Replicas()
         self._checkpoints = Checkpoints(open_storage(config.storage), job) if config.storage else None
+        self._shards = Shards(self._checkpoints)
         self._server = PeerServer(
-            self._replicas, address=address, port=config.port, token=config.token, job=job
+            self._replicas,
+            address=address,
+            port=config.port,
+            token=config.token,
+            job=job,
+            segments=self._shards.get,
         )
-        self._replicator = Replicator(self._connect, self._ledger, poll_s=config.poll_s)
+        self._profiler = Profiler(config.profile_steps)
+        self._interleaver = Interleaver(chunk_bytes=config.chunk_bytes)
+        self._replicator = Replicator(
+            self._connect,
+            self._ledger,
+            poll_s=config.poll_s,
+            interleaver=self._interleaver if config.sending == "interleaved" else None,
+            lag_steps=config.lag_steps,
+        )
         self._persister = self._start_persister()
 
     @property
@@ -118,11 +166,50 @@ class Keeper:
         with self._lock:
             self._world = ordered
         self._ledger.attempt = attempt
-        peers = peers_of(ordered[node_rank].node, names, self._config.replicas, self._config.placement)
-        if len(peers) < self._config.replicas - 1:
-            detail = {"wanted": self._config.replicas - 1, "have": len(peers), "nodes": len(names)}
+        self._shards.clear()
+        peers = self._peers(ordered, node_rank)
+        counts = [
+            sum(r is None or rank in r for r in peers.values()) for rank in ranks_at(ordered[node_rank])
+        ]
+        have = min(counts, default=0)
+        if have < self._config.replicas - 1:
+            detail = {"wanted": self._config.replicas - 1, "have": have, "nodes": len(names)}
             self._ledger.event("replicas_reduced", detail)
         self._replicator.set_peers(peers)
+
+    def _peers(self, world: tuple[Place, ...], node_rank: int) -> dict[str, frozenset[int] | None]:
+        """The nodes that this one sends to, with the ranks that each is sent; None: all."""
+        c, names, here = self._config, [place.node for place in world], world[node_rank]
+        if c.placement != ACROSS:
+            return dict.fromkeys(peers_of(here.node, names, c.replicas, c.placement))
+        home = {rank: place.node for place in world for rank in ranks_at(place)}
+        found: dict[str, set[int]] = {}
+        for rank in ranks_at(here):
+            for node in backups(rank, home, tp=c.tp, pp=c.pp, dp=c.dp, copies=c.replicas - 1):
+                found.setdefault(node, set()).add(rank)
+        return {node: frozenset(ranks) for node, ranks in found.items()}
+
+    def follow(self, rings: Mapping[int, int]) -> None:
+        """The rings (file descriptors, by rank) of the ranks that train here now; none: training stands
+        still. The steps they record decide when replicas are sent."""
+        self._interleaver.follow([Pace(fd) for fd in rings.values()])
+
+    def observe(self, record: str, rows: pa.Table) -> None:
+        """Rows that ranks here recorded; the first steps teach when the network is idle."""
+        if self._profiler.observe(record, rows):
+            self._interleaver.learn(self._profiler.profile)
+            self._note_schedule()
+
+    def _note_schedule(self) -> None:
+        profile = self._profiler.profile
+        if profile is None:
+            self._ledger.event("replication_unscheduled", {"reason": "steps have no common idle spans"})
+            return
+        with self._lock:
+            newest = [next(iter(arena.published()), None) for _, arena in self._arenas.values()]
+        size = sum(info.total_bytes for info in newest if info is not None)
+        plan = self._interleaver.plan(profile, size, self._config.replicas)
+        self._ledger.event("replication_schedule", dataclasses.asdict(plan))
 
     def held(self) -> tuple[Held, ...]:
         """What this node could restore now, from its arenas, its replicas of others, and storage."""
@@ -156,6 +243,8 @@ class Keeper:
             connect=self._connect,
             peers=others,
             checkpoints=self._checkpoints,
+            shards=self._shards,
+            home={rank: place.node for place in self._world for rank in ranks_at(place)},
         )
         took = Restorer(sources, self._ledger).load(known[0], rank, step, source)
         self._replicas.forget_after(step, self._ledger.attempt)
@@ -205,3 +294,8 @@ class Keeper:
             node=self._node,
             timeout_s=self._config.peer_timeout_s,
         )
+
+
+def ranks_at(place: Place) -> range:
+    """Global ranks that run there."""
+    return range(place.node_rank * place.nproc, (place.node_rank + 1) * place.nproc)

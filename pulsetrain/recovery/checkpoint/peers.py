@@ -5,15 +5,19 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import fcntl
 import os
 import socket
 import struct
+import termios
+import time
+from collections.abc import Callable, Iterable
 from threading import Lock, Thread
 from typing import Any
 
 import structlog
 
-from pulsetrain.recovery.checkpoint.arena import Arena, ArenaWriter, SlotInfo
+from pulsetrain.recovery.checkpoint.arena import Arena, ArenaWriter
 from pulsetrain.recovery.checkpoint.framing import (
     challenge,
     introduce,
@@ -22,19 +26,33 @@ from pulsetrain.recovery.checkpoint.framing import (
     send_frame,
 )
 from pulsetrain.recovery.checkpoint.replicas import Replicas, Snapshot
+from pulsetrain.recovery.checkpoint.slots import SlotInfo
 from pulsetrain.stream.errors import CheckpointError, CorruptData, PulsetrainError, Unavailable
 
 log = structlog.get_logger(__name__)
 
 _SOCKET_BUFFER = 4 << 20
+_NO_BYTES = bytes(4)
+_FLUSH_POLL_S = 0.0002
 
 
 class PeerServer:
     """Takes replicas in and gives them out, one thread for each connection."""
 
-    def __init__(self, replicas: Replicas, *, address: str, port: int, token: str, job: str) -> None:
-        """Listens at once. Raises `Unavailable` where the port cannot be had."""
-        self._replicas = replicas
+    def __init__(
+        self,
+        replicas: Replicas,
+        *,
+        address: str,
+        port: int,
+        token: str,
+        job: str,
+        segments: Callable[[int, str], memoryview] | None = None,
+    ) -> None:
+        """Listens at once. `segments` gives stored content by step and hash. Raises `Unavailable` where the
+        port cannot be had."""
+        self._replicas, self._segments = replicas, segments
+        self._requests = {"put": self._put, "get": self._get, "segment": self._segment}
         self._token, self._job = token, job
         self._open: set[socket.socket] = set()
         self._lock = Lock()
@@ -72,10 +90,7 @@ class PeerServer:
             challenge(sock, self._token, self._job)
             while True:
                 request = receive_frame(sock)
-                if request.get("op") == "put":
-                    self._put(sock, request)
-                else:
-                    self._get(sock, request)
+                self._requests.get(str(request.get("op")), self._get)(sock, request)
         except PulsetrainError as error:
             log.debug("peer_connection_ended", reason=str(error))
         finally:
@@ -98,6 +113,20 @@ class PeerServer:
             self._replicas.give_back(snapshot.rank, memory)
             send_frame(sock, {"ok": False})
 
+    def _segment(self, sock: socket.socket, request: dict[str, Any]) -> None:
+        """Content of storage that this node reads for others too."""
+        try:
+            if self._segments is None:
+                raise CheckpointError("no storage here")
+            data = self._segments(int(request["step"]), str(request["content"]))
+            if len(data) != request["bytes"]:
+                raise CorruptData(f"{request['content']}: {len(data)} bytes, not {request['bytes']}")
+        except (PulsetrainError, OSError, KeyError, ValueError) as error:
+            send_frame(sock, {"error": str(error)})
+            return
+        send_frame(sock, {"ok": True})
+        _send(sock, data)
+
     def _get(self, sock: socket.socket, request: dict[str, Any]) -> None:
         rank, step = request.get("rank"), request.get("step")
         if not isinstance(rank, int) or not isinstance(step, int):
@@ -108,10 +137,7 @@ class PeerServer:
                 return
             snapshot, data = found
             send_frame(sock, dataclasses.asdict(snapshot))
-            try:
-                sock.sendall(data)
-            except OSError as error:
-                raise Unavailable(f"peer went away while fetching: {error}") from error
+            _send(sock, data)
 
 
 class PeerClient:
@@ -126,6 +152,7 @@ class PeerClient:
             self._sock = socket.create_connection((address, port), timeout=timeout_s)
         except OSError as error:
             raise Unavailable(f"peer {address}:{port}: {error}") from error
+        self._timeout_s = timeout_s
         _tune(self._sock, timeout_s=timeout_s)
         try:
             introduce(self._sock, token, job, node)
@@ -137,12 +164,31 @@ class PeerClient:
         """End the connection."""
         self._sock.close()
 
-    def put(self, arena: Arena, fd: int, info: SlotInfo) -> bool:
+    def put(self, arena: Arena, fd: int, info: SlotInfo, chunks: Iterable[int] | None = None) -> bool:
         """Send a slot's bytes without copying them here; false where the trainer wrote over them
-        meanwhile."""
+        meanwhile. `chunks` are sizes that add up to all of it, each sent when it comes."""
         send_frame(self._sock, {"op": "put", **dataclasses.asdict(Snapshot.of(info))})
-        self._sendfile(fd, arena.file_offset(info), info.total_bytes)
+        offset = arena.file_offset(info)
+        for size in (info.total_bytes,) if chunks is None else chunks:
+            self._sendfile(fd, offset, size)
+            offset += size
         return bool(receive_frame(self._sock).get("ok")) and arena.still(info)
+
+    def flush(self) -> None:
+        """Return when the peer's machine has every byte that was sent (or the peer is away)."""
+        deadline = time.monotonic() + self._timeout_s
+        while fcntl.ioctl(self._sock, termios.TIOCOUTQ, _NO_BYTES) != _NO_BYTES:
+            if time.monotonic() > deadline:
+                raise Unavailable("peer went away while replicating: it does not take bytes")
+            time.sleep(_FLUSH_POLL_S)
+
+    def segment(self, step: int, content: str, target: memoryview) -> bool:
+        """Fill `target` with what the peer has of a step's stored content; false where it cannot."""
+        send_frame(self._sock, {"op": "segment", "step": step, "content": content, "bytes": len(target)})
+        if "error" in receive_frame(self._sock):
+            return False
+        receive_into(self._sock, target)
+        return True
 
     def get(self, rank: int, step: int, arena: ArenaWriter) -> SlotInfo:
         """Bring a replica into the arena and publish it there. Raises `CheckpointError` where the peer has
@@ -170,6 +216,13 @@ class PeerClient:
             if sent == 0:
                 raise Unavailable(f"arena ended after {done} of {size} bytes")
             done += sent
+
+
+def _send(sock: socket.socket, data: memoryview) -> None:
+    try:
+        sock.sendall(data)
+    except OSError as error:
+        raise Unavailable(f"peer went away while fetching: {error}") from error
 
 
 def _why(error: OSError) -> str:

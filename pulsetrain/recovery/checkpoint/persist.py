@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeVar
 
 import xxhash
 
-from pulsetrain.recovery.checkpoint.arena import ArenaReader, SlotInfo, payload_offset
+from pulsetrain.recovery.checkpoint.arena import ArenaReader
 from pulsetrain.recovery.checkpoint.layout import decode
 from pulsetrain.recovery.checkpoint.ledger import Ledger
 from pulsetrain.recovery.checkpoint.manifest import (
@@ -29,6 +29,7 @@ from pulsetrain.recovery.checkpoint.manifest import (
     Table,
     folder_of,
 )
+from pulsetrain.recovery.checkpoint.slots import SlotInfo, payload_offset
 from pulsetrain.recovery.checkpoint.storage import Paced
 from pulsetrain.stream.errors import CheckpointError, CorruptData, PulsetrainError
 

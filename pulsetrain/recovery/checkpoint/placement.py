@@ -54,6 +54,7 @@ def group(machines: int, replicas: int) -> Holders:
 
 
 STRATEGIES = {"ring": ring, "mixed": mixed, "group": group}
+ACROSS = "across"  # by rank, see `backups`; the others are by machine
 
 
 def across_groups(tp: int, pp: int, dp: int) -> tuple[int, ...]:
@@ -78,6 +79,30 @@ def across_groups(tp: int, pp: int, dp: int) -> tuple[int, ...]:
             at[axis] = (at[axis] + max(1, sizes[axis] // 2)) % sizes[axis]
         partners.append(at[0] + tp * (at[1] + dp * at[2]))
     return tuple(partners)
+
+
+def backups(rank: int, home: Mapping[int, str], *, tp: int, pp: int, dp: int, copies: int) -> tuple[str, ...]:
+    """The nodes that hold `rank`'s replicas when each is to survive the eviction of a whole parallel group.
+
+    `home` maps ranks to nodes. First the node of its partner across groups; where that is its own node, or
+    more `copies` are wanted, nodes that run no rank of any group of it, then any other.
+
+    >>> backups(8, {r: f"n{r}" for r in range(16)}, tp=2, pp=4, dp=2, copies=1)
+    ('n2',)
+    """
+    partner = across_groups(tp, pp, dp)[rank] if rank < tp * pp * dp else rank
+    outside = [home[r] for r in sorted(home) if not _share_group(rank, r, tp=tp, dp=dp)]
+    touched = {home[r] for r in home if _share_group(rank, r, tp=tp, dp=dp)}
+    clear = [node for node in outside if node not in touched]
+    first = [home[partner]] if partner in home else []
+    order = dict.fromkeys([*first, *clear, *outside, *(home[r] for r in sorted(home))])
+    return tuple(node for node in order if node != home.get(rank))[:copies]
+
+
+def _share_group(a: int, b: int, *, tp: int, dp: int) -> bool:
+    """They agree in two of their three coordinates at least, so that one group has both."""
+    first, second = ((r % tp, r // tp % dp, r // (tp * dp)) for r in (a, b))
+    return sum(x == y for x, y in zip(first, second, strict=True)) >= 2
 
 
 def storage_sets(holders: Holders) -> frozenset[frozenset[int]]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import Any
 
-from pulsetrain.recovery.checkpoint.arena import Header, SlotInfo, payload_offset, slots_for
+from pulsetrain.recovery.checkpoint.slots import Header, SlotInfo, payload_offset, slots_for
 from pulsetrain.stream.errors import CorruptData
 
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from threading import Event, Lock, Thread
 
-from pulsetrain.recovery.checkpoint.arena import ArenaReader, SlotInfo
+from pulsetrain.recovery.checkpoint.arena import ArenaReader
+from pulsetrain.recovery.checkpoint.interleave import Interleaver
 from pulsetrain.recovery.checkpoint.ledger import Ledger
 from pulsetrain.recovery.checkpoint.peers import PeerClient
-from pulsetrain.stream.errors import PulsetrainError
+from pulsetrain.recovery.checkpoint.slots import SlotInfo
+from pulsetrain.stream.errors import PulsetrainError, Unavailable
 
 RETRY_S = 1.0
 
@@ -30,6 +32,7 @@ class _Peer:
     """One receiver. `sent` maps ranks to the active word of their arenas that it has."""
 
     name: str
+    ranks: frozenset[int] | None
     sent: dict[int, int]
     client: PeerClient | None = None
     away_since: float | None = None
@@ -42,10 +45,22 @@ class Replicator:
     peer that is away costs an event and a retry each second, nothing else.
     """
 
-    def __init__(self, connect: Callable[[str], PeerClient], ledger: Ledger, *, poll_s: float) -> None:
+    def __init__(
+        self,
+        connect: Callable[[str], PeerClient],
+        ledger: Ledger,
+        *,
+        poll_s: float,
+        interleaver: Interleaver | None = None,
+        lag_steps: int = 0,
+    ) -> None:
+        """With an `interleaver`, chunks go when it says so; without, at once. `lag_steps` holds while every
+        peer is there."""
         self._connect = connect
         self._ledger = ledger
         self._poll_s = poll_s
+        self._interleaver = interleaver
+        self._lag_steps = lag_steps
         self._watched: dict[int, _Watched] = {}
         self._peers: list[_Peer] = []
         self._retired: list[_Peer] = []  # only the thread that uses a connection may end it
@@ -58,6 +73,7 @@ class Replicator:
         """Watch this rank's arena."""
         with self._lock:
             self._watched[rank] = _Watched(fd, arena, skips=arena.skips[0])
+            arena.set_replicated(-1)
             for peer in self._peers:
                 peer.sent.pop(rank, None)
 
@@ -66,11 +82,12 @@ class Replicator:
         with self._lock:
             self._watched.pop(rank, None)
 
-    def set_peers(self, names: tuple[str, ...]) -> None:
-        """Send to these nodes from now on, beginning with the newest checkpoint of each rank."""
+    def set_peers(self, peers: Mapping[str, frozenset[int] | None]) -> None:
+        """Send to these nodes from now on the ranks named (None: all), beginning with the newest checkpoint
+        of each."""
         with self._lock:
             self._retired += self._peers
-            self._peers = [_Peer(name, {}) for name in names]
+            self._peers = [_Peer(name, ranks, {}) for name, ranks in peers.items()]
 
     def close(self) -> None:
         """End the thread and its connections."""
@@ -82,12 +99,18 @@ class Replicator:
             self._hang_up_retired()
             with self._lock:
                 watched, peers = list(self._watched.items()), list(self._peers)
-            for rank, item in watched:
-                self._note(rank, item)
+            self._note_all(watched)
             for peer in peers:
                 self._feed(peer, watched)
-        self.set_peers(())
+            self._set_lag(watched, peers)
+        self.set_peers({})
         self._hang_up_retired()
+
+    def _set_lag(self, watched: list[tuple[int, _Watched]], peers: list[_Peer]) -> None:
+        """Training waits for peers only while there are some and none is away."""
+        whole = bool(peers) and all(peer.away_since is None for peer in peers)
+        for _, item in watched:
+            item.arena.set_lag(self._lag_steps if whole else 0)
 
     def _hang_up_retired(self) -> None:
         with self._lock:
@@ -111,14 +134,15 @@ class Replicator:
 
     def _feed(self, peer: _Peer, watched: list[tuple[int, _Watched]]) -> None:
         """Send what this peer does not have yet."""
-        due = [(rank, item) for rank, item in watched if item.active and peer.sent.get(rank) != item.active]
+        mine = [(rank, item) for rank, item in watched if peer.ranks is None or rank in peer.ranks]
+        due = [(rank, item) for rank, item in mine if item.active and peer.sent.get(rank) != item.active]
         if not due or (peer.away_since is not None and time.monotonic() - peer.away_since < RETRY_S):
             return
         try:
             if peer.client is None:
                 peer.client = self._connect(peer.name)
             for rank, item in due:
-                self._send(peer, peer.client, rank, item)
+                self._send(peer, peer.client, rank, item, watched)
         except (PulsetrainError, OSError) as error:
             if peer.away_since is None:
                 self._ledger.event("replica_peer_away", {"peer": peer.name, "error": str(error)})
@@ -129,15 +153,52 @@ class Replicator:
             peer.away_since = None
             self._ledger.event("replica_peer_back", {"peer": peer.name})
 
-    def _send(self, peer: _Peer, client: PeerClient, rank: int, item: _Watched) -> None:
+    def _send(
+        self,
+        peer: _Peer,
+        client: PeerClient,
+        rank: int,
+        item: _Watched,
+        watched: list[tuple[int, _Watched]],
+    ) -> None:
+        """Send one rank's newest checkpoint, which the trainer leaves alone meanwhile."""
         word = item.arena.active
         newest = next(iter(item.arena.published()), None)
-        if newest is None or newest.rank != rank:
+        if newest is None or newest.rank != rank or not item.arena.hold(newest):
             return
         started = time.monotonic_ns()
-        if client.put(item.arena, item.fd, newest):
+        try:
+            pacer = self._interleaver
+            chunks = self._chunks(pacer, client, newest.total_bytes, watched) if pacer else None
+            arrived = client.put(item.arena, item.fd, newest, chunks)
+        finally:
+            item.arena.release(newest)
+        if arrived:
             peer.sent[rank] = word
             self._record("replicate", "peer", newest, time.monotonic_ns() - started)
+            with self._lock:
+                receivers = [p for p in self._peers if p.ranks is None or rank in p.ranks]
+            if all(p.sent.get(rank) == word for p in receivers):
+                item.arena.set_replicated(newest.step)
+
+    def _chunks(
+        self, pacer: Interleaver, client: PeerClient, total: int, watched: list[tuple[int, _Watched]]
+    ) -> Iterator[int]:
+        """Sizes to send, each when it may go; each is timed, and what is saved meanwhile is noted."""
+        for size in pacer.chunks(total):
+            if size:
+                began = time.perf_counter()
+                yield size
+                client.flush()
+                pacer.timed(size, time.perf_counter() - began)
+            elif self._stop.is_set():
+                raise Unavailable("the keeper ends")
+            else:
+                self._note_all(watched)
+
+    def _note_all(self, watched: list[tuple[int, _Watched]]) -> None:
+        for rank, item in watched:
+            self._note(rank, item)
 
     def _record(self, stage: str, tier: str, info: SlotInfo, took_ns: int, ts_ns: int = 0) -> None:
         self._ledger.stage(

@@ -7,11 +7,15 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from pulsetrain.recovery.checkpoint.arena import ArenaReader, ArenaWriter, Header, SlotInfo
+import xxhash
+
+from pulsetrain.recovery.checkpoint.arena import ArenaReader, ArenaWriter
 from pulsetrain.recovery.checkpoint.ledger import Ledger
-from pulsetrain.recovery.checkpoint.manifest import Checkpoints
+from pulsetrain.recovery.checkpoint.manifest import Checkpoints, Manifest, Segment
 from pulsetrain.recovery.checkpoint.peers import PeerClient
 from pulsetrain.recovery.checkpoint.replicas import Replicas
+from pulsetrain.recovery.checkpoint.shards import Reads, Shards, readers
+from pulsetrain.recovery.checkpoint.slots import Header, SlotInfo
 from pulsetrain.stream.errors import CheckpointError, CorruptData, PulsetrainError
 
 Connect = Callable[[str], PeerClient]
@@ -26,6 +30,8 @@ class Sources:
     connect: Connect
     peers: tuple[str, ...]
     checkpoints: Checkpoints | None
+    shards: Shards
+    home: Mapping[int, str]
 
 
 class Restorer:
@@ -34,6 +40,7 @@ class Restorer:
     def __init__(self, sources: Sources, ledger: Ledger) -> None:
         self._sources = sources
         self._ledger = ledger
+        self._reads = Reads()
 
     def load(self, fd: int, rank: int, step: int, source: str) -> int:
         """Nanoseconds until the arena held `step`, verified, and nothing later. Raises `CheckpointError`
@@ -53,6 +60,8 @@ class Restorer:
             took = time.monotonic_ns() - started
             tier = name.split(":")[0]
             self._ledger.stage("restore", tier, rank=rank, step=step, size=info.total_bytes, duration_ns=took)
+            if tier == "storage":
+                self._note_reads(rank, step, took)
             return took
         raise CheckpointError(f"step {step} of rank {rank} cannot be restored: {'; '.join(reasons)}")
 
@@ -115,7 +124,62 @@ class Restorer:
             values_bytes=table.values_bytes,
             payload_bytes=table.payload_bytes,
         )
-        return _write(writer, header, lambda target: checkpoints.read_rank(manifest, rank, target))
+        self._reads = Reads()
+        return _write(writer, header, lambda target: self._read_shards(manifest, rank, target))
+
+    def _read_shards(self, manifest: Manifest, rank: int, target: memoryview) -> None:
+        """Each segment from the node that reads it for all: this one, or a peer."""
+        chosen = readers(manifest.tables.values(), self._sources.home)
+        clients: dict[str, PeerClient | None] = {}
+        try:
+            for segment in manifest.tables[rank].segments:
+                part = target[segment.offset : segment.offset + segment.bytes]
+                node = chosen.get(segment.hash, self._sources.node)
+                if not self._from_reader(node, clients, manifest, segment, part):
+                    read = self._sources.shards.fill(manifest, segment, part)
+                    self._reads.storage += read
+                    self._reads.here += segment.bytes - read
+        finally:
+            for client in clients.values():
+                if client is not None:
+                    client.close()
+
+    def _from_reader(
+        self,
+        node: str,
+        clients: dict[str, PeerClient | None],
+        manifest: Manifest,
+        segment: Segment,
+        part: memoryview,
+    ) -> bool:
+        """Ask the peer that reads this segment; false where this node has it, or has to read it itself."""
+        shards = self._sources.shards
+        if node == self._sources.node or shards.here(manifest.step, segment.hash) is not None:
+            return False
+        try:
+            if node not in clients:
+                clients[node] = None
+                clients[node] = self._sources.connect(node)
+            client = clients[node]
+            if client is None or not client.segment(manifest.step, segment.hash, part):
+                return False
+        except (PulsetrainError, OSError) as error:
+            self._ledger.event("restore_reader_away", {"peer": node, "error": str(error)})
+            clients[node] = None
+            return False
+        if xxhash.xxh3_128_hexdigest(part) != segment.hash:
+            self._ledger.event("restore_reader_wrong", {"peer": node, "content": segment.hash})
+            return False
+        self._reads.peers += segment.bytes
+        shards.offer(manifest.step, segment.hash, part)
+        return True
+
+    def _note_reads(self, rank: int, step: int, took_ns: int) -> None:
+        """What this rank's restore took from storage, from peers that read for it, and from ranks here."""
+        reads = self._reads
+        self._ledger.stage("read", "storage", rank=rank, step=step, size=reads.storage, duration_ns=took_ns)
+        detail = {"step": step, "storage_bytes": reads.storage, "peer_bytes": reads.peers}
+        self._ledger.event("restore_read", detail | {"shared_bytes": reads.here}, rank=rank)
 
 
 def order(source: str, peers: Iterable[str]) -> tuple[str, ...]:

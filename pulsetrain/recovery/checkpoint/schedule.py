@@ -13,6 +13,8 @@ from dataclasses import dataclass
 
 from pulsetrain.stream.errors import UsageError
 
+MOST_ITERATIONS = 1000
+
 
 @dataclass(frozen=True, kw_only=True)
 class Network:
@@ -52,9 +54,10 @@ def chunk_schedule(
     one, which takes longer then: see `overflow_s`. Raises `UsageError` for no span, or a part of less than
     a byte.
 
-    >>> net = Network(alpha_s=0.0, beta_bytes_per_s=100.0, safety=0.5)
-    >>> [c.bytes for c in chunk_schedule([1.0, 4.0], 120, network=net, buffer_bytes=80, buffers=2,
-    replicas=2)] [40, 10, 40, 30]
+    >>> net = Network(alpha_s=0.0, beta_bytes_per_s=128.0, safety=0.5)
+    >>> found = chunk_schedule([1.0, 4.0], 152, network=net, buffer_bytes=96, buffers=2, replicas=2)
+    >>> [c.bytes for c in found]
+    [48, 16, 48, 40]
     """
     part = buffer_bytes // buffers if buffers else 0
     if not spans_s or part < 1 or size < 0 or replicas < 1:
@@ -66,7 +69,7 @@ def chunk_schedule(
     for span, idle in enumerate(spans_s):
         left = math.inf if span == len(spans_s) - 1 else network.safety * idle
         while copy < replicas and size:
-            chunk = min(_fitting(part, left, network), remain)
+            chunk = min(fitting(part, left, network), remain)
             if chunk <= 0:
                 break
             chunks.append(Chunk(span=span, copy=copy, bytes=chunk))
@@ -90,12 +93,39 @@ def steps_between(overflow: float, step_s: float, *, limit: float = 0.01) -> int
     return max(1, math.ceil(overflow / (limit * step_s)))
 
 
+def iterations_for(
+    spans_s: Sequence[float], size: int, *, network: Network, buffer_bytes: int, buffers: int, replicas: int
+) -> int:
+    """Over how many iterations the chunks are laid so that none is stretched: the steps from one replica to
+    the next. At most `MOST_ITERATIONS`; so many where idle time is too short for any chunk.
+
+    >>> net = Network(alpha_s=0.0, beta_bytes_per_s=100.0, safety=0.5)
+    >>> iterations_for([1.0, 1.0], 250, network=net, buffer_bytes=80, buffers=2, replicas=2)
+    3
+    """
+    for count in range(1, MOST_ITERATIONS):
+        spans = [*spans_s] * count
+        chunks = chunk_schedule(
+            spans,
+            size,
+            network=network,
+            buffer_bytes=buffer_bytes,
+            buffers=buffers,
+            replicas=replicas,
+        )
+        if overflow_s(chunks, spans, network) <= 1e-9:
+            return count
+    return MOST_ITERATIONS
+
+
 @dataclass(frozen=True, kw_only=True)
 class IdleProfile:
-    """Mean idle time between collectives, in order, and the largest standard deviation over mean among
-    them."""
+    """Mean idle time between collectives, in order; where in the iteration each begins; the iteration's mean
+    length; and the largest standard deviation over mean among the spans."""
 
     spans_s: tuple[float, ...]
+    starts_s: tuple[float, ...]
+    step_s: float
     spread: float
 
     @property
@@ -104,38 +134,45 @@ class IdleProfile:
         return self.spread < 0.1
 
 
-def profile_idle(iterations: Sequence[Sequence[tuple[int, int]]]) -> IdleProfile | None:
+def profile_idle(
+    iterations: Sequence[Sequence[tuple[int, int]]], *, least_s: float = 0.0
+) -> IdleProfile | None:
     """From (start, end) ns of every collective of some iterations that did not save.
 
-    Overlapping collectives count as one. Iterations with another number of gaps than most are left out (an
-    evaluation, a recompilation). None where fewer than two are left.
+    Overlapping collectives count as one, and those less than `least_s` apart. Iterations with another number
+    of gaps than most are left out (an evaluation, a recompilation). None where fewer than two are left.
     """
-    gaps = [_gaps(spans) for spans in iterations]
+    gaps = [_gaps(spans, least_s) for spans in iterations]
     counts = [len(g) for g in gaps if g]
     if not counts:
         return None
     usual = statistics.mode(counts)
-    kept = [g for g in gaps if len(g) == usual]
+    kept = [(g, spans) for g, spans in zip(gaps, iterations, strict=True) if len(g) == usual]
     if len(kept) < 2:
         return None
-    columns = list(zip(*kept, strict=True))
+    columns = [[length for _, length in column] for column in zip(*(g for g, _ in kept), strict=True)]
+    starts = [statistics.fmean(s for s, _ in column) for column in zip(*(g for g, _ in kept), strict=True)]
     means = [statistics.fmean(c) for c in columns]
     spread = max(statistics.stdev(c) / m if m else 0.0 for c, m in zip(columns, means, strict=True))
-    return IdleProfile(spans_s=tuple(means), spread=spread)
+    step_s = statistics.fmean(max(e for _, e in spans) - min(b for b, _ in spans) for _, spans in kept) / 1e9
+    return IdleProfile(spans_s=tuple(means), starts_s=tuple(starts), step_s=step_s, spread=spread)
 
 
-def _fitting(part: int, left: float, network: Network) -> int:
-    """The largest chunk that still ends within `left` seconds."""
+def fitting(part: int, left: float, network: Network) -> int:
+    """The largest chunk of at most `part` bytes that still ends within `left` seconds."""
     if network.seconds(part) <= left:
         return part
     return max(0, math.floor((left - network.alpha_s) * network.beta_bytes_per_s))
 
 
-def _gaps(spans: Sequence[tuple[int, int]]) -> list[float]:
-    """Seconds between the end of what has run so far and the next start."""
-    out, end = [], None
-    for start, stop in sorted(spans):
-        if end is not None and start > end:
-            out.append((start - end) / 1e9)
-        end = stop if end is None else max(end, stop)
+def _gaps(spans: Sequence[tuple[int, int]], least_s: float) -> list[tuple[float, float]]:
+    """(start, length) of the times between the end of what has run so far and the next start, in seconds
+    from the first start."""
+    out: list[tuple[float, float]] = []
+    ordered = sorted(spans)
+    first = end = ordered[0][0] if ordered else 0
+    for start, stop in ordered:
+        if start > end and (start - end) / 1e9 >= least_s:
+            out.append(((end - first) / 1e9, (start - end) / 1e9))
+        end = max(end, stop)
     return out

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from pulsetrain.stream.errors import CheckpointError
 _PLAIN = (bool, int, float, str, type(None))
 _ARRAYS = (torch.Tensor, np.ndarray)
 _LISTS = (list, tuple)
+_STATE_TENSORS: Mapping[str, int] = MappingProxyType({"Adagrad": 1, "RMSprop": 1, "ASGD": 1})  # others: 2
 
 
 @dataclass
@@ -89,6 +91,27 @@ def layout_of(state: Mapping[str, Any], leaves: Leaves) -> Layout:
         )
         offset = aligned(offset + size)
     return Layout(entries=tuple(entries), tree=leaves.tree)
+
+
+def expected_bytes(state: Mapping[str, Any]) -> int:
+    """About what a checkpoint of `state` will take once its optimizers have stepped; with room for layout."""
+    leaves = collect(state)
+    tensors = [local(t) for t in leaves.tensors]
+    held = sum(aligned(t.numel() * t.element_size()) for t in tensors)
+    coming = sum(_coming_bytes(v) for v in state.values() if isinstance(v, torch.optim.Optimizer))
+    return held + coming + 2048 * (len(tensors) + 8)
+
+
+def _coming_bytes(optimizer: torch.optim.Optimizer) -> int:
+    """Bytes of state that an optimizer which has not stepped yet is about to make."""
+    if optimizer.state:
+        return 0
+    kind = type(optimizer).__name__
+    each = _STATE_TENSORS.get(kind, 2)
+    if kind == "SGD":
+        each = int(any(group.get("momentum") for group in optimizer.param_groups))
+    parts = [local(p.detach()) for p in optimizer_parameters(optimizer) if p.requires_grad]
+    return sum(each * (aligned(p.numel() * p.element_size())) + aligned(4) for p in parts)
 
 
 def views(payload: memoryview, layout: Layout) -> list[torch.Tensor]:

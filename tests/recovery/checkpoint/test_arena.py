@@ -7,15 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pulsetrain.recovery.checkpoint.arena import (
-    LARGE_BYTES,
-    MAX_SLOTS,
-    ArenaReader,
-    ArenaWriter,
-    Header,
-    create_arena,
-    payload_offset,
-)
+from pulsetrain.recovery.checkpoint.arena import ArenaReader, ArenaWriter, create_arena
+from pulsetrain.recovery.checkpoint.slots import LARGE_BYTES, MAX_SLOTS, Header, payload_offset
 from pulsetrain.stream.errors import CorruptData
 
 

@@ -129,6 +129,41 @@ def test_the_copy_beside_forward_and_backward_is_as_of_the_saved_step(fd):
     assert again.digest() == expected
 
 
+def test_training_waits_for_peers_only_where_asked_and_not_for_ever(fd, monkeypatch):
+    from pulsetrain.recovery.checkpoint import checkpointer as module
+
+    monkeypatch.setattr(module, "LAG_TIMEOUT_S", 0.05)
+    training = Training(fd)
+    training.train(1, 1)
+    agent, started = ArenaReader(fd), time.monotonic()
+    agent.set_lag(1)
+    training.checkpointer.wait()  # nobody answers
+    assert time.monotonic() - started >= 0.05
+    started = time.monotonic()
+    training.step()
+    assert time.monotonic() - started < 0.05  # and is not waited for again
+    result = training.checkpointer.save(2)
+    result.wait(5)
+    with pytest.raises(CheckpointError, match="step 2 is not in a peer's memory after"):
+        result.wait_replicated(0.01)
+    agent.set_replicated(2)
+    result.wait_replicated(1)
+    training.checkpointer.wait()
+    assert not training.checkpointer._behind
+
+
+def test_room_is_made_beside_the_first_steps(fd):
+    """After `restore` the arena grows for the optimizer's coming state too; the first save grows nothing."""
+    training = Training(fd)
+    assert training.checkpointer.restore() is None
+    training.checkpointer._room.join(5)
+    size = os.fstat(fd).st_size
+    assert not training.checkpointer._arena._fresh
+    training.train(1, 3)
+    training.checkpointer._last.wait(5)
+    assert os.fstat(fd).st_size == size
+
+
 def test_a_skipped_save_says_so(fd):
     training = Training(fd, every=10)
     result = training.checkpointer.save(7)

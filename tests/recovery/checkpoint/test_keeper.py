@@ -1,78 +1,19 @@
 """Keepers with real sockets and files: replicas, persistence, restore, and everything that may go wrong."""
 
-import json
 import os
 
 import pytest
 
-from pulsetrain.recovery.checkpoint.arena import ArenaReader, create_arena
+from pulsetrain.recovery.checkpoint.arena import ArenaReader
 from pulsetrain.recovery.checkpoint.keeper import Keeper, KeeperConfig
 from pulsetrain.recovery.checkpoint.manifest import Checkpoints
 from pulsetrain.recovery.checkpoint.peers import PeerClient
 from pulsetrain.recovery.checkpoint.storage import open_storage
 from pulsetrain.stream.errors import AuthError, CheckpointError, ConfigError, Unavailable
-from pulsetrain.stream.messages import Held, Place
+from tests.recovery.checkpoint.cluster import Cluster
 from tests.recovery.checkpoint.trainers import content, save, wait_until
 
 pytestmark = pytest.mark.integration
-
-
-class Cluster:
-    """Nodes with a keeper and `nproc` arenas each, on loopback."""
-
-    def __init__(self, nodes: int, *, nproc: int = 1, **config) -> None:
-        self.nproc = nproc
-        self.config = KeeperConfig(token="secret", poll_s=0.005, **config)
-        self.keepers: dict[str, Keeper] = {}
-        self.fds: dict[int, int] = {}
-        for i in range(nodes):
-            self.start(f"n{i}")
-        self.names = list(self.keepers)
-        self.set_world(self.names, 0)
-        for rank in range(nodes * nproc):
-            self.attach(self.names[rank // nproc], rank)
-
-    def start(self, name: str) -> Keeper:
-        self.keepers[name] = Keeper(self.config, job="j", node=name, address="127.0.0.1")
-        return self.keepers[name]
-
-    def set_world(self, names: list[str], attempt: int) -> None:
-        places = tuple(
-            Place(
-                node=n,
-                node_rank=i,
-                address="127.0.0.1",
-                peer_port=self.keepers[n].peer_port,
-                nproc=self.nproc,
-            )
-            for i, n in enumerate(names)
-        )
-        for i, name in enumerate(names):
-            self.keepers[name].set_world(places, i, attempt)
-
-    def attach(self, name: str, rank: int) -> int:
-        self.fds[rank] = create_arena()
-        self.keepers[name].attach(rank, self.fds[rank])
-        return self.fds[rank]
-
-    def save(self, step: int, **options) -> None:
-        for rank, fd in self.fds.items():
-            assert save(fd, rank, step, world=len(self.fds), **options)
-
-    def holds(self, name: str, rank: int, step: int, tier: str) -> bool:
-        return Held(rank=rank, step=step, tier=tier) in self.keepers[name].held()
-
-    def events(self, name: str) -> list[tuple[str, dict]]:
-        rows = [
-            r for kind, b in self.keepers[name].take_records(0) if kind == "events" for r in b.to_pylist()
-        ]
-        return [(r["kind"], json.loads(r["detail"])) for r in rows]
-
-    def close(self) -> None:
-        for keeper in self.keepers.values():
-            keeper.close()
-        for fd in self.fds.values():
-            os.close(fd)
 
 
 @pytest.fixture
@@ -112,6 +53,53 @@ def test_a_promoted_standby_gets_the_lost_nodes_states_from_its_peer(cluster):
     assert content(fd, 1, 5) == expected
     # redundancy is restored without a further save
     wait_until(lambda: c.holds("n0", 1, 5, "peer"))
+
+
+def test_placement_across_groups_sends_each_rank_to_its_partners_node(cluster):
+    c = cluster(4, nproc=2, placement="across", tp=2, pp=2, dp=2)
+    c.save(1)
+    for rank in range(8):
+        partner = c.names[3 - rank // 2]  # another data-parallel replica and another pipeline stage
+        wait_until(lambda partner=partner, rank=rank: c.holds(partner, rank, 1, "peer"))
+    holders = {(n, r) for n in c.names for r in range(8) if c.holds(n, r, 1, "peer")}
+    assert len(holders) == 8
+
+
+def test_the_trainer_is_told_what_peers_hold_and_waits_where_asked(cluster):
+    c = cluster(2, lag_steps=1)
+    arena = ArenaReader(c.fds[0])
+    assert arena.replicated_step == -1
+    wait_until(lambda: arena.lag_steps == 1)
+    c.save(4)
+    wait_until(lambda: arena.replicated_step == 4)
+    c.keepers["n1"].close()
+    c.save(5)
+    wait_until(lambda: arena.lag_steps == 0)  # nobody to wait for
+    assert arena.replicated_step == 4
+
+
+def test_a_checkpoint_that_is_being_sent_is_not_written_over(cluster, monkeypatch):
+    import threading
+
+    c = cluster(2)
+    gate, begun = threading.Event(), threading.Event()
+    send = PeerClient._sendfile
+
+    def slow(self, fd, offset, size):
+        begun.set()
+        gate.wait(5)
+        send(self, fd, offset, size)
+
+    monkeypatch.setattr(PeerClient, "_sendfile", slow)
+    save(c.fds[0], 0, 1, world=2)
+    assert begun.wait(5)
+    for step in range(2, 12):  # more than there are slots
+        assert save(c.fds[0], 0, step, world=2)
+    gate.set()
+    wait_until(lambda: c.holds("n1", 0, 1, "peer") or c.holds("n1", 0, 11, "peer"))
+    wait_until(lambda: c.holds("n1", 0, 11, "peer"))
+    events = [kind for kind, _ in c.events("n0")]
+    assert "replica_peer_away" not in events
 
 
 def test_load_forgets_what_came_later_everywhere(cluster):
@@ -181,7 +169,12 @@ def test_a_port_in_use_is_said(cluster):
 
 
 @pytest.mark.parametrize(
-    "bad", [{"replicas": 0}, {"placement": "star"}, {"keep_last": 1}, {"poll_s": 0}, {"persist_every": -1}]
+    "bad",
+    [
+        *({"replicas": 0}, {"placement": "star"}, {"keep_last": 1}, {"poll_s": 0}, {"persist_every": -1}),
+        *({"placement": "across"}, {"placement": "across", "tp": 4, "pp": 1, "dp": 1}, {"sending": "never"}),
+        *({"chunk_bytes": 0}, {"lag_steps": -1}, {"profile_steps": -1}),
+    ],
 )
 def test_configuration_is_checked(bad):
     with pytest.raises(ConfigError, match="checkpoint"):

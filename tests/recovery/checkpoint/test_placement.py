@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from pulsetrain.recovery.checkpoint.placement import (
     across_groups,
+    backups,
     by_enumeration,
     gemini_bound,
     group,
@@ -137,6 +138,45 @@ def test_peers_by_name_follow_the_placement_and_fall_back_where_nodes_are_few():
     assert peers_of("a", ["a"], 2, "ring") == ()
     assert peers_of("a", nodes, 1, "ring") == ()
     assert peers_of("x", nodes, 2, "ring") == ()
+
+
+@given(st.integers(1, 3), st.integers(1, 4), st.integers(1, 4), st.integers(1, 4))
+def test_backups_by_rank_are_other_nodes_and_outside_every_group_where_there_is_one(tp, pp, dp, nproc):
+    world = tp * pp * dp
+    if sum(size > 1 for size in (tp, pp, dp)) < 2 or world % nproc:
+        return
+    home = {rank: f"n{rank // nproc}" for rank in range(world)}
+    for rank in range(world):
+        found = backups(rank, home, tp=tp, pp=pp, dp=dp, copies=1)
+        assert len(found) == (world > nproc)
+        assert home[rank] not in found
+        if nproc == 1:
+            partner = int(found[0][1:])
+            same = [a == b for a, b in zip(at(rank, tp=tp, dp=dp), at(partner, tp=tp, dp=dp), strict=True)]
+            assert sum(same) <= 1
+
+
+def at(rank, *, tp, dp):
+    return rank % tp, rank // tp % dp, rank // (tp * dp)
+
+
+def test_the_eviction_of_any_whole_group_loses_nothing_on_the_examples_grid():
+    """TP2 PP2 DP2 on four nodes of two ranks: a tensor-parallel group is a node, the others span two."""
+    home = {rank: f"n{rank // 2}" for rank in range(8)}
+    holders = {r: {home[r], *backups(r, home, tp=2, pp=2, dp=2, copies=1)} for r in range(8)}
+    for axis in range(3):
+        for rank in range(8):
+            group_of = [
+                r
+                for r in range(8)
+                if all(
+                    a == b
+                    for i, (a, b) in enumerate(zip(at(r, tp=2, dp=2), at(rank, tp=2, dp=2), strict=True))
+                    if i != axis
+                )
+            ]
+            evicted = {home[r] for r in group_of}
+            assert all(holders[r] - evicted for r in range(8))
 
 
 @pytest.mark.parametrize("bad", [(4, 0), (4, 5), (0, 1)])

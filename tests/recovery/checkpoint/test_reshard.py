@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
 
-from pulsetrain.recovery.checkpoint.arena import payload_offset
 from pulsetrain.recovery.checkpoint.boxes import TensorIndex
 from pulsetrain.recovery.checkpoint.export import export_safetensors
 from pulsetrain.recovery.checkpoint.layout import Entry, Layout, aligned
 from pulsetrain.recovery.checkpoint.manifest import Blob, Checkpoints, Manifest, Segment, Table
+from pulsetrain.recovery.checkpoint.slots import payload_offset
 from pulsetrain.recovery.checkpoint.storage import open_storage
 from pulsetrain.stream.errors import CheckpointError, CorruptData
 

@@ -1,0 +1,88 @@
+"""What a slot of the checkpoint arena holds, and how many slots there are. No torch, no shared memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+PAGE = 4096
+MAX_SLOTS = 6
+SMALL_BYTES = 64 << 20
+LARGE_BYTES = 256 << 20
+PINNED, UNCHANGED, DURABLE = 1, 2, 4  # flags of a slot
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlotInfo:
+    """A published checkpoint of one rank. Times are ns; `copy_ns` is how long the bytes took to write."""
+
+    slot: int
+    seq: int
+    generation: int
+    step: int
+    attempt: int
+    rank: int
+    world: int
+    layout_bytes: int
+    values_bytes: int
+    payload_bytes: int
+    checksum: int
+    flags: int
+    started_ns: int
+    copy_ns: int
+    published_ns: int
+    blocked_ns: int
+
+    @property
+    def total_bytes(self) -> int:
+        """Layout, values, padding and payload."""
+        return payload_offset(self.layout_bytes, self.values_bytes) + self.payload_bytes
+
+    @property
+    def pinned(self) -> bool:
+        """The trainer will not write over it before the agent has taken it."""
+        return bool(self.flags & PINNED)
+
+    @property
+    def durable(self) -> bool:
+        """The training script asked for this one to be persisted."""
+        return bool(self.flags & DURABLE)
+
+    @property
+    def unchanged(self) -> bool:
+        """Its content equals that of the save before it."""
+        return bool(self.flags & UNCHANGED)
+
+
+def payload_offset(layout_bytes: int, values_bytes: int) -> int:
+    """Where tensors begin in a slot: the next multiple of 4096 bytes after layout and values."""
+    return -(-(layout_bytes + values_bytes) // PAGE) * PAGE
+
+
+def slots_for(total_bytes: int) -> int:
+    """How many checkpoints are kept in memory.
+
+    Two are enough for one rank. Ranks that are killed together must still have a step in common, though
+    one's replica may lag a few steps behind another's memory: a state that costs little is kept longer.
+    """
+    if total_bytes <= SMALL_BYTES:
+        return MAX_SLOTS
+    return 3 if total_bytes <= LARGE_BYTES else 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Header:
+    """What the writer says about the bytes it will write."""
+
+    step: int
+    attempt: int
+    rank: int
+    world: int
+    layout_bytes: int
+    values_bytes: int
+    payload_bytes: int
+    pinned: bool = False
+    durable: bool = False
+
+    @property
+    def total_bytes(self) -> int:
+        return payload_offset(self.layout_bytes, self.values_bytes) + self.payload_bytes
