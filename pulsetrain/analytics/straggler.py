@@ -25,8 +25,12 @@ from pulsetrain.analytics.verdict import Finding, Healthy, Inconclusive, Severit
 class StragglerConfig:
     """How sure is sure."""
 
-    windows: tuple[int, ...] = (20, 30, 50, 200)
+    windows: tuple[int, ...] = (10, 20, 30, 50, 200)
     """lengths of the windows looked at, in steps"""
+    short: int = 20
+    """shorter windows than that are for what is plain: they have a floor of their own"""
+    short_floor: float = 0.2
+    """slowness that a short window must show, as a ratio"""
     steps_needed: int = 16
     """usable steps below which nothing is said"""
     false_alarms: float = 5e-4
@@ -94,7 +98,7 @@ def find(t: Timings, *, scan: bool = False, config: StragglerConfig | None = Non
     found = [_finding(t, work.whole, s, config) for s in _strongest(suspects + changed)]
     if found:
         return list(found)
-    if not compared and len(rows) < 2 * config.windows[0]:
+    if not compared and len(rows) < 2 * config.short:
         reason = "cohorts of one or two ranks, and too few steps to compare them with their own past"
         return [Inconclusive(analyzer="straggler", reason=reason)]
     return [Healthy(analyzer="straggler", numbers={"ranks": len(t.ranks), "steps": len(rows)})]
@@ -160,15 +164,19 @@ def _judge(t: Timings, table: list[Excess], z: float, config: StragglerConfig) -
 
 
 def _floor(e: Excess, config: StragglerConfig) -> float:
-    """The excess (log) that is nobody's business in this window."""
+    """The excess (log) that is nobody's business in this window. Chance lasts: a short one has more of it."""
     if not e.noisy:
-        return _quiet_floor(e.noise, config)
-    luck = config.noisy_share * e.noise * float(np.sqrt(config.windows[0] / len(e.rows)))
-    return max(float(np.log1p(config.floor_ratio)), min(luck, float(np.log1p(config.noisy_floor))))
+        return _quiet_floor(e.noise, len(e.rows), config)
+    luck = config.noisy_share * e.noise * float(np.sqrt(config.short / len(e.rows)))
+    return max(_plain(len(e.rows), config), min(luck, float(np.log1p(config.noisy_floor))))
 
 
-def _quiet_floor(noise: float, config: StragglerConfig) -> float:
-    return max(float(np.log1p(config.floor_ratio)), config.noise_share * noise)
+def _quiet_floor(noise: float, steps: int, config: StragglerConfig) -> float:
+    return max(_plain(steps, config), config.noise_share * noise * max(1.0, config.short / steps))
+
+
+def _plain(steps: int, config: StragglerConfig) -> float:
+    return float(np.log1p(config.short_floor if steps < config.short else config.floor_ratio))
 
 
 def _suspect(
@@ -218,7 +226,7 @@ def _by_history(
     config: StragglerConfig,
 ) -> list[_Suspect]:
     """Ranks without a cohort that became slower than in their own past while the job as a whole did not."""
-    size = config.windows[0]
+    size = config.short
     if not len(columns) or len(rows) < 2 * size:
         return []
     recent, past = work[rows[-size:]], work[rows[:-size]]
@@ -236,7 +244,7 @@ def _by_history(
     errors = np.full(len(rise), np.inf)
     errors[complete] = error * np.sqrt(2)
     noise = float(robust.sigma(own[:, complete]))
-    floor = _quiet_floor(noise, config)
+    floor = _quiet_floor(noise, size, config)
     return [
         replace(
             _suspect(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -26,8 +27,13 @@ PARTS = (
     "checkpoint",
     "gc",
     "gc_longest",
+    "cpu_wait",
     "aside",
 )
+COMPUTED = ("compute", "forward", "backward", "optimizer")
+CROWDED = 0.05  # share of compute that the usual rank of a crowded host waits for a processor
+LEAST = 0.1  # share of a rank's compute that is its own whatever the kernel counts
+LOW = 0.25
 NUMBERS = ("duration_ns", "tokens", "flops", "loss", "grad_norm")
 LOGGED = ("loss", "grad_norm")
 CELLS_AT_ONCE = 400_000  # steps x ranks of one query: bounds the memory of the store's aggregation
@@ -38,7 +44,9 @@ WARM_STEPS = 2  # first steps of an attempt: compilation, allocation and connect
 class Timings:
     """Steps x ranks. `parts` and `numbers` are matrices by name, NaN where a rank has no row for a step.
 
-    `parts` are nanoseconds; `numbers` hold duration_ns, tokens, flops, loss and grad_norm. `logged` is true
+    `parts` are nanoseconds; on a crowded host, where the usual rank waits for a processor now and again, the
+    computed ones are net of that: who has to wait there is chance. `numbers` hold duration_ns, tokens, flops,
+    loss and grad_norm. `logged` is true
     where a loss or gradient norm was logged: a NaN there is a real one.
     `nodes` and `stages` go by rank; a stage is -1 where the topology is not known.
     """
@@ -187,12 +195,33 @@ class _Grid:
             ranks=self._ranks,
             nodes=_nodes(places, topology, self._ranks),
             stages=_by_rank(topology, "pp", self._ranks, -1),
-            parts={name: matrices[name] for name in PARTS},
+            parts=_undisturbed({name: matrices[name] for name in PARTS}),
             numbers={name: matrices[name] for name in NUMBERS},
             logged={name: m[kept] for name, m in self._logged.items()},
             first_step=first_step,
             placed=topology.num_rows > 0,
         )
+
+
+def _undisturbed(parts: dict[str, Matrix]) -> dict[str, Matrix]:
+    """The parts, the computed ones net of waits for a processor where the host is crowded.
+
+    Some of a step's waits fall between its parts, so that a step may seem to take less than it can: none
+    counts for less than its rank's lower quartile.
+    """
+    compute, waited = parts["compute"], np.nan_to_num(parts["cpu_wait"])
+    with np.errstate(divide="ignore", invalid="ignore"):
+        share = waited / compute
+    told = share[np.isfinite(share)]
+    if not told.size or np.median(told) < CROWDED:
+        return parts
+    own = np.maximum(compute - waited, LEAST * compute)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # ranks without a value
+        usual = np.nanquantile(own, LOW, axis=0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        kept = np.nan_to_num(np.minimum(np.maximum(own, usual) / compute, 1.0), nan=1.0)
+    return parts | {name: parts[name] * kept for name in COMPUTED}
 
 
 def _ints(table: pa.Table, name: str) -> NDArray[np.int64]:

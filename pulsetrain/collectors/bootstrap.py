@@ -6,11 +6,17 @@ import importlib
 
 from pulsetrain.collectors.handle import Handle, process_handle
 
-HOOKS = ("pulsetrain.collectors.hooks", "pulsetrain.collectors.pipeline", "pulsetrain.collectors.garbage")
+HOOKS = (
+    "pulsetrain.collectors.hooks",
+    "pulsetrain.collectors.pipeline",
+    "pulsetrain.collectors.garbage",
+    "pulsetrain.collectors.processor",
+)
 
 
 def install() -> None:
-    """Opens the ring that the environment names; hooks collectives, pipeline stages and garbage collection.
+    """Opens the ring that the environment names; hooks collectives, pipeline stages, garbage collection and
+    the run queue.
 
     Never raises; without an agent it does nothing. A hook that does not fit this version of torch is counted
     on the status page and left out; the others work without it.

@@ -108,7 +108,7 @@ class Group:
                 self._open_cell()
             operation = self._operation(call)
             oldest = not self.flying
-            self.flying[call.op_id] = operation
+            self._take_off(call.op_id, operation)
             tracker.state.words[W_LAST] = operation.start
             if oldest:
                 self._publish(operation)
@@ -163,11 +163,26 @@ class Group:
                 and operation.thread == me
                 and not self.tracker.is_coalescing(operation)
             ):
-                self.flying.pop(key, None)
+                self._land(key)
+
+    def _take_off(self, key: int, operation: Operation) -> None:
+        self.flying[key] = operation
+        processor = self.tracker.state.processor
+        if self.host_only and processor is not None:
+            processor.enter_collective()
+
+    def _land(self, key: int) -> bool:
+        """Whether it was in flight."""
+        if self.flying.pop(key, None) is None:
+            return False
+        processor = self.tracker.state.processor
+        if self.host_only and processor is not None:
+            processor.leave_collective()
+        return True
 
     def finish(self, key: int, operation: Operation, end: int) -> None:
         """The operation is over: writes its span and publishes what is in flight now."""
-        if self.flying.pop(key, None) is None:
+        if not self._land(key):
             return
         state = self.tracker.state
         head = self._heads.get(operation.name)
@@ -187,7 +202,7 @@ class Group:
 
     def abandon(self, key: int) -> None:
         """Forgets an operation whose end nobody will ever know."""
-        self.flying.pop(key, None)
+        self._land(key)
         self.show()
 
     def show(self) -> None:

@@ -139,6 +139,8 @@ class Handle:
         self._pending.append(
             _PendingStep(state.step, self._started, end - self._started, int(tokens or 0), flops, numbers)
         )
+        if state.processor is not None:
+            state.processor.end_step(state.step, self._started, end - self._started)
         words = state.words
         words[W_LAST_STEP] = state.step
         state.enter_step(state.step + 1)

@@ -62,15 +62,27 @@ def _nothing() -> None:
     pass
 
 
+class Processor(Protocol):
+    """Who keeps account of the time that the main thread stood without a processor."""
+
+    def enter_collective(self) -> None: ...
+    def leave_collective(self) -> None: ...
+    def end_step(self, step: int, start: int, duration: int) -> None: ...
+
+
 class RankState:
     """What all phases of a process share: the ring, the open phases of the main thread, step and microbatch.
 
     `top` is where on the status page the main thread's next open phase goes; `parent` is the innermost as
     bits for a span's head, `context` step, microbatch and lane as a slot stores them. `pending` holds
     operations that are not known to have ended; `poll` asks them. Both are the collectives' to set.
+    `processor` is told of collectives in flight and of steps, where someone listens.
     """
 
-    __slots__ = ("context", "lane", "parent", "pending", "poll", "ring", "step", "top", "words")
+    __slots__ = (
+        *("context", "lane", "parent", "pending", "poll"),
+        *("processor", "ring", "step", "top", "words"),
+    )
 
     def __init__(self, ring: RingWriter) -> None:
         self.ring = ring
@@ -81,6 +93,7 @@ class RankState:
         self.enter_step(0)
         self.pending: dict[object, Any] = {}
         self.poll: Callable[[], None] = _nothing
+        self.processor: Processor | None = None
 
     def enter_step(self, step: int) -> None:
         """Spans that end from now on belong to this step, and to no microbatch."""

@@ -126,6 +126,7 @@ PHASES = (
     "send",
     "recv",
     "gc",
+    "cpu_wait",
 )
 CATEGORIES = ("compute", "communication", "data", "checkpoint", "other")
 

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pulsetrain.analytics.straggler import find
+from pulsetrain.analytics.timings import COMPUTED
 from pulsetrain.analytics.verdict import Finding, Healthy, Inconclusive, findings
 from tests.analytics.fleet import fleet, timings
 
@@ -138,3 +139,23 @@ def test_a_rank_that_misses_rows_does_not_hide_the_slow_one():
     assert subjects(find(timings(_without(columns, (columns["rank"] == 12) & (columns["step"] > 15))))) == [
         ("rank", "9")
     ]
+
+
+def crowded(seed, **more):
+    """Eight ranks on a host with too few processors: what they wait for one is chance, and counted."""
+    columns = fleet(steps=24, noise=0.03, seed=seed, **more)
+    compute = columns["compute"]
+    waited = compute * np.random.default_rng(seed).exponential(0.5, len(compute))
+    stretched = {name: columns[name] * (1 + waited / compute) for name in COMPUTED}
+    return timings({**columns, **stretched, "cpu_wait": waited})
+
+
+def test_on_a_crowded_host_waiting_for_a_processor_is_nobodys_fault():
+    for seed in range(50):
+        assert not findings(find(crowded(seed)))
+
+
+def test_on_a_crowded_host_a_slow_node_is_seen_in_twelve_steps():
+    for seed in range(20):
+        verdicts = find(crowded(seed, slow={4: 1.5, 5: 1.5}, slow_from=12))
+        assert subjects(verdicts) == [("node", "n2")]

@@ -97,7 +97,8 @@ def step_parts(
 ) -> pa.Table:
     """Where the time of each step of each rank went, in ns: step, rank, compute (net of the communication
     inside it), wait (all communication), forward, backward, optimizer (each net of communication), data,
-    checkpoint, gc, gc_longest, aside (evaluation and phases of the user's own, net of nothing).
+    checkpoint, gc, gc_longest, cpu_wait (runnable without a processor, in what computes), aside (evaluation
+    and phases of the user's own, net of nothing).
 
     `compute` and `communication` name the phases of those categories; nested phases count once.
     """
@@ -113,7 +114,8 @@ def step_parts(
           sum(took * (category = 'checkpoint')) AS checkpoint,
           sum(took * (phase = 'gc')) AS gc,
           max(longest_ns * (phase = 'gc')) AS gc_longest,
-          sum(took * (category = 'other') * (phase != 'gc') * (parent = '')) AS aside
+          sum(took * (phase = 'cpu_wait')) AS cpu_wait,
+          sum(took * (category = 'other') * (phase NOT IN ('gc', 'cpu_wait')) * (parent = '')) AS aside
         FROM (
           SELECT step, rank, phase, category, parent, longest_ns, duration_ns AS took,
                  category = 'compute' AS computes, category = 'communication' AS communicates,

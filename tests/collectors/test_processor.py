@@ -1,0 +1,82 @@
+"""What a rank loses to other processes on its processor."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import pytest
+
+from pulsetrain.collectors import processor
+from pulsetrain.collectors.phases import RankState
+from pulsetrain.collectors.ring import RingReader, RingWriter, create_ring
+
+
+@pytest.fixture
+def ring():
+    fd = create_ring(1024)
+    yield RankState(RingWriter(fd)), RingReader(fd)
+    os.close(fd)
+
+
+def spans(reader):
+    rows, _ = reader.drain()
+    return [(reader.names[r["name"]], int(r["step"]), int(r["end"] - r["start"])) for r in rows]
+
+
+class Queue:
+    """A run queue whose count the test sets."""
+
+    now = 0
+
+    def waited_ns(self):
+        return self.now
+
+
+def test_a_steps_wait_for_a_processor_leaves_out_what_passed_while_it_waited_for_others(ring):
+    state, reader = ring
+    queue = Queue()
+    waits = processor.ProcessorWaits(state, queue)
+    queue.now = 3_000_000
+    waits.enter_collective()
+    waits.enter_collective()
+    queue.now = 6_000_000
+    waits.leave_collective()
+    queue.now = 8_000_000
+    waits.leave_collective()
+    queue.now = 9_000_000
+    waits.end_step(7, 1_000, 100_000_000)
+    queue.now = 9_001_000
+    waits.enter_collective()
+    queue.now = 20_000_000
+    waits.end_step(8, 100_001_000, 100_000_000)
+    queue.now = 30_000_000
+    waits.leave_collective()
+    queue.now = 32_000_000
+    waits.end_step(9, 200_001_000, 100_000_000)
+    assert spans(reader) == [("cpu_wait", 7, 4_000_000), ("cpu_wait", 9, 2_000_000)]
+
+
+def test_two_threads_on_one_processor_wait_for_each_other():
+    """The kernel's own count, on a real processor that is shared by two busy threads of two processes."""
+    if not hasattr(os, "sched_setaffinity"):
+        pytest.skip("no affinity here")
+    before = os.sched_getaffinity(0)
+    one = {min(before)}
+    child = os.fork()
+    if child == 0:
+        os.sched_setaffinity(0, one)
+        while os.getppid() != 1:
+            pass
+        os._exit(0)
+    try:
+        os.sched_setaffinity(0, one)
+        queue = processor.RunQueue()
+        began, first = time.monotonic(), queue.waited_ns()
+        while time.monotonic() - began < 0.4:
+            pass
+        assert 0.05e9 < queue.waited_ns() - first <= 0.45e9
+    finally:
+        os.sched_setaffinity(0, before)
+        os.kill(child, 9)
+        os.waitpid(child, 0)
