@@ -145,12 +145,14 @@ def look(
 def stuck(spec: FleetSpec, culprit: int) -> watch.JobView:
     """All ranks of a fleet as their heartbeats have them 10 s after one of them stopped in its backward."""
     ranks = np.arange(spec.ranks).reshape(spec.pp, spec.dp, spec.tp)
+    tensor = [[tuple(ranks[p, d, :].tolist()) for d in range(spec.dp)] for p in range(spec.pp)]
+    data = [[tuple(ranks[p, :, k].tolist()) for k in range(spec.tp)] for p in range(spec.pp)]
     statuses = []
     for rank in range(spec.ranks):
         p, d, k = _place(spec, rank)
         groups = (
-            _group(f"tp-{p * spec.dp + d}", ranks[p, d, :], rank, culprit, late=False),
-            _group(f"dp-{p * spec.tp + k}", ranks[p, :, k], rank, culprit, late=True),
+            _group(f"tp-{p * spec.dp + d}", tensor[p][d], rank, culprit, late=False),
+            _group(f"dp-{p * spec.tp + k}", data[p][k], rank, culprit, late=True),
         )
         statuses.append(_status(rank, spec, groups, running=rank == culprit))
     world = tuple(
@@ -172,12 +174,12 @@ def _place(spec: FleetSpec, rank: int) -> tuple[int, int, int]:
     return rank // (spec.tp * spec.dp), rank // spec.tp % spec.dp, rank % spec.tp
 
 
-def _group(name: str, members: NDArray[np.int64], rank: int, culprit: int, *, late: bool) -> GroupStatus:
-    """`late`: the group's operation 9 is open where a rank came to it; the culprit's others wait earlier."""
+def _group(name: str, members: tuple[int, ...], rank: int, culprit: int, *, late: bool) -> GroupStatus:
+    """`late`: all but the culprit are in the group's operation 9, which is not complete."""
     waits = late and rank != culprit
     return GroupStatus(
         group=name,
-        members=tuple(members.tolist()),
+        members=members,
         enqueued=9 if waits or not late else 8,
         completed=8 if late else 9,
         op="all_reduce" if waits else "",

@@ -333,10 +333,14 @@ def _by_process(knot: tuple[int, ...], known: Mapping[int, Witness]) -> _Knot | 
 
 def _late_host(knot: tuple[int, ...], known: Mapping[int, Witness]) -> _Knot | None:
     """A minority that enqueued less than the others in a group they share, though all joined the oldest."""
+    by_group: dict[Key, dict[int, int]] = {}
+    for rank in knot:
+        for key, count in known[rank].enqueued.items():
+            by_group.setdefault(key, {})[rank] = count
     late: set[int] = set()
-    for key in {k for r in knot for k in known[r].enqueued}:
-        counts = {r: known[r].enqueued[key] for r in knot if r in key[1] and key in known[r].enqueued}
-        late |= {r for r, count in counts.items() if count < max(counts.values())}
+    for counts in by_group.values():
+        most = max(counts.values())
+        late |= {r for r, count in counts.items() if count < most}
     if not late or len(late) * 2 >= len(knot):
         return None
     reason = f"{_named(sorted(late))} behind: stopped enqueueing before the others"
@@ -354,25 +358,27 @@ def _lagging(known: Mapping[int, Witness], culprits: Set[int]) -> list[_Knot]:
         first = known[rank].first
         if first is not None:
             places.setdefault((first.group[0], first.op, first.seq), []).append(rank)
-    late = {
-        r for ranks in places.values() if len(ranks) > 2 for r in ranks if _enqueued_least(r, ranks, known)
-    }
+    late = {r for ranks in places.values() if len(ranks) > 2 for r in _enqueued_least(ranks, known)}
     what = "stopped enqueueing where its peers went on"
     return [
         _Knot(verdict="rank", culprits=(r,), confidence=0.6, reason=f"rank {r} {what}") for r in sorted(late)
     ]
 
 
-def _enqueued_least(rank: int, ranks: Sequence[int], known: Mapping[int, Witness]) -> bool:
-    """Whether the rank enqueued less than every peer in some group of theirs, and in none more than one."""
-    own = known[rank].enqueued
-    lags: list[bool] = []
-    for key in own:
-        peers = [known[m].enqueued[key] for m in ranks if m != rank and key in known[m].enqueued]
-        if len(peers) > 1 and own[key] > min(peers):
-            return False
-        lags.append(len(peers) > 1 and own[key] < min(peers))
-    return any(lags)
+def _enqueued_least(ranks: Sequence[int], known: Mapping[int, Witness]) -> set[int]:
+    """Those that enqueued less than every peer in some group of theirs, and in none more than one of them."""
+    counts: dict[Key, list[int]] = {}
+    for rank in ranks:
+        for key, count in known[rank].enqueued.items():
+            counts.setdefault(key, []).append(count)
+    least = {key: sorted(found)[:2] for key, found in counts.items() if len(found) > 2}
+
+    def lags(rank: int) -> bool:
+        told = [(known[rank].enqueued[key], low) for key, low in least.items() if key in known[rank].enqueued]
+        ahead = any(own > low[0] for own, low in told)
+        return not ahead and any(own < low[1] for own, low in told)
+
+    return {rank for rank in ranks if lags(rank)}
 
 
 def _first_silent(knot: tuple[int, ...], known: Mapping[int, Witness], margin_ns: int) -> _Knot | None:
