@@ -19,21 +19,21 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from trials import kinds, report
+from trials import fleets, kinds, report
 from trials.session import Bench
 from trials.watching import Timetable, Watching, timetable
 
 PASSING_A_SESSION = 3
 CLEAN_A_SESSION = 6
-HOST_SHARE = 5
+FLEETS = (1024, 12288)
 QUICK = ("sigkill", "sigstop", "slow_rank_1.3x", "nan")
 
 
 def plan(trials: int, seed: int, clean: int) -> list[Timetable]:
     """The sessions of a campaign: passing faults dealt out over those that end with an ending one.
 
-    Every fifth session computes on the processors themselves, eight ranks on whatever cores there are.
-    `clean` windows more than those before each fault come in sessions of their own.
+    `clean` windows more than those before each fault come in sessions of their own, every other of which
+    computes on the processors themselves, eight ranks on whatever cores there are.
     """
     import random
 
@@ -101,9 +101,11 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=1500.0, help="begin no session after this time")
     parser.add_argument("--seed", type=int, default=0, help="of places and times of the faults")
     parser.add_argument("--resume", type=Path, metavar="FILE", help="keep sessions here and go on from it")
+    parser.add_argument("--calibrate", type=Path, metavar="CSV", help="write the calibration table here")
     parser.add_argument("--only", action="append", metavar="KIND", help="only this kind, --trials times")
     parser.add_argument("--quick", action="store_true", help="four trials and four clean windows")
     parser.add_argument("--fleet-only", action="store_true", help="no real job, only generated fleets")
+    parser.add_argument("--fleets", type=int, default=3, help="fleets for each kind of fault and size")
     parser.add_argument("--no-fleet", action="store_true", help="no generated fleets")
     return parser.parse_args()
 
@@ -118,6 +120,15 @@ def chosen(args: argparse.Namespace) -> list[Timetable]:
     return plan(args.trials, args.seed, args.clean)
 
 
+def generated(args: argparse.Namespace) -> dict[str, Any]:
+    """The same tables for planted faults in generated fleets, by size."""
+    sizes = {}
+    for ranks in FLEETS:
+        rows = list(fleets.trials(ranks, args.fleets, args.seed))
+        sizes[str(ranks)] = report.result(rows, sessions=0, wall_s=0.0)
+    return sizes
+
+
 def main() -> None:
     """Run, print the tables, and one JSON object last."""
     args = arguments()
@@ -127,9 +138,17 @@ def main() -> None:
     if not args.fleet_only:
         tables = chosen(args)
         rows = run(tables, until_s=began_s + args.seconds, kept=args.resume)
+    sizes = {} if args.no_fleet or args.quick or args.only else generated(args)
+    if args.calibrate is not None:
+        args.calibrate.write_text(report.table(rows, f"{len(rows)} rows of seed {args.seed}"))
     result = report.result(rows, sessions=len(tables), wall_s=time.monotonic() - began_s)
-    for line in report.lines(result):
-        print(line)
+    result["fleets"] = sizes
+    if rows:
+        print("\nreal processes")
+        print(*report.lines(result), sep="\n")
+    for ranks, size in sizes.items():
+        print(f"\nsimulated fleet of {ranks} ranks x {fleets.STEPS} steps")
+        print(*report.lines(size), sep="\n")
     print(json.dumps(result))
 
 

@@ -271,14 +271,15 @@ def trials(ranks: int, each: int, seed: int) -> Iterator[dict[str, Any]]:
     """Rows as `watching` makes them: each kind `each` times, one hang and one clean fleet as often."""
     for number in range(each):
         draw = random.Random(f"{seed}/{ranks}/{number}")
-        yield _clean(spec_of(ranks, seed=seed + number))
+        yield clean(spec_of(ranks, seed=seed + number))
         yield _hang(spec_of(ranks, seed=seed + number), draw)
         for kind in KINDS:
             plain = spec_of(ranks, seed=seed + number)
-            yield _trial(plain, planted(plain, kind, draw))
+            yield trial(plain, planted(plain, kind, draw))
 
 
-def _clean(spec: FleetSpec) -> dict[str, Any]:
+def clean(spec: FleetSpec) -> dict[str, Any]:
+    """The row of a fleet without a fault: one window of all its steps."""
     t = timings_of(spec)
     found = [f for verdicts in look(t, *transfers_of(spec)).values() for f in findings(verdicts)]
     seconds = float(t.numbers["duration_ns"].max(axis=1).sum() / NS)
@@ -291,7 +292,8 @@ def _clean(spec: FleetSpec) -> dict[str, Any]:
     }
 
 
-def _trial(spec: FleetSpec, plan: Planted) -> dict[str, Any]:
+def trial(spec: FleetSpec, plan: Planted) -> dict[str, Any]:
+    """The row of a fleet with one fault, looked at once at its end."""
     broken = replace(spec, faults=(plan.fault,))
     t = timings_of(broken)
     transfers = transfers_of(broken)

@@ -14,7 +14,8 @@ from trials.job import DP, PP, REDUCE_EVERY, SAVE_EVERY, TP, group_label, member
 RANKS = TP * PP * DP
 RANKS_PER_NODE = 2
 STEP_WORK_S = 0.021  # what an undisturbed rank computes in a step: two microbatches and the optimizer
-STALL_S = 4.5  # how long a fault that stops the job lasts; the threshold is 3 s
+STALL_S = 4.0  # how long a fault that stops the job lasts; the threshold is 3 s
+EQUALLY = 0.7
 SLOW = frozenset({"straggler", "fail_slow"})
 Subjects = frozenset[tuple[str, str]]
 
@@ -279,13 +280,14 @@ def weights() -> dict[str, float]:
 
 
 def counts(trials: int) -> dict[str, int]:
-    """Trials of each kind: half of them equally, so that rare kinds are judged too, half by weight.
+    """Trials of each kind: most of them dealt out equally, so that rare kinds are judged too, the rest by
+    weight.
 
     >>> sum(counts(200).values())
     200
     """
     share = weights()
-    wanted = {kind: trials * (0.5 / len(KINDS) + 0.5 * share[kind]) for kind in KINDS}
+    wanted = {kind: trials * (EQUALLY / len(KINDS) + (1 - EQUALLY) * share[kind]) for kind in KINDS}
     whole = {kind: int(count) for kind, count in wanted.items()}
     left = sorted(KINDS, key=lambda kind: whole[kind] - wanted[kind])
     for kind in left[: trials - sum(whole.values())]:

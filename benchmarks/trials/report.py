@@ -32,7 +32,7 @@ def result(rows: Sequence[Row], *, sessions: int, wall_s: float) -> dict[str, An
     """Everything that was measured."""
     table = score.by_kind(rows)
     modes = sorted({row["mode"] for row in rows if row["what"] == "clean"})
-    told = score.reliability(score.statements(rows))
+    stated, held_out = (score.reliability(f(rows)) for f in (score.statements, score.held_out))
     return {
         "benchmark": "campaign",
         "sessions": {"planned": sessions, "done": sum(row["what"] == "session" for row in rows)},
@@ -43,8 +43,11 @@ def result(rows: Sequence[Row], *, sessions: int, wall_s: float) -> dict[str, An
             "all": score.clean(rows),
             **{m: score.clean(r for r in rows if r.get("mode") == m) for m in modes},
         },
-        "reliability": told,
-        "calibration_error": score.calibration_error(told),
+        "reliability": {"stated": stated, "calibrated": held_out},
+        "calibration_error": {
+            "stated": score.calibration_error(stated),
+            "calibrated": score.calibration_error(held_out),
+        },
         "cores": os.cpu_count(),
         "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         "wall_s": round(wall_s, 1),
@@ -81,11 +84,13 @@ def lines(result: Row) -> Iterator[str]:
             f"clean windows ({mode}): {alarms['hits']} false alarms in {r['windows']} "
             f"(at most {alarms['high']:.1%}), {r['hours']:.3f} clean hours; {', '.join(r['kinds'])}"
         )
-    for r in result["reliability"]:
-        yield (
-            f"confidence {r['from']:.2f} to {r['to']:.2f}: "
-            f"stated {r['stated']:.3f}, right {r['hits']} of {r['of']}"
-        )
+    for name, rows in result["reliability"].items():
+        for r in rows:
+            yield (
+                f"confidence ({name}) {r['from']:.2f} to {r['to']:.2f}: "
+                f"said {r['stated']:.3f}, right {r['hits']} of {r['of']}"
+            )
+        yield f"mean distance of confidence from frequency ({name}): {result['calibration_error'][name]:.3f}"
     yield f"peak {result['peak_rss_bytes'] / 2**20:.0f} MiB, {result['wall_s']:.0f} s"
 
 
@@ -108,3 +113,15 @@ def _aligned(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     for row in rows:
         yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+
+
+def table(rows: Sequence[Row], source: str) -> str:
+    """The calibration table for pulsetrain/analytics/tables/calibration.csv."""
+    lines = [
+        "# Isotonic fit of stated confidence on correctness, by kind; benchmarks/campaign.py --calibrate.",
+        f"# Source: {source}.",
+        "kind,stated,observed,trials",
+    ]
+    for kind, knots in score.fitted(score.statements(rows)).items():
+        lines += [f"{kind},{k.stated},{k.observed},{k.trials}" for k in knots]
+    return "\n".join(lines) + "\n"

@@ -8,10 +8,12 @@ from itertools import pairwise
 from statistics import quantiles
 from typing import Any
 
+from pulsetrain.analytics import calibration
 from pulsetrain.stream.findings import Finding
 
 Row = Mapping[str, Any]
 Z = 1.959964  # 95 %
+LEAST_TOLD = 8  # statements of a kind below which its own figures stand
 BINS = (0.0, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
 
 
@@ -37,6 +39,7 @@ def told(finding: Finding) -> dict[str, Any]:
         "subject": finding.subject,
         "severity": finding.severity,
         "confidence": finding.confidence,
+        "stated": finding.evidence.get("stated_confidence", finding.confidence),
         "summary": finding.summary,
         "numbers": {
             k: finding.evidence[k]
@@ -176,18 +179,41 @@ def clean(rows: Iterable[Row]) -> dict[str, Any]:
     }
 
 
-def statements(rows: Iterable[Row]) -> list[tuple[str, float, bool]]:
-    """(kind, stated confidence, right) of every finding told: the last look of a trial, and clean windows."""
-    told: list[tuple[str, float, bool]] = []
+Statement = tuple[str, float, bool]  # kind, stated confidence, right
+
+
+def statements(rows: Iterable[Row]) -> list[Statement]:
+    """Every finding told, as its analyzer states it: in the last look of a trial, and in clean windows."""
+    stated: list[Statement] = []
     for row in rows:
         if row["what"] == "clean":
-            told += [(f["kind"], f["confidence"], False) for f in row["findings"]]
+            stated += [(f["kind"], f["stated"], False) for f in row["findings"]]
         elif row["what"] == "trial":
             said = [look for look in row["looks"] if look["findings"]]
-            told += [
-                (f["kind"], f["confidence"], true_of(row, f)) for f in (said[-1]["findings"] if said else [])
+            stated += [
+                (f["kind"], f["stated"], true_of(row, f)) for f in (said[-1]["findings"] if said else [])
             ]
-    return told
+    return stated
+
+
+def fitted(stated: Iterable[Statement]) -> dict[str, tuple[calibration.Knot, ...]]:
+    """The calibration table of every kind with at least `LEAST_TOLD` statements."""
+    by_kind: dict[str, list[tuple[float, bool]]] = {}
+    for kind, confidence, right_ in stated:
+        by_kind.setdefault(kind, []).append((confidence, right_))
+    return {
+        kind: calibration.fit(told_) for kind, told_ in sorted(by_kind.items()) if len(told_) >= LEAST_TOLD
+    }
+
+
+def held_out(rows: Sequence[Row]) -> list[Statement]:
+    """Statements calibrated by a table of the other half of the sessions, which never saw them."""
+    halves = [statements(r for r in rows if r.get("session", 0) % 2 == half) for half in (0, 1)]
+    told_: list[Statement] = []
+    for mine, other in ((halves[0], halves[1]), (halves[1], halves[0])):
+        table = fitted(other)
+        told_ += [(kind, calibration.calibrated(c, table.get(kind, ())), ok) for kind, c, ok in mine]
+    return told_
 
 
 def true_of(row: Row, finding: Row) -> bool:

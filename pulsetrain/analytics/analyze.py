@@ -8,6 +8,7 @@ from functools import cached_property
 from types import MappingProxyType
 
 from pulsetrain.analytics import (
+    calibration,
     fail_slow,
     imbalance,
     links,
@@ -103,7 +104,8 @@ def analyze(
     analyzers: Mapping[str, Analyzer] = ANALYZERS,
 ) -> list[Verdict]:
     """What every analyzer says of steps `since`..`until` of an attempt (default: the newest that has these
-    steps). Never silent: each gives at least one verdict, `Failed` where it breaks.
+    steps). Never silent: each gives at least one verdict, `Failed` where it breaks. Confidences come
+    calibrated.
 
     Without `since` and `scan` the last 256 steps are read and only what is wrong at their end is found; with
     `scan`, what was wrong at any time in the range, which is then the whole attempt by default.
@@ -117,7 +119,7 @@ def analyze(
     for name, run in analyzers.items():
         answer = guarded(name, lambda run=run: run(source))  # type: ignore[misc]  # bound now, called now
         verdicts += answer or [Inconclusive(analyzer=name, reason="it gave no answer")]
-    return verdicts
+    return calibration.apply(verdicts)
 
 
 def _source(

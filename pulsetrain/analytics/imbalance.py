@@ -6,11 +6,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pulsetrain.analytics.timings import Timings
-from pulsetrain.analytics.verdict import Healthy, Inconclusive, Verdict
+from pulsetrain.analytics.verdict import Healthy, Inconclusive, Verdict, findings
 
 Floats = NDArray[np.float64]
 
 STEPS_NEEDED = 10
+RECENT = 40  # newest steps, judged first: what has just begun is not hidden in the hour before it
 STAGE_INFO = 1.25  # a stage's compute over that of the others, from which it is told
 STAGE_WARNING = 1.4  # from which it asks for action
 CORRELATION = 0.9  # of forward with backward time that only the amount of work explains
@@ -30,6 +31,12 @@ def stages(t: Timings) -> list[Verdict]:
         ]
     if len(rows) < STEPS_NEEDED:
         return [Inconclusive(analyzer="stage_imbalance", reason=f"{len(rows)} usable steps")]
+    newest = _stages_in(t, rows[-RECENT:], numbers)
+    return newest if len(rows) <= RECENT or findings(newest) else _stages_in(t, rows, numbers)
+
+
+def _stages_in(t: Timings, rows: NDArray[np.int64], numbers: NDArray[np.int64]) -> list[Verdict]:
+    """The verdict on some steps."""
     levels = np.stack([_lower_median(t.parts["compute"][np.ix_(rows, t.stages == s)]) for s in numbers])
     if not (levels > 0).all():
         return [Inconclusive(analyzer="stage_imbalance", reason="no compute spans", blind=True)]
@@ -78,6 +85,12 @@ def sequences(t: Timings) -> list[Verdict]:
     rows = np.flatnonzero(t.usable)
     if len(rows) < 2 * STEPS_NEEDED:
         return [Inconclusive(analyzer="sequence_imbalance", reason=f"{len(rows)} usable steps")]
+    newest = _sequences_in(t, rows[-RECENT:])
+    return newest if len(rows) <= RECENT or findings(newest) else _sequences_in(t, rows)
+
+
+def _sequences_in(t: Timings, rows: NDArray[np.int64]) -> list[Verdict]:
+    """The verdict on some steps."""
     pairs = [_cohort(t, rows, columns) for columns in t.cohorts if len(columns) > 1]
     known = [p for p in pairs if p is not None]
     if not known:

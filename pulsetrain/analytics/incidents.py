@@ -185,9 +185,10 @@ def _context(suspect: _Suspect, others: Sequence[_Suspect], first_ns: int) -> fl
 
 
 def _explains(cause: _Suspect, effect: _Suspect) -> bool:
-    """By kind and by place: a fault explains what stands on it; a symptom of the whole job has no place."""
+    """By kind and by place: a fault explains what stands on it, not what it stands on; a symptom of the whole
+    job has no place."""
     kinds = {k for f in cause.findings for k in _cause(f.kind).explains}
-    if not any(f.kind in kinds for f in effect.findings):
+    if not any(f.kind in kinds for f in effect.findings) or effect.place.contains(cause.place):
         return False
     if effect.place.scope in ("job", "group", "stage"):
         return True

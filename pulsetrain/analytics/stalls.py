@@ -9,11 +9,12 @@ from numpy.typing import NDArray
 
 from pulsetrain.analytics.robust import lower_median
 from pulsetrain.analytics.timings import Timings
-from pulsetrain.analytics.verdict import Healthy, Inconclusive, Severity, Verdict
+from pulsetrain.analytics.verdict import Healthy, Inconclusive, Severity, Verdict, findings
 
 Floats = NDArray[np.float64]
 
 STEPS_NEEDED = 10
+RECENT = 40  # newest steps, judged first: what has just begun is not hidden in the hour before it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,18 +28,25 @@ class Stall:
     warning: float
 
 
-DATA = Stall(kind="data_stall", part="data", sentence="waits for data", info=0.1, warning=0.25)
+DATA = Stall(kind="data_stall", part="data", sentence="waits for data", info=0.1, warning=0.15)
 GC = Stall(kind="gc_pause", part="gc", sentence="is in the garbage collector", info=0.02, warning=0.08)
 
 
 def find(t: Timings, stall: Stall) -> list[Verdict]:
     """Findings of one kind: the job where most ranks lose the time, else the ranks that lose more.
 
-    A share is the time lost over the time of all usable steps: a long stall in one step weighs by its length.
+    A share is the time lost over the time of the newest steps, or else of all usable ones: a long stall in
+    one step weighs by its length.
     """
     rows = np.flatnonzero(t.usable)
     if len(rows) < STEPS_NEEDED:
         return [Inconclusive(analyzer=stall.kind, reason=f"{len(rows)} usable steps")]
+    newest = _among(t, stall, rows[-RECENT:])
+    return newest if len(rows) <= RECENT or findings(newest) else _among(t, stall, rows)
+
+
+def _among(t: Timings, stall: Stall, rows: NDArray[np.int64]) -> list[Verdict]:
+    """The verdict on some steps."""
     lost, whole = t.parts[stall.part][rows], t.numbers["duration_ns"][rows]
     told = np.isfinite(lost) & (whole > 0)
     if not told.any():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from pulsetrain.analytics import calibration
 from pulsetrain.analytics import hang as graph
 from pulsetrain.analytics.crash import explain
 from pulsetrain.analytics.verdict import Finding, Healthy, Inconclusive, Verdict
@@ -79,7 +80,7 @@ class JobView:
 
 def crash(view: JobView) -> list[Verdict]:
     """Who ended first and of what, and who died only because of that. Kinds `crash` and `node_lost`."""
-    return explain(
+    verdicts = explain(
         job=view.job,
         attempt=view.attempt,
         now_ns=view.now_ns,
@@ -88,6 +89,7 @@ def crash(view: JobView) -> list[Verdict]:
         node_of=view.node_of,
         size=view.size(),
     )
+    return calibration.apply(verdicts)
 
 
 def hang(view: JobView, config: WatchConfig | None = None) -> list[Verdict]:
@@ -111,7 +113,8 @@ def hang(view: JobView, config: WatchConfig | None = None) -> list[Verdict]:
     limit_ns = limit(view, config)
     if not stopped and stall_ns < limit_ns:
         return [Healthy(analyzer="hang", numbers={"silence_ns": stall_ns, "limit_ns": limit_ns})]
-    return _verdicts(view, graph.blame(_witnesses(view), stalled=stall_ns >= limit_ns), stall_ns)
+    blamed = graph.blame(_witnesses(view), stalled=stall_ns >= limit_ns)
+    return calibration.apply(_verdicts(view, blamed, stall_ns))
 
 
 def limit(view: JobView, config: WatchConfig) -> int:

@@ -1,0 +1,65 @@
+"""Calibration: monotone, between what was stated and what was seen, and harmless where nothing is known."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pulsetrain.analytics import calibration
+from pulsetrain.analytics.calibration import Knot, apply, calibrated, fit, table
+from pulsetrain.analytics.verdict import Finding, Healthy
+
+statements = st.lists(st.tuples(st.floats(0, 1), st.booleans()), min_size=1, max_size=80)
+
+
+def finding(confidence, kind="straggler"):
+    return Finding(
+        ts_ns=0, job="j", attempt=0, kind=kind, subject_type="rank", subject="3", severity="warning",
+        confidence=confidence, summary="", evidence={"ratio": 2.0},
+    )  # fmt: skip
+
+
+@given(statements, st.floats(0, 1), st.floats(0, 1))
+def test_the_surer_statement_stays_the_surer_one(told, a, b):
+    knots = fit(told)
+    low, high = sorted((a, b))
+    assert calibrated(low, knots) <= calibrated(high, knots)
+
+
+@given(statements)
+def test_every_statement_is_in_one_knot_and_knots_ascend(told):
+    knots = fit(told)
+    assert sum(k.trials for k in knots) == len(told)
+    assert [k.stated for k in knots] == sorted(k.stated for k in knots)
+    assert [k.observed for k in knots] == sorted(k.observed for k in knots)
+    assert all(calibration.LEAST <= k.observed <= calibration.MOST for k in knots)
+
+
+def test_an_overconfident_detector_is_brought_to_what_it_is_worth():
+    draw = np.random.default_rng(0)
+    stated = draw.uniform(0.6, 0.95, 2000)
+    told = [(s, bool(draw.random() < s - 0.3)) for s in stated.tolist()]
+    knots = fit(told)
+    assert all(abs(calibrated(s, knots) - (s - 0.3)) < 0.08 for s in (0.65, 0.75, 0.85))
+
+
+def test_a_few_trials_do_not_make_certainty():
+    (knot,) = fit([(0.7, True)])
+    assert 0.7 < knot.observed < 0.8
+
+
+def test_findings_keep_what_was_stated_and_others_pass_untouched():
+    knots = {
+        "straggler": (Knot(stated=0.5, observed=0.25, trials=9), Knot(stated=1.0, observed=0.75, trials=9))
+    }
+    healthy = Healthy(analyzer="x")
+    changed, other, same = apply([finding(0.75), finding(0.75, "other"), healthy], knots)
+    assert (changed.confidence, changed.evidence["stated_confidence"]) == (0.5, 0.75)
+    assert (other.confidence, same) == (0.75, healthy)
+
+
+def test_the_shipped_table_ascends():
+    for knots in table().values():
+        assert [k.observed for k in knots] == sorted(k.observed for k in knots)
+        assert all(0 < k.observed <= 1 and k.trials > 0 for k in knots)

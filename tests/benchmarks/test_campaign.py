@@ -1,0 +1,29 @@
+"""The campaign itself, quickly: four real faults in a real job of eight processes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CAMPAIGN = Path(__file__).parents[2] / "benchmarks" / "campaign.py"
+
+
+@pytest.mark.integration
+def test_four_real_faults_are_named_and_nothing_before_them(tmp_path):
+    kept = tmp_path / "sessions.jsonl"
+    command = [sys.executable, CAMPAIGN, "--quick", "--resume", kept]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=55)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert result["lost"] == []
+    assert result["overall"]["trials"] == 4
+    assert result["overall"]["kind"]["hits"] == result["overall"]["top1"]["hits"] == 4
+    assert result["overall"]["victim_root"] == 0
+    assert result["clean"]["all"]["windows"] == 4
+    again = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    repeated = json.loads(again.stdout.splitlines()[-1])
+    assert repeated["kinds"] == result["kinds"]
