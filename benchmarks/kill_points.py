@@ -47,9 +47,14 @@ class Point:
     node_rank: int
 
     @property
-    def survives(self) -> bool:
-        """A replica of every rank's state is left."""
-        return self.victim != "group"
+    def place(self) -> str:
+        """Where in the code it is waited for: a rank restores in its own process, a node in its agent's."""
+        return "restore_rank" if (self.victim, self.moment) == ("rank", "restore") else self.moment
+
+    @property
+    def standbys(self) -> int:
+        """Nodes that it takes away."""
+        return {"node": 1, "agent": 1, "one_of_each_group": 2, "group": 2}.get(self.victim, 0)
 
 
 def draw_points(seed: int, count: int) -> list[Point]:
@@ -186,17 +191,14 @@ class Run:
     def strike(self, point: Point) -> dict[str, Any]:
         """Wait for the moment, kill, wait until the job trains on."""
         site = self.site
-        self.settle()
-        before = self.attempt()
-        if point.moment == "restore":  # a restore needs a fault before it
-            self.arm(point)
-            other = (point.node_rank + 1) % NODES
-            self.kill(site.pids(site.node_of(other), "rank"))
-        else:
-            self.arm(point)
-        self.await_moment(point)
-        completed = min(site.steps)
-        self.kill(self.victims(point))
+        self.settle(point.standbys)
+        before, victims = self.attempt(), self.victims(point)
+        self.arm(point)
+        if point.moment == "restore":  # there is one after a fault only
+            self.kill(site.pids(site.node_of((point.node_rank + 1) % NODES), "rank"))
+        stopped = self.await_moment(point)
+        self.kill(victims or [stopped])
+        completed = min(site.steps)  # who is dead completes nothing more, so this is as of the kill
         for file in (site.folder / "armed").iterdir():
             file.unlink()
         if point.victim == "hub":
@@ -204,9 +206,9 @@ class Run:
             site.hub.wait()
             site.start_hub()
         began = time.monotonic()
-        done = point.victim == "hub" and point.moment != "restore"
-        until(lambda: self.moved(before, completed, same_attempt=done), 120, f"{point}: the job goes on")
-        resumed = completed if done else self.resumed()
+        unharmed = point.victim == "hub" and point.moment != "restore"
+        until(lambda: self.moved(before, completed, same_attempt=unharmed), 120, f"{point}: the job goes on")
+        resumed = completed if self.attempt() == before else self.resumed()
         for name in [n for n, p in site.agents.items() if p.poll() is not None]:
             site.agents.pop(name)
             site.start_agent(standby=True)
@@ -220,18 +222,16 @@ class Run:
             "seconds": time.monotonic() - began,
         }
 
-    def settle(self) -> None:
-        """The job trains, and as many agents as it needs, standbys included, are there."""
-        self.site_ready()
-        at = max(self.site.steps)
-        until(lambda: min(self.site.steps) >= at + 3, 120, "three steps")
+    def settle(self, standbys: int) -> None:
+        """The job trains, and so many standbys are there."""
 
-    def site_ready(self) -> None:
         def ready() -> bool:
             job = self.site.job() or {}
-            return job.get("state") == "running" and self.standbys() >= STANDBYS
+            return job.get("state") == "running" and self.standbys() >= standbys
 
         until(ready, 120, "a running job with its standbys")
+        at = max(self.site.steps)
+        until(lambda: min(self.site.steps) >= at + 3, 120, "three steps")
 
     def standbys(self) -> int:
         with contextlib.suppress(PulsetrainError, OSError):
@@ -241,25 +241,23 @@ class Run:
 
     def arm(self, point: Point) -> None:
         node = self.site.node_of(point.node_rank)
-        (self.site.folder / "armed" / f"{point.moment}-{node}").touch()
+        (self.site.folder / "armed" / f"{point.place}-{node}").touch()
 
-    def await_moment(self, point: Point) -> None:
+    def await_moment(self, point: Point) -> int:
+        """The process that has come to it, and stands there."""
         reached = self.site.folder / "reached"
-        until(lambda: next(reached.iterdir(), None), 60, f"{point}: the moment")
-        for file in reached.iterdir():
-            file.unlink()
+        file = until(lambda: next(reached.iterdir(), None), 60, f"{point}: the moment")
+        pid = int(file.name.rpartition("-")[2])
+        file.unlink()
+        return pid
 
     def victims(self, point: Point) -> list[int]:
-        """Process ids, found before the first is killed."""
-        site = self.site
-        node = site.node_of(point.node_rank)
-        partner = site.node_of(point.node_rank ^ 1)
-        far = site.node_of((point.node_rank + 2) % NODES)
+        """Process ids; none: whichever stands at the moment."""
+        site, place = self.site, point.node_rank
+        node, partner, far = (site.node_of(r) for r in (place, place ^ 1, (place + 2) % NODES))
         match point.victim:
             case "rank":
-                return site.pids(node, "rank") or site.pids(
-                    site.node_of((point.node_rank + 2) % NODES), "rank"
-                )
+                return [] if point.moment == "restore" else site.pids(node, "rank")
             case "agent":
                 return [site.agents[node].pid]
             case "node":

@@ -28,7 +28,7 @@ def stand(moment: str) -> None:
         return
     with contextlib.suppress(FileNotFoundError):
         armed.unlink()
-        (FOLDER / "reached" / f"{moment}-{node}").touch()
+        (FOLDER / "reached" / f"{moment}-{node}-{os.getpid()}").touch()
         time.sleep(WAIT_S)
 
 
@@ -93,7 +93,7 @@ def rank(steps: int = 1 << 40) -> None:
     optimizer = torch.optim.AdamW([*shared, own], lr=1e-3)
     watch = pulsetrain.init()
     checkpointer = pulsetrain.Checkpointer({"model": model, "own": own, "optimizer": optimizer})
-    halt_in_copies(checkpointer)
+    halt(checkpointer)
     restored = checkpointer.restore()
     (FOLDER / f"pid-{me}").write_text(str(os.getpid()))
     (FOLDER / f"node-{me}").write_text(os.environ.get("PULSETRAIN_NODE", ""))
@@ -136,16 +136,20 @@ def train_step(model: Any, own: Any, optimizer: Any, shared: list[Any]) -> bool:
     return not stop.item()
 
 
-def halt_in_copies(checkpointer: Any) -> None:
-    """Phase one can stand still with half of the bytes copied."""
-    finish = checkpointer._copier.finish
+def halt(checkpointer: Any) -> None:
+    """Phase one can stand still with half of the bytes copied, a restore before it has changed anything."""
+    finish, read = checkpointer._copier.finish, checkpointer._read
 
-    def halting(pairs: Any) -> None:
+    def halting_copy(pairs: Any) -> None:
         finish(pairs[: len(pairs) // 2])
         stand("phase_one")
         finish(pairs[len(pairs) // 2 :])
 
-    checkpointer._copier.finish = halting
+    def halting_read(info: Any) -> Any:
+        stand("restore_rank")
+        return read(info)
+
+    checkpointer._copier.finish, checkpointer._read = halting_copy, halting_read
 
 
 def finish(parameters: list[Any], steps: int) -> None:

@@ -1,10 +1,13 @@
-"""Checkpoints: which steps can be restored, from where, and what each stage took."""
+"""Checkpoints: where the state is safe, what a failure would cost now, and what each stage took."""
 
 from __future__ import annotations
 
+import streamlit as st
+
 from pulsetrain.dashboard import page
-from pulsetrain.dashboard.models.operations import checkpoint_lines
-from pulsetrain.dashboard.models.text import clock, duration, size
+from pulsetrain.dashboard.models.checkpoints import Cost, Safe, costs, headline, safe_steps
+from pulsetrain.dashboard.models.operations import checkpoint_lines, recoveries
+from pulsetrain.dashboard.models.text import ago, clock, duration, size
 from pulsetrain.stream.queries import views
 
 
@@ -22,6 +25,7 @@ def _body() -> None:
             "A script saves them with pulsetrain.Checkpointer.",
         )
         return
+    _now(job)
     stages = sorted({stage for line in lines for stage in line["stages"]})
     page.table(
         ["step", "attempt", "last report, UTC", "size", *(f"{stage}: ranks, longest" for stage in stages)],
@@ -37,6 +41,44 @@ def _body() -> None:
         ],
         right=(0, 1, 3, *range(4, 4 + len(stages))),
     )
+
+
+def _now(job: str) -> None:
+    """Where the state is safe, and what a failure would cost at this moment."""
+    source = page.source()
+    safe = safe_steps(source.rows(views.checkpoint_tiers, job))
+    pace = next(iter(source.rows(views.pace, job)), {"last_step": -1, "step_ns": 0})
+    past = [line.total_ns for line in recoveries(source.rows(views.events, job, ("recovery",)))]
+    found = costs(safe, last_step=pace["last_step"], step_ns=pace["step_ns"], recovery_ns=past)
+    st.html(f"<div><b>{headline(safe, found)}</b></div>")
+    page.table(
+        ["held in", "newest step of every rank", "age", "size", "copies of each rank"],
+        [_tier(one) for one in safe],
+        right=(1, 2, 3, 4),
+    )
+    page.table(
+        [
+            "what a failure now would cost",
+            "resumes at step",
+            "from",
+            "steps done again",
+            "that takes",
+            "usual pause",
+        ],
+        [_price(cost) for cost in found],
+        right=(1, 3, 4, 5),
+    )
+
+
+def _tier(safe: Safe) -> list[str]:
+    age = ago(safe.ts_ns, page.now_ns())
+    return [safe.tier, str(safe.step), age, size(safe.bytes), f"{safe.copies:g}"]
+
+
+def _price(cost: Cost) -> list[str]:
+    resumes = str(cost.step) if cost.step >= 0 else "the first"
+    pause = duration(cost.pause_ns) if cost.pause_ns is not None else "-"
+    return [cost.failure, resumes, cost.tier or "-", str(cost.lost_steps), duration(cost.lost_ns), pause]
 
 
 def _stage(found: tuple[int, int] | None) -> str:

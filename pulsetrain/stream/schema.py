@@ -298,7 +298,11 @@ _ALL = (
             _ATTEMPT,
             _RANK,
             _STEP,
-            _f("stage", Kind.NAME, "copy, replicate, persist, commit, restore or skip"),
+            _f(
+                "stage",
+                Kind.NAME,
+                "copy, stall (of training), replicate, persist, commit, restore, read or skip",
+            ),
             _f("tier", Kind.NAME, "memory, peer or storage"),
             _f("bytes", Kind.I64, "payload", "bytes"),
             _f("duration_ns", Kind.I64, "how long the stage took", "ns"),

@@ -33,6 +33,7 @@ def test_overview_reads_the_verdict(page, site):
         ("nodes", "connection closed"),
         ("recovery", "1 recovery, 3.80 s on average"),
         ("checkpoints", "replicate (peer)"),
+        ("checkpoints", "what a failure now would cost"),
         ("pipeline", "span_rollup"),
     ],
 )

@@ -184,6 +184,8 @@ class RecordedJob:
                     ("copy", "memory", 3),
                     ("replicate", "peer", 14),
                     ("persist", "storage", 60),
+                    ("stall", "memory", 1),
+                    *((("commit", "storage", 70),) if step == self.steps - 10 else ()),
                 ):
                     yield {
                         "ts": self.now_ns - (self.steps - step) * STEP_NS, "job": self.name, "attempt": 1,

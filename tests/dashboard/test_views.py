@@ -115,12 +115,29 @@ def test_places_states_and_findings(store):
         "copy",
         "replicate",
         "persist",
+        "stall",
     }
+    tiers = {t["tier"]: t for t in rows(views.checkpoint_tiers(store, "gpt"))}
+    assert tiers.keys() == {"memory", "peer", "storage"}
+    assert tiers["memory"]["step"] - tiers["storage"]["step"] == 9
+    assert (tiers["peer"]["ranks"], tiers["peer"]["copies"]) == (8, 8)
+    (pace,) = rows(views.pace(store, "gpt"))
+    assert pace["last_step"] >= tiers["memory"]["step"]
+    assert pace["step_ns"] > 0
     assert {s["record"]: s["rows"] for s in rows(views.stored(store))}["steps"] == 121 * 8
 
 
 @pytest.mark.parametrize(
-    "view", [views.curve, views.events, views.findings, views.topology, views.checkpoints]
+    "view",
+    [
+        views.curve,
+        views.events,
+        views.findings,
+        views.topology,
+        views.checkpoints,
+        views.checkpoint_tiers,
+        views.pace,
+    ],
 )
 def test_a_job_that_was_never_seen_is_no_rows(store, view):
     assert view(store, "never seen").num_rows == 0

@@ -54,6 +54,7 @@ class SaveResult:
         self.skipped = skipped
         self._arena = arena
         self._copied = Event()
+        self._awaited_ns = 0  # since when training waits for the copy
         self._published: Future[SlotInfo] = Future()
 
     def __bool__(self) -> bool:
@@ -177,7 +178,9 @@ class Checkpointer:
         """Return when the state may be changed: the copy of the last save is complete, and where the agent
         asks for it (`checkpoint.lag_steps`) peers are no further behind than that. Never raises."""
         if self._last is not None:
-            self._last._copied.wait()
+            if not self._last._copied.is_set():
+                self._last._awaited_ns = time.perf_counter_ns()
+                self._last._copied.wait()
             self._stay_close(self._last)
 
     def _stay_close(self, last: SaveResult) -> None:
@@ -294,7 +297,9 @@ class Checkpointer:
             writing.prefault()
             started = time.perf_counter_ns()
             self._copier.finish(pairs)
-            writing.copy_ns = time.perf_counter_ns() - started
+            ended = time.perf_counter_ns()
+            writing.copy_ns = ended - started
+            writing.blocked_ns += ended - result._awaited_ns if result._awaited_ns else 0
         except Exception as error:  # noqa: BLE001 - the loop goes on, the result tells
             self._fail(result, error)
         finally:

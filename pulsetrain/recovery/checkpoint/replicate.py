@@ -126,6 +126,7 @@ class Replicator:
             for info in reversed(item.arena.published()):
                 if info.generation > seen and info.blocked_ns:
                     self._record("copy", "memory", info, info.copy_ns, ts_ns=info.published_ns)
+                    self._record("stall", "memory", info, info.blocked_ns, ts_ns=info.published_ns)
         count, step, reason = item.arena.skips
         if count != item.skips:
             item.skips = count

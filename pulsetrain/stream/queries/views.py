@@ -149,6 +149,50 @@ def checkpoints(store: Queryable, job: str, *, steps: int = 40) -> pa.Table:
     )
 
 
+def checkpoint_tiers(store: Queryable, job: str) -> pa.Table:
+    """For each tier the newest step that every rank has there: tier, step, attempt, ranks, copies, bytes,
+    ts_ns. Memory and peers count for the newest attempt only."""
+    return store.query(
+        """
+        SELECT tier, max(at_step) AS step, argMax(try, at_step) AS attempt, argMax(who, at_step) AS ranks,
+               argMax(many, at_step) AS copies, argMax(size, at_step) AS bytes,
+               toUnixTimestamp64Nano(argMax(at, at_step)) AS ts_ns
+        FROM (
+            SELECT attempt AS try, tier, step AS at_step, uniq(rank) AS who, count() AS many,
+                   sum(bytes) AS size, max(ts) AS at
+            FROM checkpoints
+            WHERE job = {job:String} AND stage IN ('copy', 'replicate', 'commit')
+              AND (tier = 'storage'
+                   OR attempt = (SELECT max(attempt) FROM checkpoints WHERE job = {job:String}))
+            GROUP BY attempt, tier, step
+        )
+        WHERE who = (
+            SELECT max(known) FROM (
+                SELECT uniq(rank) AS known FROM checkpoints
+                WHERE job = {job:String} AND stage = 'copy' GROUP BY attempt, step
+            )
+        )
+        GROUP BY tier ORDER BY tier
+        """,
+        {"job": job},
+    )
+
+
+def pace(store: Queryable, job: str) -> pa.Table:
+    """Where the newest attempt of a job is: last_step, and step_ns, the median of its last 50 steps."""
+    return store.query(
+        """
+        SELECT max(step) AS last_step, toInt64(quantile(0.5)(duration_ns)) AS step_ns
+        FROM steps
+        WHERE job = {job:String} AND attempt = (SELECT max(attempt) FROM steps WHERE job = {job:String})
+          AND step > (SELECT max(step) FROM steps WHERE job = {job:String}
+                      AND attempt = (SELECT max(attempt) FROM steps WHERE job = {job:String})) - 50
+        HAVING count() > 0
+        """,
+        {"job": job},
+    )
+
+
 def gauges(store: Queryable, names: Sequence[str], *, since_ns: int) -> pa.Table:
     """The last value of the named metrics of every node since `since_ns`: node, device, name, value,
     ts_ns."""

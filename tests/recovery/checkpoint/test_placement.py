@@ -67,6 +67,30 @@ def test_the_papers_figure_for_sixteen_machines():
     assert recovery_probability(ring(16, 2), 2) == 1 - Fraction(16, 120)  # a ring loses twice as often
 
 
+@pytest.mark.parametrize(
+    ("machines", "replicas", "failures", "by_group", "by_ring", "bound"),
+    [
+        (16, 2, 2, 0.9333, 0.8667, 0.9333),
+        (16, 2, 3, 0.8000, 0.6286, 0.8000),
+        (16, 2, 4, 0.6154, 0.3626, 0.6000),
+        (16, 2, 5, 0.4103, None, 0.3333),
+        (16, 4, 4, 0.9978, None, 0.9978),
+        (128, 2, 2, 0.9921, None, 0.9921),
+        (1000, 2, 2, 0.9990, None, 0.9990),
+        (1000, 2, 3, 0.9970, None, 0.9970),
+        (1000, 2, 15, 0.8989, None, 0.8949),
+        (4, 2, 2, 0.6667, 0.3333, 0.6667),
+    ],
+)
+def test_published_recovery_probabilities(machines, replicas, failures, by_group, by_ring, bound):
+    """Corollary 1 of the paper and its figure 3; from twice `replicas` failures on the exact value is above
+    the paper's bound."""
+    assert round(float(recovery_probability(group(machines, replicas), failures)), 4) == by_group
+    assert round(float(gemini_bound(machines, replicas, failures)), 4) == bound
+    if by_ring is not None:
+        assert round(float(recovery_probability(ring(machines, replicas), failures)), 4) == by_ring
+
+
 @pytest.mark.parametrize("machines", [8, 12, 16, 24, 60])
 @pytest.mark.parametrize("replicas", [2, 3, 4])
 def test_inclusion_and_exclusion_is_exact_and_the_papers_formula_a_bound(machines, replicas):

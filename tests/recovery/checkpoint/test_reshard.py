@@ -127,6 +127,31 @@ def test_any_grid_is_read_as_any_other_and_back(tmp_path_factory, case, dtype, r
     assert np.array_equal(back, whole)
 
 
+def test_reading_a_ranks_part_never_holds_the_whole_model(tmp_path):
+    """Eight ranks' shards of 32 MiB, read as two halves by four ranks: at most a few shards are in memory."""
+    import tracemalloc
+
+    whole = {f"x{i}": np.arange(1 << 20, dtype=np.float32).reshape(1024, 1024) + i for i in range(8)}
+    shards = {
+        rank: [(n, a[128 * rank : 128 * (rank + 1)], (128 * rank, 0), (1024, 1024)) for n, a in whole.items()]
+        for rank in range(8)
+    }
+    checkpoints = store(tmp_path, shards)
+    shard_bytes, model_bytes = 128 * 1024 * 4, 8 << 22
+    tracemalloc.start()
+    try:
+        index = TensorIndex(checkpoints, checkpoints.manifest(1))
+        for name, array in whole.items():
+            part = index.read(name, (256, 0), (256, 1024))
+            assert part == array[256:512].tobytes()
+            del part
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert index.bytes_read < model_bytes / 4 + (64 << 10)  # a quarter of every tensor, and the layouts
+    assert peak < 12 * shard_bytes < model_bytes / 5
+
+
 def test_a_gap_between_the_shards_is_an_error_and_not_zeros(tmp_path):
     half = np.ones((2, 3), dtype=np.float32)
     checkpoints = store(tmp_path, {0: [("x", half, (0, 0), (4, 3))]})

@@ -1,0 +1,104 @@
+"""What the checkpoints page shows: where the state is safe, and what a failure would cost now."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Row = Mapping[str, Any]
+
+TIERS = ("memory", "peer", "storage")
+FAILURES = (
+    ("a rank", TIERS),
+    ("a node", ("peer", "storage")),
+    ("a node and all that hold its replicas", ("storage",)),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Safe:
+    """The newest step that every rank has in a tier. `copies` is how many there are of each rank's state."""
+
+    tier: str
+    step: int
+    bytes: int
+    copies: float
+    ts_ns: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """What one failure would cost now. `step` is where the job would resume, -1: at its first step;
+    `lost_ns` the steps that are done again, `pause_ns` the usual time from a fault to the next step (None:
+    there was none yet)."""
+
+    failure: str
+    tier: str
+    step: int
+    lost_steps: int
+    lost_ns: int
+    pause_ns: int | None
+
+
+def safe_steps(rows: Sequence[Row]) -> list[Safe]:
+    """Rows of `views.checkpoint_tiers` in the order in which a restore looks at them.
+
+    >>> safe_steps([{"tier": "peer", "step": 7, "bytes": 4, "copies": 8, "ranks": 8, "ts_ns": 1}])[0].copies
+    1.0
+    """
+    known = {row["tier"]: row for row in rows}
+    return [
+        Safe(
+            tier=tier,
+            step=known[tier]["step"],
+            bytes=known[tier]["bytes"],
+            copies=known[tier]["copies"] / known[tier]["ranks"],
+            ts_ns=known[tier]["ts_ns"],
+        )
+        for tier in TIERS
+        if tier in known
+    ]
+
+
+def costs(
+    safe: Sequence[Safe], *, last_step: int, step_ns: int, recovery_ns: Sequence[int] = ()
+) -> list[Cost]:
+    """What each kind of failure would cost now; `last_step` is the newest completed step.
+
+    >>> mem = Safe(tier="memory", step=41, bytes=1, copies=1.0, ts_ns=0)
+    >>> [(c.failure, c.step, c.lost_steps) for c in costs([mem], last_step=42, step_ns=10)][:2]
+    [('a rank', 41, 1), ('a node', -1, 43)]
+    """
+    pause = int(statistics.median(recovery_ns)) if recovery_ns else None
+    return [
+        _cost(failure, [s for s in safe if s.tier in tiers], last_step, step_ns, pause)
+        for failure, tiers in FAILURES
+    ]
+
+
+def _cost(failure: str, left: Sequence[Safe], last_step: int, step_ns: int, pause: int | None) -> Cost:
+    best = max(left, key=lambda s: s.step, default=None)
+    step = -1 if best is None else best.step
+    lost = max(0, last_step - step)
+    return Cost(
+        failure=failure,
+        tier="" if best is None else best.tier,
+        step=step,
+        lost_steps=lost,
+        lost_ns=lost * step_ns,
+        pause_ns=pause,
+    )
+
+
+def headline(safe: Sequence[Safe], found: Sequence[Cost]) -> str:
+    """One sentence: the worst of what a single failure would cost."""
+    if not safe:
+        return "No step is held by every rank: any failure starts the job anew."
+    node = found[1]
+    if node.step < 0:
+        return "No replica and nothing in storage: the loss of a node starts the job anew."
+    steps = "1 step" if node.lost_steps == 1 else f"{node.lost_steps} steps"
+    where = "a peer's memory" if node.tier == "peer" else "storage"
+    return f"The loss of a node would cost {steps}: the job would resume from step {node.step} in {where}."

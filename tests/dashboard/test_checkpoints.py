@@ -1,0 +1,45 @@
+"""Where the state is safe and what a failure would cost: the page's arithmetic."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pulsetrain.dashboard.models.checkpoints import TIERS, Safe, costs, headline, safe_steps
+
+
+def safe(tier: str, step: int) -> Safe:
+    return Safe(tier=tier, step=step, bytes=1, copies=1.0, ts_ns=0)
+
+
+def test_each_failure_resumes_from_the_newest_step_that_survives_it():
+    held = [safe("memory", 41), safe("peer", 40), safe("storage", 30)]
+    rank, node, group = costs(held, last_step=42, step_ns=10, recovery_ns=[5, 9, 7])
+    assert [(c.step, c.tier, c.lost_steps, c.lost_ns) for c in (rank, node, group)] == [
+        (41, "memory", 1, 10),
+        (40, "peer", 2, 20),
+        (30, "storage", 12, 120),
+    ]
+    assert node.pause_ns == 7
+    assert "2 steps" in headline(held, [rank, node, group])
+    assert "from step 40" in headline(held, [rank, node, group])
+
+
+def test_where_nothing_is_safe_it_is_said():
+    assert "starts the job anew" in headline([], costs([], last_step=5, step_ns=1))
+    memory = [safe("memory", 5)]
+    found = costs(memory, last_step=5, step_ns=1)
+    assert found[1].step == -1
+    assert found[1].pause_ns is None
+    assert "No replica" in headline(memory, found)
+
+
+@given(st.dictionaries(st.sampled_from(TIERS), st.integers(0, 50)), st.integers(0, 60))
+def test_a_worse_failure_is_never_cheaper(steps, last):
+    found = costs([safe(t, s) for t, s in steps.items()], last_step=last, step_ns=3)
+    lost = [c.lost_steps for c in found]
+    assert lost == sorted(lost)
+
+
+def test_tiers_are_in_the_order_of_a_restore():
+    rows = [{"tier": t, "step": 1, "bytes": 8, "copies": 16, "ranks": 8, "ts_ns": 3} for t in reversed(TIERS)]
+    assert [s.tier for s in safe_steps(rows)] == list(TIERS)
+    assert safe_steps(rows)[0].copies == 2.0

@@ -1,0 +1,35 @@
+"""A sample of the seeded kill points: a real job of real processes, killed and brought back bit-identical.
+
+All hundred are `benchmarks/kill_points.py`.
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[3]
+
+
+@pytest.mark.integration
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_job_killed_at_seeded_points_ends_as_if_nothing_had_happened():
+    run = subprocess.run(
+        [
+            *(sys.executable, "benchmarks/kill_points.py", "--seed", "28", "--points", "6"),
+            *("--points-per-job", "6", "--budget-s", "70"),
+        ],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    found = json.loads(run.stdout.splitlines()[-1]) if run.stdout else {}
+    assert run.returncode == 0, f"{found}\n{run.stderr[-4000:]}"
+    assert found["identical"]
+    assert found["lost_with_replica_max"] <= 1
+    assert found["points"] >= 1
