@@ -12,8 +12,8 @@ import json
 import pickle
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -22,6 +22,8 @@ from pulsetrain.stream.errors import CorruptData, UsageError
 
 _STATE = ("state", "time_discovered_started_ns", "time_discovered_completed_ns")
 _MARGIN_NS = 1_000_000_000
+MOST_BYTES = 256 << 20  # a dump of 20,000 entries with stacks takes about 40 MiB
+_UNSOUND = (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError)
 _P2P = re.compile(r"(send|recv) (\d+)(?:->|<-)(\d+)")
 
 
@@ -68,11 +70,11 @@ def verdict(folder: Path) -> dict[str, Any]:
     count as not heard. Raises `UsageError` where there is no folder or no dump in it.
     """
     dumps, notes = load(folder)
-    found = judge(dumps)
     heard = {d.rank for d in dumps}
     absent = sorted({m for d in dumps for key in d.groups for m in key[1]} - heard)
+    found = _credible(judge(dumps), heard, absent)
     if absent:
-        notes.append(f"no dump of ranks {', '.join(map(str, absent))}")
+        notes.append(f"no dump of ranks {folded(absent)}")
     return {
         "verdict": found.verdict,
         "culprits": list(found.culprits),
@@ -120,6 +122,14 @@ def judge(dumps: Sequence[Dump]) -> Blame:
     return blame(witnesses(dumps), margin_ns=_MARGIN_NS)
 
 
+def _credible(found: Blame, heard: Set[int], absent: Sequence[int]) -> Blame:
+    """`found`, unless it blames ranks for a silence that most ranks share: then dumps were not collected."""
+    if len(absent) <= len(heard) or not set(found.culprits) - heard:
+        return found
+    reason = f"dumps of only {len(heard)} of {len(heard) + len(absent)} ranks: a missing one proves nothing"
+    return replace(found, verdict="uncertain", culprits=(), victims=(), confidence=0.2, reason=reason)
+
+
 # -- from files to dumps -----------------------------------------------------------------------------
 
 
@@ -131,9 +141,10 @@ def load(folder: Path) -> tuple[list[Dump], list[str]]:
     notes: list[str] = []
     for path in sorted(p for p in folder.iterdir() if p.is_file() and not p.name.startswith(".")):
         try:
-            raws.append((path, read(path.read_bytes())))
+            raws.append((path, _read_file(path)))
         except (CorruptData, OSError) as error:
             notes.append(f"{path.name}: {error}")
+    raws = _of_one_world(raws, notes)
     if not raws:
         reason = f" ({notes[0]})" if notes else ""
         raise UsageError(f"{folder}: no Flight Recorder dump in it{reason}")
@@ -143,6 +154,47 @@ def load(folder: Path) -> tuple[list[Dump], list[str]]:
         rank: _dump(rank, raw, keys) for (_, raw), rank in zip(raws, ranks, strict=True) if rank is not None
     }
     return [dumps[rank] for rank in sorted(dumps)], notes
+
+
+def _read_file(path: Path) -> Mapping[str, Any]:
+    """The dump in a file, checked as far as one dump alone can be. Raises `CorruptData` and `OSError`."""
+    if (size := path.stat().st_size) > MOST_BYTES:
+        raise CorruptData(f"not a Flight Recorder dump: {size:,} bytes, allowed: {MOST_BYTES:,}")
+    raw = read(path.read_bytes())
+    try:
+        _rank(path.name, raw)
+        _dump(0, raw, {})
+    except _UNSOUND as error:
+        raise CorruptData(f"a Flight Recorder dump with unsound values: {_one_line(error)}") from error
+    return raw
+
+
+def _one_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
+
+
+def _of_one_world(
+    raws: Sequence[tuple[Path, Mapping[str, Any]]], notes: list[str]
+) -> list[tuple[Path, Mapping[str, Any]]]:
+    """The dumps whose default group has the members that most have; a note for each of another job."""
+    worlds = [_world(raw) for _, raw in raws]
+    known = Counter(w for w in worlds if w)
+    if len(known) < 2:
+        return list(raws)
+    usual = known.most_common(1)[0][0]
+    kept = []
+    for (path, raw), world in zip(raws, worlds, strict=True):
+        if world and world != usual:
+            notes.append(f"{path.name}: of a world of {len(world)} ranks, the others of {len(usual)}")
+        else:
+            kept.append((path, raw))
+    return kept
+
+
+def _world(raw: Mapping[str, Any]) -> tuple[int, ...]:
+    """Members of the default group; empty where it is not told."""
+    named = (c for c in _configs(raw).values() if c.get("desc") == "default_pg")
+    return next((tuple(sorted(_members(c))) for c in named), ())
 
 
 def read(data: bytes) -> Mapping[str, Any]:
@@ -297,7 +349,10 @@ def _operation(entry: Mapping[str, Any], place: int, rank: int, key: Key, order:
 
 
 def _peer(transfer: re.Match[str], rank: int, order: Sequence[int]) -> int:
-    """The other side of `send a->b` or `recv a<-b`; both numbers are places in the group's own order."""
+    """The other side of `send a->b` or `recv a<-b`; both numbers are places in the group's own order, or
+    ranks where the group is not known. Raises `IndexError` for a place beyond the group."""
+    if len(order) > 1 and max(int(transfer[2]), int(transfer[3])) >= len(order):
+        raise IndexError(f"{transfer[0]} in a group of {len(order)}")
     sides = [order[n] if n < len(order) else n for n in (int(transfer[2]), int(transfer[3]))]
     return sides[1] if sides[0] == rank else sides[0]
 

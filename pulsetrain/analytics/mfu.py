@@ -27,6 +27,8 @@ Floats = NDArray[np.float64]
 WINDOW = 20
 DECAY = 0.05  # least loss of throughput that is a decay, as a ratio
 FALSE_ALARMS = 1e-4
+FORMULA = "model FLOPs of the step / (time of its slowest rank x ranks x peak of a device)"
+FORMULA_SOURCE = "PaLM, arXiv 2204.02311, appendix B"
 _PARTS = ("forward", "backward", "optimizer", "wait", "data", "checkpoint", "gc")
 
 
@@ -98,9 +100,12 @@ def find(t: Timings, device: Peak | None = None) -> list[Verdict]:
     if not len(rate):
         return [Inconclusive(analyzer="mfu", reason="no step tells its model FLOPs", blind=True)]
     numbers: dict[str, object] = {"flops_per_s_a_rank": float(np.median(rate[-WINDOW:])), "steps": len(rate)}
+    numbers |= {"formula": FORMULA, "formula_source": FORMULA_SOURCE}
     if device is not None:
         numbers |= {
             "mfu": float(np.median(rate[-WINDOW:])) / device.flops_per_s,
+            "device": f"{device.device}/{device.dtype}",
+            "peak_flops_per_s": device.flops_per_s,
             "peak_source": device.source,
         }
     if len(rate) < 3 * WINDOW:
@@ -143,10 +148,8 @@ def _finding(
         name: _median_rows(t.parts[name], after) - _median_rows(t.parts[name], before) for name in _PARTS
     }
     typical = {name: float(np.median(g)) for name, g in growth.items()}
-    phase = max(typical, key=lambda name: typical[name])
-    extra = growth[phase]
-    leading = np.flatnonzero(extra > 2 * max(1.0, robust.lower_median(extra)))
-    everyone = len(leading) == 0 or len(leading) > len(extra) / 4
+    phase = _cause(growth, typical)
+    cohort, members = _cohort(t, growth[phase])
     loss = -np.expm1(-drop)
     return t.finding(
         "mfu_decay",
@@ -155,7 +158,7 @@ def _finding(
         severity="info" if busy else "warning" if loss < 0.2 else "critical",
         confidence=min(0.97, 0.75 + 0.2 * (1 - float(np.exp(-(drop / max(error, 1e-9) - 4) / 4))))
         * (0.6 if busy else 1.0),
-        summary=f"Throughput fell by {loss:.0%} since step {steps[since]}, mostly in {phase}.",
+        summary=f"Throughput fell by {loss:.0%} since step {steps[since]}, mostly in {phase} of {cohort}.",
         evidence={
             "query": "analysis.steps, analysis.step_parts",
             **numbers,
@@ -164,9 +167,36 @@ def _finding(
             "phase": phase,
             "oversubscribed": busy,
             "growth_ns": {name: int(v) for name, v in typical.items()},
-            "ranks": "all" if everyone else t.ranks[leading].tolist()[:64],
+            "cohort": cohort,
+            "ranks": "all" if cohort == "all ranks" else t.ranks[members].tolist()[:64],
         },
     )
+
+
+def _cause(growth: dict[str, Floats], typical: dict[str, float]) -> str:
+    """The phase that grew most for most ranks. Waiting is an effect: where it grew, the cause is what grew
+    for somebody by at least half as much."""
+    phase = max(typical, key=lambda name: typical[name])
+    if phase != "wait":
+        return phase
+    worst = {name: float(np.max(g, initial=0.0)) for name, g in growth.items() if name != "wait"}
+    cause = max(worst, key=lambda name: worst[name])
+    return cause if worst[cause] >= 0.5 * typical["wait"] else phase
+
+
+def _cohort(t: Timings, extra: Floats) -> tuple[str, NDArray[np.int64]]:
+    """Who carries the growth of a phase, those with at least half of the most: in words, and as columns."""
+    leading = np.flatnonzero(extra >= 0.5 * np.max(extra, initial=0.0))
+    if not len(leading) or len(leading) > 0.75 * len(extra):
+        return "all ranks", np.arange(len(extra))
+    if len(leading) == 1:
+        return f"rank {t.ranks[leading[0]]}", leading
+    if len(set(t.nodes[leading].tolist())) == 1:
+        return f"node {t.nodes[leading[0]]}", leading
+    stages = set(t.stages[leading].tolist())
+    if len(stages) == 1 and t.placed:
+        return f"stage {stages.pop()}", leading
+    return f"{len(leading)} ranks", leading
 
 
 def _median_rows(part: Floats, rows: NDArray[np.bool_]) -> Floats:

@@ -35,7 +35,7 @@ def parse(text: str) -> Report:
         raw = json.loads(text)
         found = raw.get("communicators", raw.get("comms", []))
         return {str(c.get("hash", i)): tuple(_members(c)) for i, c in enumerate(found)}
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
         raise CorruptData(f"not a NCCL RAS report: {error}") from error
 
 

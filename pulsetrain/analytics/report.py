@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-from pulsetrain.analytics.analyze import analyze
+from pulsetrain.analytics import mfu
+from pulsetrain.analytics.analyze import ANALYZERS, analyze
 from pulsetrain.analytics.verdict import (
     Failed,
     Healthy,
@@ -16,14 +18,38 @@ from pulsetrain.analytics.verdict import (
     findings,
     state_of,
 )
+from pulsetrain.stream.errors import UsageError
 from pulsetrain.stream.queries.analysis import Queryable
 
 
 def on_store(
-    store: Queryable, job: str, *, since: int | None, until: int | None, attempt: int | None
+    store: Queryable,
+    job: str,
+    *,
+    since: int | None,
+    until: int | None,
+    attempt: int | None,
+    device: mfu.Peak | None = None,
 ) -> list[Verdict]:
-    """Every analyzer's verdict on the whole range, now."""
-    return analyze(store, job, since=since, until=until, attempt=attempt, now_ns=time.time_ns(), scan=True)
+    """Every analyzer's verdict on the whole range, now. `device`: what all ranks run on, for the MFU."""
+    return analyze(
+        store,
+        job,
+        since=since,
+        until=until,
+        attempt=attempt,
+        now_ns=time.time_ns(),
+        scan=True,
+        analyzers={**ANALYZERS, "mfu": lambda source: mfu.find(source.timings, device)},
+    )
+
+
+def device_peak(text: str, site: Path | None) -> mfu.Peak:
+    """The peak of "DEVICE/DTYPE". Raises `UsageError`."""
+    name, slash, dtype = text.partition("/")
+    if not slash:
+        raise UsageError(f"--device {text!r}: give DEVICE/DTYPE, such as H100-SXM/bf16")
+    return mfu.peak(name, dtype, site)
 
 
 def rows(verdicts: Sequence[Verdict]) -> list[dict[str, Any]]:
@@ -49,7 +75,7 @@ def lines(verdicts: Sequence[Verdict], *, everything: bool) -> list[str]:
         if isinstance(verdict, Failed):
             told.append(f"failed: {verdict.analyzer}: {verdict.error}")
         elif everything and isinstance(verdict, Healthy):
-            told.append(f"healthy: {verdict.analyzer}")
+            told.append(f"healthy: {verdict.analyzer}{_mfu_of(verdict)}")
         elif everything and isinstance(verdict, Inconclusive):
             told.append(
                 f"{'blind' if verdict.blind else 'inconclusive'}: {verdict.analyzer}: {verdict.reason}"
@@ -60,3 +86,10 @@ def lines(verdicts: Sequence[Verdict], *, everything: bool) -> list[str]:
 def status(verdicts: Sequence[Verdict]) -> int:
     """Exit status: 1 where a finding asks for action or an analyzer broke."""
     return int(asks_for_action(verdicts) or any(isinstance(v, Failed) for v in verdicts))
+
+
+def _mfu_of(verdict: Healthy) -> str:
+    numbers = verdict.numbers
+    if "mfu" not in numbers:
+        return ""
+    return f": MFU {numbers['mfu']:.1%} of {numbers['device']} ({numbers['peak_source']})"

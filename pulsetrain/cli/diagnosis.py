@@ -177,6 +177,8 @@ def trace_export(
 @click.option("--attempt", type=int, help="Launch of the job, from 0; default: the newest with these steps.")
 @click.option("--store", metavar="URL", help="chdb:///folder or http(s)://host:port; default: the hub's.")
 @click.option("--verdicts", is_flag=True, help="Also what found nothing, could not tell, or is blind.")
+@click.option("--device", metavar="DEVICE/DTYPE", help="What all ranks run on, for the MFU: H100-SXM/bf16.")
+@click.option("--peaks", type=click.Path(path_type=Path), metavar="FILE", help="A site's own device peaks.")
 @hub_flags
 @JSON_FLAG
 def analyze(
@@ -186,6 +188,8 @@ def analyze(
     attempt: int | None,
     store: str | None,
     verdicts: bool,
+    device: str | None,
+    peaks: Path | None,
     hub: str | None,
     token: str | None,
     as_json: bool,
@@ -198,12 +202,13 @@ def analyze(
     from pulsetrain.stream.client import find_hub
     from pulsetrain.stream.store import open_store
 
+    peak = report.device_peak(device, peaks) if device else None
     if store is None:
         found = find_hub(hub, token)
         store, token = found.url, found.token
     opened = open_store(store, token=token)
     try:
-        answer = report.on_store(opened, job, since=since, until=until, attempt=attempt)
+        answer = report.on_store(opened, job, since=since, until=until, attempt=attempt, device=peak)
     finally:
         opened.close()
     if as_json:

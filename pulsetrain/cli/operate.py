@@ -16,6 +16,7 @@ from pulsetrain.cli.root import (
     print_table,
     pulsetrain,
 )
+from pulsetrain.stream.errors import UsageError
 
 
 @pulsetrain.command()
@@ -98,23 +99,51 @@ def nodes(hub: str | None, token: str | None, as_json: bool) -> None:
 
 @pulsetrain.command()
 @click.option("--ack", metavar="ID", help="Acknowledge this alert.")
-@click.option("--note", default="", help="Note for the acknowledgement.")
+@click.option("--note", default="", help="Note for the acknowledgement or silence.")
+@click.option("--silence", multiple=True, metavar="FIELD=VALUE", help="Mute what matches; repeatable.")
+@click.option("--minutes", type=float, default=120.0, show_default=True, help="How long a silence lasts.")
+@click.option("--end-silence", metavar="ID", help="End this silence now.")
+@click.option("--silences", "show_silences", is_flag=True, help="The silences in force instead of alerts.")
 @hub_flags
 @JSON_FLAG
-def alerts(ack: str | None, note: str, hub: str | None, token: str | None, as_json: bool) -> None:
-    """Alerts, newest first; acknowledge one with --ack.
+def alerts(
+    ack: str | None,
+    note: str,
+    silence: tuple[str, ...],
+    minutes: float,
+    end_silence: str | None,
+    show_silences: bool,
+    hub: str | None,
+    token: str | None,
+    as_json: bool,
+) -> None:
+    """Alerts, newest first; acknowledge one with --ack, mute some with --silence.
 
     Example: pulsetrain alerts --ack 3f2a --note "swapping the cable"
     """
     client = client_of(hub, token)
     if ack:
         client.acknowledge(ack, note)
-    rows = client.alerts()
+    if silence:
+        client.silence(_matchers(silence), minutes * 60, note)
+    if end_silence:
+        client.end_silence(end_silence)
+    rows = client.silences() if show_silences else client.alerts()
     if as_json:
         print_json(rows)
-        return
-    columns = ("id", "state", "severity", "kind", "subject", "count", "acknowledged_by", "summary")
-    print_table(rows, columns, "No alert.")
+    elif show_silences:
+        print_table(rows, ("id", "matchers", "author", "comment", "expires_ns"), "No silence.")
+    else:
+        columns = ("id", "state", "severity", "kind", "subject", "count", "acknowledged_by", "summary")
+        print_table(rows, columns, "No alert.")
+
+
+def _matchers(pairs: tuple[str, ...]) -> dict[str, str]:
+    """FIELD=VALUE pairs. Raises `UsageError` for one that is not."""
+    for pair in pairs:
+        if "=" not in pair:
+            raise UsageError(f"--silence {pair!r}: give FIELD=VALUE, such as kind=straggler")
+    return {field: value for field, _, value in (pair.partition("=") for pair in pairs)}
 
 
 @pulsetrain.command()

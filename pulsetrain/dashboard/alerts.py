@@ -9,23 +9,30 @@ from typing import Any
 import streamlit as st
 
 from pulsetrain.dashboard import page
-from pulsetrain.dashboard.models.operations import about, moment_ns, needs_a_person, ordered_alerts, times
+from pulsetrain.dashboard.models.operations import (
+    about,
+    moment_ns,
+    needs_a_person,
+    ordered_alerts,
+    silence_of,
+    times,
+)
 from pulsetrain.dashboard.models.states import SEVERITIES, pill
-from pulsetrain.dashboard.models.text import ago, clock
+from pulsetrain.dashboard.models.text import ago, clock, duration
 from pulsetrain.stream.errors import PulsetrainError
 
 _WITH_BUTTON = 20
+_LENGTHS_S = {"30 minutes": 1800, "2 hours": 7200, "8 hours": 28_800, "1 day": 86_400, "1 week": 604_800}
 
 
 def show() -> None:
     """The page."""
-    st.text_input(
-        "Note for the acknowledgement",
-        key="ack_note",
-        placeholder="optional: what you know about it",
-        width=420,
-    )
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        st.text_input("Note", key="ack_note", placeholder="optional: what you know about it", width=420)
+        st.selectbox("Silence for", list(_LENGTHS_S), index=1, key="silence_for", width=160)
     page.live(_body)
+    st.subheader("Silences", anchor=False)
+    page.live(_silences)
 
 
 def _body() -> None:
@@ -42,24 +49,24 @@ def _body() -> None:
     rest = [alert for alert in alerts if alert not in waiting[:_WITH_BUTTON]]
     if rest:
         page.table(
-            ["severity", "state", "kind", "about", "what was seen", "since", "seen", "acknowledged"],
+            ["severity", "state", "kind", "about", "what was seen", "since", "seen", "in hand"],
             [_row(alert) for alert in rest],
         )
 
 
 def _card(alert: Mapping[str, Any]) -> None:
     since = moment_ns(alert.get("since_ns", alert.get("since")))
+    name = str(alert["id"])
     with st.container(border=True):
-        words, button = st.columns([8, 1], vertical_alignment="center")
+        words, acknowledge, silence = st.columns([8, 1, 1], vertical_alignment="center")
         words.html(
             f"{pill(str(alert['severity']), SEVERITIES)} <b>{escape(str(alert['kind']))}</b>, "
             f"{escape(about(alert))}: {escape(str(alert['summary']))} <span class='muted'>· "
             f"{escape(str(alert.get('state', '')))} since {clock(since)} UTC, {ago(since, page.now_ns())}"
             f" · seen {times(alert.get('count'))}</span>"
         )
-        button.button(
-            "Acknowledge", key=f"ack-{alert['id']}", on_click=_acknowledge, args=(str(alert["id"]),)
-        )
+        acknowledge.button("Acknowledge", key=f"ack-{name}", on_click=_acknowledge, args=(name,))
+        silence.button("Silence", key=f"silence-{name}", on_click=_silence, args=(silence_of(alert),))
 
 
 def _acknowledge(alert: str) -> None:
@@ -68,6 +75,41 @@ def _acknowledge(alert: str) -> None:
     except PulsetrainError as error:
         st.toast(f"Not acknowledged: {error}")
     page.source().cache.forget("alerts")
+
+
+def _silence(matchers: Mapping[str, str]) -> None:
+    seconds = _LENGTHS_S[st.session_state.get("silence_for", "2 hours")]
+    try:
+        page.source().client.silence(matchers, seconds, st.session_state.get("ack_note", ""))
+    except PulsetrainError as error:
+        st.toast(f"Not silenced: {error}")
+    page.source().cache.forget("alerts", "silences")
+
+
+def _silences() -> None:
+    """Those in force, each with its end and a button to end it now."""
+    found = page.source().silences()
+    if not found:
+        st.html('<div class="muted">None is in force.</div>')
+    for silence in found:
+        words, button = st.columns([8, 1], vertical_alignment="center")
+        fields = ", ".join(f"{name} = {value}" for name, value in silence["matchers"].items())
+        left = duration(int(silence["expires_ns"]) - page.now_ns())
+        words.html(
+            f"<b>{escape(fields)}</b> until {clock(int(silence['expires_ns']))} UTC, {left} left"
+            f" <span class='muted'>by {escape(str(silence['author']))}"
+            f" {escape(str(silence.get('comment') or ''))}</span>"
+        )
+        name = str(silence["id"])
+        button.button("End", key=f"end-{name}", on_click=_end_silence, args=(name,))
+
+
+def _end_silence(silence: str) -> None:
+    try:
+        page.source().client.end_silence(silence)
+    except PulsetrainError as error:
+        st.toast(f"Not ended: {error}")
+    page.source().cache.forget("alerts", "silences")
 
 
 def _row(alert: Mapping[str, Any]) -> list[str]:
@@ -80,5 +122,5 @@ def _row(alert: Mapping[str, Any]) -> list[str]:
         escape(str(alert["summary"])),
         f'<span title="{clock(since)} UTC">{ago(since, page.now_ns())}</span>',
         times(alert.get("count")),
-        escape(str(alert.get("acknowledged_by") or "-")),
+        escape(str(alert.get("acknowledged_by") or alert.get("muted") or "-")),
     ]

@@ -8,7 +8,14 @@ from html import escape
 import streamlit as st
 
 from pulsetrain.dashboard import page
-from pulsetrain.dashboard.models.operations import gauge_text, heard_text, hub_facts, ordered_nodes
+from pulsetrain.dashboard.models.operations import (
+    detectors,
+    gauge_text,
+    heard_text,
+    hub_facts,
+    ordered_nodes,
+)
+from pulsetrain.dashboard.models.states import DETECTOR_STATES, pill
 from pulsetrain.dashboard.models.text import size
 from pulsetrain.stream.errors import PulsetrainError
 from pulsetrain.stream.queries import views
@@ -17,6 +24,8 @@ from pulsetrain.stream.queries import views
 def show() -> None:
     """The page."""
     page.live(_hub)
+    st.subheader("Detectors", anchor=False)
+    page.live(_detectors)
     st.subheader("Agents", anchor=False)
     page.live(_agents)
     st.subheader("Store", anchor=False)
@@ -27,6 +36,18 @@ def _hub() -> None:
     facts = hub_facts(page.source().status().get("hub", {}), page.now_ns())
     cells = "".join(f"<div><span>{escape(k)}</span><b>{escape(v)}</b></div>" for k, v in facts.items())
     st.html(f'<div class="figures">{cells}</div>')
+
+
+def _detectors() -> None:
+    """The self-test: which detectors see the data they need; one that does not cannot have found nothing."""
+    rows = detectors(page.source().job(page.chosen_job()).get("detectors", []))
+    if not rows:
+        page.empty("No data: no detector has looked at this job yet.")
+        return
+    page.table(
+        ["detector", "state", "why"],
+        [[escape(r["name"]), pill(r["state"], DETECTOR_STATES), escape(r["reason"] or "-")] for r in rows],
+    )
 
 
 def _agents() -> None:

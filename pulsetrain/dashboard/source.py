@@ -132,6 +132,18 @@ class Source:
         """See `HubClient.alerts`."""
         return self.cache.ask("alerts", self.client.alerts)
 
+    def silences(self) -> list[dict[str, Any]]:
+        """See `HubClient.silences`."""
+        return self.cache.ask("silences", self.client.silences)
+
+    def incidents(self) -> list[dict[str, Any]]:
+        """See `HubClient.incidents`."""
+        return self.cache.ask("incidents", self.client.incidents)
+
+    def stacks(self, job: str) -> dict[str, Any]:
+        """The last picture of a job's stacks; see `HubClient.stacks`."""
+        return self.cache.ask(("stacks", job), lambda: self.client.stacks(job, fresh=False))
+
     def rows(self, view: Callable[..., Any], *args: Any, **options: Any) -> Sequence[dict[str, Any]]:
         """The rows of one of `stream.queries.views`, as dictionaries."""
         key = (view.__name__, args, tuple(sorted(options.items())))

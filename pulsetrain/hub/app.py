@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +35,7 @@ from pulsetrain.stream.store import Store
 log = structlog.get_logger()
 
 NOTIFY_S = 1.0
+LONGEST_SILENCE_S = 30 * 86_400
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,6 +128,34 @@ def _api(parts: Parts) -> list[BaseRoute]:
             raise UsageError(f"no alert {alert!r}") from error
         return JSONResponse({"acknowledged": alert})
 
+    async def history(request: Request) -> Response:
+        return JSONResponse({"history": list(parts.alerts.history(request.path_params["alert"]))})
+
+    async def silences(request: Request) -> Response:
+        now = parts.clock.wall_ns()
+        return JSONResponse({"silences": [dataclasses.asdict(s) for s in parts.alerts.silences(now)]})
+
+    async def silence(request: Request) -> Response:
+        body = await api.json_body(request, "actor", "matchers", "seconds")
+        now = parts.clock.wall_ns()
+        made = parts.alerts.silence(
+            _matchers(body["matchers"]),
+            actor=str(body["actor"]),
+            comment=str(body.get("comment", "")),
+            now_ns=now,
+            expires_ns=now + _silence_ns(body["seconds"]),
+        )
+        return JSONResponse(dataclasses.asdict(made))
+
+    async def end_silence(request: Request) -> Response:
+        body = await api.json_body(request, "actor")
+        name = request.path_params["silence"]
+        try:
+            parts.alerts.expire_silence(name, str(body["actor"]), parts.clock.wall_ns())
+        except KeyError as error:
+            raise UsageError(f"no silence {name!r}") from error
+        return JSONResponse({"ended": name})
+
     async def incidents(request: Request) -> Response:
         found = [f for memory in parts.watcher.jobs.values() for f in memory.told]
         return JSONResponse({"incidents": join(found, parts.alerts.topology, now_ns=parts.clock.wall_ns())})
@@ -151,5 +181,21 @@ def _api(parts: Parts) -> list[BaseRoute]:
         Route("/v1/status", api.guarded(show_status, token)),
         Route("/v1/alerts", api.guarded(alerts, token)),
         Route("/v1/alerts/{alert}/ack", api.guarded(acknowledge, token), methods=["POST"]),
+        Route("/v1/alerts/{alert}/history", api.guarded(history, token)),
+        Route("/v1/silences", api.guarded(silences, token), methods=["GET"]),
+        Route("/v1/silences", api.guarded(silence, token), methods=["POST"]),
+        Route("/v1/silences/{silence}/end", api.guarded(end_silence, token), methods=["POST"]),
         Route("/v1/incidents", api.guarded(incidents, token)),
     ]
+
+
+def _matchers(given: Any) -> dict[str, str]:
+    if not isinstance(given, dict):
+        raise UsageError(f"silence matchers = {given!r}: allowed: an object of field and value")
+    return {str(name): str(value) for name, value in given.items()}
+
+
+def _silence_ns(seconds: Any) -> int:
+    if not isinstance(seconds, int | float) or not 0 < seconds <= LONGEST_SILENCE_S:
+        raise UsageError(f"silence seconds = {seconds!r}: allowed: above 0, at most {LONGEST_SILENCE_S}")
+    return int(seconds * 1e9)

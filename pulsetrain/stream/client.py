@@ -82,6 +82,24 @@ class HubClient:
         """Acknowledge an alert in the caller's name."""
         return self._call("POST", f"/v1/alerts/{alert}/ack", {"actor": getpass.getuser(), "note": note})
 
+    def silences(self) -> list[dict[str, Any]]:
+        """Silences in force: id, matchers, author, comment, created_ns, expires_ns."""
+        return list(self._call("GET", "/v1/silences")["silences"])
+
+    def silence(self, matchers: Mapping[str, str], seconds: float, comment: str = "") -> dict[str, Any]:
+        """Mute the alerts whose fields equal `matchers` for so long, in the caller's name."""
+        body = {
+            "actor": getpass.getuser(),
+            "matchers": dict(matchers),
+            "seconds": seconds,
+            "comment": comment,
+        }
+        return self._call("POST", "/v1/silences", body)
+
+    def end_silence(self, silence: str) -> dict[str, Any]:
+        """End a silence now."""
+        return self._call("POST", f"/v1/silences/{silence}/end", {"actor": getpass.getuser()})
+
     def incidents(self) -> list[dict[str, Any]]:
         """One object an incident: id, job, root, victims, hypotheses, timeline, suggested_action."""
         return list(self._call("GET", "/v1/incidents")["incidents"])

@@ -166,3 +166,58 @@ def test_a_truncated_dump_is_noted(tmp_path):
 def test_no_dumps_is_one_line(tmp_path, name):
     with pytest.raises(UsageError, match="dump"):
         verdict(tmp_path / name)
+
+
+def test_a_few_dumps_of_many_ranks_blame_nobody_for_being_absent(tmp_path):
+    recording = run(Job(), host_stops={9: 20})
+    write(recording, tmp_path, dead=range(4, 16))
+    found = verdict(tmp_path)
+    assert (found["verdict"], found["culprits"]) == ("uncertain", [])
+    assert "4 of 16 ranks" in found["reason"]
+
+
+def test_dumps_of_another_job_are_noted_and_left_out(tmp_path):
+    write(run(Job(), host_stops={9: 20}), tmp_path)
+    for path in tmp_path.iterdir():
+        content = pickle.loads(path.read_bytes())
+        content["pg_config"]["0x"] = {"desc": "default_pg", "ranks": str(list(range(16)))}
+        path.write_bytes(pickle.dumps(content))
+    stray = {"pg_config": {"0": {"desc": "default_pg", "ranks": "[0, 1]"}}, "entries": [], "rank": 1}
+    (tmp_path / "_dump_other").write_bytes(pickle.dumps(stray))
+    found = verdict(tmp_path)
+    assert found["culprits"] == [9]
+    assert "_dump_other: of a world of 2 ranks, the others of 16" in found["notes"]
+
+
+def test_a_file_larger_than_any_dump_is_not_read(tmp_path):
+    write(run(Job(), host_stops={9: 20}), tmp_path)
+    with (tmp_path / "_dump_9").open("r+b") as file:
+        file.truncate(1 << 40)
+    found = verdict(tmp_path)
+    assert found["culprits"] == [9]
+    assert any("1,099,511,627,776 bytes" in note for note in found["notes"])
+
+
+JUNK = st.one_of(
+    st.none(), st.integers(), st.floats(), st.text(max_size=3), st.lists(st.integers(), max_size=2),
+    st.just({}), st.just("nccl:send 0->99"),
+)  # fmt: skip
+
+
+@given(data=st.data())
+@settings(max_examples=40, deadline=None)
+def test_wrong_values_are_a_verdict_or_one_line(data, tmp_path_factory):
+    folder = write(run(Job(), host_stops={9: 20}), tmp_path_factory.mktemp("dumps"))
+    path = folder / "_dump_2"
+    content = pickle.loads(path.read_bytes())
+    spot = content
+    for _ in range(data.draw(st.integers(0, 3))):
+        inner = list(spot.values()) if isinstance(spot, dict) else spot
+        inner = [x for x in inner if isinstance(x, dict | list) and x]
+        if not inner:
+            break
+        spot = data.draw(st.sampled_from(inner))
+    place = data.draw(st.sampled_from(sorted(spot) if isinstance(spot, dict) else range(len(spot))))
+    spot[place] = data.draw(JUNK)
+    path.write_bytes(pickle.dumps(content))
+    assert verdict(folder)["verdict"] in ("rank", "network", "desync", "none", "uncertain")

@@ -124,6 +124,26 @@ def test_a_switch_says_itself_how_bad_it_is():
     assert mild.severity == "info"
 
 
+def test_a_code_of_a_switch_decides_where_its_line_does_not_say():
+    line = "nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): {}, Link 30 something"
+    severities = {
+        code: findings(read(log(line.format(code))))[0].severity
+        for code in (11012, 20001, 12028, 19084, 24007, 12020, 23008, 22003)
+    }
+    assert severities == {
+        **{11012: "info", 20001: "info", 12028: "warning", 19084: "warning", 24007: "critical"},
+        **dict.fromkeys((12020, 23008, 22003), "critical"),
+    }
+
+
+def test_the_published_codes_of_switches_are_all_there():
+    codes = load().sxid
+    assert len(codes) == 93
+    assert {10003, *range(23001, 23018), 12020, 22003, 22011} <= {
+        c for c, p in codes.items() if p.severity == "critical"
+    }
+
+
 def test_both_opinions_on_a_code_stay_visible():
     (verdict,) = findings(read(log(xid(63))))
     assert (verdict.evidence["nvidia_action"], verdict.evidence["gpud_action"]) == ("IGNORE", "REBOOT_SYSTEM")

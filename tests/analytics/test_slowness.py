@@ -83,6 +83,20 @@ def test_a_decay_of_throughput_is_found_and_attributed():
     assert finding.evidence["loss"] == pytest.approx(1 - 1 / 1.3, abs=0.03)
 
 
+@pytest.mark.parametrize(("slow", "cohort"), [([3], "rank 3"), ([2, 3], "node n1"), ([0, 3, 5], "3 ranks")])
+def test_a_decay_that_most_only_wait_for_is_put_to_those_who_cause_it(slow, cohort):
+    columns = fleet(steps=120, noise=0.02)
+    late = columns["step"] >= 80
+    culprit = late & np.isin(columns["rank"], slow)
+    extra = np.where(late, 0.3 * columns["duration_ns"], 0)
+    columns["forward"] = columns["forward"] + np.where(culprit, extra, 0)
+    columns["wait"] = columns["wait"] + np.where(culprit, 0, extra)
+    columns["duration_ns"] = columns["duration_ns"] + extra
+    (finding,) = findings(mfu.find(timings(columns)))
+    assert (finding.evidence["phase"], finding.evidence["cohort"]) == ("forward", cohort)
+    assert finding.evidence["ranks"] == slow
+
+
 def test_one_lucky_fast_window_is_no_decay_afterwards():
     columns = fleet(steps=200, noise=0.02)
     lucky = (columns["step"] >= 60) & (columns["step"] < 80)

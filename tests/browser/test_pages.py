@@ -35,6 +35,7 @@ def test_overview_reads_the_verdict(page, site):
         ("checkpoints", "replicate (peer)"),
         ("checkpoints", "what a failure now would cost"),
         ("pipeline", "span_rollup"),
+        ("pipeline", "blind"),
     ],
 )
 def test_page_shows_its_data_and_the_verdict(page, site, path, text):
@@ -102,6 +103,20 @@ def test_download_is_a_trace(page, site):
     assert {span["args"]["step"] for span in spans} == {100, 101}
 
 
+def test_silencing_by_clicking_mutes_until_it_is_ended(page, site, hub):
+    page.goto(f"{site}/alerts?job=gpt")
+    silence = page.get_by_role("button", name="Silence", exact=True)
+    silence.first.wait_for()
+    waiting = silence.count()
+    silence.first.click()
+    expect(silence).to_have_count(waiting - 1)
+    expect(page.locator("body")).to_contain_text("1 h 59 min left")
+    assert [s["matchers"] for s in asked(hub, "silences")] == [{"kind": "hang", "subject": "rank 5"}]
+    page.get_by_role("button", name="End", exact=True).click()
+    expect(page.locator("body")).to_contain_text("None is in force")
+    expect(silence).to_have_count(waiting)
+
+
 def test_acknowledging_takes_the_alert_off_the_list(page, site, hub):
     page.goto(f"{site}/alerts?job=gpt")
     buttons = page.get_by_role("button", name="Acknowledge")
@@ -109,6 +124,25 @@ def test_acknowledging_takes_the_alert_off_the_list(page, site, hub):
     buttons.nth(1).click()
     expect(buttons).to_have_count(1)
     assert [a["kind"] for a in asked(hub, "alerts") if a["acknowledged_by"]] == ["straggler"]
+
+
+def test_an_incident_is_a_story_and_blind_detectors_are_said(page, site):
+    page.goto(f"{site}/incidents?job=gpt")
+    story = page.locator(".incident").first
+    expect(story).to_contain_text("rank 5: Rank 5 is stopped in forward")
+    expect(story).to_contain_text("What to do:")
+    expect(story).to_contain_text("rank 7")
+    expect(page.locator("body")).to_contain_text("something else")
+    expect(page.locator("#blind")).to_contain_text("network: no sample of an RDMA port")
+
+
+def test_stacks_are_read_by_a_click(page, site):
+    page.goto(f"{site}/stacks?job=gpt")
+    expect(page.locator(".empty")).to_contain_text("No stacks were read")
+    page.get_by_role("button", name="Read the stacks now").click()
+    expect(page.locator("#stacks")).to_contain_text("Stacks differ: rank 5 in")
+    expect(page.locator("table tbody tr")).to_have_count(5)
+    expect(page.locator(".stale")).to_contain_text("ranks 7: its process is gone")
 
 
 def test_evicting_a_node_by_clicking(page, site, hub):

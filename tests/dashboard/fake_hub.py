@@ -3,6 +3,8 @@ evicted."""
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import sys
 import threading
 import time
@@ -18,7 +20,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from pulsetrain.analytics.incidents import join
+from pulsetrain.analytics.stacks import MAIN, RankStack, judge, tree
 from pulsetrain.stream import server
+from pulsetrain.stream.findings import Finding
 from pulsetrain.stream.store import Store, open_store
 from tests.dashboard.recorded_job import STUCK_RANK, RecordedJob, table
 
@@ -36,6 +41,8 @@ class FakeHub:
     nodes: dict[str, dict[str, Any]] = field(default_factory=dict)
     alerts: list[dict[str, Any]] = field(default_factory=list)
     evictions: list[dict[str, Any]] = field(default_factory=list)
+    silences: dict[str, dict[str, Any]] = field(default_factory=dict)
+    pictures: int = 0
 
     def __post_init__(self) -> None:
         for name, state, ranks in (
@@ -74,6 +81,11 @@ class FakeHub:
             "job": self.job.name, "state": "running", "attempt": 1, "step": self.job.steps - 1,
             "world_size": 8,
             "nodes": list(self.nodes.values()), "recoveries": [{}], "verdict": verdict, "findings": findings,
+            "detectors": [
+                {"state": "healthy", "analyzer": "hang", "numbers": {}},
+                {"state": "blind", "analyzer": "network", "reason": "no sample of an RDMA port"},
+                {"state": "finding", "analyzer": "straggler", "summary": "node-2 is slow"},
+            ],
         }  # fmt: skip
         facts = {
             "version": "test",
@@ -83,6 +95,29 @@ class FakeHub:
             "unwritten_rows": 0,
         }
         return {"hub": facts, "jobs": [job] if self.jobs else []}
+
+    def incidents(self) -> list[dict[str, Any]]:
+        """The stories that the real code makes of the job's findings."""
+        rows = [{**row, "evidence": json.loads(row.get("evidence", "{}"))} for row in self.job.findings()]
+        names = {f.name for f in dataclasses.fields(Finding)}
+        found = [Finding(ts_ns=r["ts"], **{k: v for k, v in r.items() if k in names}) for r in rows]
+        return join(found, now_ns=self.job.now_ns)
+
+    def picture(self) -> dict[str, Any]:
+        """What the hub knows of the stacks once somebody asked."""
+        if not self.pictures:
+            return {}
+        groups = [("dp", tuple(range(8)))]
+        wait = ("train (train.py:40)", "all_reduce (distributed/distributed_c10d.py:3104)")
+        stuck = ("train (train.py:38)", "forward (model.py:71)")
+        others = tuple(r for r in range(8) if r not in (STUCK_RANK, 7))
+        held = [
+            RankStack(thread=MAIN, frames=wait, ranks=others),
+            RankStack(thread=MAIN, frames=stuck, ranks=(STUCK_RANK,)),
+        ]
+        seen = judge(held, groups, {7: "its process is gone"}).brief()
+        facts = {"job": self.job.name, "attempt": 1, "ts_ns": self.job.now_ns, "why": "tester"}
+        return {**facts, **seen, "tree": tree(held)}
 
     def evict(self, body: dict[str, Any]) -> dict[str, Any]:
         node = self.nodes[body["node"]]
@@ -118,6 +153,31 @@ def application(hub: FakeHub, store: Store) -> Starlette:
                 alert["acknowledged_by"] = body["actor"]
         return JSONResponse({})
 
+    async def silences(request: Request) -> Response:
+        return JSONResponse({"silences": list(hub.silences.values())})
+
+    async def silence(request: Request) -> Response:
+        body = await request.json()
+        name = f"s{len(hub.silences)}"
+        hub.silences[name] = {
+            "id": name, "matchers": body["matchers"], "author": body["actor"], "comment": body["comment"],
+            "expires_ns": time.time_ns() + int(body["seconds"] * 1e9),
+        }  # fmt: skip
+        _mute(hub)
+        return JSONResponse(hub.silences[name])
+
+    async def end_silence(request: Request) -> Response:
+        hub.silences.pop(request.path_params["silence"])
+        _mute(hub)
+        return JSONResponse({})
+
+    async def incidents(request: Request) -> Response:
+        return JSONResponse({"incidents": hub.incidents() if hub.jobs else []})
+
+    async def stacks(request: Request) -> Response:
+        hub.pictures += request.method == "POST"
+        return JSONResponse(hub.picture())
+
     async def evict(request: Request) -> Response:
         return JSONResponse(hub.evict(await request.json()))
 
@@ -127,10 +187,24 @@ def application(hub: FakeHub, store: Store) -> Starlette:
             Route("/v1/nodes", nodes),
             Route("/v1/alerts", alerts),
             Route("/v1/alerts/{alert}/ack", acknowledge, methods=["POST"]),
+            Route("/v1/silences", silences, methods=["GET"]),
+            Route("/v1/silences", silence, methods=["POST"]),
+            Route("/v1/silences/{silence}/end", end_silence, methods=["POST"]),
+            Route("/v1/incidents", incidents),
+            Route("/v1/jobs/{job}/stacks", stacks, methods=["GET", "POST"]),
             Route("/v1/evict", evict, methods=["POST"]),
             *server.routes(store, token=TOKEN),
         ]
     )
+
+
+def _mute(hub: FakeHub) -> None:
+    """What the book of alerts does for a silence on one subject."""
+    for alert in hub.alerts:
+        covering = [
+            s for s in hub.silences.values() if all(str(alert.get(k)) == v for k, v in s["matchers"].items())
+        ]
+        alert["muted"] = f"silenced by {covering[0]['author']}" if covering else ""
 
 
 def fill(store: Store, job: RecordedJob) -> None:

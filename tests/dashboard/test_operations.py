@@ -11,6 +11,7 @@ from pulsetrain.dashboard.models.operations import (
     about,
     can_be_evicted,
     checkpoint_lines,
+    detectors,
     gauge_text,
     heard_text,
     hub_facts,
@@ -21,6 +22,7 @@ from pulsetrain.dashboard.models.operations import (
     plan,
     recoveries,
     recovery_figure,
+    silence_of,
     times,
 )
 
@@ -180,3 +182,25 @@ def test_the_hub_counts_failures_also_when_there_are_none():
 
 def test_when_a_node_was_heard():
     assert (heard_text(0.04), heard_text(71), heard_text(None)) == ("0.0 s ago", "1 min 11 s ago", "never")
+
+
+def test_a_silenced_alert_needs_nobody_and_its_matchers_are_its_own():
+    muted = {**alert("a"), "muted": "silenced by ann"}
+    assert open_alerts([muted]) == 0
+    assert [a["id"] for a in ordered_alerts([muted, alert("b")])] == ["b", "a"]
+    assert silence_of({"job": "", "kind": "hang", "subject": "5"}) == {"kind": "hang", "subject": "5"}
+
+
+def test_the_worst_of_a_detector_counts_and_blind_comes_before_healthy():
+    verdicts = [
+        {"analyzer": "mfu", "state": "healthy"},
+        {"analyzer": "network", "state": "blind", "reason": "no port"},
+        {"analyzer": "hang", "state": "healthy"},
+        {"analyzer": "hang", "state": "finding", "summary": "rank 3"},
+    ]
+    assert [(d["name"], d["state"], d["reason"]) for d in detectors(verdicts)] == [
+        ("network", "blind", "no port"),
+        ("hang", "finding", "rank 3"),
+        ("mfu", "healthy", ""),
+    ]
+    assert detectors([]) == []

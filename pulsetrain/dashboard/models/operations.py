@@ -12,7 +12,7 @@ import plotly.graph_objects as go
 
 from pulsetrain.dashboard.models.charts import STAGE_COLOURS, Theme, frame
 from pulsetrain.dashboard.models.heatmap import natural
-from pulsetrain.dashboard.models.states import NODE_STATES, SEVERITIES, look
+from pulsetrain.dashboard.models.states import DETECTOR_STATES, NODE_STATES, SEVERITIES, look
 from pulsetrain.dashboard.models.text import clock, duration, fold, size, thousands
 
 Row = Mapping[str, Any]
@@ -24,7 +24,7 @@ def ordered_alerts(alerts: Sequence[Row]) -> list[Row]:
         alerts,
         key=lambda a: (
             a.get("state") == "resolved",
-            bool(a.get("acknowledged_by")),
+            bool(a.get("acknowledged_by") or a.get("muted")),
             -look(str(a.get("severity", "")), SEVERITIES).urgency,
             -moment_ns(a.get("since_ns", a.get("since"))),
         ),
@@ -37,12 +37,36 @@ def open_alerts(alerts: Sequence[Row]) -> int:
 
 
 def needs_a_person(alert: Row) -> bool:
-    """It fires, is more than information, and nobody has acknowledged it."""
+    """It fires, is more than information, and nobody has acknowledged or silenced it."""
     return (
         alert.get("state") != "resolved"
         and alert.get("severity") != "info"
         and not alert.get("acknowledged_by")
+        and not alert.get("muted")
     )
+
+
+def silence_of(alert: Row) -> dict[str, str]:
+    """Matchers that cover this alert and no other: its job, kind and subject."""
+    fields = ("job", "kind", "subject_type", "subject")
+    return {name: str(alert[name]) for name in fields if alert.get(name)}
+
+
+def detectors(verdicts: Sequence[Row]) -> list[dict[str, str]]:
+    """What each detector sees, the most urgent first: name, state (a key of `DETECTOR_STATES`), reason."""
+    rows: dict[str, dict[str, str]] = {}
+    for verdict in verdicts:
+        state = str(verdict.get("state", ""))
+        reason = verdict.get("summary") or verdict.get("reason") or verdict.get("error") or ""
+        row = {"name": str(verdict.get("analyzer", "?")), "state": state, "reason": str(reason)}
+        before = rows.get(row["name"])
+        if before is None or _detector_urgency(row) > _detector_urgency(before):
+            rows[row["name"]] = row
+    return sorted(rows.values(), key=lambda r: (-_detector_urgency(r), r["name"]))
+
+
+def _detector_urgency(row: Row) -> int:
+    return look(row["state"], DETECTOR_STATES).urgency
 
 
 def about(alert: Row) -> str:

@@ -61,6 +61,23 @@ NODE_STATES: Mapping[str, State] = MappingProxyType(
     }
 )
 
+DETECTOR_STATES: Mapping[str, State] = MappingProxyType(
+    {
+        "healthy": State(label="sees its data", glyph="●", colour="#009E73", symbol="circle", urgency=0),
+        "inconclusive": State(label="cannot tell", glyph="◔", colour="#56B4E9", symbol="circle", urgency=2),
+        "finding": State(label="has a finding", glyph="▲", colour="#E69F00", symbol="diamond", urgency=5),
+        "blind": State(label="blind", glyph="⊘", colour="#8a8f98", symbol="circle-open", urgency=6),
+        "failed": State(label="broken", glyph="✕", colour="#A3195B", symbol="x", urgency=8),
+    }
+)
+
+INCIDENT_STATES: Mapping[str, State] = MappingProxyType(
+    {
+        "open": State(label="open", glyph="■", colour="#D55E00", symbol="square", urgency=7),
+        "over": State(label="over", glyph="✓", colour="#4C7A9B", symbol="circle", urgency=1),
+    }
+)
+
 SEVERITIES: Mapping[str, State] = MappingProxyType(
     {
         "critical": State(label="critical", glyph="■", colour="#D55E00", symbol="square", urgency=8),

@@ -1,0 +1,98 @@
+"""Incidents: what happened, who is the root, who only suffers, what to do; and which detectors cannot see."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from html import escape
+from typing import Any
+
+import streamlit as st
+
+from pulsetrain.dashboard import page
+from pulsetrain.dashboard.models.operations import detectors
+from pulsetrain.dashboard.models.states import DETECTOR_STATES, INCIDENT_STATES, SEVERITIES, pill
+from pulsetrain.dashboard.models.text import ago, clock
+
+_SHOWN = 10
+_TIMELINE = 40
+_VICTIMS = 24
+
+
+def show() -> None:
+    """The page."""
+    page.live(_body)
+
+
+def _body() -> None:
+    job = page.chosen_job()
+    verdicts = page.source().job(job).get("detectors", [])
+    _blind(verdicts)
+    found = [i for i in page.source().incidents() if i.get("job") in (job, "")]
+    if not found:
+        page.empty(
+            "No incident is on record for this job.",
+            "An incident joins findings that lie less than two minutes apart into one story.",
+        )
+        return
+    for number, incident in enumerate(found[:_SHOWN]):
+        _card(incident, unfolded=number == 0)
+    if len(found) > _SHOWN:
+        st.html(f'<div class="muted">The newest {_SHOWN} of {len(found)} incidents.</div>')
+
+
+def _blind(verdicts: list[Mapping[str, Any]]) -> None:
+    """A detector that sees nothing cannot have found nothing: say so above everything else."""
+    trouble = [d for d in detectors(verdicts) if d["state"] in ("blind", "failed")]
+    if trouble:
+        named = "; ".join(f"{d['name']}: {d['reason']}" for d in trouble[:6])
+        st.html(f'<div class="stale" id="blind">{pill("blind", DETECTOR_STATES)} {escape(named)}</div>')
+
+
+def _card(incident: Mapping[str, Any], *, unfolded: bool) -> None:
+    since = int(incident["since_ns"])
+    victims = list(incident["victims"])
+    more = f" and {len(victims) - _VICTIMS} more" if len(victims) > _VICTIMS else ""
+    with st.container(border=True):
+        st.html(
+            f'<div class="incident">{pill(str(incident["severity"]), SEVERITIES)} '
+            f"{pill(str(incident['state']), INCIDENT_STATES)} <b>{escape(str(incident['root']))}</b>: "
+            f"{escape(str(incident['summary']))} "
+            f"<span class='muted'>since {clock(since)} UTC, {ago(since, page.now_ns())}</span>"
+            f"<p><b>What to do:</b> {escape(str(incident['suggested_action']))}</p>"
+            f"<p><b>Victims:</b> {escape(', '.join(victims[:_VICTIMS]) or 'none')}{more}</p></div>"
+        )
+        with st.expander("Hypotheses and timeline", expanded=unfolded):
+            _hypotheses(incident)
+            _timeline(incident)
+
+
+def _hypotheses(incident: Mapping[str, Any]) -> None:
+    page.table(
+        ["root", "confidence", "kinds", "because"],
+        [
+            [
+                escape(str(h["root"])),
+                f"{float(h['confidence']):.0%}",
+                escape(", ".join(h["kinds"])),
+                escape("; ".join(h["because"])),
+            ]
+            for h in incident["hypotheses"]
+        ],
+        right=(1,),
+    )
+
+
+def _timeline(incident: Mapping[str, Any]) -> None:
+    page.table(
+        ["time (UTC)", "severity", "kind", "about", "what was seen"],
+        [
+            [
+                clock(int(line["ts_ns"])),
+                pill(str(line["severity"]), SEVERITIES),
+                escape(str(line["kind"])),
+                escape(str(line["subject"])),
+                escape(str(line["summary"])),
+            ]
+            for line in incident["timeline"][:_TIMELINE]
+        ],
+    )

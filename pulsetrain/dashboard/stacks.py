@@ -1,0 +1,71 @@
+"""Stacks: where the code of every rank stands, merged, and whose stack differs; asked for by a click."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from html import escape
+from typing import Any
+
+import streamlit as st
+
+from pulsetrain.dashboard import page
+from pulsetrain.dashboard.models.text import ago, clock
+from pulsetrain.stream.errors import PulsetrainError
+
+_MOST_LINES = 400
+
+
+def show() -> None:
+    """The page."""
+    with st.container(horizontal=True, vertical_alignment="center"):
+        st.button("Read the stacks now", key="read_stacks", on_click=_read)
+        st.toggle("all threads", key="threads", bind="query-params")
+    page.live(_body)
+
+
+def _read() -> None:
+    job = page.chosen_job()
+    try:
+        page.source().client.stacks(job)
+    except PulsetrainError as error:
+        st.toast(f"Not read: {error}")
+    page.source().cache.forget(("stacks", job))
+
+
+def _body() -> None:
+    job = page.chosen_job()
+    picture = page.source().stacks(job) if page.source().job(job) else {}
+    if not picture:
+        page.empty(
+            "No stacks were read in this job.",
+            "They are read when the job falls silent, or by the button above; no rank is stopped for it.",
+        )
+        return
+    taken = int(picture["ts_ns"])
+    st.html(
+        f'<div id="stacks"><b>{escape(str(picture["sentence"]))}</b> <span class="muted">attempt '
+        f"{picture['attempt']}, {clock(taken)} UTC, {ago(taken, page.now_ns())}</span></div>"
+    )
+    for part in picture["blind"]:
+        st.html(f'<div class="stale">ranks {escape(part["ranks"])}: {escape(part["reason"])}</div>')
+    odd = {c["ranks"] for c in picture["clusters"][1:]} | {picture["outliers"]}
+    drawn = [line for tree in _chosen(picture) for line in _lines(tree, 0, odd)]
+    page.table(["ranks", "frame"], drawn[:_MOST_LINES])
+    if len(drawn) > _MOST_LINES:
+        st.html(f'<div class="muted">The first {_MOST_LINES} of {len(drawn):,} lines.</div>')
+
+
+def _chosen(picture: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The main thread's tree, or those of all threads."""
+    return list(picture["tree"]) if st.session_state.get("threads") else list(picture["tree"][:1])
+
+
+def _lines(branch: Mapping[str, Any], depth: int, odd: set[str]) -> Iterator[list[str]]:
+    """One row a frame, indented where ranks part; those of ranks that stand elsewhere in bold."""
+    text = escape(str(branch["frame"]))
+    if branch["ranks"] in odd:
+        text = f"<b>{text}</b>"
+    yield [escape(str(branch["ranks"])), f'<span style="padding-left:{1.2 * depth:.1f}em">{text}</span>']
+    parts = len(branch["children"]) > 1
+    for child in branch["children"]:
+        yield from _lines(child, depth + parts, odd)
