@@ -109,18 +109,26 @@ def in_history(values: Floats, config: FailSlowConfig | None = None) -> list[Slo
 
 def _normal(values: Floats) -> Floats:
     """Each row over its own median; zero, negative and infinite times count as missing."""
-    usable = np.where(np.isfinite(values) & (values > 0), values, np.nan)
-    some = np.isfinite(usable).any(axis=1)
-    centre = np.ones(values.shape[0])
+    usable, centre = _centred(values)
+    return np.asarray(usable / np.where(np.isnan(centre), 1.0, centre)[:, None])
+
+
+def _centred(values: Floats) -> tuple[Floats, Floats]:
+    """The values with what cannot be a time missing, and each row's median, NaN where nothing is left."""
+    told = np.isfinite(values) & (values > 0)
+    if told.all():  # many times faster than with gaps
+        return values, np.median(values, axis=1) if values.shape[1] else np.full(len(values), np.nan)
+    usable = np.where(told, values, np.nan)
+    centre = np.full(values.shape[0], np.nan)
+    some = told.any(axis=1)
     if some.any():
         centre[some] = np.nanmedian(usable[some], axis=1)
-    return np.asarray(usable / centre[:, None])
+    return usable, centre
 
 
 def _normal_by_cohort(values: Floats) -> Floats:
     """Each step over the median of the rows whose usual time is within a fifth of this row's."""
-    usable = np.where(np.isfinite(values) & (values > 0), values, np.nan)
-    centre = np.nanmedian(usable, axis=1)
+    usable, centre = _centred(values)
     order = np.argsort(centre, kind="stable")
     group = np.zeros(centre.size, np.int64)
     anchor, number = centre[order[0]], 0

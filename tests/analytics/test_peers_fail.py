@@ -1,0 +1,142 @@
+"""The cases in which other tools fail, with what they do wrong; and laws over the analyzers of slowness."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import pytest
+
+from pulsetrain.analytics import fail_slow, imbalance, links, mfu, stalls, straggler
+from pulsetrain.analytics.verdict import findings
+from tests.analytics.fleet import fleet, timings
+from tests.analytics.test_links import GROUPS, transfers
+
+ANALYZERS = {
+    "straggler": straggler.find,
+    "fail_slow": partial(fail_slow.find, recovered=False),
+    "stages": imbalance.stages,
+    "sequences": imbalance.sequences,
+    "data": partial(stalls.find, stall=stalls.DATA),
+    "gc": partial(stalls.find, stall=stalls.GC),
+    "mfu": mfu.find,
+}
+
+
+def said(t):
+    return [f for analyzer in ANALYZERS.values() for f in findings(analyzer(t))]
+
+
+def accused(t):
+    return {(f.subject_type, f.subject) for f in said(t) if f.subject_type in ("rank", "node", "stage")}
+
+
+def test_one_lucky_fast_window_does_not_flag_the_next_hundred():
+    """A best-ever minimum as the baseline makes every later window look slow."""
+    columns = fleet(steps=600, noise=0.02)
+    lucky = (columns["step"] >= 60) & (columns["step"] < 70)
+    for name in ("compute", "forward", "backward", "optimizer", "wait", "duration_ns"):
+        columns[name] = columns[name] * np.where(lucky, 0.7, 1.0)
+    whole = timings(columns)
+    for end in range(100, 600, 50):
+        keep = columns["step"] <= end
+        assert not said(timings({n: v[keep] for n, v in columns.items()}))
+    assert not said(whole)
+
+
+def test_a_pipeline_imbalance_of_half_flags_the_stage_and_not_half_of_the_ranks():
+    """A comparison of each rank with the best of all calls every rank of a heavier stage a straggler."""
+    assert accused(timings(fleet(ranks=16, stages=2, steps=80, stage_ratio={1: 1.5}))) == {("stage", "1")}
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_one_node_a_fifth_slower_among_64_is_found(seed):
+    """A threshold on a score of 0.75 against the best rank never sees a node that is 1.2 times slow."""
+    slow = dict.fromkeys(range(40, 48), 1.2)
+    columns = fleet(ranks=512, per_node=8, stages=4, steps=60, slow=slow, slow_from=30, seed=seed)
+    named = accused(timings(columns))
+    assert ("node", "n5") in named
+    assert named <= {("node", "n5"), *(("rank", str(r)) for r in slow)}
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_two_slow_ranks_among_eight_are_found(seed):
+    """Two of eight move a mean and a standard deviation so far that neither stands out."""
+    columns = fleet(ranks=8, per_node=1, stages=1, steps=60, slow={2: 1.3, 5: 1.3}, slow_from=30, seed=seed)
+    assert accused(timings(columns)) == {("rank", "2"), ("rank", "5")}
+
+
+def test_a_slow_port_is_not_hidden_behind_the_matrix_product_that_it_overlaps():
+    """Nobody waits longer and no step grows, as long as the transfer ends before what hides it."""
+    quiet = timings(fleet(ranks=16, per_node=2, steps=40))
+    assert not said(quiet)
+    table = links.read(transfers(slow=["dp:3"], ratio=1.8))
+    (finding,) = findings(links.find(quiet, table, GROUPS, straggler.find(quiet)))
+    assert (finding.kind, finding.subject_type, finding.subject) == ("slow_link", "group", "dp:3")
+
+
+# -- laws ---------------------------------------------------------------------------------------------------
+
+
+def lost(columns, part, share, rank):
+    hit = columns["rank"] == rank
+    return {**columns, part: np.where(hit, share * columns["duration_ns"], 0.0)}
+
+
+PLANTED = {
+    "straggler": lambda x: fleet(steps=60, per_node=1, slow={2: 1 + x}),
+    "fail_slow": lambda x: fleet(steps=120, per_node=1, slow={2: 1 + x}, slow_from=60),
+    "data": lambda x: lost(fleet(steps=60, per_node=1), "data", min(x, 0.9), 2),
+    "gc": lambda x: lost(fleet(steps=60, per_node=1), "gc", min(x, 0.9), 2),
+}
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_planted_fault_is_that_rank_and_renaming_ranks_renames_it(name):
+    columns = PLANTED[name](0.4)
+    analyzer = ANALYZERS[name]
+    assert [f.subject for f in findings(analyzer(timings(columns)))] == ["2"]
+    names = np.array([30, 7, 19, 4, 11, 2, 23, 8])
+    renamed = {**columns, "rank": names[columns["rank"]]}
+    assert [f.subject for f in findings(analyzer(timings(renamed)))] == ["19"]
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_worse_fault_is_never_milder(name):
+    order = {"info": 1, "warning": 2, "critical": 3}
+    weights = [
+        max(
+            (order[f.severity] for f in findings(ANALYZERS[name](timings(PLANTED[name](x))))),
+            default=0,
+        )
+        for x in (0.0, 0.02, 0.05, 0.1, 0.2, 0.4, 0.8)
+    ]
+    assert weights == sorted(weights)
+    assert weights[0] == 0 < weights[-1]
+
+
+@pytest.mark.parametrize("name", ANALYZERS)
+def test_order_of_rows_changes_nothing(name):
+    columns = fleet(steps=90, slow={2: 1.3}, slow_from=50, stage_ratio={1: 1.5})
+    order = np.random.default_rng(3).permutation(len(columns["rank"]))
+    assert ANALYZERS[name](timings(columns, order=order)) == ANALYZERS[name](timings(columns))
+
+
+@pytest.mark.parametrize("name", ANALYZERS)
+@pytest.mark.parametrize("noise", [0.01, 0.05])
+def test_a_clean_run_gives_no_finding(name, noise):
+    for seed in range(20):
+        assert not findings(ANALYZERS[name](timings(fleet(steps=200, noise=noise, seed=seed))))
+
+
+@pytest.mark.parametrize("name", ANALYZERS)
+def test_degenerate_input_gets_a_verdict(name):
+    columns = fleet(steps=30)
+    count = len(columns["rank"])
+    rng = np.random.default_rng(0)
+    keeps = [np.zeros(count, bool), columns["rank"] == 0, columns["step"] < 1, rng.random(count) < 0.4]
+    cases = [{n: v[keep] for n, v in columns.items()} for keep in keeps]
+    holes = np.where(rng.random(count) < 0.3, np.nan, columns["compute"])
+    cases += [{**columns, "compute": holes}, {n: np.concatenate([v, v]) for n, v in columns.items()}]
+    for case in cases:
+        assert ANALYZERS[name](timings(case))
