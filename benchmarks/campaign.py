@@ -120,12 +120,18 @@ def chosen(args: argparse.Namespace) -> list[Timetable]:
     return plan(args.trials, args.seed, args.clean)
 
 
-def generated(args: argparse.Namespace) -> dict[str, Any]:
-    """The same tables for planted faults in generated fleets, by size."""
+def generated(args: argparse.Namespace, until_s: float) -> dict[str, Any]:
+    """The same tables for planted faults in generated fleets, by size; none is begun after `until_s`."""
     sizes = {}
     for ranks in FLEETS:
-        rows = list(fleets.trials(ranks, args.fleets, args.seed))
-        sizes[str(ranks)] = report.result(rows, sessions=0, wall_s=0.0)
+        began_s, rows = time.monotonic(), []
+        for row in fleets.trials(ranks, args.fleets, args.seed):
+            rows.append(row)
+            print(f"fleet of {ranks}: {row.get('kind', 'clean')}", flush=True)
+            if time.monotonic() >= until_s:
+                print(f"out of time: {len(rows)} fleets of {ranks} ranks are done", flush=True)
+                break
+        sizes[str(ranks)] = report.result(rows, sessions=0, wall_s=time.monotonic() - began_s)
     return sizes
 
 
@@ -138,7 +144,8 @@ def main() -> None:
     if not args.fleet_only:
         tables = chosen(args)
         rows = run(tables, until_s=began_s + args.seconds, kept=args.resume)
-    sizes = {} if args.no_fleet or args.quick or args.only else generated(args)
+    skipped = args.no_fleet or args.quick or args.only
+    sizes = {} if skipped else generated(args, began_s + args.seconds)
     if args.calibrate is not None:
         args.calibrate.write_text(report.table(rows, f"{len(rows)} rows of seed {args.seed}"))
     result = report.result(rows, sessions=len(tables), wall_s=time.monotonic() - began_s)

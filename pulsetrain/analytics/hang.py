@@ -108,6 +108,7 @@ class _Knot:
     confidence: float
     reason: str
     group: Key | None = None
+    left_behind: int = 0  # how many wait for a rank that did not finish what its peers did
 
 
 def blame(witnesses: Iterable[Witness], *, stalled: bool = True, margin_ns: int = 1_000_000_000) -> Blame:
@@ -289,8 +290,13 @@ def _lone(witness: Witness, graph: Graph) -> _Knot:
         what, confidence = f"does not finish {witness.first.op}, as its peers did", 0.9
     else:
         what, confidence = "never joined", 0.95
-    reason = f"rank {witness.rank} {what}; {_waiting(count)} for it"
-    return _Knot(verdict="rank", culprits=(witness.rank,), confidence=confidence, reason=reason)
+    return _Knot(
+        verdict="rank",
+        culprits=(witness.rank,),
+        confidence=confidence,
+        reason=f"rank {witness.rank} {what}; {_waiting(count)} for it",
+        left_behind=count if witness.heard and witness.first is not None else 0,
+    )
 
 
 def _mismatch(knot: tuple[int, ...], groups: Mapping[Key, GroupBlame]) -> _Knot | None:
@@ -426,6 +432,8 @@ def _combine(knots: Sequence[_Knot], groups: Mapping[Key, GroupBlame], graph: Gr
             reason="ranks wait, but for nobody that can be named",
             groups=tuple(groups.values()),
         )
+    most = max(k.left_behind for k in knots)
+    knots = [k for k in knots if not 0 < 2 * k.left_behind < most]  # one rank's mismatch strands others too
     order: tuple[HangVerdict, ...] = ("rank", "desync", "network")
     verdict = min((k.verdict for k in knots), key=order.index)
     chosen = [k for k in knots if k.verdict == verdict]

@@ -202,6 +202,26 @@ def test_different_operations_at_one_seq_are_a_desync_of_the_minority():
     assert (finding.subject, finding.evidence["class"]) == ("1", "desync")
 
 
+def test_a_rank_stranded_by_anothers_extra_collective_is_no_second_culprit():
+    """Gloo moves what it is given: the extra operation of rank 1 took the turn of the loss of rank 2."""
+    everybody = tuple(range(8))
+
+    def member(rank, waits_in):
+        world = group("world", everybody, 20, "all_reduce", op_bytes=28 if rank == 1 else 4)
+        through = group("world", everybody, 21)
+        own = (group("tp", tp_group(rank), 40), group("dp", dp_group(rank), 5))
+        if rank in (1, 2):
+            return status(rank, 4.0, world, *own)
+        tp = group("tp", tp_group(rank), 40, "all_reduce", op_bytes=64) if waits_in == "tp" else own[0]
+        dp = group("dp", dp_group(rank), 5, "all_reduce", op_bytes=64) if waits_in == "dp" else own[1]
+        pp = group("pp", pp_group(rank), 10, "recv", peer=rank - 4) if waits_in == "pp" else None
+        return status(rank, 4.0, through, *(g for g in (tp, dp, pp) if g is not None))
+
+    where = {0: "tp", 3: "tp", 4: "pp", 5: "pp", 6: "dp", 7: "dp"}
+    ranks = [member(rank, where.get(rank)) for rank in range(8)]
+    assert culprits(hang(view(ranks))) == ["1"]
+
+
 def test_two_independent_culprits_are_both_named():
     ranks = stuck_job(0)
     ranks[7] = replace(ranks[7], state="stopped", groups=(), last_phase="backward")
