@@ -126,7 +126,7 @@ def _judge(t: Timings, table: list[Excess], z: float, config: StragglerConfig) -
     error = np.concatenate([e.error for e in table])
     floor = np.concatenate([np.full(len(e.columns), _floor(e, config)) for e in table])
     elevated = (excess > floor) & (recent > floor / 2)
-    alone = np.concatenate([np.full(len(e.columns), config.noisy_alone if e.noisy else 1.0) for e in table])
+    alone = np.concatenate([np.full(len(e.columns), _alone(e, config)) for e in table])
     slow = elevated & (excess > alone * z * error)
     likely = elevated & (excess > z / 2 * error)
     if not elevated.any():
@@ -161,6 +161,13 @@ def _judge(t: Timings, table: list[Excess], z: float, config: StragglerConfig) -
             )
         )
     return suspects
+
+
+def _alone(e: Excess, config: StragglerConfig) -> float:
+    """How many times surer one rank must be than a node: a few steps of a busy host never make it so."""
+    if not e.noisy:
+        return 1.0
+    return config.noisy_alone if len(e.rows) >= config.short else np.inf
 
 
 def _floor(e: Excess, config: StragglerConfig) -> float:
