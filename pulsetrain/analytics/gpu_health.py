@@ -19,6 +19,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from pulsetrain.analytics.verdict import Finding, Healthy, Inconclusive, Severity, Verdict
+from pulsetrain.stream.counters import counters
 
 NAME = "gpu_health"
 S = 1_000_000_000
@@ -46,6 +47,8 @@ class GpuConfig:
     """memory activity that it shows at most"""
     hang_pcie_bytes_per_s: float = 300e6
     """bus traffic that it shows at most, each way"""
+    nvlink_errors_per_minute: float = 1.0
+    """errors and replays of its NVLinks from which a link is suspect"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +107,7 @@ def find(
     models: Mapping[str, str] | None = None,
     config: GpuConfig | None = None,
 ) -> list[Verdict]:
-    """Findings of kind `throttle`, `gpu_fault`, `gpu_hang` and `pcie_degraded` from rows of `metrics`.
+    """Findings of kind `throttle`, `gpu_fault`, `gpu_hang`, `pcie_degraded` and `link_errors` from `metrics`.
 
     `Inconclusive` and blind where no GPU was sampled.
     """
@@ -286,7 +289,34 @@ def _pcie(gpu: Gpu, config: GpuConfig) -> _Said | None:
     )
 
 
-RULES: tuple[Callable[[Gpu, GpuConfig], _Said | None], ...] = (_throttle, _memory, _hang, _pcie)
+def _nvlink(gpu: Gpu, config: GpuConfig) -> _Said | None:
+    """Errors, replays and recoveries of its NVLinks; a reset begins them again at 0."""
+    grown: dict[str, float] = {}
+    for metric, counter in counters("nvlink").items():
+        minutes = gpu.seconds(metric) / 60
+        if counter.reveals != "traffic" and gpu.values(metric).size >= config.least_samples:
+            grown[metric] = round(gpu.grown(metric) / max(minutes, 1.0), 2)
+    bad = {metric: rate for metric, rate in grown.items() if rate >= config.nvlink_errors_per_minute}
+    if not bad:
+        return None
+    worst = max(bad, key=lambda metric: bad[metric])
+    return _Said(
+        kind="link_errors",
+        severity="warning",
+        confidence=round(min(0.9, 0.6 + 0.1 * float(np.log10(1 + bad[worst]))), 2),
+        summary=f"has NVLink errors: {worst} {bad[worst]:.3g} a minute",
+        evidence={"per_minute": bad},
+        action="Evict; reset the GPU, and check the link when it comes back.",
+    )
+
+
+RULES: tuple[Callable[[Gpu, GpuConfig], _Said | None], ...] = (
+    _throttle,
+    _memory,
+    _hang,
+    _pcie,
+    _nvlink,
+)
 
 
 def _hold(series: Series, times: NDArray[np.int64]) -> NDArray[np.float64]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import pyarrow as pa
+
 from pulsetrain.analytics import gpu_health, hardware, logs, network
 from pulsetrain.analytics.verdict import Finding, Healthy, Inconclusive, Verdict
 from pulsetrain.stream.kernel_log import KernelLine
@@ -37,11 +39,16 @@ class Range:
 
 
 def ports(r: Range) -> list[Verdict]:
-    """`network.find` over the RDMA ports of the attempt's nodes."""
+    """`network.find` over the RDMA ports and network interfaces of the attempt's nodes."""
     begin, end = r.times()
-    table = machines.metrics(r.store, r.job, r.attempt, "rdma_", from_ns=begin, to_ns=end)
+    tables = [
+        machines.metrics(r.store, r.job, r.attempt, prefix, from_ns=begin, to_ns=end)
+        for prefix in ("rdma_", "nic_")
+    ]
+    table = pa.concat_tables(tables)
     if not table.num_rows:
-        return [Inconclusive(analyzer=network.NAME, reason="no sample of an RDMA port", blind=True)]
+        reason = "no sample of an RDMA port or a network interface"
+        return [Inconclusive(analyzer=network.NAME, reason=reason, blind=True)]
     steps = machines.step_starts(r.store, r.job, r.attempt, r.since, r.until)
     return network.find(table, now_ns=r.now_ns, job=r.job, steps_ns=steps)
 

@@ -1,4 +1,4 @@
-"""What the counters of RDMA ports say: traffic that dropped or ended, flapping links, congestion, cables.
+"""What the counters of RDMA ports and network interfaces say: lost traffic, flaps, congestion, cables.
 
 Ports are compared with their own past and with the other ports of the fleet, never with a fixed load. A
 missing sample stays missing, and a counter at its end is blind (`stream.counters`).
@@ -16,11 +16,10 @@ from numpy.typing import NDArray
 
 from pulsetrain.analytics.network_ports import RECEIVE, TRANSMIT, Port, S, ports
 from pulsetrain.analytics.verdict import Finding, Healthy, Inconclusive, Severity, Verdict
-from pulsetrain.stream.counters import Counter, counters
+from pulsetrain.stream.counters import Counter, every_counter
 
 Floats = NDArray[np.float64]
 NAME = "network"
-ACTIVE = 4.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,13 +102,18 @@ class _Scene:
             severity=severity,
             confidence=confidence,
             summary=f"{port.name} {summary}",
-            evidence={"query": "metrics rdma_*", "node": port.node, "device": port.device, **evidence},
+            evidence={
+                "query": f"metrics {port.family}_*",
+                "node": port.node,
+                "device": port.device,
+                **evidence,
+            },
         )
 
 
 def _saturated(port: Port) -> list[str]:
     """Counters that cannot count any further: they are blind until somebody clears them."""
-    table = counters()
+    table = every_counter()
     return sorted(m for m, (_, v) in port.samples.items() if m in table and table[m].saturated(float(v[-1])))
 
 
@@ -117,9 +121,9 @@ def _saturated(port: Port) -> list[str]:
 
 
 def _flap(seen: _Scene, port: Port) -> Finding | None:
-    counted = port.total("rdma_link_downed_total")
-    _, states = port.samples.get("rdma_port_state", (np.empty(0, np.int64), np.empty(0)))
-    observed = int(np.sum((states[:-1] == ACTIVE) & (states[1:] != ACTIVE))) if states.size > 1 else 0
+    counted = port.downs()
+    _, states = port.samples.get(port.state, (np.empty(0, np.int64), np.empty(0)))
+    observed = int(np.sum((states[:-1] == port.up) & (states[1:] != port.up))) if states.size > 1 else 0
     downs = max(observed, 0 if np.isnan(counted) else int(counted))
     if downs == 0:
         return None
@@ -139,12 +143,12 @@ def _flap(seen: _Scene, port: Port) -> Finding | None:
 
 
 def _down(seen: _Scene, port: Port) -> Finding | None:
-    if "rdma_port_state" not in port.samples:
+    if port.state not in port.samples:
         return None
-    times, states = port.samples["rdma_port_state"]
-    if states[-1] == ACTIVE:
+    times, states = port.samples[port.state]
+    if states[-1] == port.up:
         return None
-    active = np.flatnonzero(states == ACTIVE)
+    active = np.flatnonzero(states == port.up)
     since = int(times[active[-1] + 1]) if active.size else int(times[0])
     age_s = (int(times[-1]) - since) / S
     if age_s < seen.config.down_s or not active.size:
@@ -154,7 +158,7 @@ def _down(seen: _Scene, port: Port) -> Finding | None:
 
 
 def _errors(seen: _Scene, port: Port) -> Finding | None:
-    table = counters()
+    table = every_counter()
     grown: dict[str, float] = {}
     for metric in port.samples:
         if metric in table and table[metric].reveals == "errors":
@@ -179,8 +183,8 @@ def _errors(seen: _Scene, port: Port) -> Finding | None:
 def _outliers(seen: _Scene) -> list[Verdict]:
     """Ports with far more congestion or retransmission per byte than most."""
     found: list[Verdict] = []
-    moved = np.array([np.nansum([p.total(TRANSMIT), p.total(RECEIVE)]) for p in seen.ports])
-    for metric, counter in counters().items():
+    moved = np.array([p.moved_bytes for p in seen.ports])
+    for metric, counter in every_counter().items():
         if counter.reveals not in ("congestion", "retransmission"):
             continue
         events = np.array([p.total(metric) for p in seen.ports])
@@ -234,7 +238,8 @@ def _worst_each(found: Sequence[Verdict]) -> list[Verdict]:
 
 
 def _traffic(seen: _Scene) -> list[Verdict]:
-    """Ports whose traffic dropped or ended; where it did for all of them, the job says so once."""
+    """RDMA ports whose traffic dropped or ended; where it did for all, the job says so once. Interfaces carry
+    more than the job, so their traffic is not judged."""
     found: list[Finding] = []
     carrying = 0
     for port in seen.ports:

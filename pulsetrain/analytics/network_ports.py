@@ -11,10 +11,13 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from pulsetrain.stream.counters import counters
+from pulsetrain.stream.counters import every_counter
 
 Floats = NDArray[np.float64]
 S = 1_000_000_000
+FAMILIES = ("rdma", "nic")
+STATES = ("port_state", "link_rate_bits_per_s", "link_layer")
+ACTIVE = 4.0  # of rdma_port_state: "4: ACTIVE"
 TRANSMIT, RECEIVE = "rdma_transmit_bytes", "rdma_receive_bytes"
 
 
@@ -30,12 +33,37 @@ class Port:
     def name(self) -> str:
         return f"{self.node}/{self.device}" if self.node else self.device
 
+    @property
+    def family(self) -> str:
+        """What its metrics begin with: "rdma" or "nic"."""
+        return "rdma" if any(m.startswith("rdma_") for m in self.samples) else "nic"
+
+    @property
+    def state(self) -> str:
+        """The metric that tells whether it is up."""
+        return f"{self.family}_port_state"
+
+    @property
+    def up(self) -> float:
+        """The value of that metric while it is."""
+        return ACTIVE if self.family == "rdma" else 1.0
+
+    @property
+    def moved_bytes(self) -> float:
+        """Everything sent and received in the range."""
+        return float(np.nansum([self.total(f"{self.family}_{d}_bytes") for d in ("transmit", "receive")]))
+
+    def downs(self) -> float:
+        """How often the link went down, by the counters of it that can be read; NaN where none can."""
+        counted = [self.total(m) for m in self.samples if _reveals_flap(m)]
+        return max([c for c in counted if np.isfinite(c)], default=float("nan"))
+
     def increases(self, metric: str) -> tuple[NDArray[np.int64], Floats]:
         """Times and what was counted since the sample before; NaN where that cannot be known."""
         if metric not in self.samples:
             return np.empty(0, np.int64), np.empty(0)
         times, values = self.samples[metric]
-        counter = counters()[metric]
+        counter = every_counter()[metric]
         steps = [counter.increase(a, b) for a, b in pairwise(values)]
         return times[1:], np.array([np.nan if s is None else s for s in steps])
 
@@ -53,9 +81,14 @@ class Port:
         return float(times[-1] - times[0]) / S if times.size > 1 else 0.0
 
 
+def _reveals_flap(metric: str) -> bool:
+    counter = every_counter().get(metric)
+    return counter is not None and counter.reveals == "flap"
+
+
 def ports(table: pa.Table) -> list[Port]:
     """Ports from rows of `metrics` (node, device, name, ts, value), in any order and repeated or not."""
-    wanted = {*counters(), "rdma_port_state", "rdma_link_rate_bits_per_s", "rdma_link_layer"}
+    wanted = {*every_counter(), *(f"{f}_{m}" for f in FAMILIES for m in STATES)}
     found: dict[tuple[str, str], dict[str, dict[int, float]]] = {}
     columns = [table[name].to_pylist() for name in ("node", "device", "name", "value")]
     times = table["ts"].cast(pa.int64()).to_pylist()

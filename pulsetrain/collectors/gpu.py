@@ -14,6 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from pulsetrain.stream.counters import Counter, counters
 from pulsetrain.stream.schema import arrow_schema
 
 Read = Callable[[Any, Any], float]  # NVML module and device handle to a value in the metric's unit
@@ -46,7 +47,21 @@ def _reasons(nvml: Any, handle: Any) -> float:
     return float(read(handle))
 
 
+def _nvlink(counter: Counter) -> Read:
+    """One field of all links together; what a card without NVLink answers is not supported."""
+
+    def read(nvml: Any, handle: Any) -> float:
+        (found,) = nvml.nvmlDeviceGetFieldValues(handle, [int(counter.folder)])
+        if found.nvmlReturn:
+            raise AttributeError(counter.file)
+        kind = {0: "dVal", 1: "uiVal", 2: "ulVal", 3: "ullVal", 4: "sllVal"}.get(found.valueType, "ullVal")
+        return float(getattr(found.value, kind)) * counter.scale
+
+    return read
+
+
 READS: dict[str, Read] = {
+    **{metric: _nvlink(counter) for metric, counter in counters("nvlink").items()},
     "gpu_clock_event_reasons": _reasons,
     "gpu_sm_clock_hz": _clock("NVML_CLOCK_SM"),
     "gpu_memory_clock_hz": _clock("NVML_CLOCK_MEM"),

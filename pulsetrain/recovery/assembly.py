@@ -17,6 +17,7 @@ import pyarrow as pa
 from pulsetrain.collectors.gpu import GpuSampler
 from pulsetrain.collectors.host import HostSampler
 from pulsetrain.collectors.kmsg import KmsgReader
+from pulsetrain.collectors.nic import NicSampler
 from pulsetrain.collectors.rdma import RdmaSampler
 from pulsetrain.recovery.agent import Agent, AgentConfig
 from pulsetrain.recovery.checkpoint.keeper import Keeper, KeeperConfig
@@ -44,21 +45,18 @@ class _Host:
 
 
 class _Hardware:
-    """GPUs, RDMA ports and the kernel's log, on a thread of their own: a hung driver holds only that."""
+    """GPUs, ports, interfaces and the kernel's log, on their own thread: a hung driver holds only that."""
 
     def __init__(self, node: str, period_s: float) -> None:
-        self._gpu, self._rdma, self._kernel = (
-            GpuSampler(node=node),
-            RdmaSampler(node=node),
-            KmsgReader(node=node),
-        )
+        self._samplers = (GpuSampler(node=node), RdmaSampler(node=node), NicSampler(node=node))
+        self._kernel = KmsgReader(node=node)
         self._period_s, self._ended = period_s, threading.Event()
         self._taken: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="hardware", daemon=True)
 
     def start(self) -> None:
         """Begin to read, where there is anything to read."""
-        if not (self._gpu.blind and self._rdma.blind and self._kernel.blind):
+        if not (all(sampler.blind for sampler in self._samplers) and self._kernel.blind):
             self._thread.start()
 
     def stop(self) -> None:
@@ -72,7 +70,7 @@ class _Hardware:
     def _run(self) -> None:
         while not self._ended.wait(self._period_s):
             now_ns = time.time_ns()
-            for sampler in (self._gpu, self._rdma):
+            for sampler in self._samplers:
                 if not sampler.blind:
                     self._taken.put(("metrics", sampler.sample(now_ns)))
             lines = self._kernel.poll()

@@ -48,7 +48,8 @@ class Counter:
         """How much was counted between two samples, in `unit`; None where that cannot be known.
 
         A missing sample or a saturated one gives None, never 0. A smaller value after a reboot or a reset
-        counts from 0, so that the answer is what came since, not a huge number.
+        counts from 0, so that the answer is what came since, not a huge number; a counter of 32 bits or less
+        that wraps and stood in its last quarter went over its end.
 
         >>> c = counters()["rdma_transmit_bytes"]
         >>> c.increase(400.0, 1000.0), c.increase(1000.0, 400.0), c.increase(None, 400.0)
@@ -58,15 +59,36 @@ class Counter:
             return None
         if self.saturated(after):
             return None
-        if rebooted or after < before:
+        if rebooted:
             return after
+        if after < before:
+            return after + self._wrapped(before)
         return after - before
+
+    def _wrapped(self, before: float) -> float:
+        """What a narrow counter in its last quarter counted up to its end; 0 where it was reset."""
+        end = 2.0**self.bits * self.scale
+        narrow = self.at_max == "wraps" and self.bits <= 32
+        return end - before if narrow and before >= 0.75 * end else 0.0
+
+
+Family = Literal["rdma", "nic", "nvlink"]
+_TABLES: Mapping[str, str] = MappingProxyType(
+    {"rdma": "counters.csv", "nic": "counters_nic.csv", "nvlink": "counters_nvlink.csv"}
+)
 
 
 @cache
-def counters() -> Mapping[str, Counter]:
-    """Every counter by the name of its metric."""
-    text = files("pulsetrain.stream").joinpath("counters.csv").read_text()
+def every_counter() -> Mapping[str, Counter]:
+    """The counters of all families by the name of the metric."""
+    families: tuple[Family, ...] = ("rdma", "nic", "nvlink")
+    return MappingProxyType({name: c for family in families for name, c in counters(family).items()})
+
+
+@cache
+def counters(family: Family = "rdma") -> Mapping[str, Counter]:
+    """Every counter of RDMA ports, network interfaces or NVLinks by the name of its metric."""
+    text = files("pulsetrain.stream").joinpath(_TABLES[family]).read_text()
     rows = csv.DictReader(line for line in text.splitlines() if not line.startswith("#"))
     made = [
         Counter(

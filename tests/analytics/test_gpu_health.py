@@ -143,3 +143,10 @@ def test_no_sample_is_blind_and_little_is_quiet():
     assert verdict.blind
     assert said(rows("GPU-1", samples=1, gpu_clock_event_reasons=8.0)) == set()
     assert said(rows("GPU-1", gpu_power_watts=float("nan"))) == set()
+
+
+def test_nvlink_errors_are_named_and_old_ones_and_resets_are_not():
+    bad = rows("GPU-2", gpu_nvlink_replays_total=lambda i: 40.0 + 6 * i)
+    old = rows("GPU-1", gpu_nvlink_replays_total=4_000.0, gpu_nvlink_transmit_bytes=lambda i: 1e12 * i)
+    reset = rows("GPU-3", gpu_nvlink_crc_data_errors_total=lambda i: 900.0 if i < 6 else 0.0)
+    assert said(old, bad, reset) == {("link_errors", "n1/GPU-2", "warning")}

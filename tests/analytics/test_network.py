@@ -208,3 +208,54 @@ def test_a_burst_is_put_beside_the_line_rate():
     assert row["mean_share"] == pytest.approx(0.5, rel=0.02)
     assert 0.5 < row["peak_share"] < 0.6
     assert share_of_line_rate(Fleet(count=1).table())[0]["mean_share"] is None
+
+
+def nics(count=6, seconds=120, seed=0):
+    """Network interfaces instead of RDMA ports: traffic, state and pauses, all well."""
+    fleet = Fleet(count, seconds, per_s=1e8, seed=seed)
+    rng = np.random.default_rng(seed + 1)
+    for i in range(count):
+        fleet.names[i] = (f"n{i}", "eth0")
+        fleet.extra[i] = {
+            "nic_port_state": np.ones(seconds),
+            "nic_receive_bytes": np.cumsum(fleet.moved[i]),
+            "nic_receive_pause_total": np.cumsum(rng.poisson(20, seconds)).astype(float),
+            "nic_link_downed_total": np.full(seconds, 9.0),
+        }
+        fleet.moved[i] = np.zeros(seconds)
+    return fleet
+
+
+def nic_table(fleet):
+    table = fleet.table()
+    keep = [not n.startswith("rdma_") for n in table["name"].to_pylist()]
+    return table.filter(pa.array(keep))
+
+
+def nic_said(fleet):
+    return {(f.kind, f.subject, f.severity) for f in findings(find(nic_table(fleet), now_ns=T0, job="j"))}
+
+
+def test_interfaces_that_are_well_say_nothing_and_their_traffic_is_not_judged():
+    fleet = nics()
+    fleet.extra[2]["nic_receive_bytes"][60:] = fleet.extra[2]["nic_receive_bytes"][60]
+    assert nic_said(fleet) == set()
+
+
+def test_an_interface_that_flaps_errs_or_is_down_is_named():
+    fleet = nics()
+    fleet.extra[1]["nic_link_downed_total"] = 9.0 + np.arange(120) // 30
+    fleet.extra[3]["nic_physical_symbol_errors_total"] = 5.0 * np.arange(120)
+    fleet.extra[4]["nic_port_state"][70:] = 0.0
+    assert nic_said(fleet) == {
+        ("link_flap", "n1/eth0", "warning"),
+        ("link_errors", "n3/eth0", "warning"),
+        ("link_flap", "n4/eth0", "info"),
+        ("port_down", "n4/eth0", "critical"),
+    }
+
+
+def test_a_pause_storm_stands_out_against_the_fleet():
+    fleet = nics()
+    fleet.extra[5]["nic_receive_pause_total"] *= 60
+    assert nic_said(fleet) == {("congestion", "n5/eth0", "warning")}

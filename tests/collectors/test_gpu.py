@@ -41,6 +41,9 @@ def binding(**broken):
         "nvmlDeviceGetPcieReplayCounter": 3,
         "nvmlDeviceGetTotalEccErrors": 0,
         "nvmlDeviceGetRemappedRows": (1, 0, 0, 0),
+        "nvmlDeviceGetFieldValues": (
+            types.SimpleNamespace(nvmlReturn=0, valueType=3, value=types.SimpleNamespace(ullVal=7)),
+        ),
         "nvmlInit": None,
     }
     made = types.SimpleNamespace(
@@ -83,6 +86,7 @@ def test_samples_are_in_the_units_of_their_names():
     assert set(batch["device"].to_pylist()) == {"GPU-1"}
     assert set(found) == {*READS, "gpu_probe_s"}
     assert (found["gpu_power_watts"], found["gpu_sm_clock_hz"]) == (345.0, 1.98e9)
+    assert (found["gpu_nvlink_replays_total"], found["gpu_nvlink_transmit_bytes"]) == (7.0, 7168.0)
     assert (found["gpu_utilization_ratio"], found["gpu_pcie_receive_bytes_per_s"]) == (0.97, 1_024_000.0)
     assert sampler.identities()[0]["pci"] == "00000000:9b:00.0"
 
@@ -93,6 +97,13 @@ def test_what_a_card_does_not_have_is_asked_for_once():
     for _ in range(3):
         assert "gpu_remapped_rows_pending" not in values(sampler.sample(1))
     assert nvml.calls.count("nvmlDeviceGetRemappedRows") == 4
+
+
+def test_a_card_without_nvlink_has_no_sample_of_it():
+    nvml = binding()
+    nvml.nvmlDeviceGetFieldValues = lambda handle, fields: [types.SimpleNamespace(nvmlReturn=3)]
+    found = values(GpuSampler(nvml=nvml).sample(1))
+    assert not [name for name in found if "nvlink" in name]
 
 
 def test_a_failed_read_is_missing_and_tried_again():

@@ -1,0 +1,148 @@
+"""Network interfaces of a machine: /sys/class/net and what `ethtool -S` prints, as samples of `metrics`.
+
+Only interfaces with hardware behind them. A file or a name that an interface lacks is no sample, never a
+zero, and is not asked for again. ethtool's ioctl needs no right, but a card may ask its firmware, so it is
+used once in ten seconds. Source: linux/ethtool.h.
+"""
+
+from __future__ import annotations
+
+import array
+import ctypes
+import fcntl
+import fnmatch
+import socket
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import pyarrow as pa
+
+from pulsetrain.stream.counters import counters
+from pulsetrain.stream.schema import arrow_schema
+
+CLASS = Path("/sys/class/net")
+DRIVER_PERIOD_NS = 10_000_000_000
+UP = 1.0
+
+_SIOCETHTOOL = 0x8946
+_GSSET_INFO, _GSTRINGS, _GSTATS = 0x37, 0x1B, 0x1D
+_SS_STATS = 1
+_NAME_BYTES = 32
+_MOST_NAMES = 20_000
+
+Read = Callable[[str], Mapping[str, int]]
+
+
+class NicSampler:
+    """Samples every interface that has hardware. `driver` reads the statistics of one by name."""
+
+    def __init__(self, path: Path = CLASS, *, node: str = "", driver: Read | None = None) -> None:
+        self._path, self._node = path, node
+        self._driver = driver or driver_statistics
+        known = counters("nic").values()
+        self._files = [c for c in known if c.folder != "ethtool"]
+        self._names = [c for c in known if c.folder == "ethtool"]
+        self._unreadable: set[Path] = set()
+        self._without: set[str] = set()
+        self._asked_ns = 0
+
+    @property
+    def blind(self) -> str:
+        """Why there is nothing to see; empty where there is."""
+        return "" if any(self._devices()) else f"no network hardware under {self._path}"
+
+    def sample(self, now_ns: int) -> pa.RecordBatch:
+        """One batch of `metrics`, all stamped `now_ns` (UTC)."""
+        asks = now_ns - self._asked_ns >= DRIVER_PERIOD_NS
+        self._asked_ns = now_ns if asks else self._asked_ns
+        rows = [(d.name, *s) for d in self._devices() for s in self._device(d, asks)]
+        columns = {
+            "node": [self._node] * len(rows),
+            "device": [device for device, _, _ in rows],
+            "name": [name for _, name, _ in rows],
+            "ts": [now_ns] * len(rows),
+            "value": [value for _, _, value in rows],
+        }
+        return pa.RecordBatch.from_pydict(columns, schema=arrow_schema("metrics"))
+
+    def _devices(self) -> Iterator[Path]:
+        try:
+            found = sorted(self._path.iterdir())
+        except OSError:
+            return
+        yield from (device for device in found if (device / "device").exists())
+
+    def _device(self, device: Path, asks: bool) -> Iterator[tuple[str, float]]:
+        for counter in self._files:
+            value = self._number(device / counter.folder / counter.file)
+            if value is not None and value >= 0:
+                yield counter.metric, float(value * counter.scale)
+        if asks and device.name not in self._without:
+            yield from self._statistics(device.name)
+        yield from self._state(device)
+
+    def _statistics(self, device: str) -> Iterator[tuple[str, float]]:
+        try:
+            found = self._driver(device)
+        except OSError:
+            self._without.add(device)
+            return
+        for counter in self._names:
+            values = [v for name, v in found.items() if fnmatch.fnmatchcase(name, counter.file)]
+            if values:
+                yield counter.metric, float(sum(values) * counter.scale)
+
+    def _state(self, device: Path) -> Iterator[tuple[str, float]]:
+        state = self._text(device / "operstate")
+        if state in ("up", "down", "lowerlayerdown"):
+            yield "nic_port_state", UP if state == "up" else 0.0
+        speed = self._number(device / "speed")
+        if speed is not None and speed > 0:  # -1: not known
+            yield "nic_link_rate_bits_per_s", speed * 1e6
+
+    def _number(self, path: Path) -> int | None:
+        text = self._text(path)
+        try:
+            return int(text) if text else None
+        except ValueError:
+            return None
+
+    def _text(self, path: Path) -> str:
+        if path in self._unreadable:
+            return ""
+        try:
+            return path.read_text(errors="replace").strip()
+        except FileNotFoundError:
+            self._unreadable.add(path)
+        except OSError:
+            return ""  # the speed of an interface that is down: EINVAL until it is up
+        return ""
+
+
+def driver_statistics(device: str) -> Mapping[str, int]:
+    """What `ethtool -S` prints of one interface. Raises `OSError` where its driver has none."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        info = bytearray(struct.pack("IIQI", _GSSET_INFO, 0, 1 << _SS_STATS, 0))
+        _ioctl(sock, device, info)
+        mask, count = struct.unpack_from("QI", info, 8)
+        if not mask or not 0 < count <= _MOST_NAMES:
+            return {}
+        names = bytearray(struct.pack("III", _GSTRINGS, _SS_STATS, count) + bytes(count * _NAME_BYTES))
+        _ioctl(sock, device, names)
+        values = bytearray(struct.pack("II", _GSTATS, count) + bytes(count * 8))
+        _ioctl(sock, device, values)
+    told = struct.unpack_from("I", values, 4)[0]
+    cells = [names[12 + i * _NAME_BYTES : 12 + (i + 1) * _NAME_BYTES] for i in range(min(count, told))]
+    numbers = struct.unpack_from(f"{len(cells)}Q", values, 8)
+    texts = [bytes(c).split(b"\0", 1)[0].decode(errors="replace").strip() for c in cells]
+    return dict(zip(texts, numbers, strict=True))
+
+
+def _ioctl(sock: socket.socket, device: str, data: bytearray) -> None:
+    """One ethtool request; the answer is in `data`."""
+    buffer = array.array("B", data)
+    address, _ = buffer.buffer_info()
+    request = struct.pack("16sP", device.encode()[:15], address) + bytes(16)
+    fcntl.ioctl(sock.fileno(), _SIOCETHTOOL, request)
+    data[:] = ctypes.string_at(address, len(data))
