@@ -13,7 +13,7 @@ from prometheus_client import start_http_server
 
 from pulsetrain.stream.clock import SystemClock
 from pulsetrain.stream.config import load, read_toml
-from pulsetrain.stream.errors import ConfigError, UsageError
+from pulsetrain.stream.errors import UsageError
 from pulsetrain.stream.ingest import Ingest, IngestConfig
 from pulsetrain.stream.kafka import KafkaConfig
 from pulsetrain.stream.metrics import IntakeMetrics
@@ -53,13 +53,7 @@ def kafka_config(path: Path | None, flags: Mapping[str, Any]) -> KafkaConfig:
 
 
 def _file(path: Path | None) -> dict[str, Any]:
-    """The TOML file; other processes' tables in it are theirs."""
-    file = read_toml(path) if path else {}
-    known = {"kafka", "ingest", "hub", "controller", "watch", "agent"}
-    unknown = sorted(set(file) - known)
-    if unknown:
-        raise ConfigError(f"unknown table [{unknown[0]}] in {path}; allowed: {', '.join(sorted(known))}")
-    return file
+    return read_toml(path) if path else {}
 
 
 def _serve_metrics(metrics: IntakeMetrics, host: str, port: int) -> None:

@@ -118,7 +118,7 @@ def make_folder(data: Path) -> None:
         ) from error
 
 
-def bind(host: str, port: int) -> socket.socket:
+def bind(host: str, port: int, flag: str = "--port") -> socket.socket:
     """A listening socket. Raises `UsageError` where the port is taken or the address is not ours."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
@@ -129,7 +129,7 @@ def bind(host: str, port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         raise UsageError(
-            f"cannot listen on {host}:{port}: {error.strerror}; give --port another port, or 0"
+            f"cannot listen on {host}:{port}: {error.strerror}; give {flag} another port, or 0"
         ) from error
     return listener
 
@@ -175,7 +175,7 @@ def dashboard(url: str, token: str, port: int) -> Iterator[str]:
         with bind("127.0.0.1", 0) as free:
             port = free.getsockname()[1]
     else:
-        bind("127.0.0.1", port).close()
+        bind("127.0.0.1", port, "--dashboard-port").close()
     child = subprocess.Popen(
         [sys.executable, "-m", "pulsetrain.hub.child", str(os.getpid()), *launch.command(port)],
         env=os.environ | launch.environment(url, token),

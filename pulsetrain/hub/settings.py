@@ -13,10 +13,8 @@ from pulsetrain.analytics.watch import WatchConfig
 from pulsetrain.hub.config import HubConfig
 from pulsetrain.recovery.policy import Policy
 from pulsetrain.stream.config import load, read_toml
-from pulsetrain.stream.errors import ConfigError
 
 NOTIFY = "notify"
-TABLES = {"hub": HubConfig, "controller": Policy, "watch": WatchConfig}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,10 +35,6 @@ def load_settings(
 ) -> Settings:
     """Fill every table. Raises `ConfigError` for an unknown table, key or value."""
     file = read_toml(path) if path else {}
-    allowed = sorted({*TABLES, NOTIFY})
-    unknown = sorted(set(file) - set(allowed))
-    if unknown:
-        raise ConfigError(f"unknown table [{unknown[0]}] in {path}; allowed: {', '.join(allowed)}")
     return Settings(
         hub=load(HubConfig, "hub", file=file, environ=environ, flags=hub),
         policy=load(Policy, "controller", file=file, environ=environ, flags=policy),

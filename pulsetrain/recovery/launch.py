@@ -24,7 +24,7 @@ from pulsetrain.stream.config import load, read_toml
 from pulsetrain.stream.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
-    from pulsetrain.recovery.agent import Agent
+    from pulsetrain.recovery.agent import Agent, AgentConfig
 
 Say = Callable[[str], None]
 
@@ -83,22 +83,32 @@ def launch(asked: Launch, say: Say) -> Outcome:
     with contextlib.ExitStack() as stack:
         zygote = _start_zygote(asked)
         stack.callback(zygote.close)
+        config = _agent_config(file, asked.environ)
         if hub is None:
             own = stack.enter_context(local_hub(folder / "hub"))
             hub = own.address
             say(f"dashboard  {own.dashboard or 'none'}")
             say(f"data       {folder}")
-        return _supervise(asked, file, hub, folder, zygote)
+        return _supervise(asked, config, file, hub, folder, zygote)
+
+
+def _agent_config(file: Mapping[str, Any], environ: Mapping[str, str]) -> AgentConfig:
+    from pulsetrain.recovery.agent import AgentConfig  # while the zygote imports torch
+
+    return load(AgentConfig, "agent", file=file, environ=environ)
 
 
 def _supervise(
-    asked: Launch, file: Mapping[str, Any], hub: HubAddress, folder: Path, zygote: Zygote
+    asked: Launch,
+    config: AgentConfig,
+    file: Mapping[str, Any],
+    hub: HubAddress,
+    folder: Path,
+    zygote: Zygote,
 ) -> Outcome:
     """Wire an agent and live its life; everything it started has ended on return."""
-    from pulsetrain.recovery.agent import AgentConfig
     from pulsetrain.recovery.assembly import assemble
 
-    config = load(AgentConfig, "agent", file=file, environ=asked.environ)
     address = asked.address or _address_towards(hub.url)
     with assemble(asked, config, file, hub, folder, address, zygote, lambda: _start_zygote(asked)) as agent:
         _obey_signals(agent)

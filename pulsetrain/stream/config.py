@@ -22,8 +22,20 @@ T = TypeVar("T")
 _SCALARS: Mapping[str, bool] = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
 
+TABLES = ("agent", "checkpoint", "controller", "hub", "ingest", "kafka", "notify", "recovery", "watch")
+"""Of all processes: one file may serve them all, and each reads the tables that are its own."""
+
+
 def read_toml(path: Path) -> dict[str, Any]:
-    """The parsed file. Raises `ConfigError` where it is missing or not TOML."""
+    """The parsed file. Raises `ConfigError` where it is missing, no TOML, or has a table nobody reads."""
+    tables = _parsed(path)
+    unknown = sorted(tables.keys() - set(TABLES))
+    if unknown:
+        raise ConfigError(f"unknown table [{unknown[0]}] in {path}; allowed: {', '.join(TABLES)}")
+    return tables
+
+
+def _parsed(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text())
     except OSError as error:
