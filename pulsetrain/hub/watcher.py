@@ -25,7 +25,8 @@ from pulsetrain.recovery.nodes import GONE, NodeState
 from pulsetrain.recovery.transitions import TERMINAL, Event, Phase
 from pulsetrain.recovery.world import node_of, ranks_of
 from pulsetrain.stream.clock import Clock
-from pulsetrain.stream.findings import Finding
+from pulsetrain.stream.findings import Finding, recorded
+from pulsetrain.stream.queries import views
 from pulsetrain.stream.store import Store
 
 log = structlog.get_logger()
@@ -49,6 +50,7 @@ class JobWatch:
         self.attempt = -1
         self.first_exit_ns = 0
         self.explained = False
+        self.recalled = False
         self._step_times: deque[tuple[int, float]] = deque(maxlen=PACE_STEPS)
 
     def pace(self, job: Job, now_s: float) -> None:
@@ -117,6 +119,7 @@ class Watcher:
             began_s = self._clock.monotonic_s()
             self._alerts.topology = self._topology()
             for job in list(self._controller.jobs.values()):
+                await self._recall(job)
                 if job.phase is Phase.RUNNING and job.first_step_done:
                     await self._analyze(job)
             took_s = self._clock.monotonic_s() - began_s
@@ -125,6 +128,19 @@ class Watcher:
         """Which rank is on which node, in every job that has a world."""
         jobs = self._controller.jobs.values()
         return Topology(node_of={(j.name, r): p.node for j in jobs for p in j.world for r in ranks_of(p)})
+
+    async def _recall(self, job: Job) -> None:
+        """What an earlier hub found in this job, once: its incidents outlive a restart."""
+        memory = self.of(job)
+        if memory.recalled:
+            return
+        memory.recalled = True
+        try:
+            table = await asyncio.to_thread(views.findings, self._store, job.name, limit=TOLD)
+            memory.told.extendleft(recorded(job.name, row) for row in table.to_pylist())
+        except Exception as error:  # an old store, or one that is away: the new findings still count
+            self.failures += 1
+            log.exception("recall_failed", job=job.name, error=repr(error))
 
     async def _analyze(self, job: Job) -> None:
         attempt, now = job.attempt, self._clock.wall_ns()

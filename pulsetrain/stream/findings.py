@@ -44,3 +44,13 @@ class Finding:
             "summary": self.summary,
             "evidence": json.dumps(self.evidence, sort_keys=True, default=str),
         }
+
+
+def recorded(job: str, row: Mapping[str, Any]) -> Finding:
+    """The finding in a row of `queries.views.findings`; evidence that is no JSON is left out."""
+    try:
+        evidence = json.loads(row["evidence"] or "{}")
+    except ValueError:
+        evidence = {}
+    names = ("ts_ns", "attempt", "kind", "subject_type", "subject", "severity", "confidence", "summary")
+    return Finding(job=job, evidence=evidence, **{name: row[name] for name in names})

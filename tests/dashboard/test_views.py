@@ -8,6 +8,7 @@ import pytest
 
 from pulsetrain.analytics.trace_export import export, export_file
 from pulsetrain.stream.errors import UsageError
+from pulsetrain.stream.findings import recorded
 from pulsetrain.stream.queries import views
 from pulsetrain.stream.store import open_store
 from tests.dashboard.hub_process import fake_hub
@@ -59,6 +60,16 @@ def test_events_of_chosen_kinds_newest_first(store):
     kinds = [e["kind"] for e in rows(views.events(store, "gpt", ("recovery", "attempt_started")))]
     assert kinds == ["recovery", "attempt_started", "attempt_started"]
     assert len(rows(views.events(store, "gpt"))) == 4
+
+
+def test_findings_on_record_are_findings_again(store):
+    found = [recorded("gpt", row) for row in rows(views.findings(store, "gpt"))]
+    assert [(f.kind, f.subject_type, f.subject) for f in found] == [
+        ("hang", "rank", "5"),
+        ("straggler", "node", "node-2"),
+    ]
+    assert found[0].evidence["victims"] == [0, 1, 2, 3, 4, 6, 7]
+    assert found[0].row()["ts"] == found[0].ts_ns > 10**18
 
 
 def test_the_slow_node_stands_out_in_its_cohort_and_nobody_else(store):

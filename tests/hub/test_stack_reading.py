@@ -1,0 +1,161 @@
+"""When stacks are read, whose picture counts as evidence, and what a blind agent leads to. No processes."""
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+
+from pulsetrain.analytics.verdict import Finding, Healthy, Inconclusive
+from pulsetrain.analytics.watch import JobView
+from pulsetrain.hub.stacks import AGAIN_S, SELF_TEST_S, Stacks
+from pulsetrain.stream.messages import GroupStatus, Place, RankStatus, Reply
+
+WAIT = ["train (t.py:4)", "all_reduce (c10d.py:9)"]
+S = 1_000_000_000
+
+
+class Clock:
+    now_s = 1000.0
+
+    def monotonic_s(self):
+        return self.now_s
+
+    def wall_ns(self):
+        return int(self.now_s * S)
+
+
+class Journal:
+    def __init__(self):
+        self.kinds = []
+
+    def event(self, kind, **more):
+        self.kinds.append((kind, more["actor"]))
+
+
+class FakeJob:
+    """A job of two nodes of two ranks; rank 3 stands elsewhere."""
+
+    name, attempt, first_step_done = "j", 0, True
+    world = tuple(Place(node=n, node_rank=i, address="h", peer_port=0, nproc=2) for i, n in enumerate("ab"))
+
+    def __init__(self, replies=None):
+        self.asked = []
+        self.replies = replies or [
+            Reply(id=1, node="a", data=folded(WAIT, [0, 1])),
+            Reply(id=2, node="b", data={"stacks": [stack(WAIT, [2]), stack(["load (d.py:1)"], [3])]}),
+        ]
+
+    def statuses(self):
+        group = GroupStatus(group="dp", members=(0, 1, 2, 3), enqueued=4, completed=3)
+        return [
+            RankStatus(
+                rank=0, local_rank=0, pid=1, state="running", last_step=3, last_phase="forward",
+                phase_age_ns=0, progress=1, progress_age_ns=0, groups=(group,),
+            )
+        ]  # fmt: skip
+
+    async def read_stacks(self, timeout_s, *, first_only=False):
+        self.asked.append("first" if first_only else "all")
+        await asyncio.sleep(0)
+        return self.replies
+
+
+def stack(frames, ranks):
+    return {"thread": "MainThread", "frames": frames, "ranks": ranks}
+
+
+def folded(frames, ranks):
+    return {"stacks": [stack(frames, ranks)], "blind": {}}
+
+
+def looked(silence_s, limit_s=3.0):
+    return [Healthy(analyzer="hang", numbers={"silence_ns": silence_s * S, "limit_ns": limit_s * S})]
+
+
+def hung(clock):
+    return Finding(
+        ts_ns=clock.wall_ns(), job="j", attempt=0, kind="hang", subject_type="rank", subject="3",
+        severity="critical", confidence=0.9, summary="hangs",
+    )  # fmt: skip
+
+
+VIEW = JobView(job="j", attempt=0, now_ns=0)
+
+
+@pytest.fixture
+def site():
+    clock, journal = Clock(), Journal()
+    return SimpleNamespace(clock=clock, journal=journal, stacks=Stacks(journal, clock), job=FakeJob())
+
+
+async def consider(site, verdicts, after_s=0.25):
+    site.clock.now_s += after_s
+    site.stacks.consider(site.job, VIEW, verdicts, 2.0)
+    for _ in range(3):
+        await asyncio.sleep(0.01)
+
+
+def test_reading_begins_at_half_the_silence_and_not_again_at_once(site):
+    async def story():
+        await consider(site, looked(1.4))
+        assert site.job.asked == []
+        await consider(site, looked(1.6))
+        await consider(site, looked(2.0))
+        assert site.job.asked == ["all"]
+        await consider(site, looked(2.0), after_s=AGAIN_S + 1)
+        assert site.job.asked == ["all", "all"]
+
+    asyncio.run(story())
+    assert site.journal.kinds == [("stacks", "silence")] * 2
+
+
+def test_a_hang_gets_the_picture_of_its_silence_and_no_older_one(site):
+    async def story():
+        await site.stacks.take(site.job, "ann")
+        (plain,) = site.stacks.attach("j", 0, [hung(site.clock)])
+        assert "stacks" not in plain.evidence  # it was taken while all was well
+        await consider(site, looked(2.0))
+        (told,) = site.stacks.attach("j", 0, [hung(site.clock)])
+        assert told.evidence["stacks"]["outliers"] == "3"
+        assert "stacks" not in site.stacks.attach("j", 1, [hung(site.clock)])[0].evidence
+        site.clock.now_s += 600
+        assert "stacks" not in site.stacks.attach("j", 0, [hung(site.clock)])[0].evidence
+
+    asyncio.run(story())
+
+
+def test_one_rank_is_tried_soon_after_the_first_step_and_blindness_is_a_state(site):
+    denied = {"stacks": [], "blind": {"0": "not allowed"}}
+    site.job.replies = [Reply(id=1, node="a", data=denied), Reply(id=2, node="b", error="no answer in 4 s")]
+
+    async def story():
+        await consider(site, looked(0.1))
+        assert isinstance(site.stacks.detector("j"), Inconclusive)
+        assert not site.stacks.detector("j").blind
+        await consider(site, looked(0.1), after_s=SELF_TEST_S + 1)
+        await consider(site, looked(0.1), after_s=SELF_TEST_S + 1)
+
+    asyncio.run(story())
+    assert site.job.asked == ["first"]
+    seen = site.stacks.detector("j")
+    assert seen.blind
+    assert "not allowed" in seen.reason
+    assert site.journal.kinds == []
+
+
+def test_two_who_ask_at_once_get_one_picture(site):
+    async def story():
+        return await asyncio.gather(site.stacks.take(site.job, "ann"), site.stacks.take(site.job, "bob"))
+
+    one, other = asyncio.run(story())
+    assert one == other
+    assert site.job.asked == ["all"]
+    assert (one["outliers"], one["tree"][0]["ranks"]) == ("3", "0-3")
+    assert isinstance(site.stacks.detector("j"), Healthy)
+
+
+def test_a_node_that_does_not_answer_is_named_and_the_rest_is_shown(site):
+    site.job.replies = [site.job.replies[0], Reply(id=2, node="b", error="not connected")]
+    answer = asyncio.run(site.stacks.take(site.job, "ann"))
+    assert answer["state"] == "alike"
+    assert answer["blind"] == [{"reason": "b: not connected", "ranks": "2-3"}]
