@@ -139,6 +139,7 @@ class Controller:
                 continue
             if not late:
                 self._find_lost(job, now)
+            job.note_stepless()
             self._gather(job, now)
 
     def _find_lost(self, job: Job, now: float) -> None:

@@ -34,6 +34,7 @@ from pulsetrain.stream.messages import (
 log = structlog.get_logger()
 
 USAGE_EXIT = 2
+BUSY_NS = 10_000_000_000  # a rank whose last sign of work is younger than that works
 STACKS_MARGIN_S = 1.0
 
 
@@ -119,13 +120,27 @@ class Job:
         self._first_steps[report.node] = report
         self._note_first_step()
 
+    def note_stepless(self) -> None:
+        """A script that never says `step` is under way once all its ranks have worked for a while."""
+        if self.phase is not Phase.RUNNING or self.first_step_done or not self._launched:
+            return
+        ran_s = (self._clock.wall_ns() - self.started_ns) / 1e9
+        ranks = self.statuses()
+        if ran_s < self._policy.stepless_s or len(ranks) < self.world_size:
+            return
+        if all(r.last_step < 0 and r.progress > 0 and r.progress_age_ns < BUSY_NS for r in ranks):
+            self._under_way()
+
     def _note_first_step(self) -> None:
         """Once every launch was answered and every node has stepped, the attempt is under way."""
         all_stepped = {p.node for p in self.world} <= self._first_steps.keys()
         if self._launched and all_stepped and not self.first_step_done:
-            self.first_step_done = True
-            self._idle_attempts = 0
-            self._close_recovery()
+            self._under_way()
+
+    def _under_way(self) -> None:
+        self.first_step_done = True
+        self._idle_attempts = 0
+        self._close_recovery()
 
     def adopt(self) -> None:
         """Nodes of a running attempt have reported to a new hub: take the job over where it is."""

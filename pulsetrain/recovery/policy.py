@@ -32,6 +32,8 @@ class Policy:
     """Length of the self-check that every node runs before each relaunch."""
     pair_timeout_s: float = 5.0
     """How long one round of the pairwise all-gather may take before its pair counts as failed."""
+    stepless_s: float = 30.0
+    """An attempt whose ranks work for so long without naming a step is under way: the script names none."""
     no_progress_attempts: int = 3
     """Attempts in a row that end without one completed step, after which restarting is given up."""
 

@@ -56,8 +56,9 @@ class KeptJournal:
 class FakeAgent:
     """A node whose ranks complete a step as soon as they are started. Not a real agent: no processes."""
 
-    def __init__(self, controller, hello, *, sick=False, mute=()):
+    def __init__(self, controller, hello, *, sick=False, mute=(), stepless=False):
         self.controller, self.hello, self.sick, self.mute = controller, hello, sick, mute
+        self.stepless, self.worked = stepless, 0
         self.commands = []
         self.steps = {}
         self.held = ()
@@ -91,7 +92,7 @@ class FakeAgent:
         self.controller.received(self.node, Reply(id=command.id, node=self.hello.node, data=data))
         if isinstance(command, Stop):
             self.steps = {}
-        if isinstance(command, Start):
+        if isinstance(command, Start) and not self.stepless:
             self.complete(command.restore_step + 1)
             report = FirstStep(
                 node=self.hello.node, ts_ns=0, attempt=self.attempt, step=0, stages_ns={"init": 5}
@@ -116,7 +117,7 @@ class FakeAgent:
                 last_step=s,
                 last_phase="forward",
                 phase_age_ns=0,
-                progress=s,
+                progress=self.worked if self.stepless else s,
                 progress_age_ns=0,
             )
             for i, (r, s) in enumerate(self.steps.items())

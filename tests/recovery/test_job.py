@@ -21,7 +21,7 @@ class Fleet:
         self.max_restarts, self.nnodes = max_restarts, nnodes
         self.agents = {n: self.join(n, **agent) for n in nodes}
 
-    def join(self, node, *, attempt=-1, node_rank=-1, pid=None, sick=False, mute=()):
+    def join(self, node, *, attempt=-1, node_rank=-1, pid=None, **agent):
         hello = Hello(
             node=node,
             address="127.0.0.1",
@@ -34,7 +34,7 @@ class Fleet:
             attempt=attempt,
             node_rank=node_rank,
         )
-        return FakeAgent(self.controller, hello, sick=sick, mute=mute)
+        return FakeAgent(self.controller, hello, **agent)
 
     @property
     def job(self):
@@ -373,5 +373,31 @@ def test_an_evicted_agent_that_reconnects_is_sent_away_again_and_a_new_one_is_we
         await fleet.settle()
         assert len(fleet.of("b", Leave)) == 2
         assert fleet.job.nodes["b"].state == "standby"
+
+    run(scenario)
+
+
+def test_a_script_that_names_no_step_is_under_way_once_its_ranks_have_worked_for_a_while():
+    async def scenario():
+        fleet = Fleet(stepless=True)
+        await fleet.form()
+
+        async def beats(seconds, worked):
+            for _ in range(seconds):
+                for agent in fleet.agents.values():
+                    agent.worked += worked
+                    agent.send_heartbeat()
+                await fleet.settle(1)
+
+        await beats(40, worked=0)
+        assert not fleet.job.first_step_done
+        fleet.agents["b"].rank_exits(2, 1)
+        await fleet.settle(1)
+        await beats(10, worked=3)
+        assert (fleet.job.attempt, fleet.job.first_step_done) == (1, False)
+        assert fleet.job.history == []
+        await beats(30, worked=3)
+        assert fleet.job.first_step_done
+        assert [r["cause"] for r in fleet.job.history] == ["crash"]
 
     run(scenario)
