@@ -6,15 +6,18 @@ Everything runs on this machine: broker, producer, ingest (a process of its own)
 The producer sends batches that were encoded before, as fast as Kafka takes them; each pass over them belongs
 to a job of its own, so that every row has an id (job, step, rank, start, phase, microbatch, group, seq) and
 `lost` and `doubled` are counted by ids, not by totals. The raw limit decodes and inserts the same batches
-without Kafka, in the same run. Latency is that of whole messages at 100,000 rows/s, from handing a message
-to the transport until its offset is committed (which is after its insert), plus the half second that an
-agent gathers. The last line is one JSON object. Needs Java 17 and, once, Maven.
+without Kafka, in the same run and with ingest's own two threads: one decodes while the other inserts. Latency
+is that of whole messages at 100,000 rows/s, from handing a message to the transport until its offset is
+committed (which is after its insert), plus the half second that an agent gathers. The last line is one JSON
+object. Needs Java 17 and, once, Maven.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import ctypes
+import itertools
 import json
 import multiprocessing
 import os
@@ -27,28 +30,34 @@ import tempfile
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
+from kafka.consumer.fetcher import ConsumerRecord
 
 from pulsetrain.collectors.drain import Drain
 from pulsetrain.collectors.ring import RingReader, RingWriter, create_ring
 from pulsetrain.simulate.spec import FleetSpec
 from pulsetrain.simulate.telemetry import telemetry
-from pulsetrain.stream.batch import decode, encode, identify
+from pulsetrain.stream.batch import encode, identify
+from pulsetrain.stream.clock import SystemClock
 from pulsetrain.stream.kafka import KafkaConfig, KafkaTransport, headers_of
+from pulsetrain.stream.lanes import Range
+from pulsetrain.stream.metrics import IntakeMetrics
 from pulsetrain.stream.spool import Spool
-from pulsetrain.stream.store import Store, ipc, open_store
+from pulsetrain.stream.store import Store, open_store
+from pulsetrain.stream.turn import Preparer
 
 ROOT = Path(__file__).resolve().parents[1]
 DRAIN_S = 0.5  # how long an agent gathers before it sends
 JOB = "bench-00000000"
 LATENCY_ROWS_S = 100_000
-INGEST_ROWS = 200_000  # rows of one insert, here and in the raw limit
+INGEST_ROWS = 250_000  # rows of one insert, here and in the raw limit
 GROUP = "bench"
 
 
@@ -120,8 +129,8 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def broker(folder: Path) -> Iterator[str]:
-    """A real broker; its address."""
+def broker(folder: Path) -> Iterator[tuple[str, int]]:
+    """A real broker; its address and its process. It ends with this process, however that ends."""
     port, controller = free_port(), free_port()
     with (folder / "kafka.log").open("wb") as log:
         process = subprocess.Popen(
@@ -130,14 +139,25 @@ def broker(folder: Path) -> Iterator[str]:
             stdout=log,
             stderr=log,
             start_new_session=True,
+            preexec_fn=_end_with_parent,
         )
         try:
             _await_port(port, process, folder / "kafka.log")
-            yield f"127.0.0.1:{port}"
+            yield f"127.0.0.1:{port}", process.pid
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+
+
+def _end_with_parent() -> None:
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+
+def cpu_s(pid: int) -> float:
+    """CPU seconds that a process has taken so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _await_port(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
@@ -165,7 +185,9 @@ class IngestProcess:
             env=os.environ | environ,
             stdout=subprocess.DEVNULL,
             stderr=self._log,
+            preexec_fn=_end_with_parent,
         )
+        self.pid = self._process.pid
 
     def rows(self) -> int:
         """Span rows stored so far."""
@@ -322,31 +344,51 @@ def latency(feed: Feed, commits: Commits, seconds: float, rows_each: int) -> lis
 
 def raw_limit(made: Sequence[Message], folder: Path, seconds: float, result: Any) -> None:
     """Rows/s of decoding and inserting the same batches without Kafka, in a process of its own."""
-    store = open_store(f"chdb://{folder}")
+    store, metrics = open_store(f"chdb://{folder}"), IntakeMetrics()
     store.migrate()
-    rows, number, began = 0, 0, time.perf_counter()
-    while time.perf_counter() - began < seconds:
-        for group in _groups(made):
-            tables = [decode(m.of_pass(number)).table for m in group]
-            whole = pa.concat_tables(tables)
-            store.insert_raw("spans", whole.column_names, ipc(whole), token=f"{number}:{rows}")
-            rows += len(whole)
+    preparer = Preparer(lambda _: "spans", _unreadable, SystemClock(), metrics)
+    rows, began = 0, time.perf_counter()
+    going: Future[None] | None = None
+    with ThreadPoolExecutor(1) as storer:
+        for each in _ranges(made):
+            turn = preparer.turn([each])
+            if going is not None:
+                going.result()
+            rows += each.rows
+            going = storer.submit(turn.store, store, metrics, _at_once)
             if time.perf_counter() - began >= seconds:
                 break
-        number += 1
     result.put((rows, time.perf_counter() - began))
     store.close()
 
 
-def _groups(made: Sequence[Message]) -> Iterator[list[Message]]:
-    group: list[Message] = []
-    for message in made:
-        group.append(message)
-        if sum(m.rows for m in group) >= INGEST_ROWS:
-            yield group
-            group = []
-    if group:
-        yield group
+def _at_once(act: Callable[[], None]) -> None:
+    act()
+
+
+def _unreadable(_message: Any, reason: str) -> None:
+    raise AssertionError(reason)
+
+
+def _ranges(made: Sequence[Message]) -> Iterator[Range]:
+    """The messages over and over, as ingest would take them from one partition."""
+    offset = 0
+    for number in itertools.count():
+        group: list[Any] = []
+        for message in made:
+            group.append(_record(offset, message, number))
+            offset += 1
+            if sum(int(dict(m.headers)["rows"]) for m in group) >= INGEST_ROWS:
+                yield Range(TopicPartition("raw", 0), group)
+                group = []
+        if group:
+            yield Range(TopicPartition("raw", 0), group)
+
+
+def _record(offset: int, message: Message, number: int) -> ConsumerRecord:
+    data = message.of_pass(number)
+    headers = headers_of(identify(data))
+    return ConsumerRecord("raw", 0, -1, offset, 0, 0, None, data, headers, None, 0, len(data), 0)
 
 
 def in_child(target: Any, *args: Any) -> Any:
@@ -468,14 +510,14 @@ def inspect(folder: Path, expected: dict[str, int], result: Any) -> None:
     store.close()
 
 
-def measure(seconds: float, batch_rows: int, folder: Path) -> dict[str, Any]:
+def measure(seconds: float, batch_rows: int, rows: int, folder: Path) -> dict[str, Any]:
     """The whole run."""
-    made = messages(3_000_000, batch_rows)
-    small = messages(200_000, LATENCY_ROWS_S // 50)
+    made = messages(rows, batch_rows)
+    small = messages(min(rows, 200_000), LATENCY_ROWS_S // 50)
     _say(f"{len(made)} messages of {made[0].rows} rows, {len(made[0].data) / made[0].rows:.1f} bytes a row")
-    raw_rows, raw_s = in_child(raw_limit, made, folder / "raw", max(3.0, seconds / 4))
+    raw_rows, raw_s = in_child(raw_limit, made, folder / "raw", max(3.0, seconds / 3))
     _say(f"raw limit {raw_rows / raw_s:,.0f} rows/s")
-    with broker(folder) as servers:
+    with broker(folder) as (servers, broker_pid):
         config = KafkaConfig(servers=servers, prefix="bench.")
         agent_rate = agent_side(KafkaConfig(servers=servers, prefix="agent."), folder)
         _say(f"agent side {agent_rate:,.0f} rows/s of one core")
@@ -485,12 +527,15 @@ def measure(seconds: float, batch_rows: int, folder: Path) -> dict[str, Any]:
             feed.send()
             feed.flush()
             ingest.await_rows(1, 60)
-            flow = throughput(feed, ingest, seconds)
-            _say(f"{flow['rows']:,.0f} rows in {flow['seconds']:.1f} s: {flow['rows_per_s']:,.0f} rows/s")
             slow = Feed(config, small)
             slow._number = 50_000_000  # jobs of their own
             waits = sorted(latency(slow, Commits(config), min(20.0, seconds), small[0].rows))
             ingest.await_rows(feed.rows + slow.rows, 30)
+            spent = {"broker": broker_pid, "ingest_and_store": ingest.pid, "producer": os.getpid()}
+            before = {name: cpu_s(pid) for name, pid in spent.items()}
+            flow = throughput(feed, ingest, seconds)
+            cpu = {name: cpu_s(pid) - before[name] for name, pid in spent.items()}
+            _say(f"{flow['rows']:,.0f} rows in {flow['seconds']:.1f} s: {flow['rows_per_s']:,.0f} rows/s")
             peak = ingest.peak_mib()
             slow.close()
         finally:
@@ -512,6 +557,7 @@ def measure(seconds: float, batch_rows: int, folder: Path) -> dict[str, Any]:
         "rows_sent": feed.rows + slow.rows,
         "rows_a_message": made[0].rows,
         "cores": len(os.sched_getaffinity(0)),
+        "cpu_us_per_row": {name: round(1e6 * took / flow["rows"], 3) for name, took in cpu.items()},
         "load_before": LOAD,
         **{k: round(v, 2) for k, v in report.items()},
     }
@@ -528,9 +574,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=60.0, help="how long the producer feeds")
     parser.add_argument("--batch-rows", type=int, default=20_000, help="rows of one message")
+    parser.add_argument(
+        "--rows", type=int, default=3_000_000, help="rows that are made and sent pass by pass"
+    )
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was started ends in order
     with tempfile.TemporaryDirectory(prefix="pulsetrain-bench-") as folder:
-        print(json.dumps(measure(options.seconds, options.batch_rows, Path(folder))))
+        print(json.dumps(measure(options.seconds, options.batch_rows, options.rows, Path(folder))))
 
 
 if __name__ == "__main__":

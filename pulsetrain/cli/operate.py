@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -76,9 +77,18 @@ def status(hub: str | None, token: str | None, as_json: bool) -> None:
         click.echo("No job has joined this hub.")
     for job in report["jobs"]:
         click.echo(f"{job['job']}: {job['verdict']['sentence']}")
-        print_table(
-            job["nodes"], ("node", "state", "node_rank", "ranks", "last_heartbeat_age_s", "reason"), ""
-        )
+        rows = [{**node, "dropped": _dropped(node.get("gauges", {}))} for node in job["nodes"]]
+        columns = ("node", "state", "node_rank", "ranks", "last_heartbeat_age_s", "dropped", "reason")
+        print_table(rows, columns, "")
+
+
+def _dropped(gauges: Mapping[str, float]) -> str:
+    """What a node's agent lost, by reason; "0" where it lost nothing."""
+    lost = {n.removeprefix("dropped_"): count for n, count in gauges.items() if n.startswith("dropped_")}
+    lost.pop("rows", None)  # the sum of the others
+    if gauges.get("ring_dropped"):
+        lost["ring_full"] = gauges["ring_dropped"]
+    return ", ".join(f"{reason} {count:.0f}" for reason, count in sorted(lost.items())) or "0"
 
 
 @pulsetrain.command()

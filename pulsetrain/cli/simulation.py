@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from pulsetrain.cli.root import JSON_FLAG, hub_flags, print_json, print_table, progress, pulsetrain
+
+if TYPE_CHECKING:
+    from pulsetrain.stream.transport import Transport
 
 
 @pulsetrain.group()
@@ -38,11 +42,13 @@ def simulate() -> None:
 )
 @click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="Write Parquet files here.")
 @click.option("--store", metavar="URL", help="Straight into chdb:///folder or a ClickHouse server.")
+@click.option("--kafka", metavar="HOST:PORT,...", help="Through Kafka, as agents send.")
 @hub_flags
 @JSON_FLAG
 def telemetry(
     out: Path | None,
     store: str | None,
+    kafka: str | None,
     hub: str | None,
     token: str | None,
     faults: tuple[str, ...],
@@ -62,6 +68,9 @@ def telemetry(
     spec = timed(start, faults=tuple(parse_fault(f) for f in faults), **sizes)
     if out is not None:
         rows = write.to_parquet(spec, out, progress)
+    elif kafka is not None:
+        with contextlib.closing(_kafka(kafka)) as transport:
+            rows = write.to_transport(spec, transport, progress)
     else:
         with open_sink(store, hub, token) as sink:
             rows = write.to_sink(spec, sink, progress)
@@ -71,6 +80,13 @@ def telemetry(
         print_json({"job": spec.job, "rows": dict(rows)})
         return
     print_table([{"record": r, "rows": n} for r, n in rows.items()], ("record", "rows"), "No rows.")
+
+
+def _kafka(servers: str) -> Transport:
+    from pulsetrain.hub.ingest import kafka_config
+    from pulsetrain.stream.kafka import KafkaTransport
+
+    return KafkaTransport(kafka_config(None, {"servers": servers}))
 
 
 @simulate.command("recovery")

@@ -14,7 +14,7 @@ from prometheus_client import start_http_server
 from pulsetrain.stream.clock import SystemClock
 from pulsetrain.stream.config import load, read_toml
 from pulsetrain.stream.errors import UsageError
-from pulsetrain.stream.ingest import Ingest, IngestConfig
+from pulsetrain.stream.ingest import IngestConfig, Member
 from pulsetrain.stream.kafka import KafkaConfig
 from pulsetrain.stream.metrics import IntakeMetrics
 from pulsetrain.stream.store import open_store
@@ -31,7 +31,7 @@ def run_ingest(
     """Run one member of the consumer group until SIGINT or SIGTERM.
 
     Raises `UsageError` for bad configuration, a store or broker that refuses, a port in use; `Unavailable`
-    where a broker or the store does not answer at the start.
+    where a broker or the store does not answer at the start; later they are waited for.
     """
     config = load(IngestConfig, "ingest", file=_file(path), environ=os.environ, flags=ingest)
     brokers = kafka_config(path, kafka)
@@ -40,7 +40,7 @@ def run_ingest(
         _serve_metrics(metrics, config.metrics_host, metrics_port)
     with contextlib.closing(open_store(url)) as store:
         store.migrate()
-        member = Ingest(brokers, store, SystemClock(), config, metrics)
+        member = Member(brokers, store, SystemClock(), config, metrics)
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: member.stop())
         say(f"ingest     {brokers.servers} -> {url.rpartition('@')[2]} as {config.group}")

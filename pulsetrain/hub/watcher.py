@@ -16,6 +16,7 @@ from pulsetrain.analytics.analyze import analyze
 from pulsetrain.analytics.places import Topology
 from pulsetrain.analytics.verdict import Verdict
 from pulsetrain.analytics.verdict import findings as found
+from pulsetrain.hub.deadman import DeadMan
 from pulsetrain.hub.desk import Desk
 from pulsetrain.hub.episodes import Episodes
 from pulsetrain.hub.stacks import Stacks
@@ -27,6 +28,7 @@ from pulsetrain.recovery.world import node_of, ranks_of
 from pulsetrain.stream.clock import Clock
 from pulsetrain.stream.findings import Finding, recorded
 from pulsetrain.stream.queries import views
+from pulsetrain.stream.queries.storage import stored_step
 from pulsetrain.stream.store import Store
 
 log = structlog.get_logger()
@@ -45,6 +47,7 @@ class JobWatch:
     def __init__(self) -> None:
         self.live = Episodes(patience=2)
         self.stored = Episodes(patience=3)
+        self.path = DeadMan()
         self.verdicts: list[Verdict] = []
         self.told: deque[Finding] = deque(maxlen=TOLD)
         self.attempt = -1
@@ -60,6 +63,7 @@ class JobWatch:
             self._step_times.clear()
             self.live.clear()
             self.stored.clear()
+            self.path = DeadMan()
         if job.last_step >= 0 and (not self._step_times or job.last_step > self._step_times[-1][0]):
             self._step_times.append((job.last_step, now_s))
 
@@ -147,6 +151,7 @@ class Watcher:
         verdicts: list[Verdict]
         try:
             verdicts = await asyncio.to_thread(analyze, self._store, job.name, attempt=attempt, now_ns=now)
+            stored = await asyncio.to_thread(stored_step, self._store, job.name, attempt)
         except Exception as error:  # reported, and the next look still runs
             self.failures += 1
             log.exception("analysis_failed", job=job.name, error=repr(error))
@@ -154,7 +159,11 @@ class Watcher:
         if job.attempt != attempt:
             return
         memory = self.of(job)
-        memory.verdicts = verdicts = [*verdicts, self.stacks.detector(job.name)]
+        now_s = self._clock.monotonic_s()
+        path = memory.path.look(
+            job.name, attempt, stored_step=stored, live_step=job.last_step, now_s=now_s, now_ns=now
+        )
+        memory.verdicts = verdicts = [*verdicts, path, self.stacks.detector(job.name)]
         self._tell(job, memory.stored.look(found(verdicts)))
         self._alerts.observe([*verdicts, *memory.findings()], now, job=job.name)
 

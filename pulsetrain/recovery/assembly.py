@@ -92,6 +92,10 @@ class _Overheard:
     def dropped_rows(self) -> int:
         return self._spool.dropped_rows
 
+    @property
+    def dropped(self) -> Mapping[str, int]:
+        return self._spool.dropped
+
     def append(self, record: str, batch: pa.RecordBatch | pa.Table) -> bool:
         self._keeper.observe(record, batch)
         return self._spool.append(record, batch)
@@ -112,10 +116,12 @@ def _transport(asked: Launch, file: Mapping[str, Any], hub: HubAddress) -> Trans
     named = asked.kafka or "kafka" in file or asked.environ.get("PULSETRAIN_KAFKA_SERVERS")
     if not named:
         return HttpTransport(hub.url, hub.token)
-    from pulsetrain.stream.kafka import KafkaConfig, KafkaTransport  # nobody else needs the client
+    from pulsetrain.stream.kafka import KafkaConfig, KafkaTransport, refuse_credentials  # only here
 
     flags = {"servers": asked.kafka}
-    return KafkaTransport(load(KafkaConfig, "kafka", file=file, environ=asked.environ, flags=flags))
+    config = load(KafkaConfig, "kafka", file=file, environ=asked.environ, flags=flags)
+    refuse_credentials(config)
+    return KafkaTransport(config)
 
 
 @contextlib.contextmanager

@@ -26,6 +26,8 @@ class Sink(Protocol):
     def size_bytes(self) -> int: ...
     @property
     def dropped_rows(self) -> int: ...
+    @property
+    def dropped(self) -> Mapping[str, int]: ...
 
 
 class Source(Protocol):
@@ -61,10 +63,12 @@ class Pump:
         )
 
     def gauges(self) -> Mapping[str, float]:
-        """spool_bytes, dropped_rows (full spool or disk), ring_dropped (full rings), recorder_failures."""
+        """spool_bytes, dropped_rows (all that the spool lost, and dropped_<reason> of each reason that there
+        was), ring_dropped (full rings), recorder_failures."""
         return {
             "spool_bytes": self._sink.size_bytes,
             "dropped_rows": self._sink.dropped_rows,
+            **{f"dropped_{reason}": count for reason, count in self._sink.dropped.items() if count},
             "ring_dropped": sum(rank.drain.dropped for rank in self._ranks()),
             "recorder_failures": sum(ticker.failures for ticker in self._tickers),
         }

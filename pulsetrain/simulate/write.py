@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Protocol
 
@@ -13,12 +14,17 @@ import xxhash
 
 from pulsetrain.simulate.spec import FleetSpec
 from pulsetrain.simulate.telemetry import telemetry
-from pulsetrain.stream.batch import Batch
+from pulsetrain.stream.batch import Batch, encode
 from pulsetrain.stream.errors import UsageError
 from pulsetrain.stream.schema import SCHEMA_VERSION, arrow_schema
+from pulsetrain.stream.spool import Entry
+from pulsetrain.stream.transport import Transport
 
 Progress = Callable[[int], None]
 CHUNK_ROWS = 250_000
+MESSAGE_ROWS = 20_000
+SOURCES = 8
+"""What is sent pretends to come from so many nodes, so that it is spread over a topic's partitions."""
 
 
 class Sink(Protocol):
@@ -55,7 +61,7 @@ def to_parquet(spec: FleetSpec, folder: Path, progress: Progress) -> Counter[str
 
 def to_sink(spec: FleetSpec, sink: Sink, progress: Progress) -> Counter[str]:
     """Send everything to `sink` and return new rows by record; the same specification again adds none."""
-    source = f"simulate/{xxhash.xxh3_128(repr(spec).encode()).hexdigest()}"
+    source = f"simulate/{_fingerprint(spec)}"
     sent: Counter[str] = Counter()
     stored: Counter[str] = Counter()
     for record, table in telemetry(spec, CHUNK_ROWS):
@@ -67,3 +73,38 @@ def to_sink(spec: FleetSpec, sink: Sink, progress: Progress) -> Counter[str]:
             sent[record] += chunk.num_rows
             progress(sent.total())
     return stored
+
+
+def to_transport(spec: FleetSpec, transport: Transport, progress: Progress) -> Counter[str]:
+    """Send everything over `transport` and return rows by record; where it arrives, the same specification
+    again adds none. Raises `Unavailable`, `AuthError` or `UsageError` of the transport."""
+    sent: Counter[str] = Counter()
+    for entries in _several(_entries(spec, sent), 16):
+        refused = transport.send(entries)
+        if refused:
+            raise UsageError(f"simulated records are refused: {refused[0].why}")
+        progress(sent.total())
+    return sent
+
+
+def _entries(spec: FleetSpec, sent: Counter[str]) -> Iterator[Entry]:
+    """Messages of about `MESSAGE_ROWS` rows; counts what they hold in `sent`."""
+    fingerprint = _fingerprint(spec)
+    first: Counter[tuple[str, str]] = Counter()
+    turn = itertools.cycle(range(SOURCES))
+    for record, table in telemetry(spec, CHUNK_ROWS):
+        for chunk in (table.slice(i, MESSAGE_ROWS) for i in range(0, table.num_rows, MESSAGE_ROWS)):
+            source = f"simulate-{next(turn)}/{fingerprint}"
+            data = encode(record, chunk, source=source, first_row=first[(source, record)])
+            first[(source, record)] += chunk.num_rows
+            sent[record] += chunk.num_rows
+            yield Entry(segment=0, end=0, rows=chunk.num_rows, data=data)
+
+
+def _several(entries: Iterator[Entry], count: int) -> Iterator[list[Entry]]:
+    while some := list(itertools.islice(entries, count)):
+        yield some
+
+
+def _fingerprint(spec: FleetSpec) -> str:
+    return xxhash.xxh3_128(repr(spec).encode()).hexdigest()

@@ -6,6 +6,9 @@ very same deduplication token (topic, partition, offsets), and the store drops i
 
     1. commit (start, "to end")      2. insert [start, end)      3. save row ranges      4. commit (end, "")
 
+While one turn of this is on its way to the store, the next is fetched and decoded; its step 1 takes the place
+of step 4 where both are of one partition.
+
 A message that was produced twice is another matter: it has other offsets and the same rows. Those are found
 by the row ranges of its source, which the store keeps (`ddl.OFFSETS`); a source's messages share a key, so
 one partition, so one consumer.
@@ -13,37 +16,31 @@ one partition, so one consumer.
 
 from __future__ import annotations
 
-import itertools
 import threading
 import time
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import pyarrow as pa
 import structlog
 from kafka import ConsumerRebalanceListener, KafkaConsumer, KafkaProducer, TopicPartition, errors
 from kafka.structs import OffsetAndMetadata
 
-from pulsetrain.stream import ddl, quarantine
-from pulsetrain.stream.batch import Batch, decode
 from pulsetrain.stream.clock import Clock
-from pulsetrain.stream.errors import CorruptData, PulsetrainError, SchemaMismatch
+from pulsetrain.stream.errors import PulsetrainError, Unavailable
 from pulsetrain.stream.kafka import KafkaConfig, client_options, create_topics, one_line_errors, record_of
+from pulsetrain.stream.lanes import Lane, Range, announced, due
 from pulsetrain.stream.metrics import IntakeMetrics
-from pulsetrain.stream.queries.storage import stored_ranges
-from pulsetrain.stream.ranges import Ranges
 from pulsetrain.stream.schema import RECORDS
-from pulsetrain.stream.store import Store, ipc
+from pulsetrain.stream.store import Store
+from pulsetrain.stream.turn import Preparer, Turn
 
 log = structlog.get_logger()
 
-_RANGES = pa.schema(
-    [("source", pa.string()), ("record", pa.string()), ("first_row", pa.uint64()), ("next_row", pa.uint64())]
-)
-_INTENT = "to "
+_OUT_OF_THE_GROUP = (errors.CommitFailedError, errors.RebalanceInProgressError)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +51,7 @@ class IngestConfig:
     """Consumer group; processes of one group share the partitions."""
     member: str = ""
     """Name of this process in the group; with a stable name a restart gets its partitions back at once."""
-    rows: int = 200_000
+    rows: int = 250_000
     """Rows that are stored at once without waiting; never below 5,000 while the wait is not over."""
     linger_s: float = 0.5
     """Longest wait for more rows."""
@@ -68,52 +65,6 @@ class IngestConfig:
             raise ValueError(f"rows = {self.rows}: allowed 5000 or more")
         if not 0 < self.linger_s <= 60:
             raise ValueError(f"linger_s = {self.linger_s}: allowed above 0 to 60")
-
-
-@dataclass
-class Lane:
-    """What waits of one partition. `until` ends a range that must be repeated as it was; -1: none."""
-
-    until: int = -1
-    messages: list[Any] = field(default_factory=list)
-
-    def ready(self, rows: int) -> list[Any]:
-        """The messages of the next insert: a range to repeat alone and whole, else about `rows` rows."""
-        if self.until < 0 or (self.messages and self.messages[0].offset >= self.until):
-            return self._first(rows)  # nothing to repeat, or the broker has already forgotten it
-        inside = [m for m in self.messages if m.offset < self.until]
-        return inside if inside and inside[-1].offset == self.until - 1 else []
-
-    def _first(self, rows: int) -> list[Any]:
-        """As many messages as hold `rows` rows: what is inserted at once is what memory is needed for."""
-        before = itertools.accumulate((_rows(m) for m in self.messages), initial=0)
-        return [m for m, held in zip(self.messages, before, strict=False) if held < rows]
-
-    def take(self, messages: Sequence[Any]) -> None:
-        """Forget messages that are stored."""
-        del self.messages[: len(messages)]
-        self.until = -1
-
-
-@dataclass(frozen=True)
-class Range:
-    """The offsets [start, end) of one partition and their messages."""
-
-    partition: TopicPartition
-    messages: Sequence[Any]
-
-    @property
-    def start(self) -> int:
-        return int(self.messages[0].offset)
-
-    @property
-    def end(self) -> int:
-        return int(self.messages[-1].offset) + 1
-
-    @property
-    def token(self) -> str:
-        """The deduplication token of this range's insert."""
-        return f"{self.partition.topic}:{self.partition.partition}:{self.start}-{self.end}"
 
 
 class Ingest:
@@ -132,10 +83,13 @@ class Ingest:
         self._config = config or IngestConfig()
         self._stop = threading.Event()
         self._lanes: dict[TopicPartition, Lane] = {}
-        self._ranges: defaultdict[tuple[str, str], Ranges] = defaultdict(Ranges)
+        self._preparer = Preparer(partial(record_of, config=kafka), self._bury, clock, self.metrics)
+        self._storer = ThreadPoolExecutor(1, thread_name_prefix="store")
+        self._ready: Turn | None = None
+        self._going: tuple[Turn, Future[None]] | None = None
+        self._done: dict[TopicPartition, OffsetAndMetadata] = {}
         self._new: set[TopicPartition] = set()
-        self._rows = 0
-        self._since_s = 0.0
+        self._changed = False
         create_topics(kafka)
         with one_line_errors(kafka):
             self._consumer = self._subscribe()
@@ -151,27 +105,22 @@ class Ingest:
             with one_line_errors(self._kafka):
                 while not self._stop.is_set():
                     self.poll()
-                while self._rows and self._flush():
-                    pass
+                self._finish()
         finally:
+            self._stop.set()  # an insert that is tried again and again ends too
+            self._storer.shutdown()
             self._consumer.close(autocommit=False, timeout_ms=5_000)
             if self._dead is not None:
                 self._dead.close(timeout=2.0)
 
     def poll(self) -> None:
-        """One look at Kafka, and an insert where enough has gathered."""
-        wait_ms = int(1000 * self._config.linger_s / 4)
-        polled = self._consumer.poll(timeout_ms=wait_ms, max_records=2_000)
-        self._learn()
-        for partition, messages in polled.items():
-            self._gather(partition, messages)
-        if self._rows and (
-            self._rows >= self._config.rows
-            or self._clock.monotonic_s() - self._since_s >= self._config.linger_s
-        ):
-            self._flush()
-        while self._rows >= self._config.rows and self._flush():
-            pass  # what waits is stored before more is fetched
+        """One look at Kafka and at what is on its way to the store."""
+        wait_s = self._config.linger_s / 4
+        if self._going is None or self._waiting_rows() < 4 * self._config.rows:
+            self._gather(wait_s)
+        else:
+            wait_for([self._going[1]], timeout=wait_s)
+        self._advance(self._config.linger_s)
 
     def _subscribe(self) -> Any:
         options: dict[str, Any] = {"group_instance_id": self._config.member} if self._config.member else {}
@@ -191,65 +140,114 @@ class Ingest:
         consumer.subscribe(topics=topics, listener=_Listener(self))
         return consumer
 
+    def _gather(self, wait_s: float) -> None:
+        """Fetch what has come."""
+        self._finish_rejoin()
+        polled = self._consumer.poll(timeout_ms=int(1000 * wait_s), max_records=2_000)
+        self._learn()
+        now_s = self._clock.monotonic_s()
+        for partition, messages in polled.items():
+            self._lanes.setdefault(partition, Lane()).add(messages, now_s)
+            self.metrics.bytes.inc(sum(len(m.value or b"") for m in messages))
+        self.metrics.waiting.set(self._waiting_rows())
+
+    def _waiting_rows(self) -> int:
+        return sum(lane.rows for lane in self._lanes.values())
+
     # -- partitions come and go ---------------------------------------------------------------------------
+
+    def _finish_rejoin(self) -> None:
+        """Take up a rejoin that outlasted the poll that began it.
+
+        When new topics or partitions are why the group is joined again, kafka-python (3.0.12) no longer holds
+        a join to be needed once its own assignment has gone out, so the poll after never takes the answer: no
+        partition is assigned, no heartbeat is sent, and nothing is consumed until the process ends.
+        """
+        coordinator = self._consumer._coordinator
+        if coordinator.rejoining and not coordinator.need_rejoin():
+            coordinator.request_rejoin()
 
     def assigned(self, partitions: Sequence[TopicPartition]) -> None:
         """Partitions are ours now; the client allows no question from inside this call."""
         self._new.update(partitions)
 
-    def _learn(self) -> None:
-        """Of new partitions: which range must be repeated, and which rows are stored."""
-        if not self._new:
-            return
-        for partition in self._new:
-            committed = self._consumer.committed(partition, metadata=True)
-            lane = Lane()
-            if committed is not None and str(committed.metadata).startswith(_INTENT):
-                lane.until = int(committed.metadata.removeprefix(_INTENT))
-            self._lanes[partition] = lane
-        self._ranges.clear()
-        for row in stored_ranges(self._store).to_pylist():
-            self._ranges[(row["source"], row["record"])].add(row["first_row"], row["next_row"])
-        log.info("partitions_assigned", partitions=len(self._new))
-        self._new.clear()
-
     def revoked(self, partitions: Sequence[TopicPartition]) -> None:
         """Partitions go to another member: what is gathered of them is left for it."""
+        self._changed = True
         self._new.difference_update(partitions)
         for partition in partitions:
-            lane = self._lanes.pop(partition, None)
-            self._rows -= sum(_rows(m) for m in lane.messages) if lane else 0
+            self._lanes.pop(partition, None)
+            self._done.pop(partition, None)
+
+    def _learn(self) -> None:
+        """After a change of partitions: which range of each must be repeated, and which rows are stored."""
+        if not self._changed and not self._new:
+            return
+        self._settle()
+        self._put_back()
+        for partition in self._new:
+            committed = self._consumer.committed(partition, metadata=True)
+            self._lanes[partition] = Lane(until=announced(committed.metadata) if committed else -1)
+        self._preparer.learn(self._store)
+        log.info("partitions_assigned", partitions=len(self._new))
+        self._new.clear()
+        self._changed = False
+
+    def _put_back(self) -> None:
+        """What was made ready goes back to the lanes that stay, and is made anew."""
+        ready, self._ready = self._ready, None
+        for each in ready.ranges if ready else ():
+            if each.partition in self._lanes:
+                self._lanes[each.partition].put_back(each.messages)
 
     # -- storing ------------------------------------------------------------------------------------------
 
-    def _gather(self, partition: TopicPartition, messages: Sequence[Any]) -> None:
-        if not self._rows:
-            self._since_s = self._clock.monotonic_s()
-        self._lanes.setdefault(partition, Lane()).messages.extend(messages)
-        self._rows += sum(_rows(m) for m in messages)
-        self.metrics.bytes.inc(sum(len(m.value or b"") for m in messages))
+    def _advance(self, linger_s: float) -> None:
+        """Let a turn go when the one before is stored. Where much waits it is made ready beside that one;
+        else it is made then, so that it holds what has come meanwhile."""
+        if self._going is not None and not self._going[1].done():
+            if self._waiting_rows() >= self._config.rows:
+                self._made_ready(linger_s)
+            return
+        self._settle()
+        self._made_ready(linger_s)
+        turn = self._ready
+        intents = {
+            r.partition: OffsetAndMetadata(r.start, r.intent, -1) for r in (turn.ranges if turn else ())
+        }
+        if self._commit(intents) and turn is not None:
+            self._ready = None
+            self._going = (turn, self._storer.submit(turn.store, self._store, self.metrics, self._insist))
 
-    def _flush(self) -> bool:
-        """Store the next range of every partition; a store that is away is waited for. False: nothing to."""
-        ranges = [
-            Range(p, ready) for p, lane in self._lanes.items() if (ready := lane.ready(self._config.rows))
-        ]
-        if not ranges:
-            return False
-        self._commit({r.partition: OffsetAndMetadata(r.start, f"{_INTENT}{r.end}", -1) for r in ranges})
-        saved: dict[tuple[str, str, int], int] = {}
-        for each in ranges:
-            self._insist(lambda each=each: saved.update(self._store_range(each)))
-        self._insist(lambda: self._save(saved))
-        self._commit({r.partition: OffsetAndMetadata(r.end, "", -1) for r in ranges})
-        for each in ranges:
-            if each.partition in self._lanes:
-                self._lanes[each.partition].take(each.messages)
-        self._rows = sum(_rows(m) for lane in self._lanes.values() for m in lane.messages)
-        self._since_s = self._clock.monotonic_s()
-        return True
+    def _made_ready(self, linger_s: float) -> bool:
+        """Whether there is a next turn, once what is due has been made into one."""
+        if self._ready is None:
+            now_s = self._clock.monotonic_s()
+            taken = due(self._lanes, now_s, rows=self._config.rows, linger_s=linger_s)
+            for partition, messages in taken:
+                self._lanes[partition].take(messages, now_s)
+            self._ready = self._preparer.turn([Range(p, m) for p, m in taken]) if taken else None
+        return self._ready is not None
 
-    def _insist(self, act: Any) -> None:
+    def _settle(self) -> None:
+        """Wait for the turn on its way; its offsets are committed next."""
+        if self._going is not None:
+            turn, future = self._going
+            future.result()
+            self._going = None
+            for each in turn.ranges:
+                if each.partition in self._lanes:
+                    self._done[each.partition] = OffsetAndMetadata(each.end, "", -1)
+
+    def _finish(self) -> None:
+        """Store what is gathered; a range that is not whole is left to who comes next."""
+        self._settle()
+        while self._made_ready(linger_s=0.0):
+            self._advance(linger_s=0.0)
+            self._settle()
+        self._commit({})
+
+    def _insist(self, act: Callable[[], None]) -> None:
         """Do `act` until the store takes it or we are told to stop (then the range is repeated later)."""
         while True:
             try:
@@ -260,61 +258,6 @@ class Ingest:
                     raise
             else:
                 return
-
-    def _store_range(self, each: Range) -> dict[tuple[str, str, int], int]:
-        """Insert what is new in a range; returns the row ranges to save as (source, record, first): end."""
-        record = record_of(each.partition.topic, self._kafka)
-        pieces: list[pa.Table] = []
-        grown: dict[tuple[str, str, int], int] = {}
-        fresh: defaultdict[str, Ranges] = defaultdict(Ranges)
-        for message in each.messages:
-            batch = self._read(record, message)
-            if batch is None:
-                continue
-            new = self._missing(batch, fresh[batch.source])
-            pieces += [batch.table.slice(low - batch.first_row, high - low) for low, high in new]
-            self.metrics.repeated.labels(record).inc(batch.rows - sum(high - low for low, high in new))
-            self.metrics.seen.labels(batch.source.partition("/")[0]).set(self._clock.wall_ns() / 1e9)
-        if pieces:
-            self._insert(record, pa.concat_tables(pieces), each.token)
-        for source, ranges in fresh.items():
-            for low, high in ranges:
-                first, end = self._ranges[(source, record)].add(low, high)
-                grown[(source, record, first)] = end
-        return grown
-
-    def _missing(self, batch: Batch, fresh: Ranges) -> list[tuple[int, int]]:
-        """The parts of a batch that are neither stored nor earlier in this insert."""
-        known = self._ranges[(batch.source, batch.record)]
-        gaps = known.missing(batch.first_row, batch.first_row + batch.rows)
-        new = [gap for low, high in gaps for gap in fresh.missing(low, high)]
-        for low, high in new:
-            fresh.add(low, high)
-        return new
-
-    def _insert(self, record: str, table: pa.Table, token: str) -> None:
-        kept, odd = quarantine.split(record, table, self._clock.wall_ns())
-        if odd.num_rows:
-            aside = quarantine.Aside(record=record, source=token, first_row=0, rows=odd)
-            rows = quarantine.table([aside])
-            self._store.insert_raw(ddl.QUARANTINE, rows.column_names, ipc(rows), token=f"{token}:quarantine")
-            self.metrics.quarantined.labels(record).inc(odd.num_rows)
-        if kept.num_rows:
-            with self.metrics.insert(record):
-                self._store.insert_raw(record, kept.column_names, ipc(kept), token=token)
-        self.metrics.rows.labels(record).inc(kept.num_rows)
-
-    def _read(self, record: str, message: Any) -> Batch | None:
-        """The batch of a message; one that cannot be read goes to the dead letters with the reason."""
-        try:
-            batch = decode(message.value or b"")
-        except (CorruptData, SchemaMismatch) as error:
-            self._bury(message, str(error))
-            return None
-        if batch.record != record:
-            self._bury(message, f"a batch of {batch.record}")
-            return None
-        return batch
 
     def _bury(self, message: Any, reason: str) -> None:
         self.metrics.refused.inc()
@@ -327,60 +270,82 @@ class Ingest:
             timeout=self._kafka.timeout_s
         )
 
-    def _save(self, grown: Mapping[tuple[str, str, int], int]) -> None:
-        if not grown:
-            return
-        columns = [*zip(*grown, strict=True), tuple(grown.values())]
-        table = pa.table([pa.array(c, f.type) for c, f in zip(columns, _RANGES, strict=True)], schema=_RANGES)
-        self._store.insert_raw(ddl.OFFSETS, _RANGES.names, ipc(table), token=None)
+    def _commit(self, intents: Mapping[TopicPartition, OffsetAndMetadata]) -> bool:
+        """Commit what is done and what comes next; a broker that is away is waited for.
 
-    def _commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
-        """Commit; a broker that is away is waited for."""
-        while True:
+        False where the group has given us up: then nothing of it holds any more.
+        """
+        offsets = self._done | dict(intents)
+        while offsets:
             try:
-                self._consumer.commit(dict(offsets), timeout_ms=30_000)
+                self._consumer.commit(offsets, timeout_ms=30_000)
+            except _OUT_OF_THE_GROUP as error:
+                log.warning("out_of_the_group", error=str(error))
+                self._start_over()
+                return False
             except errors.RetriableError as error:
                 log.warning("commit_failed", error=str(error))
                 time.sleep(self._config.retry_s)
             else:
-                return
+                break
+        self._done = {}
+        return True
+
+    def _start_over(self) -> None:
+        """Forget everything gathered and begin again where the group's commits say."""
+        self._ready, self._done = None, {}
+        self._lanes.clear()
+        for partition in self._consumer.assignment():
+            offset = self._consumer.committed(partition)
+            if offset is None:
+                self._consumer.seek_to_beginning(partition)
+            else:
+                self._consumer.seek(partition, offset)
+            self._new.add(partition)
 
 
 class Member:
-    """An `Ingest` on a thread of its own, made anew whenever Kafka or the store fails it."""
+    """An `Ingest` that is made anew whenever Kafka fails it, here or on a thread of its own."""
 
     def __init__(
-        self, kafka: KafkaConfig, store: Store, clock: Clock, config: IngestConfig | None = None
+        self,
+        kafka: KafkaConfig,
+        store: Store,
+        clock: Clock,
+        config: IngestConfig | None = None,
+        metrics: IntakeMetrics | None = None,
     ) -> None:
-        self.metrics = IntakeMetrics()
+        self.metrics = metrics or IntakeMetrics()
         self._make = partial(Ingest, kafka, store, clock, config, self.metrics)
         self._ended = threading.Event()
         self._ingest = self._make()  # the first one here, so that a wrong address is the caller's error
-        self._thread = threading.Thread(target=self._run, name="ingest", daemon=True)
+        self._thread = threading.Thread(target=self.run, args=[PulsetrainError], name="ingest", daemon=True)
 
-    def start(self) -> None:
-        """Begin to take messages."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Store what is gathered and end."""
-        self._ended.set()
-        self._ingest.stop()
-        self._thread.join(timeout=30)
-
-    def _run(self) -> None:
+    def run(self, forgiven: type[PulsetrainError] = Unavailable) -> None:
+        """Take messages until stopped; brokers that go away are waited for. Raises what is not forgiven."""
         while not self._ended.is_set():
             try:
                 self._ingest.run()
-            except PulsetrainError as error:
+            except forgiven as error:
                 log.warning("ingest_failed", error=str(error))
-                self._again()
+                self._again(forgiven)
 
-    def _again(self) -> None:
+    def start(self) -> None:
+        """Begin to take messages on a thread, whatever fails."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Store what is gathered and end. `run` returns then; a thread is waited for."""
+        self._ended.set()
+        self._ingest.stop()
+        if self._thread.is_alive():
+            self._thread.join(timeout=30)
+
+    def _again(self, forgiven: type[PulsetrainError]) -> None:
         while not self._ended.wait(1.0):
             try:
                 self._ingest = self._make()
-            except PulsetrainError as error:
+            except forgiven as error:
                 log.warning("ingest_failed", error=str(error))
             else:
                 return
@@ -397,9 +362,3 @@ class _Listener(ConsumerRebalanceListener):  # type: ignore[misc]  # the client 
 
     def on_partitions_revoked(self, revoked: Sequence[TopicPartition]) -> None:
         self._ingest.revoked(revoked)
-
-
-def _rows(message: Any) -> int:
-    """How many rows a message says it holds; 1 for one that does not say."""
-    said = dict(message.headers or []).get("rows", b"")
-    return int(said) if said.isdigit() else 1

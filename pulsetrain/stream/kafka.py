@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,12 +15,16 @@ from kafka import KafkaAdminClient, KafkaProducer, errors
 from kafka.record import default_records
 
 from pulsetrain.stream.batch import Identity, identify
-from pulsetrain.stream.errors import AuthError, CorruptData, Unavailable, UsageError
+from pulsetrain.stream.errors import AuthError, CorruptData, PulsetrainError, Unavailable, UsageError
 from pulsetrain.stream.schema import RECORDS, SCHEMA_VERSION
 from pulsetrain.stream.spool import Entry
 from pulsetrain.stream.transport import Rejection
 
 log = structlog.get_logger()
+
+_client_log = logging.getLogger("kafka")
+_client_log.propagate = False  # what it says of a failure is in the one line that we raise
+_client_log.addHandler(logging.NullHandler())
 
 PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 MAX_MESSAGE_BYTES = 8 << 20
@@ -101,19 +107,43 @@ def client_options(config: KafkaConfig) -> dict[str, Any]:
     return options | {k: v for k, v in given.items() if v}
 
 
+class _Heard(logging.Handler):
+    """The newest error that the client logged. It tells why a broker takes no connection only there, and
+    tries until its time is up."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.error: Exception | None = None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        found = [arg for arg in record.args or () if isinstance(arg, Exception)]
+        if found and not isinstance(self.error, errors.SaslAuthenticationFailedError):
+            self.error = found[-1]
+
+
 @contextlib.contextmanager
 def one_line_errors(config: KafkaConfig) -> Iterator[None]:
     """The client's errors as ours: `AuthError`, `UsageError` for a permission, `Unavailable` for the rest."""
+    heard = _Heard()
+    _client_log.addHandler(heard)
     try:
         yield
-    except errors.SaslAuthenticationFailedError as error:
-        raise AuthError(f"Kafka {config.servers} refuses user {config.sasl_username!r}: {error}") from error
-    except errors.AuthorizationError as error:
-        raise UsageError(f"Kafka {config.servers} gives no permission: {_reason(error)}") from error
-    except (errors.KafkaConfigurationError, errors.UnsupportedSaslMechanismError) as error:
-        raise UsageError(f"Kafka {config.servers}: {_reason(error)}") from error
+    except errors.KafkaTimeoutError as error:
+        raise _ours(config, heard.error or error) from error
     except (errors.KafkaError, OSError) as error:
-        raise Unavailable(f"Kafka {config.servers} does not answer: {_reason(error)}") from error
+        raise _ours(config, error) from error
+    finally:
+        _client_log.removeHandler(heard)
+
+
+def _ours(config: KafkaConfig, error: Exception) -> PulsetrainError:
+    if isinstance(error, errors.SaslAuthenticationFailedError):
+        return AuthError(f"Kafka {config.servers} refuses user {config.sasl_username!r}: {_reason(error)}")
+    if isinstance(error, errors.AuthorizationError):
+        return UsageError(f"Kafka {config.servers} gives no permission: {_reason(error)}")
+    if isinstance(error, (errors.KafkaConfigurationError, errors.UnsupportedSaslMechanismError)):
+        return UsageError(f"Kafka {config.servers}: {_reason(error)}")
+    return Unavailable(f"Kafka {config.servers} does not answer: {_reason(error)}")
 
 
 def _reason(error: BaseException) -> str:
@@ -139,11 +169,12 @@ class KafkaTransport:
 
     def send(self, entries: Sequence[Entry]) -> list[Rejection]:
         """Deliver all of `entries`; returns those that no broker will ever take."""
-        with one_line_errors(self._config):
-            producer = self._open()
-            sent = [(entry, self._produce(producer, entry)) for entry in entries]
-            producer.flush(timeout=self._config.timeout_s)
-            outcomes = [(entry, self._refusal(future)) for entry, future in sent]
+        try:
+            with one_line_errors(self._config):
+                outcomes = self._deliver(entries)
+        except PulsetrainError:
+            self.close()  # an idempotent producer that has failed takes no more messages
+            raise
         return [Rejection(entry=entry, why=why) for entry, why in outcomes if why]
 
     def close(self) -> None:
@@ -152,6 +183,13 @@ class KafkaTransport:
         if producer is not None:
             with contextlib.suppress(errors.KafkaError, OSError):
                 producer.close(timeout=2.0)
+
+    def _deliver(self, entries: Sequence[Entry]) -> list[tuple[Entry, str]]:
+        """Each entry and why no broker will ever take it; "" where it was taken."""
+        producer = self._open()
+        sent = [(entry, self._produce(producer, entry)) for entry in entries]
+        producer.flush(timeout=self._config.timeout_s)
+        return [(entry, self._refusal(future)) for entry, future in sent]
 
     def _open(self) -> Any:
         if self._producer is None:
@@ -205,15 +243,20 @@ def create_topics(config: KafkaConfig) -> None:
         missing = {config.topic(record) for record in RECORDS} | {config.dead_letters}
         missing.difference_update(admin.list_topics())
         if missing:
-            made = admin.create_topics(sorted(missing), raise_errors=False, timeout_ms=10_000)
-            log.info("topics_created", asked=len(missing), answer=str(made)[:200])
+            answer = admin.create_topics(sorted(missing), raise_errors=False, timeout_ms=10_000)
+            made = [topic["name"] for topic in answer["topics"] if not topic["error_code"]]
+            if made:
+                log.info("topics_created", topics=made)
 
 
-def reachable(config: KafkaConfig) -> None:
-    """Raise one clear error where no broker answers or the credentials are wrong."""
-    transport = KafkaTransport(config)
+def refuse_credentials(config: KafkaConfig) -> None:
+    """Raise `AuthError` or `UsageError` where the brokers refuse this client as it is configured.
+
+    Brokers that do not answer within three seconds are nothing to refuse: what is sent waits for them.
+    """
+    transport = KafkaTransport(dataclasses.replace(config, timeout_s=min(3.0, config.timeout_s)))
     try:
-        with one_line_errors(config):
+        with contextlib.suppress(Unavailable), one_line_errors(config):
             transport._open()
     finally:
         transport.close()

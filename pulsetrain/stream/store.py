@@ -90,7 +90,7 @@ class Store:
 
     def insert_raw(self, table: str, columns: Sequence[str], stream: bytes, *, token: str | None) -> None:
         """Store an uncompressed Arrow IPC stream as it is."""
-        settings: dict[str, Any] = {"max_partitions_per_insert_block": 0}
+        settings: dict[str, Any] = {"max_partitions_per_insert_block": 0, "optimize_on_insert": 0}
         if token is not None:
             settings["insert_deduplication_token"] = token
             settings["deduplicate_blocks_in_dependent_materialized_views"] = 1

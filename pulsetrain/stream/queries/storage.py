@@ -32,6 +32,18 @@ def stored_ranges(store: Queryable) -> pa.Table:
     )
 
 
+def stored_step(store: Queryable, job: str, attempt: int) -> int:
+    """The newest step of an attempt that is stored of any rank; -1: none."""
+    found = store.query(
+        """
+        SELECT if(count() = 0, -1, max(step)) AS step FROM steps
+        WHERE job = {job:String} AND attempt = {attempt:Int32}
+        """,
+        {"job": job, "attempt": attempt},
+    )
+    return int(found["step"][0].as_py())
+
+
 def outside_functions(store: Queryable) -> pa.Table:
     """Functions that may reach outside the store: every table function, and those that call a model: name."""
     return store.query(

@@ -211,12 +211,13 @@ _CELLS = """
     WITH
     places AS (SELECT rank, argMax(pp, attempt) AS pp FROM topology WHERE job = {{job:String}} GROUP BY rank),
     each AS (
-        SELECT node, rank, {column} AS col, phase, any(category) AS category,
-               sum(duration_ns) / uniqExact(attempt, step) AS value
+        SELECT any(node) AS node, rank, {column} AS col, phase, any(category) AS category,
+               sum(duration_ns)
+                 / groupBitmap(toUInt32((step - {{first:Int64}}) * 256 + attempt % 256)) AS value
         FROM span_rollup
         WHERE job = {{job:String}} AND {steps}
           AND ({{phase:String}} = '' OR phase = {{phase:String}})
-        GROUP BY node, rank, col, phase),
+        GROUP BY rank, col, phase),
     compared AS (
         SELECT node, rank, col, phase, category, value,
                if(category = 'communication',
