@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from html import escape
 from typing import Any
@@ -11,6 +12,7 @@ import streamlit as st
 from pulsetrain.dashboard import page
 from pulsetrain.dashboard.models.text import ago, clock
 from pulsetrain.stream.errors import PulsetrainError
+from pulsetrain.stream.queries import views
 
 _MOST_LINES = 400
 
@@ -34,7 +36,7 @@ def _read() -> None:
 
 def _body() -> None:
     job = page.chosen_job()
-    picture = page.source().stacks(job) if page.source().job(job) else {}
+    picture = (page.source().stacks(job) if page.source().job(job) else {}) or _stored(job)
     if not picture:
         page.empty(
             "No stacks were read in this job.",
@@ -53,6 +55,17 @@ def _body() -> None:
     page.table(["ranks", "frame"], drawn[:_MOST_LINES])
     if len(drawn) > _MOST_LINES:
         st.html(f'<div class="muted">The first {_MOST_LINES} of {len(drawn):,} lines.</div>')
+
+
+def _stored(job: str) -> Mapping[str, Any]:
+    """The newest picture on record: of a job that is over, or from before the hub was restarted."""
+    rows = page.source().rows(views.events, job, ("stacks",), limit=1) if job else []
+    if not rows:
+        return {}
+    try:
+        return {"attempt": rows[0]["attempt"], **json.loads(rows[0]["detail"])}
+    except ValueError:
+        return {}
 
 
 def _chosen(picture: Mapping[str, Any]) -> list[Mapping[str, Any]]:
