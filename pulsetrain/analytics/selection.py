@@ -1,6 +1,8 @@
-"""Ranks and steps as a person types them, in a command or in the dashboard."""
+"""Ranks and steps as a person types and reads them, in a command or in the dashboard."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 from pulsetrain.stream.errors import UsageError
 
@@ -42,3 +44,18 @@ def parse_steps(text: str) -> tuple[int, int] | None:
     if high < low:
         raise UsageError(f"steps {text!r}: the last step is before the first")
     return low, high
+
+
+def ranges(ranks: Iterable[int]) -> str:
+    """Ranks with runs folded.
+
+    >>> ranges([6, 0, 1, 2, 3])
+    '0-3,6'
+    """
+    runs: list[list[int]] = []
+    for rank in sorted(set(ranks)):
+        if runs and rank == runs[-1][1] + 1:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)

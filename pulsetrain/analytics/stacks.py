@@ -14,6 +14,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from pulsetrain.analytics.selection import ranges
+
 MAIN = "MainThread"
 LEAST_SHARE = 0.5  # a place that more ranks than this share of them stand in is where ranks are expected
 LEAST_FIT = 0.5  # F1 of outliers and a parallel group from which the group is named
@@ -110,21 +112,6 @@ def key(frames: Sequence[str]) -> Place:
 def where(frames: Sequence[str]) -> str:
     """The innermost frames, from the caller to the callee."""
     return " > ".join(frames[-SHOWN_FRAMES:])
-
-
-def ranges(ranks: Iterable[int]) -> str:
-    """Ranks with runs folded.
-
-    >>> ranges([6, 0, 1, 2, 3])
-    '0-3,6'
-    """
-    runs: list[list[int]] = []
-    for rank in sorted(set(ranks)):
-        if runs and rank == runs[-1][1] + 1:
-            runs[-1][1] = rank
-        else:
-            runs.append([rank, rank])
-    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
 
 
 def _reasons(blind: Mapping[int, str]) -> tuple[tuple[str, tuple[int, ...]], ...]:

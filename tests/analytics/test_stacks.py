@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pulsetrain.analytics.stacks import MAIN, RankStack, judge, lines, ranges, tree
+from pulsetrain.analytics.selection import ranges
+from pulsetrain.analytics.stacks import MAIN, RankStack, judge, lines, tree
 
 SYNC = ("train (train.py:40)", "step (train.py:20)", "all_reduce (distributed/distributed_c10d.py:3000)")
 LOAD = ("train (train.py:40)", "read (data.py:7)")

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from datetime import UTC, datetime
 
+from pulsetrain.analytics.selection import ranges
+
 
 def duration(ns: float | None) -> str:
     """A duration in nanoseconds with three significant digits and its unit; "-" where it is unknown.
@@ -71,10 +73,4 @@ def fold(ranks: Iterable[int]) -> str:
     >>> fold([3, 0, 1, 2, 7])
     '0-3, 7'
     """
-    runs: list[list[int]] = []
-    for rank in sorted(set(ranks)):
-        if runs and rank == runs[-1][1] + 1:
-            runs[-1][1] = rank
-        else:
-            runs.append([rank, rank])
-    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+    return ranges(ranks).replace(",", ", ")
