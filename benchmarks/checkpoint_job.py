@@ -1,14 +1,15 @@
 """What a checkpoint at every step costs the example job: interleaved with steps that do not save, in one run.
 
     python benchmarks/checkpoint_job.py [--steps 240] [--block 4] [--modes interleaved,blocking,naive]
+                                        [--nodes 4] [the example's own flags]
 
-Eight ranks on four local nodes train examples/train_gpt.py's model with agents, replicas in peers' memory and
-persistence every 50 steps. Blocks of `--block` steps save and do not save in turn (ABBA), so that whatever
-else the machine does hits both alike. Each mode is a job of its own with steps without saves between:
-`interleaved` sends replicas in idle network spans (the default), `naive` at once and in one piece, and
-`blocking` holds training until every peer has the replica. Prints one JSON object as its last line: for each
-mode the ratio of the median step times with its 95 % bootstrap interval. The same file is the training
-script of the ranks.
+Two ranks on each of four local nodes train examples/train_gpt.py's model with agents, replicas in peers'
+memory and persistence every 50 steps. Blocks of `--block` steps save and do not save in turn (ABBA), so that
+whatever else the machine does hits both alike. Each mode is a job of its own with steps without saves
+between: `interleaved` sends replicas in idle network spans (the default), `naive` at once and in one piece,
+and `blocking` holds training until every peer has the replica. Prints one JSON object as its last line: for
+each mode the median ratio of step times over the ABBA cycles with its 95 % bootstrap interval. The same file
+is the training script of the ranks.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-NODES, RANKS_PER_NODE = 4, 2
+from pulsetrain.stream.store import open_store
+
+RANKS_PER_NODE = 2
 REPOSITORY = Path(__file__).resolve().parents[1]
 WARM_STEPS = 24  # in twenty of these the idle spans are learnt
 MODES = ("interleaved", "blocking", "naive")
@@ -95,27 +98,41 @@ def leave_together() -> None:
     dist.destroy_process_group()
 
 
-def clean_times(times: list[tuple[bool, float]], block: int) -> tuple[list[float], list[float]]:
-    """Step times with and without saving, without warm-up and without each block's first step."""
-    with_save, without = [], []
-    for step, (saved, seconds) in enumerate(times):
-        if step >= WARM_STEPS and step % block:
-            (with_save if saved else without).append(seconds)
-    return with_save, without
+def cycle_ratios(times: list[tuple[bool, float]], block: int) -> list[float]:
+    """For each ABBA cycle after warm-up its saving steps' median over that of the others; the first step of a
+    block, which bears the last save's cost, is left out. What drifts slowly cancels within a cycle."""
+    ratios = []
+    cycle = 4 * block
+    for start in range(-(-WARM_STEPS // cycle) * cycle, len(times) - cycle + 1, cycle):
+        steps = [(step, *times[step]) for step in range(start, start + cycle) if step % block]
+        with_save, without = ([t for _, saved, t in steps if saved is wanted] for wanted in (True, False))
+        ratios.append(statistics.median(with_save) / statistics.median(without))
+    return ratios
 
 
-def bootstrap(a: list[float], b: list[float], rounds: int = 2000) -> tuple[float, float]:
-    """95 % interval of the ratio of medians."""
+def bootstrap(ratios: list[float], rounds: int = 2000) -> tuple[float, float]:
+    """95 % interval of the median."""
     draw = random.Random(0)
-    ratios = sorted(
-        statistics.median(draw.choices(a, k=len(a))) / statistics.median(draw.choices(b, k=len(b)))
-        for _ in range(rounds)
-    )
-    return ratios[int(0.025 * rounds)], ratios[int(0.975 * rounds)]
+    medians = sorted(statistics.median(draw.choices(ratios, k=len(ratios))) for _ in range(rounds))
+    return medians[int(0.025 * rounds)], medians[int(0.975 * rounds)]
 
 
-def launch(folder: Path, mode: str, steps: int, block: int) -> list[tuple[bool, float]]:
-    """Hub and four agents on loopback; ends when the job does."""
+def profiles(url: str, token: str) -> list[dict[str, Any]]:
+    """What nodes wrote down when they had learnt their idle spans."""
+    store = open_store(url, token=token)
+    try:
+        kinds = "('replication_schedule', 'replication_unscheduled')"
+        rows = store.query(f"SELECT detail FROM events WHERE kind IN {kinds}").to_pylist()
+    finally:
+        store.close()
+    return [json.loads(row["detail"]) for row in rows]
+
+
+def launch(
+    folder: Path, mode: str, job: argparse.Namespace, extra: list[str]
+) -> tuple[list[tuple[bool, float]], Any]:
+    """Hub and four agents on loopback; ends when the job does. Step times, and what each node learnt of its
+    idle spans."""
     program = str(Path(sys.executable).with_name("pulsetrain"))
     env = {
         **os.environ,
@@ -138,11 +155,19 @@ def launch(folder: Path, mode: str, steps: int, block: int) -> list[tuple[bool, 
         while not known.exists():
             time.sleep(0.1)
         address = json.loads(known.read_text())
-        for i in range(NODES):
-            flags = ["--hub", address["url"], "--nnodes", str(NODES), "--nproc-per-node", str(RANKS_PER_NODE)]
+        for i in range(job.nodes):
+            flags = [
+                "--hub",
+                address["url"],
+                "--nnodes",
+                str(job.nodes),
+                "--nproc-per-node",
+                str(RANKS_PER_NODE),
+            ]
             flags += ["--job", "bench", "--node", f"n{i}", "--address", f"127.0.0.{i + 2}"]
             flags += ["--data", str(folder / f"n{i}"), "--checkpoints", str(folder / "store")]
-            script = [__file__, mode, str(block), str(folder / "times.json"), "--steps", str(steps)]
+            script = [__file__, mode, str(job.block), str(folder / "times.json")]
+            script += ["--steps", str(job.steps), *extra]
             command = [program, "run", *flags, *script]
             token = {"PULSETRAIN_TOKEN": address["token"]}
             agents.append(subprocess.Popen(command, env=env | token, stdout=log, stderr=log))
@@ -150,8 +175,7 @@ def launch(folder: Path, mode: str, steps: int, block: int) -> list[tuple[bool, 
             if agent.wait():
                 text = (folder / "log").read_text(errors="replace")
                 raise SystemExit(f"{text[-8000:]}\nan agent ended with status {agent.returncode}")
-        times: list[tuple[bool, float]] = json.loads((folder / "times.json").read_text())
-        return times
+        return json.loads((folder / "times.json").read_text()), profiles(address["url"], address["token"])
     finally:
         for process in [*agents, hub]:
             if process.poll() is None:
@@ -165,26 +189,34 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=240)
     parser.add_argument("--block", type=int, default=4, help="steps that save, or do not, in a row")
     parser.add_argument("--modes", default=",".join(MODES), help="which, with commas between")
-    args = parser.parse_args()
-    result: dict[str, Any] = {"ranks": NODES * RANKS_PER_NODE, "cores": os.cpu_count(), "steps": args.steps}
+    parser.add_argument("--nodes", type=int, default=4, help="local nodes of two ranks each")
+    args, extra = parser.parse_known_args()
+    result: dict[str, Any] = {
+        "ranks": args.nodes * RANKS_PER_NODE,
+        "cores": os.cpu_count(),
+        "steps": args.steps,
+    }
     for mode in args.modes.split(","):
-        found = measured(mode, args.steps, args.block)
+        found = measured(mode, args, extra)
         print(json.dumps({"mode": mode, **found}), file=sys.stderr, flush=True)
         result.update({key if mode == MODES[0] else f"{mode}_{key}": value for key, value in found.items()})
     print(json.dumps(result))
 
 
-def measured(mode: str, steps: int, block: int) -> dict[str, float]:
+def measured(mode: str, job: argparse.Namespace, extra: list[str]) -> dict[str, Any]:
     """One job: the ratio of step times with a save to those without."""
     with tempfile.TemporaryDirectory(prefix="pulsetrain-bench-") as name:
-        times = launch(Path(name), mode, steps, block)
-    with_save, without = clean_times(times, block)
-    low, high = bootstrap(with_save, without)
+        times, profiles = launch(Path(name), mode, job, extra)
+    ratios = cycle_ratios(times, job.block)
+    low, high = bootstrap(ratios)
     return {
-        "step_ratio": statistics.median(with_save) / statistics.median(without),
+        "step_ratio": statistics.median(ratios),
         "step_ratio_low": low,
         "step_ratio_high": high,
-        "step_s": statistics.median(without),
+        "cycles": len(ratios),
+        "step_s": statistics.median(t for saved, t in times[WARM_STEPS:] if not saved),
+        "nodes_with_idle_spans": sum(p.get("steady", False) for p in profiles),
+        "replica_every_steps": max((p.get("every_steps", 1) for p in profiles), default=0),
     }
 
 

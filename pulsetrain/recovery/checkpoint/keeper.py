@@ -51,7 +51,7 @@ class KeeperConfig:
     """Largest piece of a replica that is sent in one go when interleaved."""
     lag_steps: int = 0
     """Steps that training may be ahead of what its peers hold, before it waits for them: with 1, the loss of
-    a node costs one step at most; 0: it never waits."""
+    a node costs one step at most; replicas are then sent at once. 0: it never waits."""
     profile_steps: int = 20
     """Steps from which idle network spans are learnt; 0: never."""
     poll_s: float = 0.025
@@ -126,11 +126,12 @@ class Keeper:
         )
         self._profiler = Profiler(config.profile_steps)
         self._interleaver = Interleaver(chunk_bytes=config.chunk_bytes)
+        paced = config.sending == "interleaved" and not config.lag_steps
         self._replicator = Replicator(
             self._connect,
             self._ledger,
             poll_s=config.poll_s,
-            interleaver=self._interleaver if config.sending == "interleaved" else None,
+            interleaver=self._interleaver if paced else None,
             lag_steps=config.lag_steps,
         )
         self._persister = self._start_persister()

@@ -19,8 +19,8 @@ REPOSITORY = Path(__file__).parents[3]
 def test_a_job_killed_at_seeded_points_ends_as_if_nothing_had_happened():
     run = subprocess.run(
         [
-            *(sys.executable, "benchmarks/kill_points.py", "--seed", "28", "--points", "6"),
-            *("--points-per-job", "6", "--budget-s", "70"),
+            *(sys.executable, "benchmarks/kill_points.py", "--seed", "28", "--points", "5"),
+            *("--points-per-job", "5", "--budget-s", "50"),
         ],
         cwd=REPOSITORY,
         capture_output=True,
