@@ -11,11 +11,15 @@ import io
 import json
 import os
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
 import torch
 import xxhash
+from torch.distributed.checkpoint import FileSystemWriter
+from torch.distributed.checkpoint import save as dcp_save
+from torch.distributed.checkpoint.default_planner import _EmptyStateDictLoadPlanner
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
     ChunkStorageMetadata,
@@ -33,6 +37,7 @@ from torch.distributed.checkpoint.planner import (
     WriteItem,
     WriteItemType,
 )
+from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
 from torch.futures import Future
 
@@ -253,6 +258,20 @@ class PulsetrainReader(StorageReader):  # type: ignore[misc]  # torch is not fol
         torch.save(self._values()[name], stream)
         stream.seek(0)
         return stream
+
+
+def export_dcp(storage: str, job: str, folder: Path, step: int | None = None) -> int:
+    """Write a committed step, by default the newest, as DCP's own folder, which all its tools read; the step.
+
+    The whole state is in memory meanwhile, as those tools have it too. Raises `CheckpointError`.
+    """
+    reader = PulsetrainReader(storage, job, step)
+    state: dict[str, Any] = {}
+    _load_state_dict(state, storage_reader=reader, planner=_EmptyStateDictLoadPlanner(), no_dist=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # that it is one process, which is what is wanted
+        dcp_save(state, storage_writer=FileSystemWriter(folder), no_dist=True)
+    return reader.index.manifest.step
 
 
 def _content(item: WriteItem, planner: SavePlanner) -> memoryview:

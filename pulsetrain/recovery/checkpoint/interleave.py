@@ -34,6 +34,7 @@ LEAST_CHUNK = 64 << 10
 NAP_S = 0.0005
 PATIENCE_S = 0.02  # without a profile: how long a chunk waits for a moment without a collective
 LOST_RHYTHM = 3.0  # a step that takes so many times longer than usual: evaluation, hang, end
+IN_VAIN = 1.5  # steps after which a chunk that fitted nowhere goes all the same
 
 
 class Pace(Protocol):
@@ -206,7 +207,7 @@ class Interleaver:
             busy = waited_ns < PATIENCE_S * 1e9 and any(pace.communicating for pace in paces)
             return 0 if busy else part
         offset = (self._clock() - started) / 1e9
-        if offset > LOST_RHYTHM * profile.step_s or waited_ns > LOST_RHYTHM * profile.step_s * 1e9:
+        if offset > LOST_RHYTHM * profile.step_s or waited_ns > IN_VAIN * profile.step_s * 1e9:
             return part
         return self._within(profile, part, started, offset)
 

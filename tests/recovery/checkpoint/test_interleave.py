@@ -134,6 +134,15 @@ def test_training_that_stands_still_holds_nothing_back(stands):
     assert training.now_ns - begun < 50 * MS
 
 
+def test_a_chunk_that_fits_nowhere_goes_after_a_step_and_a_half():
+    training = Training()
+    pacer = interleaver(training)
+    pacer.learn(profile(0.1, [(0.05, 1e-5)]))
+    begun = training.now_ns
+    assert sum(s for _, _, s in sent(pacer, training, 1 << 20)) == 1 << 20
+    assert 140 * MS < training.now_ns - begun < 170 * MS
+
+
 def test_transfers_that_take_long_make_the_chunks_smaller():
     training = Training()
     pacer = interleaver(training)

@@ -328,6 +328,20 @@ class TestDcp:
         )
         assert torch.equal(everything["model.weight"], model.weight)
 
+    def test_dcps_own_converter_reads_an_exported_step(self, tmp_path):
+        import torch.distributed.checkpoint as dcp
+        from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+        from pulsetrain.recovery.checkpoint.dcp import PulsetrainWriter, export_dcp
+
+        state = self.state()
+        dcp.save(state, storage_writer=PulsetrainWriter(str(tmp_path / "store"), "j", 7), no_dist=True)
+        assert export_dcp(str(tmp_path / "store"), "j", tmp_path / "dcp") == 7
+        dcp_to_torch_save(tmp_path / "dcp", tmp_path / "state.pt")
+        found = torch.load(tmp_path / "state.pt", weights_only=False)
+        for name, tensor in state["model"].items():
+            assert torch.equal(found[f"model.{name}"], tensor)
+
     def test_a_step_that_is_not_there_is_said(self, tmp_path):
         from pulsetrain.recovery.checkpoint.dcp import PulsetrainReader
 
