@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import structlog
 
 from pulsetrain.collectors.gpu import GpuSampler
 from pulsetrain.collectors.host import HostSampler
@@ -29,6 +30,8 @@ from pulsetrain.stream.client import HubAddress
 from pulsetrain.stream.config import load
 from pulsetrain.stream.spool import Spool, SpoolConfig
 from pulsetrain.stream.transport import HttpTransport, Shipper, Transport
+
+log = structlog.get_logger()
 
 
 class _Host:
@@ -97,8 +100,12 @@ class _Overheard:
         return self._spool.dropped
 
     def append(self, record: str, batch: pa.RecordBatch | pa.Table) -> bool:
-        self._keeper.observe(record, batch)
-        return self._spool.append(record, batch)
+        kept = self._spool.append(record, batch)
+        try:
+            self._keeper.observe(record, batch)
+        except Exception:  # what is learnt from a record is not worth the record
+            log.exception("checkpoint_profile_failed", record=record)
+        return kept
 
 
 class _Checkpoints:
