@@ -1,8 +1,9 @@
 """Loading a committed checkpoint into a job of another shape: other TP, PP, DP, world size, or one process.
 
-Parameters and optimizer state are found by their global names and read by the part that each rank holds
-now. What is not a tensor of the model (learning rates, schedulers, data position) comes from saved rank 0.
-Random generators stay as they are: they belong to a rank of the old shape.
+Parameters and optimizer state are found by their global names and read by the part that each rank holds now,
+or sent by a rank that read them for several. What is not a tensor of the model (learning rates, schedulers,
+data position) comes from saved rank 0. Random generators stay as they are: they belong to a rank of the old
+shape.
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from pulsetrain.recovery.checkpoint import layout as layouts
 from pulsetrain.recovery.checkpoint.boxes import TensorIndex
-from pulsetrain.recovery.checkpoint.manifest import Checkpoints, Manifest
+from pulsetrain.recovery.checkpoint.manifest import Checkpoints, Manifest, Segment, Table
+from pulsetrain.recovery.checkpoint.shards import readers
 from pulsetrain.recovery.checkpoint.statetree import (
     collect,
     layout_of,
@@ -28,16 +31,31 @@ from pulsetrain.stream.errors import CheckpointError
 
 
 def load_resharded(
-    storage: str, job: str, state: Mapping[str, Any], *, step: int | None = None
+    storage: str,
+    job: str,
+    state: Mapping[str, Any],
+    *,
+    step: int | None = None,
+    group: dist.ProcessGroup | None = None,
 ) -> tuple[int, int]:
     """Fill `state` (as `Checkpointer` takes it) from the newest committed step, or from `step`.
 
-    Returns the step and the bytes that this process read from storage. Raises `CheckpointError` where there
-    is no such step, or a tensor that `state` needs is not in it or has another global shape; `CorruptData`
-    for damaged bytes.
+    With a process `group` (all its ranks call this; gloo), what several of its ranks need is read by one of
+    them and sent to the others. Returns the step and the bytes that this process read from storage. Raises
+    `CheckpointError` where there is no such step, or a tensor that `state` needs is not in it or has another
+    global shape; `CorruptData` for damaged bytes.
     """
     checkpoints = Checkpoints(open_storage(storage), job)
     index = TensorIndex(checkpoints, _manifest(checkpoints, step))
+    if group is not None:
+        with index.rehearsal() as wanted:
+            _load(index, state)
+        exchange(index, wanted, group)
+    _load(index, state)
+    return index.manifest.step, index.bytes_read
+
+
+def _load(index: TensorIndex, state: Mapping[str, Any]) -> None:
     trees = _trees(index)
     with torch.no_grad():
         for key, value in state.items():
@@ -49,7 +67,42 @@ def load_resharded(
                 value.load_state_dict(trees[0][key])
             elif key in trees[0]:
                 state[key] = trees[0][key]  # type: ignore[index]  # numbers live in a mutable mapping
-    return index.manifest.step, index.bytes_read
+
+
+def exchange(index: TensorIndex, wanted: Mapping[str, Segment], group: dist.ProcessGroup) -> None:
+    """Give `index` what it shares with other ranks of the group: read by one, which has least to read so far,
+    and sent to the others in an order that is the same for all."""
+    me = dist.get_rank(group)
+    needs: list[dict[str, int]] = [{} for _ in range(dist.get_world_size(group))]
+    dist.all_gather_object(needs, {h: s.bytes for h, s in wanted.items()}, group=group)
+    tables = [
+        Table(
+            rank=rank,
+            layout_bytes=0,
+            values_bytes=0,
+            payload_bytes=0,
+            segments=tuple(Segment(offset=0, bytes=n, hash=h) for h, n in need.items()),
+        )
+        for rank, need in enumerate(needs)
+    ]
+    chosen = readers(tables, {rank: str(rank) for rank in range(len(needs))})
+    for content in sorted(chosen):
+        ranks = [rank for rank, need in enumerate(needs) if content in need]
+        reader = int(chosen[content])
+        if len(ranks) < 2 or me not in ranks:
+            continue
+        if me == reader:
+            data = index.fetch(wanted[content])
+            for other in ranks:
+                if other != me:
+                    dist.send(
+                        torch.frombuffer(bytearray(data), dtype=torch.uint8), group=group, group_dst=other
+                    )
+        else:
+            target = torch.empty(wanted[content].bytes, dtype=torch.uint8)
+            dist.recv(target, group=group, group_src=reader)
+            data = target.numpy().tobytes()
+        index.give(content, data)
 
 
 def _manifest(checkpoints: Checkpoints, step: int | None) -> Manifest:
