@@ -22,16 +22,27 @@ class _Episode:
 
 
 class Episodes:
-    """Findings of one job over repeated looks; an episode ends after `patience` looks without it."""
+    """Findings of one job over repeated looks; an episode ends after `patience` looks without it.
 
-    def __init__(self, patience: int = 3) -> None:
-        self._patience = patience
+    A finding less sure than `sure` begins one only when the next look finds it again: chance seldom does.
+    """
+
+    def __init__(self, patience: int = 3, sure: float = 0.0) -> None:
+        self._patience, self._sure = patience, sure
         self._open: dict[Key, _Episode] = {}
+        self._doubtful: set[Key] = set()
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether the last look found something that another look should confirm."""
+        return bool(self._doubtful)
 
     def look(self, findings: Iterable[Finding]) -> list[Finding]:
         """Take one look's findings; returns those that begin an episode."""
         now = {key(f): f for f in findings}
-        fresh = [f for k, f in now.items() if k not in self._open]
+        new = {k: f for k, f in now.items() if k not in self._open}
+        fresh = [f for k, f in new.items() if f.confidence >= self._sure or k in self._doubtful]
+        self._doubtful = new.keys() - {key(f) for f in fresh}
         for k, episode in list(self._open.items()):
             episode.absent = 0 if k in now else episode.absent + 1
             episode.finding = now.get(k, episode.finding)
@@ -50,3 +61,4 @@ class Episodes:
     def clear(self) -> None:
         """Forget everything: the job was relaunched."""
         self._open.clear()
+        self._doubtful.clear()

@@ -35,7 +35,9 @@ log = structlog.get_logger()
 
 LIVE_S = 0.25
 STORE_S = 1.0
-STORE_SHARE = 4
+AGAIN_S = 0.4
+STORE_SHARE = 2
+SURE = 0.9
 SETTLE_NS = 300_000_000
 PACE_STEPS = 50
 TOLD = 1000
@@ -46,7 +48,7 @@ class JobWatch:
 
     def __init__(self) -> None:
         self.live = Episodes(patience=2)
-        self.stored = Episodes(patience=3)
+        self.stored = Episodes(patience=3, sure=SURE)
         self.path = DeadMan()
         self.verdicts: list[Verdict] = []
         self.told: deque[Finding] = deque(maxlen=TOLD)
@@ -115,11 +117,13 @@ class Watcher:
     async def look_at_store(self) -> None:
         """Loop: every analyzer over the stored records of running jobs, in a thread.
 
-        Each second, or less often where looking takes long: it may use a fourth of the time.
+        Each second, sooner where a suspicion waits to be confirmed, less often where looking takes long: it
+        may use half of the time.
         """
         took_s = 0.0
         while True:
-            await asyncio.sleep(max(STORE_S, (STORE_SHARE - 1) * took_s))
+            doubtful = any(memory.stored.doubtful for memory in self.jobs.values())
+            await asyncio.sleep(max(AGAIN_S if doubtful else STORE_S, (STORE_SHARE - 1) * took_s))
             began_s = self._clock.monotonic_s()
             self._alerts.topology = self._topology()
             for job in list(self._controller.jobs.values()):
@@ -165,7 +169,8 @@ class Watcher:
         )
         memory.verdicts = verdicts = [*verdicts, path, self.stacks.detector(job.name)]
         self._tell(job, memory.stored.look(found(verdicts)))
-        self._alerts.observe([*verdicts, *memory.findings()], now, job=job.name)
+        told = [v for v in verdicts if not isinstance(v, Finding)]
+        self._alerts.observe([*told, *memory.findings()], now, job=job.name)
 
     def _look(self, job: Job) -> None:
         memory = self.of(job)

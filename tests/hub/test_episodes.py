@@ -4,7 +4,7 @@ from pulsetrain.hub.episodes import Episodes
 from pulsetrain.stream.findings import Finding
 
 
-def finding(kind="straggler", subject="3", severity="warning", attempt=0):
+def finding(kind="straggler", subject="3", severity="warning", attempt=0, confidence=0.9):
     return Finding(
         ts_ns=1,
         job="j",
@@ -13,7 +13,7 @@ def finding(kind="straggler", subject="3", severity="warning", attempt=0):
         subject_type="rank",
         subject=subject,
         severity=severity,
-        confidence=0.9,
+        confidence=confidence,
         summary="s",
     )
 
@@ -45,3 +45,20 @@ def test_another_attempt_is_another_episode():
     episodes = Episodes()
     episodes.look([finding()])
     assert episodes.look([finding(attempt=1)]) == [finding(attempt=1)]
+
+
+def test_what_is_unsure_is_told_when_a_second_look_finds_it_too():
+    episodes = Episodes(sure=0.9)
+    unsure = finding(confidence=0.7)
+    assert episodes.look([unsure]) == []
+    assert episodes.doubtful
+    assert episodes.current() == []
+    assert episodes.look([]) == []
+    assert episodes.look([unsure]) == []
+    assert episodes.look([unsure]) == [unsure]
+    assert not episodes.doubtful
+    assert episodes.current() == [unsure]
+
+
+def test_what_is_sure_is_told_at_once():
+    assert Episodes(sure=0.9).look([finding(confidence=0.95)]) == [finding(confidence=0.95)]
