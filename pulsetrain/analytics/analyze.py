@@ -92,6 +92,11 @@ ANALYZERS: Mapping[str, Analyzer] = MappingProxyType(
 )
 
 
+def for_device(device: mfu.Peak | None) -> Mapping[str, Analyzer]:
+    """The analyzers for a job whose ranks all run on `device`: with it the MFU is known."""
+    return {**ANALYZERS, "mfu": lambda source: mfu.find(source.timings, device)}
+
+
 def analyze(
     store: analysis.Queryable,
     job: str,

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pulsetrain.analytics import mfu
-from pulsetrain.analytics.analyze import ANALYZERS, analyze
+from pulsetrain.analytics.analyze import analyze, for_device
 from pulsetrain.analytics.verdict import (
     Failed,
     Healthy,
@@ -40,15 +40,15 @@ def on_store(
         attempt=attempt,
         now_ns=time.time_ns(),
         scan=True,
-        analyzers={**ANALYZERS, "mfu": lambda source: mfu.find(source.timings, device)},
+        analyzers=for_device(device),
     )
 
 
-def device_peak(text: str, site: Path | None) -> mfu.Peak:
+def device_peak(text: str, site: Path | None = None, *, asked_by: str = "--device") -> mfu.Peak:
     """The peak of "DEVICE/DTYPE". Raises `UsageError`."""
     name, slash, dtype = text.partition("/")
     if not slash:
-        raise UsageError(f"--device {text!r}: give DEVICE/DTYPE, such as H100-SXM/bf16")
+        raise UsageError(f"{asked_by} {text!r}: give DEVICE/DTYPE, such as H100-SXM/bf16")
     return mfu.peak(name, dtype, site)
 
 

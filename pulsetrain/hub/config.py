@@ -25,6 +25,9 @@ class HubConfig:
     kafka: str = ""
     """Brokers (host:port,...) to take records from as well; empty: records come over HTTP alone."""
 
+    device: str = ""
+    """What all ranks run on, as DEVICE/DTYPE of the table of peaks: the dashboard then shows the MFU."""
+
     def __post_init__(self) -> None:
         for name in ("port", "dashboard_port"):
             if not 0 <= getattr(self, name) <= 65535:

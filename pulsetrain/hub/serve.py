@@ -19,6 +19,7 @@ import uvicorn
 
 from pulsetrain.analytics.alert_state import AlertConfig
 from pulsetrain.analytics.alerts import AlertBook
+from pulsetrain.analytics.report import device_peak
 from pulsetrain.dashboard import launch
 from pulsetrain.hub.app import Parts, build
 from pulsetrain.hub.desk import Desk
@@ -74,7 +75,9 @@ def assemble(store: Store, data: Path, url: str, token: str, settings: Settings)
     controller = Controller(
         settings.policy, desk, clock, last_attempt=lambda job: views.last_attempt(store, job)
     )
-    watcher = Watcher(controller, store, desk, alerts, clock, settings.watch)
+    device = settings.hub.device
+    peak = device_peak(device, asked_by="[hub] device") if device else None
+    watcher = Watcher(controller, store, desk, alerts, clock, settings.watch, peak)
     facts = {"url": url, "pid": os.getpid(), "data": str(data), "started_ns": clock.wall_ns()}
     return Parts(
         store=store,

@@ -12,7 +12,8 @@ import structlog
 
 from pulsetrain.analytics import watch
 from pulsetrain.analytics.alerts import AlertBook
-from pulsetrain.analytics.analyze import analyze
+from pulsetrain.analytics.analyze import analyze, for_device
+from pulsetrain.analytics.mfu import Peak
 from pulsetrain.analytics.places import Topology
 from pulsetrain.analytics.verdict import Verdict
 from pulsetrain.analytics.verdict import findings as found
@@ -91,12 +92,14 @@ class Watcher:
         alerts: AlertBook,
         clock: Clock,
         config: watch.WatchConfig,
+        device: Peak | None = None,
     ) -> None:
         self.jobs: dict[str, JobWatch] = {}
         self.failures = 0
         self._controller, self._store, self._desk, self._alerts = controller, store, desk, alerts
         self._clock, self._config = clock, config
         self.stacks = Stacks(desk, clock)
+        self._analyzers = for_device(device)
 
     def of(self, job: Job) -> JobWatch:
         """The memory for one job."""
@@ -154,7 +157,9 @@ class Watcher:
         attempt, now = job.attempt, self._clock.wall_ns()
         verdicts: list[Verdict]
         try:
-            verdicts = await asyncio.to_thread(analyze, self._store, job.name, attempt=attempt, now_ns=now)
+            verdicts = await asyncio.to_thread(
+                analyze, self._store, job.name, attempt=attempt, now_ns=now, analyzers=self._analyzers
+            )
             stored = await asyncio.to_thread(stored_step, self._store, job.name, attempt)
         except Exception as error:  # reported, and the next look still runs
             self.failures += 1

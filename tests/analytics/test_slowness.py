@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pulsetrain.analytics import imbalance, mfu, stalls
+from pulsetrain.analytics import imbalance, mfu, report, stalls
 from pulsetrain.analytics.verdict import Finding, Healthy, Inconclusive, findings
 from pulsetrain.stream.errors import UsageError
 from tests.analytics.fleet import fleet, timings
@@ -122,6 +122,13 @@ def test_checkpoint_steps_do_not_count():
     columns["duration_ns"] = columns["duration_ns"] + columns["checkpoint"]
     steps, _ = mfu.achieved(timings(columns))
     assert not set(steps.tolist()) & {10, 30, 50}
+
+
+@pytest.mark.parametrize(("text", "words"), [("H100", "DEVICE/DTYPE"), ("H900/bf16", "no peak on record")])
+def test_a_device_is_named_with_its_data_type(text, words):
+    assert report.device_peak("H100-SXM/bf16").flops_per_s == pytest.approx(989.4e12)
+    with pytest.raises(UsageError, match=words):
+        report.device_peak(text, asked_by="[hub] device")
 
 
 def test_an_unknown_device_names_those_that_are_known():

@@ -9,7 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pulsetrain.dashboard.models.charts import DARK, LIGHT
-from pulsetrain.dashboard.models.overview import course, evidence, headline, job_lines, marks, stale
+from pulsetrain.dashboard.models.overview import (
+    course,
+    evidence,
+    headline,
+    job_lines,
+    live_facts,
+    marks,
+    stale,
+)
 from pulsetrain.dashboard.models.states import JOB_STATES, NODE_STATES, RANK_STATES, job_state, look, pill
 
 STORED = {"job": "old", "attempts": 2, "last_step": 99, "last_ns": 1_700_000_000_000_000_000}
@@ -117,3 +125,9 @@ def test_evidence_links_to_what_proves_it():
     assert node.href == "heatmap?job=j&find=n%261"
     (group,) = evidence([{**row, "subject_type": "group", "subject": "tp"}], job="j", last_step=0)
     assert group.href.startswith("topology?")
+
+
+def test_the_mfu_is_shown_where_the_hub_knows_the_device():
+    job = {"step": 3, "detectors": [{"analyzer": "mfu", "state": "healthy", "numbers": {"mfu": 0.414}}]}
+    assert live_facts(job)["MFU"] == "41.4%"
+    assert "MFU" not in live_facts({"step": 3, "detectors": [{"analyzer": "mfu", "numbers": {}}]})

@@ -255,9 +255,19 @@ def live_facts(job: Row) -> dict[str, str]:
     active = sum(node.get("state") == "active" for node in job.get("nodes", []))
     spare = sum(node.get("state") == "standby" for node in job.get("nodes", []))
     step = {"step": f"{job['step']:,}"} if job.get("step", -1) >= 0 else {}
-    return step | {
-        "attempt": str(job["attempt"]) if job.get("attempt", -1) >= 0 else "-",
-        "ranks": f"{job.get('world_size', 0):,}",
-        "nodes": f"{active:,} + {spare:,} standby",
-        "recoveries": f"{len(job.get('recoveries', [])):,}",
-    }
+    return (
+        step
+        | _mfu(job)
+        | {
+            "attempt": str(job["attempt"]) if job.get("attempt", -1) >= 0 else "-",
+            "ranks": f"{job.get('world_size', 0):,}",
+            "nodes": f"{active:,} + {spare:,} standby",
+            "recoveries": f"{len(job.get('recoveries', [])):,}",
+        }
+    )
+
+
+def _mfu(job: Row) -> dict[str, str]:
+    """The model FLOPs utilisation over the last steps, where the hub knows the device."""
+    told = (d.get("numbers", {}) for d in job.get("detectors", []) if d.get("analyzer") == "mfu")
+    return next(({"MFU": f"{n['mfu']:.1%}"} for n in told if "mfu" in n), {})
