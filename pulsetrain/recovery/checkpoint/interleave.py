@@ -31,7 +31,8 @@ from pulsetrain.recovery.checkpoint.schedule import (
 WARM_STEPS = 3  # the first steps of an attempt allocate, connect and compile
 LEAST_GAP_RATIO = 0.02  # gaps shorter than this share of a step are no place for a chunk
 LEAST_CHUNK = 64 << 10
-NAP_S = 0.0005
+NAP_S = 0.002
+SHORT_NAP_S = 0.0002
 PATIENCE_S = 0.02  # without a profile: how long a chunk waits for a moment without a collective
 LOST_RHYTHM = 3.0  # a step that takes so many times longer than usual: evaluation, hang, end
 IN_VAIN = 1.5  # steps after which a chunk that fitted nowhere goes all the same
@@ -192,9 +193,19 @@ class Interleaver:
                 yield size
                 continue
             before = self._clock()
-            self._sleep(NAP_S)
+            self._sleep(self._nap_s())
             waited_ns += self._clock() - before
             yield 0
+
+    def _nap_s(self) -> float:
+        """Until the next idle span begins, but not so long that one of a step that came early is missed."""
+        profile = self._profile
+        if profile is None:
+            return NAP_S
+        started = max((pace.step_start_ns for pace in self._paces), default=0)
+        offset = (self._clock() - started) / 1e9
+        ahead = [start - offset for start in profile.starts_s if start > offset]
+        return max(SHORT_NAP_S, min([NAP_S, min(profile.spans_s) / 4, *ahead]))
 
     def _now(self, remain: int, waited_ns: int) -> int:
         """How many bytes may go now; 0: none."""

@@ -186,6 +186,7 @@ class Replicator:
         self, pacer: Interleaver, client: PeerClient, total: int, watched: list[tuple[int, _Watched]]
     ) -> Iterator[int]:
         """Sizes to send, each when it may go; each is timed, and what is saved meanwhile is noted."""
+        noted = time.monotonic()
         for size in pacer.chunks(total):
             if size:
                 began = time.perf_counter()
@@ -194,7 +195,8 @@ class Replicator:
                 pacer.timed(size, time.perf_counter() - began)
             elif self._stop.is_set():
                 raise Unavailable("the keeper ends")
-            else:
+            elif time.monotonic() - noted > self._poll_s:
+                noted = time.monotonic()
                 self._note_all(watched)
 
     def _note_all(self, watched: list[tuple[int, _Watched]]) -> None:

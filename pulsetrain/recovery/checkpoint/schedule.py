@@ -6,6 +6,7 @@ The chunk schedule is Gemini's (SOSP'23, algorithm 2). A chunk of s bytes takes 
 
 from __future__ import annotations
 
+import bisect
 import math
 import statistics
 from collections.abc import Iterable, Sequence
@@ -103,7 +104,8 @@ def iterations_for(
     >>> iterations_for([1.0, 1.0], 250, network=net, buffer_bytes=80, buffers=2, replicas=2)
     3
     """
-    for count in range(1, MOST_ITERATIONS):
+
+    def fits(count: int) -> bool:
         spans = [*spans_s] * count
         chunks = chunk_schedule(
             spans,
@@ -113,9 +115,9 @@ def iterations_for(
             buffers=buffers,
             replicas=replicas,
         )
-        if overflow_s(chunks, spans, network) <= 1e-9:
-            return count
-    return MOST_ITERATIONS
+        return overflow_s(chunks, spans, network) <= 1e-9
+
+    return 1 + bisect.bisect_left(range(1, MOST_ITERATIONS), True, key=fits)
 
 
 @dataclass(frozen=True, kw_only=True)

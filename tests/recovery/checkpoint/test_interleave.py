@@ -3,7 +3,7 @@
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pulsetrain.recovery.checkpoint.interleave import LEAST_CHUNK, PATIENCE_S, Interleaver, Profiler
@@ -65,6 +65,7 @@ def sent(pacer: Interleaver, training: Training, total: int) -> list[tuple[float
     return out
 
 
+@settings(deadline=None, max_examples=60)
 @given(
     st.lists(st.tuples(st.integers(0, 8), st.integers(1, 9)), min_size=1, max_size=4),
     st.integers(1, 60 << 20),
@@ -152,6 +153,7 @@ def test_transfers_that_take_long_make_the_chunks_smaller():
     assert pacer.plan(profile(0.1, [(0.02, 0.010)]), 20 << 20, 2).every_steps > 20
 
 
+@settings(deadline=None, max_examples=60)
 @given(st.integers(1, 1 << 26), st.floats(0.001, 0.1))
 def test_so_many_iterations_are_enough_and_one_less_is_not(size, idle):
     from pulsetrain.recovery.checkpoint.schedule import Network, chunk_schedule, overflow_s
