@@ -28,6 +28,7 @@ _client_log.addHandler(logging.NullHandler())
 
 PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 MAX_MESSAGE_BYTES = 8 << 20
+_HANGS_UP = 4  # in a row, and nothing else: not a broker that is going down
 
 
 def _crc32c(view: memoryview) -> int:
@@ -108,17 +109,28 @@ def client_options(config: KafkaConfig) -> dict[str, Any]:
 
 
 class _Heard(logging.Handler):
-    """The newest error that the client logged. It tells why a broker takes no connection only there, and
-    tries until its time is up."""
+    """What the client logged of a failure: only there does it tell why it got no connection, while it tries
+    until its time is up. `hung_up` counts how often in a row the other side closed a connection."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
         self.error: Exception | None = None
+        self.hung_up = 0
 
     def emit(self, record: logging.LogRecord) -> None:
-        found = [arg for arg in record.args or () if isinstance(arg, Exception)]
-        if found and not isinstance(self.error, errors.SaslAuthenticationFailedError):
-            self.error = found[-1]
+        for arg in record.args or ():
+            if isinstance(arg, Exception) and not isinstance(arg, errors.KafkaTimeoutError):
+                self._hear(arg)
+
+    def _hear(self, error: Exception) -> None:
+        if not isinstance(self.error, errors.SaslAuthenticationFailedError):
+            self.error = error
+            self.hung_up = self.hung_up + 1 if "socket disconnected" in str(error) else 0
+
+    def refused(self, config: KafkaConfig) -> bool:
+        """Whether it was the login: a broker hangs up as it refuses one, and the client may see only that."""
+        known = isinstance(self.error, errors.SaslAuthenticationFailedError)
+        return known or bool(config.sasl_mechanism and self.hung_up >= _HANGS_UP)
 
 
 @contextlib.contextmanager
@@ -129,6 +141,8 @@ def one_line_errors(config: KafkaConfig) -> Iterator[None]:
     try:
         yield
     except errors.KafkaTimeoutError as error:
+        if heard.refused(config):
+            raise _refusal(config, heard.error or error) from error
         raise _ours(config, heard.error or error) from error
     except (errors.KafkaError, OSError) as error:
         raise _ours(config, error) from error
@@ -136,9 +150,13 @@ def one_line_errors(config: KafkaConfig) -> Iterator[None]:
         _client_log.removeHandler(heard)
 
 
+def _refusal(config: KafkaConfig, error: Exception) -> AuthError:
+    return AuthError(f"Kafka {config.servers} refuses user {config.sasl_username!r}: {_reason(error)}")
+
+
 def _ours(config: KafkaConfig, error: Exception) -> PulsetrainError:
     if isinstance(error, errors.SaslAuthenticationFailedError):
-        return AuthError(f"Kafka {config.servers} refuses user {config.sasl_username!r}: {_reason(error)}")
+        return _refusal(config, error)
     if isinstance(error, errors.AuthorizationError):
         return UsageError(f"Kafka {config.servers} gives no permission: {_reason(error)}")
     if isinstance(error, (errors.KafkaConfigurationError, errors.UnsupportedSaslMechanismError)):

@@ -84,8 +84,9 @@ def grant(broker, user, config):
 
 def only_line(done):
     """What the command tells its user, which must be one line; its log beside it is JSON."""
-    (line,) = [line for line in done.stderr.splitlines() if not line.startswith("{")]
-    return line
+    lines = [line for line in done.stderr.splitlines() if not line.startswith("{")]
+    assert len(lines) == 1, done.stderr
+    return lines[0]
 
 
 def test_ingest_names_a_broker_that_does_not_answer(tmp_path):

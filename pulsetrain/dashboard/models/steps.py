@@ -8,7 +8,7 @@ from typing import Any
 
 from pulsetrain.analytics.selection import parse_steps
 
-_RANK_STEPS = 800_000
+_RANK_STEPS = 400_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,9 +27,9 @@ class Window:
 
 
 def sample(jobs: Sequence[Mapping[str, Any]], job: str) -> int:
-    """How many steps a heatmap of this job may look at, so that it stays quick: 800,000 over its ranks."""
+    """How many steps a heatmap of this job may look at, so that it stays quick: 400,000 over its ranks."""
     ranks = next((int(row["ranks"]) for row in jobs if row["job"] == job), 1)
-    return max(40, _RANK_STEPS // max(1, ranks))
+    return max(5, _RANK_STEPS // max(1, ranks))
 
 
 def window(jobs: Sequence[Mapping[str, Any]], job: str, *, steps: str, last: int) -> Window | None:
