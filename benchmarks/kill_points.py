@@ -1,6 +1,6 @@
 """A training job that is killed at a hundred seeded points, and comes back bit-identical each time.
 
-    python benchmarks/kill_points.py [--points 100] [--seed 0] [--budget-s 3600]
+    python benchmarks/kill_points.py [--points 100] [--seed 0] [--budget-s 1800]
 
 A hub, four nodes of one rank each in two placement groups, and two standbys, all real processes. Each point
 is a victim (a rank; a node; an agent; a node in each placement group; a whole group; the hub) and a moment
@@ -32,7 +32,7 @@ from typing import Any
 from pulsetrain.stream.client import HubClient, find_hub
 from pulsetrain.stream.errors import PulsetrainError
 
-JOB = Path(__file__).with_name("kill_points_job.py")
+JOB = Path(__file__).resolve().parent / "jobs" / "killed.py"
 NODES, STANDBYS = 4, 2
 VICTIMS = ("rank", "node", "agent", "one_of_each_group", "group", "hub")
 MOMENTS = ("phase_one", "phase_two", "manifest", "transfer", "restore")
@@ -354,7 +354,7 @@ def main() -> None:
         "--skip", type=int, default=0, help="points of the seed to leave out at the beginning"
     )
     parser.add_argument("--points-per-job", type=int, default=10)
-    parser.add_argument("--budget-s", type=float, default=3600.0, help="no new point after so long")
+    parser.add_argument("--budget-s", type=float, default=1800.0, help="no new point after so long")
     args = parser.parse_args()
     began = time.monotonic()
     points, jobs = draw_points(args.seed, args.skip + args.points)[args.skip :], []
