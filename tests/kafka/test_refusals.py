@@ -104,8 +104,10 @@ def test_ingest_refuses_a_wrong_password(broker, tmp_path):
 def test_an_agent_refuses_a_wrong_password_before_it_starts_a_rank(broker, tmp_path):
     done = run(login(broker, "alice", "wrong"), tmp_path)
     assert done.returncode == 2
-    assert only_line(done).startswith(f"pulsetrain: Kafka {broker.sasl_servers} refuses user 'alice'")
-    assert "rank" not in done.stdout
+    *before, last = done.stderr.splitlines()
+    assert last.startswith(f"pulsetrain: Kafka {broker.sasl_servers} refuses user 'alice'")
+    assert all(line.startswith(("pulsetrain: dashboard", "pulsetrain: data")) for line in before)
+    assert done.stdout == ""
 
 
 def test_ingest_names_the_permission_it_lacks(broker, tmp_path):
