@@ -13,9 +13,8 @@ from trials.job import DP, PP, REDUCE_EVERY, SAVE_EVERY, TP, group_label, member
 
 RANKS = TP * PP * DP
 RANKS_PER_NODE = 2
-STEP_WORK_S = 0.021  # what an undisturbed rank computes in a step: two microbatches and the optimizer
 STALL_S = 4.0  # how long a fault that stops the job lasts; the threshold is 3 s
-EQUALLY = 0.7
+EQUALLY = 0.85
 SLOW = frozenset({"straggler", "fail_slow"})
 Subjects = frozenset[tuple[str, str]]
 
@@ -172,7 +171,7 @@ def _drift(draw: random.Random, step: int) -> Plan:
 
 
 def _slow_link(draw: random.Random, step: int) -> Plan:
-    rank, steps = draw.randrange(RANKS), 40
+    rank, steps = draw.randrange(RANKS), 32
     label, both = group_label("dp", rank), members("dp", rank)
     faults = tuple(
         Fault(
@@ -212,7 +211,7 @@ def _sequences(draw: random.Random, step: int) -> Plan:
 
 def _lost_time(kind: str, fault: str, phase: str, seconds: float, every: int) -> Make:
     def make(draw: random.Random, step: int) -> Plan:
-        rank, steps = draw.randrange(RANKS), 40
+        rank, steps = draw.randrange(RANKS), 32
         faults = tuple(
             Fault(kind=fault, rank=rank, step=at, phase=phase, seconds=seconds)
             for at in range(step, step + steps, every)
@@ -251,14 +250,14 @@ KINDS: Mapping[str, Make] = {
     "storage_timeout": _stalling("storage_timeout", "sleep", "checkpoint"),
     "nic_flap": _link_pause,
     "slow_rank_1.05x": _slow_rank(1.05, 200, 200),
-    "slow_rank_1.1x": _slow_rank(1.1, 45, 30),
-    "slow_rank_1.3x": _slow_rank(1.3, 40, 30),
-    "slow_rank_2x": _slow_rank(2.0, 40, 30),
-    "slow_node": _slow_ranks("slow_node", 1.2, 40, mates),
+    "slow_rank_1.1x": _slow_rank(1.1, 36, 30),
+    "slow_rank_1.3x": _slow_rank(1.3, 32, 30),
+    "slow_rank_2x": _slow_rank(2.0, 32, 30),
+    "slow_node": _slow_ranks("slow_node", 1.2, 32, mates),
     "long_last_stage": _slow_ranks(
         "long_last_stage", 1.5, 40, lambda _: [r for r in range(RANKS) if r // TP % PP == PP - 1]
     ),
-    "code_regression": _slow_ranks("code_regression", 1.3, 60, lambda _: range(RANKS)),
+    "code_regression": _slow_ranks("code_regression", 1.3, 45, lambda _: range(RANKS)),
     "drift": _drift,
     "slow_link": _slow_link,
     "sequence_skew": _sequences,

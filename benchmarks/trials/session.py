@@ -29,7 +29,7 @@ from pulsetrain.recovery.ranks import NodeIdentity, Program, Rank, Ranks
 from pulsetrain.recovery.zygote import Zygote
 from pulsetrain.stream.messages import Place, RankExit, Start
 from pulsetrain.stream.store import Store, open_store
-from trials.job import MICROBATCHES, PLAN
+from trials.job import PLAN
 from trials.kinds import RANKS, RANKS_PER_NODE
 
 JOB = Path(__file__).with_name("job.py")
@@ -41,7 +41,6 @@ WORLD = tuple(
     for i in range(NODES)
 )
 INSERT_S = 0.25
-assert MICROBATCHES == 2, "the shares of compute that `kinds` states are those of two microbatches"
 
 
 class Bench:
