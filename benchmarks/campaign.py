@@ -7,7 +7,8 @@
 Each session is one launch of benchmarks/trials/job.py with a plan of faults that is deterministic by (rank,
 step): several that pass, clean steps between them, and sometimes one that ends the job. What is said of it is
 compared with what was done. With `--seconds` no session begins after that time; `--resume` keeps finished
-sessions in a file and goes on from there. The last line is one JSON object.
+sessions in a file and goes on from there; with `--part` several processes share them. The last line is one
+JSON object.
 """
 
 from __future__ import annotations
@@ -101,6 +102,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=1500.0, help="begin no session after this time")
     parser.add_argument("--seed", type=int, default=0, help="of places and times of the faults")
     parser.add_argument("--resume", type=Path, metavar="FILE", help="keep sessions here and go on from it")
+    parser.add_argument(
+        "--part", default="0/1", metavar="I/N", help="only every N-th session, from the I-th on"
+    )
     parser.add_argument("--calibrate", type=Path, metavar="CSV", help="write the calibration table here")
     parser.add_argument("--only", action="append", metavar="KIND", help="only this kind, --trials times")
     parser.add_argument("--quick", action="store_true", help="four trials and four clean windows")
@@ -142,7 +146,8 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     tables: list[Timetable] = []
     if not args.fleet_only:
-        tables = chosen(args)
+        place, parts = (int(number) for number in args.part.split("/"))
+        tables = chosen(args)[place::parts]
         rows = run(tables, until_s=began_s + args.seconds, kept=args.resume)
     skipped = args.no_fleet or args.quick or args.only
     sizes = {} if skipped else generated(args, began_s + args.seconds)
