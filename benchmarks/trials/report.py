@@ -77,7 +77,13 @@ def lines(result: Row) -> Iterator[str]:
                 f"{what}: {r['hits']} of {r['of']} = {r['hits'] / r['of']:.1%} "
                 f"(95 % {r['low']:.1%} to {r['high']:.1%}); weighted by the field {r['weighted']:.1%}"
             )
-        yield f"victims leading an incident: {result['overall']['victim_root']}"
+        for kind, row in result["kinds"].items():
+            if row["in_time"] is not None:
+                limit = f"{row['within']} steps" if row["within"] else f"{score.HANG_S:g} s"
+                yield f"{kind}: {row['in_time']} of {row['trials']} within {limit}"
+        named = sum(row["victims_named"] for row in result["kinds"].values())
+        leading, abstained = result["overall"]["victim_root"], result["overall"]["abstained"]
+        yield f"trials with a victim named: {named}, leading the incident: {leading}; abstained: {abstained}"
     for mode, r in result["clean"].items():
         alarms = r["false_alarms"]
         yield (

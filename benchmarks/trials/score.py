@@ -14,6 +14,7 @@ from pulsetrain.stream.findings import Finding
 Row = Mapping[str, Any]
 Z = 1.959964  # 95 %
 LEAST_TOLD = 8  # statements of a kind below which its own figures stand
+HANG_S = 8.0  # 5 s after the product's shortest threshold
 BINS = (0.0, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
 
 
@@ -141,11 +142,19 @@ def _summary(rows: Sequence[Row]) -> dict[str, Any]:
         "steps_p50": percentile(steps, 0.5),
         "steps_p95": percentile(steps, 0.95),
         "within": within,
-        "in_time": sum(s <= within for s in steps) if within else None,
+        "in_time": _in_time(rows[0], found),
         "abstained": sum(j["abstained"] for j in judged),
         "victims_named": sum(bool(j["victims"]) for j in judged),
         "victim_root": sum(j["victim_root"] for j in judged),
     }
+
+
+def _in_time(row: Row, found: Sequence[Row]) -> int | None:
+    """Those found within the steps that the kind allows, or within 5 s of the threshold of a hang; None where
+    no time is set."""
+    if row["within"]:
+        return sum(j["steps"] is not None and j["steps"] <= row["within"] for j in found)
+    return sum(j["seconds"] <= HANG_S for j in found) if row["stalls"] else None
 
 
 def overall(table: Mapping[str, Mapping[str, Any]], shares: Mapping[str, float]) -> dict[str, Any]:
