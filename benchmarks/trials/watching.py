@@ -203,9 +203,8 @@ class Watching:
         return self._look(view.now_ns, -1, told_, doubts)
 
     def _stored(self, session: Session, slot: Slot, until: int) -> Look:
-        now_ns = time.time_ns()
-        verdicts = session.analyze(slot.since, until, now_ns)
-        return self._look(now_ns, until - slot.onset + 1, findings(verdicts), [])
+        verdicts = session.analyze(slot.since, until, 0)  # as of that step, whatever has struck since
+        return self._look(0, until - slot.onset + 1, findings(verdicts), [])
 
     def _look(self, now_ns: int, steps: int, found: Sequence[Finding], doubts: list[str]) -> Look:
         """The incident that the findings make, as the dashboard shows it."""

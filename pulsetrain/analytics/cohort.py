@@ -22,6 +22,7 @@ Rows = NDArray[np.int64]
 
 NOISY = 0.1  # noise of one step, as a ratio, from which a host counts as oversubscribed
 RECENT = 30
+QUEUED = 0.03  # share of the step that the usual rank of a busy host stands in a run queue
 NOISE_STEPS = 200  # newest steps from which noise is measured
 
 # The median of a small cohort follows its members, and the reference is itself an estimate: by simulation of
@@ -67,8 +68,11 @@ def work_of(t: Timings, rows: Rows) -> Work:
 
 
 def oversubscribed(t: Timings) -> bool:
-    """Whether the ranks share fewer processors than they need, as the noise of their work tells."""
-    return work_of(t, np.flatnonzero(t.usable)).low_noise is not None
+    """Whether the ranks share fewer processors than they need: the noise of their work says so, or the
+    kernel, which counts how long they lately stood in a run queue."""
+    rows = np.flatnonzero(t.usable)
+    lost, whole = (np.nansum(m[rows[-RECENT:]]) for m in (t.parts["cpu_wait"], t.numbers["duration_ns"]))
+    return bool(lost > QUEUED * whole > 0) or work_of(t, rows).low_noise is not None
 
 
 def work_from(whole: Floats, pieces: Floats, cohorts: Sequence[Columns], rows: Rows) -> Work:

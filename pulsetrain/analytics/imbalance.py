@@ -14,7 +14,7 @@ STEPS_NEEDED = 10
 RECENT = 40  # newest steps, judged first: what has just begun is not hidden in the hour before it
 STAGE_INFO = 1.25  # a stage's compute over that of the others, from which it is told
 STAGE_WARNING = 1.4  # from which it asks for action
-CORRELATION = 0.9  # of forward with backward time that only the amount of work explains
+CORRELATION = 0.75  # of forward with backward time that only the amount of work explains
 SPREAD = 0.1  # how much longer than its cohort the heaviest rank of a step computes
 
 
@@ -107,7 +107,7 @@ def _sequences_in(t: Timings, rows: NDArray[np.int64]) -> list[Verdict]:
             "job",
             t.job,
             severity="info" if spread < 3 * SPREAD else "warning",
-            confidence=min(0.97, 0.7 + 0.25 * min(1.0, (correlation - CORRELATION) / 0.08)),
+            confidence=min(0.97, 0.7 + 0.25 * min(1.0, (correlation - CORRELATION) / 0.2)),
             summary=f"Ranks get unequal sequences: the heaviest of a step computes {spread:.0%} longer.",
             evidence={"query": "analysis.step_parts", **numbers},
         )

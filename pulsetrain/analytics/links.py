@@ -27,6 +27,7 @@ CELLS = 250_000  # steps x ranks whose operations are read: fewer steps of a lar
 FLOOR_RATIO = 0.25  # groups of one kind differ by where their members stand
 NOISY_SHARE = 0.6
 TOO_NOISY = 0.3  # noise of one step from which transfers wait for processors rather than for wires
+PLAIN_SHARE = 3.0  # of that noise: what is still plain to see there
 FALSE_ALARMS = 1e-4
 
 
@@ -101,20 +102,20 @@ def find(
         work = work_from(np.log(np.where(time > 0, time, np.nan)), time[None], cohorts, rows)
     table = [e for c in cohorts if (e := measure(work, c, rows)) is not None]
     steady = [e for e in table if e.noise <= TOO_NOISY]
-    if table and not steady:
-        reason = "transfer times scatter too much from step to step, as on an oversubscribed host"
-        return [Inconclusive(analyzer="slow_link", reason=reason)]
     if not table:
         reason = "no three groups of one kind and size to compare"
         return [Inconclusive(analyzer="slow_link", reason=reason)]
-    z = robust.quantile_of(FALSE_ALARMS, sum(len(e.columns) for e in steady))
+    z = robust.quantile_of(FALSE_ALARMS, sum(len(e.columns) for e in table))
     excused = {r for f in findings(stragglers) for r in f.evidence.get("ranks", ())}
     slow = [
         found
-        for e in steady
+        for e in table
         for found in _slow(e, z, transfers)
         if not excused & set(members.get(found.group, ()))
     ]
+    if not slow and not steady:
+        reason = "transfer times scatter too much from step to step, as on an oversubscribed host"
+        return [Inconclusive(analyzer="slow_link", reason=reason)]
     if not slow:
         return [Healthy(analyzer="slow_link", numbers={"groups": len(transfers.groups), "steps": len(rows)})]
     return list(_findings(t, slow, members, int(transfers.steps[rows[0]])))
@@ -129,7 +130,8 @@ class _Slow:
 
 
 def _slow(e: Excess, z: float, transfers: Transfers) -> list[_Slow]:
-    floor = max(float(np.log1p(FLOOR_RATIO)), NOISY_SHARE * e.noise)
+    share = NOISY_SHARE if e.noise <= TOO_NOISY else PLAIN_SHARE
+    floor = max(float(np.log1p(FLOOR_RATIO)), share * e.noise)
     needed = z * (1.5 if e.noisy else 1.0)
     hits = np.flatnonzero((e.excess > floor) & (e.recent > floor / 2) & (e.excess > needed * e.error))
     return [
