@@ -100,8 +100,8 @@ class Watching:
                     self._lost(session, slot)
                     return self.rows
                 self.onset_s = time.monotonic()
-                self._clean(session, slot.since, slot.onset - 1)
                 self.rows.append(self._trial(session, slot))
+                self._clean(session, slot.since, slot.onset - 1)  # the same rows; the trial cannot wait
             at = (table.slots[-1].until + SETTLE if table.slots else WARM - 1) + 1
             for window in range(table.clean):
                 if not self._reach(session, at + (window + 1) * LEAD - 1):

@@ -129,7 +129,7 @@ def _wander(levels: Floats) -> float:
     """How far blocks of steps usually stray from the one before: more than their steps' noise, on a shared
     host. A decay is one hop of many, or many small ones."""
     hops = np.abs(np.diff(levels))
-    return float(np.median(hops)) / 2**0.5 if len(hops) >= 2 else 0.0
+    return robust.lower_median(hops) / 2**0.5 if len(hops) >= 2 else 0.0
 
 
 def _finding(

@@ -133,6 +133,7 @@ def test_the_order_and_the_number_of_copies_change_nothing(told, seed):
 
 
 @given(shift=st.integers(1, 100))
+@settings(deadline=None)
 def test_renaming_ranks_renames_the_root_and_its_victims(shift):
     story = [finding("crash", "rank", "1"), finding("hang", "rank", "2", confidence=0.3, victims=[4])]
     moved = [

@@ -78,8 +78,8 @@ def test_a_slow_port_is_not_hidden_behind_the_matrix_product_that_it_overlaps():
 @pytest.mark.parametrize("queued", [0.0, 0.08])
 def test_a_job_that_slows_while_its_ranks_queue_for_processors_is_information(queued):
     """What else runs on the host slows the job as much as the job itself can."""
-    everyone = np.where(np.arange(120) < 70, 1.0, 1.4)
-    columns = fleet(steps=120, everyone=everyone)
+    everyone = np.where(np.arange(200) < 110, 1.0, 1.4)
+    columns = fleet(steps=200, everyone=everyone)
     columns["cpu_wait"] = queued * columns["duration_ns"]
     t = timings(columns)
     found = findings(fail_slow.find(t)) + findings(mfu.find(t))
