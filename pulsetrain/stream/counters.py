@@ -69,7 +69,7 @@ class Counter:
         """What a narrow counter in its last quarter counted up to its end; 0 where it was reset."""
         end = 2.0**self.bits * self.scale
         narrow = self.at_max == "wraps" and self.bits <= 32
-        return end - before if narrow and before >= 0.75 * end else 0.0
+        return end - before if narrow and 0.75 * end <= before <= end else 0.0
 
 
 Family = Literal["rdma", "nic", "nvlink"]

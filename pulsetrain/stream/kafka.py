@@ -13,6 +13,7 @@ import google_crc32c
 import structlog
 from kafka import KafkaAdminClient, KafkaProducer, errors
 from kafka.record import default_records
+from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from pulsetrain.stream.batch import Identity, identify
 from pulsetrain.stream.errors import AuthError, CorruptData, PulsetrainError, Unavailable, UsageError
@@ -140,7 +141,7 @@ def one_line_errors(config: KafkaConfig) -> Iterator[None]:
     _client_log.addHandler(heard)
     try:
         yield
-    except errors.KafkaTimeoutError as error:
+    except (errors.KafkaTimeoutError, errors.RequestTimedOutError) as error:
         if heard.refused(config):
             raise _refusal(config, heard.error or error) from error
         raise _ours(config, heard.error or error) from error
@@ -257,7 +258,20 @@ class KafkaTransport:
 def create_topics(config: KafkaConfig) -> None:
     """Make the topics that are missing, with the brokers' own defaults; who may not make them uses those
     that are there. A group that joins before its topics exist may wait long for them."""
-    with one_line_errors(config), contextlib.closing(KafkaAdminClient(**client_options(config))) as admin:
+    patiently = Retrying(
+        retry=retry_if_exception_type(
+            errors.RequestTimedOutError
+        ),  # a busy broker; the client gives up at once
+        stop=stop_after_delay(config.timeout_s),
+        wait=wait_fixed(0.2),
+        reraise=True,
+    )
+    with one_line_errors(config):
+        patiently(_create_missing, config)
+
+
+def _create_missing(config: KafkaConfig) -> None:
+    with contextlib.closing(KafkaAdminClient(**client_options(config))) as admin:
         missing = {config.topic(record) for record in RECORDS} | {config.dead_letters}
         missing.difference_update(admin.list_topics())
         if missing:

@@ -34,6 +34,11 @@ def bearers(mark: str) -> list[int]:
     return [pid for pid in found if outside.state_of(pid) not in ("", "Z")]
 
 
+def heed_interrupts() -> None:
+    """As in a terminal: a shell that runs the tests in the background has its children ignore SIGINT."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 class Demo:
     """A demo in a session of its own, with what it printed."""
 
@@ -50,6 +55,7 @@ class Demo:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                preexec_fn=heed_interrupts,
             )
 
     def text(self) -> str:

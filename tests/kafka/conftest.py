@@ -85,6 +85,8 @@ class Broker:
                 f"listener.name.sasl_plaintext.plain.sasl.jaas.config={plain} {users};",
                 "authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer",
                 "super.users=User:ANONYMOUS",
+                "broker.session.timeout.ms=2000",  # so soon is a killed broker's place free again
+                "broker.heartbeat.interval.ms=500",
             ]
         )
 
