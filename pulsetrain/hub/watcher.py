@@ -37,7 +37,7 @@ log = structlog.get_logger()
 LIVE_S = 0.25
 STORE_S = 1.0
 AGAIN_S = 0.4
-STORE_SHARE = 2
+STORE_SHARE = 3
 SURE = 0.9
 SETTLE_NS = 300_000_000
 PACE_STEPS = 50
@@ -121,7 +121,7 @@ class Watcher:
         """Loop: every analyzer over the stored records of running jobs, in a thread.
 
         Each second, sooner where a suspicion waits to be confirmed, less often where looking takes long: it
-        may use half of the time.
+        may use a third of the time.
         """
         took_s = 0.0
         while True:

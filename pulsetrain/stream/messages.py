@@ -8,6 +8,7 @@ the hub's is a command with an `id` that the agent answers by exactly one `Reply
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import types
 import typing
@@ -250,14 +251,18 @@ def decode(text: str | bytes) -> Message:
         raise CorruptData(f"not a control message: {text[:80]!r} ({error})") from error
 
 
+@functools.cache
+def _field_types(cls: Any) -> dict[str, Any]:
+    hints = typing.get_type_hints(cls)
+    return {f.name: hints[f.name] for f in dataclasses.fields(cls)}
+
+
 def _build(annotation: Any, value: Any) -> Any:
     """`value` (parsed JSON) as the annotated type: dataclasses and tuples are rebuilt, the rest kept."""
     if dataclasses.is_dataclass(annotation):
-        hints = typing.get_type_hints(annotation)
-        names = {f.name for f in dataclasses.fields(annotation)}
-        return typing.cast("Any", annotation)(
-            **{k: _build(hints[k], v) for k, v in value.items() if k in names}
-        )
+        known = _field_types(annotation)
+        fields = {k: _build(known[k], v) for k, v in value.items() if k in known}
+        return typing.cast("Any", annotation)(**fields)
     origin = typing.get_origin(annotation)
     if origin is tuple:
         (item, _) = typing.get_args(annotation)
