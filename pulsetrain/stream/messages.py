@@ -260,7 +260,7 @@ def _field_types(cls: Any) -> dict[str, Any]:
 def _build(annotation: Any, value: Any) -> Any:
     """`value` (parsed JSON) as the annotated type: dataclasses and tuples are rebuilt, the rest kept."""
     if dataclasses.is_dataclass(annotation):
-        known = _field_types(annotation)
+        known = _field_types(typing.cast("Any", annotation))
         fields = {k: _build(known[k], v) for k, v in value.items() if k in known}
         return typing.cast("Any", annotation)(**fields)
     origin = typing.get_origin(annotation)
