@@ -73,7 +73,7 @@ class Source:
 
 Analyzer = Callable[[Source], list[Verdict]]
 
-ANALYZERS: Mapping[str, Analyzer] = MappingProxyType(
+STEP_ANALYZERS: Mapping[str, Analyzer] = MappingProxyType(
     {
         "straggler": lambda source: source.stragglers,
         "slow_link": lambda source: links.look(source.store, source.timings, source.stragglers),
@@ -84,12 +84,21 @@ ANALYZERS: Mapping[str, Analyzer] = MappingProxyType(
         "gc_pause": lambda source: stalls.find(source.timings, stalls.GC),
         "numerics": lambda source: numerics.find(source.timings),
         "mfu": lambda source: mfu.find(source.timings),
+    }
+)
+"""Of steps, ranks and links: a second counts."""
+
+MACHINE_ANALYZERS: Mapping[str, Analyzer] = MappingProxyType(
+    {
         "network": lambda source: machines.ports(source.machines),
         "gpu_health": lambda source: machines.gpus(source.machines),
         "kernel_log": lambda source: machines.kernel(source.machines),
         "logs": lambda source: machines.rank_logs(source.machines),
     }
 )
+"""Of counters and logs, which are sampled every few seconds."""
+
+ANALYZERS: Mapping[str, Analyzer] = MappingProxyType({**STEP_ANALYZERS, **MACHINE_ANALYZERS})
 
 
 def for_device(device: mfu.Peak | None) -> Mapping[str, Analyzer]:
@@ -137,15 +146,15 @@ def _source(
     *,
     scan: bool,
 ) -> Source | Inconclusive:
-    known = analysis.extent(store, job).to_pylist()
+    known = (
+        analysis.extent(store, job) if attempt is None else analysis.attempt_extent(store, job, attempt)
+    ).to_pylist()
     if not known and attempt is None:
         raise UsageError(f"job {job!r}: no step of it is on record")
     fitting = [
         row
         for row in known
-        if (attempt is None or row["attempt"] == attempt)
-        and (since is None or row["last_step"] >= since)
-        and (until is None or row["first_step"] <= until)
+        if (since is None or row["last_step"] >= since) and (until is None or row["first_step"] <= until)
     ]
     if not fitting:
         return Inconclusive(analyzer="analyze", reason="no step on record in that range yet", blind=True)

@@ -15,7 +15,7 @@ from pulsetrain.stream.errors import PulsetrainError
 from pulsetrain.stream.queries import demo as queries
 from pulsetrain.stream.store import Store, open_store
 
-LOOK_S = 0.25
+LOOK_S = 0.5
 LATE_NS = 15_000_000_000  # a row may arrive so much later than the time it bears
 TELL_STEPS = 10
 

@@ -1,8 +1,9 @@
-"""Live verdicts: a few times a second from heartbeats, every two seconds from the store."""
+"""Live verdicts: a few times a second from heartbeats, each second from the store."""
 
 from __future__ import annotations
 
 import asyncio
+import math
 import statistics
 from collections import deque
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ import structlog
 
 from pulsetrain.analytics import watch
 from pulsetrain.analytics.alerts import AlertBook
-from pulsetrain.analytics.analyze import analyze, for_device
+from pulsetrain.analytics.analyze import MACHINE_ANALYZERS, analyze, for_device
 from pulsetrain.analytics.mfu import Peak
 from pulsetrain.analytics.places import Topology
 from pulsetrain.analytics.verdict import Verdict
@@ -37,6 +38,7 @@ log = structlog.get_logger()
 LIVE_S = 0.25
 STORE_S = 1.0
 AGAIN_S = 0.4
+MACHINES_S = 5.0
 STORE_SHARE = 3
 SURE = 0.9
 SETTLE_NS = 300_000_000
@@ -49,9 +51,12 @@ class JobWatch:
 
     def __init__(self) -> None:
         self.live = Episodes(patience=2)
-        self.stored = Episodes(patience=3, sure=SURE)
+        self.steps = Episodes(patience=3, sure=SURE)
+        self.machines = Episodes(patience=3, sure=SURE)
         self.path = DeadMan()
         self.verdicts: list[Verdict] = []
+        self.of_machines: list[Verdict] = []
+        self.machines_s = -math.inf
         self.told: deque[Finding] = deque(maxlen=TOLD)
         self.attempt = -1
         self.first_exit_ns = 0
@@ -65,7 +70,9 @@ class JobWatch:
             self.attempt, self.first_exit_ns, self.explained = job.attempt, 0, False
             self._step_times.clear()
             self.live.clear()
-            self.stored.clear()
+            self.steps.clear()
+            self.machines.clear()
+            self.of_machines, self.machines_s = [], -math.inf
             self.path = DeadMan()
         if job.last_step >= 0 and (not self._step_times or job.last_step > self._step_times[-1][0]):
             self._step_times.append((job.last_step, now_s))
@@ -78,7 +85,12 @@ class JobWatch:
 
     def findings(self) -> list[Finding]:
         """Open findings of both kinds, the live ones first."""
-        return self.live.current() + self.stored.current()
+        return self.live.current() + self.steps.current() + self.machines.current()
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether the last look at the store found something that another look should confirm."""
+        return self.steps.doubtful or self.machines.doubtful
 
 
 class Watcher:
@@ -99,7 +111,9 @@ class Watcher:
         self._controller, self._store, self._desk, self._alerts = controller, store, desk, alerts
         self._clock, self._config = clock, config
         self.stacks = Stacks(desk, clock)
-        self._analyzers = for_device(device)
+        analyzers = for_device(device)
+        self._of_machines = {n: a for n, a in analyzers.items() if n in MACHINE_ANALYZERS}
+        self._of_steps = {n: a for n, a in analyzers.items() if n not in MACHINE_ANALYZERS}
 
     def of(self, job: Job) -> JobWatch:
         """The memory for one job."""
@@ -121,11 +135,12 @@ class Watcher:
         """Loop: every analyzer over the stored records of running jobs, in a thread.
 
         Each second, sooner where a suspicion waits to be confirmed, less often where looking takes long: it
-        may use a third of the time.
+        may use a third of the time. Machines' counters and logs, sampled every few seconds, are looked at
+        every five.
         """
         took_s = 0.0
         while True:
-            doubtful = any(memory.stored.doubtful for memory in self.jobs.values())
+            doubtful = any(memory.doubtful for memory in self.jobs.values())
             await asyncio.sleep(max(AGAIN_S if doubtful else STORE_S, (STORE_SHARE - 1) * took_s))
             began_s = self._clock.monotonic_s()
             self._alerts.topology = self._topology()
@@ -154,12 +169,17 @@ class Watcher:
             log.exception("recall_failed", job=job.name, error=repr(error))
 
     async def _analyze(self, job: Job) -> None:
-        attempt, now = job.attempt, self._clock.wall_ns()
-        verdicts: list[Verdict]
+        memory, attempt = self.of(job), job.attempt
+        now, now_s = self._clock.wall_ns(), self._clock.monotonic_s()
+        machines = memory.machines.doubtful or now_s - memory.machines_s >= MACHINES_S
+        looks = [self._of_steps, self._of_machines] if machines else [self._of_steps]
         try:
-            verdicts = await asyncio.to_thread(
-                analyze, self._store, job.name, attempt=attempt, now_ns=now, analyzers=self._analyzers
-            )
+            verdicts = [
+                await asyncio.to_thread(
+                    analyze, self._store, job.name, attempt=attempt, now_ns=now, analyzers=analyzers
+                )
+                for analyzers in looks
+            ]
             stored = await asyncio.to_thread(stored_step, self._store, job.name, attempt)
         except Exception as error:  # reported, and the next look still runs
             self.failures += 1
@@ -167,14 +187,22 @@ class Watcher:
             return
         if job.attempt != attempt:
             return
-        memory = self.of(job)
-        now_s = self._clock.monotonic_s()
+        fresh: list[Finding] = []
+        if machines:
+            memory.of_machines, memory.machines_s = verdicts[1], now_s
+            fresh = memory.machines.look(found(verdicts[1]))
         path = memory.path.look(
-            job.name, attempt, stored_step=stored, live_step=job.last_step, now_s=now_s, now_ns=now
+            job.name,
+            attempt,
+            stored_step=stored,
+            live_step=job.last_step,
+            now_s=self._clock.monotonic_s(),
+            now_ns=now,
         )
-        memory.verdicts = verdicts = [*verdicts, path, self.stacks.detector(job.name)]
-        self._tell(job, memory.stored.look(found(verdicts)))
-        told = [v for v in verdicts if not isinstance(v, Finding)]
+        of_steps = [*verdicts[0], path, self.stacks.detector(job.name)]
+        memory.verdicts = [*of_steps, *memory.of_machines]
+        self._tell(job, [*memory.steps.look(found(of_steps)), *fresh])
+        told = [v for v in memory.verdicts if not isinstance(v, Finding)]
         self._alerts.observe([*told, *memory.findings()], now, job=job.name)
 
     def _look(self, job: Job) -> None:

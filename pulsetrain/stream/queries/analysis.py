@@ -31,6 +31,21 @@ def extent(store: Queryable, job: str) -> pa.Table:
     )
 
 
+def attempt_extent(store: Queryable, job: str, attempt: int) -> pa.Table:
+    """What `extent` says of one attempt, without `ranks`: at most one row. Reads the ends of the order key,
+    however long the job has been running."""
+    return store.query(
+        """
+        SELECT {attempt:Int32} AS attempt,
+               (SELECT step FROM steps WHERE job = {job:String} AND attempt = {attempt:Int32}
+                ORDER BY step LIMIT 1) AS first_step,
+               (SELECT step FROM steps WHERE job = {job:String} AND attempt = {attempt:Int32}
+                ORDER BY step DESC LIMIT 1) AS last_step
+        """,
+        {"job": job, "attempt": attempt},
+    ).drop_null()
+
+
 def topology(store: Queryable, job: str, attempt: int) -> pa.Table:
     """Where each rank of an attempt stands: rank, node, tp, pp, dp, cp, ep; sorted by rank."""
     return store.query(

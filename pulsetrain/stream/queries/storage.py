@@ -36,12 +36,12 @@ def stored_step(store: Queryable, job: str, attempt: int) -> int:
     """The newest step of an attempt that is stored of any rank; -1: none."""
     found = store.query(
         """
-        SELECT if(count() = 0, -1, max(step)) AS step FROM steps
-        WHERE job = {job:String} AND attempt = {attempt:Int32}
+        SELECT step FROM steps WHERE job = {job:String} AND attempt = {attempt:Int32}
+        ORDER BY step DESC LIMIT 1
         """,
         {"job": job, "attempt": attempt},
     )
-    return int(found["step"][0].as_py())
+    return int(found["step"][0].as_py()) if found.num_rows else -1
 
 
 def outside_functions(store: Queryable) -> pa.Table:
