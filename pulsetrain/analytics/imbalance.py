@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 
+from pulsetrain.analytics import robust
 from pulsetrain.analytics.timings import Timings
 from pulsetrain.analytics.verdict import Healthy, Inconclusive, Verdict, findings
 
@@ -14,8 +17,11 @@ STEPS_NEEDED = 10
 RECENT = 40  # newest steps, judged first: what has just begun is not hidden in the hour before it
 STAGE_INFO = 1.25  # a stage's compute over that of the others, from which it is told
 STAGE_WARNING = 1.4  # from which it asks for action
-CORRELATION = 0.75  # of forward with backward time that only the amount of work explains
-SPREAD = 0.1  # how much longer than its cohort the heaviest rank of a step computes
+AGREEMENT = 0.75  # correlation of what shares its sequences that only the amount of work explains
+PLAIN = 0.5  # correlation of forward with backward on a crowded host, from which noise is told apart
+LASTING = 0.5  # correlation of a step's excess with the next step's, from which somebody is slow for a while
+SPREAD_INFO = 0.05  # how much longer than the usual replica the heaviest of a step computes: all wait for it
+SPREAD_WARNING = 0.3  # from which it asks for action
 
 
 def stages(t: Timings) -> list[Verdict]:
@@ -80,8 +86,12 @@ def _lower_median(block: Floats) -> Floats:
 
 
 def sequences(t: Timings) -> list[Verdict]:
-    """Findings of kind `sequence_imbalance`: the heaviest rank changes from step to step, and forward and
-    backward times rise together, as only the amount of work makes them (arXiv 2505.05713)."""
+    """Findings of kind `sequence_imbalance`: the heaviest replica changes from step to step, and everything
+    that works on the same sequences is longer together (arXiv 2505.05713).
+
+    The stages of a pipeline do, one after the other; where no replica has two known stages, the forward and
+    backward times of a rank.
+    """
     rows = np.flatnonzero(t.usable)
     if len(rows) < 2 * STEPS_NEEDED:
         return [Inconclusive(analyzer="sequence_imbalance", reason=f"{len(rows)} usable steps")]
@@ -89,47 +99,119 @@ def sequences(t: Timings) -> list[Verdict]:
     return newest if len(rows) <= RECENT or findings(newest) else _sequences_in(t, rows)
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Uneven:
+    """How alike what shares its sequences is, by how much the heaviest of a step is longer, and how much of
+    that stays from one step to the next."""
+
+    compared: str
+    agreement: float
+    spread: float
+    lasting: float
+
+
 def _sequences_in(t: Timings, rows: NDArray[np.int64]) -> list[Verdict]:
     """The verdict on some steps."""
-    pairs = [_cohort(t, rows, columns) for columns in t.cohorts if len(columns) > 1]
-    known = [p for p in pairs if p is not None]
-    if not known:
-        reason = "no forward and backward spans of two ranks with the same work"
+    uneven = _between_stages(t, rows) or _between_passes(t, rows)
+    if uneven is None:
+        reason = "no two stages of two replicas, and no forward and backward of two ranks with the same work"
         return [Inconclusive(analyzer="sequence_imbalance", reason=reason, blind=True)]
-    correlation = float(np.median([p[0] for p in known]))
-    spread = float(np.median([p[1] for p in known]))
-    numbers = {"correlation": round(correlation, 4), "spread": round(spread, 4), "steps": len(rows)}
-    if correlation < CORRELATION or spread < SPREAD:
+    numbers = {
+        "compared": uneven.compared,
+        "agreement": round(uneven.agreement, 4),
+        "spread": round(uneven.spread, 4),
+        "lasting": round(uneven.lasting, 4),
+        "steps": len(rows),
+    }
+    if uneven.agreement < AGREEMENT or uneven.spread < SPREAD_INFO or uneven.lasting >= LASTING:
         return [Healthy(analyzer="sequence_imbalance", numbers=numbers)]
     return [
         t.finding(
             "sequence_imbalance",
             "job",
             t.job,
-            severity="info" if spread < 3 * SPREAD else "warning",
-            confidence=min(0.97, 0.7 + 0.25 * min(1.0, (correlation - CORRELATION) / 0.2)),
-            summary=f"Ranks get unequal sequences: the heaviest of a step computes {spread:.0%} longer.",
+            severity="warning" if uneven.spread >= SPREAD_WARNING else "info",
+            confidence=min(0.97, 0.7 + 0.25 * min(1.0, (uneven.agreement - AGREEMENT) / 0.2)),
+            summary=f"Ranks get unequal sequences: a step's heaviest computes {uneven.spread:.0%} longer.",
             evidence={"query": "analysis.step_parts", **numbers},
         )
     ]
 
 
-def _cohort(t: Timings, rows: NDArray[np.int64], columns: NDArray[np.int64]) -> tuple[float, float] | None:
-    """(median correlation of a rank's forward with its backward excess, median spread); None: not told.
+def _between_stages(t: Timings, rows: NDArray[np.int64]) -> _Uneven | None:
+    """Replicas by what they compute in each of their stages, which pass the same sequences on; None where
+    fewer than two of each are known.
 
-    A rank's own level is taken out, so that a slow rank is no imbalance of sequences.
+    A replica's own level is taken out, so that a slow one is no imbalance of sequences. Its ranks in a stage
+    count as their lower median.
     """
-    forward, backward = (t.parts[name][np.ix_(rows, columns)] for name in ("forward", "backward"))
-    if not ((forward > 0) & (backward > 0)).all():
+    stages, replicas = (np.unique(x[x >= 0]) for x in (t.stages, t.replicas))
+    if len(stages) < 2 or len(replicas) < 2:
         return None
-    excess = [_excess(np.log(part)) for part in (forward, backward)]
-    scale = np.sqrt((excess[0] ** 2).mean(axis=0) * (excess[1] ** 2).mean(axis=0))
-    correlations = (excess[0] * excess[1]).mean(axis=0) / np.maximum(scale, 1e-12)
-    whole = _excess(np.log(forward + backward))
-    return float(np.median(correlations)), float(np.median(np.expm1(whole.max(axis=1))))
+    members = [[np.flatnonzero((t.stages == s) & (t.replicas == r)) for r in replicas] for s in stages]
+    if any(not len(columns) for row in members for columns in row):
+        return None
+    compute = t.parts["compute"][rows]
+    work = np.stack([np.stack([_lower_median(compute[:, c]) for c in row], axis=1) for row in members])
+    whole = (work > 0).all(axis=(0, 2))
+    if whole.sum() < STEPS_NEEDED:
+        return None
+    excess = np.stack([_excess(np.log(stage[whole])) for stage in work])
+    unit = excess / np.maximum(np.sqrt((excess**2).sum(axis=(1, 2), keepdims=True)), 1e-12)
+    count = len(stages)
+    common = excess.mean(axis=0)
+    return _Uneven(
+        compared="stages",
+        agreement=float(((unit.sum(axis=0) ** 2).sum() - (unit**2).sum()) / (count * (count - 1))),
+        spread=float(np.median(np.expm1(common.max(axis=1)))),
+        lasting=robust.autocorrelation(common),
+    )
+
+
+def _between_passes(t: Timings, rows: NDArray[np.int64]) -> _Uneven | None:
+    """Ranks with the same work by their forward and backward, medians over cohorts; None: not told."""
+    known = [u for c in t.cohorts if (u := _cohort(t, rows, c)) is not None]
+    if not known:
+        return None
+    agreement, spread, lasting = np.median([(u.agreement, u.spread, u.lasting) for u in known], axis=0)
+    return _Uneven(
+        compared="forward and backward",
+        agreement=float(agreement),
+        spread=float(spread),
+        lasting=float(lasting),
+    )
+
+
+def _cohort(t: Timings, rows: NDArray[np.int64], columns: NDArray[np.int64]) -> _Uneven | None:
+    """One cohort, of the ranks and steps that are told.
+
+    On a crowded host both passes are lengthened by waits of their own, which pull their correlation down;
+    where it is plain all the same, it is what the passes have in common over what the step net of waits has.
+    """
+    passes = np.stack([t.measured(name)[np.ix_(rows, columns)] for name in ("forward", "backward")])
+    net = (t.parts["forward"] + t.parts["backward"])[np.ix_(rows, columns)]
+    present = (passes[0] > 0) & (passes[1] > 0)
+    kept = present.mean(axis=0) > 2 / 3
+    whole = present[:, kept].all(axis=1)
+    if kept.sum() < 2 or whole.sum() < max(STEPS_NEEDED, 0.6 * len(rows)):
+        return None
+    forward, backward = (_excess(np.log(part[whole][:, kept])) for part in passes)
+    excess = _excess(np.log(net[whole][:, kept]))
+    shared = (forward * backward).mean(axis=0)
+    scale = np.sqrt((forward**2).mean(axis=0) * (backward**2).mean(axis=0))
+    agreement = float(np.median(shared / np.maximum(scale, 1e-12)))
+    if t.kept is not None and agreement >= PLAIN:
+        agreement = min(1.0, float(np.median(shared / np.maximum((excess**2).mean(axis=0), 1e-12))))
+    return _Uneven(
+        compared="forward and backward",
+        agreement=agreement,
+        spread=float(np.median(np.expm1(excess.max(axis=1)))),
+        lasting=robust.autocorrelation(excess),
+    )
 
 
 def _excess(logs: Floats) -> Floats:
+    """By how much each column exceeds the median of its row, beyond what it usually does."""
     against = logs - np.median(logs, axis=1, keepdims=True)
     result: Floats = against - np.median(against, axis=0)
     return result

@@ -48,7 +48,9 @@ class Timings:
     computed ones are net of that: who has to wait there is chance. `numbers` hold duration_ns, tokens, flops,
     loss and grad_norm. `logged` is true
     where a loss or gradient norm was logged: a NaN there is a real one.
-    `nodes` and `stages` go by rank; a stage is -1 where the topology is not known.
+    `nodes`, `stages` and `replicas` (data-parallel) go by rank; a stage or replica is -1 where the topology
+    is not known. `kept` is the share of each computed part that is left of what the rank measured, None where
+    that is all of it: what a step waited for a processor is known, but not in which of its parts.
     """
 
     job: str
@@ -63,6 +65,8 @@ class Timings:
     logged: dict[str, NDArray[np.bool_]] = field(default_factory=dict)
     first_step: int = 0  # of the attempt
     placed: bool = False  # whether the topology is known
+    replicas: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    kept: Matrix | None = None
 
     @cached_property
     def usable(self) -> NDArray[np.bool_]:
@@ -80,6 +84,10 @@ class Timings:
     def cohorts(self) -> list[NDArray[np.int64]]:
         """Columns of ranks that do the same work: one array for each pipeline stage."""
         return [np.flatnonzero(self.stages == s) for s in np.unique(self.stages)]
+
+    def measured(self, part: str) -> Matrix:
+        """A computed part as the rank measured it, waits for a processor included."""
+        return self.parts[part] if self.kept is None else self.parts[part] / self.kept
 
     def finding(
         self,
@@ -187,6 +195,10 @@ class _Grid:
         kept = self._seen
         whole = bool(kept.all())
         matrices = self._matrices if whole else {n: m[kept] for n, m in self._matrices.items()}
+        parts = {name: matrices[name] for name in PARTS}
+        share = _undisturbed(parts)
+        if share is not None:
+            parts |= {name: parts[name] * share for name in COMPUTED}
         return Timings(
             job=job,
             attempt=attempt,
@@ -195,16 +207,19 @@ class _Grid:
             ranks=self._ranks,
             nodes=_nodes(places, topology, self._ranks),
             stages=_by_rank(topology, "pp", self._ranks, -1),
-            parts=_undisturbed({name: matrices[name] for name in PARTS}),
+            parts=parts,
             numbers={name: matrices[name] for name in NUMBERS},
             logged={name: m[kept] for name, m in self._logged.items()},
             first_step=first_step,
             placed=topology.num_rows > 0,
+            replicas=_by_rank(topology, "dp", self._ranks, -1),
+            kept=share,
         )
 
 
-def _undisturbed(parts: dict[str, Matrix]) -> dict[str, Matrix]:
-    """The parts, the computed ones net of waits for a processor where the host is crowded.
+def _undisturbed(parts: Mapping[str, Matrix]) -> Matrix | None:
+    """Which share of the computed parts is left net of waits for a processor; None on a host that is not
+    crowded.
 
     Some of a step's waits fall between its parts, so that a step may seem to take less than it can: none
     counts for less than its rank's lower quartile.
@@ -214,14 +229,14 @@ def _undisturbed(parts: dict[str, Matrix]) -> dict[str, Matrix]:
         share = waited / compute
     told = share[np.isfinite(share)]
     if not told.size or np.median(told) < CROWDED:
-        return parts
+        return None
     own = np.maximum(compute - waited, LEAST * compute)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # ranks without a value
         usual = np.nanquantile(own, LOW, axis=0)
     with np.errstate(divide="ignore", invalid="ignore"):
         kept = np.nan_to_num(np.minimum(np.maximum(own, usual) / compute, 1.0), nan=1.0)
-    return parts | {name: parts[name] * kept for name in COMPUTED}
+    return np.asarray(kept)
 
 
 def _ints(table: pa.Table, name: str) -> NDArray[np.int64]:
@@ -229,6 +244,8 @@ def _ints(table: pa.Table, name: str) -> NDArray[np.int64]:
 
 
 def _by_rank(table: pa.Table, name: str, ranks: NDArray[np.int64], default: int) -> NDArray[np.int64]:
+    if name not in table.column_names:
+        return np.full(len(ranks), default, np.int64)
     known = dict(zip(_ints(table, "rank").tolist(), _ints(table, name).tolist(), strict=True))
     return np.array([known.get(rank, default) for rank in ranks.tolist()], np.int64)
 

@@ -50,6 +50,7 @@ def fleet(
         "step": grid[0],
         "rank": grid[1],
         "pp": np.broadcast_to(stage, (steps, ranks)),
+        "dp": np.broadcast_to(np.arange(ranks) % max(1, ranks // stages), (steps, ranks)),
         "node": np.broadcast_to(np.char.add("n", (np.arange(ranks) // per_node).astype(str)), (steps, ranks)),
         "start_ns": np.broadcast_to(np.cumsum(whole, axis=0) - whole, (steps, ranks)),
         "duration_ns": np.broadcast_to(whole, (steps, ranks)),
@@ -90,7 +91,7 @@ def timings(columns: Mapping[str, np.ndarray], *, order: np.ndarray | None = Non
     }
     parts = {n: columns[n] for n in ("step", "rank", *PARTS)}
     _, at = np.unique(columns["rank"], return_index=True)
-    topology = {n: columns[n][at] for n in ("rank", "node", "pp")}
+    topology = {n: columns[n][at] for n in ("rank", "node", "pp", "dp")}
     return build(
         steps=pa.table(steps),
         parts=pa.table(parts),

@@ -16,7 +16,6 @@ from tests.analytics.fleet import fleet, timings
 
 ANALYZERS = {
     "stages": imbalance.stages,
-    "sequences": imbalance.sequences,
     "data": partial(stalls.find, stall=stalls.DATA),
     "gc": partial(stalls.find, stall=stalls.GC),
     "mfu": mfu.find,
@@ -28,13 +27,6 @@ def with_share(columns, part, share, ranks=None):
     """A fleet in which some ranks lose a share of each step to `part`."""
     hit = np.isin(columns["rank"], ranks) if ranks is not None else np.ones(len(columns["rank"]), np.bool_)
     return {**columns, part: np.where(hit, share * columns["duration_ns"], 0.001 * columns["duration_ns"])}
-
-
-def uneven(seed=0, spread=0.3):
-    """Each replica of each step draws its own amount of work, in forward and backward alike."""
-    columns = fleet(steps=60, noise=0.005, seed=seed)
-    work = np.exp(spread * np.random.default_rng(seed).standard_normal(len(columns["rank"])))
-    return {**columns, **{p: columns[p] * work for p in ("compute", "forward", "backward")}}
 
 
 @each
@@ -52,15 +44,6 @@ def test_a_heavier_stage_is_named_and_no_rank():
 
 def test_a_slow_node_in_a_stage_is_no_imbalance_of_stages():
     assert not findings(imbalance.stages(timings(fleet(slow={4: 1.5, 5: 1.5}))))
-
-
-def test_unequal_sequences_are_told():
-    (finding,) = findings(imbalance.sequences(timings(uneven())))
-    assert finding.kind == "sequence_imbalance"
-
-
-def test_a_slow_rank_is_no_imbalance_of_sequences():
-    assert not findings(imbalance.sequences(timings(fleet(slow={2: 1.5}))))
 
 
 @pytest.mark.parametrize(("stall", "share"), [(stalls.DATA, 0.3), (stalls.GC, 0.1)])
@@ -146,7 +129,7 @@ def test_a_sites_table_overrides_ours(tmp_path):
 @given(st.integers(0, 2**32 - 1))
 @settings(max_examples=5, deadline=None)
 def test_order_of_rows_changes_nothing(seed):
-    columns = with_share(with_share(uneven(), "data", 0.3), "gc", 0.1)
+    columns = with_share(with_share(fleet(stage_ratio={1: 1.5}), "data", 0.3), "gc", 0.1)
     order = np.random.default_rng(seed).permutation(len(columns["rank"]))
     for analyzer in ANALYZERS.values():
         assert analyzer(timings(columns, order=order)) == analyzer(timings(columns))

@@ -1,0 +1,136 @@
+"""Unequal sequences: told from slow ranks and from a crowded host, by stages or by forward and backward."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pulsetrain.analytics.imbalance import sequences
+from pulsetrain.analytics.timings import COMPUTED
+from pulsetrain.analytics.verdict import Finding, Healthy, Inconclusive, findings
+from tests.analytics.fleet import fleet, timings
+
+WAYS = {"stages": {}, "forward and backward": {"stages": 1}}
+each = pytest.mark.parametrize("shape", WAYS.values(), ids=WAYS.keys())
+
+
+def uneven(spread=0.3, *, seed=0, first=0, noise=0.02, **shape):
+    """A fleet whose replicas draw their amount of work anew in each step from `first` on."""
+    columns = fleet(steps=60, noise=noise, seed=seed, **shape)
+    drawn = np.exp(spread * np.random.default_rng(seed).standard_normal((60, columns["dp"].max() + 1)))
+    work = np.where(columns["step"] >= first, drawn[columns["step"], columns["dp"]], 1.0)
+    return {**columns, **{p: columns[p] * work for p in COMPUTED}}
+
+
+def crowded(columns, seed=0):
+    """The same on a host with less processors than ranks: waits in forward and in backward, each its own."""
+    rng = np.random.default_rng(seed)
+    waits = {
+        p: 0.25 * columns[p] * rng.exponential(size=len(columns["step"])) for p in ("forward", "backward")
+    }
+    lost = waits["forward"] + waits["backward"]
+    waited = {p: columns[p] + waits[p] for p in waits}
+    return {**columns, **waited, "compute": columns["compute"] + lost, "cpu_wait": lost}
+
+
+def told(columns, **more):
+    return findings(sequences(timings(columns, **more)))
+
+
+@each
+@pytest.mark.parametrize("host", [lambda columns, seed: columns, crowded], ids=["quiet", "crowded"])
+def test_unequal_sequences_are_told(shape, host):
+    for seed in range(10):
+        (finding,) = told(host(uneven(seed=seed, **shape), seed))
+        assert (finding.kind, finding.subject_type, finding.subject) == ("sequence_imbalance", "job", "j")
+
+
+@each
+@pytest.mark.parametrize("host", [lambda columns, seed: columns, crowded], ids=["quiet", "crowded"])
+def test_clean_runs_give_no_finding(shape, host):
+    for seed in range(20):
+        for noise in (0.01, 0.1):
+            assert not told(host(fleet(seed=seed, noise=noise, steps=60, **shape), seed))
+
+
+def test_what_has_just_begun_is_told_of_the_newest_steps():
+    assert told(uneven(first=25, noise=0.005))
+    assert not told(uneven(first=58, noise=0.005))
+
+
+@each
+def test_a_slow_rank_is_no_imbalance_of_sequences(shape):
+    assert not told(fleet(slow={2: 1.5}, **shape))
+    assert not told(fleet(slow={2: 1.5}, slow_from=30, **shape))
+
+
+def test_a_replica_that_is_slow_for_a_while_is_no_imbalance_of_sequences():
+    everywhere = {r: 1.6 for r in (0, 4)}  # both stages of one replica
+    for begun in (20, 30, 40):
+        assert not told(fleet(slow=everywhere, slow_from=begun, noise=0.005))
+
+
+def test_ranks_that_wander_by_themselves_share_no_sequences():
+    columns = fleet(noise=0.005)
+    alone = np.exp(0.3 * np.random.default_rng(0).standard_normal(len(columns["rank"])))
+    assert not told({**columns, **{p: columns[p] * alone for p in COMPUTED}})
+
+
+@each
+def test_a_worse_imbalance_is_never_milder(shape):
+    order = {"info": 1, "warning": 2}
+    weights = [
+        max(((order[f.severity], f.confidence) for f in told(uneven(x, **shape))), default=(0, 0.0))
+        for x in (0.0, 0.05, 0.1, 0.2, 0.4, 0.8)
+    ]
+    assert weights == sorted(weights)
+    assert weights[-1][0] == 2
+
+
+@each
+@given(seed=st.integers(0, 2**32 - 1))
+@settings(max_examples=5, deadline=None)
+def test_order_of_rows_and_names_of_ranks_change_nothing(shape, seed):
+    columns = uneven(**shape)
+    plain = sequences(timings(columns))
+    rng = np.random.default_rng(seed)
+    assert sequences(timings(columns, order=rng.permutation(len(columns["rank"])))) == plain
+    names = rng.permutation(100)[:8]
+    (renamed,) = told({**columns, "rank": names[columns["rank"]]})
+    (finding,) = findings(plain)
+    assert renamed.confidence == pytest.approx(finding.confidence, abs=1e-3)
+
+
+@each
+def test_a_step_that_is_not_whole_yet_and_a_rank_without_spans_blind_nobody(shape):
+    columns = uneven(**shape)
+    late = (columns["step"] == 59) & (columns["rank"] == 3)
+    assert told({n: v[~late] for n, v in columns.items()})
+    missing = {p: np.where(columns["rank"] == 7, np.nan, columns[p]) for p in COMPUTED}
+    assert told({**columns, **missing})
+
+
+@each
+def test_degenerate_data_gets_a_verdict(shape):
+    columns = uneven(**shape)
+    count = len(columns["rank"])
+    keep = [
+        np.zeros(count, np.bool_),
+        columns["rank"] == 0,
+        columns["step"] < 2,
+        columns["rank"] != 3,
+        np.random.default_rng(0).random(count) < 0.5,
+    ]
+    cases = [{n: v[mask] for n, v in columns.items()} for mask in keep]
+    cases += [
+        {**columns, **dict.fromkeys(COMPUTED, np.full(count, np.nan))},
+        {**columns, **dict.fromkeys(COMPUTED, np.zeros(count))},
+        {**columns, "dp": np.full(count, -1), "pp": np.full(count, -1)},
+        {n: np.concatenate([v, v]) for n, v in columns.items()},
+    ]
+    for case in cases:
+        verdicts = sequences(timings(case))
+        assert verdicts
+        assert all(isinstance(v, Finding | Healthy | Inconclusive) for v in verdicts)
