@@ -2,7 +2,9 @@
 
 The time of a collective is that of its last member to come, who waits for nobody: the shortest of all
 members' times in it. Siblings are groups of one kind (the name without its numbers) and size that run one
-operation; compared is time a byte. Sends and receives are left out: their ends are recorded apart.
+operation on about as many bytes, for a small payload takes longer a byte; compared is time a byte. However
+much times scatter, a slow link is where a group's quick transfers take longer than its siblings' slow ones.
+Sends and receives are left out: their ends are recorded apart.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
@@ -27,7 +30,9 @@ CELLS = 250_000  # steps x ranks whose operations are read: fewer steps of a lar
 FLOOR_RATIO = 0.25  # groups of one kind differ by where their members stand
 NOISY_SHARE = 0.6
 TOO_NOISY = 0.3  # noise of one step from which transfers wait for processors rather than for wires
-PLAIN_SHARE = 3.0  # of that noise: what is still plain to see there
+APART = 0.25  # there, by how much the quick quarter must be beyond the siblings' slow one, as a ratio
+QUICK, SLOW = 0.25, 0.75
+ALIKE = 1.25  # payloads of siblings, ordered by size, differ by less than this ratio from one to the next
 FALSE_ALARMS = 1e-4
 
 
@@ -60,23 +65,32 @@ def read(table: pa.Table) -> Transfers:
     keys = sorted(set(zip(rows["group"], rows["phase"], rows["members"], strict=True)))
     merged = sorted({(g, p) for g, p, _ in keys})
     size = {(g, p): n for g, p, n in keys}
-    kinds = {k: i for i, k in enumerate(sorted({_kind(g, p, size[g, p]) for g, p in merged}))}
     steps = np.unique(np.array(rows["step"], np.int64))
     place = {key: i for i, key in enumerate(merged)}
-    matrix = np.full((len(steps), len(merged)), np.nan)
+    matrix, payload = (np.full((len(steps), len(merged)), np.nan) for _ in range(2))
     column = np.array([place[k] for k in zip(rows["group"], rows["phase"], strict=True)], np.int64)
     if len(column):
         at = np.searchsorted(steps, np.array(rows["step"], np.int64))
-        matrix[at, column] = np.array(rows["transfer_ns"], float) / np.maximum(
-            1, np.array(rows["bytes"], float)
-        )
+        payload[at, column] = np.maximum(1, np.array(rows["bytes"], float))
+        matrix[at, column] = np.array(rows["transfer_ns"], float) / payload[at, column]
     return Transfers(
         steps=steps,
         groups=tuple(g for g, _ in merged),
         phases=tuple(p for _, p in merged),
-        kinds=np.array([kinds[_kind(g, p, size[g, p])] for g, p in merged], np.int64),
+        kinds=_siblings([_kind(g, p, size[g, p]) for g, p in merged], payload),
         ns_a_byte=matrix,
     )
+
+
+def _siblings(kinds: Sequence[tuple[str, str, int]], payload: NDArray[np.float64]) -> NDArray[np.int64]:
+    """A number for each column: the same for one kind and about one payload (that of the usual step)."""
+    usual = np.nanmedian(payload, axis=0) if len(payload) else np.ones(len(kinds))
+    order = sorted(range(len(kinds)), key=lambda i: (kinds[i], usual[i]))
+    numbers, number = np.zeros(len(kinds), np.int64), 0
+    for before, after in pairwise(order):
+        number += kinds[before] != kinds[after] or usual[after] >= ALIKE * usual[before]
+        numbers[after] = number
+    return numbers
 
 
 def _kind(group: str, phase: str, members: int) -> tuple[str, str, int]:
@@ -130,10 +144,11 @@ class _Slow:
 
 
 def _slow(e: Excess, z: float, transfers: Transfers) -> list[_Slow]:
-    share = NOISY_SHARE if e.noise <= TOO_NOISY else PLAIN_SHARE
-    floor = max(float(np.log1p(FLOOR_RATIO)), share * e.noise)
+    steady = e.noise <= TOO_NOISY
+    floor = max(float(np.log1p(FLOOR_RATIO)), NOISY_SHARE * min(e.noise, TOO_NOISY))
     needed = z * (1.5 if e.noisy else 1.0)
-    hits = np.flatnonzero((e.excess > floor) & (e.recent > floor / 2) & (e.excess > needed * e.error))
+    apart = _apart(transfers.ns_a_byte[np.ix_(e.rows, e.columns)]) > (0.0 if steady else np.log1p(APART))
+    hits = np.flatnonzero(apart & (e.excess > floor) & (e.recent > floor / 2) & (e.excess > needed * e.error))
     return [
         _Slow(
             group=transfers.groups[e.columns[i]],
@@ -143,6 +158,12 @@ def _slow(e: Excess, z: float, transfers: Transfers) -> list[_Slow]:
         )
         for i in hits
     ]
+
+
+def _apart(times: NDArray[np.float64]) -> NDArray[np.float64]:
+    """How far (log) the quick quarter of each column lies beyond the slow one of the usual other column."""
+    quick, slow = np.log(np.nanquantile(times, (QUICK, SLOW), axis=0))
+    return np.array([quick[i] - np.median(np.delete(slow, i)) for i in range(len(quick))])
 
 
 def _findings(

@@ -61,6 +61,37 @@ def test_a_straggler_in_the_group_is_no_link():
     assert isinstance(found[0], Healthy)
 
 
+def test_where_times_scatter_a_link_is_told_by_its_quick_transfers():
+    """Its best are worse than the others' bad ones; a link that is merely unlucky has good ones too."""
+    found = find(JOB, read(transfers(slow=["dp:3"], ratio=8.0, noise=0.8)), GROUPS, [])
+    assert subjects(found) == [("group", "dp:3")]
+    for seed in range(30):
+        assert not findings(find(JOB, read(transfers(noise=0.8, seed=seed)), GROUPS, []))
+        unlucky = read(transfers(slow=["dp:3"], ratio=1.8, noise=0.8, seed=seed))
+        assert not findings(find(JOB, unlucky, GROUPS, []))
+
+
+def test_groups_with_other_payloads_are_no_siblings():
+    """A stage with few parameters sends little: more a byte, and nobody is slow."""
+    table = transfers().to_pydict()
+    light = [g in ("dp:0", "dp:1", "dp:2", "dp:3") for g in table["group"]]
+    table["bytes"] = [b // 4 if few else b for b, few in zip(table["bytes"], light, strict=True)]
+    table["transfer_ns"] = [t // 2 if few else t for t, few in zip(table["transfer_ns"], light, strict=True)]
+    assert not findings(find(JOB, read(pa.table(table)), GROUPS, []))
+    table["transfer_ns"] = [
+        2 * t if g == "dp:1" else t for t, g in zip(table["transfer_ns"], table["group"], strict=True)
+    ]
+    assert subjects(find(JOB, read(pa.table(table)), GROUPS, [])) == [("group", "dp:1")]
+
+
+def test_renaming_groups_and_ranks_renames_the_answer():
+    names = {g: f"{g.split(':')[0]}:{100 + i}" for i, g in enumerate(GROUPS)}
+    table = transfers(slow=["dp:3"], ratio=1.6).to_pydict()
+    table["group"] = [names[g] for g in table["group"]]
+    members = {names[g]: tuple(15 - r for r in m) for g, m in GROUPS.items()}
+    assert subjects(find(JOB, read(pa.table(table)), members, [])) == [("group", names["dp:3"])]
+
+
 def test_order_of_rows_changes_nothing():
     table = transfers(slow=["dp:3"], ratio=1.6)
     mixed = table.take(pa.array(np.random.default_rng(1).permutation(table.num_rows)))
