@@ -22,7 +22,10 @@ Rows = NDArray[np.int64]
 
 NOISY = 0.1  # noise of one step, as a ratio, from which a host counts as oversubscribed
 RECENT = 30
-QUEUED = 0.03  # share of the step that the usual rank of a busy host stands in a run queue
+QUEUED = (
+    0.03  # share of its own time, net of communication, that the usual rank of a busy host stands in a queue
+)
+STARVED = 1 / 3  # share of compute that is waiting, from which levels net of it say little on a noisy host
 NOISE_STEPS = 200  # newest steps from which noise is measured
 
 # The median of a small cohort follows its members, and the reference is itself an estimate: by simulation of
@@ -69,10 +72,42 @@ def work_of(t: Timings, rows: Rows) -> Work:
 
 def oversubscribed(t: Timings) -> bool:
     """Whether the ranks share fewer processors than they need: the noise of their work says so, or the
-    kernel, which counts how long they lately stood in a run queue."""
+    kernel, which counts how long they lately stood in a run queue. What passes in communication is not in
+    that count, so it is not in what it is held against."""
     rows = np.flatnonzero(t.usable)
-    lost, whole = (np.nansum(m[rows[-RECENT:]]) for m in (t.parts["cpu_wait"], t.numbers["duration_ns"]))
-    return bool(lost > QUEUED * whole > 0) or work_of(t, rows).low_noise is not None
+    last = rows[-RECENT:]
+    lost, whole, wait = (
+        np.nansum(m[last]) for m in (t.parts["cpu_wait"], t.numbers["duration_ns"], t.parts["wait"])
+    )
+    return (
+        t.kept is not None
+        or bool(lost > QUEUED * (whole - wait) > 0)
+        or work_of(t, rows).low_noise is not None
+    )
+
+
+def queued(t: Timings) -> float:
+    """Share of its compute as measured that the usual rank waited for a processor, in the newest steps or, if
+    more, in all of them; 0: not known."""
+    rows = np.flatnonzero(t.usable)
+    waited = t.parts["cpu_wait"][rows]
+    if not (waited > 0).any():
+        return 0.0
+    compute = t.measured("compute")[rows]
+    told = (compute > 0) & np.isfinite(waited)
+    spans = (slice(-RECENT, None), slice(None))
+    return max(
+        (float(np.median(waited[s][told[s]] / compute[s][told[s]])) for s in spans if told[s].any()),
+        default=0.0,
+    )
+
+
+def by_chance(t: Timings, noisy: bool | None = None) -> bool:
+    """Whether ranks wait so much for processors that chance decides which of them is slow for a while: net of
+    the waits their steps still scatter. `noisy` where that is known."""
+    if queued(t) <= STARVED:
+        return False
+    return work_of(t, np.flatnonzero(t.usable)).low_noise is not None if noisy is None else noisy
 
 
 def work_from(whole: Floats, pieces: Floats, cohorts: Sequence[Columns], rows: Rows) -> Work:

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from pulsetrain.analytics.cohort import oversubscribed
+from pulsetrain.analytics.cohort import by_chance, oversubscribed
 from pulsetrain.analytics.slow_windows import FailSlowConfig, Slow, in_history, in_peers, overlap
 from pulsetrain.analytics.timings import NUMBERS, PARTS, WARM_STEPS, Timings
 from pulsetrain.analytics.verdict import Finding, Healthy, Inconclusive, Severity, Verdict
@@ -44,7 +44,11 @@ def find(t: Timings, *, config: FailSlowConfig | None = None, recovered: bool = 
         return [Inconclusive(analyzer=NAME, reason=reason, blind=steps.size == 0)]
     spans = bool(np.isfinite(compute).any())
     busy = spans and oversubscribed(t)
-    ranks = in_peers(compute if spans else duration, patient(config) if busy else config)
+    ranks = (
+        []
+        if busy and by_chance(t)
+        else in_peers(compute if spans else duration, patient(config) if busy else config)
+    )
     found: list[Verdict] = [
         _rank_finding(t, s, steps, "compute" if spans else "step") for s in ranks if recovered or s.ongoing
     ]
@@ -68,12 +72,12 @@ def patient(config: FailSlowConfig) -> FailSlowConfig:
 def _of_the_job(
     duration: Floats, compute: Floats | None, config: FailSlowConfig, *, busy: bool
 ) -> list[tuple[str, Slow]]:
-    """What all ranks share: compute, which the network does not disturb, then the step time. There is no
-    cohort to hold either against, so a stretch must last, on a busy host three times as long."""
+    """What all ranks share: compute, which neither the network nor waits for a processor disturb, then the
+    step time, which must be slow three times as long on a busy host. There is no cohort to compare with."""
     calm = patient(config)
+    found = [("compute", s) for s in in_history(compute, calm)] if compute is not None else []
     if busy:
         calm = replace(calm, scales=calm.scales[-1:], lasting_steps=3 * PATIENT_STEPS)
-    found = [("compute", s) for s in in_history(compute, calm)] if compute is not None else []
     steps = [("step", s) for s in in_history(duration, calm) if not any(overlap(s, c) for _, c in found)]
     return found + steps
 

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pulsetrain.analytics import robust
-from pulsetrain.analytics.cohort import Columns, Excess, Floats, measure, work_of
+from pulsetrain.analytics.cohort import Columns, Excess, Floats, by_chance, measure, queued, work_of
 from pulsetrain.analytics.timings import Timings
 from pulsetrain.analytics.verdict import Finding, Healthy, Inconclusive, Severity, SubjectType, Verdict
 
@@ -85,6 +85,10 @@ def find(t: Timings, *, scan: bool = False, config: StragglerConfig | None = Non
     if len(rows) < config.steps_needed:
         reason = f"{len(rows)} usable steps; {config.steps_needed} are needed"
         return [Inconclusive(analyzer="straggler", reason=reason)]
+    waits = queued(t)
+    if by_chance(t, work.low_noise is not None):
+        reason = f"ranks wait for a processor for {waits:.0%} of their compute: who is slow there is chance"
+        return [Inconclusive(analyzer="straggler", reason=reason)]
     spans = list(_windows(rows, config.windows, scan=scan))
     z = robust.quantile_of(config.false_alarms, len(spans) * len(t.ranks))
     suspects: list[_Suspect] = []
@@ -95,7 +99,7 @@ def find(t: Timings, *, scan: bool = False, config: StragglerConfig | None = Non
         suspects += _judge(t, table, z, config)
     alone = np.array(sorted(set(range(len(t.ranks))) - compared), np.int64)
     changed = _by_history(work.whole, alone, rows, t, z, config)
-    found = [_finding(t, work.whole, s, config) for s in _strongest(suspects + changed)]
+    found = [_finding(t, work.whole, s, config, waits) for s in _strongest(suspects + changed)]
     if found:
         return list(found)
     if not compared and len(rows) < 2 * config.short:
@@ -293,7 +297,8 @@ def _strongest(suspects: list[_Suspect]) -> list[_Suspect]:
     return sorted(kept, key=lambda s: (-s.excess, s.subject))
 
 
-def _finding(t: Timings, work: Floats, s: _Suspect, config: StragglerConfig) -> Finding:
+def _finding(t: Timings, work: Floats, s: _Suspect, config: StragglerConfig, waits: float) -> Finding:
+    """`waits` is what all ranks' compute is net of: less than that is information, however sure."""
     ratio = float(np.expm1(s.excess))
     since, until = _episode(t, work, s)
     where = (
@@ -301,7 +306,9 @@ def _finding(t: Timings, work: Floats, s: _Suspect, config: StragglerConfig) -> 
     )
     whose = "its own past" if s.by_history else "its cohort"
     severity: Severity = (
-        "critical"
+        "info"
+        if ratio < waits
+        else "critical"
         if ratio >= config.critical_ratio
         else "warning"
         if ratio >= config.warning_ratio
@@ -327,6 +334,7 @@ def _finding(t: Timings, work: Floats, s: _Suspect, config: StragglerConfig) -> 
             "standard_error": round(s.error, 5),
             "margin_in_errors": round(min(s.margin, 1e6), 2),
             "noise_of_a_step": round(s.noise, 4),
+            "waits_for_a_processor": round(waits, 4),
             "waits_least": s.inverted,
             "compared_with": "own history" if s.by_history else "pipeline stage",
         },

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from pulsetrain.analytics import fail_slow, imbalance, links, mfu, stalls, straggler
+from pulsetrain.analytics.timings import COMPUTED
 from pulsetrain.analytics.verdict import findings
 from tests.analytics.fleet import fleet, timings
 from tests.analytics.test_links import GROUPS, transfers
@@ -85,6 +86,33 @@ def test_a_job_that_slows_while_its_ranks_queue_for_processors_is_information(qu
     found = findings(fail_slow.find(t)) + findings(mfu.find(t))
     assert {f.kind for f in found} == {"fail_slow", "mfu_decay"}
     assert all((f.severity == "info") == (queued > 0) for f in found)
+
+
+def test_waits_for_processors_are_held_against_what_is_no_communication():
+    """Nothing is counted in communication, so a job that mostly communicates seems to wait for little."""
+    everyone = np.where(np.arange(200) < 110, 1.0, 1.4)
+    columns = fleet(steps=200, noise=0.01)
+    own = columns["duration_ns"] - columns["wait"]
+    columns["cpu_wait"] = 0.045 * own
+    columns["wait"] = columns["wait"] + (4 * everyone[columns["step"]] - 1) * columns["duration_ns"]
+    columns["duration_ns"] = own + columns["wait"]
+    assert (columns["cpu_wait"] < 0.03 * columns["duration_ns"]).all()
+    found = findings(fail_slow.find(timings(columns))) + findings(mfu.find(timings(columns)))
+    assert {f.kind for f in found} == {"fail_slow", "mfu_decay"}
+    assert {f.severity for f in found} == {"info"}
+
+
+def test_on_a_crowded_host_a_slower_job_is_told_by_what_its_ranks_compute_net_of_waits():
+    """Within a third of the steps that its step time would take: what waits for a processor is taken out."""
+    rng = np.random.default_rng(0)
+    everyone = np.where(np.arange(100) < 60, 1.0, 1.3)
+    columns = fleet(steps=100, everyone=everyone, noise=0.01)
+    lost = columns["compute"] * rng.exponential(0.3, len(columns["step"]))
+    stretched = {p: columns[p] * (1 + lost / columns["compute"]) for p in COMPUTED}
+    t = timings({**columns, **stretched, "cpu_wait": lost, "duration_ns": columns["duration_ns"] + lost})
+    (finding,) = [f for f in findings(fail_slow.find(t)) if f.subject_type == "job"]
+    assert (finding.evidence["measure"], finding.severity) == ("compute", "info")
+    assert abs(finding.evidence["first_step"] - 60) <= 3
 
 
 # -- laws ---------------------------------------------------------------------------------------------------

@@ -159,3 +159,32 @@ def test_on_a_crowded_host_a_slow_node_is_seen_in_twelve_steps():
     for seed in range(20):
         verdicts = find(crowded(seed, slow={4: 1.5, 5: 1.5}, slow_from=12))
         assert subjects(verdicts) == [("node", "n2")]
+
+
+def starved(seed, **more):
+    """The same where ranks wait for processors about as long as they compute, now one more, now another for a
+    while, and are slowed beyond what the kernel counts."""
+    columns = fleet(steps=60, noise=0.03, seed=seed, **more)
+    rng = np.random.default_rng(seed)
+    spells = rng.choice([1.0, 4.0], size=(6, 8), p=[0.7, 0.3])[columns["step"] // 10, columns["rank"]]
+    compute = columns["compute"]
+    unseen = 0.5 * spells * rng.exponential(0.5, len(compute))
+    waited = compute * spells * rng.exponential(1.0, len(compute))
+    stretched = {name: columns[name] * (1 + unseen + waited / compute) for name in COMPUTED}
+    return timings({**columns, **stretched, "cpu_wait": waited})
+
+
+def test_where_ranks_wait_for_processors_most_of_the_time_nobody_is_accused():
+    for seed in range(20):
+        (verdict,) = find(starved(seed))
+        assert isinstance(verdict, Inconclusive)
+        assert "wait for a processor" in verdict.reason
+
+
+@pytest.mark.parametrize(("ratio", "severity"), [(1.08, "info"), (1.25, "warning"), (1.5, "critical")])
+def test_less_than_what_all_ranks_wait_for_a_processor_is_information(ratio, severity):
+    columns = fleet(steps=60, noise=0.005, per_node=1, slow={2: ratio})
+    waited = 0.15 * columns["compute"]
+    stretched = {name: columns[name] + waited * columns[name] / columns["compute"] for name in COMPUTED}
+    (finding,) = findings(find(timings({**columns, **stretched, "cpu_wait": waited})))
+    assert (finding.subject, finding.severity) == ("2", severity)
