@@ -26,7 +26,9 @@ SPREAD_WARNING = 0.3  # from which it asks for action
 
 def stages(t: Timings) -> list[Verdict]:
     """Findings of kind `stage_imbalance`: a pipeline stage that has more work than the others in nearly all
-    steps. A stage's time is the lower median of its ranks, so that half a stage of stragglers is none."""
+    steps. A stage's time is the lower median of its ranks, so that half a stage of stragglers is none. On a
+    crowded host it must be longer both as measured and net of waits for a processor: where much is taken out,
+    what is left differs by what the stages wait."""
     rows = np.flatnonzero(t.usable)
     numbers = np.unique(t.stages[t.stages >= 0])
     if len(numbers) < 2:
@@ -43,12 +45,13 @@ def stages(t: Timings) -> list[Verdict]:
 
 def _stages_in(t: Timings, rows: NDArray[np.int64], numbers: NDArray[np.int64]) -> list[Verdict]:
     """The verdict on some steps."""
-    levels = np.stack([_lower_median(t.parts["compute"][np.ix_(rows, t.stages == s)]) for s in numbers])
-    if not (levels > 0).all():
+    parts = (t.parts["compute"], t.measured("compute"))
+    net, measured = (_levels(part[rows], t.stages, numbers) for part in parts)
+    if not ((net > 0).all() and (measured > 0).all()):
         return [Inconclusive(analyzer="stage_imbalance", reason="no compute spans", blind=True)]
     found: list[Verdict] = []
     for place, stage in enumerate(numbers.tolist()):
-        ratios = levels[place] / np.median(np.delete(levels, place, axis=0), axis=0)
+        ratios = np.minimum(_over_others(net, place), _over_others(measured, place))
         ratio = float(np.median(ratios))
         steady = float((ratios > 1 + (ratio - 1) / 2).mean())
         if ratio < STAGE_INFO or steady < 0.8:
@@ -65,7 +68,7 @@ def _stages_in(t: Timings, rows: NDArray[np.int64], numbers: NDArray[np.int64]) 
                     "query": "analysis.step_parts",
                     "ratio": round(ratio, 4),
                     "share_of_steps": round(steady, 4),
-                    "compute_ns": {str(s): int(np.median(v)) for s, v in zip(numbers, levels, strict=True)},
+                    "compute_ns": {str(s): int(np.median(v)) for s, v in zip(numbers, net, strict=True)},
                     "ranks": t.ranks[t.stages == stage].tolist()[:64],
                     "first_step": int(t.steps[rows[0]]),
                     "last_step": int(t.steps[rows[-1]]),
@@ -75,6 +78,16 @@ def _stages_in(t: Timings, rows: NDArray[np.int64], numbers: NDArray[np.int64]) 
     return found or [
         Healthy(analyzer="stage_imbalance", numbers={"stages": len(numbers), "steps": len(rows)})
     ]
+
+
+def _levels(compute: Floats, stages: NDArray[np.int64], numbers: NDArray[np.int64]) -> Floats:
+    """The time of each stage in each step."""
+    return np.stack([_lower_median(compute[:, stages == s]) for s in numbers])
+
+
+def _over_others(levels: Floats, place: int) -> Floats:
+    """Each step's time of one stage over the median of the others'."""
+    return np.asarray(levels[place] / np.median(np.delete(levels, place, axis=0), axis=0))
 
 
 def _lower_median(block: Floats) -> Floats:

@@ -19,7 +19,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from pulsetrain.analytics import robust
-from pulsetrain.analytics.cohort import Excess, measure, work_from
+from pulsetrain.analytics.cohort import Excess, measure, work_from, work_of
 from pulsetrain.analytics.timings import Timings
 from pulsetrain.analytics.verdict import Finding, Healthy, Inconclusive, Verdict, findings
 from pulsetrain.stream.queries import analysis
@@ -32,6 +32,7 @@ NOISY_SHARE = 0.6
 TOO_NOISY = 0.3  # noise of one step from which transfers wait for processors rather than for wires
 APART = 0.25  # there, by how much the quick quarter must be beyond the siblings' slow one, as a ratio
 QUICK, SLOW = 0.25, 0.75
+LATE = 0.5  # share of a group's slowness (log) in the compute of a member, from which that is the cause
 ALIKE = 1.25  # payloads of siblings, ordered by size, differ by less than this ratio from one to the next
 FALSE_ALARMS = 1e-4
 
@@ -102,7 +103,8 @@ def find(
 ) -> list[Verdict]:
     """Findings of kind `slow_link`, one a group, or one a node where all slow groups meet on it alone.
 
-    Groups with a straggler among their members are left out: a slow process also moves data slowly.
+    Groups with a straggler among their members are left out: a slow process also moves data slowly. So are
+    those with a member whose compute is longer by half as much, which is seen before it is sure.
     """
     usable = set(t.steps[t.usable].tolist())
     rows = np.flatnonzero([s in usable for s in transfers.steps.tolist()])[-WINDOW:]
@@ -127,12 +129,28 @@ def find(
         for found in _slow(e, z, transfers)
         if not excused & set(members.get(found.group, ()))
     ]
+    late = _late(t) if slow else {}
+    slow = [s for s in slow if _latest(late, members.get(s.group, ())) < LATE * float(np.log(s.ratio))]
     if not slow and not steady:
         reason = "transfer times scatter too much from step to step, as on an oversubscribed host"
         return [Inconclusive(analyzer="slow_link", reason=reason)]
     if not slow:
         return [Healthy(analyzer="slow_link", numbers={"groups": len(transfers.groups), "steps": len(rows)})]
     return list(_findings(t, slow, members, int(transfers.steps[rows[0]])))
+
+
+def _late(t: Timings) -> dict[int, float]:
+    """By how much (log) each rank's compute lately exceeds that of ranks with the same work, where known."""
+    rows = np.flatnonzero(t.usable)[-WINDOW:]
+    if not np.isfinite(t.parts["compute"][rows]).any():
+        return {}
+    work = work_of(t, rows)
+    table = [e for c in t.cohorts if (e := measure(work, c, rows)) is not None]
+    return {int(t.ranks[c]): float(x) for e in table for c, x in zip(e.columns, e.excess, strict=True)}
+
+
+def _latest(late: Mapping[int, float], ranks: Iterable[int]) -> float:
+    return max((late.get(r, 0.0) for r in ranks), default=0.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,10 +196,11 @@ def _findings(
     if len(common) == 1:
         node = next(iter(common))
         top = max(worst.values(), key=lambda s: s.ratio)
-        yield _finding(t, "node", node, top, sorted(worst), nodes, since)
+        ranks = {r for g in worst for r in members.get(g, ())}
+        yield _finding(t, "node", node, top, sorted(worst), nodes, ranks, since)
         return
     for group in sorted(worst):
-        yield _finding(t, "group", group, worst[group], [group], nodes, since)
+        yield _finding(t, "group", group, worst[group], [group], nodes, members.get(group, ()), since)
 
 
 def _nodes(t: Timings, ranks: Iterable[int]) -> set[str]:
@@ -196,6 +215,7 @@ def _finding(
     worst: _Slow,
     groups: Sequence[str],
     nodes: Mapping[str, set[str]],
+    ranks: Iterable[int],
     since: int,
 ) -> Finding:
     where = f"Groups that meet on node {subject}" if subject_type == "node" else f"Group {subject}"
@@ -211,6 +231,7 @@ def _finding(
             "ratio": round(worst.ratio, 4),
             "groups": list(groups),
             "nodes": sorted({n for g in groups for n in nodes[g]}),
+            "ranks": sorted(ranks)[:64],
             "phase": worst.phase,
             "margin_in_errors": round(min(worst.margin, 1e6), 2),
             "first_step": since,

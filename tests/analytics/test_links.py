@@ -61,6 +61,14 @@ def test_a_straggler_in_the_group_is_no_link():
     assert isinstance(found[0], Healthy)
 
 
+def test_a_member_that_computes_longer_excuses_the_link_before_it_is_sure_to_be_slow():
+    late = timings(fleet(ranks=16, per_node=2, steps=40, slow={3: 1.4}, slow_from=18))
+    assert isinstance(find(late, read(transfers(slow=["dp:3"], ratio=1.6)), GROUPS, [])[0], Healthy)
+    found = find(late, read(transfers(slow=["dp:3"], ratio=4.0)), GROUPS, [])
+    assert subjects(found) == [("group", "dp:3")]
+    assert findings(found)[0].evidence["ranks"] == [3, 11]
+
+
 def test_where_times_scatter_a_link_is_told_by_its_quick_transfers():
     """Its best are worse than the others' bad ones; a link that is merely unlucky has good ones too."""
     found = find(JOB, read(transfers(slow=["dp:3"], ratio=8.0, noise=0.8)), GROUPS, [])

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pulsetrain.analytics import imbalance, mfu, report, stalls
+from pulsetrain.analytics.timings import COMPUTED
 from pulsetrain.analytics.verdict import Finding, Healthy, Inconclusive, findings
 from pulsetrain.stream.errors import UsageError
 from tests.analytics.fleet import fleet, timings
@@ -44,6 +45,25 @@ def test_a_heavier_stage_is_named_and_no_rank():
 
 def test_a_slow_node_in_a_stage_is_no_imbalance_of_stages():
     assert not findings(imbalance.stages(timings(fleet(slow={4: 1.5, 5: 1.5}))))
+
+
+def waiting(columns, shares):
+    """The same where stages wait for processors for these shares of what they compute, and it is counted."""
+    lost = np.array(shares)[columns["pp"]] * columns["compute"]
+    stretched = {p: columns[p] * (1 + lost / columns["compute"]) for p in COMPUTED}
+    return {**columns, **stretched, "cpu_wait": lost}
+
+
+def test_a_stage_that_waits_more_for_processors_makes_the_other_no_longer():
+    """What is counted as waiting may be more than what lengthened the computing."""
+    columns = waiting(fleet(noise=0.02), (0.5, 0.5))
+    columns["cpu_wait"] = columns["cpu_wait"] * np.where(columns["pp"] == 1, 1.9, 1.0)
+    assert not findings(imbalance.stages(timings(columns)))
+
+
+def test_a_heavier_stage_is_named_on_a_crowded_host_too():
+    (finding,) = findings(imbalance.stages(timings(waiting(fleet(stage_ratio={1: 1.5}), (0.3, 0.3)))))
+    assert finding.subject == "1"
 
 
 @pytest.mark.parametrize(("stall", "share"), [(stalls.DATA, 0.3), (stalls.GC, 0.1)])
