@@ -15,6 +15,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from pulsetrain.analytics import bearing
+from pulsetrain.analytics.bearing import Trouble
 from pulsetrain.analytics.places import Place, Topology, place_of
 from pulsetrain.analytics.verdict import Failed, Finding, Inconclusive, Severity
 
@@ -214,25 +216,45 @@ def resolved(alert: Alert, now_ns: int) -> Alert:
     )
 
 
-def causes(alerts: Iterable[Alert], topology: Topology | None = None) -> list[tuple[Alert, Place]]:
-    """Firing alerts of something that can contain something else, with their places."""
-    return [
-        (a, _place(a, topology))
-        for a in alerts
-        if a.state == "firing" and a.severity != "info" and a.subject_type in ("node", "link", "gpu")
-    ]
+@dataclass(frozen=True, kw_only=True)
+class Causes:
+    """Firing alerts that may be why others fire: those of something that can contain something else, and all
+    that can have a part in what several share."""
+
+    containers: tuple[tuple[Alert, Place], ...]
+    members: tuple[tuple[Alert, Trouble], ...]
 
 
-def inhibitor(
-    alert: Alert, of: Iterable[tuple[Alert, Place]], topology: Topology | None = None
-) -> Alert | None:
-    """The one of `causes` that explains this alert: switch over node over port over GPU over rank."""
+def causes(alerts: Iterable[Alert], topology: Topology | None = None) -> Causes:
+    """The causes among some alerts; information is none."""
+    firing = [(a, _place(a, topology)) for a in alerts if a.state == "firing" and a.severity != "info"]
+    types = ("node", "link", "gpu")
+    return Causes(
+        containers=tuple((a, place) for a, place in firing if a.subject_type in types),
+        members=tuple((a, _trouble(a, place)) for a, place in firing if a.subject_type in (*types, "rank")),
+    )
+
+
+def inhibitor(alert: Alert, of: Causes, topology: Topology | None = None) -> Alert | None:
+    """The one of `causes` that explains this alert: switch over node over port over GPU over rank, and over a
+    group or stage the trouble of its member that brings this kind about."""
     here = _place(alert, topology)
-    for other, place in of:
-        same_job = not other.job or not alert.job or other.job == alert.job
-        if same_job and other.id != alert.id and place.contains(here):
+    for other, place in of.containers:
+        if _other(alert, other) and place.contains(here):
             return other
-    return None
+    if alert.subject_type not in bearing.SHARED:
+        return None
+    effect = _trouble(alert, here)
+    return next((o for o, c in of.members if _other(alert, o) and bearing.explains(c, effect)), None)
+
+
+def _other(alert: Alert, cause: Alert) -> bool:
+    """Another alert of the same job, or of none."""
+    return (not cause.job or not alert.job or cause.job == alert.job) and cause.id != alert.id
+
+
+def _trouble(alert: Alert, place: Place) -> Trouble:
+    return bearing.trouble((alert.kind,), place, (alert.evidence,), mild=alert.severity == "info")
 
 
 def _place(alert: Alert, topology: Topology | None) -> Place:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import cache
-from importlib.resources import files
+from functools import cached_property
 from typing import Any
 
+from pulsetrain.analytics import bearing
+from pulsetrain.analytics.bearing import Trouble, cause_of, trouble
 from pulsetrain.analytics.places import SCOPES, Place, Topology, place_of_finding
 from pulsetrain.stream.findings import Finding
 
@@ -19,32 +20,6 @@ WINDOW_NS = 120 * S  # findings of one job further apart than this are different
 MOST_HYPOTHESES = 5
 MOST_CONTEXT = 64  # suspects weighed against each other; a storm of ranks adds nothing beyond them
 _SEVERITY = {"critical": 2, "warning": 1, "info": 0}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Cause:
-    """One row of tables/causes.csv: what a kind of finding may explain and what to do about it."""
-
-    kind: str
-    depth: int
-    explains: tuple[str, ...]
-    action: str
-
-
-@cache
-def causes() -> Mapping[str, Cause]:
-    """The table of causes by kind of finding. Columns: kind, depth (the larger, the nearer to the origin),
-    explains (kinds, separated by spaces), action, source."""
-    import csv
-
-    text = files("pulsetrain.analytics").joinpath("tables/causes.csv").read_text()
-    rows = csv.DictReader(line for line in text.splitlines() if not line.startswith("#"))
-    return {
-        r["kind"]: Cause(
-            kind=r["kind"], depth=int(r["depth"]), explains=tuple(r["explains"].split()), action=r["action"]
-        )
-        for r in rows
-    }
 
 
 def join(
@@ -116,13 +91,22 @@ class _Suspect:
     def name(self) -> str:
         return f"{self.findings[0].subject_type} {self.findings[0].subject}"
 
+    @cached_property
+    def trouble(self) -> Trouble:
+        return trouble(
+            (f.kind for f in self.findings),
+            self.place,
+            (f.evidence for f in self.findings),
+            mild=all(f.severity == "info" for f in self.findings),
+        )
+
 
 def _story(group: Sequence[Finding], topology: Topology | None, now_ns: int) -> dict[str, Any]:
     suspects = _suspects(group, topology)
     root, rest = suspects[0], suspects[1:]
     victims = sorted({*_told_victims(group), *(s.name for s in rest if _explained(s, root))} - {root.name})
     first, last = group[0].ts_ns, max(f.ts_ns for f in group)
-    deepest = max(root.findings, key=lambda f: (_depth(f.kind), f.confidence))
+    deepest = _deepest(root.findings)
     job = next((f.job for f in group if f.job), "")
     return {
         "id": hashlib.sha256(f"{job}\0{first}\0{root.name}".encode()).hexdigest()[:12],
@@ -139,6 +123,13 @@ def _story(group: Sequence[Finding], topology: Topology | None, now_ns: int) -> 
         "timeline": [_line(f) for f in group],
         "suggested_action": _action(deepest, root),
     }
+
+
+def _deepest(findings: Sequence[Finding]) -> Finding:
+    """Of what is said of one subject, that which the rest does not explain, and nearest to the origin."""
+    explained = {k for f in findings for k in cause_of(f.kind).explains if k != f.kind}
+    own = [f for f in findings if f.kind not in explained] or findings
+    return max(own, key=lambda f: (_depth(f.kind), f.confidence))
 
 
 def _suspects(group: Sequence[Finding], topology: Topology | None) -> list[_Suspect]:
@@ -185,14 +176,7 @@ def _context(suspect: _Suspect, others: Sequence[_Suspect], first_ns: int) -> fl
 
 
 def _explains(cause: _Suspect, effect: _Suspect) -> bool:
-    """By kind and by place: a fault explains what stands on it, not what it stands on; a symptom of the whole
-    job has no place."""
-    kinds = {k for f in cause.findings for k in _cause(f.kind).explains}
-    if not any(f.kind in kinds for f in effect.findings) or effect.place.contains(cause.place):
-        return False
-    if effect.place.scope in ("job", "group", "stage"):
-        return True
-    return cause.place.contains(effect.place) or cause.place.scope in ("rank", "gpu", "link", "node")
+    return bearing.explains(cause.trouble, effect.trouble)
 
 
 def _explained(suspect: _Suspect, root: _Suspect) -> bool:
@@ -257,16 +241,11 @@ def _action(deepest: Finding, root: _Suspect) -> str:
     if isinstance(told, str) and told:
         return told
     where = root.place.node or "its node"
-    return _cause(deepest.kind).action.format(subject=root.name, node=where)
-
-
-def _cause(kind: str) -> Cause:
-    table = causes()
-    return table.get(kind, table["other"])
+    return cause_of(deepest.kind).action.format(subject=root.name, node=where)
 
 
 def _depth(kind: str) -> int:
-    return _cause(kind).depth
+    return cause_of(kind).depth
 
 
 def _scope(place: Place) -> int:

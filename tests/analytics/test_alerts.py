@@ -201,6 +201,20 @@ def test_a_switch_speaks_for_its_ports_and_they_for_their_ranks(book):
     assert [a["subject"] for a in sent.alerts] == ["switch/sw1"]
 
 
+def test_a_slow_node_speaks_for_the_link_and_the_stage_that_it_has_a_part_in(book):
+    link = finding("slow_link", "group", "dp:8", severity="warning", ranks=[3, 7], nodes=["b", "d"])
+    stage = finding("stage_imbalance", "stage", "0", severity="warning", ranks=[0, 1, 2, 3])
+    apart = finding("slow_link", "group", "dp:9", severity="warning", ranks=[4, 6], nodes=["c", "d"])
+    book.observe([link, stage, apart], T0)
+    assert not any(a["muted"] for a in book.list())
+    book.observe([finding("straggler", "node", "b", severity="info", ranks=[2, 3], nodes=["b"])], T0)
+    assert not any(a["muted"] for a in book.list())
+    book.observe([finding("straggler", "node", "b", at=T0 + 1, ranks=[2, 3], nodes=["b"])], T0 + 1)
+    assert {a["subject"] for a in book.list() if a["muted"]} == {"dp:8", "0"}
+    (sent, other) = deliver(book, T0 + 3 * S)
+    assert {a["subject"] for n in (sent, other) for a in n.alerts} == {"b", "dp:9"}
+
+
 def test_a_storm_of_ranks_under_one_switch_is_one_notification(book):
     book.topology = Topology(
         node_of={("j", r): f"n{r // 8}" for r in range(4096)}, switch_of={f"n{i}": "sw" for i in range(512)}

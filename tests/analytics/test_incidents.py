@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pulsetrain.analytics.incidents import causes, join
+from pulsetrain.analytics.bearing import causes
+from pulsetrain.analytics.incidents import join
 from pulsetrain.analytics.places import Topology
 from pulsetrain.analytics.verdict import Finding
 
@@ -68,6 +69,45 @@ def test_a_switch_is_the_root_of_ports_and_ranks_under_it():
     assert incident["root"] == "link switch/s0"
     assert "rank 2" in incident["victims"]
     assert "link n0/mlx5_0/1" in incident["victims"]
+
+
+RIDERS = [
+    ("slow_link", "group", "dp:8", {"ranks": [3, 7], "nodes": ["n1", "n3"]}),
+    ("stage_imbalance", "stage", "0", {"ranks": [0, 1, 2, 3]}),
+]
+
+
+@pytest.mark.parametrize(("kind", "subject_type", "subject", "members"), RIDERS)
+@pytest.mark.parametrize("late", [-6, 6])
+def test_what_a_slow_node_brings_about_is_its_story(kind, subject_type, subject, members, late):
+    story = [
+        finding("straggler", "node", "n1", severity="warning", ranks=[2, 3], nodes=["n1"]),
+        finding(kind, subject_type, subject, at=late, severity="warning", confidence=0.95, **members),
+    ]
+    (incident,) = join(story, PLACES)
+    assert (incident["root"], incident["victims"]) == ("node n1", [f"{subject_type} {subject}"])
+
+
+@pytest.mark.parametrize("severity", ["info", "warning"])
+def test_a_slow_link_of_others_is_no_story_of_a_slow_node(severity):
+    """Nor is one of its own where the node is slower by so little that it is information."""
+    where = {"ranks": [4, 6], "nodes": ["n2", "n3"]} if severity == "warning" else {"ranks": [3, 7]}
+    story = [
+        finding("straggler", "node", "n1", severity=severity, ranks=[2, 3], nodes=["n1"]),
+        finding("slow_link", "group", "dp:8", severity="warning", confidence=0.95, **where),
+    ]
+    (incident,) = join(story, PLACES)
+    assert incident["root"] == "group dp:8"
+    assert "group dp:8" not in incident["victims"]
+
+
+def test_a_node_that_computes_slowly_and_so_sends_slowly_is_called_slow():
+    story = [
+        finding("slow_link", "node", "n1", severity="warning", confidence=0.95),
+        finding("straggler", "node", "n1", severity="warning", confidence=0.8),
+    ]
+    (incident,) = join(story, PLACES)
+    assert incident["summary"] == "straggler of node n1"
 
 
 def test_what_lies_apart_in_time_or_job_is_another_story():

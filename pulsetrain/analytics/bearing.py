@@ -1,0 +1,100 @@
+"""Whether one trouble can be why there is another: by kind, by place, and by who has a part in both."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from pulsetrain.analytics.places import Place
+
+SHARED = ("group", "stage")  # what has members on several nodes, and so no place of its own
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cause:
+    """One row of tables/causes.csv: what a kind of finding may explain and what to do about it."""
+
+    kind: str
+    depth: int
+    explains: tuple[str, ...]
+    action: str
+
+
+@cache
+def causes() -> Mapping[str, Cause]:
+    """The table of causes by kind of finding. Columns: kind, depth (the larger, the nearer to the origin),
+    explains (kinds, separated by spaces), action, source."""
+    text = files("pulsetrain.analytics").joinpath("tables/causes.csv").read_text()
+    rows = csv.DictReader(line for line in text.splitlines() if not line.startswith("#"))
+    return {
+        r["kind"]: Cause(
+            kind=r["kind"], depth=int(r["depth"]), explains=tuple(r["explains"].split()), action=r["action"]
+        )
+        for r in rows
+    }
+
+
+def cause_of(kind: str) -> Cause:
+    """The row of a kind, or that of kinds which the table does not name."""
+    table = causes()
+    return table.get(kind, table["other"])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trouble:
+    """What is said of one subject. `ranks` and `nodes` are who has a part in it, empty where that is not
+    told; `mild`: it is information only."""
+
+    kinds: frozenset[str]
+    place: Place
+    ranks: frozenset[int] = frozenset()
+    nodes: frozenset[str] = frozenset()
+    mild: bool = False
+
+
+def trouble(
+    kinds: Iterable[str], place: Place, evidence: Iterable[Mapping[str, Any]], *, mild: bool
+) -> Trouble:
+    """A trouble from what was found of it; its members stand in the evidence as `ranks` and `nodes`."""
+    ranks: set[int] = set()
+    nodes = {place.node} - {""}
+    if place.scope == "rank" and place.subject.isdigit():
+        ranks.add(int(place.subject))
+    for told in evidence:
+        ranks |= {r for r in _listed(told.get("ranks")) if isinstance(r, int)}
+        nodes |= {n for n in _listed(told.get("nodes")) if isinstance(n, str) and n}
+    return Trouble(
+        kinds=frozenset(kinds), place=place, ranks=frozenset(ranks), nodes=frozenset(nodes), mild=mild
+    )
+
+
+def _listed(value: object) -> Iterable[object]:
+    return value if isinstance(value, list | tuple) else ()
+
+
+def explains(cause: Trouble, effect: Trouble) -> bool:
+    """A fault explains what stands on it, not what it stands on; what several share, where it has a part in
+    that and is more than information, unless the effect is no more either; a symptom of the whole job has no
+    place.
+
+    >>> slow = trouble(["straggler"], Place(scope="rank", subject="3", node="n1"), [], mild=False)
+    >>> group = Place(scope="group", subject="dp:3")
+    >>> explains(slow, trouble(["slow_link"], group, [{"ranks": [3, 11]}], mild=False))
+    True
+    >>> explains(slow, trouble(["slow_link"], group, [{"ranks": [4, 12], "nodes": ["n2"]}], mild=False))
+    False
+    """
+    kinds = {k for kind in cause.kinds for k in cause_of(kind).explains}
+    if not effect.kinds & kinds or effect.place.contains(cause.place):
+        return False
+    if effect.place.scope in SHARED:
+        told = effect.ranks or effect.nodes
+        part = cause.ranks & effect.ranks or cause.nodes & effect.nodes
+        return cause.place.scope != "job" and not (cause.mild and not effect.mild) and bool(part or not told)
+    if effect.place.scope == "job":
+        return True
+    return cause.place.contains(effect.place) or cause.place.scope in ("rank", "gpu", "link", "node")
