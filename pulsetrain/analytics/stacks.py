@@ -3,7 +3,8 @@
 Ranks that wait for one culprit stand in the same place, and the culprit elsewhere (ByteRobust: stacks are
 matched as text, dominant groups are healthy, outliers share the smallest parallel group). Stacks are compared
 by function and file: the line within one loop says nothing. Where no place holds more than half of the ranks,
-ranks with equal roles are compared instead; where that fails too the answer is "no consensus".
+ranks with equal roles are compared instead; where that fails too the answer is "no consensus". Any one sample
+of a job that runs has somebody elsewhere: called is who stands elsewhere in each of several samples.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from pulsetrain.analytics.selection import ranges
@@ -21,6 +22,7 @@ LEAST_SHARE = 0.5  # a place that more ranks than this share of them stand in is
 LEAST_FIT = 0.5  # F1 of outliers and a parallel group from which the group is named
 SHOWN_FRAMES = 3
 MOST_CLUSTERS = 16
+LEAST_SAMPLES = 2  # fewer accuse nobody
 
 Place = tuple[str, ...]
 State = Literal["outlier", "alike", "no_consensus", "blind"]
@@ -37,7 +39,8 @@ class RankStack:
 
 @dataclass(frozen=True, kw_only=True)
 class Picture:
-    """What the stacks say. `outliers` stand elsewhere than most; `group` is the parallel group they share."""
+    """What the stacks say. `outliers` stand elsewhere than most; `group` is the parallel group they share.
+    `samples` are those that could be read, `wavering` who stood elsewhere in some of them but not in all."""
 
     state: State
     sentence: str
@@ -45,6 +48,8 @@ class Picture:
     outliers: tuple[int, ...] = ()
     group: tuple[str, tuple[int, ...]] | None = None
     blind: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    samples: int = 1
+    wavering: tuple[int, ...] = ()
 
     def brief(self) -> dict[str, Any]:
         """For the evidence of a verdict: sentence, outliers, the largest places, what could not be read."""
@@ -55,7 +60,51 @@ class Picture:
             "group": {"group": self.group[0], "members": ranges(self.group[1])} if self.group else None,
             "clusters": [{"ranks": ranges(c.ranks), "where": where(c.frames)} for c in self.clusters],
             "blind": [{"reason": reason, "ranks": ranges(ranks)} for reason, ranks in self.blind],
+            "samples": self.samples,
+            "wavering": ranges(self.wavering),
         }
+
+
+def vote(pictures: Sequence[Picture], groups: Iterable[tuple[str, tuple[int, ...]]] = ()) -> Picture:
+    """The newest of some samples' pictures, in order of time, with those as outliers who are so in every
+    sample that could be read; nobody where fewer than `LEAST_SAMPLES` could be.
+
+    >>> usual = RankStack(thread=MAIN, frames=("all_reduce (c10d.py:1)",), ranks=(0, 1, 2))
+    >>> odd = RankStack(thread=MAIN, frames=("load (b.py:2)",), ranks=(3,))
+    >>> vote([judge([usual, odd])]).outliers, vote([judge([usual, odd])] * 3).outliers
+    ((), (3,))
+    """
+    read = [p for p in pictures if p.state != "blind"]
+    if not read:
+        return pictures[-1]
+    called = set.intersection(*(set(p.outliers) for p in read)) if len(read) >= LEAST_SAMPLES else set()
+    seen = {r for p in read for r in p.outliers}
+    picture = replace(read[-1], samples=len(read), wavering=tuple(sorted(seen - called)))
+    if not seen:
+        return picture
+    if not called:
+        return replace(
+            picture,
+            state="no_consensus",
+            sentence=f"{_unsure(len(read), picture.wavering)} {_places(picture.clusters)}.",
+            outliers=(),
+            group=None,
+        )
+    outliers = tuple(sorted(called))
+    group = _shared_group(outliers, [g for g in sorted(set(groups)) if len(g[1]) > 1])
+    sentence = f"{_sentence(outliers, picture.clusters, group)} So in {len(read)} samples in a row."
+    return replace(picture, state="outlier", sentence=sentence, outliers=outliers, group=group)
+
+
+def _unsure(samples: int, wavering: Sequence[int]) -> str:
+    if samples < LEAST_SAMPLES:
+        return f"Stacks differ in one sample, which accuses nobody (ranks {ranges(wavering)}):"
+    who = f"ranks {ranges(wavering)} in some"
+    return f"No consensus: nobody stands elsewhere in all of {samples} samples ({who}):"
+
+
+def _places(clusters: Sequence[RankStack]) -> str:
+    return "; ".join(f"ranks {ranges(c.ranks)} in {where(c.frames)}" for c in clusters[:3])
 
 
 def judge(
@@ -63,8 +112,8 @@ def judge(
     groups: Iterable[tuple[str, tuple[int, ...]]] = (),
     blind: Mapping[int, str] | None = None,
 ) -> Picture:
-    """Whose main thread stands elsewhere than most. `groups` are (name, members) of parallel groups; `blind`
-    says why a rank could not be read.
+    """Whose main thread stands elsewhere than most, in one sample. `groups` are (name, members) of parallel
+    groups; `blind` says why a rank could not be read.
 
     >>> most = RankStack(thread=MAIN, frames=("step (a.py:9)", "all_reduce (c10d.py:1)"), ranks=(0, 1, 3))
     >>> odd = RankStack(thread=MAIN, frames=("step (a.py:7)", "load (b.py:2)"), ranks=(2,))
@@ -84,8 +133,7 @@ def judge(
     known = [g for g in sorted(set(groups)) if len(g[1]) > 1]
     outliers = _outliers(place) or _outliers_by_role(place, known)
     if not outliers:
-        largest = "; ".join(f"ranks {ranges(c.ranks)} in {where(c.frames)}" for c in clusters[:3])
-        sentence = f"No consensus: {len(place)} ranks stand in {len(clusters)} places: {largest}."
+        sentence = f"No consensus: {len(place)} ranks stand in {len(clusters)} places: {_places(clusters)}."
         return Picture(
             state="no_consensus", sentence=sentence, clusters=clusters[:MOST_CLUSTERS], blind=reasons
         )

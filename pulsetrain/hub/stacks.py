@@ -1,7 +1,9 @@
 """Asks the agents for stacks when a job falls silent, or a person wants them, and keeps the last picture.
 
 Reading begins at half of the silence that counts as a hang: by the time the hang is named, its stacks are
-there, and ending the ranks waits for nothing. An agent reads on a thread of its own; nothing here blocks.
+there, and ending the ranks waits for nothing. They are read several times in a row, and somebody is called an
+outlier only where all samples agree; what the first ones say is kept meanwhile. An agent reads on a thread of
+its own; nothing here blocks.
 """
 
 from __future__ import annotations
@@ -26,6 +28,9 @@ log = structlog.get_logger()
 
 NAME = "stacks"
 TIMEOUT_S = 3.0
+SAMPLES = 3  # in a row, of which all must agree
+PAUSE_S = 0.15  # between two samples
+BUDGET_S = 3.0  # after which two have to do: an agent that does not answer takes that long each time
 EARLY = 0.5  # share of the silence that is a hang at which reading begins
 AGAIN_S = 30.0  # least time between two readings that nobody asked for
 FRESH_S = 90.0  # a picture older than this proves nothing about a hang
@@ -47,12 +52,18 @@ class _Memory:
     blind: str | None = None  # None: not tried in this attempt
     running: asyncio.Task[dict[str, Any]] | None = None
 
+    def note(self, answer: dict[str, Any], *, evidence: bool) -> None:
+        """Keep a picture, as evidence where it was asked for while this attempt was silent."""
+        self.latest, self.tested = answer, answer["attempt"]
+        if evidence and self.attempt == answer["attempt"]:
+            self.brief = {k: v for k, v in answer.items() if k not in ("tree", "job", "attempt")}
+
 
 class Stacks:
     """Pictures of the stacks of every job. All methods run on the hub's event loop."""
 
-    def __init__(self, journal: Journal, clock: Clock) -> None:
-        self._journal, self._clock = journal, clock
+    def __init__(self, journal: Journal, clock: Clock, *, pause_s: float = PAUSE_S) -> None:
+        self._journal, self._clock, self._pause_s = journal, clock, pause_s
         self._jobs: dict[str, _Memory] = {}
 
     def latest(self, job: str) -> dict[str, Any]:
@@ -114,23 +125,29 @@ class Stacks:
 
     async def _take(self, job: Job, memory: _Memory, why: str) -> dict[str, Any]:
         try:
-            attempt, silent = job.attempt, memory.silent
+            attempt, phase, silent = job.attempt, job.phase, memory.silent
             groups = {(g.group, tuple(sorted(g.members))) for r in job.statuses() for g in r.groups}
-            replies = await job.read_stacks(TIMEOUT_S)
-            held, blind = _gathered(job, replies)
-            picture = await asyncio.to_thread(stacks.judge, held, groups, blind)
-            answer = {
-                "job": job.name,
-                "attempt": attempt,
-                "ts_ns": self._clock.wall_ns(),
-                "why": why,
-                **picture.brief(),
-                "tree": await asyncio.to_thread(stacks.tree, held, threads=True),
-            }
-            memory.latest, memory.tested = answer, attempt
-            if silent and memory.attempt == attempt:
-                memory.brief = {k: v for k, v in answer.items() if k not in ("tree", "job", "attempt")}
-            memory.blind = picture.sentence if picture.state == "blind" else ""
+            pictures: list[stacks.Picture] = []
+            answer: dict[str, Any] = {}
+            began_s = self._clock.monotonic_s()
+            while not _enough(pictures, self._clock.monotonic_s() - began_s):
+                await asyncio.sleep(self._pause_s if pictures else 0)
+                held, blind = _gathered(job, await job.read_stacks(TIMEOUT_S))
+                if pictures and (job.attempt, job.phase) != (attempt, phase):
+                    break  # its ranks are being ended: where they stand now says nothing
+                pictures.append(await asyncio.to_thread(stacks.judge, held, groups, blind))
+                picture = stacks.vote(pictures, groups)
+                tree = await asyncio.to_thread(stacks.tree, held, threads=True)
+                answer = {
+                    "job": job.name,
+                    "attempt": attempt,
+                    "ts_ns": self._clock.wall_ns(),
+                    "why": why,
+                    **picture.brief(),
+                    "tree": tree,
+                }
+                memory.note(answer, evidence=silent)
+            memory.blind = answer["sentence"] if answer["state"] == "blind" else ""
             self._journal.event(NAME, job=job.name, attempt=attempt, detail=_stored(answer), actor=why)
             return answer
         finally:
@@ -144,6 +161,12 @@ class Stacks:
             return {}
         finally:
             memory.running = None
+
+
+def _enough(pictures: Sequence[stacks.Picture], took_s: float) -> bool:
+    """Whether the samples decide, or no more of them would: nothing can be read."""
+    wanted = SAMPLES if took_s < BUDGET_S else stacks.LEAST_SAMPLES
+    return bool(pictures) and (len(pictures) >= wanted or pictures[-1].state == "blind")
 
 
 def _note_failure(task: asyncio.Task[dict[str, Any]]) -> None:

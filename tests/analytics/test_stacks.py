@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pulsetrain.analytics.selection import ranges
-from pulsetrain.analytics.stacks import MAIN, RankStack, judge, lines, tree
+from pulsetrain.analytics.stacks import LEAST_SAMPLES, MAIN, RankStack, judge, lines, tree, vote
 
 SYNC = ("train (train.py:40)", "step (train.py:20)", "all_reduce (distributed/distributed_c10d.py:3000)")
 LOAD = ("train (train.py:40)", "read (data.py:7)")
@@ -79,6 +79,59 @@ def test_what_cannot_be_read_is_blind_and_said_once():
 def test_nothing_asked_is_blind_not_alike():
     assert judge([]).state == "blind"
     assert judge([stack(SYNC, 0, thread="loader")]).state == "blind"
+
+
+def seen(*odd, size=8, **more):
+    """A sample in which these of some ranks stand elsewhere."""
+    usual = stack(SYNC, *[r for r in range(size) if r not in odd])
+    return judge([usual, *([stack(LOAD, *odd)] if odd else [])], **more)
+
+
+def test_who_stands_elsewhere_in_every_sample_is_called_and_who_does_in_some_is_not():
+    picture = vote([seen(3), seen(3, 5), seen(2, 3)])
+    assert (picture.state, picture.outliers, picture.wavering) == ("outlier", (3,), (2, 5))
+    assert picture.sentence.endswith("So in 3 samples in a row.")
+    unsure = vote([seen(3), seen(5), seen(3)])
+    assert (unsure.state, unsure.outliers, unsure.wavering) == ("no_consensus", (), (3, 5))
+    assert "(ranks 3,5 in some)" in unsure.sentence
+
+
+def test_one_sample_accuses_nobody_and_those_that_could_not_be_read_do_not_vote():
+    blind = judge([], blind={0: "gone"})
+    assert vote([seen(3)]).state == "no_consensus"
+    assert vote([blind, seen(3)]).outliers == ()
+    assert vote([seen(3), blind, seen(3)]).outliers == (3,)
+    assert vote([blind, blind]).state == "blind"
+
+
+def test_samples_that_agree_that_all_stand_alike_say_so():
+    assert vote([seen(), seen()]).state == "alike"
+    assert vote([seen(3), seen()]).state == "no_consensus"
+
+
+def test_the_group_is_that_of_those_who_were_called():
+    groups = [("pp0", (0, 1)), ("pp1", (2, 3)), ("pp2", (4, 5))]
+    picture = vote([seen(2, 3), seen(2, 3, 4), seen(2, 3, 5)], groups)
+    assert (picture.outliers, picture.group) == ((2, 3), ("pp1", (2, 3)))
+
+
+SAMPLES = st.lists(st.frozensets(st.integers(0, 7), max_size=3), min_size=LEAST_SAMPLES, max_size=5)
+
+
+@given(SAMPLES, st.randoms(), st.integers(0, 1000))
+def test_the_order_of_samples_and_the_names_of_ranks_do_not_change_who_is_called(odd, random, shift):
+    pictures = [seen(*ranks) for ranks in odd]
+    plain = vote(pictures)
+    assert set(plain.outliers) == frozenset.intersection(*odd)
+    random.shuffle(pictures)
+    assert vote(pictures).outliers == plain.outliers
+    names = [{r + shift for r in ranks} for ranks in odd]
+    moved = [
+        judge([stack(SYNC, *({r + shift for r in range(8)} - n)), *([stack(LOAD, *n)] if n else [])])
+        for n in names
+    ]
+    assert vote(moved).outliers == tuple(r + shift for r in plain.outliers)
+    assert vote([*pictures, seen()]).outliers == ()  # another sample never accuses more
 
 
 PLACES = st.lists(st.sampled_from([SYNC, LOAD, ("a (b:1)",), ()]), min_size=1, max_size=12)

@@ -7,7 +7,7 @@ import pytest
 
 from pulsetrain.analytics.verdict import Finding, Healthy, Inconclusive
 from pulsetrain.analytics.watch import JobView
-from pulsetrain.hub.stacks import AGAIN_S, SELF_TEST_S, Stacks
+from pulsetrain.hub.stacks import AGAIN_S, BUDGET_S, SAMPLES, SELF_TEST_S, Stacks
 from pulsetrain.stream.messages import GroupStatus, Place, RankStatus, Reply
 
 WAIT = ["train (t.py:4)", "all_reduce (c10d.py:9)"]
@@ -35,11 +35,12 @@ class Journal:
 class FakeJob:
     """A job of two nodes of two ranks; rank 3 stands elsewhere."""
 
-    name, attempt, first_step_done = "j", 0, True
+    name, attempt, phase, first_step_done = "j", 0, "running", True
     world = tuple(Place(node=n, node_rank=i, address="h", peer_port=0, nproc=2) for i, n in enumerate("ab"))
 
     def __init__(self, replies=None):
         self.asked = []
+        self.later = []  # replies of the samples after the first; the same again where there are none
         self.replies = replies or [
             Reply(id=1, node="a", data=folded(WAIT, [0, 1])),
             Reply(id=2, node="b", data={"stacks": [stack(WAIT, [2]), stack(["load (d.py:1)"], [3])]}),
@@ -57,7 +58,10 @@ class FakeJob:
     async def read_stacks(self, timeout_s, *, first_only=False):
         self.asked.append("first" if first_only else "all")
         await asyncio.sleep(0)
-        return self.replies
+        replies = self.replies
+        if self.later:
+            self.replies = self.later.pop(0)
+        return replies
 
 
 def stack(frames, ranks):
@@ -85,7 +89,9 @@ VIEW = JobView(job="j", attempt=0, now_ns=0)
 @pytest.fixture
 def site():
     clock, journal = Clock(), Journal()
-    return SimpleNamespace(clock=clock, journal=journal, stacks=Stacks(journal, clock), job=FakeJob())
+    return SimpleNamespace(
+        clock=clock, journal=journal, stacks=Stacks(journal, clock, pause_s=0), job=FakeJob()
+    )
 
 
 async def consider(site, verdicts, after_s=0.25):
@@ -101,9 +107,9 @@ def test_reading_begins_at_half_the_silence_and_not_again_at_once(site):
         assert site.job.asked == []
         await consider(site, looked(1.6))
         await consider(site, looked(2.0))
-        assert site.job.asked == ["all"]
+        assert site.job.asked == ["all"] * SAMPLES
         await consider(site, looked(2.0), after_s=AGAIN_S + 1)
-        assert site.job.asked == ["all", "all"]
+        assert site.job.asked == ["all"] * 2 * SAMPLES
 
     asyncio.run(story())
     assert site.journal.kinds == [("stacks", "silence")] * 2
@@ -143,13 +149,52 @@ def test_one_rank_is_tried_soon_after_the_first_step_and_blindness_is_a_state(si
     assert site.journal.kinds == []
 
 
+def elsewhere(rank):
+    """What the agents answer while this rank stands elsewhere."""
+    usual = [stack(WAIT, [r for r in range(4) if r != rank])]
+    return [
+        Reply(id=1, node="a", data={"stacks": [*usual, stack(["load (d.py:1)"], [rank])]}),
+        Reply(id=2, node="b", data={"stacks": []}),
+    ]
+
+
+def test_who_stands_elsewhere_in_one_sample_only_is_not_accused(site):
+    site.job.replies, site.job.later = elsewhere(1), [elsewhere(3), elsewhere(3)]
+    answer = asyncio.run(site.stacks.take(site.job, "ann"))
+    assert (answer["state"], answer["outliers"]) == ("no_consensus", "")
+    assert (answer["samples"], answer["wavering"]) == (3, "1,3")
+
+
+def test_a_sample_of_ranks_that_are_being_ended_does_not_count(site):
+    async def story():
+        task = asyncio.create_task(site.stacks.take(site.job, "ann"))
+        while len(site.job.asked) < SAMPLES:
+            await asyncio.sleep(0)
+        site.job.phase, site.job.replies = "suspending", elsewhere(0)
+        return await task
+
+    answer = asyncio.run(story())
+    assert (answer["outliers"], answer["samples"]) == ("3", SAMPLES - 1)
+
+
+def test_two_samples_have_to_do_where_reading_takes_long(site):
+    async def slow(timeout_s, *, first_only=False):
+        site.job.asked.append("all")
+        site.clock.now_s += BUDGET_S / 2 + 0.1
+        return site.job.replies
+
+    site.job.read_stacks = slow
+    answer = asyncio.run(site.stacks.take(site.job, "ann"))
+    assert (answer["outliers"], answer["samples"], site.job.asked) == ("3", 2, ["all"] * 2)
+
+
 def test_two_who_ask_at_once_get_one_picture(site):
     async def story():
         return await asyncio.gather(site.stacks.take(site.job, "ann"), site.stacks.take(site.job, "bob"))
 
     one, other = asyncio.run(story())
     assert one == other
-    assert site.job.asked == ["all"]
+    assert site.job.asked == ["all"] * SAMPLES
     assert (one["outliers"], one["tree"][0]["ranks"]) == ("3", "0-3")
     assert isinstance(site.stacks.detector("j"), Healthy)
 
