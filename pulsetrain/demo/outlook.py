@@ -15,7 +15,7 @@ from pulsetrain.stream.errors import PulsetrainError
 from pulsetrain.stream.queries import demo as queries
 from pulsetrain.stream.store import Store, open_store
 
-LOOK_S = 0.5
+LOOK_S = 0.25
 LATE_NS = 15_000_000_000  # a row may arrive so much later than the time it bears
 TELL_STEPS = 10
 
@@ -41,6 +41,7 @@ class Outlook:
         self._since_ns = time.time_ns()
         self._known: set[tuple[Any, ...]] = set()
         self._told_step = 0
+        self._written_rows = 0
 
     @property
     def store(self) -> Store:
@@ -50,14 +51,21 @@ class Outlook:
     def look(self) -> None:
         """Ask for state, new events and new findings, and tell them; a hub that is away is asked again."""
         try:
-            self._look_at_status()
-            for row in queries.events_since(self._store, self._job, self._since_ns - LATE_NS).to_pylist():
-                self._take_event(row)
-            for row in queries.findings_since(self._store, self._job, self._since_ns - LATE_NS).to_pylist():
-                self._take_finding(row)
+            written_rows = self._look_at_status()
+            if written_rows != self._written_rows:
+                self._read()
+            self._written_rows = written_rows
             self._tell_progress()
         except PulsetrainError:
             self.failures += 1
+
+    def _read(self) -> None:
+        """Take what is new among the store's events and findings."""
+        since_ns = self._since_ns - LATE_NS
+        for row in queries.events_since(self._store, self._job, since_ns).to_pylist():
+            self._take_event(row)
+        for row in queries.findings_since(self._store, self._job, since_ns).to_pylist():
+            self._take_finding(row)
 
     def wait(self, until: Callable[[], bool], timeout_s: float, each: Callable[[], None]) -> bool:
         """Look until `until` holds; False after `timeout_s`. `each` runs before every look and may raise."""
@@ -78,13 +86,17 @@ class Outlook:
         """The node that runs a rank now; "" where nobody does."""
         return next((n for n, row in self.nodes.items() if rank in row.get("ranks", ())), "")
 
-    def _look_at_status(self) -> None:
-        job = next((j for j in self._client.status()["jobs"] if j["job"] == self._job), None)
+    def _look_at_status(self) -> int:
+        """Take the job's state; how many events and findings the hub has written."""
+        status = self._client.status()
+        written_rows = int(status["hub"]["written_rows"])
+        job = next((j for j in status["jobs"] if j["job"] == self._job), None)
         if job is None:
-            return
+            return written_rows
         self.state, self.failure = str(job["state"]), str(job.get("failure", ""))
         self.attempt, self.step = int(job["attempt"]), int(job["step"])
         self.nodes = {n["node"]: n for n in job["nodes"]}
+        return written_rows
 
     def _take_event(self, row: Mapping[str, Any]) -> None:
         if not self._fresh("event", row["ts_ns"], row["kind"], row["node"], row["rank"]):

@@ -93,6 +93,7 @@ def status(parts: Parts) -> dict[str, Any]:
     facts = parts.facts | {
         "version": __version__,
         "watch_failures": parts.watcher.failures,
+        "written_rows": parts.desk.written_rows,
         "unwritten_rows": parts.desk.failed_rows,
     }
     return {"hub": facts, "jobs": [_job(parts, job) for job in parts.controller.jobs.values()]}

@@ -21,7 +21,7 @@ from pulsetrain.stream.store import Store
 
 log = structlog.get_logger()
 
-FLUSH_S = 0.1
+FLUSH_S = 0.05
 
 
 class Desk:
@@ -29,6 +29,7 @@ class Desk:
 
     def __init__(self, store: Store, clock: Clock) -> None:
         self.failed_rows = 0
+        self.written_rows = 0
         self._store, self._clock = store, clock
         self._rows: queue.SimpleQueue[tuple[str, dict[str, Any]] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._write, name="desk", daemon=True)
@@ -104,3 +105,5 @@ class Desk:
         except (PulsetrainError, pa.ArrowException) as error:
             self.failed_rows += len(rows)
             log.exception("desk_write_failed", record=record, rows=len(rows), error=str(error))
+        else:
+            self.written_rows += len(rows)

@@ -25,6 +25,7 @@ from pulsetrain.hub.stacks import Stacks
 from pulsetrain.recovery.controller import Controller
 from pulsetrain.recovery.job import Job
 from pulsetrain.recovery.nodes import GONE, NodeState
+from pulsetrain.recovery.record import Recovery
 from pulsetrain.recovery.transitions import TERMINAL, Event, Phase
 from pulsetrain.recovery.world import node_of, ranks_of
 from pulsetrain.stream.clock import Clock
@@ -36,12 +37,13 @@ from pulsetrain.stream.store import Store
 log = structlog.get_logger()
 
 LIVE_S = 0.25
+HURRY_S = 0.05  # while a recovery waits for its cause
 STORE_S = 1.0
 AGAIN_S = 0.4
 MACHINES_S = 5.0
 STORE_SHARE = 3
 SURE = 0.9
-SETTLE_NS = 300_000_000
+SETTLE_NS = 250_000_000
 PACE_STEPS = 50
 TOLD = 1000
 
@@ -129,7 +131,11 @@ class Watcher:
                 except Exception as error:  # one job's surprise must not blind the others
                     self.failures += 1
                     log.exception("watch_failed", job=job.name, error=repr(error))
-            await asyncio.sleep(LIVE_S)
+            hurry = any(
+                job.recovery is not None and not self.of(job).explained
+                for job in self._controller.jobs.values()
+            )
+            await asyncio.sleep(HURRY_S if hurry else LIVE_S)
 
     async def look_at_store(self) -> None:
         """Loop: every analyzer over the stored records of running jobs, in a thread.
@@ -212,7 +218,7 @@ class Watcher:
             return
         view = self._view(job, memory)
         if job.recovery is not None and not memory.explained:
-            self._explain(job, memory, view)
+            self._explain(job, job.recovery, memory, view)
         elif job.phase is Phase.RUNNING and not view.exits and not view.lost_nodes:
             verdicts = watch.hang(view, self._config)
             self.stacks.consider(job, view, verdicts, self._config.stopped_s)
@@ -220,11 +226,13 @@ class Watcher:
             self._tell(job, fresh)
             self._report_hang(job, fresh, view)
 
-    def _explain(self, job: Job, memory: JobWatch, view: watch.JobView) -> None:
+    def _explain(self, job: Job, recovery: Recovery, memory: JobWatch, view: watch.JobView) -> None:
         """Name the cause once the facts are in: connections settled, peers' exits heard."""
         if not view.exits and not view.lost_nodes:
             return
-        memory.first_exit_ns = memory.first_exit_ns or view.now_ns
+        crashed = recovery.fault.event is Event.RANK_FAILED
+        heard_ns = recovery.fault.detected_ns if crashed else view.now_ns
+        memory.first_exit_ns = memory.first_exit_ns or heard_ns
         unsettled = any(n.closed_s is not None and n.state not in GONE for n in job.nodes.values())
         if unsettled or (view.now_ns - memory.first_exit_ns < SETTLE_NS and not view.lost_nodes):
             return

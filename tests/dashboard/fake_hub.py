@@ -92,6 +92,7 @@ class FakeHub:
             "pid": 1,
             "started_ns": self.job.began_ns,
             "watch_failures": 0,
+            "written_rows": 0,
             "unwritten_rows": 0,
         }
         return {"hub": facts, "jobs": [job] if self.jobs else []}
