@@ -7,7 +7,9 @@ year lives as long as any other row.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from pulsetrain.stream.schema import RECORDS, Field, Kind, Record
 
@@ -18,6 +20,20 @@ QUARANTINE = "quarantine"
 ROLLUP = "span_rollup"
 """Closed spans summed by job, attempt, step, rank, phase and the phase they ran inside."""
 ROLLUP_FEED = "span_rollup_feed"
+
+_BUSY: Mapping[str, object] = MappingProxyType(
+    {
+        # Parts wait until about twenty can be merged: 30 million rows in 120 inserts are rewritten once,
+        # with 5 (the default) more than twice.
+        "merge_selector_base": 24,
+        "merge_max_block_size": 32_768,
+        "auto_statistics_types": "",  # of each insert, for joins that nobody makes
+    }
+)
+TUNED: Mapping[str, Mapping[str, object]] = MappingProxyType({"spans": _BUSY, ROLLUP: _BUSY})
+"""Settings of the tables that take most rows. What an engine does not know is left out."""
+_GRANULARITY: Mapping[str, int] = MappingProxyType({"spans": 16_384})
+"""Rows between two marks of a table, where not 8,192. It cannot be changed later."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,8 +101,13 @@ def create_table(record: Record, engine: Engine) -> str:
     return (
         f"CREATE TABLE IF NOT EXISTS {engine.table(record.name)} (\n  {columns}\n)\n"
         f"{engine.kind('MergeTree')}\nPARTITION BY toDate(`{record.time}`)\nORDER BY ({order})\n"
-        f"TTL `stored` + INTERVAL {record.ttl_days} DAY\n{engine.settings}"
+        f"TTL `stored` + INTERVAL {record.ttl_days} DAY\n{engine.settings}{_granularity(record)}"
     )
+
+
+def _granularity(record: Record) -> str:
+    rows = _GRANULARITY.get(record.name)
+    return f", index_granularity = {rows}" if rows else ""
 
 
 def add_column(record: Record, field: Field, engine: Engine) -> str:
@@ -147,3 +168,35 @@ def create_rollup_feed(engine: Engine) -> str:
         "FROM spans AS s WHERE NOT s.open\n"
         "GROUP BY job, attempt, step, rank, phase, category, parent, node"
     )
+
+
+def lacking(wanted: Mapping[str, object], engine_full: str) -> dict[str, object]:
+    """Which of `wanted` an engine clause does not say.
+
+    >>> lacking({"a": 1, "b": ""}, "MergeTree ORDER BY x SETTINGS a = 1, c = 2")
+    {'b': ''}
+    """
+    said = {part.strip() for part in engine_full.partition("SETTINGS")[2].split(",")}
+    return {name: value for name, value in wanted.items() if _setting(name, value) not in said}
+
+
+def set_settings(table: str, settings: Mapping[str, object], engine: Engine) -> str:
+    """The ALTER that gives a table these settings."""
+    return f"ALTER TABLE {engine.table(table)} MODIFY SETTING {_settings(settings)}"
+
+
+def insert_file(table: str, columns: Sequence[str], path: str, settings: Mapping[str, object]) -> str:
+    """The INSERT of an Arrow IPC stream that lies in a file of the engine's own machine."""
+    names = ", ".join(f"`{name}`" for name in columns)
+    return (
+        f"INSERT INTO `{table}` ({names}) FROM INFILE {literal(path)} "
+        f"SETTINGS {_settings(settings)} FORMAT ArrowStream"
+    )
+
+
+def _settings(settings: Mapping[str, object]) -> str:
+    return ", ".join(_setting(name, value) for name, value in settings.items())
+
+
+def _setting(name: str, value: object) -> str:
+    return f"{name} = {literal(value)}"

@@ -8,10 +8,12 @@ on chDB; an insert of 100 rows costs about 4 ms. Queries on their own handles ru
 from __future__ import annotations
 
 import contextlib
+import io
 import queue
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 from urllib.parse import urlsplit
 
 import clickhouse_connect
@@ -28,6 +30,10 @@ from pulsetrain.stream.folder import FolderLock
 from pulsetrain.stream.queries import storage
 from pulsetrain.stream.reader import ChdbReader, HttpReader, Reader, ReaderConfig
 from pulsetrain.stream.schema import RECORDS, SCHEMA_VERSION
+from pulsetrain.stream.scratch import ScratchFiles
+
+Write = Callable[[BinaryIO], object]
+"""Writes an Arrow IPC stream."""
 
 _AUTH_CODES = (516, 192, 193, 194)
 _DATA_CODES = (6, 27, 33, 41, 53, 70, 72, 117, 349)
@@ -56,6 +62,7 @@ class Store:
         self._connect = connect
         self._lock = lock
         self._idle: queue.LifoQueue[Client] = queue.LifoQueue(_IDLE_CLIENTS)
+        self._scratch = ScratchFiles()
         with self.client():
             pass  # says at once where the store cannot be opened
 
@@ -78,6 +85,16 @@ class Store:
                     )
         self.command(ddl.create_rollup(self.engine))
         self.command(ddl.create_rollup_feed(self.engine))
+        self._tune()
+
+    def _tune(self) -> None:
+        """Give busy tables the settings that they lack and that this engine knows."""
+        known = set(storage.table_settings(self)["name"].to_pylist())
+        engines = {row["name"]: row["engine_full"] for row in storage.engines(self).to_pylist()}
+        for table, wanted in ddl.TUNED.items():
+            lacking = ddl.lacking({k: v for k, v in wanted.items() if k in known}, engines[table])
+            if lacking:
+                self.command(ddl.set_settings(table, lacking, self.engine))
 
     def insert(self, record: str, table: pa.Table | pa.RecordBatch, *, token: str | None = None) -> None:
         """Store rows that have the record's Arrow schema. Rows that come again with the same `token` are
@@ -85,17 +102,29 @@ class Store:
         if isinstance(table, pa.RecordBatch):
             table = pa.Table.from_batches([table])
         if table.num_rows:
-            table = conform(table, RECORDS[record], SCHEMA_VERSION)
-            self.insert_raw(record, table.column_names, ipc(table), token=token)
+            self.insert_table(record, conform(table, RECORDS[record], SCHEMA_VERSION), token=token)
+
+    def insert_table(self, table: str, rows: pa.Table, *, token: str | None) -> None:
+        """Store rows that have the table's types already."""
+        self._insert(table, rows.column_names, partial(write_ipc, rows), token)
 
     def insert_raw(self, table: str, columns: Sequence[str], stream: bytes, *, token: str | None) -> None:
         """Store an uncompressed Arrow IPC stream as it is."""
+        self._insert(table, columns, lambda sink: sink.write(stream), token)
+
+    def _insert(self, table: str, columns: Sequence[str], write: Write, token: str | None) -> None:
         settings: dict[str, Any] = {"max_partitions_per_insert_block": 0, "optimize_on_insert": 0}
         if token is not None:
             settings["insert_deduplication_token"] = token
             settings["deduplicate_blocks_in_dependent_materialized_views"] = 1
         with self.client() as client:
-            client.raw_insert(f"`{table}`", list(columns), stream, settings, "ArrowStream")
+            if self.folder is None:
+                sink = io.BytesIO()
+                write(sink)
+                client.raw_insert(f"`{table}`", list(columns), sink.getvalue(), settings, "ArrowStream")
+            else:
+                with self._scratch.written(write) as path:
+                    client.command(ddl.insert_file(table, columns, path, settings))
 
     def query(self, sql: str, params: Mapping[str, Any] | None = None) -> pa.Table:
         """The result of a SELECT; ``{name:Type}`` in `sql` takes its value from `params`.
@@ -143,6 +172,7 @@ class Store:
         with contextlib.suppress(queue.Empty):
             while True:
                 self._idle.get_nowait().close()
+        self._scratch.close()
         if self._lock is not None:
             self._lock.release()
 
@@ -151,13 +181,23 @@ class Store:
         return {(row["table"], row["name"]): row["type"] for row in found}
 
 
-def ipc(table: pa.Table) -> bytes:
-    """`table` as an uncompressed Arrow IPC stream of one dictionary a column."""
-    sink = pa.BufferOutputStream()
-    table = table.replace_schema_metadata(None).unify_dictionaries()
+def whole(table: pa.Table) -> pa.Table:
+    """`table` in one piece, with one dictionary a column and nothing said about it."""
+    return table.replace_schema_metadata(None).unify_dictionaries().combine_chunks()
+
+
+def write_ipc(table: pa.Table, sink: BinaryIO) -> None:
+    """Write `table` to `sink` as an uncompressed Arrow IPC stream of one batch."""
+    table = whole(table)
     with pa.ipc.new_stream(sink, table.schema) as writer:
-        writer.write_table(table.combine_chunks())
-    return bytes(sink.getvalue().to_pybytes())
+        writer.write_table(table)
+
+
+def ipc(table: pa.Table) -> bytes:
+    """`table` as `write_ipc` writes it."""
+    sink = io.BytesIO()
+    write_ipc(table, sink)
+    return sink.getvalue()
 
 
 def open_store(url: str, *, token: str | None = None, engine: ddl.Engine | None = None) -> Store:

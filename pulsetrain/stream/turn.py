@@ -20,7 +20,7 @@ from pulsetrain.stream.lanes import Range
 from pulsetrain.stream.metrics import IntakeMetrics
 from pulsetrain.stream.queries.storage import stored_ranges
 from pulsetrain.stream.ranges import Ranges
-from pulsetrain.stream.store import Store, ipc
+from pulsetrain.stream.store import Store, whole
 
 Bury = Callable[[Any, str], None]
 """Sends a message that cannot be read to the dead letters, with the reason."""
@@ -32,13 +32,11 @@ _RANGES = pa.schema(
 
 @dataclass(frozen=True, kw_only=True)
 class Insert:
-    """One insert: an Arrow IPC stream for a table. `record` is what its rows count as; "": nothing."""
+    """One insert: rows for a table. `record` is what they count as; "": nothing."""
 
     table: str
     record: str
-    columns: Sequence[str]
-    stream: bytes
-    rows: int
+    rows: pa.Table
     token: str | None
 
 
@@ -60,10 +58,10 @@ class Turn:
 def _store(store: Store, metrics: IntakeMetrics, insert: Insert) -> None:
     if insert.record:
         with metrics.insert(insert.record):
-            store.insert_raw(insert.table, insert.columns, insert.stream, token=insert.token)
-        metrics.rows.labels(insert.record).inc(insert.rows)
+            store.insert_table(insert.table, insert.rows, token=insert.token)
+        metrics.rows.labels(insert.record).inc(insert.rows.num_rows)
     else:
-        store.insert_raw(insert.table, insert.columns, insert.stream, token=insert.token)
+        store.insert_table(insert.table, insert.rows, token=insert.token)
 
 
 class Preparer:
@@ -137,14 +135,7 @@ class Preparer:
 
 
 def _insert(name: str, rows: pa.Table, token: str | None, record: str = "") -> Insert:
-    return Insert(
-        table=name,
-        record=record,
-        columns=rows.column_names,
-        stream=ipc(rows),
-        rows=rows.num_rows,
-        token=token,
-    )
+    return Insert(table=name, record=record, rows=whole(rows), token=token)
 
 
 def _saved(grown: Mapping[tuple[str, str, int], int]) -> Insert:

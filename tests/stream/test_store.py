@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from pulsetrain.stream import ddl
 from pulsetrain.stream.errors import PulsetrainError, SchemaMismatch, UsageError
+from pulsetrain.stream.queries import storage
 from pulsetrain.stream.schema import RECORDS
 from pulsetrain.stream.store import open_store
 from tests.stream.rows import DAY, table
@@ -97,6 +99,19 @@ def test_migrating_again_changes_nothing_and_adds_what_is_missing(chdb_store):
     assert count(chdb_store, "checkpoints", "migrated") == 2
 
 
+def test_an_older_store_gets_the_settings_of_busy_tables(chdb_store):
+    chdb_store.command("ALTER TABLE spans MODIFY SETTING merge_selector_base = 5")
+    chdb_store.migrate()
+    engines = {row["name"]: row["engine_full"] for row in storage.engines(chdb_store).to_pylist()}
+    for name, wanted in ddl.TUNED.items():
+        assert ddl.lacking(wanted, engines[name]) == {}
+
+
+def test_settings_that_the_engine_does_not_know_are_left_out(chdb_store, monkeypatch):
+    monkeypatch.setattr(ddl, "TUNED", {"spans": {"of_the_future": 1}})
+    chdb_store.migrate()
+
+
 def test_a_column_of_another_type_is_named(chdb_store):
     chdb_store.command("ALTER TABLE heartbeats MODIFY COLUMN pid Int64")
     try:
@@ -104,6 +119,14 @@ def test_a_column_of_another_type_is_named(chdb_store):
             chdb_store.migrate()
     finally:
         chdb_store.command("ALTER TABLE heartbeats MODIFY COLUMN pid Int32")
+
+
+def test_a_stream_that_cannot_be_read_is_a_mismatch_and_stores_nothing(chdb_store):
+    columns = list(RECORDS["steps"].names)
+    with pytest.raises(SchemaMismatch):
+        chdb_store.insert_raw("steps", columns, b"no Arrow stream at all", token="broken")
+    chdb_store.insert("steps", table("steps", 2, job="after"), token="after")
+    assert count(chdb_store, "steps", "after") == 2
 
 
 def test_a_wrong_statement_is_one_line(chdb_store):

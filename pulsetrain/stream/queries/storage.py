@@ -21,6 +21,16 @@ def columns(store: Queryable) -> pa.Table:
     return store.query("SELECT table, name, type FROM system.columns WHERE database = currentDatabase()")
 
 
+def engines(store: Queryable) -> pa.Table:
+    """Tables of the current database and the ENGINE clause they have: name, engine_full."""
+    return store.query("SELECT name, engine_full FROM system.tables WHERE database = currentDatabase()")
+
+
+def table_settings(store: Queryable) -> pa.Table:
+    """Settings that a table of this engine can have: name."""
+    return store.query("SELECT name FROM system.merge_tree_settings")
+
+
 def stored_ranges(store: Queryable) -> pa.Table:
     """Row ranges that are stored of each source: source, record, first_row, next_row."""
     return store.query(
