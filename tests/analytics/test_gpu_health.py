@@ -150,3 +150,21 @@ def test_nvlink_errors_are_named_and_old_ones_and_resets_are_not():
     old = rows("GPU-1", gpu_nvlink_replays_total=4_000.0, gpu_nvlink_transmit_bytes=lambda i: 1e12 * i)
     reset = rows("GPU-3", gpu_nvlink_crc_data_errors_total=lambda i: 900.0 if i < 6 else 0.0)
     assert said(old, bad, reset) == {("link_errors", "n1/GPU-2", "warning")}
+
+
+WORSE = {
+    "throttle": [{"gpu_clock_event_reasons": lambda i, n=n: 8.0 * (i < n)} for n in (0, 3, 6, 9, 12)],
+    "memory": [{"gpu_ecc_corrected_total": lambda i, n=n: float(n) * i} for n in (0, 10, 1e3, 1e5, 1e6)],
+    "bus": [{"gpu_pcie_width": width} for width in (16.0, 8.0, 4.0, 1.0)],
+}
+
+
+@pytest.mark.parametrize("changes", WORSE.values(), ids=WORSE.keys())
+def test_a_worse_gpu_is_never_milder(changes):
+    order = {"info": 1, "warning": 2, "critical": 3}
+    weights = [
+        max(((order[f.severity], f.confidence) for f in found), default=(0, 0.0))
+        for found in (findings(find(table(rows("GPU-1", **change)), now_ns=1)) for change in changes)
+    ]
+    assert weights == sorted(weights)
+    assert weights[0] == (0, 0.0) < weights[-1]

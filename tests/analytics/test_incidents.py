@@ -190,3 +190,18 @@ def test_a_storm_is_joined_in_a_moment():
     story.append(finding("node_lost", "node", "n7", at=1))
     (incident,) = join(story)
     assert len(incident["timeline"]) == 3001
+
+
+def test_a_worse_finding_never_makes_the_incident_milder():
+    order = {"info": 0, "warning": 1, "critical": 2}
+    beside = finding("mfu_decay", "job", "j", severity="info", confidence=0.6)
+    rated = []
+    for severity in order:
+        for confidence in (0.5, 0.7, 0.9):
+            story = [finding("straggler", "rank", "3", severity=severity, confidence=confidence), beside]
+            (incident,) = join(story, PLACES)
+            rated.append((order[incident["severity"]], incident["hypotheses"][0]["confidence"]))
+            assert incident["root"] == "rank 3"
+    assert [r[0] for r in rated] == sorted(r[0] for r in rated)
+    for at in (0, 3, 6):
+        assert [r[1] for r in rated[at : at + 3]] == sorted(r[1] for r in rated[at : at + 3])

@@ -180,3 +180,34 @@ def test_degenerate_input_gets_a_verdict(name):
     cases += [{**columns, "compute": holes}, {n: np.concatenate([v, v]) for n, v in columns.items()}]
     for case in cases:
         assert ANALYZERS[name](timings(case))
+
+
+SHARED = {
+    "stages": lambda x: fleet(steps=120, stage_ratio={1: 1 + x}),
+    "mfu": lambda x: fleet(steps=120, noise=0.01, everyone=np.where(np.arange(120) < 80, 1.0, 1 + x)),
+}
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_what_is_not_one_ranks_keeps_its_subject_when_ranks_are_renamed(name):
+    columns = SHARED[name](0.4)
+    names = np.array([30, 7, 19, 4, 11, 2, 23, 8])
+    plain, renamed = (
+        findings(ANALYZERS[name](timings({**columns, "rank": ranks})))
+        for ranks in (columns["rank"], names[columns["rank"]])
+    )
+    assert [(f.subject, f.severity, f.confidence) for f in plain] == [
+        (f.subject, f.severity, f.confidence) for f in renamed
+    ]
+    assert len(plain) == 1
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_a_worse_fault_of_all_is_never_milder(name):
+    order = {"info": 1, "warning": 2, "critical": 3}
+    weights = [
+        max((order[f.severity] for f in findings(ANALYZERS[name](timings(SHARED[name](x))))), default=0)
+        for x in (0.0, 0.02, 0.1, 0.2, 0.4, 0.8)
+    ]
+    assert weights == sorted(weights)
+    assert weights[0] == 0 < weights[-1]

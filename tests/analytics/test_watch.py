@@ -340,3 +340,35 @@ def test_clean_exits_are_no_crash():
 def test_order_of_exits_changes_nothing(order):
     exits = [exit_(5, 0.0, -9), exit_(4, 0.3, 1, GLOO), exit_(0, 0.4, -15), exit_(1, 0.5, -6)]
     assert crash(view([], exits=tuple(exits[i] for i in order)))[0].subject == "5"
+
+
+@given(st.permutations(range(8)))
+def test_renaming_ranks_renames_the_exit_that_was_first(names):
+    exits = (exit_(5, 0.0, -9, node="x"), exit_(4, 0.3, 1, GLOO, node="y"), exit_(0, 0.4, -15, node="z"))
+    renamed = tuple(
+        exit_(names[e.rank], (e.ts_ns - NOW) / S, e.code, *e.last_lines, node=e.node) for e in exits
+    )
+    (finding,) = crash(view([], exits=renamed))
+    assert finding.subject == str(names[5])
+    assert finding.evidence["victims"] == sorted((names[0], names[4]))
+
+
+def test_a_plainer_cause_is_never_less_sure():
+    last = [(1, GLOO), (-15, ""), (1, "ValueError: bad shape"), (-11, "")]
+    sure = [crash(view([], exits=(exit_(3, 0.0, code, line),)))[0].confidence for code, line in last]
+    assert sure == sorted(sure)
+
+
+@pytest.mark.parametrize(
+    "exits",
+    [
+        (exit_(3, 0.0, -9), exit_(3, 0.0, -9)),
+        (exit_(10_000, 0.0, 1, "", "   "),),
+        (exit_(3, 0.0, -200),),
+        (exit_(-1, -1e6, 255, "\x00" * 1000),),
+        tuple(exit_(r, 0.0, 1) for r in range(64)),
+    ],
+)
+def test_odd_exits_get_a_verdict(exits):
+    (finding,) = crash(view([], exits=exits))
+    assert finding.kind == "crash"
