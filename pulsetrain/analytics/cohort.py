@@ -56,6 +56,7 @@ class Excess:
     noise: float  # of one step
     recent: Floats  # excess in the last third of the window, at most `RECENT` steps
     noisy: bool
+    apart: Floats | None = None  # on a noisy host: how far (log) quick steps lie beyond the others' slow ones
 
 
 def work_of(t: Timings, rows: Rows) -> Work:
@@ -102,12 +103,10 @@ def queued(t: Timings) -> float:
     )
 
 
-def by_chance(t: Timings, noisy: bool | None = None) -> bool:
+def by_chance(t: Timings) -> bool:
     """Whether ranks wait so much for processors that chance decides which of them is slow for a while: net of
-    the waits their steps still scatter. `noisy` where that is known."""
-    if queued(t) <= STARVED:
-        return False
-    return work_of(t, np.flatnonzero(t.usable)).low_noise is not None if noisy is None else noisy
+    the waits their steps still scatter."""
+    return queued(t) > STARVED and work_of(t, np.flatnonzero(t.usable)).low_noise is not None
 
 
 def work_from(whole: Floats, pieces: Floats, cohorts: Sequence[Columns], rows: Rows) -> Work:
@@ -186,4 +185,5 @@ def _noisy(pieces: Floats, columns: Columns, rows: Rows, noise: float) -> Excess
         noise=noise,
         recent=last - robust.lower_median(last),
         noisy=True,
+        apart=robust.apart(np.log(pieces.sum(axis=0))),
     )

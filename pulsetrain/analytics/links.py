@@ -31,7 +31,6 @@ FLOOR_RATIO = 0.25  # groups of one kind differ by where their members stand
 NOISY_SHARE = 0.6
 TOO_NOISY = 0.3  # noise of one step from which transfers wait for processors rather than for wires
 APART = 0.25  # there, by how much the quick quarter must be beyond the siblings' slow one, as a ratio
-QUICK, SLOW = 0.25, 0.75
 LATE = 0.5  # share of a group's slowness (log) in the compute of a member, from which that is the cause
 ALIKE = 1.25  # payloads of siblings, ordered by size, differ by less than this ratio from one to the next
 FALSE_ALARMS = 1e-4
@@ -165,7 +164,9 @@ def _slow(e: Excess, z: float, transfers: Transfers) -> list[_Slow]:
     steady = e.noise <= TOO_NOISY
     floor = max(float(np.log1p(FLOOR_RATIO)), NOISY_SHARE * min(e.noise, TOO_NOISY))
     needed = z * (1.5 if e.noisy else 1.0)
-    apart = _apart(transfers.ns_a_byte[np.ix_(e.rows, e.columns)]) > (0.0 if steady else np.log1p(APART))
+    apart = robust.apart(np.log(transfers.ns_a_byte[np.ix_(e.rows, e.columns)])) > (
+        0.0 if steady else np.log1p(APART)
+    )
     hits = np.flatnonzero(apart & (e.excess > floor) & (e.recent > floor / 2) & (e.excess > needed * e.error))
     return [
         _Slow(
@@ -176,12 +177,6 @@ def _slow(e: Excess, z: float, transfers: Transfers) -> list[_Slow]:
         )
         for i in hits
     ]
-
-
-def _apart(times: NDArray[np.float64]) -> NDArray[np.float64]:
-    """How far (log) the quick quarter of each column lies beyond the slow one of the usual other column."""
-    quick, slow = np.log(np.nanquantile(times, (QUICK, SLOW), axis=0))
-    return np.array([quick[i] - np.median(np.delete(slow, i)) for i in range(len(quick))])
 
 
 def _findings(

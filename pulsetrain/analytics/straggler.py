@@ -3,8 +3,10 @@
 Compared is the time a rank computes, net of communication, so that a barrier does not equalise everyone. A
 rank's cohort are the ranks of its pipeline stage; the reference is the cohort's lower median, which is sound
 even where half of it is slow. A rank is slow where its excess is beyond what noise makes of all tests
-together under a budget of false alarms, and beyond a floor that rises with the noise of a step. In cohorts of
-one or two there is no majority: there a rank is compared with its own past, and with how the others' changed.
+together under a budget of false alarms, and beyond a floor that rises with the noise of a step. On an
+oversubscribed host its quick steps must also be slower than the others' slow ones: who is unlucky there for a
+while still has quick ones. In cohorts of one or two there is no majority: there a rank is compared with its
+own past, and with how the others' changed.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pulsetrain.analytics import robust
-from pulsetrain.analytics.cohort import Columns, Excess, Floats, by_chance, measure, queued, work_of
+from pulsetrain.analytics.cohort import Columns, Excess, Floats, measure, queued, work_of
 from pulsetrain.analytics.timings import Timings
 from pulsetrain.analytics.verdict import Finding, Healthy, Inconclusive, Severity, SubjectType, Verdict
 
@@ -86,9 +88,6 @@ def find(t: Timings, *, scan: bool = False, config: StragglerConfig | None = Non
         reason = f"{len(rows)} usable steps; {config.steps_needed} are needed"
         return [Inconclusive(analyzer="straggler", reason=reason)]
     waits = queued(t)
-    if by_chance(t, work.low_noise is not None):
-        reason = f"ranks wait for a processor for {waits:.0%} of their compute: who is slow there is chance"
-        return [Inconclusive(analyzer="straggler", reason=reason)]
     spans = list(_windows(rows, config.windows, scan=scan))
     z = robust.quantile_of(config.false_alarms, len(spans) * len(t.ranks))
     suspects: list[_Suspect] = []
@@ -129,7 +128,10 @@ def _judge(t: Timings, table: list[Excess], z: float, config: StragglerConfig) -
     recent = np.concatenate([e.recent for e in table])
     error = np.concatenate([e.error for e in table])
     floor = np.concatenate([np.full(len(e.columns), _floor(e, config)) for e in table])
-    elevated = (excess > floor) & (recent > floor / 2)
+    clear = np.concatenate(
+        [np.ones(len(e.columns), np.bool_) if e.apart is None else e.apart > 0 for e in table]
+    )
+    elevated = (excess > floor) & (recent > floor / 2) & clear
     alone = np.concatenate([np.full(len(e.columns), _alone(e, config)) for e in table])
     slow = elevated & (excess > alone * z * error)
     likely = elevated & (excess > z / 2 * error)
