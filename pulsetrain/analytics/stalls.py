@@ -36,7 +36,8 @@ def find(t: Timings, stall: Stall) -> list[Verdict]:
     """Findings of one kind: the job where most ranks lose the time, else the ranks that lose more.
 
     A share is the time lost over the time of the newest steps, or else of all usable ones: a long stall in
-    one step weighs by its length.
+    one step weighs by its length. What the step waited for a processor may have passed there, so it does not
+    count.
     """
     rows = np.flatnonzero(t.usable)
     if len(rows) < STEPS_NEEDED:
@@ -47,7 +48,7 @@ def find(t: Timings, stall: Stall) -> list[Verdict]:
 
 def _among(t: Timings, stall: Stall, rows: NDArray[np.int64]) -> list[Verdict]:
     """The verdict on some steps."""
-    lost, whole = t.parts[stall.part][rows], t.numbers["duration_ns"][rows]
+    lost, whole = _lost(t, stall, rows), t.numbers["duration_ns"][rows]
     told = np.isfinite(lost) & (whole > 0)
     if not told.any():
         return [Inconclusive(analyzer=stall.kind, reason="no spans in these steps", blind=True)]
@@ -62,9 +63,14 @@ def _among(t: Timings, stall: Stall, rows: NDArray[np.int64]) -> list[Verdict]:
     return found or [Healthy(analyzer=stall.kind, numbers={"highest_share": round(float(shares.max()), 4)})]
 
 
+def _lost(t: Timings, stall: Stall, rows: NDArray[np.int64]) -> Floats:
+    """The time lost in some steps beyond what each stood in a run queue."""
+    return np.maximum(t.parts[stall.part][rows] - np.nan_to_num(t.parts["cpu_wait"][rows]), 0.0)
+
+
 def _finding(t: Timings, stall: Stall, share: float, column: int | None, rows: NDArray[np.int64]) -> Verdict:
     columns = slice(None) if column is None else slice(column, column + 1)
-    lost = t.parts[stall.part][rows][:, columns]
+    lost = _lost(t, stall, rows)[:, columns]
     severity: Severity = "warning" if share >= stall.warning else "info"
     who = "The job" if column is None else f"Rank {t.ranks[column]} on {t.node_of(column)}"
     return t.finding(

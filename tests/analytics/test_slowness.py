@@ -74,6 +74,18 @@ def test_lost_time_of_all_is_the_jobs_and_of_one_is_its_own(stall, share):
     assert [(f.subject_type, f.subject) for f in one] == [("rank", "3")]
 
 
+@pytest.mark.parametrize("stall", [stalls.DATA, stalls.GC])
+def test_a_step_that_stood_in_a_run_queue_is_no_stall(stall):
+    """Where a rank loads data when it loses its processor, the loading takes as long as it is away."""
+    columns = fleet(per_node=1)
+    hit = (columns["rank"] == 3) & (columns["step"] == 30)
+    away = np.where(hit, 20.0 * columns["duration_ns"], 0.0)
+    long = {stall.part: 0.001 * columns["duration_ns"] + away, "duration_ns": columns["duration_ns"] + away}
+    (finding,) = findings(stalls.find(timings({**columns, **long}), stall))
+    assert (finding.subject_type, finding.subject) == ("rank", "3")
+    assert not findings(stalls.find(timings({**columns, **long, "cpu_wait": away}), stall))
+
+
 def test_a_decay_of_throughput_is_found_and_attributed():
     columns = fleet(steps=120, noise=0.02)
     late = columns["step"] >= 80
