@@ -31,7 +31,7 @@ from pulsetrain.recovery.checkpoint.schedule import (
 WARM_STEPS = 3  # the first steps of an attempt allocate, connect and compile
 LEAST_GAP_RATIO = 0.02  # gaps shorter than this share of a step are no place for a chunk
 LEAST_CHUNK = 64 << 10
-NAP_S = 0.002
+NAP_S = 0.004
 SHORT_NAP_S = 0.0002
 PATIENCE_S = 0.02  # without a profile: how long a chunk waits for a moment without a collective
 LOST_RHYTHM = 3.0  # a step that takes so many times longer than usual: evaluation, hang, end

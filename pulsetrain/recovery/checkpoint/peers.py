@@ -33,7 +33,7 @@ log = structlog.get_logger(__name__)
 
 _SOCKET_BUFFER = 4 << 20
 _NO_BYTES = bytes(4)
-_FLUSH_POLL_S = 0.0002
+_FLUSH_POLL_S = (0.0002, 0.003)  # at first, and at last: each look costs a wake-up
 
 
 class PeerServer:
@@ -177,10 +177,12 @@ class PeerClient:
     def flush(self) -> None:
         """Return when the peer's machine has every byte that was sent (or the peer is away)."""
         deadline = time.monotonic() + self._timeout_s
+        pause, longest = _FLUSH_POLL_S
         while fcntl.ioctl(self._sock, termios.TIOCOUTQ, _NO_BYTES) != _NO_BYTES:
             if time.monotonic() > deadline:
                 raise Unavailable("peer went away while replicating: it does not take bytes")
-            time.sleep(_FLUSH_POLL_S)
+            time.sleep(pause)
+            pause = min(2 * pause, longest)
 
     def segment(self, step: int, content: str, target: memoryview) -> bool:
         """Fill `target` with what the peer has of a step's stored content; false where it cannot."""

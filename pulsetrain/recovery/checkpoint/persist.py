@@ -67,6 +67,7 @@ class Persister:
         self._known_announced: set[tuple[int, int]] = set()  # (attempt, step)
         self._look_again = 0.0
         self._lock = Lock()
+        self._idle: dict[int, int] = {}  # the `active` word of arenas in which nothing waited
         self._stop = Event()
         self._pool = ThreadPoolExecutor(WRITERS, thread_name_prefix="pulsetrain-persist")
         self._thread = Thread(target=self._run, name="pulsetrain-persister", daemon=True)
@@ -76,6 +77,7 @@ class Persister:
         """Persist this rank's pinned checkpoints from now on."""
         with self._lock:
             self._arenas[rank] = arena
+            self._idle.pop(rank, None)
 
     def detach(self, rank: int) -> None:
         """The rank is somebody else's now."""
@@ -97,6 +99,9 @@ class Persister:
         self._look()
         while not self._stop.wait(self._config.poll_s):
             for rank, arena in list(self._arenas.items()):
+                newest = arena.active
+                if self._idle.get(rank) == newest:
+                    continue
                 waiting = [
                     i
                     for i in reversed(arena.published())
@@ -105,6 +110,8 @@ class Persister:
                 waiting = [i for i in waiting if i.generation != self._busy.get(rank)]
                 if waiting:
                     self._try_choose(rank, arena, waiting)
+                elif rank not in self._busy:
+                    self._idle[rank] = newest
 
     def _try_choose(self, rank: int, arena: ArenaReader, waiting: list[SlotInfo]) -> None:
         try:
