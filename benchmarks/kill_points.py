@@ -198,6 +198,7 @@ class Run:
             self.kill(site.pids(site.node_of((point.node_rank + 1) % NODES), "rank"))
         stopped = self.await_moment(point)
         self.kill(victims or [stopped])
+        began = time.monotonic()
         completed = min(site.steps)  # who is dead completes nothing more, so this is as of the kill
         for file in (site.folder / "armed").iterdir():
             file.unlink()
@@ -205,7 +206,6 @@ class Run:
             assert site.hub is not None, "it was started"
             site.hub.wait()
             site.start_hub()
-        began = time.monotonic()
         unharmed = point.victim == "hub" and point.moment != "restore"
         until(lambda: self.moved(before, completed, same_attempt=unharmed), 120, f"{point}: the job goes on")
         resumed = completed if self.attempt() == before else self.resumed()
