@@ -225,19 +225,26 @@ _CELLS = """
                   quantileExactLow(value) OVER (PARTITION BY pp, col, phase)) AS usual,
                count() OVER (PARTITION BY pp, col, phase) AS cohort
         FROM each LEFT JOIN places USING (rank)),
-    cells AS (
-        SELECT {row} AS row, col, phase, any(category) AS category,
-               argMax((value / usual, value, usual, rank, node, cohort), abs(log(value / usual))) AS odd
-        FROM compared WHERE usual > 0 AND value > 0 GROUP BY row, col, phase),
+    cells AS ({cells}),
     ranked AS (
-        SELECT *, max(abs(odd.2 - odd.3)) OVER (PARTITION BY row) AS oddness, uniq(row) OVER () AS rows_in_all
+        SELECT *, max(abs(odd.1 - odd.2)) OVER (PARTITION BY row) AS oddness,
+               uniqExact(row) OVER () AS rows_in_all
         FROM cells)
-    SELECT row, col, phase, category, odd.1 AS ratio, toInt64(odd.2) AS value_ns, toInt64(odd.3) AS usual_ns,
-           odd.4 AS rank, odd.5 AS node, odd.6 AS cohort, rows_in_all
+    SELECT toString(row) AS row, col, phase, category, odd.1 / odd.2 AS ratio, toInt64(odd.1) AS value_ns,
+           toInt64(odd.2) AS usual_ns, odd.3 AS rank, node, odd.4 AS cohort, rows_in_all
     FROM ranked
     ORDER BY oddness DESC, row, col LIMIT {{limit:Int64}}
 """
-_ROWS = {"node": "node", "rank": "toString(rank)"}
+_OF_ROWS = {
+    "node": """
+        SELECT node AS row, col, phase, any(category) AS category, node,
+               argMax((value, usual, rank, cohort), abs(log(value / usual))) AS odd
+        FROM compared WHERE usual > 0 AND value > 0 GROUP BY node, col, phase""",
+    "rank": """
+        SELECT rank AS row, col, phase, category, node, (value, usual, rank, cohort) AS odd
+        FROM compared WHERE usual > 0 AND value > 0""",
+}
+"""The cells of a heatmap's rows; a rank has but one value in each, so that nothing is left to group."""
 
 
 def heat_by_phase(store: Queryable, job: str, *, by: str, first: int, last: int, sample: int = 0) -> pa.Table:
@@ -250,7 +257,7 @@ def heat_by_phase(store: Queryable, job: str, *, by: str, first: int, last: int,
     Columns: row, phase, category, ratio, value_ns and usual_ns a step, rank, node, cohort (ranks),
     rows_in_all. Rows with the most time off come first; what exceeds `MAX_CELLS` is left out.
     """
-    sql = _CELLS.format(column="phase", row=_ROWS[by], steps=_steps(first, last, sample))
+    sql = _CELLS.format(column="phase", cells=_OF_ROWS[by], steps=_steps(first, last, sample))
     return store.query(sql, {"job": job, "first": first, "last": last, "phase": "", "limit": MAX_CELLS})
 
 
@@ -268,7 +275,7 @@ def heat_by_step(
     """As `heat_by_phase` for one phase, with `col` the first step of each of at most `buckets` windows."""
     width = max(1, -(-(last - first + 1) // buckets))
     column = f"toString(step - (step - {{first:Int64}}) % {width:d})"
-    sql = _CELLS.format(column=column, row=_ROWS[by], steps=_steps(first, last, sample))
+    sql = _CELLS.format(column=column, cells=_OF_ROWS[by], steps=_steps(first, last, sample))
     return store.query(sql, {"job": job, "first": first, "last": last, "phase": phase, "limit": MAX_CELLS})
 
 
