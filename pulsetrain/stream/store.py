@@ -62,7 +62,8 @@ class Store:
         self._connect = connect
         self._lock = lock
         self._idle: queue.LifoQueue[Client] = queue.LifoQueue(_IDLE_CLIENTS)
-        self._scratch = ScratchFiles()
+        # a small insert gives up the pages of a large one, so busy tables have files of their own
+        self._scratch = {busy: ScratchFiles() for busy in (True, False)}
         with self.client():
             pass  # says at once where the store cannot be opened
 
@@ -123,7 +124,7 @@ class Store:
                 write(sink)
                 client.raw_insert(f"`{table}`", list(columns), sink.getvalue(), settings, "ArrowStream")
             else:
-                with self._scratch.written(write) as path:
+                with self._scratch[table in ddl.TUNED].written(write) as path:
                     client.command(ddl.insert_file(table, columns, path, settings))
 
     def query(self, sql: str, params: Mapping[str, Any] | None = None) -> pa.Table:
@@ -172,7 +173,8 @@ class Store:
         with contextlib.suppress(queue.Empty):
             while True:
                 self._idle.get_nowait().close()
-        self._scratch.close()
+        for files in self._scratch.values():
+            files.close()
         if self._lock is not None:
             self._lock.release()
 
