@@ -40,6 +40,8 @@ from pulsetrain.stream.turn import Preparer, Turn
 
 log = structlog.get_logger()
 
+_FETCH_BYTES = 8 << 20
+"""What one answer of a broker holds, about a million span rows; a larger message comes alone."""
 _OUT_OF_THE_GROUP = (errors.CommitFailedError, errors.RebalanceInProgressError)
 
 
@@ -128,7 +130,8 @@ class Ingest:
             group_id=self._config.group,
             enable_auto_commit=False,
             auto_offset_reset="earliest",
-            max_partition_fetch_bytes=16 << 20,
+            fetch_max_bytes=_FETCH_BYTES,
+            max_partition_fetch_bytes=_FETCH_BYTES,
             fetch_max_wait_ms=100,
             session_timeout_ms=10_000,
             max_poll_interval_ms=600_000,
