@@ -16,7 +16,7 @@ from pulsetrain.collectors import stacks
 from pulsetrain.recovery.link import Answer
 from pulsetrain.recovery.ranks import NodeIdentity, Ranks
 from pulsetrain.recovery.zygote import Zygote
-from pulsetrain.stream.errors import PulsetrainError, Unavailable
+from pulsetrain.stream.errors import PulsetrainError, Unavailable, Unrestorable
 from pulsetrain.stream.messages import (
     Command,
     DumpStacks,
@@ -99,6 +99,8 @@ class Commands:
         error = ""
         try:
             data = self._do(command)
+        except Unrestorable as failure:
+            error, data = str(failure), {"unrestorable": [failure.rank, failure.step]}
         except PulsetrainError as failure:
             error = str(failure)
         except Exception as failure:  # the hub is owed an answer whatever happened here

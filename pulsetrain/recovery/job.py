@@ -67,6 +67,7 @@ class Job:
         self._failed: dict[str, str] = {}
         self._launched = False
         self._restarts = 0
+        self._unrestorable: set[tuple[int, int]] = set()  # (rank, step); until an attempt trains again
         self._idle_attempts = 0
         self._stop_sent_ns = 0
         self._actions: Mapping[Action, Callable[[], Awaitable[None]]] = {
@@ -140,6 +141,7 @@ class Job:
     def _under_way(self) -> None:
         self.first_step_done = True
         self._idle_attempts = 0
+        self._unrestorable.clear()
         self._close_recovery()
 
     def adopt(self) -> None:
@@ -345,7 +347,7 @@ class Job:
         self.attempt += 1
         self.exits, self._first_steps, self.first_step_done, self._launched = [], {}, False, False
         self.world = world.refresh(self.world, {n.name: n.hello for n in self.active()})
-        plan = world.plan_restore(self.world, self.held())
+        plan = world.plan_restore(self.world, self.held(), self._unrestorable)
         host = self.world[0]
         store = await self._ask(self.nodes[host.node], HostStore(id=self._id(), job=self.name))
         detail = {
@@ -362,6 +364,7 @@ class Job:
             *(self._start(place, plan, host.address, int(store.data["port"])) for place in self.world)
         )
         failed = next((r for r in replies if r.error), None)
+        self._unrestorable |= {tuple(r.data["unrestorable"]) for r in replies if "unrestorable" in r.data}
         if failed is not None:
             self._start_failed(failed.node, failed.error)
             return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pulsetrain.stream.messages import Held, Hello, Place
@@ -66,17 +66,22 @@ def node_of(world: Iterable[Place], rank: int) -> str:
     return next((p.node for p in world if rank in ranks_of(p)), "")
 
 
-def plan_restore(world: Sequence[Place], held: Mapping[str, Iterable[Held]]) -> RestorePlan:
+def plan_restore(
+    world: Sequence[Place],
+    held: Mapping[str, Iterable[Held]],
+    unrestorable: Collection[tuple[int, int]] = (),
+) -> RestorePlan:
     """The newest step that every rank of `world` can reach, and the nearest source for each rank.
 
     Own memory is nearest, then a copy in another node's memory, then storage. `held` maps reachable nodes to
-    what they could give. Step -1 with no sources where no step covers all ranks.
+    what they could give; `unrestorable` (rank, step) turned out to be whole nowhere. Step -1 with no sources
+    where no step covers all ranks.
     """
     where: dict[int, dict[int, list[tuple[int, str]]]] = defaultdict(lambda: defaultdict(list))
     home = {rank: spot.node for spot in world for rank in ranks_of(spot)}
     for node, holdings in held.items():
         for item in holdings:
-            if item.rank in home:
+            if item.rank in home and (item.rank, item.step) not in unrestorable:
                 where[item.step][item.rank].append(_source(item, node, home[item.rank]))
     complete = [step for step, ranks in where.items() if len(ranks) == len(home)]
     if not complete:

@@ -8,6 +8,7 @@ PulsetrainError
 ├── CorruptData           bytes that fail their checksum or their format
 ├── SchemaMismatch        a batch whose columns or types are not the record's
 └── CheckpointError       a save or a restore that could not be done
+    └── Unrestorable      a step that no source has whole: trying again is in vain
 """
 
 from __future__ import annotations
@@ -43,3 +44,11 @@ class SchemaMismatch(PulsetrainError):
 
 class CheckpointError(PulsetrainError):
     """A checkpoint could not be saved or restored."""
+
+
+class Unrestorable(CheckpointError):
+    """Every source of a rank's step answered, and none has it whole."""
+
+    def __init__(self, message: str, *, rank: int, step: int) -> None:
+        super().__init__(message)
+        self.rank, self.step = rank, step

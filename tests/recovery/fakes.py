@@ -62,6 +62,7 @@ class FakeAgent:
         self.commands = []
         self.steps = {}
         self.held = ()
+        self.unrestorable = set()
         self.attempt = -1
         self.left = None
         self._seq = 0
@@ -76,28 +77,37 @@ class FakeAgent:
         asyncio.get_running_loop().call_soon(self.handle, command)
 
     def handle(self, command):
-        data = {}
+        data, error = {}, ""
         if isinstance(command, HostStore):
             data = {"port": 4242}
         elif isinstance(command, SelfCheck):
             data = {"ok": not self.sick, "failed": ["gemm"] if self.sick else []}
         elif isinstance(command, PairCheck):
             data = {"ok": True, "seconds": 0.1}
+        elif isinstance(command, Start) and (lost := self._lost(command)):
+            data, error = {"unrestorable": lost}, "it is whole nowhere"
         elif isinstance(command, Start):
             self.attempt = command.attempt
             first = command.node_rank * self.hello.nproc_per_node
             self.steps = {first + i: command.restore_step for i in range(self.hello.nproc_per_node)}
         elif isinstance(command, Leave):
             self.left = command
-        self.controller.received(self.node, Reply(id=command.id, node=self.hello.node, data=data))
+        self.controller.received(
+            self.node, Reply(id=command.id, node=self.hello.node, error=error, data=data)
+        )
         if isinstance(command, Stop):
             self.steps = {}
-        if isinstance(command, Start) and not self.stepless:
+        if isinstance(command, Start) and not self.stepless and not error:
             self.complete(command.restore_step + 1)
             report = FirstStep(
                 node=self.hello.node, ts_ns=0, attempt=self.attempt, step=0, stages_ns={"init": 5}
             )
             self.controller.received(self.node, report)
+
+    def _lost(self, start):
+        first = start.node_rank * self.hello.nproc_per_node
+        mine = range(first, first + self.hello.nproc_per_node)
+        return next(([r, s] for r, s in self.unrestorable if r in mine and s == start.restore_step), None)
 
     def complete(self, step, peer_of=()):
         """All ranks complete `step` and keep it, beside copies of `peer_of` ranks."""

@@ -8,7 +8,7 @@ from pulsetrain.recovery.controller import Controller
 from pulsetrain.recovery.policy import Policy
 from pulsetrain.recovery.transitions import Event, Phase
 from pulsetrain.stream.errors import UsageError
-from pulsetrain.stream.messages import Hello, HostStore, Leave, SelfCheck, Start, Stop
+from pulsetrain.stream.messages import Held, Hello, HostStore, Leave, SelfCheck, Start, Stop
 from tests.recovery.fakes import FakeAgent, FakeClock, KeptJournal
 
 
@@ -104,6 +104,24 @@ def test_a_dead_rank_is_restarted_in_place_from_the_newest_common_step():
         }
         assert fleet.of("a", SelfCheck)
         assert len(fleet.of("a", Stop)) == 1
+
+    run(scenario)
+
+
+def test_a_step_that_is_whole_nowhere_gives_way_to_the_one_before():
+    async def scenario():
+        fleet = Fleet("ab")
+        await fleet.form()
+        for agent in fleet.agents.values():
+            agent.complete(9)
+            agent.held = tuple(Held(rank=r, step=s, tier="storage") for s in (5, 9) for r in range(4))
+            agent.send_heartbeat()
+        fleet.agents["b"].unrestorable = {(2, 9)}
+        fleet.agents["b"].rank_exits(3, -9)
+        await fleet.settle()
+        assert [c.restore_step for c in fleet.of("a", Start)] == [-1, 9, 5]
+        assert fleet.job.phase is Phase.RUNNING
+        assert fleet.journal.last("recovery")["detail"]["resumed_step"] == 5
 
     run(scenario)
 

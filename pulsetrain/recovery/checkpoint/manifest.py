@@ -17,7 +17,7 @@ import xxhash
 
 from pulsetrain.recovery.checkpoint.layout import Layout, decode
 from pulsetrain.recovery.checkpoint.storage import Storage
-from pulsetrain.stream.errors import CheckpointError, CorruptData
+from pulsetrain.stream.errors import CheckpointError, CorruptData, Unavailable
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -188,11 +188,21 @@ class Checkpoints:
                     break
         return found
 
+    def lost_files(self, manifest: Manifest) -> list[str]:
+        """Packs that the manifest needs and the storage does not have."""
+        folders = {file.partition("/")[0] for file in manifest.files}
+        there = {f"{f}/{name}" for f in folders for name in self.storage.list(self.path(f))}
+        return sorted(manifest.files - there)
+
+    def kept(self, manifests: Iterable[Manifest]) -> list[Manifest]:
+        """Those of `manifests` whose step is still committed."""
+        return [m for m in manifests if MANIFEST in self.storage.list(self.path(folder_of(m.step)))]
+
     def read_rank(self, manifest: Manifest, rank: int, target: memoryview) -> int:
         """Fill `target` (as large as the rank's slot) and check each segment; bytes read from storage.
 
-        Raises `CorruptData` for content that does not have its hash, `CheckpointError` for a rank that is
-        not there.
+        Raises `CorruptData` for content that is gone or does not have its hash, `Unavailable` for a storage
+        that refuses, `CheckpointError` for a rank that is not there.
         """
         if rank not in manifest.tables:
             raise CheckpointError(f"step {manifest.step} has no rank {rank}; its world is {manifest.world}")
@@ -204,14 +214,16 @@ class Checkpoints:
         return read
 
     def read_segment(self, manifest: Manifest, segment: Segment, target: memoryview) -> int:
-        """Fill `target` with one segment and check it; bytes read. Raises `CorruptData`."""
+        """Fill `target` with one segment and check it; bytes read. Raises `CorruptData`, `Unavailable`."""
         blob = manifest.blobs.get(segment.hash)
         if blob is None:
             raise CorruptData(f"step {manifest.step}: content {segment.hash} is nowhere")
         try:
             self.storage.read_into(self.path(blob.file), blob.offset, target)
+        except FileNotFoundError as error:
+            raise CorruptData(f"{blob.file}: {error.strerror or error}") from error
         except OSError as error:
-            raise CorruptData(f"{blob.file}: {error}") from error
+            raise Unavailable(f"{blob.file}: {error}") from error
         if xxhash.xxh3_128_hexdigest(target) != segment.hash:
             raise CorruptData(f"{blob.file}: bytes {blob.offset} to {blob.offset + blob.bytes} are damaged")
         return segment.bytes
@@ -230,7 +242,7 @@ class Checkpoints:
         for segment in segments.values():
             try:
                 self.read_segment(manifest, segment, memoryview(bytearray(segment.bytes)))
-            except CorruptData as error:
+            except (CorruptData, Unavailable) as error:
                 wrong.append(str(error))
         return wrong
 

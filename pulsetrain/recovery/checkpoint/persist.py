@@ -67,6 +67,7 @@ class Persister:
         self._known_announced: set[tuple[int, int]] = set()  # (attempt, step)
         self._look_again = 0.0
         self._lock = Lock()
+        self._retaining = Lock()
         self._idle: dict[int, int] = {}  # the `active` word of arenas in which nothing waited
         self._stop = Event()
         self._pool = ThreadPoolExecutor(WRITERS, thread_name_prefix="pulsetrain-persist")
@@ -163,7 +164,7 @@ class Persister:
         started = time.monotonic_ns()
         try:
             written = _RankWriter(self._checkpoints, arena, info, self._paced, self._wait).write(
-                self._newest, self._config.gather_s
+                self._checkpoints.kept(self._newest), self._config.gather_s
             )
             arena.set_taken(info)
             self._done(rank)
@@ -204,7 +205,11 @@ class Persister:
             blobs=blobs,
         )
         path = self._checkpoints.path(f"{folder_of(info.step)}/{MANIFEST}")
-        self._checkpoints.storage.put(path, [manifest.encode()])
+        with self._retaining:  # a pack of an earlier step may have gone since a rank chose to refer to it
+            lost = self._checkpoints.lost_files(manifest)
+            if lost:
+                raise CheckpointError(f"step {info.step} refers to what is gone: {', '.join(lost)}")
+            self._checkpoints.storage.put(path, [manifest.encode()])
         return manifest
 
     def _record(self, stage: str, info: SlotInfo, size: int, started: int) -> None:
@@ -218,7 +223,8 @@ class Persister:
             for arena in self._arenas.values():
                 arena.set_durable(manifest.step)
         if rank == 0:
-            gone = self._checkpoints.retain(last=self._config.keep_last, every=self._config.keep_every)
+            with self._retaining:
+                gone = self._checkpoints.retain(last=self._config.keep_last, every=self._config.keep_every)
             if gone:
                 self._ledger.event("checkpoints_removed", {"steps": gone})
 

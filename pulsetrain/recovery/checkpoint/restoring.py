@@ -16,7 +16,7 @@ from pulsetrain.recovery.checkpoint.peers import PeerClient
 from pulsetrain.recovery.checkpoint.replicas import Replicas
 from pulsetrain.recovery.checkpoint.shards import Reads, Shards, readers
 from pulsetrain.recovery.checkpoint.slots import Header, SlotInfo
-from pulsetrain.stream.errors import CheckpointError, CorruptData, PulsetrainError
+from pulsetrain.stream.errors import CheckpointError, CorruptData, PulsetrainError, Unrestorable
 
 Connect = Callable[[str], PeerClient]
 
@@ -44,8 +44,8 @@ class Restorer:
 
     def load(self, fd: int, rank: int, step: int, source: str) -> int:
         """Nanoseconds until the arena held `step`, verified, and nothing later. Raises `CheckpointError`
-        where no source has it whole."""
-        started, reasons = time.monotonic_ns(), []
+        where no source gave it, `Unrestorable` where each answered and none has it whole."""
+        started, reasons, away = time.monotonic_ns(), [], False
         here = any((s.rank, s.step) == (rank, step) for s in self._sources.replicas.list())
         holders = ((self._sources.node,) if here else ()) + self._sources.peers
         for name in order(source, holders):
@@ -53,6 +53,7 @@ class Restorer:
                 info = self._fetch(name, fd, rank, step)
             except (PulsetrainError, OSError) as error:
                 reasons.append(f"{name}: {error}")
+                away = away or not isinstance(error, CheckpointError | CorruptData)
                 self._ledger.event(
                     "restore_fallthrough", {"step": step, "source": name, "error": str(error)}, rank=rank
                 )
@@ -63,7 +64,8 @@ class Restorer:
             if tier == "storage":
                 self._note_reads(rank, step, took)
             return took
-        raise CheckpointError(f"step {step} of rank {rank} cannot be restored: {'; '.join(reasons)}")
+        message = f"step {step} of rank {rank} cannot be restored: {'; '.join(reasons)}"
+        raise CheckpointError(message) if away else Unrestorable(message, rank=rank, step=step)
 
     def _fetch(self, name: str, fd: int, rank: int, step: int) -> SlotInfo:
         reader, writer = ArenaReader(fd), ArenaWriter(fd)

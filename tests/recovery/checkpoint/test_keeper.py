@@ -8,10 +8,10 @@ from pulsetrain.recovery.checkpoint.arena import ArenaReader
 from pulsetrain.recovery.checkpoint.keeper import Keeper, KeeperConfig
 from pulsetrain.recovery.checkpoint.manifest import Checkpoints
 from pulsetrain.recovery.checkpoint.peers import PeerClient
-from pulsetrain.recovery.checkpoint.storage import open_storage
-from pulsetrain.stream.errors import AuthError, CheckpointError, ConfigError, Unavailable
+from pulsetrain.recovery.checkpoint.storage import LocalStorage, open_storage
+from pulsetrain.stream.errors import AuthError, CheckpointError, ConfigError, Unavailable, Unrestorable
 from tests.recovery.checkpoint.cluster import Cluster
-from tests.recovery.checkpoint.trainers import content, save, wait_until
+from tests.recovery.checkpoint.trainers import arrays, content, save, wait_until
 
 pytestmark = pytest.mark.integration
 
@@ -234,6 +234,71 @@ def test_retention_keeps_the_last_and_every_kth(cluster, tmp_path):
     wait_until(lambda: [m.step for m in checkpoints.committed()] == [50, 45, 40, 20])
     for manifest in checkpoints.committed():
         assert checkpoints.verify(manifest) == []  # packs of removed steps that are still needed are there
+
+
+def changing(step):
+    """A state of which nothing stays the same from one step to another."""
+    return {name: array for name, array in arrays(0, step).items() if name != "frozen"}
+
+
+def standby_that_knows_only_what_is_gone(c):
+    """A standby that looked at storage when step 10 was there takes the rank over; step 10 is removed."""
+    c.save(10, tensors=changing(0))
+    wait_until(lambda: c.holds("n0", 0, 10, "storage"))
+    c.start("late")
+    wait_until(lambda: c.holds("late", 0, 10, "storage"))
+    for step in (20, 30, 40):
+        c.save(step, tensors=changing(100))
+        wait_until(lambda step=step: c.holds("n0", 0, step, "storage"))
+    checkpoints = Checkpoints(open_storage(c.config.storage), "j")
+    wait_until(lambda: [m.step for m in checkpoints.committed()] == [40, 30])
+    c.keepers["n0"].detach(0)
+    os.close(c.fds[0])
+    c.set_world(["late"], 1)
+    c.attach("late", 0)
+    return checkpoints
+
+
+def test_content_of_a_checkpoint_that_is_gone_is_written_again(cluster, tmp_path):
+    c = cluster(1, storage=str(tmp_path), persist_every=10)
+    checkpoints = standby_that_knows_only_what_is_gone(c)
+    c.save(50, attempt=1, tensors=changing(0))
+    wait_until(lambda: c.holds("late", 0, 50, "storage"))
+    assert checkpoints.verify(checkpoints.manifest(50)) == []
+
+
+def test_a_step_that_refers_to_what_is_gone_is_not_committed(cluster, tmp_path, monkeypatch):
+    c = cluster(1, storage=str(tmp_path), persist_every=10)
+    checkpoints = standby_that_knows_only_what_is_gone(c)
+    monkeypatch.setattr(Checkpoints, "kept", lambda self, manifests: list(manifests))  # as if it went later
+    c.save(50, attempt=1, tensors=changing(0))
+    events = []
+    wait_until(lambda: events.extend(c.events("late")) or "persist_failed" in [k for k, _ in events])
+    assert "gone: step-000000000010/a0-rank-00000.pack" in dict(events)["persist_failed"]["error"]
+    assert checkpoints.manifest(50) is None
+
+
+def test_a_storage_that_refuses_may_be_asked_again_and_a_pack_that_is_gone_may_not(
+    cluster, tmp_path, monkeypatch
+):
+    c = cluster(1, storage=str(tmp_path), persist_every=10)
+    c.save(10)
+    wait_until(lambda: c.holds("n0", 0, 10, "storage"))
+    ArenaReader(c.fds[0]).forget_after(-1)
+
+    def refuse(self, path, offset, target):
+        raise PermissionError(13, "refused")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalStorage, "read_into", refuse)
+        with pytest.raises(CheckpointError, match="refused") as refused:
+            c.keepers["n0"].load(0, 10, "storage")
+    assert not isinstance(refused.value, Unrestorable)
+    (pack,) = tmp_path.glob("j/*10/*.pack")
+    pack.unlink()
+    with pytest.raises(Unrestorable) as gone:
+        c.keepers["n0"].load(0, 10, "storage")
+    assert (gone.value.rank, gone.value.step) == (0, 10)
 
 
 def test_a_rank_that_never_arrives_leaves_no_checkpoint(cluster, tmp_path):
