@@ -84,6 +84,15 @@ def fill(store: Store, ranks: int, steps: int, raw_steps: int) -> tuple[int, int
     return rolled, raw
 
 
+def settle(store: Store, longest_s: float = 60.0) -> None:
+    """Wait until the engine has merged what was written at once, which a job writes over hours."""
+    deadline = time.monotonic() + longest_s
+    while store.query("SELECT count() AS n FROM system.merges")["n"][0].as_py():
+        if time.monotonic() > deadline:
+            return
+        time.sleep(0.5)
+
+
 def timed(store: views.Queryable, last: int, looked_at: int, runs: int = 5) -> tuple[float, pa.Table]:
     """Median seconds of the heatmap's query by rank, and its answer."""
     took = []
@@ -99,6 +108,7 @@ def measure(ranks: int, steps: int, raw_steps: int, folder: Path) -> dict[str, A
     with contextlib.closing(open_store(f"chdb://{folder}")) as store:
         store.migrate()
         rolled, raw = fill(store, ranks, steps, raw_steps)
+        settle(store)
         looked_at = min(steps, sample([{"job": JOB, "ranks": ranks}], JOB))
         seconds, answer = timed(store, steps - 1, looked_at)
         worst = {row["rank"] for row in answer.slice(0, 50).to_pylist() if row["phase"] == "forward"}

@@ -29,7 +29,7 @@ class Window:
 def sample(jobs: Sequence[Mapping[str, Any]], job: str) -> int:
     """How many steps a heatmap of this job may look at, so that it stays quick: 400,000 over its ranks."""
     ranks = next((int(row["ranks"]) for row in jobs if row["job"] == job), 1)
-    return max(5, _RANK_STEPS // max(1, ranks))
+    return max(4, _RANK_STEPS // max(1, ranks))
 
 
 def window(jobs: Sequence[Mapping[str, Any]], job: str, *, steps: str, last: int) -> Window | None:

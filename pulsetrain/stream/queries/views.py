@@ -218,31 +218,34 @@ _CELLS = """
         WHERE job = {{job:String}} AND {steps}
           AND ({{phase:String}} = '' OR phase = {{phase:String}})
         GROUP BY rank, col, phase),
+    cohorts AS (
+        SELECT col, phase, any(category) AS category, count() AS cohort,
+               if(category = 'communication', quantileExactHigh(value), quantileExactLow(value)) AS usual,
+               groupArray((node, rank, value)) AS members
+        FROM each LEFT JOIN places USING (rank) GROUP BY pp, col, phase),
     compared AS (
-        SELECT node, rank, col, phase, category, value,
-               if(category = 'communication',
-                  quantileExactHigh(value) OVER (PARTITION BY pp, col, phase),
-                  quantileExactLow(value) OVER (PARTITION BY pp, col, phase)) AS usual,
-               count() OVER (PARTITION BY pp, col, phase) AS cohort
-        FROM each LEFT JOIN places USING (rank)),
+        SELECT col, phase, category, cohort, usual, member.1 AS node, member.2 AS rank, member.3 AS value
+        FROM cohorts ARRAY JOIN members AS member
+        WHERE usual > 0 AND value > 0),
     cells AS ({cells}),
-    ranked AS (
-        SELECT *, max(abs(odd.1 - odd.2)) OVER (PARTITION BY row) AS oddness,
-               uniqExact(row) OVER () AS rows_in_all
-        FROM cells)
-    SELECT toString(row) AS row, col, phase, category, odd.1 / odd.2 AS ratio, toInt64(odd.1) AS value_ns,
-           toInt64(odd.2) AS usual_ns, odd.3 AS rank, node, odd.4 AS cohort, rows_in_all
-    FROM ranked
+    rows AS (
+        SELECT row, max(abs(odd.1 - odd.2)) AS oddness, count() OVER () AS rows_in_all,
+               groupArray((col, phase, category, odd, node)) AS row_cells
+        FROM cells GROUP BY row ORDER BY oddness DESC, row LIMIT {{limit:Int64}})
+    SELECT toString(row) AS row, cell.1 AS col, cell.2 AS phase, cell.3 AS category,
+           cell.4.1 / cell.4.2 AS ratio, toInt64(cell.4.1) AS value_ns, toInt64(cell.4.2) AS usual_ns,
+           cell.4.3 AS rank, cell.5 AS node, cell.4.4 AS cohort, rows_in_all
+    FROM rows ARRAY JOIN row_cells AS cell
     ORDER BY oddness DESC, row, col LIMIT {{limit:Int64}}
 """
 _OF_ROWS = {
     "node": """
         SELECT node AS row, col, phase, any(category) AS category, node,
                argMax((value, usual, rank, cohort), abs(log(value / usual))) AS odd
-        FROM compared WHERE usual > 0 AND value > 0 GROUP BY node, col, phase""",
+        FROM compared GROUP BY node, col, phase""",
     "rank": """
         SELECT rank AS row, col, phase, category, node, (value, usual, rank, cohort) AS odd
-        FROM compared WHERE usual > 0 AND value > 0""",
+        FROM compared""",
 }
 """The cells of a heatmap's rows; a rank has but one value in each, so that nothing is left to group."""
 
