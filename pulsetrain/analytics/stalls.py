@@ -19,25 +19,28 @@ RECENT = 40  # newest steps, judged first: what has just begun is not hidden in 
 
 @dataclass(frozen=True, kw_only=True)
 class Stall:
-    """What one kind of lost time is called, and the shares of the step time that matter."""
+    """What one kind of lost time is called, and the shares of the step time that matter. `idle`: it passes
+    without a processor, so that what a step stood in a run queue looks the same."""
 
     kind: str
     part: str
     sentence: str
     info: float
     warning: float
+    idle: bool
 
 
-DATA = Stall(kind="data_stall", part="data", sentence="waits for data", info=0.1, warning=0.15)
-GC = Stall(kind="gc_pause", part="gc", sentence="is in the garbage collector", info=0.02, warning=0.08)
+DATA = Stall(kind="data_stall", part="data", sentence="waits for data", info=0.1, warning=0.15, idle=True)
+GC = Stall(
+    kind="gc_pause", part="gc", sentence="is in the garbage collector", info=0.02, warning=0.08, idle=False
+)
 
 
 def find(t: Timings, stall: Stall) -> list[Verdict]:
     """Findings of one kind: the job where most ranks lose the time, else the ranks that lose more.
 
     A share is the time lost over the time of the newest steps, or else of all usable ones: a long stall in
-    one step weighs by its length. What the step waited for a processor may have passed there, so it does not
-    count.
+    one step weighs by its length.
     """
     rows = np.flatnonzero(t.usable)
     if len(rows) < STEPS_NEEDED:
@@ -64,8 +67,12 @@ def _among(t: Timings, stall: Stall, rows: NDArray[np.int64]) -> list[Verdict]:
 
 
 def _lost(t: Timings, stall: Stall, rows: NDArray[np.int64]) -> Floats:
-    """The time lost in some steps beyond what each stood in a run queue."""
-    return np.maximum(t.parts[stall.part][rows] - np.nan_to_num(t.parts["cpu_wait"][rows]), 0.0)
+    """The time lost in some steps, without what they stood in a run queue: of an idle kind all of that may
+    have passed there, of another its share of the step."""
+    lost, queued = t.parts[stall.part][rows], np.nan_to_num(t.parts["cpu_wait"][rows])
+    if not stall.idle:
+        queued = queued * lost / np.maximum(t.numbers["duration_ns"][rows], 1.0)
+    return np.maximum(lost - queued, 0.0)
 
 
 def _finding(t: Timings, stall: Stall, share: float, column: int | None, rows: NDArray[np.int64]) -> Verdict:

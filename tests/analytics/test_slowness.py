@@ -86,6 +86,15 @@ def test_a_step_that_stood_in_a_run_queue_is_no_stall(stall):
     assert not findings(stalls.find(timings({**columns, **long, "cpu_wait": away}), stall))
 
 
+def test_collections_are_found_on_a_host_whose_ranks_stand_in_run_queues():
+    columns = fleet(per_node=1)
+    hit = columns["rank"] == 3
+    gc = np.where(hit, 0.08 * columns["duration_ns"], 0.0)
+    queued = 0.3 * columns["duration_ns"]
+    (finding,) = findings(stalls.find(timings({**columns, "gc": gc, "cpu_wait": queued}), stalls.GC))
+    assert (finding.kind, finding.subject) == ("gc_pause", "3")
+
+
 def test_a_decay_of_throughput_is_found_and_attributed():
     columns = fleet(steps=120, noise=0.02)
     late = columns["step"] >= 80
