@@ -22,9 +22,7 @@ Rows = NDArray[np.int64]
 
 NOISY = 0.1  # noise of one step, as a ratio, from which a host counts as oversubscribed
 RECENT = 30
-QUEUED = (
-    0.03  # share of its own time, net of communication, that the usual rank of a busy host stands in a queue
-)
+QUEUED = 0.03  # share of its time outside communication that the usual rank of a busy host stands in a queue
 STARVED = 1 / 3  # share of compute that is waiting, from which levels net of it say little on a noisy host
 NOISE_STEPS = 200  # newest steps from which noise is measured
 

@@ -100,3 +100,15 @@ def timings(columns: Mapping[str, np.ndarray], *, order: np.ndarray | None = Non
         now_ns=1,
         **more,
     )
+
+
+def parts_of(columns):
+    """The same fleet with rows missing: all, all but a rank, all but two steps, a rank, every other row."""
+    keep = [
+        np.zeros(len(columns["rank"]), np.bool_),
+        columns["rank"] == 0,
+        columns["step"] < 2,
+        columns["rank"] != 3,
+        np.random.default_rng(0).random(len(columns["rank"])) < 0.5,
+    ]
+    return [{name: values[mask] for name, values in columns.items()} for mask in keep]

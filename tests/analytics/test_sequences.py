@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pulsetrain.analytics.imbalance import sequences
 from pulsetrain.analytics.timings import COMPUTED
 from pulsetrain.analytics.verdict import Finding, Healthy, Inconclusive, findings
-from tests.analytics.fleet import fleet, timings
+from tests.analytics.fleet import fleet, parts_of, timings
 
 WAYS = {"stages": {}, "forward and backward": {"stages": 1}}
 each = pytest.mark.parametrize("shape", WAYS.values(), ids=WAYS.keys())
@@ -115,15 +115,7 @@ def test_a_step_that_is_not_whole_yet_and_a_rank_without_spans_blind_nobody(shap
 @each
 def test_degenerate_data_gets_a_verdict(shape):
     columns = uneven(**shape)
-    count = len(columns["rank"])
-    keep = [
-        np.zeros(count, np.bool_),
-        columns["rank"] == 0,
-        columns["step"] < 2,
-        columns["rank"] != 3,
-        np.random.default_rng(0).random(count) < 0.5,
-    ]
-    cases = [{n: v[mask] for n, v in columns.items()} for mask in keep]
+    count, cases = len(columns["rank"]), parts_of(columns)
     cases += [
         {**columns, **dict.fromkeys(COMPUTED, np.full(count, np.nan))},
         {**columns, **dict.fromkeys(COMPUTED, np.zeros(count))},

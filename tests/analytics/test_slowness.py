@@ -13,7 +13,7 @@ from pulsetrain.analytics import imbalance, mfu, report, stalls
 from pulsetrain.analytics.timings import COMPUTED
 from pulsetrain.analytics.verdict import Finding, Healthy, Inconclusive, findings
 from pulsetrain.stream.errors import UsageError
-from tests.analytics.fleet import fleet, timings
+from tests.analytics.fleet import fleet, parts_of, timings
 
 ANALYZERS = {
     "stages": imbalance.stages,
@@ -179,15 +179,7 @@ def test_order_of_rows_changes_nothing(seed):
 @each
 def test_degenerate_data_gets_a_verdict(analyzer):
     columns = fleet(steps=40)
-    count = len(columns["rank"])
-    keep = [
-        np.zeros(count, np.bool_),
-        columns["rank"] == 0,
-        columns["step"] < 2,
-        columns["rank"] != 3,
-        np.random.default_rng(0).random(count) < 0.5,
-    ]
-    cases = [{n: v[mask] for n, v in columns.items()} for mask in keep]
+    count, cases = len(columns["rank"]), parts_of(columns)
     cases += [
         {**columns, "compute": np.full(count, np.nan), "flops": np.full(count, np.nan)},
         {**columns, "duration_ns": np.zeros(count), "forward": np.zeros(count)},
