@@ -124,9 +124,12 @@ class _Heard(logging.Handler):
                 self._hear(arg)
 
     def _hear(self, error: Exception) -> None:
-        if not isinstance(self.error, errors.SaslAuthenticationFailedError):
-            self.error = error
-            self.hung_up = self.hung_up + 1 if "socket disconnected" in str(error) else 0
+        if isinstance(self.error, errors.SaslAuthenticationFailedError):
+            return
+        if self.error is not None and isinstance(error, errors.RequestTimedOutError):
+            return  # the last attempt, cut short by the client's own deadline: it says less than those before
+        self.error = error
+        self.hung_up = self.hung_up + 1 if "socket disconnected" in str(error) else 0
 
     def refused(self, config: KafkaConfig) -> bool:
         """Whether it was the login: a broker hangs up as it refuses one, and the client may see only that."""

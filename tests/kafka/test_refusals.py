@@ -34,7 +34,7 @@ def login(broker, user, password=None):
     return KafkaConfig(
         servers=broker.sasl_servers,
         prefix=f"r{uuid.uuid4().hex[:8]}.",
-        timeout_s=3,
+        timeout_s=10,  # several attempts, also of a busy machine
         security_protocol="SASL_PLAINTEXT",
         sasl_mechanism="PLAIN",
         sasl_username=user,
