@@ -254,7 +254,7 @@ def _other(alert: Alert, cause: Alert) -> bool:
 
 
 def _trouble(alert: Alert, place: Place) -> Trouble:
-    return bearing.trouble((alert.kind,), place, (alert.evidence,), mild=alert.severity == "info")
+    return bearing.trouble([(alert.kind, alert.evidence)], place, mild=alert.severity == "info")
 
 
 def _place(alert: Alert, topology: Topology | None) -> Place:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -12,6 +13,9 @@ from typing import Any
 from pulsetrain.analytics.places import Place
 
 SHARED = ("group", "stage")  # what has members on several nodes, and so no place of its own
+COMMENSURATE = 0.5  # of the effect's excess time: a cause smaller than this share does not explain it
+_RATIOS = {"straggler": "ratio", "fail_slow": "slow_ratio"}  # times as long as it should be
+_SHARES = ("gc_pause", "data_stall")  # of the step's time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,29 +51,48 @@ def cause_of(kind: str) -> Cause:
 @dataclass(frozen=True, kw_only=True)
 class Trouble:
     """What is said of one subject. `ranks` and `nodes` are who has a part in it, empty where that is not
-    told; `mild`: it is information only."""
+    told; `mild`: it is information only; `excess`: the time it takes more than it should, as the logarithm
+    of a ratio, NaN where nothing tells."""
 
     kinds: frozenset[str]
     place: Place
     ranks: frozenset[int] = frozenset()
     nodes: frozenset[str] = frozenset()
     mild: bool = False
+    excess: float = math.nan
 
 
-def trouble(
-    kinds: Iterable[str], place: Place, evidence: Iterable[Mapping[str, Any]], *, mild: bool
-) -> Trouble:
-    """A trouble from what was found of it; its members stand in the evidence as `ranks` and `nodes`."""
+def trouble(found: Iterable[tuple[str, Mapping[str, Any]]], place: Place, *, mild: bool) -> Trouble:
+    """A trouble from the kinds and the evidence of what was found of it; its members stand in the evidence
+    as `ranks` and `nodes`."""
+    kinds: set[str] = set()
     ranks: set[int] = set()
     nodes = {place.node} - {""}
+    excess = math.nan
     if place.scope == "rank" and place.subject.isdigit():
         ranks.add(int(place.subject))
-    for told in evidence:
+    for kind, told in found:
+        kinds.add(kind)
         ranks |= {r for r in _listed(told.get("ranks")) if isinstance(r, int)}
         nodes |= {n for n in _listed(told.get("nodes")) if isinstance(n, str) and n}
+        excess = max(_excess(kind, told), excess) if excess == excess else _excess(kind, told)
     return Trouble(
-        kinds=frozenset(kinds), place=place, ranks=frozenset(ranks), nodes=frozenset(nodes), mild=mild
+        kinds=frozenset(kinds),
+        place=place,
+        ranks=frozenset(ranks),
+        nodes=frozenset(nodes),
+        mild=mild,
+        excess=excess,
     )
+
+
+def _excess(kind: str, told: Mapping[str, Any]) -> float:
+    ratio, share = told.get(_RATIOS.get(kind, "")), told.get("share") if kind in _SHARES else None
+    if isinstance(ratio, int | float) and math.isfinite(ratio) and ratio > 0:
+        return math.log(ratio)
+    if isinstance(share, int | float) and 0 <= share < 1:
+        return -math.log1p(-share)
+    return math.nan
 
 
 def _listed(value: object) -> Iterable[object]:
@@ -77,19 +100,21 @@ def _listed(value: object) -> Iterable[object]:
 
 
 def explains(cause: Trouble, effect: Trouble) -> bool:
-    """A fault explains what stands on it, not what it stands on; what several share, where it has a part in
-    that and is more than information, unless the effect is no more either; a symptom of the whole job has no
-    place.
+    """A fault explains what stands on it, not what it stands on, and nothing that is much larger than it;
+    what several share, where it has a part in that and is more than information, unless the effect is no more
+    either; a symptom of the whole job has no place.
 
-    >>> slow = trouble(["straggler"], Place(scope="rank", subject="3", node="n1"), [], mild=False)
+    >>> slow = trouble([("straggler", {})], Place(scope="rank", subject="3", node="n1"), mild=False)
     >>> group = Place(scope="group", subject="dp:3")
-    >>> explains(slow, trouble(["slow_link"], group, [{"ranks": [3, 11]}], mild=False))
+    >>> explains(slow, trouble([("slow_link", {"ranks": [3, 11]})], group, mild=False))
     True
-    >>> explains(slow, trouble(["slow_link"], group, [{"ranks": [4, 12], "nodes": ["n2"]}], mild=False))
+    >>> explains(slow, trouble([("slow_link", {"ranks": [4, 12], "nodes": ["n2"]})], group, mild=False))
     False
     """
     kinds = {k for kind in cause.kinds for k in cause_of(kind).explains}
     if not effect.kinds & kinds or effect.place.contains(cause.place):
+        return False
+    if cause.excess < COMMENSURATE * effect.excess:  # false where either is not told
         return False
     if effect.place.scope in SHARED:
         told = effect.ranks or effect.nodes

@@ -94,9 +94,8 @@ class _Suspect:
     @cached_property
     def trouble(self) -> Trouble:
         return trouble(
-            (f.kind for f in self.findings),
+            ((f.kind, f.evidence) for f in self.findings),
             self.place,
-            (f.evidence for f in self.findings),
             mild=all(f.severity == "info" for f in self.findings),
         )
 
@@ -143,12 +142,16 @@ def _suspects(group: Sequence[Finding], topology: Topology | None) -> list[_Susp
     ]
     first_ns = min(f.ts_ns for f in group)
     named = _told_victims(group)
+    largest = max((s.trouble.excess for s in made if s.trouble.excess > 0), default=0.0)
     core = sorted(made, key=lambda s: (-s.score, s.name))[:MOST_CONTEXT]
     scored = [
         _Suspect(
             place=s.place,
             findings=s.findings,
-            score=s.score * _context(s, core, first_ns) * (0.2 if s.name in named else 1.0),
+            score=s.score
+            * _context(s, core, first_ns)
+            * _size(s, largest)
+            * (0.2 if s.name in named else 1.0),
         )
         for s in made
     ]
@@ -173,6 +176,12 @@ def _context(suspect: _Suspect, others: Sequence[_Suspect], first_ns: int) -> fl
         if _explains(other, suspect):
             factor *= 0.5
     return max(min(factor, 8.0), 0.02)
+
+
+def _size(suspect: _Suspect, largest: float) -> float:
+    """Its share of the largest loss of time in the story, a fifth at least; 1 where that is not told."""
+    excess = suspect.trouble.excess
+    return max(0.2, excess / largest) if math.isfinite(excess) and largest else 1.0
 
 
 def _explains(cause: _Suspect, effect: _Suspect) -> bool:

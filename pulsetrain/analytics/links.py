@@ -31,6 +31,7 @@ FLOOR_RATIO = 0.25  # groups of one kind differ by where their members stand
 NOISY_SHARE = 0.6
 TOO_NOISY = 0.3  # noise of one step from which transfers wait for processors rather than for wires
 APART = 0.25  # there, by how much the quick quarter must be beyond the siblings' slow one, as a ratio
+STRAGGLES = 0.1  # share of a group's slowness (log) that a straggler among its members has to have, likewise
 LATE = 0.5  # share of a group's slowness (log) in the compute of a member, from which that is the cause
 ALIKE = 1.25  # payloads of siblings, ordered by size, differ by less than this ratio from one to the next
 FALSE_ALARMS = 1e-4
@@ -102,8 +103,9 @@ def find(
 ) -> list[Verdict]:
     """Findings of kind `slow_link`, one a group, or one a node where all slow groups meet on it alone.
 
-    Groups with a straggler among their members are left out: a slow process also moves data slowly. So are
-    those with a member whose compute is longer by half as much, which is seen before it is sure.
+    Groups with a straggler among their members are left out, since a slow process also moves data slowly,
+    unless that is slow by next to nothing beside them. So are those with a member whose compute is longer by
+    half as much, which is seen before it is sure.
     """
     usable = set(t.steps[t.usable].tolist())
     rows = np.flatnonzero([s in usable for s in transfers.steps.tolist()])[-WINDOW:]
@@ -121,12 +123,13 @@ def find(
         reason = "no three groups of one kind and size to compare"
         return [Inconclusive(analyzer="slow_link", reason=reason)]
     z = robust.quantile_of(FALSE_ALARMS, sum(len(e.columns) for e in table))
-    excused = {r for f in findings(stragglers) for r in f.evidence.get("ranks", ())}
+    told = [(f.evidence.get("ranks", ()), float(np.log(f.evidence["ratio"]))) for f in findings(stragglers)]
+    known = {rank: excess for ranks, excess in told for rank in ranks}
     slow = [
         found
         for e in table
         for found in _slow(e, z, transfers)
-        if not excused & set(members.get(found.group, ()))
+        if _latest(known, members.get(found.group, ())) < STRAGGLES * float(np.log(found.ratio))
     ]
     late = _late(t) if slow else {}
     slow = [s for s in slow if _latest(late, members.get(s.group, ())) < LATE * float(np.log(s.ratio))]

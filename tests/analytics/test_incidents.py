@@ -101,6 +101,28 @@ def test_a_slow_link_of_others_is_no_story_of_a_slow_node(severity):
     assert "group dp:8" not in incident["victims"]
 
 
+@pytest.mark.parametrize("late", [-30, 30])
+@pytest.mark.parametrize(("ratio", "root"), [(1.015, "job j"), (1.29, "rank 3")])
+def test_a_slow_rank_is_the_root_of_a_slow_job_only_where_it_is_slow_enough(ratio, root, late):
+    story = [
+        finding("fail_slow", "job", "j", severity="info", confidence=0.57, slow_ratio=1.305),
+        finding("straggler", "rank", "3", at=late, severity="info", confidence=0.75, ratio=ratio, ranks=[3]),
+    ]
+    (incident,) = join(story, PLACES)
+    assert incident["root"] == root
+    assert incident["victims"] == ([] if root == "job j" else ["job j"])
+
+
+@pytest.mark.parametrize(("share", "victims"), [(0.02, []), (0.2, ["rank 3"])])
+def test_a_pause_has_for_victims_those_that_lose_about_as_much(share, victims):
+    story = [
+        finding("gc_pause", "rank", "2", severity="warning", confidence=0.95, share=share),
+        finding("straggler", "rank", "3", severity="info", confidence=0.1, ratio=1.2, ranks=[3]),
+    ]
+    (incident,) = join(story, PLACES)
+    assert (incident["root"], incident["victims"]) == ("rank 2", victims)
+
+
 def test_a_node_that_computes_slowly_and_so_sends_slowly_is_called_slow():
     story = [
         finding("slow_link", "node", "n1", severity="warning", confidence=0.95),

@@ -61,6 +61,13 @@ def test_a_straggler_in_the_group_is_no_link():
     assert isinstance(found[0], Healthy)
 
 
+def test_a_straggler_slow_by_next_to_nothing_hides_no_slow_link():
+    late = timings(fleet(ranks=16, per_node=2, steps=40, slow={3: 1.04}))
+    assert ("rank", "3") in subjects(stragglers(late))
+    found = find(late, read(transfers(slow=["dp:3"], ratio=8.0)), GROUPS, stragglers(late))
+    assert subjects(found) == [("group", "dp:3")]
+
+
 def test_a_member_that_computes_longer_excuses_the_link_before_it_is_sure_to_be_slow():
     late = timings(fleet(ranks=16, per_node=2, steps=40, slow={3: 1.4}, slow_from=18))
     assert isinstance(find(late, read(transfers(slow=["dp:3"], ratio=1.6)), GROUPS, [])[0], Healthy)
