@@ -322,14 +322,28 @@ def _low_rise(series: Floats, begin: int, part: Floats) -> float:
 
 
 def _edges(series: Floats, raw: _Raw, level: float) -> tuple[int, int]:
-    """First and one past the last value above `level`, as far as most values around are above it too."""
+    """First and one past the last value above `level`, as far as most values around are above it too. Where
+    it is still so at the border of what is looked at, that is widened: windows stop counting as slow before
+    the stretch does, once they make a good part of the history."""
     begin, end = max(0, raw.begin - raw.width), min(series.size, raw.end + raw.width)
-    above = np.nan_to_num(series[begin:end], nan=level) > level
+    while True:
+        inside = begin + _lasting(series[begin:end] > level)
+        if inside.size == 0:
+            return begin, begin
+        first, last = int(inside[0]), int(inside[-1]) + 1
+        wider = (
+            max(0, begin - raw.width) if first - begin < EDGE else begin,
+            min(series.size, end + raw.width) if end - last < EDGE else end,
+        )
+        if wider == (begin, end):
+            return first, last
+        begin, end = wider
+
+
+def _lasting(above: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """Indices of those around which most are."""
     near = np.convolve(above, np.ones(2 * EDGE + 1), "same") > EDGE
-    inside = np.flatnonzero(above & near)
-    if inside.size == 0:
-        return begin, begin
-    return begin + int(inside[0]), begin + int(inside[-1]) + 1
+    return np.flatnonzero(above & near)
 
 
 def _gradual(inside: Floats, baseline: float) -> bool:
