@@ -13,12 +13,32 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Literal
+from typing import Literal, Self
 
 from pulsetrain.analytics.waitfor import Graph, Node
 
 HangVerdict = Literal["rank", "network", "desync", "none", "uncertain"]
 Key = tuple[str, tuple[int, ...]]  # a process group: its name and its sorted members
+
+
+class GroupKey(tuple[str, tuple[int, ...]]):
+    """A `Key` that keeps its hash. A tuple makes it anew at every look-up, which takes as long as the group has
+    members: over the groups of a large fleet that is quadratic.
+
+    >>> GroupKey("dp", [9, 1]) == ("dp", (1, 9)) and hash(GroupKey("dp", [9, 1])) == hash(("dp", (1, 9)))
+    True
+    """
+
+    _hash: int
+
+    def __new__(cls, name: str, members: Iterable[int]) -> Self:
+        key = super().__new__(cls, (name, tuple(sorted(members))))
+        key._hash = super().__hash__(key)
+        return key
+
+    def __hash__(self) -> int:
+        return self._hash
+
 
 # Operations whose payload may differ from rank to rank by design.
 _UNEVEN = ("all_to_all", "alltoall", "gather_v", "nccl:gather", "nccl:scatter", "barrier", "coalesced")

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pulsetrain.analytics.hang import Blame, Key, Wait, Witness, blame
+from pulsetrain.analytics.hang import Blame, GroupKey, Key, Wait, Witness, blame
 from pulsetrain.stream.errors import CorruptData
 
 
@@ -82,7 +82,7 @@ def witnesses(before: Report, after: Report, ranks: Mapping[tuple[str, int], int
     silent: set[int] = set()
     for name, members in after.items():
         held = [m for m in members if m.process in ranks]
-        key: Key = (name, tuple(sorted(ranks[m.process] for m in held)))
+        key = GroupKey(name, (ranks[m.process] for m in held))
         silent |= {ranks[m.process] for m in held if not m.answers}
         for member in held:
             enqueued[ranks[member.process]][key] = member.count

@@ -139,11 +139,15 @@ def _stopped(view: JobView, heard: tuple[RankStatus, ...], config: WatchConfig) 
 
 def _witnesses(view: JobView) -> list[graph.Witness]:
     ended = {e.rank for e in view.exits}
-    return [_witness(view, r, gone=r.rank in ended) for r in view.ranks]
+    keys: dict[graph.Key, graph.Key] = {}  # one object for a group, however many tell of it
+    return [_witness(view, r, keys, gone=r.rank in ended) for r in view.ranks]
 
 
-def _witness(view: JobView, status: RankStatus, *, gone: bool) -> graph.Witness:
-    keyed = [(_key(g), g) for g in status.groups]
+def _witness(
+    view: JobView, status: RankStatus, keys: dict[graph.Key, graph.Key], *, gone: bool
+) -> graph.Witness:
+    made = [(graph.GroupKey(g.group, g.members), g) for g in status.groups]
+    keyed = [(keys.setdefault(key, key), g) for key, g in made]
     return graph.Witness(
         rank=status.rank,
         state="gone" if gone else status.state,
@@ -159,10 +163,6 @@ def _computing(status: RankStatus) -> bool:
     """Whether the rank is in a phase of its own work: a recv may be posted ahead, nothing else in flight."""
     own = bool(status.last_phase) and status.last_phase not in _COMMUNICATION
     return own and all(g.peer >= 0 and "recv" in g.op for g in status.groups if g.op)
-
-
-def _key(group: GroupStatus) -> graph.Key:
-    return (group.group, tuple(sorted(group.members)))
 
 
 def _wait(key: graph.Key, group: GroupStatus) -> graph.Wait:
