@@ -31,7 +31,14 @@ from kafka.structs import OffsetAndMetadata
 
 from pulsetrain.stream.clock import Clock
 from pulsetrain.stream.errors import PulsetrainError, Unavailable
-from pulsetrain.stream.kafka import KafkaConfig, client_options, create_topics, one_line_errors, record_of
+from pulsetrain.stream.kafka import (
+    KafkaConfig,
+    client_options,
+    create_topics,
+    one_line_errors,
+    record_of,
+    refuse_credentials,
+)
 from pulsetrain.stream.lanes import Lane, Range, announced, due
 from pulsetrain.stream.metrics import IntakeMetrics
 from pulsetrain.stream.schema import RECORDS
@@ -92,6 +99,7 @@ class Ingest:
         self._done: dict[TopicPartition, OffsetAndMetadata] = {}
         self._new: set[TopicPartition] = set()
         self._changed = False
+        refuse_credentials(kafka)
         create_topics(kafka)
         with one_line_errors(kafka):
             self._consumer = self._subscribe()

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import google_crc32c
 import structlog
 from kafka import KafkaAdminClient, KafkaProducer, errors
+from kafka.net import KafkaConnectionManager, NetworkSelector
+from kafka.net.transport import KafkaSSLTransport, KafkaTCPTransport
 from kafka.record import default_records
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
@@ -29,7 +30,8 @@ _client_log.addHandler(logging.NullHandler())
 
 PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 MAX_MESSAGE_BYTES = 8 << 20
-_HANGS_UP = 4  # in a row, and nothing else: not a broker that is going down
+_LOGIN_S = 10.0
+_NO_ANSWER = (errors.KafkaConnectionError, errors.KafkaTimeoutError, errors.RequestTimedOutError)
 
 
 def _crc32c(view: memoryview) -> int:
@@ -38,6 +40,25 @@ def _crc32c(view: memoryview) -> int:
 
 
 default_records.calc_crc32c = _crc32c
+
+_Receive = Callable[[Any], tuple[bytes, Exception | None]]
+
+
+def _not_losing_the_last_words(receive: _Receive) -> _Receive:
+    """`receive` of a transport, which throws away what it read when it finds the connection's end behind it.
+
+    A broker says why it refuses a login and hangs up in the same instant. Here the next read finds the end.
+    """
+
+    def received(transport: Any) -> tuple[bytes, Exception | None]:
+        data, error = receive(transport)
+        return data, None if data else error
+
+    return received
+
+
+for _transport in (KafkaTCPTransport, KafkaSSLTransport):
+    _transport._sock_recv = _not_losing_the_last_words(_transport._sock_recv)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,12 +132,11 @@ def client_options(config: KafkaConfig) -> dict[str, Any]:
 
 class _Heard(logging.Handler):
     """What the client logged of a failure: only there does it tell why it got no connection, while it tries
-    until its time is up. `hung_up` counts how often in a row the other side closed a connection."""
+    until its time is up."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
         self.error: Exception | None = None
-        self.hung_up = 0
 
     def emit(self, record: logging.LogRecord) -> None:
         for arg in record.args or ():
@@ -129,12 +149,6 @@ class _Heard(logging.Handler):
         if self.error is not None and isinstance(error, errors.RequestTimedOutError):
             return  # the last attempt, cut short by the client's own deadline: it says less than those before
         self.error = error
-        self.hung_up = self.hung_up + 1 if "socket disconnected" in str(error) else 0
-
-    def refused(self, config: KafkaConfig) -> bool:
-        """Whether it was the login: a broker hangs up as it refuses one, and the client may see only that."""
-        known = isinstance(self.error, errors.SaslAuthenticationFailedError)
-        return known or bool(config.sasl_mechanism and self.hung_up >= _HANGS_UP)
 
 
 @contextlib.contextmanager
@@ -145,8 +159,6 @@ def one_line_errors(config: KafkaConfig) -> Iterator[None]:
     try:
         yield
     except (errors.KafkaTimeoutError, errors.RequestTimedOutError) as error:
-        if heard.refused(config):
-            raise _refusal(config, heard.error or error) from error
         raise _ours(config, heard.error or error) from error
     except (errors.KafkaError, OSError) as error:
         raise _ours(config, error) from error
@@ -154,13 +166,9 @@ def one_line_errors(config: KafkaConfig) -> Iterator[None]:
         _client_log.removeHandler(heard)
 
 
-def _refusal(config: KafkaConfig, error: Exception) -> AuthError:
-    return AuthError(f"Kafka {config.servers} refuses user {config.sasl_username!r}: {_reason(error)}")
-
-
 def _ours(config: KafkaConfig, error: Exception) -> PulsetrainError:
     if isinstance(error, errors.SaslAuthenticationFailedError):
-        return _refusal(config, error)
+        return AuthError(f"Kafka {config.servers} refuses user {config.sasl_username!r}: {_reason(error)}")
     if isinstance(error, errors.AuthorizationError):
         return UsageError(f"Kafka {config.servers} gives no permission: {_reason(error)}")
     if isinstance(error, (errors.KafkaConfigurationError, errors.UnsupportedSaslMechanismError)):
@@ -287,11 +295,22 @@ def _create_missing(config: KafkaConfig) -> None:
 def refuse_credentials(config: KafkaConfig) -> None:
     """Raise `AuthError` or `UsageError` where the brokers refuse this client as it is configured.
 
-    Brokers that do not answer within three seconds are nothing to refuse: what is sent waits for them.
+    Each broker is asked once, until one answers. Where none does, ten seconds at most, there is nothing to
+    refuse: what is sent waits for them.
     """
-    transport = KafkaTransport(dataclasses.replace(config, timeout_s=min(3.0, config.timeout_s)))
+    net = NetworkSelector()
+    manager = KafkaConnectionManager(net, **client_options(config))
     try:
         with contextlib.suppress(Unavailable), one_line_errors(config):
-            transport._open()
+            net.run(_log_in, manager, min(_LOGIN_S, config.timeout_s))
     finally:
-        transport.close()
+        manager.close()
+        net.close()
+
+
+async def _log_in(manager: Any, within_s: float) -> None:
+    brokers = manager.cluster.bootstrap_brokers()
+    for broker in brokers:
+        with contextlib.suppress(*_NO_ANSWER):
+            await manager.get_connection(broker.node_id, timeout_ms=1000 * within_s / len(brokers))
+            return

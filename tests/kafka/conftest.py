@@ -17,6 +17,8 @@ from tests.kafka.forked import Forker
 from tests.kafka.pipeline import Pipeline
 
 ROOT = Path(__file__).resolve().parents[2]
+START_S = 200
+"""Where Maven has yet to fetch the broker, or all else on the machine is at work."""
 PASSWORDS = {"alice": "right", "bob": "known"}
 """Users of the broker's SASL listener. Neither may do anything but what a test grants."""
 
@@ -55,20 +57,21 @@ class Broker:
                 start_new_session=True,
                 preexec_fn=end_with_parent,
             )
-        deadline = time.monotonic() + 50
+        deadline = time.monotonic() + START_S
         while time.monotonic() < deadline:
             if self.process.poll() is not None:
                 pytest.fail(f"broker ended with {self.process.returncode}; see {log.name}")
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 0.2):
                 return self
             time.sleep(0.1)
-        pytest.fail("broker did not listen within 50 s")
+        self.stop()
+        pytest.fail(f"broker did not listen within {START_S} s; see {log.name}")
 
     def stop(self, how=signal.SIGKILL):
         if self.process is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, how)
-            self.process.wait(timeout=20)
+            self.process.wait(timeout=60)
             self.process = None
 
     def _properties(self):
@@ -108,6 +111,9 @@ def pytest_collection_modifyitems(items):
         for item in items:
             if item.get_closest_marker("kafka"):
                 item.add_marker(skip)
+    for item in items:
+        if item.get_closest_marker("kafka") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(120, func_only=True))  # the broker's start has its own limit
 
 
 def pytest_collection_finish(session):
@@ -165,7 +171,7 @@ class Away:
         self.pipeline = pipeline
         self._transport = KafkaTransport(pipeline.config)
         pipeline.start()
-        deadline = time.monotonic() + 40
+        deadline = time.monotonic() + 100
         while not pipeline.said("partitions_assigned") and time.monotonic() < deadline:
             self.send()
         self.send()

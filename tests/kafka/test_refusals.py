@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import time
 import uuid
 
 import pytest
@@ -15,10 +16,11 @@ from kafka.admin import (
     ResourcePattern,
     ResourceType,
 )
+from kafka.net import KafkaTCPTransport
 
 from pulsetrain.stream.batch import decode
 from pulsetrain.stream.errors import AuthError, UsageError
-from pulsetrain.stream.kafka import KafkaConfig, KafkaTransport, create_topics
+from pulsetrain.stream.kafka import KafkaConfig, KafkaTransport, create_topics, refuse_credentials
 from pulsetrain.stream.spool import Spool
 from pulsetrain.stream.transport import Shipper, ShipperConfig
 from tests.kafka.conftest import PASSWORDS
@@ -34,7 +36,7 @@ def login(broker, user, password=None):
     return KafkaConfig(
         servers=broker.sasl_servers,
         prefix=f"r{uuid.uuid4().hex[:8]}.",
-        timeout_s=10,  # several attempts, also of a busy machine
+        timeout_s=20,  # for one answer, also of a busy machine
         security_protocol="SASL_PLAINTEXT",
         sasl_mechanism="PLAIN",
         sasl_username=user,
@@ -99,6 +101,25 @@ def test_ingest_refuses_a_wrong_password(broker, tmp_path):
     done = ingest(login(broker, "alice", "wrong"), tmp_path)
     assert done.returncode == 2
     assert only_line(done).startswith(f"pulsetrain: Kafka {broker.sasl_servers} refuses user 'alice'")
+
+
+def test_a_client_too_busy_to_read_at_once_hears_that_its_login_is_refused(broker, monkeypatch):
+    """The broker's answer and the end of the connection are both there when it looks; one look must do."""
+    read = KafkaTCPTransport._sock_recv
+
+    def late(transport):
+        time.sleep(0.3)
+        return read(transport)
+
+    monkeypatch.setattr(KafkaTCPTransport, "_sock_recv", late)
+    with pytest.raises(AuthError, match="refuses user 'alice'"):
+        refuse_credentials(login(broker, "alice", "wrong"))
+
+
+def test_brokers_that_are_away_are_nothing_to_refuse():
+    began = time.monotonic()
+    refuse_credentials(KafkaConfig(servers=f"{NOWHERE},{NOWHERE}", timeout_s=50))
+    assert time.monotonic() - began < 10  # it does not wait for them
 
 
 def test_an_agent_refuses_a_wrong_password_before_it_starts_a_rank(broker, tmp_path):
