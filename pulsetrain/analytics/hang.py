@@ -22,8 +22,8 @@ Key = tuple[str, tuple[int, ...]]  # a process group: its name and its sorted me
 
 
 class GroupKey(tuple[str, tuple[int, ...]]):
-    """A `Key` that keeps its hash. A tuple makes it anew at every look-up, which takes as long as the group has
-    members: over the groups of a large fleet that is quadratic.
+    """A `Key` that keeps its hash. A tuple makes it anew at every look-up, which takes as long as the group
+    has members: over the groups of a large fleet that is quadratic.
 
     >>> GroupKey("dp", [9, 1]) == ("dp", (1, 9)) and hash(GroupKey("dp", [9, 1])) == hash(("dp", (1, 9)))
     True
