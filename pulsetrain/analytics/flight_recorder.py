@@ -12,7 +12,7 @@ import json
 import pickle
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -21,9 +21,13 @@ from pulsetrain.analytics.hang import Blame, Key, Wait, Witness, blame
 from pulsetrain.stream.errors import CorruptData, UsageError
 
 _STATE = ("state", "time_discovered_started_ns", "time_discovered_completed_ns")
+DEFAULT = "default_pg"  # the description of the group of all ranks
 _MARGIN_NS = 1_000_000_000
 MOST_BYTES = 256 << 20  # a dump of 20,000 entries with stacks takes about 40 MiB
 _UNSOUND = (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError)
+_LONGEST_RANK = 9  # digits; longer numbers in file names are times
+_MOST_ABSENT = 4  # ranks a dump; more are numbers in file names that are no ranks
+_JOINED = 1 << 62  # a count beyond any other
 _P2P = re.compile(r"(send|recv) (\d+)(?:->|<-)(\d+)")
 
 
@@ -41,16 +45,24 @@ class Operation:
     created_ns: int
     pending: bool
     started: bool
+    transfers: int = 0
+    """sends and recvs in the group so far, told even where they have no entries of their own"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Dump:
-    """One rank's dump. `status` is (last enqueued, last completed) where the recorder tells it."""
+    """One rank's dump. `status` is (last enqueued, last completed) where the recorder tells it.
+
+    `inferred` are groups that `pg_config` lacks: their members are those seen in them. In the groups of
+    `unseen` the recorder counts transfers without recording them, as gloo's does.
+    """
 
     rank: int
     groups: tuple[Key, ...]
     operations: tuple[Operation, ...]
     status: Mapping[Key, tuple[int, int]] = field(default_factory=dict)
+    inferred: frozenset[Key] = frozenset()
+    unseen: frozenset[Key] = frozenset()
 
 
 class _Plain(pickle.Unpickler):
@@ -72,7 +84,7 @@ def verdict(folder: Path) -> dict[str, Any]:
     dumps, notes = load(folder)
     heard = {d.rank for d in dumps}
     absent = sorted({m for d in dumps for key in d.groups for m in key[1]} - heard)
-    found = _credible(judge(dumps), heard, absent)
+    found = _supported(_credible(judge(dumps), heard, absent), dumps)
     if absent:
         notes.append(f"no dump of ranks {folded(absent)}")
     return {
@@ -130,6 +142,23 @@ def _credible(found: Blame, heard: Set[int], absent: Sequence[int]) -> Blame:
     return replace(found, verdict="uncertain", culprits=(), victims=(), confidence=0.2, reason=reason)
 
 
+def _supported(found: Blame, dumps: Sequence[Dump]) -> Blame:
+    """`found`, less sure or not at all where what it rests on was not recorded: members, transfers."""
+    guessed = {key for d in dumps for key in d.inferred if key[0] != DEFAULT}
+    if found.verdict == "network" and found.group in guessed:
+        reason = "all who are known to be in the group joined, but its members are not recorded"
+        return replace(found, verdict="uncertain", confidence=0.2, reason=reason)
+    unseen = {key for d in dumps for key in d.unseen}
+    waiting = {d.rank for d in dumps if any(op.pending for op in d.operations)}
+    idle = {r for r in found.culprits if r not in waiting and any(r in key[1] for key in unseen)}
+    if found.verdict != "rank" or not idle:
+        return found
+    if len(idle) == 1:
+        return replace(found, confidence=min(found.confidence, 0.7))
+    reason = f"{found.reason}; which of them waits for another in a transfer was not recorded"
+    return replace(found, verdict="uncertain", culprits=(), confidence=0.3, reason=reason)
+
+
 # -- from files to dumps -----------------------------------------------------------------------------
 
 
@@ -149,7 +178,7 @@ def load(folder: Path) -> tuple[list[Dump], list[str]]:
         reason = f" ({notes[0]})" if notes else ""
         raise UsageError(f"{folder}: no Flight Recorder dump in it{reason}")
     ranks = _ranks([(path.name, raw) for path, raw in raws], notes)
-    keys = _members_by_name(raw for _, raw in raws)
+    keys = _members_by_name([(r, raw) for (_, raw), r in zip(raws, ranks, strict=True) if r is not None])
     dumps = {
         rank: _dump(rank, raw, keys) for (_, raw), rank in zip(raws, ranks, strict=True) if rank is not None
     }
@@ -193,7 +222,7 @@ def _of_one_world(
 
 def _world(raw: Mapping[str, Any]) -> tuple[int, ...]:
     """Members of the default group; empty where it is not told."""
-    named = (c for c in _configs(raw).values() if c.get("desc") == "default_pg")
+    named = (c for c in _configs(raw).values() if c.get("desc") == DEFAULT)
     return next((tuple(sorted(_members(c))) for c in named), ())
 
 
@@ -241,10 +270,17 @@ def _rank(name: str, raw: Mapping[str, Any]) -> int | None:
     common = _common_members(raw)
     if len(common) == 1:
         return next(iter(common))
-    named = [int(n) for n in re.findall(r"rank[_\-.]?(\d+)", name, re.IGNORECASE)[:1]]
-    named += [int(n) for n in reversed(re.findall(r"\d+", name.split(".", 1)[0]))]
-    fitting = [n for n in named if not common or n in common]
+    fitting = [n for n in _numbers(name) if not common or n in common]
     return fitting[0] if fitting else None
+
+
+def _numbers(name: str) -> list[int]:
+    """The numbers in a file's name, the likeliest rank first: after "rank", at the end (as the recorder names
+    its files), then from right to left before the first dot."""
+    named = re.findall(r"rank[_\-.]?(\d+)", name, re.IGNORECASE)[:1]
+    named += re.findall(r"(\d+)$", re.sub(r"(\.[a-z]\w{0,6})+$", "", name, flags=re.IGNORECASE))
+    named += reversed(re.findall(r"\d+", name.split(".", 1)[0]))
+    return [int(n) for n in named if len(n) < _LONGEST_RANK]
 
 
 def _common_members(raw: Mapping[str, Any]) -> set[int]:
@@ -254,9 +290,12 @@ def _common_members(raw: Mapping[str, Any]) -> set[int]:
 
 
 def _configs(raw: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
-    """pg_config as name -> {desc, ranks}."""
+    """pg_config as name -> {desc, ranks}, without groups that have no name: gloo writes all its groups, and
+    only the places in them, under one empty name."""
     config = raw.get("pg_config")
-    return {str(k): v for k, v in config.items() if isinstance(v, dict)} if isinstance(config, dict) else {}
+    if not isinstance(config, dict):
+        return {}
+    return {str(k): v for k, v in config.items() if isinstance(v, dict) and (k or v.get("desc"))}
 
 
 def _members(config: Mapping[str, Any]) -> tuple[int, ...]:
@@ -283,31 +322,69 @@ def _keys(raw: Mapping[str, Any]) -> dict[str, Key]:
     return keys
 
 
-def _members_by_name(raws: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], tuple[int, ...]]:
-    """(name, description) -> members, for entries of dumps whose own pg_config lacks the group."""
-    return {
+def _members_by_name(raws: Sequence[tuple[int, Mapping[str, Any]]]) -> dict[tuple[str, str], tuple[int, ...]]:
+    """(name, description) -> members, for entries of dumps whose own pg_config lacks the group: from the
+    pg_config of others, else whoever recorded something in it and the ranks that left no dump; all ranks for
+    the default group."""
+    seen: dict[tuple[str, str], set[int]] = {}
+    for rank, raw in raws:
+        for group in {_group(entry) for entry in raw.get("entries") or ()}:
+            seen.setdefault(group, set()).add(rank)
+    heard = {rank for rank, _ in raws}
+    size = max(heard, default=-1) + 1
+    world = set(range(size)) if size <= _MOST_ABSENT * len(heard) else heard
+    inferred = {
+        group: tuple(sorted(world if group[1] == DEFAULT else ranks | world - heard))
+        for group, ranks in seen.items()
+    }
+    return inferred | {
         (name, str(config.get("desc", ""))): _members(config)
-        for raw in raws
+        for _, raw in raws
         for name, config in _configs(raw).items()
     }
+
+
+def _group(entry: Mapping[str, Any]) -> tuple[str, str]:
+    """Name and description of an entry's group."""
+    name, desc = (*map(str, entry.get("process_group") or ("", "")), "")[:2]
+    return name, desc
 
 
 def _dump(rank: int, raw: Mapping[str, Any], known: Mapping[tuple[str, str], tuple[int, ...]]) -> Dump:
     keys = _keys(raw)
     orders = {name: _members(config) for name, config in _configs(raw).items()}
+    inferred: set[Key] = set()
     operations = []
     for place, entry in enumerate(_settled(raw.get("entries") or ())):
-        name, desc = (*map(str, entry.get("process_group") or ("", "")), "")[:2]
+        name, desc = _group(entry)
         if name not in keys:
             orders[name] = known.get((name, desc), (rank,))
             keys[name] = (desc or name, tuple(sorted(orders[name])))
-        operations.append(_operation(entry, place, rank, keys[name], orders[name]))
+            inferred.add(keys[name])
+        if keys[name] not in inferred or _within(entry, orders[name]):
+            operations.append(_operation(entry, place, rank, keys[name], orders[name]))
     return Dump(
         rank=rank,
         groups=tuple(keys.values()),
         operations=tuple(operations),
         status=_status(raw, keys),
+        inferred=frozenset(inferred),
+        unseen=frozenset(_unseen(raw, keys)),
     )
+
+
+def _within(entry: Mapping[str, Any], order: Sequence[int]) -> bool:
+    """Whether both sides of a transfer are known; true of a collective."""
+    transfer = _P2P.search(str(entry.get("profiling_name", "")))
+    return transfer is None or max(int(transfer[2]), int(transfer[3])) < len(order)
+
+
+def _unseen(raw: Mapping[str, Any], keys: Mapping[str, Key]) -> Iterator[Key]:
+    """Groups in which gloo counted more operations than collectives."""
+    for entry in raw.get("entries") or ():
+        counted = int(entry.get("op_id") or 0) > int(entry.get("collective_seq_id") or 0)
+        if counted and str(entry.get("profiling_name", "")).startswith("gloo:"):
+            yield keys[_group(entry)[0]]
 
 
 def _settled(entries: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -343,8 +420,11 @@ def _operation(entry: Mapping[str, Any], place: int, rank: int, key: Key, order:
         peer=_peer(transfer, rank, order) if transfer else -1,
         order=int(entry.get("record_id", place)),
         created_ns=int(entry.get("time_created_ns") or 0),
-        pending=state != "completed" and not entry.get("time_discovered_completed_ns"),
+        pending=state != "completed"
+        and not entry.get("time_discovered_completed_ns")
+        and entry.get("retired") is not True,
         started=state == "started" or bool(entry.get("time_discovered_started_ns")),
+        transfers=int(entry.get("p2p_seq_id") or 0),
     )
 
 
@@ -387,31 +467,51 @@ def _status(raw: Mapping[str, Any], keys: Mapping[str, Key]) -> dict[Key, tuple[
 
 
 def witnesses(dumps: Sequence[Dump]) -> list[Witness]:
-    """What the blame graph needs of each rank. A group's counters in `status` mix collectives and transfers,
-    so they are used only for groups in which nobody recorded a transfer."""
-    mixed = {op.group for d in dumps for op in d.operations if op.peer >= 0}
+    """What the blame graph needs of each rank."""
     timed = any(op.started for d in dumps for op in d.operations)
     last_ns = {d.rank: max((op.created_ns for op in d.operations), default=0) for d in dumps}
     newest_ns = max(last_ns.values(), default=0)
+    counts = _counts(dumps)
     return [
-        _witness(d, mixed, timed=timed, silence_ns=newest_ns - (last_ns[d.rank] or newest_ns)) for d in dumps
+        _witness(d, counts, timed=timed, silence_ns=newest_ns - (last_ns[d.rank] or newest_ns)) for d in dumps
     ]
 
 
-def _witness(dump: Dump, mixed: set[Key], *, timed: bool, silence_ns: int) -> Witness:
+@dataclass(frozen=True)
+class _Counts:
+    """The most (collectives, transfers) that anybody recorded in each group, and the groups whose transfers
+    are recorded or known to be missing. A group's counters in `status` are those of whichever came last, so a
+    number says something of one kind only where it is beyond the count of the other."""
+
+    collectives: Mapping[Key, int]
+    transfers: Mapping[Key, int]
+    mixed: Set[Key]
+
+
+def _counts(dumps: Sequence[Dump]) -> _Counts:
+    collectives: dict[Key, int] = {}
+    transfers: dict[Key, int] = {}
+    for op in (op for d in dumps for op in d.operations):
+        collectives[op.group] = max(collectives.get(op.group, 0), op.seq)
+        transfers[op.group] = max(transfers.get(op.group, 0), op.transfers)
+    recorded = {op.group for d in dumps for op in d.operations if op.peer >= 0}
+    return _Counts(collectives, transfers, recorded.union(*(d.unseen for d in dumps)))
+
+
+def _witness(dump: Dump, counts: _Counts, *, timed: bool, silence_ns: int) -> Witness:
     enqueued: dict[Key, int] = {}
     completed: dict[Key, int] = {}
     transferred: dict[Key, int] = {}
     for key in dump.groups:
-        if key in mixed:
-            enqueued[key], moved = _transfers(dump, key)
+        if key in counts.mixed:
+            enqueued[key], moved = _transfers(dump, key, counts.collectives.get(key, 0))
             transferred |= {key: moved} if len(key[1]) == 2 else {}
-        elif (counts := _collectives(dump, key)) is not None:
-            enqueued[key], completed[key] = counts
+        elif (reached := _collectives(dump, key, counts.transfers.get(key, 0))) is not None:
+            enqueued[key], completed[key] = reached
     pending = [
         op
         for op in dump.operations
-        if op.pending and (op.peer >= 0 or op.group in mixed or op.seq > completed.get(op.group, -1))
+        if op.pending and (op.peer >= 0 or op.group in counts.mixed or op.seq > completed.get(op.group, -1))
     ]
     return Witness(
         rank=dump.rank,
@@ -424,10 +524,16 @@ def _witness(dump: Dump, mixed: set[Key], *, timed: bool, silence_ns: int) -> Wi
     )
 
 
-def _collectives(dump: Dump, key: Key) -> tuple[int, int] | None:
-    """(enqueued, completed) of a group of collectives alone; None where nothing is known."""
+def _collectives(dump: Dump, key: Key, transfers: int) -> tuple[int, int] | None:
+    """(enqueued, completed) of a group of collectives alone; None where nothing is known.
+
+    A group that also had `transfers`, none of them left in the record, counts as joined where its counters
+    could be theirs.
+    """
     own = [op for op in dump.operations if op.group == key]
-    known = [dump.status[key]] if key in dump.status else []
+    known = [dump.status[key]] if key in dump.status and dump.status[key][0] > transfers else []
+    if key in dump.status and not known and not own:
+        return _JOINED, -1
     enqueued = max([op.seq for op in own] + [s[0] for s in known], default=None)
     if enqueued is None:
         return None
@@ -436,18 +542,20 @@ def _collectives(dump: Dump, key: Key) -> tuple[int, int] | None:
     return enqueued, completed
 
 
-def _transfers(dump: Dump, key: Key) -> tuple[int, int]:
+def _transfers(dump: Dump, key: Key, collectives: int) -> tuple[int, int]:
     """The same for a group with transfers: (collectives enqueued, newest transfer completed).
 
     Every entry carries the count of collectives. With no entry left, nothing tells them from transfers, and
     the rank counts as having joined the group's collectives.
     """
     own = [op for op in dump.operations if op.group == key]
-    enqueued = max((op.seq for op in own), default=1 << 62)
+    enqueued = max((op.seq for op in own), default=_JOINED)
     moving = [op.p2p_seq for op in own if op.peer >= 0 and op.pending]
     if moving:
         return enqueued, min(moving) - 1
-    return enqueued, dump.status[key][1] if key in dump.status else -1
+    moved = max((op.p2p_seq for op in own if op.peer >= 0), default=-1)
+    counted = dump.status[key][1] if key in dump.status else -1
+    return enqueued, max(moved, counted if counted > collectives else -1)
 
 
 def _waits(pending: Sequence[Operation], *, timed: bool) -> list[Wait]:

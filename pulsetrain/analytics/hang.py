@@ -41,7 +41,8 @@ class GroupKey(tuple[str, tuple[int, ...]]):
 
 
 # Operations whose payload may differ from rank to rank by design.
-_UNEVEN = ("all_to_all", "alltoall", "gather_v", "nccl:gather", "nccl:scatter", "barrier", "coalesced")
+_UNEVEN = ("all_to_all", "alltoall", "gather_v", "barrier", "coalesced")
+_ROOTED = ("gather", "scatter")  # the root's payload is not the others'
 _FROZEN = ("stopped", "zombie", "gone")  # states in which a process cannot move
 
 
@@ -63,7 +64,8 @@ class Wait:
     @property
     def signature(self) -> tuple[str, str]:
         """What every member must agree on at one sequence number."""
-        return (self.op, "" if any(word in self.op for word in _UNEVEN) else self.size)
+        uneven = self.op in _ROOTED or any(word in self.op for word in _UNEVEN)
+        return (self.op, "" if uneven else self.size)
 
     @property
     def same(self) -> tuple[Key, int]:
@@ -162,15 +164,22 @@ def blame(witnesses: Iterable[Witness], *, stalled: bool = True, margin_ns: int 
 
 
 def _complete(known: Mapping[int, Witness]) -> dict[int, Witness]:
-    """`known` with an unheard witness for every rank that others name but nobody heard."""
+    """`known` with an unheard witness for every rank that others name but nobody heard. It joined and
+    finished every collective that some member finished, for none ends without it."""
     keys = {key for w in known.values() for key in w.enqueued} | {
         x.group for w in known.values() for x in w.waits
     }
     named = {m for key in keys for m in key[1]}
     named |= {x.peer for w in known.values() for x in w.waits if x.peer >= 0}
-    return {
-        **{r: Witness(rank=r, state="unknown", heard=False) for r in sorted(named - known.keys())},
-        **known,
+    unheard = {r for r in named - known.keys()} | {r for r, w in known.items() if not w.heard}
+    done: dict[int, dict[Key, int]] = {r: {} for r in sorted(unheard)}
+    for key in keys if unheard else ():
+        ended = max((known[m].completed.get(key, 0) for m in key[1] if m in known), default=0)
+        for member in unheard.intersection(key[1]):
+            done[member][key] = ended
+    return dict(known) | {
+        r: replace(known.get(r) or Witness(rank=r, state="unknown", heard=False), enqueued=d, completed=d)
+        for r, d in done.items()
     }
 
 
@@ -224,12 +233,47 @@ def _graph(known: Mapping[int, Witness], groups: Mapping[Key, GroupBlame]) -> Gr
                 _transfer(rank, wait, known) if wait.peer >= 0 else _collective(wait, witness, known, edges)
             )
         edges[rank] = outs
+    _presume(known, edges)
     return Graph(edges)
 
 
+def _presume(known: Mapping[int, Witness], edges: dict[Node, Set[Node]]) -> None:
+    """Let a rank that was not heard wait where its heard peers wait for a heard rank, in `edges`.
+
+    Not where a peer came to wait for it alone before that operation: it cannot be beyond what it never
+    joined.
+    """
+    unheard = {r for r, w in known.items() if not w.heard and w.state not in _FROZEN}
+    if not unheard:
+        return
+    before: dict[int, set[int]] = {}
+    for rank, witness in known.items():
+        for rank_needed in _needed_first(witness, edges) & unheard:
+            before.setdefault(rank_needed, set()).add(rank)
+    for node, outs in list(edges.items()):
+        if isinstance(node, int) or not node[-1] or not outs or outs & unheard:
+            continue
+        members = node[0][1]
+        for rank in unheard.intersection(members):
+            if not before.get(rank, set()).intersection(members):
+                edges[rank] = {*edges[rank], node}
+
+
+def _needed_first(witness: Witness, edges: Mapping[Node, Set[Node]]) -> set[int]:
+    """The ranks that hold up the operation which comes first in the rank's program."""
+    first = witness.first
+    if first is None:
+        return set()
+    needed = {first.peer} if first.peer >= 0 else edges.get((*first.same, True), set())
+    return {r for r in needed if isinstance(r, int)}
+
+
 def _transfer(rank: int, wait: Wait, known: Mapping[int, Witness]) -> set[Node]:
-    """The peer of a send or recv, unless it finished, or joined while this rank waits for something older."""
+    """The peer of a send or recv, unless it finished, or joined while this rank waits for something older; a
+    peer that was not heard only where this rank waits for nothing older."""
     peer = known[wait.peer]
+    if not peer.heard and known[rank].first is not wait:
+        return set()
     twin = next((w for w in peer.waits if w.peer == rank and ("send" in w.op) != ("send" in wait.op)), None)
     if twin is None and peer.transferred.get(wait.group, -1) >= wait.seq >= 0:
         return set()
@@ -243,9 +287,10 @@ def _collective(
 ) -> set[Node]:
     """The node of one collective, with its edges entered in `edges`; nothing where it holds nobody up.
 
-    Members that never joined hold it up. Where all joined it is those that have something older to wait for,
-    or else all that have not finished. Where a member has finished, the others wait for the data of one whose
-    process cannot move (a ring passes it from rank to rank), or else have only themselves to blame.
+    Members that never joined hold it up. Where all that were heard joined, it is those that have something
+    older to wait for, or else those that were not heard, or else all that have not finished. Where a member
+    has finished, the others wait for the data of one whose process cannot move (a ring passes it from rank to
+    rank), or else have only themselves to blame.
     """
     first = witness.first is wait
     node: Node = (*wait.same, first)
@@ -257,14 +302,15 @@ def _collective(
 def _holding(wait: Wait, known: Mapping[int, Witness], *, first: bool) -> set[Node]:
     members = wait.group[1]
     behind = {m for m in members if known[m].enqueued.get(wait.group, 0) < wait.seq}
+    told = {m for m in behind if known[m].heard}
+    if told or not first:
+        return set(told)
+    older = {m for m in members if (w := known[m].first) is not None and w.same != wait.same}
     if behind:
-        return set(behind) if first else {m for m in behind if known[m].heard}
-    if not first:
-        return set()
+        return set(older or behind)
     unfinished = {m for m in members if known[m].completed.get(wait.group, 0) < wait.seq}
     if len(unfinished) < len(members):
         return {m for m in unfinished if known[m].state in _FROZEN}
-    older = {m for m in members if (w := known[m].first) is not None and w.same != wait.same}
     return set(older or members)
 
 
@@ -307,7 +353,8 @@ def _lone(witness: Witness, graph: Graph) -> _Knot:
     if not witness.heard:
         what, confidence = "left no trace", 0.85
     elif witness.first is not None:
-        what, confidence = f"does not finish {witness.first.op}, as its peers did", 0.9
+        alone = len(witness.first.group[1]) < 2
+        what, confidence = f"does not finish {witness.first.op}{'' if alone else ', as its peers did'}", 0.9
     else:
         what, confidence = "never joined", 0.95
     return _Knot(
@@ -326,7 +373,8 @@ def _mismatch(knot: tuple[int, ...], groups: Mapping[Key, GroupBlame]) -> _Knot 
         if odd:
             tie = len(odd) * 2 >= len(group.waiting)
             reason = (
-                f"{_named(odd)} not in {group.op}, which is seq {group.seq} of {group.group} for the rest"
+                f"{_named(odd)} not in the rest's {group.op}, or not with their payload, "
+                f"at seq {group.seq} of {group.group}"
             )
             return _Knot(
                 verdict="desync", culprits=odd, confidence=0.5 if tie else 0.9, reason=reason, group=key
@@ -429,9 +477,20 @@ def _stuck_together(
     if len(knot) == 2 and _paired([(r, w) for r in knot for w in known[r].waits]):
         reason = f"the transfer between ranks {knot[0]} and {knot[1]} was joined by both and does not move"
         return _Knot(verdict="network", culprits=(), confidence=0.75, reason=reason, group=firsts[0][1].group)
-    reason = f"{_named(knot)} waiting for each other in different operations"
     group = firsts[0][1].group if firsts else None
+    if odd := _out_of_order(firsts):
+        reason = f"{_named(odd)} in another operation than the rest of the same ranks"
+        return _Knot(verdict="desync", culprits=odd, confidence=0.7, reason=reason, group=group)
+    reason = f"{_named(knot)} waiting for each other in different operations"
     return _Knot(verdict="desync", culprits=knot, confidence=0.5, reason=reason, group=group)
+
+
+def _out_of_order(firsts: Sequence[tuple[int, Wait]]) -> tuple[int, ...]:
+    """The minority among ranks whose operations all have the same members; empty where there is none."""
+    if any(w.peer >= 0 for _, w in firsts) or len({w.group[1] for _, w in firsts}) != 1:
+        return ()
+    usual, count = Counter(w.same for _, w in firsts).most_common(1)[0]
+    return tuple(r for r, w in firsts if w.same != usual) if 2 * count > len(firsts) else ()
 
 
 def _paired(waits: Sequence[tuple[int, Wait]]) -> bool:

@@ -221,3 +221,180 @@ def test_wrong_values_are_a_verdict_or_one_line(data, tmp_path_factory):
     spot[place] = data.draw(JUNK)
     path.write_bytes(pickle.dumps(content))
     assert verdict(folder)["verdict"] in ("rank", "network", "desync", "none", "uncertain")
+
+
+@pytest.mark.parametrize("gone", [r for r in range(16) if r != 9])
+@pytest.mark.parametrize("stop", [20, 33])
+def test_a_rank_whose_dump_is_missing_is_not_blamed_beside_one_that_is_told_at_fault(gone, stop, tmp_path):
+    found = verdict(write(run(Job(), host_stops={9: stop}), tmp_path, dead=[gone]))
+    excused = (
+        [1] if gone == 1 and stop == 20 else []
+    )  # nothing is left of the transfer in which it waits for 9
+    assert found["verdict"] == "rank"
+    assert [r for r in found["culprits"] if r not in excused] == [9]
+    assert found["notes"] == [f"no dump of ranks {gone}"]
+
+
+@recorded
+def test_recorded_cases_are_told_without_the_dumps_of_some_victims(tmp_path):
+    rng = random.Random(7)
+    for name, expected in json.loads((CASES / "truth.json").read_text()).items():
+        innocent = [p for p in (CASES / name).iterdir() if _number(p) not in expected["culprits"]]
+        for count in (1, 1, 2, 3, 4):
+            gone = rng.sample(sorted(innocent), count)
+            folder = tmp_path / f"{name}-{'-'.join(p.name for p in gone)}"
+            shutil.copytree(CASES / name, folder, ignore=lambda _, names, g=gone: {p.name for p in g})
+            assert verdict(folder)["culprits"] == expected["culprits"], gone
+
+
+def _number(path):
+    return int(path.name.rsplit("_", 1)[1])
+
+
+def _contents(folder):
+    return {_number(p): pickle.loads(p.read_bytes()) for p in folder.iterdir()}
+
+
+@given(data=st.data())
+@settings(max_examples=25, deadline=None)
+def test_renaming_ranks_renames_the_answer_and_the_order_of_entries_changes_nothing(data, tmp_path_factory):
+    stops = data.draw(st.dictionaries(st.integers(0, 15), st.integers(5, 50), min_size=1, max_size=2))
+    names = data.draw(st.permutations(range(16)))
+    plain = write(run(Job(), host_stops=stops), tmp_path_factory.mktemp("plain"))
+    renamed = tmp_path_factory.mktemp("renamed")
+    for rank, content in _contents(plain).items():
+        for config in content["pg_config"].values():
+            config["ranks"] = json.dumps([names[r] for r in json.loads(config["ranks"])])
+        content["entries"] = data.draw(st.permutations(content["entries"]))
+        (renamed / f"_dump_{names[rank]}").write_bytes(pickle.dumps(content))
+    expected, found = verdict(plain), verdict(renamed)
+    assert found["culprits"] == sorted(names[r] for r in expected["culprits"])
+    assert found["victims"] == sorted(names[r] for r in expected["victims"])
+    assert found["verdict"] == expected["verdict"]
+
+
+def test_a_host_that_stopped_earlier_is_no_less_surely_named(tmp_path_factory):
+    for rank in (0, 9):
+        late, early = (
+            verdict(write(run(Job(), host_stops={rank: stop}), tmp_path_factory.mktemp("dumps")))
+            for stop in (50, 20)
+        )
+        assert early["culprits"] == late["culprits"] == [rank]
+        assert early["confidence"] >= late["confidence"]
+
+
+def test_without_a_table_of_groups_members_are_those_who_used_them(tmp_path):
+    write(run(Job(), host_stops={9: 20}), tmp_path, complete=True)
+    for path in tmp_path.iterdir():
+        content = pickle.loads(path.read_bytes())
+        path.write_bytes(pickle.dumps({**content, "pg_config": {}}))
+    assert verdict(tmp_path)["culprits"] == [9]
+
+
+def _gloo(last, *, group=("0", "default_pg"), pending=True, op_id=None):
+    """A dump as gloo's recorder writes it: pg_config of no use, states never updated, no transfers."""
+    entries = [
+        {
+            "record_id": seq,
+            "pg_id": 0,
+            "process_group": group,
+            "collective_seq_id": seq,
+            "p2p_seq_id": 0,
+            "op_id": seq if op_id is None else op_id + seq,
+            "profiling_name": "gloo:all_reduce",
+            "time_created_ns": seq,
+            "input_sizes": [[4]],
+            "input_dtypes": ["Float"],
+            "output_sizes": [[4]],
+            "output_dtypes": ["Float"],
+            "state": "scheduled",
+            "time_discovered_started_ns": None,
+            "time_discovered_completed_ns": None,
+            "retired": not (pending and seq == last),
+            "is_p2p": False,
+        }
+        for seq in range(1, last + 1)
+    ]
+    status = {"0": dict(zip(_STATUS, (last, -1, last - pending), strict=True))}
+    config = {"": {"name": "", "desc": "", "ranks": "[0, 1]"}}
+    return {"version": "2.10", "pg_config": config, "pg_status": status, "entries": entries}
+
+
+_STATUS = ("last_enqueued_collective", "last_started_collective", "last_completed_collective")
+
+
+def _written(folder, contents):
+    for rank, content in contents.items():
+        (folder / f"_dump_{rank}").write_bytes(pickle.dumps(content))
+    return folder
+
+
+@pytest.mark.parametrize("late", range(4))
+def test_dumps_of_gloo_name_who_did_not_join(late, tmp_path):
+    contents = {r: _gloo(6 - (r == late), pending=r != late) for r in range(4)}
+    found = verdict(_written(tmp_path, contents))
+    assert (found["verdict"], found["culprits"]) == ("rank", [late])
+    (tmp_path / f"_dump_{late}").unlink()
+    if late < 3:  # the number of ranks is known from the highest alone
+        assert verdict(tmp_path)["culprits"] == [late]
+
+
+def test_where_gloo_recorded_no_transfers_the_order_of_waiting_ranks_is_not_guessed(tmp_path):
+    contents = {r: _gloo(6 if r == 0 else 5, pending=r == 0, op_id=3) for r in range(4)}
+    found = verdict(_written(tmp_path, contents))
+    assert (found["verdict"], found["culprits"]) == ("uncertain", [])
+    assert "not recorded" in found["reason"]
+
+
+def test_a_finished_gloo_job_has_no_culprit(tmp_path):
+    contents = {r: _gloo(6, pending=False) for r in range(4)}
+    assert verdict(_written(tmp_path, contents))["verdict"] == "none"
+
+
+def test_a_rank_that_begins_two_groups_of_all_in_another_order_is_the_desync(tmp_path):
+    groups = {name: {"name": name, "desc": name, "ranks": "[0, 1, 2, 3]"} for name in ("a", "b")}
+    for rank in range(4):
+        order = ("b", "a") if rank == 1 else ("a", "b")
+        entries = [
+            _gloo(5, group=(name, name))["entries"][-1] | {"record_id": place}
+            for place, name in enumerate(order)
+        ]
+        content = {"pg_config": groups, "pg_status": {}, "entries": entries, "rank": rank}
+        (tmp_path / f"_dump_{rank}").write_bytes(pickle.dumps(content))
+    found = verdict(tmp_path)
+    assert (found["verdict"], found["culprits"]) == ("desync", [1])
+
+
+def test_the_payload_of_a_root_is_no_desync(tmp_path):
+    contents = {r: _gloo(5 - (r == 2), pending=r != 2) for r in range(4)}
+    for rank, content in contents.items():
+        content["entries"][-1]["profiling_name"] = "nccl:scatter"
+        content["entries"][-1]["input_sizes"] = [[4]] * 4 if rank == 0 else []
+    found = verdict(_written(tmp_path, contents))
+    assert (found["verdict"], found["culprits"]) == ("rank", [2])
+
+
+def test_collectives_of_a_pair_are_not_taken_for_its_transfers(tmp_path):
+    contents = {r: _gloo(5, pending=False) for r in range(2)}
+    for content in contents.values():
+        content["pg_config"] = {"0": {"desc": "default_pg", "ranks": "[0, 1]"}}
+    send = {
+        **contents[0]["entries"][-1],
+        "profiling_name": "nccl:send 0->1",
+        "is_p2p": True,
+        "retired": False,
+    }
+    contents[0]["entries"].append({**send, "p2p_seq_id": 1, "record_id": 9})
+    found = verdict(_written(tmp_path, contents))
+    assert (found["verdict"], found["culprits"]) == ("rank", [1])
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["nccl_trace_rank_{}", "node-03.x7_trace_{}", "trace{}.json", "0_{}.pickle", "dump_{}.1712345678901"],
+)
+def test_the_rank_is_read_from_usual_file_names(name, tmp_path):
+    for rank in range(4):
+        content = _gloo(6 - (rank == 2), pending=rank != 2)
+        (tmp_path / name.format(rank)).write_bytes(pickle.dumps(content))
+    assert verdict(tmp_path)["culprits"] == [2]
