@@ -15,216 +15,32 @@ object. Needs Java 17 and, once, Maven.
 from __future__ import annotations
 
 import argparse
-import contextlib
-import ctypes
-import itertools
 import json
-import multiprocessing
 import os
 import signal
-import socket
 import statistics
-import subprocess
 import sys
 import tempfile
 import threading
 import time
-import urllib.request
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
-from kafka.consumer.fetcher import ConsumerRecord
+from streaming.messages import Message, messages
+from streaming.processes import GROUP, IngestProcess, broker, cpu_s, in_child
+from streaming.raw import raw_limit
+from streaming.stored import inspect
 
 from pulsetrain.collectors.drain import Drain
 from pulsetrain.collectors.ring import RingReader, RingWriter, create_ring
-from pulsetrain.simulate.spec import FleetSpec
-from pulsetrain.simulate.telemetry import telemetry
-from pulsetrain.stream.batch import encode, identify
-from pulsetrain.stream.clock import SystemClock
+from pulsetrain.stream.batch import identify
 from pulsetrain.stream.kafka import KafkaConfig, KafkaTransport, headers_of
-from pulsetrain.stream.lanes import Range
-from pulsetrain.stream.metrics import IntakeMetrics
 from pulsetrain.stream.spool import Spool
-from pulsetrain.stream.store import Store, open_store
-from pulsetrain.stream.turn import Preparer
 
-ROOT = Path(__file__).resolve().parents[1]
 DRAIN_S = 0.5  # how long an agent gathers before it sends
-JOB = "bench-00000000"
 LATENCY_ROWS_S = 100_000
-INGEST_ROWS = 250_000  # rows of one insert, here and in the raw limit
-GROUP = "bench"
-
-
-@dataclass(frozen=True)
-class Message:
-    """An encoded batch and its rows."""
-
-    data: bytes
-    rows: int
-
-    def of_pass(self, number: int) -> bytes:
-        """The same rows as another job from other sources: both names stand uncompressed in the bytes."""
-        return self.data.replace(JOB.encode(), f"bench-{number:08d}".encode())
-
-
-def messages(rows: int, batch_rows: int) -> list[Message]:
-    """About `rows` span rows of 1,024 simulated ranks, each message of one node."""
-    spec = FleetSpec(ranks=1024, tp=8, pp=4, steps=10_000, job=JOB, start_ns=time.time_ns())
-    made: list[Message] = []
-    pending: dict[int, list[pa.Table]] = {}
-    sent: dict[int, int] = {}
-    total = 0
-    for record, table in telemetry(spec, chunk_rows=1):
-        if record != "spans":
-            continue
-        for node, part in _by_node(table, spec.ranks_per_node):
-            pending.setdefault(node, []).append(part)
-            if sum(map(len, pending[node])) >= batch_rows:
-                whole = pa.concat_tables(pending.pop(node)).unify_dictionaries()
-                source = f"{spec.node(node * spec.ranks_per_node)}/{JOB}"
-                data = encode("spans", _compact(whole), source=source, first_row=sent.get(node, 0))
-                sent[node] = sent.get(node, 0) + len(whole)
-                made.append(Message(data, len(whole)))
-                total += len(whole)
-                if total >= rows:
-                    return made
-    raise AssertionError("the fleet's steps ran out")
-
-
-def _by_node(table: pa.Table, ranks_per_node: int) -> Iterator[tuple[int, pa.Table]]:
-    """Parts of a step's spans, which come by rank."""
-    ranks = table["rank"].to_numpy() // ranks_per_node
-    ends = [i for i in range(1, len(ranks)) if ranks[i] != ranks[i - 1]] if len(ranks) < 2 else _edges(ranks)
-    begin = 0
-    for end in [*ends, len(ranks)]:
-        yield int(ranks[begin]), table.slice(begin, end - begin)
-        begin = end
-
-
-def _edges(values: Any) -> list[int]:
-    return [int(i) + 1 for i in (values[1:] != values[:-1]).nonzero()[0]]
-
-
-def _compact(table: pa.Table) -> pa.Table:
-    """Dictionaries of only the names that occur, as an agent's have."""
-    columns = [
-        column.cast(pa.string()).dictionary_encode().cast(column.type)
-        if pa.types.is_dictionary(column.type)
-        else column
-        for column in table.columns
-    ]
-    return pa.table(columns, schema=table.schema).combine_chunks()
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
-
-
-@contextlib.contextmanager
-def broker(folder: Path) -> Iterator[tuple[str, int]]:
-    """A real broker; its address and its process. It ends with this process, however that ends."""
-    port, controller = free_port(), free_port()
-    with (folder / "kafka.log").open("wb") as log:
-        process = subprocess.Popen(
-            [ROOT / "deploy/kafka/start", str(port), str(folder / "kafka")],
-            env=os.environ | {"CONTROLLER_PORT": str(controller)},
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-            preexec_fn=_end_with_parent,
-        )
-        try:
-            _await_port(port, process, folder / "kafka.log")
-            yield f"127.0.0.1:{port}", process.pid
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-
-
-def _end_with_parent() -> None:
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-
-
-def cpu_s(pid: int) -> float:
-    """CPU seconds that a process has taken so far."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def _await_port(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + 90
-    while time.monotonic() < deadline and process.poll() is None:
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 0.2):
-            return
-        time.sleep(0.1)
-    raise SystemExit(f"broker does not listen: {log.read_text()[-500:]}")
-
-
-class IngestProcess:
-    """`pulsetrain ingest` into a chDB folder."""
-
-    def __init__(self, config: KafkaConfig, folder: Path) -> None:
-        self.port = free_port()
-        self._log = (folder / "ingest.log").open("wb")
-        environ = {"PULSETRAIN_KAFKA_PREFIX": config.prefix, "PULSETRAIN_INGEST_ROWS": str(INGEST_ROWS)}
-        self._process = subprocess.Popen(
-            [
-                *(sys.executable, "-m", "pulsetrain.cli", "ingest", "--kafka", config.servers),
-                *("--store", f"chdb://{folder / 'store'}", "--metrics-port", str(self.port)),
-                *("--group", GROUP, "--member", "only"),
-            ],
-            env=os.environ | environ,
-            stdout=subprocess.DEVNULL,
-            stderr=self._log,
-            preexec_fn=_end_with_parent,
-        )
-        self.pid = self._process.pid
-
-    def rows(self) -> int:
-        """Span rows stored so far."""
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=5) as answer:
-                text = answer.read().decode()
-        except OSError:
-            if self._process.poll() is not None:
-                raise SystemExit(
-                    f"ingest ended with {self._process.returncode}; see {self._log.name}"
-                ) from None
-            return 0
-        lines = [line for line in text.splitlines() if line.startswith("pulsetrain_ingest_rows_total{")]
-        return int(sum(float(line.split()[-1]) for line in lines if 'record="spans"' in line))
-
-    def await_rows(self, rows: int, seconds: float) -> None:
-        """Wait until `rows` are stored, or no more than `seconds`."""
-        deadline = time.monotonic() + seconds
-        while self.rows() < rows and time.monotonic() < deadline:
-            time.sleep(0.1)
-
-    def peak_mib(self) -> float:
-        """Peak resident memory of the process."""
-        status = Path(f"/proc/{self._process.pid}/status").read_text()
-        line = next(line for line in status.splitlines() if line.startswith("VmHWM:"))
-        return int(line.split()[1]) / 1024
-
-    def stop(self) -> None:
-        """End it in order."""
-        if self._process.poll() is None:
-            self._process.send_signal(signal.SIGTERM)
-            try:
-                self._process.wait(timeout=60)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
-        self._log.close()
 
 
 class Feed:
@@ -342,67 +158,6 @@ def latency(feed: Feed, commits: Commits, seconds: float, rows_each: int) -> lis
     return [(seen if seen is not None else float("inf")) - due for due, seen in found]
 
 
-def raw_limit(made: Sequence[Message], folder: Path, seconds: float, result: Any) -> None:
-    """Rows/s of decoding and inserting the same batches without Kafka, in a process of its own."""
-    store, metrics = open_store(f"chdb://{folder}"), IntakeMetrics()
-    store.migrate()
-    preparer = Preparer(lambda _: "spans", _unreadable, SystemClock(), metrics)
-    rows, began = 0, time.perf_counter()
-    going: Future[None] | None = None
-    with ThreadPoolExecutor(1) as storer:
-        for each in _ranges(made):
-            turn = preparer.turn([each])
-            if going is not None:
-                going.result()
-            rows += each.rows
-            going = storer.submit(turn.store, store, metrics, _at_once)
-            if time.perf_counter() - began >= seconds:
-                break
-    result.put((rows, time.perf_counter() - began))
-    store.close()
-
-
-def _at_once(act: Callable[[], None]) -> None:
-    act()
-
-
-def _unreadable(_message: Any, reason: str) -> None:
-    raise AssertionError(reason)
-
-
-def _ranges(made: Sequence[Message]) -> Iterator[Range]:
-    """The messages over and over, as ingest would take them from one partition."""
-    offset = 0
-    for number in itertools.count():
-        group: list[Any] = []
-        for message in made:
-            group.append(_record(offset, message, number))
-            offset += 1
-            if sum(int(dict(m.headers)["rows"]) for m in group) >= INGEST_ROWS:
-                yield Range(TopicPartition("raw", 0), group)
-                group = []
-        if group:
-            yield Range(TopicPartition("raw", 0), group)
-
-
-def _record(offset: int, message: Message, number: int) -> ConsumerRecord:
-    data = message.of_pass(number)
-    headers = headers_of(identify(data))
-    return ConsumerRecord("raw", 0, -1, offset, 0, 0, None, data, headers, None, 0, len(data), 0)
-
-
-def in_child(target: Any, *args: Any) -> Any:
-    """What `target` puts into a queue, run in a new process: a chDB folder has one owner."""
-    context = multiprocessing.get_context("spawn")
-    result = context.Queue()
-    child = context.Process(target=target, args=(*args, result))
-    child.start()
-    try:
-        return result.get(timeout=300)
-    finally:
-        child.join(timeout=60)
-
-
 def agent_side(config: KafkaConfig, folder: Path, rounds: int = 12) -> float:
     """Rows per CPU second from a full ring through drain, spool and producer until Kafka has them."""
     fd = create_ring()
@@ -429,85 +184,6 @@ def agent_side(config: KafkaConfig, folder: Path, rounds: int = 12) -> float:
     transport.close()
     spool.close()
     return statistics.median(rates)
-
-
-_SPAN_ID = "job, attempt, rank, step, start, phase, microbatch, `group`, seq, lane, parent"
-
-# The table of the OpenTelemetry Collector's ClickHouse exporter for traces, as its README gives it.
-_OTEL = """
-CREATE TABLE otel_traces (
-  Timestamp DateTime64(9) CODEC(Delta(8), ZSTD(1)), TraceId String CODEC(ZSTD(1)),
-  SpanId String CODEC(ZSTD(1)), ParentSpanId String CODEC(ZSTD(1)), TraceState String CODEC(ZSTD(1)),
-  SpanName LowCardinality(String) CODEC(ZSTD(1)), SpanKind LowCardinality(String) CODEC(ZSTD(1)),
-  ServiceName LowCardinality(String) CODEC(ZSTD(1)),
-  ResourceAttributes Map(LowCardinality(String), String) CODEC(ZSTD(1)),
-  ScopeName String CODEC(ZSTD(1)), ScopeVersion String CODEC(ZSTD(1)),
-  SpanAttributes Map(LowCardinality(String), String) CODEC(ZSTD(1)),
-  Duration UInt64 CODEC(ZSTD(1)), StatusCode LowCardinality(String) CODEC(ZSTD(1)),
-  StatusMessage String CODEC(ZSTD(1)),
-  Events Nested (Timestamp DateTime64(9), Name LowCardinality(String),
-    Attributes Map(LowCardinality(String), String)) CODEC(ZSTD(1)),
-  Links Nested (TraceId String, SpanId String, TraceState String,
-    Attributes Map(LowCardinality(String), String)) CODEC(ZSTD(1)),
-  INDEX idx_trace_id TraceId TYPE bloom_filter(0.001) GRANULARITY 1,
-  INDEX idx_res_attr_key mapKeys(ResourceAttributes) TYPE bloom_filter(0.01) GRANULARITY 1,
-  INDEX idx_res_attr_value mapValues(ResourceAttributes) TYPE bloom_filter(0.01) GRANULARITY 1,
-  INDEX idx_span_attr_key mapKeys(SpanAttributes) TYPE bloom_filter(0.01) GRANULARITY 1,
-  INDEX idx_span_attr_value mapValues(SpanAttributes) TYPE bloom_filter(0.01) GRANULARITY 1,
-  INDEX idx_duration Duration TYPE minmax GRANULARITY 1
-) ENGINE = MergeTree PARTITION BY toDate(Timestamp)
-ORDER BY (ServiceName, SpanName, toDateTime(Timestamp)) SETTINGS index_granularity = 8192
-"""
-_OTEL_FILL = """
-INSERT INTO otel_traces (Timestamp, TraceId, SpanId, ParentSpanId, SpanName, SpanKind, ServiceName,
-  ResourceAttributes, ScopeName, SpanAttributes, Duration, StatusCode)
-SELECT start, lower(hex(sipHash128(job, attempt, step, rank))),
-  lower(hex(sipHash64(rowNumberInAllBlocks(), rank, start))),
-  if(parent = '', '', lower(hex(sipHash64(step, rank, parent, microbatch)))),
-  phase, 'Internal', job,
-  map('host.name', node, 'attempt', toString(attempt), 'rank', toString(rank)), 'pulsetrain',
-  map('step', toString(step), 'microbatch', toString(microbatch), 'category', category, 'lane', lane,
-    'group', `group`, 'seq', toString(seq), 'bytes', toString(bytes)),
-  duration_ns, 'Unset'
-FROM spans WHERE job = {job:String} LIMIT 1000000
-"""
-
-
-def _size(store: Store, table: str) -> tuple[int, int]:
-    """(rows, bytes on disk) of a table's active parts."""
-    sql = (
-        "SELECT sum(rows) AS r, sum(bytes_on_disk) AS b FROM system.parts WHERE active AND table = {t:String}"
-    )
-    row = store.query(sql, {"t": table}).to_pylist()[0]
-    return int(row["r"]), int(row["b"])
-
-
-def inspect(folder: Path, expected: dict[str, int], result: Any) -> None:
-    """Lost and doubled ids by job, bytes a row as it lies there and merged, and the other schema's."""
-    store = open_store(f"chdb://{folder}")
-    counts = f"SELECT job, count() AS n, uniqExact(sipHash128({_SPAN_ID})) AS ids FROM spans GROUP BY job"
-    found = {row["job"]: (row["n"], row["ids"]) for row in store.query(counts).to_pylist()}
-    lost = sum(max(0, rows - found.get(job, (0, 0))[1]) for job, rows in expected.items())
-    doubled = sum(n - ids for n, ids in found.values())
-    foreign = sum(n for job, (n, _) in found.items() if job not in expected)
-    rows, size = _size(store, "spans")
-    _, rollup = _size(store, "span_rollup")
-    store.command(_OTEL)
-    with store.client() as client:
-        client.command(_OTEL_FILL, parameters={"job": JOB})
-    store.command("OPTIMIZE TABLE otel_traces FINAL")
-    other_rows, other = _size(store, "otel_traces")
-    result.put(
-        {
-            "lost": lost,
-            "doubled": doubled + foreign,
-            "bytes_per_row_disk": size / max(1, rows),
-            "bytes_per_row_rollup": rollup / max(1, rows),
-            "otel_bytes_per_row_disk": other / max(1, other_rows),
-            "rows": rows,
-        }
-    )
-    store.close()
 
 
 def measure(seconds: float, batch_rows: int, rows: int, folder: Path) -> dict[str, Any]:

@@ -1,0 +1,72 @@
+"""The raw limit: decoding and inserting the same batches without Kafka."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from kafka import TopicPartition
+from kafka.consumer.fetcher import ConsumerRecord
+
+from pulsetrain.stream.batch import identify
+from pulsetrain.stream.clock import SystemClock
+from pulsetrain.stream.kafka import headers_of
+from pulsetrain.stream.lanes import Range
+from pulsetrain.stream.metrics import IntakeMetrics
+from pulsetrain.stream.store import open_store
+from pulsetrain.stream.turn import Preparer
+from streaming.messages import Message
+from streaming.processes import INGEST_ROWS
+
+
+def raw_limit(made: Sequence[Message], folder: Path, seconds: float, result: Any) -> None:
+    """Rows/s of decoding and inserting the same batches without Kafka, in a process of its own."""
+    store, metrics = open_store(f"chdb://{folder}"), IntakeMetrics()
+    store.migrate()
+    preparer = Preparer(lambda _: "spans", _unreadable, SystemClock(), metrics)
+    rows, began = 0, time.perf_counter()
+    going: Future[None] | None = None
+    with ThreadPoolExecutor(1) as storer:
+        for each in _ranges(made):
+            turn = preparer.turn([each])
+            if going is not None:
+                going.result()
+            rows += each.rows
+            going = storer.submit(turn.store, store, metrics, _at_once)
+            if time.perf_counter() - began >= seconds:
+                break
+    result.put((rows, time.perf_counter() - began))
+    store.close()
+
+
+def _at_once(act: Callable[[], None]) -> None:
+    act()
+
+
+def _unreadable(_message: Any, reason: str) -> None:
+    raise AssertionError(reason)
+
+
+def _ranges(made: Sequence[Message]) -> Iterator[Range]:
+    """The messages over and over, as ingest would take them from one partition."""
+    offset = 0
+    for number in itertools.count():
+        group: list[Any] = []
+        for message in made:
+            group.append(_record(offset, message, number))
+            offset += 1
+            if sum(int(dict(m.headers)["rows"]) for m in group) >= INGEST_ROWS:
+                yield Range(TopicPartition("raw", 0), group)
+                group = []
+        if group:
+            yield Range(TopicPartition("raw", 0), group)
+
+
+def _record(offset: int, message: Message, number: int) -> ConsumerRecord:
+    data = message.of_pass(number)
+    headers = headers_of(identify(data))
+    return ConsumerRecord("raw", 0, -1, offset, 0, 0, None, data, headers, None, 0, len(data), 0)
