@@ -29,7 +29,8 @@ from torch import Tensor, nn
 from pulsetrain.collectors.collectives import Tracker
 from pulsetrain.collectors.drain import Drain
 from pulsetrain.collectors.handle import Handle
-from pulsetrain.collectors.ring import RingReader, RingWriter, create_ring
+from pulsetrain.collectors.ring import RingWriter, create_ring
+from pulsetrain.collectors.ring_reader import RingReader
 
 DRAIN_S = 0.2  # the agent's own interval
 

@@ -34,7 +34,8 @@ from streaming.raw import raw_limit
 from streaming.stored import inspect
 
 from pulsetrain.collectors.drain import Drain
-from pulsetrain.collectors.ring import RingReader, RingWriter, create_ring
+from pulsetrain.collectors.ring import RingWriter, create_ring
+from pulsetrain.collectors.ring_reader import RingReader
 from pulsetrain.stream.batch import identify
 from pulsetrain.stream.kafka import KafkaConfig, KafkaTransport, headers_of
 from pulsetrain.stream.spool import Spool

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from pulsetrain.collectors.layout import AXES, HAS_GRAD_NORM, HAS_LOSS, Structured
-from pulsetrain.collectors.ring import RingReader
+from pulsetrain.collectors.ring_reader import RingReader
 from pulsetrain.collectors.status_page import GroupCell, StatusPage
 from pulsetrain.stream.messages import GroupStatus, ProcessState, RankStatus
 from pulsetrain.stream.schema import CATEGORIES, arrow_schema

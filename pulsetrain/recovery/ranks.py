@@ -17,7 +17,8 @@ import structlog
 
 from pulsetrain.collectors.drain import Drain
 from pulsetrain.collectors.host import process_state
-from pulsetrain.collectors.ring import RingReader, create_ring
+from pulsetrain.collectors.ring import create_ring
+from pulsetrain.collectors.ring_reader import RingReader
 from pulsetrain.collectors.tail import Tail
 from pulsetrain.recovery.output import last_lines
 from pulsetrain.recovery.zygote import Mode, Zygote

@@ -9,7 +9,8 @@ import pytest
 
 from pulsetrain.collectors.drain import Drain
 from pulsetrain.collectors.handle import Handle
-from pulsetrain.collectors.ring import RingReader, RingWriter, create_ring
+from pulsetrain.collectors.ring import RingWriter, create_ring
+from pulsetrain.collectors.ring_reader import RingReader
 from pulsetrain.stream.schema import arrow_schema
 
 SECOND = 1_000_000_000

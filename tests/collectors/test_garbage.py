@@ -10,7 +10,8 @@ import pytest
 
 from pulsetrain.collectors import garbage
 from pulsetrain.collectors.handle import Handle
-from pulsetrain.collectors.ring import RingReader, RingWriter, create_ring
+from pulsetrain.collectors.ring import RingWriter, create_ring
+from pulsetrain.collectors.ring_reader import RingReader
 
 
 @pytest.fixture

@@ -10,7 +10,8 @@ import torch
 
 from pulsetrain.collectors import handle as handle_module
 from pulsetrain.collectors.handle import LATE_STEPS, Handle
-from pulsetrain.collectors.ring import RingReader, RingWriter, create_ring
+from pulsetrain.collectors.ring import RingWriter, create_ring
+from pulsetrain.collectors.ring_reader import RingReader
 
 
 class Watched:

@@ -9,7 +9,8 @@ import pytest
 
 from pulsetrain.collectors import processor
 from pulsetrain.collectors.phases import RankState
-from pulsetrain.collectors.ring import RingReader, RingWriter, create_ring
+from pulsetrain.collectors.ring import RingWriter, create_ring
+from pulsetrain.collectors.ring_reader import RingReader
 
 
 @pytest.fixture

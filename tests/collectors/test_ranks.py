@@ -14,7 +14,8 @@ import pytest
 
 from pulsetrain.collectors.drain import Drain
 from pulsetrain.collectors.host import process_state
-from pulsetrain.collectors.ring import RingReader, create_ring
+from pulsetrain.collectors.ring import create_ring
+from pulsetrain.collectors.ring_reader import RingReader
 from pulsetrain.stream.messages import RankStatus
 
 pytestmark = pytest.mark.integration

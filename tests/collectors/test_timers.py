@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pulsetrain.collectors.phases import RankState
-from pulsetrain.collectors.ring import RingReader, RingWriter, create_ring
+from pulsetrain.collectors.ring import RingWriter, create_ring
+from pulsetrain.collectors.ring_reader import RingReader
 from pulsetrain.collectors.timers import MAX_PENDING, DeviceClock, DevicePhase, DeviceTimer, EventPool
 
 MS = 1_000_000
