@@ -69,7 +69,7 @@ def trouble(found: Iterable[tuple[str, Mapping[str, Any]]], place: Place, *, mil
     ranks: set[int] = set()
     nodes = {place.node} - {""}
     excess = math.nan
-    if place.scope == "rank" and place.subject.isdigit():
+    if place.scope == "rank" and place.subject.isdecimal():
         ranks.add(int(place.subject))
     for kind, told in found:
         kinds.add(kind)

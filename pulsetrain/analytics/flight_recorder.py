@@ -307,7 +307,7 @@ def _members(config: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def _by_number(name: str) -> tuple[int, int, str]:
-    return (0, int(name), "") if name.isdigit() else (1, 0, name)
+    return (0, int(name), "") if name.isdecimal() else (1, 0, name)
 
 
 def _keys(raw: Mapping[str, Any]) -> dict[str, Key]:

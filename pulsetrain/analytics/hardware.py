@@ -24,12 +24,14 @@ NAME = "kernel_log"
 FALLEN_OFF_THE_BUS = 79
 RECOVERY_ACTION = 154
 KEPT_LINES = 3
-_BDF = r"(?:[0-9a-fA-F]{4,8}:)?[0-9a-fA-F]{2}:[0-9a-fA-F]{2}"
+_BDF = r"(?:(?:[0-9a-fA-F]{4,8}:)?[0-9a-fA-F]{2}|00[0-9a-fA-F]{2}):[0-9a-fA-F]{2}"  # old drivers: 0002:00
 
 _XID = re.compile(
-    rf"NVRM: Xid \((?:PCI:)?(?P<gpu>{_BDF})(?:\.\d)?[^)]*\)[^:]*: (?P<code>\d+)\b,?\s*(?P<rest>.*)"
+    rf"NVRM:\s*Xid\s*\((?:PCI:)?\s*(?P<gpu>{_BDF})(?:\.\d)?[^)]*\)[^:]*:\s*(?P<code>\d+)\b,?\s*(?P<rest>.*)"
 )
-_SXID = re.compile(rf"SXid \((?:PCI:)?(?P<gpu>{_BDF})(?:\.\d)?\): (?P<code>\d+),?\s*(?P<rest>.*)")
+_SXID = re.compile(
+    rf"SXid\s*\((?:PCI:)?\s*(?P<gpu>{_BDF})(?:\.\d)?[^)]*\)\s*:\s*(?P<code>\d+)\b,?\s*(?P<rest>.*)"
+)
 _UUID = re.compile(rf"NVRM: GPU at (?:PCI:)?(?P<gpu>{_BDF})(?:\.\d)?: (?P<uuid>GPU-[0-9a-f-]+)")
 _GONE = re.compile(rf"NVRM: GPU (?P<gpu>{_BDF})(?:\.\d)?: GPU has fallen off the bus")
 _GONE_FIRST = re.compile(rf"NVRM: The NVIDIA GPU (?P<gpu>{_BDF})(?:\.\d)?")
@@ -164,7 +166,7 @@ def address(text: str) -> str:
     """
     parts = text.lower().split(":")
     domain = parts[0] if len(parts) == 3 else "0"
-    return f"{int(domain, 16):04x}:{parts[-2]}:{parts[-1]}"
+    return f"{int(domain, 16):04x}:{parts[-2][-2:]}:{parts[-1]}"
 
 
 def _device(match: re.Match[str]) -> str:

@@ -268,7 +268,7 @@ def read_folder(folder: Path) -> dict[str, Any]:
         files.append(
             {"file": path.name, "subject": subject, "lines": len(lines), "blame": _rounded(classify(lines))}
         )
-    ranks = all(f["subject"].isdigit() for f in files)
+    ranks = all(f["subject"].isdecimal() for f in files)
     found = compare(rows, "rank" if ranks else "node")
     return {"files": files, "findings": [f.row() for f in found]}
 

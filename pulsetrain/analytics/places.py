@@ -63,7 +63,7 @@ def place_of(
         node = subject
     elif subject_type in ("link", "gpu") and "/" in subject:
         node = subject.split("/")[0]
-    elif subject_type == "rank" and not node and subject.lstrip("-").isdigit():
+    elif subject_type == "rank" and not node and subject.lstrip("-").isdecimal():
         node = known.node_of.get((job, int(subject)), "")
     return Place(scope=subject_type, subject=subject, node=node, switch=known.switch_of.get(node, ""))
 

@@ -20,7 +20,7 @@ def parse_ranks(text: str, limit: int = _MAX_RANKS) -> tuple[int, ...]:
         if not part:
             continue
         low, dash, high = part.partition("-")
-        if not low.isdigit() or (dash and not high.isdigit()):
+        if not low.isdecimal() or (dash and not high.isdecimal()):
             raise UsageError(f"ranks {text!r}: {part!r} is not a rank or a range such as 0-3")
         ranks.update(range(int(low), min(int(high or low), int(low) + limit) + 1))
     if len(ranks) > limit:
@@ -38,7 +38,7 @@ def parse_steps(text: str) -> tuple[int, int] | None:
     if not text:
         return None
     first, colon, last = text.partition(":")
-    if not first.isdigit() or (colon and not last.isdigit()):
+    if not first.isdecimal() or (colon and not last.isdecimal()):
         raise UsageError(f"steps {text!r}: give FIRST:LAST, such as 40:45")
     low, high = int(first), int(last or first)
     if high < low:

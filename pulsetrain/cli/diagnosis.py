@@ -74,6 +74,11 @@ def rdma(folder: Path, seconds: float, as_json: bool) -> None:
         blind = [name for name, c in port["counters"].items() if c["saturated"]]
         port["saturated"] = ", ".join(blind)
     print_table(ports, ("device", "state", "link_layer", "rate_bits_per_s", "saturated"), "No port.")
+    traffic = [row for port in ports for row in port.get("traffic", ())]
+    if seconds > 0:
+        names = ("mean_bits_per_s", "peak_bits_per_s", "mean_share", "peak_share")
+        shown = [{**r, **{n: "" if r[n] is None else f"{r[n]:.3g}" for n in names}} for r in traffic]
+        print_table(shown, ("device", "direction", *names, "samples"), "No traffic could be read.")
 
 
 @pulsetrain.command()

@@ -21,6 +21,7 @@ from pulsetrain.stream.schema import arrow_schema
 CLASS = Path("/sys/class/infiniband")
 LAYERS = {"InfiniBand": 1.0, "Ethernet": 2.0}
 MOST_SAMPLES = 20_000  # of one burst
+NO_COUNT = 2**63 - 16  # from here on a number says "not supported": nothing counts so far
 _FOR_GOOD = frozenset({errno.EINVAL, errno.EOPNOTSUPP, errno.EACCES, errno.EPERM, errno.ENODATA})
 
 Sample = tuple[str, str, float]  # device, metric, value
@@ -64,7 +65,7 @@ class RdmaSampler:
     def _port(self, device: str, port: Path) -> Iterator[Sample]:
         for counter in self._counters:
             text = self._read(port / counter.folder / counter.file)
-            if text is not None and text.isdigit():
+            if text is not None and text.isdecimal() and int(text) < NO_COUNT:
                 yield device, counter.metric, float(int(text) * counter.scale)
         yield from self._state(device, port)
 

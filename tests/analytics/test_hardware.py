@@ -255,3 +255,61 @@ def test_addresses_are_written_one_way():
 def test_the_evidence_is_json():
     (verdict,) = findings(read(log(xid(48))))
     assert json.loads(verdict.row()["evidence"])["xid"] == 48
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("NVRM: Xid (0002:00): 13, 0001 00000000 0000902d", (13, "PCI:0000:02:00", "warning")),
+        ("NVRM: Xid  (PCI:0000:3b:00):79, pid=123", (79, "PCI:0000:3b:00", "critical")),
+        ("NVRM: Xid (PCI:0000:3b:00) : 74, pid=1", (74, "PCI:0000:3b:00", "critical")),
+        ("NVRM: Xid (PCI:0000:01:00 GPU-I:05): 43, pid=1", (43, "PCI:0000:01:00", "warning")),
+        ("nvidia-nvswitch0:SXid (PCI:0000:c2:00.0):20034, Fatal", (20034, "PCI:0000:c2:00", "critical")),
+    ],
+)
+def test_codes_are_read_however_the_driver_spaces_them(line, expected):
+    (found,) = findings(read(log(line)))
+    code = found.evidence.get("xid", found.evidence.get("sxid"))
+    assert (code, found.subject, found.severity) == expected
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "usb 1-1: new high-speed USB device number 2 using xhci_hcd",
+        "NVRM: loading NVIDIA UNIX x86_64 Kernel Module  535.104.05",
+        "NVRM: Xid (PCI:0000:3b:00): 0, nothing",
+        "perf: interrupt took too long (2505 > 2500), lowering kernel.perf_event_max_sample_rate to 79000",
+        "python3[123]: segfault at 0 ip 00007f sp 00007ffe error 4 in libc.so.6[7f+1]",
+        "EDAC MC: Ver: 3.0.0",
+        "nvme nvme0: 32/0/0 default/read/poll queues",
+        "pcieport 0000:00:1c.0: AER: enabled with IRQ 24",
+        "mlx5_core 0000:54:00.0: Port module event: module 0, Cable plugged",
+        "mlx5_core 0000:54:00.0 ens3f0np0: Link up",
+        "EXT4-fs (nvme0n1p2): mounted filesystem with ordered data mode",
+        "XFS (sda1): Ending clean mount",
+        "CPU12: Core temperature/speed normal (total events = 123)",
+        "Lustre: Mounted scratch-client",
+        "rcu: Hierarchical RCU implementation.",
+    ],
+)
+def test_what_every_boot_prints_is_no_finding(line):
+    assert said(read(log(line))) == set()
+
+
+def test_corrected_errors_are_milder_than_uncorrected_ones():
+    pairs = [
+        ("EDAC MC0: 1 CE memory read error", "EDAC MC0: 1 UE memory read error"),
+        (
+            "pcieport 0:0:1.0: AER: Corrected error received",
+            "pcieport 0:0:1.0: AER: Uncorrected (Fatal) error",
+        ),
+        ("{1}[Hardware Error]: event severity: corrected", "{1}[Hardware Error]: event severity: fatal"),
+        (
+            "mce: [Hardware Error]: Machine check events logged",
+            "mce: [Hardware Error]: CPU 1: Machine Check Exception: 5 Bank 4",
+        ),
+    ]
+    for mild, bad in pairs:
+        assert [f.severity for f in findings(read(log(mild)))] == ["info"], mild
+        assert [f.severity for f in findings(read(log(bad)))] == ["critical"], bad

@@ -75,6 +75,9 @@ def test_a_missing_failed_or_absurd_file_is_no_sample(tmp_path):
         counters__port_rcv_data="N/A (no PMA)\n",
         counters__symbol_error="",
         counters__link_downed="-1",
+        counters__port_xmit_wait="²",
+        counters__port_rcv_packets="18446744073709551615",
+        counters__port_xmit_packets="9223372036854775794",
         rate="unknown\n",
         state="what",
     )
