@@ -1,6 +1,6 @@
 """What a checkpoint costs the training loop, beside the field's own ways, on one machine in one run.
 
-    python benchmarks/checkpoint.py [--mib 1024] [--device cpu|cuda] [--folder DIR]
+    python benchmarks/checkpoint.py [--mib 1024] [--device cpu|cuda] [--folder DIR] [--dlrover PYTHON]
 
 Prints one JSON object as its last line. Everything is measured on the same state: a stack of linear layers
 and its AdamW state, `--mib` in all. `copy_s` is a bare copy of those bytes into memory that is already
@@ -18,6 +18,7 @@ import os
 import shutil
 import socket
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -196,6 +197,19 @@ def peers(job: Job) -> dict[str, Any]:
     return found
 
 
+def flash_checkpoint(python: str, mib: int) -> dict[str, Any]:
+    """DLRover's flash checkpoint of as many bytes, in an interpreter where it is installed."""
+    command = [python, str(Path(__file__).parent / "peers" / "flash_checkpoint.py"), str(mib)]
+    try:
+        done = subprocess.run(
+            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=300, check=False
+        )
+        answer = json.loads(done.stdout.splitlines()[-1])
+    except (OSError, subprocess.TimeoutExpired, ValueError, IndexError) as error:
+        answer = {"missing": f"{type(error).__name__}: {error}"}
+    return {"dlrover_flash_checkpoint": answer}
+
+
 def persist(job: Job) -> dict[str, float]:
     """From a published durable save to its manifest, against writing and syncing the same bytes."""
     with folder() as place:
@@ -367,6 +381,7 @@ def main() -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--folder", type=Path, help="where files are written; default: the temporary folder")
     parser.add_argument("--no-peers", action="store_true", help="leave out torch.save and DCP")
+    parser.add_argument("--dlrover", metavar="PYTHON", help="an interpreter that has dlrover: measure it too")
     args = parser.parse_args()
     PLACE.extend([args.folder] if args.folder else [])
     warnings.simplefilter("ignore")
@@ -378,6 +393,8 @@ def main() -> None:
     for part in (peer, persist) if args.no_peers else (peer, persist, peers):
         print(f"{part.__name__} ...", file=sys.stderr)
         result.update(part(job))
+    if args.dlrover:
+        result.update(flash_checkpoint(args.dlrover, args.mib))
     result["dedup_dp4"] = dedup_dp4(min(64, args.mib))
     print(json.dumps(result))
 
