@@ -13,7 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pulsetrain.analytics.hang import Blame, GroupKey, Key, Wait, Witness, blame
+from pulsetrain.analytics.hang import Blame, blame
+from pulsetrain.analytics.witness import GroupKey, Key, Wait, Witness
 from pulsetrain.stream.errors import CorruptData
 
 

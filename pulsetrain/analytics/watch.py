@@ -9,6 +9,7 @@ from pulsetrain.analytics import calibration
 from pulsetrain.analytics import hang as graph
 from pulsetrain.analytics.crash import explain
 from pulsetrain.analytics.verdict import Finding, Healthy, Inconclusive, Verdict
+from pulsetrain.analytics.witness import GroupKey, Key, Wait, Witness
 from pulsetrain.stream.messages import GroupStatus, Place, RankExit, RankStatus
 from pulsetrain.stream.schema import PHASES
 
@@ -137,18 +138,16 @@ def _stopped(view: JobView, heard: tuple[RankStatus, ...], config: WatchConfig) 
     return [r.rank for r in heard if r.state == "stopped" and view.age_ns(r) >= limit_ns]
 
 
-def _witnesses(view: JobView) -> list[graph.Witness]:
+def _witnesses(view: JobView) -> list[Witness]:
     ended = {e.rank for e in view.exits}
-    keys: dict[graph.Key, graph.Key] = {}  # one object for a group, however many tell of it
+    keys: dict[Key, Key] = {}  # one object for a group, however many tell of it
     return [_witness(view, r, keys, gone=r.rank in ended) for r in view.ranks]
 
 
-def _witness(
-    view: JobView, status: RankStatus, keys: dict[graph.Key, graph.Key], *, gone: bool
-) -> graph.Witness:
-    made = [(graph.GroupKey(g.group, g.members), g) for g in status.groups]
+def _witness(view: JobView, status: RankStatus, keys: dict[Key, Key], *, gone: bool) -> Witness:
+    made = [(GroupKey(g.group, g.members), g) for g in status.groups]
     keyed = [(keys.setdefault(key, key), g) for key, g in made]
-    return graph.Witness(
+    return Witness(
         rank=status.rank,
         state="gone" if gone else status.state,
         computing=_computing(status),
@@ -165,8 +164,8 @@ def _computing(status: RankStatus) -> bool:
     return own and all(g.peer >= 0 and "recv" in g.op for g in status.groups if g.op)
 
 
-def _wait(key: graph.Key, group: GroupStatus) -> graph.Wait:
-    return graph.Wait(
+def _wait(key: Key, group: GroupStatus) -> Wait:
+    return Wait(
         group=key,
         seq=group.op_seq,
         op=group.op,
