@@ -25,15 +25,16 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pulsetrain.stream.store import open_store
 
 RANKS_PER_NODE = 2
 REPOSITORY = Path(__file__).resolve().parents[1]
 WARM_STEPS = 24  # in twenty of these the idle spans are learnt
-MODES = ("interleaved", "blocking", "naive")
+MODES = ("default", "interleaved", "blocking", "naive")
 
 
 def example() -> Any:
@@ -58,14 +59,17 @@ def rank() -> None:
     import pulsetrain
 
     job = example()
-    mode, block, out = sys.argv.pop(1), int(sys.argv.pop(1)), Path(sys.argv.pop(1))
+    mode, block, root, hub, out = (sys.argv.pop(1) for _ in range(5))
     args = job.arguments()
     device = job.set_up(args)
     mesh = init_device_mesh(device.type, (args.pp, args.dp, args.tp), mesh_dim_names=("pp", "dp", "tp"))
     trainer = job.Trainer(args, mesh, device)
     watch, checkpointer = pulsetrain.init(mesh=mesh), pulsetrain.Checkpointer(trainer.state)
     checkpointer.restore()
-    times: list[tuple[bool, float]] = []
+    ranks: list[int] = [0] * dist.get_world_size()
+    dist.all_gather_object(ranks, os.getpid())
+    meter = Meter(int(root), int(hub), ranks)
+    steps: list[Step] = []
     for step in range(args.steps):
         began = time.perf_counter()
         inputs, targets = (t.to(device) for t in job.batch_of(trainer.text, step, trainer.replica, args))
@@ -73,16 +77,64 @@ def rank() -> None:
         trainer.average_gradients()
         trainer.update(step)
         watch.step(tokens=inputs.numel(), flops=trainer.flops)
-        if saves(step, block):
+        if saves(step, int(block)):
             result = checkpointer.save(step)
             if mode == "blocking":
                 result.wait_replicated(30)
         # the save runs beside the next step, so that step bears its cost; the first of each block is mixed
-        times.append((saves(step, block), time.perf_counter() - began))
+        took = time.perf_counter() - began
+        if dist.get_rank() == 0:
+            steps.append(Step(saves(step, int(block)), took, *meter.read()))
     checkpointer.wait()
     if dist.get_rank() == 0:
-        out.write_text(json.dumps(times))
+        Path(out).write_text(json.dumps(steps))
     leave_together()
+
+
+class Step(NamedTuple):
+    """One step as rank 0 saw it, with the processor seconds of all ranks, all agents and the hub in it."""
+
+    saved: bool
+    seconds: float
+    ranks_cpu_s: float
+    agents_cpu_s: float
+    hub_cpu_s: float
+
+    @property
+    def cpu_s(self) -> float:
+        return self.ranks_cpu_s + self.agents_cpu_s + self.hub_cpu_s
+
+
+class Meter:
+    """Processor time of every process of the job, from the kernel's clock of each (nanoseconds)."""
+
+    def __init__(self, root: int, hub: int, ranks: Sequence[int]) -> None:
+        hubs = descendants(hub) | {hub}
+        self._groups = (set(ranks), descendants(root) - set(ranks) - hubs, hubs)
+        self._last = self._now()
+
+    def _now(self) -> list[float]:
+        return [sum(map(cpu_s, group)) for group in self._groups]
+
+    def read(self) -> list[float]:
+        """Seconds of the ranks, the agents and the hub since the last call."""
+        last, self._last = self._last, self._now()
+        return [now - before for now, before in zip(self._last, last, strict=True)]
+
+
+def descendants(root: int) -> set[int]:
+    """The processes below `root`."""
+    tasks = Path(f"/proc/{root}/task").glob("*/children")
+    children = {int(pid) for task in tasks for pid in task.read_text().split()}
+    return children.union(*map(descendants, children))
+
+
+def cpu_s(pid: int) -> float:
+    """Processor seconds of a process with all its threads (clock_getcpuclockid(3)); 0: it has ended."""
+    try:
+        return time.clock_gettime((~pid << 3) | 2)
+    except OSError:
+        return 0.0
 
 
 def leave_together() -> None:
@@ -98,22 +150,31 @@ def leave_together() -> None:
     dist.destroy_process_group()
 
 
-def cycle_ratios(times: list[tuple[bool, float]], block: int) -> list[float]:
-    """For each ABBA cycle after warm-up its saving steps' median over that of the others; the first step of a
-    block, which bears the last save's cost, is left out. What drifts slowly cancels within a cycle."""
-    ratios = []
+def cycles(steps: list[Step], block: int) -> Iterator[tuple[list[Step], list[Step]]]:
+    """For each ABBA cycle after warm-up its steps with and without a save; the first step of a block, which
+    bears the last save's cost, is left out. What drifts slowly cancels within a cycle."""
     cycle = 4 * block
-    for start in range(-(-WARM_STEPS // cycle) * cycle, len(times) - cycle + 1, cycle):
-        steps = [(step, *times[step]) for step in range(start, start + cycle) if step % block]
-        with_save, without = ([t for _, saved, t in steps if saved is wanted] for wanted in (True, False))
-        ratios.append(statistics.median(with_save) / statistics.median(without))
-    return ratios
+    for start in range(-(-WARM_STEPS // cycle) * cycle, len(steps) - cycle + 1, cycle):
+        inner = [steps[number] for number in range(start, start + cycle) if number % block]
+        yield [s for s in inner if s.saved], [s for s in inner if not s.saved]
 
 
-def bootstrap(ratios: list[float], rounds: int = 2000) -> tuple[float, float]:
+def time_ratio(saving: list[Step], others: list[Step]) -> float:
+    """Median step time with a save over that without."""
+    return statistics.median(s.seconds for s in saving) / statistics.median(s.seconds for s in others)
+
+
+def added_cpu_s(saving: list[Step], others: list[Step], name: str) -> float:
+    """Processor seconds that a save adds to a step."""
+    return statistics.fmean(getattr(s, name) for s in saving) - statistics.fmean(
+        getattr(s, name) for s in others
+    )
+
+
+def bootstrap(values: list[float], rounds: int = 2000) -> tuple[float, float]:
     """95 % interval of the median."""
     draw = random.Random(0)
-    medians = sorted(statistics.median(draw.choices(ratios, k=len(ratios))) for _ in range(rounds))
+    medians = sorted(statistics.median(draw.choices(values, k=len(values))) for _ in range(rounds))
     return medians[int(0.025 * rounds)], medians[int(0.975 * rounds)]
 
 
@@ -128,9 +189,7 @@ def profiles(url: str, token: str) -> list[dict[str, Any]]:
     return [json.loads(row["detail"]) for row in rows]
 
 
-def launch(
-    folder: Path, mode: str, job: argparse.Namespace, extra: list[str]
-) -> tuple[list[tuple[bool, float]], Any]:
+def launch(folder: Path, mode: str, job: argparse.Namespace, extra: list[str]) -> tuple[list[Step], Any]:
     """Hub and four agents on loopback; ends when the job does. Step times, and what each node learnt of its
     idle spans."""
     program = str(Path(sys.executable).with_name("pulsetrain"))
@@ -139,7 +198,8 @@ def launch(
         "PULSETRAIN_DATA": str(folder / "hub"),
         "OMP_NUM_THREADS": "1",
         "PULSETRAIN_CHECKPOINT_PERSIST_EVERY": "50",
-        "PULSETRAIN_CHECKPOINT_SENDING": "interleaved" if mode == "interleaved" else "at_once",
+        "PULSETRAIN_CHECKPOINT_SENDING": "at_once" if mode in ("blocking", "naive") else "interleaved",
+        "PULSETRAIN_CHECKPOINT_SHARE_EQUAL": "true" if mode == "default" else "false",
         "PULSETRAIN_CONTROLLER_HEARTBEAT_TIMEOUT_S": "20",  # eight ranks on few cores hold agents up
     }
     log = (folder / "log").open("wb")
@@ -166,7 +226,14 @@ def launch(
             ]
             flags += ["--job", "bench", "--node", f"n{i}", "--address", f"127.0.0.{i + 2}"]
             flags += ["--data", str(folder / f"n{i}"), "--checkpoints", str(folder / "store")]
-            script = [__file__, mode, str(job.block), str(folder / "times.json")]
+            script = [
+                __file__,
+                mode,
+                str(job.block),
+                str(os.getpid()),
+                str(hub.pid),
+                str(folder / "times.json"),
+            ]
             script += ["--steps", str(job.steps), *extra]
             command = [program, "run", *flags, *script]
             token = {"PULSETRAIN_TOKEN": address["token"]}
@@ -175,7 +242,8 @@ def launch(
             if agent.wait():
                 text = (folder / "log").read_text(errors="replace")
                 raise SystemExit(f"{text[-8000:]}\nan agent ended with status {agent.returncode}")
-        return json.loads((folder / "times.json").read_text()), profiles(address["url"], address["token"])
+        steps = [Step(*row) for row in json.loads((folder / "times.json").read_text())]
+        return steps, profiles(address["url"], address["token"])
     finally:
         for process in [*agents, hub]:
             if process.poll() is None:
@@ -206,15 +274,26 @@ def main() -> None:
 def measured(mode: str, job: argparse.Namespace, extra: list[str]) -> dict[str, Any]:
     """One job: the ratio of step times with a save to those without."""
     with tempfile.TemporaryDirectory(prefix="pulsetrain-bench-") as name:
-        times, profiles = launch(Path(name), mode, job, extra)
-    ratios = cycle_ratios(times, job.block)
+        steps, profiles = launch(Path(name), mode, job, extra)
+    parts = list(cycles(steps, job.block))
+    ratios = [time_ratio(*part) for part in parts]
     low, high = bootstrap(ratios)
+    quiet = [step for _, others in parts for step in others]
+    cpu_s = statistics.fmean(step.cpu_s for step in quiet)
+    added = {name: [added_cpu_s(*part, name) for part in parts] for name in ("cpu_s", *Step._fields[2:])}
+    cpu_ratios = [1 + seconds / cpu_s for seconds in added["cpu_s"]]
+    cpu_low, cpu_high = bootstrap(cpu_ratios)
     return {
         "step_ratio": statistics.median(ratios),
         "step_ratio_low": low,
         "step_ratio_high": high,
+        "cpu_ratio": statistics.median(cpu_ratios),
+        "cpu_ratio_low": cpu_low,
+        "cpu_ratio_high": cpu_high,
         "cycles": len(ratios),
-        "step_s": statistics.median(t for saved, t in times[WARM_STEPS:] if not saved),
+        "step_s": statistics.median(step.seconds for step in quiet),
+        "cpu_s": cpu_s,
+        **{f"save_{name}": statistics.median(seconds) for name, seconds in added.items()},
         "nodes_with_idle_spans": sum(p.get("steady", False) for p in profiles),
         "replica_every_steps": max((p.get("every_steps", 1) for p in profiles), default=0),
     }

@@ -35,11 +35,11 @@ def send_frame(sock: socket.socket, header: dict[str, Any]) -> None:
 def receive_frame(sock: socket.socket) -> dict[str, Any]:
     """Receive one header. Raises `Unavailable` at the end of the stream, `CorruptData` for what is no
     header."""
-    (length,) = _LENGTH.unpack(_exactly(sock, _LENGTH.size))
+    (length,) = _LENGTH.unpack(receive_bytes(sock, _LENGTH.size))
     if length > MAX_HEADER:
         raise CorruptData(f"frame header of {length} bytes; allowed: {MAX_HEADER}")
     try:
-        header = json.loads(_exactly(sock, length))
+        header = json.loads(receive_bytes(sock, length))
     except ValueError as error:
         raise CorruptData(f"frame header is not JSON: {error}") from error
     if not isinstance(header, dict):
@@ -64,11 +64,11 @@ def receive_into(sock: socket.socket, target: memoryview) -> int:
     return value - (1 << 64) if value >> 63 else value
 
 
-def challenge(sock: socket.socket, token: str, job: str) -> str:
-    """The server's half of the handshake; the client's node name. Raises `AuthError` for a wrong token or
-    job."""
+def challenge(sock: socket.socket, token: str, job: str, *, offers: bool = False) -> str:
+    """The server's half of the handshake; the client's node name. `offers`: it says what it lacks when
+    asked. Raises `AuthError` for a wrong token or job."""
     nonce = secrets.token_hex(16)
-    send_frame(sock, {"version": VERSION, "nonce": nonce})
+    send_frame(sock, {"version": VERSION, "nonce": nonce, "offers": offers})
     hello = receive_frame(sock)
     proof = _proof(token, "client", nonce, str(hello.get("job")))
     if hello.get("job") != job or not hmac.compare_digest(proof, str(hello.get("proof"))):
@@ -78,8 +78,9 @@ def challenge(sock: socket.socket, token: str, job: str) -> str:
     return str(hello.get("node"))
 
 
-def introduce(sock: socket.socket, token: str, job: str, node: str) -> None:
-    """The client's half. Raises `AuthError` where either side does not have the token."""
+def introduce(sock: socket.socket, token: str, job: str, node: str) -> bool:
+    """The client's half; whether the server takes offers. Raises `AuthError` where either side does not have
+    the token."""
     greeting = receive_frame(sock)
     if greeting.get("version") != VERSION:
         raise CorruptData(f"peer speaks version {greeting.get('version')}; this is {VERSION}")
@@ -89,13 +90,15 @@ def introduce(sock: socket.socket, token: str, job: str, node: str) -> None:
     answer = receive_frame(sock)
     if not hmac.compare_digest(_proof(token, "server", nonce, job), str(answer.get("proof"))):
         raise AuthError(f"peer refused: {answer.get('error', 'it does not have the token')}")
+    return bool(greeting.get("offers"))
 
 
 def _proof(token: str, side: str, nonce: str, job: str) -> str:
     return hmac.new(token.encode(), f"{side}|{nonce}|{job}".encode(), "sha256").hexdigest()
 
 
-def _exactly(sock: socket.socket, size: int) -> bytes:
+def receive_bytes(sock: socket.socket, size: int) -> bytes:
+    """So many raw bytes. Raises `Unavailable`."""
     data = bytearray(size)
     view, done = memoryview(data), 0
     while done < size:

@@ -22,6 +22,7 @@ from pulsetrain.recovery.checkpoint.replicate import Replicator
 from pulsetrain.recovery.checkpoint.restoring import Restorer, Sources
 from pulsetrain.recovery.checkpoint.shards import Shards
 from pulsetrain.recovery.checkpoint.storage import open_storage
+from pulsetrain.recovery.checkpoint.twins import Twins
 from pulsetrain.stream.errors import CheckpointError, ConfigError, Unavailable
 from pulsetrain.stream.messages import Held, Place
 
@@ -36,7 +37,7 @@ class KeeperConfig:
     """TCP port for peers; 0: any free one."""
     replicas: int = 2
     """Copies of each checkpoint in memory, the rank's own node included; 1: no peers."""
-    placement: str = "ring"
+    placement: str = "mixed"
     """Which nodes hold whose replicas: ring, mixed, group, or across (outside every parallel group of the
     rank, so that the eviction of a whole group loses nothing; needs tp, pp and dp)."""
     tp: int = 0
@@ -47,6 +48,9 @@ class KeeperConfig:
     """Data-parallel replicas; for placement = across."""
     sending: str = "interleaved"
     """When replicas go to peers: interleaved (in the idle spans of training's own traffic) or at_once."""
+    share_equal: bool = True
+    """Content that a rank of the peer's own has saved for the same step (data-parallel replicas) is copied
+    there and not sent."""
     chunk_bytes: int = 16 << 20
     """Largest piece of a replica that is sent in one go when interleaved."""
     lag_steps: int = 0
@@ -116,6 +120,7 @@ class Keeper:
         self._replicas = Replicas()
         self._checkpoints = Checkpoints(open_storage(config.storage), job) if config.storage else None
         self._shards = Shards(self._checkpoints)
+        self._twins = Twins() if config.share_equal else None
         self._server = PeerServer(
             self._replicas,
             address=address,
@@ -123,6 +128,7 @@ class Keeper:
             token=config.token,
             job=job,
             segments=self._shards.get,
+            twins=self._twins,
         )
         self._profiler = Profiler(config.profile_steps)
         self._interleaver = Interleaver(chunk_bytes=config.chunk_bytes)
@@ -133,6 +139,7 @@ class Keeper:
             poll_s=config.poll_s,
             interleaver=self._interleaver if paced else None,
             lag_steps=config.lag_steps,
+            twins=self._twins,
         )
         self._persister = self._start_persister()
 
@@ -148,6 +155,8 @@ class Keeper:
         arena.set_persist_every(self._config.persist_every if self._persister else 0)
         with self._lock:
             self._arenas[rank] = (arena_fd, arena)
+        if self._twins:
+            self._twins.attach(rank, arena_fd)
         self._replicator.attach(rank, arena_fd, arena)
         if self._persister:
             self._persister.attach(rank, arena)
@@ -157,6 +166,8 @@ class Keeper:
         with self._lock:
             self._arenas.pop(rank, None)
         self._replicator.detach(rank)
+        if self._twins:
+            self._twins.detach(rank)
         if self._persister:
             self._persister.detach(rank)
 
@@ -168,6 +179,8 @@ class Keeper:
             self._world = ordered
         self._ledger.attempt = attempt
         self._shards.clear()
+        if self._twins:
+            self._twins.forget()
         peers = self._peers(ordered, node_rank)
         counts = [
             sum(r is None or rank in r for r in peers.values()) for rank in ranks_at(ordered[node_rank])

@@ -17,19 +17,23 @@ from typing import Any
 
 import structlog
 
-from pulsetrain.recovery.checkpoint.arena import Arena, ArenaWriter
+from pulsetrain.recovery.checkpoint.arena import Arena, ArenaWriter, digest
 from pulsetrain.recovery.checkpoint.framing import (
     challenge,
     introduce,
+    receive_bytes,
     receive_frame,
     receive_into,
     send_frame,
 )
 from pulsetrain.recovery.checkpoint.replicas import Replicas, Snapshot
 from pulsetrain.recovery.checkpoint.slots import SlotInfo
+from pulsetrain.recovery.checkpoint.twins import DIGEST_BYTES, Span, Twins, blocks
 from pulsetrain.stream.errors import CheckpointError, CorruptData, PulsetrainError, Unavailable
 
 log = structlog.get_logger(__name__)
+
+Pace = Callable[[int], Iterable[int]]
 
 _SOCKET_BUFFER = 4 << 20
 _NO_BYTES = bytes(4)
@@ -48,11 +52,14 @@ class PeerServer:
         token: str,
         job: str,
         segments: Callable[[int, str], memoryview] | None = None,
+        twins: Twins | None = None,
     ) -> None:
-        """Listens at once. `segments` gives stored content by step and hash. Raises `Unavailable` where the
-        port cannot be had."""
-        self._replicas, self._segments = replicas, segments
+        """Listens at once. `segments` gives stored content by step and hash; with `twins` peers may offer.
+        Raises `Unavailable` where the port cannot be had."""
+        self._replicas, self._segments, self._twins = replicas, segments, twins
         self._requests = {"put": self._put, "get": self._get, "segment": self._segment}
+        if twins is not None:
+            self._requests["offer"] = self._offer
         self._token, self._job = token, job
         self._open: set[socket.socket] = set()
         self._lock = Lock()
@@ -87,7 +94,7 @@ class PeerServer:
     def _serve(self, sock: socket.socket) -> None:
         """One peer until it goes away; a peer that breaks the rules is cut off."""
         try:
-            challenge(sock, self._token, self._job)
+            challenge(sock, self._token, self._job, offers=self._twins is not None)
             while True:
                 request = receive_frame(sock)
                 self._requests.get(str(request.get("op")), self._get)(sock, request)
@@ -99,19 +106,34 @@ class PeerServer:
             sock.close()
 
     def _put(self, sock: socket.socket, request: dict[str, Any]) -> None:
+        self._take(sock, Snapshot.parse(request), lambda target: receive_into(sock, target))
+
+    def _offer(self, sock: socket.socket, request: dict[str, Any]) -> None:
+        """A checkpoint of which ranks here may have much themselves; the peer sends what they lack."""
         snapshot = Snapshot.parse(request)
+        self._take(sock, snapshot, lambda target: self._fill(sock, snapshot, target))
+
+    def _fill(self, sock: socket.socket, snapshot: Snapshot, target: memoryview) -> int:
+        assert self._twins is not None, "nobody offers without"
+        offered = receive_bytes(sock, DIGEST_BYTES * len(blocks(snapshot)))
+        lacking = self._twins.fill(snapshot, offered, target)
+        send_frame(sock, {"lacking": lacking})
+        checksums = [receive_into(sock, target[at : at + size]) for at, size in lacking]
+        return checksums[0] if lacking == [(0, len(target))] else digest(target)
+
+    def _take(self, sock: socket.socket, snapshot: Snapshot, fill: Callable[[memoryview], int]) -> None:
+        """Hold what `fill` brings where it has the checksum."""
         memory = self._replicas.buffer(snapshot)
         try:
-            checksum = receive_into(sock, memoryview(memory)[: snapshot.total_bytes])
-        except PulsetrainError:
+            checksum = fill(memoryview(memory)[: snapshot.total_bytes])
+        except BaseException:
             self._replicas.give_back(snapshot.rank, memory)
             raise
         if checksum == snapshot.checksum:
             self._replicas.put(snapshot, memory)
-            send_frame(sock, {"ok": True})
         else:
             self._replicas.give_back(snapshot.rank, memory)
-            send_frame(sock, {"ok": False})
+        send_frame(sock, {"ok": checksum == snapshot.checksum})
 
     def _segment(self, sock: socket.socket, request: dict[str, Any]) -> None:
         """Content of storage that this node reads for others too."""
@@ -155,7 +177,7 @@ class PeerClient:
         self._timeout_s = timeout_s
         _tune(self._sock, timeout_s=timeout_s)
         try:
-            introduce(self._sock, token, job, node)
+            self.takes_offers = introduce(self._sock, token, job, node)
         except PulsetrainError:
             self._sock.close()
             raise
@@ -164,15 +186,41 @@ class PeerClient:
         """End the connection."""
         self._sock.close()
 
-    def put(self, arena: Arena, fd: int, info: SlotInfo, chunks: Iterable[int] | None = None) -> bool:
-        """Send a slot's bytes without copying them here; false where the trainer wrote over them
-        meanwhile. `chunks` are sizes that add up to all of it, each sent when it comes."""
+    def put(
+        self, arena: Arena, fd: int, info: SlotInfo, pace: Pace | None = None, offered: bytes = b""
+    ) -> int | None:
+        """Send a slot's bytes without copying them here; how many, None where the trainer wrote over them
+        meanwhile. `pace` gives sizes that add up to what it is given, each sent when it comes. With the
+        digests of its blocks `offered` only what the peer lacks is sent."""
+        if not offered:
+            return self._put(arena, fd, info, pace)
+        send_frame(self._sock, {"op": "offer", **dataclasses.asdict(Snapshot.of(info))})
+        _send(self._sock, memoryview(offered))
+        sent = self._finish(arena, fd, info, pace, _lacking(receive_frame(self._sock), info.total_bytes))
+        # what the peer copied may have been damaged there: it is worth nothing, and all of it is sent
+        return self._put(arena, fd, info, pace) if sent is None and arena.still(info) else sent
+
+    def _put(self, arena: Arena, fd: int, info: SlotInfo, pace: Pace | None) -> int | None:
         send_frame(self._sock, {"op": "put", **dataclasses.asdict(Snapshot.of(info))})
-        offset = arena.file_offset(info)
-        for size in (info.total_bytes,) if chunks is None else chunks:
-            self._sendfile(fd, offset, size)
-            offset += size
-        return bool(receive_frame(self._sock).get("ok")) and arena.still(info)
+        return self._finish(arena, fd, info, pace, [(0, info.total_bytes)])
+
+    def _finish(
+        self, arena: Arena, fd: int, info: SlotInfo, pace: Pace | None, spans: list[Span]
+    ) -> int | None:
+        total = sum(size for _, size in spans)
+        sizes = iter((total,) if pace is None else pace(total))
+        start, allowed = arena.file_offset(info), 0
+        for at, size in spans:
+            done = 0
+            while done < size:
+                allowed = allowed or next(sizes)
+                part = min(allowed, size - done)
+                self._sendfile(fd, start + at + done, part)
+                done, allowed = done + part, allowed - part
+        for _ in sizes:  # what it does after its last size
+            pass
+        arrived = bool(receive_frame(self._sock).get("ok")) and arena.still(info)
+        return total if arrived else None
 
     def flush(self) -> None:
         """Return when the peer's machine has every byte that was sent (or the peer is away)."""
@@ -225,6 +273,17 @@ def _send(sock: socket.socket, data: memoryview) -> None:
         sock.sendall(data)
     except OSError as error:
         raise Unavailable(f"peer went away while fetching: {error}") from error
+
+
+def _lacking(answer: dict[str, Any], total: int) -> list[Span]:
+    """What the peer asks for. Raises `CorruptData` for what is not in the checkpoint."""
+    try:
+        spans = [(int(at), int(size)) for at, size in answer["lacking"]]
+    except (KeyError, TypeError, ValueError) as error:
+        raise CorruptData(f"not an answer to an offer: {error!r}") from error
+    if any(at < 0 or size < 1 or at + size > total for at, size in spans):
+        raise CorruptData(f"peer asks for {spans} of {total} bytes")
+    return spans
 
 
 def _why(error: OSError) -> str:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from threading import Event, Lock, Thread
 
 from pulsetrain.recovery.checkpoint.arena import ArenaReader
 from pulsetrain.recovery.checkpoint.interleave import Interleaver
 from pulsetrain.recovery.checkpoint.ledger import Ledger
-from pulsetrain.recovery.checkpoint.peers import PeerClient
+from pulsetrain.recovery.checkpoint.peers import Pace, PeerClient
 from pulsetrain.recovery.checkpoint.slots import SlotInfo
+from pulsetrain.recovery.checkpoint.twins import Twins
 from pulsetrain.stream.errors import PulsetrainError, Unavailable
 
 RETRY_S = 1.0
+IN_VAIN = 3  # offers of which a peer had little; from then on it is asked again now and then
+ASK_AGAIN = 20
 
 
 @dataclass
@@ -34,6 +37,8 @@ class _Peer:
     name: str
     ranks: frozenset[int] | None
     sent: dict[int, int]
+    in_vain: dict[int, int] = field(default_factory=dict)  # rank -> saves since it last had much of one
+    spared: set[int] = field(default_factory=set)  # ranks of which it has had much
     client: PeerClient | None = None
     away_since: float | None = None
 
@@ -53,14 +58,16 @@ class Replicator:
         poll_s: float,
         interleaver: Interleaver | None = None,
         lag_steps: int = 0,
+        twins: Twins | None = None,
     ) -> None:
         """With an `interleaver`, chunks go when it says so; without, at once. `lag_steps` holds while every
-        peer is there."""
+        peer is there. With `twins` peers are asked what they lack, and sent no more."""
         self._connect = connect
         self._ledger = ledger
         self._poll_s = poll_s
         self._interleaver = interleaver
         self._lag_steps = lag_steps
+        self._twins = twins
         self._watched: dict[int, _Watched] = {}
         self._peers: list[_Peer] = []
         self._retired: list[_Peer] = []  # only the thread that uses a connection may end it
@@ -169,18 +176,40 @@ class Replicator:
             return
         started = time.monotonic_ns()
         try:
-            pacer = self._interleaver
-            chunks = self._chunks(pacer, client, newest.total_bytes, watched) if pacer else None
-            arrived = client.put(item.arena, item.fd, newest, chunks)
+            offered = self._offered(peer, client, newest)
+            sent = client.put(item.arena, item.fd, newest, self._pace(client, watched), offered)
         finally:
             item.arena.release(newest)
-        if arrived:
+        if sent is not None:
             peer.sent[rank] = word
+            self._judge(peer, newest, sent, asked=bool(offered))
             self._record("replicate", "peer", newest, time.monotonic_ns() - started)
             with self._lock:
                 receivers = [p for p in self._peers if p.ranks is None or rank in p.ranks]
             if all(p.sent.get(rank) == word for p in receivers):
                 item.arena.set_replicated(newest.step)
+
+    def _offered(self, peer: _Peer, client: PeerClient, info: SlotInfo) -> bytes:
+        """The digests to offer; empty where the peer takes none or has had little of the last ones."""
+        saves = peer.in_vain.get(info.rank, 0)
+        if self._twins is None or not client.takes_offers or (saves >= IN_VAIN and saves % ASK_AGAIN):
+            return b""
+        return self._twins.digests(info.rank, info)
+
+    def _judge(self, peer: _Peer, info: SlotInfo, sent: int, *, asked: bool) -> None:
+        """Learn whether the peer has much of this rank's state, and say so once."""
+        if not asked or 2 * sent > info.total_bytes:
+            peer.in_vain[info.rank] = peer.in_vain.get(info.rank, 0) + 1
+            return
+        peer.in_vain[info.rank] = 0
+        if info.rank not in peer.spared:
+            peer.spared.add(info.rank)
+            detail = {"peer": peer.name, "step": info.step, "bytes": info.total_bytes, "sent_bytes": sent}
+            self._ledger.event("replica_shared", detail, rank=info.rank)
+
+    def _pace(self, client: PeerClient, watched: list[tuple[int, _Watched]]) -> Pace | None:
+        pacer = self._interleaver
+        return (lambda total: self._chunks(pacer, client, total, watched)) if pacer else None
 
     def _chunks(
         self, pacer: Interleaver, client: PeerClient, total: int, watched: list[tuple[int, _Watched]]

@@ -26,7 +26,7 @@ from pulsetrain.recovery.checkpoint.keeper import Keeper, KeeperConfig
 from pulsetrain.recovery.checkpoint.restoring import newest_common
 from pulsetrain.stream.errors import PulsetrainError
 from pulsetrain.stream.messages import Place
-from tests.recovery.checkpoint.trainers import content, save
+from tests.recovery.checkpoint.trainers import arrays, content, save
 
 NODES, STEP_S, PERSIST_EVERY = 4, 0.02, 5
 
@@ -34,12 +34,18 @@ NODES, STEP_S, PERSIST_EVERY = 4, 0.02, 5
 def config(folder: Path) -> KeeperConfig:
     return KeeperConfig(
         token="t",
+        placement="ring",
         poll_s=0.003,
         storage=str(folder / "store"),
         persist_every=PERSIST_EVERY,
         commit_timeout_s=2.0,
         peer_timeout_s=1.0,
     )
+
+
+def state(rank: int, step: int) -> dict:
+    """Two thirds of it are the same on all ranks, and are not sent."""
+    return arrays(rank, step, count=1)
 
 
 def end_with_parent() -> None:
@@ -54,7 +60,7 @@ def train(fd: int, rank: int, step: int, attempt: int, progress: memoryview) -> 
         while min(progress[:NODES]) < step - 1:
             time.sleep(0.001)
         time.sleep(STEP_S)
-        save(fd, rank, step, world=NODES, attempt=attempt)
+        save(fd, rank, step, world=NODES, attempt=attempt, tensors=state(rank, step))
         progress[rank] = step
 
 
@@ -104,6 +110,11 @@ class NodeProcess:
             self.child = 0
         return {}
 
+    def shared(self):
+        """Ranks of which a peer had most itself, since the last call."""
+        rows = [r for kind, b in self.keeper.take_records(0) if kind == "events" for r in b.to_pylist()]
+        return sum(row["kind"] == "replica_shared" for row in rows)
+
     def held(self):
         return [[h.rank, h.step, h.tier] for h in self.keeper.held()]
 
@@ -143,7 +154,7 @@ def truth(folder: Path) -> dict[tuple[int, int], str]:
     found = {}
     for rank in range(NODES):
         for step in range(1, 400):
-            save(fd, rank, step, world=NODES)
+            save(fd, rank, step, world=NODES, tensors=state(rank, step))
             found[rank, step] = hashlib.sha256(content(fd, rank, step)).hexdigest()
     os.close(fd)
     return found
@@ -206,11 +217,19 @@ def main(folder: Path, rounds: int, seed: int) -> None:
         reached = max(progress[:NODES])
         for node in nodes:
             node.ask("stop")
+        shared = sum(n.ask("shared") for n in nodes)
         held = {n.name: n.ask("held") for n in nodes}
         restored, sources = newest_common(held, NODES)
         print(
             json.dumps(
-                {"round": number, "kind": kind, "reached": reached, "restored": restored, "load_ms": loads}
+                {
+                    "round": number,
+                    "kind": kind,
+                    "reached": reached,
+                    "restored": restored,
+                    "load_ms": loads,
+                    "shared": shared,
+                }
             ),
             flush=True,
         )

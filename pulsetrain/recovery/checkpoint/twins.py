@@ -1,0 +1,175 @@
+"""Content that a node's own ranks hold of another node's checkpoint: it is copied there instead of sent.
+
+Data-parallel replicas have parameters and optimizer state in common, and often keep each other's replicas.
+The node that sends a checkpoint offers a digest of each block; the one that takes it copies the blocks that a
+rank of its own has saved for the same step, and asks for the rest. The copy is checked as a whole against
+the checkpoint's checksum like one that came over the network, and lives as long.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from threading import Lock
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from pulsetrain.recovery.checkpoint.arena import ArenaReader
+from pulsetrain.recovery.checkpoint.replicas import Snapshot
+from pulsetrain.recovery.checkpoint.slots import SlotInfo, payload_offset
+
+DIGEST_BYTES = 16
+MOST_PARTS = 4096  # an answer that names more is not worth its length
+_BLOCKS = 64
+_BLOCK = (4 << 10, 1 << 20)  # least and most bytes of a block
+_PATIENCE_S = 0.25  # a rank that is to have the same soon is waited for so long
+_NAP_S = 0.005
+
+Span = tuple[int, int]  # offset and bytes
+T = TypeVar("T")
+
+
+def blocks(snapshot: Snapshot) -> list[Span]:
+    """What a checkpoint is compared by: layout, values with their padding, and equal pieces of the payload.
+
+    They cover all of its bytes once; the pieces depend on the payload's size alone.
+    """
+    start, total = payload_offset(snapshot.layout_bytes, snapshot.values_bytes), snapshot.total_bytes
+    least, most = _BLOCK
+    size = min(most, max(least, 1 << max(0, snapshot.payload_bytes // _BLOCKS - 1).bit_length()))
+    pieces = [(at, min(size, total - at)) for at in range(start, total, size)]
+    return [(0, snapshot.layout_bytes), (snapshot.layout_bytes, start - snapshot.layout_bytes), *pieces]
+
+
+def digests(data: memoryview, spans: Sequence[Span]) -> bytes:
+    """The xxh3-128 of each span, one after the other."""
+    return b"".join(xxhash.xxh3_128_digest(data[at : at + size]) for at, size in spans)
+
+
+def joined(spans: Sequence[Span], wanted: npt.NDArray[np.bool_]) -> list[Span]:
+    """The spans that are wanted, neighbours as one; all in one where that would be very many."""
+    out: list[Span] = []
+    for at, size in (spans[i] for i in np.flatnonzero(wanted).tolist()):
+        if out and sum(out[-1]) == at:
+            out[-1] = (out[-1][0], out[-1][1] + size)
+        elif size:
+            out.append((at, size))
+    return out if len(out) <= MOST_PARTS else [(0, sum(spans[-1]))]
+
+
+class Twins:
+    """The ranks of this node as a source of what peers offer. Thread-safe; knows digests of their newest
+    saves."""
+
+    def __init__(
+        self,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._clock, self._sleep = clock, sleep
+        self._lock = Lock()
+        self._arenas: dict[int, ArenaReader] = {}
+        self._known: dict[int, tuple[int, bytes]] = {}  # rank -> generation and digests
+        self._alike: dict[tuple[int, int], bool] = {}  # (offered, own) rank -> had much in common last time
+
+    def attach(self, rank: int, arena_fd: int) -> None:
+        """This rank runs here; the descriptor stays the caller's."""
+        own = os.dup(arena_fd)
+        arena = ArenaReader(own)
+        weakref.finalize(arena, os.close, own)  # whoever still copies from it may finish
+        with self._lock:
+            self._arenas[rank] = arena
+            self._known.pop(rank, None)
+
+    def detach(self, rank: int) -> None:
+        """It runs elsewhere."""
+        with self._lock:
+            self._arenas.pop(rank, None)
+            self._known.pop(rank, None)
+
+    def forget(self) -> None:
+        """Another attempt begins: ranks may have other states."""
+        with self._lock:
+            self._alike.clear()
+
+    def digests(self, rank: int, info: SlotInfo) -> bytes:
+        """Of the blocks of what `rank` saved; empty where it is gone or being written over."""
+        with self._lock:
+            arena, known = self._arenas.get(rank), self._known.get(rank)
+        if arena is None:
+            return b""
+        if known is not None and known[0] == info.generation and arena.still(info):
+            return known[1]
+        found = digests(arena.view(info), blocks(Snapshot.of(info)))
+        if not arena.still(info):
+            return b""
+        with self._lock:
+            if self._arenas.get(rank) is arena:
+                self._known[rank] = (info.generation, found)
+        return found
+
+    def fill(self, snapshot: Snapshot, offered: bytes, target: memoryview) -> list[Span]:
+        """Copy what ranks here have of an offered checkpoint to its place in `target`; what is lacking.
+
+        A rank that usually has the same, and has not saved that step yet, is waited for a little.
+        """
+        spans = blocks(snapshot)
+        lacking = np.ones(len(spans), dtype=np.bool_)
+        if len(offered) != DIGEST_BYTES * len(spans):
+            return joined(spans, lacking)
+        for rank, arena, info in self._saved(snapshot):
+            same = _equal(offered, self.digests(rank, info)) & lacking
+            equal = joined(spans, same)
+            self._judge(snapshot.rank, rank, 2 * sum(size for _, size in equal) >= snapshot.total_bytes)
+            if equal and _copy(target, arena, info, equal):
+                lacking &= ~same
+        return joined(spans, lacking)
+
+    def _saved(self, snapshot: Snapshot) -> Iterator[tuple[int, ArenaReader, SlotInfo]]:
+        """The ranks here with a checkpoint of that step and size, once those that are expected have it."""
+        deadline = self._clock() + _PATIENCE_S
+        while True:
+            with self._lock:
+                arenas = list(self._arenas.items())
+            saves = [(rank, arena, _of_size(arena, snapshot)) for rank, arena in arenas]
+            coming = [rank for rank, _, infos in saves if infos and infos[0].step < snapshot.step]
+            coming = [rank for rank in coming if self._alike.get((snapshot.rank, rank), True)]
+            if not coming or self._clock() >= deadline:
+                break
+            self._sleep(_NAP_S)
+        for rank in coming:
+            self._judge(snapshot.rank, rank, alike=False)  # do not wait again before it was there in time
+        for rank, arena, infos in saves:
+            yield from ((rank, arena, info) for info in infos if info.step == snapshot.step)
+
+    def _judge(self, offered: int, own: int, alike: bool) -> None:
+        with self._lock:
+            self._alike[offered, own] = alike
+
+
+def _of_size(arena: ArenaReader, snapshot: Snapshot) -> list[SlotInfo]:
+    """Newest first."""
+    return [info for info in arena.published() if info.payload_bytes == snapshot.payload_bytes]
+
+
+def _equal(offered: bytes, own: bytes) -> npt.NDArray[np.bool_]:
+    """Which blocks have equal digests; none where they are not the same number."""
+    theirs = np.frombuffer(offered, dtype=np.int64).reshape(-1, 2)
+    if len(own) != len(offered):
+        return np.zeros(len(theirs), dtype=np.bool_)
+    same: npt.NDArray[np.bool_] = (theirs == np.frombuffer(own, dtype=np.int64).reshape(-1, 2)).all(axis=1)
+    return same
+
+
+def _copy(target: memoryview, arena: ArenaReader, info: SlotInfo, spans: Sequence[Span]) -> bool:
+    """False where the rank wrote over it meanwhile. Gives up the GIL, unlike a copy between memoryviews."""
+    source, into = np.frombuffer(arena.view(info), dtype=np.uint8), np.frombuffer(target, dtype=np.uint8)
+    for at, size in spans:
+        np.copyto(into[at : at + size], source[at : at + size])
+    return arena.still(info)

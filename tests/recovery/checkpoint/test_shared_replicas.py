@@ -1,0 +1,145 @@
+"""Keepers with real sockets: what the peer's own ranks hold is not sent, and the replica is whole all the
+same."""
+
+import os
+
+import numpy as np
+import pytest
+
+from pulsetrain.recovery.checkpoint.arena import ArenaReader
+from pulsetrain.recovery.checkpoint.peers import PeerClient
+from pulsetrain.recovery.checkpoint.twins import Twins
+from tests.recovery.checkpoint.cluster import Cluster
+from tests.recovery.checkpoint.trainers import content, save, wait_until
+
+pytestmark = pytest.mark.integration
+
+OWN, SHARED = 1000, 100_000
+
+
+@pytest.fixture
+def cluster():
+    made = []
+
+    def make(nodes: int, **options) -> Cluster:
+        made.append(Cluster(nodes, **options))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+@pytest.fixture
+def sent(monkeypatch):
+    """Bytes that went over the network as replicas."""
+    sizes = []
+    send = PeerClient._sendfile
+
+    def counting(self, fd, offset, size):
+        sizes.append(size)
+        send(self, fd, offset, size)
+
+    monkeypatch.setattr(PeerClient, "_sendfile", counting)
+    return sizes
+
+
+def state(rank: int, step: int) -> dict[str, np.ndarray]:
+    """Ranks r and r + 2 are data-parallel replicas, but for a little of their own."""
+    shared = np.arange(SHARED // 4, dtype=np.float32) + 1000 * step + 7 * (rank % 2)
+    return {"shared": shared, "own": np.full(OWN // 4, rank, dtype=np.float32)}
+
+
+def save_all(c: Cluster, step: int) -> None:
+    for rank, fd in c.fds.items():
+        assert save(fd, rank, step, world=len(c.fds), tensors=state(rank, step))
+
+
+def all_replicated(c: Cluster, step: int) -> bool:
+    return all(c.holds(c.names[1 - rank // 2], rank, step, "peer") for rank in c.fds)
+
+
+def test_data_parallel_replicas_on_each_others_nodes_are_not_sent(cluster, sent):
+    c = cluster(2, nproc=2)
+    for step in (1, 2, 3):
+        save_all(c, step)
+        wait_until(lambda step=step: all_replicated(c, step))
+    assert sum(sent) < 3 * 4 * 20_000  # of 3 x 4 x 105,000
+    shared = [detail for kind, detail in c.events("n0") if kind == "replica_shared"]
+    assert sorted(d["peer"] for d in shared) == ["n1", "n1"]  # once for each rank
+    assert all(d["sent_bytes"] < d["bytes"] / 2 for d in shared)
+
+
+@pytest.mark.parametrize("why", ["the setting is off", "the peer takes no offers"])
+def test_everything_is_sent_where(cluster, sent, monkeypatch, why):
+    if why == "the peer takes no offers":  # as one of an earlier version
+        connect = PeerClient.__init__
+
+        def plain(self, **options):
+            connect(self, **options)
+            self.takes_offers = False
+
+        monkeypatch.setattr(PeerClient, "__init__", plain)
+    c = cluster(2, nproc=2, share_equal=why != "the setting is off")
+    save_all(c, 1)
+    wait_until(lambda: all_replicated(c, 1))
+    assert sum(sent) == sum(ArenaReader(fd).published()[0].total_bytes for fd in c.fds.values())
+
+
+def test_a_node_that_is_lost_gets_its_ranks_back_from_what_was_shared(cluster, sent):
+    c = cluster(2, nproc=2)
+    for step in (1, 2):
+        save_all(c, step)
+        wait_until(lambda step=step: all_replicated(c, step))
+    assert sum(sent) < 2 * 4 * 20_000
+    expected = {rank: content(c.fds[rank], rank, 2) for rank in (2, 3)}
+    for rank in (0, 1):  # the twins go on and write over what was copied from them
+        for step in range(3, 12):
+            assert save(c.fds[rank], rank, step, world=4, tensors=state(rank, step))
+    c.keepers["n1"].close()
+    spare = c.start("spare")
+    c.set_world(["n0", "spare"], 1)
+    for rank, bytes_then in expected.items():
+        old = c.fds[rank]
+        fd = c.attach("spare", rank)
+        os.close(old)
+        spare.load(rank, 2, "peer:n0")
+        assert content(fd, rank, 2) == bytes_then
+
+
+def test_a_twin_whose_memory_was_damaged_spoils_no_replica(cluster, monkeypatch):
+    c = cluster(2, nproc=2)
+    fill = Twins.fill
+
+    def damaged(self, snapshot, offered, target):
+        lacking = fill(self, snapshot, offered, target)
+        if not lacking or lacking[0][0] > 0:
+            target[-SHARED // 2] ^= 1  # as if it had changed between the digest and the copy
+        return lacking
+
+    monkeypatch.setattr(Twins, "fill", damaged)
+    save_all(c, 1)
+    wait_until(lambda: all_replicated(c, 1))
+    save_all(c, 2)
+    wait_until(lambda: all_replicated(c, 2))
+    for rank, fd in c.fds.items():
+        with c.keepers[c.names[1 - rank // 2]]._replicas.reading(rank, 2) as found:
+            assert bytes(found[1]) == content(fd, rank, 2)
+
+
+def test_ranks_with_nothing_in_common_are_asked_about_only_now_and_then(cluster, monkeypatch):
+    offers = []
+    put = PeerClient.put
+
+    def counting(self, arena, fd, info, pace=None, offered=b""):
+        offers.append(bool(offered))
+        return put(self, arena, fd, info, pace, offered)
+
+    monkeypatch.setattr(PeerClient, "put", counting)
+    c = cluster(2)
+    for step in range(1, 31):
+        save(c.fds[0], 0, step, world=2, tensors={"w": np.full(30_000, step + 0.5)})
+        save(c.fds[1], 1, step, world=2, tensors={"w": np.full(30_000, -step)})
+        wait_until(lambda step=step: c.holds("n1", 0, step, "peer") and c.holds("n0", 1, step, "peer"))
+    assert len(offers) == 60
+    assert 6 <= sum(offers) <= 8

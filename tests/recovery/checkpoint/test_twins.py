@@ -1,0 +1,258 @@
+"""What a node's own ranks have of a replica that a peer offers is copied, exactly that, and nothing torn."""
+
+import itertools
+import os
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pulsetrain.recovery.checkpoint import twins as module
+from pulsetrain.recovery.checkpoint.arena import ArenaReader, ArenaWriter, create_arena
+from pulsetrain.recovery.checkpoint.replicas import Snapshot
+from pulsetrain.recovery.checkpoint.slots import MAX_SLOTS
+from pulsetrain.recovery.checkpoint.twins import Twins, blocks, digests, joined
+from tests.recovery.checkpoint.trainers import save
+
+
+def snapshot(*, layout: int = 100, values: int = 10, payload: int = 10_000, step: int = 1) -> Snapshot:
+    return Snapshot(
+        rank=9,
+        step=step,
+        attempt=0,
+        world=10,
+        layout_bytes=layout,
+        values_bytes=values,
+        payload_bytes=payload,
+        checksum=0,
+    )
+
+
+def state(step: int, own: int = 0) -> dict[str, np.ndarray]:
+    """Ten blocks of content, of which `own` changes the seventh."""
+    whole = np.arange(10 * 1024, dtype=np.int32) + 100_000 * step
+    whole[7 * 1024] += own
+    return {"w": whole}
+
+
+class Site:
+    """A node with some ranks, and the arena of a rank elsewhere whose checkpoints are offered to it."""
+
+    def __init__(self, *ranks: int, on_sleep=lambda: None) -> None:
+        self.now, self.on_sleep, self.naps = 0.0, on_sleep, 0
+        self.twins = Twins(clock=lambda: self.now, sleep=self.sleep)
+        self.fds = {rank: create_arena() for rank in (*ranks, 9)}
+        for rank in ranks:
+            self.twins.attach(rank, self.fds[rank])
+        self.there = Twins()
+        self.there.attach(9, self.fds[9])
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        self.naps += 1
+        self.on_sleep()
+
+    def save(self, rank: int, step: int, own: int = 0) -> None:
+        assert save(self.fds[rank], rank, step, world=10, tensors=state(step, own))
+
+    def offer(self, step: int, own: int = 0) -> tuple[bytes, list[tuple[int, int]], bytearray]:
+        """Its bytes, what is lacking here, and what was copied here."""
+        self.save(9, step, own)
+        arena = ArenaReader(self.fds[9])
+        info = arena.find(9, step)
+        target = bytearray(b"\xa5" * info.total_bytes)
+        lacking = self.twins.fill(Snapshot.of(info), self.there.digests(9, info), memoryview(target))
+        return bytes(arena.view(info)), lacking, target
+
+    def close(self) -> None:
+        for rank in self.fds:
+            self.twins.detach(rank)
+            self.there.detach(rank)
+        for fd in self.fds.values():
+            os.close(fd)
+
+
+@pytest.fixture
+def site():
+    made = []
+
+    def make(*ranks: int, **options) -> Site:
+        made.append(Site(*ranks, **options))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def completed(source: bytes, lacking: list[tuple[int, int]], target: bytearray) -> bytes:
+    """The copy after the peer has sent what is lacking."""
+    for at, size in lacking:
+        target[at : at + size] = source[at : at + size]
+    return bytes(target)
+
+
+@given(st.integers(0, 300_000), st.integers(0, 9000), st.integers(0, 400 << 20))
+def test_blocks_cover_every_byte_once_and_are_not_too_many(layout, values, payload):
+    shot = snapshot(layout=layout, values=values, payload=payload)
+    at = 0
+    for start, size in blocks(shot):
+        assert start == at
+        at += size
+    assert at == shot.total_bytes
+    assert len(blocks(shot)) <= max(66, 3 + payload // (1 << 20))
+
+
+@given(st.lists(st.tuples(st.integers(0, 50), st.booleans()), min_size=1, max_size=40))
+def test_joined_spans_are_what_is_wanted_and_no_more(parts):
+    ends = [0, *itertools.accumulate(size for size, _ in parts)]
+    spans = [(at, size) for at, (size, _) in zip(ends, parts, strict=False)]
+    wanted = {
+        i for (at, size), (_, want) in zip(spans, parts, strict=True) if want for i in range(at, at + size)
+    }
+    found = joined(spans, np.array([want for _, want in parts]))
+    assert [i for at, size in found for i in range(at, at + size)] == sorted(wanted)
+    assert all(a + n < b for (a, n), (b, _) in itertools.pairwise(found))
+
+
+def test_an_answer_that_would_be_very_long_asks_for_everything():
+    spans = [(i, 1) for i in range(3 * module.MOST_PARTS)]
+    assert joined(spans, np.arange(len(spans)) % 2 == 0) == [(0, len(spans))]
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(0, 1 << 32), st.dictionaries(st.integers(0, 59_999), st.integers(1, 255), max_size=5))
+def test_what_is_copied_is_equal_whatever_differs(seed, changed):
+    site = Site(0)
+    try:
+        content = np.random.default_rng(seed).bytes(60_000)
+        other = bytearray(content)
+        for at, flip in changed.items():
+            other[at] ^= flip
+        for rank, raw in ((0, other), (9, content)):
+            assert save(site.fds[rank], rank, 1, tensors={"w": np.frombuffer(bytes(raw), dtype=np.uint8)})
+        arena = ArenaReader(site.fds[9])
+        info = arena.find(9, 1)
+        target, source = bytearray(info.total_bytes), bytes(arena.view(info))
+        lacking = site.twins.fill(Snapshot.of(info), site.there.digests(9, info), memoryview(target))
+        asked = {i for at, size in lacking for i in range(at, at + size)}
+        first = info.total_bytes - info.payload_bytes
+        assert {first + at for at in changed} <= asked  # nothing is claimed that is not there
+        assert len(asked) <= 4096 * len(changed)  # and nothing is asked for twice
+        assert all(target[i] == source[i] for i in range(len(source)) if i not in asked)
+        assert completed(source, lacking, target) == source
+    finally:
+        site.close()
+
+
+def test_equal_states_are_lacking_nothing_and_one_block_is_asked_for_alone(site):
+    one = site(0, 1)
+    one.save(0, 5)
+    one.save(1, 5, own=3)
+    source, lacking, target = one.offer(5)
+    assert lacking == []
+    assert bytes(target) == source
+    one.save(0, 6)
+    one.save(1, 6, own=3)
+    source, lacking, target = one.offer(6, own=3)
+    assert lacking == []  # the seventh block from rank 1
+    assert bytes(target) == source
+    one.save(0, 7)
+    one.save(1, 7, own=3)
+    source, lacking, target = one.offer(7, own=4)
+    assert lacking == [(4096 + 7 * 4096, 4096)]
+    assert completed(source, lacking, target) == source
+
+
+def test_another_step_or_shape_or_number_of_digests_is_lacking_everything(site):
+    one = site(0)
+    one.save(0, 4)
+    source, lacking, _ = one.offer(3)
+    assert lacking == [(0, len(source))]
+    assert save(one.fds[0], 0, 5, world=10, tensors={"w": np.zeros(999)})
+    source, lacking, _ = one.offer(5)
+    assert lacking == [(0, len(source))]
+    one.save(0, 6)
+    arena = ArenaReader(one.fds[0])
+    shot = Snapshot.of(arena.find(0, 6))
+    assert one.twins.fill(shot, b"", memoryview(bytearray(shot.total_bytes))) == [(0, shot.total_bytes)]
+
+
+def test_a_slot_that_is_written_over_meanwhile_counts_for_nothing(site, monkeypatch):
+    one = site(0)
+    one.save(0, 5)
+    copy = np.copyto
+
+    def overtaken(target, source):
+        copy(target, source)
+        for step in range(6, 6 + MAX_SLOTS):
+            one.save(0, step)
+
+    monkeypatch.setattr(module.np, "copyto", overtaken)
+    source, lacking, target = one.offer(5)
+    assert lacking == [(0, len(source))]
+    assert completed(source, lacking, target) == source
+
+
+def test_a_save_that_is_under_way_or_rolled_back_is_not_looked_at(site):
+    one = site(0)
+    one.save(0, 5)
+    info = ArenaReader(one.fds[0]).find(0, 5)
+    assert one.twins.digests(0, info)
+    ArenaWriter(one.fds[0]).invalidate(info)
+    assert one.twins.digests(0, info) == b""
+    source, lacking, _ = one.offer(5)
+    assert lacking == [(0, len(source))]
+
+
+def test_a_rank_that_is_about_to_save_is_waited_for(site):
+    one = site(0)
+    one.save(0, 4)
+    one.on_sleep = lambda: one.naps == 3 and one.save(0, 5)
+    _, lacking, _ = one.offer(5)
+    assert lacking == []
+    assert one.naps == 3
+
+
+def test_a_rank_that_does_not_come_is_waited_for_once(site):
+    one = site(0)
+    one.save(0, 4)
+    source, lacking, _ = one.offer(5)
+    assert lacking == [(0, len(source))]
+    waited = one.now
+    assert 0.2 < waited < 0.3
+    one.offer(6)
+    assert one.now == waited
+    one.save(0, 7)  # in time again
+    assert one.offer(7)[1] == []
+    one.on_sleep = lambda: one.save(0, 8)
+    assert one.offer(8)[1] == []
+
+
+def test_a_rank_with_other_content_is_not_waited_for(site):
+    one = site(0)
+    assert save(one.fds[0], 0, 1, world=10, tensors={"w": np.zeros(10 * 1024, dtype=np.int32)})
+    one.offer(1)
+    one.offer(2)
+    assert one.naps == 0
+
+
+def test_a_rank_that_is_detached_while_its_bytes_are_read_does_no_harm(site):
+    one = site(0)
+    one.save(0, 5)
+    info = ArenaReader(one.fds[0]).find(0, 5)
+    one.twins.detach(0)
+    assert one.twins.digests(0, info) == b""
+    source, lacking, _ = one.offer(5)
+    assert lacking == [(0, len(source))]
+
+
+def test_digests_tell_contents_apart():
+    shot = snapshot()
+    data = bytearray(shot.total_bytes)
+    before = digests(memoryview(data), blocks(shot))
+    data[5000] = 1
+    after = digests(memoryview(data), blocks(shot))
+    changed = [i for i in range(0, len(before), 16) if before[i : i + 16] != after[i : i + 16]]
+    assert changed == [16 * 2]
