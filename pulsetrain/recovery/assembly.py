@@ -109,13 +109,13 @@ class _Overheard:
 
 
 class _Checkpoints:
-    """What the keeper did since the last call."""
+    """What the keeper did since the last call, as rows of one record."""
 
-    def __init__(self, keeper: Keeper) -> None:
-        self._keeper = keeper
+    def __init__(self, keeper: Keeper, record: str) -> None:
+        self._keeper, self._record = keeper, record
 
     def take(self, now_ns: int) -> Batches:
-        return self._keeper.take_records(now_ns)
+        return self._keeper.take_records(now_ns, self._record)
 
 
 def _transport(asked: Launch, file: Mapping[str, Any], hub: HubAddress) -> Transport:
@@ -179,9 +179,10 @@ def assemble(
             agent_pid=os.getpid(),
             sources=(
                 _Host(identity.node, lambda: {f"rank {r.rank}": r.pid for r in agent.ranks.alive}),
-                _Checkpoints(keeper),
+                _Checkpoints(keeper, "events"),
                 hardware,
             ),
+            rare_sources=(_Checkpoints(keeper, "checkpoints"),),
             echo_ranks=lambda local: (
                 not asked.quiet and (not asked.local_ranks or local in asked.local_ranks)
             ),

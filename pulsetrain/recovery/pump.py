@@ -15,6 +15,8 @@ from pulsetrain.recovery.ranks import Rank
 from pulsetrain.recovery.ticker import Ticker
 from pulsetrain.stream.messages import Heartbeat
 
+RARE_S = 4.0  # each batch of rows costs the node and the store a few ms, however few they are
+
 Batches = Iterable[tuple[str, pa.RecordBatch]]
 
 
@@ -37,7 +39,8 @@ class Source(Protocol):
 
 
 class Pump:
-    """Moves rows of ranks and of `sources` to a sink, and the output of ranks to the agent's own."""
+    """Moves rows of ranks and of `sources` to a sink, and the output of ranks to the agent's own. Nobody
+    waits for rows of `rare_sources`."""
 
     def __init__(
         self,
@@ -49,16 +52,19 @@ class Pump:
         sample_s: float,
         agent_pid: int,
         sources: Sequence[Source] = (),
+        rare_sources: Sequence[Source] = (),
+        rare_s: float = RARE_S,
         echo_ranks: Callable[[int], bool] = lambda local_rank: True,
     ) -> None:
         self._sink, self._ranks = sink, ranks
-        self._sources, self._echo_ranks = sources, echo_ranks
+        self._echo_ranks = echo_ranks
         self._agent_pid = agent_pid
         self._heartbeats: list[Heartbeat] = []
         self._echo = Echo()
         self._tickers = (
             Ticker("drain", drain_s, self.drain),
-            Ticker("sample", sample_s, self._sample),
+            Ticker("sample", sample_s, lambda: self._sample(sources)),
+            Ticker("rare", rare_s, lambda: self._take(rare_sources)),
             Ticker("echo", echo_s, self._echo.poll),
         )
 
@@ -100,12 +106,15 @@ class Pump:
         now_ns = time.time_ns()
         self._put(batch for rank in self._ranks() for batch in rank.batches(now_ns))
 
-    def _sample(self) -> None:
+    def _sample(self, sources: Sequence[Source]) -> None:
         beats, self._heartbeats = self._heartbeats, []
         for beat in beats:
             self._sink.append("heartbeats", pulse.rows(beat, self._agent_pid))
+        self._take(sources)
+
+    def _take(self, sources: Sequence[Source]) -> None:
         now_ns = time.time_ns()
-        for source in self._sources:
+        for source in sources:
             self._put(source.take(now_ns))
 
     def _put(self, batches: Batches) -> None:

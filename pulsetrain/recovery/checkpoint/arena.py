@@ -15,10 +15,10 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import struct
 import threading
 import time
 
-import numpy as np
 import xxhash
 
 from pulsetrain.recovery.checkpoint.slots import (
@@ -46,10 +46,11 @@ _W_TAKEN, _W_VERIFIED, _W_HELD = 24, 32, 40  # one word for each slot
 _W_SLOT, _SLOT_WORDS = 64, 32
 _REASON = slice(2048, 2304)
 _FIELDS = 15  # words of a slot's header before its seal: the fields of SlotInfo from `seq` on
+_SEALED, _HEAD = struct.Struct(f"={_FIELDS}q"), struct.Struct(f"={_FIELDS + 1}q")
 
 
 def digest(data: memoryview) -> int:
-    """xxh3-64 of the bytes as a signed word; releases the GIL."""
+    """xxh3-64 of the bytes as a signed word; releases the GIL while it works on many."""
     return _signed(xxhash.xxh3_64_intdigest(data))
 
 
@@ -84,6 +85,7 @@ class Arena:
             raise CorruptData(f"file descriptor {fd}: not an arena of version {VERSION}")
         self._maps: dict[int, mmap.mmap] = {}
         self._fresh: set[int] = set()
+        self._read_last: dict[int, tuple[bytes, SlotInfo]] = {}  # slot -> header as it was and what it says
 
     @property
     def active(self) -> int:
@@ -170,11 +172,15 @@ class Arena:
 
     def _read(self, slot: int) -> SlotInfo | None:
         base = _word(slot)
-        head = self._words[base : base + _FIELDS + 1].tolist()
-        seq, seal = head[0], head[-1]
-        if seq == 0 or seq & 1 or seal != _seal(head[:-1]) or self._words[base] != seq:
-            return None
-        return SlotInfo(**dict(zip(_NAMES, (slot, *head[:-1]), strict=True)))
+        raw = self._words[base : base + _FIELDS + 1].tobytes()
+        known = self._read_last.get(slot)
+        if known is None or known[0] != raw:
+            *head, seal = _HEAD.unpack(raw)
+            if head[0] == 0 or head[0] & 1 or seal != _seal(head):
+                return None
+            info = SlotInfo(**dict(zip(_NAMES, (slot, *head), strict=True)))
+            known = self._read_last[slot] = (raw, info)
+        return known[1] if self._words[base] == known[1].seq else None
 
     def _region(self, slot: int, need: int) -> mmap.mmap:
         known = self._maps.get(slot)
@@ -366,7 +372,7 @@ def _pages(need: int) -> int:
 
 
 def _seal(words: list[int]) -> int:
-    return _signed(xxhash.xxh3_64_intdigest(np.array(words, dtype=np.int64).tobytes()))
+    return _signed(xxhash.xxh3_64_intdigest(_SEALED.pack(*words)))
 
 
 def _signed(value: int) -> int:

@@ -34,7 +34,6 @@ from pulsetrain.recovery.checkpoint.statetree import (
     collect,
     expected_bytes,
     layout_of,
-    local,
     put_back,
     views,
 )
@@ -288,8 +287,7 @@ class Checkpointer:
             known = _Places(writing.region, layout, offset, views(writing.bytes[offset:], layout))
             self._places[writing.slot] = known
             self._copier.adopt(writing.region)
-        sources = map(local, leaves.tensors)
-        return [Pair(*three) for three in zip(sources, known.targets, leaves.late, strict=True)]
+        return list(map(Pair._make, zip(leaves.locals, known.targets, leaves.late, strict=True)))
 
     def _copy(self, writing: Writing, pairs: list[Pair], result: SaveResult) -> None:
         """Copy what is left and let the optimizer go; `copy_ns` is this part alone."""

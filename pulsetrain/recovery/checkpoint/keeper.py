@@ -271,10 +271,10 @@ class Keeper:
             for _, arena in self._arenas.values():
                 arena.forget_after(-1)
 
-    def take_records(self, now_ns: int) -> list[tuple[str, pa.RecordBatch]]:
-        """Rows of `checkpoints` and `events` since the last call."""
+    def take_records(self, now_ns: int, *records: str) -> list[tuple[str, pa.RecordBatch]]:
+        """Rows of `checkpoints` and `events`, or of the one named, since the last call."""
         del now_ns  # rows carry the time at which they happened
-        return self._ledger.take()
+        return self._ledger.take(*records)
 
     def close(self) -> None:
         """End all threads and connections. Arenas stay the caller's."""

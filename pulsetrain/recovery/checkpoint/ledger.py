@@ -66,12 +66,13 @@ class Ledger:
         log.info(kind, rank=rank, **detail)
         self._add("events", ts=time.time_ns(), rank=rank, kind=kind, actor="agent", detail=json.dumps(detail))
 
-    def take(self) -> list[tuple[str, pa.RecordBatch]]:
-        """The rows since the last call, one batch for each record that has any."""
+    def take(self, *records: str) -> list[tuple[str, pa.RecordBatch]]:
+        """The rows of these records (none named: of all) since the last call, one batch for each that has
+        any."""
         with self._lock:
-            taken = {name: list(rows) for name, rows in self._rows.items()}
-            for rows in self._rows.values():
-                rows.clear()
+            taken = {name: list(self._rows[name]) for name in records or self._rows}
+            for name in taken:
+                self._rows[name].clear()
         return [(name, _batch(name, rows)) for name, rows in taken.items() if rows]
 
     def _add(self, record: str, **values: Any) -> None:

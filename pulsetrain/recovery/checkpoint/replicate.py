@@ -12,7 +12,7 @@ from pulsetrain.recovery.checkpoint.interleave import Interleaver
 from pulsetrain.recovery.checkpoint.ledger import Ledger
 from pulsetrain.recovery.checkpoint.peers import Pace, PeerClient
 from pulsetrain.recovery.checkpoint.slots import SlotInfo
-from pulsetrain.recovery.checkpoint.twins import Twins
+from pulsetrain.recovery.checkpoint.twins import Twins, worthwhile
 from pulsetrain.stream.errors import PulsetrainError, Unavailable
 
 RETRY_S = 1.0
@@ -198,7 +198,7 @@ class Replicator:
 
     def _judge(self, peer: _Peer, info: SlotInfo, sent: int, *, asked: bool) -> None:
         """Learn whether the peer has much of this rank's state, and say so once."""
-        if not asked or 2 * sent > info.total_bytes:
+        if not asked or not worthwhile(info.total_bytes - sent, info.total_bytes):
             peer.in_vain[info.rank] = peer.in_vain.get(info.rank, 0) + 1
             return
         peer.in_vain[info.rank] = 0

@@ -6,8 +6,11 @@ DTensors (tensor parallelism, FSDP2) are saved as the local shard with its place
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import count
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Any
 
@@ -20,26 +23,48 @@ from pulsetrain.recovery.checkpoint.layout import Entry, Layout, aligned
 from pulsetrain.stream.errors import CheckpointError
 
 _PLAIN = (bool, int, float, str, type(None))
-_ARRAYS = (torch.Tensor, np.ndarray)
-_LISTS = (list, tuple)
 _STATE_TENSORS: Mapping[str, int] = MappingProxyType({"Adagrad": 1, "RMSprop": 1, "ASGD": 1})  # others: 2
+_VALUE = "v"
+_TENSORS: frozenset[Any] = frozenset({torch.Tensor, torch.nn.Parameter, DTensor})
+_TOKENS: Mapping[type, Any] = MappingProxyType(
+    {**dict.fromkeys(_PLAIN, _VALUE), **{t: t for t in (*_TENSORS, np.ndarray)}}
+)
+_SHAPE_AND_TYPE = attrgetter("shape", "dtype")
 
 
 @dataclass
 class Leaves:
-    """The tensors of a state in tree order, which of them only the optimizer changes, and the values.
+    """The tensors of a state in tree order (of DTensors the local part), which of them only the optimizer
+    changes, and the values.
 
-    `signature` changes exactly when the layout does; comparing it is cheap, for it is done at every save.
+    `form` is the nested structure without its contents: ("d", keys, forms) a mapping, ("l", forms) a list,
+    ("u", forms) a tuple, "v" a value, the type of a tensor or array. It is made and compared at every save,
+    so both are as cheap as Python allows.
     """
 
     tensors: list[torch.Tensor] = field(default_factory=list)
     late: list[bool] = field(default_factory=list)
     values: list[Any] = field(default_factory=list)
-    tree: Any = None
+    form: Any = None
+
+    @cached_property
+    def locals(self) -> list[torch.Tensor]:
+        """The part of each tensor that this rank holds."""
+        return [t if type(t) in _WHOLE else local(t) for t in self.tensors]
 
     @property
     def signature(self) -> tuple[Any, ...]:
-        return self.tree, [(local(t).shape, t.dtype) for t in self.tensors]
+        """Changes exactly when the layout does."""
+        return self.form, list(map(_SHAPE_AND_TYPE, self.locals))
+
+    @cached_property
+    def tree(self) -> Any:
+        """The form as a layout has it."""
+        return _tree(self.form, count(), count())
+
+
+_WHOLE = (torch.Tensor, torch.nn.Parameter)
+_SINGLE = ({_VALUE}, {np.ndarray})
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
@@ -53,22 +78,26 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
 def collect(state: Mapping[str, Any]) -> Leaves:
     """Walk the state. Raises `CheckpointError` naming the path of what cannot be saved."""
     leaves = Leaves()
-    leaves.tree = {"d": [[key, _walk_root(key, value, leaves)] for key, value in state.items()]}
+    forms = tuple(_walk_root(key, value, leaves) for key, value in state.items())
+    leaves.form = ("d", tuple(state), forms)
     return leaves
 
 
-def _walk_root(key: str, value: Any, leaves: Leaves) -> dict[str, Any]:
+def _walk_root(key: str, value: Any, leaves: Leaves) -> Any:
     """One entry of the state. Forward and backward leave parameters and optimizer state alone: those are
     late."""
     before = len(leaves.tensors)
     if isinstance(value, torch.nn.Module):
-        node = _walk(value.state_dict(keep_vars=True), (key,), leaves)
-        leaves.late += [isinstance(t, torch.nn.Parameter) for t in leaves.tensors[before:]]
-        return node
-    node = _walk(value.state_dict() if hasattr(value, "state_dict") else value, (key,), leaves)
+        form = _walk(value.state_dict(keep_vars=True), (key,), leaves)
+        leaves.late += [
+            type(t) is torch.nn.Parameter or isinstance(t, torch.nn.Parameter)
+            for t in leaves.tensors[before:]
+        ]
+        return form
+    form = _walk(value.state_dict() if hasattr(value, "state_dict") else value, (key,), leaves)
     late = isinstance(value, torch.optim.Optimizer)
     leaves.late += [late] * (len(leaves.tensors) - before)
-    return node
+    return form
 
 
 def layout_of(state: Mapping[str, Any], leaves: Leaves) -> Layout:
@@ -152,28 +181,67 @@ def optimizer_parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]
     return [p for group in optimizer.param_groups for p in group["params"]]
 
 
-def _walk(node: Any, path: tuple[Any, ...], out: Leaves) -> dict[str, Any]:
-    if isinstance(node, _ARRAYS):
-        is_tensor = isinstance(node, torch.Tensor)
-        out.tensors.append(node if is_tensor else torch.from_numpy(node))
-        return {"t" if is_tensor else "n": len(out.tensors) - 1}
-    if isinstance(node, _PLAIN):
-        out.values.append(node)
-        return {"v": len(out.values) - 1}
+def _walk(node: Any, path: tuple[Any, ...], out: Leaves) -> Any:
+    """The form of a node; its leaves go into `out`."""
+    token = _TOKENS.get(type(node))
+    if token is not None:
+        _take([node], token, out)
+        return token
     if isinstance(node, Mapping):
-        return {"d": [[_key(k, path), _walk(v, (*path, k), out)] for k, v in node.items()]}
-    if isinstance(node, _LISTS):
-        kind = "u" if isinstance(node, tuple) else "l"
-        return {kind: [_walk(v, (*path, i), out) for i, v in enumerate(node)]}
+        keys = tuple(node)
+        if not set(map(type, keys)) <= {str, int}:
+            _check_keys(keys, path)
+        return ("d", keys, _walk_all(keys, list(node.values()), path, out))
+    if isinstance(node, list | tuple):
+        return ("u" if isinstance(node, tuple) else "l", _walk_all(range(len(node)), node, path, out))
+    if isinstance(node, torch.Tensor | np.ndarray):
+        _take([node], type(node), out)
+        return type(node)
+    if isinstance(node, _PLAIN):
+        _take([node], _VALUE, out)
+        return _VALUE
     where, kind = ".".join(map(str, path)), type(node).__name__
     raise CheckpointError(f"{where}: a {kind} cannot be saved; allowed: tensors, numbers, strings")
 
 
-def _key(key: Any, path: tuple[Any, ...]) -> Any:
-    if not isinstance(key, str | int):
-        where = ".".join(map(str, path))
-        raise CheckpointError(f"{where}: key {key!r} cannot be saved; allowed: strings and integers")
-    return key
+def _walk_all(
+    keys: Sequence[Any], nodes: Sequence[Any], path: tuple[Any, ...], out: Leaves
+) -> tuple[Any, ...]:
+    """The forms of the children; those that are all tensors, or all values, go at once."""
+    tokens = tuple(map(_TOKENS.get, map(type, nodes)))
+    kinds = set(tokens)
+    if kinds and (kinds <= _TENSORS or kinds in _SINGLE):
+        _take(nodes, tokens[0], out)
+        return tokens
+    return tuple(_walk(node, (*path, key), out) for key, node in zip(keys, nodes, strict=True))
+
+
+def _take(leaves: Sequence[Any], token: Any, out: Leaves) -> None:
+    """Leaves of one kind."""
+    if token is _VALUE:
+        out.values += leaves
+    elif issubclass(token, np.ndarray):
+        out.tensors += map(torch.from_numpy, leaves)
+    else:
+        out.tensors += leaves
+
+
+def _check_keys(keys: Iterable[Any], path: tuple[Any, ...]) -> None:
+    for key in keys:
+        if not isinstance(key, str | int):
+            where = ".".join(map(str, path))
+            raise CheckpointError(f"{where}: key {key!r} cannot be saved; allowed: strings and integers")
+
+
+def _tree(form: Any, tensors: Iterator[int], values: Iterator[int]) -> dict[str, Any]:
+    """A form with its leaves numbered in order."""
+    if form is _VALUE:
+        return {"v": next(values)}
+    if isinstance(form, type):
+        return {"n" if issubclass(form, np.ndarray) else "t": next(tensors)}
+    kind, *keys, forms = form
+    children = [_tree(child, tensors, values) for child in forms]
+    return {kind: [list(pair) for pair in zip(keys[0], children, strict=True)] if keys else children}
 
 
 def names_of(state: Mapping[str, Any], tree: Mapping[str, Any]) -> list[str]:

@@ -51,6 +51,11 @@ def digests(data: memoryview, spans: Sequence[Span]) -> bytes:
     return b"".join(xxhash.xxh3_128_digest(data[at : at + size]) for at, size in spans)
 
 
+def worthwhile(equal: int, total: int) -> bool:
+    """So much is the same that offers, and waiting for a rank, are worth their time: a quarter."""
+    return 4 * equal >= total
+
+
 def joined(spans: Sequence[Span], wanted: npt.NDArray[np.bool_]) -> list[Span]:
     """The spans that are wanted, neighbours as one; all in one where that would be very many."""
     out: list[Span] = []
@@ -126,7 +131,8 @@ class Twins:
         for rank, arena, info in self._saved(snapshot):
             same = _equal(offered, self.digests(rank, info)) & lacking
             equal = joined(spans, same)
-            self._judge(snapshot.rank, rank, 2 * sum(size for _, size in equal) >= snapshot.total_bytes)
+            alike = worthwhile(sum(size for _, size in equal), snapshot.total_bytes)
+            self._judge(snapshot.rank, rank, alike)
             if equal and _copy(target, arena, info, equal):
                 lacking &= ~same
         return joined(spans, lacking)
