@@ -81,7 +81,8 @@ class Throttle:
             if child is not None and child.stdin is not None:
                 with contextlib.suppress(BrokenPipeError):
                     child.stdin.close()
-                child.wait(timeout=5)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    child.wait(timeout=5)
         finally:
             if child is not None and child.poll() is None:
                 child.kill()
