@@ -197,7 +197,7 @@ def test_mail_arrives_at_a_real_server(tmp_path):
             return "250 OK"
 
     port = free_port()
-    controller = Controller(Inbox(), hostname="127.0.0.1", port=port)
+    controller = Controller(Inbox(), hostname="127.0.0.1", port=port, ready_timeout=60)
     controller.start()
     try:
         known = channels(
@@ -220,6 +220,13 @@ def test_mail_arrives_at_a_real_server(tmp_path):
     assert "Subject: critical [gpt] hang: rank 3 hangs in all_reduce" in text
 
 
+def ready(url):
+    try:
+        return httpx.get(f"{url}/-/ready", timeout=20).status_code == 200
+    except httpx.TransportError:
+        return False
+
+
 @contextmanager
 def alertmanager(folder):
     """The real one, on ports of its own."""
@@ -239,16 +246,14 @@ def alertmanager(folder):
     )
     url = f"http://127.0.0.1:{port}"
     try:
-        for _ in range(200):
-            try:
-                if httpx.get(f"{url}/-/ready").status_code == 200:
-                    break
-            except httpx.TransportError:
-                time.sleep(0.05)
+        deadline = time.monotonic() + 60
+        while not ready(url):
+            assert time.monotonic() < deadline, "Alertmanager does not start"
+            time.sleep(0.05)
         yield url
     finally:
         process.terminate()
-        process.wait(10)
+        process.wait(60)
 
 
 @pytest.mark.integration
@@ -259,7 +264,7 @@ def test_the_real_alertmanager_takes_begins_and_ends(tmp_path):
         alerts = book(tmp_path, "am")
         alerts.observe([finding("1"), finding("2")], T0)
         assert deliver(alerts, known, T0 + 2 * S) == 1
-        active = httpx.get(f"{url}/api/v2/alerts").json()
+        active = httpx.get(f"{url}/api/v2/alerts", timeout=20).json()
         labels = sorted((a["labels"]["alertname"], a["labels"]["subject"]) for a in active)
         assert labels == [("pulsetrain_hang", "1"), ("pulsetrain_hang", "2")]
         assert {a["status"]["state"] for a in active} <= {"active", "unprocessed"}
@@ -267,7 +272,7 @@ def test_the_real_alertmanager_takes_begins_and_ends(tmp_path):
             alerts.resolve(alert["id"], "ann", T0 + 3 * S)
         ended = T0 + 63 * S
         assert deliver(alerts, known, ended) == 1
-        deadline = time.monotonic() + 10
-        while httpx.get(f"{url}/api/v2/alerts").json() and time.monotonic() < deadline:
+        deadline = time.monotonic() + 60
+        while httpx.get(f"{url}/api/v2/alerts", timeout=20).json() and time.monotonic() < deadline:
             time.sleep(0.1)
-        assert httpx.get(f"{url}/api/v2/alerts").json() == []
+        assert httpx.get(f"{url}/api/v2/alerts", timeout=20).json() == []

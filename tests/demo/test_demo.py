@@ -18,6 +18,7 @@ from pulsetrain.demo import cluster, reaper
 from pulsetrain.demo.main import DemoOptions
 from pulsetrain.faults import outside
 from pulsetrain.stream.errors import UsageError
+from tests.recovery.processes import until
 
 OURS = "DEMO_TEST"
 
@@ -73,12 +74,12 @@ class Demo:
 def folder(tmp_path) -> Iterator[Path]:
     before = set(os.listdir("/dev/shm"))
     yield tmp_path
-    assert set(os.listdir("/dev/shm")) - before == set()
+    assert until(lambda: set(os.listdir("/dev/shm")) <= before)  # other programs make files there too
 
 
 def left_behind(demo: Demo) -> list[int]:
     """What of it still lives after a moment."""
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 40
     while (left := bearers(demo.mark)) and time.monotonic() < deadline:
         time.sleep(0.05)
     return left
@@ -86,11 +87,11 @@ def left_behind(demo: Demo) -> list[int]:
 
 @pytest.mark.slow
 @pytest.mark.integration
-@pytest.mark.timeout(420)
+@pytest.mark.timeout(800)
 def test_three_faults_are_named_and_healed_and_nothing_is_left(folder):
     demo = Demo(folder, "--exit", "--report", str(folder / "report.json"))
     try:
-        status = demo.process.wait(timeout=400)
+        status = demo.process.wait(timeout=700)
         report = json.loads((folder / "report.json").read_text())
         assert report["identical"], demo.text()
         assert [f["kind"] for f in report["faults"]] == ["slow_node", "stopped_rank", "killed_node"]
@@ -115,7 +116,7 @@ MOMENTS = [
 
 @pytest.mark.integration
 @pytest.mark.slow
-@pytest.mark.timeout(150)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("line", "later_s", "number"),
     [(*moment, signal.SIGINT) for moment in MOMENTS]
@@ -124,10 +125,10 @@ MOMENTS = [
 def test_interrupted_at_any_moment_it_leaves_nothing(folder, line, later_s, number):
     demo = Demo(folder, "--exit")
     try:
-        demo.await_line(line, 100)
+        demo.await_line(line, 150)
         time.sleep(later_s)
         demo.process.send_signal(number)
-        status = demo.process.wait(timeout=20)
+        status = demo.process.wait(timeout=60)
         assert left_behind(demo) == []
         if number == signal.SIGKILL:
             assert status == -signal.SIGKILL
@@ -184,7 +185,7 @@ def test_the_reaper_ends_what_bears_the_mark_and_nothing_else():
     try:
         with reaper.reaper(mark):
             pass
-        assert ours.wait(timeout=5) == -signal.SIGKILL
+        assert ours.wait(timeout=40) == -signal.SIGKILL
         assert other.poll() is None
     finally:
         other.kill()

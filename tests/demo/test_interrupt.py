@@ -22,7 +22,7 @@ class Ends:
 
 def signalled(number):
     os.kill(os.getpid(), number)
-    time.sleep(5)
+    time.sleep(40)
 
 
 @pytest.mark.parametrize("number", END_SIGNALS)
@@ -35,7 +35,7 @@ def test_an_interrupt_that_python_swallows_comes_again():
     def finalised():
         thing = Ends()
         del thing
-        time.sleep(5)
+        time.sleep(40)
 
     with pytest.raises(KeyboardInterrupt), interruptible():
         finalised()

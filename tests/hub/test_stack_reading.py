@@ -97,8 +97,8 @@ def site():
 async def consider(site, verdicts, after_s=0.25):
     site.clock.now_s += after_s
     site.stacks.consider(site.job, VIEW, verdicts, 2.0)
-    for _ in range(3):
-        await asyncio.sleep(0.01)
+    while site.stacks._of(site.job.name).running is not None:
+        await asyncio.sleep(0.001)
 
 
 def test_reading_begins_at_half_the_silence_and_not_again_at_once(site):

@@ -15,19 +15,22 @@ from pulsetrain.stream.store import open_store
 from tests.hub.test_real_job import Site
 from tests.recovery.processes import until, with_environment
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 RANKS = 4
+SLOWLY = {"PULSETRAIN_WATCH_STOPPED_S": "12", "PULSETRAIN_WATCH_STALL_S": "16"}
+"""Stacks are read at half of the silence; for that a busy machine needs more than the default's second."""
 
 
 @pytest.fixture
 def site(tmp_path):
     site = Site(tmp_path)
+    site.env |= SLOWLY
     site.start_hub()
     flags = ("--nnodes", "1", "--nproc-per-node", str(RANKS), "--log-dir", str(tmp_path / "a"))
     site.nodes.append(site.spawn("run", "--job", "j", "--node", "a", *flags, str(site.script), "5000"))
     yield site
     site.close()
-    assert until(lambda: not with_environment("SITE_MARK", site.mark), 10)
+    assert until(lambda: not with_environment("SITE_MARK", site.mark))
 
 
 def rows(site, sql):
@@ -48,7 +51,7 @@ def pid_of(site, rank):
 def test_a_person_asks_and_the_stack_of_a_stopped_rank_is_in_the_hangs_evidence(site):
     site.reach(10)
     command = [sys.executable, "-m", "pulsetrain.cli", "stacks", "j"]
-    done = subprocess.run(command, env=site.env, capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run(command, env=site.env, capture_output=True, text=True, timeout=110, check=False)
     assert done.returncode in (0, 1), done.stderr
     assert f"0-{RANKS - 1}: MainThread" in done.stdout
     client = HubClient(find_hub(environ=site.env))
@@ -58,7 +61,7 @@ def test_a_person_asks_and_the_stack_of_a_stopped_rank_is_in_the_hangs_evidence(
 
     os.kill(pid_of(site, 2), signal.SIGSTOP)
     found = []
-    assert until(lambda: found.extend(rows(site, "SELECT * FROM findings WHERE kind = 'hang'")) or found, 25)
+    assert until(lambda: found.extend(rows(site, "SELECT * FROM findings WHERE kind = 'hang'")) or found, 100)
     evidence = json.loads(found[0]["evidence"])["stacks"]
     assert (evidence["why"], evidence["blind"]) == ("silence", [])
     assert "train.py" in " ".join(c["where"] for c in evidence["clusters"])

@@ -57,7 +57,7 @@ class Node:
         self.hub.wait(FirstStep, lambda m: m.attempt == attempt)
         return {rank.rank: rank.pid for rank in self.beat(lambda b: b.attempt == attempt).ranks}
 
-    def beat(self, wanted, timeout_s=20.0):
+    def beat(self, wanted, timeout_s=40.0):
         """The next heartbeat that fits."""
         return self.hub.wait(Heartbeat, wanted, timeout_s, skip=len(self.hub.received))
 
@@ -88,23 +88,23 @@ def node(hub, tmp_path):
 
 
 def test_a_node_trains_fails_is_relaunched_and_finishes(hub, node):
-    a = node(steps=60)
+    a = node(steps=200)
     assert hub.wait(Hello).attempt == -1
     pids = a.launch()
-    assert hub.ask("a", SelfCheck, seconds=0.1).data["ok"] is True
     os.kill(pids[1], signal.SIGKILL)
     ended = hub.wait(RankExit)
     assert (ended.rank, ended.pid, ended.code, ended.attempt) == (1, pids[1], -signal.SIGKILL, 0)
 
     assert hub.ask("a", Stop, reason="rank 1 died").error == ""
     assert not any(alive(pid) for pid in pids.values())
+    assert hub.ask("a", SelfCheck, seconds=0.1).data["ok"] is True
     assert a.launch(attempt=1).keys() == {0, 1}
     for rank in (0, 1):
         hub.wait(RankExit, lambda m, rank=rank: m.attempt == 1 and m.rank == rank and m.code == 0)
     assert (a.logs / "attempt_1" / "rank_0.out").read_text() == "rank 0 attempt 1\n"
 
     assert hub.ask("a", Leave, reason="job finished").error == ""
-    out, err = a.process.communicate(timeout=20)
+    out, err = a.process.communicate(timeout=60)
     assert a.process.returncode == 0
     assert sorted(line for line in out.splitlines() if "attempt 1" in line) == [
         "[0] rank 0 attempt 1",
@@ -175,7 +175,7 @@ def test_killing_the_agent_leaves_nothing(hub, node):
     assert len(a.left_behind()) >= 5  # agent, zygote, store, two ranks
     a.process.kill()
     a.process.wait()
-    assert until(lambda: not a.left_behind() and not any(alive(pid) for pid in pids.values()), 5)
+    assert until(lambda: not a.left_behind() and not any(alive(pid) for pid in pids.values()))
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
@@ -183,7 +183,7 @@ def test_a_signal_ends_the_node_in_order(hub, node, signum):
     a = node()
     a.launch()
     a.process.send_signal(signum)
-    _, err = a.process.communicate(timeout=20)
+    _, err = a.process.communicate(timeout=60)
     assert a.process.returncode == 128 + signum
     assert err.splitlines()[-1] == f"pulsetrain: ended by {signum.name}"
     assert until(lambda: not a.left_behind())
@@ -191,7 +191,7 @@ def test_a_signal_ends_the_node_in_order(hub, node, signum):
 
 def test_a_wrong_token_is_one_line_and_status_2(hub, node):
     a = node(token="guessed")
-    _, err = a.process.communicate(timeout=30)
+    _, err = a.process.communicate(timeout=60)
     assert a.process.returncode == 2
     assert "refuses the token" in err.splitlines()[-1]
     assert hub.count(Hello) == 0
