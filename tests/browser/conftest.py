@@ -23,7 +23,7 @@ def browser():
     chromium = shutil.which("chromium")
     if chromium is None:
         pytest.fail("no chromium: run deploy/test-services")
-    expect.set_options(timeout=20_000)  # two cores, shared with whatever else runs
+    expect.set_options(timeout=60_000)  # two cores, shared with whatever else runs
     with sync_playwright() as playwright:
         found = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
         yield found
@@ -33,7 +33,7 @@ def browser():
 @pytest.fixture
 def page(browser):
     context = browser.new_context(viewport={"width": 1400, "height": 900})
-    context.set_default_timeout(20_000)
+    context.set_default_timeout(60_000)
     yield context.new_page()
     context.close()
 

@@ -41,7 +41,7 @@ def hub(folder: Path) -> Iterator[dict[str, Any]]:
         yield facts
 
 
-@retry(wait=wait_fixed(0.2), stop=stop_after_delay(40), reraise=True)
+@retry(wait=wait_fixed(0.2), stop=stop_after_delay(120), reraise=True)
 def _facts(path: Path) -> dict[str, Any]:
     return dict(json.loads(path.read_text()))
 

@@ -32,7 +32,7 @@ def run(*args):
         [sys.executable, "-m", "pulsetrain.cli", *args],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=110,
         check=False,
     )
 

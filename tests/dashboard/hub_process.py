@@ -56,10 +56,10 @@ def dashboard(hub: HubAddress) -> Iterator[str]:
 
 @retry(
     wait=wait_fixed(0.2),
-    stop=stop_after_delay(40),
+    stop=stop_after_delay(120),
     reraise=True,
     retry=retry_if_exception_type(httpx.HTTPError),
 )
 def wait_for(url: str) -> None:
     """Return once a dashboard answers at `url`."""
-    httpx.get(f"{url}/_stcore/health", timeout=5.0).raise_for_status()
+    httpx.get(f"{url}/_stcore/health", timeout=20.0).raise_for_status()

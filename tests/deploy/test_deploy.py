@@ -208,7 +208,7 @@ def prolog(tmp_path):
             "PULSETRAIN_CHECK_LIMIT": "1",
             "SLURMD_NODENAME": "node-7",
         }
-        done = subprocess.run([DEPLOY / "slurm/prolog"], env=env, check=False, timeout=20)
+        done = subprocess.run([DEPLOY / "slurm/prolog"], env=env, check=False, timeout=60)
         log = tmp_path / "scontrol.log"
         return done.returncode, log.read_text() if log.exists() else ""
 
@@ -246,8 +246,8 @@ def test_the_epilog_ends_only_what_the_job_left(tmp_path):
     shutil.copy(DEPLOY / "slurm/epilog", epilog)  # no prolog beside it: only the first half runs
     try:
         env = os.environ | {"SLURM_JOB_ID": "77"}
-        subprocess.run([epilog], env=env, check=True, timeout=30)
-        assert mine.wait(timeout=5) == -9
+        subprocess.run([epilog], env=env, check=True, timeout=60)
+        assert mine.wait(timeout=40) == -9
         assert [p.poll() for p in others] == [None, None]
     finally:
         for process in (mine, *others):

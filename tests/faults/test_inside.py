@@ -135,7 +135,7 @@ def test_delayed_sends_last_as_long_as_planned():
 )
 def test_a_process_ends_as_planned(fault, code, text):
     process = start(fault)
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=110)
     assert process.returncode == code
     assert out.split() == ["0", "1", "2"]
     assert text in err
@@ -150,7 +150,7 @@ def test_a_process_stays_as_planned(kind, state):
     try:
         assert process.stdout is not None
         assert [process.stdout.readline() for _ in range(2)] == ["0\n", "1\n"]
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 40
         while outside.state_of(process.pid) != state and time.monotonic() < deadline:
             time.sleep(0.01)
         assert outside.state_of(process.pid) == state
@@ -166,7 +166,7 @@ def test_time_is_lost_in_the_planned_steps():
         Fault(kind="sleep", rank=1, step=1, until=3, seconds=0.1),
         Fault(kind="gc_pause", rank=1, step=4, seconds=0.1),
     )
-    out, _ = process.communicate(timeout=30)
+    out, _ = process.communicate(timeout=110)
     assert out.split() == [str(i) for i in range(6)]
     assert time.perf_counter() - began > 0.4
 
@@ -182,7 +182,7 @@ def test_writing_beyond_the_limit_fails(tmp_path):
     env = os.environ | {"RANK": "0"}
     env[plan.ENVIRONMENT] = plan.dump([Fault(kind="file_limit", rank=0, step=0, size_bytes=100)])
     command = [sys.executable, "-c", code, str(tmp_path / "file")]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=30)
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=110)
     assert "File too large" in done.stderr
     assert (tmp_path / "file").stat().st_size == 100
 
@@ -197,5 +197,5 @@ def test_a_child_is_killed():
         "sys.exit(-child.wait())\n"
     )
     env = os.environ | {"RANK": "0", plan.ENVIRONMENT: plan.dump([Fault(kind="kill_child", rank=0, step=0)])}
-    done = subprocess.run([sys.executable, "-c", code], env=env, check=False, timeout=30)
+    done = subprocess.run([sys.executable, "-c", code], env=env, check=False, timeout=110)
     assert done.returncode == signal.SIGKILL

@@ -15,7 +15,7 @@ from pulsetrain.stream.errors import PulsetrainError
 from pulsetrain.stream.store import open_store
 from tests.recovery.processes import TRAIN, until, with_environment
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 STEPS = 400
 
@@ -45,7 +45,7 @@ class Site:
         self.hub = self.spawn(
             "serve", "--data", str(self.folder / "hub"), "--port", str(port), "--no-dashboard"
         )
-        assert until(lambda: self.ask() is not None, 30), (self.folder / "log").read_text()[-2000:]
+        assert until(lambda: self.ask() is not None, 90), (self.folder / "log").read_text()[-2000:]
 
     def ask(self):
         """The hub's first job, {} where there is none yet, None where the hub does not answer."""
@@ -82,7 +82,7 @@ class Site:
                 process.terminate()
         for process in (*self.nodes, self.hub):
             if process is not None:
-                process.wait(timeout=20)
+                process.wait(timeout=60)
         self.log.close()
 
 
@@ -92,13 +92,13 @@ def site(tmp_path):
     site.start_hub()
     yield site
     site.close()
-    assert until(lambda: not with_environment("SITE_MARK", site.mark), 10)
+    assert until(lambda: not with_environment("SITE_MARK", site.mark))
 
 
 def finished(site):
-    assert [node.wait(timeout=90) for node in site.nodes] == [0, 0]
+    assert [node.wait(timeout=180) for node in site.nodes] == [0, 0]
     expected = Counter({(rank, step): 1 for rank in range(2) for step in range(STEPS)})
-    assert until(lambda: site.stored_steps() == expected, 20), expected - site.stored_steps()
+    assert until(lambda: site.stored_steps() == expected, 60), expected - site.stored_steps()
 
 
 def test_a_hub_killed_and_restarted_loses_no_row_and_restarts_nothing(site):

@@ -77,7 +77,7 @@ class Pipeline:
 
     def kill(self, how=signal.SIGKILL):
         self.process.send_signal(how)
-        self.process.wait(timeout=30)
+        self.process.wait(timeout=100)
 
     def close(self):
         if self.process is not None and self.process.poll() is None:
@@ -102,7 +102,7 @@ class Pipeline:
         finally:
             consumer.close()
 
-    def drain(self, seconds=60):
+    def drain(self, seconds=110):
         """Wait until everything is committed, then end the ingest in order."""
         deadline = time.monotonic() + seconds
         while self.lag() > 0:

@@ -75,7 +75,7 @@ class OverKafka:
     """A broker, and an ingest beside the test that stores what it is sent."""
 
     def __init__(self, broker, store):
-        config = KafkaConfig(servers=broker.servers, prefix=f"c{uuid.uuid4().hex[:8]}.", timeout_s=10)
+        config = KafkaConfig(servers=broker.servers, prefix=f"c{uuid.uuid4().hex[:8]}.", timeout_s=60)
         self.store = store
         self.transport = KafkaTransport(config)
         self.away = KafkaTransport(KafkaConfig(servers="127.0.0.1:9", timeout_s=1))
@@ -87,7 +87,7 @@ class OverKafka:
         self.transport.close()
         self.away.close()
         self._ingest.stop()
-        self._thread.join(timeout=20)
+        self._thread.join(timeout=60)
 
 
 @pytest.fixture(params=["http", "kafka"])
@@ -123,7 +123,7 @@ def entries(job, messages, rows=3):
     ]
 
 
-def stored(path, job, wanted, seconds=50):
+def stored(path, job, wanted, seconds=100):
     """Ranks in the store, in order; waits until there are `wanted`, then a little more."""
     sql = "SELECT rank FROM steps WHERE job = {j:String} ORDER BY start"
     deadline = time.monotonic() + seconds
@@ -175,7 +175,7 @@ def test_a_shipper_empties_its_spool_over_it(path, job, tmp_path):
         spool.append("steps", table("steps", 2, first=2 * i, job=job))
     ship = Shipper(spool, path.transport, config=ShipperConfig(idle_s=0.05))
     ship.start()
-    ship.stop(drain_s=20)
+    ship.stop(drain_s=60)
     assert spool.backlog == 0
     assert spool.dropped == {}
     spool.close()

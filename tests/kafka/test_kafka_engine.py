@@ -68,7 +68,7 @@ def test_chdb_knows_the_engine_and_its_settings_and_has_no_threads_for_it(tmp_pa
         [sys.executable, "-c", CREATE, str(tmp_path / "store"), sql],
         capture_output=True,
         text=True,
-        timeout=40,
+        timeout=110,
         check=True,
     )
     assert words in done.stdout

@@ -57,7 +57,7 @@ def command(*words, env):
         env=env,
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=110,
         check=False,
     )
 
@@ -158,7 +158,7 @@ def test_a_topic_without_permission_keeps_its_rows_spooled_until_it_is_granted(b
     grant(broker, "alice", config)
     shipper = Shipper(spool, transport, config=ShipperConfig(first_backoff_s=0.1, max_backoff_s=0.5))
     shipper.start()
-    assert shipper.flush(20), shipper.shipped.last_error
+    assert shipper.flush(60), shipper.shipped.last_error
     shipper.stop()
     assert spool.dropped == {}
     spool.close()

@@ -14,14 +14,14 @@ pytestmark = [pytest.mark.kafka, pytest.mark.integration]
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 def test_a_broker_restarted_ten_times_costs_no_row(tmp_path, forker):
     broker = Broker(tmp_path / "kafka").start()
     pipeline = Pipeline(broker, tmp_path / "store", forker)
     transport = KafkaTransport(pipeline.config)
     try:
         pipeline.start()
-        assert until(lambda: pipeline.said("partitions_assigned"), 40)
+        assert until(lambda: pipeline.said("partitions_assigned"), 120)
         for restart in range(11):
             waiting = [pipeline.message(f"n{s}/1") for s in range(4) for _ in range(5)]
             if restart:
@@ -36,7 +36,7 @@ def test_a_broker_restarted_ten_times_costs_no_row(tmp_path, forker):
         broker.stop()
 
 
-def _insist(transport, entries, seconds=40):
+def _insist(transport, entries, seconds=120):
     """Send until it is taken, as a shipper does."""
     deadline = time.monotonic() + seconds
     while True:

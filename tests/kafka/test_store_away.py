@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-pytestmark = [pytest.mark.kafka, pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(150)]
+pytestmark = [pytest.mark.kafka, pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(400)]
 
 
 def test_an_ingest_that_stands_still_for_a_minute_loses_and_doubles_nothing(away):

@@ -20,7 +20,7 @@ def entry(data, rows=1):
 
 
 def config(broker, **changes):
-    return KafkaConfig(servers=broker.servers, prefix=f"t{uuid.uuid4().hex[:8]}.", timeout_s=10, **changes)
+    return KafkaConfig(servers=broker.servers, prefix=f"t{uuid.uuid4().hex[:8]}.", timeout_s=60, **changes)
 
 
 def read(config, record, count):
@@ -28,7 +28,7 @@ def read(config, record, count):
         config.topic(record),
         bootstrap_servers=config.servers,
         auto_offset_reset="earliest",
-        consumer_timeout_ms=10_000,
+        consumer_timeout_ms=60_000,
     )
     try:
         return [message for _, message in zip(range(count), consumer, strict=False)]

@@ -26,7 +26,7 @@ dist.destroy_process_group()
 """
 
 
-def until(holds: Callable[[], bool], timeout_s: float = 10.0) -> bool:
+def until(holds: Callable[[], bool], timeout_s: float = 40.0) -> bool:
     """Whether it came true in time."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:

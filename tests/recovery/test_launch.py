@@ -126,7 +126,7 @@ class Run:
             env={**environ, MARK: self.mark, "PULSETRAIN_DATA": str(folder / "data")},
             capture_output=True,
             text=True,
-            timeout=55,
+            timeout=110,
         )
         self.code, self.out, self.err = done.returncode, done.stdout, done.stderr
         assert until(lambda: not with_environment(MARK, self.mark))

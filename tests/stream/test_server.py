@@ -27,7 +27,7 @@ def either(request, chdb_store):
 
 
 def post(hub, record, data, headers=BEARER):
-    return httpx.post(f"{hub}/v1/records/{record}", content=data, headers=headers)
+    return httpx.post(f"{hub}/v1/records/{record}", timeout=60, content=data, headers=headers)
 
 
 def count(store, job):
@@ -109,11 +109,11 @@ def test_without_the_token_nothing_is_stored_or_read(hub):
     data = encode("steps", table("steps", 1), source="n", first_row=0)
     for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic !!!"}):
         assert post(hub, "steps", data, headers).status_code == 401
-        answer = httpx.get(hub, params={"query": "SELECT 1"}, headers=headers)
+        answer = httpx.get(hub, timeout=60, params={"query": "SELECT 1"}, headers=headers)
         assert answer.status_code == 401
         assert answer.headers["X-ClickHouse-Exception-Code"] == "516"
         assert "AUTHENTICATION_FAILED" in answer.text
-    assert httpx.get(f"{hub}/ping").text == "Ok.\n"
+    assert httpx.get(f"{hub}/ping", timeout=60).text == "Ok.\n"
 
 
 def test_a_wrong_token_is_one_clear_line(hub):
@@ -141,13 +141,15 @@ def test_nobody_there_is_unavailable():
 )
 def test_the_token_may_come_in_any_way_that_clickhouse_knows(hub, given):
     params = {"query": "SELECT 41 + 1"} | given.pop("params", {})
-    assert httpx.get(hub, params=params, **given).text == "42\n"
+    assert httpx.get(hub, timeout=60, params=params, **given).text == "42\n"
 
 
 def test_statements_may_come_in_the_url_the_body_or_both(hub):
     def ask(query, body):
         params = {"query": query} if query else {}
-        return httpx.post(hub, params=params | {"param_n": "5"}, content=body, headers=BEARER).text
+        return httpx.post(
+            hub, timeout=60, params=params | {"param_n": "5"}, content=body, headers=BEARER
+        ).text
 
     assert ask("SELECT {n:Int32}", "") == "5\n"
     assert ask("", "SELECT {n:Int32} FORMAT JSONEachRow").startswith('{"')
@@ -215,7 +217,7 @@ def test_large_bound_values_come_as_a_form(hub):
 )
 def test_the_endpoint_only_reads(hub, chdb_store, sql):
     chdb_store.insert("steps", table("steps", 2, job="kept"), token="kept")
-    answer = httpx.post(hub, content=sql, headers=BEARER)
+    answer = httpx.post(hub, timeout=60, content=sql, headers=BEARER)
     assert answer.status_code >= 400
     assert int(answer.headers["X-ClickHouse-Exception-Code"]) > 0
     assert "DB::Exception" in answer.text
@@ -225,14 +227,14 @@ def test_the_endpoint_only_reads(hub, chdb_store, sql):
 
 def test_nothing_is_written_to_files(hub, tmp_path):
     target = tmp_path / "out.tsv"
-    answer = httpx.post(hub, content=f"SELECT 1 INTO OUTFILE '{target}'", headers=BEARER)
+    answer = httpx.post(hub, timeout=60, content=f"SELECT 1 INTO OUTFILE '{target}'", headers=BEARER)
     assert answer.status_code == 403
     assert not target.exists()
 
 
 def test_an_unknown_database_and_a_bad_statement_have_their_codes(hub):
     def code(**request):
-        return httpx.post(hub, headers=BEARER, **request).headers["X-ClickHouse-Exception-Code"]
+        return httpx.post(hub, timeout=60, headers=BEARER, **request).headers["X-ClickHouse-Exception-Code"]
 
     assert code(content="SELECT 1", params={"database": "other"}) == "81"
     assert code(content="SELECT FROM WHERE") == "62"
@@ -277,8 +279,8 @@ def test_prometheus_sees_what_was_stored(hub):
     post(hub, "steps", data)
     post(hub, "steps", data)
     post(hub, "steps", b"garbage")
-    assert httpx.get(f"{hub}/metrics").status_code == 401
-    lines = httpx.get(f"{hub}/metrics", headers=BEARER).text.splitlines()
+    assert httpx.get(f"{hub}/metrics", timeout=60).status_code == 401
+    lines = httpx.get(f"{hub}/metrics", timeout=60, headers=BEARER).text.splitlines()
     values = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
     assert float(values['pulsetrain_ingest_rows_total{record="steps"}']) >= 3
     assert float(values['pulsetrain_ingest_repeated_rows_total{record="steps"}']) >= 3

@@ -142,7 +142,7 @@ def run(folder: Path, plan: dict) -> None:
     )
     for rank, fd in enumerate(fds):
         keeper.attach(rank, fd)
-    wait_until(lambda: keeper._persister.newest, 20)
+    wait_until(lambda: keeper._persister.newest, 60)
     keeper.close()
 
 

@@ -87,12 +87,12 @@ def test_a_checkpoint_that_is_being_sent_is_not_written_over(cluster, monkeypatc
 
     def slow(self, fd, offset, size):
         begun.set()
-        gate.wait(5)
+        gate.wait(40)
         send(self, fd, offset, size)
 
     monkeypatch.setattr(PeerClient, "_sendfile", slow)
     save(c.fds[0], 0, 1, world=2)
-    assert begun.wait(5)
+    assert begun.wait(40)
     for step in range(2, 12):  # more than there are slots
         assert save(c.fds[0], 0, step, world=2)
     gate.set()
@@ -350,7 +350,7 @@ def test_slow_storage_skips_periodic_steps_and_says_so(cluster, tmp_path, monkey
     c = cluster(1, storage=str(tmp_path), persist_every=1)
     storage, gate = c.keepers["n0"]._checkpoints.storage, threading.Event()
     put = storage.put
-    monkeypatch.setattr(storage, "put", lambda path, chunks: (gate.wait(10), put(path, chunks))[1])
+    monkeypatch.setattr(storage, "put", lambda path, chunks: (gate.wait(50), put(path, chunks))[1])
     c.save(1)
     events = []
     wait_until(lambda: c.keepers["n0"]._persister._busy)

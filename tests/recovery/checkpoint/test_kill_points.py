@@ -15,7 +15,7 @@ REPOSITORY = Path(__file__).parents[3]
 
 @pytest.mark.integration
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_a_job_killed_at_seeded_points_ends_as_if_nothing_had_happened():
     run = subprocess.run(
         [
@@ -25,7 +25,7 @@ def test_a_job_killed_at_seeded_points_ends_as_if_nothing_had_happened():
         cwd=REPOSITORY,
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=560,
         check=False,
     )
     found = json.loads(run.stdout.splitlines()[-1]) if run.stdout else {}

@@ -77,7 +77,7 @@ def content(fd: int, rank: int, step: int) -> bytes | None:
     return bytes(arena.view(info)) if info is not None and arena.verify(info) else None
 
 
-def wait_until(condition, timeout_s: float = 10.0):
+def wait_until(condition, timeout_s: float = 50.0):
     """Poll a real process or thread; the value of `condition` once it is true."""
     deadline = time.monotonic() + timeout_s
     while not (value := condition()):
