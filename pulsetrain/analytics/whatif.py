@@ -17,6 +17,7 @@ import numpy as np
 
 from pulsetrain.analytics.whatif_graph import P2P, Wave
 from pulsetrain.analytics.whatif_trace import Bools, Floats, Trace, load, read
+from pulsetrain.stream.errors import UsageError
 
 NOTABLE_SLOWDOWN = 1.1  # arXiv 2505.05713 calls a job straggling from here on
 WORST_SHARE = 0.03  # arXiv 2505.05713, eq. 5: the workers that M_W sets right
@@ -32,9 +33,10 @@ def analyze(table: Any) -> dict[str, Any]:
     """The slow-down S and who causes it, from an Arrow table with one row for each operation.
 
     Columns: dp_rank, stage, step, optype, start_ts and duration (seconds), seq_id, and where known rank, mc
-    and gmc. A step in which a worker lacks operations that the others have is left out and counted; an
-    operation type that the method does not know is ignored and counted. Raises `UsageError` for a table that
-    lacks a column or has no complete step.
+    and gmc. A step in which a worker lacks operations that the others have is left out and counted, and where
+    that leaves no step, the replicas that lack some in nearly all; an operation type that the method does not
+    know, and a row of impossible values, is ignored and counted. Raises `UsageError` for a table that lacks a
+    column, has none of numbers where numbers belong, or no complete step.
 
     Returns S = T / T_ideal; M_W and M_S, the share of the slow-down that goes away when the worst 3 % of the
     workers, or the last stage, are set right (None where there is no slow-down to share); S by worker (global
@@ -51,6 +53,8 @@ def analyze(table: Any) -> dict[str, Any]:
     use = _stack(trace, everything, ~everything, by_stage, by_kind, fix_last)
     means = _sweep(trace, use).mean(axis=1)
     t, t_ideal = float(means[actual - 1]), float(means[ideal - 1])
+    if not t_ideal > 0:
+        raise UsageError("trace: no operation takes any time")
     s_stage = means[rest : rest + len(stages)] / t_ideal
     s_kind = means[rest + len(stages) : rest + len(stages) + len(kinds)] / t_ideal
     s_replica = _by_replica(trace).mean(axis=1) / t_ideal
@@ -58,7 +62,7 @@ def analyze(table: Any) -> dict[str, Any]:
     fixed = float(_sweep(trace, ~_worst(trace, worker)).mean())
     recorded = float(trace.actual_step_s.mean())
     return {
-        "S": t / t_ideal if t_ideal > 0 else None,
+        "S": t / t_ideal,
         "M_W": _share(t, fixed, t_ideal),
         "M_S": _share(t, float(means[-1]), t_ideal),
         "by_worker": _ranked(trace.rank.ravel().tolist(), worker.ravel()),
@@ -70,13 +74,14 @@ def analyze(table: Any) -> dict[str, Any]:
         "ideal_step_s": t_ideal,
         "steps": trace.actual_step_s.size,
         "dropped_steps": trace.dropped_steps,
+        "dropped_replicas": trace.dropped_replicas,
         "ignored_rows": trace.ignored_rows,
     }
 
 
 def sentences(answer: dict[str, Any]) -> list[str]:
     """The answer in a few lines for people, the most likely cause first."""
-    slow, worker, last = answer["S"] or 1.0, answer["M_W"] or 0.0, answer["M_S"] or 0.0
+    slow, worker, last = answer["S"], answer["M_W"] or 0.0, answer["M_S"] or 0.0
     lines = [
         f"The job is {slow:.3f} times slower than without stragglers: "
         f"{answer['step_s']:.3f} s a step, ideal {answer['ideal_step_s']:.3f} s, {answer['steps']} steps."
@@ -91,6 +96,8 @@ def sentences(answer: dict[str, Any]) -> list[str]:
         lines.append(
             "Neither single workers nor the last stage explain it; uneven sequence lengths or pauses may."
         )
+    if answer["dropped_replicas"]:
+        lines.append(f"Left out for lack of operations: {answer['dropped_replicas']} replicas.")
     for name, key in (("worker", "by_worker"), ("stage", "by_stage"), ("operation", "by_op")):
         lines.append(f"  by {name}: {_top(answer[key], 4)}")
     lines.append(f"The replay of the recorded run is off by {answer['discrepancy'] or 0:.2%}.")

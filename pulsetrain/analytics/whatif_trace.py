@@ -15,6 +15,8 @@ from pulsetrain.analytics.whatif_graph import COMMUNICATION, KNOWN, Op, Wave, bu
 from pulsetrain.stream.errors import UsageError
 
 COLUMNS = ("dp_rank", "stage", "rank", "step", "optype", "start_ts", "duration", "seq_id", "mc", "gmc")
+PLACE = ("dp_rank", "stage", "step", "seq_id")
+LEAST_WHOLE = 0.1  # a replica that has every operation in fewer of the steps lacks a worker
 OPTIONAL = {"rank": -1, "mc": -1, "gmc": -1}
 NEGATIVE_TRANSFER_S = (
     0.01  # a transfer that ends this much before its peer began: clocks disagree, it is zero
@@ -37,6 +39,7 @@ class Trace:
     replicas: tuple[int, ...]
     stages: tuple[int, ...]
     dropped_steps: int
+    dropped_replicas: int
     ignored_rows: int
 
 
@@ -61,13 +64,15 @@ def load(table: Any) -> Trace:
     ignored = int((~known).sum())
     rows = {name: column[known] for name, column in rows.items()}
     if rows["step"].size == 0:
-        raise UsageError(f"trace: no operation of a known type; known: {', '.join(KNOWN)}")
+        raise UsageError(f"trace: no sound operation of a known type; known: {', '.join(KNOWN)}")
+    found = np.unique(rows["dp_rank"]).size
+    rows = _without_broken_replicas(rows)
     axes = {name: _codes(rows[name]) for name in ("dp_rank", "stage", "step")}
     (dp, dps), (stage, stages), (step, steps) = axes["dp_rank"], axes["stage"], axes["step"]
     cell = dp * steps.size + step
     model = _model_rows(cell, dps.size, steps.size)
-    width = int(rows["seq_id"].max()) + 1
-    name = (rows["optype"].astype(np.int64) * width + rows["seq_id"]) * stages.size + stage
+    seq, seqs = _codes(rows["seq_id"])
+    name = (rows["optype"].astype(np.int64) * seqs.size + seq) * stages.size + stage
     index = np.full(int(name.max()) + 1, -1, np.int64)
     model = model[np.unique(name[model], return_index=True)[1]]
     index[name[model]] = np.arange(model.size)
@@ -96,6 +101,7 @@ def load(table: Any) -> Trace:
         replicas=tuple(dps.tolist()),
         stages=tuple(stages.tolist()),
         dropped_steps=int((~complete).sum()),
+        dropped_replicas=found - dps.size,
         ignored_rows=ignored + int((~inside).sum()),
     )
 
@@ -113,12 +119,7 @@ def _columns(table: Any) -> dict[str, Any]:
         if name not in table.column_names:
             rows[name] = np.full(table.num_rows, OPTIONAL[name], np.int64)
             continue
-        column = table[name].chunk(0) if table[name].num_chunks == 1 else table[name].combine_chunks()
-        if column.null_count:
-            column = column.fill_null(-1 if pa.types.is_integer(column.type) else float("nan"))
-        rows[name] = np.from_dlpack(
-            column
-        )  # Array.to_numpy imports pandas: 4 s where nothing is compiled yet
+        rows[name] = _numbers(name, table[name])
     kind = table["optype"]
     kind = kind if pa.types.is_dictionary(kind.type) else kind.dictionary_encode()
     kind = kind.chunk(0) if kind.num_chunks == 1 else kind.unify_dictionaries().combine_chunks()
@@ -126,10 +127,42 @@ def _columns(table: Any) -> dict[str, Any]:
     codes = kind.indices.fill_null(len(kinds)) if kind.null_count else kind.indices
     rows["optype"] = np.from_dlpack(codes)
     usable = np.array([*(k in KNOWN for k in kinds), False])
-    finite = np.isfinite(rows["start_ts"]) & np.isfinite(rows["duration"]) & (rows["seq_id"] >= 0)
-    rows["known"] = usable[rows["optype"]] & finite if table.num_rows else np.zeros(0, bool)
+    sound = np.isfinite(rows["start_ts"]) & np.isfinite(rows["duration"]) & (rows["duration"] >= 0)
+    for name in PLACE:
+        sound &= rows[name] >= 0
+    rows["known"] = usable[rows["optype"]] & sound if table.num_rows else np.zeros(0, bool)
     rows["kinds"] = kinds
     return rows
+
+
+def _numbers(name: str, column: Any) -> NDArray[Any]:
+    """One column of numbers; nulls are -1 where it counts, else NaN. Raises `UsageError` for another type."""
+    import pyarrow as pa
+
+    types, kind = pa.types, column.type
+    wanted = pa.float64() if name in ("start_ts", "duration") else pa.int64()
+    if not (types.is_integer(kind) or types.is_floating(kind) or types.is_null(kind)):
+        raise UsageError(f"trace: column {name} is {kind}, allowed: numbers")
+    if types.is_null(kind) or kind == pa.uint64() or (types.is_floating(kind) and wanted == pa.int64()):
+        try:
+            column = column.cast(wanted)
+        except pa.ArrowInvalid as error:
+            raise UsageError(f"trace: column {name} holds what is no whole number: {error}") from error
+    array = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+    if array.null_count:
+        array = array.fill_null(-1 if types.is_integer(array.type) else float("nan"))
+    return np.from_dlpack(array)  # Array.to_numpy imports pandas: 4 s where nothing is compiled yet
+
+
+def _without_broken_replicas(rows: dict[str, Any]) -> dict[str, Any]:
+    """`rows` without replicas that lack operations in most steps, where no step is whole for all of them."""
+    (dp, dps), (step, steps) = _codes(rows["dp_rank"]), _codes(rows["step"])
+    counts = np.bincount(dp * steps.size + step, minlength=dps.size * steps.size)
+    whole = (counts == np.bincount(counts[counts > 0]).argmax()).reshape(dps.size, steps.size)
+    kept = whole.mean(axis=1) >= LEAST_WHOLE
+    if whole.all(axis=0).any() or kept.all() or not kept.any():
+        return rows
+    return {name: column[kept[dp]] for name, column in rows.items()}
 
 
 def _codes(column: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -116,7 +116,7 @@ def failslow(file: Path, as_json: bool) -> None:
     """
     from pulsetrain.analytics import fail_slow, report
 
-    answer = fail_slow.find(fail_slow.read(file))
+    answer = fail_slow.find(fail_slow.read(file), config=fail_slow.single_look())
     if as_json:
         print_json(report.rows(answer))
         return
@@ -230,11 +230,14 @@ def analyze(
 def hang(folder: Path, as_json: bool) -> int:
     """Which ranks hold a hung job up, from PyTorch Flight Recorder dumps alone: one file a rank in DIR.
 
+    Or from NCCL RAS reports: two or more files in DIR that ncclras -f json wrote some seconds apart.
     Exit status 1 where somebody is to blame. Example: pulsetrain hang /tmp/nccl_trace --json
     """
+    from pulsetrain.analytics import ras
     from pulsetrain.analytics.flight_recorder import sentences, verdict
 
-    answer = verdict(folder)
+    reports = ras.reports_in(folder)
+    answer = ras.verdict(reports) if reports else verdict(folder)
     if as_json:
         print_json(answer)
     else:

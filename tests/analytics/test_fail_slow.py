@@ -14,7 +14,7 @@ from pyarrow import csv, parquet
 
 from pulsetrain.analytics import timings
 from pulsetrain.analytics.change_point import changes, rolling_median
-from pulsetrain.analytics.fail_slow import find, read
+from pulsetrain.analytics.fail_slow import find, read, single_look
 from pulsetrain.analytics.slow_windows import in_history, in_peers
 from pulsetrain.analytics.verdict import Finding, Healthy, Inconclusive, findings
 from pulsetrain.stream.errors import UsageError
@@ -44,7 +44,7 @@ def stretches(values):
 @pytest.mark.skipif(not RECORDED.is_dir(), reason=f"no recordings in {DATA}")
 def test_names_the_slow_worker_of_the_recorded_job_in_its_window_and_nobody_else():
     (path,) = RECORDED.glob("*.csv")
-    (verdict,) = find(read(path))
+    (verdict,) = find(read(path), config=single_look())
     assert isinstance(verdict, Finding)
     assert (verdict.subject_type, verdict.subject) == ("rank", "6")
     begin, end = verdict.evidence["share_of_run"]
@@ -241,6 +241,28 @@ def file_of(values, path, names=("worker", "time", "batch_time_norm")):
     )
     (parquet.write_table if path.suffix == ".parquet" else csv.write_csv)(table, path)
     return path
+
+
+def test_a_recording_judged_once_accuses_nobody_for_noise_and_still_names_who_was_slow():
+    config = single_look()
+    noisy = [calm(10, 300, noise=0.1, seed=s) for s in range(12)]
+    assert sum(bool(in_peers(values, config)) for values in noisy) <= 1
+    for values in noisy:
+        values[6, 200:240] *= 1.35
+    named = [{s.row for s in in_peers(values, config)} for values in noisy]
+    assert named.count({6}) >= 11
+
+
+def test_rows_without_a_rank_or_step_are_left_out(tmp_path):
+    values = calm(4, 60)
+    lines = [f"{r},{s},{values[r, s]}" for r in range(4) for s in range(60)]
+    whole, torn = tmp_path / "whole.csv", tmp_path / "torn.csv"
+    whole.write_text("\n".join(["worker,step,duration_s", *lines]))
+    torn.write_text("\n".join(["worker,step,duration_s", ",5,9.0", "1,,9.0", *lines, "2,1e300,9.0"]))
+    assert find(read(torn)) == find(read(whole))
+    torn.write_text("worker,step,duration_s\n,5,9.0\n")
+    (verdict,) = find(read(torn))
+    assert isinstance(verdict, Inconclusive)
 
 
 def test_csv_and_parquet_say_the_same(tmp_path):
