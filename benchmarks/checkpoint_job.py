@@ -1,15 +1,19 @@
 """What a checkpoint at every step costs the example job: interleaved with steps that do not save, in one run.
 
-    python benchmarks/checkpoint_job.py [--steps 240] [--block 4] [--modes interleaved,blocking,naive]
-                                        [--nodes 4] [the example's own flags]
+    python benchmarks/checkpoint_job.py [--steps 240] [--block 4] [--nodes 4] [the example's own flags]
+                                        [--modes default,interleaved,blocking,naive]
 
 Two ranks on each of four local nodes train examples/train_gpt.py's model with agents, replicas in peers'
 memory and persistence every 50 steps. Blocks of `--block` steps save and do not save in turn (ABBA), so that
 whatever else the machine does hits both alike. Each mode is a job of its own with steps without saves
-between: `interleaved` sends replicas in idle network spans (the default), `naive` at once and in one piece,
-and `blocking` holds training until every peer has the replica. Prints one JSON object as its last line: for
-each mode the median ratio of step times over the ABBA cycles with its 95 % bootstrap interval. The same file
-is the training script of the ranks.
+between. `default` is Pulsetrain as it comes: replicas go in idle network spans, and what a data-parallel
+replica on the peer has saved too is not sent. In the other three all of it is sent (`share_equal = false`):
+`interleaved` in idle spans, `naive` at once and in one piece, and `blocking` holds training until every peer
+has the replica. Prints one JSON object as its last line: for each mode (the default's keys have no prefix)
+the median over the ABBA cycles, with its 95 % bootstrap interval, of the ratio of step times and of the ratio
+of processor time of all processes; and the processor seconds that a save adds to a step, in all and of ranks,
+agents and hub. What agents and hub do for a save seconds later (its records) counts to whatever steps run
+then: `--block 20` counts most of it to the saves. The same file is the training script of the ranks.
 """
 
 from __future__ import annotations
@@ -259,6 +263,7 @@ def main() -> None:
     parser.add_argument("--modes", default=",".join(MODES), help="which, with commas between")
     parser.add_argument("--nodes", type=int, default=4, help="local nodes of two ranks each")
     args, extra = parser.parse_known_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # end the job with it
     result: dict[str, Any] = {
         "ranks": args.nodes * RANKS_PER_NODE,
         "cores": os.cpu_count(),
