@@ -49,7 +49,7 @@ class FakeHub:
     def refuse(self, node: str, reason: str) -> None:
         self._agents[node].close(1008, reason)
 
-    def ask(self, node: str, kind: Callable[..., Command], timeout_s: float = 40.0, **fields: Any) -> Reply:
+    def ask(self, node: str, kind: Callable[..., Command], timeout_s: float = 100.0, **fields: Any) -> Reply:
         """Send a command and wait for its one reply."""
         command = kind(id=next(self._ids), **fields)
         self._agents[node].send(encode(command))
@@ -59,7 +59,7 @@ class FakeHub:
         self,
         kind: type[M],
         wanted: Callable[[M], bool] = lambda m: True,
-        timeout_s: float = 40.0,
+        timeout_s: float = 100.0,
         skip: int = 0,
     ) -> M:
         """The first message of a kind that fits, after leaving `skip` messages of any kind out."""

@@ -24,7 +24,7 @@ from pulsetrain.stream.messages import (
 from tests.recovery.fakehub import TOKEN, FakeHub
 from tests.recovery.processes import TRAIN, alive, parent, until, with_environment
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 MARK = "PULSETRAIN_TEST_MARK"
 
 
@@ -57,7 +57,7 @@ class Node:
         self.hub.wait(FirstStep, lambda m: m.attempt == attempt)
         return {rank.rank: rank.pid for rank in self.beat(lambda b: b.attempt == attempt).ranks}
 
-    def beat(self, wanted, timeout_s=40.0):
+    def beat(self, wanted, timeout_s=100.0):
         """The next heartbeat that fits."""
         return self.hub.wait(Heartbeat, wanted, timeout_s, skip=len(self.hub.received))
 
@@ -121,7 +121,7 @@ def test_a_stopped_rank_stays_readable(hub, node):
     stopped, waiting = (next(r for r in beat.ranks if r.rank == rank) for rank in (1, 0))
     assert stopped.state == "stopped"
     assert stopped.last_step >= 0
-    beat = hub.wait(Heartbeat, lambda b: any(r.progress_age_ns > 1_000_000_000 for r in b.ranks))
+    beat = hub.wait(Heartbeat, lambda b: any(r.rank == 0 and r.progress_age_ns > 1e9 for r in b.ranks))
     waiting = next(r for r in beat.ranks if r.rank == 0)
     assert waiting.groups[0].op == "all_reduce"
     read = hub.ask("a", DumpStacks).data
@@ -142,9 +142,8 @@ def test_a_hub_that_goes_away_and_comes_back_changes_nothing_for_the_ranks(hub, 
     hub.up()
     hello = hub.wait(Hello)
     assert (hello.attempt, hello.node_rank, hello.ranks) == (0, 0, (0, 1))
-    after = a.beat(lambda b: True)
+    after = a.beat(lambda b: b.ranks[0].last_step > before + 10)
     assert {rank.rank: rank.pid for rank in after.ranks} == pids
-    assert after.ranks[0].last_step > before + 10
 
 
 def test_a_full_disk_leaves_training_undisturbed(hub, node, tmp_path):
