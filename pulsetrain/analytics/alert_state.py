@@ -25,6 +25,34 @@ ACTIVE: frozenset[State] = frozenset({"pending", "firing", "no_data", "error"})
 _WEIGHT: Mapping[str, int] = {"info": 0, "warning": 1, "critical": 2}
 S = 1_000_000_000
 
+_DETECTORS: Mapping[str, tuple[str, ...]] = {
+    "node_lost": ("crash",),
+    "nan": ("numerics",),
+    "loss_spike": ("numerics",),
+    "grad_norm_jump": ("numerics",),
+    "mfu_decay": ("mfu",),
+    "log_anomaly": ("logs",),
+    "traffic_drop": ("network",),
+    "port_down": ("network",),
+    "congestion": ("network",),
+    "link_errors": ("network", "gpu_health"),
+    "link_flap": ("network", "kernel_log"),
+    "host_fault": ("kernel_log",),
+    "gpu_fault": ("kernel_log", "gpu_health"),
+    "throttle": ("gpu_health",),
+    "gpu_hang": ("gpu_health",),
+    "pcie_degraded": ("gpu_health",),
+}
+
+
+def detectors(kind: str) -> tuple[str, ...]:
+    """The names of the analyzers that can raise findings of a kind.
+
+    >>> detectors("traffic_drop"), detectors("straggler")
+    (('network',), ('straggler',))
+    """
+    return _DETECTORS.get(kind, (kind,))
+
 
 @dataclass(frozen=True, kw_only=True)
 class AlertConfig:
@@ -186,7 +214,7 @@ def detector(verdict: Inconclusive | Failed, job: str, alert: Alert | None, now_
 
 
 def aged(alert: Alert, now_ns: int, config: AlertConfig, *, blind: bool) -> Alert:
-    """The alert after time has passed. `blind`: the detector that raised it cannot see now."""
+    """The alert after time has passed. `blind`: no detector that could have raised it can see now."""
     if not alert.active:
         return alert
     absent = now_ns - alert.last_seen_ns >= config.resolve_after_s * S

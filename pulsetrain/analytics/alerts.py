@@ -44,11 +44,12 @@ class AlertBook:
         self._lock = threading.RLock()
         self._db = sqlite3.connect(path, check_same_thread=False)
         self._db.executescript(f"PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL; {_TABLES}")
-        self._alerts = {i: Alert(**json.loads(b)) for i, b in self._db.execute("SELECT id, body FROM alerts")}
+        self._alerts = {i: Alert(**_of(Alert, b)) for i, b in self._db.execute("SELECT id, body FROM alerts")}
         self._silences = {
-            i: Silence(**json.loads(b)) for i, b in self._db.execute("SELECT id, body FROM silences")
+            i: Silence(**_of(Silence, b)) for i, b in self._db.execute("SELECT id, body FROM silences")
         }
-        self._blind: set[str] = {a.subject for a in self._alerts.values() if a.kind == "no_data" and a.active}
+        known = self._alerts.values()
+        self._blind = {(a.job, a.subject) for a in known if a.kind == "no_data" and a.active}
         self._now_ns = max((a.last_seen_ns for a in self._alerts.values()), default=0)
 
     def close(self) -> None:
@@ -200,22 +201,25 @@ class AlertBook:
         before = self._alerts.get(name)
         after = state.seen(before, finding, now_ns, self.config)
         self._put(after, now_ns)
-        self._sighted(finding.kind, finding.job, now_ns)
+        sighted = state.detectors(finding.kind)
+        if len(sighted) == 1:
+            self._sighted(sighted[0], finding.job, now_ns)
 
     def _lose(self, verdict: Inconclusive | Failed, job: str, now_ns: int) -> None:
         name = state.fingerprint(job, "no_data", "job", verdict.analyzer)
         self._put(state.detector(verdict, job, self._alerts.get(name), now_ns), now_ns)
-        self._blind.add(verdict.analyzer)
+        self._blind.add((job, verdict.analyzer))
 
     def _sighted(self, analyzer: str, job: str, now_ns: int) -> None:
-        self._blind.discard(analyzer)
+        self._blind.discard((job, analyzer))
         alert = self._alerts.get(state.fingerprint(job, "no_data", "job", analyzer))
         if alert is not None and alert.active:
             self._put(state.resolved(alert, now_ns), now_ns)
 
     def _age(self, now_ns: int) -> None:
         for alert in list(self._alerts.values()):
-            self._put(state.aged(alert, now_ns, self.config, blind=alert.kind in self._blind), now_ns)
+            blind = all((alert.job, name) in self._blind for name in state.detectors(alert.kind))
+            self._put(state.aged(alert, now_ns, self.config, blind=blind), now_ns)
             if not alert.active and now_ns - alert.resolved_ns > self.config.history_s * state.S:
                 del self._alerts[alert.id]
                 self._db.execute("DELETE FROM alerts WHERE id = ?", (alert.id,))
@@ -277,6 +281,12 @@ class AlertBook:
 
     def _remember(self, now_ns: int, name: str, change: str, actor: str, note: str) -> None:
         self._db.execute("INSERT INTO history VALUES (?, ?, ?, ?, ?)", (now_ns, name, change, actor, note))
+
+
+def _of(kind: type[Alert | Silence], body: str) -> dict[str, Any]:
+    """The fields of `kind` in a stored body, which a newer version may have written."""
+    known = {field.name for field in dataclasses.fields(kind)}
+    return {name: value for name, value in json.loads(body).items() if name in known}
 
 
 def _row(alert: Alert, muted: str = "") -> dict[str, Any]:

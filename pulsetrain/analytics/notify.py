@@ -74,7 +74,8 @@ def channels(configs: Mapping[str, Mapping[str, Any]]) -> dict[str, Channel]:
 def deliver(book: AlertBook, known: Mapping[str, Channel], now_ns: int) -> int:
     """Let time pass in the book and send what is due. Returns how many notifications were taken.
 
-    A channel that fails is not tried again in the same round, so that a dead server does not hold the rest.
+    A channel that fails is not tried again in the same round, so that a dead server does not hold the rest; a
+    notification that breaks its channel waits as one that was refused does.
     """
     taken = 0
     dead: set[str] = set()
@@ -91,6 +92,10 @@ def deliver(book: AlertBook, known: Mapping[str, Channel], now_ns: int) -> int:
         except Unavailable as error:
             dead.add(notification.channel)
             log.warning("notification_failed", channel=notification.channel, error=str(error))
+            book.failed(notification.id, now_ns)
+            continue
+        except Exception as error:  # noqa: BLE001 - what one channel cannot put into words holds nobody else
+            log.warning("notification_broken", channel=notification.channel, error=repr(error))
             book.failed(notification.id, now_ns)
             continue
         book.delivered(notification.id)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from dataclasses import replace
 from itertools import pairwise
 
@@ -107,6 +108,40 @@ def test_a_blind_detector_is_a_state_and_holds_its_alerts(book):
     assert states(book) == {("fail_slow", "3"): "no_data", ("no_data", "fail_slow"): "no_data"}
     book.observe([Healthy(analyzer="fail_slow")], T0 + 800 * S, job="j")
     assert states(book) == {("fail_slow", "3"): "resolved", ("no_data", "fail_slow"): "resolved"}
+
+
+def test_a_detector_that_is_blind_in_one_job_holds_nothing_of_another(book):
+    book.observe([finding("straggler", job="a"), finding("straggler", job="b")], T0)
+    for t in range(0, 700, 100):
+        book.observe([Inconclusive(analyzer="straggler", reason="x", blind=True)], T0 + t * S, job="a")
+        book.observe([Healthy(analyzer="straggler")], T0 + t * S, job="b")
+    assert {(a["job"], a["kind"], a["state"]) for a in book.list()} == {
+        ("a", "straggler", "no_data"),
+        ("a", "no_data", "no_data"),
+        ("b", "straggler", "resolved"),
+    }
+
+
+def test_an_alert_is_held_by_the_detector_that_raised_it_whatever_its_name(book):
+    book.observe([finding("traffic_drop", "link", "n/mlx5_0/1"), finding("gpu_fault", "gpu", "g")], T0)
+    for t in range(0, 700, 100):
+        blind = [Inconclusive(analyzer=name, reason="x", blind=True) for name in ("network", "gpu_health")]
+        book.observe([*blind, Healthy(analyzer="kernel_log")], T0 + t * S, job="j")
+    assert states(book)["traffic_drop", "n/mlx5_0/1"] == "no_data"
+    assert states(book)["gpu_fault", "g"] == "resolved"  # the kernel's log could still have told
+    book.observe([finding("traffic_drop", "link", "n/mlx5_0/1", at=T0 + 700 * S)], T0 + 700 * S)
+    assert states(book)["no_data", "network"] == "resolved"
+
+
+def test_a_book_that_a_newer_version_wrote_opens(tmp_path):
+    first = AlertBook(tmp_path / "alerts.db")
+    first.observe([finding()], T0)
+    first.close()
+    with sqlite3.connect(tmp_path / "alerts.db") as db:
+        db.execute("UPDATE alerts SET body = json_set(body, '$.of_the_future', 1)")
+    second = AlertBook(tmp_path / "alerts.db")
+    assert states(second) == {("hang", "3"): "firing"}
+    second.close()
 
 
 def test_a_broken_detector_is_an_error_and_abstaining_is_not(book):

@@ -140,6 +140,22 @@ def test_one_dead_channel_does_not_hold_the_others(tmp_path):
     assert alerts.undelivered == 3
 
 
+def test_a_notification_that_breaks_its_channel_holds_nobody_else_and_waits(tmp_path):
+    class Broken:
+        tried = 0
+
+        def send(self, notification):
+            Broken.tried += 1
+            raise UnicodeEncodeError("utf-8", "\ud800", 0, 1, "surrogates not allowed")
+
+    alive = Fake()
+    alerts = book(tmp_path, "broken", "alive")
+    alerts.observe([finding()], T0)
+    for second in range(2, 6):
+        deliver(alerts, {"broken": Broken(), "alive": alive}, T0 + second * S)
+    assert (len(alive.taken), Broken.tried, alerts.undelivered) == (1, 1, 1)
+
+
 def test_a_hub_that_dies_after_the_book_was_written_still_sends(tmp_path):
     first = book(tmp_path, "c")
     first.observe([finding()], T0)
