@@ -226,8 +226,8 @@ def nics(count=6, seconds=120, seed=0):
     return fleet
 
 
-def nic_table(fleet):
-    table = fleet.table()
+def nic_table(fleet, order=None):
+    table = fleet.table(order) if order else fleet.table()
     keep = [not n.startswith("rdma_") for n in table["name"].to_pylist()]
     return table.filter(pa.array(keep))
 
@@ -259,3 +259,54 @@ def test_a_pause_storm_stands_out_against_the_fleet():
     fleet = nics()
     fleet.extra[5]["nic_receive_pause_total"] *= 60
     assert nic_said(fleet) == {("congestion", "n5/eth0", "warning")}
+
+
+def nic_trouble(seed=0):
+    fleet = nics(seed=seed)
+    fleet.extra[1]["nic_link_downed_total"] = 9.0 + np.arange(120) // 30
+    fleet.extra[3]["nic_physical_symbol_errors_total"] = 5.0 * np.arange(120)
+    return fleet
+
+
+@pytest.mark.parametrize("order", [random.Random(i) for i in range(3)], ids=range(3))
+def test_the_order_and_copies_of_rows_of_interfaces_change_nothing(order):
+    straight = find(nic_table(nic_trouble()), now_ns=T0, job="j")
+    mixed = nic_table(nic_trouble(), order)
+    assert len(straight) == 2
+    assert find(mixed, now_ns=T0, job="j") == straight
+    assert find(pa.concat_tables([mixed, mixed]), now_ns=T0, job="j") == straight
+
+
+@pytest.mark.parametrize("names", [("other", "ens3f0np0"), ("zz-9", "bond0"), ("", "eth0")])
+def test_renaming_interfaces_renames_the_answer(names):
+    fleet = nic_trouble()
+    fleet.names[1] = names
+    subject = "/".join(n for n in names if n)
+    assert nic_said(fleet) == {("link_flap", subject, "warning"), ("link_errors", "n3/eth0", "warning")}
+
+
+def test_an_interface_that_errs_more_is_never_judged_milder():
+    def judged(per_second):
+        fleet = nics()
+        fleet.extra[3]["nic_physical_symbol_errors_total"] = per_second * np.arange(120)
+        (found,) = findings(find(nic_table(fleet), now_ns=T0, job="j"))
+        return ({"info": 0, "warning": 1, "critical": 2}[found.severity], found.confidence)
+
+    rated = [judged(n) for n in (1.0, 5.0, 50.0, 5000.0)]
+    assert rated == sorted(rated)
+
+
+def test_one_interface_gaps_and_nonsense_are_a_verdict():
+    alone = nics(count=1)
+    assert nic_said(alone) == set()
+    fleet = nic_trouble()
+    fleet.extra[1]["nic_link_downed_total"][::3] = np.nan
+    fleet.extra[2]["nic_receive_bytes"][:] = np.inf
+    fleet.extra[4]["nic_receive_pause_total"][:] = np.nan
+    assert {(kind, subject) for kind, subject, _ in nic_said(fleet)} == {
+        ("link_flap", "n1/eth0"),
+        ("link_errors", "n3/eth0"),
+    }
+    (verdict,) = find(nic_table(fleet).slice(0, 0), now_ns=T0)
+    assert isinstance(verdict, Inconclusive)
+    assert verdict.blind
