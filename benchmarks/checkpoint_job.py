@@ -193,9 +193,17 @@ def profiles(url: str, token: str) -> list[dict[str, Any]]:
     return [json.loads(row["detail"]) for row in rows]
 
 
-def launch(folder: Path, mode: str, job: argparse.Namespace, extra: list[str]) -> tuple[list[Step], Any]:
-    """Hub and four agents on loopback; ends when the job does. Step times, and what each node learnt of its
-    idle spans."""
+def launch(
+    folder: Path,
+    mode: str,
+    job: argparse.Namespace,
+    extra: list[str],
+    *,
+    script: str = __file__,
+    ranks_per_node: int = RANKS_PER_NODE,
+) -> tuple[list[Step], Any]:
+    """Hub and agents on loopback; ends when the job does. Step times, and what each node learnt of its idle
+    spans."""
     program = str(Path(sys.executable).with_name("pulsetrain"))
     env = {
         **os.environ,
@@ -226,20 +234,20 @@ def launch(folder: Path, mode: str, job: argparse.Namespace, extra: list[str]) -
                 "--nnodes",
                 str(job.nodes),
                 "--nproc-per-node",
-                str(RANKS_PER_NODE),
+                str(ranks_per_node),
             ]
             flags += ["--job", "bench", "--node", f"n{i}", "--address", f"127.0.0.{i + 2}"]
             flags += ["--data", str(folder / f"n{i}"), "--checkpoints", str(folder / "store")]
-            script = [
-                __file__,
+            program_of_rank = [
+                script,
                 mode,
                 str(job.block),
                 str(os.getpid()),
                 str(hub.pid),
                 str(folder / "times.json"),
             ]
-            script += ["--steps", str(job.steps), *extra]
-            command = [program, "run", *flags, *script]
+            program_of_rank += ["--steps", str(job.steps), *extra]
+            command = [program, "run", *flags, *program_of_rank]
             token = {"PULSETRAIN_TOKEN": address["token"]}
             agents.append(subprocess.Popen(command, env=env | token, stdout=log, stderr=log))
         for agent in agents:

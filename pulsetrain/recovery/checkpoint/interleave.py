@@ -31,6 +31,8 @@ from pulsetrain.recovery.checkpoint.schedule import (
 WARM_STEPS = 3  # the first steps of an attempt allocate, connect and compile
 LEAST_GAP_RATIO = 0.02  # gaps shorter than this share of a step are no place for a chunk
 LEAST_CHUNK = 64 << 10
+SLOWER, FASTER = 0.5, 0.05  # weight of a new rate: nodes whose spans coincide share what there is
+UNTIMED_BYTES_PER_S = 1e9  # of a network that nothing was sent over yet
 NAP_S = 0.004
 SHORT_NAP_S = 0.0002
 PATIENCE_S = 0.02  # without a profile: how long a chunk waits for a moment without a collective
@@ -140,7 +142,7 @@ class Interleaver:
         self._safety = safety
         self._paces: tuple[Pace, ...] = ()
         self._profile: IdleProfile | None = None
-        self._rate = 1e9  # bytes a second, until transfers have been timed
+        self._rate: float | None = None  # bytes a second; None until a transfer has been timed
         self._used: dict[int, float] = {}  # seconds of each idle span of this step that are taken
         self._step_ns = 0
 
@@ -155,12 +157,15 @@ class Interleaver:
     def timed(self, size: int, seconds: float) -> None:
         """A chunk of `size` bytes took so long to arrive."""
         if size >= LEAST_CHUNK and seconds > 0:
-            self._rate += 0.2 * (size / seconds - self._rate)
+            rate = size / seconds
+            known = rate if self._rate is None else self._rate
+            self._rate = known + (SLOWER if rate < known else FASTER) * (rate - known)
 
     @property
     def network(self) -> Network:
         """What a transfer costs, as measured so far."""
-        return Network(alpha_s=5e-5, beta_bytes_per_s=max(1.0, self._rate), safety=self._safety)
+        rate = UNTIMED_BYTES_PER_S if self._rate is None else max(1.0, self._rate)
+        return Network(alpha_s=5e-5, beta_bytes_per_s=rate, safety=self._safety)
 
     def plan(self, profile: IdleProfile, size: int, replicas: int) -> Plan:
         """The schedule for a state of `size` bytes, as of now."""

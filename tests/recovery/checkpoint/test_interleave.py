@@ -114,6 +114,18 @@ def test_without_a_profile_a_chunk_waits_a_little_for_a_quiet_moment():
     assert always.now_ns - begun < 2 * PATIENCE_S * 1e9
 
 
+def test_the_first_transfer_says_what_the_network_gives_and_slower_ones_weigh_more_than_faster():
+    pacer = Interleaver(chunk_bytes=1 << 20)
+    pacer.timed(1 << 20, 0.01)
+    first = pacer.network.beta_bytes_per_s
+    assert first == pytest.approx((1 << 20) / 0.01)
+    pacer.timed(1 << 20, 0.04)  # its peers send too
+    shared = pacer.network.beta_bytes_per_s
+    assert shared < 0.7 * first
+    pacer.timed(1 << 20, 0.01)
+    assert shared < pacer.network.beta_bytes_per_s < 0.7 * first
+
+
 def test_an_unsteady_profile_is_not_used():
     training = Training()
     pacer = interleaver(training)

@@ -93,6 +93,14 @@ def test_an_irregular_job_is_not_steady():
     assert not profile.steady
 
 
+def test_one_iteration_with_a_hiccup_leaves_a_job_steady():
+    ms = 1_000_000
+    iterations = [[(0, ms), (g * ms, (g + 1) * ms)] for g in (50, 51, 49, 50, 180, 50, 51)]
+    profile = profile_idle(iterations)
+    assert profile.steady
+    assert profile.spans_s == pytest.approx((0.049,))
+
+
 def test_the_papers_example_of_wasted_time():
     assert wasted_s(42, 42, 42) == 105
     assert shortest_interval_s(42, 1) == 42
