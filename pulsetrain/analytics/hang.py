@@ -173,6 +173,7 @@ def _presume(known: Mapping[int, Witness], edges: dict[Node, Set[Node]]) -> None
     unheard = {r for r, w in known.items() if not w.heard and w.state not in _FROZEN}
     if not unheard:
         return
+    _narrow(unheard, edges)
     before: dict[int, set[int]] = {}
     for rank, witness in known.items():
         for rank_needed in _needed_first(witness, edges) & unheard:
@@ -184,6 +185,16 @@ def _presume(known: Mapping[int, Witness], edges: dict[Node, Set[Node]]) -> None
         for rank in unheard.intersection(members):
             if not before.get(rank, set()).intersection(members):
                 edges[rank] = {*edges[rank], node}
+
+
+def _narrow(unheard: Set[int], edges: dict[Node, Set[Node]]) -> None:
+    """Where several ranks that were not heard hold an operation up, and some of them hold another up alone,
+    those are reason enough."""
+    held = {n: outs for n, outs in edges.items() if not isinstance(n, int) and n[-1] and outs <= unheard}
+    alone = {rank for outs in held.values() if len(outs) == 1 for rank in outs}
+    for node, outs in held.items():
+        if outs & alone:
+            edges[node] = outs & alone
 
 
 def _needed_first(witness: Witness, edges: Mapping[Node, Set[Node]]) -> set[int]:

@@ -236,6 +236,23 @@ def test_a_rank_whose_dump_is_missing_is_not_blamed_beside_one_that_is_told_at_f
     assert found["notes"] == [f"no dump of ranks {gone}"]
 
 
+def test_of_two_missing_dumps_the_one_that_explains_everything_is_blamed(tmp_path):
+    groups = {"a": (0, 1), "b": (2, 3), "c": (0, 2), "d": (1, 3)}  # pairs by row and by column
+    for rank in (0, 2):
+        own = {n: {"desc": n, "ranks": str(list(m))} for n, m in groups.items() if rank in m}
+        name = "a" if rank == 0 else "b"
+        entry = _gloo(5, group=(name, name))["entries"][-1]
+        content = {"pg_config": own, "pg_status": {}, "entries": [entry], "rank": rank}
+        (tmp_path / f"_dump_{rank}").write_bytes(pickle.dumps(content))
+    assert verdict(tmp_path)["culprits"] == [1, 3]  # each alone holds a pair up
+    wide = {"w": {"desc": "w", "ranks": "[0, 1, 2, 3]"}, "b": {"desc": "b", "ranks": "[2, 3]"}}
+    for rank, name in ((0, "w"), (2, "b")):
+        entry = _gloo(5, group=(name, name))["entries"][-1]
+        content = {"pg_config": wide, "pg_status": {}, "entries": [entry], "rank": rank}
+        (tmp_path / f"_dump_{rank}").write_bytes(pickle.dumps(content))
+    assert verdict(tmp_path)["culprits"] == [3]
+
+
 @recorded
 def test_recorded_cases_are_told_without_the_dumps_of_some_victims(tmp_path):
     rng = random.Random(7)
