@@ -28,7 +28,7 @@ MOST_PARTS = 4096  # an answer that names more is not worth its length
 _BLOCKS = 64
 _BLOCK = (4 << 10, 1 << 20)  # least and most bytes of a block
 _PATIENCE_S = 0.25  # a rank that is to have the same soon is waited for so long
-_NAP_S = 0.005
+_NAP_S = (0.005, 0.04)  # at first, and at last: each look costs a wake-up
 
 Span = tuple[int, int]  # offset and bytes
 T = TypeVar("T")
@@ -139,7 +139,7 @@ class Twins:
 
     def _saved(self, snapshot: Snapshot) -> Iterator[tuple[int, ArenaReader, SlotInfo]]:
         """The ranks here with a checkpoint of that step and size, once those that are expected have it."""
-        deadline = self._clock() + _PATIENCE_S
+        deadline, (nap_s, longest_s) = self._clock() + _PATIENCE_S, _NAP_S
         while True:
             with self._lock:
                 arenas = list(self._arenas.items())
@@ -148,7 +148,8 @@ class Twins:
             coming = [rank for rank in coming if self._alike.get((snapshot.rank, rank), True)]
             if not coming or self._clock() >= deadline:
                 break
-            self._sleep(_NAP_S)
+            self._sleep(nap_s)
+            nap_s = min(2 * nap_s, longest_s)
         for rank in coming:
             self._judge(snapshot.rank, rank, alike=False)  # do not wait again before it was there in time
         for rank, arena, infos in saves:
