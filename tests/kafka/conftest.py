@@ -29,8 +29,8 @@ class Broker:
     On `port` everybody may do everything; on `sasl_port` users log in, and may do what they are granted.
     """
 
-    def __init__(self, folder):
-        self.folder = folder
+    def __init__(self, folder, *, gone_after_ms=15_000):
+        self.folder, self.gone_after_ms = folder, gone_after_ms
         self.port, self.controller, self.sasl_port = free_port(), free_port(), free_port()
         self.process = None
 
@@ -88,7 +88,7 @@ class Broker:
                 f"listener.name.sasl_plaintext.plain.sasl.jaas.config={plain} {users};",
                 "authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer",
                 "super.users=User:ANONYMOUS",
-                "broker.session.timeout.ms=2000",  # so soon is a killed broker's place free again
+                f"broker.session.timeout.ms={self.gone_after_ms}",  # then its place is free again
                 "broker.heartbeat.interval.ms=500",
             ]
         )

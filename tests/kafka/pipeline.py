@@ -12,6 +12,7 @@ import uuid
 from collections import Counter
 
 from kafka import KafkaConsumer, TopicPartition
+from kafka.errors import KafkaError
 
 from pulsetrain.stream.batch import encode
 from pulsetrain.stream.kafka import KafkaConfig
@@ -102,10 +103,17 @@ class Pipeline:
         finally:
             consumer.close()
 
+    def _behind(self):
+        """Whether something is not committed yet; a broker that was held up is asked again."""
+        try:
+            return self.lag() > 0
+        except KafkaError:
+            return True
+
     def drain(self, seconds=110):
         """Wait until everything is committed, then end the ingest in order."""
         deadline = time.monotonic() + seconds
-        while self.lag() > 0:
+        while self._behind():
             assert self.process.poll() is None, self.log_file.read_text()[-2000:]
             assert time.monotonic() < deadline, self.log_file.read_text()[-2000:]
             time.sleep(0.3)

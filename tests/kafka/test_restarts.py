@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.kafka, pytest.mark.integration]
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_broker_restarted_ten_times_costs_no_row(tmp_path, forker):
-    broker = Broker(tmp_path / "kafka").start()
+    broker = Broker(tmp_path / "kafka", gone_after_ms=2_000).start()
     pipeline = Pipeline(broker, tmp_path / "store", forker)
     transport = KafkaTransport(pipeline.config)
     try:
