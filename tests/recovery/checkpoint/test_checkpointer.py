@@ -282,6 +282,7 @@ def test_the_hook_does_not_keep_a_checkpointer_alive():
 
 
 @pytest.mark.integration
+@pytest.mark.timeout(400)  # a minute alone, several beside other work
 def test_a_rank_killed_at_any_moment_costs_at_most_the_step_in_flight(fd):
     """100 real processes, each killed at a random moment of training that saves every step."""
     reference: dict[int, str] = {}
