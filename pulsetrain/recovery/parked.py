@@ -43,15 +43,23 @@ def main() -> None:
     try:
         seconds = preload(options["preload"], options["path"])
     except Exception as error:  # noqa: BLE001 - whatever a user's module raises is reported, not swallowed
-        wire.send(sock, {"op": "unfit", "error": f"{type(error).__name__}: {error}"})
+        _report(sock, {"op": "unfit", "error": f"{type(error).__name__}: {error}"})
         os._exit(1)
     threads = len(os.listdir("/proc/self/task"))
-    wire.send(sock, {"op": "ready", "seconds": seconds, "threads": threads})
+    _report(sock, {"op": "ready", "seconds": seconds, "threads": threads})
     born = Nursery(sock).serve()
     if born is not None:
         wire.readable_by(parent)  # its stacks are read by a process that the agent starts
         child.live(*born)
     os._exit(0)  # nothing to tear down, and native libraries complain when it is tried
+
+
+def _report(sock: socket.socket, message: dict[str, Any]) -> None:
+    """Tell the agent. Ends this process where the agent left while it imported: nobody is there to fail for."""
+    try:
+        wire.send(sock, message)
+    except OSError:
+        os._exit(0)
 
 
 def preload(modules: Sequence[str], path: Sequence[str]) -> float:

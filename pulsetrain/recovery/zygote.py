@@ -25,7 +25,7 @@ Mode = Literal["script", "module", "exec"]
 OnExit = Callable[[int], None]
 
 # Not the package's own start-up path: the folder a user stands in may hold a json.py of his.
-_BOOT = "import sys; del sys.path[0]; from pulsetrain.recovery.parked import main; main()"
+BOOT = "import sys; del sys.path[0]; from pulsetrain.recovery.parked import main; main()"
 _SECRETS = ("PULSETRAIN_TOKEN",)
 
 
@@ -56,7 +56,7 @@ class Zygote:
         ours, theirs = wire.pair()
         options = {"preload": list(preload), "path": [str(p) for p in path]}
         process = subprocess.Popen(
-            [sys.executable, "-c", _BOOT, str(theirs.fileno()), str(os.getpid()), json.dumps(options)],
+            [sys.executable, "-c", BOOT, str(theirs.fileno()), str(os.getpid()), json.dumps(options)],
             pass_fds=(theirs.fileno(),),
             stdin=subprocess.DEVNULL,
             env={k: v for k, v in env.items() if k not in _SECRETS},

@@ -1,5 +1,6 @@
 """The zygote and what it forks, with real torch in real processes."""
 
+import json
 import os
 import queue
 import signal
@@ -11,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from pulsetrain.recovery.zygote import Zygote
+from pulsetrain.recovery import wire
+from pulsetrain.recovery.zygote import BOOT, Zygote
 from pulsetrain.stream.errors import PulsetrainError, Unavailable, UsageError
 from tests.recovery.processes import alive, until
 
@@ -221,6 +223,20 @@ def test_a_module_that_cannot_be_preloaded_is_named(tmp_path):
             zygote.wait_ready(60)
     finally:
         zygote.close()
+
+
+@pytest.mark.parametrize("text", ["", "raise RuntimeError('no licence')"])
+def test_an_agent_that_leaves_during_the_imports_leaves_no_complaint(tmp_path, text):
+    (tmp_path / "mine.py").write_text(text)
+    ours, theirs = wire.pair()
+    ours.close()
+    options = json.dumps({"preload": ["mine"], "path": [str(tmp_path)]})
+    parked = [sys.executable, "-c", BOOT, str(theirs.fileno()), str(os.getpid()), options]
+    with theirs:
+        done = subprocess.run(
+            parked, pass_fds=(theirs.fileno(),), capture_output=True, text=True, timeout=100
+        )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 def test_killing_the_owner_kills_the_zygote_and_its_ranks(tmp_path):
