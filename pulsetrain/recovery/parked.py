@@ -55,7 +55,7 @@ def main() -> None:
 
 
 def _report(sock: socket.socket, message: dict[str, Any]) -> None:
-    """Tell the agent. Ends this process where the agent left while it imported: nobody is there to fail for."""
+    """Tell the agent. Ends this process where the agent left while it imported: nobody is there to hear."""
     try:
         wire.send(sock, message)
     except OSError:
