@@ -1,8 +1,9 @@
 """The node agent: supervises ranks, obeys the hub, and says each second how the node is.
 
-The main thread only watches: a rank's end, a new checkpoint or a first step is reported at once, whatever
-disk, hub or output do. Draining rings to the spool, echoing output, talking to the hub and obeying its
-commands have threads of their own.
+The main thread only watches: a rank's end or a first step is reported at once, whatever disk, hub or output
+do. What the node could restore goes with each heartbeat; one precedes each reply to the hub, so that what it
+decides then rests on the present. Draining rings to the spool, echoing output, talking to the hub and obeying
+its commands have threads of their own.
 """
 
 from __future__ import annotations
@@ -50,13 +51,13 @@ class AgentConfig:
     """Configuration of an agent: table ``[agent]``, environment ``PULSETRAIN_AGENT_*``."""
 
     watch_s: float = 0.2
-    """How often to look for new checkpoints and first steps. A rank's end is noticed without looking."""
+    """How often to look for first steps. A rank's end is noticed without looking."""
     drain_s: float = 0.5
     """How often rings are drained to the spool."""
     echo_s: float = 0.2
     """How often what ranks print is echoed."""
     heartbeat_s: float = 1.0
-    """How often to report to the hub when nothing has changed, and to sample the host."""
+    """How often to report to the hub, and to sample the host."""
     ring_slots: int = 65536
     """Records that a rank may write between two drains; more are dropped and counted."""
     spool_bytes: int = 1 << 30
@@ -127,7 +128,6 @@ class Agent:
         self._exits: list[RankExit] = []
         self._last_exits: list[RankExit] = []
         self._warmup: Warmup | None = None
-        self._held: tuple[Held, ...] = ()
         self._seq = itertools.count()
         self._meter = CpuMeter()
         self._beat_lock = threading.Lock()
@@ -147,7 +147,8 @@ class Agent:
             if outcome is not None:
                 return outcome
             now_s = time.monotonic()
-            if now_s >= next_beat_s or self._something_new():
+            self._look_for_first_step()
+            if now_s >= next_beat_s:
                 self.beat()
                 next_beat_s = now_s + self._config.heartbeat_s
             self._look_after_zygote()
@@ -221,19 +222,16 @@ class Agent:
         self.beat()
         self._link.report(report)
 
-    def _something_new(self) -> bool:
-        """Whether a checkpoint is new; on the way, report the first step of the attempt."""
+    def _look_for_first_step(self) -> None:
         warmup = self._warmup  # a stop on another thread may take it away meanwhile
-        if warmup is not None and not warmup.reported:
-            now_ns = time.time_ns()
-            statuses = {r.rank: r.status(now_ns) for r in self.ranks.all if r.attempt == warmup.attempt}
-            first = warmup.observe(statuses, now_ns)
-            if first is not None:
-                warmup.reported = True
-                self._link.report(first)
-        held, before = self._keeper.held(), self._held
-        self._held = held
-        return held != before
+        if warmup is None or warmup.reported:
+            return
+        now_ns = time.time_ns()
+        statuses = {r.rank: r.status(now_ns) for r in self.ranks.all if r.attempt == warmup.attempt}
+        first = warmup.observe(statuses, now_ns)
+        if first is not None:
+            warmup.reported = True
+            self._link.report(first)
 
     def _look_after_zygote(self) -> None:
         """A zygote that died (its ranks have died with it, and were reported) is replaced."""
@@ -263,7 +261,6 @@ class Agent:
         """Send a heartbeat with the state as of now."""
         with self._beat_lock:
             now_ns = time.time_ns()
-            self._held = self._keeper.held()
             heartbeat = Heartbeat(
                 node=self.identity.node,
                 seq=next(self._seq),
@@ -271,7 +268,7 @@ class Agent:
                 job=self.identity.job,
                 attempt=self.ranks.attempt,
                 ranks=tuple(rank.status(now_ns) for rank in self.ranks.all),
-                held=self._held,
+                held=self._keeper.held(),
                 gauges={**self._watcher.gauges(), "agent_cpu_ratio": self._meter.ratio()},
             )
         self._link.beat(heartbeat)
