@@ -23,11 +23,11 @@ _LENGTH = struct.Struct("!I")
 VERSION = 1
 
 
-def send_frame(sock: socket.socket, header: dict[str, Any]) -> None:
-    """Send one header. Raises `Unavailable`."""
+def send_frame(sock: socket.socket, header: dict[str, Any], *bodies: bytes | memoryview) -> None:
+    """Send one header, and short bodies that follow it at once. Raises `Unavailable`."""
     data = json.dumps(header, separators=(",", ":")).encode()
     try:
-        sock.sendall(_LENGTH.pack(len(data)) + data)
+        sock.sendall(b"".join((_LENGTH.pack(len(data)), data, *bodies)))
     except OSError as error:
         raise Unavailable(f"peer went away while sending: {error}") from error
 
@@ -64,9 +64,9 @@ def receive_into(sock: socket.socket, target: memoryview) -> int:
     return value - (1 << 64) if value >> 63 else value
 
 
-def challenge(sock: socket.socket, token: str, job: str, *, offers: bool = False) -> str:
-    """The server's half of the handshake; the client's node name. `offers`: it says what it lacks when
-    asked. Raises `AuthError` for a wrong token or job."""
+def challenge(sock: socket.socket, token: str, job: str, *, offers: int = 0) -> str:
+    """The server's half of the handshake; the client's node name. `offers`: the form in which it takes them,
+    0: in none. Raises `AuthError` for a wrong token or job."""
     nonce = secrets.token_hex(16)
     send_frame(sock, {"version": VERSION, "nonce": nonce, "offers": offers})
     hello = receive_frame(sock)
@@ -78,9 +78,9 @@ def challenge(sock: socket.socket, token: str, job: str, *, offers: bool = False
     return str(hello.get("node"))
 
 
-def introduce(sock: socket.socket, token: str, job: str, node: str) -> bool:
-    """The client's half; whether the server takes offers. Raises `AuthError` where either side does not have
-    the token."""
+def introduce(sock: socket.socket, token: str, job: str, node: str) -> int:
+    """The client's half; the form in which the server takes offers, 0: in none. Raises `AuthError` where
+    either side does not have the token."""
     greeting = receive_frame(sock)
     if greeting.get("version") != VERSION:
         raise CorruptData(f"peer speaks version {greeting.get('version')}; this is {VERSION}")
@@ -90,7 +90,8 @@ def introduce(sock: socket.socket, token: str, job: str, node: str) -> bool:
     answer = receive_frame(sock)
     if not hmac.compare_digest(_proof(token, "server", nonce, job), str(answer.get("proof"))):
         raise AuthError(f"peer refused: {answer.get('error', 'it does not have the token')}")
-    return bool(greeting.get("offers"))
+    offers = greeting.get("offers")
+    return offers if isinstance(offers, int) else 0
 
 
 def _proof(token: str, side: str, nonce: str, job: str) -> str:

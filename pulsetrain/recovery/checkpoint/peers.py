@@ -37,6 +37,8 @@ Pace = Callable[[int], Iterable[int]]
 
 _SOCKET_BUFFER = 4 << 20
 _NO_BYTES = bytes(4)
+OFFERS = 2  # the form of offers: digests, then what goes along
+_ALONG = 128 << 10  # what was lacking last time goes along with an offer where it is no more than this
 _FLUSH_POLL_S = (0.0002, 0.003)  # at first, and at last: each look costs a wake-up
 
 
@@ -94,7 +96,7 @@ class PeerServer:
     def _serve(self, sock: socket.socket) -> None:
         """One peer until it goes away; a peer that breaks the rules is cut off."""
         try:
-            challenge(sock, self._token, self._job, offers=self._twins is not None)
+            challenge(sock, self._token, self._job, offers=OFFERS if self._twins else 0)
             while True:
                 request = receive_frame(sock)
                 self._requests.get(str(request.get("op")), self._get)(sock, request)
@@ -111,12 +113,17 @@ class PeerServer:
     def _offer(self, sock: socket.socket, request: dict[str, Any]) -> None:
         """A checkpoint of which ranks here may have much themselves; the peer sends what they lack."""
         snapshot = Snapshot.parse(request)
-        self._take(sock, snapshot, lambda target: self._fill(sock, snapshot, target))
+        along = _spans(request.get("along"), snapshot.total_bytes)
+        self._take(sock, snapshot, lambda target: self._fill(sock, snapshot, along, target))
 
-    def _fill(self, sock: socket.socket, snapshot: Snapshot, target: memoryview) -> int:
+    def _fill(self, sock: socket.socket, snapshot: Snapshot, along: list[Span], target: memoryview) -> int:
         assert self._twins is not None, "nobody offers without"
         offered = receive_bytes(sock, DIGEST_BYTES * len(blocks(snapshot)))
-        lacking = self._twins.fill(snapshot, offered, target)
+        for at, size in along:
+            receive_into(sock, target[at : at + size])
+        lacking = self._twins.fill(snapshot, offered, target, known=along)
+        if not lacking:
+            return digest(target)
         send_frame(sock, {"lacking": lacking})
         checksums = [receive_into(sock, target[at : at + size]) for at, size in lacking]
         return checksums[0] if lacking == [(0, len(target))] else digest(target)
@@ -175,9 +182,10 @@ class PeerClient:
         except OSError as error:
             raise Unavailable(f"peer {address}:{port}: {error}") from error
         self._timeout_s = timeout_s
+        self._lacked: dict[int, tuple[int, list[Span]]] = {}  # rank -> bytes of its state, what goes along
         _tune(self._sock, timeout_s=timeout_s)
         try:
-            self.takes_offers = introduce(self._sock, token, job, node)
+            self.takes_offers = introduce(self._sock, token, job, node) == OFFERS
         except PulsetrainError:
             self._sock.close()
             raise
@@ -194,11 +202,24 @@ class PeerClient:
         digests of its blocks `offered` only what the peer lacks is sent."""
         if not offered:
             return self._put(arena, fd, info, pace)
-        send_frame(self._sock, {"op": "offer", **dataclasses.asdict(Snapshot.of(info))})
-        _send(self._sock, memoryview(offered))
-        sent = self._finish(arena, fd, info, pace, _lacking(receive_frame(self._sock), info.total_bytes))
+        sent = self._offer(arena, fd, info, pace, offered)
         # what the peer copied may have been damaged there: it is worth nothing, and all of it is sent
         return self._put(arena, fd, info, pace) if sent is None and arena.still(info) else sent
+
+    def _offer(self, arena: Arena, fd: int, info: SlotInfo, pace: Pace | None, offered: bytes) -> int | None:
+        snapshot = Snapshot.of(info)
+        known, data = self._lacked.get(info.rank), arena.view(info)
+        along = known[1] if known and known[0] == info.total_bytes else []
+        request = {"op": "offer", **dataclasses.asdict(snapshot), "along": along}
+        send_frame(self._sock, request, offered, *(data[at : at + size] for at, size in along))
+        answer, size = receive_frame(self._sock), sum(size for _, size in along)
+        if "ok" in answer:  # it lacks nothing
+            return size if answer["ok"] and arena.still(info) else None
+        lacking = _spans(answer.get("lacking"), info.total_bytes)
+        if sum(size for _, size in (*along, *lacking)) <= _ALONG:
+            self._lacked[info.rank] = info.total_bytes, [*along, *lacking]
+        sent = self._finish(arena, fd, info, pace, lacking)
+        return None if sent is None else size + sent
 
     def _put(self, arena: Arena, fd: int, info: SlotInfo, pace: Pace | None) -> int | None:
         send_frame(self._sock, {"op": "put", **dataclasses.asdict(Snapshot.of(info))})
@@ -275,14 +296,14 @@ def _send(sock: socket.socket, data: memoryview) -> None:
         raise Unavailable(f"peer went away while fetching: {error}") from error
 
 
-def _lacking(answer: dict[str, Any], total: int) -> list[Span]:
-    """What the peer asks for. Raises `CorruptData` for what is not in the checkpoint."""
+def _spans(raw: Any, total: int) -> list[Span]:
+    """Parts of a checkpoint of `total` bytes. Raises `CorruptData` for what is not in it."""
     try:
-        spans = [(int(at), int(size)) for at, size in answer["lacking"]]
-    except (KeyError, TypeError, ValueError) as error:
-        raise CorruptData(f"not an answer to an offer: {error!r}") from error
+        spans = [(int(at), int(size)) for at, size in raw]
+    except (TypeError, ValueError) as error:
+        raise CorruptData(f"not parts of a checkpoint: {raw!r}") from error
     if any(at < 0 or size < 1 or at + size > total for at, size in spans):
-        raise CorruptData(f"peer asks for {spans} of {total} bytes")
+        raise CorruptData(f"peer names {spans} of {total} bytes")
     return spans
 
 

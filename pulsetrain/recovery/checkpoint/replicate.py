@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from threading import Event, Lock, Thread
 
 from pulsetrain.recovery.checkpoint.arena import ArenaReader
-from pulsetrain.recovery.checkpoint.interleave import Interleaver
+from pulsetrain.recovery.checkpoint.interleave import LEAST_CHUNK, Interleaver
 from pulsetrain.recovery.checkpoint.ledger import Ledger
 from pulsetrain.recovery.checkpoint.peers import Pace, PeerClient
 from pulsetrain.recovery.checkpoint.slots import SlotInfo
@@ -214,7 +214,11 @@ class Replicator:
     def _chunks(
         self, pacer: Interleaver, client: PeerClient, total: int, watched: list[tuple[int, _Watched]]
     ) -> Iterator[int]:
-        """Sizes to send, each when it may go; each is timed, and what is saved meanwhile is noted."""
+        """Sizes to send, each when it may go; each is timed, and what is saved meanwhile is noted. So little
+        that it disturbs nobody goes at once."""
+        if total < LEAST_CHUNK:
+            yield total
+            return
         noted = time.monotonic()
         for size in pacer.chunks(total):
             if size:

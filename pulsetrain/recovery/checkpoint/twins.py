@@ -119,13 +119,16 @@ class Twins:
                 self._known[rank] = (info.generation, found)
         return found
 
-    def fill(self, snapshot: Snapshot, offered: bytes, target: memoryview) -> list[Span]:
-        """Copy what ranks here have of an offered checkpoint to its place in `target`; what is lacking.
+    def fill(
+        self, snapshot: Snapshot, offered: bytes, target: memoryview, *, known: Sequence[Span] = ()
+    ) -> list[Span]:
+        """Copy what ranks here have of an offered checkpoint to its place in `target`; what is lacking. The
+        blocks in `known` are there already.
 
         A rank that usually has the same, and has not saved that step yet, is waited for a little.
         """
         spans = blocks(snapshot)
-        lacking = np.ones(len(spans), dtype=np.bool_)
+        lacking = np.array([not _within(known, at, size) for at, size in spans], dtype=np.bool_)
         if len(offered) != DIGEST_BYTES * len(spans):
             return joined(spans, lacking)
         for rank, arena, info in self._saved(snapshot):
@@ -158,6 +161,11 @@ class Twins:
     def _judge(self, offered: int, own: int, alike: bool) -> None:
         with self._lock:
             self._alike[offered, own] = alike
+
+
+def _within(spans: Sequence[Span], at: int, size: int) -> bool:
+    """One of the spans has all of it."""
+    return any(start <= at and at + size <= start + length for start, length in spans)
 
 
 def _of_size(arena: ArenaReader, snapshot: Snapshot) -> list[SlotInfo]:

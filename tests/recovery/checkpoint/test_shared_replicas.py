@@ -111,8 +111,8 @@ def test_a_twin_whose_memory_was_damaged_spoils_no_replica(cluster, monkeypatch)
     c = cluster(2, nproc=2)
     fill = Twins.fill
 
-    def damaged(self, snapshot, offered, target):
-        lacking = fill(self, snapshot, offered, target)
+    def damaged(self, snapshot, offered, target, **known):
+        lacking = fill(self, snapshot, offered, target, **known)
         if not lacking or lacking[0][0] > 0:
             target[-SHARED // 2] ^= 1  # as if it had changed between the digest and the copy
         return lacking
