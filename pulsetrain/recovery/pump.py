@@ -15,7 +15,7 @@ from pulsetrain.recovery.ranks import Rank
 from pulsetrain.recovery.ticker import Ticker
 from pulsetrain.stream.messages import Heartbeat
 
-RARE_S = 4.0  # each batch of rows costs the node and the store a few ms, however few they are
+RARE_S = 10.0  # each batch of rows costs the node and the store a few ms, however few they are
 
 Batches = Iterable[tuple[str, pa.RecordBatch]]
 

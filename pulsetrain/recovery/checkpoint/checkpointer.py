@@ -42,6 +42,7 @@ from pulsetrain.stream.errors import CheckpointError, CorruptData
 log = structlog.get_logger(__name__)
 
 _RNG = "pulsetrain.rng"
+_HANDED_OVER_BYTES = 8 << 20  # less is copied in the time that another thread takes to begin
 LAG_TIMEOUT_S = 2.0
 
 
@@ -167,10 +168,14 @@ class Checkpointer:
         self._last = result = SaveResult(step, arena=self._arena)
         pairs = self._pairs(writing, leaves, layout)
         self._copier.begin(pairs)
-        if self._blocking:
+        at_once = self._copier.immediate and writing.header.total_bytes < _HANDED_OVER_BYTES
+        if self._blocking or at_once:
             self._copy(writing, pairs, result)
         writing.blocked_ns = time.perf_counter_ns() - started
-        self._thread.submit(self._publish, writing, pairs, result)
+        if at_once:
+            self._publish(writing, pairs, result)
+        else:
+            self._thread.submit(self._publish, writing, pairs, result)
         return result
 
     def wait(self) -> None:

@@ -26,6 +26,9 @@ class Pair(NamedTuple):
 class Copier(Protocol):
     """Copies pairs in two parts, so that the training thread waits only for what cannot wait."""
 
+    immediate: bool
+    """`finish` keeps the calling thread's own processor busy, and waits for nothing else."""
+
     def adopt(self, region: mmap.mmap) -> None:
         """A slot of the arena was mapped; may be called again and from any thread."""
 
@@ -43,6 +46,8 @@ def copier_for(cuda: bool) -> Copier:
 
 class HostCopier:
     """Memory to memory; torch splits a large tensor over its threads and releases the GIL."""
+
+    immediate = True
 
     def adopt(self, region: mmap.mmap) -> None:
         """Nothing to do for pageable memory."""
@@ -62,6 +67,8 @@ class CudaCopier:
     Device tensors that are not late are cloned on the device first (buffers are small), so that nothing here
     synchronises the training stream; `finish` waits for the copy stream.
     """
+
+    immediate = False
 
     def __init__(self) -> None:
         self._stream = torch.cuda.Stream()

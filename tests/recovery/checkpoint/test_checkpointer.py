@@ -119,6 +119,7 @@ def test_the_copy_beside_forward_and_backward_is_as_of_the_saved_step(fd):
         finish(pairs)
 
     training.checkpointer._copier.finish = slow
+    training.checkpointer._copier.immediate = False  # it waits for something, as a device's copy does
     result = training.checkpointer.save(3)
     assert result.status == "copying"
 
@@ -337,6 +338,7 @@ def _train_until_killed(fd: int, restore: int, announce: int) -> None:
     training = Training(fd, restore_step=restore)
     step = training.checkpointer.restore() or 0
     finish = training.checkpointer._copier.finish
+    training.checkpointer._copier.immediate = False  # the copy runs beside training, as that of a large state
 
     def slowly(pairs):
         """Stop in the middle of the copy, so that kills land there."""
