@@ -12,6 +12,7 @@ import os
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from threading import Lock
 from typing import TypeVar
 
@@ -34,16 +35,21 @@ Span = tuple[int, int]  # offset and bytes
 T = TypeVar("T")
 
 
-def blocks(snapshot: Snapshot) -> list[Span]:
+def blocks(snapshot: Snapshot) -> tuple[Span, ...]:
     """What a checkpoint is compared by: layout, values with their padding, and equal pieces of the payload.
 
     They cover all of its bytes once; the pieces depend on the payload's size alone.
     """
-    start, total = payload_offset(snapshot.layout_bytes, snapshot.values_bytes), snapshot.total_bytes
+    return _blocks(snapshot.layout_bytes, snapshot.values_bytes, snapshot.payload_bytes)
+
+
+@lru_cache(maxsize=64)  # of a state that is saved again and again
+def _blocks(layout: int, values: int, payload: int) -> tuple[Span, ...]:
+    start = payload_offset(layout, values)
     least, most = _BLOCK
-    size = min(most, max(least, 1 << max(0, snapshot.payload_bytes // _BLOCKS - 1).bit_length()))
-    pieces = [(at, min(size, total - at)) for at in range(start, total, size)]
-    return [(0, snapshot.layout_bytes), (snapshot.layout_bytes, start - snapshot.layout_bytes), *pieces]
+    size = min(most, max(least, 1 << max(0, payload // _BLOCKS - 1).bit_length()))
+    pieces = ((at, min(size, start + payload - at)) for at in range(start, start + payload, size))
+    return (0, layout), (layout, start - layout), *pieces
 
 
 def digests(data: memoryview, spans: Sequence[Span]) -> bytes:
@@ -132,6 +138,8 @@ class Twins:
         if len(offered) != DIGEST_BYTES * len(spans):
             return joined(spans, lacking)
         for rank, arena, info in self._saved(snapshot):
+            if not lacking.any():
+                break
             same = _equal(offered, self.digests(rank, info)) & lacking
             equal = joined(spans, same)
             alike = worthwhile(sum(size for _, size in equal), snapshot.total_bytes)
@@ -141,7 +149,8 @@ class Twins:
         return joined(spans, lacking)
 
     def _saved(self, snapshot: Snapshot) -> Iterator[tuple[int, ArenaReader, SlotInfo]]:
-        """The ranks here with a checkpoint of that step and size, once those that are expected have it."""
+        """The ranks here with a checkpoint of that step and size, once those that are expected have it; first
+        those that had much in common last time."""
         deadline, (nap_s, longest_s) = self._clock() + _PATIENCE_S, _NAP_S
         while True:
             with self._lock:
@@ -155,7 +164,7 @@ class Twins:
             nap_s = min(2 * nap_s, longest_s)
         for rank in coming:
             self._judge(snapshot.rank, rank, alike=False)  # do not wait again before it was there in time
-        for rank, arena, infos in saves:
+        for rank, arena, infos in sorted(saves, key=lambda s: not self._alike.get((snapshot.rank, s[0]))):
             yield from ((rank, arena, info) for info in infos if info.step == snapshot.step)
 
     def _judge(self, offered: int, own: int, alike: bool) -> None:
