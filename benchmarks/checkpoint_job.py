@@ -10,8 +10,8 @@ between. `default` is Pulsetrain as it comes: replicas go in idle network spans,
 replica on the peer has saved too is not sent. In the other three all of it is sent (`share_equal = false`):
 `interleaved` in idle spans, `naive` at once and in one piece, and `blocking` holds training until every peer
 has the replica. Prints one JSON object as its last line: for each mode (the default's keys have no prefix)
-the median over the ABBA cycles, with its 95 % bootstrap interval, of the ratio of step times and of the ratio
-of processor time of all processes; and the processor seconds that a save adds to a step, in all and of ranks,
+the median over the ABBA cycles, with its 95 % bootstrap interval, of the ratio of step times, of the ratio of
+processor time of all processes, and of the processor seconds that a save adds to a step, in all and of ranks,
 agents and hub. What agents and hub do for a save seconds later (its records) counts to whatever steps run
 then: `--block 20` counts most of it to the saves. The same file is the training script of the ranks.
 """
@@ -307,6 +307,8 @@ def measured(mode: str, job: argparse.Namespace, extra: list[str]) -> dict[str, 
         "step_s": statistics.median(step.seconds for step in quiet),
         "cpu_s": cpu_s,
         **{f"save_{name}": statistics.median(seconds) for name, seconds in added.items()},
+        **{f"save_{name}_low": bootstrap(seconds)[0] for name, seconds in added.items()},
+        **{f"save_{name}_high": bootstrap(seconds)[1] for name, seconds in added.items()},
         "nodes_with_idle_spans": sum(p.get("steady", False) for p in profiles),
         "replica_every_steps": max((p.get("every_steps", 1) for p in profiles), default=0),
     }

@@ -18,6 +18,7 @@ import os
 import struct
 import threading
 import time
+from collections import Counter
 
 import xxhash
 
@@ -35,14 +36,14 @@ from pulsetrain.recovery.checkpoint.slots import (
 from pulsetrain.stream.errors import CheckpointError, CorruptData
 
 MAGIC = 0x414E455241545000
-VERSION = 1
+VERSION = 2
 _STRIDE = 1 << 40
 _MADV_POPULATE_WRITE = 23  # Linux 5.14; older kernels refuse it and pages fault in one by one
 
 # Words (8 bytes) of the header page. The trainer writes the first group, the agent the second.
 _W_MAGIC, _W_VERSION, _W_ACTIVE, _W_SKIPS, _W_SKIP_STEP, _W_SLOTS = range(6)
 _W_PERSIST_EVERY, _W_DURABLE_STEP, _W_REPLICATED_STEP, _W_LAG = range(16, 20)
-_W_TAKEN, _W_VERIFIED, _W_HELD = 24, 32, 40  # one word for each slot
+_W_TAKEN, _W_VERIFIED, _W_HELD, _W_LENT = 24, 32, 40, 48  # one word for each slot
 _W_SLOT, _SLOT_WORDS = 64, 32
 _REASON = slice(2048, 2304)
 _FIELDS = 15  # words of a slot's header before its seal: the fields of SlotInfo from `seq` on
@@ -121,6 +122,10 @@ class Arena:
     def held(self, info: SlotInfo) -> bool:
         """The agent is sending this generation to a peer."""
         return self._words[_W_HELD + info.slot] == info.generation
+
+    def lent(self, info: SlotInfo) -> bool:
+        """A replica of another rank rests on this generation."""
+        return self._words[_W_LENT + info.slot] == info.generation
 
     def taken(self, info: SlotInfo) -> bool:
         """The agent has its own copy of this generation, or has given it up."""
@@ -202,6 +207,11 @@ _NAMES = tuple(SlotInfo.__dataclass_fields__)
 class ArenaReader(Arena):
     """The agent's side: reads checkpoints, and writes only the agent's own words of the header."""
 
+    def __init__(self, fd: int) -> None:
+        super().__init__(fd)
+        self._loans: Counter[tuple[int, int]] = Counter()  # (slot, generation) -> how many rest on it
+        self._lending = threading.Lock()
+
     def set_persist_every(self, steps: int) -> None:
         """Pin every multiple of `steps` until it is taken; 0: none."""
         self._words[_W_PERSIST_EVERY] = steps
@@ -226,6 +236,27 @@ class ArenaReader(Arena):
     def release(self, info: SlotInfo) -> None:
         """The slot may be written over again."""
         self._words[_W_HELD + info.slot] = 0
+
+    def lend(self, info: SlotInfo) -> bool:
+        """Let the trainer write over other slots first; false where it has begun with this one already. Once
+        for each `end_loan`."""
+        with self._lending:
+            self._loans[info.slot, info.generation] += 1
+            self._words[_W_LENT + info.slot] = info.generation
+        if self.still(info):
+            return True
+        self.end_loan(info)
+        return False
+
+    def end_loan(self, info: SlotInfo) -> None:
+        """One loan of the slot less."""
+        key = (info.slot, info.generation)
+        with self._lending:
+            self._loans[key] -= 1
+            if self._loans[key] <= 0:
+                del self._loans[key]
+                if self.lent(info):
+                    self._words[_W_LENT + info.slot] = 0
 
     def set_taken(self, info: SlotInfo) -> None:
         """Let the trainer write over a pinned slot."""
@@ -310,19 +341,21 @@ class ArenaWriter(Arena):
             self.invalidate(info)
 
     def _free_slot(self, total: int) -> int | None:
-        """Never the newest checkpoint, nor one that is pinned or being sent; an empty slot, else the oldest.
+        """Never the newest checkpoint, nor one that is pinned or being sent; an empty slot, else the oldest,
+        one that is lent after all others.
 
         How many slots there are to choose from is `slots_for` the size; one more while another is pinned,
-        and one more while another is sent.
+        one more while another is sent, and one more while another is lent.
         """
         infos = self.published()
         pinned = {i.slot for i in infos if i.pinned and not self.taken(i)}
         sent = {i.slot for i in infos if self.held(i)}
         kept = {i.slot for i in infos[:1]} | pinned | sent
+        lent = {i.slot for i in infos if self.lent(i)}
         age = {i.slot: i.generation for i in infos}
-        slots = min(MAX_SLOTS, slots_for(total) + bool(pinned) + bool(sent))
+        slots = min(MAX_SLOTS, slots_for(total) + bool(pinned) + bool(sent) + bool(lent))
         free = [slot for slot in range(slots) if slot not in kept]
-        return min(free, key=lambda slot: age.get(slot, 0), default=None)
+        return min(free, key=lambda slot: (slot in lent, age.get(slot, 0)), default=None)
 
     def _grown(self, slot: int, need: int) -> mmap.mmap:
         with self._growing:

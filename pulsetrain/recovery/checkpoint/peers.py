@@ -26,9 +26,10 @@ from pulsetrain.recovery.checkpoint.framing import (
     receive_into,
     send_frame,
 )
+from pulsetrain.recovery.checkpoint.loans import Loan, Span
 from pulsetrain.recovery.checkpoint.replicas import Replicas, Snapshot
 from pulsetrain.recovery.checkpoint.slots import SlotInfo
-from pulsetrain.recovery.checkpoint.twins import DIGEST_BYTES, Span, Twins, blocks
+from pulsetrain.recovery.checkpoint.twins import DIGEST_BYTES, Twins, agree, blocks
 from pulsetrain.stream.errors import CheckpointError, CorruptData, PulsetrainError, Unavailable
 
 log = structlog.get_logger(__name__)
@@ -108,7 +109,8 @@ class PeerServer:
             sock.close()
 
     def _put(self, sock: socket.socket, request: dict[str, Any]) -> None:
-        self._take(sock, Snapshot.parse(request), lambda target: receive_into(sock, target))
+        snapshot = Snapshot.parse(request)
+        self._take(sock, snapshot, lambda target: (receive_into(sock, target) == snapshot.checksum, None))
 
     def _offer(self, sock: socket.socket, request: dict[str, Any]) -> None:
         """A checkpoint of which ranks here may have much themselves; the peer sends what they lack."""
@@ -116,31 +118,47 @@ class PeerServer:
         along = _spans(request.get("along"), snapshot.total_bytes)
         self._take(sock, snapshot, lambda target: self._fill(sock, snapshot, along, target))
 
-    def _fill(self, sock: socket.socket, snapshot: Snapshot, along: list[Span], target: memoryview) -> int:
+    def _fill(
+        self, sock: socket.socket, snapshot: Snapshot, along: list[Span], target: memoryview
+    ) -> tuple[bool, Loan | None]:
         assert self._twins is not None, "nobody offers without"
         offered = receive_bytes(sock, DIGEST_BYTES * len(blocks(snapshot)))
         for at, size in along:
             receive_into(sock, target[at : at + size])
-        lacking = self._twins.fill(snapshot, offered, target, known=along)
-        if not lacking:
-            return digest(target)
-        send_frame(sock, {"lacking": lacking})
-        checksums = [receive_into(sock, target[at : at + size]) for at, size in lacking]
-        return checksums[0] if lacking == [(0, len(target))] else digest(target)
+        loan, lacking = self._twins.lend(snapshot, offered, known=along)
+        try:
+            if lacking:
+                send_frame(sock, {"lacking": lacking})
+            for at, size in lacking:
+                receive_into(sock, target[at : at + size])
+        except PulsetrainError:
+            if loan is not None:
+                loan.end()
+            raise
+        if loan is None:
+            return digest(target) == snapshot.checksum, None
+        return agree(target, snapshot, offered, (*along, *lacking)), loan
 
-    def _take(self, sock: socket.socket, snapshot: Snapshot, fill: Callable[[memoryview], int]) -> None:
-        """Hold what `fill` brings where it has the checksum."""
+    def _take(
+        self,
+        sock: socket.socket,
+        snapshot: Snapshot,
+        fill: Callable[[memoryview], tuple[bool, Loan | None]],
+    ) -> None:
+        """Hold what `fill` brings, and what it borrows, where it says that all of it is right."""
         memory = self._replicas.buffer(snapshot)
         try:
-            checksum = fill(memoryview(memory)[: snapshot.total_bytes])
+            good, loan = fill(memoryview(memory)[: snapshot.total_bytes])
         except BaseException:
             self._replicas.give_back(snapshot.rank, memory)
             raise
-        if checksum == snapshot.checksum:
-            self._replicas.put(snapshot, memory)
+        if good:
+            self._replicas.put(snapshot, memory, loan)
         else:
+            if loan is not None:
+                loan.end()
             self._replicas.give_back(snapshot.rank, memory)
-        send_frame(sock, {"ok": checksum == snapshot.checksum})
+        send_frame(sock, {"ok": good})
 
     def _segment(self, sock: socket.socket, request: dict[str, Any]) -> None:
         """Content of storage that this node reads for others too."""

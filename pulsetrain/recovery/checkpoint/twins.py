@@ -1,9 +1,9 @@
-"""Content that a node's own ranks hold of another node's checkpoint: it is copied there instead of sent.
+"""Content that a node's own ranks hold of another node's checkpoint: it is neither sent nor copied.
 
 Data-parallel replicas have parameters and optimizer state in common, and often keep each other's replicas.
-The node that sends a checkpoint offers a digest of each block; the one that takes it copies the blocks that a
-rank of its own has saved for the same step, and asks for the rest. The copy is checked as a whole against
-the checkpoint's checksum like one that came over the network, and lives as long.
+The node that sends a checkpoint offers a digest of each block; the one that takes it borrows the blocks that
+a rank of its own has saved for the same step, and asks for the rest. What is borrowed stays in that rank's
+arena, which writes over other slots first, and is copied when somebody wants the replica.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import numpy.typing as npt
 import xxhash
 
 from pulsetrain.recovery.checkpoint.arena import ArenaReader
+from pulsetrain.recovery.checkpoint.loans import Loan, Span
 from pulsetrain.recovery.checkpoint.replicas import Snapshot
 from pulsetrain.recovery.checkpoint.slots import SlotInfo, payload_offset
 
@@ -31,7 +32,6 @@ _BLOCK = (4 << 10, 1 << 20)  # least and most bytes of a block
 _PATIENCE_S = 0.25  # a rank that is to have the same soon is waited for so long
 _NAP_S = (0.005, 0.04)  # at first, and at last: each look costs a wake-up
 
-Span = tuple[int, int]  # offset and bytes
 T = TypeVar("T")
 
 
@@ -63,14 +63,23 @@ def worthwhile(equal: int, total: int) -> bool:
 
 
 def joined(spans: Sequence[Span], wanted: npt.NDArray[np.bool_]) -> list[Span]:
-    """The spans that are wanted, neighbours as one; all in one where that would be very many."""
+    """The spans that are wanted, neighbours as one."""
     out: list[Span] = []
     for at, size in (spans[i] for i in np.flatnonzero(wanted).tolist()):
         if out and sum(out[-1]) == at:
             out[-1] = (out[-1][0], out[-1][1] + size)
         elif size:
             out.append((at, size))
-    return out if len(out) <= MOST_PARTS else [(0, sum(spans[-1]))]
+    return out
+
+
+def agree(data: memoryview, snapshot: Snapshot, offered: bytes, parts: Sequence[Span]) -> bool:
+    """The blocks of `data` that lie in `parts` have the digests that were offered."""
+    return all(
+        xxhash.xxh3_128_digest(data[at : at + size]) == offered[i * DIGEST_BYTES : (i + 1) * DIGEST_BYTES]
+        for i, (at, size) in enumerate(blocks(snapshot))
+        if _within(parts, at, size)
+    )
 
 
 class Twins:
@@ -125,28 +134,33 @@ class Twins:
                 self._known[rank] = (info.generation, found)
         return found
 
-    def fill(
-        self, snapshot: Snapshot, offered: bytes, target: memoryview, *, known: Sequence[Span] = ()
-    ) -> list[Span]:
-        """Copy what ranks here have of an offered checkpoint to its place in `target`; what is lacking. The
-        blocks in `known` are there already.
+    def lend(
+        self, snapshot: Snapshot, offered: bytes, *, known: Sequence[Span] = ()
+    ) -> tuple[Loan | None, list[Span]]:
+        """What ranks here have of an offered checkpoint, and what is lacking. The blocks in `known` have come
+        already.
 
         A rank that usually has the same, and has not saved that step yet, is waited for a little.
         """
-        spans = blocks(snapshot)
+        spans, parts = blocks(snapshot), []
         lacking = np.array([not _within(known, at, size) for at, size in spans], dtype=np.bool_)
         if len(offered) != DIGEST_BYTES * len(spans):
-            return joined(spans, lacking)
+            return None, joined(spans, lacking)
         for rank, arena, info in self._saved(snapshot):
             if not lacking.any():
                 break
-            same = _equal(offered, self.digests(rank, info)) & lacking
-            equal = joined(spans, same)
-            alike = worthwhile(sum(size for _, size in equal), snapshot.total_bytes)
+            same = _equal(offered, self.digests(rank, info))
+            alike = worthwhile(sum(size for _, size in joined(spans, same)), snapshot.total_bytes)
             self._judge(snapshot.rank, rank, alike)
-            if equal and _copy(target, arena, info, equal):
+            borrowed = joined(spans, same & lacking)
+            if alike and borrowed and arena.lend(info):  # of a little the replica need not depend
+                parts.append((arena, info, borrowed))
                 lacking &= ~same
-        return joined(spans, lacking)
+        loan, asked = Loan(parts), joined(spans, lacking)
+        if parts and len(asked) <= MOST_PARTS:
+            return loan, asked
+        loan.end()
+        return None, [(0, snapshot.total_bytes)] if len(asked) > MOST_PARTS else asked
 
     def _saved(self, snapshot: Snapshot) -> Iterator[tuple[int, ArenaReader, SlotInfo]]:
         """The ranks here with a checkpoint of that step and size, once those that are expected have it; first
@@ -189,11 +203,3 @@ def _equal(offered: bytes, own: bytes) -> npt.NDArray[np.bool_]:
         return np.zeros(len(theirs), dtype=np.bool_)
     same: npt.NDArray[np.bool_] = (theirs == np.frombuffer(own, dtype=np.int64).reshape(-1, 2)).all(axis=1)
     return same
-
-
-def _copy(target: memoryview, arena: ArenaReader, info: SlotInfo, spans: Sequence[Span]) -> bool:
-    """False where the rank wrote over it meanwhile. Gives up the GIL, unlike a copy between memoryviews."""
-    source, into = np.frombuffer(arena.view(info), dtype=np.uint8), np.frombuffer(target, dtype=np.uint8)
-    for at, size in spans:
-        np.copyto(into[at : at + size], source[at : at + size])
-    return arena.still(info)

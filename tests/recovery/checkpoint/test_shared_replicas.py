@@ -6,9 +6,9 @@ import os
 import numpy as np
 import pytest
 
-from pulsetrain.recovery.checkpoint.arena import ArenaReader
+from pulsetrain.recovery.checkpoint import peers
+from pulsetrain.recovery.checkpoint.arena import ArenaReader, ArenaWriter
 from pulsetrain.recovery.checkpoint.peers import PeerClient
-from pulsetrain.recovery.checkpoint.twins import Twins
 from tests.recovery.checkpoint.cluster import Cluster
 from tests.recovery.checkpoint.trainers import content, save, wait_until
 
@@ -53,6 +53,12 @@ def state(rank: int, step: int) -> dict[str, np.ndarray]:
 def save_all(c: Cluster, step: int) -> None:
     for rank, fd in c.fds.items():
         assert save(fd, rank, step, world=len(c.fds), tensors=state(rank, step))
+
+
+def replica(c: Cluster, rank: int, step: int) -> bytes | None:
+    """What the peer of the rank's node would give back."""
+    with c.keepers[c.names[1 - rank // 2]]._replicas.reading(rank, step) as found:
+        return None if found is None else bytes(found[1])
 
 
 def all_replicated(c: Cluster, step: int) -> bool:
@@ -107,24 +113,46 @@ def test_a_node_that_is_lost_gets_its_ranks_back_from_what_was_shared(cluster, s
         assert content(fd, rank, 2) == bytes_then
 
 
-def test_a_twin_whose_memory_was_damaged_spoils_no_replica(cluster, monkeypatch):
+def test_what_is_sent_and_does_not_have_its_digest_spoils_no_replica(cluster, monkeypatch):
     c = cluster(2, nproc=2)
-    fill = Twins.fill
+    receive, flipped = peers.receive_into, []
 
-    def damaged(self, snapshot, offered, target, **known):
-        lacking = fill(self, snapshot, offered, target, **known)
-        if not lacking or lacking[0][0] > 0:
-            target[-SHARED // 2] ^= 1  # as if it had changed between the digest and the copy
-        return lacking
+    def damaged(sock, target):
+        checksum = receive(sock, target)
+        if not flipped and len(target) < SHARED:  # of the first answer to an offer: what was lacking
+            flipped.append(len(target))
+            target[0] ^= 1
+        return checksum
 
-    monkeypatch.setattr(Twins, "fill", damaged)
+    monkeypatch.setattr(peers, "receive_into", damaged)
+    for step in (1, 2, 3):
+        save_all(c, step)
+        wait_until(lambda step=step: all_replicated(c, step))
+    assert flipped
+    for rank, fd in c.fds.items():
+        assert replica(c, rank, 3) == content(fd, rank, 3)
+
+
+def test_what_is_borrowed_from_damaged_memory_is_no_replica(cluster):
+    c = cluster(2, nproc=2)
     save_all(c, 1)
     wait_until(lambda: all_replicated(c, 1))
-    save_all(c, 2)
-    wait_until(lambda: all_replicated(c, 2))
-    for rank, fd in c.fds.items():
-        with c.keepers[c.names[1 - rank // 2]]._replicas.reading(rank, 2) as found:
-            assert bytes(found[1]) == content(fd, rank, 2)
+    arena = ArenaReader(c.fds[0])
+    info = arena.find(0, 1)
+    arena.view(info)[-SHARED // 2] ^= 1  # rank 2's replica rests on it
+    assert replica(c, 2, 1) is None
+    assert not c.holds("n0", 2, 1, "peer")
+    assert replica(c, 3, 1) == content(c.fds[3], 3, 1)
+
+
+def test_a_replica_whose_lender_needed_the_slot_is_not_held_any_more(cluster):
+    c = cluster(2, nproc=2)
+    save_all(c, 1)
+    wait_until(lambda: all_replicated(c, 1))
+    ArenaWriter(c.fds[0]).invalidate(ArenaReader(c.fds[0]).find(0, 1))
+    assert not c.holds("n0", 2, 1, "peer")
+    assert c.holds("n0", 3, 1, "peer")
+    assert replica(c, 2, 1) is None
 
 
 def test_ranks_with_nothing_in_common_are_asked_about_only_now_and_then(cluster, monkeypatch):

@@ -1,4 +1,4 @@
-"""What a node's own ranks have of a replica that a peer offers is copied, exactly that, and nothing torn."""
+"""What a node's own ranks have of an offered replica is borrowed: exactly that, and nothing torn."""
 
 import itertools
 import os
@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from pulsetrain.recovery.checkpoint import twins as module
 from pulsetrain.recovery.checkpoint.arena import ArenaReader, ArenaWriter, create_arena
+from pulsetrain.recovery.checkpoint.loans import Loan
 from pulsetrain.recovery.checkpoint.replicas import Snapshot
 from pulsetrain.recovery.checkpoint.slots import MAX_SLOTS
 from pulsetrain.recovery.checkpoint.twins import Twins, blocks, digests, joined
@@ -41,6 +42,7 @@ class Site:
 
     def __init__(self, *ranks: int, on_sleep=lambda: None) -> None:
         self.now, self.on_sleep, self.naps = 0.0, on_sleep, 0
+        self.loans: list[Loan] = []
         self.twins = Twins(clock=lambda: self.now, sleep=self.sleep)
         self.fds = {rank: create_arena() for rank in (*ranks, 9)}
         for rank in ranks:
@@ -57,12 +59,18 @@ class Site:
         assert save(self.fds[rank], rank, step, world=10, tensors=state(step, own))
 
     def offer(self, step: int, own: int = 0) -> tuple[bytes, list[tuple[int, int]], bytearray]:
-        """Its bytes, what is lacking here, and what was copied here."""
+        """Its bytes, what is lacking here, and what is borrowed here."""
         self.save(9, step, own)
+        return self.offered(step)
+
+    def offered(self, step: int) -> tuple[bytes, list[tuple[int, int]], bytearray]:
         arena = ArenaReader(self.fds[9])
         info = arena.find(9, step)
+        loan, lacking = self.twins.lend(Snapshot.of(info), self.there.digests(9, info))
         target = bytearray(b"\xa5" * info.total_bytes)
-        lacking = self.twins.fill(Snapshot.of(info), self.there.digests(9, info), memoryview(target))
+        if loan is not None:
+            self.loans.append(loan)
+            assert loan.copy_into(memoryview(target)) == loan.intact
         return bytes(arena.view(info)), lacking, target
 
     def close(self) -> None:
@@ -87,7 +95,7 @@ def site():
 
 
 def completed(source: bytes, lacking: list[tuple[int, int]], target: bytearray) -> bytes:
-    """The copy after the peer has sent what is lacking."""
+    """The replica after the peer has sent what is lacking."""
     for at, size in lacking:
         target[at : at + size] = source[at : at + size]
     return bytes(target)
@@ -116,9 +124,15 @@ def test_joined_spans_are_what_is_wanted_and_no_more(parts):
     assert all(a + n < b for (a, n), (b, _) in itertools.pairwise(found))
 
 
-def test_an_answer_that_would_be_very_long_asks_for_everything():
-    spans = [(i, 1) for i in range(3 * module.MOST_PARTS)]
-    assert joined(spans, np.arange(len(spans)) % 2 == 0) == [(0, len(spans))]
+def test_an_answer_that_would_be_very_long_asks_for_everything_and_borrows_nothing(site, monkeypatch):
+    one = site(0)
+    one.save(0, 5, own=3)
+    monkeypatch.setattr(module, "MOST_PARTS", 0)
+    source, lacking, _ = one.offer(5)
+    assert lacking == [(0, len(source))]
+    assert one.loans == []
+    arena = ArenaReader(one.fds[0])
+    assert not arena.lent(arena.find(0, 5))
 
 
 @settings(deadline=None, max_examples=60)
@@ -132,11 +146,9 @@ def test_what_is_copied_is_equal_whatever_differs(seed, changed):
             other[at] ^= flip
         for rank, raw in ((0, other), (9, content)):
             assert save(site.fds[rank], rank, 1, tensors={"w": np.frombuffer(bytes(raw), dtype=np.uint8)})
-        arena = ArenaReader(site.fds[9])
-        info = arena.find(9, 1)
-        target, source = bytearray(info.total_bytes), bytes(arena.view(info))
-        lacking = site.twins.fill(Snapshot.of(info), site.there.digests(9, info), memoryview(target))
+        source, lacking, target = site.offered(1)
         asked = {i for at, size in lacking for i in range(at, at + size)}
+        info = ArenaReader(site.fds[9]).find(9, 1)
         first = info.total_bytes - info.payload_bytes
         assert {first + at for at in changed} <= asked  # nothing is claimed that is not there
         assert len(asked) <= 4096 * len(changed)  # and nothing is asked for twice
@@ -176,23 +188,41 @@ def test_another_step_or_shape_or_number_of_digests_is_lacking_everything(site):
     one.save(0, 6)
     arena = ArenaReader(one.fds[0])
     shot = Snapshot.of(arena.find(0, 6))
-    assert one.twins.fill(shot, b"", memoryview(bytearray(shot.total_bytes))) == [(0, shot.total_bytes)]
+    assert one.twins.lend(shot, b"") == (None, [(0, shot.total_bytes)])
 
 
-def test_a_slot_that_is_written_over_meanwhile_counts_for_nothing(site, monkeypatch):
+def test_what_is_lent_is_written_over_last_of_all(site):
     one = site(0)
     one.save(0, 5)
-    copy = np.copyto
-
-    def overtaken(target, source):
-        copy(target, source)
-        for step in range(6, 6 + MAX_SLOTS):
-            one.save(0, step)
-
-    monkeypatch.setattr(module.np, "copyto", overtaken)
     source, lacking, target = one.offer(5)
-    assert lacking == [(0, len(source))]
-    assert completed(source, lacking, target) == source
+    assert (lacking, bytes(target)) == ([], source)
+    for step in range(6, 6 + 4 * MAX_SLOTS):
+        one.save(0, step)
+    (loan,) = one.loans
+    again = bytearray(len(source))
+    assert loan.copy_into(memoryview(again))
+    assert bytes(again) == source
+    for step in range(100, 100 + MAX_SLOTS - 1):  # until every slot is lent: a save comes before a loan
+        one.save(0, step)
+        one.offer(step)
+    one.save(0, 200)
+    assert not loan.intact
+    assert not loan.copy_into(memoryview(again))
+    assert sum(other.intact for other in one.loans) == MAX_SLOTS - 1
+
+
+def test_a_slot_that_two_replicas_rest_on_is_lent_until_both_are_dropped(site):
+    one = site(0)
+    one.save(0, 5)
+    one.offer(5)
+    one.offered(5)
+    arena = ArenaReader(one.fds[0])
+    info = arena.find(0, 5)
+    first, second = one.loans
+    first.end()
+    assert arena.lent(info)
+    second.end()
+    assert not arena.lent(info)
 
 
 def test_a_save_that_is_under_way_or_rolled_back_is_not_looked_at(site):
