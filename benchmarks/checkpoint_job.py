@@ -117,13 +117,13 @@ class Meter:
         self._groups = (set(ranks), descendants(root) - set(ranks) - hubs, hubs)
         self._last = self._now()
 
-    def _now(self) -> list[float]:
-        return [sum(map(cpu_s, group)) for group in self._groups]
+    def _now(self) -> dict[int, float]:
+        return {pid: cpu_s(pid) for group in self._groups for pid in group}
 
     def read(self) -> list[float]:
-        """Seconds of the ranks, the agents and the hub since the last call."""
+        """Seconds of the ranks, the agents and the hub since the last call; 0 of a process that has ended."""
         last, self._last = self._last, self._now()
-        return [now - before for now, before in zip(self._last, last, strict=True)]
+        return [sum(max(0.0, self._last[pid] - last[pid]) for pid in group) for group in self._groups]
 
 
 def descendants(root: int) -> set[int]:

@@ -356,6 +356,7 @@ def main() -> None:
     parser.add_argument("--points-per-job", type=int, default=10)
     parser.add_argument("--budget-s", type=float, default=1800.0, help="no new point after so long")
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was started ends with it
     began = time.monotonic()
     points, jobs = draw_points(args.seed, args.skip + args.points)[args.skip :], []
     for start in range(0, len(points), args.points_per_job):

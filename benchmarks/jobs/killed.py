@@ -35,11 +35,13 @@ def stand(moment: str) -> None:
 def agent() -> None:
     """Pulsetrain's command line with moments to stop at."""
     from pulsetrain import cli
+    from pulsetrain.recovery.checkpoint import peers
     from pulsetrain.recovery.checkpoint.peers import PeerClient
     from pulsetrain.recovery.checkpoint.restoring import Restorer
     from pulsetrain.recovery.checkpoint.storage import LocalStorage
 
     put, send, fetch = LocalStorage.put, PeerClient._sendfile, Restorer._fetch
+    send_frame = peers.send_frame
 
     def halting_put(self: Any, path: str, chunks: Iterable[memoryview | bytes]) -> int:
         moment = {"pack": "phase_two", "manifest.json": "manifest"}.get(path.rsplit("/", 1)[-1])
@@ -51,11 +53,15 @@ def agent() -> None:
         stand("transfer")
         send(self, fd, offset + size // 2, size - size // 2)
 
+    def halting_frame(sock: Any, header: dict[str, Any], *bodies: Any) -> None:
+        send_frame(Halved(sock) if header.get("op") == "offer" else sock, header, *bodies)
+
     def halting_fetch(self: Any, name: str, fd: int, rank: int, step: int) -> Any:
         stand("restore")
         return fetch(self, name, fd, rank, step)
 
-    patched: list[tuple[type, str, Callable[..., Any]]] = [
+    patched: list[tuple[Any, str, Callable[..., Any]]] = [
+        (peers, "send_frame", halting_frame),
         (LocalStorage, "put", halting_put),
         (PeerClient, "_sendfile", halting_send),
         (Restorer, "_fetch", halting_fetch),
@@ -63,6 +69,18 @@ def agent() -> None:
     for owner, name, function in patched:
         setattr(owner, name, function)
     cli.main()
+
+
+class Halved:
+    """A socket that stops in the middle of what it sends."""
+
+    def __init__(self, sock: Any) -> None:
+        self._sock = sock
+
+    def sendall(self, data: bytes) -> None:
+        self._sock.sendall(data[: len(data) // 2])
+        stand("transfer")
+        self._sock.sendall(data[len(data) // 2 :])
 
 
 def halved(chunks: Iterable[memoryview | bytes], moment: str) -> Iterable[memoryview | bytes]:

@@ -10,23 +10,9 @@ from pulsetrain.recovery.checkpoint.manifest import Checkpoints
 from pulsetrain.recovery.checkpoint.peers import PeerClient
 from pulsetrain.recovery.checkpoint.storage import LocalStorage, open_storage
 from pulsetrain.stream.errors import AuthError, CheckpointError, ConfigError, Unavailable, Unrestorable
-from tests.recovery.checkpoint.cluster import Cluster
 from tests.recovery.checkpoint.trainers import arrays, content, save, wait_until
 
 pytestmark = pytest.mark.integration
-
-
-@pytest.fixture
-def cluster(tmp_path):
-    made = []
-
-    def make(nodes: int, **options) -> Cluster:
-        made.append(Cluster(nodes, **options))
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.close()
 
 
 def test_each_save_reaches_the_next_node_and_both_tiers_are_held(cluster):

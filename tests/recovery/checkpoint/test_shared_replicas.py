@@ -18,19 +18,6 @@ OWN, SHARED = 1000, 100_000
 
 
 @pytest.fixture
-def cluster():
-    made = []
-
-    def make(nodes: int, **options) -> Cluster:
-        made.append(Cluster(nodes, **options))
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.close()
-
-
-@pytest.fixture
 def sent(monkeypatch):
     """Bytes that went over the network as replicas."""
     sizes = []
@@ -74,6 +61,20 @@ def test_data_parallel_replicas_on_each_others_nodes_are_not_sent(cluster, sent)
     shared = [detail for kind, detail in c.events("n0") if kind == "replica_shared"]
     assert sorted(d["peer"] for d in shared) == ["n1", "n1"]  # once for each rank
     assert all(d["sent_bytes"] < d["bytes"] / 2 for d in shared)
+
+
+def test_what_a_peer_lacked_goes_along_with_the_next_offer(cluster, sent):
+    c = cluster(2, nproc=2)
+    save_all(c, 1)
+    wait_until(lambda: all_replicated(c, 1))
+    before = len(sent)
+    assert before >= 4  # each rank's own part was asked for
+    for step in (2, 3, 4):
+        save_all(c, step)
+        wait_until(lambda step=step: all_replicated(c, step))
+    assert len(sent) == before
+    for rank, fd in c.fds.items():
+        assert replica(c, rank, 4) == content(fd, rank, 4)
 
 
 @pytest.mark.parametrize("why", ["the setting is off", "the peer takes no offers"])
