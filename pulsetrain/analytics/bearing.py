@@ -68,21 +68,21 @@ def trouble(found: Iterable[tuple[str, Mapping[str, Any]]], place: Place, *, mil
     kinds: set[str] = set()
     ranks: set[int] = set()
     nodes = {place.node} - {""}
-    excess = math.nan
+    sizes = []
     if place.scope == "rank" and place.subject.isdecimal():
         ranks.add(int(place.subject))
     for kind, told in found:
         kinds.add(kind)
         ranks |= {r for r in _listed(told.get("ranks")) if isinstance(r, int)}
         nodes |= {n for n in _listed(told.get("nodes")) if isinstance(n, str) and n}
-        excess = max(_excess(kind, told), excess) if excess == excess else _excess(kind, told)
+        sizes.append(_excess(kind, told))
     return Trouble(
         kinds=frozenset(kinds),
         place=place,
         ranks=frozenset(ranks),
         nodes=frozenset(nodes),
         mild=mild,
-        excess=excess,
+        excess=max((size for size in sizes if not math.isnan(size)), default=math.nan),
     )
 
 

@@ -29,15 +29,7 @@ def verdict(folder: Path) -> dict[str, Any]:
     found = _supported(_credible(judge(dumps), heard, absent), dumps)
     if absent:
         notes.append(f"no dump of ranks {folded(absent)}")
-    return {
-        "verdict": found.verdict,
-        "culprits": list(found.culprits),
-        "confidence": round(found.confidence, 3),
-        "groups": [g.__dict__ for g in found.groups],
-        "victims": list(found.victims),
-        "reason": found.reason,
-        "notes": notes,
-    }
+    return found.answer(notes)
 
 
 def sentences(answer: Mapping[str, Any]) -> list[str]:

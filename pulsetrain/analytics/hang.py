@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from pulsetrain.analytics.waitfor import Graph, Node
 from pulsetrain.analytics.witness import Key, Wait, Witness
@@ -46,6 +46,18 @@ class Blame:
     reason: str
     groups: tuple[GroupBlame, ...] = ()
     group: Key | None = None
+
+    def answer(self, notes: Sequence[str]) -> dict[str, Any]:
+        """As `pulsetrain hang` gives it: verdict, culprits, confidence, groups, victims, reason, notes."""
+        return {
+            "verdict": self.verdict,
+            "culprits": list(self.culprits),
+            "confidence": round(self.confidence, 3),
+            "groups": [group.__dict__ for group in self.groups],
+            "victims": list(self.victims),
+            "reason": self.reason,
+            "notes": list(notes),
+        }
 
 
 @dataclass(frozen=True, kw_only=True)

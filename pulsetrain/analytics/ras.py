@@ -200,16 +200,7 @@ def verdict(texts: Sequence[tuple[str, str]]) -> dict[str, Any]:
     if not reports:
         raise CorruptData(notes[0] if notes else "no NCCL RAS report")
     found = judge(reports[0], reports[-1])
-    reason = found.reason
     if len(reports) < 2:
         reason = "one report alone: counts that differ once are normal; give two, some seconds apart"
-        found = replace(found, verdict="uncertain", culprits=(), victims=(), confidence=0.2)
-    return {
-        "verdict": found.verdict,
-        "culprits": list(found.culprits),
-        "confidence": round(found.confidence, 3),
-        "groups": [g.__dict__ for g in found.groups],
-        "victims": list(found.victims),
-        "reason": reason,
-        "notes": notes,
-    }
+        found = replace(found, verdict="uncertain", culprits=(), victims=(), confidence=0.2, reason=reason)
+    return found.answer(notes)
