@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pulsetrain.recovery.checkpoint import slots
 from pulsetrain.recovery.checkpoint import twins as module
 from pulsetrain.recovery.checkpoint.arena import ArenaReader, ArenaWriter, create_arena
 from pulsetrain.recovery.checkpoint.loans import Loan
@@ -209,6 +210,23 @@ def test_what_is_lent_is_written_over_last_of_all(site):
     assert not loan.intact
     assert not loan.copy_into(memoryview(again))
     assert sum(other.intact for other in one.loans) == MAX_SLOTS - 1
+
+
+def test_a_large_state_gets_one_slot_more_while_one_is_lent(site, monkeypatch):
+    monkeypatch.setattr(slots, "SMALL_BYTES", 0)
+    monkeypatch.setattr(slots, "LARGE_BYTES", 0)
+    one = site(0)
+    one.save(0, 5)
+    one.offer(5)
+    for step in range(6, 12):
+        one.save(0, step)
+    (loan,) = one.loans
+    assert loan.intact
+    assert [i.step for i in ArenaReader(one.fds[0]).published()] == [11, 10, 5]
+    loan.end()
+    one.save(0, 12)
+    one.save(0, 13)
+    assert not loan.intact
 
 
 def test_a_slot_that_two_replicas_rest_on_is_lent_until_both_are_dropped(site):
