@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import sqlite3
 import threading
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import structlog
+
 from pulsetrain.analytics import alert_state as state
 from pulsetrain.analytics.alert_state import Alert, AlertConfig, Notification, Silence
 from pulsetrain.analytics.places import Topology
 from pulsetrain.analytics.verdict import Failed, Finding, Healthy, Inconclusive, Verdict
-from pulsetrain.stream.errors import UsageError
+from pulsetrain.stream.errors import Unavailable, UsageError
+
+log = structlog.get_logger()
 
 __all__ = ["Alert", "AlertBook", "AlertConfig", "Notification", "Silence"]
 
 MATCHABLE = ("id", "job", "kind", "subject_type", "subject", "severity", "node")
 _LONGEST_RETRY_S = 600.0
+_DAMAGE = (sqlite3.DatabaseError, ValueError, TypeError, AttributeError)  # of the file, or of what a row says
 _TABLES = """
 CREATE TABLE IF NOT EXISTS alerts (id TEXT PRIMARY KEY, body TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS silences (id TEXT PRIMARY KEY, body TEXT NOT NULL);
@@ -39,10 +46,23 @@ class AlertBook:
     """
 
     def __init__(self, path: Path, config: AlertConfig | None = None) -> None:
+        """A damaged file is set aside under another name, and the book begins anew. Raises `Unavailable`
+        where the file cannot be opened or written."""
         self.config = config or AlertConfig()
         self.topology = Topology()
         self._lock = threading.RLock()
-        self._db = sqlite3.connect(path, check_same_thread=False)
+        self._db = _connect(path)
+        try:
+            self._load()
+        except sqlite3.OperationalError as error:
+            raise Unavailable(f"alerts {path}: {error}") from error
+        except _DAMAGE as error:
+            self._db.close()
+            log.warning("alerts_damaged", path=str(path), error=str(error), kept_as=str(_set_aside(path)))
+            self._db = _connect(path)
+            self._load()
+
+    def _load(self) -> None:
         self._db.executescript(f"PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL; {_TABLES}")
         self._alerts = {i: Alert(**_of(Alert, b)) for i, b in self._db.execute("SELECT id, body FROM alerts")}
         self._silences = {
@@ -281,6 +301,23 @@ class AlertBook:
 
     def _remember(self, now_ns: int, name: str, change: str, actor: str, note: str) -> None:
         self._db.execute("INSERT INTO history VALUES (?, ?, ?, ?, ?)", (now_ns, name, change, actor, note))
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    """Raises `Unavailable`."""
+    try:
+        return sqlite3.connect(path, check_same_thread=False)
+    except sqlite3.OperationalError as error:
+        raise Unavailable(f"alerts {path}: {error}") from error
+
+
+def _set_aside(path: Path) -> Path:
+    """Give the file, and what SQLite keeps beside it, another name; the new name of the file."""
+    aside = path.with_name(f"{path.name}.damaged-{time.time_ns()}")
+    for suffix in ("-wal", "-shm", ""):
+        with contextlib.suppress(FileNotFoundError):
+            path.with_name(path.name + suffix).rename(f"{aside}{suffix}")
+    return aside
 
 
 def _of(kind: type[Alert | Silence], body: str) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from pulsetrain.analytics.alerts import AlertBook, AlertConfig
 from pulsetrain.analytics.places import Topology
 from pulsetrain.analytics.verdict import Failed, Finding, Healthy, Inconclusive
-from pulsetrain.stream.errors import UsageError
+from pulsetrain.stream.errors import Unavailable, UsageError
 
 S = 1_000_000_000
 T0 = 1_790_000_000 * S
@@ -394,3 +394,32 @@ def test_every_firing_alert_is_told_in_the_end(book):
 def test_the_attempt_is_no_part_of_what_an_alert_is(book):
     book.observe([finding(), replace(finding(at=T0 + 20 * S), attempt=1)], T0 + 20 * S)
     assert len(book.list()) == 1
+
+
+@pytest.mark.parametrize("damage", ["no database", "a torn page", "a row that says nothing"])
+def test_a_damaged_book_is_set_aside_and_begun_anew(tmp_path, damage):
+    path = tmp_path / "alerts.db"
+    book = AlertBook(path)
+    book.observe([finding(subject=str(rank)) for rank in range(200)], T0)
+    book.close()
+    if damage == "no database":
+        path.write_bytes(b"not a database" * 100)
+    elif damage == "a torn page":
+        raw = bytearray(path.read_bytes())
+        raw[4096:8192] = bytes(4096)
+        path.write_bytes(raw)
+    else:
+        with sqlite3.connect(path) as db:
+            db.execute("UPDATE alerts SET body = '[]'")
+    damaged = path.read_bytes()
+    again = AlertBook(path)
+    again.observe([finding(subject="7")], T0)
+    assert [a["subject"] for a in again.list()] == ["7"]
+    again.close()
+    (aside,) = tmp_path.glob("alerts.db.damaged-*[0-9]")
+    assert aside.read_bytes() == damaged
+
+
+def test_a_book_that_cannot_be_opened_is_one_line(tmp_path):
+    with pytest.raises(Unavailable, match=r"alerts .*/missing/alerts\.db: unable to open database file"):
+        AlertBook(tmp_path / "missing" / "alerts.db")
