@@ -62,6 +62,15 @@ class Dump:
     unseen: frozenset[Key] = frozenset()
 
 
+@dataclass(frozen=True)
+class _File:
+    """A dump as it was read, and what it says by itself: of a rank, if only that were known."""
+
+    name: str
+    raw: Mapping[str, Any]
+    dump: Dump
+
+
 class _Plain(pickle.Unpickler):
     """Reads only what needs no code: numbers, text, lists and dicts."""
 
@@ -76,57 +85,57 @@ def load(folder: Path) -> tuple[list[Dump], list[str]]:
     """Every readable dump in `folder`, sorted by rank, and a note for each file that was not used."""
     if not folder.is_dir():
         raise UsageError(f"{folder}: not a folder of Flight Recorder dumps")
-    raws: list[tuple[Path, Mapping[str, Any]]] = []
+    files: list[_File] = []
     notes: list[str] = []
     for path in sorted(p for p in folder.iterdir() if p.is_file() and not p.name.startswith(".")):
         try:
-            raws.append((path, _read_file(path)))
+            files.append(_read_file(path))
         except (CorruptData, OSError) as error:
             notes.append(f"{path.name}: {error}")
-    raws = _of_one_world(raws, notes)
-    if not raws:
+    files = _of_one_world(files, notes)
+    if not files:
         reason = f" ({notes[0]})" if notes else ""
         raise UsageError(f"{folder}: no Flight Recorder dump in it{reason}")
-    ranks = _ranks([(path.name, raw) for path, raw in raws], notes)
-    keys = _members_by_name([(r, raw) for (_, raw), r in zip(raws, ranks, strict=True) if r is not None])
-    dumps = {
-        rank: _dump(rank, raw, keys) for (_, raw), rank in zip(raws, ranks, strict=True) if rank is not None
-    }
+    ranks = _ranks([(file.name, file.raw) for file in files], notes)
+    known = [(rank, file) for rank, file in zip(ranks, files, strict=True) if rank is not None]
+    if any(file.dump.inferred for _, file in known):
+        keys = _members_by_name([(rank, file.raw) for rank, file in known])
+        dumps = {rank: _dump(rank, file.raw, keys) for rank, file in known}
+    else:
+        dumps = {
+            rank: file.dump if file.dump.rank == rank else _dump(rank, file.raw, {}) for rank, file in known
+        }
     return [dumps[rank] for rank in sorted(dumps)], notes
 
 
-def _read_file(path: Path) -> Mapping[str, Any]:
+def _read_file(path: Path) -> _File:
     """The dump in a file, checked as far as one dump alone can be. Raises `CorruptData` and `OSError`."""
     if (size := path.stat().st_size) > MOST_BYTES:
         raise CorruptData(f"not a Flight Recorder dump: {size:,} bytes, allowed: {MOST_BYTES:,}")
     raw = read(path.read_bytes())
     try:
-        _rank(path.name, raw)
-        _dump(0, raw, {})
+        return _File(path.name, raw, _dump(_rank(path.name, raw) or 0, raw, {}))
     except _UNSOUND as error:
         raise CorruptData(f"a Flight Recorder dump with unsound values: {_one_line(error)}") from error
-    return raw
 
 
 def _one_line(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
 
 
-def _of_one_world(
-    raws: Sequence[tuple[Path, Mapping[str, Any]]], notes: list[str]
-) -> list[tuple[Path, Mapping[str, Any]]]:
+def _of_one_world(files: Sequence[_File], notes: list[str]) -> list[_File]:
     """The dumps whose default group has the members that most have; a note for each of another job."""
-    worlds = [_world(raw) for _, raw in raws]
+    worlds = [_world(file.raw) for file in files]
     known = Counter(w for w in worlds if w)
     if len(known) < 2:
-        return list(raws)
+        return list(files)
     usual = known.most_common(1)[0][0]
     kept = []
-    for (path, raw), world in zip(raws, worlds, strict=True):
+    for file, world in zip(files, worlds, strict=True):
         if world and world != usual:
-            notes.append(f"{path.name}: of a world of {len(world)} ranks, the others of {len(usual)}")
+            notes.append(f"{file.name}: of a world of {len(world)} ranks, the others of {len(usual)}")
         else:
-            kept.append((path, raw))
+            kept.append(file)
     return kept
 
 
@@ -297,12 +306,14 @@ def _unseen(raw: Mapping[str, Any], keys: Mapping[str, Key]) -> Iterator[Key]:
             yield keys[_group(entry)[0]]
 
 
-def _settled(entries: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def _settled(entries: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
     """Entries without the wrappers of coalesced transfers; their parts take the wrapper's state, for a part's
     own state is never updated."""
     wrappers = {
         _batch(e): e for e in entries if "coalesced" in str(e.get("profiling_name", "")) and e.get("is_p2p")
     }
+    if not wrappers:
+        return entries
     settled: list[Mapping[str, Any]] = []
     for entry in entries:
         wrapper = wrappers.get(_batch(entry)) if entry.get("is_p2p") else None
