@@ -51,16 +51,19 @@ class AlertBook:
         self.config = config or AlertConfig()
         self.topology = Topology()
         self._lock = threading.RLock()
-        self._db = _connect(path)
         try:
-            self._load()
-        except sqlite3.OperationalError as error:
-            raise Unavailable(f"alerts {path}: {error}") from error
+            self._open(path)
         except _DAMAGE as error:
             self._db.close()
             log.warning("alerts_damaged", path=str(path), error=str(error), kept_as=str(_set_aside(path)))
-            self._db = _connect(path)
+            self._open(path)
+
+    def _open(self, path: Path) -> None:
+        try:
+            self._db = sqlite3.connect(path, check_same_thread=False)
             self._load()
+        except sqlite3.OperationalError as error:
+            raise Unavailable(f"alerts {path}: {error}") from error
 
     def _load(self) -> None:
         self._db.executescript(f"PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL; {_TABLES}")
@@ -301,14 +304,6 @@ class AlertBook:
 
     def _remember(self, now_ns: int, name: str, change: str, actor: str, note: str) -> None:
         self._db.execute("INSERT INTO history VALUES (?, ?, ?, ?, ?)", (now_ns, name, change, actor, note))
-
-
-def _connect(path: Path) -> sqlite3.Connection:
-    """Raises `Unavailable`."""
-    try:
-        return sqlite3.connect(path, check_same_thread=False)
-    except sqlite3.OperationalError as error:
-        raise Unavailable(f"alerts {path}: {error}") from error
 
 
 def _set_aside(path: Path) -> Path:

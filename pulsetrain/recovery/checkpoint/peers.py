@@ -29,7 +29,7 @@ from pulsetrain.recovery.checkpoint.framing import (
 from pulsetrain.recovery.checkpoint.loans import Loan, Span
 from pulsetrain.recovery.checkpoint.replicas import Replicas, Snapshot
 from pulsetrain.recovery.checkpoint.slots import SlotInfo
-from pulsetrain.recovery.checkpoint.twins import DIGEST_BYTES, Twins, agree, blocks
+from pulsetrain.recovery.checkpoint.twins import DIGEST_BYTES, Twins, agree, blocks, worthwhile
 from pulsetrain.stream.errors import CheckpointError, CorruptData, PulsetrainError, Unavailable
 
 log = structlog.get_logger(__name__)
@@ -97,7 +97,7 @@ class PeerServer:
     def _serve(self, sock: socket.socket) -> None:
         """One peer until it goes away; a peer that breaks the rules is cut off."""
         try:
-            challenge(sock, self._token, self._job, offers=OFFERS if self._twins else 0)
+            challenge(sock, self._token, self._job, offers=0 if self._twins is None else OFFERS)
             while True:
                 request = receive_frame(sock)
                 self._requests.get(str(request.get("op")), self._get)(sock, request)
@@ -131,7 +131,7 @@ class PeerServer:
                 send_frame(sock, {"lacking": lacking})
             for at, size in lacking:
                 receive_into(sock, target[at : at + size])
-        except PulsetrainError:
+        except BaseException:
             if loan is not None:
                 loan.end()
             raise
@@ -221,7 +221,7 @@ class PeerClient:
         if not offered:
             return self._put(arena, fd, info, pace)
         sent = self._offer(arena, fd, info, pace, offered)
-        # what the peer copied may have been damaged there: it is worth nothing, and all of it is sent
+        # what came, or what was borrowed, is not what was offered: all of it is sent
         return self._put(arena, fd, info, pace) if sent is None and arena.still(info) else sent
 
     def _offer(self, arena: Arena, fd: int, info: SlotInfo, pace: Pace | None, offered: bytes) -> int | None:
@@ -230,14 +230,15 @@ class PeerClient:
         along = known[1] if known and known[0] == info.total_bytes else []
         request = {"op": "offer", **dataclasses.asdict(snapshot), "along": along}
         send_frame(self._sock, request, offered, *(data[at : at + size] for at, size in along))
-        answer, size = receive_frame(self._sock), sum(size for _, size in along)
+        answer, gone_along = receive_frame(self._sock), sum(size for _, size in along)
         if "ok" in answer:  # it lacks nothing
-            return size if answer["ok"] and arena.still(info) else None
+            return gone_along if answer["ok"] and arena.still(info) else None
         lacking = _spans(answer.get("lacking"), info.total_bytes)
-        if sum(size for _, size in (*along, *lacking)) <= _ALONG:
+        lacked = gone_along + sum(size for _, size in lacking)
+        if lacked <= _ALONG and worthwhile(info.total_bytes - lacked, info.total_bytes):
             self._lacked[info.rank] = info.total_bytes, [*along, *lacking]
         sent = self._finish(arena, fd, info, pace, lacking)
-        return None if sent is None else size + sent
+        return None if sent is None else gone_along + sent
 
     def _put(self, arena: Arena, fd: int, info: SlotInfo, pace: Pace | None) -> int | None:
         send_frame(self._sock, {"op": "put", **dataclasses.asdict(Snapshot.of(info))})

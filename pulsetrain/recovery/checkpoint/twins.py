@@ -14,7 +14,6 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from threading import Lock
-from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -31,8 +30,6 @@ _BLOCKS = 64
 _BLOCK = (4 << 10, 1 << 20)  # least and most bytes of a block
 _PATIENCE_S = 0.25  # a rank that is to have the same soon is waited for so long
 _NAP_S = (0.005, 0.04)  # at first, and at last: each look costs a wake-up
-
-T = TypeVar("T")
 
 
 def blocks(snapshot: Snapshot) -> tuple[Span, ...]:
@@ -156,11 +153,12 @@ class Twins:
             if alike and borrowed and arena.lend(info):  # of a little the replica need not depend
                 parts.append((arena, info, borrowed))
                 lacking &= ~same
-        loan, asked = Loan(parts), joined(spans, lacking)
-        if parts and len(asked) <= MOST_PARTS:
+        loan, asked = Loan(parts) if parts else None, joined(spans, lacking)
+        if len(asked) <= MOST_PARTS:
             return loan, asked
-        loan.end()
-        return None, [(0, snapshot.total_bytes)] if len(asked) > MOST_PARTS else asked
+        if loan is not None:
+            loan.end()
+        return None, [(0, snapshot.total_bytes)]
 
     def _saved(self, snapshot: Snapshot) -> Iterator[tuple[int, ArenaReader, SlotInfo]]:
         """The ranks here with a checkpoint of that step and size, once those that are expected have it; first
