@@ -7,7 +7,8 @@ process killed anywhere in between leaves an odd slot that nobody reads, and the
 untouched.
 
 Slots lie a terabyte apart in the sparse file, so that each grows without moving another. Bytes are raw: a
-layout (JSON), values (JSON), then tensors. Nothing here imports torch, and nothing is pickled.
+layout (JSON), values (JSON), then tensors; the digests of their blocks follow. Nothing here imports torch,
+and nothing is pickled.
 """
 
 from __future__ import annotations
@@ -20,8 +21,14 @@ import threading
 import time
 from collections import Counter
 
-import xxhash
-
+from pulsetrain.recovery.checkpoint.blocks import (
+    DIGEST_BYTES,
+    Sized,
+    blocks,
+    checksum,
+    digests,
+    most_blocks,
+)
 from pulsetrain.recovery.checkpoint.slots import (
     DURABLE,
     MAX_SLOTS,
@@ -36,7 +43,7 @@ from pulsetrain.recovery.checkpoint.slots import (
 from pulsetrain.stream.errors import CheckpointError, CorruptData
 
 MAGIC = 0x414E455241545000
-VERSION = 2
+VERSION = 3
 _STRIDE = 1 << 40
 _MADV_POPULATE_WRITE = 23  # Linux 5.14; older kernels refuse it and pages fault in one by one
 
@@ -48,11 +55,6 @@ _W_SLOT, _SLOT_WORDS = 64, 32
 _REASON = slice(2048, 2304)
 _FIELDS = 15  # words of a slot's header before its seal: the fields of SlotInfo from `seq` on
 _SEALED, _HEAD = struct.Struct(f"={_FIELDS}q"), struct.Struct(f"={_FIELDS + 1}q")
-
-
-def digest(data: memoryview) -> int:
-    """xxh3-64 of the bytes as a signed word; releases the GIL while it works on many."""
-    return _signed(xxhash.xxh3_64_intdigest(data))
 
 
 def create_arena() -> int:
@@ -157,13 +159,20 @@ class Arena:
         """Its bytes, in place: check `still` after the last use."""
         return memoryview(self._region(info.slot, info.total_bytes))[: info.total_bytes]
 
+    def digests(self, info: SlotInfo) -> bytes:
+        """Of its blocks, as the writer left them; empty where it is being written over, or they are
+        damaged."""
+        end = info.total_bytes + _digests_bytes(info)
+        found = bytes(memoryview(self._region(info.slot, end))[info.total_bytes : end])
+        return found if checksum(found) == info.checksum and self.still(info) else b""
+
     def file_offset(self, info: SlotInfo) -> int:
         """Where its bytes begin in the file descriptor, for sendfile."""
         return _base(info.slot)
 
     def verify(self, info: SlotInfo) -> bool:
         """Its bytes have its checksum, and it was not written over meanwhile."""
-        return digest(self.view(info)) == info.checksum and self.still(info)
+        return checksum(digests(self.view(info), blocks(info))) == info.checksum and self.still(info)
 
     def invalidate(self, info: SlotInfo) -> None:
         """Nobody shall read it any more (it belongs to a future that was rolled back)."""
@@ -303,10 +312,11 @@ class ArenaWriter(Arena):
 
         May run on another thread than `begin`; releases the GIL. Raises `CheckpointError` for want of room.
         """
-        return [self._prepared(slot, total_bytes) for slot in range(slots_for(total_bytes))]
+        need = total_bytes + DIGEST_BYTES * most_blocks(total_bytes)
+        return [self._prepared(slot, need) for slot in range(slots_for(total_bytes))]
 
-    def _prepared(self, slot: int, total_bytes: int) -> mmap.mmap:
-        region = self._grown(slot, total_bytes)
+    def _prepared(self, slot: int, need: int) -> mmap.mmap:
+        region = self._grown(slot, need)
         if slot in self._fresh:
             _populate(region)
             self._fresh.discard(slot)
@@ -322,7 +332,7 @@ class ArenaWriter(Arena):
             return None
         word = _word(slot)
         self._words[word] = (self._words[word] | 1) + (self._words[word] & 1) * 2
-        region = self._grown(slot, header.total_bytes)
+        region = self._grown(slot, header.total_bytes + _digests_bytes(header))
         used = header.layout_bytes + header.values_bytes
         padding = payload_offset(header.layout_bytes, header.values_bytes) - used
         region[used : used + padding] = bytes(padding)  # equal states have equal bytes
@@ -375,11 +385,13 @@ class ArenaWriter(Arena):
     def _commit(self, writing: Writing) -> SlotInfo:
         h, word = writing.header, _word(writing.slot)
         newest = next(iter(self.published()), None)
-        checksum = digest(writing.bytes)
-        same = newest is not None and (newest.checksum, newest.payload_bytes) == (checksum, h.payload_bytes)
+        found = digests(writing.bytes, blocks(h))
+        writing.region[h.total_bytes : h.total_bytes + len(found)] = found
+        whole = checksum(found)
+        same = newest is not None and (newest.checksum, newest.payload_bytes) == (whole, h.payload_bytes)
         seq = self._words[word] + 1
         head = [seq, (self.active >> 3) + 1, h.step, h.attempt, h.rank, h.world]
-        head += [h.layout_bytes, h.values_bytes, h.payload_bytes, checksum]
+        head += [h.layout_bytes, h.values_bytes, h.payload_bytes, whole]
         flags = PINNED * h.pinned | UNCHANGED * same | DURABLE * h.durable
         head += [flags, writing.started_ns, writing.copy_ns, time.time_ns()]
         head += [writing.blocked_ns]
@@ -400,16 +412,16 @@ def _word(slot: int) -> int:
     return _W_SLOT + slot * _SLOT_WORDS
 
 
+def _digests_bytes(checkpoint: Sized) -> int:
+    return DIGEST_BYTES * len(blocks(checkpoint))
+
+
 def _pages(need: int) -> int:
     return max(PAGE, -(-need // PAGE) * PAGE)
 
 
 def _seal(words: list[int]) -> int:
-    return _signed(xxhash.xxh3_64_intdigest(_SEALED.pack(*words)))
-
-
-def _signed(value: int) -> int:
-    return value - (1 << 64) if value >> 63 else value
+    return checksum(_SEALED.pack(*words))
 
 
 def _populate(region: mmap.mmap) -> None:

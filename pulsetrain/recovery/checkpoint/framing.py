@@ -20,7 +20,7 @@ from pulsetrain.stream.errors import AuthError, CorruptData, Unavailable
 MAX_HEADER = 1 << 20
 CHUNK = 256 << 10  # stays in the second-level cache between the copy from the socket and the checksum
 _LENGTH = struct.Struct("!I")
-VERSION = 1
+VERSION = 2
 
 
 def send_frame(sock: socket.socket, header: dict[str, Any], *bodies: bytes | memoryview) -> None:
@@ -47,9 +47,9 @@ def receive_frame(sock: socket.socket) -> dict[str, Any]:
     return header
 
 
-def receive_into(sock: socket.socket, target: memoryview) -> int:
-    """Fill `target` from the stream; the signed xxh3-64 of what came. Raises `Unavailable`."""
-    hasher, done = xxhash.xxh3_64(), 0
+def receive_into(sock: socket.socket, target: memoryview) -> bytes:
+    """Fill `target` from the stream; the xxh3-128 of what came. Raises `Unavailable`."""
+    hasher, done = xxhash.xxh3_128(), 0
     while done < len(target):
         part = target[done : done + CHUNK]
         try:
@@ -60,8 +60,7 @@ def receive_into(sock: socket.socket, target: memoryview) -> int:
             raise Unavailable(f"peer went away after {done} of {len(target)} bytes")
         hasher.update(part[:got])
         done += got
-    value = int(hasher.intdigest())
-    return value - (1 << 64) if value >> 63 else value
+    return hasher.digest()
 
 
 def challenge(sock: socket.socket, token: str, job: str, *, offers: int = 0) -> str:

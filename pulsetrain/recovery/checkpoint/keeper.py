@@ -139,7 +139,7 @@ class Keeper:
             poll_s=config.poll_s,
             interleaver=self._interleaver if paced else None,
             lag_steps=config.lag_steps,
-            twins=self._twins,
+            share=config.share_equal,
         )
         self._persister = self._start_persister()
 

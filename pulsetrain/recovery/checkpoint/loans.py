@@ -7,9 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from pulsetrain.recovery.checkpoint.arena import ArenaReader
+from pulsetrain.recovery.checkpoint.blocks import Span
 from pulsetrain.recovery.checkpoint.slots import SlotInfo
-
-Span = tuple[int, int]  # offset and bytes
 
 
 class Loan:

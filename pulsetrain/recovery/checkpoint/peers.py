@@ -17,7 +17,8 @@ from typing import Any
 
 import structlog
 
-from pulsetrain.recovery.checkpoint.arena import Arena, ArenaWriter, digest
+from pulsetrain.recovery.checkpoint.arena import Arena, ArenaWriter
+from pulsetrain.recovery.checkpoint.blocks import DIGEST_BYTES, Span, blocks, checksum
 from pulsetrain.recovery.checkpoint.framing import (
     challenge,
     introduce,
@@ -26,10 +27,10 @@ from pulsetrain.recovery.checkpoint.framing import (
     receive_into,
     send_frame,
 )
-from pulsetrain.recovery.checkpoint.loans import Loan, Span
+from pulsetrain.recovery.checkpoint.loans import Loan
 from pulsetrain.recovery.checkpoint.replicas import Replicas, Snapshot
 from pulsetrain.recovery.checkpoint.slots import SlotInfo
-from pulsetrain.recovery.checkpoint.twins import DIGEST_BYTES, Twins, agree, blocks, worthwhile
+from pulsetrain.recovery.checkpoint.twins import Twins, agree, worthwhile
 from pulsetrain.stream.errors import CheckpointError, CorruptData, PulsetrainError, Unavailable
 
 log = structlog.get_logger(__name__)
@@ -110,7 +111,7 @@ class PeerServer:
 
     def _put(self, sock: socket.socket, request: dict[str, Any]) -> None:
         snapshot = Snapshot.parse(request)
-        self._take(sock, snapshot, lambda target: (receive_into(sock, target) == snapshot.checksum, None))
+        self._take(sock, snapshot, lambda target: (_arrived(sock, snapshot, target), None))
 
     def _offer(self, sock: socket.socket, request: dict[str, Any]) -> None:
         """A checkpoint of which ranks here may have much themselves; the peer sends what they lack."""
@@ -123,6 +124,8 @@ class PeerServer:
     ) -> tuple[bool, Loan | None]:
         assert self._twins is not None, "nobody offers without"
         offered = receive_bytes(sock, DIGEST_BYTES * len(blocks(snapshot)))
+        if checksum(offered) != snapshot.checksum:
+            raise CorruptData(f"offer of rank {snapshot.rank} step {snapshot.step}: digests arrived damaged")
         for at, size in along:
             receive_into(sock, target[at : at + size])
         loan, lacking = self._twins.lend(snapshot, offered, known=along)
@@ -135,8 +138,6 @@ class PeerServer:
             if loan is not None:
                 loan.end()
             raise
-        if loan is None:
-            return digest(target) == snapshot.checksum, None
         return agree(target, snapshot, offered, (*along, *lacking)), loan
 
     def _take(
@@ -292,7 +293,7 @@ class PeerClient:
         if writing is None:
             raise CheckpointError("every slot of the arena is pinned")
         writing.prefault()
-        if receive_into(self._sock, writing.bytes) != snapshot.checksum:
+        if not _arrived(self._sock, snapshot, writing.bytes):
             raise CorruptData(f"replica of rank {rank} step {step} arrived with another checksum")
         return writing.commit()
 
@@ -313,6 +314,12 @@ def _send(sock: socket.socket, data: memoryview) -> None:
         sock.sendall(data)
     except OSError as error:
         raise Unavailable(f"peer went away while fetching: {error}") from error
+
+
+def _arrived(sock: socket.socket, snapshot: Snapshot, target: memoryview) -> bool:
+    """All of it was received into `target`, with its checksum."""
+    found = [receive_into(sock, target[at : at + size]) for at, size in blocks(snapshot)]
+    return checksum(b"".join(found)) == snapshot.checksum
 
 
 def _spans(raw: Any, total: int) -> list[Span]:

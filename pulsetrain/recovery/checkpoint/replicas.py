@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any
 
-from pulsetrain.recovery.checkpoint.arena import digest
+from pulsetrain.recovery.checkpoint.blocks import blocks, checksum, digests
 from pulsetrain.recovery.checkpoint.loans import Loan
 from pulsetrain.recovery.checkpoint.slots import Header, SlotInfo, payload_offset, slots_for
 from pulsetrain.stream.errors import CorruptData
@@ -87,7 +87,8 @@ class _Replica:
         with self.settling:
             if self.loan is not None:
                 copied = self.loan.copy_into(self.view)
-                self.spoilt = not copied or digest(self.view) != self.snapshot.checksum
+                found = digests(self.view, blocks(self.snapshot))
+                self.spoilt = not copied or checksum(found) != self.snapshot.checksum
                 self.release()
             return not self.spoilt
 

@@ -12,7 +12,7 @@ from pulsetrain.recovery.checkpoint.interleave import LEAST_CHUNK, Interleaver
 from pulsetrain.recovery.checkpoint.ledger import Ledger
 from pulsetrain.recovery.checkpoint.peers import Pace, PeerClient
 from pulsetrain.recovery.checkpoint.slots import SlotInfo
-from pulsetrain.recovery.checkpoint.twins import Twins, worthwhile
+from pulsetrain.recovery.checkpoint.twins import worthwhile
 from pulsetrain.stream.errors import PulsetrainError, Unavailable
 
 RETRY_S = 1.0
@@ -58,16 +58,16 @@ class Replicator:
         poll_s: float,
         interleaver: Interleaver | None = None,
         lag_steps: int = 0,
-        twins: Twins | None = None,
+        share: bool = False,
     ) -> None:
         """With an `interleaver`, chunks go when it says so; without, at once. `lag_steps` holds while every
-        peer is there. With `twins` peers are asked what they lack, and sent no more."""
+        peer is there. With `share` peers are asked what they lack, and sent no more."""
         self._connect = connect
         self._ledger = ledger
         self._poll_s = poll_s
         self._interleaver = interleaver
         self._lag_steps = lag_steps
-        self._twins = twins
+        self._share = share
         self._watched: dict[int, _Watched] = {}
         self._peers: list[_Peer] = []
         self._retired: list[_Peer] = []  # only the thread that uses a connection may end it
@@ -176,7 +176,7 @@ class Replicator:
             return
         started = time.monotonic_ns()
         try:
-            offered = self._offered(peer, client, newest)
+            offered = self._offered(peer, client, item.arena, newest)
             sent = client.put(item.arena, item.fd, newest, self._pace(client, watched), offered)
         finally:
             item.arena.release(newest)
@@ -189,12 +189,12 @@ class Replicator:
             if all(p.sent.get(rank) == word for p in receivers):
                 item.arena.set_replicated(newest.step)
 
-    def _offered(self, peer: _Peer, client: PeerClient, info: SlotInfo) -> bytes:
+    def _offered(self, peer: _Peer, client: PeerClient, arena: ArenaReader, info: SlotInfo) -> bytes:
         """The digests to offer; empty where the peer takes none or has had little of the last ones."""
         saves = peer.in_vain.get(info.rank, 0)
-        if self._twins is None or not client.takes_offers or (saves >= IN_VAIN and saves % ASK_AGAIN):
+        if not self._share or not client.takes_offers or (saves >= IN_VAIN and saves % ASK_AGAIN):
             return b""
-        return self._twins.digests(info.rank, info)
+        return arena.digests(info)
 
     def _judge(self, peer: _Peer, info: SlotInfo, sent: int, *, asked: bool) -> None:
         """Learn whether the peer has much of this rank's state, and say so once."""

@@ -12,46 +12,20 @@ import os
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache
 from threading import Lock
 
 import numpy as np
 import numpy.typing as npt
-import xxhash
 
 from pulsetrain.recovery.checkpoint.arena import ArenaReader
-from pulsetrain.recovery.checkpoint.loans import Loan, Span
+from pulsetrain.recovery.checkpoint.blocks import DIGEST_BYTES, Span, blocks, digest
+from pulsetrain.recovery.checkpoint.loans import Loan
 from pulsetrain.recovery.checkpoint.replicas import Snapshot
-from pulsetrain.recovery.checkpoint.slots import SlotInfo, payload_offset
+from pulsetrain.recovery.checkpoint.slots import SlotInfo
 
-DIGEST_BYTES = 16
 MOST_PARTS = 4096  # an answer that names more is not worth its length
-_BLOCKS = 64
-_BLOCK = (4 << 10, 1 << 20)  # least and most bytes of a block
 _PATIENCE_S = 0.25  # a rank that is to have the same soon is waited for so long
 _NAP_S = (0.005, 0.04)  # at first, and at last: each look costs a wake-up
-
-
-def blocks(snapshot: Snapshot) -> tuple[Span, ...]:
-    """What a checkpoint is compared by: layout, values with their padding, and equal pieces of the payload.
-
-    They cover all of its bytes once; the pieces depend on the payload's size alone.
-    """
-    return _blocks(snapshot.layout_bytes, snapshot.values_bytes, snapshot.payload_bytes)
-
-
-@lru_cache(maxsize=64)  # of a state that is saved again and again
-def _blocks(layout: int, values: int, payload: int) -> tuple[Span, ...]:
-    start = payload_offset(layout, values)
-    least, most = _BLOCK
-    size = min(most, max(least, 1 << max(0, payload // _BLOCKS - 1).bit_length()))
-    pieces = ((at, min(size, start + payload - at)) for at in range(start, start + payload, size))
-    return (0, layout), (layout, start - layout), *pieces
-
-
-def digests(data: memoryview, spans: Sequence[Span]) -> bytes:
-    """The xxh3-128 of each span, one after the other."""
-    return b"".join(xxhash.xxh3_128_digest(data[at : at + size]) for at, size in spans)
 
 
 def worthwhile(equal: int, total: int) -> bool:
@@ -73,15 +47,14 @@ def joined(spans: Sequence[Span], wanted: npt.NDArray[np.bool_]) -> list[Span]:
 def agree(data: memoryview, snapshot: Snapshot, offered: bytes, parts: Sequence[Span]) -> bool:
     """The blocks of `data` that lie in `parts` have the digests that were offered."""
     return all(
-        xxhash.xxh3_128_digest(data[at : at + size]) == offered[i * DIGEST_BYTES : (i + 1) * DIGEST_BYTES]
+        digest(data[at : at + size]) == offered[i * DIGEST_BYTES : (i + 1) * DIGEST_BYTES]
         for i, (at, size) in enumerate(blocks(snapshot))
         if _within(parts, at, size)
     )
 
 
 class Twins:
-    """The ranks of this node as a source of what peers offer. Thread-safe; knows digests of their newest
-    saves."""
+    """The ranks of this node as a source of what peers offer. Thread-safe."""
 
     def __init__(
         self,
@@ -92,7 +65,6 @@ class Twins:
         self._clock, self._sleep = clock, sleep
         self._lock = Lock()
         self._arenas: dict[int, ArenaReader] = {}
-        self._known: dict[int, tuple[int, bytes]] = {}  # rank -> generation and digests
         self._alike: dict[tuple[int, int], bool] = {}  # (offered, own) rank -> had much in common last time
 
     def attach(self, rank: int, arena_fd: int) -> None:
@@ -102,34 +74,16 @@ class Twins:
         weakref.finalize(arena, os.close, own)  # whoever still copies from it may finish
         with self._lock:
             self._arenas[rank] = arena
-            self._known.pop(rank, None)
 
     def detach(self, rank: int) -> None:
         """It runs elsewhere."""
         with self._lock:
             self._arenas.pop(rank, None)
-            self._known.pop(rank, None)
 
     def forget(self) -> None:
         """Another attempt begins: ranks may have other states."""
         with self._lock:
             self._alike.clear()
-
-    def digests(self, rank: int, info: SlotInfo) -> bytes:
-        """Of the blocks of what `rank` saved; empty where it is gone or being written over."""
-        with self._lock:
-            arena, known = self._arenas.get(rank), self._known.get(rank)
-        if arena is None:
-            return b""
-        if known is not None and known[0] == info.generation and arena.still(info):
-            return known[1]
-        found = digests(arena.view(info), blocks(Snapshot.of(info)))
-        if not arena.still(info):
-            return b""
-        with self._lock:
-            if self._arenas.get(rank) is arena:
-                self._known[rank] = (info.generation, found)
-        return found
 
     def lend(
         self, snapshot: Snapshot, offered: bytes, *, known: Sequence[Span] = ()
@@ -146,7 +100,7 @@ class Twins:
         for rank, arena, info in self._saved(snapshot):
             if not lacking.any():
                 break
-            same = _equal(offered, self.digests(rank, info))
+            same = _equal(offered, arena.digests(info))
             alike = worthwhile(sum(size for _, size in joined(spans, same)), snapshot.total_bytes)
             self._judge(snapshot.rank, rank, alike)
             borrowed = joined(spans, same & lacking)

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pulsetrain.recovery.checkpoint.arena import ArenaReader, ArenaWriter, create_arena
+from pulsetrain.recovery.checkpoint.blocks import blocks, checksum, digests, most_blocks
 from pulsetrain.recovery.checkpoint.slots import LARGE_BYTES, MAX_SLOTS, Header, payload_offset
 from pulsetrain.stream.errors import CorruptData
 
@@ -53,6 +54,32 @@ def test_a_commit_publishes_and_changes_the_active_word(fd):
     assert reader.find(0, 7) == info
     assert reader.verify(info)
     assert bytes(reader.view(info)) == bytes([7]) * (payload_offset(10, 5) + 100)
+
+
+@pytest.mark.parametrize("size", [0, 100, 300_000, 70 << 20])
+def test_digests_of_the_blocks_stand_behind_the_bytes(fd, size):
+    writer, reader = ArenaWriter(fd), ArenaReader(fd)
+    writer.prepare(size)
+    info = write(writer, 3, size=size)
+    assert reader.digests(info) == digests(reader.view(info), blocks(info))
+    assert checksum(reader.digests(info)) == info.checksum
+
+
+@pytest.mark.parametrize("at", [0, 20, 500])
+def test_damaged_digests_are_not_given_and_spoil_no_checkpoint(fd, at):
+    writer, reader = ArenaWriter(fd), ArenaReader(fd)
+    writing = writer.begin(header(3, size=300_000))
+    info = writing.commit()
+    writing.region[info.total_bytes + at] ^= 1
+    assert reader.digests(info) == b""
+    assert reader.verify(info)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(0, 2**40), st.data())
+def test_no_smaller_checkpoint_has_more_blocks(total, data):
+    payload = data.draw(st.integers(0, min(total, 2**31)))
+    assert len(blocks(header(0, size=payload))) <= most_blocks(total)
 
 
 def test_an_unfinished_write_is_not_seen_and_costs_no_other_checkpoint(fd):
