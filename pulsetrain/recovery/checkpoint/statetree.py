@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
-from itertools import count
+from functools import cached_property, lru_cache
+from itertools import accumulate, chain, count
 from operator import attrgetter
 from types import MappingProxyType
 from typing import Any
@@ -207,13 +207,41 @@ def _walk(node: Any, path: tuple[Any, ...], out: Leaves) -> Any:
 def _walk_all(
     keys: Sequence[Any], nodes: Sequence[Any], path: tuple[Any, ...], out: Leaves
 ) -> tuple[Any, ...]:
-    """The forms of the children; those that are all tensors, or all values, go at once."""
+    """The forms of the children; those that are all tensors, all values, or tables of tensors go at once."""
     tokens = tuple(map(_TOKENS.get, map(type, nodes)))
     kinds = set(tokens)
     if kinds and (kinds <= _TENSORS or kinds in _SINGLE):
         _take(nodes, tokens[0], out)
         return tokens
-    return tuple(_walk(node, (*path, key), out) for key, node in zip(keys, nodes, strict=True))
+    tables = _walk_tables(nodes, out) if kinds == {None} else None
+    if tables is not None:
+        return tables
+    forms: list[Any] = []
+    for key, node, token in zip(keys, nodes, tokens, strict=True):
+        if token is _VALUE:
+            out.values.append(node)
+        forms.append(_VALUE if token is _VALUE else _walk(node, (*path, key), out))
+    return tuple(forms)
+
+
+def _walk_tables(nodes: Sequence[Any], out: Leaves) -> tuple[Any, ...] | None:
+    """The forms of mappings that hold tensors alone, as an optimizer's state of each parameter does; None
+    where they are not such."""
+    if set(map(type, nodes)) != {dict}:
+        return None
+    keys, leaves = tuple(chain.from_iterable(nodes)), tuple(chain.from_iterable(map(dict.values, nodes)))
+    kinds = tuple(map(type, leaves))
+    if not set(kinds) <= _TENSORS or not set(map(type, keys)) <= {str, int}:
+        return None
+    out.tensors += leaves
+    return _table_forms(tuple(map(len, nodes)), keys, kinds)
+
+
+@lru_cache(maxsize=16)  # of the optimizers that are saved again and again
+def _table_forms(sizes: Sequence[int], keys: Sequence[Any], kinds: Sequence[type]) -> tuple[Any, ...]:
+    """Forms of mappings of `sizes` entries each, with the keys and types of all of them in order."""
+    ends = tuple(accumulate(sizes))
+    return tuple(("d", keys[e - n : e], kinds[e - n : e]) for e, n in zip(ends, sizes, strict=True))
 
 
 def _take(leaves: Sequence[Any], token: Any, out: Leaves) -> None:
