@@ -33,7 +33,7 @@ from pulsetrain.recovery.checkpoint.arena import ArenaReader, ArenaWriter, creat
 from pulsetrain.recovery.checkpoint.checkpointer import Checkpointer
 from pulsetrain.recovery.checkpoint.keeper import Keeper, KeeperConfig
 from pulsetrain.recovery.checkpoint.manifest import Checkpoints
-from pulsetrain.recovery.checkpoint.peers import PeerClient, PeerServer
+from pulsetrain.recovery.checkpoint.peers import Parcel, PeerClient, PeerServer
 from pulsetrain.recovery.checkpoint.replicas import Replicas
 from pulsetrain.recovery.checkpoint.storage import open_storage
 
@@ -312,7 +312,7 @@ def peer(job: Job) -> dict[str, float]:
         turns = [
             (
                 seconds(raw),
-                seconds(lambda: client.put(arena, fd, info)),
+                seconds(lambda: list(client.put([Parcel(arena, fd, info)]))),
                 seconds(lambda: client.get(0, 1, writer)),
             )
             for _ in range(2 + TURNS)  # buffers are faulted in by the first two

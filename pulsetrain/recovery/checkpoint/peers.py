@@ -11,13 +11,14 @@ import socket
 import struct
 import termios
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from threading import Lock, Thread
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 import structlog
 
-from pulsetrain.recovery.checkpoint.arena import Arena, ArenaWriter
+from pulsetrain.recovery.checkpoint.arena import ArenaReader, ArenaWriter
 from pulsetrain.recovery.checkpoint.blocks import DIGEST_BYTES, Span, blocks, checksum
 from pulsetrain.recovery.checkpoint.framing import (
     challenge,
@@ -39,7 +40,7 @@ Pace = Callable[[int], Iterable[int]]
 
 _SOCKET_BUFFER = 4 << 20
 _NO_BYTES = bytes(4)
-OFFERS = 2  # the form of offers: digests, then what goes along
+OFFERS = 3  # the form of offers: of several ranks, each with digests, then what goes along
 _ALONG = 128 << 10  # what was lacking last time goes along with an offer where it is no more than this
 _FLUSH_POLL_S = (0.0002, 0.003)  # at first, and at last: each look costs a wake-up
 
@@ -110,56 +111,27 @@ class PeerServer:
             sock.close()
 
     def _put(self, sock: socket.socket, request: dict[str, Any]) -> None:
-        snapshot = Snapshot.parse(request)
-        self._take(sock, snapshot, lambda target: (_arrived(sock, snapshot, target), None))
+        with _Incoming(self._replicas, Snapshot.parse(request)) as one:
+            good = one.keep(_arrived(sock, one.snapshot, one.target))
+        send_frame(sock, {"ok": good})
 
     def _offer(self, sock: socket.socket, request: dict[str, Any]) -> None:
-        """A checkpoint of which ranks here may have much themselves; the peer sends what they lack."""
-        snapshot = Snapshot.parse(request)
-        along = _spans(request.get("along"), snapshot.total_bytes)
-        self._take(sock, snapshot, lambda target: self._fill(sock, snapshot, along, target))
+        """Checkpoints of which ranks here may have much themselves; the peer sends what they lack."""
+        with ExitStack() as stack:
+            coming = [stack.enter_context(_Incoming.of(self._replicas, raw)) for raw in _listed(request)]
+            for one in coming:
+                one.receive_offer(sock)
+            answers = [self._borrow(one) for one in coming]
+            send_frame(sock, {"answers": answers})
+            for one, answer in zip(coming, answers, strict=True):
+                if not isinstance(answer, bool):
+                    send_frame(sock, {"ok": one.receive(sock, answer)})
 
-    def _fill(
-        self, sock: socket.socket, snapshot: Snapshot, along: list[Span], target: memoryview
-    ) -> tuple[bool, Loan | None]:
+    def _borrow(self, one: _Incoming) -> bool | list[Span]:
+        """What is lacking still; where nothing is, whether it is held now."""
         assert self._twins is not None, "nobody offers without"
-        offered = receive_bytes(sock, DIGEST_BYTES * len(blocks(snapshot)))
-        if checksum(offered) != snapshot.checksum:
-            raise CorruptData(f"offer of rank {snapshot.rank} step {snapshot.step}: digests arrived damaged")
-        for at, size in along:
-            receive_into(sock, target[at : at + size])
-        loan, lacking = self._twins.lend(snapshot, offered, known=along)
-        try:
-            if lacking:
-                send_frame(sock, {"lacking": lacking})
-            for at, size in lacking:
-                receive_into(sock, target[at : at + size])
-        except BaseException:
-            if loan is not None:
-                loan.end()
-            raise
-        return agree(target, snapshot, offered, (*along, *lacking)), loan
-
-    def _take(
-        self,
-        sock: socket.socket,
-        snapshot: Snapshot,
-        fill: Callable[[memoryview], tuple[bool, Loan | None]],
-    ) -> None:
-        """Hold what `fill` brings, and what it borrows, where it says that all of it is right."""
-        memory = self._replicas.buffer(snapshot)
-        try:
-            good, loan = fill(memoryview(memory)[: snapshot.total_bytes])
-        except BaseException:
-            self._replicas.give_back(snapshot.rank, memory)
-            raise
-        if good:
-            self._replicas.put(snapshot, memory, loan)
-        else:
-            if loan is not None:
-                loan.end()
-            self._replicas.give_back(snapshot.rank, memory)
-        send_frame(sock, {"ok": good})
+        one.loan, lacking = self._twins.lend(one.snapshot, one.offered, known=one.along)
+        return lacking or one.keep(one.agrees(one.along))
 
     def _segment(self, sock: socket.socket, request: dict[str, Any]) -> None:
         """Content of storage that this node reads for others too."""
@@ -188,6 +160,72 @@ class PeerServer:
             _send(sock, data)
 
 
+class _Incoming:
+    """A checkpoint that a peer is sending: memory for it, until it is held, or something goes wrong."""
+
+    def __init__(self, replicas: Replicas, snapshot: Snapshot, along: Sequence[Span] = ()) -> None:
+        """`along`: parts that come with the offer."""
+        self._replicas, self.snapshot, self.along = replicas, snapshot, along
+        self._memory = replicas.buffer(snapshot)
+        self.target = memoryview(self._memory)[: snapshot.total_bytes]
+        self.offered = b""
+        self.loan: Loan | None = None
+        self._over = False
+
+    @classmethod
+    def of(cls, replicas: Replicas, raw: dict[str, Any]) -> _Incoming:
+        """Of an offer. Raises `CorruptData`."""
+        snapshot = Snapshot.parse(raw)
+        return cls(replicas, snapshot, _spans(raw.get("along"), snapshot.total_bytes))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if not self._over:
+            self.keep(False)
+
+    def receive_offer(self, sock: socket.socket) -> None:
+        """Digests, and what goes along. Raises `CorruptData` for digests without the checksum."""
+        self.offered = receive_bytes(sock, DIGEST_BYTES * len(blocks(self.snapshot)))
+        if checksum(self.offered) != self.snapshot.checksum:
+            raise CorruptData(f"offer of rank {self.snapshot.rank}: digests without its checksum")
+        for at, size in self.along:
+            receive_into(sock, self.target[at : at + size])
+
+    def receive(self, sock: socket.socket, lacking: Sequence[Span]) -> bool:
+        """The rest; whether it is held now."""
+        for at, size in lacking:
+            receive_into(sock, self.target[at : at + size])
+        return self.keep(self.agrees((*self.along, *lacking)))
+
+    def agrees(self, parts: Sequence[Span]) -> bool:
+        """The blocks of `parts` have the digests that were offered."""
+        return agree(self.target, self.snapshot, self.offered, parts)
+
+    def keep(self, good: bool) -> bool:
+        """Hold it, with what it borrows, where all of it is right; else end the loan and keep the memory for
+        the next one."""
+        self._over = True
+        if good:
+            self._replicas.put(self.snapshot, self._memory, self.loan)
+        else:
+            if self.loan is not None:
+                self.loan.end()
+            self._replicas.give_back(self.snapshot.rank, self._memory)
+        return good
+
+
+class Parcel(NamedTuple):
+    """A slot to be sent: its arena, the arena's file descriptor, and the digests of its blocks where only
+    what the peer lacks of them shall go."""
+
+    arena: ArenaReader
+    fd: int
+    info: SlotInfo
+    offered: bytes = b""
+
+
 class PeerClient:
     """One connection to a peer's keeper. Not thread-safe. Every call raises `Unavailable` when the peer is
     away."""
@@ -213,54 +251,73 @@ class PeerClient:
         """End the connection."""
         self._sock.close()
 
-    def put(
-        self, arena: Arena, fd: int, info: SlotInfo, pace: Pace | None = None, offered: bytes = b""
-    ) -> int | None:
-        """Send a slot's bytes without copying them here; how many, None where the trainer wrote over them
-        meanwhile. `pace` gives sizes that add up to what it is given, each sent when it comes. With the
-        digests of its blocks `offered` only what the peer lacks is sent."""
-        if not offered:
-            return self._put(arena, fd, info, pace)
-        sent = self._offer(arena, fd, info, pace, offered)
-        # what came, or what was borrowed, is not what was offered: all of it is sent
-        return self._put(arena, fd, info, pace) if sent is None and arena.still(info) else sent
+    def put(self, parcels: Sequence[Parcel], pace: Pace | None = None) -> Iterator[tuple[Parcel, int | None]]:
+        """Send slots' bytes without copying them here. Each comes back when it has arrived, with how many
+        bytes were sent, or None where the trainer wrote over them meanwhile.
 
-    def _offer(self, arena: Arena, fd: int, info: SlotInfo, pace: Pace | None, offered: bytes) -> int | None:
-        snapshot = Snapshot.of(info)
-        known, data = self._lacked.get(info.rank), arena.view(info)
-        along = known[1] if known and known[0] == info.total_bytes else []
-        request = {"op": "offer", **dataclasses.asdict(snapshot), "along": along}
-        send_frame(self._sock, request, offered, *(data[at : at + size] for at, size in along))
-        answer, gone_along = receive_frame(self._sock), sum(size for _, size in along)
-        if "ok" in answer:  # it lacks nothing
-            return gone_along if answer["ok"] and arena.still(info) else None
-        lacking = _spans(answer.get("lacking"), info.total_bytes)
+        `pace` gives sizes that add up to what it is given, each sent when it comes. Of those with digests
+        `offered`, which go in one frame, only what the peer lacks is sent.
+        """
+        offers = [parcel for parcel in parcels if parcel.offered]
+        whole = [parcel for parcel in parcels if not parcel.offered]
+        for parcel, sent in self._offer(offers, pace) if offers else ():
+            if sent is None:  # what came, or what was borrowed, is not what was offered: all of it is sent
+                whole.append(parcel)
+            else:
+                yield parcel, sent
+        for parcel in whole:
+            yield parcel, self._put(parcel, pace) if parcel.arena.still(parcel.info) else None
+
+    def _offer(self, parcels: Sequence[Parcel], pace: Pace | None) -> Iterator[tuple[Parcel, int | None]]:
+        frames: list[dict[str, Any]] = []
+        bodies: list[bytes | memoryview] = []
+        for parcel in parcels:
+            along, data = self._along(parcel.info), parcel.arena.view(parcel.info)
+            frames.append({**dataclasses.asdict(Snapshot.of(parcel.info)), "along": along})
+            bodies += [parcel.offered, *(data[at : at + size] for at, size in along)]
+        send_frame(self._sock, {"op": "offer", "of": frames}, *bodies)
+        answers = receive_frame(self._sock).get("answers")
+        if not isinstance(answers, list) or len(answers) != len(parcels):
+            raise CorruptData(f"peer answers {answers!r} to {len(parcels)} offers")
+        for parcel, answer in zip(parcels, answers, strict=True):
+            yield parcel, self._answered(parcel, answer, pace)
+
+    def _along(self, info: SlotInfo) -> list[Span]:
+        """What the peer lacked of this rank's last one, where that was little."""
+        size, along = self._lacked.get(info.rank, (0, []))
+        return along if size == info.total_bytes else []
+
+    def _answered(self, parcel: Parcel, answer: Any, pace: Pace | None) -> int | None:
+        """Send what is lacking; how many bytes went in all."""
+        info, along = parcel.info, self._along(parcel.info)
+        gone_along = sum(size for _, size in along)
+        if isinstance(answer, bool):  # it lacks nothing
+            return gone_along if answer and parcel.arena.still(info) else None
+        lacking = _spans(answer, info.total_bytes)
         lacked = gone_along + sum(size for _, size in lacking)
         if lacked <= _ALONG and worthwhile(info.total_bytes - lacked, info.total_bytes):
             self._lacked[info.rank] = info.total_bytes, [*along, *lacking]
-        sent = self._finish(arena, fd, info, pace, lacking)
+        sent = self._finish(parcel, pace, lacking)
         return None if sent is None else gone_along + sent
 
-    def _put(self, arena: Arena, fd: int, info: SlotInfo, pace: Pace | None) -> int | None:
-        send_frame(self._sock, {"op": "put", **dataclasses.asdict(Snapshot.of(info))})
-        return self._finish(arena, fd, info, pace, [(0, info.total_bytes)])
+    def _put(self, parcel: Parcel, pace: Pace | None) -> int | None:
+        send_frame(self._sock, {"op": "put", **dataclasses.asdict(Snapshot.of(parcel.info))})
+        return self._finish(parcel, pace, [(0, parcel.info.total_bytes)])
 
-    def _finish(
-        self, arena: Arena, fd: int, info: SlotInfo, pace: Pace | None, spans: list[Span]
-    ) -> int | None:
+    def _finish(self, parcel: Parcel, pace: Pace | None, spans: list[Span]) -> int | None:
         total = sum(size for _, size in spans)
         sizes = iter((total,) if pace is None else pace(total))
-        start, allowed = arena.file_offset(info), 0
+        start, allowed = parcel.arena.file_offset(parcel.info), 0
         for at, size in spans:
             done = 0
             while done < size:
                 allowed = allowed or next(sizes)
                 part = min(allowed, size - done)
-                self._sendfile(fd, start + at + done, part)
+                self._sendfile(parcel.fd, start + at + done, part)
                 done, allowed = done + part, allowed - part
         for _ in sizes:  # what it does after its last size
             pass
-        arrived = bool(receive_frame(self._sock).get("ok")) and arena.still(info)
+        arrived = bool(receive_frame(self._sock).get("ok")) and parcel.arena.still(parcel.info)
         return total if arrived else None
 
     def flush(self) -> None:
@@ -320,6 +377,14 @@ def _arrived(sock: socket.socket, snapshot: Snapshot, target: memoryview) -> boo
     """All of it was received into `target`, with its checksum."""
     found = [receive_into(sock, target[at : at + size]) for at, size in blocks(snapshot)]
     return checksum(b"".join(found)) == snapshot.checksum
+
+
+def _listed(request: dict[str, Any]) -> list[dict[str, Any]]:
+    """The offers of one frame. Raises `CorruptData`."""
+    offers = request.get("of")
+    if not isinstance(offers, list) or not all(isinstance(raw, dict) for raw in offers):
+        raise CorruptData(f"not offers of checkpoints: {offers!r}")
+    return offers
 
 
 def _spans(raw: Any, total: int) -> list[Span]:

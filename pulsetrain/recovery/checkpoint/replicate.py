@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from threading import Event, Lock, Thread
 
 from pulsetrain.recovery.checkpoint.arena import ArenaReader
 from pulsetrain.recovery.checkpoint.interleave import LEAST_CHUNK, Interleaver
 from pulsetrain.recovery.checkpoint.ledger import Ledger
-from pulsetrain.recovery.checkpoint.peers import Pace, PeerClient
-from pulsetrain.recovery.checkpoint.slots import SlotInfo
+from pulsetrain.recovery.checkpoint.peers import Pace, Parcel, PeerClient
+from pulsetrain.recovery.checkpoint.slots import SMALL_BYTES, SlotInfo
 from pulsetrain.recovery.checkpoint.twins import worthwhile
 from pulsetrain.stream.errors import PulsetrainError, Unavailable
 
@@ -28,6 +28,7 @@ class _Watched:
     arena: ArenaReader
     active: int = 0
     skips: int = 0
+    total_bytes: int = 0  # of its newest checkpoint
 
 
 @dataclass
@@ -37,6 +38,7 @@ class _Peer:
     name: str
     ranks: frozenset[int] | None
     sent: dict[int, int]
+    due: dict[int, int] = field(default_factory=dict)  # what was due at the last look, as in `sent`
     in_vain: dict[int, int] = field(default_factory=dict)  # rank -> saves since it last had much of one
     spared: set[int] = field(default_factory=set)  # ranks of which it has had much
     client: PeerClient | None = None
@@ -130,7 +132,9 @@ class Replicator:
         if item.arena.active != item.active:
             seen = item.active >> 3
             item.active = item.arena.active
-            for info in reversed(item.arena.published()):
+            published = item.arena.published()
+            item.total_bytes = max((info.total_bytes for info in published[:1]), default=0)
+            for info in reversed(published):
                 if info.generation > seen and info.blocked_ns:
                     self._record("copy", "memory", info, info.copy_ns, ts_ns=info.published_ns)
                     self._record("stall", "memory", info, info.blocked_ns, ts_ns=info.published_ns)
@@ -144,13 +148,16 @@ class Replicator:
         """Send what this peer does not have yet."""
         mine = [(rank, item) for rank, item in watched if peer.ranks is None or rank in peer.ranks]
         due = [(rank, item) for rank, item in mine if item.active and peer.sent.get(rank) != item.active]
+        before, peer.due = peer.due, {rank: item.active for rank, item in due}
+        if self._interleaver and len(due) < len(mine) and peer.due != before:
+            return  # the other ranks here are about to save: theirs go in the same frame
         if not due or (peer.away_since is not None and time.monotonic() - peer.away_since < RETRY_S):
             return
         try:
             if peer.client is None:
                 peer.client = self._connect(peer.name)
-            for rank, item in due:
-                self._send(peer, peer.client, rank, item, watched)
+            for together in _batches(due):
+                self._send(peer, peer.client, together, watched)
         except (PulsetrainError, OSError) as error:
             if peer.away_since is None:
                 self._ledger.event("replica_peer_away", {"peer": peer.name, "error": str(error)})
@@ -165,36 +172,45 @@ class Replicator:
         self,
         peer: _Peer,
         client: PeerClient,
-        rank: int,
-        item: _Watched,
+        due: Sequence[tuple[int, _Watched]],
         watched: list[tuple[int, _Watched]],
     ) -> None:
-        """Send one rank's newest checkpoint, which the trainer leaves alone meanwhile."""
-        word = item.arena.active
-        newest = next(iter(item.arena.published()), None)
-        if newest is None or newest.rank != rank or not item.arena.hold(newest):
-            return
+        """Send each rank's newest checkpoint, which the trainer leaves alone meanwhile."""
+        words: dict[int, int] = {}
+        parcels: list[Parcel] = []
         started = time.monotonic_ns()
         try:
-            offered = self._offered(peer, client, item.arena, newest)
-            sent = client.put(item.arena, item.fd, newest, self._pace(client, watched), offered)
+            for rank, item in due:
+                word, newest = item.arena.active, next(iter(item.arena.published()), None)
+                if newest is not None and newest.rank == rank and item.arena.hold(newest):
+                    words[rank] = word
+                    parcels.append(Parcel(item.arena, item.fd, newest))
+            offers = [p._replace(offered=self._offered(peer, client, p)) for p in parcels]
+            for parcel, sent in client.put(offers, self._pace(client, watched)):
+                parcel.arena.release(parcel.info)
+                if sent is not None:
+                    self._arrived(peer, parcel, words[parcel.info.rank], sent)
+                    self._record("replicate", "peer", parcel.info, time.monotonic_ns() - started)
         finally:
-            item.arena.release(newest)
-        if sent is not None:
-            peer.sent[rank] = word
-            self._judge(peer, newest, sent, asked=bool(offered))
-            self._record("replicate", "peer", newest, time.monotonic_ns() - started)
-            with self._lock:
-                receivers = [p for p in self._peers if p.ranks is None or rank in p.ranks]
-            if all(p.sent.get(rank) == word for p in receivers):
-                item.arena.set_replicated(newest.step)
+            for parcel in parcels:
+                parcel.arena.release(parcel.info)
 
-    def _offered(self, peer: _Peer, client: PeerClient, arena: ArenaReader, info: SlotInfo) -> bytes:
+    def _arrived(self, peer: _Peer, parcel: Parcel, word: int, sent: int) -> None:
+        """The peer has what the arena's active word stood for."""
+        info = parcel.info
+        peer.sent[info.rank] = word
+        self._judge(peer, info, sent, asked=bool(parcel.offered))
+        with self._lock:
+            receivers = [p for p in self._peers if p.ranks is None or info.rank in p.ranks]
+        if all(p.sent.get(info.rank) == word for p in receivers):
+            parcel.arena.set_replicated(info.step)
+
+    def _offered(self, peer: _Peer, client: PeerClient, parcel: Parcel) -> bytes:
         """The digests to offer; empty where the peer takes none or has had little of the last ones."""
-        saves = peer.in_vain.get(info.rank, 0)
+        saves = peer.in_vain.get(parcel.info.rank, 0)
         if not self._share or not client.takes_offers or (saves >= IN_VAIN and saves % ASK_AGAIN):
             return b""
-        return arena.digests(info)
+        return parcel.arena.digests(parcel.info)
 
     def _judge(self, peer: _Peer, info: SlotInfo, sent: int, *, asked: bool) -> None:
         """Learn whether the peer has much of this rank's state, and say so once."""
@@ -246,6 +262,13 @@ class Replicator:
             duration_ns=took_ns,
             ts_ns=ts_ns,
         )
+
+
+def _batches(due: list[tuple[int, _Watched]]) -> list[list[tuple[int, _Watched]]]:
+    """Small states go together, in one frame; a large one alone, so that nobody's waits for it."""
+    small = [(rank, item) for rank, item in due if item.total_bytes <= SMALL_BYTES]
+    large = [[(rank, item)] for rank, item in due if item.total_bytes > SMALL_BYTES]
+    return [small, *large] if small else large
 
 
 def _hang_up(peer: _Peer) -> None:

@@ -9,9 +9,12 @@ arena, which writes over other slots first, and is copied when somebody wants th
 from __future__ import annotations
 
 import os
+import re
 import time
 import weakref
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
+from operator import itemgetter
 from threading import Lock
 
 import numpy as np
@@ -34,22 +37,19 @@ def worthwhile(equal: int, total: int) -> bool:
 
 
 def joined(spans: Sequence[Span], wanted: npt.NDArray[np.bool_]) -> list[Span]:
-    """The spans that are wanted, neighbours as one."""
-    out: list[Span] = []
-    for at, size in (spans[i] for i in np.flatnonzero(wanted).tolist()):
-        if out and sum(out[-1]) == at:
-            out[-1] = (out[-1][0], out[-1][1] + size)
-        elif size:
-            out.append((at, size))
-    return out
+    """The spans that are wanted, of those that follow one another, neighbours as one."""
+    runs = (run.span() for run in re.finditer(b"\x01+", wanted.tobytes()))
+    ends = ((spans[first][0], sum(spans[end - 1])) for first, end in runs)
+    return [(at, end - at) for at, end in ends if end > at]
 
 
 def agree(data: memoryview, snapshot: Snapshot, offered: bytes, parts: Sequence[Span]) -> bool:
     """The blocks of `data` that lie in `parts` have the digests that were offered."""
+    spans = blocks(snapshot)
+    there = [(i, *spans[i]) for i in np.flatnonzero(_within(parts, spans)).tolist()]
     return all(
         digest(data[at : at + size]) == offered[i * DIGEST_BYTES : (i + 1) * DIGEST_BYTES]
-        for i, (at, size) in enumerate(blocks(snapshot))
-        if _within(parts, at, size)
+        for i, at, size in there
     )
 
 
@@ -94,14 +94,15 @@ class Twins:
         A rank that usually has the same, and has not saved that step yet, is waited for a little.
         """
         spans, parts = blocks(snapshot), []
-        lacking = np.array([not _within(known, at, size) for at, size in spans], dtype=np.bool_)
+        lacking = ~_within(known, spans)
         if len(offered) != DIGEST_BYTES * len(spans):
             return None, joined(spans, lacking)
         for rank, arena, info in self._saved(snapshot):
             if not lacking.any():
                 break
             same = _equal(offered, arena.digests(info))
-            alike = worthwhile(sum(size for _, size in joined(spans, same)), snapshot.total_bytes)
+            in_common = joined(spans, same)
+            alike = worthwhile(sum(size for _, size in in_common), snapshot.total_bytes)
             self._judge(snapshot.rank, rank, alike)
             borrowed = joined(spans, same & lacking)
             if alike and borrowed and arena.lend(info):  # of a little the replica need not depend
@@ -138,9 +139,13 @@ class Twins:
             self._alike[offered, own] = alike
 
 
-def _within(spans: Sequence[Span], at: int, size: int) -> bool:
-    """One of the spans has all of it."""
-    return any(start <= at and at + size <= start + length for start, length in spans)
+def _within(parts: Sequence[Span], spans: Sequence[Span]) -> npt.NDArray[np.bool_]:
+    """Which of the spans, which follow one another, one of the parts has all of."""
+    found = np.zeros(len(spans), dtype=np.bool_)
+    for at, size in parts:
+        first = bisect_left(spans, at, key=itemgetter(0))
+        found[first : bisect_right(spans, at + size, key=sum)] = True
+    return found
 
 
 def _of_size(arena: ArenaReader, snapshot: Snapshot) -> list[SlotInfo]:

@@ -162,9 +162,9 @@ def test_ranks_with_nothing_in_common_are_asked_about_only_now_and_then(cluster,
     offers = []
     put = PeerClient.put
 
-    def counting(self, arena, fd, info, pace=None, offered=b""):
-        offers.append(bool(offered))
-        return put(self, arena, fd, info, pace, offered)
+    def counting(self, parcels, pace=None):
+        offers.extend(bool(parcel.offered) for parcel in parcels)
+        return put(self, parcels, pace)
 
     monkeypatch.setattr(PeerClient, "put", counting)
     c = cluster(2)
