@@ -17,8 +17,10 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
+from itertools import compress
+from operator import not_
 from threading import Event, Thread
-from typing import Any
+from typing import Any, NamedTuple
 
 import structlog
 import torch
@@ -26,7 +28,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from pulsetrain.recovery.checkpoint import layout as layouts
 from pulsetrain.recovery.checkpoint.arena import ArenaWriter, Writing, create_arena
-from pulsetrain.recovery.checkpoint.copying import Copier, Pair, copier_for
+from pulsetrain.recovery.checkpoint.copying import Copier, Pairs, Tensors, copier_for
 from pulsetrain.recovery.checkpoint.rng import RngState
 from pulsetrain.recovery.checkpoint.slots import Header, SlotInfo, payload_offset
 from pulsetrain.recovery.checkpoint.statetree import (
@@ -131,7 +133,7 @@ class Checkpointer:
         self._every = every
         self._blocking = blocking
         self._rng = RngState() if rng else None
-        self._environ = environ
+        self._environ, self._who = environ, _Who.of(environ)
         fd = environ.get("PULSETRAIN_ARENA_FD")
         own = create_arena() if fd is None else os.dup(int(fd))  # stays open while a thread of ours uses it
         weakref.finalize(self, os.close, own)
@@ -214,11 +216,11 @@ class Checkpointer:
             self._arena.clear()
             self._make_room()
             return None
-        info = self._arena.find(self._number("RANK"), wanted)
+        info = self._arena.find(self._who.rank, wanted)
         if info is None:
             have = ", ".join(str(i.step) for i in self._arena.published()) or "none"
             raise CheckpointError(
-                f"step {wanted} of rank {self._number('RANK')} is not in the arena; it has: {have}"
+                f"step {wanted} of rank {self._who.rank} is not in the arena; it has: {have}"
             )
         if not self._arena.verified(info) and not self._arena.verify(info):
             self._arena.invalidate(info)
@@ -255,7 +257,7 @@ class Checkpointer:
 
     def _settle(self) -> None:
         """The save before this one is published, or has failed."""
-        if self._last is not None:
+        if self._last is not None and not self._last._published.done():
             with contextlib.suppress(Exception):
                 self._last._published.result()
 
@@ -268,33 +270,32 @@ class Checkpointer:
         return self._known[1], self._known[2]
 
     def _header(self, step: int, head: int, values: int, layout: layouts.Layout, durable: bool) -> Header:
-        every, agent = self._arena.persist_every, "PULSETRAIN_ARENA_FD" in self._environ
+        every, who = self._arena.persist_every, self._who
         return Header(
             step=step,
-            attempt=self._number("PULSETRAIN_ATTEMPT"),
-            rank=self._number("RANK"),
-            world=max(1, self._number("WORLD_SIZE")),
+            attempt=who.attempt,
+            rank=who.rank,
+            world=who.world,
             layout_bytes=head,
             values_bytes=values,
             payload_bytes=layout.payload_bytes,
-            pinned=agent and (durable or (every > 0 and step % every == 0)),
-            durable=agent and durable,
+            pinned=who.has_agent and (durable or (every > 0 and step % every == 0)),
+            durable=who.has_agent and durable,
         )
 
-    def _number(self, name: str) -> int:
-        return int(self._environ.get(name, "0"))
-
-    def _pairs(self, writing: Writing, leaves: Leaves, layout: layouts.Layout) -> list[Pair]:
-        """Each tensor beside its place in the slot; the places are kept while slot and layout stay."""
+    def _pairs(self, writing: Writing, leaves: Leaves, layout: layouts.Layout) -> Pairs:
+        """Each tensor and its place in the slot; the places are kept while slot and layout stay."""
         h, known = writing.header, self._places.get(writing.slot)
         offset = payload_offset(h.layout_bytes, h.values_bytes)
-        if known is None or not known.fits(writing.region, layout, offset):
-            known = _Places(writing.region, layout, offset, views(writing.bytes[offset:], layout))
+        if known is None or not known.fits(writing.region, layout, offset, leaves.late):
+            targets = views(writing.bytes[offset:], layout)
+            known = _Places(writing.region, layout, offset, leaves.late, *_parted(targets, leaves.late))
             self._places[writing.slot] = known
             self._copier.adopt(writing.region)
-        return list(map(Pair._make, zip(leaves.locals, known.targets, leaves.late, strict=True)))
+        early, late = _parted(leaves.locals, leaves.late)
+        return Pairs((early, known.early), (late, known.late))
 
-    def _copy(self, writing: Writing, pairs: list[Pair], result: SaveResult) -> None:
+    def _copy(self, writing: Writing, pairs: Pairs, result: SaveResult) -> None:
         """Copy what is left and let the optimizer go; `copy_ns` is this part alone."""
         try:
             writing.prefault()
@@ -308,7 +309,7 @@ class Checkpointer:
         finally:
             result._copied.set()
 
-    def _publish(self, writing: Writing, pairs: list[Pair], result: SaveResult) -> None:
+    def _publish(self, writing: Writing, pairs: Pairs, result: SaveResult) -> None:
         """On the checkpoint thread: seal and publish what is copied."""
         if not result._copied.is_set():
             self._copy(writing, pairs, result)
@@ -337,6 +338,21 @@ class Checkpointer:
         return tree
 
 
+class _Who(NamedTuple):
+    """Whose checkpoints they are."""
+
+    rank: int
+    world: int
+    attempt: int
+    has_agent: bool
+
+    @classmethod
+    def of(cls, environ: Mapping[str, str]) -> _Who:
+        names = ("RANK", "WORLD_SIZE", "PULSETRAIN_ATTEMPT")
+        rank, world, attempt = (int(environ.get(name, "0")) for name in names)
+        return cls(rank, max(1, world), attempt, "PULSETRAIN_ARENA_FD" in environ)
+
+
 @dataclass(frozen=True)
 class _Places:
     """Tensors over one slot's memory, and what they were made for."""
@@ -344,10 +360,18 @@ class _Places:
     region: mmap.mmap
     layout: layouts.Layout
     offset: int
-    targets: list[torch.Tensor]
+    is_late: list[bool]
+    early: Tensors
+    late: Tensors
 
-    def fits(self, region: mmap.mmap, layout: layouts.Layout, offset: int) -> bool:
-        return self.region is region and self.layout is layout and self.offset == offset
+    def fits(self, region: mmap.mmap, layout: layouts.Layout, offset: int, is_late: list[bool]) -> bool:
+        same = self.region is region and self.layout is layout and self.offset == offset
+        return same and self.is_late == is_late
+
+
+def _parted(tensors: Tensors, is_late: list[bool]) -> tuple[Tensors, Tensors]:
+    """Those that are not late, and those that are."""
+    return list(compress(tensors, map(not_, is_late))), list(compress(tensors, is_late))
 
 
 class _WithRng(dict[str, Any]):

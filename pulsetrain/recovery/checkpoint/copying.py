@@ -15,12 +15,15 @@ import torch
 log = structlog.get_logger(__name__)
 
 
-class Pair(NamedTuple):
-    """A local tensor and its place in the arena. `late`: only the optimizer's step changes the source."""
+Tensors = Sequence[torch.Tensor]
 
-    source: torch.Tensor
-    target: torch.Tensor
-    late: bool
+
+class Pairs(NamedTuple):
+    """Local tensors (sources) and their places in the arena (targets), in two parts: of the late ones only
+    the optimizer's step changes the source."""
+
+    early: tuple[Tensors, Tensors]
+    late: tuple[Tensors, Tensors]
 
 
 class Copier(Protocol):
@@ -32,10 +35,10 @@ class Copier(Protocol):
     def adopt(self, region: mmap.mmap) -> None:
         """A slot of the arena was mapped; may be called again and from any thread."""
 
-    def begin(self, pairs: Sequence[Pair]) -> None:
+    def begin(self, pairs: Pairs) -> None:
         """On the training thread: what is not late is copied, or safe from change, on return."""
 
-    def finish(self, pairs: Sequence[Pair]) -> None:
+    def finish(self, pairs: Pairs) -> None:
         """On any thread: everything is in its target on return."""
 
 
@@ -52,13 +55,13 @@ class HostCopier:
     def adopt(self, region: mmap.mmap) -> None:
         """Nothing to do for pageable memory."""
 
-    def begin(self, pairs: Sequence[Pair]) -> None:
+    def begin(self, pairs: Pairs) -> None:
         """Copies what is not late."""
-        _copy([p for p in pairs if not p.late])
+        _copy(*pairs.early)
 
-    def finish(self, pairs: Sequence[Pair]) -> None:
+    def finish(self, pairs: Pairs) -> None:
         """Copies what is late."""
-        _copy([p for p in pairs if p.late])
+        _copy(*pairs.late)
 
 
 class CudaCopier:
@@ -89,24 +92,33 @@ class CudaCopier:
         if int(failed):
             log.warning("checkpoint_arena_not_pinned", bytes=len(region), error=str(failed))
 
-    def begin(self, pairs: Sequence[Pair]) -> None:
+    def begin(self, pairs: Pairs) -> None:
         """Copies host tensors that are not late; starts every device copy behind the work queued so far."""
-        device = [p if p.late else p._replace(source=p.source.clone()) for p in pairs if p.source.is_cuda]
+        early = [(source.clone(), target) for source, target in _of(pairs.early, on_device=True)]
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream), torch.no_grad():
-            for pair in device:
-                pair.target.copy_(pair.source, non_blocking=True)
-                pair.source.record_stream(self._stream)
-        _copy([p for p in pairs if not p.late and not p.source.is_cuda])
+            for source, target in (*early, *_of(pairs.late, on_device=True)):
+                target.copy_(source, non_blocking=True)
+                source.record_stream(self._stream)
+        _copy_host(pairs.early)
 
-    def finish(self, pairs: Sequence[Pair]) -> None:
+    def finish(self, pairs: Pairs) -> None:
         """Copies late host tensors and waits for the device."""
-        _copy([p for p in pairs if p.late and not p.source.is_cuda])
+        _copy_host(pairs.late)
         self._stream.synchronize()
 
 
-def _copy(pairs: Sequence[Pair]) -> None:
+def _of(part: tuple[Tensors, Tensors], *, on_device: bool) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    return [pair for pair in zip(*part, strict=True) if pair[0].is_cuda is on_device]
+
+
+def _copy_host(part: tuple[Tensors, Tensors]) -> None:
+    pairs = _of(part, on_device=False)
+    _copy([source for source, _ in pairs], [target for _, target in pairs])
+
+
+def _copy(sources: Tensors, targets: Tensors) -> None:
     """One call for all of them, so that the GIL is given up once and not for each tensor."""
-    if pairs:
+    if sources:
         with torch.no_grad():
-            torch._foreach_copy_([p.target for p in pairs], [p.source for p in pairs])
+            torch._foreach_copy_(targets, sources)

@@ -342,9 +342,10 @@ def _train_until_killed(fd: int, restore: int, announce: int) -> None:
 
     def slowly(pairs):
         """Stop in the middle of the copy, so that kills land there."""
-        finish(pairs[: len(pairs) // 2])
+        half = len(pairs.late[0]) // 2
+        finish(pairs._replace(late=tuple(part[:half] for part in pairs.late)))
         time.sleep(0.003)
-        finish(pairs[len(pairs) // 2 :])
+        finish(pairs._replace(late=tuple(part[half:] for part in pairs.late)))
 
     training.checkpointer._copier.finish = slowly
     while step < 399:
