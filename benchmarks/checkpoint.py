@@ -29,13 +29,14 @@ from typing import Any
 
 import torch
 
-from pulsetrain.recovery.checkpoint.arena import ArenaReader, ArenaWriter, create_arena
 from pulsetrain.recovery.checkpoint.checkpointer import Checkpointer
 from pulsetrain.recovery.checkpoint.keeper import Keeper, KeeperConfig
-from pulsetrain.recovery.checkpoint.manifest import Checkpoints
-from pulsetrain.recovery.checkpoint.peers import Parcel, PeerClient, PeerServer
-from pulsetrain.recovery.checkpoint.replicas import Replicas
-from pulsetrain.recovery.checkpoint.storage import open_storage
+from pulsetrain.recovery.checkpoint.memory.arena import ArenaReader, ArenaWriter, create_arena
+from pulsetrain.recovery.checkpoint.peers.client import Parcel, PeerClient
+from pulsetrain.recovery.checkpoint.peers.replicas import Replicas
+from pulsetrain.recovery.checkpoint.peers.server import PeerServer
+from pulsetrain.recovery.checkpoint.storage.backend import open_storage
+from pulsetrain.recovery.checkpoint.storage.manifest import Checkpoints
 
 WIDTH = 2048
 REPEATS = 5

@@ -35,13 +35,13 @@ def stand(moment: str) -> None:
 def agent() -> None:
     """Pulsetrain's command line with moments to stop at."""
     from pulsetrain import cli
-    from pulsetrain.recovery.checkpoint import peers
-    from pulsetrain.recovery.checkpoint.peers import PeerClient
+    from pulsetrain.recovery.checkpoint.peers import client
+    from pulsetrain.recovery.checkpoint.peers.client import PeerClient
     from pulsetrain.recovery.checkpoint.restoring import Restorer
-    from pulsetrain.recovery.checkpoint.storage import LocalStorage
+    from pulsetrain.recovery.checkpoint.storage.backend import LocalStorage
 
     put, send, fetch = LocalStorage.put, PeerClient._sendfile, Restorer._fetch
-    send_frame = peers.send_frame
+    send_frame = client.send_frame
 
     def halting_put(self: Any, path: str, chunks: Iterable[memoryview | bytes]) -> int:
         moment = {"pack": "phase_two", "manifest.json": "manifest"}.get(path.rsplit("/", 1)[-1])
@@ -61,7 +61,7 @@ def agent() -> None:
         return fetch(self, name, fd, rank, step)
 
     patched: list[tuple[Any, str, Callable[..., Any]]] = [
-        (peers, "send_frame", halting_frame),
+        (client, "send_frame", halting_frame),
         (LocalStorage, "put", halting_put),
         (PeerClient, "_sendfile", halting_send),
         (Restorer, "_fetch", halting_fetch),
@@ -159,9 +159,10 @@ def halt(checkpointer: Any) -> None:
     finish, read = checkpointer._copier.finish, checkpointer._read
 
     def halting_copy(pairs: Any) -> None:
-        finish(pairs[: len(pairs) // 2])
+        half = len(pairs.late[0]) // 2
+        finish(pairs._replace(late=tuple(part[:half] for part in pairs.late)))
         stand("phase_one")
-        finish(pairs[len(pairs) // 2 :])
+        finish(pairs._replace(late=tuple(part[half:] for part in pairs.late)))
 
     def halting_read(info: Any) -> Any:
         stand("restore_rank")

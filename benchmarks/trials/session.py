@@ -24,7 +24,7 @@ from pulsetrain.analytics.analyze import analyze
 from pulsetrain.analytics.verdict import Verdict
 from pulsetrain.faults import outside
 from pulsetrain.faults.plan import Fault, dump
-from pulsetrain.recovery.checkpoint.arena import create_arena
+from pulsetrain.recovery.checkpoint.memory.arena import create_arena
 from pulsetrain.recovery.ranks import NodeIdentity, Program, Rank, Ranks
 from pulsetrain.recovery.zygote import Zygote
 from pulsetrain.stream.messages import Place, RankExit, Start

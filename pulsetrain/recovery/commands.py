@@ -202,6 +202,6 @@ class Commands:
 
 
 def _create_arena() -> int:
-    from pulsetrain.recovery.checkpoint.arena import create_arena
+    from pulsetrain.recovery.checkpoint.memory.arena import create_arena
 
     return create_arena()

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
 
-from pulsetrain.recovery.checkpoint.placement import (
+from pulsetrain.recovery.checkpoint.peers.placement import (
     STRATEGIES,
     Holders,
     recovery_probability,

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
-from pulsetrain.recovery.checkpoint.manifest import MANIFEST, Checkpoints, Manifest, folder_of
-from pulsetrain.recovery.checkpoint.storage import open_storage
+from pulsetrain.recovery.checkpoint.storage.backend import open_storage
+from pulsetrain.recovery.checkpoint.storage.manifest import MANIFEST, Checkpoints, Manifest, folder_of
 from pulsetrain.stream.errors import CorruptData, UsageError
 
 

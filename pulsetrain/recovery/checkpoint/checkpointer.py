@@ -26,11 +26,11 @@ import structlog
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from pulsetrain.recovery.checkpoint import layout as layouts
-from pulsetrain.recovery.checkpoint.arena import ArenaWriter, Writing, create_arena
 from pulsetrain.recovery.checkpoint.copying import Copier, Pairs, Tensors, copier_for
+from pulsetrain.recovery.checkpoint.memory import layout as layouts
+from pulsetrain.recovery.checkpoint.memory.arena import ArenaWriter, Writing, create_arena
+from pulsetrain.recovery.checkpoint.memory.slots import Header, SlotInfo, payload_offset
 from pulsetrain.recovery.checkpoint.rng import RngState
-from pulsetrain.recovery.checkpoint.slots import Header, SlotInfo, payload_offset
 from pulsetrain.recovery.checkpoint.statetree import (
     Leaves,
     collect,

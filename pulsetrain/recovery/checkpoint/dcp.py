@@ -41,9 +41,11 @@ from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
 from torch.futures import Future
 
-from pulsetrain.recovery.checkpoint.boxes import TensorIndex
-from pulsetrain.recovery.checkpoint.layout import Entry, Layout, aligned, decode_values, encode_values
-from pulsetrain.recovery.checkpoint.manifest import (
+from pulsetrain.recovery.checkpoint.memory.layout import Entry, Layout, aligned, decode_values, encode_values
+from pulsetrain.recovery.checkpoint.memory.slots import payload_offset
+from pulsetrain.recovery.checkpoint.storage.backend import open_storage
+from pulsetrain.recovery.checkpoint.storage.boxes import TensorIndex
+from pulsetrain.recovery.checkpoint.storage.manifest import (
     MANIFEST,
     Blob,
     Checkpoints,
@@ -52,8 +54,6 @@ from pulsetrain.recovery.checkpoint.manifest import (
     Table,
     folder_of,
 )
-from pulsetrain.recovery.checkpoint.slots import payload_offset
-from pulsetrain.recovery.checkpoint.storage import open_storage
 from pulsetrain.stream.errors import CheckpointError
 
 OBJECT = "object"  # the dtype of an entry that holds DCP's bytes

@@ -9,8 +9,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from pulsetrain.recovery.checkpoint.boxes import Stored, TensorIndex
-from pulsetrain.recovery.checkpoint.manifest import Checkpoints, Manifest
+from pulsetrain.recovery.checkpoint.storage.boxes import Stored, TensorIndex
+from pulsetrain.recovery.checkpoint.storage.manifest import Checkpoints, Manifest
 from pulsetrain.stream.errors import CheckpointError, UsageError
 
 DTYPES: Mapping[str, str] = MappingProxyType(

@@ -10,19 +10,20 @@ from threading import Lock
 import pyarrow as pa
 
 from pulsetrain.collectors.pace import Pace
-from pulsetrain.recovery.checkpoint.arena import ArenaReader
-from pulsetrain.recovery.checkpoint.interleave import Interleaver, Profiler
 from pulsetrain.recovery.checkpoint.ledger import Ledger, Origin
-from pulsetrain.recovery.checkpoint.manifest import Checkpoints
-from pulsetrain.recovery.checkpoint.peers import PeerClient, PeerServer
-from pulsetrain.recovery.checkpoint.persist import PersistConfig, Persister
-from pulsetrain.recovery.checkpoint.placement import ACROSS, STRATEGIES, backups, peers_of
-from pulsetrain.recovery.checkpoint.replicas import Replicas
-from pulsetrain.recovery.checkpoint.replicate import Replicator
+from pulsetrain.recovery.checkpoint.memory.arena import ArenaReader
+from pulsetrain.recovery.checkpoint.peers.client import PeerClient
+from pulsetrain.recovery.checkpoint.peers.interleave import Interleaver, Profiler
+from pulsetrain.recovery.checkpoint.peers.placement import ACROSS, STRATEGIES, backups, peers_of
+from pulsetrain.recovery.checkpoint.peers.replicas import Replicas
+from pulsetrain.recovery.checkpoint.peers.replicate import Replicator
+from pulsetrain.recovery.checkpoint.peers.server import PeerServer
+from pulsetrain.recovery.checkpoint.peers.twins import Twins
 from pulsetrain.recovery.checkpoint.restoring import Restorer, Sources
-from pulsetrain.recovery.checkpoint.shards import Shards
-from pulsetrain.recovery.checkpoint.storage import open_storage
-from pulsetrain.recovery.checkpoint.twins import Twins
+from pulsetrain.recovery.checkpoint.storage.backend import open_storage
+from pulsetrain.recovery.checkpoint.storage.manifest import Checkpoints
+from pulsetrain.recovery.checkpoint.storage.persist import PersistConfig, Persister
+from pulsetrain.recovery.checkpoint.storage.shards import Shards
 from pulsetrain.stream.errors import CheckpointError, ConfigError, Unavailable
 from pulsetrain.stream.messages import Held, Place
 

@@ -15,10 +15,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from pulsetrain.recovery.checkpoint import layout as layouts
-from pulsetrain.recovery.checkpoint.boxes import TensorIndex
-from pulsetrain.recovery.checkpoint.manifest import Checkpoints, Manifest, Segment, Table
-from pulsetrain.recovery.checkpoint.shards import readers
+from pulsetrain.recovery.checkpoint.memory import layout as layouts
 from pulsetrain.recovery.checkpoint.statetree import (
     collect,
     layout_of,
@@ -26,7 +23,10 @@ from pulsetrain.recovery.checkpoint.statetree import (
     optimizer_names,
     optimizer_parameters,
 )
-from pulsetrain.recovery.checkpoint.storage import open_storage
+from pulsetrain.recovery.checkpoint.storage.backend import open_storage
+from pulsetrain.recovery.checkpoint.storage.boxes import TensorIndex
+from pulsetrain.recovery.checkpoint.storage.manifest import Checkpoints, Manifest, Segment, Table
+from pulsetrain.recovery.checkpoint.storage.shards import readers
 from pulsetrain.stream.errors import CheckpointError
 
 

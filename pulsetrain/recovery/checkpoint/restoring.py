@@ -9,13 +9,13 @@ from dataclasses import dataclass
 
 import xxhash
 
-from pulsetrain.recovery.checkpoint.arena import ArenaReader, ArenaWriter
 from pulsetrain.recovery.checkpoint.ledger import Ledger
-from pulsetrain.recovery.checkpoint.manifest import Checkpoints, Manifest, Segment
-from pulsetrain.recovery.checkpoint.peers import PeerClient
-from pulsetrain.recovery.checkpoint.replicas import Replicas
-from pulsetrain.recovery.checkpoint.shards import Reads, Shards, readers
-from pulsetrain.recovery.checkpoint.slots import Header, SlotInfo
+from pulsetrain.recovery.checkpoint.memory.arena import ArenaReader, ArenaWriter
+from pulsetrain.recovery.checkpoint.memory.slots import Header, SlotInfo
+from pulsetrain.recovery.checkpoint.peers.client import PeerClient
+from pulsetrain.recovery.checkpoint.peers.replicas import Replicas
+from pulsetrain.recovery.checkpoint.storage.manifest import Checkpoints, Manifest, Segment
+from pulsetrain.recovery.checkpoint.storage.shards import Reads, Shards, readers
 from pulsetrain.stream.errors import CheckpointError, CorruptData, PulsetrainError, Unrestorable
 
 Connect = Callable[[str], PeerClient]

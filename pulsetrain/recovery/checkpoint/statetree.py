@@ -19,7 +19,7 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from pulsetrain.recovery.checkpoint.layout import Entry, Layout, aligned
+from pulsetrain.recovery.checkpoint.memory.layout import Entry, Layout, aligned
 from pulsetrain.stream.errors import CheckpointError
 
 _PLAIN = (bool, int, float, str, type(None))

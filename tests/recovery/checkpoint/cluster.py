@@ -3,8 +3,8 @@
 import json
 import os
 
-from pulsetrain.recovery.checkpoint.arena import create_arena
 from pulsetrain.recovery.checkpoint.keeper import Keeper, KeeperConfig
+from pulsetrain.recovery.checkpoint.memory.arena import create_arena
 from pulsetrain.stream.messages import Held, Place
 from tests.recovery.checkpoint.trainers import save
 

@@ -21,8 +21,8 @@ import sys
 import time
 from pathlib import Path
 
-from pulsetrain.recovery.checkpoint.arena import create_arena
 from pulsetrain.recovery.checkpoint.keeper import Keeper, KeeperConfig
+from pulsetrain.recovery.checkpoint.memory.arena import create_arena
 from pulsetrain.recovery.checkpoint.restoring import newest_common
 from pulsetrain.stream.errors import PulsetrainError
 from pulsetrain.stream.messages import Place

@@ -19,9 +19,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from pulsetrain.recovery.checkpoint.arena import create_arena
 from pulsetrain.recovery.checkpoint.checkpointer import Checkpointer
 from pulsetrain.recovery.checkpoint.keeper import Keeper, KeeperConfig
+from pulsetrain.recovery.checkpoint.memory.arena import create_arena
 from pulsetrain.recovery.checkpoint.reshard import load_resharded
 from tests.recovery.checkpoint.trainers import wait_until
 

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pulsetrain.recovery.checkpoint.arena import ArenaReader, ArenaWriter, create_arena
-from pulsetrain.recovery.checkpoint.blocks import blocks, checksum, digests, most_blocks
-from pulsetrain.recovery.checkpoint.slots import LARGE_BYTES, MAX_SLOTS, Header, payload_offset
+from pulsetrain.recovery.checkpoint.memory.arena import ArenaReader, ArenaWriter, create_arena
+from pulsetrain.recovery.checkpoint.memory.blocks import blocks, checksum, digests, most_blocks
+from pulsetrain.recovery.checkpoint.memory.slots import LARGE_BYTES, MAX_SLOTS, Header, payload_offset
 from pulsetrain.stream.errors import CorruptData
 
 

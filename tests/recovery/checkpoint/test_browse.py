@@ -7,8 +7,8 @@ from click.testing import CliRunner
 from safetensors.numpy import load_file
 
 from pulsetrain.cli import pulsetrain
-from pulsetrain.recovery.checkpoint.arena import create_arena
 from pulsetrain.recovery.checkpoint.keeper import Keeper, KeeperConfig
+from pulsetrain.recovery.checkpoint.memory.arena import create_arena
 from pulsetrain.stream.errors import UsageError
 from tests.recovery.checkpoint.trainers import arrays, save, wait_until
 

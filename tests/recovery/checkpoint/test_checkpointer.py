@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from pulsetrain.recovery.checkpoint.arena import ArenaReader, create_arena
 from pulsetrain.recovery.checkpoint.checkpointer import Checkpointer
+from pulsetrain.recovery.checkpoint.memory.arena import ArenaReader, create_arena
 from pulsetrain.stream.errors import CheckpointError, CorruptData
 from tests.recovery.checkpoint.trainers import wait_until
 

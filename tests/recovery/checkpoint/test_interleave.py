@@ -6,8 +6,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pulsetrain.recovery.checkpoint.interleave import LEAST_CHUNK, NAP_S, PATIENCE_S, Interleaver, Profiler
-from pulsetrain.recovery.checkpoint.schedule import IdleProfile, iterations_for
+from pulsetrain.recovery.checkpoint.peers.interleave import (
+    LEAST_CHUNK,
+    NAP_S,
+    PATIENCE_S,
+    Interleaver,
+    Profiler,
+)
+from pulsetrain.recovery.checkpoint.peers.schedule import IdleProfile, iterations_for
 from pulsetrain.stream.schema import arrow_schema
 
 MS = 1_000_000
@@ -168,7 +174,7 @@ def test_transfers_that_take_long_make_the_chunks_smaller():
 @settings(deadline=None, max_examples=60)
 @given(st.integers(1, 1 << 26), st.floats(0.001, 0.1))
 def test_so_many_iterations_are_enough_and_one_less_is_not(size, idle):
-    from pulsetrain.recovery.checkpoint.schedule import Network, chunk_schedule, overflow_s
+    from pulsetrain.recovery.checkpoint.peers.schedule import Network, chunk_schedule, overflow_s
 
     net = Network(alpha_s=1e-5, beta_bytes_per_s=RATE, safety=0.8)
     options = {"network": net, "buffer_bytes": 4 << 20, "buffers": 1, "replicas": 2}

@@ -4,11 +4,11 @@ import os
 
 import pytest
 
-from pulsetrain.recovery.checkpoint.arena import ArenaReader
 from pulsetrain.recovery.checkpoint.keeper import Keeper, KeeperConfig
-from pulsetrain.recovery.checkpoint.manifest import Checkpoints
-from pulsetrain.recovery.checkpoint.peers import PeerClient
-from pulsetrain.recovery.checkpoint.storage import LocalStorage, open_storage
+from pulsetrain.recovery.checkpoint.memory.arena import ArenaReader
+from pulsetrain.recovery.checkpoint.peers.client import PeerClient
+from pulsetrain.recovery.checkpoint.storage.backend import LocalStorage, open_storage
+from pulsetrain.recovery.checkpoint.storage.manifest import Checkpoints
 from pulsetrain.stream.errors import AuthError, CheckpointError, ConfigError, Unavailable, Unrestorable
 from tests.recovery.checkpoint.trainers import arrays, content, save, wait_until
 

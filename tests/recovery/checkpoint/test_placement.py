@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pulsetrain.recovery.checkpoint.placement import (
+from pulsetrain.recovery.checkpoint.peers.placement import (
     across_groups,
     backups,
     by_enumeration,

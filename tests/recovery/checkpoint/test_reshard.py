@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
 
-from pulsetrain.recovery.checkpoint.boxes import TensorIndex
 from pulsetrain.recovery.checkpoint.export import export_safetensors
-from pulsetrain.recovery.checkpoint.layout import Entry, Layout, aligned
-from pulsetrain.recovery.checkpoint.manifest import Blob, Checkpoints, Manifest, Segment, Table
-from pulsetrain.recovery.checkpoint.slots import payload_offset
-from pulsetrain.recovery.checkpoint.storage import open_storage
+from pulsetrain.recovery.checkpoint.memory.layout import Entry, Layout, aligned
+from pulsetrain.recovery.checkpoint.memory.slots import payload_offset
+from pulsetrain.recovery.checkpoint.storage.backend import open_storage
+from pulsetrain.recovery.checkpoint.storage.boxes import TensorIndex
+from pulsetrain.recovery.checkpoint.storage.manifest import Blob, Checkpoints, Manifest, Segment, Table
 from pulsetrain.stream.errors import CheckpointError, CorruptData
 
 REPOSITORY = Path(__file__).parents[3]
@@ -290,10 +290,10 @@ class TestDcp:
         from torch.distributed.checkpoint.default_planner import _EmptyStateDictLoadPlanner
         from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 
-        from pulsetrain.recovery.checkpoint.arena import create_arena
         from pulsetrain.recovery.checkpoint.checkpointer import Checkpointer
         from pulsetrain.recovery.checkpoint.dcp import PulsetrainReader
         from pulsetrain.recovery.checkpoint.keeper import Keeper, KeeperConfig
+        from pulsetrain.recovery.checkpoint.memory.arena import create_arena
 
         torch.manual_seed(5)
         model = torch.nn.Linear(4, 3)

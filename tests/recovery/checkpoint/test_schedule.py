@@ -13,7 +13,7 @@ from pulsetrain.recovery.checkpoint.interval import (
     wasted_s,
     young_s,
 )
-from pulsetrain.recovery.checkpoint.schedule import (
+from pulsetrain.recovery.checkpoint.peers.schedule import (
     Network,
     chunk_schedule,
     overflow_s,

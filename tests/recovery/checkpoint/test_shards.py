@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pulsetrain.recovery.checkpoint.manifest import Segment, Table
-from pulsetrain.recovery.checkpoint.shards import readers
+from pulsetrain.recovery.checkpoint.storage.manifest import Segment, Table
+from pulsetrain.recovery.checkpoint.storage.shards import readers
 from tests.recovery.checkpoint.cluster import Cluster
 from tests.recovery.checkpoint.trainers import content, wait_until
 

@@ -6,9 +6,9 @@ import os
 import numpy as np
 import pytest
 
-from pulsetrain.recovery.checkpoint import peers, twins
-from pulsetrain.recovery.checkpoint.arena import ArenaReader, ArenaWriter
-from pulsetrain.recovery.checkpoint.peers import PeerClient
+from pulsetrain.recovery.checkpoint.memory.arena import ArenaReader, ArenaWriter
+from pulsetrain.recovery.checkpoint.peers import framing, server, twins
+from pulsetrain.recovery.checkpoint.peers.client import PeerClient
 from tests.recovery.checkpoint.cluster import Cluster
 from tests.recovery.checkpoint.trainers import content, save, wait_until
 
@@ -118,7 +118,7 @@ def test_a_node_that_is_lost_gets_its_ranks_back_from_what_was_shared(cluster, s
 
 def test_what_is_sent_and_does_not_have_its_digest_spoils_no_replica(cluster, monkeypatch):
     c = cluster(2, nproc=2)
-    receive, flipped = peers.receive_into, []
+    receive, flipped = framing.receive_into, []
 
     def damaged(sock, target):
         checksum = receive(sock, target)
@@ -127,7 +127,8 @@ def test_what_is_sent_and_does_not_have_its_digest_spoils_no_replica(cluster, mo
             target[0] ^= 1
         return checksum
 
-    monkeypatch.setattr(peers, "receive_into", damaged)
+    for module in (framing, server):
+        monkeypatch.setattr(module, "receive_into", damaged)
     for step in (1, 2, 3):
         save_all(c, step)
         wait_until(lambda step=step: all_replicated(c, step))

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pulsetrain.recovery.checkpoint import layout as layouts
+from pulsetrain.recovery.checkpoint.memory import layout as layouts
 from pulsetrain.recovery.checkpoint.statetree import collect, layout_of
 from pulsetrain.stream.errors import CheckpointError
 

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pulsetrain.recovery.checkpoint import slots
-from pulsetrain.recovery.checkpoint import twins as module
-from pulsetrain.recovery.checkpoint.arena import ArenaReader, ArenaWriter, create_arena
-from pulsetrain.recovery.checkpoint.blocks import blocks, digests, most_blocks
-from pulsetrain.recovery.checkpoint.loans import Loan
-from pulsetrain.recovery.checkpoint.replicas import Snapshot
-from pulsetrain.recovery.checkpoint.slots import MAX_SLOTS
-from pulsetrain.recovery.checkpoint.twins import Twins, joined
+from pulsetrain.recovery.checkpoint.memory import slots
+from pulsetrain.recovery.checkpoint.memory.arena import ArenaReader, ArenaWriter, create_arena
+from pulsetrain.recovery.checkpoint.memory.blocks import blocks, digests, most_blocks
+from pulsetrain.recovery.checkpoint.memory.slots import MAX_SLOTS
+from pulsetrain.recovery.checkpoint.peers import twins as module
+from pulsetrain.recovery.checkpoint.peers.loans import Loan
+from pulsetrain.recovery.checkpoint.peers.replicas import Snapshot
+from pulsetrain.recovery.checkpoint.peers.twins import Twins, joined
 from tests.recovery.checkpoint.trainers import save
 
 

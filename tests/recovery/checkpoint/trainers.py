@@ -4,9 +4,9 @@ import time
 
 import numpy as np
 
-from pulsetrain.recovery.checkpoint.arena import ArenaWriter
-from pulsetrain.recovery.checkpoint.layout import Entry, Layout, aligned, encode_values
-from pulsetrain.recovery.checkpoint.slots import Header, SlotInfo, payload_offset
+from pulsetrain.recovery.checkpoint.memory.arena import ArenaWriter
+from pulsetrain.recovery.checkpoint.memory.layout import Entry, Layout, aligned, encode_values
+from pulsetrain.recovery.checkpoint.memory.slots import Header, SlotInfo, payload_offset
 
 
 def arrays(rank: int, step: int, *, count: int = 4, size: int = 1000) -> dict[str, np.ndarray]:

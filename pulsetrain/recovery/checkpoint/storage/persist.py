@@ -17,10 +17,12 @@ from typing import Any, Protocol, TypeVar
 
 import xxhash
 
-from pulsetrain.recovery.checkpoint.arena import ArenaReader
-from pulsetrain.recovery.checkpoint.layout import decode
 from pulsetrain.recovery.checkpoint.ledger import Ledger
-from pulsetrain.recovery.checkpoint.manifest import (
+from pulsetrain.recovery.checkpoint.memory.arena import ArenaReader
+from pulsetrain.recovery.checkpoint.memory.layout import decode
+from pulsetrain.recovery.checkpoint.memory.slots import SlotInfo, payload_offset
+from pulsetrain.recovery.checkpoint.storage.backend import Paced
+from pulsetrain.recovery.checkpoint.storage.manifest import (
     MANIFEST,
     Blob,
     Checkpoints,
@@ -29,8 +31,6 @@ from pulsetrain.recovery.checkpoint.manifest import (
     Table,
     folder_of,
 )
-from pulsetrain.recovery.checkpoint.slots import SlotInfo, payload_offset
-from pulsetrain.recovery.checkpoint.storage import Paced
 from pulsetrain.stream.errors import CheckpointError, CorruptData, PulsetrainError
 
 T = TypeVar("T")

@@ -20,11 +20,11 @@ from threading import Lock
 import numpy as np
 import numpy.typing as npt
 
-from pulsetrain.recovery.checkpoint.arena import ArenaReader
-from pulsetrain.recovery.checkpoint.blocks import DIGEST_BYTES, Span, blocks, digest
-from pulsetrain.recovery.checkpoint.loans import Loan
-from pulsetrain.recovery.checkpoint.replicas import Snapshot
-from pulsetrain.recovery.checkpoint.slots import SlotInfo
+from pulsetrain.recovery.checkpoint.memory.arena import ArenaReader
+from pulsetrain.recovery.checkpoint.memory.blocks import DIGEST_BYTES, Span, blocks, digest
+from pulsetrain.recovery.checkpoint.memory.slots import SlotInfo
+from pulsetrain.recovery.checkpoint.peers.loans import Loan
+from pulsetrain.recovery.checkpoint.peers.replicas import Snapshot
 
 MOST_PARTS = 4096  # an answer that names more is not worth its length
 _PATIENCE_S = 0.25  # a rank that is to have the same soon is waited for so long

@@ -1,5 +1,5 @@
-"""Frames between keepers: a length, one JSON header, then as many raw bytes as the header says; and the
-handshake.
+"""What keepers say to each other: frames of a length, one JSON header, and as many raw bytes as the header
+says; and the handshake.
 
 The job's token never travels: each side proves that it has it over the other's nonce.
 """
@@ -11,16 +11,20 @@ import json
 import secrets
 import socket
 import struct
+from collections.abc import Sequence
 from typing import Any
 
 import xxhash
 
+from pulsetrain.recovery.checkpoint.memory.blocks import Span
 from pulsetrain.stream.errors import AuthError, CorruptData, Unavailable
 
 MAX_HEADER = 1 << 20
 CHUNK = 256 << 10  # stays in the second-level cache between the copy from the socket and the checksum
 _LENGTH = struct.Struct("!I")
 VERSION = 2
+OFFERS = 3  # the form of offers: of several ranks, each with digests, then what goes along
+_SOCKET_BUFFER = 4 << 20
 
 
 def send_frame(sock: socket.socket, header: dict[str, Any], *bodies: bytes | memoryview) -> None:
@@ -110,3 +114,39 @@ def receive_bytes(sock: socket.socket, size: int) -> bytes:
             raise Unavailable("peer closed the connection")
         done += got
     return bytes(data)
+
+
+def receive_blocks(sock: socket.socket, target: memoryview, spans: Sequence[Span]) -> bytes:
+    """Fill the spans of `target`, one after the other; the digests of what came. Raises `Unavailable`."""
+    return b"".join(receive_into(sock, target[at : at + size]) for at, size in spans)
+
+
+def send_bytes(sock: socket.socket, data: memoryview) -> None:
+    """Send raw bytes. Raises `Unavailable`."""
+    try:
+        sock.sendall(data)
+    except OSError as error:
+        raise Unavailable(f"peer went away while fetching: {error}") from error
+
+
+def parse_spans(raw: Any, total: int) -> list[Span]:
+    """Parts of a checkpoint of `total` bytes. Raises `CorruptData` for what is not in it."""
+    try:
+        spans = [(int(at), int(size)) for at, size in raw]
+    except (TypeError, ValueError) as error:
+        raise CorruptData(f"not parts of a checkpoint: {raw!r}") from error
+    if any(at < 0 or size < 1 or at + size > total for at, size in spans):
+        raise CorruptData(f"peer names {spans} of {total} bytes")
+    return spans
+
+
+def tune(sock: socket.socket, *, timeout_s: float) -> None:
+    """Blocking, with the kernel's time-outs (sendfile knows no others), and large buffers. 0: no time-out."""
+    sock.settimeout(None)
+    span = struct.pack("ll", int(timeout_s), int(timeout_s % 1 * 1e6))
+    for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+        sock.setsockopt(socket.SOL_SOCKET, option, span)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+        sock.setsockopt(socket.SOL_SOCKET, option, _SOCKET_BUFFER)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from pulsetrain.recovery.checkpoint.schedule import (
+from pulsetrain.recovery.checkpoint.peers.schedule import (
     IdleProfile,
     Network,
     chunk_schedule,

@@ -15,8 +15,8 @@ from typing import Any
 
 import xxhash
 
-from pulsetrain.recovery.checkpoint.layout import Layout, decode
-from pulsetrain.recovery.checkpoint.storage import Storage
+from pulsetrain.recovery.checkpoint.memory.layout import Layout, decode
+from pulsetrain.recovery.checkpoint.storage.backend import Storage
 from pulsetrain.stream.errors import CheckpointError, CorruptData, Unavailable
 
 FORMAT = 1

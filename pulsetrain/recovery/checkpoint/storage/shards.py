@@ -12,7 +12,7 @@ from threading import Condition
 
 import xxhash
 
-from pulsetrain.recovery.checkpoint.manifest import Checkpoints, Manifest, Segment, Table
+from pulsetrain.recovery.checkpoint.storage.manifest import Checkpoints, Manifest, Segment, Table
 from pulsetrain.stream.errors import CheckpointError
 
 READ_TIMEOUT_S = 120.0

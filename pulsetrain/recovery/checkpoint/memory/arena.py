@@ -21,7 +21,7 @@ import threading
 import time
 from collections import Counter
 
-from pulsetrain.recovery.checkpoint.blocks import (
+from pulsetrain.recovery.checkpoint.memory.blocks import (
     DIGEST_BYTES,
     Sized,
     blocks,
@@ -29,7 +29,7 @@ from pulsetrain.recovery.checkpoint.blocks import (
     digests,
     most_blocks,
 )
-from pulsetrain.recovery.checkpoint.slots import (
+from pulsetrain.recovery.checkpoint.memory.slots import (
     DURABLE,
     MAX_SLOTS,
     PAGE,

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pulsetrain.recovery.checkpoint.arena import ArenaReader
-from pulsetrain.recovery.checkpoint.blocks import Span
-from pulsetrain.recovery.checkpoint.slots import SlotInfo
+from pulsetrain.recovery.checkpoint.memory.arena import ArenaReader
+from pulsetrain.recovery.checkpoint.memory.blocks import Span
+from pulsetrain.recovery.checkpoint.memory.slots import SlotInfo
 
 
 class Loan:

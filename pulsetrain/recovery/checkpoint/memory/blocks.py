@@ -12,7 +12,7 @@ from typing import Protocol
 
 import xxhash
 
-from pulsetrain.recovery.checkpoint.slots import payload_offset
+from pulsetrain.recovery.checkpoint.memory.slots import payload_offset
 
 Span = tuple[int, int]  # offset and bytes
 

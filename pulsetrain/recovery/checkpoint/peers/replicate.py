@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from threading import Event, Lock, Thread
 
-from pulsetrain.recovery.checkpoint.arena import ArenaReader
-from pulsetrain.recovery.checkpoint.interleave import LEAST_CHUNK, Interleaver
 from pulsetrain.recovery.checkpoint.ledger import Ledger
-from pulsetrain.recovery.checkpoint.peers import Pace, Parcel, PeerClient
-from pulsetrain.recovery.checkpoint.slots import SMALL_BYTES, SlotInfo
-from pulsetrain.recovery.checkpoint.twins import worthwhile
+from pulsetrain.recovery.checkpoint.memory.arena import ArenaReader
+from pulsetrain.recovery.checkpoint.memory.slots import SMALL_BYTES, SlotInfo
+from pulsetrain.recovery.checkpoint.peers.client import Pace, Parcel, PeerClient
+from pulsetrain.recovery.checkpoint.peers.interleave import LEAST_CHUNK, Interleaver
+from pulsetrain.recovery.checkpoint.peers.twins import worthwhile
 from pulsetrain.stream.errors import PulsetrainError, Unavailable
 
 RETRY_S = 1.0

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any
 
-from pulsetrain.recovery.checkpoint.blocks import blocks, checksum, digests
-from pulsetrain.recovery.checkpoint.loans import Loan
-from pulsetrain.recovery.checkpoint.slots import Header, SlotInfo, payload_offset, slots_for
+from pulsetrain.recovery.checkpoint.memory.blocks import blocks, checksum, digests
+from pulsetrain.recovery.checkpoint.memory.slots import Header, SlotInfo, payload_offset, slots_for
+from pulsetrain.recovery.checkpoint.peers.loans import Loan
 from pulsetrain.stream.errors import CorruptData
 
 

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 import numpy as np
 import xxhash
 
-from pulsetrain.recovery.checkpoint.layout import Layout, element_bytes
-from pulsetrain.recovery.checkpoint.manifest import Checkpoints, Manifest, Segment
-from pulsetrain.recovery.checkpoint.slots import payload_offset
+from pulsetrain.recovery.checkpoint.memory.layout import Layout, element_bytes
+from pulsetrain.recovery.checkpoint.memory.slots import payload_offset
+from pulsetrain.recovery.checkpoint.storage.manifest import Checkpoints, Manifest, Segment
 from pulsetrain.stream.errors import CheckpointError, CorruptData
 
 Shape = tuple[int, ...]
