@@ -12,9 +12,9 @@ from tests.recovery.checkpoint.trainers import save
 class Cluster:
     """Nodes with a keeper and `nproc` arenas each, on loopback."""
 
-    def __init__(self, nodes: int, *, nproc: int = 1, **config) -> None:
+    def __init__(self, nodes: int, *, nproc: int = 1, poll_s: float = 0.005, **config) -> None:
         self.nproc = nproc
-        self.config = KeeperConfig(token="secret", poll_s=0.005, **config)
+        self.config = KeeperConfig(token="secret", poll_s=poll_s, **config)
         self.keepers: dict[str, Keeper] = {}
         self.fds: dict[int, int] = {}
         for i in range(nodes):

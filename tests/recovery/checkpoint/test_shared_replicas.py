@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from pulsetrain.recovery.checkpoint.memory.arena import ArenaReader, ArenaWriter
-from pulsetrain.recovery.checkpoint.peers import framing, server, twins
+from pulsetrain.recovery.checkpoint.peers import client, framing, replicate, server, twins
 from pulsetrain.recovery.checkpoint.peers.client import PeerClient
+from pulsetrain.stream.errors import Unavailable
 from tests.recovery.checkpoint.cluster import Cluster
 from tests.recovery.checkpoint.trainers import content, save, wait_until
 
@@ -77,6 +78,71 @@ def test_what_a_peer_lacked_goes_along_with_the_next_offer(cluster, sent, monkey
     assert len(sent) == before
     for rank, fd in c.fds.items():
         assert replica(c, rank, 4) == content(fd, rank, 4)
+
+
+def frames_of_offers(monkeypatch) -> list[list[int]]:
+    """The ranks in each frame that offers."""
+    frames, send = [], client.send_frame
+
+    def noting(sock, header, *bodies):
+        if header.get("op") == "offer":
+            frames.append([raw["rank"] for raw in header["of"]])
+        send(sock, header, *bodies)
+
+    monkeypatch.setattr(client, "send_frame", noting)
+    return frames
+
+
+def test_small_states_of_one_node_go_in_one_frame_and_large_ones_alone(cluster, monkeypatch):
+    frames = frames_of_offers(monkeypatch)
+    c = cluster(2, nproc=2, poll_s=0.5)  # all are saved between two looks
+    save_all(c, 1)
+    wait_until(lambda: all_replicated(c, 1))
+    assert sorted(frames) == [[0, 1], [2, 3]]
+    monkeypatch.setattr(replicate, "SMALL_BYTES", 1000)
+    save_all(c, 2)
+    wait_until(lambda: all_replicated(c, 2))
+    assert sorted(frames[2:]) == [[0], [1], [2], [3]]
+
+
+def test_a_rank_that_never_saves_keeps_nobody_waiting(cluster):
+    c = cluster(2, nproc=2)
+    step = 0
+
+    def saved_often() -> bool:
+        nonlocal step
+        step += 1
+        for rank in (0, 2):
+            assert save(c.fds[rank], rank, step, world=4, tensors=state(rank, step))
+        return any(s.rank == 0 and s.step > 1 for s in c.keepers["n1"]._replicas.list())
+
+    wait_until(saved_often)
+
+
+def test_one_refused_offer_of_a_frame_is_sent_whole_and_the_other_holds(cluster, monkeypatch):
+    c = cluster(2, nproc=2, poll_s=0.5)
+    agree = server.agree
+    monkeypatch.setattr(
+        server, "agree", lambda target, shot, *rest: shot.rank != 2 and agree(target, shot, *rest)
+    )
+    frames = frames_of_offers(monkeypatch)
+    save_all(c, 1)
+    wait_until(lambda: all_replicated(c, 1))
+    assert [2, 3] in frames
+    for rank, fd in c.fds.items():
+        assert replica(c, rank, 1) == content(fd, rank, 1)
+
+
+@pytest.mark.parametrize("offers", [3, [7], [{"rank": 0}]])
+def test_a_peer_that_offers_nonsense_is_cut_off_and_others_are_served(cluster, offers):
+    c = cluster(2, nproc=2)
+    rude = c.keepers["n0"]._connect("n1")
+    client.send_frame(rude._sock, {"op": "offer", "of": offers})
+    with pytest.raises(Unavailable):
+        client.receive_frame(rude._sock)
+    rude.close()
+    save_all(c, 1)
+    wait_until(lambda: all_replicated(c, 1))
 
 
 @pytest.mark.parametrize("why", ["the setting is off", "the peer takes no offers"])

@@ -120,7 +120,24 @@ def test_joined_spans_are_what_is_wanted_and_no_more(parts):
     }
     found = joined(spans, np.array([want for _, want in parts]))
     assert [i for at, size in found for i in range(at, at + size)] == sorted(wanted)
-    assert all(a + n < b for (a, n), (b, _) in itertools.pairwise(found))
+    assert all(a + n <= b for (a, n), (b, _) in itertools.pairwise(found))
+
+
+def test_joined_neighbours_are_one():
+    spans = [(0, 5), (5, 0), (5, 5), (10, 5), (15, 5)]
+    assert joined(spans, np.array([True, True, True, False, True])) == [(0, 10), (15, 5)]
+    assert joined(spans, np.array([False, True, False, False, False])) == []
+
+
+@given(
+    st.lists(st.integers(0, 50), min_size=1, max_size=40),
+    st.lists(st.tuples(st.integers(0, 900), st.integers(0, 900)), max_size=4),
+)
+def test_only_blocks_that_came_whole_count_as_known(sizes, known):
+    ends = list(itertools.accumulate(sizes))
+    spans = [(end - size, size) for end, size in zip(ends, sizes, strict=True)]
+    enclosed = [any(a <= at and at + n <= a + m for a, m in known) for at, n in spans]
+    assert module._within(known, spans).tolist() == enclosed
 
 
 def test_an_answer_that_would_be_very_long_asks_for_everything_and_borrows_nothing(site, monkeypatch):

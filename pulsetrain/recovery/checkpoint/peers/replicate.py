@@ -38,7 +38,7 @@ class _Peer:
     name: str
     ranks: frozenset[int] | None
     sent: dict[int, int]
-    due: dict[int, int] = field(default_factory=dict)  # what was due at the last look, as in `sent`
+    waited: bool = False  # at the last look, for ranks that had not saved yet
     in_vain: dict[int, int] = field(default_factory=dict)  # rank -> saves since it last had much of one
     spared: set[int] = field(default_factory=set)  # ranks of which it has had much
     client: PeerClient | None = None
@@ -148,11 +148,11 @@ class Replicator:
         """Send what this peer does not have yet."""
         mine = [(rank, item) for rank, item in watched if peer.ranks is None or rank in peer.ranks]
         due = [(rank, item) for rank, item in mine if item.active and peer.sent.get(rank) != item.active]
-        before, peer.due = peer.due, {rank: item.active for rank, item in due}
-        if self._interleaver and len(due) < len(mine) and peer.due != before:
-            return  # the other ranks here are about to save: theirs go in the same frame
         if not due or (peer.away_since is not None and time.monotonic() - peer.away_since < RETRY_S):
             return
+        peer.waited = bool(self._interleaver) and len(due) < len(mine) and not peer.waited
+        if peer.waited:
+            return  # the other ranks here are about to save: theirs go in the same frame
         try:
             if peer.client is None:
                 peer.client = self._connect(peer.name)
