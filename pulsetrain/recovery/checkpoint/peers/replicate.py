@@ -156,7 +156,7 @@ class Replicator:
         try:
             if peer.client is None:
                 peer.client = self._connect(peer.name)
-            for together in _batches(due):
+            for together in self._frames(peer, peer.client, due):
                 self._send(peer, peer.client, together, watched)
         except (PulsetrainError, OSError) as error:
             if peer.away_since is None:
@@ -167,6 +167,17 @@ class Replicator:
         if peer.away_since is not None:
             peer.away_since = None
             self._ledger.event("replica_peer_back", {"peer": peer.name})
+
+    def _frames(
+        self, peer: _Peer, client: PeerClient, due: list[tuple[int, _Watched]]
+    ) -> list[list[tuple[int, _Watched]]]:
+        """What is sent in one go: small states that are offered together, every other one as it is when its
+        turn comes."""
+        small = {rank for rank, item in due if item.total_bytes <= SMALL_BYTES}
+        offered = {rank for rank in small if self._asks(peer, client, rank)}
+        together = [one for one in due if one[0] in offered]
+        alone = [[one] for one in due if one[0] not in offered]
+        return [together, *alone] if together else alone
 
     def _send(
         self,
@@ -184,9 +195,9 @@ class Replicator:
                 word, newest = item.arena.active, next(iter(item.arena.published()), None)
                 if newest is not None and newest.rank == rank and item.arena.hold(newest):
                     words[rank] = word
-                    parcels.append(Parcel(item.arena, item.fd, newest))
-            offers = [p._replace(offered=self._offered(peer, client, p)) for p in parcels]
-            for parcel, sent in client.put(offers, self._pace(client, watched)):
+                    offered = item.arena.digests(newest) if self._asks(peer, client, rank) else b""
+                    parcels.append(Parcel(item.arena, item.fd, newest, offered))
+            for parcel, sent in client.put(parcels, self._pace(client, watched)):
                 parcel.arena.release(parcel.info)
                 if sent is not None:
                     self._arrived(peer, parcel, words[parcel.info.rank], sent)
@@ -205,12 +216,10 @@ class Replicator:
         if all(p.sent.get(info.rank) == word for p in receivers):
             parcel.arena.set_replicated(info.step)
 
-    def _offered(self, peer: _Peer, client: PeerClient, parcel: Parcel) -> bytes:
-        """The digests to offer; empty where the peer takes none or has had little of the last ones."""
-        saves = peer.in_vain.get(parcel.info.rank, 0)
-        if not self._share or not client.takes_offers or (saves >= IN_VAIN and saves % ASK_AGAIN):
-            return b""
-        return parcel.arena.digests(parcel.info)
+    def _asks(self, peer: _Peer, client: PeerClient, rank: int) -> bool:
+        """The peer is offered the rank's digests: it takes offers and has not had little of the last ones."""
+        saves = peer.in_vain.get(rank, 0)
+        return self._share and client.takes_offers and (saves < IN_VAIN or saves % ASK_AGAIN == 0)
 
     def _judge(self, peer: _Peer, info: SlotInfo, sent: int, *, asked: bool) -> None:
         """Learn whether the peer has much of this rank's state, and say so once."""
@@ -262,13 +271,6 @@ class Replicator:
             duration_ns=took_ns,
             ts_ns=ts_ns,
         )
-
-
-def _batches(due: list[tuple[int, _Watched]]) -> list[list[tuple[int, _Watched]]]:
-    """Small states go together, in one frame; a large one alone, so that nobody's waits for it."""
-    small = [(rank, item) for rank, item in due if item.total_bytes <= SMALL_BYTES]
-    large = [[(rank, item)] for rank, item in due if item.total_bytes > SMALL_BYTES]
-    return [small, *large] if small else large
 
 
 def _hang_up(peer: _Peer) -> None:
