@@ -15,20 +15,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pulsetrain.analytics import (
-    fail_slow,
-    imbalance,
-    incidents,
-    links,
-    mfu,
-    numerics,
-    stalls,
-    straggler,
-    watch,
-)
-from pulsetrain.analytics.links import Transfers
-from pulsetrain.analytics.places import Topology
-from pulsetrain.analytics.timings import NUMBERS, PARTS, Timings
+from pulsetrain.analytics import numerics, watch
+from pulsetrain.analytics.incidents import stories as incidents
+from pulsetrain.analytics.incidents.places import Topology
+from pulsetrain.analytics.slowness import fail_slow, imbalance, links, mfu, stalls, straggler
+from pulsetrain.analytics.slowness.links import Transfers
+from pulsetrain.analytics.slowness.timings import NUMBERS, PARTS, Timings
 from pulsetrain.analytics.verdict import Verdict, findings, guarded
 from pulsetrain.simulate.spec import FleetFault, FleetSpec
 from pulsetrain.simulate.telemetry import loss_of

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pulsetrain.analytics import incidents, watch
-from pulsetrain.analytics.places import Topology
+from pulsetrain.analytics import watch
+from pulsetrain.analytics.incidents import stories as incidents
+from pulsetrain.analytics.incidents.places import Topology
 from pulsetrain.analytics.verdict import Finding, Inconclusive, Verdict, findings
 from trials.job import SAVE_EVERY
 from trials.kinds import ALIGNED, KINDS, RANKS, Plan, node

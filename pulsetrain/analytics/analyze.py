@@ -7,18 +7,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
 
-from pulsetrain.analytics import (
-    calibration,
-    fail_slow,
-    imbalance,
-    links,
-    machines,
-    mfu,
-    numerics,
-    stalls,
-    straggler,
-    timings,
-)
+from pulsetrain.analytics import calibration, numerics
+from pulsetrain.analytics.machines import analyzers as machines
+from pulsetrain.analytics.slowness import fail_slow, imbalance, links, mfu, stalls, straggler, timings
 from pulsetrain.analytics.verdict import Inconclusive, Verdict, guarded
 from pulsetrain.stream.errors import UsageError
 from pulsetrain.stream.queries import analysis

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from pulsetrain.analytics.robust import sigma
-from pulsetrain.analytics.timings import Timings
+from pulsetrain.analytics.slowness.robust import sigma
+from pulsetrain.analytics.slowness.timings import Timings
 from pulsetrain.analytics.verdict import Finding, Healthy, Inconclusive, SubjectType, Verdict
 
 Floats = NDArray[np.float64]

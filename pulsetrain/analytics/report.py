@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pulsetrain.analytics import mfu
 from pulsetrain.analytics.analyze import analyze, for_device
+from pulsetrain.analytics.slowness import mfu
 from pulsetrain.analytics.verdict import (
     Failed,
     Healthy,

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from pulsetrain.analytics import calibration
-from pulsetrain.analytics import hang as graph
 from pulsetrain.analytics.crash import explain
+from pulsetrain.analytics.hangs import hang as graph
+from pulsetrain.analytics.hangs.witness import GroupKey, Key, Wait, Witness
 from pulsetrain.analytics.verdict import Finding, Healthy, Inconclusive, Verdict
-from pulsetrain.analytics.witness import GroupKey, Key, Wait, Witness
 from pulsetrain.stream.messages import GroupStatus, Place, RankExit, RankStatus
 from pulsetrain.stream.schema import PHASES
 

@@ -18,7 +18,7 @@ def whatif(trace: Path, as_json: bool) -> None:
 
     Example: pulsetrain whatif trace.parquet --json
     """
-    from pulsetrain.analytics.whatif import analyze_file, sentences
+    from pulsetrain.analytics.whatif.analysis import analyze_file, sentences
 
     answer = analyze_file(trace)
     if as_json:
@@ -36,7 +36,7 @@ def logs(folder: Path, as_json: bool) -> None:
 
     Example: pulsetrain logs /var/log/job-7 --json
     """
-    from pulsetrain.analytics.logs import read_folder
+    from pulsetrain.analytics.machines.logs import read_folder
 
     answer = read_folder(folder)
     if as_json:
@@ -57,7 +57,7 @@ def rdma(folder: Path, seconds: float, as_json: bool) -> None:
 
     Example: pulsetrain rdma --seconds 1
     """
-    from pulsetrain.analytics.network_ports import measure
+    from pulsetrain.analytics.machines.network_ports import measure
     from pulsetrain.collectors.rdma import describe
 
     ports = describe(folder)
@@ -94,8 +94,9 @@ def kmsg(file: Path, node: str, policies: Path | None, check: bool, as_json: boo
 
     Example: dmesg -T | pulsetrain kmsg - --node node-7 --json
     """
-    from pulsetrain.analytics import hardware, report
-    from pulsetrain.analytics.policies import load
+    from pulsetrain.analytics import report
+    from pulsetrain.analytics.machines import hardware
+    from pulsetrain.analytics.machines.policies import load
 
     answer = hardware.read_file(file, node=node, policies=load(policies))
     if as_json:
@@ -114,7 +115,8 @@ def failslow(file: Path, as_json: bool) -> None:
 
     Example: pulsetrain failslow steps.csv --json
     """
-    from pulsetrain.analytics import fail_slow, report
+    from pulsetrain.analytics import report
+    from pulsetrain.analytics.slowness import fail_slow
 
     answer = fail_slow.find(fail_slow.read(file), config=fail_slow.single_look())
     if as_json:
@@ -233,8 +235,8 @@ def hang(folder: Path, as_json: bool) -> int:
     Or from NCCL RAS reports: two or more files in DIR that ncclras -f json wrote some seconds apart.
     Exit status 1 where somebody is to blame. Example: pulsetrain hang /tmp/nccl_trace --json
     """
-    from pulsetrain.analytics import ras
-    from pulsetrain.analytics.flight_recorder import sentences, verdict
+    from pulsetrain.analytics.hangs import ras
+    from pulsetrain.analytics.hangs.flight_recorder import sentences, verdict
 
     reports = ras.reports_in(folder)
     answer = ras.verdict(reports) if reports else verdict(folder)

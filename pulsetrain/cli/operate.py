@@ -182,7 +182,7 @@ def stacks(job: str, last: bool, threads: bool, hub: str | None, token: str | No
 
     Example: pulsetrain stacks gpt --json
     """
-    from pulsetrain.analytics.stacks import MAIN, lines
+    from pulsetrain.analytics.hangs.stacks import MAIN, lines
 
     answer = client_of(hub, token).stacks(job, fresh=not last)
     if as_json:

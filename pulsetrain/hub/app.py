@@ -17,9 +17,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from pulsetrain import __version__
-from pulsetrain.analytics.alerts import AlertBook
-from pulsetrain.analytics.incidents import join
-from pulsetrain.analytics.notify import Channel, deliver
+from pulsetrain.analytics.incidents.alerts import AlertBook
+from pulsetrain.analytics.incidents.notify import Channel, deliver
+from pulsetrain.analytics.incidents.stories import join
 from pulsetrain.analytics.verdict import state_of
 from pulsetrain.hub.desk import Desk
 from pulsetrain.hub.sentence import verdict

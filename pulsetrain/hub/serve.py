@@ -17,8 +17,8 @@ from pathlib import Path
 import structlog
 import uvicorn
 
-from pulsetrain.analytics.alert_state import AlertConfig
-from pulsetrain.analytics.alerts import AlertBook
+from pulsetrain.analytics.incidents.alert_state import AlertConfig
+from pulsetrain.analytics.incidents.alerts import AlertBook
 from pulsetrain.analytics.report import device_peak
 from pulsetrain.dashboard import launch
 from pulsetrain.hub.app import Parts, build

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pulsetrain.analytics.notify import Channel, channels
+from pulsetrain.analytics.incidents.notify import Channel, channels
 from pulsetrain.analytics.watch import WatchConfig
 from pulsetrain.hub.config import HubConfig
 from pulsetrain.recovery.policy import Policy

@@ -16,7 +16,8 @@ from typing import Any
 
 import structlog
 
-from pulsetrain.analytics import stacks, watch
+from pulsetrain.analytics import watch
+from pulsetrain.analytics.hangs import stacks
 from pulsetrain.analytics.verdict import Finding, Healthy, Inconclusive, Verdict
 from pulsetrain.recovery.job import Job
 from pulsetrain.recovery.journal import Journal

@@ -12,10 +12,10 @@ from itertools import pairwise
 import structlog
 
 from pulsetrain.analytics import watch
-from pulsetrain.analytics.alerts import AlertBook
 from pulsetrain.analytics.analyze import MACHINE_ANALYZERS, analyze, for_device
-from pulsetrain.analytics.mfu import Peak
-from pulsetrain.analytics.places import Topology
+from pulsetrain.analytics.incidents.alerts import AlertBook
+from pulsetrain.analytics.incidents.places import Topology
+from pulsetrain.analytics.slowness.mfu import Peak
 from pulsetrain.analytics.verdict import Verdict
 from pulsetrain.analytics.verdict import findings as found
 from pulsetrain.hub.deadman import DeadMan

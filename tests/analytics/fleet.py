@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 import pyarrow as pa
 
-from pulsetrain.analytics.timings import PARTS, Timings, build
+from pulsetrain.analytics.slowness.timings import PARTS, Timings, build
 
 STEP_NS = 400_000_000
 

@@ -11,8 +11,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from pulsetrain.analytics.alerts import AlertBook, AlertConfig
-from pulsetrain.analytics.places import Topology
+from pulsetrain.analytics.incidents.alerts import AlertBook, AlertConfig
+from pulsetrain.analytics.incidents.places import Topology
 from pulsetrain.analytics.verdict import Failed, Finding, Healthy, Inconclusive
 from pulsetrain.stream.errors import Unavailable, UsageError
 

@@ -12,10 +12,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pyarrow import csv, parquet
 
-from pulsetrain.analytics import timings
-from pulsetrain.analytics.change_point import changes, rolling_median
-from pulsetrain.analytics.fail_slow import find, read, single_look
-from pulsetrain.analytics.slow_windows import in_history, in_peers
+from pulsetrain.analytics.slowness import timings
+from pulsetrain.analytics.slowness.change_point import changes, rolling_median
+from pulsetrain.analytics.slowness.fail_slow import find, read, single_look
+from pulsetrain.analytics.slowness.slow_windows import in_history, in_peers
 from pulsetrain.analytics.verdict import Finding, Healthy, Inconclusive, findings
 from pulsetrain.stream.errors import UsageError
 

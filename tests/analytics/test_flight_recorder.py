@@ -13,8 +13,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pulsetrain.analytics.flight_dumps import load, read
-from pulsetrain.analytics.flight_recorder import verdict
+from pulsetrain.analytics.hangs.flight_dumps import load, read
+from pulsetrain.analytics.hangs.flight_recorder import verdict
 from pulsetrain.stream.errors import CorruptData, UsageError
 from tests.analytics.recorded_job import Job, dump, run, write
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pulsetrain.analytics.hardware import address, read, read_file
-from pulsetrain.analytics.policies import load
+from pulsetrain.analytics.machines.hardware import address, read, read_file
+from pulsetrain.analytics.machines.policies import load
 from pulsetrain.analytics.verdict import Finding, Healthy, Inconclusive, findings
 from pulsetrain.stream.errors import ConfigError, UsageError
 from pulsetrain.stream.kernel_log import KernelLine, parse, parse_all

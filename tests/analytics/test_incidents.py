@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pulsetrain.analytics.bearing import causes
-from pulsetrain.analytics.incidents import join
-from pulsetrain.analytics.places import Topology
+from pulsetrain.analytics.incidents.bearing import causes
+from pulsetrain.analytics.incidents.places import Topology
+from pulsetrain.analytics.incidents.stories import join
 from pulsetrain.analytics.verdict import Finding
 
 S = 1_000_000_000

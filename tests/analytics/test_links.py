@@ -6,8 +6,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from pulsetrain.analytics.links import find, read
-from pulsetrain.analytics.straggler import find as stragglers
+from pulsetrain.analytics.slowness.links import find, read
+from pulsetrain.analytics.slowness.straggler import find as stragglers
 from pulsetrain.analytics.verdict import Finding, Healthy, Inconclusive, findings
 from tests.analytics.fleet import fleet, timings
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pulsetrain.analytics.log_rules import CLASSES, classify, rules
-from pulsetrain.analytics.logs import Templates, find, mask, read_folder
+from pulsetrain.analytics.machines.log_rules import CLASSES, classify, rules
+from pulsetrain.analytics.machines.logs import Templates, find, mask, read_folder
 from pulsetrain.analytics.verdict import Healthy, Inconclusive, findings
 from pulsetrain.stream.errors import UsageError
 

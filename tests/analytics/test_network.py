@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pulsetrain.analytics.network import find
-from pulsetrain.analytics.network_ports import ports, share_of_line_rate
+from pulsetrain.analytics.machines.network import find
+from pulsetrain.analytics.machines.network_ports import ports, share_of_line_rate
 from pulsetrain.analytics.verdict import Healthy, Inconclusive, findings
 
 S = 1_000_000_000

@@ -15,8 +15,8 @@ from shutil import which
 import httpx
 import pytest
 
-from pulsetrain.analytics.alerts import AlertBook, AlertConfig
-from pulsetrain.analytics.notify import Channel, channels, deliver
+from pulsetrain.analytics.incidents.alerts import AlertBook, AlertConfig
+from pulsetrain.analytics.incidents.notify import Channel, channels, deliver
 from pulsetrain.analytics.verdict import Finding
 from pulsetrain.stream.errors import ConfigError, Unavailable
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pulsetrain.analytics import numerics
-from pulsetrain.analytics.timings import build
+from pulsetrain.analytics.slowness.timings import build
 from pulsetrain.analytics.verdict import Healthy, Inconclusive, findings
 
 

@@ -7,8 +7,8 @@ from functools import partial
 import numpy as np
 import pytest
 
-from pulsetrain.analytics import fail_slow, imbalance, links, mfu, stalls, straggler
-from pulsetrain.analytics.timings import COMPUTED
+from pulsetrain.analytics.slowness import fail_slow, imbalance, links, mfu, stalls, straggler
+from pulsetrain.analytics.slowness.timings import COMPUTED
 from pulsetrain.analytics.verdict import findings
 from tests.analytics.fleet import fleet, timings
 from tests.analytics.test_links import GROUPS, transfers

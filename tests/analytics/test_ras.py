@@ -7,7 +7,7 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from pulsetrain.analytics.ras import judge, parse, verdict
+from pulsetrain.analytics.hangs.ras import judge, parse, verdict
 from pulsetrain.cli import pulsetrain
 from pulsetrain.stream.errors import CorruptData
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pulsetrain.analytics.imbalance import sequences
-from pulsetrain.analytics.timings import COMPUTED
+from pulsetrain.analytics.slowness.imbalance import sequences
+from pulsetrain.analytics.slowness.timings import COMPUTED
 from pulsetrain.analytics.verdict import Finding, Healthy, Inconclusive, findings
 from tests.analytics.fleet import fleet, parts_of, timings
 

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pulsetrain.analytics import imbalance, mfu, report, stalls
-from pulsetrain.analytics.timings import COMPUTED
+from pulsetrain.analytics import report
+from pulsetrain.analytics.slowness import imbalance, mfu, stalls
+from pulsetrain.analytics.slowness.timings import COMPUTED
 from pulsetrain.analytics.verdict import Finding, Healthy, Inconclusive, findings
 from pulsetrain.stream.errors import UsageError
 from tests.analytics.fleet import fleet, parts_of, timings

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pulsetrain.analytics.hangs.stacks import LEAST_SAMPLES, MAIN, RankStack, judge, lines, tree, vote
 from pulsetrain.analytics.selection import ranges
-from pulsetrain.analytics.stacks import LEAST_SAMPLES, MAIN, RankStack, judge, lines, tree, vote
 
 SYNC = ("train (train.py:40)", "step (train.py:20)", "all_reduce (distributed/distributed_c10d.py:3000)")
 LOAD = ("train (train.py:40)", "read (data.py:7)")

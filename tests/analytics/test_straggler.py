@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pulsetrain.analytics.straggler import find
-from pulsetrain.analytics.timings import COMPUTED
+from pulsetrain.analytics.slowness.straggler import find
+from pulsetrain.analytics.slowness.timings import COMPUTED
 from pulsetrain.analytics.verdict import Finding, Healthy, Inconclusive, asks_for_action, findings
 from tests.analytics.fleet import fleet, timings
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet
 
-from pulsetrain.analytics.whatif import analyze, analyze_file
+from pulsetrain.analytics.whatif.analysis import analyze, analyze_file
 from pulsetrain.stream.errors import UsageError
 from tests.analytics.pipelines import Pipeline
 

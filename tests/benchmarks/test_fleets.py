@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from trials import fleets, score
 
-from pulsetrain.analytics import timings, watch
+from pulsetrain.analytics import watch
+from pulsetrain.analytics.slowness import timings
 from pulsetrain.analytics.verdict import findings
 from pulsetrain.simulate.spec import FleetFault, FleetSpec
 from pulsetrain.simulate.telemetry import telemetry

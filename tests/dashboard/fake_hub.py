@@ -20,8 +20,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from pulsetrain.analytics.incidents import join
-from pulsetrain.analytics.stacks import MAIN, RankStack, judge, tree
+from pulsetrain.analytics.hangs.stacks import MAIN, RankStack, judge, tree
+from pulsetrain.analytics.incidents.stories import join
 from pulsetrain.stream import server
 from pulsetrain.stream.findings import Finding
 from pulsetrain.stream.store import Store, open_store

@@ -8,8 +8,8 @@ import httpx
 import pytest
 from starlette.applications import Starlette
 
-from pulsetrain.analytics.alerts import AlertBook
-from pulsetrain.analytics.places import Topology
+from pulsetrain.analytics.incidents.alerts import AlertBook
+from pulsetrain.analytics.incidents.places import Topology
 from pulsetrain.analytics.verdict import Finding
 from pulsetrain.hub.app import LONGEST_SILENCE_S, _api
 from pulsetrain.hub.stacks import Stacks

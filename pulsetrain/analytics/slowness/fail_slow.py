@@ -15,9 +15,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from pulsetrain.analytics.cohort import by_chance, oversubscribed
-from pulsetrain.analytics.slow_windows import FailSlowConfig, Slow, in_history, in_peers, overlap
-from pulsetrain.analytics.timings import NUMBERS, PARTS, WARM_STEPS, Timings
+from pulsetrain.analytics.slowness.cohort import by_chance, oversubscribed
+from pulsetrain.analytics.slowness.slow_windows import FailSlowConfig, Slow, in_history, in_peers, overlap
+from pulsetrain.analytics.slowness.timings import NUMBERS, PARTS, WARM_STEPS, Timings
 from pulsetrain.analytics.verdict import Finding, Healthy, Inconclusive, Severity, Verdict
 from pulsetrain.stream.errors import UsageError
 

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import httpx
 import structlog
 
-from pulsetrain.analytics.alerts import AlertBook, Notification
+from pulsetrain.analytics.incidents.alerts import AlertBook, Notification
 from pulsetrain.stream.errors import ConfigError, Unavailable
 
 log = structlog.get_logger()

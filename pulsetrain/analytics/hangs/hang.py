@@ -12,9 +12,9 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pulsetrain.analytics.knots import GroupBlame, HangVerdict, Knot, frozen_knot, judge, lagging
-from pulsetrain.analytics.waitfor import Graph, Node
-from pulsetrain.analytics.witness import Key, Wait, Witness
+from pulsetrain.analytics.hangs.knots import GroupBlame, HangVerdict, Knot, frozen_knot, judge, lagging
+from pulsetrain.analytics.hangs.waitfor import Graph, Node
+from pulsetrain.analytics.hangs.witness import Key, Wait, Witness
 
 _FROZEN = ("stopped", "zombie", "gone")  # states in which a process cannot move
 

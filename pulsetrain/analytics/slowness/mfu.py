@@ -16,9 +16,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from pulsetrain.analytics import robust
-from pulsetrain.analytics.cohort import oversubscribed
-from pulsetrain.analytics.timings import Timings
+from pulsetrain.analytics.slowness import robust
+from pulsetrain.analytics.slowness.cohort import oversubscribed
+from pulsetrain.analytics.slowness.timings import Timings
 from pulsetrain.analytics.verdict import Finding, Healthy, Inconclusive, Verdict
 from pulsetrain.stream.errors import UsageError
 

@@ -10,9 +10,9 @@ from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any
 
-from pulsetrain.analytics import bearing
-from pulsetrain.analytics.bearing import Trouble, cause_of, trouble
-from pulsetrain.analytics.places import SCOPES, Place, Topology, place_of_finding
+from pulsetrain.analytics.incidents import bearing
+from pulsetrain.analytics.incidents.bearing import Trouble, cause_of, trouble
+from pulsetrain.analytics.incidents.places import SCOPES, Place, Topology, place_of_finding
 from pulsetrain.stream.findings import Finding
 
 S = 1_000_000_000

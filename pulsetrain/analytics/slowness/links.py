@@ -18,9 +18,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from pulsetrain.analytics import robust
-from pulsetrain.analytics.cohort import Excess, measure, work_from, work_of
-from pulsetrain.analytics.timings import Timings
+from pulsetrain.analytics.slowness import robust
+from pulsetrain.analytics.slowness.cohort import Excess, measure, work_from, work_of
+from pulsetrain.analytics.slowness.timings import Timings
 from pulsetrain.analytics.verdict import Finding, Healthy, Inconclusive, Verdict, findings
 from pulsetrain.stream.queries import analysis
 

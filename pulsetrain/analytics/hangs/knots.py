@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Literal
 
-from pulsetrain.analytics.waitfor import Graph
-from pulsetrain.analytics.witness import Key, Wait, Witness
+from pulsetrain.analytics.hangs.waitfor import Graph
+from pulsetrain.analytics.hangs.witness import Key, Wait, Witness
 
 HangVerdict = Literal["rank", "network", "desync", "none", "uncertain"]
 

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from pulsetrain.analytics.network_ports import RECEIVE, TRANSMIT, Port, S, ports
+from pulsetrain.analytics.machines.network_ports import RECEIVE, TRANSMIT, Port, S, ports
 from pulsetrain.analytics.verdict import Finding, Healthy, Inconclusive, Severity, Verdict
 from pulsetrain.stream.counters import Counter, every_counter
 

@@ -18,7 +18,7 @@ from typing import Any
 import pyarrow as pa
 from drain3.drain import Drain
 
-from pulsetrain.analytics.log_rules import Blame, classify, rule_of
+from pulsetrain.analytics.machines.log_rules import Blame, classify, rule_of
 from pulsetrain.analytics.verdict import Finding, Healthy, Inconclusive, Severity, SubjectType, Verdict
 from pulsetrain.stream.errors import UsageError
 

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from pulsetrain.analytics.whatif_graph import P2P, Wave
-from pulsetrain.analytics.whatif_trace import Bools, Floats, Trace, load, read
+from pulsetrain.analytics.whatif.graph import P2P, Wave
+from pulsetrain.analytics.whatif.trace import Bools, Floats, Trace, load, read
 from pulsetrain.stream.errors import UsageError
 
 NOTABLE_SLOWDOWN = 1.1  # arXiv 2505.05713 calls a job straggling from here on

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from pulsetrain.analytics.robust import lower_median
-from pulsetrain.analytics.timings import Timings
+from pulsetrain.analytics.slowness.robust import lower_median
+from pulsetrain.analytics.slowness.timings import Timings
 from pulsetrain.analytics.verdict import Healthy, Inconclusive, Severity, Verdict, findings
 
 Floats = NDArray[np.float64]

@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pulsetrain.analytics.hang import Blame, blame
-from pulsetrain.analytics.witness import GroupKey, Key, Wait, Witness
+from pulsetrain.analytics.hangs.hang import Blame, blame
+from pulsetrain.analytics.hangs.witness import GroupKey, Key, Wait, Witness
 from pulsetrain.stream.errors import CorruptData
 
 MOST = 1 << 60  # a count beyond any

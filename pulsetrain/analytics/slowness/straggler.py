@@ -17,9 +17,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from pulsetrain.analytics import robust
-from pulsetrain.analytics.cohort import Columns, Excess, Floats, measure, queued, work_of
-from pulsetrain.analytics.timings import Timings
+from pulsetrain.analytics.slowness import robust
+from pulsetrain.analytics.slowness.cohort import Columns, Excess, Floats, measure, queued, work_of
+from pulsetrain.analytics.slowness.timings import Timings
 from pulsetrain.analytics.verdict import Finding, Healthy, Inconclusive, Severity, SubjectType, Verdict
 
 

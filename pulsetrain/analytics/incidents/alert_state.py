@@ -15,9 +15,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from pulsetrain.analytics import bearing
-from pulsetrain.analytics.bearing import Trouble
-from pulsetrain.analytics.places import Place, Topology, place_of
+from pulsetrain.analytics.incidents import bearing
+from pulsetrain.analytics.incidents.bearing import Trouble
+from pulsetrain.analytics.incidents.places import Place, Topology, place_of
 from pulsetrain.analytics.verdict import Failed, Finding, Inconclusive, Severity
 
 State = Literal["pending", "firing", "resolved", "no_data", "error"]

@@ -10,7 +10,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from pulsetrain.analytics.places import Place
+from pulsetrain.analytics.incidents.places import Place
 
 SHARED = ("group", "stage")  # what has members on several nodes, and so no place of its own
 COMMENSURATE = 0.5  # of the effect's excess time: a cause smaller than this share does not explain it

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from pulsetrain.analytics import robust
-from pulsetrain.analytics.timings import Timings
+from pulsetrain.analytics.slowness import robust
+from pulsetrain.analytics.slowness.timings import Timings
 from pulsetrain.analytics.verdict import Healthy, Inconclusive, Verdict, findings
 
 Floats = NDArray[np.float64]

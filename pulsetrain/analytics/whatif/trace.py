@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pulsetrain.analytics.whatif_graph import COMMUNICATION, KNOWN, Op, Wave, build
+from pulsetrain.analytics.whatif.graph import COMMUNICATION, KNOWN, Op, Wave, build
 from pulsetrain.stream.errors import UsageError
 
 COLUMNS = ("dp_rank", "stage", "rank", "step", "optype", "start_ts", "duration", "seq_id", "mc", "gmc")

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pulsetrain.analytics.flight_dumps import DEFAULT, Dump, Operation, load
-from pulsetrain.analytics.hang import Blame, blame
-from pulsetrain.analytics.witness import Key, Wait, Witness
+from pulsetrain.analytics.hangs.flight_dumps import DEFAULT, Dump, Operation, load
+from pulsetrain.analytics.hangs.hang import Blame, blame
+from pulsetrain.analytics.hangs.witness import Key, Wait, Witness
 
 _MARGIN_NS = 1_000_000_000
 _JOINED = 1 << 62  # a count beyond any other

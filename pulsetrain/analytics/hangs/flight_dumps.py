@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
-from pulsetrain.analytics.witness import Key
+from pulsetrain.analytics.hangs.witness import Key
 from pulsetrain.stream.errors import CorruptData, UsageError
 
 _STATE = ("state", "time_discovered_started_ns", "time_discovered_completed_ns")

@@ -15,9 +15,9 @@ from typing import Any
 
 import structlog
 
-from pulsetrain.analytics import alert_state as state
-from pulsetrain.analytics.alert_state import Alert, AlertConfig, Notification, Silence
-from pulsetrain.analytics.places import Topology
+from pulsetrain.analytics.incidents import alert_state as state
+from pulsetrain.analytics.incidents.alert_state import Alert, AlertConfig, Notification, Silence
+from pulsetrain.analytics.incidents.places import Topology
 from pulsetrain.analytics.verdict import Failed, Finding, Healthy, Inconclusive, Verdict
 from pulsetrain.stream.errors import Unavailable, UsageError
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from pulsetrain.analytics import robust
-from pulsetrain.analytics.timings import Timings
+from pulsetrain.analytics.slowness import robust
+from pulsetrain.analytics.slowness.timings import Timings
 
 Floats = NDArray[np.float64]
 Columns = NDArray[np.int64]

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from pulsetrain.analytics.change_point import changes, rolling_median
+from pulsetrain.analytics.slowness.change_point import changes, rolling_median
 
 Floats = NDArray[np.float64]
 EDGE = 4  # how far, in steps, an edge is moved to a change point nearby

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from pulsetrain.analytics import gpu_health, hardware, logs, network
+from pulsetrain.analytics.machines import gpu_health, hardware, logs, network
 from pulsetrain.analytics.verdict import Finding, Healthy, Inconclusive, Verdict
 from pulsetrain.stream.kernel_log import KernelLine
 from pulsetrain.stream.queries import machines

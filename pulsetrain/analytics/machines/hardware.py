@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from pulsetrain.analytics.policies import KernelRule, Policies, XidPolicy
-from pulsetrain.analytics.policies import load as load_policies
+from pulsetrain.analytics.machines.policies import KernelRule, Policies, XidPolicy
+from pulsetrain.analytics.machines.policies import load as load_policies
 from pulsetrain.analytics.verdict import Finding, Healthy, Inconclusive, Severity, SubjectType, Verdict
 from pulsetrain.stream.errors import UsageError
 from pulsetrain.stream.kernel_log import KernelLine, parse_all

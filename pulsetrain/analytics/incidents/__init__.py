@@ -1,0 +1,1 @@
+"""Findings joined into stories, and what people are told of them."""

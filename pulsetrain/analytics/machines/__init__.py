@@ -1,0 +1,1 @@
+"""What GPUs, networks, kernels and logs say of a machine."""

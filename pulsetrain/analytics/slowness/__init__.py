@@ -1,0 +1,1 @@
+"""Who computes or transfers slower than before, or than others with the same work."""

@@ -1,0 +1,1 @@
+"""How fast a job would be without its stragglers."""
