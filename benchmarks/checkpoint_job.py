@@ -33,7 +33,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pulsetrain.stream.store import open_store
+from pulsetrain.stream.store.clickhouse import open_store
 
 RANKS_PER_NODE = 2
 REPOSITORY = Path(__file__).resolve().parents[1]

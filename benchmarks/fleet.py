@@ -67,7 +67,7 @@ def through_store(ranks: int, steps: int) -> dict[str, Any]:
     """The same fleet as spans in a chDB store: how long writing takes, and one look of every analyzer."""
     from pulsetrain.analytics.analyze import analyze
     from pulsetrain.simulate.telemetry import telemetry
-    from pulsetrain.stream.store import open_store
+    from pulsetrain.stream.store.clickhouse import open_store
 
     fault = FleetFault(kind="straggler", since=steps // 2, numbers={"rank": ranks // 3, "factor": 1.1})
     spec = fleets.spec_of(ranks, steps=steps, faults=(fault,))

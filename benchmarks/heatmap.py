@@ -27,7 +27,7 @@ import pyarrow as pa
 
 from pulsetrain.dashboard.models.steps import sample
 from pulsetrain.stream.queries import views
-from pulsetrain.stream.store import Store, open_store
+from pulsetrain.stream.store.clickhouse import Store, open_store
 
 JOB = "fleet"
 PHASES = ("data", "forward", "backward", "all_reduce", "send", "recv", "optimizer", "gc")

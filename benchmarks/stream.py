@@ -37,8 +37,8 @@ from pulsetrain.collectors.drain import Drain
 from pulsetrain.collectors.ring import RingWriter, create_ring
 from pulsetrain.collectors.ring_reader import RingReader
 from pulsetrain.stream.batch import identify
-from pulsetrain.stream.kafka import KafkaConfig, KafkaTransport, headers_of
-from pulsetrain.stream.spool import Spool
+from pulsetrain.stream.kafka.transport import KafkaConfig, KafkaTransport, headers_of
+from pulsetrain.stream.spool.queue import Spool
 
 DRAIN_S = 0.5  # how long an agent gathers before it sends
 LATENCY_ROWS_S = 100_000

@@ -14,11 +14,11 @@ from kafka.consumer.fetcher import ConsumerRecord
 
 from pulsetrain.stream.batch import identify
 from pulsetrain.stream.clock import SystemClock
-from pulsetrain.stream.kafka import headers_of
-from pulsetrain.stream.lanes import Range
-from pulsetrain.stream.metrics import IntakeMetrics
-from pulsetrain.stream.store import open_store
-from pulsetrain.stream.turn import Preparer
+from pulsetrain.stream.kafka.lanes import Range
+from pulsetrain.stream.kafka.metrics import IntakeMetrics
+from pulsetrain.stream.kafka.transport import headers_of
+from pulsetrain.stream.kafka.turn import Preparer
+from pulsetrain.stream.store.clickhouse import open_store
 from streaming.messages import Message
 from streaming.processes import INGEST_ROWS
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from pulsetrain.stream.store import Store, open_store
+from pulsetrain.stream.store.clickhouse import Store, open_store
 from streaming.messages import JOB
 
 _SPAN_ID = "job, attempt, rank, step, start, phase, microbatch, `group`, seq, lane, parent"

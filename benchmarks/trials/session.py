@@ -28,7 +28,7 @@ from pulsetrain.recovery.checkpoint.memory.arena import create_arena
 from pulsetrain.recovery.ranks import NodeIdentity, Program, Rank, Ranks
 from pulsetrain.recovery.zygote import Zygote
 from pulsetrain.stream.messages import Place, RankExit, Start
-from pulsetrain.stream.store import Store, open_store
+from pulsetrain.stream.store.clickhouse import Store, open_store
 from trials.job import PLAN
 from trials.kinds import RANKS, RANKS_PER_NODE
 

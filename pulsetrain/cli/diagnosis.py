@@ -158,7 +158,7 @@ def trace_export(
     from pulsetrain.analytics import trace_export as traces
     from pulsetrain.analytics.selection import parse_ranks, parse_steps
     from pulsetrain.stream.client import find_hub
-    from pulsetrain.stream.store import open_store
+    from pulsetrain.stream.store.clickhouse import open_store
 
     chosen, wanted = parse_steps(steps), parse_ranks(ranks, limit=1 << 20)
     if chosen is None:
@@ -207,7 +207,7 @@ def analyze(
     """
     from pulsetrain.analytics import report
     from pulsetrain.stream.client import find_hub
-    from pulsetrain.stream.store import open_store
+    from pulsetrain.stream.store.clickhouse import open_store
 
     peak = report.device_peak(device, peaks) if device else None
     if store is None:

@@ -82,7 +82,7 @@ def tail(
     Example: pulsetrain tail steps --kafka broker-1:9092 --rows 10
     """
     from pulsetrain.hub.ingest import kafka_config
-    from pulsetrain.stream.tail import passing
+    from pulsetrain.stream.kafka.tail import passing
 
     for row in passing(
         record, kafka_config(path_of(file), {"servers": servers}), rows, from_start=from_start

@@ -12,7 +12,7 @@ import click
 from pulsetrain.cli.root import JSON_FLAG, hub_flags, print_json, print_table, progress, pulsetrain
 
 if TYPE_CHECKING:
-    from pulsetrain.stream.transport import Transport
+    from pulsetrain.stream.spool.transport import Transport
 
 
 @pulsetrain.group()
@@ -84,7 +84,7 @@ def telemetry(
 
 def _kafka(servers: str) -> Transport:
     from pulsetrain.hub.ingest import kafka_config
-    from pulsetrain.stream.kafka import KafkaTransport
+    from pulsetrain.stream.kafka.transport import KafkaTransport
 
     return KafkaTransport(kafka_config(None, {"servers": servers}))
 

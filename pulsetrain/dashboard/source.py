@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 
 from pulsetrain.stream.client import HubAddress, HubClient
 from pulsetrain.stream.errors import PulsetrainError
-from pulsetrain.stream.store import Store, open_store
+from pulsetrain.stream.store.clickhouse import Store, open_store
 
 T = TypeVar("T")
 

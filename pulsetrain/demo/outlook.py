@@ -13,7 +13,7 @@ from pulsetrain.demo.sentences import event_line, finding_line
 from pulsetrain.stream.client import HubAddress, HubClient
 from pulsetrain.stream.errors import PulsetrainError
 from pulsetrain.stream.queries import demo as queries
-from pulsetrain.stream.store import Store, open_store
+from pulsetrain.stream.store.clickhouse import Store, open_store
 
 LOOK_S = 0.25
 LATE_NS = 15_000_000_000  # a row may arrive so much later than the time it bears

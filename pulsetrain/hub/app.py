@@ -27,10 +27,10 @@ from pulsetrain.hub.watcher import Watcher
 from pulsetrain.recovery import api, view
 from pulsetrain.recovery.controller import Controller
 from pulsetrain.recovery.job import Job
-from pulsetrain.stream import server
 from pulsetrain.stream.clock import Clock
 from pulsetrain.stream.errors import UsageError
-from pulsetrain.stream.store import Store
+from pulsetrain.stream.store import server
+from pulsetrain.stream.store.clickhouse import Store
 
 log = structlog.get_logger()
 

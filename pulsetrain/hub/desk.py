@@ -17,7 +17,7 @@ from pulsetrain.stream.clock import Clock
 from pulsetrain.stream.errors import PulsetrainError
 from pulsetrain.stream.findings import Finding
 from pulsetrain.stream.schema import arrow_schema
-from pulsetrain.stream.store import Store
+from pulsetrain.stream.store.clickhouse import Store
 
 log = structlog.get_logger()
 

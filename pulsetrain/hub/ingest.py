@@ -14,10 +14,10 @@ from prometheus_client import start_http_server
 from pulsetrain.stream.clock import SystemClock
 from pulsetrain.stream.config import load, read_toml
 from pulsetrain.stream.errors import UsageError
-from pulsetrain.stream.ingest import IngestConfig, Member
-from pulsetrain.stream.kafka import KafkaConfig
-from pulsetrain.stream.metrics import IntakeMetrics
-from pulsetrain.stream.store import open_store
+from pulsetrain.stream.kafka.ingest import IngestConfig, Member
+from pulsetrain.stream.kafka.metrics import IntakeMetrics
+from pulsetrain.stream.kafka.transport import KafkaConfig
+from pulsetrain.stream.store.clickhouse import open_store
 
 
 def run_ingest(

@@ -29,7 +29,7 @@ from pulsetrain.recovery.controller import Controller
 from pulsetrain.stream.clock import SystemClock
 from pulsetrain.stream.errors import UsageError
 from pulsetrain.stream.queries import views
-from pulsetrain.stream.store import Store, open_store
+from pulsetrain.stream.store.clickhouse import Store, open_store
 
 log = structlog.get_logger()
 
@@ -161,7 +161,7 @@ def write_address(data: Path, facts: dict[str, object]) -> None:
 def kafka_ingest(servers: str, store: Store) -> Iterator[None]:
     """A member of the ingest group on a thread of this hub; a broker that goes away is waited for."""
     from pulsetrain.hub.ingest import kafka_config
-    from pulsetrain.stream.ingest import Member
+    from pulsetrain.stream.kafka.ingest import Member
 
     member = Member(kafka_config(None, {"servers": servers}), store, SystemClock())
     member.start()

@@ -32,7 +32,7 @@ from pulsetrain.stream.clock import Clock
 from pulsetrain.stream.findings import Finding, recorded
 from pulsetrain.stream.queries import views
 from pulsetrain.stream.queries.storage import stored_step
-from pulsetrain.stream.store import Store
+from pulsetrain.stream.store.clickhouse import Store
 
 log = structlog.get_logger()
 

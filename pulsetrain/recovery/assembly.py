@@ -28,8 +28,8 @@ from pulsetrain.recovery.ranks import NodeIdentity, Program, Ranks
 from pulsetrain.recovery.zygote import Zygote
 from pulsetrain.stream.client import HubAddress
 from pulsetrain.stream.config import load
-from pulsetrain.stream.spool import Spool, SpoolConfig
-from pulsetrain.stream.transport import HttpTransport, Shipper, Transport
+from pulsetrain.stream.spool.queue import Spool, SpoolConfig
+from pulsetrain.stream.spool.transport import HttpTransport, Shipper, Transport
 
 log = structlog.get_logger()
 
@@ -123,7 +123,7 @@ def _transport(asked: Launch, file: Mapping[str, Any], hub: HubAddress) -> Trans
     named = asked.kafka or "kafka" in file or asked.environ.get("PULSETRAIN_KAFKA_SERVERS")
     if not named:
         return HttpTransport(hub.url, hub.token)
-    from pulsetrain.stream.kafka import KafkaConfig, KafkaTransport, refuse_credentials  # only here
+    from pulsetrain.stream.kafka.transport import KafkaConfig, KafkaTransport, refuse_credentials  # only here
 
     flags = {"servers": asked.kafka}
     config = load(KafkaConfig, "kafka", file=file, environ=asked.environ, flags=flags)

@@ -17,8 +17,8 @@ from pulsetrain.simulate.telemetry import telemetry
 from pulsetrain.stream.batch import Batch, encode
 from pulsetrain.stream.errors import UsageError
 from pulsetrain.stream.schema import SCHEMA_VERSION, arrow_schema
-from pulsetrain.stream.spool import Entry
-from pulsetrain.stream.transport import Transport
+from pulsetrain.stream.spool.queue import Entry
+from pulsetrain.stream.spool.transport import Transport
 
 Progress = Callable[[int], None]
 CHUNK_ROWS = 250_000

@@ -21,9 +21,9 @@ from pulsetrain.stream.batch import Batch, adopt, encode
 from pulsetrain.stream.client import HubAddress, find_hub
 from pulsetrain.stream.clock import SystemClock
 from pulsetrain.stream.errors import AuthError, SchemaMismatch, Unavailable, UsageError
-from pulsetrain.stream.intake import Intake
 from pulsetrain.stream.schema import RECORDS, SCHEMA_VERSION
-from pulsetrain.stream.store import open_store
+from pulsetrain.stream.store.clickhouse import open_store
+from pulsetrain.stream.store.intake import Intake
 
 _ROWS = 100_000
 

@@ -14,7 +14,7 @@ from pulsetrain.analytics.verdict import Failed, Inconclusive, findings
 from pulsetrain.cli import pulsetrain
 from pulsetrain.stream.errors import UsageError
 from pulsetrain.stream.schema import RECORDS, arrow_schema
-from pulsetrain.stream.store import open_store
+from pulsetrain.stream.store.clickhouse import open_store
 from tests.analytics.fleet import fleet
 
 pytestmark = pytest.mark.integration

@@ -15,7 +15,7 @@ from pulsetrain.analytics.verdict import Failed, Inconclusive, findings
 from pulsetrain.collectors.rdma import RdmaSampler
 from pulsetrain.stream.kernel_log import parse_all
 from pulsetrain.stream.schema import RECORDS, arrow_schema
-from pulsetrain.stream.store import open_store
+from pulsetrain.stream.store.clickhouse import open_store
 
 pytestmark = pytest.mark.integration
 DATA = Path(os.environ.get("PULSETRAIN_TEST_DATA", Path(__file__).parents[3] / "shared" / "data"))

@@ -13,7 +13,7 @@ from pulsetrain.analytics.slowness import timings
 from pulsetrain.analytics.verdict import findings
 from pulsetrain.simulate.spec import FleetFault, FleetSpec
 from pulsetrain.simulate.telemetry import telemetry
-from pulsetrain.stream.store import open_store
+from pulsetrain.stream.store.clickhouse import open_store
 
 
 def small(**changes):

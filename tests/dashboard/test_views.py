@@ -10,7 +10,7 @@ from pulsetrain.analytics.trace_export import export, export_file
 from pulsetrain.stream.errors import UsageError
 from pulsetrain.stream.findings import recorded
 from pulsetrain.stream.queries import views
-from pulsetrain.stream.store import open_store
+from pulsetrain.stream.store.clickhouse import open_store
 from tests.dashboard.hub_process import fake_hub
 
 pytestmark = pytest.mark.integration

@@ -12,7 +12,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from pulsetrain.stream.metrics import IntakeMetrics
+from pulsetrain.stream.kafka.metrics import IntakeMetrics
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"

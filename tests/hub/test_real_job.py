@@ -12,7 +12,7 @@ import pytest
 
 from pulsetrain.stream.client import HubClient, find_hub
 from pulsetrain.stream.errors import PulsetrainError
-from pulsetrain.stream.store import open_store
+from pulsetrain.stream.store.clickhouse import open_store
 from tests.recovery.processes import TRAIN, until, with_environment
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]

@@ -11,7 +11,7 @@ import pytest
 
 from pulsetrain.stream.client import HubClient, find_hub
 from pulsetrain.stream.errors import UsageError
-from pulsetrain.stream.store import open_store
+from pulsetrain.stream.store.clickhouse import open_store
 from tests.hub.test_real_job import Site
 from tests.recovery.processes import until, with_environment
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from pulsetrain.stream.kafka import KafkaTransport
+from pulsetrain.stream.kafka.transport import KafkaTransport
 from tests.kafka.forked import Forker
 from tests.kafka.pipeline import Pipeline
 

@@ -15,8 +15,8 @@ from kafka import KafkaConsumer, TopicPartition
 from kafka.errors import KafkaError
 
 from pulsetrain.stream.batch import encode
-from pulsetrain.stream.kafka import KafkaConfig
-from pulsetrain.stream.spool import Entry
+from pulsetrain.stream.kafka.transport import KafkaConfig
+from pulsetrain.stream.spool.queue import Entry
 from tests.stream.rows import table
 
 ROWS = 50  # in a message
@@ -123,7 +123,7 @@ class Pipeline:
     def stored(self, sql="SELECT step FROM steps"):
         """Rows of a query, from a process of its own: a chDB folder has one owner."""
         code = (
-            "import sys, json; from pulsetrain.stream.store import open_store;"
+            "import sys, json; from pulsetrain.stream.store.clickhouse import open_store;"
             "rows = open_store(sys.argv[1]).query(sys.argv[2]).to_pylist();"
             "print(json.dumps([list(row.values()) for row in rows]))"
         )

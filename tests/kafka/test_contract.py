@@ -13,12 +13,12 @@ from starlette.applications import Starlette
 from pulsetrain.stream.batch import encode
 from pulsetrain.stream.clock import SystemClock
 from pulsetrain.stream.errors import Unavailable
-from pulsetrain.stream.ingest import Ingest, IngestConfig
-from pulsetrain.stream.kafka import KafkaConfig, KafkaTransport
-from pulsetrain.stream.server import routes
-from pulsetrain.stream.spool import Entry, Spool
-from pulsetrain.stream.store import open_store
-from pulsetrain.stream.transport import HttpTransport, Shipper, ShipperConfig
+from pulsetrain.stream.kafka.ingest import Ingest, IngestConfig
+from pulsetrain.stream.kafka.transport import KafkaConfig, KafkaTransport
+from pulsetrain.stream.spool.queue import Entry, Spool
+from pulsetrain.stream.spool.transport import HttpTransport, Shipper, ShipperConfig
+from pulsetrain.stream.store.clickhouse import open_store
+from pulsetrain.stream.store.server import routes
 from tests.stream.rows import table
 
 pytestmark = [pytest.mark.kafka, pytest.mark.integration]

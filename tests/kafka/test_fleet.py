@@ -15,8 +15,8 @@ from playwright.sync_api import expect
 from pulsetrain.analytics import report
 from pulsetrain.simulate.spec import FleetFault, FleetSpec
 from pulsetrain.simulate.write import to_transport
-from pulsetrain.stream.kafka import KafkaConfig, KafkaTransport
-from pulsetrain.stream.store import open_store
+from pulsetrain.stream.kafka.transport import KafkaConfig, KafkaTransport
+from pulsetrain.stream.store.clickhouse import open_store
 from tests.browser.conftest import browser, page  # noqa: F401 - fixtures
 from tests.dashboard.hub_process import process, wait_for
 from tests.recovery.processes import until

@@ -8,8 +8,8 @@ import pytest
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer
 
 from pulsetrain.stream.batch import encode, identify
-from pulsetrain.stream.kafka import KafkaTransport, headers_of
-from pulsetrain.stream.spool import Entry
+from pulsetrain.stream.kafka.transport import KafkaTransport, headers_of
+from pulsetrain.stream.spool.queue import Entry
 from tests.recovery.processes import until
 from tests.stream.rows import table
 

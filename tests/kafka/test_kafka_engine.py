@@ -7,10 +7,10 @@ import sys
 import pytest
 
 from pulsetrain.stream.batch import encode
-from pulsetrain.stream.kafka import KafkaConfig
-from pulsetrain.stream.kafka_engine import KafkaEngine, drop, feed, queue, statements
+from pulsetrain.stream.kafka.engine import KafkaEngine, drop, feed, queue, statements
+from pulsetrain.stream.kafka.transport import KafkaConfig
 from pulsetrain.stream.schema import RECORDS
-from pulsetrain.stream.store import open_store
+from pulsetrain.stream.store.clickhouse import open_store
 from tests.stream.rows import table
 
 

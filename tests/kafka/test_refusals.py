@@ -20,9 +20,9 @@ from kafka.net import KafkaTCPTransport
 
 from pulsetrain.stream.batch import decode
 from pulsetrain.stream.errors import AuthError, UsageError
-from pulsetrain.stream.kafka import KafkaConfig, KafkaTransport, create_topics, refuse_credentials
-from pulsetrain.stream.spool import Spool
-from pulsetrain.stream.transport import Shipper, ShipperConfig
+from pulsetrain.stream.kafka.transport import KafkaConfig, KafkaTransport, create_topics, refuse_credentials
+from pulsetrain.stream.spool.queue import Spool
+from pulsetrain.stream.spool.transport import Shipper, ShipperConfig
 from tests.kafka.conftest import PASSWORDS
 from tests.recovery.processes import TRAIN
 from tests.stream.rows import table

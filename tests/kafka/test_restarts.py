@@ -5,7 +5,7 @@ import time
 import pytest
 
 from pulsetrain.stream.errors import Unavailable
-from pulsetrain.stream.kafka import KafkaTransport
+from pulsetrain.stream.kafka.transport import KafkaTransport
 from tests.kafka.conftest import Broker
 from tests.kafka.pipeline import Pipeline
 from tests.recovery.processes import until

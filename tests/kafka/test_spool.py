@@ -7,9 +7,9 @@ from collections import Counter
 import pytest
 
 from pulsetrain.faults import files
-from pulsetrain.stream.kafka import KafkaTransport
-from pulsetrain.stream.spool import Spool, SpoolConfig
-from pulsetrain.stream.transport import Shipper, ShipperConfig
+from pulsetrain.stream.kafka.transport import KafkaTransport
+from pulsetrain.stream.spool.queue import Spool, SpoolConfig
+from pulsetrain.stream.spool.transport import Shipper, ShipperConfig
 
 pytestmark = [pytest.mark.kafka, pytest.mark.integration]
 

@@ -8,8 +8,8 @@ from kafka import KafkaConsumer
 from pulsetrain.stream.batch import decode, encode
 from pulsetrain.stream.config import load
 from pulsetrain.stream.errors import ConfigError, Unavailable
-from pulsetrain.stream.kafka import KafkaConfig, KafkaTransport
-from pulsetrain.stream.spool import Entry
+from pulsetrain.stream.kafka.transport import KafkaConfig, KafkaTransport
+from pulsetrain.stream.spool.queue import Entry
 from tests.stream.rows import table
 
 pytestmark = [pytest.mark.kafka, pytest.mark.integration]

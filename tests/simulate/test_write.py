@@ -10,7 +10,7 @@ from pulsetrain.simulate.telemetry import telemetry
 from pulsetrain.simulate.write import to_transport
 from pulsetrain.stream.batch import decode
 from pulsetrain.stream.errors import UsageError
-from pulsetrain.stream.transport import Rejection
+from pulsetrain.stream.spool.transport import Rejection
 
 SPEC = FleetSpec(ranks=64, tp=2, pp=2, steps=20)
 

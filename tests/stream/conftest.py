@@ -8,8 +8,8 @@ import pytest
 import uvicorn
 from starlette.applications import Starlette
 
-from pulsetrain.stream.server import routes
-from pulsetrain.stream.store import open_store
+from pulsetrain.stream.store.clickhouse import open_store
+from pulsetrain.stream.store.server import routes
 
 TOKEN = "secret-token"
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pulsetrain.stream.batch import decode, encode
 from pulsetrain.stream.ddl import OFFSETS, QUARANTINE
 from pulsetrain.stream.errors import SchemaMismatch, Unavailable, UsageError
-from pulsetrain.stream.intake import Intake, IntakeConfig
+from pulsetrain.stream.store.intake import Intake, IntakeConfig
 from tests.stream.rows import DAY, table
 
 

@@ -8,7 +8,7 @@ from kafka import errors
 from kafka.net import KafkaTCPTransport, NetworkSelector
 
 from pulsetrain.stream.errors import AuthError, Unavailable
-from pulsetrain.stream.kafka import KafkaConfig, one_line_errors
+from pulsetrain.stream.kafka.transport import KafkaConfig, one_line_errors
 
 CLIENT = logging.getLogger("kafka.net.manager")
 LOGIN = KafkaConfig(

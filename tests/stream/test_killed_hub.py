@@ -11,8 +11,8 @@ from collections import Counter
 import httpx
 import pytest
 
-from pulsetrain.stream.spool import Spool
-from pulsetrain.stream.transport import HttpTransport, Shipper, ShipperConfig
+from pulsetrain.stream.spool.queue import Spool
+from pulsetrain.stream.spool.transport import HttpTransport, Shipper, ShipperConfig
 from tests.stream.rows import table
 
 HUB = textwrap.dedent(
@@ -20,8 +20,8 @@ HUB = textwrap.dedent(
     import asyncio, socket, sys
     import uvicorn
     from starlette.applications import Starlette
-    from pulsetrain.stream.server import routes
-    from pulsetrain.stream.store import open_store
+    from pulsetrain.stream.store.server import routes
+    from pulsetrain.stream.store.clickhouse import open_store
 
     store = open_store(f"chdb://{sys.argv[1]}")
     store.migrate()
@@ -36,7 +36,7 @@ HUB = textwrap.dedent(
 ASK = textwrap.dedent(
     """
     import sys
-    from pulsetrain.stream.store import open_store
+    from pulsetrain.stream.store.clickhouse import open_store
     store = open_store(f"chdb://{sys.argv[1]}")
     print(*store.query("SELECT seq FROM spans")["seq"].to_pylist())
     print(store.query("SELECT sum(spans) AS n FROM span_rollup")["n"][0].as_py())

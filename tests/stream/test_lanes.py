@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kafka import TopicPartition
 
-from pulsetrain.stream.lanes import Lane, Range, announced, due
+from pulsetrain.stream.kafka.lanes import Lane, Range, announced, due
 
 
 def message(offset, rows=10):

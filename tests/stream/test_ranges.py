@@ -5,7 +5,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pulsetrain.stream.ranges import Ranges
+from pulsetrain.stream.store.ranges import Ranges
 
 SPANS = st.lists(st.tuples(st.integers(0, 40), st.integers(1, 12)), max_size=20)
 

@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pulsetrain.stream.errors import UsageError
-from pulsetrain.stream.reader import QueryFailed, ReaderConfig
-from pulsetrain.stream.readonly import check
+from pulsetrain.stream.store.reader import QueryFailed, ReaderConfig
+from pulsetrain.stream.store.readonly import check
 
 REFUSED = {"file", "url", "s3", "remote", "executable", "python", "numbers", "view", "aigenerate"}
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pulsetrain.stream import scratch
-from pulsetrain.stream.scratch import ScratchFiles
+from pulsetrain.stream.store import scratch
+from pulsetrain.stream.store.scratch import ScratchFiles
 
 
 @pytest.fixture

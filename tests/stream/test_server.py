@@ -11,7 +11,7 @@ from clickhouse_connect.driver.exceptions import ClickHouseError
 
 from pulsetrain.stream.batch import encode
 from pulsetrain.stream.errors import AuthError, PulsetrainError, Unavailable
-from pulsetrain.stream.store import open_store
+from pulsetrain.stream.store.clickhouse import open_store
 from tests.stream.conftest import TOKEN
 from tests.stream.rows import table
 

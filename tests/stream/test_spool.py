@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from pulsetrain.stream.batch import decode
 from pulsetrain.stream.errors import UsageError
-from pulsetrain.stream.spool import Spool, SpoolConfig
+from pulsetrain.stream.spool.queue import Spool, SpoolConfig
 from tests.stream.rows import table
 
 SMALL = SpoolConfig(segment_bytes=4000)

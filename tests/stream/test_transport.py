@@ -5,8 +5,8 @@ import pytest
 
 from pulsetrain.stream.batch import identify
 from pulsetrain.stream.errors import AuthError, Unavailable, UsageError
-from pulsetrain.stream.spool import Spool
-from pulsetrain.stream.transport import HttpTransport, Rejection, Shipper, ShipperConfig
+from pulsetrain.stream.spool.queue import Spool
+from pulsetrain.stream.spool.transport import HttpTransport, Rejection, Shipper, ShipperConfig
 from tests.stream.conftest import TOKEN
 from tests.stream.rows import table
 

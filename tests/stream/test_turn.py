@@ -13,9 +13,9 @@ from kafka import TopicPartition
 
 from pulsetrain.stream.batch import encode
 from pulsetrain.stream.errors import Unavailable
-from pulsetrain.stream.lanes import Range
-from pulsetrain.stream.metrics import IntakeMetrics
-from pulsetrain.stream.turn import Preparer
+from pulsetrain.stream.kafka.lanes import Range
+from pulsetrain.stream.kafka.metrics import IntakeMetrics
+from pulsetrain.stream.kafka.turn import Preparer
 from tests.stream.rows import DAY, table
 
 

@@ -12,9 +12,9 @@ from typing import Protocol
 import httpx
 import structlog
 
-from pulsetrain.stream import segment
 from pulsetrain.stream.errors import AuthError, PulsetrainError, Unavailable, UsageError
-from pulsetrain.stream.spool import Entry, Spool
+from pulsetrain.stream.spool import segment
+from pulsetrain.stream.spool.queue import Entry, Spool
 
 _ENTRIES_A_POST = 512
 

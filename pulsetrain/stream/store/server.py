@@ -28,16 +28,16 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from pulsetrain.stream import segment
 from pulsetrain.stream.access import may
 from pulsetrain.stream.batch import decode
 from pulsetrain.stream.clock import Clock, SystemClock
 from pulsetrain.stream.errors import CorruptData, PulsetrainError, SchemaMismatch, Unavailable, UsageError
-from pulsetrain.stream.intake import Intake
 from pulsetrain.stream.queries.storage import outside_functions
-from pulsetrain.stream.reader import Answer, QueryFailed, ReaderConfig
-from pulsetrain.stream.readonly import check
-from pulsetrain.stream.store import Store
+from pulsetrain.stream.spool import segment
+from pulsetrain.stream.store.clickhouse import Store
+from pulsetrain.stream.store.intake import Intake
+from pulsetrain.stream.store.reader import Answer, QueryFailed, ReaderConfig
+from pulsetrain.stream.store.readonly import check
 
 MAX_BATCH_BYTES = 64 << 20
 MAX_QUERY_BYTES = 1 << 20

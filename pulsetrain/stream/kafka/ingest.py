@@ -31,7 +31,9 @@ from kafka.structs import OffsetAndMetadata
 
 from pulsetrain.stream.clock import Clock
 from pulsetrain.stream.errors import PulsetrainError, Unavailable
-from pulsetrain.stream.kafka import (
+from pulsetrain.stream.kafka.lanes import Lane, Range, announced, due
+from pulsetrain.stream.kafka.metrics import IntakeMetrics
+from pulsetrain.stream.kafka.transport import (
     KafkaConfig,
     client_options,
     create_topics,
@@ -39,11 +41,9 @@ from pulsetrain.stream.kafka import (
     record_of,
     refuse_credentials,
 )
-from pulsetrain.stream.lanes import Lane, Range, announced, due
-from pulsetrain.stream.metrics import IntakeMetrics
+from pulsetrain.stream.kafka.turn import Preparer, Turn
 from pulsetrain.stream.schema import RECORDS
-from pulsetrain.stream.store import Store
-from pulsetrain.stream.turn import Preparer, Turn
+from pulsetrain.stream.store.clickhouse import Store
 
 log = structlog.get_logger()
 

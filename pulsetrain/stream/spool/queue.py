@@ -29,10 +29,10 @@ import pyarrow as pa
 import structlog
 import xxhash
 
-from pulsetrain.stream import segment
 from pulsetrain.stream.batch import encode
 from pulsetrain.stream.errors import PulsetrainError, UsageError
 from pulsetrain.stream.folder import FolderLock
+from pulsetrain.stream.spool import segment
 
 _ACKED = struct.Struct("<QQ")  # segment, offset
 _CHECK = struct.Struct("<Q")  # xxh3 of both

@@ -19,8 +19,8 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_f
 from pulsetrain.stream.batch import Identity, identify
 from pulsetrain.stream.errors import AuthError, CorruptData, PulsetrainError, Unavailable, UsageError
 from pulsetrain.stream.schema import RECORDS, SCHEMA_VERSION
-from pulsetrain.stream.spool import Entry
-from pulsetrain.stream.transport import Rejection
+from pulsetrain.stream.spool.queue import Entry
+from pulsetrain.stream.spool.transport import Rejection
 
 log = structlog.get_logger()
 

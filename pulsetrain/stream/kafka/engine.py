@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pulsetrain.stream.ddl import literal
-from pulsetrain.stream.kafka import KafkaConfig
+from pulsetrain.stream.kafka.transport import KafkaConfig
 from pulsetrain.stream.schema import RECORDS, Kind, Record
 
 

@@ -10,7 +10,7 @@ from kafka import KafkaConsumer
 
 from pulsetrain.stream.batch import decode
 from pulsetrain.stream.errors import CorruptData, SchemaMismatch, UsageError
-from pulsetrain.stream.kafka import KafkaConfig, client_options, one_line_errors
+from pulsetrain.stream.kafka.transport import KafkaConfig, client_options, one_line_errors
 from pulsetrain.stream.schema import RECORDS
 
 log = structlog.get_logger()

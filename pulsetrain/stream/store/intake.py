@@ -22,15 +22,16 @@ from pathlib import Path
 import pyarrow as pa
 import structlog
 
-from pulsetrain.stream import ddl, quarantine
+from pulsetrain.stream import ddl
 from pulsetrain.stream.batch import Batch
 from pulsetrain.stream.clock import Clock
 from pulsetrain.stream.errors import PulsetrainError, SchemaMismatch, Unavailable
-from pulsetrain.stream.journal import Group, Journal, Share, make_group
-from pulsetrain.stream.metrics import IntakeMetrics
+from pulsetrain.stream.kafka.metrics import IntakeMetrics
 from pulsetrain.stream.queries.storage import stored_ranges
-from pulsetrain.stream.ranges import Ranges
-from pulsetrain.stream.store import Store, ipc
+from pulsetrain.stream.store import quarantine
+from pulsetrain.stream.store.clickhouse import Store, ipc
+from pulsetrain.stream.store.journal import Group, Journal, Share, make_group
+from pulsetrain.stream.store.ranges import Ranges
 
 _log = structlog.get_logger()
 _RANGES = pa.schema(

@@ -12,15 +12,16 @@ from typing import Any
 
 import pyarrow as pa
 
-from pulsetrain.stream import ddl, quarantine
+from pulsetrain.stream import ddl
 from pulsetrain.stream.batch import Batch, decode
 from pulsetrain.stream.clock import Clock
 from pulsetrain.stream.errors import CorruptData, SchemaMismatch
-from pulsetrain.stream.lanes import Range
-from pulsetrain.stream.metrics import IntakeMetrics
+from pulsetrain.stream.kafka.lanes import Range
+from pulsetrain.stream.kafka.metrics import IntakeMetrics
 from pulsetrain.stream.queries.storage import stored_ranges
-from pulsetrain.stream.ranges import Ranges
-from pulsetrain.stream.store import Store, whole
+from pulsetrain.stream.store import quarantine
+from pulsetrain.stream.store.clickhouse import Store, whole
+from pulsetrain.stream.store.ranges import Ranges
 
 Bury = Callable[[Any, str], None]
 """Sends a message that cannot be read to the dead letters, with the reason."""

@@ -28,9 +28,9 @@ from pulsetrain.stream.batch import conform
 from pulsetrain.stream.errors import AuthError, PulsetrainError, SchemaMismatch, Unavailable, UsageError
 from pulsetrain.stream.folder import FolderLock
 from pulsetrain.stream.queries import storage
-from pulsetrain.stream.reader import ChdbReader, HttpReader, Reader, ReaderConfig
 from pulsetrain.stream.schema import RECORDS, SCHEMA_VERSION
-from pulsetrain.stream.scratch import ScratchFiles
+from pulsetrain.stream.store.reader import ChdbReader, HttpReader, Reader, ReaderConfig
+from pulsetrain.stream.store.scratch import ScratchFiles
 
 Write = Callable[[BinaryIO], object]
 """Writes an Arrow IPC stream."""

@@ -1,0 +1,1 @@
+"""Kafka between nodes and the store, for many nodes."""

@@ -1,0 +1,1 @@
+"""What waits on a node's disk for the hub, and how it gets there."""

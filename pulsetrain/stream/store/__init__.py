@@ -1,0 +1,1 @@
+"""Where records rest: what is written once, and what may be read."""
