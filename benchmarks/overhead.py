@@ -26,11 +26,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from pulsetrain.collectors.collectives import Tracker
-from pulsetrain.collectors.drain import Drain
-from pulsetrain.collectors.handle import Handle
-from pulsetrain.collectors.ring import RingWriter, create_ring
-from pulsetrain.collectors.ring_reader import RingReader
+from pulsetrain.collectors.rank.collectives import Tracker
+from pulsetrain.collectors.rank.handle import Handle
+from pulsetrain.collectors.rank.ring import RingWriter, create_ring
+from pulsetrain.collectors.reading.drain import Drain
+from pulsetrain.collectors.reading.ring_reader import RingReader
 
 DRAIN_S = 0.2  # the agent's own interval
 

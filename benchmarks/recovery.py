@@ -28,7 +28,7 @@ from pulsetrain.demo.main import Timeline
 from pulsetrain.demo.outlook import Outlook
 from pulsetrain.demo.story import DEATH_KINDS, GAP_S, GAP_STEPS, Story
 from pulsetrain.faults import outside
-from pulsetrain.recovery.localhub import local_hub
+from pulsetrain.recovery.agent.localhub import local_hub
 
 DETECT_S, RESUME_S = 1.0, 5.0
 RESTARTS = 3  # that a job has unless it is told otherwise

@@ -33,9 +33,9 @@ from streaming.processes import GROUP, IngestProcess, broker, cpu_s, in_child
 from streaming.raw import raw_limit
 from streaming.stored import inspect
 
-from pulsetrain.collectors.drain import Drain
-from pulsetrain.collectors.ring import RingWriter, create_ring
-from pulsetrain.collectors.ring_reader import RingReader
+from pulsetrain.collectors.rank.ring import RingWriter, create_ring
+from pulsetrain.collectors.reading.drain import Drain
+from pulsetrain.collectors.reading.ring_reader import RingReader
 from pulsetrain.stream.batch import identify
 from pulsetrain.stream.kafka.transport import KafkaConfig, KafkaTransport, headers_of
 from pulsetrain.stream.spool.queue import Spool

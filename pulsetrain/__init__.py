@@ -9,15 +9,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pulsetrain.collectors.handle import Handle, init
+    from pulsetrain.collectors.rank.handle import Handle, init
     from pulsetrain.recovery.checkpoint.checkpointer import Checkpointer
 
 __all__ = ["Checkpointer", "Handle", "init"]
 __version__ = "0.1.0"
 
 _HOMES = {
-    "init": "pulsetrain.collectors.handle",
-    "Handle": "pulsetrain.collectors.handle",
+    "init": "pulsetrain.collectors.rank.handle",
+    "Handle": "pulsetrain.collectors.rank.handle",
     "Checkpointer": "pulsetrain.recovery.checkpoint.checkpointer",
 }
 

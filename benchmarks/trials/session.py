@@ -25,8 +25,8 @@ from pulsetrain.analytics.verdict import Verdict
 from pulsetrain.faults import outside
 from pulsetrain.faults.plan import Fault, dump
 from pulsetrain.recovery.checkpoint.memory.arena import create_arena
-from pulsetrain.recovery.ranks import NodeIdentity, Program, Rank, Ranks
-from pulsetrain.recovery.zygote import Zygote
+from pulsetrain.recovery.processes.ranks import NodeIdentity, Program, Rank, Ranks
+from pulsetrain.recovery.processes.zygote import Zygote
 from pulsetrain.stream.messages import Place, RankExit, Start
 from pulsetrain.stream.store.clickhouse import Store, open_store
 from trials.job import PLAN
@@ -91,7 +91,7 @@ class Session:
     def start(self) -> None:
         """Fork all ranks; returns at once."""
         zygote = self._bench.zygote
-        self._store_pid, answer = zygote.serve("pulsetrain.recovery.rendezvous:host", {}, 20.0)
+        self._store_pid, answer = zygote.serve("pulsetrain.recovery.processes.rendezvous:host", {}, 20.0)
         arenas = dict(enumerate(self._arenas))
         for place, ranks in zip(WORLD, self._nodes, strict=True):
             start = Start(

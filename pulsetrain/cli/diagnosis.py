@@ -58,13 +58,13 @@ def rdma(folder: Path, seconds: float, as_json: bool) -> None:
     Example: pulsetrain rdma --seconds 1
     """
     from pulsetrain.analytics.machines.network_ports import measure
-    from pulsetrain.collectors.rdma import describe
+    from pulsetrain.collectors.machine.rdma import describe
 
     ports = describe(folder)
     if not ports:
         raise UsageError(f"no RDMA port under {folder}")
     if seconds > 0:
-        from pulsetrain.collectors.rdma import Burst
+        from pulsetrain.collectors.machine.rdma import Burst
 
         ports = measure(ports, Burst(folder).run(seconds=seconds))
     if as_json:

@@ -11,8 +11,8 @@ import click
 
 from pulsetrain.cli.interrupts import importing
 from pulsetrain.cli.root import JSON_FLAG, print_json, pulsetrain
-from pulsetrain.recovery.flags import CONTEXT as LAUNCH_CONTEXT
-from pulsetrain.recovery.flags import launch_flags
+from pulsetrain.recovery.agent.flags import CONTEXT as LAUNCH_CONTEXT
+from pulsetrain.recovery.agent.flags import launch_flags
 
 
 @pulsetrain.command(context_settings=LAUNCH_CONTEXT)
@@ -40,9 +40,9 @@ def agent(as_json: bool, standby: bool, **flags: Any) -> None:
 
 def _launch(flags: Mapping[str, Any], *, as_json: bool, level: Any, **more: Any) -> None:
     with importing():
-        from pulsetrain.recovery import farewell
-        from pulsetrain.recovery import flags as launching
-        from pulsetrain.recovery.launch import launch
+        from pulsetrain.recovery.agent import farewell
+        from pulsetrain.recovery.agent import flags as launching
+        from pulsetrain.recovery.agent.launch import launch
         from pulsetrain.stream.log import configure
 
     def say(line: str) -> None:

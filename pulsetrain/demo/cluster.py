@@ -20,7 +20,7 @@ from pathlib import Path
 
 from pulsetrain.demo.reaper import MARK
 from pulsetrain.faults import outside
-from pulsetrain.recovery import wire
+from pulsetrain.recovery.processes import wire
 from pulsetrain.stream.client import HubAddress
 from pulsetrain.stream.errors import PulsetrainError, UsageError
 

@@ -19,7 +19,7 @@ from pulsetrain.demo.cluster import JOB, Cluster, Reference
 from pulsetrain.demo.interrupt import interruptible
 from pulsetrain.demo.outlook import Outlook
 from pulsetrain.demo.story import MIN_STEPS, SLOWDOWN, Story
-from pulsetrain.recovery.localhub import LocalHub, local_hub
+from pulsetrain.recovery.agent.localhub import LocalHub, local_hub
 from pulsetrain.stream.errors import PulsetrainError, UsageError
 from pulsetrain.stream.queries import demo as queries
 

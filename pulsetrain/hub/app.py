@@ -24,9 +24,9 @@ from pulsetrain.analytics.verdict import state_of
 from pulsetrain.hub.desk import Desk
 from pulsetrain.hub.sentence import verdict
 from pulsetrain.hub.watcher import Watcher
-from pulsetrain.recovery import api, view
-from pulsetrain.recovery.controller import Controller
-from pulsetrain.recovery.job import Job
+from pulsetrain.recovery.control import api, view
+from pulsetrain.recovery.control.controller import Controller
+from pulsetrain.recovery.control.job import Job
 from pulsetrain.stream.clock import Clock
 from pulsetrain.stream.errors import UsageError
 from pulsetrain.stream.store import server

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from pulsetrain.recovery.wire import die_with
+from pulsetrain.recovery.processes.wire import die_with
 
 
 def main() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from pulsetrain.recovery.job import Job
-from pulsetrain.recovery.transitions import Phase
+from pulsetrain.recovery.control.job import Job
+from pulsetrain.recovery.control.transitions import Phase
 from pulsetrain.stream.findings import Finding
 
 SLOW_KINDS = ("straggler", "fail_slow", "mfu_decay", "stage_imbalance", "sequence_imbalance", "data_stall")

@@ -25,7 +25,7 @@ from pulsetrain.hub.app import Parts, build
 from pulsetrain.hub.desk import Desk
 from pulsetrain.hub.settings import Settings
 from pulsetrain.hub.watcher import Watcher
-from pulsetrain.recovery.controller import Controller
+from pulsetrain.recovery.control.controller import Controller
 from pulsetrain.stream.clock import SystemClock
 from pulsetrain.stream.errors import UsageError
 from pulsetrain.stream.queries import views

@@ -11,7 +11,7 @@ from typing import Any
 from pulsetrain.analytics.incidents.notify import Channel, channels
 from pulsetrain.analytics.watch import WatchConfig
 from pulsetrain.hub.config import HubConfig
-from pulsetrain.recovery.policy import Policy
+from pulsetrain.recovery.control.policy import Policy
 from pulsetrain.stream.config import load, read_toml
 
 NOTIFY = "notify"

@@ -22,12 +22,12 @@ from pulsetrain.hub.deadman import DeadMan
 from pulsetrain.hub.desk import Desk
 from pulsetrain.hub.episodes import Episodes
 from pulsetrain.hub.stacks import Stacks
-from pulsetrain.recovery.controller import Controller
-from pulsetrain.recovery.job import Job
-from pulsetrain.recovery.nodes import GONE, NodeState
-from pulsetrain.recovery.record import Recovery
-from pulsetrain.recovery.transitions import TERMINAL, Event, Phase
-from pulsetrain.recovery.world import node_of, ranks_of
+from pulsetrain.recovery.control.controller import Controller
+from pulsetrain.recovery.control.job import Job
+from pulsetrain.recovery.control.nodes import GONE, NodeState
+from pulsetrain.recovery.control.record import Recovery
+from pulsetrain.recovery.control.transitions import TERMINAL, Event, Phase
+from pulsetrain.recovery.control.world import node_of, ranks_of
 from pulsetrain.stream.clock import Clock
 from pulsetrain.stream.findings import Finding, recorded
 from pulsetrain.stream.queries import views

@@ -12,7 +12,7 @@ from pyarrow import csv
 
 from pulsetrain.analytics.analyze import analyze
 from pulsetrain.analytics.verdict import Failed, Inconclusive, findings
-from pulsetrain.collectors.rdma import RdmaSampler
+from pulsetrain.collectors.machine.rdma import RdmaSampler
 from pulsetrain.stream.kernel_log import parse_all
 from pulsetrain.stream.schema import RECORDS, arrow_schema
 from pulsetrain.stream.store.clickhouse import open_store

@@ -17,7 +17,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import pulsetrain
-from pulsetrain.collectors import bootstrap
+from pulsetrain.collectors.rank import bootstrap
 
 
 def everything(watch: pulsetrain.Handle, mesh: DeviceMesh) -> None:

@@ -7,10 +7,10 @@ import os
 import pyarrow as pa
 import pytest
 
-from pulsetrain.collectors.drain import Drain
-from pulsetrain.collectors.handle import Handle
-from pulsetrain.collectors.ring import RingWriter, create_ring
-from pulsetrain.collectors.ring_reader import RingReader
+from pulsetrain.collectors.rank.handle import Handle
+from pulsetrain.collectors.rank.ring import RingWriter, create_ring
+from pulsetrain.collectors.reading.drain import Drain
+from pulsetrain.collectors.reading.ring_reader import RingReader
 from pulsetrain.stream.schema import arrow_schema
 
 SECOND = 1_000_000_000

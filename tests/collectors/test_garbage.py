@@ -9,10 +9,10 @@ import time
 
 import pytest
 
-from pulsetrain.collectors import garbage
-from pulsetrain.collectors.handle import Handle
-from pulsetrain.collectors.ring import RingWriter, create_ring
-from pulsetrain.collectors.ring_reader import RingReader
+from pulsetrain.collectors.rank import garbage
+from pulsetrain.collectors.rank.handle import Handle
+from pulsetrain.collectors.rank.ring import RingWriter, create_ring
+from pulsetrain.collectors.reading.ring_reader import RingReader
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import types
 
 import pytest
 
-from pulsetrain.collectors.gpu import READS, GpuSampler
+from pulsetrain.collectors.machine.gpu import READS, GpuSampler
 
 
 class NVMLError(Exception):

@@ -8,10 +8,10 @@ import threading
 import pytest
 import torch
 
-from pulsetrain.collectors import handle as handle_module
-from pulsetrain.collectors.handle import LATE_STEPS, Handle
-from pulsetrain.collectors.ring import RingWriter, create_ring
-from pulsetrain.collectors.ring_reader import RingReader
+from pulsetrain.collectors.rank import handle as handle_module
+from pulsetrain.collectors.rank.handle import LATE_STEPS, Handle
+from pulsetrain.collectors.rank.ring import RingWriter, create_ring
+from pulsetrain.collectors.reading.ring_reader import RingReader
 
 
 class Watched:

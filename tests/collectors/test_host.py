@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pulsetrain.collectors.host import HostSampler, process_state
+from pulsetrain.collectors.machine.host import HostSampler, process_state
 
 FILES = {
     "stat": "cpu  100 0 50 800 10 0 5 1 0 0\nctxt 123\nprocs_running 3\n",

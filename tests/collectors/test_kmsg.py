@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from pulsetrain.collectors.kmsg import KmsgReader, boot_time_ns
+from pulsetrain.collectors.machine.kmsg import KmsgReader, boot_time_ns
 
 
 def test_records_become_rows_of_logs(tmp_path):

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pulsetrain.collectors.nic import DRIVER_PERIOD_NS, NicSampler, driver_statistics
+from pulsetrain.collectors.machine.nic import DRIVER_PERIOD_NS, NicSampler, driver_statistics
 from pulsetrain.stream.counters import counters, every_counter
 
 NAMES = {

@@ -7,10 +7,10 @@ import time
 
 import pytest
 
-from pulsetrain.collectors import processor
-from pulsetrain.collectors.phases import RankState
-from pulsetrain.collectors.ring import RingWriter, create_ring
-from pulsetrain.collectors.ring_reader import RingReader
+from pulsetrain.collectors.rank import processor
+from pulsetrain.collectors.rank.phases import RankState
+from pulsetrain.collectors.rank.ring import RingWriter, create_ring
+from pulsetrain.collectors.reading.ring_reader import RingReader
 
 
 @pytest.fixture

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from pulsetrain.collectors.drain import Drain
-from pulsetrain.collectors.host import process_state
-from pulsetrain.collectors.ring import create_ring
-from pulsetrain.collectors.ring_reader import RingReader
+from pulsetrain.collectors.machine.host import process_state
+from pulsetrain.collectors.rank.ring import create_ring
+from pulsetrain.collectors.reading.drain import Drain
+from pulsetrain.collectors.reading.ring_reader import RingReader
 from pulsetrain.stream.messages import RankStatus
 
 pytestmark = pytest.mark.integration

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pulsetrain.collectors.rdma import Burst, RdmaSampler, describe
+from pulsetrain.collectors.machine.rdma import Burst, RdmaSampler, describe
 from pulsetrain.stream.counters import counters, numbered, rate_bits_per_s
 
 DATA = Path(os.environ.get("PULSETRAIN_TEST_DATA", Path(__file__).parents[3] / "shared" / "data"))

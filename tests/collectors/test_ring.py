@@ -19,8 +19,8 @@ from pulsetrain.collectors.layout import (
     span_context,
     span_head,
 )
-from pulsetrain.collectors.ring import RingWriter, create_ring
-from pulsetrain.collectors.ring_reader import RingReader
+from pulsetrain.collectors.rank.ring import RingWriter, create_ring
+from pulsetrain.collectors.reading.ring_reader import RingReader
 from pulsetrain.stream.errors import CorruptData
 
 CAPACITY = 64

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pulsetrain.collectors.stacks import (
+from pulsetrain.collectors.machine.stacks import (
     GONE,
     NOT_ALLOWED,
     ThreadStack,
@@ -142,7 +142,7 @@ def test_launcher_frames_are_left_out_and_the_main_thread_is_first():
                 frame("forward", "/home/u/job/train.py", 9),
                 frame("<module>", "/home/u/job/train.py", 20),
                 frame("_run_code", "<frozen runpy>", 88),
-                frame("live", "/site/pulsetrain/recovery/child.py", 3),
+                frame("live", "/site/pulsetrain/recovery/processes/child.py", 3),
             ],
         },
     ]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pulsetrain.collectors.tail import Tail, TailConfig, severity
+from pulsetrain.collectors.machine.tail import Tail, TailConfig, severity
 
 
 def messages(batch) -> list[str]:

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pulsetrain.collectors.phases import RankState
-from pulsetrain.collectors.ring import RingWriter, create_ring
-from pulsetrain.collectors.ring_reader import RingReader
-from pulsetrain.collectors.timers import MAX_PENDING, DeviceClock, DevicePhase, DeviceTimer, EventPool
+from pulsetrain.collectors.rank.phases import RankState
+from pulsetrain.collectors.rank.ring import RingWriter, create_ring
+from pulsetrain.collectors.rank.timers import MAX_PENDING, DeviceClock, DevicePhase, DeviceTimer, EventPool
+from pulsetrain.collectors.reading.ring_reader import RingReader
 
 MS = 1_000_000
 
@@ -155,7 +155,7 @@ def test_a_real_device_times_a_real_kernel():
     torch = pytest.importorskip("torch")
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device")
-    from pulsetrain.collectors.handle import Handle
+    from pulsetrain.collectors.rank.handle import Handle
 
     fd = create_ring(1024)
     handle, reader = Handle(RingWriter(fd)), RingReader(fd)

@@ -11,7 +11,7 @@ import pytest
 from pulsetrain.analytics.watch import WatchConfig
 from pulsetrain.cli import pulsetrain
 from pulsetrain.hub.config import HubConfig
-from pulsetrain.recovery.policy import Policy
+from pulsetrain.recovery.control.policy import Policy
 
 ROOT = Path(__file__).resolve().parents[2]
 

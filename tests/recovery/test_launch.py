@@ -10,9 +10,9 @@ import pytest
 from click.testing import CliRunner
 
 from pulsetrain.cli import pulsetrain
-from pulsetrain.recovery import farewell
-from pulsetrain.recovery.farewell import Outcome
-from pulsetrain.recovery.launch import local_processes
+from pulsetrain.recovery.agent import farewell
+from pulsetrain.recovery.agent.farewell import Outcome
+from pulsetrain.recovery.agent.launch import local_processes
 from pulsetrain.stream.errors import UsageError
 from pulsetrain.stream.messages import RankExit
 from tests.recovery.processes import TRAIN, until, with_environment

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from pulsetrain.recovery.link import Link, websocket_url
+from pulsetrain.recovery.agent.link import Link, websocket_url
 from pulsetrain.stream.errors import AuthError, UsageError
 from pulsetrain.stream.messages import Heartbeat, Hello, RankExit, Reply, SelfCheck
 from tests.recovery.fakehub import TOKEN, FakeHub

@@ -9,7 +9,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pulsetrain.recovery.output import Echo, last_lines
+from pulsetrain.recovery.agent.output import Echo, last_lines
 
 
 @given(text=st.text(alphabet="ab\n", max_size=60), cuts=st.lists(st.integers(0, 60), max_size=5))

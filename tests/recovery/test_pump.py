@@ -2,7 +2,7 @@
 
 import pyarrow as pa
 
-from pulsetrain.recovery.pump import Pump
+from pulsetrain.recovery.agent.pump import Pump
 from tests.recovery.checkpoint.trainers import wait_until
 
 

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from pulsetrain.recovery.ranks import NodeIdentity, rank_environment
+from pulsetrain.recovery.processes.ranks import NodeIdentity, rank_environment
 from pulsetrain.stream.messages import Place, Start
 
 WORLD = tuple(

@@ -1,6 +1,6 @@
 """The stages from launch to the first step."""
 
-from pulsetrain.recovery.warmup import Warmup
+from pulsetrain.recovery.agent.warmup import Warmup
 from pulsetrain.stream.messages import GroupStatus, RankStatus
 
 MS = 1_000_000

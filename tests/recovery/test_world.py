@@ -5,7 +5,7 @@ import dataclasses
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pulsetrain.recovery import world
+from pulsetrain.recovery.control import world
 from pulsetrain.stream.messages import Held, Hello
 
 

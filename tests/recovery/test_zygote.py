@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from pulsetrain.recovery import wire
-from pulsetrain.recovery.zygote import BOOT, Zygote
+from pulsetrain.recovery.processes import wire
+from pulsetrain.recovery.processes.zygote import BOOT, Zygote
 from pulsetrain.stream.errors import PulsetrainError, Unavailable, UsageError
 from tests.recovery.processes import alive, until
 
@@ -207,7 +207,7 @@ def test_a_worker_that_takes_too_long_is_killed(zygote):
 
 
 def test_a_service_lives_on_and_each_store_is_new(zygote):
-    first, second = (zygote.serve("pulsetrain.recovery.rendezvous:host", {}, 60) for _ in range(2))
+    first, second = (zygote.serve("pulsetrain.recovery.processes.rendezvous:host", {}, 60) for _ in range(2))
     assert first[1]["port"] != second[1]["port"]
     for pid, _ in (first, second):
         assert alive(pid)
@@ -243,7 +243,7 @@ def test_killing_the_owner_kills_the_zygote_and_its_ranks(tmp_path):
     script = tmp_path / "sleep.py"
     script.write_text("import time; time.sleep(60)")
     owner = (
-        "import os, time\nfrom pathlib import Path\nfrom pulsetrain.recovery.zygote import Zygote\n"
+        "import os, time\nfrom pathlib import Path\nfrom pulsetrain.recovery.processes.zygote import Zygote\n"
         "z = Zygote.start()\nz.wait_ready(60)\nout = os.open(os.devnull, os.O_WRONLY)\n"
         f"args = dict(argv=[{str(script)!r}], mode='script', env={{}}, cwd=Path('/'), fds={{}})\n"
         "pids = [z.spawn(**args, stdout=out, stderr=out, on_exit=print) for _ in range(2)]\n"

@@ -9,7 +9,7 @@ from threading import Lock
 
 import pyarrow as pa
 
-from pulsetrain.collectors.pace import Pace
+from pulsetrain.collectors.reading.pace import Pace
 from pulsetrain.recovery.checkpoint.ledger import Ledger, Origin
 from pulsetrain.recovery.checkpoint.memory.arena import ArenaReader
 from pulsetrain.recovery.checkpoint.peers.client import PeerClient

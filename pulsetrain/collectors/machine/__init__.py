@@ -1,0 +1,1 @@
+"""What a node's devices, kernel and logs tell."""

@@ -1,0 +1,1 @@
+"""Inside the training process: phases, steps, collectives, written into a ring."""

@@ -1,0 +1,95 @@
+"""Puts the collectives' hooks where torch will call them: on every process group, and on what waits.
+
+Groups are hooked as torch registers them, however they come to be: `init_process_group`, `new_group`,
+`split_group`, a `DeviceMesh`. This is the one place that knows names of torch's own internals.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from pulsetrain.collectors.rank.collectives import Tracker
+from pulsetrain.collectors.rank.handle import Handle
+
+
+def install(handle: Handle) -> None:
+    """Hooks all process groups that exist and all that will; call it once."""
+    import torch.distributed as dist
+
+    if handle.state is None or not dist.is_available():
+        return
+    tracker = Tracker(handle.state)
+    _hook_groups(tracker)
+    _hook_waits(tracker)
+
+
+def _hook_groups(tracker: Tracker) -> None:
+    from torch.distributed import distributed_c10d as c10d
+
+    register = c10d._register_pg_in_world
+
+    @functools.wraps(register)
+    def registered(pg: Any, *args: Any, **kwargs: Any) -> Any:
+        result = register(pg, *args, **kwargs)
+        _attach(tracker, pg, c10d._world)
+        return result
+
+    c10d._register_pg_in_world = registered
+    for pg in list(c10d._world.pg_map):
+        _attach(tracker, pg, c10d._world)
+    atexit.register(lambda: tracker.detach(c10d._world.pg_map))
+
+
+def _members(world: Any, name: str, size: int) -> Sequence[int]:
+    """Global ranks of the group of this name, looked up: a hook that holds its group keeps it alive."""
+    for pg, known in world.pg_names.items():
+        if known == name:
+            return tuple(world.pg_group_ranks.get(pg) or range(size))
+    return range(size)
+
+
+def _attach(tracker: Tracker, pg: Any, world: Any) -> None:
+    try:
+        tracker.attach(
+            pg,
+            group_name(pg.group_name, pg.group_desc),
+            functools.partial(_members, world, pg.group_name, pg.size()),
+        )
+    except Exception:  # noqa: BLE001 - a backend without hooks trains on, unseen
+        tracker.state.fault()
+
+
+def group_name(name: str, description: str) -> str:
+    """What records call a group: torch's name, which is unique, behind its description where it has one.
+
+    >>> group_name("3", "mesh_tp"), group_name("0", "default_pg"), group_name("5", "undefined")
+    ('mesh_tp:3', 'world', '5')
+    """
+    if description == "default_pg":
+        return "world"
+    return f"{description}:{name}" if description and description != "undefined" else name
+
+
+def _hook_waits(tracker: Tracker) -> None:
+    from torch._C._distributed_c10d import ProcessGroup, Work
+    from torch.distributed import _functional_collectives as functional
+
+    _wrap(Work, "wait", tracker.wait)
+    _wrap(ProcessGroup, "_end_coalescing", tracker.end_coalescing)
+    for name in ("wait_tensor", "wait_tensors"):
+        if hasattr(functional, name):
+            _wrap(functional, name, tracker.wait_newest)
+
+
+def _wrap(owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
+    """Replaces `owner.name` by `wrapper` called with the original first."""
+    original = getattr(owner, name)
+
+    @functools.wraps(original)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        return wrapper(original, *args, **kwargs)
+
+    setattr(owner, name, wrapped)

@@ -1,0 +1,217 @@
+"""Phases: what times a piece of a rank's work and shows it while it runs.
+
+`Phase.__enter__` and `__exit__` are the hot path of the whole product: together with `Handle.phase` they take
+less than a microsecond, which is why they inline `RingWriter.span` and touch as few words as they can.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from threading import current_thread
+from time import perf_counter_ns
+from types import MappingProxyType, TracebackType
+from typing import Any, Protocol
+
+from pulsetrain.collectors.layout import (
+    PACK_OPEN,
+    PACK_PHASE,
+    PHASE,
+    STACK_AT,
+    STACK_END,
+    W_ERRORS,
+    W_STEP,
+    span_context,
+    span_head,
+)
+from pulsetrain.collectors.rank.ring import RingWriter
+from pulsetrain.stream.schema import CATEGORIES
+
+DEFAULT_CATEGORY: Mapping[str, str] = MappingProxyType(
+    dict.fromkeys(("forward", "backward", "optimizer"), "compute")
+    | {"data": "data", "checkpoint": "checkpoint"}
+    | dict.fromkeys(
+        ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "barrier", "send", "recv"),
+        "communication",
+    )
+)
+
+
+class Span(Protocol):
+    """A context manager that times what runs inside it."""
+
+    def __enter__(self) -> None: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> None: ...
+
+
+class NoSpan:
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+NO_SPAN = NoSpan()
+
+
+def _nothing() -> None:
+    pass
+
+
+class Processor(Protocol):
+    """Who keeps account of the time that the main thread stood without a processor."""
+
+    def enter_collective(self) -> None: ...
+    def leave_collective(self) -> None: ...
+    def end_step(self, step: int, start: int, duration: int) -> None: ...
+
+
+class RankState:
+    """What all phases of a process share: the ring, the open phases of the main thread, step and microbatch.
+
+    `top` is where on the status page the main thread's next open phase goes; `parent` is the innermost as
+    bits for a span's head, `context` step, microbatch and lane as a slot stores them. `pending` holds
+    operations that are not known to have ended; `poll` asks them. Both are the collectives' to set.
+    `processor` is told of collectives in flight and of steps, where someone listens.
+    """
+
+    __slots__ = (
+        *("context", "lane", "parent", "pending", "poll"),
+        *("processor", "ring", "step", "top", "words"),
+    )
+
+    def __init__(self, ring: RingWriter) -> None:
+        self.ring = ring
+        self.words = ring.words
+        self.top = STACK_AT
+        self.parent = 0
+        self.lane = ring.intern("host")
+        self.enter_step(0)
+        self.pending: dict[object, Any] = {}
+        self.poll: Callable[[], None] = _nothing
+        self.processor: Processor | None = None
+
+    def enter_step(self, step: int) -> None:
+        """Spans that end from now on belong to this step, and to no microbatch."""
+        self.step = step
+        self.words[W_STEP] = step
+        self.enter_microbatch(-1)
+
+    def enter_microbatch(self, microbatch: int) -> None:
+        """Spans that end from now on belong to this microbatch; -1: to none."""
+        self.context = span_context(self.step, microbatch, self.lane)
+
+    def fault(self) -> None:
+        """Counts something that went wrong inside Pulsetrain."""
+        self.words[W_ERRORS] += 1
+
+
+class Phase:
+    """A named phase of the main thread on the host clock. One object serves every entry, nested ones too."""
+
+    __slots__ = ("_as_parent", "_busy", "_head", "_memory", "_outer", "_ring", "_saved", "_start", "_state")
+
+    def __init__(self, state: RankState, name: int, category: int) -> None:
+        self._state = state
+        self._ring = state.ring
+        self._memory = state.ring.memory
+        self._head = span_head(name, category, kind=PHASE)
+        self._as_parent = name << 32
+        self._busy = 0  # entries that have not been left
+        self._start = self._outer = 0
+        self._saved: list[tuple[int, int]] = []  # start and outer phase of all of them but the last
+
+    def __enter__(self) -> None:
+        busy = self._busy
+        self._busy = busy + 1
+        if busy:
+            self._saved.append((self._start, self._outer))
+        state = self._state
+        self._start = start = perf_counter_ns()
+        self._outer = state.parent
+        state.parent = self._as_parent
+        at = state.top
+        state.top = at + 16
+        if at < STACK_END:
+            PACK_OPEN(self._memory, at, self._head, start)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> None:
+        end = perf_counter_ns()
+        if self._busy != 1:
+            self._leave_nested(end)
+            return
+        self._busy = 0
+        state = self._state
+        state.top = at = state.top - 16
+        parent = state.parent = (
+            self._outer if at != STACK_AT else 0
+        )  # 0 mends what leaving out of order broke
+        if at < STACK_END:
+            state.words[at >> 3] = 0
+        try:
+            at, mark = self._ring.claim()
+            PACK_PHASE(self._memory, at, self._head | parent, state.context, self._start, end, mark)
+        except StopIteration:
+            self._write(parent, end)
+        if state.pending:
+            state.poll()
+
+    def leave(self) -> int:
+        """Closes the phase without writing a span; its parent's bits. `__exit__` has this inline."""
+        state = self._state
+        self._busy -= 1
+        state.top = at = max(STACK_AT, state.top - 16)
+        parent = state.parent = self._outer if at != STACK_AT else 0
+        if at < STACK_END:
+            state.words[at >> 3] = 0
+        return parent
+
+    def resume_outer(self) -> None:
+        """After `leave` inside another entry of the same phase: that entry is the current one again."""
+        if self._saved:
+            self._start, self._outer = self._saved.pop()
+
+    def _leave_nested(self, end: int) -> None:
+        """`__exit__` of an entry inside another one, or of none at all, which is counted."""
+        if not self._busy:
+            self._state.fault()
+            return
+        self._write(self.leave(), end)
+        self.resume_outer()
+
+    def _write(self, parent: int, end: int) -> None:
+        place = self._ring.place()
+        if place is not None:
+            at, mark = place
+            PACK_PHASE(self._memory, at, self._head | parent, self._state.context, self._start, end, mark)
+
+
+class ThreadPhase:
+    """A phase of another thread than the main one: recorded when it ends, in a lane of its own."""
+
+    __slots__ = ("_head", "_lane", "_start", "_state")
+
+    def __init__(self, state: RankState, name: int, category: int) -> None:
+        self._state = state
+        self._head = span_head(name, category, kind=PHASE)
+        self._lane = state.ring.intern(current_thread().name)
+        self._start = 0
+
+    def __enter__(self) -> None:
+        self._start = perf_counter_ns()
+
+    def __exit__(self, *_: object) -> None:
+        state = self._state
+        context = span_context(state.step, -1, self._lane)
+        state.ring.span(self._head, context, self._start, perf_counter_ns())
+
+
+def category_number(name: str, category: str | None) -> int:
+    """Place of the category in `CATEGORIES`; raises `ValueError` for one that is not in it."""
+    return CATEGORIES.index(category if category is not None else DEFAULT_CATEGORY.get(name, "other"))

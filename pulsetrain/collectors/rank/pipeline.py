@@ -1,0 +1,48 @@
+"""Forward and backward of pipeline stages as phases with microbatch numbers, without a line in the script.
+
+`torch.distributed.pipelining` runs every schedule through three methods of `_PipelineStageBase`; they are
+wrapped at the class, so that stages that exist already are timed too.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from types import MappingProxyType
+from typing import Any
+
+from pulsetrain.collectors.rank.handle import Handle
+from pulsetrain.collectors.rank.phases import RankState
+
+_METHODS = MappingProxyType(
+    {
+        "forward_one_chunk": "forward",
+        "backward_one_chunk": "backward",
+        "backward_weight_one_chunk": "backward",
+    }
+)
+
+
+def install(handle: Handle) -> None:
+    """Wraps the stage methods; call it once. Raises what a torch without pipelining raises."""
+    from torch.distributed.pipelining.stage import _PipelineStageBase
+
+    state = handle.state
+    if state is None:
+        return
+    for method, phase in _METHODS.items():
+        original = getattr(_PipelineStageBase, method)
+        setattr(_PipelineStageBase, method, _timed(original, handle, phase, state))
+
+
+def _timed(original: Callable[..., Any], handle: Handle, phase: str, state: RankState) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def chunk(stage: Any, microbatch: int, *args: Any, **kwargs: Any) -> Any:
+        state.enter_microbatch(microbatch)
+        try:
+            with handle.phase(phase):
+                return original(stage, microbatch, *args, **kwargs)
+        finally:
+            state.enter_microbatch(-1)
+
+    return chunk

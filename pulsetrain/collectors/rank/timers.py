@@ -1,0 +1,206 @@
+"""Phases and numbers of a CUDA device, through pooled events that are queried and never waited for.
+
+A phase records one event when it is entered and one when it is left; the pair becomes a span once a query
+says that both have passed, at a later phase or step. Events give durations; where they lie on the host's
+clock follows from two facts that need no synchronisation: an event cannot pass before the host has recorded
+it, and it has passed when a query says so.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Callable
+from time import perf_counter_ns
+from types import TracebackType
+from typing import Any, Protocol
+
+from pulsetrain.collectors.layout import span_head
+from pulsetrain.collectors.rank.phases import Phase, RankState
+
+REBASE_MS = 30_000.0  # elapsed times are single precision: beyond this their steps exceed 2 us
+REBASE_SLACK_NS = 10_000  # what rounding may have added to the estimate since the last base
+MAX_PENDING = 4096  # phases whose events have not passed; more are reported with the host's times
+
+
+class Event(Protocol):
+    """What is used of `torch.cuda.Event`."""
+
+    def record(self) -> None: ...
+    def query(self) -> bool: ...
+    def elapsed_time(self, end: Any, /) -> float: ...
+
+
+class EventPool:
+    """Events that are used again, for creating one costs more than recording it."""
+
+    def __init__(self, create: Callable[[], Event]) -> None:
+        self._create = create
+        self._free: list[Event] = []
+
+    def recorded(self) -> Event:
+        """An event just recorded on the current stream."""
+        event = self._free.pop() if self._free else self._create()
+        event.record()
+        return event
+
+    def give(self, event: Event) -> None:
+        """Takes back an event that has passed and that nobody holds."""
+        self._free.append(event)
+
+
+class DeviceClock:
+    """Places events on the host's clock.
+
+    The base event passed no earlier than any event was recorded, less the time between the two; the largest
+    of these bounds is the estimate, and it is exact once the device was idle when an event was recorded.
+    """
+
+    def __init__(self) -> None:
+        self._base: Event | None = None
+        self._base_ns = 0
+
+    def place(self, event: Event, recorded_ns: int, now_ns: int) -> int:
+        """When `event` passed, by the host's clock: recorded at `recorded_ns`, passed by `now_ns`."""
+        if self._base is None:
+            self._base, self._base_ns = event, recorded_ns
+        elapsed_ms = self._base.elapsed_time(event)
+        elapsed_ns = round(elapsed_ms * 1e6)
+        self._base_ns = min(max(self._base_ns, recorded_ns - elapsed_ns), now_ns - elapsed_ns)
+        passed_ns = self._base_ns + elapsed_ns
+        if elapsed_ms > REBASE_MS:
+            self._base, self._base_ns = event, max(recorded_ns, passed_ns - REBASE_SLACK_NS)
+        return passed_ns
+
+    def is_base(self, event: Event) -> bool:
+        """Whether the clock holds this event, so that it must not be recorded again."""
+        return event is self._base
+
+
+class _Timed:
+    """One phase that has been left and whose events may not have passed."""
+
+    __slots__ = ("context", "end", "head", "left_ns", "start", "start_ns")
+
+    def __init__(
+        self, head: int, context: int, start: Event, end: Event, start_ns: int, left_ns: int
+    ) -> None:
+        self.head, self.context, self.start, self.end = head, context, start, end
+        self.start_ns, self.left_ns = start_ns, left_ns
+
+
+class DeviceTimer:
+    """All device phases of a rank, in the order in which they were left."""
+
+    def __init__(self, state: RankState, create: Callable[[], Event], *, lane: str) -> None:
+        self.state = state
+        self.pool = EventPool(create)
+        self._clock = DeviceClock()
+        self._pending: deque[_Timed] = deque()
+        self._lane = state.ring.intern(lane) << 48
+        self._host_lane = (1 << 48) - 1
+
+    def left(self, head: int, start: Event, end: Event, start_ns: int, left_ns: int) -> None:
+        """Takes over a phase that has just been left, and harvests what has passed meanwhile."""
+        self._pending.append(_Timed(head, self.state.context, start, end, start_ns, left_ns))
+        self.harvest(2)
+        if len(self._pending) > MAX_PENDING:
+            timed = (
+                self._pending.popleft()
+            )  # its events are given up: they may be recorded, and never come back
+            self.state.ring.span(timed.head, timed.context, timed.start_ns, timed.left_ns)
+
+    def harvest(self, most: int = MAX_PENDING) -> None:
+        """Writes spans of phases whose events have passed, oldest first; stops at the first that has not."""
+        pending = self._pending
+        while pending and most > 0 and pending[0].end.query() and pending[0].start.query():
+            self._write(pending.popleft())
+            most -= 1
+
+    def _write(self, timed: _Timed) -> None:
+        now = perf_counter_ns()
+        start = self._clock.place(timed.start, timed.start_ns, now)
+        end = start + max(0, round(timed.start.elapsed_time(timed.end) * 1e6))
+        context = (timed.context & self._host_lane) | self._lane
+        self.state.ring.span(timed.head, context, start, end)
+        for event in (timed.start, timed.end):
+            if not self._clock.is_base(event):
+                self.pool.give(event)
+
+
+class DevicePhase(Phase):
+    """A phase whose time is the device's; on the status page it is open from when the host enters it."""
+
+    __slots__ = ("_capturing", "_events", "_timer")
+
+    def __init__(
+        self, state: RankState, name: int, category: int, timer: DeviceTimer, capturing: Callable[[], bool]
+    ) -> None:
+        super().__init__(state, name, category)
+        self._head = span_head(name, category)
+        self._timer = timer
+        self._capturing = capturing
+        self._events: list[Event | None] = []  # one for each entry not yet left
+
+    def __enter__(self) -> None:
+        super().__enter__()
+        event = None
+        try:
+            if not self._capturing():  # an event with timing cannot be part of a CUDA graph
+                event = self._timer.pool.recorded()
+        except Exception:  # noqa: BLE001 - a device in trouble must fail in the script's own calls, not in ours
+            self._state.fault()
+        self._events.append(event)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> None:
+        event = self._events.pop() if self._events else None
+        if event is None:
+            super().__exit__(kind, error, trace)
+            return
+        state, start, now = self._state, self._start, perf_counter_ns()
+        try:
+            head = self._head | self.leave()
+            self.resume_outer()
+            self._timer.left(head, event, self._timer.pool.recorded(), start, now)
+            if state.pending:
+                state.poll()
+        except Exception:  # noqa: BLE001 - as above
+            state.fault()
+
+
+def device_timer(state: RankState) -> DeviceTimer | None:
+    """A timer for the process's CUDA device, or None while the process has not touched one.
+
+    It never initialises CUDA: a process that does not use its device is timed by the host's clock.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return None
+    return DeviceTimer(
+        state, lambda: torch.cuda.Event(enable_timing=True), lane=f"cuda:{torch.cuda.current_device()}"
+    )
+
+
+class DeviceNumber:
+    """A one-element CUDA tensor on its way to the host: copied to pinned memory behind the work before it."""
+
+    __slots__ = ("_event", "_host")
+
+    def __init__(self, tensor: Any) -> None:
+        import torch
+
+        # The host's side has the tensor's own type: a copy that also converts would wait for the device.
+        self._host = torch.empty((), dtype=tensor.dtype, pin_memory=True)
+        self._host.copy_(tensor.detach().reshape(()), non_blocking=True)
+        self._event = torch.cuda.Event()
+        self._event.record(torch.cuda.current_stream(tensor.device))
+
+    def ready(self) -> bool:
+        """Whether the copy has ended; one event query."""
+        return bool(self._event.query())
+
+    def value(self) -> float:
+        """The number; only after `ready`."""
+        return float(self._host)

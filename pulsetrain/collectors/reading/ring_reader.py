@@ -1,0 +1,223 @@
+"""The agent's side of the ring (layout: `ring`): what the rank wrote, and what it is doing now."""
+
+from __future__ import annotations
+
+import platform
+import time
+
+import numpy as np
+import numpy.typing as npt
+
+from pulsetrain.collectors.layout import (
+    G_BYTES,
+    G_COMPLETED,
+    G_COUNT,
+    G_ENQUEUED,
+    G_FIRST,
+    G_NAME,
+    G_OP,
+    G_PEER,
+    G_POOL,
+    G_SEQ,
+    G_START,
+    G_STRIDE,
+    GROUP_WORDS,
+    GROUPS_AT,
+    MAX_DEPTH,
+    MAX_GROUPS,
+    MAX_MEMBERS,
+    MAX_NAMES,
+    MEMBERS_AT,
+    NAME_BYTES,
+    NAMES_AT,
+    PHASE,
+    SLOTS_AT,
+    SPAN,
+    SPAN_DTYPE,
+    STEP,
+    STEP_DTYPE,
+    W_DROPPED,
+    W_ERRORS,
+    W_GROUPS,
+    W_LAST,
+    W_LAST_STEP,
+    W_MAGIC,
+    W_PID,
+    W_READ,
+    W_STACK,
+    W_STEP,
+    W_STEP_START,
+    W_TOPOLOGY,
+    W_UTC,
+    Structured,
+)
+from pulsetrain.collectors.rank.ring import map_ring
+from pulsetrain.collectors.reading.status_page import GroupCell, StatusPage, name_of, open_phase
+from pulsetrain.stream.schema import CATEGORIES
+
+WINDOW = 512  # slots that a drain looks at first; more than the threads that may be between claim and store
+
+
+class RingReader:
+    """The agent's side: one reader for each ring. Garbage in the memory is counted, never raised."""
+
+    def __init__(self, fd: int) -> None:
+        self._memory, self.capacity = map_ring(fd)
+        self._words = np.frombuffer(self._memory, "<i8", count=SLOTS_AT // 8)
+        self._spans = np.frombuffer(self._memory, SPAN_DTYPE, count=self.capacity, offset=SLOTS_AT)
+        self._members = np.frombuffer(self._memory, "<u4", count=MAX_MEMBERS, offset=MEMBERS_AT)
+        self._commits = self._spans["commit"]
+        self._writable = memoryview(self._memory).cast("q")
+        table = np.frombuffer(self._memory, "u1", count=MAX_NAMES * NAME_BYTES, offset=NAMES_AT)
+        self._name_sizes = table[::NAME_BYTES]
+        self._names: list[str] = []
+        self._stuck = 0
+        self._weak_order = platform.machine() not in ("x86_64", "AMD64", "i686")
+        self.read = int(self._words[W_READ])
+        self._latest_end = 0
+        self.drained = 0  # records handed out
+        self.garbage = 0  # records whose mark fitted but whose content cannot be
+        self.lost = 0  # numbers that were claimed and never written: the writer died or was interrupted there
+
+    @property
+    def dropped(self) -> int:
+        """Records that the writer could not place because the ring was full."""
+        return max(0, int(self._words[W_DROPPED]))
+
+    @property
+    def names(self) -> list[str]:
+        """All names interned so far, by the index that slots hold; one still being written reads as ""."""
+        used = np.flatnonzero(self._name_sizes)
+        count = int(used[-1]) + 1 if len(used) else 1
+        known = self._names
+        if count != len(known) or "" in known[1:]:
+            self._names = [
+                known[i] if i < len(known) and known[i] else self._name_at(i) for i in range(count)
+            ]
+        return self._names
+
+    def _name_at(self, index: int) -> str:
+        at = NAMES_AT + index * NAME_BYTES
+        size = min(self._memory[at], NAME_BYTES - 1)
+        return self._memory[at + 1 : at + 1 + size].decode(errors="ignore")
+
+    def drain(self, *, final: bool = False, patience: int = 8) -> tuple[Structured, Structured]:
+        """(spans, steps) written since the last call, as copies, each in the order of their numbers.
+
+        A number that was claimed and is not yet written ends the call early; after `patience` such calls with
+        later records present, or at once with `final` (the writer is dead), it counts as lost.
+        """
+        ready = self._ready(whole=final)
+        take = int(ready.argmin()) if not ready.all() else len(ready)
+        behind = np.flatnonzero(ready[take:])
+        self._stuck = self._stuck + 1 if len(behind) and not take else 0
+        if len(behind) and (final or self._stuck > patience):
+            take, self._stuck = take + int(behind[-1]) + 1, 0
+        if self._weak_order and take:
+            time.sleep(50e-6)  # lets the words before a mark arrive where stores may overtake each other
+        where = (self.read + np.arange(take)) & (self.capacity - 1)
+        rows = self._spans[where][ready[:take]]
+        self.lost += take - len(rows)
+        self.read += take
+        self._writable[W_READ] = self.read
+        return self._sorted_out(rows)
+
+    @property
+    def written(self) -> int:
+        """How many records the writer has placed: those handed out or lost, and those ready to be read."""
+        ready = self._ready(whole=False)
+        return self.read + (len(ready) if ready.all() else int(ready.argmin()))
+
+    def _ready(self, *, whole: bool) -> npt.NDArray[np.bool_]:
+        """For each slot from the next to read on: whether it holds the record that belongs there.
+
+        Unless the `whole` ring is asked for, looks no further than needed to find the first that does not: a
+        ring is mostly empty, and touching all its slots several times a second costs the node a percent.
+        """
+        size = self.capacity if whole else min(WINDOW, self.capacity)
+        while True:
+            numbers = self.read + np.arange(size, dtype=np.int64)
+            marks = self._commits[numbers & (self.capacity - 1)].astype(np.int64)
+            ready = np.asarray(marks == numbers + 1)
+            if size == self.capacity or not ready.all():
+                return ready
+            size = min(8 * size, self.capacity)
+
+    def _sorted_out(self, rows: Structured) -> tuple[Structured, Structured]:
+        is_step = rows["kind"] == STEP
+        steps, spans = rows[is_step].view(STEP_DTYPE), rows[~is_step]
+        names = len(self.names)
+        good = (
+            ((spans["kind"] == SPAN) | (spans["kind"] == PHASE))
+            & (spans["category"] < len(CATEGORIES))
+            & (spans["name"] < names)
+        )
+        good &= (spans["parent"] < names) & (spans["group"] < names) & (spans["lane"] < names)
+        good &= (spans["start"] > 0) & (spans["end"] >= spans["start"])
+        sane = (steps["start"] > 0) & (steps["duration"] >= 0)
+        spans, steps = spans[good], steps[sane]
+        if len(spans):
+            spans["seq"][spans["kind"] == PHASE] = -1
+            self._latest_end = max(self._latest_end, int(spans["end"].max()))
+        self.drained += len(spans) + len(steps)
+        self.garbage += len(rows) - len(spans) - len(steps)
+        return spans, steps
+
+    def status(self) -> StatusPage:
+        """The status page as it stands now; never waits, whatever state the rank is in."""
+        words = self._settled(W_MAGIC, W_STACK + 2 * MAX_DEPTH)
+        names = self.names
+        stack = words[W_STACK:].reshape(-1, 2)
+        depth = int((stack[:, 0] == 0).argmax()) if (stack[:, 0] == 0).any() else MAX_DEPTH
+        stack = stack[:depth]
+        count = min(max(int(words[W_GROUPS]), 0), MAX_GROUPS)
+        return StatusPage(
+            pid=int(words[W_PID]),
+            step=int(words[W_STEP]),
+            last_step=int(words[W_LAST_STEP]),
+            step_start_ns=int(words[W_STEP_START]),
+            last_ns=max(int(words[W_LAST]), self._latest_end, *(int(start) for start in stack[:, 1])),
+            utc_offset_ns=int(words[W_UTC]),
+            dropped=self.dropped,
+            errors=int(words[W_ERRORS]),
+            stack=tuple(open_phase(int(head), int(start), names) for head, start in stack),
+            groups=tuple(self._group(i, names) for i in range(count)),
+        )
+
+    def topology(self) -> tuple[int, ...] | None:
+        """Coordinates in the order of `AXES`, or None until the rank has set them."""
+        words = self._words[W_TOPOLOGY : W_TOPOLOGY + 6]
+        return tuple(int(w) for w in words[1:]) if words[0] == 1 else None
+
+    def _group(self, index: int, names: list[str]) -> GroupCell:
+        base = GROUPS_AT // 8 + index * GROUP_WORDS
+        cell = [int(w) for w in self._settled(base, base + GROUP_WORDS)]
+        return GroupCell(
+            name=name_of(names, cell[G_NAME]),
+            members=self._members_of(cell),
+            enqueued=cell[G_ENQUEUED],
+            completed=cell[G_COMPLETED],
+            op=name_of(names, cell[G_OP]),
+            op_seq=cell[G_SEQ],
+            op_bytes=cell[G_BYTES],
+            op_start_ns=cell[G_START],
+            op_peer=cell[G_PEER],
+        )
+
+    def _members_of(self, cell: list[int]) -> tuple[int, ...]:
+        count, first, stride, pool = (cell[i] for i in (G_COUNT, G_FIRST, G_STRIDE, G_POOL))
+        if stride:
+            return tuple(first + stride * i for i in range(min(max(count, 0), 1 << 20)))
+        if 0 <= pool <= MAX_MEMBERS - count:
+            return tuple(int(m) for m in self._members[pool : pool + count])
+        return ()
+
+    def _settled(self, start: int, stop: int) -> npt.NDArray[np.int64]:
+        """A copy of these words that two reads agree on, or the last one where the writer is too busy."""
+        seen = self._words[start:stop].copy()
+        for _ in range(4):
+            again = self._words[start:stop].copy()
+            if np.array_equal(seen, again):
+                break
+            seen = again
+        return seen
