@@ -297,10 +297,10 @@ def child(target: Callable[..., None], *arguments: Any) -> Iterator[int]:
 def peer(job: Job) -> dict[str, float]:
     """Into another process's memory and back, against plain send and recv of the same bytes on loopback; in
     turn, the median of each."""
-    fd = create_arena()
+    fd, back = create_arena(), create_arena()
     checkpointer = Checkpointer(job.state, environ={"PULSETRAIN_ARENA_FD": str(fd)})
     info = checkpointer.save(1).wait()
-    arena, writer = ArenaReader(fd), ArenaWriter(fd)
+    arena, writer = ArenaReader(fd), ArenaWriter(back)
     view = arena.view(info)
     with child(serve_replicas) as port, child(serve_raw, len(view)) as raw_port:
         client = PeerClient(address="127.0.0.1", port=port, token="t", job="bench", node="n")
@@ -310,21 +310,26 @@ def peer(job: Job) -> dict[str, float]:
             sock.sendall(view)
             sock.recv(1)
 
+        def put() -> None:
+            ((_, sent),) = client.put([Parcel(arena, fd, info)])
+            assert sent == len(view), "all of it arrived"
+
         turns = [
             (
                 seconds(raw),
-                seconds(lambda: list(client.put([Parcel(arena, fd, info)]))),
+                seconds(put),
                 seconds(lambda: client.get(0, 1, writer)),
             )
             for _ in range(2 + TURNS)  # buffers are faulted in by the first two
         ]
         client.close()
         sock.close()
-    bare, put, get = map(statistics.median, zip(*turns[2:], strict=True))
+    bare, sent, fetched = map(statistics.median, zip(*turns[2:], strict=True))
     checkpointer.close()
     view.release()
     os.close(fd)
-    return {"raw_loopback_s": bare, "peer_s": put, "peer_ratio": bare / put, "restore_peer_s": get}
+    os.close(back)
+    return {"raw_loopback_s": bare, "peer_s": sent, "peer_ratio": bare / sent, "restore_peer_s": fetched}
 
 
 def dedup_dp4(mib: int) -> float:
