@@ -23,7 +23,7 @@ from collections import Counter
 
 from pulsetrain.recovery.checkpoint.memory.blocks import (
     DIGEST_BYTES,
-    Sized,
+    CheckpointSize,
     blocks,
     checksum,
     digests,
@@ -412,7 +412,7 @@ def _word(slot: int) -> int:
     return _W_SLOT + slot * _SLOT_WORDS
 
 
-def _digests_bytes(checkpoint: Sized) -> int:
+def _digests_bytes(checkpoint: CheckpointSize) -> int:
     return DIGEST_BYTES * len(blocks(checkpoint))
 
 

@@ -21,7 +21,7 @@ _MANY = 64
 _BLOCK = (4 << 10, 1 << 20)  # least and most bytes of a block
 
 
-class Sized(Protocol):
+class CheckpointSize(Protocol):
     """What says how long the parts of a checkpoint are."""
 
     @property
@@ -32,7 +32,7 @@ class Sized(Protocol):
     def payload_bytes(self) -> int: ...
 
 
-def blocks(checkpoint: Sized) -> tuple[Span, ...]:
+def blocks(checkpoint: CheckpointSize) -> tuple[Span, ...]:
     """Layout, values with their padding, and equal pieces of the payload.
 
     They cover all of its bytes once; the pieces depend on the payload's size alone.
@@ -54,13 +54,8 @@ def most_blocks(total_bytes: int) -> int:
     return max(_MANY, -(-total_bytes // _BLOCK[1])) + 2
 
 
-def digest(data: memoryview) -> bytes:
-    """xxh3-128; releases the GIL while it works on many bytes."""
-    return xxhash.xxh3_128_digest(data)
-
-
 def digests(data: memoryview, spans: Sequence[Span]) -> bytes:
-    """That of each span, one after the other."""
+    """The xxh3-128 of each span, one after the other; releases the GIL while it works on many bytes."""
     return b"".join(xxhash.xxh3_128_digest(data[at : at + size]) for at, size in spans)
 
 

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pulsetrain.recovery.checkpoint.memory.arena import ArenaReader
-from pulsetrain.recovery.checkpoint.memory.blocks import DIGEST_BYTES, Span, blocks, digest
+from pulsetrain.recovery.checkpoint.memory.blocks import DIGEST_BYTES, Span, blocks, digests
 from pulsetrain.recovery.checkpoint.memory.slots import SlotInfo
 from pulsetrain.recovery.checkpoint.peers.loans import Loan
 from pulsetrain.recovery.checkpoint.peers.replicas import Snapshot
@@ -46,11 +46,9 @@ def joined(spans: Sequence[Span], wanted: npt.NDArray[np.bool_]) -> list[Span]:
 def agree(data: memoryview, snapshot: Snapshot, offered: bytes, parts: Sequence[Span]) -> bool:
     """The blocks of `data` that lie in `parts` have the digests that were offered."""
     spans = blocks(snapshot)
-    there = [(i, *spans[i]) for i in np.flatnonzero(_within(parts, spans)).tolist()]
-    return all(
-        digest(data[at : at + size]) == offered[i * DIGEST_BYTES : (i + 1) * DIGEST_BYTES]
-        for i, at, size in there
-    )
+    there = np.flatnonzero(_within(parts, spans)).tolist()
+    wanted = (offered[i * DIGEST_BYTES : (i + 1) * DIGEST_BYTES] for i in there)
+    return digests(data, [spans[i] for i in there]) == b"".join(wanted)
 
 
 class Twins:
