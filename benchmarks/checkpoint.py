@@ -29,14 +29,14 @@ from typing import Any
 
 import torch
 
-from pulsetrain.recovery.checkpoint.checkpointer import Checkpointer
-from pulsetrain.recovery.checkpoint.keeper import Keeper, KeeperConfig
-from pulsetrain.recovery.checkpoint.memory.arena import ArenaReader, ArenaWriter, create_arena
-from pulsetrain.recovery.checkpoint.peers.client import Parcel, PeerClient
-from pulsetrain.recovery.checkpoint.peers.replicas import Replicas
-from pulsetrain.recovery.checkpoint.peers.server import PeerServer
-from pulsetrain.recovery.checkpoint.storage.backend import open_storage
-from pulsetrain.recovery.checkpoint.storage.manifest import Checkpoints
+from pulsetrain.checkpoint.checkpointer import Checkpointer
+from pulsetrain.checkpoint.memory.arena import ArenaReader, ArenaWriter, create_arena
+from pulsetrain.checkpoint.peers.client import OutgoingReplica, PeerClient
+from pulsetrain.checkpoint.peers.replicas import Replicas
+from pulsetrain.checkpoint.peers.server import PeerServer
+from pulsetrain.checkpoint.service import CheckpointService, CheckpointServiceConfig
+from pulsetrain.checkpoint.storage.backend import open_storage
+from pulsetrain.checkpoint.storage.manifest import Checkpoints
 
 WIDTH = 2048
 REPEATS = 5
@@ -226,8 +226,8 @@ def persist(job: Job) -> dict[str, float]:
             os.close(fd)
 
         raws, ours = [], []
-        keeper = Keeper(
-            KeeperConfig(storage=str(place / "store"), persist_every=0, replicas=1, poll_s=0.005),
+        keeper = CheckpointService(
+            CheckpointServiceConfig(storage=str(place / "store"), persist_every=0, replicas=1, poll_s=0.005),
             job="bench",
             node="n",
             address="127.0.0.1",
@@ -311,7 +311,7 @@ def peer(job: Job) -> dict[str, float]:
             sock.recv(1)
 
         def put() -> None:
-            ((_, sent),) = client.put([Parcel(arena, fd, info)])
+            ((_, sent),) = client.put([OutgoingReplica(arena, fd, info)])
             assert sent == len(view), "all of it arrived"
 
         turns = [
@@ -337,8 +337,8 @@ def dedup_dp4(mib: int) -> float:
     torch.manual_seed(0)
     job = Job(mib, "cpu")
     with folder() as place:
-        keeper = Keeper(
-            KeeperConfig(storage=str(place), persist_every=1, replicas=1, poll_s=0.005),
+        keeper = CheckpointService(
+            CheckpointServiceConfig(storage=str(place), persist_every=1, replicas=1, poll_s=0.005),
             job="bench",
             node="n",
             address="127.0.0.1",

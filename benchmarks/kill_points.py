@@ -29,8 +29,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pulsetrain.stream.client import HubClient, find_hub
-from pulsetrain.stream.errors import PulsetrainError
+from pulsetrain.core.errors import PulsetrainError
+from pulsetrain.protocol.client import HubClient, find_hub
 
 JOB = Path(__file__).resolve().parent / "jobs" / "killed.py"
 NODES, STANDBYS = 4, 2

@@ -22,19 +22,19 @@ import tempfile
 import uuid
 from pathlib import Path
 
+from pulsetrain.agent.local_hub import local_hub
 from pulsetrain.demo import cluster, reaper, score
 from pulsetrain.demo.cluster import JOB, NODES, Cluster
+from pulsetrain.demo.job_monitor import JobMonitor
 from pulsetrain.demo.main import Timeline
-from pulsetrain.demo.outlook import Outlook
-from pulsetrain.demo.story import DEATH_KINDS, GAP_S, GAP_STEPS, Story
+from pulsetrain.demo.scenario import DEATH_KINDS, GAP_S, GAP_STEPS, Scenario
 from pulsetrain.faults import outside
-from pulsetrain.recovery.agent.localhub import local_hub
 
 DETECT_S, RESUME_S = 1.0, 5.0
 RESTARTS = 3  # that a job has unless it is told otherwise
 
 
-class Deaths(Story):
+class Deaths(Scenario):
     """A job whose ranks die one by one."""
 
     def train(self, steps: int) -> None:
@@ -61,7 +61,7 @@ def watch(kills: int, steps: int) -> tuple[list[score.Outcome], list[dict[str, o
         os.environ[reaper.MARK] = mark
         hub = stack.enter_context(local_hub(folder / "hub"))
         say = Timeline(print)
-        outlook = Outlook(hub.address, JOB, say)
+        outlook = JobMonitor(hub.address, JOB, say)
         stack.callback(outlook.close)
         nodes = Cluster(folder, hub.address, [*script, "--steps", str(steps)], mark)
         stack.callback(nodes.close)

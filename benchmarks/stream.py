@@ -36,7 +36,7 @@ from streaming.stored import inspect
 from pulsetrain.collectors.rank.ring import RingWriter, create_ring
 from pulsetrain.collectors.reading.drain import Drain
 from pulsetrain.collectors.reading.ring_reader import RingReader
-from pulsetrain.stream.batch import identify
+from pulsetrain.records.batch import identify
 from pulsetrain.stream.kafka.transport import KafkaConfig, KafkaTransport, headers_of
 from pulsetrain.stream.spool.queue import Spool
 

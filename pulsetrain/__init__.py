@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pulsetrain.checkpoint.checkpointer import Checkpointer
     from pulsetrain.collectors.rank.handle import Handle, init
-    from pulsetrain.recovery.checkpoint.checkpointer import Checkpointer
 
 __all__ = ["Checkpointer", "Handle", "init"]
 __version__ = "0.1.0"
@@ -18,7 +18,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "init": "pulsetrain.collectors.rank.handle",
     "Handle": "pulsetrain.collectors.rank.handle",
-    "Checkpointer": "pulsetrain.recovery.checkpoint.checkpointer",
+    "Checkpointer": "pulsetrain.checkpoint.checkpointer",
 }
 
 

@@ -35,10 +35,10 @@ def stand(moment: str) -> None:
 def agent() -> None:
     """Pulsetrain's command line with moments to stop at."""
     from pulsetrain import cli
-    from pulsetrain.recovery.checkpoint.peers import client
-    from pulsetrain.recovery.checkpoint.peers.client import PeerClient
-    from pulsetrain.recovery.checkpoint.restoring import Restorer
-    from pulsetrain.recovery.checkpoint.storage.backend import LocalStorage
+    from pulsetrain.checkpoint.peers import client
+    from pulsetrain.checkpoint.peers.client import PeerClient
+    from pulsetrain.checkpoint.restoring import Restorer
+    from pulsetrain.checkpoint.storage.backend import LocalStorage
 
     put, send, fetch = LocalStorage.put, PeerClient._sendfile, Restorer._fetch
     send_frame = client.send_frame

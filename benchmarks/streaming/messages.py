@@ -9,9 +9,9 @@ from typing import Any
 
 import pyarrow as pa
 
+from pulsetrain.records.batch import encode
 from pulsetrain.simulate.spec import FleetSpec
 from pulsetrain.simulate.telemetry import telemetry
-from pulsetrain.stream.batch import encode
 
 JOB = "bench-00000000"
 

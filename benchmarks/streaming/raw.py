@@ -12,12 +12,12 @@ from typing import Any
 from kafka import TopicPartition
 from kafka.consumer.fetcher import ConsumerRecord
 
-from pulsetrain.stream.batch import identify
-from pulsetrain.stream.clock import SystemClock
-from pulsetrain.stream.kafka.lanes import Range
-from pulsetrain.stream.kafka.metrics import IntakeMetrics
+from pulsetrain.core.clock import SystemClock
+from pulsetrain.records.batch import identify
+from pulsetrain.stream.ingest_metrics import IntakeMetrics
+from pulsetrain.stream.kafka.insert_batch import BatchBuilder
+from pulsetrain.stream.kafka.partition_buffer import Range
 from pulsetrain.stream.kafka.transport import headers_of
-from pulsetrain.stream.kafka.turn import Preparer
 from pulsetrain.stream.store.clickhouse import open_store
 from streaming.messages import Message
 from streaming.processes import INGEST_ROWS
@@ -27,7 +27,7 @@ def raw_limit(made: Sequence[Message], folder: Path, seconds: float, result: Any
     """Rows/s of decoding and inserting the same batches without Kafka, in a process of its own."""
     store, metrics = open_store(f"chdb://{folder}"), IntakeMetrics()
     store.migrate()
-    preparer = Preparer(lambda _: "spans", _unreadable, SystemClock(), metrics)
+    preparer = BatchBuilder(lambda _: "spans", _unreadable, SystemClock(), metrics)
     rows, began = 0, time.perf_counter()
     going: Future[None] | None = None
     with ThreadPoolExecutor(1) as storer:

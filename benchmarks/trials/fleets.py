@@ -16,16 +16,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pulsetrain.analytics import numerics, watch
-from pulsetrain.analytics.incidents import stories as incidents
-from pulsetrain.analytics.incidents.places import Topology
+from pulsetrain.analytics.incidents import correlate as incidents
+from pulsetrain.analytics.incidents.locations import Topology
 from pulsetrain.analytics.slowness import fail_slow, imbalance, links, mfu, stalls, straggler
 from pulsetrain.analytics.slowness.links import Transfers
 from pulsetrain.analytics.slowness.timings import NUMBERS, PARTS, Timings
 from pulsetrain.analytics.verdict import Verdict, findings, guarded
+from pulsetrain.protocol.messages import GroupStatus, RankStatus, WorldNode
 from pulsetrain.simulate.spec import FleetFault, FleetSpec
 from pulsetrain.simulate.telemetry import loss_of
 from pulsetrain.simulate.timing import StepTimes, reduce_seconds, simulate_step
-from pulsetrain.stream.messages import GroupStatus, Place, RankStatus
 from trials.score import told
 
 NS = 1e9
@@ -148,7 +148,7 @@ def stuck(spec: FleetSpec, culprit: int) -> watch.JobView:
         )
         statuses.append(_status(rank, spec, groups, running=rank == culprit))
     world = tuple(
-        Place(node=spec.node(n * 8), node_rank=n, address="", peer_port=0, nproc=8)
+        WorldNode(node=spec.node(n * 8), node_rank=n, address="", peer_port=0, nproc=8)
         for n in range(spec.ranks // 8)
     )
     return watch.JobView(

@@ -9,7 +9,7 @@ from statistics import quantiles
 from typing import Any
 
 from pulsetrain.analytics import calibration
-from pulsetrain.stream.findings import Finding
+from pulsetrain.records.findings import Finding
 
 Row = Mapping[str, Any]
 Z = 1.959964  # 95 %
@@ -205,7 +205,7 @@ def statements(rows: Iterable[Row]) -> list[Statement]:
     return stated
 
 
-def fitted(stated: Iterable[Statement]) -> dict[str, tuple[calibration.Knot, ...]]:
+def fitted(stated: Iterable[Statement]) -> dict[str, tuple[calibration.CalibrationPoint, ...]]:
     """The calibration table of every kind with at least `LEAST_TOLD` statements."""
     by_kind: dict[str, list[tuple[float, bool]]] = {}
     for kind, confidence, right_ in stated:

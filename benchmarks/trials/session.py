@@ -19,15 +19,15 @@ from statistics import median
 
 import pyarrow as pa
 
+from pulsetrain.agent.processes.ranks import NodeIdentity, Program, Rank, Ranks
+from pulsetrain.agent.processes.zygote import Zygote
 from pulsetrain.analytics import watch
 from pulsetrain.analytics.analyze import analyze
 from pulsetrain.analytics.verdict import Verdict
+from pulsetrain.checkpoint.memory.arena import create_arena
 from pulsetrain.faults import outside
 from pulsetrain.faults.plan import Fault, dump
-from pulsetrain.recovery.checkpoint.memory.arena import create_arena
-from pulsetrain.recovery.processes.ranks import NodeIdentity, Program, Rank, Ranks
-from pulsetrain.recovery.processes.zygote import Zygote
-from pulsetrain.stream.messages import Place, RankExit, Start
+from pulsetrain.protocol.messages import RankExit, Start, WorldNode
 from pulsetrain.stream.store.clickhouse import Store, open_store
 from trials.job import PLAN
 from trials.kinds import RANKS, RANKS_PER_NODE
@@ -37,7 +37,7 @@ NODES = RANKS // RANKS_PER_NODE
 WATCH = watch.WatchConfig(patient_s=3.0)
 """the product's thresholds; one minute in data loading and checkpoints is shortened to the 3 s of a step"""
 WORLD = tuple(
-    Place(node=f"n{i}", node_rank=i, address=f"127.0.0.{i + 1}", peer_port=0, nproc=RANKS_PER_NODE)
+    WorldNode(node=f"n{i}", node_rank=i, address=f"127.0.0.{i + 1}", peer_port=0, nproc=RANKS_PER_NODE)
     for i in range(NODES)
 )
 INSERT_S = 0.25
@@ -83,7 +83,7 @@ class Session:
         (self._folder / PLAN).write_text(dump(faults))
         self._arenas = [create_arena() for _ in range(RANKS)]
 
-    def _identity(self, place: Place) -> NodeIdentity:
+    def _identity(self, place: WorldNode) -> NodeIdentity:
         return NodeIdentity(
             job=self.name, node=place.node, address=place.address, nproc_per_node=RANKS_PER_NODE
         )
@@ -91,7 +91,7 @@ class Session:
     def start(self) -> None:
         """Fork all ranks; returns at once."""
         zygote = self._bench.zygote
-        self._store_pid, answer = zygote.serve("pulsetrain.recovery.processes.rendezvous:host", {}, 20.0)
+        self._store_pid, answer = zygote.serve("pulsetrain.agent.processes.rendezvous:host", {}, 20.0)
         arenas = dict(enumerate(self._arenas))
         for place, ranks in zip(WORLD, self._nodes, strict=True):
             start = Start(

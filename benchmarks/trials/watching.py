@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pulsetrain.analytics import watch
-from pulsetrain.analytics.incidents import stories as incidents
-from pulsetrain.analytics.incidents.places import Topology
+from pulsetrain.analytics.incidents import correlate as incidents
+from pulsetrain.analytics.incidents.locations import Topology
 from pulsetrain.analytics.verdict import Finding, Inconclusive, Verdict, findings
 from trials.job import SAVE_EVERY
 from trials.kinds import ALIGNED, KINDS, RANKS, Plan, node

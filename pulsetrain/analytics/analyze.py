@@ -11,7 +11,7 @@ from pulsetrain.analytics import calibration, numerics
 from pulsetrain.analytics.machines import analyzers as machines
 from pulsetrain.analytics.slowness import fail_slow, imbalance, links, mfu, stalls, straggler, timings
 from pulsetrain.analytics.verdict import Inconclusive, Verdict, guarded
-from pulsetrain.stream.errors import UsageError
+from pulsetrain.core.errors import UsageError
 from pulsetrain.stream.queries import analysis
 
 WINDOW_STEPS = 256  # looked at where the caller does not say from which step

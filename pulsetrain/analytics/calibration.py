@@ -22,7 +22,7 @@ LEAST, MOST = 0.02, 0.99
 
 
 @dataclass(frozen=True, kw_only=True)
-class Knot:
+class CalibrationPoint:
     """Statements around `stated` were right `observed` of the time, over `trials` of them."""
 
     stated: float
@@ -31,21 +31,24 @@ class Knot:
 
 
 @cache
-def table() -> Mapping[str, tuple[Knot, ...]]:
+def table() -> Mapping[str, tuple[CalibrationPoint, ...]]:
     """The knots of each kind, ascending. tables/calibration.csv: kind, stated, observed, trials; its comment
     names the source."""
     text = files("pulsetrain.analytics").joinpath("tables/calibration.csv").read_text()
-    knots: dict[str, list[Knot]] = {}
+    knots: dict[str, list[CalibrationPoint]] = {}
     for row in csv.DictReader(line for line in text.splitlines() if not line.startswith("#")):
-        knot = Knot(stated=float(row["stated"]), observed=float(row["observed"]), trials=int(row["trials"]))
+        knot = CalibrationPoint(
+            stated=float(row["stated"]), observed=float(row["observed"]), trials=int(row["trials"])
+        )
         knots.setdefault(row["kind"], []).append(knot)
     return {kind: tuple(sorted(found, key=lambda k: k.stated)) for kind, found in knots.items()}
 
 
-def calibrated(confidence: float, knots: Sequence[Knot]) -> float:
+def calibrated(confidence: float, knots: Sequence[CalibrationPoint]) -> float:
     """The observed frequency at a stated confidence, linear between knots and flat beyond them.
 
-    >>> ends = (Knot(stated=0.7, observed=0.5, trials=9), Knot(stated=0.9, observed=1.0, trials=9))
+    >>> low = CalibrationPoint(stated=0.7, observed=0.5, trials=9)
+    >>> ends = (low, CalibrationPoint(stated=0.9, observed=1.0, trials=9))
     >>> calibrated(0.8, ends), calibrated(0.2, ends), calibrated(0.4, ())
     (0.75, 0.5, 0.4)
     """
@@ -60,7 +63,9 @@ def calibrated(confidence: float, knots: Sequence[Knot]) -> float:
     return knots[-1].observed
 
 
-def apply(verdicts: Iterable[Verdict], knots: Mapping[str, Sequence[Knot]] | None = None) -> list[Verdict]:
+def apply(
+    verdicts: Iterable[Verdict], knots: Mapping[str, Sequence[CalibrationPoint]] | None = None
+) -> list[Verdict]:
     """The verdicts, each finding with its calibrated confidence; evidence keeps `stated_confidence`."""
     known = table() if knots is None else knots
     return [
@@ -68,13 +73,13 @@ def apply(verdicts: Iterable[Verdict], knots: Mapping[str, Sequence[Knot]] | Non
     ]
 
 
-def _calibrated(finding: Finding, knots: Sequence[Knot]) -> Finding:
+def _calibrated(finding: Finding, knots: Sequence[CalibrationPoint]) -> Finding:
     stated = finding.confidence
     evidence = {**finding.evidence, "stated_confidence": stated}
     return replace(finding, confidence=round(calibrated(stated, knots), 3), evidence=evidence)
 
 
-def fit(statements: Iterable[tuple[float, bool]]) -> tuple[Knot, ...]:
+def fit(statements: Iterable[tuple[float, bool]]) -> tuple[CalibrationPoint, ...]:
     """The isotonic regression of right on stated confidence, each block with `PRIOR` statements of its own.
 
     >>> fit([(0.6, False), (0.6, True), (0.9, True), (0.9, True)])[0].observed < 0.7
@@ -87,7 +92,7 @@ def fit(statements: Iterable[tuple[float, bool]]) -> tuple[Knot, ...]:
             last = blocks.pop()
             blocks[-1] = [a + b for a, b in zip(blocks[-1], last, strict=True)]
     return tuple(
-        Knot(
+        CalibrationPoint(
             stated=round(total / count, 4), observed=round(_level([total, count, hits]), 4), trials=int(count)
         )
         for total, count, hits in blocks

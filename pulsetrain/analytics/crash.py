@@ -12,7 +12,7 @@ from functools import cache
 from importlib.resources import files
 
 from pulsetrain.analytics.verdict import Finding, Healthy, Inconclusive, SubjectType, Verdict
-from pulsetrain.stream.messages import RankExit
+from pulsetrain.protocol.messages import RankExit
 
 # Signals by which a process dies of itself or of the kernel; who tears a job down sends the others.
 _OWN_SIGNALS = frozenset({"SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGABRT", "SIGKILL", "SIGSYS", "SIGXCPU"})

@@ -18,7 +18,7 @@ from pulsetrain.analytics.verdict import (
     findings,
     state_of,
 )
-from pulsetrain.stream.errors import UsageError
+from pulsetrain.core.errors import UsageError
 from pulsetrain.stream.queries.analysis import Queryable
 
 

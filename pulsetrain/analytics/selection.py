@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from pulsetrain.stream.errors import UsageError
+from pulsetrain.core.errors import UsageError
 
 _MAX_RANKS = 64
 

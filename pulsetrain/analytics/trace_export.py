@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pulsetrain.stream.errors import UsageError
+from pulsetrain.core.errors import UsageError
 from pulsetrain.stream.queries import views
 from pulsetrain.stream.queries.views import Queryable
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pulsetrain.stream.findings import Finding, Severity, SubjectType
+from pulsetrain.records.findings import Finding, Severity, SubjectType
 
 __all__ = [
     "Failed",

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 from pulsetrain.analytics import calibration
 from pulsetrain.analytics.crash import explain
 from pulsetrain.analytics.hangs import hang as graph
-from pulsetrain.analytics.hangs.witness import GroupKey, Key, Wait, Witness
+from pulsetrain.analytics.hangs.evidence import GroupKey, Key, RankEvidence, Wait
 from pulsetrain.analytics.verdict import Finding, Healthy, Inconclusive, Verdict
-from pulsetrain.stream.messages import GroupStatus, Place, RankExit, RankStatus
-from pulsetrain.stream.schema import PHASES
+from pulsetrain.protocol.messages import GroupStatus, RankExit, RankStatus, WorldNode
+from pulsetrain.records.schema import PHASES
 
 _COMMUNICATION = frozenset(PHASES[PHASES.index("all_reduce") : PHASES.index("gc")])
 # Phases of an ordinary step: being stuck in one of these is judged by the step's own time.
@@ -58,7 +58,7 @@ class JobView:
     median_step_ns: int = 0
     started_ns: int = 0
     first_step_done: bool = False
-    world: tuple[Place, ...] = ()
+    world: tuple[WorldNode, ...] = ()
     seen_ns: Mapping[int, int] = field(default_factory=dict)
 
     def node_of(self, rank: int) -> str:
@@ -138,16 +138,16 @@ def _stopped(view: JobView, heard: tuple[RankStatus, ...], config: WatchConfig) 
     return [r.rank for r in heard if r.state == "stopped" and view.age_ns(r) >= limit_ns]
 
 
-def _witnesses(view: JobView) -> list[Witness]:
+def _witnesses(view: JobView) -> list[RankEvidence]:
     ended = {e.rank for e in view.exits}
     keys: dict[Key, Key] = {}  # one object for a group, however many tell of it
     return [_witness(view, r, keys, gone=r.rank in ended) for r in view.ranks]
 
 
-def _witness(view: JobView, status: RankStatus, keys: dict[Key, Key], *, gone: bool) -> Witness:
+def _witness(view: JobView, status: RankStatus, keys: dict[Key, Key], *, gone: bool) -> RankEvidence:
     made = [(GroupKey(g.group, g.members), g) for g in status.groups]
     keyed = [(keys.setdefault(key, key), g) for key, g in made]
-    return Witness(
+    return RankEvidence(
         rank=status.rank,
         state="gone" if gone else status.state,
         computing=_computing(status),

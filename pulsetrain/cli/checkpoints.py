@@ -35,7 +35,7 @@ def checkpoint_ls(storage: str, job: str | None, as_json: bool) -> None:
 
     Example: pulsetrain checkpoint ls --storage /data/checkpoints --job pretrain
     """
-    from pulsetrain.recovery.checkpoint import browse
+    from pulsetrain.checkpoint import browse
 
     rows = list(browse.steps_to_show(browse.open_job(storage, job)))
     if as_json:
@@ -63,7 +63,7 @@ def checkpoint_verify(storage: str, job: str | None, step: int | None, as_json: 
 
     Example: pulsetrain checkpoint verify --storage /data/checkpoints --step 1200
     """
-    from pulsetrain.recovery.checkpoint import browse
+    from pulsetrain.checkpoint import browse
 
     rows = browse.verdicts(browse.open_job(storage, job), step)
     if as_json:
@@ -87,8 +87,8 @@ def checkpoint_export(
 
     Example: pulsetrain checkpoint export --storage /data/checkpoints --step 1200 -o hf/
     """
-    from pulsetrain.recovery.checkpoint import browse
-    from pulsetrain.recovery.checkpoint.export import export_safetensors
+    from pulsetrain.checkpoint import browse
+    from pulsetrain.checkpoint.export import export_safetensors
 
     checkpoints = browse.open_job(storage, job)
     manifest = browse.committed_step(checkpoints, step)
@@ -128,7 +128,7 @@ def checkpoint_advise(as_json: bool, **given: Any) -> None:
 
     Example: pulsetrain checkpoint advise --step-s 12 --stall-s 0.4 --save-s 30 --mttf-s 86400
     """
-    from pulsetrain.recovery.checkpoint.interval import advise, job_mttf_s
+    from pulsetrain.checkpoint.interval import advise, job_mttf_s
 
     mttf_s = job_mttf_s(given.pop("mttf_s"), given.pop("failures_per_node_day"), given.pop("nodes"))
     advice = advise(mttf_s=mttf_s, **given)

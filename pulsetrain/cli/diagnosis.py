@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from pulsetrain.cli.root import JSON_FLAG, hub_flags, print_json, print_table, pulsetrain
-from pulsetrain.stream.errors import UsageError
+from pulsetrain.core.errors import UsageError
 
 
 @pulsetrain.command()
@@ -157,7 +157,7 @@ def trace_export(
     """
     from pulsetrain.analytics import trace_export as traces
     from pulsetrain.analytics.selection import parse_ranks, parse_steps
-    from pulsetrain.stream.client import find_hub
+    from pulsetrain.protocol.client import find_hub
     from pulsetrain.stream.store.clickhouse import open_store
 
     chosen, wanted = parse_steps(steps), parse_ranks(ranks, limit=1 << 20)
@@ -206,7 +206,7 @@ def analyze(
     Example: pulsetrain analyze --job gpt --since 100 --until 300 --json
     """
     from pulsetrain.analytics import report
-    from pulsetrain.stream.client import find_hub
+    from pulsetrain.protocol.client import find_hub
     from pulsetrain.stream.store.clickhouse import open_store
 
     peak = report.device_peak(device, peaks) if device else None

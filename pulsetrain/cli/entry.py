@@ -7,7 +7,7 @@ import sys
 import click
 
 from pulsetrain.cli.root import pulsetrain
-from pulsetrain.stream.errors import PulsetrainError, UsageError
+from pulsetrain.core.errors import PulsetrainError, UsageError
 
 
 def main() -> None:

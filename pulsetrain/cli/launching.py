@@ -9,10 +9,10 @@ from typing import Any
 
 import click
 
+from pulsetrain.agent.flags import CONTEXT as LAUNCH_CONTEXT
+from pulsetrain.agent.flags import launch_flags
 from pulsetrain.cli.interrupts import importing
 from pulsetrain.cli.root import JSON_FLAG, print_json, pulsetrain
-from pulsetrain.recovery.agent.flags import CONTEXT as LAUNCH_CONTEXT
-from pulsetrain.recovery.agent.flags import launch_flags
 
 
 @pulsetrain.command(context_settings=LAUNCH_CONTEXT)
@@ -40,21 +40,21 @@ def agent(as_json: bool, standby: bool, **flags: Any) -> None:
 
 def _launch(flags: Mapping[str, Any], *, as_json: bool, level: Any, **more: Any) -> None:
     with importing():
-        from pulsetrain.recovery.agent import farewell
-        from pulsetrain.recovery.agent import flags as launching
-        from pulsetrain.recovery.agent.launch import launch
-        from pulsetrain.stream.log import configure
+        from pulsetrain.agent import flags as launching
+        from pulsetrain.agent import outcome
+        from pulsetrain.agent.launch import launch
+        from pulsetrain.core.log import configure
 
     def say(line: str) -> None:
         click.echo(f"pulsetrain: {line}", err=True)
 
     configure(level=level)
-    outcome = launch(launching.asked(flags, say, **more), say)
+    result = launch(launching.asked(flags, say, **more), say)
     if as_json:
-        print_json(farewell.report(outcome))
+        print_json(outcome.report(result))
     else:
-        say(farewell.summary(outcome))
-    sys.exit(farewell.exit_status(outcome))
+        say(outcome.summary(result))
+    sys.exit(outcome.exit_status(result))
 
 
 @pulsetrain.command()
@@ -74,8 +74,8 @@ def demo(exit_: bool, as_json: bool, **flags: Any) -> int:
     Example: pulsetrain demo --exit --report demo.json
     """
     with importing():
+        from pulsetrain.core.log import configure
         from pulsetrain.demo.main import DemoOptions, run
-        from pulsetrain.stream.log import configure
 
     configure(level="error")
     given = {name: value for name, value in flags.items() if value is not None}

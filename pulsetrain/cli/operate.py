@@ -17,7 +17,7 @@ from pulsetrain.cli.root import (
     print_table,
     pulsetrain,
 )
-from pulsetrain.stream.errors import UsageError
+from pulsetrain.core.errors import UsageError
 
 
 @pulsetrain.command()
@@ -49,10 +49,10 @@ def serve(
     Example: pulsetrain serve --data /var/lib/pulsetrain --port 8780
     """
     with importing():
+        from pulsetrain.core.log import configure
         from pulsetrain.hub.serve import serve as run_hub
         from pulsetrain.hub.settings import load_settings
-        from pulsetrain.stream.client import data_folder
-        from pulsetrain.stream.log import configure
+        from pulsetrain.protocol.client import data_folder
 
     configure()
     flags["dashboard"] = False if no_dashboard else None

@@ -25,7 +25,7 @@ def import_(folder: Path, store: str | None, hub: str | None, token: str | None,
     import dataclasses
     import time
 
-    from pulsetrain.stream import parquet
+    from pulsetrain.stream.store import parquet
 
     found = parquet.files(folder)
     with parquet.open_sink(store, hub, token) as sink:
@@ -61,8 +61,8 @@ def ingest(store: str, servers: str | None, file: str | None, metrics_port: int 
 
     Example: pulsetrain ingest --kafka broker-1:9092 --store https://user:password@clickhouse:8443/pulsetrain
     """
+    from pulsetrain.core.log import configure
     from pulsetrain.hub.ingest import run_ingest
-    from pulsetrain.stream.log import configure
 
     configure()
     run_ingest(store, path_of(file), {"servers": servers}, flags, metrics_port, lambda line: click.echo(line))

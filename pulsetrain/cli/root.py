@@ -57,7 +57,7 @@ def hub_flags(command: Any) -> Any:
 
 
 def client_of(hub: str | None, token: str | None) -> Any:
-    from pulsetrain.stream.client import HubClient, find_hub
+    from pulsetrain.protocol.client import HubClient, find_hub
 
     return HubClient(find_hub(hub, token))
 

@@ -63,7 +63,7 @@ def telemetry(
     """
     from pulsetrain.simulate import write
     from pulsetrain.simulate.spec import parse_fault, timed
-    from pulsetrain.stream.parquet import open_sink
+    from pulsetrain.stream.store.parquet import open_sink
 
     spec = timed(start, faults=tuple(parse_fault(f) for f in faults), **sizes)
     if out is not None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import streamlit as st
 
+from pulsetrain.core.errors import PulsetrainError
 from pulsetrain.dashboard import page
 from pulsetrain.dashboard.models.operations import (
     about,
@@ -19,7 +20,6 @@ from pulsetrain.dashboard.models.operations import (
 )
 from pulsetrain.dashboard.models.states import SEVERITIES, pill
 from pulsetrain.dashboard.models.text import ago, clock, duration
-from pulsetrain.stream.errors import PulsetrainError
 
 _WITH_BUTTON = 20
 _LENGTHS_S = {"30 minutes": 1800, "2 hours": 7200, "8 hours": 28_800, "1 day": 86_400, "1 week": 604_800}

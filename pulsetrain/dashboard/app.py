@@ -6,6 +6,7 @@ from pathlib import Path
 
 import streamlit as st
 
+from pulsetrain.core.errors import PulsetrainError
 from pulsetrain.dashboard import (
     alerts,
     checkpoints,
@@ -21,7 +22,6 @@ from pulsetrain.dashboard import (
     topology,
 )
 from pulsetrain.dashboard.models.operations import open_alerts
-from pulsetrain.stream.errors import PulsetrainError
 
 _HERE = Path(__file__).parent
 

@@ -10,10 +10,10 @@ from typing import Any
 import streamlit as st
 
 from pulsetrain.analytics.selection import parse_steps
+from pulsetrain.core.errors import UsageError
 from pulsetrain.dashboard import page
 from pulsetrain.dashboard.models import heatmap as model
 from pulsetrain.dashboard.models.steps import Window, sample, window
-from pulsetrain.stream.errors import UsageError
 from pulsetrain.stream.queries import views
 
 _REFRESH_S = 4.0

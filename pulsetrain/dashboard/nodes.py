@@ -10,10 +10,10 @@ from typing import Any
 
 import streamlit as st
 
+from pulsetrain.core.errors import PulsetrainError
 from pulsetrain.dashboard import page
 from pulsetrain.dashboard.models.operations import can_be_evicted, heard_text, ordered_nodes, plan, ranks_text
 from pulsetrain.dashboard.models.states import NODE_STATES, pill
-from pulsetrain.stream.errors import PulsetrainError
 
 _ROWS = 300
 

@@ -12,13 +12,13 @@ from urllib.parse import urlencode
 
 import streamlit as st
 
+from pulsetrain.core.errors import AuthError, PulsetrainError
 from pulsetrain.dashboard.models import charts
 from pulsetrain.dashboard.models.overview import JobLine, job_lines, stale
 from pulsetrain.dashboard.models.states import JOB_STATES, pill
 from pulsetrain.dashboard.models.text import ago
 from pulsetrain.dashboard.source import Source
-from pulsetrain.stream.client import find_hub
-from pulsetrain.stream.errors import AuthError, PulsetrainError
+from pulsetrain.protocol.client import find_hub
 from pulsetrain.stream.queries import views
 
 REFRESH_S = 2.0

@@ -7,6 +7,7 @@ from html import escape
 
 import streamlit as st
 
+from pulsetrain.core.errors import PulsetrainError
 from pulsetrain.dashboard import page
 from pulsetrain.dashboard.models.operations import (
     detectors,
@@ -17,7 +18,6 @@ from pulsetrain.dashboard.models.operations import (
 )
 from pulsetrain.dashboard.models.states import DETECTOR_STATES, pill
 from pulsetrain.dashboard.models.text import size
-from pulsetrain.stream.errors import PulsetrainError
 from pulsetrain.stream.queries import views
 
 

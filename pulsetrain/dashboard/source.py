@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
-from pulsetrain.stream.client import HubAddress, HubClient
-from pulsetrain.stream.errors import PulsetrainError
+from pulsetrain.core.errors import PulsetrainError
+from pulsetrain.protocol.client import HubAddress, HubClient
 from pulsetrain.stream.store.clickhouse import Store, open_store
 
 T = TypeVar("T")

@@ -9,9 +9,9 @@ from typing import Any
 
 import streamlit as st
 
+from pulsetrain.core.errors import PulsetrainError
 from pulsetrain.dashboard import page
 from pulsetrain.dashboard.models.text import ago, clock
-from pulsetrain.stream.errors import PulsetrainError
 from pulsetrain.stream.queries import views
 
 _MOST_LINES = 400

@@ -8,11 +8,11 @@ import streamlit as st
 
 from pulsetrain.analytics.selection import parse_ranks
 from pulsetrain.analytics.trace_export import export
+from pulsetrain.core.errors import UsageError
 from pulsetrain.dashboard import page
 from pulsetrain.dashboard.models import timeline as model
 from pulsetrain.dashboard.models.steps import Window, window
 from pulsetrain.dashboard.models.text import fold
-from pulsetrain.stream.errors import UsageError
 from pulsetrain.stream.queries import views
 
 _LAST = 2

@@ -18,11 +18,11 @@ from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
+from pulsetrain.agent.processes import zygote_protocol
+from pulsetrain.core.errors import PulsetrainError, UsageError
 from pulsetrain.demo.reaper import MARK
 from pulsetrain.faults import outside
-from pulsetrain.recovery.processes import wire
-from pulsetrain.stream.client import HubAddress
-from pulsetrain.stream.errors import PulsetrainError, UsageError
+from pulsetrain.protocol.client import HubAddress
 
 JOB = "train_gpt"
 NODES = ("node-a", "node-b", "node-c", "node-d")
@@ -84,7 +84,9 @@ class Cluster:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                preexec_fn=partial(wire.die_with, os.getpid(), signal.SIGTERM),  # no thread runs yet
+                preexec_fn=partial(
+                    zygote_protocol.die_with, os.getpid(), signal.SIGTERM
+                ),  # no thread runs yet
             )
 
     def pid(self, node: str) -> int:
@@ -150,7 +152,7 @@ class Reference:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                preexec_fn=partial(wire.die_with, os.getpid(), signal.SIGTERM),
+                preexec_fn=partial(zygote_protocol.die_with, os.getpid(), signal.SIGTERM),
             )
 
     def wait(self, timeout_s: float, progress: Callable[[int, float], None]) -> None:

@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pulsetrain.agent.local_hub import LocalHub, local_hub
+from pulsetrain.core.errors import PulsetrainError, UsageError
 from pulsetrain.demo import cluster, reaper, score
 from pulsetrain.demo.cluster import JOB, Cluster, Reference
 from pulsetrain.demo.interrupt import interruptible
-from pulsetrain.demo.outlook import Outlook
-from pulsetrain.demo.story import MIN_STEPS, SLOWDOWN, Story
-from pulsetrain.recovery.agent.localhub import LocalHub, local_hub
-from pulsetrain.stream.errors import PulsetrainError, UsageError
+from pulsetrain.demo.job_monitor import JobMonitor
+from pulsetrain.demo.scenario import MIN_STEPS, SLOWDOWN, Scenario
 from pulsetrain.stream.queries import demo as queries
 
 FAULTS = 3
@@ -132,11 +132,11 @@ def _watched(
     hash_file = folder / "hash"
     command = [*_arguments(options, script), "--params-hash-out", str(hash_file)]
     with contextlib.ExitStack() as stack:
-        outlook = Outlook(hub.address, JOB, say)
+        outlook = JobMonitor(hub.address, JOB, say)
         stack.callback(outlook.close)
         nodes = Cluster(folder, hub.address, command, mark)
         stack.callback(nodes.close)
-        story = Story(cluster=nodes, outlook=outlook, job=JOB, steps=options.steps, say=say)
+        story = Scenario(cluster=nodes, outlook=outlook, job=JOB, steps=options.steps, say=say)
         began_s = time.monotonic()
         story.run()
         wall_s = time.monotonic() - began_s

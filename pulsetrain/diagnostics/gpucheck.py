@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from pulsetrain.diagnostics.selfcheck import Check, Limits
+from pulsetrain.diagnostics.measurement import Check, Limits, exact_operands
 
 
 def checks(seconds: float, limits: Limits) -> list[Check]:
@@ -36,8 +35,6 @@ def _checksum(device: Any) -> Check:
     """Wrong elements of the float32 product on the device against the product in integers on the host."""
     import torch
 
-    from pulsetrain.diagnostics.selfcheck import Check, exact_operands
-
     a, b = exact_operands()
     x, y = (torch.from_numpy(m).float().to(device) for m in (a, b))
     products = [(x @ y).cpu().numpy() for _ in range(3)]
@@ -55,8 +52,6 @@ def _checksum(device: Any) -> Check:
 def _speed(device: Any, seconds: float, limit: float, width: int = 4096) -> Check:
     import torch
 
-    from pulsetrain.diagnostics.selfcheck import Check
-
     x = torch.ones(width, width, device=device, dtype=torch.bfloat16)
     best = _best(device, lambda: x @ x, seconds)
     return Check(name=f"gpu{device.index}_gemm_speed", value=2 * width**3 / best, unit="FLOP/s", limit=limit)
@@ -64,8 +59,6 @@ def _speed(device: Any, seconds: float, limit: float, width: int = 4096) -> Chec
 
 def _memory(device: Any, seconds: float, limit: float, size: int = 256 << 20) -> Check:
     import torch
-
-    from pulsetrain.diagnostics.selfcheck import Check
 
     source = torch.arange(size // 8, device=device)
     target = torch.zeros_like(source)
@@ -78,8 +71,6 @@ def _memory(device: Any, seconds: float, limit: float, size: int = 256 << 20) ->
 def _host_link(device: Any, seconds: float, size: int = 64 << 20) -> Check:
     """Pinned host to device and back: the bytes must survive; the speed is for comparison with peers."""
     import torch
-
-    from pulsetrain.diagnostics.selfcheck import Check
 
     host = torch.arange(size // 8).pin_memory()
     back = torch.zeros_like(host).pin_memory()

@@ -7,8 +7,8 @@ import socket
 from collections.abc import Mapping
 from typing import Any
 
+from pulsetrain.core.errors import UsageError
 from pulsetrain.diagnostics import pairwise, selfcheck
-from pulsetrain.stream.errors import UsageError
 
 PAIR_TIMEOUT_S = 20.0
 

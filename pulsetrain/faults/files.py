@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def flip_byte(path: Path, seed: int = 0) -> int:
-    """Turn one bit of one byte; the byte's offset."""
+    """Flip one bit of one byte; the byte's offset."""
     size = path.stat().st_size
     offset = random.Random(seed).randrange(size)
     with path.open("r+b") as file:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from pulsetrain.stream.errors import UsageError
+from pulsetrain.core.errors import UsageError
 
 PROC = Path("/proc")
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pulsetrain.stream.errors import ConfigError
+from pulsetrain.core.errors import ConfigError
 
 ENVIRONMENT = "PULSETRAIN_FAULTS"
 
@@ -36,7 +36,7 @@ class Fault:
     until: int = -1
     """Last step that it strikes; -1: only `step`."""
     phase: str = ""
-    """Place in the step, as the script names it; empty: the first place that the script offers."""
+    """Point in the step, as the script names it; empty: the first place that the script offers."""
     attempt: int = 0
     """Launch of the job that it strikes; -1: every one, as a machine does that is broken for good."""
     seconds: float = 0.0

@@ -23,8 +23,8 @@ import time
 from collections.abc import Sequence
 from types import TracebackType
 
+from pulsetrain.core.errors import Unavailable, UsageError
 from pulsetrain.faults import outside
-from pulsetrain.stream.errors import Unavailable, UsageError
 
 TICK_S = 0.0015
 LEAST_S = 0.003  # a shorter stop is not worth its two signals

@@ -18,17 +18,17 @@ from starlette.routing import BaseRoute, Route
 
 from pulsetrain import __version__
 from pulsetrain.analytics.incidents.alerts import AlertBook
+from pulsetrain.analytics.incidents.correlate import join
 from pulsetrain.analytics.incidents.notify import Channel, deliver
-from pulsetrain.analytics.incidents.stories import join
 from pulsetrain.analytics.verdict import state_of
-from pulsetrain.hub.desk import Desk
-from pulsetrain.hub.sentence import verdict
+from pulsetrain.core.clock import Clock
+from pulsetrain.core.errors import UsageError
+from pulsetrain.hub.event_writer import EventWriter
+from pulsetrain.hub.summary import verdict
 from pulsetrain.hub.watcher import Watcher
-from pulsetrain.recovery.control import api, view
-from pulsetrain.recovery.control.controller import Controller
-from pulsetrain.recovery.control.job import Job
-from pulsetrain.stream.clock import Clock
-from pulsetrain.stream.errors import UsageError
+from pulsetrain.recovery import api, view
+from pulsetrain.recovery.controller import Controller
+from pulsetrain.recovery.job import Job
 from pulsetrain.stream.store import server
 from pulsetrain.stream.store.clickhouse import Store
 
@@ -43,7 +43,7 @@ class Parts:
     """What a hub is made of."""
 
     store: Store
-    desk: Desk
+    desk: EventWriter
     alerts: AlertBook
     controller: Controller
     watcher: Watcher

@@ -11,11 +11,11 @@ from typing import Any
 
 from prometheus_client import start_http_server
 
-from pulsetrain.stream.clock import SystemClock
-from pulsetrain.stream.config import load, read_toml
-from pulsetrain.stream.errors import UsageError
+from pulsetrain.core.clock import SystemClock
+from pulsetrain.core.config import load, read_toml
+from pulsetrain.core.errors import UsageError
+from pulsetrain.stream.ingest_metrics import IntakeMetrics
 from pulsetrain.stream.kafka.ingest import IngestConfig, Member
-from pulsetrain.stream.kafka.metrics import IntakeMetrics
 from pulsetrain.stream.kafka.transport import KafkaConfig
 from pulsetrain.stream.store.clickhouse import open_store
 

@@ -20,14 +20,14 @@ import uvicorn
 from pulsetrain.analytics.incidents.alert_state import AlertConfig
 from pulsetrain.analytics.incidents.alerts import AlertBook
 from pulsetrain.analytics.report import device_peak
+from pulsetrain.core.clock import SystemClock
+from pulsetrain.core.errors import UsageError
 from pulsetrain.dashboard import launch
 from pulsetrain.hub.app import Parts, build
-from pulsetrain.hub.desk import Desk
+from pulsetrain.hub.event_writer import EventWriter
 from pulsetrain.hub.settings import Settings
 from pulsetrain.hub.watcher import Watcher
-from pulsetrain.recovery.control.controller import Controller
-from pulsetrain.stream.clock import SystemClock
-from pulsetrain.stream.errors import UsageError
+from pulsetrain.recovery.controller import Controller
 from pulsetrain.stream.queries import views
 from pulsetrain.stream.store.clickhouse import Store, open_store
 
@@ -70,7 +70,7 @@ def serve(data: Path, settings: Settings, say: Callable[[str], None]) -> None:
 def assemble(store: Store, data: Path, url: str, token: str, settings: Settings) -> Parts:
     """Every part of a hub, wired."""
     clock = SystemClock()
-    desk = Desk(store, clock)
+    desk = EventWriter(store, clock)
     alerts = AlertBook(data / "alerts.db", AlertConfig(channels=tuple(settings.channels)))
     controller = Controller(
         settings.policy, desk, clock, last_attempt=lambda job: views.last_attempt(store, job)
@@ -180,7 +180,7 @@ def dashboard(url: str, token: str, port: int) -> Iterator[str]:
     else:
         bind("127.0.0.1", port, "--dashboard-port").close()
     child = subprocess.Popen(
-        [sys.executable, "-m", "pulsetrain.hub.child", str(os.getpid()), *launch.command(port)],
+        [sys.executable, "-m", "pulsetrain.hub.dashboard_process", str(os.getpid()), *launch.command(port)],
         env=os.environ | launch.environment(url, token),
         stdout=subprocess.DEVNULL,
         stderr=sys.stderr,

@@ -10,9 +10,9 @@ from typing import Any
 
 from pulsetrain.analytics.incidents.notify import Channel, channels
 from pulsetrain.analytics.watch import WatchConfig
+from pulsetrain.core.config import load, read_toml
 from pulsetrain.hub.config import HubConfig
-from pulsetrain.recovery.control.policy import Policy
-from pulsetrain.stream.config import load, read_toml
+from pulsetrain.recovery.policy import Policy
 
 NOTIFY = "notify"
 

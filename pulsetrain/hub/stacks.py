@@ -19,11 +19,11 @@ import structlog
 from pulsetrain.analytics import watch
 from pulsetrain.analytics.hangs import stacks
 from pulsetrain.analytics.verdict import Finding, Healthy, Inconclusive, Verdict
-from pulsetrain.recovery.control.job import Job
-from pulsetrain.recovery.control.journal import Journal
-from pulsetrain.recovery.control.world import ranks_of
-from pulsetrain.stream.clock import Clock
-from pulsetrain.stream.messages import Reply
+from pulsetrain.core.clock import Clock
+from pulsetrain.protocol.messages import Reply
+from pulsetrain.recovery.job import Job
+from pulsetrain.recovery.journal import Journal
+from pulsetrain.recovery.world import ranks_of
 
 log = structlog.get_logger()
 

@@ -14,22 +14,22 @@ import structlog
 from pulsetrain.analytics import watch
 from pulsetrain.analytics.analyze import MACHINE_ANALYZERS, analyze, for_device
 from pulsetrain.analytics.incidents.alerts import AlertBook
-from pulsetrain.analytics.incidents.places import Topology
+from pulsetrain.analytics.incidents.locations import Topology
 from pulsetrain.analytics.slowness.mfu import Peak
 from pulsetrain.analytics.verdict import Verdict
 from pulsetrain.analytics.verdict import findings as found
-from pulsetrain.hub.deadman import DeadMan
-from pulsetrain.hub.desk import Desk
-from pulsetrain.hub.episodes import Episodes
+from pulsetrain.core.clock import Clock
+from pulsetrain.hub.event_writer import EventWriter
+from pulsetrain.hub.finding_dedup import FindingDedup
 from pulsetrain.hub.stacks import Stacks
-from pulsetrain.recovery.control.controller import Controller
-from pulsetrain.recovery.control.job import Job
-from pulsetrain.recovery.control.nodes import GONE, NodeState
-from pulsetrain.recovery.control.record import Recovery
-from pulsetrain.recovery.control.transitions import TERMINAL, Event, Phase
-from pulsetrain.recovery.control.world import node_of, ranks_of
-from pulsetrain.stream.clock import Clock
-from pulsetrain.stream.findings import Finding, recorded
+from pulsetrain.hub.storage_lag import StorageLag
+from pulsetrain.records.findings import Finding, recorded
+from pulsetrain.recovery.controller import Controller
+from pulsetrain.recovery.job import Job
+from pulsetrain.recovery.nodes import GONE, NodeState
+from pulsetrain.recovery.record import Recovery
+from pulsetrain.recovery.transitions import TERMINAL, Event, Phase
+from pulsetrain.recovery.world import node_of, ranks_of
 from pulsetrain.stream.queries import views
 from pulsetrain.stream.queries.storage import stored_step
 from pulsetrain.stream.store.clickhouse import Store
@@ -52,10 +52,10 @@ class JobWatch:
     """What the watcher remembers of one job."""
 
     def __init__(self) -> None:
-        self.live = Episodes(patience=2)
-        self.steps = Episodes(patience=3, sure=SURE)
-        self.machines = Episodes(patience=3, sure=SURE)
-        self.path = DeadMan()
+        self.live = FindingDedup(patience=2)
+        self.steps = FindingDedup(patience=3, sure=SURE)
+        self.machines = FindingDedup(patience=3, sure=SURE)
+        self.path = StorageLag()
         self.verdicts: list[Verdict] = []
         self.of_machines: list[Verdict] = []
         self.machines_s = -math.inf
@@ -75,7 +75,7 @@ class JobWatch:
             self.steps.clear()
             self.machines.clear()
             self.of_machines, self.machines_s = [], -math.inf
-            self.path = DeadMan()
+            self.path = StorageLag()
         if job.last_step >= 0 and (not self._step_times or job.last_step > self._step_times[-1][0]):
             self._step_times.append((job.last_step, now_s))
 
@@ -102,7 +102,7 @@ class Watcher:
         self,
         controller: Controller,
         store: Store,
-        desk: Desk,
+        desk: EventWriter,
         alerts: AlertBook,
         clock: Clock,
         config: watch.WatchConfig,

@@ -16,14 +16,14 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
 
-from pulsetrain.recovery.checkpoint.peers.placement import (
+from pulsetrain.checkpoint.peers.placement import (
     STRATEGIES,
     Holders,
     recovery_probability,
     storage_sets,
 )
-from pulsetrain.stream.config import load, read_toml
-from pulsetrain.stream.errors import ConfigError
+from pulsetrain.core.config import load, read_toml
+from pulsetrain.core.errors import ConfigError
 
 DAY_S = 86400.0
 

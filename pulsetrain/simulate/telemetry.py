@@ -15,9 +15,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from pulsetrain.records.schema import RECORDS, Kind, arrow_schema
 from pulsetrain.simulate.spec import FleetSpec
 from pulsetrain.simulate.timing import Array, StepTimes, shape, simulate_step
-from pulsetrain.stream.schema import RECORDS, Kind, arrow_schema
 
 NS = 1e9
 

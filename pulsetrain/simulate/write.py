@@ -12,11 +12,11 @@ from typing import Protocol
 import pyarrow.parquet as pq
 import xxhash
 
+from pulsetrain.core.errors import UsageError
+from pulsetrain.records.batch import Batch, encode
+from pulsetrain.records.schema import SCHEMA_VERSION, arrow_schema
 from pulsetrain.simulate.spec import FleetSpec
 from pulsetrain.simulate.telemetry import telemetry
-from pulsetrain.stream.batch import Batch, encode
-from pulsetrain.stream.errors import UsageError
-from pulsetrain.stream.schema import SCHEMA_VERSION, arrow_schema
 from pulsetrain.stream.spool.queue import Entry
 from pulsetrain.stream.spool.transport import Transport
 

@@ -12,8 +12,8 @@ from click.testing import CliRunner
 from pulsetrain.analytics.analyze import analyze
 from pulsetrain.analytics.verdict import Failed, Inconclusive, findings
 from pulsetrain.cli import pulsetrain
-from pulsetrain.stream.errors import UsageError
-from pulsetrain.stream.schema import RECORDS, arrow_schema
+from pulsetrain.core.errors import UsageError
+from pulsetrain.records.schema import RECORDS, arrow_schema
 from pulsetrain.stream.store.clickhouse import open_store
 from tests.analytics.fleet import fleet
 

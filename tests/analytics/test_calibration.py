@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pulsetrain.analytics import calibration
-from pulsetrain.analytics.calibration import Knot, apply, calibrated, fit, table
+from pulsetrain.analytics.calibration import CalibrationPoint, apply, calibrated, fit, table
 from pulsetrain.analytics.verdict import Finding, Healthy
 
 statements = st.lists(st.tuples(st.floats(0, 1), st.booleans()), min_size=1, max_size=80)
@@ -53,7 +53,10 @@ def test_a_few_trials_do_not_make_certainty():
 
 def test_findings_keep_what_was_stated_and_others_pass_untouched():
     knots = {
-        "straggler": (Knot(stated=0.5, observed=0.25, trials=9), Knot(stated=1.0, observed=0.75, trials=9))
+        "straggler": (
+            CalibrationPoint(stated=0.5, observed=0.25, trials=9),
+            CalibrationPoint(stated=1.0, observed=0.75, trials=9),
+        )
     }
     healthy = Healthy(analyzer="x")
     changed, other, same = apply([finding(0.75), finding(0.75, "other"), healthy], knots)

@@ -11,7 +11,7 @@ from pulsetrain.analytics.slowness import fail_slow, imbalance, links, mfu, stal
 from pulsetrain.analytics.slowness.timings import COMPUTED
 from pulsetrain.analytics.verdict import findings
 from tests.analytics.fleet import fleet, timings
-from tests.analytics.test_links import GROUPS, transfers
+from tests.analytics.slowness.test_links import GROUPS, transfers
 
 ANALYZERS = {
     "straggler": straggler.find,

@@ -13,7 +13,7 @@ from pulsetrain.analytics import report
 from pulsetrain.analytics.slowness import imbalance, mfu, stalls
 from pulsetrain.analytics.slowness.timings import COMPUTED
 from pulsetrain.analytics.verdict import Finding, Healthy, Inconclusive, findings
-from pulsetrain.stream.errors import UsageError
+from pulsetrain.core.errors import UsageError
 from tests.analytics.fleet import fleet, parts_of, timings
 
 ANALYZERS = {

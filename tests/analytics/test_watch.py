@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from pulsetrain.analytics.verdict import Finding, Healthy, Inconclusive, findings
 from pulsetrain.analytics.watch import JobView, WatchConfig, crash, hang, limit
-from pulsetrain.stream.messages import GroupStatus, Place, RankExit, RankStatus
+from pulsetrain.protocol.messages import GroupStatus, RankExit, RankStatus, WorldNode
 
 S = 1_000_000_000
 NOW = 1_790_000_000 * S
 WORLD = tuple(
-    Place(node=f"node{n}", node_rank=n, address="127.0.0.1", peer_port=1, nproc=2) for n in range(4)
+    WorldNode(node=f"node{n}", node_rank=n, address="127.0.0.1", peer_port=1, nproc=2) for n in range(4)
 )
 
 

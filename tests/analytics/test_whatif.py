@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -14,10 +12,10 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from pulsetrain.analytics.whatif.analysis import analyze, analyze_file
-from pulsetrain.stream.errors import UsageError
+from pulsetrain.core.errors import UsageError
 from tests.analytics.pipelines import Pipeline
+from tests.repository import DATA
 
-DATA = Path(os.environ.get("PULSETRAIN_TEST_DATA", Path(__file__).parents[3] / "shared" / "data"))
 PUBLISHED = DATA / "what-if-AR"
 SHAPES = [(1, 1, 1), (1, 4, 1), (4, 1, 1), (2, 3, 1), (3, 2, 1), (2, 4, 2), (1, 3, 3), (2, 2, 4)]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+from tests.repository import ROOT
+
+sys.path.insert(0, str(ROOT / "benchmarks"))

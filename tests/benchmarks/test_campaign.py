@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-CAMPAIGN = Path(__file__).parents[2] / "benchmarks" / "campaign.py"
+from tests.repository import ROOT
+
+CAMPAIGN = ROOT / "benchmarks" / "campaign.py"
 
 
 @pytest.mark.integration

@@ -11,7 +11,7 @@ from typing import Any
 
 from tenacity import retry, stop_after_delay, wait_fixed
 
-from pulsetrain.stream.client import HubAddress
+from pulsetrain.protocol.client import HubAddress
 from tests.dashboard.hub_process import process, wait_for
 
 TRAIN = """

@@ -7,7 +7,7 @@ import re
 import pytest
 from playwright.sync_api import expect
 
-from pulsetrain.stream.client import HubAddress
+from pulsetrain.protocol.client import HubAddress
 from tests.browser.real_job import hub, job
 
 pytestmark = [pytest.mark.browser, pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(500)]

@@ -16,7 +16,7 @@ from pulsetrain.collectors.machine.host import process_state
 from pulsetrain.collectors.rank.ring import create_ring
 from pulsetrain.collectors.reading.drain import Drain
 from pulsetrain.collectors.reading.ring_reader import RingReader
-from pulsetrain.stream.messages import RankStatus
+from pulsetrain.protocol.messages import RankStatus
 
 pytestmark = pytest.mark.integration
 SCRIPT = Path(__file__).with_name("rank_script.py")

@@ -3,7 +3,6 @@
 import dataclasses
 import subprocess
 import sys
-from pathlib import Path
 
 import click
 import pytest
@@ -11,9 +10,8 @@ import pytest
 from pulsetrain.analytics.watch import WatchConfig
 from pulsetrain.cli import pulsetrain
 from pulsetrain.hub.config import HubConfig
-from pulsetrain.recovery.control.policy import Policy
-
-ROOT = Path(__file__).resolve().parents[2]
+from pulsetrain.recovery.policy import Policy
+from tests.repository import ROOT
 
 
 def commands(group, prefix=()):

@@ -21,8 +21,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from pulsetrain.analytics.hangs.stacks import MAIN, RankStack, judge, tree
-from pulsetrain.analytics.incidents.stories import join
-from pulsetrain.stream.findings import Finding
+from pulsetrain.analytics.incidents.correlate import join
+from pulsetrain.records.findings import Finding
 from pulsetrain.stream.store import server
 from pulsetrain.stream.store.clickhouse import Store, open_store
 from tests.dashboard.recorded_job import STUCK_RANK, RecordedJob, table

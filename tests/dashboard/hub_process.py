@@ -15,17 +15,16 @@ import httpx
 from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from pulsetrain.dashboard import launch
-from pulsetrain.stream.client import HubAddress
+from pulsetrain.protocol.client import HubAddress
 from tests.dashboard.fake_hub import TOKEN
-
-REPOSITORY = Path(__file__).parents[2]
+from tests.repository import ROOT
 
 
 @contextmanager
 def process(command: list[str], environment: dict[str, str] | None = None) -> Iterator[subprocess.Popen[str]]:
     """A child in its own process group, all of it killed at the end."""
     child = subprocess.Popen(
-        command, env=os.environ | (environment or {}), stdout=subprocess.PIPE, text=True, cwd=REPOSITORY,
+        command, env=os.environ | (environment or {}), stdout=subprocess.PIPE, text=True, cwd=ROOT,
         start_new_session=True,
     )  # fmt: skip
     try:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from pulsetrain.stream.schema import RECORDS, arrow_schema
+from pulsetrain.records.schema import RECORDS, arrow_schema
 
 MS = 1_000_000
 S = 1_000_000_000

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from pulsetrain.core.errors import Unavailable
 from pulsetrain.dashboard.source import Cache
-from pulsetrain.stream.errors import Unavailable
 
 
 class Clock:

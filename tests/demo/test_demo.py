@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
+from pulsetrain.core.errors import UsageError
 from pulsetrain.demo import cluster, reaper
 from pulsetrain.demo.main import DemoOptions
 from pulsetrain.faults import outside
-from pulsetrain.stream.errors import UsageError
-from tests.recovery.processes import until
+from tests.agent.real_processes import until
 
 OURS = "DEMO_TEST"
 

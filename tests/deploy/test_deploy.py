@@ -5,16 +5,15 @@ import os
 import re
 import shutil
 import subprocess
-from pathlib import Path
 
 import compose_spec
 import kubernetes_validate
 import pytest
 import yaml
 
-from pulsetrain.stream.kafka.metrics import IntakeMetrics
+from pulsetrain.stream.ingest_metrics import IntakeMetrics
+from tests.repository import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
 KUBERNETES = DEPLOY / "kubernetes"
 YAML = sorted(path for path in DEPLOY.rglob("*.y*ml") if "target" not in path.parts)

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+from pulsetrain.core.errors import UsageError
 from pulsetrain.diagnostics import selfcheck
-from pulsetrain.diagnostics.selfcheck import Check, Limits
-from pulsetrain.stream.errors import UsageError
+from pulsetrain.diagnostics.measurement import Check, Limits
 
 NAMES = ["gemm_checksum", "gemm_speed", "memory_bandwidth", "loopback_bandwidth"]
 

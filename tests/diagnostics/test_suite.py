@@ -10,8 +10,8 @@ import sys
 
 import pytest
 
+from pulsetrain.core.errors import UsageError
 from pulsetrain.diagnostics import suite
-from pulsetrain.stream.errors import UsageError
 
 MEMBER = """
 import json, os, signal, sys

@@ -8,13 +8,14 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
 
-SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "train_gpt.py"
+from tests.repository import ROOT
+
+SCRIPT = ROOT / "examples" / "train_gpt.py"
 SHAPE = [
     "--tp",
     "1",

@@ -11,8 +11,8 @@ from collections.abc import Callable
 
 import pytest
 
+from pulsetrain.core.errors import Unavailable, UsageError
 from pulsetrain.faults import outside, throttle
-from pulsetrain.stream.errors import Unavailable, UsageError
 
 BUSY = "while True: sum(range(1000))"
 NODE = """

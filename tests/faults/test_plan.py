@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pulsetrain.core.errors import ConfigError
 from pulsetrain.faults import plan
 from pulsetrain.faults.plan import Fault
-from pulsetrain.stream.errors import ConfigError
 
 faults = st.builds(
     Fault,

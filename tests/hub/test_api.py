@@ -9,11 +9,11 @@ import pytest
 from starlette.applications import Starlette
 
 from pulsetrain.analytics.incidents.alerts import AlertBook
-from pulsetrain.analytics.incidents.places import Topology
+from pulsetrain.analytics.incidents.locations import Topology
 from pulsetrain.analytics.verdict import Finding
 from pulsetrain.hub.app import LONGEST_SILENCE_S, _api
 from pulsetrain.hub.stacks import Stacks
-from tests.hub.test_stack_reading import Clock, FakeJob, Journal, S
+from tests.hub.test_stacks import Clock, FakeJob, Journal, S
 
 TOKEN = "let-me-in"
 

@@ -10,10 +10,10 @@ from collections import Counter
 
 import pytest
 
-from pulsetrain.stream.client import HubClient, find_hub
-from pulsetrain.stream.errors import PulsetrainError
+from pulsetrain.core.errors import PulsetrainError
+from pulsetrain.protocol.client import HubClient, find_hub
 from pulsetrain.stream.store.clickhouse import open_store
-from tests.recovery.processes import TRAIN, until, with_environment
+from tests.agent.real_processes import TRAIN, until, with_environment
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 

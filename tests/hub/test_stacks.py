@@ -1,71 +1,208 @@
-"""Real ranks under a real hub: one is stopped, and the hang's verdict says in which line."""
+"""When stacks are read, whose picture counts as evidence, and what a blind agent leads to. No processes."""
 
-import json
-import os
-import signal
-import subprocess
-import sys
-from pathlib import Path
+import asyncio
+from types import SimpleNamespace
 
 import pytest
 
-from pulsetrain.stream.client import HubClient, find_hub
-from pulsetrain.stream.errors import UsageError
-from pulsetrain.stream.store.clickhouse import open_store
-from tests.hub.test_real_job import Site
-from tests.recovery.processes import until, with_environment
+from pulsetrain.analytics.verdict import Finding, Healthy, Inconclusive
+from pulsetrain.analytics.watch import JobView
+from pulsetrain.hub.stacks import AGAIN_S, BUDGET_S, SAMPLES, SELF_TEST_S, Stacks
+from pulsetrain.protocol.messages import GroupStatus, RankStatus, Reply, WorldNode
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
-RANKS = 4
-SLOWLY = {"PULSETRAIN_WATCH_STOPPED_S": "12", "PULSETRAIN_WATCH_STALL_S": "16"}
-"""Stacks are read at half of the silence; for that a busy machine needs more than the default's second."""
+WAIT = ["train (t.py:4)", "all_reduce (c10d.py:9)"]
+S = 1_000_000_000
+
+
+class Clock:
+    now_s = 1000.0
+
+    def monotonic_s(self):
+        return self.now_s
+
+    def wall_ns(self):
+        return int(self.now_s * S)
+
+
+class Journal:
+    def __init__(self):
+        self.kinds = []
+
+    def event(self, kind, **more):
+        self.kinds.append((kind, more["actor"]))
+
+
+class FakeJob:
+    """A job of two nodes of two ranks; rank 3 stands elsewhere."""
+
+    name, attempt, phase, first_step_done = "j", 0, "running", True
+    world = tuple(
+        WorldNode(node=n, node_rank=i, address="h", peer_port=0, nproc=2) for i, n in enumerate("ab")
+    )
+
+    def __init__(self, replies=None):
+        self.asked = []
+        self.later = []  # replies of the samples after the first; the same again where there are none
+        self.replies = replies or [
+            Reply(id=1, node="a", data=folded(WAIT, [0, 1])),
+            Reply(id=2, node="b", data={"stacks": [stack(WAIT, [2]), stack(["load (d.py:1)"], [3])]}),
+        ]
+
+    def statuses(self):
+        group = GroupStatus(group="dp", members=(0, 1, 2, 3), enqueued=4, completed=3)
+        return [
+            RankStatus(
+                rank=0, local_rank=0, pid=1, state="running", last_step=3, last_phase="forward",
+                phase_age_ns=0, progress=1, progress_age_ns=0, groups=(group,),
+            )
+        ]  # fmt: skip
+
+    async def read_stacks(self, timeout_s, *, first_only=False):
+        self.asked.append("first" if first_only else "all")
+        await asyncio.sleep(0)
+        replies = self.replies
+        if self.later:
+            self.replies = self.later.pop(0)
+        return replies
+
+
+def stack(frames, ranks):
+    return {"thread": "MainThread", "frames": frames, "ranks": ranks}
+
+
+def folded(frames, ranks):
+    return {"stacks": [stack(frames, ranks)], "blind": {}}
+
+
+def looked(silence_s, limit_s=3.0):
+    return [Healthy(analyzer="hang", numbers={"silence_ns": silence_s * S, "limit_ns": limit_s * S})]
+
+
+def hung(clock):
+    return Finding(
+        ts_ns=clock.wall_ns(), job="j", attempt=0, kind="hang", subject_type="rank", subject="3",
+        severity="critical", confidence=0.9, summary="hangs",
+    )  # fmt: skip
+
+
+VIEW = JobView(job="j", attempt=0, now_ns=0)
 
 
 @pytest.fixture
-def site(tmp_path):
-    site = Site(tmp_path)
-    site.env |= SLOWLY
-    site.start_hub()
-    flags = ("--nnodes", "1", "--nproc-per-node", str(RANKS), "--log-dir", str(tmp_path / "a"))
-    site.nodes.append(site.spawn("run", "--job", "j", "--node", "a", *flags, str(site.script), "5000"))
-    yield site
-    site.close()
-    assert until(lambda: not with_environment("SITE_MARK", site.mark))
+def site():
+    clock, journal = Clock(), Journal()
+    return SimpleNamespace(
+        clock=clock, journal=journal, stacks=Stacks(journal, clock, pause_s=0), job=FakeJob()
+    )
 
 
-def rows(site, sql):
-    address = find_hub(environ=site.env)
-    store = open_store(address.url, token=address.token)
-    try:
-        return store.query(sql).to_pylist()
-    finally:
-        store.close()
+async def consider(site, verdicts, after_s=0.25):
+    site.clock.now_s += after_s
+    site.stacks.consider(site.job, VIEW, verdicts, 2.0)
+    while site.stacks._of(site.job.name).running is not None:
+        await asyncio.sleep(0.001)
 
 
-def pid_of(site, rank):
-    names = {p: Path(f"/proc/{p}/comm").read_text().strip() for p in with_environment("SITE_MARK", site.mark)}
-    (pid,) = [p for p, name in names.items() if name == f"rank {rank}"]
-    return pid
+def test_reading_begins_at_half_the_silence_and_not_again_at_once(site):
+    async def story():
+        await consider(site, looked(1.4))
+        assert site.job.asked == []
+        await consider(site, looked(1.6))
+        await consider(site, looked(2.0))
+        assert site.job.asked == ["all"] * SAMPLES
+        await consider(site, looked(2.0), after_s=AGAIN_S + 1)
+        assert site.job.asked == ["all"] * 2 * SAMPLES
+
+    asyncio.run(story())
+    assert site.journal.kinds == [("stacks", "silence")] * 2
 
 
-def test_a_person_asks_and_the_stack_of_a_stopped_rank_is_in_the_hangs_evidence(site):
-    site.reach(10)
-    command = [sys.executable, "-m", "pulsetrain.cli", "stacks", "j"]
-    done = subprocess.run(command, env=site.env, capture_output=True, text=True, timeout=110, check=False)
-    assert done.returncode in (0, 1), done.stderr
-    assert f"0-{RANKS - 1}: MainThread" in done.stdout
-    client = HubClient(find_hub(environ=site.env))
-    assert client.stacks("j", fresh=False)["blind"] == []
-    with pytest.raises(UsageError, match="no job 'nosuch' runs here; jobs here: j"):
-        client.stacks("nosuch")
+def test_a_hang_gets_the_picture_of_its_silence_and_no_older_one(site):
+    async def story():
+        await site.stacks.take(site.job, "ann")
+        (plain,) = site.stacks.attach("j", 0, [hung(site.clock)])
+        assert "stacks" not in plain.evidence  # it was taken while all was well
+        await consider(site, looked(2.0))
+        (told,) = site.stacks.attach("j", 0, [hung(site.clock)])
+        assert told.evidence["stacks"]["outliers"] == "3"
+        assert "stacks" not in site.stacks.attach("j", 1, [hung(site.clock)])[0].evidence
+        site.clock.now_s += 600
+        assert "stacks" not in site.stacks.attach("j", 0, [hung(site.clock)])[0].evidence
 
-    os.kill(pid_of(site, 2), signal.SIGSTOP)
-    found = []
-    assert until(lambda: found.extend(rows(site, "SELECT * FROM findings WHERE kind = 'hang'")) or found, 100)
-    evidence = json.loads(found[0]["evidence"])["stacks"]
-    assert (evidence["why"], evidence["blind"]) == ("silence", [])
-    assert all(c["where"] for c in evidence["clusters"])  # in the script or in torch: where the stop met it
-    assert evidence["clusters"]
-    kept = rows(site, "SELECT detail FROM events WHERE kind = 'stacks' AND actor = 'silence'")
-    assert json.loads(kept[0]["detail"])["tree"][0]["ranks"] == f"0-{RANKS - 1}"
-    assert "train.py" in kept[0]["detail"]
+    asyncio.run(story())
+
+
+def test_one_rank_is_tried_soon_after_the_first_step_and_blindness_is_a_state(site):
+    denied = {"stacks": [], "blind": {"0": "not allowed"}}
+    site.job.replies = [Reply(id=1, node="a", data=denied), Reply(id=2, node="b", error="no answer in 4 s")]
+
+    async def story():
+        await consider(site, looked(0.1))
+        assert isinstance(site.stacks.detector("j"), Inconclusive)
+        assert not site.stacks.detector("j").blind
+        await consider(site, looked(0.1), after_s=SELF_TEST_S + 1)
+        await consider(site, looked(0.1), after_s=SELF_TEST_S + 1)
+
+    asyncio.run(story())
+    assert site.job.asked == ["first"]
+    seen = site.stacks.detector("j")
+    assert seen.blind
+    assert "not allowed" in seen.reason
+    assert site.journal.kinds == []
+
+
+def elsewhere(rank):
+    """What the agents answer while this rank stands elsewhere."""
+    usual = [stack(WAIT, [r for r in range(4) if r != rank])]
+    return [
+        Reply(id=1, node="a", data={"stacks": [*usual, stack(["load (d.py:1)"], [rank])]}),
+        Reply(id=2, node="b", data={"stacks": []}),
+    ]
+
+
+def test_who_stands_elsewhere_in_one_sample_only_is_not_accused(site):
+    site.job.replies, site.job.later = elsewhere(1), [elsewhere(3), elsewhere(3)]
+    answer = asyncio.run(site.stacks.take(site.job, "ann"))
+    assert (answer["state"], answer["outliers"]) == ("no_consensus", "")
+    assert (answer["samples"], answer["wavering"]) == (3, "1,3")
+
+
+def test_a_sample_of_ranks_that_are_being_ended_does_not_count(site):
+    async def story():
+        task = asyncio.create_task(site.stacks.take(site.job, "ann"))
+        while len(site.job.asked) < SAMPLES:
+            await asyncio.sleep(0)
+        site.job.phase, site.job.replies = "suspending", elsewhere(0)
+        return await task
+
+    answer = asyncio.run(story())
+    assert (answer["outliers"], answer["samples"]) == ("3", SAMPLES - 1)
+
+
+def test_two_samples_have_to_do_where_reading_takes_long(site):
+    async def slow(timeout_s, *, first_only=False):
+        site.job.asked.append("all")
+        site.clock.now_s += BUDGET_S / 2 + 0.1
+        return site.job.replies
+
+    site.job.read_stacks = slow
+    answer = asyncio.run(site.stacks.take(site.job, "ann"))
+    assert (answer["outliers"], answer["samples"], site.job.asked) == ("3", 2, ["all"] * 2)
+
+
+def test_two_who_ask_at_once_get_one_picture(site):
+    async def story():
+        return await asyncio.gather(site.stacks.take(site.job, "ann"), site.stacks.take(site.job, "bob"))
+
+    one, other = asyncio.run(story())
+    assert one == other
+    assert site.job.asked == ["all"] * SAMPLES
+    assert (one["outliers"], one["tree"][0]["ranks"]) == ("3", "0-3")
+    assert isinstance(site.stacks.detector("j"), Healthy)
+
+
+def test_a_node_that_does_not_answer_is_named_and_the_rest_is_shown(site):
+    site.job.replies = [site.job.replies[0], Reply(id=2, node="b", error="not connected")]
+    answer = asyncio.run(site.stacks.take(site.job, "ann"))
+    assert answer["state"] == "alike"
+    assert answer["blind"] == [{"reason": "b: not connected", "ranks": "2-3"}]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
-from pulsetrain.stream.messages import (
+from pulsetrain.protocol.messages import (
     FirstStep,
     Heartbeat,
     Held,

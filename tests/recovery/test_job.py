@@ -4,11 +4,11 @@ import asyncio
 
 import pytest
 
-from pulsetrain.recovery.control.controller import Controller
-from pulsetrain.recovery.control.policy import Policy
-from pulsetrain.recovery.control.transitions import Event, Phase
-from pulsetrain.stream.errors import UsageError
-from pulsetrain.stream.messages import Held, Hello, HostStore, Leave, SelfCheck, Start, Stop
+from pulsetrain.core.errors import UsageError
+from pulsetrain.protocol.messages import Held, Hello, HostStore, Leave, SelfCheck, Start, Stop
+from pulsetrain.recovery.controller import Controller
+from pulsetrain.recovery.policy import Policy
+from pulsetrain.recovery.transitions import Event, Phase
 from tests.recovery.fakes import FakeAgent, FakeClock, KeptJournal
 
 

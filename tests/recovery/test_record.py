@@ -3,9 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pulsetrain.recovery.control.record import STAGES, Fault, Recovery
-from pulsetrain.recovery.control.transitions import Event
-from pulsetrain.stream.messages import FirstStep
+from pulsetrain.protocol.messages import FirstStep
+from pulsetrain.recovery.record import STAGES, Fault, Recovery
+from pulsetrain.recovery.transitions import Event
 
 duration = st.integers(0, 10**10)
 

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from pulsetrain.recovery.control.transitions import FAULTS, TABLE, TERMINAL, Action, Event, Phase, step
+from pulsetrain.recovery.transitions import FAULTS, TABLE, TERMINAL, Action, Event, Phase, step
 
 
 def test_every_fault_of_a_launched_job_suspends_it():

@@ -5,8 +5,8 @@ import dataclasses
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pulsetrain.recovery.control import world
-from pulsetrain.stream.messages import Held, Hello
+from pulsetrain.protocol.messages import Held, Hello
+from pulsetrain.recovery import world
 
 
 def hello(node, nproc=2):

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pulsetrain.core.errors import ConfigError
 from pulsetrain.simulate.recovery import RecoveryPlan, closed_form, simulate
-from pulsetrain.stream.errors import ConfigError
 
 
 def gemini(per_day: float, machines: int = 16) -> RecoveryPlan:

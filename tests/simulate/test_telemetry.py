@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pulsetrain.core.errors import UsageError
+from pulsetrain.records.schema import arrow_schema
 from pulsetrain.simulate.spec import FleetSpec, parse_fault
 from pulsetrain.simulate.telemetry import telemetry
-from pulsetrain.stream.errors import UsageError
-from pulsetrain.stream.schema import arrow_schema
 
 
 def emit(**changes):

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
+from pulsetrain.core.errors import UsageError
+from pulsetrain.records.batch import decode
 from pulsetrain.simulate.spec import FleetSpec
 from pulsetrain.simulate.telemetry import telemetry
 from pulsetrain.simulate.write import to_transport
-from pulsetrain.stream.batch import decode
-from pulsetrain.stream.errors import UsageError
 from pulsetrain.stream.spool.transport import Rejection
 
 SPEC = FleetSpec(ranks=64, tp=2, pp=2, steps=20)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from pulsetrain.stream.schema import RECORDS, Kind, arrow_schema
+from pulsetrain.records.schema import RECORDS, Kind, arrow_schema
 
 DAY = 1_790_000_000_000_000_000
 

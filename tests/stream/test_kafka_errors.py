@@ -7,7 +7,7 @@ import pytest
 from kafka import errors
 from kafka.net import KafkaTCPTransport, NetworkSelector
 
-from pulsetrain.stream.errors import AuthError, Unavailable
+from pulsetrain.core.errors import AuthError, Unavailable
 from pulsetrain.stream.kafka.transport import KafkaConfig, one_line_errors
 
 CLIENT = logging.getLogger("kafka.net.manager")

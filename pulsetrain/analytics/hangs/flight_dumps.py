@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
-from pulsetrain.analytics.hangs.witness import Key
-from pulsetrain.stream.errors import CorruptData, UsageError
+from pulsetrain.analytics.hangs.evidence import Key
+from pulsetrain.core.errors import CorruptData, UsageError
 
 _STATE = ("state", "time_discovered_started_ns", "time_discovered_completed_ns")
 DEFAULT = "default_pg"  # the description of the group of all ranks

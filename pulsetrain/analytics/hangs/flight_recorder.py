@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from pulsetrain.analytics.hangs.evidence import Key, RankEvidence, Wait
 from pulsetrain.analytics.hangs.flight_dumps import DEFAULT, Dump, Operation, load
 from pulsetrain.analytics.hangs.hang import Blame, blame
-from pulsetrain.analytics.hangs.witness import Key, Wait, Witness
 
 _MARGIN_NS = 1_000_000_000
 _JOINED = 1 << 62  # a count beyond any other
@@ -93,7 +93,7 @@ def _supported(found: Blame, dumps: Sequence[Dump]) -> Blame:
     return replace(found, verdict="uncertain", culprits=(), confidence=0.3, reason=reason)
 
 
-def witnesses(dumps: Sequence[Dump]) -> list[Witness]:
+def witnesses(dumps: Sequence[Dump]) -> list[RankEvidence]:
     """What the blame graph needs of each rank."""
     timed = any(op.started for d in dumps for op in d.operations)
     last_ns = {d.rank: max((op.created_ns for op in d.operations), default=0) for d in dumps}
@@ -125,7 +125,7 @@ def _counts(dumps: Sequence[Dump]) -> _Counts:
     return _Counts(collectives, transfers, recorded.union(*(d.unseen for d in dumps)))
 
 
-def _witness(dump: Dump, counts: _Counts, *, timed: bool, silence_ns: int) -> Witness:
+def _witness(dump: Dump, counts: _Counts, *, timed: bool, silence_ns: int) -> RankEvidence:
     enqueued: dict[Key, int] = {}
     completed: dict[Key, int] = {}
     transferred: dict[Key, int] = {}
@@ -140,7 +140,7 @@ def _witness(dump: Dump, counts: _Counts, *, timed: bool, silence_ns: int) -> Wi
         for op in dump.operations
         if op.pending and (op.peer >= 0 or op.group in counts.mixed or op.seq > completed.get(op.group, -1))
     ]
-    return Witness(
+    return RankEvidence(
         rank=dump.rank,
         heard=bool(dump.operations) or bool(dump.status),
         silence_ns=silence_ns,

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pulsetrain.analytics.hangs.knots import GroupBlame, HangVerdict, Knot, frozen_knot, judge, lagging
-from pulsetrain.analytics.hangs.waitfor import Graph, Node
-from pulsetrain.analytics.hangs.witness import Key, Wait, Witness
+from pulsetrain.analytics.hangs.evidence import Key, RankEvidence, Wait
+from pulsetrain.analytics.hangs.sinks import GroupBlame, HangVerdict, Sink, frozen_knot, judge, lagging
+from pulsetrain.analytics.hangs.wait_graph import Graph, Node
 
 _FROZEN = ("stopped", "zombie", "gone")  # states in which a process cannot move
 
@@ -44,7 +44,9 @@ class Blame:
         }
 
 
-def blame(witnesses: Iterable[Witness], *, stalled: bool = True, margin_ns: int = 1_000_000_000) -> Blame:
+def blame(
+    witnesses: Iterable[RankEvidence], *, stalled: bool = True, margin_ns: int = 1_000_000_000
+) -> Blame:
     """The ranks at fault, their victims, and how sure that is.
 
     Where the job as a whole has not `stalled`, only ranks whose process cannot move are blamed.
@@ -52,8 +54,8 @@ def blame(witnesses: Iterable[Witness], *, stalled: bool = True, margin_ns: int 
     alone. Ranks that only appear as members count as silent. No rank waiting gives verdict "none".
 
     >>> g = ("tp", (0, 1))
-    >>> stuck = Witness(rank=0, enqueued={g: 8}, waits=(Wait(group=g, seq=8, op="all_reduce"),))
-    >>> late = Witness(rank=1, enqueued={g: 7}, computing=True)
+    >>> stuck = RankEvidence(rank=0, enqueued={g: 8}, waits=(Wait(group=g, seq=8, op="all_reduce"),))
+    >>> late = RankEvidence(rank=1, enqueued={g: 7}, computing=True)
     >>> blame([stuck, late]).culprits
     (1,)
     """
@@ -74,7 +76,7 @@ def blame(witnesses: Iterable[Witness], *, stalled: bool = True, margin_ns: int 
     return _combine(knots, groups, graph)
 
 
-def _complete(known: Mapping[int, Witness]) -> dict[int, Witness]:
+def _complete(known: Mapping[int, RankEvidence]) -> dict[int, RankEvidence]:
     """`known` with an unheard witness for every rank that others name but nobody heard. It joined and
     finished every collective that some member finished, for none ends without it."""
     keys = {key for w in known.values() for key in w.enqueued} | {
@@ -89,12 +91,14 @@ def _complete(known: Mapping[int, Witness]) -> dict[int, Witness]:
         for member in unheard.intersection(key[1]):
             done[member][key] = ended
     return dict(known) | {
-        r: replace(known.get(r) or Witness(rank=r, state="unknown", heard=False), enqueued=d, completed=d)
+        r: replace(
+            known.get(r) or RankEvidence(rank=r, state="unknown", heard=False), enqueued=d, completed=d
+        )
         for r, d in done.items()
     }
 
 
-def _group_table(known: Mapping[int, Witness]) -> dict[Key, GroupBlame]:
+def _group_table(known: Mapping[int, RankEvidence]) -> dict[Key, GroupBlame]:
     """Every group in which a collective is in flight, judged at the one that most members wait in."""
     waits: dict[Key, dict[int, Wait]] = {}
     for rank in sorted(known):
@@ -104,7 +108,7 @@ def _group_table(known: Mapping[int, Witness]) -> dict[Key, GroupBlame]:
     return {key: _group_blame(key, held, known) for key, held in sorted(waits.items())}
 
 
-def _group_blame(key: Key, held: Mapping[int, Wait], known: Mapping[int, Witness]) -> GroupBlame:
+def _group_blame(key: Key, held: Mapping[int, Wait], known: Mapping[int, RankEvidence]) -> GroupBlame:
     """Who is missing from the operation that most members wait in, and who is in another at the same seq."""
     seq = Counter(wait.seq for wait in held.values()).most_common(1)[0][0]
     here = {rank: wait for rank, wait in held.items() if wait.seq == seq}
@@ -132,7 +136,7 @@ def _minority(votes: Mapping[int, tuple[str, str]]) -> tuple[int, ...]:
 # -- the graph ---------------------------------------------------------------------------------------
 
 
-def _graph(known: Mapping[int, Witness], groups: Mapping[Key, GroupBlame]) -> Graph:
+def _graph(known: Mapping[int, RankEvidence], groups: Mapping[Key, GroupBlame]) -> Graph:
     """rank -> operation -> ranks that hold it up. A rank whose process cannot move waits for nobody."""
     edges: dict[Node, Set[Node]] = {r: set() for r in known}
     for rank, witness in known.items():
@@ -148,7 +152,7 @@ def _graph(known: Mapping[int, Witness], groups: Mapping[Key, GroupBlame]) -> Gr
     return Graph(edges)
 
 
-def _presume(known: Mapping[int, Witness], edges: dict[Node, Set[Node]]) -> None:
+def _presume(known: Mapping[int, RankEvidence], edges: dict[Node, Set[Node]]) -> None:
     """Let a rank that was not heard wait where its heard peers wait for a heard rank, in `edges`.
 
     Not where a peer came to wait for it alone before that operation: it cannot be beyond what it never
@@ -181,7 +185,7 @@ def _narrow(unheard: Set[int], edges: dict[Node, Set[Node]]) -> None:
             edges[node] = outs & alone
 
 
-def _needed_first(witness: Witness, edges: Mapping[Node, Set[Node]]) -> set[int]:
+def _needed_first(witness: RankEvidence, edges: Mapping[Node, Set[Node]]) -> set[int]:
     """The ranks that hold up the operation which comes first in the rank's program."""
     first = witness.first
     if first is None:
@@ -190,7 +194,7 @@ def _needed_first(witness: Witness, edges: Mapping[Node, Set[Node]]) -> set[int]
     return {r for r in needed if isinstance(r, int)}
 
 
-def _transfer(rank: int, wait: Wait, known: Mapping[int, Witness]) -> set[Node]:
+def _transfer(rank: int, wait: Wait, known: Mapping[int, RankEvidence]) -> set[Node]:
     """The peer of a send or recv, unless it finished, or joined while this rank waits for something older; a
     peer that was not heard only where this rank waits for nothing older."""
     peer = known[wait.peer]
@@ -205,7 +209,7 @@ def _transfer(rank: int, wait: Wait, known: Mapping[int, Witness]) -> set[Node]:
 
 
 def _collective(
-    wait: Wait, witness: Witness, known: Mapping[int, Witness], edges: dict[Node, Set[Node]]
+    wait: Wait, witness: RankEvidence, known: Mapping[int, RankEvidence], edges: dict[Node, Set[Node]]
 ) -> set[Node]:
     """The node of one collective, with its edges entered in `edges`; nothing where it holds nobody up.
 
@@ -221,7 +225,7 @@ def _collective(
     return {node} if edges[node] else set()
 
 
-def _holding(wait: Wait, known: Mapping[int, Witness], *, first: bool) -> set[Node]:
+def _holding(wait: Wait, known: Mapping[int, RankEvidence], *, first: bool) -> set[Node]:
     members = wait.group[1]
     behind = {m for m in members if known[m].enqueued.get(wait.group, 0) < wait.seq}
     told = {m for m in behind if known[m].heard}
@@ -236,7 +240,7 @@ def _holding(wait: Wait, known: Mapping[int, Witness], *, first: bool) -> set[No
     return set(older or members)
 
 
-def _combine(knots: Sequence[Knot], groups: Mapping[Key, GroupBlame], graph: Graph) -> Blame:
+def _combine(knots: Sequence[Sink], groups: Mapping[Key, GroupBlame], graph: Graph) -> Blame:
     """One verdict of all sinks: ranks at fault outrank a desync, which outranks the network."""
     if not knots:
         return Blame(

@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from pulsetrain.analytics.hangs.evidence import GroupKey, Key, RankEvidence, Wait
 from pulsetrain.analytics.hangs.hang import Blame, blame
-from pulsetrain.analytics.hangs.witness import GroupKey, Key, Wait, Witness
-from pulsetrain.stream.errors import CorruptData
+from pulsetrain.core.errors import CorruptData
 
 MOST = 1 << 60  # a count beyond any
 MOST_BYTES = 256 << 20
@@ -136,7 +136,7 @@ def numbered(report: Report) -> dict[tuple[str, int], int]:
     return {process: number for number, process in enumerate(processes)}
 
 
-def witnesses(before: Report, after: Report, ranks: Mapping[tuple[str, int], int]) -> list[Witness]:
+def witnesses(before: Report, after: Report, ranks: Mapping[tuple[str, int], int]) -> list[RankEvidence]:
     """One witness a rank; a rank that some communicator misses counts as gone."""
     enqueued: dict[int, dict[Key, int]] = {rank: {} for rank in ranks.values()}
     waits: dict[int, list[Wait]] = {rank: [] for rank in ranks.values()}
@@ -152,7 +152,7 @@ def witnesses(before: Report, after: Report, ranks: Mapping[tuple[str, int], int
                 Wait(group=key, seq=member.count, op=member.kinds or "collective")
             )
     return [
-        Witness(
+        RankEvidence(
             rank=r, state="gone" if r in silent else "running", enqueued=enqueued[r], waits=tuple(waits[r])
         )
         for r in sorted(enqueued)

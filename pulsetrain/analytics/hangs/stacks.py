@@ -24,7 +24,7 @@ SHOWN_FRAMES = 3
 MOST_CLUSTERS = 16
 LEAST_SAMPLES = 2  # fewer accuse nobody
 
-Place = tuple[str, ...]
+WorldNode = tuple[str, ...]
 State = Literal["outlier", "alike", "no_consensus", "blind"]
 
 
@@ -148,7 +148,7 @@ def judge(
     )
 
 
-def key(frames: Sequence[str]) -> Place:
+def key(frames: Sequence[str]) -> WorldNode:
     """A stack as what is compared: functions and files without line numbers.
 
     >>> key(("step (train.py:12)",))
@@ -169,17 +169,17 @@ def _reasons(blind: Mapping[int, str]) -> tuple[tuple[str, tuple[int, ...]], ...
     return tuple((reason, tuple(ranks)) for reason, ranks in by_reason.items())
 
 
-def _clusters(main: Sequence[RankStack], place: Mapping[int, Place]) -> tuple[RankStack, ...]:
+def _clusters(main: Sequence[RankStack], place: Mapping[int, WorldNode]) -> tuple[RankStack, ...]:
     """Ranks by place, the fullest first; the frames are those of the place's first rank, with its lines."""
     example = {rank: s.frames for s in main for rank in s.ranks}
-    ranks: dict[Place, list[int]] = {}
+    ranks: dict[WorldNode, list[int]] = {}
     for rank in sorted(place):
         ranks.setdefault(place[rank], []).append(rank)
     made = [RankStack(thread=MAIN, frames=example[r[0]], ranks=tuple(r)) for r in ranks.values()]
     return tuple(sorted(made, key=lambda c: (-len(c.ranks), c.ranks)))
 
 
-def _outliers(place: Mapping[int, Place]) -> tuple[int, ...]:
+def _outliers(place: Mapping[int, WorldNode]) -> tuple[int, ...]:
     """Ranks outside the one place that more than half of all stand in; none where there is no such place."""
     usual, count = Counter(place.values()).most_common(1)[0]
     if count <= LEAST_SHARE * len(place):
@@ -188,11 +188,11 @@ def _outliers(place: Mapping[int, Place]) -> tuple[int, ...]:
 
 
 def _outliers_by_role(
-    place: Mapping[int, Place], groups: Sequence[tuple[str, tuple[int, ...]]]
+    place: Mapping[int, WorldNode], groups: Sequence[tuple[str, tuple[int, ...]]]
 ) -> tuple[int, ...]:
     """The same within the groups of one kind (say all data-parallel ones), of the kind whose members agree
     most: pipeline stages stand in different places, but the replicas of one stage in the same."""
-    families: dict[str, list[dict[int, Place]]] = {}
+    families: dict[str, list[dict[int, WorldNode]]] = {}
     for name, members in groups:
         held = {r: place[r] for r in members if r in place}
         if 2 < len(held) < len(place):

@@ -15,9 +15,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from pulsetrain.analytics.incidents import bearing
-from pulsetrain.analytics.incidents.bearing import Trouble
-from pulsetrain.analytics.incidents.places import Place, Topology, place_of
+from pulsetrain.analytics.incidents import causality
+from pulsetrain.analytics.incidents.causality import Symptom
+from pulsetrain.analytics.incidents.locations import Location, Topology, place_of
 from pulsetrain.analytics.verdict import Failed, Finding, Inconclusive, Severity
 
 State = Literal["pending", "firing", "resolved", "no_data", "error"]
@@ -249,8 +249,8 @@ class Causes:
     """Firing alerts that may be why others fire: those of something that can contain something else, and all
     that can have a part in what several share."""
 
-    containers: tuple[tuple[Alert, Place], ...]
-    members: tuple[tuple[Alert, Trouble], ...]
+    containers: tuple[tuple[Alert, Location], ...]
+    members: tuple[tuple[Alert, Symptom], ...]
 
 
 def causes(alerts: Iterable[Alert], topology: Topology | None = None) -> Causes:
@@ -270,10 +270,10 @@ def inhibitor(alert: Alert, of: Causes, topology: Topology | None = None) -> Ale
     for other, place in of.containers:
         if _other(alert, other) and place.contains(here):
             return other
-    if alert.subject_type not in bearing.SHARED:
+    if alert.subject_type not in causality.SHARED:
         return None
     effect = _trouble(alert, here)
-    return next((o for o, c in of.members if _other(alert, o) and bearing.explains(c, effect)), None)
+    return next((o for o, c in of.members if _other(alert, o) and causality.explains(c, effect)), None)
 
 
 def _other(alert: Alert, cause: Alert) -> bool:
@@ -281,11 +281,11 @@ def _other(alert: Alert, cause: Alert) -> bool:
     return (not cause.job or not alert.job or cause.job == alert.job) and cause.id != alert.id
 
 
-def _trouble(alert: Alert, place: Place) -> Trouble:
-    return bearing.trouble([(alert.kind, alert.evidence)], place, mild=alert.severity == "info")
+def _trouble(alert: Alert, place: Location) -> Symptom:
+    return causality.trouble([(alert.kind, alert.evidence)], place, mild=alert.severity == "info")
 
 
-def _place(alert: Alert, topology: Topology | None) -> Place:
+def _place(alert: Alert, topology: Topology | None) -> Location:
     return place_of(
         subject_type=alert.subject_type,
         subject=alert.subject,

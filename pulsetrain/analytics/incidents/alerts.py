@@ -17,9 +17,9 @@ import structlog
 
 from pulsetrain.analytics.incidents import alert_state as state
 from pulsetrain.analytics.incidents.alert_state import Alert, AlertConfig, Notification, Silence
-from pulsetrain.analytics.incidents.places import Topology
+from pulsetrain.analytics.incidents.locations import Topology
 from pulsetrain.analytics.verdict import Failed, Finding, Healthy, Inconclusive, Verdict
-from pulsetrain.stream.errors import Unavailable, UsageError
+from pulsetrain.core.errors import Unavailable, UsageError
 
 log = structlog.get_logger()
 

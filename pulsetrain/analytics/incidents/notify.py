@@ -17,7 +17,7 @@ import httpx
 import structlog
 
 from pulsetrain.analytics.incidents.alerts import AlertBook, Notification
-from pulsetrain.stream.errors import ConfigError, Unavailable
+from pulsetrain.core.errors import ConfigError, Unavailable
 
 log = structlog.get_logger()
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from pulsetrain.analytics.machines import gpu_health, hardware, logs, network
 from pulsetrain.analytics.verdict import Finding, Healthy, Inconclusive, Verdict
-from pulsetrain.stream.kernel_log import KernelLine
+from pulsetrain.records.kernel_log import KernelLine
 from pulsetrain.stream.queries import machines
 from pulsetrain.stream.queries.analysis import Queryable
 

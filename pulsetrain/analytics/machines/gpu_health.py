@@ -19,7 +19,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from pulsetrain.analytics.verdict import Finding, Healthy, Inconclusive, Severity, Verdict
-from pulsetrain.stream.counters import counters
+from pulsetrain.records.counters import counters
 
 NAME = "gpu_health"
 S = 1_000_000_000

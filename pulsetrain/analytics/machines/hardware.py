@@ -17,8 +17,8 @@ from typing import Any
 from pulsetrain.analytics.machines.policies import KernelRule, Policies, XidPolicy
 from pulsetrain.analytics.machines.policies import load as load_policies
 from pulsetrain.analytics.verdict import Finding, Healthy, Inconclusive, Severity, SubjectType, Verdict
-from pulsetrain.stream.errors import UsageError
-from pulsetrain.stream.kernel_log import KernelLine, parse_all
+from pulsetrain.core.errors import UsageError
+from pulsetrain.records.kernel_log import KernelLine, parse_all
 
 NAME = "kernel_log"
 FALLEN_OFF_THE_BUS = 79

@@ -20,7 +20,7 @@ from drain3.drain import Drain
 
 from pulsetrain.analytics.machines.log_rules import Blame, classify, rule_of
 from pulsetrain.analytics.verdict import Finding, Healthy, Inconclusive, Severity, SubjectType, Verdict
-from pulsetrain.stream.errors import UsageError
+from pulsetrain.core.errors import UsageError
 
 NAME = "logs"
 COMPLAINTS: Mapping[str, float] = {"warning": 0.4, "error": 1.0, "critical": 1.5}

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from pulsetrain.analytics.machines.network_ports import RECEIVE, TRANSMIT, Port, S, ports
 from pulsetrain.analytics.verdict import Finding, Healthy, Inconclusive, Severity, Verdict
-from pulsetrain.stream.counters import Counter, every_counter
+from pulsetrain.records.counters import Counter, every_counter
 
 Floats = NDArray[np.float64]
 NAME = "network"

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from pulsetrain.stream.counters import every_counter
+from pulsetrain.records.counters import every_counter
 
 Floats = NDArray[np.float64]
 S = 1_000_000_000

@@ -12,8 +12,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, cast
 
-from pulsetrain.stream.errors import ConfigError
-from pulsetrain.stream.findings import Severity
+from pulsetrain.core.errors import ConfigError
+from pulsetrain.records.findings import Severity
 
 SEVERITIES = ("info", "warning", "critical")
 

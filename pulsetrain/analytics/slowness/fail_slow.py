@@ -19,7 +19,7 @@ from pulsetrain.analytics.slowness.cohort import by_chance, oversubscribed
 from pulsetrain.analytics.slowness.slow_windows import FailSlowConfig, Slow, in_history, in_peers, overlap
 from pulsetrain.analytics.slowness.timings import NUMBERS, PARTS, WARM_STEPS, Timings
 from pulsetrain.analytics.verdict import Finding, Healthy, Inconclusive, Severity, Verdict
-from pulsetrain.stream.errors import UsageError
+from pulsetrain.core.errors import UsageError
 
 Floats = NDArray[np.float64]
 NAME = "fail_slow"

@@ -20,7 +20,7 @@ from pulsetrain.analytics.slowness import robust
 from pulsetrain.analytics.slowness.cohort import oversubscribed
 from pulsetrain.analytics.slowness.timings import Timings
 from pulsetrain.analytics.verdict import Finding, Healthy, Inconclusive, Verdict
-from pulsetrain.stream.errors import UsageError
+from pulsetrain.core.errors import UsageError
 
 Floats = NDArray[np.float64]
 

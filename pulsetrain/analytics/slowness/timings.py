@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from pulsetrain.stream.findings import Finding, Severity, SubjectType
+from pulsetrain.records.findings import Finding, Severity, SubjectType
 from pulsetrain.stream.queries import analysis
 
 Matrix = NDArray[np.float64]

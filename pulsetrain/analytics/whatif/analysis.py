@@ -17,7 +17,7 @@ import numpy as np
 
 from pulsetrain.analytics.whatif.graph import P2P, Wave
 from pulsetrain.analytics.whatif.trace import Bools, Floats, Trace, load, read
-from pulsetrain.stream.errors import UsageError
+from pulsetrain.core.errors import UsageError
 
 NOTABLE_SLOWDOWN = 1.1  # arXiv 2505.05713 calls a job straggling from here on
 WORST_SHARE = 0.03  # arXiv 2505.05713, eq. 5: the workers that M_W sets right

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from pulsetrain.stream.errors import UsageError
+from pulsetrain.core.errors import UsageError
 
 CLOCK_SLACK_S = 5e-5
 

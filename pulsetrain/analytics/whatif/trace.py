@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pulsetrain.analytics.whatif.graph import COMMUNICATION, KNOWN, Op, Wave, build
-from pulsetrain.stream.errors import UsageError
+from pulsetrain.core.errors import UsageError
 
 COLUMNS = ("dp_rank", "stage", "rank", "step", "optype", "start_ts", "duration", "seq_id", "mc", "gmc")
 PLACE = ("dp_rank", "stage", "step", "seq_id")

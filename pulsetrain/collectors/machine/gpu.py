@@ -14,8 +14,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from pulsetrain.stream.counters import Counter, counters
-from pulsetrain.stream.schema import arrow_schema
+from pulsetrain.records.counters import Counter, counters
+from pulsetrain.records.schema import arrow_schema
 
 Read = Callable[[Any, Any], float]  # NVML module and device handle to a value in the metric's unit
 

@@ -15,8 +15,8 @@ from types import MappingProxyType
 
 import pyarrow as pa
 
-from pulsetrain.stream.messages import ProcessState
-from pulsetrain.stream.schema import arrow_schema
+from pulsetrain.protocol.messages import ProcessState
+from pulsetrain.records.schema import arrow_schema
 
 Sample = tuple[str, str, float]  # device ("" for the node), metric name, value
 

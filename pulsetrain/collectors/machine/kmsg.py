@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from pulsetrain.stream.kernel_log import KernelLine, parse
-from pulsetrain.stream.schema import arrow_schema
+from pulsetrain.records.kernel_log import KernelLine, parse
+from pulsetrain.records.schema import arrow_schema
 
 RECORD_BYTES = 8192  # the kernel refuses reads with a smaller buffer than a record
 MOST_RECORDS = 2000  # a poll reads no more, so that a storm cannot hold the agent

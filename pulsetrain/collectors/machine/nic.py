@@ -18,8 +18,8 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from pulsetrain.stream.counters import counters
-from pulsetrain.stream.schema import arrow_schema
+from pulsetrain.records.counters import counters
+from pulsetrain.records.schema import arrow_schema
 
 CLASS = Path("/sys/class/net")
 DRIVER_PERIOD_NS = 10_000_000_000

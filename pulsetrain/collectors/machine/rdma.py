@@ -15,8 +15,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from pulsetrain.stream.counters import Counter, counters, numbered, rate_bits_per_s
-from pulsetrain.stream.schema import arrow_schema
+from pulsetrain.records.counters import Counter, counters, numbered, rate_bits_per_s
+from pulsetrain.records.schema import arrow_schema
 
 CLASS = Path("/sys/class/infiniband")
 LAYERS = {"InfiniBand": 1.0, "Ethernet": 2.0}

@@ -16,7 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from pulsetrain.stream.schema import arrow_schema
+from pulsetrain.records.schema import arrow_schema
 
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 _LEVELS = (

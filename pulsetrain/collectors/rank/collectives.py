@@ -35,7 +35,7 @@ from pulsetrain.collectors.layout import (
     span_head,
 )
 from pulsetrain.collectors.rank.phases import RankState
-from pulsetrain.stream.schema import CATEGORIES
+from pulsetrain.records.schema import CATEGORIES
 
 HOOK_ID = 0x50554C53  # any number that no other user of the hooks takes
 COMMUNICATION = CATEGORIES.index("communication")

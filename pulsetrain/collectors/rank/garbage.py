@@ -10,7 +10,7 @@ from time import perf_counter_ns
 from pulsetrain.collectors.layout import span_head
 from pulsetrain.collectors.rank.handle import Handle
 from pulsetrain.collectors.rank.phases import RankState
-from pulsetrain.stream.schema import CATEGORIES
+from pulsetrain.records.schema import CATEGORIES
 
 LEAST_NS = 1_000_000  # young generations are collected in microseconds, hundreds of times a step
 

@@ -19,7 +19,7 @@ from pulsetrain.collectors.layout import AXES, W_LAST, W_LAST_STEP, W_STEP_START
 from pulsetrain.collectors.rank.phases import NO_SPAN, Phase, RankState, Span, ThreadPhase, category_number
 from pulsetrain.collectors.rank.ring import RingWriter
 from pulsetrain.collectors.rank.timers import DeviceNumber, DevicePhase, DeviceTimer, device_timer
-from pulsetrain.stream.schema import CATEGORIES
+from pulsetrain.records.schema import CATEGORIES
 
 RING_FD = "PULSETRAIN_RING_FD"
 LATE_STEPS = 16  # a step waits at most for so many later steps until its loss has arrived from the device

@@ -24,7 +24,7 @@ from pulsetrain.collectors.layout import (
     span_head,
 )
 from pulsetrain.collectors.rank.ring import RingWriter
-from pulsetrain.stream.schema import CATEGORIES
+from pulsetrain.records.schema import CATEGORIES
 
 DEFAULT_CATEGORY: Mapping[str, str] = MappingProxyType(
     dict.fromkeys(("forward", "backward", "optimizer"), "compute")
@@ -213,5 +213,5 @@ class ThreadPhase:
 
 
 def category_number(name: str, category: str | None) -> int:
-    """Place of the category in `CATEGORIES`; raises `ValueError` for one that is not in it."""
+    """Index of the category in `CATEGORIES`; raises `ValueError` for one that is not in it."""
     return CATEGORIES.index(category if category is not None else DEFAULT_CATEGORY.get(name, "other"))

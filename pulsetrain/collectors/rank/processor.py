@@ -7,7 +7,7 @@ import os
 from pulsetrain.collectors.layout import span_context, span_head
 from pulsetrain.collectors.rank.handle import Handle
 from pulsetrain.collectors.rank.phases import RankState
-from pulsetrain.stream.schema import CATEGORIES
+from pulsetrain.records.schema import CATEGORIES
 
 SHARE = 200  # a step's loss is written from one part in so many of the step
 

@@ -73,7 +73,7 @@ from pulsetrain.collectors.layout import (
     W_TOPOLOGY,
     W_UTC,
 )
-from pulsetrain.stream.errors import CorruptData
+from pulsetrain.core.errors import CorruptData
 
 _MAP_FIXED = 0x10  # of Linux's mmap(2); the mmap module has no name for it
 
@@ -145,7 +145,7 @@ class RingWriter:
         libc.mmap(address, len(self.memory), mmap.PROT_READ | mmap.PROT_WRITE, how, -1, 0)
 
     def refill(self) -> tuple[int, int] | None:
-        """Place and mark of a record when `claim` has none left; None where the ring is full: a drop.
+        """Position and mark of a record when `claim` has none left; None where the ring is full: a drop.
 
         Numbers are given up to the end of the memory at most, so that their places are evenly spaced.
         """
@@ -170,7 +170,7 @@ class RingWriter:
             self._refilling.release()
 
     def place(self) -> tuple[int, int] | None:
-        """Place in `memory` and mark of the next record; None where the ring is full, which it counts."""
+        """Position in `memory` and mark of the next record; None where the ring is full, which it counts."""
         try:
             return self.claim()
         except StopIteration:

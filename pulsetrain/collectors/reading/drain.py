@@ -16,8 +16,8 @@ import pyarrow as pa
 from pulsetrain.collectors.layout import AXES, HAS_GRAD_NORM, HAS_LOSS, Structured
 from pulsetrain.collectors.reading.ring_reader import RingReader
 from pulsetrain.collectors.reading.status_page import GroupCell, StatusPage
-from pulsetrain.stream.messages import GroupStatus, ProcessState, RankStatus
-from pulsetrain.stream.schema import CATEGORIES, arrow_schema
+from pulsetrain.protocol.messages import GroupStatus, ProcessState, RankStatus
+from pulsetrain.records.schema import CATEGORIES, arrow_schema
 
 OPEN_AFTER_NS = 1_000_000_000  # spans that are open for longer are reported as such, at most this often
 

@@ -53,7 +53,7 @@ from pulsetrain.collectors.layout import (
 )
 from pulsetrain.collectors.rank.ring import map_ring
 from pulsetrain.collectors.reading.status_page import GroupCell, StatusPage, name_of, open_phase
-from pulsetrain.stream.schema import CATEGORIES
+from pulsetrain.records.schema import CATEGORIES
 
 WINDOW = 512  # slots that a drain looks at first; more than the threads that may be between claim and store
 

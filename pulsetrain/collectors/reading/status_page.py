@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pulsetrain.collectors.layout import WAITING
-from pulsetrain.stream.schema import CATEGORIES
+from pulsetrain.records.schema import CATEGORIES
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pulsetrain.stream.ddl import literal
+from pulsetrain.records.ddl import literal
+from pulsetrain.records.schema import RECORDS, Kind, Record
 from pulsetrain.stream.kafka.transport import KafkaConfig
-from pulsetrain.stream.schema import RECORDS, Kind, Record
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,10 +29,12 @@ import structlog
 from kafka import ConsumerRebalanceListener, KafkaConsumer, KafkaProducer, TopicPartition, errors
 from kafka.structs import OffsetAndMetadata
 
-from pulsetrain.stream.clock import Clock
-from pulsetrain.stream.errors import PulsetrainError, Unavailable
-from pulsetrain.stream.kafka.lanes import Lane, Range, announced, due
-from pulsetrain.stream.kafka.metrics import IntakeMetrics
+from pulsetrain.core.clock import Clock
+from pulsetrain.core.errors import PulsetrainError, Unavailable
+from pulsetrain.records.schema import RECORDS
+from pulsetrain.stream.ingest_metrics import IntakeMetrics
+from pulsetrain.stream.kafka.insert_batch import BatchBuilder, InsertBatch
+from pulsetrain.stream.kafka.partition_buffer import PartitionBuffer, Range, announced, due
 from pulsetrain.stream.kafka.transport import (
     KafkaConfig,
     client_options,
@@ -41,8 +43,6 @@ from pulsetrain.stream.kafka.transport import (
     record_of,
     refuse_credentials,
 )
-from pulsetrain.stream.kafka.turn import Preparer, Turn
-from pulsetrain.stream.schema import RECORDS
 from pulsetrain.stream.store.clickhouse import Store
 
 log = structlog.get_logger()
@@ -91,11 +91,11 @@ class Ingest:
         self._kafka, self._store, self._clock = kafka, store, clock
         self._config = config or IngestConfig()
         self._stop = threading.Event()
-        self._lanes: dict[TopicPartition, Lane] = {}
-        self._preparer = Preparer(partial(record_of, config=kafka), self._bury, clock, self.metrics)
+        self._lanes: dict[TopicPartition, PartitionBuffer] = {}
+        self._preparer = BatchBuilder(partial(record_of, config=kafka), self._bury, clock, self.metrics)
         self._storer = ThreadPoolExecutor(1, thread_name_prefix="store")
-        self._ready: Turn | None = None
-        self._going: tuple[Turn, Future[None]] | None = None
+        self._ready: InsertBatch | None = None
+        self._going: tuple[InsertBatch, Future[None]] | None = None
         self._done: dict[TopicPartition, OffsetAndMetadata] = {}
         self._new: set[TopicPartition] = set()
         self._changed = False
@@ -158,7 +158,7 @@ class Ingest:
         self._learn()
         now_s = self._clock.monotonic_s()
         for partition, messages in polled.items():
-            self._lanes.setdefault(partition, Lane()).add(messages, now_s)
+            self._lanes.setdefault(partition, PartitionBuffer()).add(messages, now_s)
             self.metrics.bytes.inc(sum(len(m.value or b"") for m in messages))
         self.metrics.waiting.set(self._waiting_rows())
 
@@ -198,7 +198,7 @@ class Ingest:
         self._put_back()
         for partition in self._new:
             committed = self._consumer.committed(partition, metadata=True)
-            self._lanes[partition] = Lane(until=announced(committed.metadata) if committed else -1)
+            self._lanes[partition] = PartitionBuffer(until=announced(committed.metadata) if committed else -1)
         self._preparer.learn(self._store)
         log.info("partitions_assigned", partitions=len(self._new))
         self._new.clear()

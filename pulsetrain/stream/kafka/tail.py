@@ -8,10 +8,10 @@ from typing import Any
 import structlog
 from kafka import KafkaConsumer
 
-from pulsetrain.stream.batch import decode
-from pulsetrain.stream.errors import CorruptData, SchemaMismatch, UsageError
+from pulsetrain.core.errors import CorruptData, SchemaMismatch, UsageError
+from pulsetrain.records.batch import decode
+from pulsetrain.records.schema import RECORDS
 from pulsetrain.stream.kafka.transport import KafkaConfig, client_options, one_line_errors
-from pulsetrain.stream.schema import RECORDS
 
 log = structlog.get_logger()
 

@@ -16,9 +16,9 @@ from kafka.net.transport import KafkaSSLTransport, KafkaTCPTransport
 from kafka.record import default_records
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
-from pulsetrain.stream.batch import Identity, identify
-from pulsetrain.stream.errors import AuthError, CorruptData, PulsetrainError, Unavailable, UsageError
-from pulsetrain.stream.schema import RECORDS, SCHEMA_VERSION
+from pulsetrain.core.errors import AuthError, CorruptData, PulsetrainError, Unavailable, UsageError
+from pulsetrain.records.batch import Identity, identify
+from pulsetrain.records.schema import RECORDS, SCHEMA_VERSION
 from pulsetrain.stream.spool.queue import Entry
 from pulsetrain.stream.spool.transport import Rejection
 

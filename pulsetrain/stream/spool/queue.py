@@ -29,9 +29,9 @@ import pyarrow as pa
 import structlog
 import xxhash
 
-from pulsetrain.stream.batch import encode
-from pulsetrain.stream.errors import PulsetrainError, UsageError
-from pulsetrain.stream.folder import FolderLock
+from pulsetrain.core.errors import PulsetrainError, UsageError
+from pulsetrain.core.folder_lock import FolderLock
+from pulsetrain.records.batch import encode
 from pulsetrain.stream.spool import segment
 
 _ACKED = struct.Struct("<QQ")  # segment, offset
@@ -83,7 +83,7 @@ class Spool:
         self._arrived = threading.Condition()
         self._next_row: Counter[str] = Counter()
         self._dropped: Counter[str] = Counter()
-        self._index: deque[tuple[int, segment.Place]] = deque()
+        self._index: deque[tuple[int, segment.SegmentPosition]] = deque()
         self._sizes: dict[int, int] = {}
         self._file: int | None = None
         self._dirty = False
@@ -253,7 +253,7 @@ class Spool:
             self._undo(size)
             raise
         self._sizes[self._number] = size + len(entry)
-        self._index.append((self._number, segment.Place(size + segment.PREFIX, len(data), rows)))
+        self._index.append((self._number, segment.SegmentPosition(size + segment.PREFIX, len(data), rows)))
         self._dirty = True
 
     def _undo(self, size: int) -> None:
@@ -278,7 +278,7 @@ class Spool:
                 os.close(self._file)
             self._file = None
 
-    def _read(self, number: int, place: segment.Place) -> Entry | None:
+    def _read(self, number: int, place: segment.SegmentPosition) -> Entry | None:
         """The entry at `place`; None, counted and forgotten, where it can no longer be read."""
         try:
             with self._path(number).open("rb") as file:

@@ -21,7 +21,7 @@ PREFIX = _HEADER.size + _CHECK.size
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class SegmentPosition:
     """Where one valid payload lies in its segment, and how many rows it holds."""
 
     offset: int
@@ -40,7 +40,7 @@ class Scan:
     `corrupt_regions` counts runs of bytes that belong to no valid entry; `torn` is true where the segment
     ends within an entry."""
 
-    places: tuple[Place, ...]
+    places: tuple[SegmentPosition, ...]
     lost_rows: int
     corrupt_regions: int
     torn: bool
@@ -74,7 +74,7 @@ def _header(data: bytes, at: int) -> tuple[int, int, int] | None:
 
 def scan(data: bytes, start: int = 0) -> Scan:
     """All valid entries from byte `start`, which is the start of an entry."""
-    places: list[Place] = []
+    places: list[SegmentPosition] = []
     at, lost, regions, torn = start, 0, 0, False
     while at < len(data):
         found = _header(data, at)
@@ -86,7 +86,7 @@ def scan(data: bytes, start: int = 0) -> Scan:
         length, rows, check = found
         end = at + PREFIX + length
         if end <= len(data) and xxhash.xxh3_64_intdigest(data[at + PREFIX : end]) == check:
-            places.append(Place(at + PREFIX, length, rows))
+            places.append(SegmentPosition(at + PREFIX, length, rows))
         else:
             lost += rows
             torn = end > len(data)

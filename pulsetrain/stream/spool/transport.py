@@ -12,7 +12,7 @@ from typing import Protocol
 import httpx
 import structlog
 
-from pulsetrain.stream.errors import AuthError, PulsetrainError, Unavailable, UsageError
+from pulsetrain.core.errors import AuthError, PulsetrainError, Unavailable, UsageError
 from pulsetrain.stream.spool import segment
 from pulsetrain.stream.spool.queue import Entry, Spool
 

@@ -23,12 +23,12 @@ from clickhouse_connect.driver.client import Client
 from clickhouse_connect.driver.exceptions import ClickHouseError, OperationalError
 from urllib3.exceptions import HTTPError
 
-from pulsetrain.stream import ddl
-from pulsetrain.stream.batch import conform
-from pulsetrain.stream.errors import AuthError, PulsetrainError, SchemaMismatch, Unavailable, UsageError
-from pulsetrain.stream.folder import FolderLock
+from pulsetrain.core.errors import AuthError, PulsetrainError, SchemaMismatch, Unavailable, UsageError
+from pulsetrain.core.folder_lock import FolderLock
+from pulsetrain.records import ddl
+from pulsetrain.records.batch import conform
+from pulsetrain.records.schema import RECORDS, SCHEMA_VERSION
 from pulsetrain.stream.queries import storage
-from pulsetrain.stream.schema import RECORDS, SCHEMA_VERSION
 from pulsetrain.stream.store.reader import ChdbReader, HttpReader, Reader, ReaderConfig
 from pulsetrain.stream.store.scratch import ScratchFiles
 

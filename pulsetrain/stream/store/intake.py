@@ -22,11 +22,11 @@ from pathlib import Path
 import pyarrow as pa
 import structlog
 
-from pulsetrain.stream import ddl
-from pulsetrain.stream.batch import Batch
-from pulsetrain.stream.clock import Clock
-from pulsetrain.stream.errors import PulsetrainError, SchemaMismatch, Unavailable
-from pulsetrain.stream.kafka.metrics import IntakeMetrics
+from pulsetrain.core.clock import Clock
+from pulsetrain.core.errors import PulsetrainError, SchemaMismatch, Unavailable
+from pulsetrain.records import ddl
+from pulsetrain.records.batch import Batch
+from pulsetrain.stream.ingest_metrics import IntakeMetrics
 from pulsetrain.stream.queries.storage import stored_ranges
 from pulsetrain.stream.store import quarantine
 from pulsetrain.stream.store.clickhouse import Store, ipc

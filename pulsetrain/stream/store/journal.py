@@ -17,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 import structlog
 
-from pulsetrain.stream.errors import UsageError
+from pulsetrain.core.errors import UsageError
 
 _META = b"pulsetrain.group"
 _log = structlog.get_logger()

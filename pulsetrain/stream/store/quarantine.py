@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pulsetrain.stream.schema import RECORDS
+from pulsetrain.records.schema import RECORDS
 
 EARLIEST_NS = 946_684_800 * 10**9
 """2000-01-01: what is older comes from a clock that was never set."""

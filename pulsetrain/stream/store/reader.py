@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import httpx
 
-from pulsetrain.stream.errors import PulsetrainError, Unavailable
+from pulsetrain.core.errors import PulsetrainError, Unavailable
 
 _CODE = re.compile(r"\bCode:\s*(\d+)")
 _HANDLES = 4

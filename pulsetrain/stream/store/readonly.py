@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator
 
-from pulsetrain.stream.errors import UsageError
+from pulsetrain.core.errors import UsageError
 
 ALLOWED = ("SELECT", "WITH", "SHOW", "DESCRIBE", "DESC", "EXPLAIN", "EXISTS")
 """First words of statements that may run."""

@@ -28,10 +28,10 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from pulsetrain.stream.access import may
-from pulsetrain.stream.batch import decode
-from pulsetrain.stream.clock import Clock, SystemClock
-from pulsetrain.stream.errors import CorruptData, PulsetrainError, SchemaMismatch, Unavailable, UsageError
+from pulsetrain.core.clock import Clock, SystemClock
+from pulsetrain.core.errors import CorruptData, PulsetrainError, SchemaMismatch, Unavailable, UsageError
+from pulsetrain.protocol.access import may
+from pulsetrain.records.batch import decode
 from pulsetrain.stream.queries.storage import outside_functions
 from pulsetrain.stream.spool import segment
 from pulsetrain.stream.store.clickhouse import Store

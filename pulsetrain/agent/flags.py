@@ -1,0 +1,177 @@
+"""Flags of `pulsetrain run` and `pulsetrain agent`: torchrun's, where they mean the same, and our own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from pulsetrain.agent.launch import Say, local_processes
+from pulsetrain.agent.launch_options import LaunchOptions
+from pulsetrain.agent.processes.zygote import Mode
+from pulsetrain.core.errors import UsageError
+
+Command = Any  # a function, or what click made of one
+
+CONTEXT = {
+    "allow_interspersed_args": False,  # what follows the script is the script's
+    "token_normalize_func": lambda flag: flag.replace("_", "-"),  # torchrun takes both spellings
+}
+
+_IGNORED = {
+    "--node-rank": "ranks follow the order of node names",
+    "--rdzv-backend": "the hub is the rendezvous",
+    "--rdzv-conf": "the hub is the rendezvous",
+    "--monitor-interval": "a rank's end is noticed at once",
+    "--redirects": "output is always written to the log folder",
+    "--tee": "output is always echoed; --quiet silences it",
+    "--event-log-handler": "events are records in the store",
+}
+_REFUSED = {
+    "--master-addr": "the hub chooses where ranks meet; give --hub URL and, for this node, --address IP",
+    "--master-port": "the hub chooses where ranks meet, on a free port",
+    "--rdzv-endpoint": "the hub is the rendezvous; give --hub URL",
+    "--start-method": "ranks are forked from a parked process that has imported torch",
+    "--logs-specs": "use --log-dir",
+    "--virtual-local-rank": "every rank gets its own LOCAL_RANK",
+    "--numa-binding": "start the agent under numactl instead",
+}
+
+
+def _hidden(flag: str) -> Callable[[Any], Any]:
+    return click.option(flag, default=None, hidden=True)
+
+
+_TORCHRUN = (
+    click.option("--nnodes", default="1", show_default=True, metavar="N", help="Nodes that run ranks."),
+    click.option(
+        "--nproc-per-node", default="1", show_default=True, metavar="N", help="Ranks here: N, auto, gpu, cpu."
+    ),
+    click.option(
+        "--max-restarts",
+        default=3,
+        show_default=True,
+        type=click.IntRange(0),
+        help="Relaunches after a crash.",
+    ),
+    click.option("--standalone", is_flag=True, help="One node and a hub of its own, whatever hub is known."),
+    click.option("-m", "--module", is_flag=True, help="SCRIPT is a module's name, as for python -m."),
+    click.option("--no-python", is_flag=True, help="SCRIPT is a program to run as it is."),
+    click.option("--run-path", is_flag=True, help="Taken for torchrun's sake: scripts always run that way."),
+    click.option("--log-dir", metavar="DIR", help="Output goes to DIR/attempt_N/rank_R.{out,err}."),
+    click.option("--role", default="default", hidden=True),
+    click.option("--rdzv-id", metavar="NAME", help="Same as --job."),
+    click.option("--local-addr", metavar="IP", help="Same as --address."),
+    click.option("--local-ranks-filter", metavar="0,1", help="Echo only these local ranks."),
+)
+_OURS = (
+    click.option("--hub", metavar="URL", help="The hub; default: PULSETRAIN_HUB, else the data folder's."),
+    click.option(
+        "--token", metavar="TOKEN", help="Its token; default: PULSETRAIN_TOKEN, else the data folder's."
+    ),
+    click.option("--job", metavar="NAME", help="Name of the job; default: the script's."),
+    click.option("--node", metavar="NAME", help="Name of this node; default: the host's."),
+    click.option(
+        "--address", metavar="IP", help="Where other nodes reach this one; default: the way to the hub."
+    ),
+    click.option(
+        "--preload", metavar="MODULE", multiple=True, help="Import this too before forking; repeatable."
+    ),
+    click.option(
+        "--data", metavar="DIR", help="Data folder; default: PULSETRAIN_DATA or ~/.local/share/pulsetrain."
+    ),
+    click.option(
+        "--kafka",
+        metavar="HOST:PORT,...",
+        help="Send records to these brokers instead of the hub's HTTP route.",
+    ),
+    click.option("--config", metavar="FILE", help="TOML file with tables [agent], [checkpoint] and [kafka]."),
+    click.option(
+        "--checkpoints",
+        metavar="URL",
+        help="Where checkpoints are persisted: a folder all nodes share, s3://...",
+    ),
+    click.option("--quiet", is_flag=True, help="Do not echo what ranks print."),
+    click.argument("script", nargs=1),
+    click.argument("args", nargs=-1, type=click.UNPROCESSED),
+)
+
+
+def launch_flags(command: Command) -> Command:
+    """All options and arguments; those that torchrun has and we do not need are taken or refused by name."""
+    unused = tuple(_hidden(flag) for flag in (*_IGNORED, *_REFUSED))
+    for flag in reversed((*_TORCHRUN, *_OURS, *unused)):
+        command = flag(command)
+    return command
+
+
+def _mode(flags: Mapping[str, Any]) -> Mode:
+    if flags["module"] and flags["no_python"]:
+        raise UsageError("--module and --no-python exclude each other")
+    return "module" if flags["module"] else "exec" if flags["no_python"] else "script"
+
+
+def asked(flags: Mapping[str, Any], say: Say, **more: Any) -> LaunchOptions:
+    """The flags as a `LaunchOptions`; `say` gets one line for each that is ignored. Raises `UsageError`."""
+    nnodes = _nodes(flags["nnodes"])
+    if flags["standalone"] and nnodes > 1:
+        raise UsageError(f"--standalone is for one node; --nnodes={nnodes}")
+    if flags["standalone"] and flags["hub"]:
+        raise UsageError("--standalone starts a hub of its own; leave --hub out")
+    _refuse(flags, say, alone=nnodes == 1)
+    return LaunchOptions(
+        argv=(flags["script"], *flags["args"]),
+        mode=_mode(flags),
+        nnodes=nnodes,
+        nproc_per_node=local_processes(flags["nproc_per_node"]),
+        max_restarts=flags["max_restarts"],
+        role=flags["role"],
+        hub=flags["hub"],
+        token=flags["token"],
+        own_hub=flags["standalone"],
+        job=flags["job"] or flags["rdzv_id"] or "",
+        node=flags["node"] or "",
+        address=flags["address"] or flags["local_addr"] or "",
+        preload=tuple(flags["preload"]),
+        log_dir=_path(flags["log_dir"]),
+        data=_path(flags["data"]),
+        config=_path(flags["config"]),
+        checkpoints=flags["checkpoints"],
+        kafka=flags["kafka"],
+        quiet=flags["quiet"],
+        local_ranks=_local_ranks(flags["local_ranks_filter"]),
+        **more,
+    )
+
+
+def _refuse(flags: Mapping[str, Any], say: Say, *, alone: bool) -> None:
+    for table in (_IGNORED, _REFUSED):
+        for flag, why in table.items():
+            if flags[flag.removeprefix("--").replace("-", "_")] is None:
+                continue
+            if table is _REFUSED and not (alone and flag.startswith(("--master", "--rdzv"))):
+                raise UsageError(f"{flag}: {why}")
+            say(f"note: {flag} has no effect: {why}")
+
+
+def _nodes(text: str) -> int:
+    if ":" in text:
+        raise UsageError(
+            f"--nnodes={text}: a fixed number is needed; nodes that join beyond it wait as standbys"
+        )
+    if not text.isdecimal() or int(text) < 1:
+        raise UsageError(f"--nnodes={text}: allowed: a number from 1")
+    return int(text)
+
+
+def _local_ranks(text: str | None) -> frozenset[int]:
+    parts = [part.strip() for part in (text or "").split(",") if part.strip()]
+    if not all(part.isdecimal() for part in parts):
+        raise UsageError(f"--local-ranks-filter={text}: allowed: numbers with commas between, as 0,1")
+    return frozenset(int(part) for part in parts)
+
+
+def _path(text: str | None) -> Path | None:
+    return Path(text).expanduser() if text else None

@@ -1,0 +1,62 @@
+"""From launch to the first completed step: where the time went, as seen from outside the ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pulsetrain.protocol.messages import FirstStep, RankStatus
+
+EAGER_NS = 60_000_000_000
+
+
+class Warmup:
+    """Watches the statuses of one attempt's ranks until each has completed a step beyond `restore_step`.
+
+    Stages, the slowest rank's: `spawn` from `began_ns` to the rank's own first sign of life, `init` until it
+    belongs to a process group, `step` from there to the step's end. Resolution is the interval of calls.
+    """
+
+    def __init__(self, *, node: str, attempt: int, restore_step: int, began_ns: int) -> None:
+        self.attempt = attempt
+        self.reported = False
+        self._node, self._restore_step = node, restore_step
+        self._began_ns = began_ns
+        self._up_ns: dict[int, int] = {}
+        self._grouped_ns: dict[int, int] = {}
+        self._stepped_ns: dict[int, int] = {}
+
+    def fresh(self, now_ns: int) -> bool:
+        """Whether to look often: not yet reported, and not one of the scripts that never count steps."""
+        return not self.reported and now_ns - self._began_ns < EAGER_NS
+
+    def observe(self, statuses: Mapping[int, RankStatus], now_ns: int) -> FirstStep | None:
+        """The report, at the first call at which every rank has done its step; None before."""
+        for rank, status in statuses.items():
+            if status.progress_age_ns > 0 or status.groups:  # its ring has been opened
+                self._up_ns.setdefault(rank, now_ns)
+            if status.groups:
+                self._grouped_ns.setdefault(rank, now_ns)
+            if status.last_step > self._restore_step:
+                self._stepped_ns.setdefault(rank, now_ns)
+        if not statuses or self._stepped_ns.keys() < statuses.keys():
+            return None
+        return FirstStep(
+            node=self._node,
+            ts_ns=now_ns,
+            attempt=self.attempt,
+            step=min(s.last_step for s in statuses.values()),
+            stages_ns=self._stages(),
+        )
+
+    def _stages(self) -> dict[str, int]:
+        slowest = {"spawn": 0, "init": 0, "step": 0}
+        for rank, stepped in self._stepped_ns.items():
+            grouped = self._grouped_ns.get(rank, stepped)
+            up = min(self._up_ns.get(rank, grouped), grouped)
+            for stage, took in (
+                ("spawn", up - self._began_ns),
+                ("init", grouped - up),
+                ("step", stepped - grouped),
+            ):
+                slowest[stage] = max(slowest[stage], took)
+        return slowest

@@ -1,0 +1,79 @@
+"""What `pulsetrain checkpoint` shows of a storage."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+from pulsetrain.checkpoint.storage.backend import open_storage
+from pulsetrain.checkpoint.storage.manifest import MANIFEST, Checkpoints, Manifest, folder_of
+from pulsetrain.core.errors import CorruptData, UsageError
+
+
+def jobs(storage: str) -> list[str]:
+    """Jobs with checkpoints in a storage."""
+    opened = open_storage(storage)
+    return [name for name in opened.list("") if Checkpoints(opened, name).steps()]
+
+
+def open_job(storage: str, job: str | None) -> Checkpoints:
+    """The job's checkpoints; without a name, those of the only job. Raises `UsageError`."""
+    known = jobs(storage)
+    if job is None and len(known) == 1:
+        job = known[0]
+    if job not in known:
+        raise UsageError(f"{storage}: no checkpoints of job {job}; jobs there: {', '.join(known) or 'none'}")
+    return Checkpoints(open_storage(storage), job)
+
+
+def steps_to_show(checkpoints: Checkpoints) -> Iterator[dict[str, Any]]:
+    """One row a step, newest first: state is committed, incomplete or damaged."""
+    for step in reversed(checkpoints.steps()):
+        row: dict[str, Any] = {"job": checkpoints.job, "step": step}
+        try:
+            manifest = checkpoints.manifest(step)
+        except CorruptData as error:
+            yield {**row, "state": "damaged", "why": str(error)}
+            continue
+        if manifest is None:
+            there = checkpoints.storage.list(checkpoints.path(folder_of(step)))
+            yield {**row, "state": "incomplete", "why": f"{len(there)} files, no {MANIFEST}"}
+            continue
+        yield {
+            **row,
+            "state": "committed",
+            "attempt": manifest.attempt,
+            "world": manifest.world,
+            "created": datetime.fromtimestamp(manifest.created_ns / 1e9, UTC).isoformat(timespec="seconds"),
+            "logical_bytes": manifest.logical_bytes,
+            "unique_bytes": manifest.unique_bytes,
+            "written_bytes": manifest.written_bytes,
+        }
+
+
+def verdicts(checkpoints: Checkpoints, step: int | None) -> list[dict[str, Any]]:
+    """For each step, or the one asked for, whether every byte is there and has its hash.
+
+    Raises `UsageError` for a step that is not there.
+    """
+    steps = checkpoints.steps()
+    if step is not None and step not in steps:
+        have = ", ".join(map(str, steps)) or "none"
+        raise UsageError(f"job {checkpoints.job} has no step {step}; it has: {have}")
+    rows = [r for r in steps_to_show(checkpoints) if step in (None, r["step"])]
+    for row in rows:
+        manifest = checkpoints.manifest(row["step"]) if row["state"] == "committed" else None
+        row["wrong"] = checkpoints.verify(manifest) if manifest else [row["why"]]
+        row["ok"] = not row["wrong"]
+    return rows
+
+
+def committed_step(checkpoints: Checkpoints, step: int | None) -> Manifest:
+    """The manifest of that step, or of the newest. Raises `UsageError` where it is not committed."""
+    found = checkpoints.committed()
+    wanted = next((m for m in found if step in (None, m.step)), None)
+    if wanted is None:
+        have = ", ".join(str(m.step) for m in found) or "none"
+        raise UsageError(f"job {checkpoints.job}: step {step} is not committed; committed: {have}")
+    return wanted

@@ -1,0 +1,88 @@
+"""What the keeper did, as rows of `checkpoints` and `events`, until the agent ships them."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any
+
+import pyarrow as pa
+import structlog
+
+from pulsetrain.records.schema import RECORDS, arrow_schema
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Origin:
+    """Which job and node the rows are about."""
+
+    job: str
+    node: str
+
+
+class CheckpointEvents:
+    """Thread-safe and bounded: when nobody takes rows for long, the oldest are dropped and counted."""
+
+    def __init__(self, origin: Origin, *, limit: int = 10_000) -> None:
+        self.origin = origin
+        self.attempt = -1
+        self.dropped = 0
+        self._rows: dict[str, deque[dict[str, Any]]] = {
+            name: deque(maxlen=limit) for name in ("checkpoints", "events")
+        }
+        self._lock = Lock()
+
+    def stage(
+        self,
+        stage: str,
+        tier: str,
+        *,
+        rank: int,
+        step: int,
+        size: int = 0,
+        duration_ns: int = 0,
+        ts_ns: int = 0,
+    ) -> None:
+        """One stage of one checkpoint; `ts_ns` 0 is now."""
+        self._add(
+            "checkpoints",
+            ts=ts_ns or time.time_ns(),
+            rank=rank,
+            step=step,
+            stage=stage,
+            tier=tier,
+            bytes=size,
+            duration_ns=duration_ns,
+        )
+
+    def event(self, kind: str, detail: Mapping[str, Any], *, rank: int = -1) -> None:
+        """Something an operator should be able to read later; also logged."""
+        log.info(kind, rank=rank, **detail)
+        self._add("events", ts=time.time_ns(), rank=rank, kind=kind, actor="agent", detail=json.dumps(detail))
+
+    def take(self, *records: str) -> list[tuple[str, pa.RecordBatch]]:
+        """The rows of these records (none named: of all) since the last call, one batch for each that has
+        any."""
+        with self._lock:
+            taken = {name: list(self._rows[name]) for name in records or self._rows}
+            for name in taken:
+                self._rows[name].clear()
+        return [(name, _batch(name, rows)) for name, rows in taken.items() if rows]
+
+    def _add(self, record: str, **values: Any) -> None:
+        known = {"job": self.origin.job, "node": self.origin.node, "attempt": self.attempt, **values}
+        row = {name: known[name] for name in RECORDS[record].names}
+        with self._lock:
+            rows = self._rows[record]
+            self.dropped += len(rows) == rows.maxlen
+            rows.append(row)
+
+
+def _batch(record: str, rows: list[dict[str, Any]]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist(rows, schema=arrow_schema(record))

@@ -1,0 +1,310 @@
+"""torch.distributed.checkpoint over Pulsetrain's format: what either side writes, the other reads.
+
+`PulsetrainWriter` lets ``dcp.save`` and ``dcp.async_save`` write deduplicated, checksummed, atomically
+committed checkpoints; `PulsetrainReader` lets ``dcp.load``, at any parallel shape, and DCP's own tools read
+those and the ones that `Checkpointer` and the agent wrote. Objects that are no tensors are DCP's own bytes.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+import xxhash
+from torch.distributed.checkpoint import FileSystemWriter
+from torch.distributed.checkpoint import save as dcp_save
+from torch.distributed.checkpoint.default_planner import _EmptyStateDictLoadPlanner
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    Metadata,
+    StorageMeta,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import (
+    LoadItemType,
+    LoadPlan,
+    LoadPlanner,
+    SavePlan,
+    SavePlanner,
+    WriteItem,
+    WriteItemType,
+)
+from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
+from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
+from torch.futures import Future
+
+from pulsetrain.checkpoint.memory.layout import Entry, Layout, aligned, decode_values, encode_values
+from pulsetrain.checkpoint.memory.slots import payload_offset
+from pulsetrain.checkpoint.storage.backend import open_storage
+from pulsetrain.checkpoint.storage.manifest import (
+    MANIFEST,
+    Blob,
+    Checkpoints,
+    Manifest,
+    Segment,
+    Table,
+    folder_of,
+)
+from pulsetrain.checkpoint.storage.tensor_index import TensorIndex
+from pulsetrain.core.errors import CheckpointError
+
+OBJECT = "object"  # the dtype of an entry that holds DCP's bytes
+
+
+class PulsetrainWriter(StorageWriter):  # type: ignore[misc]  # torch is not followed
+    """Writes one step: a pack and a table for each rank, the manifest by the coordinator at the end."""
+
+    def __init__(self, storage: str, job: str, step: int) -> None:
+        super().__init__()
+        self._checkpoints = Checkpoints(open_storage(storage), job)
+        self._step = step
+        self._rank = 0
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """`checkpoint_id` of a number is the step."""
+        if checkpoint_id is not None:
+            self._step = int(Path(checkpoint_id).name)
+
+    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        """DCP names this rank in `kwargs` in newer versions; the process group knows it in all."""
+        self._rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        return plan
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        return plans
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        """Pack, then table; tensors on the host are written from where they are."""
+        contents = [(item, _content(item, planner)) for item in plan.items]
+        entries, tree, offset = [], [], 0
+        for number, (item, data) in enumerate(contents):
+            entries.append(_entry(item, offset, len(data)))
+            tree.append([item.index.fqn, {"t": number}])
+            offset = aligned(offset + len(data))
+        head = Layout(entries=tuple(entries), tree={"d": tree}).encode()
+        values = encode_values([])
+        begin = payload_offset(len(head), len(values))
+        stretches = [(0, memoryview(head + values))]
+        stretches += [(begin + e.offset, d) for e, (_, d) in zip(entries, contents, strict=True) if e.bytes]
+        segments = [Segment(offset=o, bytes=len(d), hash=xxhash.xxh3_128_hexdigest(d)) for o, d in stretches]
+        file = f"{folder_of(self._step)}/dcp-rank-{self._rank:05d}.pack"
+        self._checkpoints.storage.put(self._checkpoints.path(file), [d for _, d in stretches])
+        table = Table(
+            rank=self._rank,
+            layout_bytes=len(head),
+            values_bytes=len(values),
+            payload_bytes=offset,
+            segments=tuple(segments),
+        )
+        self._put_json(f"dcp-rank-{self._rank:05d}.table.json", {"file": file, "table": table.as_json()})
+        done: Future[list[WriteResult]] = Future()
+        done.set_result(
+            [
+                WriteResult(index=item.index, size_in_bytes=len(data), storage_data=self._rank)
+                for item, data in contents
+            ]
+        )
+        return done
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        """On the coordinator: join all tables; from here on the step exists."""
+        tables: dict[int, Table] = {}
+        blobs: dict[str, Blob] = {}
+        written = 0
+        for rank in range(len(results)):
+            path = f"{folder_of(self._step)}/dcp-rank-{rank:05d}.table.json"
+            raw = json.loads(self._checkpoints.storage.read(self._checkpoints.path(path)))
+            table, offset = Table.parse(raw["table"]), 0
+            tables[rank] = table
+            for segment in table.segments:
+                blobs.setdefault(segment.hash, Blob(file=raw["file"], offset=offset, bytes=segment.bytes))
+                offset += segment.bytes
+            written += offset
+        manifest = Manifest(
+            job=self._checkpoints.job,
+            step=self._step,
+            attempt=0,
+            world=len(results),
+            created_ns=time.time_ns(),
+            written_bytes=written,
+            tables=tables,
+            blobs=blobs,
+        )
+        path = self._checkpoints.path(f"{folder_of(self._step)}/{MANIFEST}")
+        self._checkpoints.storage.put(path, [manifest.encode()])
+
+    def storage_meta(self) -> StorageMeta | None:
+        return None
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """A path whose last part is the step's number."""
+        return Path(checkpoint_id).name.isdigit()
+
+    def _put_json(self, name: str, value: dict[str, Any]) -> None:
+        path = self._checkpoints.path(f"{folder_of(self._step)}/{name}")
+        self._checkpoints.storage.put(path, [json.dumps(value).encode()])
+
+
+class PulsetrainReader(StorageReader):  # type: ignore[misc]  # torch is not followed
+    """Reads one committed step, by default the newest. `bytes_read` says what this process took from
+    storage."""
+
+    def __init__(self, storage: str, job: str, step: int | None = None) -> None:
+        super().__init__()
+        self._checkpoints = Checkpoints(open_storage(storage), job)
+        self._step = step
+        self._index: TensorIndex | None = None
+
+    @property
+    def bytes_read(self) -> int:
+        return self._index.bytes_read if self._index else 0
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        if checkpoint_id is not None:
+            self._step = int(Path(checkpoint_id).name)
+        self._index = None
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        """Every tensor with its stored boxes; plain values as DCP's bytes."""
+        found: dict[str, Any] = {}
+        for name, stored in self.index.tensors.items():
+            if stored.dtype == OBJECT:
+                found[name] = BytesStorageMetadata()
+                continue
+            found[name] = TensorStorageMetadata(
+                properties=TensorProperties(dtype=getattr(torch, stored.dtype)),
+                size=torch.Size(stored.shape),
+                chunks=[
+                    ChunkStorageMetadata(offsets=torch.Size(b.start), sizes=torch.Size(b.size))
+                    for b in stored.boxes
+                ],
+            )
+        found.update({name: BytesStorageMetadata() for name in self._values() if name not in found})
+        return Metadata(
+            state_dict_metadata=found,
+            planner_data={name: (name,) for name in found},
+            storage_data={},
+            storage_meta=StorageMeta(),
+        )
+
+    def set_up_storage_reader(
+        self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any
+    ) -> None:
+        """Nothing is held open."""
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        return plan
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        return plans
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        """One stored box at a time, whichever items want of it."""
+        for item in plan.items:
+            name = item.storage_index.fqn
+            if item.type == LoadItemType.BYTE_IO:
+                planner.load_bytes(item, self._bytes(name))
+                continue
+            at = item.storage_index.offset or (0,) * len(item.storage_offsets)
+            start = tuple(a + b for a, b in zip(at, item.storage_offsets, strict=True))
+            target = planner.resolve_tensor(item).detach()
+            data = self.index.read(name, start, tuple(item.lengths))
+            if data:
+                raw = torch.frombuffer(bytearray(data), dtype=target.dtype)
+                target.copy_(raw.view(target.shape))
+            planner.commit_tensor(item, target)
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        return Path(checkpoint_id).name.isdigit()
+
+    @property
+    def index(self) -> TensorIndex:
+        """The step's tensors. Raises `CheckpointError` where it is not committed."""
+        if self._index is None:
+            known = self._checkpoints
+            newest = next(iter(known.committed(newest=1)), None)
+            manifest = newest if self._step is None else known.manifest(self._step)
+            if manifest is None:
+                raise CheckpointError(f"job {known.job}: step {self._step} is not committed")
+            self._index = TensorIndex(known, manifest)
+        return self._index
+
+    def _values(self) -> dict[str, Any]:
+        """Dotted names of plain values, from the first rank that has them."""
+        found: dict[str, Any] = {}
+        for layout, values in self.index.layouts.values():
+            _name_values(layout.tree, (), decode_values(values), found)
+        return found
+
+    def _bytes(self, name: str) -> io.BytesIO:
+        if name in self.index.tensors:
+            return io.BytesIO(self.index.read(name))
+        stream = io.BytesIO()
+        torch.save(self._values()[name], stream)
+        stream.seek(0)
+        return stream
+
+
+def export_dcp(storage: str, job: str, folder: Path, step: int | None = None) -> int:
+    """Write a committed step, by default the newest, as DCP's own folder, which all its tools read; the step.
+
+    The whole state is in memory meanwhile, as those tools have it too. Raises `CheckpointError`.
+    """
+    reader = PulsetrainReader(storage, job, step)
+    state: dict[str, Any] = {}
+    _load_state_dict(state, storage_reader=reader, planner=_EmptyStateDictLoadPlanner(), no_dist=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # that it is one process, which is what is wanted
+        dcp_save(state, storage_writer=FileSystemWriter(folder), no_dist=True)
+    return reader.index.manifest.step
+
+
+def _content(item: WriteItem, planner: SavePlanner) -> memoryview:
+    """The bytes of one item; a device tensor comes to the host here."""
+    data = planner.resolve_data(item)
+    if item.type == WriteItemType.BYTE_IO:
+        assert isinstance(data, io.BytesIO), "DCP resolves objects to bytes"
+        return data.getbuffer()
+    assert isinstance(data, torch.Tensor), "DCP resolves tensors to tensors"
+    flat = data.detach().cpu().contiguous().reshape(-1)
+    return memoryview(flat.view(torch.uint8).numpy()) if flat.numel() else memoryview(b"")
+
+
+def _entry(item: WriteItem, offset: int, size: int) -> Entry:
+    name = item.index.fqn
+    if item.type == WriteItemType.BYTE_IO or item.tensor_data is None:
+        return Entry(name=name, dtype=OBJECT, shape=(size,), offset=offset, bytes=size)
+    chunk = item.tensor_data.chunk
+    return Entry(
+        name=name,
+        dtype=str(item.tensor_data.properties.dtype).removeprefix("torch."),
+        shape=tuple(chunk.sizes),
+        offset=offset,
+        bytes=size,
+        at=tuple(chunk.offsets),
+        whole=tuple(item.tensor_data.size),
+    )
+
+
+def _name_values(node: Any, path: tuple[Any, ...], values: list[Any], out: dict[str, Any]) -> None:
+    ((kind, body),) = node.items()
+    if kind == "v":
+        out.setdefault(".".join(map(str, path)), values[body])
+    elif kind in "dlu":
+        for key, child in body if kind == "d" else enumerate(body):
+            _name_values(child, (*path, key), values, out)

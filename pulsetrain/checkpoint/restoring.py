@@ -1,0 +1,226 @@
+"""Bringing a rank's checkpoint back into its arena: own memory, a peer's, storage, in the order that
+serves."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+import xxhash
+
+from pulsetrain.checkpoint.checkpoint_events import CheckpointEvents
+from pulsetrain.checkpoint.memory.arena import ArenaReader, ArenaWriter
+from pulsetrain.checkpoint.memory.slots import Header, SlotInfo
+from pulsetrain.checkpoint.peers.client import PeerClient
+from pulsetrain.checkpoint.peers.replicas import Replicas
+from pulsetrain.checkpoint.storage.manifest import Checkpoints, Manifest, Segment
+from pulsetrain.checkpoint.storage.shards import Reads, Shards, readers
+from pulsetrain.core.errors import CheckpointError, CorruptData, PulsetrainError, Unrestorable
+
+Connect = Callable[[str], PeerClient]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sources:
+    """Where this node may look: its own replicas, peers by name, and storage (None: there is none)."""
+
+    node: str
+    replicas: Replicas
+    connect: Connect
+    peers: tuple[str, ...]
+    checkpoints: Checkpoints | None
+    shards: Shards
+    home: Mapping[int, str]
+
+
+class Restorer:
+    """Fetches one rank's checkpoint; a source that fails is an event, and the next one is tried."""
+
+    def __init__(self, sources: Sources, ledger: CheckpointEvents) -> None:
+        self._sources = sources
+        self._ledger = ledger
+        self._reads = Reads()
+
+    def load(self, fd: int, rank: int, step: int, source: str) -> int:
+        """Nanoseconds until the arena held `step`, verified, and nothing later. Raises `CheckpointError`
+        where no source gave it, `Unrestorable` where each answered and none has it whole."""
+        started, reasons, away = time.monotonic_ns(), [], False
+        here = any((s.rank, s.step) == (rank, step) for s in self._sources.replicas.list())
+        holders = ((self._sources.node,) if here else ()) + self._sources.peers
+        for name in order(source, holders):
+            try:
+                info = self._fetch(name, fd, rank, step)
+            except (PulsetrainError, OSError) as error:
+                reasons.append(f"{name}: {error}")
+                away = away or not isinstance(error, CheckpointError | CorruptData)
+                self._ledger.event(
+                    "restore_fallthrough", {"step": step, "source": name, "error": str(error)}, rank=rank
+                )
+                continue
+            took = time.monotonic_ns() - started
+            tier = name.split(":")[0]
+            self._ledger.stage("restore", tier, rank=rank, step=step, size=info.total_bytes, duration_ns=took)
+            if tier == "storage":
+                self._note_reads(rank, step, took)
+            return took
+        message = f"step {step} of rank {rank} cannot be restored: {'; '.join(reasons)}"
+        raise CheckpointError(message) if away else Unrestorable(message, rank=rank, step=step)
+
+    def _fetch(self, name: str, fd: int, rank: int, step: int) -> SlotInfo:
+        reader, writer = ArenaReader(fd), ArenaWriter(fd)
+        if name == "memory":
+            info = self._from_memory(reader, rank, step)
+        elif name == "storage":
+            info = self._from_storage(writer, rank, step)
+        elif name == f"peer:{self._sources.node}":
+            info = self._from_own_replica(writer, rank, step)
+        else:
+            info = self._from_peer(writer, name.removeprefix("peer:"), rank, step)
+        reader.forget_after(step)
+        reader.set_verified(info)
+        return info
+
+    def _from_memory(self, reader: ArenaReader, rank: int, step: int) -> SlotInfo:
+        info = reader.find(rank, step)
+        if info is None:
+            raise CheckpointError("the arena does not have it")
+        if not reader.verify(info):
+            reader.invalidate(info)
+            raise CorruptData("the arena's bytes do not have their checksum")
+        return info
+
+    def _from_own_replica(self, writer: ArenaWriter, rank: int, step: int) -> SlotInfo:
+        """This node held the rank's replica before the rank came here."""
+        with self._sources.replicas.reading(rank, step) as found:
+            if found is None:
+                raise CheckpointError("no replica here")
+            snapshot, data = found
+            info = _write(writer, snapshot.header(), lambda target: _copy(target, data))
+        if info.checksum != snapshot.checksum:
+            writer.invalidate(info)
+            raise CorruptData("the replica here does not have its checksum")
+        return info
+
+    def _from_peer(self, writer: ArenaWriter, peer: str, rank: int, step: int) -> SlotInfo:
+        client = self._sources.connect(peer)
+        try:
+            return client.get(rank, step, writer)
+        finally:
+            client.close()
+
+    def _from_storage(self, writer: ArenaWriter, rank: int, step: int) -> SlotInfo:
+        checkpoints = self._sources.checkpoints
+        manifest = checkpoints.manifest(step) if checkpoints else None
+        if checkpoints is None or manifest is None:
+            raise CheckpointError(f"step {step} is not in storage")
+        if rank not in manifest.tables:
+            raise CheckpointError(f"step {step} in storage has no rank {rank}; its world is {manifest.world}")
+        table = manifest.tables[rank]
+        header = Header(
+            step=step,
+            attempt=manifest.attempt,
+            rank=rank,
+            world=manifest.world,
+            layout_bytes=table.layout_bytes,
+            values_bytes=table.values_bytes,
+            payload_bytes=table.payload_bytes,
+        )
+        self._reads = Reads()
+        return _write(writer, header, lambda target: self._read_shards(manifest, rank, target))
+
+    def _read_shards(self, manifest: Manifest, rank: int, target: memoryview) -> None:
+        """Each segment from the node that reads it for all: this one, or a peer."""
+        chosen = readers(manifest.tables.values(), self._sources.home)
+        clients: dict[str, PeerClient | None] = {}
+        try:
+            for segment in manifest.tables[rank].segments:
+                part = target[segment.offset : segment.offset + segment.bytes]
+                node = chosen.get(segment.hash, self._sources.node)
+                if not self._from_reader(node, clients, manifest, segment, part):
+                    read = self._sources.shards.fill(manifest, segment, part)
+                    self._reads.storage += read
+                    self._reads.here += segment.bytes - read
+        finally:
+            for client in clients.values():
+                if client is not None:
+                    client.close()
+
+    def _from_reader(
+        self,
+        node: str,
+        clients: dict[str, PeerClient | None],
+        manifest: Manifest,
+        segment: Segment,
+        part: memoryview,
+    ) -> bool:
+        """Ask the peer that reads this segment; false where this node has it, or has to read it itself."""
+        shards = self._sources.shards
+        if node == self._sources.node or shards.here(manifest.step, segment.hash) is not None:
+            return False
+        try:
+            if node not in clients:
+                clients[node] = None
+                clients[node] = self._sources.connect(node)
+            client = clients[node]
+            if client is None or not client.segment(manifest.step, segment.hash, part):
+                return False
+        except (PulsetrainError, OSError) as error:
+            self._ledger.event("restore_reader_away", {"peer": node, "error": str(error)})
+            clients[node] = None
+            return False
+        if xxhash.xxh3_128_hexdigest(part) != segment.hash:
+            self._ledger.event("restore_reader_wrong", {"peer": node, "content": segment.hash})
+            return False
+        self._reads.peers += segment.bytes
+        shards.offer(manifest.step, segment.hash, part)
+        return True
+
+    def _note_reads(self, rank: int, step: int, took_ns: int) -> None:
+        """What this rank's restore took from storage, from peers that read for it, and from ranks here."""
+        reads = self._reads
+        self._ledger.stage("read", "storage", rank=rank, step=step, size=reads.storage, duration_ns=took_ns)
+        detail = {"step": step, "storage_bytes": reads.storage, "peer_bytes": reads.peers}
+        self._ledger.event("restore_read", detail | {"shared_bytes": reads.here}, rank=rank)
+
+
+def order(source: str, peers: Iterable[str]) -> tuple[str, ...]:
+    """The wanted source, then memory, each peer, storage.
+
+    >>> order("peer:b", ["a", "b"])
+    ('peer:b', 'memory', 'peer:a', 'storage')
+    """
+    names = [source, "memory", *(f"peer:{p}" for p in peers), "storage"]
+    return tuple(dict.fromkeys(names))
+
+
+def newest_common(
+    held: Mapping[str, Iterable[tuple[int, int, str]]], world: int
+) -> tuple[int, dict[int, dict[str, str]]]:
+    """Newest step that every rank can reach, and for each rank where: {"memory"|"peer"|"storage": node}.
+
+    `held` maps nodes to (rank, step, tier). The step is -1 where there is none.
+
+    >>> newest_common({"a": [(0, 4, "memory"), (1, 4, "peer")], "b": [(1, 5, "memory")]}, 2)
+    (4, {0: {'memory': 'a'}, 1: {'peer': 'a'}})
+    """
+    where: dict[int, dict[int, dict[str, str]]] = {}
+    for node, things in held.items():
+        for rank, step, tier in things:
+            where.setdefault(step, {}).setdefault(rank, {}).setdefault(tier, node)
+    whole = [step for step, ranks in where.items() if set(range(world)) <= set(ranks)]
+    step = max(whole, default=-1)
+    return step, {rank: where[step][rank] for rank in range(world)} if whole else {}
+
+
+def _write(writer: ArenaWriter, header: Header, fill: Callable[[memoryview], object]) -> SlotInfo:
+    writing = writer.begin(header)
+    if writing is None:
+        raise CheckpointError("every slot of the arena is pinned")
+    writing.prefault()
+    fill(writing.bytes)
+    return writing.commit()
+
+
+def _copy(target: memoryview, data: memoryview) -> None:
+    target[:] = data

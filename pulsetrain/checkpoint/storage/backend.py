@@ -1,0 +1,192 @@
+"""Where checkpoints rest for good: a local folder, or anything that fsspec knows.
+
+A file appears whole or not at all: on a file system through a temporary name, fsync and rename, on an object
+store because a put is atomic there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, Protocol
+
+import fsspec
+
+from pulsetrain.core.errors import UsageError
+
+Sleep = Callable[[float], None]
+
+
+class Storage(Protocol):
+    """Files below one root, named by paths with slashes. Every call raises `OSError` when it fails."""
+
+    def put(self, path: str, chunks: Iterable[memoryview | bytes]) -> int:
+        """Write a whole file durably; its size in bytes."""
+
+    def read(self, path: str, offset: int = 0, size: int = -1) -> bytes:
+        """A range of a file, by default all of it; `FileNotFoundError` where there is none."""
+
+    def read_into(self, path: str, offset: int, target: memoryview) -> None:
+        """Fill `target` from a file. Raises `OSError` where the file is shorter."""
+
+    def list(self, folder: str) -> list[str]:
+        """Names of files and folders directly in `folder`, sorted; empty where there is none."""
+
+    def remove(self, path: str) -> None:
+        """Remove a file or a folder with all in it; nothing where there is none."""
+
+
+def open_storage(url: str) -> Storage:
+    """The storage of a path, a file:// URL, or an fsspec URL (s3://, gs://, hdfs://, memory://)."""
+    if "://" not in url:
+        return LocalStorage(Path(url).expanduser())
+    scheme, rest = url.split("://", 1)
+    if scheme == "file":
+        return LocalStorage(Path(rest))
+    try:
+        return FsspecStorage(url)
+    except (ImportError, ValueError) as error:
+        raise UsageError(f"checkpoint storage {url}: {error}") from error
+
+
+class LocalStorage:
+    """A folder. Files and folders are synced before they count."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def put(self, path: str, chunks: Iterable[memoryview | bytes]) -> int:
+        target = self._root / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        partial = target.with_name(f".{target.name}.{os.getpid()}.{threading.get_ident()}.partial")
+        try:
+            with partial.open("wb", buffering=0) as file:
+                size = sum(_write(file, chunk) for chunk in chunks)
+                os.fsync(file.fileno())
+            partial.replace(target)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                partial.unlink()
+            raise
+        _sync_folder(target.parent)
+        return size
+
+    def read(self, path: str, offset: int = 0, size: int = -1) -> bytes:
+        with (self._root / path).open("rb") as file:
+            file.seek(offset)
+            return file.read(size)
+
+    def read_into(self, path: str, offset: int, target: memoryview) -> None:
+        with (self._root / path).open("rb", buffering=0) as file:
+            file.seek(offset)
+            done = 0
+            while done < len(target):
+                got = file.readinto(target[done:])
+                if not got:
+                    raise OSError(f"{path} ends {len(target) - done} bytes early")
+                done += got
+
+    def list(self, folder: str) -> list[str]:
+        try:
+            return sorted(p.name for p in (self._root / folder).iterdir() if not p.name.startswith("."))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+    def remove(self, path: str) -> None:
+        target = self._root / path
+        if target.is_dir():
+            for child in list(target.iterdir()):
+                self.remove(str(child.relative_to(self._root)))
+            with contextlib.suppress(FileNotFoundError):
+                target.rmdir()
+        else:
+            target.unlink(missing_ok=True)
+
+
+class FsspecStorage:
+    """Any file system that fsspec knows; one put for each file."""
+
+    def __init__(self, url: str) -> None:
+        self._fs: Any
+        self._fs, self._root = fsspec.core.url_to_fs(url)
+
+    def put(self, path: str, chunks: Iterable[memoryview | bytes]) -> int:
+        target = self._path(path)
+        self._fs.makedirs(target.rsplit("/", 1)[0], exist_ok=True)
+        size = 0
+        with self._fs.open(target, "wb") as file:
+            for chunk in chunks:
+                file.write(chunk)
+                size += len(chunk)
+        return size
+
+    def read(self, path: str, offset: int = 0, size: int = -1) -> bytes:
+        with self._fs.open(self._path(path), "rb") as file:
+            file.seek(offset)
+            return bytes(file.read(size))
+
+    def read_into(self, path: str, offset: int, target: memoryview) -> None:
+        data = self.read(path, offset, len(target))
+        if len(data) != len(target):
+            raise OSError(f"{path} ends {len(target) - len(data)} bytes early")
+        target[:] = data
+
+    def list(self, folder: str) -> list[str]:
+        self._fs.invalidate_cache()
+        try:
+            found = self._fs.ls(self._path(folder), detail=False)
+        except FileNotFoundError:
+            return []
+        return sorted(str(name).rstrip("/").rsplit("/", 1)[-1] for name in found)
+
+    def remove(self, path: str) -> None:
+        if self._fs.exists(self._path(path)):
+            self._fs.rm(self._path(path), recursive=True)
+
+    def _path(self, path: str) -> str:
+        return f"{self._root.rstrip('/')}/{path}" if path else str(self._root)
+
+
+class Paced:
+    """Chunks at no more than `bytes_per_s` on average; 0: as fast as they go."""
+
+    def __init__(
+        self,
+        bytes_per_s: float,
+        *,
+        sleep: Sleep = time.sleep,
+        clock: Callable[[], float] = time.monotonic,
+        chunk_bytes: int = 4 << 20,
+    ) -> None:
+        self._rate, self._sleep, self._clock, self._chunk = bytes_per_s, sleep, clock, chunk_bytes
+        self._due = clock()
+
+    def __call__(self, data: memoryview) -> Iterable[memoryview]:
+        """The same bytes in pieces, each when it is due."""
+        for start in range(0, len(data), self._chunk):
+            piece = data[start : start + self._chunk]
+            if self._rate:
+                now = self._clock()
+                if self._due > now:
+                    self._sleep(self._due - now)
+                self._due = max(self._due, now) + len(piece) / self._rate
+            yield piece
+
+
+def _write(file: Any, chunk: memoryview | bytes) -> int:
+    view, done = memoryview(chunk), 0
+    while done < len(view):
+        done += file.write(view[done:])
+    return done
+
+
+def _sync_folder(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

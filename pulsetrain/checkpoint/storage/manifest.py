@@ -1,0 +1,276 @@
+"""A committed checkpoint: which bytes of which files make up each rank's state. The manifest is written last.
+
+A step's folder holds, for each rank, a table (what its bytes are, by content hash), a pack (the bytes that
+this rank was the one to write) and a receipt (where each hash is). The manifest joins them; a step without
+a whole manifest does not exist. Packs may be those of an earlier step: content that did not change is
+stored once.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import xxhash
+
+from pulsetrain.checkpoint.memory.layout import Layout, decode
+from pulsetrain.checkpoint.storage.backend import Storage
+from pulsetrain.core.errors import CheckpointError, CorruptData, Unavailable
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Segment:
+    """A stretch of a rank's bytes, known by the xxh3-128 of its content."""
+
+    offset: int
+    bytes: int
+    hash: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Blob:
+    """Where some content is stored; `file` is relative to the job's folder."""
+
+    file: str
+    offset: int
+    bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """One rank's bytes: sizes as in its arena slot, and the segments that cover all but padding."""
+
+    rank: int
+    layout_bytes: int
+    values_bytes: int
+    payload_bytes: int
+    segments: tuple[Segment, ...]
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of content, before deduplication."""
+        return sum(s.bytes for s in self.segments)
+
+    def as_json(self) -> dict[str, Any]:
+        segments = [[s.offset, s.bytes, s.hash] for s in self.segments]
+        sizes = [self.layout_bytes, self.values_bytes, self.payload_bytes]
+        return {"rank": self.rank, "sizes": sizes, "segments": segments}
+
+    @classmethod
+    def parse(cls, raw: Mapping[str, Any]) -> Table:
+        layout, values, payload = raw["sizes"]
+        return cls(
+            rank=raw["rank"],
+            layout_bytes=layout,
+            values_bytes=values,
+            payload_bytes=payload,
+            segments=tuple(Segment(offset=o, bytes=b, hash=h) for o, b, h in raw["segments"]),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """All ranks of one step. `written_bytes` were stored for it; the rest was there already or is shared."""
+
+    job: str
+    step: int
+    attempt: int
+    world: int
+    created_ns: int
+    written_bytes: int
+    tables: Mapping[int, Table]
+    blobs: Mapping[str, Blob] = field(repr=False)
+
+    @property
+    def logical_bytes(self) -> int:
+        """What the ranks hold together."""
+        return sum(t.bytes for t in self.tables.values())
+
+    @property
+    def unique_bytes(self) -> int:
+        """What of it differs."""
+        return sum(b.bytes for b in self.blobs.values())
+
+    @property
+    def files(self) -> frozenset[str]:
+        """Every pack it needs."""
+        return frozenset(b.file for b in self.blobs.values())
+
+    def encode(self) -> bytes:
+        """JSON with a checksum over itself."""
+        body = {
+            "format": FORMAT,
+            "job": self.job,
+            "step": self.step,
+            "attempt": self.attempt,
+            "world": self.world,
+            "created_ns": self.created_ns,
+            "written_bytes": self.written_bytes,
+            "ranks": [t.as_json() for _, t in sorted(self.tables.items())],
+            "blobs": {h: [b.file, b.offset, b.bytes] for h, b in sorted(self.blobs.items())},
+        }
+        text = json.dumps(body, separators=(",", ":"))
+        return json.dumps({"checksum": xxhash.xxh3_128_hexdigest(text.encode()), "body": text}).encode()
+
+
+def parse_manifest(data: bytes) -> Manifest:
+    """Raises `CorruptData` for anything but a whole manifest of this format."""
+    try:
+        outer = json.loads(data)
+        if xxhash.xxh3_128_hexdigest(outer["body"].encode()) != outer["checksum"]:
+            raise CorruptData("checkpoint manifest: checksum does not match")
+        raw = json.loads(outer["body"])
+        if raw["format"] != FORMAT:
+            raise CorruptData(f"checkpoint manifest of format {raw['format']}; this reads {FORMAT}")
+        return Manifest(
+            job=raw["job"],
+            step=raw["step"],
+            attempt=raw["attempt"],
+            world=raw["world"],
+            created_ns=raw["created_ns"],
+            written_bytes=raw["written_bytes"],
+            tables={row["rank"]: Table.parse(row) for row in raw["ranks"]},
+            blobs={h: Blob(file=f, offset=o, bytes=b) for h, (f, o, b) in raw["blobs"].items()},
+        )
+    except (ValueError, KeyError, TypeError) as error:
+        raise CorruptData(f"checkpoint manifest cannot be read: {error!r}") from error
+
+
+def folder_of(step: int) -> str:
+    """Name of a step's folder; names sort as steps do."""
+    return f"step-{step:012d}"
+
+
+def step_of(folder: str) -> int | None:
+    """The step of a folder's name; None for another name."""
+    digits = folder.removeprefix("step-")
+    return int(digits) if digits != folder and digits.isdigit() else None
+
+
+class Checkpoints:
+    """The committed checkpoints of one job in a storage."""
+
+    def __init__(self, storage: Storage, job: str) -> None:
+        self.storage = storage
+        self.job = job
+
+    def path(self, file: str) -> str:
+        """Path in the storage of a file that a blob names."""
+        return f"{self.job}/{file}"
+
+    def steps(self) -> list[int]:
+        """Steps with a folder, committed or not, in order."""
+        return [s for name in self.storage.list(self.job) if (s := step_of(name)) is not None]
+
+    def manifest(self, step: int) -> Manifest | None:
+        """The step's manifest; None where the step is not committed. Raises `CorruptData`."""
+        try:
+            return parse_manifest(self.storage.read(self.path(f"{folder_of(step)}/{MANIFEST}")))
+        except FileNotFoundError:
+            return None
+
+    def committed(self, *, newest: int = 0) -> list[Manifest]:
+        """Whole manifests, newest step first; `newest` limits how many. A damaged one does not count."""
+        found: list[Manifest] = []
+        for step in reversed(self.steps()):
+            try:
+                manifest = self.manifest(step)
+            except CorruptData:
+                continue
+            if manifest is not None:
+                found.append(manifest)
+                if len(found) == newest:
+                    break
+        return found
+
+    def lost_files(self, manifest: Manifest) -> list[str]:
+        """Packs that the manifest needs and the storage does not have."""
+        folders = {file.partition("/")[0] for file in manifest.files}
+        there = {f"{f}/{name}" for f in folders for name in self.storage.list(self.path(f))}
+        return sorted(manifest.files - there)
+
+    def kept(self, manifests: Iterable[Manifest]) -> list[Manifest]:
+        """Those of `manifests` whose step is still committed."""
+        return [m for m in manifests if MANIFEST in self.storage.list(self.path(folder_of(m.step)))]
+
+    def read_rank(self, manifest: Manifest, rank: int, target: memoryview) -> int:
+        """Fill `target` (as large as the rank's slot) and check each segment; bytes read from storage.
+
+        Raises `CorruptData` for content that is gone or does not have its hash, `Unavailable` for a storage
+        that refuses, `CheckpointError` for a rank that is not there.
+        """
+        if rank not in manifest.tables:
+            raise CheckpointError(f"step {manifest.step} has no rank {rank}; its world is {manifest.world}")
+        read = 0
+        for segment in manifest.tables[rank].segments:
+            read += self.read_segment(
+                manifest, segment, target[segment.offset : segment.offset + segment.bytes]
+            )
+        return read
+
+    def read_segment(self, manifest: Manifest, segment: Segment, target: memoryview) -> int:
+        """Fill `target` with one segment and check it; bytes read. Raises `CorruptData`, `Unavailable`."""
+        blob = manifest.blobs.get(segment.hash)
+        if blob is None:
+            raise CorruptData(f"step {manifest.step}: content {segment.hash} is nowhere")
+        try:
+            self.storage.read_into(self.path(blob.file), blob.offset, target)
+        except FileNotFoundError as error:
+            raise CorruptData(f"{blob.file}: {error.strerror or error}") from error
+        except OSError as error:
+            raise Unavailable(f"{blob.file}: {error}") from error
+        if xxhash.xxh3_128_hexdigest(target) != segment.hash:
+            raise CorruptData(f"{blob.file}: bytes {blob.offset} to {blob.offset + blob.bytes} are damaged")
+        return segment.bytes
+
+    def layout(self, manifest: Manifest, rank: int) -> tuple[Layout, bytes]:
+        """A rank's layout, and the JSON of its values. Raises as `read_rank` does."""
+        table = manifest.tables[rank]
+        head = bytearray(table.segments[0].bytes)
+        self.read_segment(manifest, table.segments[0], memoryview(head))
+        return decode(bytes(head[: table.layout_bytes])), bytes(head[table.layout_bytes :])
+
+    def verify(self, manifest: Manifest) -> list[str]:
+        """What is wrong with the stored bytes, one line each; empty: all is there and has its hash."""
+        wrong = [f"rank {r} is missing" for r in range(manifest.world) if r not in manifest.tables]
+        segments = {s.hash: s for t in manifest.tables.values() for s in t.segments}
+        for segment in segments.values():
+            try:
+                self.read_segment(manifest, segment, memoryview(bytearray(segment.bytes)))
+            except (CorruptData, Unavailable) as error:
+                wrong.append(str(error))
+        return wrong
+
+    def retain(self, *, last: int, every: int) -> list[int]:
+        """Remove what neither `last` nor `every` keeps, and abandoned steps older than the newest; steps
+        removed.
+
+        A pack that a kept manifest refers to stays.
+        """
+        manifests = self.committed()
+        keep = [m for i, m in enumerate(manifests) if i < last or (every and m.step % every == 0)]
+        if not keep:
+            return []
+        needed = frozenset(f for m in keep for f in m.files)
+        kept_steps = {m.step for m in keep}
+        gone = [s for s in self.steps() if s < manifests[0].step and s not in kept_steps]
+        for step in gone:
+            self._remove(step, needed)
+        return gone
+
+    def _remove(self, step: int, needed: Iterable[str]) -> None:
+        folder = folder_of(step)
+        names = self.storage.list(self.path(folder))
+        spared = [n for n in names if f"{folder}/{n}" in needed]
+        self.storage.remove(self.path(f"{folder}/{MANIFEST}"))  # first: from here on the step does not exist
+        if not spared:
+            self.storage.remove(self.path(folder))
+            return
+        for name in names:
+            if name not in spared:
+                self.storage.remove(self.path(f"{folder}/{name}"))

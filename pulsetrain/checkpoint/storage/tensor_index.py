@@ -1,0 +1,187 @@
+"""Reading any part of any tensor of a committed checkpoint, however it was sharded when it was saved. No
+torch.
+
+A tensor is known by its global name; its shards are boxes in it. A part is put together from the boxes that
+overlap it, one box in memory at a time, so that nobody ever holds the whole model.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import xxhash
+
+from pulsetrain.checkpoint.memory.layout import Layout, element_bytes
+from pulsetrain.checkpoint.memory.slots import payload_offset
+from pulsetrain.checkpoint.storage.manifest import Checkpoints, Manifest, Segment
+from pulsetrain.core.errors import CheckpointError, CorruptData
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Box:
+    """One stored shard: `size` elements from `start`, of `itemsize` bytes each; `segment` is None where it
+    is empty."""
+
+    start: Shape
+    size: Shape
+    itemsize: int
+    segment: Segment | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stored:
+    """One tensor of the checkpoint, over all ranks; replicas of a box are counted once."""
+
+    name: str
+    dtype: str
+    shape: Shape
+    boxes: tuple[Box, ...]
+
+    @property
+    def elements(self) -> int:
+        return math.prod(self.shape)
+
+
+class TensorIndex:
+    """Every tensor of a committed step. `bytes_read` counts what came from storage."""
+
+    def __init__(self, checkpoints: Checkpoints, manifest: Manifest, *, cached_boxes: int = 2) -> None:
+        """Reads the layouts of all ranks. Raises `CorruptData`, and `CheckpointError` where ranks
+        disagree."""
+        self._checkpoints, self.manifest = checkpoints, manifest
+        self._cache: OrderedDict[str, bytes] = OrderedDict()
+        self._cached_boxes = cached_boxes
+        self.bytes_read = 0
+        self._rehearsed: dict[str, Segment] | None = None
+        self._given: dict[str, bytes] = {}
+        self.layouts: dict[int, tuple[Layout, bytes]] = {}
+        found: dict[str, dict[tuple[Shape, Shape], Box]] = {}
+        kinds: dict[str, tuple[str, Shape]] = {}
+        for rank, table in sorted(manifest.tables.items()):
+            self.layouts[rank] = checkpoints.layout(manifest, rank)
+            layout = self.layouts[rank][0]
+            begin = payload_offset(table.layout_bytes, table.values_bytes)
+            segments = {s.offset - begin: s for s in table.segments[1:]}
+            for entry in layout.entries:
+                start, size, whole = entry.box
+                if kinds.setdefault(entry.name, (entry.dtype, whole)) != (entry.dtype, whole):
+                    if _of_one_rank(entry.name):
+                        continue
+                    raise CheckpointError(f"{entry.name}: ranks differ in type or global shape")
+                box = Box(
+                    start=start,
+                    size=size,
+                    itemsize=element_bytes(entry),
+                    segment=segments[entry.offset] if entry.bytes else None,
+                )
+                found.setdefault(entry.name, {}).setdefault((start, size), box)
+        self.tensors: Mapping[str, Stored] = {
+            name: Stored(name=name, dtype=kinds[name][0], shape=kinds[name][1], boxes=tuple(boxes.values()))
+            for name, boxes in found.items()
+        }
+
+    def read(self, name: str, start: Shape = (), size: Shape | None = None) -> bytes:
+        """The raw elements of a part, by default of the whole tensor, in row-major order.
+
+        Raises `CheckpointError` for a name that is not there or a part that the shards do not cover.
+        """
+        stored = self.tensors.get(name)
+        if stored is None:
+            raise CheckpointError(f"checkpoint of step {self.manifest.step} has no tensor {name}")
+        start = start or (0,) * len(stored.shape)
+        size = stored.shape if size is None else size
+        if not math.prod(size):
+            return b""
+        exact = next((b for b in stored.boxes if (b.start, b.size) == (start, size)), None)
+        if exact is not None and exact.segment is not None:
+            return self._content(exact.segment)
+        return self._assemble(stored, start, size)
+
+    def _assemble(self, stored: Stored, start: Shape, size: Shape) -> bytes:
+        itemsize = max(b.itemsize for b in stored.boxes)
+        out = np.zeros(size, dtype=f"V{itemsize}")
+        covered = np.zeros(size, dtype=bool)
+        for box in stored.boxes:
+            overlap = intersection(start, size, box.start, box.size)
+            if overlap is None or box.segment is None:
+                continue
+            inside, outside = overlap
+            if covered[outside].all():
+                continue
+            data = np.frombuffer(self._content(box.segment), dtype=out.dtype).reshape(box.size)
+            out[outside] = data[inside]
+            covered[outside] = True
+        if not covered.all():
+            raise CheckpointError(f"{stored.name}: shards do not cover {size} at {start} of {stored.shape}")
+        return out.tobytes()
+
+    @contextlib.contextmanager
+    def rehearsal(self) -> Iterator[dict[str, Segment]]:
+        """Inside, reads give zeros and nothing is read; what would have been read is in what this yields."""
+        wanted: dict[str, Segment] = {}
+        self._rehearsed = wanted
+        try:
+            yield wanted
+        finally:
+            self._rehearsed = None
+
+    def fetch(self, segment: Segment) -> bytes:
+        """One stored content, checked. Raises `CorruptData`."""
+        data = bytearray(segment.bytes)
+        self.bytes_read += self._checkpoints.read_segment(self.manifest, segment, memoryview(data))
+        return bytes(data)
+
+    def give(self, content: str, data: bytes) -> None:
+        """Content that need not be read any more. Raises `CorruptData` where it does not have its hash."""
+        if xxhash.xxh3_128_hexdigest(data) != content:
+            raise CorruptData(f"content {content} arrived damaged")
+        self._given[content] = data
+
+    def _content(self, segment: Segment) -> bytes:
+        if self._rehearsed is not None:
+            self._rehearsed[segment.hash] = segment
+            return bytes(segment.bytes)
+        given = self._given.get(segment.hash)
+        if given is not None:
+            return given
+        known = self._cache.get(segment.hash)
+        if known is not None:
+            self._cache.move_to_end(segment.hash)
+            return known
+        self._cache[segment.hash] = content = self.fetch(segment)
+        while len(self._cache) > self._cached_boxes:
+            self._cache.popitem(last=False)
+        return content
+
+
+Slices = tuple[slice, ...]
+
+
+def intersection(
+    start: Sequence[int], size: Sequence[int], box_start: Sequence[int], box_size: Sequence[int]
+) -> tuple[Slices, Slices] | None:
+    """Where a part and a box overlap, as slices of the box and of the part; None where they do not.
+
+    >>> intersection((2,), (4,), (4,), (4,))
+    ((slice(0, 2, None),), (slice(2, 4, None),))
+    """
+    inside, outside = [], []
+    for a, n, b, m in zip(start, size, box_start, box_size, strict=True):
+        low, high = max(a, b), min(a + n, b + m)
+        if low >= high:
+            return None
+        inside.append(slice(low - b, high - b))
+        outside.append(slice(low - a, high - a))
+    return tuple(inside), tuple(outside)
+
+
+def _of_one_rank(name: str) -> bool:
+    """Generators differ from rank to rank and are never put together."""
+    return name.startswith("pulsetrain.rng.")

@@ -1,0 +1,1 @@
+"""What every process needs: errors, clock, configuration, log, folder lock. Knows nothing of training."""

@@ -1,0 +1,46 @@
+"""A folder that one process at a time may use: a spool, a store."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+
+from pulsetrain.core.errors import UsageError
+
+_NAME = "pulsetrain.lock"
+
+
+class FolderLock:
+    """Holds a folder until `release` or the end of the process. The lock file names its holder's pid."""
+
+    def __init__(self, folder: Path, file: int) -> None:
+        self.folder = folder
+        self._file: int | None = file
+
+    @classmethod
+    def take(cls, folder: Path, what: str) -> FolderLock:
+        """Create `folder` where it is missing and hold it. Raises `UsageError` naming the folder where it
+        cannot be made, cannot be written, or another process holds it; `what` says what it is for."""
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            file = os.open(folder / _NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise UsageError(f"{what} folder {folder}: {error.strerror}") from error
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.ftruncate(file, 0)
+            os.pwrite(file, f"{os.getpid()}\n".encode(), 0)
+        except BlockingIOError as error:
+            holder = os.pread(file, 32, 0).decode(errors="replace").strip() or "unknown"
+            os.close(file)
+            raise UsageError(f"{what} folder {folder} is in use by process {holder}") from error
+        except OSError:
+            pass  # a full disk keeps the pid out of the file; the lock itself is held
+        return cls(folder, file)
+
+    def release(self) -> None:
+        """Give the folder up. Idempotent."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None

@@ -1,0 +1,62 @@
+"""One measurement of a check, the limits it is held to, and the operands whose product is known."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+SEED = 20_231
+WIDTH = 192  # of the exact product: float32 holds every sum exactly
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What no working machine falls below, however many others share its cores; table ``[diagnostics]``."""
+
+    gemm_flops_per_s: float = 2e7
+    """Matrix product in float32 on a CPU, one thread."""
+    cuda_gemm_flops_per_s: float = 1e12
+    """Matrix product in bfloat16 on a GPU."""
+    memory_bytes_per_s: float = 5e7
+    """Copy in main memory, read and write counted once."""
+    cuda_memory_bytes_per_s: float = 2e10
+    """Copy in device memory, read and write counted once."""
+    loopback_bytes_per_s: float = 5e6
+    """One TCP stream to 127.0.0.1."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """One measurement. `limit` is the least value that passes; None: only right or wrong."""
+
+    name: str
+    value: float
+    unit: str
+    limit: float | None = None
+    detail: str = ""
+    right: bool = True
+
+    @property
+    def ok(self) -> bool:
+        """Right, and not below the limit."""
+        return self.right and (self.limit is None or self.value >= self.limit)
+
+    def row(self) -> dict[str, Any]:
+        """The check as JSON-able evidence."""
+        return {
+            "check": self.name,
+            "ok": self.ok,
+            "value": self.value,
+            "unit": self.unit,
+            "limit": self.limit,
+            "detail": self.detail,
+        }
+
+
+def exact_operands(width: int = WIDTH) -> tuple[np.ndarray, np.ndarray]:
+    """Two square matrices of small integers, the same everywhere; their product is exact in float32."""
+    generator = np.random.Generator(np.random.PCG64(SEED))
+    a, b = generator.integers(-8, 9, size=(2, width, width), dtype=np.int64)
+    return a, b

@@ -1,0 +1,1 @@
+"""How agent, hub and clients speak: messages, the HTTP client, access."""

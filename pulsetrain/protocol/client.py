@@ -1,0 +1,138 @@
+"""The hub's JSON API as Python calls, for the command line, the dashboard and scripts."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+
+from pulsetrain.core.errors import AuthError, PulsetrainError, Unavailable, UsageError
+
+
+@dataclass(frozen=True, kw_only=True)
+class HubAddress:
+    """Where a hub listens and the token it asks for."""
+
+    url: str
+    token: str
+
+
+def data_folder(environ: Mapping[str, str] = os.environ) -> Path:
+    """`PULSETRAIN_DATA`, or ~/.local/share/pulsetrain."""
+    return Path(environ.get("PULSETRAIN_DATA", "~/.local/share/pulsetrain")).expanduser()
+
+
+def find_hub(
+    url: str | None = None, token: str | None = None, environ: Mapping[str, str] = os.environ
+) -> HubAddress:
+    """The hub named by arguments, else by `PULSETRAIN_HUB` and `PULSETRAIN_TOKEN`, else by hub.json.
+
+    A running hub writes hub.json into its data folder, readable by its owner alone. Raises `UsageError`
+    where there is none.
+    """
+    url = url or environ.get("PULSETRAIN_HUB")
+    token = token or environ.get("PULSETRAIN_TOKEN")
+    path = data_folder(environ) / "hub.json"
+    if url and token:
+        return HubAddress(url=url.rstrip("/"), token=token)
+    try:
+        known = json.loads(path.read_text())
+    except (OSError, ValueError):
+        known = {}
+    if not url and "url" not in known:
+        raise UsageError(
+            f"no hub: give --hub URL, set PULSETRAIN_HUB, or start `pulsetrain serve` (no {path})"
+        )
+    same = not url or url.rstrip("/") == known.get("url")
+    return HubAddress(
+        url=(url or known["url"]).rstrip("/"), token=token or (known.get("token", "") if same else "")
+    )
+
+
+class HubClient:
+    """One connection pool to one hub. Every call raises `Unavailable`, `AuthError` or `UsageError`."""
+
+    def __init__(self, address: HubAddress, timeout_s: float = 10.0) -> None:
+        if not address.url.startswith(("http://", "https://")):
+            raise UsageError(f"hub address {address.url!r}: allowed is http(s)://host:port")
+        self._http = httpx.Client(
+            base_url=address.url, headers={"Authorization": f"Bearer {address.token}"}, timeout=timeout_s
+        )
+
+    def status(self) -> dict[str, Any]:
+        """{"hub": {...}, "jobs": [{job, state, attempt, step, verdict: {state, sentence, since_ns}}]}."""
+        return self._call("GET", "/v1/status")
+
+    def nodes(self) -> list[dict[str, Any]]:
+        """One object a node: node, job, state, node_rank, ranks, address, last_heartbeat_age_s, reason."""
+        return list(self._call("GET", "/v1/nodes")["nodes"])
+
+    def alerts(self) -> list[dict[str, Any]]:
+        """One object an alert: id, state, severity, kind, subject, summary, since, count, acknowledged_by."""
+        return list(self._call("GET", "/v1/alerts")["alerts"])
+
+    def acknowledge(self, alert: str, note: str = "") -> dict[str, Any]:
+        """Acknowledge an alert in the caller's name."""
+        return self._call("POST", f"/v1/alerts/{alert}/ack", {"actor": getpass.getuser(), "note": note})
+
+    def silences(self) -> list[dict[str, Any]]:
+        """Silences in force: id, matchers, author, comment, created_ns, expires_ns."""
+        return list(self._call("GET", "/v1/silences")["silences"])
+
+    def silence(self, matchers: Mapping[str, str], seconds: float, comment: str = "") -> dict[str, Any]:
+        """Mute the alerts whose fields equal `matchers` for so long, in the caller's name."""
+        body = {
+            "actor": getpass.getuser(),
+            "matchers": dict(matchers),
+            "seconds": seconds,
+            "comment": comment,
+        }
+        return self._call("POST", "/v1/silences", body)
+
+    def end_silence(self, silence: str) -> dict[str, Any]:
+        """End a silence now."""
+        return self._call("POST", f"/v1/silences/{silence}/end", {"actor": getpass.getuser()})
+
+    def incidents(self) -> list[dict[str, Any]]:
+        """One object an incident: id, job, root, victims, hypotheses, timeline, suggested_action."""
+        return list(self._call("GET", "/v1/incidents")["incidents"])
+
+    def stacks(self, job: str, *, fresh: bool = True) -> dict[str, Any]:
+        """Where the code of every rank stands: asked for now, or with `fresh` false the last picture or {}.
+
+        {"job", "attempt", "ts_ns", "state", "sentence", "outliers", "group", "clusters", "blind", "tree"}.
+        """
+        path = f"/v1/jobs/{quote(job, safe='')}/stacks"
+        return self._call("POST", path, {"actor": getpass.getuser()}) if fresh else self._call("GET", path)
+
+    def evict(
+        self, node: str, reason: str, *, dry_run: bool = False, actor: str | None = None
+    ) -> dict[str, Any]:
+        """Evict a node, or with `dry_run` say what that would cost.
+
+        {"node", "job", "ranks", "standby", "resume_step", "lost_steps", "expected_s", "allowed", "why_not"}
+        """
+        body = {"node": node, "reason": reason, "dry_run": dry_run, "actor": actor or getpass.getuser()}
+        return self._call("POST", "/v1/evict", body)
+
+    def _call(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        try:
+            response = self._http.request(method, path, json=body)
+        except httpx.InvalidURL as error:
+            raise UsageError(f"hub address {self._http.base_url}: {error}") from error
+        except httpx.TransportError as error:
+            raise Unavailable(f"hub {self._http.base_url} does not answer: {error}") from error
+        if response.status_code == 401:
+            raise AuthError(f"hub {self._http.base_url} refuses the token: set PULSETRAIN_TOKEN or --token")
+        if response.status_code >= 500:
+            raise PulsetrainError(f"hub {self._http.base_url} failed: {response.text[:200]}")
+        if response.status_code >= 400:
+            raise UsageError(response.json().get("error", response.text[:200]))
+        return dict(response.json())

@@ -1,0 +1,272 @@
+"""What agents and the hub say to each other over the control connection (one WebSocket for each agent).
+
+Every message is one JSON object ``{"type": ..., ...fields}``; `encode` and `decode` are the only way in and
+out. Times are UTC nanoseconds, ages and durations nanoseconds, ranks global. An agent's message is a report;
+the hub's is a command with an `id` that the agent answers by exactly one `Reply`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from pulsetrain.core.errors import CorruptData
+
+ProcessState = Literal["running", "sleeping", "disk", "stopped", "zombie", "gone"]
+Tier = Literal["memory", "peer", "storage"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupStatus:
+    """Where one rank stands in one process group. `op` is the oldest operation in flight, "" for none."""
+
+    group: str
+    members: tuple[int, ...]
+    enqueued: int
+    completed: int
+    op: str = ""
+    op_seq: int = -1
+    op_bytes: int = 0
+    op_age_ns: int = 0
+    peer: int = -1  # global rank of the other side of a send or recv; -1: a collective
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankStatus:
+    """The last thing a rank did, read from its ring by the agent (also when it is stopped or dead).
+
+    `progress` counts everything the rank ever recorded in this attempt; `progress_age_ns` is the time since
+    it last rose.
+    """
+
+    rank: int
+    local_rank: int
+    pid: int
+    state: ProcessState
+    last_step: int
+    last_phase: str
+    phase_age_ns: int
+    progress: int
+    progress_age_ns: int
+    groups: tuple[GroupStatus, ...] = ()
+    dropped: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Held:
+    """A checkpoint of one rank that this node could restore now."""
+
+    rank: int
+    step: int
+    tier: Tier
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hello:
+    """First message of an agent, also after each reconnect. `attempt` is -1 while it runs no ranks."""
+
+    node: str
+    address: str
+    job: str
+    pid: int
+    nproc_per_node: int
+    nnodes: int
+    max_restarts: int
+    peer_port: int
+    attempt: int = -1
+    node_rank: int = -1
+    ranks: tuple[int, ...] = ()
+    standby: bool = False
+    version: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Heartbeat:
+    """Sent every second, and at once when something changed."""
+
+    node: str
+    seq: int
+    ts_ns: int
+    job: str
+    attempt: int
+    ranks: tuple[RankStatus, ...] = ()
+    held: tuple[Held, ...] = ()
+    gauges: Mapping[str, float] = field(default_factory=dict)  # spool_bytes, dropped_rows, cpu_ratio, ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankExit:
+    """A rank ended. `code` is the exit code, or minus the signal's number. `last_lines` end its stderr."""
+
+    node: str
+    ts_ns: int
+    job: str
+    attempt: int
+    rank: int
+    pid: int
+    code: int
+    last_lines: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class FirstStep:
+    """All of a node's ranks have completed their first step of this attempt."""
+
+    node: str
+    ts_ns: int
+    attempt: int
+    step: int
+    stages_ns: Mapping[str, int] = field(
+        default_factory=dict
+    )  # spawn, init, load, step: this node's slowest rank
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reply:
+    """The one answer to a command. `error` is one line, "" when it was done."""
+
+    id: int
+    node: str
+    error: str = ""
+    data: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorldNode:
+    """One node of an attempt's world. Its ranks are `node_rank * nproc` and up."""
+
+    node: str
+    node_rank: int
+    address: str
+    peer_port: int
+    nproc: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostStore:
+    """Start (or keep) the rendezvous store on this node; replied `data` is {"port": int}."""
+
+    id: int
+    job: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """Launch this node's ranks. The store prefix is `attempt`; `restore_step` is -1 for a fresh start.
+
+    The agent first brings each of its ranks' checkpoints of `restore_step` into that rank's arena, from
+    `sources[rank]`: "memory", "storage", or "peer:NODE"; replied `data` is {"load_ns": {rank: ns}}.
+    """
+
+    id: int
+    job: str
+    attempt: int
+    node_rank: int
+    world: tuple[WorldNode, ...]
+    store_address: str
+    store_port: int
+    restore_step: int = -1
+    sources: Mapping[str, str] = field(default_factory=dict)  # keys are ranks, as JSON has them
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stop:
+    """End this node's ranks: SIGTERM and SIGCONT, SIGKILL after `grace_s`; replied once none is left."""
+
+    id: int
+    reason: str
+    grace_s: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class SelfCheck:
+    """Run the short self-check on this node; replied `data` is the suite's report."""
+
+    id: int
+    seconds: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairCheck:
+    """Run the all-gather of one round with these peers; `members` are node names, in rank order.
+
+    Replied `data` is {"ok": bool, "seconds": float}; a timeout is a failed check, not an error.
+    """
+
+    id: int
+    members: tuple[str, ...]
+    store_address: str
+    store_port: int
+    prefix: str
+    timeout_s: float = 5.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class DumpStacks:
+    """Read where the Python code of this node's ranks stands; the ranks are not disturbed.
+
+    Replied `data` is {"stacks": [{"thread", "frames", "ranks"}], "blind": {rank: why not}}, frames outermost
+    first. `first_only`: one rank is enough, to see whether it can be done.
+    """
+
+    id: int
+    timeout_s: float = 3.0
+    first_only: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Leave:
+    """Stop everything and end: the node was evicted, or the job is over."""
+
+    id: int
+    reason: str
+    exit_code: int = 0
+
+
+Report = Hello | Heartbeat | RankExit | FirstStep | Reply
+Command = HostStore | Start | Stop | SelfCheck | PairCheck | DumpStacks | Leave
+Message = Report | Command
+
+_TYPES: Mapping[str, type] = {cls.__name__: cls for cls in typing.get_args(Report) + typing.get_args(Command)}
+
+
+def encode(message: Message) -> str:
+    """The message as one line of JSON."""
+    return json.dumps({"type": type(message).__name__, **dataclasses.asdict(message)}, separators=(",", ":"))
+
+
+def decode(text: str | bytes) -> Message:
+    """The message in `text`; unknown fields of a newer peer are ignored. Raises `CorruptData`."""
+    try:
+        fields = json.loads(text)
+        cls = _TYPES[fields.pop("type")]
+        return typing.cast("Message", _build(cls, fields))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CorruptData(f"not a control message: {text[:80]!r} ({error})") from error
+
+
+@functools.cache
+def _field_types(cls: Any) -> dict[str, Any]:
+    hints = typing.get_type_hints(cls)
+    return {f.name: hints[f.name] for f in dataclasses.fields(cls)}
+
+
+def _build(annotation: Any, value: Any) -> Any:
+    """`value` (parsed JSON) as the annotated type: dataclasses and tuples are rebuilt, the rest kept."""
+    if dataclasses.is_dataclass(annotation):
+        known = _field_types(typing.cast("Any", annotation))
+        fields = {k: _build(known[k], v) for k, v in value.items() if k in known}
+        return typing.cast("Any", annotation)(**fields)
+    origin = typing.get_origin(annotation)
+    if origin is tuple:
+        (item, _) = typing.get_args(annotation)
+        return tuple(_build(item, v) for v in value)
+    if origin in (typing.Union, types.UnionType):
+        raise CorruptData(f"union in a message type: {annotation}")
+    return value

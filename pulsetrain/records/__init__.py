@@ -1,0 +1,1 @@
+"""What is measured: the records, their units, their Arrow batches and their tables."""

@@ -1,0 +1,59 @@
+"""Generates docs/records.md: ``python -m pulsetrain.records.reference > docs/records.md``."""
+
+from __future__ import annotations
+
+import sys
+
+from pulsetrain.records.ddl import ROLLUP
+from pulsetrain.records.schema import RECORDS, SCHEMA_VERSION, Field, Record
+
+_HEAD = f"""# Records
+
+Generated from `pulsetrain/records/schema.py` by `python -m pulsetrain.records.reference`; do not edit.
+Schema version {SCHEMA_VERSION}.
+
+Each record is a ClickHouse table, a Kafka topic `pulsetrain.<record>` and a Parquet file `<record>.parquet`
+of the same name. Rows expire by the day they were stored, not by the day they tell of.
+
+- Times are UTC with nanoseconds; in Arrow `timestamp[ns, UTC]`.
+- A reader fills a field that an older writer did not send with the field's default.
+"""
+
+_TAIL = f"""
+## `{ROLLUP}`
+
+Closed spans summed as they arrive, for charts over long times. Keys: job, attempt, step, rank, phase,
+category, parent, node. Read the others with their aggregate: `sum(spans)`, `sum(duration_ns)`,
+`max(longest_ns)`, `sum(bytes)`, `min(first_start)`.
+"""
+
+
+def page() -> str:
+    """The page as Markdown."""
+    return "\n".join([_HEAD, *(_record(r) for r in RECORDS.values())]) + _TAIL
+
+
+def _record(record: Record) -> str:
+    lines = [
+        f"## `{record.name}`",
+        "",
+        f"{record.meaning[0].upper()}{record.meaning[1:]}. Sorted by {', '.join(record.order_by)}; "
+        f"partitioned by day of `{record.time}`; kept {record.ttl_days} days.",
+        "",
+        "| field | ClickHouse | Arrow | unit | meaning | default | since |",
+        "|---|---|---|---|---|---|---|",
+        *(_field(f) for f in record.fields),
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _field(field: Field) -> str:
+    arrow = str(field.kind.arrow).replace("dictionary<values=string, indices=int32, ordered=0>", "dictionary")
+    default = "NULL" if field.default is None else f"`{field.default!r}`"
+    cells = (f"`{field.name}`", f"`{field.kind.clickhouse}`", f"`{arrow}`", field.unit)
+    return f"| {' | '.join(cells)} | {field.meaning} | {default} | {field.since} |"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(page())

@@ -1,0 +1,88 @@
+"""The hub's view of one node: its agent's connection, its last words, the commands it owes an answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from enum import StrEnum
+
+from pulsetrain.core.errors import Unavailable
+from pulsetrain.protocol.messages import Command, Heartbeat, Hello, Reply, encode
+
+Send = Callable[[str], Awaitable[None]]
+
+
+class NodeState(StrEnum):
+    """What a node is to its job."""
+
+    STANDBY = "standby"
+    ACTIVE = "active"
+    LOST = "lost"
+    EVICTED = "evicted"
+    LEFT = "left"
+
+
+GONE = (NodeState.LOST, NodeState.EVICTED, NodeState.LEFT)
+
+
+class Node:
+    """One agent. Monotonic: `heard_s` last message, `beat_s` last heartbeat, `closed_s` lost connection."""
+
+    def __init__(self, hello: Hello, send: Send, now_s: float) -> None:
+        self.name = hello.node
+        self.hello = hello
+        self.state = NodeState.STANDBY
+        self.reason = ""
+        self.heartbeat: Heartbeat | None = None
+        self.beat_s = now_s
+        self.heard_s = now_s
+        self.closed_s: float | None = None
+        self._send: Send | None = send
+        self._pending: dict[int, asyncio.Future[Reply]] = {}
+
+    @property
+    def connected(self) -> bool:
+        return self._send is not None
+
+    @property
+    def usable(self) -> bool:
+        """It can be given work: connected, and neither lost nor evicted."""
+        return self.connected and self.state not in GONE
+
+    def reconnect(self, hello: Hello, send: Send, now_s: float) -> None:
+        """The agent is back on a new connection."""
+        self.hello, self._send, self.heard_s, self.closed_s = hello, send, now_s, None
+
+    def disconnect(self, now_s: float) -> None:
+        """The connection closed: nothing that is owed will come."""
+        self._send, self.closed_s = None, now_s
+        for command, future in self._pending.items():
+            if not future.done():
+                future.set_result(Reply(id=command, node=self.name, error="connection closed"))
+        self._pending.clear()
+
+    def owns(self, send: Send) -> bool:
+        """Whether `send` is the present connection (an old one may close after a new one opened)."""
+        return self._send == send
+
+    def answered(self, reply: Reply) -> None:
+        """A reply arrived; one that nobody waits for is dropped."""
+        future = self._pending.pop(reply.id, None)
+        if future is not None and not future.done():
+            future.set_result(reply)
+
+    async def ask(self, command: Command, timeout_s: float) -> Reply:
+        """Send `command` and wait for its reply; a timeout or a lost connection is a reply with an error."""
+        if self._send is None:
+            return Reply(id=command.id, node=self.name, error="not connected")
+        future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        self._pending[command.id] = future
+        try:
+            await self._send(encode(command))
+            return await asyncio.wait_for(future, timeout_s)
+        except TimeoutError:
+            return Reply(id=command.id, node=self.name, error=f"no answer in {timeout_s:g} s")
+        except Unavailable as error:
+            return Reply(id=command.id, node=self.name, error=str(error))
+        finally:
+            self._pending.pop(command.id, None)

@@ -1,0 +1,148 @@
+"""Parquet files named after records (``spans.parquet``, ...) into a store or a hub, each row once.
+
+A file is recognised by its content: importing it again, from anywhere, stores nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import httpx
+import pyarrow as pa
+import pyarrow.parquet as pq
+import xxhash
+
+from pulsetrain.core.clock import SystemClock
+from pulsetrain.core.errors import AuthError, SchemaMismatch, Unavailable, UsageError
+from pulsetrain.protocol.client import HubAddress, find_hub
+from pulsetrain.records.batch import Batch, adopt, encode
+from pulsetrain.records.schema import RECORDS, SCHEMA_VERSION
+from pulsetrain.stream.store.clickhouse import open_store
+from pulsetrain.stream.store.intake import Intake
+
+_ROWS = 100_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Imported:
+    """What became of one file: rows it holds, and how many of them were not stored before."""
+
+    file: str
+    record: str
+    rows: int
+    stored: int
+
+
+class Sink(Protocol):
+    """Where imported batches go."""
+
+    def put(self, batch: Batch) -> int:
+        """Store the batch and return how many of its rows are new."""
+        ...
+
+
+class StoreSink:
+    """Straight into a store that this process opened, through an intake that is not started."""
+
+    def __init__(self, intake: Intake) -> None:
+        self._intake = intake
+
+    def put(self, batch: Batch) -> int:
+        """See `Sink`."""
+        future = self._intake.submit(batch)
+        self._intake.run(everything=True)
+        return future.result(timeout=0)
+
+
+class HubSink:
+    """Over a running hub."""
+
+    def __init__(self, address: HubAddress) -> None:
+        headers = {"Authorization": f"Bearer {address.token}"}
+        self._http = httpx.Client(base_url=address.url, headers=headers, timeout=60.0, trust_env=False)
+
+    def put(self, batch: Batch) -> int:
+        """See `Sink`. Raises `AuthError`, `Unavailable` or `SchemaMismatch`."""
+        data = encode(batch.record, batch.table, source=batch.source, first_row=batch.first_row)
+        try:
+            response = self._http.post(f"/v1/records/{batch.record}", content=data)
+        except httpx.HTTPError as error:
+            raise Unavailable(f"hub {self._http.base_url} does not answer: {error}") from error
+        if response.status_code == 401:
+            raise AuthError(f"hub {self._http.base_url} refuses the token: set PULSETRAIN_TOKEN or --token")
+        if response.status_code >= 500:
+            raise Unavailable(f"hub {self._http.base_url}: {response.text[:200]}")
+        if response.status_code != 200:
+            raise SchemaMismatch(f"hub {self._http.base_url}: {response.text[:200]}")
+        return int(response.json()["stored"])
+
+    def close(self) -> None:
+        """Let the connection go."""
+        self._http.close()
+
+
+@contextlib.contextmanager
+def open_sink(store: str | None, hub: str | None, token: str | None) -> Iterator[Sink]:
+    """The store at URL `store`, else the hub that `stream.client.find_hub` finds."""
+    with contextlib.ExitStack() as stack:
+        if store is None:
+            sink = HubSink(find_hub(hub, token))
+            stack.callback(sink.close)
+            yield sink
+            return
+        opened = open_store(store, token=token)
+        stack.callback(opened.close)
+        opened.migrate()
+        folder = opened.folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        intake = Intake(opened, folder / "journal", SystemClock())
+        opened.before_close(intake.close)
+        yield StoreSink(intake)
+
+
+def files(folder: Path) -> dict[str, Path]:
+    """Record name to its file. Raises `UsageError` where there is no folder or no such file."""
+    if not folder.is_dir():
+        raise UsageError(f"folder {folder}: not a directory")
+    found = {r: folder / f"{r}.parquet" for r in RECORDS if (folder / f"{r}.parquet").is_file()}
+    if not found:
+        raise UsageError(f"folder {folder}: no file named after a record: {', '.join(RECORDS)} (.parquet)")
+    return found
+
+
+def load(record: str, path: Path, sink: Sink, *, now_ns: int) -> Imported:
+    """Send the rows of one file. A missing time becomes `now_ns`. Raises `UsageError` naming the file where
+    it cannot be read or does not hold the record."""
+    rows = stored = 0
+    try:
+        source = f"import/{_digest(path)}"
+        for table in _tables(path):
+            fitted = adopt(record, table, now_ns=now_ns)
+            stored += sink.put(
+                Batch(record=record, source=source, first_row=rows, version=SCHEMA_VERSION, table=fitted)
+            )
+            rows += fitted.num_rows
+    except SchemaMismatch as error:
+        raise UsageError(f"file {path}: {error}") from error
+    except (pa.ArrowException, OSError) as error:
+        line = str(error).splitlines()[0]
+        raise UsageError(f"file {path} cannot be read as Parquet: {line}") from error
+    return Imported(file=str(path), record=record, rows=rows, stored=stored)
+
+
+def _digest(path: Path) -> str:
+    digest = xxhash.xxh3_128()
+    with path.open("rb") as file:
+        while part := file.read(1 << 20):
+            digest.update(part)
+    return str(digest.hexdigest())
+
+
+def _tables(path: Path) -> Iterator[pa.Table]:
+    with pq.ParquetFile(path) as file:
+        for batch in file.iter_batches(batch_size=_ROWS):
+            yield pa.Table.from_batches([batch])

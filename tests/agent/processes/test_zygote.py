@@ -1,0 +1,258 @@
+"""The zygote and what it forks, with real torch in real processes."""
+
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from pulsetrain.agent.processes import zygote_protocol
+from pulsetrain.agent.processes.zygote import BOOT, Zygote
+from pulsetrain.core.errors import PulsetrainError, Unavailable, UsageError
+from tests.agent.real_processes import alive, until
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture(scope="module")
+def zygote():
+    zygote = Zygote.start(env={**os.environ, "OMP_NUM_THREADS": "1", "PULSETRAIN_TOKEN": "secret"})
+    zygote.ready_report = zygote.wait_ready(60)
+    yield zygote
+    zygote.close()
+
+
+class Ran:
+    def __init__(self, zygote, folder, text, *, args=(), mode="script", env=None, wait=True):
+        self.script = folder / "script.py"
+        self.script.write_text(text)
+        self.out, self.err = folder / "out", folder / "err"
+        self.ended, self.code = threading.Event(), None
+        argv = [str(self.script), *args] if mode == "script" else list(args)
+        with self.out.open("wb") as out, self.err.open("wb") as err:
+            self.pid = zygote.spawn(
+                argv=argv,
+                mode=mode,
+                env=env or {},
+                cwd=folder,
+                stdout=out.fileno(),
+                stderr=err.fileno(),
+                fds={},
+                on_exit=self._end,
+            )
+        if wait:
+            assert self.ended.wait(60)
+
+    def _end(self, code):
+        self.code = code
+        self.ended.set()
+
+
+@pytest.fixture
+def ran(zygote, tmp_path):
+    return lambda text="", **options: Ran(zygote, tmp_path, text, **options)
+
+
+def test_it_is_single_threaded_so_that_a_fork_is_safe(zygote):
+    ours = {"python", "python3", Path(sys.executable).name[:15]}
+    tasks = (Path("/proc") / str(zygote.pid) / "task").iterdir()
+    names = [(task / "comm").read_text().strip() for task in tasks]
+    assert [name for name in names if name not in ours] in ([], ["jemalloc_bg_thd"])
+
+
+def test_a_rank_is_main_with_its_arguments_environment_and_folder(ran, tmp_path):
+    rank = ran(
+        "import os, sys; print(__name__, sys.argv[1:], os.environ['RANK'], os.getcwd(), sys.path[0])",
+        args=("--steps", "3"),
+        env={"RANK": "5"},
+    )
+    assert rank.code == 0
+    assert rank.out.read_text().split() == [
+        "__main__",
+        "['--steps',",
+        "'3']",
+        "5",
+        str(tmp_path),
+        str(tmp_path),
+    ]
+
+
+def test_the_agents_token_is_not_in_a_ranks_environment(ran):
+    assert ran("import os; print(os.environ.get('PULSETRAIN_TOKEN'))").out.read_text() == "None\n"
+
+
+def test_forked_twins_draw_different_random_numbers(ran):
+    draw = "import numpy, random; print(numpy.random.random(), random.random())"
+    assert ran(draw).out.read_text() != ran(draw).out.read_text()
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("", 0),
+        ("import sys; sys.exit(7)", 7),
+        ("raise SystemExit", 0),
+        ("import sys; sys.exit('too few ranks')", 1),
+        ("1 / 0", 1),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", -signal.SIGSEGV),
+        ("import os; os._exit(3)", 3),
+    ],
+)
+def test_exit_codes_are_those_of_python(ran, text, code):
+    assert ran(text).code == code
+
+
+def test_a_traceback_begins_in_the_script_and_ends_stderr(ran):
+    rank = ran("def f():\n    raise ValueError('boom')\nf()\n")
+    lines = rank.err.read_text().splitlines()
+    assert lines[0] == "Traceback (most recent call last):"
+    assert lines[1].startswith(f'  File "{rank.script}", line 3')
+    assert lines[-1] == "ValueError: boom"
+
+
+def test_a_full_disk_under_its_output_does_not_end_a_rank(zygote):
+    ended = queue.SimpleQueue()
+    with Path("/dev/full").open("wb") as full:
+        zygote.spawn(
+            argv=("this",),  # a module that prints
+            mode="module",
+            env={},
+            cwd=Path("/"),
+            stdout=full.fileno(),
+            stderr=full.fileno(),
+            fds={},
+            on_exit=ended.put,
+        )
+        assert ended.get(timeout=60) == 0
+
+
+def test_exit_handlers_and_threads_are_waited_for(ran):
+    rank = ran(
+        "import atexit, threading, time\n"
+        "atexit.register(print, 'handler')\n"
+        "threading.Thread(target=lambda: (time.sleep(0.2), print('thread'))).start()\n"
+    )
+    assert rank.out.read_text() == "thread\nhandler\n"
+
+
+def test_modules_and_programs_run_too(ran):
+    assert "usage" in ran(mode="module", args=("json.tool", "-h")).out.read_text()
+    program = ran(mode="exec", args=("sh", "-c", "echo $RANK; exit 4"), env={"RANK": "1"})
+    assert (program.code, program.out.read_text()) == (4, "1\n")
+
+
+def test_torch_works_in_a_rank_as_if_it_had_been_imported_there(ran):
+    rank = ran(
+        "import torch\n"
+        "from torch.utils.data import DataLoader\n"
+        "torch.set_num_threads(2)\n"
+        "x = torch.randn(300, 300, requires_grad=True)\n"
+        "(x @ x).sum().backward()\n"
+        "assert x.grad is not None and torch.get_num_threads() == 2\n"
+        "assert not torch.cuda.is_initialized() and not torch.cuda._is_in_bad_fork()\n"
+        "print(sorted(int(b) for b in DataLoader(range(8), num_workers=2)))\n"
+    )
+    assert rank.err.read_text() == ""
+    assert rank.out.read_text() == "[0, 1, 2, 3, 4, 5, 6, 7]\n"
+
+
+def test_spawned_children_of_a_rank_find_its_functions(ran):
+    rank = ran(
+        "import multiprocessing as mp\n"
+        "def square(x):\n    return x * x\n"
+        "if __name__ == '__main__':\n"
+        "    with mp.get_context('spawn').Pool(1) as pool:\n        print(pool.map(square, [3]))\n"
+    )
+    assert rank.out.read_text() == "[9]\n", rank.err.read_text()
+
+
+def test_an_exit_is_heard_within_50_ms(ran):
+    took = [1.0]
+    while min(took) >= 0.05 and len(took) < 40:  # the machine may be busy with something else
+        rank = ran("import time; time.sleep(60)", wait=False)
+        time.sleep(0.1)
+        killed = time.perf_counter()
+        os.kill(rank.pid, signal.SIGKILL)
+        assert rank.ended.wait(40)
+        took.append(time.perf_counter() - killed)
+        assert rank.code == -signal.SIGKILL
+    assert min(took) < 0.05
+
+
+def test_what_a_failed_rank_started_dies_with_it(ran):
+    rank = ran("import subprocess; print(subprocess.Popen(['sleep', '60']).pid, flush=True); 1 / 0")
+    assert until(lambda: not alive(int(rank.out.read_text())))
+
+
+def test_a_worker_returns_json_or_its_error(zygote):
+    assert zygote.call("os:getpid", {}, 60) != zygote.pid
+    assert zygote.call("json:loads", {"s": '{"a": [1]}'}, 5) == {"a": [1]}
+    with pytest.raises(PulsetrainError, match="json:loads: JSONDecodeError"):
+        zygote.call("json:loads", {"s": "{"}, 60)
+    with pytest.raises(Unavailable, match="died without a result"):
+        zygote.call("os:abort", {}, 60)
+
+
+def test_a_worker_that_takes_too_long_is_killed(zygote):
+    started = time.monotonic()
+    with pytest.raises(Unavailable, match=r"no result in 0\.2 s"):
+        zygote.call("signal:pause", {}, 0.2)
+    assert time.monotonic() - started < 40  # `pause` has no end
+
+
+def test_a_service_lives_on_and_each_store_is_new(zygote):
+    first, second = (zygote.serve("pulsetrain.agent.processes.rendezvous:host", {}, 60) for _ in range(2))
+    assert first[1]["port"] != second[1]["port"]
+    for pid, _ in (first, second):
+        assert alive(pid)
+        zygote.signal(pid, signal.SIGKILL)
+        assert until(lambda pid=pid: not alive(pid))
+
+
+def test_a_module_that_cannot_be_preloaded_is_named(tmp_path):
+    (tmp_path / "broken.py").write_text("raise RuntimeError('no licence')")
+    zygote = Zygote.start(preload=("broken",), path=(tmp_path,))
+    try:
+        with pytest.raises(UsageError, match="cannot preload: RuntimeError: no licence"):
+            zygote.wait_ready(60)
+    finally:
+        zygote.close()
+
+
+@pytest.mark.parametrize("text", ["", "raise RuntimeError('no licence')"])
+def test_an_agent_that_leaves_during_the_imports_leaves_no_complaint(tmp_path, text):
+    (tmp_path / "mine.py").write_text(text)
+    ours, theirs = zygote_protocol.pair()
+    ours.close()
+    options = json.dumps({"preload": ["mine"], "path": [str(tmp_path)]})
+    parked = [sys.executable, "-c", BOOT, str(theirs.fileno()), str(os.getpid()), options]
+    with theirs:
+        done = subprocess.run(
+            parked, pass_fds=(theirs.fileno(),), capture_output=True, text=True, timeout=100
+        )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_killing_the_owner_kills_the_zygote_and_its_ranks(tmp_path):
+    script = tmp_path / "sleep.py"
+    script.write_text("import time; time.sleep(60)")
+    owner = (
+        "import os, time\nfrom pathlib import Path\nfrom pulsetrain.agent.processes.zygote import Zygote\n"
+        "z = Zygote.start()\nz.wait_ready(60)\nout = os.open(os.devnull, os.O_WRONLY)\n"
+        f"args = dict(argv=[{str(script)!r}], mode='script', env={{}}, cwd=Path('/'), fds={{}})\n"
+        "pids = [z.spawn(**args, stdout=out, stderr=out, on_exit=print) for _ in range(2)]\n"
+        "print(z.pid, *pids, flush=True)\ntime.sleep(60)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", owner], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        pids = [int(word) for word in process.stdout.readline().split()]
+        assert len(pids) == 3
+        assert all(alive(pid) for pid in pids)
+        process.kill()
+    assert until(lambda: not any(alive(pid) for pid in pids))

@@ -1,0 +1,153 @@
+"""The agent's connection to a hub that goes away, refuses, or is slow. Real sockets, no other process."""
+
+import threading
+
+import pytest
+
+from pulsetrain.agent.link import Link, websocket_url
+from pulsetrain.core.errors import AuthError, UsageError
+from pulsetrain.protocol.messages import Heartbeat, Hello, RankExit, Reply, SelfCheck
+from tests.agent.fakehub import TOKEN, FakeHub
+
+HELLO = Hello(
+    node="a", address="127.0.0.1", job="job", pid=1, nproc_per_node=1, nnodes=1, max_restarts=0, peer_port=0
+)
+
+
+def _beat(seq):
+    return Heartbeat(node="a", seq=seq, ts_ns=0, job="job", attempt=-1)
+
+
+def _exit(rank):
+    return RankExit(node="a", ts_ns=0, job="job", attempt=0, rank=rank, pid=1, code=1)
+
+
+@pytest.fixture
+def hub():
+    hub = FakeHub()
+    yield hub
+    hub.down()
+
+
+@pytest.fixture
+def connect(hub):
+    links = []
+
+    def connect(*, token=TOKEN, greeting=lambda: (HELLO,), on_command=lambda command, answer: None):
+        link = Link(hub.url, token, greeting, on_command)
+        links.append(link)
+        link.start()
+        return link
+
+    yield connect
+    for link in links:
+        link.close(flush_s=0)
+
+
+def test_hello_comes_first_and_only_once_the_agent_is_ready(hub, connect):
+    link = connect()
+    link.report(_exit(3))
+    link.beat(_beat(0))
+    assert hub.count(Hello) == 0
+    link.introduce()
+    hub.wait(Heartbeat)
+    assert [type(m).__name__ for _, m in hub.received] == ["Hello", "RankExit", "Heartbeat"]
+
+
+def test_a_wrong_token_is_refused_before_anything_is_sent(hub, connect):
+    link = connect(token="guessed")
+    with pytest.raises(AuthError, match="refuses the token"):
+        link.refused.result(40)
+    assert not hub.received
+
+
+def test_a_hub_that_cannot_take_this_agent_says_why(hub, connect):
+    link = connect()
+    link.introduce()
+    hub.wait(Hello)
+    hub.refuse("a", "node 'a' is already connected")
+    with pytest.raises(UsageError, match="already connected"):
+        link.refused.result(40)
+
+
+def test_every_command_gets_one_reply(hub, connect):
+    def on_command(command, answer):
+        answer(Reply(id=command.id, node="a", data={"seconds": command.seconds}))
+
+    connect(on_command=on_command).introduce()
+    hub.wait(Hello)
+    assert hub.ask("a", SelfCheck, seconds=0.5).data == {"seconds": 0.5}
+    assert hub.ask("a", SelfCheck, seconds=2.5).data == {"seconds": 2.5}
+    assert hub.count(Reply) == 2
+
+
+def test_after_a_reconnect_the_hub_hears_the_state_and_what_it_missed(hub, connect):
+    known = [_exit(0)]
+    link = connect(greeting=lambda: (HELLO, *known))
+    link.introduce()
+    hub.wait(RankExit)
+    hub.down()
+    link.report(_exit(1))
+    hub.received.clear()
+    hub.up()
+    hub.wait(RankExit, lambda m: m.rank == 1)
+    assert [(type(m).__name__, getattr(m, "rank", None)) for _, m in hub.received] == [
+        ("Hello", None),
+        ("RankExit", 0),
+        ("RankExit", 1),
+    ]
+
+
+def test_a_reply_to_a_lost_connection_is_dropped(hub, connect):
+    asked, answers = threading.Event(), []
+
+    def on_command(command, answer):
+        answers.append(lambda: answer(Reply(id=command.id, node="a")))
+        asked.set()
+
+    link = connect(on_command=on_command)
+    link.introduce()
+    hub.wait(Hello)
+    with pytest.raises(AssertionError, match="no Reply"):
+        hub.ask("a", SelfCheck, timeout_s=0.2)
+    assert asked.wait(40)
+    hub.down()
+    hub.received.clear()
+    hub.up()
+    hub.wait(Hello)
+    answers[0]()
+    link.beat(_beat(1))
+    hub.wait(Heartbeat)
+    assert hub.count(Reply) == 0
+
+
+def test_heartbeats_that_were_not_sent_are_replaced_by_the_newest(hub, connect):
+    link = connect()
+    for seq in range(100):
+        link.beat(_beat(seq))
+    link.introduce()
+    assert hub.wait(Heartbeat).seq == 99
+    assert hub.count(Heartbeat) == 1
+
+
+def test_closing_sends_what_waits(hub, connect):
+    link = connect()
+    link.introduce()
+    hub.wait(Hello)
+    link.report(_exit(5))
+    link.close(flush_s=40)
+    hub.wait(RankExit)
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [("http://h:1", "ws://h:1/v1/agent"), ("https://h/base/", "wss://h/base/v1/agent")],
+)
+def test_where_agents_connect(url, expected):
+    assert websocket_url(url) == expected
+
+
+@pytest.mark.parametrize("url", ["h:8780", "ftp://h", "", "http://"])
+def test_an_address_that_is_none_is_named(url):
+    with pytest.raises(UsageError, match="hub address"):
+        websocket_url(url)

@@ -1,0 +1,425 @@
+"""The life of alerts: states, grouping, inhibition, acknowledgement, silences, delivery and restarts."""
+
+from __future__ import annotations
+
+import sqlite3
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from pulsetrain.analytics.incidents.alerts import AlertBook, AlertConfig
+from pulsetrain.analytics.incidents.locations import Topology
+from pulsetrain.analytics.verdict import Failed, Finding, Healthy, Inconclusive
+from pulsetrain.core.errors import Unavailable, UsageError
+
+S = 1_000_000_000
+T0 = 1_790_000_000 * S
+
+
+def finding(
+    kind="hang", subject_type="rank", subject="3", *, at=T0, severity="critical", job="j", **evidence
+):
+    return Finding(
+        ts_ns=at,
+        job=job,
+        attempt=0,
+        kind=kind,
+        subject_type=subject_type,
+        subject=subject,
+        severity=severity,
+        confidence=0.9,
+        summary=f"{kind} of {subject_type} {subject}",
+        evidence=evidence,
+    )
+
+
+@pytest.fixture
+def book(tmp_path):
+    made = AlertBook(tmp_path / "alerts.db", AlertConfig(channels=("pager",)))
+    yield made
+    made.close()
+
+
+def states(book):
+    return {(a["kind"], a["subject"]): a["state"] for a in book.list()}
+
+
+def deliver(book, now_ns):
+    sent = book.tick(now_ns)
+    for notification in sent:
+        book.delivered(notification.id)
+    return sent
+
+
+def test_a_finding_fires_and_resolves_when_it_is_no_longer_seen(book):
+    book.observe([finding()], T0)
+    assert states(book) == {("hang", "3"): "firing"}
+    book.tick(T0 + 299 * S)
+    assert states(book) == {("hang", "3"): "firing"}
+    book.tick(T0 + 300 * S)
+    assert states(book) == {("hang", "3"): "resolved"}
+
+
+def test_an_alert_pends_where_it_must_last(tmp_path):
+    book = AlertBook(tmp_path / "a.db", AlertConfig(pending_s=10))
+    book.observe([finding()], T0)
+    assert states(book) == {("hang", "3"): "pending"}
+    book.tick(T0 + 10 * S)
+    assert states(book) == {("hang", "3"): "firing"}
+
+
+def test_what_resolved_stays_in_the_list_and_counts_again_when_it_is_back(book):
+    book.observe([finding()], T0)
+    book.tick(T0 + 400 * S)
+    book.observe([finding(at=T0 + 500 * S)], T0 + 500 * S)
+    (alert,) = book.list()
+    assert (alert["state"], alert["count"]) == ("firing", 2)
+    assert [h["state"] for h in book.history(alert["id"])] == ["firing", "resolved", "firing"]
+
+
+def test_the_same_finding_delivered_twice_counts_once(book):
+    for _ in range(3):
+        book.observe([finding(), finding()], T0)
+    assert [a["count"] for a in book.list()] == [1]
+
+
+def test_a_late_copy_of_an_old_finding_does_not_wake_what_is_over(book):
+    book.observe([finding()], T0)
+    book.tick(T0 + 400 * S)
+    book.observe([finding()], T0 + 401 * S)
+    assert states(book) == {("hang", "3"): "resolved"}
+
+
+def test_a_worse_report_raises_the_severity_and_a_milder_one_does_not_lower_it(book):
+    for severity in ("warning", "critical", "info"):
+        book.observe([finding(severity=severity)], T0)
+    assert book.list()[0]["severity"] == "critical"
+
+
+def test_a_blind_detector_is_a_state_and_holds_its_alerts(book):
+    book.observe([finding("fail_slow")], T0)
+    blind = Inconclusive(analyzer="fail_slow", reason="no steps", blind=True)
+    for t in range(0, 700, 100):
+        book.observe([blind], T0 + t * S, job="j")
+    assert states(book) == {("fail_slow", "3"): "no_data", ("no_data", "fail_slow"): "no_data"}
+    book.observe([Healthy(analyzer="fail_slow")], T0 + 800 * S, job="j")
+    assert states(book) == {("fail_slow", "3"): "resolved", ("no_data", "fail_slow"): "resolved"}
+
+
+def test_a_detector_that_is_blind_in_one_job_holds_nothing_of_another(book):
+    book.observe([finding("straggler", job="a"), finding("straggler", job="b")], T0)
+    for t in range(0, 700, 100):
+        book.observe([Inconclusive(analyzer="straggler", reason="x", blind=True)], T0 + t * S, job="a")
+        book.observe([Healthy(analyzer="straggler")], T0 + t * S, job="b")
+    assert {(a["job"], a["kind"], a["state"]) for a in book.list()} == {
+        ("a", "straggler", "no_data"),
+        ("a", "no_data", "no_data"),
+        ("b", "straggler", "resolved"),
+    }
+
+
+def test_an_alert_is_held_by_the_detector_that_raised_it_whatever_its_name(book):
+    book.observe([finding("traffic_drop", "link", "n/mlx5_0/1"), finding("gpu_fault", "gpu", "g")], T0)
+    for t in range(0, 700, 100):
+        blind = [Inconclusive(analyzer=name, reason="x", blind=True) for name in ("network", "gpu_health")]
+        book.observe([*blind, Healthy(analyzer="kernel_log")], T0 + t * S, job="j")
+    assert states(book)["traffic_drop", "n/mlx5_0/1"] == "no_data"
+    assert states(book)["gpu_fault", "g"] == "resolved"  # the kernel's log could still have told
+    book.observe([finding("traffic_drop", "link", "n/mlx5_0/1", at=T0 + 700 * S)], T0 + 700 * S)
+    assert states(book)["no_data", "network"] == "resolved"
+
+
+def test_a_book_that_a_newer_version_wrote_opens(tmp_path):
+    first = AlertBook(tmp_path / "alerts.db")
+    first.observe([finding()], T0)
+    first.close()
+    with sqlite3.connect(tmp_path / "alerts.db") as db:
+        db.execute("UPDATE alerts SET body = json_set(body, '$.of_the_future', 1)")
+    second = AlertBook(tmp_path / "alerts.db")
+    assert states(second) == {("hang", "3"): "firing"}
+    second.close()
+
+
+def test_a_broken_detector_is_an_error_and_abstaining_is_not(book):
+    book.observe([Failed(analyzer="hang", error="ValueError: x")], T0, job="j")
+    book.observe([Inconclusive(analyzer="mfu", reason="too few steps")], T0, job="j")
+    assert states(book) == {("no_data", "hang"): "error"}
+
+
+def test_alerts_of_one_group_are_told_together_after_the_wait(book):
+    book.observe([finding(subject="1")], T0)
+    assert deliver(book, T0) == []
+    book.observe([finding(subject="2", at=T0 + S)], T0 + S)
+    (sent,) = deliver(book, T0 + 2 * S)
+    assert (sent.channel, sent.status, [a["subject"] for a in sent.alerts]) == ("pager", "firing", ["1", "2"])
+    assert deliver(book, T0 + 3 * S) == []
+
+
+def test_a_joiner_waits_for_the_interval_and_the_end_is_told(book):
+    book.observe([finding(subject="1")], T0)
+    deliver(book, T0 + 2 * S)
+    book.observe([finding(subject="2", at=T0 + 5 * S)], T0 + 5 * S)
+    assert deliver(book, T0 + 10 * S) == []
+    (sent,) = deliver(book, T0 + 62 * S)
+    assert [a["subject"] for a in sent.alerts] == ["2"]
+    assert deliver(book, T0 + 400 * S) == []
+    (over,) = deliver(book, T0 + 402 * S)
+    assert (over.status, {a["subject"] for a in over.alerts}) == ("resolved", {"1", "2"})
+
+
+def test_what_was_over_before_the_wait_is_never_told_but_stays_in_the_history(tmp_path):
+    book = AlertBook(tmp_path / "a.db", AlertConfig(group_wait_s=600, channels=("pager",)))
+    book.observe([finding()], T0)
+    assert deliver(book, T0 + 301 * S) == []
+    assert deliver(book, T0 + 10_000 * S) == []
+    assert states(book) == {("hang", "3"): "resolved"}
+
+
+def test_an_unacknowledged_alert_repeats_and_an_acknowledged_one_does_not(tmp_path):
+    config = AlertConfig(resolve_after_s=1e6, repeat_interval_s=100, channels=("pager",))
+    book = AlertBook(tmp_path / "a.db", config)
+    book.observe([finding()], T0)
+    assert len(deliver(book, T0 + 2 * S)) == 1
+    assert deliver(book, T0 + 50 * S) == []
+    assert len(deliver(book, T0 + 102 * S)) == 1
+    row = book.acknowledge(book.list()[0]["id"][:4], "ann", "on it", T0 + 103 * S)
+    assert (row["acknowledged_by"], row["note"]) == ("ann", "on it")
+    assert deliver(book, T0 + 900 * S) == []
+
+
+def test_acknowledging_what_is_unknown_or_over_is_an_error(book):
+    with pytest.raises(KeyError):
+        book.acknowledge("feed", "ann")
+    book.observe([finding()], T0)
+    book.tick(T0 + 400 * S)
+    with pytest.raises(UsageError, match="is resolved"):
+        book.acknowledge(book.list()[0]["id"], "ann")
+
+
+def test_a_silence_mutes_what_matches_until_it_expires(book):
+    book.silence({"kind": "hang"}, actor="ann", comment="known", now_ns=T0, expires_ns=T0 + 100 * S)
+    book.observe([finding(), finding("nan")], T0)
+    assert [s.group for s in deliver(book, T0 + 2 * S)] == [("j", "nan")]
+    assert book.list(T0 + 3 * S)[0]["muted"] or book.list(T0 + 3 * S)[1]["muted"]
+    assert [s.group for s in deliver(book, T0 + 100 * S)] == [("j", "hang")]
+
+
+def test_a_silence_that_makes_no_sense_is_refused(book):
+    for matchers, expires in (({}, T0 + S), ({"colour": "red"}, T0 + S), ({"kind": "hang"}, T0)):
+        with pytest.raises(UsageError):
+            book.silence(matchers, actor="a", comment="", now_ns=T0, expires_ns=expires)
+
+
+def test_a_silence_can_be_ended_early(book):
+    made = book.silence({"job": "j"}, actor="a", comment="", now_ns=T0, expires_ns=T0 + 1000 * S)
+    book.observe([finding()], T0)
+    book.expire_silence(made.id, "ann", T0 + 5 * S)
+    assert len(deliver(book, T0 + 6 * S)) == 1
+    assert book.silences(T0 + 6 * S) == []
+
+
+def test_a_switch_speaks_for_its_ports_and_they_for_their_ranks(book):
+    book.topology = Topology(
+        node_of={("j", 0): "a", ("j", 1): "b"}, switch_of={"a": "sw1", "b": "sw1", "c": "sw2"}
+    )
+    ranks = [finding("straggler", subject=str(r)) for r in range(2)]
+    book.observe(ranks, T0)
+    book.observe([finding("link_flap", "link", "a/mlx5_0/1")], T0)
+    told = {(a["subject"], bool(a["muted"])) for a in book.list()}
+    assert told == {("0", True), ("1", False), ("a/mlx5_0/1", False)}
+    book.observe([finding("port_down", "link", "switch/sw1")], T0)
+    (sent,) = deliver(book, T0 + 2 * S)
+    assert [a["subject"] for a in sent.alerts] == ["switch/sw1"]
+
+
+def test_a_slow_node_speaks_for_the_link_and_the_stage_that_it_has_a_part_in(book):
+    link = finding("slow_link", "group", "dp:8", severity="warning", ranks=[3, 7], nodes=["b", "d"])
+    stage = finding("stage_imbalance", "stage", "0", severity="warning", ranks=[0, 1, 2, 3])
+    apart = finding("slow_link", "group", "dp:9", severity="warning", ranks=[4, 6], nodes=["c", "d"])
+    book.observe([link, stage, apart], T0)
+    assert not any(a["muted"] for a in book.list())
+    book.observe([finding("straggler", "node", "b", severity="info", ranks=[2, 3], nodes=["b"])], T0)
+    assert not any(a["muted"] for a in book.list())
+    book.observe([finding("straggler", "node", "b", at=T0 + 1, ranks=[2, 3], nodes=["b"])], T0 + 1)
+    assert {a["subject"] for a in book.list() if a["muted"]} == {"dp:8", "0"}
+    (sent, other) = deliver(book, T0 + 3 * S)
+    assert {a["subject"] for n in (sent, other) for a in n.alerts} == {"b", "dp:9"}
+
+
+def test_a_storm_of_ranks_under_one_switch_is_one_notification(book):
+    book.topology = Topology(
+        node_of={("j", r): f"n{r // 8}" for r in range(4096)}, switch_of={f"n{i}": "sw" for i in range(512)}
+    )
+    book.observe([finding("straggler", subject=str(r)) for r in range(4096)], T0)
+    book.observe([finding("port_down", "link", "switch/sw")], T0)
+    assert [len(s.alerts) for s in deliver(book, T0 + 2 * S)] == [1]
+
+
+def test_a_notification_is_offered_again_until_it_is_delivered(book):
+    book.observe([finding()], T0)
+    (sent,) = book.tick(T0 + 2 * S)
+    assert book.tick(T0 + 3 * S) == [sent]
+    book.failed(sent.id, T0 + 3 * S)
+    assert book.tick(T0 + 4 * S) == []
+    (again,) = book.tick(T0 + 8 * S)
+    assert (again.id, again.attempts) == (sent.id, 1)
+    book.delivered(sent.id)
+    assert book.undelivered == 0
+
+
+def test_a_restart_between_two_lines_of_code_loses_nothing(tmp_path):
+    config = AlertConfig(channels=("pager", "mail"))
+    first = AlertBook(tmp_path / "a.db", config)
+    first.observe([finding(node="a", nested={"x": [1, 2]})], T0)
+    first.silence({"kind": "nan"}, actor="a", comment="c", now_ns=T0, expires_ns=T0 + 100 * S)
+    first.acknowledge(first.list()[0]["id"], "ann", "mine", T0 + S)
+    first.observe([finding("crash")], T0 + S)
+    sent = first.tick(T0 + 4 * S)
+    second = AlertBook(tmp_path / "a.db", config)  # the first one was killed
+    assert second.list() == first.list()
+    assert second.silences(T0 + 4 * S) == first.silences(T0 + 4 * S)
+    assert second.tick(T0 + 4 * S) == sent
+    assert {n.channel for n in sent} == {"pager", "mail"}
+
+
+def test_a_clock_that_steps_back_resolves_and_repeats_nothing(book):
+    book.observe([finding()], T0)
+    deliver(book, T0 + 2 * S)
+    assert deliver(book, T0 - 10_000 * S) == []
+    assert states(book) == {("hang", "3"): "firing"}
+
+
+def test_a_config_with_a_negative_time_names_it():
+    with pytest.raises(ValueError, match="resolve_after_s"):
+        AlertConfig(resolve_after_s=-1)
+
+
+class Life(RuleBasedStateMachine):
+    """Any order of reports, silences, acknowledgements, time and restarts keeps the promises."""
+
+    def __init__(self):
+        super().__init__()
+        import tempfile
+        from pathlib import Path
+
+        self.folder = tempfile.TemporaryDirectory()
+        self.path = Path(self.folder.name) / "a.db"
+        self.config = AlertConfig(
+            resolve_after_s=50, group_interval_s=10, repeat_interval_s=100, channels=("c",)
+        )
+        self.book = AlertBook(self.path, self.config)
+        self.now = T0
+        self.told: dict[str, list[str]] = {}
+        self.counts: dict[str, int] = {}
+
+    def teardown(self):
+        self.book.close()
+        self.folder.cleanup()
+
+    @rule(subject=st.sampled_from("123"), severity=st.sampled_from(["info", "warning", "critical"]))
+    def report(self, subject, severity):
+        self.book.observe([finding(subject=subject, at=self.now, severity=severity)], self.now)
+
+    @rule(subject=st.sampled_from("123"))
+    def report_old(self, subject):
+        self.book.observe([finding(subject=subject, at=T0)], self.now)
+
+    @rule(seconds=st.integers(0, 70))
+    def wait(self, seconds):
+        self.now += seconds * S
+
+    @rule(fails=st.booleans())
+    def tick(self, fails):
+        muted = {a["id"] for a in self.book.list(self.now) if a["muted"]}
+        known = {n.id for n in self.book.tick(self.now)} if fails else set()
+        for notification in self.book.tick(self.now):
+            if notification.id in known:
+                self.book.failed(notification.id, self.now)
+                continue
+            for alert in notification.alerts:
+                assert notification.attempts or alert["id"] not in muted or notification.status == "resolved"
+                self.told.setdefault(alert["id"], []).append(notification.status)
+            self.book.delivered(notification.id)
+
+    @precondition(lambda self: any(a["state"] == "firing" for a in self.book.list()))
+    @rule()
+    def acknowledge(self):
+        firing = next(a for a in self.book.list() if a["state"] == "firing")
+        self.book.acknowledge(firing["id"], "ann", now_ns=self.now)
+
+    @rule(subject=st.sampled_from("123"), seconds=st.integers(1, 60))
+    def silence(self, subject, seconds):
+        until = self.now + seconds * S
+        self.book.silence({"subject": subject}, actor="a", comment="", now_ns=self.now, expires_ns=until)
+
+    @rule()
+    def restart(self):
+        before = self.book.list(self.now)
+        self.book.close()
+        self.book = AlertBook(self.path, self.config)
+        assert self.book.list(self.now) == before
+
+    @invariant()
+    def an_end_is_told_only_of_what_was_told_to_have_begun(self):
+        for statuses in self.told.values():
+            assert statuses[0] == "firing"
+            assert all(a == "firing" or b == "firing" for a, b in pairwise(statuses))
+
+    @invariant()
+    def counts_never_fall_and_states_are_known(self):
+        for alert in self.book.list():
+            assert alert["state"] in {"pending", "firing", "resolved", "no_data", "error"}
+            assert alert["count"] >= self.counts.get(alert["id"], 1)
+            self.counts[alert["id"]] = alert["count"]
+
+
+Life.TestCase.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+TestLife = Life.TestCase
+
+
+def test_every_firing_alert_is_told_in_the_end(book):
+    for i in range(20):
+        book.observe([finding(subject=str(i), at=T0 + i * S)], T0 + i * S)
+        deliver(book, T0 + i * S)
+    deliver(book, T0 + 100 * S)
+    told = {h["id"] for h in book.list() if h["state"] == "firing"}
+    assert len(told) == 20
+    assert deliver(book, T0 + 101 * S) == []
+
+
+def test_the_attempt_is_no_part_of_what_an_alert_is(book):
+    book.observe([finding(), replace(finding(at=T0 + 20 * S), attempt=1)], T0 + 20 * S)
+    assert len(book.list()) == 1
+
+
+@pytest.mark.parametrize("damage", ["no database", "a torn page", "a row that says nothing"])
+def test_a_damaged_book_is_set_aside_and_begun_anew(tmp_path, damage):
+    path = tmp_path / "alerts.db"
+    book = AlertBook(path)
+    book.observe([finding(subject=str(rank)) for rank in range(200)], T0)
+    book.close()
+    if damage == "no database":
+        path.write_bytes(b"not a database" * 100)
+    elif damage == "a torn page":
+        raw = bytearray(path.read_bytes())
+        raw[4096:8192] = bytes(4096)
+        path.write_bytes(raw)
+    else:
+        with sqlite3.connect(path) as db:
+            db.execute("UPDATE alerts SET body = '[]'")
+    damaged = path.read_bytes()
+    again = AlertBook(path)
+    again.observe([finding(subject="7")], T0)
+    assert [a["subject"] for a in again.list()] == ["7"]
+    again.close()
+    (aside,) = tmp_path.glob("alerts.db.damaged-*[0-9]")
+    assert aside.read_bytes() == damaged
+
+
+def test_a_book_that_cannot_be_opened_is_one_line(tmp_path):
+    with pytest.raises(Unavailable, match=r"alerts .*/missing/alerts\.db: unable to open database file"):
+        AlertBook(tmp_path / "missing" / "alerts.db")

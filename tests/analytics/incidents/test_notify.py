@@ -1,0 +1,294 @@
+"""Notifications: what each channel is sent, and that nothing is lost when a channel is away."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import socket
+import subprocess
+import threading
+import time
+from contextlib import contextmanager
+from itertools import pairwise
+from shutil import which
+
+import httpx
+import pytest
+
+from pulsetrain.analytics.incidents.alerts import AlertBook, AlertConfig
+from pulsetrain.analytics.incidents.notify import Channel, channels, deliver
+from pulsetrain.analytics.verdict import Finding
+from pulsetrain.core.errors import ConfigError, Unavailable
+
+S = 1_000_000_000
+T0 = time.time_ns() // S * S - 1000 * S
+
+
+def finding(subject="3", *, at=T0, kind="hang", severity="critical"):
+    return Finding(
+        ts_ns=at,
+        job="gpt",
+        attempt=0,
+        kind=kind,
+        subject_type="rank",
+        subject=subject,
+        severity=severity,
+        confidence=0.9,
+        summary=f"rank {subject} hangs\nin all_reduce",
+        evidence={"node": "a"},
+    )
+
+
+def book(path, *names):
+    return AlertBook(path / "alerts.db", AlertConfig(channels=names, retry_s=5))
+
+
+@contextmanager
+def server(status=200):
+    """A local HTTP server that keeps what it is posted; `statuses` is what it answers next."""
+    posted = []
+    statuses = [status]
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self):
+            length = int(self.headers["Content-Length"])
+            posted.append((self.path, dict(self.headers), json.loads(self.rfile.read(length))))
+            self.send_response(statuses[0])
+            self.end_headers()
+
+        def log_message(self, *args):
+            pass
+
+    made = http.server.HTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{made.server_port}", posted, statuses
+    finally:
+        made.shutdown()
+        thread.join()
+        made.server_close()
+
+
+class Fake:
+    """A channel that takes or refuses."""
+
+    def __init__(self, refuses=0):
+        self.refuses, self.taken = refuses, []
+
+    def send(self, notification):
+        if self.refuses:
+            self.refuses -= 1
+            raise Unavailable("away")
+        self.taken.append(notification)
+
+
+def test_a_webhook_gets_the_whole_story(tmp_path):
+    with server() as (url, posted, _):
+        known = channels({"hook": {"kind": "webhook", "url": f"{url}/hook", "token": "secret"}})
+        alerts = book(tmp_path, "hook")
+        alerts.observe([finding("1"), finding("2")], T0)
+        assert deliver(alerts, known, T0 + 2 * S) == 1
+        ((path, headers, sent),) = posted
+    assert (path, headers["Authorization"]) == ("/hook", "Bearer secret")
+    assert (sent["status"], sent["group"]) == ("firing", {"job": "gpt", "kind": "hang"})
+    assert [a["subject"] for a in sent["alerts"]] == ["1", "2"]
+    assert sent["title"].startswith("critical [gpt] hang")
+
+
+def test_slack_gets_text(tmp_path):
+    with server() as (url, posted, _):
+        known = channels({"s": {"kind": "slack", "url": url, "dashboard": "http://dash"}})
+        alerts = book(tmp_path, "s")
+        alerts.observe([finding()], T0)
+        deliver(alerts, known, T0 + 2 * S)
+        ((_, _, sent),) = posted
+    assert set(sent) == {"text"}
+    assert "rank 3 hangs" in sent["text"]
+    assert "http://dash" in sent["text"]
+
+
+def test_what_a_channel_refuses_is_sent_again_later_and_once_it_took_it_never(tmp_path):
+    with server(500) as (url, posted, statuses):
+        known = channels({"hook": {"kind": "webhook", "url": url}})
+        alerts = book(tmp_path, "hook")
+        alerts.observe([finding()], T0)
+        assert deliver(alerts, known, T0 + 2 * S) == 0
+        assert deliver(alerts, known, T0 + 3 * S) == 0
+        assert len(posted) == 1
+        statuses[0] = 200
+        assert deliver(alerts, known, T0 + 7 * S) == 1
+        assert deliver(alerts, known, T0 + 100 * S) == 0
+        assert len(posted) == 2
+
+
+def test_a_server_that_is_not_there_is_away(tmp_path):
+    known = channels({"hook": {"kind": "webhook", "url": "http://127.0.0.1:9", "timeout_s": 1.0}})
+    alerts = book(tmp_path, "hook")
+    alerts.observe([finding()], T0)
+    assert deliver(alerts, known, T0 + 2 * S) == 0
+    assert alerts.undelivered == 1
+
+
+def test_one_dead_channel_does_not_hold_the_others(tmp_path):
+    dead, alive = Fake(refuses=99), Fake()
+    alerts = book(tmp_path, "dead", "alive")
+    known: dict[str, Channel] = {"dead": dead, "alive": alive}
+    alerts.observe([finding(kind=k) for k in ("hang", "crash", "nan")], T0)
+    assert deliver(alerts, known, T0 + 2 * S) == 3
+    assert dead.refuses == 98
+    assert alerts.undelivered == 3
+
+
+def test_a_notification_that_breaks_its_channel_holds_nobody_else_and_waits(tmp_path):
+    class Broken:
+        tried = 0
+
+        def send(self, notification):
+            Broken.tried += 1
+            raise UnicodeEncodeError("utf-8", "\ud800", 0, 1, "surrogates not allowed")
+
+    alive = Fake()
+    alerts = book(tmp_path, "broken", "alive")
+    alerts.observe([finding()], T0)
+    for second in range(2, 6):
+        deliver(alerts, {"broken": Broken(), "alive": alive}, T0 + second * S)
+    assert (len(alive.taken), Broken.tried, alerts.undelivered) == (1, 1, 1)
+
+
+def test_a_hub_that_dies_after_the_book_was_written_still_sends(tmp_path):
+    first = book(tmp_path, "c")
+    first.observe([finding()], T0)
+    assert len(first.tick(T0 + 2 * S)) == 1
+    channel = Fake()
+    second = book(tmp_path, "c")
+    assert deliver(second, {"c": channel}, T0 + 3 * S) == 1
+    assert channel.taken[0].alerts[0]["subject"] == "3"
+
+
+def test_a_long_absence_waits_longer_and_longer_but_for_ever_tries(tmp_path):
+    channel = Fake(refuses=8)
+    alerts = AlertBook(tmp_path / "a.db", AlertConfig(channels=("c",), retry_s=5, resolve_after_s=1e6))
+    alerts.observe([finding()], T0)
+    now, tries = T0 + 2 * S, []
+    while not channel.taken:
+        before = channel.refuses
+        deliver(alerts, {"c": channel}, now)
+        if channel.refuses != before or channel.taken:
+            tries.append((now - T0) // S)
+        now += S
+    gaps = [b - a for a, b in pairwise(tries)]
+    assert gaps == [5, 10, 20, 40, 80, 160, 320, 600]
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ({"x": {"kind": "pigeon", "url": "u"}}, "notify.x.kind = 'pigeon'; allowed: alertmanager, slack"),
+        ({"x": {"kind": "slack"}}, "notify.x.url"),
+        ({"x": {"kind": "slack", "url": "u", "colour": 1}}, "notify.x"),
+        ({"x": {"kind": "smtp", "url": "u:25"}}, "recipients"),
+    ],
+)
+def test_a_wrong_table_is_one_clear_line(table, message):
+    with pytest.raises(ConfigError, match=message):
+        channels(table)
+
+
+def free_port():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+@pytest.mark.integration
+def test_mail_arrives_at_a_real_server(tmp_path):
+    from aiosmtpd.controller import Controller
+
+    got = []
+
+    class Inbox:
+        async def handle_DATA(self, server, session, envelope):
+            got.append((envelope.mail_from, envelope.rcpt_tos, envelope.content.decode()))
+            return "250 OK"
+
+    port = free_port()
+    controller = Controller(Inbox(), hostname="127.0.0.1", port=port, ready_timeout=60)
+    controller.start()
+    try:
+        known = channels(
+            {
+                "mail": {
+                    "kind": "smtp",
+                    "url": f"127.0.0.1:{port}",
+                    "sender": "hub@example.org",
+                    "recipients": "a@example.org, b@example.org",
+                }
+            }
+        )
+        alerts = book(tmp_path, "mail")
+        alerts.observe([finding()], T0)
+        assert deliver(alerts, known, T0 + 2 * S) == 1
+    finally:
+        controller.stop()
+    ((sender, recipients, text),) = got
+    assert (sender, recipients) == ("hub@example.org", ["a@example.org", "b@example.org"])
+    assert "Subject: critical [gpt] hang: rank 3 hangs in all_reduce" in text
+
+
+def ready(url):
+    try:
+        return httpx.get(f"{url}/-/ready", timeout=20).status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+@contextmanager
+def alertmanager(folder):
+    """The real one, on ports of its own."""
+    port = free_port()
+    config = folder / "alertmanager.yml"
+    config.write_text("route: {receiver: none}\nreceivers: [{name: none}]\n")
+    process = subprocess.Popen(
+        [
+            "prometheus-alertmanager",
+            f"--config.file={config}",
+            f"--storage.path={folder / 'data'}",
+            f"--web.listen-address=127.0.0.1:{port}",
+            "--cluster.listen-address=",
+        ],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    url = f"http://127.0.0.1:{port}"
+    try:
+        deadline = time.monotonic() + 60
+        while not ready(url):
+            assert time.monotonic() < deadline, "Alertmanager does not start"
+            time.sleep(0.05)
+        yield url
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+@pytest.mark.integration
+@pytest.mark.skipif(which("prometheus-alertmanager") is None, reason="no prometheus-alertmanager here")
+def test_the_real_alertmanager_takes_begins_and_ends(tmp_path):
+    with alertmanager(tmp_path) as url:
+        known = channels({"am": {"kind": "alertmanager", "url": url, "dashboard": "http://dash"}})
+        alerts = book(tmp_path, "am")
+        alerts.observe([finding("1"), finding("2")], T0)
+        assert deliver(alerts, known, T0 + 2 * S) == 1
+        active = httpx.get(f"{url}/api/v2/alerts", timeout=20).json()
+        labels = sorted((a["labels"]["alertname"], a["labels"]["subject"]) for a in active)
+        assert labels == [("pulsetrain_hang", "1"), ("pulsetrain_hang", "2")]
+        assert {a["status"]["state"] for a in active} <= {"active", "unprocessed"}
+        for alert in alerts.list():
+            alerts.resolve(alert["id"], "ann", T0 + 3 * S)
+        ended = T0 + 63 * S
+        assert deliver(alerts, known, ended) == 1
+        deadline = time.monotonic() + 60
+        while httpx.get(f"{url}/api/v2/alerts", timeout=20).json() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert httpx.get(f"{url}/api/v2/alerts", timeout=20).json() == []

@@ -1,0 +1,144 @@
+"""Machines' records and step times through a real store: what analyze says of them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import csv
+
+from pulsetrain.analytics.analyze import analyze
+from pulsetrain.analytics.verdict import Failed, Inconclusive, findings
+from pulsetrain.collectors.machine.rdma import RdmaSampler
+from pulsetrain.records.kernel_log import parse_all
+from pulsetrain.records.schema import RECORDS, arrow_schema
+from pulsetrain.stream.store.clickhouse import open_store
+from tests.repository import DATA
+
+pytestmark = pytest.mark.integration
+recorded = pytest.mark.skipif(not DATA.is_dir(), reason=f"no recordings in {DATA}")
+S = 1_000_000_000
+T0 = 1_740_327_000 * S  # before the recorded kernel log
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    opened = open_store(f"chdb://{tmp_path_factory.mktemp('machines')}/store")
+    opened.migrate()
+    yield opened
+    opened.close()
+
+
+def insert(store, record, rows):
+    """Rows as dicts; fields that are not given hold the default."""
+    fields = RECORDS[record].fields
+    columns = {f.name: [row.get(f.name, f.default) for row in rows] for f in fields}
+    arrays = []
+    for field in arrow_schema(record):
+        kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
+        arrays.append(pa.array(columns[field.name], kind).cast(field.type))
+    store.insert(record, pa.Table.from_arrays(arrays, schema=arrow_schema(record)))
+
+
+def steps(job, durations, step_ns=5 * S, first_ns=T0):
+    """Rows of `steps` from durations [rank, step] in any unit."""
+    unit = S / float(np.median(durations))
+    return [
+        {
+            "job": job,
+            "attempt": 0,
+            "node": f"n{rank // 2}",
+            "rank": rank,
+            "step": step,
+            "start": first_ns + step * step_ns,
+            "duration_ns": int(durations[rank, step] * unit),
+        }
+        for rank in range(durations.shape[0])
+        for step in range(durations.shape[1])
+    ]
+
+
+def kinds(verdicts):
+    return {(f.kind, f.subject_type, f.subject) for f in findings(verdicts)}
+
+
+@recorded
+def test_step_times_of_a_recorded_job_name_its_slow_worker(store):
+    (path,) = (DATA / "fail-slow").glob("*.csv")
+    table = csv.read_csv(path)
+    workers = table["worker"].to_numpy()
+    times = np.unique(table["time"].to_numpy(), return_inverse=True)[1]
+    durations = np.zeros((workers.max() + 1, times.max() + 1))
+    durations[workers, times] = table["batch_time_norm"].to_numpy()
+    insert(store, "steps", steps("recorded", durations))
+    verdicts = analyze(store, "recorded", now_ns=T0 + 10_000 * S, scan=True)
+    assert not [v for v in verdicts if isinstance(v, Failed)]
+    slow = {f.subject for f in findings(verdicts) if f.kind == "fail_slow"}
+    assert slow == {"6"}
+    blind = {v.analyzer for v in verdicts if isinstance(v, Inconclusive) and v.blind}
+    assert {"network", "gpu_health", "kernel_log"} <= blind
+
+
+@recorded
+def test_a_kernel_log_is_found_by_the_job_whose_node_it_is(store):
+    insert(store, "steps", steps("faulty", 1 + 0.01 * np.random.default_rng(0).random((4, 300))))
+    text = next((DATA / "kmsg").glob("dmesg*.log")).read_text()
+    lines = [
+        {"ts": line.ts_ns, "node": "n1", "source": "kmsg", "message": line.message}
+        for line in parse_all(text.splitlines())
+    ]
+    insert(store, "logs", [*lines, {**lines[2], "node": "elsewhere"}])
+    (fault,) = [
+        f
+        for f in findings(analyze(store, "faulty", now_ns=T0 + 2000 * S, scan=True))
+        if f.kind == "gpu_fault"
+    ]
+    assert fault.subject == "n1/GPU-509665ad-b600-ac93-3616-d754b23d636d"
+    assert (fault.job, fault.evidence["xid"], fault.evidence["count"]) == ("faulty", 119, 5)
+
+
+@recorded
+def test_ports_gpus_and_logs_of_the_nodes_are_judged(store, tmp_path):
+    insert(store, "steps", steps("wired", 1 + 0.01 * np.random.default_rng(0).random((4, 60)), step_ns=2 * S))
+    rows = []
+    for second in range(120):
+        for node in ("n0", "n1"):
+            batch = RdmaSampler(DATA / "rdma-h100" / "class-infiniband").sample(T0 + second * S)
+            for row in batch.select(["device", "name", "value"]).slice(0, 50).to_pylist():
+                moving = row["name"] == "rdma_transmit_bytes"
+                stopped = node == "n1" and second > 60
+                grown = 1e9 * (60 if stopped else second) if moving else 0.0
+                rows.append({**row, "node": node, "ts": T0 + second * S, "value": row["value"] + grown})
+        rows += [
+            {
+                "node": "n0",
+                "device": "GPU-7",
+                "name": "gpu_remapped_rows_failed",
+                "ts": T0 + second * S,
+                "value": 1.0,
+            }
+        ]
+    insert(store, "metrics", rows)
+    told = [
+        {
+            "ts": T0 + i * S,
+            "job": "wired",
+            "attempt": 0,
+            "node": f"n{rank // 2}",
+            "rank": rank,
+            "source": "stderr",
+            "severity": "info",
+            "message": f"step {i} done",
+        }
+        for i in range(5)
+        for rank in range(4)
+    ]
+    lonely = {**told[2], "severity": "error", "message": "CUDA error: uncorrectable ECC error encountered"}
+    insert(store, "logs", [*told, lonely])
+    said = kinds(analyze(store, "wired", now_ns=T0 + 130 * S, scan=True))
+    assert ("traffic_drop", "link", "n1/mlx5_0/1") in said
+    assert ("gpu_fault", "gpu", "n0/GPU-7") in said
+    assert ("log_anomaly", "rank", "2") in said
+    assert not any(kind == "link_errors" for kind, _, _ in said)
+    live = kinds(analyze(store, "wired", now_ns=T0 + 130 * S))
+    assert ("gpu_fault", "gpu", "n0/GPU-7") in live

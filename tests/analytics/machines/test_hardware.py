@@ -1,0 +1,314 @@
+"""Kernel logs: recorded ones, every form of a line, and what is noise."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pulsetrain.analytics.machines.hardware import address, read, read_file
+from pulsetrain.analytics.machines.policies import load
+from pulsetrain.analytics.verdict import Finding, Healthy, Inconclusive, findings
+from pulsetrain.core.errors import ConfigError, UsageError
+from pulsetrain.records.kernel_log import KernelLine, parse, parse_all
+from tests.repository import DATA
+
+RECORDED = DATA / "kmsg"
+recorded = pytest.mark.skipif(not RECORDED.is_dir(), reason=f"no recordings in {RECORDED}")
+
+
+def log(*messages):
+    return [KernelLine(message=m, ts_ns=i * 10**9, wall=True) for i, m in enumerate(messages)]
+
+
+def xid(code, gpu="0000:9b:00", rest="pid=7, name=python, something"):
+    return f"NVRM: Xid (PCI:{gpu}): {code}, {rest}"
+
+
+def said(verdicts):
+    return {
+        (f.evidence.get("xid", f.evidence.get("rule")), f.subject, f.severity) for f in findings(verdicts)
+    }
+
+
+@recorded
+def test_the_recorded_gpu_fault_is_named_once_with_its_gpu():
+    (path,) = RECORDED.glob("dmesg*.log")
+    (verdict,) = read_file(path, node="n1")
+    assert isinstance(verdict, Finding)
+    assert (verdict.kind, verdict.subject_type, verdict.severity) == ("gpu_fault", "gpu", "critical")
+    assert verdict.evidence["xid"] == 119
+    assert verdict.evidence["pci"] == "0000:9b:00"
+    assert verdict.subject == "n1/GPU-509665ad-b600-ac93-3616-d754b23d636d"
+    assert verdict.evidence["count"] == 5
+    assert verdict.evidence["last_ns"] - verdict.evidence["first_ns"] == 355 * 10**9
+
+
+@recorded
+def test_a_log_of_a_sound_machine_says_nothing():
+    (verdict,) = read_file(RECORDED / "kmsg.1.log")
+    assert isinstance(verdict, Healthy)
+
+
+@recorded
+def test_peermem_errors_are_one_finding():
+    (verdict,) = read_file(RECORDED / "kmsg.2.peermem.log", node="n1")
+    assert isinstance(verdict, Finding)
+    assert (verdict.evidence["rule"], verdict.evidence["count"]) == ("peermem_invalid_context", 7)
+    assert (verdict.subject_type, verdict.subject, verdict.evidence["clock"]) == ("node", "n1", "since_boot")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "NVRM: Xid (PCI:0000:05:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.",
+        "NVRM: Xid (0000:05:00): 79, GPU has fallen off the bus.",
+        "NVRM: Xid (PCI:0000:05:00 GPU-I:05): 79, GPU has fallen off the bus.",
+        "NVRM: GPU 0000:05:00.0: GPU has fallen off the bus.",
+        "NVRM: GPU 05:00.0: GPU has fallen off the bus.",
+    ],
+)
+def test_a_gpu_that_fell_off_the_bus_is_79_in_every_form(line):
+    assert said(read(log(line))) == {(79, "PCI:0000:05:00", "critical")}
+
+
+def test_a_gpu_that_fell_off_the_bus_in_three_lines_is_79_too():
+    lines = [
+        "NVRM: The NVIDIA GPU 0000:18:00.0",
+        "NVRM: (PCI ID: 10de:2901) installed in this system has",
+        "NVRM: fallen off the bus and is not responding to commands.",
+    ]
+    assert said(read(log(*lines))) == {(79, "PCI:0000:18:00", "critical")}
+    assert said(read(log(*lines, xid(79, "0000:18:00")))) == {(79, "PCI:0000:18:00", "critical")}
+    assert said(read(log("NVRM: The NVIDIA GPU invalid-bdf.0", lines[2]))) == set()
+
+
+def test_clean_up_after_a_job_is_no_fault():
+    everywhere = [xid(45, f"0000:{i:02x}:00") for i in range(8)]
+    (verdict,) = read(log(*everywhere))
+    assert isinstance(verdict, Healthy)
+    assert verdict.numbers["dropped"] == 8
+    assert said(read(log(xid(48), xid(45)))) == {(48, "PCI:0000:9b:00", "critical")}
+    assert said(read(log(xid(45)))) == {(45, "PCI:0000:9b:00", "info")}
+
+
+def test_a_code_that_is_taken_back_is_gone_unless_it_comes_again():
+    assert said(read(log(xid(163), xid(162)))) == set()
+    assert said(read(log(xid(163), xid(162), xid(163)))) == {(163, "PCI:0000:9b:00", "warning")}
+    assert (163, "PCI:0000:9c:00", "warning") in said(read(log(xid(163, "0000:9c:00"), xid(162))))
+
+
+def test_zero_is_no_code_and_an_unknown_one_is_a_warning():
+    assert said(read(log(xid(0)))) == set()
+    assert said(read(log(xid(9999)))) == {(9999, "PCI:0000:9b:00", "warning")}
+
+
+def test_the_driver_says_what_it_recommends_and_how_bad_a_link_is():
+    change = "GPU recovery action changed from 0x0 (None) to 0x4 (Drain and Reset)"
+    (verdict,) = findings(read(log(xid(154, rest=change))))
+    assert verdict.evidence["recovery_action"] == "Drain and Reset"
+    fatal = "NETIR_LINK_EVT  Fatal   XC0 i0 Link 01 (0x021425c6 0x00000000)"
+    milder = fatal.replace("Fatal", "Nonfatal")
+    assert [f.severity for f in findings(read(log(xid(149, rest=fatal))))] == ["critical"]
+    assert [f.severity for f in findings(read(log(xid(149, rest=milder))))] == ["info"]
+
+
+def test_a_switch_says_itself_how_bad_it_is():
+    line = "nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 20034, {}, Link 30 LTSSM Fault Up"
+    (bad,) = findings(read(log(line.format("Fatal")), node="n"))
+    assert (bad.subject, bad.severity, bad.evidence["sxid"]) == ("n/PCI:0000:c1:00", "critical", 20034)
+    (mild,) = findings(read(log(line.format("Non-fatal"))))
+    assert mild.severity == "info"
+
+
+def test_a_code_of_a_switch_decides_where_its_line_does_not_say():
+    line = "nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): {}, Link 30 something"
+    severities = {
+        code: findings(read(log(line.format(code))))[0].severity
+        for code in (11012, 20001, 12028, 19084, 24007, 12020, 23008, 22003)
+    }
+    assert severities == {
+        **{11012: "info", 20001: "info", 12028: "warning", 19084: "warning", 24007: "critical"},
+        **dict.fromkeys((12020, 23008, 22003), "critical"),
+    }
+
+
+def test_the_published_codes_of_switches_are_all_there():
+    codes = load().sxid
+    assert len(codes) == 93
+    assert {10003, *range(23001, 23018), 12020, 22003, 22011} <= {
+        c for c, p in codes.items() if p.severity == "critical"
+    }
+
+
+def test_both_opinions_on_a_code_stay_visible():
+    (verdict,) = findings(read(log(xid(63))))
+    assert (verdict.evidence["nvidia_action"], verdict.evidence["gpud_action"]) == ("IGNORE", "REBOOT_SYSTEM")
+    assert verdict.evidence["disputed"]
+    assert verdict.severity == "warning"
+
+
+@pytest.mark.parametrize("rule", load().rules, ids=lambda r: r.name)
+def test_every_rule_matches_its_sample_and_only_it_does(rule):
+    (verdict,) = findings(read(log(rule.sample), node="n"))
+    assert (verdict.evidence["rule"], verdict.severity) == (rule.name, rule.severity)
+
+
+def test_every_action_of_a_table_has_a_text_and_every_row_a_source():
+    tables = load()
+    for policy in (*tables.xid.values(), *tables.sxid.values()):
+        assert policy.action in tables.actions, policy.code
+        assert tables.text(policy.action, gpu="g", node="n")
+        assert policy.source
+
+
+def test_a_site_has_the_last_word(tmp_path):
+    (tmp_path / "xid.csv").write_text(
+        "code,name,severity,nvidia_action,source\n94,ours,info,IGNORE,our experience\n"
+    )
+    (tmp_path / "kernel_rules.toml").write_text(
+        "[[rule]]\nname = 'ours'\nkind = 'host_fault'\nseverity = 'warning'\npattern = 'flux \\d'\n"
+        "summary = 's'\naction = 'a'\nsample = 'flux 1'\nsource = 'us'\n"
+    )
+    policies = load(tmp_path)
+    assert said(read(log(xid(94), "flux 7"), policies=policies)) == {
+        (94, "PCI:0000:9b:00", "info"),
+        ("ours", "node", "warning"),
+    }
+    (tmp_path / "xid.csv").write_text("code,name,severity,source\n94,ours,loud,x\n")
+    with pytest.raises(ConfigError, match="loud"):
+        load(tmp_path)
+
+
+@given(
+    codes=st.lists(st.sampled_from([13, 48, 63, 79, 95, 119, 45, 162, 163]), max_size=8), seed=st.randoms()
+)
+@settings(max_examples=30, deadline=None)
+def test_the_order_in_which_lines_arrive_changes_nothing(codes, seed):
+    lines = log("a quiet line", *(xid(c, f"0000:0{i % 3}:00") for i, c in enumerate(codes)))
+    mixed = list(lines)
+    seed.shuffle(mixed)
+    assert read(mixed) == read(lines)
+
+
+def test_more_of_the_same_is_never_milder_and_renaming_renames():
+    once, often = findings(read(log(xid(48)))), findings(read(log(*[xid(48)] * 9)))
+    assert often[0].severity == once[0].severity
+    assert often[0].confidence >= once[0].confidence
+    assert findings(read(log(xid(48)), node="b"))[0].subject == "b/PCI:0000:9b:00"
+
+
+def test_no_line_is_blind_and_a_missing_file_one_clear_line(tmp_path):
+    (verdict,) = read([])
+    assert isinstance(verdict, Inconclusive)
+    assert verdict.blind
+    with pytest.raises(UsageError, match="No such file"):
+        read_file(tmp_path / "none")
+
+
+def test_every_form_of_a_line_is_understood():
+    text = "NVRM: hello; world"
+    forms = {
+        f"6,3,1500000,-;{text}": (1_500_000_000, False, "info", 3),
+        f"3,4,1500000,c,caller=T1;{text}": (1_500_000_000, False, "error", 4),
+        f"[Sun Feb 23 16:24:18 2025] {text}": (1_740_327_858 * 10**9, True, "info", -1),
+        f"[    1.500000] {text}": (1_500_000_000, False, "info", -1),
+        f"[    1.500000][ T1234] {text}": (1_500_000_000, False, "info", -1),
+        f"<4>[    1.500000] {text}": (1_500_000_000, False, "warning", -1),
+        f"kern  :err   : [    1.500000] {text}": (1_500_000_000, False, "error", -1),
+        f"2025-02-23T16:24:18,500000+00:00 {text}": (1_740_327_858_500_000_000, True, "info", -1),
+        f"Feb 23 16:24:18 host-1 kernel: [    1.500000] {text}": (1_500_000_000, False, "info", -1),
+        text: (0, False, "info", -1),
+    }
+    for line, (ts_ns, wall, severity, seq) in forms.items():
+        parsed = parse(line)
+        assert (parsed.message, parsed.ts_ns, parsed.wall, parsed.severity, parsed.seq) == (
+            text,
+            ts_ns,
+            wall,
+            severity,
+            seq,
+        ), line
+    assert parse(f"6,3,1500000,-;{text}", boot_ns=10**18).ts_ns == 10**18 + 1_500_000_000
+    assert parse(r"6,3,1,-;a\x0ab").message == "a\nb"
+
+
+def test_continuations_of_raw_records_are_no_lines():
+    raw = ["6,1,10,-;pci 0000:00:1f.2: something", " SUBSYSTEM=pci", " DEVICE=+pci:0000:00:1f.2", ""]
+    assert [line.message for line in parse_all(raw)] == ["pci 0000:00:1f.2: something"]
+    assert len(list(parse_all(["[1.0] a", "  b"]))) == 2
+
+
+@given(st.text(max_size=200))
+def test_any_text_is_a_line(text):
+    assert isinstance(parse(text), KernelLine)
+    read([parse(text)])
+
+
+def test_addresses_are_written_one_way():
+    assert address("9B:00") == address("00000000:9b:00") == address("0000:9b:00") == "0000:9b:00"
+
+
+def test_the_evidence_is_json():
+    (verdict,) = findings(read(log(xid(48))))
+    assert json.loads(verdict.row()["evidence"])["xid"] == 48
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("NVRM: Xid (0002:00): 13, 0001 00000000 0000902d", (13, "PCI:0000:02:00", "warning")),
+        ("NVRM: Xid  (PCI:0000:3b:00):79, pid=123", (79, "PCI:0000:3b:00", "critical")),
+        ("NVRM: Xid (PCI:0000:3b:00) : 74, pid=1", (74, "PCI:0000:3b:00", "critical")),
+        ("NVRM: Xid (PCI:0000:01:00 GPU-I:05): 43, pid=1", (43, "PCI:0000:01:00", "warning")),
+        ("nvidia-nvswitch0:SXid (PCI:0000:c2:00.0):20034, Fatal", (20034, "PCI:0000:c2:00", "critical")),
+    ],
+)
+def test_codes_are_read_however_the_driver_spaces_them(line, expected):
+    (found,) = findings(read(log(line)))
+    code = found.evidence.get("xid", found.evidence.get("sxid"))
+    assert (code, found.subject, found.severity) == expected
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "usb 1-1: new high-speed USB device number 2 using xhci_hcd",
+        "NVRM: loading NVIDIA UNIX x86_64 Kernel Module  535.104.05",
+        "NVRM: Xid (PCI:0000:3b:00): 0, nothing",
+        "perf: interrupt took too long (2505 > 2500), lowering kernel.perf_event_max_sample_rate to 79000",
+        "python3[123]: segfault at 0 ip 00007f sp 00007ffe error 4 in libc.so.6[7f+1]",
+        "EDAC MC: Ver: 3.0.0",
+        "nvme nvme0: 32/0/0 default/read/poll queues",
+        "pcieport 0000:00:1c.0: AER: enabled with IRQ 24",
+        "mlx5_core 0000:54:00.0: Port module event: module 0, Cable plugged",
+        "mlx5_core 0000:54:00.0 ens3f0np0: Link up",
+        "EXT4-fs (nvme0n1p2): mounted filesystem with ordered data mode",
+        "XFS (sda1): Ending clean mount",
+        "CPU12: Core temperature/speed normal (total events = 123)",
+        "Lustre: Mounted scratch-client",
+        "rcu: Hierarchical RCU implementation.",
+    ],
+)
+def test_what_every_boot_prints_is_no_finding(line):
+    assert said(read(log(line))) == set()
+
+
+def test_corrected_errors_are_milder_than_uncorrected_ones():
+    pairs = [
+        ("EDAC MC0: 1 CE memory read error", "EDAC MC0: 1 UE memory read error"),
+        (
+            "pcieport 0:0:1.0: AER: Corrected error received",
+            "pcieport 0:0:1.0: AER: Uncorrected (Fatal) error",
+        ),
+        ("{1}[Hardware Error]: event severity: corrected", "{1}[Hardware Error]: event severity: fatal"),
+        (
+            "mce: [Hardware Error]: Machine check events logged",
+            "mce: [Hardware Error]: CPU 1: Machine Check Exception: 5 Bank 4",
+        ),
+    ]
+    for mild, bad in pairs:
+        assert [f.severity for f in findings(read(log(mild)))] == ["info"], mild
+        assert [f.severity for f in findings(read(log(bad)))] == ["critical"], bad

@@ -1,0 +1,67 @@
+"""Nodes with keepers in this process, real sockets between them, and ranks that save without torch."""
+
+import json
+import os
+
+from pulsetrain.checkpoint.memory.arena import create_arena
+from pulsetrain.checkpoint.service import CheckpointService, CheckpointServiceConfig
+from pulsetrain.protocol.messages import Held, WorldNode
+from tests.checkpoint.trainers import save
+
+
+class Cluster:
+    """Nodes with a keeper and `nproc` arenas each, on loopback."""
+
+    def __init__(self, nodes: int, *, nproc: int = 1, poll_s: float = 0.005, **config) -> None:
+        self.nproc = nproc
+        self.config = CheckpointServiceConfig(token="secret", poll_s=poll_s, **config)
+        self.keepers: dict[str, CheckpointService] = {}
+        self.fds: dict[int, int] = {}
+        for i in range(nodes):
+            self.start(f"n{i}")
+        self.names = list(self.keepers)
+        self.set_world(self.names, 0)
+        for rank in range(nodes * nproc):
+            self.attach(self.names[rank // nproc], rank)
+
+    def start(self, name: str) -> CheckpointService:
+        self.keepers[name] = CheckpointService(self.config, job="j", node=name, address="127.0.0.1")
+        return self.keepers[name]
+
+    def set_world(self, names: list[str], attempt: int) -> None:
+        places = tuple(
+            WorldNode(
+                node=n,
+                node_rank=i,
+                address="127.0.0.1",
+                peer_port=self.keepers[n].peer_port,
+                nproc=self.nproc,
+            )
+            for i, n in enumerate(names)
+        )
+        for i, name in enumerate(names):
+            self.keepers[name].set_world(places, i, attempt)
+
+    def attach(self, name: str, rank: int) -> int:
+        self.fds[rank] = create_arena()
+        self.keepers[name].attach(rank, self.fds[rank])
+        return self.fds[rank]
+
+    def save(self, step: int, **options) -> None:
+        for rank, fd in self.fds.items():
+            assert save(fd, rank, step, world=len(self.fds), **options)
+
+    def holds(self, name: str, rank: int, step: int, tier: str) -> bool:
+        return Held(rank=rank, step=step, tier=tier) in self.keepers[name].held()
+
+    def events(self, name: str) -> list[tuple[str, dict]]:
+        rows = [
+            r for kind, b in self.keepers[name].take_records(0) if kind == "events" for r in b.to_pylist()
+        ]
+        return [(r["kind"], json.loads(r["detail"])) for r in rows]
+
+    def close(self) -> None:
+        for keeper in self.keepers.values():
+            keeper.close()
+        for fd in self.fds.values():
+            os.close(fd)

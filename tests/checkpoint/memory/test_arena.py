@@ -1,0 +1,221 @@
+"""The arena: what is published stays readable, what is not is never seen."""
+
+import mmap
+import os
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pulsetrain.checkpoint.memory.arena import ArenaReader, ArenaWriter, create_arena
+from pulsetrain.checkpoint.memory.blocks import blocks, checksum, digests, most_blocks
+from pulsetrain.checkpoint.memory.slots import LARGE_BYTES, MAX_SLOTS, Header, payload_offset
+from pulsetrain.core.errors import CorruptData
+
+
+def header(step: int, *, size: int = 100, pinned: bool = False, rank: int = 0) -> Header:
+    return Header(
+        step=step,
+        attempt=0,
+        rank=rank,
+        world=1,
+        layout_bytes=10,
+        values_bytes=5,
+        payload_bytes=size,
+        pinned=pinned,
+    )
+
+
+def write(writer: ArenaWriter, step: int, *, size: int = 100, pinned: bool = False, fill: int | None = None):
+    writing = writer.begin(header(step, size=size, pinned=pinned))
+    if writing is None:
+        return None
+    writing.bytes[:] = bytes([step % 251 if fill is None else fill]) * len(writing.bytes)
+    return writing.commit()
+
+
+@pytest.fixture
+def fd():
+    fd = create_arena()
+    yield fd
+    os.close(fd)
+
+
+def test_a_new_arena_holds_nothing(fd):
+    assert ArenaReader(fd).published() == []
+    assert ArenaReader(fd).active == 0
+    assert ArenaReader(fd).durable_step == -1
+
+
+def test_a_commit_publishes_and_changes_the_active_word(fd):
+    writer, reader = ArenaWriter(fd), ArenaReader(fd)
+    info = write(writer, 7)
+    assert reader.active != 0
+    assert reader.find(0, 7) == info
+    assert reader.verify(info)
+    assert bytes(reader.view(info)) == bytes([7]) * (payload_offset(10, 5) + 100)
+
+
+@pytest.mark.parametrize("size", [0, 100, 300_000, 70 << 20])
+def test_digests_of_the_blocks_stand_behind_the_bytes(fd, size):
+    writer, reader = ArenaWriter(fd), ArenaReader(fd)
+    writer.prepare(size)
+    info = write(writer, 3, size=size)
+    assert reader.digests(info) == digests(reader.view(info), blocks(info))
+    assert checksum(reader.digests(info)) == info.checksum
+
+
+@pytest.mark.parametrize("at", [0, 20, 500])
+def test_damaged_digests_are_not_given_and_spoil_no_checkpoint(fd, at):
+    writer, reader = ArenaWriter(fd), ArenaReader(fd)
+    writing = writer.begin(header(3, size=300_000))
+    info = writing.commit()
+    writing.region[info.total_bytes + at] ^= 1
+    assert reader.digests(info) == b""
+    assert reader.verify(info)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(0, 2**40), st.data())
+def test_no_smaller_checkpoint_has_more_blocks(total, data):
+    payload = data.draw(st.integers(0, min(total, 2**31)))
+    assert len(blocks(header(0, size=payload))) <= most_blocks(total)
+
+
+def test_an_unfinished_write_is_not_seen_and_costs_no_other_checkpoint(fd):
+    writer, reader = ArenaWriter(fd), ArenaReader(fd)
+    for step in range(5):
+        write(writer, step)
+    for _ in range(3):  # a trainer that dies again and again in mid-save
+        torn = ArenaWriter(fd).begin(header(5))
+        torn.bytes[:50] = b"x" * 50
+    assert reader.published()[0].step == 4
+    assert reader.verify(reader.published()[0])
+    assert reader.find(0, 5) is None
+
+
+def test_a_writer_that_follows_a_dead_one_continues_its_generations(fd):
+    first = write(ArenaWriter(fd), 0)
+    ArenaWriter(fd).begin(header(1))
+    second = write(ArenaWriter(fd), 1)
+    assert second.generation == first.generation + 1
+
+
+def test_a_slot_grows_without_moving_the_others(fd):
+    writer, reader = ArenaWriter(fd), ArenaReader(fd)
+    small = write(writer, 1, size=100)
+    large = write(writer, 2, size=10_000_000)
+    assert reader.verify(small)
+    assert reader.verify(large)
+
+
+def test_a_reader_notices_that_a_slot_was_written_over(fd):
+    writer, reader = ArenaWriter(fd), ArenaReader(fd)
+    info = write(writer, 0)
+    for step in range(1, MAX_SLOTS + 1):
+        write(writer, step)
+    assert not reader.still(info)
+    assert not reader.verify(info)
+
+
+def test_a_flipped_bit_fails_verification(fd):
+    info = write(ArenaWriter(fd), 3)
+    reader = ArenaReader(fd)
+    offset = reader.file_offset(info)
+    os.pwrite(fd, b"\xff", offset + 20)
+    assert not reader.verify(info)
+
+
+def test_a_flipped_bit_in_the_header_hides_the_slot(fd):
+    info = write(ArenaWriter(fd), 3)
+    with mmap.mmap(fd, 4096) as page:
+        at = bytes(page).index((3).to_bytes(8, "little"), 512)
+        page[at] ^= 4
+    assert ArenaReader(fd).find(info.rank, 3) is None
+    assert ArenaReader(fd).published() == []
+
+
+def test_equal_content_is_flagged(fd):
+    writer = ArenaWriter(fd)
+    write(writer, 1, fill=9)
+    assert write(writer, 2, fill=9).unchanged
+    assert not write(writer, 3, fill=8).unchanged
+
+
+def test_pinned_slots_are_kept_until_taken(fd):
+    writer, reader = ArenaWriter(fd), ArenaReader(fd)
+    size = 100
+    durable = write(writer, 1, pinned=True, size=size)
+    for step in range(2, 20):
+        assert write(writer, step, size=size) is not None
+    assert reader.verify(durable)
+    reader.set_taken(durable)
+    for step in range(20, 20 + MAX_SLOTS):
+        write(writer, step, size=size)
+    assert reader.find(0, 1) is None
+
+
+def test_when_every_slot_waits_the_save_is_refused_and_counted(fd):
+    writer, reader = ArenaWriter(fd), ArenaReader(fd)
+    for step in range(MAX_SLOTS):
+        assert write(writer, step, pinned=True)
+    assert write(writer, 99) is None
+    writer.skip(99, "full")
+    assert reader.skips == (1, 99, "full")
+
+
+def test_large_states_use_two_slots(fd):
+    writer = ArenaWriter(fd)
+    slots = []
+    for step in range(3):  # untouched pages of a sparse slot take no memory and read as zeros
+        writing = writer.begin(header(step, size=LARGE_BYTES + 1))
+        slots.append(writing.slot)
+        if step < 2:
+            writing.commit()
+    assert slots == [0, 1, 0]
+
+
+def test_forget_after_drops_the_future_that_was_rolled_back(fd):
+    writer, reader = ArenaWriter(fd), ArenaReader(fd)
+    for step in (4, 5, 6):
+        write(writer, step)
+    writer.forget_after(5)
+    assert [i.step for i in reader.published()] == [5, 4]
+    write(writer, 6)
+    assert [i.step for i in reader.published()] == [6, 5, 4]
+
+
+def test_a_file_that_is_no_arena_is_refused():
+    fd = os.memfd_create("other")
+    os.ftruncate(fd, 8192)
+    with pytest.raises(CorruptData, match="not an arena"):
+        ArenaReader(fd)
+    os.close(fd)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["save", "die", "pin", "take", "grow"]), st.integers(0, 3)), max_size=40
+    )
+)
+def test_whatever_happens_a_reader_sees_only_whole_checkpoints_and_the_newest_stays(moves):
+    fd = create_arena()
+    reader, newest, size = ArenaReader(fd), None, 100
+    for step, (move, amount) in enumerate(moves, start=1):
+        writer = ArenaWriter(fd)
+        if move == "take":
+            for info in reader.published():
+                reader.set_taken(info)
+        elif move == "die":
+            torn = writer.begin(header(step, size=size))
+            if torn is not None:
+                torn.bytes[: 30 * amount] = b"?" * (30 * amount)
+        else:
+            size += 5000 * amount if move == "grow" else 0
+            info = write(writer, step, size=size, pinned=move == "pin")
+            newest = info.step if info else newest
+        published = reader.published()
+        assert all(reader.verify(i) for i in published)
+        assert (published[0].step if published else None) == newest
+    os.close(fd)

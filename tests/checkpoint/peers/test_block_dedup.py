@@ -1,0 +1,320 @@
+"""What a node's own ranks have of an offered replica is borrowed: exactly that, and nothing torn."""
+
+import itertools
+import os
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pulsetrain.checkpoint.memory import slots
+from pulsetrain.checkpoint.memory.arena import ArenaReader, ArenaWriter, create_arena
+from pulsetrain.checkpoint.memory.blocks import blocks, digests, most_blocks
+from pulsetrain.checkpoint.memory.slots import MAX_SLOTS
+from pulsetrain.checkpoint.peers import block_dedup as module
+from pulsetrain.checkpoint.peers.block_dedup import BlockDedup, joined
+from pulsetrain.checkpoint.peers.replicas import Snapshot
+from pulsetrain.checkpoint.peers.shared_blocks import Loan
+from tests.checkpoint.trainers import save
+
+
+def snapshot(*, layout: int = 100, values: int = 10, payload: int = 10_000, step: int = 1) -> Snapshot:
+    return Snapshot(
+        rank=9,
+        step=step,
+        attempt=0,
+        world=10,
+        layout_bytes=layout,
+        values_bytes=values,
+        payload_bytes=payload,
+        checksum=0,
+    )
+
+
+def state(step: int, own: int = 0) -> dict[str, np.ndarray]:
+    """Ten blocks of content, of which `own` changes the seventh."""
+    whole = np.arange(10 * 1024, dtype=np.int32) + 100_000 * step
+    whole[7 * 1024] += own
+    return {"w": whole}
+
+
+class Site:
+    """A node with some ranks, and the arena of a rank elsewhere whose checkpoints are offered to it."""
+
+    def __init__(self, *ranks: int, on_sleep=lambda: None) -> None:
+        self.now, self.on_sleep, self.naps = 0.0, on_sleep, 0
+        self.loans: list[Loan] = []
+        self.twins = BlockDedup(clock=lambda: self.now, sleep=self.sleep)
+        self.fds = {rank: create_arena() for rank in (*ranks, 9)}
+        for rank in ranks:
+            self.twins.attach(rank, self.fds[rank])
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        self.naps += 1
+        self.on_sleep()
+
+    def save(self, rank: int, step: int, own: int = 0) -> None:
+        assert save(self.fds[rank], rank, step, world=10, tensors=state(step, own))
+
+    def offer(self, step: int, own: int = 0) -> tuple[bytes, list[tuple[int, int]], bytearray]:
+        """Its bytes, what is lacking here, and what is borrowed here."""
+        self.save(9, step, own)
+        return self.offered(step)
+
+    def offered(self, step: int) -> tuple[bytes, list[tuple[int, int]], bytearray]:
+        arena = ArenaReader(self.fds[9])
+        info = arena.find(9, step)
+        loan, lacking = self.twins.lend(Snapshot.of(info), arena.digests(info))
+        target = bytearray(b"\xa5" * info.total_bytes)
+        if loan is not None:
+            self.loans.append(loan)
+            assert loan.copy_into(memoryview(target)) == loan.intact
+        return bytes(arena.view(info)), lacking, target
+
+    def close(self) -> None:
+        for rank in self.fds:
+            self.twins.detach(rank)
+        for fd in self.fds.values():
+            os.close(fd)
+
+
+@pytest.fixture
+def site():
+    made = []
+
+    def make(*ranks: int, **options) -> Site:
+        made.append(Site(*ranks, **options))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def completed(source: bytes, lacking: list[tuple[int, int]], target: bytearray) -> bytes:
+    """The replica after the peer has sent what is lacking."""
+    for at, size in lacking:
+        target[at : at + size] = source[at : at + size]
+    return bytes(target)
+
+
+@given(st.integers(0, 300_000), st.integers(0, 9000), st.integers(0, 400 << 20))
+def test_blocks_cover_every_byte_once_and_are_not_too_many(layout, values, payload):
+    shot = snapshot(layout=layout, values=values, payload=payload)
+    at = 0
+    for start, size in blocks(shot):
+        assert start == at
+        at += size
+    assert at == shot.total_bytes
+    assert len(blocks(shot)) <= most_blocks(shot.total_bytes)
+
+
+@given(st.lists(st.tuples(st.integers(0, 50), st.booleans()), min_size=1, max_size=40))
+def test_joined_spans_are_what_is_wanted_and_no_more(parts):
+    ends = [0, *itertools.accumulate(size for size, _ in parts)]
+    spans = [(at, size) for at, (size, _) in zip(ends, parts, strict=False)]
+    wanted = {
+        i for (at, size), (_, want) in zip(spans, parts, strict=True) if want for i in range(at, at + size)
+    }
+    found = joined(spans, np.array([want for _, want in parts]))
+    assert [i for at, size in found for i in range(at, at + size)] == sorted(wanted)
+    assert all(a + n <= b for (a, n), (b, _) in itertools.pairwise(found))
+
+
+def test_joined_neighbours_are_one():
+    spans = [(0, 5), (5, 0), (5, 5), (10, 5), (15, 5)]
+    assert joined(spans, np.array([True, True, True, False, True])) == [(0, 10), (15, 5)]
+    assert joined(spans, np.array([False, True, False, False, False])) == []
+
+
+@given(
+    st.lists(st.integers(0, 50), min_size=1, max_size=40),
+    st.lists(st.tuples(st.integers(0, 900), st.integers(0, 900)), max_size=4),
+)
+def test_only_blocks_that_came_whole_count_as_known(sizes, known):
+    ends = list(itertools.accumulate(sizes))
+    spans = [(end - size, size) for end, size in zip(ends, sizes, strict=True)]
+    enclosed = [any(a <= at and at + n <= a + m for a, m in known) for at, n in spans]
+    assert module._within(known, spans).tolist() == enclosed
+
+
+def test_an_answer_that_would_be_very_long_asks_for_everything_and_borrows_nothing(site, monkeypatch):
+    one = site(0)
+    one.save(0, 5, own=3)
+    monkeypatch.setattr(module, "MOST_PARTS", 0)
+    source, lacking, _ = one.offer(5)
+    assert lacking == [(0, len(source))]
+    assert one.loans == []
+    arena = ArenaReader(one.fds[0])
+    assert not arena.lent(arena.find(0, 5))
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(0, 1 << 32), st.dictionaries(st.integers(0, 59_999), st.integers(1, 255), max_size=5))
+def test_what_is_copied_is_equal_whatever_differs(seed, changed):
+    site = Site(0)
+    try:
+        content = np.random.default_rng(seed).bytes(60_000)
+        other = bytearray(content)
+        for at, flip in changed.items():
+            other[at] ^= flip
+        for rank, raw in ((0, other), (9, content)):
+            assert save(site.fds[rank], rank, 1, tensors={"w": np.frombuffer(bytes(raw), dtype=np.uint8)})
+        source, lacking, target = site.offered(1)
+        asked = {i for at, size in lacking for i in range(at, at + size)}
+        info = ArenaReader(site.fds[9]).find(9, 1)
+        first = info.total_bytes - info.payload_bytes
+        assert {first + at for at in changed} <= asked  # nothing is claimed that is not there
+        assert len(asked) <= 4096 * len(changed)  # and nothing is asked for twice
+        assert all(target[i] == source[i] for i in range(len(source)) if i not in asked)
+        assert completed(source, lacking, target) == source
+    finally:
+        site.close()
+
+
+def test_equal_states_are_lacking_nothing_and_one_block_is_asked_for_alone(site):
+    one = site(0, 1)
+    one.save(0, 5)
+    one.save(1, 5, own=3)
+    source, lacking, target = one.offer(5)
+    assert lacking == []
+    assert bytes(target) == source
+    one.save(0, 6)
+    one.save(1, 6, own=3)
+    source, lacking, target = one.offer(6, own=3)
+    assert lacking == []  # the seventh block from rank 1
+    assert bytes(target) == source
+    one.save(0, 7)
+    one.save(1, 7, own=3)
+    source, lacking, target = one.offer(7, own=4)
+    assert lacking == [(4096 + 7 * 4096, 4096)]
+    assert completed(source, lacking, target) == source
+
+
+def test_another_step_or_shape_or_number_of_digests_is_lacking_everything(site):
+    one = site(0)
+    one.save(0, 4)
+    source, lacking, _ = one.offer(3)
+    assert lacking == [(0, len(source))]
+    assert save(one.fds[0], 0, 5, world=10, tensors={"w": np.zeros(999)})
+    source, lacking, _ = one.offer(5)
+    assert lacking == [(0, len(source))]
+    one.save(0, 6)
+    arena = ArenaReader(one.fds[0])
+    shot = Snapshot.of(arena.find(0, 6))
+    assert one.twins.lend(shot, b"") == (None, [(0, shot.total_bytes)])
+
+
+def test_what_is_lent_is_written_over_last_of_all(site):
+    one = site(0)
+    one.save(0, 5)
+    source, lacking, target = one.offer(5)
+    assert (lacking, bytes(target)) == ([], source)
+    for step in range(6, 6 + 4 * MAX_SLOTS):
+        one.save(0, step)
+    (loan,) = one.loans
+    again = bytearray(len(source))
+    assert loan.copy_into(memoryview(again))
+    assert bytes(again) == source
+    for step in range(100, 100 + MAX_SLOTS - 1):  # until every slot is lent: a save comes before a loan
+        one.save(0, step)
+        one.offer(step)
+    one.save(0, 200)
+    assert not loan.intact
+    assert not loan.copy_into(memoryview(again))
+    assert sum(other.intact for other in one.loans) == MAX_SLOTS - 1
+
+
+def test_a_large_state_gets_one_slot_more_while_one_is_lent(site, monkeypatch):
+    monkeypatch.setattr(slots, "SMALL_BYTES", 0)
+    monkeypatch.setattr(slots, "LARGE_BYTES", 0)
+    one = site(0)
+    one.save(0, 5)
+    one.offer(5)
+    for step in range(6, 12):
+        one.save(0, step)
+    (loan,) = one.loans
+    assert loan.intact
+    assert [i.step for i in ArenaReader(one.fds[0]).published()] == [11, 10, 5]
+    loan.end()
+    one.save(0, 12)
+    one.save(0, 13)
+    assert not loan.intact
+
+
+def test_a_slot_that_two_replicas_rest_on_is_lent_until_both_are_dropped(site):
+    one = site(0)
+    one.save(0, 5)
+    one.offer(5)
+    one.offered(5)
+    arena = ArenaReader(one.fds[0])
+    info = arena.find(0, 5)
+    first, second = one.loans
+    first.end()
+    assert arena.lent(info)
+    second.end()
+    assert not arena.lent(info)
+
+
+def test_a_save_that_is_under_way_or_rolled_back_is_not_looked_at(site):
+    one = site(0)
+    one.save(0, 5)
+    arena = ArenaReader(one.fds[0])
+    info = arena.find(0, 5)
+    assert arena.digests(info)
+    ArenaWriter(one.fds[0]).invalidate(info)
+    assert arena.digests(info) == b""
+    source, lacking, _ = one.offer(5)
+    assert lacking == [(0, len(source))]
+
+
+def test_a_rank_that_is_about_to_save_is_waited_for(site):
+    one = site(0)
+    one.save(0, 4)
+    one.on_sleep = lambda: one.naps == 3 and one.save(0, 5)
+    _, lacking, _ = one.offer(5)
+    assert lacking == []
+    assert one.naps == 3
+
+
+def test_a_rank_that_does_not_come_is_waited_for_once(site):
+    one = site(0)
+    one.save(0, 4)
+    source, lacking, _ = one.offer(5)
+    assert lacking == [(0, len(source))]
+    waited = one.now
+    assert 0.2 < waited < 0.3
+    one.offer(6)
+    assert one.now == waited
+    one.save(0, 7)  # in time again
+    assert one.offer(7)[1] == []
+    one.on_sleep = lambda: one.save(0, 8)
+    assert one.offer(8)[1] == []
+
+
+def test_a_rank_with_other_content_is_not_waited_for(site):
+    one = site(0)
+    assert save(one.fds[0], 0, 1, world=10, tensors={"w": np.zeros(10 * 1024, dtype=np.int32)})
+    one.offer(1)
+    one.offer(2)
+    assert one.naps == 0
+
+
+def test_a_rank_that_runs_elsewhere_now_lends_nothing(site):
+    one = site(0)
+    one.save(0, 5)
+    one.twins.detach(0)
+    source, lacking, _ = one.offer(5)
+    assert lacking == [(0, len(source))]
+
+
+def test_digests_tell_contents_apart():
+    shot = snapshot()
+    data = bytearray(shot.total_bytes)
+    before = digests(memoryview(data), blocks(shot))
+    data[5000] = 1
+    after = digests(memoryview(data), blocks(shot))
+    changed = [i for i in range(0, len(before), 16) if before[i : i + 16] != after[i : i + 16]]
+    assert changed == [16 * 2]

@@ -1,0 +1,85 @@
+"""The commands over a real storage."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+from safetensors.numpy import load_file
+
+from pulsetrain.checkpoint.memory.arena import create_arena
+from pulsetrain.checkpoint.service import CheckpointService, CheckpointServiceConfig
+from pulsetrain.cli import pulsetrain
+from pulsetrain.core.errors import UsageError
+from tests.checkpoint.trainers import arrays, save, wait_until
+
+
+@pytest.fixture
+def storage(tmp_path):
+    config = CheckpointServiceConfig(storage=str(tmp_path), persist_every=1, replicas=1, poll_s=0.005)
+    keeper = CheckpointService(config, job="pretrain", node="n", address="127.0.0.1")
+    fd = create_arena()
+    keeper.attach(0, fd)
+    for step in (1, 2):
+        tensors = {f"model.{k}": v for k, v in arrays(0, step).items()}
+        save(fd, 0, step, tensors=tensors)
+        wait_until(lambda step=step: keeper._persister.newest and keeper._persister.newest[0].step == step)
+    keeper.close()
+    return tmp_path
+
+
+def invoke(*arguments: object):
+    return CliRunner().invoke(pulsetrain, [str(a) for a in arguments], standalone_mode=False)
+
+
+def test_ls_shows_each_step_and_its_state(storage):
+    (storage / "pretrain/step-000000000003").mkdir()
+    (storage / "pretrain/step-000000000001/manifest.json").write_bytes(b"{}")
+    rows = json.loads(invoke("checkpoint", "ls", "--storage", storage, "--json").output)
+    assert [(r["step"], r["state"]) for r in rows] == [(3, "incomplete"), (2, "committed"), (1, "damaged")]
+    assert rows[1]["world"] == 1
+    text = invoke("checkpoint", "ls", "--storage", storage).output
+    assert "committed" in text
+    assert "unique_bytes" in text
+
+
+def test_verify_finds_a_flipped_bit(storage):
+    assert invoke("checkpoint", "verify", "--storage", storage).return_value == 0
+    pack = next((storage / "pretrain/step-000000000002").glob("*.pack"))
+    data = bytearray(pack.read_bytes())
+    data[100] ^= 1
+    pack.write_bytes(data)
+    result = invoke("checkpoint", "verify", "--storage", storage, "--step", 2, "--json")
+    assert result.return_value == 1
+    (row,) = json.loads(result.output)
+    assert not row["ok"]
+    assert "damaged" in row["wrong"][0]
+
+
+def test_export_is_the_newest_step(storage, tmp_path):
+    out = tmp_path / "hf"
+    report = json.loads(invoke("checkpoint", "export", "--storage", storage, "-o", out, "--json").output)
+    assert report["step"] == 2
+    tensors = load_file(report["files"][0])
+    assert {k: v.tolist() for k, v in tensors.items()} == {k: v.tolist() for k, v in arrays(0, 2).items()}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("ls", "--job", "other"), "no checkpoints of job other; jobs there: pretrain"),
+        (("verify", "--step", 9), "no step 9; it has: 1, 2"),
+        (("export", "--step", 9, "-o", "x"), "step 9 is not committed; committed: 2, 1"),
+    ],
+)
+def test_what_is_not_there_is_named(storage, arguments, message):
+    result = invoke("checkpoint", *arguments, "--storage", storage)
+    assert isinstance(result.exception, UsageError)
+    assert message in str(result.exception)
+
+
+def test_simulate_recovery_prints_both_ways():
+    result = invoke("simulate", "recovery", "--set", "days=5", "--runs", 2, "--json")
+    report = json.loads(result.output)
+    simulated, expected = report["simulated"], report["closed_form"]
+    assert simulated["effective_ratio"] == pytest.approx(expected["effective_ratio"], rel=0.05)
+    assert isinstance(invoke("simulate", "recovery", "--set", "speed=1").exception, UsageError)

@@ -1,0 +1,19 @@
+"""Rows wait until they are taken, each once, of one record or of all."""
+
+from pulsetrain.checkpoint.checkpoint_events import CheckpointEvents, Origin
+
+
+def rows(taken) -> dict[str, list[int]]:
+    return {name: batch.column("rank").to_pylist() for name, batch in taken}
+
+
+def test_records_are_taken_apart_and_only_once():
+    ledger = CheckpointEvents(Origin(job="j", node="n"))
+    ledger.stage("copy", "memory", rank=1, step=5)
+    ledger.event("replica_peer_away", {"peer": "b"}, rank=2)
+    ledger.stage("copy", "memory", rank=3, step=6)
+    assert rows(ledger.take("events")) == {"events": [2]}
+    assert rows(ledger.take("events")) == {}
+    ledger.event("replica_peer_back", {"peer": "b"}, rank=4)
+    assert rows(ledger.take()) == {"checkpoints": [1, 3], "events": [4]}
+    assert ledger.take() == []

@@ -1,0 +1,361 @@
+"""Save and restore of real training: bit-identical, also after SIGKILL, and honest about what was skipped."""
+
+import gc
+import hashlib
+import os
+import random
+import signal
+import threading
+import time
+import warnings
+
+import numpy as np
+import pytest
+import torch
+
+from pulsetrain.checkpoint.checkpointer import Checkpointer
+from pulsetrain.checkpoint.memory.arena import ArenaReader, create_arena
+from pulsetrain.core.errors import CheckpointError, CorruptData
+from tests.checkpoint.trainers import wait_until
+
+
+class Training:
+    """A small model with dropout, batch norm, AdamW, a schedule and a data position."""
+
+    def __init__(self, fd: int | None = None, restore_step: int = -1, **options) -> None:
+        torch.manual_seed(1)
+        random.seed(1)
+        np.random.seed(1)
+        self.model = torch.nn.Sequential(
+            torch.nn.Linear(8, 16), torch.nn.BatchNorm1d(16), torch.nn.Dropout(0.3), torch.nn.Linear(16, 1)
+        )
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
+        self.schedule = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, 50)
+        self.state = {
+            "model": self.model,
+            "optimizer": self.optimizer,
+            "schedule": self.schedule,
+            "ema": torch.zeros(3),
+            "position": 0,
+        }
+        environ = {"RANK": "0", "WORLD_SIZE": "1", "PULSETRAIN_RESTORE_STEP": str(restore_step)}
+        if fd is not None:
+            environ["PULSETRAIN_ARENA_FD"] = str(fd)
+        self.checkpointer = Checkpointer(self.state, environ=environ, **options)
+
+    def step(self) -> None:
+        x = torch.randn(4, 8) * random.random() + float(np.random.rand())
+        self.optimizer.zero_grad()
+        self.model(x).pow(2).mean().backward()
+        self.optimizer.step()
+        self.schedule.step()
+        self.checkpointer.wait()
+        self.state["ema"] += 0.1
+        self.state["position"] += 4
+
+    def train(self, first: int, last: int) -> str:
+        for step in range(first, last + 1):
+            self.step()
+            self.checkpointer.save(step)
+        return self.digest()
+
+    def digest(self) -> str:
+        h = hashlib.sha256()
+        for tensor in [*self.model.state_dict().values(), self.state["ema"]]:
+            h.update(tensor.numpy().tobytes())
+        h.update(repr((self.state["position"], self.schedule.state_dict()["last_epoch"])).encode())
+        return h.hexdigest()
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    """Sums depend on the number of threads; runs that are compared use one."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def fd():
+    fd = create_arena()
+    yield fd
+    os.close(fd)
+
+
+@pytest.mark.parametrize("blocking", [False, True])
+def test_training_continues_bit_identical_after_a_restore(fd, blocking):
+    reference = Training().train(1, 12)
+    first = Training(fd, blocking=blocking)
+    first.train(1, 7)
+    first.checkpointer.close()
+    again = Training(fd, restore_step=7, blocking=blocking)
+    assert again.checkpointer.restore() == 7
+    assert again.train(8, 12) == reference
+
+
+def test_an_older_step_can_be_restored_and_the_newer_ones_are_forgotten(fd):
+    reference = Training().train(1, 9)
+    first = Training(fd)
+    first.train(1, 7)
+    first.checkpointer.close()
+    again = Training(fd, restore_step=6)
+    assert again.checkpointer.restore() == 6
+    assert max(i.step for i in ArenaReader(fd).published()) == 6
+    assert again.train(7, 9) == reference
+
+
+def test_the_copy_beside_forward_and_backward_is_as_of_the_saved_step(fd):
+    """The optimizer's hook holds the change back until the copy is complete, however slow the copy is."""
+    training = Training(fd)
+    training.train(1, 3)
+    expected = training.digest()
+    training.checkpointer._last.wait(40)
+    finish = training.checkpointer._copier.finish
+    release = threading.Event()
+
+    def slow(pairs):
+        release.wait(40)
+        finish(pairs)
+
+    training.checkpointer._copier.finish = slow
+    training.checkpointer._copier.immediate = False  # it waits for something, as a device's copy does
+    result = training.checkpointer.save(3)
+    assert result.status == "copying"
+
+    def release_when_awaited():
+        wait_until(lambda: result._awaited_ns)
+        time.sleep(0.05)
+        release.set()
+
+    threading.Thread(target=release_when_awaited).start()
+    training.step()  # forward, backward, and an optimizer step that has to wait
+    assert release.is_set()
+    assert result.wait(40).blocked_ns > 20e6  # what training waited is on record
+    again = Training(fd, restore_step=3)
+    again.checkpointer.restore()
+    assert again.digest() == expected
+
+
+def test_training_waits_for_peers_only_where_asked_and_not_for_ever(fd, monkeypatch):
+    from pulsetrain.checkpoint import checkpointer as module
+
+    monkeypatch.setattr(module, "LAG_TIMEOUT_S", 0.05)
+    training = Training(fd)
+    training.train(1, 1)
+    agent, started = ArenaReader(fd), time.monotonic()
+    agent.set_lag(1)
+    training.checkpointer.wait()  # nobody answers
+    assert time.monotonic() - started >= 0.05
+    monkeypatch.setattr(module, "LAG_TIMEOUT_S", 30)
+    started = time.monotonic()
+    training.step()
+    assert time.monotonic() - started < 30  # and is not waited for again
+    result = training.checkpointer.save(2)
+    result.wait(40)
+    with pytest.raises(CheckpointError, match="step 2 is not in a peer's memory after"):
+        result.wait_replicated(0.01)
+    agent.set_replicated(2)
+    result.wait_replicated(1)
+    training.checkpointer.wait()
+    assert not training.checkpointer._behind
+
+
+def test_room_is_made_beside_the_first_steps(fd):
+    """After `restore` the arena grows for the optimizer's coming state too; the first save grows nothing."""
+    training = Training(fd)
+    assert training.checkpointer.restore() is None
+    training.checkpointer._room.join(40)
+    size = os.fstat(fd).st_size
+    assert not training.checkpointer._arena._fresh
+    training.train(1, 3)
+    training.checkpointer._last.wait(40)
+    assert os.fstat(fd).st_size == size
+
+
+def test_a_skipped_save_says_so(fd):
+    training = Training(fd, every=10)
+    result = training.checkpointer.save(7)
+    assert not result
+    assert result.status == "skipped: not a multiple of every = 10"
+    with pytest.raises(CheckpointError, match="was skipped"):
+        result.wait()
+
+
+def test_a_failed_copy_says_so_and_training_goes_on(fd):
+    training = Training(fd)
+    training.train(1, 2)
+    training.checkpointer._last.wait(40)
+
+    def broken(pairs):
+        raise RuntimeError("no such luck")
+
+    training.checkpointer._copier.finish = broken
+    result = training.checkpointer.save(3)
+    training.step()
+    with pytest.raises(CheckpointError, match="no such luck"):
+        result.wait(40)
+    assert not result
+    assert ArenaReader(fd).published()[0].step == 2
+    assert ArenaReader(fd).skips[1:] == (3, "no such luck")
+
+
+def test_nothing_to_restore_empties_the_arena(fd):
+    training = Training(fd)
+    training.train(1, 3)
+    assert training.checkpointer.restore() is None
+    assert ArenaReader(fd).published() == []
+
+
+def test_a_step_that_is_not_there_names_what_is(fd):
+    training = Training(fd)
+    training.train(1, 3)
+    training.checkpointer._last.wait(40)
+    with pytest.raises(CheckpointError, match=r"step 9 of rank 0 is not in the arena; it has: 3, 2, 1"):
+        training.checkpointer.restore(9)
+
+
+def test_flipped_bytes_are_never_restored(fd):
+    training = Training(fd)
+    training.train(1, 3)
+    training.checkpointer.close()
+    info = ArenaReader(fd).find(0, 3)
+    os.pwrite(fd, b"\xff\xff", ArenaReader(fd).file_offset(info) + info.total_bytes - 3)
+    with pytest.raises(CorruptData, match="checksum"):
+        training.checkpointer.restore(3)
+    assert ArenaReader(fd).find(0, 3) is None
+
+
+def test_what_cannot_be_saved_is_named():
+    with pytest.raises(CheckpointError, match=r"odd\.x: a set cannot be saved"):
+        Checkpointer({"odd": {"x": {1}}}, environ={}).save(1)
+
+
+def test_another_model_is_refused(fd):
+    training = Training(fd)
+    training.train(1, 1)
+    training.checkpointer.close()
+    other = Checkpointer({"model": torch.nn.Linear(2, 2)}, environ={"PULSETRAIN_ARENA_FD": str(fd)})
+    with pytest.raises(CheckpointError, match="model and checkpoint differ"):
+        other.restore(1)
+
+
+def test_optimizer_state_keeps_its_element_type(fd):
+    parameter = torch.nn.Parameter(torch.ones(4, dtype=torch.bfloat16))
+    optimizer = torch.optim.SGD([parameter], lr=0.1)
+    optimizer.state[parameter]["master"] = torch.tensor([1.0, 1.0009765625, 3.3, 4.4])
+    state = {"p": parameter.data, "o": optimizer}
+    Checkpointer(state, environ={"PULSETRAIN_ARENA_FD": str(fd)}).save(1).wait(40)
+    saved = optimizer.state[parameter]["master"].clone()
+    optimizer.state[parameter]["master"].zero_()
+    Checkpointer(state, environ={"PULSETRAIN_ARENA_FD": str(fd)}).restore(1)
+    assert optimizer.state[parameter]["master"].dtype == torch.float32
+    assert torch.equal(optimizer.state[parameter]["master"], saved)
+
+
+def test_every_kind_of_leaf_comes_back(fd):
+    state = {
+        "a": {"list": [1, 2.5, None, True, "x"], "tuple": (1, (2,)), 3: float("inf")},
+        "empty": torch.empty(0, 3),
+        "scalar": torch.tensor(7),
+        "flags": torch.tensor([True, False]),
+        "half": torch.arange(5, dtype=torch.bfloat16),
+    }
+    environ = {"PULSETRAIN_ARENA_FD": str(fd)}
+    Checkpointer(dict(state), environ=environ).save(1).wait(40)
+    blank = {k: torch.zeros_like(v) if isinstance(v, torch.Tensor) else {} for k, v in state.items()}
+    Checkpointer(blank, environ=environ).restore(1)
+    assert blank["a"] == state["a"]
+    assert all(torch.equal(blank[k], state[k]) for k in ("empty", "scalar", "flags", "half"))
+
+
+def test_the_hook_does_not_keep_a_checkpointer_alive():
+    import weakref
+
+    training = Training()
+    training.train(1, 1)
+    gone = weakref.ref(training.checkpointer)
+    training.checkpointer._last.wait(40)
+    training.checkpointer._thread.shutdown(wait=True)
+    del training
+    gc.collect()
+    assert gone() is None
+
+
+@pytest.mark.integration
+@pytest.mark.timeout(400)  # a minute alone, several beside other work
+def test_a_rank_killed_at_any_moment_costs_at_most_the_step_in_flight(fd):
+    """100 real processes, each killed at a random moment of training that saves every step."""
+    reference: dict[int, str] = {}
+    truth = Training()
+    for step in range(1, 400):
+        truth.step()
+        reference[step] = truth.digest()
+    draw = random.Random(5)
+    restore, torn = -1, 0
+    for trial in range(100):
+        reader, write_end = os.pipe()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # fork beside torch's idle threads
+            pid = os.fork()
+        if pid == 0:
+            try:
+                _train_until_killed(fd, restore, write_end)
+            finally:
+                os._exit(1)
+        os.close(write_end)
+        enough = draw.randint(1, 4)
+        announced = restore
+        with os.fdopen(reader, "rb", buffering=0) as lines:
+            while announced < max(restore, 0) + enough:
+                line = lines.read(4)
+                assert line, f"trial {trial}: the child died by itself"
+                announced = int.from_bytes(line, "little")
+            _spin(draw.randint(0, 3000))
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            while line := lines.read(4):
+                announced = int.from_bytes(line, "little")
+        arena = ArenaReader(fd)
+        torn += arena.unfinished > 0
+        newest = arena.published()[0]
+        assert arena.verify(newest), f"trial {trial}"
+        assert newest.step >= announced - 1, f"trial {trial}: lost more than the step in flight"
+        again = Training(fd, restore_step=newest.step)
+        assert again.checkpointer.restore() == newest.step
+        assert again.digest() == reference[newest.step], (
+            f"trial {trial}: step {newest.step} is not what was trained"
+        )
+        again.checkpointer.close()
+        restore = newest.step
+        if restore > 380:
+            restore = -1
+    assert torn > 50, "most kills land in the middle of a save"
+
+
+def _train_until_killed(fd: int, restore: int, announce: int) -> None:
+    """Train and announce each step when its save was called."""
+    training = Training(fd, restore_step=restore)
+    step = training.checkpointer.restore() or 0
+    finish = training.checkpointer._copier.finish
+    training.checkpointer._copier.immediate = False  # the copy runs beside training, as that of a large state
+
+    def slowly(pairs):
+        """Stop in the middle of the copy, so that kills land there."""
+        half = len(pairs.late[0]) // 2
+        finish(pairs._replace(late=tuple(part[:half] for part in pairs.late)))
+        time.sleep(0.003)
+        finish(pairs._replace(late=tuple(part[half:] for part in pairs.late)))
+
+    training.checkpointer._copier.finish = slowly
+    while step < 399:
+        step += 1
+        training.step()
+        training.checkpointer.save(step)
+        os.write(announce, step.to_bytes(4, "little"))
+
+
+def _spin(iterations: int) -> None:
+    """Pass a little time without sleeping."""
+    for _ in range(iterations):
+        os.getpid()

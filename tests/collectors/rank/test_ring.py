@@ -1,0 +1,214 @@
+"""The ring's laws: nothing lost, doubled or torn; what does not fit is dropped and counted."""
+
+from __future__ import annotations
+
+import os
+import struct
+import sys
+import threading
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pulsetrain.collectors.layout import (
+    MAX_NAMES,
+    SLOT_BYTES,
+    SLOTS_AT,
+    W_READ,
+    span_context,
+    span_head,
+)
+from pulsetrain.collectors.rank.ring import RingWriter, create_ring
+from pulsetrain.collectors.reading.ring_reader import RingReader
+from pulsetrain.core.errors import CorruptData
+
+CAPACITY = 64
+
+
+class Ring:
+    """Both ends of a small ring; spans carry a number of their own in `seq` and again in `bytes`."""
+
+    def __init__(self, slots: int = CAPACITY) -> None:
+        self.fd = create_ring(slots)
+        self.writer, self.reader = RingWriter(self.fd), RingReader(self.fd)
+        os.close(self.fd)
+        self.head = span_head(self.writer.intern("forward"), 0)
+
+    def write(self, number: int) -> bool:
+        context = span_context(number, -1, 0)
+        return self.writer.span(self.head, context, 1 + number, 2 + number, seq=number, size=number)
+
+    def drained(self, *, final: bool = False) -> list[int]:
+        spans, _ = self.reader.drain(final=final)
+        assert (spans["seq"] == spans["bytes"]).all()
+        assert (spans["seq"] + 1 == spans["start"]).all()
+        return [int(n) for n in spans["seq"]]
+
+
+@given(st.lists(st.one_of(st.integers(1, 150), st.just(0)), max_size=30))
+def test_every_interleaving_keeps_order_and_counts_what_it_drops(steps):
+    """A number writes so many records; 0 drains."""
+    ring = Ring()
+    written, got, tried = [], [], 0
+    for step in steps:
+        if not step:
+            got += ring.drained()
+        for _ in range(step):
+            if ring.write(tried):
+                written.append(tried)
+            tried += 1
+    got += ring.drained()
+    assert got == written
+    assert tried == len(got) + ring.reader.dropped
+    assert ring.reader.drained == len(got)
+    assert ring.reader.lost == ring.reader.garbage == 0
+
+
+def test_full_ring_drops_and_goes_on_after_a_drain():
+    ring = Ring()
+    kept = [n for n in range(200) if ring.write(n)]
+    assert len(kept) == CAPACITY
+    assert ring.reader.dropped == 200 - len(kept)
+    assert ring.drained() == kept
+    assert ring.write(500)
+    assert ring.drained() == [500]
+
+
+def test_threads_that_are_switched_at_every_instruction_lose_nothing():
+    ring = Ring(1024)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    accepted: list[list[int]] = [[] for _ in range(8)]
+
+    def write(thread: int) -> None:
+        for n in range(2000):
+            number = thread * 10_000 + n
+            if ring.write(number):
+                accepted[thread].append(number)
+
+    threads = [threading.Thread(target=write, args=(i,)) for i in range(8)]
+    try:
+        for thread in threads:
+            thread.start()
+        got = []
+        while any(thread.is_alive() for thread in threads):
+            got += ring.drained()
+    finally:
+        sys.setswitchinterval(interval)
+        for thread in threads:
+            thread.join()
+    got += ring.drained()
+    assert sorted(got) == sorted(n for numbers in accepted for n in numbers)
+    assert len(set(got)) == len(got)
+    assert len(got) + ring.reader.dropped == 16_000
+    for i in range(8):  # each thread's records stay in its order
+        assert [n for n in got if n // 10_000 == i] == accepted[i]
+
+
+@given(st.integers(0, SLOT_BYTES - 8), st.integers(0, 5), st.integers(1, 5))
+def test_a_rank_killed_in_mid_write_loses_that_record_alone(cut, before, after):
+    """The record after `before` others is stored up to byte `cut`; others had been claimed after it."""
+    ring = Ring()
+    for n in range(before):
+        ring.write(n)
+    at, mark = ring.writer.place()
+    whole = struct.pack("<8q", ring.head, 0, 1, 2, 3, 3, -1, mark)
+    ring.writer.memory[at : at + cut] = whole[:cut]
+    for n in range(after):
+        ring.write(100 + n)
+    assert ring.drained() == list(range(before))
+    assert ring.drained(final=True) == [100 + n for n in range(after)]
+    assert ring.reader.lost == 1
+
+
+def test_a_gap_that_stays_is_given_up_after_patience():
+    ring = Ring()
+    ring.writer.place()
+    ring.write(7)
+    assert [ring.drained() for _ in range(8)] == [[]] * 8
+    assert ring.drained() == [7]
+    assert ring.reader.lost == 1
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(
+        st.tuples(st.integers(0, SLOTS_AT + CAPACITY * SLOT_BYTES - 1), st.binary(min_size=1, max_size=200))
+    )
+)
+def test_garbage_anywhere_never_raises_and_yields_only_sound_records(smudges):
+    ring = Ring()
+    for n in range(20):
+        ring.write(n)
+    memory = ring.writer.memory
+    for at, smudge in smudges:
+        end = min(at + len(smudge), len(memory))
+        memory[at:end] = smudge[: end - at]
+    spans, steps = ring.reader.drain(final=True)
+    assert len(spans) + len(steps) <= CAPACITY
+    assert (spans["end"] >= spans["start"]).all()
+    assert (spans["category"] < 5).all()
+    assert (spans["name"] < len(ring.reader.names)).all()
+    page = ring.reader.status()
+    assert len(page.groups) <= 256
+    assert len(page.stack) <= 16
+
+
+def test_steps_tell_not_logged_from_a_real_nan():
+    ring = Ring()
+    ring.writer.step(3, 10, 5, tokens=7, flops=2.0, loss=float("nan"))
+    _, steps = ring.reader.drain()
+    assert (steps["step"][0], steps["tokens"][0], steps["flags"][0]) == (3, 7, 1)
+    assert steps["loss"][0] != steps["loss"][0]
+
+
+def test_names_are_cut_shared_after_the_last_and_survive_any_text():
+    ring = Ring()
+    assert ring.writer.intern("forward") == ring.writer.intern("forward")
+    index = ring.writer.intern("é" * 100)
+    assert ring.reader.names[index] == "é" * 31
+    indices = [ring.writer.intern(f"phase {i}") for i in range(MAX_NAMES)]
+    assert indices[-1] == 0
+    assert ring.reader.names[indices[0]] == "phase 0"
+
+
+@given(st.lists(st.integers(0, 100_000), max_size=20, unique=True))
+def test_groups_keep_their_members_in_order(members):
+    ring = Ring()
+    cell = ring.writer.add_group("tp", members)
+    ring.writer.set_op(cell, ring.writer.intern("all_reduce"), 9, 64, 5, -1)
+    group = ring.reader.status().groups[0]
+    assert group.members == tuple(members)
+    assert (group.name, group.op, group.op_seq, group.op_bytes) == ("tp", "all_reduce", 9, 64)
+
+
+def test_a_world_of_many_ranks_takes_no_room_and_a_full_table_refuses():
+    ring = Ring()
+    ring.writer.add_group("world", range(20_000))
+    assert ring.reader.status().groups[0].members == tuple(range(20_000))
+    assert [ring.writer.add_group(f"g{i}", (0, 3, 4)) for i in range(300)][-1] == -1
+
+
+def test_the_memory_cannot_be_cut_under_the_agent():
+    fd = create_ring(64)
+    with pytest.raises(PermissionError):
+        os.ftruncate(fd, 10)
+    os.close(fd)
+
+
+def test_a_foreign_descriptor_is_refused(tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(b"\0" * (SLOTS_AT + 64 * SLOT_BYTES))
+    with path.open("r+b") as file, pytest.raises(CorruptData, match="no ring"):
+        RingReader(file.fileno())
+
+
+def test_a_second_reader_goes_on_where_the_first_stopped():
+    ring = Ring()
+    ring.write(1)
+    ring.drained()
+    ring.write(2)
+    fd = create_ring(64)
+    os.close(fd)
+    assert ring.writer.words[W_READ] == 1

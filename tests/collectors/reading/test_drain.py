@@ -1,0 +1,157 @@
+"""Slots as rows of records: every batch has the record's schema, and open work is reported once a second."""
+
+from __future__ import annotations
+
+import os
+
+import pyarrow as pa
+import pytest
+
+from pulsetrain.collectors.rank.handle import Handle
+from pulsetrain.collectors.rank.ring import RingWriter, create_ring
+from pulsetrain.collectors.reading.drain import Drain
+from pulsetrain.collectors.reading.ring_reader import RingReader
+from pulsetrain.records.schema import arrow_schema
+
+SECOND = 1_000_000_000
+
+
+class Watched:
+    def __init__(self) -> None:
+        fd = create_ring(1024)
+        self.writer, self.reader = RingWriter(fd), RingReader(fd)
+        os.close(fd)
+        self.handle = Handle(self.writer)
+        self.offset = self.reader.status().utc_offset_ns
+        self.drain = Drain(
+            self.reader, job="j", attempt=2, node="n1", rank=5, local_rank=1, address="10.0.0.1"
+        )
+
+    @property
+    def now(self) -> int:
+        """UTC of the last thing recorded."""
+        return self.reader.status().last_ns + self.offset
+
+    def rows(self, now_ns: int, record: str) -> list[dict[str, object]]:
+        batches = [batch for name, batch in self.drain.batches(now_ns) if name == record]
+        return [row for batch in batches for row in batch.to_pylist()]
+
+
+@pytest.fixture
+def watched():
+    return Watched()
+
+
+def test_every_batch_has_its_records_schema(watched):
+    h = watched.handle
+    h.place({"tp": 1, "pp": 2})
+    with h.phase("forward"):
+        pass
+    h.log(loss=float("nan"))
+    h.step(tokens=3)
+    h.phase("data").__enter__()
+    batches = watched.drain.batches(watched.now + 2 * SECOND)
+    assert [name for name, _ in batches] == ["spans", "spans", "steps", "topology"]
+    for name, batch in batches:
+        batch.validate(full=True)
+        assert batch.schema.equals(arrow_schema(name))
+
+
+def test_a_span_row_says_who_where_and_when(watched):
+    h = watched.handle
+    h.resume(9)
+    with h.phase("backward"), h.phase("clip", "compute"):
+        pass
+    row = watched.rows(watched.now, "spans")[0]
+    expected = {
+        "job": "j",
+        "attempt": 2,
+        "node": "n1",
+        "rank": 5,
+        "step": 9,
+        "microbatch": -1,
+        "phase": "clip",
+    }
+    expected |= {"category": "compute", "lane": "host", "group": "", "seq": -1, "bytes": 0, "open": False}
+    assert {key: row[key] for key in expected} == expected
+    assert row["parent"] == "backward"
+    assert 0 <= watched.now - row["start"].value < 10 * SECOND
+    assert 0 <= row["duration_ns"] < SECOND
+
+
+def test_nan_loss_stays_nan_and_a_missing_one_null(watched):
+    watched.handle.log(loss=float("nan"))
+    watched.handle.step()
+    batch = dict(watched.drain.batches(watched.now))["steps"]
+    assert batch.column("loss").null_count == 0
+    assert batch.column("grad_norm").null_count == 1
+    assert batch.column("loss")[0].as_py() != batch.column("loss")[0].as_py()
+
+
+def test_an_open_phase_is_reported_after_a_second_and_once_a_second(watched):
+    watched.handle.phase("backward").__enter__()
+    began = watched.now
+    ages = [watched.rows(began + i * SECOND // 4, "spans") for i in range(13)]
+    reported = [i for i, rows in enumerate(ages) if rows]
+    assert reported == [4, 8, 12]
+    assert ages[8][0]["open"]
+    assert (ages[8][0]["phase"], ages[8][0]["duration_ns"]) == ("backward", 2 * SECOND)
+
+
+def test_an_operation_in_flight_is_an_open_span_inside_its_phase(watched):
+    ring, h = watched.writer, watched.handle
+    h.phase("backward").__enter__()
+    began = watched.now - watched.offset
+    cell = ring.add_group("mesh_tp:3", (4, 5))
+    ring.set_op(cell, ring.intern("all_reduce"), 17, 4096, began + 5, -1)
+    rows = watched.rows(watched.now + 3 * SECOND, "spans")
+    assert [(r["phase"], r["group"], r["seq"], r["bytes"], r["parent"]) for r in rows] == [
+        ("backward", "", -1, 0, ""),
+        ("all_reduce", "mesh_tp:3", 17, 4096, "backward"),
+    ]
+
+
+def test_topology_is_sent_once(watched):
+    assert watched.rows(1, "topology") == []
+    watched.handle.place({"pp": 3})
+    (row,) = watched.rows(7, "topology")
+    assert (row["pp"], row["tp"], row["local_rank"], row["ip"], row["ts"].value) == (3, 0, 1, "10.0.0.1", 7)
+    assert watched.rows(8, "topology") == []
+
+
+def test_status_names_the_innermost_phase_and_the_operation(watched):
+    ring, h = watched.writer, watched.handle
+    before = watched.drain.status(77, "running", watched.now)
+    assert (before.last_step, before.last_phase, before.groups) == (-1, "", ())
+    h.step()
+    h.phase("optimizer").__enter__()
+    cell = ring.add_group("world", (0, 5))
+    ring.set_op(cell, ring.intern("send"), 4, 10, watched.now - watched.offset, 0)
+    status = watched.drain.status(77, "stopped", watched.now + 5 * SECOND)
+    assert (status.rank, status.pid, status.state, status.last_step) == (5, 77, "stopped", 0)
+    assert (status.last_phase, status.phase_age_ns) == ("optimizer", 5 * SECOND)
+    assert status.progress > before.progress
+    assert status.progress_age_ns == 5 * SECOND
+    (group,) = status.groups
+    assert (group.op, group.op_seq, group.peer, group.op_age_ns) == ("send", 4, 0, 5 * SECOND)
+
+
+def test_progress_rises_with_everything_that_is_recorded(watched):
+    seen = [watched.drain.status(1, "running", 0).progress]
+    for _ in range(3):
+        with watched.handle.phase("forward"):
+            pass
+        watched.drain.batches(watched.now)
+        seen.append(watched.drain.status(1, "running", 0).progress)
+    assert seen == sorted(set(seen))
+
+
+def test_dictionary_columns_hold_every_name_once(watched):
+    for _ in range(500):
+        with watched.handle.phase("forward"):
+            pass
+    batch = dict(watched.drain.batches(watched.now))["spans"]
+    assert batch.num_rows == 500
+    assert pa.types.is_dictionary(batch.schema.field("phase").type)
+    names = batch.column("phase").dictionary.to_pylist()
+    assert len(names) == len(set(names))

@@ -1,0 +1,150 @@
+"""Turns of ingest: whatever comes twice or in another order, each row is inserted once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from types import SimpleNamespace
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kafka import TopicPartition
+
+from pulsetrain.core.errors import Unavailable
+from pulsetrain.records.batch import encode
+from pulsetrain.stream.ingest_metrics import IntakeMetrics
+from pulsetrain.stream.kafka.insert_batch import BatchBuilder
+from pulsetrain.stream.kafka.partition_buffer import Range
+from tests.stream.rows import DAY, table
+
+
+class Clock:
+    def monotonic_s(self):
+        return 0.0
+
+    def wall_ns(self):
+        return DAY
+
+
+class Store:
+    """Keeps what is inserted; fails the first `failures` times."""
+
+    def __init__(self, failures=0):
+        self.inserted, self.tokens, self.failures = {}, [], failures
+
+    def insert_table(self, name, rows, *, token):
+        if self.failures:
+            self.failures -= 1
+            raise Unavailable("away")
+        self.tokens.append(token)
+        self.inserted.setdefault(name, []).extend(rows.to_pylist())
+
+    def query(self, sql, params=None):
+        rows = [{k: r[k] for k in ("source", "record", "first_row", "next_row")} for r in self.saved]
+        return pa.Table.from_pylist(rows) if rows else pa.table({"source": []})
+
+    @property
+    def saved(self):
+        return self.inserted.get("ingest_offsets", [])
+
+    def steps(self):
+        return Counter(row["step"] for row in self.inserted.get("steps", []))
+
+
+def batch(source, first, rows):
+    ids = [1000 * source + first + i for i in range(rows)]
+    data = encode("steps", table("steps", rows, step=ids), source=f"n{source}/1", first_row=first)
+    return data, ids
+
+
+def messages(datas, first=0):
+    return [
+        SimpleNamespace(offset=first + i, value=data, headers=[], topic="steps", partition=0, key=None)
+        for i, data in enumerate(datas)
+    ]
+
+
+def preparer(buried=None):
+    bury = (lambda m, why: buried.append((m.offset, why))) if buried is not None else pytest.fail
+    return BatchBuilder(lambda topic: topic, bury, Clock(), IntakeMetrics())
+
+
+def at_once(act):
+    act()
+
+
+def turn_of(made, datas, first=0):
+    return made.turn([Range(TopicPartition("steps", 0), messages(datas, first))])
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_each_row_is_inserted_once_however_messages_come(data):
+    sizes = data.draw(st.lists(st.integers(1, 6), min_size=1, max_size=6))
+    firsts = [sum(sizes[:i]) for i in range(len(sizes))]
+    sent = [batch(s, first, n) for s in (1, 2) for first, n in zip(firsts, sizes, strict=True)]
+    arrivals = data.draw(st.lists(st.sampled_from(sent), min_size=1, max_size=20)) + sent
+    cut = data.draw(st.integers(1, len(arrivals)))
+    made, store, metrics = preparer(), Store(), IntakeMetrics()
+    for first in range(0, len(arrivals), cut):
+        turn = turn_of(made, [d for d, _ in arrivals[first : first + cut]], first)
+        turn.store(store, metrics, at_once)
+    assert store.steps() == Counter(i for _, ids in sent for i in ids)
+
+
+def test_rows_that_overlap_what_is_stored_are_cut_to_what_is_new():
+    made, store = preparer(), Store()
+    first, _ = batch(1, 0, 5)
+    again, _ = batch(1, 3, 5)
+    turn_of(made, [first]).store(store, IntakeMetrics(), at_once)
+    turn_of(made, [again], 1).store(store, IntakeMetrics(), at_once)
+    assert store.steps() == Counter(range(1000, 1008))
+
+
+def test_a_new_member_knows_from_the_store_what_is_stored():
+    store, (data, ids) = Store(), batch(1, 0, 5)
+    turn_of(preparer(), [data]).store(store, IntakeMetrics(), at_once)
+    successor = preparer()
+    successor.learn(store)
+    turn_of(successor, [data]).store(store, IntakeMetrics(), at_once)
+    assert store.steps() == Counter(ids)
+
+
+def test_the_same_range_has_the_same_token_and_rows_when_it_is_repeated():
+    datas = [batch(1, 0, 3)[0], batch(2, 0, 4)[0]]
+    once, again = turn_of(preparer(), datas, 7), turn_of(preparer(), datas, 7)
+    assert [(i.token, i.rows) for i in once.inserts] == [(i.token, i.rows) for i in again.inserts]
+    assert once.inserts[0].token == "steps:0:7-9"
+
+
+def test_a_store_that_is_away_gets_everything_once_when_it_is_back():
+    def insist(act):
+        while True:
+            try:
+                return act()
+            except Unavailable:
+                continue
+
+    store, (data, ids) = Store(failures=5), batch(1, 0, 5)
+    turn_of(preparer(), [data]).store(store, IntakeMetrics(), insist)
+    assert store.steps() == Counter(ids)
+    assert store.tokens[-1] is None  # the row ranges come last
+
+
+def test_what_cannot_be_read_is_buried_and_the_rest_goes_on():
+    buried, store = [], Store()
+    other = encode("logs", table("logs", 2), source="n1/1", first_row=0)
+    turn_of(preparer(buried), [b"garbage", other, batch(1, 0, 2)[0]]).store(store, IntakeMetrics(), at_once)
+    assert [offset for offset, _ in buried] == [0, 1]
+    assert "not an Arrow IPC stream" in buried[0][1]
+    assert buried[1][1] == "a batch of logs"
+    assert store.steps().total() == 2
+
+
+def test_impossible_times_go_aside_and_count_as_stored():
+    odd = encode("steps", table("steps", 3, start=[0, 1, DAY]), source="n1/1", first_row=0)
+    made, store = preparer(), Store()
+    turn_of(made, [odd, odd]).store(store, IntakeMetrics(), at_once)
+    assert store.steps().total() == 1
+    assert [row["rows"] for row in store.inserted["quarantine"]] == [2]

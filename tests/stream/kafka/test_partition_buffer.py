@@ -1,0 +1,86 @@
+"""What one turn of ingest takes from the partitions that wait."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kafka import TopicPartition
+
+from pulsetrain.stream.kafka.partition_buffer import PartitionBuffer, Range, announced, due
+
+
+def message(offset, rows=10):
+    return SimpleNamespace(offset=offset, headers=[("rows", str(rows).encode())])
+
+
+def lane(offsets, *, until=-1, since_s=0.0, rows=10):
+    made = PartitionBuffer(until=until)
+    made.add([message(o, rows) for o in offsets], since_s)
+    return made
+
+
+def offsets(messages):
+    return [m.offset for m in messages]
+
+
+@given(
+    sizes=st.lists(st.integers(1, 400), min_size=1, max_size=40),
+    rows=st.integers(1, 1000),
+)
+def test_turns_take_every_message_once_in_order_and_no_more_rows_than_memory_is_for(sizes, rows):
+    made, taken = PartitionBuffer(), []
+    made.add([message(i, size) for i, size in enumerate(sizes)], 0.0)
+    while messages := made.ready(rows):
+        assert sum(sizes[m.offset] for m in messages[:-1]) < rows
+        taken += offsets(messages)
+        made.take(messages, 0.0)
+    assert taken == list(range(len(sizes)))
+    assert made.rows == 0
+
+
+def test_a_range_that_was_announced_waits_until_it_is_whole_and_goes_alone():
+    made = lane([4, 5], until=7)
+    assert made.ready(1000) == []
+    made.add([message(6), message(7)], 1.0)
+    assert offsets(made.ready(1)) == [4, 5, 6]
+    made.take(made.ready(1), 1.0)
+    assert offsets(made.ready(1000)) == [7]
+
+
+def test_an_announced_range_that_the_broker_forgot_is_not_waited_for():
+    assert offsets(lane([9, 10], until=7).ready(1000)) == [9, 10]
+
+
+def test_what_is_put_back_goes_again_as_it_was():
+    made = lane([1, 2, 3])
+    taken = made.ready(20)
+    made.take(taken, 0.0)
+    made.put_back(taken)
+    assert offsets(made.ready(1000)) == offsets(taken) == [1, 2]
+    assert made.rows == 30
+
+
+def test_who_waits_longest_goes_first_and_a_turn_holds_about_so_many_rows():
+    lanes = {TopicPartition("t", i): lane(range(5), since_s=10.0 - i) for i in range(3)}
+    taken = due(lanes, 20.0, rows=60, linger_s=1.0)
+    assert [(p.partition, len(m)) for p, m in taken] == [(2, 5), (1, 1)]
+
+
+@pytest.mark.parametrize(("now_s", "wanted"), [(0.5, 0), (1.0, 1)])
+def test_a_few_rows_wait_for_more_as_long_as_they_may(now_s, wanted):
+    lanes = {TopicPartition("t", 0): lane([0])}
+    assert len(due(lanes, now_s, rows=5000, linger_s=1.0)) == wanted
+
+
+def test_many_rows_do_not_wait():
+    assert due({TopicPartition("t", 0): lane([0], rows=5000)}, 0.0, rows=5000, linger_s=1.0)
+
+
+def test_an_announcement_is_read_back():
+    each = Range(TopicPartition("t", 1), [message(3), message(4)])
+    assert announced(each.intent) == each.end == 5
+    assert announced("") == announced(None) == -1
+    assert each.token == "t:1:3-5"

@@ -1,0 +1,171 @@
+"""The dashboard's queries over a real store, through the hub's query route."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from pulsetrain.analytics.trace_export import export, export_file
+from pulsetrain.core.errors import UsageError
+from pulsetrain.records.findings import recorded
+from pulsetrain.stream.queries import views
+from pulsetrain.stream.store.clickhouse import open_store
+from tests.dashboard.hub_process import fake_hub
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory):
+    with fake_hub(tmp_path_factory.mktemp("hub") / "store") as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def store(hub):
+    opened = open_store(hub.url, token=hub.token)
+    yield opened
+    opened.close()
+
+
+def rows(table):
+    return table.to_pylist()
+
+
+def test_jobs_and_attempts(store):
+    (job,) = rows(views.jobs(store))
+    assert (job["job"], job["attempts"], job["first_step"], job["last_step"], job["ranks"]) == (
+        "gpt",
+        2,
+        0,
+        119,
+        8,
+    )
+    assert views.last_attempt(store, "gpt") == 1
+    assert views.last_attempt(store, "never seen") == -1
+
+
+def test_course_is_bounded_and_complete(store):
+    whole = rows(views.curve(store, "gpt"))
+    assert [r["step"] for r in whole if r["attempt"] == 0] == list(range(80))
+    assert whole[0]["loss"] == pytest.approx(6.7)
+    assert whole[0]["tokens_per_s"] == pytest.approx(8 * 512 / 0.24)
+    few = rows(views.curve(store, "gpt", points=10))
+    assert 10 <= len(few) <= 13
+    assert few[-1]["step"] == 119
+
+
+def test_events_of_chosen_kinds_newest_first(store):
+    kinds = [e["kind"] for e in rows(views.events(store, "gpt", ("recovery", "attempt_started")))]
+    assert kinds == ["recovery", "attempt_started", "attempt_started"]
+    assert len(rows(views.events(store, "gpt"))) == 4
+
+
+def test_findings_on_record_are_findings_again(store):
+    found = [recorded("gpt", row) for row in rows(views.findings(store, "gpt"))]
+    assert [(f.kind, f.subject_type, f.subject) for f in found] == [
+        ("hang", "rank", "5"),
+        ("straggler", "node", "node-2"),
+    ]
+    assert found[0].evidence["victims"] == [0, 1, 2, 3, 4, 6, 7]
+    assert found[0].row()["ts"] == found[0].ts_ns > 10**18
+
+
+def test_the_slow_node_stands_out_in_its_cohort_and_nobody_else(store):
+    cells = rows(views.heat_by_phase(store, "gpt", by="node", first=100, last=119))
+    ratio = {(c["row"], c["col"]): c["ratio"] for c in cells}
+    assert ratio["node-2", "forward"] == pytest.approx(1.5, abs=0.05)
+    assert ratio["node-2", "all_reduce"] == pytest.approx(0.67, abs=0.05)
+    others = [r for (row, _), r in ratio.items() if row != "node-2"]
+    assert max(abs(r - 1) for r in others) < 0.1
+
+
+def test_the_heatmap_over_steps_shows_since_when(store):
+    cells = rows(views.heat_by_step(store, "gpt", by="rank", phase="forward", first=0, last=119))
+    slow = sorted(int(c["col"]) for c in cells if c["row"] == "4" and c["ratio"] > 1.4)
+    assert slow[0] in range(78, 82)
+    assert len({c["col"] for c in cells}) == 40
+
+
+def test_a_sample_of_steps_says_the_same(store):
+    def slow(sample):
+        cells = rows(views.heat_by_phase(store, "gpt", by="node", first=80, last=119, sample=sample))
+        return {c["col"]: round(c["ratio"], 1) for c in cells if c["row"] == "node-2"}
+
+    assert slow(7) == slow(0)
+    assert slow(7)["forward"] == 1.5
+
+
+def test_a_cut_heatmap_keeps_the_odd_rows_and_says_how_many_there_are(store, monkeypatch):
+    monkeypatch.setattr(views, "MAX_CELLS", 6)
+    cells = rows(views.heat_by_phase(store, "gpt", by="rank", first=100, last=119))
+    assert {c["node"] for c in cells} == {"node-2"}
+    assert {c["rows_in_all"] for c in cells} == {8}
+
+
+def test_an_open_span_is_one_row(store):
+    spans = rows(views.spans(store, "gpt", ranks=[5], first=120, last=120))
+    assert [(s["phase"], s["open"], s["duration_ns"]) for s in spans] == [("forward", True, 6_000_000_000)]
+
+
+def test_spans_keep_the_longest_and_count_the_rest(store):
+    spans = rows(views.spans(store, "gpt", ranks=[], first=50, last=59, limit=80))
+    assert len(spans) == 80
+    assert spans[0]["spans_in_all"] == 10 * 8 * 6
+    assert {s["phase"] for s in spans} == {"backward"}
+
+
+def test_places_states_and_findings(store):
+    places = rows(views.topology(store, "gpt"))
+    assert [(p["rank"], p["node"]) for p in places][2:4] == [(2, "node-4"), (3, "node-4")]
+    states = {s["rank"]: s["state"] for s in rows(views.rank_states(store, "gpt", since_ns=0))}
+    assert states == dict.fromkeys(range(8), "running") | {5: "stopped"}
+    assert [f["kind"] for f in rows(views.findings(store, "gpt"))] == ["hang", "straggler"]
+    assert {c["stage"] for c in rows(views.checkpoints(store, "gpt", steps=3))} == {
+        "copy",
+        "replicate",
+        "persist",
+        "stall",
+    }
+    tiers = {t["tier"]: t for t in rows(views.checkpoint_tiers(store, "gpt"))}
+    assert tiers.keys() == {"memory", "peer", "storage"}
+    assert tiers["memory"]["step"] - tiers["storage"]["step"] == 9
+    assert (tiers["peer"]["ranks"], tiers["peer"]["copies"]) == (8, 8)
+    (pace,) = rows(views.pace(store, "gpt"))
+    assert pace["last_step"] >= tiers["memory"]["step"]
+    assert pace["step_ns"] > 0
+    assert {s["record"]: s["rows"] for s in rows(views.stored(store))}["steps"] == 121 * 8
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        views.curve,
+        views.events,
+        views.findings,
+        views.topology,
+        views.checkpoints,
+        views.checkpoint_tiers,
+        views.pace,
+    ],
+)
+def test_a_job_that_was_never_seen_is_no_rows(store, view):
+    assert view(store, "never seen").num_rows == 0
+
+
+def test_names_with_quotes_are_only_names(store):
+    assert views.curve(store, "gpt' OR '1'='1").num_rows == 0
+
+
+def test_export_is_what_was_asked_for(store, tmp_path):
+    document = json.loads(export(store, "gpt", first=100, last=100, ranks=[3]))
+    assert len([e for e in document["traceEvents"] if e["ph"] == "X"]) == 6
+    file = tmp_path / "gpt.json"
+    assert export_file(store, "gpt", file, first=0, last=1) == file.stat().st_size
+    with pytest.raises(UsageError, match="no spans in steps 500:501"):
+        export(store, "gpt", first=500, last=501)
+    with pytest.raises(UsageError, match="allowed: 5"):
+        export(store, "gpt", first=0, last=1, limit=5)
+    with pytest.raises(UsageError, match="cannot write"):
+        export_file(store, "gpt", tmp_path, first=0, last=1)

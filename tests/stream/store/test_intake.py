@@ -1,0 +1,210 @@
+from __future__ import annotations
+
+import base64
+import tempfile
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pulsetrain.core.errors import SchemaMismatch, Unavailable, UsageError
+from pulsetrain.records.batch import decode, encode
+from pulsetrain.records.ddl import OFFSETS, QUARANTINE
+from pulsetrain.stream.store.intake import Intake, IntakeConfig
+from tests.stream.rows import DAY, table
+
+
+class MemoryStore:
+    """A store that keeps what is inserted. `fails` makes inserts fail before or after they happened."""
+
+    def __init__(self):
+        self.rows = []
+        self.inserts = 0
+        self.tokens = set()
+        self.ranges = []
+        self.aside = []
+        self.fails = ""
+
+    def insert_raw(self, name, columns, stream, *, token):
+        if self.fails == "before":
+            raise Unavailable("away")
+        rows = pa.ipc.open_stream(stream).read_all()
+        if "poison" in str(rows.to_pydict().get("job")):
+            raise SchemaMismatch("cannot read")
+        if name == OFFSETS:
+            self.ranges += rows.to_pylist()
+        elif name == QUARANTINE:
+            self.aside += rows.to_pylist()
+        elif token not in self.tokens:
+            self.tokens.add(token)
+            self.inserts += 1
+            self.rows += rows.column("step").to_pylist()
+        if self.fails == "after":
+            raise Unavailable("the answer got lost")
+
+    def query(self, sql, params=None):
+        names = ["source", "record", "first_row", "next_row"]
+        return pa.table({n: [r[n] for r in self.ranges] for n in names})
+
+
+class StillClock:
+    now_s = 0.0
+
+    def monotonic_s(self):
+        return self.now_s
+
+    def wall_ns(self):
+        return DAY
+
+
+def batch(first, rows, source="s"):
+    sent = table("steps", rows, step=list(range(first, first + rows)))
+    return decode(encode("steps", sent, source=source, first_row=first))
+
+
+@pytest.fixture
+def store():
+    return MemoryStore()
+
+
+def stored(intake, *batches):
+    futures = [intake.submit(b) for b in batches]
+    intake.run(everything=True)
+    return [f.result(timeout=0) for f in futures]
+
+
+def test_batches_gather_into_one_insert(tmp_path, store):
+    clock = StillClock()
+    intake = Intake(store, tmp_path, clock)
+    futures = [intake.submit(batch(0, 5, source=f"n{i}")) for i in range(4)]
+    intake.run()
+    assert not any(f.done() for f in futures)
+    clock.now_s = 0.5
+    intake.run()
+    assert [f.result(timeout=0) for f in futures] == [5, 5, 5, 5]
+    assert store.inserts == 1
+
+
+def test_enough_rows_do_not_wait(tmp_path, store):
+    intake = Intake(store, tmp_path, StillClock(), IntakeConfig(group_rows=8))
+    first, second = intake.submit(batch(0, 5)), intake.submit(batch(5, 5))
+    intake.run()
+    assert (first.result(timeout=0), second.result(timeout=0)) == (5, 5)
+
+
+def test_a_batch_that_comes_again_is_stored_once(tmp_path, store):
+    intake = Intake(store, tmp_path, StillClock())
+    assert stored(intake, batch(0, 5), batch(0, 5), batch(3, 5)) == [5, 0, 3]
+    assert stored(intake, batch(0, 8)) == [0]
+    assert sorted(store.rows) == list(range(8))
+
+
+def test_ranges_outlive_the_journal_and_the_tokens(tmp_path, store):
+    intake = Intake(store, tmp_path, StillClock())
+    stored(intake, batch(0, 5))
+    assert len(list(tmp_path.iterdir())) == 1
+    intake.close()
+    assert list(tmp_path.iterdir()) == []
+    store.tokens.clear()
+    assert stored(Intake(store, tmp_path, StillClock()), batch(0, 5)) == [0]
+
+
+def test_a_killed_hub_finishes_at_its_next_start_what_it_had_begun(tmp_path, store):
+    intake = Intake(store, tmp_path, StillClock())
+    store.fails = "after"
+    future = intake.submit(batch(0, 5))
+    intake.run(everything=True)
+    assert isinstance(future.exception(timeout=0), Unavailable)
+    store.fails = ""
+    again = Intake(store, tmp_path, StillClock())
+    assert stored(again, batch(0, 5), batch(5, 2)) == [0, 2]
+    assert sorted(store.rows) == list(range(7))
+
+
+@pytest.mark.parametrize("odd", [0, 10**17, DAY + 2 * 86_400 * 10**9, -1])
+def test_rows_of_an_impossible_time_go_aside_unchanged(tmp_path, store, odd):
+    sent = table("steps", 3, start=[DAY, odd, DAY + 1])
+    data = decode(encode("steps", sent, source="n/1", first_row=4))
+    intake = Intake(store, tmp_path, StillClock())
+    assert stored(intake, data) == [3]
+    assert store.rows == [0, 2]
+    (aside,) = store.aside
+    assert (aside["record"], aside["source"], aside["first_row"], aside["rows"]) == ("steps", "n/1", 4, 1)
+    kept = pa.ipc.open_stream(base64.b64decode(aside["data"])).read_all()
+    assert kept.to_pylist() == sent.slice(1, 1).to_pylist()
+    assert stored(intake, data) == [0]
+    assert len(store.aside) == 1
+
+
+def test_a_batch_of_nothing_but_impossible_times_is_done_with(tmp_path, store):
+    data = decode(encode("steps", table("steps", 3, start=7), source="n/1", first_row=0))
+    assert stored(Intake(store, tmp_path, StillClock()), data) == [3]
+    assert store.inserts == 0
+    assert stored(Intake(store, tmp_path, StillClock()), data) == [0]
+
+
+def test_a_batch_that_the_engine_cannot_read_is_refused_alone(tmp_path, store):
+    intake = Intake(store, tmp_path, StillClock())
+    bad = decode(encode("steps", table("steps", 2, job="poison"), source="bad", first_row=0))
+    good, refused, other = intake.submit(batch(0, 5)), intake.submit(bad), intake.submit(batch(5, 5))
+    intake.run(everything=True)
+    assert (good.result(timeout=0), other.result(timeout=0)) == (5, 5)
+    assert isinstance(refused.exception(timeout=0), SchemaMismatch)
+    assert len(list(tmp_path.iterdir())) == 2
+    assert stored(intake, batch(10, 5)) == [5]
+
+
+def test_a_half_written_group_is_forgotten(tmp_path, store):
+    (tmp_path / "abc.part").write_bytes(b"half")
+    (tmp_path / "abd.arrow").write_bytes(b"not arrow")
+    assert stored(Intake(store, tmp_path, StillClock()), batch(0, 5)) == [5]
+    assert not (tmp_path / "abc.part").exists()
+
+
+def test_a_journal_folder_that_cannot_be_made_is_named(tmp_path, store):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="journal folder"):
+        Intake(store, tmp_path / "file" / "x", StillClock())
+
+
+SENDS = st.tuples(st.just("send"), st.integers(0, 30), st.integers(1, 10), st.sampled_from("ab"))
+EVENTS = st.tuples(st.sampled_from(["flush", "fail before", "fail after", "heal", "kill", "stop"]))
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.lists(st.one_of(SENDS, SENDS, EVENTS), max_size=25))
+def test_each_row_is_stored_once_whatever_order_overlap_failure_or_restart(events):
+    with tempfile.TemporaryDirectory() as name:
+        check(Path(name), events)
+
+
+def check(folder, events):
+    store, clock = MemoryStore(), StillClock()
+    intake, promised = Intake(store, folder, clock), []
+    for kind, *rest in events:
+        match kind:
+            case "send":
+                first, rows, source = rest
+                shifted = batch(first + 1000 * (source == "b"), rows, source=source)
+                promised.append((shifted, intake.submit(shifted)))
+            case "flush":
+                intake.run(everything=True)
+            case "fail before" | "fail after":
+                store.fails = kind.removeprefix("fail ")
+            case "heal":
+                store.fails = ""
+            case "kill" | "stop":
+                store.fails = "" if kind == "stop" else store.fails
+                if kind == "stop":
+                    intake.close()
+                store.fails = ""
+                intake = Intake(store, folder, clock)
+    store.fails = ""
+    intake.close()
+    kept = set(store.rows)
+    assert len(store.rows) == len(kept)
+    for sent, future in promised:
+        if future.done() and future.exception(timeout=0) is None:
+            assert set(sent.table.column("step").to_pylist()) <= kept
