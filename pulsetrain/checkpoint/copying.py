@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-from collections.abc import Sequence
 from threading import Lock
 from typing import NamedTuple, Protocol
 
@@ -15,7 +14,7 @@ import torch
 log = structlog.get_logger(__name__)
 
 
-Tensors = Sequence[torch.Tensor]
+Tensors = list[torch.Tensor]
 
 
 class Pairs(NamedTuple):

@@ -59,7 +59,7 @@ from pulsetrain.core.errors import CheckpointError
 OBJECT = "object"  # the dtype of an entry that holds DCP's bytes
 
 
-class PulsetrainWriter(StorageWriter):  # type: ignore[misc]  # torch is not followed
+class PulsetrainWriter(StorageWriter):
     """Writes one step: a pack and a table for each rank, the manifest by the coordinator at the end."""
 
     def __init__(self, storage: str, job: str, step: int) -> None:
@@ -156,7 +156,7 @@ class PulsetrainWriter(StorageWriter):  # type: ignore[misc]  # torch is not fol
         self._checkpoints.storage.put(path, [json.dumps(value).encode()])
 
 
-class PulsetrainReader(StorageReader):  # type: ignore[misc]  # torch is not followed
+class PulsetrainReader(StorageReader):
     """Reads one committed step, by default the newest. `bytes_read` says what this process took from
     storage."""
 
@@ -282,7 +282,7 @@ def _content(item: WriteItem, planner: SavePlanner) -> memoryview:
         return data.getbuffer()
     assert isinstance(data, torch.Tensor), "DCP resolves tensors to tensors"
     flat = data.detach().cpu().contiguous().reshape(-1)
-    return memoryview(flat.view(torch.uint8).numpy()) if flat.numel() else memoryview(b"")
+    return memoryview(flat.view(torch.uint8).numpy().data) if flat.numel() else memoryview(b"")
 
 
 def _entry(item: WriteItem, offset: int, size: int) -> Entry:

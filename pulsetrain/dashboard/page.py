@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from html import escape
-from typing import Any, cast
+from typing import Any
 from urllib.parse import urlencode
 
 import streamlit as st
@@ -26,7 +26,7 @@ REFRESH_S = 2.0
 
 def source() -> Source:
     """The one connection of this dashboard to its hub, shared by all browser tabs."""
-    return cast("Source", _connect())
+    return _connect()
 
 
 _connect = st.cache_resource(show_spinner=False)(lambda: Source(find_hub()))
