@@ -27,6 +27,7 @@ from pulsetrain.protocol.messages import (
     SelfCheck,
     Start,
     Stop,
+    ranks_of_node,
 )
 
 log = structlog.get_logger()
@@ -137,8 +138,7 @@ class Commands:
     def _start(self, start: Start) -> Mapping[str, Any]:
         began_ns = time.time_ns()
         epoch = self.stop(0.0)
-        nproc = self._node.identity.nproc_per_node
-        mine = range(start.node_rank * nproc, (start.node_rank + 1) * nproc)
+        mine = ranks_of_node(start.node_rank, self._node.identity.nproc_per_node)
         with self._loading:
             load_ns = self._restore(start, mine)
         with self._lock:

@@ -183,9 +183,7 @@ class CheckpointService:
         if self._twins:
             self._twins.forget()
         peers = self._peers(ordered, node_rank)
-        counts = [
-            sum(r is None or rank in r for r in peers.values()) for rank in ranks_at(ordered[node_rank])
-        ]
+        counts = [sum(r is None or rank in r for r in peers.values()) for rank in ordered[node_rank].ranks]
         have = min(counts, default=0)
         if have < self._config.replicas - 1:
             detail = {"wanted": self._config.replicas - 1, "have": have, "nodes": len(names)}
@@ -197,9 +195,9 @@ class CheckpointService:
         c, names, here = self._config, [place.node for place in world], world[node_rank]
         if c.placement != ACROSS:
             return dict.fromkeys(peers_of(here.node, names, c.replicas, c.placement))
-        home = {rank: place.node for place in world for rank in ranks_at(place)}
+        home = {rank: place.node for place in world for rank in place.ranks}
         found: dict[str, set[int]] = {}
-        for rank in ranks_at(here):
+        for rank in here.ranks:
             for node in backups(rank, home, tp=c.tp, pp=c.pp, dp=c.dp, copies=c.replicas - 1):
                 found.setdefault(node, set()).add(rank)
         return {node: frozenset(ranks) for node, ranks in found.items()}
@@ -259,7 +257,7 @@ class CheckpointService:
             peers=others,
             checkpoints=self._checkpoints,
             shards=self._shards,
-            home={rank: place.node for place in self._world for rank in ranks_at(place)},
+            home={rank: place.node for place in self._world for rank in place.ranks},
         )
         took = Restorer(sources, self._ledger).load(known[0], rank, step, source)
         self._replicas.forget_after(step, self._ledger.attempt)
@@ -309,8 +307,3 @@ class CheckpointService:
             node=self._node,
             timeout_s=self._config.peer_timeout_s,
         )
-
-
-def ranks_at(place: WorldNode) -> range:
-    """Global ranks that run there."""
-    return range(place.node_rank * place.nproc, (place.node_rank + 1) * place.nproc)

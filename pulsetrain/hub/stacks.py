@@ -23,7 +23,6 @@ from pulsetrain.core.clock import Clock
 from pulsetrain.protocol.messages import Reply
 from pulsetrain.recovery.job import Job
 from pulsetrain.recovery.journal import Journal
-from pulsetrain.recovery.world import ranks_of
 
 log = structlog.get_logger()
 
@@ -192,7 +191,7 @@ def _gathered(job: Job, replies: Sequence[Reply]) -> tuple[list[stacks.RankStack
     """The stacks of all nodes, and why ranks have none."""
     held: list[stacks.RankStack] = []
     blind: dict[int, str] = {}
-    ranks = {p.node: ranks_of(p) for p in job.world}
+    ranks = {p.node: p.ranks for p in job.world}
     answered = {reply.node: reply for reply in replies}
     for node, own in ranks.items():
         reply = answered.get(node)

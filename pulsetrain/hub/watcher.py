@@ -29,7 +29,7 @@ from pulsetrain.recovery.job import Job
 from pulsetrain.recovery.nodes import GONE, NodeState
 from pulsetrain.recovery.record import Recovery
 from pulsetrain.recovery.transitions import TERMINAL, Event, Phase
-from pulsetrain.recovery.world import node_of, ranks_of
+from pulsetrain.recovery.world import node_of
 from pulsetrain.stream.queries import views
 from pulsetrain.stream.queries.storage import stored_step
 from pulsetrain.stream.store.clickhouse import Store
@@ -159,7 +159,7 @@ class Watcher:
     def _topology(self) -> Topology:
         """Which rank is on which node, in every job that has a world."""
         jobs = self._controller.jobs.values()
-        return Topology(node_of={(j.name, r): p.node for j in jobs for p in j.world for r in ranks_of(p)})
+        return Topology(node_of={(j.name, r): p.node for j in jobs for p in j.world for r in p.ranks})
 
     async def _recall(self, job: Job) -> None:
         """What an earlier hub found in this job, once: its incidents outlive a restart."""

@@ -128,6 +128,18 @@ class FirstStep:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Leaving:
+    """The agent ends because it was told to, not because of a fault: its ranks end with it.
+
+    `signal` is the name of the signal that told it, "" for none. It is sent before the first rank is ended.
+    """
+
+    node: str
+    reason: str
+    signal: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Reply:
     """The one answer to a command. `error` is one line, "" when it was done."""
 
@@ -137,15 +149,25 @@ class Reply:
     data: Mapping[str, Any] = field(default_factory=dict)
 
 
+def ranks_of_node(node_rank: int, nproc: int) -> range:
+    """Global ranks of one node. Every node of a job runs the same number of ranks, `nproc`."""
+    return range(node_rank * nproc, (node_rank + 1) * nproc)
+
+
 @dataclass(frozen=True, kw_only=True)
 class WorldNode:
-    """One node of an attempt's world. Its ranks are `node_rank * nproc` and up."""
+    """One node of an attempt's world."""
 
     node: str
     node_rank: int
     address: str
     peer_port: int
     nproc: int
+
+    @property
+    def ranks(self) -> range:
+        """Global ranks that run on this node."""
+        return ranks_of_node(self.node_rank, self.nproc)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -229,7 +251,7 @@ class Leave:
     exit_code: int = 0
 
 
-Report = Hello | Heartbeat | RankExit | FirstStep | Reply
+Report = Hello | Heartbeat | RankExit | FirstStep | Leaving | Reply
 Command = HostStore | Start | Stop | SelfCheck | PairCheck | DumpStacks | Leave
 Message = Report | Command
 

@@ -191,7 +191,7 @@ class Controller:
             "node": name,
             "job": job.name,
             "state": str(node.state),
-            "ranks": [r for p in job.world if p.node == name for r in world.ranks_of(p)],
+            "ranks": [r for p in job.world if p.node == name for r in p.ranks],
             "standby": min(standbys, default=None) if active else None,
             "resume_step": plan.step if active else job.last_step,
             "lost_steps": lost,

@@ -382,7 +382,7 @@ class Job:
             store_address=address,
             store_port=port,
             restore_step=plan.step,
-            sources={str(r): plan.sources[r] for r in world.ranks_of(place) if r in plan.sources},
+            sources={str(r): plan.sources[r] for r in place.ranks if r in plan.sources},
         )
         return await self._ask(self.nodes[place.node], command, self._policy.start_timeout_s)
 

@@ -6,7 +6,6 @@ from typing import Any
 
 from pulsetrain.recovery.job import Job
 from pulsetrain.recovery.nodes import Node
-from pulsetrain.recovery.world import ranks_of
 
 
 def node_row(job: Job, node: Node, now_s: float) -> dict[str, Any]:
@@ -18,7 +17,7 @@ def node_row(job: Job, node: Node, now_s: float) -> dict[str, Any]:
         "state": str(node.state),
         "connected": node.connected,
         "node_rank": place.node_rank if place else -1,
-        "ranks": list(ranks_of(place)) if place else [],
+        "ranks": list(place.ranks) if place else [],
         "address": node.hello.address,
         "pid": node.hello.pid,
         "last_heartbeat_age_s": round(now_s - node.heard_s, 3),

@@ -56,14 +56,9 @@ def refresh(world: Sequence[WorldNode], hellos: Mapping[str, Hello]) -> tuple[Wo
     )
 
 
-def ranks_of(spot: WorldNode) -> range:
-    """Global ranks of one place; every node runs the same number of ranks."""
-    return range(spot.node_rank * spot.nproc, (spot.node_rank + 1) * spot.nproc)
-
-
 def node_of(world: Iterable[WorldNode], rank: int) -> str:
     """The node that runs `rank`; "" where none does."""
-    return next((p.node for p in world if rank in ranks_of(p)), "")
+    return next((p.node for p in world if rank in p.ranks), "")
 
 
 def plan_restore(
@@ -78,7 +73,7 @@ def plan_restore(
     where no step covers all ranks.
     """
     where: dict[int, dict[int, list[tuple[int, str]]]] = defaultdict(lambda: defaultdict(list))
-    home = {rank: spot.node for spot in world for rank in ranks_of(spot)}
+    home = {rank: spot.node for spot in world for rank in spot.ranks}
     for node, holdings in held.items():
         for item in holdings:
             if item.rank in home and (item.rank, item.step) not in unrestorable:

@@ -23,7 +23,7 @@ from pulsetrain.collectors.rank.ring import create_ring
 from pulsetrain.collectors.reading.drain import Drain
 from pulsetrain.collectors.reading.ring_reader import RingReader
 from pulsetrain.core.errors import Unavailable
-from pulsetrain.protocol.messages import RankExit, RankStatus, Start
+from pulsetrain.protocol.messages import RankExit, RankStatus, Start, ranks_of_node
 
 log = structlog.get_logger()
 
@@ -57,7 +57,7 @@ def rank_environment(
 ) -> dict[str, str]:
     """torchrun's variables for one rank of an attempt, and Pulsetrain's own."""
     nproc = identity.nproc_per_node
-    rank = start.node_rank * nproc + local_rank
+    rank = ranks_of_node(start.node_rank, nproc)[local_rank]
     world_size = sum(place.nproc for place in start.world)
     return {
         "RANK": str(rank),
@@ -203,7 +203,7 @@ class Ranks:
 
     def _prepare(self, start: Start, local_rank: int, folder: Path) -> Rank:
         identity = self._identity
-        rank = start.node_rank * identity.nproc_per_node + local_rank
+        rank = ranks_of_node(start.node_rank, identity.nproc_per_node)[local_rank]
         ring_fd = create_ring(self._ring_slots)
         files = {"stdout": folder / f"rank_{rank}.out", "stderr": folder / f"rank_{rank}.err"}
         where: Any = {"job": identity.job, "attempt": start.attempt, "node": identity.node, "rank": rank}
