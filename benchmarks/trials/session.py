@@ -22,7 +22,7 @@ import pyarrow as pa
 from pulsetrain.agent.processes.ranks import NodeIdentity, Program, Rank, Ranks
 from pulsetrain.agent.processes.zygote import Zygote
 from pulsetrain.analytics import watch
-from pulsetrain.analytics.analyze import analyze
+from pulsetrain.analytics.analyze import StepRange, analyze
 from pulsetrain.analytics.verdict import Verdict
 from pulsetrain.checkpoint.memory.arena import create_arena
 from pulsetrain.faults import outside
@@ -158,7 +158,8 @@ class Session:
         """What every analyzer says of these steps, as of their end, which was at `now_ns`."""
         self.pump()
         self.flush()
-        return analyze(self._bench.store, self.name, attempt=0, since=since, until=until, now_ns=now_ns)
+        steps = StepRange(since=since, until=until)
+        return analyze(self._bench.store, self.name, steps, attempt=0, now_ns=now_ns)
 
     def resume(self, ranks: Sequence[int]) -> None:
         """Continue these ranks and what they started."""

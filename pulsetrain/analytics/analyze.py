@@ -1,4 +1,4 @@
-"""Every analyzer over the stored records of one attempt of a job, each answering for itself."""
+"""Run every analyzer over the stored records of one attempt of a job. Each analyzer answers for itself."""
 
 from __future__ import annotations
 
@@ -14,12 +14,28 @@ from pulsetrain.analytics.verdict import Inconclusive, Verdict, guarded
 from pulsetrain.core.errors import UsageError
 from pulsetrain.stream.queries import analysis
 
-WINDOW_STEPS = 256  # looked at where the caller does not say from which step
+DEFAULT_WINDOW_STEPS = 256  # steps that are read where the caller does not name a first step
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepRange:
+    """First and last step to look at, both included. None: as far as steps are stored."""
+
+    since: int | None = None
+    until: int | None = None
+
+    def overlaps(self, first: int, last: int) -> bool:
+        """Whether any of the steps `first`..`last` is in the range."""
+        return (self.since is None or last >= self.since) and (self.until is None or first <= self.until)
 
 
 @dataclass(frozen=True)
-class Source:
-    """What an analyzer may ask: the store, and the steps `since`..`until` of one attempt of one job."""
+class AnalyzerInput:
+    """What an analyzer may read: the store, and the steps `since`..`until` of one attempt of one job.
+
+    `scan` asks for what was wrong at any time in these steps. Without it, analyzers look for what is wrong
+    at their end.
+    """
 
     store: analysis.Queryable
     job: str
@@ -28,11 +44,11 @@ class Source:
     until: int
     first_step: int
     now_ns: int
-    scan: bool = False  # look for what was wrong at any time in these steps, not only for what is wrong now
+    scan: bool = False
 
     @cached_property
     def timings(self) -> timings.Timings:
-        """Read at the first use, once for all analyzers."""
+        """Times of these steps. They are read at the first use, once for all analyzers."""
         return timings.load(
             self.store,
             self.job,
@@ -45,12 +61,12 @@ class Source:
 
     @cached_property
     def stragglers(self) -> list[Verdict]:
-        """What `straggler` says, asked once."""
+        """Verdicts of the straggler analyzer. It runs once, and the link analyzer uses its answer too."""
         return straggler.find(self.timings, scan=self.scan)
 
     @property
     def machines(self) -> machines.Range:
-        """The same steps, for the analyzers of machines."""
+        """The same steps in the form that the analyzers of machines take."""
         return machines.Range(
             store=self.store,
             job=self.job,
@@ -62,7 +78,7 @@ class Source:
         )
 
 
-Analyzer = Callable[[Source], list[Verdict]]
+Analyzer = Callable[[AnalyzerInput], list[Verdict]]
 
 STEP_ANALYZERS: Mapping[str, Analyzer] = MappingProxyType(
     {
@@ -77,7 +93,7 @@ STEP_ANALYZERS: Mapping[str, Analyzer] = MappingProxyType(
         "mfu": lambda source: mfu.find(source.timings),
     }
 )
-"""Of steps, ranks and links: a second counts."""
+"""Analyzers of steps, ranks and links. The hub runs them every second."""
 
 MACHINE_ANALYZERS: Mapping[str, Analyzer] = MappingProxyType(
     {
@@ -87,37 +103,40 @@ MACHINE_ANALYZERS: Mapping[str, Analyzer] = MappingProxyType(
         "logs": lambda source: machines.rank_logs(source.machines),
     }
 )
-"""Of counters and logs, which are sampled every few seconds."""
+"""Analyzers of counters and logs. Those are sampled only every few seconds."""
 
 ANALYZERS: Mapping[str, Analyzer] = MappingProxyType({**STEP_ANALYZERS, **MACHINE_ANALYZERS})
 
 
 def for_device(device: mfu.Peak | None) -> Mapping[str, Analyzer]:
-    """The analyzers for a job whose ranks all run on `device`: with it the MFU is known."""
+    """The analyzers for a job whose ranks all run on `device`. None: the device, and so the MFU, is unknown.
+
+    >>> sorted(for_device(None)) == sorted(ANALYZERS)
+    True
+    """
     return {**ANALYZERS, "mfu": lambda source: mfu.find(source.timings, device)}
 
 
 def analyze(
     store: analysis.Queryable,
     job: str,
+    steps: StepRange | None = None,
     *,
-    since: int | None = None,
-    until: int | None = None,
     attempt: int | None = None,
     now_ns: int,
     scan: bool = False,
     analyzers: Mapping[str, Analyzer] = ANALYZERS,
 ) -> list[Verdict]:
-    """What every analyzer says of steps `since`..`until` of an attempt (default: the newest that has these
-    steps). Never silent: each gives at least one verdict, `Failed` where it breaks. Confidences come
-    calibrated.
+    """Return the verdicts of every analyzer on `steps` of an attempt, with calibrated confidences.
 
-    Without `since` and `scan` the last 256 steps are read and only what is wrong at their end is found; with
-    `scan`, what was wrong at any time in the range, which is then the whole attempt by default.
+    `attempt` defaults to the newest attempt that has one of these steps. Where no first step is given, the
+    last 256 steps are read, or the whole attempt with `scan`. Each analyzer gives at least one verdict:
+    `Failed` where it raises, `Inconclusive` where it returns nothing. Where no step is stored in the range,
+    the only verdict is one blind `Inconclusive`.
 
-    Raises `UsageError` for a job or attempt that the store has never seen a step of.
+    Raises `UsageError` for a job that has no step in the store.
     """
-    source = _source(store, job, since, until, attempt, now_ns, scan=scan)
+    source = _select(store, job, steps or StepRange(), attempt, now_ns, scan=scan)
     if isinstance(source, Inconclusive):
         return [source]
     verdicts: list[Verdict] = []
@@ -127,33 +146,23 @@ def analyze(
     return calibration.apply(verdicts)
 
 
-def _source(
-    store: analysis.Queryable,
-    job: str,
-    since: int | None,
-    until: int | None,
-    attempt: int | None,
-    now_ns: int,
-    *,
-    scan: bool,
-) -> Source | Inconclusive:
-    known = (
+def _select(
+    store: analysis.Queryable, job: str, steps: StepRange, attempt: int | None, now_ns: int, *, scan: bool
+) -> AnalyzerInput | Inconclusive:
+    """Pick the attempt and clip the range to the steps that are stored of it."""
+    stored = (
         analysis.extent(store, job) if attempt is None else analysis.attempt_extent(store, job, attempt)
     ).to_pylist()
-    if not known and attempt is None:
+    if not stored and attempt is None:
         raise UsageError(f"job {job!r}: no step of it is on record")
-    fitting = [
-        row
-        for row in known
-        if (since is None or row["last_step"] >= since) and (until is None or row["first_step"] <= until)
-    ]
-    if not fitting:
+    row = next((r for r in stored if steps.overlaps(r["first_step"], r["last_step"])), None)
+    if row is None:
         return Inconclusive(analyzer="analyze", reason="no step on record in that range yet", blind=True)
-    row = fitting[0]
-    last = row["last_step"] if until is None else min(until, row["last_step"])
+    last = row["last_step"] if steps.until is None else min(steps.until, row["last_step"])
+    since = steps.since
     if since is None:
-        since = 0 if scan else last - WINDOW_STEPS + 1
-    return Source(
+        since = 0 if scan else last - DEFAULT_WINDOW_STEPS + 1
+    return AnalyzerInput(
         store=store,
         job=job,
         attempt=row["attempt"],

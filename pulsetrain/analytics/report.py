@@ -1,13 +1,12 @@
-"""What `pulsetrain analyze` prints: the findings, and on request what every analyzer said."""
+"""What `pulsetrain analyze` prints: the findings, and on request the verdict of every analyzer."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-from pulsetrain.analytics.analyze import analyze, for_device
+from pulsetrain.analytics.analyze import StepRange, analyze, for_device
 from pulsetrain.analytics.slowness import mfu
 from pulsetrain.analytics.verdict import (
     Failed,
@@ -21,8 +20,10 @@ from pulsetrain.analytics.verdict import (
 from pulsetrain.core.errors import UsageError
 from pulsetrain.stream.queries.analysis import Queryable
 
+_SEVERITY_ORDER: Mapping[str, int] = {"critical": 0, "warning": 1, "info": 2}
 
-def on_store(
+
+def verdicts_from_store(
     store: Queryable,
     job: str,
     *,
@@ -31,12 +32,14 @@ def on_store(
     attempt: int | None,
     device: mfu.Peak | None = None,
 ) -> list[Verdict]:
-    """Every analyzer's verdict on the whole range, now. `device`: what all ranks run on, for the MFU."""
+    """Return every analyzer's verdict on steps `since`..`until`. Raises as `analyze`.
+
+    `device` is what all ranks run on. Without it the MFU is unknown.
+    """
     return analyze(
         store,
         job,
-        since=since,
-        until=until,
+        StepRange(since=since, until=until),
         attempt=attempt,
         now_ns=time.time_ns(),
         scan=True,
@@ -44,51 +47,57 @@ def on_store(
     )
 
 
-def device_peak(text: str, site: Path | None = None, *, asked_by: str = "--device") -> mfu.Peak:
-    """The peak of "DEVICE/DTYPE". Raises `UsageError`."""
+def device_peak(text: str, site: Path | None = None, *, option: str = "--device") -> mfu.Peak:
+    """Return the peak rate of "DEVICE/DTYPE", from the table `site` or else from ours.
+
+    Raises `UsageError` for another form or an unknown device. The message names `option`.
+    """
     name, slash, dtype = text.partition("/")
     if not slash:
-        raise UsageError(f"{asked_by} {text!r}: give DEVICE/DTYPE, such as H100-SXM/bf16")
+        raise UsageError(f"{option} {text!r}: give DEVICE/DTYPE, such as H100-SXM/bf16")
     return mfu.peak(name, dtype, site)
 
 
-def rows(verdicts: Sequence[Verdict]) -> list[dict[str, Any]]:
-    """The findings as rows of the `findings` record, the most severe and surest first."""
-    order = {"critical": 0, "warning": 1, "info": 2}
-    found = sorted(findings(verdicts), key=lambda f: (order[f.severity], -f.confidence, f.kind, f.subject))
-    return [f.row() for f in found]
+def rows(verdicts: Sequence[Verdict]) -> list[dict[str, object]]:
+    """Return the findings as rows of the `findings` record, the most severe and most confident first."""
+    ordered = sorted(
+        findings(verdicts), key=lambda f: (_SEVERITY_ORDER[f.severity], -f.confidence, f.kind, f.subject)
+    )
+    return [finding.row() for finding in ordered]
 
 
-def states(verdicts: Sequence[Verdict]) -> list[dict[str, Any]]:
-    """Every verdict as an object with its `state`."""
+def states(verdicts: Sequence[Verdict]) -> list[dict[str, object]]:
+    """Return every verdict as a JSON object with its `state`."""
     return [state_of(v) for v in verdicts]
 
 
 def lines(verdicts: Sequence[Verdict], *, everything: bool) -> list[str]:
-    """The same for people. An analyzer that failed is never left out."""
-    told = [
+    """Return the findings as text, one a line.
+
+    An analyzer that failed always has a line. `everything` adds healthy, inconclusive and blind ones.
+    """
+    text = [
         f"{r['severity']}: {r['kind']}: {r['summary']} (confidence {r['confidence']:.2f})"
         for r in rows(verdicts)
     ]
-    told = told or ["No finding."]
+    text = text or ["No finding."]
     for verdict in verdicts:
         if isinstance(verdict, Failed):
-            told.append(f"failed: {verdict.analyzer}: {verdict.error}")
+            text.append(f"failed: {verdict.analyzer}: {verdict.error}")
         elif everything and isinstance(verdict, Healthy):
-            told.append(f"healthy: {verdict.analyzer}{_mfu_of(verdict)}")
+            text.append(f"healthy: {verdict.analyzer}{_mfu_text(verdict)}")
         elif everything and isinstance(verdict, Inconclusive):
-            told.append(
-                f"{'blind' if verdict.blind else 'inconclusive'}: {verdict.analyzer}: {verdict.reason}"
-            )
-    return told
+            state = "blind" if verdict.blind else "inconclusive"
+            text.append(f"{state}: {verdict.analyzer}: {verdict.reason}")
+    return text
 
 
-def status(verdicts: Sequence[Verdict]) -> int:
-    """Exit status: 1 where a finding asks for action or an analyzer broke."""
+def exit_status(verdicts: Sequence[Verdict]) -> int:
+    """Return 1 where a finding asks for action or an analyzer failed, else 0."""
     return int(asks_for_action(verdicts) or any(isinstance(v, Failed) for v in verdicts))
 
 
-def _mfu_of(verdict: Healthy) -> str:
+def _mfu_text(verdict: Healthy) -> str:
     numbers = verdict.numbers
     if "mfu" not in numbers:
         return ""

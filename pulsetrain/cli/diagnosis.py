@@ -104,7 +104,7 @@ def kmsg(file: Path, node: str, policies: Path | None, check: bool, as_json: boo
     else:
         for line in report.lines(answer, everything=True):
             click.echo(line)
-    return report.status(answer) if check else 0
+    return report.exit_status(answer) if check else 0
 
 
 @pulsetrain.command()
@@ -215,7 +215,9 @@ def analyze(
         store, token = found.url, found.token
     opened = open_store(store, token=token)
     try:
-        answer = report.on_store(opened, job, since=since, until=until, attempt=attempt, device=peak)
+        answer = report.verdicts_from_store(
+            opened, job, since=since, until=until, attempt=attempt, device=peak
+        )
     finally:
         opened.close()
     if as_json:
@@ -223,7 +225,7 @@ def analyze(
     else:
         for line in report.lines(answer, everything=verdicts):
             click.echo(line)
-    return report.status(answer)
+    return report.exit_status(answer)
 
 
 @pulsetrain.command()

@@ -76,7 +76,7 @@ def assemble(store: Store, data: Path, url: str, token: str, settings: Settings)
         settings.policy, desk, clock, last_attempt=lambda job: views.last_attempt(store, job)
     )
     device = settings.hub.device
-    peak = device_peak(device, asked_by="[hub] device") if device else None
+    peak = device_peak(device, option="[hub] device") if device else None
     watcher = Watcher(controller, store, desk, alerts, clock, settings.watch, peak)
     facts = {"url": url, "pid": os.getpid(), "data": str(data), "started_ns": clock.wall_ns()}
     return Parts(

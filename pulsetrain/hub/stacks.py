@@ -127,7 +127,7 @@ class Stacks:
         try:
             attempt, phase, silent = job.attempt, job.phase, memory.silent
             groups = {(g.group, tuple(sorted(g.members))) for r in job.statuses() for g in r.groups}
-            pictures: list[stacks.Picture] = []
+            pictures: list[stacks.StackComparison] = []
             answer: dict[str, Any] = {}
             began_s = self._clock.monotonic_s()
             while not _enough(pictures, self._clock.monotonic_s() - began_s):
@@ -135,8 +135,8 @@ class Stacks:
                 held, blind = _gathered(job, await job.read_stacks(TIMEOUT_S))
                 if pictures and (job.attempt, job.phase) != (attempt, phase):
                     break  # its ranks are being ended: where they stand now says nothing
-                pictures.append(await asyncio.to_thread(stacks.judge, held, groups, blind))
-                picture = stacks.vote(pictures, groups)
+                pictures.append(await asyncio.to_thread(stacks.compare, held, groups, blind))
+                picture = stacks.combine(pictures, groups)
                 tree = await asyncio.to_thread(stacks.tree, held, threads=True)
                 answer = {
                     "job": job.name,
@@ -163,9 +163,9 @@ class Stacks:
             memory.running = None
 
 
-def _enough(pictures: Sequence[stacks.Picture], took_s: float) -> bool:
+def _enough(pictures: Sequence[stacks.StackComparison], took_s: float) -> bool:
     """Whether the samples decide, or no more of them would: nothing can be read."""
-    wanted = SAMPLES if took_s < BUDGET_S else stacks.LEAST_SAMPLES
+    wanted = SAMPLES if took_s < BUDGET_S else stacks.MIN_SAMPLES
     return bool(pictures) and (len(pictures) >= wanted or pictures[-1].state == "blind")
 
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 
-from pulsetrain.analytics.analyze import analyze
+from pulsetrain.analytics.analyze import StepRange, analyze
 from pulsetrain.analytics.verdict import Failed, Inconclusive, findings
 from pulsetrain.cli import pulsetrain
 from pulsetrain.core.errors import UsageError
@@ -94,9 +94,9 @@ def test_a_clean_job_gives_no_finding_and_every_analyzer_answers(store):
 
 def test_a_range_of_steps_is_respected(store):
     insert(store, "range", fleet(steps=100, slow={2: 1.4}, slow_from=60))
-    before = analyze(store, "range", since=0, until=59, now_ns=DAY, scan=True)
+    before = analyze(store, "range", StepRange(since=0, until=59), now_ns=DAY, scan=True)
     assert not [f for f in findings(before) if f.kind == "straggler"]
-    after = analyze(store, "range", since=60, until=99, now_ns=DAY, scan=True)
+    after = analyze(store, "range", StepRange(since=60, until=99), now_ns=DAY, scan=True)
     assert "2" in [f.subject for f in findings(after) if f.kind == "straggler"]
 
 

@@ -153,7 +153,7 @@ def test_checkpoint_steps_do_not_count():
 def test_a_device_is_named_with_its_data_type(text, words):
     assert report.device_peak("H100-SXM/bf16").flops_per_s == pytest.approx(989.4e12)
     with pytest.raises(UsageError, match=words):
-        report.device_peak(text, asked_by="[hub] device")
+        report.device_peak(text, option="[hub] device")
 
 
 def test_an_unknown_device_names_those_that_are_known():

@@ -20,7 +20,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from pulsetrain.analytics.hangs.stacks import MAIN, RankStack, judge, tree
+from pulsetrain.analytics.hangs.stacks import MAIN, RankStack, compare, tree
 from pulsetrain.analytics.incidents.correlate import join
 from pulsetrain.records.findings import Finding
 from pulsetrain.stream.store import server
@@ -116,7 +116,7 @@ class FakeHub:
             RankStack(thread=MAIN, frames=wait, ranks=others),
             RankStack(thread=MAIN, frames=stuck, ranks=(STUCK_RANK,)),
         ]
-        seen = judge(held, groups, {7: "its process is gone"}).brief()
+        seen = compare(held, groups, {7: "its process is gone"}).brief()
         facts = {"job": self.job.name, "attempt": 1, "ts_ns": self.job.now_ns, "why": "tester"}
         return {**facts, **seen, "tree": tree(held)}
 

@@ -1,10 +1,14 @@
-"""Stacks of all ranks as one picture: a tree folded by rank ranges, and whose stack differs from the rest.
+"""Compare the stacks of all ranks: whose main thread stands elsewhere than most, and a tree of all stacks.
 
-Ranks that wait for one culprit stand in the same place, and the culprit elsewhere (ByteRobust: stacks are
-matched as text, dominant groups are healthy, outliers share the smallest parallel group). Stacks are compared
-by function and file: the line within one loop says nothing. Where no place holds more than half of the ranks,
-ranks with equal roles are compared instead; where that fails too the answer is "no consensus". Any one sample
-of a job that runs has somebody elsewhere: called is who stands elsewhere in each of several samples.
+Ranks that wait for one rank stand in the same function. The rank they wait for stands in another.
+ByteRobust (arXiv 2509.16293) compares stacks as text in the same way. There, large clusters are healthy, and
+outliers share the smallest parallel group.
+
+- Stacks are compared by function and file. The line within a loop says nothing.
+- Where no cluster holds more than half of the ranks, ranks with equal roles are compared instead. Where that
+  fails too, the answer is "no consensus".
+- A single sample of a healthy job always has somebody elsewhere. A rank is an outlier only where several
+  samples in a row agree.
 """
 
 from __future__ import annotations
@@ -13,46 +17,71 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal, TypedDict
 
 from pulsetrain.analytics.selection import ranges
 
 MAIN = "MainThread"
-LEAST_SHARE = 0.5  # a place that more ranks than this share of them stand in is where ranks are expected
-LEAST_FIT = 0.5  # F1 of outliers and a parallel group from which the group is named
+MAJORITY_SHARE = 0.5  # ranks are expected where more than this share of them stands
+MIN_GROUP_FIT = 0.5  # F1 of outliers and a parallel group from which the group is named
 SHOWN_FRAMES = 3
-MOST_CLUSTERS = 16
-LEAST_SAMPLES = 2  # fewer accuse nobody
+MAX_CLUSTERS = 16
+MIN_SAMPLES = 2  # with fewer samples nobody is called an outlier
 
-WorldNode = tuple[str, ...]
+FrameKeys = tuple[str, ...]  # a stack without line numbers
+Group = tuple[str, tuple[int, ...]]  # name and members of a parallel group
 State = Literal["outlier", "alike", "no_consensus", "blind"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankStack:
-    """Where one thread of some ranks stands; `frames` as "function (file:line)", outermost first."""
+    """A thread's stack and the ranks that have it. A frame is "function (file:line)", outermost first."""
 
     thread: str
     frames: tuple[str, ...]
     ranks: tuple[int, ...]
 
 
+class GroupEvidence(TypedDict):
+    """A parallel group in the evidence of a verdict."""
+
+    group: str
+    members: str
+
+
+class StackEvidence(TypedDict):
+    """A comparison as evidence of a verdict. Ranks are text such as "0-3,6"."""
+
+    state: State
+    sentence: str
+    outliers: str
+    group: GroupEvidence | None
+    clusters: list[dict[str, str]]
+    blind: list[dict[str, str]]
+    samples: int
+    wavering: str
+
+
 @dataclass(frozen=True, kw_only=True)
-class Picture:
-    """What the stacks say. `outliers` stand elsewhere than most; `group` is the parallel group they share.
-    `samples` are those that could be read, `wavering` who stood elsewhere in some of them but not in all."""
+class StackComparison:
+    """What the stacks of all ranks say together.
+
+    `outliers` stand elsewhere than most, and `group` is the parallel group that they share. `blind` are the
+    ranks that could not be read, by reason. `samples` counts the samples that could be read. `wavering` are
+    ranks that stood elsewhere in some samples only.
+    """
 
     state: State
     sentence: str
     clusters: tuple[RankStack, ...] = ()
     outliers: tuple[int, ...] = ()
-    group: tuple[str, tuple[int, ...]] | None = None
+    group: Group | None = None
     blind: tuple[tuple[str, tuple[int, ...]], ...] = ()
     samples: int = 1
     wavering: tuple[int, ...] = ()
 
-    def brief(self) -> dict[str, Any]:
-        """For the evidence of a verdict: sentence, outliers, the largest places, what could not be read."""
+    def brief(self) -> StackEvidence:
+        """Return the comparison as evidence of a verdict: the largest clusters, and no whole stack."""
         return {
             "state": self.state,
             "sentence": self.sentence,
@@ -65,91 +94,97 @@ class Picture:
         }
 
 
-def vote(pictures: Sequence[Picture], groups: Iterable[tuple[str, tuple[int, ...]]] = ()) -> Picture:
-    """The newest of some samples' pictures, in order of time, with those as outliers who are so in every
-    sample that could be read; nobody where fewer than `LEAST_SAMPLES` could be.
+def combine(samples: Sequence[StackComparison], groups: Iterable[Group] = ()) -> StackComparison:
+    """Combine samples in order of time into one comparison.
+
+    The result is the newest sample that could be read. Its outliers are the ranks that are outliers in every
+    sample that could be read. With fewer than `MIN_SAMPLES` such samples there are none.
 
     >>> usual = RankStack(thread=MAIN, frames=("all_reduce (c10d.py:1)",), ranks=(0, 1, 2))
     >>> odd = RankStack(thread=MAIN, frames=("load (b.py:2)",), ranks=(3,))
-    >>> vote([judge([usual, odd])]).outliers, vote([judge([usual, odd])] * 3).outliers
+    >>> combine([compare([usual, odd])]).outliers, combine([compare([usual, odd])] * 3).outliers
     ((), (3,))
     """
-    read = [p for p in pictures if p.state != "blind"]
-    if not read:
-        return pictures[-1]
-    called = set.intersection(*(set(p.outliers) for p in read)) if len(read) >= LEAST_SAMPLES else set()
-    seen = {r for p in read for r in p.outliers}
-    picture = replace(read[-1], samples=len(read), wavering=tuple(sorted(seen - called)))
-    if not seen:
-        return picture
-    if not called:
+    readable = [s for s in samples if s.state != "blind"]
+    if not readable:
+        return samples[-1]
+    enough = len(readable) >= MIN_SAMPLES
+    always = set.intersection(*(set(s.outliers) for s in readable)) if enough else set()
+    ever = {r for s in readable for r in s.outliers}
+    newest = replace(readable[-1], samples=len(readable), wavering=tuple(sorted(ever - always)))
+    if not ever:
+        return newest
+    if not always:
         return replace(
-            picture,
+            newest,
             state="no_consensus",
-            sentence=f"{_unsure(len(read), picture.wavering)} {_places(picture.clusters)}.",
+            sentence=f"{_doubt(len(readable), newest.wavering)} {_cluster_text(newest.clusters)}.",
             outliers=(),
             group=None,
         )
-    outliers = tuple(sorted(called))
+    outliers = tuple(sorted(always))
     group = _shared_group(outliers, [g for g in sorted(set(groups)) if len(g[1]) > 1])
-    sentence = f"{_sentence(outliers, picture.clusters, group)} So in {len(read)} samples in a row."
-    return replace(picture, state="outlier", sentence=sentence, outliers=outliers, group=group)
+    sentence = f"{_sentence(outliers, newest.clusters, group)} So in {len(readable)} samples in a row."
+    return replace(newest, state="outlier", sentence=sentence, outliers=outliers, group=group)
 
 
-def _unsure(samples: int, wavering: Sequence[int]) -> str:
-    if samples < LEAST_SAMPLES:
+def _doubt(samples: int, wavering: Sequence[int]) -> str:
+    if samples < MIN_SAMPLES:
         return f"Stacks differ in one sample, which accuses nobody (ranks {ranges(wavering)}):"
     who = f"ranks {ranges(wavering)} in some"
     return f"No consensus: nobody stands elsewhere in all of {samples} samples ({who}):"
 
 
-def _places(clusters: Sequence[RankStack]) -> str:
+def _cluster_text(clusters: Sequence[RankStack]) -> str:
     return "; ".join(f"ranks {ranges(c.ranks)} in {where(c.frames)}" for c in clusters[:3])
 
 
-def judge(
+def compare(
     stacks: Iterable[RankStack],
-    groups: Iterable[tuple[str, tuple[int, ...]]] = (),
+    groups: Iterable[Group] = (),
     blind: Mapping[int, str] | None = None,
-) -> Picture:
-    """Whose main thread stands elsewhere than most, in one sample. `groups` are (name, members) of parallel
-    groups; `blind` says why a rank could not be read.
+) -> StackComparison:
+    """Compare the main threads of one sample.
+
+    `groups` are the parallel groups of the job. `blind` maps a rank that could not be read to the reason.
 
     >>> most = RankStack(thread=MAIN, frames=("step (a.py:9)", "all_reduce (c10d.py:1)"), ranks=(0, 1, 3))
     >>> odd = RankStack(thread=MAIN, frames=("step (a.py:7)", "load (b.py:2)"), ranks=(2,))
-    >>> judge([most, odd]).outliers
+    >>> compare([most, odd]).outliers
     (2,)
     """
     reasons = _reasons(blind or {})
     main = sorted((s for s in stacks if s.thread == MAIN), key=lambda s: (s.ranks, s.frames))
-    place = {rank: key(s.frames) for s in main for rank in s.ranks}
-    if not place:
+    keys = {rank: key(s.frames) for s in main for rank in s.ranks}
+    if not keys:
         why = "; ".join(f"{reason} (ranks {ranges(r)})" for reason, r in reasons) or "no rank was asked"
-        return Picture(state="blind", sentence=f"No stack could be read: {why}.", blind=reasons)
-    clusters = _clusters(main, place)
+        return StackComparison(state="blind", sentence=f"No stack could be read: {why}.", blind=reasons)
+    clusters = _clusters(main, keys)
     if len(clusters) == 1:
-        sentence = f"All {len(place)} ranks stand in {where(clusters[0].frames)}."
-        return Picture(state="alike", sentence=sentence, clusters=clusters, blind=reasons)
+        sentence = f"All {len(keys)} ranks stand in {where(clusters[0].frames)}."
+        return StackComparison(state="alike", sentence=sentence, clusters=clusters, blind=reasons)
     known = [g for g in sorted(set(groups)) if len(g[1]) > 1]
-    outliers = _outliers(place) or _outliers_by_role(place, known)
+    outliers = _outliers(keys) or _outliers_by_role(keys, known)
     if not outliers:
-        sentence = f"No consensus: {len(place)} ranks stand in {len(clusters)} places: {_places(clusters)}."
-        return Picture(
-            state="no_consensus", sentence=sentence, clusters=clusters[:MOST_CLUSTERS], blind=reasons
+        sentence = (
+            f"No consensus: {len(keys)} ranks stand in {len(clusters)} places: {_cluster_text(clusters)}."
+        )
+        return StackComparison(
+            state="no_consensus", sentence=sentence, clusters=clusters[:MAX_CLUSTERS], blind=reasons
         )
     group = _shared_group(outliers, known)
-    return Picture(
+    return StackComparison(
         state="outlier",
         sentence=_sentence(outliers, clusters, group),
-        clusters=clusters[:MOST_CLUSTERS],
+        clusters=clusters[:MAX_CLUSTERS],
         outliers=outliers,
         group=group,
         blind=reasons,
     )
 
 
-def key(frames: Sequence[str]) -> WorldNode:
-    """A stack as what is compared: functions and files without line numbers.
+def key(frames: Sequence[str]) -> FrameKeys:
+    """Return what is compared of a stack: functions and files without line numbers.
 
     >>> key(("step (train.py:12)",))
     ('step (train.py)',)
@@ -158,7 +193,7 @@ def key(frames: Sequence[str]) -> WorldNode:
 
 
 def where(frames: Sequence[str]) -> str:
-    """The innermost frames, from the caller to the callee."""
+    """Return the innermost frames as text, from the caller to the callee."""
     return " > ".join(frames[-SHOWN_FRAMES:])
 
 
@@ -169,58 +204,55 @@ def _reasons(blind: Mapping[int, str]) -> tuple[tuple[str, tuple[int, ...]], ...
     return tuple((reason, tuple(ranks)) for reason, ranks in by_reason.items())
 
 
-def _clusters(main: Sequence[RankStack], place: Mapping[int, WorldNode]) -> tuple[RankStack, ...]:
-    """Ranks by place, the fullest first; the frames are those of the place's first rank, with its lines."""
+def _clusters(main: Sequence[RankStack], keys: Mapping[int, FrameKeys]) -> tuple[RankStack, ...]:
+    """Group ranks by key, the largest cluster first. Frames, with lines, are those of the first rank."""
     example = {rank: s.frames for s in main for rank in s.ranks}
-    ranks: dict[WorldNode, list[int]] = {}
-    for rank in sorted(place):
-        ranks.setdefault(place[rank], []).append(rank)
-    made = [RankStack(thread=MAIN, frames=example[r[0]], ranks=tuple(r)) for r in ranks.values()]
-    return tuple(sorted(made, key=lambda c: (-len(c.ranks), c.ranks)))
+    ranks: dict[FrameKeys, list[int]] = {}
+    for rank in sorted(keys):
+        ranks.setdefault(keys[rank], []).append(rank)
+    clusters = [RankStack(thread=MAIN, frames=example[r[0]], ranks=tuple(r)) for r in ranks.values()]
+    return tuple(sorted(clusters, key=lambda c: (-len(c.ranks), c.ranks)))
 
 
-def _outliers(place: Mapping[int, WorldNode]) -> tuple[int, ...]:
-    """Ranks outside the one place that more than half of all stand in; none where there is no such place."""
-    usual, count = Counter(place.values()).most_common(1)[0]
-    if count <= LEAST_SHARE * len(place):
+def _outliers(keys: Mapping[int, FrameKeys]) -> tuple[int, ...]:
+    """Return the ranks outside the majority; empty where there is no majority."""
+    usual, count = Counter(keys.values()).most_common(1)[0]
+    if count <= MAJORITY_SHARE * len(keys):
         return ()
-    return tuple(sorted(r for r, p in place.items() if p != usual))
+    return tuple(sorted(rank for rank, own in keys.items() if own != usual))
 
 
-def _outliers_by_role(
-    place: Mapping[int, WorldNode], groups: Sequence[tuple[str, tuple[int, ...]]]
-) -> tuple[int, ...]:
-    """The same within the groups of one kind (say all data-parallel ones), of the kind whose members agree
-    most: pipeline stages stand in different places, but the replicas of one stage in the same."""
-    families: dict[str, list[dict[int, WorldNode]]] = {}
+def _outliers_by_role(keys: Mapping[int, FrameKeys], groups: Sequence[Group]) -> tuple[int, ...]:
+    """Return the ranks outside the majority of their group.
+
+    The groups are those of one kind, such as all data-parallel groups, and of the kind whose members agree
+    most. Pipeline stages stand in different functions, but the replicas of one stage stand in the same.
+    """
+    families: dict[str, list[dict[int, FrameKeys]]] = {}
     for name, members in groups:
-        held = {r: place[r] for r in members if r in place}
-        if 2 < len(held) < len(place):
-            families.setdefault(re.sub(r"\d+", "N", name), []).append(held)
+        known = {r: keys[r] for r in members if r in keys}
+        if 2 < len(known) < len(keys):
+            families.setdefault(re.sub(r"\d+", "N", name), []).append(known)
     scored = []
     for family, parts in sorted(families.items()):
         agreeing = sum(Counter(p.values()).most_common(1)[0][1] for p in parts)
         scored.append((agreeing / sum(len(p) for p in parts), family))
-    if not scored or max(scored)[0] <= LEAST_SHARE:
+    if not scored or max(scored)[0] <= MAJORITY_SHARE:
         return ()
     return tuple(sorted({r for part in families[max(scored)[1]] for r in _outliers(part)}))
 
 
-def _shared_group(
-    outliers: Sequence[int], groups: Sequence[tuple[str, tuple[int, ...]]]
-) -> tuple[str, tuple[int, ...]] | None:
-    """The parallel group that fits several outliers best (F1 of precision and coverage), if one fits."""
+def _shared_group(outliers: Sequence[int], groups: Sequence[Group]) -> Group | None:
+    """Return the parallel group that fits the outliers best, by the F1 score; None where none fits well."""
     if len(outliers) < 2:
         return None
     odd = set(outliers)
     scored = [(2 * len(odd & set(m)) / (len(odd) + len(m)), -len(m), (name, m)) for name, m in groups]
     best = max(scored, default=(0.0, 0, None), key=lambda s: (s[0], s[1]))
-    return best[2] if best[0] >= LEAST_FIT else None
+    return best[2] if best[0] >= MIN_GROUP_FIT else None
 
 
-def _sentence(
-    outliers: Sequence[int], clusters: Sequence[RankStack], group: tuple[str, tuple[int, ...]] | None
-) -> str:
+def _sentence(outliers: Sequence[int], clusters: Sequence[RankStack], group: Group | None) -> str:
     odd = [c for c in clusters if set(c.ranks) & set(outliers)]
     usual = next((c for c in clusters if not set(c.ranks) & set(outliers)), None)
     places = "; ".join(
@@ -234,10 +266,18 @@ def _sentence(
 # -- the tree ---------------------------------------------------------------------------------------------
 
 
-def tree(stacks: Iterable[RankStack], *, threads: bool = False) -> list[dict[str, Any]]:
-    """Stacks merged from the outermost frame on: {"frame", "ranks": "0-3,6", "children"}, the fullest first.
+class StackBranch(TypedDict):
+    """One frame of the merged stacks, the ranks that are in it as "0-3,6", and the frames that it called."""
 
-    One root a thread name, the main thread first; others only with `threads`.
+    frame: str
+    ranks: str
+    children: list[StackBranch]
+
+
+def tree(stacks: Iterable[RankStack], *, threads: bool = False) -> list[StackBranch]:
+    """Merge stacks from the outermost frame on. The branch with most ranks comes first.
+
+    There is one root for each thread name, the main thread first. Other threads appear only with `threads`.
     """
     by_thread: dict[str, list[RankStack]] = {}
     for stack in stacks:
@@ -247,7 +287,7 @@ def tree(stacks: Iterable[RankStack], *, threads: bool = False) -> list[dict[str
     return [_branch(name, by_thread[name], 0) for name in names]
 
 
-def _branch(name: str, stacks: Sequence[RankStack], depth: int) -> dict[str, Any]:
+def _branch(name: str, stacks: Sequence[RankStack], depth: int) -> StackBranch:
     below: dict[str, list[RankStack]] = {}
     for stack in stacks:
         if depth < len(stack.frames):
@@ -260,20 +300,20 @@ def _branch(name: str, stacks: Sequence[RankStack], depth: int) -> dict[str, Any
     }
 
 
-def lines(branches: Iterable[Mapping[str, Any]]) -> list[str]:
-    """The tree as text: ranks, then the frame, indented only where ranks part.
+def lines(branches: Iterable[StackBranch]) -> list[str]:
+    """Return the tree as text: ranks, then the frame. Lines are indented only where ranks part.
 
     >>> lines(tree([RankStack(thread=MAIN, frames=("a (x:1)", "b (x:2)"), ranks=(0, 1))]))
     ['0-1: MainThread', '0-1: a (x:1)', '0-1: b (x:2)']
     """
-    found: list[str] = []
+    text: list[str] = []
     for branch in branches:
-        _write(branch, "", found)
-    return found
+        _write(branch, "", text)
+    return text
 
 
-def _write(branch: Mapping[str, Any], indent: str, found: list[str]) -> None:
-    found.append(f"{indent}{branch['ranks']}: {branch['frame']}")
+def _write(branch: StackBranch, indent: str, text: list[str]) -> None:
+    text.append(f"{indent}{branch['ranks']}: {branch['frame']}")
     parts = len(branch["children"]) > 1
     for child in branch["children"]:
-        _write(child, indent + "  " * parts, found)
+        _write(child, indent + "  " * parts, text)

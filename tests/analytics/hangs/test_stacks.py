@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pulsetrain.analytics.hangs.stacks import LEAST_SAMPLES, MAIN, RankStack, judge, lines, tree, vote
+from pulsetrain.analytics.hangs.stacks import MAIN, MIN_SAMPLES, RankStack, combine, compare, lines, tree
 from pulsetrain.analytics.selection import ranges
 
 SYNC = ("train (train.py:40)", "step (train.py:20)", "all_reduce (distributed/distributed_c10d.py:3000)")
@@ -32,7 +32,7 @@ def mesh(tp, pp, dp):
 
 
 def test_one_rank_elsewhere_is_named_with_its_place():
-    picture = judge([stack(SYNC, 0, 1, 2, 4, 5, 6, 7), stack(LOAD, 3)])
+    picture = compare([stack(SYNC, 0, 1, 2, 4, 5, 6, 7), stack(LOAD, 3)])
     assert (picture.state, picture.outliers, picture.group) == ("outlier", (3,), None)
     assert "rank 3 in train (train.py:40) > read (data.py:7)" in picture.sentence
 
@@ -46,7 +46,7 @@ def test_the_published_case_ends_in_the_pipeline_group():
         stack([*SYNC[:2], "isend (c10d.py:1)"], 14),
         stack([*SYNC[:2], "all_gather (c10d.py:1)"], 15),
     ]
-    picture = judge(stacks, groups)
+    picture = compare(stacks, groups)
     assert picture.outliers == (12, 13, 14, 15)
     assert picture.group == ("pp3", (12, 13, 14, 15))
 
@@ -54,84 +54,84 @@ def test_the_published_case_ends_in_the_pipeline_group():
 def test_stages_stand_in_different_places_and_their_replicas_in_the_same():
     groups = mesh(1, 4, 4)
     stages = [stack(["train (t.py:1)", f"stage{p} (t.py:{p})"], *range(4 * p, 4 * p + 4)) for p in range(4)]
-    assert judge(stages, groups).state == "no_consensus"
+    assert compare(stages, groups).state == "no_consensus"
     odd = [s if 6 not in s.ranks else stack(s.frames, 4, 5, 7) for s in stages] + [stack(LOAD, 6)]
-    assert judge(odd, groups).outliers == (6,)
+    assert compare(odd, groups).outliers == (6,)
 
 
 def test_lines_of_one_loop_are_one_place():
-    picture = judge([stack(("train (t.py:1)",), 0, 1), stack(("train (t.py:2)",), 2)])
+    picture = compare([stack(("train (t.py:1)",), 0, 1), stack(("train (t.py:2)",), 2)])
     assert picture.state == "alike"
 
 
 def test_halves_that_differ_are_no_consensus():
-    assert judge([stack(SYNC, 0), stack(LOAD, 1)]).state == "no_consensus"
+    assert compare([stack(SYNC, 0), stack(LOAD, 1)]).state == "no_consensus"
 
 
 def test_what_cannot_be_read_is_blind_and_said_once():
-    picture = judge([], blind={0: "not allowed", 1: "not allowed", 5: "gone"})
+    picture = compare([], blind={0: "not allowed", 1: "not allowed", 5: "gone"})
     assert picture.state == "blind"
     assert picture.sentence == "No stack could be read: not allowed (ranks 0-1); gone (ranks 5)."
-    partly = judge([stack(SYNC, 0, 1, 2), stack(LOAD, 3)], blind={4: "gone"})
+    partly = compare([stack(SYNC, 0, 1, 2), stack(LOAD, 3)], blind={4: "gone"})
     assert partly.brief()["blind"] == [{"reason": "gone", "ranks": "4"}]
 
 
 def test_nothing_asked_is_blind_not_alike():
-    assert judge([]).state == "blind"
-    assert judge([stack(SYNC, 0, thread="loader")]).state == "blind"
+    assert compare([]).state == "blind"
+    assert compare([stack(SYNC, 0, thread="loader")]).state == "blind"
 
 
 def seen(*odd, size=8, **more):
     """A sample in which these of some ranks stand elsewhere."""
     usual = stack(SYNC, *[r for r in range(size) if r not in odd])
-    return judge([usual, *([stack(LOAD, *odd)] if odd else [])], **more)
+    return compare([usual, *([stack(LOAD, *odd)] if odd else [])], **more)
 
 
 def test_who_stands_elsewhere_in_every_sample_is_called_and_who_does_in_some_is_not():
-    picture = vote([seen(3), seen(3, 5), seen(2, 3)])
+    picture = combine([seen(3), seen(3, 5), seen(2, 3)])
     assert (picture.state, picture.outliers, picture.wavering) == ("outlier", (3,), (2, 5))
     assert picture.sentence.endswith("So in 3 samples in a row.")
-    unsure = vote([seen(3), seen(5), seen(3)])
+    unsure = combine([seen(3), seen(5), seen(3)])
     assert (unsure.state, unsure.outliers, unsure.wavering) == ("no_consensus", (), (3, 5))
     assert "(ranks 3,5 in some)" in unsure.sentence
 
 
 def test_one_sample_accuses_nobody_and_those_that_could_not_be_read_do_not_vote():
-    blind = judge([], blind={0: "gone"})
-    assert vote([seen(3)]).state == "no_consensus"
-    assert vote([blind, seen(3)]).outliers == ()
-    assert vote([seen(3), blind, seen(3)]).outliers == (3,)
-    assert vote([blind, blind]).state == "blind"
+    blind = compare([], blind={0: "gone"})
+    assert combine([seen(3)]).state == "no_consensus"
+    assert combine([blind, seen(3)]).outliers == ()
+    assert combine([seen(3), blind, seen(3)]).outliers == (3,)
+    assert combine([blind, blind]).state == "blind"
 
 
 def test_samples_that_agree_that_all_stand_alike_say_so():
-    assert vote([seen(), seen()]).state == "alike"
-    assert vote([seen(3), seen()]).state == "no_consensus"
+    assert combine([seen(), seen()]).state == "alike"
+    assert combine([seen(3), seen()]).state == "no_consensus"
 
 
 def test_the_group_is_that_of_those_who_were_called():
     groups = [("pp0", (0, 1)), ("pp1", (2, 3)), ("pp2", (4, 5))]
-    picture = vote([seen(2, 3), seen(2, 3, 4), seen(2, 3, 5)], groups)
+    picture = combine([seen(2, 3), seen(2, 3, 4), seen(2, 3, 5)], groups)
     assert (picture.outliers, picture.group) == ((2, 3), ("pp1", (2, 3)))
 
 
-SAMPLES = st.lists(st.frozensets(st.integers(0, 7), max_size=3), min_size=LEAST_SAMPLES, max_size=5)
+SAMPLES = st.lists(st.frozensets(st.integers(0, 7), max_size=3), min_size=MIN_SAMPLES, max_size=5)
 
 
 @given(SAMPLES, st.randoms(), st.integers(0, 1000))
 def test_the_order_of_samples_and_the_names_of_ranks_do_not_change_who_is_called(odd, random, shift):
     pictures = [seen(*ranks) for ranks in odd]
-    plain = vote(pictures)
+    plain = combine(pictures)
     assert set(plain.outliers) == frozenset.intersection(*odd)
     random.shuffle(pictures)
-    assert vote(pictures).outliers == plain.outliers
+    assert combine(pictures).outliers == plain.outliers
     names = [{r + shift for r in ranks} for ranks in odd]
     moved = [
-        judge([stack(SYNC, *({r + shift for r in range(8)} - n)), *([stack(LOAD, *n)] if n else [])])
+        compare([stack(SYNC, *({r + shift for r in range(8)} - n)), *([stack(LOAD, *n)] if n else [])])
         for n in names
     ]
-    assert vote(moved).outliers == tuple(r + shift for r in plain.outliers)
-    assert vote([*pictures, seen()]).outliers == ()  # another sample never accuses more
+    assert combine(moved).outliers == tuple(r + shift for r in plain.outliers)
+    assert combine([*pictures, seen()]).outliers == ()  # another sample never accuses more
 
 
 PLACES = st.lists(st.sampled_from([SYNC, LOAD, ("a (b:1)",), ()]), min_size=1, max_size=12)
@@ -143,14 +143,14 @@ def test_order_changes_nothing_and_splitting_a_fold_neither(places, random):
     together = [stack(f, *[r for r, g in enumerate(places) if g == f]) for f in set(places)]
     shuffled = apart[:]
     random.shuffle(shuffled)
-    assert judge(apart) == judge(shuffled) == judge(together)
+    assert compare(apart) == compare(shuffled) == compare(together)
     assert tree(apart) == tree(together)
 
 
 @given(PLACES, st.integers(1, 1000))
 def test_renaming_ranks_renames_the_answer(places, shift):
-    plain = judge([stack(f, r) for r, f in enumerate(places)])
-    moved = judge([stack(f, r + shift) for r, f in enumerate(places)])
+    plain = compare([stack(f, r) for r, f in enumerate(places)])
+    moved = compare([stack(f, r + shift) for r, f in enumerate(places)])
     assert moved.outliers == tuple(r + shift for r in plain.outliers)
     assert moved.state == plain.state
 
@@ -177,5 +177,5 @@ def test_text_is_indented_where_ranks_part():
 @pytest.mark.parametrize("size", [3, 64, 4096])
 def test_a_large_job_with_one_outlier(size):
     odd = size // 2
-    picture = judge([stack(SYNC, *[r for r in range(size) if r != odd]), stack(LOAD, odd)])
+    picture = compare([stack(SYNC, *[r for r in range(size) if r != odd]), stack(LOAD, odd)])
     assert picture.outliers == (odd,)

@@ -84,7 +84,7 @@ def test_a_hundredth_of_a_large_fleet_is_found_and_shown(hub, page):  # noqa: F8
     wanted = {record: sent[record] for record in ("spans", "steps", "topology")}
     until(lambda: all(_count(store, record) >= wanted[record] for record in wanted), 200)
     assert {record: _count(store, record) for record in wanted} == wanted
-    found = report.rows(report.on_store(store, "fleet", since=None, until=None, attempt=None))
+    found = report.rows(report.verdicts_from_store(store, "fleet", since=None, until=None, attempt=None))
     store.close()
     assert {int(row["subject"]) for row in found if row["kind"] == "straggler"} == SLOW
 
