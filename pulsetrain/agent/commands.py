@@ -112,7 +112,7 @@ class Commands:
         if error:
             log.warning("command_refused", type=type(command).__name__, error=error)
         self._node.beat()  # goes out before the reply: what the hub decides next rests on the state as of now
-        answer(Reply(id=command.id, node=self._node.identity.node, error=error, data=data))
+        answer(Reply(id=command.id, node=self._node.identity.node, error=error, data=dict(data)))
 
     def _do(self, command: Command) -> Mapping[str, Any]:
         match command:

@@ -1,16 +1,33 @@
-"""Who may speak to the hub: one token, given in any of the ways that ClickHouse's clients give a password."""
+"""Who may speak to the hub: one token, sent in any of the ways that ClickHouse's clients send a password."""
 
 from __future__ import annotations
 
 import base64
 import binascii
 import hmac
+from collections.abc import Mapping
+from typing import Protocol
 
-from starlette.requests import HTTPConnection
+
+class Request(Protocol):
+    """The part of an HTTP request that can carry a token. Starlette's requests and WebSockets have it.
+
+    This module does not import a web framework, because agents import it too.
+    """
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """Header values. Lookups ignore the case of names."""
+        ...
+
+    @property
+    def query_params(self) -> Mapping[str, str]:
+        """Parameters of the URL."""
+        ...
 
 
-def given_token(request: HTTPConnection) -> str:
-    """The token in Authorization (Bearer, or Basic's password), X-ClickHouse-Key or ?password=; "": none."""
+def given_token(request: Request) -> str:
+    """The token in Authorization (Bearer or Basic's password), X-ClickHouse-Key or ?password=, else ""."""
     scheme, _, value = request.headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer":
         return value.strip()
@@ -22,6 +39,6 @@ def given_token(request: HTTPConnection) -> str:
     return request.headers.get("x-clickhouse-key", "") or request.query_params.get("password", "")
 
 
-def may(request: HTTPConnection, token: str) -> bool:
-    """Whether the request carries `token`; compared in constant time. An empty `token` lets nobody in."""
+def is_authorized(request: Request, token: str) -> bool:
+    """Whether the request carries `token`, compared in constant time. An empty `token` lets nobody in."""
     return bool(token) and hmac.compare_digest(given_token(request).encode(), token.encode())

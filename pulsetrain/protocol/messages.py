@@ -1,8 +1,8 @@
 """What agents and the hub say to each other over the control connection (one WebSocket for each agent).
 
-Every message is one JSON object ``{"type": ..., ...fields}``; `encode` and `decode` are the only way in and
-out. Times are UTC nanoseconds, ages and durations nanoseconds, ranks global. An agent's message is a report;
-the hub's is a command with an `id` that the agent answers by exactly one `Reply`.
+Every message is one JSON object ``{"type": ..., ...fields}``. Only `encode` writes them, only `decode` reads
+them. Times are UTC nanoseconds, ages and durations are nanoseconds, ranks are global. An agent sends reports.
+The hub sends commands: each has an `id`, and the agent answers it with exactly one `Reply`.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ import types
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from pulsetrain.core.errors import CorruptData
+from pulsetrain.core.json import JsonObject
 
 ProcessState = Literal["running", "sleeping", "disk", "stopped", "zombie", "gone"]
 Tier = Literal["memory", "peer", "storage"]
@@ -146,7 +147,7 @@ class Reply:
     id: int
     node: str
     error: str = ""
-    data: Mapping[str, Any] = field(default_factory=dict)
+    data: JsonObject = field(default_factory=dict)
 
 
 def ranks_of_node(node_rank: int, nproc: int) -> range:
@@ -255,7 +256,9 @@ Report = Hello | Heartbeat | RankExit | FirstStep | Leaving | Reply
 Command = HostStore | Start | Stop | SelfCheck | PairCheck | DumpStacks | Leave
 Message = Report | Command
 
-_TYPES: Mapping[str, type] = {cls.__name__: cls for cls in typing.get_args(Report) + typing.get_args(Command)}
+_TYPES: Mapping[str, type[Message]] = {
+    cls.__name__: cls for cls in typing.get_args(Report) + typing.get_args(Command)
+}
 
 
 def encode(message: Message) -> str:
@@ -264,31 +267,33 @@ def encode(message: Message) -> str:
 
 
 def decode(text: str | bytes) -> Message:
-    """The message in `text`; unknown fields of a newer peer are ignored. Raises `CorruptData`."""
+    """The message in `text`. Unknown fields of a newer peer are ignored. Raises `CorruptData` in one line."""
     try:
         fields = json.loads(text)
-        cls = _TYPES[fields.pop("type")]
-        return typing.cast("Message", _build(cls, fields))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        return typing.cast("Message", _build_fields(_TYPES[fields.pop("type")], fields))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CorruptData(f"not a control message: {text[:80]!r} ({error})") from error
 
 
 @functools.cache
-def _field_types(cls: Any) -> dict[str, Any]:
+def _field_types(cls: type) -> dict[str, object]:
     hints = typing.get_type_hints(cls)
     return {f.name: hints[f.name] for f in dataclasses.fields(cls)}
 
 
-def _build(annotation: Any, value: Any) -> Any:
-    """`value` (parsed JSON) as the annotated type: dataclasses and tuples are rebuilt, the rest kept."""
-    if dataclasses.is_dataclass(annotation):
-        known = _field_types(typing.cast("Any", annotation))
-        fields = {k: _build(known[k], v) for k, v in value.items() if k in known}
-        return typing.cast("Any", annotation)(**fields)
+def _build(annotation: object, value: object) -> object:
+    """`value` (parsed JSON) as the annotated type: dataclasses and tuples are rebuilt, the rest is kept."""
+    if isinstance(annotation, type) and dataclasses.is_dataclass(annotation):
+        return _build_fields(annotation, typing.cast("JsonObject", value))
     origin = typing.get_origin(annotation)
     if origin is tuple:
         (item, _) = typing.get_args(annotation)
-        return tuple(_build(item, v) for v in value)
+        return tuple(_build(item, v) for v in typing.cast("list[object]", value))
     if origin in (typing.Union, types.UnionType):
         raise CorruptData(f"union in a message type: {annotation}")
     return value
+
+
+def _build_fields(cls: type, fields: JsonObject) -> object:
+    known = _field_types(cls)
+    return cls(**{k: _build(known[k], v) for k, v in fields.items() if k in known})

@@ -14,7 +14,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from pulsetrain.core.clock import Clock
 from pulsetrain.core.errors import CorruptData, Unavailable, UsageError
-from pulsetrain.protocol.access import may
+from pulsetrain.protocol.access import is_authorized
 from pulsetrain.protocol.messages import Hello, decode
 from pulsetrain.recovery import view
 from pulsetrain.recovery.controller import Controller
@@ -31,7 +31,7 @@ def guarded(endpoint: Endpoint, token: str) -> Endpoint:
     """The endpoint behind the token, with usage errors as 400 and one JSON line."""
 
     async def guard(request: Request) -> Response:
-        if not may(request, token):
+        if not is_authorized(request, token):
             return JSONResponse({"error": "missing or wrong token"}, 401)
         try:
             return await endpoint(request)
@@ -83,7 +83,7 @@ def routes(controller: Controller, clock: Clock, token: str) -> list[BaseRoute]:
 
 async def serve_agent(socket: WebSocket, controller: Controller, token: str) -> None:
     """One agent's connection, from its hello until it closes."""
-    if not may(socket, token):
+    if not is_authorized(socket, token):
         await socket.close(UNAUTHORIZED)  # before accept: the client sees HTTP 403
         return
     await socket.accept()

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import typing
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pulsetrain.core.errors import CorruptData
-from pulsetrain.protocol.messages import Heartbeat, Leaving, Start, WorldNode, decode, encode
+from pulsetrain.protocol.messages import Command, Heartbeat, Leaving, Report, Start, WorldNode, decode, encode
 
 
 def world_node(node_rank: int, nproc: int = 4) -> WorldNode:
@@ -45,3 +51,47 @@ def test_a_field_that_only_a_newer_peer_knows_is_ignored():
 def test_what_is_no_message_is_refused(text):
     with pytest.raises(CorruptData, match="not a control message"):
         decode(text)
+
+
+MESSAGES = [*typing.get_args(Report), *typing.get_args(Command)]
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+def values(cls):
+    """Instances of a message type, with free JSON where a field takes it."""
+    free = {"data": st.dictionaries(st.text(max_size=5), JSON, max_size=3)} if cls.__name__ == "Reply" else {}
+    return st.builds(cls, **free)
+
+
+@given(st.one_of([values(cls) for cls in MESSAGES]))
+def test_what_is_encoded_is_one_line_and_decodes_to_the_same_message(message):
+    text = encode(message)
+    assert "\n" not in text
+    again = decode(text)
+    assert type(again) is type(message)
+    assert encode(again) == text
+
+
+@given(st.sampled_from(MESSAGES), st.data())
+def test_a_message_with_any_fields_is_read_or_refused(cls, data):
+    names = [*cls.__dataclass_fields__, "type", "other"]
+    fields = data.draw(st.dictionaries(st.sampled_from(names), JSON))
+    with contextlib.suppress(CorruptData):
+        decode(json.dumps({"type": cls.__name__, **fields}))
+
+
+@given(st.text() | st.binary())
+def test_any_text_is_read_or_refused(text):
+    with contextlib.suppress(CorruptData):
+        decode(text)
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"type": "Leave", "id": ' + "[" * 100_000])
+def test_json_that_nests_without_end_is_refused(text):
+    with pytest.raises(CorruptData, match="not a control message") as caught:
+        decode(text)
+    assert len(str(caught.value)) < 300

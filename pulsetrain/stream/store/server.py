@@ -30,7 +30,7 @@ from starlette.routing import BaseRoute, Route
 
 from pulsetrain.core.clock import Clock, SystemClock
 from pulsetrain.core.errors import CorruptData, PulsetrainError, SchemaMismatch, Unavailable, UsageError
-from pulsetrain.protocol.access import may
+from pulsetrain.protocol.access import is_authorized
 from pulsetrain.records.batch import decode
 from pulsetrain.stream.queries.storage import outside_functions
 from pulsetrain.stream.spool import segment
@@ -66,7 +66,7 @@ def routes(
     query = _QueryRoute(store, token)
 
     async def ingest(request: Request) -> Response:
-        if not may(request, token):
+        if not is_authorized(request, token):
             return JSONResponse({"error": "missing or wrong token"}, 401)
         return await _ingest(request, intake)
 
@@ -74,7 +74,7 @@ def routes(
         return PlainTextResponse("Ok.\n")
 
     async def metrics(request: Request) -> Response:
-        if not may(request, token):
+        if not is_authorized(request, token):
             return JSONResponse({"error": "missing or wrong token"}, 401)
         return Response(intake.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
@@ -163,7 +163,7 @@ class _QueryRoute:
     async def answer(self, request: Request) -> Response:
         """One statement."""
         query_id = request.query_params.get("query_id") or str(uuid.uuid4())
-        if not may(request, self._token):
+        if not is_authorized(request, self._token):
             return _error(_AUTHENTICATION_FAILED, "AUTHENTICATION_FAILED", "missing or wrong token", query_id)
         try:
             sql, fields = await _statement(request)
