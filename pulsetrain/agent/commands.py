@@ -34,7 +34,7 @@ log = structlog.get_logger()
 
 STORE = "pulsetrain.agent.processes.rendezvous:host"
 SELF_CHECK = "pulsetrain.diagnostics.selfcheck:run"
-ALL_GATHER = "pulsetrain.diagnostics.pairwise:all_gather"
+ALL_GATHER = "pulsetrain.diagnostics.all_gather:run"
 WORKER_TIMEOUT_S = 10.0
 SELF_CHECK_MARGIN_S = 20.0
 

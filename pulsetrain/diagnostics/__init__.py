@@ -1,1 +1,1 @@
-"""Questions put to a suspect machine. Imports only ``stream``."""
+"""Questions put to a suspect machine."""

@@ -1,28 +1,37 @@
-"""The self-check's part for GPUs: each visible device's arithmetic, speed, memory and host link."""
+"""Check each visible GPU's arithmetic, speed, memory and link to the host."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pulsetrain.core.errors import Unavailable
 from pulsetrain.diagnostics.measurement import Check, Limits, exact_operands
+
+if TYPE_CHECKING:
+    import torch
 
 
 def checks(seconds: float, limits: Limits) -> list[Check]:
-    """Four checks for each visible GPU, named ``gpuN_...``, for about `seconds` in all."""
+    """Run four checks on each visible GPU, named ``gpuN_...``, for about `seconds` in all.
+
+    Raises `Unavailable` if there is no GPU.
+    """
     import torch
 
-    count = torch.cuda.device_count()
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if count == 0:
+        raise Unavailable("no CUDA device")
     found: list[Check] = []
     for index in range(count):
         found += _device_checks(torch.device("cuda", index), seconds / count / 3, limits)
     return found
 
 
-def _device_checks(device: Any, seconds: float, limits: Limits) -> list[Check]:
+def _device_checks(device: torch.device, seconds: float, limits: Limits) -> list[Check]:
     return [
         _checksum(device),
         _speed(device, seconds, limits.cuda_gemm_flops_per_s),
@@ -31,8 +40,8 @@ def _device_checks(device: Any, seconds: float, limits: Limits) -> list[Check]:
     ]
 
 
-def _checksum(device: Any) -> Check:
-    """Wrong elements of the float32 product on the device against the product in integers on the host."""
+def _checksum(device: torch.device) -> Check:
+    """Count wrong elements of a float32 product on the device against the product in integers on the host."""
     import torch
 
     a, b = exact_operands()
@@ -49,7 +58,7 @@ def _checksum(device: Any) -> Check:
     )
 
 
-def _speed(device: Any, seconds: float, limit: float, width: int = 4096) -> Check:
+def _speed(device: torch.device, seconds: float, limit: float, width: int = 4096) -> Check:
     import torch
 
     x = torch.ones(width, width, device=device, dtype=torch.bfloat16)
@@ -57,7 +66,7 @@ def _speed(device: Any, seconds: float, limit: float, width: int = 4096) -> Chec
     return Check(name=f"gpu{device.index}_gemm_speed", value=2 * width**3 / best, unit="FLOP/s", limit=limit)
 
 
-def _memory(device: Any, seconds: float, limit: float, size: int = 256 << 20) -> Check:
+def _memory(device: torch.device, seconds: float, limit: float, size: int = 256 << 20) -> Check:
     import torch
 
     source = torch.arange(size // 8, device=device)
@@ -68,8 +77,11 @@ def _memory(device: Any, seconds: float, limit: float, size: int = 256 << 20) ->
     return Check(name=name, value=size / best, unit="B/s", limit=limit, right=same)
 
 
-def _host_link(device: Any, seconds: float, size: int = 64 << 20) -> Check:
-    """Pinned host to device and back: the bytes must survive; the speed is for comparison with peers."""
+def _host_link(device: torch.device, seconds: float, size: int = 64 << 20) -> Check:
+    """Copy pinned host memory to the device and back.
+
+    The bytes must survive. The speed is compared with peers.
+    """
     import torch
 
     host = torch.arange(size // 8).pin_memory()
@@ -81,8 +93,11 @@ def _host_link(device: Any, seconds: float, size: int = 64 << 20) -> Check:
     return Check(name=name, value=size / best, unit="B/s", limit=0.0, right=bool(torch.equal(host, back)))
 
 
-def _best(device: Any, work: Callable[[], object], seconds: float) -> float:
-    """Shortest time of `work` on the device, in seconds; the first two runs warm up and do not count."""
+def _best(device: torch.device, work: Callable[[], object], seconds: float) -> float:
+    """Return the shortest time of `work` on the device in seconds.
+
+    The first two runs warm up and do not count.
+    """
     import torch
 
     best, runs, end = float("inf"), 0, time.perf_counter() + seconds
@@ -99,7 +114,7 @@ def _best(device: Any, work: Callable[[], object], seconds: float) -> float:
     return best
 
 
-def _name(device: Any) -> str:
+def _name(device: torch.device) -> str:
     import torch
 
     return str(torch.cuda.get_device_name(device))

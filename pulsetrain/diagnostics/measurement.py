@@ -1,11 +1,12 @@
-"""One measurement of a check, the limits it is held to, and the operands whose product is known."""
+"""What every check of a machine uses: its result, the limits, and operands whose product is known."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
+from numpy.typing import NDArray
 
 SEED = 20_231
 WIDTH = 192  # of the exact product: float32 holds every sum exactly
@@ -13,7 +14,7 @@ WIDTH = 192  # of the exact product: float32 holds every sum exactly
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What no working machine falls below, however many others share its cores; table ``[diagnostics]``."""
+    """Rates that every working machine reaches, however many others share its cores."""
 
     gemm_flops_per_s: float = 2e7
     """Matrix product in float32 on a CPU, one thread."""
@@ -27,9 +28,33 @@ class Limits:
     """One TCP stream to 127.0.0.1."""
 
 
+class CheckRow(TypedDict):
+    """One check as evidence.
+
+    `limit` is the least value that passes, None if the check is only right or wrong.
+    """
+
+    check: str
+    ok: bool
+    value: float
+    unit: str
+    limit: float | None
+    detail: str
+
+
+class Report(TypedDict):
+    """All checks of one machine."""
+
+    ok: bool
+    failed: list[str]
+    device: str
+    seconds: float
+    checks: list[CheckRow]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """One measurement. `limit` is the least value that passes; None: only right or wrong."""
+    """One measurement. `limit` is the least value that passes, None if the check is only right or wrong."""
 
     name: str
     value: float
@@ -40,11 +65,11 @@ class Check:
 
     @property
     def ok(self) -> bool:
-        """Right, and not below the limit."""
+        """Whether the result is right and not below the limit."""
         return self.right and (self.limit is None or self.value >= self.limit)
 
-    def row(self) -> dict[str, Any]:
-        """The check as JSON-able evidence."""
+    def row(self) -> CheckRow:
+        """Return the check as evidence."""
         return {
             "check": self.name,
             "ok": self.ok,
@@ -55,8 +80,8 @@ class Check:
         }
 
 
-def exact_operands(width: int = WIDTH) -> tuple[np.ndarray, np.ndarray]:
-    """Two square matrices of small integers, the same everywhere; their product is exact in float32."""
+def exact_operands(width: int = WIDTH) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return two square matrices of small integers, the same everywhere, with an exact float32 product."""
     generator = np.random.Generator(np.random.PCG64(SEED))
     a, b = generator.integers(-8, 9, size=(2, width, width), dtype=np.int64)
     return a, b

@@ -1,7 +1,7 @@
-"""Is this machine's arithmetic right, and are its processor, memory and loopback alive? About a second.
+"""Check this machine's arithmetic, processor, memory and loopback. Takes about a second.
 
-Wrong results are faults wherever they appear. Slow results are faults only far below any working machine
-(`Limits`): how fast a machine ought to be is known from its peers, which `outliers` compares.
+A wrong result is always a fault. A slow result is a fault only far below any working machine (`Limits`),
+because only its peers tell how fast a machine should be (`diagnostics.compare`).
 """
 
 from __future__ import annotations
@@ -10,24 +10,22 @@ import hashlib
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from statistics import median
-from typing import Any
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
 from pulsetrain.core.errors import UsageError
 from pulsetrain.diagnostics import gpucheck
-from pulsetrain.diagnostics.measurement import SEED, Check, Limits, exact_operands
+from pulsetrain.diagnostics.measurement import SEED, Check, Limits, Report, exact_operands
 
 DEVICES = ("auto", "cpu", "cuda")
 
 
-def run(*, seconds: float, device: str = "auto", limits: Limits | None = None) -> dict[str, Any]:
-    """Check this machine for about `seconds`, GPUs included where `device` is "cuda" or finds some.
+def run(*, seconds: float, device: str = "auto", limits: Limits | None = None) -> Report:
+    """Check this machine for about `seconds`. A check that cannot run has failed.
 
-    Returns {"ok", "failed": [names], "device", "seconds", "checks": [...]}, each check {"check", "ok",
-    "value", "unit", "limit", "detail"}. A check that cannot run has failed. Raises `UsageError`.
+    `device` is "cpu", "cuda" (GPUs too) or "auto" (GPUs too if there are some). Raises `UsageError` for
+    another.
     """
     if device not in DEVICES:
         raise UsageError(f"device = {device!r}: allowed {', '.join(DEVICES)}")
@@ -37,13 +35,13 @@ def run(*, seconds: float, device: str = "auto", limits: Limits | None = None) -
     checks = list(_cpu_checks(seconds / (2 if cuda else 1), limits))
     if cuda:
         checks += _guarded("cuda", lambda: gpucheck.checks(seconds / 2, limits))
-    return {
-        "ok": all(c.ok for c in checks),
-        "failed": [c.name for c in checks if not c.ok],
-        "device": "cuda" if cuda else "cpu",
-        "seconds": time.perf_counter() - began,
-        "checks": [c.row() for c in checks],
-    }
+    return Report(
+        ok=all(c.ok for c in checks),
+        failed=[c.name for c in checks if not c.ok],
+        device="cuda" if cuda else "cpu",
+        seconds=time.perf_counter() - began,
+        checks=[c.row() for c in checks],
+    )
 
 
 def _cpu_checks(seconds: float, limits: Limits) -> Iterator[Check]:
@@ -71,8 +69,11 @@ def _cuda_devices() -> int:
 
 
 def gemm_checksum() -> Check:
-    """Wrong elements of a float32 product against the same product in integers, and of the sums of its rows
-    (a checksum carried through the product); the product is repeated and must not change."""
+    """Count wrong elements of a float32 product against the same product in integers.
+
+    The sums of its rows are compared too, as a checksum carried through the product. The product is repeated
+    and must not change.
+    """
     import torch
 
     a, b = exact_operands()
@@ -87,7 +88,7 @@ def gemm_checksum() -> Check:
 
 
 def gemm_speed(seconds: float, limit: float, width: int = 256) -> Check:
-    """Floating-point operations a second of one thread's float32 product, best of the repetitions."""
+    """Measure floating-point operations a second of one thread's float32 product, best of the repetitions."""
     import torch
 
     x = torch.ones(width, width)
@@ -101,7 +102,10 @@ def gemm_speed(seconds: float, limit: float, width: int = 256) -> Check:
 
 
 def memory_bandwidth(seconds: float, limit: float, size: int = 16 << 20) -> Check:
-    """Bytes a second of a copy beyond the caches, best of the repetitions; the copy must equal its source."""
+    """Measure bytes a second of a copy larger than the caches, best of the repetitions.
+
+    It must equal its source.
+    """
     source = np.arange(size // 8, dtype=np.uint64)
     target = np.zeros_like(source)
     best = _best(lambda: np.copyto(target, source), seconds)
@@ -117,7 +121,10 @@ def memory_bandwidth(seconds: float, limit: float, size: int = 16 << 20) -> Chec
 
 
 def loopback_bandwidth(seconds: float, limit: float, chunk: int = 1 << 20) -> Check:
-    """Bytes a second of one TCP stream to this machine, for about `seconds`; every byte is compared."""
+    """Measure bytes a second of one TCP stream to this machine, for about `seconds`.
+
+    Every byte is compared.
+    """
     data = np.random.Generator(np.random.PCG64(SEED)).bytes(chunk)
     equal: list[bool] = []
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -144,7 +151,7 @@ def loopback_bandwidth(seconds: float, limit: float, chunk: int = 1 << 20) -> Ch
 
 
 def _compare(server: socket.socket, data: bytes, equal: list[bool]) -> None:
-    """Receive blocks until the stream ends and note for each whether it is `data`."""
+    """Receive blocks until the stream ends. Note for each whether it equals `data`."""
     block = bytearray(len(data))
     stream, _ = server.accept()
     with stream:
@@ -154,7 +161,7 @@ def _compare(server: socket.socket, data: bytes, equal: list[bool]) -> None:
 
 
 def _fill(stream: socket.socket, block: memoryview) -> bool:
-    """Whether a whole block arrived before the stream ended."""
+    """Return whether a whole block arrived before the stream ended."""
     have = 0
     while have < len(block):
         got = stream.recv_into(block[have:])
@@ -165,7 +172,7 @@ def _fill(stream: socket.socket, block: memoryview) -> bool:
 
 
 def _best(work: Callable[[], object], seconds: float) -> float:
-    """Shortest time of `work` in seconds, over repetitions for about `seconds`, at least two."""
+    """Return the shortest time of `work` in seconds. Repeats it for about `seconds`, at least twice."""
     best, runs, end = float("inf"), 0, time.perf_counter() + seconds
     while runs < 2 or time.perf_counter() < end:
         began = time.perf_counter()
@@ -173,25 +180,3 @@ def _best(work: Callable[[], object], seconds: float) -> float:
         best = min(best, time.perf_counter() - began)
         runs += 1
     return best
-
-
-def outliers(reports: Mapping[str, Mapping[str, Any]], *, ratio: float = 0.5) -> dict[str, list[str]]:
-    """Node -> checks in which it reaches less than `ratio` of its peers' median; needs three nodes.
-
-    >>> def report(speed):
-    ...     return {"checks": [{"check": "gemm_speed", "value": speed, "limit": 1.0}]}
-    >>> outliers({"a": report(10.0), "b": report(11.0), "c": report(4.0), "d": report(10.5)})
-    {'c': ['gemm_speed']}
-    """
-    values: dict[str, dict[str, float]] = {}
-    for node, report in reports.items():
-        for check in report.get("checks", ()):
-            if check["limit"] is not None:
-                values.setdefault(check["check"], {})[node] = check["value"]
-    found: dict[str, list[str]] = {}
-    for name, of in values.items():
-        for node, value in of.items():
-            peers = [v for n, v in of.items() if n != node]
-            if len(peers) >= 2 and value < ratio * median(peers):
-                found.setdefault(node, []).append(name)
-    return found

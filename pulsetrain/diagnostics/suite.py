@@ -1,23 +1,34 @@
-"""Everything that can be asked of this machine by itself, for `pulsetrain diagnose`."""
+"""All checks that one machine can run by itself, for `pulsetrain diagnose`."""
 
 from __future__ import annotations
 
 import multiprocessing
 import socket
 from collections.abc import Mapping
-from typing import Any
+from multiprocessing.connection import Connection
+from typing import TypeAlias
 
 from pulsetrain.core.errors import UsageError
-from pulsetrain.diagnostics import pairwise, selfcheck
+from pulsetrain.diagnostics import all_gather, selfcheck
+from pulsetrain.diagnostics.measurement import CheckRow, Report
 
 PAIR_TIMEOUT_S = 20.0
 
+MemberReport: TypeAlias = Mapping[str, object]
+"""Fields of `all_gather.GatherReport`; only `ok` and `error` if the member did not answer."""
 
-def run(*, seconds: float, device: str = "auto") -> dict[str, Any]:
-    """The self-check for about `seconds`, then an all-gather between two processes of this machine.
 
-    Returns what `selfcheck.run` returns, with the host's name and the check `all_gather` added. Raises
-    `UsageError` for `seconds` that are not positive and for an unknown device.
+class HostReport(Report):
+    """The report of one machine, with its name."""
+
+    host: str
+
+
+def run(*, seconds: float, device: str = "auto") -> HostReport:
+    """Run an all-gather between two processes of this machine, then the self-check for about `seconds`.
+
+    The check `all_gather` is added to the report of `selfcheck.run`. Raises `UsageError` for `seconds` out of
+    range and for an unknown device.
     """
     if not 0 < seconds <= 600:
         raise UsageError(f"seconds = {seconds}: allowed above 0, at most 600")
@@ -25,11 +36,18 @@ def run(*, seconds: float, device: str = "auto") -> dict[str, Any]:
     report = selfcheck.run(seconds=seconds, device=device)
     failed = [*report["failed"], *([] if pair["ok"] else ["all_gather"])]
     checks = [*report["checks"], pair]
-    return {**report, "host": socket.gethostname(), "ok": not failed, "failed": failed, "checks": checks}
+    return HostReport(
+        host=socket.gethostname(),
+        ok=not failed,
+        failed=failed,
+        device=report["device"],
+        seconds=report["seconds"],
+        checks=checks,
+    )
 
 
-def loopback_pair(timeout_s: float) -> list[Mapping[str, Any]]:
-    """What `pairwise.all_gather` says in each of two forked processes; a process that dies says so."""
+def loopback_pair(timeout_s: float) -> list[MemberReport]:
+    """Return the all-gather reports of two forked processes. A process that dies is a failed report."""
     from torch.distributed import TCPStore
 
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -50,9 +68,9 @@ def loopback_pair(timeout_s: float) -> list[Mapping[str, Any]]:
     return answers
 
 
-def _member(index: int, port: int, timeout_s: float, writer: Any) -> None:
+def _member(index: int, port: int, timeout_s: float, writer: Connection) -> None:
     writer.send(
-        pairwise.all_gather(
+        all_gather.run(
             index=index,
             size=2,
             store_address="127.0.0.1",
@@ -63,7 +81,7 @@ def _member(index: int, port: int, timeout_s: float, writer: Any) -> None:
     )
 
 
-def _answer(reader: Any, timeout_s: float) -> Mapping[str, Any]:
+def _answer(reader: Connection, timeout_s: float) -> MemberReport:
     if not reader.poll(timeout_s):
         return {"ok": False, "error": f"no answer within {timeout_s:g} s"}
     try:
@@ -72,20 +90,21 @@ def _answer(reader: Any, timeout_s: float) -> Mapping[str, Any]:
         return {"ok": False, "error": "the process died"}
 
 
-def _all_gather_row(answers: list[Mapping[str, Any]]) -> dict[str, Any]:
+def _all_gather_row(answers: list[MemberReport]) -> CheckRow:
     errors = [f"member {i}: {a.get('error')}" for i, a in enumerate(answers) if not a["ok"]]
-    return {
-        "check": "all_gather",
-        "ok": not errors,
-        "value": min((a.get("busbw_bytes_per_s", 0.0) for a in answers), default=0.0),
-        "unit": "B/s",
-        "limit": None,
-        "detail": "; ".join(errors) or str(answers[0].get("backend", "")),
-    }
+    rates = [a.get("busbw_bytes_per_s", 0.0) for a in answers]
+    return CheckRow(
+        check="all_gather",
+        ok=not errors,
+        value=min((r for r in rates if isinstance(r, float)), default=0.0),
+        unit="B/s",
+        limit=None,
+        detail="; ".join(errors) or str(answers[0].get("backend", "")),
+    )
 
 
-def rows_for_people(report: Mapping[str, Any]) -> list[dict[str, str]]:
-    """The checks as table cells; `value` and `limit` with a decimal prefix."""
+def rows_for_people(report: Report) -> list[dict[str, str]]:
+    """Return the checks as table cells, `value` and `limit` with a decimal prefix."""
     return [
         {
             "check": check["check"],
@@ -99,7 +118,7 @@ def rows_for_people(report: Mapping[str, Any]) -> list[dict[str, str]]:
 
 
 def quantity(value: float, unit: str) -> str:
-    """A number with its unit for people.
+    """Format a number with its unit.
 
     >>> quantity(112.6e9, "FLOP/s"), quantity(0, "errors")
     ('112.6 GFLOP/s', '0 errors')

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pulsetrain.diagnostics import pairwise
+from pulsetrain.diagnostics.compare import slow_all_gathers, slow_checks
 from pulsetrain.protocol.messages import HostStore, PairCheck, Reply, SelfCheck
 from pulsetrain.recovery.nodes import Node
 from pulsetrain.recovery.policy import Policy
@@ -24,18 +25,24 @@ class CheckReport:
 
     failed: Mapping[str, str]
     reports: Mapping[str, Any]
-    pairs: Sequence[Mapping[str, Any]] = field(default_factory=tuple)
+    pairs: Sequence[pairwise.PairResult] = field(default_factory=tuple)
 
     def detail(self) -> dict[str, Any]:
-        """The report as the detail of a `self_check` event."""
-        return {"failed": dict(self.failed), "reports": dict(self.reports), "pairs": list(self.pairs)}
+        """Return the report as the detail of a `self_check` event. Slow nodes are a note, not a verdict."""
+        rows = {node: data.get("checks", ()) for node, data in self.reports.items()}
+        return {
+            "failed": dict(self.failed),
+            "reports": dict(self.reports),
+            "pairs": [pair.row() for pair in self.pairs],
+            "slow": {"checks": slow_checks(rows), "all_gathers": slow_all_gathers(self.pairs)},
+        }
 
 
 async def run(nodes: Sequence[Node], policy: Policy, ids: Ids, *, thorough: bool) -> CheckReport:
     """Check `nodes`; `thorough` adds the two pairwise rounds among those that pass the self-check."""
     failed, reports = await _self_checks(nodes, policy, ids)
     healthy = [n for n in nodes if n.name not in failed]
-    pairs: list[dict[str, Any]] = []
+    pairs: list[pairwise.PairResult] = []
     if thorough and len(healthy) > 1:
         faulty, pairs = await _pair_rounds(healthy, policy, ids)
         failed |= faulty
@@ -59,7 +66,7 @@ async def _self_checks(
 
 async def _pair_rounds(
     nodes: Sequence[Node], policy: Policy, ids: Ids
-) -> tuple[dict[str, str], list[dict[str, Any]]]:
+) -> tuple[dict[str, str], list[pairwise.PairResult]]:
     """Round one pairs neighbours; each later round puts suspects beside nodes known to be good."""
     by_name = {n.name: n for n in nodes}
     host = nodes[0]
@@ -80,7 +87,7 @@ async def _pair_rounds(
         groups = pairwise.round_two(results) if number == 0 else pairwise.next_round(results)
         if not groups or (number > 0 and not pairwise.undecided(results)):
             break
-    return pairwise.judge(results), [r.row() for r in results]
+    return pairwise.faulty(results), results
 
 
 async def _pair(

@@ -11,7 +11,7 @@ import torch
 
 from pulsetrain.core.errors import UsageError
 from pulsetrain.diagnostics import selfcheck
-from pulsetrain.diagnostics.measurement import Check, Limits
+from pulsetrain.diagnostics.measurement import Limits
 
 NAMES = ["gemm_checksum", "gemm_speed", "memory_bandwidth", "loopback_bandwidth"]
 
@@ -98,20 +98,3 @@ def test_altered_bytes_on_the_loopback_are_seen(monkeypatch):
 def test_an_unknown_device_is_named():
     with pytest.raises(UsageError, match="device = 'tpu': allowed auto, cpu, cuda"):
         selfcheck.run(seconds=0.1, device="tpu")
-
-
-def reports(values):
-    check = [Check(name="gemm_speed", value=1.0, unit="FLOP/s", limit=0.0)]
-    return {n: {"checks": [{**check[0].row(), "value": v}]} for n, v in values.items()}
-
-
-def test_outliers_names_the_slow_node_whatever_the_order():
-    values = {"a": 10.0, "b": 9.0, "c": 4.0, "d": 11.0}
-    found = selfcheck.outliers(reports(values))
-    assert found == {"c": ["gemm_speed"]}
-    assert selfcheck.outliers(reports(dict(reversed(values.items())))) == found
-
-
-@pytest.mark.parametrize("values", [{}, {"a": 1.0}, {"a": 1.0, "b": 100.0}, {"a": 5.0, "b": 5.0, "c": 5.0}])
-def test_outliers_needs_peers_and_a_difference(values):
-    assert selfcheck.outliers(reports(values)) == {}
