@@ -30,30 +30,42 @@ def data_folder(environ: Mapping[str, str] = os.environ) -> Path:
 
 
 def find_hub(
-    url: str | None = None, token: str | None = None, environ: Mapping[str, str] = os.environ
+    url: str | None = None,
+    token: str | None = None,
+    environ: Mapping[str, str] = os.environ,
+    *,
+    data: Path | None = None,
 ) -> HubAddress:
-    """The hub named by arguments, else by `PULSETRAIN_HUB` and `PULSETRAIN_TOKEN`, else by hub.json.
+    """The hub that arguments name, else the environment, else the hub of the data folder.
 
-    A running hub writes hub.json into its data folder, readable by its owner alone. Raises `UsageError`
-    where there is none.
+    A running hub writes hub.json into its data folder, readable by its owner alone. `data` names that folder
+    and goes before `PULSETRAIN_HUB`. Raises `UsageError` where there is no hub.
     """
-    url = url or environ.get("PULSETRAIN_HUB")
-    token = token or environ.get("PULSETRAIN_TOKEN")
-    path = data_folder(environ) / "hub.json"
-    if url and token:
-        return HubAddress(url=url.rstrip("/"), token=token)
-    try:
-        known = json.loads(path.read_text())
-    except (OSError, ValueError):
-        known = {}
-    if not url and "url" not in known:
+    path = (data or data_folder(environ)) / "hub.json"
+    known = _hub_file(path)
+    if not url and data is None:
+        url = environ.get("PULSETRAIN_HUB")
+    url = url or known.get("url")
+    if not url:
         raise UsageError(
             f"no hub: give --hub URL, set PULSETRAIN_HUB, or start `pulsetrain serve` (no {path})"
         )
-    same = not url or url.rstrip("/") == known.get("url")
-    return HubAddress(
-        url=(url or known["url"]).rstrip("/"), token=token or (known.get("token", "") if same else "")
-    )
+    url = url.rstrip("/")
+    from_file = known.get("token", "") if url == known.get("url") else ""
+    from_environment = environ.get("PULSETRAIN_TOKEN", "")
+    kept = (from_environment or from_file) if data is None else (from_file or from_environment)
+    return HubAddress(url=url, token=token or kept)
+
+
+def _hub_file(path: Path) -> dict[str, str]:
+    """The `url` and `token` of hub.json; {} where there is none."""
+    try:
+        known = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    if not isinstance(known, dict):
+        return {}
+    return {name: text for name in ("url", "token") if isinstance(text := known.get(name), str)}
 
 
 class HubClient:
