@@ -46,7 +46,7 @@ def our_answers(data: Path) -> dict[str, Any]:
         }
     (steps,) = (data / "fail-slow").glob("*.csv")
     findings, seconds = ours("failslow", str(steps))
-    windows = [{"subject": f["subject"], **json.loads(f["evidence"])} for f in findings]
+    windows = [{"subject": f["subject"], **f["evidence"]} for f in findings]
     keys = ("subject", "first_step", "last_step", "slow_ratio")
     answers["fail-slow"] = {"named": [{k: w.get(k) for k in keys} for w in windows], "seconds": seconds}
     whatif, seconds = ours("whatif", str(data / "what-if-AR" / "trace-AR.parquet"))

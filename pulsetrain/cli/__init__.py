@@ -6,8 +6,30 @@ Heavy imports (torch, chDB, Streamlit) happen inside the commands that need them
 from pulsetrain.cli.interrupts import importing
 
 with importing():
-    from pulsetrain.cli import checkpoints, diagnosis, launching, operate, records, simulation
+    from pulsetrain.cli import (
+        checkpoints,
+        launching,
+        machine,
+        operate,
+        recordings,
+        records,
+        serving,
+        simulation,
+        stored,
+    )
     from pulsetrain.cli.entry import main
     from pulsetrain.cli.root import pulsetrain
 
-__all__ = ["checkpoints", "diagnosis", "launching", "main", "operate", "pulsetrain", "records", "simulation"]
+__all__ = [
+    "checkpoints",
+    "launching",
+    "machine",
+    "main",
+    "operate",
+    "pulsetrain",
+    "recordings",
+    "records",
+    "serving",
+    "simulation",
+    "stored",
+]

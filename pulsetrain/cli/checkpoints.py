@@ -1,43 +1,62 @@
-"""Checkpoints in storage: list, verify, export; and how often to save."""
+"""Checkpoints in storage: list, verify, export. And how often to save."""
 
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 
-from pulsetrain.cli.root import JSON_FLAG, print_json, print_table, pulsetrain
+from pulsetrain.cli.options import grouped, json_option
+from pulsetrain.cli.root import print_json, print_table, pulsetrain
+
+if TYPE_CHECKING:
+    from pulsetrain.checkpoint.storage.manifest import Checkpoints
 
 
 @pulsetrain.group()
 def checkpoint() -> None:
-    """Checkpoints in storage: list, check, export; and how often to save.
+    """List, verify and export checkpoints, and advise how often to save.
 
     Example: pulsetrain checkpoint ls --storage /data/checkpoints
     """
 
 
-def storage_flags(command: Any) -> Any:
-    """--storage and --job."""
-    command = click.option("--job", metavar="NAME", help="Name of the job; default: the only one there.")(
-        command
-    )
-    return click.option("--storage", required=True, metavar="URL", help="Folder or fsspec URL.")(command)
+@dataclass(frozen=True, kw_only=True)
+class StorageOptions:
+    """Whose checkpoints, and where they are stored."""
+
+    storage: str
+    job: str | None
+
+    def open(self) -> Checkpoints:
+        """Return the job's checkpoints. Raises `UsageError` where there are none."""
+        from pulsetrain.checkpoint import browse
+
+        return browse.open_job(self.storage, self.job)
+
+
+_storage_options = grouped(
+    "source",
+    StorageOptions,
+    click.option("--storage", required=True, metavar="URL", help="Folder or fsspec URL of the checkpoints."),
+    click.option("--job", metavar="NAME", help="Name of the job. Default: the only one there."),
+)
 
 
 @checkpoint.command("ls")
-@storage_flags
-@JSON_FLAG
-def checkpoint_ls(storage: str, job: str | None, as_json: bool) -> None:
-    """Steps of a job in storage, newest first.
+@_storage_options
+@json_option
+def checkpoint_ls(source: StorageOptions, as_json: bool) -> None:
+    """List the stored steps of a job, newest first.
 
     Example: pulsetrain checkpoint ls --storage /data/checkpoints --job pretrain
     """
     from pulsetrain.checkpoint import browse
 
-    rows = list(browse.steps_to_show(browse.open_job(storage, job)))
+    rows = list(browse.steps_to_show(source.open()))
     if as_json:
         print_json(rows)
         return
@@ -55,17 +74,19 @@ def checkpoint_ls(storage: str, job: str | None, as_json: bool) -> None:
 
 
 @checkpoint.command("verify")
-@click.option("--step", type=int, help="Only this step; default: all.")
-@storage_flags
-@JSON_FLAG
-def checkpoint_verify(storage: str, job: str | None, step: int | None, as_json: bool) -> int:
-    """Read every byte and compare it with its hash; status 1 where something is wrong.
+@click.option("--step", type=int, metavar="N", help="Verify only this step. Default: all.")
+@_storage_options
+@json_option
+def checkpoint_verify(source: StorageOptions, step: int | None, as_json: bool) -> int:
+    """Read every byte and compare it with its hash.
+
+    The exit status is 1 if anything is damaged.
 
     Example: pulsetrain checkpoint verify --storage /data/checkpoints --step 1200
     """
     from pulsetrain.checkpoint import browse
 
-    rows = browse.verdicts(browse.open_job(storage, job), step)
+    rows = browse.verdicts(source.open(), step)
     if as_json:
         print_json(rows)
     else:
@@ -75,22 +96,30 @@ def checkpoint_verify(storage: str, job: str | None, step: int | None, as_json: 
 
 
 @checkpoint.command("export")
-@click.option("--step", type=int, help="Which step; default: the newest.")
-@click.option("-o", "--out", type=click.Path(path_type=Path), required=True, metavar="DIR", help="Where to.")
-@click.option("--prefix", default="model.", show_default=True, help="Only tensors that begin so, without it.")
-@storage_flags
-@JSON_FLAG
+@click.option("--step", type=int, metavar="N", help="Export this step. Default: the newest.")
+@click.option(
+    "-o", "--out", type=click.Path(path_type=Path), required=True, metavar="DIR", help="Folder to write to."
+)
+@click.option(
+    "--prefix",
+    default="model.",
+    show_default=True,
+    metavar="TEXT",
+    help="Export only tensors whose names begin with TEXT, and drop it from the names.",
+)
+@_storage_options
+@json_option
 def checkpoint_export(
-    storage: str, job: str | None, step: int | None, out: Path, prefix: str, as_json: bool
+    source: StorageOptions, step: int | None, out: Path, prefix: str, as_json: bool
 ) -> None:
-    """The model as Hugging Face safetensors, however it was sharded.
+    """Write the model as Hugging Face safetensors, however it was sharded.
 
     Example: pulsetrain checkpoint export --storage /data/checkpoints --step 1200 -o hf/
     """
     from pulsetrain.checkpoint import browse
     from pulsetrain.checkpoint.export import export_safetensors
 
-    checkpoints = browse.open_job(storage, job)
+    checkpoints = source.open()
     manifest = browse.committed_step(checkpoints, step)
     files = export_safetensors(checkpoints, manifest, out, prefix=prefix)
     if as_json:
@@ -100,38 +129,75 @@ def checkpoint_export(
         click.echo(file)
 
 
-def advice_flags(command: Any) -> Any:
-    """What the advisor asks for."""
-    flags: tuple[tuple[str, dict[str, Any]], ...] = (
-        ("--step-s", {"type": float, "required": True, "help": "Length of a training step."}),
-        ("--stall-s", {"type": float, "default": 0.0, "help": "What training waits for a save."}),
-        (
-            "--save-s",
-            {"type": float, "default": 0.0, "help": "From a save's beginning until it is safe."},
-        ),
-        ("--recover-s", {"type": float, "default": 60.0, "help": "From a fault to the next step."}),
-        ("--detect-s", {"type": float, "default": 0.0, "help": "How long a silent error may stay unseen."}),
-        ("--mttf-s", {"type": float, "help": "Mean time between failures of the whole job."}),
-        ("--nodes", {"type": int, "default": 1, "help": "Nodes of the job."}),
-        ("--failures-per-node-day", {"type": float, "help": "Instead of --mttf-s, with --nodes."}),
-    )
-    for name, options in reversed(flags):
-        command = click.option(name, metavar="N", show_default=True, **options)(command)
-    return command
+@dataclass(frozen=True, kw_only=True)
+class SavingCosts:
+    """What the advisor needs to know. Times are in seconds."""
+
+    step_s: float
+    stall_s: float
+    save_s: float
+    recover_s: float
+    detect_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class FailureRate:
+    """How often the job fails: its own mean time to failure, or the rate of each of its nodes."""
+
+    mttf_s: float | None
+    nodes: int
+    failures_per_node_day: float | None
+
+
+_cost_options = grouped(
+    "costs",
+    SavingCosts,
+    click.option("--step-s", type=float, required=True, metavar="S", help="Length of a training step."),
+    click.option("--stall-s", type=float, default=0.0, metavar="S", help="What training waits for a save."),
+    click.option(
+        "--save-s", type=float, default=0.0, metavar="S", help="From the start of a save until it is safe."
+    ),
+    click.option(
+        "--recover-s",
+        type=float,
+        default=60.0,
+        show_default=True,
+        metavar="S",
+        help="From a fault to the next step.",
+    ),
+    click.option(
+        "--detect-s", type=float, default=0.0, metavar="S", help="How long a silent error may stay unseen."
+    ),
+)
+_rate_options = grouped(
+    "rate",
+    FailureRate,
+    click.option("--mttf-s", type=float, metavar="S", help="Mean time between failures of the whole job."),
+    click.option("--nodes", type=int, default=1, show_default=True, metavar="N", help="Nodes of the job."),
+    click.option(
+        "--failures-per-node-day",
+        type=float,
+        metavar="X",
+        help="Failures of one node in a day.",
+    ),
+)
 
 
 @checkpoint.command("advise")
-@advice_flags
-@JSON_FLAG
-def checkpoint_advise(as_json: bool, **given: Any) -> None:
-    """How often to save: the interval that wastes least, why, and what is lost then. Times in seconds.
+@_cost_options
+@_rate_options
+@json_option
+def checkpoint_advise(costs: SavingCosts, rate: FailureRate, as_json: bool) -> None:
+    """Advise how often to save, and say what is lost at that interval.
+
+    All times are in seconds.
 
     Example: pulsetrain checkpoint advise --step-s 12 --stall-s 0.4 --save-s 30 --mttf-s 86400
     """
     from pulsetrain.checkpoint.interval import advise, job_mttf_s
 
-    mttf_s = job_mttf_s(given.pop("mttf_s"), given.pop("failures_per_node_day"), given.pop("nodes"))
-    advice = advise(mttf_s=mttf_s, **given)
+    mttf_s = job_mttf_s(rate.mttf_s, rate.failures_per_node_day, rate.nodes)
+    advice = advise(mttf_s=mttf_s, **dataclasses.asdict(costs))
     if as_json:
         print_json({**dataclasses.asdict(advice), "mttf_s": mttf_s})
         return

@@ -6,17 +6,24 @@ import sys
 
 import click
 
+from pulsetrain.cli.extras import MissingExtraError
 from pulsetrain.cli.root import pulsetrain
 from pulsetrain.core.errors import PulsetrainError, UsageError
 
 
 def main() -> None:
-    """Entry point. Bad usage is one line on standard error and status 2; other failures status 1."""
+    """Run the command line. A failed command prints one line on standard error.
+
+    The exit status is 2 for bad usage or a missing extra, 1 for other failures, 130 after Ctrl-C.
+    """
     try:
-        sys.exit(pulsetrain.main(standalone_mode=False) or 0)
+        sys.exit(pulsetrain.main(prog_name="pulsetrain", standalone_mode=False) or 0)
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.format_message())
         sys.exit(2)
+    except MissingExtraError as error:
+        click.echo(error.format_message(), err=True)
+        sys.exit(error.exit_code)
     except click.ClickException as error:
         _fail(error.format_message(), 2)
     except (click.Abort, KeyboardInterrupt):

@@ -1,25 +1,28 @@
-"""Training jobs under watch: run, agent, demo."""
+"""Training jobs: run, agent, demo."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 import click
 
 from pulsetrain.agent.flags import CONTEXT as LAUNCH_CONTEXT
 from pulsetrain.agent.flags import launch_flags
 from pulsetrain.cli.interrupts import importing
-from pulsetrain.cli.root import JSON_FLAG, print_json, pulsetrain
+from pulsetrain.cli.options import json_option
+from pulsetrain.cli.root import print_json, pulsetrain
 
 
 @pulsetrain.command(context_settings=LAUNCH_CONTEXT)
 @launch_flags
-@JSON_FLAG
-def run(as_json: bool, **flags: Any) -> None:
-    """Run SCRIPT under the agent, as torchrun would; without a known hub, with a hub of its own.
+@json_option
+def run(as_json: bool, **flags: object) -> None:
+    """Run SCRIPT under the agent, with torchrun's flags.
+
+    If no hub is known, the command starts one for this run.
 
     Example: pulsetrain run --nproc-per-node 8 train.py --steps 1000
     """
@@ -29,16 +32,20 @@ def run(as_json: bool, **flags: Any) -> None:
 @pulsetrain.command(context_settings=LAUNCH_CONTEXT)
 @launch_flags
 @click.option("--standby", is_flag=True, help="Wait until another node fails, even while the job forms.")
-@JSON_FLAG
-def agent(as_json: bool, standby: bool, **flags: Any) -> None:
-    """Run this node's agent for a job of a hub; further nodes than --nnodes wait as standbys.
+@json_option
+def agent(as_json: bool, standby: bool, **flags: object) -> None:
+    """Run the agent of this node for a job of a hub.
+
+    Nodes beyond --nnodes wait as standbys.
 
     Example: pulsetrain agent --hub http://head:8780 --nnodes 4 --nproc-per-node 8 train.py
     """
     _launch(flags, as_json=as_json, needs_hub=True, level="info", standby=standby)
 
 
-def _launch(flags: Mapping[str, Any], *, as_json: bool, level: Any, **more: Any) -> None:
+def _launch(
+    flags: Mapping[str, object], *, as_json: bool, level: Literal["info", "warning"], **more: bool
+) -> None:
     with importing():
         from pulsetrain.agent import flags as launching
         from pulsetrain.agent import outcome
@@ -58,18 +65,20 @@ def _launch(flags: Mapping[str, Any], *, as_json: bool, level: Any, **more: Any)
 
 
 @pulsetrain.command()
-@click.option(
-    "--exit", "exit_", is_flag=True, help="End after the report instead of keeping the dashboard up."
-)
+@click.option("--exit", "exit_", is_flag=True, help="End after the report. Default: keep the dashboard up.")
 @click.option("--report", type=click.Path(path_type=Path), metavar="FILE", help="Write the report as JSON.")
-@click.option("--steps", type=int, help="Optimizer steps of the job; default: 120, more on many cores.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Seed of parameters and data order.")
+@click.option("--steps", type=int, metavar="N", help="Optimizer steps. Default: 120, more on many cores.")
+@click.option(
+    "--seed", type=int, default=0, show_default=True, metavar="N", help="Seed of parameters and data order."
+)
 @click.option(
     "--keep", type=click.Path(path_type=Path), metavar="DIR", help="Keep data and logs in this new folder."
 )
-@JSON_FLAG
-def demo(exit_: bool, as_json: bool, **flags: Any) -> int:
-    """Train a real job on five local nodes, slow one, stop a rank, kill a node, and watch it heal.
+@json_option
+def demo(
+    exit_: bool, report: Path | None, steps: int | None, seed: int, keep: Path | None, as_json: bool
+) -> int:
+    """Train a real job on five local nodes, break it three times, and watch it heal.
 
     Example: pulsetrain demo --exit --report demo.json
     """
@@ -78,6 +87,11 @@ def demo(exit_: bool, as_json: bool, **flags: Any) -> int:
         from pulsetrain.demo.main import DemoOptions, run
 
     configure(level="error")
-    given = {name: value for name, value in flags.items() if value is not None}
-    options = DemoOptions(exit=exit_ or as_json, **given)
+    options = DemoOptions(
+        exit=exit_ or as_json,
+        report=report,
+        seed=seed,
+        keep=keep,
+        **({} if steps is None else {"steps": steps}),
+    )
     return run(options, lambda line: click.echo(line, err=as_json), print_json if as_json else None)

@@ -1,75 +1,27 @@
-"""The hub, and what people ask of it: status, nodes, alerts, incidents, evictions."""
+"""What people ask a running hub: status, nodes, alerts, incidents, stacks, evictions."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
 
 import click
 
-from pulsetrain.cli.interrupts import importing
-from pulsetrain.cli.root import (
-    JSON_FLAG,
-    client_of,
-    hub_flags,
-    print_json,
-    print_table,
-    pulsetrain,
-)
+from pulsetrain.cli.options import HubOptions, grouped, hub_options, json_option
+from pulsetrain.cli.root import print_json, print_table, pulsetrain
 from pulsetrain.core.errors import UsageError
+from pulsetrain.protocol.client import HubClient
 
 
 @pulsetrain.command()
-@click.option(
-    "--data", metavar="DIR", help="Data folder; default: PULSETRAIN_DATA or ~/.local/share/pulsetrain."
-)
-@click.option(
-    "--config", "file", metavar="FILE", help="TOML file with tables [hub], [controller] and [watch]."
-)
-@click.option("--host", metavar="IP", help="Address to listen on; default 127.0.0.1.")
-@click.option("--port", type=int, help="Port of the API; 0 takes a free one; default 8780.")
-@click.option("--dashboard-port", type=int, help="Port of the dashboard; 0 takes a free one; default 8790.")
-@click.option("--no-dashboard", is_flag=True, help="Do not start the dashboard.")
-@click.option(
-    "--token",
-    metavar="TOKEN",
-    help="Token that clients must send; default: one made and kept in the data folder.",
-)
-@click.option(
-    "--store", metavar="URL", help="ClickHouse server (http(s)://user@host:port/db); default: embedded."
-)
-@click.option("--kafka", metavar="HOST:PORT,...", help="Take records from these brokers as well.")
-@click.option("--observe-only", is_flag=True, default=None, help="Say what would be done, do nothing.")
-def serve(
-    data: str | None, file: str | None, no_dashboard: bool, observe_only: bool | None, **flags: Any
-) -> None:
-    """Run the hub: ingest, store, analysis, controller and dashboard.
-
-    Example: pulsetrain serve --data /var/lib/pulsetrain --port 8780
-    """
-    with importing():
-        from pulsetrain.core.log import configure
-        from pulsetrain.hub.serve import serve as run_hub
-        from pulsetrain.hub.settings import load_settings
-        from pulsetrain.protocol.client import data_folder
-
-    configure()
-    flags["dashboard"] = False if no_dashboard else None
-    settings = load_settings(Path(file) if file else None, flags, {"observe_only": observe_only})
-    folder = Path(data).expanduser() if data else data_folder()
-    run_hub(folder, settings, lambda line: click.echo(line))
-
-
-@pulsetrain.command()
-@hub_flags
-@JSON_FLAG
-def status(hub: str | None, token: str | None, as_json: bool) -> None:
-    """How each job is, in one sentence.
+@hub_options
+@json_option
+def status(hub: HubOptions, as_json: bool) -> None:
+    """Say how each job is, in one sentence, and list its nodes.
 
     Example: pulsetrain status
     """
-    report = client_of(hub, token).status()
+    report = hub.client().status()
     if as_json:
         print_json(report)
         return
@@ -77,13 +29,17 @@ def status(hub: str | None, token: str | None, as_json: bool) -> None:
         click.echo("No job has joined this hub.")
     for job in report["jobs"]:
         click.echo(f"{job['job']}: {job['verdict']['sentence']}")
-        rows = [{**node, "dropped": _dropped(node.get("gauges", {}))} for node in job["nodes"]]
+        rows = [{**node, "dropped": dropped(node.get("gauges", {}))} for node in job["nodes"]]
         columns = ("node", "state", "node_rank", "ranks", "last_heartbeat_age_s", "dropped", "reason")
         print_table(rows, columns, "")
 
 
-def _dropped(gauges: Mapping[str, float]) -> str:
-    """What a node's agent lost, by reason; "0" where it lost nothing."""
+def dropped(gauges: Mapping[str, float]) -> str:
+    """Return the rows that a node's agent lost, by reason. "0" means that it lost nothing.
+
+    >>> dropped({"dropped_rows": 3.0, "dropped_spool_full": 3.0, "ring_dropped": 1.0})
+    'ring_full 1, spool_full 3'
+    """
     lost = {n.removeprefix("dropped_"): count for n, count in gauges.items() if n.startswith("dropped_")}
     lost.pop("rows", None)  # the sum of the others
     if gauges.get("ring_dropped"):
@@ -92,14 +48,14 @@ def _dropped(gauges: Mapping[str, float]) -> str:
 
 
 @pulsetrain.command()
-@hub_flags
-@JSON_FLAG
-def nodes(hub: str | None, token: str | None, as_json: bool) -> None:
-    """Every node that joined: its state, ranks and last sign of life.
+@hub_options
+@json_option
+def nodes(hub: HubOptions, as_json: bool) -> None:
+    """List every node that joined: its state, its ranks, its last heartbeat.
 
     Example: pulsetrain nodes
     """
-    rows = client_of(hub, token).nodes()
+    rows = hub.client().nodes()
     if as_json:
         print_json(rows)
         return
@@ -107,37 +63,53 @@ def nodes(hub: str | None, token: str | None, as_json: bool) -> None:
     print_table(rows, columns, "No node has joined this hub.")
 
 
+@dataclass(frozen=True, kw_only=True)
+class AlertActions:
+    """What to do to alerts before they are listed."""
+
+    ack: str | None = None
+    note: str = ""
+    silence: tuple[str, ...] = ()
+    minutes: float = 120.0
+    end_silence: str | None = None
+
+    def apply(self, client: HubClient) -> None:
+        """Acknowledge, silence and end silences. Raises `UsageError` for a malformed --silence."""
+        if self.ack:
+            client.acknowledge(self.ack, self.note)
+        if self.silence:
+            client.silence(matchers(self.silence), self.minutes * 60, self.note)
+        if self.end_silence:
+            client.end_silence(self.end_silence)
+
+
+_alert_actions = grouped(
+    "actions",
+    AlertActions,
+    click.option("--ack", metavar="ID", help="Acknowledge this alert."),
+    click.option("--note", default="", metavar="TEXT", help="Note to keep with --ack or --silence."),
+    click.option(
+        "--silence", multiple=True, metavar="FIELD=VALUE", help="Mute alerts that match. Repeatable."
+    ),
+    click.option(
+        "--minutes", type=float, default=120.0, show_default=True, metavar="N", help="Length of the silence."
+    ),
+    click.option("--end-silence", metavar="ID", help="End this silence now."),
+)
+
+
 @pulsetrain.command()
-@click.option("--ack", metavar="ID", help="Acknowledge this alert.")
-@click.option("--note", default="", help="Note for the acknowledgement or silence.")
-@click.option("--silence", multiple=True, metavar="FIELD=VALUE", help="Mute what matches; repeatable.")
-@click.option("--minutes", type=float, default=120.0, show_default=True, help="How long a silence lasts.")
-@click.option("--end-silence", metavar="ID", help="End this silence now.")
-@click.option("--silences", "show_silences", is_flag=True, help="The silences in force instead of alerts.")
-@hub_flags
-@JSON_FLAG
-def alerts(
-    ack: str | None,
-    note: str,
-    silence: tuple[str, ...],
-    minutes: float,
-    end_silence: str | None,
-    show_silences: bool,
-    hub: str | None,
-    token: str | None,
-    as_json: bool,
-) -> None:
-    """Alerts, newest first; acknowledge one with --ack, mute some with --silence.
+@_alert_actions
+@click.option("--silences", "show_silences", is_flag=True, help="List the active silences instead of alerts.")
+@hub_options
+@json_option
+def alerts(actions: AlertActions, show_silences: bool, hub: HubOptions, as_json: bool) -> None:
+    """List alerts, newest first. Acknowledge one with --ack, mute some with --silence.
 
     Example: pulsetrain alerts --ack 3f2a --note "swapping the cable"
     """
-    client = client_of(hub, token)
-    if ack:
-        client.acknowledge(ack, note)
-    if silence:
-        client.silence(_matchers(silence), minutes * 60, note)
-    if end_silence:
-        client.end_silence(end_silence)
+    client = hub.client()
+    actions.apply(client)
     rows = client.silences() if show_silences else client.alerts()
     if as_json:
         print_json(rows)
@@ -148,8 +120,12 @@ def alerts(
         print_table(rows, columns, "No alert.")
 
 
-def _matchers(pairs: tuple[str, ...]) -> dict[str, str]:
-    """FIELD=VALUE pairs. Raises `UsageError` for one that is not."""
+def matchers(pairs: tuple[str, ...]) -> dict[str, str]:
+    """Return FIELD=VALUE pairs as a dictionary. Raises `UsageError` for a pair without "=".
+
+    >>> matchers(("kind=straggler", "node=node-7"))
+    {'kind': 'straggler', 'node': 'node-7'}
+    """
     for pair in pairs:
         if "=" not in pair:
             raise UsageError(f"--silence {pair!r}: give FIELD=VALUE, such as kind=straggler")
@@ -157,14 +133,14 @@ def _matchers(pairs: tuple[str, ...]) -> dict[str, str]:
 
 
 @pulsetrain.command()
-@hub_flags
-@JSON_FLAG
-def incidents(hub: str | None, token: str | None, as_json: bool) -> None:
-    """Incidents: findings joined into one story each.
+@hub_options
+@json_option
+def incidents(hub: HubOptions, as_json: bool) -> None:
+    """List incidents: findings that belong together, their root and their victims.
 
     Example: pulsetrain incidents --json
     """
-    rows = client_of(hub, token).incidents()
+    rows = hub.client().incidents()
     if as_json:
         print_json(rows)
         return
@@ -173,22 +149,24 @@ def incidents(hub: str | None, token: str | None, as_json: bool) -> None:
 
 @pulsetrain.command()
 @click.argument("job")
-@click.option("--last", is_flag=True, help="The last picture that was taken instead of a new one.")
-@click.option("--threads", is_flag=True, help="Also threads beside the main one.")
-@hub_flags
-@JSON_FLAG
-def stacks(job: str, last: bool, threads: bool, hub: str | None, token: str | None, as_json: bool) -> int:
-    """Where the Python code of every rank of JOB stands now, merged, and whose stack differs.
+@click.option("--last", is_flag=True, help="Show the last stacks that were read instead of new ones.")
+@click.option("--threads", is_flag=True, help="Also show threads other than the main one.")
+@hub_options
+@json_option
+def stacks(job: str, last: bool, threads: bool, hub: HubOptions, as_json: bool) -> int:
+    """Show where the Python code of every rank of JOB stands, and whose stack differs.
+
+    The exit status is 1 if a stack differs.
 
     Example: pulsetrain stacks gpt --json
     """
     from pulsetrain.analytics.hangs.stacks import MAIN, lines
 
-    answer = client_of(hub, token).stacks(job, fresh=not last)
+    answer = hub.client().stacks(job, fresh=not last)
     if as_json:
         print_json(answer)
     elif not answer:
-        click.echo(f"No picture of the stacks of {job} has been taken.")
+        click.echo(f"No stacks of {job} have been read.")
     else:
         click.echo(answer["sentence"])
         for line in lines(t for t in answer["tree"] if threads or t["frame"] == MAIN):
@@ -198,31 +176,33 @@ def stacks(job: str, last: bool, threads: bool, hub: str | None, token: str | No
     return 1 if answer.get("state") == "outlier" else 0
 
 
+_COSTS = (
+    ("ranks", "ranks"),
+    ("standby that takes over", "standby"),
+    ("resume from step", "resume_step"),
+    ("steps lost", "lost_steps"),
+    ("seconds to resume, from past recoveries", "expected_s"),
+    ("caution", "why_not"),
+)
+
+
 @pulsetrain.command()
 @click.argument("node")
-@click.option("--reason", required=True, help="Why; kept with the eviction.")
-@click.option("--dry-run", is_flag=True, help="Only say what it would cost.")
-@hub_flags
-@JSON_FLAG
-def evict(node: str, reason: str, dry_run: bool, hub: str | None, token: str | None, as_json: bool) -> None:
-    """Evict NODE from its job; a standby takes its place.
+@click.option("--reason", required=True, metavar="TEXT", help="Why. The reason is kept with the eviction.")
+@click.option("--dry-run", is_flag=True, help="Only say what the eviction would cost.")
+@hub_options
+@json_option
+def evict(node: str, reason: str, dry_run: bool, hub: HubOptions, as_json: bool) -> None:
+    """Evict NODE from its job. A standby takes its place.
 
     Example: pulsetrain evict node-b --reason "fan failed" --dry-run
     """
-    answer = client_of(hub, token).evict(node, reason, dry_run=dry_run)
+    answer = hub.client().evict(node, reason, dry_run=dry_run)
     if as_json:
         print_json(answer)
         return
-    click.echo(
-        f"{'would evict' if dry_run else 'evicting'} {node} ({answer['state']}) of job {answer['job']}"
-    )
-    for label, key in (
-        ("ranks", "ranks"),
-        ("standby that takes over", "standby"),
-        ("resume from step", "resume_step"),
-        ("steps lost", "lost_steps"),
-        ("seconds to resume, from past recoveries", "expected_s"),
-        ("caution", "why_not"),
-    ):
+    verb = "would evict" if dry_run else "evicting"
+    click.echo(f"{verb} {node} ({answer['state']}) of job {answer['job']}")
+    for label, key in _COSTS:
         if answer[key] not in ("", None, []):
             click.echo(f"  {label}: {answer[key]}")

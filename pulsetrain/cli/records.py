@@ -1,63 +1,52 @@
-"""Records on their way: import, ingest, tail."""
+"""Records on their way to the store: import, ingest, tail."""
 
 from __future__ import annotations
 
+import dataclasses
+import time
 from pathlib import Path
-from typing import Any
 
 import click
 
-from pulsetrain.cli.root import JSON_FLAG, hub_flags, path_of, print_json, print_table, pulsetrain
+from pulsetrain.cli.options import KafkaOptions, StoreOptions, json_option, kafka_options, store_options
+from pulsetrain.cli.root import print_json, print_table, pulsetrain
 
 
 @pulsetrain.command("import")
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
-@click.option(
-    "--store", metavar="URL", help="Straight into chdb:///folder or a ClickHouse server, not a hub."
-)
-@hub_flags
-@JSON_FLAG
-def import_(folder: Path, store: str | None, hub: str | None, token: str | None, as_json: bool) -> None:
-    """Load the Parquet files in DIR that are named after records; a file that was loaded before adds nothing.
+@store_options
+@json_option
+def import_(folder: Path, store: StoreOptions, as_json: bool) -> None:
+    """Load Parquet files into the store.
+
+    DIR holds files named after the records, such as steps.parquet. Importing a file twice adds nothing.
 
     Example: pulsetrain import recording/ --store chdb:///tmp/pulsetrain
     """
-    import dataclasses
-    import time
-
     from pulsetrain.stream.store import parquet
 
-    found = parquet.files(folder)
-    with parquet.open_sink(store, hub, token) as sink:
-        done = [parquet.load(r, path, sink, now_ns=time.time_ns()) for r, path in found.items()]
-    rows = [dataclasses.asdict(item) for item in done]
+    files = parquet.files(folder)
+    with store.sink() as sink:
+        loaded = [parquet.load(record, path, sink, now_ns=time.time_ns()) for record, path in files.items()]
+    rows = [dataclasses.asdict(item) for item in loaded]
     if as_json:
         print_json(rows)
         return
     print_table(rows, ("record", "rows", "stored", "file"), "No rows.")
 
 
-KAFKA_FLAGS = (
-    click.option("--kafka", "servers", metavar="HOST:PORT,...", help="Brokers; default 127.0.0.1:9092."),
-    click.option("--config", "file", metavar="FILE", help="TOML file with tables [kafka] and [ingest]."),
-)
-
-
-def kafka_flags(command: Any) -> Any:
-    """The options of every command that talks to Kafka."""
-    for flag in reversed(KAFKA_FLAGS):
-        command = flag(command)
-    return command
-
-
 @pulsetrain.command()
-@kafka_flags
+@kafka_options
 @click.option("--store", metavar="URL", required=True, help="chdb:///folder or a ClickHouse server.")
-@click.option("--group", metavar="NAME", help="Consumer group; default pulsetrain.")
+@click.option("--group", metavar="NAME", help="Consumer group. Default: pulsetrain.")
 @click.option("--member", metavar="NAME", help="Stable name of this process in the group.")
-@click.option("--metrics-port", type=int, help="Serve Prometheus metrics on this loopback port.")
-def ingest(store: str, servers: str | None, file: str | None, metrics_port: int | None, **flags: Any) -> None:
-    """Carry records from Kafka into the store, each row once, until SIGINT or SIGTERM.
+@click.option("--metrics-port", type=int, metavar="N", help="Serve Prometheus metrics on this loopback port.")
+def ingest(
+    store: str, kafka: KafkaOptions, group: str | None, member: str | None, metrics_port: int | None
+) -> None:
+    """Carry records from Kafka into the store, each row once.
+
+    The command runs until SIGINT or SIGTERM.
 
     Example: pulsetrain ingest --kafka broker-1:9092 --store https://user:password@clickhouse:8443/pulsetrain
     """
@@ -65,28 +54,34 @@ def ingest(store: str, servers: str | None, file: str | None, metrics_port: int 
     from pulsetrain.hub.ingest import run_ingest
 
     configure()
-    run_ingest(store, path_of(file), {"servers": servers}, flags, metrics_port, lambda line: click.echo(line))
+    run_ingest(
+        store,
+        kafka.config,
+        {"servers": kafka.servers},
+        {"group": group, "member": member},
+        metrics_port,
+        lambda line: click.echo(line),
+    )
 
 
 @pulsetrain.command()
 @click.argument("record")
-@kafka_flags
-@click.option("--rows", type=int, help="End after this many rows; default: at SIGINT.")
+@kafka_options
+@click.option("--rows", type=int, metavar="N", help="End after N rows. Default: run until SIGINT.")
 @click.option("--from-start", is_flag=True, help="Begin with the oldest message instead of the next one.")
-@JSON_FLAG
-def tail(
-    record: str, servers: str | None, file: str | None, rows: int | None, from_start: bool, as_json: bool
-) -> None:
-    """Print the rows of RECORD that pass through Kafka; with --json one object a line.
+@json_option
+def tail(record: str, kafka: KafkaOptions, rows: int | None, from_start: bool, as_json: bool) -> None:
+    """Print the rows of one record while they pass through Kafka.
+
+    With --json each row is one object on a line of its own.
 
     Example: pulsetrain tail steps --kafka broker-1:9092 --rows 10
     """
     from pulsetrain.hub.ingest import kafka_config
     from pulsetrain.stream.kafka.tail import passing
 
-    for row in passing(
-        record, kafka_config(path_of(file), {"servers": servers}), rows, from_start=from_start
-    ):
+    config = kafka_config(kafka.config, {"servers": kafka.servers})
+    for row in passing(record, config, rows, from_start=from_start):
         if as_json:
             print_json(row)
         else:

@@ -1,35 +1,64 @@
-"""The root command, and what its commands share: options and printing."""
+"""The root command, and how commands print."""
 
 from __future__ import annotations
 
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
 
 import click
 
 from pulsetrain import __version__
-
-JSON_FLAG = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text for people.")
+from pulsetrain.cli.extras import EdgeGroup
 
 
 @click.group(
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}, no_args_is_help=True
+    cls=EdgeGroup,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    no_args_is_help=True,
 )
 @click.version_option(__version__, prog_name="pulsetrain")
 def pulsetrain() -> None:
-    """Watch a training job, name the fault, heal it."""
+    """Watch a training job, name the fault, heal it.
+
+    Example: pulsetrain run --nproc-per-node 8 train.py
+    """
 
 
-def print_json(value: Any) -> None:
-    """`value` as one JSON document on standard output."""
-    click.echo(json.dumps(value, default=str))
+def print_json(value: object) -> None:
+    """Print `value` as one JSON document on standard output.
+
+    The `evidence` of a finding is an object here, also where the store keeps it as a string.
+    """
+    click.echo(json.dumps(with_evidence(value), default=str))
 
 
-def print_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], empty: str) -> None:
-    """`rows` as aligned columns for people; `empty` is the sentence for no rows."""
+def with_evidence(value: object) -> object:
+    """Return `value` with every `evidence` that is a JSON string as the object that it holds.
+
+    A string that is no JSON stays as it is.
+
+    >>> with_evidence([{"kind": "hang", "evidence": '{"victims": [1, 2]}'}])
+    [{'kind': 'hang', 'evidence': {'victims': [1, 2]}}]
+    """
+    if isinstance(value, Mapping):
+        return {key: _evidence(v) if key == "evidence" else with_evidence(v) for key, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [with_evidence(item) for item in value]
+    return value
+
+
+def _evidence(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value or "{}")
+    except ValueError:
+        return value
+
+
+def print_table(rows: Sequence[Mapping[str, object]], columns: Sequence[str], empty: str) -> None:
+    """Print `rows` as aligned columns, or the sentence `empty` where there are none."""
     if not rows:
         click.echo(empty)
         return
@@ -39,33 +68,7 @@ def print_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], empty
         click.echo("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
 
 
-HUB_FLAGS = (
-    click.option(
-        "--hub", metavar="URL", help="The hub; default: PULSETRAIN_HUB, else the one in the data folder."
-    ),
-    click.option(
-        "--token", metavar="TOKEN", help="Its token; default: PULSETRAIN_TOKEN, else the data folder's."
-    ),
-)
-
-
-def hub_flags(command: Any) -> Any:
-    """The options of every command that talks to a hub."""
-    for flag in reversed(HUB_FLAGS):
-        command = flag(command)
-    return command
-
-
-def client_of(hub: str | None, token: str | None) -> Any:
-    from pulsetrain.protocol.client import HubClient, find_hub
-
-    return HubClient(find_hub(hub, token))
-
-
-def path_of(text: str | None) -> Path | None:
-    return Path(text) if text else None
-
-
-def progress(rows: int) -> None:
+def print_progress(rows: int) -> None:
+    """Show how many rows are done, on one line of a terminal."""
     if sys.stderr.isatty():
         click.echo(f"\r{rows:,} rows", nl=False, err=True)

@@ -4,82 +4,113 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections import Counter
+from dataclasses import asdict, dataclass
+from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from pulsetrain.cli.root import JSON_FLAG, hub_flags, print_json, print_table, progress, pulsetrain
+from pulsetrain.cli.options import StoreOptions, grouped, json_option, store_options
+from pulsetrain.cli.root import print_json, print_progress, print_table, pulsetrain
 
 if TYPE_CHECKING:
+    from pulsetrain.simulate.spec import FleetSpec
     from pulsetrain.stream.spool.transport import Transport
 
 
 @pulsetrain.group()
 def simulate() -> None:
-    """Fleets and failures on paper.
+    """Simulate fleets and failures.
 
     Example: pulsetrain simulate telemetry --ranks 1024 --tp 8 --pp 4 --steps 50 --out fleet/
     """
 
 
-@simulate.command()
-@click.option("--ranks", type=int, required=True, help="Ranks in all: tp x pp x dp.")
-@click.option("--tp", type=int, default=1, show_default=True, help="Tensor-parallel ranks.")
-@click.option("--pp", type=int, default=1, show_default=True, help="Pipeline stages.")
-@click.option("--steps", type=int, default=100, show_default=True, help="Optimizer steps.")
-@click.option("--microbatches", type=int, default=4, show_default=True, help="Microbatches in a step.")
-@click.option("--ranks-per-node", type=int, default=8, show_default=True)
-@click.option("--seed", type=int, default=0, show_default=True)
-@click.option("--job", default="simulated", show_default=True, help="Name of the job.")
-@click.option(
-    "--start",
-    type=click.DateTime(),
-    help="UTC time of the first step; default: so that the last step is now.",
+@dataclass(frozen=True, kw_only=True)
+class FleetOptions:
+    """The size and shape of a simulated job."""
+
+    ranks: int
+    tp: int
+    pp: int
+    steps: int
+    microbatches: int
+    ranks_per_node: int
+    seed: int
+    job: str
+
+
+_fleet_options = grouped(
+    "fleet",
+    FleetOptions,
+    click.option("--ranks", type=int, required=True, metavar="N", help="Ranks in all: tp x pp x dp."),
+    click.option("--tp", type=int, default=1, show_default=True, metavar="N", help="Tensor-parallel ranks."),
+    click.option("--pp", type=int, default=1, show_default=True, metavar="N", help="Pipeline stages."),
+    click.option("--steps", type=int, default=100, show_default=True, metavar="N", help="Optimizer steps."),
+    click.option(
+        "--microbatches", type=int, default=4, show_default=True, metavar="N", help="Microbatches in a step."
+    ),
+    click.option(
+        "--ranks-per-node", type=int, default=8, show_default=True, metavar="N", help="Ranks of each node."
+    ),
+    click.option(
+        "--seed", type=int, default=0, show_default=True, metavar="N", help="Seed of the random parts."
+    ),
+    click.option("--job", default="simulated", show_default=True, metavar="NAME", help="Name of the job."),
 )
+
+
+@simulate.command()
+@_fleet_options
+@click.option("--start", type=click.DateTime(), help="UTC time of the first step. Default: the job ends now.")
 @click.option(
-    "--fault", "faults", multiple=True, metavar="KIND:KEY=VALUE,...", help="Plant a fault; repeatable."
+    "--fault", "faults", multiple=True, metavar="KIND:KEY=VALUE,...", help="Plant a fault. Repeatable."
 )
 @click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="Write Parquet files here.")
-@click.option("--store", metavar="URL", help="Straight into chdb:///folder or a ClickHouse server.")
-@click.option("--kafka", metavar="HOST:PORT,...", help="Through Kafka, as agents send.")
-@hub_flags
-@JSON_FLAG
+@click.option("--kafka", metavar="HOST:PORT,...", help="Send through Kafka, as agents do.")
+@store_options
+@json_option
 def telemetry(
-    out: Path | None,
-    store: str | None,
-    kafka: str | None,
-    hub: str | None,
-    token: str | None,
+    fleet: FleetOptions,
+    start: datetime | None,
     faults: tuple[str, ...],
-    start: Any,
+    out: Path | None,
+    kafka: str | None,
+    store: StoreOptions,
     as_json: bool,
-    **sizes: Any,
 ) -> None:
-    """The records of a job of any size, with faults planted, marked as simulated.
+    """Make the records of a job of any size, with planted faults.
+
+    All records are marked as simulated. They go to the hub unless --out, --kafka or --store is given.
 
     Example: pulsetrain simulate telemetry --ranks 12288 --tp 8 --pp 8 --steps 20
     --fault straggler:rank=371,factor=1.1 --out fleet/
     """
-    from pulsetrain.simulate import write
     from pulsetrain.simulate.spec import parse_fault, timed
-    from pulsetrain.stream.store.parquet import open_sink
 
-    spec = timed(start, faults=tuple(parse_fault(f) for f in faults), **sizes)
-    if out is not None:
-        rows = write.to_parquet(spec, out, progress)
-    elif kafka is not None:
-        with contextlib.closing(_kafka(kafka)) as transport:
-            rows = write.to_transport(spec, transport, progress)
-    else:
-        with open_sink(store, hub, token) as sink:
-            rows = write.to_sink(spec, sink, progress)
+    spec = timed(start, faults=tuple(parse_fault(f) for f in faults), **asdict(fleet))
+    rows = _write(spec, out, kafka, store)
     if sys.stderr.isatty():
         click.echo("", err=True)
     if as_json:
         print_json({"job": spec.job, "rows": dict(rows)})
         return
     print_table([{"record": r, "rows": n} for r, n in rows.items()], ("record", "rows"), "No rows.")
+
+
+def _write(spec: FleetSpec, out: Path | None, kafka: str | None, store: StoreOptions) -> Counter[str]:
+    """Write the records to the chosen place. Return how many rows of each record are new."""
+    from pulsetrain.simulate import write
+
+    if out is not None:
+        return write.to_parquet(spec, out, print_progress)
+    if kafka is not None:
+        with contextlib.closing(_kafka(kafka)) as transport:
+            return write.to_transport(spec, transport, print_progress)
+    with store.sink() as sink:
+        return write.to_sink(spec, sink, print_progress)
 
 
 def _kafka(servers: str) -> Transport:
@@ -90,13 +121,19 @@ def _kafka(servers: str) -> Transport:
 
 
 @simulate.command("recovery")
-@click.option("--plan", type=click.Path(path_type=Path), metavar="FILE", help="TOML with a table [recovery].")
-@click.option("--set", "pairs", multiple=True, metavar="KEY=VALUE", help="One value of the plan; repeatable.")
-@click.option("--runs", type=click.IntRange(1), default=20, show_default=True, help="Simulated runs.")
-@click.option("--seed", type=int, default=0, show_default=True)
-@JSON_FLAG
+@click.option(
+    "--plan", type=click.Path(path_type=Path), metavar="FILE", help="TOML file with the table [recovery]."
+)
+@click.option(
+    "--set", "pairs", multiple=True, metavar="KEY=VALUE", help="Set one value of the plan. Repeatable."
+)
+@click.option(
+    "--runs", type=click.IntRange(1), default=20, show_default=True, metavar="N", help="Simulated runs."
+)
+@click.option("--seed", type=int, default=0, show_default=True, metavar="N", help="Seed of the runs.")
+@json_option
 def simulate_recovery(plan: Path | None, pairs: tuple[str, ...], runs: int, seed: int, as_json: bool) -> None:
-    """What failures cost a job: simulated, and by a closed form.
+    """Estimate what failures cost a job, by simulation and by a formula.
 
     Example: pulsetrain simulate recovery --set machines=1000 --set failures_per_machine_day=0.015
     """

@@ -1,0 +1,97 @@
+"""Checks of the machine on which the command runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from pulsetrain.cli.options import json_option
+from pulsetrain.cli.root import print_json, print_table, pulsetrain
+from pulsetrain.core.errors import UsageError
+from pulsetrain.core.json import JsonObject
+
+
+@pulsetrain.command()
+@click.argument("folder", type=click.Path(path_type=Path), default="/sys/class/infiniband")
+@click.option(
+    "--seconds",
+    type=float,
+    default=0.0,
+    metavar="S",
+    help="Sample the traffic for S seconds.",
+)
+@json_option
+def rdma(folder: Path, seconds: float, as_json: bool) -> None:
+    """Show the RDMA ports of this machine: state, rate, counters, traffic.
+
+    FOLDER is /sys/class/infiniband or a copy of it.
+
+    Example: pulsetrain rdma --seconds 1
+    """
+    from pulsetrain.collectors.machine.rdma import describe
+
+    ports = describe(folder)
+    if not ports:
+        raise UsageError(f"no RDMA port under {folder}")
+    if seconds > 0:
+        from pulsetrain.analytics.machines.network_ports import measure
+        from pulsetrain.collectors.machine.rdma import Burst
+
+        ports = measure(ports, Burst(folder).run(seconds=seconds))
+    if as_json:
+        print_json(ports)
+        return
+    print_table(
+        [{**port, "saturated": ", ".join(_saturated(port))} for port in ports],
+        ("device", "state", "link_layer", "rate_bits_per_s", "saturated"),
+        "No port.",
+    )
+    if seconds > 0:
+        _print_traffic([row for port in ports for row in port.get("traffic", ())])
+
+
+def _saturated(port: JsonObject) -> list[str]:
+    """Return the counters of a port that stand at their largest value."""
+    return [name for name, counter in port["counters"].items() if counter["saturated"]]
+
+
+def _print_traffic(rows: Sequence[JsonObject]) -> None:
+    names = ("mean_bits_per_s", "peak_bits_per_s", "mean_share", "peak_share")
+    shown = [{**row, **{n: "" if row[n] is None else f"{row[n]:.3g}" for n in names}} for row in rows]
+    print_table(shown, ("device", "direction", *names, "samples"), "No traffic could be read.")
+
+
+@pulsetrain.command()
+@click.option(
+    "--seconds",
+    type=float,
+    default=1.0,
+    show_default=True,
+    metavar="S",
+    help="About how long to measure. Starting takes longer.",
+)
+@click.option(
+    "--device",
+    type=click.Choice(["auto", "cpu", "cuda"]),
+    default="auto",
+    show_default=True,
+    help="Which devices to check. auto takes the GPUs, if there are any.",
+)
+@json_option
+def diagnose(seconds: float, device: str, as_json: bool) -> int:
+    """Check this machine's arithmetic, speed, memory, loopback and collectives.
+
+    The exit status is 1 if a check fails.
+
+    Example: pulsetrain diagnose --seconds 5
+    """
+    from pulsetrain.diagnostics import suite
+
+    report = suite.run(seconds=seconds, device=device)
+    if as_json:
+        print_json(report)
+    else:
+        print_table(suite.rows_for_people(report), ("check", "result", "value", "limit", "detail"), "")
+    return 0 if report["ok"] else 1

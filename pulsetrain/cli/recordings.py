@@ -1,0 +1,128 @@
+"""Verdicts from files that other tools wrote. They need no hub and no store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from pulsetrain.cli.options import json_option
+from pulsetrain.cli.root import print_json, print_table, pulsetrain
+
+
+@pulsetrain.command()
+@click.argument("trace", type=click.Path(path_type=Path))
+@json_option
+def whatif(trace: Path, as_json: bool) -> None:
+    """Say how fast a job would be without its stragglers.
+
+    TRACE is a Parquet file with one row for each operation.
+
+    Example: pulsetrain whatif trace.parquet --json
+    """
+    from pulsetrain.analytics.whatif.analysis import analyze_file, sentences
+
+    answer = analyze_file(trace)
+    if as_json:
+        print_json(answer)
+        return
+    for sentence in sentences(answer):
+        click.echo(sentence)
+
+
+@pulsetrain.command()
+@click.argument("folder", type=click.Path(path_type=Path))
+@json_option
+def logs(folder: Path, as_json: bool) -> None:
+    """Compare the logs of all ranks and say who is likely to blame.
+
+    FOLDER holds one log file for each rank or node.
+
+    Example: pulsetrain logs /var/log/job-7 --json
+    """
+    from pulsetrain.analytics.machines.logs import read_folder
+
+    answer = read_folder(folder)
+    if as_json:
+        print_json(answer)
+        return
+    rows = [{**f, **f["blame"]["shares"], "why": ", ".join(f["blame"]["reasons"])} for f in answer["files"]]
+    print_table(rows, ("file", "lines", "infrastructure", "framework", "user", "why"), "No file.")
+    for finding in answer["findings"]:
+        click.echo(f"{finding['severity']}: {finding['summary']} (confidence {finding['confidence']:.2f})")
+
+
+@pulsetrain.command()
+@click.argument("file", type=click.Path(path_type=Path, allow_dash=True))
+@click.option("--node", default="", metavar="NAME", help="Name of the machine that wrote the log.")
+@click.option(
+    "--policies",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="Folder with your site's own tables. Their rows replace the shipped ones.",
+)
+@click.option("--check", is_flag=True, help="Exit with status 1 if a finding asks for action.")
+@json_option
+def kmsg(file: Path, node: str, policies: Path | None, check: bool, as_json: bool) -> int:
+    """Say what a kernel log tells of GPUs and of the machine.
+
+    FILE holds the output of dmesg or journalctl -k, or records of /dev/kmsg. Give - to read standard input.
+
+    Example: dmesg -T | pulsetrain kmsg - --node node-7 --json
+    """
+    from pulsetrain.analytics import report
+    from pulsetrain.analytics.machines import hardware
+    from pulsetrain.analytics.machines.policies import load
+
+    answer = hardware.read_file(file, node=node, policies=load(policies))
+    if as_json:
+        print_json(report.rows(answer))
+    else:
+        for line in report.lines(answer, everything=True):
+            click.echo(line)
+    return report.exit_status(answer) if check else 0
+
+
+@pulsetrain.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@json_option
+def failslow(file: Path, as_json: bool) -> None:
+    """Find workers, or a whole job, that became slower than before.
+
+    FILE is a CSV or Parquet table with the time of each step of each worker.
+
+    Example: pulsetrain failslow steps.csv --json
+    """
+    from pulsetrain.analytics import report
+    from pulsetrain.analytics.slowness import fail_slow
+
+    answer = fail_slow.find(fail_slow.read(file), config=fail_slow.single_look())
+    if as_json:
+        print_json(report.rows(answer))
+        return
+    for line in report.lines(answer, everything=True):
+        click.echo(line)
+
+
+@pulsetrain.command()
+@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+@json_option
+def hang(folder: Path, as_json: bool) -> int:
+    """Name the ranks that hold up a hung job.
+
+    DIR holds one PyTorch Flight Recorder dump for each rank. It may hold NCCL RAS reports instead: two or
+    more files that ncclras -f json wrote some seconds apart. The exit status is 1 if somebody is at fault.
+
+    Example: pulsetrain hang /tmp/nccl_trace --json
+    """
+    from pulsetrain.analytics.hangs import ras
+    from pulsetrain.analytics.hangs.flight_recorder import sentences, verdict
+
+    reports = ras.reports_in(folder)
+    answer = ras.verdict(reports) if reports else verdict(folder)
+    if as_json:
+        print_json(answer)
+    else:
+        for sentence in sentences(answer):
+            click.echo(sentence)
+    return int(answer["verdict"] in ("rank", "network", "desync"))

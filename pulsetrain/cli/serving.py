@@ -1,0 +1,86 @@
+"""The hub as a process: serve."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import click
+
+from pulsetrain.cli.interrupts import importing
+from pulsetrain.cli.options import data_option, grouped
+from pulsetrain.cli.root import pulsetrain
+
+
+@dataclass(frozen=True, kw_only=True)
+class HubFlags:
+    """The keys of the table [hub] that have a flag. None means that the flag was not given."""
+
+    host: str | None
+    port: int | None
+    dashboard: bool | None
+    dashboard_port: int | None
+    token: str | None
+    store: str | None
+    kafka: str | None
+
+
+_hub_flags = grouped(
+    "hub",
+    HubFlags,
+    click.option("--host", metavar="IP", help="Address to listen on. Default: 127.0.0.1."),
+    click.option("--port", type=int, metavar="N", help="Port of the API. 0 takes a free one. Default: 8780."),
+    click.option(
+        "--dashboard-port",
+        type=int,
+        metavar="N",
+        help="Port of the dashboard. 0 takes a free one. Default: 8790.",
+    ),
+    click.option(
+        "--no-dashboard",
+        "dashboard",
+        flag_value=False,
+        type=bool,
+        default=None,
+        help="Do not start the dashboard.",
+    ),
+    click.option(
+        "--token",
+        metavar="TOKEN",
+        help="Token that clients must send. Default: one that the hub makes and keeps in the data folder.",
+    ),
+    click.option(
+        "--store",
+        metavar="URL",
+        help="ClickHouse server, http(s)://user@host:port/database. Default: the embedded engine.",
+    ),
+    click.option("--kafka", metavar="HOST:PORT,...", help="Take records from these brokers as well."),
+)
+
+
+@pulsetrain.command()
+@data_option
+@click.option(
+    "--config",
+    metavar="FILE",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="TOML file with the tables [hub], [controller], [watch] and [notify].",
+)
+@_hub_flags
+@click.option("--observe-only", is_flag=True, default=None, help="Record what would be done, and do nothing.")
+def serve(data: Path | None, config: Path | None, hub: HubFlags, observe_only: bool | None) -> None:
+    """Run the hub: ingest, store, analysis, controller and dashboard.
+
+    The command runs until SIGINT or SIGTERM. Jobs keep training while the hub is away.
+
+    Example: pulsetrain serve --data /var/lib/pulsetrain --port 8780
+    """
+    with importing():
+        from pulsetrain.core.log import configure
+        from pulsetrain.hub.serve import serve as run_hub
+        from pulsetrain.hub.settings import load_settings
+        from pulsetrain.protocol.client import data_folder
+
+    configure()
+    settings = load_settings(config, asdict(hub), {"observe_only": observe_only})
+    run_hub(data.expanduser() if data else data_folder(), settings, lambda line: click.echo(line))

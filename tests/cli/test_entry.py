@@ -1,0 +1,57 @@
+"""What a failed command prints, and its exit status."""
+
+import sys
+
+import click
+import pytest
+
+from pulsetrain.cli import main
+from pulsetrain.cli.extras import MissingExtraError
+from pulsetrain.cli.root import pulsetrain
+from pulsetrain.core.errors import Unavailable, UsageError
+
+
+@pytest.fixture
+def failing(monkeypatch):
+    """Add a command that ends as told."""
+
+    def add(ending):
+        @click.command()
+        def failing():
+            if isinstance(ending, BaseException):
+                raise ending
+            return ending
+
+        monkeypatch.setitem(pulsetrain.commands, "failing", failing)
+        monkeypatch.setattr(sys, "argv", ["pulsetrain", "failing"])
+
+    return add
+
+
+@pytest.mark.parametrize(
+    ("ending", "status", "line"),
+    [
+        (UsageError("no such\n  step"), 2, "pulsetrain: no such step\n"),
+        (click.UsageError("odd flag"), 2, "pulsetrain: odd flag\n"),
+        (MissingExtraError("pulsetrain serve", "hub"), 2, 'pip install "pulsetrain[hub]"\n'),
+        (Unavailable("hub is away"), 1, "pulsetrain: hub is away\n"),
+        (KeyboardInterrupt(), 130, ""),
+        (click.Abort(), 130, ""),
+        (None, 0, ""),
+        (1, 1, ""),
+    ],
+)
+def test_a_command_ends_with_one_line_and_its_status(failing, capsys, ending, status, line):
+    failing(ending)
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == status
+    assert capsys.readouterr().err.endswith(line)
+
+
+def test_no_command_prints_the_help_and_is_bad_usage(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["pulsetrain"])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 2
+    assert "Usage: " in capsys.readouterr().out

@@ -1,0 +1,58 @@
+"""Checks of the machine on which the command runs."""
+
+import json
+
+import pytest
+
+import pulsetrain.diagnostics.suite
+from pulsetrain.core.errors import UsageError
+
+
+@pytest.fixture
+def ports(tmp_path):
+    """One active port. Its counter of downed links stands at its largest value."""
+    port = tmp_path / "mlx5_0" / "ports" / "1"
+    (port / "counters").mkdir(parents=True)
+    for name, text in (
+        ("state", "4: ACTIVE"), ("link_layer", "InfiniBand"), ("rate", "400 Gb/sec (4X NDR)"),
+        ("counters/link_downed", "255"), ("counters/port_xmit_data", "100"),
+    ):  # fmt: skip
+        (port / name).write_text(f"{text}\n")
+    return tmp_path
+
+
+def test_ports_are_a_table_with_the_counters_that_are_blind(cli, ports):
+    lines = cli("rdma", ports).output.splitlines()
+    assert lines[1].split() == [
+        "mlx5_0/1", "4:", "ACTIVE", "InfiniBand", "400000000000.0", "rdma_link_downed_total",
+    ]  # fmt: skip
+
+
+def test_counters_are_in_bytes(cli, ports):
+    (port,) = json.loads(cli("rdma", ports, "--json").output)
+    assert port["counters"]["rdma_transmit_bytes"] == {"value": 400, "unit": "bytes", "saturated": False}
+
+
+def test_sampled_traffic_stands_beside_the_line_rate(cli, ports):
+    (port,) = json.loads(cli("rdma", ports, "--seconds", 0.02, "--json").output)
+    assert {row["direction"] for row in port["traffic"]} <= {"transmit", "receive"}
+    assert "mean_bits_per_s" in cli("rdma", ports, "--seconds", 0.02).output
+
+
+def test_a_machine_without_ports_is_bad_usage(cli, tmp_path):
+    done = cli("rdma", tmp_path)
+    assert isinstance(done.exception, UsageError)
+    assert str(tmp_path) in str(done.exception)
+
+
+@pytest.mark.parametrize(("ok", "status"), [(True, 0), (False, 1)])
+def test_a_failed_check_is_status_1(cli, monkeypatch, ok, status):
+    row = {"check": "gemm_checksum", "ok": ok, "value": 0, "unit": "errors", "limit": None, "detail": "fine"}
+    report = {"ok": ok, "checks": [row]}
+    monkeypatch.setattr(pulsetrain.diagnostics.suite, "run", lambda *, seconds, device: report)
+    done = cli("diagnose", "--json")
+    assert (json.loads(done.output), done.return_value) == (report, status)
+
+
+def test_a_length_that_cannot_be_is_bad_usage(cli):
+    assert isinstance(cli("diagnose", "--seconds", 0).exception, UsageError)

@@ -1,0 +1,153 @@
+"""What people ask a running hub."""
+
+import json
+
+import pytest
+
+from pulsetrain.core.errors import AuthError, UsageError
+
+NODE = {
+    "node": "node-a", "job": "gpt", "state": "active", "node_rank": 0, "ranks": [0, 1], "address": "10.0.0.1",
+    "last_heartbeat_age_s": 0.4, "reason": "", "gauges": {"dropped_rows": 3, "dropped_spool_full": 3},
+}  # fmt: skip
+STATUS = {
+    "hub": {"version": "1"},
+    "jobs": [
+        {
+            "job": "gpt",
+            "verdict": {"state": "hung", "sentence": "Rank 5 is stopped."},
+            "nodes": [NODE],
+            "findings": [{"kind": "hang", "evidence": '{"victims": [1]}'}],
+        }
+    ],
+}
+ALERT = {"id": "a1", "state": "firing", "severity": "critical", "kind": "hang", "subject": "5", "count": 1}
+
+
+def test_status_says_one_sentence_for_each_job_and_what_nodes_dropped(ask, canned_hub):
+    canned_hub.answers["GET /v1/status"] = STATUS
+    lines = ask("status").output.splitlines()
+    assert lines[0] == "gpt: Rank 5 is stopped."
+    assert lines[2].split() == ["node-a", "active", "0", "[0,", "1]", "0.4", "spool_full", "3"]
+
+
+def test_status_of_an_idle_hub(ask, canned_hub):
+    canned_hub.answers["GET /v1/status"] = {"hub": {}, "jobs": []}
+    assert ask("status").output == "No job has joined this hub.\n"
+
+
+def test_json_holds_evidence_as_an_object(ask, canned_hub):
+    canned_hub.answers["GET /v1/status"] = STATUS
+    report = json.loads(ask("status", "--json").output)
+    assert report["jobs"][0]["findings"][0]["evidence"] == {"victims": [1]}
+
+
+def test_nodes_are_a_table(ask, canned_hub):
+    canned_hub.answers["GET /v1/nodes"] = {"nodes": [NODE]}
+    assert "node-a  gpt  active" in ask("nodes").output
+    assert json.loads(ask("nodes", "--json").output)[0]["ranks"] == [0, 1]
+
+
+def test_a_wrong_token_is_said(cli, canned_hub):
+    done = cli("nodes", "--hub", canned_hub.url, "--token", "wrong")
+    assert isinstance(done.exception, AuthError)
+
+
+def test_alerts_are_acknowledged_before_they_are_listed(ask, canned_hub):
+    canned_hub.answers |= {"GET /v1/alerts": {"alerts": [ALERT]}, "POST /v1/alerts/a1/ack": {}}
+    done = ask("alerts", "--ack", "a1", "--note", "cable")
+    assert [key for key, _ in canned_hub.requests] == ["POST /v1/alerts/a1/ack", "GET /v1/alerts"]
+    assert canned_hub.requests[0][1]["note"] == "cable"
+    assert "a1  firing" in done.output
+
+
+def test_a_silence_matches_fields_for_some_minutes(ask, canned_hub):
+    canned_hub.answers |= {"GET /v1/alerts": {"alerts": []}, "POST /v1/silences": {}}
+    done = ask("alerts", "--silence", "kind=straggler", "--silence", "node=n-7", "--minutes", 30)
+    body = canned_hub.requests[0][1]
+    assert body["matchers"] == {"kind": "straggler", "node": "n-7"}
+    assert body["seconds"] == 1800
+    assert done.output == "No alert.\n"
+
+
+def test_silences_are_listed_and_ended(ask, canned_hub):
+    silence = {"id": "s1", "matchers": {"kind": "hang"}, "author": "ann", "comment": "", "expires_ns": 1}
+    canned_hub.answers |= {"GET /v1/silences": {"silences": [silence]}, "POST /v1/silences/s1/end": {}}
+    done = ask("alerts", "--silences", "--end-silence", "s1")
+    assert canned_hub.requests[0][0] == "POST /v1/silences/s1/end"
+    assert "s1  {'kind': 'hang'}  ann" in done.output
+
+
+def test_a_silence_without_a_value_is_bad_usage(ask, canned_hub):
+    done = ask("alerts", "--silence", "straggler")
+    assert isinstance(done.exception, UsageError)
+    assert "kind=straggler" in str(done.exception)
+    assert not canned_hub.requests
+
+
+def test_incidents(ask, canned_hub):
+    incident = {"id": "i1", "job": "gpt", "root": "rank 5", "victims": ["rank 1"], "suggested_action": "look"}
+    canned_hub.answers["GET /v1/incidents"] = {"incidents": [incident]}
+    assert "rank 5  ['rank 1']  look" in ask("incidents").output
+    canned_hub.answers["GET /v1/incidents"] = {"incidents": []}
+    assert ask("incidents").output == "No incident.\n"
+
+
+TREE = [
+    {
+        "frame": "MainThread", "ranks": "0-1",
+        "children": [{"frame": "f (a.py:1)", "ranks": "0-1", "children": []}],
+    },
+    {"frame": "loader", "ranks": "0-1", "children": []},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("state", "status"), [("outlier", 1), ("alike", 0)])
+def test_stacks_that_differ_are_status_1(ask, canned_hub, state, status):
+    canned_hub.answers["POST /v1/jobs/gpt/stacks"] = {
+        "state": state, "sentence": "S.", "tree": TREE, "blind": [{"ranks": "7", "reason": "gone"}],
+    }  # fmt: skip
+    done = ask("stacks", "gpt")
+    assert done.return_value == status
+    assert done.output.splitlines() == [
+        "S.", "  0-1: MainThread", "  0-1: f (a.py:1)", "  not read: ranks 7: gone",
+    ]  # fmt: skip
+    assert "loader" in ask("stacks", "gpt", "--threads").output
+
+
+def test_the_last_stacks_are_not_read_anew(ask, canned_hub):
+    canned_hub.answers["GET /v1/jobs/gpt/stacks"] = {}
+    done = ask("stacks", "gpt", "--last")
+    assert (done.output, done.return_value) == ("No stacks of gpt have been read.\n", 0)
+
+
+PLAN = {
+    "node": "node-b", "job": "gpt", "state": "active", "ranks": [2, 3], "standby": None, "resume_step": 9,
+    "lost_steps": 0, "expected_s": None, "why_not": "",
+}  # fmt: skip
+
+
+def test_a_dry_run_says_what_an_eviction_would_cost(ask, canned_hub):
+    canned_hub.answers["POST /v1/evict"] = PLAN
+    done = ask("evict", "node-b", "--reason", "fan", "--dry-run")
+    assert canned_hub.requests[0][1] | {"actor": ""} == {
+        "node": "node-b", "reason": "fan", "dry_run": True, "actor": "",
+    }  # fmt: skip
+    assert done.output.splitlines() == [
+        "would evict node-b (active) of job gpt",
+        "  ranks: [2, 3]",
+        "  resume from step: 9",
+        "  steps lost: 0",
+    ]
+
+
+def test_an_eviction_is_not_a_dry_run_unless_asked_for(ask, canned_hub):
+    canned_hub.answers["POST /v1/evict"] = PLAN
+    assert ask("evict", "node-b", "--reason", "fan").output.startswith("evicting node-b")
+    assert canned_hub.requests[0][1]["dry_run"] is False
+
+
+def test_the_hub_is_found_by_its_data_folder(cli, canned_hub, tmp_path):
+    canned_hub.answers["GET /v1/nodes"] = {"nodes": []}
+    (tmp_path / "hub.json").write_text(json.dumps({"url": canned_hub.url, "token": canned_hub.token}))
+    assert cli("nodes", "--data", tmp_path).output == "No node has joined this hub.\n"

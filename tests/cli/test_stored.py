@@ -1,0 +1,71 @@
+"""Answers from the records that a store holds."""
+
+import json
+import time
+
+import pytest
+
+from pulsetrain.core.errors import UsageError
+from pulsetrain.stream.store.clickhouse import open_store
+from tests.dashboard.fake_hub import fill
+from tests.dashboard.recorded_job import RANKS, SLOW_NODE, RecordedJob
+
+
+@pytest.fixture(scope="module")
+def store_url(tmp_path_factory):
+    """A store with the records of one job. Nobody has it open."""
+    url = f"chdb://{tmp_path_factory.mktemp('stored')}/store"
+    store = open_store(url)
+    fill(store, RecordedJob(now_ns=time.time_ns()))
+    store.close()
+    return url
+
+
+@pytest.mark.integration
+def test_analyze_prints_findings_with_evidence_as_objects(cli, store_url):
+    done = cli("analyze", "--job", "gpt", "--since", 81, "--store", store_url, "--json")
+    assert done.exception is None
+    assert done.return_value == 1
+    findings = json.loads(done.output)
+    assert all(isinstance(f["evidence"], dict) for f in findings)
+    assert any(f["kind"] == "straggler" and f["subject"] == SLOW_NODE for f in findings)
+
+
+@pytest.mark.integration
+def test_with_verdicts_analyze_also_says_what_is_healthy_or_blind(cli, store_url):
+    words = ("analyze", "--job", "gpt", "--since", 81, "--store", store_url)
+    states = {v["state"] for v in json.loads(cli(*words, "--verdicts", "--json").output)}
+    assert {"finding", "healthy"} <= states
+    assert "healthy: " in cli(*words, "--verdicts").output
+    assert "healthy: " not in cli(*words).output
+
+
+@pytest.mark.integration
+def test_a_job_that_the_store_has_never_seen_is_bad_usage(cli, store_url):
+    assert isinstance(cli("analyze", "--job", "nosuch", "--store", store_url).exception, UsageError)
+
+
+@pytest.mark.integration
+def test_a_trace_holds_the_chosen_steps_and_ranks(cli, store_url, tmp_path):
+    file = tmp_path / "gpt.json"
+    words = ("trace", "export", "--job", "gpt", "--steps", "100:101", "--store", store_url, "-o", file)
+    answer = json.loads(cli(*words, "--ranks", "0,5-6", "--json").output)
+    assert answer == {"file": str(file), "bytes": file.stat().st_size, "job": "gpt", "steps": [100, 101]}
+    spans = [e for e in json.loads(file.read_text())["traceEvents"] if e["ph"] == "X"]
+    assert {s["pid"] for s in spans} == {0, 5, 6}
+    assert {s["args"]["step"] for s in spans} == {100, 101}
+    cli(*words)
+    spans = [e for e in json.loads(file.read_text())["traceEvents"] if e["ph"] == "X"]
+    assert {s["pid"] for s in spans} == set(range(RANKS))
+
+
+@pytest.mark.parametrize("steps", ["", "a:b"])
+def test_steps_that_are_none_are_bad_usage(cli, tmp_path, steps):
+    done = cli("trace", "export", "--job", "gpt", "--steps", steps, "-o", tmp_path / "f")
+    assert isinstance(done.exception, UsageError)
+
+
+def test_a_device_without_a_peak_is_bad_usage(cli):
+    done = cli("analyze", "--job", "gpt", "--device", "H100-SXM")
+    assert isinstance(done.exception, UsageError)
+    assert "DEVICE/DTYPE" in str(done.exception)
