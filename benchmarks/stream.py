@@ -36,7 +36,7 @@ from streaming.stored import inspect
 from pulsetrain.collectors.rank.ring import RingWriter, create_ring
 from pulsetrain.collectors.reading.drain import Drain
 from pulsetrain.collectors.reading.ring_reader import RingReader
-from pulsetrain.records.batch import identify
+from pulsetrain.records.batch import encode_columns, identify
 from pulsetrain.stream.kafka.transport import KafkaConfig, KafkaTransport, headers_of
 from pulsetrain.stream.spool.queue import Spool
 
@@ -164,7 +164,7 @@ def agent_side(config: KafkaConfig, folder: Path, rounds: int = 12) -> float:
     fd = create_ring()
     writer, reader = RingWriter(fd), RingReader(fd)
     drain = Drain(reader, job="agent", attempt=0, node="n", rank=0, local_rank=0, address="")
-    spool, transport = Spool(folder / "spool"), KafkaTransport(config)
+    spool, transport = Spool(folder / "spool", encode=encode_columns), KafkaTransport(config)
     phase = writer.intern("forward")
     rows, cpu = 0, 0.0
     rates = []
@@ -173,8 +173,8 @@ def agent_side(config: KafkaConfig, folder: Path, rounds: int = 12) -> float:
         for i in range(60_000):
             writer.span(phase, 0, start + i * 100, start + i * 100 + 80 + i % 7)
         before, done = time.process_time(), 0
-        for record, batch in drain.batches(time.time_ns()):
-            done += batch.num_rows if spool.append(record, batch) else 0
+        for batch in drain.batches(time.time_ns()):
+            done += batch.num_rows if spool.append(batch) else 0
         pending = spool.pending()
         transport.send(pending)
         spool.ack(pending[-1])

@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import structlog
 
 from pulsetrain.agent.launch_options import LaunchOptions
@@ -28,7 +27,9 @@ from pulsetrain.collectors.machine.nic import NicSampler
 from pulsetrain.collectors.machine.rdma import RdmaSampler
 from pulsetrain.core.config import load
 from pulsetrain.protocol.client import HubAddress
-from pulsetrain.stream.spool.queue import Spool, SpoolConfig
+from pulsetrain.records import encoding
+from pulsetrain.records.columns import Columns
+from pulsetrain.stream.spool.queue import Encoder, Spool, SpoolConfig
 from pulsetrain.stream.spool.transport import HttpTransport, Shipper, Transport
 
 log = structlog.get_logger()
@@ -43,8 +44,7 @@ class _Host:
 
     def take(self, now_ns: int) -> Batches:
         self._sampler.watch(self._processes())
-        batch: pa.RecordBatch = self._sampler.sample(now_ns)
-        return [("metrics", batch)]
+        return [self._sampler.sample(now_ns)]
 
 
 class _Hardware:
@@ -54,7 +54,7 @@ class _Hardware:
         self._samplers = (GpuSampler(node=node), RdmaSampler(node=node), NicSampler(node=node))
         self._kernel = KmsgReader(node=node)
         self._period_s, self._ended = period_s, threading.Event()
-        self._taken: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
+        self._taken: queue.SimpleQueue[Columns] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="hardware", daemon=True)
 
     def start(self) -> None:
@@ -75,10 +75,10 @@ class _Hardware:
             now_ns = time.time_ns()
             for sampler in self._samplers:
                 if not sampler.blind:
-                    self._taken.put(("metrics", sampler.sample(now_ns)))
+                    self._taken.put(sampler.sample(now_ns))
             lines = self._kernel.poll()
             if lines is not None:
-                self._taken.put(("logs", lines))
+                self._taken.put(lines)
 
 
 class TeeSink:
@@ -99,12 +99,12 @@ class TeeSink:
     def dropped(self) -> Mapping[str, int]:
         return self._spool.dropped
 
-    def append(self, record: str, batch: pa.RecordBatch | pa.Table) -> bool:
-        kept = self._spool.append(record, batch)
+    def append(self, batch: Columns) -> bool:
+        kept = self._spool.append(batch)
         try:
-            self._keeper.observe(record, batch)
+            self._keeper.observe(batch)
         except Exception:  # what is learnt from a record is not worth the record
-            log.exception("checkpoint_profile_failed", record=record)
+            log.exception("checkpoint_profile_failed", record=batch.record)
         return kept
 
 
@@ -118,17 +118,18 @@ class _Checkpoints:
         return self._keeper.take_records(now_ns, self._record)
 
 
-def _transport(asked: LaunchOptions, file: Mapping[str, Any], hub: HubAddress) -> Transport:
-    """Kafka where the flag, the file or the environment names brokers, else the hub itself."""
+def _transport(asked: LaunchOptions, file: Mapping[str, Any], hub: HubAddress) -> tuple[Transport, Encoder]:
+    """Kafka where the flag, the file or the environment names brokers, else the hub. And its encoder."""
     named = asked.kafka or "kafka" in file or asked.environ.get("PULSETRAIN_KAFKA_SERVERS")
     if not named:
-        return HttpTransport(hub.url, hub.token)
+        return HttpTransport(hub.url, hub.token), encoding.encode
+    from pulsetrain.records.batch import encode_columns
     from pulsetrain.stream.kafka.transport import KafkaConfig, KafkaTransport, refuse_credentials  # only here
 
     flags = {"servers": asked.kafka}
     config = load(KafkaConfig, "kafka", file=file, environ=asked.environ, flags=flags)
     refuse_credentials(config)
-    return KafkaTransport(config)
+    return KafkaTransport(config), encode_columns
 
 
 @contextlib.contextmanager
@@ -153,9 +154,11 @@ def assemble(
     flags = {"token": hub.token, "storage": asked.checkpoints}
     keeper_config = load(CheckpointServiceConfig, "checkpoint", file=file, environ=asked.environ, flags=flags)
     with contextlib.ExitStack() as stack:
-        spool = Spool(folder / "spool", node=identity.node, config=SpoolConfig(max_bytes=config.spool_bytes))
+        transport, encode = _transport(asked, file, hub)
+        spool_config = SpoolConfig(max_bytes=config.spool_bytes)
+        spool = Spool(folder / "spool", node=identity.node, config=spool_config, encode=encode)
         stack.callback(spool.close)
-        shipper = Shipper(spool, _transport(asked, file, hub))
+        shipper = Shipper(spool, transport)
         shipper.start()
         stack.push(lambda failed, *_: shipper.stop(drain_s=0.0 if failed else config.flush_s))
         keeper = CheckpointService(keeper_config, job=identity.job, node=identity.node, address=address)

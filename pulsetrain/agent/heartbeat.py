@@ -5,10 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 
-import pyarrow as pa
-
 from pulsetrain.protocol.messages import Heartbeat, RankStatus
-from pulsetrain.records.schema import arrow_schema
+from pulsetrain.records.columns import Columns
 
 
 class CpuMeter:
@@ -25,7 +23,7 @@ class CpuMeter:
         return ratio
 
 
-def rows(heartbeat: Heartbeat, agent_pid: int) -> pa.RecordBatch:
+def rows(heartbeat: Heartbeat, agent_pid: int) -> Columns:
     """The heartbeat as a batch of `heartbeats`: one row for the node (rank -1), one for each rank."""
     last_step = max((r.last_step for r in heartbeat.ranks), default=-1)
     node = _row(heartbeat, -1, agent_pid, "running", last_step, "", 0)
@@ -33,7 +31,7 @@ def rows(heartbeat: Heartbeat, agent_pid: int) -> pa.RecordBatch:
         _row(heartbeat, r.rank, r.pid, r.state, r.last_step, r.last_phase, r.phase_age_ns)
         for r in heartbeat.ranks
     ]
-    return pa.RecordBatch.from_pylist([node, *ranks], schema=arrow_schema("heartbeats"))
+    return Columns.from_rows("heartbeats", [node, *ranks])
 
 
 def _row(

@@ -7,23 +7,22 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
-import pyarrow as pa
-
 from pulsetrain.agent import heartbeat
 from pulsetrain.agent.output import Echo
 from pulsetrain.agent.processes.ranks import Rank
 from pulsetrain.agent.ticker import Ticker
 from pulsetrain.protocol.messages import Heartbeat
+from pulsetrain.records.columns import Columns
 
 RARE_S = 10.0  # each batch of rows costs the node and the store a few ms, however few they are
 
-Batches = Iterable[tuple[str, pa.RecordBatch]]
+Batches = Iterable[Columns]
 
 
 class Sink(Protocol):
     """Where batches go; never blocks for long, never raises for a full disk."""
 
-    def append(self, record: str, batch: pa.RecordBatch | pa.Table) -> bool: ...
+    def append(self, batch: Columns) -> bool: ...
     @property
     def size_bytes(self) -> int: ...
     @property
@@ -109,7 +108,7 @@ class Recorder:
     def _sample(self, sources: Sequence[Source]) -> None:
         beats, self._heartbeats = self._heartbeats, []
         for beat in beats:
-            self._sink.append("heartbeats", heartbeat.rows(beat, self._agent_pid))
+            self._sink.append(heartbeat.rows(beat, self._agent_pid))
         self._take(sources)
 
     def _take(self, sources: Sequence[Source]) -> None:
@@ -118,8 +117,8 @@ class Recorder:
             self._put(source.take(now_ns))
 
     def _put(self, batches: Batches) -> None:
-        by_record: dict[str, list[pa.RecordBatch]] = {}
-        for record, batch in batches:
-            by_record.setdefault(record, []).append(batch)
-        for record, parts in by_record.items():
-            self._sink.append(record, pa.Table.from_batches(parts))
+        by_record: dict[str, list[Columns]] = {}
+        for batch in batches:
+            by_record.setdefault(batch.record, []).append(batch)
+        for parts in by_record.values():
+            self._sink.append(Columns.concat(parts))

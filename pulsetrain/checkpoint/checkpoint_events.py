@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import Any
 
-import pyarrow as pa
 import structlog
 
-from pulsetrain.records.schema import RECORDS, arrow_schema
+from pulsetrain.records.columns import Columns
+from pulsetrain.records.schema import RECORDS
 
 log = structlog.get_logger(__name__)
 
@@ -66,14 +66,14 @@ class CheckpointEvents:
         log.info(kind, rank=rank, **detail)
         self._add("events", ts=time.time_ns(), rank=rank, kind=kind, actor="agent", detail=json.dumps(detail))
 
-    def take(self, *records: str) -> list[tuple[str, pa.RecordBatch]]:
+    def take(self, *records: str) -> list[Columns]:
         """The rows of these records (none named: of all) since the last call, one batch for each that has
         any."""
         with self._lock:
             taken = {name: list(self._rows[name]) for name in records or self._rows}
             for name in taken:
                 self._rows[name].clear()
-        return [(name, _batch(name, rows)) for name, rows in taken.items() if rows]
+        return [Columns.from_rows(name, rows) for name, rows in taken.items() if rows]
 
     def _add(self, record: str, **values: Any) -> None:
         known = {"job": self.origin.job, "node": self.origin.node, "attempt": self.attempt, **values}
@@ -82,7 +82,3 @@ class CheckpointEvents:
             rows = self._rows[record]
             self.dropped += len(rows) == rows.maxlen
             rows.append(row)
-
-
-def _batch(record: str, rows: list[dict[str, Any]]) -> pa.RecordBatch:
-    return pa.RecordBatch.from_pylist(rows, schema=arrow_schema(record))

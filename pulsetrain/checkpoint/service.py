@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from threading import Lock
 
-import pyarrow as pa
-
 from pulsetrain.checkpoint.checkpoint_events import CheckpointEvents, Origin
 from pulsetrain.checkpoint.memory.arena import ArenaReader
 from pulsetrain.checkpoint.peers.block_dedup import BlockDedup
@@ -26,6 +24,7 @@ from pulsetrain.checkpoint.storage.shards import Shards
 from pulsetrain.collectors.reading.step_progress import StepProgress
 from pulsetrain.core.errors import CheckpointError, ConfigError, Unavailable
 from pulsetrain.protocol.messages import Held, WorldNode
+from pulsetrain.records.columns import Columns
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,9 +206,9 @@ class CheckpointService:
         still. The steps they record decide when replicas are sent."""
         self._interleaver.follow([StepProgress(fd) for fd in rings.values()])
 
-    def observe(self, record: str, rows: pa.Table) -> None:
+    def observe(self, rows: Columns) -> None:
         """Rows that ranks here recorded; the first steps teach when the network is idle."""
-        if self._profiler.observe(record, rows):
+        if self._profiler.observe(rows):
             self._interleaver.learn(self._profiler.profile)
             self._note_schedule()
 
@@ -270,7 +269,7 @@ class CheckpointService:
             for _, arena in self._arenas.values():
                 arena.forget_after(-1)
 
-    def take_records(self, now_ns: int, *records: str) -> list[tuple[str, pa.RecordBatch]]:
+    def take_records(self, now_ns: int, *records: str) -> list[Columns]:
         """Rows of `checkpoints` and `events`, or of the one named, since the last call."""
         del now_ns  # rows carry the time at which they happened
         return self._ledger.take(*records)

@@ -15,8 +15,8 @@ import structlog
 
 from pulsetrain.core.clock import Clock
 from pulsetrain.core.errors import PulsetrainError
+from pulsetrain.records.arrow import arrow_schema
 from pulsetrain.records.findings import Finding
-from pulsetrain.records.schema import arrow_schema
 from pulsetrain.stream.store.clickhouse import Store
 
 log = structlog.get_logger()

@@ -1,7 +1,8 @@
-"""A batch on its way: rows of one record as an Arrow IPC stream (zstd), identified by its schema metadata.
+"""A batch as the hub handles it: an Arrow table of one record, and its bytes.
 
-The identity (source, record, first row, rows) makes a batch that arrives twice recognisable, on HTTP and on
-Kafka alike.
+Two forms of bytes are read. Kafka carries Arrow IPC streams (zstd, the identity in the schema's metadata).
+Agents send what `records.encoding` writes. The identity (source, record, first row, rows) makes a batch that
+arrives twice recognisable in both forms.
 """
 
 from __future__ import annotations
@@ -13,7 +14,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pulsetrain.core.errors import CorruptData, SchemaMismatch
-from pulsetrain.records.schema import RECORDS, SCHEMA_VERSION, Field, Kind, Record
+from pulsetrain.records import encoding
+from pulsetrain.records.arrow import arrow_type, schema_of, to_table
+from pulsetrain.records.columns import Columns, record_of
+from pulsetrain.records.encoding import Identity
+from pulsetrain.records.schema import SCHEMA_VERSION, Field, Kind, Record
 
 _VERSION = b"pulsetrain.version"
 _SOURCE = b"pulsetrain.source"
@@ -44,29 +49,18 @@ class Batch:
         return token(self.source, self.record, self.first_row, self.rows)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Identity:
-    """What a batch says of itself: rows [first_row, first_row + rows) of `record` from `source`."""
-
-    record: str
-    source: str
-    first_row: int
-    rows: int
-    version: int
-
-
 def token(source: str, record: str, first_row: int, rows: int) -> str:
     """The deduplication token of rows [first_row, first_row + rows) of one source's record."""
     return f"{source}:{record}:{first_row}:{rows}"
 
 
 def encode(record: str, batch: pa.RecordBatch | pa.Table, *, source: str, first_row: int) -> bytes:
-    """The bytes of a batch whose columns are already the record's (see `stream.schema.arrow_schema`).
+    """The bytes of a batch whose columns are already the record's (see `records.arrow.arrow_schema`).
 
     Raises `SchemaMismatch` where they are not.
     """
     table = pa.Table.from_batches([batch]) if isinstance(batch, pa.RecordBatch) else batch
-    table = conform(table, _record(record), SCHEMA_VERSION)
+    table = conform(table, record_of(record), SCHEMA_VERSION)
     schema = table.schema.with_metadata(
         {
             _VERSION: str(SCHEMA_VERSION),
@@ -84,29 +78,51 @@ def encode(record: str, batch: pa.RecordBatch | pa.Table, *, source: str, first_
     return bytes(sink.getvalue())
 
 
+def encode_columns(batch: Columns, *, source: str, first_row: int) -> bytes:
+    """The bytes of an agent's batch as an Arrow IPC stream. Raises `SchemaMismatch`."""
+    return encode(batch.record, to_table(batch), source=source, first_row=first_row)
+
+
+def as_arrow_ipc(data: bytes) -> bytes:
+    """`data` as an Arrow IPC stream, whichever form it has. Raises `CorruptData` or `SchemaMismatch`."""
+    if not encoding.is_columns(data):
+        return data
+    batch = decode(data)
+    return encode(batch.record, batch.table, source=batch.source, first_row=batch.first_row)
+
+
 def decode(data: bytes) -> Batch:
     """The batch in `data`. Columns that an older writer lacked hold their defaults, columns that only a newer
     writer knows are dropped. Raises `CorruptData` or `SchemaMismatch`."""
+    identity, table = _read(data)
+    return Batch(
+        record=identity.record,
+        source=identity.source,
+        first_row=identity.first_row,
+        version=identity.version,
+        table=conform(table, record_of(identity.record), identity.version),
+    )
+
+
+def _read(data: bytes) -> tuple[Identity, pa.Table]:
+    if encoding.is_columns(data):
+        identity, columns = encoding.decode(data)
+        return identity, to_table(columns)
     try:
         table = pa.ipc.open_stream(data).read_all()
         table.validate(full=True)
     except _UNREADABLE as error:
         raise CorruptData(f"not an Arrow IPC stream: {error}") from error
-    said = _identity(table.schema)
-    if said.rows != table.num_rows or said.first_row < 0:
-        raise CorruptData(f"batch of {said.record} says {said.rows} rows and holds {table.num_rows}")
-    fitted = conform(table, _record(said.record), said.version)
-    return Batch(
-        record=said.record,
-        source=said.source,
-        first_row=said.first_row,
-        version=said.version,
-        table=fitted,
-    )
+    identity = _identity(table.schema)
+    if identity.rows != table.num_rows or identity.first_row < 0:
+        raise CorruptData(f"batch of {identity.record} says {identity.rows} rows and holds {table.num_rows}")
+    return identity, table
 
 
 def identify(data: bytes) -> Identity:
     """What the batch in `data` says of itself, without reading its rows. Raises `CorruptData`."""
+    if encoding.is_columns(data):
+        return encoding.identify(data)
     try:
         schema = pa.ipc.open_stream(data).schema
     except _UNREADABLE as error:
@@ -128,12 +144,6 @@ def _identity(schema: pa.Schema) -> Identity:
         raise CorruptData(f"batch without a valid identity in its metadata: {error}") from error
 
 
-def _record(name: str) -> Record:
-    if name not in RECORDS:
-        raise SchemaMismatch(f"unknown record {name!r}; allowed: {', '.join(RECORDS)}")
-    return RECORDS[name]
-
-
 def conform(table: pa.Table, record: Record, version: int) -> pa.Table:
     """`table`, written at schema `version`, with exactly the record's columns in their order.
 
@@ -145,11 +155,7 @@ def conform(table: pa.Table, record: Record, version: int) -> pa.Table:
         if unknown:
             raise SchemaMismatch(f"{record.name} has no column {unknown[0]!r} in schema version {version}")
     columns = [_column(table, record, field, version) for field in record.fields]
-    return pa.table(columns, schema=_schema(record))
-
-
-def _schema(record: Record) -> pa.Schema:
-    return pa.schema([pa.field(f.name, f.kind.arrow, nullable=f.kind is Kind.MAYBE) for f in record.fields])
+    return pa.table(columns, schema=schema_of(record))
 
 
 def _column(table: pa.Table, record: Record, field: Field, version: int) -> pa.ChunkedArray:
@@ -160,8 +166,8 @@ def _column(table: pa.Table, record: Record, field: Field, version: int) -> pa.C
     if len(found) != 1:
         raise SchemaMismatch(f"{where} is {'missing' if not found else 'there twice'}")
     column = table.column(found[0])
-    if column.type != field.kind.arrow:
-        raise SchemaMismatch(f"{where} is {column.type}; it must be {field.kind.arrow}")
+    if column.type != arrow_type(field.kind):
+        raise SchemaMismatch(f"{where} is {column.type}; it must be {arrow_type(field.kind)}")
     column = _unambiguous(column) if pa.types.is_dictionary(column.type) else column
     if column.null_count and field.kind is not Kind.MAYBE:
         raise SchemaMismatch(f"{where} holds nulls; only {Kind.MAYBE.clickhouse} columns may")
@@ -178,7 +184,7 @@ def _unambiguous(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def _constant(field: Field, value: object, rows: int) -> pa.ChunkedArray:
-    kind = field.kind.arrow
+    kind = arrow_type(field.kind)
     if pa.types.is_dictionary(kind):
         indices = pa.repeat(pa.scalar(0, kind.index_type), rows)
         return pa.chunked_array([pa.DictionaryArray.from_arrays(indices, pa.array([value], kind.value_type))])
@@ -193,9 +199,9 @@ def adopt(record: str, table: pa.Table, *, now_ns: int) -> pa.Table:
     default, a missing time `now_ns`; columns of the sorting key must be there. Columns that the record does
     not have are left out. Raises `SchemaMismatch`.
     """
-    target = _record(record)
+    target = record_of(record)
     columns = [_adopted(table, target, field, now_ns) for field in target.fields]
-    return pa.table(columns, schema=_schema(target))
+    return pa.table(columns, schema=schema_of(target))
 
 
 def _adopted(table: pa.Table, record: Record, field: Field, now_ns: int) -> pa.ChunkedArray:
@@ -206,7 +212,7 @@ def _adopted(table: pa.Table, record: Record, field: Field, now_ns: int) -> pa.C
             raise SchemaMismatch(f"{where} is missing; needed: {', '.join(record.order_by)}")
         return _constant(field, fallback, table.num_rows)
     try:
-        column = _cast(table.column(field.name), field.kind.arrow, fallback, field.kind is Kind.MAYBE)
+        column = _cast(table.column(field.name), arrow_type(field.kind), fallback, field.kind is Kind.MAYBE)
     except (pa.ArrowException, ValueError) as error:
         line = str(error).splitlines()[0]
         raise SchemaMismatch(

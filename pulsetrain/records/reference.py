@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import sys
 
+import pyarrow as pa
+
+from pulsetrain.records.arrow import arrow_type
 from pulsetrain.records.ddl import ROLLUP
 from pulsetrain.records.schema import RECORDS, SCHEMA_VERSION, Field, Record
 
@@ -49,7 +52,8 @@ def _record(record: Record) -> str:
 
 
 def _field(field: Field) -> str:
-    arrow = str(field.kind.arrow).replace("dictionary<values=string, indices=int32, ordered=0>", "dictionary")
+    kind = arrow_type(field.kind)
+    arrow = "dictionary" if pa.types.is_dictionary(kind) else str(kind)
     default = "NULL" if field.default is None else f"`{field.default!r}`"
     cells = (f"`{field.name}`", f"`{field.kind.clickhouse}`", f"`{arrow}`", field.unit)
     return f"| {' | '.join(cells)} | {field.meaning} | {default} | {field.since} |"

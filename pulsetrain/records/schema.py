@@ -1,6 +1,6 @@
 """The one definition of every record: names, types, units and meanings.
 
-Arrow schemas, ClickHouse DDL, the fleet generator and docs/records.md are derived from `RECORDS`.
+Column types, Arrow schemas, ClickHouse DDL, the fleet generator and docs/records.md are derived from it.
 Changes only add: `SCHEMA_VERSION` rises when a record gains a field, and a reader fills a field that an
 older writer did not send with the field's default.
 """
@@ -10,16 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
-from functools import cache
 from types import MappingProxyType
-
-import pyarrow as pa
 
 SCHEMA_VERSION = 1
 
 
 class Kind(Enum):
-    """A field's type: its Arrow type beside its ClickHouse type."""
+    """A field's type: its code in a batch's bytes, and its ClickHouse type."""
 
     NAME = ("name", "LowCardinality(String)")
     TEXT = ("text", "String")
@@ -32,25 +29,14 @@ class Kind(Enum):
     TIME = ("time", "DateTime64(9, 'UTC')")
 
     @property
+    def code(self) -> str:
+        """Name of the type in encoded batches. It never changes."""
+        return self.value[0]
+
+    @property
     def clickhouse(self) -> str:
         return self.value[1]
 
-    @property
-    def arrow(self) -> pa.DataType:
-        return _ARROW_TYPES[self.value[0]]
-
-
-_ARROW_TYPES: Mapping[str, pa.DataType] = {
-    "name": pa.dictionary(pa.int32(), pa.string()),
-    "text": pa.string(),
-    "json": pa.string(),
-    "i32": pa.int32(),
-    "i64": pa.int64(),
-    "f64": pa.float64(),
-    "maybe": pa.float64(),
-    "bool": pa.bool_(),
-    "time": pa.timestamp("ns", tz="UTC"),
-}
 
 _DEFAULTS: Mapping[Kind, object] = {
     Kind.NAME: "",
@@ -311,11 +297,3 @@ _ALL = (
 )
 
 RECORDS: Mapping[str, Record] = MappingProxyType({record.name: record for record in _ALL})
-
-
-@cache
-def arrow_schema(record: str) -> pa.Schema:
-    """Arrow schema of a record; raises `KeyError` for a name that is not in `RECORDS`."""
-    return pa.schema(
-        [pa.field(f.name, f.kind.arrow, nullable=f.kind is Kind.MAYBE) for f in RECORDS[record].fields]
-    )

@@ -15,7 +15,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from pulsetrain.records.schema import RECORDS, Kind, arrow_schema
+from pulsetrain.records.arrow import arrow_schema, arrow_type
+from pulsetrain.records.schema import RECORDS, Kind
 from pulsetrain.simulate.spec import FleetSpec
 from pulsetrain.simulate.timing import Array, StepTimes, shape, simulate_step
 
@@ -289,7 +290,7 @@ def _table(record: str, columns: Mapping[str, object]) -> pa.Table:
         if isinstance(value, pa.Array | pa.ChunkedArray):
             arrays.append(value)
         elif field.kind is Kind.TIME:
-            arrays.append(pa.array(value).cast(pa.int64()).cast(field.kind.arrow))
+            arrays.append(pa.array(value).cast(pa.int64()).cast(arrow_type(field.kind)))
         else:
-            arrays.append(pa.array(value).cast(field.kind.arrow))
+            arrays.append(pa.array(value).cast(arrow_type(field.kind)))
     return pa.Table.from_arrays(arrays, schema=schema)

@@ -13,8 +13,9 @@ import pyarrow.parquet as pq
 import xxhash
 
 from pulsetrain.core.errors import UsageError
+from pulsetrain.records.arrow import arrow_schema
 from pulsetrain.records.batch import Batch, encode
-from pulsetrain.records.schema import SCHEMA_VERSION, arrow_schema
+from pulsetrain.records.schema import SCHEMA_VERSION
 from pulsetrain.simulate.spec import FleetSpec
 from pulsetrain.simulate.telemetry import telemetry
 from pulsetrain.stream.spool.queue import Entry

@@ -1,9 +1,9 @@
 """What sources have reaches the sink, also what comes between the last look and the end."""
 
-import pyarrow as pa
-
 from pulsetrain.agent.recorder import Recorder
+from pulsetrain.records.columns import Columns
 from tests.checkpoint.trainers import wait_until
+from tests.stream.rows import columns
 
 
 class Sink:
@@ -15,8 +15,8 @@ class Sink:
         self.rows: dict[str, list[int]] = {}
         self.dropped: dict[str, int] = {}
 
-    def append(self, record: str, batch: pa.Table) -> bool:
-        self.rows.setdefault(record, []).extend(batch.column("x").to_pylist())
+    def append(self, batch: Columns) -> bool:
+        self.rows.setdefault(batch.record, []).extend(batch.column("rank").to_list())
         return True
 
 
@@ -28,11 +28,11 @@ class Source:
 
     def take(self, now_ns: int):
         taken, self.waiting = self.waiting, []
-        return [(self.record, pa.record_batch({"x": taken}))] if taken else []
+        return [columns(self.record, len(taken), rank=taken)] if taken else []
 
 
 def test_rare_sources_are_asked_seldom_and_at_the_end():
-    sink, often, rare = Sink(), Source("often"), Source("rare")
+    sink, often, rare = Sink(), Source("events"), Source("checkpoints")
     pump = Recorder(
         sink,
         lambda: [],
@@ -45,8 +45,8 @@ def test_rare_sources_are_asked_seldom_and_at_the_end():
         rare_s=60.0,
     )
     pump.start()
-    wait_until(lambda: sink.rows.get("often"))
-    assert "rare" not in sink.rows
+    wait_until(lambda: sink.rows.get("events"))
+    assert "checkpoints" not in sink.rows
     rare.waiting.append(2)
     pump.stop()
-    assert sink.rows == {"often": [1], "rare": [1, 2]}
+    assert sink.rows == {"events": [1], "checkpoints": [1, 2]}

@@ -13,7 +13,8 @@ from pulsetrain.analytics.analyze import StepRange, analyze
 from pulsetrain.analytics.verdict import Failed, Inconclusive, findings
 from pulsetrain.cli import pulsetrain
 from pulsetrain.core.errors import UsageError
-from pulsetrain.records.schema import RECORDS, arrow_schema
+from pulsetrain.records.arrow import arrow_schema
+from pulsetrain.records.schema import RECORDS
 from pulsetrain.stream.store.clickhouse import open_store
 from tests.analytics.fleet import fleet
 

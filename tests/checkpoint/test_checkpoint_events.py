@@ -4,7 +4,7 @@ from pulsetrain.checkpoint.checkpoint_events import CheckpointEvents, Origin
 
 
 def rows(taken) -> dict[str, list[int]]:
-    return {name: batch.column("rank").to_pylist() for name, batch in taken}
+    return {batch.record: batch.column("rank").to_list() for batch in taken}
 
 
 def test_records_are_taken_apart_and_only_once():

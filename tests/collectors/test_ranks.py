@@ -43,8 +43,8 @@ class Rank:
         return self.drain.status(pid, process_state(pid), time.time_ns())
 
     def rows(self, record: str = "spans") -> list[dict[str, object]]:
-        batches = [b for name, b in self.drain.batches(time.time_ns(), final=True) if name == record]
-        return [row for batch in batches for row in batch.to_pylist()]
+        batches = [b for b in self.drain.batches(time.time_ns(), final=True) if b.record == record]
+        return [row for batch in batches for row in batch.to_rows()]
 
 
 @pytest.fixture

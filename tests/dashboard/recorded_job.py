@@ -10,7 +10,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from pulsetrain.records.schema import RECORDS, arrow_schema
+from pulsetrain.records.arrow import arrow_schema
+from pulsetrain.records.schema import RECORDS
 
 MS = 1_000_000
 S = 1_000_000_000

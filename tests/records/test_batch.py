@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pulsetrain.core.errors import CorruptData, SchemaMismatch
+from pulsetrain.records.arrow import arrow_schema
 from pulsetrain.records.batch import adopt, conform, decode, encode
-from pulsetrain.records.schema import RECORDS, SCHEMA_VERSION, Field, Kind, arrow_schema
+from pulsetrain.records.schema import RECORDS, SCHEMA_VERSION, Field, Kind
 from tests.stream.rows import DAY, table
 
 

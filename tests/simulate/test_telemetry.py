@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pulsetrain.core.errors import UsageError
-from pulsetrain.records.schema import arrow_schema
+from pulsetrain.records.arrow import arrow_schema
 from pulsetrain.simulate.spec import FleetSpec, parse_fault
 from pulsetrain.simulate.telemetry import telemetry
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from pulsetrain.records.schema import RECORDS, Kind, arrow_schema
+from pulsetrain.records.arrow import arrow_schema, arrow_type
+from pulsetrain.records.columns import Columns
+from pulsetrain.records.schema import RECORDS, Kind
 
 DAY = 1_790_000_000_000_000_000
 
@@ -17,12 +19,27 @@ def table(record, rows, *, first=0, **columns):
         values = columns.get(field.name) or [_value(field, i) for i in numbers]
         if isinstance(values, (str, int, float)):
             values = [values] * rows
-        kind = field.kind.arrow
+        kind = arrow_type(field.kind)
         if pa.types.is_dictionary(kind):
             arrays.append(pa.array(values, pa.string()).dictionary_encode().cast(kind))
         else:
             arrays.append(pa.array(values, kind))
     return pa.table(arrays, schema=arrow_schema(record))
+
+
+def columns(record, rows, *, first=0, **given):
+    """The same rows as `table` gives, as an agent builds them."""
+    numbers = range(first, first + rows)
+    made = {f.name: given.get(f.name) or [_value(f, i) for i in numbers] for f in RECORDS[record].fields}
+    return Columns.from_values(record, rows, made)
+
+
+def as_columns(record, rows):
+    """An Arrow table of a record, as an agent builds it."""
+    times = [f.name for f in RECORDS[record].fields if f.kind is Kind.TIME]
+    for name in times:
+        rows = rows.set_column(rows.column_names.index(name), name, rows.column(name).cast(pa.int64()))
+    return Columns.from_rows(record, rows.to_pylist())
 
 
 def _value(field, number):

@@ -13,7 +13,7 @@ import pytest
 
 from pulsetrain.stream.spool.queue import Spool
 from pulsetrain.stream.spool.transport import HttpTransport, Shipper, ShipperConfig
-from tests.stream.rows import table
+from tests.stream.rows import columns
 
 HUB = textwrap.dedent(
     """
@@ -81,7 +81,7 @@ def test_a_hub_killed_again_and_again_loses_and_doubles_nothing(tmp_path):
             while time.monotonic() < until:
                 rows = chance.randint(1, 40)
                 numbers = list(range(sent, sent + rows))
-                assert spool.append("spans", table("spans", rows, seq=numbers, step=numbers))
+                assert spool.append(columns("spans", rows, seq=numbers, step=numbers))
                 sent += rows
                 time.sleep(0.005)
             hub.kill()

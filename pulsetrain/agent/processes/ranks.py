@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import structlog
 
 from pulsetrain.agent.output import last_lines
@@ -24,6 +23,7 @@ from pulsetrain.collectors.reading.drain import Drain
 from pulsetrain.collectors.reading.ring_reader import RingReader
 from pulsetrain.core.errors import Unavailable
 from pulsetrain.protocol.messages import RankExit, RankStatus, Start, ranks_of_node
+from pulsetrain.records.columns import Columns
 
 log = structlog.get_logger()
 
@@ -107,13 +107,13 @@ class Rank:
         with self.lock:
             return self.drain.status(self.pid, state, now_ns)
 
-    def batches(self, now_ns: int) -> list[tuple[str, pa.RecordBatch]]:
+    def batches(self, now_ns: int) -> list[Columns]:
         """What it recorded and printed since the last call."""
         ended = self.code is not None
         with self.lock:
             printed = [tail.poll(now_ns, final=ended) for tail in self.tails]
             recorded = self.drain.batches(now_ns, final=ended)
-        return [*recorded, *(("logs", batch) for batch in printed if batch is not None)]
+        return [*recorded, *(batch for batch in printed if batch is not None)]
 
     def report(self, identity: NodeIdentity, now_ns: int) -> RankExit:
         """How it ended."""

@@ -16,7 +16,6 @@ from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from pulsetrain.checkpoint.peers.schedule import (
     IdleProfile,
@@ -27,6 +26,7 @@ from pulsetrain.checkpoint.peers.schedule import (
     overflow_s,
     profile_idle,
 )
+from pulsetrain.records.columns import Columns
 
 WARM_STEPS = 3  # the first steps of an attempt allocate, connect and compile
 LEAST_GAP_RATIO = 0.02  # gaps shorter than this share of a step are no place for a chunk
@@ -60,12 +60,12 @@ class Profiler:
         self.done = iterations < 1
         self.profile: IdleProfile | None = None
 
-    def observe(self, record: str, rows: pa.Table) -> bool:
+    def observe(self, rows: Columns) -> bool:
         """Take in drained rows of `spans` or `steps`; true when they completed the profile."""
-        if self.done or record not in ("spans", "steps") or not rows.num_rows:
+        if self.done or rows.record not in ("spans", "steps") or not rows.num_rows:
             return False
         with self._lock:
-            self._spans_of(rows) if record == "spans" else self._steps_of(rows)
+            self._spans_of(rows) if rows.record == "spans" else self._steps_of(rows)
             whole = self._whole()
             if len(whole) < self._wanted + WARM_STEPS:
                 return False
@@ -75,19 +75,18 @@ class Profiler:
             self._steps.clear()
         return True
 
-    def _spans_of(self, rows: pa.Table) -> None:
-        category = rows.column("category").cast(pa.string()).to_numpy(zero_copy_only=False)
-        closed = ~rows.column("open").to_numpy(zero_copy_only=False)
-        wanted = (category == "communication") & closed
+    def _spans_of(self, rows: Columns) -> None:
+        closed = rows.column("open").integers() == 0
+        wanted = rows.column("category").equals("communication") & closed
         start = _ns(rows, "start")[wanted]
         end = start + _ns(rows, "duration_ns")[wanted]
-        steps = rows.column("step").to_numpy()[wanted]
+        steps = rows.column("step").integers()[wanted]
         for step, begin, stop in zip(steps.tolist(), start.tolist(), end.tolist(), strict=True):
             self._spans.setdefault(step, []).append((begin, stop))
 
-    def _steps_of(self, rows: pa.Table) -> None:
+    def _steps_of(self, rows: Columns) -> None:
         start, took = _ns(rows, "start"), _ns(rows, "duration_ns")
-        ranks, steps = rows.column("rank").to_numpy(), rows.column("step").to_numpy()
+        ranks, steps = rows.column("rank").integers(), rows.column("step").integers()
         for rank, step, begin, length in zip(ranks, steps, start, took, strict=True):
             self._steps.setdefault(int(step), {})[int(rank)] = (int(begin), int(begin + length))
 
@@ -243,5 +242,5 @@ class Interleaver:
         return 0
 
 
-def _ns(rows: pa.Table, name: str) -> npt.NDArray[np.int64]:
-    return np.asarray(rows.column(name).cast(pa.int64()), dtype=np.int64)
+def _ns(rows: Columns, name: str) -> npt.NDArray[np.int64]:
+    return rows.column(name).integers()

@@ -12,10 +12,9 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import pyarrow as pa
-
+from pulsetrain.collectors.machine.samples import metrics
+from pulsetrain.records.columns import Columns
 from pulsetrain.records.counters import Counter, counters
-from pulsetrain.records.schema import arrow_schema
 
 Read = Callable[[Any, Any], float]  # NVML module and device handle to a value in the metric's unit
 
@@ -127,21 +126,14 @@ class GpuSampler:
             for index, (uuid, handle) in enumerate(self._devices)
         ]
 
-    def sample(self, now_ns: int) -> pa.RecordBatch:
+    def sample(self, now_ns: int) -> Columns:
         """One batch of `metrics`, all stamped `now_ns` (UTC); empty while blind."""
         rows: list[tuple[str, str, float]] = []
         for uuid, handle in self._devices:
             began = time.monotonic()
             rows += [(uuid, name, value) for name, value in self._values(uuid, handle)]
             rows.append((uuid, "gpu_probe_s", time.monotonic() - began))
-        columns = {
-            "node": [self._node] * len(rows),
-            "device": [uuid for uuid, _, _ in rows],
-            "name": [name for _, name, _ in rows],
-            "ts": [now_ns] * len(rows),
-            "value": [value for _, _, value in rows],
-        }
-        return pa.RecordBatch.from_pydict(columns, schema=arrow_schema("metrics"))
+        return metrics(self._node, rows, now_ns)
 
     def _values(self, uuid: str, handle: Any) -> Iterator[tuple[str, float]]:
         nvml = self._nvml

@@ -13,12 +13,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-import pyarrow as pa
-
+from pulsetrain.collectors.machine.samples import Sample, metrics
 from pulsetrain.protocol.messages import ProcessState
-from pulsetrain.records.schema import arrow_schema
-
-Sample = tuple[str, str, float]  # device ("" for the node), metric name, value
+from pulsetrain.records.columns import Columns
 
 _STATES: Mapping[str, ProcessState] = MappingProxyType(
     {
@@ -70,17 +67,9 @@ class HostSampler:
         """From now on samples these processes too: device name (``rank 3``) to pid."""
         self._processes = dict(processes)
 
-    def sample(self, now_ns: int) -> pa.RecordBatch:
+    def sample(self, now_ns: int) -> Columns:
         """One batch of `metrics`, all stamped `now_ns` (UTC)."""
-        samples = list(self._samples())
-        columns = {
-            "node": [self._node] * len(samples),
-            "device": [device for device, _, _ in samples],
-            "name": [name for _, name, _ in samples],
-            "ts": [now_ns] * len(samples),
-            "value": [value for _, _, value in samples],
-        }
-        return pa.RecordBatch.from_pydict(columns, schema=arrow_schema("metrics"))
+        return metrics(self._node, list(self._samples()), now_ns)
 
     def _samples(self) -> Iterator[Sample]:
         proc = self._root / "proc"

@@ -10,10 +10,8 @@ import errno
 import os
 from pathlib import Path
 
-import pyarrow as pa
-
+from pulsetrain.records.columns import Columns
 from pulsetrain.records.kernel_log import KernelLine, parse
-from pulsetrain.records.schema import arrow_schema
 
 RECORD_BYTES = 8192  # the kernel refuses reads with a smaller buffer than a record
 MOST_RECORDS = 2000  # a poll reads no more, so that a storm cannot hold the agent
@@ -50,23 +48,23 @@ class KmsgReader:
         except OSError as error:
             self.blind = f"{path}: {error.strerror}"
 
-    def poll(self) -> pa.RecordBatch | None:
+    def poll(self) -> Columns | None:
         """New records as a batch of `logs` with source `kmsg`, or None."""
         lines = self._read()
         if not lines:
             return None
         columns = {
             "ts": [line.ts_ns for line in lines],
-            "node": [self._node] * len(lines),
-            "job": [""] * len(lines),
-            "attempt": [-1] * len(lines),
-            "rank": [-1] * len(lines),
-            "source": ["kmsg"] * len(lines),
+            "node": self._node,
+            "job": "",
+            "attempt": -1,
+            "rank": -1,
+            "source": "kmsg",
             "severity": [line.severity for line in lines],
             "message": [line.message for line in lines],
-            "rule": [""] * len(lines),
+            "rule": "",
         }
-        return pa.RecordBatch.from_pydict(columns, schema=arrow_schema("logs"))
+        return Columns.from_values("logs", len(lines), columns)
 
     def close(self) -> None:
         """Close the device."""

@@ -16,10 +16,9 @@ import struct
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-import pyarrow as pa
-
+from pulsetrain.collectors.machine.samples import metrics
+from pulsetrain.records.columns import Columns
 from pulsetrain.records.counters import counters
-from pulsetrain.records.schema import arrow_schema
 
 CLASS = Path("/sys/class/net")
 DRIVER_PERIOD_NS = 10_000_000_000
@@ -52,19 +51,12 @@ class NicSampler:
         """Why there is nothing to see; empty where there is."""
         return "" if any(self._devices()) else f"no network hardware under {self._path}"
 
-    def sample(self, now_ns: int) -> pa.RecordBatch:
+    def sample(self, now_ns: int) -> Columns:
         """One batch of `metrics`, all stamped `now_ns` (UTC)."""
         asks = now_ns - self._asked_ns >= DRIVER_PERIOD_NS
         self._asked_ns = now_ns if asks else self._asked_ns
         rows = [(d.name, *s) for d in self._devices() for s in self._device(d, asks)]
-        columns = {
-            "node": [self._node] * len(rows),
-            "device": [device for device, _, _ in rows],
-            "name": [name for _, name, _ in rows],
-            "ts": [now_ns] * len(rows),
-            "value": [value for _, _, value in rows],
-        }
-        return pa.RecordBatch.from_pydict(columns, schema=arrow_schema("metrics"))
+        return metrics(self._node, rows, now_ns)
 
     def _devices(self) -> Iterator[Path]:
         try:

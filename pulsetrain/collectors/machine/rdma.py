@@ -13,18 +13,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-
+from pulsetrain.collectors.machine.samples import Sample, metrics
+from pulsetrain.records.columns import Columns
 from pulsetrain.records.counters import Counter, counters, numbered, rate_bits_per_s
-from pulsetrain.records.schema import arrow_schema
 
 CLASS = Path("/sys/class/infiniband")
 LAYERS = {"InfiniBand": 1.0, "Ethernet": 2.0}
 MOST_SAMPLES = 20_000  # of one burst
 NO_COUNT = 2**63 - 16  # from here on a number says "not supported": nothing counts so far
 _FOR_GOOD = frozenset({errno.EINVAL, errno.EOPNOTSUPP, errno.EACCES, errno.EPERM, errno.ENODATA})
-
-Sample = tuple[str, str, float]  # device, metric, value
 
 
 class RdmaSampler:
@@ -46,10 +43,10 @@ class RdmaSampler:
         """Files that are not read any more, relative to the class folder."""
         return tuple(sorted(str(p.relative_to(self._path)) for p in self._unreadable))
 
-    def sample(self, now_ns: int) -> pa.RecordBatch:
+    def sample(self, now_ns: int) -> Columns:
         """One batch of `metrics`, all stamped `now_ns` (UTC)."""
         samples = [s for device, port in self._ports() for s in self._port(device, port)]
-        return _batch(self._node, [(device, name, value, now_ns) for device, name, value in samples])
+        return metrics(self._node, samples, now_ns)
 
     def _ports(self) -> Iterator[tuple[str, Path]]:
         try:
@@ -160,17 +157,20 @@ class Burst:
         wall_ns: Callable[[], int] = time.time_ns,
         monotonic_s: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
-    ) -> pa.RecordBatch:
+    ) -> Columns:
         """Samples for `seconds`, at most 20,000. A read longer than the period is not made up for."""
-        rows: list[tuple[str, str, float, int]] = []
+        samples: list[Sample] = []
+        times_ns: list[int] = []
         begin = monotonic_s()
         due = begin
-        while monotonic_s() - begin < seconds and len(rows) < MOST_SAMPLES and self._files:
+        while monotonic_s() - begin < seconds and len(samples) < MOST_SAMPLES and self._files:
             now_ns = wall_ns()
-            rows += [row for file in self._files if (row := _pread(file, now_ns)) is not None]
+            taken = [sample for file in self._files if (sample := _pread(file)) is not None]
+            samples += taken
+            times_ns += [now_ns] * len(taken)
             due = max(due + period_s, monotonic_s())
             sleep(max(0.0, due - monotonic_s()))
-        return _batch(self._node, rows)
+        return metrics(self._node, samples, times_ns)
 
     def close(self) -> None:
         """Close the files."""
@@ -179,21 +179,10 @@ class Burst:
         self._files.clear()
 
 
-def _pread(file: tuple[str, Counter, int], now_ns: int) -> tuple[str, str, float, int] | None:
+def _pread(file: tuple[str, Counter, int]) -> Sample | None:
     device, counter, fd = file
     try:
         text = os.pread(fd, 64, 0).strip()
     except OSError:
         return None
-    return (device, counter.metric, float(int(text) * counter.scale), now_ns) if text.isdigit() else None
-
-
-def _batch(node: str, rows: list[tuple[str, str, float, int]]) -> pa.RecordBatch:
-    columns = {
-        "node": [node] * len(rows),
-        "device": [device for device, _, _, _ in rows],
-        "name": [name for _, name, _, _ in rows],
-        "ts": [ts_ns for _, _, _, ts_ns in rows],
-        "value": [value for _, _, value, _ in rows],
-    }
-    return pa.RecordBatch.from_pydict(columns, schema=arrow_schema("metrics"))
+    return (device, counter.metric, float(int(text) * counter.scale)) if text.isdigit() else None

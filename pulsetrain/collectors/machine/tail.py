@@ -12,11 +12,8 @@ import re
 from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import pyarrow as pa
-
-from pulsetrain.records.schema import arrow_schema
+from pulsetrain.records.columns import Columns
 
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 _LEVELS = (
@@ -88,7 +85,7 @@ class Tail:
         partial = self._clean(self._partial)
         return (*self._last, partial) if partial else tuple(self._last)
 
-    def poll(self, now_ns: int, *, final: bool = False) -> pa.RecordBatch | None:
+    def poll(self, now_ns: int, *, final: bool = False) -> Columns | None:
         """New lines as a batch of `logs` stamped `now_ns`, or None. A missing file has no lines yet."""
         lines = self._lines(self._read())
         if final and self._partial:
@@ -149,9 +146,12 @@ class Tail:
             return "error"
         return severity(line)
 
-    def _batch(self, lines: list[str], now_ns: int) -> pa.RecordBatch:
-        same = {**self._same, "ts": now_ns, "rule": ""}
-        columns: dict[str, list[Any]] = {name: [value] * len(lines) for name, value in same.items()}
-        columns["message"] = lines
-        columns["severity"] = [self._severity(line) for line in lines]
-        return pa.RecordBatch.from_pydict(columns, schema=arrow_schema("logs"))
+    def _batch(self, lines: list[str], now_ns: int) -> Columns:
+        columns = {
+            **self._same,
+            "ts": now_ns,
+            "rule": "",
+            "message": lines,
+            "severity": [self._severity(line) for line in lines],
+        }
+        return Columns.from_values("logs", len(lines), columns)

@@ -1,7 +1,6 @@
-"""A rank's ring as Arrow batches of records, and as the status that its node's heartbeat carries.
+"""A rank's ring as batches of records, and as the status that its node's heartbeat carries.
 
-Slots become columns with numpy, whole batches at a time; names stay dictionary-encoded from the ring to the
-store.
+Slots become columns with numpy, whole batches at a time. Names stay codes from the ring to the store.
 """
 
 from __future__ import annotations
@@ -10,18 +9,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
-import pyarrow as pa
 
 from pulsetrain.collectors.layout import AXES, HAS_GRAD_NORM, HAS_LOSS, Structured
 from pulsetrain.collectors.reading.ring_reader import RingReader
 from pulsetrain.collectors.reading.status_page import GroupCell, StatusPage
 from pulsetrain.protocol.messages import GroupStatus, ProcessState, RankStatus
-from pulsetrain.records.schema import CATEGORIES, arrow_schema
+from pulsetrain.records.columns import Columns, coded, nullable
+from pulsetrain.records.schema import CATEGORIES
 
 OPEN_AFTER_NS = 1_000_000_000  # spans that are open for longer are reported as such, at most this often
-
-Batches = list[tuple[str, pa.RecordBatch]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,25 +63,25 @@ class Drain:
         """Faults of Pulsetrain's own inside the rank, which the rank swallowed and counted."""
         return self._reader.status().errors
 
-    def batches(self, now_ns: int, *, final: bool = False) -> Batches:
+    def batches(self, now_ns: int, *, final: bool = False) -> list[Columns]:
         """What the rank recorded since the last call, spans that are still open, and once its topology.
 
         `now_ns` is UTC; `final` says that the rank is dead, so that nothing more can arrive.
         """
         spans, steps = self._reader.drain(final=final)
         page = self._reader.status()
-        batches: Batches = []
+        batches: list[Columns] = []
         if len(spans):
-            batches.append(("spans", self._spans(spans, page.utc_offset_ns)))
+            batches.append(self._spans(spans, page.utc_offset_ns))
         open_spans = self._due(_open_spans(page), now_ns - page.utc_offset_ns)
         if open_spans:
-            batches.append(("spans", self._open(open_spans, page, now_ns)))
+            batches.append(self._open(open_spans, page, now_ns))
         if len(steps):
-            batches.append(("steps", self._steps(steps, page.utc_offset_ns)))
+            batches.append(self._steps(steps, page.utc_offset_ns))
         coordinates = self._reader.topology()
         if coordinates is not None and not self._placed:
             self._placed = True
-            batches.append(("topology", self._topology(coordinates, now_ns)))
+            batches.append(self._topology(coordinates, now_ns))
         return batches
 
     def status(self, pid: int, state: ProcessState, now_ns: int) -> RankStatus:
@@ -107,88 +103,74 @@ class Drain:
             dropped=self.dropped,
         )
 
-    def _spans(self, rows: Structured, offset_ns: int) -> pa.RecordBatch:
+    def _spans(self, rows: Structured, offset_ns: int) -> Columns:
         names = self._reader.names
         start = rows["start"]
         return self._batch(
             "spans",
             len(rows),
             {
-                "step": rows["step"].astype(np.int64),
-                "microbatch": rows["microbatch"].astype(np.int32),
-                "phase": _named(rows["name"], names),
-                "category": _named(rows["category"], CATEGORIES),
-                "lane": _named(rows["lane"], names),
-                "group": _named(rows["group"], names),
-                "seq": np.ascontiguousarray(rows["seq"]),
-                "bytes": np.ascontiguousarray(rows["bytes"]),
+                "step": rows["step"],
+                "microbatch": rows["microbatch"],
+                "phase": coded(rows["name"], names),
+                "category": coded(rows["category"], CATEGORIES),
+                "lane": coded(rows["lane"], names),
+                "group": coded(rows["group"], names),
+                "seq": rows["seq"],
+                "bytes": rows["bytes"],
                 "start": start + offset_ns,
                 "duration_ns": rows["end"] - start,
-                "open": pa.array(np.zeros(len(rows), np.bool_)),
-                "parent": _named(rows["parent"], names),
+                "open": False,
+                "parent": coded(rows["parent"], names),
             },
         )
 
-    def _open(self, spans: list[_OpenSpan], page: StatusPage, now_ns: int) -> pa.RecordBatch:
+    def _open(self, spans: list[_OpenSpan], page: StatusPage, now_ns: int) -> Columns:
         start = np.array([s.start_ns for s in spans]) + page.utc_offset_ns
         return self._batch(
             "spans",
             len(spans),
             {
-                "step": np.full(len(spans), page.step, np.int64),
-                "microbatch": np.full(len(spans), -1, np.int32),
-                "phase": _encoded([s.phase for s in spans]),
-                "category": _encoded([s.category for s in spans]),
-                "lane": _constant("host", len(spans)),
-                "group": _encoded([s.group for s in spans]),
-                "seq": np.array([s.seq for s in spans], np.int64),
-                "bytes": np.array([s.bytes for s in spans], np.int64),
+                "step": page.step,
+                "microbatch": -1,
+                "phase": [s.phase for s in spans],
+                "category": [s.category for s in spans],
+                "lane": "host",
+                "group": [s.group for s in spans],
+                "seq": [s.seq for s in spans],
+                "bytes": [s.bytes for s in spans],
                 "start": start,
                 "duration_ns": now_ns - start,
-                "open": pa.array(np.ones(len(spans), np.bool_)),
-                "parent": _encoded([s.parent for s in spans]),
+                "open": True,
+                "parent": [s.parent for s in spans],
             },
         )
 
-    def _steps(self, rows: Structured, offset_ns: int) -> pa.RecordBatch:
+    def _steps(self, rows: Structured, offset_ns: int) -> Columns:
         flags = rows["flags"]
         return self._batch(
             "steps",
             len(rows),
             {
-                "step": rows["step"].astype(np.int64),
+                "step": rows["step"],
                 "start": rows["start"] + offset_ns,
-                "duration_ns": np.ascontiguousarray(rows["duration"]),
-                "tokens": np.ascontiguousarray(rows["tokens"]),
-                "flops": np.ascontiguousarray(rows["flops"]),
-                "loss": pa.array(rows["loss"].copy(), mask=(flags & HAS_LOSS) == 0),
-                "grad_norm": pa.array(rows["grad_norm"].copy(), mask=(flags & HAS_GRAD_NORM) == 0),
+                "duration_ns": rows["duration"],
+                "tokens": rows["tokens"],
+                "flops": rows["flops"],
+                "loss": nullable(rows["loss"], (flags & HAS_LOSS) != 0),
+                "grad_norm": nullable(rows["grad_norm"], (flags & HAS_GRAD_NORM) != 0),
             },
         )
 
-    def _topology(self, coordinates: tuple[int, ...], now_ns: int) -> pa.RecordBatch:
-        columns: dict[str, object] = {
-            axis: np.array([coordinate], np.int32) for axis, coordinate in zip(AXES, coordinates, strict=True)
-        }
-        columns |= {
-            "local_rank": np.array([self._local_rank], np.int32),
-            "ip": _constant(self._address, 1),
-            "switch": _constant("", 1),
-            "ts": np.array([now_ns]),
-        }
+    def _topology(self, coordinates: tuple[int, ...], now_ns: int) -> Columns:
+        columns: dict[str, object] = dict(zip(AXES, coordinates, strict=True))
+        columns |= {"local_rank": self._local_rank, "ip": self._address, "switch": "", "ts": now_ns}
         return self._batch("topology", 1, columns)
 
-    def _batch(self, record: str, rows: int, columns: Mapping[str, object]) -> pa.RecordBatch:
-        """`columns` plus what is the same for every row of this rank, in the record's order and types."""
-        same = {
-            "job": _constant(self._job, rows),
-            "attempt": np.full(rows, self._attempt, np.int32),
-            "node": _constant(self._node, rows),
-            "rank": np.full(rows, self._rank, np.int32),
-        }
-        schema = arrow_schema(record)
-        arrays = [_array(columns.get(f.name, same.get(f.name)), f.type) for f in schema]
-        return pa.RecordBatch.from_arrays(arrays, schema=schema)
+    def _batch(self, record: str, rows: int, columns: Mapping[str, object]) -> Columns:
+        """`columns` plus what is the same for every row of this rank."""
+        same = {"job": self._job, "attempt": self._attempt, "rank": self._rank, "node": self._node}
+        return Columns.from_values(record, rows, {**same, **columns})
 
     def _due(self, spans: list[_OpenSpan], now: int) -> list[_OpenSpan]:
         """Those old enough and not reported within the last second; `now` is on the ring's clock."""
@@ -254,22 +236,3 @@ def _group_status(group: GroupCell, now: int) -> GroupStatus:
 
 def _age(now: int, since: int) -> int:
     return max(0, now - since) if since > 0 else 0
-
-
-def _array(column: object, kind: pa.DataType) -> pa.Array:
-    if isinstance(column, pa.Array):
-        return column
-    array = pa.array(column)
-    return array if array.type == kind else array.view(kind)
-
-
-def _named(indices: npt.NDArray[np.unsignedinteger], names: list[str] | tuple[str, ...]) -> pa.Array:
-    return pa.DictionaryArray.from_arrays(pa.array(indices.astype(np.int32)), pa.array(names, pa.string()))
-
-
-def _constant(name: str, rows: int) -> pa.Array:
-    return _named(np.zeros(rows, np.uint32), [name])
-
-
-def _encoded(names: list[str]) -> pa.Array:
-    return pa.array(names, pa.dictionary(pa.int32(), pa.string()))

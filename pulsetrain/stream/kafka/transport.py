@@ -16,8 +16,16 @@ from kafka.net.transport import KafkaSSLTransport, KafkaTCPTransport
 from kafka.record import default_records
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
-from pulsetrain.core.errors import AuthError, CorruptData, PulsetrainError, Unavailable, UsageError
-from pulsetrain.records.batch import Identity, identify
+from pulsetrain.core.errors import (
+    AuthError,
+    CorruptData,
+    PulsetrainError,
+    SchemaMismatch,
+    Unavailable,
+    UsageError,
+)
+from pulsetrain.records.batch import as_arrow_ipc, identify
+from pulsetrain.records.encoding import Identity
 from pulsetrain.records.schema import RECORDS, SCHEMA_VERSION
 from pulsetrain.stream.spool.queue import Entry
 from pulsetrain.stream.spool.transport import Rejection
@@ -240,8 +248,9 @@ class KafkaTransport:
     def _produce(self, producer: Any, entry: Entry) -> Any:
         """The future of one message, or why it will never be sent."""
         try:
-            said = identify(entry.data)
-        except CorruptData as error:
+            data = as_arrow_ipc(entry.data)
+            said = identify(data)
+        except (CorruptData, SchemaMismatch) as error:
             return str(error)
         if said.record not in RECORDS or said.version > SCHEMA_VERSION:
             return f"unknown record {said.record!r} of schema version {said.version}"
@@ -249,11 +258,11 @@ class KafkaTransport:
             return producer.send(
                 self._config.topic(said.record),
                 key=said.source.partition("/")[0].encode(),
-                value=entry.data,
+                value=data,
                 headers=headers_of(said),
             )
         except errors.MessageSizeTooLargeError as error:
-            return f"message of {len(entry.data)} bytes: {error}"
+            return f"message of {len(data)} bytes: {error}"
 
     def _refusal(self, future: Any) -> str:
         """Why the broker will never take the message; "" where it did. Raises where it may later."""

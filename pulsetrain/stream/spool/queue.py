@@ -24,14 +24,15 @@ from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
-import pyarrow as pa
 import structlog
 import xxhash
 
 from pulsetrain.core.errors import PulsetrainError, UsageError
 from pulsetrain.core.folder_lock import FolderLock
-from pulsetrain.records.batch import encode
+from pulsetrain.records import encoding
+from pulsetrain.records.columns import Columns
 from pulsetrain.stream.spool import segment
 
 _ACKED = struct.Struct("<QQ")  # segment, offset
@@ -61,7 +62,7 @@ class SpoolConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One spooled batch: `data` as `batch.encode` wrote it. (`segment`, `end`) orders entries."""
+    """One spooled batch: `data` as the spool's encoder wrote it. (`segment`, `end`) orders entries."""
 
     segment: int
     end: int
@@ -69,15 +70,32 @@ class Entry:
     data: bytes = field(repr=False)
 
 
+class Encoder(Protocol):
+    """Turns a batch into bytes. Raises `SchemaMismatch`."""
+
+    def __call__(self, batch: Columns, /, *, source: str, first_row: int) -> bytes: ...
+
+
 class Spool:
     """An on-disk queue of encoded batches. Safe to use from several threads.
+
+    `encode` decides the form of the batches that are appended. A folder may hold batches of another form that
+    an earlier version or another transport left there. They are delivered as they are.
 
     Raises `UsageError` where the folder cannot be created or written, or another process has it.
     """
 
-    def __init__(self, folder: Path, *, node: str = "local", config: SpoolConfig | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        node: str = "local",
+        config: SpoolConfig | None = None,
+        encode: Encoder = encoding.encode,
+    ) -> None:
         self.source = f"{node}/{uuid.uuid4().hex[:16]}"
         self._config = config or SpoolConfig()
+        self._encode = encode
         self._folder = folder
         self._held = FolderLock.take(folder, "spool")
         self._arrived = threading.Condition()
@@ -95,14 +113,15 @@ class Spool:
             self._held.release()
             raise UsageError(f"spool folder {folder}: {error.strerror}") from error
 
-    def append(self, record: str, batch: pa.RecordBatch | pa.Table) -> bool:
-        """Queue a batch with the record's Arrow schema; False where it was dropped. Never raises for the
-        state of the disk; `dropped` says what was lost and why."""
+    def append(self, batch: Columns) -> bool:
+        """Queue a batch; False where it was dropped. Never raises for the state of the disk; `dropped` says
+        what was lost and why."""
+        record = batch.record
         if batch.num_rows == 0:
             return True
         with self._arrived:
             try:
-                data = encode(record, batch, source=self.source, first_row=self._next_row[record])
+                data = self._encode(batch, source=self.source, first_row=self._next_row[record])
             except PulsetrainError as error:
                 return self._drop("schema", batch.num_rows, error)
             if self.size_bytes + segment.PREFIX + len(data) > self._config.max_bytes:

@@ -10,8 +10,9 @@ from pyarrow import csv
 from pulsetrain.analytics.analyze import analyze
 from pulsetrain.analytics.verdict import Failed, Inconclusive, findings
 from pulsetrain.collectors.machine.rdma import RdmaSampler
+from pulsetrain.records.arrow import arrow_schema
 from pulsetrain.records.kernel_log import parse_all
-from pulsetrain.records.schema import RECORDS, arrow_schema
+from pulsetrain.records.schema import RECORDS
 from pulsetrain.stream.store.clickhouse import open_store
 from tests.repository import DATA
 

@@ -1,7 +1,5 @@
 """Chunks go into idle spans, whatever the spans and the clock; the profile is learnt from real records."""
 
-import numpy as np
-import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,7 +12,8 @@ from pulsetrain.checkpoint.peers.interleave import (
     Profiler,
 )
 from pulsetrain.checkpoint.peers.schedule import IdleProfile, iterations_for
-from pulsetrain.records.schema import arrow_schema
+from pulsetrain.records.columns import Columns
+from pulsetrain.records.schema import RECORDS
 
 MS = 1_000_000
 RATE = 1e9  # bytes a second, as an interleaver assumes at first
@@ -185,19 +184,11 @@ def test_so_many_iterations_are_enough_and_one_less_is_not(size, idle):
         assert overflow_s(chunk_schedule(fewer, size, **options), fewer, net) > 0
 
 
-def rows(record: str, columns: dict[str, list]) -> pa.Table:
-    """Rows as a drained ring gives them; what is not given is empty."""
+def rows(record: str, columns: dict[str, list]) -> Columns:
+    """Rows as a drained ring gives them; what is not given holds its field's default."""
     count = len(next(iter(columns.values())))
-    arrays = []
-    for field in arrow_schema(record):
-        values = columns.get(field.name)
-        if values is not None and pa.types.is_timestamp(field.type):
-            arrays.append(pa.array(np.array(values)).cast(field.type))
-        elif values is not None:
-            arrays.append(pa.array(values).cast(field.type))
-        else:
-            arrays.append(pa.nulls(count, field.type))
-    return pa.Table.from_arrays(arrays, schema=arrow_schema(record))
+    given = {f.name: columns.get(f.name, f.default) for f in RECORDS[record].fields}
+    return Columns.from_values(record, count, given)
 
 
 def record_steps(profiler: Profiler, steps: int, jitter=lambda step: 0) -> bool:
@@ -214,14 +205,14 @@ def record_steps(profiler: Profiler, steps: int, jitter=lambda step: 0) -> bool:
             "start": [begin + (a + jitter(step) * (a > 0)) * MS for a, _ in spans],
             "duration_ns": [n * MS for _, n in spans],
         }
-        profiler.observe("spans", rows("spans", some))
+        profiler.observe(rows("spans", some))
         ends = {
             "rank": [0, 1],
             "step": [step, step],
             "start": [begin, begin],
             "duration_ns": [100 * MS, 99 * MS],
         }
-        done = profiler.observe("steps", rows("steps", ends)) or done
+        done = profiler.observe(rows("steps", ends)) or done
     return done
 
 

@@ -75,7 +75,7 @@ def binding(**broken):
 
 
 def values(batch):
-    return {r["name"]: r["value"] for r in batch.select(["name", "value"]).to_pylist()}
+    return {r["name"]: r["value"] for r in batch.to_rows()}
 
 
 def test_samples_are_in_the_units_of_their_names():
@@ -83,7 +83,7 @@ def test_samples_are_in_the_units_of_their_names():
     batch = sampler.sample(5)
     found = values(batch)
     assert sampler.blind == ""
-    assert set(batch["device"].to_pylist()) == {"GPU-1"}
+    assert set(batch.column("device").to_list()) == {"GPU-1"}
     assert set(found) == {*READS, "gpu_probe_s"}
     assert (found["gpu_power_watts"], found["gpu_sm_clock_hz"]) == (345.0, 1.98e9)
     assert (found["gpu_nvlink_replays_total"], found["gpu_nvlink_transmit_bytes"]) == (7.0, 7168.0)

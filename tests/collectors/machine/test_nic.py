@@ -31,7 +31,7 @@ def machine(tmp_path):
 
 
 def found(batch):
-    return {(r["device"], r["name"]): r["value"] for r in batch.to_pylist()}
+    return {(r["device"], r["name"]): r["value"] for r in batch.to_rows()}
 
 
 def test_files_and_statistics_are_read_with_their_units(machine):
@@ -73,7 +73,7 @@ def test_the_real_ioctl_answers_or_refuses():
     sampler = NicSampler()
     if sampler.blind:
         pytest.skip(sampler.blind)
-    for device in {r["device"] for r in sampler.sample(DRIVER_PERIOD_NS).to_pylist()}:
+    for device in {r["device"] for r in sampler.sample(DRIVER_PERIOD_NS).to_rows()}:
         try:
             told = driver_statistics(device)
         except OSError:

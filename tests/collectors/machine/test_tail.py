@@ -7,10 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pulsetrain.collectors.machine.tail import Tail, TailConfig, severity
+from pulsetrain.records.arrow import to_table
 
 
 def messages(batch) -> list[str]:
-    return [] if batch is None else batch.column("message").to_pylist()
+    return [] if batch is None else batch.column("message").to_list()
 
 
 @given(st.binary(max_size=400), st.lists(st.integers(1, 40), max_size=20))
@@ -35,10 +36,10 @@ def test_rows_say_whose_line_it_is(tmp_path):
     path = tmp_path / "err"
     path.write_text("ok\nValueError: bad\n")
     batch = Tail(path, source="stderr", node="n", job="j", attempt=1, rank=3).poll(9)
-    batch.validate(full=True)
-    rows = batch.to_pylist()
+    to_table(batch).validate(full=True)
+    rows = batch.to_rows()
     assert [(r["severity"], r["message"]) for r in rows] == [("info", "ok"), ("error", "ValueError: bad")]
-    assert (rows[0]["rank"], rows[0]["source"], rows[0]["node"], rows[0]["ts"].value) == (3, "stderr", "n", 9)
+    assert (rows[0]["rank"], rows[0]["source"], rows[0]["node"], rows[0]["ts"]) == (3, "stderr", "n", 9)
 
 
 def test_an_unfinished_line_waits_and_ends_with_the_rank(tmp_path):
@@ -100,7 +101,7 @@ def test_a_traceback_is_an_error_to_its_last_line(tmp_path):
     path = tmp_path / "err"
     path.write_text("Traceback (most recent call last):\n  File 'x'\n    boom()\nStrange thing\nafter\n")
     batch = Tail(path, source="stderr").poll(1)
-    assert batch.column("severity").to_pylist() == ["error"] * 4 + ["info"]
+    assert batch.column("severity").to_list() == ["error"] * 4 + ["info"]
 
 
 @pytest.mark.parametrize(

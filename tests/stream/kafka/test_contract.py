@@ -19,7 +19,7 @@ from pulsetrain.stream.spool.queue import Entry, Spool
 from pulsetrain.stream.spool.transport import HttpTransport, Shipper, ShipperConfig
 from pulsetrain.stream.store.clickhouse import open_store
 from pulsetrain.stream.store.server import routes
-from tests.stream.rows import table
+from tests.stream.rows import columns, table
 
 pytestmark = [pytest.mark.kafka, pytest.mark.integration]
 TOKEN = "token"
@@ -172,7 +172,7 @@ def test_nothing_to_send_is_no_error_and_closing_twice_neither(path):
 def test_a_shipper_empties_its_spool_over_it(path, job, tmp_path):
     spool = Spool(tmp_path, node=job)
     for i in range(4):
-        spool.append("steps", table("steps", 2, first=2 * i, job=job))
+        spool.append(columns("steps", 2, first=2 * i, job=job))
     ship = Shipper(spool, path.transport, config=ShipperConfig(idle_s=0.05))
     ship.start()
     ship.stop(drain_s=60)

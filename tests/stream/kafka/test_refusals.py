@@ -25,7 +25,7 @@ from pulsetrain.stream.spool.queue import Spool
 from pulsetrain.stream.spool.transport import Shipper, ShipperConfig
 from tests.agent.real_processes import TRAIN
 from tests.stream.kafka.conftest import PASSWORDS
-from tests.stream.rows import table
+from tests.stream.rows import columns
 
 pytestmark = [pytest.mark.kafka, pytest.mark.integration]
 
@@ -151,7 +151,7 @@ def test_a_topic_without_permission_keeps_its_rows_spooled_until_it_is_granted(b
     create_topics(KafkaConfig(servers=broker.servers, prefix=config.prefix))
     transport = KafkaTransport(config)
     spool = Spool(tmp_path)
-    spool.append("steps", table("steps", 5))
+    spool.append(columns("steps", 5))
     with pytest.raises(UsageError, match=f"gives no permission.*{config.topic('steps')}"):
         transport.send(spool.pending())
     assert spool.backlog == 1
@@ -166,7 +166,7 @@ def test_a_topic_without_permission_keeps_its_rows_spooled_until_it_is_granted(b
 
 def test_a_wrong_password_keeps_rows_spooled(broker, tmp_path):
     spool = Spool(tmp_path)
-    spool.append("steps", table("steps", 5))
+    spool.append(columns("steps", 5))
     transport = KafkaTransport(login(broker, "alice", "wrong"))
     with pytest.raises(AuthError, match="refuses user 'alice'"):
         transport.send(spool.pending())

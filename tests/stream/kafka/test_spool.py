@@ -10,6 +10,7 @@ from pulsetrain.faults import files
 from pulsetrain.stream.kafka.transport import KafkaTransport
 from pulsetrain.stream.spool.queue import Spool, SpoolConfig
 from pulsetrain.stream.spool.transport import Shipper, ShipperConfig
+from tests.stream.rows import as_columns
 
 pytestmark = [pytest.mark.kafka, pytest.mark.integration]
 
@@ -40,7 +41,7 @@ def spooled(spool, pipeline, batches):
     taken = []
     for _ in range(batches):
         _, rows = pipeline.rows("n0/1")
-        if spool.append("steps", rows):
+        if spool.append(as_columns("steps", rows)):
             taken += rows["step"].to_pylist()
     return taken
 

@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 
 from pulsetrain.core.errors import UsageError
 from pulsetrain.records.batch import decode
+from pulsetrain.records.columns import Columns
 from pulsetrain.stream.spool.queue import Spool, SpoolConfig
-from tests.stream.rows import table
+from tests.stream.rows import columns
 
-SMALL = SpoolConfig(segment_bytes=4000)
+SMALL = SpoolConfig(segment_bytes=1000)
 
 
 def ids(entries):
@@ -31,7 +32,7 @@ def everything(spool):
 def test_what_is_appended_is_pending_in_order_until_it_is_acknowledged(tmp_path):
     spool = Spool(tmp_path, node="n0")
     for rows in (3, 1, 2):
-        assert spool.append("metrics", table("metrics", rows))
+        assert spool.append(columns("metrics", rows))
     first, second, third = spool.pending()
     assert [b[2:] for b in ids([first, second, third])] == [(0, 3), (3, 1), (4, 2)]
     assert ids(spool.pending()) == ids([first, second, third])
@@ -43,7 +44,7 @@ def test_what_is_appended_is_pending_in_order_until_it_is_acknowledged(tmp_path)
 def test_pending_gives_about_as_much_as_asked_for_and_at_least_one(tmp_path):
     spool = Spool(tmp_path)
     for _ in range(4):
-        spool.append("metrics", table("metrics", 10))
+        spool.append(columns("metrics", 10))
     size = len(spool.pending()[0].data)
     assert len(spool.pending(max_bytes=1)) == 1
     assert len(spool.pending(max_bytes=size + 1)) == 2
@@ -52,7 +53,7 @@ def test_pending_gives_about_as_much_as_asked_for_and_at_least_one(tmp_path):
 def test_a_reopened_spool_resumes_behind_the_last_acknowledged_entry(tmp_path):
     spool = Spool(tmp_path, config=SMALL)
     for i in range(9):
-        spool.append("metrics", table("metrics", 5, first=i))
+        spool.append(columns("metrics", 5, first=i))
     entries = spool.pending()
     spool.ack(entries[3])
     spool.close()
@@ -65,7 +66,7 @@ def test_a_reopened_spool_resumes_behind_the_last_acknowledged_entry(tmp_path):
 def test_acknowledged_segments_leave_the_disk(tmp_path):
     spool = Spool(tmp_path, config=SMALL)
     for i in range(12):
-        spool.append("metrics", table("metrics", 5, first=i))
+        spool.append(columns("metrics", 5, first=i))
     assert len(list(tmp_path.glob("*.seg"))) > 2
     everything(spool)
     assert len(list(tmp_path.glob("*.seg"))) == 1
@@ -75,24 +76,24 @@ def test_acknowledged_segments_leave_the_disk(tmp_path):
 
 def test_beyond_its_cap_a_spool_drops_counts_and_takes_again_when_room_returns(tmp_path):
     spool = Spool(tmp_path, config=SpoolConfig(max_bytes=8000, segment_bytes=2000))
-    while spool.append("metrics", table("metrics", 5)):
+    while spool.append(columns("metrics", 5)):
         pass
-    assert not spool.append("metrics", table("metrics", 7))
+    assert not spool.append(columns("metrics", 7))
     assert spool.dropped == {"spool_full": 12}
     assert spool.size_bytes <= 8000
     stored = sum(e.rows for e in everything(spool))
-    assert spool.append("metrics", table("metrics", 5))
+    assert spool.append(columns("metrics", 5))
     assert ids(spool.pending())[0][2] == stored  # dropped rows use no numbers
 
 
 def test_a_full_disk_is_counted_and_leaves_no_half_entry(tmp_path, monkeypatch):
     spool = Spool(tmp_path)
-    spool.append("metrics", table("metrics", 4))
+    spool.append(columns("metrics", 4))
     real = os.write
     monkeypatch.setattr("os.write", lambda fd, data: real(fd, data[: len(data) // 2]))
-    assert not spool.append("metrics", table("metrics", 6))
+    assert not spool.append(columns("metrics", 6))
     monkeypatch.undo()
-    assert spool.append("metrics", table("metrics", 2))
+    assert spool.append(columns("metrics", 2))
     assert spool.dropped == {"disk_full": 6}
     spool.close()
     again = Spool(tmp_path)
@@ -105,21 +106,22 @@ def test_a_full_disk_is_counted_and_leaves_no_half_entry(tmp_path, monkeypatch):
 def test_the_kernels_own_enospc_is_counted_and_survived(tmp_path):
     spool = Spool(tmp_path)
     Path(tmp_path / f"{1:012d}.seg").symlink_to("/dev/full")
-    assert not spool.append("metrics", table("metrics", 6))
+    assert not spool.append(columns("metrics", 6))
     Path(tmp_path / f"{1:012d}.seg").unlink()
-    assert spool.append("metrics", table("metrics", 6))
+    assert spool.append(columns("metrics", 6))
     assert spool.dropped_rows == 6
 
 
 def test_a_batch_that_is_not_the_records_is_dropped_and_counted(tmp_path):
     spool = Spool(tmp_path)
-    assert not spool.append("metrics", table("logs", 3))
+    logs = columns("logs", 3)
+    assert not spool.append(Columns("metrics", logs.num_rows, logs.columns))
     assert spool.dropped == {"schema": 3}
 
 
 def test_a_rejected_entry_is_kept_aside_and_counted(tmp_path):
     spool = Spool(tmp_path)
-    spool.append("metrics", table("metrics", 3))
+    spool.append(columns("metrics", 3))
     (entry,) = spool.pending()
     spool.reject(entry, "no such record")
     spool.ack(entry)
@@ -151,9 +153,9 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path):
 def test_a_crash_at_any_byte_keeps_every_whole_entry_before_it(batches, cut, victim):
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        spool = Spool(folder, config=SpoolConfig(segment_bytes=6000))
+        spool = Spool(folder, config=SpoolConfig(segment_bytes=1500))
         for rows in batches:
-            spool.append("metrics", table("metrics", rows))
+            spool.append(columns("metrics", rows))
         written = spool.pending()
         spool.close()
         segments = sorted(folder.glob("*.seg"))
@@ -165,7 +167,7 @@ def test_a_crash_at_any_byte_keeps_every_whole_entry_before_it(batches, cut, vic
         assert ids(again.pending()) == ids(whole)
         at_boundary = keep == 0 or any(e.segment == number and e.end == keep for e in written)
         assert again.dropped.get("torn_segments", 0) == (not at_boundary)
-        assert again.append("metrics", table("metrics", 1))
+        assert again.append(columns("metrics", 1))
         assert len(everything(again)) == len(whole) + 1
         again.close()
 
@@ -181,7 +183,7 @@ def test_one_damaged_byte_costs_one_entry_and_is_counted(batches, at, flip):
         folder = Path(name)
         spool = Spool(folder)
         for rows in batches:
-            spool.append("metrics", table("metrics", rows))
+            spool.append(columns("metrics", rows))
         written = spool.pending()
         spool.close()
         (path,) = folder.glob("*.seg")
@@ -227,7 +229,7 @@ def test_a_spool_is_a_queue_that_survives_reopening(actions):
                     model.queue = model.queue[max(0, done - len(past)) :]
                     past = past[done:]
             else:
-                spool.append("metrics", table("metrics", action))
+                spool.append(columns("metrics", action))
                 model.append(action)
         assert [b[2:] for b in ids(everything(spool))] == past + model.queue
         spool.close()

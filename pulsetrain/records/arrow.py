@@ -1,0 +1,58 @@
+"""Records as Arrow: the schema of each record, and batches of columns as tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from types import MappingProxyType
+
+import pyarrow as pa
+
+from pulsetrain.records.columns import Column, Columns
+from pulsetrain.records.schema import RECORDS, Kind, Record
+
+_TYPES: Mapping[Kind, pa.DataType] = MappingProxyType(
+    {
+        Kind.NAME: pa.dictionary(pa.int32(), pa.string()),
+        Kind.TEXT: pa.string(),
+        Kind.JSON: pa.string(),
+        Kind.I32: pa.int32(),
+        Kind.I64: pa.int64(),
+        Kind.F64: pa.float64(),
+        Kind.MAYBE: pa.float64(),
+        Kind.BOOL: pa.bool_(),
+        Kind.TIME: pa.timestamp("ns", tz="UTC"),
+    }
+)
+
+
+def arrow_type(kind: Kind) -> pa.DataType:
+    """The Arrow type of a field of this kind."""
+    return _TYPES[kind]
+
+
+@cache
+def arrow_schema(record: str) -> pa.Schema:
+    """The Arrow schema of a record. Raises `KeyError` for a name that is not in `RECORDS`."""
+    return schema_of(RECORDS[record])
+
+
+def schema_of(record: Record) -> pa.Schema:
+    """The Arrow schema of a record that need not be in `RECORDS`."""
+    return pa.schema(
+        [pa.field(f.name, arrow_type(f.kind), nullable=f.kind is Kind.MAYBE) for f in record.fields]
+    )
+
+
+def to_table(batch: Columns) -> pa.Table:
+    """The columns that `batch` has, as an Arrow table. Numbers are not copied."""
+    return pa.table({name: _array(column) for name, column in batch.columns.items()})
+
+
+def _array(column: Column) -> pa.Array:
+    kind = arrow_type(column.kind)
+    if column.kind is Kind.NAME:
+        return pa.DictionaryArray.from_arrays(pa.array(column.data), pa.array(column.names, pa.string()))
+    if column.kind is Kind.TIME:
+        return pa.array(column.data).view(kind)
+    return pa.array(column.data, kind, mask=None if column.valid is None else ~column.valid)
