@@ -33,12 +33,17 @@ class RecoveryPlan:
     """The job, its failures and its habits. Times in seconds, rates for each machine and day."""
 
     machines: int = 16
+    """Machines of the job."""
     failures_per_machine_day: float = 0.015
+    """Failures of one machine in a day."""
     days: float = 30.0
+    """Length of the job."""
     step_s: float = 62.0
+    """Length of a training step."""
     replicas: int = 2
     """Copies in memory, the own one included; 1: none elsewhere."""
     placement: str = "mixed"
+    """Which machines hold whose copies: ring, mixed or group."""
     memory_interval_s: float = 62.0
     """How often the state goes to memory."""
     memory_stall_s: float = 0.0
@@ -46,16 +51,23 @@ class RecoveryPlan:
     memory_save_s: float = 0.0
     """From the beginning of a save to memory until a peer has it."""
     storage_interval_s: float = 10800.0
+    """How often the state goes to storage."""
     storage_stall_s: float = 0.0
+    """What training waits for each of those."""
     storage_save_s: float = 0.0
     """From the beginning of a save to storage until it can be restored."""
     detect_s: float = 15.0
+    """From a failure until it is known."""
     replace_s: float = 0.0
     """Getting another machine where no standby is left; with one, 0."""
     standbys: int = 1000000
+    """Spare machines that wait for a failure."""
     peer_fetch_s: float = 0.0
+    """Reading a checkpoint from a peer's memory."""
     storage_fetch_s: float = 600.0
+    """Reading a checkpoint from storage."""
     warm_up_s: float = 240.0
+    """From the restored state to the first step."""
     memory: bool = True
     """False: only storage, as without peers."""
     software_ratio: float = 0.0

@@ -90,8 +90,9 @@ class KafkaConfig:
     sasl_mechanism: str = ""
     """PLAIN, SCRAM-SHA-256 or SCRAM-SHA-512."""
     sasl_username: str = ""
+    """User name for SASL."""
     sasl_password: str = ""
-    """Better from the environment than from a file."""
+    """Password for SASL. Give it in the environment rather than in a file."""
     timeout_s: float = 30.0
     """How long a broker may take to acknowledge."""
 
