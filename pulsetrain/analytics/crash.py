@@ -1,4 +1,4 @@
-"""Which exit was the fault and which were its consequences: exit status, order and last lines."""
+"""Which exit was the cause and which were its consequences, from exit status, order and last lines."""
 
 from __future__ import annotations
 
@@ -14,40 +14,52 @@ from importlib.resources import files
 from pulsetrain.analytics.verdict import Finding, Healthy, Inconclusive, SubjectType, Verdict
 from pulsetrain.protocol.messages import RankExit
 
-# Signals by which a process dies of itself or of the kernel; who tears a job down sends the others.
+# Signals that a process causes itself, or that the kernel sends.
 _OWN_SIGNALS = frozenset({"SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGABRT", "SIGKILL", "SIGSYS", "SIGXCPU"})
-_TEARDOWN = frozenset({"SIGTERM", "SIGINT", "SIGHUP", "SIGPIPE"})
-_TOGETHER_NS = 2_000_000_000  # exits this close share a cause where the rest fits
+_TEARDOWN_SIGNALS = frozenset({"SIGTERM", "SIGINT", "SIGHUP", "SIGPIPE"})  # sent to end a job
+_TOGETHER_NS = 2_000_000_000  # exits that lie closer together may share a cause
+_MAX_EXITS = 16  # exits listed in the evidence
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cascade:
-    """One rule for a line that a rank leaves when it dies of a peer's death."""
+class Attempt:
+    """The attempt that ended: its number of ranks `size`, and the node of each rank."""
+
+    job: str
+    attempt: int
+    now_ns: int
+    size: int
+    node_of: Callable[[int], str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CascadeRule:
+    """One rule for a line that a rank prints when it ends because a peer ended."""
 
     name: str
     pattern: re.Pattern[str]
 
 
 @cache
-def cascade_rules() -> tuple[Cascade, ...]:
-    """The rules of tables/cascade.toml."""
+def cascade_rules() -> tuple[CascadeRule, ...]:
+    """Return the rules of tables/cascade.toml."""
     text = files("pulsetrain.analytics").joinpath("tables/cascade.toml").read_text()
     return tuple(
-        Cascade(name=r["name"], pattern=re.compile(r["pattern"], re.IGNORECASE))
+        CascadeRule(name=r["name"], pattern=re.compile(r["pattern"], re.IGNORECASE))
         for r in tomllib.loads(text)["rule"]
     )
 
 
 def cascade_rule(lines: Iterable[str]) -> str:
-    """Name of the first rule that one of the lines matches; empty: the lines do not blame a peer."""
+    """Return the name of the first rule that a line matches; empty where the lines do not blame a peer."""
     text = "\n".join(lines)
     return next((rule.name for rule in cascade_rules() if rule.pattern.search(text)), "")
 
 
-def how(code: int) -> str:
-    """An exit code in words: minus a signal's number, or a status.
+def exit_text(code: int) -> str:
+    """Return an exit code as text. A negative code is a signal.
 
-    >>> how(-9), how(1)
+    >>> exit_text(-9), exit_text(1)
     ('SIGKILL', 'exit status 1')
     """
     if code >= 0:
@@ -59,58 +71,54 @@ def how(code: int) -> str:
 
 
 def last_error(lines: Sequence[str]) -> str:
-    """The last line that reads like an exception, else the last that is not empty."""
+    """Return the last line that looks like an exception, else the last line that is not empty."""
     filled = [line.strip() for line in lines if line.strip()]
     errors = [line for line in filled if re.match(r"(\w+\.)*\w*(Error|Exception|Interrupt|Exit)\b", line)]
     return (errors or filled or [""])[-1][:300]
 
 
 def suspicion(exit_: RankExit) -> int:
-    """How likely an exit is a cause by itself: 3 own signal, 2 own error, 1 torn down, 0 says a peer died."""
+    """Return how likely an exit is a cause: 3 own signal, 2 own error, 1 ended by others, 0 blames a peer."""
     if cascade_rule(exit_.last_lines):
         return 0
-    name = how(exit_.code)
+    name = exit_text(exit_.code)
     if name in _OWN_SIGNALS:
         return 3
-    return 1 if name in _TEARDOWN else 2
+    return 1 if name in _TEARDOWN_SIGNALS else 2
 
 
-def explain(
-    *,
-    job: str,
-    attempt: int,
-    now_ns: int,
-    exits: Sequence[RankExit],
-    lost_nodes: Sequence[str],
-    node_of: Callable[[int], str],
-    size: int,
-) -> list[Verdict]:
-    """Findings of kinds `crash` and `node_lost` for one attempt; exits with status 0 are no crash.
+def explain(attempt: Attempt, exits: Sequence[RankExit], lost_nodes: Sequence[str]) -> list[Verdict]:
+    """Return findings of kinds `crash` and `node_lost`. Exits with status 0 are no crash.
 
-    `size` is the number of ranks. Where a node is lost, exits elsewhere are its consequences unless a rank
-    died of a signal of its own. A node whose ranks died of one signal together is named instead of them.
+    Where a node is lost, exits elsewhere are its consequences, unless a rank ended by a signal of its own.
+    Where all ranks of a node ended by one signal together, the node is named instead of them.
+
+    >>> attempt = Attempt(job="j", attempt=0, now_ns=9, size=2, node_of=lambda rank: f"n{rank}")
+    >>> killed = RankExit(node="n1", ts_ns=5, job="j", attempt=0, rank=1, pid=7, code=-9, last_lines=())
+    >>> [(f.kind, f.subject) for f in explain(attempt, [killed], [])]
+    [('crash', '1')]
     """
     failed = sorted(
-        (e for e in exits if e.attempt == attempt and e.code != 0), key=lambda e: (e.ts_ns, e.rank)
+        (e for e in exits if e.attempt == attempt.attempt and e.code != 0), key=lambda e: (e.ts_ns, e.rank)
     )
-    found: list[Verdict] = [
-        _lost(job, attempt, now_ns, node, [e.rank for e in failed if e.node != node]) for node in lost_nodes
+    verdicts: list[Verdict] = [
+        _lost_node(attempt, node, victims=[e.rank for e in failed if e.node != node]) for node in lost_nodes
     ]
-    roots = [e for e in failed if e.node not in lost_nodes and (not lost_nodes or suspicion(e) == 3)]
-    if roots and not (lost_nodes and roots[0].ts_ns > failed[0].ts_ns + _TOGETHER_NS):
-        found.append(_crash(job, attempt, roots, failed, node_of, size))
-    if found:
-        return found
+    candidates = [e for e in failed if e.node not in lost_nodes and (not lost_nodes or suspicion(e) == 3)]
+    if candidates and not (lost_nodes and candidates[0].ts_ns > failed[0].ts_ns + _TOGETHER_NS):
+        verdicts.append(_crash(attempt, candidates, failed))
+    if verdicts:
+        return verdicts
     if failed:
         return [Inconclusive(analyzer="crash", reason="only ranks of lost nodes ended")]
     return [Healthy(analyzer="crash", numbers={"exits": len(exits)})]
 
 
-def _lost(job: str, attempt: int, now_ns: int, node: str, victims: list[int]) -> Finding:
+def _lost_node(attempt: Attempt, node: str, victims: list[int]) -> Finding:
     return Finding(
-        ts_ns=now_ns,
-        job=job,
-        attempt=attempt,
+        ts_ns=attempt.now_ns,
+        job=attempt.job,
+        attempt=attempt.attempt,
         kind="node_lost",
         subject_type="node",
         subject=node,
@@ -121,41 +129,33 @@ def _lost(job: str, attempt: int, now_ns: int, node: str, victims: list[int]) ->
     )
 
 
-def _crash(
-    job: str,
-    attempt: int,
-    roots: Sequence[RankExit],
-    failed: Sequence[RankExit],
-    node_of: Callable[[int], str],
-    size: int,
-) -> Finding:
-    """The finding on the root: a rank, a node whose ranks went together, or the job where all fail alike."""
-    best = max(suspicion(e) for e in roots)
-    causes = [e for e in roots if suspicion(e) == best]
+def _crash(attempt: Attempt, candidates: Sequence[RankExit], failed: Sequence[RankExit]) -> Finding:
+    """Return the finding on the cause: a rank, a node whose ranks ended together, or the job."""
+    highest = max(suspicion(e) for e in candidates)
+    causes = [e for e in candidates if suspicion(e) == highest]
     first = causes[0]
     near = [e for e in causes if e.ts_ns - first.ts_ns <= _TOGETHER_NS]
-    kind, subject, guilty = _subject(first, near, node_of, size)
-    victims = sorted({e.rank for e in failed} - {e.rank for e in guilty})
+    subject_type, subject, culprits = _subject(attempt, first, near)
     line = last_error(first.last_lines)
-    where = f" on {first.node}" if first.node and kind == "rank" else ""
+    where = f" on {first.node}" if first.node and subject_type == "rank" else ""
+    summary = f"{subject_type.capitalize()} {subject}{where} ended first ({exit_text(first.code)})"
     return Finding(
         ts_ns=first.ts_ns,
-        job=job,
-        attempt=attempt,
+        job=attempt.job,
+        attempt=attempt.attempt,
         kind="crash",
-        subject_type=kind,
+        subject_type=subject_type,
         subject=subject,
         severity="critical",
-        confidence=_confidence(best, near, guilty),
-        summary=f"{kind.capitalize()} {subject}{where} ended first ({how(first.code)})"
-        + (f": {line}" if line else "."),
+        confidence=_confidence(highest, near, culprits),
+        summary=summary + (f": {line}" if line else "."),
         evidence={
             "query": "watch.crash",
-            "exit": how(first.code),
+            "exit": exit_text(first.code),
             "code": first.code,
-            "culprits": sorted(e.rank for e in guilty),
-            "victims": victims,
-            "nodes": sorted({e.node for e in guilty if e.node}),
+            "culprits": sorted(e.rank for e in culprits),
+            "victims": sorted({e.rank for e in failed} - {e.rank for e in culprits}),
+            "nodes": sorted({e.node for e in culprits if e.node}),
             "last_lines": list(first.last_lines[-10:]),
             "exits": _exit_table(failed),
         },
@@ -163,14 +163,15 @@ def _crash(
 
 
 def _subject(
-    first: RankExit, near: Sequence[RankExit], node_of: Callable[[int], str], size: int
+    attempt: Attempt, first: RankExit, near: Sequence[RankExit]
 ) -> tuple[SubjectType, str, Sequence[RankExit]]:
+    """Return what the finding names, and its exits: the job or a node where all its ranks ended alike."""
     alike = [e for e in near if (e.code, _error_type(e)) == (first.code, _error_type(first))]
-    if size > 1 and len(alike) == size and suspicion(first) == 2:
+    if attempt.size > 1 and len(alike) == attempt.size and suspicion(first) == 2:
         return "job", first.job, alike
-    mates = {r for r in range(size) if node_of(r) == first.node} if first.node else set()
-    together = [e for e in alike if e.rank in mates]
-    if len(mates) > 1 and {e.rank for e in together} == mates and first.code < 0:
+    node_ranks = {r for r in range(attempt.size) if attempt.node_of(r) == first.node} if first.node else set()
+    together = [e for e in alike if e.rank in node_ranks]
+    if len(node_ranks) > 1 and {e.rank for e in together} == node_ranks and first.code < 0:
         return "node", first.node, together
     return "rank", str(first.rank), [first]
 
@@ -179,24 +180,24 @@ def _error_type(exit_: RankExit) -> str:
     return last_error(exit_.last_lines).split(":", 1)[0]
 
 
-def _confidence(best: int, near: Sequence[RankExit], guilty: Sequence[RankExit]) -> float:
-    """Falls with the number of other exits that look like causes too, and where all blame a peer."""
+def _confidence(highest: int, near: Sequence[RankExit], culprits: Sequence[RankExit]) -> float:
+    """Return a confidence that falls with the number of other exits that look like causes too."""
     base: Mapping[int, float] = {3: 0.97, 2: 0.92, 1: 0.6, 0: 0.5}
-    rivals = len(near) - len(guilty)
-    return round(base[best] / (1 + 0.5 * rivals), 3)
+    others = len(near) - len(culprits)
+    return round(base[highest] / (1 + 0.5 * others), 3)
 
 
 def _exit_table(failed: Sequence[RankExit]) -> list[dict[str, object]]:
-    """The first exits, in order, with how each was read; `alike` counts the rest by exit."""
+    """Return the first exits in order, with how each was read. `alike` counts the rest by exit."""
     rows: list[dict[str, object]] = [
         {
             "rank": e.rank,
             "node": e.node,
             "ts_ns": e.ts_ns,
-            "exit": how(e.code),
+            "exit": exit_text(e.code),
             "blames_peer": cascade_rule(e.last_lines),
         }
-        for e in failed[:16]
+        for e in failed[:_MAX_EXITS]
     ]
-    rest = Counter(how(e.code) for e in failed[16:])
+    rest = Counter(exit_text(e.code) for e in failed[_MAX_EXITS:])
     return rows + [{"exit": name, "alike": count} for name, count in rest.items()]

@@ -1,4 +1,4 @@
-"""Ranks and steps as a person types and reads them, in a command or in the dashboard."""
+"""Ranks and steps as text, as people type and read them in a command or on the dashboard."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ _MAX_RANKS = 64
 
 
 def parse_ranks(text: str, limit: int = _MAX_RANKS) -> tuple[int, ...]:
-    """Ranks of a text such as "0-3, 7", ascending and at most `limit`. Raises `UsageError`.
+    """Return the ranks in a text such as "0-3, 7", in ascending order.
+
+    Raises `UsageError` for other text, and for more than `limit` ranks.
 
     >>> parse_ranks("7, 0-2")
     (0, 1, 2, 7)
@@ -29,7 +31,9 @@ def parse_ranks(text: str, limit: int = _MAX_RANKS) -> tuple[int, ...]:
 
 
 def parse_steps(text: str) -> tuple[int, int] | None:
-    """First and last step of "40:45" or "40"; None for an empty text. Raises `UsageError`.
+    """Return the first and last step of "40:45" or "40"; None for an empty text.
+
+    Raises `UsageError` for other text, and for a last step before the first.
 
     >>> parse_steps("40:45"), parse_steps("7"), parse_steps("")
     ((40, 45), (7, 7), None)
@@ -46,8 +50,8 @@ def parse_steps(text: str) -> tuple[int, int] | None:
     return low, high
 
 
-def ranges(ranks: Iterable[int]) -> str:
-    """Ranks with runs folded.
+def ranges(ranks: Iterable[int], *, separator: str = ",") -> str:
+    """Return ranks as text, with consecutive ranks as one range.
 
     >>> ranges([6, 0, 1, 2, 3])
     '0-3,6'
@@ -58,4 +62,4 @@ def ranges(ranks: Iterable[int]) -> str:
             runs[-1][1] = rank
         else:
             runs.append([rank, rank])
-    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+    return separator.join(str(a) if a == b else f"{a}-{b}" for a, b in runs)

@@ -1,4 +1,4 @@
-"""Live state to verdicts: what the hub asks twice a second, from heartbeats and exits alone."""
+"""From live state to verdicts: what the hub asks several times a second, of heartbeats and exits alone."""
 
 from __future__ import annotations
 
@@ -6,34 +6,36 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from pulsetrain.analytics import calibration
-from pulsetrain.analytics.crash import explain
-from pulsetrain.analytics.hangs import hang as graph
-from pulsetrain.analytics.hangs.evidence import GroupKey, Key, RankEvidence, Wait
+from pulsetrain.analytics.crash import Attempt, explain
+from pulsetrain.analytics.hangs.evidence import GroupKey, HashedGroupKey, RankEvidence, Wait
+from pulsetrain.analytics.hangs.hang import HangDiagnosis, diagnose
 from pulsetrain.analytics.verdict import Finding, Healthy, Inconclusive, Verdict
 from pulsetrain.protocol.messages import GroupStatus, RankExit, RankStatus, WorldNode
 from pulsetrain.records.schema import PHASES
 
 _COMMUNICATION = frozenset(PHASES[PHASES.index("all_reduce") : PHASES.index("gc")])
-# Phases of an ordinary step: being stuck in one of these is judged by the step's own time.
+# Phases of an ordinary step. A rank that is stuck in one of them is judged by the time of a step.
 _STEP_PHASES = frozenset({"", "idle", "step", "forward", "backward", "optimizer", "gc"}) | _COMMUNICATION
+_MAX_SILENCES = 64  # ranks whose silences are listed in the evidence; of a larger job none are
+_MAX_GROUPS = 16
 
 
 @dataclass(frozen=True, kw_only=True)
 class WatchConfig:
-    """When silence becomes a hang."""
+    """How long a silence must last to be a hang. Raises `ValueError` for a value that is not above 0."""
 
     stall_s: float = 3.0
     """shortest silence of the whole job that is a hang, in seconds"""
     stall_steps: float = 2.5
     """the same in median steps; the longer of the two counts"""
     stopped_s: float = 2.0
-    """silence after which a rank whose process is stopped is at fault, whatever its peers do, in seconds"""
+    """silence after which a stopped process is at fault, even while its peers move, in seconds"""
     start_s: float = 60.0
     """limit before the first step of an attempt is done, in seconds"""
     patient_s: float = 60.0
-    """limit while a rank loads data, checkpoints, evaluates or is in a phase of the user's own, in seconds"""
+    """limit while a rank loads data, checkpoints, evaluates or is in a user-defined phase, in seconds"""
     stale_s: float = 2.5
-    """age of a report beyond which a rank counts as not heard, in seconds"""
+    """age of the last report, in seconds, beyond which nothing is said of a job"""
 
     def __post_init__(self) -> None:
         for name in ("stall_s", "stall_steps", "stopped_s", "start_s", "patient_s", "stale_s"):
@@ -43,10 +45,11 @@ class WatchConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class JobView:
-    """Everything the hub knows of one attempt of one job now.
+    """Everything that the hub knows now of one attempt of one job.
 
-    `ranks` is the newest report of each rank and `seen_ns` when it arrived on the hub's clock (a rank that is
-    not in it counts as heard at `now_ns`). `median_step_ns` is 0 while unknown. Ranks are placed by `world`.
+    `ranks` has the newest report of each rank. `seen_ns` says when each arrived, on the hub's clock. A rank
+    that is not in `seen_ns` counts as reported at `now_ns`. `median_step_ns` is 0 while it is unknown.
+    `world` says which ranks are on which node.
     """
 
     job: str
@@ -62,64 +65,78 @@ class JobView:
     seen_ns: Mapping[int, int] = field(default_factory=dict)
 
     def node_of(self, rank: int) -> str:
-        """Name of the rank's node; empty where `world` does not say."""
-        first = 0
-        for place in sorted(self.world, key=lambda p: p.node_rank):
-            first += place.nproc
-            if rank < first:
-                return place.node
+        """Return the name of the rank's node; empty where `world` does not have the rank."""
+        first_of_next = 0
+        for node in sorted(self.world, key=lambda n: n.node_rank):
+            first_of_next += node.nproc
+            if rank < first_of_next:
+                return node.node
         return ""
 
     def size(self) -> int:
-        """Number of ranks the attempt has."""
-        return sum(p.nproc for p in self.world) or len(self.ranks)
+        """Return how many ranks the attempt has."""
+        return sum(node.nproc for node in self.world) or len(self.ranks)
 
     def age_ns(self, status: RankStatus) -> int:
-        """Time since the rank last made progress, the report's own age included."""
-        return status.progress_age_ns + max(0, self.now_ns - self.seen_ns.get(status.rank, self.now_ns))
+        """Return the time since the rank last made progress. The age of its report counts too."""
+        return status.progress_age_ns + self.report_age_ns(status)
+
+    def report_age_ns(self, status: RankStatus) -> int:
+        """Return the time since the rank's report arrived."""
+        return max(0, self.now_ns - self.seen_ns.get(status.rank, self.now_ns))
 
 
 def crash(view: JobView) -> list[Verdict]:
-    """Who ended first and of what, and who died only because of that. Kinds `crash` and `node_lost`."""
-    verdicts = explain(
-        job=view.job,
-        attempt=view.attempt,
-        now_ns=view.now_ns,
-        exits=view.exits,
-        lost_nodes=view.lost_nodes,
-        node_of=view.node_of,
-        size=view.size(),
+    """Return which exit was the cause and which were its consequences. Kinds `crash` and `node_lost`.
+
+    >>> exits = [
+    ...     RankExit(node="a", ts_ns=1, job="j", attempt=0, rank=5, pid=1, code=-9, last_lines=()),
+    ...     RankExit(node="b", ts_ns=2, job="j", attempt=0, rank=0, pid=1, code=-15, last_lines=()),
+    ... ]
+    >>> (finding,) = crash(JobView(job="j", attempt=0, now_ns=3, exits=tuple(exits)))
+    >>> finding.subject, finding.evidence["victims"]
+    ('5', [0])
+    """
+    attempt = Attempt(
+        job=view.job, attempt=view.attempt, now_ns=view.now_ns, size=view.size(), node_of=view.node_of
     )
-    return calibration.apply(verdicts)
+    return calibration.apply(explain(attempt, view.exits, view.lost_nodes))
 
 
 def hang(view: JobView, config: WatchConfig | None = None) -> list[Verdict]:
-    """Whether the job stands still, and which rank, link or mismatch makes it.
+    """Return whether the job stands still, and the rank, link or mismatch that causes it.
 
-    One finding for each rank at fault (evidence: class, culprits, victims, nodes, ages, groups), or one on
-    the group for class network; `Inconclusive` where nobody can be named; `Healthy` while somebody moves.
+    There is one finding for each rank at fault, or one on the group where the network is at fault. Its
+    evidence has class, culprits, victims, nodes, silences and groups. The verdict is `Inconclusive` where
+    nobody can be named, and `Healthy` while some rank moves.
+
+    >>> group = GroupStatus(group="tp", members=(0, 1), enqueued=8, completed=7, op="all_reduce", op_seq=8)
+    >>> common = {"local_rank": 0, "pid": 1, "last_step": 5, "phase_age_ns": 0, "progress": 9}
+    >>> waits = RankStatus(rank=0, state="sleeping", last_phase="all_reduce", groups=(group,),
+    ...                    progress_age_ns=5_000_000_000, **common)
+    >>> stopped = RankStatus(rank=1, state="stopped", last_phase="forward", groups=(),
+    ...                      progress_age_ns=5_000_000_000, **common)
+    >>> view = JobView(job="j", attempt=0, now_ns=0, ranks=(waits, stopped), first_step_done=True)
+    >>> [finding.subject for finding in hang(view)]
+    ['1']
     """
     config = config or WatchConfig()
-    heard = tuple(r for r in view.ranks if _report_age_ns(view, r) <= config.stale_s * 1e9)
     if not view.ranks:
         return [Inconclusive(analyzer="hang", reason="no rank has reported yet", blind=True)]
-    failed = [e.rank for e in view.exits if e.code != 0]
-    if failed or view.lost_nodes:
+    if view.lost_nodes or any(e.code != 0 for e in view.exits):
         return [Inconclusive(analyzer="hang", reason="a rank or a node is gone: see crash")]
-    if len(heard) < len(view.ranks):
-        silent = sorted(r.rank for r in view.ranks if r not in heard)
+    if silent := sorted(r.rank for r in view.ranks if view.report_age_ns(r) > config.stale_s * 1e9):
         return [Inconclusive(analyzer="hang", reason=f"no report from ranks {silent}", blind=True)]
-    stopped = _stopped(view, heard, config)
-    stall_ns = min(view.age_ns(r) for r in heard if r.state not in ("zombie", "gone")) if heard else 0
-    limit_ns = limit(view, config)
-    if not stopped and stall_ns < limit_ns:
+    stall_ns = _stall_ns(view)
+    limit_ns = hang_limit_ns(view, config)
+    if stall_ns < limit_ns and not _has_stopped_rank(view, config):
         return [Healthy(analyzer="hang", numbers={"silence_ns": stall_ns, "limit_ns": limit_ns})]
-    blamed = graph.blame(_witnesses(view), stalled=stall_ns >= limit_ns)
-    return calibration.apply(_verdicts(view, blamed, stall_ns))
+    diagnosis = diagnose(_evidence(view), stalled=stall_ns >= limit_ns)
+    return calibration.apply(_verdicts(view, diagnosis, stall_ns))
 
 
-def limit(view: JobView, config: WatchConfig) -> int:
-    """Silence of the whole job, in nanoseconds, that counts as a hang now."""
+def hang_limit_ns(view: JobView, config: WatchConfig) -> int:
+    """Return the silence of the whole job that counts as a hang now, in nanoseconds."""
     base_ns = int(max(config.stall_s * 1e9, config.stall_steps * view.median_step_ns))
     if not view.first_step_done:
         return max(base_ns, int(config.start_s * 1e9))
@@ -128,43 +145,47 @@ def limit(view: JobView, config: WatchConfig) -> int:
     return base_ns
 
 
-def _report_age_ns(view: JobView, status: RankStatus) -> int:
-    return max(0, view.now_ns - view.seen_ns.get(status.rank, view.now_ns))
+def _stall_ns(view: JobView) -> int:
+    """Return the shortest silence of a rank that can move, or of any rank where none can."""
+    movable = [r for r in view.ranks if r.state not in ("zombie", "gone")]
+    return min(view.age_ns(r) for r in movable or view.ranks)
 
 
-def _stopped(view: JobView, heard: tuple[RankStatus, ...], config: WatchConfig) -> list[int]:
-    """Ranks whose process is stopped and that have been silent long enough for that to be no accident."""
+def _has_stopped_rank(view: JobView, config: WatchConfig) -> bool:
+    """Whether a process has been stopped for so long that it is no accident."""
     limit_ns = config.stopped_s * 1e9
-    return [r.rank for r in heard if r.state == "stopped" and view.age_ns(r) >= limit_ns]
+    return any(r.state == "stopped" and view.age_ns(r) >= limit_ns for r in view.ranks)
 
 
-def _witnesses(view: JobView) -> list[RankEvidence]:
+def _evidence(view: JobView) -> list[RankEvidence]:
     ended = {e.rank for e in view.exits}
-    keys: dict[Key, Key] = {}  # one object for a group, however many tell of it
-    return [_witness(view, r, keys, gone=r.rank in ended) for r in view.ranks]
+    keys: dict[GroupKey, HashedGroupKey] = {}  # one object for each group, shared by all its members
+    return [_rank_evidence(view, status, keys, ended=status.rank in ended) for status in view.ranks]
 
 
-def _witness(view: JobView, status: RankStatus, keys: dict[Key, Key], *, gone: bool) -> RankEvidence:
-    made = [(GroupKey(g.group, g.members), g) for g in status.groups]
-    keyed = [(keys.setdefault(key, key), g) for key, g in made]
+def _rank_evidence(
+    view: JobView, status: RankStatus, keys: dict[GroupKey, HashedGroupKey], *, ended: bool
+) -> RankEvidence:
+    own_keys = [HashedGroupKey(g.group, g.members) for g in status.groups]
+    groups = [(keys.setdefault(key, key), g) for key, g in zip(own_keys, status.groups, strict=True)]
     return RankEvidence(
         rank=status.rank,
-        state="gone" if gone else status.state,
+        state="gone" if ended else status.state,
         computing=_computing(status),
         silence_ns=view.age_ns(status),
-        enqueued={key: g.enqueued for key, g in keyed},
-        completed={key: g.completed for key, g in keyed},
-        waits=tuple(_wait(key, g) for key, g in keyed if g.op),
+        enqueued={key: g.enqueued for key, g in groups},
+        completed={key: g.completed for key, g in groups},
+        waits=tuple(_wait(key, g) for key, g in groups if g.op),
     )
 
 
 def _computing(status: RankStatus) -> bool:
-    """Whether the rank is in a phase of its own work: a recv may be posted ahead, nothing else in flight."""
+    """Whether the rank works on its own. A recv may be posted ahead, and nothing else is in flight."""
     own = bool(status.last_phase) and status.last_phase not in _COMMUNICATION
     return own and all(g.peer >= 0 and "recv" in g.op for g in status.groups if g.op)
 
 
-def _wait(key: Key, group: GroupStatus) -> Wait:
+def _wait(key: GroupKey, group: GroupStatus) -> Wait:
     return Wait(
         group=key,
         seq=group.op_seq,
@@ -175,14 +196,14 @@ def _wait(key: Key, group: GroupStatus) -> Wait:
     )
 
 
-def _verdicts(view: JobView, blamed: graph.Blame, stall_ns: int) -> list[Verdict]:
-    if blamed.verdict in ("none", "uncertain"):
-        reason = f"no progress for {stall_ns / 1e9:.1f} s, but {blamed.reason}"
+def _verdicts(view: JobView, diagnosis: HangDiagnosis, stall_ns: int) -> list[Verdict]:
+    if diagnosis.verdict in ("none", "uncertain"):
+        reason = f"no progress for {stall_ns / 1e9:.1f} s, but {diagnosis.reason}"
         return [Inconclusive(analyzer="hang", reason=reason)]
-    template = _finding(view, blamed, stall_ns)
-    if not blamed.culprits:
+    template = _finding(view, diagnosis, stall_ns)
+    if not diagnosis.culprits:
         return [template]
-    return [_for_rank(template, rank, view.node_of(rank)) for rank in blamed.culprits]
+    return [_for_rank(template, rank, view.node_of(rank)) for rank in diagnosis.culprits]
 
 
 def _for_rank(template: Finding, rank: int, node: str) -> Finding:
@@ -195,28 +216,29 @@ def _for_rank(template: Finding, rank: int, node: str) -> Finding:
     )
 
 
-def _finding(view: JobView, blamed: graph.Blame, stall_ns: int) -> Finding:
-    """The finding on the stuck group; `_for_rank` turns it into one on a rank."""
-    nodes = sorted({node for r in blamed.culprits if (node := view.node_of(r))})
+def _finding(view: JobView, diagnosis: HangDiagnosis, stall_ns: int) -> Finding:
+    """Return the finding on the stuck group. `_for_rank` turns it into one on a rank."""
+    network = not diagnosis.culprits
+    silences = {r.rank: view.age_ns(r) for r in view.ranks} if len(view.ranks) <= _MAX_SILENCES else {}
     return Finding(
         ts_ns=view.now_ns,
         job=view.job,
         attempt=view.attempt,
         kind="hang",
         subject_type="group",
-        subject=blamed.group[0] if blamed.group else "",
+        subject=diagnosis.group[0] if diagnosis.group else "",
         severity="critical",
-        confidence=blamed.confidence,
-        summary=blamed.reason if blamed.culprits else f"The job hangs in the network: {blamed.reason}",
+        confidence=diagnosis.confidence,
+        summary=f"The job hangs in the network: {diagnosis.reason}" if network else diagnosis.reason,
         evidence={
             "query": "watch.hang",
-            "class": blamed.verdict,
-            "culprits": blamed.culprits,
-            "victims": blamed.victims,
-            "nodes": nodes,
-            "silence_ns": {r.rank: view.age_ns(r) for r in view.ranks} if len(view.ranks) <= 64 else {},
+            "class": diagnosis.verdict,
+            "culprits": diagnosis.culprits,
+            "victims": diagnosis.victims,
+            "nodes": sorted({node for r in diagnosis.culprits if (node := view.node_of(r))}),
+            "silence_ns": silences,
             "stall_ns": stall_ns,
             "median_step_ns": view.median_step_ns,
-            "groups": [g.__dict__ for g in blamed.groups[:16]],
+            "groups": [group.answer() for group in diagnosis.groups[:_MAX_GROUPS]],
         },
     )

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pulsetrain.analytics.verdict import Finding, Healthy, Inconclusive, findings
-from pulsetrain.analytics.watch import JobView, WatchConfig, crash, hang, limit
+from pulsetrain.analytics.watch import JobView, WatchConfig, crash, hang, hang_limit_ns
 from pulsetrain.protocol.messages import GroupStatus, RankExit, RankStatus, WorldNode
 
 S = 1_000_000_000
@@ -239,9 +239,9 @@ def test_long_phases_get_the_longer_limit(phase):
 
 def test_limits_follow_the_step_time_and_the_first_step():
     config = WatchConfig()
-    assert limit(view(stuck_job(1)), config) == 3 * S
-    assert limit(view(stuck_job(1), median_step_ns=4 * S), config) == 10 * S
-    assert limit(view(stuck_job(1), first_step_done=False), config) == 60 * S
+    assert hang_limit_ns(view(stuck_job(1)), config) == 3 * S
+    assert hang_limit_ns(view(stuck_job(1), median_step_ns=4 * S), config) == 10 * S
+    assert hang_limit_ns(view(stuck_job(1), first_step_done=False), config) == 60 * S
 
 
 def test_age_of_the_report_counts():
@@ -259,6 +259,7 @@ def test_age_of_the_report_counts():
         view(stuck_job(2)[:1], world=()),
         view([status(r, 9.0, state="stopped") for r in range(8)]),
         view([status(r, 9.0) for r in range(8)]),
+        view([status(r, 9.0, state="zombie") for r in range(8)]),
         view(stuck_job(2), seen_ns={0: NOW - 30 * S}),
         view(stuck_job(2), lost_nodes=("node1",)),
     ],

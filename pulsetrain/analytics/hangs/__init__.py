@@ -1,1 +1,1 @@
-"""Who is to blame when nobody moves: from live reports, dumps and stacks."""
+"""Which rank, group or link is at fault when a job hangs, from live reports, dumps and stacks."""

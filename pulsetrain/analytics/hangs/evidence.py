@@ -1,20 +1,28 @@
-"""What is known of each rank when nobody moves, whoever tells it: live reports, dumps, or NCCL RAS."""
+"""What is known of each rank of a job that does not move.
+
+Live reports, Flight Recorder dumps and NCCL RAS reports are all turned into `RankEvidence`. The diagnosis in
+`hang` reads nothing else.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Self
+from typing import NamedTuple, Self
 
-Key = tuple[str, tuple[int, ...]]  # a process group: its name and its sorted members
+GroupKey = tuple[str, tuple[int, ...]]  # a process group: its name and its sorted members
 
 
-class GroupKey(tuple[str, tuple[int, ...]]):
-    """A `Key` that keeps its hash. A tuple makes it anew at every look-up, which takes as long as the group
-    has members: over the groups of a large fleet that is quadratic.
+class HashedGroupKey(tuple[str, tuple[int, ...]]):
+    """A `GroupKey` that computes its hash once.
 
-    >>> GroupKey("dp", [9, 1]) == ("dp", (1, 9)) and hash(GroupKey("dp", [9, 1])) == hash(("dp", (1, 9)))
+    A plain tuple computes it at every look-up, in time that grows with the members of the group. Over the
+    groups of a large fleet that is quadratic.
+
+    >>> HashedGroupKey("dp", [9, 1]) == ("dp", (1, 9))
+    True
+    >>> hash(HashedGroupKey("dp", [9, 1])) == hash(("dp", (1, 9)))
     True
     """
 
@@ -29,54 +37,69 @@ class GroupKey(tuple[str, tuple[int, ...]]):
         return self._hash
 
 
+class CollectiveKey(NamedTuple):
+    """One collective: all members of the group take part in it with the same sequence number."""
+
+    group: GroupKey
+    seq: int
+
+
 # Operations whose payload may differ from rank to rank by design.
 _UNEVEN = ("all_to_all", "alltoall", "gather_v", "barrier", "coalesced")
-_ROOTED = ("gather", "scatter")  # the root's payload is not the others'
+_ROOTED = ("gather", "scatter")  # the payload of the root differs from that of the others
 
 
 @dataclass(frozen=True, kw_only=True)
 class Wait:
-    """One operation in flight: a collective's `seq` in its group, or a send or recv with `peer` >= 0.
+    """One operation in flight: a collective, or a send or recv.
 
-    Of several in one group it is the oldest. `order` is its place in the rank's own program.
+    `seq` is the sequence number in the group. `peer` is the other rank of a send or recv, -1 for a
+    collective. `size` is payload and type as text, empty where it is unknown. `order` is the operation's
+    place in the rank's own program. `started` says whether the device began the operation, None where nothing
+    records that.
     """
 
-    group: Key
+    group: GroupKey
     seq: int
     op: str
-    size: str = ""  # payload and type, compared as text; "": unknown
+    size: str = ""
     peer: int = -1
     order: int = 0
-    started: bool | None = None  # whether the device began it; None: not recorded
+    started: bool | None = None
 
     @property
     def signature(self) -> tuple[str, str]:
-        """What every member must agree on at one sequence number."""
+        """What all members must agree on: the operation, and its payload unless that may differ."""
         uneven = self.op in _ROOTED or any(word in self.op for word in _UNEVEN)
         return (self.op, "" if uneven else self.size)
 
     @property
-    def same(self) -> tuple[Key, int]:
-        """What a collective of all members has in common."""
-        return (self.group, self.seq)
+    def collective(self) -> CollectiveKey:
+        """The collective that this wait is part of."""
+        return CollectiveKey(self.group, self.seq)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankEvidence:
-    """What is known of one rank. `silence_ns` is the time since it last did anything."""
+    """What is known of one rank.
+
+    `reported` is false for a rank that left no report or dump. `computing`: it is in a phase that is no
+    communication. `silence_ns` is the time since it last made progress. `enqueued` and `completed` are the
+    newest sequence numbers in each group. `transferred` is the newest completed transfer of a group of two,
+    where sends and recvs of both ranks share one numbering.
+    """
 
     rank: int
     state: str = "running"
-    heard: bool = True
-    computing: bool = False  # inside a phase that is no communication
+    reported: bool = True
+    computing: bool = False
     silence_ns: int = 0
-    enqueued: Mapping[Key, int] = field(default_factory=dict)
-    completed: Mapping[Key, int] = field(default_factory=dict)
-    transferred: Mapping[Key, int] = field(default_factory=dict)
-    """newest transfer completed in a group of two, where sends and recvs of both are numbered together"""
+    enqueued: Mapping[GroupKey, int] = field(default_factory=dict)
+    completed: Mapping[GroupKey, int] = field(default_factory=dict)
+    transferred: Mapping[GroupKey, int] = field(default_factory=dict)
     waits: tuple[Wait, ...] = ()
 
     @cached_property
-    def first(self) -> Wait | None:
-        """The operation in flight that comes first in the rank's program."""
+    def oldest_wait(self) -> Wait | None:
+        """The operation in flight that comes first in the rank's program; None where it waits for nothing."""
         return min(self.waits, key=lambda w: (w.order, w.group, w.seq), default=None)

@@ -1,8 +1,8 @@
-"""Who is to blame when nobody moves: a wait-for graph over process groups and point-to-point edges.
+"""Who is at fault when no rank moves: a wait-for graph over process groups and point-to-point transfers.
 
 A rank waits for the members of a collective that have not enqueued it, or for the peer of a send or recv.
-Blame flows along the edges; what the graph ends in is judged in `knots`. Everything is linear in ranks and
-operations in flight.
+Following these edges leads to the sinks of the graph, and `sinks` judges each of them. The time is linear in
+ranks and operations in flight.
 """
 
 from __future__ import annotations
@@ -10,240 +10,288 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TypedDict
 
-from pulsetrain.analytics.hangs.evidence import Key, RankEvidence, Wait
-from pulsetrain.analytics.hangs.sinks import GroupBlame, HangVerdict, Sink, frozen_knot, judge, lagging
-from pulsetrain.analytics.hangs.wait_graph import Graph, Node
+from pulsetrain.analytics.hangs.evidence import GroupKey, RankEvidence, Wait
+from pulsetrain.analytics.hangs.sinks import (
+    EvidenceByRank,
+    HangVerdict,
+    SinkVerdict,
+    StuckGroup,
+    StuckGroupAnswer,
+    judge_frozen,
+    judge_lagging,
+    judge_sink,
+)
+from pulsetrain.analytics.hangs.wait_graph import CollectiveNode, Edges, Node, WaitGraph
 
 _FROZEN = ("stopped", "zombie", "gone")  # states in which a process cannot move
+_MAX_REASONS = 8
+_VERDICT_ORDER: tuple[HangVerdict, ...] = ("rank", "desync", "network")
+
+
+class HangAnswer(TypedDict):
+    """What `pulsetrain hang` prints as JSON."""
+
+    verdict: HangVerdict
+    culprits: list[int]
+    confidence: float
+    groups: list[StuckGroupAnswer]
+    victims: list[int]
+    reason: str
+    notes: list[str]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Blame:
-    """The verdict. `culprits` are ranks; `group` is the stuck group of a network or desync verdict."""
+class HangDiagnosis:
+    """Who is at fault and who only waits. `group` is the stuck group of a network or desync verdict."""
 
     verdict: HangVerdict
     culprits: tuple[int, ...]
     victims: tuple[int, ...]
     confidence: float
     reason: str
-    groups: tuple[GroupBlame, ...] = ()
-    group: Key | None = None
+    groups: tuple[StuckGroup, ...] = ()
+    group: GroupKey | None = None
 
-    def answer(self, notes: Sequence[str]) -> dict[str, Any]:
-        """As `pulsetrain hang` gives it: verdict, culprits, confidence, groups, victims, reason, notes."""
+    def answer(self, notes: Sequence[str]) -> HangAnswer:
+        """Return the diagnosis as `pulsetrain hang` prints it. `notes` name the files that were not used."""
         return {
             "verdict": self.verdict,
             "culprits": list(self.culprits),
             "confidence": round(self.confidence, 3),
-            "groups": [group.__dict__ for group in self.groups],
+            "groups": [group.answer() for group in self.groups],
             "victims": list(self.victims),
             "reason": self.reason,
             "notes": list(notes),
         }
 
 
-def blame(
-    witnesses: Iterable[RankEvidence], *, stalled: bool = True, margin_ns: int = 1_000_000_000
-) -> Blame:
-    """The ranks at fault, their victims, and how sure that is.
+def diagnose(
+    evidence: Iterable[RankEvidence], *, stalled: bool = True, margin_ns: int = 1_000_000_000
+) -> HangDiagnosis:
+    """Return the ranks at fault, their victims, and how sure that is.
 
-    Where the job as a whole has not `stalled`, only ranks whose process cannot move are blamed.
-    `margin_ns` is by how much the first rank to fall silent must precede the next to be blamed on that ground
-    alone. Ranks that only appear as members count as silent. No rank waiting gives verdict "none".
+    `stalled`: the job as a whole does not move. Where it does move, only ranks whose process cannot move are
+    blamed. A rank is blamed only for falling silent first where it did so `margin_ns` before the next. Ranks
+    that others name, but of which there is no evidence, count as silent. Where no rank waits, the verdict is
+    "none".
 
-    >>> g = ("tp", (0, 1))
-    >>> stuck = RankEvidence(rank=0, enqueued={g: 8}, waits=(Wait(group=g, seq=8, op="all_reduce"),))
-    >>> late = RankEvidence(rank=1, enqueued={g: 7}, computing=True)
-    >>> blame([stuck, late]).culprits
+    >>> group = ("tp", (0, 1))
+    >>> stuck = RankEvidence(rank=0, enqueued={group: 8}, waits=(Wait(group=group, seq=8, op="all_reduce"),))
+    >>> late = RankEvidence(rank=1, enqueued={group: 7}, computing=True)
+    >>> diagnose([stuck, late]).culprits
     (1,)
     """
-    known = _complete({w.rank: w for w in witnesses})
-    frozen = {r for r, w in known.items() if w.state in _FROZEN}
-    if not frozen and not any(w.waits for w in known.values()):
-        return Blame(verdict="none", culprits=(), victims=(), confidence=0.9, reason="no rank waits")
-    if known.keys() <= frozen:
+    ranks = _with_unreported({e.rank: e for e in evidence})
+    frozen = {r for r, e in ranks.items() if e.state in _FROZEN}
+    if not frozen and not any(e.waits for e in ranks.values()):
+        return HangDiagnosis(verdict="none", culprits=(), victims=(), confidence=0.9, reason="no rank waits")
+    if ranks.keys() <= frozen:
         reason = "every rank is stopped or gone"
-        return Blame(verdict="uncertain", culprits=(), victims=(), confidence=0.3, reason=reason)
-    groups = _group_table(known)
-    graph = _graph(known, groups)
-    knots = [frozen_knot(known[r], graph) for r in sorted(frozen)]
+        return HangDiagnosis(verdict="uncertain", culprits=(), victims=(), confidence=0.3, reason=reason)
+    groups = _stuck_groups(ranks)
+    graph = _wait_graph(ranks)
+    verdicts = [judge_frozen(ranks[r], graph) for r in sorted(frozen)]
     if stalled:
         sinks = [s for s in graph.sinks() if not set(s) & frozen]
-        knots += [judge(sink, known, groups, graph, margin_ns) for sink in sinks]
-        knots += lagging(known, {r for k in knots for r in k.culprits})
-    return _combine(knots, groups, graph)
+        verdicts += [judge_sink(sink, ranks, groups, graph, margin_ns) for sink in sinks]
+        verdicts += judge_lagging(ranks, {r for v in verdicts for r in v.culprits})
+    return _combine(verdicts, groups, graph)
 
 
-def _complete(known: Mapping[int, RankEvidence]) -> dict[int, RankEvidence]:
-    """`known` with an unheard witness for every rank that others name but nobody heard. It joined and
-    finished every collective that some member finished, for none ends without it."""
-    keys = {key for w in known.values() for key in w.enqueued} | {
-        x.group for w in known.values() for x in w.waits
-    }
-    named = {m for key in keys for m in key[1]}
-    named |= {x.peer for w in known.values() for x in w.waits if x.peer >= 0}
-    unheard = {r for r in named - known.keys()} | {r for r, w in known.items() if not w.heard}
-    done: dict[int, dict[Key, int]] = {r: {} for r in sorted(unheard)}
-    for key in keys if unheard else ():
-        ended = max((known[m].completed.get(key, 0) for m in key[1] if m in known), default=0)
-        for member in unheard.intersection(key[1]):
-            done[member][key] = ended
-    return dict(known) | {
+def _with_unreported(ranks: EvidenceByRank) -> dict[int, RankEvidence]:
+    """Add evidence for the ranks that others name but that did not report.
+
+    Such a rank finished every collective that some member finished, because none ends without all members.
+    """
+    keys = {key for e in ranks.values() for key in e.enqueued}
+    keys |= {wait.group for e in ranks.values() for wait in e.waits}
+    named = {member for key in keys for member in key[1]}
+    named |= {wait.peer for e in ranks.values() for wait in e.waits if wait.peer >= 0}
+    unreported = (named - ranks.keys()) | {r for r, e in ranks.items() if not e.reported}
+    finished: dict[int, dict[GroupKey, int]] = {r: {} for r in sorted(unreported)}
+    for key in keys if unreported else ():
+        newest = max((ranks[m].completed.get(key, 0) for m in key[1] if m in ranks), default=0)
+        for member in unreported.intersection(key[1]):
+            finished[member][key] = newest
+    return dict(ranks) | {
         r: replace(
-            known.get(r) or RankEvidence(rank=r, state="unknown", heard=False), enqueued=d, completed=d
+            ranks.get(r) or RankEvidence(rank=r, state="unknown", reported=False), enqueued=seq, completed=seq
         )
-        for r, d in done.items()
+        for r, seq in finished.items()
     }
 
 
-def _group_table(known: Mapping[int, RankEvidence]) -> dict[Key, GroupBlame]:
-    """Every group in which a collective is in flight, judged at the one that most members wait in."""
-    waits: dict[Key, dict[int, Wait]] = {}
-    for rank in sorted(known):
-        for wait in known[rank].waits:
+def _stuck_groups(ranks: EvidenceByRank) -> dict[GroupKey, StuckGroup]:
+    """Return every group in which a collective is in flight."""
+    waits: dict[GroupKey, dict[int, Wait]] = {}
+    for rank in sorted(ranks):
+        for wait in ranks[rank].waits:
             if wait.peer < 0:
                 waits.setdefault(wait.group, {})[rank] = wait
-    return {key: _group_blame(key, held, known) for key, held in sorted(waits.items())}
+    return {key: _stuck_group(key, by_rank, ranks) for key, by_rank in sorted(waits.items())}
 
 
-def _group_blame(key: Key, held: Mapping[int, Wait], known: Mapping[int, RankEvidence]) -> GroupBlame:
-    """Who is missing from the operation that most members wait in, and who is in another at the same seq."""
-    seq = Counter(wait.seq for wait in held.values()).most_common(1)[0][0]
-    here = {rank: wait for rank, wait in held.items() if wait.seq == seq}
-    return GroupBlame(
+def _stuck_group(key: GroupKey, waits: Mapping[int, Wait], ranks: EvidenceByRank) -> StuckGroup:
+    """Describe a group by the collective that most members wait in."""
+    seq = Counter(wait.seq for wait in waits.values()).most_common(1)[0][0]
+    same_seq = {rank: wait for rank, wait in waits.items() if wait.seq == seq}
+    return StuckGroup(
         group=key[0],
         members=key[1],
         seq=seq,
-        op=Counter(wait.op for wait in here.values()).most_common(1)[0][0],
-        waiting=tuple(held),
-        missing=tuple(m for m in key[1] if known[m].enqueued.get(key, 0) < seq),
-        mismatched=_minority({rank: wait.signature for rank, wait in here.items()}),
+        op=Counter(wait.op for wait in same_seq.values()).most_common(1)[0][0],
+        waiting=tuple(waits),
+        missing=tuple(m for m in key[1] if ranks[m].enqueued.get(key, 0) < seq),
+        mismatched=_minority({rank: wait.signature for rank, wait in same_seq.items()}),
     )
 
 
-def _minority(votes: Mapping[int, tuple[str, str]]) -> tuple[int, ...]:
-    """Ranks that disagree with the majority; all of them where there is none; empty where all agree."""
-    counted = Counter(votes.values()).most_common(2)
+def _minority(signatures: Mapping[int, tuple[str, str]]) -> tuple[int, ...]:
+    """Return the ranks that disagree with the majority: all on a tie, none where all agree."""
+    counted = Counter(signatures.values()).most_common(2)
     if len(counted) < 2:
         return ()
     if counted[0][1] == counted[1][1]:
-        return tuple(sorted(votes))
-    return tuple(sorted(r for r, vote in votes.items() if vote != counted[0][0]))
+        return tuple(sorted(signatures))
+    return tuple(sorted(r for r, signature in signatures.items() if signature != counted[0][0]))
 
 
 # -- the graph ---------------------------------------------------------------------------------------
 
 
-def _graph(known: Mapping[int, RankEvidence], groups: Mapping[Key, GroupBlame]) -> Graph:
-    """rank -> operation -> ranks that hold it up. A rank whose process cannot move waits for nobody."""
-    edges: dict[Node, Set[Node]] = {r: set() for r in known}
-    for rank, witness in known.items():
-        if witness.state in _FROZEN:
-            continue
-        outs: set[Node] = set()
-        for wait in witness.waits:
-            outs |= (
-                _transfer(rank, wait, known) if wait.peer >= 0 else _collective(wait, witness, known, edges)
-            )
-        edges[rank] = outs
-    _presume(known, edges)
-    return Graph(edges)
+def _wait_graph(ranks: EvidenceByRank) -> WaitGraph:
+    """Build the graph: rank -> collective -> ranks that hold it up, and rank -> peer of a transfer.
 
-
-def _presume(known: Mapping[int, RankEvidence], edges: dict[Node, Set[Node]]) -> None:
-    """Let a rank that was not heard wait where its heard peers wait for a heard rank, in `edges`.
-
-    Not where a peer came to wait for it alone before that operation: it cannot be beyond what it never
-    joined.
+    A rank whose process cannot move waits for nobody.
     """
-    unheard = {r for r, w in known.items() if not w.heard and w.state not in _FROZEN}
-    if not unheard:
-        return
-    _narrow(unheard, edges)
-    before: dict[int, set[int]] = {}
-    for rank, witness in known.items():
-        for rank_needed in _needed_first(witness, edges) & unheard:
-            before.setdefault(rank_needed, set()).add(rank)
-    for node, outs in list(edges.items()):
-        if isinstance(node, int) or not node[-1] or not outs or outs & unheard:
+    edges: Edges = {r: set() for r in ranks}
+    for rank, evidence in ranks.items():
+        if evidence.state in _FROZEN:
             continue
-        members = node[0][1]
-        for rank in unheard.intersection(members):
-            if not before.get(rank, set()).intersection(members):
+        targets: set[Node] = set()
+        for wait in evidence.waits:
+            if wait.peer >= 0:
+                targets |= _transfer_targets(evidence, wait, ranks)
+            else:
+                targets |= _collective_targets(evidence, wait, ranks, edges)
+        edges[rank] = targets
+    _add_presumed_edges(ranks, edges)
+    return WaitGraph(edges)
+
+
+def _add_presumed_edges(ranks: EvidenceByRank, edges: Edges) -> None:
+    """Let a rank without a report wait in the collectives in which its peers wait for a rank with a report.
+
+    Not where a peer came to wait for the unreported rank before that collective: the unreported rank cannot
+    have passed an operation that it never joined.
+    """
+    unreported = {r for r, e in ranks.items() if not e.reported and e.state not in _FROZEN}
+    if not unreported:
+        return
+    _narrow_to_proven(unreported, edges)
+    needed_by: dict[int, set[int]] = {}
+    for rank, evidence in ranks.items():
+        for needed in _needed_first(evidence, edges) & unreported:
+            needed_by.setdefault(needed, set()).add(rank)
+    for node, targets in list(edges.items()):
+        if isinstance(node, int) or not node.oldest or not targets or targets & unreported:
+            continue
+        members = node.collective.group[1]
+        for rank in unreported.intersection(members):
+            if not needed_by.get(rank, set()).intersection(members):
                 edges[rank] = {*edges[rank], node}
 
 
-def _narrow(unheard: Set[int], edges: dict[Node, Set[Node]]) -> None:
-    """Where several ranks that were not heard hold an operation up, and some of them hold another up alone,
-    those are reason enough."""
-    held = {n: outs for n, outs in edges.items() if not isinstance(n, int) and n[-1] and outs <= unheard}
-    alone = {rank for outs in held.values() if len(outs) == 1 for rank in outs}
-    for node, outs in held.items():
-        if outs & alone:
-            edges[node] = outs & alone
+def _narrow_to_proven(unreported: Set[int], edges: Edges) -> None:
+    """Keep the fewest unreported ranks that explain why collectives do not end.
+
+    Several of them may hold one collective up. Where some of these hold up another collective alone, they are
+    reason enough for the first one too.
+    """
+    held = {
+        node: targets
+        for node, targets in edges.items()
+        if not isinstance(node, int) and node.oldest and targets <= unreported
+    }
+    alone = {rank for targets in held.values() if len(targets) == 1 for rank in targets}
+    for node, targets in held.items():
+        if targets & alone:
+            edges[node] = targets & alone
 
 
-def _needed_first(witness: RankEvidence, edges: Mapping[Node, Set[Node]]) -> set[int]:
-    """The ranks that hold up the operation which comes first in the rank's program."""
-    first = witness.first
-    if first is None:
+def _needed_first(evidence: RankEvidence, edges: Mapping[Node, Set[Node]]) -> set[int]:
+    """Return the ranks that hold up the oldest operation of a rank."""
+    oldest = evidence.oldest_wait
+    if oldest is None:
         return set()
-    needed = {first.peer} if first.peer >= 0 else edges.get((*first.same, True), set())
+    needed: Set[Node] = {oldest.peer}
+    if oldest.peer < 0:
+        needed = edges.get(CollectiveNode(oldest.collective, oldest=True), set())
     return {r for r in needed if isinstance(r, int)}
 
 
-def _transfer(rank: int, wait: Wait, known: Mapping[int, RankEvidence]) -> set[Node]:
-    """The peer of a send or recv, unless it finished, or joined while this rank waits for something older; a
-    peer that was not heard only where this rank waits for nothing older."""
-    peer = known[wait.peer]
-    if not peer.heard and known[rank].first is not wait:
+def _transfer_targets(evidence: RankEvidence, wait: Wait, ranks: EvidenceByRank) -> set[Node]:
+    """Return the peer of a send or recv, or nothing where the peer does not hold it up.
+
+    It does not where it finished the transfer. It does not either where it joined while this rank waits for
+    something older. A peer without a report counts only where this rank waits for nothing older.
+    """
+    peer = ranks[wait.peer]
+    is_oldest = evidence.oldest_wait is wait
+    if not peer.reported and not is_oldest:
         return set()
-    twin = next((w for w in peer.waits if w.peer == rank and ("send" in w.op) != ("send" in wait.op)), None)
-    if twin is None and peer.transferred.get(wait.group, -1) >= wait.seq >= 0:
+    counterpart = next(
+        (w for w in peer.waits if w.peer == evidence.rank and ("send" in w.op) != ("send" in wait.op)), None
+    )
+    if counterpart is None and peer.transferred.get(wait.group, -1) >= wait.seq >= 0:
         return set()
-    if twin is not None and known[rank].first is not wait:
+    if counterpart is not None and not is_oldest:
         return set()
     return {wait.peer}
 
 
-def _collective(
-    wait: Wait, witness: RankEvidence, known: Mapping[int, RankEvidence], edges: dict[Node, Set[Node]]
-) -> set[Node]:
-    """The node of one collective, with its edges entered in `edges`; nothing where it holds nobody up.
-
-    Members that never joined hold it up. Where all that were heard joined, it is those that have something
-    older to wait for, or else those that were not heard, or else all that have not finished. Where a member
-    has finished, the others wait for the data of one whose process cannot move (a ring passes it from rank to
-    rank), or else have only themselves to blame.
-    """
-    first = witness.first is wait
-    node: Node = (*wait.same, first)
+def _collective_targets(evidence: RankEvidence, wait: Wait, ranks: EvidenceByRank, edges: Edges) -> set[Node]:
+    """Return the node of a collective, nothing where no rank holds it up. Add its edges to `edges`."""
+    is_oldest = evidence.oldest_wait is wait
+    node = CollectiveNode(wait.collective, is_oldest)
     if node not in edges:
-        edges[node] = _holding(wait, known, first=first)
+        edges[node] = _holding_up(wait, ranks, is_oldest=is_oldest)
     return {node} if edges[node] else set()
 
 
-def _holding(wait: Wait, known: Mapping[int, RankEvidence], *, first: bool) -> set[Node]:
-    members = wait.group[1]
-    behind = {m for m in members if known[m].enqueued.get(wait.group, 0) < wait.seq}
-    told = {m for m in behind if known[m].heard}
-    if told or not first:
-        return set(told)
-    older = {m for m in members if (w := known[m].first) is not None and w.same != wait.same}
+def _holding_up(wait: Wait, ranks: EvidenceByRank, *, is_oldest: bool) -> set[Node]:
+    """Return the members that hold a collective up.
+
+    1. Members that reported and never joined it.
+    2. Where all that reported joined: members that wait for something older, else those without a report.
+    3. Where all joined and some finished: unfinished members whose process cannot move. A ring passes data
+       from rank to rank, so the others wait for theirs.
+    4. Where all joined and none finished: members that wait for something older, else all members.
+    """
+    group = wait.group
+    members = group[1]
+    behind = {m for m in members if ranks[m].enqueued.get(group, 0) < wait.seq}
+    reported = {m for m in behind if ranks[m].reported}
+    if reported or not is_oldest:
+        return set(reported)
+    collective = wait.collective
+    older = {m for m in members if (w := ranks[m].oldest_wait) is not None and w.collective != collective}
     if behind:
         return set(older or behind)
-    unfinished = {m for m in members if known[m].completed.get(wait.group, 0) < wait.seq}
+    unfinished = {m for m in members if ranks[m].completed.get(group, 0) < wait.seq}
     if len(unfinished) < len(members):
-        return {m for m in unfinished if known[m].state in _FROZEN}
+        return {m for m in unfinished if ranks[m].state in _FROZEN}
     return set(older or members)
 
 
-def _combine(knots: Sequence[Sink], groups: Mapping[Key, GroupBlame], graph: Graph) -> Blame:
-    """One verdict of all sinks: ranks at fault outrank a desync, which outranks the network."""
-    if not knots:
-        return Blame(
+def _combine(
+    verdicts: Sequence[SinkVerdict], groups: Mapping[GroupKey, StuckGroup], graph: WaitGraph
+) -> HangDiagnosis:
+    """Return one diagnosis of all sinks. Ranks at fault outrank a desync, and that outranks the network."""
+    if not verdicts:
+        return HangDiagnosis(
             verdict="uncertain",
             culprits=(),
             victims=(),
@@ -251,19 +299,19 @@ def _combine(knots: Sequence[Sink], groups: Mapping[Key, GroupBlame], graph: Gra
             reason="ranks wait, but for nobody that can be named",
             groups=tuple(groups.values()),
         )
-    most = max(k.left_behind for k in knots)
-    knots = [k for k in knots if not 0 < 2 * k.left_behind < most]  # one rank's mismatch strands others too
-    order: tuple[HangVerdict, ...] = ("rank", "desync", "network")
-    verdict = min((k.verdict for k in knots), key=order.index)
-    chosen = [k for k in knots if k.verdict == verdict]
-    culprits = tuple(sorted({r for k in chosen for r in k.culprits}))
-    stuck = {m for k in chosen if k.group for m in k.group[1]}
-    return Blame(
+    most = max(v.left_behind for v in verdicts)
+    # A rank's mismatch strands other ranks too. Those leave fewer behind than the rank itself.
+    verdicts = [v for v in verdicts if not 0 < 2 * v.left_behind < most]
+    verdict = min((v.verdict for v in verdicts), key=_VERDICT_ORDER.index)
+    chosen = [v for v in verdicts if v.verdict == verdict]
+    culprits = tuple(sorted({r for v in chosen for r in v.culprits}))
+    stuck = {member for v in chosen if v.group for member in v.group[1]}
+    return HangDiagnosis(
         verdict=verdict,
         culprits=culprits,
         victims=tuple(sorted((graph.reaching(set(culprits) or stuck) | stuck) - set(culprits))),
-        confidence=min(k.confidence for k in chosen),
-        reason="; ".join(k.reason for k in chosen[:8]),
+        confidence=min(v.confidence for v in chosen),
+        reason="; ".join(v.reason for v in chosen[:_MAX_REASONS]),
         groups=tuple(
             replace(g, sink=bool(g.missing) and set(g.missing) <= set(culprits)) for g in groups.values()
         ),

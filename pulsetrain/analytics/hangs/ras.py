@@ -1,9 +1,9 @@
-"""NCCL RAS reports (JSON, NCCL 2.28 and later) to the witnesses of the blame graph.
+"""From NCCL RAS reports (JSON, NCCL 2.28 and later) to a hang verdict.
 
-One report lists communicators with their ranks, each rank's counts of collectives, and who does not answer.
-Counts that differ once are normal: two reports are compared, and only a communicator in which nobody moved
-between them counts as waiting. RAS counts no send or recv, so it is blind to pipeline transfers. Ranks in a
-report are the communicator's own; they are joined to global ranks by host and process id.
+A report lists communicators with their ranks, each rank's counts of collectives, and who does not answer.
+Counts that differ once are normal. So two reports are compared, and only a communicator in which no count
+changed between them is waiting. RAS counts no send or recv, so it cannot see pipeline transfers. Ranks in a
+report are those of the communicator. Host and process id join them to global ranks.
 """
 
 from __future__ import annotations
@@ -13,54 +13,62 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from pulsetrain.analytics.hangs.evidence import GroupKey, Key, RankEvidence, Wait
-from pulsetrain.analytics.hangs.hang import Blame, blame
+from pulsetrain.analytics.hangs.evidence import GroupKey, HashedGroupKey, RankEvidence, Wait
+from pulsetrain.analytics.hangs.hang import HangAnswer, HangDiagnosis, diagnose
 from pulsetrain.core.errors import CorruptData
 
-MOST = 1 << 60  # a count beyond any
-MOST_BYTES = 256 << 20
-LOOKED_AT_BYTES = 1 << 16
+MAX_COUNT = 1 << 60
+MAX_BYTES = 256 << 20
+DETECT_BYTES = 1 << 16  # where in a file the word that marks a report is searched
 UNKNOWN = -2  # the count of a member whose counts cannot be read
+_NOT_ANSWERING = -1  # the count of a member that does not answer
+
+Process = tuple[str, int]  # host and process id
+RawObject = Mapping[str, object]  # a JSON object of which nothing is checked
 
 
 @dataclass(frozen=True, kw_only=True)
 class Member:
-    """One rank of one communicator: its process, how many collectives it began (of which kinds), and whether
-    it answers. A member whose process is not told is known by the communicator and its place there."""
+    """One rank of one communicator: its process, how many collectives it began, and whether it answers.
 
-    process: tuple[str, int]
+    `kinds` lists the collectives by kind. `place` is the rank in the communicator, -1 where it is not given.
+    A member whose process is not given is identified by the communicator and its place.
+    """
+
+    process: Process
     count: int
     answers: bool
     kinds: str = ""
-    place: int = -1  # rank in the communicator; -1: not told
+    place: int = -1
 
 
-Report = Mapping[str, tuple[Member, ...]]  # communicator hash -> members by rank in it
+Report = Mapping[str, tuple[Member, ...]]  # communicator hash -> its members
 
 
 def parse(text: str) -> Report:
-    """The communicators of one report; what names no process is left out. Raises `CorruptData` where it is no
-    report."""
+    """Return the communicators of one report. Entries that name no process are left out.
+
+    Raises `CorruptData` where the text is no report.
+    """
     try:
         raw = json.loads(text.lstrip("\ufeff"))
     except (ValueError, RecursionError) as error:
         raise CorruptData(f"not a NCCL RAS report: {error}") from error
-    found = raw.get("communicators", raw.get("comms")) if isinstance(raw, dict) else None
-    if not isinstance(found, list):
+    communicators = raw.get("communicators", raw.get("comms")) if isinstance(raw, dict) else None
+    if not isinstance(communicators, list):
         raise CorruptData("not a NCCL RAS report: no list of communicators in it")
-    named = [(str(c.get("hash", i)), c) for i, c in enumerate(found) if isinstance(c, dict)]
+    named = [(str(c.get("hash", i)), c) for i, c in enumerate(communicators) if isinstance(c, dict)]
     report = {name: tuple(_members(name, c)) for name, c in named}
     if any(c.get("ranks") for _, c in named) and not any(report.values()):
         raise CorruptData("not a NCCL RAS report: none of its ranks can be told")
     return report
 
 
-def _members(name: str, communicator: Mapping[str, Any]) -> Iterator[Member]:
-    taken: set[tuple[str, int]] = set()
+def _members(name: str, communicator: RawObject) -> Iterator[Member]:
+    taken: set[Process] = set()
     for key, answers in (("ranks", True), ("missing_ranks", False)):
-        for raw in _dicts(communicator.get(key)):
+        for raw in _objects(communicator.get(key)):
             counts = _counts(raw.get("collective_counts")) if answers else {}
             process = _process(name, raw)
             if process is not None and process not in taken:
@@ -68,46 +76,49 @@ def _members(name: str, communicator: Mapping[str, Any]) -> Iterator[Member]:
                 known = UNKNOWN if counts is None else sum(counts.values())
                 yield Member(
                     process=process,
-                    count=known if answers else -1,
+                    count=known if answers else _NOT_ANSWERING,
                     answers=answers,
                     kinds=", ".join(f"{n} {kind}" for kind, n in sorted((counts or {}).items()) if n),
-                    place=_whole(raw.get("rank"), -1),
+                    place=_whole_number(raw.get("rank")),
                 )
 
 
-def _dicts(found: Any) -> list[Mapping[str, Any]]:
-    return [x for x in found if isinstance(x, dict)] if isinstance(found, list) else []
+def _objects(value: object) -> list[RawObject]:
+    return [x for x in value if isinstance(x, dict)] if isinstance(value, list) else []
 
 
-def _counts(raw: Any) -> dict[str, int] | None:
-    """Collectives begun by kind; None where a count is no whole number."""
-    named = raw if isinstance(raw, dict) else dict(enumerate(raw)) if isinstance(raw, list) else None
-    if named is None:
+def _counts(raw: object) -> dict[str, int] | None:
+    """Return the collectives begun, by kind; None where a count is no whole number."""
+    if not isinstance(raw, dict | list):
         return None
-    counts = {str(kind): _whole(n, -1) for kind, n in named.items()}
-    return counts if all(0 <= n < MOST for n in counts.values()) else None
+    by_kind: Mapping[object, object] = raw if isinstance(raw, dict) else dict(enumerate(raw))
+    counts = {str(kind): _whole_number(n) for kind, n in by_kind.items()}
+    return counts if all(0 <= n < MAX_COUNT for n in counts.values()) else None
 
 
-def _whole(raw: Any, otherwise: int) -> int:
+def _whole_number(raw: object) -> int:
+    """Return a number of the report; -1 where it is none."""
+    if not isinstance(raw, int | float | str):
+        return -1
     try:
         return int(raw)
-    except (TypeError, ValueError, OverflowError):
-        return otherwise
+    except (ValueError, OverflowError):
+        return -1
 
 
-def _process(name: str, raw: Mapping[str, Any]) -> tuple[str, int] | None:
-    """(host, process id); (communicator, -2 - rank) where that is not told; None where neither is."""
-    pid, place = _whole(raw.get("pid"), -1), _whole(raw.get("rank"), -1)
+def _process(name: str, raw: RawObject) -> Process | None:
+    """Return (host, process id), else (communicator, -2 - rank); None where neither is given."""
+    pid, place = _whole_number(raw.get("pid")), _whole_number(raw.get("rank"))
     if pid >= 0:
         return (str(raw.get("host", "")), pid)
     return (f"communicator {name}", -2 - place) if place >= 0 else None
 
 
-def judge(before: Report, after: Report, ranks: Mapping[tuple[str, int], int] | None = None) -> Blame:
-    """The blame graph's verdict on two reports of one job, some seconds apart.
+def judge(before: Report, after: Report, ranks: Mapping[Process, int] | None = None) -> HangDiagnosis:
+    """Return the diagnosis of two reports of one job, some seconds apart.
 
-    `ranks` joins (host, process id) to global ranks; without it the ranks are those of a communicator that
-    has every process, else processes are numbered in their order.
+    `ranks` joins (host, process id) to global ranks. Without it, ranks are those of a communicator that has
+    every process. Where there is none, processes are numbered in their order.
 
     >>> def report(a, b):
     ...     counts = {1: {"AllReduce": a}, 2: {"AllReduce": b}}
@@ -119,15 +130,16 @@ def judge(before: Report, after: Report, ranks: Mapping[tuple[str, int], int] | 
     'none'
     """
     ranks = ranks or numbered(after)
-    found = blame(witnesses(before, after, ranks))
-    if found.verdict == "none" and any(m.count == UNKNOWN for members in after.values() for m in members):
+    diagnosis = diagnose(evidence(before, after, ranks))
+    unknown = any(m.count == UNKNOWN for members in after.values() for m in members)
+    if diagnosis.verdict == "none" and unknown:
         reason = "no rank waits for another whose counts are told, but not all are"
-        return replace(found, verdict="uncertain", confidence=0.2, reason=reason)
-    return found
+        return replace(diagnosis, verdict="uncertain", confidence=0.2, reason=reason)
+    return diagnosis
 
 
-def numbered(report: Report) -> dict[tuple[str, int], int]:
-    """(host, process id) -> rank in a communicator that has every process, else the place in their order."""
+def numbered(report: Report) -> dict[Process, int]:
+    """Return a rank for each process: that in a communicator with every process, else its place in order."""
     processes = sorted({m.process for members in report.values() for m in members})
     for members in report.values():
         places = {m.process: m.place for m in members if m.place >= 0}
@@ -136,18 +148,18 @@ def numbered(report: Report) -> dict[tuple[str, int], int]:
     return {process: number for number, process in enumerate(processes)}
 
 
-def witnesses(before: Report, after: Report, ranks: Mapping[tuple[str, int], int]) -> list[RankEvidence]:
-    """One witness a rank; a rank that some communicator misses counts as gone."""
-    enqueued: dict[int, dict[Key, int]] = {rank: {} for rank in ranks.values()}
+def evidence(before: Report, after: Report, ranks: Mapping[Process, int]) -> list[RankEvidence]:
+    """Return what the diagnosis needs of each rank. A rank that some communicator misses counts as gone."""
+    enqueued: dict[int, dict[GroupKey, int]] = {rank: {} for rank in ranks.values()}
     waits: dict[int, list[Wait]] = {rank: [] for rank in ranks.values()}
     silent: set[int] = set()
     for name, members in after.items():
-        held = [m for m in members if m.process in ranks and m.count != UNKNOWN]
-        key: Key = GroupKey(name, (ranks[m.process] for m in held))
-        silent |= {ranks[m.process] for m in held if not m.answers}
-        for member in held:
+        known = [m for m in members if m.process in ranks and m.count != UNKNOWN]
+        key = HashedGroupKey(name, (ranks[m.process] for m in known))
+        silent |= {ranks[m.process] for m in known if not m.answers}
+        for member in known:
             enqueued[ranks[member.process]][key] = member.count
-        for member in _waiting(held, before.get(name, ())):
+        for member in _waiting(known, before.get(name, ())):
             waits[ranks[member.process]].append(
                 Wait(group=key, seq=member.count, op=member.kinds or "collective")
             )
@@ -159,38 +171,44 @@ def witnesses(before: Report, after: Report, ranks: Mapping[tuple[str, int], int
     ]
 
 
-def _waiting(held: Sequence[Member], before: Sequence[Member]) -> list[Member]:
-    """Those ahead of a member that is behind, or all where as many began other collectives, if no count of
-    the communicator has moved."""
-    counts = {m.process: (m.count, m.kinds) for m in held}
-    told = [m for m in before if m.count != UNKNOWN]
-    moved = not told or any(counts.get(m.process) != (m.count, m.kinds) for m in told)
-    most = max((m.count for m in held), default=0)
-    level = min((m.count for m in held), default=0) == most
-    if moved or (level and len({m.kinds for m in held}) < 2):
+def _waiting(members: Sequence[Member], before: Sequence[Member]) -> list[Member]:
+    """Return the members that wait; none where a count of the communicator has changed.
+
+    Members wait that are ahead of another one. All wait where they began equally many collectives, but of
+    other kinds.
+    """
+    counts = {m.process: (m.count, m.kinds) for m in members}
+    earlier = [m for m in before if m.count != UNKNOWN]
+    changed = not earlier or any(counts.get(m.process) != (m.count, m.kinds) for m in earlier)
+    most = max((m.count for m in members), default=0)
+    level = min((m.count for m in members), default=0) == most
+    if changed or (level and len({m.kinds for m in members}) < 2):
         return []
-    return [m for m in held if m.count == most]
+    return [m for m in members if m.count == most]
 
 
-# -- for people -------------------------------------------------------------------------------------------
+# -- files -----------------------------------------------------------------------------------------------
 
 
 def reports_in(folder: Path) -> list[tuple[str, str]]:
-    """(name, content) of the files in `folder` that look like reports, by name; none without a folder."""
+    """Return (name, content) of the files that look like reports, by name; none without a folder."""
     if not folder.is_dir():
         return []
-    found = []
-    for path in sorted(p for p in folder.iterdir() if p.is_file() and p.stat().st_size <= MOST_BYTES):
+    reports = []
+    for path in sorted(p for p in folder.iterdir() if p.is_file() and p.stat().st_size <= MAX_BYTES):
         with suppress(OSError):
             data = path.read_bytes()
-            if b'"communicators"' in data[:LOOKED_AT_BYTES]:
-                found.append((path.name, data.decode(errors="replace")))
-    return found
+            if b'"communicators"' in data[:DETECT_BYTES]:
+                reports.append((path.name, data.decode(errors="replace")))
+    return reports
 
 
-def verdict(texts: Sequence[tuple[str, str]]) -> dict[str, Any]:
-    """The verdict on reports (name, content) in order of time, with the fields of
-    `flight_recorder.verdict`: the first is compared with the last; one alone proves nothing."""
+def verdict(texts: Sequence[tuple[str, str]]) -> HangAnswer:
+    """Return the verdict on reports (name, content) in order of time.
+
+    The first report is compared with the last. One report alone proves nothing, so its verdict is
+    "uncertain". Raises `CorruptData` where no text is a report.
+    """
     reports, notes = [], []
     for name, text in texts:
         try:
@@ -199,8 +217,10 @@ def verdict(texts: Sequence[tuple[str, str]]) -> dict[str, Any]:
             notes.append(f"{name}: {error}")
     if not reports:
         raise CorruptData(notes[0] if notes else "no NCCL RAS report")
-    found = judge(reports[0], reports[-1])
+    diagnosis = judge(reports[0], reports[-1])
     if len(reports) < 2:
         reason = "one report alone: counts that differ once are normal; give two, some seconds apart"
-        found = replace(found, verdict="uncertain", culprits=(), victims=(), confidence=0.2, reason=reason)
-    return found.answer(notes)
+        diagnosis = replace(
+            diagnosis, verdict="uncertain", culprits=(), victims=(), confidence=0.2, reason=reason
+        )
+    return diagnosis.answer(notes)

@@ -1,8 +1,8 @@
-"""What an end of the wait-for graph is: a rank at fault, a mismatch, or a transfer that does not move.
+"""What a sink of the wait-for graph is: a rank at fault, a desync, or a network that does not move data.
 
-An end is one rank that waits for nobody while others wait for it, or a knot of ranks that wait for each
-other. A knot is a mismatch (desync), or a transfer that does not move (network), unless evidence about the
-processes themselves (stopped, gone, silent) singles some out.
+A sink is one rank that waits for nobody while others wait for it, or several ranks that wait for each other.
+Several ranks are a mismatch (desync) or a transfer that does not move (network), unless evidence about the
+processes themselves singles some out: stopped, gone, or silent earlier than the others.
 """
 
 from __future__ import annotations
@@ -10,17 +10,36 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypedDict
 
-from pulsetrain.analytics.hangs.evidence import Key, RankEvidence, Wait
-from pulsetrain.analytics.hangs.wait_graph import Graph
+from pulsetrain.analytics.hangs.evidence import GroupKey, RankEvidence, Wait
+from pulsetrain.analytics.hangs.wait_graph import WaitGraph
 
 HangVerdict = Literal["rank", "network", "desync", "none", "uncertain"]
+EvidenceByRank = Mapping[int, RankEvidence]
+Sink = tuple[int, ...]  # ranks of one sink, sorted
+
+
+class StuckGroupAnswer(TypedDict):
+    """A `StuckGroup` in the answer of `pulsetrain hang` and in the evidence of a finding."""
+
+    group: str
+    members: tuple[int, ...]
+    seq: int
+    op: str
+    waiting: tuple[int, ...]
+    missing: tuple[int, ...]
+    mismatched: tuple[int, ...]
+    sink: bool
 
 
 @dataclass(frozen=True, kw_only=True)
-class GroupBlame:
-    """One process group in which somebody waits: at which operation, and who is missing from it."""
+class StuckGroup:
+    """A process group in which somebody waits.
+
+    `seq` and `op` are the collective that most members wait in. `missing` never joined it. `mismatched` are
+    in another operation at the same sequence number. `sink`: all that are missing are at fault.
+    """
 
     group: str
     members: tuple[int, ...]
@@ -31,209 +50,231 @@ class GroupBlame:
     mismatched: tuple[int, ...] = ()
     sink: bool = False
 
+    def answer(self) -> StuckGroupAnswer:
+        """Return the group as a JSON object."""
+        return {
+            "group": self.group,
+            "members": self.members,
+            "seq": self.seq,
+            "op": self.op,
+            "waiting": self.waiting,
+            "missing": self.missing,
+            "mismatched": self.mismatched,
+            "sink": self.sink,
+        }
+
 
 @dataclass(frozen=True, kw_only=True)
-class Sink:
-    """One sink of the wait-for graph and what it was judged to be."""
+class SinkVerdict:
+    """What one sink was judged to be.
+
+    `left_behind` counts the ranks that wait for a rank which did not finish what its peers finished.
+    """
 
     verdict: HangVerdict
     culprits: tuple[int, ...]
     confidence: float
     reason: str
-    group: Key | None = None
-    left_behind: int = 0  # how many wait for a rank that did not finish what its peers did
+    group: GroupKey | None = None
+    left_behind: int = 0
 
 
-def frozen_knot(witness: RankEvidence, graph: Graph) -> Sink:
-    """A rank whose process is stopped or gone."""
-    victims = graph.reaching({witness.rank})
-    return Sink(
+def judge_frozen(evidence: RankEvidence, graph: WaitGraph) -> SinkVerdict:
+    """Return the verdict on a rank whose process is stopped or gone: it is at fault."""
+    victims = graph.reaching({evidence.rank})
+    return SinkVerdict(
         verdict="rank",
-        culprits=(witness.rank,),
+        culprits=(evidence.rank,),
         confidence=0.99 if victims else 0.9,
-        reason=f"rank {witness.rank} is {witness.state}; {_waiting(len(victims))} for it",
+        reason=f"rank {evidence.rank} is {evidence.state}; {_waiting(len(victims))} for it",
     )
 
 
-def judge(
-    knot: tuple[int, ...],
-    known: Mapping[int, RankEvidence],
-    groups: Mapping[Key, GroupBlame],
-    graph: Graph,
+def judge_sink(
+    sink: Sink,
+    ranks: EvidenceByRank,
+    groups: Mapping[GroupKey, StuckGroup],
+    graph: WaitGraph,
     margin_ns: int,
-) -> Sink:
-    """What one sink is: a rank at fault, a mismatch, or a transfer that does not move."""
-    if len(knot) == 1:
-        return _lone(known[knot[0]], graph)
+) -> SinkVerdict:
+    """Return what one sink is. The checks are tried in order of how much they prove.
+
+    A rank that fell silent at least `margin_ns` before the next is at fault where nothing better is known.
+    """
+    if len(sink) == 1:
+        return _single_rank(ranks[sink[0]], graph)
     return (
-        _mismatch(knot, groups)
-        or _unstarted(knot, known)
-        or _by_process(knot, known)
-        or _late_host(knot, known)
-        or _first_silent(knot, known, margin_ns)
-        or _stuck_together(knot, known, groups)
+        _mismatch(sink, groups)
+        or _not_started(sink, ranks)
+        or _by_process(sink, ranks)
+        or _late_host(sink, ranks)
+        or _first_silent(sink, ranks, margin_ns)
+        or _stuck_together(sink, ranks, groups)
     )
 
 
-def _lone(witness: RankEvidence, graph: Graph) -> Sink:
-    """A rank that waits for nobody while others wait for it."""
-    count = len(graph.reaching({witness.rank}))
-    if not witness.heard:
+def _single_rank(evidence: RankEvidence, graph: WaitGraph) -> SinkVerdict:
+    """Judge a rank that waits for nobody while others wait for it."""
+    count = len(graph.reaching({evidence.rank}))
+    oldest = evidence.oldest_wait
+    if not evidence.reported:
         what, confidence = "left no trace", 0.85
-    elif witness.first is not None:
-        alone = len(witness.first.group[1]) < 2
-        what, confidence = f"does not finish {witness.first.op}{'' if alone else ', as its peers did'}", 0.9
+    elif oldest is not None:
+        alone = len(oldest.group[1]) < 2
+        what, confidence = f"does not finish {oldest.op}{'' if alone else ', as its peers did'}", 0.9
     else:
         what, confidence = "never joined", 0.95
-    return Sink(
+    return SinkVerdict(
         verdict="rank",
-        culprits=(witness.rank,),
+        culprits=(evidence.rank,),
         confidence=confidence,
-        reason=f"rank {witness.rank} {what}; {_waiting(count)} for it",
-        left_behind=count if witness.heard and witness.first is not None else 0,
+        reason=f"rank {evidence.rank} {what}; {_waiting(count)} for it",
+        left_behind=count if evidence.reported and oldest is not None else 0,
     )
 
 
-def _mismatch(knot: tuple[int, ...], groups: Mapping[Key, GroupBlame]) -> Sink | None:
-    """A desync where the members of one group are in different operations at the same sequence number."""
+def _mismatch(sink: Sink, groups: Mapping[GroupKey, StuckGroup]) -> SinkVerdict | None:
+    """Return a desync where members of one group are in different operations at the same sequence number."""
     for key, group in groups.items():
-        odd = tuple(r for r in group.mismatched if r in knot)
+        odd = tuple(r for r in group.mismatched if r in sink)
         if odd:
             tie = len(odd) * 2 >= len(group.waiting)
             reason = (
-                f"{_named(odd)} not in the rest's {group.op}, or not with their payload, "
+                f"{_subject(odd)} not in the rest's {group.op}, or not with their payload, "
                 f"at seq {group.seq} of {group.group}"
             )
-            return Sink(
+            return SinkVerdict(
                 verdict="desync", culprits=odd, confidence=0.5 if tie else 0.9, reason=reason, group=key
             )
     return None
 
 
-def _unstarted(knot: tuple[int, ...], known: Mapping[int, RankEvidence]) -> Sink | None:
-    """Members whose device never began the operation that the others' devices are in."""
-    firsts = {r: w for r in knot if (w := known[r].first) is not None}
-    idle = tuple(r for r, w in firsts.items() if w.started is False)
-    if not idle or not any(w.started for w in firsts.values()):
+def _not_started(sink: Sink, ranks: EvidenceByRank) -> SinkVerdict | None:
+    """Blame the members whose device never began the operation that the devices of the others are in."""
+    oldest = {r: w for r in sink if (w := ranks[r].oldest_wait) is not None}
+    idle = tuple(r for r, w in oldest.items() if w.started is False)
+    if not idle or not any(w.started for w in oldest.values()):
         return None
-    reason = f"{_named(idle)} to be in {firsts[idle[0]].op}, but never began it on the device"
-    return Sink(verdict="rank", culprits=idle, confidence=0.85, reason=reason)
+    reason = f"{_subject(idle)} to be in {oldest[idle[0]].op}, but never began it on the device"
+    return SinkVerdict(verdict="rank", culprits=idle, confidence=0.85, reason=reason)
 
 
-def _by_process(knot: tuple[int, ...], known: Mapping[int, RankEvidence]) -> Sink | None:
-    """The one member whose process is blocked in the kernel, or is outside communication."""
-    disk = [r for r in knot if known[r].state == "disk"]
-    if len(disk) == 1:
-        reason = f"rank {disk[0]} is blocked in the kernel"
-        return Sink(verdict="rank", culprits=(disk[0],), confidence=0.85, reason=reason)
-    computing = [r for r in knot if known[r].computing]
+def _by_process(sink: Sink, ranks: EvidenceByRank) -> SinkVerdict | None:
+    """Blame the one member whose process is blocked in the kernel, or is outside communication."""
+    blocked = [r for r in sink if ranks[r].state == "disk"]
+    if len(blocked) == 1:
+        reason = f"rank {blocked[0]} is blocked in the kernel"
+        return SinkVerdict(verdict="rank", culprits=(blocked[0],), confidence=0.85, reason=reason)
+    computing = [r for r in sink if ranks[r].computing]
     if len(computing) == 1:
         reason = f"rank {computing[0]} is outside communication while its peers wait"
-        return Sink(verdict="rank", culprits=(computing[0],), confidence=0.85, reason=reason)
+        return SinkVerdict(verdict="rank", culprits=(computing[0],), confidence=0.85, reason=reason)
     return None
 
 
-def _late_host(knot: tuple[int, ...], known: Mapping[int, RankEvidence]) -> Sink | None:
-    """A minority that enqueued less than the others in a group they share, though all joined the oldest."""
-    by_group: dict[Key, dict[int, int]] = {}
-    for rank in knot:
-        for key, count in known[rank].enqueued.items():
+def _late_host(sink: Sink, ranks: EvidenceByRank) -> SinkVerdict | None:
+    """Blame a minority that enqueued less than the others in a group that they share."""
+    by_group: dict[GroupKey, dict[int, int]] = {}
+    for rank in sink:
+        for key, count in ranks[rank].enqueued.items():
             by_group.setdefault(key, {})[rank] = count
     late: set[int] = set()
     for counts in by_group.values():
         most = max(counts.values())
         late |= {r for r, count in counts.items() if count < most}
-    if not late or len(late) * 2 >= len(knot):
+    if not late or len(late) * 2 >= len(sink):
         return None
-    reason = f"{_named(sorted(late))} behind: stopped enqueueing before the others"
-    return Sink(verdict="rank", culprits=tuple(sorted(late)), confidence=0.6, reason=reason)
+    reason = f"{_subject(sorted(late))} behind: stopped enqueueing before the others"
+    return SinkVerdict(verdict="rank", culprits=tuple(sorted(late)), confidence=0.6, reason=reason)
 
 
-def lagging(known: Mapping[int, RankEvidence], culprits: Set[int]) -> list[Sink]:
-    """Ranks whose hosts stopped too, hidden behind a culprit that their devices wait for.
+def judge_lagging(ranks: EvidenceByRank, culprits: Set[int]) -> list[SinkVerdict]:
+    """Return the ranks whose hosts stopped too, hidden behind a culprit that their devices wait for.
 
-    A host runs ahead of its device until it must wait for it, so hosts of ranks whose devices wait at the
-    same place of one program come equally far. Of three or more, one that enqueued the least stopped.
+    A host runs ahead of its device until it must wait for it. So the hosts of ranks whose devices wait at the
+    same point of one program have enqueued equally much. Of three or more such hosts, one that enqueued the
+    least has stopped.
     """
-    places: dict[tuple[str, str, int], list[int]] = {}
-    for rank in sorted(known.keys() - culprits) if culprits else ():
-        first = known[rank].first
-        if first is not None:
-            places.setdefault((first.group[0], first.op, first.seq), []).append(rank)
-    late = {r for ranks in places.values() if len(ranks) > 2 for r in _enqueued_least(ranks, known)}
+    positions: dict[tuple[str, str, int], list[int]] = {}
+    for rank in sorted(ranks.keys() - culprits) if culprits else ():
+        oldest = ranks[rank].oldest_wait
+        if oldest is not None:
+            positions.setdefault((oldest.group[0], oldest.op, oldest.seq), []).append(rank)
+    late = {r for peers in positions.values() if len(peers) > 2 for r in _enqueued_least(peers, ranks)}
     what = "stopped enqueueing where its peers went on"
     return [
-        Sink(verdict="rank", culprits=(r,), confidence=0.6, reason=f"rank {r} {what}") for r in sorted(late)
+        SinkVerdict(verdict="rank", culprits=(r,), confidence=0.6, reason=f"rank {r} {what}")
+        for r in sorted(late)
     ]
 
 
-def _enqueued_least(ranks: Sequence[int], known: Mapping[int, RankEvidence]) -> set[int]:
-    """Those that enqueued less than every peer in some group of theirs, and in none more than one of them."""
-    counts: dict[Key, list[int]] = {}
-    for rank in ranks:
-        for key, count in known[rank].enqueued.items():
+def _enqueued_least(peers: Sequence[int], ranks: EvidenceByRank) -> set[int]:
+    """Return those that enqueued the least in one of their groups, and are ahead in none of them."""
+    counts: dict[GroupKey, list[int]] = {}
+    for rank in peers:
+        for key, count in ranks[rank].enqueued.items():
             counts.setdefault(key, []).append(count)
-    least = {key: sorted(found)[:2] for key, found in counts.items() if len(found) > 2}
+    lowest_two = {key: sorted(values)[:2] for key, values in counts.items() if len(values) > 2}
 
     def lags(rank: int) -> bool:
-        told = [(known[rank].enqueued[key], low) for key, low in least.items() if key in known[rank].enqueued]
-        ahead = any(own > low[0] for own, low in told)
-        return not ahead and any(own < low[1] for own, low in told)
+        own = ranks[rank].enqueued
+        shared = [(own[key], lowest) for key, lowest in lowest_two.items() if key in own]
+        ahead = any(count > lowest[0] for count, lowest in shared)
+        return not ahead and any(count < lowest[1] for count, lowest in shared)
 
-    return {rank for rank in ranks if lags(rank)}
+    return {rank for rank in peers if lags(rank)}
 
 
-def _first_silent(knot: tuple[int, ...], known: Mapping[int, RankEvidence], margin_ns: int) -> Sink | None:
-    oldest, second = sorted(knot, key=lambda r: (-known[r].silence_ns, r))[:2]
-    lead_ns = known[oldest].silence_ns - known[second].silence_ns
+def _first_silent(sink: Sink, ranks: EvidenceByRank, margin_ns: int) -> SinkVerdict | None:
+    oldest, second = sorted(sink, key=lambda r: (-ranks[r].silence_ns, r))[:2]
+    lead_ns = ranks[oldest].silence_ns - ranks[second].silence_ns
     if lead_ns < margin_ns:
         return None
     reason = f"rank {oldest} fell silent {lead_ns / 1e9:.1f} s before the next"
-    return Sink(verdict="rank", culprits=(oldest,), confidence=0.7, reason=reason)
+    return SinkVerdict(verdict="rank", culprits=(oldest,), confidence=0.7, reason=reason)
 
 
-def _stuck_together(
-    knot: tuple[int, ...], known: Mapping[int, RankEvidence], groups: Mapping[Key, GroupBlame]
-) -> Sink:
-    """All joined: the same operation (network), or operations that wait crosswise (desync)."""
-    firsts = [(r, w) for r in knot if (w := known[r].first) is not None]
-    ops = {w.same for _, w in firsts}
-    if len(ops) == 1 and firsts[0][1].peer < 0 and not groups[firsts[0][1].group].missing:
-        wait = firsts[0][1]
+def _stuck_together(sink: Sink, ranks: EvidenceByRank, groups: Mapping[GroupKey, StuckGroup]) -> SinkVerdict:
+    """Judge ranks that all joined: the same operation (network), or different ones (desync)."""
+    oldest = [(r, w) for r in sink if (w := ranks[r].oldest_wait) is not None]
+    collectives = {w.collective for _, w in oldest}
+    if len(collectives) == 1 and oldest[0][1].peer < 0 and not groups[oldest[0][1].group].missing:
+        wait = oldest[0][1]
         reason = f"every member joined {wait.op} seq {wait.seq} of {wait.group[0]} and none finished"
-        return Sink(verdict="network", culprits=(), confidence=0.8, reason=reason, group=wait.group)
-    if len(knot) == 2 and _paired([(r, w) for r in knot for w in known[r].waits]):
-        reason = f"the transfer between ranks {knot[0]} and {knot[1]} was joined by both and does not move"
-        return Sink(verdict="network", culprits=(), confidence=0.75, reason=reason, group=firsts[0][1].group)
-    group = firsts[0][1].group if firsts else None
-    if odd := _out_of_order(firsts):
-        reason = f"{_named(odd)} in another operation than the rest of the same ranks"
-        return Sink(verdict="desync", culprits=odd, confidence=0.7, reason=reason, group=group)
-    reason = f"{_named(knot)} waiting for each other in different operations"
-    return Sink(verdict="desync", culprits=knot, confidence=0.5, reason=reason, group=group)
+        return SinkVerdict(verdict="network", culprits=(), confidence=0.8, reason=reason, group=wait.group)
+    if len(sink) == 2 and _paired([(r, w) for r in sink for w in ranks[r].waits]):
+        reason = f"the transfer between ranks {sink[0]} and {sink[1]} was joined by both and does not move"
+        group = oldest[0][1].group
+        return SinkVerdict(verdict="network", culprits=(), confidence=0.75, reason=reason, group=group)
+    first_group = oldest[0][1].group if oldest else None
+    if odd := _out_of_order(oldest):
+        reason = f"{_subject(odd)} in another operation than the rest of the same ranks"
+        return SinkVerdict(verdict="desync", culprits=odd, confidence=0.7, reason=reason, group=first_group)
+    reason = f"{_subject(sink)} waiting for each other in different operations"
+    return SinkVerdict(verdict="desync", culprits=sink, confidence=0.5, reason=reason, group=first_group)
 
 
-def _out_of_order(firsts: Sequence[tuple[int, Wait]]) -> tuple[int, ...]:
-    """The minority among ranks whose operations all have the same members; empty where there is none."""
-    if any(w.peer >= 0 for _, w in firsts) or len({w.group[1] for _, w in firsts}) != 1:
+def _out_of_order(oldest: Sequence[tuple[int, Wait]]) -> tuple[int, ...]:
+    """Return the minority among ranks whose operations have equal members; empty where there is none."""
+    if any(w.peer >= 0 for _, w in oldest) or len({w.group[1] for _, w in oldest}) != 1:
         return ()
-    usual, count = Counter(w.same for _, w in firsts).most_common(1)[0]
-    return tuple(r for r, w in firsts if w.same != usual) if 2 * count > len(firsts) else ()
+    usual, count = Counter(w.collective for _, w in oldest).most_common(1)[0]
+    return tuple(r for r, w in oldest if w.collective != usual) if 2 * count > len(oldest) else ()
 
 
 def _paired(waits: Sequence[tuple[int, Wait]]) -> bool:
-    """Whether a send and the recv that answers it are both in flight."""
+    """Whether a send and its matching recv are both in flight."""
     sends = {(r, w.peer) for r, w in waits if w.peer >= 0 and "send" in w.op}
     recvs = {(w.peer, r) for r, w in waits if w.peer >= 0 and "recv" in w.op}
     return bool(sends & recvs)
 
 
-def _named(ranks: Sequence[int]) -> str:
-    """The ranks as the subject of a sentence, with its verb."""
+def _subject(ranks: Sequence[int]) -> str:
+    """Return the ranks as the subject of a sentence, with its verb."""
     listed = ", ".join(str(r) for r in ranks)
     return f"rank {listed} is" if len(ranks) == 1 else f"ranks {listed} are"
 
 
 def _waiting(count: int) -> str:
-    """How many wait, as a clause."""
+    """Return how many wait, as a clause."""
     return "nobody waits" if not count else "1 other waits" if count == 1 else f"{count} others wait"

@@ -1,94 +1,119 @@
-"""A wait-for graph of ranks and operations: what it ends in, and who waits for whom through others."""
+"""The wait-for graph of ranks and collectives: where waiting ends, and who waits for whom through others."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Set
-from typing import Any
+from collections.abc import Iterator, Mapping, Set
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
-Node = int | tuple[Any, ...]  # a rank, or an operation that ranks wait in
+from pulsetrain.analytics.hangs.evidence import CollectiveKey
 
 
-class Graph:
-    """Directed graph, node -> nodes it waits for; every rank is a key. All answers take linear time.
+class CollectiveNode(NamedTuple):
+    """A collective as a node of the graph.
 
-    >>> Graph({0: {1}, 1: set(), 2: {("op",)}, ("op",): {1}}).sinks()
-    [(1,)]
+    `oldest`: ranks for which it is the oldest operation in flight wait here. Ranks that wait for something
+    older too have a node of their own for the same collective.
+    """
+
+    collective: CollectiveKey
+    oldest: bool
+
+
+Node = int | CollectiveNode  # a rank, or a collective that ranks wait in
+Edges = dict[Node, Set[Node]]
+
+
+class WaitGraph:
+    """A directed graph: each node is mapped to the nodes it waits for. Every rank is a key.
+
+    All methods take linear time.
+
+    >>> op = CollectiveNode(CollectiveKey(("dp", (1, 2)), 7), oldest=True)
+    >>> graph = WaitGraph({0: {1}, 1: set(), 2: {op}, op: {1}})
+    >>> graph.sinks(), graph.reaching({1})
+    ([(1,)], {0, 2})
     """
 
     def __init__(self, edges: Mapping[Node, Set[Node]]) -> None:
         self._edges = edges
-        self._back: dict[Node, list[Node]] = {}
-        for node, outs in edges.items():
-            for out in outs:
-                self._back.setdefault(out, []).append(node)
+        self._waiting_for: dict[Node, list[Node]] = {}
+        for node, targets in edges.items():
+            for target in targets:
+                self._waiting_for.setdefault(target, []).append(node)
 
     def reaching(self, ranks: Set[int]) -> set[int]:
-        """The other ranks that wait, directly or through others, for one of `ranks`."""
-        found: set[Node] = set(ranks)
+        """Return the other ranks that wait, directly or through others, for one of `ranks`."""
+        reached: set[Node] = set(ranks)
         todo: list[Node] = list(ranks)
         while todo:
-            for node in self._back.get(todo.pop(), ()):
-                if node not in found:
-                    found.add(node)
+            for node in self._waiting_for.get(todo.pop(), ()):
+                if node not in reached:
+                    reached.add(node)
                     todo.append(node)
-        return {n for n in found if isinstance(n, int)} - set(ranks)
+        return {n for n in reached if isinstance(n, int)} - set(ranks)
 
     def sinks(self) -> list[tuple[int, ...]]:
-        """Ranks of each strongly connected component that waits for nothing outside itself but is waited for,
-        or that waits within itself; sorted."""
-        found = []
-        for component in self._components():
+        """Return the ranks of each sink, sorted.
+
+        A sink is a strongly connected component that waits for nothing outside itself. It is one rank that
+        others wait for, or several that wait for each other.
+        """
+        sinks = []
+        for component in _Tarjan(self._edges).components():
             inside = set(component)
-            if any(out not in inside for node in component for out in self._edges.get(node, ())):
+            if any(target not in inside for node in component for target in self._edges.get(node, ())):
                 continue
             ranks = tuple(sorted(n for n in component if isinstance(n, int)))
-            if ranks and (len(component) > 1 or component[0] in self._back):
-                found.append(ranks)
-        return sorted(found)
-
-    def _components(self) -> Iterator[list[Node]]:
-        """Strongly connected components (Tarjan's algorithm without recursion)."""
-        index: dict[Node, int] = {}
-        low: dict[Node, int] = {}
-        stack: list[Node] = []
-        on_stack: set[Node] = set()
-        for root in self._edges:
-            if root in index:
-                continue
-            work = [(root, self._open(root, index, low, stack, on_stack))]
-            while work:
-                node, outs = work[-1]
-                for out in outs:
-                    if out not in index:
-                        work.append((out, self._open(out, index, low, stack, on_stack)))
-                        break
-                    if out in on_stack:
-                        low[node] = min(low[node], index[out])
-                else:
-                    work.pop()
-                    if work:
-                        low[work[-1][0]] = min(low[work[-1][0]], low[node])
-                    if low[node] == index[node]:
-                        yield _pop_until(node, stack, on_stack)
-
-    def _open(
-        self,
-        node: Node,
-        index: dict[Node, int],
-        low: dict[Node, int],
-        stack: list[Node],
-        on_stack: set[Node],
-    ) -> Iterator[Node]:
-        index[node] = low[node] = len(index)
-        stack.append(node)
-        on_stack.add(node)
-        outs: Iterable[Node] = self._edges.get(node, ())
-        return iter(outs)
+            if ranks and (len(component) > 1 or component[0] in self._waiting_for):
+                sinks.append(ranks)
+        return sorted(sinks)
 
 
-def _pop_until(node: Node, stack: list[Node], on_stack: set[Node]) -> list[Node]:
-    component: list[Node] = []
-    while not component or component[-1] != node:
-        component.append(stack.pop())
-        on_stack.discard(component[-1])
-    return component
+@dataclass
+class _Tarjan:
+    """Tarjan's algorithm for strongly connected components, without recursion."""
+
+    edges: Mapping[Node, Set[Node]]
+    index: dict[Node, int] = field(default_factory=dict)
+    low: dict[Node, int] = field(default_factory=dict)
+    stack: list[Node] = field(default_factory=list)
+    on_stack: set[Node] = field(default_factory=set)
+
+    def components(self) -> Iterator[list[Node]]:
+        """Yield the components. Each comes after those that it points to."""
+        for root in self.edges:
+            if root not in self.index:
+                yield from self._from(root)
+
+    def _from(self, root: Node) -> Iterator[list[Node]]:
+        index, low = self.index, self.low
+        work = [(root, self._open(root))]
+        while work:
+            node, targets = work[-1]
+            for target in targets:
+                if target not in index:
+                    work.append((target, self._open(target)))
+                    break
+                if target in self.on_stack:
+                    low[node] = min(low[node], index[target])
+            else:
+                work.pop()
+                if work:
+                    parent = work[-1][0]
+                    low[parent] = min(low[parent], low[node])
+                if low[node] == index[node]:
+                    yield self._pop_until(node)
+
+    def _open(self, node: Node) -> Iterator[Node]:
+        self.index[node] = self.low[node] = len(self.index)
+        self.stack.append(node)
+        self.on_stack.add(node)
+        return iter(self.edges.get(node, ()))
+
+    def _pop_until(self, node: Node) -> list[Node]:
+        component: list[Node] = []
+        while not component or component[-1] != node:
+            component.append(self.stack.pop())
+            self.on_stack.discard(component[-1])
+        return component

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pulsetrain.analytics.hangs.flight_dumps import load, read
+from pulsetrain.analytics.hangs.flight_files import load, read
 from pulsetrain.analytics.hangs.flight_recorder import verdict
 from pulsetrain.core.errors import CorruptData, UsageError
 from tests.analytics.recorded_job import Job, dump, run, write
