@@ -30,7 +30,8 @@ from pulsetrain.protocol.client import HubAddress
 from pulsetrain.records import encoding
 from pulsetrain.records.columns import Columns
 from pulsetrain.stream.spool.queue import Encoder, Spool, SpoolConfig
-from pulsetrain.stream.spool.transport import HttpTransport, Shipper, Transport
+from pulsetrain.stream.spool.shipper import Shipper
+from pulsetrain.stream.spool.transport import HttpTransport, Transport
 
 log = structlog.get_logger()
 

@@ -8,12 +8,11 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
-import httpx
-
-from pulsetrain.core.errors import AuthError, PulsetrainError, Unavailable, UsageError
+from pulsetrain.core.errors import AuthError, PulsetrainError, UsageError
+from pulsetrain.core.json import JsonObject
+from pulsetrain.protocol.http import HubHttp, Reply
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,33 +71,29 @@ class HubClient:
     """One connection pool to one hub. Every call raises `Unavailable`, `AuthError` or `UsageError`."""
 
     def __init__(self, address: HubAddress, timeout_s: float = 10.0) -> None:
-        if not address.url.startswith(("http://", "https://")):
-            raise UsageError(f"hub address {address.url!r}: allowed is http(s)://host:port")
-        self._http = httpx.Client(
-            base_url=address.url, headers={"Authorization": f"Bearer {address.token}"}, timeout=timeout_s
-        )
+        self._http = HubHttp(address.url, address.token, timeout_s=timeout_s)
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> JsonObject:
         """{"hub": {...}, "jobs": [{job, state, attempt, step, verdict: {state, sentence, since_ns}}]}."""
         return self._call("GET", "/v1/status")
 
-    def nodes(self) -> list[dict[str, Any]]:
+    def nodes(self) -> list[JsonObject]:
         """One object a node: node, job, state, node_rank, ranks, address, last_heartbeat_age_s, reason."""
         return list(self._call("GET", "/v1/nodes")["nodes"])
 
-    def alerts(self) -> list[dict[str, Any]]:
+    def alerts(self) -> list[JsonObject]:
         """One object an alert: id, state, severity, kind, subject, summary, since, count, acknowledged_by."""
         return list(self._call("GET", "/v1/alerts")["alerts"])
 
-    def acknowledge(self, alert: str, note: str = "") -> dict[str, Any]:
+    def acknowledge(self, alert: str, note: str = "") -> JsonObject:
         """Acknowledge an alert in the caller's name."""
         return self._call("POST", f"/v1/alerts/{alert}/ack", {"actor": getpass.getuser(), "note": note})
 
-    def silences(self) -> list[dict[str, Any]]:
+    def silences(self) -> list[JsonObject]:
         """Silences in force: id, matchers, author, comment, created_ns, expires_ns."""
         return list(self._call("GET", "/v1/silences")["silences"])
 
-    def silence(self, matchers: Mapping[str, str], seconds: float, comment: str = "") -> dict[str, Any]:
+    def silence(self, matchers: Mapping[str, str], seconds: float, comment: str = "") -> JsonObject:
         """Mute the alerts whose fields equal `matchers` for so long, in the caller's name."""
         body = {
             "actor": getpass.getuser(),
@@ -108,15 +103,15 @@ class HubClient:
         }
         return self._call("POST", "/v1/silences", body)
 
-    def end_silence(self, silence: str) -> dict[str, Any]:
+    def end_silence(self, silence: str) -> JsonObject:
         """End a silence now."""
         return self._call("POST", f"/v1/silences/{silence}/end", {"actor": getpass.getuser()})
 
-    def incidents(self) -> list[dict[str, Any]]:
+    def incidents(self) -> list[JsonObject]:
         """One object an incident: id, job, root, victims, hypotheses, timeline, suggested_action."""
         return list(self._call("GET", "/v1/incidents")["incidents"])
 
-    def stacks(self, job: str, *, fresh: bool = True) -> dict[str, Any]:
+    def stacks(self, job: str, *, fresh: bool = True) -> JsonObject:
         """Where the code of every rank stands: asked for now, or with `fresh` false the last picture or {}.
 
         {"job", "attempt", "ts_ns", "state", "sentence", "outliers", "group", "clusters", "blind", "tree"}.
@@ -124,9 +119,7 @@ class HubClient:
         path = f"/v1/jobs/{quote(job, safe='')}/stacks"
         return self._call("POST", path, {"actor": getpass.getuser()}) if fresh else self._call("GET", path)
 
-    def evict(
-        self, node: str, reason: str, *, dry_run: bool = False, actor: str | None = None
-    ) -> dict[str, Any]:
+    def evict(self, node: str, reason: str, *, dry_run: bool = False, actor: str | None = None) -> JsonObject:
         """Evict a node, or with `dry_run` say what that would cost.
 
         {"node", "job", "ranks", "standby", "resume_step", "lost_steps", "expected_s", "allowed", "why_not"}
@@ -134,17 +127,21 @@ class HubClient:
         body = {"node": node, "reason": reason, "dry_run": dry_run, "actor": actor or getpass.getuser()}
         return self._call("POST", "/v1/evict", body)
 
-    def _call(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        try:
-            response = self._http.request(method, path, json=body)
-        except httpx.InvalidURL as error:
-            raise UsageError(f"hub address {self._http.base_url}: {error}") from error
-        except httpx.TransportError as error:
-            raise Unavailable(f"hub {self._http.base_url} does not answer: {error}") from error
-        if response.status_code == 401:
-            raise AuthError(f"hub {self._http.base_url} refuses the token: set PULSETRAIN_TOKEN or --token")
-        if response.status_code >= 500:
-            raise PulsetrainError(f"hub {self._http.base_url} failed: {response.text[:200]}")
-        if response.status_code >= 400:
-            raise UsageError(response.json().get("error", response.text[:200]))
-        return dict(response.json())
+    def _call(self, method: str, path: str, body: JsonObject | None = None) -> JsonObject:
+        data = None if body is None else json.dumps(body).encode()
+        reply = self._http.request(method, path, data, {"Content-Type": "application/json"})
+        if reply.status == 401:
+            raise AuthError(f"hub {self._http.url} refuses the token: set PULSETRAIN_TOKEN or --token")
+        if reply.status >= 500:
+            raise PulsetrainError(f"hub {self._http.url} failed: {reply.text[:200]}")
+        if reply.status >= 300:
+            raise UsageError(_refusal(reply))
+        return dict(json.loads(reply.body))
+
+
+def _refusal(reply: Reply) -> str:
+    """Why the hub did not do what it was asked for."""
+    try:
+        return str(json.loads(reply.body)["error"])
+    except (ValueError, KeyError, TypeError):
+        return reply.text[:200] or f"the hub answers {reply.status}"

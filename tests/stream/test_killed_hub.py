@@ -12,7 +12,8 @@ import httpx
 import pytest
 
 from pulsetrain.stream.spool.queue import Spool
-from pulsetrain.stream.spool.transport import HttpTransport, Shipper, ShipperConfig
+from pulsetrain.stream.spool.shipper import Shipper, ShipperConfig
+from pulsetrain.stream.spool.transport import HttpTransport
 from tests.stream.rows import columns
 
 HUB = textwrap.dedent(

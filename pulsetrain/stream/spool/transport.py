@@ -1,24 +1,20 @@
-"""From the spool to the hub: the transport seam, its HTTP implementation, and the thread that drives it."""
+"""Carries spooled batches to where they are stored: the interface, and its implementation over HTTP."""
 
 from __future__ import annotations
 
-import random
-import threading
-import time
+import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Protocol
 
-import httpx
-import structlog
-
-from pulsetrain.core.errors import AuthError, PulsetrainError, Unavailable, UsageError
+from pulsetrain.core.errors import AuthError, Unavailable
+from pulsetrain.protocol.http import HubHttp, Reply
 from pulsetrain.stream.spool import segment
-from pulsetrain.stream.spool.queue import Entry, Spool
+from pulsetrain.stream.spool.queue import Entry
 
 _ENTRIES_A_POST = 512
-
-_log = structlog.get_logger()
+_CONNECT_S = 3.0
+_CONTENT_TYPE = {"Content-Type": "application/octet-stream"}  # the batches themselves say their form
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,14 +45,7 @@ class HttpTransport:
     """Posts batches to the hub at `url`, many at once. Raises `UsageError` for an address that is none."""
 
     def __init__(self, url: str, token: str, *, timeout_s: float = 30.0) -> None:
-        if not url.startswith(("http://", "https://")):
-            raise UsageError(f"hub address {url!r}: allowed is http(s)://host:port")
-        headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/vnd.apache.arrow.stream"}
-        timeout = httpx.Timeout(timeout_s, connect=3.0)
-        try:
-            self._http = httpx.Client(base_url=url, headers=headers, timeout=timeout, trust_env=False)
-        except httpx.InvalidURL as error:
-            raise UsageError(f"hub address {url!r}: {error}") from error
+        self._http = HubHttp(url, token, timeout_s=timeout_s, connect_s=_CONNECT_S)
 
     def send(self, entries: Sequence[Entry]) -> list[Rejection]:
         """See `Transport`."""
@@ -71,154 +60,20 @@ class HttpTransport:
 
     def _post(self, entries: Sequence[Entry]) -> list[Rejection]:
         body = b"".join(segment.frame(entry.data, entry.rows) for entry in entries)
-        try:
-            response = self._http.post("/v1/records", content=body)
-        except (httpx.HTTPError, httpx.StreamError) as error:
-            raise Unavailable(f"hub {self._http.base_url} does not answer: {error}") from error
-        if response.status_code in (401, 403):
-            raise AuthError(f"hub {self._http.base_url} refuses the token")
-        if response.status_code == 413 and len(entries) == 1:
-            return [Rejection(entry=entries[0], why=response.text[:300])]
-        if response.status_code == 413:
-            return [r for entry in entries for r in self._post([entry])]
-        if response.status_code != 200:
-            raise Unavailable(f"hub {self._http.base_url} answers {response.status_code}")
-        results = response.json()["results"]
-        outcomes = zip(entries, results, strict=True)
-        return [Rejection(entry=e, why=str(r["error"])) for e, r in outcomes if "error" in r]
+        reply = self._http.request("POST", "/v1/records", body, _CONTENT_TYPE)
+        if reply.status in (401, 403):
+            raise AuthError(f"hub {self._http.url} refuses the token")
+        if reply.status == 413 and len(entries) == 1:
+            return [Rejection(entry=entries[0], why=reply.text[:300])]
+        if reply.status == 413:
+            return [rejection for entry in entries for rejection in self._post([entry])]
+        if reply.status != 200:
+            raise Unavailable(f"hub {self._http.url} answers {reply.status}")
+        return _rejections(entries, reply)
 
 
-@dataclass(frozen=True, kw_only=True)
-class ShipperConfig:
-    """How a shipper behaves."""
-
-    idle_s: float = 0.5
-    """Longest time between two looks at an empty spool; an append ends it at once."""
-    first_backoff_s: float = 0.2
-    """Pause after the first failure; it doubles with each further one."""
-    max_backoff_s: float = 5.0
-    """Longest pause between two tries."""
-    sync_s: float = 1.0
-    """How often the spool is brought to the disk."""
-
-    def __post_init__(self) -> None:
-        if not 0 < self.first_backoff_s <= self.max_backoff_s:
-            raise ValueError(f"first_backoff_s = {self.first_backoff_s}: must be in 0..{self.max_backoff_s}")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Shipped:
-    """What a shipper has done since it started. `failing_since_s` is monotonic time, 0: it is not failing."""
-
-    rows: int = 0
-    batches: int = 0
-    bytes: int = 0
-    rejected_rows: int = 0
-    failures: int = 0
-    failing_since_s: float = 0.0
-    last_error: str = field(default="")
-
-
-class Shipper:
-    """A thread that moves a spool's entries over a transport, in order, for as long as it takes."""
-
-    def __init__(self, spool: Spool, transport: Transport, *, config: ShipperConfig | None = None) -> None:
-        self._spool = spool
-        self._transport = transport
-        self._config = config or ShipperConfig()
-        self._stop = threading.Event()
-        self._hurry = threading.Event()
-        self._shipped = Shipped()
-        self._thread = threading.Thread(target=self._run, name="shipper", daemon=True)
-
-    def start(self) -> None:
-        """Begin."""
-        self._thread.start()
-
-    @property
-    def shipped(self) -> Shipped:
-        """Counters, a consistent copy."""
-        return self._shipped
-
-    def flush(self, timeout_s: float) -> bool:
-        """Wait until the spool is empty; whether it is."""
-        deadline = time.monotonic() + timeout_s
-        self._hurry.set()
-        while self._spool.backlog and time.monotonic() < deadline:
-            self._stop.wait(0.01)
-        return not self._spool.backlog
-
-    def stop(self, *, drain_s: float = 0.0) -> None:
-        """End the thread, after up to `drain_s` for what is still spooled; the rest stays on disk. Closes the
-        transport, not the spool. Idempotent."""
-        if drain_s and self._thread.is_alive():
-            self.flush(drain_s)
-        self._stop.set()
-        self._hurry.set()
-        if self._thread.is_alive():
-            self._thread.join(timeout=10.0)
-        self._transport.close()
-
-    def _run(self) -> None:
-        synced = time.monotonic()
-        failures = 0
-        while not self._stop.is_set():
-            failures = 0 if self._step() else failures + 1
-            if time.monotonic() - synced >= self._config.sync_s:
-                self._spool.sync()
-                synced = time.monotonic()
-            if failures:
-                self._hurry.clear()
-                self._hurry.wait(self._pause_s(failures))
-            elif not self._spool.backlog:
-                self._spool.wait(self._config.idle_s)
-
-    def _pause_s(self, failures: int) -> float:
-        """Exponential, with a quarter of jitter so that agents do not return all at once."""
-        longest = min(self._config.max_backoff_s, self._config.first_backoff_s * 2.0 ** min(failures - 1, 16))
-        return longest * random.uniform(0.75, 1.0)
-
-    def _step(self) -> bool:
-        """Send what is oldest; False where that failed."""
-        entries = self._spool.pending()
-        if not entries:
-            return True
-        try:
-            rejections = self._transport.send(entries)
-        except PulsetrainError as error:
-            self._failed(str(error))
-            return False
-        except Exception as error:  # noqa: BLE001 - edge of a thread: the queue waits, the failure is counted
-            self._failed(f"{type(error).__name__}: {error}")
-            return False
-        for rejection in rejections:
-            self._spool.reject(rejection.entry, rejection.why)
-        self._spool.ack(entries[-1])
-        self._delivered(entries, rejections)
-        return True
-
-    def _failed(self, why: str) -> None:
-        before = self._shipped
-        if not before.failing_since_s:
-            _log.warning("shipping_failed", error=why, backlog=self._spool.backlog)
-        self._shipped = replace(
-            before,
-            failures=before.failures + 1,
-            last_error=why,
-            failing_since_s=before.failing_since_s or time.monotonic(),
-        )
-
-    def _delivered(self, entries: Sequence[Entry], rejections: Sequence[Rejection]) -> None:
-        before = self._shipped
-        if before.failing_since_s:
-            _log.info("shipping_again", after_s=round(time.monotonic() - before.failing_since_s, 1))
-        refused = sum(r.entry.rows for r in rejections)
-        self._shipped = replace(
-            before,
-            rows=before.rows + sum(e.rows for e in entries) - refused,
-            batches=before.batches + len(entries) - len(rejections),
-            bytes=before.bytes + sum(len(e.data) for e in entries),
-            rejected_rows=before.rejected_rows + refused,
-            failing_since_s=0.0,
-            last_error="",
-        )
+def _rejections(entries: Sequence[Entry], reply: Reply) -> list[Rejection]:
+    """The entries that the hub refused, from its answer: one result per entry, in their order."""
+    results = json.loads(reply.body)["results"]
+    outcomes = zip(entries, results, strict=True)
+    return [Rejection(entry=e, why=str(r["error"])) for e, r in outcomes if "error" in r]

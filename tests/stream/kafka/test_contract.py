@@ -16,7 +16,8 @@ from pulsetrain.records.batch import encode
 from pulsetrain.stream.kafka.ingest import Ingest, IngestConfig
 from pulsetrain.stream.kafka.transport import KafkaConfig, KafkaTransport
 from pulsetrain.stream.spool.queue import Entry, Spool
-from pulsetrain.stream.spool.transport import HttpTransport, Shipper, ShipperConfig
+from pulsetrain.stream.spool.shipper import Shipper, ShipperConfig
+from pulsetrain.stream.spool.transport import HttpTransport
 from pulsetrain.stream.store.clickhouse import open_store
 from pulsetrain.stream.store.server import routes
 from tests.stream.rows import columns, table

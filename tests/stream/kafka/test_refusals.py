@@ -22,7 +22,7 @@ from pulsetrain.core.errors import AuthError, UsageError
 from pulsetrain.records.batch import decode
 from pulsetrain.stream.kafka.transport import KafkaConfig, KafkaTransport, create_topics, refuse_credentials
 from pulsetrain.stream.spool.queue import Spool
-from pulsetrain.stream.spool.transport import Shipper, ShipperConfig
+from pulsetrain.stream.spool.shipper import Shipper, ShipperConfig
 from tests.agent.real_processes import TRAIN
 from tests.stream.kafka.conftest import PASSWORDS
 from tests.stream.rows import columns

@@ -9,7 +9,7 @@ import pytest
 from pulsetrain.faults import files
 from pulsetrain.stream.kafka.transport import KafkaTransport
 from pulsetrain.stream.spool.queue import Spool, SpoolConfig
-from pulsetrain.stream.spool.transport import Shipper, ShipperConfig
+from pulsetrain.stream.spool.shipper import Shipper, ShipperConfig
 from tests.stream.rows import as_columns
 
 pytestmark = [pytest.mark.kafka, pytest.mark.integration]

@@ -1,41 +1,18 @@
 from __future__ import annotations
 
-import httpx
 import pytest
 
 from pulsetrain.core.errors import AuthError, Unavailable, UsageError
-from pulsetrain.records.batch import identify
-from pulsetrain.stream.spool.queue import Spool
-from pulsetrain.stream.spool.transport import HttpTransport, Rejection, Shipper, ShipperConfig
+from pulsetrain.records import batch
+from pulsetrain.stream.spool import segment
+from pulsetrain.stream.spool.queue import Entry, Spool
+from pulsetrain.stream.spool.shipper import Shipper, ShipperConfig
+from pulsetrain.stream.spool.transport import HttpTransport
+from tests.protocol.fake_hub import fake_hub
 from tests.stream.conftest import TOKEN
 from tests.stream.rows import columns
 
 QUICK = ShipperConfig(idle_s=0.05, first_backoff_s=0.001, max_backoff_s=0.002)
-
-
-class MemoryTransport:
-    """Delivers into a list; fails or refuses as told."""
-
-    def __init__(self, *, failures=(), refuse=()):
-        self.delivered = []
-        self.failures = list(failures)
-        self.refuse = set(refuse)
-        self.closed = False
-
-    def send(self, entries):
-        if self.failures:
-            raise self.failures.pop(0)
-        rejections = []
-        for entry in entries:
-            first = identify(entry.data).first_row
-            if first in self.refuse:
-                rejections.append(Rejection(entry=entry, why="no"))
-            else:
-                self.delivered.append(first)
-        return rejections
-
-    def close(self):
-        self.closed = True
 
 
 @pytest.fixture
@@ -59,52 +36,58 @@ def shipper(folder, transport, batches=5):
     return spool, Shipper(spool, transport, config=QUICK)
 
 
-def test_everything_spooled_is_delivered_in_order(tmp_path):
-    transport = MemoryTransport()
-    spool, ship = shipper(tmp_path, transport)
-    ship.start()
-    assert ship.flush(10)
-    spool.append(columns("steps", 2))
-    ship.stop(drain_s=10)
-    assert transport.delivered == [0, 2, 4, 6, 8, 10]
-    assert transport.closed
-    assert (ship.shipped.rows, ship.shipped.batches, ship.shipped.failures) == (12, 6, 0)
+def entries(count):
+    return [Entry(segment=1, end=i, rows=i + 1, data=b"%d" % i) for i in range(count)]
 
 
-@pytest.mark.parametrize("error", [Unavailable("away"), AuthError("token"), RuntimeError("bug")])
-def test_failures_are_counted_and_cost_nothing(tmp_path, error):
-    transport = MemoryTransport(failures=[error] * 3)
-    _, ship = shipper(tmp_path, transport)
-    ship.start()
-    ship.stop(drain_s=10)
-    assert transport.delivered == [0, 2, 4, 6, 8]
-    assert ship.shipped.failures == 3
-    assert ship.shipped.failing_since_s == 0.0
+def test_entries_are_posted_framed_in_their_order_with_the_token(over_http):
+    with fake_hub((200, {"results": [{"stored": 1}, {"stored": 2}]})) as hub:
+        assert over_http(hub.url).send(entries(2)) == []
+    (asked,) = hub.asked
+    assert (asked.path, asked.headers["Authorization"]) == ("/v1/records", f"Bearer {TOKEN}")
+    found = segment.scan(asked.body)
+    assert [(asked.body[p.offset : p.end], p.rows) for p in found.places] == [(b"0", 1), (b"1", 2)]
 
 
-def test_a_refused_batch_goes_aside_and_blocks_nothing(tmp_path):
-    transport = MemoryTransport(refuse=[4])
-    spool, ship = shipper(tmp_path, transport)
-    ship.start()
-    ship.stop(drain_s=10)
-    assert transport.delivered == [0, 2, 6, 8]
-    assert spool.dropped == {"rejected": 2}
-    assert (ship.shipped.rows, ship.shipped.rejected_rows) == (8, 2)
+def test_an_answer_of_trouble_means_that_nothing_is_known_and_a_refused_batch_is_named(over_http):
+    with fake_hub((503, b""), (500, b""), (200, {"results": [{"error": "schema"}, {"stored": 2}]})) as hub:
+        transport = over_http(hub.url)
+        for _ in range(2):
+            with pytest.raises(Unavailable, match="answers 50"):
+                transport.send(entries(2))
+        (rejection,) = transport.send(entries(2))
+    assert (rejection.entry.rows, rejection.why) == (1, "schema")
 
 
-def test_stopping_while_the_hub_is_away_keeps_the_rest_on_disk(tmp_path):
-    transport = MemoryTransport(failures=[Unavailable("away")] * 1_000_000)
-    spool, ship = shipper(tmp_path, transport)
-    ship.start()
-    ship.stop()
+def test_a_body_that_is_too_large_is_sent_in_parts_until_one_batch_is_too_large_alone(over_http):
+    answers = [(413, b""), (413, b"too large"), (200, {"results": [{"stored": 2}]})]
+    with fake_hub(*answers) as hub:
+        (rejection,) = over_http(hub.url).send(entries(2))
+    assert (rejection.entry.rows, rejection.why) == (1, "too large")
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_a_refused_token_is_an_error_of_its_own(over_http, status):
+    with fake_hub((status, b"")) as hub, pytest.raises(AuthError, match="refuses the token"):
+        over_http(hub.url).send(entries(1))
+
+
+@pytest.mark.integration
+def test_a_spool_of_an_earlier_version_is_stored(tmp_path, hub, chdb_store, over_http):
+    """Before 0.2 spools held Arrow IPC streams."""
+    spool = Spool(tmp_path, encode=batch.encode_columns)
+    spool.append(columns("steps", 3, job=f"old-{tmp_path.name}"))
     spool.close()
-    assert len(Spool(tmp_path).pending()) == 5
-
-
-def test_the_pause_grows_to_its_limit(tmp_path):
-    ship = Shipper(Spool(tmp_path), MemoryTransport(), config=ShipperConfig())
-    assert 0.15 <= ship._pause_s(1) <= 0.2
-    assert 3.75 <= ship._pause_s(1000) <= 5.0
+    spool = Spool(tmp_path)
+    spool.append(columns("steps", 2, first=3, job=f"old-{tmp_path.name}"))
+    ship = Shipper(spool, over_http(hub), config=QUICK)
+    ship.start()
+    ship.stop(drain_s=20)
+    found = chdb_store.query(
+        "SELECT rank FROM steps WHERE job = {j:String} ORDER BY rank", {"j": f"old-{tmp_path.name}"}
+    )
+    assert found["rank"].to_pylist() == [0, 1, 2, 3, 4]
+    assert not spool.dropped
 
 
 @pytest.mark.parametrize("url", ["hub:8780", "ftp://hub", "http://hub:port"])
@@ -145,17 +128,4 @@ def test_over_http_a_wrong_token_and_an_absent_hub_lose_nothing(tmp_path, hub, o
     with pytest.raises(Unavailable, match="does not answer"):
         over_http("http://127.0.0.1:9").send(spool.pending())
     assert spool.backlog == 5
-    ship.stop()
-
-
-def test_answers_that_pass_are_tried_again(tmp_path, monkeypatch, over_http):
-    spool, ship = shipper(tmp_path, MemoryTransport(), batches=1)
-    refusal = httpx.Response(200, json={"results": [{"error": "schema"}]})
-    answers = iter([httpx.Response(503), httpx.Response(500), refusal])
-    transport = over_http("http://hub")
-    monkeypatch.setattr(httpx.Client, "post", lambda *a, **k: next(answers))
-    for _ in range(2):
-        with pytest.raises(Unavailable, match="answers 50"):
-            transport.send(spool.pending())
-    assert [r.why for r in transport.send(spool.pending())] == ["schema"]
     ship.stop()

@@ -1,0 +1,153 @@
+"""The thread that moves a spool's batches over a transport."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import structlog
+
+from pulsetrain.core.errors import PulsetrainError
+from pulsetrain.stream.spool.queue import Entry, Spool
+from pulsetrain.stream.spool.transport import Rejection, Transport
+
+_log = structlog.get_logger()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShipperConfig:
+    """How a shipper behaves."""
+
+    idle_s: float = 0.5
+    """Longest time between two looks at an empty spool; an append ends it at once."""
+    first_backoff_s: float = 0.2
+    """Pause after the first failure; it doubles with each further one."""
+    max_backoff_s: float = 5.0
+    """Longest pause between two tries."""
+    sync_s: float = 1.0
+    """How often the spool is brought to the disk."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.first_backoff_s <= self.max_backoff_s:
+            raise ValueError(f"first_backoff_s = {self.first_backoff_s}: must be in 0..{self.max_backoff_s}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shipped:
+    """What a shipper has done since it started. `failing_since_s` is monotonic time, 0: it is not failing."""
+
+    rows: int = 0
+    batches: int = 0
+    bytes: int = 0
+    rejected_rows: int = 0
+    failures: int = 0
+    failing_since_s: float = 0.0
+    last_error: str = field(default="")
+
+
+class Shipper:
+    """A thread that moves a spool's entries over a transport, in order, for as long as it takes."""
+
+    def __init__(self, spool: Spool, transport: Transport, *, config: ShipperConfig | None = None) -> None:
+        self._spool = spool
+        self._transport = transport
+        self._config = config or ShipperConfig()
+        self._stop = threading.Event()
+        self._retry_now = threading.Event()
+        self._shipped = Shipped()
+        self._thread = threading.Thread(target=self._run, name="shipper", daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    @property
+    def shipped(self) -> Shipped:
+        """Counters, a consistent copy."""
+        return self._shipped
+
+    def flush(self, timeout_s: float) -> bool:
+        """Wait until the spool is empty; whether it is."""
+        deadline = time.monotonic() + timeout_s
+        self._retry_now.set()
+        while self._spool.backlog and time.monotonic() < deadline:
+            self._stop.wait(0.01)
+        return not self._spool.backlog
+
+    def stop(self, *, drain_s: float = 0.0) -> None:
+        """End the thread, after up to `drain_s` for what is still spooled; the rest stays on disk. Closes the
+        transport, not the spool. Idempotent."""
+        if drain_s and self._thread.is_alive():
+            self.flush(drain_s)
+        self._stop.set()
+        self._retry_now.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout=10.0)
+        self._transport.close()
+
+    def _run(self) -> None:
+        synced = time.monotonic()
+        failures = 0
+        while not self._stop.is_set():
+            failures = 0 if self._step() else failures + 1
+            if time.monotonic() - synced >= self._config.sync_s:
+                self._spool.sync()
+                synced = time.monotonic()
+            if failures:
+                self._retry_now.clear()
+                self._retry_now.wait(self._pause_s(failures))
+            elif not self._spool.backlog:
+                self._spool.wait(self._config.idle_s)
+
+    def _pause_s(self, failures: int) -> float:
+        """Exponential, with a quarter of jitter so that agents do not return all at once."""
+        longest = min(self._config.max_backoff_s, self._config.first_backoff_s * 2.0 ** min(failures - 1, 16))
+        return longest * random.uniform(0.75, 1.0)
+
+    def _step(self) -> bool:
+        """Send what is oldest; False where that failed."""
+        entries = self._spool.pending()
+        if not entries:
+            return True
+        try:
+            rejections = self._transport.send(entries)
+        except PulsetrainError as error:
+            self._failed(str(error))
+            return False
+        except Exception as error:  # noqa: BLE001 - edge of a thread: the queue waits, the failure is counted
+            self._failed(f"{type(error).__name__}: {error}")
+            return False
+        for rejection in rejections:
+            self._spool.reject(rejection.entry, rejection.why)
+        self._spool.ack(entries[-1])
+        self._delivered(entries, rejections)
+        return True
+
+    def _failed(self, why: str) -> None:
+        before = self._shipped
+        if not before.failing_since_s:
+            _log.warning("shipping_failed", error=why, backlog=self._spool.backlog)
+        self._shipped = replace(
+            before,
+            failures=before.failures + 1,
+            last_error=why,
+            failing_since_s=before.failing_since_s or time.monotonic(),
+        )
+
+    def _delivered(self, entries: Sequence[Entry], rejections: Sequence[Rejection]) -> None:
+        before = self._shipped
+        if before.failing_since_s:
+            _log.info("shipping_again", after_s=round(time.monotonic() - before.failing_since_s, 1))
+        refused = sum(r.entry.rows for r in rejections)
+        self._shipped = replace(
+            before,
+            rows=before.rows + sum(e.rows for e in entries) - refused,
+            batches=before.batches + len(entries) - len(rejections),
+            bytes=before.bytes + sum(len(e.data) for e in entries),
+            rejected_rows=before.rejected_rows + refused,
+            failing_since_s=0.0,
+            last_error="",
+        )

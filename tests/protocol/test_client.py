@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from pulsetrain.core.errors import AuthError, PulsetrainError, Unavailable, UsageError
+from pulsetrain.protocol.client import HubAddress, HubClient, find_hub
+from tests.protocol.fake_hub import fake_hub
+
+
+def client(hub):
+    return HubClient(HubAddress(url=hub.url, token="t"), timeout_s=5.0)
+
+
+def environ(tmp_path, **more):
+    return {"PULSETRAIN_DATA": str(tmp_path), **more}
+
+
+def running_hub(tmp_path):
+    (tmp_path / "hub.json").write_text(json.dumps({"url": "http://here:1", "token": "known"}))
+
+
+def test_arguments_come_before_the_environment_and_that_before_the_running_hub(tmp_path):
+    running_hub(tmp_path)
+    named = environ(tmp_path, PULSETRAIN_HUB="http://env:2", PULSETRAIN_TOKEN="e")
+    assert find_hub("http://arg:3/", "a", named) == HubAddress(url="http://arg:3", token="a")
+    assert find_hub(environ=named) == HubAddress(url="http://env:2", token="e")
+    assert find_hub(environ=environ(tmp_path)) == HubAddress(url="http://here:1", token="known")
+
+
+def test_the_running_hubs_token_is_not_given_to_another_hub(tmp_path):
+    running_hub(tmp_path)
+    assert find_hub("http://other:1", environ=environ(tmp_path)).token == ""
+    assert find_hub("http://here:1/", environ=environ(tmp_path)).token == "known"
+
+
+@pytest.mark.parametrize("content", [None, "", "{}", "no json"])
+def test_without_a_hub_the_error_says_how_to_name_one(tmp_path, content):
+    if content is not None:
+        (tmp_path / "hub.json").write_text(content)
+    with pytest.raises(UsageError, match=r"give --hub URL, set PULSETRAIN_HUB.*hub\.json"):
+        find_hub(environ=environ(tmp_path))
+
+
+def test_lists_are_what_is_under_their_name():
+    with fake_hub((200, {"nodes": [{"node": "n1"}]})) as hub:
+        assert client(hub).nodes() == [{"node": "n1"}]
+    assert hub.asked[0].path == "/v1/nodes"
+
+
+def test_actions_are_sent_in_the_callers_name(monkeypatch):
+    monkeypatch.setenv("LOGNAME", "ann")
+    with fake_hub((200, {"allowed": True})) as hub:
+        assert client(hub).evict("n7", "smoke", dry_run=True) == {"allowed": True}
+        client(hub).acknowledge("a1", "seen")
+        client(hub).silence({"node": "n7"}, 60.0)
+    evict, acknowledge, silence = (json.loads(asked.body) for asked in hub.asked)
+    assert evict == {"node": "n7", "reason": "smoke", "dry_run": True, "actor": "ann"}
+    assert acknowledge == {"actor": "ann", "note": "seen"}
+    assert silence == {"actor": "ann", "matchers": {"node": "n7"}, "seconds": 60.0, "comment": ""}
+    assert {asked.headers["Content-Type"] for asked in hub.asked} == {"application/json"}
+
+
+def test_a_jobs_name_is_quoted_and_fresh_stacks_are_asked_for_by_post():
+    with fake_hub((200, {})) as hub:
+        client(hub).stacks("a/b c")
+        client(hub).stacks("a/b c", fresh=False)
+    assert [(a.method, a.path) for a in hub.asked] == [
+        ("POST", "/v1/jobs/a%2Fb%20c/stacks"),
+        ("GET", "/v1/jobs/a%2Fb%20c/stacks"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("answer", "error", "text"),
+    [
+        ((401, {"error": "no"}), AuthError, "refuses the token: set PULSETRAIN_TOKEN or --token"),
+        ((503, b"store away"), PulsetrainError, "failed: store away"),
+        ((404, {"error": "no such job"}), UsageError, "^no such job$"),
+        ((404, b"not json"), UsageError, "^not json$"),
+        ((302, b""), UsageError, "answers 302"),
+    ],
+)
+def test_a_refusal_is_one_line_that_says_why(answer, error, text):
+    with fake_hub(answer) as hub, pytest.raises(error, match=text):
+        client(hub).status()
+
+
+def test_an_absent_hub_is_unavailable():
+    with pytest.raises(Unavailable, match="does not answer"):
+        HubClient(HubAddress(url="http://127.0.0.1:9", token="")).status()
