@@ -14,36 +14,38 @@ from kafka.consumer.fetcher import ConsumerRecord
 
 from pulsetrain.core.clock import SystemClock
 from pulsetrain.records.batch import identify
-from pulsetrain.stream.ingest_metrics import IntakeMetrics
+from pulsetrain.stream.ingest_metrics import IngestMetrics
 from pulsetrain.stream.kafka.insert_batch import BatchBuilder
-from pulsetrain.stream.kafka.partition_buffer import Range
+from pulsetrain.stream.kafka.partition_buffer import OffsetRange
 from pulsetrain.stream.kafka.transport import headers_of
 from pulsetrain.stream.store.clickhouse import open_store
+from pulsetrain.stream.store.exactly_once import ExactlyOnceWriter
 from streaming.messages import Message
 from streaming.processes import INGEST_ROWS
 
 
 def raw_limit(made: Sequence[Message], folder: Path, seconds: float, result: Any) -> None:
     """Rows/s of decoding and inserting the same batches without Kafka, in a process of its own."""
-    store, metrics = open_store(f"chdb://{folder}"), IntakeMetrics()
+    store = open_store(f"chdb://{folder}")
     store.migrate()
-    preparer = BatchBuilder(lambda _: "spans", _unreadable, SystemClock(), metrics)
+    writer = ExactlyOnceWriter(store, SystemClock(), IngestMetrics())
+    builder = BatchBuilder(writer, lambda _: "spans", _unreadable)
     rows, began = 0, time.perf_counter()
-    going: Future[None] | None = None
-    with ThreadPoolExecutor(1) as storer:
+    in_flight: Future[None] | None = None
+    with ThreadPoolExecutor(1) as executor:
         for each in _ranges(made):
-            turn = preparer.turn([each])
-            if going is not None:
-                going.result()
+            batch = builder.build([each])
+            if in_flight is not None:
+                in_flight.result()
             rows += each.rows
-            going = storer.submit(turn.store, store, metrics, _at_once)
+            in_flight = executor.submit(batch.write, writer, _call)
             if time.perf_counter() - began >= seconds:
                 break
     result.put((rows, time.perf_counter() - began))
     store.close()
 
 
-def _at_once(act: Callable[[], None]) -> None:
+def _call(act: Callable[[], None]) -> None:
     act()
 
 
@@ -51,7 +53,7 @@ def _unreadable(_message: Any, reason: str) -> None:
     raise AssertionError(reason)
 
 
-def _ranges(made: Sequence[Message]) -> Iterator[Range]:
+def _ranges(made: Sequence[Message]) -> Iterator[OffsetRange]:
     """The messages over and over, as ingest would take them from one partition."""
     offset = 0
     for number in itertools.count():
@@ -60,10 +62,10 @@ def _ranges(made: Sequence[Message]) -> Iterator[Range]:
             group.append(_record(offset, message, number))
             offset += 1
             if sum(int(dict(m.headers)["rows"]) for m in group) >= INGEST_ROWS:
-                yield Range(TopicPartition("raw", 0), group)
+                yield OffsetRange(TopicPartition("raw", 0), group)
                 group = []
         if group:
-            yield Range(TopicPartition("raw", 0), group)
+            yield OffsetRange(TopicPartition("raw", 0), group)
 
 
 def _record(offset: int, message: Message, number: int) -> ConsumerRecord:

@@ -28,7 +28,7 @@ CONFIG_CLASSES: Mapping[str, str] = MappingProxyType(
         "checkpoint": "pulsetrain.checkpoint.service:CheckpointServiceConfig",
         "controller": "pulsetrain.recovery.policy:Policy",
         "hub": "pulsetrain.hub.config:HubConfig",
-        "ingest": "pulsetrain.stream.kafka.ingest:IngestConfig",
+        "ingest": "pulsetrain.stream.kafka.ingest_config:IngestConfig",
         "kafka": "pulsetrain.stream.kafka.transport:KafkaConfig",
         "notify": "pulsetrain.analytics.incidents.notify:ChannelConfig",
         "recovery": "pulsetrain.simulate.recovery:RecoveryPlan",

@@ -14,8 +14,9 @@ from prometheus_client import start_http_server
 from pulsetrain.core.clock import SystemClock
 from pulsetrain.core.config import load, read_toml
 from pulsetrain.core.errors import UsageError
-from pulsetrain.stream.ingest_metrics import IntakeMetrics
-from pulsetrain.stream.kafka.ingest import IngestConfig, Member
+from pulsetrain.stream.ingest_metrics import IngestMetrics
+from pulsetrain.stream.kafka.group_member import GroupMember
+from pulsetrain.stream.kafka.ingest_config import IngestConfig
 from pulsetrain.stream.kafka.transport import KafkaConfig
 from pulsetrain.stream.store.clickhouse import open_store
 
@@ -35,12 +36,12 @@ def run_ingest(
     """
     config = load(IngestConfig, "ingest", file=_file(path), environ=os.environ, flags=ingest)
     brokers = kafka_config(path, kafka)
-    metrics = IntakeMetrics()
+    metrics = IngestMetrics()
     if metrics_port is not None:
         _serve_metrics(metrics, config.metrics_host, metrics_port)
     with contextlib.closing(open_store(url)) as store:
         store.migrate()
-        member = Member(brokers, store, SystemClock(), config, metrics)
+        member = GroupMember(brokers, store, SystemClock(), config, metrics)
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: member.stop())
         say(f"ingest     {brokers.servers} -> {url.rpartition('@')[2]} as {config.group}")
@@ -56,7 +57,7 @@ def _file(path: Path | None) -> dict[str, Any]:
     return read_toml(path) if path else {}
 
 
-def _serve_metrics(metrics: IntakeMetrics, host: str, port: int) -> None:
+def _serve_metrics(metrics: IngestMetrics, host: str, port: int) -> None:
     try:
         start_http_server(port, addr=host, registry=metrics.registry)
     except OSError as error:

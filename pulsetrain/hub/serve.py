@@ -161,9 +161,9 @@ def write_address(data: Path, facts: dict[str, object]) -> None:
 def kafka_ingest(servers: str, store: Store) -> Iterator[None]:
     """A member of the ingest group on a thread of this hub; a broker that goes away is waited for."""
     from pulsetrain.hub.ingest import kafka_config
-    from pulsetrain.stream.kafka.ingest import Member
+    from pulsetrain.stream.kafka.group_member import GroupMember
 
-    member = Member(kafka_config(None, {"servers": servers}), store, SystemClock())
+    member = GroupMember(kafka_config(None, {"servers": servers}), store, SystemClock())
     member.start()
     try:
         yield

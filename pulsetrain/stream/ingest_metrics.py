@@ -1,4 +1,4 @@
-"""What a hub says of its ingest in Prometheus' format, at ``/metrics``."""
+"""Prometheus metrics of records on their way into the store, served at ``/metrics``."""
 
 from __future__ import annotations
 
@@ -8,56 +8,42 @@ from contextlib import contextmanager
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+_INSERT_SECONDS = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 
-class IntakeMetrics:
-    """Counters of one intake, in a registry of their own."""
+
+class IngestMetrics:
+    """Counters of one way into the store (HTTP or Kafka), in a registry of their own."""
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         self.registry = registry or CollectorRegistry()
-        self.rows = Counter("pulsetrain_ingest_rows", "Rows stored.", ["record"], registry=self.registry)
-        self.repeated = Counter(
-            "pulsetrain_ingest_repeated_rows",
-            "Rows that came again and were not stored again.",
-            ["record"],
-            registry=self.registry,
+        self.rows = self._counter("rows", "Rows stored.", "record")
+        self.repeated = self._counter(
+            "repeated_rows", "Rows that came again and were not stored again.", "record"
         )
-        self.bytes = Counter("pulsetrain_ingest_bytes", "Bytes of batches received.", registry=self.registry)
-        self.refused = Counter(
-            "pulsetrain_ingest_refused_batches",
-            "Batches that could not be read or do not fit their record.",
-            registry=self.registry,
+        self.bytes = self._counter("bytes", "Bytes of batches received.")
+        self.refused = self._counter(
+            "refused_batches", "Batches that could not be read or do not fit their record."
         )
-        self.quarantined = Counter(
-            "pulsetrain_ingest_quarantined_rows",
-            "Rows set aside for an impossible time.",
-            ["record"],
-            registry=self.registry,
+        self.quarantined = self._counter(
+            "quarantined_rows", "Rows set aside for an impossible time.", "record"
         )
-        self.failures = Counter(
-            "pulsetrain_ingest_failed_inserts",
-            "Inserts that failed; their rows come again.",
-            ["record"],
-            registry=self.registry,
+        self.failures = self._counter(
+            "failed_inserts", "Inserts that failed; their rows come again.", "record"
         )
-        self.waiting = Gauge(
-            "pulsetrain_ingest_waiting_rows", "Rows that wait for their insert.", registry=self.registry
-        )
-        self.seen = Gauge(
-            "pulsetrain_ingest_last_seen_timestamp_seconds",
-            "When the last batch of a node was stored.",
-            ["node"],
-            registry=self.registry,
+        self.waiting = self._gauge("waiting_rows", "Rows that wait for their insert.")
+        self.seen = self._gauge(
+            "last_seen_timestamp_seconds", "When the last batch of a node was stored.", "node"
         )
         self.insert_seconds = Histogram(
             "pulsetrain_ingest_insert_seconds",
             "Time of one insert.",
-            buckets=(0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0),
+            buckets=_INSERT_SECONDS,
             registry=self.registry,
         )
 
     @contextmanager
     def insert(self, record: str) -> Iterator[None]:
-        """Time one insert; a failure is counted."""
+        """Time one insert. A failure is counted."""
         started = time.perf_counter()
         try:
             yield
@@ -70,3 +56,9 @@ class IntakeMetrics:
     def text(self) -> bytes:
         """Everything in the exposition format."""
         return bytes(generate_latest(self.registry))
+
+    def _counter(self, name: str, meaning: str, *labels: str) -> Counter:
+        return Counter(f"pulsetrain_ingest_{name}", meaning, labels, registry=self.registry)
+
+    def _gauge(self, name: str, meaning: str, *labels: str) -> Gauge:
+        return Gauge(f"pulsetrain_ingest_{name}", meaning, labels, registry=self.registry)

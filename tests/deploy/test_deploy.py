@@ -11,7 +11,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from pulsetrain.stream.ingest_metrics import IntakeMetrics
+from pulsetrain.stream.ingest_metrics import IngestMetrics
 from tests.repository import ROOT
 
 DEPLOY = ROOT / "deploy"
@@ -123,7 +123,7 @@ def test_compose_names_each_volume_it_uses_and_publishes_on_loopback_only():
 
 def _metric_names():
     names = set()
-    for family in IntakeMetrics().registry.collect():
+    for family in IngestMetrics().registry.collect():
         suffixes = {"counter": ("_total",), "histogram": ("_bucket", "_count", "_sum")}.get(
             family.type, ("",)
         )

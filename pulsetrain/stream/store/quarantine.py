@@ -1,4 +1,4 @@
-"""Rows whose time cannot be true are set aside before they make a partition for every odd day."""
+"""Rows whose time cannot be true go to a table of their own, or each odd day would make a partition."""
 
 from __future__ import annotations
 
@@ -18,19 +18,28 @@ AHEAD_NS = 86_400 * 10**9
 
 SCHEMA = pa.schema(
     [
-        ("record", pa.string()),
-        ("source", pa.string()),
-        ("first_row", pa.uint64()),
-        ("rows", pa.uint64()),
-        ("reason", pa.string()),
-        ("data", pa.string()),
+        pa.field("record", pa.string()),
+        pa.field("source", pa.string()),
+        pa.field("first_row", pa.uint64()),
+        pa.field("rows", pa.uint64()),
+        pa.field("reason", pa.string()),
+        pa.field("data", pa.string()),
     ]
 )
 
 
 @dataclass(frozen=True, kw_only=True)
-class Aside:
-    """Rows of one batch that are not stored with their record."""
+class Piece:
+    """Successive rows of one source. `first_row` is the number of the first."""
+
+    source: str
+    first_row: int
+    rows: pa.Table
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quarantined:
+    """Rows of one piece that are not stored with their record. `first_row` is that of the piece."""
 
     record: str
     source: str
@@ -38,28 +47,48 @@ class Aside:
     rows: pa.Table
 
 
-def split(record: str, rows: pa.Table, now_ns: int) -> tuple[pa.Table, pa.Table]:
-    """(`rows` whose time lies between 2000 and a day from now, the others)."""
-    times = rows.column(RECORDS[record].time).cast(pa.int64())
-    plausible = pc.and_(pc.greater_equal(times, EARLIEST_NS), pc.less_equal(times, now_ns + AHEAD_NS))
-    if pc.all(plausible).as_py() is not False:
+def separate(record: str, pieces: Sequence[Piece], now_ns: int) -> tuple[list[pa.Table], list[Quarantined]]:
+    """(rows to store, one table for each piece; rows to set aside). A row is stored if its time lies between
+    2000 and a day after `now_ns`."""
+    tables = [piece.rows for piece in pieces]
+    if not tables or _plausible(record, pa.concat_tables(tables), now_ns) is None:
+        return tables, []
+    kept, aside = [], []
+    for piece in pieces:
+        good, odd = _split(record, piece.rows, now_ns)
+        kept.append(good)
+        if odd.num_rows:
+            aside.append(Quarantined(record=record, source=piece.source, first_row=piece.first_row, rows=odd))
+    return kept, aside
+
+
+def _split(record: str, rows: pa.Table, now_ns: int) -> tuple[pa.Table, pa.Table]:
+    plausible = _plausible(record, rows, now_ns)
+    if plausible is None:
         return rows, rows.slice(0, 0)
     return rows.filter(plausible), rows.filter(pc.invert(plausible))
 
 
-def table(asides: Sequence[Aside]) -> pa.Table:
-    """Rows for the quarantine table; `data` is base64 of an Arrow IPC stream that holds them unchanged."""
+def _plausible(record: str, rows: pa.Table, now_ns: int) -> pa.ChunkedArray | None:
+    """Which rows have a time that can be true. None if all have."""
+    times = rows.column(RECORDS[record].time).cast(pa.int64())
+    plausible = pc.and_(pc.greater_equal(times, EARLIEST_NS), pc.less_equal(times, now_ns + AHEAD_NS))
+    return plausible if pc.all(plausible).as_py() is False else None
+
+
+def table(quarantined: Sequence[Quarantined]) -> pa.Table:
+    """Rows for the quarantine table. `data` is base64 of an Arrow IPC stream that holds them unchanged."""
     return pa.Table.from_pylist(
         [
             {
-                "record": aside.record,
-                "source": aside.source,
-                "first_row": aside.first_row,
-                "rows": aside.rows.num_rows,
+                "record": each.record,
+                "source": each.source,
+                "first_row": each.first_row,
+                "rows": each.rows.num_rows,
                 "reason": "time before 2000 or more than a day ahead",
-                "data": base64.b64encode(_ipc(aside.rows)).decode(),
+                "data": base64.b64encode(_ipc(each.rows)).decode(),
             }
-            for aside in asides
+            for each in quarantined
         ],
         schema=SCHEMA,
     )

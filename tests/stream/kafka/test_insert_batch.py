@@ -1,4 +1,4 @@
-"""Turns of ingest: whatever comes twice or in another order, each row is inserted once."""
+"""Batches of inserts: whatever comes twice or in another order, each row is inserted once."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from kafka import TopicPartition
 
 from pulsetrain.core.errors import Unavailable
 from pulsetrain.records.batch import encode
-from pulsetrain.stream.ingest_metrics import IntakeMetrics
+from pulsetrain.stream.ingest_metrics import IngestMetrics
 from pulsetrain.stream.kafka.insert_batch import BatchBuilder
-from pulsetrain.stream.kafka.partition_buffer import Range
+from pulsetrain.stream.kafka.partition_buffer import OffsetRange
+from pulsetrain.stream.store.exactly_once import ExactlyOnceWriter
 from tests.stream.rows import DAY, table
 
 
@@ -33,10 +34,12 @@ class Store:
     def __init__(self, failures=0):
         self.inserted, self.tokens, self.failures = {}, [], failures
 
-    def insert_table(self, name, rows, *, token):
+    def insert_raw(self, name, columns, stream, *, token):
         if self.failures:
             self.failures -= 1
             raise Unavailable("away")
+        rows = pa.ipc.open_stream(stream).read_all()
+        assert list(columns) == rows.column_names
         self.tokens.append(token)
         self.inserted.setdefault(name, []).extend(rows.to_pylist())
 
@@ -65,17 +68,22 @@ def messages(datas, first=0):
     ]
 
 
-def preparer(buried=None):
-    bury = (lambda m, why: buried.append((m.offset, why))) if buried is not None else pytest.fail
-    return BatchBuilder(lambda topic: topic, bury, Clock(), IntakeMetrics())
+class Member:
+    """One member of the group: what it builds, it writes to `store`."""
 
+    def __init__(self, store, unreadable=None):
+        self.writer = ExactlyOnceWriter(store, Clock(), IngestMetrics())
+        self.writer.load()
+        dead_letter = pytest.fail
+        if unreadable is not None:
+            dead_letter = lambda message, why: unreadable.append((message.offset, why))  # noqa: E731
+        self.builder = BatchBuilder(self.writer, lambda topic: topic, dead_letter)
 
-def at_once(act):
-    act()
+    def build(self, datas, first=0):
+        return self.builder.build([OffsetRange(TopicPartition("steps", 0), messages(datas, first))])
 
-
-def turn_of(made, datas, first=0):
-    return made.turn([Range(TopicPartition("steps", 0), messages(datas, first))])
+    def write(self, datas, first=0, retry=lambda act: act()):
+        self.build(datas, first).write(self.writer, retry)
 
 
 @settings(max_examples=40, deadline=None)
@@ -86,40 +94,37 @@ def test_each_row_is_inserted_once_however_messages_come(data):
     sent = [batch(s, first, n) for s in (1, 2) for first, n in zip(firsts, sizes, strict=True)]
     arrivals = data.draw(st.lists(st.sampled_from(sent), min_size=1, max_size=20)) + sent
     cut = data.draw(st.integers(1, len(arrivals)))
-    made, store, metrics = preparer(), Store(), IntakeMetrics()
+    store = Store()
+    member = Member(store)
     for first in range(0, len(arrivals), cut):
-        turn = turn_of(made, [d for d, _ in arrivals[first : first + cut]], first)
-        turn.store(store, metrics, at_once)
+        member.write([d for d, _ in arrivals[first : first + cut]], first)
     assert store.steps() == Counter(i for _, ids in sent for i in ids)
 
 
 def test_rows_that_overlap_what_is_stored_are_cut_to_what_is_new():
-    made, store = preparer(), Store()
-    first, _ = batch(1, 0, 5)
-    again, _ = batch(1, 3, 5)
-    turn_of(made, [first]).store(store, IntakeMetrics(), at_once)
-    turn_of(made, [again], 1).store(store, IntakeMetrics(), at_once)
+    store = Store()
+    member = Member(store)
+    member.write([batch(1, 0, 5)[0]])
+    member.write([batch(1, 3, 5)[0]], 1)
     assert store.steps() == Counter(range(1000, 1008))
 
 
 def test_a_new_member_knows_from_the_store_what_is_stored():
     store, (data, ids) = Store(), batch(1, 0, 5)
-    turn_of(preparer(), [data]).store(store, IntakeMetrics(), at_once)
-    successor = preparer()
-    successor.learn(store)
-    turn_of(successor, [data]).store(store, IntakeMetrics(), at_once)
+    Member(store).write([data])
+    Member(store).write([data])
     assert store.steps() == Counter(ids)
 
 
 def test_the_same_range_has_the_same_token_and_rows_when_it_is_repeated():
     datas = [batch(1, 0, 3)[0], batch(2, 0, 4)[0]]
-    once, again = turn_of(preparer(), datas, 7), turn_of(preparer(), datas, 7)
-    assert [(i.token, i.rows) for i in once.inserts] == [(i.token, i.rows) for i in again.inserts]
-    assert once.inserts[0].token == "steps:0:7-9"
+    once, again = Member(Store()).build(datas, 7), Member(Store()).build(datas, 7)
+    assert [i.group for i in once.inserts] == [i.group for i in again.inserts]
+    assert once.inserts[0].group.token == "steps:0:7-9"
 
 
 def test_a_store_that_is_away_gets_everything_once_when_it_is_back():
-    def insist(act):
+    def retry(act):
         while True:
             try:
                 return act()
@@ -127,24 +132,24 @@ def test_a_store_that_is_away_gets_everything_once_when_it_is_back():
                 continue
 
     store, (data, ids) = Store(failures=5), batch(1, 0, 5)
-    turn_of(preparer(), [data]).store(store, IntakeMetrics(), insist)
+    Member(store).write([data], retry=retry)
     assert store.steps() == Counter(ids)
     assert store.tokens[-1] is None  # the row ranges come last
 
 
-def test_what_cannot_be_read_is_buried_and_the_rest_goes_on():
-    buried, store = [], Store()
+def test_what_cannot_be_read_is_a_dead_letter_and_the_rest_goes_on():
+    unreadable, store = [], Store()
     other = encode("logs", table("logs", 2), source="n1/1", first_row=0)
-    turn_of(preparer(buried), [b"garbage", other, batch(1, 0, 2)[0]]).store(store, IntakeMetrics(), at_once)
-    assert [offset for offset, _ in buried] == [0, 1]
-    assert "not an Arrow IPC stream" in buried[0][1]
-    assert buried[1][1] == "a batch of logs"
+    Member(store, unreadable).write([b"garbage", other, batch(1, 0, 2)[0]])
+    assert [offset for offset, _ in unreadable] == [0, 1]
+    assert "not an Arrow IPC stream" in unreadable[0][1]
+    assert unreadable[1][1] == "a batch of logs"
     assert store.steps().total() == 2
 
 
 def test_impossible_times_go_aside_and_count_as_stored():
     odd = encode("steps", table("steps", 3, start=[0, 1, DAY]), source="n1/1", first_row=0)
-    made, store = preparer(), Store()
-    turn_of(made, [odd, odd]).store(store, IntakeMetrics(), at_once)
+    store = Store()
+    Member(store).write([odd, odd])
     assert store.steps().total() == 1
     assert [row["rows"] for row in store.inserted["quarantine"]] == [2]

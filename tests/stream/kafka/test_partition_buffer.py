@@ -1,4 +1,4 @@
-"""What one turn of ingest takes from the partitions that wait."""
+"""What one insert batch takes from the partitions that wait."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kafka import TopicPartition
 
-from pulsetrain.stream.kafka.partition_buffer import PartitionBuffer, Range, announced, due
+from pulsetrain.stream.kafka.partition_buffer import OffsetRange, PartitionBuffer, announced_end, due
 
 
 def message(offset, rows=10):
     return SimpleNamespace(offset=offset, headers=[("rows", str(rows).encode())])
 
 
-def lane(offsets, *, until=-1, since_s=0.0, rows=10):
-    made = PartitionBuffer(until=until)
+def buffer(offsets, *, repeat_until=-1, since_s=0.0, rows=10):
+    made = PartitionBuffer(repeat_until=repeat_until)
     made.add([message(o, rows) for o in offsets], since_s)
     return made
 
@@ -30,7 +30,7 @@ def offsets(messages):
     sizes=st.lists(st.integers(1, 400), min_size=1, max_size=40),
     rows=st.integers(1, 1000),
 )
-def test_turns_take_every_message_once_in_order_and_no_more_rows_than_memory_is_for(sizes, rows):
+def test_batches_take_every_message_once_in_order_and_no_more_rows_than_memory_is_for(sizes, rows):
     made, taken = PartitionBuffer(), []
     made.add([message(i, size) for i, size in enumerate(sizes)], 0.0)
     while messages := made.ready(rows):
@@ -42,7 +42,7 @@ def test_turns_take_every_message_once_in_order_and_no_more_rows_than_memory_is_
 
 
 def test_a_range_that_was_announced_waits_until_it_is_whole_and_goes_alone():
-    made = lane([4, 5], until=7)
+    made = buffer([4, 5], repeat_until=7)
     assert made.ready(1000) == []
     made.add([message(6), message(7)], 1.0)
     assert offsets(made.ready(1)) == [4, 5, 6]
@@ -51,11 +51,11 @@ def test_a_range_that_was_announced_waits_until_it_is_whole_and_goes_alone():
 
 
 def test_an_announced_range_that_the_broker_forgot_is_not_waited_for():
-    assert offsets(lane([9, 10], until=7).ready(1000)) == [9, 10]
+    assert offsets(buffer([9, 10], repeat_until=7).ready(1000)) == [9, 10]
 
 
 def test_what_is_put_back_goes_again_as_it_was():
-    made = lane([1, 2, 3])
+    made = buffer([1, 2, 3])
     taken = made.ready(20)
     made.take(taken, 0.0)
     made.put_back(taken)
@@ -63,24 +63,24 @@ def test_what_is_put_back_goes_again_as_it_was():
     assert made.rows == 30
 
 
-def test_who_waits_longest_goes_first_and_a_turn_holds_about_so_many_rows():
-    lanes = {TopicPartition("t", i): lane(range(5), since_s=10.0 - i) for i in range(3)}
-    taken = due(lanes, 20.0, rows=60, linger_s=1.0)
-    assert [(p.partition, len(m)) for p, m in taken] == [(2, 5), (1, 1)]
+def test_who_waits_longest_goes_first_and_a_batch_holds_about_so_many_rows():
+    buffers = {TopicPartition("t", i): buffer(range(5), since_s=10.0 - i) for i in range(3)}
+    taken = due(buffers, 20.0, rows=60, linger_s=1.0)
+    assert [(r.partition.partition, len(r.messages)) for r in taken] == [(2, 5), (1, 1)]
 
 
 @pytest.mark.parametrize(("now_s", "wanted"), [(0.5, 0), (1.0, 1)])
 def test_a_few_rows_wait_for_more_as_long_as_they_may(now_s, wanted):
-    lanes = {TopicPartition("t", 0): lane([0])}
-    assert len(due(lanes, now_s, rows=5000, linger_s=1.0)) == wanted
+    buffers = {TopicPartition("t", 0): buffer([0])}
+    assert len(due(buffers, now_s, rows=5000, linger_s=1.0)) == wanted
 
 
 def test_many_rows_do_not_wait():
-    assert due({TopicPartition("t", 0): lane([0], rows=5000)}, 0.0, rows=5000, linger_s=1.0)
+    assert due({TopicPartition("t", 0): buffer([0], rows=5000)}, 0.0, rows=5000, linger_s=1.0)
 
 
 def test_an_announcement_is_read_back():
-    each = Range(TopicPartition("t", 1), [message(3), message(4)])
-    assert announced(each.intent) == each.end == 5
-    assert announced("") == announced(None) == -1
+    each = OffsetRange(TopicPartition("t", 1), [message(3), message(4)])
+    assert announced_end(each.announcement) == each.end == 5
+    assert announced_end("") == announced_end(None) == -1
     assert each.token == "t:1:3-5"

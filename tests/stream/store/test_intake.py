@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from pulsetrain.core.errors import SchemaMismatch, Unavailable, UsageError
 from pulsetrain.records.batch import decode, encode
 from pulsetrain.records.ddl import OFFSETS, QUARANTINE
-from pulsetrain.stream.store.intake import Intake, IntakeConfig
+from pulsetrain.stream.store.batch_queue import IntakeConfig
+from pulsetrain.stream.store.intake import Intake
 from tests.stream.rows import DAY, table
 
 

@@ -1,0 +1,70 @@
+"""A member of the consumer group that survives the failures of Kafka."""
+
+from __future__ import annotations
+
+import threading
+from functools import partial
+
+import structlog
+
+from pulsetrain.core.clock import Clock
+from pulsetrain.core.errors import PulsetrainError, Unavailable
+from pulsetrain.stream.ingest_metrics import IngestMetrics
+from pulsetrain.stream.kafka.ingest import Ingest
+from pulsetrain.stream.kafka.ingest_config import IngestConfig
+from pulsetrain.stream.kafka.transport import KafkaConfig
+from pulsetrain.stream.store.exactly_once import RowStore
+
+log = structlog.get_logger()
+
+_RESTART_S = 1.0
+
+
+class GroupMember:
+    """An `Ingest` that is created again whenever Kafka fails it. Runs here or on a thread of its own.
+
+    The first one is created by the constructor, so that a wrong address is the caller's error.
+    """
+
+    def __init__(
+        self,
+        kafka: KafkaConfig,
+        store: RowStore,
+        clock: Clock,
+        config: IngestConfig | None = None,
+        metrics: IngestMetrics | None = None,
+    ) -> None:
+        self.metrics = metrics or IngestMetrics()
+        self._create = partial(Ingest, kafka, store, clock, config, self.metrics)
+        self._stopped = threading.Event()
+        self._ingest = self._create()
+        self._thread = threading.Thread(target=self.run, args=[PulsetrainError], name="ingest", daemon=True)
+
+    def run(self, survived: type[PulsetrainError] = Unavailable) -> None:
+        """Take messages until stopped. Errors of type `survived` lead to a new start, others are raised."""
+        while not self._stopped.is_set():
+            try:
+                self._ingest.run()
+            except survived as error:
+                log.warning("ingest_failed", error=str(error))
+                self._restart(survived)
+
+    def start(self) -> None:
+        """Begin to take messages on a thread, whatever fails."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Store what is gathered and end. `run` returns then. A thread is waited for."""
+        self._stopped.set()
+        self._ingest.stop()
+        if self._thread.is_alive():
+            self._thread.join(timeout=30)
+
+    def _restart(self, survived: type[PulsetrainError]) -> None:
+        while not self._stopped.wait(_RESTART_S):
+            try:
+                self._ingest = self._create()
+            except survived as error:
+                log.warning("ingest_failed", error=str(error))
+            else:
+                return

@@ -1,0 +1,86 @@
+"""Batches that wait until an insert is worth its cost."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+from pulsetrain.core.clock import Clock
+from pulsetrain.records.batch import Batch
+
+
+@dataclass(frozen=True, kw_only=True)
+class IntakeConfig:
+    """How batches gather."""
+
+    linger_s: float = 0.4
+    """Longest time a batch waits for others."""
+    group_rows: int = 5_000
+    """Rows of one record that are stored at once without waiting."""
+    save_s: float = 1.0
+    """How often ranges are saved."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WaitingBatch:
+    """A batch and where its sender waits for the number of rows stored."""
+
+    batch: Batch
+    result: Future[int]
+
+
+@dataclass(kw_only=True)
+class _Gathering:
+    """What waits of one record."""
+
+    since_s: float
+    rows: int = 0
+    batches: list[WaitingBatch] = field(default_factory=list)
+
+
+class BatchQueue:
+    """Batches by record. Safe to use from many threads."""
+
+    def __init__(self, clock: Clock, config: IntakeConfig) -> None:
+        self._clock, self._config = clock, config
+        self._changed = threading.Condition()
+        self._gathering: dict[str, _Gathering] = {}
+
+    def put(self, batch: Batch) -> Future[int]:
+        """Add a batch. A sender that leaves does not stop its rows: the future cannot be cancelled."""
+        waiting = WaitingBatch(batch=batch, result=Future())
+        waiting.result.set_running_or_notify_cancel()
+        with self._changed:
+            gathering = self._gathering.get(batch.record)
+            if gathering is None:
+                gathering = self._gathering[batch.record] = _Gathering(since_s=self._clock.monotonic_s())
+            gathering.batches.append(waiting)
+            gathering.rows += batch.rows
+            self._changed.notify_all()
+        return waiting.result
+
+    def take(self, *, everything: bool = False) -> dict[str, list[WaitingBatch]]:
+        """What is due of each record, or everything. It waits here no longer."""
+        with self._changed:
+            due = {r: g for r, g in self._gathering.items() if everything or self._is_due(g)}
+            for record in due:
+                del self._gathering[record]
+            return {record: gathering.batches for record, gathering in due.items()}
+
+    def wait(self) -> None:
+        """Return after a while, at once where something is due, and early when something comes."""
+        with self._changed:
+            if not self._gathering:
+                self._changed.wait(self._config.save_s)
+            elif not any(self._is_due(g) for g in self._gathering.values()):
+                self._changed.wait(self._config.linger_s / 8)
+
+    def wake(self) -> None:
+        """End every `wait`."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def _is_due(self, gathering: _Gathering) -> bool:
+        age_s = self._clock.monotonic_s() - gathering.since_s
+        return gathering.rows >= self._config.group_rows or age_s >= self._config.linger_s

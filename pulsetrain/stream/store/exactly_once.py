@@ -1,0 +1,194 @@
+"""Each row into the store once, whatever is sent twice and whoever is killed. HTTP and Kafka both use this.
+
+Batches become one insert under one deduplication token. Two things make a row stored once:
+
+1. The row ranges that are stored of each (source, record) are known and saved in the store (`ddl.OFFSETS`).
+   Rows that come again are left out.
+2. An insert that may or may not have happened is repeated with the same rows under the same token. The store
+   drops it where it happened. Something outside must remember the insert over a crash: a `Journal` keeps its
+   rows (HTTP), or the offsets in Kafka say which messages it was made of.
+
+The ranges are saved after the insert. What a crash loses of them, the repeated insert makes good.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import pyarrow as pa
+import structlog
+
+from pulsetrain.core.clock import Clock
+from pulsetrain.core.errors import SchemaMismatch
+from pulsetrain.records import ddl
+from pulsetrain.records.arrow import arrow_schema
+from pulsetrain.records.batch import Batch
+from pulsetrain.stream.ingest_metrics import IngestMetrics
+from pulsetrain.stream.queries.storage import Queryable
+from pulsetrain.stream.store import quarantine
+from pulsetrain.stream.store.clickhouse import ipc
+from pulsetrain.stream.store.insert_group import InsertGroup, RowRange, encode_group
+from pulsetrain.stream.store.journal import Journal
+from pulsetrain.stream.store.stored_rows import Claim, StoredRows, ranges_table
+
+log = structlog.get_logger()
+
+
+class RowStore(Queryable, Protocol):
+    """What rows are written to."""
+
+    def insert_raw(self, table: str, columns: Sequence[str], stream: bytes, *, token: str | None) -> None:
+        """Store an uncompressed Arrow IPC stream. Raises `SchemaMismatch` or `Unavailable`."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreparedInsert:
+    """One insert that is ready: what `ExactlyOnceWriter.prepare` made of some batches."""
+
+    group: InsertGroup
+    claims: tuple[Claim, ...]
+    quarantined: pa.Table | None = None
+    """Rows for the quarantine table."""
+    quarantined_rows: int = 0
+    new_rows: tuple[int, ...] = ()
+    """How many rows of each batch are not stored yet, in the order of the batches."""
+    repeated_rows: int = 0
+    sources: frozenset[str] = frozenset()
+
+
+class ExactlyOnceWriter:
+    """Makes inserts of batches and does them.
+
+    `load`, `recover`, `prepare` and `discard` belong to one thread, `insert` and `save_ranges` to one
+    thread. The two may differ, so that the next insert is prepared while one is on its way. Inserts happen
+    in the order in which they were prepared.
+    """
+
+    def __init__(
+        self, store: RowStore, clock: Clock, metrics: IngestMetrics, journal: Journal | None = None
+    ) -> None:
+        self._store, self._clock, self._metrics, self._journal = store, clock, metrics, journal
+        self._stored = StoredRows()
+        self._unsaved: dict[tuple[str, str, int], int] = {}
+        self._unsaved_tokens: list[str] = []
+
+    def load(self) -> None:
+        """Read again which rows are stored. Nothing may be on its way into the store."""
+        self._stored.load(self._store)
+
+    def recover(self) -> None:
+        """Read which rows are stored, then finish the inserts that an earlier process left in the journal."""
+        self.load()
+        for group in self._journal.read_all() if self._journal else ():
+            self._recover_group(group)
+        self.save_ranges()
+
+    def _recover_group(self, group: InsertGroup) -> None:
+        claims = [c for rows in group.ranges for c in self._stored.claim(group.record, rows)]
+        prepared = PreparedInsert(group=group, claims=tuple(claims))
+        if not claims:
+            self.discard(prepared)  # its ranges are saved, so it was stored
+            return
+        try:
+            self.insert(prepared)
+        except SchemaMismatch as error:  # no sender was told that these rows are stored
+            log.warning("journal_refused", record=group.record, error=str(error))
+            self.discard(prepared)
+
+    def prepare(self, record: str, batches: Sequence[Batch], token: str) -> PreparedInsert:
+        """One insert of the rows of `batches` (all of `record`) that are not stored or on their way yet.
+
+        From here on they count as stored, until `discard`.
+        """
+        claims = [self._claim(batch) for batch in batches]
+        try:
+            return self._prepared(record, batches, claims, token)
+        except BaseException:
+            self._stored.release(record, [c for each in claims for c in each])
+            raise
+
+    def insert(self, prepared: PreparedInsert) -> None:
+        """Store the rows. After any failure it may be called again with the same argument.
+
+        Raises `SchemaMismatch` where the engine cannot read the rows, which then are not stored;
+        `Unavailable` or `OSError` (journal) where it may work later.
+        """
+        group = prepared.group
+        if prepared.claims:
+            self._insert_quarantined(prepared)
+            if self._journal is not None:
+                self._journal.write(group)
+            self._insert_group(group)
+            self._unsaved_tokens.append(group.token)
+        for claim in prepared.claims:
+            self._unsaved[(claim.merged.source, group.record, claim.merged.first)] = claim.merged.end
+        self._count(prepared)
+
+    def discard(self, prepared: PreparedInsert) -> None:
+        """Give up an insert that did not happen and will not: its rows are no longer known."""
+        self._stored.release(prepared.group.record, prepared.claims)
+        if self._journal is not None:
+            self._journal.forget(prepared.group.token)
+
+    def save_ranges(self) -> None:
+        """Save the ranges of what was inserted, then forget the journal's groups. Raises as `insert` does."""
+        if self._unsaved:
+            table = ranges_table(self._unsaved)
+            self._store.insert_raw(ddl.OFFSETS, table.column_names, ipc(table), token=None)
+            self._unsaved.clear()
+        if self._journal is not None:
+            for token in self._unsaved_tokens:
+                self._journal.forget(token)
+        self._unsaved_tokens.clear()
+
+    def _claim(self, batch: Batch) -> list[Claim]:
+        rows = RowRange(source=batch.source, first=batch.first_row, end=batch.first_row + batch.rows)
+        return self._stored.claim(batch.record, rows)
+
+    def _prepared(
+        self, record: str, batches: Sequence[Batch], claims: Sequence[Sequence[Claim]], token: str
+    ) -> PreparedInsert:
+        pieces = [_piece(batch, c.rows) for batch, each in zip(batches, claims, strict=True) for c in each]
+        kept, aside = quarantine.separate(record, pieces, self._clock.wall_ns())
+        table = pa.concat_tables(kept) if kept else arrow_schema(record).empty_table()
+        new_rows = tuple(sum(c.rows.end - c.rows.first for c in each) for each in claims)
+        ranges = [c.rows for each in claims for c in each]
+        return PreparedInsert(
+            group=encode_group(record, token, ranges, table),
+            claims=tuple(c for each in claims for c in each),
+            quarantined=quarantine.table(aside) if aside else None,
+            quarantined_rows=sum(each.rows.num_rows for each in aside),
+            new_rows=new_rows,
+            repeated_rows=sum(batch.rows for batch in batches) - sum(new_rows),
+            sources=frozenset(batch.source for batch in batches),
+        )
+
+    def _insert_group(self, group: InsertGroup) -> None:
+        if group.rows:
+            with self._metrics.insert(group.record):
+                self._store.insert_raw(group.record, group.columns, group.data, token=group.token)
+
+    def _insert_quarantined(self, prepared: PreparedInsert) -> None:
+        rows = prepared.quarantined
+        if rows is not None:
+            token = f"{prepared.group.token}:quarantine"
+            self._store.insert_raw(ddl.QUARANTINE, rows.column_names, ipc(rows), token=token)
+
+    def _count(self, prepared: PreparedInsert) -> None:
+        record, metrics = prepared.group.record, self._metrics
+        metrics.rows.labels(record).inc(prepared.group.rows if prepared.claims else 0)
+        metrics.repeated.labels(record).inc(prepared.repeated_rows)
+        for source in prepared.sources:
+            metrics.seen.labels(source.partition("/")[0]).set(self._clock.wall_ns() / 1e9)
+        if prepared.quarantined_rows:
+            metrics.quarantined.labels(record).inc(prepared.quarantined_rows)
+            names = sorted(prepared.sources)
+            log.warning("rows_quarantined", record=record, rows=prepared.quarantined_rows, source=names[0])
+
+
+def _piece(batch: Batch, rows: RowRange) -> quarantine.Piece:
+    table = batch.table.slice(rows.first - batch.first_row, rows.end - rows.first)
+    return quarantine.Piece(source=rows.source, first_row=rows.first, rows=table)
