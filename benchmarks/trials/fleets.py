@@ -19,8 +19,8 @@ from pulsetrain.analytics import numerics, watch
 from pulsetrain.analytics.incidents import correlate as incidents
 from pulsetrain.analytics.incidents.locations import Topology
 from pulsetrain.analytics.slowness import fail_slow, imbalance, links, mfu, stalls, straggler
-from pulsetrain.analytics.slowness.links import Transfers
 from pulsetrain.analytics.slowness.timings import NUMBERS, PARTS, Timings
+from pulsetrain.analytics.slowness.transfers import Transfers
 from pulsetrain.analytics.verdict import Verdict, findings, guarded
 from pulsetrain.protocol.messages import GroupStatus, RankStatus, WorldNode
 from pulsetrain.simulate.spec import FleetFault, FleetSpec
@@ -45,7 +45,7 @@ def spec_of(
 
 
 def timings_of(spec: FleetSpec) -> Timings:
-    """The timings of all steps, as `timings.load` reads them of a store."""
+    """The timings of all steps, as `load_timings.load` reads them of a store."""
     size = (spec.steps, spec.ranks)
     values = {name: np.zeros(size) for name in (*PARTS, *NUMBERS)}
     for row in range(spec.steps):
@@ -74,7 +74,7 @@ def timings_of(spec: FleetSpec) -> Timings:
         numbers={name: values[name] for name in NUMBERS},
         logged={"loss": last, "grad_norm": np.ones(size, np.bool_)},
         first_step=spec.first_step - 2,
-        placed=True,
+        topology_known=True,
     )
 
 
@@ -109,7 +109,7 @@ def transfers_of(spec: FleetSpec) -> tuple[Transfers, dict[str, tuple[int, ...]]
         steps=np.arange(spec.first_step, spec.first_step + spec.steps),
         groups=names,
         phases=("all_reduce",) * len(names),
-        kinds=np.zeros(len(names), np.int64),
+        siblings=np.zeros(len(names), np.int64),
         ns_a_byte=np.array(rows),
     )
     columns = ranks.transpose(0, 2, 1).reshape(len(names), spec.dp)

@@ -9,10 +9,13 @@ from types import MappingProxyType
 
 from pulsetrain.analytics import calibration, numerics
 from pulsetrain.analytics.machines import analyzers as machines
-from pulsetrain.analytics.slowness import fail_slow, imbalance, links, mfu, stalls, straggler, timings
+from pulsetrain.analytics.slowness import fail_slow, imbalance, links, load_timings, mfu, stalls, straggler
+from pulsetrain.analytics.slowness.device_peaks import Peak
+from pulsetrain.analytics.slowness.timings import Timings
 from pulsetrain.analytics.verdict import Inconclusive, Verdict, guarded
 from pulsetrain.core.errors import UsageError
 from pulsetrain.stream.queries import analysis
+from pulsetrain.stream.queries.queryable import AttemptSteps, Queryable
 
 DEFAULT_WINDOW_STEPS = 256  # steps that are read where the caller does not name a first step
 
@@ -37,7 +40,7 @@ class AnalyzerInput:
     at their end.
     """
 
-    store: analysis.Queryable
+    store: Queryable
     job: str
     attempt: int
     since: int
@@ -47,17 +50,14 @@ class AnalyzerInput:
     scan: bool = False
 
     @cached_property
-    def timings(self) -> timings.Timings:
+    def timings(self) -> Timings:
         """Times of these steps. They are read at the first use, once for all analyzers."""
-        return timings.load(
-            self.store,
-            self.job,
-            self.attempt,
-            self.since,
-            self.until,
-            first_step=self.first_step,
-            now_ns=self.now_ns,
-        )
+        return load_timings.load(self.store, self.steps, first_step=self.first_step, now_ns=self.now_ns)
+
+    @property
+    def steps(self) -> AttemptSteps:
+        """The same steps in the form that the queries take."""
+        return AttemptSteps(job=self.job, attempt=self.attempt, first=self.since, last=self.until)
 
     @cached_property
     def stragglers(self) -> list[Verdict]:
@@ -65,17 +65,9 @@ class AnalyzerInput:
         return straggler.find(self.timings, scan=self.scan)
 
     @property
-    def machines(self) -> machines.Range:
+    def machines(self) -> machines.MachineSource:
         """The same steps in the form that the analyzers of machines take."""
-        return machines.Range(
-            store=self.store,
-            job=self.job,
-            attempt=self.attempt,
-            since=self.since,
-            until=self.until,
-            now_ns=self.now_ns,
-            scan=self.scan,
-        )
+        return machines.MachineSource(store=self.store, steps=self.steps, now_ns=self.now_ns, scan=self.scan)
 
 
 Analyzer = Callable[[AnalyzerInput], list[Verdict]]
@@ -83,7 +75,7 @@ Analyzer = Callable[[AnalyzerInput], list[Verdict]]
 STEP_ANALYZERS: Mapping[str, Analyzer] = MappingProxyType(
     {
         "straggler": lambda source: source.stragglers,
-        "slow_link": lambda source: links.look(source.store, source.timings, source.stragglers),
+        "slow_link": lambda source: links.find_in_store(source.store, source.timings, source.stragglers),
         "fail_slow": lambda source: fail_slow.find(source.timings, recovered=source.scan),
         "stage_imbalance": lambda source: imbalance.stages(source.timings),
         "sequence_imbalance": lambda source: imbalance.sequences(source.timings),
@@ -108,7 +100,7 @@ MACHINE_ANALYZERS: Mapping[str, Analyzer] = MappingProxyType(
 ANALYZERS: Mapping[str, Analyzer] = MappingProxyType({**STEP_ANALYZERS, **MACHINE_ANALYZERS})
 
 
-def for_device(device: mfu.Peak | None) -> Mapping[str, Analyzer]:
+def for_device(device: Peak | None) -> Mapping[str, Analyzer]:
     """The analyzers for a job whose ranks all run on `device`. None: the device, and so the MFU, is unknown.
 
     >>> sorted(for_device(None)) == sorted(ANALYZERS)
@@ -118,7 +110,7 @@ def for_device(device: mfu.Peak | None) -> Mapping[str, Analyzer]:
 
 
 def analyze(
-    store: analysis.Queryable,
+    store: Queryable,
     job: str,
     steps: StepRange | None = None,
     *,
@@ -147,7 +139,7 @@ def analyze(
 
 
 def _select(
-    store: analysis.Queryable, job: str, steps: StepRange, attempt: int | None, now_ns: int, *, scan: bool
+    store: Queryable, job: str, steps: StepRange, attempt: int | None, now_ns: int, *, scan: bool
 ) -> AnalyzerInput | Inconclusive:
     """Pick the attempt and clip the range to the steps that are stored of it."""
     stored = (

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pulsetrain.analytics.analyze import StepRange, analyze, for_device
-from pulsetrain.analytics.slowness import mfu
+from pulsetrain.analytics.slowness import device_peaks
 from pulsetrain.analytics.verdict import (
     Failed,
     Healthy,
@@ -18,7 +18,7 @@ from pulsetrain.analytics.verdict import (
     state_of,
 )
 from pulsetrain.core.errors import UsageError
-from pulsetrain.stream.queries.analysis import Queryable
+from pulsetrain.stream.queries.queryable import Queryable
 
 _SEVERITY_ORDER: Mapping[str, int] = {"critical": 0, "warning": 1, "info": 2}
 
@@ -30,7 +30,7 @@ def verdicts_from_store(
     since: int | None,
     until: int | None,
     attempt: int | None,
-    device: mfu.Peak | None = None,
+    device: device_peaks.Peak | None = None,
 ) -> list[Verdict]:
     """Return every analyzer's verdict on steps `since`..`until`. Raises as `analyze`.
 
@@ -47,7 +47,7 @@ def verdicts_from_store(
     )
 
 
-def device_peak(text: str, site: Path | None = None, *, option: str = "--device") -> mfu.Peak:
+def device_peak(text: str, site: Path | None = None, *, option: str = "--device") -> device_peaks.Peak:
     """Return the peak rate of "DEVICE/DTYPE", from the table `site` or else from ours.
 
     Raises `UsageError` for another form or an unknown device. The message names `option`.
@@ -55,7 +55,7 @@ def device_peak(text: str, site: Path | None = None, *, option: str = "--device"
     name, slash, dtype = text.partition("/")
     if not slash:
         raise UsageError(f"{option} {text!r}: give DEVICE/DTYPE, such as H100-SXM/bf16")
-    return mfu.peak(name, dtype, site)
+    return device_peaks.peak(name, dtype, site)
 
 
 def rows(verdicts: Sequence[Verdict]) -> list[dict[str, object]]:

@@ -14,7 +14,7 @@ from typing import Any
 
 from pulsetrain.core.errors import UsageError
 from pulsetrain.stream.queries import views
-from pulsetrain.stream.queries.views import Queryable
+from pulsetrain.stream.queries.queryable import Queryable
 
 Row = Mapping[str, Any]
 MAX_SPANS = 1_000_000

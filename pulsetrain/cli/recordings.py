@@ -95,8 +95,9 @@ def failslow(file: Path, as_json: bool) -> None:
     """
     from pulsetrain.analytics import report
     from pulsetrain.analytics.slowness import fail_slow
+    from pulsetrain.analytics.slowness.step_times_file import read
 
-    answer = fail_slow.find(fail_slow.read(file), config=fail_slow.single_look())
+    answer = fail_slow.find(read(file), config=fail_slow.for_recording())
     if as_json:
         print_json(report.rows(answer))
         return

@@ -47,7 +47,7 @@ def _now(job: str) -> None:
     """Where the state is safe, and what a failure would cost at this moment."""
     source = page.source()
     safe = safe_steps(source.rows(views.checkpoint_tiers, job))
-    pace = next(iter(source.rows(views.pace, job)), {"last_step": -1, "step_ns": 0})
+    pace = next(iter(source.rows(views.progress, job)), {"last_step": -1, "step_ns": 0})
     past = [line.total_ns for line in recoveries(source.rows(views.events, job, ("recovery",)))]
     found = costs(safe, last_step=pace["last_step"], step_ns=pace["step_ns"], recovery_ns=past)
     st.html(f"<div><b>{headline(safe, found)}</b></div>")

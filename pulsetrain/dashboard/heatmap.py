@@ -88,10 +88,10 @@ def _open_timeline(found: model.Grid, job: str, chosen: Window, event: Any) -> N
 
 
 def _cells(job: str, by: str, phase: str, chosen: Window, sampled: int) -> Sequence[dict[str, Any]]:
-    options = {"by": by, "first": chosen.first, "last": chosen.last, "sample": sampled}
+    shown = views.HeatmapRange(by=by, first=chosen.first, last=chosen.last, sample=sampled)
     if phase:
-        return page.source().rows(views.heat_by_step, job, phase=phase, **options)
-    return page.source().rows(views.heat_by_phase, job, **options)
+        return page.source().rows(views.heat_by_step, job, shown, phase=phase)
+    return page.source().rows(views.heat_by_phase, job, shown)
 
 
 def _sentence(found: model.Grid, chosen: Window, sampled: int) -> str:

@@ -15,6 +15,7 @@ from pulsetrain.faults import outside
 from pulsetrain.faults.throttle import Throttle
 from pulsetrain.stream.queries import analysis
 from pulsetrain.stream.queries import demo as queries
+from pulsetrain.stream.queries.queryable import AttemptSteps
 
 SLOW_NODE, STOPPED_NODE, KILLED_NODE = NODES[1], NODES[2], NODES[3]
 SLOWDOWN = 1.5
@@ -174,10 +175,7 @@ class Scenario:
         """Median time that each rank computed in a step, net of communication, in nanoseconds."""
         rows = analysis.step_parts(
             self.outlook.store,
-            self.job,
-            attempt,
-            since,
-            until,
+            AttemptSteps(job=self.job, attempt=attempt, first=since, last=until),
             compute=("forward", "backward", "optimizer"),
             communication=("all_reduce", "send", "recv"),
         ).to_pylist()

@@ -15,7 +15,7 @@ from pulsetrain.analytics import watch
 from pulsetrain.analytics.analyze import MACHINE_ANALYZERS, analyze, for_device
 from pulsetrain.analytics.incidents.alerts import AlertBook
 from pulsetrain.analytics.incidents.locations import Topology
-from pulsetrain.analytics.slowness.mfu import Peak
+from pulsetrain.analytics.slowness.device_peaks import Peak
 from pulsetrain.analytics.verdict import Verdict
 from pulsetrain.analytics.verdict import findings as found
 from pulsetrain.core.clock import Clock

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 import numpy as np
 import pyarrow as pa
 
-from pulsetrain.analytics.slowness.timings import PARTS, Timings, build
+from pulsetrain.analytics.slowness.load_timings import from_tables
+from pulsetrain.analytics.slowness.timings import PARTS, Timings
 
 STEP_NS = 400_000_000
 
@@ -92,7 +93,7 @@ def timings(columns: Mapping[str, np.ndarray], *, order: np.ndarray | None = Non
     parts = {n: columns[n] for n in ("step", "rank", *PARTS)}
     _, at = np.unique(columns["rank"], return_index=True)
     topology = {n: columns[n][at] for n in ("rank", "node", "pp", "dp")}
-    return build(
+    return from_tables(
         steps=pa.table(steps),
         parts=pa.table(parts),
         topology=pa.table(topology),

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pulsetrain.analytics import numerics
-from pulsetrain.analytics.slowness.timings import build
+from pulsetrain.analytics.slowness.load_timings import from_tables
 from pulsetrain.analytics.verdict import Healthy, Inconclusive, findings
 
 
@@ -35,7 +35,7 @@ def logs(loss, grad_norm=None, ranks=2, order=None):
         table = table.take(pa.array(order))
     empty = pa.table({"step": pa.array([], pa.int64()), "rank": pa.array([], pa.int64())})
     topology = pa.table({n: pa.array([], pa.int64()) for n in ("rank", "pp")})
-    return build(steps=table, parts=empty, topology=topology, job="j")
+    return from_tables(steps=table, parts=empty, topology=topology, job="j")
 
 
 def falling(steps=60, seed=0):

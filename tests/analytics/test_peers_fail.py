@@ -9,6 +9,7 @@ import pytest
 
 from pulsetrain.analytics.slowness import fail_slow, imbalance, links, mfu, stalls, straggler
 from pulsetrain.analytics.slowness.timings import COMPUTED
+from pulsetrain.analytics.slowness.transfers import transfers_from
 from pulsetrain.analytics.verdict import findings
 from tests.analytics.fleet import fleet, timings
 from tests.analytics.slowness.test_links import GROUPS, transfers
@@ -71,7 +72,7 @@ def test_a_slow_port_is_not_hidden_behind_the_matrix_product_that_it_overlaps():
     """Nobody waits longer and no step grows, as long as the transfer ends before what hides it."""
     quiet = timings(fleet(ranks=16, per_node=2, steps=40))
     assert not said(quiet)
-    table = links.read(transfers(slow=["dp:3"], ratio=1.8))
+    table = transfers_from(transfers(slow=["dp:3"], ratio=1.8))
     (finding,) = findings(links.find(quiet, table, GROUPS, straggler.find(quiet)))
     assert (finding.kind, finding.subject_type, finding.subject) == ("slow_link", "group", "dp:3")
 

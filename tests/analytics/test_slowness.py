@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pulsetrain.analytics import report
-from pulsetrain.analytics.slowness import imbalance, mfu, stalls
+from pulsetrain.analytics.slowness import device_peaks, imbalance, mfu, stalls
 from pulsetrain.analytics.slowness.timings import COMPUTED
 from pulsetrain.analytics.verdict import Finding, Healthy, Inconclusive, findings
 from pulsetrain.core.errors import UsageError
@@ -135,7 +135,7 @@ def test_mfu_is_flops_over_time_and_peak():
     steps, rate = mfu.achieved(t)
     assert len(steps) == 28
     assert rate[0] == pytest.approx(1e9 / (columns["duration_ns"][2 * 8] / 1e9))
-    (verdict,) = mfu.find(t, mfu.peak("H100-SXM", "bf16"))
+    (verdict,) = mfu.find(t, device_peaks.peak("H100-SXM", "bf16"))
     assert isinstance(verdict, Healthy)
     assert verdict.numbers["mfu"] == pytest.approx(float(np.median(rate[-20:])) / 989.4e12)
 
@@ -158,14 +158,14 @@ def test_a_device_is_named_with_its_data_type(text, words):
 
 def test_an_unknown_device_names_those_that_are_known():
     with pytest.raises(UsageError, match="H200/bf16"):
-        mfu.peak("H900", "bf16")
+        device_peaks.peak("H900", "bf16")
 
 
 def test_a_sites_table_overrides_ours(tmp_path):
     path = tmp_path / "peaks.csv"
     path.write_text("device,dtype,tflops,source\nA100,bf16,300,measured\nX1,fp8,9,ours\n")
-    assert mfu.peak("A100", "bf16", path).flops_per_s == 300e12
-    assert mfu.peak("X1", "fp8", path).source == "ours"
+    assert device_peaks.peak("A100", "bf16", path).flops_per_s == 300e12
+    assert device_peaks.peak("X1", "fp8", path).source == "ours"
 
 
 @given(st.integers(0, 2**32 - 1))

@@ -9,10 +9,11 @@ import pytest
 from trials import fleets, score
 
 from pulsetrain.analytics import watch
-from pulsetrain.analytics.slowness import timings
+from pulsetrain.analytics.slowness.load_timings import load
 from pulsetrain.analytics.verdict import findings
 from pulsetrain.simulate.spec import FleetFault, FleetSpec
 from pulsetrain.simulate.telemetry import telemetry
+from pulsetrain.stream.queries.queryable import AttemptSteps
 from pulsetrain.stream.store.clickhouse import open_store
 
 
@@ -32,7 +33,7 @@ def test_the_matrices_are_those_that_the_store_gives(tmp_path):
     store.migrate()
     for record, table in telemetry(spec):
         store.insert(record, table)
-    stored = timings.load(store, "fleet", 0, 0, 11, first_step=0, now_ns=0)
+    stored = load(store, AttemptSteps(job="fleet", attempt=0, first=0, last=11), first_step=0, now_ns=0)
     store.close()
     direct = fleets.timings_of(spec)
     assert (stored.ranks.tolist(), stored.stages.tolist()) == (direct.ranks.tolist(), direct.stages.tolist())

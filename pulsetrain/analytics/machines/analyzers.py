@@ -11,66 +11,62 @@ from pulsetrain.analytics.machines import gpu_health, hardware, logs, network
 from pulsetrain.analytics.verdict import Finding, Healthy, Inconclusive, Verdict
 from pulsetrain.records.kernel_log import KernelLine
 from pulsetrain.stream.queries import machines
-from pulsetrain.stream.queries.analysis import Queryable
+from pulsetrain.stream.queries.queryable import AttemptSteps, Queryable
 
 MARGIN_NS = 60 * 1_000_000_000  # a cause is often logged before the step that it spoils, and after it
 LIVE_LINES, SCAN_LINES = 2_000, 50_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class Range:
-    """Steps `since`..`until` of one attempt, and the time in which its machines are looked at.
+class MachineSource:
+    """What an analyzer of machines may ask: the store, and the time of some steps of an attempt.
 
-    `scan`: the past is searched; otherwise the range ends now.
+    `scan`: the past is searched. Otherwise the time ends now.
     """
 
     store: Queryable
-    job: str
-    attempt: int
-    since: int
-    until: int
+    steps: AttemptSteps
     now_ns: int
     scan: bool = False
 
-    def times(self) -> tuple[int, int]:
+    def during(self) -> machines.AttemptTime:
         """From a minute before the first step to a minute after the last one, or to now."""
-        begin, end = machines.extent(self.store, self.job, self.attempt, self.since, self.until)
-        return begin - MARGIN_NS, end + MARGIN_NS if self.scan else max(self.now_ns, end)
+        begin, end = machines.extent(self.store, self.steps)
+        return machines.AttemptTime(
+            job=self.steps.job,
+            attempt=self.steps.attempt,
+            from_ns=begin - MARGIN_NS,
+            to_ns=end + MARGIN_NS if self.scan else max(self.now_ns, end),
+        )
 
 
-def ports(r: Range) -> list[Verdict]:
+def ports(source: MachineSource) -> list[Verdict]:
     """`network.find` over the RDMA ports and network interfaces of the attempt's nodes."""
-    begin, end = r.times()
-    tables = [
-        machines.metrics(r.store, r.job, r.attempt, prefix, from_ns=begin, to_ns=end)
-        for prefix in ("rdma_", "nic_")
-    ]
-    table = pa.concat_tables(tables)
+    during = source.during()
+    table = pa.concat_tables([machines.metrics(source.store, during, prefix) for prefix in ("rdma_", "nic_")])
     if not table.num_rows:
         reason = "no sample of an RDMA port or a network interface"
         return [Inconclusive(analyzer=network.NAME, reason=reason, blind=True)]
-    steps = machines.step_starts(r.store, r.job, r.attempt, r.since, r.until)
-    return network.find(table, now_ns=r.now_ns, job=r.job, steps_ns=steps)
+    starts_ns = machines.step_starts(source.store, source.steps)
+    return network.find(table, now_ns=source.now_ns, job=source.steps.job, steps_ns=starts_ns)
 
 
-def gpus(r: Range) -> list[Verdict]:
+def gpus(source: MachineSource) -> list[Verdict]:
     """`gpu_health.find` over the GPUs of the attempt's nodes."""
-    begin, end = r.times()
-    table = machines.metrics(r.store, r.job, r.attempt, "gpu_", from_ns=begin, to_ns=end)
-    return gpu_health.find(table, now_ns=r.now_ns, job=r.job)
+    table = machines.metrics(source.store, source.during(), "gpu_")
+    return gpu_health.find(table, now_ns=source.now_ns, job=source.steps.job)
 
 
-def kernel(r: Range) -> list[Verdict]:
+def kernel(source: MachineSource) -> list[Verdict]:
     """`hardware.read` over the kernel log of each of the attempt's nodes."""
-    begin, end = r.times()
-    table = machines.kernel_log(r.store, r.job, r.attempt, from_ns=begin, to_ns=end)
+    table = machines.kernel_log(source.store, source.during())
     by_node: dict[str, list[KernelLine]] = {}
     for row in table.to_pylist():
         line = KernelLine(message=row["message"], ts_ns=row["ts_ns"], wall=True)
         by_node.setdefault(row["node"], []).append(line)
     if not by_node:
         return hardware.read([])
-    found: list[Verdict] = list(_kernel_findings(by_node, r.job))
+    found: list[Verdict] = list(_kernel_findings(by_node, source.steps.job))
     seen = {"nodes": len(by_node), "lines": table.num_rows}
     return found or [Healthy(analyzer=hardware.NAME, numbers=seen)]
 
@@ -82,18 +78,14 @@ def _kernel_findings(by_node: dict[str, list[KernelLine]], job: str) -> Iterator
                 yield verdict
 
 
-def rank_logs(r: Range) -> list[Verdict]:
-    """`logs.find` over the ranks' lines; while the job runs only over its complaints, to stay cheap."""
-    begin, end = r.times()
+def rank_logs(source: MachineSource) -> list[Verdict]:
+    """`logs.find` over the ranks' lines; while the job runs only over warnings and worse, to stay cheap."""
     table = machines.rank_logs(
-        r.store,
-        r.job,
-        r.attempt,
-        complaints=not r.scan,
-        from_ns=begin,
-        to_ns=end,
-        limit=SCAN_LINES if r.scan else LIVE_LINES,
+        source.store,
+        source.during(),
+        warnings_only=not source.scan,
+        limit=SCAN_LINES if source.scan else LIVE_LINES,
     )
-    if not r.scan and not table.num_rows:
+    if not source.scan and not table.num_rows:
         return [Healthy(analyzer=logs.NAME, numbers={"lines": 0})]
-    return logs.find(table, now_ns=r.now_ns, job=r.job, attempt=r.attempt)
+    return logs.find(table, now_ns=source.now_ns, job=source.steps.job, attempt=source.steps.attempt)

@@ -1,8 +1,8 @@
 """Where a series changes its level: Bayesian online change-point detection, with nothing but numpy.
 
-Method: Adams and MacKay, arXiv 0710.3742: a posterior over the length of the current run, Gaussian data with
-a normal-inverse-gamma prior. The verification that makes it usable for iteration times (GREYHOUND, arXiv
-2410.12588: a change counts only where the mean moves by more than 10 % and stays) is in `slow_windows`.
+Method: Adams and MacKay, arXiv 0710.3742. It keeps a posterior over the length of the current run, for
+Gaussian data with a normal-inverse-gamma prior. GREYHOUND (arXiv 2410.12588) verifies such changes to make
+the method usable for iteration times; that part is in `stretch_check`.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ LONGEST_RUN = 400
 def run_lengths(values: Floats, *, hazard: float = HAZARD) -> NDArray[np.int64]:
     """The likeliest length of the current run after each value (1: the value began a new run).
 
-    `values` are standardised here by their median and the spread of their differences; NaN leaves the run as
-    it is. Runs longer than 400 are cut there, which only makes them forget.
+    `values` are standardised by their median and the spread of their differences. NaN leaves the run as it
+    is. Runs longer than 400 are cut to 400, which only makes them forget.
     """
     z = _standardised(values)
     limit = min(LONGEST_RUN, z.size)
@@ -57,20 +57,20 @@ def run_lengths(values: Floats, *, hazard: float = HAZARD) -> NDArray[np.int64]:
 
 
 def changes(values: Floats, *, settled: int = 5) -> list[int]:
-    """Indices at which a new run began that still was the likeliest explanation `settled` values later.
+    """Indices at which a new run began that was still the likeliest explanation `settled` values later.
 
     >>> changes(np.concatenate([np.tile([1.0, 1.1], 30), np.tile([2.0, 2.1], 30)]))
     [60]
     """
     best = run_lengths(np.asarray(values, float))
     begins = np.arange(best.size) - best + 1
-    found: list[int] = []
+    indices: list[int] = []
     for t in range(settled - 1, best.size):
         begin = int(begins[t])
         steady = bool(np.all(np.abs(begins[t - settled + 1 : t + 1] - begin) <= 1))
-        if begin > 0 and steady and best[t] >= settled and all(abs(begin - f) > settled for f in found):
-            found.append(begin)
-    return sorted(found)
+        if begin > 0 and steady and best[t] >= settled and all(abs(begin - i) > settled for i in indices):
+            indices.append(begin)
+    return sorted(indices)
 
 
 def _standardised(values: Floats) -> Floats:

@@ -1,8 +1,8 @@
 """By how much each rank's compute exceeds that of the ranks with the same work, and how sure that is.
 
-On a quiet machine a rank's level is the trimmed mean of its steps against their median. On an oversubscribed
-host, steps are lengthened by whoever else wants the processor; there the level is a low quantile of the
-rank's pieces of work (forward, backward, optimizer): what it needs when nothing gets in its way.
+On a quiet host a rank's level is the trimmed mean of its steps relative to the cohort's median in each step.
+On an oversubscribed host, other processes lengthen some steps. There the level is a low quantile of each of
+the rank's pieces of work (forward, backward, optimizer): the time it needs when nothing gets in its way.
 """
 
 from __future__ import annotations
@@ -21,118 +21,106 @@ Columns = NDArray[np.int64]
 Rows = NDArray[np.int64]
 
 NOISY = 0.1  # noise of one step, as a ratio, from which a host counts as oversubscribed
-RECENT = 30
-QUEUED = 0.03  # share of its time outside communication that the usual rank of a busy host stands in a queue
-STARVED = 1 / 3  # share of compute that is waiting, from which levels net of it say little on a noisy host
+RECENT = 30  # newest steps in which it is seen whether a host is oversubscribed and a rank still slow
+QUEUE_RATIO = 0.03  # of the time outside communication, from which waits for a processor count as many
+STARVED_RATIO = 1 / 3  # of compute spent waiting, from which levels net of waits say little on a noisy host
 NOISE_STEPS = 200  # newest steps from which noise is measured
 
-# The median of a small cohort follows its members, and the reference is itself an estimate: by simulation of
-# normal noise the 99.9 % quantile of a sound rank's excess is 1 + c/n times that of a large one.
+# The median of a small cohort follows its members, and the reference is itself an estimate. By simulation of
+# normal noise the 99.9 % quantile of a sound rank's excess is 1 + c/n times that of a large cohort.
 _SMALL = 1.8
 _SMALL_LOW = 1.1  # the same for levels that are low quantiles
 
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """Compute time of each step and rank. `whole` is its log, `pieces` its parts in ns (pieces x steps x
-    ranks), both a token where tokens differ; `low_noise` is the noise of a step in the levels of an
-    oversubscribed host, None on a quiet one."""
+    """Compute time of each step and rank, per token where the tokens of steps differ.
 
-    whole: Floats
-    pieces: Floats
+    `low_noise` is the noise of a step in the levels of an oversubscribed host; None on a quiet host.
+    """
+
+    whole: Floats  # log of the compute time [step, rank]
+    pieces: Floats  # its parts in ns [piece, step, rank]
     low_noise: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Excess:
-    """One window of one cohort: by how much (log) each rank exceeds the reference, and how sure that is."""
+    """One cohort in one window of steps: by how much (log) each rank exceeds the reference."""
 
     columns: Columns
     rows: Rows
     excess: Floats
-    error: Floats
+    error: Floats  # standard error of `excess`
     noise: float  # of one step
     recent: Floats  # excess in the last third of the window, at most `RECENT` steps
     noisy: bool
-    apart: Floats | None = None  # on a noisy host: how far (log) quick steps lie beyond the others' slow ones
+    quartile_gap: Floats | None = None  # on a noisy host: see `robust.quartile_gap`
 
 
-def work_of(t: Timings, rows: Rows) -> Work:
-    """The work of all steps; noise is measured in the newest of the usable `rows`."""
-    compute, tokens = t.parts["compute"], t.numbers["tokens"]
-    known = tokens[np.isfinite(tokens)]
-    per = tokens if len(known) and known.min() > 0 and known.max() > 1.01 * known.min() else 1.0
+def work_of(timings: Timings, rows: Rows) -> Work:
+    """The work of all steps. Noise is measured in the newest of the usable `rows`."""
+    compute, tokens = timings.parts["compute"], timings.varying_tokens()
     with np.errstate(divide="ignore", invalid="ignore"):
-        whole: Floats = np.log(np.where(compute > 0, compute, np.nan) / per)
-    names = [n for n in ("forward", "backward", "optimizer") if (t.parts[n][rows] > 0).any()]
-    pieces = np.stack([t.parts[n] / per for n in (names or ["compute"])])
-    return work_from(whole, pieces, t.cohorts, rows)
+        whole: Floats = np.log(np.where(compute > 0, compute, np.nan) / tokens)
+    names = [n for n in ("forward", "backward", "optimizer") if (timings.parts[n][rows] > 0).any()]
+    pieces = np.stack([timings.parts[n] / tokens for n in (names or ["compute"])])
+    return work_from(whole, pieces, timings.cohorts, rows)
 
 
-def oversubscribed(t: Timings) -> bool:
-    """Whether the ranks share fewer processors than they need: the noise of their work says so, or the
-    kernel, which counts how long they lately stood in a run queue. What passes in communication is not in
-    that count, so it is not in what it is held against."""
-    rows = np.flatnonzero(t.usable)
+def oversubscribed(timings: Timings) -> bool:
+    """Whether the ranks share fewer processors than they need.
+
+    Either the noise of their work says so, or the kernel, which counts how long they lately waited in a run
+    queue. The kernel's count leaves out communication, so it is compared with the time outside of it.
+    """
+    rows = np.flatnonzero(timings.usable)
     last = rows[-RECENT:]
-    lost, whole, wait = (
-        np.nansum(m[last]) for m in (t.parts["cpu_wait"], t.numbers["duration_ns"], t.parts["wait"])
-    )
+    matrices = (timings.parts["cpu_wait"], timings.numbers["duration_ns"], timings.parts["wait"])
+    queued, whole, communication = (np.nansum(matrix[last]) for matrix in matrices)
     return (
-        t.kept is not None
-        or bool(lost > QUEUED * (whole - wait) > 0)
-        or work_of(t, rows).low_noise is not None
+        timings.running_ratio is not None
+        or bool(queued > QUEUE_RATIO * (whole - communication) > 0)
+        or work_of(timings, rows).low_noise is not None
     )
 
 
-def queued(t: Timings) -> float:
-    """Share of its compute as measured that the usual rank waited for a processor, in the newest steps or, if
-    more, in all of them; 0: not known."""
-    rows = np.flatnonzero(t.usable)
-    waited = t.parts["cpu_wait"][rows]
+def processor_wait_ratio(timings: Timings) -> float:
+    """Share of its measured compute that the usual rank waited for a processor; 0: not known.
+
+    The larger of the share in the newest steps and the share in all usable steps.
+    """
+    rows = np.flatnonzero(timings.usable)
+    waited = timings.parts["cpu_wait"][rows]
     if not (waited > 0).any():
         return 0.0
-    compute = t.measured("compute")[rows]
-    told = (compute > 0) & np.isfinite(waited)
+    compute = timings.measured("compute")[rows]
+    known = (compute > 0) & np.isfinite(waited)
     spans = (slice(-RECENT, None), slice(None))
     return max(
-        (float(np.median(waited[s][told[s]] / compute[s][told[s]])) for s in spans if told[s].any()),
+        (float(np.median(waited[s][known[s]] / compute[s][known[s]])) for s in spans if known[s].any()),
         default=0.0,
     )
 
 
-def by_chance(t: Timings) -> bool:
-    """Whether ranks wait so much for processors that chance decides which of them is slow for a while: net of
-    the waits their steps still scatter."""
-    return queued(t) > STARVED and work_of(t, np.flatnonzero(t.usable)).low_noise is not None
+def slowness_is_chance(timings: Timings) -> bool:
+    """Whether ranks wait so much for processors that chance decides which one is slow for a while.
+
+    So it is where much of compute is waiting and steps still scatter net of the waits.
+    """
+    if processor_wait_ratio(timings) <= STARVED_RATIO:
+        return False
+    return work_of(timings, np.flatnonzero(timings.usable)).low_noise is not None
 
 
 def work_from(whole: Floats, pieces: Floats, cohorts: Sequence[Columns], rows: Rows) -> Work:
-    """Any times of steps x columns as work: the log of each, and the pieces that it consists of."""
+    """Any times [step, column] as work: the log of each, and the pieces that it consists of."""
     bare = Work(whole=whole, pieces=pieces)
     return Work(whole=whole, pieces=pieces, low_noise=_low_noise(cohorts, bare, rows[-NOISE_STEPS:]))
 
 
-def _low_noise(all_cohorts: Sequence[Columns], work: Work, rows: Rows) -> float | None:
-    """The lower median over cohorts, for one with a fault in it is noisier; None on a quiet host."""
-    cohorts = [c for c in all_cohorts if len(c) > 2 and _complete(work, rows, c)]
-    if not cohorts or not len(rows):
-        return None
-    quiet = [work.whole[np.ix_(rows, c)] for c in cohorts]
-    against = [b - np.median(b, axis=1, keepdims=True) for b in quiet]
-    if np.median([robust.sigma(b - np.median(b, axis=0)) for b in against]) <= NOISY:
-        return None
-    noises = [robust.low_noise(work.pieces[:, rows][:, :, c]) for c in cohorts]
-    return robust.lower_median(np.array(noises))
-
-
-def _complete(work: Work, rows: Rows, columns: Columns) -> bool:
-    pieces = work.pieces[:, rows][:, :, columns]
-    return bool(np.isfinite(work.whole[np.ix_(rows, columns)]).all() and (pieces > 0).all())
-
-
 def measure(work: Work, columns: Columns, rows: Rows) -> Excess | None:
-    """The cohort's excesses in one window; None where fewer than three ranks can be compared.
+    """The excess of each rank of a cohort in one window; None where fewer than three ranks can be compared.
 
     Ranks that miss more than a third of the steps are left out, then steps that any other rank misses.
     """
@@ -147,19 +135,37 @@ def measure(work: Work, columns: Columns, rows: Rows) -> Excess | None:
     if len(columns) < 3 or len(rows) < 5:
         return None
     if work.low_noise is not None and _complete(work, rows, columns):
-        return _noisy(work.pieces[:, rows][:, :, columns], columns, rows, work.low_noise)
-    return _quiet(block, columns, rows)
+        return _on_noisy_host(work.pieces[:, rows][:, :, columns], columns, rows, work.low_noise)
+    return _on_quiet_host(block, columns, rows)
+
+
+def _low_noise(all_cohorts: Sequence[Columns], work: Work, rows: Rows) -> float | None:
+    """The lower median over cohorts, since a cohort with a fault is noisier; None on a quiet host."""
+    cohorts = [c for c in all_cohorts if len(c) > 2 and _complete(work, rows, c)]
+    if not cohorts or not len(rows):
+        return None
+    blocks = [work.whole[np.ix_(rows, c)] for c in cohorts]
+    relative = [b - np.median(b, axis=1, keepdims=True) for b in blocks]
+    if np.median([robust.sigma(b - np.median(b, axis=0)) for b in relative]) <= NOISY:
+        return None
+    noises = [robust.low_noise(work.pieces[:, rows][:, :, c]) for c in cohorts]
+    return robust.lower_median(np.array(noises))
+
+
+def _complete(work: Work, rows: Rows, columns: Columns) -> bool:
+    pieces = work.pieces[:, rows][:, :, columns]
+    return bool(np.isfinite(work.whole[np.ix_(rows, columns)]).all() and (pieces > 0).all())
 
 
 def _recent(rows: Rows) -> int:
     return min(RECENT, max(5, len(rows) // 3))
 
 
-def _quiet(block: Floats, columns: Columns, rows: Rows) -> Excess:
-    against = block - np.median(block, axis=1, keepdims=True)
-    level = robust.trimmed_mean(against)
-    residuals = against - level
-    last = robust.trimmed_mean(against[-_recent(rows) :])
+def _on_quiet_host(block: Floats, columns: Columns, rows: Rows) -> Excess:
+    relative = block - np.median(block, axis=1, keepdims=True)
+    level = robust.trimmed_mean(relative)
+    residuals = relative - level
+    last = robust.trimmed_mean(relative[-_recent(rows) :])
     return Excess(
         columns=columns,
         rows=rows,
@@ -171,7 +177,7 @@ def _quiet(block: Floats, columns: Columns, rows: Rows) -> Excess:
     )
 
 
-def _noisy(pieces: Floats, columns: Columns, rows: Rows, noise: float) -> Excess:
+def _on_noisy_host(pieces: Floats, columns: Columns, rows: Rows, noise: float) -> Excess:
     level = robust.low_level(pieces)
     last = robust.low_level(pieces[:, -_recent(rows) :])
     error = noise / np.sqrt(len(rows)) * (1 + _SMALL_LOW / len(columns))
@@ -183,5 +189,5 @@ def _noisy(pieces: Floats, columns: Columns, rows: Rows, noise: float) -> Excess
         noise=noise,
         recent=last - robust.lower_median(last),
         noisy=True,
-        apart=robust.apart(np.log(pieces.sum(axis=0))),
+        quartile_gap=robust.quartile_gap(np.log(pieces.sum(axis=0))),
     )

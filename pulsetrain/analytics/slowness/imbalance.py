@@ -1,4 +1,4 @@
-"""Work that is spread unevenly by design or by data: pipeline stages, and sequence lengths."""
+"""Work that is spread unevenly: over pipeline stages by design, over replicas by sequence lengths."""
 
 from __future__ import annotations
 
@@ -14,50 +14,55 @@ from pulsetrain.analytics.verdict import Healthy, Inconclusive, Verdict, finding
 Floats = NDArray[np.float64]
 
 STEPS_NEEDED = 10
-RECENT = 40  # newest steps, judged first: what has just begun is not hidden in the hour before it
-STAGE_INFO = 1.25  # a stage's compute over that of the others, from which it is told
+RECENT = 40  # newest steps, judged first, so that earlier steps do not hide what has just begun
+STAGE_INFO = 1.25  # a stage's compute over that of the others, from which it is reported
 STAGE_WARNING = 1.4  # from which it asks for action
 AGREEMENT = 0.75  # correlation of what shares its sequences that only the amount of work explains
-PLAIN = 0.5  # correlation of forward with backward on a crowded host, from which noise is told apart
-LASTING = 0.5  # correlation of a step's excess with the next step's, from which somebody is slow for a while
-SPREAD_INFO = 0.05  # how much longer than the usual replica the heaviest of a step computes: all wait for it
+PLAIN_AGREEMENT = 0.5  # the same of forward with backward where ranks often wait for a processor
+LASTING = 0.5  # correlation of a step's excess with the next step's, from which a rank is slow for a while
+SPREAD_INFO = 0.05  # how much longer than the usual replica the heaviest of a step computes, as a ratio
 SPREAD_WARNING = 0.3  # from which it asks for action
 
 
-def stages(t: Timings) -> list[Verdict]:
-    """Findings of kind `stage_imbalance`: a pipeline stage that has more work than the others in nearly all
-    steps. A stage's time is the lower median of its ranks, so that half a stage of stragglers is none. On a
-    crowded host it must be longer both as measured and net of waits for a processor: where much is taken out,
-    what is left differs by what the stages wait."""
-    rows = np.flatnonzero(t.usable)
-    numbers = np.unique(t.stages[t.stages >= 0])
+def stages(timings: Timings) -> list[Verdict]:
+    """Findings of kind `stage_imbalance`: a pipeline stage with more work than others in nearly all steps.
+
+    A stage's time is the lower median of its ranks, so that stragglers in half of a stage are no imbalance.
+    Where ranks often wait for a processor, the stage must be longer both as measured and net of the waits:
+    where much is taken out, what is left depends on how much the stages wait.
+
+    >>> from pulsetrain.analytics.slowness.timings import from_matrices
+    >>> compute = np.tile([100.0, 100.0, 160.0, 160.0], (20, 1))
+    >>> [finding] = stages(from_matrices({"compute": compute}, stages=np.array([0, 0, 1, 1])))
+    >>> finding.summary
+    'Pipeline stage 1 computes 1.60 times as long as the others.'
+    """
+    rows = np.flatnonzero(timings.usable)
+    numbers = np.unique(timings.stages[timings.stages >= 0])
     if len(numbers) < 2:
-        return [
-            Inconclusive(
-                analyzer="stage_imbalance", reason="fewer than two stages are known", blind=not t.placed
-            )
-        ]
+        reason = "fewer than two stages are known"
+        return [Inconclusive(analyzer="stage_imbalance", reason=reason, blind=not timings.topology_known)]
     if len(rows) < STEPS_NEEDED:
         return [Inconclusive(analyzer="stage_imbalance", reason=f"{len(rows)} usable steps")]
-    newest = _stages_in(t, rows[-RECENT:], numbers)
-    return newest if len(rows) <= RECENT or findings(newest) else _stages_in(t, rows, numbers)
+    newest = _stages_in(timings, rows[-RECENT:], numbers)
+    return newest if len(rows) <= RECENT or findings(newest) else _stages_in(timings, rows, numbers)
 
 
-def _stages_in(t: Timings, rows: NDArray[np.int64], numbers: NDArray[np.int64]) -> list[Verdict]:
+def _stages_in(timings: Timings, rows: NDArray[np.int64], numbers: NDArray[np.int64]) -> list[Verdict]:
     """The verdict on some steps."""
-    parts = (t.parts["compute"], t.measured("compute"))
-    net, measured = (_levels(part[rows], t.stages, numbers) for part in parts)
+    parts = (timings.parts["compute"], timings.measured("compute"))
+    net, measured = (_levels(part[rows], timings.stages, numbers) for part in parts)
     if not ((net > 0).all() and (measured > 0).all()):
         return [Inconclusive(analyzer="stage_imbalance", reason="no compute spans", blind=True)]
     found: list[Verdict] = []
-    for place, stage in enumerate(numbers.tolist()):
-        ratios = np.minimum(_over_others(net, place), _over_others(measured, place))
+    for index, stage in enumerate(numbers.tolist()):
+        ratios = np.minimum(_over_others(net, index), _over_others(measured, index))
         ratio = float(np.median(ratios))
         steady = float((ratios > 1 + (ratio - 1) / 2).mean())
         if ratio < STAGE_INFO or steady < 0.8:
             continue
         found.append(
-            t.finding(
+            timings.finding(
                 "stage_imbalance",
                 "stage",
                 str(stage),
@@ -69,9 +74,9 @@ def _stages_in(t: Timings, rows: NDArray[np.int64], numbers: NDArray[np.int64]) 
                     "ratio": round(ratio, 4),
                     "share_of_steps": round(steady, 4),
                     "compute_ns": {str(s): int(np.median(v)) for s, v in zip(numbers, net, strict=True)},
-                    "ranks": t.ranks[t.stages == stage].tolist()[:64],
-                    "first_step": int(t.steps[rows[0]]),
-                    "last_step": int(t.steps[rows[-1]]),
+                    "ranks": timings.ranks[timings.stages == stage].tolist()[:64],
+                    "first_step": int(timings.steps[rows[0]]),
+                    "last_step": int(timings.steps[rows[-1]]),
                 },
             )
         )
@@ -85,9 +90,9 @@ def _levels(compute: Floats, stages: NDArray[np.int64], numbers: NDArray[np.int6
     return np.stack([_lower_median(compute[:, stages == s]) for s in numbers])
 
 
-def _over_others(levels: Floats, place: int) -> Floats:
-    """Each step's time of one stage over the median of the others'."""
-    return np.asarray(levels[place] / np.median(np.delete(levels, place, axis=0), axis=0))
+def _over_others(levels: Floats, index: int) -> Floats:
+    """The time of one stage in each step, over the median of the other stages."""
+    return np.asarray(levels[index] / np.median(np.delete(levels, index, axis=0), axis=0))
 
 
 def _lower_median(block: Floats) -> Floats:
@@ -98,34 +103,40 @@ def _lower_median(block: Floats) -> Floats:
     return np.where(np.isfinite(result), result, 0.0)
 
 
-def sequences(t: Timings) -> list[Verdict]:
-    """Findings of kind `sequence_imbalance`: the heaviest replica changes from step to step, and everything
-    that works on the same sequences is longer together (arXiv 2505.05713).
+def sequences(timings: Timings) -> list[Verdict]:
+    """Findings of kind `sequence_imbalance` for the job: replicas get sequences of unequal length.
 
-    The stages of a pipeline do, one after the other; where no replica has two known stages, the forward and
-    backward times of a rank.
+    Then the heaviest replica changes from step to step, and all that works on the same sequences takes longer
+    together (arXiv 2505.05713). The stages of a pipeline work on the same sequences. Where no replica has two
+    known stages, the forward and backward times of a rank are compared.
+
+    >>> from pulsetrain.analytics.slowness.timings import from_matrices
+    >>> work = 100.0 * np.exp(0.3 * np.random.default_rng(0).standard_normal((40, 4)))
+    >>> parts = {"compute": 3 * work, "forward": work, "backward": 2 * work}
+    >>> [finding] = sequences(from_matrices(parts, job="j"))
+    >>> finding.subject, finding.evidence["compared"]
+    ('j', 'forward and backward')
     """
-    rows = np.flatnonzero(t.usable)
+    rows = np.flatnonzero(timings.usable)
     if len(rows) < 2 * STEPS_NEEDED:
         return [Inconclusive(analyzer="sequence_imbalance", reason=f"{len(rows)} usable steps")]
-    newest = _sequences_in(t, rows[-RECENT:])
-    return newest if len(rows) <= RECENT or findings(newest) else _sequences_in(t, rows)
+    newest = _sequences_in(timings, rows[-RECENT:])
+    return newest if len(rows) <= RECENT or findings(newest) else _sequences_in(timings, rows)
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Uneven:
-    """How alike what shares its sequences is, by how much the heaviest of a step is longer, and how much of
-    that stays from one step to the next."""
+    """How unequal the work of a step is."""
 
     compared: str
-    agreement: float
-    spread: float
-    lasting: float
+    agreement: float  # correlation of what shares its sequences
+    spread: float  # how much longer the heaviest of a step takes, as a ratio
+    lasting: float  # correlation of a step's excess with that of the next step
 
 
-def _sequences_in(t: Timings, rows: NDArray[np.int64]) -> list[Verdict]:
+def _sequences_in(timings: Timings, rows: NDArray[np.int64]) -> list[Verdict]:
     """The verdict on some steps."""
-    uneven = _between_stages(t, rows) or _between_passes(t, rows)
+    uneven = _between_stages(timings, rows) or _between_passes(timings, rows)
     if uneven is None:
         reason = "no two stages of two replicas, and no forward and backward of two ranks with the same work"
         return [Inconclusive(analyzer="sequence_imbalance", reason=reason, blind=True)]
@@ -139,10 +150,10 @@ def _sequences_in(t: Timings, rows: NDArray[np.int64]) -> list[Verdict]:
     if uneven.agreement < AGREEMENT or uneven.spread < SPREAD_INFO or uneven.lasting >= LASTING:
         return [Healthy(analyzer="sequence_imbalance", numbers=numbers)]
     return [
-        t.finding(
+        timings.finding(
             "sequence_imbalance",
             "job",
-            t.job,
+            timings.job,
             severity="warning" if uneven.spread >= SPREAD_WARNING else "info",
             confidence=min(0.97, 0.7 + 0.25 * min(1.0, (uneven.agreement - AGREEMENT) / 0.2)),
             summary=f"Ranks get unequal sequences: a step's heaviest computes {uneven.spread:.0%} longer.",
@@ -151,20 +162,21 @@ def _sequences_in(t: Timings, rows: NDArray[np.int64]) -> list[Verdict]:
     ]
 
 
-def _between_stages(t: Timings, rows: NDArray[np.int64]) -> _Uneven | None:
-    """Replicas by what they compute in each of their stages, which pass the same sequences on; None where
-    fewer than two of each are known.
+def _between_stages(timings: Timings, rows: NDArray[np.int64]) -> _Uneven | None:
+    """Replicas by their compute in each of their stages; None where fewer than two of each are known.
 
-    A replica's own level is taken out, so that a slow one is no imbalance of sequences. Its ranks in a stage
-    count as their lower median.
+    A replica's own level is taken out, so that a slow replica is no imbalance of sequences. Its ranks in a
+    stage count as their lower median.
     """
-    stages, replicas = (np.unique(x[x >= 0]) for x in (t.stages, t.replicas))
+    stages, replicas = (np.unique(x[x >= 0]) for x in (timings.stages, timings.replicas))
     if len(stages) < 2 or len(replicas) < 2:
         return None
-    members = [[np.flatnonzero((t.stages == s) & (t.replicas == r)) for r in replicas] for s in stages]
+    members = [
+        [np.flatnonzero((timings.stages == s) & (timings.replicas == r)) for r in replicas] for s in stages
+    ]
     if any(not len(columns) for row in members for columns in row):
         return None
-    compute = t.parts["compute"][rows]
+    compute = timings.parts["compute"][rows]
     work = np.stack([np.stack([_lower_median(compute[:, c]) for c in row], axis=1) for row in members])
     whole = (work > 0).all(axis=(0, 2))
     if whole.sum() < STEPS_NEEDED:
@@ -181,9 +193,9 @@ def _between_stages(t: Timings, rows: NDArray[np.int64]) -> _Uneven | None:
     )
 
 
-def _between_passes(t: Timings, rows: NDArray[np.int64]) -> _Uneven | None:
-    """Ranks with the same work by their forward and backward, medians over cohorts; None: not told."""
-    known = [u for c in t.cohorts if (u := _cohort(t, rows, c)) is not None]
+def _between_passes(timings: Timings, rows: NDArray[np.int64]) -> _Uneven | None:
+    """Ranks with the same work by their forward and backward, medians over cohorts; None: not known."""
+    known = [u for c in timings.cohorts if (u := _cohort(timings, rows, c)) is not None]
     if not known:
         return None
     agreement, spread, lasting = np.median([(u.agreement, u.spread, u.lasting) for u in known], axis=0)
@@ -195,14 +207,15 @@ def _between_passes(t: Timings, rows: NDArray[np.int64]) -> _Uneven | None:
     )
 
 
-def _cohort(t: Timings, rows: NDArray[np.int64], columns: NDArray[np.int64]) -> _Uneven | None:
-    """One cohort, of the ranks and steps that are told.
+def _cohort(timings: Timings, rows: NDArray[np.int64], columns: NDArray[np.int64]) -> _Uneven | None:
+    """One cohort, of the ranks and steps that are known.
 
-    On a crowded host both passes are lengthened by waits of their own, which pull their correlation down;
-    where it is plain all the same, it is what the passes have in common over what the step net of waits has.
+    Where ranks often wait for a processor, waits lengthen each pass by itself and pull their correlation
+    down. Where it is plain all the same, the agreement is what the passes have in common over what the step
+    net of waits has.
     """
-    passes = np.stack([t.measured(name)[np.ix_(rows, columns)] for name in ("forward", "backward")])
-    net = (t.parts["forward"] + t.parts["backward"])[np.ix_(rows, columns)]
+    passes = np.stack([timings.measured(name)[np.ix_(rows, columns)] for name in ("forward", "backward")])
+    net = (timings.parts["forward"] + timings.parts["backward"])[np.ix_(rows, columns)]
     present = (passes[0] > 0) & (passes[1] > 0)
     kept = present.mean(axis=0) > 2 / 3
     whole = present[:, kept].all(axis=1)
@@ -213,7 +226,7 @@ def _cohort(t: Timings, rows: NDArray[np.int64], columns: NDArray[np.int64]) -> 
     shared = (forward * backward).mean(axis=0)
     scale = np.sqrt((forward**2).mean(axis=0) * (backward**2).mean(axis=0))
     agreement = float(np.median(shared / np.maximum(scale, 1e-12)))
-    if t.kept is not None and agreement >= PLAIN:
+    if timings.running_ratio is not None and agreement >= PLAIN_AGREEMENT:
         agreement = min(1.0, float(np.median(shared / np.maximum((excess**2).mean(axis=0), 1e-12))))
     return _Uneven(
         compared="forward and backward",
@@ -224,7 +237,7 @@ def _cohort(t: Timings, rows: NDArray[np.int64], columns: NDArray[np.int64]) -> 
 
 
 def _excess(logs: Floats) -> Floats:
-    """By how much each column exceeds the median of its row, beyond what it usually does."""
-    against = logs - np.median(logs, axis=1, keepdims=True)
-    result: Floats = against - np.median(against, axis=0)
+    """By how much each column exceeds the median of its row, beyond its usual excess."""
+    relative = logs - np.median(logs, axis=1, keepdims=True)
+    result: Floats = relative - np.median(relative, axis=0)
     return result

@@ -1,235 +1,221 @@
 """Process groups whose transfers take longer than those of their siblings, whatever their members compute.
 
-The time of a collective is that of its last member to come, who waits for nobody: the shortest of all
-members' times in it. Siblings are groups of one kind (the name without its numbers) and size that run one
-operation on about as many bytes, for a small payload takes longer a byte; compared is time a byte. However
-much times scatter, a slow link is where a group's quick transfers take longer than its siblings' slow ones.
-Sends and receives are left out: their ends are recorded apart.
+The time of a collective is that of its last member to arrive, who waits for nobody: the shortest time that a
+member spent in it. Time per byte is compared between siblings (see `transfers`). However much times scatter,
+a link is slow where a group's quick transfers take longer than its siblings' slow ones. Sends and receives
+are left out, because their two ends are recorded apart.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
-import pyarrow as pa
-from numpy.typing import NDArray
 
 from pulsetrain.analytics.slowness import robust
-from pulsetrain.analytics.slowness.cohort import Excess, measure, work_from, work_of
+from pulsetrain.analytics.slowness.cohort import Excess, Rows, measure, work_from, work_of
 from pulsetrain.analytics.slowness.timings import Timings
-from pulsetrain.analytics.verdict import Finding, Healthy, Inconclusive, Verdict, findings
+from pulsetrain.analytics.slowness.transfers import Transfers, transfers_from
+from pulsetrain.analytics.verdict import Finding, Healthy, Inconclusive, SubjectType, Verdict, findings
 from pulsetrain.stream.queries import analysis
+from pulsetrain.stream.queries.queryable import AttemptSteps, Queryable
 
-WINDOW = 30  # newest steps looked at: a link is judged by what it does now
+NAME = "slow_link"
+WINDOW = 30  # newest steps that are compared: what a link does now
 STEPS_NEEDED = 16
 CELLS = 250_000  # steps x ranks whose operations are read: fewer steps of a larger fleet
-FLOOR_RATIO = 0.25  # groups of one kind differ by where their members stand
-NOISY_SHARE = 0.6
-TOO_NOISY = 0.3  # noise of one step from which transfers wait for processors rather than for wires
-APART = 0.25  # there, by how much the quick quarter must be beyond the siblings' slow one, as a ratio
-STRAGGLES = 0.1  # share of a group's slowness (log) that a straggler among its members has to have, likewise
-LATE = 0.5  # share of a group's slowness (log) in the compute of a member, from which that is the cause
-ALIKE = 1.25  # payloads of siblings, ordered by size, differ by less than this ratio from one to the next
+FLOOR_RATIO = 0.25  # groups of one kind differ by where in the network their members are
+NOISY_SHARE = 0.6  # of the noise of a step, below which a slowdown is not reported
+TOO_NOISY = 0.3  # noise of one step from which transfers wait for processors rather than for the network
+QUARTILE_GAP = 0.25  # there, how far the quick quarter must lie above the siblings' slow quarter, as a ratio
+STRAGGLER_SHARE = 0.1  # of a group's slowness (log), from which a straggler among its members explains it
+COMPUTE_SHARE = 0.5  # of a group's slowness (log), from which a member's longer compute explains it
 FALSE_ALARMS = 1e-4
 
-
-@dataclass(frozen=True, kw_only=True)
-class Transfers:
-    """Steps x (group, phase): nanoseconds a byte, NaN where a group did nothing. `kinds` numbers siblings."""
-
-    steps: NDArray[np.int64]
-    groups: tuple[str, ...]
-    phases: tuple[str, ...]
-    kinds: NDArray[np.int64]
-    ns_a_byte: NDArray[np.float64]
-
-
-def look(store: analysis.Queryable, t: Timings, stragglers: Sequence[Verdict]) -> list[Verdict]:
-    """`find` on the newest steps of a store."""
-    if not len(t.steps):
-        return [Inconclusive(analyzer="slow_link", reason="no steps", blind=True)]
-    last = int(t.steps[-1])
-    window = min(WINDOW, max(STEPS_NEEDED + 2, CELLS // max(1, len(t.ranks))))
-    since = max(int(t.steps[0]), last - window - 1)
-    table = analysis.group_transfers(store, t.job, t.attempt, since, last)
-    rows = analysis.group_members(store, t.job, t.attempt, last - 1, last).to_pylist()
-    return find(t, read(table), {r["group"]: tuple(sorted(r["ranks"])) for r in rows}, stragglers)
-
-
-def read(table: pa.Table) -> Transfers:
-    """The matrix of `analysis.group_transfers`, its rows in any order."""
-    rows = table.to_pydict()
-    keys = sorted(set(zip(rows["group"], rows["phase"], rows["members"], strict=True)))
-    merged = sorted({(g, p) for g, p, _ in keys})
-    size = {(g, p): n for g, p, n in keys}
-    steps = np.unique(np.array(rows["step"], np.int64))
-    place = {key: i for i, key in enumerate(merged)}
-    matrix, payload = (np.full((len(steps), len(merged)), np.nan) for _ in range(2))
-    column = np.array([place[k] for k in zip(rows["group"], rows["phase"], strict=True)], np.int64)
-    if len(column):
-        at = np.searchsorted(steps, np.array(rows["step"], np.int64))
-        payload[at, column] = np.maximum(1, np.array(rows["bytes"], float))
-        matrix[at, column] = np.array(rows["transfer_ns"], float) / payload[at, column]
-    return Transfers(
-        steps=steps,
-        groups=tuple(g for g, _ in merged),
-        phases=tuple(p for _, p in merged),
-        kinds=_siblings([_kind(g, p, size[g, p]) for g, p in merged], payload),
-        ns_a_byte=matrix,
-    )
-
-
-def _siblings(kinds: Sequence[tuple[str, str, int]], payload: NDArray[np.float64]) -> NDArray[np.int64]:
-    """A number for each column: the same for one kind and about one payload (that of the usual step)."""
-    usual = np.nanmedian(payload, axis=0) if len(payload) else np.ones(len(kinds))
-    order = sorted(range(len(kinds)), key=lambda i: (kinds[i], usual[i]))
-    numbers, number = np.zeros(len(kinds), np.int64), 0
-    for before, after in pairwise(order):
-        number += kinds[before] != kinds[after] or usual[after] >= ALIKE * usual[before]
-        numbers[after] = number
-    return numbers
-
-
-def _kind(group: str, phase: str, members: int) -> tuple[str, str, int]:
-    return (re.sub(r"([\W_]*\d+)+$", "", group), phase, members)
-
-
-def find(
-    t: Timings, transfers: Transfers, members: Mapping[str, tuple[int, ...]], stragglers: Sequence[Verdict]
-) -> list[Verdict]:
-    """Findings of kind `slow_link`, one a group, or one a node where all slow groups meet on it alone.
-
-    Groups with a straggler among their members are left out, since a slow process also moves data slowly,
-    unless that is slow by next to nothing beside them. So are those with a member whose compute is longer by
-    half as much, which is seen before it is sure.
-    """
-    usable = set(t.steps[t.usable].tolist())
-    rows = np.flatnonzero([s in usable for s in transfers.steps.tolist()])[-WINDOW:]
-    if not len(transfers.groups):
-        return [Inconclusive(analyzer="slow_link", reason="no collective with a payload", blind=True)]
-    if len(rows) < STEPS_NEEDED:
-        return [Inconclusive(analyzer="slow_link", reason=f"{len(rows)} usable steps")]
-    cohorts = [np.flatnonzero(transfers.kinds == k) for k in np.unique(transfers.kinds)]
-    time = transfers.ns_a_byte
-    with np.errstate(divide="ignore", invalid="ignore"):
-        work = work_from(np.log(np.where(time > 0, time, np.nan)), time[None], cohorts, rows)
-    table = [e for c in cohorts if (e := measure(work, c, rows)) is not None]
-    steady = [e for e in table if e.noise <= TOO_NOISY]
-    if not table:
-        reason = "no three groups of one kind and size to compare"
-        return [Inconclusive(analyzer="slow_link", reason=reason)]
-    z = robust.quantile_of(FALSE_ALARMS, sum(len(e.columns) for e in table))
-    told = [(f.evidence.get("ranks", ()), float(np.log(f.evidence["ratio"]))) for f in findings(stragglers)]
-    known = {rank: excess for ranks, excess in told for rank in ranks}
-    slow = [
-        found
-        for e in table
-        for found in _slow(e, z, transfers)
-        if _latest(known, members.get(found.group, ())) < STRAGGLES * float(np.log(found.ratio))
-    ]
-    late = _late(t) if slow else {}
-    slow = [s for s in slow if _latest(late, members.get(s.group, ())) < LATE * float(np.log(s.ratio))]
-    if not slow and not steady:
-        reason = "transfer times scatter too much from step to step, as on an oversubscribed host"
-        return [Inconclusive(analyzer="slow_link", reason=reason)]
-    if not slow:
-        return [Healthy(analyzer="slow_link", numbers={"groups": len(transfers.groups), "steps": len(rows)})]
-    return list(_findings(t, slow, members, int(transfers.steps[rows[0]])))
-
-
-def _late(t: Timings) -> dict[int, float]:
-    """By how much (log) each rank's compute lately exceeds that of ranks with the same work, where known."""
-    rows = np.flatnonzero(t.usable)[-WINDOW:]
-    if not np.isfinite(t.parts["compute"][rows]).any():
-        return {}
-    work = work_of(t, rows)
-    table = [e for c in t.cohorts if (e := measure(work, c, rows)) is not None]
-    return {int(t.ranks[c]): float(x) for e in table for c, x in zip(e.columns, e.excess, strict=True)}
-
-
-def _latest(late: Mapping[int, float], ranks: Iterable[int]) -> float:
-    return max((late.get(r, 0.0) for r in ranks), default=0.0)
+Members = Mapping[str, tuple[int, ...]]
+"""The ranks of each process group."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Slow:
+class _SlowGroup:
     group: str
     phase: str
     ratio: float
-    margin: float
+    margin: float  # in standard errors
 
 
-def _slow(e: Excess, z: float, transfers: Transfers) -> list[_Slow]:
-    steady = e.noise <= TOO_NOISY
-    floor = max(float(np.log1p(FLOOR_RATIO)), NOISY_SHARE * min(e.noise, TOO_NOISY))
-    needed = z * (1.5 if e.noisy else 1.0)
-    apart = robust.apart(np.log(transfers.ns_a_byte[np.ix_(e.rows, e.columns)])) > (
-        0.0 if steady else np.log1p(APART)
+@dataclass(frozen=True, kw_only=True)
+class _Subject:
+    """What a finding names, and the groups and ranks that it stands for."""
+
+    subject_type: SubjectType
+    name: str
+    worst: _SlowGroup
+    groups: tuple[str, ...]
+
+
+def find_in_store(store: Queryable, timings: Timings, stragglers: Sequence[Verdict]) -> list[Verdict]:
+    """`find` on the newest steps of a store."""
+    if not len(timings.steps):
+        return [Inconclusive(analyzer=NAME, reason="no steps", blind=True)]
+    last = int(timings.steps[-1])
+    window = min(WINDOW, max(STEPS_NEEDED + 2, CELLS // max(1, len(timings.ranks))))
+    first = max(int(timings.steps[0]), last - window - 1)
+    newest = AttemptSteps(job=timings.job, attempt=timings.attempt, first=last - 1, last=last)
+    steps = AttemptSteps(job=timings.job, attempt=timings.attempt, first=first, last=last)
+    transfers = transfers_from(analysis.group_transfers(store, steps))
+    rows = analysis.group_members(store, newest).to_pylist()
+    members = {row["group"]: tuple(sorted(row["ranks"])) for row in rows}
+    return find(timings, transfers, members, stragglers)
+
+
+def find(
+    timings: Timings, transfers: Transfers, members: Members, stragglers: Sequence[Verdict]
+) -> list[Verdict]:
+    """Findings of kind `slow_link`: one for each group, or one for a node that all slow groups share.
+
+    A group is left out where one of its members explains it: a straggler (unless it is slow by very little in
+    comparison), or a rank whose compute is longer by half as much, which is seen before it is sure.
+
+    >>> import pyarrow as pa
+    >>> rows = [(step, f"dp:{i}", 3e6 if i == 2 else 1e6) for step in range(20) for i in range(4)]
+    >>> step, group, transfer_ns = zip(*rows)
+    >>> columns = {"step": step, "group": group, "transfer_ns": transfer_ns}
+    >>> columns |= {"phase": ["all_reduce"] * 80, "bytes": [1000] * 80, "members": [2] * 80}
+    >>> from pulsetrain.analytics.slowness.timings import from_matrices
+    >>> job = from_matrices({"compute": np.ones((20, 8))})
+    >>> [finding] = find(job, transfers_from(pa.table(columns)), {}, [])
+    >>> finding.summary
+    'Group dp:2 takes 3.00 times as long per byte as its siblings (all_reduce).'
+    """
+    usable = set(timings.steps[timings.usable].tolist())
+    rows = np.flatnonzero([s in usable for s in transfers.steps.tolist()])[-WINDOW:]
+    if not len(transfers.groups):
+        return [Inconclusive(analyzer=NAME, reason="no collective with a payload", blind=True)]
+    if len(rows) < STEPS_NEEDED:
+        return [Inconclusive(analyzer=NAME, reason=f"{len(rows)} usable steps")]
+    cohorts = _measured(transfers, rows)
+    if not cohorts:
+        reason = "no three groups of one kind and size to compare"
+        return [Inconclusive(analyzer=NAME, reason=reason)]
+    slow = _unexplained(
+        _slow_groups(cohorts, transfers), members, _straggler_excess(stragglers), STRAGGLER_SHARE
     )
-    hits = np.flatnonzero(apart & (e.excess > floor) & (e.recent > floor / 2) & (e.excess > needed * e.error))
-    return [
-        _Slow(
-            group=transfers.groups[e.columns[i]],
-            phase=transfers.phases[e.columns[i]],
-            ratio=float(np.exp(e.excess[i])),
-            margin=float(e.excess[i] / max(e.error[i], 1e-12)),
+    if slow:
+        slow = _unexplained(slow, members, _compute_excess(timings), COMPUTE_SHARE)
+    if slow:
+        since = int(transfers.steps[rows[0]])
+        return [_finding(timings, s, members, since) for s in _subjects(timings, slow, members)]
+    if all(cohort.noise > TOO_NOISY for cohort in cohorts):
+        reason = "transfer times scatter too much from step to step, as on an oversubscribed host"
+        return [Inconclusive(analyzer=NAME, reason=reason)]
+    return [Healthy(analyzer=NAME, numbers={"groups": len(transfers.groups), "steps": len(rows)})]
+
+
+def _measured(transfers: Transfers, rows: Rows) -> list[Excess]:
+    """The excess of each group over its siblings, one entry for each set of siblings that can be compared."""
+    siblings = [np.flatnonzero(transfers.siblings == number) for number in np.unique(transfers.siblings)]
+    time = transfers.ns_a_byte
+    with np.errstate(divide="ignore", invalid="ignore"):
+        work = work_from(np.log(np.where(time > 0, time, np.nan)), time[None], siblings, rows)
+    return [e for columns in siblings if (e := measure(work, columns, rows)) is not None]
+
+
+def _slow_groups(cohorts: Sequence[Excess], transfers: Transfers) -> list[_SlowGroup]:
+    sigmas = robust.sigmas_needed(FALSE_ALARMS, sum(len(cohort.columns) for cohort in cohorts))
+    return [slow for cohort in cohorts for slow in _slow_siblings(cohort, sigmas, transfers)]
+
+
+def _slow_siblings(cohort: Excess, sigmas: float, transfers: Transfers) -> Iterator[_SlowGroup]:
+    steady = cohort.noise <= TOO_NOISY
+    floor = max(float(np.log1p(FLOOR_RATIO)), NOISY_SHARE * min(cohort.noise, TOO_NOISY))
+    needed = sigmas * (1.5 if cohort.noisy else 1.0)
+    gap = robust.quartile_gap(np.log(transfers.ns_a_byte[np.ix_(cohort.rows, cohort.columns)]))
+    slow_when_quick = gap > (0.0 if steady else np.log1p(QUARTILE_GAP))
+    still_slow = cohort.recent > floor / 2
+    sure = (cohort.excess > floor) & (cohort.excess > needed * cohort.error)
+    for i in np.flatnonzero(slow_when_quick & still_slow & sure):
+        yield _SlowGroup(
+            group=transfers.groups[cohort.columns[i]],
+            phase=transfers.phases[cohort.columns[i]],
+            ratio=float(np.exp(cohort.excess[i])),
+            margin=float(cohort.excess[i] / max(cohort.error[i], 1e-12)),
         )
-        for i in hits
+
+
+def _straggler_excess(stragglers: Sequence[Verdict]) -> dict[int, float]:
+    """The excess (log) of each rank that a straggler finding names."""
+    named = [(f.evidence.get("ranks", ()), float(np.log(f.evidence["ratio"]))) for f in findings(stragglers)]
+    return {rank: excess for ranks, excess in named for rank in ranks}
+
+
+def _compute_excess(timings: Timings) -> dict[int, float]:
+    """By how much (log) each rank's compute lately exceeds that of its cohort, where known."""
+    rows = np.flatnonzero(timings.usable)[-WINDOW:]
+    if not np.isfinite(timings.parts["compute"][rows]).any():
+        return {}
+    work = work_of(timings, rows)
+    cohorts = [e for c in timings.cohorts if (e := measure(work, c, rows)) is not None]
+    return {
+        int(timings.ranks[c]): float(x) for e in cohorts for c, x in zip(e.columns, e.excess, strict=True)
+    }
+
+
+def _unexplained(
+    slow: Iterable[_SlowGroup], members: Members, excess: Mapping[int, float], share: float
+) -> list[_SlowGroup]:
+    """Groups none of whose members exceeds its cohort by `share` of the group's own slowness."""
+    return [
+        s
+        for s in slow
+        if max((excess.get(rank, 0.0) for rank in members.get(s.group, ())), default=0.0)
+        < share * float(np.log(s.ratio))
     ]
 
 
-def _findings(
-    t: Timings, slow: Sequence[_Slow], members: Mapping[str, tuple[int, ...]], since: int
-) -> Iterable[Finding]:
-    worst: dict[str, _Slow] = {}
+def _subjects(timings: Timings, slow: Sequence[_SlowGroup], members: Members) -> list[_Subject]:
+    """The one node that all of several slow groups share, else each group by its slowest phase."""
+    worst: dict[str, _SlowGroup] = {}
     for s in slow:
         if s.group not in worst or s.ratio > worst[s.group].ratio:
             worst[s.group] = s
-    nodes = {g: _nodes(t, members.get(g, ())) for g in worst}
-    common = set.intersection(*nodes.values()) if len(worst) > 1 else set()
+    groups = tuple(sorted(worst))
+    nodes = [_nodes(timings, members.get(group, ())) for group in groups]
+    common = set.intersection(*nodes) if len(groups) > 1 else set()
     if len(common) == 1:
-        node = next(iter(common))
-        top = max(worst.values(), key=lambda s: s.ratio)
-        ranks = {r for g in worst for r in members.get(g, ())}
-        yield _finding(t, "node", node, top, sorted(worst), nodes, ranks, since)
-        return
-    for group in sorted(worst):
-        yield _finding(t, "group", group, worst[group], [group], nodes, members.get(group, ()), since)
+        slowest = max(worst.values(), key=lambda s: s.ratio)
+        return [_Subject(subject_type="node", name=common.pop(), worst=slowest, groups=groups)]
+    return [
+        _Subject(subject_type="group", name=group, worst=worst[group], groups=(group,)) for group in groups
+    ]
 
 
-def _nodes(t: Timings, ranks: Iterable[int]) -> set[str]:
+def _nodes(timings: Timings, ranks: Iterable[int]) -> set[str]:
     wanted = set(ranks)
-    return {t.node_of(c) for c, r in enumerate(t.ranks.tolist()) if r in wanted} - {""}
+    return {timings.node_of(c) for c, r in enumerate(timings.ranks.tolist()) if r in wanted} - {""}
 
 
-def _finding(
-    t: Timings,
-    subject_type: str,
-    subject: str,
-    worst: _Slow,
-    groups: Sequence[str],
-    nodes: Mapping[str, set[str]],
-    ranks: Iterable[int],
-    since: int,
-) -> Finding:
-    where = f"Groups that meet on node {subject}" if subject_type == "node" else f"Group {subject}"
-    return t.finding(
-        "slow_link",
-        "node" if subject_type == "node" else "group",
-        subject,
+def _finding(timings: Timings, subject: _Subject, members: Members, since: int) -> Finding:
+    worst = subject.worst
+    ranks = sorted({rank for group in subject.groups for rank in members.get(group, ())})
+    if subject.subject_type == "node":
+        who, whose = f"Groups that meet on node {subject.name} take", "their"
+    else:
+        who, whose = f"Group {subject.name} takes", "its"
+    return timings.finding(
+        NAME,
+        subject.subject_type,
+        subject.name,
         severity="warning",
         confidence=0.95 - 0.25 * float(np.exp(-max(0.0, worst.margin - 4) / 4)),
-        summary=f"{where} transfer {worst.ratio:.2f} times as long a byte as their siblings ({worst.phase}).",
+        summary=f"{who} {worst.ratio:.2f} times as long per byte as {whose} siblings ({worst.phase}).",
         evidence={
             "query": "analysis.group_transfers",
             "ratio": round(worst.ratio, 4),
-            "groups": list(groups),
-            "nodes": sorted({n for g in groups for n in nodes[g]}),
-            "ranks": sorted(ranks)[:64],
+            "groups": list(subject.groups),
+            "nodes": sorted(_nodes(timings, ranks)),
+            "ranks": ranks[:64],
             "phase": worst.phase,
             "margin_in_errors": round(min(worst.margin, 1e6), 2),
             "first_step": since,

@@ -1,30 +1,27 @@
-"""Model FLOPs utilisation of each step, and its decay, attributed to a phase and to those who cause it.
+"""Model FLOPs utilisation (MFU) of each step, and its decay, attributed to a phase and to ranks.
 
-MFU is the FLOPs that the model needs (not those that recomputation repeats) over the time of the step times
-the peak of all devices (PaLM, arXiv 2204.02311, appendix B). Warm-up, checkpoint and evaluation steps do not
-count.
+MFU is the FLOPs that the model needs, without those that recomputation repeats, over the product of step time
+and peak of all devices (PaLM, arXiv 2204.02311, appendix B). Warm-up, checkpoint and evaluation steps do not
+count. `device_peaks` has the peaks.
 """
 
 from __future__ import annotations
 
-import csv
 from dataclasses import dataclass
-from functools import cache
-from importlib.resources import files
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pulsetrain.analytics.slowness import robust
 from pulsetrain.analytics.slowness.cohort import oversubscribed
+from pulsetrain.analytics.slowness.device_peaks import Peak
 from pulsetrain.analytics.slowness.timings import Timings
 from pulsetrain.analytics.verdict import Finding, Healthy, Inconclusive, Verdict
-from pulsetrain.core.errors import UsageError
 
 Floats = NDArray[np.float64]
 
-WINDOW = 20
+NAME = "mfu"
+WINDOW = 20  # steps of a level
 DECAY = 0.05  # least loss of throughput that is a decay, as a ratio
 FALSE_ALARMS = 1e-4
 FORMULA = "model FLOPs of the step / (time of its slowest rank x ranks x peak of a device)"
@@ -32,150 +29,150 @@ FORMULA_SOURCE = "PaLM, arXiv 2204.02311, appendix B"
 _PARTS = ("forward", "backward", "optimizer", "wait", "data", "checkpoint", "gc")
 
 
-def transformer_flops_per_token(
-    *, parameters: float, layers: int, heads: int, head_dim: int, sequence: int
-) -> float:
-    """FLOPs of forward and backward for one token: 6N + 12LHQT (PaLM, arXiv 2204.02311, appendix B).
-
-    `parameters` without embeddings that are only looked up; attention counts the full square.
-
-    >>> transformer_flops_per_token(parameters=1e9, layers=24, heads=16, head_dim=128, sequence=2048)
-    7207959552.0
-    """
-    return 6.0 * parameters + 12.0 * layers * heads * head_dim * sequence
-
-
 @dataclass(frozen=True, kw_only=True)
-class Peak:
-    """Dense peak of one device in one data type, FLOP/s, and where the figure comes from."""
+class _Decay:
+    """A loss of throughput, as differences of the log of FLOP/s."""
 
-    device: str
-    dtype: str
-    flops_per_s: float
-    source: str
+    drop: float
+    error: float  # standard error of the drop
+    since: int  # index of the first slow step
+
+    @property
+    def loss(self) -> float:
+        """The share of the throughput that is lost."""
+        return float(-np.expm1(-self.drop))
 
 
-@cache
-def peaks(site: Path | None = None) -> dict[tuple[str, str], Peak]:
-    """The table of device peaks by (device, dtype); lines of the `site` file replace those of the package."""
-    texts = [files("pulsetrain.analytics").joinpath("tables/device_peaks.csv").read_text()]
-    if site is not None:
-        try:
-            texts.append(site.read_text())
-        except OSError as error:
-            raise UsageError(f"device peaks {site}: {error.strerror}") from error
-    rows = [r for text in texts for r in csv.DictReader(x for x in text.splitlines() if x[:1] != "#")]
-    return {
-        (r["device"], r["dtype"]): Peak(
-            device=r["device"], dtype=r["dtype"], flops_per_s=float(r["tflops"]) * 1e12, source=r["source"]
-        )
-        for r in rows
+def achieved(timings: Timings) -> tuple[NDArray[np.int64], Floats]:
+    """(steps, model FLOP/s of a rank) of usable steps whose FLOPs are known."""
+    flops, duration = timings.numbers["flops"], timings.numbers["duration_ns"]
+    with np.errstate(invalid="ignore"):
+        whole = timings.usable & (flops > 0).all(axis=1) & (duration > 0).all(axis=1)
+    seconds = duration[whole].max(axis=1) / 1e9 if whole.any() else np.zeros(0)
+    rate = flops[whole].sum(axis=1) / np.maximum(seconds, 1e-12) / max(1, len(timings.ranks))
+    return timings.steps[whole], rate
+
+
+def find(timings: Timings, device: Peak | None = None) -> list[Verdict]:
+    """A finding of kind `mfu_decay` where the last steps achieve less than the job's own earlier ones.
+
+    The numbers are FLOP/s of a rank, and MFU too where `device` tells what all ranks run on.
+
+    >>> from pulsetrain.analytics.slowness.timings import from_matrices
+    >>> duration = np.full((120, 2), 1e9)
+    >>> duration[80:] *= 1.5
+    >>> matrices = {"duration_ns": duration, "flops": np.full((120, 2), 1e12), "data": duration - 1e9}
+    >>> [finding] = find(from_matrices(matrices))
+    >>> finding.summary
+    'Throughput fell by 33% since step 80, mostly in data of all ranks.'
+    """
+    steps, rate = achieved(timings)
+    if not len(rate):
+        return [Inconclusive(analyzer=NAME, reason="no step tells its model FLOPs", blind=True)]
+    numbers = _numbers(rate, device)
+    if len(rate) < 3 * WINDOW:
+        return [Healthy(analyzer=NAME, numbers={**numbers, "decay": "too few steps to judge"})]
+    decay = _decay(np.log(rate))
+    if decay is None:
+        return [Healthy(analyzer=NAME, numbers=numbers)]
+    return [_finding(timings, steps, decay, numbers)]
+
+
+def _numbers(rate: Floats, device: Peak | None) -> dict[str, object]:
+    """What the newest steps achieve, and how it was computed."""
+    newest = float(np.median(rate[-WINDOW:]))
+    numbers: dict[str, object] = {
+        "flops_per_s_a_rank": newest,
+        "steps": len(rate),
+        "formula": FORMULA,
+        "formula_source": FORMULA_SOURCE,
+    }
+    if device is None:
+        return numbers
+    return numbers | {
+        "mfu": newest / device.flops_per_s,
+        "device": f"{device.device}/{device.dtype}",
+        "peak_flops_per_s": device.flops_per_s,
+        "peak_source": device.source,
     }
 
 
-def peak(device: str, dtype: str, site: Path | None = None) -> Peak:
-    """The peak of one device. Raises `UsageError` that names the devices that are known."""
-    known = peaks(site)
-    if (device, dtype) not in known:
-        allowed = ", ".join(sorted(f"{d}/{t}" for d, t in known))
-        raise UsageError(f"device {device}/{dtype}: no peak on record; known: {allowed}")
-    return known[device, dtype]
+def _decay(logs: Floats) -> _Decay | None:
+    """How far the newest steps fell below the job's usual level; None: no further than noise, or briefly.
 
-
-def achieved(t: Timings) -> tuple[NDArray[np.int64], Floats]:
-    """(steps, model FLOP/s a rank) of usable steps whose FLOPs are known."""
-    flops, duration = t.numbers["flops"], t.numbers["duration_ns"]
-    with np.errstate(invalid="ignore"):
-        whole = t.usable & (flops > 0).all(axis=1) & (duration > 0).all(axis=1)
-    seconds = duration[whole].max(axis=1) / 1e9 if whole.any() else np.zeros(0)
-    return t.steps[whole], flops[whole].sum(axis=1) / np.maximum(seconds, 1e-12) / max(1, len(t.ranks))
-
-
-def find(t: Timings, device: Peak | None = None) -> list[Verdict]:
-    """A finding of kind `mfu_decay` where the last steps achieve less than the job's own earlier ones.
-
-    With the `device` all ranks run on, numbers are MFU too; without it, FLOP/s a rank.
+    The usual level is the upper quartile of the medians of earlier windows, so that one lucky window does not
+    raise it.
     """
-    steps, rate = achieved(t)
-    if not len(rate):
-        return [Inconclusive(analyzer="mfu", reason="no step tells its model FLOPs", blind=True)]
-    numbers: dict[str, object] = {"flops_per_s_a_rank": float(np.median(rate[-WINDOW:])), "steps": len(rate)}
-    numbers |= {"formula": FORMULA, "formula_source": FORMULA_SOURCE}
-    if device is not None:
-        numbers |= {
-            "mfu": float(np.median(rate[-WINDOW:])) / device.flops_per_s,
-            "device": f"{device.device}/{device.dtype}",
-            "peak_flops_per_s": device.flops_per_s,
-            "peak_source": device.source,
-        }
-    if len(rate) < 3 * WINDOW:
-        return [Healthy(analyzer="mfu", numbers={**numbers, "decay": "too few steps to judge"})]
-    logs = np.log(rate)
     blocks = [logs[i : i + WINDOW] for i in range(len(logs) % WINDOW, len(logs) - WINDOW, WINDOW)]
     levels = np.array([np.median(b) for b in blocks])
-    base = float(np.quantile(levels, 0.75, method="lower"))  # one lucky window raises no bar
+    base = float(np.quantile(levels, 0.75, method="lower"))
     recent = logs[-WINDOW:]
     drop = base - float(np.median(recent))
     residuals = np.concatenate([*(b - np.median(b) for b in blocks), recent - np.median(recent)])
     error = float(np.hypot(1.25 * float(robust.sigma(residuals)) * np.sqrt(2 / WINDOW), _wander(levels)))
-    lasts = min(base - float(np.median(half)) for half in (recent[: WINDOW // 2], recent[WINDOW // 2 :]))
-    if drop - robust.quantile_of(FALSE_ALARMS, 1) * error < DECAY or lasts < drop / 2:
-        return [Healthy(analyzer="mfu", numbers=numbers)]
-    since = int(robust.onset(base - logs, drop))
-    return [_finding(t, steps, since, drop, error, numbers, busy=oversubscribed(t))]
+    halves = (recent[: WINDOW // 2], recent[WINDOW // 2 :])
+    lasts = min(base - float(np.median(half)) for half in halves)
+    if drop - robust.sigmas_needed(FALSE_ALARMS, 1) * error < DECAY or lasts < drop / 2:
+        return None
+    return _Decay(drop=drop, error=error, since=int(robust.onset(base - logs, drop)))
 
 
 def _wander(levels: Floats) -> float:
-    """How far blocks of steps usually stray from the one before: more than their steps' noise, on a shared
-    host. A decay is one hop of many, or many small ones."""
+    """How far a block of steps usually is from the one before; on a shared host more than the steps' noise.
+
+    A decay is one large difference among many, or many small ones, so it hardly changes the median.
+    """
     hops = np.abs(np.diff(levels))
     return robust.lower_median(hops) / 2**0.5 if len(hops) >= 2 else 0.0
 
 
 def _finding(
-    t: Timings,
-    steps: NDArray[np.int64],
-    since: int,
-    drop: float,
-    error: float,
-    numbers: dict[str, object],
-    *,
-    busy: bool,
+    timings: Timings, steps: NDArray[np.int64], decay: _Decay, numbers: dict[str, object]
 ) -> Finding:
-    before = np.isin(t.steps, steps[:since] if since >= WINDOW else steps[:WINDOW])
-    after = np.isin(t.steps, steps[-WINDOW:])
+    """On an oversubscribed host it is information: other work there slows the job as much as its own does."""
+    earlier = steps[: decay.since] if decay.since >= WINDOW else steps[:WINDOW]
+    before, after = np.isin(timings.steps, earlier), np.isin(timings.steps, steps[-WINDOW:])
     growth = {
-        name: _median_rows(t.parts[name], after) - _median_rows(t.parts[name], before) for name in _PARTS
+        name: _usual(timings.parts[name], after) - _usual(timings.parts[name], before) for name in _PARTS
     }
     typical = {name: float(np.median(g)) for name, g in growth.items()}
     phase = _cause(growth, typical)
-    cohort, members = _cohort(t, growth[phase])
-    loss = -np.expm1(-drop)
-    return t.finding(
+    cohort, members = _cohort(timings, growth[phase])
+    busy = oversubscribed(timings)
+    first_step = int(steps[decay.since])
+    return timings.finding(
         "mfu_decay",
         "job",
-        t.job,
-        severity="info" if busy else "warning" if loss < 0.2 else "critical",
-        confidence=min(0.97, 0.75 + 0.2 * (1 - float(np.exp(-(drop / max(error, 1e-9) - 4) / 4))))
-        * (0.6 if busy else 1.0),
-        summary=f"Throughput fell by {loss:.0%} since step {steps[since]}, mostly in {phase} of {cohort}.",
+        timings.job,
+        severity="info" if busy else "warning" if decay.loss < 0.2 else "critical",
+        confidence=_confidence(decay) * (0.6 if busy else 1.0),
+        summary=f"Throughput fell by {decay.loss:.0%} since step {first_step}, mostly in {phase} "
+        f"of {cohort}.",
         evidence={
             "query": "analysis.steps, analysis.step_parts",
             **numbers,
-            "loss": round(float(loss), 4),
-            "first_step": int(steps[since]),
+            "loss": round(decay.loss, 4),
+            "first_step": first_step,
             "phase": phase,
             "oversubscribed": busy,
             "growth_ns": {name: int(v) for name, v in typical.items()},
             "cohort": cohort,
-            "ranks": "all" if cohort == "all ranks" else t.ranks[members].tolist()[:64],
+            "ranks": "all" if cohort == "all ranks" else timings.ranks[members].tolist()[:64],
         },
     )
 
 
+def _confidence(decay: _Decay) -> float:
+    margin = decay.drop / max(decay.error, 1e-9)
+    return min(0.97, 0.75 + 0.2 * (1 - float(np.exp(-(margin - 4) / 4))))
+
+
 def _cause(growth: dict[str, Floats], typical: dict[str, float]) -> str:
-    """The phase that grew most for most ranks. Waiting is an effect: where it grew, the cause is what grew
-    for somebody by at least half as much."""
+    """The phase that grew most for most ranks.
+
+    Waiting is an effect. Where it grew most, the cause is the phase that grew for some rank by at least half
+    as much.
+    """
     phase = max(typical, key=lambda name: typical[name])
     if phase != "wait":
         return phase
@@ -184,23 +181,23 @@ def _cause(growth: dict[str, Floats], typical: dict[str, float]) -> str:
     return cause if worst[cause] >= 0.5 * typical["wait"] else phase
 
 
-def _cohort(t: Timings, extra: Floats) -> tuple[str, NDArray[np.int64]]:
-    """Who carries the growth of a phase, those with at least half of the most: in words, and as columns."""
-    leading = np.flatnonzero(extra >= 0.5 * np.max(extra, initial=0.0))
-    if not len(leading) or len(leading) > 0.75 * len(extra):
-        return "all ranks", np.arange(len(extra))
+def _cohort(timings: Timings, growth: Floats) -> tuple[str, NDArray[np.int64]]:
+    """Ranks whose phase grew by at least half of the most: in words, and as columns."""
+    leading = np.flatnonzero(growth >= 0.5 * np.max(growth, initial=0.0))
+    if not len(leading) or len(leading) > 0.75 * len(growth):
+        return "all ranks", np.arange(len(growth))
     if len(leading) == 1:
-        return f"rank {t.ranks[leading[0]]}", leading
-    if len(set(t.nodes[leading].tolist())) == 1:
-        return f"node {t.nodes[leading[0]]}", leading
-    stages = set(t.stages[leading].tolist())
-    if len(stages) == 1 and t.placed:
+        return f"rank {timings.ranks[leading[0]]}", leading
+    if len(set(timings.nodes[leading].tolist())) == 1:
+        return f"node {timings.nodes[leading[0]]}", leading
+    stages = set(timings.stages[leading].tolist())
+    if len(stages) == 1 and timings.topology_known:
         return f"stage {stages.pop()}", leading
     return f"{len(leading)} ranks", leading
 
 
-def _median_rows(part: Floats, rows: NDArray[np.bool_]) -> Floats:
-    """Median of each rank over some steps; 0 where nothing is told."""
+def _usual(part: Floats, rows: NDArray[np.bool_]) -> Floats:
+    """Median of each rank over some steps; 0 where nothing is known."""
     block = np.nan_to_num(part[rows])
     result: Floats = np.median(block, axis=0) if len(block) else np.zeros(part.shape[1])
     return result

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 TRIM = 0.15  # share of the steps cut off at each end of a trimmed mean
-LOW = 0.25
-MANY = 9  # columns from which one more or less hardly moves their median
+LOW_QUANTILE = 0.25
+LARGE_COHORT = 9  # columns from which one more or less hardly moves their median
 _MAD_TO_SIGMA = 1.4826  # of a normal distribution
 _TRIMMED_LOSS = 1.03  # standard error of that trimmed mean over that of the mean, normal distribution
 
@@ -35,7 +35,7 @@ def sigma(residuals: Floats, axis: int | None = None) -> Floats:
 
 
 def autocorrelation(residuals: Floats) -> float:
-    """Correlation of a step's residual with the next step's, over all columns; 0..0.9."""
+    """Correlation of a step's residual with that of the next step, over all columns; 0..0.9."""
     if len(residuals) < 3:
         return 0.0
     limit = 3 * float(sigma(residuals)) or 1.0
@@ -47,10 +47,11 @@ def autocorrelation(residuals: Floats) -> float:
 
 
 def standard_error(residuals: Floats) -> Floats:
-    """Standard error of each column's trimmed mean, from its residuals and those of all columns together.
+    """Standard error of each column's trimmed mean, from its own residuals and those of all columns.
 
-    All columns share most of their noise level, so that a short window of one does not look quiet by luck; a
-    column that is wilder than the rest counts as such. Steps that follow each other are not independent.
+    All columns share most of their noise level, so a short window of one column does not look quiet by luck.
+    A column that is wilder than the rest counts as such. Successive steps are not independent, which widens
+    the error.
     """
     pooled = float(sigma(residuals))
     own = sigma(residuals, axis=0)
@@ -61,43 +62,45 @@ def standard_error(residuals: Floats) -> Floats:
 
 
 def low_level(pieces: Floats) -> Floats:
-    """log of the sum over pieces of a low quantile (`LOW`) over steps; pieces x steps x ranks, above 0.
+    """Log of the time that each rank needs when nothing gets in its way.
 
-    What each rank needs for its pieces of work when nothing gets in its way; the pieces one by one, because
-    what gets in the way of a step seldom does so in all of them.
+    `pieces` is [piece, step, rank], all above 0. The level is the sum over pieces of a low quantile over
+    steps. The pieces are taken one by one, because a disturbance of a step seldom hits all of them.
     """
-    level: Floats = np.log(np.quantile(pieces, LOW, axis=1).sum(axis=0))
+    level: Floats = np.log(np.quantile(pieces, LOW_QUANTILE, axis=1).sum(axis=0))
     return level
 
 
-def apart(times: Floats) -> Floats:
-    """How far (log) the quick quarter of each column's times lies beyond the slow quarter of the usual other
-    column: above 0 only where its best are worse than the others' bad ones, however much all of them scatter.
+def quartile_gap(times: Floats) -> Floats:
+    """How far (log) each column's lower quartile lies above the upper quartile of the usual other column.
 
-    >>> apart(np.log(np.array([[2.0, 1.0, 1.0], [2.2, 1.0, 1.1], [2.1, 1.1, 1.0]]))).round(2).tolist()
+    Above 0 only where a column's best times are worse than the others' bad times, however much all scatter.
+
+    >>> quartile_gap(np.log(np.array([[2.0, 1.0, 1.0], [2.2, 1.0, 1.1], [2.1, 1.1, 1.0]]))).round(2).tolist()
     [0.67, -0.41, -0.41]
     """
-    quick, slow = np.quantile(times, (LOW, 1 - LOW), axis=0)
-    if len(slow) >= MANY:
+    quick, slow = np.quantile(times, (LOW_QUANTILE, 1 - LOW_QUANTILE), axis=0)
+    if len(slow) >= LARGE_COHORT:
         return np.asarray(quick - np.median(slow))
     return np.array([quick[i] - np.median(np.delete(slow, i)) for i in range(len(quick))])
 
 
 def low_noise(pieces: Floats, chunk: int = 20, draws: int = 200) -> float:
-    """Noise of one step in `low_level`, whose standard error is this over the root of the window's length.
+    """Noise of one step in `low_level`: over the root of the window's length, the level's standard error.
 
-    Measured twice and the larger taken: by bootstrap over all ranks' steps, each against its rank's own
-    level in its chunk of steps, and by how much the ranks' levels scatter from chunk to chunk, which also
-    holds what comes of steps that are not independent. Lasting differences between ranks do not count.
+    Measured in two ways, of which the larger counts. First by bootstrap over the steps of all ranks, each
+    relative to its rank's own level in its chunk of steps. Second by how much the ranks' levels scatter from
+    chunk to chunk, which includes the effect of steps that are not independent. Lasting differences between
+    ranks do not count.
     """
     count, steps, ranks = pieces.shape
     size = min(chunk, steps)
     chunks = pieces[:, steps % size :].reshape(count, -1, size, ranks)
-    usual = np.quantile(chunks, LOW, axis=2, keepdims=True)
+    usual = np.quantile(chunks, LOW_QUANTILE, axis=2, keepdims=True)
     pool = (chunks / usual).reshape(count, -1)
     weights = np.median(usual.reshape(count, -1), axis=1)
     picks = np.random.default_rng(0).integers(pool.shape[1], size=(draws, size))
-    drawn = np.quantile(pool[:, picks], LOW, axis=2)
+    drawn = np.quantile(pool[:, picks], LOW_QUANTILE, axis=2)
     near = float(np.log((drawn * weights[:, None]).sum(axis=0)).std())
     levels = np.log(usual[:, :, 0].sum(axis=0))
     scatter = 0.0
@@ -107,21 +110,29 @@ def low_noise(pieces: Floats, chunk: int = 20, draws: int = 200) -> float:
     return max(near, scatter) * float(np.sqrt(size))
 
 
-def quantile_of(false_alarms: float, tests: int) -> float:
+def sigmas_needed(false_alarms: float, tests: int) -> float:
     """Standard errors that an estimate must exceed so that all `tests` together raise `false_alarms` by luck.
 
-    >>> round(quantile_of(1e-5, 1), 2)
+    >>> round(sigmas_needed(1e-5, 1), 2)
     4.26
     """
     return NormalDist().inv_cdf(1 - false_alarms / max(1, tests))
 
 
 def lower_median(values: Floats) -> float:
-    """The lower of the two middle values: that of a sound rank where half of a cohort is slow."""
+    """The lower of the two middle values: that of a sound rank even where half of a cohort is slow.
+
+    >>> lower_median(np.array([1.0, 1.0, 9.0, 9.0]))
+    1.0
+    """
     return float(np.partition(values, (len(values) - 1) // 2)[(len(values) - 1) // 2])
 
 
 def onset(series: Floats, height: float) -> int:
-    """The index from which a series that is around `height` at its end left the level 0 (cumulative sum)."""
+    """The index at which a series that ends around `height` left the level 0 (by its cumulative sum).
+
+    >>> onset(np.array([0.0, 0.1, -0.1, 1.0, 0.9, 1.1]), 1.0)
+    3
+    """
     sums = np.concatenate([[0.0], np.cumsum(series - height / 2)])
     return int(np.argmin(sums[:-1]))

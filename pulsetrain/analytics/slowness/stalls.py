@@ -14,20 +14,19 @@ from pulsetrain.analytics.verdict import Healthy, Inconclusive, Severity, Verdic
 Floats = NDArray[np.float64]
 
 STEPS_NEEDED = 10
-RECENT = 40  # newest steps, judged first: what has just begun is not hidden in the hour before it
+RECENT = 40  # newest steps, judged first, so that earlier steps do not hide what has just begun
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stall:
-    """What one kind of lost time is called, and the shares of the step time that matter. `idle`: it passes
-    without a processor, so that what a step stood in a run queue looks the same."""
+    """One kind of lost time, and the shares of the step time that matter."""
 
     kind: str
     part: str
     sentence: str
     info: float
     warning: float
-    idle: bool
+    idle: bool  # it passes without a processor, so that waiting in a run queue looks the same
 
 
 DATA = Stall(kind="data_stall", part="data", sentence="waits for data", info=0.1, warning=0.15, idle=True)
@@ -36,54 +35,67 @@ GC = Stall(
 )
 
 
-def find(t: Timings, stall: Stall) -> list[Verdict]:
+def find(timings: Timings, stall: Stall) -> list[Verdict]:
     """Findings of one kind: the job where most ranks lose the time, else the ranks that lose more.
 
-    A share is the time lost over the time of the newest steps, or else of all usable ones: a long stall in
-    one step weighs by its length.
+    A rank's share is its time lost over the time of the newest steps, or else of all usable steps. So a long
+    stall in one step weighs by its length.
+
+    >>> from pulsetrain.analytics.slowness.timings import from_matrices
+    >>> gc, duration = np.zeros((20, 4)), np.full((20, 4), 1e9)
+    >>> gc[:, 1] = 1e8
+    >>> [finding] = find(from_matrices({"gc": gc, "duration_ns": duration}), GC)
+    >>> finding.subject_type, finding.subject, finding.evidence["share"]
+    ('rank', '1', 0.1)
     """
-    rows = np.flatnonzero(t.usable)
+    rows = np.flatnonzero(timings.usable)
     if len(rows) < STEPS_NEEDED:
         return [Inconclusive(analyzer=stall.kind, reason=f"{len(rows)} usable steps")]
-    newest = _among(t, stall, rows[-RECENT:])
-    return newest if len(rows) <= RECENT or findings(newest) else _among(t, stall, rows)
+    newest = _among(timings, stall, rows[-RECENT:])
+    return newest if len(rows) <= RECENT or findings(newest) else _among(timings, stall, rows)
 
 
-def _among(t: Timings, stall: Stall, rows: NDArray[np.int64]) -> list[Verdict]:
+def _among(timings: Timings, stall: Stall, rows: NDArray[np.int64]) -> list[Verdict]:
     """The verdict on some steps."""
-    lost, whole = _lost(t, stall, rows), t.numbers["duration_ns"][rows]
-    told = np.isfinite(lost) & (whole > 0)
-    if not told.any():
+    lost, whole = _lost(timings, stall, rows), timings.numbers["duration_ns"][rows]
+    known = np.isfinite(lost) & (whole > 0)
+    if not known.any():
         return [Inconclusive(analyzer=stall.kind, reason="no spans in these steps", blind=True)]
-    shares = np.where(told, lost, 0).sum(axis=0) / np.maximum(np.where(told, whole, 0).sum(axis=0), 1)
+    shares = np.where(known, lost, 0).sum(axis=0) / np.maximum(np.where(known, whole, 0).sum(axis=0), 1)
     usual = lower_median(shares)
     if usual >= stall.info:
-        return [_finding(t, stall, float(np.median(shares)), None, rows)]
+        return [_finding(timings, stall, float(np.median(shares)), None, rows)]
     worst = np.argsort(-shares)[:8]
     found: list[Verdict] = [
-        _finding(t, stall, float(shares[c]), int(c), rows) for c in worst if shares[c] - usual >= stall.info
+        _finding(timings, stall, float(shares[c]), int(c), rows)
+        for c in worst
+        if shares[c] - usual >= stall.info
     ]
     return found or [Healthy(analyzer=stall.kind, numbers={"highest_share": round(float(shares.max()), 4)})]
 
 
-def _lost(t: Timings, stall: Stall, rows: NDArray[np.int64]) -> Floats:
-    """The time lost in some steps, without what they stood in a run queue: of an idle kind all of that may
-    have passed there, of another its share of the step."""
-    lost, queued = t.parts[stall.part][rows], np.nan_to_num(t.parts["cpu_wait"][rows])
+def _lost(timings: Timings, stall: Stall, rows: NDArray[np.int64]) -> Floats:
+    """The time lost in some steps, without waits in a run queue.
+
+    All of the waits may have passed in an idle kind; in another kind only its share of the step.
+    """
+    lost, queued = timings.parts[stall.part][rows], np.nan_to_num(timings.parts["cpu_wait"][rows])
     if not stall.idle:
-        queued = queued * lost / np.maximum(t.numbers["duration_ns"][rows], 1.0)
+        queued = queued * lost / np.maximum(timings.numbers["duration_ns"][rows], 1.0)
     return np.maximum(lost - queued, 0.0)
 
 
-def _finding(t: Timings, stall: Stall, share: float, column: int | None, rows: NDArray[np.int64]) -> Verdict:
+def _finding(
+    timings: Timings, stall: Stall, share: float, column: int | None, rows: NDArray[np.int64]
+) -> Verdict:
     columns = slice(None) if column is None else slice(column, column + 1)
-    lost = _lost(t, stall, rows)[:, columns]
+    lost = _lost(timings, stall, rows)[:, columns]
     severity: Severity = "warning" if share >= stall.warning else "info"
-    who = "The job" if column is None else f"Rank {t.ranks[column]} on {t.node_of(column)}"
-    return t.finding(
+    who = "The job" if column is None else f"Rank {timings.ranks[column]} on {timings.node_of(column)}"
+    return timings.finding(
         stall.kind,
         "job" if column is None else "rank",
-        t.job if column is None else str(t.ranks[column]),
+        timings.job if column is None else str(timings.ranks[column]),
         severity=severity,
         confidence=min(0.98, 0.85 + 0.1 * min(1.0, share / stall.warning)),
         summary=f"{who} {stall.sentence} for {share:.0%} of its step time.",
@@ -92,7 +104,7 @@ def _finding(t: Timings, stall: Stall, share: float, column: int | None, rows: N
             "share": round(share, 4),
             "longest_ns": int(np.nanmax(lost)),
             "steps_with_any": int((np.nan_to_num(lost).max(axis=1) > 0).sum()),
-            "first_step": int(t.steps[rows[0]]),
-            "last_step": int(t.steps[rows[-1]]),
+            "first_step": int(timings.steps[rows[0]]),
+            "last_step": int(timings.steps[rows[-1]]),
         },
     )

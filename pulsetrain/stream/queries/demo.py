@@ -1,10 +1,10 @@
-"""SELECTs of the demo: what is new since the last look, and how long undisturbed steps took."""
+"""SELECTs of the demo: new events and findings, step times, loss."""
 
 from __future__ import annotations
 
 import pyarrow as pa
 
-from pulsetrain.stream.queries.views import Queryable
+from pulsetrain.stream.queries.queryable import Queryable
 
 
 def events_since(store: Queryable, job: str, since_ns: int) -> pa.Table:
@@ -21,8 +21,10 @@ def events_since(store: Queryable, job: str, since_ns: int) -> pa.Table:
 
 
 def findings_since(store: Queryable, job: str, since_ns: int) -> pa.Table:
-    """Findings of a job whose last evidence is not older than `since_ns`, oldest first: ts_ns, attempt, kind,
-    subject_type, subject, severity, confidence, summary."""
+    """Findings of a job from `since_ns` on, oldest first.
+
+    Columns: ts_ns, attempt, kind, subject_type, subject, severity, confidence, summary.
+    """
     return store.query(
         """
         SELECT toUnixTimestamp64Nano(ts) AS ts_ns, attempt, kind, subject_type, subject, severity,
@@ -36,9 +38,9 @@ def findings_since(store: Queryable, job: str, since_ns: int) -> pa.Table:
 
 
 def median_step_ns(store: Queryable, job: str, *, first: int, last: int) -> int:
-    """Median wall time of the steps `first` to `last` of the first attempt, each its slowest rank's, in
-    nanoseconds; 0 where there is none."""
-    found = store.query(
+    """Median time of the slowest rank in steps `first`..`last` of the first attempt, in nanoseconds; 0
+    without steps."""
+    table = store.query(
         """
         SELECT toInt64(ifNotFinite(median(slowest), 0)) AS median_ns FROM (
             SELECT max(duration_ns) AS slowest FROM steps
@@ -47,29 +49,29 @@ def median_step_ns(store: Queryable, job: str, *, first: int, last: int) -> int:
         """,
         {"job": job, "first": first, "last": last},
     )
-    return int(found.to_pylist()[0]["median_ns"])
+    return int(table.to_pylist()[0]["median_ns"])
 
 
 def last_step(store: Queryable, job: str, attempt: int) -> int:
-    """The newest step that any rank completed in an attempt; -1: none on record."""
-    found = store.query(
+    """The newest step of an attempt on record for any rank; -1: none."""
+    table = store.query(
         """
         SELECT if(count() = 0, -1, max(step)) AS step FROM steps
         WHERE job = {job:String} AND attempt = {attempt:Int32}
         """,
         {"job": job, "attempt": attempt},
     )
-    return int(found.to_pylist()[0]["step"])
+    return int(table.to_pylist()[0]["step"])
 
 
 def loss(store: Queryable, job: str, step: int) -> float | None:
-    """The newest loss logged at `step` or in the ten steps before it; None: nobody logged one."""
-    found = store.query(
+    """The newest loss logged at `step` or in the ten steps before it; None: not logged."""
+    table = store.query(
         """
         SELECT argMax(loss, (step, start)) AS newest FROM steps
         WHERE job = {job:String} AND loss IS NOT NULL AND step BETWEEN {step:Int64} - 10 AND {step:Int64}
         """,
         {"job": job, "step": step},
     )
-    value = found.to_pylist()[0]["newest"]
+    value = table.to_pylist()[0]["newest"]
     return None if value is None else float(value)

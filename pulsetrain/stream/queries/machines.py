@@ -2,81 +2,92 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pyarrow as pa
 
-from pulsetrain.stream.queries.analysis import Queryable
+from pulsetrain.stream.queries.queryable import IN_RANGE, AttemptSteps, Queryable
 
 _NODES = "(SELECT DISTINCT node FROM steps WHERE job = {job:String} AND attempt = {attempt:Int32})"
-_WHEN = "ts BETWEEN fromUnixTimestamp64Nano({from_ns:Int64}) AND fromUnixTimestamp64Nano({to_ns:Int64})"
+_DURING = "ts BETWEEN fromUnixTimestamp64Nano({from_ns:Int64}) AND fromUnixTimestamp64Nano({to_ns:Int64})"
 
 
-def extent(store: Queryable, job: str, attempt: int, since: int, until: int) -> tuple[int, int]:
+@dataclass(frozen=True, kw_only=True)
+class AttemptTime:
+    """One attempt of a job, from `from_ns` to `to_ns` (UTC nanoseconds)."""
+
+    job: str
+    attempt: int
+    from_ns: int
+    to_ns: int
+
+    @property
+    def params(self) -> dict[str, object]:
+        """Values for the placeholders of the queries below."""
+        return {"job": self.job, "attempt": self.attempt, "from_ns": self.from_ns, "to_ns": self.to_ns}
+
+
+def extent(store: Queryable, steps: AttemptSteps) -> tuple[int, int]:
     """When the first of these steps began and the last one ended, UTC nanoseconds; (0, 0) without any."""
     row = store.query(
-        """
+        f"""
         SELECT toUnixTimestamp64Nano(min(start)) AS begin_ns,
                max(toUnixTimestamp64Nano(start) + duration_ns) AS end_ns, count() AS n
-        FROM steps
-        WHERE job = {job:String} AND attempt = {attempt:Int32}
-          AND step BETWEEN {since:Int64} AND {until:Int64}
+        FROM steps WHERE {IN_RANGE}
         """,
-        {"job": job, "attempt": attempt, "since": since, "until": until},
+        steps.params,
     ).to_pylist()[0]
     return (int(row["begin_ns"]), int(row["end_ns"])) if row["n"] else (0, 0)
 
 
-def step_starts(store: Queryable, job: str, attempt: int, since: int, until: int) -> list[int]:
+def step_starts(store: Queryable, steps: AttemptSteps) -> list[int]:
     """When each step first began on any rank, UTC nanoseconds, in order."""
     table = store.query(
-        """
-        SELECT toUnixTimestamp64Nano(min(start)) AS begin_ns FROM steps
-        WHERE job = {job:String} AND attempt = {attempt:Int32}
-          AND step BETWEEN {since:Int64} AND {until:Int64}
+        f"""
+        SELECT toUnixTimestamp64Nano(min(start)) AS begin_ns FROM steps WHERE {IN_RANGE}
         GROUP BY step ORDER BY begin_ns
         """,
-        {"job": job, "attempt": attempt, "since": since, "until": until},
+        steps.params,
     )
     return [int(v) for v in table["begin_ns"].to_pylist()]
 
 
-def metrics(store: Queryable, job: str, attempt: int, prefix: str, *, from_ns: int, to_ns: int) -> pa.Table:
+def metrics(store: Queryable, during: AttemptTime, prefix: str) -> pa.Table:
     """Samples of the attempt's nodes whose name begins with `prefix`: node, device, name, ts, value."""
     return store.query(
         f"""
         SELECT node, device, name, ts, value FROM metrics
-        WHERE startsWith(name, {{prefix:String}}) AND {_WHEN} AND node IN {_NODES}
+        WHERE startsWith(name, {{prefix:String}}) AND {_DURING} AND node IN {_NODES}
         """,
-        {"job": job, "attempt": attempt, "prefix": prefix, "from_ns": from_ns, "to_ns": to_ns},
+        {**during.params, "prefix": prefix},
     )
 
 
-def kernel_log(store: Queryable, job: str, attempt: int, *, from_ns: int, to_ns: int) -> pa.Table:
-    """Kernel lines of the attempt's nodes: node, ts_ns, message; the newest 50,000, oldest first."""
+def kernel_log(store: Queryable, during: AttemptTime) -> pa.Table:
+    """The newest 50,000 kernel lines of the attempt's nodes, oldest first: node, ts_ns, message."""
     return store.query(
         f"""
         SELECT node, toUnixTimestamp64Nano(ts) AS ts_ns, message FROM
           (SELECT node, ts, message FROM logs
-           WHERE source = 'kmsg' AND {_WHEN} AND node IN {_NODES} ORDER BY ts DESC LIMIT 50000)
+           WHERE source = 'kmsg' AND {_DURING} AND node IN {_NODES} ORDER BY ts DESC LIMIT 50000)
         ORDER BY ts_ns
         """,
-        {"job": job, "attempt": attempt, "from_ns": from_ns, "to_ns": to_ns},
+        during.params,
     )
 
 
-def rank_logs(
-    store: Queryable, job: str, attempt: int, *, complaints: bool, from_ns: int, to_ns: int, limit: int
-) -> pa.Table:
-    """Lines of the attempt's ranks: ts, node, rank, severity, message; the newest `limit`.
+def rank_logs(store: Queryable, during: AttemptTime, *, warnings_only: bool, limit: int) -> pa.Table:
+    """The newest `limit` lines of the attempt's ranks: ts, node, rank, severity, message.
 
-    `complaints`: only warnings and worse.
+    `warnings_only`: lines of severity warning, error or critical.
     """
-    chosen = "AND severity IN ('warning', 'error', 'critical')" if complaints else ""
+    severe = "AND severity IN ('warning', 'error', 'critical')" if warnings_only else ""
     return store.query(
         f"""
         SELECT ts, node, rank, severity, message FROM logs
         WHERE job = {{job:String}} AND attempt = {{attempt:Int32}} AND source IN ('stdout', 'stderr')
-          AND {_WHEN} {chosen}
+          AND {_DURING} {severe}
         ORDER BY ts DESC LIMIT {{limit:Int64}}
         """,
-        {"job": job, "attempt": attempt, "from_ns": from_ns, "to_ns": to_ns, "limit": limit},
+        {**during.params, "limit": limit},
     )

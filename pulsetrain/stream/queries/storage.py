@@ -1,19 +1,10 @@
-"""What the store itself asks of its tables."""
+"""SELECTs of the store about its own tables, functions and ranges of rows."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Protocol
-
 import pyarrow as pa
 
-
-class Queryable(Protocol):
-    """What answers a SELECT."""
-
-    def query(self, sql: str, params: Mapping[str, Any] | None = None) -> pa.Table:
-        """The result of `sql`."""
-        ...
+from pulsetrain.stream.queries.queryable import Queryable
 
 
 def columns(store: Queryable) -> pa.Table:
@@ -27,12 +18,12 @@ def engines(store: Queryable) -> pa.Table:
 
 
 def table_settings(store: Queryable) -> pa.Table:
-    """Settings that a table of this engine can have: name."""
+    """Settings that a MergeTree table can have: name."""
     return store.query("SELECT name FROM system.merge_tree_settings")
 
 
 def stored_ranges(store: Queryable) -> pa.Table:
-    """Row ranges that are stored of each source: source, record, first_row, next_row."""
+    """Ranges of rows of each source that are stored: source, record, first_row, next_row."""
     return store.query(
         """
         SELECT source, record, first_row, max(next_row) AS next_row
@@ -43,19 +34,19 @@ def stored_ranges(store: Queryable) -> pa.Table:
 
 
 def stored_step(store: Queryable, job: str, attempt: int) -> int:
-    """The newest step of an attempt that is stored of any rank; -1: none."""
-    found = store.query(
+    """The newest step of an attempt that is stored for any rank; -1: none."""
+    table = store.query(
         """
         SELECT step FROM steps WHERE job = {job:String} AND attempt = {attempt:Int32}
         ORDER BY step DESC LIMIT 1
         """,
         {"job": job, "attempt": attempt},
     )
-    return int(found["step"][0].as_py()) if found.num_rows else -1
+    return int(table["step"][0].as_py()) if table.num_rows else -1
 
 
 def outside_functions(store: Queryable) -> pa.Table:
-    """Functions that may reach outside the store: every table function, and those that call a model: name."""
+    """Functions that may reach outside the store: table functions, and functions that call a model: name."""
     return store.query(
         """
         SELECT lower(name) AS name FROM system.table_functions

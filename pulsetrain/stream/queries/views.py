@@ -1,23 +1,19 @@
 """Every SELECT behind the dashboard and the trace export, aggregated in SQL.
 
-Each function takes a store and returns an Arrow table; times come back as UTC nanoseconds (columns `*_ns`),
-missing data as no rows. What fills a chart is bounded by `MAX_CELLS` whatever the size of the job.
+Each function takes a store and returns an Arrow table. Times are UTC nanoseconds (columns `*_ns`). Missing
+data is no rows. `MAX_CELLS` bounds what a chart shows, whatever the size of the job.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import pyarrow as pa
 
+from pulsetrain.stream.queries.queryable import Queryable
+
 MAX_CELLS = 10_000
-
-
-class Queryable(Protocol):
-    """The one method of a store that a view needs."""
-
-    def query(self, sql: str, params: Mapping[str, Any] | None = None) -> pa.Table: ...
 
 
 def jobs(store: Queryable) -> pa.Table:
@@ -45,9 +41,11 @@ def last_attempt(store: Queryable, job: str) -> int:
 
 
 def curve(store: Queryable, job: str, *, points: int = 400) -> pa.Table:
-    """At most about `points` rows of a job's course, oldest first: attempt, step, start_ns, step_ns (median
-    of the slowest rank), worst_ns, tokens_per_s, loss (NULL: nobody logged it). Steps that not every rank
-    has finished are left out."""
+    """Step time, throughput and loss over the whole job, in about `points` rows or fewer, oldest first.
+
+    Columns: attempt, step, start_ns, step_ns (median over steps of the slowest rank), worst_ns, tokens_per_s,
+    loss (NULL: not logged). Steps that some rank has not finished are left out.
+    """
     return store.query(
         """
         WITH
@@ -85,7 +83,11 @@ def events(store: Queryable, job: str, kinds: Sequence[str] = (), *, limit: int 
 
 
 def findings(store: Queryable, job: str, *, limit: int = 50) -> pa.Table:
-    """The newest findings of a job, one a subject and kind and attempt, newest first, with `times` seen."""
+    """The newest findings of a job, newest first: one row for each kind, subject and attempt.
+
+    Columns: those of the `findings` record with first_ns and ts_ns (newest) in place of ts, and times (how
+    often it was reported).
+    """
     return store.query(
         """
         SELECT kind, subject_type, subject, attempt, count() AS times,
@@ -101,8 +103,10 @@ def findings(store: Queryable, job: str, *, limit: int = 50) -> pa.Table:
 
 
 def topology(store: Queryable, job: str) -> pa.Table:
-    """Where each rank of the newest attempt stands: attempt, rank, local_rank, node, ip, switch, tp, pp, dp,
-    cp, ep."""
+    """The node and the mesh coordinates of each rank of the newest attempt.
+
+    Columns: attempt, rank, local_rank, node, ip, switch, tp, pp, dp, cp, ep.
+    """
     return store.query(
         """
         SELECT attempt, rank, any(local_rank) AS local_rank, any(node) AS node, any(ip) AS ip,
@@ -150,8 +154,10 @@ def checkpoints(store: Queryable, job: str, *, steps: int = 40) -> pa.Table:
 
 
 def checkpoint_tiers(store: Queryable, job: str) -> pa.Table:
-    """For each tier the newest step that every rank has there: tier, step, attempt, ranks, copies, bytes,
-    ts_ns. Memory and peers count for the newest attempt only."""
+    """The newest step that every rank has in each tier: tier, step, attempt, ranks, copies, bytes, ts_ns.
+
+    Checkpoints in memory and at peers count for the newest attempt only.
+    """
     return store.query(
         """
         SELECT tier, max(at_step) AS step, argMax(try, at_step) AS attempt, argMax(who, at_step) AS ranks,
@@ -178,8 +184,8 @@ def checkpoint_tiers(store: Queryable, job: str) -> pa.Table:
     )
 
 
-def pace(store: Queryable, job: str) -> pa.Table:
-    """Where the newest attempt of a job is: last_step, and step_ns, the median of its last 50 steps."""
+def progress(store: Queryable, job: str) -> pa.Table:
+    """The newest step of the newest attempt, and the median time of its last 50: last_step, step_ns."""
     return store.query(
         """
         SELECT max(step) AS last_step, toInt64(quantile(0.5)(duration_ns)) AS step_ns
@@ -194,7 +200,7 @@ def pace(store: Queryable, job: str) -> pa.Table:
 
 
 def gauges(store: Queryable, names: Sequence[str], *, since_ns: int) -> pa.Table:
-    """The last value of the named metrics of every node since `since_ns`: node, device, name, value,
+    """The newest value of the named metrics of every node since `since_ns`: node, device, name, value,
     ts_ns."""
     return store.query(
         """
@@ -238,7 +244,7 @@ _CELLS = """
     FROM rows ARRAY JOIN row_cells AS cell
     ORDER BY oddness DESC, row, col LIMIT {{limit:Int64}}
 """
-_OF_ROWS = {
+_CELLS_OF_ROWS = {
     "node": """
         SELECT node AS row, col, phase, any(category) AS category, node,
                argMax((value, usual, rank, cohort), abs(log(value / usual))) AS odd
@@ -247,58 +253,70 @@ _OF_ROWS = {
         SELECT rank AS row, col, phase, category, node, (value, usual, rank, cohort) AS odd
         FROM compared""",
 }
-"""The cells of a heatmap's rows; a rank has but one value in each, so that nothing is left to group."""
+"""How the cells of a heatmap's row are made. A rank has only one value in each, so nothing is grouped."""
 
 
-def heat_by_phase(store: Queryable, job: str, *, by: str, first: int, last: int, sample: int = 0) -> pa.Table:
-    """How long each phase took a row (`by` is "node" or "rank") in steps `first`..`last`, as a ratio to its
-    cohort. `sample` > 0 looks at no more than so many steps, evenly spaced.
+@dataclass(frozen=True, kw_only=True)
+class HeatmapRange:
+    """The steps `first`..`last` of a heatmap whose rows are nodes or ranks.
 
-    The cohort is every rank of the same pipeline stage. Of the two middle ranks of an even cohort the median
-    is the quicker one, for communication the one that waits longer, so that a slow half does not hide itself.
-    A node's cell is its rank furthest from the median.
-    Columns: row, phase, category, ratio, value_ns and usual_ns a step, rank, node, cohort (ranks),
-    rows_in_all. Rows with the most time off come first; what exceeds `MAX_CELLS` is left out.
+    `by` is "node" or "rank". `sample` > 0: no more than so many steps, evenly spaced.
     """
-    sql = _CELLS.format(column="phase", cells=_OF_ROWS[by], steps=_steps(first, last, sample))
-    return store.query(sql, {"job": job, "first": first, "last": last, "phase": "", "limit": MAX_CELLS})
+
+    by: str
+    first: int
+    last: int
+    sample: int = 0
+
+    @property
+    def steps(self) -> int:
+        """How many steps the range has, sampled or not."""
+        return self.last - self.first + 1
+
+    def condition(self) -> str:
+        """SQL that is true for the steps to read, in a form for which the sorting key is used."""
+        if not 0 < self.sample < self.steps:
+            return "step BETWEEN {first:Int64} AND {last:Int64}"
+        offset = f"intDiv(toInt64(number) * {self.steps:d}, {self.sample:d})"
+        return f"step IN (SELECT {{first:Int64}} + {offset} FROM numbers({self.sample:d}))"
+
+
+def heat_by_phase(store: Queryable, job: str, shown: HeatmapRange) -> pa.Table:
+    """How long each phase took for each row, as a ratio to the median of its cohort.
+
+    A cohort are all ranks of a pipeline stage. With an even number of ranks the median is the quicker of the
+    two in the middle, so that a slow half does not hide itself; for communication it is the one that waits
+    longer. The cell of a node is its rank furthest from the median.
+
+    Columns: row, col (the phase), phase, category, ratio, value_ns and usual_ns (a step), rank, node, cohort
+    (ranks), rows_in_all. Rows furthest from their cohort come first. Cells beyond `MAX_CELLS` are left out.
+    """
+    return _heat(store, job, shown, column="phase", phase="")
 
 
 def heat_by_step(
-    store: Queryable,
-    job: str,
-    *,
-    by: str,
-    phase: str,
-    first: int,
-    last: int,
-    buckets: int = 40,
-    sample: int = 0,
+    store: Queryable, job: str, shown: HeatmapRange, *, phase: str, buckets: int = 40
 ) -> pa.Table:
-    """As `heat_by_phase` for one phase, with `col` the first step of each of at most `buckets` windows."""
-    width = max(1, -(-(last - first + 1) // buckets))
-    column = f"toString(step - (step - {{first:Int64}}) % {width:d})"
-    sql = _CELLS.format(column=column, cells=_OF_ROWS[by], steps=_steps(first, last, sample))
-    return store.query(sql, {"job": job, "first": first, "last": last, "phase": phase, "limit": MAX_CELLS})
+    """`heat_by_phase` for one phase. `col` is the first step of each of at most `buckets` windows."""
+    width = max(1, -(-shown.steps // buckets))
+    return _heat(store, job, shown, f"toString(step - (step - {{first:Int64}}) % {width:d})", phase)
 
 
-def _steps(first: int, last: int, sample: int) -> str:
-    """A condition for at most `sample` steps of a window (0: all of it) that the sorting key can use."""
-    width = last - first + 1
-    if not 0 < sample < width:
-        return "step BETWEEN {first:Int64} AND {last:Int64}"
-    place = f"intDiv(toInt64(number) * {width:d}, {sample:d})"
-    return f"step IN (SELECT {{first:Int64}} + {place} FROM numbers({sample:d}))"
+def _heat(store: Queryable, job: str, shown: HeatmapRange, column: str, phase: str) -> pa.Table:
+    """Cells by row and `column`, an SQL expression; of one `phase`, or of all where it is empty."""
+    sql = _CELLS.format(column=column, cells=_CELLS_OF_ROWS[shown.by], steps=shown.condition())
+    limits = {"first": shown.first, "last": shown.last, "limit": MAX_CELLS}
+    return store.query(sql, {"job": job, "phase": phase, **limits})
 
 
 def spans(
     store: Queryable, job: str, *, ranks: Sequence[int], first: int, last: int, limit: int = 4000
 ) -> pa.Table:
-    """The spans of chosen ranks (none: all) in steps `first`..`last`, oldest first; the longest `limit` of
-    `spans_in_all`.
+    """The spans of the given ranks (none: all) in steps `first`..`last`, oldest first.
 
-    A span reported several times while open is one row: its end where it has ended, else its greatest age.
-    Columns: those of the `spans` record with start_ns in place of start.
+    Only the longest `limit` are kept; `spans_in_all` counts them all. A span that was reported several times
+    while open is one row, with its end where it has ended, else with its greatest age.
+    Columns: those of the `spans` record with start_ns in place of start, and spans_in_all.
     """
     return store.query(
         """
@@ -320,7 +338,7 @@ def spans(
 
 
 def stored(store: Queryable) -> pa.Table:
-    """What the store holds: record, rows, bytes on disk."""
+    """How much the store holds of each record: record, rows, bytes on disk."""
     return store.query(
         """
         SELECT name AS record, toInt64(coalesce(total_rows, 0)) AS rows,

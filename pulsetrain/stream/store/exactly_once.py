@@ -26,7 +26,7 @@ from pulsetrain.records import ddl
 from pulsetrain.records.arrow import arrow_schema
 from pulsetrain.records.batch import Batch
 from pulsetrain.stream.ingest_metrics import IngestMetrics
-from pulsetrain.stream.queries.storage import Queryable
+from pulsetrain.stream.queries.queryable import Queryable
 from pulsetrain.stream.store import quarantine
 from pulsetrain.stream.store.clickhouse import ipc
 from pulsetrain.stream.store.insert_group import InsertGroup, RowRange, encode_group

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from pulsetrain.stream.queries.storage import Queryable, stored_ranges
+from pulsetrain.stream.queries.queryable import Queryable
+from pulsetrain.stream.queries.storage import stored_ranges
 from pulsetrain.stream.store.insert_group import RowRange
 from pulsetrain.stream.store.ranges import Ranges
 

@@ -9,10 +9,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pyarrow import csv, parquet
 
-from pulsetrain.analytics.slowness import timings
 from pulsetrain.analytics.slowness.change_point import changes, rolling_median
-from pulsetrain.analytics.slowness.fail_slow import find, read, single_look
-from pulsetrain.analytics.slowness.slow_windows import in_history, in_peers
+from pulsetrain.analytics.slowness.fail_slow import find, for_recording
+from pulsetrain.analytics.slowness.load_timings import from_tables
+from pulsetrain.analytics.slowness.slow_windows import slow_against_history, slow_against_peers
+from pulsetrain.analytics.slowness.step_times_file import read
 from pulsetrain.analytics.verdict import Finding, Healthy, Inconclusive, findings
 from pulsetrain.core.errors import UsageError
 from tests.repository import DATA
@@ -35,13 +36,13 @@ def wandering(ranks, steps, noise, seed, rho=0.8):
 
 
 def stretches(values):
-    return [(s.row, s.begin, s.end) for s in in_peers(values)]
+    return [(s.row, s.begin, s.end) for s in slow_against_peers(values)]
 
 
 @pytest.mark.skipif(not RECORDED.is_dir(), reason=f"no recordings in {DATA}")
 def test_names_the_slow_worker_of_the_recorded_job_in_its_window_and_nobody_else():
     (path,) = RECORDED.glob("*.csv")
-    (verdict,) = find(read(path), config=single_look())
+    (verdict,) = find(read(path), config=for_recording())
     assert isinstance(verdict, Finding)
     assert (verdict.subject_type, verdict.subject) == ("rank", "6")
     begin, end = verdict.evidence["share_of_run"]
@@ -52,11 +53,11 @@ def test_names_the_slow_worker_of_the_recorded_job_in_its_window_and_nobody_else
 @pytest.mark.parametrize("seed", range(12))
 def test_a_clean_run_gives_nothing(seed):
     values = calm(noise=(0.005, 0.02, 0.05)[seed % 3], seed=seed)
-    assert in_peers(values) == in_history(values) == []
+    assert slow_against_peers(values) == slow_against_history(values) == []
 
 
 def test_ranks_that_wander_by_themselves_raise_few_alarms():
-    alarms = [bool(in_peers(wandering(10, 300, 0.03, seed))) for seed in range(60)]
+    alarms = [bool(slow_against_peers(wandering(10, 300, 0.03, seed))) for seed in range(60)]
     assert sum(alarms) <= 3
 
 
@@ -78,7 +79,7 @@ def test_a_worse_fault_is_never_milder(factors):
     def margin(factor):
         values = calm()
         values[3, 150:] *= factor
-        return max(s.margin for s in in_peers(values))
+        return max(s.margin for s in slow_against_peers(values))
 
     margins = [margin(f) for f in sorted(factors)]
     assert margins == sorted(margins)
@@ -87,10 +88,10 @@ def test_a_worse_fault_is_never_milder(factors):
 def test_one_lucky_fast_window_does_not_flag_the_next_hundred_normal_ones():
     values = calm()
     values[2, 100:110] *= 0.6
-    assert in_peers(values) == []
+    assert slow_against_peers(values) == []
     values = calm()
     values[:, 100:110] *= 0.6
-    assert in_history(values) == []
+    assert slow_against_history(values) == []
 
 
 @pytest.mark.parametrize("begin", [0, 60, 100])
@@ -99,7 +100,7 @@ def test_a_drift_of_one_percent_a_window_is_found_before_it_reaches_fifteen(begi
     drift = 1 + 0.001 * np.maximum(0, np.arange(320) - begin)
     values = calm(steps=320, noise=0.01)
     values[slice(None) if everybody else 3] *= drift
-    search = in_history if everybody else in_peers
+    search = slow_against_history if everybody else slow_against_peers
     found = next(t for t in range(60, 320, 5) if search(values[:, :t]))
     assert drift[found - 1] < 1.15
 
@@ -107,8 +108,8 @@ def test_a_drift_of_one_percent_a_window_is_found_before_it_reaches_fifteen(begi
 def test_a_uniform_slow_down_is_found_by_the_jobs_own_history_only():
     values = calm()
     values[:, 150:] *= 1.2
-    assert in_peers(values) == []
-    ((slow),) = in_history(values)
+    assert slow_against_peers(values) == []
+    ((slow),) = slow_against_history(values)
     assert abs(slow.begin - 150) <= 2
     assert slow.ongoing
 
@@ -116,13 +117,13 @@ def test_a_uniform_slow_down_is_found_by_the_jobs_own_history_only():
 def test_a_heavier_stage_is_nobodys_fault():
     values = calm()
     values[4:] *= 1.5
-    assert in_peers(values) == in_history(values) == []
+    assert slow_against_peers(values) == slow_against_history(values) == []
 
 
 def test_a_slow_batch_of_data_is_everybodys():
     values = calm()
     values[:, ::7] *= 1.8
-    assert in_peers(values) == []
+    assert slow_against_peers(values) == []
 
 
 def test_two_ranks_still_have_each_other():
@@ -143,9 +144,9 @@ def test_gaps_zeros_and_infinities_are_missing_values():
 @pytest.mark.parametrize("shape", [(0, 0), (1, 5), (1, 300), (3, 1), (4, 12)])
 def test_too_little_is_no_reason_to_accuse(shape):
     values = np.ones(shape)
-    assert in_peers(values) == []
-    assert in_history(values) == []
-    assert in_history(np.full(shape, np.nan)) == []
+    assert slow_against_peers(values) == []
+    assert slow_against_history(values) == []
+    assert slow_against_history(np.full(shape, np.nan)) == []
 
 
 def test_a_thousand_ranks_are_searched_in_a_moment():
@@ -175,13 +176,13 @@ def records(compute, *, wait=0.1, duration=None, first=0):
         "rank": rank.ravel(),
         "compute": compute.T.ravel() * 1e9,
         "wait": (whole[:, None] - compute.T).ravel() * 1e9,
-        **{name: np.zeros(step.size) for name in ("data", "checkpoint", "gc", "gc_longest", "aside")},
+        **{name: np.zeros(step.size) for name in ("data", "checkpoint", "gc", "gc_longest", "other")},
         **{name: np.zeros(step.size) for name in ("forward", "backward", "optimizer")},
     }
     topology = pa.table(
         {"rank": np.arange(ranks), "node": [f"n{r // 2}" for r in range(ranks)], "pp": np.zeros(ranks, int)}
     )
-    return timings.build(
+    return from_tables(
         steps=pa.table(flat), parts=pa.table(parts), topology=topology, job="j", attempt=0, now_ns=7
     )
 
@@ -241,12 +242,12 @@ def file_of(values, path, names=("worker", "time", "batch_time_norm")):
 
 
 def test_a_recording_judged_once_accuses_nobody_for_noise_and_still_names_who_was_slow():
-    config = single_look()
+    config = for_recording()
     noisy = [calm(10, 300, noise=0.1, seed=s) for s in range(12)]
-    assert sum(bool(in_peers(values, config)) for values in noisy) <= 1
+    assert sum(bool(slow_against_peers(values, config)) for values in noisy) <= 1
     for values in noisy:
         values[6, 200:240] *= 1.35
-    named = [{s.row for s in in_peers(values, config)} for values in noisy]
+    named = [{s.row for s in slow_against_peers(values, config)} for values in noisy]
     assert named.count({6}) >= 11
 
 

@@ -6,8 +6,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from pulsetrain.analytics.slowness.links import find, read
+from pulsetrain.analytics.slowness.links import find
 from pulsetrain.analytics.slowness.straggler import find as stragglers
+from pulsetrain.analytics.slowness.transfers import transfers_from
 from pulsetrain.analytics.verdict import Finding, Healthy, Inconclusive, findings
 from tests.analytics.fleet import fleet, timings
 
@@ -40,49 +41,49 @@ def subjects(verdicts):
 
 
 def test_a_slow_group_is_named():
-    found = find(JOB, read(transfers(slow=["dp:3"], ratio=1.6)), GROUPS, [])
+    found = find(JOB, transfers_from(transfers(slow=["dp:3"], ratio=1.6)), GROUPS, [])
     assert subjects(found) == [("group", "dp:3")]
 
 
 def test_groups_that_meet_on_one_node_are_the_nodes():
-    found = find(JOB, read(transfers(slow=["dp:2", "dp:3", "tp:21"], ratio=2.0)), GROUPS, [])
+    found = find(JOB, transfers_from(transfers(slow=["dp:2", "dp:3", "tp:21"], ratio=2.0)), GROUPS, [])
     assert subjects(found) == [("node", "n1")]
 
 
 @pytest.mark.parametrize("noise", [0.02, 0.1, 0.4])
 def test_clean_groups_are_left_alone(noise):
     for seed in range(50):
-        assert not findings(find(JOB, read(transfers(noise=noise, seed=seed)), GROUPS, []))
+        assert not findings(find(JOB, transfers_from(transfers(noise=noise, seed=seed)), GROUPS, []))
 
 
 def test_a_straggler_in_the_group_is_no_link():
     late = timings(fleet(ranks=16, per_node=2, steps=40, slow={3: 1.5}))
-    found = find(late, read(transfers(slow=["dp:3"], ratio=1.6)), GROUPS, stragglers(late))
+    found = find(late, transfers_from(transfers(slow=["dp:3"], ratio=1.6)), GROUPS, stragglers(late))
     assert isinstance(found[0], Healthy)
 
 
 def test_a_straggler_slow_by_next_to_nothing_hides_no_slow_link():
     late = timings(fleet(ranks=16, per_node=2, steps=40, slow={3: 1.04}))
     assert ("rank", "3") in subjects(stragglers(late))
-    found = find(late, read(transfers(slow=["dp:3"], ratio=8.0)), GROUPS, stragglers(late))
+    found = find(late, transfers_from(transfers(slow=["dp:3"], ratio=8.0)), GROUPS, stragglers(late))
     assert subjects(found) == [("group", "dp:3")]
 
 
 def test_a_member_that_computes_longer_excuses_the_link_before_it_is_sure_to_be_slow():
     late = timings(fleet(ranks=16, per_node=2, steps=40, slow={3: 1.4}, slow_from=18))
-    assert isinstance(find(late, read(transfers(slow=["dp:3"], ratio=1.6)), GROUPS, [])[0], Healthy)
-    found = find(late, read(transfers(slow=["dp:3"], ratio=4.0)), GROUPS, [])
+    assert isinstance(find(late, transfers_from(transfers(slow=["dp:3"], ratio=1.6)), GROUPS, [])[0], Healthy)
+    found = find(late, transfers_from(transfers(slow=["dp:3"], ratio=4.0)), GROUPS, [])
     assert subjects(found) == [("group", "dp:3")]
     assert findings(found)[0].evidence["ranks"] == [3, 11]
 
 
 def test_where_times_scatter_a_link_is_told_by_its_quick_transfers():
     """Its best are worse than the others' bad ones; a link that is merely unlucky has good ones too."""
-    found = find(JOB, read(transfers(slow=["dp:3"], ratio=8.0, noise=0.8)), GROUPS, [])
+    found = find(JOB, transfers_from(transfers(slow=["dp:3"], ratio=8.0, noise=0.8)), GROUPS, [])
     assert subjects(found) == [("group", "dp:3")]
     for seed in range(30):
-        assert not findings(find(JOB, read(transfers(noise=0.8, seed=seed)), GROUPS, []))
-        unlucky = read(transfers(slow=["dp:3"], ratio=1.8, noise=0.8, seed=seed))
+        assert not findings(find(JOB, transfers_from(transfers(noise=0.8, seed=seed)), GROUPS, []))
+        unlucky = transfers_from(transfers(slow=["dp:3"], ratio=1.8, noise=0.8, seed=seed))
         assert not findings(find(JOB, unlucky, GROUPS, []))
 
 
@@ -92,11 +93,11 @@ def test_groups_with_other_payloads_are_no_siblings():
     light = [g in ("dp:0", "dp:1", "dp:2", "dp:3") for g in table["group"]]
     table["bytes"] = [b // 4 if few else b for b, few in zip(table["bytes"], light, strict=True)]
     table["transfer_ns"] = [t // 2 if few else t for t, few in zip(table["transfer_ns"], light, strict=True)]
-    assert not findings(find(JOB, read(pa.table(table)), GROUPS, []))
+    assert not findings(find(JOB, transfers_from(pa.table(table)), GROUPS, []))
     table["transfer_ns"] = [
         2 * t if g == "dp:1" else t for t, g in zip(table["transfer_ns"], table["group"], strict=True)
     ]
-    assert subjects(find(JOB, read(pa.table(table)), GROUPS, [])) == [("group", "dp:1")]
+    assert subjects(find(JOB, transfers_from(pa.table(table)), GROUPS, [])) == [("group", "dp:1")]
 
 
 def test_renaming_groups_and_ranks_renames_the_answer():
@@ -104,18 +105,21 @@ def test_renaming_groups_and_ranks_renames_the_answer():
     table = transfers(slow=["dp:3"], ratio=1.6).to_pydict()
     table["group"] = [names[g] for g in table["group"]]
     members = {names[g]: tuple(15 - r for r in m) for g, m in GROUPS.items()}
-    assert subjects(find(JOB, read(pa.table(table)), members, [])) == [("group", names["dp:3"])]
+    assert subjects(find(JOB, transfers_from(pa.table(table)), members, [])) == [("group", names["dp:3"])]
 
 
 def test_order_of_rows_changes_nothing():
     table = transfers(slow=["dp:3"], ratio=1.6)
     mixed = table.take(pa.array(np.random.default_rng(1).permutation(table.num_rows)))
-    assert find(JOB, read(mixed), GROUPS, []) == find(JOB, read(table), GROUPS, [])
+    assert find(JOB, transfers_from(mixed), GROUPS, []) == find(JOB, transfers_from(table), GROUPS, [])
 
 
 def test_a_slower_link_is_never_milder():
     weights = [
-        sum(f.confidence for f in findings(find(JOB, read(transfers(slow=["dp:3"], ratio=x)), GROUPS, [])))
+        sum(
+            f.confidence
+            for f in findings(find(JOB, transfers_from(transfers(slow=["dp:3"], ratio=x)), GROUPS, []))
+        )
         for x in (1.0, 1.1, 1.4, 2.0, 10.0)
     ]
     assert weights == sorted(weights)
@@ -132,7 +136,7 @@ def test_a_slower_link_is_never_milder():
     ],
 )
 def test_degenerate_data_gets_a_verdict(table):
-    verdicts = find(JOB, read(table), {}, [])
+    verdicts = find(JOB, transfers_from(table), {}, [])
     assert verdicts
     assert all(isinstance(v, Finding | Healthy | Inconclusive) for v in verdicts)
     assert not findings(verdicts)

@@ -73,7 +73,7 @@ def test_findings_on_record_are_findings_again(store):
 
 
 def test_the_slow_node_stands_out_in_its_cohort_and_nobody_else(store):
-    cells = rows(views.heat_by_phase(store, "gpt", by="node", first=100, last=119))
+    cells = rows(views.heat_by_phase(store, "gpt", views.HeatmapRange(by="node", first=100, last=119)))
     ratio = {(c["row"], c["col"]): c["ratio"] for c in cells}
     assert ratio["node-2", "forward"] == pytest.approx(1.5, abs=0.05)
     assert ratio["node-2", "all_reduce"] == pytest.approx(0.67, abs=0.05)
@@ -82,7 +82,9 @@ def test_the_slow_node_stands_out_in_its_cohort_and_nobody_else(store):
 
 
 def test_the_heatmap_over_steps_shows_since_when(store):
-    cells = rows(views.heat_by_step(store, "gpt", by="rank", phase="forward", first=0, last=119))
+    cells = rows(
+        views.heat_by_step(store, "gpt", views.HeatmapRange(by="rank", first=0, last=119), phase="forward")
+    )
     slow = sorted(int(c["col"]) for c in cells if c["row"] == "4" and c["ratio"] > 1.4)
     assert slow[0] in range(78, 82)
     assert len({c["col"] for c in cells}) == 40
@@ -90,7 +92,11 @@ def test_the_heatmap_over_steps_shows_since_when(store):
 
 def test_a_sample_of_steps_says_the_same(store):
     def slow(sample):
-        cells = rows(views.heat_by_phase(store, "gpt", by="node", first=80, last=119, sample=sample))
+        cells = rows(
+            views.heat_by_phase(
+                store, "gpt", views.HeatmapRange(by="node", first=80, last=119, sample=sample)
+            )
+        )
         return {c["col"]: round(c["ratio"], 1) for c in cells if c["row"] == "node-2"}
 
     assert slow(7) == slow(0)
@@ -99,7 +105,7 @@ def test_a_sample_of_steps_says_the_same(store):
 
 def test_a_cut_heatmap_keeps_the_odd_rows_and_says_how_many_there_are(store, monkeypatch):
     monkeypatch.setattr(views, "MAX_CELLS", 6)
-    cells = rows(views.heat_by_phase(store, "gpt", by="rank", first=100, last=119))
+    cells = rows(views.heat_by_phase(store, "gpt", views.HeatmapRange(by="rank", first=100, last=119)))
     assert {c["node"] for c in cells} == {"node-2"}
     assert {c["rows_in_all"] for c in cells} == {8}
 
@@ -132,9 +138,9 @@ def test_places_states_and_findings(store):
     assert tiers.keys() == {"memory", "peer", "storage"}
     assert tiers["memory"]["step"] - tiers["storage"]["step"] == 9
     assert (tiers["peer"]["ranks"], tiers["peer"]["copies"]) == (8, 8)
-    (pace,) = rows(views.pace(store, "gpt"))
-    assert pace["last_step"] >= tiers["memory"]["step"]
-    assert pace["step_ns"] > 0
+    (progress,) = rows(views.progress(store, "gpt"))
+    assert progress["last_step"] >= tiers["memory"]["step"]
+    assert progress["step_ns"] > 0
     assert {s["record"]: s["rows"] for s in rows(views.stored(store))}["steps"] == 121 * 8
 
 
@@ -147,7 +153,7 @@ def test_places_states_and_findings(store):
         views.topology,
         views.checkpoints,
         views.checkpoint_tiers,
-        views.pace,
+        views.progress,
     ],
 )
 def test_a_job_that_was_never_seen_is_no_rows(store, view):

@@ -1,0 +1,85 @@
+"""Ranks without a cohort, compared with their own past.
+
+In a cohort of one or two ranks there is no majority. There a rank is slow where its compute time rose by more
+than that of the job's usual rank.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pulsetrain.analytics.slowness import robust
+from pulsetrain.analytics.slowness.cohort import Columns, Floats
+from pulsetrain.analytics.slowness.straggler_config import StragglerConfig
+from pulsetrain.analytics.slowness.suspects import Suspect, quiet_floor
+from pulsetrain.analytics.slowness.timings import Timings
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Change:
+    """By how much (log) each rank's compute rose beyond that of the job; one entry for each rank."""
+
+    excess: Floats
+    error: Floats  # standard error; infinite where steps are missing
+    noise: float  # of one step
+
+
+def find_changed(
+    timings: Timings, work: Floats, columns: Columns, sigmas: float, config: StragglerConfig
+) -> list[Suspect]:
+    """Ranks of `columns` that became slower than they were.
+
+    `work` is the log of compute time [step, rank]. The newest `config.short` usable steps are compared with
+    those before. Nothing is found where there are fewer than twice as many, nor where fewer than two ranks of
+    the job have all of them. `sigmas` is the margin needed, in standard errors.
+    """
+    rows, size = np.flatnonzero(timings.usable), config.short
+    if not len(columns) or len(rows) < 2 * size:
+        return []
+    change = _change(work[rows[-size:]], work[rows[:-size]])
+    if change is None:
+        return []
+    floor = quiet_floor(change.noise, size, config)
+    return [
+        Suspect(
+            subject_type="rank",
+            subject=str(timings.ranks[column]),
+            columns=np.array([column]),
+            rows=rows[-size:],
+            excess=float(change.excess[column]),
+            error=float(change.error[column]),
+            noise=change.noise,
+            by_history=True,
+        )
+        for column in columns.tolist()
+        if change.excess[column] > max(sigmas * change.error[column], floor)
+    ]
+
+
+def _change(recent: Floats, past: Floats) -> _Change | None:
+    """`recent` against `past`; None where fewer than two ranks have all steps of both."""
+    complete = has_all(recent) & has_all(past)
+    if complete.sum() < 2:
+        return None
+    rise = robust.trimmed_mean(recent) - _usual_level(past, len(recent))
+    own = (recent - robust.trimmed_mean(recent))[:, complete]
+    error = np.full(len(rise), np.inf)
+    error[complete] = robust.standard_error(own) * np.sqrt(2)
+    return _Change(
+        excess=rise - robust.lower_median(rise[complete]), error=error, noise=float(robust.sigma(own))
+    )
+
+
+def _usual_level(past: Floats, size: int) -> Floats:
+    """The lower quartile of the levels of blocks of `size` steps, counted back from the newest."""
+    ends = range(len(past), size - 1, -size)
+    levels = np.stack([robust.trimmed_mean(past[end - size : end]) for end in ends])
+    return np.asarray(np.quantile(levels, 0.25, axis=0, method="higher"))
+
+
+def has_all(values: Floats) -> NDArray[np.bool_]:
+    """Columns in which no value is missing."""
+    return np.asarray(np.isfinite(values).all(axis=0), np.bool_)

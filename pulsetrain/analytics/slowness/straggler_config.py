@@ -1,0 +1,39 @@
+"""How sure the straggler analyzer must be before it names a rank or node."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class StragglerConfig:
+    """Windows and thresholds. Ratios are excess compute time: 0.2 is 20 % slower."""
+
+    windows: tuple[int, ...] = (10, 20, 30, 50, 200)
+    """lengths of the windows, in steps"""
+    short: int = 20
+    """a window with fewer steps than this needs a larger slowdown, see `short_floor`"""
+    short_floor: float = 0.2
+    """least slowdown that a short window can show, as a ratio"""
+    steps_needed: int = 16
+    """with fewer usable steps the verdict is inconclusive"""
+    false_alarms: float = 5e-4
+    """expected false alarms of all tests of one run together"""
+    floor_ratio: float = 0.015
+    """slowdowns below this ratio are never reported"""
+    noise_share: float = 0.3
+    """slowdowns below this share of the noise of one step are never reported"""
+    noisy_share: float = 3.0
+    """`noise_share` on an oversubscribed host, where scheduling favours some ranks by chance. It holds for a
+    window of `short` steps and falls with the square root of the window's length."""
+    noisy_floor: float = 0.25
+    """slowdown that is never explained by chance of scheduling, as a ratio"""
+    alike: float = 0.5
+    """in a slow node, each rank has at least this share of the excess of the node's slowest rank"""
+    noisy_alone: float = 1.5
+    """on an oversubscribed host, one rank needs this many times the margin that a node of several needs:
+    chance rarely slows two ranks at once"""
+    warning_ratio: float = 0.05
+    """slowdown from which a finding is a warning, as a ratio"""
+    critical_ratio: float = 0.3
+    """slowdown from which a finding is critical, as a ratio"""

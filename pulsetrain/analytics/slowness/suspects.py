@@ -1,0 +1,168 @@
+"""Ranks and nodes whose compute exceeds that of their cohort by more than noise explains, in one window."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pulsetrain.analytics.slowness.cohort import Columns, Excess, Floats, Rows
+from pulsetrain.analytics.slowness.straggler_config import StragglerConfig
+from pulsetrain.analytics.slowness.timings import Timings
+from pulsetrain.records.findings import SubjectType
+
+Flags = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Suspect:
+    """A rank or node that is slow in one window of steps."""
+
+    subject_type: SubjectType
+    subject: str
+    columns: Columns  # of its ranks
+    rows: Rows  # of the window's steps
+    excess: float  # log of its compute time over the reference
+    error: float  # standard error of the excess
+    noise: float  # of one step
+    by_history: bool = False  # compared with its own past, not with its cohort
+
+    @property
+    def ratio(self) -> float:
+        """By how much slower it is; 0.2: 20 %."""
+        return float(np.expm1(self.excess))
+
+    @property
+    def margin(self) -> float:
+        """The excess in standard errors."""
+        return self.excess / max(self.error, 1e-12)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankTable:
+    """The ranks that one window can compare. Every array has one entry for each rank."""
+
+    columns: Columns
+    ranks: NDArray[np.int64]
+    nodes: NDArray[np.str_]
+    excess: Floats
+    error: Floats
+    elevated: Flags  # above its floor, still slow lately, and slow even in its quick steps
+    margin_factor: Floats  # how many times the usual margin one rank alone needs
+    rows: Rows
+    noise: float
+    noisy: bool
+
+
+def table_of(timings: Timings, cohorts: Sequence[Excess], config: StragglerConfig) -> RankTable:
+    """The cohorts of one window as one table; at least one cohort."""
+    columns = np.concatenate([c.columns for c in cohorts])
+    return RankTable(
+        columns=columns,
+        ranks=timings.ranks[columns],
+        nodes=timings.nodes[columns],
+        excess=np.concatenate([c.excess for c in cohorts]),
+        error=np.concatenate([c.error for c in cohorts]),
+        elevated=np.concatenate([_elevated(c, config) for c in cohorts]),
+        margin_factor=np.concatenate([np.full(len(c.columns), _margin_factor(c, config)) for c in cohorts]),
+        rows=cohorts[0].rows,
+        noise=float(np.median([c.noise for c in cohorts])),
+        noisy=any(c.noisy for c in cohorts),
+    )
+
+
+def find_suspects(table: RankTable, sigmas: float, config: StragglerConfig) -> list[Suspect]:
+    """Slow nodes, then slow ranks that no slow node explains.
+
+    `sigmas` is the margin that one of all tests must exceed, in standard errors.
+    """
+    nodes = list(_slow_nodes(table, sigmas, config))
+    explained = np.isin(table.nodes, np.array([node.subject for node in nodes], np.str_))
+    needed = table.margin_factor * sigmas * table.error
+    slow = table.elevated & (table.excess > needed) & ~explained
+    return nodes + [_slow_rank(table, i) for i in np.flatnonzero(slow).tolist()]
+
+
+def strongest(suspects: Iterable[Suspect]) -> list[Suspect]:
+    """The surest suspect for each subject. A rank is not named twice, by itself and in its node."""
+    best: dict[tuple[str, str], Suspect] = {}
+    for suspect in suspects:
+        key = (suspect.subject_type, suspect.subject)
+        if key not in best or suspect.margin > best[key].margin:
+            best[key] = suspect
+    kept: list[Suspect] = []
+    taken: set[int] = set()
+    for suspect in sorted(best.values(), key=lambda s: (-s.margin, s.subject_type, s.subject)):
+        if not taken & set(suspect.columns.tolist()):
+            kept.append(suspect)
+            taken |= set(suspect.columns.tolist())
+    return sorted(kept, key=lambda s: (-s.excess, s.subject))
+
+
+def quiet_floor(noise: float, steps: int, config: StragglerConfig) -> float:
+    """The excess (log) below which nothing is reported on a host with enough processors."""
+    return max(_least(steps, config), config.noise_share * noise * max(1.0, config.short / steps))
+
+
+def _slow_nodes(table: RankTable, sigmas: float, config: StragglerConfig) -> Iterator[Suspect]:
+    """Nodes of two ranks and more that are all likely slow, by about the same."""
+    likely = table.elevated & (table.excess > sigmas / 2 * table.error)
+    for node in np.unique(table.nodes[likely]).tolist():
+        mates = table.nodes == node
+        count, excess = int(mates.sum()), table.excess[mates]
+        if not node or count < 2 or not likely[mates].all():
+            continue
+        if excess.min() < config.alike * excess.max():
+            continue
+        independent = count**0.5 if table.noisy else count  # on a busy host the node's ranks share their luck
+        suspect = Suspect(
+            subject_type="node",
+            subject=node,
+            columns=table.columns[mates],
+            rows=table.rows,
+            excess=float(excess.mean()),
+            error=float(np.sqrt((table.error[mates] ** 2).mean() / independent) * 1.2),
+            noise=table.noise,
+        )
+        if suspect.margin > sigmas:
+            yield suspect
+
+
+def _slow_rank(table: RankTable, index: int) -> Suspect:
+    return Suspect(
+        subject_type="rank",
+        subject=str(table.ranks[index]),
+        columns=table.columns[index : index + 1],
+        rows=table.rows,
+        excess=float(table.excess[index]),
+        error=float(table.error[index]),
+        noise=table.noise,
+    )
+
+
+def _elevated(cohort: Excess, config: StragglerConfig) -> Flags:
+    floor = _floor(cohort, config)
+    slow_when_quick = True if cohort.quartile_gap is None else cohort.quartile_gap > 0
+    return np.asarray((cohort.excess > floor) & (cohort.recent > floor / 2) & slow_when_quick, np.bool_)
+
+
+def _margin_factor(cohort: Excess, config: StragglerConfig) -> float:
+    """How many times the margin of a node one rank needs; a short window of a busy host never suffices."""
+    if not cohort.noisy:
+        return 1.0
+    return config.noisy_alone if len(cohort.rows) >= config.short else np.inf
+
+
+def _floor(cohort: Excess, config: StragglerConfig) -> float:
+    """The excess (log) below which nothing is reported in this window. Short windows hold more chance."""
+    steps = len(cohort.rows)
+    if not cohort.noisy:
+        return quiet_floor(cohort.noise, steps, config)
+    chance = config.noisy_share * cohort.noise * float(np.sqrt(config.short / steps))
+    return max(_least(steps, config), min(chance, float(np.log1p(config.noisy_floor))))
+
+
+def _least(steps: int, config: StragglerConfig) -> float:
+    return float(np.log1p(config.short_floor if steps < config.short else config.floor_ratio))

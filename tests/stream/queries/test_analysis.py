@@ -1,0 +1,139 @@
+"""The queries behind the analyzers, on real rows in a real store."""
+
+from __future__ import annotations
+
+import pytest
+
+from pulsetrain.stream.queries import analysis
+from pulsetrain.stream.queries.queryable import AttemptSteps
+from tests.stream.rows import table
+
+pytestmark = pytest.mark.integration
+
+SPANS = [
+    # phase, category, parent, duration_ns
+    ("data", "data", "", 5),
+    ("forward", "compute", "", 100),
+    ("all_reduce", "communication", "forward", 60),
+    ("backward", "compute", "", 200),
+    ("all_reduce", "communication", "backward", 90),
+    ("block", "compute", "backward", 50),
+    ("recv", "communication", "", 30),
+    ("optimizer", "compute", "", 40),
+    ("all_reduce", "communication", "optimizer", 10),
+    ("send", "communication", "recv", 20),
+]
+
+
+def test_compute_is_net_of_the_communication_inside_it(chdb_store):
+    columns = {
+        "job": "parts",
+        "attempt": [0] * len(SPANS),
+        "step": [3] * len(SPANS),
+        "rank": [1] * len(SPANS),
+        "open": [False] * len(SPANS),
+        "phase": [s[0] for s in SPANS],
+        "category": [s[1] for s in SPANS],
+        "parent": [s[2] for s in SPANS],
+        "duration_ns": [s[3] for s in SPANS],
+    }
+    chdb_store.insert("spans", table("spans", len(SPANS), **columns), token="parts")
+    found = analysis.step_parts(
+        chdb_store,
+        AttemptSteps(job="parts", attempt=0, first=0, last=10),
+        compute=["forward", "backward", "optimizer", "block"],
+        communication=["all_reduce", "send", "recv"],
+    ).to_pylist()
+    assert len(found) == 1
+    row = found[0]
+    assert row["compute"] == (100 - 60) + (200 - 90) + (40 - 10)
+    assert row["wait"] == 60 + 90 + 30 + 10
+    assert (row["forward"], row["backward"], row["optimizer"]) == (40, 110, 30)
+    assert row["data"] == 5
+
+
+def test_nested_phases_count_once_and_other_phases_are_told_apart(chdb_store):
+    rows = [
+        ("evaluate", "other", "", 70),
+        ("gc", "other", "forward", 6),
+        ("gc", "other", "", 4),
+        ("cpu_wait", "other", "forward", 9),
+        ("checkpoint", "checkpoint", "", 50),
+    ]
+    names = ("phase", "category", "parent", "duration_ns")
+    columns = dict(zip(names, map(list, zip(*rows, strict=True)), strict=True))
+    columns |= {"attempt": [0] * 5, "step": [1] * 5, "rank": [0] * 5, "open": [False] * 5}
+    chdb_store.insert("spans", table("spans", 5, job="others", **columns), token="others")
+    steps = AttemptSteps(job="others", attempt=0, first=0, last=5)
+    (row,) = analysis.step_parts(chdb_store, steps, compute=["forward"], communication=[]).to_pylist()
+    assert (row["other"], row["gc"], row["cpu_wait"], row["checkpoint"]) == (70, 10, 9, 50)
+    assert row["compute"] == 0
+    phases = {(r["phase"], r["category"]) for r in analysis.phase_names(chdb_store, steps).to_pylist()}
+    assert phases == {(phase, category) for phase, category, _, _ in rows}
+
+
+@pytest.fixture(scope="module")
+def job(chdb_store):
+    """Two attempts: steps 0..3 of ranks 0 and 1, then step 4 of rank 0 alone."""
+    step, rank, attempt = [0, 0, 1, 1, 2, 2, 3, 3, 4], [0, 1] * 4 + [0], [0] * 8 + [1]
+    columns = {"job": "extents", "step": step, "rank": rank, "attempt": attempt}
+    columns["node"] = [f"n{r}" for r in rank]
+    chdb_store.insert("steps", table("steps", 9, **columns, loss=[None] * 8 + [2.5]), token="extents")
+    places = {"job": "extents", "rank": [1, 0], "attempt": [0, 0], "node": ["n1", "n0"], "pp": [1, 0]}
+    chdb_store.insert("topology", table("topology", 2, **places), token="extents-topology")
+    return "extents"
+
+
+def test_extents_of_a_job_are_newest_attempt_first(chdb_store, job):
+    assert analysis.extent(chdb_store, job).to_pylist() == [
+        {"attempt": 1, "first_step": 4, "last_step": 4, "ranks": 1},
+        {"attempt": 0, "first_step": 0, "last_step": 3, "ranks": 2},
+    ]
+    assert analysis.attempt_extent(chdb_store, job, 0).to_pylist() == [
+        {"attempt": 0, "first_step": 0, "last_step": 3}
+    ]
+    assert analysis.attempt_extent(chdb_store, job, 7).num_rows == 0
+    assert analysis.extent(chdb_store, "nobody").num_rows == 0
+
+
+def test_steps_nodes_and_topology_are_those_of_the_range(chdb_store, job):
+    steps = AttemptSteps(job=job, attempt=0, first=1, last=2)
+    rows = analysis.steps(chdb_store, steps).to_pylist()
+    assert {(r["step"], r["rank"]) for r in rows} == {(1, 0), (1, 1), (2, 0), (2, 1)}
+    assert {r["loss"] for r in rows} == {None}
+    assert analysis.rank_nodes(chdb_store, steps).to_pylist() == [
+        {"rank": 0, "node": "n0"},
+        {"rank": 1, "node": "n1"},
+    ]
+    assert [(r["rank"], r["pp"]) for r in analysis.topology(chdb_store, job, 0).to_pylist()] == [
+        (0, 0),
+        (1, 1),
+    ]
+
+
+def test_a_transfer_takes_as_long_as_its_last_member_spends_in_it(chdb_store):
+    spans = [  # step, rank, seq, duration_ns, open
+        (0, 0, 1, 90, False),
+        (0, 1, 1, 20, False),
+        (0, 0, 2, 30, False),
+        (0, 1, 2, 40, False),
+        (0, 0, 3, 10, True),
+        (1, 0, 4, 50, False),
+    ]
+    step, rank, seq, duration_ns, opened = map(list, zip(*spans, strict=True))
+    columns = {"step": step, "rank": rank, "seq": seq, "duration_ns": duration_ns, "open": opened}
+    columns |= {"job": "transfers", "attempt": [0] * 6, "bytes": [100] * 6, "group": "dp:1"}
+    columns |= {"phase": "all_reduce", "category": "communication"}
+    chdb_store.insert("spans", table("spans", 6, **columns), token="transfers")
+    steps = AttemptSteps(job="transfers", attempt=0, first=0, last=1)
+    (row,) = analysis.group_transfers(chdb_store, steps).to_pylist()
+    assert row == {
+        "step": 0,
+        "group": "dp:1",
+        "phase": "all_reduce",
+        "transfer_ns": 20 + 30,
+        "bytes": 200,
+        "members": 2,
+    }
+    (members,) = analysis.group_members(chdb_store, steps).to_pylist()
+    assert (members["group"], sorted(members["ranks"])) == ("dp:1", [0, 1])

@@ -1,0 +1,65 @@
+"""The queries behind the analyzers of machines, on real rows in a real store."""
+
+from __future__ import annotations
+
+import pytest
+
+from pulsetrain.stream.queries import machines
+from pulsetrain.stream.queries.queryable import AttemptSteps
+from tests.stream.rows import DAY, table
+
+pytestmark = pytest.mark.integration
+S = 10**9
+JOB = "machines"
+DURING = machines.AttemptTime(job=JOB, attempt=0, from_ns=DAY, to_ns=DAY + 10 * S)
+
+
+@pytest.fixture(scope="module")
+def store(chdb_store):
+    """Steps 0..2 of two ranks on nodes m0 and m1, with samples and lines in, before and after their time."""
+    step, rank = [0, 0, 1, 1, 2, 2], [0, 1] * 3
+    starts = [DAY + s * 3 * S + r for s, r in zip(step, rank, strict=True)]
+    columns = {"job": JOB, "attempt": [0] * 6, "step": step, "rank": rank, "start": starts}
+    columns |= {"node": [f"m{r}" for r in rank], "duration_ns": [2 * S] * 6}
+    chdb_store.insert("steps", table("steps", 6, **columns), token=JOB)
+    times = [DAY - 1, DAY, DAY + 10 * S, DAY + 10 * S + 1, DAY + 5]
+    nodes = ["m0", "m0", "m1", "m1", "elsewhere"]
+    samples = {"node": nodes, "ts": times, "name": ["rdma_x"] * 4 + ["rdma_x"], "device": "d"}
+    chdb_store.insert("metrics", table("metrics", 5, **samples), token=f"{JOB}-metrics")
+    lines = {"node": nodes, "ts": times, "job": JOB, "attempt": [0] * 5, "rank": [0] * 5}
+    kernel = {"source": "kmsg", "message": [f"k{i}" for i in range(5)]}
+    chdb_store.insert("logs", table("logs", 5, **lines, **kernel), token=f"{JOB}-kernel")
+    output = {"source": "stderr", "severity": ["info", "info", "error", "error", "warning"]}
+    chdb_store.insert("logs", table("logs", 5, **lines, **output), token=f"{JOB}-output")
+    return chdb_store
+
+
+def test_the_time_of_steps_is_from_the_first_start_to_the_last_end(store):
+    assert machines.extent(store, AttemptSteps(job=JOB, attempt=0, first=0, last=2)) == (DAY, DAY + 8 * S + 1)
+    assert machines.extent(store, AttemptSteps(job=JOB, attempt=3, first=0, last=2)) == (0, 0)
+
+
+def test_a_step_begins_when_its_first_rank_does(store):
+    assert machines.step_starts(store, AttemptSteps(job=JOB, attempt=0, first=1, last=2)) == [
+        DAY + 3 * S,
+        DAY + 6 * S,
+    ]
+
+
+def test_samples_are_those_of_the_jobs_nodes_in_its_time_with_the_prefix(store):
+    rows = machines.metrics(store, DURING, "rdma_").to_pylist()
+    assert sorted(row["node"] for row in rows) == ["m0", "m1"]
+    assert machines.metrics(store, DURING, "gpu_").num_rows == 0
+
+
+def test_kernel_lines_come_oldest_first(store):
+    rows = machines.kernel_log(store, DURING).to_pylist()
+    assert [row["message"] for row in rows] == ["k1", "k2"]
+
+
+def test_lines_of_ranks_are_the_newest_and_on_request_only_warnings(store):
+    every = machines.rank_logs(store, DURING, warnings_only=False, limit=10).to_pylist()
+    assert [row["severity"] for row in every] == ["error", "warning", "info"]
+    severe = machines.rank_logs(store, DURING, warnings_only=True, limit=10).to_pylist()
+    assert [row["severity"] for row in severe] == ["error", "warning"]
+    assert machines.rank_logs(store, DURING, warnings_only=False, limit=1).num_rows == 1
