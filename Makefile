@@ -25,12 +25,18 @@ $(STAMP): pyproject.toml
 demo: $(STAMP)
 	@$(BIN)/pulsetrain demo $(ARGS)
 
-unit: $(STAMP)
-	$(BIN)/python -m pytest -q -m "not integration and not browser and not kafka and not slow and not gpu" $(ARGS)
+UNIT := not integration and not browser and not kafka and not slow and not gpu
+NONE_IS_FINE := [ $$? -eq 5 ] # ARGS may leave a part without a test
+PYTEST := $(BIN)/python -m pytest -q --durations=15
 
-test: $(STAMP)
+unit: $(STAMP)
+	$(PYTEST) -n 2 -m "$(UNIT)" $(ARGS) || $(NONE_IS_FINE)
+
+# Tests with real processes share the cores, but for those that measure how soon something happens.
+test: unit
 	deploy/test-services
-	$(BIN)/python -m pytest -q -m "not gpu" $(ARGS)
+	$(PYTEST) -n 3 --dist loadfile --no-loadscope-reorder -m "not ($(UNIT)) and not alone and not gpu" $(ARGS) || $(NONE_IS_FINE)
+	$(PYTEST) -m "alone and not gpu" $(ARGS) || $(NONE_IS_FINE)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -115,7 +115,7 @@ def copies(job: Job) -> dict[str, float]:
     for _ in range(2 + TURNS):
         bare, save = seconds(copy), seconds(lambda: checkpointer.save(9))
         info = checkpointer._last.wait()
-        ArenaReader(checkpointer._arena._fd).set_verified(info)  # as the agent has, before it starts a rank
+        ArenaReader(checkpointer._arena.fd).set_verified(info)  # as the agent has, before it starts a rank
         turns.append((bare, save, seconds(back)))
     checkpointer.close()
     bare, save, restore = map(statistics.median, zip(*turns[2:], strict=True))
@@ -226,14 +226,14 @@ def persist(job: Job) -> dict[str, float]:
             os.close(fd)
 
         raws, ours = [], []
-        keeper = CheckpointService(
+        service = CheckpointService(
             CheckpointServiceConfig(storage=str(place / "store"), persist_every=0, replicas=1, poll_s=0.005),
             job="bench",
             node="n",
             address="127.0.0.1",
         )
         fd = create_arena()
-        keeper.attach(0, fd)
+        service.attach(0, fd)
         checkpointer = Checkpointer(
             job.state, environ={"PULSETRAIN_ARENA_FD": str(fd), "RANK": "0", "WORLD_SIZE": "1"}
         )
@@ -246,9 +246,9 @@ def persist(job: Job) -> dict[str, float]:
             result = checkpointer.save(step, durable=True)
             result.wait()
             ours.append(seconds(lambda result=result: result.wait_durable(120, 0.005)))
-        disk = seconds(lambda: keeper.load(0, 3, "storage"))
+        disk = seconds(lambda: service.load(0, 3, "storage"))
         checkpointer.close()
-        keeper.close()
+        service.close()
         os.close(fd)
     return {
         "raw_write_s": min(raws),
@@ -311,7 +311,7 @@ def peer(job: Job) -> dict[str, float]:
             sock.recv(1)
 
         def put() -> None:
-            ((_, sent),) = client.put([OutgoingReplica(arena, fd, info)])
+            ((_, sent),) = client.put([OutgoingReplica(arena, info)])
             assert sent == len(view), "all of it arrived"
 
         turns = [
@@ -337,7 +337,7 @@ def dedup_dp4(mib: int) -> float:
     torch.manual_seed(0)
     job = Job(mib, "cpu")
     with folder() as place:
-        keeper = CheckpointService(
+        service = CheckpointService(
             CheckpointServiceConfig(storage=str(place), persist_every=1, replicas=1, poll_s=0.005),
             job="bench",
             node="n",
@@ -346,7 +346,7 @@ def dedup_dp4(mib: int) -> float:
         fds = [create_arena() for _ in range(4)]
         savers = []
         for rank, fd in enumerate(fds):
-            keeper.attach(rank, fd)
+            service.attach(rank, fd)
             torch.manual_seed(rank)  # as real replicas: their own generators
             environ = {"PULSETRAIN_ARENA_FD": str(fd), "RANK": str(rank), "WORLD_SIZE": "4"}
             savers.append(Checkpointer(job.state, environ=environ))
@@ -355,7 +355,7 @@ def dedup_dp4(mib: int) -> float:
             saver._last.wait_durable(60)
             saver.close()
         manifest = Checkpoints(open_storage(str(place)), "bench").manifest(1)
-        keeper.close()
+        service.close()
         for fd in fds:
             os.close(fd)
     assert manifest is not None, "it was durable"

@@ -159,10 +159,10 @@ def halt(checkpointer: Any) -> None:
     finish, read = checkpointer._copier.finish, checkpointer._read
 
     def halting_copy(pairs: Any) -> None:
-        half = len(pairs.late[0]) // 2
-        finish(pairs._replace(late=tuple(part[:half] for part in pairs.late)))
+        half = len(pairs.optimizer_owned[0]) // 2
+        finish(pairs._replace(optimizer_owned=tuple(part[:half] for part in pairs.optimizer_owned)))
         stand("phase_one")
-        finish(pairs._replace(late=tuple(part[half:] for part in pairs.late)))
+        finish(pairs._replace(optimizer_owned=tuple(part[half:] for part in pairs.optimizer_owned)))
 
     def halting_read(info: Any) -> Any:
         stand("restore_rank")

@@ -8,18 +8,20 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Protocol, cast
 
 import structlog
 
-from pulsetrain.agent.link import Answer
+from pulsetrain.agent.link import SendReply
 from pulsetrain.agent.processes.ranks import NodeIdentity, Ranks
 from pulsetrain.agent.processes.zygote import Zygote
 from pulsetrain.collectors.machine import stacks
 from pulsetrain.core.errors import PulsetrainError, Unavailable, Unrestorable
+from pulsetrain.core.json import JsonObject
 from pulsetrain.protocol.messages import (
     Command,
     DumpStacks,
+    Held,
     HostStore,
     Leave,
     PairCheck,
@@ -27,6 +29,7 @@ from pulsetrain.protocol.messages import (
     SelfCheck,
     Start,
     Stop,
+    WorldNode,
     ranks_of_node,
 )
 
@@ -44,77 +47,89 @@ class Node(Protocol):
 
     identity: NodeIdentity
     ranks: Ranks
-    zygote: Zygote
 
+    @property
+    def zygote(self) -> Zygote: ...
     def launched(self, start: Start, began_ns: int) -> None: ...
     def stopped(self) -> None: ...
-    def beat(self) -> None: ...
-    def leave(self, command: Leave, answer: Answer) -> None: ...
+    def send_heartbeat(self) -> None: ...
+    def leave(self, command: Leave, send_reply: SendReply) -> None: ...
 
 
-class CheckpointService(Protocol):
+class Checkpoints(Protocol):
     """Where the state of this node's ranks is kept."""
 
+    @property
+    def peer_port(self) -> int: ...
     def attach(self, rank: int, arena_fd: int) -> None: ...
     def detach(self, rank: int) -> None: ...
     def clear(self) -> None: ...
-    def set_world(self, world: Any, node_rank: int, attempt: int) -> None: ...
+    def set_world(self, world: tuple[WorldNode, ...], node_rank: int, attempt: int) -> None: ...
     def load(self, rank: int, step: int, source: str) -> int: ...
     def follow(self, rings: Mapping[int, int]) -> None: ...
+    def held(self) -> tuple[Held, ...]: ...
 
 
 class Commands:
-    """A command that ends ranks overtakes one that launches them: each raises the epoch, and a launch whose
-    epoch has passed gives up."""
+    """Carries out commands.
+
+    A command that ends ranks overtakes one that launches them: each begins a new epoch, and a launch whose
+    epoch has passed gives up.
+    """
 
     def __init__(
-        self, node: Node, keeper: CheckpointService, create_arena: Callable[[], int] | None = None
+        self, node: Node, checkpoints: Checkpoints, create_arena: Callable[[], int] | None = None
     ) -> None:
-        self._node, self._keeper = node, keeper
+        self._node, self._checkpoints = node, checkpoints
         self._create_arena = create_arena or _create_arena
-        self._lock = threading.Lock()
-        self._loading = threading.Lock()
+        self._ranks_lock, self._restore_lock = threading.Lock(), threading.Lock()
         self._epochs = itertools.count(1)
         self._epoch = 0
         self._arenas: dict[int, int] = {}
         self._stores: dict[str, int] = {}
 
-    def obey(self, command: Command, answer: Answer) -> None:
-        """Carry the command out on a new thread; a `Leave` is the main thread's."""
+    def execute(self, command: Command, send_reply: SendReply) -> None:
+        """Carry the command out on a new thread. The main thread carries out `Leave`."""
         if isinstance(command, Leave):
-            self._node.leave(command, answer)
+            self._node.leave(command, send_reply)
             return
         name = f"{type(command).__name__} {command.id}"
-        threading.Thread(target=self._run, args=(command, answer), name=name, daemon=True).start()
+        threading.Thread(target=self._run, args=(command, send_reply), name=name, daemon=True).start()
 
     def stop(self, grace_s: float) -> int:
         """End all ranks; the epoch that began with it. Raises `Unavailable` where one does not die."""
         epoch = self._epoch = next(self._epochs)
-        with self._lock:
+        with self._ranks_lock:
             self._node.ranks.stop(self._node.zygote, grace_s)
             self._node.stopped()
-            self._keeper.follow({})
+            self._checkpoints.follow({})
             self._node.ranks.close()
         return epoch
 
-    def _run(self, command: Command, answer: Answer) -> None:
-        data: Mapping[str, Any] = {}
+    def close(self) -> None:
+        """Close the arenas."""
+        for fd in self._arenas.values():
+            os.close(fd)
+        self._arenas.clear()
+
+    def _run(self, command: Command, send_reply: SendReply) -> None:
+        data: JsonObject = {}
         error = ""
         try:
-            data = self._do(command)
+            data = self._dispatch(command)
         except Unrestorable as failure:
             error, data = str(failure), {"unrestorable": [failure.rank, failure.step]}
         except PulsetrainError as failure:
             error = str(failure)
-        except Exception as failure:  # the hub is owed an answer whatever happened here
+        except Exception as failure:  # the hub waits for a reply, whatever happened here
             log.exception("command_failed", type=type(command).__name__, id=command.id)
             error = f"{type(failure).__name__}: {failure}"
         if error:
             log.warning("command_refused", type=type(command).__name__, error=error)
-        self._node.beat()  # goes out before the reply: what the hub decides next rests on the state as of now
-        answer(Reply(id=command.id, node=self._node.identity.node, error=error, data=dict(data)))
+        self._node.send_heartbeat()  # before the reply: what the hub decides next rests on the present state
+        send_reply(Reply(id=command.id, node=self._node.identity.node, error=error, data=data))
 
-    def _do(self, command: Command) -> Mapping[str, Any]:
+    def _dispatch(self, command: Command) -> JsonObject:
         match command:
             case Start():
                 return self._start(command)
@@ -124,66 +139,68 @@ class Commands:
             case HostStore():
                 return self._host_store(command)
             case SelfCheck():
-                kwargs: dict[str, Any] = {"seconds": command.seconds}
-                return dict(self._node.zygote.call(SELF_CHECK, kwargs, command.seconds + SELF_CHECK_MARGIN_S))
+                timeout_s = command.seconds + SELF_CHECK_MARGIN_S
+                report = self._node.zygote.call(SELF_CHECK, {"seconds": command.seconds}, timeout_s)
+                return cast("JsonObject", report)
             case PairCheck():
                 return self._pair_check(command)
             case DumpStacks():
                 alive = self._node.ranks.alive[: 1 if command.first_only else None]
-                pids = {rank.rank: rank.pid for rank in alive}
-                return stacks.of_node(pids, timeout_s=command.timeout_s)
+                return dict(stacks.of_node({r.rank: r.pid for r in alive}, timeout_s=command.timeout_s))
             case _:
                 raise PulsetrainError(f"command {type(command).__name__} is not known here")
 
-    def _start(self, start: Start) -> Mapping[str, Any]:
+    def _start(self, start: Start) -> JsonObject:
         began_ns = time.time_ns()
         epoch = self.stop(0.0)
-        mine = ranks_of_node(start.node_rank, self._node.identity.nproc_per_node)
-        with self._loading:
-            load_ns = self._restore(start, mine)
-        with self._lock:
+        own_ranks = ranks_of_node(start.node_rank, self._node.identity.nproc_per_node)
+        with self._restore_lock:
+            load_ns = self._restore(start, own_ranks)
+        with self._ranks_lock:
             if epoch != self._epoch:
                 raise Unavailable(f"attempt {start.attempt} was stopped while it started")
             spawning_ns = time.time_ns()
-            self._node.ranks.spawn(self._node.zygote, start, {r: self._arenas[r] for r in mine})
-            self._keeper.follow({rank.rank: rank.ring_fd for rank in self._node.ranks.all})
+            self._node.ranks.spawn(self._node.zygote, start, {r: self._arenas[r] for r in own_ranks})
+            self._checkpoints.follow({rank.rank: rank.ring_fd for rank in self._node.ranks.all})
             self._node.launched(start, began_ns + sum(load_ns.values()))
-        self._forget_all_but(mine)
+        self._close_arenas_except(own_ranks)
         return {"load_ns": load_ns, "spawn_ns": time.time_ns() - spawning_ns}
 
-    def _restore(self, start: Start, mine: range) -> dict[str, int]:
+    def _restore(self, start: Start, own_ranks: range) -> dict[str, int]:
         """Bring each rank's state of `restore_step` into its arena; ns it took, by rank."""
-        for rank in mine:
+        for rank in own_ranks:
             if rank not in self._arenas:
                 self._arenas[rank] = self._create_arena()
-            self._keeper.attach(rank, self._arenas[rank])
-        self._keeper.set_world(start.world, start.node_rank, start.attempt)
+            self._checkpoints.attach(rank, self._arenas[rank])
+        self._checkpoints.set_world(start.world, start.node_rank, start.attempt)
         if start.restore_step < 0:
-            self._keeper.clear()
+            self._checkpoints.clear()
             return {}
         return {
-            str(rank): self._keeper.load(rank, start.restore_step, start.sources.get(str(rank), "memory"))
-            for rank in mine
+            str(rank): self._checkpoints.load(
+                rank, start.restore_step, start.sources.get(str(rank), "memory")
+            )
+            for rank in own_ranks
         }
 
-    def _forget_all_but(self, mine: range) -> None:
-        """Arenas of ranks that run elsewhere by now."""
-        for rank in [r for r in self._arenas if r not in mine]:
-            self._keeper.detach(rank)
+    def _close_arenas_except(self, own_ranks: range) -> None:
+        """Close the arenas of ranks that run on another node by now."""
+        for rank in [r for r in self._arenas if r not in own_ranks]:
+            self._checkpoints.detach(rank)
             os.close(self._arenas.pop(rank))
 
-    def _host_store(self, command: HostStore) -> Mapping[str, Any]:
-        """Always a new store: torch's ranks add no prefix of their own for a restart any more."""
+    def _host_store(self, command: HostStore) -> JsonObject:
+        """Start a new store, also where the job has one: a restarted rank would find the old keys in that."""
         zygote = self._node.zygote
         pid, value = zygote.serve(STORE, {}, WORKER_TIMEOUT_S)
-        with self._lock:
+        with self._ranks_lock:
             before, self._stores[command.job] = self._stores.get(command.job), pid
         if before is not None:
             zygote.signal(before, signal.SIGKILL)
-        return dict(value)
+        return cast("JsonObject", value)
 
-    def _pair_check(self, check: PairCheck) -> Mapping[str, Any]:
-        kwargs = {
+    def _pair_check(self, check: PairCheck) -> JsonObject:
+        kwargs: JsonObject = {
             "index": check.members.index(self._node.identity.node),
             "size": len(check.members),
             "store_address": check.store_address,
@@ -192,15 +209,9 @@ class Commands:
             "timeout_s": check.timeout_s,
         }
         try:
-            return dict(self._node.zygote.call(ALL_GATHER, kwargs, check.timeout_s + 1.0))
+            return cast("JsonObject", self._node.zygote.call(ALL_GATHER, kwargs, check.timeout_s + 1.0))
         except PulsetrainError as error:
             return {"ok": False, "seconds": check.timeout_s, "error": str(error)}
-
-    def close(self) -> None:
-        """Let go of the arenas."""
-        for fd in self._arenas.values():
-            os.close(fd)
-        self._arenas.clear()
 
 
 def _create_arena() -> int:

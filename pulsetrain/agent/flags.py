@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TypedDict, TypeVar, cast
 
 import click
 
 from pulsetrain.agent.launch import Say, local_processes
-from pulsetrain.agent.launch_options import LaunchOptions
-from pulsetrain.agent.processes.zygote import Mode
+from pulsetrain.agent.launch_options import HubOptions, LaunchOptions, NodeOptions, OutputOptions
+from pulsetrain.agent.processes.ranks import Program
+from pulsetrain.agent.processes.zygote_protocol import Mode
 from pulsetrain.core.errors import UsageError
 
-Command = Any  # a function, or what click made of one
+Command = TypeVar("Command", bound=Callable[..., object])
+"""A function, or the command that click made of one."""
 
 CONTEXT = {
     "allow_interspersed_args": False,  # what follows the script is the script's
@@ -40,7 +42,7 @@ _REFUSED = {
 }
 
 
-def _hidden(flag: str) -> Callable[[Any], Any]:
+def _hidden(flag: str) -> Callable[[Command], Command]:
     return click.option(flag, default=None, hidden=True)
 
 
@@ -100,56 +102,92 @@ _OURS = (
 
 
 def launch_flags(command: Command) -> Command:
-    """All options and arguments; those that torchrun has and we do not need are taken or refused by name."""
+    """All options and arguments. Those of torchrun that mean nothing here are ignored or refused by name."""
     unused = tuple(_hidden(flag) for flag in (*_IGNORED, *_REFUSED))
     for flag in reversed((*_TORCHRUN, *_OURS, *unused)):
         command = flag(command)
     return command
 
 
-def _mode(flags: Mapping[str, Any]) -> Mode:
+class LaunchFlags(TypedDict):
+    """The flags that mean something here, as click gives them. None: not given."""
+
+    script: str
+    args: tuple[str, ...]
+    nnodes: str
+    nproc_per_node: str
+    max_restarts: int
+    standalone: bool
+    module: bool
+    no_python: bool
+    log_dir: str | None
+    role: str
+    rdzv_id: str | None
+    local_addr: str | None
+    local_ranks_filter: str | None
+    hub: str | None
+    token: str | None
+    job: str | None
+    node: str | None
+    address: str | None
+    preload: tuple[str, ...]
+    data: str | None
+    kafka: str | None
+    config: str | None
+    checkpoints: str | None
+    quiet: bool
+
+
+def launch_options(
+    given: Mapping[str, object], say: Say, *, needs_hub: bool = False, standby: bool = False
+) -> LaunchOptions:
+    """The flags as a `LaunchOptions`; `say` gets one line for each that is ignored. Raises `UsageError`."""
+    flags = cast("LaunchFlags", given)
+    _check_torchrun_flags(given, say, alone=_nodes(flags["nnodes"]) == 1)
+    return LaunchOptions(
+        program=Program(argv=(flags["script"], *flags["args"]), mode=_mode(flags), role=flags["role"]),
+        hub=_hub(flags, needs_hub=needs_hub),
+        node=NodeOptions(
+            job=flags["job"] or flags["rdzv_id"] or "",
+            node=flags["node"] or "",
+            address=flags["address"] or flags["local_addr"] or "",
+            nnodes=_nodes(flags["nnodes"]),
+            nproc_per_node=local_processes(flags["nproc_per_node"]),
+            max_restarts=flags["max_restarts"],
+            standby=standby,
+        ),
+        output=OutputOptions(
+            log_dir=_path(flags["log_dir"]),
+            quiet=flags["quiet"],
+            local_ranks=_local_ranks(flags["local_ranks_filter"]),
+        ),
+        preload=tuple(flags["preload"]),
+        data=_path(flags["data"]),
+        config=_path(flags["config"]),
+        checkpoints=flags["checkpoints"],
+        kafka=flags["kafka"],
+    )
+
+
+def _mode(flags: LaunchFlags) -> Mode:
     if flags["module"] and flags["no_python"]:
         raise UsageError("--module and --no-python exclude each other")
     return "module" if flags["module"] else "exec" if flags["no_python"] else "script"
 
 
-def asked(flags: Mapping[str, Any], say: Say, **more: Any) -> LaunchOptions:
-    """The flags as a `LaunchOptions`; `say` gets one line for each that is ignored. Raises `UsageError`."""
-    nnodes = _nodes(flags["nnodes"])
-    if flags["standalone"] and nnodes > 1:
-        raise UsageError(f"--standalone is for one node; --nnodes={nnodes}")
+def _hub(flags: LaunchFlags, *, needs_hub: bool) -> HubOptions:
+    if flags["standalone"] and _nodes(flags["nnodes"]) > 1:
+        raise UsageError(f"--standalone is for one node; --nnodes={flags['nnodes']}")
     if flags["standalone"] and flags["hub"]:
         raise UsageError("--standalone starts a hub of its own; leave --hub out")
-    _refuse(flags, say, alone=nnodes == 1)
-    return LaunchOptions(
-        argv=(flags["script"], *flags["args"]),
-        mode=_mode(flags),
-        nnodes=nnodes,
-        nproc_per_node=local_processes(flags["nproc_per_node"]),
-        max_restarts=flags["max_restarts"],
-        role=flags["role"],
-        hub=flags["hub"],
-        token=flags["token"],
-        own_hub=flags["standalone"],
-        job=flags["job"] or flags["rdzv_id"] or "",
-        node=flags["node"] or "",
-        address=flags["address"] or flags["local_addr"] or "",
-        preload=tuple(flags["preload"]),
-        log_dir=_path(flags["log_dir"]),
-        data=_path(flags["data"]),
-        config=_path(flags["config"]),
-        checkpoints=flags["checkpoints"],
-        kafka=flags["kafka"],
-        quiet=flags["quiet"],
-        local_ranks=_local_ranks(flags["local_ranks_filter"]),
-        **more,
-    )
+    return HubOptions(url=flags["hub"], token=flags["token"], own=flags["standalone"], required=needs_hub)
 
 
-def _refuse(flags: Mapping[str, Any], say: Say, *, alone: bool) -> None:
+def _check_torchrun_flags(given: Mapping[str, object], say: Say, *, alone: bool) -> None:
+    """Name every flag of torchrun that was given and means nothing here. Raises `UsageError` for some."""
     for table in (_IGNORED, _REFUSED):
         for flag, why in table.items():
-            if flags[flag.removeprefix("--").replace("-", "_")] is None:
+            if given[flag.removeprefix("--").replace("-", "_")] is None:
                 continue
             if table is _REFUSED and not (alone and flag.startswith(("--master", "--rdzv"))):
                 raise UsageError(f"{flag}: {why}")

@@ -2,11 +2,61 @@
 
 from __future__ import annotations
 
+import itertools
+import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
-from pulsetrain.protocol.messages import Heartbeat, RankStatus
+from pulsetrain.agent.processes.ranks import NodeIdentity
+from pulsetrain.core.supervisor import LoopStatus
+from pulsetrain.protocol.messages import Heartbeat, Held, RankStatus
 from pulsetrain.records.columns import Columns
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeState:
+    """What a heartbeat tells of its node at one moment."""
+
+    attempt: int
+    ranks: tuple[RankStatus, ...]
+    held: tuple[Held, ...]
+    gauges: Mapping[str, float]
+    loops: tuple[LoopStatus, ...]
+
+
+class HeartbeatSender:
+    """Numbers heartbeats and hands each to every function of `send`. Any thread may call it."""
+
+    def __init__(
+        self,
+        identity: NodeIdentity,
+        read: Callable[[int], NodeState],
+        send: Sequence[Callable[[Heartbeat], None]],
+    ) -> None:
+        self._identity, self._read, self._send = identity, read, send
+        self._seq = itertools.count()
+        self._cpu = CpuMeter()
+        self._lock = threading.Lock()
+
+    def send(self) -> None:
+        """Send a heartbeat with the state as of now. Heartbeats of several threads go one after the other."""
+        with self._lock:
+            now_ns = time.time_ns()
+            state = self._read(now_ns)
+            heartbeat = Heartbeat(
+                node=self._identity.node,
+                seq=next(self._seq),
+                ts_ns=now_ns,
+                job=self._identity.job,
+                attempt=state.attempt,
+                ranks=state.ranks,
+                held=state.held,
+                gauges={**state.gauges, "agent_cpu_ratio": self._cpu.ratio()},
+                loops=state.loops,
+            )
+            for send in self._send:
+                send(heartbeat)
 
 
 class CpuMeter:
@@ -25,33 +75,32 @@ class CpuMeter:
 
 def rows(heartbeat: Heartbeat, agent_pid: int) -> Columns:
     """The heartbeat as a batch of `heartbeats`: one row for the node (rank -1), one for each rank."""
-    last_step = max((r.last_step for r in heartbeat.ranks), default=-1)
-    node = _row(heartbeat, -1, agent_pid, "running", last_step, "", 0)
-    ranks = [
-        _row(heartbeat, r.rank, r.pid, r.state, r.last_step, r.last_phase, r.phase_age_ns)
+    of_heartbeat = {
+        "node": heartbeat.node,
+        "ts": heartbeat.ts_ns,
+        "seq": heartbeat.seq,
+        "job": heartbeat.job,
+        "attempt": heartbeat.attempt,
+    }
+    node: dict[str, object] = {
+        **of_heartbeat,
+        "rank": -1,
+        "pid": agent_pid,
+        "state": "running",
+        "last_step": max((r.last_step for r in heartbeat.ranks), default=-1),
+        "last_phase": "",
+        "phase_age_ns": 0,
+    }
+    ranks: list[dict[str, object]] = [
+        {
+            **of_heartbeat,
+            "rank": r.rank,
+            "pid": r.pid,
+            "state": r.state,
+            "last_step": r.last_step,
+            "last_phase": r.last_phase,
+            "phase_age_ns": r.phase_age_ns,
+        }
         for r in heartbeat.ranks
     ]
     return Columns.from_rows("heartbeats", [node, *ranks])
-
-
-def _row(
-    beat: Heartbeat, rank: int, pid: int, state: str, last_step: int, last_phase: str, phase_age_ns: int
-) -> dict[str, object]:
-    return {
-        "node": beat.node,
-        "ts": beat.ts_ns,
-        "seq": beat.seq,
-        "job": beat.job,
-        "attempt": beat.attempt,
-        "rank": rank,
-        "pid": pid,
-        "state": state,
-        "last_step": last_step,
-        "last_phase": last_phase,
-        "phase_age_ns": phase_age_ns,
-    }
-
-
-def last_step(statuses: Iterable[RankStatus]) -> int:
-    """The newest step that any of them completed; -1: none."""
-    return max((s.last_step for s in statuses), default=-1)

@@ -6,123 +6,132 @@ import contextlib
 import os
 import shutil
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING
 
+from pulsetrain.agent.config import AgentConfig
 from pulsetrain.agent.launch_options import LaunchOptions
-from pulsetrain.agent.local_hub import known_hub, local_hub
+from pulsetrain.agent.local_hub import known_hub, local_hub, wait_for_other_jobs
 from pulsetrain.agent.outcome import Outcome
-from pulsetrain.agent.processes.zygote import Zygote
+from pulsetrain.agent.processes.ranks import Program
+from pulsetrain.agent.processes.zygote import Zygote, ZygoteHolder
 from pulsetrain.core.config import load, read_toml
 from pulsetrain.core.errors import ConfigError, UsageError
-from pulsetrain.protocol.client import HubAddress, data_folder
+from pulsetrain.core.process_title import set_process_title
+from pulsetrain.protocol.client import HubAddress, HubClient
 
 if TYPE_CHECKING:
-    from pulsetrain.agent.supervise import Agent, AgentConfig
+    from pulsetrain.agent.assembly import AgentSetup
+    from pulsetrain.agent.supervise import Agent
 
 Say = Callable[[str], None]
 
 
-def launch(asked: LaunchOptions, say: Say) -> Outcome:
+def launch(options: LaunchOptions, say: Say) -> Outcome:
     """Run the agent until the job is over. Raises `UsageError` for what cannot be used."""
-    _check_program(asked)
-    file = read_toml(asked.config) if asked.config else {}
-    hub = None if asked.own_hub else known_hub(asked.hub, asked.token, asked.environ)
-    if hub is None and asked.needs_hub:
-        raise UsageError("no hub: give --hub URL, set PULSETRAIN_HUB, or start `pulsetrain serve`")
-    if hub is None and asked.nnodes > 1:
-        raise UsageError(f"--nnodes={asked.nnodes} needs a hub that all nodes reach: give --hub URL")
-    folder = _writable(_folder(asked, own_hub=hub is None), "data", "--data")
-    if asked.log_dir is not None:
-        _writable(asked.log_dir, "log", "--log-dir")
+    check_program(options.program)
+    file = read_toml(options.config) if options.config else {}
+    hub = None if options.hub.own else known_hub(options.hub, options.data, options.environ)
+    _check_hub(options, hub)
+    run_folder = own_hub_folder(options)
+    folder = _writable(node_folder(options, None if hub else run_folder), "data", "--data")
+    if options.output.log_dir is not None:
+        _writable(options.output.log_dir, "log", "--log-dir")
+    set_process_title(f"agent of node {options.node_name}, job {options.job_name}")
     with contextlib.ExitStack() as stack:
-        zygote = _start_zygote(asked)
-        stack.callback(zygote.close)
-        config = _agent_config(file, asked.environ)
-        if hub is None:
-            own = stack.enter_context(local_hub(folder / "hub"))
-            hub = own.address
-            say(f"dashboard  {own.dashboard or 'none'}")
-            say(f"data       {folder}")
-        return _supervise(asked, config, file, hub, folder, zygote)
+        zygotes = ZygoteHolder(lambda: _start_zygote(options))
+        stack.callback(zygotes.close)
+        from pulsetrain.agent.assembly import AgentSetup  # while the zygote imports torch
 
-
-def _agent_config(file: Mapping[str, Any], environ: Mapping[str, str]) -> AgentConfig:
-    from pulsetrain.agent.supervise import AgentConfig  # while the zygote imports torch
-
-    return load(AgentConfig, "agent", file=file, environ=environ)
-
-
-def _supervise(
-    asked: LaunchOptions,
-    config: AgentConfig,
-    file: Mapping[str, Any],
-    hub: HubAddress,
-    folder: Path,
-    zygote: Zygote,
-) -> Outcome:
-    """Wire an agent and live its life; everything it started has ended on return."""
-    from pulsetrain.agent.assembly import assemble
-
-    address = asked.address or _address_towards(hub.url)
-    with assemble(asked, config, file, hub, folder, address, zygote, lambda: _start_zygote(asked)) as agent:
-        _obey_signals(agent)
-        outcome = agent.run()
-        agent.close(grace_s=config.kill_grace_s if outcome.exit_code > 128 else 0.0)
+        config = load(AgentConfig, "agent", file=file, environ=options.environ)
+        setup = partial(AgentSetup, options=options, config=config, file=file, folder=folder)
+        if hub is not None:
+            return _run_agent(setup(hub=hub), zygotes)
+        own = stack.enter_context(local_hub(run_folder))
+        say(f"dashboard  {own.dashboard or 'none'}")
+        say(f"data       {run_folder}")
+        outcome = _run_agent(setup(hub=own.address), zygotes)
+        wait_for_other_jobs(HubClient(own.address), options.job_name, say)
         return outcome
 
 
-def _obey_signals(agent: Agent) -> None:
+def _check_hub(options: LaunchOptions, hub: HubAddress | None) -> None:
+    if hub is None and options.hub.required:
+        raise UsageError("no hub: give --hub URL, set PULSETRAIN_HUB, or start `pulsetrain serve`")
+    if hub is None and options.node.nnodes > 1:
+        raise UsageError(f"--nnodes={options.node.nnodes} needs a hub that all nodes reach: give --hub URL")
+
+
+def _run_agent(setup: AgentSetup, zygotes: ZygoteHolder) -> Outcome:
+    """Wire an agent and live its life; everything it started has ended on return."""
+    from pulsetrain.agent.assembly import assemble
+
+    with assemble(setup, zygotes) as agent:
+        _handle_signals(agent)
+        outcome = agent.run()
+        agent.close(grace_s=setup.config.kill_grace_s if outcome.exit_code > 128 else 0.0)
+        return outcome
+
+
+def _handle_signals(agent: Agent) -> None:
     """SIGINT and SIGTERM end the run in order; a second one ends it now: the kernel ends what we started."""
-    seen: list[int] = []
+    received: list[int] = []
 
     def handle(signum: int, _: FrameType | None) -> None:
-        if seen:
+        if received:
             os._exit(128 + signum)
-        seen.append(signum)
+        received.append(signum)
         agent.interrupt(signum)
 
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, handle)
 
 
-def _start_zygote(asked: LaunchOptions) -> Zygote:
-    env = dict(asked.environ)
-    if asked.nproc_per_node > 1:
+def _start_zygote(options: LaunchOptions) -> Zygote:
+    env = dict(options.environ)
+    if options.node.nproc_per_node > 1:
         env.setdefault("OMP_NUM_THREADS", "1")
-    path = (Path(asked.argv[0]).resolve().parent if asked.mode == "script" else Path.cwd(),)
-    return Zygote.start(preload=asked.preload, path=path, env=env)
+    program = options.program
+    path = Path(program.argv[0]).resolve().parent if program.mode == "script" else Path.cwd()
+    return Zygote.start(node=options.node_name, preload=options.preload, path=(path,), env=env)
 
 
-def _check_program(asked: LaunchOptions) -> None:
-    name = asked.argv[0]
-    if asked.mode == "script" and not Path(name).is_file():
+def check_program(program: Program) -> None:
+    """Raises `UsageError` where the script, module or program is not there."""
+    name = program.argv[0]
+    if program.mode == "script" and not Path(name).is_file():
         raise UsageError(f"script {name!r}: no such file")
-    if asked.mode == "exec" and shutil.which(name) is None:
+    if program.mode == "exec" and shutil.which(name) is None:
         raise UsageError(f"program {name!r}: not found; with --no-python give a path or a name in PATH")
-    if asked.mode == "module" and not _importable(name):
+    if program.mode == "module" and not _importable(name):
         raise UsageError(f"module {name!r}: not found from {Path.cwd()}")
 
 
 def _importable(module: str) -> bool:
-    """Whether the top-level package is there; the module itself is found by the ranks."""
+    """Whether the top-level package is there; the ranks find the module itself."""
     from importlib.machinery import PathFinder
 
     return PathFinder.find_spec(module.partition(".")[0], [str(Path.cwd()), *sys.path]) is not None
 
 
-def _folder(asked: LaunchOptions, *, own_hub: bool) -> Path:
-    """Where this run keeps its spool and logs: a new folder for a run of its own, else the node's."""
-    data = asked.data or data_folder(asked.environ)
-    if own_hub:
-        return data / "runs" / f"{asked.job_name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
-    return data / "nodes" / asked.job_name / asked.node_name
+def own_hub_folder(options: LaunchOptions) -> Path:
+    """Where a hub of this run's own lives: the folder of `--data`, else a new folder for the run."""
+    if options.data is not None and not options.hub.own:
+        return options.data
+    run = f"{options.job_name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+    return options.data_folder / "runs" / run
+
+
+def node_folder(options: LaunchOptions, hub_folder: Path | None) -> Path:
+    """Where this node keeps its spool and logs. `hub_folder`: of the run's own hub, None: it has none."""
+    if hub_folder is not None and hub_folder != options.data:
+        return hub_folder
+    return options.data_folder / "nodes" / options.job_name / options.node_name
 
 
 def _writable(folder: Path, what: str, flag: str) -> Path:
@@ -139,33 +148,22 @@ def _writable(folder: Path, what: str, flag: str) -> Path:
     return folder
 
 
-def _address_towards(url: str) -> str:
-    """This machine's address on the way to the hub, so that other nodes can reach it."""
-    parts = urlsplit(url)
-    try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((parts.hostname or "127.0.0.1", parts.port or 80))
-            return str(probe.getsockname()[0])
-    except OSError:
-        return "127.0.0.1"
-
-
-def local_processes(asked: str) -> int:
+def local_processes(text: str) -> int:
     """`--nproc-per-node` as a number: itself, or what auto, gpu and cpu mean here. Raises `ConfigError`."""
-    gpus = _gpus(os.environ)
+    gpus = visible_gpus(os.environ)
     cpus = len(os.sched_getaffinity(0))
-    if asked == "gpu" and not gpus:
+    if text == "gpu" and not gpus:
         raise ConfigError("--nproc-per-node gpu: this machine has no NVIDIA GPU")
     named = {"gpu": gpus, "cpu": cpus, "auto": gpus or cpus}
-    if asked in named:
-        return named[asked]
-    if not asked.isdecimal() or int(asked) < 1:
-        raise ConfigError(f"--nproc-per-node {asked!r}: allowed: a number from 1, auto, gpu, cpu")
-    return int(asked)
+    if text in named:
+        return named[text]
+    if not text.isdecimal() or int(text) < 1:
+        raise ConfigError(f"--nproc-per-node {text!r}: allowed: a number from 1, auto, gpu, cpu")
+    return int(text)
 
 
-def _gpus(environ: Mapping[str, str], root: Path = Path("/proc/driver/nvidia/gpus")) -> int:
-    """Visible NVIDIA GPUs, without CUDA."""
+def visible_gpus(environ: Mapping[str, str], root: Path = Path("/proc/driver/nvidia/gpus")) -> int:
+    """Visible NVIDIA GPUs, counted without CUDA."""
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         return len([part for part in visible.split(",") if part.strip() and part.strip() != "-1"])

@@ -7,44 +7,112 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import urlsplit
 
-from pulsetrain.agent.processes.zygote import Mode
+from pulsetrain.agent.processes.ranks import NodeIdentity, Program
+from pulsetrain.protocol.client import data_folder
+
+
+@dataclass(frozen=True, kw_only=True)
+class HubOptions:
+    """Which hub to join."""
+
+    url: str | None = None
+    """None: the one in the environment, else the one that serves the data folder."""
+    token: str | None = None
+    """None: the one in the environment, else the data folder's."""
+    own: bool = False
+    """Start a hub of this run's own, whatever hub is known."""
+    required: bool = False
+    """Fail where no hub is known, instead of starting one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeOptions:
+    """Who this node is to its job. Empty text means the default."""
+
+    job: str = ""
+    """Default: the name of the script or module."""
+    node: str = ""
+    """Default: the machine's host name."""
+    address: str = ""
+    """Default: this machine's address on the way to the hub."""
+    nnodes: int = 1
+    nproc_per_node: int = 1
+    max_restarts: int = 3
+    standby: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputOptions:
+    """What becomes of what ranks print."""
+
+    log_dir: Path | None = None
+    """None: a folder of the run."""
+    quiet: bool = False
+    """Echo nothing."""
+    local_ranks: frozenset[int] = frozenset()
+    """Echo only these; empty: all."""
+
+    def echoes(self, local_rank: int) -> bool:
+        """Whether the output of this rank is echoed."""
+        return not self.quiet and (not self.local_ranks or local_rank in self.local_ranks)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchOptions:
-    """What the user asked for. Empty text means the default."""
+    """What the user asked for."""
 
-    argv: tuple[str, ...]
-    mode: Mode = "script"
-    nnodes: int = 1
-    nproc_per_node: int = 1
-    max_restarts: int = 3
-    role: str = "default"
-    hub: str | None = None
-    token: str | None = None
-    own_hub: bool = False
-    needs_hub: bool = False
-    job: str = ""
-    node: str = ""
-    address: str = ""
+    program: Program
+    hub: HubOptions = field(default_factory=HubOptions)
+    node: NodeOptions = field(default_factory=NodeOptions)
+    output: OutputOptions = field(default_factory=OutputOptions)
     preload: tuple[str, ...] = ()
-    log_dir: Path | None = None
+    """Modules that the zygote imports before it forks ranks."""
     data: Path | None = None
+    """The data folder; None: the environment's, else the user's."""
     config: Path | None = None
+    """A TOML file."""
     checkpoints: str | None = None
+    """Where checkpoints are persisted."""
     kafka: str | None = None
-    standby: bool = False
-    quiet: bool = False
-    local_ranks: frozenset[int] = frozenset()
+    """Brokers that get the records instead of the hub."""
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
+
+    @property
+    def data_folder(self) -> Path:
+        """`--data`, else `PULSETRAIN_DATA`, else the user's data folder."""
+        return self.data or data_folder(self.environ)
 
     @property
     def job_name(self) -> str:
         """`--job`, else the name of the script or module."""
-        return self.job or Path(self.argv[0]).stem
+        return self.node.job or Path(self.program.argv[0]).stem
 
     @property
     def node_name(self) -> str:
         """`--node`, else the machine's host name."""
-        return self.node or socket.gethostname()
+        return self.node.node or socket.gethostname()
+
+    def identity(self, hub_url: str) -> NodeIdentity:
+        """Who this node is to the job on this hub."""
+        return NodeIdentity(
+            job=self.job_name,
+            node=self.node_name,
+            address=self.node.address or address_towards(hub_url),
+            nproc_per_node=self.node.nproc_per_node,
+            nnodes=self.node.nnodes,
+            max_restarts=self.node.max_restarts,
+            standby=self.node.standby,
+        )
+
+
+def address_towards(url: str) -> str:
+    """This machine's address on the way to the hub, so that other nodes can reach it."""
+    parts = urlsplit(url)
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((parts.hostname or "127.0.0.1", parts.port or 80))
+            return str(probe.getsockname()[0])
+    except OSError:
+        return "127.0.0.1"

@@ -1,4 +1,4 @@
-"""A hub for one run: `pulsetrain serve` as a child, for who has none."""
+"""The hub of a run: one that is known already, or `pulsetrain serve` as a child of the run."""
 
 from __future__ import annotations
 
@@ -9,38 +9,56 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TypedDict, cast
 
+from pulsetrain.agent.launch_options import HubOptions
 from pulsetrain.agent.processes import zygote_protocol
-from pulsetrain.core.errors import PulsetrainError, UsageError
-from pulsetrain.protocol.client import HubAddress, data_folder, find_hub
+from pulsetrain.core.errors import PulsetrainError
+from pulsetrain.protocol.client import HubAddress, HubClient, data_folder, find_hub
 
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 8.0
+POLL_S = 2.0
+ENDED_STATES = ("finished", "failed")
+
+
+class HubFacts(TypedDict):
+    """What a running hub writes into hub.json. `dashboard` is "" where it has none."""
+
+    url: str
+    token: str
+    pid: int
+    dashboard: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class LocalHub:
-    """A running hub of our own. `dashboard` is "" where it has none."""
+    """A hub that this process runs. `dashboard` is "" where it has none."""
 
     address: HubAddress
     dashboard: str
 
 
 def known_hub(
-    url: str | None, token: str | None, environ: Mapping[str, str] = os.environ
+    options: HubOptions, data: Path | None = None, environ: Mapping[str, str] = os.environ
 ) -> HubAddress | None:
-    """The hub that was named, or that runs on the data folder; None where there is neither."""
-    try:
-        hub = find_hub(url, token, environ)
-    except UsageError:
+    """The hub to join; None where there is none.
+
+    In this order: the one that `options` name, the one that serves the folder `data` where that is given, the
+    one in the environment, the one that serves the data folder of the environment.
+    """
+    folder = data or data_folder(environ)
+    serves_folder = _alive(folder / "hub.json")
+    named = options.url or environ.get("PULSETRAIN_HUB")
+    if serves_folder and not options.url and (data is not None or not named):
+        return find_hub(None, options.token, {"PULSETRAIN_DATA": str(folder)})
+    if not named:
         return None
-    named = url or environ.get("PULSETRAIN_HUB")
-    return hub if named or _alive(data_folder(environ) / "hub.json") else None
+    return find_hub(named, options.token, {**environ, "PULSETRAIN_DATA": str(folder)})
 
 
 @contextlib.contextmanager
@@ -52,17 +70,40 @@ def local_hub(
     Call it from the main thread: the hub gets SIGTERM when that thread ends. Raises `PulsetrainError` with
     the hub's own last line where it does not start.
     """
-    process = _begin(folder, dashboard=dashboard)
+    process = _start(folder, dashboard=dashboard)
     try:
-        facts = _await(process, folder, timeout_s)
-        yield LocalHub(
-            address=HubAddress(url=facts["url"], token=facts["token"]), dashboard=facts.get("dashboard", "")
-        )
+        facts = _await_facts(process, folder, timeout_s)
+        address = HubAddress(url=facts["url"], token=facts["token"])
+        yield LocalHub(address=address, dashboard=facts.get("dashboard", ""))
     finally:
-        _end(process)
+        _stop(process)
 
 
-def _begin(folder: Path, *, dashboard: bool) -> subprocess.Popen[bytes]:
+def wait_for_other_jobs(
+    client: HubClient, own_job: str, say: Callable[[str], None], sleep: Callable[[float], None] = time.sleep
+) -> None:
+    """Return when no job but `own_job` runs on the hub. Other runs may have joined it meanwhile.
+
+    A hub that does not answer is not waited for.
+    """
+    told: list[str] = []
+    while True:
+        try:
+            jobs = client.status()["jobs"]
+        except PulsetrainError:
+            return
+        others = sorted(
+            str(job["job"]) for job in jobs if job["job"] != own_job and job["state"] not in ENDED_STATES
+        )
+        if not others:
+            return
+        if others != told:
+            say(f"the hub of this run stays for job {', '.join(others)}; Ctrl-C ends it")
+            told = others
+        sleep(POLL_S)
+
+
+def _start(folder: Path, *, dashboard: bool) -> subprocess.Popen[bytes]:
     folder.mkdir(parents=True, exist_ok=True)
     ports = ["--port", "0", *(["--dashboard-port", "0"] if dashboard else ["--no-dashboard"])]
     with (folder / "hub.log").open("wb") as log:
@@ -76,20 +117,22 @@ def _begin(folder: Path, *, dashboard: bool) -> subprocess.Popen[bytes]:
         )
 
 
-def _await(process: subprocess.Popen[bytes], folder: Path, timeout_s: float) -> dict[str, Any]:
+def _await_facts(process: subprocess.Popen[bytes], folder: Path, timeout_s: float) -> HubFacts:
+    """What the hub `process` wrote. The file of a hub that was killed earlier does not count."""
     deadline_s = time.monotonic() + timeout_s
     while time.monotonic() < deadline_s:
         if process.poll() is not None:
             lines = (folder / "hub.log").read_text(errors="replace").strip().splitlines() or ["no output"]
             raise PulsetrainError(f"the hub ended with status {process.returncode}: {lines[-1]}")
         with contextlib.suppress(OSError, ValueError):
-            facts: dict[str, Any] = json.loads((folder / "hub.json").read_text())
-            return facts
+            facts = cast("HubFacts", json.loads((folder / "hub.json").read_text()))
+            if facts["pid"] == process.pid:
+                return facts
         time.sleep(0.05)
     raise PulsetrainError(f"the hub did not start in {timeout_s:g} s; see {folder / 'hub.log'}")
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _stop(process: subprocess.Popen[bytes]) -> None:
     process.terminate()
     try:
         process.wait(STOP_TIMEOUT_S)
@@ -102,6 +145,6 @@ def _alive(facts: Path) -> bool:
     """Whether the process that wrote `facts` still runs; a hub that was killed leaves its file."""
     try:
         os.kill(int(json.loads(facts.read_text())["pid"]), 0)
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError):
         return False
     return True

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TypedDict
 
 from pulsetrain.core.errors import UsageError
 from pulsetrain.protocol.messages import RankExit
@@ -24,9 +24,9 @@ class Outcome:
 
 
 def culprit(exits: Sequence[RankExit]) -> RankExit | None:
-    """The first that failed, in order of time; of usage errors, the first that says what is wrong.
+    """The first that failed, in order of time. Of usage errors, the first that prints a reason.
 
-    Ranks after the first fail because of it, and say more: a killed rank says nothing.
+    Later ranks fail because of the first, and may print more than it: a killed rank prints nothing.
     """
     failed = [e for e in exits if e.code != 0]
     usage = [e for e in failed if e.code == USAGE_EXIT and e.last_lines]
@@ -41,20 +41,22 @@ def exit_status(outcome: Outcome) -> int:
 
 
 def summary(outcome: Outcome) -> str:
-    """One paragraph: why it ended, and the last lines of this node's rank that failed. Raises `UsageError`
-    with a rank's own line where the ranks ended with status 2."""
+    """One paragraph: why it ended, and the last lines of this node's rank that failed.
+
+    Raises `UsageError` where the ranks ended with status 2, with the line that one of them printed.
+    """
     culprit = outcome.culprit
     if outcome.exit_code == USAGE_EXIT:
-        said = culprit is not None and culprit.code == USAGE_EXIT and culprit.last_lines
-        raise UsageError(culprit.last_lines[-1] if culprit is not None and said else outcome.reason)
+        explained = culprit is not None and culprit.code == USAGE_EXIT and culprit.last_lines
+        raise UsageError(culprit.last_lines[-1] if culprit is not None and explained else outcome.reason)
     if outcome.exit_code == 0 or culprit is None:
         return outcome.reason
     lines = "\n".join(f"  | {line}" for line in culprit.last_lines[-SHOWN_LINES:])
     who = f"rank {culprit.rank} on {culprit.node} (pid {culprit.pid})"
-    return f"{outcome.reason}\n{who} {_how(culprit.code)}; it last said:\n{lines}"
+    return f"{outcome.reason}\n{who} {_describe_exit(culprit.code)}; it last said:\n{lines}"
 
 
-def _how(code: int) -> str:
+def _describe_exit(code: int) -> str:
     if code >= 0:
         return f"ended with status {code}"
     try:
@@ -63,7 +65,18 @@ def _how(code: int) -> str:
         return f"was ended by signal {-code}"
 
 
-def report(outcome: Outcome) -> dict[str, Any]:
+class OutcomeReport(TypedDict):
+    """What `pulsetrain run --json` prints."""
+
+    exit_code: int
+    reason: str
+    rank: int
+    node: str
+    code: int
+    last_lines: list[str]
+
+
+def report(outcome: Outcome) -> OutcomeReport:
     """The outcome for programs; `rank` is -1 where none of this node's failed."""
     culprit = outcome.culprit
     return {

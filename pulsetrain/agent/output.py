@@ -26,7 +26,7 @@ def last_lines(path: Path, count: int) -> tuple[str, ...]:
 
 
 @dataclass(kw_only=True)
-class _Followed:
+class _EchoedFile:
     path: Path
     prefix: str
     stream: TextIO
@@ -36,33 +36,33 @@ class _Followed:
 
 
 class Echo:
-    """Copies complete lines of files to streams. A stream that cannot be written is given up, silently."""
+    """Copies complete lines of files to streams. Errors of a file or a stream are ignored."""
 
     def __init__(self) -> None:
-        self._files: list[_Followed] = []
+        self._files: list[_EchoedFile] = []
         self._lock = threading.Lock()
 
     def follow(self, path: Path, prefix: str, stream: TextIO) -> None:
         """Echo `path` from its first byte on; the file need not exist yet."""
         with self._lock:
-            self._files.append(_Followed(path=path, prefix=prefix, stream=stream))
+            self._files.append(_EchoedFile(path=path, prefix=prefix, stream=stream))
 
     def poll(self, *, final: bool = False) -> None:
-        """Copy what is new; with `final` also an unfinished last line, and forget the files."""
+        """Copy what is new. With `final`, also copy an unfinished last line, and forget the files."""
         with self._lock:
             for file in self._files:
                 with contextlib.suppress(OSError, ValueError):
                     self._copy(file, final=final)
             if final:
-                self._forget()
+                self._close_files()
 
-    def _forget(self) -> None:
+    def _close_files(self) -> None:
         for file in self._files:
             if file.fd >= 0:
                 os.close(file.fd)
         self._files = []
 
-    def _copy(self, file: _Followed, *, final: bool) -> None:
+    def _copy(self, file: _EchoedFile, *, final: bool) -> None:
         if file.fd < 0:
             file.fd = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
         while chunk := os.pread(file.fd, CHUNK_BYTES, file.offset):
@@ -75,7 +75,7 @@ class Echo:
             _write(file, [file.partial])
 
 
-def _write(file: _Followed, lines: Iterable[bytes]) -> None:
+def _write(file: _EchoedFile, lines: Iterable[bytes]) -> None:
     text = "".join(f"{file.prefix}{line.decode(errors='replace')}\n" for line in lines)
     if text:
         file.stream.write(text)

@@ -1,95 +1,110 @@
-"""From rings, log files and the host to the spool: everything a node records, on threads of its own."""
+"""Moves everything that a node records to the spool: rings, log files, samples, heartbeats."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import structlog
 
 from pulsetrain.agent import heartbeat
 from pulsetrain.agent.output import Echo
 from pulsetrain.agent.processes.ranks import Rank
-from pulsetrain.agent.ticker import Ticker
+from pulsetrain.agent.sources import Batches, Sink, Source
+from pulsetrain.core.supervisor import FailureCollector, LoopStatus, ThreadSupervisor
 from pulsetrain.protocol.messages import Heartbeat
 from pulsetrain.records.columns import Columns
 
-RARE_S = 10.0  # each batch of rows costs the node and the store a few ms, however few they are
+log = structlog.get_logger()
 
-Batches = Iterable[Columns]
-
-
-class Sink(Protocol):
-    """Where batches go; never blocks for long, never raises for a full disk."""
-
-    def append(self, batch: Columns) -> bool: ...
-    @property
-    def size_bytes(self) -> int: ...
-    @property
-    def dropped_rows(self) -> int: ...
-    @property
-    def dropped(self) -> Mapping[str, int]: ...
+STALE_AFTER_S = 10.0
+"""A loop is stale after so many seconds, or after five of its periods where that is longer."""
 
 
-class Source(Protocol):
-    """Something that has rows from time to time."""
+@dataclass(frozen=True, kw_only=True)
+class RecorderPeriods:
+    """How often the recorder does what, in seconds."""
 
-    def take(self, now_ns: int) -> Batches: ...
+    drain_s: float
+    """Rings are drained."""
+    echo_s: float
+    """What ranks print is echoed."""
+    sample_s: float
+    """Sources are asked for rows."""
+    rare_s: float = 10.0
+    """Rare sources are asked: each batch costs the node and the store a few ms, however few rows it has."""
 
 
 class Recorder:
-    """Moves rows of ranks and of `sources` to a sink, and the output of ranks to the agent's own. Nobody
-    waits for rows of `rare_sources`."""
+    """Moves rows of ranks and of sources to a sink, and the output of ranks to the agent's own output.
+
+    Rows of `rare_sources` may arrive late. `echo_ranks` says for a local rank whether its output is echoed.
+    """
 
     def __init__(
         self,
         sink: Sink,
         ranks: Callable[[], Sequence[Rank]],
+        periods: RecorderPeriods,
         *,
-        drain_s: float,
-        echo_s: float,
-        sample_s: float,
         agent_pid: int,
         sources: Sequence[Source] = (),
         rare_sources: Sequence[Source] = (),
-        rare_s: float = RARE_S,
         echo_ranks: Callable[[int], bool] = lambda local_rank: True,
     ) -> None:
         self._sink, self._ranks = sink, ranks
+        self._sources, self._rare_sources = sources, rare_sources
         self._echo_ranks = echo_ranks
         self._agent_pid = agent_pid
         self._heartbeats: list[Heartbeat] = []
         self._echo = Echo()
-        self._tickers = (
-            Ticker("drain", drain_s, self.drain),
-            Ticker("sample", sample_s, lambda: self._sample(sources)),
-            Ticker("rare", rare_s, lambda: self._take(rare_sources)),
-            Ticker("echo", echo_s, self._echo.poll),
-        )
+        self._turns = {
+            "drain_rings": (periods.drain_s, self.drain),
+            "sample": (periods.sample_s, self._sample),
+            "rare_sources": (periods.rare_s, lambda: self._take(self._rare_sources)),
+            "echo_output": (periods.echo_s, self._echo.poll),
+        }
+        self._loops = ThreadSupervisor()
+        for name, (period_s, work) in self._turns.items():
+            self._loops.add(name, _every(period_s, work), stale_after_s=max(STALE_AFTER_S, 5 * period_s))
+
+    @property
+    def loops(self) -> tuple[LoopStatus, ...]:
+        """How the recorder's threads are."""
+        return tuple(self._loops.statuses())
 
     def gauges(self) -> Mapping[str, float]:
-        """spool_bytes, dropped_rows (all that the spool lost, and dropped_<reason> of each reason that there
-        was), ring_dropped (full rings), recorder_failures."""
+        """Numbers for the heartbeat.
+
+        `spool_bytes`; `dropped_rows`: all that the spool lost, and `dropped_REASON` for each reason that
+        occurred; `ring_dropped`: what full rings lost; `recorder_failures`: turns of loops that failed.
+        """
         return {
             "spool_bytes": self._sink.size_bytes,
             "dropped_rows": self._sink.dropped_rows,
             **{f"dropped_{reason}": count for reason, count in self._sink.dropped.items() if count},
             "ring_dropped": sum(rank.drain.dropped for rank in self._ranks()),
-            "recorder_failures": sum(ticker.failures for ticker in self._tickers),
+            "recorder_failures": sum(loop.failures for loop in self.loops),
         }
 
     def start(self) -> None:
-        for ticker in self._tickers:
-            ticker.start()
+        """Begin."""
+        self._loops.start()
 
     def stop(self) -> None:
-        """Move what is left, then end."""
-        for ticker in self._tickers:
-            ticker.stop()
+        """End the threads, then move what is left."""
+        self._loops.stop()
+        for name, (_, work) in self._turns.items():
+            try:
+                work()
+            except Exception:
+                log.exception("last_records_lost", loop=name)
         self._echo.poll(final=True)
 
     def follow(self, ranks: Sequence[Rank]) -> None:
-        """Echo what these ranks print from now on, and the rest of what others printed."""
+        """Echo what these ranks print from now on, and what is left of the others' output."""
         self._echo.poll(final=True)
         for rank in ranks:
             if self._echo_ranks(rank.local_rank):
@@ -97,28 +112,46 @@ class Recorder:
                 self._echo.follow(rank.err, f"[{rank.rank}] ", sys.stderr)
 
     def heartbeat(self, heartbeat: Heartbeat) -> None:
-        """Also record this heartbeat."""
+        """Record this heartbeat with the next samples."""
         self._heartbeats.append(heartbeat)
 
     def drain(self) -> None:
         """Empty every ring. All ranks' rows of a record become one batch: each costs the node half a ms."""
         now_ns = time.time_ns()
-        self._put(batch for rank in self._ranks() for batch in rank.batches(now_ns))
+        self._append(batch for rank in self._ranks() for batch in rank.batches(now_ns))
 
-    def _sample(self, sources: Sequence[Source]) -> None:
-        beats, self._heartbeats = self._heartbeats, []
-        for beat in beats:
-            self._sink.append(heartbeat.rows(beat, self._agent_pid))
-        self._take(sources)
+    def _sample(self) -> None:
+        heartbeats, self._heartbeats = self._heartbeats, []
+        for each in heartbeats:
+            self._sink.append(heartbeat.rows(each, self._agent_pid))
+        self._take(self._sources)
 
     def _take(self, sources: Sequence[Source]) -> None:
+        """Take the rows of every source. One that fails does not stop the others."""
         now_ns = time.time_ns()
+        failures = FailureCollector()
         for source in sources:
-            self._put(source.take(now_ns))
+            with failures.collect(type(source).__name__):
+                self._append(source.take(now_ns))
+        failures.raise_any()
 
-    def _put(self, batches: Batches) -> None:
+    def _append(self, batches: Batches) -> None:
         by_record: dict[str, list[Columns]] = {}
         for batch in batches:
             by_record.setdefault(batch.record, []).append(batch)
         for parts in by_record.values():
             self._sink.append(Columns.concat(parts))
+
+
+def _every(period_s: float, work: Callable[[], None]) -> Callable[[], float]:
+    """A turn of a loop that does `work` at the end of each period."""
+    waited = False
+
+    def turn() -> float:
+        nonlocal waited
+        if waited:
+            work()
+        waited = True
+        return period_s
+
+    return turn

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from typing import Any
 
 from pulsetrain.checkpoint.storage.backend import open_storage
 from pulsetrain.checkpoint.storage.manifest import MANIFEST, Checkpoints, Manifest, folder_of
 from pulsetrain.core.errors import CorruptData, UsageError
+from pulsetrain.core.json import JsonObject
 
 
 def jobs(storage: str) -> list[str]:
@@ -19,26 +19,28 @@ def jobs(storage: str) -> list[str]:
 
 def open_job(storage: str, job: str | None) -> Checkpoints:
     """The job's checkpoints; without a name, those of the only job. Raises `UsageError`."""
-    known = jobs(storage)
-    if job is None and len(known) == 1:
-        job = known[0]
-    if job not in known:
-        raise UsageError(f"{storage}: no checkpoints of job {job}; jobs there: {', '.join(known) or 'none'}")
+    present = jobs(storage)
+    if job is None and len(present) == 1:
+        job = present[0]
+    if job not in present:
+        raise UsageError(
+            f"{storage}: no checkpoints of job {job}; jobs there: {', '.join(present) or 'none'}"
+        )
     return Checkpoints(open_storage(storage), job)
 
 
-def steps_to_show(checkpoints: Checkpoints) -> Iterator[dict[str, Any]]:
-    """One row a step, newest first: state is committed, incomplete or damaged."""
+def steps_to_show(checkpoints: Checkpoints) -> Iterator[JsonObject]:
+    """One row for each step, newest first. Its `state` is committed, incomplete or damaged."""
     for step in reversed(checkpoints.steps()):
-        row: dict[str, Any] = {"job": checkpoints.job, "step": step}
+        row: JsonObject = {"job": checkpoints.job, "step": step}
         try:
             manifest = checkpoints.manifest(step)
         except CorruptData as error:
             yield {**row, "state": "damaged", "why": str(error)}
             continue
         if manifest is None:
-            there = checkpoints.storage.list(checkpoints.path(folder_of(step)))
-            yield {**row, "state": "incomplete", "why": f"{len(there)} files, no {MANIFEST}"}
+            files = checkpoints.storage.list(checkpoints.path(folder_of(step)))
+            yield {**row, "state": "incomplete", "why": f"{len(files)} files, no {MANIFEST}"}
             continue
         yield {
             **row,
@@ -52,10 +54,10 @@ def steps_to_show(checkpoints: Checkpoints) -> Iterator[dict[str, Any]]:
         }
 
 
-def verdicts(checkpoints: Checkpoints, step: int | None) -> list[dict[str, Any]]:
-    """For each step, or the one asked for, whether every byte is there and has its hash.
+def verdicts(checkpoints: Checkpoints, step: int | None) -> list[JsonObject]:
+    """Whether every byte of each step, or of `step`, is there and has its hash.
 
-    Raises `UsageError` for a step that is not there.
+    Raises `UsageError` for a step that does not exist.
     """
     steps = checkpoints.steps()
     if step is not None and step not in steps:
@@ -71,9 +73,9 @@ def verdicts(checkpoints: Checkpoints, step: int | None) -> list[dict[str, Any]]
 
 def committed_step(checkpoints: Checkpoints, step: int | None) -> Manifest:
     """The manifest of that step, or of the newest. Raises `UsageError` where it is not committed."""
-    found = checkpoints.committed()
-    wanted = next((m for m in found if step in (None, m.step)), None)
+    committed = checkpoints.committed()
+    wanted = next((m for m in committed if step in (None, m.step)), None)
     if wanted is None:
-        have = ", ".join(str(m.step) for m in found) or "none"
+        have = ", ".join(str(m.step) for m in committed) or "none"
         raise UsageError(f"job {checkpoints.job}: step {step} is not committed; committed: {have}")
     return wanted

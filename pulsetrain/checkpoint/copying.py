@@ -1,5 +1,7 @@
-"""How bytes get from the training device into the arena: a copy on the CPU; pinned, on its own stream, on
-CUDA."""
+"""Copies tensors from the training device into the arena.
+
+On the CPU that is a copy in memory. On CUDA it is a copy into pinned memory, on a stream of its own.
+"""
 
 from __future__ import annotations
 
@@ -18,27 +20,30 @@ Tensors = list[torch.Tensor]
 
 
 class Pairs(NamedTuple):
-    """Local tensors (sources) and their places in the arena (targets), in two parts: of the late ones only
-    the optimizer's step changes the source."""
+    """Local tensors (sources) with their targets in the arena, in two parts.
 
-    early: tuple[Tensors, Tensors]
-    late: tuple[Tensors, Tensors]
+    Forward and backward may change `volatile` sources. Only the optimizer's step changes `optimizer_owned`
+    ones.
+    """
+
+    volatile: tuple[Tensors, Tensors]
+    optimizer_owned: tuple[Tensors, Tensors]
 
 
 class Copier(Protocol):
-    """Copies pairs in two parts, so that the training thread waits only for what cannot wait."""
+    """Copies pairs in two parts, so that the training thread waits only for the first part."""
 
-    immediate: bool
-    """`finish` keeps the calling thread's own processor busy, and waits for nothing else."""
+    cpu_bound: bool
+    """`finish` uses the calling thread's processor all the time, and waits for no device."""
 
     def adopt(self, region: mmap.mmap) -> None:
-        """A slot of the arena was mapped; may be called again and from any thread."""
+        """A slot of the arena was mapped. May be called again, and from any thread."""
 
     def begin(self, pairs: Pairs) -> None:
-        """On the training thread: what is not late is copied, or safe from change, on return."""
+        """On the training thread: on return, volatile tensors are copied, or safe from change."""
 
     def finish(self, pairs: Pairs) -> None:
-        """On any thread: everything is in its target on return."""
+        """On any thread: on return, everything is in its target."""
 
 
 def copier_for(cuda: bool) -> Copier:
@@ -47,30 +52,30 @@ def copier_for(cuda: bool) -> Copier:
 
 
 class HostCopier:
-    """Memory to memory; torch splits a large tensor over its threads and releases the GIL."""
+    """Memory to memory. Torch splits a large tensor over its threads and releases the GIL."""
 
-    immediate = True
+    cpu_bound = True
 
     def adopt(self, region: mmap.mmap) -> None:
         """Nothing to do for pageable memory."""
 
     def begin(self, pairs: Pairs) -> None:
-        """Copies what is not late."""
-        _copy(*pairs.early)
+        """Copies volatile tensors."""
+        _copy(*pairs.volatile)
 
     def finish(self, pairs: Pairs) -> None:
-        """Copies what is late."""
-        _copy(*pairs.late)
+        """Copies optimizer-owned tensors."""
+        _copy(*pairs.optimizer_owned)
 
 
 class CudaCopier:
     """Device to host on a stream of its own, into arena memory that the driver has pinned.
 
-    Device tensors that are not late are cloned on the device first (buffers are small), so that nothing here
-    synchronises the training stream; `finish` waits for the copy stream.
+    Volatile tensors are cloned on the device first, since buffers are small. So nothing here synchronises the
+    training stream. `finish` waits for the copy stream.
     """
 
-    immediate = False
+    cpu_bound = False
 
     def __init__(self) -> None:
         self._stream = torch.cuda.Stream()
@@ -78,9 +83,9 @@ class CudaCopier:
         self._pinning = Lock()
 
     def adopt(self, region: mmap.mmap) -> None:
-        """Pin the slot, once; a refusal costs speed, not correctness."""
+        """Pin the slot, once. Where the driver refuses, copies are slower and still correct."""
         with self._pinning:
-            if any(region is known for known in self._pinned):
+            if any(region is pinned for pinned in self._pinned):
                 return
             self._pinned.append(region)
             self._pin(region)
@@ -92,18 +97,18 @@ class CudaCopier:
             log.warning("checkpoint_arena_not_pinned", bytes=len(region), error=str(failed))
 
     def begin(self, pairs: Pairs) -> None:
-        """Copies host tensors that are not late; starts every device copy behind the work queued so far."""
-        early = [(source.clone(), target) for source, target in _of(pairs.early, on_device=True)]
+        """Copies volatile host tensors, and queues every device copy after the work queued so far."""
+        cloned = [(source.clone(), target) for source, target in _of(pairs.volatile, on_device=True)]
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream), torch.no_grad():
-            for source, target in (*early, *_of(pairs.late, on_device=True)):
+            for source, target in (*cloned, *_of(pairs.optimizer_owned, on_device=True)):
                 target.copy_(source, non_blocking=True)
                 source.record_stream(self._stream)
-        _copy_host(pairs.early)
+        _copy_host(pairs.volatile)
 
     def finish(self, pairs: Pairs) -> None:
-        """Copies late host tensors and waits for the device."""
-        _copy_host(pairs.late)
+        """Copies optimizer-owned host tensors and waits for the device."""
+        _copy_host(pairs.optimizer_owned)
         self._stream.synchronize()
 
 
@@ -117,7 +122,7 @@ def _copy_host(part: tuple[Tensors, Tensors]) -> None:
 
 
 def _copy(sources: Tensors, targets: Tensors) -> None:
-    """One call for all of them, so that the GIL is given up once and not for each tensor."""
+    """One call for all of them, so that the GIL is released once and not for each tensor."""
     if sources:
         with torch.no_grad():
             torch._foreach_copy_(targets, sources)

@@ -1,8 +1,9 @@
-"""torch.distributed.checkpoint over Pulsetrain's format: what either side writes, the other reads.
+"""torch.distributed.checkpoint in Pulsetrain's format: each side reads what the other wrote.
 
-`PulsetrainWriter` lets ``dcp.save`` and ``dcp.async_save`` write deduplicated, checksummed, atomically
-committed checkpoints; `PulsetrainReader` lets ``dcp.load``, at any parallel shape, and DCP's own tools read
-those and the ones that `Checkpointer` and the agent wrote. Objects that are no tensors are DCP's own bytes.
+With `PulsetrainWriter`, ``dcp.save`` and ``dcp.async_save`` write deduplicated, checksummed, atomically
+committed checkpoints. With `PulsetrainReader`, ``dcp.load`` and DCP's own tools read them at any parallel
+shape, and those that `Checkpointer` and the agent wrote too. Objects other than tensors are stored as DCP's
+bytes.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import os
 import time
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import TypeAlias
 
 import torch
 import xxhash
@@ -41,7 +42,16 @@ from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
 from torch.futures import Future
 
-from pulsetrain.checkpoint.memory.layout import Entry, Layout, aligned, decode_values, encode_values
+from pulsetrain.checkpoint.memory.layout import (
+    Entry,
+    Layout,
+    Nested,
+    Plain,
+    TreeNode,
+    aligned,
+    decode_values,
+    encode_values,
+)
 from pulsetrain.checkpoint.memory.slots import payload_offset
 from pulsetrain.checkpoint.storage.backend import open_storage
 from pulsetrain.checkpoint.storage.manifest import (
@@ -55,6 +65,9 @@ from pulsetrain.checkpoint.storage.manifest import (
 )
 from pulsetrain.checkpoint.storage.tensor_index import TensorIndex
 from pulsetrain.core.errors import CheckpointError
+from pulsetrain.core.json import JsonObject
+
+Metadatum: TypeAlias = TensorStorageMetadata | BytesStorageMetadata
 
 OBJECT = "object"  # the dtype of an entry that holds DCP's bytes
 
@@ -73,8 +86,8 @@ class PulsetrainWriter(StorageWriter):
         if checkpoint_id is not None:
             self._step = int(Path(checkpoint_id).name)
 
-    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """DCP names this rank in `kwargs` in newer versions; the process group knows it in all."""
+    def set_up_storage_writer(self, is_coordinator: bool, *args: object, **kwargs: object) -> None:
+        """Newer versions of DCP name this rank in `kwargs`. The process group knows it in all versions."""
         self._rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
@@ -84,7 +97,7 @@ class PulsetrainWriter(StorageWriter):
         return plans
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """Pack, then table; tensors on the host are written from where they are."""
+        """Write the pack, then the table. Host tensors are written from where they are."""
         contents = [(item, _content(item, planner)) for item in plan.items]
         entries, tree, offset = [], [], 0
         for number, (item, data) in enumerate(contents):
@@ -94,11 +107,11 @@ class PulsetrainWriter(StorageWriter):
         head = Layout(entries=tuple(entries), tree={"d": tree}).encode()
         values = encode_values([])
         begin = payload_offset(len(head), len(values))
-        stretches = [(0, memoryview(head + values))]
-        stretches += [(begin + e.offset, d) for e, (_, d) in zip(entries, contents, strict=True) if e.bytes]
-        segments = [Segment(offset=o, bytes=len(d), hash=xxhash.xxh3_128_hexdigest(d)) for o, d in stretches]
+        parts = [(0, memoryview(head + values))]
+        parts += [(begin + e.offset, d) for e, (_, d) in zip(entries, contents, strict=True) if e.bytes]
+        segments = [Segment(offset=o, bytes=len(d), hash=xxhash.xxh3_128_hexdigest(d)) for o, d in parts]
         file = f"{folder_of(self._step)}/dcp-rank-{self._rank:05d}.pack"
-        self._checkpoints.storage.put(self._checkpoints.path(file), [d for _, d in stretches])
+        self._checkpoints.storage.put(self._checkpoints.path(file), [d for _, d in parts])
         table = Table(
             rank=self._rank,
             layout_bytes=len(head),
@@ -117,7 +130,7 @@ class PulsetrainWriter(StorageWriter):
         return done
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """On the coordinator: join all tables; from here on the step exists."""
+        """On the coordinator: join all tables. From here on the step exists."""
         tables: dict[int, Table] = {}
         blobs: dict[str, Blob] = {}
         written = 0
@@ -151,14 +164,13 @@ class PulsetrainWriter(StorageWriter):
         """A path whose last part is the step's number."""
         return Path(checkpoint_id).name.isdigit()
 
-    def _put_json(self, name: str, value: dict[str, Any]) -> None:
+    def _put_json(self, name: str, value: JsonObject) -> None:
         path = self._checkpoints.path(f"{folder_of(self._step)}/{name}")
         self._checkpoints.storage.put(path, [json.dumps(value).encode()])
 
 
 class PulsetrainReader(StorageReader):
-    """Reads one committed step, by default the newest. `bytes_read` says what this process took from
-    storage."""
+    """Reads one committed step, by default the newest. `bytes_read` counts what this process read."""
 
     def __init__(self, storage: str, job: str, step: int | None = None) -> None:
         super().__init__()
@@ -175,14 +187,14 @@ class PulsetrainReader(StorageReader):
             self._step = int(Path(checkpoint_id).name)
         self._index = None
 
-    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """Every tensor with its stored boxes; plain values as DCP's bytes."""
-        found: dict[str, Any] = {}
+    def read_metadata(self, *args: object, **kwargs: object) -> Metadata:
+        """Every tensor with its stored boxes, and plain values as DCP's bytes."""
+        entries: dict[str, Metadatum] = {}
         for name, stored in self.index.tensors.items():
             if stored.dtype == OBJECT:
-                found[name] = BytesStorageMetadata()
+                entries[name] = BytesStorageMetadata()
                 continue
-            found[name] = TensorStorageMetadata(
+            entries[name] = TensorStorageMetadata(
                 properties=TensorProperties(dtype=getattr(torch, stored.dtype)),
                 size=torch.Size(stored.shape),
                 chunks=[
@@ -190,18 +202,18 @@ class PulsetrainReader(StorageReader):
                     for b in stored.boxes
                 ],
             )
-        found.update({name: BytesStorageMetadata() for name in self._values() if name not in found})
+        entries.update({name: BytesStorageMetadata() for name in self._values() if name not in entries})
         return Metadata(
-            state_dict_metadata=found,
-            planner_data={name: (name,) for name in found},
+            state_dict_metadata=entries,
+            planner_data={name: (name,) for name in entries},
             storage_data={},
             storage_meta=StorageMeta(),
         )
 
     def set_up_storage_reader(
-        self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any
+        self, metadata: Metadata, is_coordinator: bool, *args: object, **kwargs: object
     ) -> None:
-        """Nothing is held open."""
+        """Nothing to do: no file is kept open."""
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         return plan
@@ -210,7 +222,7 @@ class PulsetrainReader(StorageReader):
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """One stored box at a time, whichever items want of it."""
+        """Fill each item of the plan, with one stored box in memory at a time."""
         for item in plan.items:
             name = item.storage_index.fqn
             if item.type == LoadItemType.BYTE_IO:
@@ -236,20 +248,20 @@ class PulsetrainReader(StorageReader):
     def index(self) -> TensorIndex:
         """The step's tensors. Raises `CheckpointError` where it is not committed."""
         if self._index is None:
-            known = self._checkpoints
-            newest = next(iter(known.committed(newest=1)), None)
-            manifest = newest if self._step is None else known.manifest(self._step)
+            checkpoints = self._checkpoints
+            newest = next(iter(checkpoints.committed(newest=1)), None)
+            manifest = newest if self._step is None else checkpoints.manifest(self._step)
             if manifest is None:
-                raise CheckpointError(f"job {known.job}: step {self._step} is not committed")
-            self._index = TensorIndex(known, manifest)
+                raise CheckpointError(f"job {checkpoints.job}: step {self._step} is not committed")
+            self._index = TensorIndex(checkpoints, manifest)
         return self._index
 
-    def _values(self) -> dict[str, Any]:
-        """Dotted names of plain values, from the first rank that has them."""
-        found: dict[str, Any] = {}
+    def _values(self) -> dict[str, Plain]:
+        """Plain values by dotted name, from the first rank that has them."""
+        named: dict[str, Plain] = {}
         for layout, values in self.index.layouts.values():
-            _name_values(layout.tree, (), decode_values(values), found)
-        return found
+            _name_values(layout.tree, (), decode_values(values), named)
+        return named
 
     def _bytes(self, name: str) -> io.BytesIO:
         if name in self.index.tensors:
@@ -261,21 +273,22 @@ class PulsetrainReader(StorageReader):
 
 
 def export_dcp(storage: str, job: str, folder: Path, step: int | None = None) -> int:
-    """Write a committed step, by default the newest, as DCP's own folder, which all its tools read; the step.
+    """Write a committed step, by default the newest, as a folder that all of DCP's tools read.
 
-    The whole state is in memory meanwhile, as those tools have it too. Raises `CheckpointError`.
+    Returns the step. The whole state is in memory meanwhile, as it is with those tools. Raises
+    `CheckpointError`.
     """
     reader = PulsetrainReader(storage, job, step)
-    state: dict[str, Any] = {}
+    state: dict[str, Nested] = {}
     _load_state_dict(state, storage_reader=reader, planner=_EmptyStateDictLoadPlanner(), no_dist=True)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # that it is one process, which is what is wanted
+        warnings.simplefilter("ignore", UserWarning)  # DCP warns that there is only one process
         dcp_save(state, storage_writer=FileSystemWriter(folder), no_dist=True)
     return reader.index.manifest.step
 
 
 def _content(item: WriteItem, planner: SavePlanner) -> memoryview:
-    """The bytes of one item; a device tensor comes to the host here."""
+    """The bytes of one item. A device tensor is copied to the host here."""
     data = planner.resolve_data(item)
     if item.type == WriteItemType.BYTE_IO:
         assert isinstance(data, io.BytesIO), "DCP resolves objects to bytes"
@@ -301,7 +314,9 @@ def _entry(item: WriteItem, offset: int, size: int) -> Entry:
     )
 
 
-def _name_values(node: Any, path: tuple[Any, ...], values: list[Any], out: dict[str, Any]) -> None:
+def _name_values(
+    node: TreeNode, path: tuple[Nested, ...], values: list[Plain], out: dict[str, Plain]
+) -> None:
     ((kind, body),) = node.items()
     if kind == "v":
         out.setdefault(".".join(map(str, path)), values[body])

@@ -1,5 +1,4 @@
-"""A committed checkpoint as Hugging Face safetensors: one tensor in memory at a time, whatever the model's
-size."""
+"""Exports a committed checkpoint as Hugging Face safetensors, with one tensor in memory at a time."""
 
 from __future__ import annotations
 
@@ -7,11 +6,11 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 from pulsetrain.checkpoint.storage.manifest import Checkpoints, Manifest
 from pulsetrain.checkpoint.storage.tensor_index import Stored, TensorIndex
 from pulsetrain.core.errors import CheckpointError, UsageError
+from pulsetrain.core.json import JsonObject
 
 DTYPES: Mapping[str, str] = MappingProxyType(
     {
@@ -39,11 +38,11 @@ def export_safetensors(
     prefix: str = "model.",
     shard_bytes: int = 5 << 30,
 ) -> list[Path]:
-    """Write every tensor whose name begins with `prefix`, without it, and return the files.
+    """Write every tensor whose name begins with `prefix`, and return the files. Names lose the prefix.
 
     More than `shard_bytes` becomes several files and model.safetensors.index.json, as Hugging Face reads
-    them. Raises `CheckpointError` where no tensor has the prefix, `UsageError` for a folder that cannot be
-    written.
+    them. Raises `CheckpointError` where no tensor has the prefix or safetensors does not know its type,
+    `UsageError` for a folder that cannot be written.
     """
     index = TensorIndex(checkpoints, manifest)
     wanted = [t for name, t in sorted(index.tensors.items()) if name.startswith(prefix)]
@@ -83,9 +82,7 @@ def _shards(tensors: list[Stored], limit: int) -> list[list[Stored]]:
 
 
 def _write(path: Path, shard: list[Stored], index: TensorIndex, prefix: str, manifest: Manifest) -> None:
-    header: dict[str, Any] = {
-        "__metadata__": {"format": "pt", "job": manifest.job, "step": str(manifest.step)}
-    }
+    header: JsonObject = {"__metadata__": {"format": "pt", "job": manifest.job, "step": str(manifest.step)}}
     offset = 0
     for tensor in shard:
         if tensor.dtype not in DTYPES:

@@ -1,5 +1,4 @@
-"""How often to save: what a failure costs as a function of the interval, and the interval that costs
-least."""
+"""How often to save: what a failure costs at each interval, and the interval that costs least."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ def wasted_s(save_s: float, interval_s: float, retrieve_s: float) -> float:
     """Mean time that one failure throws away: the save in flight, half an interval, and fetching (Gemini,
     equation 1).
 
-    >>> wasted_s(42, 42, 42)  # a checkpoint takes 42 minutes, and one follows the other
+    >>> wasted_s(42, 42, 42)  # a checkpoint takes 42 minutes, and the next one starts at once
     105.0
     """
     return save_s + interval_s / 2 + retrieve_s
@@ -55,7 +54,7 @@ def job_mttf_s(mttf_s: float | None, failures_per_node_day: float | None, nodes:
 
 @dataclass(frozen=True, kw_only=True)
 class Advice:
-    """What to set, why, and what share of time is lost then (ratio 0..1)."""
+    """What to set, why, and the share of time that is lost then (ratio 0..1)."""
 
     interval_s: float
     every_steps: int
@@ -66,9 +65,11 @@ class Advice:
 def advise(
     *, step_s: float, stall_s: float, save_s: float, mttf_s: float, recover_s: float, detect_s: float = 0.0
 ) -> Advice:
-    """The interval to save at. All in seconds; `save_s` is until the checkpoint is safe, `stall_s` what of
-    it training waits for, `mttf_s` of the whole job, `detect_s` how long a silent error may stay unseen (0:
-    errors are loud).
+    """The interval to save at. All times are in seconds.
+
+    `save_s` is the time until a checkpoint is safe, `stall_s` the part of it that training waits for, and
+    `mttf_s` the mean time between failures of the whole job. `detect_s` is how long a silent error may stay
+    unnoticed. 0: every error is noticed at once.
 
     >>> advise(step_s=1, stall_s=0.0, save_s=0.5, mttf_s=10000, recover_s=30).every_steps
     1

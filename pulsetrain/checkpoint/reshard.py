@@ -1,28 +1,23 @@
-"""Loading a committed checkpoint into a job of another shape: other TP, PP, DP, world size, or one process.
+"""Loads a committed checkpoint into a job of another shape: other TP, PP, DP, world size, or one process.
 
-Parameters and optimizer state are found by their global names and read by the part that each rank holds now,
-or sent by a rank that read them for several. What is not a tensor of the model (learning rates, schedulers,
-data position) comes from saved rank 0. Random generators stay as they are: they belong to a rank of the old
-shape.
+Parameters and optimizer state are identified by their global names. Each rank reads the part that it holds
+now, or gets it from a rank that reads it for several. What is not a tensor of the model (learning rates,
+schedulers, data position) comes from saved rank 0. Random generators stay as they are, because they belong to
+ranks of the old shape.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from pulsetrain.checkpoint.memory import layout as layouts
-from pulsetrain.checkpoint.statetree import (
-    collect,
-    layout_of,
-    local,
-    optimizer_names,
-    optimizer_parameters,
-)
+from pulsetrain.checkpoint.optimizers import optimizer_names, optimizer_parameters
+from pulsetrain.checkpoint.sharding import local, sharded_like
+from pulsetrain.checkpoint.statetree import collect, layout_of
 from pulsetrain.checkpoint.storage.backend import open_storage
 from pulsetrain.checkpoint.storage.manifest import Checkpoints, Manifest, Segment, Table
 from pulsetrain.checkpoint.storage.shards import readers
@@ -33,29 +28,31 @@ from pulsetrain.core.errors import CheckpointError
 def load_resharded(
     storage: str,
     job: str,
-    state: Mapping[str, Any],
+    state: Mapping[str, object],
     *,
     step: int | None = None,
     group: dist.ProcessGroup | None = None,
 ) -> tuple[int, int]:
     """Fill `state` (as `Checkpointer` takes it) from the newest committed step, or from `step`.
 
-    With a process `group` (all its ranks call this; gloo), what several of its ranks need is read by one of
-    them and sent to the others. Returns the step and the bytes that this process read from storage. Raises
-    `CheckpointError` where there is no such step, or a tensor that `state` needs is not in it or has another
-    global shape; `CorruptData` for damaged bytes.
+    With a process `group` of backend gloo, whose ranks must all call this, content that several of its ranks
+    need is read by one of them and sent to the others. Returns the step and the bytes that this process read
+    from storage.
+
+    Raises `CheckpointError` where there is no such step, or a tensor that `state` needs is missing or has
+    another global shape. Raises `CorruptData` for damaged bytes.
     """
     checkpoints = Checkpoints(open_storage(storage), job)
     index = TensorIndex(checkpoints, _manifest(checkpoints, step))
     if group is not None:
-        with index.rehearsal() as wanted:
+        with index.planning() as wanted:
             _load(index, state)
         exchange(index, wanted, group)
     _load(index, state)
     return index.manifest.step, index.bytes_read
 
 
-def _load(index: TensorIndex, state: Mapping[str, Any]) -> None:
+def _load(index: TensorIndex, state: Mapping[str, object]) -> None:
     trees = _trees(index)
     with torch.no_grad():
         for key, value in state.items():
@@ -70,9 +67,12 @@ def _load(index: TensorIndex, state: Mapping[str, Any]) -> None:
 
 
 def exchange(index: TensorIndex, wanted: Mapping[str, Segment], group: dist.ProcessGroup) -> None:
-    """Give `index` what it shares with other ranks of the group: read by one, which has least to read so far,
-    and sent to the others in an order that is the same for all."""
-    me = dist.get_rank(group)
+    """Give `index` the content that other ranks of the group need too.
+
+    Of those that need it, the rank with least to read so far reads it and sends it to the others. The order
+    is the same for all ranks.
+    """
+    this_rank = dist.get_rank(group)
     needs: list[dict[str, int]] = [{} for _ in range(dist.get_world_size(group))]
     dist.all_gather_object(needs, {h: s.bytes for h, s in wanted.items()}, group=group)
     tables = [
@@ -89,12 +89,12 @@ def exchange(index: TensorIndex, wanted: Mapping[str, Segment], group: dist.Proc
     for content in sorted(chosen):
         ranks = [rank for rank, need in enumerate(needs) if content in need]
         reader = int(chosen[content])
-        if len(ranks) < 2 or me not in ranks:
+        if len(ranks) < 2 or this_rank not in ranks:
             continue
-        if me == reader:
+        if this_rank == reader:
             data = index.fetch(wanted[content])
             for other in ranks:
-                if other != me:
+                if other != this_rank:
                     dist.send(
                         torch.frombuffer(bytearray(data), dtype=torch.uint8), group=group, group_dst=other
                     )
@@ -106,33 +106,33 @@ def exchange(index: TensorIndex, wanted: Mapping[str, Segment], group: dist.Proc
 
 
 def _manifest(checkpoints: Checkpoints, step: int | None) -> Manifest:
-    found = (
+    manifest = (
         checkpoints.manifest(step) if step is not None else next(iter(checkpoints.committed(newest=1)), None)
     )
-    if found is None:
+    if manifest is None:
         have = ", ".join(str(m.step) for m in checkpoints.committed()) or "none"
         raise CheckpointError(f"job {checkpoints.job}: step {step} is not committed; committed: {have}")
-    return found
+    return manifest
 
 
-def _trees(index: TensorIndex) -> dict[int, dict[str, Any]]:
-    """Each saved rank's state with None where a tensor stands."""
+def _trees(index: TensorIndex) -> dict[int, dict[str, layouts.Nested]]:
+    """Each saved rank's state without its tensors."""
     trees = {}
     for rank, (layout, values) in index.layouts.items():
-        tensors = [_Nothing()] * len(layout.entries)
+        tensors = [_NoTensor()] * len(layout.entries)
         trees[rank] = layouts.rebuild(layout.tree, tensors, layouts.decode_values(values))
     return trees
 
 
-class _Nothing:
-    """Stands where a tensor was."""
+class _NoTensor:
+    """Takes the place of a tensor that is not read."""
 
     def numpy(self) -> None:
         return None
 
 
-def _fill(index: TensorIndex, part: Mapping[str, Any]) -> None:
-    """Every tensor of `part` from its stored boxes, in place."""
+def _fill(index: TensorIndex, part: Mapping[str, object]) -> None:
+    """Fill every tensor of `part` in place from its stored boxes."""
     leaves = collect(part)
     for entry, tensor in zip(layout_of(part, leaves).entries, leaves.tensors, strict=True):
         _read_into(index, entry, local(tensor.detach()))
@@ -155,15 +155,14 @@ def _read_into(index: TensorIndex, entry: layouts.Entry, target: torch.Tensor) -
 def _load_optimizer(
     key: str,
     optimizer: torch.optim.Optimizer,
-    state: Mapping[str, Any],
+    state: Mapping[str, object],
     index: TensorIndex,
-    trees: Mapping[int, Mapping[str, Any]],
+    trees: Mapping[int, Mapping[str, layouts.Nested]],
 ) -> None:
-    """State tensors as the parameters are sharded now, settings from the rank that saved the same
-    parameter."""
+    """Load state tensors as the parameters are sharded now, and settings from saved rank 0."""
     names = optimizer_names(state)[key]
     parameters = optimizer_parameters(optimizer)
-    filled: dict[int, dict[str, Any]] = {}
+    filled: dict[int, dict[str, torch.Tensor]] = {}
     for number, parameter in enumerate(parameters):
         prefix = f"{key}.state.{names[number]}."
         kinds = [n.removeprefix(prefix) for n in index.tensors if n.startswith(prefix)]
@@ -173,30 +172,23 @@ def _load_optimizer(
 
 
 def _state_tensor(index: TensorIndex, name: str, parameter: torch.Tensor) -> torch.Tensor:
-    """One state tensor: a shard where the parameter is one and the state has its shape, whole otherwise."""
+    """One state tensor. It is sharded like the parameter where it has the parameter's global shape."""
     stored = index.tensors[name]
     dtype = getattr(torch, stored.dtype)
     sharded = isinstance(parameter, DTensor) and stored.shape == tuple(parameter.shape)
     if not sharded:
-        value = torch.empty(stored.shape, dtype=dtype, device=_home(stored.shape, parameter))
+        value = torch.empty(stored.shape, dtype=dtype, device=_device(stored.shape, parameter))
         _fill_named(index, name, value)
         return value
     assert isinstance(parameter, DTensor), "only a DTensor is sharded"
     shard = torch.empty_like(local(parameter.detach()), dtype=dtype)
-    whole = DTensor.from_local(
-        shard,
-        parameter.device_mesh,
-        parameter.placements,
-        run_check=False,
-        shape=parameter.shape,
-        stride=parameter.stride(),
-    )
+    whole = sharded_like(parameter, shard)
     _fill_named(index, name, whole)
     return whole
 
 
-def _home(shape: tuple[int, ...], parameter: torch.Tensor) -> torch.device:
-    """Step counters live on the CPU, the rest beside the parameter."""
+def _device(shape: tuple[int, ...], parameter: torch.Tensor) -> torch.device:
+    """Step counters are on the CPU, the rest where the parameter is."""
     return parameter.device if shape else torch.device("cpu")
 
 
@@ -211,9 +203,9 @@ def _fill_named(index: TensorIndex, name: str, tensor: torch.Tensor) -> None:
 
 
 def _settings(
-    key: str, optimizer: torch.optim.Optimizer, trees: Mapping[int, Mapping[str, Any]]
-) -> list[dict[str, Any]]:
-    """Parameter groups with the saved settings, and the parameters that they have here."""
+    key: str, optimizer: torch.optim.Optimizer, trees: Mapping[int, Mapping[str, layouts.Nested]]
+) -> list[layouts.Nested]:
+    """Parameter groups with the saved settings and the parameters of this rank."""
     saved = trees[0][key]["param_groups"]
     live = optimizer.state_dict()["param_groups"]
     if len(saved) != len(live):

@@ -1,5 +1,4 @@
-"""Bringing a rank's checkpoint back into its arena: own memory, a peer's, storage, in the order that
-serves."""
+"""Restores a rank's checkpoint into its arena: from own memory, a peer's memory, or storage."""
 
 from __future__ import annotations
 
@@ -23,7 +22,10 @@ Connect = Callable[[str], PeerClient]
 
 @dataclass(frozen=True, kw_only=True)
 class Sources:
-    """Where this node may look: its own replicas, peers by name, and storage (None: there is none)."""
+    """Where this node may look: its own replicas, peers by name, and storage (None: there is none).
+
+    `home` maps each rank to its node.
+    """
 
     node: str
     replicas: Replicas
@@ -35,35 +37,38 @@ class Sources:
 
 
 class Restorer:
-    """Fetches one rank's checkpoint; a source that fails is an event, and the next one is tried."""
+    """Fetches one rank's checkpoint. A source that fails is an event, and the next one is tried."""
 
-    def __init__(self, sources: Sources, ledger: CheckpointEvents) -> None:
+    def __init__(self, sources: Sources, events: CheckpointEvents) -> None:
         self._sources = sources
-        self._ledger = ledger
+        self._events = events
         self._reads = Reads()
 
     def load(self, fd: int, rank: int, step: int, source: str) -> int:
-        """Nanoseconds until the arena held `step`, verified, and nothing later. Raises `CheckpointError`
-        where no source gave it, `Unrestorable` where each answered and none has it whole."""
+        """Make the arena hold `step`, verified, and nothing later. Returns the nanoseconds taken.
+
+        Raises `CheckpointError` where no source gave it, `Unrestorable` where each answered and none has it
+        whole.
+        """
         started, reasons, away = time.monotonic_ns(), [], False
         here = any((s.rank, s.step) == (rank, step) for s in self._sources.replicas.list())
-        holders = ((self._sources.node,) if here else ()) + self._sources.peers
-        for name in order(source, holders):
+        peers = ((self._sources.node,) if here else ()) + self._sources.peers
+        for name in order(source, peers):
             try:
                 info = self._fetch(name, fd, rank, step)
             except (PulsetrainError, OSError) as error:
                 reasons.append(f"{name}: {error}")
                 away = away or not isinstance(error, CheckpointError | CorruptData)
-                self._ledger.event(
+                self._events.event(
                     "restore_fallthrough", {"step": step, "source": name, "error": str(error)}, rank=rank
                 )
                 continue
-            took = time.monotonic_ns() - started
+            took_ns = time.monotonic_ns() - started
             tier = name.split(":")[0]
-            self._ledger.stage("restore", tier, rank=rank, step=step, size=info.total_bytes, duration_ns=took)
+            self._events.slot_stage("restore", tier, info, took_ns)
             if tier == "storage":
-                self._note_reads(rank, step, took)
-            return took
+                self._record_reads(rank, step, took_ns)
+            return took_ns
         message = f"step {step} of rank {rank} cannot be restored: {'; '.join(reasons)}"
         raise CheckpointError(message) if away else Unrestorable(message, rank=rank, step=step)
 
@@ -91,11 +96,11 @@ class Restorer:
         return info
 
     def _from_own_replica(self, writer: ArenaWriter, rank: int, step: int) -> SlotInfo:
-        """This node held the rank's replica before the rank came here."""
-        with self._sources.replicas.reading(rank, step) as found:
-            if found is None:
+        """From the replica that this node had before the rank moved here."""
+        with self._sources.replicas.reading(rank, step) as replica:
+            if replica is None:
                 raise CheckpointError("no replica here")
-            snapshot, data = found
+            snapshot, data = replica
             info = _write(writer, snapshot.header(), lambda target: _copy(target, data))
         if info.checksum != snapshot.checksum:
             writer.invalidate(info)
@@ -130,7 +135,7 @@ class Restorer:
         return _write(writer, header, lambda target: self._read_shards(manifest, rank, target))
 
     def _read_shards(self, manifest: Manifest, rank: int, target: memoryview) -> None:
-        """Each segment from the node that reads it for all: this one, or a peer."""
+        """Get each segment from the node that reads it for all nodes: this one, or a peer."""
         chosen = readers(manifest.tables.values(), self._sources.home)
         clients: dict[str, PeerClient | None] = {}
         try:
@@ -154,7 +159,7 @@ class Restorer:
         segment: Segment,
         part: memoryview,
     ) -> bool:
-        """Ask the peer that reads this segment; false where this node has it, or has to read it itself."""
+        """Ask the peer that reads this segment. False where this node has it or has to read it itself."""
         shards = self._sources.shards
         if node == self._sources.node or shards.here(manifest.step, segment.hash) is not None:
             return False
@@ -166,51 +171,32 @@ class Restorer:
             if client is None or not client.segment(manifest.step, segment.hash, part):
                 return False
         except (PulsetrainError, OSError) as error:
-            self._ledger.event("restore_reader_away", {"peer": node, "error": str(error)})
+            self._events.event("restore_reader_away", {"peer": node, "error": str(error)})
             clients[node] = None
             return False
         if xxhash.xxh3_128_hexdigest(part) != segment.hash:
-            self._ledger.event("restore_reader_wrong", {"peer": node, "content": segment.hash})
+            self._events.event("restore_reader_wrong", {"peer": node, "content": segment.hash})
             return False
         self._reads.peers += segment.bytes
         shards.offer(manifest.step, segment.hash, part)
         return True
 
-    def _note_reads(self, rank: int, step: int, took_ns: int) -> None:
-        """What this rank's restore took from storage, from peers that read for it, and from ranks here."""
+    def _record_reads(self, rank: int, step: int, took_ns: int) -> None:
+        """Record the bytes that came from storage, from peers that read them, and from ranks here."""
         reads = self._reads
-        self._ledger.stage("read", "storage", rank=rank, step=step, size=reads.storage, duration_ns=took_ns)
+        self._events.stage("read", "storage", rank=rank, step=step, size=reads.storage, duration_ns=took_ns)
         detail = {"step": step, "storage_bytes": reads.storage, "peer_bytes": reads.peers}
-        self._ledger.event("restore_read", detail | {"shared_bytes": reads.here}, rank=rank)
+        self._events.event("restore_read", detail | {"shared_bytes": reads.here}, rank=rank)
 
 
 def order(source: str, peers: Iterable[str]) -> tuple[str, ...]:
-    """The wanted source, then memory, each peer, storage.
+    """The order in which sources are tried: `source`, then memory, each peer, and storage.
 
     >>> order("peer:b", ["a", "b"])
     ('peer:b', 'memory', 'peer:a', 'storage')
     """
     names = [source, "memory", *(f"peer:{p}" for p in peers), "storage"]
     return tuple(dict.fromkeys(names))
-
-
-def newest_common(
-    held: Mapping[str, Iterable[tuple[int, int, str]]], world: int
-) -> tuple[int, dict[int, dict[str, str]]]:
-    """Newest step that every rank can reach, and for each rank where: {"memory"|"peer"|"storage": node}.
-
-    `held` maps nodes to (rank, step, tier). The step is -1 where there is none.
-
-    >>> newest_common({"a": [(0, 4, "memory"), (1, 4, "peer")], "b": [(1, 5, "memory")]}, 2)
-    (4, {0: {'memory': 'a'}, 1: {'peer': 'a'}})
-    """
-    where: dict[int, dict[int, dict[str, str]]] = {}
-    for node, things in held.items():
-        for rank, step, tier in things:
-            where.setdefault(step, {}).setdefault(rank, {}).setdefault(tier, node)
-    whole = [step for step, ranks in where.items() if set(range(world)) <= set(ranks)]
-    step = max(whole, default=-1)
-    return step, {rank: where[step][rank] for rank in range(world)} if whole else {}
 
 
 def _write(writer: ArenaWriter, header: Header, fill: Callable[[memoryview], object]) -> SlotInfo:

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, MutableMapping
 
 import numpy as np
 import torch
 
+from pulsetrain.checkpoint.memory.layout import Nested
+
+RNG_KEY = "pulsetrain.rng"
+
 
 class RngState:
-    """Python's, numpy's legacy, torch's CPU, and the current CUDA device's generator."""
+    """The generators of Python, numpy (the legacy one), torch's CPU, and the current CUDA device."""
 
-    def state_dict(self) -> dict[str, Any]:
-        """Copies, taken now."""
+    def state_dict(self) -> dict[str, Nested]:
+        """Copies of the current states."""
         version, words, gauss = random.getstate()
-        state: dict[str, Any] = {
+        state: dict[str, Nested] = {
             "python": {"version": version, "words": np.array(words, dtype=np.int64), "gauss": gauss},
             "torch": torch.get_rng_state(),
         }
@@ -33,8 +36,8 @@ class RngState:
             state["cuda"] = torch.cuda.get_rng_state()
         return state
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue each generator where it stood."""
+    def load_state_dict(self, state: Mapping[str, Nested]) -> None:
+        """Continue each generator from the saved state."""
         python, legacy = state["python"], state["numpy"]
         random.setstate((python["version"], tuple(python["words"].tolist()), python["gauss"]))
         keys = np.asarray(legacy["keys"]).astype(np.uint32)
@@ -44,6 +47,19 @@ class RngState:
             torch.cuda.set_rng_state(state["cuda"])
 
 
+class StateWithRng(dict[str, object]):
+    """The user's state and the generators in one mapping. Restored numbers are set in the user's state."""
+
+    def __init__(self, state: Mapping[str, object], rng: RngState) -> None:
+        super().__init__(state, **{RNG_KEY: rng})
+        self._state = state
+
+    def __setitem__(self, key: str, value: object) -> None:
+        super().__setitem__(key, value)
+        if isinstance(self._state, MutableMapping):
+            self._state[key] = value
+
+
 def _cuda_in_use() -> bool:
-    """CUDA is initialised in this process; asking must not initialise it."""
+    """Whether CUDA is initialised in this process. To ask must not initialise it."""
     return "torch.cuda" in sys.modules and torch.cuda.is_initialized()

@@ -56,7 +56,7 @@ def _launch(
         click.echo(f"pulsetrain: {line}", err=True)
 
     configure(level=level)
-    result = launch(launching.asked(flags, say, **more), say)
+    result = launch(launching.launch_options(flags, say, **more), say)
     if as_json:
         print_json(outcome.report(result))
     else:

@@ -46,7 +46,7 @@ def command(port: int, *, address: str = "127.0.0.1") -> list[str]:
     app = Path(__file__).with_name("app.py")
     options = _OPTIONS | {"server.address": address, "server.port": str(port)}
     flags = [f"--{name}={value}" for name, value in options.items()]
-    return [sys.executable, "-m", "streamlit", "run", str(app), *flags]
+    return [sys.executable, "-m", "pulsetrain.dashboard.process", "run", str(app), *flags]
 
 
 def environment(hub_url: str, token: str) -> dict[str, str]:

@@ -22,6 +22,7 @@ from pulsetrain.analytics.incidents.alerts import AlertBook
 from pulsetrain.analytics.report import device_peak
 from pulsetrain.core.clock import SystemClock
 from pulsetrain.core.errors import UsageError
+from pulsetrain.core.process_title import set_process_title
 from pulsetrain.dashboard import launch
 from pulsetrain.hub.app import Parts, build
 from pulsetrain.hub.event_writer import EventWriter
@@ -42,6 +43,7 @@ def serve(data: Path, settings: Settings, say: Callable[[str], None]) -> None:
     # uvicorn raises a signal it caught once more after its own end: SIGTERM must unwind as Ctrl-C does
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     config = settings.hub
+    set_process_title("hub")
     make_folder(data)
     listener = bind(config.host, config.port)
     store = open_store(config.store or f"chdb://{data / 'store'}")

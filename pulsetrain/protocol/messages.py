@@ -18,6 +18,7 @@ from typing import Literal
 
 from pulsetrain.core.errors import CorruptData
 from pulsetrain.core.json import JsonObject
+from pulsetrain.core.supervisor import LoopStatus
 
 ProcessState = Literal["running", "sleeping", "disk", "stopped", "zombie", "gone"]
 Tier = Literal["memory", "peer", "storage"]
@@ -99,6 +100,7 @@ class Heartbeat:
     ranks: tuple[RankStatus, ...] = ()
     held: tuple[Held, ...] = ()
     gauges: Mapping[str, float] = field(default_factory=dict)  # spool_bytes, dropped_rows, cpu_ratio, ...
+    loops: tuple[LoopStatus, ...] = ()  # the agent's own loops; none from an older agent
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,8 +4,10 @@ import threading
 
 import pytest
 
-from pulsetrain.agent.link import Link, websocket_url
+from pulsetrain.agent.hub_connection import websocket_url
+from pulsetrain.agent.link import Link
 from pulsetrain.core.errors import AuthError, UsageError
+from pulsetrain.protocol.client import HubAddress
 from pulsetrain.protocol.messages import Heartbeat, Hello, RankExit, Reply, SelfCheck
 from tests.agent.fakehub import TOKEN, FakeHub
 
@@ -34,7 +36,7 @@ def connect(hub):
     links = []
 
     def connect(*, token=TOKEN, greeting=lambda: (HELLO,), on_command=lambda command, answer: None):
-        link = Link(hub.url, token, greeting, on_command)
+        link = Link(HubAddress(url=hub.url, token=token), greeting, on_command)
         links.append(link)
         link.start()
         return link
@@ -47,7 +49,7 @@ def connect(hub):
 def test_hello_comes_first_and_only_once_the_agent_is_ready(hub, connect):
     link = connect()
     link.report(_exit(3))
-    link.beat(_beat(0))
+    link.send_heartbeat(_beat(0))
     assert hub.count(Hello) == 0
     link.introduce()
     hub.wait(Heartbeat)
@@ -116,7 +118,7 @@ def test_a_reply_to_a_lost_connection_is_dropped(hub, connect):
     hub.up()
     hub.wait(Hello)
     answers[0]()
-    link.beat(_beat(1))
+    link.send_heartbeat(_beat(1))
     hub.wait(Heartbeat)
     assert hub.count(Reply) == 0
 
@@ -124,7 +126,7 @@ def test_a_reply_to_a_lost_connection_is_dropped(hub, connect):
 def test_heartbeats_that_were_not_sent_are_replaced_by_the_newest(hub, connect):
     link = connect()
     for seq in range(100):
-        link.beat(_beat(seq))
+        link.send_heartbeat(_beat(seq))
     link.introduce()
     assert hub.wait(Heartbeat).seq == 99
     assert hub.count(Heartbeat) == 1

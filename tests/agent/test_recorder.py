@@ -1,6 +1,6 @@
 """What sources have reaches the sink, also what comes between the last look and the end."""
 
-from pulsetrain.agent.recorder import Recorder
+from pulsetrain.agent.recorder import Recorder, RecorderPeriods
 from pulsetrain.records.columns import Columns
 from tests.checkpoint.trainers import wait_until
 from tests.stream.rows import columns
@@ -33,20 +33,17 @@ class Source:
 
 def test_rare_sources_are_asked_seldom_and_at_the_end():
     sink, often, rare = Sink(), Source("events"), Source("checkpoints")
-    pump = Recorder(
+    recorder = Recorder(
         sink,
         lambda: [],
-        drain_s=60.0,
-        echo_s=60.0,
-        sample_s=0.001,
+        RecorderPeriods(drain_s=60.0, echo_s=60.0, sample_s=0.001, rare_s=60.0),
         agent_pid=1,
         sources=(often,),
         rare_sources=(rare,),
-        rare_s=60.0,
     )
-    pump.start()
+    recorder.start()
     wait_until(lambda: sink.rows.get("events"))
     assert "checkpoints" not in sink.rows
     rare.waiting.append(2)
-    pump.stop()
+    recorder.stop()
     assert sink.rows == {"events": [1], "checkpoints": [1, 2]}

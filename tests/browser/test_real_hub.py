@@ -10,7 +10,13 @@ from playwright.sync_api import expect
 from pulsetrain.protocol.client import HubAddress
 from tests.browser.real_job import hub, job
 
-pytestmark = [pytest.mark.browser, pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(500)]
+pytestmark = [
+    pytest.mark.alone,
+    pytest.mark.browser,
+    pytest.mark.integration,
+    pytest.mark.slow,
+    pytest.mark.timeout(500),
+]
 
 
 def test_evicting_by_clicking_heals_a_real_job(page, tmp_path):

@@ -1,4 +1,4 @@
-"""Nodes with keepers in this process, real sockets between them, and ranks that save without torch."""
+"""Nodes with services in this process, real sockets between them, and ranks that save without torch."""
 
 import json
 import os
@@ -10,23 +10,23 @@ from tests.checkpoint.trainers import save
 
 
 class Cluster:
-    """Nodes with a keeper and `nproc` arenas each, on loopback."""
+    """Nodes with a service and `nproc` arenas each, on loopback."""
 
     def __init__(self, nodes: int, *, nproc: int = 1, poll_s: float = 0.005, **config) -> None:
         self.nproc = nproc
         self.config = CheckpointServiceConfig(token="secret", poll_s=poll_s, **config)
-        self.keepers: dict[str, CheckpointService] = {}
+        self.services: dict[str, CheckpointService] = {}
         self.fds: dict[int, int] = {}
         for i in range(nodes):
             self.start(f"n{i}")
-        self.names = list(self.keepers)
+        self.names = list(self.services)
         self.set_world(self.names, 0)
         for rank in range(nodes * nproc):
             self.attach(self.names[rank // nproc], rank)
 
     def start(self, name: str) -> CheckpointService:
-        self.keepers[name] = CheckpointService(self.config, job="j", node=name, address="127.0.0.1")
-        return self.keepers[name]
+        self.services[name] = CheckpointService(self.config, job="j", node=name, address="127.0.0.1")
+        return self.services[name]
 
     def set_world(self, names: list[str], attempt: int) -> None:
         places = tuple(
@@ -34,17 +34,17 @@ class Cluster:
                 node=n,
                 node_rank=i,
                 address="127.0.0.1",
-                peer_port=self.keepers[n].peer_port,
+                peer_port=self.services[n].peer_port,
                 nproc=self.nproc,
             )
             for i, n in enumerate(names)
         )
         for i, name in enumerate(names):
-            self.keepers[name].set_world(places, i, attempt)
+            self.services[name].set_world(places, i, attempt)
 
     def attach(self, name: str, rank: int) -> int:
         self.fds[rank] = create_arena()
-        self.keepers[name].attach(rank, self.fds[rank])
+        self.services[name].attach(rank, self.fds[rank])
         return self.fds[rank]
 
     def save(self, step: int, **options) -> None:
@@ -52,16 +52,16 @@ class Cluster:
             assert save(fd, rank, step, world=len(self.fds), **options)
 
     def holds(self, name: str, rank: int, step: int, tier: str) -> bool:
-        return Held(rank=rank, step=step, tier=tier) in self.keepers[name].held()
+        return Held(rank=rank, step=step, tier=tier) in self.services[name].held()
 
     def events(self, name: str) -> list[tuple[str, dict]]:
         rows = [
-            r for kind, b in self.keepers[name].take_records(0) if kind == "events" for r in b.to_pylist()
+            r for kind, b in self.services[name].take_records(0) if kind == "events" for r in b.to_pylist()
         ]
         return [(r["kind"], json.loads(r["detail"])) for r in rows]
 
     def close(self) -> None:
-        for keeper in self.keepers.values():
-            keeper.close()
+        for service in self.services.values():
+            service.close()
         for fd in self.fds.values():
             os.close(fd)

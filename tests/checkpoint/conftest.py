@@ -1,4 +1,4 @@
-"""Nodes with keepers, for the tests of this folder."""
+"""Nodes with services, for the tests of this folder."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from tests.checkpoint.cluster import Cluster
 
 @pytest.fixture
 def cluster():
-    """Makes clusters of keepers that reach each other over real sockets, and closes them."""
+    """Makes clusters of services that reach each other over real sockets, and closes them."""
     made = []
 
     def make(nodes: int, **options) -> Cluster:

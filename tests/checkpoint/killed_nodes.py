@@ -22,10 +22,10 @@ import time
 from pathlib import Path
 
 from pulsetrain.checkpoint.memory.arena import create_arena
-from pulsetrain.checkpoint.restoring import newest_common
 from pulsetrain.checkpoint.service import CheckpointService, CheckpointServiceConfig
 from pulsetrain.core.errors import PulsetrainError
-from pulsetrain.protocol.messages import WorldNode
+from pulsetrain.protocol.messages import Held, WorldNode
+from pulsetrain.recovery.world import plan_restore
 from tests.checkpoint.trainers import arrays, content, save
 
 NODES, STEP_S, PERSIST_EVERY = 4, 0.02, 5
@@ -65,13 +65,13 @@ def train(fd: int, rank: int, step: int, attempt: int, progress: memoryview) -> 
 
 
 class NodeProcess:
-    """Inside the node: one keeper, one rank."""
+    """Inside the node: one service, one rank."""
 
     def __init__(self, name: str, folder: Path, sock: socket.socket, progress: memoryview) -> None:
-        self.keeper = CheckpointService(config(folder), job="j", node=name, address="127.0.0.1")
+        self.service = CheckpointService(config(folder), job="j", node=name, address="127.0.0.1")
         self.lines, self.sock, self.progress = sock.makefile("r"), sock, progress
         self.fd, self.rank, self.child = -1, -1, 0
-        self.say({"port": self.keeper.peer_port})
+        self.say({"port": self.service.peer_port})
 
     def say(self, value) -> None:
         self.sock.sendall(json.dumps(value).encode() + b"\n")
@@ -87,12 +87,12 @@ class NodeProcess:
     def prepare(self, world: list, rank: int, attempt: int, step: int, source: str):
         if self.rank != rank:
             self.fd, self.rank = create_arena(), rank
-            self.keeper.attach(rank, self.fd)
-        self.keeper.set_world(tuple(WorldNode(**p) for p in world), rank, attempt)
+            self.service.attach(rank, self.fd)
+        self.service.set_world(tuple(WorldNode(**p) for p in world), rank, attempt)
         if step < 0:
-            self.keeper.clear()
+            self.service.clear()
             return {}
-        took = self.keeper.load(rank, step, source)
+        took = self.service.load(rank, step, source)
         data = content(self.fd, rank, step)
         return {"ms": took / 1e6, "sha": hashlib.sha256(data).hexdigest() if data else "torn"}
 
@@ -112,11 +112,11 @@ class NodeProcess:
 
     def shared(self):
         """Ranks of which a peer had most itself, since the last call."""
-        rows = [r for kind, b in self.keeper.take_records(0) if kind == "events" for r in b.to_pylist()]
+        rows = [r for kind, b in self.service.take_records(0) if kind == "events" for r in b.to_pylist()]
         return sum(row["kind"] == "replica_shared" for row in rows)
 
     def held(self):
-        return [[h.rank, h.step, h.tier] for h in self.keeper.held()]
+        return [[h.rank, h.step, h.tier] for h in self.service.held()]
 
 
 class Node:
@@ -180,22 +180,13 @@ def main(folder: Path, rounds: int, seed: int) -> None:
     nodes = [fresh() for _ in range(NODES)]
     step, sources = -1, {}
     for number in range(rounds):
-        names = [n.name for n in nodes]
         world = [
             {"node": n.name, "node_rank": i, "address": "127.0.0.1", "peer_port": n.port, "nproc": 1}
             for i, n in enumerate(nodes)
         ]
         loads = []
         for rank, node in enumerate(nodes):
-            where = sources.get(rank, {})
-            peer = where.get("peer")
-            source = (
-                "memory"
-                if where.get("memory") == node.name
-                else f"peer:{peer}"
-                if peer in names
-                else "storage"
-            )
+            source = sources.get(rank, "memory")
             answer = node.ask("prepare", world=world, rank=rank, attempt=number, step=step, source=source)
             if step >= 0:
                 assert answer.get("sha") == expected[rank, step], (number, rank, step, source, answer)
@@ -218,8 +209,13 @@ def main(folder: Path, rounds: int, seed: int) -> None:
         for node in nodes:
             node.ask("stop")
         shared = sum(n.ask("shared") for n in nodes)
-        held = {n.name: n.ask("held") for n in nodes}
-        restored, sources = newest_common(held, NODES)
+        held = {
+            n.name: [Held(rank=rank, step=step, tier=tier) for rank, step, tier in n.ask("held")]
+            for n in nodes
+        }
+        after = [WorldNode(**{**place, "node": n.name}) for place, n in zip(world, nodes, strict=True)]
+        plan = plan_restore(after, held)
+        restored, sources = plan.step, plan.sources
         print(
             json.dumps(
                 {

@@ -134,16 +134,16 @@ def run(folder: Path, plan: dict) -> None:
         pids.append(pid)
     if any(os.waitpid(pid, 0)[1] for pid in pids):
         raise SystemExit(f"job {plan['name']} failed")
-    keeper = CheckpointService(
+    service = CheckpointService(
         CheckpointServiceConfig(storage=str(folder / "store"), replicas=1, persist_every=0, poll_s=0.005),
         job=plan["name"],
         node="n",
         address="127.0.0.1",
     )
     for rank, fd in enumerate(fds):
-        keeper.attach(rank, fd)
-    wait_until(lambda: keeper._persister.newest, 60)
-    keeper.close()
+        service.attach(rank, fd)
+    wait_until(lambda: service._persister.newest, 60)
+    service.close()
 
 
 if __name__ == "__main__":

@@ -16,14 +16,14 @@ from tests.checkpoint.trainers import arrays, save, wait_until
 @pytest.fixture
 def storage(tmp_path):
     config = CheckpointServiceConfig(storage=str(tmp_path), persist_every=1, replicas=1, poll_s=0.005)
-    keeper = CheckpointService(config, job="pretrain", node="n", address="127.0.0.1")
+    service = CheckpointService(config, job="pretrain", node="n", address="127.0.0.1")
     fd = create_arena()
-    keeper.attach(0, fd)
+    service.attach(0, fd)
     for step in (1, 2):
         tensors = {f"model.{k}": v for k, v in arrays(0, step).items()}
         save(fd, 0, step, tensors=tensors)
-        wait_until(lambda step=step: keeper._persister.newest and keeper._persister.newest[0].step == step)
-    keeper.close()
+        wait_until(lambda step=step: service._persister.newest and service._persister.newest[0].step == step)
+    service.close()
     return tmp_path
 
 

@@ -8,12 +8,12 @@ def rows(taken) -> dict[str, list[int]]:
 
 
 def test_records_are_taken_apart_and_only_once():
-    ledger = CheckpointEvents(Origin(job="j", node="n"))
-    ledger.stage("copy", "memory", rank=1, step=5)
-    ledger.event("replica_peer_away", {"peer": "b"}, rank=2)
-    ledger.stage("copy", "memory", rank=3, step=6)
-    assert rows(ledger.take("events")) == {"events": [2]}
-    assert rows(ledger.take("events")) == {}
-    ledger.event("replica_peer_back", {"peer": "b"}, rank=4)
-    assert rows(ledger.take()) == {"checkpoints": [1, 3], "events": [4]}
-    assert ledger.take() == []
+    events = CheckpointEvents(Origin(job="j", node="n"))
+    events.stage("copy", "memory", rank=1, step=5)
+    events.event("replica_peer_away", {"peer": "b"}, rank=2)
+    events.stage("copy", "memory", rank=3, step=6)
+    assert rows(events.take("events")) == {"events": [2]}
+    assert rows(events.take("events")) == {}
+    events.event("replica_peer_back", {"peer": "b"}, rank=4)
+    assert rows(events.take()) == {"checkpoints": [1, 3], "events": [4]}
+    assert events.take() == []

@@ -119,12 +119,12 @@ def test_the_copy_beside_forward_and_backward_is_as_of_the_saved_step(fd):
         finish(pairs)
 
     training.checkpointer._copier.finish = slow
-    training.checkpointer._copier.immediate = False  # it waits for something, as a device's copy does
+    training.checkpointer._copier.cpu_bound = False  # it waits for something, as a device's copy does
     result = training.checkpointer.save(3)
     assert result.status == "copying"
 
     def release_when_awaited():
-        wait_until(lambda: result._awaited_ns)
+        wait_until(lambda: result.waiting_since_ns)
         time.sleep(0.05)
         release.set()
 
@@ -138,13 +138,13 @@ def test_the_copy_beside_forward_and_backward_is_as_of_the_saved_step(fd):
 
 
 def test_training_waits_for_peers_only_where_asked_and_not_for_ever(fd, monkeypatch):
-    from pulsetrain.checkpoint import checkpointer as module
+    from pulsetrain.checkpoint import peer_lag as module
 
     monkeypatch.setattr(module, "LAG_TIMEOUT_S", 0.05)
     training = Training(fd)
     training.train(1, 1)
     agent, started = ArenaReader(fd), time.monotonic()
-    agent.set_lag(1)
+    agent.lag_steps = 1
     training.checkpointer.wait()  # nobody answers
     assert time.monotonic() - started >= 0.05
     monkeypatch.setattr(module, "LAG_TIMEOUT_S", 30)
@@ -155,19 +155,19 @@ def test_training_waits_for_peers_only_where_asked_and_not_for_ever(fd, monkeypa
     result.wait(40)
     with pytest.raises(CheckpointError, match="step 2 is not in a peer's memory after"):
         result.wait_replicated(0.01)
-    agent.set_replicated(2)
+    agent.replicated_step = 2
     result.wait_replicated(1)
     training.checkpointer.wait()
-    assert not training.checkpointer._behind
+    assert not training.checkpointer._peer_lag.gave_up
 
 
 def test_room_is_made_beside_the_first_steps(fd):
     """After `restore` the arena grows for the optimizer's coming state too; the first save grows nothing."""
     training = Training(fd)
     assert training.checkpointer.restore() is None
-    training.checkpointer._room.join(40)
+    training.checkpointer._preparer.join(40)
     size = os.fstat(fd).st_size
-    assert not training.checkpointer._arena._fresh
+    assert not training.checkpointer._arena.unpopulated
     training.train(1, 3)
     training.checkpointer._last.wait(40)
     assert os.fstat(fd).st_size == size
@@ -197,7 +197,7 @@ def test_a_failed_copy_says_so_and_training_goes_on(fd):
         result.wait(40)
     assert not result
     assert ArenaReader(fd).published()[0].step == 2
-    assert ArenaReader(fd).skips[1:] == (3, "no such luck")
+    assert (ArenaReader(fd).skip_step, ArenaReader(fd).skip_reason) == (3, "no such luck")
 
 
 def test_nothing_to_restore_empties_the_arena(fd):
@@ -338,14 +338,14 @@ def _train_until_killed(fd: int, restore: int, announce: int) -> None:
     training = Training(fd, restore_step=restore)
     step = training.checkpointer.restore() or 0
     finish = training.checkpointer._copier.finish
-    training.checkpointer._copier.immediate = False  # the copy runs beside training, as that of a large state
+    training.checkpointer._copier.cpu_bound = False  # the copy runs beside training, as that of a large state
 
     def slowly(pairs):
         """Stop in the middle of the copy, so that kills land there."""
-        half = len(pairs.late[0]) // 2
-        finish(pairs._replace(late=tuple(part[:half] for part in pairs.late)))
+        half = len(pairs.optimizer_owned[0]) // 2
+        finish(pairs._replace(optimizer_owned=tuple(part[:half] for part in pairs.optimizer_owned)))
         time.sleep(0.003)
-        finish(pairs._replace(late=tuple(part[half:] for part in pairs.late)))
+        finish(pairs._replace(optimizer_owned=tuple(part[half:] for part in pairs.optimizer_owned)))
 
     training.checkpointer._copier.finish = slowly
     while step < 399:

@@ -299,17 +299,17 @@ class TestDcp:
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
         model(torch.ones(2, 4)).sum().backward()
         optimizer.step()
-        keeper = CheckpointService(
+        service = CheckpointService(
             CheckpointServiceConfig(storage=str(tmp_path), replicas=1), job="j", node="n", address="127.0.0.1"
         )
         fd = create_arena()
-        keeper.attach(0, fd)
+        service.attach(0, fd)
         saver = Checkpointer(
             {"model": model, "optimizer": optimizer}, environ={"PULSETRAIN_ARENA_FD": str(fd)}
         )
         saver.save(5, durable=True).wait_durable(10)
         saver.close()
-        keeper.close()
+        service.close()
         names = ("state.weight.exp_avg", "state.bias.exp_avg_sq")
         blank = {
             "model": {k: torch.zeros_like(v) for k, v in model.state_dict().items()},

@@ -1,4 +1,4 @@
-"""Keepers with real sockets and files: replicas, persistence, restore, and everything that may go wrong."""
+"""Agents with real sockets and files: replicas, persistence, restore, and everything that may go wrong."""
 
 import os
 
@@ -32,7 +32,7 @@ def test_a_promoted_standby_gets_the_lost_nodes_states_from_its_peer(cluster):
     c.save(5)
     expected = content(c.fds[1], 1, 5)
     wait_until(lambda: c.holds("n0", 1, 5, "peer"))
-    c.keepers["n1"].close()
+    c.services["n1"].close()
     c.set_world(["n0", "spare", "n2"], 1)
     fd = c.attach("spare", 1)
     assert standby.load(1, 5, "peer:n0") < 1e9
@@ -58,7 +58,7 @@ def test_the_trainer_is_told_what_peers_hold_and_waits_where_asked(cluster):
     wait_until(lambda: arena.lag_steps == 1)
     c.save(4)
     wait_until(lambda: arena.replicated_step == 4)
-    c.keepers["n1"].close()
+    c.services["n1"].close()
     c.save(5)
     wait_until(lambda: arena.lag_steps == 0)  # nobody to wait for
     assert arena.replicated_step == 4
@@ -94,15 +94,15 @@ def test_load_forgets_what_came_later_everywhere(cluster):
     c.save(2)
     wait_until(lambda: c.holds("n0", 1, 2, "peer") and c.holds("n1", 0, 2, "peer"))
     for rank in (0, 1):
-        c.keepers[f"n{rank}"].load(rank, 1, "memory")
-    assert all(h.step <= 1 for name in c.names for h in c.keepers[name].held())
+        c.services[f"n{rank}"].load(rank, 1, "memory")
+    assert all(h.step <= 1 for name in c.names for h in c.services[name].held())
 
 
 def test_a_peer_that_goes_away_costs_an_event_and_nothing_else(cluster):
     c = cluster(2)
     c.save(1)
     wait_until(lambda: c.holds("n1", 0, 1, "peer"))
-    c.keepers["n1"].close()
+    c.services["n1"].close()
     c.save(2)
     events = []
     wait_until(lambda: events.extend(c.events("n0")) or "replica_peer_away" in [k for k, _ in events])
@@ -118,7 +118,7 @@ def test_a_damaged_arena_falls_through_to_the_peer_with_an_event(cluster):
     wait_until(lambda: c.holds("n1", 0, 4, "peer"))
     info = ArenaReader(c.fds[0]).find(0, 4)
     os.pwrite(c.fds[0], b"\xde\xad", ArenaReader(c.fds[0]).file_offset(info) + info.total_bytes - 9)
-    c.keepers["n0"].load(0, 4, "memory")
+    c.services["n0"].load(0, 4, "memory")
     assert content(c.fds[0], 0, 4) == expected
     ((_, detail),) = [e for e in c.events("n0") if e[0] == "restore_fallthrough"]
     assert detail["source"] == "memory"
@@ -128,20 +128,20 @@ def test_a_damaged_arena_falls_through_to_the_peer_with_an_event(cluster):
 def test_nothing_anywhere_is_an_error_that_names_every_source(cluster):
     c = cluster(2)
     with pytest.raises(CheckpointError, match=r"step 9 of rank 0 .*memory: .*peer:n1: .*storage: "):
-        c.keepers["n0"].load(0, 9, "memory")
+        c.services["n0"].load(0, 9, "memory")
     with pytest.raises(CheckpointError, match="rank 7 is not attached"):
-        c.keepers["n0"].load(7, 9, "memory")
+        c.services["n0"].load(7, 9, "memory")
 
 
 def test_an_arena_of_another_rank_is_not_held_as_this_ranks(cluster):
     c = cluster(1)
     save(c.fds[0], 3, 1)
-    assert c.keepers["n0"].held() == ()
+    assert c.services["n0"].held() == ()
 
 
 def test_a_wrong_token_or_job_gets_nothing(cluster):
     c = cluster(1)
-    port = c.keepers["n0"].peer_port
+    port = c.services["n0"].peer_port
     for token, job in (("wrong", "j"), ("secret", "other"), ("", "j")):
         with pytest.raises(AuthError):
             PeerClient(address="127.0.0.1", port=port, token=token, job=job, node="x")
@@ -149,7 +149,7 @@ def test_a_wrong_token_or_job_gets_nothing(cluster):
 
 def test_a_port_in_use_is_said(cluster):
     c = cluster(1)
-    taken = CheckpointServiceConfig(token="t", port=c.keepers["n0"].peer_port)
+    taken = CheckpointServiceConfig(token="t", port=c.services["n0"].peer_port)
     with pytest.raises(Unavailable, match="checkpoint port"):
         CheckpointService(taken, job="j", node="x", address="127.0.0.1")
 
@@ -176,8 +176,8 @@ def test_every_k_steps_are_committed_and_restored_from_storage_alone(cluster, tm
     wait_until(lambda: all(c.holds(n, r, 10, "storage") for n in c.names for r in range(4)))
     for rank, fd in c.fds.items():
         ArenaReader(fd).forget_after(-1)
-        c.keepers[c.names[rank // 2]]._replicas.clear()
-        c.keepers[c.names[rank // 2]].load(rank, 10, "storage")
+        c.services[c.names[rank // 2]]._replicas.clear()
+        c.services[c.names[rank // 2]].load(rank, 10, "storage")
         assert content(fd, rank, 10) == expected[rank]
 
 
@@ -238,7 +238,7 @@ def standby_that_knows_only_what_is_gone(c):
         wait_until(lambda step=step: c.holds("n0", 0, step, "storage"))
     checkpoints = Checkpoints(open_storage(c.config.storage), "j")
     wait_until(lambda: [m.step for m in checkpoints.committed()] == [40, 30])
-    c.keepers["n0"].detach(0)
+    c.services["n0"].detach(0)
     os.close(c.fds[0])
     c.set_world(["late"], 1)
     c.attach("late", 0)
@@ -278,12 +278,12 @@ def test_a_storage_that_refuses_may_be_asked_again_and_a_pack_that_is_gone_may_n
     with monkeypatch.context() as patch:
         patch.setattr(LocalStorage, "read_into", refuse)
         with pytest.raises(CheckpointError, match="refused") as refused:
-            c.keepers["n0"].load(0, 10, "storage")
+            c.services["n0"].load(0, 10, "storage")
     assert not isinstance(refused.value, Unrestorable)
     (pack,) = tmp_path.glob("j/*10/*.pack")
     pack.unlink()
     with pytest.raises(Unrestorable) as gone:
-        c.keepers["n0"].load(0, 10, "storage")
+        c.services["n0"].load(0, 10, "storage")
     assert (gone.value.rank, gone.value.step) == (0, 10)
 
 
@@ -311,7 +311,7 @@ def test_a_full_disk_is_an_event_and_leaves_the_last_committed_step(cluster, tmp
     c = cluster(1, storage=str(tmp_path), persist_every=1)
     c.save(1)
     wait_until(lambda: c.holds("n0", 0, 1, "storage"))
-    storage = c.keepers["n0"]._checkpoints.storage
+    storage = c.services["n0"]._checkpoints.storage
     put = storage.put
 
     def full(path, chunks):
@@ -334,12 +334,12 @@ def test_slow_storage_skips_periodic_steps_and_says_so(cluster, tmp_path, monkey
     import threading
 
     c = cluster(1, storage=str(tmp_path), persist_every=1)
-    storage, gate = c.keepers["n0"]._checkpoints.storage, threading.Event()
+    storage, gate = c.services["n0"]._checkpoints.storage, threading.Event()
     put = storage.put
     monkeypatch.setattr(storage, "put", lambda path, chunks: (gate.wait(50), put(path, chunks))[1])
     c.save(1)
     events = []
-    wait_until(lambda: c.keepers["n0"]._persister._busy)
+    wait_until(lambda: c.services["n0"]._persister._busy)
     for step in range(2, 8):
         assert save(c.fds[0], 0, step)
         wait_until(lambda step=step: len(pinned(c.fds[0])) <= 3)
@@ -369,7 +369,7 @@ def test_damaged_packs_are_never_restored(cluster, tmp_path, harm):
         pack.unlink()
     ArenaReader(c.fds[0]).forget_after(-1)
     with pytest.raises(CheckpointError, match="cannot be restored"):
-        c.keepers["n0"].load(0, 1, "storage")
+        c.services["n0"].load(0, 1, "storage")
     assert ArenaReader(c.fds[0]).find(0, 1) is None
     assert Checkpoints(open_storage(str(tmp_path)), "j").verify(
         Checkpoints(open_storage(str(tmp_path)), "j").manifest(1)
@@ -385,7 +385,7 @@ def test_a_half_written_manifest_does_not_count(cluster, tmp_path, cut):
     data = path.read_bytes()
     path.write_bytes(data[: int(len(data) * cut) if cut == 0.5 else cut])
     assert Checkpoints(open_storage(str(tmp_path)), "j").committed() == []
-    c.keepers["n0"].close()
+    c.services["n0"].close()
     again = c.start("n0")
     assert not [h for h in again.held() if h.tier == "storage"]
 
@@ -394,7 +394,7 @@ def test_a_restarted_keeper_knows_what_storage_holds(cluster, tmp_path):
     c = cluster(1, storage=str(tmp_path), persist_every=1)
     c.save(1)
     wait_until(lambda: c.holds("n0", 0, 1, "storage"))
-    c.keepers["n0"].close()
+    c.services["n0"].close()
     c.start("n0")
     wait_until(lambda: c.holds("n0", 0, 1, "storage"))
 
@@ -405,7 +405,7 @@ def test_fsspec_storage_serves_as_well(cluster):
     expected = content(c.fds[0], 0, 1)
     wait_until(lambda: c.holds("n0", 0, 1, "storage"))
     ArenaReader(c.fds[0]).forget_after(-1)
-    c.keepers["n0"].load(0, 1, "storage")
+    c.services["n0"].load(0, 1, "storage")
     assert content(c.fds[0], 0, 1) == expected
 
 
@@ -417,7 +417,7 @@ def test_records_follow_the_schema_and_name_each_stage(cluster, tmp_path):
     wait_until(
         lambda: (
             rows.extend(
-                r for k, b in c.keepers["n0"].take_records(0) if k == "checkpoints" for r in b.to_pylist()
+                r for k, b in c.services["n0"].take_records(0) if k == "checkpoints" for r in b.to_pylist()
             )
             or {"copy", "replicate", "persist", "commit"} <= {r["stage"] for r in rows}
         )
@@ -432,7 +432,7 @@ def test_a_late_replica_of_a_future_that_was_rolled_back_is_refused(cluster):
     wait_until(lambda: c.holds("n1", 0, 4, "peer"))
     c.set_world(c.names, 1)
     for rank in (0, 1):
-        c.keepers[f"n{rank}"].load(rank, 4, "memory")
+        c.services[f"n{rank}"].load(rank, 4, "memory")
     save(c.fds[0], 0, 6, world=2, attempt=0)  # what a slow sender of the attempt before still has
     save(c.fds[1], 1, 5, world=2, attempt=1)
     wait_until(lambda: c.holds("n0", 1, 5, "peer"))

@@ -1,4 +1,4 @@
-"""Keepers with real sockets: what the peer's own ranks hold is not sent, and the replica is whole all the
+"""Agents with real sockets: what the peer's own ranks hold is not sent, and the replica is whole all the
 same."""
 
 import os
@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from pulsetrain.checkpoint.memory.arena import ArenaReader, ArenaWriter
-from pulsetrain.checkpoint.peers import block_dedup, client, framing, replicate, server
+from pulsetrain.checkpoint.peers import block_dedup, client, framing, incoming, sender
 from pulsetrain.checkpoint.peers.client import PeerClient
 from pulsetrain.core.errors import Unavailable
 from tests.checkpoint.cluster import Cluster
@@ -45,7 +45,7 @@ def save_all(c: Cluster, step: int) -> None:
 
 def replica(c: Cluster, rank: int, step: int) -> bytes | None:
     """What the peer of the rank's node would give back."""
-    with c.keepers[c.names[1 - rank // 2]]._replicas.reading(rank, step) as found:
+    with c.services[c.names[1 - rank // 2]]._replicas.reading(rank, step) as found:
         return None if found is None else bytes(found[1])
 
 
@@ -65,7 +65,7 @@ def test_data_parallel_replicas_on_each_others_nodes_are_not_sent(cluster, sent)
 
 
 def test_what_a_peer_lacked_goes_along_with_the_next_offer(cluster, sent, monkeypatch):
-    monkeypatch.setattr(block_dedup, "_PATIENCE_S", 30.0)  # a busy machine may come late
+    monkeypatch.setattr(block_dedup, "_SAVE_WAIT_S", 30.0)  # a busy machine may come late
     c = cluster(2, nproc=2)
     for step in (1, 2):  # at the first, a rank may be offered before its twin has saved anything
         save_all(c, step)
@@ -99,7 +99,7 @@ def test_small_states_of_one_node_go_in_one_frame_and_large_ones_alone(cluster, 
     save_all(c, 1)
     wait_until(lambda: all_replicated(c, 1))
     assert sorted(frames) == [[0, 1], [2, 3]]
-    monkeypatch.setattr(replicate, "SMALL_BYTES", 1000)
+    monkeypatch.setattr(sender, "SMALL_BYTES", 1000)
     save_all(c, 2)
     wait_until(lambda: all_replicated(c, 2))
     assert sorted(frames[2:]) == [[0], [1], [2], [3]]
@@ -114,16 +114,16 @@ def test_a_rank_that_never_saves_keeps_nobody_waiting(cluster):
         step += 1
         for rank in (0, 2):
             assert save(c.fds[rank], rank, step, world=4, tensors=state(rank, step))
-        return any(s.rank == 0 and s.step > 1 for s in c.keepers["n1"]._replicas.list())
+        return any(s.rank == 0 and s.step > 1 for s in c.services["n1"]._replicas.list())
 
     wait_until(saved_often)
 
 
 def test_one_refused_offer_of_a_frame_is_sent_whole_and_the_other_holds(cluster, monkeypatch):
     c = cluster(2, nproc=2, poll_s=0.5)
-    agree = server.agree
+    agree = incoming.has_digests
     monkeypatch.setattr(
-        server, "agree", lambda target, shot, *rest: shot.rank != 2 and agree(target, shot, *rest)
+        incoming, "has_digests", lambda target, shot, *rest: shot.rank != 2 and agree(target, shot, *rest)
     )
     frames = frames_of_offers(monkeypatch)
     save_all(c, 1)
@@ -136,7 +136,7 @@ def test_one_refused_offer_of_a_frame_is_sent_whole_and_the_other_holds(cluster,
 @pytest.mark.parametrize("offers", [3, [7], [{"rank": 0}]])
 def test_a_peer_that_offers_nonsense_is_cut_off_and_others_are_served(cluster, offers):
     c = cluster(2, nproc=2)
-    rude = c.keepers["n0"]._connect("n1")
+    rude = c.services["n0"]._connect("n1")
     client.send_frame(rude._sock, {"op": "offer", "of": offers})
     with pytest.raises(Unavailable):
         client.receive_frame(rude._sock)
@@ -152,7 +152,7 @@ def test_everything_is_sent_where(cluster, sent, monkeypatch, why):
 
         def plain(self, **options):
             connect(self, **options)
-            self.takes_offers = False
+            self.accepts_offers = False
 
         monkeypatch.setattr(PeerClient, "__init__", plain)
     c = cluster(2, nproc=2, share_equal=why != "the setting is off")
@@ -171,7 +171,7 @@ def test_a_node_that_is_lost_gets_its_ranks_back_from_what_was_shared(cluster, s
     for rank in (0, 1):  # the twins go on and write over what was copied from them
         for step in range(3, 12):
             assert save(c.fds[rank], rank, step, world=4, tensors=state(rank, step))
-    c.keepers["n1"].close()
+    c.services["n1"].close()
     spare = c.start("spare")
     c.set_world(["n0", "spare"], 1)
     for rank, bytes_then in expected.items():
@@ -193,7 +193,7 @@ def test_what_is_sent_and_does_not_have_its_digest_spoils_no_replica(cluster, mo
             target[0] ^= 1
         return checksum
 
-    for module in (framing, server):
+    for module in (framing, incoming):
         monkeypatch.setattr(module, "receive_into", damaged)
     for step in (1, 2, 3):
         save_all(c, step)
@@ -229,9 +229,9 @@ def test_ranks_with_nothing_in_common_are_asked_about_only_now_and_then(cluster,
     offers = []
     put = PeerClient.put
 
-    def counting(self, parcels, pace=None):
-        offers.extend(bool(parcel.offered) for parcel in parcels)
-        return put(self, parcels, pace)
+    def counting(self, replicas, pace=None):
+        offers.extend(bool(replica.offered) for replica in replicas)
+        return put(self, replicas, pace)
 
     monkeypatch.setattr(PeerClient, "put", counting)
     c = cluster(2)

@@ -55,7 +55,7 @@ def same(found, expected) -> bool:
 @given(STATES)
 def test_a_state_is_rebuilt_from_its_leaves(state):
     leaves = collect(state)
-    assert len(leaves.late) == len(leaves.tensors) == len(leaves.locals)
+    assert len(leaves.optimizer_owned) == len(leaves.tensors) == len(leaves.locals)
     assert same(layouts.rebuild(leaves.tree, leaves.tensors, leaves.values), state)
     layout = layout_of(state, leaves)
     again = layouts.decode(layout.encode())

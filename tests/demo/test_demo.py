@@ -85,6 +85,7 @@ def left_behind(demo: Demo) -> list[int]:
     return left
 
 
+@pytest.mark.alone
 @pytest.mark.slow
 @pytest.mark.integration
 @pytest.mark.timeout(800)

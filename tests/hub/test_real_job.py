@@ -15,7 +15,7 @@ from pulsetrain.protocol.client import HubClient, find_hub
 from pulsetrain.stream.store.clickhouse import open_store
 from tests.agent.real_processes import TRAIN, until, with_environment
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.alone, pytest.mark.integration, pytest.mark.timeout(600)]
 
 STEPS = 400
 

@@ -14,16 +14,16 @@ from pulsetrain.stream.store.server import routes
 TOKEN = "secret-token"
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def chdb_store(tmp_path_factory):
-    """The one chDB folder that this test process may open; tests use job names of their own."""
+    """A chDB folder for one module: a process may hold only one. Tests use job names of their own."""
     store = open_store(f"chdb://{tmp_path_factory.mktemp('chdb')}/store")
     store.migrate()
     yield store
     store.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def hub(chdb_store):
     """Address of a real web server with the hub's record routes over `chdb_store`."""
     listener = socket.socket()
@@ -39,7 +39,7 @@ def hub(chdb_store):
     listener.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def hub_store(hub):
     """The same store through the hub's ClickHouse endpoint."""
     store = open_store(hub, token=TOKEN)

@@ -1,1 +1,1 @@
-"""A node's ranks as processes: forked from a parked one, watched, ended."""
+"""A node's ranks as processes: forked by a zygote that has imported torch, watched, ended."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import ctypes
 import errno
 import faulthandler
 import importlib
@@ -16,25 +15,31 @@ import signal
 import sys
 import threading
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from types import TracebackType
+from typing import TYPE_CHECKING, NoReturn
 
-_PR_SET_NAME = 15
+from pulsetrain.agent.processes.zygote_protocol import CallRequest, ForkRequest, SpawnRequest
+from pulsetrain.core.process_title import set_process_title, set_short_name
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
 
-def live(request: dict[str, Any], fds: list[int]) -> NoReturn:
+def run_forked(request: ForkRequest, files: Sequence[int]) -> NoReturn:
     """The rest of this process: a rank (`op` "spawn") or a worker (`op` "call")."""
     code = 1
     try:
-        code = _worker(request, fds[0]) if request["op"] == "call" else _rank(request, fds)
+        code = _run_worker(request, files[0]) if request["op"] == "call" else _run_rank(request, files)
     finally:
-        _end(code)
+        _exit(code)
 
 
-def _end(code: int) -> NoReturn:
-    """End as a forked process of multiprocessing does: join threads, run exit handlers, flush, no teardown.
+def _exit(code: int) -> NoReturn:
+    """End as a forked process of multiprocessing does: join threads, run exit handlers, flush.
 
-    Skipping the interpreter's teardown keeps native libraries' complaints out of the last lines of stderr.
+    The interpreter's teardown is skipped: native libraries would complain in the last lines of stderr.
     """
     try:
         threading._shutdown()  # type: ignore[attr-defined]  # the only way to wait as an interpreter's end does
@@ -45,15 +50,15 @@ def _end(code: int) -> NoReturn:
         os._exit(code)
 
 
-def _rank(request: dict[str, Any], fds: list[int]) -> int:
+def _run_rank(request: SpawnRequest, files: Sequence[int]) -> int:
     """Set up the rank's surroundings and run its script; its exit code."""
-    _open_output(fds[0], fds[1])
-    for name, fd in zip(request["fd_names"], fds[2:], strict=True):
+    _open_output(files[0], files[1])
+    for name, fd in zip(request["file_names"], files[2:], strict=True):
         os.set_inheritable(fd, True)
         os.environ[name] = str(fd)
     os.environ.update(request["env"])
     os.chdir(request["cwd"])
-    _name(f"rank {request['env'].get('RANK', '?')}")
+    _set_names(request["env"])
     mode, argv = request["mode"], request["argv"]
     if mode == "exec":
         return _exec(argv)
@@ -64,15 +69,23 @@ def _rank(request: dict[str, Any], fds: list[int]) -> int:
     return _run(mode, argv[0])
 
 
-class _Lossy(io.FileIO):
-    """A log file. What a full disk does not take is lost; it is no reason for a rank to fail."""
+def _set_names(env: dict[str, str]) -> None:
+    """Name the process for people: its title for `ps`, its short name for `top`."""
+    rank = env.get("RANK", "?")
+    set_process_title(f"rank {rank} of job {env.get('PULSETRAIN_JOB', '?')}")
+    set_short_name(f"rank {rank}")
 
-    def write(self, data: Any, /) -> int:
+
+class LossyFile(io.FileIO):
+    """A log file that loses what a full disk does not take: a rank must not fail because of it."""
+
+    def write(self, data: ReadableBuffer, /) -> int:
+        """Write `data`. What a full disk refuses counts as written."""
         try:
             return super().write(data)
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                return len(data)
+                return len(memoryview(data).cast("B"))
             raise
 
 
@@ -84,7 +97,7 @@ def _open_output(stdout: int, stderr: int) -> None:
     os.close(stderr)
     sys.stdout, sys.stderr = (
         io.TextIOWrapper(
-            _Lossy(fd, "w", closefd=False),  # raw, as -u has it
+            LossyFile(fd, "w", closefd=False),  # raw, as -u has it
             encoding="utf-8",
             errors="backslashreplace",
             write_through=True,
@@ -102,10 +115,11 @@ def _exec(argv: list[str]) -> int:
 
 
 def _reseed() -> None:
-    """Forked twins share numpy's global generator; a fresh interpreter would not."""
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
-        numpy.random.seed()
+    """Give this rank its own random numbers: forked ranks share the state of numpy's global generator."""
+    if "numpy" in sys.modules:
+        import numpy as np
+
+        np.random.seed()
 
 
 def _install_collectors() -> None:
@@ -118,7 +132,7 @@ def _install_collectors() -> None:
 
 
 def _run(mode: str, target: str) -> int:
-    """Run the script or module as ``__main__`` and turn how it ended into an exit code, as python does."""
+    """Run the script or module as ``__main__``; the exit code that python would give it."""
     try:
         if mode == "module":
             sys.path.insert(0, os.getcwd())
@@ -127,38 +141,44 @@ def _run(mode: str, target: str) -> int:
             sys.path.insert(0, str(Path(target).resolve().parent))
             runpy.run_path(target, run_name="__main__")
     except SystemExit as end:
-        return _status(end.code)
+        return exit_code(end.code)
     except BaseException as error:  # noqa: BLE001 - printed as the interpreter would
-        sys.excepthook(type(error), error.with_traceback(_user_part(error)), error.__traceback__)
+        shown = error.with_traceback(script_traceback(error.__traceback__))
+        sys.excepthook(type(error), shown, shown.__traceback__)
         return 1
     return 0
 
 
-def _status(code: object) -> int:
-    if code is None:
+def exit_code(status: object) -> int:
+    """The exit code for `SystemExit(status)`. A text is written to stderr and gives 1."""
+    if status is None:
         return 0
-    if isinstance(code, int):
-        return code & 0xFF
-    sys.stderr.write(f"{code}\n")
+    if isinstance(status, int):
+        return status & 0xFF
+    sys.stderr.write(f"{status}\n")
     return 1
 
 
-def _user_part(error: BaseException) -> Any:
-    """The traceback from the script's first frame on; whole where none of it is the script's."""
-    ours = (__file__, runpy.__file__, "<frozen runpy>")
-    step = error.__traceback__
-    while step is not None and step.tb_frame.f_code.co_filename in ours:
+def script_traceback(trace: TracebackType | None) -> TracebackType | None:
+    """The traceback from the script's first frame on; all of it where no frame is the script's."""
+    not_the_script = (__file__, runpy.__file__, "<frozen runpy>")
+    step = trace
+    while step is not None and step.tb_frame.f_code.co_filename in not_the_script:
         step = step.tb_next
-    return step or error.__traceback__
+    return step or trace
 
 
-def _worker(request: dict[str, Any], result: int) -> int:
-    """Run ``module:function`` and write its JSON result. A generator is a service: its first value is the
-    result, and it stays suspended while this process lives."""
-    _name(request["target"].rpartition(":")[2])
+def _run_worker(request: CallRequest, result: int) -> int:
+    """Run ``module:function`` and write its JSON result.
+
+    A generator is a service: its first value is the result, and it stays suspended while this process lives.
+    """
+    module, _, name = request["target"].partition(":")
+    set_process_title(f"worker {request['target']}")
+    set_short_name(name)
     service = None
+    answer: dict[str, object]
     try:
-        module, _, name = request["target"].partition(":")
         value = getattr(importlib.import_module(module), name)(**request["kwargs"])
         if inspect.isgenerator(value):
             service, value = value, next(value)
@@ -170,8 +190,3 @@ def _worker(request: dict[str, Any], result: int) -> int:
     while service is not None:
         signal.pause()
     return 0
-
-
-def _name(name: str) -> None:
-    """The name that ps and top show."""
-    ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)

@@ -10,12 +10,12 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import structlog
 
 from pulsetrain.agent.output import last_lines
-from pulsetrain.agent.processes.zygote import Mode, Zygote
+from pulsetrain.agent.processes.zygote import Zygote
+from pulsetrain.agent.processes.zygote_protocol import Mode, RankProcess
 from pulsetrain.collectors.machine.host import process_state
 from pulsetrain.collectors.machine.tail import Tail
 from pulsetrain.collectors.rank.ring import create_ring
@@ -49,7 +49,9 @@ class NodeIdentity:
     node: str
     address: str
     nproc_per_node: int
+    nnodes: int = 1
     max_restarts: int = 3
+    standby: bool = False
 
 
 def rank_environment(
@@ -58,7 +60,7 @@ def rank_environment(
     """torchrun's variables for one rank of an attempt, and Pulsetrain's own."""
     nproc = identity.nproc_per_node
     rank = ranks_of_node(start.node_rank, nproc)[local_rank]
-    world_size = sum(place.nproc for place in start.world)
+    world_size = sum(node.nproc for node in start.world)
     return {
         "RANK": str(rank),
         "LOCAL_RANK": str(local_rank),
@@ -85,7 +87,10 @@ def rank_environment(
 
 @dataclass(kw_only=True)
 class Rank:
-    """One rank of one attempt. `code` is None while it lives; `wanted` once we are ending it ourselves."""
+    """One rank of one attempt.
+
+    `code` is None while the process lives. `stopping` is true once the agent itself ends the rank.
+    """
 
     rank: int
     local_rank: int
@@ -97,18 +102,18 @@ class Rank:
     err: Path
     pid: int = -1
     code: int | None = None
-    wanted: bool = False
+    stopping: bool = False
     ended: threading.Event = field(default_factory=threading.Event)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def status(self, now_ns: int) -> RankStatus:
-        """Its status page, with the process's state as /proc has it."""
+        """The rank's status page, with the state of its process from /proc."""
         state = "gone" if self.code is not None else process_state(self.pid, Path("/"))
         with self.lock:
             return self.drain.status(self.pid, state, now_ns)
 
     def batches(self, now_ns: int) -> list[Columns]:
-        """What it recorded and printed since the last call."""
+        """What the rank recorded and printed since the last call."""
         ended = self.code is not None
         with self.lock:
             printed = [tail.poll(now_ns, final=ended) for tail in self.tails]
@@ -116,7 +121,7 @@ class Rank:
         return [*recorded, *(batch for batch in printed if batch is not None)]
 
     def report(self, identity: NodeIdentity, now_ns: int) -> RankExit:
-        """How it ended."""
+        """How the rank ended. Call it only once `code` is set."""
         assert self.code is not None
         return RankExit(
             node=identity.node,
@@ -129,9 +134,17 @@ class Rank:
             last_lines=last_lines(self.err, LAST_LINES),
         )
 
+    def end(self, code: int) -> None:
+        """The process has ended."""
+        self.code = code
+        self.ended.set()
+
 
 class Ranks:
-    """The present attempt's ranks. `on_exit` runs on the zygote's thread for one that ended unasked."""
+    """The ranks of the present attempt.
+
+    `on_exit` is called on the zygote's reader thread for each rank that the agent did not end itself.
+    """
 
     def __init__(
         self,
@@ -150,11 +163,12 @@ class Ranks:
 
     @property
     def alive(self) -> tuple[Rank, ...]:
+        """Those whose processes have not ended."""
         return tuple(r for r in self.all if r.code is None)
 
     @property
     def attempt(self) -> int:
-        """Attempt of the ranks that are there, ended or not; -1: none."""
+        """The attempt of the present ranks, ended or not; -1 where there are none."""
         return self.all[0].attempt if self.all else -1
 
     def spawn(self, zygote: Zygote, start: Start, arenas: Mapping[int, int]) -> None:
@@ -164,28 +178,29 @@ class Ranks:
         are then ended.
         """
         folder = self._log_dir / f"attempt_{start.attempt}"
-        with contextlib.suppress(OSError):  # the files then fall back to nothing
+        with contextlib.suppress(OSError):  # the ranks' output then goes nowhere
             folder.mkdir(parents=True, exist_ok=True)
-        fresh = [self._prepare(start, local, folder) for local in range(self._identity.nproc_per_node)]
-        self._drop_rings()
-        self.all = tuple(fresh)
+        prepared = [self._prepare(start, local, folder) for local in range(self._identity.nproc_per_node)]
+        self._close_rings()
+        self.all = tuple(prepared)
         try:
-            for rank in fresh:
+            for rank in prepared:
                 self._fork(zygote, rank, start, arenas)
         except Unavailable:
-            for rank in fresh:
+            for rank in prepared:
                 if rank.pid < 0:
-                    rank.code = -signal.SIGKILL
-                    rank.ended.set()
+                    rank.end(-signal.SIGKILL)
             self.stop(zygote, grace_s=0)
             raise
 
     def stop(self, zygote: Zygote, grace_s: float) -> None:
-        """End every rank: SIGTERM and SIGCONT, SIGKILL after `grace_s`. Returns once none is left; raises
-        `Unavailable` where one does not die of SIGKILL in 5 s (it hangs in the kernel)."""
+        """End every rank: SIGTERM and SIGCONT, then SIGKILL after `grace_s`; returns once none is left.
+
+        Raises `Unavailable` where one does not die of SIGKILL in 5 s: it hangs in the kernel.
+        """
         alive = self.alive
         for rank in alive:
-            rank.wanted = True
+            rank.stopping = True
         if grace_s > 0:
             for signum in (signal.SIGTERM, signal.SIGCONT):
                 _send(zygote, alive, signum)
@@ -197,58 +212,66 @@ class Ranks:
             raise Unavailable(f"{names} did not end {KILL_TIMEOUT_S:g} s after SIGKILL")
 
     def close(self) -> None:
-        """Let go of the rings."""
-        self._drop_rings()
+        """Forget the ranks and close their rings."""
+        self._close_rings()
         self.all = ()
 
     def _prepare(self, start: Start, local_rank: int, folder: Path) -> Rank:
-        identity = self._identity
-        rank = ranks_of_node(start.node_rank, identity.nproc_per_node)[local_rank]
+        job, node, attempt = self._identity.job, self._identity.node, start.attempt
+        rank = ranks_of_node(start.node_rank, self._identity.nproc_per_node)[local_rank]
         ring_fd = create_ring(self._ring_slots)
         files = {"stdout": folder / f"rank_{rank}.out", "stderr": folder / f"rank_{rank}.err"}
-        where: Any = {"job": identity.job, "attempt": start.attempt, "node": identity.node, "rank": rank}
         return Rank(
             rank=rank,
             local_rank=local_rank,
-            attempt=start.attempt,
-            drain=Drain(RingReader(ring_fd), local_rank=local_rank, address=identity.address, **where),
-            tails=tuple(Tail(path, source=source, **where) for source, path in files.items()),
+            attempt=attempt,
+            drain=Drain(
+                RingReader(ring_fd),
+                job=job,
+                attempt=attempt,
+                node=node,
+                rank=rank,
+                local_rank=local_rank,
+                address=self._identity.address,
+            ),
+            tails=tuple(
+                Tail(path, source=source, job=job, attempt=attempt, node=node, rank=rank)
+                for source, path in files.items()
+            ),
             ring_fd=ring_fd,
             out=files["stdout"],
             err=files["stderr"],
         )
 
     def _fork(self, zygote: Zygote, rank: Rank, start: Start, arenas: Mapping[int, int]) -> None:
-        out, err = _open_log(rank.out), _open_log(rank.err)
+        stdout, stderr = _open_log(rank.out), _open_log(rank.err)
+        process = RankProcess(
+            argv=self._program.argv,
+            mode=self._program.mode,
+            env=rank_environment(start, self._identity, rank.local_rank, self._program.role),
+            cwd=self._program.cwd,
+            stdout=stdout,
+            stderr=stderr,
+            files={"PULSETRAIN_RING_FD": rank.ring_fd, "PULSETRAIN_ARENA_FD": arenas[rank.rank]},
+        )
         try:
-            rank.pid = zygote.spawn(
-                argv=self._program.argv,
-                mode=self._program.mode,
-                env=rank_environment(start, self._identity, rank.local_rank, self._program.role),
-                cwd=self._program.cwd,
-                stdout=out,
-                stderr=err,
-                fds={"PULSETRAIN_RING_FD": rank.ring_fd, "PULSETRAIN_ARENA_FD": arenas[rank.rank]},
-                on_exit=lambda code: self._ended(rank, code),
-            )
+            rank.pid = zygote.spawn(process, lambda code: self._ended(rank, code))
         finally:
-            os.close(out)
-            os.close(err)
+            os.close(stdout)
+            os.close(stderr)
 
     def _ended(self, rank: Rank, code: int) -> None:
-        rank.code = code
-        rank.ended.set()
-        if not rank.wanted:
+        rank.end(code)
+        if not rank.stopping:
             self._on_exit(rank)
 
-    def _drop_rings(self) -> None:
+    def _close_rings(self) -> None:
         for rank in self.all:
             os.close(rank.ring_fd)
 
 
 def _open_log(path: Path) -> int:
-    """The file to write to; nowhere, where a full or broken disk does not let it be made: ranks run all the
-    same."""
+    """The file to write to. /dev/null where a full or broken disk refuses it: ranks run all the same."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC
     try:
         return os.open(path, flags, 0o644)
@@ -265,5 +288,5 @@ def _send(zygote: Zygote, ranks: Iterable[Rank], signum: int) -> None:
 
 def _wait(ranks: Iterable[Rank], timeout_s: float) -> list[Rank]:
     """Those that have not ended after `timeout_s`."""
-    deadline = time.monotonic() + timeout_s
-    return [r for r in ranks if not r.ended.wait(max(0.0, deadline - time.monotonic()))]
+    deadline_s = time.monotonic() + timeout_s
+    return [r for r in ranks if not r.ended.wait(max(0.0, deadline_s - time.monotonic()))]

@@ -1,13 +1,12 @@
-"""The store at which an attempt's ranks meet, hosted by a worker of one agent instead of by a rank."""
+"""The store at which the ranks of an attempt meet. A worker of one agent hosts it, not a rank."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import timedelta
-from typing import Any
 
 
-def host(*, timeout_s: float = 1800.0) -> Iterator[dict[str, Any]]:
+def host(*, timeout_s: float = 1800.0) -> Iterator[dict[str, int]]:
     """A service for `Zygote.serve`: {"port": int} of a store that lives as long as the worker."""
     from torch.distributed import TCPStore
 

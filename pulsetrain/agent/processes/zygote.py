@@ -1,4 +1,4 @@
-"""The agent's side of its zygote: ask for ranks, workers and services; hear at once when one ends."""
+"""The agent's side of its zygote: ask it for ranks, workers and services, and hear at once when one ends."""
 
 from __future__ import annotations
 
@@ -15,46 +15,76 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+
+import structlog
 
 from pulsetrain.agent.processes import zygote_protocol
+from pulsetrain.agent.processes.zygote_protocol import (
+    AgentChannel,
+    Event,
+    ForkRequest,
+    RankProcess,
+    ReadyEvent,
+    ZygoteOptions,
+)
 from pulsetrain.core.errors import PulsetrainError, Unavailable, UsageError
+from pulsetrain.core.json import JsonObject
+from pulsetrain.core.supervisor import FailureCollector, LoopStatus, LoopThread
 
-Mode = Literal["script", "module", "exec"]
+log = structlog.get_logger()
+
 OnExit = Callable[[int], None]
 
-# Not the package's own start-up path: the folder a user stands in may hold a json.py of his.
+# Not `-m`: that would put the user's folder on the path, and it may hold a json.py of the user's own.
 BOOT = "import sys; del sys.path[0]; from pulsetrain.agent.processes.zygote_main import main; main()"
+FORK_TIMEOUT_S = 10.0
+READY_TIMEOUT_S = 120.0
+READ_TIMEOUT_S = 1.0
+STALE_AFTER_S = 10.0
 _SECRETS = ("PULSETRAIN_TOKEN",)
 
 
+@dataclass(frozen=True)
+class _PendingFork:
+    """A fork that was requested: who waits for its pid, and who hears of its end."""
+
+    pid: Future[int]
+    on_exit: OnExit
+
+
 class Zygote:
-    """One parked process with torch imported. Thread-safe, but `start` only from a thread that outlives it:
-    the kernel ends the zygote, and with it all it forked, when that thread ends."""
+    """One process that has imported torch and forks ranks. Thread-safe.
+
+    Call `start` from a thread that outlives the zygote: the kernel ends the zygote, and everything it forked,
+    when that thread ends.
+    """
 
     def __init__(self, process: subprocess.Popen[bytes], sock: socket.socket) -> None:
         self._process = process
-        self._sock = sock
+        self._channel = AgentChannel(sock)
         self._ids = itertools.count()
-        self._lock = threading.Lock()
-        self._pending: dict[int, tuple[Future[int], OnExit]] = {}
-        self._alive: dict[int, OnExit] = {}
-        self._ready: Future[dict[str, Any]] = Future()
-        self._reader = threading.Thread(target=self._read, name="zygote", daemon=True)
+        self._send_lock = threading.Lock()
+        self._pending: dict[int, _PendingFork] = {}
+        self._on_exit: dict[int, OnExit] = {}
+        self._ready: Future[ReadyEvent] = Future()
+        self._ended = threading.Event()
+        self._reader = LoopThread("zygote_reader", self._read, stale_after_s=STALE_AFTER_S)
         self._reader.start()
 
     @classmethod
     def start(
         cls,
         *,
+        node: str = "",
         preload: Sequence[str] = (),
         path: Sequence[Path] = (),
         env: Mapping[str, str] = os.environ,
     ) -> Zygote:
-        """Start it and return at once; `wait_ready` waits for its imports."""
+        """Start it and return at once. `wait_ready` waits for its imports."""
         ours, theirs = zygote_protocol.pair()
-        options = {"preload": list(preload), "path": [str(p) for p in path]}
+        options = ZygoteOptions(node=node, preload=list(preload), path=[str(p) for p in path])
         process = subprocess.Popen(
             [sys.executable, "-c", BOOT, str(theirs.fileno()), str(os.getpid()), json.dumps(options)],
             pass_fds=(theirs.fileno(),),
@@ -72,50 +102,43 @@ class Zygote:
     @property
     def dead(self) -> bool:
         """It ended, and with it everything it forked."""
-        return not self._reader.is_alive()
+        return self._ended.is_set()
+
+    @property
+    def loop(self) -> LoopStatus:
+        """How the thread is that reads what the zygote reports."""
+        return self._reader.status()
 
     @property
     def ready(self) -> bool:
         """Its imports are done, or have failed: `wait_ready` returns or raises at once."""
         return self._ready.done()
 
-    def wait_ready(self, timeout_s: float) -> dict[str, Any]:
-        """{"seconds": of imports, "threads": that it runs}. Raises `UsageError` where an import failed and
-        `Unavailable` where it is not ready in time."""
+    def wait_ready(self, timeout_s: float) -> ReadyEvent:
+        """Wait for the imports. Raises `UsageError` where one failed, `Unavailable` after `timeout_s`."""
         try:
             return self._ready.result(timeout_s)
         except TimeoutError as error:
             raise Unavailable(f"zygote: imports not done in {timeout_s:g} s") from error
 
-    def spawn(
-        self,
-        *,
-        argv: Sequence[str],
-        mode: Mode,
-        env: Mapping[str, str],
-        cwd: Path,
-        stdout: int,
-        stderr: int,
-        fds: Mapping[str, int],
-        on_exit: OnExit,
-    ) -> int:
-        """Fork a rank that runs `argv` as a script, module or program; its pid. `env` comes on top of the
-        agent's own; each of `fds` is inherited, its number in the rank's environment under its name.
+    def spawn(self, rank: RankProcess, on_exit: OnExit) -> int:
+        """Fork a rank; its pid. Raises `Unavailable` where it cannot be forked.
 
-        `on_exit(code)` is called once, on the zygote's thread; the code of a killed rank is minus the signal.
+        `on_exit(code)` is called once, on the reader's thread. The code of a killed rank is minus the signal.
         """
-        request = {
-            "op": "spawn",
-            "argv": list(argv),
-            "mode": mode,
-            "env": dict(env),
-            "cwd": str(cwd),
-            "fd_names": list(fds),
-        }
-        return self._fork(request, (stdout, stderr, *fds.values()), on_exit)
+        request = zygote_protocol.SpawnRequest(
+            op="spawn",
+            id=next(self._ids),
+            argv=list(rank.argv),
+            mode=rank.mode,
+            env=dict(rank.env),
+            cwd=str(rank.cwd),
+            file_names=list(rank.files),
+        )
+        return self._fork(request, (rank.stdout, rank.stderr, *rank.files.values()), on_exit)
 
-    def call(self, target: str, kwargs: Mapping[str, Any], timeout_s: float) -> Any:
-        """Result of ``module:function`` in a forked worker.
+    def call(self, target: str, kwargs: JsonObject, timeout_s: float) -> object:
+        """The JSON result of ``module:function`` in a forked worker.
 
         Raises `Unavailable` where it takes longer or dies, `PulsetrainError` with the worker's own error.
         """
@@ -123,18 +146,16 @@ class Zygote:
         self.signal(pid, signal.SIGKILL)  # the result is here; nothing waits for its exit handlers
         return value
 
-    def serve(self, target: str, kwargs: Mapping[str, Any], timeout_s: float) -> tuple[int, Any]:
+    def serve(self, target: str, kwargs: JsonObject, timeout_s: float) -> tuple[int, object]:
         """As `call`, but leave the worker running: (pid, first value that its generator yields)."""
         reading, writing = os.pipe()
         try:
             try:
-                pid = self._fork(
-                    {"op": "call", "target": target, "kwargs": dict(kwargs)}, (writing,), _nobody
-                )
+                pid = self._fork_worker(target, kwargs, writing)
             finally:
                 os.close(writing)
             try:
-                return pid, _answer(target, _read_all(reading, timeout_s))
+                return pid, _result(target, _read_all(reading, timeout_s))
             except PulsetrainError:
                 self.signal(pid, signal.SIGKILL)
                 raise
@@ -143,100 +164,134 @@ class Zygote:
 
     def signal(self, pid: int, signum: int) -> None:
         """Send `signum` to the process group of a child; nothing where it has ended."""
-        with contextlib.suppress(OSError), self._lock:
-            zygote_protocol.send(self._sock, {"op": "signal", "pid": pid, "signal": int(signum)})
+        with contextlib.suppress(OSError), self._send_lock:
+            self._channel.send({"op": "signal", "pid": pid, "signal": int(signum)})
 
     def close(self) -> None:
         """Kill everything that was forked and the zygote itself; returns once they are gone."""
         with contextlib.suppress(OSError):
-            self._sock.shutdown(socket.SHUT_RDWR)
-        if not self.ready:  # it imports, has no children, and does not listen
+            self._channel.socket.shutdown(socket.SHUT_RDWR)
+        if not self.ready:  # it imports, has no children, and does not read requests yet
             self._process.kill()
         try:
             self._process.wait(2.0)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        self._reader.join(2.0)
-        self._sock.close()
+        self._reader.stop(2.0)
+        self._channel.close()
 
-    def _fork(self, request: dict[str, Any], fds: Sequence[int], on_exit: OnExit) -> int:
-        self.wait_ready(120.0)
-        future: Future[int] = Future()
-        number = next(self._ids)
-        self._pending[number] = (future, on_exit)
+    def _fork_worker(self, target: str, kwargs: JsonObject, result: int) -> int:
+        request = zygote_protocol.CallRequest(
+            op="call", id=next(self._ids), target=target, kwargs=dict(kwargs)
+        )
+        return self._fork(request, (result,), _ignore_exit)
+
+    def _fork(self, request: ForkRequest, files: Sequence[int], on_exit: OnExit) -> int:
+        self.wait_ready(READY_TIMEOUT_S)
+        pending = self._pending[request["id"]] = _PendingFork(Future(), on_exit)
         try:
-            with self._lock:
-                zygote_protocol.send(self._sock, {**request, "id": number}, fds)
+            with self._send_lock:
+                self._channel.send(request, files)
             if self.dead:
                 raise Unavailable("zygote: it has ended")
-            return future.result(10.0)
+            return pending.pid.result(FORK_TIMEOUT_S)
         except OSError as error:  # TimeoutError is one
-            raise Unavailable(f"zygote: {error or 'no answer in 10 s'}") from error
+            raise Unavailable(f"zygote: {error or f'no answer in {FORK_TIMEOUT_S:g} s'}") from error
         finally:
-            self._pending.pop(number, None)
+            self._pending.pop(request["id"], None)
 
-    def _read(self) -> None:
-        while (packet := zygote_protocol.receive(self._sock)) is not None:
-            self._heard(packet[0])
+    def _read(self) -> float:
+        """Handle the next event, or wait `READ_TIMEOUT_S` for one."""
+        if not select.select([self._channel.socket], [], [], READ_TIMEOUT_S)[0]:
+            return 0.0
+        packet = self._channel.receive()
+        if packet is not None:
+            self._handle(packet[0])
+            return 0.0
+        try:
+            self._fail_everything()
+        finally:
+            self._ended.set()
+            self._reader.stop()
+        return 0.0
+
+    def _fail_everything(self) -> None:
+        """The zygote has ended, and with it everything it forked."""
         gone = Unavailable("zygote: it has ended")
         if not self._ready.done():
             self._ready.set_exception(gone)
-        for future, _ in list(self._pending.values()):
-            if not future.done():
-                future.set_exception(gone)
-        for on_exit in list(self._alive.values()):
-            on_exit(-signal.SIGKILL)
-        self._alive.clear()
+        for pending in list(self._pending.values()):
+            if not pending.pid.done():
+                pending.pid.set_exception(gone)
+        failures = FailureCollector()
+        while self._on_exit:
+            pid, on_exit = self._on_exit.popitem()
+            with failures.collect(f"process {pid}"):
+                on_exit(-signal.SIGKILL)
+        failures.raise_any()
 
-    def _heard(self, message: dict[str, Any]) -> None:
-        match message["op"]:
+    def _handle(self, event: Event) -> None:
+        match event["op"]:
             case "ready":
-                self._ready.set_result(message)
-            case "unfit":
-                self._ready.set_exception(UsageError(f"cannot preload: {message['error']}"))
+                self._ready.set_result(event)
+            case "preload_failed":
+                self._ready.set_exception(UsageError(f"cannot preload: {event['error']}"))
             case "spawned":
-                future, self._alive[message["pid"]] = self._pending.pop(message["id"], _NOBODY_WAITS)
-                _settle(future, message["pid"])
-            case "failed":
-                future, _ = self._pending.pop(message["id"], _NOBODY_WAITS)
-                _settle(future, Unavailable(message["error"]))
+                pending = self._pending.pop(event["id"], None)
+                self._on_exit[event["pid"]] = pending.on_exit if pending else _ignore_exit
+                if pending and not pending.pid.done():
+                    pending.pid.set_result(event["pid"])
+            case "spawn_failed":
+                pending = self._pending.pop(event["id"], None)
+                if pending and not pending.pid.done():
+                    pending.pid.set_exception(Unavailable(event["error"]))
             case "exit":
-                self._alive.pop(message["pid"], _nobody)(message["code"])
+                self._on_exit.pop(event["pid"], _ignore_exit)(event["code"])
 
 
-def _nobody(_: int) -> None:
+class ZygoteHolder:
+    """Holds the node's zygote, and replaces one that died. Use it on one thread, the main one."""
+
+    def __init__(self, start: Callable[[], Zygote]) -> None:
+        """Starts the first zygote with `start`."""
+        self._start = start
+        self.current = start()
+
+    def replace_dead(self) -> bool:
+        """Start a new zygote where the present one has ended, with all its ranks. Whether it had."""
+        if not self.current.dead:
+            return False
+        log.error("zygote_died", pid=self.current.pid)
+        self.current.close()
+        self.current = self._start()
+        return True
+
+    def close(self) -> None:
+        """Kill the zygote and everything it forked."""
+        self.current.close()
+
+
+def _ignore_exit(_: int) -> None:
     """Exit callback of a worker, whose result is what counts."""
-
-
-def _settle(future: Future[int] | None, outcome: int | Exception) -> None:
-    if future is None or future.done():
-        return
-    if isinstance(outcome, Exception):
-        future.set_exception(outcome)
-    else:
-        future.set_result(outcome)
-
-
-_NOBODY_WAITS: tuple[Future[int] | None, OnExit] = (None, _nobody)
 
 
 def _read_all(fd: int, timeout_s: float) -> bytes:
     """Everything up to the end of the pipe. Raises `Unavailable` after `timeout_s`."""
     chunks = bytearray()
-    deadline = time.monotonic() + timeout_s
+    deadline_s = time.monotonic() + timeout_s
     while True:
-        left = deadline - time.monotonic()
-        if left <= 0 or not select.select([fd], [], [], left)[0]:
+        left_s = deadline_s - time.monotonic()
+        if left_s <= 0 or not select.select([fd], [], [], left_s)[0]:
             raise Unavailable(f"no result in {timeout_s:g} s")
         if not (chunk := os.read(fd, 65536)):
             return bytes(chunks)
         chunks += chunk
 
 
-def _answer(target: str, body: bytes) -> Any:
+def _result(target: str, body: bytes) -> object:
     try:
-        answer = json.loads(body)
+        answer: JsonObject = json.loads(body)
     except ValueError as error:
         raise Unavailable(f"{target}: its worker died without a result") from error
     if "error" in answer:

@@ -1,7 +1,7 @@
 """The zygote process: imports torch once, then forks a rank or a worker for each request of its agent.
 
-It is single-threaded and never touches CUDA, so that what it forks may do anything. `main` returns from the
-request loop in each forked child, whose life then goes on in `pulsetrain.agent.processes.rank_main`.
+It is single-threaded and never touches CUDA, so what it forks may do anything. `main` returns from the
+request loop in each forked child, which then goes on in `pulsetrain.agent.processes.rank_main`.
 """
 
 from __future__ import annotations
@@ -17,9 +17,16 @@ import socket
 import sys
 import time
 from collections.abc import Sequence
-from typing import Any
 
 from pulsetrain.agent.processes import rank_main, zygote_protocol
+from pulsetrain.agent.processes.zygote_protocol import (
+    Event,
+    ForkRequest,
+    Request,
+    ZygoteChannel,
+    ZygoteOptions,
+)
+from pulsetrain.core.process_title import set_process_title
 
 PRELOAD = (
     "numpy",
@@ -33,139 +40,144 @@ PRELOAD = (
     "pulsetrain.checkpoint.checkpointer",
     "pulsetrain.agent.processes.rendezvous",
 )
+_NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
 
 
 def main() -> None:
     """``python -c ... FD PARENT OPTIONS``: serve the agent on socket `FD` until it goes away."""
-    fd, parent, options = int(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3])
+    fd, parent = int(sys.argv[1]), int(sys.argv[2])
+    options: ZygoteOptions = json.loads(sys.argv[3])
     zygote_protocol.die_with(parent)
-    sock = socket.socket(fileno=fd)
+    set_process_title(f"zygote of node {options['node']}".removesuffix(" of node "))
+    channel = ZygoteChannel(socket.socket(fileno=fd))
     try:
         seconds = preload(options["preload"], options["path"])
     except Exception as error:  # noqa: BLE001 - whatever a user's module raises is reported, not swallowed
-        _report(sock, {"op": "unfit", "error": f"{type(error).__name__}: {error}"})
+        _report(channel, {"op": "preload_failed", "error": f"{type(error).__name__}: {error}"})
         os._exit(1)
     threads = len(os.listdir("/proc/self/task"))
-    _report(sock, {"op": "ready", "seconds": seconds, "threads": threads})
-    born = Nursery(sock).serve()
-    if born is not None:
+    _report(channel, {"op": "ready", "seconds": seconds, "threads": threads})
+    forked = RequestLoop(channel).serve()
+    if forked is not None:
         zygote_protocol.readable_by(parent)  # its stacks are read by a process that the agent starts
-        rank_main.live(*born)
+        rank_main.run_forked(*forked)
     os._exit(0)  # nothing to tear down, and native libraries complain when it is tried
 
 
-def _report(sock: socket.socket, message: dict[str, Any]) -> None:
-    """Tell the agent. Ends this process where the agent left while it imported: nobody is there to hear."""
+def _report(channel: ZygoteChannel, event: Event) -> None:
+    """Tell the agent. Ends this process where the agent left during the imports."""
     try:
-        zygote_protocol.send(sock, message)
+        channel.send(event)
     except OSError:
         os._exit(0)
 
 
 def preload(modules: Sequence[str], path: Sequence[str]) -> float:
-    """Import `PRELOAD`, as far as this torch has it, then the user's `modules` with `path` searched first;
-    seconds it took. Raises what an import of a user's module raises."""
-    start = time.perf_counter()
-    # torch then asks the driver, not the runtime, for GPUs: a CUDA context does not survive a fork
-    asked = os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+    """Import `PRELOAD`, then the user's `modules` with `path` searched first; the seconds it took.
+
+    A module of `PRELOAD` that this torch lacks is left out. Raises what the import of a user's module raises.
+    """
+    start_s = time.perf_counter()
+    # torch then asks the driver for GPUs, not the runtime: a CUDA context does not survive a fork
+    set_by_us = _NVML_CHECK not in os.environ
+    os.environ.setdefault(_NVML_CHECK, "1")
     for module in PRELOAD:
         with contextlib.suppress(ModuleNotFoundError):
             importlib.import_module(module)
     sys.path[:0] = path
     for module in modules:
         importlib.import_module(module)
-    if asked == "1":
-        os.environ.pop("PYTORCH_NVML_BASED_CUDA_CHECK", None)
+    if set_by_us:
+        os.environ.pop(_NVML_CHECK, None)
     gc.collect()
     gc.freeze()
-    return time.perf_counter() - start
+    return time.perf_counter() - start_s
 
 
-class Nursery:
-    """The request loop. Every child it forked is its own session and process group."""
+class RequestLoop:
+    """Serves the agent's requests. Every child it forks is its own session and process group."""
 
-    def __init__(self, sock: socket.socket) -> None:
-        self._sock = sock
-        self._alive: set[int] = set()
+    def __init__(self, channel: ZygoteChannel) -> None:
+        self._channel = channel
+        self._children: set[int] = set()
         self._wakeup, self._signalled = socket.socketpair()
         for end in (self._wakeup, self._signalled):
             end.setblocking(False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._signalled.fileno(), warn_on_full_buffer=False)
         self._selector = selectors.DefaultSelector()
-        self._selector.register(self._sock, selectors.EVENT_READ)
+        self._selector.register(self._channel.socket, selectors.EVENT_READ)
         self._selector.register(self._wakeup, selectors.EVENT_READ)
 
-    def serve(self) -> tuple[dict[str, Any], list[int]] | None:
+    def serve(self) -> tuple[ForkRequest, list[int]] | None:
         """In a forked child: its request and open files. In the zygote: None once the agent is gone."""
         while True:
             for key, _ in self._selector.select():
                 if key.fileobj is self._wakeup:
                     self._wakeup.recv(4096)
                     self._reap()
-                elif (packet := zygote_protocol.receive(self._sock)) is None:
-                    self._end()
+                    continue
+                packet = self._channel.receive()
+                if packet is None:
+                    self._end_children()
                     return None
-                elif self._obey(*packet):
-                    return packet
+                request, files = packet
+                forked = self._handle(request, files)
+                if forked is not None:
+                    return forked, files
 
-    def _obey(self, request: dict[str, Any], fds: list[int]) -> bool:
-        """Whether this process is now the child that was asked for."""
+    def _handle(self, request: Request, files: list[int]) -> ForkRequest | None:
+        """The request, where this process is now the child that was asked for; else None."""
         if request["op"] == "signal":
-            self._signal(request["pid"], request["signal"])
-            return False
-        parent = os.getpid()
+            if request["pid"] in self._children:
+                _kill_group(request["pid"], request["signal"])
+            return None
+        zygote = os.getpid()
         try:
             pid = os.fork()
         except OSError as error:
-            zygote_protocol.send(
-                self._sock, {"op": "failed", "id": request["id"], "error": f"fork: {error.strerror}"}
-            )
+            reason = f"fork: {error.strerror}"
+            self._channel.send({"op": "spawn_failed", "id": request["id"], "error": reason})
             pid = -1
         if pid == 0:
-            self._forget(parent)
-            return True
-        for fd in fds:
+            self._become_child(zygote)
+            return request
+        for fd in files:
             os.close(fd)
         if pid > 0:
-            self._alive.add(pid)
-            zygote_protocol.send(self._sock, {"op": "spawned", "id": request["id"], "pid": pid})
-        return False
+            self._children.add(pid)
+            self._channel.send({"op": "spawned", "id": request["id"], "pid": pid})
+        return None
 
-    def _forget(self, parent: int) -> None:
-        """Make the forked child a process of its own, which shares only its lifetime with the zygote."""
+    def _become_child(self, zygote: int) -> None:
+        """Make the forked child a process of its own, which ends when the zygote ends."""
         os.setsid()
-        zygote_protocol.die_with(parent)
+        zygote_protocol.die_with(zygote)
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         self._selector.close()
-        for sock in (self._sock, self._wakeup, self._signalled):
-            sock.close()
+        self._channel.close()
+        self._wakeup.close()
+        self._signalled.close()
 
     def _reap(self) -> None:
-        while (ended := _peek()) is not None:
+        while (ended := _peek_ended()) is not None:
             pid, code = ended
-            if (
-                code != 0
-            ):  # what a failed rank started must not outlive it; its group id is still its own here
-                _kill_group(pid, signal.SIGKILL)
+            if code != 0:  # what a failed rank started must not outlive it
+                _kill_group(pid, signal.SIGKILL)  # before `waitpid`: the group id is still its own
             os.waitpid(pid, 0)
-            self._alive.discard(pid)
-            zygote_protocol.send(self._sock, {"op": "exit", "pid": pid, "code": code})
+            self._children.discard(pid)
+            self._channel.send({"op": "exit", "pid": pid, "code": code})
 
-    def _signal(self, pid: int, signum: int) -> None:
-        if pid in self._alive:
-            _kill_group(pid, signum)
-
-    def _end(self) -> None:
-        for pid in self._alive:
+    def _end_children(self) -> None:
+        for pid in self._children:
             _kill_group(pid, signal.SIGKILL)
-        for pid in self._alive:
+        for pid in self._children:
             os.waitpid(pid, 0)
 
 
-def _peek() -> tuple[int, int] | None:
-    """A child that ended, not yet reaped: (pid, exit code or minus the signal's number)."""
+def _peek_ended() -> tuple[int, int] | None:
+    """A child that ended and is not reaped yet: (pid, exit code or minus the signal's number)."""
     try:
         info = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:

@@ -1,4 +1,7 @@
-"""How the agent and its zygote talk: packets of one JSON object each, with open files beside it."""
+"""How the agent and its zygote talk: packets of one JSON object each, with open files attached.
+
+The agent sends requests, the zygote sends events. Every message names its kind in `op`.
+"""
 
 from __future__ import annotations
 
@@ -9,41 +12,164 @@ import os
 import signal
 import socket
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, Literal, TypedDict, TypeVar
+
+from pulsetrain.core.json import JsonObject
 
 PACKET_BYTES = 1 << 20
-FDS_PER_PACKET = 16
+FILES_PER_PACKET = 16
 _PR_SET_PDEATHSIG = 1
 _PR_SET_PTRACER = 0x59616D61  # prctl(2); only where the Yama module restricts who may trace
 
+Mode = Literal["script", "module", "exec"]
+"""How a rank runs its program: a Python file, a Python module, or any executable."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankProcess:
+    """What one rank's process runs and what it inherits.
+
+    `env` is added to the environment of the zygote. Each of `files` (file descriptors by name) is inherited,
+    and its number in the rank stands in the environment under its name.
+    """
+
+    argv: Sequence[str]
+    mode: Mode
+    env: Mapping[str, str]
+    cwd: Path
+    stdout: int
+    stderr: int
+    files: Mapping[str, int]
+
+
+class ZygoteOptions(TypedDict):
+    """What a zygote is started with. `path` is searched first for the modules in `preload`."""
+
+    node: str
+    preload: list[str]
+    path: list[str]
+
+
+class SpawnRequest(TypedDict):
+    """Fork a rank. Files: stdout, stderr, then those of `file_names`."""
+
+    op: Literal["spawn"]
+    id: int
+    argv: list[str]
+    mode: Mode
+    env: dict[str, str]
+    cwd: str
+    file_names: list[str]
+
+
+class CallRequest(TypedDict):
+    """Fork a worker that calls ``module:function``. File: the pipe for its result."""
+
+    op: Literal["call"]
+    id: int
+    target: str
+    kwargs: JsonObject
+
+
+class SignalRequest(TypedDict):
+    """Send a signal to the process group of a child."""
+
+    op: Literal["signal"]
+    pid: int
+    signal: int
+
+
+ForkRequest = SpawnRequest | CallRequest
+Request = ForkRequest | SignalRequest
+
+
+class ReadyEvent(TypedDict):
+    """The imports are done. They took `seconds`, and the zygote has `threads` threads."""
+
+    op: Literal["ready"]
+    seconds: float
+    threads: int
+
+
+class PreloadFailedEvent(TypedDict):
+    """A module could not be imported; the zygote ends."""
+
+    op: Literal["preload_failed"]
+    error: str
+
+
+class SpawnedEvent(TypedDict):
+    """The request `id` became process `pid`."""
+
+    op: Literal["spawned"]
+    id: int
+    pid: int
+
+
+class SpawnFailedEvent(TypedDict):
+    """The request `id` could not be forked."""
+
+    op: Literal["spawn_failed"]
+    id: int
+    error: str
+
+
+class ExitEvent(TypedDict):
+    """A child ended. `code` is its exit code, or minus the number of the signal that ended it."""
+
+    op: Literal["exit"]
+    pid: int
+    code: int
+
+
+Event = ReadyEvent | PreloadFailedEvent | SpawnedEvent | SpawnFailedEvent | ExitEvent
+
+Out = TypeVar("Out", bound=Request | Event)
+In = TypeVar("In", bound=Request | Event)
+
+
+class Channel(Generic[Out, In]):
+    """One end of the connection. It sends messages of one type and receives those of the other."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.socket = sock
+
+    def send(self, message: Out, files: Sequence[int] = ()) -> None:
+        """Send one packet. Raises `OSError` where the other end is gone."""
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", files))] if files else []
+        self.socket.sendmsg([json.dumps(message).encode()], rights)
+
+    def receive(self) -> tuple[In, list[int]] | None:
+        """The next packet and the open files that came with it; None once the other end is closed."""
+        try:
+            body, ancillary, _, _ = self.socket.recvmsg(PACKET_BYTES, socket.CMSG_SPACE(4 * FILES_PER_PACKET))
+        except OSError:
+            return None
+        if not body:
+            return None
+        files = array.array("i")
+        for level, kind, data in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                files.frombytes(data[: len(data) - len(data) % files.itemsize])
+        return json.loads(body), list(files)
+
+    def close(self) -> None:
+        """Close this end."""
+        self.socket.close()
+
+
+AgentChannel = Channel[Request, Event]
+ZygoteChannel = Channel[Event, Request]
+
 
 def pair() -> tuple[socket.socket, socket.socket]:
-    """Two connected ends whose packets hold up to `PACKET_BYTES`, as far as the kernel's limit lets them."""
+    """Two connected ends. A packet holds up to `PACKET_BYTES`, or less where the kernel's limit is lower."""
     ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     for end in ends:
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, PACKET_BYTES)
     return ends
-
-
-def send(sock: socket.socket, message: Mapping[str, Any], fds: Sequence[int] = ()) -> None:
-    """One packet. Raises `OSError` where the other end is gone."""
-    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
-    sock.sendmsg([json.dumps(message).encode()], rights)
-
-
-def receive(sock: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
-    """The next packet and the open files that came with it; None once the other end is closed."""
-    try:
-        body, ancillary, _, _ = sock.recvmsg(PACKET_BYTES, socket.CMSG_SPACE(4 * FDS_PER_PACKET))
-    except OSError:
-        return None
-    if not body:
-        return None
-    fds = array.array("i")
-    for level, kind, data in ancillary:
-        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-            fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
-    return json.loads(body), list(fds)
 
 
 def die_with(parent: int, signum: int = signal.SIGKILL) -> None:
@@ -58,5 +184,5 @@ def die_with(parent: int, signum: int = signal.SIGKILL) -> None:
 
 
 def readable_by(pid: int) -> None:
-    """Let `pid` and what it starts read this process's memory where only ancestors may (ptrace_scope 1)."""
+    """Let `pid` and its children read this process's memory where only ancestors may (ptrace_scope 1)."""
     ctypes.CDLL(None).prctl(_PR_SET_PTRACER, ctypes.c_ulong(pid), 0, 0, 0)

@@ -1,29 +1,50 @@
-"""What the bytes of a checkpoint mean: a table of named tensors and the tree they hang in. No torch, no
-pickle.
+"""What the bytes of a checkpoint mean: a table of named tensors and the tree of the state they belong to.
 
-The layout (JSON) changes only when the structure of the state does; the values (JSON) are the plain numbers
-and strings of one save. Tensors are raw little-endian bytes in the order of the table, each on a 64-byte
-boundary.
+No torch, no pickle. The layout (JSON) changes only when the structure of the state does. The values (JSON)
+are the plain numbers and strings of one save. Tensors are raw little-endian bytes in the order of the table,
+each on a 64-byte boundary.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, TypeAlias
 
 from pulsetrain.core.errors import CorruptData
+from pulsetrain.core.json import JsonObject
 
 ALIGN = 64
+
+TreeNode: TypeAlias = JsonObject
+"""A node of a layout's tree, with one key that says its kind: {"d": [[key, node]...]} is a mapping,
+{"l": [...]} a list, {"u": [...]} a tuple, {"t": i} the i-th tensor, {"n": i} the same as a numpy array,
+{"v": i} the i-th value."""
+
+Nested: TypeAlias = Any
+"""A state or a part of it: mappings, lists and tuples, with tensors, arrays and plain values as leaves."""
+
+
+Plain: TypeAlias = bool | int | float | str | None
+"""What is saved as a value."""
+
+
+class ArrayLike(Protocol):
+    """A tensor, or what takes its place."""
+
+    def numpy(self) -> object:
+        """The same as a numpy array."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One tensor of one rank. `name` is the same at every parallel shape; `at` and `whole` place the local
-    box of `shape` in the global tensor (both empty: the tensor is whole). `offset` is from the start of the
-    payload."""
+    """One tensor of one rank. `name` is the same at every parallel shape.
+
+    The local box of `shape` begins at `at` in the global tensor of shape `whole`. Both are empty for a tensor
+    that is whole. `offset` is from the start of the payload.
+    """
 
     name: str
     dtype: str
@@ -41,12 +62,10 @@ class Entry:
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """Table of tensors and tree of one rank's state. A tree node is one of {"d": [[key, node]...]} a mapping,
-    {"l": [...]} a list, {"u": [...]} a tuple, {"t": i} the i-th tensor, {"n": i} the same as
-    a numpy array, {"v": i} the i-th value."""
+    """Table of tensors and tree of one rank's state."""
 
     entries: tuple[Entry, ...]
-    tree: Any
+    tree: TreeNode
 
     @property
     def payload_bytes(self) -> int:
@@ -54,7 +73,7 @@ class Layout:
         return max((e.offset + e.bytes for e in self.entries), default=0)
 
     def encode(self) -> bytes:
-        """As JSON; only fields that say something are written."""
+        """As JSON. The position in the whole is left out for tensors that are whole."""
         return json.dumps({"tensors": [_row(e) for e in self.entries], "tree": self.tree}).encode()
 
 
@@ -67,12 +86,12 @@ def decode(data: bytes | memoryview) -> Layout:
         raise CorruptData(f"not a checkpoint layout: {error!r}") from error
 
 
-def encode_values(values: Sequence[Any]) -> bytes:
-    """Plain numbers, strings, booleans and None; NaN and infinities survive."""
+def encode_values(values: Sequence[Plain]) -> bytes:
+    """Plain numbers, strings, booleans and None as JSON. NaN and infinities survive."""
     return json.dumps(list(values)).encode()
 
 
-def decode_values(data: bytes | memoryview) -> list[Any]:
+def decode_values(data: bytes | memoryview) -> list[Plain]:
     """What `encode_values` was given. Raises `CorruptData`."""
     try:
         values = json.loads(bytes(data))
@@ -89,12 +108,12 @@ def aligned(offset: int) -> int:
 
 
 def element_bytes(entry: Entry) -> int:
-    """Bytes of one element; 0 for an empty tensor."""
+    """Bytes of one element. 0 for an empty tensor."""
     count = math.prod(entry.shape)
     return entry.bytes // count if count else 0
 
 
-def rebuild(node: Mapping[str, Any], tensors: Sequence[Any], values: Sequence[Any]) -> Any:
+def rebuild(node: TreeNode, tensors: Sequence[ArrayLike], values: Sequence[Plain]) -> Nested:
     """The nested state of a tree, with `tensors[i]` and `values[i]` at its leaves."""
     ((kind, body),) = node.items()
     if kind == "t":
@@ -109,12 +128,12 @@ def rebuild(node: Mapping[str, Any], tensors: Sequence[Any], values: Sequence[An
     return tuple(items) if kind == "u" else items
 
 
-def _row(entry: Entry) -> list[Any]:
-    row = [entry.name, entry.dtype, list(entry.shape), entry.offset, entry.bytes]
+def _row(entry: Entry) -> list[object]:
+    row: list[object] = [entry.name, entry.dtype, list(entry.shape), entry.offset, entry.bytes]
     return [*row, list(entry.at), list(entry.whole)] if entry.whole else row
 
 
-def _entry(row: Sequence[Any]) -> Entry:
+def _entry(row: Sequence[Nested]) -> Entry:
     name, dtype, shape, offset, size, *rest = row
     at, whole = rest or ((), ())
     return Entry(

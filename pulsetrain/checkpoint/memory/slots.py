@@ -12,12 +12,9 @@ PINNED, UNCHANGED, DURABLE = 1, 2, 4  # flags of a slot
 
 
 @dataclass(frozen=True, kw_only=True)
-class SlotInfo:
-    """A published checkpoint of one rank. Times are ns; `copy_ns` is how long the bytes took to write."""
+class Description:
+    """Which rank's checkpoint of which step it is, and how long its parts are."""
 
-    slot: int
-    seq: int
-    generation: int
     step: int
     attempt: int
     rank: int
@@ -25,6 +22,28 @@ class SlotInfo:
     layout_bytes: int
     values_bytes: int
     payload_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        """Layout, values, padding and payload."""
+        return payload_offset(self.layout_bytes, self.values_bytes) + self.payload_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Header(Description):
+    """What the writer announces before it writes the bytes."""
+
+    pinned: bool = False
+    durable: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlotInfo(Description):
+    """A published checkpoint of one rank. Times are ns; `copy_ns` is how long the bytes took to write."""
+
+    slot: int
+    seq: int
+    generation: int
     checksum: int
     flags: int
     started_ns: int
@@ -33,13 +52,8 @@ class SlotInfo:
     blocked_ns: int
 
     @property
-    def total_bytes(self) -> int:
-        """Layout, values, padding and payload."""
-        return payload_offset(self.layout_bytes, self.values_bytes) + self.payload_bytes
-
-    @property
     def pinned(self) -> bool:
-        """The trainer will not write over it before the agent has taken it."""
+        """The trainer does not overwrite it before the agent has taken it."""
         return bool(self.flags & PINNED)
 
     @property
@@ -61,28 +75,9 @@ def payload_offset(layout_bytes: int, values_bytes: int) -> int:
 def slots_for(total_bytes: int) -> int:
     """How many checkpoints are kept in memory.
 
-    Two are enough for one rank. Ranks that are killed together must still have a step in common, though
-    one's replica may lag a few steps behind another's memory: a state that costs little is kept longer.
+    Two are enough for one rank. But ranks that are killed together must still have a step in common, and
+    one rank's replica may lag a few steps behind another's memory. So small states are kept longer.
     """
     if total_bytes <= SMALL_BYTES:
         return MAX_SLOTS
     return 3 if total_bytes <= LARGE_BYTES else 2
-
-
-@dataclass(frozen=True, kw_only=True)
-class Header:
-    """What the writer says about the bytes it will write."""
-
-    step: int
-    attempt: int
-    rank: int
-    world: int
-    layout_bytes: int
-    values_bytes: int
-    payload_bytes: int
-    pinned: bool = False
-    durable: bool = False
-
-    @property
-    def total_bytes(self) -> int:
-        return payload_offset(self.layout_bytes, self.values_bytes) + self.payload_bytes

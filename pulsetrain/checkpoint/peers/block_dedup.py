@@ -1,9 +1,13 @@
-"""Content that a node's own ranks hold of another node's checkpoint: it is neither sent nor copied.
+"""Replicas share the blocks that the receiving node has already.
 
-Data-parallel replicas have parameters and optimizer state in common, and often keep each other's replicas.
-The node that sends a checkpoint offers a digest of each block; the one that takes it borrows the blocks that
-a rank of its own has saved for the same step, and asks for the rest. What is borrowed stays in that rank's
-arena, which writes over other slots first, and is copied when somebody wants the replica.
+Data-parallel ranks save mostly identical bytes, so agents deduplicate:
+
+1. The sender offers one digest per block.
+2. The receiver reuses blocks that its own ranks saved for that step, and asks for the rest.
+3. Only those are sent.
+
+A reused block stays in the arena of the rank that saved it. That rank overwrites other slots first. The block
+is copied when somebody reads the replica.
 """
 
 from __future__ import annotations
@@ -24,35 +28,35 @@ from pulsetrain.checkpoint.memory.arena import ArenaReader
 from pulsetrain.checkpoint.memory.blocks import DIGEST_BYTES, Span, blocks, digests
 from pulsetrain.checkpoint.memory.slots import SlotInfo
 from pulsetrain.checkpoint.peers.replicas import Snapshot
-from pulsetrain.checkpoint.peers.shared_blocks import Loan
+from pulsetrain.checkpoint.peers.shared_blocks import SharedBlocks
 
-MOST_PARTS = 4096  # an answer that names more is not worth its length
-_PATIENCE_S = 0.25  # a rank that is to have the same soon is waited for so long
-_NAP_S = (0.005, 0.04)  # at first, and at last: each look costs a wake-up
-
-
-def worthwhile(equal: int, total: int) -> bool:
-    """So much is the same that offers, and waiting for a rank, are worth their time: a quarter."""
-    return 4 * equal >= total
+MAX_MISSING_SPANS = 4096  # where more are missing, everything is sent
+_SAVE_WAIT_S = 0.25  # how long a rank that should save the same step soon is waited for
+_POLL_S = (0.005, 0.04)  # first and longest pause between two looks
 
 
-def joined(spans: Sequence[Span], wanted: npt.NDArray[np.bool_]) -> list[Span]:
-    """The spans that are wanted, of those that follow one another, neighbours as one."""
+def worth_sharing(equal_bytes: int, total_bytes: int) -> bool:
+    """Whether so many equal bytes repay an offer and waiting for a rank: from a quarter on."""
+    return 4 * equal_bytes >= total_bytes
+
+
+def merged_spans(spans: Sequence[Span], wanted: npt.NDArray[np.bool_]) -> list[Span]:
+    """The wanted spans, with neighbours merged. `spans` follow each other without gaps."""
     runs = (run.span() for run in re.finditer(b"\x01+", wanted.tobytes()))
     ends = ((spans[first][0], sum(spans[end - 1])) for first, end in runs)
     return [(at, end - at) for at, end in ends if end > at]
 
 
-def agree(data: memoryview, snapshot: Snapshot, offered: bytes, parts: Sequence[Span]) -> bool:
-    """The blocks of `data` that lie in `parts` have the digests that were offered."""
+def has_digests(data: memoryview, snapshot: Snapshot, offered: bytes, parts: Sequence[Span]) -> bool:
+    """Whether the blocks of `data` that lie in `parts` have the digests that were offered."""
     spans = blocks(snapshot)
-    there = np.flatnonzero(_within(parts, spans)).tolist()
-    wanted = (offered[i * DIGEST_BYTES : (i + 1) * DIGEST_BYTES] for i in there)
-    return digests(data, [spans[i] for i in there]) == b"".join(wanted)
+    indexes = np.flatnonzero(_covered(spans, parts)).tolist()
+    wanted = (offered[i * DIGEST_BYTES : (i + 1) * DIGEST_BYTES] for i in indexes)
+    return digests(data, [spans[i] for i in indexes]) == b"".join(wanted)
 
 
 class BlockDedup:
-    """The ranks of this node as a source of what peers offer. Thread-safe."""
+    """Finds blocks of offered checkpoints in the arenas of this node's ranks. Thread-safe."""
 
     def __init__(
         self,
@@ -63,10 +67,10 @@ class BlockDedup:
         self._clock, self._sleep = clock, sleep
         self._lock = Lock()
         self._arenas: dict[int, ArenaReader] = {}
-        self._alike: dict[tuple[int, int], bool] = {}  # (offered, own) rank -> had much in common last time
+        self._similar: dict[tuple[int, int], bool] = {}  # (offered, own) rank -> shared much last time
 
     def attach(self, rank: int, arena_fd: int) -> None:
-        """This rank runs here; the descriptor stays the caller's."""
+        """This rank runs here. The descriptor stays the caller's."""
         own = os.dup(arena_fd)
         arena = ArenaReader(own)
         weakref.finalize(arena, os.close, own)  # whoever still copies from it may finish
@@ -74,85 +78,87 @@ class BlockDedup:
             self._arenas[rank] = arena
 
     def detach(self, rank: int) -> None:
-        """It runs elsewhere."""
+        """The rank runs elsewhere."""
         with self._lock:
             self._arenas.pop(rank, None)
 
     def forget(self) -> None:
         """Another attempt begins: ranks may have other states."""
         with self._lock:
-            self._alike.clear()
+            self._similar.clear()
 
-    def lend(
-        self, snapshot: Snapshot, offered: bytes, *, known: Sequence[Span] = ()
-    ) -> tuple[Loan | None, list[Span]]:
-        """What ranks here have of an offered checkpoint, and what is lacking. The blocks in `known` have come
-        already.
+    def share(
+        self, snapshot: Snapshot, offered: bytes, *, received: Sequence[Span] = ()
+    ) -> tuple[SharedBlocks | None, list[Span]]:
+        """The blocks of an offered checkpoint that ranks here have, and the spans that are missing.
 
-        A rank that usually has the same, and has not saved that step yet, is waited for a little.
+        `offered` holds one digest per block. Blocks in `received` have arrived already. A rank that usually
+        has the same content, and has not saved that step yet, is waited for a little.
         """
         spans, parts = blocks(snapshot), []
-        lacking = ~_within(known, spans)
+        missing = ~_covered(spans, received)
         if len(offered) != DIGEST_BYTES * len(spans):
-            return None, joined(spans, lacking)
+            return None, merged_spans(spans, missing)
         for rank, arena, info in self._saved(snapshot):
-            if not lacking.any():
+            if not missing.any():
                 break
-            same = _equal(offered, arena.digests(info))
-            in_common = joined(spans, same)
-            alike = worthwhile(sum(size for _, size in in_common), snapshot.total_bytes)
-            self._judge(snapshot.rank, rank, alike)
-            borrowed = joined(spans, same & lacking)
-            if alike and borrowed and arena.lend(info):  # of a little the replica need not depend
+            equal = _equal_blocks(offered, arena.digests(info))
+            equal_bytes = sum(size for _, size in merged_spans(spans, equal))
+            similar = worth_sharing(equal_bytes, snapshot.total_bytes)
+            self._note_similar(snapshot.rank, rank, similar)
+            borrowed = merged_spans(spans, equal & missing)
+            if similar and borrowed and arena.lend(info):  # a replica must not depend on a rank for little
                 parts.append((arena, info, borrowed))
-                lacking &= ~same
-        loan, asked = Loan(parts) if parts else None, joined(spans, lacking)
-        if len(asked) <= MOST_PARTS:
-            return loan, asked
-        if loan is not None:
-            loan.end()
+                missing &= ~equal
+        shared, rest = SharedBlocks(parts) if parts else None, merged_spans(spans, missing)
+        if len(rest) <= MAX_MISSING_SPANS:
+            return shared, rest
+        if shared is not None:
+            shared.release()
         return None, [(0, snapshot.total_bytes)]
 
     def _saved(self, snapshot: Snapshot) -> Iterator[tuple[int, ArenaReader, SlotInfo]]:
-        """The ranks here with a checkpoint of that step and size, once those that are expected have it; first
-        those that had much in common last time."""
-        deadline, (nap_s, longest_s) = self._clock() + _PATIENCE_S, _NAP_S
+        """The ranks here with a checkpoint of that step and size, after those that are expected have saved.
+
+        Ranks that shared much last time come first.
+        """
+        deadline, (pause_s, longest_s) = self._clock() + _SAVE_WAIT_S, _POLL_S
         while True:
             with self._lock:
                 arenas = list(self._arenas.items())
             saves = [(rank, arena, _of_size(arena, snapshot)) for rank, arena in arenas]
-            coming = [rank for rank, _, infos in saves if infos and infos[0].step < snapshot.step]
-            coming = [rank for rank in coming if self._alike.get((snapshot.rank, rank), True)]
-            if not coming or self._clock() >= deadline:
+            expected = [rank for rank, _, infos in saves if infos and infos[0].step < snapshot.step]
+            expected = [rank for rank in expected if self._similar.get((snapshot.rank, rank), True)]
+            if not expected or self._clock() >= deadline:
                 break
-            self._sleep(nap_s)
-            nap_s = min(2 * nap_s, longest_s)
-        for rank in coming:
-            self._judge(snapshot.rank, rank, alike=False)  # do not wait again before it was there in time
-        for rank, arena, infos in sorted(saves, key=lambda s: not self._alike.get((snapshot.rank, s[0]))):
+            self._sleep(pause_s)
+            pause_s = min(2 * pause_s, longest_s)
+        for rank in expected:  # do not wait for it again before it has saved in time once
+            self._note_similar(snapshot.rank, rank, similar=False)
+        for rank, arena, infos in sorted(saves, key=lambda s: not self._similar.get((snapshot.rank, s[0]))):
             yield from ((rank, arena, info) for info in infos if info.step == snapshot.step)
 
-    def _judge(self, offered: int, own: int, alike: bool) -> None:
+    def _note_similar(self, offered: int, own: int, similar: bool) -> None:
         with self._lock:
-            self._alike[offered, own] = alike
+            self._similar[offered, own] = similar
 
 
-def _within(parts: Sequence[Span], spans: Sequence[Span]) -> npt.NDArray[np.bool_]:
-    """Which of the spans, which follow one another, one of the parts has all of."""
-    found = np.zeros(len(spans), dtype=np.bool_)
+def _covered(spans: Sequence[Span], parts: Sequence[Span]) -> npt.NDArray[np.bool_]:
+    """Which of the spans lie whole in one of the parts. `spans` follow each other without gaps."""
+    covered = np.zeros(len(spans), dtype=np.bool_)
     for at, size in parts:
         first = bisect_left(spans, at, key=itemgetter(0))
-        found[first : bisect_right(spans, at + size, key=sum)] = True
-    return found
+        covered[first : bisect_right(spans, at + size, key=sum)] = True
+    return covered
 
 
 def _of_size(arena: ArenaReader, snapshot: Snapshot) -> list[SlotInfo]:
-    """Newest first."""
+    """The rank's checkpoints with a payload of that size, newest first."""
     return [info for info in arena.published() if info.payload_bytes == snapshot.payload_bytes]
 
 
-def _equal(offered: bytes, own: bytes) -> npt.NDArray[np.bool_]:
-    """Which blocks have equal digests; none where they are not the same number."""
+def _equal_blocks(offered: bytes, own: bytes) -> npt.NDArray[np.bool_]:
+    """Which blocks have equal digests. None of them where their numbers differ."""
     theirs = np.frombuffer(offered, dtype=np.int64).reshape(-1, 2)
     if len(own) != len(offered):
         return np.zeros(len(theirs), dtype=np.bool_)

@@ -1,7 +1,7 @@
-"""What keepers say to each other: frames of a length, one JSON header, and as many raw bytes as the header
-says; and the handshake.
+"""How agents exchange replicas over TCP: frames, and the handshake.
 
-The job's token never travels: each side proves that it has it over the other's nonce.
+A frame is a length, one JSON header, and as many raw bytes as the header says. The job's token is never
+sent: each side proves that it has the token with an HMAC of the other's nonce.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ import secrets
 import socket
 import struct
 from collections.abc import Sequence
-from typing import Any
 
 import xxhash
 
 from pulsetrain.checkpoint.memory.blocks import Span
 from pulsetrain.core.errors import AuthError, CorruptData, Unavailable
+from pulsetrain.core.json import JsonObject
 
 MAX_HEADER = 1 << 20
 CHUNK = 256 << 10  # stays in the second-level cache between the copy from the socket and the checksum
 _LENGTH = struct.Struct("!I")
 VERSION = 2
-OFFERS = 3  # the form of offers: of several ranks, each with digests, then what goes along
+OFFERS = 3  # format of offers: several ranks, each with its digests, then the spans included with them
 _SOCKET_BUFFER = 4 << 20
 
 
-def send_frame(sock: socket.socket, header: dict[str, Any], *bodies: bytes | memoryview) -> None:
+def send_frame(sock: socket.socket, header: JsonObject, *bodies: bytes | memoryview) -> None:
     """Send one header, and short bodies that follow it at once. Raises `Unavailable`."""
     data = json.dumps(header, separators=(",", ":")).encode()
     try:
@@ -36,9 +36,9 @@ def send_frame(sock: socket.socket, header: dict[str, Any], *bodies: bytes | mem
         raise Unavailable(f"peer went away while sending: {error}") from error
 
 
-def receive_frame(sock: socket.socket) -> dict[str, Any]:
-    """Receive one header. Raises `Unavailable` at the end of the stream, `CorruptData` for what is no
-    header."""
+def receive_frame(sock: socket.socket) -> JsonObject:
+    """Receive one header. Raises `Unavailable` at the end of the stream, `CorruptData` for anything else
+    than a header."""
     (length,) = _LENGTH.unpack(receive_bytes(sock, _LENGTH.size))
     if length > MAX_HEADER:
         raise CorruptData(f"frame header of {length} bytes; allowed: {MAX_HEADER}")
@@ -52,7 +52,7 @@ def receive_frame(sock: socket.socket) -> dict[str, Any]:
 
 
 def receive_into(sock: socket.socket, target: memoryview) -> bytes:
-    """Fill `target` from the stream; the xxh3-128 of what came. Raises `Unavailable`."""
+    """Fill `target` from the stream and return the xxh3-128 of what arrived. Raises `Unavailable`."""
     hasher, done = xxhash.xxh3_128(), 0
     while done < len(target):
         part = target[done : done + CHUNK]
@@ -68,8 +68,11 @@ def receive_into(sock: socket.socket, target: memoryview) -> bytes:
 
 
 def challenge(sock: socket.socket, token: str, job: str, *, offers: int = 0) -> str:
-    """The server's half of the handshake; the client's node name. `offers`: the form in which it takes them,
-    0: in none. Raises `AuthError` for a wrong token or job."""
+    """The server's half of the handshake. Returns the client's node name.
+
+    `offers` is the format of offers that the server accepts. 0: none. Raises `AuthError` for a wrong token or
+    job.
+    """
     nonce = secrets.token_hex(16)
     send_frame(sock, {"version": VERSION, "nonce": nonce, "offers": offers})
     hello = receive_frame(sock)
@@ -82,8 +85,10 @@ def challenge(sock: socket.socket, token: str, job: str, *, offers: int = 0) -> 
 
 
 def introduce(sock: socket.socket, token: str, job: str, node: str) -> int:
-    """The client's half; the form in which the server takes offers, 0: in none. Raises `AuthError` where
-    either side does not have the token."""
+    """The client's half of the handshake. Returns the format of offers that the server accepts, 0: none.
+
+    Raises `AuthError` where either side does not have the token, `CorruptData` for another version.
+    """
     greeting = receive_frame(sock)
     if greeting.get("version") != VERSION:
         raise CorruptData(f"peer speaks version {greeting.get('version')}; this is {VERSION}")
@@ -102,7 +107,7 @@ def _proof(token: str, side: str, nonce: str, job: str) -> str:
 
 
 def receive_bytes(sock: socket.socket, size: int) -> bytes:
-    """So many raw bytes. Raises `Unavailable`."""
+    """Receive `size` raw bytes. Raises `Unavailable`."""
     data = bytearray(size)
     view, done = memoryview(data), 0
     while done < size:
@@ -117,7 +122,7 @@ def receive_bytes(sock: socket.socket, size: int) -> bytes:
 
 
 def receive_blocks(sock: socket.socket, target: memoryview, spans: Sequence[Span]) -> bytes:
-    """Fill the spans of `target`, one after the other; the digests of what came. Raises `Unavailable`."""
+    """Fill the spans of `target` one after the other and return their digests. Raises `Unavailable`."""
     return b"".join(receive_into(sock, target[at : at + size]) for at, size in spans)
 
 
@@ -129,19 +134,24 @@ def send_bytes(sock: socket.socket, data: memoryview) -> None:
         raise Unavailable(f"peer went away while fetching: {error}") from error
 
 
-def parse_spans(raw: Any, total: int) -> list[Span]:
-    """Parts of a checkpoint of `total` bytes. Raises `CorruptData` for what is not in it."""
+def parse_spans(raw: object, total: int) -> list[Span]:
+    """Spans of a checkpoint of `total` bytes. Raises `CorruptData` for a span that is not in it."""
+    if not isinstance(raw, list):
+        raise CorruptData(f"not spans of a checkpoint: {raw!r}")
     try:
         spans = [(int(at), int(size)) for at, size in raw]
     except (TypeError, ValueError) as error:
-        raise CorruptData(f"not parts of a checkpoint: {raw!r}") from error
+        raise CorruptData(f"not spans of a checkpoint: {raw!r}") from error
     if any(at < 0 or size < 1 or at + size > total for at, size in spans):
         raise CorruptData(f"peer names {spans} of {total} bytes")
     return spans
 
 
 def tune(sock: socket.socket, *, timeout_s: float) -> None:
-    """Blocking, with the kernel's time-outs (sendfile knows no others), and large buffers. 0: no time-out."""
+    """Make the socket blocking with the kernel's timeouts, and give it large buffers.
+
+    sendfile knows no other timeouts. 0: no timeout.
+    """
     sock.settimeout(None)
     span = struct.pack("ll", int(timeout_s), int(timeout_s % 1 * 1e6))
     for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):

@@ -1,9 +1,9 @@
 """Sending replicas in the idle spans of training's own network traffic.
 
-`Profiler` learns the spans on line from what the node's ranks record in their first steps; `Interleaver` then
-gives chunks the go-ahead, by Gemini's algorithm 2 carried out against the steps as they really run. What does
-not fit into the spans of one step goes into those of the next, so that a state that is too large for every
-step is replicated less often instead of stretching any step.
+`Profiler` learns the idle spans from what the node's ranks record in their first steps. `Interleaver` then
+says when each chunk may go. It follows Gemini's algorithm 2 (SOSP'23), applied to the steps as they really
+run. What does not fit into the spans of one step goes into those of the next. So a state that is too large
+for every step is replicated less often, and no step takes longer.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from pulsetrain.checkpoint.peers.schedule import (
 from pulsetrain.records.columns import Columns
 
 WARM_STEPS = 3  # the first steps of an attempt allocate, connect and compile
-LEAST_GAP_RATIO = 0.02  # gaps shorter than this share of a step are no place for a chunk
+LEAST_GAP_RATIO = 0.02  # gaps shorter than this share of a step are not used
 LEAST_CHUNK = 64 << 10
-SLOWER, FASTER = 0.5, 0.05  # weight of a new rate: nodes whose spans coincide share what there is
-UNTIMED_BYTES_PER_S = 1e9  # of a network that nothing was sent over yet
-NAP_S = 0.004
-SHORT_NAP_S = 0.0002
-PATIENCE_S = 0.02  # without a profile: how long a chunk waits for a moment without a collective
-LOST_RHYTHM = 3.0  # a step that takes so many times longer than usual: evaluation, hang, end
-IN_VAIN = 1.5  # steps after which a chunk that fitted nowhere goes all the same
+SLOWER, FASTER = 0.5, 0.05  # weight of a new rate: nodes with the same idle spans share the network
+ASSUMED_BYTES_PER_S = 1e9  # before the first transfer was timed
+PAUSE_S = 0.004
+SHORT_PAUSE_S = 0.0002
+QUIET_WAIT_S = 0.02  # without a profile: how long a chunk waits for a moment without a collective
+UNUSUAL_STEP_RATIO = 3.0  # a step this many times longer than usual is an evaluation, a hang or the end
+MAX_WAIT_STEPS = 1.5  # steps after which a chunk goes though it fits into no span
 
 
-class ChunkPacer(Protocol):
-    """How a rank's step goes, now; times on the clock of `time.perf_counter_ns`."""
+class CurrentStep(Protocol):
+    """Where a rank's training step stands now. Times are of `time.perf_counter_ns`."""
 
     @property
     def step_start_ns(self) -> int: ...
@@ -61,21 +61,21 @@ class Profiler:
         self.profile: IdleProfile | None = None
 
     def observe(self, rows: Columns) -> bool:
-        """Take in drained rows of `spans` or `steps`; true when they completed the profile."""
+        """Add recorded rows of `spans` or `steps`. True when they complete the profile."""
         if self.done or rows.record not in ("spans", "steps") or not rows.num_rows:
             return False
         with self._lock:
-            self._spans_of(rows) if rows.record == "spans" else self._steps_of(rows)
-            whole = self._whole()
-            if len(whole) < self._wanted + WARM_STEPS:
+            self._add_spans(rows) if rows.record == "spans" else self._add_steps(rows)
+            complete = self._complete_steps()
+            if len(complete) < self._wanted + WARM_STEPS:
                 return False
             self.done = True
-            self.profile = self._profile(whole[WARM_STEPS:])
+            self.profile = self._profile(complete[WARM_STEPS:])
             self._spans.clear()
             self._steps.clear()
         return True
 
-    def _spans_of(self, rows: Columns) -> None:
+    def _add_spans(self, rows: Columns) -> None:
         closed = rows.column("open").integers() == 0
         wanted = rows.column("category").equals("communication") & closed
         start = _ns(rows, "start")[wanted]
@@ -84,16 +84,16 @@ class Profiler:
         for step, begin, stop in zip(steps.tolist(), start.tolist(), end.tolist(), strict=True):
             self._spans.setdefault(step, []).append((begin, stop))
 
-    def _steps_of(self, rows: Columns) -> None:
+    def _add_steps(self, rows: Columns) -> None:
         start, took = _ns(rows, "start"), _ns(rows, "duration_ns")
         ranks, steps = rows.column("rank").integers(), rows.column("step").integers()
         for rank, step, begin, length in zip(ranks, steps, start, took, strict=True):
             self._steps.setdefault(int(step), {})[int(rank)] = (int(begin), int(begin + length))
 
-    def _whole(self) -> list[int]:
-        """Steps of which every rank here has reported the end, but for the newest: its spans may lag."""
+    def _complete_steps(self) -> list[int]:
+        """Steps whose end every rank here has reported, without the newest: its spans may come later."""
         ranks = set().union(*self._steps.values()) if self._steps else set()
-        return sorted(step for step, known in self._steps.items() if known.keys() == ranks)[:-1]
+        return sorted(step for step, times in self._steps.items() if times.keys() == ranks)[:-1]
 
     def _profile(self, steps: Sequence[int]) -> IdleProfile | None:
         clock = min(self._steps[steps[0]])
@@ -110,7 +110,7 @@ class Profiler:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What algorithm 2 says about a state of `bytes`; `every_steps` is from one replica to the next."""
+    """The schedule for a state of `bytes`. `every_steps` is from one replica to the next."""
 
     bytes: int
     chunks: int
@@ -123,10 +123,10 @@ class Plan:
 
 
 class Interleaver:
-    """Says when the next chunk may go. One sender at a time; `follow` and `learn` from any thread.
+    """Says when the next chunk may go. One sender at a time. Call `follow` and `learn` from any thread.
 
     Without ranks to follow, chunks go at once. Without a steady profile, a chunk waits a little for a moment
-    in which no collective is in flight.
+    without a collective.
     """
 
     def __init__(
@@ -137,43 +137,43 @@ class Interleaver:
         clock: Callable[[], int] = time.perf_counter_ns,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._part, self._clock, self._sleep = chunk_bytes, clock, sleep
+        self._chunk_bytes, self._clock, self._sleep = chunk_bytes, clock, sleep
         self._safety = safety
-        self._paces: tuple[ChunkPacer, ...] = ()
+        self._current_steps: tuple[CurrentStep, ...] = ()
         self._profile: IdleProfile | None = None
         self._rate: float | None = None  # bytes a second; None until a transfer has been timed
-        self._used: dict[int, float] = {}  # seconds of each idle span of this step that are taken
+        self._used: dict[int, float] = {}  # idle span -> seconds of it that are used in this step
         self._step_ns = 0
 
-    def follow(self, paces: Sequence[ChunkPacer]) -> None:
-        """The ranks of this node whose steps must not be disturbed; none: training stands still."""
-        self._paces = tuple(paces)
+    def follow(self, steps: Sequence[CurrentStep]) -> None:
+        """The current steps of this node's ranks, which must not be disturbed. None: nobody trains."""
+        self._current_steps = tuple(steps)
 
     def learn(self, profile: IdleProfile | None) -> None:
-        """Use this profile from now on where it is steady."""
+        """Use this profile from now on, if it is steady."""
         self._profile = profile if profile and profile.steady and profile.spans_s else None
 
-    def timed(self, size: int, seconds: float) -> None:
-        """A chunk of `size` bytes took so long to arrive."""
+    def record_transfer(self, size: int, seconds: float) -> None:
+        """Learn the network's rate: a chunk of `size` bytes arrived after `seconds`."""
         if size >= LEAST_CHUNK and seconds > 0:
             rate = size / seconds
-            known = rate if self._rate is None else self._rate
-            self._rate = known + (SLOWER if rate < known else FASTER) * (rate - known)
+            before = rate if self._rate is None else self._rate
+            self._rate = before + (SLOWER if rate < before else FASTER) * (rate - before)
 
     @property
     def network(self) -> Network:
         """What a transfer costs, as measured so far."""
-        rate = UNTIMED_BYTES_PER_S if self._rate is None else max(1.0, self._rate)
+        rate = ASSUMED_BYTES_PER_S if self._rate is None else max(1.0, self._rate)
         return Network(alpha_s=5e-5, beta_bytes_per_s=rate, safety=self._safety)
 
     def plan(self, profile: IdleProfile, size: int, replicas: int) -> Plan:
         """The schedule for a state of `size` bytes, as of now."""
         spans, network = profile.spans_s or (0.0,), self.network
         every = iterations_for(
-            spans, size, network=network, buffer_bytes=self._part, buffers=1, replicas=replicas
+            spans, size, network=network, buffer_bytes=self._chunk_bytes, buffers=1, replicas=replicas
         )
         chunks = chunk_schedule(
-            spans, size, network=network, buffer_bytes=self._part, buffers=1, replicas=replicas
+            spans, size, network=network, buffer_bytes=self._chunk_bytes, buffers=1, replicas=replicas
         )
         return Plan(
             bytes=size,
@@ -187,47 +187,47 @@ class Interleaver:
         )
 
     def chunks(self, total: int) -> Iterator[int]:
-        """Sizes that add up to `total`, each when it may go; 0 after every nap, so that the caller can look
-        around."""
+        """Sizes that add up to `total`, each when it may go. 0 after every pause, so that the caller can do
+        other work."""
         remain, waited_ns = total, 0
         while remain:
-            size = min(self._now(remain, waited_ns), remain)
+            size = min(self._allowed_bytes(remain, waited_ns), remain)
             if size:
                 remain, waited_ns = remain - size, 0
                 yield size
                 continue
             before = self._clock()
-            self._sleep(self._nap_s())
+            self._sleep(self._pause_s())
             waited_ns += self._clock() - before
             yield 0
 
-    def _nap_s(self) -> float:
-        """Until the next idle span begins, but not so long that one of a step that came early is missed."""
+    def _pause_s(self) -> float:
+        """The time until the next idle span, but short enough to see a step that starts early."""
         profile = self._profile
         if profile is None:
-            return NAP_S
-        started = max((pace.step_start_ns for pace in self._paces), default=0)
+            return PAUSE_S
+        started = max((step.step_start_ns for step in self._current_steps), default=0)
         offset = (self._clock() - started) / 1e9
         ahead = [start - offset for start in profile.starts_s if start > offset]
-        return max(SHORT_NAP_S, min([NAP_S, min(profile.spans_s) / 4, *ahead]))
+        return max(SHORT_PAUSE_S, min([PAUSE_S, min(profile.spans_s) / 4, *ahead]))
 
-    def _now(self, remain: int, waited_ns: int) -> int:
-        """How many bytes may go now; 0: none."""
-        part = min(self._part, remain)
-        paces, profile = self._paces, self._profile
-        started = max((pace.step_start_ns for pace in paces), default=0)
+    def _allowed_bytes(self, remain: int, waited_ns: int) -> int:
+        """How many bytes may go now. 0: none."""
+        part = min(self._chunk_bytes, remain)
+        steps, profile = self._current_steps, self._profile
+        started = max((step.step_start_ns for step in steps), default=0)
         if not started:
             return part
         if profile is None:
-            busy = waited_ns < PATIENCE_S * 1e9 and any(pace.communicating for pace in paces)
+            busy = waited_ns < QUIET_WAIT_S * 1e9 and any(step.communicating for step in steps)
             return 0 if busy else part
         offset = (self._clock() - started) / 1e9
-        if offset > LOST_RHYTHM * profile.step_s or waited_ns > IN_VAIN * profile.step_s * 1e9:
+        if offset > UNUSUAL_STEP_RATIO * profile.step_s or waited_ns > MAX_WAIT_STEPS * profile.step_s * 1e9:
             return part
-        return self._within(profile, part, started, offset)
+        return self._fitting_span(profile, part, started, offset)
 
-    def _within(self, profile: IdleProfile, part: int, started: int, offset: float) -> int:
-        """What still fits into the idle span that `offset` lies in."""
+    def _fitting_span(self, profile: IdleProfile, part: int, started: int, offset: float) -> int:
+        """How many bytes still fit into the idle span that `offset` lies in."""
         if started != self._step_ns:
             self._step_ns, self._used = started, {}
         for span, (begin, length) in enumerate(zip(profile.starts_s, profile.spans_s, strict=True)):

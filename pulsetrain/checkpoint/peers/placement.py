@@ -1,8 +1,8 @@
-"""Which machines hold whose checkpoint, and the exact chance that the loss of some of them loses nothing.
+"""Which machines hold whose checkpoint, and the exact probability that losing some of them loses nothing.
 
-Group placement makes disjoint groups of k machines that hold each other's checkpoints; it is the best there
-is where k divides their number. Mixed placement (Gemini, SOSP'23, algorithm 1) puts what is left over into
-one ring at the end. Machines are numbers from 0; a machine's own memory is always its first holder.
+Group placement makes disjoint groups of k machines that hold each other's checkpoints. It is optimal where k
+divides their number. Mixed placement (Gemini, SOSP'23, algorithm 1) puts the remaining machines into one ring
+at the end. Machines are numbers from 0. A machine's own memory is always its first holder.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def ring(machines: int, replicas: int) -> Holders:
 
 
 def mixed(machines: int, replicas: int) -> Holders:
-    """Groups of `replicas`; where they do not come out even, the last machines are a ring.
+    """Groups of `replicas`. Where that does not divide the machines, the last ones are a ring.
 
     >>> mixed(5, 2)
     ((0, 1), (1, 0), (2, 4), (3, 2), (4, 3))
@@ -54,16 +54,16 @@ def group(machines: int, replicas: int) -> Holders:
 
 
 STRATEGIES = {"ring": ring, "mixed": mixed, "group": group}
-ACROSS = "across"  # by rank, see `backups`; the others are by machine
+ACROSS = "across"  # places ranks, see `backups`; the others place machines
 
 
 def across_groups(tp: int, pp: int, dp: int) -> tuple[int, ...]:
-    """For each rank the rank that backs it up, outside each parallel group of its own.
+    """For each rank the rank that backs it up, outside all of its parallel groups.
 
-    Evicting a whole tensor-, pipeline- or data-parallel group then never takes a checkpoint and its replica
-    together: two ranks of one group agree in two of the three coordinates, a rank and its backup in at most
-    one. Ranks are numbered with tp fastest, then dp, then pp. Raises `UsageError` where fewer than two of the
-    sizes are above 1, for then no such rank exists.
+    So the eviction of a whole tensor-, pipeline- or data-parallel group never removes a checkpoint together
+    with its replica: two ranks of one group agree in two of the three coordinates, a rank and its backup in
+    at most one. Ranks are numbered with tp fastest, then dp, then pp. Raises `UsageError` where fewer than
+    two of the sizes are above 1, because then no such rank exists.
 
     >>> across_groups(2, 4, 2)[8:10]
     (2, 3)
@@ -84,8 +84,8 @@ def across_groups(tp: int, pp: int, dp: int) -> tuple[int, ...]:
 def backups(rank: int, home: Mapping[int, str], *, tp: int, pp: int, dp: int, copies: int) -> tuple[str, ...]:
     """The nodes that hold `rank`'s replicas when each is to survive the eviction of a whole parallel group.
 
-    `home` maps ranks to nodes. First the node of its partner across groups; where that is its own node, or
-    more `copies` are wanted, nodes that run no rank of any group of it, then any other.
+    `home` maps ranks to nodes. The first is the node of its partner across groups. Where that is its own
+    node, or more `copies` are wanted, nodes without a rank of any of its groups follow, then any other.
 
     >>> backups(8, {r: f"n{r}" for r in range(16)}, tp=2, pp=4, dp=2, copies=1)
     ('n2',)
@@ -100,36 +100,36 @@ def backups(rank: int, home: Mapping[int, str], *, tp: int, pp: int, dp: int, co
 
 
 def _share_group(a: int, b: int, *, tp: int, dp: int) -> bool:
-    """They agree in two of their three coordinates at least, so that one group has both."""
+    """One group has both: they agree in two of their three coordinates at least."""
     first, second = ((r % tp, r // tp % dp, r // (tp * dp)) for r in (a, b))
     return sum(x == y for x, y in zip(first, second, strict=True)) >= 2
 
 
 def storage_sets(holders: Holders) -> frozenset[frozenset[int]]:
-    """The sets of machines each of whose complete loss loses a checkpoint."""
+    """The sets of machines that hold one checkpoint each. The loss of a whole set loses it."""
     return frozenset(frozenset(h) for h in holders)
 
 
 def survives(holders: Holders, failed: frozenset[int]) -> bool:
-    """Every machine's checkpoint has a holder left."""
+    """Every machine's checkpoint still has a holder."""
     return not any(s <= failed for s in storage_sets(holders))
 
 
 def recovery_probability(holders: Holders, failures: int) -> Fraction:
-    """Exact probability that `failures` machines, any set as likely as another, lose no checkpoint.
+    """Exact probability that the loss of `failures` machines, all sets equally likely, loses no checkpoint.
 
-    Counts the surviving sets of each connected part of the placement by size and multiplies the polynomials,
-    so that a thousand machines take no longer than their largest part.
+    It counts the surviving sets of each connected part of the placement by size and multiplies the
+    polynomials. So a thousand machines take no longer than their largest part.
     """
     machines = len(holders)
     if not 0 <= failures <= machines:
         raise UsageError(f"failures = {failures}: allowed: 0 to {machines}")
-    ways, known = [1], {}
+    ways, by_shape = [1], {}
     for part in _parts(storage_sets(holders)):
         shape = _shape(part)
-        if shape not in known:
-            known[shape] = _surviving_by_size(part)
-        ways = _times(ways, known[shape])
+        if shape not in by_shape:
+            by_shape[shape] = _surviving_by_size(part)
+        ways = _times(ways, by_shape[shape])
     return Fraction(ways[failures] if failures < len(ways) else 0, comb(machines, failures))
 
 
@@ -145,7 +145,7 @@ def group_formula(machines: int, replicas: int, failures: int) -> Fraction:
 
 
 def gemini_bound(machines: int, replicas: int, failures: int) -> Fraction:
-    """The paper's corollary 1: exact below twice `replicas` failures, a lower bound from there on."""
+    """Gemini's corollary 1: exact below twice `replicas` failures, a lower bound from there on."""
     if failures < replicas:
         return Fraction(1)
     lost = Fraction(machines, replicas) * comb(machines - replicas, failures - replicas)
@@ -153,13 +153,13 @@ def gemini_bound(machines: int, replicas: int, failures: int) -> Fraction:
 
 
 def by_enumeration(holders: Holders, failures: int) -> Fraction:
-    """The same probability by looking at every set; for small numbers and for checking."""
+    """The same probability by enumeration of all sets, for small numbers and for tests."""
     sets = [frozenset(s) for s in combinations(range(len(holders)), failures)]
     return Fraction(sum(survives(holders, s) for s in sets), len(sets))
 
 
 def peers_of(node: str, nodes: Sequence[str], replicas: int, strategy: str) -> tuple[str, ...]:
-    """The nodes that hold `node`'s replicas, nearest first; fewer where there are not enough nodes."""
+    """The nodes that hold `node`'s replicas, nearest first. Fewer where there are not enough nodes."""
     count = min(replicas, len(nodes))
     if node not in nodes or count < 2:
         return ()
@@ -180,7 +180,7 @@ def _ring(members: Sequence[int], replicas: int) -> Holders:
 
 
 def _parts(sets: frozenset[frozenset[int]]) -> list[list[frozenset[int]]]:
-    """Sets that share machines, directly or through others, together."""
+    """Groups of sets that share machines, directly or through other sets."""
     parts: list[tuple[set[int], list[frozenset[int]]]] = []
     for new in sorted(sets, key=sorted):
         touching = [p for p in parts if p[0] & new]
@@ -191,7 +191,7 @@ def _parts(sets: frozenset[frozenset[int]]) -> list[list[frozenset[int]]]:
 
 
 def _shape(part: Sequence[frozenset[int]]) -> frozenset[frozenset[int]]:
-    """The part with its machines renumbered from 0, so that equal groups are counted once."""
+    """The part with its machines renumbered from 0, so that parts of equal shape are counted once."""
     number: Mapping[int, int] = {m: i for i, m in enumerate(sorted(frozenset().union(*part)))}
     return frozenset(frozenset(number[m] for m in s) for s in part)
 
@@ -199,8 +199,8 @@ def _shape(part: Sequence[frozenset[int]]) -> frozenset[frozenset[int]]:
 def _surviving_by_size(part: Sequence[frozenset[int]]) -> list[int]:
     """How many sets of 0, 1, 2, ... machines of this part contain none of its storage sets.
 
-    A walk over the machines that remembers, of those passed, only what some unfinished storage set still asks
-    for; rings and groups keep that memory small.
+    It walks over the machines and remembers only which storage sets could still fail as a whole. In rings and
+    groups these are few.
     """
     machines = sorted(frozenset().union(*part))
     last = {s: max(s) for s in part}

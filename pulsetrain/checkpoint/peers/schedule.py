@@ -1,4 +1,4 @@
-"""When to send replicas so that training traffic does not notice: in the idle spans between its collectives.
+"""When to send replicas without disturbing training: in the idle spans between its collectives.
 
 The chunk schedule is Gemini's (SOSP'23, algorithm 2). A chunk of s bytes takes `alpha_s` + s /
 `beta_bytes_per_s`.
@@ -19,7 +19,7 @@ MOST_ITERATIONS = 1000
 
 @dataclass(frozen=True, kw_only=True)
 class Network:
-    """What a transfer costs, and how much of an idle span may be used (`safety`, 0 to 1)."""
+    """What a transfer costs, and which share of an idle span may be used (`safety`, 0 to 1)."""
 
     alpha_s: float
     beta_bytes_per_s: float
@@ -50,14 +50,13 @@ def chunk_schedule(
 ) -> tuple[Chunk, ...]:
     """Where each byte of the `replicas - 1` remote copies goes.
 
-    `buffer_bytes` is the memory set aside, in `buffers` equal parts (two or more, so that one is received
-    while another is drained); no chunk is larger than a part. What fits into no span goes into the last
-    one, which takes longer then: see `overflow_s`. Raises `UsageError` for no span, or a part of less than
-    a byte.
+    `buffer_bytes` is the memory for chunks, in `buffers` equal parts. With two or more, one is received while
+    another is drained. No chunk is larger than a part. What fits into no span goes into the last one, which
+    then takes longer: see `overflow_s`. Raises `UsageError` for no span, or a part of less than a byte.
 
     >>> net = Network(alpha_s=0.0, beta_bytes_per_s=128.0, safety=0.5)
-    >>> found = chunk_schedule([1.0, 4.0], 152, network=net, buffer_bytes=96, buffers=2, replicas=2)
-    >>> [c.bytes for c in found]
+    >>> chunks = chunk_schedule([1.0, 4.0], 152, network=net, buffer_bytes=96, buffers=2, replicas=2)
+    >>> [c.bytes for c in chunks]
     [48, 16, 48, 40]
     """
     part = buffer_bytes // buffers if buffers else 0
@@ -82,23 +81,24 @@ def chunk_schedule(
 
 
 def overflow_s(chunks: Iterable[Chunk], spans_s: Sequence[float], network: Network) -> float:
-    """How much longer than its idle time the last span is busy: what an iteration with a checkpoint is
-    stretched."""
+    """How much longer than its idle time the last span is busy: so much longer an iteration takes."""
     last = len(spans_s) - 1
     busy = sum(network.seconds(c.bytes) for c in chunks if c.span == last)
     return max(0.0, busy - network.safety * spans_s[last])
 
 
 def steps_between(overflow: float, step_s: float, *, limit: float = 0.01) -> int:
-    """Checkpoint every so many steps, so that overflow adds at most `limit` (a ratio) to training time."""
+    """Steps from one checkpoint to the next so that overflow adds at most `limit` (a ratio) to training."""
     return max(1, math.ceil(overflow / (limit * step_s)))
 
 
 def iterations_for(
     spans_s: Sequence[float], size: int, *, network: Network, buffer_bytes: int, buffers: int, replicas: int
 ) -> int:
-    """Over how many iterations the chunks are laid so that none is stretched: the steps from one replica to
-    the next. At most `MOST_ITERATIONS`; so many where idle time is too short for any chunk.
+    """Over how many iterations the chunks must be spread so that none takes longer.
+
+    These are the steps from one replica to the next. At most `MOST_ITERATIONS`, also where idle time is too
+    short for any chunk.
 
     >>> net = Network(alpha_s=0.0, beta_bytes_per_s=100.0, safety=0.5)
     >>> iterations_for([1.0, 1.0], 250, network=net, buffer_bytes=80, buffers=2, replicas=2)
@@ -122,28 +122,29 @@ def iterations_for(
 
 @dataclass(frozen=True, kw_only=True)
 class IdleProfile:
-    """Idle time between collectives, in order; where in the iteration each begins; the iteration's length:
-    all medians; and the largest spread among the spans (robust standard deviation over median), which one
-    iteration with a hiccup does not make."""
+    """When the network is idle in an iteration. Times are medians over iterations."""
 
     spans_s: tuple[float, ...]
+    """Idle times between collectives, in order."""
     starts_s: tuple[float, ...]
+    """Where in the iteration each begins."""
     step_s: float
+    """The iteration's length."""
     spread: float
+    """The largest robust standard deviation over the median, among the spans. One outlier changes little."""
 
     @property
     def steady(self) -> bool:
-        """Regular enough to schedule by. Gemini saw a spread below 0.1; a fifth is what the margin of a span
-        that is left free covers."""
+        """Regular enough to schedule by. Gemini saw below 0.1. The free margin of a span covers 0.2."""
         return self.spread < 0.2
 
 
 def profile_idle(
     iterations: Sequence[Sequence[tuple[int, int]]], *, least_s: float = 0.0
 ) -> IdleProfile | None:
-    """From (start, end) ns of every collective of some iterations that did not save.
+    """The idle profile of iterations that did not save, from (start, end) in ns of all their collectives.
 
-    Overlapping collectives count as one, and those less than `least_s` apart. Iterations with another number
+    Collectives that overlap, or are less than `least_s` apart, count as one. Iterations with another number
     of gaps than most are left out (an evaluation, a recompilation). None where fewer than two are left.
     """
     gaps = [_gaps(spans, least_s) for spans in iterations]
@@ -175,8 +176,7 @@ def fitting(part: int, left: float, network: Network) -> int:
 
 
 def _gaps(spans: Sequence[tuple[int, int]], least_s: float) -> list[tuple[float, float]]:
-    """(start, length) of the times between the end of what has run so far and the next start, in seconds
-    from the first start."""
+    """(start, length) of the times when nothing runs, in seconds from the first start."""
     out: list[tuple[float, float]] = []
     ordered = sorted(spans)
     first = end = ordered[0][0] if ordered else 0

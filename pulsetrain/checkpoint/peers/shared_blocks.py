@@ -1,4 +1,4 @@
-"""Parts of a replica that are not its own memory: they stand in the arenas of this node's ranks."""
+"""Blocks of a replica that this node does not copy: they stay in the arenas of its own ranks."""
 
 from __future__ import annotations
 
@@ -11,21 +11,26 @@ from pulsetrain.checkpoint.memory.blocks import Span
 from pulsetrain.checkpoint.memory.slots import SlotInfo
 
 
-class Loan:
-    """What one replica borrows. It holds until a rank needs the slot for want of another: `intact`."""
+class SharedBlocks:
+    """The blocks that one replica shares with ranks of this node.
+
+    They can be read until such a rank overwrites a slot because it has no other: see `intact`.
+    """
 
     def __init__(self, parts: Sequence[tuple[ArenaReader, SlotInfo, Sequence[Span]]]) -> None:
-        """Each part's slot was lent before."""
+        """The slot of each part was lent before, by `ArenaReader.lend`."""
         self._parts = parts
 
     @property
     def intact(self) -> bool:
-        """No rank has begun to write over it."""
+        """No rank has begun to overwrite any of them."""
         return all(arena.still(info) for arena, info, _ in self._parts)
 
     def copy_into(self, target: memoryview) -> bool:
-        """Copy each part to its place; false where a rank wrote over one meanwhile. Gives up the GIL, unlike
-        a copy between memoryviews."""
+        """Copy each block to its offset in `target`. False where a rank overwrote one meanwhile.
+
+        Releases the GIL, unlike a copy between memoryviews.
+        """
         into = np.frombuffer(target, dtype=np.uint8)
         for arena, info, spans in self._parts:
             source = np.frombuffer(arena.view(info), dtype=np.uint8)
@@ -33,7 +38,7 @@ class Loan:
                 np.copyto(into[at : at + size], source[at : at + size])
         return self.intact
 
-    def end(self) -> None:
-        """Give the slots back; once."""
+    def release(self) -> None:
+        """Stop sharing: the ranks may overwrite the slots as usual. Call it once."""
         for arena, info, _ in self._parts:
-            arena.end_loan(info)
+            arena.end_lending(info)

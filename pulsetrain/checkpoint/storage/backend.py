@@ -1,7 +1,7 @@
-"""Where checkpoints rest for good: a local folder, or anything that fsspec knows.
+"""Where checkpoints are persisted: a local folder, or anything that fsspec knows.
 
-A file appears whole or not at all: on a file system through a temporary name, fsync and rename, on an object
-store because a put is atomic there.
+A file appears whole or not at all. A local file is written under a temporary name, synced and renamed. On an
+object store a put is atomic.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import IO, Protocol
 
 import fsspec
 
@@ -25,23 +25,26 @@ class Storage(Protocol):
     """Files below one root, named by paths with slashes. Every call raises `OSError` when it fails."""
 
     def put(self, path: str, chunks: Iterable[memoryview | bytes]) -> int:
-        """Write a whole file durably; its size in bytes."""
+        """Write a whole file durably. Returns its size in bytes."""
 
     def read(self, path: str, offset: int = 0, size: int = -1) -> bytes:
-        """A range of a file, by default all of it; `FileNotFoundError` where there is none."""
+        """A range of a file, by default all of it. Raises `FileNotFoundError` where there is none."""
 
     def read_into(self, path: str, offset: int, target: memoryview) -> None:
         """Fill `target` from a file. Raises `OSError` where the file is shorter."""
 
     def list(self, folder: str) -> list[str]:
-        """Names of files and folders directly in `folder`, sorted; empty where there is none."""
+        """Names of files and folders directly in `folder`, sorted. Empty where there is no such folder."""
 
     def remove(self, path: str) -> None:
-        """Remove a file or a folder with all in it; nothing where there is none."""
+        """Remove a file, or a folder with all in it. No error where there is none."""
 
 
 def open_storage(url: str) -> Storage:
-    """The storage of a path, a file:// URL, or an fsspec URL (s3://, gs://, hdfs://, memory://)."""
+    """The storage of a path, a file:// URL, or an fsspec URL (s3://, gs://, hdfs://, memory://).
+
+    Raises `UsageError` for a URL that fsspec cannot open.
+    """
     if "://" not in url:
         return LocalStorage(Path(url).expanduser())
     scheme, rest = url.split("://", 1)
@@ -108,10 +111,9 @@ class LocalStorage:
 
 
 class FsspecStorage:
-    """Any file system that fsspec knows; one put for each file."""
+    """Any file system that fsspec knows, with one put for each file."""
 
     def __init__(self, url: str) -> None:
-        self._fs: Any
         self._fs, self._root = fsspec.core.url_to_fs(url)
 
     def put(self, path: str, chunks: Iterable[memoryview | bytes]) -> int:
@@ -138,10 +140,10 @@ class FsspecStorage:
     def list(self, folder: str) -> list[str]:
         self._fs.invalidate_cache()
         try:
-            found = self._fs.ls(self._path(folder), detail=False)
+            paths = self._fs.ls(self._path(folder), detail=False)
         except FileNotFoundError:
             return []
-        return sorted(str(name).rstrip("/").rsplit("/", 1)[-1] for name in found)
+        return sorted(str(name).rstrip("/").rsplit("/", 1)[-1] for name in paths)
 
     def remove(self, path: str) -> None:
         if self._fs.exists(self._path(path)):
@@ -151,8 +153,8 @@ class FsspecStorage:
         return f"{self._root.rstrip('/')}/{path}" if path else str(self._root)
 
 
-class Paced:
-    """Chunks at no more than `bytes_per_s` on average; 0: as fast as they go."""
+class RateLimit:
+    """Passes chunks on at no more than `bytes_per_s` on average. 0: as fast as possible."""
 
     def __init__(
         self,
@@ -166,7 +168,7 @@ class Paced:
         self._due = clock()
 
     def __call__(self, data: memoryview) -> Iterable[memoryview]:
-        """The same bytes in pieces, each when it is due."""
+        """The same bytes in pieces, each when it may go."""
         for start in range(0, len(data), self._chunk):
             piece = data[start : start + self._chunk]
             if self._rate:
@@ -177,7 +179,7 @@ class Paced:
             yield piece
 
 
-def _write(file: Any, chunk: memoryview | bytes) -> int:
+def _write(file: IO[bytes], chunk: memoryview | bytes) -> int:
     view, done = memoryview(chunk), 0
     while done < len(view):
         done += file.write(view[done:])

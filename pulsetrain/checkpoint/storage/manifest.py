@@ -1,31 +1,57 @@
-"""A committed checkpoint: which bytes of which files make up each rank's state. The manifest is written last.
+"""A committed checkpoint: which bytes of which files make up each rank's state.
 
-A step's folder holds, for each rank, a table (what its bytes are, by content hash), a pack (the bytes that
-this rank was the one to write) and a receipt (where each hash is). The manifest joins them; a step without
-a whole manifest does not exist. Packs may be those of an earlier step: content that did not change is
-stored once.
+A step's folder holds three files for each rank: a table (what its bytes are, by content hash), a pack (the
+bytes that this rank wrote) and a receipt (where each content hash is). The manifest joins them and is written
+last. A step without a whole manifest does not exist. A manifest may refer to packs of an earlier step:
+content that did not change is stored once.
 """
 
 from __future__ import annotations
 
+import builtins
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TypedDict
 
 import xxhash
 
 from pulsetrain.checkpoint.memory.layout import Layout, decode
 from pulsetrain.checkpoint.storage.backend import Storage
-from pulsetrain.core.errors import CheckpointError, CorruptData, Unavailable
+from pulsetrain.core.errors import CorruptData, Unavailable
 
 FORMAT = 1
 MANIFEST = "manifest.json"
 
+BlobJson = tuple[str, int, int]
+"""File, offset and bytes of a blob, as files have it (a JSON array)."""
+
+
+class TableJson(TypedDict):
+    """A table as files have it. `sizes` are those of layout, values and payload."""
+
+    rank: int
+    sizes: tuple[int, int, int]
+    segments: list[tuple[int, int, str]]
+
+
+class ManifestJson(TypedDict):
+    """The body of a manifest file."""
+
+    format: int
+    job: str
+    step: int
+    attempt: int
+    world: int
+    created_ns: int
+    written_bytes: int
+    ranks: list[TableJson]
+    blobs: dict[str, BlobJson]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Segment:
-    """A stretch of a rank's bytes, known by the xxh3-128 of its content."""
+    """A part of a rank's bytes, identified by the xxh3-128 of its content."""
 
     offset: int
     bytes: int
@@ -34,11 +60,21 @@ class Segment:
 
 @dataclass(frozen=True, kw_only=True)
 class Blob:
-    """Where some content is stored; `file` is relative to the job's folder."""
+    """Where some content is stored. `file` is relative to the job's folder."""
 
     file: str
     offset: int
     bytes: int
+
+    def as_json(self) -> BlobJson:
+        """As files have it."""
+        return self.file, self.offset, self.bytes
+
+    @classmethod
+    def parse(cls, raw: BlobJson) -> Blob:
+        """What `as_json` gave."""
+        file, offset, size = raw
+        return cls(file=file, offset=offset, bytes=size)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,13 +92,21 @@ class Table:
         """Bytes of content, before deduplication."""
         return sum(s.bytes for s in self.segments)
 
-    def as_json(self) -> dict[str, Any]:
-        segments = [[s.offset, s.bytes, s.hash] for s in self.segments]
-        sizes = [self.layout_bytes, self.values_bytes, self.payload_bytes]
-        return {"rank": self.rank, "sizes": sizes, "segments": segments}
+    def as_json(self) -> TableJson:
+        """As files have it."""
+        return TableJson(
+            rank=self.rank,
+            sizes=(self.layout_bytes, self.values_bytes, self.payload_bytes),
+            segments=[(s.offset, s.bytes, s.hash) for s in self.segments],
+        )
+
+    def encode(self) -> builtins.bytes:
+        """As JSON."""
+        return json.dumps(self.as_json()).encode()
 
     @classmethod
-    def parse(cls, raw: Mapping[str, Any]) -> Table:
+    def parse(cls, raw: TableJson) -> Table:
+        """What `as_json` gave."""
         layout, values, payload = raw["sizes"]
         return cls(
             rank=raw["rank"],
@@ -75,7 +119,7 @@ class Table:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """All ranks of one step. `written_bytes` were stored for it; the rest was there already or is shared."""
+    """All ranks of one step. `written_bytes` were stored for it. The rest was there already or is shared."""
 
     job: str
     step: int
@@ -88,12 +132,12 @@ class Manifest:
 
     @property
     def logical_bytes(self) -> int:
-        """What the ranks hold together."""
+        """Bytes of all ranks together, before deduplication."""
         return sum(t.bytes for t in self.tables.values())
 
     @property
     def unique_bytes(self) -> int:
-        """What of it differs."""
+        """Bytes of distinct content."""
         return sum(b.bytes for b in self.blobs.values())
 
     @property
@@ -103,28 +147,28 @@ class Manifest:
 
     def encode(self) -> bytes:
         """JSON with a checksum over itself."""
-        body = {
-            "format": FORMAT,
-            "job": self.job,
-            "step": self.step,
-            "attempt": self.attempt,
-            "world": self.world,
-            "created_ns": self.created_ns,
-            "written_bytes": self.written_bytes,
-            "ranks": [t.as_json() for _, t in sorted(self.tables.items())],
-            "blobs": {h: [b.file, b.offset, b.bytes] for h, b in sorted(self.blobs.items())},
-        }
+        body = ManifestJson(
+            format=FORMAT,
+            job=self.job,
+            step=self.step,
+            attempt=self.attempt,
+            world=self.world,
+            created_ns=self.created_ns,
+            written_bytes=self.written_bytes,
+            ranks=[table.as_json() for _, table in sorted(self.tables.items())],
+            blobs={content: blob.as_json() for content, blob in sorted(self.blobs.items())},
+        )
         text = json.dumps(body, separators=(",", ":"))
         return json.dumps({"checksum": xxhash.xxh3_128_hexdigest(text.encode()), "body": text}).encode()
 
 
 def parse_manifest(data: bytes) -> Manifest:
-    """Raises `CorruptData` for anything but a whole manifest of this format."""
+    """The manifest in a file. Raises `CorruptData` for anything but a whole manifest of this format."""
     try:
         outer = json.loads(data)
         if xxhash.xxh3_128_hexdigest(outer["body"].encode()) != outer["checksum"]:
             raise CorruptData("checkpoint manifest: checksum does not match")
-        raw = json.loads(outer["body"])
+        raw: ManifestJson = json.loads(outer["body"])
         if raw["format"] != FORMAT:
             raise CorruptData(f"checkpoint manifest of format {raw['format']}; this reads {FORMAT}")
         return Manifest(
@@ -135,19 +179,19 @@ def parse_manifest(data: bytes) -> Manifest:
             created_ns=raw["created_ns"],
             written_bytes=raw["written_bytes"],
             tables={row["rank"]: Table.parse(row) for row in raw["ranks"]},
-            blobs={h: Blob(file=f, offset=o, bytes=b) for h, (f, o, b) in raw["blobs"].items()},
+            blobs={content: Blob.parse(row) for content, row in raw["blobs"].items()},
         )
     except (ValueError, KeyError, TypeError) as error:
         raise CorruptData(f"checkpoint manifest cannot be read: {error!r}") from error
 
 
 def folder_of(step: int) -> str:
-    """Name of a step's folder; names sort as steps do."""
+    """The name of a step's folder. Names sort as steps do."""
     return f"step-{step:012d}"
 
 
 def step_of(folder: str) -> int | None:
-    """The step of a folder's name; None for another name."""
+    """The step of a folder's name. None for another name."""
     digits = folder.removeprefix("step-")
     return int(digits) if digits != folder and digits.isdigit() else None
 
@@ -168,25 +212,25 @@ class Checkpoints:
         return [s for name in self.storage.list(self.job) if (s := step_of(name)) is not None]
 
     def manifest(self, step: int) -> Manifest | None:
-        """The step's manifest; None where the step is not committed. Raises `CorruptData`."""
+        """The step's manifest. None where the step is not committed. Raises `CorruptData`."""
         try:
             return parse_manifest(self.storage.read(self.path(f"{folder_of(step)}/{MANIFEST}")))
         except FileNotFoundError:
             return None
 
     def committed(self, *, newest: int = 0) -> list[Manifest]:
-        """Whole manifests, newest step first; `newest` limits how many. A damaged one does not count."""
-        found: list[Manifest] = []
+        """Whole manifests, newest step first. `newest` limits how many. A damaged one does not count."""
+        manifests: list[Manifest] = []
         for step in reversed(self.steps()):
             try:
                 manifest = self.manifest(step)
             except CorruptData:
                 continue
             if manifest is not None:
-                found.append(manifest)
-                if len(found) == newest:
+                manifests.append(manifest)
+                if len(manifests) == newest:
                     break
-        return found
+        return manifests
 
     def lost_files(self, manifest: Manifest) -> list[str]:
         """Packs that the manifest needs and the storage does not have."""
@@ -198,23 +242,12 @@ class Checkpoints:
         """Those of `manifests` whose step is still committed."""
         return [m for m in manifests if MANIFEST in self.storage.list(self.path(folder_of(m.step)))]
 
-    def read_rank(self, manifest: Manifest, rank: int, target: memoryview) -> int:
-        """Fill `target` (as large as the rank's slot) and check each segment; bytes read from storage.
+    def read_segment(self, manifest: Manifest, segment: Segment, target: memoryview) -> int:
+        """Fill `target` with one segment, check it, and return the bytes read.
 
         Raises `CorruptData` for content that is gone or does not have its hash, `Unavailable` for a storage
-        that refuses, `CheckpointError` for a rank that is not there.
+        that refuses.
         """
-        if rank not in manifest.tables:
-            raise CheckpointError(f"step {manifest.step} has no rank {rank}; its world is {manifest.world}")
-        read = 0
-        for segment in manifest.tables[rank].segments:
-            read += self.read_segment(
-                manifest, segment, target[segment.offset : segment.offset + segment.bytes]
-            )
-        return read
-
-    def read_segment(self, manifest: Manifest, segment: Segment, target: memoryview) -> int:
-        """Fill `target` with one segment and check it; bytes read. Raises `CorruptData`, `Unavailable`."""
         blob = manifest.blobs.get(segment.hash)
         if blob is None:
             raise CorruptData(f"step {manifest.step}: content {segment.hash} is nowhere")
@@ -229,14 +262,14 @@ class Checkpoints:
         return segment.bytes
 
     def layout(self, manifest: Manifest, rank: int) -> tuple[Layout, bytes]:
-        """A rank's layout, and the JSON of its values. Raises as `read_rank` does."""
+        """A rank's layout, and the JSON of its values. Raises as `read_segment` does."""
         table = manifest.tables[rank]
         head = bytearray(table.segments[0].bytes)
         self.read_segment(manifest, table.segments[0], memoryview(head))
         return decode(bytes(head[: table.layout_bytes])), bytes(head[table.layout_bytes :])
 
     def verify(self, manifest: Manifest) -> list[str]:
-        """What is wrong with the stored bytes, one line each; empty: all is there and has its hash."""
+        """What is wrong with the stored bytes, one line each. Empty: all is there and has its hash."""
         wrong = [f"rank {r} is missing" for r in range(manifest.world) if r not in manifest.tables]
         segments = {s.hash: s for t in manifest.tables.values() for s in t.segments}
         for segment in segments.values():
@@ -247,10 +280,10 @@ class Checkpoints:
         return wrong
 
     def retain(self, *, last: int, every: int) -> list[int]:
-        """Remove what neither `last` nor `every` keeps, and abandoned steps older than the newest; steps
-        removed.
+        """Remove steps that neither `last` nor `every` keeps, and return them.
 
-        A pack that a kept manifest refers to stays.
+        Steps without a manifest go too where they are older than the newest step. A pack that a kept manifest
+        refers to stays.
         """
         manifests = self.committed()
         keep = [m for i, m in enumerate(manifests) if i < last or (every and m.step % every == 0)]

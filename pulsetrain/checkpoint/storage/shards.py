@@ -1,7 +1,7 @@
 """Reading each distinct stored shard once, however many nodes need it.
 
-The content that ranks of several nodes share (data-parallel replicas have most in common) is divided among
-those nodes evenly: each reads its part from storage and gives it to the others when they ask.
+Ranks of several nodes share content: data-parallel replicas have most of it in common. The shared content is
+divided evenly among those nodes. Each reads its part from storage and sends it to the others on request.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ READ_TIMEOUT_S = 120.0
 
 
 def readers(tables: Iterable[Table], home: Mapping[int, str]) -> dict[str, str]:
-    """For each content hash the node that reads it: of those that need it, the one with least to read so far.
+    """The node that reads each content hash: of those that need it, the one with least to read so far.
 
-    `home` maps ranks to nodes; every node computes the same.
+    `home` maps ranks to nodes. Every node computes the same.
     """
     needed: dict[str, set[str]] = {}
     size: dict[str, int] = {}
@@ -41,30 +41,31 @@ def readers(tables: Iterable[Table], home: Mapping[int, str]) -> dict[str, str]:
 
 @dataclass
 class Reads:
-    """Bytes of one rank's restore by where they came from."""
+    """Bytes of one rank's restore, by where they came from."""
 
     storage: int = 0
     peers: int = 0
     here: int = 0
+    """Content that another rank of this node had read."""
 
 
 class Shards:
     """Content of one step that this node has read, for its own ranks and for peers. Thread-safe.
 
-    Whoever asks first reads; the others wait for that read.
+    The first to ask reads it. The others wait for that read.
     """
 
     def __init__(self, checkpoints: Checkpoints | None) -> None:
         self._checkpoints = checkpoints
         self._changed = Condition()
-        self._known: dict[tuple[int, str], memoryview | None] = {}  # None: being read
+        self._contents: dict[tuple[int, str], memoryview | None] = {}  # None: being read
         self._manifests: dict[int, Manifest] = {}
         self.bytes_read = 0
 
     def clear(self) -> None:
         """Forget everything: another attempt begins."""
         with self._changed:
-            self._known.clear()
+            self._contents.clear()
             self._manifests.clear()
 
     def get(self, step: int, content: str) -> memoryview:
@@ -72,49 +73,51 @@ class Shards:
         manifest = self._manifest(step)
         blob = manifest.blobs.get(content)
         if blob is None:
-            raise CheckpointError(f"step {step}: content {content} is nowhere")
-        known = self._claim(step, content)
-        if known is not None:
-            return known
+            raise CheckpointError(f"step {step}: content {content} is not stored")
+        data = self._claim(step, content)
+        if data is not None:
+            return data
         target = memoryview(bytearray(blob.bytes))
         self._read(manifest, Segment(offset=0, bytes=blob.bytes, hash=content), target)
         return target
 
     def fill(self, manifest: Manifest, segment: Segment, target: memoryview) -> int:
-        """The same into `target`, which stays as it is from then on; bytes that storage was asked for."""
+        """Copy the content into `target`, which must not change afterwards. Returns the bytes read."""
         with self._changed:
             self._manifests.setdefault(manifest.step, manifest)
-        known = self._claim(manifest.step, segment.hash)
-        if known is None:
+        data = self._claim(manifest.step, segment.hash)
+        if data is None:
             self._read(manifest, segment, target)
             return segment.bytes
-        target[:] = known
+        target[:] = data
         if xxhash.xxh3_128_hexdigest(target) == segment.hash:
             return 0
         assert self._checkpoints is not None, "a manifest came from somewhere"
-        return self._checkpoints.read_segment(manifest, segment, target)  # it was written over meanwhile
+        return self._checkpoints.read_segment(
+            manifest, segment, target
+        )  # its memory was overwritten meanwhile
 
     def offer(self, step: int, content: str, data: memoryview) -> None:
-        """Content that came from a peer: the node's other ranks need not fetch it again."""
+        """Keep content that a peer sent, so that the node's other ranks need not fetch it again."""
         with self._changed:
-            self._known[step, content] = data
+            self._contents[step, content] = data
             self._changed.notify_all()
 
     def here(self, step: int, content: str) -> memoryview | None:
-        """The content where it is in memory already."""
+        """The content, if it is in memory already."""
         with self._changed:
-            return self._known.get((step, content))
+            return self._contents.get((step, content))
 
     def _claim(self, step: int, content: str) -> memoryview | None:
-        """The content; None where it is the caller's to read, and nobody else's from now on."""
+        """The content. None: the caller has to read it, and nobody else will."""
         with self._changed:
-            while (step, content) in self._known:
-                known = self._known[step, content]
-                if known is not None:
-                    return known
+            while (step, content) in self._contents:
+                data = self._contents[step, content]
+                if data is not None:
+                    return data
                 if not self._changed.wait(READ_TIMEOUT_S):
                     raise CheckpointError(f"content {content} is not read after {READ_TIMEOUT_S:g} s")
-            self._known[step, content] = None
+            self._contents[step, content] = None
             return None
 
     def _read(self, manifest: Manifest, segment: Segment, target: memoryview) -> None:
@@ -123,7 +126,7 @@ class Shards:
             read = self._checkpoints.read_segment(manifest, segment, target)
         except BaseException:
             with self._changed:
-                self._known.pop((manifest.step, segment.hash), None)
+                self._contents.pop((manifest.step, segment.hash), None)
                 self._changed.notify_all()
             raise
         with self._changed:
@@ -132,11 +135,11 @@ class Shards:
 
     def _manifest(self, step: int) -> Manifest:
         with self._changed:
-            known = self._manifests.get(step)
-        if known is None:
-            known = self._checkpoints.manifest(step) if self._checkpoints else None
-            if known is None:
+            manifest = self._manifests.get(step)
+        if manifest is None:
+            manifest = self._checkpoints.manifest(step) if self._checkpoints else None
+            if manifest is None:
                 raise CheckpointError(f"step {step} is not in storage")
             with self._changed:
-                self._manifests[step] = known
-        return known
+                self._manifests[step] = manifest
+        return manifest

@@ -1,8 +1,7 @@
-"""Reading any part of any tensor of a committed checkpoint, however it was sharded when it was saved. No
-torch.
+"""Reads any part of any tensor of a committed checkpoint, however it was sharded when it was saved.
 
-A tensor is known by its global name; its shards are boxes in it. A part is put together from the boxes that
-overlap it, one box in memory at a time, so that nobody ever holds the whole model.
+A tensor is identified by its global name. Its shards are boxes in it. A part is assembled from the boxes that
+overlap it, one box in memory at a time, so that no process holds the whole model. Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -26,8 +25,7 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class Box:
-    """One stored shard: `size` elements from `start`, of `itemsize` bytes each; `segment` is None where it
-    is empty."""
+    """One stored shard: `size` elements from `start`, of `itemsize` bytes each. Empty: `segment` is None."""
 
     start: Shape
     size: Shape
@@ -37,7 +35,7 @@ class Box:
 
 @dataclass(frozen=True, kw_only=True)
 class Stored:
-    """One tensor of the checkpoint, over all ranks; replicas of a box are counted once."""
+    """One tensor of the checkpoint, over all ranks. Replicas of a box are counted once."""
 
     name: str
     dtype: str
@@ -59,10 +57,10 @@ class TensorIndex:
         self._cache: OrderedDict[str, bytes] = OrderedDict()
         self._cached_boxes = cached_boxes
         self.bytes_read = 0
-        self._rehearsed: dict[str, Segment] | None = None
+        self._wanted: dict[str, Segment] | None = None  # while reads are only planned
         self._given: dict[str, bytes] = {}
         self.layouts: dict[int, tuple[Layout, bytes]] = {}
-        found: dict[str, dict[tuple[Shape, Shape], Box]] = {}
+        boxes_by_name: dict[str, dict[tuple[Shape, Shape], Box]] = {}
         kinds: dict[str, tuple[str, Shape]] = {}
         for rank, table in sorted(manifest.tables.items()):
             self.layouts[rank] = checkpoints.layout(manifest, rank)
@@ -81,16 +79,16 @@ class TensorIndex:
                     itemsize=element_bytes(entry),
                     segment=segments[entry.offset] if entry.bytes else None,
                 )
-                found.setdefault(entry.name, {}).setdefault((start, size), box)
+                boxes_by_name.setdefault(entry.name, {}).setdefault((start, size), box)
         self.tensors: Mapping[str, Stored] = {
             name: Stored(name=name, dtype=kinds[name][0], shape=kinds[name][1], boxes=tuple(boxes.values()))
-            for name, boxes in found.items()
+            for name, boxes in boxes_by_name.items()
         }
 
     def read(self, name: str, start: Shape = (), size: Shape | None = None) -> bytes:
-        """The raw elements of a part, by default of the whole tensor, in row-major order.
+        """The raw elements of a part in row-major order, by default of the whole tensor.
 
-        Raises `CheckpointError` for a name that is not there or a part that the shards do not cover.
+        Raises `CheckpointError` for an unknown name, or a part that the shards do not cover.
         """
         stored = self.tensors.get(name)
         if stored is None:
@@ -123,38 +121,38 @@ class TensorIndex:
         return out.tobytes()
 
     @contextlib.contextmanager
-    def rehearsal(self) -> Iterator[dict[str, Segment]]:
-        """Inside, reads give zeros and nothing is read; what would have been read is in what this yields."""
+    def planning(self) -> Iterator[dict[str, Segment]]:
+        """Inside, `read` reads nothing and returns zeros. Yields the segments that it would have read."""
         wanted: dict[str, Segment] = {}
-        self._rehearsed = wanted
+        self._wanted = wanted
         try:
             yield wanted
         finally:
-            self._rehearsed = None
+            self._wanted = None
 
     def fetch(self, segment: Segment) -> bytes:
-        """One stored content, checked. Raises `CorruptData`."""
+        """Read one segment and check it. Raises `CorruptData`."""
         data = bytearray(segment.bytes)
         self.bytes_read += self._checkpoints.read_segment(self.manifest, segment, memoryview(data))
         return bytes(data)
 
     def give(self, content: str, data: bytes) -> None:
-        """Content that need not be read any more. Raises `CorruptData` where it does not have its hash."""
+        """Use this content instead of reading it. Raises `CorruptData` where it does not have its hash."""
         if xxhash.xxh3_128_hexdigest(data) != content:
             raise CorruptData(f"content {content} arrived damaged")
         self._given[content] = data
 
     def _content(self, segment: Segment) -> bytes:
-        if self._rehearsed is not None:
-            self._rehearsed[segment.hash] = segment
+        if self._wanted is not None:
+            self._wanted[segment.hash] = segment
             return bytes(segment.bytes)
         given = self._given.get(segment.hash)
         if given is not None:
             return given
-        known = self._cache.get(segment.hash)
-        if known is not None:
+        cached = self._cache.get(segment.hash)
+        if cached is not None:
             self._cache.move_to_end(segment.hash)
-            return known
+            return cached
         self._cache[segment.hash] = content = self.fetch(segment)
         while len(self._cache) > self._cached_boxes:
             self._cache.popitem(last=False)
@@ -167,7 +165,7 @@ Slices = tuple[slice, ...]
 def intersection(
     start: Sequence[int], size: Sequence[int], box_start: Sequence[int], box_size: Sequence[int]
 ) -> tuple[Slices, Slices] | None:
-    """Where a part and a box overlap, as slices of the box and of the part; None where they do not.
+    """Where a part and a box overlap, as slices of the box and of the part. None where they do not.
 
     >>> intersection((2,), (4,), (4,), (4,))
     ((slice(0, 2, None),), (slice(2, 4, None),))
@@ -183,5 +181,5 @@ def intersection(
 
 
 def _of_one_rank(name: str) -> bool:
-    """Generators differ from rank to rank and are never put together."""
+    """The state of random generators differs from rank to rank and is never assembled."""
     return name.startswith("pulsetrain.rng.")

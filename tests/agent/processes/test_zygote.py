@@ -14,6 +14,7 @@ import pytest
 
 from pulsetrain.agent.processes import zygote_protocol
 from pulsetrain.agent.processes.zygote import BOOT, Zygote
+from pulsetrain.agent.processes.zygote_protocol import RankProcess
 from pulsetrain.core.errors import PulsetrainError, Unavailable, UsageError
 from tests.agent.real_processes import alive, until
 
@@ -36,16 +37,16 @@ class Ran:
         self.ended, self.code = threading.Event(), None
         argv = [str(self.script), *args] if mode == "script" else list(args)
         with self.out.open("wb") as out, self.err.open("wb") as err:
-            self.pid = zygote.spawn(
+            rank = RankProcess(
                 argv=argv,
                 mode=mode,
                 env=env or {},
                 cwd=folder,
                 stdout=out.fileno(),
                 stderr=err.fileno(),
-                fds={},
-                on_exit=self._end,
+                files={},
             )
+            self.pid = zygote.spawn(rank, self._end)
         if wait:
             assert self.ended.wait(60)
 
@@ -119,16 +120,16 @@ def test_a_traceback_begins_in_the_script_and_ends_stderr(ran):
 def test_a_full_disk_under_its_output_does_not_end_a_rank(zygote):
     ended = queue.SimpleQueue()
     with Path("/dev/full").open("wb") as full:
-        zygote.spawn(
+        rank = RankProcess(
             argv=("this",),  # a module that prints
             mode="module",
             env={},
             cwd=Path("/"),
             stdout=full.fileno(),
             stderr=full.fileno(),
-            fds={},
-            on_exit=ended.put,
+            files={},
         )
+        zygote.spawn(rank, ended.put)
         assert ended.get(timeout=60) == 0
 
 
@@ -230,11 +231,11 @@ def test_an_agent_that_leaves_during_the_imports_leaves_no_complaint(tmp_path, t
     (tmp_path / "mine.py").write_text(text)
     ours, theirs = zygote_protocol.pair()
     ours.close()
-    options = json.dumps({"preload": ["mine"], "path": [str(tmp_path)]})
-    parked = [sys.executable, "-c", BOOT, str(theirs.fileno()), str(os.getpid()), options]
+    options = json.dumps({"node": "a", "preload": ["mine"], "path": [str(tmp_path)]})
+    command = [sys.executable, "-c", BOOT, str(theirs.fileno()), str(os.getpid()), options]
     with theirs:
         done = subprocess.run(
-            parked, pass_fds=(theirs.fileno(),), capture_output=True, text=True, timeout=100
+            command, pass_fds=(theirs.fileno(),), capture_output=True, text=True, timeout=100
         )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
@@ -244,9 +245,11 @@ def test_killing_the_owner_kills_the_zygote_and_its_ranks(tmp_path):
     script.write_text("import time; time.sleep(60)")
     owner = (
         "import os, time\nfrom pathlib import Path\nfrom pulsetrain.agent.processes.zygote import Zygote\n"
+        "from pulsetrain.agent.processes.zygote_protocol import RankProcess\n"
         "z = Zygote.start()\nz.wait_ready(60)\nout = os.open(os.devnull, os.O_WRONLY)\n"
-        f"args = dict(argv=[{str(script)!r}], mode='script', env={{}}, cwd=Path('/'), fds={{}})\n"
-        "pids = [z.spawn(**args, stdout=out, stderr=out, on_exit=print) for _ in range(2)]\n"
+        f"args = dict(argv=[{str(script)!r}], mode='script', env={{}}, cwd=Path('/'), files={{}})\n"
+        "rank = RankProcess(**args, stdout=out, stderr=out)\n"
+        "pids = [z.spawn(rank, print) for _ in range(2)]\n"
         "print(z.pid, *pids, flush=True)\ntime.sleep(60)\n"
     )
     with subprocess.Popen([sys.executable, "-c", owner], stdout=subprocess.PIPE, text=True) as process:

@@ -161,7 +161,7 @@ def test_when_every_slot_waits_the_save_is_refused_and_counted(fd):
         assert write(writer, step, pinned=True)
     assert write(writer, 99) is None
     writer.skip(99, "full")
-    assert reader.skips == (1, 99, "full")
+    assert (reader.skip_count, reader.skip_step, reader.skip_reason) == (1, 99, "full")
 
 
 def test_large_states_use_two_slots(fd):

@@ -13,9 +13,9 @@ from pulsetrain.checkpoint.memory.arena import ArenaReader, ArenaWriter, create_
 from pulsetrain.checkpoint.memory.blocks import blocks, digests, most_blocks
 from pulsetrain.checkpoint.memory.slots import MAX_SLOTS
 from pulsetrain.checkpoint.peers import block_dedup as module
-from pulsetrain.checkpoint.peers.block_dedup import BlockDedup, joined
+from pulsetrain.checkpoint.peers.block_dedup import BlockDedup, merged_spans
 from pulsetrain.checkpoint.peers.replicas import Snapshot
-from pulsetrain.checkpoint.peers.shared_blocks import Loan
+from pulsetrain.checkpoint.peers.shared_blocks import SharedBlocks
 from tests.checkpoint.trainers import save
 
 
@@ -44,11 +44,11 @@ class Site:
 
     def __init__(self, *ranks: int, on_sleep=lambda: None) -> None:
         self.now, self.on_sleep, self.naps = 0.0, on_sleep, 0
-        self.loans: list[Loan] = []
-        self.twins = BlockDedup(clock=lambda: self.now, sleep=self.sleep)
+        self.shared: list[SharedBlocks] = []
+        self.block_dedup = BlockDedup(clock=lambda: self.now, sleep=self.sleep)
         self.fds = {rank: create_arena() for rank in (*ranks, 9)}
         for rank in ranks:
-            self.twins.attach(rank, self.fds[rank])
+            self.block_dedup.attach(rank, self.fds[rank])
 
     def sleep(self, seconds: float) -> None:
         self.now += seconds
@@ -66,16 +66,16 @@ class Site:
     def offered(self, step: int) -> tuple[bytes, list[tuple[int, int]], bytearray]:
         arena = ArenaReader(self.fds[9])
         info = arena.find(9, step)
-        loan, lacking = self.twins.lend(Snapshot.of(info), arena.digests(info))
+        loan, lacking = self.block_dedup.share(Snapshot.of(info), arena.digests(info))
         target = bytearray(b"\xa5" * info.total_bytes)
         if loan is not None:
-            self.loans.append(loan)
+            self.shared.append(loan)
             assert loan.copy_into(memoryview(target)) == loan.intact
         return bytes(arena.view(info)), lacking, target
 
     def close(self) -> None:
         for rank in self.fds:
-            self.twins.detach(rank)
+            self.block_dedup.detach(rank)
         for fd in self.fds.values():
             os.close(fd)
 
@@ -112,21 +112,21 @@ def test_blocks_cover_every_byte_once_and_are_not_too_many(layout, values, paylo
 
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.booleans()), min_size=1, max_size=40))
-def test_joined_spans_are_what_is_wanted_and_no_more(parts):
+def test_merged_spans_are_what_is_wanted_and_no_more(parts):
     ends = [0, *itertools.accumulate(size for size, _ in parts)]
     spans = [(at, size) for at, (size, _) in zip(ends, parts, strict=False)]
     wanted = {
         i for (at, size), (_, want) in zip(spans, parts, strict=True) if want for i in range(at, at + size)
     }
-    found = joined(spans, np.array([want for _, want in parts]))
+    found = merged_spans(spans, np.array([want for _, want in parts]))
     assert [i for at, size in found for i in range(at, at + size)] == sorted(wanted)
     assert all(a + n <= b for (a, n), (b, _) in itertools.pairwise(found))
 
 
-def test_joined_neighbours_are_one():
+def test_merged_neighbours_are_one():
     spans = [(0, 5), (5, 0), (5, 5), (10, 5), (15, 5)]
-    assert joined(spans, np.array([True, True, True, False, True])) == [(0, 10), (15, 5)]
-    assert joined(spans, np.array([False, True, False, False, False])) == []
+    assert merged_spans(spans, np.array([True, True, True, False, True])) == [(0, 10), (15, 5)]
+    assert merged_spans(spans, np.array([False, True, False, False, False])) == []
 
 
 @given(
@@ -137,16 +137,16 @@ def test_only_blocks_that_came_whole_count_as_known(sizes, known):
     ends = list(itertools.accumulate(sizes))
     spans = [(end - size, size) for end, size in zip(ends, sizes, strict=True)]
     enclosed = [any(a <= at and at + n <= a + m for a, m in known) for at, n in spans]
-    assert module._within(known, spans).tolist() == enclosed
+    assert module._covered(spans, known).tolist() == enclosed
 
 
 def test_an_answer_that_would_be_very_long_asks_for_everything_and_borrows_nothing(site, monkeypatch):
     one = site(0)
     one.save(0, 5, own=3)
-    monkeypatch.setattr(module, "MOST_PARTS", 0)
+    monkeypatch.setattr(module, "MAX_MISSING_SPANS", 0)
     source, lacking, _ = one.offer(5)
     assert lacking == [(0, len(source))]
-    assert one.loans == []
+    assert one.shared == []
     arena = ArenaReader(one.fds[0])
     assert not arena.lent(arena.find(0, 5))
 
@@ -204,7 +204,7 @@ def test_another_step_or_shape_or_number_of_digests_is_lacking_everything(site):
     one.save(0, 6)
     arena = ArenaReader(one.fds[0])
     shot = Snapshot.of(arena.find(0, 6))
-    assert one.twins.lend(shot, b"") == (None, [(0, shot.total_bytes)])
+    assert one.block_dedup.share(shot, b"") == (None, [(0, shot.total_bytes)])
 
 
 def test_what_is_lent_is_written_over_last_of_all(site):
@@ -214,7 +214,7 @@ def test_what_is_lent_is_written_over_last_of_all(site):
     assert (lacking, bytes(target)) == ([], source)
     for step in range(6, 6 + 4 * MAX_SLOTS):
         one.save(0, step)
-    (loan,) = one.loans
+    (loan,) = one.shared
     again = bytearray(len(source))
     assert loan.copy_into(memoryview(again))
     assert bytes(again) == source
@@ -224,7 +224,7 @@ def test_what_is_lent_is_written_over_last_of_all(site):
     one.save(0, 200)
     assert not loan.intact
     assert not loan.copy_into(memoryview(again))
-    assert sum(other.intact for other in one.loans) == MAX_SLOTS - 1
+    assert sum(other.intact for other in one.shared) == MAX_SLOTS - 1
 
 
 def test_a_large_state_gets_one_slot_more_while_one_is_lent(site, monkeypatch):
@@ -235,10 +235,10 @@ def test_a_large_state_gets_one_slot_more_while_one_is_lent(site, monkeypatch):
     one.offer(5)
     for step in range(6, 12):
         one.save(0, step)
-    (loan,) = one.loans
+    (loan,) = one.shared
     assert loan.intact
     assert [i.step for i in ArenaReader(one.fds[0]).published()] == [11, 10, 5]
-    loan.end()
+    loan.release()
     one.save(0, 12)
     one.save(0, 13)
     assert not loan.intact
@@ -251,10 +251,10 @@ def test_a_slot_that_two_replicas_rest_on_is_lent_until_both_are_dropped(site):
     one.offered(5)
     arena = ArenaReader(one.fds[0])
     info = arena.find(0, 5)
-    first, second = one.loans
-    first.end()
+    first, second = one.shared
+    first.release()
     assert arena.lent(info)
-    second.end()
+    second.release()
     assert not arena.lent(info)
 
 
@@ -305,7 +305,7 @@ def test_a_rank_with_other_content_is_not_waited_for(site):
 def test_a_rank_that_runs_elsewhere_now_lends_nothing(site):
     one = site(0)
     one.save(0, 5)
-    one.twins.detach(0)
+    one.block_dedup.detach(0)
     source, lacking, _ = one.offer(5)
     assert lacking == [(0, len(source))]
 

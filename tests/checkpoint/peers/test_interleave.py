@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from pulsetrain.checkpoint.peers.interleave import (
     LEAST_CHUNK,
-    NAP_S,
-    PATIENCE_S,
+    PAUSE_S,
+    QUIET_WAIT_S,
     Interleaver,
     Profiler,
 )
@@ -112,22 +112,22 @@ def test_without_a_profile_a_chunk_waits_a_little_for_a_quiet_moment():
     training = Training(busy=((0, 10),))
     pacer = interleaver(training)
     ((_, offset, _),) = sent(pacer, training, 1000)
-    assert 0.010 <= offset < 0.010 + 2 * NAP_S
+    assert 0.010 <= offset < 0.010 + 2 * PAUSE_S
     always = Training(busy=((0, 100),))
     begun = always.now_ns
     sent(interleaver(always), always, 1000)
-    assert always.now_ns - begun < 2 * PATIENCE_S * 1e9
+    assert always.now_ns - begun < 2 * QUIET_WAIT_S * 1e9
 
 
 def test_the_first_transfer_says_what_the_network_gives_and_slower_ones_weigh_more_than_faster():
     pacer = Interleaver(chunk_bytes=1 << 20)
-    pacer.timed(1 << 20, 0.01)
+    pacer.record_transfer(1 << 20, 0.01)
     first = pacer.network.beta_bytes_per_s
     assert first == pytest.approx((1 << 20) / 0.01)
-    pacer.timed(1 << 20, 0.04)  # its peers send too
+    pacer.record_transfer(1 << 20, 0.04)  # its peers send too
     shared = pacer.network.beta_bytes_per_s
     assert shared < 0.7 * first
-    pacer.timed(1 << 20, 0.01)
+    pacer.record_transfer(1 << 20, 0.01)
     assert shared < pacer.network.beta_bytes_per_s < 0.7 * first
 
 
@@ -165,7 +165,7 @@ def test_transfers_that_take_long_make_the_chunks_smaller():
     training = Training()
     pacer = interleaver(training)
     for _ in range(60):
-        pacer.timed(1 << 20, 0.010)  # 100 MB/s
+        pacer.record_transfer(1 << 20, 0.010)  # 100 MB/s
     assert pacer.network.beta_bytes_per_s == pytest.approx(1.05e8, rel=0.05)
     assert pacer.plan(profile(0.1, [(0.02, 0.010)]), 20 << 20, 2).every_steps > 20
 

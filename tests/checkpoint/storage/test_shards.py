@@ -44,8 +44,8 @@ def lost(tmp_path):
     wait_until(lambda: all(c.holds(n, r, 10, "storage") for n in c.names for r in range(4)))
     expected = {rank: content(fd, rank, 10) for rank, fd in c.fds.items()}
     for name in c.names:
-        c.keepers[name].take_records(0)
-        c.keepers[name].clear()
+        c.services[name].take_records(0)
+        c.services[name].clear()
     c.set_world(c.names, 1)
     yield c, expected
     c.close()
@@ -54,7 +54,7 @@ def lost(tmp_path):
 def load_all(c: Cluster) -> list[dict]:
     """What each rank's restore read, once all are done."""
     for rank, name in enumerate(c.names):
-        c.keepers[name].load(rank, 10, "storage")
+        c.services[name].load(rank, 10, "storage")
     return [dict(c.events(name))["restore_read"] for name in c.names]
 
 
@@ -63,8 +63,8 @@ def test_shared_content_is_read_from_storage_once_for_all_nodes(lost):
     c, expected = lost
     reads = load_all(c)
     assert {rank: content(fd, rank, 10) for rank, fd in c.fds.items()} == expected
-    manifest = c.keepers["n0"]._checkpoints.manifest(10)
-    assert sum(k._shards.bytes_read for k in c.keepers.values()) == manifest.unique_bytes
+    manifest = c.services["n0"]._checkpoints.manifest(10)
+    assert sum(k._shards.bytes_read for k in c.services.values()) == manifest.unique_bytes
     assert sum(r["peer_bytes"] for r in reads) > 0
     for rank, read in enumerate(reads):  # every byte came from somewhere
         whole = read["storage_bytes"] + read["peer_bytes"] + read["shared_bytes"]
@@ -73,7 +73,7 @@ def test_shared_content_is_read_from_storage_once_for_all_nodes(lost):
 
 def split_off_a_reader(c: Cluster) -> tuple[str, list[int]]:
     """A node that reads something for others, and the ranks of those others."""
-    tables = c.keepers["n0"]._checkpoints.manifest(10).tables
+    tables = c.services["n0"]._checkpoints.manifest(10).tables
     held = [{s.hash for s in table.segments} for table in tables.values()]
     shared = set.intersection(*held)
     chosen = readers(tables.values(), dict(enumerate(c.names)))
@@ -85,9 +85,9 @@ def split_off_a_reader(c: Cluster) -> tuple[str, list[int]]:
 def test_a_reader_that_is_away_is_replaced_by_storage_itself(lost):
     c, expected = lost
     away, others = split_off_a_reader(c)
-    c.keepers[away].close()
+    c.services[away].close()
     for rank in others:
-        c.keepers[c.names[rank]].load(rank, 10, "storage")
+        c.services[c.names[rank]].load(rank, 10, "storage")
         assert content(c.fds[rank], rank, 10) == expected[rank]
     events = [kind for rank in others for kind, _ in c.events(c.names[rank])]
     assert "restore_reader_away" in events
@@ -98,14 +98,14 @@ def test_wrong_bytes_from_a_reader_are_never_taken(lost, monkeypatch):
     c, expected = lost
     _, (rank, *_) = split_off_a_reader(c)
     for name in c.names:
-        right = c.keepers[name]._shards.get
+        right = c.services[name]._shards.get
         wrong = lambda step, content, right=right: memoryview(bytes(len(right(step, content))))  # noqa: E731
-        monkeypatch.setattr(c.keepers[name]._server, "_segments", wrong)
-    c.keepers[c.names[rank]].load(rank, 10, "storage")
+        monkeypatch.setattr(c.services[name]._server, "_segments", wrong)
+    c.services[c.names[rank]].load(rank, 10, "storage")
     assert content(c.fds[rank], rank, 10) == expected[rank]
     rows = [
         r
-        for k, b in c.keepers[c.names[rank]].take_records(0)
+        for k, b in c.services[c.names[rank]].take_records(0)
         if k in ("events", "checkpoints")
         for r in b.to_pylist()
     ]

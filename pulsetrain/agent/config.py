@@ -1,0 +1,42 @@
+"""Configuration of the node agent."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgentConfig:
+    """Configuration of an agent: table ``[agent]``, environment ``PULSETRAIN_AGENT_*``.
+
+    Raises `ValueError` for a period that is not above 0.
+    """
+
+    watch_s: float = 0.2
+    """How often to look for first steps. A rank's end is noticed at once."""
+    drain_s: float = 0.5
+    """How often rings are drained to the spool."""
+    echo_s: float = 0.2
+    """How often what ranks print is echoed."""
+    heartbeat_s: float = 1.0
+    """How often to report to the hub, and to sample the host."""
+    ring_slots: int = 65536
+    """Records that a rank may write between two drains; more are dropped and counted."""
+    spool_bytes: int = 1 << 30
+    """Size of the spool on disk; what does not fit is dropped and counted."""
+    kill_grace_s: float = 5.0
+    """How long ranks may take to end after SIGTERM when the agent itself is told to end."""
+    finish_grace_s: float = 60.0
+    """How long to wait for a hub that is away once every rank has ended with status 0."""
+    quiet_usage_s: float = 0.7
+    """A rank that ends with status 2 and prints nothing is reported this much later, so that the rank that
+    prints the reason is reported first."""
+    flush_s: float = 3.0
+    """How long to go on shipping records at the end; what is left stays in the spool."""
+    import_timeout_s: float = 180.0
+    """How long the zygote may take to import torch and the modules to preload."""
+
+    def __post_init__(self) -> None:
+        for name in ("watch_s", "drain_s", "echo_s", "heartbeat_s"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} = {getattr(self, name)}: must be above 0")

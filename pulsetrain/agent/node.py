@@ -1,0 +1,169 @@
+"""One node as its agent, the hub's commands and its heartbeats see it."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import structlog
+
+from pulsetrain import __version__
+from pulsetrain.agent.attempt import AttemptState
+from pulsetrain.agent.commands import Checkpoints, Commands
+from pulsetrain.agent.heartbeat import HeartbeatSender, NodeState
+from pulsetrain.agent.link import Link, SendReply
+from pulsetrain.agent.processes.ranks import NodeIdentity, Rank, Ranks
+from pulsetrain.agent.processes.zygote import Zygote, ZygoteHolder
+from pulsetrain.core.errors import PulsetrainError
+from pulsetrain.core.supervisor import LoopStatus
+from pulsetrain.protocol.client import HubAddress
+from pulsetrain.protocol.messages import Command, Heartbeat, Hello, Leave, RankExit, Start
+
+log = structlog.get_logger()
+
+
+class Recorder(Protocol):
+    """Records what the agent sees. It is called on any thread."""
+
+    def gauges(self) -> Mapping[str, float]: ...
+    def heartbeat(self, heartbeat: Heartbeat) -> None: ...
+    def follow(self, ranks: Sequence[Rank]) -> None: ...
+    def drain(self) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeParts:
+    """What a node is made of.
+
+    `ranks` makes the node's ranks; it gets a function to call with each rank that ends. `loops` gives the
+    statuses of the loops that belong to none of the other parts.
+    """
+
+    ranks: Callable[[Callable[[Rank], None]], Ranks]
+    zygotes: ZygoteHolder
+    checkpoints: Checkpoints
+    recorder: Recorder
+    loops: Callable[[], Iterable[LoopStatus]] = tuple
+
+
+class Node:
+    """The ranks, the zygote and the link of one node. Any thread may call it.
+
+    `on_rank_exit` gets each rank that ended by itself, `on_leave` the hub's command to leave.
+    """
+
+    def __init__(
+        self,
+        identity: NodeIdentity,
+        hub: HubAddress,
+        parts: NodeParts,
+        *,
+        on_rank_exit: Callable[[Rank], None],
+        on_leave: Callable[[Leave, SendReply], None],
+    ) -> None:
+        self.identity = identity
+        self.ranks = parts.ranks(on_rank_exit)
+        self.zygotes = parts.zygotes
+        self.leave = on_leave
+        self.link = Link(hub, self._greeting, self._on_command)
+        self._parts = parts
+        self._attempt = AttemptState(identity.node)
+        self._commands = Commands(self, parts.checkpoints)
+        self._heartbeats = HeartbeatSender(
+            identity, self._state, (self.link.send_heartbeat, parts.recorder.heartbeat)
+        )
+
+    @property
+    def zygote(self) -> Zygote:
+        """The present zygote."""
+        return self.zygotes.current
+
+    @property
+    def culprit(self) -> RankExit | None:
+        """The rank of this node that failed first, in the present attempt or the one stopped last."""
+        return self._attempt.culprit
+
+    @property
+    def warming_up(self) -> bool:
+        """Whether a first step is expected soon."""
+        return self._attempt.warming_up(time.time_ns())
+
+    def send_heartbeat(self) -> None:
+        """Send a heartbeat with the state as of now."""
+        self._heartbeats.send()
+
+    def report_first_step(self) -> None:
+        """Tell the hub of the first step, where every rank has done it and the hub does not know."""
+        report = self._attempt.first_step(self.ranks.all, time.time_ns())
+        if report is not None:
+            self.link.report(report)
+
+    def report_exit(self, report: RankExit) -> None:
+        """Tell the hub of a rank's end, unless the agent has stopped that attempt meanwhile."""
+        present = report.attempt == self.ranks.attempt
+        self._attempt.ended(report, present=present)
+        if present:
+            self.send_heartbeat()
+            self.link.report(report)
+
+    def launched(self, start: Start, began_ns: int) -> None:
+        """Ranks of a new attempt are running."""
+        self._attempt.launched(start, began_ns)
+        self._parts.recorder.follow(self.ranks.all)
+
+    def stopped(self) -> None:
+        """No rank is left, because the agent ended them. Their rings are about to be closed."""
+        self._parts.recorder.drain()
+        self._parts.recorder.follow(())
+        self._attempt.stopped()
+
+    def stop_ranks(self, grace_s: float) -> str:
+        """End all ranks; "" or one line about those that do not end."""
+        try:
+            self._commands.stop(grace_s)
+        except PulsetrainError as error:
+            log.warning("ranks_left", error=str(error))
+            return str(error)
+        return ""
+
+    def close(self, *, grace_s: float = 0.0) -> None:
+        """End all ranks, the zygote and the connection, in that order."""
+        self.stop_ranks(grace_s)
+        self.zygotes.close()
+        self.ranks.close()
+        self.link.close()
+
+    def _state(self, now_ns: int) -> NodeState:
+        return NodeState(
+            attempt=self.ranks.attempt,
+            ranks=tuple(rank.status(now_ns) for rank in self.ranks.all),
+            held=self._parts.checkpoints.held(),
+            gauges=self._parts.recorder.gauges(),
+            loops=(self.link.loop, self.zygote.loop, *self._parts.loops()),
+        )
+
+    def _greeting(self) -> Sequence[Hello | RankExit]:
+        identity, ranks = self.identity, self.ranks.all
+        hello = Hello(
+            node=identity.node,
+            address=identity.address,
+            job=identity.job,
+            pid=os.getpid(),
+            nproc_per_node=identity.nproc_per_node,
+            nnodes=identity.nnodes,
+            max_restarts=identity.max_restarts,
+            peer_port=self._parts.checkpoints.peer_port,
+            attempt=self.ranks.attempt,
+            node_rank=ranks[0].rank // identity.nproc_per_node if ranks else -1,
+            ranks=tuple(r.rank for r in ranks),
+            standby=identity.standby,
+            version=__version__,
+        )
+        return (hello, *self._attempt.exits)
+
+    def _on_command(self, command: Command, send_reply: SendReply) -> None:
+        log.debug("command", type=type(command).__name__, id=command.id)
+        self._commands.execute(command, send_reply)

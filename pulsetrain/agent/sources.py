@@ -1,0 +1,184 @@
+"""What a node records besides its ranks: the host, its hardware, its checkpoints."""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Protocol
+
+import structlog
+
+from pulsetrain.collectors.machine.gpu import GpuSampler
+from pulsetrain.collectors.machine.host import HostSampler
+from pulsetrain.collectors.machine.kmsg import KmsgReader
+from pulsetrain.collectors.machine.nic import NicSampler
+from pulsetrain.collectors.machine.rdma import RdmaSampler
+from pulsetrain.core.supervisor import FailureCollector, LoopStatus, LoopThread
+from pulsetrain.records.columns import Columns
+
+log = structlog.get_logger()
+
+STALE_AFTER_S = 30.0
+
+Batches = Iterable[Columns]
+
+
+class Source(Protocol):
+    """Something that has rows from time to time."""
+
+    def take(self, now_ns: int) -> Batches:
+        """The rows since the last call, by record."""
+        ...
+
+
+class Sink(Protocol):
+    """Where batches go. It never blocks for long, and never raises because of a full disk."""
+
+    def append(self, batch: Columns) -> bool: ...
+    @property
+    def size_bytes(self) -> int: ...
+    @property
+    def dropped_rows(self) -> int: ...
+    @property
+    def dropped(self) -> Mapping[str, int]: ...
+
+
+class Sampler(Protocol):
+    """Reads one kind of hardware. `blind` says why it cannot, "" where it can."""
+
+    @property
+    def blind(self) -> str: ...
+    def sample(self, now_ns: int) -> Columns: ...
+
+
+class KernelLog(Protocol):
+    """The kernel's log. `blind` says why it cannot be read, "" where it can."""
+
+    blind: str
+
+    def poll(self) -> Columns | None: ...
+
+
+class RecordListener(Protocol):
+    """Learns from what ranks record."""
+
+    def observe(self, rows: Columns) -> None: ...
+
+
+class CheckpointRecords(Protocol):
+    """Keeps rows of what it did until they are taken."""
+
+    def take_records(self, now_ns: int, *records: str) -> Batches: ...
+
+
+class HostSource:
+    """Samples of the node, and of the processes of its ranks (`processes`: pids by name)."""
+
+    def __init__(self, node: str, processes: Callable[[], Mapping[str, int]]) -> None:
+        self._sampler = HostSampler(node=node)
+        self._processes = processes
+
+    def take(self, now_ns: int) -> Batches:
+        """See `Source`."""
+        self._sampler.watch(self._processes())
+        return [self._sampler.sample(now_ns)]
+
+
+class HardwareSource:
+    """GPUs, ports, interfaces and the kernel's log.
+
+    They are read on a thread of their own: a driver that hangs holds up nothing else.
+    """
+
+    def __init__(self, samplers: Sequence[Sampler], kernel_log: KernelLog, period_s: float) -> None:
+        self._samplers, self._kernel_log = samplers, kernel_log
+        self._period_s = period_s
+        self._batches: queue.SimpleQueue[Columns] = queue.SimpleQueue()
+        self._thread = LoopThread("hardware", self.sample, stale_after_s=max(STALE_AFTER_S, 5 * period_s))
+
+    @classmethod
+    def of_node(cls, node: str, period_s: float) -> HardwareSource:
+        """Everything that this machine has."""
+        samplers = (GpuSampler(node=node), RdmaSampler(node=node), NicSampler(node=node))
+        return cls(samplers, KmsgReader(node=node), period_s)
+
+    @property
+    def blind(self) -> bool:
+        """There is nothing here that can be read."""
+        return bool(all(sampler.blind for sampler in self._samplers) and self._kernel_log.blind)
+
+    @property
+    def loops(self) -> tuple[LoopStatus, ...]:
+        """How the thread is; none where there is nothing to read."""
+        return () if self.blind else (self._thread.status(),)
+
+    def start(self) -> None:
+        """Begin to read, where there is anything to read."""
+        if not self.blind:
+            self._thread.start()
+
+    def stop(self) -> None:
+        """Ask the thread to end. One that a driver holds is left behind."""
+        self._thread.stop(timeout_s=0.0)
+
+    def take(self, now_ns: int) -> Batches:
+        """See `Source`."""
+        return [self._batches.get_nowait() for _ in range(self._batches.qsize())]
+
+    def sample(self) -> float:
+        """Read everything once; the seconds until the next time. One that fails does not stop the others."""
+        now_ns = time.time_ns()
+        failures = FailureCollector()
+        for sampler in self._samplers:
+            if not sampler.blind:
+                with failures.collect(type(sampler).__name__):
+                    self._batches.put(sampler.sample(now_ns))
+        with failures.collect("kernel log"):
+            lines = self._kernel_log.poll()
+            if lines is not None:
+                self._batches.put(lines)
+        failures.raise_any()
+        return self._period_s
+
+
+class CheckpointSource:
+    """What the checkpoint service did, as rows of one record."""
+
+    def __init__(self, checkpoints: CheckpointRecords, record: str) -> None:
+        self._checkpoints, self._record = checkpoints, record
+
+    def take(self, now_ns: int) -> Batches:
+        """See `Source`."""
+        return self._checkpoints.take_records(now_ns, self._record)
+
+
+class TeeSink:
+    """A sink, with a listener that sees the same rows. What the listener raises does not stop the rows."""
+
+    def __init__(self, sink: Sink, listener: RecordListener) -> None:
+        self._sink, self._listener = sink, listener
+
+    @property
+    def size_bytes(self) -> int:
+        """See `Sink`."""
+        return self._sink.size_bytes
+
+    @property
+    def dropped_rows(self) -> int:
+        """See `Sink`."""
+        return self._sink.dropped_rows
+
+    @property
+    def dropped(self) -> Mapping[str, int]:
+        """See `Sink`."""
+        return self._sink.dropped
+
+    def append(self, batch: Columns) -> bool:
+        """See `Sink`."""
+        kept = self._sink.append(batch)
+        try:
+            self._listener.observe(batch)
+        except Exception:
+            log.exception("checkpoint_profile_failed", record=batch.record)
+        return kept

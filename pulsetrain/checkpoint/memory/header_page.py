@@ -1,0 +1,151 @@
+"""The first page of an arena: which word means what, and how a slot's header is packed and sealed.
+
+All words have 8 bytes. The trainer writes some of them and the agent the others, so that neither needs a
+lock. `HeaderPage` and `SLOT_WORDS` are the format: a change to either raises `VERSION`.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+
+from pulsetrain.checkpoint.memory.blocks import checksum
+from pulsetrain.checkpoint.memory.slots import PAGE, SlotInfo
+from pulsetrain.core.errors import CorruptData
+
+MAGIC = 0x414E455241545000
+VERSION = 3
+SLOT_WORDS = (
+    "seq",
+    "generation",
+    "step",
+    "attempt",
+    "rank",
+    "world",
+    "layout_bytes",
+    "values_bytes",
+    "payload_bytes",
+    "checksum",
+    "flags",
+    "started_ns",
+    "copy_ns",
+    "published_ns",
+    "blocked_ns",
+)
+"""Fields of `SlotInfo` in the order in which a slot's header stores them. A seal follows them."""
+
+_FIRST_SLOT, _WORDS_PER_SLOT = 64, 32
+_REASON = slice(2048, 2304)  # bytes
+_FIELDS = struct.Struct(f"={len(SLOT_WORDS)}q")
+_SEALED = struct.Struct(f"={len(SLOT_WORDS) + 1}q")
+
+
+class Word:
+    """One word of the page, as an attribute of `HeaderPage`."""
+
+    def __init__(self, index: int) -> None:
+        self._index = index
+
+    def __get__(self, page: HeaderPage, owner: type) -> int:
+        return page.words[self._index]
+
+    def __set__(self, page: HeaderPage, value: int) -> None:
+        page.words[self._index] = value
+
+
+class HeaderPage:
+    """The page in shared memory. Reading an attribute reads the word, setting it writes the word."""
+
+    # Written by the trainer.
+    magic = Word(0)
+    version = Word(1)
+    active = Word(2)
+    """Generation and slot of the last publication. 0: nothing was ever published."""
+    skip_count = Word(3)
+    skip_step = Word(4)
+
+    # Written by the agent.
+    persist_every = Word(16)
+    """The agent persists steps that are a multiple of this. 0: none."""
+    durable_step = Word(17)
+    """Newest step that the agent knows to be committed to storage. -1: none."""
+    replicated_step = Word(18)
+    """Newest step that every peer is known to hold. -1: none, or there are no peers."""
+    lag_steps = Word(19)
+    """How many steps training may be ahead of what peers hold. 0: any number."""
+
+    def __init__(self, fd: int) -> None:
+        """Raises `CorruptData` where `fd` is not an arena of this version."""
+        size = os.fstat(fd).st_size
+        if size < PAGE:
+            raise CorruptData(f"file descriptor {fd}: {size} bytes; an arena has {PAGE} or more")
+        self._page = mmap.mmap(fd, PAGE)
+        self.words = memoryview(self._page).cast("q")
+        # By slot, the generation to which it applies. Written by the agent.
+        self.taken_generation = self.words[24:32]
+        self.verified_generation = self.words[32:40]
+        self.sending_generation = self.words[40:48]
+        self.lent_generation = self.words[48:56]
+        if (self.magic, self.version) != (MAGIC, VERSION):
+            raise CorruptData(f"file descriptor {fd}: not an arena of version {VERSION}")
+
+    @property
+    def skip_reason(self) -> str:
+        """Why the last save was skipped."""
+        return bytes(self._page[_REASON]).split(b"\0", 1)[0].decode(errors="replace")
+
+    @skip_reason.setter
+    def skip_reason(self, reason: str) -> None:
+        size = _REASON.stop - _REASON.start
+        self._page[_REASON] = reason.encode()[: size - 1].ljust(size, b"\0")
+
+    def sequence(self, slot: int) -> int:
+        """The slot's sequence number: odd while it is written, and where it was invalidated."""
+        return self.words[_first_word(slot)]
+
+    def set_sequence(self, slot: int, seq: int) -> None:
+        """Announce that the slot is being written (odd), or that it may be read (even)."""
+        self.words[_first_word(slot)] = seq
+
+    def slot_header(self, slot: int) -> bytes:
+        """The raw words of a slot's header, for `unpack_slot`."""
+        first = _first_word(slot)
+        return self.words[first : first + len(SLOT_WORDS) + 1].tobytes()
+
+    def write_slot_header(self, info: SlotInfo) -> None:
+        """Write a slot's header and its seal; the sequence number last, so that no reader sees a part."""
+        packed = pack_slot(info)
+        first = _first_word(info.slot)
+        self.words[first + 1 : first + len(SLOT_WORDS) + 1] = memoryview(packed)[8:].cast("q")
+        self.words[first] = info.seq
+
+
+def write_empty_page(fd: int) -> None:
+    """Make `fd` an arena without checkpoints."""
+    os.ftruncate(fd, PAGE)
+    with mmap.mmap(fd, PAGE) as page:
+        words = memoryview(page).cast("q")
+        words[:2] = memoryview(struct.pack("=2q", MAGIC, VERSION)).cast("q")
+        words.release()
+    empty = HeaderPage(fd)
+    empty.durable_step = empty.replicated_step = empty.skip_step = -1
+
+
+def pack_slot(info: SlotInfo) -> bytes:
+    """A slot's header: the fields named in `SLOT_WORDS`, then their seal."""
+    fields = _FIELDS.pack(*[getattr(info, name) for name in SLOT_WORDS])
+    return fields + struct.pack("=q", checksum(fields))
+
+
+def unpack_slot(slot: int, raw: bytes) -> SlotInfo | None:
+    """What `pack_slot` packed. None where the slot is empty, being written, or its seal does not match."""
+    *fields, seal = _SEALED.unpack(raw)
+    seq = fields[0]
+    if seq == 0 or seq & 1 or seal != checksum(raw[: _FIELDS.size]):
+        return None
+    return SlotInfo(slot=slot, **dict(zip(SLOT_WORDS, fields, strict=True)))
+
+
+def _first_word(slot: int) -> int:
+    return _FIRST_SLOT + slot * _WORDS_PER_SLOT

@@ -1,0 +1,202 @@
+"""Sends the newest checkpoints of this node's ranks to one peer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from pulsetrain.checkpoint.checkpoint_events import CheckpointEvents
+from pulsetrain.checkpoint.memory.arena import ArenaReader
+from pulsetrain.checkpoint.memory.slots import SMALL_BYTES, SlotInfo
+from pulsetrain.checkpoint.peers.block_dedup import worth_sharing
+from pulsetrain.checkpoint.peers.client import ChunkPacer, OutgoingReplica, PeerClient
+from pulsetrain.checkpoint.peers.interleave import LEAST_CHUNK, Interleaver
+from pulsetrain.core.errors import PulsetrainError
+
+RETRY_S = 1.0
+MAX_POOR_OFFERS = 3  # after so many offers of which a peer had little, it gets them only now and then
+OFFER_AGAIN_SAVES = 20
+
+
+class WatchedArena:
+    """One rank's arena, and what of it was recorded already."""
+
+    def __init__(self, rank: int, arena: ArenaReader) -> None:
+        self.rank, self.arena = rank, arena
+        self.active = 0
+        self.newest_bytes = 0
+        self._skips = arena.skip_count
+
+    def record_saves(self, events: CheckpointEvents) -> None:
+        """Record checkpoints and skipped saves that are new since the last call."""
+        arena = self.arena
+        if arena.active != self.active:
+            recorded = self.active >> 3
+            self.active = arena.active
+            published = arena.published()
+            self.newest_bytes = max((info.total_bytes for info in published[:1]), default=0)
+            for info in reversed(published):
+                if info.generation > recorded and info.blocked_ns:
+                    for stage, took_ns in (("copy", info.copy_ns), ("stall", info.blocked_ns)):
+                        events.slot_stage(stage, "memory", info, took_ns, ts_ns=info.published_ns)
+        if arena.skip_count != self._skips:
+            self._skips = arena.skip_count
+            step, reason = arena.skip_step, arena.skip_reason
+            events.stage("skip", "memory", rank=self.rank, step=step)
+            events.event("checkpoint_skipped", {"step": step, "reason": reason}, rank=self.rank)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sending:
+    """How replicas are sent, whoever receives them."""
+
+    connect: Callable[[str], PeerClient]
+    events: CheckpointEvents
+    share: bool
+    """Offer digests first, and send only blocks that the peer does not have."""
+    interleaver: Interleaver | None
+    """Says when a chunk may go. None: at once."""
+    while_waiting: Callable[[], None]
+    """Called while a chunk waits. Raises `Unavailable` to give up."""
+    arrived: Callable[[OutgoingReplica, int], None]
+    """Called with a replica that a peer has received, and its arena's `active` word when it was sent."""
+
+
+class PeerSender:
+    """One receiver of replicas. `ranks` are those that it is sent, None: all.
+
+    It is sent the newest checkpoint, and not those in between when it is slower than training. While it is
+    away, that costs an event and an attempt each second.
+    """
+
+    def __init__(self, name: str, ranks: frozenset[int] | None, sending: Sending) -> None:
+        self.name = name
+        self._ranks, self._sending = ranks, sending
+        self._sent: dict[int, int] = {}  # rank -> active word of its arena that the peer has
+        self._poor_offers: dict[int, int] = {}  # rank -> saves since the peer last had much of one
+        self._sharing: set[int] = set()  # ranks of which it has had much
+        self._client: PeerClient | None = None
+        self._away_since: float | None = None
+        self._waited = False  # at the last look, for ranks that had not saved yet
+
+    @property
+    def away(self) -> bool:
+        """The last attempt to reach it failed."""
+        return self._away_since is not None
+
+    def receives(self, rank: int) -> bool:
+        """Checkpoints of this rank go to the peer."""
+        return self._ranks is None or rank in self._ranks
+
+    def has(self, rank: int, active: int) -> bool:
+        """The peer has the checkpoint that the arena's `active` word stood for."""
+        return self._sent.get(rank) == active
+
+    def forget(self, rank: int) -> None:
+        """The rank has another arena: send it from the start."""
+        self._sent.pop(rank, None)
+
+    def send_due(self, watched: Sequence[WatchedArena]) -> None:
+        """Send what this peer does not have yet. A peer that is away is an event, not an error."""
+        mine = [one for one in watched if self.receives(one.rank)]
+        due = [one for one in mine if one.active and not self.has(one.rank, one.active)]
+        if not due or (self._away_since is not None and time.monotonic() - self._away_since < RETRY_S):
+            return
+        self._waited = bool(self._sending.interleaver) and len(due) < len(mine) and not self._waited
+        if self._waited:
+            return  # the other ranks here are about to save: theirs go in the same frame
+        try:
+            if self._client is None:
+                self._client = self._sending.connect(self.name)
+            for together in self._frames(self._client, due):
+                self._send(self._client, together)
+        except (PulsetrainError, OSError) as error:
+            if self._away_since is None:
+                self._sending.events.event("replica_peer_away", {"peer": self.name, "error": str(error)})
+            self._away_since = time.monotonic()
+            self.close()
+            return
+        if self._away_since is not None:
+            self._away_since = None
+            self._sending.events.event("replica_peer_back", {"peer": self.name})
+
+    def close(self) -> None:
+        """End the connection. Only the thread that sends may call it."""
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+
+    def _frames(self, client: PeerClient, due: Sequence[WatchedArena]) -> list[list[WatchedArena]]:
+        """What is sent in one frame: small states that are offered go together, every other one alone."""
+        small = {one.rank for one in due if one.newest_bytes <= SMALL_BYTES}
+        offered = {rank for rank in small if self._offers(client, rank)}
+        together = [one for one in due if one.rank in offered]
+        alone = [[one] for one in due if one.rank not in offered]
+        return [together, *alone] if together else alone
+
+    def _send(self, client: PeerClient, due: Sequence[WatchedArena]) -> None:
+        """Send each rank's newest checkpoint. The trainer does not overwrite it meanwhile."""
+        active: dict[int, int] = {}
+        replicas: list[OutgoingReplica] = []
+        started = time.monotonic_ns()
+        try:
+            for one in due:
+                word, newest = one.arena.active, one.arena.newest
+                if newest is not None and newest.rank == one.rank and one.arena.begin_sending(newest):
+                    active[one.rank] = word
+                    offered = one.arena.digests(newest) if self._offers(client, one.rank) else b""
+                    replicas.append(OutgoingReplica(one.arena, newest, offered))
+            for replica, sent in client.put(replicas, self._pacer(client)):
+                replica.arena.end_sending(replica.info)
+                if sent is not None:
+                    self._arrived(replica, active[replica.info.rank], sent)
+                    took_ns = time.monotonic_ns() - started
+                    self._sending.events.slot_stage("replicate", "peer", replica.info, took_ns)
+        finally:
+            for replica in replicas:
+                replica.arena.end_sending(replica.info)
+
+    def _arrived(self, replica: OutgoingReplica, active: int, sent: int) -> None:
+        info = replica.info
+        self._sent[info.rank] = active
+        self._note_shared(info, sent, offered=bool(replica.offered))
+        self._sending.arrived(replica, active)
+
+    def _offers(self, client: PeerClient, rank: int) -> bool:
+        """Whether the rank's digests are offered: not where the peer had little of the last ones."""
+        saves = self._poor_offers.get(rank, 0)
+        return (
+            self._sending.share
+            and client.accepts_offers
+            and (saves < MAX_POOR_OFFERS or saves % OFFER_AGAIN_SAVES == 0)
+        )
+
+    def _note_shared(self, info: SlotInfo, sent: int, *, offered: bool) -> None:
+        """Learn whether the peer has much of this rank's state. The first time is an event."""
+        if not offered or not worth_sharing(info.total_bytes - sent, info.total_bytes):
+            self._poor_offers[info.rank] = self._poor_offers.get(info.rank, 0) + 1
+            return
+        self._poor_offers[info.rank] = 0
+        if info.rank not in self._sharing:
+            self._sharing.add(info.rank)
+            detail = {"peer": self.name, "step": info.step, "bytes": info.total_bytes, "sent_bytes": sent}
+            self._sending.events.event("replica_shared", detail, rank=info.rank)
+
+    def _pacer(self, client: PeerClient) -> ChunkPacer | None:
+        interleaver = self._sending.interleaver
+        return (lambda total: self._chunks(interleaver, client, total)) if interleaver else None
+
+    def _chunks(self, interleaver: Interleaver, client: PeerClient, total: int) -> Iterator[int]:
+        """Sizes to send, each when it may go. Each is timed. What disturbs nobody goes at once."""
+        if total < LEAST_CHUNK:
+            yield total
+            return
+        for size in interleaver.chunks(total):
+            if size:
+                began = time.perf_counter()
+                yield size
+                client.flush()
+                interleaver.record_transfer(size, time.perf_counter() - began)
+            else:
+                self._sending.while_waiting()

@@ -1,0 +1,135 @@
+"""Copies a saved state back into the live objects of a training script."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, MutableMapping
+
+import numpy as np
+import torch
+from torch.distributed.tensor import DTensor
+
+from pulsetrain.checkpoint.memory.layout import Entry, Layout, Nested
+from pulsetrain.checkpoint.optimizers import optimizer_parameters
+from pulsetrain.checkpoint.sharding import local, sharded_like
+from pulsetrain.core.errors import CheckpointError
+
+
+def views(payload: memoryview, layout: Layout) -> list[torch.Tensor]:
+    """One tensor for each entry, sharing the memory of `payload`."""
+    return [_view(payload, entry) for entry in layout.entries]
+
+
+def put_back(state: Mapping[str, object], saved: Mapping[str, Nested]) -> None:
+    """Copy a rebuilt state into the live objects. Raises `CheckpointError` that names what does not fit."""
+    missing = [key for key in state if key not in saved]
+    if missing:
+        raise CheckpointError(f"checkpoint has no {', '.join(missing)}; it has: {', '.join(saved)}")
+    with torch.no_grad():
+        for key, value in state.items():
+            _put(key, value, saved[key], state)
+
+
+def _view(payload: memoryview, entry: Entry) -> torch.Tensor:
+    dtype = getattr(torch, entry.dtype)
+    if entry.bytes == 0:
+        return torch.empty(entry.shape, dtype=dtype)
+    raw = torch.frombuffer(payload, dtype=torch.uint8, count=entry.bytes, offset=entry.offset)
+    return raw.view(dtype).view(entry.shape)
+
+
+def _put(key: str, value: object, saved: Nested, state: Mapping[str, object]) -> None:
+    if isinstance(value, torch.nn.Module):
+        _put_module(key, value, saved)
+    elif isinstance(value, torch.optim.Optimizer):
+        _put_optimizer(key, value, saved)
+    elif isinstance(value, torch.Tensor):
+        _copy(key, value, saved)
+    elif hasattr(value, "load_state_dict"):
+        value.load_state_dict(_copied(saved))
+    elif isinstance(state, MutableMapping):
+        state[key] = _copied(saved)
+
+
+def _put_module(key: str, module: torch.nn.Module, saved: Mapping[str, Nested]) -> None:
+    """Fill tensors in place. Extra state goes through the module's own loader."""
+    live = module.state_dict()
+    wrong = sorted(set(live) ^ set(saved))
+    if wrong:
+        raise CheckpointError(f"{key}: model and checkpoint differ in {', '.join(wrong[:5])}")
+    extra = False
+    for name, tensor in live.items():
+        if isinstance(tensor, torch.Tensor):
+            _copy(f"{key}.{name}", tensor, saved[name])
+        else:
+            extra = True
+    if extra:
+        module.load_state_dict({n: t if isinstance(t, torch.Tensor) else saved[n] for n, t in live.items()})
+
+
+def _put_optimizer(key: str, optimizer: torch.optim.Optimizer, saved: Mapping[str, Nested]) -> None:
+    """Use its own loader, with shards wrapped like their parameter and element types kept exactly.
+
+    State that is there already is filled in place, so that no new memory is needed.
+    """
+    parameters = optimizer_parameters(optimizer)
+    state = {
+        index: {
+            name: _fill(optimizer.state.get(parameters[index], {}).get(name), v, parameters[index])
+            for name, v in entry.items()
+        }
+        for index, entry in saved["state"].items()
+    }
+    optimizer.load_state_dict({**saved, "state": state})
+    for index, entry in state.items():
+        kept = optimizer.state[parameters[index]]
+        for name, v in entry.items():
+            if isinstance(v, torch.Tensor) and kept[name].dtype != v.dtype:
+                kept[name] = v.to(kept[name].device)
+
+
+def _fill(live: object, saved: Nested, parameter: torch.Tensor) -> Nested:
+    if isinstance(live, torch.Tensor) and isinstance(saved, torch.Tensor):
+        part = local(live.detach())
+        if (part.shape, part.dtype) == (saved.shape, saved.dtype):
+            part.copy_(saved)
+            return live
+    return _like(parameter, saved)
+
+
+def _like(parameter: torch.Tensor, saved: Nested) -> Nested:
+    """A copy of a state tensor. A shard of a DTensor parameter becomes a DTensor again."""
+    value = _copied(saved)
+    if (
+        isinstance(parameter, DTensor)
+        and isinstance(value, torch.Tensor)
+        and value.dim()
+        and value.shape == local(parameter.detach()).shape
+    ):
+        return sharded_like(parameter, value.to(local(parameter.detach()).device))
+    return value
+
+
+def _copy(name: str, live: torch.Tensor, saved: Nested) -> None:
+    part = local(live.detach())
+    if not isinstance(saved, torch.Tensor) or (part.shape, part.dtype) != (saved.shape, saved.dtype):
+        raise CheckpointError(
+            f"{name}: {tuple(part.shape)} {part.dtype} does not fit what was saved: {_described(saved)}"
+        )
+    part.copy_(saved)
+
+
+def _described(value: object) -> str:
+    return f"{tuple(value.shape)} {value.dtype}" if isinstance(value, torch.Tensor) else repr(value)
+
+
+def _copied(value: Nested) -> Nested:
+    """A deep copy that shares no memory with the arena."""
+    if isinstance(value, torch.Tensor):
+        return value.clone()
+    if isinstance(value, np.ndarray):
+        return value.copy()
+    if isinstance(value, Mapping):
+        return {k: _copied(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_copied(v) for v in value)
+    return value

@@ -1,0 +1,94 @@
+"""Makes a step exist: waits for the files of all ranks and writes the manifest, then removes old steps."""
+
+from __future__ import annotations
+
+import time
+from threading import Lock
+
+from pulsetrain.checkpoint.checkpoint_events import CheckpointEvents
+from pulsetrain.checkpoint.memory.slots import SlotInfo
+from pulsetrain.checkpoint.storage.manifest import MANIFEST, Checkpoints, Manifest, folder_of
+from pulsetrain.checkpoint.storage.polling import Poller
+from pulsetrain.checkpoint.storage.rank_files import read_receipts, read_tables
+from pulsetrain.core.errors import CheckpointError
+
+
+class Committer:
+    """Commits steps of one job, and knows the newest committed ones. Thread-safe."""
+
+    def __init__(
+        self, checkpoints: Checkpoints, poller: Poller, events: CheckpointEvents, *, timeout_s: float
+    ) -> None:
+        self._checkpoints, self._poller, self._events = checkpoints, poller, events
+        self._timeout_s = timeout_s
+        self._newest: tuple[Manifest, ...] = ()
+        self._lock = Lock()
+        self._changing = Lock()  # a manifest must not be written while packs are removed
+
+    @property
+    def newest(self) -> tuple[Manifest, ...]:
+        """The two newest committed checkpoints, newest first."""
+        return self._newest
+
+    def read_newest(self) -> None:
+        """Look what storage holds. A storage that refuses is an event."""
+        try:
+            self._newest = tuple(self._checkpoints.committed(newest=2))
+        except Exception as error:  # noqa: BLE001 - whatever a storage backend raises is an event
+            self._events.event("storage_unreadable", {"error": str(error)})
+
+    def commit(self, info: SlotInfo) -> Manifest:
+        """Write the manifest once every rank has written its receipt. Only rank 0's agent calls this.
+
+        Raises `CheckpointError` where a rank is late, or content is missing or gone.
+        """
+        what = f"of step {info.step}"
+        tables = self._poller.wait(
+            lambda: read_tables(self._checkpoints, info), self._timeout_s, f"tables {what}"
+        )
+        receipts = self._poller.wait(
+            lambda: read_receipts(self._checkpoints, info), self._timeout_s, f"receipts {what}"
+        )
+        blobs = {content: blob for receipt in receipts for content, blob in receipt.blobs.items()}
+        missing = {segment.hash for table in tables for segment in table.segments} - set(blobs)
+        if missing:
+            raise CheckpointError(f"step {info.step}: nobody wrote {len(missing)} segments")
+        manifest = Manifest(
+            job=self._checkpoints.job,
+            step=info.step,
+            attempt=info.attempt,
+            world=info.world,
+            created_ns=time.time_ns(),
+            written_bytes=sum(receipt.written_bytes for receipt in receipts),
+            tables={table.rank: table for table in tables},
+            blobs=blobs,
+        )
+        path = self._checkpoints.path(f"{folder_of(info.step)}/{MANIFEST}")
+        with self._changing:  # a pack of an earlier step may be gone since a rank decided to refer to it
+            lost = self._checkpoints.lost_files(manifest)
+            if lost:
+                raise CheckpointError(f"step {info.step} refers to what is gone: {', '.join(lost)}")
+            self._checkpoints.storage.put(path, [manifest.encode()])
+        return manifest
+
+    def await_commit(self, info: SlotInfo) -> Manifest:
+        """The manifest that rank 0's agent writes. Raises `CheckpointError` where it is late."""
+
+        def look() -> Manifest | None:
+            manifest = self._checkpoints.manifest(info.step)
+            return manifest if manifest and manifest.attempt == info.attempt else None
+
+        return self._poller.wait(look, self._timeout_s, f"manifest of step {info.step}")
+
+    def remember(self, manifest: Manifest) -> None:
+        """Count a step as committed."""
+        with self._lock:
+            others = [m for m in self._newest if m.step != manifest.step]
+            self._newest = tuple(sorted([manifest, *others], key=lambda m: -m.step)[:2])
+
+    def remove_old(self, *, keep_last: int, keep_every: int) -> None:
+        """Remove the steps that neither `keep_last` nor `keep_every` keeps. That is an event."""
+        with self._changing:
+            removed = self._checkpoints.retain(last=keep_last, every=keep_every)
+        if removed:
+            self._events.event("checkpoints_removed", {"steps": removed})

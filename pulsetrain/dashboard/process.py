@@ -1,0 +1,17 @@
+"""The dashboard's process: Streamlit under a title of its own."""
+
+from __future__ import annotations
+
+from pulsetrain.core.process_title import set_process_title
+
+
+def main() -> None:
+    """``python -m pulsetrain.dashboard.process run APP OPTION...``: as ``python -m streamlit``."""
+    set_process_title("dashboard of hub")
+    from streamlit.web import cli
+
+    cli.main(prog_name="streamlit")
+
+
+if __name__ == "__main__":
+    main()
