@@ -12,6 +12,8 @@ EXTRA_OF_MODULE: Mapping[str, str] = MappingProxyType(
         "chdb": "hub",
         "clickhouse_connect": "hub",
         "drain3": "hub",
+        "google_crc32c": "kafka",
+        "httpx": "hub",
         "kafka": "kafka",
         "plotly": "hub",
         "prometheus_client": "hub",
@@ -19,6 +21,7 @@ EXTRA_OF_MODULE: Mapping[str, str] = MappingProxyType(
         "pynvml": "gpu",
         "starlette": "hub",
         "streamlit": "hub",
+        "tenacity": "kafka",
         "uvicorn": "hub",
     }
 )

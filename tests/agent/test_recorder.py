@@ -3,7 +3,7 @@
 from pulsetrain.agent.recorder import Recorder, RecorderPeriods
 from pulsetrain.records.columns import Columns
 from tests.checkpoint.trainers import wait_until
-from tests.stream.rows import columns
+from tests.records.rows import columns
 
 
 class Sink:

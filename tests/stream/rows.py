@@ -1,4 +1,4 @@
-"""Rows to test with: small tables of any record, derived from its schema."""
+"""Rows to test with, as Arrow tables: small tables of any record, derived from its schema."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import pyarrow as pa
 from pulsetrain.records.arrow import arrow_schema, arrow_type
 from pulsetrain.records.columns import Columns
 from pulsetrain.records.schema import RECORDS, Kind
+from tests.records.rows import DAY, columns, value
 
-DAY = 1_790_000_000_000_000_000
+__all__ = ["DAY", "as_columns", "columns", "table"]
 
 
 def table(record, rows, *, first=0, **columns):
@@ -16,7 +17,7 @@ def table(record, rows, *, first=0, **columns):
     numbers = range(first, first + rows)
     arrays = []
     for field in RECORDS[record].fields:
-        values = columns.get(field.name) or [_value(field, i) for i in numbers]
+        values = columns.get(field.name) or [value(field, i) for i in numbers]
         if isinstance(values, (str, int, float)):
             values = [values] * rows
         kind = arrow_type(field.kind)
@@ -27,30 +28,9 @@ def table(record, rows, *, first=0, **columns):
     return pa.table(arrays, schema=arrow_schema(record))
 
 
-def columns(record, rows, *, first=0, **given):
-    """The same rows as `table` gives, as an agent builds them."""
-    numbers = range(first, first + rows)
-    made = {f.name: given.get(f.name) or [_value(f, i) for i in numbers] for f in RECORDS[record].fields}
-    return Columns.from_values(record, rows, made)
-
-
 def as_columns(record, rows):
     """An Arrow table of a record, as an agent builds it."""
     times = [f.name for f in RECORDS[record].fields if f.kind is Kind.TIME]
     for name in times:
         rows = rows.set_column(rows.column_names.index(name), name, rows.column(name).cast(pa.int64()))
     return Columns.from_rows(record, rows.to_pylist())
-
-
-def _value(field, number):
-    match field.kind:
-        case Kind.NAME | Kind.TEXT:
-            return f"{field.name}-{number % 3}"
-        case Kind.JSON:
-            return "{}"
-        case Kind.BOOL:
-            return False
-        case Kind.TIME:
-            return DAY + number
-        case _:
-            return number

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from pulsetrain.collectors.machine.host import HostSampler, process_state
-from pulsetrain.records.arrow import to_table
+from pulsetrain.records.encoding import encode
 
 FILES = {
     "stat": "cpu  100 0 50 800 10 0 5 1 0 0\nctxt 123\nprocs_running 3\n",
@@ -39,7 +39,7 @@ def samples(root: Path, **processes: int) -> dict[tuple[str, str], float]:
     sampler = HostSampler(root, node="n1")
     sampler.watch(processes)
     batch = sampler.sample(5)
-    to_table(batch).validate(full=True)
+    encode(batch, source="s", first_row=0)
     rows = batch.to_rows()
     assert {(row["node"], row["ts"]) for row in rows} <= {("n1", 5)}
     return {(row["device"], row["name"]): row["value"] for row in rows}

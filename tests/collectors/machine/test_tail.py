@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pulsetrain.collectors.machine.tail import Tail, TailConfig, severity
-from pulsetrain.records.arrow import to_table
+from pulsetrain.records.encoding import encode
 
 
 def messages(batch) -> list[str]:
@@ -36,7 +36,7 @@ def test_rows_say_whose_line_it_is(tmp_path):
     path = tmp_path / "err"
     path.write_text("ok\nValueError: bad\n")
     batch = Tail(path, source="stderr", node="n", job="j", attempt=1, rank=3).poll(9)
-    to_table(batch).validate(full=True)
+    encode(batch, source="s", first_row=0)
     rows = batch.to_rows()
     assert [(r["severity"], r["message"]) for r in rows] == [("info", "ok"), ("error", "ValueError: bad")]
     assert (rows[0]["rank"], rows[0]["source"], rows[0]["node"], rows[0]["ts"]) == (3, "stderr", "n", 9)
