@@ -1,11 +1,11 @@
-"""How soon a dead rank is found and training again, in place, on real processes.
+"""How soon a killed rank is named and training again, in place, on real processes.
 
     python benchmarks/recovery.py [--kills 3] [--steps 200]
 
 The demo's cluster (four nodes of two ranks, a standby, the hub and its dashboard on the same cores) trains
 examples/train_gpt.py; one rank after another gets SIGKILL in mid-step and its job is relaunched on the same
 nodes. Prints each recovery's stages, and one JSON object as its last line: the medians and the worst, and
-their ratios to the limits (found within 1 s, training within 5 s). Exit status 1 where a kill was not named
+their ratios to the limits (named within 1 s, training within 5 s). Exit status 1 where a kill was not named
 or cost more than one step.
 """
 
@@ -39,13 +39,13 @@ class Deaths(Scenario):
 
     def train(self, steps: int) -> None:
         """Wait until so many more steps are done."""
-        self._reach(self.outlook.step + steps, "train on", GAP_S)
+        self._reach(self.status.step + steps, "train on", GAP_S)
 
     def kill_a_rank(self, node: str) -> score.Outcome:
         """SIGKILL to the last rank of a node, whose agent lives on."""
         ranks = outside.ranks_below(self.cluster.pid(node))
         rank = max(ranks)
-        injection = self._injected("killed_rank", f"rank {rank}", DEATH_KINDS, {("rank", str(rank))})
+        injection = self._injection("killed_rank", f"rank {rank}", DEATH_KINDS, {("rank", str(rank))})
         self.say("fault", f"SIGKILL to rank {rank} on {node}")
         outside.send([ranks[rank]], signal.SIGKILL)
         return self._recovered(injection)
@@ -61,18 +61,18 @@ def watch(kills: int, steps: int) -> tuple[list[score.Outcome], list[dict[str, o
         os.environ[reaper.MARK] = mark
         hub = stack.enter_context(local_hub(folder / "hub"))
         say = Timeline(print)
-        outlook = JobMonitor(hub.address, JOB, say)
-        stack.callback(outlook.close)
+        monitor = JobMonitor.of_hub(hub.address, JOB, say)
+        stack.callback(monitor.close)
         nodes = Cluster(folder, hub.address, [*script, "--steps", str(steps)], mark)
         stack.callback(nodes.close)
-        story = Deaths(cluster=nodes, outlook=outlook, job=JOB, steps=steps, say=say)
-        story.start()
+        scenario = Deaths(cluster=nodes, monitor=monitor, job=JOB, steps=steps, say=say)
+        scenario.start()
         outcomes = []
         for number in range(kills):
-            story.train(GAP_STEPS)
-            outcomes.append(story.kill_a_rank(NODES[number % len(NODES)]))
-        story.train(1)
-        return outcomes, outlook.recoveries
+            scenario.train(GAP_STEPS)
+            outcomes.append(scenario.kill_a_rank(NODES[number % len(NODES)]))
+        scenario.train(1)
+        return outcomes, monitor.recoveries
 
 
 def main() -> int:

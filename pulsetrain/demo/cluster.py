@@ -1,6 +1,6 @@
 """The demo's processes: five nodes, each an agent of its own session, and the uninterrupted reference run.
 
-All of them bear the demo's mark in their environment: see `reaper`.
+All of them carry the demo's mark in their environment: see `reaper`.
 """
 
 from __future__ import annotations
@@ -46,8 +46,10 @@ def find_script(package: Path | None = None) -> Path:
 
 
 def clean_environment(mark: str, scratch: Path) -> dict[str, str]:
-    """This process's environment without Pulsetrain's, torchrun's and CUDA's settings, with the mark, and
-    with `scratch` for what torch leaves in the temporary folder."""
+    """This process's environment without the settings of Pulsetrain, torchrun and CUDA, and with the mark.
+
+    `scratch` becomes the folder for temporary files, where torch leaves some.
+    """
     scratch.mkdir(parents=True, exist_ok=True)
     kept = {
         k: v
@@ -60,7 +62,7 @@ def clean_environment(mark: str, scratch: Path) -> dict[str, str]:
 
 
 class Cluster:
-    """Nodes as local processes. Create and use it on the main thread: children end with that thread."""
+    """Nodes as local processes. Create and use it on the main thread: its children end with that thread."""
 
     def __init__(self, folder: Path, hub: HubAddress, script: Sequence[str], mark: str) -> None:
         self._folder, self._hub, self._script, self._mark = folder, hub, tuple(script), mark
@@ -94,13 +96,13 @@ class Cluster:
         return self._agents[node].pid
 
     def kill(self, node: str) -> None:
-        """SIGKILL to the agent and everything below it, as a power cut."""
+        """Send SIGKILL to the agent and everything below it, like a power cut."""
         self._killed.add(node)
         outside.kill_tree(self._agents[node].pid)
         self._agents[node].wait()
 
     def check(self) -> None:
-        """Raises `PulsetrainError` with an agent's last line where one ended that nobody killed."""
+        """Raises `PulsetrainError` with an agent's last line where one ended that was not killed."""
         for node, agent in self._agents.items():
             code = agent.poll()
             if code is not None and node not in self._killed:
@@ -111,17 +113,17 @@ class Cluster:
         return self._folder / node / "agent.log"
 
     def await_end(self) -> None:
-        """Wait until every agent that was not killed has left of its own accord. Raises `PulsetrainError`."""
+        """Wait until every agent that was not killed has ended by itself. Raises `PulsetrainError`."""
         deadline_s = time.monotonic() + LEAVE_S
         for node, agent in self._agents.items():
             with contextlib.suppress(subprocess.TimeoutExpired):
                 agent.wait(max(0.1, deadline_s - time.monotonic()))
             if agent.returncode != 0 and node not in self._killed:
-                said = last_line(self.log(node))
-                raise PulsetrainError(f"{node} ended with status {agent.returncode}: {said}")
+                line = last_line(self.log(node))
+                raise PulsetrainError(f"{node} ended with status {agent.returncode}: {line}")
 
     def close(self) -> None:
-        """End every agent, politely, then not; nothing of them is left."""
+        """End every agent: SIGTERM, then SIGKILL. Nothing of them is left."""
         alive = [a for a in self._agents.values() if a.poll() is None]
         for agent in alive:
             outside.send([agent.pid], signal.SIGTERM)
@@ -156,17 +158,17 @@ class Reference:
             )
 
     def wait(self, timeout_s: float, progress: Callable[[int, float], None]) -> None:
-        """Wait for its end; `progress` gets step and loss now and then. Raises `PulsetrainError`."""
+        """Wait for its end; `progress` gets the step and loss every 20 steps. Raises `PulsetrainError`."""
         deadline_s = time.monotonic() + timeout_s
-        told = 0
+        reported = 0
         while self._process.poll() is None:
             if time.monotonic() > deadline_s:
                 raise PulsetrainError(f"the reference run is not done after {timeout_s:g} s")
             time.sleep(0.2)
             steps = self.progress()
-            if steps and steps[-1][0] >= told + 20:
-                told = steps[-1][0]
-                progress(told, steps[-1][1])
+            if steps and steps[-1][0] >= reported + 20:
+                reported = steps[-1][0]
+                progress(reported, steps[-1][1])
         if self._process.returncode != 0:
             raise PulsetrainError(
                 f"the reference run ended with status {self._process.returncode}: {last_line(self.output)}"
@@ -185,8 +187,8 @@ class Reference:
     def progress(self) -> list[tuple[int, float, float]]:
         """Every step it printed: number of steps done, loss, seconds since the first began."""
         text = self.output.read_text(errors="replace")
-        found = re.findall(r"^step (\d+)/\d+ loss (\S+) norm \S+ (\S+) s$", text, re.MULTILINE)
-        return [(int(step), float(loss), float(elapsed)) for step, loss, elapsed in found]
+        lines = re.findall(r"^step (\d+)/\d+ loss (\S+) norm \S+ (\S+) s$", text, re.MULTILINE)
+        return [(int(step), float(loss), float(elapsed)) for step, loss, elapsed in lines]
 
     def median_step_s(self, last: int) -> float:
         """Median step after the first few and up to `last`, in seconds; 0 where there is none."""
@@ -202,11 +204,11 @@ class Reference:
 
 
 def read_hash(path: Path) -> str:
-    """The hash in a file that the job wrote; "" where it did not."""
+    """The hash in a file that the job wrote; "" where it did not write one."""
     return path.read_text().strip() if path.exists() else ""
 
 
 def last_line(path: Path) -> str:
-    """The last line of a log that says something."""
+    """The last line of a log that is not blank."""
     lines = path.read_text(errors="replace").strip().splitlines() if path.exists() else []
     return lines[-1].strip() if lines else "no output"

@@ -1,4 +1,4 @@
-"""An ending signal as `KeyboardInterrupt`, once, and never lost."""
+"""Turns an ending signal into one `KeyboardInterrupt` that is never lost."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from collections.abc import Iterator
 from types import FrameType
 
 END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-AGAIN_S = 0.05
+RAISE_AGAIN_S = 0.05
 
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """The first ending signal raises `KeyboardInterrupt`; further ones must not disturb the clearing up.
+    """Raise `KeyboardInterrupt` on the first ending signal; ignore later ones, so that cleaning up goes on.
 
-    Python swallows an exception raised inside a finaliser or a weak reference's callback; one that was
-    swallowed is raised again a moment later.
+    Python drops an exception that is raised inside a finaliser or a weak reference's callback. An interrupt
+    that was dropped is raised again a moment later.
     """
-    before = {number: signal.getsignal(number) for number in END_SIGNALS}
-    report = sys.unraisablehook
+    old_handlers = {number: signal.getsignal(number) for number in END_SIGNALS}
+    old_hook = sys.unraisablehook
 
     def interrupt(_: int, __: FrameType | None) -> None:
         for number in END_SIGNALS:
@@ -33,18 +33,18 @@ def interruptible() -> Iterator[None]:
         for number in END_SIGNALS:
             signal.signal(number, interrupt)
 
-    def swallowed(lost: sys.UnraisableHookArgs) -> None:
+    def raise_again(lost: sys.UnraisableHookArgs) -> None:
         if not issubclass(lost.exc_type, KeyboardInterrupt):
-            report(lost)
+            old_hook(lost)
             return
         signal.signal(signal.SIGINT, interrupt)
-        threading.Timer(AGAIN_S, os.kill, (os.getpid(), signal.SIGINT)).start()
+        threading.Timer(RAISE_AGAIN_S, os.kill, (os.getpid(), signal.SIGINT)).start()
 
     arm()
-    sys.unraisablehook = swallowed
+    sys.unraisablehook = raise_again
     try:
         yield
     finally:
-        sys.unraisablehook = report
-        for number, handler in before.items():
+        sys.unraisablehook = old_hook
+        for number, handler in old_handlers.items():
             signal.signal(number, handler)

@@ -1,105 +1,124 @@
-"""Follows a job through the hub's API and its ClickHouse endpoint, as any tool outside would."""
+"""Follows a job through the hub's API and its ClickHouse endpoint, as any outside tool would."""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
 from urllib.parse import urlsplit
 
 from pulsetrain.core.errors import PulsetrainError
-from pulsetrain.demo.score import Seen
+from pulsetrain.core.json import JsonObject
+from pulsetrain.demo.score import SeenFinding
 from pulsetrain.demo.sentences import event_line, finding_line
 from pulsetrain.protocol.client import HubAddress, HubClient
 from pulsetrain.stream.queries import demo as queries
 from pulsetrain.stream.store.clickhouse import Store, open_store
 
-LOOK_S = 0.25
-LATE_NS = 15_000_000_000  # a row may arrive so much later than the time it bears
-TELL_STEPS = 10
+POLL_S = 0.25
+LATE_NS = 15_000_000_000  # a row may arrive so much later than its own time
+PROGRESS_STEPS = 10
 
-Say = Callable[[str, str], None]  # who, what
+Say = Callable[[str, str], None]
+"""Prints one line of the timeline: who, what."""
+
+
+class Status(Protocol):
+    """Where the hub's status comes from."""
+
+    def status(self) -> JsonObject: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobStatus:
+    """What the hub last said of the job. `ranks` are global ranks by node."""
+
+    state: str = ""
+    failure: str = ""
+    attempt: int = -1
+    step: int = -1
+    ranks: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, job: JsonObject) -> JobStatus:
+        """One job of the hub's status."""
+        return cls(
+            state=str(job["state"]),
+            failure=str(job.get("failure", "")),
+            attempt=int(job["attempt"]),
+            step=int(job["step"]),
+            ranks={node["node"]: tuple(node.get("ranks", ())) for node in job["nodes"]},
+        )
 
 
 class JobMonitor:
-    """What is known of one job. `look` asks the hub once; times are UTC nanoseconds."""
+    """What is known of one job. `poll` asks the hub once and prints what is new."""
 
-    def __init__(self, hub: HubAddress, job: str, say: Say) -> None:
-        self.findings: list[Seen] = []
-        self.recoveries: list[dict[str, Any]] = []
-        self.state = ""
-        self.failure = ""
-        self.attempt = -1
-        self.step = -1
-        self.nodes: dict[str, Mapping[str, Any]] = {}
+    def __init__(self, client: Status, store: Store, job: str, say: Say) -> None:
+        self.status = JobStatus()
+        self.findings: list[SeenFinding] = []
+        self.recoveries: list[JsonObject] = []
         self.failures = 0
-        self._client = HubClient(hub)
-        parts = urlsplit(hub.url)
-        self._store: Store = open_store(f"{parts.scheme}://{parts.netloc}", token=hub.token)
-        self._job, self._say = job, say
+        self.store = store
+        self._client, self._job, self._say = client, job, say
         self._since_ns = time.time_ns()
-        self._known: set[tuple[Any, ...]] = set()
-        self._told_step = 0
+        self._seen_rows: set[tuple[Hashable, ...]] = set()
+        self._printed_step = 0
         self._written_rows = 0
 
-    @property
-    def store(self) -> Store:
-        """The hub's store, read-only."""
-        return self._store
+    @classmethod
+    def of_hub(cls, hub: HubAddress, job: str, say: Say) -> JobMonitor:
+        """A monitor with connections of its own; `close` ends them."""
+        parts = urlsplit(hub.url)
+        store = open_store(f"{parts.scheme}://{parts.netloc}", token=hub.token)
+        return cls(HubClient(hub), store, job, say)
 
-    def look(self) -> None:
-        """Ask for state, new events and new findings, and tell them; a hub that is away is asked again."""
+    def poll(self) -> None:
+        """Read the state, new events and new findings, and print them. A failure is counted, no more."""
         try:
-            written_rows = self._look_at_status()
+            written_rows = self._read_status()
             if written_rows != self._written_rows:
-                self._read()
+                self._read_rows()
             self._written_rows = written_rows
-            self._tell_progress()
+            self._print_progress()
         except PulsetrainError:
             self.failures += 1
 
-    def _read(self) -> None:
-        """Take what is new among the store's events and findings."""
-        since_ns = self._since_ns - LATE_NS
-        for row in queries.events_since(self._store, self._job, since_ns).to_pylist():
-            self._take_event(row)
-        for row in queries.findings_since(self._store, self._job, since_ns).to_pylist():
-            self._take_finding(row)
-
-    def wait(self, until: Callable[[], bool], timeout_s: float, each: Callable[[], None]) -> bool:
-        """Look until `until` holds; False after `timeout_s`. `each` runs before every look and may raise."""
+    def wait(self, until: Callable[[], bool], timeout_s: float, before_poll: Callable[[], None]) -> bool:
+        """Poll until `until` holds; False after `timeout_s`. `before_poll` may raise to end the wait."""
         deadline_s = time.monotonic() + timeout_s
         while not until():
             if time.monotonic() > deadline_s:
                 return False
-            each()
-            time.sleep(LOOK_S)
-            self.look()
+            before_poll()
+            time.sleep(POLL_S)
+            self.poll()
         return True
 
     def close(self) -> None:
-        """Let go of the connections."""
-        self._store.close()
+        """End the connections."""
+        self.store.close()
 
-    def node_of(self, rank: int) -> str:
-        """The node that runs a rank now; "" where nobody does."""
-        return next((n for n, row in self.nodes.items() if rank in row.get("ranks", ())), "")
-
-    def _look_at_status(self) -> int:
-        """Take the job's state; how many events and findings the hub has written."""
+    def _read_status(self) -> int:
+        """Read the job's state; how many events and findings the hub has written."""
         status = self._client.status()
-        written_rows = int(status["hub"]["written_rows"])
-        job = next((j for j in status["jobs"] if j["job"] == self._job), None)
-        if job is None:
-            return written_rows
-        self.state, self.failure = str(job["state"]), str(job.get("failure", ""))
-        self.attempt, self.step = int(job["attempt"]), int(job["step"])
-        self.nodes = {n["node"]: n for n in job["nodes"]}
-        return written_rows
+        for job in status["jobs"]:
+            if job["job"] == self._job:
+                self.status = JobStatus.read(job)
+        return int(status["hub"]["written_rows"])
 
-    def _take_event(self, row: Mapping[str, Any]) -> None:
-        if not self._fresh("event", row["ts_ns"], row["kind"], row["node"], row["rank"]):
+    def _read_rows(self) -> None:
+        """Read what is new among the store's events and findings."""
+        since_ns = self._since_ns - LATE_NS
+        for row in queries.events_since(self.store, self._job, since_ns).to_pylist():
+            self._take_event(row)
+        for row in queries.findings_since(self.store, self._job, since_ns).to_pylist():
+            self._take_finding(row)
+
+    def _take_event(self, row: JsonObject) -> None:
+        if not self._is_new("event", row["ts_ns"], row["kind"], row["node"], row["rank"]):
             return
         if row["kind"] == "recovery":
             self.recoveries.append(json.loads(row["detail"]) | {"ts_ns": row["ts_ns"]})
@@ -107,25 +126,31 @@ class JobMonitor:
         if line:
             self._say(row["actor"], line)
 
-    def _take_finding(self, row: Mapping[str, Any]) -> None:
+    def _take_finding(self, row: JsonObject) -> None:
         subject = (row["subject_type"], row["subject"])
-        if not self._fresh("finding", row["ts_ns"], row["kind"], *subject):
+        if not self._is_new("finding", row["ts_ns"], row["kind"], *subject):
             return
-        now_ns = time.time_ns()
         self.findings.append(
-            Seen(kind=row["kind"], subject=subject, summary=row["summary"], seen_ns=now_ns, step=self.step)
+            SeenFinding(
+                kind=row["kind"],
+                subject=subject,
+                summary=row["summary"],
+                seen_ns=time.time_ns(),
+                step=self.status.step,
+            )
         )
         self._say("analysis", finding_line(row))
 
-    def _fresh(self, *key: Any) -> bool:
-        known = key in self._known
-        self._known.add(key)
-        return not known
+    def _is_new(self, *row: Hashable) -> bool:
+        seen = row in self._seen_rows
+        self._seen_rows.add(row)
+        return not seen
 
-    def _tell_progress(self) -> None:
-        """A line when another `TELL_STEPS` steps are done. Steps are counted from 0, as records have them."""
-        if self.step < self._told_step + TELL_STEPS:
+    def _print_progress(self) -> None:
+        """Print a line when `PROGRESS_STEPS` more steps are done. Steps are counted from 0, as in records."""
+        step = self.status.step
+        if step < self._printed_step + PROGRESS_STEPS:
             return
-        self._told_step = self.step - self.step % TELL_STEPS
-        loss = queries.loss(self._store, self._job, self.step)
-        self._say("training", f"step {self.step}" + ("" if loss is None else f", loss {loss:.3f}"))
+        self._printed_step = step - step % PROGRESS_STEPS
+        loss = queries.loss(self.store, self._job, step)
+        self._say("training", f"step {step}" + ("" if loss is None else f", loss {loss:.3f}"))

@@ -1,4 +1,4 @@
-"""`pulsetrain demo`: sets the scene, tells what happens, reports, and leaves nothing behind."""
+"""`pulsetrain demo`: starts hub and nodes, runs the scenario, prints the report, leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from pulsetrain.agent.local_hub import LocalHub, local_hub
 from pulsetrain.core.errors import PulsetrainError, UsageError
+from pulsetrain.core.json import JsonObject
 from pulsetrain.demo import cluster, reaper, score
 from pulsetrain.demo.cluster import JOB, Cluster, Reference
 from pulsetrain.demo.interrupt import interruptible
@@ -45,7 +45,7 @@ class DemoOptions:
     def __post_init__(self) -> None:
         if self.steps < MIN_STEPS:
             raise UsageError(
-                f"--steps {self.steps}: at least {MIN_STEPS}, for three faults to find their place"
+                f"--steps {self.steps}: at least {MIN_STEPS}, so that there is time for three faults"
             )
         if self.report is not None and not os.access(self.report.absolute().parent, os.W_OK):
             raise UsageError(f"--report {self.report}: its folder is missing or cannot be written")
@@ -63,26 +63,26 @@ def usual_steps(cores: int) -> int:
 
 
 class Timeline:
-    """Prints one line an event: seconds since the start, who, what."""
+    """Prints one line for each event: seconds since the start, who, what."""
 
     def __init__(self, print_: Callable[[str], None]) -> None:
         self._print, self._began_s = print_, time.monotonic()
 
     def __call__(self, who: str, what: str) -> None:
-        """One line."""
+        """Print one line."""
         self._print(f"{time.monotonic() - self._began_s:7.1f} s  {who:<10}  {what}")
 
 
 def run(
     options: DemoOptions,
     print_: Callable[[str], None],
-    publish: Callable[[dict[str, Any]], None] | None = None,
+    publish: Callable[[score.Report], None] | None = None,
 ) -> int:
     """Run the demo; 0 where every fault was named and the parameters are the reference's, else 1.
 
-    `print_` gets each line for people, `publish` the report.
-    Raises `UsageError` where the example is missing, `PulsetrainError` where the job does not come through,
-    `KeyboardInterrupt` on SIGINT, SIGTERM and SIGHUP; however it ends, no process of it is left.
+    `print_` gets each line for people, `publish` the report. Raises `UsageError` where the example is
+    missing, `PulsetrainError` where the job does not finish, `KeyboardInterrupt` on SIGINT, SIGTERM and
+    SIGHUP. However it ends, no process of it is left.
     """
     script = cluster.find_script()
     with contextlib.ExitStack() as stack:
@@ -96,24 +96,25 @@ def run(
         say("demo", "starting the hub")
         hub = stack.enter_context(local_hub(folder / "hub"))
         say("demo", f"hub {hub.address.url}, dashboard {hub.dashboard}")
-        told = _watched(options, script, folder, hub, mark, say)
-        report_ = _finish(options, script, folder, mark, say, told)
-        _tell(report_, told, print_)
+        run_ = DemoRun(options=options, script=script, folder=folder, mark=mark, say=say)
+        watched = run_.train_watched(hub)
+        report_ = run_.train_reference(watched)
+        _print_report(report_, watched, print_)
         if publish is not None:
             publish(report_)
         if options.report:
             options.report.write_text(json.dumps(report_, indent=1) + "\n")
         if not options.exit:
-            _linger(hub, print_)
+            _keep_dashboard(hub, print_)
         return 0 if score.passed(report_, FAULTS) else 1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Told:
-    """What the watched run left to report."""
+class WatchedRun:
+    """What the watched run left to report. `slowed` is the measured slowdown of the slow node."""
 
     outcomes: list[score.Outcome]
-    recoveries: list[dict[str, Any]]
+    recoveries: list[JsonObject]
     params_hash: str
     median_step_s: float
     calm_until: int
@@ -121,65 +122,87 @@ class Told:
     wall_s: float
 
 
-def _arguments(options: DemoOptions, script: Path) -> list[str]:
-    shape = ["--tp", "2", "--pp", "2", "--dp", "2", "--device", "cpu"]
-    return [str(script), *shape, "--steps", str(options.steps), "--seed", str(options.seed)]
+@dataclass(frozen=True, kw_only=True)
+class DemoRun:
+    """The two trainings of a demo: one with faults under Pulsetrain, one uninterrupted under torchrun.
+
+    Processes carry `mark` in their environment.
+    """
+
+    options: DemoOptions
+    script: Path
+    folder: Path
+    mark: str
+    say: Timeline
+
+    @property
+    def command(self) -> list[str]:
+        """The script and its arguments, the same for both trainings."""
+        shape = ["--tp", "2", "--pp", "2", "--dp", "2", "--device", "cpu"]
+        return [
+            str(self.script),
+            *shape,
+            "--steps",
+            str(self.options.steps),
+            "--seed",
+            str(self.options.seed),
+        ]
+
+    def train_watched(self, hub: LocalHub) -> WatchedRun:
+        """Train on five nodes with three faults. Raises `PulsetrainError` where the job does not finish."""
+        hash_file = self.folder / "hash"
+        with contextlib.ExitStack() as stack:
+            monitor = JobMonitor.of_hub(hub.address, JOB, self.say)
+            stack.callback(monitor.close)
+            nodes = Cluster(
+                self.folder, hub.address, [*self.command, "--params-hash-out", str(hash_file)], self.mark
+            )
+            stack.callback(nodes.close)
+            scenario = Scenario(
+                cluster=nodes, monitor=monitor, job=JOB, steps=self.options.steps, say=self.say
+            )
+            began_s = time.monotonic()
+            scenario.run()
+            wall_s = time.monotonic() - began_s
+            first, last = scenario.calm
+            return WatchedRun(
+                outcomes=scenario.outcomes,
+                recoveries=monitor.recoveries,
+                params_hash=cluster.read_hash(hash_file),
+                median_step_s=queries.median_step_ns(monitor.store, JOB, first=first, last=last) / 1e9,
+                calm_until=last,
+                slowed=scenario.slowed,
+                wall_s=wall_s,
+            )
+
+    def train_reference(self, watched: WatchedRun) -> score.Report:
+        """Train uninterrupted, and put the report together."""
+        self.say("reference", "the same job once more, uninterrupted, under plain torchrun")
+        reference = Reference(self.folder / "reference", self.command, self.mark)
+        with contextlib.closing(reference):
+            reference.wait(
+                REFERENCE_S, lambda step, loss: self.say("reference", f"step {step}, loss {loss:.3f}")
+            )
+            plain_s = reference.median_step_s(watched.calm_until)
+            return score.report(
+                watched.outcomes,
+                params_hash=watched.params_hash,
+                reference_hash=reference.hash,
+                steps=self.options.steps,
+                wall_s=watched.wall_s,
+                overhead_ratio=watched.median_step_s / plain_s if plain_s and watched.median_step_s else None,
+            )
 
 
-def _watched(
-    options: DemoOptions, script: Path, folder: Path, hub: LocalHub, mark: str, say: Timeline
-) -> Told:
-    hash_file = folder / "hash"
-    command = [*_arguments(options, script), "--params-hash-out", str(hash_file)]
-    with contextlib.ExitStack() as stack:
-        outlook = JobMonitor(hub.address, JOB, say)
-        stack.callback(outlook.close)
-        nodes = Cluster(folder, hub.address, command, mark)
-        stack.callback(nodes.close)
-        story = Scenario(cluster=nodes, outlook=outlook, job=JOB, steps=options.steps, say=say)
-        began_s = time.monotonic()
-        story.run()
-        wall_s = time.monotonic() - began_s
-        first, last = story.calm
-        return Told(
-            outcomes=story.outcomes,
-            recoveries=outlook.recoveries,
-            params_hash=cluster.read_hash(hash_file),
-            median_step_s=queries.median_step_ns(outlook.store, JOB, first=first, last=last) / 1e9,
-            calm_until=last,
-            slowed=story.slowed,
-            wall_s=wall_s,
-        )
-
-
-def _finish(
-    options: DemoOptions, script: Path, folder: Path, mark: str, say: Timeline, told: Told
-) -> dict[str, Any]:
-    """Run the reference and put the report together."""
-    say("reference", "the same job once more, uninterrupted, under plain torchrun")
-    reference = Reference(folder / "reference", _arguments(options, script), mark)
-    with contextlib.closing(reference):
-        reference.wait(REFERENCE_S, lambda step, loss: say("reference", f"step {step}, loss {loss:.3f}"))
-        plain_s = reference.median_step_s(told.calm_until)
-        return score.report(
-            told.outcomes,
-            params_hash=told.params_hash,
-            reference_hash=reference.hash,
-            steps=options.steps,
-            wall_s=told.wall_s,
-            overhead_ratio=told.median_step_s / plain_s if plain_s and told.median_step_s else None,
-        )
-
-
-def _tell(report_: dict[str, Any], told: Told, print_: Callable[[str], None]) -> None:
-    lines = ["", *score.fault_table(told.outcomes), "", *score.stage_table(told.recoveries), ""]
-    if told.slowed is not None:
+def _print_report(report_: score.Report, watched: WatchedRun, print_: Callable[[str], None]) -> None:
+    lines = ["", *score.fault_table(watched.outcomes), "", *score.stage_table(watched.recoveries), ""]
+    if watched.slowed is not None:
         lines.append(
-            f"slow node: asked for {SLOWDOWN:.2f}x, its compute took {told.slowed:.2f}x by its own spans"
+            f"slow node: asked for {SLOWDOWN:.2f}x, its compute took {watched.slowed:.2f}x by its own spans"
         )
     if report_["overhead_ratio"] is not None:
         lines.append(
-            f"undisturbed step: {told.median_step_s * 1e3:.0f} ms watched, "
+            f"undisturbed step: {watched.median_step_s * 1e3:.0f} ms watched, "
             f"{report_['overhead_ratio']:.2f} times the reference's, hub and dashboard on the same cores"
         )
     same = "identical" if report_["identical"] else "DIFFERENT"
@@ -191,8 +214,8 @@ def _tell(report_: dict[str, Any], told: Told, print_: Callable[[str], None]) ->
         print_(line)
 
 
-def _linger(hub: LocalHub, print_: Callable[[str], None]) -> None:
-    """Leave the dashboard up until a signal; that is the ordinary end, so it is no error."""
+def _keep_dashboard(hub: LocalHub, print_: Callable[[str], None]) -> None:
+    """Leave the dashboard up until a signal, which is no error."""
     print_(f"\ndashboard  {hub.dashboard}\nCtrl-C ends it.")
     with contextlib.suppress(KeyboardInterrupt):
         while True:
@@ -201,7 +224,7 @@ def _linger(hub: LocalHub, print_: Callable[[str], None]) -> None:
 
 @contextlib.contextmanager
 def work_folder(keep: Path | None) -> Iterator[Path]:
-    """A folder for data and logs; a temporary one goes with the demo unless that failed by itself."""
+    """A folder for data and logs. A temporary one is removed at the end, unless the demo failed by itself."""
     if keep is not None:
         keep.mkdir(parents=True, exist_ok=True)
         yield keep.absolute()

@@ -1,7 +1,7 @@
-"""Ends what is left of a demo once the demo itself is gone, however it went.
+"""Ends what is left of a demo once the demo itself has ended, in whatever way.
 
-Every process of a demo bears a mark in its environment, which what it forks inherits. `main` runs in a
-process of its own that waits for the demo to close its pipe, which the kernel does for one that was killed.
+Every process of a demo carries a mark in its environment, which its children inherit. `main` runs in a
+process of its own and waits for the end of a pipe: the kernel closes the pipe of a demo that was killed.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from collections.abc import Iterator
 from pulsetrain.faults import outside
 
 MARK = "PULSETRAIN_DEMO"
-PATIENCE_S = 5.0
+SWEEP_TIMEOUT_S = 5.0
 
 
 def sweep(mark: str) -> list[int]:
-    """SIGKILL to every other process that bears the mark; their pids."""
+    """Send SIGKILL to every other process that carries the mark; their pids."""
     wanted = f"{MARK}={mark}".encode()
-    found = []
+    pids = []
     for entry in outside.PROC.iterdir():
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
             continue
         with contextlib.suppress(OSError):
             if wanted in (entry / "environ").read_bytes().split(b"\0"):
-                found.append(int(entry.name))
-    return outside.send(found, signal.SIGKILL)
+                pids.append(int(entry.name))
+    return outside.send(pids, signal.SIGKILL)
 
 
 @contextlib.contextmanager
 def reaper(mark: str) -> Iterator[None]:
-    """While the block lasts, and a moment longer: whatever bears the mark afterwards is ended."""
+    """End every process that carries the mark when the block ends, or when this process is killed."""
     process = subprocess.Popen(
         [sys.executable, "-m", __name__, mark], stdin=subprocess.PIPE, start_new_session=True
     )
@@ -52,7 +52,7 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     sys.stdin.buffer.read()
-    deadline_s = time.monotonic() + PATIENCE_S
+    deadline_s = time.monotonic() + SWEEP_TIMEOUT_S
     while sweep(sys.argv[1]) and time.monotonic() < deadline_s:
         time.sleep(0.05)
 

@@ -1,10 +1,12 @@
-"""What was done beside what was said about it: the demo's report and its tables. Pure."""
+"""Compares the injected faults with the findings: the demo's report and its tables. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TypedDict
+
+from pulsetrain.core.json import JsonObject
 
 Subject = tuple[str, str]
 
@@ -13,9 +15,9 @@ STAGES = ("detect", "diagnose", "evict", "rendezvous", "load", "first_step")
 
 @dataclass(frozen=True, kw_only=True)
 class Injection:
-    """One fault that was really done. Times are UTC nanoseconds, `step` is the job's at that moment.
+    """One fault that was injected. Times are UTC nanoseconds, `step` is the job's at that moment.
 
-    `accepted` are the subjects that name it; `kinds` the kinds of finding that speak of such a fault.
+    `accepted` are the subjects of findings that name it. `kinds` are the kinds of finding for such a fault.
     """
 
     kind: str
@@ -28,7 +30,7 @@ class Injection:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seen:
+class SeenFinding:
     """A finding, and when an outside reader of the hub first saw it."""
 
     kind: str
@@ -38,9 +40,33 @@ class Seen:
     step: int
 
 
+class OutcomeRow(TypedDict):
+    """One fault of the demo's report."""
+
+    kind: str
+    injected: str
+    named: str
+    correct: bool
+    detected_s: float | None
+    resumed_s: float | None
+    lost_steps: int | None
+
+
+class Report(TypedDict):
+    """The demo's report."""
+
+    faults: list[OutcomeRow]
+    params_hash: str
+    reference_hash: str
+    identical: bool
+    steps: int
+    wall_s: float
+    overhead_ratio: float | None
+
+
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What became of one injection. None: it did not happen. A job that never stopped resumed after 0 s."""
+    """The outcome of one injection. None: it did not happen. A job that never stopped resumed after 0 s."""
 
     injection: Injection
     named: tuple[str, ...]
@@ -50,7 +76,7 @@ class Outcome:
     resumed_s: float | None
     lost_steps: int | None
 
-    def row(self) -> dict[str, Any]:
+    def row(self) -> OutcomeRow:
         """The report's object for this fault."""
         return {
             "kind": self.injection.kind,
@@ -65,16 +91,16 @@ class Outcome:
 
 def judge(
     injection: Injection,
-    findings: Iterable[Seen],
+    findings: Iterable[SeenFinding],
     *,
     until_ns: int,
     resumed_ns: int | None,
     lost_steps: int | None,
 ) -> Outcome:
-    """Compare an injection with what was first seen between it and `until_ns`.
+    """Compare an injection with the findings first seen between it and `until_ns`.
 
-    Correct is an accepted subject and no other among the findings of its kinds. `resumed_ns` is `at_ns` for a
-    fault that did not stop the job, None where it never went on.
+    It is correct when the findings of its kinds name an accepted subject and no other. `resumed_ns` is
+    `at_ns` for a fault that did not stop the job, None where the job never went on.
     """
     about = sorted(
         (f for f in findings if _accuses(f, injection.kinds) and injection.at_ns <= f.seen_ns <= until_ns),
@@ -94,19 +120,19 @@ def judge(
 
 
 def _named(subject: Subject, injection: Injection) -> str:
-    """Who was named; a rank of the node that was struck counts for the node, and is told with it."""
-    said = spoken(subject)
-    stands_for = subject in injection.accepted and said != injection.injected
-    return f"{injection.injected} ({said})" if stands_for else said
+    """Who was named. A rank of the faulty node counts for the node, and is shown with it."""
+    name = subject_name(subject)
+    part_of_injected = subject in injection.accepted and name != injection.injected
+    return f"{injection.injected} ({name})" if part_of_injected else name
 
 
-def _accuses(finding: Seen, kinds: frozenset[str]) -> bool:
-    """Whether it is of such a kind and says who; "the whole job became slower" accuses nobody."""
+def _accuses(finding: SeenFinding, kinds: frozenset[str]) -> bool:
+    """Whether it is of such a kind and names a node or rank. "The whole job became slower" names nobody."""
     return finding.kind in kinds and finding.subject[0] in ("node", "rank")
 
 
-def spoken(subject: Subject) -> str:
-    """A subject as people say it: a node by its name, anything else with its type."""
+def subject_name(subject: Subject) -> str:
+    """A subject for people: a node by its name, anything else with its type."""
     kind, name = subject
     return name if kind == "node" else f"{kind} {name}"
 
@@ -119,7 +145,7 @@ def report(
     steps: int,
     wall_s: float,
     overhead_ratio: float | None,
-) -> dict[str, Any]:
+) -> Report:
     """The demo's report. `overhead_ratio`: median undisturbed step over the reference's; None: unknown."""
     return {
         "faults": [o.row() for o in outcomes],
@@ -132,8 +158,8 @@ def report(
     }
 
 
-def passed(report_: Mapping[str, Any], expected_faults: int) -> bool:
-    """Every fault happened and was named, and the parameters are those of the uninterrupted run."""
+def passed(report_: Report, expected_faults: int) -> bool:
+    """Whether every fault was injected and named, and the parameters equal those of the reference run."""
     faults = report_["faults"]
     return bool(report_["identical"]) and len(faults) == expected_faults and all(f["correct"] for f in faults)
 
@@ -159,8 +185,8 @@ def fault_table(outcomes: Iterable[Outcome]) -> list[str]:
     return aligned(rows)
 
 
-def stage_table(recoveries: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Stage by stage where the time of each recovery went, in seconds; `recoveries` are details of events."""
+def stage_table(recoveries: Iterable[JsonObject]) -> list[str]:
+    """The time of each stage of each recovery, in seconds. `recoveries` are details of events."""
     rows: list[tuple[str, ...]] = [("recovery from", *STAGES, "in all")]
     for recovery in recoveries:
         stages = recovery.get("stages_ns", {})
@@ -171,7 +197,7 @@ def stage_table(recoveries: Iterable[Mapping[str, Any]]) -> list[str]:
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows of cells as lines of one width a column."""
+    """Rows of cells as lines, with one width for each column."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
@@ -179,5 +205,5 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def rounded(value: float | None) -> float | None:
-    """Milliseconds are enough for a report."""
+    """Seconds rounded to milliseconds."""
     return None if value is None else round(value, 3)

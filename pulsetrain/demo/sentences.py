@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+
+from pulsetrain.core.json import JsonObject
 
 
-def event_line(row: Mapping[str, Any]) -> str:
-    """What an event says; "" for kinds that the timeline leaves out.
+def event_line(row: Mapping[str, object]) -> str:
+    """An event as one line; "" for kinds that the timeline leaves out.
 
     >>> event_line({"kind": "node_lost", "node": "node-d", "detail": '{"reason": "no heartbeat for 2.6 s"}'})
     'node-d is lost: no heartbeat for 2.6 s'
@@ -41,12 +42,12 @@ def event_line(row: Mapping[str, Any]) -> str:
             return ""
 
 
-def finding_line(row: Mapping[str, Any]) -> str:
-    """What a finding says, its kind in capitals, its confidence in percent."""
+def finding_line(row: JsonObject) -> str:
+    """A finding as one line, with its kind in capitals and its confidence in percent."""
     return f"{row['kind'].upper().replace('_', ' ')}: {row['summary']} ({row['confidence']:.0%} sure)"
 
 
-def _attempt(row: Mapping[str, Any], detail: Mapping[str, Any]) -> str:
+def _attempt(row: Mapping[str, object], detail: JsonObject) -> str:
     nodes, step = ", ".join(detail.get("world", ())), detail.get("restore_step", -1)
     if step < 0:
         return f"attempt {row['attempt']} starts on {nodes}"
@@ -55,21 +56,21 @@ def _attempt(row: Mapping[str, Any], detail: Mapping[str, Any]) -> str:
     return f"attempt {row['attempt']} starts on {nodes}, after step {step} from {' and '.join(tiers)}"
 
 
-def _ending(code: Any) -> str:
+def _ending(code: object) -> str:
     return f"signal {-code}" if isinstance(code, int) and code < 0 else f"status {code}"
 
 
-def _self_check(detail: Mapping[str, Any]) -> str:
+def _self_check(detail: JsonObject) -> str:
     failed, pairs = detail.get("failed", {}), len(detail.get("pairs", ()))
-    asked = f"{len(detail.get('reports', {}))} nodes checked{f', {pairs} pairs' if pairs else ''}"
+    checked = f"{len(detail.get('reports', {}))} nodes checked{f', {pairs} pairs' if pairs else ''}"
     if not failed:
-        return f"{asked}: all pass"
-    return f"{asked}: " + "; ".join(f"{node} fails ({why})" for node, why in failed.items())
+        return f"{checked}: all pass"
+    return f"{checked}: " + "; ".join(f"{node} fails ({why})" for node, why in failed.items())
 
 
-def _detail(row: Mapping[str, Any]) -> dict[str, Any]:
+def _detail(row: Mapping[str, object]) -> JsonObject:
     try:
-        detail = json.loads(row.get("detail") or "{}")
+        detail = json.loads(str(row.get("detail") or "{}"))
     except ValueError:
         return {}
     return detail if isinstance(detail, dict) else {}

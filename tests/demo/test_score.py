@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from pulsetrain.demo import score
-from pulsetrain.demo.score import Injection, Seen
+from pulsetrain.demo.score import Injection, SeenFinding
 
 SECOND = 1_000_000_000
 STOP = Injection(
@@ -21,12 +21,12 @@ STOP = Injection(
 )
 
 
-def seen(subject: tuple[str, str], after_s: float, kind: str = "hang", step: int = 42) -> Seen:
+def seen(subject: tuple[str, str], after_s: float, kind: str = "hang", step: int = 42) -> SeenFinding:
     at_ns = STOP.at_ns + round(after_s * SECOND)
-    return Seen(kind=kind, subject=subject, summary="", seen_ns=at_ns, step=step)
+    return SeenFinding(kind=kind, subject=subject, summary="", seen_ns=at_ns, step=step)
 
 
-def judge(*findings: Seen, resumed_s: float | None = 6.0) -> score.Outcome:
+def judge(*findings: SeenFinding, resumed_s: float | None = 6.0) -> score.Outcome:
     return score.judge(
         STOP,
         findings,
