@@ -36,15 +36,15 @@ def status(done):
 def test_run_takes_torchruns_flags_and_passes_the_rest_to_the_script(cli, launched):
     done = cli("run", "--nproc_per_node", 2, "train.py", "--steps", 10)
     assert status(done) == 0
-    assert launched[0].argv == ("train.py", "--steps", "10")
-    assert launched[0].nproc_per_node == 2
-    assert (launched[0].needs_hub, launched[0].standby) == (False, False)
+    assert launched[0].program.argv == ("train.py", "--steps", "10")
+    assert launched[0].node.nproc_per_node == 2
+    assert (launched[0].hub.required, launched[0].node.standby) == (False, False)
     assert "pulsetrain: job finished" in done.output
 
 
 def test_an_agent_needs_a_hub_and_may_wait_as_a_standby(cli, launched):
     cli("agent", "--standby", "train.py")
-    assert (launched[0].needs_hub, launched[0].standby) == (True, True)
+    assert (launched[0].hub.required, launched[0].node.standby) == (True, True)
 
 
 @pytest.mark.parametrize(("code", "ends"), [(3, 3), (-9, 137), (0, 0)])

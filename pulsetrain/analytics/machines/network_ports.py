@@ -11,6 +11,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from pulsetrain.records.arrow import to_table
+from pulsetrain.records.columns import Columns
 from pulsetrain.records.counters import every_counter
 
 Floats = NDArray[np.float64]
@@ -105,10 +107,10 @@ def ports(table: pa.Table) -> list[Port]:
     return made
 
 
-def measure(described: list[dict[str, Any]], burst: pa.RecordBatch) -> list[dict[str, Any]]:
+def measure(described: list[dict[str, Any]], burst: Columns) -> list[dict[str, Any]]:
     """Ports as `collectors.rdma.describe` gives them, each with its rows of `share_of_line_rate`."""
     rates = {port["device"]: port["rate_bits_per_s"] for port in described}
-    rows = share_of_line_rate(pa.Table.from_batches([burst]), rates)
+    rows = share_of_line_rate(to_table(burst), rates)
     return [{**p, "traffic": [r for r in rows if r["device"] == p["device"]]} for p in described]
 
 
