@@ -156,7 +156,9 @@ def train_step(model: Any, own: Any, optimizer: Any, shared: list[Any]) -> bool:
 
 def halt(checkpointer: Any) -> None:
     """Phase one can stand still with half of the bytes copied, a restore before it has changed anything."""
-    finish, read = checkpointer._copier.finish, checkpointer._read
+    from pulsetrain.checkpoint import checkpointer as module
+
+    finish, read = checkpointer._copier.finish, module.read_state
 
     def halting_copy(pairs: Any) -> None:
         half = len(pairs.optimizer_owned[0]) // 2
@@ -164,11 +166,11 @@ def halt(checkpointer: Any) -> None:
         stand("phase_one")
         finish(pairs._replace(optimizer_owned=tuple(part[half:] for part in pairs.optimizer_owned)))
 
-    def halting_read(info: Any) -> Any:
+    def halting_read(arena: Any, info: Any) -> Any:
         stand("restore_rank")
-        return read(info)
+        return read(arena, info)
 
-    checkpointer._copier.finish, checkpointer._read = halting_copy, halting_read
+    checkpointer._copier.finish, module.read_state = halting_copy, halting_read
 
 
 def finish(parameters: list[Any], steps: int) -> None:

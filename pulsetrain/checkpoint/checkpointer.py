@@ -23,20 +23,13 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from pulsetrain.checkpoint.copying import Copier, Pairs, copier_for
 from pulsetrain.checkpoint.memory.arena import ArenaWriter, SlotWriter, create_arena
-from pulsetrain.checkpoint.memory.layout import (
-    Layout,
-    Nested,
-    decode,
-    decode_values,
-    encode_values,
-    rebuild,
-)
-from pulsetrain.checkpoint.memory.slots import Header, SlotInfo, payload_offset
+from pulsetrain.checkpoint.memory.layout import Layout, encode_values
+from pulsetrain.checkpoint.memory.slots import Header
 from pulsetrain.checkpoint.peer_lag import PeerLag
 from pulsetrain.checkpoint.rng import RngState, StateWithRng
 from pulsetrain.checkpoint.save_result import SaveResult
 from pulsetrain.checkpoint.slot_targets import LayoutCache, TargetCache
-from pulsetrain.checkpoint.state_restore import put_back, views
+from pulsetrain.checkpoint.state_restore import put_back, read_state
 from pulsetrain.checkpoint.statetree import collect, expected_bytes
 from pulsetrain.core.errors import CheckpointError, CorruptData
 
@@ -72,9 +65,9 @@ class Checkpointer:
         self._rng = RngState() if rng else None
         self._identity = _Identity.of(environ)
         fd = environ.get("PULSETRAIN_ARENA_FD")
-        own = create_arena() if fd is None else os.dup(int(fd))  # stays open while a thread of ours uses it
-        weakref.finalize(self, os.close, own)
+        own = create_arena() if fd is None else os.dup(int(fd))
         self._arena = ArenaWriter(own)
+        weakref.finalize(self._arena, os.close, own)  # a thread that outlives this object may use the arena
         self._copier: Copier = copier_for(torch.cuda.is_initialized())
         self._layouts, self._targets = LayoutCache(), TargetCache(self._copier)
         self._preparer = ArenaPreparer(self._arena, self._copier)
@@ -152,7 +145,7 @@ class Checkpointer:
         if not self._arena.verified(info) and not self._arena.verify(info):
             self._arena.invalidate(info)
             raise CorruptData(f"checkpoint of step {wanted}: its bytes do not have its checksum")
-        put_back(state, _read(self._arena, info))
+        put_back(state, read_state(self._arena, info))
         self._arena.forget_after(wanted)
         self._preparer.start(state)
         return wanted
@@ -260,16 +253,6 @@ class _Identity(NamedTuple):
             restore_step=int(environ.get("PULSETRAIN_RESTORE_STEP", "-1")),
             has_agent="PULSETRAIN_ARENA_FD" in environ,
         )
-
-
-def _read(arena: ArenaWriter, info: SlotInfo) -> dict[str, Nested]:
-    """The saved state as nested mappings of tensors over the arena's memory."""
-    data = arena.view(info)
-    layout = decode(data[: info.layout_bytes])
-    values = decode_values(data[info.layout_bytes : info.layout_bytes + info.values_bytes])
-    payload = data[payload_offset(info.layout_bytes, info.values_bytes) :]
-    tree: dict[str, Nested] = rebuild(layout.tree, views(payload, layout), values)
-    return tree
 
 
 def _wait_hook(reference: weakref.ref[Checkpointer]) -> Callable[..., None]:

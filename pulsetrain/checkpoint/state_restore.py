@@ -1,4 +1,4 @@
-"""Copies a saved state back into the live objects of a training script."""
+"""Reads a saved state and copies it back into the live objects of a training script."""
 
 from __future__ import annotations
 
@@ -8,10 +8,22 @@ import numpy as np
 import torch
 from torch.distributed.tensor import DTensor
 
-from pulsetrain.checkpoint.memory.layout import Entry, Layout, Nested
+from pulsetrain.checkpoint.memory.arena import Arena
+from pulsetrain.checkpoint.memory.layout import Entry, Layout, Nested, decode, decode_values, rebuild
+from pulsetrain.checkpoint.memory.slots import SlotInfo, payload_offset
 from pulsetrain.checkpoint.optimizers import optimizer_parameters
 from pulsetrain.checkpoint.sharding import local, sharded_like
 from pulsetrain.core.errors import CheckpointError
+
+
+def read_state(arena: Arena, info: SlotInfo) -> dict[str, Nested]:
+    """The saved state as nested mappings of tensors over the arena's memory."""
+    data = arena.view(info)
+    layout = decode(data[: info.layout_bytes])
+    values = decode_values(data[info.layout_bytes : info.layout_bytes + info.values_bytes])
+    payload = data[payload_offset(info.layout_bytes, info.values_bytes) :]
+    tree: dict[str, Nested] = rebuild(layout.tree, views(payload, layout), values)
+    return tree
 
 
 def views(payload: memoryview, layout: Layout) -> list[torch.Tensor]:

@@ -55,9 +55,7 @@ class Cluster:
         return Held(rank=rank, step=step, tier=tier) in self.services[name].held()
 
     def events(self, name: str) -> list[tuple[str, dict]]:
-        rows = [
-            r for kind, b in self.services[name].take_records(0) if kind == "events" for r in b.to_pylist()
-        ]
+        rows = [r for b in self.services[name].take_records(0, "events") for r in b.to_rows()]
         return [(r["kind"], json.loads(r["detail"])) for r in rows]
 
     def close(self) -> None:

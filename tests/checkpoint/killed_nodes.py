@@ -112,7 +112,7 @@ class NodeProcess:
 
     def shared(self):
         """Ranks of which a peer had most itself, since the last call."""
-        rows = [r for kind, b in self.service.take_records(0) if kind == "events" for r in b.to_pylist()]
+        rows = [r for b in self.service.take_records(0, "events") for r in b.to_rows()]
         return sum(row["kind"] == "replica_shared" for row in rows)
 
     def held(self):

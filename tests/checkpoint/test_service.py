@@ -339,7 +339,7 @@ def test_slow_storage_skips_periodic_steps_and_says_so(cluster, tmp_path, monkey
     monkeypatch.setattr(storage, "put", lambda path, chunks: (gate.wait(50), put(path, chunks))[1])
     c.save(1)
     events = []
-    wait_until(lambda: c.services["n0"]._persister._busy)
+    wait_until(lambda: c.services["n0"]._persister.busy)
     for step in range(2, 8):
         assert save(c.fds[0], 0, step)
         wait_until(lambda step=step: len(pinned(c.fds[0])) <= 3)
@@ -416,9 +416,7 @@ def test_records_follow_the_schema_and_name_each_stage(cluster, tmp_path):
     rows = []
     wait_until(
         lambda: (
-            rows.extend(
-                r for k, b in c.services["n0"].take_records(0) if k == "checkpoints" for r in b.to_pylist()
-            )
+            rows.extend(r for b in c.services["n0"].take_records(0, "checkpoints") for r in b.to_rows())
             or {"copy", "replicate", "persist", "commit"} <= {r["stage"] for r in rows}
         )
     )

@@ -103,12 +103,7 @@ def test_wrong_bytes_from_a_reader_are_never_taken(lost, monkeypatch):
         monkeypatch.setattr(c.services[name]._server, "_segments", wrong)
     c.services[c.names[rank]].load(rank, 10, "storage")
     assert content(c.fds[rank], rank, 10) == expected[rank]
-    rows = [
-        r
-        for k, b in c.services[c.names[rank]].take_records(0)
-        if k in ("events", "checkpoints")
-        for r in b.to_pylist()
-    ]
+    rows = [r for b in c.services[c.names[rank]].take_records(0) for r in b.to_rows()]
     wrong_ones = [json.loads(r["detail"]) for r in rows if r.get("kind") == "restore_reader_wrong"]
     assert wrong_ones
     assert any(r.get("stage") == "read" and r["bytes"] > 0 for r in rows)
