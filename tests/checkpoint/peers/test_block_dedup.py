@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from pulsetrain.checkpoint.memory import slots
 from pulsetrain.checkpoint.memory.arena import ArenaReader, ArenaWriter, create_arena
-from pulsetrain.checkpoint.memory.blocks import blocks, digests, most_blocks
 from pulsetrain.checkpoint.memory.slots import MAX_SLOTS
 from pulsetrain.checkpoint.peers import block_dedup as module
 from pulsetrain.checkpoint.peers.block_dedup import BlockDedup, merged_spans
@@ -98,17 +97,6 @@ def completed(source: bytes, lacking: list[tuple[int, int]], target: bytearray) 
     for at, size in lacking:
         target[at : at + size] = source[at : at + size]
     return bytes(target)
-
-
-@given(st.integers(0, 300_000), st.integers(0, 9000), st.integers(0, 400 << 20))
-def test_blocks_cover_every_byte_once_and_are_not_too_many(layout, values, payload):
-    shot = snapshot(layout=layout, values=values, payload=payload)
-    at = 0
-    for start, size in blocks(shot):
-        assert start == at
-        at += size
-    assert at == shot.total_bytes
-    assert len(blocks(shot)) <= most_blocks(shot.total_bytes)
 
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.booleans()), min_size=1, max_size=40))
@@ -308,13 +296,3 @@ def test_a_rank_that_runs_elsewhere_now_lends_nothing(site):
     one.block_dedup.detach(0)
     source, lacking, _ = one.offer(5)
     assert lacking == [(0, len(source))]
-
-
-def test_digests_tell_contents_apart():
-    shot = snapshot()
-    data = bytearray(shot.total_bytes)
-    before = digests(memoryview(data), blocks(shot))
-    data[5000] = 1
-    after = digests(memoryview(data), blocks(shot))
-    changed = [i for i in range(0, len(before), 16) if before[i : i + 16] != after[i : i + 16]]
-    assert changed == [16 * 2]

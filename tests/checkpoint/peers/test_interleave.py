@@ -11,7 +11,7 @@ from pulsetrain.checkpoint.peers.interleave import (
     Interleaver,
     Profiler,
 )
-from pulsetrain.checkpoint.peers.schedule import IdleProfile, iterations_for
+from pulsetrain.checkpoint.peers.schedule import IdleProfile
 from pulsetrain.records.columns import Columns
 from pulsetrain.records.schema import RECORDS
 
@@ -168,20 +168,6 @@ def test_transfers_that_take_long_make_the_chunks_smaller():
         pacer.record_transfer(1 << 20, 0.010)  # 100 MB/s
     assert pacer.network.beta_bytes_per_s == pytest.approx(1.05e8, rel=0.05)
     assert pacer.plan(profile(0.1, [(0.02, 0.010)]), 20 << 20, 2).every_steps > 20
-
-
-@settings(deadline=None, max_examples=60)
-@given(st.integers(1, 1 << 26), st.floats(0.001, 0.1))
-def test_so_many_iterations_are_enough_and_one_less_is_not(size, idle):
-    from pulsetrain.checkpoint.peers.schedule import Network, chunk_schedule, overflow_s
-
-    net = Network(alpha_s=1e-5, beta_bytes_per_s=RATE, safety=0.8)
-    options = {"network": net, "buffer_bytes": 4 << 20, "buffers": 1, "replicas": 2}
-    count = iterations_for([idle], size, **options)
-    assert overflow_s(chunk_schedule([idle] * count, size, **options), [idle] * count, net) <= 1e-9
-    if count > 1:
-        fewer = [idle] * (count - 1)
-        assert overflow_s(chunk_schedule(fewer, size, **options), fewer, net) > 0
 
 
 def rows(record: str, columns: dict[str, list]) -> Columns:

@@ -1,21 +1,13 @@
-"""The chunk schedule's laws, the idle profile, and the interval advisor."""
-
-import math
+"""The chunk schedule's laws, and the idle profile."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pulsetrain.checkpoint.interval import (
-    advise,
-    most_available_s,
-    shortest_interval_s,
-    wasted_s,
-    young_s,
-)
 from pulsetrain.checkpoint.peers.schedule import (
     Network,
     chunk_schedule,
+    iterations_for,
     overflow_s,
     profile_idle,
     steps_between,
@@ -101,26 +93,13 @@ def test_one_iteration_with_a_hiccup_leaves_a_job_steady():
     assert profile.spans_s == pytest.approx((0.049,))
 
 
-def test_the_papers_example_of_wasted_time():
-    assert wasted_s(42, 42, 42) == 105
-    assert shortest_interval_s(42, 1) == 42
-
-
-def test_young_and_the_most_available_interval_agree_where_recovery_is_short():
-    assert young_s(10_000, 2) == pytest.approx(200)
-    assert most_available_s(10_000, 0, 2) == pytest.approx(202.01, rel=1e-3)
-
-
-@given(st.floats(0.1, 100), st.floats(0, 50), st.floats(0, 500), st.floats(1e3, 1e7), st.floats(0, 1e3))
-def test_advice_is_feasible(step_s, stall_s, save_s, mttf_s, recover_s):
-    advice = advise(step_s=step_s, stall_s=stall_s, save_s=save_s, mttf_s=mttf_s, recover_s=recover_s)
-    assert advice.interval_s >= max(step_s, save_s) * (1 - 1e-9)
-    assert math.isclose(advice.interval_s, advice.every_steps * step_s)
-    assert 0 <= advice.lost_ratio <= 1
-
-
-def test_a_free_save_is_made_every_step_and_a_silent_error_asks_for_older_ones():
-    assert advise(step_s=2, stall_s=0, save_s=1, mttf_s=1e5, recover_s=60).every_steps == 1
-    late = advise(step_s=2, stall_s=0, save_s=1, mttf_s=1e5, recover_s=60, detect_s=100)
-    assert late.every_steps == 50
-    assert "silent" in late.reason
+@settings(deadline=None, max_examples=60)
+@given(st.integers(1, 1 << 26), st.floats(0.001, 0.1))
+def test_so_many_iterations_are_enough_and_one_less_is_not(size, idle):
+    net = Network(alpha_s=1e-5, beta_bytes_per_s=1e9, safety=0.8)
+    options = {"network": net, "buffer_bytes": 4 << 20, "buffers": 1, "replicas": 2}
+    count = iterations_for([idle], size, **options)
+    assert overflow_s(chunk_schedule([idle] * count, size, **options), [idle] * count, net) <= 1e-9
+    if count > 1:
+        fewer = [idle] * (count - 1)
+        assert overflow_s(chunk_schedule(fewer, size, **options), fewer, net) > 0

@@ -1,0 +1,63 @@
+"""Commits checkpoints of known arrays to a folder, without an agent."""
+
+from pathlib import Path
+
+import numpy as np
+import xxhash
+
+from pulsetrain.checkpoint.memory.layout import Entry, Layout, aligned
+from pulsetrain.checkpoint.memory.slots import payload_offset
+from pulsetrain.checkpoint.storage.backend import open_storage
+from pulsetrain.checkpoint.storage.manifest import Blob, Checkpoints, Manifest, Segment, Table
+
+
+def commit_arrays(folder: Path, shards: dict[int, list[tuple[str, np.ndarray, tuple, tuple]]]) -> Checkpoints:
+    """Commit step 1 of job j: for each rank (name, local array, start, global shape)."""
+    storage = open_storage(str(folder))
+    tables, blobs = {}, {}
+    for rank, parts in shards.items():
+        entries, offset = [], 0
+        for name, array, at, whole in parts:
+            entries.append(
+                Entry(
+                    name=name,
+                    dtype=str(array.dtype),
+                    shape=array.shape,
+                    offset=offset,
+                    bytes=array.nbytes,
+                    at=at,
+                    whole=whole,
+                )
+            )
+            offset = aligned(offset + array.nbytes)
+        tree = {"d": [[e.name, {"t": i}] for i, e in enumerate(entries)]}
+        head = Layout(entries=tuple(entries), tree=tree).encode()
+        begin = payload_offset(len(head), 2)
+        pieces = [(0, head + b"[]")]
+        pieces += [(begin + e.offset, p[1].tobytes()) for e, p in zip(entries, parts, strict=True) if e.bytes]
+        segments, at = [], 0
+        for start, data in pieces:
+            digest = xxhash.xxh3_128_hexdigest(data)
+            segments.append(Segment(offset=start, bytes=len(data), hash=digest))
+            blobs.setdefault(digest, Blob(file=f"step-000000000001/{rank}.pack", offset=at, bytes=len(data)))
+            at += len(data)
+        storage.put(f"j/step-000000000001/{rank}.pack", [d for _, d in pieces])
+        tables[rank] = Table(
+            rank=rank,
+            layout_bytes=len(head),
+            values_bytes=2,
+            payload_bytes=offset,
+            segments=tuple(segments),
+        )
+    manifest = Manifest(
+        job="j",
+        step=1,
+        attempt=0,
+        world=len(shards),
+        created_ns=0,
+        written_bytes=0,
+        tables=tables,
+        blobs=blobs,
+    )
+    storage.put("j/step-000000000001/manifest.json", [manifest.encode()])
+    return Checkpoints(storage, "j")

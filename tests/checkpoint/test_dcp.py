@@ -1,0 +1,120 @@
+"""torch.distributed.checkpoint reads and writes Pulsetrain's checkpoints."""
+
+import pytest
+import torch
+
+from pulsetrain.checkpoint.storage.backend import open_storage
+from pulsetrain.checkpoint.storage.manifest import Checkpoints
+from pulsetrain.core.errors import CheckpointError
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
+class TestDcp:
+    """torch.distributed.checkpoint in one process, without a process group."""
+
+    @staticmethod
+    def state() -> dict:
+        torch.manual_seed(3)
+        model = torch.nn.Linear(4, 3)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+        from torch.distributed.checkpoint.state_dict import get_state_dict
+
+        model_state, optimizer_state = get_state_dict(model, optimizer)
+        return {"model": model_state, "optimizer": optimizer_state, "step": 7}
+
+    def test_what_dcp_saves_dcp_loads(self, tmp_path):
+        import torch.distributed.checkpoint as dcp
+
+        from pulsetrain.checkpoint.dcp import PulsetrainReader, PulsetrainWriter
+
+        state = self.state()
+        dcp.save(state, storage_writer=PulsetrainWriter(str(tmp_path), "j", 7), no_dist=True)
+        checkpoints = Checkpoints(open_storage(str(tmp_path)), "j")
+        assert checkpoints.verify(checkpoints.manifest(7)) == []
+        blank = self.blank(state)
+        dcp.load(blank, storage_reader=PulsetrainReader(str(tmp_path), "j"), no_dist=True)
+        self.same(blank, state)
+
+    def test_what_a_checkpointer_saves_dcp_loads_and_converts(self, tmp_path):
+        import torch.distributed.checkpoint as dcp
+        from torch.distributed.checkpoint.default_planner import _EmptyStateDictLoadPlanner
+        from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
+
+        from pulsetrain.checkpoint.checkpointer import Checkpointer
+        from pulsetrain.checkpoint.dcp import PulsetrainReader
+        from pulsetrain.checkpoint.memory.arena import create_arena
+        from pulsetrain.checkpoint.service import CheckpointService, CheckpointServiceConfig
+
+        torch.manual_seed(5)
+        model = torch.nn.Linear(4, 3)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+        service = CheckpointService(
+            CheckpointServiceConfig(storage=str(tmp_path), replicas=1), job="j", node="n", address="127.0.0.1"
+        )
+        fd = create_arena()
+        service.attach(0, fd)
+        saver = Checkpointer(
+            {"model": model, "optimizer": optimizer}, environ={"PULSETRAIN_ARENA_FD": str(fd)}
+        )
+        saver.save(5, durable=True).wait_durable(10)
+        saver.close()
+        service.close()
+        names = ("state.weight.exp_avg", "state.bias.exp_avg_sq")
+        blank = {
+            "model": {k: torch.zeros_like(v) for k, v in model.state_dict().items()},
+            "optimizer": {n: torch.zeros(3, 4) if "weight" in n else torch.zeros(3) for n in names},
+        }
+        dcp.load(blank, storage_reader=PulsetrainReader(str(tmp_path), "j", 5), no_dist=True)
+        assert all(torch.equal(blank["model"][k], v) for k, v in model.state_dict().items())
+        assert torch.equal(blank["optimizer"][names[0]], optimizer.state[model.weight]["exp_avg"])
+        everything: dict = {}
+        _load_state_dict(
+            everything,
+            storage_reader=PulsetrainReader(str(tmp_path), "j", 5),
+            planner=_EmptyStateDictLoadPlanner(),
+            no_dist=True,
+        )
+        assert torch.equal(everything["model.weight"], model.weight)
+
+    def test_dcps_own_converter_reads_an_exported_step(self, tmp_path):
+        import torch.distributed.checkpoint as dcp
+        from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+        from pulsetrain.checkpoint.dcp import PulsetrainWriter, export_dcp
+
+        state = self.state()
+        dcp.save(state, storage_writer=PulsetrainWriter(str(tmp_path / "store"), "j", 7), no_dist=True)
+        assert export_dcp(str(tmp_path / "store"), "j", tmp_path / "dcp") == 7
+        dcp_to_torch_save(tmp_path / "dcp", tmp_path / "state.pt")
+        found = torch.load(tmp_path / "state.pt", weights_only=False)
+        for name, tensor in state["model"].items():
+            assert torch.equal(found[f"model.{name}"], tensor)
+
+    def test_a_step_that_is_not_there_is_said(self, tmp_path):
+        from pulsetrain.checkpoint.dcp import PulsetrainReader
+
+        with pytest.raises(CheckpointError, match="step 3 is not committed"):
+            PulsetrainReader(str(tmp_path), "j", 3).read_metadata()
+
+    def blank(self, value):
+        if isinstance(value, torch.Tensor):
+            return torch.zeros_like(value)
+        if isinstance(value, dict):
+            return {k: self.blank(v) for k, v in value.items()}
+        if isinstance(value, list | tuple):
+            return type(value)(self.blank(v) for v in value)
+        return type(value)() if value is not None else None
+
+    def same(self, a, b) -> None:
+        if isinstance(b, torch.Tensor):
+            assert torch.equal(a, b)
+        elif isinstance(b, dict):
+            assert a.keys() == b.keys()
+            for key in b:
+                self.same(a[key], b[key])
+        else:
+            assert a == b

@@ -1,0 +1,38 @@
+"""What is exported is what safetensors reads."""
+
+import json
+
+import numpy as np
+import pytest
+from safetensors import safe_open
+
+from pulsetrain.checkpoint.export import export_safetensors
+from pulsetrain.core.errors import CheckpointError
+from tests.checkpoint.stored import commit_arrays
+
+
+def test_export_writes_what_safetensors_reads(tmp_path):
+    rng = np.random.default_rng(1)
+    w, b = rng.random((6, 4), dtype=np.float32), rng.random(6, dtype=np.float32)
+    shards = {
+        r: [
+            ("model.w", w[3 * r : 3 * r + 3], (3 * r, 0), (6, 4)),
+            ("model.b", b, (), ()),
+            ("optimizer.state.w.exp_avg", w[3 * r : 3 * r + 3], (3 * r, 0), (6, 4)),
+        ]
+        for r in range(2)
+    }
+    checkpoints = commit_arrays(tmp_path / "store", shards)
+    (file,) = export_safetensors(checkpoints, checkpoints.manifest(1), tmp_path / "one")
+    with safe_open(file, "np") as tensors:
+        assert sorted(tensors.keys()) == ["b", "w"]
+        assert np.array_equal(tensors.get_tensor("w"), w)
+        assert tensors.metadata()["step"] == "1"
+    files = export_safetensors(checkpoints, checkpoints.manifest(1), tmp_path / "two", shard_bytes=50)
+    index = json.loads(files[-1].read_text())
+    assert index["metadata"]["total_size"] == w.nbytes + b.nbytes
+    for name, expected in (("w", w), ("b", b)):
+        with safe_open(tmp_path / "two" / index["weight_map"][name], "np") as tensors:
+            assert np.array_equal(tensors.get_tensor(name), expected)
+    with pytest.raises(CheckpointError, match="names begin with: model, optimizer"):
+        export_safetensors(checkpoints, checkpoints.manifest(1), tmp_path / "x", prefix="nothing.")
