@@ -35,7 +35,7 @@ class WatchConfig:
     patient_s: float = 60.0
     """limit while a rank loads data, checkpoints, evaluates or is in a user-defined phase, in seconds"""
     stale_s: float = 2.5
-    """age of the last report, in seconds, beyond which nothing is said of a job"""
+    """age of a report, in seconds, beyond which a rank counts as not reported"""
 
     def __post_init__(self) -> None:
         for name in ("stall_s", "stall_steps", "stopped_s", "start_s", "patient_s", "stale_s"):

@@ -1,1 +1,1 @@
-"""Findings joined into stories, and what people are told of them."""
+"""Findings joined into incidents, and the alerts that people are sent about them."""

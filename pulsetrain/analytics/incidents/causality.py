@@ -1,4 +1,4 @@
-"""Whether one trouble can be why there is another: by kind, by place, and by who has a part in both."""
+"""Whether one finding can be the cause of another: by kind, by location, by members, and by size."""
 
 from __future__ import annotations
 
@@ -8,19 +8,18 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from typing import Any
 
 from pulsetrain.analytics.incidents.locations import Location
 
-SHARED = ("group", "stage")  # what has members on several nodes, and so no place of its own
-COMMENSURATE = 0.5  # of the effect's excess time: a cause smaller than this share does not explain it
-_RATIOS = {"straggler": "ratio", "fail_slow": "slow_ratio"}  # times as long as it should be
-_SHARES = ("gc_pause", "data_stall")  # of the step's time
+SHARED = ("group", "stage")  # subjects with members on several nodes, and so without a location of their own
+MIN_EXCESS_SHARE = 0.5  # share of the effect's slowdown that a cause must have
+_RATIO_FIELDS = {"straggler": "ratio", "fail_slow": "slow_ratio"}  # evidence: time over expected time
+_SHARE_KINDS = ("gc_pause", "data_stall")  # evidence `share`: part of the step's time
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cause:
-    """One row of tables/causes.csv: what a kind of finding may explain and what to do about it."""
+    """One row of tables/causes.csv: what a kind of finding may explain, and what to do about it."""
 
     kind: str
     depth: int
@@ -30,8 +29,11 @@ class Cause:
 
 @cache
 def causes() -> Mapping[str, Cause]:
-    """The table of causes by kind of finding. Columns: kind, depth (the larger, the nearer to the origin),
-    explains (kinds, separated by spaces), action, source."""
+    """Return the table of causes by kind of finding.
+
+    Columns: kind, depth (the larger, the nearer to the origin), explains (kinds, separated by spaces),
+    action, source.
+    """
     text = files("pulsetrain.analytics").joinpath("tables/causes.csv").read_text()
     rows = csv.DictReader(line for line in text.splitlines() if not line.startswith("#"))
     return {
@@ -43,42 +45,54 @@ def causes() -> Mapping[str, Cause]:
 
 
 def cause_of(kind: str) -> Cause:
-    """The row of a kind, or that of kinds which the table does not name."""
+    """Return the row of a kind. Kinds that the table does not have share the row "other".
+
+    >>> cause_of("hang").depth, cause_of("unheard_of").kind
+    (2, 'other')
+    """
     table = causes()
     return table.get(kind, table["other"])
 
 
 @dataclass(frozen=True, kw_only=True)
 class Symptom:
-    """What is said of one subject. `ranks` and `nodes` are who has a part in it, empty where that is not
-    told; `mild`: it is information only; `excess`: the time it takes more than it should, as the logarithm
-    of a ratio, NaN where nothing tells."""
+    """What findings say of one subject.
+
+    `ranks` and `nodes` are the members, empty where the findings do not name them. `mild`: all findings are
+    of severity "info". `excess` is the slowdown as the logarithm of actual over expected time, NaN where no
+    finding measures it.
+    """
 
     kinds: frozenset[str]
-    place: Location
+    location: Location
     ranks: frozenset[int] = frozenset()
     nodes: frozenset[str] = frozenset()
     mild: bool = False
     excess: float = math.nan
 
 
-def trouble(found: Iterable[tuple[str, Mapping[str, Any]]], place: Location, *, mild: bool) -> Symptom:
-    """A trouble from the kinds and the evidence of what was found of it; its members stand in the evidence
-    as `ranks` and `nodes`."""
+def symptom_of(
+    findings: Iterable[tuple[str, Mapping[str, object]]], location: Location, *, mild: bool
+) -> Symptom:
+    """Return the symptom of one subject from (kind, evidence) of its findings.
+
+    The members are `ranks` and `nodes` of the evidence. The slowdown is the largest that any finding
+    measures.
+    """
     kinds: set[str] = set()
     ranks: set[int] = set()
-    nodes = {place.node} - {""}
+    nodes = {location.node} - {""}
     sizes = []
-    if place.scope == "rank" and place.subject.isdecimal():
-        ranks.add(int(place.subject))
-    for kind, told in found:
+    if location.scope == "rank" and location.subject.isdecimal():
+        ranks.add(int(location.subject))
+    for kind, evidence in findings:
         kinds.add(kind)
-        ranks |= {r for r in _listed(told.get("ranks")) if isinstance(r, int)}
-        nodes |= {n for n in _listed(told.get("nodes")) if isinstance(n, str) and n}
-        sizes.append(_excess(kind, told))
+        ranks |= {r for r in _listed(evidence.get("ranks")) if isinstance(r, int)}
+        nodes |= {n for n in _listed(evidence.get("nodes")) if isinstance(n, str) and n}
+        sizes.append(_excess(kind, evidence))
     return Symptom(
         kinds=frozenset(kinds),
-        place=place,
+        location=location,
         ranks=frozenset(ranks),
         nodes=frozenset(nodes),
         mild=mild,
@@ -86,8 +100,9 @@ def trouble(found: Iterable[tuple[str, Mapping[str, Any]]], place: Location, *, 
     )
 
 
-def _excess(kind: str, told: Mapping[str, Any]) -> float:
-    ratio, share = told.get(_RATIOS.get(kind, "")), told.get("share") if kind in _SHARES else None
+def _excess(kind: str, evidence: Mapping[str, object]) -> float:
+    ratio = evidence.get(_RATIO_FIELDS.get(kind, ""))
+    share = evidence.get("share") if kind in _SHARE_KINDS else None
     if isinstance(ratio, int | float) and math.isfinite(ratio) and ratio > 0:
         return math.log(ratio)
     if isinstance(share, int | float) and 0 <= share < 1:
@@ -100,26 +115,39 @@ def _listed(value: object) -> Iterable[object]:
 
 
 def explains(cause: Symptom, effect: Symptom) -> bool:
-    """A fault explains what stands on it, not what it stands on, and nothing that is much larger than it;
-    what several share, where it has a part in that and is more than information, unless the effect is no more
-    either; a symptom of the whole job has no place.
+    """Return whether `cause` can explain `effect`.
 
-    >>> slow = trouble([("straggler", {})], Location(scope="rank", subject="3", node="n1"), mild=False)
+    All of these are required:
+
+    - tables/causes.csv links a kind of the cause to a kind of the effect.
+    - The location of the effect does not contain that of the cause.
+    - The slowdown of the cause is at least half of the effect's, if both are known.
+    - The location fits. An effect on the whole job fits any cause. An effect on a group or stage needs a
+      member in common, and a cause that is not mild, unless the effect is mild too.
+
+    >>> slow = symptom_of([("straggler", {})], Location(scope="rank", subject="3", node="n1"), mild=False)
     >>> group = Location(scope="group", subject="dp:3")
-    >>> explains(slow, trouble([("slow_link", {"ranks": [3, 11]})], group, mild=False))
+    >>> explains(slow, symptom_of([("slow_link", {"ranks": [3, 11]})], group, mild=False))
     True
-    >>> explains(slow, trouble([("slow_link", {"ranks": [4, 12], "nodes": ["n2"]})], group, mild=False))
+    >>> explains(slow, symptom_of([("slow_link", {"ranks": [4, 12]})], group, mild=False))
     False
     """
-    kinds = {k for kind in cause.kinds for k in cause_of(kind).explains}
-    if not effect.kinds & kinds or effect.place.contains(cause.place):
+    linked = {kind for own in cause.kinds for kind in cause_of(own).explains}
+    if not effect.kinds & linked or effect.location.contains(cause.location):
         return False
-    if cause.excess < COMMENSURATE * effect.excess:  # false where either is not told
+    if cause.excess < MIN_EXCESS_SHARE * effect.excess:  # false where either is NaN
         return False
-    if effect.place.scope in SHARED:
-        told = effect.ranks or effect.nodes
-        part = cause.ranks & effect.ranks or cause.nodes & effect.nodes
-        return cause.place.scope != "job" and not (cause.mild and not effect.mild) and bool(part or not told)
-    if effect.place.scope == "job":
+    if effect.location.scope in SHARED:
+        return _has_part_in(cause, effect)
+    if effect.location.scope == "job":
         return True
-    return cause.place.contains(effect.place) or cause.place.scope in ("rank", "gpu", "link", "node")
+    return cause.location.contains(effect.location) or cause.location.scope in ("rank", "gpu", "link", "node")
+
+
+def _has_part_in(cause: Symptom, effect: Symptom) -> bool:
+    """Whether `cause` is on a member of the group or stage of `effect`. True where no member is known."""
+    if cause.location.scope == "job" or (cause.mild and not effect.mild):
+        return False
+    if not effect.ranks and not effect.nodes:
+        return True
+    return bool(cause.ranks & effect.ranks or cause.nodes & effect.nodes)

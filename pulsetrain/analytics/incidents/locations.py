@@ -1,4 +1,4 @@
-"""Where a subject stands: rank, GPU and port on a node, node under a switch; the larger holds the smaller."""
+"""Where the subject of a finding is: a rank, GPU or port is on a node, and a node is under a switch."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pulsetrain.records.findings import Finding
 
 SWITCH = "switch/"  # prefix of a `link` subject that is a whole switch
 
-# From the largest to the smallest; what is larger and contains the other explains it.
+# From the largest to the smallest. A fault of the larger one can explain a fault of what it contains.
 SCOPES = ("switch", "node", "link", "gpu", "rank")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Topology:
-    """`node_of` maps (job, rank) to its node, `switch_of` a node to its access switch; both may be empty."""
+    """`node_of` maps (job, rank) to its node, `switch_of` a node to its access switch. Both may be empty."""
 
     node_of: Mapping[tuple[str, int], str] = field(default_factory=dict)
     switch_of: Mapping[str, str] = field(default_factory=dict)
@@ -23,7 +23,7 @@ class Topology:
 
 @dataclass(frozen=True, kw_only=True)
 class Location:
-    """A subject with everything that contains it; an empty string where that is not known."""
+    """A subject with its node and switch. An empty string means that it is not known."""
 
     scope: str
     subject: str
@@ -31,12 +31,12 @@ class Location:
     switch: str = ""
 
     def contains(self, other: Location) -> bool:
-        """Whether trouble here can be why there is trouble at `other`, by position alone.
+        """Whether `other` is inside this location.
 
-        >>> rail = Location(scope="switch", subject="sw1", switch="sw1")
-        >>> rail.contains(Location(scope="rank", subject="3", node="a", switch="sw1"))
+        >>> switch = Location(scope="switch", subject="sw1", switch="sw1")
+        >>> switch.contains(Location(scope="rank", subject="3", node="a", switch="sw1"))
         True
-        >>> rail.contains(Location(scope="rank", subject="9", node="b", switch="sw2"))
+        >>> switch.contains(Location(scope="rank", subject="9", node="b", switch="sw2"))
         False
         """
         if self.scope not in SCOPES or other.scope not in SCOPES:
@@ -48,17 +48,16 @@ class Location:
         return bool(self.node) and self.node == other.node
 
 
-def place_of(
+def location_of(
     *, subject_type: str, subject: str, job: str = "", node: str = "", topology: Topology | None = None
 ) -> Location:
-    """The place of a finding's subject. `node` is what its evidence says, if anything.
+    """Return the location of a finding's subject. `node` is what its evidence says, if anything.
 
-    Subjects of links and GPUs begin with their node: "node-a/mlx5_0/1", "node-a/GPU-5096".
+    The subject of a link or GPU begins with its node: "node-a/mlx5_0/1", "node-a/GPU-5096".
     """
     known = topology or Topology()
     if subject_type == "link" and subject.startswith(SWITCH):
-        name = subject.removeprefix(SWITCH)
-        return Location(scope="switch", subject=subject, switch=name)
+        return Location(scope="switch", subject=subject, switch=subject.removeprefix(SWITCH))
     if subject_type == "node":
         node = subject
     elif subject_type in ("link", "gpu") and "/" in subject:
@@ -68,9 +67,9 @@ def place_of(
     return Location(scope=subject_type, subject=subject, node=node, switch=known.switch_of.get(node, ""))
 
 
-def place_of_finding(finding: Finding, topology: Topology | None = None) -> Location:
-    """`place_of` for a finding; its evidence may hold `node`."""
-    return place_of(
+def location_of_finding(finding: Finding, topology: Topology | None = None) -> Location:
+    """Return the location of a finding's subject. Its evidence may have `node`."""
+    return location_of(
         subject_type=finding.subject_type,
         subject=finding.subject,
         job=finding.job,

@@ -1,32 +1,35 @@
-"""Carries notifications to webhooks, Slack, mail and Alertmanager, each at least once.
+"""Delivery of notifications to webhooks, Slack, mail and Alertmanager, each at least once.
 
-`AlertBook` keeps a notification until a channel has taken it; `deliver` is one round: send what is due, tell
-the book what was taken and what was not. A message may arrive twice after a crash, never not at all.
+`AlertBook` keeps a notification until its channel has taken it. After a crash of the hub a message may arrive
+twice, but none is lost.
 """
 
 from __future__ import annotations
 
 import smtplib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.message import EmailMessage
-from typing import Any, Protocol
+from typing import Protocol
 
 import httpx
 import structlog
 
-from pulsetrain.analytics.incidents.alerts import AlertBook, Notification
+from pulsetrain.analytics.incidents.alert_state import AlertRow
+from pulsetrain.analytics.incidents.alerts import AlertBook
+from pulsetrain.analytics.incidents.notifications import Notification
 from pulsetrain.core.errors import ConfigError, Unavailable
+from pulsetrain.core.json import JsonObject
 
 log = structlog.get_logger()
 
 
 class Channel(Protocol):
-    """Something that takes a notification. `send` raises `Unavailable` where it did not."""
+    """Something that takes notifications."""
 
     def send(self, notification: Notification) -> None:
-        """Hand it over; returns when the other side has confirmed it."""
+        """Send a notification. Return when the other side has confirmed it, else raise `Unavailable`."""
         ...
 
 
@@ -54,9 +57,11 @@ class ChannelConfig:
     """how long one delivery may take"""
 
 
-def channels(configs: Mapping[str, Mapping[str, Any]]) -> dict[str, Channel]:
-    """Channels by name from the tables of the configuration file. Raises `ConfigError` for an unknown kind or
-    key, or a channel without an address."""
+def channels(configs: Mapping[str, JsonObject]) -> dict[str, Channel]:
+    """Return channels by name, from the tables `[notify.NAME]` of the configuration file.
+
+    Raises `ConfigError` for an unknown kind or key, and for a channel without an address.
+    """
     made: dict[str, Channel] = {}
     for name, values in configs.items():
         try:
@@ -72,39 +77,38 @@ def channels(configs: Mapping[str, Mapping[str, Any]]) -> dict[str, Channel]:
 
 
 def deliver(book: AlertBook, known: Mapping[str, Channel], now_ns: int) -> int:
-    """Let time pass in the book and send what is due. Returns how many notifications were taken.
+    """Let time pass for the alerts, and send what is due. Return how many notifications were taken.
 
-    A channel that fails is not tried again in the same round, so that a dead server does not hold the rest; a
-    notification that breaks its channel waits as one that was refused does.
+    A channel that is unavailable is not tried again in the same round, so that a dead server does not delay
+    the others. A notification that its channel cannot send waits like one that was refused.
     """
     taken = 0
-    dead: set[str] = set()
+    unavailable: set[str] = set()
     for notification in book.tick(now_ns):
         channel = known.get(notification.channel)
         if channel is None:
             log.warning("channel_unknown", channel=notification.channel)
             book.failed(notification.id, now_ns)
             continue
-        if notification.channel in dead:
+        if notification.channel in unavailable:
             continue
         try:
             channel.send(notification)
         except Unavailable as error:
-            dead.add(notification.channel)
+            unavailable.add(notification.channel)
             log.warning("notification_failed", channel=notification.channel, error=str(error))
             book.failed(notification.id, now_ns)
-            continue
-        except Exception as error:  # noqa: BLE001 - what one channel cannot put into words holds nobody else
+        except Exception as error:  # noqa: BLE001 - what one channel cannot send must not stop the others
             log.warning("notification_broken", channel=notification.channel, error=repr(error))
             book.failed(notification.id, now_ns)
-            continue
-        book.delivered(notification.id)
-        taken += 1
+        else:
+            book.delivered(notification.id)
+            taken += 1
     return taken
 
 
 def title(notification: Notification) -> str:
-    """One line: state, job, how many, the worst of them."""
+    """Return one line: state, job, the worst alert, and how many more there are."""
     alerts = notification.alerts
     order = {"critical": 0, "warning": 1, "info": 2}
     worst = min(alerts, key=lambda a: order.get(a["severity"], 3))
@@ -115,7 +119,7 @@ def title(notification: Notification) -> str:
 
 
 def body(notification: Notification, dashboard: str = "") -> str:
-    """All alerts, one a line, with how to find them again."""
+    """Return all alerts, one a line, with the address of the dashboard."""
     lines = [
         f"- {a['severity']} {a['kind']} {a['subject_type']} {a['subject']}: {a['summary']} "
         f"(since {a['since']}, {a['count']}x, id {a['id']})"
@@ -124,15 +128,15 @@ def body(notification: Notification, dashboard: str = "") -> str:
     return "\n".join([*lines, *([dashboard] if dashboard else [])])
 
 
-class _Http:
-    """What posting channels share."""
+class _HttpChannel:
+    """A channel that posts JSON."""
 
     def __init__(self, config: ChannelConfig) -> None:
         self._config = config
         headers = {"Authorization": f"Bearer {config.token}"} if config.token else {}
         self._http = httpx.Client(timeout=config.timeout_s, headers=headers)
 
-    def _post(self, url: str, value: Any) -> None:
+    def _post(self, url: str, value: object) -> None:
         try:
             response = self._http.post(url, json=value)
         except (httpx.TransportError, httpx.InvalidURL) as error:
@@ -141,7 +145,7 @@ class _Http:
             raise Unavailable(f"{url}: status {response.status_code}: {response.text[:200]}")
 
 
-class Webhook(_Http):
+class Webhook(_HttpChannel):
     """Posts the notification as JSON: id, group, status, title, alerts."""
 
     def send(self, notification: Notification) -> None:
@@ -159,18 +163,19 @@ class Webhook(_Http):
         )
 
 
-class Slack(_Http):
-    """Posts to an incoming webhook of Slack, or of what understands its format."""
+class Slack(_HttpChannel):
+    """Posts to an incoming webhook of Slack, or of a service that takes its format."""
 
     def send(self, notification: Notification) -> None:
         text = f"*{title(notification)}*\n{body(notification, self._config.dashboard)}"
         self._post(self._config.url, {"text": text[:35_000]})  # Slack cuts at 40,000 characters
 
 
-class Alertmanager(_Http):
-    """Posts to the v2 API of Alertmanager; grouping, silences and routes are then also its own.
+class Alertmanager(_HttpChannel):
+    """Posts to the v2 API of Alertmanager, which has groups, silences and routes of its own.
 
-    An alert that fires ends by itself unless it is posted again, so it is given an end beyond our repeat.
+    Alertmanager ends an alert that is not posted again. So a firing alert gets an end beyond our repeat
+    interval.
     """
 
     ENDS_AFTER_S = 24 * 3600
@@ -179,13 +184,12 @@ class Alertmanager(_Http):
         now = datetime.now(UTC)
         self._post(
             f"{self._config.url.rstrip('/')}/api/v2/alerts",
-            [self._alert(dict(a), now) for a in notification.alerts],
+            [self._alert(a, now) for a in notification.alerts],
         )
 
-    def _alert(self, alert: dict[str, Any], now: datetime) -> dict[str, Any]:
-        over = alert["resolved_ns"] is not None
-        seconds = now.timestamp()
-        ends = min(alert["resolved_ns"] / 1e9, seconds) if over else seconds + self.ENDS_AFTER_S
+    def _alert(self, alert: AlertRow, now: datetime) -> dict[str, object]:
+        seconds, resolved_ns = now.timestamp(), alert["resolved_ns"]
+        ends = seconds + self.ENDS_AFTER_S if resolved_ns is None else min(resolved_ns / 1e9, seconds)
         return {
             "labels": {
                 "alertname": f"pulsetrain_{alert['kind']}",
@@ -240,8 +244,3 @@ KINDS: Mapping[str, Callable[[ChannelConfig], Channel]] = {
     "smtp": Smtp,
     "alertmanager": Alertmanager,
 }
-
-
-def names(known: Mapping[str, Channel]) -> Sequence[str]:
-    """Names for `AlertConfig.channels`."""
-    return tuple(sorted(known))

@@ -11,7 +11,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from pulsetrain.analytics.incidents.alerts import AlertBook, AlertConfig
+from pulsetrain.analytics.incidents.alert_state import AlertConfig
+from pulsetrain.analytics.incidents.alerts import AlertBook
 from pulsetrain.analytics.incidents.locations import Topology
 from pulsetrain.analytics.verdict import Failed, Finding, Healthy, Inconclusive
 from pulsetrain.core.errors import Unavailable, UsageError

@@ -15,7 +15,8 @@ from shutil import which
 import httpx
 import pytest
 
-from pulsetrain.analytics.incidents.alerts import AlertBook, AlertConfig
+from pulsetrain.analytics.incidents.alert_state import AlertConfig
+from pulsetrain.analytics.incidents.alerts import AlertBook
 from pulsetrain.analytics.incidents.notify import Channel, channels, deliver
 from pulsetrain.analytics.verdict import Finding
 from pulsetrain.core.errors import ConfigError, Unavailable

@@ -1,0 +1,90 @@
+"""The alerts of one hub and how verdicts and time change them. Every change is saved with its history."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from pulsetrain.analytics.incidents import alert_state as state
+from pulsetrain.analytics.incidents.alert_state import Alert, AlertConfig
+from pulsetrain.analytics.incidents.alert_store import AlertStore, Change
+from pulsetrain.analytics.verdict import Failed, Finding, Healthy, Inconclusive, Verdict
+from pulsetrain.core.errors import UsageError
+
+
+class AlertTracker:
+    """Alerts by id. A change must happen inside a transaction of the store."""
+
+    def __init__(self, store: AlertStore, config: AlertConfig) -> None:
+        self._store, self._config = store, config
+        self._alerts = store.alerts()
+        # Detectors that see nothing: (job, analyzer).
+        self._blind = {(a.job, a.subject) for a in self.all() if a.kind == "no_data" and a.active}
+        self.now_ns = max((a.last_seen_ns for a in self.all()), default=0)
+
+    def all(self) -> Collection[Alert]:
+        """Return every alert, resolved ones too."""
+        return self._alerts.values()
+
+    def forward(self, now_ns: int) -> int:
+        """Return the time. It stands still where the clock steps back, also over a restart."""
+        self.now_ns = max(self.now_ns, now_ns)
+        return self.now_ns
+
+    def find(self, prefix: str) -> Alert:
+        """Return the alert whose id begins with `prefix`.
+
+        Raises `KeyError` where there is none, and `UsageError` where there are several.
+        """
+        matches = [a for name, a in self._alerts.items() if prefix and name.startswith(prefix)]
+        if not matches:
+            raise KeyError(prefix)
+        if len(matches) > 1:
+            raise UsageError(f"alert {prefix!r} is the beginning of {len(matches)} ids; give more of it")
+        return matches[0]
+
+    def observe(self, verdict: Verdict, job: str, now_ns: int) -> None:
+        """Apply one verdict. `job` is that of verdicts which name none."""
+        if isinstance(verdict, Finding):
+            self._on_finding(verdict, now_ns)
+        elif isinstance(verdict, Failed) or (isinstance(verdict, Inconclusive) and verdict.blind):
+            self._on_detector_loss(verdict, job, now_ns)
+        elif isinstance(verdict, Healthy):
+            self._on_detector_back(verdict.analyzer, job, now_ns)
+
+    def age(self, now_ns: int) -> None:
+        """Let time pass: resolve what is no longer seen, and forget what was resolved long ago."""
+        history_ns = self._config.history_s * state.SECOND_NS
+        for alert in list(self._alerts.values()):
+            blind = all((alert.job, name) in self._blind for name in state.detectors(alert.kind))
+            self.update(state.after_time(alert, now_ns, self._config, blind=blind), now_ns)
+            if not alert.active and now_ns - alert.resolved_ns > history_ns:
+                del self._alerts[alert.id]
+                self._store.delete_alert(alert.id)
+
+    def update(self, alert: Alert, now_ns: int, change: str = "", actor: str = "", note: str = "") -> None:
+        """Save an alert. A new state, or a `change` that a person made, is a line in its history."""
+        before = self._alerts.get(alert.id)
+        if before == alert:
+            return
+        self._alerts[alert.id] = alert
+        noted = before is None or before.state != alert.state or bool(change)
+        line = Change(ts_ns=now_ns, state=change or alert.state, actor=actor, note=note)
+        self._store.save(alert, line if noted else None)
+
+    def _on_finding(self, finding: Finding, now_ns: int) -> None:
+        name = state.fingerprint(finding.job, finding.kind, finding.subject_type, finding.subject)
+        self.update(state.after_finding(self._alerts.get(name), finding, now_ns, self._config), now_ns)
+        detectors = state.detectors(finding.kind)
+        if len(detectors) == 1:  # of several, it is not known which one raised the finding
+            self._on_detector_back(detectors[0], finding.job, now_ns)
+
+    def _on_detector_loss(self, verdict: Inconclusive | Failed, job: str, now_ns: int) -> None:
+        alert = self._alerts.get(state.detector_fingerprint(job, verdict.analyzer))
+        self.update(state.after_detector_loss(verdict, job, alert, now_ns), now_ns)
+        self._blind.add((job, verdict.analyzer))
+
+    def _on_detector_back(self, analyzer: str, job: str, now_ns: int) -> None:
+        self._blind.discard((job, analyzer))
+        alert = self._alerts.get(state.detector_fingerprint(job, analyzer))
+        if alert is not None and alert.active:
+            self.update(state.resolved(alert, now_ns), now_ns)
