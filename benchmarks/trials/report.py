@@ -128,6 +128,6 @@ def table(rows: Sequence[Row], source: str) -> str:
         f"# Source: {source}.",
         "kind,stated,observed,trials",
     ]
-    for kind, knots in score.fitted(score.statements(rows)).items():
-        lines += [f"{kind},{k.stated},{k.observed},{k.trials}" for k in knots]
+    for kind, points in score.fitted(score.statements(rows)).items():
+        lines += [f"{kind},{p.stated},{p.observed},{p.trials}" for p in points]
     return "\n".join(lines) + "\n"

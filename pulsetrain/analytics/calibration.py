@@ -1,8 +1,8 @@
-"""From the confidence that an analyzer states to how often such a statement was right when that was measured.
+"""From the confidence that an analyzer states to the measured frequency with which such findings are right.
 
 The table is the isotonic fit (pool adjacent violators) of a campaign of real faults and clean windows, kind
-by kind, as docs/campaign.md describes it. It is monotone, so the surer finding stays the surer one. A kind
-without a row keeps what its analyzer states.
+by kind. docs/campaign.md describes it. It is monotone, so the order of confidences stays. A kind without a
+row keeps the confidence that its analyzer states.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ from itertools import pairwise
 
 from pulsetrain.analytics.verdict import Finding, Verdict
 
-PRIOR = 4.0
-"""statements that the analyzer's own figure counts for, so that a few trials do not make certainty"""
-LEAST, MOST = 0.02, 0.99
+PRIOR_TRIALS = 4.0
+"""how many trials the stated confidence counts for, so that a few trials do not make certainty"""
+MIN_CONFIDENCE, MAX_CONFIDENCE = 0.02, 0.99
+Points = Sequence["CalibrationPoint"]  # of one kind, by ascending stated confidence
 
 
 @dataclass(frozen=True, kw_only=True)
 class CalibrationPoint:
-    """Statements around `stated` were right `observed` of the time, over `trials` of them."""
+    """Findings with a confidence of about `stated` were right with frequency `observed`, over `trials`."""
 
     stated: float
     observed: float
@@ -32,74 +33,98 @@ class CalibrationPoint:
 
 @cache
 def table() -> Mapping[str, tuple[CalibrationPoint, ...]]:
-    """The knots of each kind, ascending. tables/calibration.csv: kind, stated, observed, trials; its comment
-    names the source."""
+    """Return the points of each kind from tables/calibration.csv, by ascending stated confidence.
+
+    Columns: kind, stated, observed, trials. A comment in the file names the source.
+    """
     text = files("pulsetrain.analytics").joinpath("tables/calibration.csv").read_text()
-    knots: dict[str, list[CalibrationPoint]] = {}
+    points: dict[str, list[CalibrationPoint]] = {}
     for row in csv.DictReader(line for line in text.splitlines() if not line.startswith("#")):
-        knot = CalibrationPoint(
+        point = CalibrationPoint(
             stated=float(row["stated"]), observed=float(row["observed"]), trials=int(row["trials"])
         )
-        knots.setdefault(row["kind"], []).append(knot)
-    return {kind: tuple(sorted(found, key=lambda k: k.stated)) for kind, found in knots.items()}
+        points.setdefault(row["kind"], []).append(point)
+    return {kind: tuple(sorted(of_kind, key=lambda p: p.stated)) for kind, of_kind in points.items()}
 
 
-def calibrated(confidence: float, knots: Sequence[CalibrationPoint]) -> float:
-    """The observed frequency at a stated confidence, linear between knots and flat beyond them.
+def calibrated(confidence: float, points: Points) -> float:
+    """Return the observed frequency at a stated confidence: linear between points, constant beyond them.
+
+    Without points, return the stated confidence.
 
     >>> low = CalibrationPoint(stated=0.7, observed=0.5, trials=9)
     >>> ends = (low, CalibrationPoint(stated=0.9, observed=1.0, trials=9))
     >>> calibrated(0.8, ends), calibrated(0.2, ends), calibrated(0.4, ())
     (0.75, 0.5, 0.4)
     """
-    if not knots:
+    if not points:
         return confidence
-    if confidence <= knots[0].stated:
-        return knots[0].observed
-    for low, high in pairwise(knots):
+    if confidence <= points[0].stated:
+        return points[0].observed
+    for low, high in pairwise(points):
         if confidence <= high.stated:
             share = (confidence - low.stated) / (high.stated - low.stated)
             return round(low.observed + share * (high.observed - low.observed), 4)
-    return knots[-1].observed
+    return points[-1].observed
 
 
-def apply(
-    verdicts: Iterable[Verdict], knots: Mapping[str, Sequence[CalibrationPoint]] | None = None
-) -> list[Verdict]:
-    """The verdicts, each finding with its calibrated confidence; evidence keeps `stated_confidence`."""
-    known = table() if knots is None else knots
+def apply(verdicts: Iterable[Verdict], points: Mapping[str, Points] | None = None) -> list[Verdict]:
+    """Return the verdicts, each finding with its calibrated confidence.
+
+    The evidence keeps `stated_confidence`. `points` defaults to the table.
+    """
+    known = table() if points is None else points
     return [
         _calibrated(v, known[v.kind]) if isinstance(v, Finding) and v.kind in known else v for v in verdicts
     ]
 
 
-def _calibrated(finding: Finding, knots: Sequence[CalibrationPoint]) -> Finding:
+def _calibrated(finding: Finding, points: Points) -> Finding:
     stated = finding.confidence
     evidence = {**finding.evidence, "stated_confidence": stated}
-    return replace(finding, confidence=round(calibrated(stated, knots), 3), evidence=evidence)
+    return replace(finding, confidence=round(calibrated(stated, points), 3), evidence=evidence)
 
 
 def fit(statements: Iterable[tuple[float, bool]]) -> tuple[CalibrationPoint, ...]:
-    """The isotonic regression of right on stated confidence, each block with `PRIOR` statements of its own.
+    """Return the isotonic regression of being right on stated confidence.
+
+    `statements` are (stated confidence, whether the finding was right). Each block has `PRIOR_TRIALS` more
+    trials, right as often as stated.
 
     >>> fit([(0.6, False), (0.6, True), (0.9, True), (0.9, True)])[0].observed < 0.7
     True
     """
-    blocks: list[list[float]] = []  # sum of stated, number, number right
+    blocks: list[_Block] = []
     for stated, right in sorted(statements):
-        blocks.append([stated, 1.0, float(right)])
-        while len(blocks) > 1 and _level(blocks[-2]) >= _level(blocks[-1]):
+        blocks.append(_Block(stated_sum=stated, trials=1, right=int(right)))
+        while len(blocks) > 1 and blocks[-2].level >= blocks[-1].level:
             last = blocks.pop()
-            blocks[-1] = [a + b for a, b in zip(blocks[-1], last, strict=True)]
+            blocks[-1] = blocks[-1].merged(last)
     return tuple(
         CalibrationPoint(
-            stated=round(total / count, 4), observed=round(_level([total, count, hits]), 4), trials=int(count)
+            stated=round(block.stated_sum / block.trials, 4),
+            observed=round(block.level, 4),
+            trials=block.trials,
         )
-        for total, count, hits in blocks
+        for block in blocks
     )
 
 
-def _level(block: Sequence[float]) -> float:
-    total, count, hits = block
-    level = (hits + PRIOR * total / count) / (count + PRIOR)
-    return min(max(level, LEAST), MOST)
+@dataclass(frozen=True)
+class _Block:
+    """Trials that share one level of the isotonic regression."""
+
+    stated_sum: float
+    trials: int
+    right: int
+
+    @property
+    def level(self) -> float:
+        prior = PRIOR_TRIALS * self.stated_sum / self.trials
+        level = (self.right + prior) / (self.trials + PRIOR_TRIALS)
+        return min(max(level, MIN_CONFIDENCE), MAX_CONFIDENCE)
+
+    def merged(self, other: _Block) -> _Block:
+        return _Block(
+            self.stated_sum + other.stated_sum, self.trials + other.trials, self.right + other.right
+        )

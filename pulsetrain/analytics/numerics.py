@@ -1,6 +1,11 @@
-"""NaN and infinity, loss spikes and jumps of the gradient norm. None of these rules out silent corruption."""
+"""NaN and infinity, loss spikes, and jumps of the gradient norm.
+
+None of these findings, and no lack of them, rules out silent data corruption.
+"""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,155 +15,191 @@ from pulsetrain.analytics.slowness.timings import Timings
 from pulsetrain.analytics.verdict import Finding, Healthy, Inconclusive, SubjectType, Verdict
 
 Floats = NDArray[np.float64]
+Mask = NDArray[np.bool_]
 
-HISTORY = 30  # steps that a step is compared with
-HISTORY_NEEDED = 10
-SIGMAS = 8.0
-LOSS_RISE = 0.2  # least relative rise of the loss that is a spike
-NORM_RISE = 2.0  # least relative rise of the gradient norm that is a jump (three times its usual value)
-MOST_JUMPS = 4096  # suspicious values that are looked at closely
+NOISE_STEPS = 30  # steps before a step from which the noise is estimated
+MIN_STEPS = 10  # steps before a step that are needed; their median is what is usual
+NOISE_SIGMAS = 8.0
+MIN_LOSS_RISE = 0.2  # least relative rise of the loss that is a spike
+MIN_NORM_RISE = 2.0  # least relative rise of the gradient norm that is a jump: three times its usual value
+MAX_CHECKED = 4096  # high values of single ranks that are looked at closely
+MAX_RANK_SHARE = 0.25  # where more of the ranks jump, it is not the fault of single ranks
 CAVEAT = "finite and smooth numbers do not rule out silent data corruption"
+_TINY = 1e-12  # keeps ratios finite
 
 
-def find(t: Timings) -> list[Verdict]:
-    """Findings of kinds `nan`, `loss_spike` and `grad_norm_jump`. Ranks that do not log are left out; a NaN
-    counts only where it was logged."""
-    logged = {name: t.logged.get(name, np.zeros((0, 0), np.bool_)) for name in ("loss", "grad_norm")}
+@dataclass(frozen=True, order=True)
+class _Jump:
+    """A rise at one step. `rise` is relative to `usual`, the median of the steps before."""
+
+    rise: float
+    row: int
+    usual: float
+    value: float
+
+    def evidence(self, timings: Timings) -> dict[str, object]:
+        return {
+            "query": "analysis.steps",
+            "step": int(timings.steps[self.row]),
+            "value": self.value,
+            "usual": self.usual,
+            "ratio": round(1 + self.rise, 4),
+            "caveat": CAVEAT,
+        }
+
+
+def find(timings: Timings) -> list[Verdict]:
+    """Return findings of kinds `nan`, `loss_spike` and `grad_norm_jump`.
+
+    Ranks that log nothing are left out. A NaN counts only where it was logged. The verdict is blind where no
+    rank logs a loss or a gradient norm.
+
+    >>> from pulsetrain.analytics.slowness.timings import from_matrices
+    >>> loss = np.array([[2.0], [np.nan]])
+    >>> timings = from_matrices({"loss": loss}, job="j")
+    >>> timings.logged["loss"] = np.ones_like(loss, np.bool_)
+    >>> [finding.summary for finding in find(timings)]
+    ['The loss is not finite since step 1.']
+    """
+    logged = {name: _logged(timings, name) for name in ("loss", "grad_norm")}
     if not any(mask.any() for mask in logged.values()):
         return [
             Inconclusive(analyzer="numerics", reason="no rank logs a loss or a gradient norm", blind=True)
         ]
-    found = [f for name, mask in logged.items() if (f := _not_finite(t, name, mask)) is not None]
-    found += _jumps(t, "loss", "loss_spike", LOSS_RISE, logged["loss"])
-    whole = _jumps(t, "grad_norm", "grad_norm_jump", NORM_RISE, logged["grad_norm"])
-    found += whole or _jumps_of_ranks(t, logged["grad_norm"])
-    if found:
-        return list(found)
+    findings = [f for name, mask in logged.items() if (f := _not_finite(timings, name, mask)) is not None]
+    findings += _jumps_of_job(timings, "loss", "loss_spike", MIN_LOSS_RISE, logged["loss"])
+    norm = logged["grad_norm"]
+    norm_jumps = _jumps_of_job(timings, "grad_norm", "grad_norm_jump", MIN_NORM_RISE, norm)
+    findings += norm_jumps or _jumps_of_ranks(timings, norm)
+    if findings:
+        return list(findings)
     steps = {name: int(mask.any(axis=1).sum()) for name, mask in logged.items()}
     return [Healthy(analyzer="numerics", numbers={"steps_logged": steps, "caveat": CAVEAT})]
 
 
-def _not_finite(t: Timings, name: str, logged: NDArray[np.bool_]) -> Finding | None:
-    """The first NaN or infinity logged: the job's where all that logged then agree, else the rank's."""
-    bad = logged & ~np.isfinite(t.numbers[name])
+def _logged(timings: Timings, name: str) -> Mask:
+    return timings.logged.get(name, np.zeros(timings.numbers[name].shape, np.bool_))
+
+
+def _not_finite(timings: Timings, name: str, logged: Mask) -> Finding | None:
+    """Return the first NaN or infinity. It is a rank's where the rank alone has it at that step."""
+    bad = logged & ~np.isfinite(timings.numbers[name])
     if not bad.any():
         return None
     row = int(np.argmax(bad.any(axis=1)))
     columns = np.flatnonzero(bad[row])
-    alone = len(columns) < int(logged[row].sum())
-    subject_type: SubjectType = "rank" if alone and len(columns) == 1 else "job"
-    subject = str(t.ranks[columns[0]]) if subject_type == "rank" else t.job
-    label = name.replace("_", " ")
-    return t.finding(
+    alone = len(columns) == 1 and int(logged[row].sum()) > 1
+    subject_type: SubjectType = "rank" if alone else "job"
+    subject = str(timings.ranks[columns[0]]) if alone else timings.job
+    return timings.finding(
         "nan",
         subject_type,
         subject,
         severity="critical",
         confidence=0.99,
-        summary=f"The {label} is not finite since step {t.steps[row]}"
-        + (f", first on rank {subject}." if subject_type == "rank" else "."),
+        summary=f"The {_label(name)} is not finite since step {timings.steps[row]}"
+        + (f", first on rank {subject}." if alone else "."),
         evidence={
             "query": "analysis.steps",
             "what": name,
-            "first_step": int(t.steps[row]),
-            "ranks": t.ranks[columns].tolist()[:64],
+            "first_step": int(timings.steps[row]),
+            "ranks": timings.ranks[columns].tolist()[:64],
             "steps_not_finite": int(bad.any(axis=1).sum()),
         },
     )
 
 
-def _jumps(t: Timings, name: str, kind: str, rise: float, logged: NDArray[np.bool_]) -> list[Finding]:
-    """The worst step that is far above the median of the ten before it, in their own noise, if any."""
-    whole = logged & np.isfinite(t.numbers[name])
-    rows = np.flatnonzero(whole.any(axis=1))
-    if len(rows) <= HISTORY_NEEDED:
+def _label(name: str) -> str:
+    return {"loss": "loss", "grad_norm": "gradient norm"}[name]
+
+
+def _jumps_of_job(timings: Timings, name: str, kind: str, min_rise: float, logged: Mask) -> list[Finding]:
+    """Return the highest jump of the median over ranks, if there is one beyond the noise."""
+    finite = logged & np.isfinite(timings.numbers[name])
+    rows = np.flatnonzero(finite.any(axis=1))
+    if len(rows) <= MIN_STEPS:
         return []
-    values = np.nanmedian(np.where(whole[rows], t.numbers[name][rows], np.nan), axis=1)
-    worst: tuple[float, int, float] | None = None
-    for i in range(HISTORY_NEEDED, len(values)):
-        past = values[max(0, i - HISTORY) : i]
-        usual = float(np.median(past[-HISTORY_NEEDED:]))
-        noise = float(sigma(np.diff(past))) / np.sqrt(
-            2
-        )  # of differences, so that a falling loss is not noise
+    values = np.nanmedian(np.where(finite[rows], timings.numbers[name][rows], np.nan), axis=1)
+    jumps = []
+    for i in range(MIN_STEPS, len(values)):
+        usual, noise = _usual_and_noise(values[max(0, i - NOISE_STEPS) : i])
         height = float(values[i]) - usual
-        if height > max(SIGMAS * noise, rise * abs(usual), 1e-12):
-            score = height / max(abs(usual), 1e-12)
-            worst = max(worst or (0.0, i, usual), (score, i, usual))
-    if worst is None:
+        if height > max(NOISE_SIGMAS * noise, min_rise * abs(usual), _TINY):
+            rise = height / max(abs(usual), _TINY)
+            jumps.append(_Jump(rise, int(rows[i]), usual, float(values[i])))
+    if not jumps:
         return []
-    score, at, usual = worst
-    label = name.replace("_", " ")
+    jump = max(jumps)
     return [
-        t.finding(
+        timings.finding(
             kind,
             "job",
-            t.job,
+            timings.job,
             severity="warning",
-            confidence=min(0.97, 0.8 + 0.1 * score / rise * 0.5),
-            summary=f"The {label} rose from {usual:.4g} to {values[at]:.4g} at step {t.steps[rows[at]]}.",
-            evidence={
-                "query": "analysis.steps",
-                "step": int(t.steps[rows[at]]),
-                "value": float(values[at]),
-                "usual": usual,
-                "ratio": round(1 + score, 4),
-                "caveat": CAVEAT,
-            },
+            confidence=min(0.97, 0.8 + 0.1 * jump.rise / min_rise * 0.5),
+            summary=f"The {_label(name)} rose from {jump.usual:.4g} to {jump.value:.4g} "
+            f"at step {timings.steps[jump.row]}.",
+            evidence=jump.evidence(timings),
         )
     ]
 
 
-def _jumps_of_ranks(t: Timings, logged: NDArray[np.bool_]) -> list[Finding]:
-    """Ranks whose own gradient norm left its past while the others' did not, each at its worst step:
-    what they add to the sum differs from what they read or computed before."""
-    values = np.where(logged & np.isfinite(t.numbers["grad_norm"]), t.numbers["grad_norm"], np.nan)
-    if len(values) <= HISTORY_NEEDED or values.shape[1] < 3:
+def _usual_and_noise(past: Floats) -> tuple[float, float]:
+    """Return the median of the last steps, and the noise of one step.
+
+    The noise is taken from differences of neighbours, so that a falling loss is no noise.
+    """
+    return float(np.median(past[-MIN_STEPS:])), float(sigma(np.diff(past))) / np.sqrt(2)
+
+
+def _jumps_of_ranks(timings: Timings, logged: Mask) -> list[Finding]:
+    """Return the highest jump of each rank whose own gradient norm rose while those of most did not.
+
+    Such a rank adds to the sum something that differs from what it computed before.
+    """
+    values = np.where(
+        logged & np.isfinite(timings.numbers["grad_norm"]), timings.numbers["grad_norm"], np.nan
+    )
+    if len(values) <= MIN_STEPS or values.shape[1] < 3:
         return []
-    told = np.isfinite(values).any(axis=0)
-    columns = np.flatnonzero(told)
+    columns = np.flatnonzero(np.isfinite(values).any(axis=0))
     usual = np.nanmedian(values[:, columns], axis=0)
-    high = np.argwhere(values[:, columns] > (1 + NORM_RISE) * np.maximum(usual, 1e-12))
-    worst: dict[int, tuple[float, int, float]] = {}
-    for row, place in high[:MOST_JUMPS].tolist():
-        if row >= HISTORY_NEEDED:
-            score, before = _left(values[: row + 1, columns[place]])
-            if score > max(NORM_RISE, worst.get(place, (0.0, 0, 0.0))[0]):
-                worst[place] = (score, row, before)
-    if len(worst) * 4 > len(columns):
+    high = np.argwhere(values[:, columns] > (1 + MIN_NORM_RISE) * np.maximum(usual, _TINY))
+    highest: dict[int, _Jump] = {}
+    for row, position in high[:MAX_CHECKED].tolist():
+        column = int(columns[position])
+        jump = _jump_at(values[:, column], row) if row >= MIN_STEPS else None
+        if jump is not None and (column not in highest or jump.rise > highest[column].rise):
+            highest[column] = jump
+    if len(highest) > MAX_RANK_SHARE * len(columns):
         return []
-    return [_rank_jump(t, int(columns[p]), *worst[p], values) for p in sorted(worst)]
+    return [_rank_finding(timings, column, highest[column]) for column in sorted(highest)]
 
 
-def _left(series: Floats) -> tuple[float, float]:
-    """(relative rise of the last value over the median of the ten before, that median); 0 in its noise."""
-    past = series[-HISTORY - 1 : -1]
+def _jump_at(series: Floats, row: int) -> _Jump | None:
+    """Return the jump of one rank at `row`; None where the rise is within the noise or too small."""
+    past = series[max(0, row - NOISE_STEPS) : row]
     past = past[np.isfinite(past)]
-    if len(past) < HISTORY_NEEDED:
-        return 0.0, 0.0
-    before = float(np.median(past[-HISTORY_NEEDED:]))
-    noise = float(sigma(np.diff(past))) / np.sqrt(2)
-    rise = float(series[-1]) - before
-    return (rise / max(abs(before), 1e-12) if rise > SIGMAS * noise else 0.0), before
+    if len(past) < MIN_STEPS:
+        return None
+    usual, noise = _usual_and_noise(past)
+    height = float(series[row]) - usual
+    rise = height / max(abs(usual), _TINY)
+    if height <= NOISE_SIGMAS * noise or rise <= MIN_NORM_RISE:
+        return None
+    return _Jump(rise, row, usual, float(series[row]))
 
 
-def _rank_jump(t: Timings, column: int, score: float, row: int, before: float, values: Floats) -> Finding:
-    rank, node = int(t.ranks[column]), t.node_of(column)
+def _rank_finding(timings: Timings, column: int, jump: _Jump) -> Finding:
+    rank, node = int(timings.ranks[column]), timings.node_of(column)
     where = f"rank {rank} on {node}" if node else f"rank {rank}"
-    return t.finding(
+    return timings.finding(
         "grad_norm_jump",
         "rank",
         str(rank),
         severity="warning",
-        confidence=min(0.97, 0.8 + 0.05 * score / NORM_RISE),
-        summary=f"The gradient norm of {where} alone rose from {before:.4g} to {values[row, column]:.4g} "
-        f"at step {t.steps[row]}.",
-        evidence={
-            "query": "analysis.steps",
-            "step": int(t.steps[row]),
-            "value": float(values[row, column]),
-            "usual": before,
-            "ratio": round(1 + score, 4),
-            "caveat": CAVEAT,
-        },
+        confidence=min(0.97, 0.8 + 0.05 * jump.rise / MIN_NORM_RISE),
+        summary=f"The gradient norm of {where} alone rose from {jump.usual:.4g} to {jump.value:.4g} "
+        f"at step {timings.steps[jump.row]}.",
+        evidence=jump.evidence(timings),
     )

@@ -1,8 +1,9 @@
 """A job's spans and events as a trace that ui.perfetto.dev and chrome://tracing open.
 
 Format: Chrome's JSON trace events (docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMh4h6I0nSsKchNAySU).
-A rank is a process, a lane its thread. Timestamps are microseconds since the first span, so that a double
-keeps nanoseconds; `otherData.origin_ns` is that moment in UTC nanoseconds.
+A rank is a process of the trace, and a lane is one of its threads. Timestamps are microseconds since the
+first span, so that a double keeps nanoseconds. `otherData.origin_ns` is the start of the first span in UTC
+nanoseconds.
 """
 
 from __future__ import annotations
@@ -10,40 +11,89 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TypedDict, cast
 
 from pulsetrain.core.errors import UsageError
 from pulsetrain.stream.queries import views
 from pulsetrain.stream.queries.queryable import Queryable
 
-Row = Mapping[str, Any]
 MAX_SPANS = 1_000_000
+MAX_EVENTS = 1_000
+TraceEvent = Mapping[str, object]
+
+
+class SpanRow(TypedDict):
+    """A row of `views.spans`. `spans_in_all` counts the spans of the range, also beyond the limit."""
+
+    attempt: int
+    node: str
+    rank: int
+    step: int
+    microbatch: int
+    phase: str
+    category: str
+    lane: str
+    group: str
+    seq: int
+    bytes: int
+    start_ns: int
+    duration_ns: int
+    open: bool
+    spans_in_all: int
+
+
+class RankRow(TypedDict):
+    """A row of `views.topology`. Mesh coordinates are -1 where they are not known."""
+
+    rank: int
+    tp: int
+    pp: int
+    dp: int
+
+
+class EventRow(TypedDict):
+    """A row of `views.events`. `rank` is -1 for an event of no rank."""
+
+    ts_ns: int
+    kind: str
+    node: str
+    rank: int
+    actor: str
+    detail: str
+
+
+class TraceDocument(TypedDict):
+    """The trace as Chrome's format has it."""
+
+    displayTimeUnit: str
+    otherData: Mapping[str, object]
+    traceEvents: list[TraceEvent]
 
 
 def export(
     store: Queryable, job: str, *, first: int, last: int, ranks: Sequence[int] = (), limit: int = MAX_SPANS
 ) -> bytes:
-    """The trace of steps `first`..`last` of `ranks` (none: all) as JSON bytes.
+    """Return the trace of steps `first`..`last` as JSON bytes. `ranks` empty: all ranks.
 
-    Raises `UsageError` where no span is on record there, or where there are more than `limit`.
+    Raises `UsageError` where no span is stored in the range, or more than `limit`.
     """
-    rows = views.spans(store, job, ranks=ranks, first=first, last=last, limit=limit).to_pylist()
-    if not rows:
+    table = views.spans(store, job, ranks=ranks, first=first, last=last, limit=limit)
+    spans = cast(list[SpanRow], table.to_pylist())
+    if not spans:
         raise UsageError(f"job {job!r} has no spans in steps {first}:{last} on record")
-    if rows[0]["spans_in_all"] > limit:
+    if (count := spans[0]["spans_in_all"]) > limit:
         raise UsageError(
-            f"steps {first}:{last} hold {rows[0]['spans_in_all']:,} spans; allowed: {limit:,}; "
-            "give fewer steps or ranks"
+            f"steps {first}:{last} hold {count:,} spans; allowed: {limit:,}; give fewer steps or ranks"
         )
-    places = views.topology(store, job).to_pylist()
-    happened = views.events(store, job, limit=1000).to_pylist()
-    return json.dumps(trace(job, rows, places, happened), separators=(",", ":")).encode()
+    mesh = cast(list[RankRow], views.topology(store, job).to_pylist())
+    events = cast(list[EventRow], views.events(store, job, limit=MAX_EVENTS).to_pylist())
+    return json.dumps(trace(job, spans, mesh, events), separators=(",", ":")).encode()
 
 
 def export_file(
     store: Queryable, job: str, path: Path, *, first: int, last: int, ranks: Sequence[int] = ()
 ) -> int:
-    """As `export`, into a file; returns its bytes. Raises `UsageError` where it cannot be written."""
+    """Write the trace to a file, and return its bytes. Raises as `export`, and where it cannot write."""
     document = export(store, job, first=first, last=last, ranks=ranks)
     try:
         return path.write_bytes(document)
@@ -51,9 +101,13 @@ def export_file(
         raise UsageError(f"cannot write {path}: {error.strerror}") from error
 
 
-def trace(job: str, spans: Sequence[Row], places: Sequence[Row], events: Sequence[Row]) -> dict[str, Any]:
-    """The trace document. Events outside the time of the spans are left out; an open span carries `open:
-    true`."""
+def trace(
+    job: str, spans: Sequence[SpanRow], mesh: Sequence[RankRow], events: Sequence[EventRow]
+) -> TraceDocument:
+    """Return the trace of at least one span.
+
+    Events outside the time of the spans are left out. An open span has `open: true`.
+    """
     origin = min(row["start_ns"] for row in spans)
     end = max(row["start_ns"] + row["duration_ns"] for row in spans)
     lanes = {key: index for index, key in enumerate(sorted({(r["rank"], r["lane"]) for r in spans}))}
@@ -61,7 +115,7 @@ def trace(job: str, spans: Sequence[Row], places: Sequence[Row], events: Sequenc
         "displayTimeUnit": "ms",
         "otherData": {"job": job, "origin_ns": origin, "source": "pulsetrain"},
         "traceEvents": [
-            *_names(lanes, spans, places),
+            *_names(lanes, spans, mesh),
             *(_span(row, origin, lanes) for row in spans),
             *(_event(row, origin) for row in events if origin <= row["ts_ns"] <= end),
         ],
@@ -69,21 +123,21 @@ def trace(job: str, spans: Sequence[Row], places: Sequence[Row], events: Sequenc
 
 
 def _names(
-    lanes: Mapping[tuple[int, str], int], spans: Sequence[Row], places: Sequence[Row]
-) -> Iterable[Row]:
-    """Metadata that names each rank with its node and mesh coordinates, and each lane."""
+    lanes: Mapping[tuple[int, str], int], spans: Sequence[SpanRow], mesh: Sequence[RankRow]
+) -> Iterable[TraceEvent]:
+    """Yield metadata that names each rank with its node and mesh coordinates, and each lane."""
     nodes = {row["rank"]: row["node"] for row in spans}
-    mesh = {p["rank"]: f" · tp{p['tp']} pp{p['pp']} dp{p['dp']}" for p in places if p["tp"] >= 0}
+    coordinates = {r["rank"]: f" · tp{r['tp']} pp{r['pp']} dp{r['dp']}" for r in mesh if r["tp"] >= 0}
     for rank, node in sorted(nodes.items()):
-        name = f"rank {rank} · {node}{mesh.get(rank, '')}"
+        name = f"rank {rank} · {node}{coordinates.get(rank, '')}"
         yield {"ph": "M", "name": "process_name", "pid": rank, "args": {"name": name}}
         yield {"ph": "M", "name": "process_sort_index", "pid": rank, "args": {"sort_index": rank}}
     for (rank, lane), index in lanes.items():
         yield {"ph": "M", "name": "thread_name", "pid": rank, "tid": index, "args": {"name": lane}}
 
 
-def _span(row: Row, origin: int, lanes: Mapping[tuple[int, str], int]) -> Row:
-    arguments: dict[str, Any] = {"step": row["step"], "attempt": row["attempt"]}
+def _span(row: SpanRow, origin: int, lanes: Mapping[tuple[int, str], int]) -> TraceEvent:
+    arguments: dict[str, object] = {"step": row["step"], "attempt": row["attempt"]}
     if row["microbatch"] >= 0:
         arguments["microbatch"] = row["microbatch"]
     if row["group"]:
@@ -102,8 +156,8 @@ def _span(row: Row, origin: int, lanes: Mapping[tuple[int, str], int]) -> Row:
     }
 
 
-def _event(row: Row, origin: int) -> Row:
-    """An instant across the whole trace, as a restart or an eviction is."""
+def _event(row: EventRow, origin: int) -> TraceEvent:
+    """Return an instant across the whole trace, such as a restart or an eviction."""
     return {
         "ph": "i",
         "s": "g",

@@ -1,4 +1,4 @@
-"""What an analyzer answers: a finding, healthy, inconclusive or failed, and never silence."""
+"""The verdicts that an analyzer can return: a finding, healthy, inconclusive or failed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = [
 
 @dataclass(frozen=True, kw_only=True)
 class Healthy:
-    """The analyzer saw the data it needs and nothing is wrong. `numbers` say what it saw."""
+    """The analyzer had the data it needs, and nothing is wrong. `numbers` say what it measured."""
 
     analyzer: str
     numbers: Mapping[str, Any] = field(default_factory=dict)
@@ -33,7 +33,7 @@ class Healthy:
 
 @dataclass(frozen=True, kw_only=True)
 class Inconclusive:
-    """The analyzer cannot tell. `blind`: the data it needs is missing; otherwise it abstains."""
+    """The analyzer cannot tell. `blind`: the data it needs is missing. Otherwise the data decides nothing."""
 
     analyzer: str
     reason: str
@@ -42,7 +42,7 @@ class Inconclusive:
 
 @dataclass(frozen=True, kw_only=True)
 class Failed:
-    """The analyzer itself broke; `error` is one line."""
+    """The analyzer raised an exception. `error` is one line."""
 
     analyzer: str
     error: str
@@ -52,25 +52,29 @@ Verdict = Finding | Healthy | Inconclusive | Failed
 
 
 def findings(verdicts: Iterable[Verdict]) -> list[Finding]:
-    """Only the findings, in order."""
+    """Return only the findings, in order."""
     return [v for v in verdicts if isinstance(v, Finding)]
 
 
 def asks_for_action(verdicts: Iterable[Verdict]) -> bool:
-    """Whether any finding is more than information."""
+    """Whether any finding has a severity above "info"."""
     return any(f.severity != "info" for f in findings(verdicts))
 
 
 def guarded(analyzer: str, run: Callable[[], list[Verdict]]) -> list[Verdict]:
-    """What `run` answers; `Failed` where it raises, so that one broken analyzer never silences the others."""
+    """Return what `run` returns, or `Failed` where it raises. So one analyzer does not stop the others.
+
+    >>> guarded("mfu", lambda: [1 / 0])
+    [Failed(analyzer='mfu', error='ZeroDivisionError: division by zero')]
+    """
     try:
         return run()
     except Exception as error:  # noqa: BLE001 - the edge between an analyzer and everything else
         return [Failed(analyzer=analyzer, error=f"{type(error).__name__}: {' '.join(str(error).split())}")]
 
 
-def state_of(verdict: Verdict) -> dict[str, Any]:
-    """The verdict as one JSON-able object with `state` finding, healthy, inconclusive or failed.
+def state_of(verdict: Verdict) -> dict[str, object]:
+    """Return the verdict as a JSON object. Its `state` is finding, healthy, inconclusive, blind or failed.
 
     >>> state_of(Inconclusive(analyzer="straggler", reason="one rank in its cohort"))["state"]
     'inconclusive'

@@ -35,7 +35,7 @@ def test_every_statement_is_in_one_knot_and_knots_ascend(told):
     assert sum(k.trials for k in knots) == len(told)
     assert [k.stated for k in knots] == sorted(k.stated for k in knots)
     assert [k.observed for k in knots] == sorted(k.observed for k in knots)
-    assert all(calibration.LEAST <= k.observed <= calibration.MOST for k in knots)
+    assert all(calibration.MIN_CONFIDENCE <= k.observed <= calibration.MAX_CONFIDENCE for k in knots)
 
 
 def test_an_overconfident_detector_is_brought_to_what_it_is_worth():
