@@ -48,7 +48,7 @@ def assemble(setup: AgentSetup, zygotes: ZygoteHolder) -> Iterator[Agent]:
     """The agent and its recorder, spool, shipper and checkpoints; they end in order when the block does."""
     config, identity = setup.config, setup.identity
     with contextlib.ExitStack() as stack:
-        spool = _start_shipping(setup, stack)
+        spool, shipper = _start_shipping(setup, stack)
         checkpoints = _open_checkpoints(setup)
         stack.callback(checkpoints.close)
         hardware = HardwareSource.of_node(identity.node, config.heartbeat_s)
@@ -69,7 +69,7 @@ def assemble(setup: AgentSetup, zygotes: ZygoteHolder) -> Iterator[Agent]:
             zygotes=zygotes,
             checkpoints=checkpoints,
             recorder=recorder,
-            loops=lambda: (*recorder.loops, *hardware.loops),
+            loops=lambda: (shipper.loop, *checkpoints.loops, *recorder.loops, *hardware.loops),
         )
         agent = Agent(identity, config, setup.hub, parts)
         stack.callback(agent.close)
@@ -99,7 +99,7 @@ def _recorder(
     )
 
 
-def _start_shipping(setup: AgentSetup, stack: contextlib.ExitStack) -> Spool:
+def _start_shipping(setup: AgentSetup, stack: contextlib.ExitStack) -> tuple[Spool, Shipper]:
     """The spool, and a thread that empties it. At a good end the thread goes on for `flush_s`."""
     transport, encode = _transport(setup)
     config = SpoolConfig(max_bytes=setup.config.spool_bytes)
@@ -108,7 +108,7 @@ def _start_shipping(setup: AgentSetup, stack: contextlib.ExitStack) -> Spool:
     shipper = Shipper(spool, transport)
     shipper.start()
     stack.push(lambda failed, *_: shipper.stop(drain_s=0.0 if failed else setup.config.flush_s))
-    return spool
+    return spool, shipper
 
 
 def _transport(setup: AgentSetup) -> tuple[Transport, Encoder]:

@@ -22,6 +22,7 @@ from pulsetrain.checkpoint.storage.manifest import Checkpoints
 from pulsetrain.checkpoint.storage.persist import PersistConfig, Persister
 from pulsetrain.checkpoint.storage.shards import Shards
 from pulsetrain.core.errors import CheckpointError, ConfigError, Unavailable
+from pulsetrain.core.supervisor import LoopStatus
 from pulsetrain.protocol.messages import Held, WorldNode
 from pulsetrain.records.columns import Columns
 
@@ -157,6 +158,12 @@ class CheckpointService:
     def peer_port(self) -> int:
         """Where peers reach this service."""
         return self._server.port
+
+    @property
+    def loops(self) -> tuple[LoopStatus, ...]:
+        """How the service's threads are."""
+        persister = (self._persister.loop,) if self._persister else ()
+        return (self._replicator.loop, self._server.loop, *persister)
 
     def attach(self, rank: int, arena_fd: int) -> None:
         """Watch this rank's arena. Checkpoints in it that another rank saved do not count."""

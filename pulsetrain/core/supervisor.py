@@ -167,6 +167,11 @@ class LoopThread:
         """Begin."""
         self._thread.start()
 
+    @property
+    def running(self) -> bool:
+        """Whether the thread has started and has not ended."""
+        return self._thread.is_alive()
+
     def wake(self) -> None:
         """Begin the next turn now, or at once after the present one. Any thread may call it."""
         self._wake.set()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from threading import Event, Lock, Thread
+from threading import Event, Lock
 
 from pulsetrain.checkpoint.checkpoint_events import CheckpointEvents
 from pulsetrain.checkpoint.memory.arena import ArenaReader
@@ -12,6 +12,9 @@ from pulsetrain.checkpoint.peers.client import OutgoingReplica, PeerClient
 from pulsetrain.checkpoint.peers.interleave import Interleaver
 from pulsetrain.checkpoint.peers.sender import PeerSender, Sending, WatchedArena
 from pulsetrain.core.errors import Unavailable
+from pulsetrain.core.supervisor import LoopStatus, LoopThread
+
+STALE_AFTER_S = 600.0  # a large state takes minutes to send
 
 
 class Replicator:
@@ -49,8 +52,13 @@ class Replicator:
         self._recorded_at = 0.0
         self._lock = Lock()
         self._stop = Event()
-        self._thread = Thread(target=self._run, name="pulsetrain-replicator", daemon=True)
+        self._thread = LoopThread("replicate", self._turn, stale_after_s=STALE_AFTER_S)
         self._thread.start()
+
+    @property
+    def loop(self) -> LoopStatus:
+        """How the thread is."""
+        return self._thread.status()
 
     def attach(self, rank: int, arena: ArenaReader) -> None:
         """Watch this rank's arena."""
@@ -77,19 +85,19 @@ class Replicator:
     def close(self) -> None:
         """End the thread and its connections."""
         self._stop.set()
-        self._thread.join(10)
-
-    def _run(self) -> None:
-        while not self._stop.wait(self._poll_s):
+        if self._thread.stop(timeout_s=10):
+            self.set_peers({})
             self._close_retired()
-            self._record_saves()
-            with self._lock:
-                watched, peers = list(self._watched.values()), list(self._peers)
-            for peer in peers:
-                peer.send_due(watched)
-            self._update_lag(watched, peers)
-        self.set_peers({})
+
+    def _turn(self) -> float:
         self._close_retired()
+        self._record_saves()
+        with self._lock:
+            watched, peers = list(self._watched.values()), list(self._peers)
+        for peer in peers:
+            peer.send_due(watched)
+        self._update_lag(watched, peers)
+        return self._poll_s
 
     def _record_saves(self) -> None:
         with self._lock:

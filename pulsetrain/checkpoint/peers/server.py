@@ -22,8 +22,12 @@ from pulsetrain.checkpoint.peers.incoming import IncomingReplica
 from pulsetrain.checkpoint.peers.replicas import Replicas, Snapshot
 from pulsetrain.core.errors import CheckpointError, CorruptData, PulsetrainError, Unavailable
 from pulsetrain.core.json import JsonObject
+from pulsetrain.core.supervisor import LoopStatus, LoopThread
 
 log = structlog.get_logger(__name__)
+
+ACCEPT_S = 1.0
+STALE_AFTER_S = 10.0
 
 
 class PeerServer:
@@ -50,34 +54,47 @@ class PeerServer:
             self._requests["offer"] = self._offer
         self._token, self._job = token, job
         self._connections: set[socket.socket] = set()
+        self._closing = False
         self._lock = Lock()
         try:
             self._listener = socket.create_server((address, port), backlog=64)
         except OSError as error:
             raise Unavailable(f"checkpoint port {address}:{port}: {error.strerror}") from error
         self.port: int = self._listener.getsockname()[1]
-        self._thread = Thread(target=self._accept, name="pulsetrain-peers", daemon=True)
+        self._listener.settimeout(ACCEPT_S)
+        self._thread = LoopThread("accept_peers", self._accept, stale_after_s=STALE_AFTER_S)
         self._thread.start()
+
+    @property
+    def loop(self) -> LoopStatus:
+        """How the thread is that accepts connections."""
+        return self._thread.status()
 
     def close(self) -> None:
         """Stop listening and end every connection."""
+        self._closing = True
         _shut_down(self._listener)
         with self._lock:
             for sock in self._connections:
                 _shut_down(sock)
-        self._thread.join(2)
+        if self._thread.stop(timeout_s=2):
+            self._listener.close()
 
-    def _accept(self) -> None:
-        while True:
-            try:
-                sock, _ = self._listener.accept()
-            except OSError:
-                self._listener.close()
-                return
-            tune(sock, timeout_s=0)
-            with self._lock:
-                self._connections.add(sock)
-            Thread(target=self._serve, args=(sock,), name="pulsetrain-peer", daemon=True).start()
+    def _accept(self) -> float:
+        """Accept one connection, if one comes within `ACCEPT_S`."""
+        try:
+            sock, _ = self._listener.accept()
+        except TimeoutError:
+            return 0.0
+        except OSError:
+            if self._closing:
+                return 0.0
+            raise
+        tune(sock, timeout_s=0)
+        with self._lock:
+            self._connections.add(sock)
+        Thread(target=self._serve, args=(sock,), name="pulsetrain-peer", daemon=True).start()
+        return 0.0
 
     def _serve(self, sock: socket.socket) -> None:
         """Answer one peer until it goes away. A peer that breaks the protocol is disconnected."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from threading import Event, Lock, Thread
+from threading import Event, Lock
 
 from pulsetrain.checkpoint.checkpoint_events import CheckpointEvents
 from pulsetrain.checkpoint.memory.arena import ArenaReader
@@ -25,7 +25,9 @@ from pulsetrain.checkpoint.storage.manifest import Checkpoints, Manifest
 from pulsetrain.checkpoint.storage.polling import Poller
 from pulsetrain.checkpoint.storage.rank_files import RankWriter
 from pulsetrain.core.errors import PulsetrainError
+from pulsetrain.core.supervisor import LoopStatus, LoopThread
 
+STALE_AFTER_S = 120.0  # choosing a step asks the storage, which may be slow
 WRITERS = 32  # each waits for the tables of all ranks, so there must be one for each rank of a node
 
 
@@ -58,8 +60,14 @@ class Persister:
         self._idle: dict[int, int] = {}  # rank -> `active` word of its arena when nothing waited
         self._lock = Lock()
         self._pool = ThreadPoolExecutor(WRITERS, thread_name_prefix="pulsetrain-persist")
-        self._thread = Thread(target=self._run, name="pulsetrain-persister", daemon=True)
+        self._knows_newest = False
+        self._thread = LoopThread("persist", self._turn, stale_after_s=STALE_AFTER_S)
         self._thread.start()
+
+    @property
+    def loop(self) -> LoopStatus:
+        """How the thread is that watches the arenas."""
+        return self._thread.status()
 
     def attach(self, rank: int, arena: ArenaReader) -> None:
         """Persist this rank's pinned checkpoints from now on."""
@@ -85,28 +93,30 @@ class Persister:
     def close(self) -> None:
         """Abandon what is not committed."""
         self._stop.set()
-        self._thread.join(5)
+        self._thread.stop(timeout_s=5)
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def _run(self) -> None:
-        self._committer.read_newest()
-        while not self._stop.wait(self._config.poll_s):
-            for rank, arena in list(self._arenas.items()):
-                active = arena.active
-                if self._idle.get(rank) == active:
-                    continue
-                waiting = [
-                    info
-                    for info in reversed(arena.published())
-                    if info.pinned
-                    and info.rank == rank
-                    and not arena.taken(info)
-                    and info.generation != self._busy.get(rank)
-                ]
-                if waiting:
-                    self._persist_one(rank, arena, waiting)
-                elif rank not in self._busy:
-                    self._idle[rank] = active
+    def _turn(self) -> float:
+        if not self._knows_newest:
+            self._committer.read_newest()
+            self._knows_newest = True
+        for rank, arena in list(self._arenas.items()):
+            active = arena.active
+            if self._idle.get(rank) == active:
+                continue
+            waiting = [
+                info
+                for info in reversed(arena.published())
+                if info.pinned
+                and info.rank == rank
+                and not arena.taken(info)
+                and info.generation != self._busy.get(rank)
+            ]
+            if waiting:
+                self._persist_one(rank, arena, waiting)
+            elif rank not in self._busy:
+                self._idle[rank] = active
+        return self._config.poll_s
 
     def _persist_one(self, rank: int, arena: ArenaReader, waiting: list[SlotInfo]) -> None:
         """Start to persist one of a rank's pinned checkpoints, and give up those that were overtaken."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -11,10 +10,13 @@ from dataclasses import dataclass, field, replace
 import structlog
 
 from pulsetrain.core.errors import PulsetrainError
+from pulsetrain.core.supervisor import LoopStatus, LoopThread
 from pulsetrain.stream.spool.queue import Entry, Spool
 from pulsetrain.stream.spool.transport import Rejection, Transport
 
 _log = structlog.get_logger()
+
+STALE_AFTER_S = 60.0  # sending one batch may take 30 s
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,14 +57,19 @@ class Shipper:
         self._spool = spool
         self._transport = transport
         self._config = config or ShipperConfig()
-        self._stop = threading.Event()
-        self._retry_now = threading.Event()
         self._shipped = Shipped()
-        self._thread = threading.Thread(target=self._run, name="shipper", daemon=True)
+        self._failures_in_a_row = 0
+        self._synced_s = time.monotonic()
+        self._thread = LoopThread("shipper", self._turn, stale_after_s=STALE_AFTER_S)
 
     def start(self) -> None:
         """Begin."""
         self._thread.start()
+
+    @property
+    def loop(self) -> LoopStatus:
+        """How the thread is."""
+        return self._thread.status()
 
     @property
     def shipped(self) -> Shipped:
@@ -72,35 +79,29 @@ class Shipper:
     def flush(self, timeout_s: float) -> bool:
         """Wait until the spool is empty; whether it is."""
         deadline = time.monotonic() + timeout_s
-        self._retry_now.set()
+        self._thread.wake()
         while self._spool.backlog and time.monotonic() < deadline:
-            self._stop.wait(0.01)
+            time.sleep(0.01)
         return not self._spool.backlog
 
     def stop(self, *, drain_s: float = 0.0) -> None:
         """End the thread, after up to `drain_s` for what is still spooled; the rest stays on disk. Closes the
         transport, not the spool. Idempotent."""
-        if drain_s and self._thread.is_alive():
+        if drain_s and self._thread.running:
             self.flush(drain_s)
-        self._stop.set()
-        self._retry_now.set()
-        if self._thread.is_alive():
-            self._thread.join(timeout=10.0)
+        self._thread.stop(timeout_s=10.0)
         self._transport.close()
 
-    def _run(self) -> None:
-        synced = time.monotonic()
-        failures = 0
-        while not self._stop.is_set():
-            failures = 0 if self._step() else failures + 1
-            if time.monotonic() - synced >= self._config.sync_s:
-                self._spool.sync()
-                synced = time.monotonic()
-            if failures:
-                self._retry_now.clear()
-                self._retry_now.wait(self._pause_s(failures))
-            elif not self._spool.backlog:
-                self._spool.wait(self._config.idle_s)
+    def _turn(self) -> float:
+        self._failures_in_a_row = 0 if self._step() else self._failures_in_a_row + 1
+        if time.monotonic() - self._synced_s >= self._config.sync_s:
+            self._synced_s = time.monotonic()
+            self._spool.sync()
+        if self._failures_in_a_row:
+            return self._pause_s(self._failures_in_a_row)
+        if not self._spool.backlog:
+            self._spool.wait(self._config.idle_s)
+        return 0.0
 
     def _pause_s(self, failures: int) -> float:
         """Exponential, with a quarter of jitter so that agents do not return all at once."""
