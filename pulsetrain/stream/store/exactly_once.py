@@ -103,7 +103,7 @@ class ExactlyOnceWriter:
 
         From here on they count as stored, until `discard`.
         """
-        claims = [self._claim(batch) for batch in batches]
+        claims = [self._claim(record, batch) for batch in batches]
         try:
             return self._prepared(record, batches, claims, token)
         except BaseException:
@@ -144,9 +144,9 @@ class ExactlyOnceWriter:
                 self._journal.forget(token)
         self._unsaved_tokens.clear()
 
-    def _claim(self, batch: Batch) -> list[Claim]:
+    def _claim(self, record: str, batch: Batch) -> list[Claim]:
         rows = RowRange(source=batch.source, first=batch.first_row, end=batch.first_row + batch.rows)
-        return self._stored.claim(batch.record, rows)
+        return self._stored.claim(record, rows)
 
     def _prepared(
         self, record: str, batches: Sequence[Batch], claims: Sequence[Sequence[Claim]], token: str

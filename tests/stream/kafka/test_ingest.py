@@ -1,139 +1,275 @@
-"""What goes into Kafka is in the store once, whatever is killed on the way; proven by the rows' own ids."""
+"""What the group is given is in the store once, whoever is killed, gives up or loses partitions on the way.
 
-import random
-import time
+Here the group and the store are in memory. `test_ingest_broker.py` uses a real broker and real processes.
+"""
 
-import pyarrow as pa
+from __future__ import annotations
+
+import threading
+from collections import Counter
+
 import pytest
-from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from kafka import TopicPartition
 
-from pulsetrain.records.batch import encode, identify
-from pulsetrain.stream.kafka.transport import KafkaTransport, headers_of
-from pulsetrain.stream.spool.queue import Entry
-from tests.agent.real_processes import until
+from pulsetrain.core.errors import Unavailable
+from pulsetrain.records.batch import encode
+from pulsetrain.stream.kafka.ingest_config import IngestConfig
+from tests.stream.fakes import MemoryStore
+from tests.stream.kafka.fakes import Topic, make_ingest
 from tests.stream.rows import table
 
-pytestmark = [pytest.mark.kafka, pytest.mark.integration]
 
-KILLS = 100
-
-
-def dead_letter(pipeline):
-    """The first dead letter: its bytes and the reason."""
-    consumer = KafkaConsumer(
-        pipeline.config.dead_letters,
-        bootstrap_servers=pipeline.config.servers,
-        auto_offset_reset="earliest",
-        consumer_timeout_ms=60_000,
-    )
-    message = next(consumer)
-    consumer.close()
-    return message.value, dict(message.headers)["reason"]
+def data(first, rows, source=1):
+    """One message; column `step` numbers the rows of all sources."""
+    ids = [1000 * source + first + i for i in range(rows)]
+    return encode("steps", table("steps", rows, step=ids), source=f"n{source}/1", first_row=first)
 
 
-def stream(rows):
-    """`rows` as an Arrow IPC stream with the metadata that they have."""
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, rows.schema) as writer:
-        writer.write_table(rows)
-    return sink.getvalue().to_pybytes()
+def look(running, seconds=100.0):
+    """Fetch, and look again after `seconds`: long enough for anything that waits."""
+    running.ingest.poll()
+    running.clock.now_s += seconds
+    running.ingest.poll()
 
 
-def test_messages_that_come_twice_or_in_another_order_are_stored_once(pipeline):
-    messages = [pipeline.message(f"n{s}/1") for s in range(4) for _ in range(10)]
-    copies = messages + random.Random(1).sample(messages, 20)
-    random.Random(2).shuffle(copies)
-    transport = KafkaTransport(pipeline.config)
-    transport.send(copies)
-    transport.close()
-    pipeline.start()
-    pipeline.drain()
-    pipeline.assert_each_once()
+def drain(running):
+    """Look until nothing waits and nothing is on its way."""
+    for _ in range(4):
+        look(running)
+        wait(running)
+    look(running)
 
 
-def test_what_cannot_be_read_goes_to_the_dead_letters_with_the_reason(pipeline):
-    good = pipeline.message("n0/1")
-    producer = KafkaProducer(bootstrap_servers=pipeline.config.servers)
-    producer.send(pipeline.config.topic("steps"), value=b"garbage")
-    producer.send(pipeline.config.topic("steps"), value=good.data, headers=headers_of(identify(good.data)))
-    producer.close()
-    pipeline.start()
-    pipeline.drain()
-    pipeline.assert_each_once()
-    value, reason = dead_letter(pipeline)
-    assert value == b"garbage"
-    assert b"not an Arrow IPC stream" in reason
+def wait(running):
+    """Until the batch on its way has ended, whatever became of it."""
+    in_flight = running.ingest._in_flight
+    if in_flight is not None:
+        in_flight.stored.exception(timeout=10)
 
 
-def test_rows_with_impossible_times_are_set_aside(pipeline):
-    odd = encode("steps", table("steps", 3, start=[0, 1, 2]), source="n9/1", first_row=0)
-    transport = KafkaTransport(pipeline.config)
-    transport.send([Entry(segment=0, end=0, rows=3, data=odd), pipeline.message("n0/1")])
-    transport.close()
-    pipeline.start()
-    pipeline.drain()
-    pipeline.assert_each_once()
-    assert pipeline.stored("SELECT sum(rows) FROM quarantine") == [3]
+@pytest.fixture
+def store():
+    return MemoryStore()
 
 
-def test_a_batch_of_another_schema_goes_to_the_dead_letters_and_a_newer_one_is_stored(pipeline):
-    """A wrong type is named; columns that only a newer writer knows are left out."""
-    first, rows = pipeline.rows("n0/1")
-    newer = pa.ipc.open_stream(encode("steps", rows, source="n0/1", first_row=first)).read_all()
-    newer = newer.append_column("since_tomorrow", pa.array([1] * len(rows), pa.int64()))
-    wrong = newer.set_column(3, "rank", newer["rank"].cast(pa.int64()))
-    producer = KafkaProducer(bootstrap_servers=pipeline.config.servers)
-    for table_of, source in ((wrong, b"n8/1"), (newer, b"n0/1")):
-        meta = newer.schema.metadata | {b"pulsetrain.version": b"99", b"pulsetrain.source": source}
-        producer.send(pipeline.config.topic("steps"), value=stream(table_of.replace_schema_metadata(meta)))
-    producer.close()
-    pipeline.start()
-    pipeline.drain()
-    pipeline.assert_each_once()
-    assert b"steps.rank is int64; it must be int32" in dead_letter(pipeline)[1]
+@pytest.fixture
+def topic():
+    return Topic()
 
 
-def test_partitions_that_are_added_while_it_runs_are_read_too(forked_pipeline):
-    """The client joins its group again for them, which outlasts many of ingest's short looks."""
-    pipeline = forked_pipeline
-    transport = KafkaTransport(pipeline.config)
-    pipeline.start()
-    transport.send([pipeline.message("n0/1")])
-    admin = KafkaAdminClient(bootstrap_servers=pipeline.config.servers)
-    admin.create_partitions({pipeline.config.topic("steps"): 12})
-    admin.close()
-    deadline = time.monotonic() + 60
-    while pipeline.said("partitions_assigned") < 2 and time.monotonic() < deadline:
-        time.sleep(0.2)
-    transport.close()  # the next one sees all partitions
-    transport.send([pipeline.message(f"n{source}/1") for source in range(1, 40)])
-    transport.close()
-    pipeline.drain()
-    pipeline.assert_each_once()
+def test_messages_are_stored_and_committed_as_done(monkeypatch, topic, store):
+    for i in range(3):
+        topic.send(data(5 * i, 5), rows=5)
+    running = make_ingest(monkeypatch, topic, store)
+    drain(running)
+    assert store.rows == list(range(1000, 1015))
+    assert store.inserts == 1
+    assert topic.committed[TopicPartition("steps", 0)] == (3, "")
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_an_ingest_killed_at_random_points_loses_and_doubles_nothing(forked_pipeline):
-    pipeline, rng = forked_pipeline, random.Random(7)
-    transport = KafkaTransport(pipeline.config)
+def test_an_insert_is_announced_before_it_happens(monkeypatch, topic, store):
+    topic.send(data(0, 5), rows=5)
+    topic.send(data(5, 5), rows=5)
+    seen = []
+    keep = store.insert_raw
 
-    def send_for(seconds):
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
-            transport.send([pipeline.message(f"n{rng.randrange(4)}/1") for _ in range(3)])
-            time.sleep(0.05)
+    def insert_raw(name, columns, stream, *, token):
+        seen.append((name, dict(topic.committed)[TopicPartition("steps", 0)]))
+        keep(name, columns, stream, token=token)
 
-    for kill in range(KILLS):
-        begun = pipeline.said("partitions_assigned")
-        pipeline.start()
-        if kill % 2:
-            send_for(rng.uniform(0.05, 1.5))
-        else:  # killed at work, not only on the way to it
-            assert until(lambda begun=begun: pipeline.said("partitions_assigned") > begun, 60)
-            send_for(rng.uniform(0.0, 0.7))
-        pipeline.kill()
-    transport.close()
-    pipeline.start()
-    pipeline.drain()
-    pipeline.assert_each_once()
+    store.insert_raw = insert_raw
+    drain(make_ingest(monkeypatch, topic, store))
+    assert seen == [("steps", (0, "to 2")), ("ingest_offsets", (0, "to 2"))]
+
+
+def test_a_successor_repeats_the_announced_range_and_no_other(monkeypatch, topic, store):
+    """The first one dies after its insert and before anything was saved or committed."""
+    topic.send(data(0, 5), rows=5)
+    topic.send(data(5, 5), rows=5)
+    store.fails = "ranges"
+    killed = make_ingest(monkeypatch, topic, store)
+    look(killed)
+    killed.ingest.stop()
+    wait(killed)
+    store.fails = ""
+    topic.send(data(10, 5), rows=5)
+    drain(make_ingest(monkeypatch, topic, store))
+    assert store.rows == list(range(1000, 1015))
+    assert "steps:0:0-2" in store.tokens
+
+
+def test_a_successor_leaves_out_what_was_stored_and_comes_again_as_another_message(monkeypatch, topic, store):
+    topic.send(data(0, 5), rows=5)
+    drain(make_ingest(monkeypatch, topic, store))
+    topic.send(data(0, 8), rows=8)
+    drain(make_ingest(monkeypatch, topic, store))
+    assert store.rows == list(range(1000, 1008))
+
+
+def test_a_member_that_the_group_gave_up_while_it_ends_leaves_everything_to_the_others(
+    monkeypatch, topic, store
+):
+    config = IngestConfig(rows=5_000, linger_s=60)
+    for i in range(3):
+        topic.send(data(5 * i, 5), rows=5_000)
+    running = make_ingest(monkeypatch, topic, store, config=config)
+    running.consumer.fetch = 10
+    store.fails = "before"
+    running.ingest.poll()
+    store.fails = ""
+    wait(running)
+    running.consumer.given_up = True
+    running.ingest.stop()
+    running.ingest.run()
+    assert store.rows == list(range(1000, 1005))
+    assert topic.committed[TopicPartition("steps", 0)] == (0, "to 1")
+
+
+def test_few_rows_wait_for_more(monkeypatch, topic, store):
+    running = make_ingest(monkeypatch, topic, store, config=IngestConfig(linger_s=0.5))
+    topic.send(data(0, 5), rows=5)
+    look(running, 0.4)
+    assert running.ingest._in_flight is None
+    look(running, 0.2)
+    wait(running)
+    assert store.inserts == 1
+
+
+def test_what_cannot_be_read_is_a_dead_letter_and_is_done_with(monkeypatch, topic, store):
+    topic.send(b"garbage")
+    topic.send(data(0, 5), rows=5)
+    running = make_ingest(monkeypatch, topic, store)
+    drain(running)
+    assert [offset for offset, _ in running.dead_letters.letters] == [0]
+    assert store.rows == list(range(1000, 1005))
+    assert topic.committed[TopicPartition("steps", 0)] == (2, "")
+
+
+def test_partitions_that_go_are_left_for_their_new_owner(monkeypatch, store):
+    topic = Topic(partitions=2)
+    for source in (0, 1):
+        for first_row in (0, 5):
+            topic.send(data(first_row, 5, source), partition=source, rows=5)
+    first = make_ingest(monkeypatch, topic, store, config=IngestConfig(linger_s=60))
+    first.ingest.poll()  # fetched, not due
+    first.consumer.rebalance([TopicPartition("steps", 0)])
+    second = make_ingest(monkeypatch, topic, store)
+    second.consumer.rebalance([TopicPartition("steps", 1)])
+    drain(second)
+    assert topic.committed[TopicPartition("steps", 0)] == (0, "")
+    drain(first)
+    assert sorted(store.rows) == [*range(10), *range(1000, 1010)]
+
+
+def test_a_member_that_the_group_gave_up_stores_nothing_of_what_it_held(monkeypatch, topic, store):
+    topic.send(data(0, 5), rows=5)
+    running = make_ingest(monkeypatch, topic, store)
+    running.consumer.given_up = True
+    look(running)
+    assert running.ingest._in_flight is None
+    assert store.inserts == 0
+    drain(running)
+    assert store.rows == list(range(1000, 1005))
+
+
+def test_a_store_that_is_away_is_waited_for(monkeypatch, topic, store):
+    topic.send(data(0, 5), rows=5)
+    store.fails = "before"
+    running = make_ingest(monkeypatch, topic, store)
+    look(running)
+    assert not running.ingest._in_flight.stored.done()
+    store.fails = ""
+    drain(running)
+    assert store.rows == list(range(1000, 1005))
+
+
+def test_what_is_gathered_is_stored_before_it_ends(monkeypatch, topic, store):
+    for i in range(20):
+        topic.send(data(5 * i, 5), rows=5)
+    running = make_ingest(monkeypatch, topic, store, config=IngestConfig(linger_s=60))
+    running.ingest.poll()
+    running.ingest.stop()
+    running.ingest.run()
+    assert len(store.rows) == 100
+    assert topic.committed[TopicPartition("steps", 0)] == (20, "")
+    assert running.consumer.closed
+    assert running.dead_letters.closed
+
+
+def test_a_store_that_is_away_does_not_keep_it_from_ending(monkeypatch, topic, store):
+    topic.send(data(0, 5), rows=5)
+    store.fails = "before"
+    running = make_ingest(monkeypatch, topic, store)
+    look(running)
+    thread = threading.Timer(0.01, running.ingest.stop)
+    thread.start()
+    with pytest.raises(Unavailable, match="away"):
+        running.ingest.run()
+    assert topic.committed[TopicPartition("steps", 0)] == (0, "to 1")
+
+
+def test_while_much_waits_the_next_batch_is_prepared_beside_the_insert(monkeypatch, topic, store):
+    config = IngestConfig(rows=5_000, linger_s=0.001, retry_s=0.001)
+    store.fails = "before"
+    topic.send(data(0, 5), rows=5_000)
+    topic.send(data(5, 5), rows=5_000)
+    running = make_ingest(monkeypatch, topic, store, config=config)
+    look(running)
+    assert [r.token for r in running.ingest._prepared.ranges] == ["steps:0:1-2"]
+    store.fails = ""
+    drain(running)
+    assert store.rows == list(range(1000, 1010))
+
+
+ACTIONS = st.sampled_from(
+    [
+        *("send", "send", "send again", "look", "look", "wait"),
+        *("fail before", "fail after", "fail ranges", "heal", "kill", "rebalance", "give up"),
+    ]
+)
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(events=st.lists(st.tuples(ACTIONS, st.integers(1, 6), st.integers(0, 1)), max_size=30))
+def test_each_row_is_stored_once_whatever_befalls_the_member(monkeypatch, events):
+    store, topic, sent, next_row = MemoryStore(), Topic(partitions=2), [], Counter()
+    running = make_ingest(monkeypatch, topic, store)
+    for action, rows, source in events:
+        match action.split():
+            case ["send"]:
+                sent.append((source, next_row[source], rows))
+                topic.send(data(next_row[source], rows, source), partition=source, rows=rows)
+                next_row[source] += rows
+            case ["send", "again"] if sent:
+                where, first, size = sent[rows % len(sent)]
+                topic.send(data(first, size, where), partition=where, rows=size)
+            case ["look"]:
+                look(running)
+            case ["wait"] if not store.fails:
+                wait(running)
+            case ["fail", how]:
+                store.fails = how
+            case ["heal"]:
+                store.fails = ""
+            case ["kill"]:
+                kill(running, store)
+                running = make_ingest(monkeypatch, topic, store)
+            case ["rebalance"] if not store.fails:
+                wait(running)
+                running.consumer.rebalance(list(topic.messages))
+            case ["give", "up"]:
+                running.consumer.given_up = True
+    kill(running, store)
+    running = make_ingest(monkeypatch, topic, store)
+    drain(running)
+    wanted = {1000 * source + first + i for source, first, rows in sent for i in range(rows)}
+    assert Counter(store.rows) == Counter(wanted)
+
+
+def kill(running, store):
+    """The member commits nothing more; its insert under way happens or not."""
+    running.ingest.stop()
+    wait(running)
+    store.fails = ""

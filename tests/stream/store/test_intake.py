@@ -9,60 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pulsetrain.core.clock import SystemClock
 from pulsetrain.core.errors import SchemaMismatch, Unavailable, UsageError
 from pulsetrain.records.batch import decode, encode
-from pulsetrain.records.ddl import OFFSETS, QUARANTINE
 from pulsetrain.stream.store.batch_queue import IntakeConfig
 from pulsetrain.stream.store.intake import Intake
+from tests.stream.fakes import MemoryStore, StillClock, batch
 from tests.stream.rows import DAY, table
-
-
-class MemoryStore:
-    """A store that keeps what is inserted. `fails` makes inserts fail before or after they happened."""
-
-    def __init__(self):
-        self.rows = []
-        self.inserts = 0
-        self.tokens = set()
-        self.ranges = []
-        self.aside = []
-        self.fails = ""
-
-    def insert_raw(self, name, columns, stream, *, token):
-        if self.fails == "before":
-            raise Unavailable("away")
-        rows = pa.ipc.open_stream(stream).read_all()
-        if "poison" in str(rows.to_pydict().get("job")):
-            raise SchemaMismatch("cannot read")
-        if name == OFFSETS:
-            self.ranges += rows.to_pylist()
-        elif name == QUARANTINE:
-            self.aside += rows.to_pylist()
-        elif token not in self.tokens:
-            self.tokens.add(token)
-            self.inserts += 1
-            self.rows += rows.column("step").to_pylist()
-        if self.fails == "after":
-            raise Unavailable("the answer got lost")
-
-    def query(self, sql, params=None):
-        names = ["source", "record", "first_row", "next_row"]
-        return pa.table({n: [r[n] for r in self.ranges] for n in names})
-
-
-class StillClock:
-    now_s = 0.0
-
-    def monotonic_s(self):
-        return self.now_s
-
-    def wall_ns(self):
-        return DAY
-
-
-def batch(first, rows, source="s"):
-    sent = table("steps", rows, step=list(range(first, first + rows)))
-    return decode(encode("steps", sent, source=source, first_row=first))
 
 
 @pytest.fixture
@@ -131,12 +84,12 @@ def test_rows_of_an_impossible_time_go_aside_unchanged(tmp_path, store, odd):
     intake = Intake(store, tmp_path, StillClock())
     assert stored(intake, data) == [3]
     assert store.rows == [0, 2]
-    (aside,) = store.aside
-    assert (aside["record"], aside["source"], aside["first_row"], aside["rows"]) == ("steps", "n/1", 4, 1)
-    kept = pa.ipc.open_stream(base64.b64decode(aside["data"])).read_all()
+    (row,) = store.quarantine
+    assert (row["record"], row["source"], row["first_row"], row["rows"]) == ("steps", "n/1", 4, 1)
+    kept = pa.ipc.open_stream(base64.b64decode(row["data"])).read_all()
     assert kept.to_pylist() == sent.slice(1, 1).to_pylist()
     assert stored(intake, data) == [0]
-    assert len(store.aside) == 1
+    assert len(store.quarantine) == 1
 
 
 def test_a_batch_of_nothing_but_impossible_times_is_done_with(tmp_path, store):
@@ -209,3 +162,52 @@ def check(folder, events):
     for sent, future in promised:
         if future.done() and future.exception(timeout=0) is None:
             assert set(sent.table.column("step").to_pylist()) <= kept
+
+
+def test_a_refused_retry_does_not_cost_the_batch_that_comes_after_it(tmp_path, store):
+    """The engine was away when the bad batch came, and refuses it only when it is tried again."""
+    intake = Intake(store, tmp_path, StillClock())
+    store.fails = "before"
+    bad = intake.submit(batch(0, 5, source="bad", job="poison"))
+    intake.run(everything=True)
+    assert isinstance(bad.exception(timeout=0), Unavailable)
+    store.fails = ""
+    assert stored(intake, batch(0, 5)) == [5]
+    assert store.rows == list(range(5))
+
+
+def test_a_sender_hears_what_its_thread_did_not_expect_and_its_rows_can_come_again(tmp_path, store):
+    intake = Intake(store, tmp_path, StillClock())
+    keep, store._keep = store._keep, None
+    future = intake.submit(batch(0, 5))
+    intake.run(everything=True)
+    assert "TypeError" in str(future.exception(timeout=0))
+    store._keep = keep
+    store.tokens.clear()
+    assert stored(intake, batch(0, 5)) == [0]  # the insert of unknown outcome was repeated first
+    assert store.rows == list(range(5))
+
+
+def test_ranges_that_cannot_be_saved_are_saved_later(tmp_path, store):
+    clock = StillClock()
+    intake = Intake(store, tmp_path, clock)
+    stored(intake, batch(0, 5))
+    store.fails = "ranges"
+    clock.now_s = 2.0
+    intake.run()
+    assert store.ranges == []
+    store.fails = ""
+    clock.now_s = 4.0
+    intake.run()
+    assert [(r["first_row"], r["next_row"]) for r in store.ranges] == [(0, 5)]
+
+
+def test_its_thread_stores_what_is_submitted_until_it_is_closed(tmp_path, store):
+    intake = Intake(store, tmp_path, SystemClock(), IntakeConfig(linger_s=0.001))
+    intake.start()
+    assert intake.submit(batch(0, 5)).result(timeout=10) == 5
+    last = intake.submit(batch(5, 5))
+    intake.close()
+    intake.close()
+    assert last.result(timeout=0) == 5
+    assert len(store.ranges) == 1 or store.ranges[-1]["next_row"] == 10

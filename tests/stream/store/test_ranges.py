@@ -1,3 +1,5 @@
+"""Ranges behave as the set of integers that they stand for."""
+
 from __future__ import annotations
 
 import itertools
@@ -25,3 +27,16 @@ def test_ranges_are_a_set_of_integers(spans, first, length):
     assert gaps == sorted(gaps)
     bounds = list(ranges)
     assert all(a[1] < b[0] for a, b in itertools.pairwise(bounds))
+
+
+@given(SPANS, SPANS)
+def test_what_is_removed_is_missing_and_nothing_else(added, removed):
+    ranges, model = Ranges(), set()
+    for start, size in added:
+        ranges.add(start, start + size)
+        model |= set(range(start, start + size))
+    for start, size in removed:
+        ranges.remove(start, start + size)
+        model -= set(range(start, start + size))
+    assert {i for low, high in ranges for i in range(low, high)} == model
+    assert all(a[1] < b[0] for a, b in itertools.pairwise(ranges))

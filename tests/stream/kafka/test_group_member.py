@@ -1,0 +1,86 @@
+"""A member that Kafka fails comes back, and one that is misconfigured says so."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from pulsetrain.core.errors import AuthError, Unavailable, UsageError
+from pulsetrain.stream.kafka import group_member
+from pulsetrain.stream.kafka.group_member import GroupMember
+
+
+class Script:
+    """Makes `Ingest`s that do what a list says: an error at the start ("start", error), or at their end."""
+
+    def __init__(self, *outcomes):
+        self.outcomes = list(outcomes)
+        self.made = 0
+        self.exhausted = threading.Event()
+
+    def __call__(self, *_):
+        kind, error = self.outcomes[0] if self.outcomes else ("run", None)
+        if kind == "start":
+            self.outcomes.pop(0)
+            raise error
+        self.made += 1
+        return self
+
+    def run(self):
+        _, error = self.outcomes.pop(0) if self.outcomes else ("run", None)
+        if error is not None:
+            raise error
+        self.exhausted.wait(timeout=10)
+
+    def stop(self):
+        self.exhausted.set()
+
+
+@pytest.fixture
+def member(monkeypatch):
+    def make(*outcomes):
+        script = Script(*outcomes)
+        monkeypatch.setattr(group_member, "Ingest", script)
+        monkeypatch.setattr(group_member, "_RESTART_S", 0.0)
+        return GroupMember(None, None, None), script
+
+    return make
+
+
+def end(made, script):
+    """Stop it as soon as everything on the list has happened."""
+    while script.outcomes:
+        pass
+    made.stop()
+
+
+def test_brokers_that_go_away_are_waited_for(member):
+    away = Unavailable("away")
+    made, script = member(("run", away), ("start", away), ("start", away), ("run", away))
+    ending = threading.Thread(target=end, args=(made, script))
+    ending.start()
+    made.run()
+    ending.join(timeout=10)
+    assert script.made == 3
+
+
+def test_what_cannot_get_better_ends_it(member):
+    made, _ = member(("run", AuthError("refused")))
+    with pytest.raises(AuthError):
+        made.run()
+
+
+def test_a_wrong_address_is_the_callers_error(member):
+    with pytest.raises(UsageError, match="nowhere"):
+        member(("start", UsageError("nowhere")))
+
+
+def test_on_a_thread_of_its_own_it_survives_everything_that_has_a_name(member):
+    made, script = member(
+        ("run", AuthError("refused")), ("start", UsageError("no")), ("run", Unavailable("x"))
+    )
+    made.start()
+    end(made, script)
+    assert script.made == 3
+    assert not made._thread.is_alive()

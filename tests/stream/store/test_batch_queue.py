@@ -1,0 +1,71 @@
+"""A batch waits for others of its record, not longer than it may."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from pulsetrain.stream.store.batch_queue import BatchQueue, IntakeConfig
+from tests.stream.fakes import StillClock, batch
+
+CONFIG = IntakeConfig(linger_s=0.4, group_rows=8, save_s=60.0)
+
+
+@pytest.fixture
+def clock():
+    return StillClock()
+
+
+@pytest.fixture
+def queue(clock):
+    return BatchQueue(clock, CONFIG)
+
+
+def sizes(taken):
+    return {record: [w.batch.rows for w in waiting] for record, waiting in taken.items()}
+
+
+def test_few_rows_wait_and_are_taken_once(queue, clock):
+    queue.put(batch(0, 3))
+    queue.put(batch(3, 2))
+    assert queue.take() == {}
+    clock.now_s = 0.4
+    assert sizes(queue.take()) == {"steps": [3, 2]}
+    assert queue.take(everything=True) == {}
+
+
+def test_the_wait_begins_anew_after_the_rows_were_taken(queue, clock):
+    queue.put(batch(0, 3))
+    clock.now_s = 0.5
+    queue.take()
+    queue.put(batch(3, 3))
+    assert queue.take() == {}
+
+
+def test_enough_rows_do_not_wait(queue):
+    queue.put(batch(0, 5))
+    queue.put(batch(5, 3))
+    assert sizes(queue.take()) == {"steps": [5, 3]}
+
+
+def test_everything_can_be_taken_at_once(queue):
+    queue.put(batch(0, 1))
+    assert sizes(queue.take(everything=True)) == {"steps": [1]}
+
+
+def test_a_sender_that_leaves_does_not_stop_its_rows(queue):
+    result = queue.put(batch(0, 1))
+    assert not result.cancel()
+    assert len(queue.take(everything=True)["steps"]) == 1
+
+
+def test_waiting_ends_when_a_batch_comes_or_somebody_wakes_it(queue):
+    """Without either it would last a minute."""
+    for end in (lambda: queue.put(batch(0, 9)), queue.wake):
+        waiter = threading.Thread(target=queue.wait)
+        waiter.start()
+        while waiter.is_alive():
+            end()
+            waiter.join(timeout=0.01)
+        queue.take(everything=True)

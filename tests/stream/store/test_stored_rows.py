@@ -1,0 +1,62 @@
+"""Rows are new once: until they are claimed, and again when they are released."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pulsetrain.stream.store.clickhouse import ipc
+from pulsetrain.stream.store.insert_group import RowRange
+from pulsetrain.stream.store.stored_rows import StoredRows, ranges_table
+from tests.stream.fakes import MemoryStore
+
+
+def rows(first, end, source="s"):
+    return RowRange(source=source, first=first, end=end)
+
+
+def new(claims):
+    return [(c.rows.first, c.rows.end) for c in claims]
+
+
+@given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 10)), max_size=15))
+def test_each_row_is_claimed_once(spans):
+    stored, claimed = StoredRows(), []
+    for first, size in spans:
+        claimed += [i for low, high in new(stored.claim("steps", rows(first, first + size)))
+                    for i in range(low, high)]  # fmt: skip
+    assert len(claimed) == len(set(claimed))
+    assert set(claimed) == {i for first, size in spans for i in range(first, first + size)}
+
+
+def test_sources_and_records_number_their_rows_apart():
+    stored = StoredRows()
+    assert new(stored.claim("steps", rows(0, 5))) == [(0, 5)]
+    assert new(stored.claim("spans", rows(0, 5))) == [(0, 5)]
+    assert new(stored.claim("steps", rows(0, 5, source="t"))) == [(0, 5)]
+    assert new(stored.claim("steps", rows(0, 5))) == []
+
+
+def test_a_claim_says_which_range_of_known_rows_it_is_part_of():
+    stored = StoredRows()
+    stored.claim("steps", rows(0, 5))
+    stored.claim("steps", rows(10, 15))
+    (claim,) = stored.claim("steps", rows(3, 12))
+    assert (claim.rows, claim.merged) == (rows(5, 10), rows(0, 15))
+
+
+def test_released_rows_are_new_again_and_only_they():
+    stored = StoredRows()
+    stored.claim("steps", rows(0, 5))
+    later = stored.claim("steps", rows(0, 9))
+    stored.release("steps", later)
+    assert new(stored.claim("steps", rows(0, 12))) == [(5, 12)]
+
+
+def test_what_was_saved_is_known_after_loading_and_what_was_claimed_is_not():
+    stored, store = StoredRows(), MemoryStore()
+    table = ranges_table({("s", "steps", 0): 5, ("s", "steps", 10): 12})
+    store.insert_raw("ingest_offsets", table.column_names, ipc(table), token=None)
+    stored.claim("steps", rows(20, 30))
+    stored.load(store)
+    assert new(stored.claim("steps", rows(0, 30))) == [(5, 10), (12, 30)]
