@@ -40,7 +40,7 @@ def logs(folder: Path, as_json: bool) -> None:
 
     Example: pulsetrain logs /var/log/job-7 --json
     """
-    from pulsetrain.analytics.machines.logs import read_folder
+    from pulsetrain.analytics.machines.log_files import read_folder
 
     answer = read_folder(folder)
     if as_json:

@@ -88,9 +88,10 @@ def telemetry(
     Example: pulsetrain simulate telemetry --ranks 12288 --tp 8 --pp 8 --steps 20
     --fault straggler:rank=371,factor=1.1 --out fleet/
     """
-    from pulsetrain.simulate.spec import parse_fault, timed
+    from pulsetrain.simulate.spec import FleetSpec, parse_fault, starting
 
-    spec = timed(start, faults=tuple(parse_fault(f) for f in faults), **asdict(fleet))
+    planted = tuple(parse_fault(fault) for fault in faults)
+    spec = starting(FleetSpec(faults=planted, **asdict(fleet)), start)
     rows = _write(spec, out, kafka, store)
     if sys.stderr.isatty():
         click.echo("", err=True)
@@ -137,8 +138,9 @@ def simulate_recovery(plan: Path | None, pairs: tuple[str, ...], runs: int, seed
 
     Example: pulsetrain simulate recovery --set machines=1000 --set failures_per_machine_day=0.015
     """
-    from pulsetrain.simulate.recovery import closed_form, load_plan
     from pulsetrain.simulate.recovery import simulate as run_simulation
+    from pulsetrain.simulate.recovery_estimate import closed_form
+    from pulsetrain.simulate.recovery_plan import load_plan
 
     chosen = load_plan(plan, pairs)
     results = {"simulated": run_simulation(chosen, seed=seed, runs=runs), "closed_form": closed_form(chosen)}

@@ -31,7 +31,7 @@ CONFIG_CLASSES: Mapping[str, str] = MappingProxyType(
         "ingest": "pulsetrain.stream.kafka.ingest_config:IngestConfig",
         "kafka": "pulsetrain.stream.kafka.transport:KafkaConfig",
         "notify": "pulsetrain.analytics.incidents.notify:ChannelConfig",
-        "recovery": "pulsetrain.simulate.recovery:RecoveryPlan",
+        "recovery": "pulsetrain.simulate.recovery_plan:RecoveryPlan",
         "watch": "pulsetrain.analytics.watch:WatchConfig",
     }
 )

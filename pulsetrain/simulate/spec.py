@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from types import MappingProxyType
-from typing import Any
 
 from pulsetrain.core.errors import UsageError
 
@@ -16,7 +15,7 @@ FOREVER = 1 << 60
 
 @dataclass(frozen=True, kw_only=True)
 class FleetFault:
-    """One planted fault. `numbers` are the kind's own parameters; steps `since`..`until` are affected."""
+    """One planted fault in steps `since`..`until`. `numbers` are the parameters of its kind."""
 
     kind: str
     since: int = 0
@@ -25,15 +24,15 @@ class FleetFault:
     node: str = ""
 
     def rank(self) -> int:
-        """The rank it strikes; -1: all."""
+        """The affected rank; -1: all."""
         return int(self.numbers.get("rank", -1))
 
-    def strikes(self, step: int) -> bool:
+    def affects(self, step: int) -> bool:
         """Whether `step` is affected."""
         return self.since <= step <= self.until
 
 
-# kind -> its parameters: required ones first, then optional ones with a default
+# kind -> its required parameters, and its optional ones with their defaults
 KINDS: Mapping[str, tuple[tuple[str, ...], Mapping[str, float]]] = MappingProxyType(
     {
         "straggler": (("factor",), {"rank": -1}),
@@ -146,9 +145,8 @@ class FleetSpec:
         return f"sim-{rank // self.ranks_per_node:05d}"
 
 
-def timed(start: datetime | None, **fields: Any) -> FleetSpec:
-    """The spec with its first step at `start` (UTC), or so early that its last step ends about now."""
-    spec = FleetSpec(**fields)
+def starting(spec: FleetSpec, start: datetime | None) -> FleetSpec:
+    """The spec with its first step at `start` (UTC). Without `start`, its last step ends about now."""
     if start is not None:
         return replace(spec, start_ns=int(start.replace(tzinfo=UTC).timestamp() * 1e9))
     passes = 3 * (spec.microbatches + spec.pp - 1) * spec.forward_s

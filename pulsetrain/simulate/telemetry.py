@@ -1,6 +1,6 @@
 """The records that a job of any size would emit, deterministic by seed: spans, steps, topology, events.
 
-What is written is simulated and says so: an event of kind `simulated` holds the whole specification, nodes
+The records show that they are simulated. An event of kind `simulated` holds the whole specification, nodes
 are called sim-..., and the job's default name is "simulated".
 """
 
@@ -28,8 +28,8 @@ _CATEGORY |= {"checkpoint": "checkpoint", "gc": "other"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Kind:
-    """What all ranks' spans of one place in the step share."""
+class _Slot:
+    """One span of the program of a step, which every rank runs: what is the same on all of them."""
 
     phase: str
     microbatch: int = -1
@@ -39,7 +39,7 @@ class _Kind:
     parent: str = ""
 
 
-Add = Callable[[_Kind, Array, Array | float], None]
+Add = Callable[[_Slot, Array, Array | float], None]
 
 
 def telemetry(spec: FleetSpec, chunk_rows: int = 1_000_000) -> Iterator[tuple[str, pa.Table]]:
@@ -79,61 +79,61 @@ def _hung(spec: FleetSpec, step: int) -> int:
 
 
 def _spans(spec: FleetSpec, step: int, times: StepTimes, offset_s: float, hung: int) -> pa.Table:
-    """Every span of one step, by rank and then in the order of the program."""
-    kinds, starts, durations = _layout(spec, step, times)
+    """Every span of one step, by rank and then in program order."""
+    slots, starts, durations = _layout(spec, step, times)
     start = np.stack([np.broadcast_to(s, shape(spec)).reshape(-1) for s in starts], axis=1)
     length = np.stack([np.broadcast_to(d, shape(spec)).reshape(-1) for d in durations], axis=1)
     keep = (length > 0) & ~_silent(spec, step)[:, None]
     opened = np.zeros(keep.shape, np.bool_)
     if hung >= 0:
-        keep, opened, length = _freeze(spec, kinds, start, length, keep, hung)
-    rank, place = np.nonzero(keep)
-    start_ns = (spec.start_ns + ((offset_s + start[rank, place]) * NS)).astype(np.int64)
+        keep, opened, length = _freeze(spec, slots, start, length, keep, hung)
+    rank, slot = np.nonzero(keep)
+    start_ns = (spec.start_ns + ((offset_s + start[rank, slot]) * NS)).astype(np.int64)
     columns = _rank_columns(spec, rank) | {
         "step": np.full(len(rank), step),
-        "microbatch": np.array([k.microbatch for k in kinds], np.int32)[place],
-        "phase": _coded(place, [k.phase for k in kinds]),
-        "category": _coded(place, [_CATEGORY.get(k.phase, "communication") for k in kinds]),
+        "microbatch": np.array([s.microbatch for s in slots], np.int32)[slot],
+        "phase": _coded(slot, [s.phase for s in slots]),
+        "category": _coded(slot, [_CATEGORY.get(s.phase, "communication") for s in slots]),
         "lane": _coded(np.zeros(len(rank), np.int32), ["main"]),
-        "group": _groups(spec, kinds, rank, place),
-        "seq": np.array([k.seq for k in kinds])[place],
-        "bytes": np.array([k.bytes for k in kinds])[place],
+        "group": _groups(spec, slots, rank, slot),
+        "seq": np.array([s.seq for s in slots])[slot],
+        "bytes": np.array([s.bytes for s in slots])[slot],
         "start": start_ns,
-        "duration_ns": (length[rank, place] * NS).astype(np.int64),
-        "open": opened[rank, place],
-        "parent": _coded(place, [k.parent for k in kinds]),
+        "duration_ns": (length[rank, slot] * NS).astype(np.int64),
+        "open": opened[rank, slot],
+        "parent": _coded(slot, [s.parent for s in slots]),
     }
     return _table("spans", columns)
 
 
-def _layout(spec: FleetSpec, step: int, times: StepTimes) -> tuple[list[_Kind], list[Array], list[Array]]:
-    """The places of a step's spans with starts and durations; zero duration: this rank has none there."""
-    kinds: list[_Kind] = []
+def _layout(spec: FleetSpec, step: int, times: StepTimes) -> tuple[list[_Slot], list[Array], list[Array]]:
+    """The slots of a step with starts and durations [slot][pp, dp, tp]. Duration 0: this rank has no span."""
+    slots: list[_Slot] = []
     starts: list[Array] = []
     durations: list[Array] = []
 
-    def add(kind: _Kind, start: Array, duration: Array | float) -> None:
-        kinds.append(kind)
+    def add(slot: _Slot, start: Array, duration: Array | float) -> None:
+        slots.append(slot)
         starts.append(start)
         durations.append(np.broadcast_to(duration, shape(spec)))
 
     zero = np.zeros(shape(spec))
-    add(_Kind(phase="data"), zero, times.data)
-    add(_Kind(phase="gc", parent="forward"), times.forward_start[..., 0], times.gc)
+    add(_Slot(phase="data"), zero, times.data)
+    add(_Slot(phase="gc", parent="forward"), times.forward_start[..., 0], times.gc)
     _add_passes(spec, step, times, add)
     add(
-        _Kind(phase="all_reduce", group="dp", seq=step, bytes=1 << 28),
+        _Slot(phase="all_reduce", group="dp", seq=step, bytes=1 << 28),
         times.reduce_start,
         times.reduce if spec.dp > 1 else 0.0,
     )
     after = times.reduce_start + times.reduce
-    add(_Kind(phase="optimizer"), after, times.optimizer)
-    add(_Kind(phase="checkpoint"), after + times.optimizer, times.checkpoint)
-    return kinds, starts, durations
+    add(_Slot(phase="optimizer"), after, times.optimizer)
+    add(_Slot(phase="checkpoint"), after + times.optimizer, times.checkpoint)
+    return slots, starts, durations
 
 
 def _add_passes(spec: FleetSpec, step: int, times: StepTimes, add: Add) -> None:
-    """Forwards and backwards with what each waits for, sends, and exchanges inside its tensor group."""
+    """Forwards and backwards, each with its receive before and the all-reduces inside it."""
     passes = (
         ("forward", times.forward_start, times.forward, times.forward_own, times.forward_wait, 1),
         ("backward", times.backward_start, times.backward, times.backward_own, times.backward_wait, 2),
@@ -143,25 +143,28 @@ def _add_passes(spec: FleetSpec, step: int, times: StepTimes, add: Add) -> None:
             seq = (step * 2 + number) * spec.microbatches + m
             begin, length = start[..., m], whole[..., m]
             add(
-                _Kind(phase="recv", microbatch=m, group="pp", seq=seq, bytes=1 << 24),
+                _Slot(phase="recv", microbatch=m, group="pp", seq=seq, bytes=1 << 24),
                 begin - wait[..., m],
                 wait[..., m],
             )
-            add(_Kind(phase=phase, microbatch=m), begin, length)
+            add(_Slot(phase=phase, microbatch=m), begin, length)
             share = (length - own[..., m]) / collectives if spec.tp > 1 else np.zeros(shape(spec))
             for c in range(collectives):
-                kind = _Kind(
+                inner = _Slot(
                     phase="all_reduce", microbatch=m, group="tp", seq=seq * 2 + c, bytes=1 << 23, parent=phase
                 )
-                add(kind, begin + own[..., m] * (c + 1) / collectives + share * c, share)
+                add(inner, begin + own[..., m] * (c + 1) / collectives + share * c, share)
 
 
 def _freeze(
-    spec: FleetSpec, kinds: Sequence[_Kind], start: Array, length: Array, keep: NDArray[np.bool_], hung: int
+    spec: FleetSpec, slots: Sequence[_Slot], start: Array, length: Array, keep: NDArray[np.bool_], hung: int
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_], Array]:
-    """The step in which `hung` stops in its last backward; everyone else is open in the all-reduce."""
-    last = max(i for i, k in enumerate(kinds) if k.phase == "backward")
-    reduce = next(i for i, k in enumerate(kinds) if k.group == "dp")
+    """Stop rank `hung` in its last backward and all others in the gradient all-reduce, with open spans.
+
+    Returns which spans there are, which are open, and the durations, all [rank, slot].
+    """
+    last = max(i for i, s in enumerate(slots) if s.phase == "backward")
+    reduce = next(i for i, s in enumerate(slots) if s.group == "dp")
     opened = np.zeros(keep.shape, np.bool_)
     opened[:, reduce] = True
     opened[hung] = False
@@ -175,10 +178,10 @@ def _freeze(
 
 
 def _silent(spec: FleetSpec, step: int) -> NDArray[np.bool_]:
-    """Ranks of which nothing arrives."""
+    """Ranks whose records do not arrive."""
     silent = np.zeros(spec.ranks, np.bool_)
     for fault in spec.faults:
-        if fault.kind == "silent" and fault.strikes(step):
+        if fault.kind == "silent" and fault.affects(step):
             if fault.node:
                 first = int(fault.node.rpartition("-")[2]) * spec.ranks_per_node
                 silent[first : first + spec.ranks_per_node] = True
@@ -208,9 +211,9 @@ def loss_of(spec: FleetSpec, step: int) -> float:
     loss = 2.0 + 8.0 / (1.0 + 0.05 * step)
     loss += float(np.random.default_rng((spec.seed, step, 1)).normal(0, 0.01))
     for fault in spec.faults:
-        if fault.kind == "nan" and fault.strikes(step):
+        if fault.kind == "nan" and fault.affects(step):
             return float("nan")
-        if fault.kind == "loss_spike" and fault.strikes(step):
+        if fault.kind == "loss_spike" and fault.affects(step):
             loss *= fault.numbers["factor"]
     return loss
 
@@ -227,7 +230,7 @@ def _rank_columns(spec: FleetSpec, rank: NDArray[np.int64]) -> dict[str, object]
 
 
 def _groups(
-    spec: FleetSpec, kinds: Sequence[_Kind], rank: NDArray[np.int64], place: NDArray[np.int64]
+    spec: FleetSpec, slots: Sequence[_Slot], rank: NDArray[np.int64], slot: NDArray[np.int64]
 ) -> pa.DictionaryArray:
     """Each row's process group: one tp group for each (pp, dp), one dp group for each (pp, tp), and so on."""
     tp, dp = rank % spec.tp, rank // spec.tp % spec.dp
@@ -239,7 +242,7 @@ def _groups(
         ("dp", pp * spec.tp + tp, spec.pp * spec.tp),
         ("pp", dp * spec.tp + tp, spec.dp * spec.tp),
     ):
-        mine = np.array([k.group == group for k in kinds])[place]
+        mine = np.array([s.group == group for s in slots])[slot]
         code[mine] = len(names) + index[mine]
         names += [f"{group}-{i}" for i in range(count)]
     return _coded(code, names)
@@ -266,7 +269,7 @@ def _topology(spec: FleetSpec) -> pa.Table:
 
 
 def _announcement(spec: FleetSpec) -> pa.Table:
-    """The event that marks the job as simulated and says how."""
+    """The event that marks the job as simulated and holds its specification."""
     detail = dataclasses.asdict(spec)
     row = {"ts": spec.start_ns, "node": "", "job": spec.job, "attempt": spec.attempt, "rank": -1}
     row |= {"kind": "simulated", "actor": "pulsetrain simulate", "detail": json.dumps(detail)}
@@ -274,7 +277,7 @@ def _announcement(spec: FleetSpec) -> pa.Table:
 
 
 def _coded(codes: Codes, names: Sequence[str]) -> pa.DictionaryArray:
-    """A dictionary column; equal names in `names` are merged."""
+    """A dictionary column of `names` by code. Equal names are merged."""
     unique = sorted(set(names))
     position = {name: i for i, name in enumerate(unique)}
     table = np.array([position[n] for n in names], np.int32)

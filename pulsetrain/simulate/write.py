@@ -1,4 +1,4 @@
-"""Simulated telemetry to where records go: Parquet files, a store, a hub."""
+"""Write simulated telemetry to Parquet files, to a store, or over a transport."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Progress = Callable[[int], None]
 CHUNK_ROWS = 250_000
 MESSAGE_ROWS = 20_000
 SOURCES = 8
-"""What is sent pretends to come from so many nodes, so that it is spread over a topic's partitions."""
+"""Messages claim to come from this many nodes, so that they spread over the partitions of a topic."""
 
 
 class Sink(Protocol):
@@ -61,7 +61,7 @@ def to_parquet(spec: FleetSpec, folder: Path, progress: Progress) -> Counter[str
 
 
 def to_sink(spec: FleetSpec, sink: Sink, progress: Progress) -> Counter[str]:
-    """Send everything to `sink` and return new rows by record; the same specification again adds none."""
+    """Send everything to `sink` and return new rows by record. The same specification adds no rows again."""
     source = f"simulate/{_fingerprint(spec)}"
     sent: Counter[str] = Counter()
     stored: Counter[str] = Counter()
@@ -77,10 +77,13 @@ def to_sink(spec: FleetSpec, sink: Sink, progress: Progress) -> Counter[str]:
 
 
 def to_transport(spec: FleetSpec, transport: Transport, progress: Progress) -> Counter[str]:
-    """Send everything over `transport` and return rows by record; where it arrives, the same specification
-    again adds none. Raises `Unavailable`, `AuthError` or `UsageError` of the transport."""
+    """Send everything over `transport` and return rows by record.
+
+    The receiver stores the rows of a specification once, however often they are sent. Raises `Unavailable`,
+    `AuthError` or `UsageError` as the transport does, and `UsageError` where it refuses a message.
+    """
     sent: Counter[str] = Counter()
-    for entries in _several(_entries(spec, sent), 16):
+    for entries in _batches(_entries(spec, sent), 16):
         refused = transport.send(entries)
         if refused:
             raise UsageError(f"simulated records are refused: {refused[0].why}")
@@ -89,22 +92,22 @@ def to_transport(spec: FleetSpec, transport: Transport, progress: Progress) -> C
 
 
 def _entries(spec: FleetSpec, sent: Counter[str]) -> Iterator[Entry]:
-    """Messages of about `MESSAGE_ROWS` rows; counts what they hold in `sent`."""
+    """Messages of at most `MESSAGE_ROWS` rows; adds their rows to `sent`."""
     fingerprint = _fingerprint(spec)
     first: Counter[tuple[str, str]] = Counter()
-    turn = itertools.cycle(range(SOURCES))
+    sources = itertools.cycle(range(SOURCES))
     for record, table in telemetry(spec, CHUNK_ROWS):
         for chunk in (table.slice(i, MESSAGE_ROWS) for i in range(0, table.num_rows, MESSAGE_ROWS)):
-            source = f"simulate-{next(turn)}/{fingerprint}"
+            source = f"simulate-{next(sources)}/{fingerprint}"
             data = encode(record, chunk, source=source, first_row=first[(source, record)])
             first[(source, record)] += chunk.num_rows
             sent[record] += chunk.num_rows
             yield Entry(segment=0, end=0, rows=chunk.num_rows, data=data)
 
 
-def _several(entries: Iterator[Entry], count: int) -> Iterator[list[Entry]]:
-    while some := list(itertools.islice(entries, count)):
-        yield some
+def _batches(entries: Iterator[Entry], count: int) -> Iterator[list[Entry]]:
+    while batch := list(itertools.islice(entries, count)):
+        yield batch
 
 
 def _fingerprint(spec: FleetSpec) -> str:

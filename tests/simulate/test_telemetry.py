@@ -3,11 +3,9 @@
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pulsetrain.core.errors import UsageError
 from pulsetrain.records.arrow import arrow_schema
 from pulsetrain.simulate.spec import FleetSpec, parse_fault
 from pulsetrain.simulate.telemetry import telemetry
@@ -119,28 +117,3 @@ def test_it_says_that_it_is_simulated():
     event = emit(faults=["drift:rank=1,per_step=0.01"])["events"].to_pylist()[0]
     assert event["kind"] == "simulated"
     assert "drift" in event["detail"]
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("explode:rank=1", "unknown fault 'explode'"),
-        ("straggler:rank=1", "lacks factor="),
-        ("straggler:factor=x", "factor=x"),
-        ("straggler:factor=2,colour=red", "unknown key 'colour'"),
-        ("straggler:factor", "not key=value"),
-    ],
-)
-def test_a_fault_that_cannot_be_read_is_named(text, words):
-    with pytest.raises(UsageError, match=words):
-        parse_fault(text)
-
-
-def test_a_rank_beyond_the_fleet_is_refused():
-    with pytest.raises(UsageError, match=r"rank 8 is not below --ranks = 8"):
-        emit(faults=["straggler:rank=8,factor=2"])
-
-
-def test_a_fleet_that_does_not_divide_is_refused():
-    with pytest.raises(UsageError, match="not a multiple"):
-        FleetSpec(ranks=9, tp=2)

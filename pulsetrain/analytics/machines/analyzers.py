@@ -13,7 +13,7 @@ from pulsetrain.records.kernel_log import KernelLine
 from pulsetrain.stream.queries import machines
 from pulsetrain.stream.queries.queryable import AttemptSteps, Queryable
 
-MARGIN_NS = 60 * 1_000_000_000  # a cause is often logged before the step that it spoils, and after it
+MARGIN_NS = 60 * 1_000_000_000  # a cause is often logged before the step that it slows, or after it
 LIVE_LINES, SCAN_LINES = 2_000, 50_000
 
 

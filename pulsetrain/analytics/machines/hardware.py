@@ -1,8 +1,8 @@
-"""What the kernel's log says of GPUs, switches and the machine itself.
+"""What the kernel log says of GPUs, switches and the machine itself.
 
-Policies are data (`tables/`): what a code means, what to do, who says so. A code counts once for each GPU
-however often it was printed; one that a later code takes back is gone; what comes with every job that ends is
-not news.
+Policies are data (`tables/`): what a code means, what to do, and the source. A code counts once for each GPU
+however often it was printed. A code that a later one takes back does not count, nor do codes that come with
+every job that ends.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from pulsetrain.analytics.machines.policies import KernelRule, Policies, XidPolicy
 from pulsetrain.analytics.machines.policies import load as load_policies
@@ -33,19 +32,19 @@ _SXID = re.compile(
     rf"SXid\s*\((?:PCI:)?\s*(?P<gpu>{_BDF})(?:\.\d)?[^)]*\)\s*:\s*(?P<code>\d+)\b,?\s*(?P<rest>.*)"
 )
 _UUID = re.compile(rf"NVRM: GPU at (?:PCI:)?(?P<gpu>{_BDF})(?:\.\d)?: (?P<uuid>GPU-[0-9a-f-]+)")
-_GONE = re.compile(rf"NVRM: GPU (?P<gpu>{_BDF})(?:\.\d)?: GPU has fallen off the bus")
-_GONE_FIRST = re.compile(rf"NVRM: The NVIDIA GPU (?P<gpu>{_BDF})(?:\.\d)?")
-_GONE_LAST = re.compile(r"fallen off the bus and is not responding to commands")
+_FALLEN = re.compile(rf"NVRM: GPU (?P<gpu>{_BDF})(?:\.\d)?: GPU has fallen off the bus")
+_FALLEN_GPU = re.compile(rf"NVRM: The NVIDIA GPU (?P<gpu>{_BDF})(?:\.\d)?")
+_FALLEN_OFF = re.compile(r"fallen off the bus and is not responding to commands")
 _PROCESS = re.compile(r"pid='?(?P<pid>\d+)'?(?:, name=(?P<name>[^,]+))?")
-_NOW = re.compile(r"changed from \S+ \((?P<before>[^)]*)\) to \S+ \((?P<after>[^)]*)\)")
+_RECOVERY = re.compile(r"changed from \S+ \((?P<before>[^)]*)\) to \S+ \((?P<after>[^)]*)\)")
 _FATAL = re.compile(r"\b(Non-?fatal|Fatal)\b", re.IGNORECASE)
-_WEIGHT = {"info": 0, "warning": 1, "critical": 2}
-_SURE = {"critical": 0.95, "warning": 0.7, "info": 0.5}
+_SEVERITY_ORDER = {"info": 0, "warning": 1, "critical": 2}
+_CONFIDENCE = {"critical": 0.95, "warning": 0.7, "info": 0.5}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report:
-    """One kind of trouble of one device: every line that said so."""
+class FaultReport:
+    """One kind of trouble of one device, from all lines that report it. Times are nanoseconds."""
 
     family: str  # xid, sxid or the rule's name
     code: int
@@ -56,12 +55,12 @@ class Report:
     lines: tuple[str, ...] = ()
     rest: str = ""
     processes: frozenset[str] = frozenset()
-    severity: Severity | None = None  # what the line itself says
-    wall: bool = True
+    severity: Severity | None = None  # where the line itself tells it
+    wall: bool = True  # times are UTC; otherwise since boot
 
-    def again(self, other: Report) -> Report:
-        """Both as one."""
-        worse = max((self.severity, other.severity), key=lambda s: _WEIGHT.get(s or "", -1))
+    def merged(self, other: FaultReport) -> FaultReport:
+        """This report and a later one as one."""
+        worse = max((self.severity, other.severity), key=lambda s: _SEVERITY_ORDER.get(s or "", -1))
         return replace(
             self,
             first_ns=min(self.first_ns, other.first_ns),
@@ -78,15 +77,15 @@ class Report:
 class _Log:
     """What one pass over the lines gathers."""
 
-    reports: dict[tuple[str, int, str], Report] = field(default_factory=dict)
+    reports: dict[tuple[str, int, str], FaultReport] = field(default_factory=dict)
     uuids: dict[str, str] = field(default_factory=dict)
-    half_gone: str = ""
+    falling: str = ""  # the GPU of the first line of a message that takes three
     lines: int = 0
 
-    def add(self, report: Report) -> None:
+    def add(self, report: FaultReport) -> None:
         key = (report.family, report.code, report.device)
         before = self.reports.get(key)
-        self.reports[key] = before.again(report) if before else report
+        self.reports[key] = before.merged(report) if before else report
 
 
 def read(
@@ -94,8 +93,13 @@ def read(
 ) -> list[Verdict]:
     """Findings of kind `gpu_fault`, `host_fault` or `link_flap` from kernel log lines in order of time.
 
-    Subjects are "NODE/GPU-uuid" where the log names the UUID, else "NODE/PCI:address"; without `node` the
+    Subjects are "NODE/GPU-uuid" where the log names the UUID, else "NODE/PCI:address". Without `node` the
     part before the slash is missing. No line at all is blind, not healthy.
+
+    >>> line = "NVRM: Xid (PCI:0000:9b:00): 79, GPU has fallen off the bus."
+    >>> [finding] = read([KernelLine(message=line, ts_ns=0, wall=True)], node="n1")
+    >>> finding.subject, finding.severity
+    ('n1/PCI:0000:9b:00', 'critical')
     """
     policies = policies or load_policies()
     log = _Log()
@@ -111,7 +115,7 @@ def read(
 
 
 def read_file(path: Path, *, node: str = "", policies: Policies | None = None) -> list[Verdict]:
-    """`read` of a file in any form that `stream.kernel_log` knows; "-" is standard input.
+    """`read` of a file in any form that `records.kernel_log` knows; "-" is standard input.
 
     Raises `UsageError` where it cannot be read.
     """
@@ -136,9 +140,9 @@ def _take(log: _Log, line: KernelLine, policies: Policies) -> None:
         if (m := pattern.search(text)) and int(m["code"]):
             log.add(_report(line, family, int(m["code"]), address(m["gpu"]), m["rest"]))
             return
-    gone = _fallen(log, text)
-    if gone:
-        log.add(_report(line, "xid", FALLEN_OFF_THE_BUS, gone, "GPU has fallen off the bus"))
+    fallen = _fallen(log, text)
+    if fallen:
+        log.add(_report(line, "xid", FALLEN_OFF_THE_BUS, fallen, "GPU has fallen off the bus"))
         return
     for rule in policies.rules:
         if m := rule.pattern.search(text):
@@ -147,14 +151,14 @@ def _take(log: _Log, line: KernelLine, policies: Policies) -> None:
 
 
 def _fallen(log: _Log, text: str) -> str:
-    """The GPU that a line without an Xid says is gone; one of the forms takes three lines."""
-    if m := _GONE.search(text):
+    """The GPU that fell off the bus by a line without an Xid; empty: none. One form takes three lines."""
+    if m := _FALLEN.search(text):
         return address(m["gpu"])
-    if m := _GONE_FIRST.search(text):
-        log.half_gone = address(m["gpu"])
-    if _GONE_LAST.search(text) and log.half_gone:
-        gone, log.half_gone = log.half_gone, ""
-        return gone
+    if m := _FALLEN_GPU.search(text):
+        log.falling = address(m["gpu"])
+    if _FALLEN_OFF.search(text) and log.falling:
+        fallen, log.falling = log.falling, ""
+        return fallen
     return ""
 
 
@@ -174,13 +178,13 @@ def _device(match: re.Match[str]) -> str:
     return next((v for k, v in named.items() if k.startswith("device") and v), "")
 
 
-def _report(line: KernelLine, family: str, code: int, device: str, rest: str) -> Report:
+def _report(line: KernelLine, family: str, code: int, device: str, rest: str) -> FaultReport:
     processes = {f"{m['name'] or '?'}[{m['pid']}]" for m in _PROCESS.finditer(rest)}
-    said = _FATAL.search(rest) if family == "sxid" or 144 <= code <= 150 else None
+    fatal = _FATAL.search(rest) if family == "sxid" or 144 <= code <= 150 else None
     severity: Severity | None = None
-    if said:
-        severity = "critical" if said[1].lower() == "fatal" else "info"
-    return Report(
+    if fatal:
+        severity = "critical" if fatal[1].lower() == "fatal" else "info"
+    return FaultReport(
         family=family,
         code=code,
         device=device,
@@ -197,11 +201,13 @@ def _report(line: KernelLine, family: str, code: int, device: str, rest: str) ->
 # -- noise ------------------------------------------------------------------------------------------------
 
 
-def _without_noise(reports: Sequence[Report], policies: Policies) -> list[Report]:
-    """Reports less those that a later one took back, and less the clean-up that follows another fault or
-    comes with every job that ends (on more than one GPU)."""
+def _without_noise(reports: Sequence[FaultReport], policies: Policies) -> list[FaultReport]:
+    """Reports without those that a later one took back, and without clean-up.
+
+    Clean-up follows another fault, or comes with every job that ends: then it is on more than one GPU.
+    """
     xids = [r for r in reports if r.family == "xid"]
-    kept: list[Report] = []
+    kept: list[FaultReport] = []
     for report in reports:
         policy = policies.xid.get(report.code)
         if report.family == "xid" and policy is not None:
@@ -213,7 +219,7 @@ def _without_noise(reports: Sequence[Report], policies: Policies) -> list[Report
     return kept
 
 
-def _cancelled(report: Report, xids: Sequence[Report], policies: Policies) -> bool:
+def _cancelled(report: FaultReport, xids: Sequence[FaultReport], policies: Policies) -> bool:
     return any(
         policies.xid[x.code].cancels == report.code
         for x in xids
@@ -221,11 +227,11 @@ def _cancelled(report: Report, xids: Sequence[Report], policies: Policies) -> bo
     )
 
 
-def _cancels(report: Report, xids: Sequence[Report], policy: XidPolicy) -> bool:
+def _cancels(report: FaultReport, xids: Sequence[FaultReport], policy: XidPolicy) -> bool:
     return any(x.code == policy.cancels and x.device == report.device for x in xids)
 
 
-def _teardown(report: Report, xids: Sequence[Report]) -> bool:
+def _teardown(report: FaultReport, xids: Sequence[FaultReport]) -> bool:
     same = [x for x in xids if x.code == report.code and x.device != report.device]
     other = [x for x in xids if x.code != report.code and x.device == report.device]
     return bool(same or other)
@@ -234,14 +240,16 @@ def _teardown(report: Report, xids: Sequence[Report]) -> bool:
 # -- findings ---------------------------------------------------------------------------------------------
 
 
-def _finding(report: Report, uuids: dict[str, str], node: str, job: str, policies: Policies) -> Finding:
+def _finding(report: FaultReport, uuids: dict[str, str], node: str, job: str, policies: Policies) -> Finding:
     if report.family in ("xid", "sxid"):
         return _code_finding(report, uuids, node, job, policies)
     rule = next(r for r in policies.rules if r.name == report.family)
     return _rule_finding(report, rule, node, job)
 
 
-def _code_finding(report: Report, uuids: dict[str, str], node: str, job: str, policies: Policies) -> Finding:
+def _code_finding(
+    report: FaultReport, uuids: dict[str, str], node: str, job: str, policies: Policies
+) -> Finding:
     switch = report.family == "sxid"
     table = policies.sxid if switch else policies.xid
     unknown = XidPolicy(code=report.code, name="not in the table", severity="warning", source="none")
@@ -281,18 +289,18 @@ def _code_finding(report: Report, uuids: dict[str, str], node: str, job: str, po
     )
 
 
-def _recovery(report: Report) -> dict[str, Any]:
-    """What the driver now recommends, from Xid 154."""
-    m = _NOW.search(report.rest) if report.code == RECOVERY_ACTION else None
+def _recovery(report: FaultReport) -> dict[str, object]:
+    """What the driver now recommends, from Xid 154; empty for other codes."""
+    m = _RECOVERY.search(report.rest) if report.code == RECOVERY_ACTION else None
     return {"recovery_action": m["after"], "recovery_action_before": m["before"]} if m else {}
 
 
-def _confidence(report: Report, policy: XidPolicy) -> float:
-    sure = _SURE[report.severity or policy.severity]
+def _confidence(report: FaultReport, policy: XidPolicy) -> float:
+    sure = _CONFIDENCE[report.severity or policy.severity]
     return round(sure * (0.6 if policy.layer == "application" else 1.0), 2)
 
 
-def _rule_finding(report: Report, rule: KernelRule, node: str, job: str) -> Finding:
+def _rule_finding(report: FaultReport, rule: KernelRule, node: str, job: str) -> Finding:
     subject_type: SubjectType = "link" if rule.kind == "link_flap" else "node"
     subject = _subject(node, report.device) if subject_type == "link" else (node or "node")
     more = f" ({report.count} times)" if report.count > 1 else ""
@@ -306,7 +314,7 @@ def _rule_finding(report: Report, rule: KernelRule, node: str, job: str) -> Find
         subject_type=subject_type,
         subject=subject,
         severity=rule.severity,
-        confidence=_SURE[rule.severity],
+        confidence=_CONFIDENCE[rule.severity],
         summary=f"{where}{rule.summary}{device}{more}",
         evidence={
             "rule": rule.name,
@@ -319,7 +327,7 @@ def _rule_finding(report: Report, rule: KernelRule, node: str, job: str) -> Find
     )
 
 
-def _when(report: Report) -> dict[str, Any]:
+def _when(report: FaultReport) -> dict[str, object]:
     """Times are UTC, or since boot where the log does not say when that was."""
     clock = "utc" if report.wall else "since_boot"
     return {

@@ -1,8 +1,8 @@
 """Who is likely to blame for an exit, as a distribution over infrastructure, framework and user code.
 
-A symptom is not its cause: the same illegal memory access is hardware in a third of the cases. So every rule
-carries weights, the deepest rules that match decide together, and a line that only says that a peer died
-decides nothing. Sources are in tables/log_rules.toml.
+A symptom is not its cause: a third of illegal memory accesses are faults of the hardware. So every rule has
+weights, and the deepest rules that match decide together. A line that only says that a peer died decides
+nothing. Sources are in tables/log_rules.toml.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from types import MappingProxyType
-from typing import Any
+from typing import Literal, TypedDict
 
 from pulsetrain.analytics.crash import cascade_rule
 
 CLASSES = ("infrastructure", "framework", "user")
-# ByteRobust (arXiv 2509.16293) table 1, less the users' own restarts: when nothing else is known.
+# When nothing else is known: ByteRobust (arXiv 2509.16293) table 1, without the users' own restarts.
 PRIOR: Mapping[str, float] = MappingProxyType({"infrastructure": 0.55, "framework": 0.15, "user": 0.30})
 FRAMEWORK_PATHS = ("/site-packages/", "/dist-packages/", "/torch/", "/lib/python3", "<frozen ")
 _FRAME = re.compile(r'File "([^"]+)", line \d+')
@@ -38,14 +38,13 @@ class Rule:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Blame:
-    """The answer. `reasons` are the rules that decided, each with the line that it matched."""
+class Attribution:
+    """Shares of the classes, which sum to 1. `reasons` are the rules that decided, each with its line."""
 
     shares: Mapping[str, float]
     reasons: tuple[tuple[str, str], ...] = ()
     consequence: bool = False
-    """The lines only say that another process died: look there."""
-    numbers: Mapping[str, Any] = field(default_factory=dict)
+    """the lines only say that another process died, so its log has the cause"""
 
     @property
     def likeliest(self) -> str:
@@ -65,7 +64,7 @@ def rules() -> tuple[Rule, ...]:
             sample=r["sample"],
             source=r["source"],
         )
-        for r in _table()["rule"]
+        for r in _table("rule")
     )
 
 
@@ -76,12 +75,26 @@ def _exits() -> Mapping[int, Rule]:
         int(r["code"]): Rule(
             name=r["name"], pattern=never, weights=_shares(r["weights"]), depth=0, source=r["source"]
         )
-        for r in _table()["exit"]
+        for r in _table("exit")
     }
 
 
-def _table() -> dict[str, Any]:
-    return tomllib.loads(files("pulsetrain.analytics").joinpath("tables/log_rules.toml").read_text())
+class _Row(TypedDict):
+    """A rule for lines (`pattern`, `depth`, `sample`) or for exit codes (`code`) in log_rules.toml."""
+
+    name: str
+    weights: dict[str, float]
+    source: str
+    pattern: str
+    depth: int
+    sample: str
+    code: int
+
+
+def _table(kind: Literal["rule", "exit"]) -> list[_Row]:
+    text = files("pulsetrain.analytics").joinpath("tables/log_rules.toml").read_text()
+    rows: list[_Row] = tomllib.loads(text)[kind]
+    return rows
 
 
 def _shares(weights: Mapping[str, float]) -> Mapping[str, float]:
@@ -89,11 +102,13 @@ def _shares(weights: Mapping[str, float]) -> Mapping[str, float]:
     return MappingProxyType({c: weights[c] / total for c in CLASSES})
 
 
-def classify(lines: Iterable[str], code: int | None = None) -> Blame:
-    """Who is likely to blame for a process that left these lines and ended with `code` (minus a signal).
+def classify(lines: Iterable[str], code: int | None = None) -> Attribution:
+    """Who is likely to blame for a process that left these lines and ended with `code`.
 
-    >>> blame = classify(["RuntimeError: CUDA error: an illegal memory access was encountered"])
-    >>> {name: round(share, 2) for name, share in blame.shares.items()}
+    A negative code is a signal.
+
+    >>> likely = classify(["RuntimeError: CUDA error: an illegal memory access was encountered"])
+    >>> {name: round(share, 2) for name, share in likely.shares.items()}
     {'infrastructure': 0.29, 'framework': 0.14, 'user': 0.57}
     """
     kept = [line for line in lines if line.strip()]
@@ -105,15 +120,17 @@ def classify(lines: Iterable[str], code: int | None = None) -> Blame:
         deciding = {rule.name: (rule, line) for rule, line in matched if rule.depth == deepest}
         evidence = [rule for rule, _ in deciding.values()]
         reasons = tuple((name, line.strip()[:300]) for name, (_, line) in deciding.items())
-        return Blame(shares=_together(evidence, _innermost(kept)), reasons=reasons, consequence=consequence)
+        return Attribution(
+            shares=_mean_shares(evidence, _innermost(kept)), reasons=reasons, consequence=consequence
+        )
     ended = _exits().get(code) if code is not None else None
     if ended is not None and not consequence:
-        return Blame(shares=dict(ended.weights), reasons=((f"exit: {ended.name}", ""),))
-    return Blame(shares=dict(PRIOR), consequence=consequence)
+        return Attribution(shares=dict(ended.weights), reasons=((f"exit: {ended.name}", ""),))
+    return Attribution(shares=dict(PRIOR), consequence=consequence)
 
 
 def rule_of(line: str) -> str:
-    """Name of the deepest rule that a line matches; empty where none does."""
+    """The name of the deepest rule that a line matches; empty where none does."""
     matched = _matched([line])
     return max(matched, key=lambda m: m[0].depth)[0].name if matched else ""
 
@@ -130,8 +147,11 @@ def _innermost(lines: Sequence[str]) -> str:
     return "framework" if any(part in frames[-1] for part in FRAMEWORK_PATHS) else "user"
 
 
-def _together(evidence: Sequence[Rule], innermost: str) -> dict[str, float]:
-    """The mean of the rules' shares; an exception raised in code of one side moves software's part to it."""
+def _mean_shares(evidence: Sequence[Rule], innermost: str) -> dict[str, float]:
+    """The mean of the rules' shares.
+
+    `innermost` is where the last traceback ends: framework or user code gets a part of the other's share.
+    """
     shares = {c: sum(rule.weights[c] for rule in evidence) / len(evidence) for c in CLASSES}
     if innermost:
         software = shares["framework"] + shares["user"]

@@ -1,20 +1,19 @@
-"""What the counters of RDMA ports and network interfaces say: lost traffic, flaps, congestion, cables.
+"""What the counters of RDMA ports and network interfaces tell: lost traffic, flaps, congestion, bad cables.
 
 Ports are compared with their own past and with the other ports of the fleet, never with a fixed load. A
-missing sample stays missing, and a counter at its end is blind (`stream.counters`).
+missing sample stays missing. A counter at its largest value cannot count further (`records.counters`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from pulsetrain.analytics.machines.network_ports import RECEIVE, TRANSMIT, Port, S, ports
+from pulsetrain.analytics.machines.network_ports import NS_PER_S, RECEIVE, TRANSMIT, Port, ports
 from pulsetrain.analytics.verdict import Finding, Healthy, Inconclusive, Severity, Verdict
 from pulsetrain.records.counters import Counter, every_counter
 
@@ -27,23 +26,23 @@ class NetworkConfig:
     """What counts as trouble."""
 
     drop_ratio: float = 0.5
-    """traffic of a step below this share of what it used to be is a drop"""
+    """a step's traffic below this share of its usual traffic is a drop"""
     drop_windows: int = 3
     """windows in a row that must have dropped"""
     stop_s: float = 10.0
-    """a port that carried traffic and then nothing for so long has stopped"""
+    """a port that carried traffic and then none for this long has stopped"""
     down_s: float = 30.0
-    """a port that is not active for so long is down"""
+    """a port that has not been active for this long is down"""
     flaps: int = 3
-    """times that a link went down in the range that make it flap (gpud 4a8de33)"""
+    """a link that went down this often in the range flaps (gpud 4a8de33)"""
     errors_per_minute: float = 1.0
     """link errors from which a cable is suspect"""
     outlier_ratio: float = 5.0
-    """how many times the fleet's median congestion or retransmission, per byte, stands out"""
+    """a port stands out with this many times the fleet's median of congestion or retransmission per byte"""
     outlier_sigmas: float = 6.0
-    """and how many robust sigmas"""
+    """and with this many robust sigmas above it"""
     least_events: float = 100.0
-    """increases below this are too few to compare"""
+    """smaller increases are too few to compare"""
 
 
 def find(
@@ -56,26 +55,34 @@ def find(
 ) -> list[Verdict]:
     """Findings of kind `traffic_drop`, `link_flap`, `port_down`, `congestion` and `link_errors`.
 
-    `steps_ns` are the times at which the job began its steps: with them traffic is compared step by step, so
+    `steps_ns` are the times at which the job began its steps. With them, traffic is compared step by step, so
     that a slower job is no drop. `Inconclusive` and blind where there is no sample of a port.
+
+    >>> rows = [(f"n{i}", second, 4.0 if i or second < 5 else 1.0) for i in range(2) for second in range(60)]
+    >>> node, second, value = zip(*rows)
+    >>> ts = pa.array([s * 10**9 for s in second], pa.timestamp("ns", "UTC"))
+    >>> columns = {"node": node, "device": ["mlx5_0/1"] * 120, "name": ["rdma_port_state"] * 120}
+    >>> [flap, down] = find(pa.table({**columns, "ts": ts, "value": value}), now_ns=0)
+    >>> down.summary
+    'n0/mlx5_0/1 is down for 54 s'
     """
     config = config or NetworkConfig()
     known = ports(table)
     if not known:
         return [Inconclusive(analyzer=NAME, reason="no sample of an RDMA port", blind=True)]
-    seen = _Scene(job=job, now_ns=now_ns, config=config, ports=known, steps_ns=np.array(steps_ns, np.int64))
+    fleet = _Fleet(job=job, now_ns=now_ns, config=config, ports=known, steps_ns=np.array(steps_ns, np.int64))
     found: list[Verdict] = []
     for port in known:
-        found += [f for f in (_flap(seen, port), _down(seen, port), _errors(seen, port)) if f is not None]
-    found += _outliers(seen) + _traffic(seen)
-    blind = sorted({p.name for p in known if _saturated(p)})
-    numbers = {"ports": len(known), "saturated": blind}
+        found += [f for f in (_flap(fleet, port), _down(fleet, port), _errors(fleet, port)) if f is not None]
+    found += _outliers(fleet) + _traffic(fleet)
+    saturated = sorted({p.name for p in known if _saturated(p)})
+    numbers = {"ports": len(known), "saturated": saturated}
     return found or [Healthy(analyzer=NAME, numbers=numbers)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Scene:
-    """What every rule needs."""
+class _Fleet:
+    """All ports and the job, as every rule needs them."""
 
     job: str
     now_ns: int
@@ -90,7 +97,7 @@ class _Scene:
         severity: Severity,
         confidence: float,
         summary: str,
-        evidence: Mapping[str, Any],
+        evidence: Mapping[str, object],
     ) -> Finding:
         return Finding(
             ts_ns=self.now_ns,
@@ -112,7 +119,7 @@ class _Scene:
 
 
 def _saturated(port: Port) -> list[str]:
-    """Counters that cannot count any further: they are blind until somebody clears them."""
+    """Counters at their largest value: they see nothing until somebody clears them."""
     table = every_counter()
     return sorted(m for m, (_, v) in port.samples.items() if m in table and table[m].saturated(float(v[-1])))
 
@@ -120,15 +127,15 @@ def _saturated(port: Port) -> list[str]:
 # -- one port ---------------------------------------------------------------------------------------------
 
 
-def _flap(seen: _Scene, port: Port) -> Finding | None:
+def _flap(fleet: _Fleet, port: Port) -> Finding | None:
     counted = port.downs()
     _, states = port.samples.get(port.state, (np.empty(0, np.int64), np.empty(0)))
     observed = int(np.sum((states[:-1] == port.up) & (states[1:] != port.up))) if states.size > 1 else 0
     downs = max(observed, 0 if np.isnan(counted) else int(counted))
     if downs == 0:
         return None
-    flaps = downs >= seen.config.flaps
-    return seen.finding(
+    flaps = downs >= fleet.config.flaps
+    return fleet.finding(
         "link_flap",
         port,
         "warning" if flaps else "info",
@@ -142,7 +149,7 @@ def _flap(seen: _Scene, port: Port) -> Finding | None:
     )
 
 
-def _down(seen: _Scene, port: Port) -> Finding | None:
+def _down(fleet: _Fleet, port: Port) -> Finding | None:
     if port.state not in port.samples:
         return None
     times, states = port.samples[port.state]
@@ -150,14 +157,14 @@ def _down(seen: _Scene, port: Port) -> Finding | None:
         return None
     active = np.flatnonzero(states == port.up)
     since = int(times[active[-1] + 1]) if active.size else int(times[0])
-    age_s = (int(times[-1]) - since) / S
-    if age_s < seen.config.down_s or not active.size:
+    age_s = (int(times[-1]) - since) / NS_PER_S
+    if age_s < fleet.config.down_s or not active.size:
         return None  # a port that never was active in the range is not plugged in
     summary = f"is down for {age_s:.0f} s"
-    return seen.finding("port_down", port, "critical", 0.95, summary, {"since_ns": since, "down_s": age_s})
+    return fleet.finding("port_down", port, "critical", 0.95, summary, {"since_ns": since, "down_s": age_s})
 
 
-def _errors(seen: _Scene, port: Port) -> Finding | None:
+def _errors(fleet: _Fleet, port: Port) -> Finding | None:
     table = every_counter()
     grown: dict[str, float] = {}
     for metric in port.samples:
@@ -166,7 +173,7 @@ def _errors(seen: _Scene, port: Port) -> Finding | None:
             if (
                 minutes > 0
                 and np.isfinite(count)
-                and count / max(minutes, 1.0) >= seen.config.errors_per_minute
+                and count / max(minutes, 1.0) >= fleet.config.errors_per_minute
             ):
                 grown[metric] = round(count / max(minutes, 1.0), 2)
     if not grown:
@@ -174,39 +181,39 @@ def _errors(seen: _Scene, port: Port) -> Finding | None:
     worst = max(grown, key=lambda m: grown[m])
     sure = min(0.9, 0.5 + 0.1 * float(np.log10(1 + grown[worst])))
     summary = f"counts errors: {worst} {grown[worst]:.3g} a minute"
-    return seen.finding("link_errors", port, "warning", round(sure, 2), summary, {"per_minute": grown})
+    return fleet.finding("link_errors", port, "warning", round(sure, 2), summary, {"per_minute": grown})
 
 
 # -- the fleet --------------------------------------------------------------------------------------------
 
 
-def _outliers(seen: _Scene) -> list[Verdict]:
+def _outliers(fleet: _Fleet) -> list[Finding]:
     """Ports with far more congestion or retransmission per byte than most."""
-    found: list[Verdict] = []
-    moved = np.array([p.moved_bytes for p in seen.ports])
+    found: list[Finding] = []
+    moved = np.array([p.moved_bytes for p in fleet.ports])
     for metric, counter in every_counter().items():
         if counter.reveals not in ("congestion", "retransmission"):
             continue
-        events = np.array([p.total(metric) for p in seen.ports])
+        events = np.array([p.total(metric) for p in fleet.ports])
         usable = np.isfinite(events) & (moved > 0)
         if usable.sum() < 4:
             continue
         share = np.where(usable, events / np.where(moved > 0, moved, 1), np.nan)
-        found += _standing_out(seen, counter, share, events)
+        found += _standing_out(fleet, counter, share, events)
     return _worst_each(found)
 
 
-def _standing_out(seen: _Scene, counter: Counter, share: Floats, events: Floats) -> list[Verdict]:
+def _standing_out(fleet: _Fleet, counter: Counter, share: Floats, events: Floats) -> list[Finding]:
     centre = float(np.nanmedian(share))
     spread = 1.4826 * float(np.nanmedian(np.abs(share - centre)))
-    limit = max(centre * seen.config.outlier_ratio, centre + seen.config.outlier_sigmas * spread)
-    found: list[Verdict] = []
-    for i in np.flatnonzero((share > limit) & (events >= seen.config.least_events)):
+    limit = max(centre * fleet.config.outlier_ratio, centre + fleet.config.outlier_sigmas * spread)
+    found: list[Finding] = []
+    for i in np.flatnonzero((share > limit) & (events >= fleet.config.least_events)):
         times = share[i] / centre if centre > 0 else float("inf")
         found.append(
-            seen.finding(
+            fleet.finding(
                 "congestion",
-                seen.ports[i],
+                fleet.ports[i],
                 "warning",
                 0.75,
                 f"has {'far more' if centre == 0 else f'{times:.0f} times the'} {counter.metric} per byte "
@@ -223,39 +230,40 @@ def _standing_out(seen: _Scene, counter: Counter, share: Floats, events: Floats)
     return found
 
 
-def _worst_each(found: Sequence[Verdict]) -> list[Verdict]:
-    """One finding a port: that with the most events."""
+def _worst_each(found: Sequence[Finding]) -> list[Finding]:
+    """One finding for each port: that with the most events."""
     best: dict[str, Finding] = {}
     for finding in found:
-        if isinstance(finding, Finding):
-            before = best.get(finding.subject)
-            if before is None or finding.evidence["events"] > before.evidence["events"]:
-                best[finding.subject] = finding
+        before = best.get(finding.subject)
+        if before is None or finding.evidence["events"] > before.evidence["events"]:
+            best[finding.subject] = finding
     return [best[name] for name in sorted(best)]
 
 
 # -- traffic ----------------------------------------------------------------------------------------------
 
 
-def _traffic(seen: _Scene) -> list[Verdict]:
-    """RDMA ports whose traffic dropped or ended; where it did for all, the job says so once. Interfaces carry
-    more than the job, so their traffic is not judged."""
+def _traffic(fleet: _Fleet) -> list[Verdict]:
+    """RDMA ports whose traffic dropped or ended; one finding on the job where all did.
+
+    Network interfaces carry more than the job's traffic, so theirs is not judged.
+    """
     found: list[Finding] = []
     carrying = 0
-    for port in seen.ports:
-        edges, moved = _cumulated(port)
+    for port in fleet.ports:
+        edges, moved = _cumulated_bytes(port)
         if edges.size < 4 or moved[-1] <= 0:
             continue
         carrying += 1
-        finding = _stopped(seen, port, edges, moved) or _dropped(seen, port, edges, moved)
+        finding = _stopped(fleet, port, edges, moved) or _dropped(fleet, port, edges, moved)
         if finding is not None:
             found.append(finding)
     if carrying >= 2 and len(found) == carrying:
-        return [_everywhere(seen, found)]
+        return [_dropped_everywhere(fleet, found)]
     return list(found)
 
 
-def _cumulated(port: Port) -> tuple[NDArray[np.int64], Floats]:
+def _cumulated_bytes(port: Port) -> tuple[NDArray[np.int64], Floats]:
     """Bytes sent and received since the first sample, at the times of the samples."""
     parts = [port.increases(m) for m in (TRANSMIT, RECEIVE) if m in port.samples]
     if not parts:
@@ -267,13 +275,13 @@ def _cumulated(port: Port) -> tuple[NDArray[np.int64], Floats]:
     return times, total
 
 
-def _stopped(seen: _Scene, port: Port, edges: NDArray[np.int64], moved: Floats) -> Finding | None:
+def _stopped(fleet: _Fleet, port: Port, edges: NDArray[np.int64], moved: Floats) -> Finding | None:
     last = int(np.flatnonzero(np.diff(moved, prepend=0.0) > 0)[-1])
-    silent_s = (int(edges[-1]) - int(edges[last])) / S
-    usual = np.diff(edges[: last + 1]).max() / S if last else 0.0
-    if silent_s < max(seen.config.stop_s, 3 * usual) or last < 3:
+    silent_s = (int(edges[-1]) - int(edges[last])) / NS_PER_S
+    usual = np.diff(edges[: last + 1]).max() / NS_PER_S if last else 0.0
+    if silent_s < max(fleet.config.stop_s, 3 * usual) or last < 3:
         return None
-    return seen.finding(
+    return fleet.finding(
         "traffic_drop",
         port,
         "critical",
@@ -283,21 +291,21 @@ def _stopped(seen: _Scene, port: Port, edges: NDArray[np.int64], moved: Floats) 
     )
 
 
-def _dropped(seen: _Scene, port: Port, edges: NDArray[np.int64], moved: Floats) -> Finding | None:
-    windows = _signature(seen, edges, moved)
-    need = seen.config.drop_windows
+def _dropped(fleet: _Fleet, port: Port, edges: NDArray[np.int64], moved: Floats) -> Finding | None:
+    windows = _window_bytes(fleet, edges, moved)
+    need = fleet.config.drop_windows
     if windows.size < 3 * need:
         return None
     history, latest = windows[:-need], windows[-need:]
     usual = float(np.median(history))
-    if usual <= 0 or not (latest < seen.config.drop_ratio * usual).all():
+    if usual <= 0 or not (latest < fleet.config.drop_ratio * usual).all():
         return None
     noise = 1.4826 * float(np.median(np.abs(history - usual))) / usual
     ratio = float(np.median(latest)) / usual
     if 1 - ratio < 4 * noise:
         return None
-    unit = "step" if seen.steps_ns.size else "window"
-    return seen.finding(
+    unit = "step" if fleet.steps_ns.size else "window"
+    return fleet.finding(
         "traffic_drop",
         port,
         "warning",
@@ -307,10 +315,10 @@ def _dropped(seen: _Scene, port: Port, edges: NDArray[np.int64], moved: Floats) 
     )
 
 
-def _signature(seen: _Scene, edges: NDArray[np.int64], moved: Floats) -> Floats:
-    """Bytes of each window: as many whole steps as three samples need, else as many samples."""
+def _window_bytes(fleet: _Fleet, edges: NDArray[np.int64], moved: Floats) -> Floats:
+    """Bytes moved in each window: of as many whole steps as three samples take, else of three samples."""
     period = float(np.median(np.diff(edges)))
-    begins = seen.steps_ns[(seen.steps_ns >= edges[0]) & (seen.steps_ns <= edges[-1])]
+    begins = fleet.steps_ns[(fleet.steps_ns >= edges[0]) & (fleet.steps_ns <= edges[-1])]
     if begins.size > 3:
         step = float(np.median(np.diff(begins)))
         begins = begins[:: max(1, int(np.ceil(3 * period / step)))] if step > 0 else begins
@@ -318,16 +326,16 @@ def _signature(seen: _Scene, edges: NDArray[np.int64], moved: Floats) -> Floats:
     return np.diff(moved[::3])
 
 
-def _everywhere(seen: _Scene, found: Sequence[Finding]) -> Finding:
+def _dropped_everywhere(fleet: _Fleet, found: Sequence[Finding]) -> Finding:
     stopped = all(f.evidence["stopped"] for f in found)
     what = "carry nothing any more" if stopped else "carry less than they used to"
     return Finding(
-        ts_ns=seen.now_ns,
-        job=seen.job,
+        ts_ns=fleet.now_ns,
+        job=fleet.job,
         attempt=-1,
         kind="traffic_drop",
         subject_type="job",
-        subject=seen.job,
+        subject=fleet.job,
         severity="critical" if stopped else "warning",
         confidence=max(f.confidence for f in found),
         summary=f"all {len(found)} ports that carried traffic {what}: not one port's fault",

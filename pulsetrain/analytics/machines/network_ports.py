@@ -1,22 +1,23 @@
-"""Samples of RDMA ports as series, and what was counted between them."""
+"""Samples of RDMA ports and network interfaces as series, and what was counted between them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
+from typing import Literal, TypedDict
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from pulsetrain.core.json import JsonObject
 from pulsetrain.records.arrow import to_table
 from pulsetrain.records.columns import Columns
 from pulsetrain.records.counters import every_counter
 
 Floats = NDArray[np.float64]
-S = 1_000_000_000
+NS_PER_S = 1_000_000_000
 FAMILIES = ("rdma", "nic")
 STATES = ("port_state", "link_rate_bits_per_s", "link_layer")
 ACTIVE = 4.0  # of rdma_port_state: "4: ACTIVE"
@@ -33,6 +34,7 @@ class Port:
 
     @property
     def name(self) -> str:
+        """NODE/DEVICE, or the device alone where the node is not known."""
         return f"{self.node}/{self.device}" if self.node else self.device
 
     @property
@@ -42,12 +44,12 @@ class Port:
 
     @property
     def state(self) -> str:
-        """The metric that tells whether it is up."""
+        """The metric that tells whether the port is up."""
         return f"{self.family}_port_state"
 
     @property
     def up(self) -> float:
-        """The value of that metric while it is."""
+        """The value of `state` while the port is up."""
         return ACTIVE if self.family == "rdma" else 1.0
 
     @property
@@ -56,12 +58,12 @@ class Port:
         return float(np.nansum([self.total(f"{self.family}_{d}_bytes") for d in ("transmit", "receive")]))
 
     def downs(self) -> float:
-        """How often the link went down, by the counters of it that can be read; NaN where none can."""
+        """How often the link went down, by the counters that can be read; NaN where none can."""
         counted = [self.total(m) for m in self.samples if _reveals_flap(m)]
         return max([c for c in counted if np.isfinite(c)], default=float("nan"))
 
     def increases(self, metric: str) -> tuple[NDArray[np.int64], Floats]:
-        """Times and what was counted since the sample before; NaN where that cannot be known."""
+        """Times, and how much was counted since the sample before; NaN where that cannot be known."""
         if metric not in self.samples:
             return np.empty(0, np.int64), np.empty(0)
         times, values = self.samples[metric]
@@ -70,7 +72,7 @@ class Port:
         return times[1:], np.array([np.nan if s is None else s for s in steps])
 
     def total(self, metric: str) -> float:
-        """Everything counted in the range; NaN where nothing is known."""
+        """How much was counted in the range; NaN where nothing is known."""
         _, steps = self.increases(metric)
         known = steps[np.isfinite(steps)]
         return float(known.sum()) if known.size else float("nan")
@@ -80,7 +82,7 @@ class Port:
         if metric not in self.samples:
             return 0.0
         times = self.samples[metric][0]
-        return float(times[-1] - times[0]) / S if times.size > 1 else 0.0
+        return float(times[-1] - times[0]) / NS_PER_S if times.size > 1 else 0.0
 
 
 def _reveals_flap(metric: str) -> bool:
@@ -91,23 +93,37 @@ def _reveals_flap(metric: str) -> bool:
 def ports(table: pa.Table) -> list[Port]:
     """Ports from rows of `metrics` (node, device, name, ts, value), in any order and repeated or not."""
     wanted = {*every_counter(), *(f"{f}_{m}" for f in FAMILIES for m in STATES)}
-    found: dict[tuple[str, str], dict[str, dict[int, float]]] = {}
+    known: dict[tuple[str, str], dict[str, dict[int, float]]] = {}
     columns = [table[name].to_pylist() for name in ("node", "device", "name", "value")]
     times = table["ts"].cast(pa.int64()).to_pylist()
     for node, device, name, value, ts_ns in zip(*columns, times, strict=True):
         if name in wanted and value is not None and np.isfinite(value):
-            found.setdefault((node, device), {}).setdefault(name, {})[ts_ns] = value
-    made: list[Port] = []
-    for (node, device), metrics in sorted(found.items()):
-        samples = {
-            name: (np.array(sorted(values), np.int64), np.array([values[t] for t in sorted(values)]))
-            for name, values in metrics.items()
-        }
-        made.append(Port(node=node, device=device, samples=samples))
-    return made
+            known.setdefault((node, device), {}).setdefault(name, {})[ts_ns] = value
+    return [
+        Port(node=node, device=device, samples={name: _series(v) for name, v in metrics.items()})
+        for (node, device), metrics in sorted(known.items())
+    ]
 
 
-def measure(described: list[dict[str, Any]], burst: Columns) -> list[dict[str, Any]]:
+def _series(values: Mapping[int, float]) -> tuple[NDArray[np.int64], Floats]:
+    times = sorted(values)
+    return np.array(times, np.int64), np.array([values[t] for t in times])
+
+
+class TrafficRow(TypedDict):
+    """Traffic of one port in one direction. Shares are of the line rate; None where that is not known."""
+
+    device: str
+    direction: Literal["transmit", "receive"]
+    mean_bits_per_s: float
+    peak_bits_per_s: float
+    line_bits_per_s: float | None
+    mean_share: float | None
+    peak_share: float | None
+    samples: int
+
+
+def measure(described: Sequence[JsonObject], burst: Columns) -> list[JsonObject]:
     """Ports as `collectors.rdma.describe` gives them, each with its rows of `share_of_line_rate`."""
     rates = {port["device"]: port["rate_bits_per_s"] for port in described}
     rows = share_of_line_rate(to_table(burst), rates)
@@ -116,35 +132,47 @@ def measure(described: list[dict[str, Any]], burst: Columns) -> list[dict[str, A
 
 def share_of_line_rate(
     table: pa.Table, line_rates: Mapping[str, float | None] | None = None
-) -> list[dict[str, Any]]:
-    """For each port and direction the mean and the peak rate, in bits/s and as a share of the line rate.
+) -> list[TrafficRow]:
+    """The mean and the peak rate of each port and direction, in bits/s and as a share of the line rate.
 
-    For bursts of millisecond samples: tells whether transfers reach the physical limit. Shares are None where
-    the rate of the port is not among the samples.
+    For bursts of millisecond samples: tells whether transfers reach the physical limit. The line rate is that
+    in `line_rates`, else the newest sample of it.
     """
-    rows: list[dict[str, Any]] = []
-    for port in ports(table):
-        line = (line_rates or {}).get(port.name)
-        if line is None and "rdma_link_rate_bits_per_s" in port.samples:
-            line = float(port.samples["rdma_link_rate_bits_per_s"][1][-1])
-        for metric, direction in ((TRANSMIT, "transmit"), (RECEIVE, "receive")):
-            if metric not in port.samples or port.samples[metric][0].size < 2:
-                continue
-            times, steps = port.increases(metric)
-            gaps = np.diff(port.samples[metric][0]) / S
-            rates = steps * 8 / gaps
-            mean = port.total(metric) * 8 / max(port.seconds(metric), 1e-9)
-            peak = float(np.nanmax(rates)) if np.isfinite(rates).any() else float("nan")
-            rows.append(
-                {
-                    "device": port.name,
-                    "direction": direction,
-                    "mean_bits_per_s": mean,
-                    "peak_bits_per_s": peak,
-                    "line_bits_per_s": line,
-                    "mean_share": mean / line if line else None,
-                    "peak_share": peak / line if line else None,
-                    "samples": int(times.size + 1),
-                }
-            )
-    return rows
+    return [
+        _traffic(port, metric, direction, _line_rate(port, line_rates or {}))
+        for port in ports(table)
+        for metric, direction in _DIRECTIONS
+        if metric in port.samples and port.samples[metric][0].size >= 2
+    ]
+
+
+_DIRECTIONS: tuple[tuple[str, Literal["transmit", "receive"]], ...] = (
+    (TRANSMIT, "transmit"),
+    (RECEIVE, "receive"),
+)
+
+
+def _line_rate(port: Port, line_rates: Mapping[str, float | None]) -> float | None:
+    line = line_rates.get(port.name)
+    if line is None and "rdma_link_rate_bits_per_s" in port.samples:
+        line = float(port.samples["rdma_link_rate_bits_per_s"][1][-1])
+    return line
+
+
+def _traffic(
+    port: Port, metric: str, direction: Literal["transmit", "receive"], line: float | None
+) -> TrafficRow:
+    times, steps = port.increases(metric)
+    rates = steps * 8 / (np.diff(port.samples[metric][0]) / NS_PER_S)
+    mean = port.total(metric) * 8 / max(port.seconds(metric), 1e-9)
+    peak = float(np.nanmax(rates)) if np.isfinite(rates).any() else float("nan")
+    return TrafficRow(
+        device=port.name,
+        direction=direction,
+        mean_bits_per_s=mean,
+        peak_bits_per_s=peak,
+        line_bits_per_s=line,
+        mean_share=mean / line if line else None,
+        peak_share=peak / line if line else None,
+        samples=int(times.size + 1),
+    )

@@ -1,4 +1,4 @@
-"""The tables of what Xids, SXids and lines of the kernel's log mean, with a site's own rows over ours."""
+"""Tables of what Xids, SXids and lines of the kernel log mean. A site's own rows replace ours."""
 
 from __future__ import annotations
 
@@ -10,17 +10,21 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 from pulsetrain.core.errors import ConfigError
 from pulsetrain.records.findings import Severity
 
 SEVERITIES = ("info", "warning", "critical")
+_RULE_KEYS = ("name", "kind", "severity", "pattern", "summary", "action", "sample", "source")
 
 
 @dataclass(frozen=True, kw_only=True)
 class XidPolicy:
-    """One code. `layer` is who usually causes it: hardware, driver or application."""
+    """One Xid or SXid. `layer` is what usually causes it: hardware, driver or application.
+
+    `cancels` is the code that this one takes back; -1: none. `teardown`: it may come with any job that ends.
+    """
 
     code: int
     name: str
@@ -34,12 +38,12 @@ class XidPolicy:
 
     @property
     def action(self) -> str:
-        """NVIDIA's action where it names one, else gpud's."""
+        """NVIDIA's action where it names one, else that of gpud."""
         return self.nvidia_action or self.gpud_action
 
     @property
     def disputed(self) -> bool:
-        """Whether one source asks for something and the other for nothing."""
+        """Whether one source asks for an action and the other for none."""
         idle = {"", "IGNORE", "IGNORE_NO_ACTION_REQUIRED"}
         return (self.nvidia_action in idle) != (self.gpud_action in idle) and bool(self.gpud_action)
 
@@ -73,8 +77,11 @@ class Policies:
 
 
 def load(site: Path | None = None) -> Policies:
-    """The tables of this version; rows of `site`/xid.csv, sxid.csv and kernel_rules.toml replace those of the
-    same code or name. Raises `ConfigError` for a site file that is not as documented."""
+    """The tables of this version, with a site's own rows.
+
+    Rows of `site`/xid.csv, sxid.csv and kernel_rules.toml replace those of the same code or name. Raises
+    `ConfigError` for a site file that is not as documented.
+    """
     shipped = _shipped()
     if site is None:
         return shipped
@@ -114,11 +121,11 @@ def _rows(text: str) -> list[dict[str, str]]:
 
 
 def _codes(text: str, path: str) -> dict[int, XidPolicy]:
-    made: dict[int, XidPolicy] = {}
+    policies: dict[int, XidPolicy] = {}
     for row in _rows(text):
         try:
             code = int(row["code"])
-            made[code] = XidPolicy(
+            policies[code] = XidPolicy(
                 code=code,
                 name=row["name"],
                 severity=_severity(row["severity"], path),
@@ -131,7 +138,7 @@ def _codes(text: str, path: str) -> dict[int, XidPolicy]:
             )
         except (KeyError, ValueError, TypeError) as error:
             raise ConfigError(f"{path}: row {row}: {error}") from error
-    return made
+    return policies
 
 
 def _severity(text: str, path: str) -> Severity:
@@ -143,13 +150,14 @@ def _severity(text: str, path: str) -> Severity:
 def _rules(text: str, folder: Path) -> Iterable[KernelRule]:
     path = f"{folder}/kernel_rules.toml"
     try:
-        rows: list[dict[str, Any]] = tomllib.loads(text).get("rule", [])
+        rows: list[dict[str, str]] = tomllib.loads(text).get("rule", [])
         for row in rows:
-            given = {
-                **row,
-                "pattern": re.compile(row["pattern"]),
-                "severity": _severity(row["severity"], path),
-            }
-            yield KernelRule(**given)
-    except (tomllib.TOMLDecodeError, KeyError, TypeError, re.error) as error:
+            if unknown := row.keys() - _RULE_KEYS:
+                raise ConfigError(f"{path}: unknown key {min(unknown)}; allowed: {', '.join(_RULE_KEYS)}")
+            texts = {key: row[key] for key in ("name", "kind", "summary", "action", "sample", "source")}
+            severity = _severity(row["severity"], path)
+            yield KernelRule(**texts, severity=severity, pattern=re.compile(row["pattern"]))
+    except KeyError as error:
+        raise ConfigError(f"{path}: a rule lacks {error.args[0]}") from error
+    except (tomllib.TOMLDecodeError, TypeError, re.error) as error:
         raise ConfigError(f"{path}: {error}") from error

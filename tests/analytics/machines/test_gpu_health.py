@@ -7,7 +7,8 @@ import random
 import pyarrow as pa
 import pytest
 
-from pulsetrain.analytics.machines.gpu_health import find, limits_of
+from pulsetrain.analytics.machines.gpu_health import find
+from pulsetrain.analytics.machines.gpu_rules import limits_of
 from pulsetrain.analytics.verdict import Healthy, Inconclusive, findings
 
 S = 1_000_000_000

@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pulsetrain.analytics.machines.log_files import read_folder
 from pulsetrain.analytics.machines.log_rules import CLASSES, classify, rules
-from pulsetrain.analytics.machines.logs import Templates, find, mask, read_folder
+from pulsetrain.analytics.machines.log_templates import Templates, mask
+from pulsetrain.analytics.machines.logs import find
 from pulsetrain.analytics.verdict import Healthy, Inconclusive, findings
 from pulsetrain.core.errors import UsageError
 
