@@ -8,10 +8,12 @@ turn is logged with the loop's name and counted, and the loop goes on after `RES
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TypeVar
 
 import structlog
 
@@ -19,13 +21,15 @@ from pulsetrain.core.clock import Clock, SystemClock
 
 log = structlog.get_logger()
 
+T = TypeVar("T")
+
 RESTART_DELAY_S = 0.5
 """Pause after a turn that failed."""
 
 Turn = Callable[[], float]
 """Does one turn of a loop on a thread; returns the seconds until the next."""
-AsyncTurn = Callable[[], Awaitable[float]]
-"""The same on an event loop."""
+AsyncTurn = Callable[[], Awaitable[float | None]]
+"""The same on an event loop; None ends the loop."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +94,7 @@ class LoopMonitor:
 
 
 class TaskSupervisor:
-    """Loops that are tasks of one event loop. `add` before `start`; `stop` ends all of them."""
+    """Loops that are tasks of one event loop, and work that is done once."""
 
     def __init__(
         self,
@@ -100,32 +104,53 @@ class TaskSupervisor:
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._clock, self._restart_delay_s, self._sleep = clock or SystemClock(), restart_delay_s, sleep
-        self._loops: list[tuple[LoopMonitor, AsyncTurn]] = []
-        self._tasks: list[asyncio.Task[None]] = []
+        self._started = False
+        self._loops: dict[LoopMonitor, AsyncTurn] = {}
+        self._once: dict[str, LoopMonitor] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
 
     def add(self, name: str, turn: AsyncTurn, *, stale_after_s: float) -> None:
-        """A loop that begins with `start`; it is stale after so many seconds without a good turn."""
-        self._loops.append((LoopMonitor(name, stale_after_s=stale_after_s, clock=self._clock), turn))
+        """A loop that begins with `start`, or now where that was called. It is stale after so many seconds
+        without a good turn. A turn that returns None ends its loop, which is then shown no more."""
+        monitor = LoopMonitor(name, stale_after_s=stale_after_s, clock=self._clock)
+        self._loops[monitor] = turn
+        if self._started:
+            self._spawn(name, self._run(monitor, turn))
 
     def start(self) -> None:
         """Run every loop on the event loop of the caller."""
-        for monitor, turn in self._loops:
-            self._tasks.append(asyncio.create_task(self._run(monitor, turn), name=monitor.name))
+        self._started = True
+        for monitor, turn in self._loops.items():
+            self._spawn(monitor.name, self._run(monitor, turn))
+
+    def once(self, name: str, work: Coroutine[object, object, T]) -> asyncio.Task[T]:
+        """Begin `work` as a task. It is counted as a turn of `name`, which is never stale; an exception is
+        logged, and raised again to whoever waits for the task."""
+        monitor = self._once.setdefault(name, LoopMonitor(name, stale_after_s=math.inf, clock=self._clock))
+        task = asyncio.create_task(work, name=name)
+        self._spawn(name, _count(task, monitor))
+        return task
 
     async def stop(self) -> None:
-        """End every loop in the middle of its turn."""
-        for task in self._tasks:
+        """End every loop in the middle of its turn, and all work."""
+        self._started = False
+        tasks = list(self._tasks)
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._tasks.clear()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     def statuses(self) -> list[LoopStatus]:
-        """How every loop is now, in the order in which they were added."""
-        return [monitor.status() for monitor, _ in self._loops]
+        """How every loop is now, in the order in which they were added, then the work that is done once."""
+        return [monitor.status() for monitor in (*self._loops, *self._once.values())]
+
+    def _spawn(self, name: str, work: Coroutine[object, object, None]) -> None:
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _run(self, monitor: LoopMonitor, turn: AsyncTurn) -> None:
         while True:
-            wait_s = self._restart_delay_s
+            wait_s: float | None = self._restart_delay_s
             try:
                 wait_s = await turn()
             except asyncio.CancelledError as error:
@@ -136,7 +161,23 @@ class TaskSupervisor:
                 monitor.failed(error)
             else:
                 monitor.completed()
+            if wait_s is None:
+                del self._loops[monitor]
+                return
             await self._sleep(wait_s)
+
+
+async def _count(task: asyncio.Task[T], monitor: LoopMonitor) -> None:
+    """Wait for a task and note how it ended."""
+    try:
+        await task
+    except asyncio.CancelledError:
+        task.cancel()
+        raise
+    except Exception as error:  # noqa: BLE001 - logged and counted; who waits for the task gets it too
+        monitor.failed(error)
+    else:
+        monitor.completed()
 
 
 def _stopping() -> bool:

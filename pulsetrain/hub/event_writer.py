@@ -4,36 +4,57 @@ from __future__ import annotations
 
 import json
 import queue
-import threading
 import time
 import uuid
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Protocol
 
 import pyarrow as pa
 import structlog
 
 from pulsetrain.core.clock import Clock
 from pulsetrain.core.errors import PulsetrainError
+from pulsetrain.core.supervisor import FailureCollector, LoopStatus, LoopThread
 from pulsetrain.records.arrow import arrow_schema
 from pulsetrain.records.findings import Finding
-from pulsetrain.stream.store.clickhouse import Store
 
 log = structlog.get_logger()
 
-FLUSH_S = 0.05
+FLUSH_S = 0.05  # rows gather for so long
+IDLE_S = 1.0  # longest time that a turn waits for a row
+STALE_S = 60.0
+CLOSE_S = 10.0
+
+Row = dict[str, object]
+
+
+class RowStore(Protocol):
+    """The store, as far as rows go in."""
+
+    def insert(self, record: str, table: pa.Table, *, token: str) -> object:
+        """Store the rows; twice under one token stores them once."""
+        ...
 
 
 class EventWriter:
     """A `Journal` that never blocks: rows wait in memory until the writer thread has stored them."""
 
-    def __init__(self, store: Store, clock: Clock) -> None:
+    def __init__(
+        self, store: RowStore, clock: Clock, *, gather: Callable[[float], None] = time.sleep
+    ) -> None:
         self.failed_rows = 0
         self.written_rows = 0
-        self._store, self._clock = store, clock
-        self._rows: queue.SimpleQueue[tuple[str, dict[str, Any]] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._write, name="desk", daemon=True)
-        self._thread.start()
+        self._store, self._clock, self._gather = store, clock, gather
+        self._rows: queue.SimpleQueue[tuple[str, Row]] = queue.SimpleQueue()
+        self._loop = LoopThread("event writer", self.turn, stale_after_s=STALE_S, clock=clock)
+
+    def start(self) -> None:
+        """Begin to store what is written."""
+        self._loop.start()
+
+    def status(self) -> LoopStatus:
+        """How the writer thread is."""
+        return self._loop.status()
 
     def event(
         self,
@@ -41,14 +62,14 @@ class EventWriter:
         *,
         job: str,
         attempt: int,
-        detail: Mapping[str, Any],
+        detail: Mapping[str, object],
         node: str = "",
         rank: int = -1,
         actor: str = "controller",
     ) -> None:
         """Write one row of `events`; its time is now."""
         log.info("event", kind=kind, job=job, attempt=attempt, node=node, rank=rank, actor=actor)
-        row = {
+        row: Row = {
             "ts": self._clock.wall_ns(),
             "node": node,
             "job": job,
@@ -67,43 +88,38 @@ class EventWriter:
 
     def close(self) -> None:
         """Store what is waiting and end the thread."""
-        self._rows.put(None)
-        self._thread.join(timeout=10)
+        if self._loop.stop(CLOSE_S):
+            self._store_waiting({})
 
-    def _write(self) -> None:
-        while True:
-            item = self._rows.get()
-            if item is None:
-                return
-            time.sleep(FLUSH_S)
-            last = self._store_batch(item)
-            if last:
-                return
+    def turn(self) -> float:
+        """Wait for a row, let others join it, and store them all."""
+        try:
+            record, row = self._rows.get(timeout=IDLE_S)
+        except queue.Empty:
+            return 0.0
+        self._gather(FLUSH_S)
+        self._store_waiting({record: [row]})
+        return 0.0
 
-    def _store_batch(self, first: tuple[str, dict[str, Any]]) -> bool:
-        """Store `first` and all that waits behind it; True where the end was among it."""
-        rows: dict[str, list[dict[str, Any]]] = {}
-        ended, item = False, first
-        while True:
-            rows.setdefault(item[0], []).append(item[1])
-            try:
-                following = self._rows.get_nowait()
-            except queue.Empty:
-                break
-            if following is None:
-                ended = True
-                break
-            item = following
+    def _store_waiting(self, rows: dict[str, list[Row]]) -> None:
+        """Store `rows` and all that wait behind them."""
+        while not self._rows.empty():
+            record, row = self._rows.get_nowait()
+            rows.setdefault(record, []).append(row)
+        failures = FailureCollector()
         for record, batch in rows.items():
-            self._insert(record, batch)
-        return ended
+            with failures.collect(f"{len(batch)} rows of {record}"):
+                self._insert(record, batch)
+        failures.raise_any()
 
-    def _insert(self, record: str, rows: list[dict[str, Any]]) -> None:
+    def _insert(self, record: str, rows: list[Row]) -> None:
+        stored = False
         try:
             table = pa.Table.from_pylist(rows, schema=arrow_schema(record))
             self._store.insert(record, table, token=f"hub:{uuid.uuid4().hex}")
+            stored = True
         except (PulsetrainError, pa.ArrowException) as error:
-            self.failed_rows += len(rows)
-            log.exception("desk_write_failed", record=record, rows=len(rows), error=str(error))
-        else:
-            self.written_rows += len(rows)
+            log.exception("event_write_failed", record=record, rows=len(rows), error=str(error))
+        finally:
+            self.written_rows += len(rows) if stored else 0
+            self.failed_rows += 0 if stored else len(rows)

@@ -17,19 +17,13 @@ from pathlib import Path
 import structlog
 import uvicorn
 
-from pulsetrain.analytics.incidents.alert_state import AlertConfig
-from pulsetrain.analytics.incidents.alerts import AlertBook
-from pulsetrain.analytics.report import device_peak
 from pulsetrain.core.clock import SystemClock
 from pulsetrain.core.errors import UsageError
 from pulsetrain.core.process_title import set_process_title
 from pulsetrain.dashboard import launch
 from pulsetrain.hub.app import Parts, build
-from pulsetrain.hub.event_writer import EventWriter
+from pulsetrain.hub.assembly import assemble
 from pulsetrain.hub.settings import Settings
-from pulsetrain.hub.watcher import Watcher
-from pulsetrain.recovery.controller import Controller
-from pulsetrain.stream.queries import views
 from pulsetrain.stream.store.clickhouse import Store, open_store
 
 log = structlog.get_logger()
@@ -54,7 +48,8 @@ def serve(data: Path, settings: Settings, say: Callable[[str], None]) -> None:
     with contextlib.ExitStack() as stack:
         stack.callback(store.close)
         stack.callback(parts.alerts.close)
-        stack.callback(parts.desk.close)
+        stack.callback(parts.writer.close)
+        parts.writer.start()
         facts = parts.facts
         if config.dashboard:
             facts["dashboard"] = stack.enter_context(dashboard(url, token, config.dashboard_port))
@@ -67,32 +62,6 @@ def serve(data: Path, settings: Settings, say: Callable[[str], None]) -> None:
             say(f"dashboard  {facts['dashboard']}")
         say(f"data       {data}")
         run_server(parts, listener)
-
-
-def assemble(store: Store, data: Path, url: str, token: str, settings: Settings) -> Parts:
-    """Every part of a hub, wired."""
-    clock = SystemClock()
-    desk = EventWriter(store, clock)
-    alerts = AlertBook(data / "alerts.db", AlertConfig(channels=tuple(settings.channels)))
-    controller = Controller(
-        settings.policy, desk, clock, last_attempt=lambda job: views.last_attempt(store, job)
-    )
-    device = settings.hub.device
-    peak = device_peak(device, option="[hub] device") if device else None
-    watcher = Watcher(controller, store, desk, alerts, clock, settings.watch, peak)
-    facts = {"url": url, "pid": os.getpid(), "data": str(data), "started_ns": clock.wall_ns()}
-    return Parts(
-        store=store,
-        desk=desk,
-        alerts=alerts,
-        controller=controller,
-        watcher=watcher,
-        clock=clock,
-        token=token,
-        journal=data / "journal",
-        channels=settings.channels,
-        facts=facts,
-    )
 
 
 def run_server(parts: Parts, listener: socket.socket) -> None:

@@ -3,27 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TypedDict
 
 from pulsetrain.records.findings import Finding
-from pulsetrain.recovery.job import Job
+from pulsetrain.recovery.snapshot import JobSnapshot
 from pulsetrain.recovery.transitions import Phase
 
 SLOW_KINDS = ("straggler", "fail_slow", "mfu_decay", "stage_imbalance", "sequence_imbalance", "data_stall")
+SILENT_S = 5.0
 
 
-def verdict(job: Job, findings: Sequence[Finding], silent_s: float) -> dict[str, Any]:
-    """{"state", "sentence", "since_ns"}; `findings` are open, `silent_s` is the newest report's age."""
-    state, sentence = _judge(job, findings, silent_s)
-    since = findings[0].ts_ns if findings and state in ("slow", "hung", "warning") else job.phase_since_ns
-    return {"state": state, "sentence": sentence, "since_ns": since}
+class Summary(TypedDict):
+    """How a job is: a state for programs, a sentence for people, and since when."""
+
+    state: str
+    sentence: str
+    since_ns: int
 
 
-def _judge(job: Job, findings: Sequence[Finding], silent_s: float) -> tuple[str, str]:
-    cause = job.recovery.fault.reason if job.recovery else ""
+def summarize(job: JobSnapshot, findings: Sequence[Finding]) -> Summary:
+    """The summary of a job; `findings` are open, the worst first."""
+    state, sentence = _judge(job, findings)
+    since_ns = findings[0].ts_ns if findings and state in ("slow", "hung", "warning") else job.phase_since_ns
+    return {"state": state, "sentence": sentence, "since_ns": since_ns}
+
+
+def _judge(job: JobSnapshot, findings: Sequence[Finding]) -> tuple[str, str]:
+    cause = job.fault.reason if job.fault else ""
     match job.phase:
         case Phase.FORMING:
-            here = sum(1 for n in job.nodes.values() if n.usable)
+            here = sum(1 for n in job.nodes if n.usable)
             return "forming", f"Waiting for nodes: {here} of {job.nnodes} joined."
         case Phase.SUSPENDING | Phase.CHECKING:
             return "recovering", f"Stopped and checking nodes: {cause}."
@@ -34,14 +43,20 @@ def _judge(job: Job, findings: Sequence[Finding], silent_s: float) -> tuple[str,
             return ("recovering", f"Relaunching after: {cause}.") if cause else ("starting", "Starting.")
         case Phase.FINISHED:
             return "finished", f"Finished after step {job.last_step}."
+        case Phase.FAILED if job.ended_by:
+            return "ended", f"Ended by {job.ended_by}{_after(job.last_step)}."
         case Phase.FAILED:
             return "failed", f"Failed: {job.failure}."
-    return _running(job, findings, silent_s, cause)
+    return _running(job, findings, cause)
 
 
-def _running(job: Job, findings: Sequence[Finding], silent_s: float, cause: str) -> tuple[str, str]:
-    if silent_s > 5:
-        return "no_data", f"No report from any rank for {silent_s:.0f} s."
+def _after(step: int) -> str:
+    return f" after step {step}" if step >= 0 else " before the first step"
+
+
+def _running(job: JobSnapshot, findings: Sequence[Finding], cause: str) -> tuple[str, str]:
+    if job.silent_s > SILENT_S:
+        return "no_data", f"No report from any rank for {job.silent_s:.0f} s."
     if findings:
         worst = findings[0]
         state = "hung" if worst.kind == "hang" else "slow" if worst.kind in SLOW_KINDS else "warning"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Protocol
 
 
 class Journal(Protocol):
@@ -15,7 +15,7 @@ class Journal(Protocol):
         *,
         job: str,
         attempt: int,
-        detail: Mapping[str, Any],
+        detail: Mapping[str, object],
         node: str = "",
         rank: int = -1,
         actor: str = "controller",

@@ -1,4 +1,4 @@
-"""The hub's view of one node: its agent's connection, its last words, the commands it owes an answer."""
+"""The hub's view of one node: its agent's connection, its last reports, the commands it has not answered."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from enum import StrEnum
 
 from pulsetrain.core.errors import Unavailable
-from pulsetrain.protocol.messages import Command, Heartbeat, Hello, Reply, encode
+from pulsetrain.protocol.messages import Command, Heartbeat, Hello, Leaving, Reply, encode
 
 Send = Callable[[str], Awaitable[None]]
 
@@ -26,7 +26,8 @@ GONE = (NodeState.LOST, NodeState.EVICTED, NodeState.LEFT)
 
 
 class Node:
-    """One agent. Monotonic: `heard_s` last message, `beat_s` last heartbeat, `closed_s` lost connection."""
+    """One agent. Monotonic seconds: `heard_s` of the last message, `beat_s` of the last heartbeat, `closed_s`
+    of the lost connection, `leaving_s` of the message `leaving`."""
 
     def __init__(self, hello: Hello, send: Send, now_s: float) -> None:
         self.name = hello.node
@@ -34,27 +35,37 @@ class Node:
         self.state = NodeState.STANDBY
         self.reason = ""
         self.heartbeat: Heartbeat | None = None
-        self.beat_s = now_s
-        self.heard_s = now_s
+        self.leaving: Leaving | None = None
+        self.beat_s = self.heard_s = self.leaving_s = now_s
         self.closed_s: float | None = None
         self._send: Send | None = send
         self._pending: dict[int, asyncio.Future[Reply]] = {}
 
     @property
     def connected(self) -> bool:
+        """Whether its agent has a connection."""
         return self._send is not None
 
     @property
     def usable(self) -> bool:
-        """It can be given work: connected, and neither lost nor evicted."""
+        """It can be given commands: connected, and neither lost nor evicted."""
         return self.connected and self.state not in GONE
+
+    def beat(self, heartbeat: Heartbeat, now_s: float) -> None:
+        """A heartbeat arrived."""
+        self.heartbeat, self.beat_s = heartbeat, now_s
+
+    def leaves(self, leaving: Leaving, now_s: float) -> None:
+        """The agent said that it ends."""
+        self.leaving, self.leaving_s = leaving, now_s
 
     def reconnect(self, hello: Hello, send: Send, now_s: float) -> None:
         """The agent is back on a new connection."""
         self.hello, self._send, self.heard_s, self.closed_s = hello, send, now_s, None
+        self.leaving = None
 
     def disconnect(self, now_s: float) -> None:
-        """The connection closed: nothing that is owed will come."""
+        """The connection closed: pending commands get a reply with an error."""
         self._send, self.closed_s = None, now_s
         for command, future in self._pending.items():
             if not future.done():

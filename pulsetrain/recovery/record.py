@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TypedDict
 
 from pulsetrain.protocol.messages import FirstStep
 from pulsetrain.recovery.transitions import Event
@@ -14,7 +14,10 @@ STAGES = ("detect", "diagnose", "evict", "rendezvous", "load", "first_step")
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """Why a job has to stop. `onset_ns` is the best estimate of when it began, UTC nanoseconds."""
+    """Why a job has to stop. `onset_ns` is the best estimate of when it began, UTC nanoseconds.
+
+    `exit_code` is that of the rank that failed; minus the signal's number where a signal ended it.
+    """
 
     event: Event
     attempt: int
@@ -25,12 +28,34 @@ class Fault:
     node: str = ""
     rank: int = -1
     actor: str = "controller"
-    evidence: Mapping[str, Any] = field(default_factory=dict)
+    exit_code: int = 1
+
+
+class RecoveryDetail(TypedDict):
+    """The detail of a `recovery` event. `stages_ns` has a duration for each of `STAGES`."""
+
+    cause: str
+    culprit: str
+    node: str
+    rank: int
+    reason: str
+    actor: str
+    onset_ns: int
+    stages_ns: dict[str, int]
+    total_ns: int
+    from_step: int
+    resumed_step: int
+    lost_steps: int
+    attempt: int
 
 
 @dataclass(kw_only=True)
 class Recovery:
-    """Collects the moments of one recovery, all in UTC nanoseconds."""
+    """Collects the moments of one recovery, all in UTC nanoseconds.
+
+    `from_step` is the newest step before the fault. `restart_counted`: it was counted as one of the restarts
+    that the job may use.
+    """
 
     fault: Fault
     from_step: int
@@ -39,43 +64,53 @@ class Recovery:
     launched_ns: int = 0
     fetch_ns: int = 0
     resumed_step: int = -1
+    restart_counted: bool = False
 
     def blame(self, fault: Fault) -> None:
         """A better explanation came in while the job stopped: a lost node explains its peers' exits."""
         self.fault = fault
 
-    def finish(self, now_ns: int, reports: Iterable[FirstStep]) -> dict[str, Any]:
+    def launched(self, now_ns: int, *, fetch_ns: int, step: int) -> None:
+        """Every node answered the launch. `fetch_ns` is the longest time a checkpoint took to arrive."""
+        self.launched_ns, self.fetch_ns, self.resumed_step = now_ns, fetch_ns, step
+
+    def finish(self, now_ns: int, attempt: int, reports: Iterable[FirstStep]) -> RecoveryDetail:
         """The detail of the `recovery` event: cause, culprit, stages, steps.
 
         Every stage but `detect` is measured on the hub's clock and they add up to the whole; within the
         launch, `load` and the process-group set-up are the slowest rank's own report.
         """
+        stages = self._stages(now_ns, reports)
+        fault = self.fault
+        return {
+            "cause": fault.cause,
+            "culprit": fault.node if fault.rank < 0 else f"rank {fault.rank}",
+            "node": fault.node,
+            "rank": fault.rank,
+            "reason": fault.reason,
+            "actor": fault.actor,
+            "onset_ns": fault.onset_ns,
+            "stages_ns": stages,
+            "total_ns": sum(stages.values()),
+            "from_step": self.from_step,
+            "resumed_step": self.resumed_step,
+            "lost_steps": max(self.from_step - self.resumed_step, 0),
+            "attempt": attempt,
+        }
+
+    def _stages(self, now_ns: int, reports: Iterable[FirstStep]) -> dict[str, int]:
         slowest = _slowest(reports)
         launch = now_ns - self.replaced_ns
         load = min(self.fetch_ns + slowest.get("load", 0), launch)
         set_up = slowest.get("spawn", 0) + slowest.get("init", 0)
         rendezvous = min((self.launched_ns - self.replaced_ns) - self.fetch_ns + set_up, launch - load)
-        stages = {
+        return {
             "detect": self.fault.detected_ns - self.fault.onset_ns,
             "diagnose": self.checked_ns - self.fault.detected_ns,
             "evict": self.replaced_ns - self.checked_ns,
             "rendezvous": max(rendezvous, 0),
             "load": load,
             "first_step": launch - load - max(rendezvous, 0),
-        }
-        return {
-            "cause": self.fault.cause,
-            "culprit": self.fault.node if self.fault.rank < 0 else f"rank {self.fault.rank}",
-            "node": self.fault.node,
-            "rank": self.fault.rank,
-            "reason": self.fault.reason,
-            "actor": self.fault.actor,
-            "onset_ns": self.fault.onset_ns,
-            "stages_ns": stages,
-            "total_ns": sum(stages.values()),
-            "from_step": self.from_step,
-            "resumed_step": self.resumed_step,
-            "lost_steps": max(self.from_step - self.resumed_step, 0),
         }
 
 

@@ -1,8 +1,7 @@
 """What a job does next: a table from (phase, event) to (phase, actions). Pure.
 
-The controller turns facts into events (a reply, a lost connection, a verdict), looks the pair up here, and
-carries out the actions in order. A pair that is not in the table is a fact that changes nothing in that
-phase: it is written down and otherwise ignored.
+A job turns facts into events (a reply, a lost connection, a finding), looks the pair up here, and carries out
+the actions in order. A pair that is not in the table changes nothing: it is logged and otherwise ignored.
 """
 
 from __future__ import annotations
@@ -38,6 +37,7 @@ class Event(StrEnum):
     NODE_LOST = "node_lost"
     HANG = "hang"
     EVICT = "evict"  # an active node is to go, by a person or by policy
+    LEFT = "left"  # a signal ended the agents of all active nodes: somebody ended the job
     ALL_DONE = "all_done"  # every rank ended with status 0
     STOPPED = "stopped"  # no rank is left
     EXHAUSTED = "exhausted"  # no restart is left, or restarting cannot help
@@ -49,7 +49,7 @@ class Action(StrEnum):
     LAUNCH = "launch"
     SUSPEND = "suspend"
     CHECK = "check"
-    REPLACE = "replace"  # evict what failed, promote standbys into the free places
+    REPLACE = "replace"  # evict what failed, replace missing nodes by standbys
     ASK_FOR_NODES = "ask_for_nodes"
     DISMISS = "dismiss"
 
@@ -85,6 +85,7 @@ def _table() -> dict[tuple[Phase, Event], Transition]:
         table.update({(phase, fault): suspend for fault in FAULTS})
     for phase in (Phase.FORMING, Phase.STARTING, Phase.RUNNING, Phase.CHECKING, Phase.WAITING):
         table[phase, Event.EXHAUSTED] = fail
+    table.update({(phase, Event.LEFT): fail for phase in Phase if phase not in TERMINAL})
     return table
 
 

@@ -2,40 +2,70 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TypedDict
 
-from pulsetrain.recovery.job import Job
-from pulsetrain.recovery.nodes import Node
+from pulsetrain.recovery.record import RecoveryDetail
+from pulsetrain.recovery.snapshot import JobSnapshot, NodeSnapshot
 
 
-def node_row(job: Job, node: Node, now_s: float) -> dict[str, Any]:
+class NodeRow(TypedDict):
     """One node; `last_heartbeat_age_s` is the time since its agent was last heard."""
-    place = next((p for p in job.world if p.node == node.name), None)
+
+    node: str
+    job: str
+    state: str
+    connected: bool
+    node_rank: int
+    ranks: list[int]
+    address: str
+    pid: int
+    last_heartbeat_age_s: float
+    reason: str
+    gauges: dict[str, float]
+
+
+class JobRow(TypedDict):
+    """One job with its nodes and recoveries. The hub adds the verdict: it has the analyzers."""
+
+    job: str
+    state: str
+    since_ns: int
+    attempt: int
+    step: int
+    world_size: int
+    failure: str
+    nodes: list[NodeRow]
+    recoveries: list[RecoveryDetail]
+
+
+def node_row(job: JobSnapshot, node: NodeSnapshot) -> NodeRow:
+    """One node of a job."""
+    member = next((m for m in job.world if m.node == node.name), None)
     return {
         "node": node.name,
-        "job": job.name,
+        "job": job.job,
         "state": str(node.state),
         "connected": node.connected,
-        "node_rank": place.node_rank if place else -1,
-        "ranks": list(place.ranks) if place else [],
+        "node_rank": member.node_rank if member else -1,
+        "ranks": list(member.ranks) if member else [],
         "address": node.hello.address,
         "pid": node.hello.pid,
-        "last_heartbeat_age_s": round(now_s - node.heard_s, 3),
+        "last_heartbeat_age_s": round(node.heard_age_s, 3),
         "reason": node.reason,
         "gauges": dict(node.heartbeat.gauges) if node.heartbeat else {},
     }
 
 
-def job_row(job: Job, now_s: float) -> dict[str, Any]:
-    """One job with its nodes and recoveries; the verdict is added by the hub, which has the analyzers."""
+def job_row(job: JobSnapshot) -> JobRow:
+    """One job."""
     return {
-        "job": job.name,
+        "job": job.job,
         "state": str(job.phase),
         "since_ns": job.phase_since_ns,
         "attempt": job.attempt,
         "step": job.last_step,
         "world_size": job.world_size,
         "failure": job.failure,
-        "nodes": [node_row(job, n, now_s) for n in job.nodes.values()],
-        "recoveries": job.history,
+        "nodes": [node_row(job, node) for node in job.nodes],
+        "recoveries": list(job.history),
     }

@@ -1,4 +1,4 @@
-"""Who sits where in an attempt, and from where each rank's state comes back. Pure."""
+"""Which node runs which ranks of an attempt, and from where each rank's state comes back. Pure."""
 
 from __future__ import annotations
 
@@ -24,41 +24,41 @@ def form_world(hellos: Iterable[Hello], nnodes: int) -> tuple[WorldNode, ...]:
     """
     chosen = sorted(hellos, key=lambda hello: (hello.standby, hello.node))[:nnodes]
     in_order = sorted(chosen, key=lambda hello: hello.node)
-    return tuple(place(hello, node_rank) for node_rank, hello in enumerate(in_order))
+    return tuple(world_node(hello, node_rank) for node_rank, hello in enumerate(in_order))
 
 
 def replace_nodes(
     world: Sequence[WorldNode], healthy: Iterable[str], standbys: Iterable[Hello]
 ) -> tuple[WorldNode, ...]:
-    """The world with each unhealthy node's place taken by a standby, lowest name first.
+    """The world with a standby for each unhealthy node, lowest name first.
 
-    Survivors keep their node_rank, so that each still has its own ranks' state in memory. A place for which
-    no standby is left keeps the name of the node that it lost.
+    Survivors keep their node_rank, so that each still has its own ranks' state in memory. Where no standby is
+    left, the world keeps the name of the lost node.
     """
     alive = set(healthy)
     spare = iter(sorted(standbys, key=lambda hello: hello.node))
-    places = []
-    for spot in world:
-        if spot.node in alive or (hello := next(spare, None)) is None:
-            places.append(spot)
+    members = []
+    for member in world:
+        if member.node in alive or (hello := next(spare, None)) is None:
+            members.append(member)
         else:
-            places.append(place(hello, spot.node_rank))
-    return tuple(places)
+            members.append(world_node(hello, member.node_rank))
+    return tuple(members)
 
 
 def refresh(world: Sequence[WorldNode], hellos: Mapping[str, Hello]) -> tuple[WorldNode, ...]:
-    """The same places with the addresses and ports of the agents' latest `Hello`."""
+    """The same world with the addresses and ports of the agents' latest `Hello`."""
     return tuple(
-        replace(p, address=hellos[p.node].address, peer_port=hellos[p.node].peer_port)
-        if p.node in hellos
-        else p
-        for p in world
+        replace(m, address=hellos[m.node].address, peer_port=hellos[m.node].peer_port)
+        if m.node in hellos
+        else m
+        for m in world
     )
 
 
 def node_of(world: Iterable[WorldNode], rank: int) -> str:
     """The node that runs `rank`; "" where none does."""
-    return next((p.node for p in world if rank in p.ranks), "")
+    return next((m.node for m in world if rank in m.ranks), "")
 
 
 def plan_restore(
@@ -73,7 +73,7 @@ def plan_restore(
     where no step covers all ranks.
     """
     where: dict[int, dict[int, list[tuple[int, str]]]] = defaultdict(lambda: defaultdict(list))
-    home = {rank: spot.node for spot in world for rank in spot.ranks}
+    home = {rank: member.node for member in world for rank in member.ranks}
     for node, holdings in held.items():
         for item in holdings:
             if item.rank in home and (item.rank, item.step) not in unrestorable:
@@ -92,8 +92,8 @@ def _source(item: Held, node: str, home: str) -> tuple[int, str]:
     return (0, "memory") if node == home else (1, f"peer:{node}")
 
 
-def place(hello: Hello, node_rank: int) -> WorldNode:
-    """The place that an agent's node takes as `node_rank`."""
+def world_node(hello: Hello, node_rank: int) -> WorldNode:
+    """An agent's node as member `node_rank` of a world."""
     return WorldNode(
         node=hello.node,
         node_rank=node_rank,
@@ -103,6 +103,6 @@ def place(hello: Hello, node_rank: int) -> WorldNode:
     )
 
 
-def unknown_place(node_rank: int, nproc: int) -> WorldNode:
-    """A place whose node has not reported; no agent has this name, so a standby will take it."""
+def unknown_node(node_rank: int, nproc: int) -> WorldNode:
+    """A member whose node has not reported. No agent has this name, so a standby will replace it."""
     return WorldNode(node=f"unknown-{node_rank}", node_rank=node_rank, address="", peer_port=0, nproc=nproc)

@@ -122,6 +122,37 @@ def test_stopping_ends_a_task_in_the_middle_of_its_turn():
     assert asyncio.run(scenario()).failures == 0
 
 
+def test_a_loop_may_be_added_while_others_run_and_ends_when_its_turn_says_none():
+    async def scenario():
+        supervisor = TaskSupervisor()
+        supervisor.start()
+        supervisor.add("short", Script(0.0, None).task, stale_after_s=1)
+        before = [s.name for s in supervisor.statuses()]
+        for _ in range(5):
+            await asyncio.sleep(0)
+        return before, supervisor.statuses()
+
+    assert asyncio.run(scenario()) == (["short"], [])
+
+
+def test_work_done_once_is_counted_and_its_exception_reaches_who_waits():
+    async def divide(divisor):
+        return 1 / divisor
+
+    async def scenario():
+        supervisor = TaskSupervisor()
+        assert await supervisor.once("divide", divide(2)) == 0.5
+        with capture_logs() as lines:
+            with pytest.raises(ZeroDivisionError):
+                await supervisor.once("divide", divide(0))
+            await asyncio.sleep(0)
+        return supervisor.statuses(), lines
+
+    (status,), lines = asyncio.run(scenario())
+    assert (status.name, status.turns, status.failures, status.stale) == ("divide", 1, 1, False)
+    assert [line["event"] for line in lines] == ["loop_failed"]
+
+
 @given(st.lists(st.booleans(), min_size=1, max_size=20))
 def test_turns_and_failures_add_up_and_a_good_turn_ends_the_row_of_failures(good):
     with capture_logs():

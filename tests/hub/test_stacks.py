@@ -7,21 +7,15 @@ import pytest
 
 from pulsetrain.analytics.verdict import Finding, Healthy, Inconclusive
 from pulsetrain.analytics.watch import JobView
-from pulsetrain.hub.stacks import AGAIN_S, BUDGET_S, SAMPLES, SELF_TEST_S, Stacks
-from pulsetrain.protocol.messages import GroupStatus, RankStatus, Reply, WorldNode
+from pulsetrain.core.supervisor import TaskSupervisor
+from pulsetrain.hub.stack_sampling import BUDGET_S, SAMPLES, StackSampler
+from pulsetrain.hub.stacks import AGAIN_S, SELF_TEST_S, Stacks
+from pulsetrain.protocol.messages import GroupStatus, Reply
+from pulsetrain.recovery.transitions import Phase
+from tests.hub.fakes import Clock
+from tests.recovery.builders import S, job_snapshot, node_snapshot, status
 
 WAIT = ["train (t.py:4)", "all_reduce (c10d.py:9)"]
-S = 1_000_000_000
-
-
-class Clock:
-    now_s = 1000.0
-
-    def monotonic_s(self):
-        return self.now_s
-
-    def wall_ns(self):
-        return int(self.now_s * S)
 
 
 class Journal:
@@ -35,27 +29,19 @@ class Journal:
 class FakeJob:
     """A job of two nodes of two ranks; rank 3 stands elsewhere."""
 
-    name, attempt, phase, first_step_done = "j", 0, "running", True
-    world = tuple(
-        WorldNode(node=n, node_rank=i, address="h", peer_port=0, nproc=2) for i, n in enumerate("ab")
-    )
-
-    def __init__(self, replies=None):
+    def __init__(self):
+        self.phase = Phase.RUNNING
         self.asked = []
         self.later = []  # replies of the samples after the first; the same again where there are none
-        self.replies = replies or [
+        self.replies = [
             Reply(id=1, node="a", data=folded(WAIT, [0, 1])),
             Reply(id=2, node="b", data={"stacks": [stack(WAIT, [2]), stack(["load (d.py:1)"], [3])]}),
         ]
 
-    def statuses(self):
+    def snapshot(self):
         group = GroupStatus(group="dp", members=(0, 1, 2, 3), enqueued=4, completed=3)
-        return [
-            RankStatus(
-                rank=0, local_rank=0, pid=1, state="running", last_step=3, last_phase="forward",
-                phase_age_ns=0, progress=1, progress_age_ns=0, groups=(group,),
-            )
-        ]  # fmt: skip
+        nodes = (node_snapshot("a", status(0, groups=(group,))), node_snapshot("b"))
+        return job_snapshot(phase=self.phase, nodes=nodes)
 
     async def read_stacks(self, timeout_s, *, first_only=False):
         self.asked.append("first" if first_only else "all")
@@ -90,16 +76,16 @@ VIEW = JobView(job="j", attempt=0, now_ns=0)
 
 @pytest.fixture
 def site():
-    clock, journal = Clock(), Journal()
-    return SimpleNamespace(
-        clock=clock, journal=journal, stacks=Stacks(journal, clock, pause_s=0), job=FakeJob()
-    )
+    clock, journal, job, loops = Clock(), Journal(), FakeJob(), TaskSupervisor()
+    sampler = StackSampler(clock, pause_s=0)
+    stacks = Stacks({"j": job}, journal, clock, loops, stopped_s=2.0, sampler=sampler)
+    return SimpleNamespace(clock=clock, journal=journal, stacks=stacks, job=job, loops=loops)
 
 
 async def consider(site, verdicts, after_s=0.25):
     site.clock.now_s += after_s
-    site.stacks.consider(site.job, VIEW, verdicts, 2.0)
-    while site.stacks._of(site.job.name).running is not None:
+    site.stacks.consider(site.job.snapshot(), VIEW, verdicts)
+    while len(asyncio.all_tasks()) > 1:
         await asyncio.sleep(0.001)
 
 
@@ -119,7 +105,7 @@ def test_reading_begins_at_half_the_silence_and_not_again_at_once(site):
 
 def test_a_hang_gets_the_picture_of_its_silence_and_no_older_one(site):
     async def story():
-        await site.stacks.take(site.job, "ann")
+        await site.stacks.take("j", "ann")
         (plain,) = site.stacks.attach("j", 0, [hung(site.clock)])
         assert "stacks" not in plain.evidence  # it was taken while all was well
         await consider(site, looked(2.0))
@@ -162,17 +148,17 @@ def elsewhere(rank):
 
 def test_who_stands_elsewhere_in_one_sample_only_is_not_accused(site):
     site.job.replies, site.job.later = elsewhere(1), [elsewhere(3), elsewhere(3)]
-    answer = asyncio.run(site.stacks.take(site.job, "ann"))
+    answer = asyncio.run(site.stacks.take("j", "ann"))
     assert (answer["state"], answer["outliers"]) == ("no_consensus", "")
     assert (answer["samples"], answer["wavering"]) == (3, "1,3")
 
 
 def test_a_sample_of_ranks_that_are_being_ended_does_not_count(site):
     async def story():
-        task = asyncio.create_task(site.stacks.take(site.job, "ann"))
+        task = asyncio.create_task(site.stacks.take("j", "ann"))
         while len(site.job.asked) < SAMPLES:
             await asyncio.sleep(0)
-        site.job.phase, site.job.replies = "suspending", elsewhere(0)
+        site.job.phase, site.job.replies = Phase.SUSPENDING, elsewhere(0)
         return await task
 
     answer = asyncio.run(story())
@@ -186,13 +172,13 @@ def test_two_samples_have_to_do_where_reading_takes_long(site):
         return site.job.replies
 
     site.job.read_stacks = slow
-    answer = asyncio.run(site.stacks.take(site.job, "ann"))
+    answer = asyncio.run(site.stacks.take("j", "ann"))
     assert (answer["outliers"], answer["samples"], site.job.asked) == ("3", 2, ["all"] * 2)
 
 
 def test_two_who_ask_at_once_get_one_picture(site):
     async def story():
-        return await asyncio.gather(site.stacks.take(site.job, "ann"), site.stacks.take(site.job, "bob"))
+        return await asyncio.gather(site.stacks.take("j", "ann"), site.stacks.take("j", "bob"))
 
     one, other = asyncio.run(story())
     assert one == other
@@ -203,6 +189,6 @@ def test_two_who_ask_at_once_get_one_picture(site):
 
 def test_a_node_that_does_not_answer_is_named_and_the_rest_is_shown(site):
     site.job.replies = [site.job.replies[0], Reply(id=2, node="b", error="not connected")]
-    answer = asyncio.run(site.stacks.take(site.job, "ann"))
+    answer = asyncio.run(site.stacks.take("j", "ann"))
     assert answer["state"] == "alike"
     assert answer["blind"] == [{"reason": "b: not connected", "ranks": "2-3"}]

@@ -1,14 +1,17 @@
 """A job under the controller, against fake agents: what an operator relies on when something breaks."""
 
 import asyncio
+from dataclasses import dataclass
 
 import pytest
 
 from pulsetrain.core.errors import UsageError
+from pulsetrain.core.supervisor import TaskSupervisor
 from pulsetrain.protocol.messages import Held, Hello, HostStore, Leave, SelfCheck, Start, Stop
 from pulsetrain.recovery.controller import Controller
 from pulsetrain.recovery.policy import Policy
-from pulsetrain.recovery.transitions import Event, Phase
+from pulsetrain.recovery.state import Services
+from pulsetrain.recovery.transitions import Phase
 from tests.recovery.fakes import FakeAgent, FakeClock, KeptJournal
 
 
@@ -17,7 +20,12 @@ class Fleet:
 
     def __init__(self, nodes="ab", nnodes=2, policy=None, max_restarts=3, **agent):
         self.clock, self.journal = FakeClock(), KeptJournal()
-        self.controller = Controller(policy or Policy(), self.journal, self.clock)
+        self.loops = TaskSupervisor(self.clock)
+        self.loops.start()
+        services = Services(
+            policy=policy or Policy(), journal=self.journal, clock=self.clock, background=self.loops
+        )
+        self.controller = Controller(services, self.loops)
         self.max_restarts, self.nnodes = max_restarts, nnodes
         self.agents = {n: self.join(n, **agent) for n in nodes}
 
@@ -38,7 +46,10 @@ class Fleet:
 
     @property
     def job(self):
-        return self.controller.jobs["j"]
+        return self.controller.jobs["j"].snapshot()
+
+    def node(self, name):
+        return next(n for n in self.job.nodes if n.name == name)
 
     async def settle(self, seconds=0.0):
         self.clock.now_s += seconds
@@ -53,6 +64,22 @@ class Fleet:
 
     def of(self, node, kind):
         return [c for c in self.agents[node].commands if isinstance(c, kind)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Observed:
+    """A finding, as far as a job looks at it."""
+
+    kind: str
+    subject: str
+    subject_type: str = "rank"
+    attempt: int = 0
+    confidence: float = 0.9
+    summary: str = "s"
+
+
+def hang(rank, **changes):
+    return Observed(kind="hang", subject=str(rank), summary=f"rank {rank} hangs", **changes)
 
 
 def run(scenario):
@@ -270,7 +297,7 @@ def test_observe_only_says_what_it_would_do_and_does_nothing():
     async def scenario():
         fleet = Fleet("ab", policy=Policy(observe_only=True))
         await fleet.form()
-        fleet.job.report_fault(fleet.job.fault(Event.HANG, "hang", "rank 1 hangs", "a", rank=1))
+        fleet.controller.jobs["j"].observe([hang(rank=1)])
         await fleet.settle()
         assert fleet.journal.last("would")["rank"] == 1
         assert not fleet.of("a", Stop)
@@ -368,8 +395,8 @@ def test_a_node_that_comes_back_after_it_was_given_up_stops_its_old_ranks_and_st
         fleet.agents["b"].reconnect(attempt=0, node_rank=1)
         await fleet.settle()
         assert [p.node for p in fleet.job.world] == ["a", "z"]
-        assert fleet.of("b", Stop)[-1].reason == "its place was given to another node"
-        assert fleet.job.nodes["b"].state == "standby"
+        assert fleet.of("b", Stop)[-1].reason == "another node has replaced it"
+        assert fleet.node("b").state == "standby"
 
     run(scenario)
 
@@ -390,7 +417,7 @@ def test_an_evicted_agent_that_reconnects_is_sent_away_again_and_a_new_one_is_we
         fleet.agents["b"].reconnect(pid=4711)
         await fleet.settle()
         assert len(fleet.of("b", Leave)) == 2
-        assert fleet.job.nodes["b"].state == "standby"
+        assert fleet.node("b").state == "standby"
 
     run(scenario)
 
@@ -413,7 +440,7 @@ def test_a_script_that_names_no_step_is_under_way_once_its_ranks_have_worked_for
         await fleet.settle(1)
         await beats(10, worked=3)
         assert (fleet.job.attempt, fleet.job.first_step_done) == (1, False)
-        assert fleet.job.history == []
+        assert fleet.job.history == ()
         await beats(30, worked=3)
         assert fleet.job.first_step_done
         assert [r["cause"] for r in fleet.job.history] == ["crash"]

@@ -27,8 +27,8 @@ def held(step, ranks, tier="memory"):
 
 
 def test_the_lowest_name_is_node_rank_zero_in_whatever_order_nodes_join():
-    places = world.form_world([hello("c"), hello("a"), hello("b")], 2)
-    assert [(p.node, p.node_rank) for p in places] == [("a", 0), ("b", 1)]
+    members = world.form_world([hello("c"), hello("a"), hello("b")], 2)
+    assert [(p.node, p.node_rank) for p in members] == [("a", 0), ("b", 1)]
 
 
 def test_a_declared_standby_is_chosen_last():
@@ -38,27 +38,27 @@ def test_a_declared_standby_is_chosen_last():
 
 
 def test_a_standby_takes_the_lost_place_and_survivors_keep_theirs():
-    places = world.form_world([hello("a"), hello("b"), hello("c")], 3)
-    after = world.replace_nodes(places, ["b", "c"], [hello("z")])
+    members = world.form_world([hello("a"), hello("b"), hello("c")], 3)
+    after = world.replace_nodes(members, ["b", "c"], [hello("z")])
     assert {p.node: p.node_rank for p in after} == {"z": 0, "b": 1, "c": 2}
 
 
 def test_without_a_standby_the_place_waits_for_a_later_one():
-    places = world.form_world([hello("a"), hello("b")], 2)
-    waiting = world.replace_nodes(places, ["b"], [])
+    members = world.form_world([hello("a"), hello("b")], 2)
+    waiting = world.replace_nodes(members, ["b"], [])
     after = world.replace_nodes(waiting, ["b"], [hello("z")])
     assert {p.node: p.node_rank for p in after} == {"z": 0, "b": 1}
 
 
 def test_ranks_and_nodes_answer_each_other():
-    places = world.form_world([hello("a"), hello("b")], 2)
-    assert [world.node_of(places, r) for r in range(5)] == ["a", "a", "b", "b", ""]
+    members = world.form_world([hello("a"), hello("b")], 2)
+    assert [world.node_of(members, r) for r in range(5)] == ["a", "a", "b", "b", ""]
 
 
 def test_the_newest_common_step_wins_and_own_memory_is_nearest():
-    places = world.form_world([hello("a"), hello("b")], 2)
+    members = world.form_world([hello("a"), hello("b")], 2)
     plan = world.plan_restore(
-        places,
+        members,
         {"a": held(7, [0, 1]) + held(8, [0, 1]) + held(7, [2, 3], "peer"), "b": held(7, [2, 3])},
     )
     assert plan.step == 7
@@ -66,16 +66,16 @@ def test_the_newest_common_step_wins_and_own_memory_is_nearest():
 
 
 def test_a_lost_node_comes_back_from_its_peer_and_storage_is_last():
-    places = world.form_world([hello("a"), hello("z")], 2)
+    members = world.form_world([hello("a"), hello("z")], 2)
     plan = world.plan_restore(
-        places, {"a": held(5, [0]) + held(5, [1, 2], "storage") + held(5, [3], "peer"), "z": ()}
+        members, {"a": held(5, [0]) + held(5, [1, 2], "storage") + held(5, [3], "peer"), "z": ()}
     )
     assert plan.sources == {0: "memory", 1: "storage", 2: "storage", 3: "peer:a"}
 
 
 def test_a_rank_that_nobody_holds_means_a_fresh_start():
-    places = world.form_world([hello("a"), hello("b")], 2)
-    assert world.plan_restore(places, {"a": held(5, [0, 1, 2])}).step == -1
+    members = world.form_world([hello("a"), hello("b")], 2)
+    assert world.plan_restore(members, {"a": held(5, [0, 1, 2])}).step == -1
 
 
 @given(
@@ -92,8 +92,8 @@ def test_a_rank_that_nobody_holds_means_a_fresh_start():
     )
 )
 def test_a_plan_names_only_what_is_held_and_no_newer_common_step_exists(holdings):
-    places = world.form_world([hello("a"), hello("b")], 2)
-    plan = world.plan_restore(places, holdings)
+    members = world.form_world([hello("a"), hello("b")], 2)
+    plan = world.plan_restore(members, holdings)
     by_step = {}
     for items in holdings.values():
         for item in items:
@@ -102,7 +102,7 @@ def test_a_plan_names_only_what_is_held_and_no_newer_common_step_exists(holdings
     assert plan.step == max(common, default=-1)
     assert set(plan.sources) == (set(range(4)) if common else set())
     for rank, source in plan.sources.items():
-        owner = world.node_of(places, rank) if source == "memory" else source.removeprefix("peer:")
+        owner = world.node_of(members, rank) if source == "memory" else source.removeprefix("peer:")
         candidates = (
             holdings.get(owner, [])
             if source != "storage"

@@ -32,6 +32,7 @@ from pulsetrain.core.clock import Clock, SystemClock
 from pulsetrain.core.errors import CorruptData, PulsetrainError, SchemaMismatch, Unavailable, UsageError
 from pulsetrain.protocol.access import is_authorized
 from pulsetrain.records.batch import decode
+from pulsetrain.stream.ingest_metrics import IngestMetrics
 from pulsetrain.stream.queries.storage import outside_functions
 from pulsetrain.stream.spool import segment
 from pulsetrain.stream.store.clickhouse import Store
@@ -52,15 +53,21 @@ _log = structlog.get_logger()
 
 
 def routes(
-    store: Store, *, token: str, journal: Path | None = None, clock: Clock | None = None
+    store: Store,
+    *,
+    token: str,
+    journal: Path | None = None,
+    clock: Clock | None = None,
+    metrics: IngestMetrics | None = None,
 ) -> list[BaseRoute]:
     """Ingest and query routes over `store`; all but /ping ask for `token`.
 
+    `metrics` may hold more in its registry than the intake's counters; all of it is at /metrics.
     `journal` is a folder for batches on their way into the store; a chDB store has its own. Without one, a
     hub that is killed while it inserts may store those rows twice.
     """
     folder = journal or (store.folder / "journal" if store.folder else Path(tempfile.mkdtemp("-journal")))
-    intake = Intake(store, folder, clock or SystemClock())
+    intake = Intake(store, folder, clock or SystemClock(), metrics=metrics)
     store.before_close(intake.close)
     intake.start()
     query = _QueryRoute(store, token)
@@ -73,13 +80,13 @@ def routes(
     async def ping(request: Request) -> Response:
         return PlainTextResponse("Ok.\n")
 
-    async def metrics(request: Request) -> Response:
+    async def show_metrics(request: Request) -> Response:
         if not is_authorized(request, token):
             return JSONResponse({"error": "missing or wrong token"}, 401)
         return Response(intake.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
     return [
-        Route("/metrics", metrics),
+        Route("/metrics", show_metrics),
         Route("/v1/records", ingest, methods=["POST"]),
         Route("/v1/records/{record}", ingest, methods=["POST"]),
         Route("/ping", ping),

@@ -1,0 +1,142 @@
+"""Live findings: a few times a second, from heartbeats and exits alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from pulsetrain.analytics import watch
+from pulsetrain.analytics.verdict import Finding, findings
+from pulsetrain.core.clock import Clock
+from pulsetrain.core.supervisor import FailureCollector
+from pulsetrain.hub.finding_dedup import FindingDedup
+from pulsetrain.hub.stacks import StackEvidence
+from pulsetrain.hub.step_times import StepTimes
+from pulsetrain.recovery.record import Fault
+from pulsetrain.recovery.snapshot import JobSnapshot
+from pulsetrain.recovery.transitions import TERMINAL, Event, Phase
+
+SOURCE = "live"
+LIVE_S = 0.25
+HURRY_S = 0.05  # while a recovery waits for its cause
+SETTLE_NS = 250_000_000
+PATIENCE = 2
+
+
+class Watched(Protocol):
+    """A job that can be looked at."""
+
+    def snapshot(self) -> JobSnapshot:
+        """The job as it is now."""
+        ...
+
+
+class FindingSink(Protocol):
+    """Takes what one look found."""
+
+    def report(self, job: str, source: str, new: Sequence[Finding], still_open: Sequence[Finding]) -> None:
+        """`new` findings of a job begin now; `still_open` are all that `source` sees, `new` included."""
+        ...
+
+
+@dataclass
+class _Memory:
+    """What is remembered of one attempt. `explained`: the cause of its end was named."""
+
+    attempt: int = -1
+    first_exit_ns: int = 0
+    explained: bool = False
+    steps: StepTimes = field(default_factory=StepTimes)
+    dedup: FindingDedup = field(default_factory=lambda: FindingDedup(patience=PATIENCE))
+
+
+def job_view(job: JobSnapshot, median_step_ns: int) -> watch.JobView:
+    """The snapshot as the live analyzers want it."""
+    seen = {
+        status.rank: job.now_ns - int(node.heartbeat_age_s * 1e9)
+        for node, heartbeat in job.reporting()
+        for status in heartbeat.ranks
+    }
+    return watch.JobView(
+        job=job.job,
+        attempt=job.attempt,
+        now_ns=job.now_ns,
+        ranks=tuple(job.statuses()),
+        exits=tuple(e for e in job.exits if e.code != 0),
+        lost_nodes=job.lost_nodes(),
+        median_step_ns=median_step_ns,
+        started_ns=job.started_ns,
+        first_step_done=job.first_step_done,
+        world=job.world,
+        seen_ns=seen,
+    )
+
+
+class LiveWatch:
+    """Looks at the snapshots of all jobs and reports what the live analyzers find."""
+
+    def __init__(
+        self,
+        jobs: Mapping[str, Watched],
+        stacks: StackEvidence,
+        sink: FindingSink,
+        clock: Clock,
+        config: watch.WatchConfig,
+    ) -> None:
+        self._jobs, self._stacks, self._sink = jobs, stacks, sink
+        self._clock, self._config = clock, config
+        self._memories: dict[str, _Memory] = {}
+
+    async def turn(self) -> float:
+        """Look at every job; sooner again while a recovery waits for its cause."""
+        failures, hurry = FailureCollector(), False
+        for name, job in list(self._jobs.items()):
+            with failures.collect(f"job {name}"):
+                hurry |= self.look(job.snapshot())
+        failures.raise_any()
+        return HURRY_S if hurry else LIVE_S
+
+    def look(self, job: JobSnapshot) -> bool:
+        """Look at one job. Returns whether its recovery waits for its cause."""
+        memory = self._memory(job)
+        memory.steps.note(job.last_step, self._clock.monotonic_s())
+        if job.phase in TERMINAL:
+            return False
+        view = job_view(job, memory.steps.median_ns)
+        if job.fault is not None and not memory.explained:
+            memory.explained = self._explain(job, job.fault, memory, view)
+            return not memory.explained
+        if job.phase is Phase.RUNNING and not view.exits and not view.lost_nodes:
+            verdicts = watch.hang(view, self._config)
+            self._stacks.consider(job, view, verdicts)
+            hangs = self._stacks.attach(job.job, job.attempt, findings(verdicts))
+            self._report(job, memory, hangs)
+        return False
+
+    def median_step_ns(self, job: str) -> int:
+        """Median time of a step in the present attempt; 0 while unknown."""
+        return self._memories[job].steps.median_ns if job in self._memories else 0
+
+    def _memory(self, job: JobSnapshot) -> _Memory:
+        memory = self._memories.get(job.job)
+        if memory is None or memory.attempt != job.attempt:
+            memory = self._memories[job.job] = _Memory(attempt=job.attempt)
+        return memory
+
+    def _explain(self, job: JobSnapshot, fault: Fault, memory: _Memory, view: watch.JobView) -> bool:
+        """Name the cause once the facts are in: connections settled, exits of peers arrived."""
+        if not view.exits and not view.lost_nodes:
+            return False
+        crashed = fault.event is Event.RANK_FAILED
+        memory.first_exit_ns = memory.first_exit_ns or (fault.detected_ns if crashed else job.now_ns)
+        if any(node.unsettled for node in job.nodes):
+            return False
+        if job.now_ns - memory.first_exit_ns < SETTLE_NS and not view.lost_nodes:
+            return False
+        self._report(job, memory, findings(watch.crash(view)))
+        return True
+
+    def _report(self, job: JobSnapshot, memory: _Memory, seen: Sequence[Finding]) -> None:
+        new = memory.dedup.look(seen)
+        self._sink.report(job.job, SOURCE, new, memory.dedup.current())

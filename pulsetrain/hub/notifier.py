@@ -1,0 +1,39 @@
+"""Carries alerts that are due to their channels."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+
+from pulsetrain.analytics.incidents.alerts import AlertBook
+from pulsetrain.analytics.incidents.locations import Topology
+from pulsetrain.analytics.incidents.notify import Channel, deliver
+from pulsetrain.core.clock import Clock
+from pulsetrain.hub.live_watch import Watched
+from pulsetrain.recovery.snapshot import JobSnapshot
+
+NOTIFY_S = 1.0
+
+
+def topology(jobs: Iterable[JobSnapshot]) -> Topology:
+    """Which rank is on which node, in every job that has a world."""
+    return Topology(node_of={(j.job, rank): m.node for j in jobs for m in j.world for rank in m.ranks})
+
+
+class Notifier:
+    """One turn lets time pass for the alerts and delivers what is due."""
+
+    def __init__(
+        self,
+        alerts: AlertBook,
+        channels: Mapping[str, Channel],
+        jobs: Mapping[str, Watched],
+        clock: Clock,
+    ) -> None:
+        self._alerts, self._channels, self._jobs, self._clock = alerts, channels, jobs, clock
+
+    async def turn(self) -> float:
+        """Tell the alerts where ranks run, so that one can mute another; then deliver, on a thread."""
+        self._alerts.topology = topology([job.snapshot() for job in self._jobs.values()])
+        await asyncio.to_thread(deliver, self._alerts, self._channels, self._clock.wall_ns())
+        return NOTIFY_S

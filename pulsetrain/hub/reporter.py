@@ -1,0 +1,94 @@
+"""Carries findings to those who act on them: the job, the store, the alerts and the list of incidents."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
+
+from pulsetrain.analytics.verdict import Finding, Verdict
+from pulsetrain.core.clock import Clock
+from pulsetrain.core.supervisor import FailureCollector
+
+MOST_REPORTED = 1000
+
+
+class Observer(Protocol):
+    """A job that decides what follows from findings."""
+
+    def observe(self, findings: Iterable[Finding]) -> None:
+        """Findings that begin now."""
+        ...
+
+
+class FindingWriter(Protocol):
+    """Writes findings to the store; must not block."""
+
+    def finding(self, finding: Finding) -> None:
+        """Write one."""
+        ...
+
+
+class AlertSink(Protocol):
+    """The alerts, as far as verdicts go in."""
+
+    def observe(self, verdicts: Iterable[Verdict], now_ns: int, *, job: str = "") -> None:
+        """Take in verdicts; `job` is for those that name none."""
+        ...
+
+
+class Reporter:
+    """Remembers for each job what was reported, what is still open, and what each detector says."""
+
+    def __init__(
+        self, jobs: Mapping[str, Observer], writer: FindingWriter, alerts: AlertSink, clock: Clock
+    ) -> None:
+        self._jobs, self._writer, self._alerts, self._clock = jobs, writer, alerts, clock
+        self._reported: dict[str, deque[Finding]] = {}
+        self._open: dict[str, dict[str, list[Finding]]] = {}
+        self._detectors: dict[str, list[Verdict]] = {}
+
+    def report(self, job: str, source: str, new: Sequence[Finding], still_open: Sequence[Finding]) -> None:
+        """`new` findings of a job begin now; `still_open` are all that `source` sees, `new` included.
+
+        The job decides first: that must not wait for the store or the alerts.
+        """
+        self._open.setdefault(job, {})[source] = list(still_open)
+        if not new:
+            return
+        self._of(job).extend(new)
+        failures = FailureCollector()
+        with failures.collect("the job's decision"):
+            self._jobs[job].observe(new)
+        for finding in new:
+            with failures.collect("the record of a finding"):
+                self._writer.finding(finding)
+        with failures.collect("the alerts"):
+            self._alerts.observe(new, self._clock.wall_ns(), job=job)
+        failures.raise_any()
+
+    def detectors(self, job: str, attempt: int, verdicts: Sequence[Verdict]) -> None:
+        """What every detector of a job says now. Keeps its alerts alive, those of open findings too."""
+        self._detectors[job] = list(verdicts)
+        others = [v for v in verdicts if not isinstance(v, Finding)]
+        self._alerts.observe([*others, *self.open(job, attempt)], self._clock.wall_ns(), job=job)
+
+    def recall(self, job: str, past: Sequence[Finding]) -> None:
+        """Findings of earlier hubs, newest first: their incidents outlive a restart."""
+        self._of(job).extendleft(past)
+
+    def open(self, job: str, attempt: int) -> list[Finding]:
+        """Findings of an attempt that are still there, live ones first, the worst first of each source."""
+        sources = self._open.get(job, {})
+        return [f for source in sorted(sources) for f in sources[source] if f.attempt == attempt]
+
+    def verdicts(self, job: str) -> list[Verdict]:
+        """What each detector of the store said last."""
+        return self._detectors.get(job, [])
+
+    def reported(self) -> list[Finding]:
+        """Every finding that was reported, oldest first in each job."""
+        return [finding for findings in self._reported.values() for finding in findings]
+
+    def _of(self, job: str) -> deque[Finding]:
+        return self._reported.setdefault(job, deque(maxlen=MOST_REPORTED))

@@ -1,0 +1,82 @@
+"""The WebSocket of the agents: reports come in, commands go out."""
+
+from __future__ import annotations
+
+import asyncio
+
+import structlog
+from starlette.routing import BaseRoute, WebSocketRoute
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from pulsetrain.core.errors import CorruptData, Unavailable, UsageError
+from pulsetrain.protocol.access import is_authorized
+from pulsetrain.protocol.messages import Command, Hello, decode
+from pulsetrain.recovery.controller import Controller
+from pulsetrain.recovery.nodes import Node, Send
+
+log = structlog.get_logger()
+
+POLICY_VIOLATION = 1008
+UNAUTHORIZED = 4401
+
+
+def routes(controller: Controller, token: str) -> list[BaseRoute]:
+    """``/v1/agent``, behind the token."""
+
+    async def agent(socket: WebSocket) -> None:
+        await serve_agent(socket, controller, token)
+
+    return [WebSocketRoute("/v1/agent", agent)]
+
+
+async def serve_agent(socket: WebSocket, controller: Controller, token: str) -> None:
+    """One agent's connection, from its hello until it closes."""
+    if not is_authorized(socket, token):
+        await socket.close(UNAUTHORIZED)  # before accept: the client sees HTTP 403
+        return
+    await socket.accept()
+    lock = asyncio.Lock()
+
+    async def send(text: str) -> None:
+        try:
+            async with lock:
+                await socket.send_text(text)
+        except (RuntimeError, WebSocketDisconnect) as error:
+            raise Unavailable(f"connection closed: {error}") from error
+
+    try:
+        node = controller.connected(_hello(await socket.receive_text()), send)
+    except (CorruptData, UsageError) as error:
+        await socket.close(POLICY_VIOLATION, str(error)[:120])
+        return
+    except WebSocketDisconnect:
+        return
+    await _listen(socket, controller, node, send)
+
+
+def _hello(text: str) -> Hello:
+    message = decode(text)
+    if not isinstance(message, Hello):
+        raise CorruptData(f"first message is {type(message).__name__}, not Hello")
+    return message
+
+
+async def _listen(socket: WebSocket, controller: Controller, node: Node, send: Send) -> None:
+    try:
+        while True:
+            try:
+                message = decode(await socket.receive_text())
+            except CorruptData as error:
+                log.warning("bad_message", node=node.name, error=str(error))
+                continue
+            if not node.owns(send):  # given up meanwhile: it has to say hello again
+                await socket.close(POLICY_VIOLATION, "this node counted as lost")
+                return
+            if isinstance(message, Command):
+                log.warning("unexpected_message", node=node.name, type=type(message).__name__)
+                continue
+            controller.received(node, message)
+    except WebSocketDisconnect:
+        pass
+    finally:
+        controller.disconnected(node, send)

@@ -1,0 +1,37 @@
+"""Alerts, their history and their acknowledgement."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute, Route
+
+from pulsetrain.analytics.incidents.alerts import AlertBook
+from pulsetrain.core.clock import Clock
+from pulsetrain.core.errors import UsageError
+from pulsetrain.hub.routes.guard import guarded, json_body
+
+
+def routes(book: AlertBook, clock: Clock, token: str) -> list[BaseRoute]:
+    """``/v1/alerts`` and what lies below it."""
+
+    async def alerts(request: Request) -> Response:
+        return JSONResponse({"alerts": list(book.list(clock.wall_ns()))})
+
+    async def acknowledge(request: Request) -> Response:
+        body = await json_body(request, "actor")
+        alert = request.path_params["alert"]
+        try:
+            book.acknowledge(alert, str(body["actor"]), str(body.get("note", "")), clock.wall_ns())
+        except KeyError as error:
+            raise UsageError(f"no alert {alert!r}") from error
+        return JSONResponse({"acknowledged": alert})
+
+    async def history(request: Request) -> Response:
+        return JSONResponse({"history": list(book.history(request.path_params["alert"]))})
+
+    return [
+        Route("/v1/alerts", guarded(alerts, token)),
+        Route("/v1/alerts/{alert}/ack", guarded(acknowledge, token), methods=["POST"]),
+        Route("/v1/alerts/{alert}/history", guarded(history, token)),
+    ]

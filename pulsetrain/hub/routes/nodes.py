@@ -1,0 +1,31 @@
+"""Nodes and their eviction."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute, Route
+
+from pulsetrain.hub.routes.guard import guarded, json_body
+from pulsetrain.recovery import view
+from pulsetrain.recovery.controller import Controller
+
+
+def routes(controller: Controller, token: str) -> list[BaseRoute]:
+    """``/v1/nodes`` and ``/v1/evict``."""
+
+    async def nodes(request: Request) -> Response:
+        rows = [view.node_row(job, node) for job in controller.snapshots() for node in job.nodes]
+        return JSONResponse({"nodes": rows})
+
+    async def evict(request: Request) -> Response:
+        body = await json_body(request, "node", "reason", "actor")
+        node = str(body["node"])
+        if body.get("dry_run"):
+            return JSONResponse(controller.preview_eviction(node))
+        return JSONResponse(await controller.evict(node, str(body["reason"]), str(body["actor"])))
+
+    return [
+        Route("/v1/nodes", guarded(nodes, token)),
+        Route("/v1/evict", guarded(evict, token), methods=["POST"]),
+    ]

@@ -1,0 +1,88 @@
+"""What `pulsetrain status` and the dashboard show: the hub, its jobs, and every loop."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol, TypedDict
+
+from pulsetrain import __version__
+from pulsetrain.analytics.verdict import state_of
+from pulsetrain.core.json import JsonObject
+from pulsetrain.hub.live_watch import Watched
+from pulsetrain.hub.loops import LoopRow, LoopTable
+from pulsetrain.hub.reporter import Reporter
+from pulsetrain.hub.summary import Summary, summarize
+from pulsetrain.recovery.snapshot import JobSnapshot
+from pulsetrain.recovery.view import JobRow, job_row
+
+
+class RowCounts(Protocol):
+    """How many rows of its own the hub has stored, and how many it could not store."""
+
+    written_rows: int
+    failed_rows: int
+
+
+class StepClock(Protocol):
+    """Knows how long a step of a job takes."""
+
+    def median_step_ns(self, job: str) -> int:
+        """0 while unknown."""
+        ...
+
+
+class JobStatus(JobRow):
+    """A job with what the analyzers say of it."""
+
+    verdict: Summary
+    findings: list[JsonObject]
+    detectors: list[JsonObject]
+    median_step_s: float
+
+
+class Status(TypedDict):
+    """Everything. `hub` holds url, pid, data, started_ns, version and counters."""
+
+    hub: dict[str, object]
+    jobs: list[JobStatus]
+    loops: list[LoopRow]
+
+
+class StatusReport:
+    """Puts the status together. `facts` are what the hub knows of itself from its start."""
+
+    def __init__(
+        self,
+        facts: Mapping[str, object],
+        jobs: Mapping[str, Watched],
+        reporter: Reporter,
+        steps: StepClock,
+        rows: RowCounts,
+        loops: LoopTable,
+    ) -> None:
+        self._facts, self._jobs, self._reporter = facts, jobs, reporter
+        self._steps, self._rows, self._loops = steps, rows, loops
+
+    def status(self) -> Status:
+        """The hub as it is now."""
+        counters = {
+            "version": __version__,
+            "watch_failures": self._loops.hub_failures(),
+            "written_rows": self._rows.written_rows,
+            "unwritten_rows": self._rows.failed_rows,
+        }
+        return {
+            "hub": {**self._facts, **counters},
+            "jobs": [self._job(job.snapshot()) for job in self._jobs.values()],
+            "loops": self._loops.rows(),
+        }
+
+    def _job(self, job: JobSnapshot) -> JobStatus:
+        findings = self._reporter.open(job.job, job.attempt)
+        return {
+            **job_row(job),
+            "verdict": summarize(job, findings),
+            "findings": [finding.row() for finding in findings],
+            "detectors": [state_of(verdict) for verdict in self._reporter.verdicts(job.job)],
+            "median_step_s": self._steps.median_step_ns(job.job) / 1e9,
+        }

@@ -1,0 +1,170 @@
+"""The actions of the transition table: commands to nodes, and what their replies change in the job.
+
+An action returns the event or the fault that it leads to, or None. One that raised is carried out again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from signal import Signals
+
+from pulsetrain.protocol.messages import DumpStacks, Leave, Reply, Stop
+from pulsetrain.recovery import checks
+from pulsetrain.recovery.launch import launch
+from pulsetrain.recovery.nodes import GONE, Node, NodeState
+from pulsetrain.recovery.record import Fault
+from pulsetrain.recovery.state import JobState
+from pulsetrain.recovery.transitions import Action, Event, Phase
+
+USAGE_EXIT = 2
+POLL_S = 0.02
+STACKS_MARGIN_S = 1.0
+
+Outcome = Event | Fault | None
+
+
+async def carry_out(action: Action, job: JobState) -> Outcome:
+    """Do one action of the table."""
+    return await _ACTIONS[action](job)
+
+
+async def suspend(job: JobState) -> Outcome:
+    """End every rank of the world. Wait until each node whose connection closed is back, lost or leaving."""
+    reason = job.recovery.fault.reason if job.recovery else "stopped"
+    nodes = job.members.active()
+    await asyncio.gather(*(job.ask(n, Stop(id=job.next_id(), reason=reason)) for n in nodes))
+    while any(_unsettled(n) for n in job.members.world_nodes()):
+        await asyncio.sleep(POLL_S)
+    return Event.STOPPED
+
+
+def _unsettled(node: Node) -> bool:
+    return node.closed_s is not None and node.state not in GONE and node.leaving is None
+
+
+async def check(job: JobState) -> Outcome:
+    """Self-check on every node, pairwise all-gather where more than one process is in doubt."""
+    why = _hopeless(job)
+    if why:
+        job.failure = why
+        return Event.EXHAUSTED
+    members, fault = job.members, job.recovery.fault if job.recovery else None
+    thorough = fault is not None and (fault.event is not Event.RANK_FAILED or job.restarts.used > 1)
+    nodes = members.active() + members.standbys()
+    report = await checks.run(nodes, job.services.policy, job.next_id, thorough=thorough)
+    members.failed = dict(report.failed)
+    if fault is not None and fault.event is Event.EVICT:
+        members.failed[fault.node] = fault.reason
+    job.write("self_check", report.detail())
+    if job.recovery is not None:
+        job.recovery.checked_ns = job.now_ns()
+    return Event.QUORUM if members.enough(job.nnodes, forming=False) else Event.SHORT
+
+
+def _hopeless(job: JobState) -> str:
+    """Why another attempt would be pointless; "" where it may help."""
+    recovery, restarts = job.recovery, job.restarts
+    if recovery is None or recovery.fault.event is not Event.RANK_FAILED:
+        return ""
+    if not recovery.restart_counted:
+        recovery.restart_counted = True
+        restarts.used += 1
+    fault, limit = recovery.fault, job.services.policy.no_progress_attempts
+    if fault.exit_code == USAGE_EXIT:
+        return fault.reason
+    if restarts.used > job.max_restarts:
+        return f"{fault.reason}; {job.max_restarts} restarts are used up"
+    if restarts.idle >= limit:
+        return f"{fault.reason}; {restarts.idle} attempts in a row completed no step"
+    return ""
+
+
+async def replace(job: JobState) -> Outcome:
+    """Evict nodes that failed a check, fill the world from the standbys."""
+    members = job.members
+    for name, reason in list(members.failed.items()):
+        await _evict(job, members.nodes[name], reason)
+    members.failed.clear()
+    for promotion in members.fill_world(job.nnodes):
+        detail = {"node_rank": promotion.node_rank, "replaces": promotion.replaces}
+        job.write("standby_promoted", detail, node=promotion.node)
+    if job.recovery is not None:
+        job.recovery.replaced_ns = job.now_ns()
+    return None
+
+
+async def _evict(job: JobState, node: Node, reason: str) -> None:
+    """Evict a node that failed a check, if the policy allows it. It always allows what a person wants."""
+    fault = job.recovery.fault if job.recovery else None
+    if fault is not None and fault.event is Event.EVICT and fault.node == node.name:
+        await dismiss_node(job, node, reason, fault.actor)
+        return
+    known, now_s = len(job.members.present()), job.services.clock.monotonic_s()
+    refusal = job.budget.refusal(now_s=now_s, known=known, healthy=known - len(job.members.failed))
+    if refusal:
+        job.write("eviction_refused", {"reason": reason, "why_not": refusal}, node=node.name)
+        return
+    job.budget.spend(now_s)
+    await dismiss_node(job, node, reason, "controller")
+
+
+async def dismiss_node(job: JobState, node: Node, reason: str, actor: str) -> None:
+    """Send one node away for good and write down who wanted it and why."""
+    node.state, node.reason = NodeState.EVICTED, reason
+    job.write("evict", {"reason": reason, "dry_run": False}, node=node.name, actor=actor)
+    await job.ask(node, Leave(id=job.next_id(), reason=f"evicted: {reason}", exit_code=1))
+
+
+async def clear_node(job: JobState, node: Node) -> None:
+    """End ranks that a node kept running while it counted as lost; it is a standby from now on."""
+    await job.ask(node, Stop(id=job.next_id(), reason="another node has replaced it"))
+
+
+async def ask_for_nodes(job: JobState) -> Outcome:
+    """Write down how many nodes are missing."""
+    job.write("waiting", {"missing_nodes": job.nnodes - len(job.members.active())})
+    return None
+
+
+async def dismiss(job: JobState) -> Outcome:
+    """The job is over: every agent that is still there leaves with the job's exit code."""
+    kind, reason, code = _ending(job)
+    job.write(kind, {"reason": reason, "exit_code": code})
+    present = job.members.present()
+    staying = [n for n in present if n.connected and n.leaving is None]
+    leave = (job.ask(n, Leave(id=job.next_id(), reason=reason, exit_code=code)) for n in staying)
+    await asyncio.gather(*leave)
+    for node in present:
+        node.state = NodeState.LEFT
+    return None
+
+
+def _ending(job: JobState) -> tuple[str, str, int]:
+    """Kind of event, reason and exit code of a job that is over."""
+    if job.ended_by:
+        return "job_ended", f"job ended by {job.ended_by}", 128 + Signals.__members__.get(job.ended_by, 0)
+    if job.phase is Phase.FAILED:
+        code = job.recovery.fault.exit_code if job.recovery else 1
+        return "job_failed", f"job failed: {job.failure}", code or 1
+    return "job_finished", "job finished", 0
+
+
+async def read_stacks(job: JobState, timeout_s: float, *, first_only: bool) -> list[Reply]:
+    """Where the ranks' code stands, by every node of the world that is connected; one reply a node."""
+
+    def command() -> DumpStacks:
+        return DumpStacks(id=job.next_id(), timeout_s=timeout_s, first_only=first_only)
+
+    patience_s = timeout_s + STACKS_MARGIN_S
+    return await asyncio.gather(*(job.ask(n, command(), patience_s) for n in job.members.active()))
+
+
+_ACTIONS: Mapping[Action, Callable[[JobState], Awaitable[Outcome]]] = {
+    Action.SUSPEND: suspend,
+    Action.CHECK: check,
+    Action.REPLACE: replace,
+    Action.LAUNCH: launch,
+    Action.ASK_FOR_NODES: ask_for_nodes,
+    Action.DISMISS: dismiss,
+}

@@ -1,0 +1,32 @@
+"""One launch of a job: everything that starts anew with the next launch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from pulsetrain.protocol.messages import FirstStep, RankExit
+
+
+@dataclass(kw_only=True)
+class Attempt:
+    """One launch. `number` counts launches of the job from 0; -1 before the first one.
+
+    `launched`: every node has answered the launch. `first_step_done`: all ranks have done useful work.
+    `first_steps` holds the report of each node by name, `exits` the ranks that ended by themselves.
+    """
+
+    number: int = -1
+    started_ns: int = 0
+    launched: bool = False
+    first_step_done: bool = False
+    exits: list[RankExit] = field(default_factory=list)
+    first_steps: dict[str, FirstStep] = field(default_factory=dict)
+
+    def finished_ranks(self) -> set[int]:
+        """Ranks that ended with status 0."""
+        return {e.rank for e in self.exits if e.code == 0}
+
+    def all_stepped(self, nodes: Iterable[str]) -> bool:
+        """Whether the launch was answered and every one of `nodes` has completed a step."""
+        return self.launched and self.first_steps.keys() >= set(nodes)

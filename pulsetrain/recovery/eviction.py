@@ -1,0 +1,48 @@
+"""What evicting a node would cost, from a job's snapshot. Pure."""
+
+from __future__ import annotations
+
+from typing import TypedDict
+
+from pulsetrain.recovery import world
+from pulsetrain.recovery.nodes import NodeState
+from pulsetrain.recovery.snapshot import JobSnapshot, NodeSnapshot
+
+NO_STANDBY = "no standby: the job would wait for a node"
+
+
+class EvictionPreview(TypedDict):
+    """`standby` is the node that would replace it, None for none. `expected_s` is the median duration of the
+    job's past recoveries, None where nothing would have to recover or nothing is known."""
+
+    node: str
+    job: str
+    state: str
+    ranks: list[int]
+    standby: str | None
+    resume_step: int
+    lost_steps: int
+    expected_s: float | None
+    allowed: bool
+    why_not: str
+
+
+def preview(job: JobSnapshot, node: NodeSnapshot) -> EvictionPreview:
+    """What happens to `job` when `node` goes."""
+    active = node.state is NodeState.ACTIVE
+    standbys = [n.hello for n in job.standbys() if n.name != node.name]
+    healthy = [n.name for n in job.active() if n.name != node.name]
+    plan = world.plan_restore(world.replace_nodes(job.world, healthy, standbys), job.held(without=node.name))
+    past_s = sorted(r["total_ns"] / 1e9 for r in job.history)
+    return {
+        "node": node.name,
+        "job": job.job,
+        "state": str(node.state),
+        "ranks": [rank for m in job.world if m.node == node.name for rank in m.ranks],
+        "standby": min((hello.node for hello in standbys), default=None) if active else None,
+        "resume_step": plan.step if active else job.last_step,
+        "lost_steps": max(job.last_step - plan.step, 0) if active else 0,
+        "expected_s": past_s[len(past_s) // 2] if active and past_s else None,
+        "allowed": True,
+        "why_not": "" if not active or standbys else NO_STANDBY,
+    }

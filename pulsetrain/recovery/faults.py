@@ -1,0 +1,116 @@
+"""Makes the `Fault` that stops a job from a rank's exit, a lost node, a finding, or a person's wish. Pure."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from pulsetrain.protocol.messages import RankExit
+from pulsetrain.recovery.record import Fault
+from pulsetrain.recovery.transitions import Event
+
+
+class Observation(Protocol):
+    """What a job needs of an analyzer's finding. `subject` is the number of a rank, the name of a node."""
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def attempt(self) -> int: ...
+    @property
+    def subject_type(self) -> str: ...
+    @property
+    def subject(self) -> str: ...
+    @property
+    def confidence(self) -> float: ...
+    @property
+    def summary(self) -> str: ...
+
+
+def rank_of(observation: Observation) -> int:
+    """The rank that an observation names; -1 where it names none."""
+    return int(observation.subject) if observation.subject_type == "rank" else -1
+
+
+def rank_failed(exit_: RankExit, now_ns: int) -> Fault:
+    """A rank ended by itself, with an exit code that is not 0."""
+    last = next((line for line in reversed(exit_.last_lines) if line.strip()), "")
+    what = f"signal {-exit_.code}" if exit_.code < 0 else f"exit code {exit_.code}"
+    return Fault(
+        event=Event.RANK_FAILED,
+        attempt=exit_.attempt,
+        cause="crash",
+        reason=f"rank {exit_.rank} on {exit_.node} ended with {what}{': ' + last if last else ''}",
+        node=exit_.node,
+        rank=exit_.rank,
+        onset_ns=min(exit_.ts_ns, now_ns),
+        detected_ns=now_ns,
+        exit_code=exit_.code,
+    )
+
+
+def node_lost(node: str, reason: str, attempt: int, now_ns: int, *, silent_ns: int = 0) -> Fault:
+    """A node of the world is gone; it was last heard `silent_ns` ago."""
+    return Fault(
+        event=Event.NODE_LOST,
+        attempt=attempt,
+        cause="node_lost",
+        reason=reason,
+        node=node,
+        onset_ns=now_ns - silent_ns,
+        detected_ns=now_ns,
+    )
+
+
+def launch_failed(node: str, error: str, attempt: int, now_ns: int) -> Fault:
+    """A node could not start its ranks."""
+    return Fault(
+        event=Event.START_FAILED,
+        attempt=attempt,
+        cause="start_failed",
+        reason=f"launch on {node}: {error}",
+        node=node,
+        onset_ns=now_ns,
+        detected_ns=now_ns,
+    )
+
+
+def evicted(node: str, reason: str, actor: str, attempt: int, now_ns: int) -> Fault:
+    """A person wants an active node to go."""
+    return Fault(
+        event=Event.EVICT,
+        attempt=attempt,
+        cause="eviction",
+        reason=f"evicted by {actor}: {reason}",
+        node=node,
+        actor=actor,
+        onset_ns=now_ns,
+        detected_ns=now_ns,
+    )
+
+
+def hang(observation: Observation, node: str, now_ns: int, *, silent_ns: int) -> Fault:
+    """The job stands still; the rank at fault on `node`, or all ranks, made no progress for `silent_ns`."""
+    return Fault(
+        event=Event.HANG,
+        attempt=observation.attempt,
+        cause="hang",
+        reason=observation.summary,
+        node=node,
+        rank=rank_of(observation),
+        onset_ns=now_ns - silent_ns,
+        detected_ns=now_ns,
+    )
+
+
+def crash(observation: Observation, node: str, now_ns: int) -> Fault:
+    """The rank that ended first is another one than the first whose exit arrived."""
+    return Fault(
+        event=Event.RANK_FAILED,
+        attempt=observation.attempt,
+        cause="crash",
+        reason=observation.summary,
+        node=node,
+        rank=rank_of(observation),
+        onset_ns=now_ns,
+        detected_ns=now_ns,
+    )

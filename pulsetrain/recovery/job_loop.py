@@ -1,0 +1,82 @@
+"""The loop of one job: takes events one by one and carries out what the transition table says."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+import structlog
+
+from pulsetrain.recovery import actions
+from pulsetrain.recovery.record import Fault
+from pulsetrain.recovery.state import JobState
+from pulsetrain.recovery.transitions import FAULTS, TERMINAL, Action, Event, step
+
+log = structlog.get_logger()
+
+IDLE_S = 1.0  # longest time that a turn waits for an event
+
+
+class JobLoop:
+    """Events of one job. `turn` belongs to the supervisor of loops."""
+
+    def __init__(self, state: JobState) -> None:
+        self._state = state
+        self._events: asyncio.Queue[tuple[Event, Fault | None]] = asyncio.Queue()
+        self._todo: deque[Action] = deque()
+        self._retrying = False
+
+    def post(self, event: Event, fault: Fault | None = None) -> None:
+        """Queue an event."""
+        self._events.put_nowait((event, fault))
+
+    def report(self, fault: Fault) -> None:
+        """A fault of the present attempt. In observe-only mode it is written down instead of acted on."""
+        state = self._state
+        if state.services.policy.observe_only and fault.actor == "controller":
+            detail = {"event": fault.event, "reason": fault.reason}
+            state.write("would", detail, node=fault.node, rank=fault.rank)
+            return
+        if state.recovery is not None and fault.event is Event.NODE_LOST:
+            state.recovery.blame(fault)
+        self.post(fault.event, fault)
+
+    async def turn(self) -> float | None:
+        """Take one event and carry out what the table says; None once the job has ended.
+
+        An action that raised is carried out again in the next turn, unless a new event leads elsewhere.
+        """
+        if not self._todo or (self._retrying and not self._events.empty()):
+            try:
+                event, fault = await asyncio.wait_for(self._events.get(), IDLE_S)
+            except TimeoutError:
+                return 0.0
+            self._apply(event, fault)
+        self._retrying = True
+        while self._todo:
+            outcome = await actions.carry_out(self._todo[0], self._state)
+            self._todo.popleft()
+            self._follow(outcome)
+        self._retrying = False
+        return None if self._state.phase in TERMINAL else 0.0
+
+    def _apply(self, event: Event, fault: Fault | None) -> None:
+        state = self._state
+        if fault is not None and fault.attempt != state.attempt.number:
+            return
+        transition = step(state.phase, event)
+        if transition is None:
+            log.debug("event_ignored", job=state.name, phase=state.phase, job_event=event)
+            return
+        log.info("transition", job=state.name, phase=state.phase, job_event=event, to=transition.phase)
+        if event in FAULTS and fault is not None:
+            state.begin_recovery(fault)
+        state.enter(transition.phase)
+        self._todo = deque(transition.actions)
+
+    def _follow(self, outcome: actions.Outcome) -> None:
+        if isinstance(outcome, Fault):
+            self.report(outcome)
+        elif outcome is not None:
+            self.post(outcome)
+            self._state.note_first_step()

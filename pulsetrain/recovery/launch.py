@@ -1,0 +1,71 @@
+"""Starting the next attempt of a job on its present world."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pulsetrain.protocol.messages import HostStore, Reply, Start, WorldNode
+from pulsetrain.recovery import faults, world
+from pulsetrain.recovery.attempt import Attempt
+from pulsetrain.recovery.record import Fault
+from pulsetrain.recovery.state import JobState
+from pulsetrain.recovery.transitions import Event
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Rendezvous:
+    """Where the ranks of the attempt meet."""
+
+    address: str
+    port: int
+
+
+async def launch(job: JobState) -> Event | Fault:
+    """Start an attempt from the newest step that all ranks can reach. `STARTED`, or why it failed."""
+    members = job.members
+    job.attempt = Attempt(number=job.attempt.number + 1)
+    members.refresh_world()
+    plan = world.plan_restore(members.world, members.held(), job.restarts.unrestorable)
+    host = members.world[0]
+    store = await job.ask(members.nodes[host.node], HostStore(id=job.next_id(), job=job.name))
+    detail = {
+        "world": [m.node for m in members.world],
+        "restore_step": plan.step,
+        "sources": {str(r): s for r, s in plan.sources.items()},
+    }
+    job.write("attempt_started", detail)
+    job.attempt.started_ns = job.now_ns()
+    if store.error:
+        return faults.launch_failed(host.node, store.error, job.attempt.number, job.now_ns())
+    rendezvous = _Rendezvous(address=host.address, port=int(store.data["port"]))
+    replies = await asyncio.gather(*(_start(job, member, plan, rendezvous) for member in members.world))
+    return _result(job, plan, replies)
+
+
+async def _start(job: JobState, member: WorldNode, plan: world.RestorePlan, rendezvous: _Rendezvous) -> Reply:
+    command = Start(
+        id=job.next_id(),
+        job=job.name,
+        attempt=job.attempt.number,
+        node_rank=member.node_rank,
+        world=job.members.world,
+        store_address=rendezvous.address,
+        store_port=rendezvous.port,
+        restore_step=plan.step,
+        sources={str(r): plan.sources[r] for r in member.ranks if r in plan.sources},
+    )
+    return await job.ask(job.members.nodes[member.node], command, job.services.policy.start_timeout_s)
+
+
+def _result(job: JobState, plan: world.RestorePlan, replies: Sequence[Reply]) -> Event | Fault:
+    job.restarts.unrestorable |= {tuple(r.data["unrestorable"]) for r in replies if "unrestorable" in r.data}
+    failed = next((r for r in replies if r.error), None)
+    if failed is not None:
+        return faults.launch_failed(failed.node, failed.error, job.attempt.number, job.now_ns())
+    job.attempt.launched = True
+    if job.recovery is not None:
+        loads = [int(ns) for reply in replies for ns in reply.data.get("load_ns", {}).values()]
+        job.recovery.launched(job.now_ns(), fetch_ns=max(loads, default=0), step=plan.step)
+    return Event.STARTED

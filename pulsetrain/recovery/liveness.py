@@ -1,0 +1,47 @@
+"""What the clock says about the nodes of a job: which are lost, and whether enough of them have gathered."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pulsetrain.recovery.membership import Membership
+from pulsetrain.recovery.nodes import Node
+from pulsetrain.recovery.policy import Policy
+from pulsetrain.recovery.state import JobState
+from pulsetrain.recovery.transitions import Event, Phase
+
+
+def overdue(members: Membership, policy: Policy, now_s: float) -> Iterator[tuple[Node, str]]:
+    """Nodes that count as lost now, each with the reason."""
+    for node in members.present():
+        reason = _overdue(node, policy, now_s)
+        if reason:
+            yield node, reason
+
+
+def _overdue(node: Node, policy: Policy, now_s: float) -> str:
+    grace_s = policy.reconnect_grace_s
+    if node.leaving is not None:
+        ended = f"its agent ended: {node.leaving.reason}"
+        return ended if now_s - node.leaving_s > grace_s else ""
+    if node.closed_s is not None and now_s - node.closed_s > grace_s:
+        return f"connection closed and not back in {grace_s:g} s"
+    if node.connected and now_s - node.heard_s > policy.heartbeat_timeout_s:
+        return f"no heartbeat for {now_s - node.heard_s:.1f} s"
+    return ""
+
+
+def gathered(job: JobState, *, quiet_s: float) -> Event | None:
+    """Whether a job can begin: `ADOPTED` a running attempt, or `QUORUM` to launch one; None: wait.
+
+    `quiet_s` is the time since a node joined last.
+    """
+    policy = job.services.policy
+    running = [n for n in job.members.nodes.values() if n.usable and n.hello.attempt >= 0]
+    if job.phase is Phase.FORMING and running:
+        enough = len(running) >= job.nnodes or quiet_s > policy.adopt_timeout_s
+        return Event.ADOPTED if enough else None
+    if job.phase not in (Phase.FORMING, Phase.WAITING) or quiet_s <= policy.settle_s:
+        return None
+    forming = job.phase is Phase.FORMING
+    return Event.QUORUM if job.members.enough(job.nnodes, forming=forming) else None

@@ -1,0 +1,128 @@
+"""The nodes of one job: who joined, who is in the world, who could join it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pulsetrain.protocol.messages import Held, Hello, RankStatus, WorldNode
+from pulsetrain.recovery import world
+from pulsetrain.recovery.nodes import GONE, Node, NodeState
+
+
+@dataclass(frozen=True, kw_only=True)
+class Promotion:
+    """A standby that took over a node rank."""
+
+    node: str
+    node_rank: int
+    replaces: str
+
+
+class Membership:
+    """Nodes by name, the present world, and which nodes failed the last check (node to reason)."""
+
+    def __init__(self) -> None:
+        self.nodes: dict[str, Node] = {}
+        self.world: tuple[WorldNode, ...] = ()
+        self.failed: dict[str, str] = {}
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return sum(member.nproc for member in self.world)
+
+    def world_nodes(self) -> list[Node]:
+        """Nodes of the world that have ever joined, lost ones included, by node rank."""
+        return [self.nodes[member.node] for member in self.world if member.node in self.nodes]
+
+    def active(self) -> list[Node]:
+        """Nodes of the world that can be given commands."""
+        return [node for node in self.world_nodes() if node.usable]
+
+    def standbys(self) -> list[Node]:
+        """Nodes outside the world that could join it."""
+        return [n for n in self.nodes.values() if n.usable and n.state is NodeState.STANDBY]
+
+    def present(self) -> list[Node]:
+        """Nodes that are neither lost nor evicted and have not left."""
+        return [n for n in self.nodes.values() if n.state not in GONE]
+
+    def statuses(self, attempt: int) -> list[RankStatus]:
+        """The last status of every rank in this attempt, those of lost nodes included."""
+        beats = (node.heartbeat for node in self.world_nodes())
+        return [s for beat in beats if beat is not None and beat.attempt == attempt for s in beat.ranks]
+
+    def silence_ns(self, rank: int, attempt: int, now_s: float) -> int:
+        """Time since `rank` last made progress, the age of its report included; the longest for rank -1."""
+        ages = [
+            status.progress_age_ns + max(0, int((now_s - node.beat_s) * 1e9))
+            for node in self.world_nodes()
+            if node.heartbeat is not None and node.heartbeat.attempt == attempt
+            for status in node.heartbeat.ranks
+            if rank in (status.rank, -1)
+        ]
+        return max(ages, default=0)
+
+    def held(self) -> dict[str, tuple[Held, ...]]:
+        """What each reachable node could restore, by its last heartbeat."""
+        usable = [n for n in self.nodes.values() if n.usable]
+        return {n.name: n.heartbeat.held for n in usable if n.heartbeat is not None}
+
+    def enough(self, count: int, *, forming: bool) -> bool:
+        """Whether `count` healthy nodes are there. Declared standbys do not help to form the first world."""
+        healthy = [n for n in self.active() if n.name not in self.failed]
+        spare = [
+            n for n in self.standbys() if n.name not in self.failed and not (forming and n.hello.standby)
+        ]
+        return len(healthy) + len(spare) >= count
+
+    def leaving_by(self) -> str:
+        """The signal by which every node leaves that the job depends on; "" where one stays or none is there.
+
+        Before the first world the job depends on all nodes.
+        """
+        nodes = self.world_nodes() if self.world else list(self.nodes.values())
+        signals = [n.leaving.signal if n.leaving else "" for n in nodes if n.state not in GONE]
+        return signals[-1] if signals and all(signals) else ""
+
+    def any_leaving(self) -> bool:
+        """Whether a node of the world has said that it leaves."""
+        return any(n.leaving is not None and n.state not in GONE for n in self.world_nodes())
+
+    def adopt(self, count: int) -> int:
+        """Take over the world of the newest attempt that agents report; returns the attempt's number.
+
+        A node rank of which no agent has reported gets a name that no agent has.
+        """
+        running = [n for n in self.nodes.values() if n.hello.attempt >= 0]
+        attempt = max(n.hello.attempt for n in running)
+        hellos = {n.hello.node_rank: n.hello for n in running if n.hello.attempt == attempt}
+        nproc = running[0].hello.nproc_per_node
+        self.world = tuple(
+            world.world_node(hellos[r], r) if r in hellos else world.unknown_node(r, nproc)
+            for r in range(count)
+        )
+        for node in running:
+            node.state = NodeState.ACTIVE
+        return attempt
+
+    def fill_world(self, count: int) -> list[Promotion]:
+        """Form the first world, or replace lost nodes by standbys; returns who replaced whom."""
+        standby = [n.hello for n in self.standbys()]
+        before = {m.node_rank: m.node for m in self.world}
+        if self.world:
+            self.world = world.replace_nodes(self.world, [n.name for n in self.active()], standby)
+        else:
+            self.world = world.form_world(standby, count)
+        for node in self.active():
+            node.state = NodeState.ACTIVE
+        return [
+            Promotion(node=m.node, node_rank=m.node_rank, replaces=before[m.node_rank])
+            for m in self.world
+            if before.get(m.node_rank, m.node) != m.node
+        ]
+
+    def refresh_world(self) -> None:
+        """Use the addresses and ports of the agents' latest `Hello`."""
+        hellos: dict[str, Hello] = {n.name: n.hello for n in self.active()}
+        self.world = world.refresh(self.world, hellos)

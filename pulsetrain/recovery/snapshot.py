@@ -1,0 +1,152 @@
+"""A job at one moment as a frozen value: all that analyzers, routes and the summary need to know of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pulsetrain.protocol.messages import Heartbeat, Held, Hello, RankExit, RankStatus, WorldNode
+from pulsetrain.recovery.nodes import GONE, Node, NodeState
+from pulsetrain.recovery.record import Fault, RecoveryDetail
+from pulsetrain.recovery.state import JobState
+from pulsetrain.recovery.transitions import Phase
+from pulsetrain.recovery.world import node_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeSnapshot:
+    """One node. `heard_age_s` is the time since its last message, `heartbeat_age_s` since its last heartbeat.
+
+    `reason` says why it is gone. `unsettled`: its connection closed, and it is not decided yet whether it is
+    lost.
+    """
+
+    name: str
+    state: NodeState
+    reason: str
+    hello: Hello
+    connected: bool
+    unsettled: bool
+    heartbeat: Heartbeat | None
+    heartbeat_age_s: float
+    heard_age_s: float
+
+    @property
+    def usable(self) -> bool:
+        """It can be given commands: connected, and neither lost nor evicted."""
+        return self.connected and self.state not in GONE
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobSnapshot:
+    """One job. `fault` is why it is recovering now, None where it is not. `history` has one entry for each
+    recovery that is complete. `failure` and `ended_by` say why the job is over, "" where that is not so.
+    """
+
+    job: str
+    nnodes: int
+    phase: Phase
+    phase_since_ns: int
+    now_ns: int
+    attempt: int
+    started_ns: int
+    first_step_done: bool
+    world: tuple[WorldNode, ...]
+    nodes: tuple[NodeSnapshot, ...]
+    exits: tuple[RankExit, ...]
+    fault: Fault | None
+    history: tuple[RecoveryDetail, ...]
+    failure: str
+    ended_by: str
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return sum(member.nproc for member in self.world)
+
+    @property
+    def last_step(self) -> int:
+        """The newest step that any rank of this attempt completed; -1: none."""
+        return max((status.last_step for status in self.statuses()), default=-1)
+
+    @property
+    def silent_s(self) -> float:
+        """Age of the newest heartbeat of the active nodes; 0 where there is none."""
+        ages = [n.heartbeat_age_s for n in self.active() if n.heartbeat is not None]
+        return min(ages, default=0.0)
+
+    def node_of(self, rank: int) -> str:
+        """The node that runs `rank`; "" where none does."""
+        return node_of(self.world, rank)
+
+    def world_nodes(self) -> list[NodeSnapshot]:
+        """Nodes of the world that have ever joined, lost ones included, by node rank."""
+        by_name = {n.name: n for n in self.nodes}
+        return [by_name[m.node] for m in self.world if m.node in by_name]
+
+    def active(self) -> list[NodeSnapshot]:
+        """Nodes of the world that can be given commands."""
+        return [n for n in self.world_nodes() if n.usable]
+
+    def standbys(self) -> list[NodeSnapshot]:
+        """Nodes outside the world that could join it."""
+        return [n for n in self.nodes if n.usable and n.state is NodeState.STANDBY]
+
+    def lost_nodes(self) -> tuple[str, ...]:
+        """Nodes of the world that are lost."""
+        return tuple(n.name for n in self.world_nodes() if n.state is NodeState.LOST)
+
+    def reporting(self) -> list[tuple[NodeSnapshot, Heartbeat]]:
+        """Nodes of the world with their last heartbeat of this attempt, lost nodes included."""
+        return [
+            (n, n.heartbeat)
+            for n in self.world_nodes()
+            if n.heartbeat is not None and n.heartbeat.attempt == self.attempt
+        ]
+
+    def statuses(self) -> list[RankStatus]:
+        """The last status of every rank of the present attempt, those of lost nodes included."""
+        return [status for _, heartbeat in self.reporting() for status in heartbeat.ranks]
+
+    def held(self, without: str = "") -> dict[str, tuple[Held, ...]]:
+        """What each reachable node could restore, by its last heartbeat; `without` leaves one node out."""
+        return {
+            n.name: n.heartbeat.held
+            for n in self.nodes
+            if n.usable and n.heartbeat is not None and n.name != without
+        }
+
+
+def snapshot(job: JobState) -> JobSnapshot:
+    """The job as it is now."""
+    now_s, attempt = job.services.clock.monotonic_s(), job.attempt
+    return JobSnapshot(
+        job=job.name,
+        nnodes=job.nnodes,
+        phase=job.phase,
+        phase_since_ns=job.phase_since_ns,
+        now_ns=job.now_ns(),
+        attempt=attempt.number,
+        started_ns=attempt.started_ns,
+        first_step_done=attempt.first_step_done,
+        world=job.members.world,
+        nodes=tuple(_node(node, now_s) for node in job.members.nodes.values()),
+        exits=tuple(attempt.exits),
+        fault=job.recovery.fault if job.recovery else None,
+        history=tuple(job.history),
+        failure=job.failure,
+        ended_by=job.ended_by,
+    )
+
+
+def _node(node: Node, now_s: float) -> NodeSnapshot:
+    return NodeSnapshot(
+        name=node.name,
+        state=node.state,
+        reason=node.reason,
+        hello=node.hello,
+        connected=node.connected,
+        unsettled=node.closed_s is not None and node.state not in GONE,
+        heartbeat=node.heartbeat,
+        heartbeat_age_s=now_s - node.beat_s,
+        heard_age_s=now_s - node.heard_s,
+    )

@@ -1,0 +1,143 @@
+"""What a job is at this moment. Only `Job` and its actions change it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Coroutine, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from pulsetrain.core.clock import Clock
+from pulsetrain.protocol.messages import Command, Reply
+from pulsetrain.recovery.attempt import Attempt
+from pulsetrain.recovery.journal import Journal
+from pulsetrain.recovery.membership import Membership
+from pulsetrain.recovery.nodes import Node
+from pulsetrain.recovery.policy import EvictionBudget, Policy
+from pulsetrain.recovery.record import Fault, Recovery, RecoveryDetail
+from pulsetrain.recovery.transitions import Phase
+
+BUSY_NS = 10_000_000_000  # a rank whose last sign of work is younger than that works
+
+
+class Background(Protocol):
+    """Runs work that nobody waits for."""
+
+    def once(self, name: str, work: Coroutine[object, object, None]) -> object:
+        """Begin `work`; an exception is logged and counted under `name`."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Services:
+    """What a job uses and shares with the other jobs of its hub."""
+
+    policy: Policy
+    journal: Journal
+    clock: Clock
+    background: Background
+
+
+@dataclass(kw_only=True)
+class Restarts:
+    """What counts towards giving up. `idle` attempts in a row completed no step. `unrestorable` holds (rank,
+    step) of checkpoints that turned out to be whole nowhere, until an attempt trains again."""
+
+    used: int = 0
+    idle: int = 0
+    unrestorable: set[tuple[int, int]] = field(default_factory=set)
+
+
+class JobState:
+    """One job: its phase, nodes, present attempt and open recovery.
+
+    `failure` says why the job failed, `ended_by` names the signal by which a person ended it.
+    """
+
+    def __init__(self, name: str, *, nnodes: int, max_restarts: int, services: Services) -> None:
+        self.name, self.nnodes, self.max_restarts = name, nnodes, max_restarts
+        self.services = services
+        self.phase = Phase.FORMING
+        self.phase_since_ns = services.clock.wall_ns()
+        self.members = Membership()
+        self.attempt = Attempt()
+        self.recovery: Recovery | None = None
+        self.history: list[RecoveryDetail] = []
+        self.failure = self.ended_by = ""
+        self.restarts = Restarts()
+        self.budget = EvictionBudget(services.policy)
+        self._ids = itertools.count(1)
+
+    @property
+    def last_step(self) -> int:
+        """The newest step that any rank of this attempt completed; -1: none."""
+        return max((s.last_step for s in self.members.statuses(self.attempt.number)), default=-1)
+
+    def enter(self, phase: Phase) -> None:
+        """Begin a phase."""
+        self.phase, self.phase_since_ns = phase, self.now_ns()
+
+    def begin_recovery(self, fault: Fault) -> None:
+        """The job stops because of `fault`."""
+        self.recovery = Recovery(fault=fault, from_step=self.last_step)
+        if not self.attempt.first_step_done:
+            self.restarts.idle += 1
+
+    def under_way(self) -> None:
+        """The attempt does useful work: the recovery that led to it is complete."""
+        self.attempt.first_step_done = True
+        self.restarts.idle = 0
+        self.restarts.unrestorable.clear()
+        if self.recovery is None:
+            return
+        detail = self.recovery.finish(self.now_ns(), self.attempt.number, self.attempt.first_steps.values())
+        self.recovery = None
+        self.history.append(detail)
+        self.write("recovery", detail, node=detail["node"], rank=detail["rank"])
+
+    def note_first_step(self) -> None:
+        """Once the launch was answered and every node has stepped, the attempt is under way."""
+        if not self.attempt.first_step_done and self.attempt.all_stepped(m.node for m in self.members.world):
+            self.under_way()
+
+    def works_without_steps(self) -> bool:
+        """Whether all ranks have worked for a while and none has named a step: the script names none."""
+        if self.phase is not Phase.RUNNING or self.attempt.first_step_done or not self.attempt.launched:
+            return False
+        ran_s = (self.now_ns() - self.attempt.started_ns) / 1e9
+        ranks = self.members.statuses(self.attempt.number)
+        if ran_s < self.services.policy.stepless_s or len(ranks) < self.members.world_size:
+            return False
+        return all(r.last_step < 0 and r.progress > 0 and r.progress_age_ns < BUSY_NS for r in ranks)
+
+    def now_ns(self) -> int:
+        """UTC nanoseconds."""
+        return self.services.clock.wall_ns()
+
+    def next_id(self) -> int:
+        """The id of the next command."""
+        return next(self._ids)
+
+    async def ask(self, node: Node, command: Command, timeout_s: float | None = None) -> Reply:
+        """Send a command to one of the job's nodes and wait for the reply, `reply_timeout_s` by default."""
+        return await node.ask(command, timeout_s or self.services.policy.reply_timeout_s)
+
+    def write(
+        self,
+        kind: str,
+        detail: Mapping[str, object],
+        *,
+        node: str = "",
+        rank: int = -1,
+        actor: str = "controller",
+    ) -> None:
+        """Write one event of this job."""
+        self.services.journal.event(
+            kind,
+            job=self.name,
+            attempt=self.attempt.number,
+            detail=detail,
+            node=node,
+            rank=rank,
+            actor=actor,
+        )
