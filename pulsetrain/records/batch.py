@@ -160,12 +160,12 @@ def conform(table: pa.Table, record: Record, version: int) -> pa.Table:
 
 def _column(table: pa.Table, record: Record, field: Field, version: int) -> pa.ChunkedArray:
     where = f"{record.name}.{field.name}"
-    found = table.schema.get_all_field_indices(field.name)
-    if not found and field.since > version:
+    indices = table.schema.get_all_field_indices(field.name)
+    if not indices and field.since > version:
         return _constant(field, field.default, table.num_rows)
-    if len(found) != 1:
-        raise SchemaMismatch(f"{where} is {'missing' if not found else 'there twice'}")
-    column = table.column(found[0])
+    if len(indices) != 1:
+        raise SchemaMismatch(f"{where} is {'missing' if not indices else 'there twice'}")
+    column = table.column(indices[0])
     if column.type != arrow_type(field.kind):
         raise SchemaMismatch(f"{where} is {column.type}; it must be {arrow_type(field.kind)}")
     column = _unambiguous(column) if pa.types.is_dictionary(column.type) else column

@@ -1,7 +1,7 @@
-"""ClickHouse tables, derived from `stream.schema`: order keys, codecs, partitions, expiry, and one rollup.
+"""ClickHouse tables, derived from `records.schema`: order keys, codecs, partitions, expiry, and one rollup.
 
-Rows expire by the day they were stored, not by the day they tell of, so that an imported recording of last
-year lives as long as any other row.
+Rows expire by the day they were stored, not by the day they were measured. An imported recording of last year
+therefore lives as long as any other row.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pulsetrain.records.schema import RECORDS, Field, Kind, Record
 OFFSETS = "ingest_offsets"
 """Table of the row ranges that are stored of each (source, record)."""
 QUARANTINE = "quarantine"
-"""Table of rows that were set aside: see `stream.quarantine`."""
+"""Table of rows that were set aside: see `stream.store.quarantine`."""
 ROLLUP = "span_rollup"
 """Closed spans summed by job, attempt, step, rank, phase and the phase they ran inside."""
 ROLLUP_FEED = "span_rollup_feed"
@@ -171,13 +171,13 @@ def create_rollup_feed(engine: Engine) -> str:
 
 
 def lacking(wanted: Mapping[str, object], engine_full: str) -> dict[str, object]:
-    """Which of `wanted` an engine clause does not say.
+    """The settings of `wanted` that an engine clause does not contain.
 
     >>> lacking({"a": 1, "b": ""}, "MergeTree ORDER BY x SETTINGS a = 1, c = 2")
     {'b': ''}
     """
-    said = {part.strip() for part in engine_full.partition("SETTINGS")[2].split(",")}
-    return {name: value for name, value in wanted.items() if _setting(name, value) not in said}
+    present = {part.strip() for part in engine_full.partition("SETTINGS")[2].split(",")}
+    return {name: value for name, value in wanted.items() if _setting(name, value) not in present}
 
 
 def set_settings(table: str, settings: Mapping[str, object], engine: Engine) -> str:

@@ -1,4 +1,4 @@
-"""What an analyzer says: the row type of the `findings` record."""
+"""What an analyzer reports: the row type of the `findings` record."""
 
 from __future__ import annotations
 

@@ -10,10 +10,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pulsetrain.core.errors import CorruptData, SchemaMismatch
+from pulsetrain.records import encoding
 from pulsetrain.records.arrow import arrow_schema
-from pulsetrain.records.batch import adopt, conform, decode, encode
+from pulsetrain.records.batch import (
+    adopt,
+    as_arrow_ipc,
+    conform,
+    decode,
+    encode,
+    encode_columns,
+    identify,
+)
 from pulsetrain.records.schema import RECORDS, SCHEMA_VERSION, Field, Kind
-from tests.stream.rows import DAY, table
+from tests.stream.rows import DAY, columns, table
 
 
 @pytest.mark.parametrize("record", RECORDS)
@@ -138,3 +147,34 @@ def test_a_foreign_table_without_its_key_or_with_an_unfit_column_is_refused():
     keys = {"job": ["j"], "attempt": [0], "step": [1]}
     with pytest.raises(SchemaMismatch, match=r"steps\.rank: string does not fit"):
         adopt("steps", pa.table({**keys, "rank": ["zero"]}), now_ns=0)
+
+
+@pytest.mark.parametrize("record", RECORDS)
+def test_an_agents_batch_is_read_like_an_arrow_stream(record):
+    sent = columns(record, 4)
+    from_agent = decode(encoding.encode(sent, source="n0/abc", first_row=9))
+    from_kafka = decode(encode_columns(sent, source="n0/abc", first_row=9))
+    assert from_agent.table.equals(from_kafka.table)
+    assert from_agent.token == from_kafka.token == f"n0/abc:{record}:9:4"
+    assert identify(encoding.encode(sent, source="n0/abc", first_row=9)).rows == 4
+
+
+def test_every_form_becomes_the_same_arrow_stream_for_kafka():
+    sent = columns("logs", 4)
+    arrow = encode_columns(sent, source="n0/abc", first_row=9)
+    assert as_arrow_ipc(arrow) is arrow
+    converted = as_arrow_ipc(encoding.encode(sent, source="n0/abc", first_row=9))
+    assert pa.ipc.open_stream(converted).read_all().equals(pa.ipc.open_stream(arrow).read_all())
+    assert decode(converted).token == decode(arrow).token
+    with pytest.raises(CorruptData):
+        as_arrow_ipc(b"PTC1 and no more")
+
+
+def test_an_agent_of_an_older_schema_lacks_newer_fields_which_hold_their_defaults(monkeypatch):
+    data = encoding.encode(columns("steps", 3), source="s", first_row=0)
+    newer = replace(
+        RECORDS["steps"],
+        fields=(*RECORDS["steps"].fields, Field(name="new", kind=Kind.I32, meaning="later", since=2)),
+    )
+    monkeypatch.setattr("pulsetrain.records.columns.RECORDS", {**RECORDS, "steps": newer})
+    assert decode(data).table.column("new").to_pylist() == [-1, -1, -1]

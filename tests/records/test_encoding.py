@@ -1,0 +1,164 @@
+from __future__ import annotations
+
+import json
+import struct
+import zlib
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pulsetrain.core.errors import CorruptData, SchemaMismatch
+from pulsetrain.records.columns import Columns
+from pulsetrain.records.encoding import MAX_ROWS, Identity, decode, encode, identify, is_columns
+from pulsetrain.records.schema import RECORDS, SCHEMA_VERSION, Kind
+from tests.records.rows import columns
+
+I64 = st.integers(-(2**63), 2**63 - 1)
+VALUES = {
+    Kind.NAME: st.sampled_from(["", "a", "ring", "n\u00f6de", "\U0001f525"]),
+    Kind.TEXT: st.text(max_size=20).filter(lambda text: text.isprintable()),
+    Kind.JSON: st.just("{}"),
+    Kind.I32: st.integers(-(2**31), 2**31 - 1),
+    Kind.I64: I64,
+    Kind.F64: st.floats(),
+    Kind.MAYBE: st.one_of(st.none(), st.floats()),
+    Kind.BOOL: st.booleans(),
+    Kind.TIME: I64,
+}
+
+
+def rows_of(record):
+    return st.lists(
+        st.fixed_dictionaries({f.name: VALUES[f.kind] for f in RECORDS[record].fields}), max_size=8
+    )
+
+
+def same(first, second):
+    return first == second or (first != first and second != second)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.sampled_from(sorted(RECORDS)).flatmap(lambda r: st.tuples(st.just(r), rows_of(r))))
+def test_every_value_comes_back(drawn):
+    record, rows = drawn
+    batch = Columns.from_rows(record, rows)
+    identity, back = decode(encode(batch, source="n0/abc", first_row=40))
+    assert identity == Identity(
+        record=record, source="n0/abc", first_row=40, rows=len(rows), version=SCHEMA_VERSION
+    )
+    assert back.num_rows == len(rows)
+    for sent, got in zip(rows, back.to_rows(), strict=True):
+        assert list(got) == list(RECORDS[record].names)
+        assert all(same(sent[name], got[name]) for name in sent)
+
+
+def test_a_nan_with_a_payload_keeps_its_bits():
+    odd = struct.unpack("<d", struct.pack("<Q", 0x7FF8000000000123))[0]
+    _, back = decode(encode(columns("metrics", 2, value=[odd, 1.0]), source="s", first_row=0))
+    assert back.column("value").data.view(np.uint64).tolist()[0] == 0x7FF8000000000123
+
+
+def test_the_identity_is_read_without_the_rows():
+    data = encode(columns("logs", 3), source="n/1", first_row=7)
+    cut = data[: len(data) - 20]
+    assert identify(cut).first_row == 7
+    with pytest.raises(CorruptData):
+        decode(cut)
+
+
+def test_only_names_that_rows_hold_are_sent():
+    first = columns("logs", 2, node=["a", "b"])
+    data = encode(Columns.concat([first, columns("logs", 1, node=["c"])]), source="s", first_row=0)
+    some = decode(encode(columns("logs", 1, node=["a"]), source="s", first_row=0))[1]
+    assert sorted(decode(data)[1].column("node").names) == ["a", "b", "c"]
+    assert some.column("node").names == ("a",)
+
+
+def test_equal_values_take_no_space():
+    same_rows = {"node": "n", "device": "d", "name": "x", "ts": 5, "value": 0.5}
+    small, large = (Columns.from_values("metrics", rows, same_rows) for rows in (10, 10_000))
+    assert len(encode(large, source="s", first_row=0)) - len(encode(small, source="s", first_row=0)) < 10
+
+
+def test_text_that_utf8_cannot_hold_is_replaced_and_does_not_lose_the_batch():
+    _, back = decode(encode(columns("logs", 2, message=["a\ud800b", "c"]), source="s", first_row=0))
+    assert back.column("message").to_list() == ["a?b", "c"]
+
+
+@given(st.binary(max_size=200))
+def test_garbage_is_corrupt_data(data):
+    for read in (decode, identify):
+        with pytest.raises(CorruptData, match="not a batch of columns"):
+            read(data)
+        with pytest.raises(CorruptData):
+            read(b"PTC1" + data)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.floats(0, 1, exclude_max=True), st.integers(1, 255))
+def test_one_damaged_byte_is_noticed_or_changes_nothing(at, flip):
+    sent = columns("steps", 20)
+    data = bytearray(encode(sent, source="s", first_row=0))
+    data[int(at * len(data))] ^= flip
+    try:
+        identity, back = decode(bytes(data))
+    except CorruptData:
+        return
+    assert (identity.source, identity.first_row) == ("s", 0)  # a bit that fills up the last byte
+    assert back.to_rows() == sent.to_rows()
+
+
+def forged(change, body=b""):
+    """A batch with a valid checksum whose header was changed."""
+    data = encode(columns("logs", 2), source="s", first_row=0)
+    size = struct.unpack_from("<4sII", data)[1]
+    header = json.loads(data[12 : 12 + size])
+    change(header)
+    head = json.dumps(header).encode()
+    return struct.pack("<4sII", b"PTC1", len(head), zlib.crc32(head)) + head + (body or data[12 + size :])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda h: h.update(rows=MAX_ROWS + 1),
+        lambda h: h.update(rows=3),
+        lambda h: h.update(first_row=-1),
+        lambda h: h.update(body_bytes=1),
+        lambda h: h.update(body_bytes=-1),
+        lambda h: h.pop("source"),
+        lambda h: h["columns"][0].update(kind="complex"),
+        lambda h: h["columns"][0].update(packed=[3, 0]),
+        lambda h: h["columns"][1].update(names=[]),
+        lambda h: h["columns"][1].update(names=[1, 2]),
+        lambda h: h["columns"][7].update(text_bytes=10**9),
+        lambda h: h["columns"].pop(),
+    ],
+)
+def test_a_header_that_does_not_fit_its_body_is_corrupt_data(change):
+    assert decode(forged(lambda h: None))[0].rows == 2
+    with pytest.raises(CorruptData):
+        decode(forged(change))
+
+
+def test_a_body_that_unpacks_to_more_than_it_says_is_not_unpacked():
+    with pytest.raises(CorruptData, match="body is not the"):
+        decode(forged(lambda h: None, body=zlib.compress(bytes(100_000_000), 9)))
+
+
+def test_columns_that_are_not_the_records_are_refused():
+    logs = columns("logs", 2)
+    with pytest.raises(SchemaMismatch, match="metrics has no column"):
+        encode(Columns("metrics", 2, logs.columns), source="s", first_row=0)
+    without = {name: column for name, column in logs.columns.items() if name != "rank"}
+    with pytest.raises(SchemaMismatch, match=r"logs\.rank is missing"):
+        encode(Columns("logs", 2, without), source="s", first_row=0)
+    with pytest.raises(SchemaMismatch, match="unknown record"):
+        encode(Columns("nothing", 2, logs.columns), source="s", first_row=0)
+
+
+def test_the_form_is_told_by_its_first_bytes():
+    assert is_columns(encode(columns("logs", 0), source="s", first_row=0))
+    assert not is_columns(b"\xff\xff\xff\xff arrow")
