@@ -1,1 +1,1 @@
-"""How fast a job would be without its stragglers."""
+"""What-if analysis: how fast a job would be without its stragglers."""
