@@ -15,11 +15,12 @@ HOOKS = (
 
 
 def install() -> None:
-    """Opens the ring that the environment names; hooks collectives, pipeline stages, garbage collection and
-    the run queue.
+    """Open the ring that the environment names.
 
-    Never raises; without an agent it does nothing. A hook that does not fit this version of torch is counted
-    on the status page and left out; the others work without it.
+    Hook collectives, pipeline stages, garbage collection, run queue.
+
+    Never raises. Without an agent it does nothing. A hook that does not fit this version of torch is counted
+    on the status page and left out. The others work without it.
     """
     handle = process_handle()
     if handle.active:

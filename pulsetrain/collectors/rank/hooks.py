@@ -1,4 +1,4 @@
-"""Puts the collectives' hooks where torch will call them: on every process group, and on what waits.
+"""Put the collectives' hooks where torch calls them: on every process group, and on what waits.
 
 Groups are hooked as torch registers them, however they come to be: `init_process_group`, `new_group`,
 `split_group`, a `DeviceMesh`. This is the one place that knows names of torch's own internals.
@@ -9,14 +9,21 @@ from __future__ import annotations
 import atexit
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
 from pulsetrain.collectors.rank.collectives import Tracker
 from pulsetrain.collectors.rank.handle import Handle
 
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+    from torch.distributed.distributed_c10d import _World
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
 
 def install(handle: Handle) -> None:
-    """Hooks all process groups that exist and all that will; call it once."""
+    """Hook all process groups that exist and all that will. Call it once."""
     import torch.distributed as dist
 
     if handle.state is None or not dist.is_available():
@@ -29,29 +36,31 @@ def install(handle: Handle) -> None:
 def _hook_groups(tracker: Tracker) -> None:
     from torch.distributed import distributed_c10d as c10d
 
-    register = c10d._register_pg_in_world
-
-    @functools.wraps(register)
-    def registered(pg: Any, *args: Any, **kwargs: Any) -> Any:
+    def registered(
+        register: Callable[Concatenate[ProcessGroup, P], T],
+        pg: ProcessGroup,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> T:
         result = register(pg, *args, **kwargs)
         _attach(tracker, pg, c10d._world)
         return result
 
-    c10d._register_pg_in_world = registered
+    _wrap(c10d, "_register_pg_in_world", registered)
     for pg in list(c10d._world.pg_map):
         _attach(tracker, pg, c10d._world)
     atexit.register(lambda: tracker.detach(c10d._world.pg_map))
 
 
-def _members(world: Any, name: str, size: int) -> Sequence[int]:
-    """Global ranks of the group of this name, looked up: a hook that holds its group keeps it alive."""
+def _members(world: _World, name: str, size: int) -> Sequence[int]:
+    """Return the global ranks of the group of this name. A hook that held its group would keep it alive."""
     for pg, known in world.pg_names.items():
         if known == name:
             return tuple(world.pg_group_ranks.get(pg) or range(size))
     return range(size)
 
 
-def _attach(tracker: Tracker, pg: Any, world: Any) -> None:
+def _attach(tracker: Tracker, pg: ProcessGroup, world: _World) -> None:
     try:
         tracker.attach(
             pg,
@@ -63,7 +72,7 @@ def _attach(tracker: Tracker, pg: Any, world: Any) -> None:
 
 
 def group_name(name: str, description: str) -> str:
-    """What records call a group: torch's name, which is unique, behind its description where it has one.
+    """Return what records call a group: torch's unique name, behind its description if it has one.
 
     >>> group_name("3", "mesh_tp"), group_name("0", "default_pg"), group_name("5", "undefined")
     ('mesh_tp:3', 'world', '5')
@@ -84,12 +93,12 @@ def _hook_waits(tracker: Tracker) -> None:
             _wrap(functional, name, tracker.wait_newest)
 
 
-def _wrap(owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
-    """Replaces `owner.name` by `wrapper` called with the original first."""
-    original = getattr(owner, name)
+def _wrap(owner: object, name: str, wrapper: Callable[..., T]) -> None:
+    """Replace `owner.name` by `wrapper`, which is called with the original first."""
+    original: Callable[..., T] = getattr(owner, name)
 
     @functools.wraps(original)
-    def wrapped(*args: Any, **kwargs: Any) -> Any:
+    def wrapped(*args: object, **kwargs: object) -> T:
         return wrapper(original, *args, **kwargs)
 
     setattr(owner, name, wrapped)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from threading import current_thread
 from time import perf_counter_ns
 from types import MappingProxyType, TracebackType
-from typing import Any, Protocol
+from typing import Protocol
 
 from pulsetrain.collectors.layout import (
     PACK_OPEN,
@@ -46,6 +46,8 @@ class Span(Protocol):
 
 
 class NoSpan:
+    """A span that does nothing."""
+
     __slots__ = ()
 
     def __enter__(self) -> None:
@@ -63,7 +65,7 @@ def _nothing() -> None:
 
 
 class Processor(Protocol):
-    """Who keeps account of the time that the main thread stood without a processor."""
+    """Counts the time that the main thread was runnable without a processor."""
 
     def enter_collective(self) -> None: ...
     def leave_collective(self) -> None: ...
@@ -73,10 +75,11 @@ class Processor(Protocol):
 class RankState:
     """What all phases of a process share: the ring, the open phases of the main thread, step and microbatch.
 
-    `top` is where on the status page the main thread's next open phase goes; `parent` is the innermost as
-    bits for a span's head, `context` step, microbatch and lane as a slot stores them. `pending` holds
-    operations that are not known to have ended; `poll` asks them. Both are the collectives' to set.
-    `processor` is told of collectives in flight and of steps, where someone listens.
+    - `top`: where the main thread's next open phase goes on the status page.
+    - `parent`: the innermost open phase, as bits of a span's head.
+    - `context`: step, microbatch and lane, as a slot stores them.
+    - `pending`: operations that are not known to have ended. `poll` asks them. The collectives set both.
+    - `processor`: told of collectives in flight and of steps, if it is set.
     """
 
     __slots__ = (
@@ -91,22 +94,22 @@ class RankState:
         self.parent = 0
         self.lane = ring.intern("host")
         self.enter_step(0)
-        self.pending: dict[object, Any] = {}
+        self.pending: Mapping[object, object] = {}
         self.poll: Callable[[], None] = _nothing
         self.processor: Processor | None = None
 
     def enter_step(self, step: int) -> None:
-        """Spans that end from now on belong to this step, and to no microbatch."""
+        """From now on spans that end belong to this step, and to no microbatch."""
         self.step = step
         self.words[W_STEP] = step
         self.enter_microbatch(-1)
 
     def enter_microbatch(self, microbatch: int) -> None:
-        """Spans that end from now on belong to this microbatch; -1: to none."""
+        """From now on spans that end belong to this microbatch. -1: to none."""
         self.context = span_context(self.step, microbatch, self.lane)
 
     def fault(self) -> None:
-        """Counts something that went wrong inside Pulsetrain."""
+        """Count something that went wrong inside Pulsetrain."""
         self.words[W_ERRORS] += 1
 
 
@@ -163,7 +166,7 @@ class Phase:
             state.poll()
 
     def leave(self) -> int:
-        """Closes the phase without writing a span; its parent's bits. `__exit__` has this inline."""
+        """Close the phase without writing a span. Returns its parent's bits. `__exit__` has this inline."""
         state = self._state
         self._busy -= 1
         state.top = at = max(STACK_AT, state.top - 16)
@@ -173,12 +176,12 @@ class Phase:
         return parent
 
     def resume_outer(self) -> None:
-        """After `leave` inside another entry of the same phase: that entry is the current one again."""
+        """After `leave` inside another entry of the same phase, make that entry the current one again."""
         if self._saved:
             self._start, self._outer = self._saved.pop()
 
     def _leave_nested(self, end: int) -> None:
-        """`__exit__` of an entry inside another one, or of none at all, which is counted."""
+        """Leave an entry inside another one. A leave without an entry is counted."""
         if not self._busy:
             self._state.fault()
             return
@@ -186,14 +189,14 @@ class Phase:
         self.resume_outer()
 
     def _write(self, parent: int, end: int) -> None:
-        place = self._ring.place()
-        if place is not None:
-            at, mark = place
+        slot = self._ring.next_slot()
+        if slot is not None:
+            at, mark = slot
             PACK_PHASE(self._memory, at, self._head | parent, self._state.context, self._start, end, mark)
 
 
 class ThreadPhase:
-    """A phase of another thread than the main one: recorded when it ends, in a lane of its own."""
+    """A phase of another thread than the main one. It is recorded when it ends, in a lane of its own."""
 
     __slots__ = ("_head", "_lane", "_start", "_state")
 
@@ -213,5 +216,5 @@ class ThreadPhase:
 
 
 def category_number(name: str, category: str | None) -> int:
-    """Index of the category in `CATEGORIES`; raises `ValueError` for one that is not in it."""
+    """Return the index of the category in `CATEGORIES`. Raises `ValueError` for one that is not in it."""
     return CATEGORIES.index(category if category is not None else DEFAULT_CATEGORY.get(name, "other"))

@@ -1,6 +1,6 @@
 """Forward and backward of pipeline stages as phases with microbatch numbers, without a line in the script.
 
-`torch.distributed.pipelining` runs every schedule through three methods of `_PipelineStageBase`; they are
+`torch.distributed.pipelining` runs every schedule through three methods of `_PipelineStageBase`. They are
 wrapped at the class, so that stages that exist already are timed too.
 """
 
@@ -9,10 +9,12 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from types import MappingProxyType
-from typing import Any
+from typing import TypeVar
 
 from pulsetrain.collectors.rank.handle import Handle
 from pulsetrain.collectors.rank.phases import RankState
+
+T = TypeVar("T")
 
 _METHODS = MappingProxyType(
     {
@@ -24,7 +26,7 @@ _METHODS = MappingProxyType(
 
 
 def install(handle: Handle) -> None:
-    """Wraps the stage methods; call it once. Raises what a torch without pipelining raises."""
+    """Wrap the stage methods. Call it once. Raises what a torch without pipelining raises."""
     from torch.distributed.pipelining.stage import _PipelineStageBase
 
     state = handle.state
@@ -35,9 +37,9 @@ def install(handle: Handle) -> None:
         setattr(_PipelineStageBase, method, _timed(original, handle, phase, state))
 
 
-def _timed(original: Callable[..., Any], handle: Handle, phase: str, state: RankState) -> Callable[..., Any]:
+def _timed(original: Callable[..., T], handle: Handle, phase: str, state: RankState) -> Callable[..., T]:
     @functools.wraps(original)
-    def chunk(stage: Any, microbatch: int, *args: Any, **kwargs: Any) -> Any:
+    def chunk(stage: object, microbatch: int, *args: object, **kwargs: object) -> T:
         state.enter_microbatch(microbatch)
         try:
             with handle.phase(phase):

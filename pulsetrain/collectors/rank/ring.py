@@ -1,25 +1,27 @@
 """Shared memory between one rank and its node's agent: what the rank did, and what it is doing now.
 
-The agent creates the memory (`create_ring`, a sealed memfd without a name), the rank inherits the descriptor
-and writes (`RingWriter`), the agent reads (`ring_reader`), also while the rank is stopped, holds its GIL, or
+The agent creates the memory (`create_ring`, a sealed memfd without a name). The rank inherits the descriptor
+and writes (`RingWriter`). The agent reads (`ring_reader`), also while the rank is stopped, holds its GIL, or
 is dead. Nothing here takes a lock or waits for the other side.
 
 Layout, in units of 8-byte little-endian words unless said otherwise::
 
     page 0      header, status page (open phases, current step), topology cell
-    NAMES       2048 names of 64 bytes: length byte, then UTF-8; what slots call a name is an index into it
+    NAMES       2048 names of 64 bytes: length byte, then UTF-8. Slots hold an index into it
     GROUPS      256 cells of 16 words, one a process group: members, sequence numbers, operation in flight
     MEMBERS     65536 global ranks (4 bytes each) of groups whose members are not evenly spaced
     slots       64 bytes each, spans and steps, a power of two of them
 
 A slot's last word is its commit mark: the number of the record plus one. A writer fills a slot by one
-`struct.pack_into`, which stores the words in order, so a mark that fits means that the words before it are
-whole, and a rank that is killed in mid-write leaves a mark that does not fit. Several Python threads may
-write: places come from one iterator over the free ones, whose `next` is atomic under the GIL, and who finds
-it empty asks for more behind a lock that is tried and never waited for. A full ring drops and counts.
+`struct.pack_into`, which stores the words in order. So a mark that fits means that the words before it are
+complete, and a rank that is killed in mid-write leaves a mark that does not fit.
+
+Several Python threads may write. Slots come from one iterator over the free ones, whose `next` is atomic
+under the GIL. A thread that finds it empty asks for more behind a lock that is tried and never waited for. A
+full ring drops and counts.
 
 Clock: every time in the ring is `time.perf_counter_ns` (CLOCK_MONOTONIC, one clock for all processes of the
-machine); the header holds what to add for UTC.
+machine). The header holds what to add for UTC.
 """
 
 from __future__ import annotations
@@ -79,7 +81,10 @@ _MAP_FIXED = 0x10  # of Linux's mmap(2); the mmap module has no name for it
 
 
 def create_ring(slots: int = 65536) -> int:
-    """A new ring as an inheritable memfd of fixed size; `slots` is rounded up to a power of two from 64."""
+    """Create a ring as an inheritable memfd of fixed size.
+
+    `slots` is rounded up to a power of two from 64.
+    """
     capacity = 1 << (max(slots, 64) - 1).bit_length()
     fd = os.memfd_create("pulsetrain-ring", os.MFD_ALLOW_SEALING)
     os.set_inheritable(fd, True)
@@ -90,7 +95,7 @@ def create_ring(slots: int = 65536) -> int:
 
 
 def map_ring(fd: int) -> tuple[mmap.mmap, int]:
-    """The mapping and the number of slots that its size has room for. Raises `CorruptData`."""
+    """Map a ring. Returns the mapping and its number of slots. Raises `CorruptData`."""
     size = os.fstat(fd).st_size
     capacity = (size - SLOTS_AT) // SLOT_BYTES
     if capacity < 1 or capacity & (capacity - 1):
@@ -145,9 +150,9 @@ class RingWriter:
         libc.mmap(address, len(self.memory), mmap.PROT_READ | mmap.PROT_WRITE, how, -1, 0)
 
     def refill(self) -> tuple[int, int] | None:
-        """Position and mark of a record when `claim` has none left; None where the ring is full: a drop.
+        """Like `next_slot`, when `claim` has none left.
 
-        Numbers are given up to the end of the memory at most, so that their places are evenly spaced.
+        Numbers are given out up to the end of the memory at most, so that their slots are evenly spaced.
         """
         if not self._refilling.acquire(blocking=False):
             self.drop()
@@ -169,8 +174,11 @@ class RingWriter:
         finally:
             self._refilling.release()
 
-    def place(self) -> tuple[int, int] | None:
-        """Position in `memory` and mark of the next record; None where the ring is full, which it counts."""
+    def next_slot(self) -> tuple[int, int] | None:
+        """Return position in `memory` and mark of the next record.
+
+        None if the ring is full: a counted drop.
+        """
         try:
             return self.claim()
         except StopIteration:
@@ -179,11 +187,11 @@ class RingWriter:
     def span(
         self, head: int, context: int, start: int, end: int, *, seq: int = -1, size: int = 0, peer: int = -1
     ) -> bool:
-        """Writes one span; false where the ring was full. Times in ns of `time.perf_counter_ns`."""
-        place = self.place()
-        if place is None:
+        """Write one span. Returns whether the ring had room. Times in ns of `time.perf_counter_ns`."""
+        slot = self.next_slot()
+        if slot is None:
             return False
-        at, mark = place
+        at, mark = slot
         PACK_SPAN(self.memory, at, head, context, start, end, seq, size, peer, mark)
         return True
 
@@ -198,11 +206,11 @@ class RingWriter:
         loss: float | None = None,
         grad_norm: float | None = None,
     ) -> bool:
-        """Writes one step; false where the ring was full. None: not logged."""
-        place = self.place()
-        if place is None:
+        """Write one step. Returns whether the ring had room. None: not logged."""
+        slot = self.next_slot()
+        if slot is None:
             return False
-        at, mark = place
+        at, mark = slot
         flags = (HAS_LOSS if loss is not None else 0) | (HAS_GRAD_NORM if grad_norm is not None else 0)
         PACK_STEP(
             self.memory, at, STEP, flags, 0, step, start, duration, tokens, flops,
@@ -211,7 +219,7 @@ class RingWriter:
         return True
 
     def intern(self, name: str) -> int:
-        """Index of `name`; names after the 2048th share index 0, which reads as the empty name."""
+        """Return the index of `name`. Names after the 2048th share index 0, which reads as the empty name."""
         index = self._names.get(name)
         if index is None:
             index = next(self._name_numbers)
@@ -224,7 +232,10 @@ class RingWriter:
         return index
 
     def add_group(self, name: str, members: Sequence[int]) -> int:
-        """Word index of a new group's cell, -1 where the table is full; `members`: global ranks in order."""
+        """Return the word index of a new group's cell, -1 if the table is full.
+
+        `members`: global ranks in order.
+        """
         if self._groups >= MAX_GROUPS:
             return -1
         cell = GROUPS_AT // 8 + self._groups * GROUP_WORDS
@@ -238,7 +249,7 @@ class RingWriter:
         return cell
 
     def _members(self, members: Sequence[int]) -> tuple[int, int, int]:
-        """(first, stride, -1) for evenly spaced members, else (first, 0, place in the pool; -1: no room)."""
+        """Return (first, stride, -1) for evenly spaced members, else (first, 0, index in the pool or -1)."""
         first = members[0] if members else 0
         stride = members[1] - first if len(members) > 1 else 1
         if list(members) == [first + stride * i for i in range(len(members))]:
@@ -251,11 +262,11 @@ class RingWriter:
         return first, 0, self._pool - len(members)
 
     def set_op(self, cell: int, op: int, seq: int, size: int, start: int, peer: int) -> None:
-        """Publishes a group's oldest operation in flight; `op` is an index into the names, 0 for none."""
+        """Publish a group's oldest operation in flight. `op` is an index into the names, 0 for none."""
         PACK_OP(self.memory, (cell + G_SEQ) * 8, seq, size, start, peer, op)
 
     def set_topology(self, coordinates: Sequence[int]) -> None:
-        """The five coordinates in the order of `AXES`; -1: unknown."""
+        """Set the five coordinates in the order of `AXES`. -1: unknown."""
         for i, coordinate in enumerate(coordinates):
             self.words[W_TOPOLOGY + 1 + i] = coordinate
         self.words[W_TOPOLOGY] = 1

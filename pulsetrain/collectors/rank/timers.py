@@ -1,9 +1,9 @@
 """Phases and numbers of a CUDA device, through pooled events that are queried and never waited for.
 
-A phase records one event when it is entered and one when it is left; the pair becomes a span once a query
-says that both have passed, at a later phase or step. Events give durations; where they lie on the host's
-clock follows from two facts that need no synchronisation: an event cannot pass before the host has recorded
-it, and it has passed when a query says so.
+A phase records one event when it is entered and one when it is left. The pair becomes a span once a query
+says that both have passed, at a later phase or step. Events give durations. Their times on the host's clock
+follow from two facts that need no synchronisation: an event cannot pass before the host has recorded it, and
+it has passed when a query says so.
 """
 
 from __future__ import annotations
@@ -13,10 +13,13 @@ from collections import deque
 from collections.abc import Callable
 from time import perf_counter_ns
 from types import TracebackType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol, Self
 
 from pulsetrain.collectors.layout import span_head
 from pulsetrain.collectors.rank.phases import Phase, RankState
+
+if TYPE_CHECKING:
+    import torch
 
 REBASE_MS = 30_000.0  # elapsed times are single precision: beyond this their steps exceed 2 us
 REBASE_SLACK_NS = 10_000  # what rounding may have added to the estimate since the last base
@@ -28,40 +31,43 @@ class Event(Protocol):
 
     def record(self) -> None: ...
     def query(self) -> bool: ...
-    def elapsed_time(self, end: Any, /) -> float: ...
+    def elapsed_time(self, end: Self, /) -> float: ...
 
 
 class EventPool:
-    """Events that are used again, for creating one costs more than recording it."""
+    """Events that are used again, because creating one costs more than recording it."""
 
     def __init__(self, create: Callable[[], Event]) -> None:
         self._create = create
         self._free: list[Event] = []
 
     def recorded(self) -> Event:
-        """An event just recorded on the current stream."""
+        """Return an event that was just recorded on the current stream."""
         event = self._free.pop() if self._free else self._create()
         event.record()
         return event
 
     def give(self, event: Event) -> None:
-        """Takes back an event that has passed and that nobody holds."""
+        """Take back an event that has passed and that nobody holds."""
         self._free.append(event)
 
 
 class DeviceClock:
-    """Places events on the host's clock.
+    """Converts events to the host's clock.
 
-    The base event passed no earlier than any event was recorded, less the time between the two; the largest
-    of these bounds is the estimate, and it is exact once the device was idle when an event was recorded.
+    The base event passed no earlier than any event was recorded, less the time between the two. The largest
+    of these bounds is the estimate. It is exact once the device was idle when an event was recorded.
     """
 
     def __init__(self) -> None:
         self._base: Event | None = None
         self._base_ns = 0
 
-    def place(self, event: Event, recorded_ns: int, now_ns: int) -> int:
-        """When `event` passed, by the host's clock: recorded at `recorded_ns`, passed by `now_ns`."""
+    def host_time(self, event: Event, recorded_ns: int, now_ns: int) -> int:
+        """Return when `event` passed, on the host's clock.
+
+        It was recorded at `recorded_ns` and passed by `now_ns`.
+        """
         if self._base is None:
             self._base, self._base_ns = event, recorded_ns
         elapsed_ms = self._base.elapsed_time(event)
@@ -73,7 +79,7 @@ class DeviceClock:
         return passed_ns
 
     def is_base(self, event: Event) -> bool:
-        """Whether the clock holds this event, so that it must not be recorded again."""
+        """Return whether the clock holds this event, so that it must not be recorded again."""
         return event is self._base
 
 
@@ -101,17 +107,15 @@ class DeviceTimer:
         self._host_lane = (1 << 48) - 1
 
     def left(self, head: int, start: Event, end: Event, start_ns: int, left_ns: int) -> None:
-        """Takes over a phase that has just been left, and harvests what has passed meanwhile."""
+        """Take over a phase that has just been left, and harvest what has passed meanwhile."""
         self._pending.append(_Timed(head, self.state.context, start, end, start_ns, left_ns))
         self.harvest(2)
         if len(self._pending) > MAX_PENDING:
-            timed = (
-                self._pending.popleft()
-            )  # its events are given up: they may be recorded, and never come back
+            timed = self._pending.popleft()  # its events are given up, because they may never pass
             self.state.ring.span(timed.head, timed.context, timed.start_ns, timed.left_ns)
 
     def harvest(self, most: int = MAX_PENDING) -> None:
-        """Writes spans of phases whose events have passed, oldest first; stops at the first that has not."""
+        """Write spans of phases whose events have passed, oldest first. Stops at the first that has not."""
         pending = self._pending
         while pending and most > 0 and pending[0].end.query() and pending[0].start.query():
             self._write(pending.popleft())
@@ -119,7 +123,7 @@ class DeviceTimer:
 
     def _write(self, timed: _Timed) -> None:
         now = perf_counter_ns()
-        start = self._clock.place(timed.start, timed.start_ns, now)
+        start = self._clock.host_time(timed.start, timed.start_ns, now)
         end = start + max(0, round(timed.start.elapsed_time(timed.end) * 1e6))
         context = (timed.context & self._host_lane) | self._lane
         self.state.ring.span(timed.head, context, start, end)
@@ -129,7 +133,7 @@ class DeviceTimer:
 
 
 class DevicePhase(Phase):
-    """A phase whose time is the device's; on the status page it is open from when the host enters it."""
+    """A phase that the device times. On the status page it is open from when the host enters it."""
 
     __slots__ = ("_capturing", "_events", "_timer")
 
@@ -171,9 +175,9 @@ class DevicePhase(Phase):
 
 
 def device_timer(state: RankState) -> DeviceTimer | None:
-    """A timer for the process's CUDA device, or None while the process has not touched one.
+    """Return a timer for the process's CUDA device, or None while the process has not touched one.
 
-    It never initialises CUDA: a process that does not use its device is timed by the host's clock.
+    Never initialises CUDA. A process that does not use its device is timed by the host's clock.
     """
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
@@ -184,11 +188,11 @@ def device_timer(state: RankState) -> DeviceTimer | None:
 
 
 class DeviceNumber:
-    """A one-element CUDA tensor on its way to the host: copied to pinned memory behind the work before it."""
+    """A one-element CUDA tensor on its way to the host, copied to pinned memory behind the work before it."""
 
     __slots__ = ("_event", "_host")
 
-    def __init__(self, tensor: Any) -> None:
+    def __init__(self, tensor: torch.Tensor) -> None:
         import torch
 
         # The host's side has the tensor's own type: a copy that also converts would wait for the device.
@@ -198,9 +202,9 @@ class DeviceNumber:
         self._event.record(torch.cuda.current_stream(tensor.device))
 
     def ready(self) -> bool:
-        """Whether the copy has ended; one event query."""
+        """Return whether the copy has ended. Takes one event query."""
         return bool(self._event.query())
 
     def value(self) -> float:
-        """The number; only after `ready`."""
+        """Return the number. Only valid once `ready`."""
         return float(self._host)

@@ -3,47 +3,16 @@
 from __future__ import annotations
 
 import os
-import struct
 import sys
 import threading
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from pulsetrain.collectors.layout import (
-    MAX_NAMES,
-    SLOT_BYTES,
-    SLOTS_AT,
-    W_READ,
-    span_context,
-    span_head,
-)
-from pulsetrain.collectors.rank.ring import RingWriter, create_ring
-from pulsetrain.collectors.reading.ring_reader import RingReader
-from pulsetrain.core.errors import CorruptData
-
-CAPACITY = 64
-
-
-class Ring:
-    """Both ends of a small ring; spans carry a number of their own in `seq` and again in `bytes`."""
-
-    def __init__(self, slots: int = CAPACITY) -> None:
-        self.fd = create_ring(slots)
-        self.writer, self.reader = RingWriter(self.fd), RingReader(self.fd)
-        os.close(self.fd)
-        self.head = span_head(self.writer.intern("forward"), 0)
-
-    def write(self, number: int) -> bool:
-        context = span_context(number, -1, 0)
-        return self.writer.span(self.head, context, 1 + number, 2 + number, seq=number, size=number)
-
-    def drained(self, *, final: bool = False) -> list[int]:
-        spans, _ = self.reader.drain(final=final)
-        assert (spans["seq"] == spans["bytes"]).all()
-        assert (spans["seq"] + 1 == spans["start"]).all()
-        return [int(n) for n in spans["seq"]]
+from pulsetrain.collectors.layout import MAX_NAMES, W_READ
+from pulsetrain.collectors.rank.ring import create_ring
+from tests.collectors.rank.both_ends import CAPACITY, Ring
 
 
 @given(st.lists(st.one_of(st.integers(1, 150), st.just(0)), max_size=30))
@@ -106,63 +75,6 @@ def test_threads_that_are_switched_at_every_instruction_lose_nothing():
         assert [n for n in got if n // 10_000 == i] == accepted[i]
 
 
-@given(st.integers(0, SLOT_BYTES - 8), st.integers(0, 5), st.integers(1, 5))
-def test_a_rank_killed_in_mid_write_loses_that_record_alone(cut, before, after):
-    """The record after `before` others is stored up to byte `cut`; others had been claimed after it."""
-    ring = Ring()
-    for n in range(before):
-        ring.write(n)
-    at, mark = ring.writer.place()
-    whole = struct.pack("<8q", ring.head, 0, 1, 2, 3, 3, -1, mark)
-    ring.writer.memory[at : at + cut] = whole[:cut]
-    for n in range(after):
-        ring.write(100 + n)
-    assert ring.drained() == list(range(before))
-    assert ring.drained(final=True) == [100 + n for n in range(after)]
-    assert ring.reader.lost == 1
-
-
-def test_a_gap_that_stays_is_given_up_after_patience():
-    ring = Ring()
-    ring.writer.place()
-    ring.write(7)
-    assert [ring.drained() for _ in range(8)] == [[]] * 8
-    assert ring.drained() == [7]
-    assert ring.reader.lost == 1
-
-
-@settings(max_examples=60)
-@given(
-    st.lists(
-        st.tuples(st.integers(0, SLOTS_AT + CAPACITY * SLOT_BYTES - 1), st.binary(min_size=1, max_size=200))
-    )
-)
-def test_garbage_anywhere_never_raises_and_yields_only_sound_records(smudges):
-    ring = Ring()
-    for n in range(20):
-        ring.write(n)
-    memory = ring.writer.memory
-    for at, smudge in smudges:
-        end = min(at + len(smudge), len(memory))
-        memory[at:end] = smudge[: end - at]
-    spans, steps = ring.reader.drain(final=True)
-    assert len(spans) + len(steps) <= CAPACITY
-    assert (spans["end"] >= spans["start"]).all()
-    assert (spans["category"] < 5).all()
-    assert (spans["name"] < len(ring.reader.names)).all()
-    page = ring.reader.status()
-    assert len(page.groups) <= 256
-    assert len(page.stack) <= 16
-
-
-def test_steps_tell_not_logged_from_a_real_nan():
-    ring = Ring()
-    ring.writer.step(3, 10, 5, tokens=7, flops=2.0, loss=float("nan"))
-    _, steps = ring.reader.drain()
-    assert (steps["step"][0], steps["tokens"][0], steps["flags"][0]) == (3, 7, 1)
-    assert steps["loss"][0] != steps["loss"][0]
-
-
 def test_names_are_cut_shared_after_the_last_and_survive_any_text():
     ring = Ring()
     assert ring.writer.intern("forward") == ring.writer.intern("forward")
@@ -195,13 +107,6 @@ def test_the_memory_cannot_be_cut_under_the_agent():
     with pytest.raises(PermissionError):
         os.ftruncate(fd, 10)
     os.close(fd)
-
-
-def test_a_foreign_descriptor_is_refused(tmp_path):
-    path = tmp_path / "file"
-    path.write_bytes(b"\0" * (SLOTS_AT + 64 * SLOT_BYTES))
-    with path.open("r+b") as file, pytest.raises(CorruptData, match="no ring"):
-        RingReader(file.fileno())
 
 
 def test_a_second_reader_goes_on_where_the_first_stopped():

@@ -137,7 +137,7 @@ def test_events_are_placed_between_their_record_and_their_query(gaps):
         events.append((pool.recorded(), host, busy_until))
     device.done = len(events)
     for event, recorded, passed in events:
-        placed = clock.place(event, recorded, passed)
+        placed = clock.host_time(event, recorded, passed)
         assert placed <= passed
         assert placed >= recorded - 2  # rounding to whole nanoseconds
 
@@ -147,7 +147,7 @@ def test_an_idle_device_gives_exact_places():
     device.done = 4
     clock, pool = DeviceClock(), EventPool(device.event)
     for passed in device.passes_ns:
-        assert abs(clock.place(pool.recorded(), passed, passed + MS) - passed) <= 10_000
+        assert abs(clock.host_time(pool.recorded(), passed, passed + MS) - passed) <= 10_000
 
 
 @pytest.mark.gpu

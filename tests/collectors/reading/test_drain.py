@@ -48,7 +48,7 @@ def watched():
 
 def test_every_batch_has_its_records_schema(watched):
     h = watched.handle
-    h.place({"tp": 1, "pp": 2})
+    h.set_coordinates({"tp": 1, "pp": 2})
     with h.phase("forward"):
         pass
     h.log(loss=float("nan"))
@@ -117,7 +117,7 @@ def test_an_operation_in_flight_is_an_open_span_inside_its_phase(watched):
 
 def test_topology_is_sent_once(watched):
     assert watched.rows(1, "topology") == []
-    watched.handle.place({"pp": 3})
+    watched.handle.set_coordinates({"pp": 3})
     (row,) = watched.rows(7, "topology")
     assert (row["pp"], row["tp"], row["local_rank"], row["ip"], row["ts"]) == (3, 0, 1, "10.0.0.1", 7)
     assert watched.rows(8, "topology") == []

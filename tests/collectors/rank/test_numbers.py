@@ -1,0 +1,88 @@
+"""Numbers that a script logs, also those that arrive late from a device."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from pulsetrain.collectors.rank import numbers
+from pulsetrain.collectors.rank.handle import LATE_STEPS
+from pulsetrain.collectors.rank.numbers import number
+
+
+@pytest.mark.parametrize("value", ["not a number", torch.ones(3), object()])
+def test_a_number_that_is_none_is_counted_and_not_raised(watched, value):
+    watched.handle.log(loss=value)
+    watched.handle.step()
+    assert watched.errors == 1
+    assert list(watched.reader.drain()[1]["flags"]) == [0]
+
+
+class LateNumber:
+    """A loss on its way from a device."""
+
+    is_cuda = True
+
+    def __init__(self) -> None:
+        self.there = False
+
+    def ready(self) -> bool:
+        return self.there
+
+    def value(self) -> float:
+        return 4.0
+
+
+def test_a_step_waits_for_its_loss_without_blocking_later_ones(watched, monkeypatch):
+    monkeypatch.setattr(numbers, "DeviceNumber", lambda value: value)
+    h, late = watched.handle, LateNumber()
+    h.log(loss=late)
+    h.step()
+    h.step()
+    assert len(watched.reader.drain()[1]) == 0
+    assert watched.reader.status().last_step == 1
+    late.there = True
+    h.step()
+    steps = watched.reader.drain()[1]
+    assert list(steps["step"]) == [0, 1, 2]
+    assert steps["loss"][0] == 4.0
+
+
+def test_a_loss_that_never_comes_is_given_up(watched, monkeypatch):
+    monkeypatch.setattr(numbers, "DeviceNumber", lambda value: value)
+    watched.handle.log(loss=LateNumber())
+    for _ in range(LATE_STEPS + 1):
+        watched.handle.step()
+    steps = watched.reader.drain()[1]
+    assert list(steps["step"]) == list(range(LATE_STEPS + 1))
+    assert not steps["flags"].any()
+
+
+@pytest.mark.parametrize("value", [2.5, 2, torch.tensor(2.5), torch.tensor([2.5])])
+def test_floats_and_one_element_tensors_are_known_at_once(value):
+    known = number(value)
+    assert known.ready()
+    assert known.value() == float(value)
+
+
+class Sharded:
+    """A DTensor as `number` sees it: a value on this rank only if it is replicated."""
+
+    class placement:
+        def __init__(self, replicated):
+            self.replicated = replicated
+
+        def is_replicate(self):
+            return self.replicated
+
+    def __init__(self, *replicated):
+        self.placements = [self.placement(r) for r in replicated]
+
+    def to_local(self):
+        return torch.tensor(7.0)
+
+
+def test_a_distributed_tensor_has_a_value_only_if_it_is_replicated():
+    assert number(Sharded(True, True)).value() == 7.0
+    with pytest.raises(ValueError, match="not replicated"):
+        number(Sharded(True, False))

@@ -1,0 +1,150 @@
+"""Operations of a group: numbered, shown while in flight, recorded at their end."""
+
+from __future__ import annotations
+
+import itertools
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pulsetrain.collectors.rank.operations import Group
+from tests.collectors.rank.watched import Watched
+
+
+class Watchlist:
+    """The tracker as a group sees it: keeps what is pending and never asks."""
+
+    def __init__(self, state):
+        self.state, self.pending, self.coalesced, self.asked = state, {}, [], 0
+
+    def poll(self):
+        self.asked += 1
+
+    def poll_after_backward(self):
+        pass
+
+    def is_coalescing(self, operation):
+        return any(operation is other for other, _ in self.coalesced)
+
+
+class Kind:
+    """One operation of torch's enumeration."""
+
+    def __init__(self, name):
+        self.name = name
+
+
+KINDS = {
+    name: Kind(name) for name in ("ALLREDUCE", "SEND", "RECV", "BARRIER", "ALLGATHER_INTO_TENSOR_COALESCED")
+}
+
+
+class Side:
+    """A group of ranks 4, 5, 6 and the calls that torch's hooks would make for it."""
+
+    def __init__(self):
+        self.watched = Watched()
+        self.watchlist = Watchlist(self.watched.handle.state)
+        self.group = Group(self.watchlist, "dp:1", lambda: (4, 5, 6), host_only=True)
+        self.ids = itertools.count()
+
+    def enqueue(self, kind="ALLREDUCE", size=4, root=-1, *, fails=False):
+        call = SimpleNamespace(
+            name=KINDS[kind],
+            op_id=next(self.ids),
+            input_tensors=[torch.ones(size)],
+            output_tensors=[],
+            root=root,
+            work=object(),
+        )
+        self.group.before(call)
+        if not fails:
+            self.group.after(call)
+        return call.op_id
+
+    def end(self, key):
+        self.group.finish(key, self.group.in_flight[key], self.group.in_flight[key].start + 1000)
+
+    @property
+    def cell(self):
+        return self.watched.reader.status().groups[0]
+
+    def spans(self):
+        names = self.watched.reader.names
+        rows = self.watched.reader.drain()[0]
+        return [(names[r["name"]], int(r["seq"]), int(r["bytes"]), int(r["peer"])) for r in rows]
+
+
+@pytest.fixture
+def side():
+    return Side()
+
+
+def test_collectives_are_counted_and_transfers_by_pair_and_direction(side):
+    keys = [
+        side.enqueue("ALLREDUCE"),
+        side.enqueue("SEND", root=1),
+        side.enqueue("RECV", root=1),
+        side.enqueue("SEND", root=1),
+        side.enqueue("SEND", root=2),
+        side.enqueue("ALLGATHER_INTO_TENSOR_COALESCED"),
+    ]
+    for key in keys:
+        side.end(key)
+    assert side.spans() == [
+        ("all_reduce", 1, 16, -1),
+        ("send", 1, 16, 5),
+        ("recv", 1, 16, 5),
+        ("send", 2, 16, 5),
+        ("send", 1, 16, 6),
+        ("all_gather", 2, 16, -1),
+    ]
+    assert side.watched.errors == 0
+
+
+def test_the_oldest_operation_in_flight_is_shown_and_what_is_complete(side):
+    first, second = side.enqueue("ALLREDUCE"), side.enqueue("BARRIER", size=0)
+    assert (side.cell.members, side.cell.enqueued, side.cell.op, side.cell.op_seq) == (
+        (4, 5, 6),
+        2,
+        "all_reduce",
+        1,
+    )
+    side.end(first)
+    assert (side.cell.completed, side.cell.op, side.cell.op_seq) == (1, "barrier", 2)
+    side.end(second)
+    assert (side.cell.completed, side.cell.op) == (2, "")
+
+
+def test_an_enqueue_that_torch_refused_is_not_in_flight_for_ever(side):
+    side.enqueue(fails=True)
+    kept = side.enqueue()
+    assert list(side.group.in_flight) == [kept]
+
+
+def test_an_abandoned_operation_leaves_no_span(side):
+    key = side.enqueue("SEND", root=0)
+    side.group.abandon(key)
+    assert (side.spans(), side.cell.op) == ([], "")
+
+
+def test_a_call_that_is_not_understood_is_counted_and_not_raised(side):
+    side.group.before(SimpleNamespace())
+    side.group.after(SimpleNamespace())
+    assert side.watched.errors == 2
+
+
+@given(st.permutations(range(6)))
+def test_in_whatever_order_operations_end_the_numbers_below_are_complete(order):
+    side = Side()
+    keys = [side.enqueue() for _ in order]
+    ended = set()
+    for position in order:
+        side.end(keys[position])
+        ended.add(position + 1)
+        open_numbers = [n for n in range(1, 7) if n not in ended]
+        assert side.cell.completed == (open_numbers[0] - 1 if open_numbers else 6)
+    assert sorted(seq for _, seq, _, _ in side.spans()) == [1, 2, 3, 4, 5, 6]

@@ -1,0 +1,37 @@
+"""The layout of a ring: what is packed comes back, and nothing overlaps."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pulsetrain.collectors import layout
+
+SHORT = st.integers(0, 2**16 - 1)
+
+
+@given(SHORT, st.integers(0, 255), SHORT, st.integers(0, 2**15 - 1))
+def test_a_head_packs_every_field_where_the_slot_has_it(name, category, parent, group):
+    slot = np.zeros(1, layout.SPAN_DTYPE)
+    slot.view(np.int64)[0] = layout.span_head(name, category, parent, group)
+    row = slot[0]
+    assert (row["kind"], row["name"], row["category"]) == (layout.SPAN, name, category)
+    assert (row["parent"], row["group"]) == (parent, group)
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(-1, 40_000), st.integers(0, 2**15 - 1))
+def test_a_context_packs_step_microbatch_and_lane(step, microbatch, lane):
+    slot = np.zeros(1, layout.SPAN_DTYPE)
+    slot.view(np.int64)[1] = layout.span_context(step, microbatch, lane)
+    row = slot[0]
+    assert (row["step"], row["lane"]) == (step, lane)
+    assert row["microbatch"] == min(microbatch, 0x7FFF)
+
+
+def test_the_parts_of_the_memory_follow_each_other():
+    stack_end = layout.STACK_END
+    assert stack_end <= layout.NAMES_AT < layout.GROUPS_AT < layout.MEMBERS_AT < layout.SLOTS_AT
+    for record in (layout.SPAN_DTYPE, layout.STEP_DTYPE):
+        assert record.itemsize == layout.SLOT_BYTES
+        assert record.fields["commit"][1] == layout.SLOT_BYTES - 8  # the mark is written last
