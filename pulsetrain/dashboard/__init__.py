@@ -1,1 +1,1 @@
-"""Shows; holds no logic and no column names of its own. Imports ``stream`` and ``analytics``."""
+"""The dashboard: one file for each page. What a page shows is computed in ``models``, without Streamlit."""

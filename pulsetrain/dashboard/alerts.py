@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from html import escape
-from typing import Any
 
 import streamlit as st
 
 from pulsetrain.core.errors import PulsetrainError
+from pulsetrain.core.json import JsonObject
 from pulsetrain.dashboard import page
-from pulsetrain.dashboard.models.operations import (
+from pulsetrain.dashboard.models.alerts import (
     about,
     moment_ns,
     needs_a_person,
@@ -49,12 +49,12 @@ def _body() -> None:
     rest = [alert for alert in alerts if alert not in waiting[:_WITH_BUTTON]]
     if rest:
         page.table(
-            ["severity", "state", "kind", "about", "what was seen", "since", "seen", "in hand"],
+            ["severity", "state", "kind", "about", "what was seen", "since", "seen", "acknowledged by"],
             [_row(alert) for alert in rest],
         )
 
 
-def _card(alert: Mapping[str, Any]) -> None:
+def _card(alert: JsonObject) -> None:
     since = moment_ns(alert.get("since_ns", alert.get("since")))
     name = str(alert["id"])
     with st.container(border=True):
@@ -88,10 +88,10 @@ def _silence(matchers: Mapping[str, str]) -> None:
 
 def _silences() -> None:
     """Those in force, each with its end and a button to end it now."""
-    found = page.source().silences()
-    if not found:
+    silences = page.source().silences()
+    if not silences:
         st.html('<div class="muted">None is in force.</div>')
-    for silence in found:
+    for silence in silences:
         words, button = st.columns([8, 1], vertical_alignment="center")
         fields = ", ".join(f"{name} = {value}" for name, value in silence["matchers"].items())
         left = duration(int(silence["expires_ns"]) - page.now_ns())
@@ -112,7 +112,7 @@ def _end_silence(silence: str) -> None:
     page.source().cache.forget("alerts", "silences")
 
 
-def _row(alert: Mapping[str, Any]) -> list[str]:
+def _row(alert: JsonObject) -> list[str]:
     since = moment_ns(alert.get("since_ns", alert.get("since")))
     return [
         pill(str(alert["severity"]), SEVERITIES),

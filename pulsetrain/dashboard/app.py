@@ -21,7 +21,7 @@ from pulsetrain.dashboard import (
     timeline,
     topology,
 )
-from pulsetrain.dashboard.models.operations import open_alerts
+from pulsetrain.dashboard.models.alerts import open_alerts
 
 _HERE = Path(__file__).parent
 

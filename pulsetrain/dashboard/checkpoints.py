@@ -5,8 +5,15 @@ from __future__ import annotations
 import streamlit as st
 
 from pulsetrain.dashboard import page
-from pulsetrain.dashboard.models.checkpoints import Cost, Safe, costs, headline, safe_steps
-from pulsetrain.dashboard.models.operations import checkpoint_lines, recoveries
+from pulsetrain.dashboard.models.checkpoints import (
+    Cost,
+    Safe,
+    checkpoint_lines,
+    costs,
+    headline,
+    safe_steps,
+)
+from pulsetrain.dashboard.models.recovery import recoveries
 from pulsetrain.dashboard.models.text import ago, clock, duration, size
 from pulsetrain.stream.queries import views
 
@@ -47,10 +54,12 @@ def _now(job: str) -> None:
     """Where the state is safe, and what a failure would cost at this moment."""
     source = page.source()
     safe = safe_steps(source.rows(views.checkpoint_tiers, job))
-    pace = next(iter(source.rows(views.progress, job)), {"last_step": -1, "step_ns": 0})
+    progress = next(iter(source.rows(views.progress, job)), {"last_step": -1, "step_ns": 0})
     past = [line.total_ns for line in recoveries(source.rows(views.events, job, ("recovery",)))]
-    found = costs(safe, last_step=pace["last_step"], step_ns=pace["step_ns"], recovery_ns=past)
-    st.html(f"<div><b>{headline(safe, found)}</b></div>")
+    failure_costs = costs(
+        safe, last_step=progress["last_step"], step_ns=progress["step_ns"], recovery_ns=past
+    )
+    st.html(f"<div><b>{headline(safe, failure_costs)}</b></div>")
     page.table(
         ["held in", "newest step of every rank", "age", "size", "copies of each rank"],
         [_tier(one) for one in safe],
@@ -65,7 +74,7 @@ def _now(job: str) -> None:
             "that takes",
             "usual pause",
         ],
-        [_price(cost) for cost in found],
+        [_price(cost) for cost in failure_costs],
         right=(1, 3, 4, 5),
     )
 
@@ -81,5 +90,6 @@ def _price(cost: Cost) -> list[str]:
     return [cost.failure, resumes, cost.tier or "-", str(cost.lost_steps), duration(cost.lost_ns), pause]
 
 
-def _stage(found: tuple[int, int] | None) -> str:
-    return "-" if found is None else f"{found[0]} ranks, {duration(found[1])}"
+def _stage(done: tuple[int, int] | None) -> str:
+    """How many ranks did a stage, and the longest time."""
+    return "-" if done is None else f"{done[0]} ranks, {duration(done[1])}"

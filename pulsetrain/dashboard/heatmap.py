@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from html import escape
-from typing import Any
 
 import streamlit as st
 
 from pulsetrain.analytics.selection import parse_steps
 from pulsetrain.core.errors import UsageError
+from pulsetrain.core.json import JsonObject
 from pulsetrain.dashboard import page
 from pulsetrain.dashboard.models import heatmap as model
 from pulsetrain.dashboard.models.steps import Window, sample, window
@@ -54,30 +54,26 @@ def _body(by: str, phase: str, find: str, steps: str, last: int) -> None:
         page.empty("No data: no step of this job is on record.")
         return
     sampled = min(sample(jobs, job), chosen.width)
-    found = model.grid(_cells(job, by, phase, chosen, sampled), find=find)
-    if not found.rows:
+    grid = model.grid(_cells(job, by, phase, chosen, sampled), find=find)
+    if not grid.rows:
         page.empty(
             f"No data: no span{f' of phase {phase}' if phase else ''} in steps {chosen}.",
             "Choose other steps, or clear Find.",
         )
         return
-    st.html(_sentence(found, chosen, sampled))
-    _open_timeline(found, job, chosen, _chart(found, phase))
-
-
-def _chart(found: model.Grid, phase: str) -> Any:
+    st.html(_sentence(grid, chosen, sampled))
     title = f"{phase}, first step of each window" if phase else ""
-    return page.chart(
-        model.figure(found, page.theme(), columns_title=title),
+    clicked = page.clickable_chart(
+        model.figure(grid, page.theme(), columns_title=title),
         key="heat",
         alt="Ratio of each row to its cohort's median",
-        on_select="rerun",
-        selection_mode="points",
     )
+    _open_timeline(grid, job, chosen, clicked)
 
 
-def _open_timeline(found: model.Grid, job: str, chosen: Window, event: Any) -> None:
-    rank, step = model.selected(found, event)
+def _open_timeline(grid: model.Grid, job: str, chosen: Window, clicked: Sequence[JsonObject]) -> None:
+    """Open the timeline of the rank that was clicked, if one was."""
+    rank, step = model.selected(grid, clicked)
     if rank < 0:
         return
     first, last = (step, step + 2) if step >= 0 else (max(chosen.first, chosen.last - 3), chosen.last)
@@ -87,23 +83,23 @@ def _open_timeline(found: model.Grid, job: str, chosen: Window, event: Any) -> N
     )
 
 
-def _cells(job: str, by: str, phase: str, chosen: Window, sampled: int) -> Sequence[dict[str, Any]]:
+def _cells(job: str, by: str, phase: str, chosen: Window, sampled: int) -> Sequence[JsonObject]:
     shown = views.HeatmapRange(by=by, first=chosen.first, last=chosen.last, sample=sampled)
     if phase:
         return page.source().rows(views.heat_by_step, job, shown, phase=phase)
     return page.source().rows(views.heat_by_phase, job, shown)
 
 
-def _sentence(found: model.Grid, chosen: Window, sampled: int) -> str:
+def _sentence(grid: model.Grid, chosen: Window, sampled: int) -> str:
     theme = page.theme()
     spaced = f" (every {chosen.width / sampled:.0f}th looked at)" if sampled < chosen.width else ""
-    more = f" {found.left_out:,} rows nearer to their cohort are left out." if found.left_out else ""
+    more = f" {grid.left_out:,} rows nearer to their cohort are left out." if grid.left_out else ""
     legend = "".join(
         f"<span><i class='swatch' style='background:{colour}'></i>{word}</span>"
         for colour, word in ((theme.quicker, "quicker"), (theme.slower, "slower"), (theme.missing, "no data"))
     )
     return (
-        f"<div><b>{escape(found.worst)}</b> "
+        f"<div><b>{escape(grid.worst)}</b> "
         f"<span class='muted'>Steps {chosen}{spaced}.{more} {_HINT}</span></div>"
         f"<div class='legend'>{legend}</div>"
     )

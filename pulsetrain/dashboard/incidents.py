@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from html import escape
-from typing import Any
 
 import streamlit as st
 
+from pulsetrain.core.json import JsonObject
 from pulsetrain.dashboard import page
-from pulsetrain.dashboard.models.operations import detectors
+from pulsetrain.dashboard.models.detectors import detectors
 from pulsetrain.dashboard.models.states import DETECTOR_STATES, INCIDENT_STATES, SEVERITIES, pill
 from pulsetrain.dashboard.models.text import ago, clock
 
@@ -27,28 +26,28 @@ def _body() -> None:
     job = page.chosen_job()
     verdicts = page.source().job(job).get("detectors", [])
     _blind(verdicts)
-    found = [i for i in page.source().incidents() if i.get("job") in (job, "")]
-    if not found:
+    incidents = [i for i in page.source().incidents() if i.get("job") in (job, "")]
+    if not incidents:
         page.empty(
             "No incident is on record for this job.",
             "An incident joins findings that lie less than two minutes apart into one story.",
         )
         return
-    for number, incident in enumerate(found[:_SHOWN]):
+    for number, incident in enumerate(incidents[:_SHOWN]):
         _card(incident, unfolded=number == 0)
-    if len(found) > _SHOWN:
-        st.html(f'<div class="muted">The newest {_SHOWN} of {len(found)} incidents.</div>')
+    if len(incidents) > _SHOWN:
+        st.html(f'<div class="muted">The newest {_SHOWN} of {len(incidents)} incidents.</div>')
 
 
-def _blind(verdicts: list[Mapping[str, Any]]) -> None:
-    """A detector that sees nothing cannot have found nothing: say so above everything else."""
-    trouble = [d for d in detectors(verdicts) if d["state"] in ("blind", "failed")]
-    if trouble:
-        named = "; ".join(f"{d['name']}: {d['reason']}" for d in trouble[:6])
+def _blind(verdicts: list[JsonObject]) -> None:
+    """Say which detectors are blind, above everything else: one that sees nothing cannot find anything."""
+    not_seeing = [d for d in detectors(verdicts) if d["state"] in ("blind", "failed")]
+    if not_seeing:
+        named = "; ".join(f"{d['name']}: {d['reason']}" for d in not_seeing[:6])
         st.html(f'<div class="stale" id="blind">{pill("blind", DETECTOR_STATES)} {escape(named)}</div>')
 
 
-def _card(incident: Mapping[str, Any], *, unfolded: bool) -> None:
+def _card(incident: JsonObject, *, unfolded: bool) -> None:
     since = int(incident["since_ns"])
     victims = list(incident["victims"])
     more = f" and {len(victims) - _VICTIMS} more" if len(victims) > _VICTIMS else ""
@@ -66,7 +65,7 @@ def _card(incident: Mapping[str, Any], *, unfolded: bool) -> None:
             _timeline(incident)
 
 
-def _hypotheses(incident: Mapping[str, Any]) -> None:
+def _hypotheses(incident: JsonObject) -> None:
     page.table(
         ["root", "confidence", "kinds", "because"],
         [
@@ -82,7 +81,7 @@ def _hypotheses(incident: Mapping[str, Any]) -> None:
     )
 
 
-def _timeline(incident: Mapping[str, Any]) -> None:
+def _timeline(incident: JsonObject) -> None:
     page.table(
         ["time (UTC)", "severity", "kind", "about", "what was seen"],
         [

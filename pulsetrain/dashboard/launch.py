@@ -50,8 +50,10 @@ def command(port: int, *, address: str = "127.0.0.1") -> list[str]:
 
 
 def environment(hub_url: str, token: str) -> dict[str, str]:
-    """Variables to add to the child's environment: where the hub is, and the token, which so never stands in
-    `ps`."""
+    """Return the variables to add to the child's environment: where the hub is, and its token.
+
+    The token is not in the command line, where `ps` would show it.
+    """
     return {
         "PULSETRAIN_HUB": hub_url,
         "PULSETRAIN_TOKEN": token,

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import getpass
-from collections.abc import Mapping
 from functools import partial
 from html import escape
-from typing import Any
 
 import streamlit as st
 
 from pulsetrain.core.errors import PulsetrainError
+from pulsetrain.core.json import JsonObject
 from pulsetrain.dashboard import page
-from pulsetrain.dashboard.models.operations import can_be_evicted, heard_text, ordered_nodes, plan, ranks_text
+from pulsetrain.dashboard.models.nodes import can_be_evicted, heard_text, ordered_nodes, plan, ranks_text
 from pulsetrain.dashboard.models.states import NODE_STATES, pill
 
 _ROWS = 300
@@ -41,7 +40,7 @@ def _list(find: str) -> None:
     )
 
 
-def _row(node: Mapping[str, Any]) -> list[str]:
+def _row(node: JsonObject) -> list[str]:
     rank = node.get("node_rank", -1)
     age = node.get("last_heartbeat_age_s")
     name = str(node["node"])
@@ -67,9 +66,9 @@ def _eviction() -> None:
     done = st.session_state.get("evicted")
     if done:
         st.success(done)
-    asked = st.query_params.get("node", "")
-    if asked and asked not in names:
-        names = [asked, *names]
+    named = st.query_params.get("node", "")
+    if named and named not in names:
+        names = [named, *names]
     with st.container(horizontal=True, vertical_alignment="bottom"):
         node = st.selectbox(
             "Node",
@@ -102,15 +101,15 @@ def _ask(node: str) -> None:
         }
 
 
-def _confirm(node: str, actor: str, answer: Mapping[str, Any]) -> None:
-    found = plan(answer)
+def _confirm(node: str, actor: str, answer: JsonObject) -> None:
+    cost = plan(answer)
     with st.container(border=True):
-        points = "".join(f"<li>{escape(sentence)}</li>" for sentence in found.sentences)
+        points = "".join(f"<li>{escape(sentence)}</li>" for sentence in cost.sentences)
         st.html(f"<b>What evicting {escape(node)} would cost</b><ul>{points}</ul>")
         with st.container(horizontal=True, vertical_alignment="bottom"):
             reason = st.text_input("Reason", key="reason", placeholder="kept in the audit log", width=420)
             st.button(
-                f"Evict {node}", type="primary", key="evict", disabled=not found.allowed, on_click=_evict,
+                f"Evict {node}", type="primary", key="evict", disabled=not cost.allowed, on_click=_evict,
                 args=(node, actor), help=None if reason else "Give a reason first.",
             )  # fmt: skip
 

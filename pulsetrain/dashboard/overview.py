@@ -1,4 +1,4 @@
-"""Overview: how each job is, since when, what proves it, and the course of its steps."""
+"""Overview: how each job is, since when, what proves it, and the progress of its steps."""
 
 from __future__ import annotations
 
@@ -7,14 +7,8 @@ from html import escape
 import streamlit as st
 
 from pulsetrain.dashboard import page
-from pulsetrain.dashboard.models.overview import (
-    MARKER_KINDS,
-    JobLine,
-    course,
-    evidence,
-    headline,
-    live_facts,
-)
+from pulsetrain.dashboard.models.overview import JobLine, evidence, live_facts
+from pulsetrain.dashboard.models.progress import MARKER_KINDS, headline, progress_figure
 from pulsetrain.dashboard.models.states import JOB_STATES, SEVERITIES, look, pill
 from pulsetrain.dashboard.models.text import ago, clock
 from pulsetrain.stream.queries import views
@@ -29,7 +23,7 @@ def show() -> None:
         "Along", ["step", "time"], default="step", required=True, key="axis", bind="query-params",
         label_visibility="collapsed",
     )  # fmt: skip
-    page.live(_course, every_s=_SLOWLY_S)
+    page.live(_progress, every_s=_SLOWLY_S)
     page.live(_evidence, every_s=_SLOWLY_S)
 
 
@@ -42,7 +36,7 @@ def _verdicts() -> None:
         )
         return
     job = page.chosen_job()
-    for line in (found for found in lines if found.job == job):
+    for line in (each for each in lines if each.job == job):
         _verdict(line)
     others = [line for line in lines if line.job != job]
     if others:
@@ -79,23 +73,23 @@ def _row(line: JobLine) -> list[str]:
     ]
 
 
-def _course() -> None:
+def _progress() -> None:
     job = page.chosen_job()
     rows = page.source().rows(views.curve, job) if job else []
     if not rows:
         page.empty("No data: no completed step of this job is on record.")
         return
     events = page.source().rows(views.events, job, MARKER_KINDS)
-    figure = course(rows, events, page.theme(), axis=str(st.query_params.get("axis", "step")))
-    page.chart(figure, key="course", alt="Loss, step time and tokens per second of the job")
+    figure = progress_figure(rows, events, page.theme(), axis=str(st.query_params.get("axis", "step")))
+    page.chart(figure, key="progress", alt="Loss, step time and tokens per second of the job")
 
 
 def _evidence() -> None:
     job = page.chosen_job()
     rows = page.source().rows(views.findings, job) if job else []
     last = page.source().job(job).get("step", -1)
-    found = evidence(rows, job=job, last_step=int(last))
-    if not found:
+    items = evidence(rows, job=job, last_step=int(last))
+    if not items:
         st.html('<div class="muted">No finding on record for this job.</div>')
         return
     page.table(
@@ -109,7 +103,7 @@ def _evidence() -> None:
                 f"{e.confidence:.2f}",
                 f'<span title="{clock(e.ts_ns)} UTC">{ago(e.ts_ns, page.now_ns())}</span>',
             ]
-            for e in found[:12]
+            for e in items[:12]
         ],
         right=(4, 5),
     )

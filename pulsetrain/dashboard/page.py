@@ -1,22 +1,22 @@
-"""The frame of every page: connection, job in the URL, verdict strip, self-refreshing body, sentences for
-trouble."""
+"""The frame of every page: connection, job in the URL, verdict strip, the refreshing body, errors."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from html import escape
-from typing import Any
+from typing import cast
 from urllib.parse import urlencode
 
+import plotly.graph_objects as go
 import streamlit as st
 
 from pulsetrain.core.errors import AuthError, PulsetrainError
+from pulsetrain.core.json import JsonObject
 from pulsetrain.dashboard.models import charts
 from pulsetrain.dashboard.models.overview import JobLine, job_lines, stale
 from pulsetrain.dashboard.models.states import JOB_STATES, pill
-from pulsetrain.dashboard.models.text import ago
 from pulsetrain.dashboard.source import Source
 from pulsetrain.protocol.client import find_hub
 from pulsetrain.stream.queries import views
@@ -48,7 +48,7 @@ def href(page: str, **params: object) -> str:
 
 
 def lines() -> list[JobLine]:
-    """Every job with its state. Raises `PulsetrainError` where the hub was never heard."""
+    """Every job with its state. Raises `PulsetrainError` if the hub has never answered."""
     live = source().status().get("jobs", [])
     try:
         stored = source().rows(views.jobs)
@@ -105,14 +105,14 @@ def _job_menu() -> None:
 def _strip(sentence: bool) -> None:
     job = chosen_job()
     try:
-        line = next((found for found in lines() if found.job == job), None)
+        line = next((each for each in lines() if each.job == job), None)
     except PulsetrainError as error:
         st.html(f'<div class="strip">{pill("no_data", JOB_STATES)} <b>{escape(_away(error))}</b></div>')
         return
-    trouble = source().cache.trouble
-    if trouble:
+    problem = source().cache.problem
+    if problem:
         age = source().cache.age_s("status") or 0.0
-        st.html(f'<div class="stale">{escape(trouble)}. The page shows what was known {age:.0f} s ago.</div>')
+        st.html(f'<div class="stale">{escape(problem)}. The page shows what was known {age:.0f} s ago.</div>')
     if not sentence:
         return
     if line is None:
@@ -130,7 +130,7 @@ def _strip(sentence: bool) -> None:
 def _away(error: PulsetrainError) -> str:
     if isinstance(error, AuthError):
         return f"The hub refuses this dashboard: {error}."
-    return f"The hub is away: {error}. Nothing is known until it answers; this page tries again by itself."
+    return f"The hub is away: {error}. Nothing is known until it answers. This page tries again by itself."
 
 
 def live(body: Callable[[], None], *, every_s: float = REFRESH_S) -> None:
@@ -142,7 +142,7 @@ def _guarded(body: Callable[[], None]) -> None:
     try:
         body()
     except PulsetrainError as error:
-        empty(_away(error) if source().cache.trouble else f"{error}.")
+        empty(_away(error) if source().cache.problem else f"{error}.")
 
 
 def empty(sentence: str, hint: str = "") -> None:
@@ -150,21 +150,26 @@ def empty(sentence: str, hint: str = "") -> None:
     st.html(f'<div class="empty">{escape(sentence)}<br><small>{escape(hint)}</small></div>')
 
 
-def chart(figure: Any, *, key: str, alt: str, **options: Any) -> Any:
-    """A figure in the house's own colours."""
-    return st.plotly_chart(
+_CHART_CONFIG = {"displaylogo": False, "displayModeBar": "hover"}
+
+
+def chart(figure: go.Figure, *, key: str, alt: str) -> None:
+    """Draw a figure in its own colours. `alt` says in words what it shows."""
+    st.plotly_chart(figure, theme=None, key=key, alt=alt, config=_CHART_CONFIG)
+
+
+def clickable_chart(figure: go.Figure, *, key: str, alt: str) -> Sequence[JsonObject]:
+    """Draw a figure and return the points that were clicked."""
+    event = st.plotly_chart(
         figure,
         theme=None,
         key=key,
         alt=alt,
-        config={"displaylogo": False, "displayModeBar": "hover"},
-        **options,
+        config=_CHART_CONFIG,
+        on_select="rerun",
+        selection_mode="points",
     )
-
-
-def heard(ns: int) -> str:
-    """How long ago, as HTML with the exact time in its tooltip."""
-    return escape(ago(ns, now_ns()))
+    return cast("Sequence[JsonObject]", event["selection"]["points"])
 
 
 def table(columns: list[str], rows: list[list[str]], *, right: tuple[int, ...] = ()) -> None:

@@ -1,5 +1,4 @@
-"""Pipeline: is the monitoring itself well? Spools, drops, when each node was last heard, what the store
-holds."""
+"""Pipeline: is the monitoring itself healthy? Spools, drops, heartbeats, and what the store holds."""
 
 from __future__ import annotations
 
@@ -9,13 +8,9 @@ import streamlit as st
 
 from pulsetrain.core.errors import PulsetrainError
 from pulsetrain.dashboard import page
-from pulsetrain.dashboard.models.operations import (
-    detectors,
-    gauge_text,
-    heard_text,
-    hub_facts,
-    ordered_nodes,
-)
+from pulsetrain.dashboard.models.detectors import detectors
+from pulsetrain.dashboard.models.nodes import heard_text, ordered_nodes
+from pulsetrain.dashboard.models.pipeline import gauge_text, hub_facts
 from pulsetrain.dashboard.models.states import DETECTOR_STATES, pill
 from pulsetrain.dashboard.models.text import size
 from pulsetrain.stream.queries import views
@@ -39,7 +34,7 @@ def _hub() -> None:
 
 
 def _detectors() -> None:
-    """The self-test: which detectors see the data they need; one that does not cannot have found nothing."""
+    """Say which detectors see the data they need. One that does not cannot find anything."""
     rows = detectors(page.source().job(page.chosen_job()).get("detectors", []))
     if not rows:
         page.empty("No data: no detector has looked at this job yet.")
@@ -57,7 +52,7 @@ def _agents() -> None:
         return
     gauges = sorted({name for node in nodes for name in node.get("gauges", {})})
     page.table(
-        ["node", "heard", *(name.replace("_", " ") for name in gauges)],
+        ["node", "last heartbeat", *(name.replace("_", " ") for name in gauges)],
         [
             [
                 escape(str(node["node"])),

@@ -1,16 +1,21 @@
-"""Where pages get their data: the hub's API and its store, behind a small cache that remembers when either
-is away."""
+"""Where pages get their data: the hub's API and its store, behind a small cache.
+
+The cache keeps the last answers for the time in which the hub does not answer.
+"""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from typing import TypeVar, cast
+
+import pyarrow as pa
 
 from pulsetrain.core.errors import PulsetrainError
+from pulsetrain.core.json import JsonObject
 from pulsetrain.protocol.client import HubAddress, HubClient
 from pulsetrain.stream.store.clickhouse import Store, open_store
 
@@ -19,38 +24,38 @@ T = TypeVar("T")
 _KEPT = 64
 _FRESH_S = 0.9
 _RETRY_S = 1.5
-_TROUBLE_S = 10.0
+_PROBLEM_S = 10.0
 _COST_FACTOR = 5.0
 """An answer is kept five times as long as it took: a page costs the hub a sixth of a core at most."""
 
 
 @dataclass(kw_only=True)
 class _Answer:
-    value: Any
+    value: object
     until_s: float
     at_s: float
 
 
 class Cache:
-    """Answers by key, the last 64 of them; safe for many threads. `clock` is monotonic seconds.
+    """The last 64 answers by key. Safe for many threads. `clock` is monotonic seconds.
 
-    Where a question fails and an older answer is at hand, that one is given and `trouble` says why.
+    Where a question fails and an older answer is kept, `ask` returns that one, and `problem` says why.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._answers: OrderedDict[Any, _Answer] = OrderedDict()
-        self._failures: OrderedDict[Any, tuple[PulsetrainError, float]] = OrderedDict()
+        self._answers: OrderedDict[Hashable, _Answer] = OrderedDict()
+        self._failures: OrderedDict[Hashable, tuple[PulsetrainError, float]] = OrderedDict()
         self._lock = threading.Lock()
 
     @property
-    def trouble(self) -> str:
-        """Why some question cannot be answered now; "" for none."""
+    def problem(self) -> str:
+        """Why some question cannot be answered now. "" for none."""
         with self._lock:
-            recent = [e for e, at in self._failures.values() if self._clock() - at < _TROUBLE_S]
+            recent = [e for e, at in self._failures.values() if self._clock() - at < _PROBLEM_S]
         return str(recent[-1]) if recent else ""
 
-    def ask(self, key: Any, question: Callable[[], T]) -> T:
+    def ask(self, key: Hashable, question: Callable[[], T]) -> T:
         """The answer to `question`, fresh or kept. Raises its `PulsetrainError` where nothing is kept."""
         started = self._clock()
         with self._lock:
@@ -70,32 +75,34 @@ class Cache:
         self._keep(key, value, started)
         return value
 
-    def age_s(self, key: Any) -> float | None:
-        """How old the kept answer is; None where there is none."""
+    def age_s(self, key: Hashable) -> float | None:
+        """How old the kept answer is. None if there is none."""
         kept = self._answers.get(key)
         return None if kept is None else self._clock() - kept.at_s
 
-    def forget(self, *keys: Any) -> None:
+    def forget(self, *keys: Hashable) -> None:
         """Drop the answers of these keys, after an action that changes them."""
         with self._lock:
             for key in keys:
                 self._answers.pop(key, None)
 
-    def _keep(self, key: Any, value: Any, started: float) -> None:
+    def _keep(self, key: Hashable, value: object, started: float) -> None:
         now = self._clock()
         until = now + max(_FRESH_S, _COST_FACTOR * (now - started))
         with self._lock:
             self._failures.pop(key, None)
             _put(self._answers, key, _Answer(value=value, until_s=until, at_s=now))
 
-    def _fail(self, key: Any, error: PulsetrainError, before: tuple[PulsetrainError, float] | None) -> None:
+    def _fail(
+        self, key: Hashable, error: PulsetrainError, before: tuple[PulsetrainError, float] | None
+    ) -> None:
         if before is None or before[0] is not error:
             with self._lock:
                 _put(self._failures, key, (error, self._clock()))
 
 
-def _put(kept: OrderedDict[Any, Any], key: Any, value: Any) -> None:
-    """Make `key` the newest; the oldest goes where there are too many."""
+def _put(kept: OrderedDict[Hashable, T], key: Hashable, value: T) -> None:
+    """Make `key` the newest. Drop the oldest if there are too many."""
     kept[key] = value
     kept.move_to_end(key)
     while len(kept) > _KEPT:
@@ -112,45 +119,45 @@ class Source:
         self._lock = threading.Lock()
         self._store: Store | None = None
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> JsonObject:
         """The hub's status; see `HubClient.status`."""
         return self.cache.ask("status", self.client.status)
 
-    def job(self, name: str) -> dict[str, Any]:
-        """The live state of one job, {} for one that the hub does not run or where it cannot be asked."""
+    def job(self, name: str) -> JsonObject:
+        """The live state of one job, {} for one that the hub does not run, or if it does not answer."""
         try:
             jobs = self.status().get("jobs", [])
         except PulsetrainError:
             return {}
         return next((dict(job) for job in jobs if job["job"] == name), {})
 
-    def nodes(self) -> list[dict[str, Any]]:
+    def nodes(self) -> list[JsonObject]:
         """See `HubClient.nodes`."""
         return self.cache.ask("nodes", self.client.nodes)
 
-    def alerts(self) -> list[dict[str, Any]]:
+    def alerts(self) -> list[JsonObject]:
         """See `HubClient.alerts`."""
         return self.cache.ask("alerts", self.client.alerts)
 
-    def silences(self) -> list[dict[str, Any]]:
+    def silences(self) -> list[JsonObject]:
         """See `HubClient.silences`."""
         return self.cache.ask("silences", self.client.silences)
 
-    def incidents(self) -> list[dict[str, Any]]:
+    def incidents(self) -> list[JsonObject]:
         """See `HubClient.incidents`."""
         return self.cache.ask("incidents", self.client.incidents)
 
-    def stacks(self, job: str) -> dict[str, Any]:
+    def stacks(self, job: str) -> JsonObject:
         """The last picture of a job's stacks; see `HubClient.stacks`."""
         return self.cache.ask(("stacks", job), lambda: self.client.stacks(job, fresh=False))
 
-    def rows(self, view: Callable[..., Any], *args: Any, **options: Any) -> Sequence[dict[str, Any]]:
+    def rows(self, view: Callable[..., pa.Table], *args: object, **options: object) -> Sequence[JsonObject]:
         """The rows of one of `stream.queries.views`, as dictionaries."""
         key = (view.__name__, args, tuple(sorted(options.items())))
         return self.cache.ask(key, lambda: list(view(self.store(), *args, **options).to_pylist()))
 
     def store(self) -> Store:
-        """The hub's store. Raises `Unavailable` while the hub is away; the next call tries again."""
+        """The hub's store. Raises `Unavailable` while the hub does not answer. The next call tries again."""
         with self._lock:
             if self._store is None:
                 self._store = open_store(self.address.url, token=self.address.token)

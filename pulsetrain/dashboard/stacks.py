@@ -1,15 +1,15 @@
-"""Stacks: where the code of every rank stands, merged, and whose stack differs; asked for by a click."""
+"""Stacks: where the code of every rank stands, merged, and whose stack differs. A click reads them."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from html import escape
-from typing import Any
 
 import streamlit as st
 
 from pulsetrain.core.errors import PulsetrainError
+from pulsetrain.core.json import JsonObject
 from pulsetrain.dashboard import page
 from pulsetrain.dashboard.models.text import ago, clock
 from pulsetrain.stream.queries import views
@@ -50,14 +50,14 @@ def _body() -> None:
     )
     for part in picture["blind"]:
         st.html(f'<div class="stale">ranks {escape(part["ranks"])}: {escape(part["reason"])}</div>')
-    odd = {c["ranks"] for c in picture["clusters"][1:]} | {picture["outliers"]}
-    drawn = [line for tree in _chosen(picture) for line in _lines(tree, 0, odd)]
-    page.table(["ranks", "frame"], drawn[:_MOST_LINES])
-    if len(drawn) > _MOST_LINES:
-        st.html(f'<div class="muted">The first {_MOST_LINES} of {len(drawn):,} lines.</div>')
+    outliers = {c["ranks"] for c in picture["clusters"][1:]} | {picture["outliers"]}
+    lines = [line for tree in _chosen(picture) for line in _lines(tree, 0, outliers)]
+    page.table(["ranks", "frame"], lines[:_MOST_LINES])
+    if len(lines) > _MOST_LINES:
+        st.html(f'<div class="muted">The first {_MOST_LINES} of {len(lines):,} lines.</div>')
 
 
-def _stored(job: str) -> Mapping[str, Any]:
+def _stored(job: str) -> JsonObject:
     """The newest picture on record: of a job that is over, or from before the hub was restarted."""
     rows = page.source().rows(views.events, job, ("stacks",), limit=1) if job else []
     if not rows:
@@ -68,17 +68,17 @@ def _stored(job: str) -> Mapping[str, Any]:
         return {}
 
 
-def _chosen(picture: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def _chosen(picture: JsonObject) -> list[JsonObject]:
     """The main thread's tree, or those of all threads."""
     return list(picture["tree"]) if st.session_state.get("threads") else list(picture["tree"][:1])
 
 
-def _lines(branch: Mapping[str, Any], depth: int, odd: set[str]) -> Iterator[list[str]]:
-    """One row a frame, indented where ranks part; those of ranks that stand elsewhere in bold."""
+def _lines(branch: JsonObject, depth: int, outliers: set[str]) -> Iterator[list[str]]:
+    """One row for each frame, indented where ranks part. Ranks that stand elsewhere are bold."""
     text = escape(str(branch["frame"]))
-    if branch["ranks"] in odd:
+    if branch["ranks"] in outliers:
         text = f"<b>{text}</b>"
     yield [escape(str(branch["ranks"])), f'<span style="padding-left:{1.2 * depth:.1f}em">{text}</span>']
     parts = len(branch["children"]) > 1
     for child in branch["children"]:
-        yield from _lines(child, depth + parts, odd)
+        yield from _lines(child, depth + parts, outliers)

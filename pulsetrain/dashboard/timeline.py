@@ -67,14 +67,14 @@ def _body(job: str, ranks: tuple[int, ...], steps: str) -> None:
         return
     live = page.source().job(job)
     running = live.get("attempt", -1) if live.get("state") == "running" else -1
-    found = model.timeline(rows, live_attempt=int(running), now_ns=page.now_ns())
+    shown = model.timeline(rows, live_attempt=int(running), now_ns=page.now_ns())
     more = (
-        f" The {found.left_out:,} shortest spans are left out; the download holds them."
-        if found.left_out
+        f" The {shown.left_out:,} shortest spans are left out. The download holds them."
+        if shown.left_out
         else ""
     )
     st.html(
         f"<div class='muted'>Ranks {fold(ranks)}, steps {first} to {last + ahead}.{more} "
         "Times are each node's own clock. Hatched bars had not ended when last reported.</div>"
     )
-    page.chart(model.figure(found, page.theme()), key="timeline", alt="Spans of the chosen ranks over time")
+    page.chart(model.figure(shown, page.theme()), key="timeline", alt="Spans of the chosen ranks over time")

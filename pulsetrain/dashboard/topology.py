@@ -1,5 +1,4 @@
-"""Topology: the mesh in three dimensions, with the culprit and those who wait for it told apart, and a
-table."""
+"""Topology: the mesh in three dimensions and as a table. The culprit looks different from ranks that wait."""
 
 from __future__ import annotations
 
@@ -28,10 +27,10 @@ _WIDE = (
     "ep",
     "doing",
     "last step",
-    "heard",
+    "last heartbeat",
 )
 _NARROW = ("rank", "state", "node", "tp", "pp", "dp", "doing", "last step")
-_NUMBERS = ("rank", "local_rank", "tp", "pp", "dp", "cp", "ep", "last step", "heard")
+_NUMBERS = ("rank", "local_rank", "tp", "pp", "dp", "cp", "ep", "last step", "last heartbeat")
 _HEARTBEATS_NS = 10 * 60 * 10**9
 
 
@@ -50,26 +49,28 @@ def show() -> None:
 def _body(shown: str, find: str) -> None:
     job = page.chosen_job()
     now = page.now_ns()
-    places = page.source().rows(views.topology, job) if job else []
-    if not places:
+    topology = page.source().rows(views.topology, job) if job else []
+    if not topology:
         page.empty(
-            "No data: no rank of this job has told where it stands.",
-            "A rank tells it when it calls pulsetrain.init().",
+            "No data: no rank of this job has reported its mesh coordinates.",
+            "A rank reports them when it calls pulsetrain.init().",
         )
         return
     since = now // 10**11 * 10**11 - _HEARTBEATS_NS  # in whole 100 s, so that the answer can be kept
     states = page.source().rows(views.rank_states, job, since_ns=since)
-    found = model.blame(page.source().job(job).get("findings", []))
-    ranks = model.points(places, states, found, now_ns=now)
+    attribution = model.attribute(page.source().job(job).get("findings", []))
+    ranks = model.points(topology, states, attribution, now_ns=now)
     hits = model.matching(ranks, find)
-    st.html(f"<div><b>{model.tally(ranks)}.</b> <span class='muted'>{escape(found.sentence)}</span></div>")
-    placed = [r for r in ranks if r.is_placed]
-    if shown == "table" or not placed:
+    st.html(
+        f"<div><b>{model.tally(ranks)}.</b> <span class='muted'>{escape(attribution.sentence)}</span></div>"
+    )
+    in_mesh = [r for r in ranks if r.has_coordinates]
+    if shown == "table" or not in_mesh:
         _table(hits, _WIDE)
         return
     mesh, names = st.columns([3, 2])
     with mesh:
-        figure = model.figure(placed, {r.rank for r in hits} if find else set(), page.theme())
+        figure = model.figure(in_mesh, {r.rank for r in hits} if find else set(), page.theme())
         page.chart(figure, key="mesh", alt="Ranks in the tensor, pipeline and data parallel mesh, by state")
     with names:
         _table(hits, _NARROW)
@@ -100,5 +101,5 @@ def _cells(r: model.RankPoint) -> dict[str, str]:
         **{name: str(getattr(r, name)) for name in ("local_rank", "tp", "pp", "dp", "cp", "ep")},
         "doing": escape(r.doing),
         "last step": str(r.last_step) if r.last_step >= 0 else "-",
-        "heard": escape(r.heard),
+        "last heartbeat": escape(r.last_heartbeat),
     }

@@ -47,7 +47,7 @@ def test_tabs_share_an_answer_for_a_second(cache, clock):
     assert cache.ask("status", hub) == 2
 
 
-def test_a_dear_answer_is_kept_five_times_its_cost(cache, clock):
+def test_an_expensive_answer_is_kept_five_times_its_cost(cache, clock):
     hub = Hub(clock, cost_s=2.0)
     cache.ask("heat", hub)
     clock.now += 9.9
@@ -62,7 +62,7 @@ def test_the_last_answer_stands_in_while_the_hub_is_away_and_it_is_said(cache, c
     clock.now += 2.0
     hub.away = True
     assert cache.ask("status", hub) == 1
-    assert cache.trouble == "hub does not answer"
+    assert cache.problem == "hub does not answer"
     assert cache.age_s("status") == pytest.approx(2.0)
 
 
@@ -76,16 +76,16 @@ def test_a_hub_that_is_away_is_not_asked_by_every_part_of_a_page(cache, clock):
     clock.now += 1.6
     hub.away = False
     assert cache.ask("status", hub) == 2
-    assert cache.trouble == ""
+    assert cache.problem == ""
 
 
-def test_trouble_with_one_answer_is_not_hidden_by_another(cache, clock):
+def test_a_problem_with_one_answer_is_not_hidden_by_another(cache, clock):
     away, fine = Hub(clock), Hub(clock)
     away.away = True
     with pytest.raises(Unavailable):
         cache.ask("spans", away)
     cache.ask("status", fine)
-    assert cache.trouble
+    assert cache.problem
 
 
 def test_an_action_makes_its_answers_stale(cache, clock):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
 
 import plotly.graph_objects as go
 
@@ -69,7 +68,7 @@ DARK = Theme(
 )
 
 
-def frame(theme: Theme, *, height: int, **layout: Any) -> go.Figure:
+def frame(theme: Theme, *, height: int, **layout: object) -> go.Figure:
     """An empty figure with the house layout; `uirevision` keeps zoom and camera across refreshes."""
     figure = go.Figure()
     figure.update_layout(

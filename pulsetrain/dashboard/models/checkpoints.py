@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-Row = Mapping[str, Any]
+from pulsetrain.core.json import JsonObject
 
 TIERS = ("memory", "peer", "storage")
 FAILURES = (
@@ -30,9 +29,11 @@ class Safe:
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """What one failure would cost now. `step` is where the job would resume, -1: at its first step;
-    `lost_ns` the steps that are done again, `pause_ns` the usual time from a fault to the next step (None:
-    there was none yet)."""
+    """What one failure would cost now.
+
+    `step` is where the job would resume, -1 for its first step. `lost_ns` is the time of the steps that are
+    done again. `pause_ns` is the usual time from a fault to the next step, None if there was no fault yet.
+    """
 
     failure: str
     tier: str
@@ -42,7 +43,7 @@ class Cost:
     pause_ns: int | None
 
 
-def safe_steps(rows: Sequence[Row]) -> list[Safe]:
+def safe_steps(rows: Sequence[JsonObject]) -> list[Safe]:
     """Rows of `views.checkpoint_tiers` in the order in which a restore looks at them.
 
     >>> safe_steps([{"tier": "peer", "step": 7, "bytes": 4, "copies": 8, "ranks": 8, "ts_ns": 1}])[0].copies
@@ -92,13 +93,30 @@ def _cost(failure: str, left: Sequence[Safe], last_step: int, step_ns: int, paus
     )
 
 
-def headline(safe: Sequence[Safe], found: Sequence[Cost]) -> str:
+def headline(safe: Sequence[Safe], failure_costs: Sequence[Cost]) -> str:
     """One sentence: the worst of what a single failure would cost."""
     if not safe:
-        return "No step is held by every rank: any failure starts the job anew."
-    node = found[1]
+        return "No step is held by every rank: any failure starts the job from its first step."
+    node = failure_costs[1]
     if node.step < 0:
-        return "No replica and nothing in storage: the loss of a node starts the job anew."
+        return "No replica and nothing in storage: the loss of a node starts the job from its first step."
     steps = "1 step" if node.lost_steps == 1 else f"{node.lost_steps} steps"
     where = "a peer's memory" if node.tier == "peer" else "storage"
     return f"The loss of a node would cost {steps}: the job would resume from step {node.step} in {where}."
+
+
+def checkpoint_lines(rows: Sequence[JsonObject]) -> list[JsonObject]:
+    """Return one line for each checkpointed step, newest first.
+
+    `stages` holds for each stage how many ranks did it, and the longest time.
+    """
+    lines: dict[tuple[int, int], JsonObject] = {}
+    for row in rows:
+        line = lines.setdefault(
+            (row["attempt"], row["step"]),
+            {"attempt": row["attempt"], "step": row["step"], "bytes": 0, "stages": {}, "ts_ns": 0},
+        )
+        line["stages"][f"{row['stage']} ({row['tier']})"] = (row["ranks"], row["longest_ns"])
+        line["bytes"] = max(line["bytes"], row["bytes"])
+        line["ts_ns"] = max(line["ts_ns"], row["ts_ns"])
+    return [lines[key] for key in sorted(lines, reverse=True)]

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from html import escape
 from types import MappingProxyType
-from typing import Any
+
+from pulsetrain.core.json import JsonObject
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +95,7 @@ def look(name: str, states: Mapping[str, State]) -> State:
     return known or State(label=name or "no data", glyph="○", colour="#8a8f98", symbol="circle", urgency=3)
 
 
-def job_state(job: Mapping[str, Any]) -> str:
+def job_state(job: JsonObject) -> str:
     """A job's state, a key of `JOB_STATES`, from the hub's verdict on it; what is missing or unknown is
     "no_data"."""
     state = str((job.get("verdict") or {}).get("state", "")).replace(" ", "_")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from pulsetrain.analytics.selection import parse_steps
+from pulsetrain.core.json import JsonObject
 
 _RANK_STEPS = 400_000
 
@@ -26,13 +26,13 @@ class Window:
         return f"{self.first:,} to {self.last:,}"
 
 
-def sample(jobs: Sequence[Mapping[str, Any]], job: str) -> int:
+def sample(jobs: Sequence[JsonObject], job: str) -> int:
     """How many steps a heatmap of this job may look at, so that it stays quick: 400,000 over its ranks."""
     ranks = next((int(row["ranks"]) for row in jobs if row["job"] == job), 1)
     return max(4, _RANK_STEPS // max(1, ranks))
 
 
-def window(jobs: Sequence[Mapping[str, Any]], job: str, *, steps: str, last: int) -> Window | None:
+def window(jobs: Sequence[JsonObject], job: str, *, steps: str, last: int) -> Window | None:
     """The steps typed as "40:60", else the `last` newest of the job; None where it has none. Raises
     `UsageError`."""
     typed = parse_steps(steps)

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import plotly.graph_objects as go
 
+from pulsetrain.core.json import JsonObject
 from pulsetrain.dashboard.models.charts import CATEGORY_COLOURS, Theme, frame
 from pulsetrain.dashboard.models.text import clock, duration, size
-
-Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bar:
-    """One span on its lane; times in nanoseconds since the timeline's origin. `depth` 1 lies inside
-    another."""
+    """One span on its lane, in nanoseconds since the timeline's origin. `depth` 1 lies inside another."""
 
     lane: str
     start_ns: int
@@ -31,7 +28,7 @@ class Bar:
 
 @dataclass(frozen=True, kw_only=True)
 class Timeline:
-    """Lanes in order of rank, bars oldest first; `origin_ns` is UTC; `left_out` spans did not fit."""
+    """Lanes in order of rank, bars oldest first. `origin_ns` is UTC. `left_out` spans did not fit."""
 
     origin_ns: int
     lanes: tuple[str, ...]
@@ -39,7 +36,7 @@ class Timeline:
     left_out: int
 
 
-def timeline(rows: Sequence[Row], *, live_attempt: int, now_ns: int) -> Timeline:
+def timeline(rows: Sequence[JsonObject], *, live_attempt: int, now_ns: int) -> Timeline:
     """The spans of `views.spans` as bars. An open span of `live_attempt` (-1: no attempt runs) reaches to
     now, one of an attempt that is over keeps the age at which it was last seen."""
     if not rows:
@@ -55,7 +52,7 @@ def timeline(rows: Sequence[Row], *, live_attempt: int, now_ns: int) -> Timeline
     )
 
 
-def _bar(row: Row, origin: int, now_ns: int) -> Bar:
+def _bar(row: JsonObject, origin: int, now_ns: int) -> Bar:
     length = (
         max(int(row["duration_ns"]), now_ns - row["start_ns"]) if row["open"] else int(row["duration_ns"])
     )
@@ -71,10 +68,10 @@ def _bar(row: Row, origin: int, now_ns: int) -> Bar:
     )
 
 
-def _hover(row: Row, length_ns: int) -> str:
+def _hover(row: JsonObject, length_ns: int) -> str:
     lines = [f"<b>{row['phase']}</b> {duration(length_ns)}" + (" and still open" if row["open"] else "")]
-    place = f"rank {row['rank']} on {row['node']}, step {row['step']}"
-    lines.append(place + (f", microbatch {row['microbatch']}" if row["microbatch"] >= 0 else ""))
+    where = f"rank {row['rank']} on {row['node']}, step {row['step']}"
+    lines.append(where + (f", microbatch {row['microbatch']}" if row["microbatch"] >= 0 else ""))
     if row["group"]:
         payload = f", {size(row['bytes'])}" if row["bytes"] else ""
         lines.append(f"group {row['group']}, seq {row['seq']}{payload}")
@@ -82,18 +79,18 @@ def _hover(row: Row, length_ns: int) -> str:
     return "<br>".join(lines)
 
 
-def figure(found: Timeline, theme: Theme) -> go.Figure:
-    """The timeline as horizontal bars, coloured by category; open spans are hatched and say so."""
-    chart = frame(theme, height=max(240, 110 + 34 * len(found.lanes)), barmode="overlay", hovermode="closest")
+def figure(shown: Timeline, theme: Theme) -> go.Figure:
+    """The timeline as horizontal bars, coloured by category. Open spans are hatched and say so."""
+    chart = frame(theme, height=max(240, 110 + 34 * len(shown.lanes)), barmode="overlay", hovermode="closest")
     for category, colour in CATEGORY_COLOURS.items():
         for depth in (0, 1):
-            bars = [bar for bar in found.bars if bar.category == category and bar.depth == depth]
+            bars = [bar for bar in shown.bars if bar.category == category and bar.depth == depth]
             if bars:
                 _add_bars(chart, bars, category, colour, depth, theme)
-    _add_open_marks(chart, found, theme)
+    _add_open_marks(chart, shown, theme)
     chart.update_layout(uniformtext={"minsize": 9, "mode": "hide"})
-    chart.update_xaxes(title_text=f"ms since {clock(found.origin_ns)} UTC", rangemode="tozero")
-    chart.update_yaxes(categoryorder="array", categoryarray=list(reversed(found.lanes)), type="category")
+    chart.update_xaxes(title_text=f"ms since {clock(shown.origin_ns)} UTC", rangemode="tozero")
+    chart.update_yaxes(categoryorder="array", categoryarray=list(reversed(shown.lanes)), type="category")
     return chart
 
 
@@ -132,8 +129,8 @@ def _add_bars(
     )
 
 
-def _add_open_marks(chart: go.Figure, found: Timeline, theme: Theme) -> None:
-    still = [bar for bar in found.bars if bar.open]
+def _add_open_marks(chart: go.Figure, shown: Timeline, theme: Theme) -> None:
+    still = [bar for bar in shown.bars if bar.open]
     if not still:
         return
     chart.add_scatter(

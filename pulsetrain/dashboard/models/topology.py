@@ -1,4 +1,4 @@
-"""Where the ranks stand in the tensor, pipeline and data-parallel mesh, and how each of them is."""
+"""Where the ranks are in the tensor, pipeline and data-parallel mesh, and how each of them is."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
 
 import plotly.graph_objects as go
 
+from pulsetrain.core.json import JsonObject
 from pulsetrain.dashboard.models.charts import Theme, frame
 from pulsetrain.dashboard.models.states import RANK_STATES, look
 from pulsetrain.dashboard.models.text import ago, duration
 
-Row = Mapping[str, Any]
 SILENT_AFTER_NS = 5 * 10**9  # five missed heartbeats
 _BROKEN = ("stopped", "zombie", "gone")
 _SLOW_KINDS = ("straggler", "fail_slow")
@@ -24,7 +23,7 @@ _BLAMED_AS: Mapping[str, str] = MappingProxyType({"critical": "culprit", "warnin
 
 @dataclass(frozen=True, kw_only=True)
 class RankPoint:
-    """One rank: its place and its state, a key of `RANK_STATES`."""
+    """One rank: where it is, and its state, a key of `RANK_STATES`."""
 
     rank: int
     node: str
@@ -39,16 +38,16 @@ class RankPoint:
     state: str
     doing: str
     last_step: int
-    heard: str
+    last_heartbeat: str
 
     @property
-    def is_placed(self) -> bool:
-        """Whether the rank has told its mesh coordinates."""
+    def has_coordinates(self) -> bool:
+        """Whether the rank has reported its mesh coordinates."""
         return min(self.tp, self.pp, self.dp) >= 0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Blame:
+class Attribution:
     """Who is at fault and who only waits for it. `ranks` and `nodes` hold a state each: "culprit" or
     "slow"."""
 
@@ -58,12 +57,13 @@ class Blame:
     sentence: str = ""
 
 
-def blame(findings: Sequence[Row]) -> Blame:
+def attribute(findings: Sequence[JsonObject]) -> Attribution:
     """What the findings that are open now, worst first, say of each rank.
 
-    A critical finding's subject is a culprit, a warning's is slow, and so is whom any finding calls slow; an
-    "info" accuses nobody. Victims stand in the evidence of a finding under "victims"; who is blamed is
-    nobody's victim."""
+    The subject of a critical finding is a culprit. The subject of a warning, or of any finding of slowness,
+    is slow. An "info" accuses nobody. Victims are in the evidence of a finding under "victims". Who is at
+    fault is nobody's victim.
+    """
     serious = [row for row in findings if row["severity"] in _BLAMED_AS]
     ranks: dict[int, str] = {}
     nodes: dict[str, str] = {}
@@ -73,7 +73,7 @@ def blame(findings: Sequence[Row]) -> Blame:
             ranks[int(row["subject"])] = state
         elif row["subject_type"] == "node":
             nodes[row["subject"]] = state
-    return Blame(
+    return Attribution(
         ranks=ranks,
         nodes=nodes,
         victims=frozenset(v for row in serious for v in _victims(row["evidence"])) - ranks.keys(),
@@ -89,35 +89,47 @@ def _victims(evidence: str) -> list[int]:
     return [v for v in victims if isinstance(v, int)] if isinstance(victims, list) else []
 
 
-def points(places: Sequence[Row], states: Sequence[Row], found: Blame, *, now_ns: int) -> list[RankPoint]:
+def points(
+    topology: Sequence[JsonObject], states: Sequence[JsonObject], attribution: Attribution, *, now_ns: int
+) -> list[RankPoint]:
     """Every rank of the newest attempt. A rank without a heartbeat in `SILENT_AFTER_NS` is "no_data"."""
     last = {row["rank"]: row for row in states}
-    return [_point(place, last.get(place["rank"]), found, now_ns) for place in places]
+    return [_point(row, last.get(row["rank"]), attribution, now_ns) for row in topology]
 
 
-def _point(place: Row, beat: Row | None, found: Blame, now_ns: int) -> RankPoint:
-    age = "" if beat is None or not beat["last_phase"] else f" for {duration(beat['phase_age_ns'])}"
+def _point(row: JsonObject, heartbeat: JsonObject | None, attribution: Attribution, now_ns: int) -> RankPoint:
     return RankPoint(
         **{
-            key: place[key]
+            key: row[key]
             for key in ("rank", "node", "ip", "switch", "local_rank", "tp", "pp", "dp", "cp", "ep")
         },
-        state=_state(place, beat, found, now_ns),
-        doing="-" if beat is None else f"{beat['last_phase'] or 'between phases'}{age}",
-        last_step=-1 if beat is None else beat["last_step"],
-        heard="never" if beat is None else ago(beat["ts_ns"], now_ns),
+        state=_state(row, heartbeat, attribution, now_ns),
+        doing="-" if heartbeat is None else _doing(heartbeat),
+        last_step=-1 if heartbeat is None else heartbeat["last_step"],
+        last_heartbeat="never" if heartbeat is None else ago(heartbeat["ts_ns"], now_ns),
     )
 
 
-def _state(place: Row, beat: Row | None, found: Blame, now_ns: int) -> str:
-    blamed = found.ranks.get(place["rank"]) or found.nodes.get(place["node"])
+def _doing(heartbeat: JsonObject) -> str:
+    """The open phase of a rank, and for how long it has been open."""
+    if not heartbeat["last_phase"]:
+        return "between phases"
+    return f"{heartbeat['last_phase']} for {duration(heartbeat['phase_age_ns'])}"
+
+
+def _state(row: JsonObject, heartbeat: JsonObject | None, attribution: Attribution, now_ns: int) -> str:
+    blamed = attribution.ranks.get(row["rank"]) or attribution.nodes.get(row["node"])
     if blamed:
         return blamed
-    if beat is None or beat["attempt"] < place["attempt"] or now_ns - beat["ts_ns"] > SILENT_AFTER_NS:
+    if (
+        heartbeat is None
+        or heartbeat["attempt"] < row["attempt"]
+        or now_ns - heartbeat["ts_ns"] > SILENT_AFTER_NS
+    ):
         return "no_data"
-    if beat["state"] in _BROKEN:
-        return "stopped" if beat["state"] == "stopped" else "gone"
-    return "victim" if place["rank"] in found.victims else "running"
+    if heartbeat["state"] in _BROKEN:
+        return "stopped" if heartbeat["state"] == "stopped" else "gone"
+    return "victim" if row["rank"] in attribution.victims else "running"
 
 
 def matching(ranks: Sequence[RankPoint], find: str) -> list[RankPoint]:
@@ -137,15 +149,14 @@ def tally(ranks: Sequence[RankPoint]) -> str:
     return ", ".join(f"{counts[state]:,} {look(state, RANK_STATES).label}" for state in order)
 
 
-def figure(ranks: Sequence[RankPoint], found: Collection[int], theme: Theme) -> go.Figure:
-    """The mesh in three dimensions; `found` ranks are ringed. One trace, and so one legend entry, for a
-    state."""
+def figure(ranks: Sequence[RankPoint], matches: Collection[int], theme: Theme) -> go.Figure:
+    """The mesh in three dimensions. Ranks in `matches` are ringed. Each state has one legend entry."""
     chart = frame(theme, height=560)
     size = 10 if len(ranks) <= 64 else 6 if len(ranks) <= 2048 else 3
     _add_pipelines(chart, ranks, theme)
     for name in sorted({r.state for r in ranks}, key=lambda state: look(state, RANK_STATES).urgency):
         _add_state(chart, [r for r in ranks if r.state == name], name, size, len(ranks) <= 64, theme)
-    ringed = [r for r in ranks if r.rank in found] if len(found) < len(ranks) else []
+    ringed = [r for r in ranks if r.rank in matches] if len(matches) < len(ranks) else []
     if ringed:
         marker = {"size": size + 8, "color": theme.text, "symbol": "circle-open", "line": {"width": 3}}
         chart.add_scatter3d(**_xyz(ringed), mode="markers", name="found", marker=marker, hoverinfo="skip")
@@ -188,7 +199,7 @@ def _add_state(
         },
         customdata=[
             f"<b>rank {r.rank}</b> on {r.node}: {state.label}<br>tp {r.tp}, pp {r.pp}, dp {r.dp}<br>"
-            f"{r.doing}<br>last step {r.last_step}, heard {r.heard}"
+            f"{r.doing}<br>last step {r.last_step}, last heartbeat {r.last_heartbeat}"
             for r in ranks
         ],
         hovertemplate="%{customdata}<extra></extra>",

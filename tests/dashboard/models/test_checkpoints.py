@@ -1,9 +1,16 @@
-"""Where the state is safe and what a failure would cost: the page's arithmetic."""
+"""Where the state is safe, what a failure would cost, and the stages of each step."""
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pulsetrain.dashboard.models.checkpoints import TIERS, Safe, costs, headline, safe_steps
+from pulsetrain.dashboard.models.checkpoints import (
+    TIERS,
+    Safe,
+    checkpoint_lines,
+    costs,
+    headline,
+    safe_steps,
+)
 
 
 def safe(tier: str, step: int) -> Safe:
@@ -24,7 +31,7 @@ def test_each_failure_resumes_from_the_newest_step_that_survives_it():
 
 
 def test_where_nothing_is_safe_it_is_said():
-    assert "starts the job anew" in headline([], costs([], last_step=5, step_ns=1))
+    assert "starts the job from its first step" in headline([], costs([], last_step=5, step_ns=1))
     memory = [safe("memory", 5)]
     found = costs(memory, last_step=5, step_ns=1)
     assert found[1].step == -1
@@ -43,3 +50,22 @@ def test_tiers_are_in_the_order_of_a_restore():
     rows = [{"tier": t, "step": 1, "bytes": 8, "copies": 16, "ranks": 8, "ts_ns": 3} for t in reversed(TIERS)]
     assert [s.tier for s in safe_steps(rows)] == list(TIERS)
     assert safe_steps(rows)[0].copies == 2.0
+
+
+def test_checkpoints_gather_the_stages_of_a_step():
+    row = {
+        "attempt": 0,
+        "step": 4,
+        "stage": "copy",
+        "tier": "memory",
+        "ranks": 8,
+        "bytes": 7,
+        "longest_ns": 5,
+        "ts_ns": 1,
+    }
+    lines = checkpoint_lines(
+        [row, {**row, "stage": "persist", "tier": "storage", "ts_ns": 3}, {**row, "step": 5}]
+    )
+    assert [line["step"] for line in lines] == [5, 4]
+    assert lines[1]["stages"] == {"copy (memory)": (8, 5), "persist (storage)": (8, 5)}
+    assert lines[1]["ts_ns"] == 3

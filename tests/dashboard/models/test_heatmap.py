@@ -28,16 +28,16 @@ CELLS = [
 
 
 def test_rows_count_like_people_and_columns_follow_the_work():
-    found = grid(CELLS)
-    assert found.rows == ("node-2", "node-10")
-    assert found.columns == ("backward", "forward", "all_reduce")
+    shown = grid(CELLS)
+    assert shown.rows == ("node-2", "node-10")
+    assert shown.columns == ("backward", "forward", "all_reduce")
 
 
 def test_what_is_missing_is_none_and_not_zero():
-    found = grid(CELLS)
-    assert found.ratio[1] == (None, 1.0, None)
-    assert found.rank[1] == (-1, 0, -1)
-    assert "no data" in found.hover[1][0]
+    shown = grid(CELLS)
+    assert shown.ratio[1] == (None, 1.0, None)
+    assert shown.rank[1] == (-1, 0, -1)
+    assert "no data" in shown.hover[1][0]
 
 
 @given(st.permutations(CELLS))
@@ -92,22 +92,21 @@ def test_missing_cells_have_a_colour_of_their_own():
 
 
 @pytest.mark.parametrize(
-    ("event", "rank"),
+    ("points", "rank"),
     [
-        ({"selection": {"points": [{"x": "backward", "y": "node-2"}]}}, 5),
-        ({"selection": {"points": [{"x": "backward", "y": "node-10"}]}}, -1),
-        ({"selection": {"points": [{"x": "gone", "y": "node-2"}]}}, -1),
-        ({"selection": {"points": []}}, -1),
-        (None, -1),
+        ([{"x": "backward", "y": "node-2"}], 5),
+        ([{"x": "backward", "y": "node-10"}], -1),
+        ([{"x": "gone", "y": "node-2"}], -1),
+        ([], -1),
     ],
 )
-def test_a_click_means_the_rank_behind_the_cell(event, rank):
-    assert selected(grid(CELLS), event) == (rank, -1)
+def test_a_click_means_the_rank_behind_the_cell(points, rank):
+    assert selected(grid(CELLS), points) == (rank, -1)
 
 
 def test_a_click_in_a_step_window_means_its_steps():
-    found = grid([cell("3", "120", rank=3)])
-    assert selected(found, {"selection": {"points": [{"x": "120", "y": "3"}]}}) == (3, 120)
+    shown = grid([cell("3", "120", rank=3)])
+    assert selected(shown, [{"x": "120", "y": "3"}]) == (3, 120)
 
 
 @given(st.lists(st.integers(0, 10**6), unique=True))

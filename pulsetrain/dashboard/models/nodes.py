@@ -1,0 +1,82 @@
+"""Nodes, and what evicting one would cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pulsetrain.core.json import JsonObject
+from pulsetrain.dashboard.models.heatmap import natural
+from pulsetrain.dashboard.models.states import NODE_STATES, look
+from pulsetrain.dashboard.models.text import duration, fold
+
+
+def ordered_nodes(nodes: Sequence[JsonObject], *, job: str, find: str = "") -> list[JsonObject]:
+    """The nodes of a job (a standby belongs to every job), the most urgent first, then in natural order of
+    name."""
+    chosen = [
+        n
+        for n in nodes
+        if (not job or n.get("job") in (job, "", None))
+        and find.strip().lower() in f"{n.get('node')} {n.get('address')}".lower()
+    ]
+    return sorted(
+        chosen,
+        key=lambda n: (-look(str(n.get("state", "")), NODE_STATES).urgency, natural(str(n["node"]))),
+    )
+
+
+def ranks_text(ranks: Sequence[int] | None) -> str:
+    """A node's ranks as ranges, "-" for none."""
+    return fold(ranks) if ranks else "-"
+
+
+def can_be_evicted(node: JsonObject) -> bool:
+    """Whether the node is still there to be evicted."""
+    return node.get("state") not in ("evicted", "left", "lost")
+
+
+def heard_text(age_s: float | None) -> str:
+    """Return how long ago a node sent its last heartbeat, from seconds. None is "never"."""
+    if age_s is None:
+        return "never"
+    return f"{age_s:.1f} s ago" if age_s < 60 else f"{duration(age_s * 1e9)} ago"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What an eviction would cost, in sentences; `allowed` is the hub's answer."""
+
+    allowed: bool
+    sentences: tuple[str, ...]
+
+
+def plan(answer: JsonObject) -> Plan:
+    """The hub's dry run in words."""
+    node, standby = answer.get("node", "?"), answer.get("standby")
+    ranks = ranks_text(answer.get("ranks"))
+    if ranks == "-":
+        return Plan(
+            allowed=bool(answer.get("allowed", False)),
+            sentences=(f"{node} runs no ranks: the job does not stop.", *_refusal(answer)),
+        )
+    lines = [
+        f"{node} runs ranks {ranks} of {answer['job']}.",
+        f"Its place goes to {standby}." if standby else "No standby is free: the job would wait for a node.",
+    ]
+    step, lost = answer.get("resume_step"), answer.get("lost_steps")
+    if isinstance(step, int) and step >= 0:
+        lines.append(
+            f"The job resumes from step {step}; {lost} {'step is' if lost == 1 else 'steps are'} done again."
+        )
+    else:
+        lines.append("No checkpoint is held by every rank: the job would start from its first step.")
+    if answer.get("expected_s") is not None:
+        lines.append(f"Expected pause: {duration(float(answer['expected_s']) * 1e9)}.")
+    return Plan(allowed=bool(answer.get("allowed", False)), sentences=(*lines, *_refusal(answer)))
+
+
+def _refusal(answer: JsonObject) -> list[str]:
+    if answer.get("allowed", False):
+        return []
+    return [f"The hub refuses: {answer.get('why_not') or 'no reason given'}."]

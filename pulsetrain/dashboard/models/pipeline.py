@@ -1,0 +1,31 @@
+"""Whether the monitoring itself is healthy: gauges of agents, facts of the hub."""
+
+from __future__ import annotations
+
+from pulsetrain.core.json import JsonObject
+from pulsetrain.dashboard.models.text import duration, size, thousands
+
+
+def gauge_text(name: str, value: float | None) -> str:
+    """An agent's gauge by the unit in its name; "-" where the agent does not send it."""
+    if value is None:
+        return "-"
+    if name.endswith("_bytes"):
+        return size(value)
+    if name.endswith("_ratio"):
+        return f"{100 * value:.1f} %"
+    if name.endswith("_s"):
+        return duration(value * 1e9)
+    return thousands(value) if float(value).is_integer() else f"{value:.3g}"
+
+
+def hub_facts(hub: JsonObject, now_ns: int) -> dict[str, str]:
+    """What the hub says about itself; a count of failures is shown also when it is zero."""
+    started = hub.get("started_ns")
+    return {
+        "hub": str(hub.get("version", "-")),
+        "running for": duration(now_ns - started) if started else "-",
+        "failed looks": thousands(hub.get("watch_failures")),
+        "rows not written": thousands(hub.get("unwritten_rows")),
+        "process": str(hub.get("pid", "-")),
+    }

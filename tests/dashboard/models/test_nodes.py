@@ -1,0 +1,54 @@
+"""Nodes, and what evicting one would cost."""
+
+from pulsetrain.dashboard.models.nodes import can_be_evicted, heard_text, ordered_nodes, plan
+
+
+def test_nodes_in_trouble_come_first_then_by_number():
+    nodes = [
+        {"node": name, "state": state, "job": job}
+        for name, state, job in (
+            ("n10", "active", "j"), ("n2", "active", "j"), ("n3", "lost", "j"), ("s", "standby", ""),
+            ("x", "active", "k"),
+        )
+    ]  # fmt: skip
+    assert [n["node"] for n in ordered_nodes(nodes, job="j")] == ["n3", "s", "n2", "n10"]
+    assert [n["node"] for n in ordered_nodes(nodes, job="", find="N1")] == ["n10"]
+    assert [n["node"] for n in nodes if can_be_evicted(n)] == ["n10", "n2", "s", "x"]
+
+
+ANSWER = {
+    "node": "n3", "job": "gpt", "ranks": [6, 7], "standby": "n5", "resume_step": 119, "lost_steps": 1,
+    "expected_s": 3.8, "allowed": True, "why_not": "",
+}  # fmt: skip
+
+
+def test_a_plan_says_what_it_costs():
+    answer = plan(ANSWER)
+    assert answer.allowed
+    assert answer.sentences == (
+        "n3 runs ranks 6-7 of gpt.",
+        "Its place goes to n5.",
+        "The job resumes from step 119; 1 step is done again.",
+        "Expected pause: 3.80 s.",
+    )
+
+
+def test_a_plan_says_what_is_missing():
+    answer = plan(
+        ANSWER
+        | {"standby": None, "resume_step": -1, "expected_s": None, "allowed": False, "why_not": "budget"}
+    )
+    text = " ".join(answer.sentences)
+    assert not answer.allowed
+    for words in ("No standby is free", "start from its first step", "The hub refuses: budget."):
+        assert words in text
+
+
+def test_evicting_a_spare_costs_nothing():
+    assert plan(ANSWER | {"ranks": [], "standby": None}).sentences == (
+        "n3 runs no ranks: the job does not stop.",
+    )
+
+
+def test_when_a_node_was_heard():
+    assert (heard_text(0.04), heard_text(71), heard_text(None)) == ("0.0 s ago", "1 min 11 s ago", "never")
