@@ -37,7 +37,8 @@ from pulsetrain.collectors.rank.ring import RingWriter, create_ring
 from pulsetrain.collectors.reading.drain import Drain
 from pulsetrain.collectors.reading.ring_reader import RingReader
 from pulsetrain.records.batch import encode_columns, identify
-from pulsetrain.stream.kafka.transport import KafkaConfig, KafkaTransport, headers_of
+from pulsetrain.stream.kafka.client import KafkaConfig
+from pulsetrain.stream.kafka.transport import KafkaTransport, headers_of
 from pulsetrain.stream.spool.queue import Spool
 
 DRAIN_S = 0.5  # how long an agent gathers before it sends

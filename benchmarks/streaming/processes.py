@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from pulsetrain.stream.kafka.transport import KafkaConfig
+from pulsetrain.stream.kafka.client import KafkaConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 INGEST_ROWS = 250_000  # rows of one insert, here and in the raw limit

@@ -117,7 +117,8 @@ def _transport(setup: AgentSetup) -> tuple[Transport, Encoder]:
     if not (options.kafka or "kafka" in setup.file or options.environ.get("PULSETRAIN_KAFKA_SERVERS")):
         return HttpTransport(setup.hub.url, setup.hub.token), encoding.encode
     from pulsetrain.records.batch import encode_columns
-    from pulsetrain.stream.kafka.transport import KafkaConfig, KafkaTransport, refuse_credentials  # only here
+    from pulsetrain.stream.kafka.client import KafkaConfig, refuse_credentials  # only here
+    from pulsetrain.stream.kafka.transport import KafkaTransport  # only here
 
     flags = {"servers": options.kafka}
     config = load(KafkaConfig, "kafka", file=setup.file, environ=options.environ, flags=flags)

@@ -78,10 +78,10 @@ def tail(record: str, kafka: KafkaOptions, rows: int | None, from_start: bool, a
     Example: pulsetrain tail steps --kafka broker-1:9092 --rows 10
     """
     from pulsetrain.hub.ingest import kafka_config
-    from pulsetrain.stream.kafka.tail import passing
+    from pulsetrain.stream.kafka.tail import tail_rows
 
     config = kafka_config(kafka.config, {"servers": kafka.servers})
-    for row in passing(record, config, rows, from_start=from_start):
+    for row in tail_rows(record, config, rows, from_start=from_start):
         if as_json:
             print_json(row)
         else:

@@ -29,7 +29,7 @@ CONFIG_CLASSES: Mapping[str, str] = MappingProxyType(
         "controller": "pulsetrain.recovery.policy:Policy",
         "hub": "pulsetrain.hub.config:HubConfig",
         "ingest": "pulsetrain.stream.kafka.ingest_config:IngestConfig",
-        "kafka": "pulsetrain.stream.kafka.transport:KafkaConfig",
+        "kafka": "pulsetrain.stream.kafka.client:KafkaConfig",
         "notify": "pulsetrain.analytics.incidents.notify:ChannelConfig",
         "recovery": "pulsetrain.simulate.recovery_plan:RecoveryPlan",
         "watch": "pulsetrain.analytics.watch:WatchConfig",

@@ -15,9 +15,9 @@ from pulsetrain.core.clock import SystemClock
 from pulsetrain.core.config import load, read_toml
 from pulsetrain.core.errors import UsageError
 from pulsetrain.stream.ingest_metrics import IngestMetrics
+from pulsetrain.stream.kafka.client import KafkaConfig
 from pulsetrain.stream.kafka.group_member import GroupMember
 from pulsetrain.stream.kafka.ingest_config import IngestConfig
-from pulsetrain.stream.kafka.transport import KafkaConfig
 from pulsetrain.stream.store.clickhouse import open_store
 
 

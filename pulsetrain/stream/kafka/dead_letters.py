@@ -6,8 +6,8 @@ import structlog
 from kafka import KafkaProducer
 
 from pulsetrain.stream.ingest_metrics import IngestMetrics
+from pulsetrain.stream.kafka.client import KafkaConfig, client_options
 from pulsetrain.stream.kafka.partition_buffer import Message
-from pulsetrain.stream.kafka.transport import KafkaConfig, client_options
 
 log = structlog.get_logger()
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from pulsetrain.records.ddl import literal
 from pulsetrain.records.schema import RECORDS, Kind, Record
-from pulsetrain.stream.kafka.transport import KafkaConfig
+from pulsetrain.stream.kafka.client import KafkaConfig
 
 
 @dataclass(frozen=True, kw_only=True)

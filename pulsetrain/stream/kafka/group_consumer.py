@@ -11,9 +11,9 @@ from kafka import ConsumerRebalanceListener, KafkaConsumer, TopicPartition, erro
 from kafka.structs import OffsetAndMetadata
 
 from pulsetrain.records.schema import RECORDS
+from pulsetrain.stream.kafka.client import KafkaConfig, client_options
 from pulsetrain.stream.kafka.ingest_config import IngestConfig
 from pulsetrain.stream.kafka.partition_buffer import Message, OffsetRange, announced_end
-from pulsetrain.stream.kafka.transport import KafkaConfig, client_options
 
 log = structlog.get_logger()
 

@@ -10,9 +10,9 @@ import structlog
 from pulsetrain.core.clock import Clock
 from pulsetrain.core.errors import PulsetrainError, Unavailable
 from pulsetrain.stream.ingest_metrics import IngestMetrics
+from pulsetrain.stream.kafka.client import KafkaConfig
 from pulsetrain.stream.kafka.ingest import Ingest
 from pulsetrain.stream.kafka.ingest_config import IngestConfig
-from pulsetrain.stream.kafka.transport import KafkaConfig
 from pulsetrain.stream.store.exactly_once import RowStore
 
 log = structlog.get_logger()

@@ -21,7 +21,6 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from dataclasses import dataclass
-from functools import partial
 
 import structlog
 from kafka import TopicPartition
@@ -29,18 +28,12 @@ from kafka import TopicPartition
 from pulsetrain.core.clock import Clock
 from pulsetrain.core.errors import PulsetrainError
 from pulsetrain.stream.ingest_metrics import IngestMetrics
+from pulsetrain.stream.kafka.client import KafkaConfig, create_topics, one_line_errors, refuse_credentials
 from pulsetrain.stream.kafka.dead_letters import DeadLetters
 from pulsetrain.stream.kafka.group_consumer import GroupConsumer, Rebalance
 from pulsetrain.stream.kafka.ingest_config import IngestConfig
 from pulsetrain.stream.kafka.insert_batch import BatchBuilder, InsertBatch
 from pulsetrain.stream.kafka.partition_buffer import PartitionBuffer, due
-from pulsetrain.stream.kafka.transport import (
-    KafkaConfig,
-    create_topics,
-    one_line_errors,
-    record_of,
-    refuse_credentials,
-)
 from pulsetrain.stream.store.exactly_once import ExactlyOnceWriter, RowStore
 
 log = structlog.get_logger()
@@ -72,7 +65,7 @@ class Ingest:
         self._buffers: dict[TopicPartition, PartitionBuffer] = {}
         self._dead_letters = DeadLetters(kafka, self.metrics)
         self._writer = ExactlyOnceWriter(store, clock, self.metrics)
-        self._builder = BatchBuilder(self._writer, partial(record_of, config=kafka), self._dead_letters.send)
+        self._builder = BatchBuilder(self._writer, kafka.record_of, self._dead_letters.send)
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="store")
         self._prepared: InsertBatch | None = None
         self._in_flight: _InFlight | None = None

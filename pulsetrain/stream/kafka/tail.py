@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+import itertools
+from collections.abc import Iterable, Iterator
 
 import structlog
 from kafka import KafkaConsumer
 
 from pulsetrain.core.errors import CorruptData, SchemaMismatch, UsageError
+from pulsetrain.core.json import JsonObject
 from pulsetrain.records.batch import decode
 from pulsetrain.records.schema import RECORDS
-from pulsetrain.stream.kafka.transport import KafkaConfig, client_options, one_line_errors
+from pulsetrain.stream.kafka.client import KafkaConfig, client_options, one_line_errors
+from pulsetrain.stream.kafka.partition_buffer import Message
 
 log = structlog.get_logger()
 
 
-def passing(
+def tail_rows(
     record: str, config: KafkaConfig, limit: int | None, *, from_start: bool
-) -> Iterator[dict[str, Any]]:
-    """Rows as dictionaries, `limit` of them or for ever. Reads outside any consumer group: nothing is taken
-    from the ingest. Raises `UsageError` for an unknown record, `Unavailable` where no broker answers."""
+) -> Iterator[JsonObject]:
+    """Rows as dictionaries: `limit` of them, or for ever where that is None.
+
+    Reads outside any consumer group, so that nothing is taken from the ingest. Raises `UsageError` for an
+    unknown record, `Unavailable` where no broker answers.
+    """
     if record not in RECORDS:
         raise UsageError(f"unknown record {record!r}; allowed: {', '.join(RECORDS)}")
     with one_line_errors(config):
@@ -29,26 +34,21 @@ def passing(
             auto_offset_reset="earliest" if from_start else "latest",
             **client_options(config),
         )
-    left = limit
     try:
         with one_line_errors(config):
-            for message in consumer:
-                for row in _rows(message):
-                    if left is not None and left <= 0:
-                        return
-                    yield row
-                    left = None if left is None else left - 1
-                if left is not None and left <= 0:
-                    return
+            yield from itertools.islice(_rows(consumer), limit)
     finally:
         consumer.close()
 
 
-def _rows(message: Any) -> list[dict[str, Any]]:
-    try:
-        return list(decode(message.value or b"").table.to_pylist())
-    except (CorruptData, SchemaMismatch) as error:
-        log.warning(
-            "unreadable_message", partition=message.partition, offset=message.offset, error=str(error)
-        )
-        return []
+def _rows(messages: Iterable[Message]) -> Iterator[JsonObject]:
+    """The rows of all messages. A message that cannot be read is logged and left out."""
+    for message in messages:
+        try:
+            table = decode(message.value or b"").table
+        except (CorruptData, SchemaMismatch) as error:
+            log.warning(
+                "unreadable_message", partition=message.partition, offset=message.offset, error=str(error)
+            )
+        else:
+            yield from table.to_pylist()

@@ -8,11 +8,14 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import httpx
 
 from pulsetrain.core.errors import PulsetrainError, Unavailable
+
+if TYPE_CHECKING:
+    from chdb.state.sqlitelike import Connection
 
 _CODE = re.compile(r"\bCode:\s*(\d+)")
 _HANDLES = 4
@@ -39,7 +42,7 @@ class ReaderConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """A result: its bytes in the asked format, and what it took."""
+    """A result: its bytes in the requested format, and what it took."""
 
     body: bytes
     read_rows: int = 0
@@ -47,12 +50,21 @@ class Answer:
     elapsed_ns: int = 0
 
 
+class EngineResult(Protocol):
+    """What chDB returns of a statement."""
+
+    def bytes(self) -> bytes | None: ...
+    def rows_read(self) -> int: ...
+    def bytes_read(self) -> int: ...
+    def elapsed(self) -> float: ...
+
+
 class Reader(Protocol):
     """Runs statements that only read, each with ``readonly = 1``."""
 
     def read(self, sql: str, params: Mapping[str, str], default_format: str) -> Answer:
-        """The answer to `sql`; `params` are texts as ClickHouse's HTTP interface takes them (without
-        ``param_``). Raises `QueryFailed` or `Unavailable`."""
+        """The answer to `sql`. `params` are texts as ClickHouse's HTTP interface takes them, without their
+        prefix ``param_``. Raises `QueryFailed` or `Unavailable`."""
         ...
 
     def close(self) -> None:
@@ -61,12 +73,12 @@ class Reader(Protocol):
 
 
 class ChdbReader:
-    """Reads a chDB folder over a few handles of its own; a fifth statement at once waits for one."""
+    """Reads a chDB folder over four handles of its own. A fifth statement at the same time waits for one."""
 
     def __init__(self, folder: Path, config: ReaderConfig) -> None:
         self._path = os.path.realpath(folder)
         self._config = config
-        self._handles: queue.LifoQueue[Any] = queue.LifoQueue()
+        self._handles: queue.LifoQueue[Connection | None] = queue.LifoQueue()
         for _ in range(_HANDLES):
             self._handles.put(None)  # opened when needed
 
@@ -91,10 +103,8 @@ class ChdbReader:
             if handle is not None:
                 handle.close()
 
-    def _open(self) -> Any:
-        import chdb
-
-        handle = chdb.connect(self._path)
+    def _open(self) -> Connection:
+        handle = _connect(self._path)
         handle.query(
             f"SET max_execution_time = {self._config.max_seconds}, "
             f"max_memory_usage = {self._config.max_memory_bytes}, readonly = 1"
@@ -102,7 +112,13 @@ class ChdbReader:
         return handle
 
 
-def _answer(result: Any) -> Answer:
+def _connect(path: str) -> Connection:
+    import chdb  # loading it starts threads
+
+    return chdb.connect(path)
+
+
+def _answer(result: EngineResult) -> Answer:
     return Answer(
         body=result.bytes() or b"",
         read_rows=result.rows_read(),

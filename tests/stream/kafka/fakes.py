@@ -6,11 +6,11 @@ from types import SimpleNamespace
 
 from kafka import TopicPartition
 
+from pulsetrain.stream.kafka.client import KafkaConfig
 from pulsetrain.stream.kafka.group_consumer import Rebalance
 from pulsetrain.stream.kafka.ingest import Ingest
 from pulsetrain.stream.kafka.ingest_config import IngestConfig
 from pulsetrain.stream.kafka.partition_buffer import announced_end
-from pulsetrain.stream.kafka.transport import KafkaConfig
 from tests.stream.fakes import StillClock
 
 KAFKA = KafkaConfig(prefix="")

@@ -15,7 +15,7 @@ from kafka import KafkaConsumer, TopicPartition
 from kafka.errors import KafkaError
 
 from pulsetrain.records.batch import encode
-from pulsetrain.stream.kafka.transport import KafkaConfig
+from pulsetrain.stream.kafka.client import KafkaConfig
 from pulsetrain.stream.spool.queue import Entry
 from tests.stream.rows import table
 

@@ -13,9 +13,10 @@ from starlette.applications import Starlette
 from pulsetrain.core.clock import SystemClock
 from pulsetrain.core.errors import Unavailable
 from pulsetrain.records.batch import encode
+from pulsetrain.stream.kafka.client import KafkaConfig
 from pulsetrain.stream.kafka.ingest import Ingest
 from pulsetrain.stream.kafka.ingest_config import IngestConfig
-from pulsetrain.stream.kafka.transport import KafkaConfig, KafkaTransport
+from pulsetrain.stream.kafka.transport import KafkaTransport
 from pulsetrain.stream.spool.queue import Entry, Spool
 from pulsetrain.stream.spool.shipper import Shipper, ShipperConfig
 from pulsetrain.stream.spool.transport import HttpTransport

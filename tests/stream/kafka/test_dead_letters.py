@@ -8,8 +8,8 @@ import pytest
 
 from pulsetrain.stream.ingest_metrics import IngestMetrics
 from pulsetrain.stream.kafka import dead_letters
+from pulsetrain.stream.kafka.client import KafkaConfig
 from pulsetrain.stream.kafka.dead_letters import DeadLetters
-from pulsetrain.stream.kafka.transport import KafkaConfig
 from tests.stream.kafka.fakes import message
 
 

@@ -8,8 +8,8 @@ import pytest
 
 from pulsetrain.records.batch import encode
 from pulsetrain.records.schema import RECORDS
+from pulsetrain.stream.kafka.client import KafkaConfig
 from pulsetrain.stream.kafka.engine import KafkaEngine, drop, feed, queue, statements
-from pulsetrain.stream.kafka.transport import KafkaConfig
 from pulsetrain.stream.store.clickhouse import open_store
 from tests.stream.rows import table
 

@@ -15,7 +15,8 @@ from playwright.sync_api import expect
 from pulsetrain.analytics import report
 from pulsetrain.simulate.spec import FleetFault, FleetSpec
 from pulsetrain.simulate.write import to_transport
-from pulsetrain.stream.kafka.transport import KafkaConfig, KafkaTransport
+from pulsetrain.stream.kafka.client import KafkaConfig
+from pulsetrain.stream.kafka.transport import KafkaTransport
 from pulsetrain.stream.store.clickhouse import open_store
 from tests.agent.real_processes import until
 from tests.browser.conftest import browser, page  # noqa: F401 - fixtures

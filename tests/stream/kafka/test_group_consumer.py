@@ -10,10 +10,10 @@ from kafka.structs import OffsetAndMetadata
 
 from pulsetrain.records.schema import RECORDS
 from pulsetrain.stream.kafka import group_consumer
+from pulsetrain.stream.kafka.client import KafkaConfig
 from pulsetrain.stream.kafka.group_consumer import GroupConsumer, Rebalance
 from pulsetrain.stream.kafka.ingest_config import IngestConfig
 from pulsetrain.stream.kafka.partition_buffer import OffsetRange
-from pulsetrain.stream.kafka.transport import KafkaConfig
 from tests.stream.kafka.fakes import message
 
 ONE, TWO = TopicPartition("steps", 1), TopicPartition("steps", 2)

@@ -20,7 +20,8 @@ from kafka.net import KafkaTCPTransport
 
 from pulsetrain.core.errors import AuthError, UsageError
 from pulsetrain.records.batch import decode
-from pulsetrain.stream.kafka.transport import KafkaConfig, KafkaTransport, create_topics, refuse_credentials
+from pulsetrain.stream.kafka.client import KafkaConfig, create_topics, refuse_credentials
+from pulsetrain.stream.kafka.transport import KafkaTransport
 from pulsetrain.stream.spool.queue import Spool
 from pulsetrain.stream.spool.shipper import Shipper, ShipperConfig
 from tests.agent.real_processes import TRAIN

@@ -1,98 +1,127 @@
-"""Batches through a real broker: what is sent arrives once, and what cannot be sent says why."""
+"""What is sent to Kafka, and what no broker will ever take. With a broker: `test_transport_broker.py`."""
 
-import uuid
+from __future__ import annotations
+
+import re
 
 import pytest
-from kafka import KafkaConsumer
+from kafka import errors
 
-from pulsetrain.core.config import load
-from pulsetrain.core.errors import ConfigError, Unavailable
+from pulsetrain.core.errors import Unavailable
 from pulsetrain.records.batch import decode, encode
-from pulsetrain.stream.kafka.transport import KafkaConfig, KafkaTransport
+from pulsetrain.records.encoding import encode as encode_columns
+from pulsetrain.stream.kafka import transport
+from pulsetrain.stream.kafka.client import KafkaConfig
+from pulsetrain.stream.kafka.transport import KafkaTransport
 from pulsetrain.stream.spool.queue import Entry
-from tests.stream.rows import table
+from tests.stream.rows import columns, table
 
-pytestmark = [pytest.mark.kafka, pytest.mark.integration]
+
+class Producer:
+    """Stands in for the client's producer. `too_large` are sizes that it or its broker refuses."""
+
+    def __init__(self, **options):
+        self.options = options
+        self.sent = []
+        self.refused = set()
+        self.failure = None
+        self.closed = False
+
+    def send(self, topic, **message):
+        if len(message["value"]) > 1 << 20:
+            raise errors.MessageSizeTooLargeError("larger than max_request_size")
+        self.sent.append((topic, message))
+        return Delivery(self.failure)
+
+    def flush(self, timeout):
+        pass
+
+    def close(self, timeout):
+        self.closed = True
+
+
+class Delivery:
+    def __init__(self, failure):
+        self.failure = failure
+
+    def get(self, timeout):
+        if self.failure:
+            raise self.failure
+
+
+@pytest.fixture
+def made(monkeypatch):
+    """A transport, and all producers that it made."""
+    producers = []
+    monkeypatch.setattr(
+        transport, "KafkaProducer", lambda **options: producers.append(Producer(**options)) or producers[-1]
+    )
+    return KafkaTransport(KafkaConfig(prefix="p.")), producers
 
 
 def entry(data, rows=1):
     return Entry(segment=0, end=0, rows=rows, data=data)
 
 
-def config(broker, **changes):
-    return KafkaConfig(servers=broker.servers, prefix=f"t{uuid.uuid4().hex[:8]}.", timeout_s=60, **changes)
+def steps(rows=2, **more):
+    return encode("steps", table("steps", rows, **more), source="node-a/1", first_row=7)
 
 
-def read(config, record, count):
-    consumer = KafkaConsumer(
-        config.topic(record),
-        bootstrap_servers=config.servers,
-        auto_offset_reset="earliest",
-        consumer_timeout_ms=60_000,
-    )
-    try:
-        return [message for _, message in zip(range(count), consumer, strict=False)]
-    finally:
-        consumer.close()
+def test_a_batch_goes_to_its_topic_keyed_by_node_with_its_identity_in_the_headers(made):
+    sender, producers = made
+    assert sender.send([entry(steps())]) == []
+    ((topic, message),) = producers[0].sent
+    assert (topic, message["key"], message["value"]) == ("p.steps", b"node-a", steps())
+    assert dict(message["headers"]) == {
+        "schema": b"1", "source": b"node-a/1", "first_row": b"7", "rows": b"2",
+    }  # fmt: skip
 
 
-def test_a_batch_arrives_whole_with_its_identity_in_the_headers(broker):
-    mine = config(broker)
-    transport = KafkaTransport(mine)
-    rows = table("spans", 100)
-    assert transport.send([entry(encode("spans", rows, source="node-a/1", first_row=7), 100)]) == []
-    transport.close()
-    (message,) = read(mine, "spans", 1)
-    assert dict(message.headers) == {"schema": b"1", "source": b"node-a/1", "first_row": b"7", "rows": b"100"}
-    assert message.key == b"node-a"
-    assert decode(message.value).table.equals(rows)
+def test_a_batch_as_agents_build_it_becomes_arrow(made):
+    sender, producers = made
+    sender.send([entry(encode_columns(columns("steps", 3), source="node-a/1", first_row=0))])
+    ((_, message),) = producers[0].sent
+    assert decode(message["value"]).table.equals(table("steps", 3))
 
 
-@pytest.mark.parametrize("compression", ["gzip", "lz4"])
-def test_the_brokers_own_compression_is_passed_through(broker, compression):
-    mine = config(broker, compression=compression)
-    transport = KafkaTransport(mine)
-    transport.send([entry(encode("steps", table("steps", 5), source="a/1", first_row=0), 5)])
-    transport.close()
-    (message,) = read(mine, "steps", 1)
-    assert decode(message.value).rows == 5
-
-
-def test_garbage_is_refused_and_the_rest_is_sent(broker):
-    mine = config(broker)
-    transport = KafkaTransport(mine)
-    good = entry(encode("steps", table("steps", 5), source="a/1", first_row=0), 5)
-    rejected = transport.send([entry(b"garbage"), good])
-    transport.close()
-    assert [r.entry.data for r in rejected] == [b"garbage"]
-    assert len(read(mine, "steps", 1)) == 1
-
-
-def test_a_message_that_no_broker_takes_is_refused_with_its_size(broker):
-    mine = config(broker)
-    transport = KafkaTransport(mine)
-    huge = encode("logs", table("logs", 10, message="x" * 10), source="a/1", first_row=0)
-    padded = entry(huge + b"\0" * (9 << 20), 10)
-    (rejection,) = transport.send([padded])
-    transport.close()
-    assert str(len(padded.data)) in rejection.why
-
-
-def test_an_unknown_broker_is_one_line():
-    transport = KafkaTransport(KafkaConfig(servers="127.0.0.1:1", timeout_s=2))
-    with pytest.raises(Unavailable, match=r"Kafka 127\.0\.0\.1:1 does not answer"):
-        transport.send([entry(encode("steps", table("steps", 1), source="a/1", first_row=0))])
-    transport.close()
+def test_messages_are_acknowledged_by_all_replicas_and_never_doubled_by_the_client(made):
+    sender, producers = made
+    sender.send([entry(steps())])
+    assert (producers[0].options["acks"], producers[0].options["enable_idempotence"]) == ("all", True)
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "words"),
+    ("data", "words"),
     [
-        ("security_protocol", "TLS", "SASL_SSL"),
-        ("servers", "nohost", "not host:port"),
-        ("nonsense", 1, "unknown key"),
+        (b"garbage", "not an Arrow IPC stream"),
+        (steps().replace(b"steps", b"stxps"), "unknown record 'stxps' of schema version 1"),
+        (steps() + bytes(1 << 21), "message of 2.* bytes"),
     ],
+    ids=["garbage", "unknown-record", "too-large"],
 )
-def test_a_wrong_setting_names_what_is_allowed(key, value, words):
-    with pytest.raises(ConfigError, match=words):
-        load(KafkaConfig, "kafka", file={"kafka": {key: value}})
+def test_what_no_broker_will_take_is_refused_and_the_rest_is_sent(made, data, words):
+    sender, producers = made
+    bad, good = entry(data), entry(steps())
+    (rejection,) = sender.send([bad, good])
+    assert rejection.entry is bad
+    assert re.search(words, rejection.why)
+    assert len(producers[0].sent) == 1
+
+
+def test_a_broker_that_refuses_the_size_is_quoted(made):
+    sender, _ = made
+    sender._open().failure = errors.RecordListTooLargeError("batch")
+    (rejection,) = sender.send([entry(steps())])
+    assert "RecordListTooLarge" in rejection.why
+
+
+def test_after_a_failure_the_next_send_begins_with_a_new_producer(made):
+    sender, producers = made
+    sender._open().failure = errors.KafkaConnectionError("gone")
+    with pytest.raises(Unavailable, match="does not answer"):
+        sender.send([entry(steps())])
+    assert producers[0].closed
+    assert sender.send([entry(steps())]) == []
+    assert len(producers) == 2
+    sender.close()
+    sender.close()
