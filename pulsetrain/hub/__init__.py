@@ -1,1 +1,1 @@
-"""The hub: composes store, ingest, analysis, controller and dashboard into one process tree."""
+"""The hub: puts store, ingest, analysis, controller and dashboard together in one process tree."""

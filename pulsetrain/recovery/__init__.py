@@ -1,1 +1,1 @@
-"""Decides, acts, restores. Imports ``stream``, ``diagnostics`` and ``collectors``."""
+"""Decides what a job does next, acts on its nodes, and plans from where state is restored."""

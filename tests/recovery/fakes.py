@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
+from pulsetrain.core.supervisor import TaskSupervisor
 from pulsetrain.protocol.messages import (
     FirstStep,
     Heartbeat,
     Held,
+    Hello,
     HostStore,
     Leave,
+    Leaving,
     PairCheck,
     RankExit,
     RankStatus,
@@ -20,6 +23,10 @@ from pulsetrain.protocol.messages import (
     Stop,
     decode,
 )
+from pulsetrain.recovery.controller import Controller
+from pulsetrain.recovery.policy import Policy
+from pulsetrain.recovery.state import Services
+from pulsetrain.recovery.transitions import Phase
 
 
 class FakeClock:
@@ -156,9 +163,85 @@ class FakeAgent:
         )
         self.controller.received(self.node, exit_)
 
+    def leaves(self, signal="SIGINT"):
+        """A signal tells the agent to end: it says so, its ranks end, its connection closes."""
+        leaving = Leaving(node=self.hello.node, reason=f"ended by {signal}", signal=signal)
+        self.controller.received(self.node, leaving)
+
     def reconnect(self, **changes):
         self.hello = replace(self.hello, **changes)
         self.node = self.controller.connected(self.hello, self.send)
 
     def drop(self):
         self.controller.disconnected(self.node, self.send)
+
+
+class Fleet:
+    """A controller with fake agents; `settle` lets everything that can happen happen."""
+
+    def __init__(self, nodes="ab", nnodes=2, policy=None, max_restarts=3, **agent):
+        self.clock, self.journal = FakeClock(), KeptJournal()
+        self.loops = TaskSupervisor(self.clock)
+        self.loops.start()
+        services = Services(
+            policy=policy or Policy(), journal=self.journal, clock=self.clock, background=self.loops
+        )
+        self.controller = Controller(services, self.loops)
+        self.max_restarts, self.nnodes = max_restarts, nnodes
+        self.agents = {n: self.join(n, **agent) for n in nodes}
+
+    def join(self, node, *, attempt=-1, node_rank=-1, pid=None, job="j", **agent):
+        hello = Hello(
+            node=node,
+            address="127.0.0.1",
+            job=job,
+            pid=pid or ord(node[0]),
+            nproc_per_node=2,
+            nnodes=self.nnodes,
+            max_restarts=self.max_restarts,
+            peer_port=1,
+            attempt=attempt,
+            node_rank=node_rank,
+        )
+        return FakeAgent(self.controller, hello, **agent)
+
+    @property
+    def job(self):
+        return self.controller.jobs["j"].snapshot()
+
+    def node(self, name):
+        return next(n for n in self.job.nodes if n.name == name)
+
+    async def settle(self, seconds=0.0):
+        self.clock.now_s += seconds
+        self.controller.tick()
+        for _ in range(300):
+            await asyncio.sleep(0)
+
+    async def form(self):
+        await self.settle(0.0)
+        await self.settle(0.6)
+        assert self.job.phase is Phase.RUNNING
+
+    def of(self, node, kind):
+        return [c for c in self.agents[node].commands if isinstance(c, kind)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Observed:
+    """A finding, as far as a job looks at it."""
+
+    kind: str
+    subject: str
+    subject_type: str = "rank"
+    attempt: int = 0
+    confidence: float = 0.9
+    summary: str = "s"
+
+
+def hang(rank, **changes):
+    return Observed(kind="hang", subject=str(rank), summary=f"rank {rank} hangs", **changes)
+
+
+def run(scenario):
+    asyncio.run(asyncio.wait_for(scenario(), 20))

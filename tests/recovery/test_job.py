@@ -1,89 +1,14 @@
-"""A job under the controller, against fake agents: what an operator relies on when something breaks."""
+"""A job against fake agents: what an operator relies on when something breaks."""
 
 import asyncio
-from dataclasses import dataclass
+import dataclasses
 
 import pytest
 
-from pulsetrain.core.errors import UsageError
-from pulsetrain.core.supervisor import TaskSupervisor
-from pulsetrain.protocol.messages import Held, Hello, HostStore, Leave, SelfCheck, Start, Stop
-from pulsetrain.recovery.controller import Controller
+from pulsetrain.protocol.messages import Held, HostStore, Leave, SelfCheck, Start, Stop
 from pulsetrain.recovery.policy import Policy
-from pulsetrain.recovery.state import Services
 from pulsetrain.recovery.transitions import Phase
-from tests.recovery.fakes import FakeAgent, FakeClock, KeptJournal
-
-
-class Fleet:
-    """A controller with fake agents; `settle` lets everything that can happen happen."""
-
-    def __init__(self, nodes="ab", nnodes=2, policy=None, max_restarts=3, **agent):
-        self.clock, self.journal = FakeClock(), KeptJournal()
-        self.loops = TaskSupervisor(self.clock)
-        self.loops.start()
-        services = Services(
-            policy=policy or Policy(), journal=self.journal, clock=self.clock, background=self.loops
-        )
-        self.controller = Controller(services, self.loops)
-        self.max_restarts, self.nnodes = max_restarts, nnodes
-        self.agents = {n: self.join(n, **agent) for n in nodes}
-
-    def join(self, node, *, attempt=-1, node_rank=-1, pid=None, **agent):
-        hello = Hello(
-            node=node,
-            address="127.0.0.1",
-            job="j",
-            pid=pid or ord(node[0]),
-            nproc_per_node=2,
-            nnodes=self.nnodes,
-            max_restarts=self.max_restarts,
-            peer_port=1,
-            attempt=attempt,
-            node_rank=node_rank,
-        )
-        return FakeAgent(self.controller, hello, **agent)
-
-    @property
-    def job(self):
-        return self.controller.jobs["j"].snapshot()
-
-    def node(self, name):
-        return next(n for n in self.job.nodes if n.name == name)
-
-    async def settle(self, seconds=0.0):
-        self.clock.now_s += seconds
-        self.controller.tick()
-        for _ in range(300):
-            await asyncio.sleep(0)
-
-    async def form(self):
-        await self.settle(0.0)
-        await self.settle(0.6)
-        assert self.job.phase is Phase.RUNNING
-
-    def of(self, node, kind):
-        return [c for c in self.agents[node].commands if isinstance(c, kind)]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Observed:
-    """A finding, as far as a job looks at it."""
-
-    kind: str
-    subject: str
-    subject_type: str = "rank"
-    attempt: int = 0
-    confidence: float = 0.9
-    summary: str = "s"
-
-
-def hang(rank, **changes):
-    return Observed(kind="hang", subject=str(rank), summary=f"rank {rank} hangs", **changes)
-
-
-def run(scenario):
-    asyncio.run(asyncio.wait_for(scenario(), 20))
+from tests.recovery.fakes import Fleet, Observed, hang, run
 
 
 def test_a_job_forms_with_the_lowest_names_and_keeps_the_rest_as_standbys():
@@ -198,16 +123,6 @@ def test_silence_on_an_open_connection_is_a_lost_node():
     run(scenario)
 
 
-def test_a_late_tick_accuses_nobody():
-    async def scenario():
-        fleet = Fleet("ab")
-        await fleet.form()
-        await fleet.settle(30)
-        assert "node_lost" not in fleet.journal.kinds()
-
-    run(scenario)
-
-
 def test_without_a_standby_the_job_waits_for_a_node_and_then_goes_on():
     async def scenario():
         fleet = Fleet("ab")
@@ -305,70 +220,6 @@ def test_observe_only_says_what_it_would_do_and_does_nothing():
     run(scenario)
 
 
-def test_eviction_by_hand_is_previewed_then_done_in_the_persons_name():
-    async def scenario():
-        fleet = Fleet("abz")
-        await fleet.form()
-        fleet.agents["a"].complete(9, peer_of=(2, 3))
-        fleet.agents["b"].complete(9)
-        preview = fleet.controller.preview_eviction("b")
-        assert (preview["standby"], preview["ranks"], preview["lost_steps"]) == ("z", [2, 3], 0)
-        assert fleet.agents["b"].left is None
-        await fleet.controller.evict("b", "fan failed", "ada")
-        await fleet.settle()
-        await fleet.settle()
-        assert fleet.journal.last("evict")["actor"] == "ada"
-        assert isinstance(fleet.agents["b"].left, Leave)
-        assert [p.node for p in fleet.job.world] == ["a", "z"]
-
-    run(scenario)
-
-
-def test_evicting_an_unknown_node_names_those_that_are_there():
-    async def scenario():
-        fleet = Fleet("ab")
-        await fleet.form()
-        with pytest.raises(UsageError, match=r"no node 'q'; nodes here: a, b"):
-            await fleet.controller.evict("q", "x", "ada")
-
-    run(scenario)
-
-
-def test_a_new_hub_adopts_a_running_job_without_touching_it():
-    async def scenario():
-        fleet = Fleet("")
-        fleet.agents = {n: fleet.join(n, attempt=5, node_rank=i) for i, n in enumerate("ab")}
-        await fleet.settle()
-        assert fleet.job.phase is Phase.RUNNING
-        assert (fleet.job.attempt, fleet.agents["a"].commands) == (5, [])
-
-    run(scenario)
-
-
-def test_a_node_that_died_while_the_hub_was_away_is_replaced_after_adoption():
-    async def scenario():
-        fleet = Fleet("")
-        fleet.agents = {"a": fleet.join("a", attempt=5, node_rank=0), "z": fleet.join("z")}
-        fleet.agents["a"].complete(3, peer_of=(2, 3))
-        for _ in range(13):
-            for agent in fleet.agents.values():
-                agent.send_heartbeat()
-            await fleet.settle(0.9)
-        assert fleet.job.attempt == 6
-        assert [p.node for p in fleet.job.world] == ["a", "z"]
-
-    run(scenario)
-
-
-def test_two_live_agents_may_not_share_a_name():
-    async def scenario():
-        fleet = Fleet("a")
-        with pytest.raises(UsageError, match="already connected"):
-            fleet.join("a", pid=77)
-
-    run(scenario)
-
-
 def test_exits_that_the_controllers_own_stop_causes_start_no_second_recovery():
     async def scenario():
         fleet = Fleet("ab")
@@ -444,5 +295,121 @@ def test_a_script_that_names_no_step_is_under_way_once_its_ranks_have_worked_for
         await beats(30, worked=3)
         assert fleet.job.first_step_done
         assert [r["cause"] for r in fleet.job.history] == ["crash"]
+
+    run(scenario)
+
+
+def test_a_job_whose_agents_are_all_ended_by_a_signal_is_over_and_no_node_is_lost():
+    async def scenario():
+        fleet = Fleet("abz")
+        await fleet.form()
+        for name in "ab":
+            fleet.agents[name].leaves("SIGINT")
+        for rank in range(4):
+            fleet.agents["ab"[rank // 2]].rank_exits(rank, -15)
+        for name in "ab":
+            fleet.agents[name].drop()
+        await fleet.settle(0.9)
+        await fleet.settle(0.9)
+        job = fleet.job
+        assert (job.phase, job.failure, job.ended_by) == (Phase.FAILED, "ended by SIGINT", "SIGINT")
+        assert fleet.agents["z"].left.exit_code == 130
+        assert {n.name: str(n.state) for n in job.nodes} == {"a": "left", "b": "left", "z": "left"}
+        assert not {"node_lost", "recovery", "evict"} & set(fleet.journal.kinds())
+        assert fleet.journal.last("job_ended")["detail"]["reason"] == "job ended by SIGINT"
+
+    run(scenario)
+
+
+def test_peers_that_fail_while_a_node_leaves_are_explained_by_it():
+    async def scenario():
+        fleet = Fleet("abz")
+        await fleet.form()
+        fleet.agents["a"].complete(9, peer_of=(2, 3))
+        fleet.agents["b"].leaves("SIGTERM")
+        fleet.agents["a"].rank_exits(0, 1, ("connection closed by peer",))
+        await fleet.settle(0.5)
+        assert fleet.job.phase is Phase.RUNNING
+        fleet.agents["b"].drop()
+        await fleet.settle(0.6)
+        await fleet.settle()
+        assert [m.node for m in fleet.job.world] == ["a", "z"]
+        lost = fleet.journal.last("recovery")["detail"]
+        assert (lost["cause"], lost["node"]) == ("node_lost", "b")
+        assert "its agent ended: ended by SIGTERM" in lost["reason"]
+
+    run(scenario)
+
+
+def test_the_last_active_node_that_leaves_by_a_signal_ends_a_job_that_waits_for_nodes():
+    async def scenario():
+        fleet = Fleet("ab")
+        await fleet.form()
+        fleet.agents["b"].drop()
+        await fleet.settle(0.9)
+        await fleet.settle(0.2)
+        assert fleet.job.phase is Phase.WAITING
+        fleet.agents["a"].leaves("SIGINT")
+        await fleet.settle()
+        assert (fleet.job.phase, fleet.job.ended_by) == (Phase.FAILED, "SIGINT")
+
+    run(scenario)
+
+
+def test_an_agent_that_ends_without_a_signal_does_not_end_the_job():
+    async def scenario():
+        fleet = Fleet("ab")
+        await fleet.form()
+        for name in "ab":
+            fleet.agents[name].leaves("")
+        await fleet.settle(0.9)
+        await fleet.settle(0.2)
+        assert fleet.job.phase is not Phase.FAILED
+        assert fleet.journal.kinds().count("node_lost") == 2
+
+    run(scenario)
+
+
+def test_a_crash_finding_changes_whom_the_recovery_blames():
+    async def scenario():
+        fleet = Fleet("ab")
+        await fleet.form()
+        fleet.agents["a"].rank_exits(0, 1)
+        await asyncio.sleep(0)
+        crash = Observed(kind="crash", subject="3", summary="rank 3 ended first")
+        while fleet.job.fault is None:
+            await asyncio.sleep(0)
+        fleet.controller.jobs["j"].observe([crash])
+        await fleet.settle()
+        recovery = fleet.journal.last("recovery")["detail"]
+        assert (recovery["culprit"], recovery["node"], recovery["reason"]) == (
+            "rank 3", "b", "rank 3 ended first",
+        )  # fmt: skip
+
+    run(scenario)
+
+
+def test_a_hang_is_dated_back_to_the_last_progress_of_its_rank():
+    async def scenario():
+        fleet = Fleet("ab")
+        await fleet.form()
+        fleet.clock.now_s += 0.5
+        fleet.controller.jobs["j"].observe([hang(rank=2, confidence=0.8), hang(rank=1)])
+        await fleet.settle()
+        recovery = fleet.journal.last("recovery")["detail"]
+        assert (recovery["cause"], recovery["culprit"]) == ("hang", "rank 1")
+        assert recovery["stages_ns"]["detect"] == pytest.approx(0.5e9, abs=1e6)
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("change", [{"attempt": 7}, {"kind": "straggler"}])
+def test_findings_of_another_attempt_and_of_other_kinds_stop_nothing(change):
+    async def scenario():
+        fleet = Fleet("ab")
+        await fleet.form()
+        fleet.controller.jobs["j"].observe([dataclasses.replace(hang(rank=1), **change)])
+        await fleet.settle()
+        assert (fleet.job.phase, fleet.job.attempt) == (Phase.RUNNING, 0)
 
     run(scenario)

@@ -1,0 +1,187 @@
+"""What each action of the transition table sends to the nodes and leads to."""
+
+import asyncio
+
+import pytest
+
+from pulsetrain.protocol.messages import DumpStacks, Leave, Leaving, Reply, SelfCheck, Stop
+from pulsetrain.recovery import actions, faults
+from pulsetrain.recovery.attempt import Attempt
+from pulsetrain.recovery.membership import Membership
+from pulsetrain.recovery.nodes import Node, NodeState
+from pulsetrain.recovery.policy import Policy
+from pulsetrain.recovery.state import JobState, Services
+from pulsetrain.recovery.transitions import Action, Event, Phase
+from tests.recovery.builders import S, hello, rank_exit
+from tests.recovery.fakes import FakeClock, KeptJournal
+
+
+class FakeNode(Node):
+    """Answers at once; `ok` is the outcome of its self-check."""
+
+    def __init__(self, name, *, ok=True):
+        async def send(text):
+            raise AssertionError(text)
+
+        super().__init__(hello(name), send, 0.0)
+        self.ok, self.commands = ok, []
+
+    async def ask(self, command, timeout_s):
+        self.commands.append(command)
+        return Reply(id=command.id, node=self.name, data={"ok": self.ok, "failed": ["gemm"]})
+
+
+def job_of(*nodes, nnodes=2, max_restarts=3, **policy):
+    services = Services(policy=Policy(**policy), journal=KeptJournal(), clock=FakeClock(), background=None)
+    job = JobState("j", nnodes=nnodes, max_restarts=max_restarts, services=services)
+    job.members = Membership()
+    job.members.nodes = {node.name: node for node in nodes}
+    job.members.fill_world(nnodes)
+    job.attempt = Attempt(number=0, first_step_done=True)
+    return job
+
+
+def do(action, job):
+    return asyncio.run(asyncio.wait_for(actions.carry_out(action, job), 10))
+
+
+def crashed(job, code=1):
+    job.begin_recovery(faults.rank_failed(rank_exit(0, code), job.now_ns()))
+
+
+def kinds(node):
+    return [type(command) for command in node.commands]
+
+
+def test_suspending_ends_the_ranks_of_the_world_and_leaves_standbys_alone():
+    a, b, z = FakeNode("a"), FakeNode("b"), FakeNode("z")
+    job = job_of(a, b, z)
+    crashed(job)
+    assert do(Action.SUSPEND, job) is Event.STOPPED
+    assert (kinds(a), kinds(b), kinds(z)) == ([Stop], [Stop], [])
+    assert "exit code 1" in a.commands[0].reason
+
+
+def test_suspending_waits_until_a_closed_connection_is_decided():
+    a, b = FakeNode("a"), FakeNode("b")
+    job = job_of(a, b)
+    b.disconnect(0.0)
+
+    async def scenario():
+        task = asyncio.create_task(actions.carry_out(Action.SUSPEND, job))
+        await asyncio.sleep(0.001)
+        waits = not task.done()
+        b.state = NodeState.LOST
+        return waits, await asyncio.wait_for(task, 5)
+
+    assert asyncio.run(scenario()) == (True, Event.STOPPED)
+
+
+def test_suspending_does_not_wait_for_a_node_that_leaves():
+    a, b = FakeNode("a"), FakeNode("b")
+    job = job_of(a, b)
+    b.leaves(Leaving(node="b", reason="r", signal="SIGINT"), 0.0)
+    b.disconnect(0.0)
+    assert do(Action.SUSPEND, job) is Event.STOPPED
+
+
+def test_the_check_says_whether_enough_healthy_nodes_are_left():
+    assert do(Action.CHECK, job_of(FakeNode("a"), FakeNode("b"))) is Event.QUORUM
+    job = job_of(FakeNode("a"), FakeNode("b", ok=False))
+    assert do(Action.CHECK, job) is Event.SHORT
+    assert job.members.failed == {"b": "self-check failed: gemm"}
+
+
+@pytest.mark.parametrize(
+    ("code", "used", "idle", "words"),
+    [(2, 0, 0, "exit code 2"), (1, 3, 0, "3 restarts are used up"), (1, 0, 3, "3 attempts in a row")],
+)
+def test_a_restart_that_cannot_help_is_not_tried(code, used, idle, words):
+    a = FakeNode("a")
+    job = job_of(a, FakeNode("b"))
+    crashed(job, code)
+    job.restarts.used, job.restarts.idle = used, idle
+    assert do(Action.CHECK, job) is Event.EXHAUSTED
+    assert words in job.failure
+    assert SelfCheck not in kinds(a)
+
+
+def test_a_check_that_is_done_again_counts_its_restart_once():
+    job = job_of(FakeNode("a"), FakeNode("b"), max_restarts=1)
+    crashed(job)
+    assert [do(Action.CHECK, job) for _ in range(3)] == [Event.QUORUM] * 3
+    assert job.restarts.used == 1
+
+
+def test_replacing_evicts_who_failed_and_promotes_a_standby():
+    b = FakeNode("b")
+    job = job_of(FakeNode("a"), b, FakeNode("z"))
+    job.members.failed["b"] = "self-check failed"
+    assert do(Action.REPLACE, job) is None
+    assert [m.node for m in job.members.world] == ["a", "z"]
+    assert [type(c) for c in b.commands] == [Leave]
+    assert job.services.journal.kinds() == ["evict", "standby_promoted"]
+
+
+def test_the_policy_may_refuse_an_eviction_but_not_a_persons():
+    b = FakeNode("b")
+    job = job_of(FakeNode("a"), b, FakeNode("z"), evictions_per_hour=0)
+    job.members.failed["b"] = "self-check failed"
+    do(Action.REPLACE, job)
+    assert job.services.journal.kinds() == ["eviction_refused"]
+    job.begin_recovery(faults.evicted("b", "fan", "ada", 0, S))
+    job.members.failed["b"] = "evicted by ada: fan"
+    do(Action.REPLACE, job)
+    assert job.services.journal.last("evict")["actor"] == "ada"
+    assert b.state is NodeState.EVICTED
+
+
+@pytest.mark.parametrize(
+    ("phase", "failure", "ended_by", "code", "kind"),
+    [
+        (Phase.FINISHED, "", "", 0, "job_finished"),
+        (Phase.FAILED, "bad", "", 1, "job_failed"),
+        (Phase.FAILED, "ended by SIGTERM", "SIGTERM", 143, "job_ended"),
+    ],
+)
+def test_the_end_is_told_to_every_agent_that_is_still_there(phase, failure, ended_by, code, kind):
+    a, b, z = FakeNode("a"), FakeNode("b"), FakeNode("z")
+    job = job_of(a, b, z)
+    b.leaves(Leaving(node="b", reason="r", signal="SIGTERM"), 0.0)
+    job.phase, job.failure, job.ended_by = phase, failure, ended_by
+    assert do(Action.DISMISS, job) is None
+    assert [c.exit_code for c in a.commands + z.commands] == [code, code]
+    assert b.commands == []
+    assert {n.state for n in (a, b, z)} == {NodeState.LEFT}
+    assert job.services.journal.kinds() == [kind]
+
+
+def test_a_failed_job_ends_with_the_exit_code_of_its_rank():
+    a = FakeNode("a")
+    job = job_of(a, FakeNode("b"))
+    crashed(job, 7)
+    job.phase = Phase.FAILED
+    do(Action.DISMISS, job)
+    assert a.commands[0].exit_code == 7
+
+
+def test_missing_nodes_are_counted():
+    job = job_of(FakeNode("a"), FakeNode("b"))
+    job.members.nodes["b"].state = NodeState.LOST
+    assert do(Action.ASK_FOR_NODES, job) is None
+    assert job.services.journal.last("waiting")["detail"] == {"missing_nodes": 1}
+
+
+def test_stacks_are_read_on_the_nodes_of_the_world():
+    a, z = FakeNode("a"), FakeNode("z")
+    job = job_of(a, FakeNode("b"), z)
+    replies = asyncio.run(actions.read_stacks(job, 3.0, first_only=True))
+    assert [r.node for r in replies] == ["a", "b"]
+    assert [(type(c), c.first_only) for c in a.commands] == [(DumpStacks, True)]
+    assert z.commands == []
+
+
+def test_a_node_that_was_replaced_ends_what_it_still_runs():
+    a = FakeNode("a")
+    asyncio.run(actions.clear_node(job_of(a, FakeNode("b")), a))
+    assert a.commands[0].reason == "another node has replaced it"

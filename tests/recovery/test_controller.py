@@ -1,0 +1,136 @@
+"""All jobs of a hub: adoption, the clock, evictions by hand."""
+
+import pytest
+
+from pulsetrain.core.errors import UsageError
+from pulsetrain.protocol.messages import FirstStep, Leave, Stop
+from pulsetrain.recovery.job import Job
+from pulsetrain.recovery.transitions import Phase
+from tests.recovery.fakes import Fleet, run
+
+
+def test_a_late_tick_accuses_nobody():
+    async def scenario():
+        fleet = Fleet("ab")
+        await fleet.form()
+        await fleet.settle(30)
+        assert "node_lost" not in fleet.journal.kinds()
+
+    run(scenario)
+
+
+def test_eviction_by_hand_is_previewed_then_done_in_the_persons_name():
+    async def scenario():
+        fleet = Fleet("abz")
+        await fleet.form()
+        fleet.agents["a"].complete(9, peer_of=(2, 3))
+        fleet.agents["b"].complete(9)
+        preview = fleet.controller.preview_eviction("b")
+        assert (preview["standby"], preview["ranks"], preview["lost_steps"]) == ("z", [2, 3], 0)
+        assert fleet.agents["b"].left is None
+        await fleet.controller.evict("b", "fan failed", "ada")
+        await fleet.settle()
+        await fleet.settle()
+        assert fleet.journal.last("evict")["actor"] == "ada"
+        assert isinstance(fleet.agents["b"].left, Leave)
+        assert [p.node for p in fleet.job.world] == ["a", "z"]
+
+    run(scenario)
+
+
+def test_evicting_an_unknown_node_names_those_that_are_there():
+    async def scenario():
+        fleet = Fleet("ab")
+        await fleet.form()
+        with pytest.raises(UsageError, match=r"no node 'q'; nodes here: a, b"):
+            await fleet.controller.evict("q", "x", "ada")
+
+    run(scenario)
+
+
+def test_a_new_hub_adopts_a_running_job_without_touching_it():
+    async def scenario():
+        fleet = Fleet("")
+        fleet.agents = {n: fleet.join(n, attempt=5, node_rank=i) for i, n in enumerate("ab")}
+        await fleet.settle()
+        assert fleet.job.phase is Phase.RUNNING
+        assert (fleet.job.attempt, fleet.agents["a"].commands) == (5, [])
+
+    run(scenario)
+
+
+def test_a_node_that_died_while_the_hub_was_away_is_replaced_after_adoption():
+    async def scenario():
+        fleet = Fleet("")
+        fleet.agents = {"a": fleet.join("a", attempt=5, node_rank=0), "z": fleet.join("z")}
+        fleet.agents["a"].complete(3, peer_of=(2, 3))
+        for _ in range(13):
+            for agent in fleet.agents.values():
+                agent.send_heartbeat()
+            await fleet.settle(0.9)
+        assert fleet.job.attempt == 6
+        assert [p.node for p in fleet.job.world] == ["a", "z"]
+
+    run(scenario)
+
+
+def test_two_live_agents_may_not_share_a_name():
+    async def scenario():
+        fleet = Fleet("a")
+        with pytest.raises(UsageError, match="already connected"):
+            fleet.join("a", pid=77)
+
+    run(scenario)
+
+
+def test_one_job_that_raises_does_not_keep_the_clock_from_the_others(monkeypatch):
+    async def scenario():
+        fleet = Fleet("ab")
+        await fleet.form()
+        fleet.join("c", job="k")
+        original = Job.tick
+
+        def tick(job, **more):
+            if job.name == "k":
+                raise RuntimeError("broken")
+            original(job, **more)
+
+        monkeypatch.setattr(Job, "tick", tick)
+        fleet.agents["b"].drop()
+        fleet.clock.now_s += 0.9
+        with pytest.raises(RuntimeError, match="broken"):
+            fleet.controller.tick()
+        fleet.clock.now_s += 0.2
+        with pytest.raises(RuntimeError, match="broken"):
+            fleet.controller.tick()
+        assert fleet.journal.last("node_lost")["node"] == "b"
+
+    run(scenario)
+
+
+def test_a_message_that_is_no_report_is_ignored():
+    async def scenario():
+        fleet = Fleet("ab")
+        await fleet.form()
+        agent = fleet.agents["a"]
+        fleet.controller.received(agent.node, Stop(id=1, reason="not an agent's message"))
+        fleet.controller.received(agent.node, FirstStep(node="a", ts_ns=0, attempt=99, step=0))
+        assert (fleet.job.phase, fleet.job.attempt) == (Phase.RUNNING, 0)
+
+    run(scenario)
+
+
+def test_a_new_job_under_the_name_of_one_that_is_over_continues_its_attempts():
+    async def scenario():
+        fleet = Fleet("ab")
+        fleet.controller._last_attempt = lambda job: 4
+        await fleet.form()
+        assert fleet.job.attempt == 0
+        for agent in fleet.agents.values():
+            agent.leaves("SIGINT")
+        await fleet.settle()
+        fleet.agents = {name: fleet.join(name, pid=9) for name in "ab"}
+        await fleet.form()
+        assert fleet.job.attempt == 5
+
+    run(scenario)

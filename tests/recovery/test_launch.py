@@ -1,0 +1,69 @@
+"""Starting an attempt on the nodes of a world."""
+
+import asyncio
+
+from pulsetrain.protocol.messages import Held, HostStore, Reply, Start
+from pulsetrain.recovery.launch import launch
+from pulsetrain.recovery.record import Fault
+from pulsetrain.recovery.transitions import Event
+from tests.recovery.builders import heartbeat
+from tests.recovery.test_actions import FakeNode, crashed, job_of
+
+
+class Launcher(FakeNode):
+    """Starts its ranks; `store_error` and `start` say what it answers instead."""
+
+    def __init__(self, name, *, store_error="", start=None, error=""):
+        super().__init__(name)
+        self.store_error, self.start, self.error = store_error, start or {}, error
+
+    async def ask(self, command, timeout_s):
+        self.commands.append(command)
+        if isinstance(command, HostStore):
+            return Reply(id=command.id, node=self.name, error=self.store_error, data={"port": 4242})
+        return Reply(id=command.id, node=self.name, error=self.error, data=self.start)
+
+
+def holds(node, *ranks, step=4):
+    node.beat(heartbeat(node.name, held=tuple(Held(rank=r, step=step, tier="memory") for r in ranks)), 0.0)
+
+
+def test_every_node_starts_its_ranks_from_the_common_step():
+    a, b = Launcher("a", start={"load_ns": {"0": 5, "1": 9}}), Launcher("b")
+    holds(a, 0, 1)
+    holds(b, 2, 3)
+    job = job_of(a, b)
+    crashed(job)
+    assert asyncio.run(launch(job)) is Event.STARTED
+    assert [type(c) for c in a.commands] == [HostStore, Start]
+    start = b.commands[0]
+    assert (start.attempt, start.node_rank, start.restore_step) == (1, 1, 4)
+    assert (start.sources, start.store_port) == ({"2": "memory", "3": "memory"}, 4242)
+    assert (job.attempt.launched, job.recovery.fetch_ns, job.recovery.resumed_step) == (True, 9, 4)
+
+
+def test_a_node_that_cannot_start_is_a_fault_that_names_it():
+    job = job_of(Launcher("a"), Launcher("b", error="no memory"))
+    fault = asyncio.run(launch(job))
+    assert isinstance(fault, Fault)
+    assert (fault.reason, fault.node, fault.attempt) == ("launch on b: no memory", "b", 1)
+    assert not job.attempt.launched
+
+
+def test_without_a_store_nothing_is_started():
+    b = Launcher("b")
+    job = job_of(Launcher("a", store_error="port in use"), b)
+    assert asyncio.run(launch(job)).reason == "launch on a: port in use"
+    assert b.commands == []
+
+
+def test_a_checkpoint_that_is_whole_nowhere_is_not_tried_again():
+    b = Launcher("b", error="whole nowhere", start={"unrestorable": [2, 4]})
+    a = Launcher("a")
+    holds(a, 0, 1)
+    holds(b, 2, 3)
+    job = job_of(a, b)
+    asyncio.run(launch(job))
+    asyncio.run(launch(job))
+    assert [c.restore_step for c in b.commands] == [4, -1]
+    assert job.attempt.number == 2

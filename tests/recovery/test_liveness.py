@@ -1,0 +1,76 @@
+"""When a node counts as lost, and when a job has enough nodes."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from pulsetrain.protocol.messages import Leaving
+from pulsetrain.recovery.liveness import gathered, overdue
+from pulsetrain.recovery.nodes import Node, NodeState
+from pulsetrain.recovery.policy import Policy
+from pulsetrain.recovery.transitions import Event, Phase
+from tests.recovery.builders import hello
+from tests.recovery.test_membership import formed, joined, send
+
+POLICY = Policy(reconnect_grace_s=1.0, heartbeat_timeout_s=2.5, settle_s=0.5, adopt_timeout_s=10.0)
+
+
+def lost(members, now_s):
+    return {node.name: reason for node, reason in overdue(members, POLICY, now_s)}
+
+
+def test_silence_on_an_open_connection_is_a_loss_after_the_timeout():
+    members = formed("a", "b")
+    members.nodes["a"].heard_s = 2.0
+    assert lost(members, 2.5) == {}
+    assert lost(members, 2.6) == {"b": "no heartbeat for 2.6 s"}
+
+
+def test_a_closed_connection_is_a_loss_after_the_grace_period():
+    members = formed("a", "b")
+    members.nodes["b"].disconnect(1.0)
+    members.nodes["a"].heard_s = 2.0
+    assert lost(members, 2.0) == {}
+    assert lost(members, 2.1) == {"b": "connection closed and not back in 1 s"}
+
+
+def test_a_node_that_said_why_it_ends_is_lost_with_that_reason():
+    members = formed("a")
+    members.nodes["a"].leaves(Leaving(node="a", reason="ended by SIGINT", signal="SIGINT"), 0.0)
+    assert lost(members, 1.0) == {}
+    assert lost(members, 1.1) == {"a": "its agent ended: ended by SIGINT"}
+
+
+def test_a_node_that_is_gone_is_not_lost_again():
+    members = formed("a")
+    members.nodes["a"].state = NodeState.EVICTED
+    assert lost(members, 99.0) == {}
+
+
+def job(members, phase=Phase.FORMING):
+    return SimpleNamespace(members=members, phase=phase, nnodes=2, services=SimpleNamespace(policy=POLICY))
+
+
+@pytest.mark.parametrize(
+    ("nodes", "quiet_s", "phase", "expected"),
+    [
+        ("ab", 0.6, Phase.FORMING, Event.QUORUM),
+        ("ab", 0.4, Phase.FORMING, None),
+        ("a", 9.0, Phase.FORMING, None),
+        ("ab", 0.6, Phase.WAITING, Event.QUORUM),
+        ("ab", 0.6, Phase.RUNNING, None),
+    ],
+)
+def test_a_job_begins_once_enough_nodes_have_settled(nodes, quiet_s, phase, expected):
+    assert gathered(job(joined(*nodes), phase), quiet_s=quiet_s) is expected
+
+
+@pytest.mark.parametrize(
+    ("nodes", "quiet_s", "expected"),
+    [("ab", 0.0, Event.ADOPTED), ("a", 9.9, None), ("a", 10.1, Event.ADOPTED)],
+)
+def test_a_running_attempt_is_adopted_when_all_reported_or_waiting_was_in_vain(nodes, quiet_s, expected):
+    members = joined()
+    for rank, name in enumerate(nodes):
+        members.nodes[name] = Node(hello(name, attempt=3, node_rank=rank), send, 0.0)
+    assert gathered(job(members), quiet_s=quiet_s) is expected

@@ -1,0 +1,123 @@
+"""The nodes of a job and the world they form."""
+
+import pytest
+
+from pulsetrain.protocol.messages import Held, Leaving
+from pulsetrain.recovery.membership import Membership, Promotion
+from pulsetrain.recovery.nodes import Node, NodeState
+from tests.recovery.builders import heartbeat, hello, status
+
+
+async def send(text):
+    """Nobody listens."""
+
+
+def joined(*names, standby=(), **hello_changes):
+    members = Membership()
+    for name in names:
+        members.nodes[name] = Node(hello(name, standby=name in standby, **hello_changes), send, 0.0)
+    return members
+
+
+def formed(*names, count=2):
+    members = joined(*names)
+    members.fill_world(count)
+    return members
+
+
+def test_forming_a_world_makes_its_nodes_active_and_promotes_nobody():
+    members = joined("b", "a", "z")
+    assert members.fill_world(2) == []
+    assert [m.node for m in members.world] == ["a", "b"]
+    assert {n.name: str(n.state) for n in members.nodes.values()} == {
+        "a": "active", "b": "active", "z": "standby",
+    }  # fmt: skip
+
+
+def test_a_standby_replaces_a_lost_node_at_its_rank():
+    members = formed("a", "b", "z")
+    members.nodes["a"].state = NodeState.LOST
+    assert members.fill_world(2) == [Promotion(node="z", node_rank=0, replaces="a")]
+    assert [m.node for m in members.world] == ["z", "b"]
+
+
+def test_a_declared_standby_helps_a_running_job_but_not_to_form_one():
+    members = joined("a", "b", standby=("b",))
+    assert not members.enough(2, forming=True)
+    assert members.enough(2, forming=False)
+
+
+def test_nodes_that_failed_the_check_do_not_count():
+    members = formed("a", "b")
+    members.failed["b"] = "self-check"
+    assert not members.enough(2, forming=False)
+
+
+def test_a_disconnected_node_cannot_be_given_commands_but_still_reports():
+    members = formed("a", "b")
+    members.nodes["b"].beat(heartbeat("b", status(2), status(3)), 0.0)
+    members.nodes["b"].disconnect(1.0)
+    assert [n.name for n in members.active()] == ["a"]
+    assert [s.rank for s in members.statuses(0)] == [2, 3]
+    assert members.statuses(1) == []
+
+
+def test_silence_counts_the_age_of_the_report_too():
+    members = formed("a", "b")
+    members.nodes["a"].beat(heartbeat("a", status(0, progress_age_ns=10**9), status(1)), 10.0)
+    members.nodes["b"].beat(heartbeat("b", status(2), status(3)), 8.0)
+    assert members.silence_ns(0, 0, 10.5) == 1_500_000_000
+    assert members.silence_ns(-1, 0, 10.5) == 2_500_000_000
+    assert members.silence_ns(0, 1, 10.5) == 0
+
+
+def test_what_unreachable_nodes_hold_cannot_be_restored():
+    members = formed("a", "b")
+    item = Held(rank=0, step=1, tier="memory")
+    for node in members.nodes.values():
+        node.beat(heartbeat(node.name, held=(item,)), 0.0)
+    members.nodes["b"].disconnect(1.0)
+    assert members.held() == {"a": (item,)}
+
+
+@pytest.mark.parametrize(
+    ("signals", "expected"),
+    [
+        ({"a": "SIGINT", "b": "SIGINT"}, "SIGINT"),
+        ({"a": "SIGINT"}, ""),
+        ({"a": "SIGINT", "b": ""}, ""),
+        ({"z": "SIGINT"}, ""),
+        ({}, ""),
+    ],
+)
+def test_a_job_is_ended_by_a_signal_when_all_nodes_of_its_world_are(signals, expected):
+    members = formed("a", "b", "z")
+    for name, signal in signals.items():
+        members.nodes[name].leaves(Leaving(node=name, reason="r", signal=signal), 0.0)
+    assert members.leaving_by() == expected
+    assert members.any_leaving() == bool(signals.keys() & {"a", "b"})
+
+
+def test_lost_nodes_do_not_keep_a_job_from_being_ended():
+    members = formed("a", "b")
+    members.nodes["b"].state = NodeState.LOST
+    members.nodes["a"].leaves(Leaving(node="a", reason="r", signal="SIGTERM"), 0.0)
+    assert members.leaving_by() == "SIGTERM"
+    members.nodes["a"].state = NodeState.LOST
+    assert members.leaving_by() == ""
+
+
+def test_adoption_takes_the_newest_attempt_and_leaves_a_gap_for_who_did_not_report():
+    members = joined("a")
+    members.nodes["a"] = Node(hello("a", attempt=5, node_rank=0), send, 0.0)
+    members.nodes["c"] = Node(hello("c", attempt=4, node_rank=1), send, 0.0)
+    assert members.adopt(2) == 5
+    assert [m.node for m in members.world] == ["a", "unknown-1"]
+    assert members.world_size == 4
+
+
+def test_a_world_is_refreshed_with_the_latest_addresses():
+    members = formed("a", "b")
+    members.nodes["a"].reconnect(hello("a", address="10.0.0.9", peer_port=7), send, 1.0)
+    members.refresh_world()
+    assert [(m.address, m.peer_port) for m in members.world] == [("10.0.0.9", 7), ("127.0.0.1", 1)]

@@ -1,0 +1,84 @@
+"""One node: its connection and the commands that wait for a reply."""
+
+import asyncio
+
+from pulsetrain.core.errors import Unavailable
+from pulsetrain.protocol.messages import Leaving, Reply, SelfCheck, decode
+from pulsetrain.recovery.nodes import Node, NodeState
+from tests.recovery.builders import heartbeat, hello
+
+
+class Wire:
+    """A connection that keeps what is sent."""
+
+    def __init__(self, error=None):
+        self.sent, self.error = [], error
+
+    async def send(self, text):
+        if self.error:
+            raise self.error
+        self.sent.append(decode(text))
+
+
+async def ask(node, timeout_s=5.0):
+    task = asyncio.create_task(node.ask(SelfCheck(id=7), timeout_s))
+    await asyncio.sleep(0)
+    return task
+
+
+def test_a_command_gets_the_reply_with_its_id():
+    async def scenario():
+        wire = Wire()
+        node = Node(hello(), wire.send, 0.0)
+        task = await ask(node)
+        node.answered(Reply(id=8, node="a", error="somebody else's"))
+        node.answered(Reply(id=7, node="a", data={"ok": True}))
+        return wire.sent, await task
+
+    sent, reply = asyncio.run(scenario())
+    assert (sent, reply.data) == ([SelfCheck(id=7)], {"ok": True})
+
+
+def test_a_lost_connection_answers_what_was_pending_with_an_error():
+    async def scenario():
+        node = Node(hello(), Wire().send, 0.0)
+        task = await ask(node)
+        node.disconnect(1.0)
+        return await task, await node.ask(SelfCheck(id=9), 1.0)
+
+    pending, later = asyncio.run(scenario())
+    assert (pending.error, later.error) == ("connection closed", "not connected")
+
+
+def test_silence_and_a_connection_that_fails_are_replies_with_an_error():
+    async def scenario():
+        silent = Node(hello(), Wire().send, 0.0)
+        broken = Node(hello(), Wire(Unavailable("closed")).send, 0.0)
+        return await silent.ask(SelfCheck(id=1), 0.001), await broken.ask(SelfCheck(id=1), 1.0)
+
+    silent, broken = asyncio.run(scenario())
+    assert (silent.error, broken.error) == ("no answer in 0.001 s", "closed")
+
+
+def test_an_old_connection_that_closes_late_is_not_the_nodes():
+    old, new = Wire(), Wire()
+    node = Node(hello(), old.send, 0.0)
+    node.disconnect(1.0)
+    node.reconnect(hello(), new.send, 2.0)
+    assert (node.owns(old.send), node.owns(new.send), node.closed_s) == (False, True, None)
+
+
+def test_a_node_is_usable_while_it_is_connected_and_not_gone():
+    node = Node(hello(), Wire().send, 0.0)
+    assert node.usable
+    node.state = NodeState.EVICTED
+    assert not node.usable
+
+
+def test_a_node_that_comes_back_is_not_leaving_any_more():
+    node = Node(hello(), Wire().send, 0.0)
+    node.beat(heartbeat("a"), 3.0)
+    node.leaves(Leaving(node="a", reason="r", signal="SIGINT"), 4.0)
+    assert (node.beat_s, node.leaving_s, node.leaving.signal) == (3.0, 4.0, "SIGINT")
+    node.reconnect(hello(), Wire().send, 5.0)
+    assert node.leaving is None

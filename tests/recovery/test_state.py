@@ -1,0 +1,108 @@
+"""One job's counters and its open recovery."""
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+
+from pulsetrain.protocol.messages import Reply, SelfCheck
+from pulsetrain.recovery import faults
+from pulsetrain.recovery.attempt import Attempt
+from pulsetrain.recovery.policy import Policy
+from pulsetrain.recovery.state import JobState, Services
+from pulsetrain.recovery.transitions import Phase
+from tests.recovery.builders import S, heartbeat, rank_exit, status
+from tests.recovery.fakes import FakeClock, KeptJournal
+from tests.recovery.test_membership import formed
+
+
+@pytest.fixture
+def job():
+    services = Services(
+        policy=Policy(stepless_s=30, reply_timeout_s=8),
+        journal=KeptJournal(),
+        clock=FakeClock(),
+        background=None,
+    )
+    state = JobState("j", nnodes=2, max_restarts=3, services=services)
+    state.members = formed("a", "b")
+    state.attempt = Attempt(number=0)
+    return state
+
+
+def report(job, **changes):
+    for name, ranks in (("a", (0, 1)), ("b", (2, 3))):
+        ranks = [status(r, **changes) for r in ranks]
+        job.members.nodes[name].beat(heartbeat(name, *ranks), job.services.clock.now_s)
+
+
+def test_an_attempt_that_ends_before_its_first_step_counts_as_idle(job):
+    fault = faults.rank_failed(rank_exit(0, 1), S)
+    job.begin_recovery(fault)
+    job.begin_recovery(fault)
+    assert job.restarts.idle == 2
+    job.under_way()
+    assert job.restarts.idle == 0
+    job.begin_recovery(fault)
+    assert job.restarts.idle == 0
+
+
+def test_a_recovery_ends_with_the_first_step_and_is_written_down_once(job):
+    report(job, last_step=7)
+    job.begin_recovery(faults.rank_failed(rank_exit(3, -9), 1000 * S))
+    job.restarts.unrestorable.add((0, 7))
+    job.under_way()
+    job.under_way()
+    assert job.services.journal.kinds() == ["recovery"]
+    assert (job.history[0]["from_step"], job.history[0]["culprit"]) == (7, "rank 3")
+    assert (job.recovery, job.restarts.unrestorable) == (None, set())
+
+
+@pytest.mark.parametrize(
+    ("change", "after_s", "expected"),
+    [
+        ({}, 31, True),
+        ({}, 29, False),
+        ({"last_step": 0}, 31, False),
+        ({"progress": 0}, 31, False),
+        ({"progress_age_ns": 11 * S}, 31, False),
+    ],
+)
+def test_a_script_that_names_no_step_has_to_work_for_a_while(job, change, after_s, expected):
+    job.enter(Phase.RUNNING)
+    job.attempt.launched, job.attempt.started_ns = True, job.now_ns()
+    job.services.clock.now_s += after_s
+    report(job, **({"last_step": -1, "progress": 3} | change))
+    assert job.works_without_steps() is expected
+
+
+def test_a_rank_that_has_not_reported_keeps_the_attempt_from_being_under_way(job):
+    job.enter(Phase.RUNNING)
+    job.attempt.launched = True
+    job.members.nodes["a"].beat(heartbeat("a", status(0, last_step=-1), status(1, last_step=-1)), 0.0)
+    assert not job.works_without_steps()
+
+
+def test_commands_have_different_ids_and_a_time_limit_from_the_policy(job):
+    class Node(SimpleNamespace):
+        async def ask(self, command, timeout_s):
+            self.limits.append(timeout_s)
+            return Reply(id=command.id, node="a")
+
+    node = Node(limits=[])
+
+    async def scenario():
+        first = await job.ask(node, SelfCheck(id=job.next_id()))
+        second = await job.ask(node, SelfCheck(id=job.next_id()), 60.0)
+        return first.id, second.id
+
+    first, second = asyncio.run(scenario())
+    assert first != second
+    assert node.limits == [8, 60.0]
+
+
+def test_events_carry_the_attempt(job):
+    job.attempt = Attempt(number=4)
+    job.write("waiting", {"missing_nodes": 1}, node="b")
+    event = job.services.journal.last("waiting")
+    assert (event["attempt"], event["node"], event["actor"]) == (4, "b", "controller")
