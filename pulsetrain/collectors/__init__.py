@@ -1,1 +1,1 @@
-"""What is measured, on the machine where it happens. Imports only ``stream``."""
+"""What is measured on the machine where it happens."""

@@ -1,8 +1,8 @@
-"""What NVML tells of each GPU, as samples of `metrics`; the device is the GPU's UUID, never its index.
+"""Samples each GPU through NVML as rows of `metrics`. The device is the GPU's UUID, never its index.
 
-NVML comes with the driver and its Python binding (nvidia-ml-py) is optional: without either the sampler is
-blind and says why. A value that a card does not have is asked for once; a failed read is a missing sample. A
-call can hang inside a wedged driver, so sample in a thread of its own and watch `gpu_probe_s`.
+NVML comes with the driver. Its Python binding (nvidia-ml-py) is optional. Without either the sampler is blind
+and says why. A value that a card does not have is asked for once. A failed read is a missing sample. A call
+can hang inside a stuck driver, so sample in a thread of its own and watch `gpu_probe_s`.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def _clock(kind: str) -> Read:
     return lambda nvml, handle: nvml.nvmlDeviceGetClockInfo(handle, getattr(nvml, kind)) * 1e6
 
 
-def _remapped(place: int) -> Read:
-    return lambda nvml, handle: float(nvml.nvmlDeviceGetRemappedRows(handle)[place])
+def _remapped(index: int) -> Read:
+    return lambda nvml, handle: float(nvml.nvmlDeviceGetRemappedRows(handle)[index])
 
 
 def _pcie(kind: str) -> Read:
@@ -47,14 +47,14 @@ def _reasons(nvml: Any, handle: Any) -> float:
 
 
 def _nvlink(counter: Counter) -> Read:
-    """One field of all links together; what a card without NVLink answers is not supported."""
+    """Read one field of all links together. A card without NVLink answers "not supported"."""
 
     def read(nvml: Any, handle: Any) -> float:
-        (found,) = nvml.nvmlDeviceGetFieldValues(handle, [int(counter.folder)])
-        if found.nvmlReturn:
+        (field,) = nvml.nvmlDeviceGetFieldValues(handle, [int(counter.folder)])
+        if field.nvmlReturn:
             raise AttributeError(counter.file)
-        kind = {0: "dVal", 1: "uiVal", 2: "ulVal", 3: "ullVal", 4: "sllVal"}.get(found.valueType, "ullVal")
-        return float(getattr(found.value, kind)) * counter.scale
+        kind = {0: "dVal", 1: "uiVal", 2: "ulVal", 3: "ullVal", 4: "sllVal"}.get(field.valueType, "ullVal")
+        return float(getattr(field.value, kind)) * counter.scale
 
     return read
 
@@ -89,7 +89,7 @@ SENTINEL = 1 << 62  # "not supported" leaks out of drivers as a huge integer
 
 
 class GpuSampler:
-    """Samples every GPU of a machine. `nvml` is the binding; None: the installed one, if any."""
+    """Samples every GPU of a machine. `nvml` is the binding. None: the installed one, if there is one."""
 
     def __init__(self, *, node: str = "", nvml: Any = None) -> None:
         self._node = node
@@ -115,7 +115,7 @@ class GpuSampler:
         return "" if self._devices else "NVML sees no GPU"
 
     def identities(self) -> list[dict[str, Any]]:
-        """Index, UUID, PCI address and model of each GPU."""
+        """Return index, UUID, PCI address and model of each GPU."""
         return [
             {
                 "index": index,
@@ -127,7 +127,7 @@ class GpuSampler:
         ]
 
     def sample(self, now_ns: int) -> Columns:
-        """One batch of `metrics`, all stamped `now_ns` (UTC); empty while blind."""
+        """Return one batch of `metrics`, all stamped `now_ns` (UTC). Empty while blind."""
         rows: list[tuple[str, str, float]] = []
         for uuid, handle in self._devices:
             began = time.monotonic()

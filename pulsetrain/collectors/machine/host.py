@@ -1,7 +1,7 @@
-"""What the node's kernel counts: CPU, memory, pressure, network, disks, and the ranks' own processes.
+"""Samples what the node's kernel counts: CPU, memory, pressure, network, disks, and the ranks' processes.
 
 Every reader takes the root of the file system, so that tests bring their own /proc. A file that is missing or
-not as documented gives no sample: never a zero, never an error. Sources: proc(5),
+has another form gives no sample: never a zero, never an error. Sources: proc(5),
 https://docs.kernel.org/accounting/psi.html, https://docs.kernel.org/admin-guide/iostats.html.
 """
 
@@ -50,13 +50,13 @@ _WHOLE_DISK = re.compile(r"nvme\d+n\d+|(sd|vd|xvd|hd)[a-z]+|mmcblk\d+|md\d+")
 
 
 def process_state(pid: int, root: Path = Path("/")) -> ProcessState:
-    """The state of a process as /proc has it; "gone" where there is none."""
+    """Return the state of a process from /proc, "gone" if there is none."""
     fields = _stat_fields(root / "proc" / str(pid) / "stat")
     return _STATES.get(fields[0], "running") if fields else "gone"
 
 
 class HostSampler:
-    """Samples of one node as batches of `metrics`; counters are cumulative since boot."""
+    """Samples one node as batches of `metrics`. Counters are cumulative since boot."""
 
     def __init__(self, root: Path = Path("/"), *, node: str = "") -> None:
         self._root = root
@@ -64,24 +64,24 @@ class HostSampler:
         self._processes: dict[str, int] = {}
 
     def watch(self, processes: Mapping[str, int]) -> None:
-        """From now on samples these processes too: device name (``rank 3``) to pid."""
+        """From now on sample these processes too. Maps device name (``rank 3``) to pid."""
         self._processes = dict(processes)
 
     def sample(self, now_ns: int) -> Columns:
-        """One batch of `metrics`, all stamped `now_ns` (UTC)."""
+        """Return one batch of `metrics`, all stamped `now_ns` (UTC)."""
         return metrics(self._node, list(self._samples()), now_ns)
 
     def _samples(self) -> Iterator[Sample]:
         proc = self._root / "proc"
         readers: tuple[Callable[[Path], Iterator[Sample]], ...] = (_cpu, _memory, _pressure, _network, _disks)
         for reader in readers:
-            yield from _whole(reader(proc))
+            yield from _until_malformed(reader(proc))
         for device, pid in self._processes.items():
-            yield from _whole(_process(proc / str(pid), device))
+            yield from _until_malformed(_process(proc / str(pid), device))
 
 
-def _whole(samples: Iterator[Sample]) -> Iterator[Sample]:
-    """The samples up to the first line that is not as documented."""
+def _until_malformed(samples: Iterator[Sample]) -> Iterator[Sample]:
+    """Yield the samples before the first line that has another form."""
     try:
         yield from samples
     except (ValueError, IndexError, KeyError):
@@ -96,7 +96,10 @@ def _lines(path: Path) -> list[str]:
 
 
 def _stat_fields(path: Path) -> list[str]:
-    """Fields of /proc/PID/stat from the state on; the name before them may hold spaces and brackets."""
+    """Return the fields of /proc/PID/stat from the state on.
+
+    The name before them may hold spaces and brackets.
+    """
     text = "".join(_lines(path)[:1])
     return text[text.rfind(")") + 1 :].split()
 
@@ -124,7 +127,7 @@ def _memory(proc: Path) -> Iterator[Sample]:
 
 
 def _pressure(proc: Path) -> Iterator[Sample]:
-    """Time in which some or all tasks were stalled for a resource, cumulative."""
+    """Yield the time in which some or all tasks were stalled for a resource, cumulative."""
     for resource in ("cpu", "memory", "io"):
         for line in _lines(proc / "pressure" / resource):
             share, *pairs = line.split()

@@ -1,7 +1,7 @@
-"""Follows the kernel's log as batches of `logs`, by /dev/kmsg.
+"""Follows the kernel's log (/dev/kmsg) as batches of `logs`.
 
-The device gives one record a read and never blocks here. A reader that was too slow is told so by the kernel
-(EPIPE): what was overwritten is counted, not guessed.
+The device returns one record for each read and never blocks here. If a reader is too slow, the kernel says so
+(EPIPE). The overwritten records are counted as lost.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from pulsetrain.records.columns import Columns
 from pulsetrain.records.kernel_log import KernelLine, parse
 
 RECORD_BYTES = 8192  # the kernel refuses reads with a smaller buffer than a record
-MOST_RECORDS = 2000  # a poll reads no more, so that a storm cannot hold the agent
+MOST_RECORDS = 2000  # of one poll, so that a storm cannot hold the agent
 
 
 def boot_time_ns(root: Path = Path("/")) -> int:
-    """UTC time of the last boot, from /proc/stat; 0 where it does not say.
+    """Return the UTC time of the last boot from /proc/stat, 0 if it is not there.
 
-    The kernel's stamps stand still while a machine is suspended, so after that they are early.
+    The kernel's clock stops while a machine is suspended. After that its stamps are early.
     """
     try:
         lines = (root / "proc" / "stat").read_text().splitlines()
@@ -30,9 +30,9 @@ def boot_time_ns(root: Path = Path("/")) -> int:
 
 
 class KmsgReader:
-    """The records of one machine's kernel from now on, or with `backlog` all that it still has.
+    """Reads the kernel's records from now on, or with `backlog` all that it still has.
 
-    Where the device cannot be opened `blind` says why and `poll` gives nothing.
+    If the device cannot be opened, `blind` says why and `poll` returns nothing.
     """
 
     def __init__(self, path: Path = Path("/dev/kmsg"), *, node: str = "", backlog: bool = False) -> None:
@@ -49,7 +49,7 @@ class KmsgReader:
             self.blind = f"{path}: {error.strerror}"
 
     def poll(self) -> Columns | None:
-        """New records as a batch of `logs` with source `kmsg`, or None."""
+        """Return new records as a batch of `logs` with source `kmsg`, or None."""
         lines = self._read()
         if not lines:
             return None

@@ -1,8 +1,8 @@
-"""Network interfaces of a machine: /sys/class/net and what `ethtool -S` prints, as samples of `metrics`.
+"""Samples the network interfaces of a machine from /sys/class/net and from what `ethtool -S` prints.
 
-Only interfaces with hardware behind them. A file or a name that an interface lacks is no sample, never a
-zero, and is not asked for again. ethtool's ioctl needs no right, but a card may ask its firmware, so it is
-used once in ten seconds. Source: linux/ethtool.h.
+Only interfaces with hardware behind them. A file or a name that an interface lacks gives no sample, never a
+zero, and is not asked for again. ethtool's ioctl needs no privilege, but a card may ask its firmware, so it
+is used once in ten seconds. Source: linux/ethtool.h.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Read = Callable[[str], Mapping[str, int]]
 
 
 class NicSampler:
-    """Samples every interface that has hardware. `driver` reads the statistics of one by name."""
+    """Samples every interface that has hardware. `driver` reads the statistics of one interface by name."""
 
     def __init__(self, path: Path = CLASS, *, node: str = "", driver: Read | None = None) -> None:
         self._path, self._node = path, node
@@ -48,11 +48,11 @@ class NicSampler:
 
     @property
     def blind(self) -> str:
-        """Why there is nothing to see; empty where there is."""
+        """Why there is nothing to sample. Empty if there is something."""
         return "" if any(self._devices()) else f"no network hardware under {self._path}"
 
     def sample(self, now_ns: int) -> Columns:
-        """One batch of `metrics`, all stamped `now_ns` (UTC)."""
+        """Return one batch of `metrics`, all stamped `now_ns` (UTC)."""
         asks = now_ns - self._asked_ns >= DRIVER_PERIOD_NS
         self._asked_ns = now_ns if asks else self._asked_ns
         rows = [(d.name, *s) for d in self._devices() for s in self._device(d, asks)]
@@ -60,10 +60,10 @@ class NicSampler:
 
     def _devices(self) -> Iterator[Path]:
         try:
-            found = sorted(self._path.iterdir())
+            devices = sorted(self._path.iterdir())
         except OSError:
             return
-        yield from (device for device in found if (device / "device").exists())
+        yield from (device for device in devices if (device / "device").exists())
 
     def _device(self, device: Path, asks: bool) -> Iterator[tuple[str, float]]:
         for counter in self._files:
@@ -76,12 +76,12 @@ class NicSampler:
 
     def _statistics(self, device: str) -> Iterator[tuple[str, float]]:
         try:
-            found = self._driver(device)
+            statistics = self._driver(device)
         except OSError:
             self._without.add(device)
             return
         for counter in self._names:
-            values = [v for name, v in found.items() if fnmatch.fnmatchcase(name, counter.file)]
+            values = [v for name, v in statistics.items() if fnmatch.fnmatchcase(name, counter.file)]
             if values:
                 yield counter.metric, float(sum(values) * counter.scale)
 
@@ -113,7 +113,7 @@ class NicSampler:
 
 
 def driver_statistics(device: str) -> Mapping[str, int]:
-    """What `ethtool -S` prints of one interface. Raises `OSError` where its driver has none."""
+    """Return what `ethtool -S` prints of one interface. Raises `OSError` if its driver has no statistics."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         info = bytearray(struct.pack("IIQI", _GSSET_INFO, 0, 1 << _SS_STATS, 0))
         _ioctl(sock, device, info)
@@ -124,15 +124,15 @@ def driver_statistics(device: str) -> Mapping[str, int]:
         _ioctl(sock, device, names)
         values = bytearray(struct.pack("II", _GSTATS, count) + bytes(count * 8))
         _ioctl(sock, device, values)
-    told = struct.unpack_from("I", values, 4)[0]
-    cells = [names[12 + i * _NAME_BYTES : 12 + (i + 1) * _NAME_BYTES] for i in range(min(count, told))]
+    returned = struct.unpack_from("I", values, 4)[0]
+    cells = [names[12 + i * _NAME_BYTES : 12 + (i + 1) * _NAME_BYTES] for i in range(min(count, returned))]
     numbers = struct.unpack_from(f"{len(cells)}Q", values, 8)
     texts = [bytes(c).split(b"\0", 1)[0].decode(errors="replace").strip() for c in cells]
     return dict(zip(texts, numbers, strict=True))
 
 
 def _ioctl(sock: socket.socket, device: str, data: bytearray) -> None:
-    """One ethtool request; the answer is in `data`."""
+    """Make one ethtool request. The answer is in `data`."""
     buffer = array.array("B", data)
     address, _ = buffer.buffer_info()
     request = struct.pack("16sP", device.encode()[:15], address) + bytes(16)

@@ -1,7 +1,7 @@
-"""The RDMA ports of a machine, from /sys/class/infiniband: counters, state and rate as samples of `metrics`.
+"""Samples the RDMA ports of a machine from /sys/class/infiniband: counters, state and rate.
 
 A failed read is a missing sample, never a zero. A file that says it cannot be read (EINVAL on restricted
-functions, "N/A (no PMA)") is not read again: each attempt would put an error into the kernel's log.
+functions, "N/A (no PMA)") is not read again, because each attempt puts an error into the kernel's log.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pulsetrain.records.counters import Counter, counters, numbered, rate_bits_p
 CLASS = Path("/sys/class/infiniband")
 LAYERS = {"InfiniBand": 1.0, "Ethernet": 2.0}
 MOST_SAMPLES = 20_000  # of one burst
-NO_COUNT = 2**63 - 16  # from here on a number says "not supported": nothing counts so far
+NO_COUNT = 2**63 - 16  # larger numbers mean "not supported", because no counter gets so far
 _FOR_GOOD = frozenset({errno.EINVAL, errno.EOPNOTSUPP, errno.EACCES, errno.EPERM, errno.ENODATA})
 
 
@@ -35,16 +35,16 @@ class RdmaSampler:
 
     @property
     def blind(self) -> str:
-        """Why there is nothing to see; empty where there is."""
+        """Why there is nothing to sample. Empty if there is something."""
         return "" if any(self._ports()) else f"no port under {self._path}"
 
     @property
     def unreadable(self) -> tuple[str, ...]:
-        """Files that are not read any more, relative to the class folder."""
+        """Files that are no longer read, relative to the class folder."""
         return tuple(sorted(str(p.relative_to(self._path)) for p in self._unreadable))
 
     def sample(self, now_ns: int) -> Columns:
-        """One batch of `metrics`, all stamped `now_ns` (UTC)."""
+        """Return one batch of `metrics`, all stamped `now_ns` (UTC)."""
         samples = [s for device, port in self._ports() for s in self._port(device, port)]
         return metrics(self._node, samples, now_ns)
 
@@ -79,7 +79,7 @@ class RdmaSampler:
             yield device, "rdma_link_layer", layer
 
     def _read(self, path: Path) -> str | None:
-        """The stripped text of a file, or None. What cannot be read for good is remembered."""
+        """Return the stripped text of a file, or None. A file that will never be readable is remembered."""
         if path in self._unreadable:
             return None
         try:
@@ -98,8 +98,10 @@ class RdmaSampler:
 
 
 def describe(path: Path = CLASS) -> list[dict[str, Any]]:
-    """Every port as one object: device, state, rate, card, and each counter with its unit and whether it is
-    saturated. What could not be read is not there."""
+    """Describe every port: device, state, rate, card, each counter with unit and saturation.
+
+    What could not be read is left out.
+    """
     sampler = RdmaSampler(path)
     table = counters()
     described: list[dict[str, Any]] = []
@@ -128,9 +130,9 @@ def describe(path: Path = CLASS) -> list[dict[str, Any]]:
 
 
 class Burst:
-    """Traffic of chosen ports every few milliseconds for a short while, for what a second hides.
+    """Samples the traffic of chosen ports every few milliseconds for a short while.
 
-    The files stay open, so that a sample is two reads. Run it in a thread of its own: it sleeps.
+    The files stay open, so that a sample is two reads. Run it in a thread of its own, because it sleeps.
     """
 
     def __init__(self, path: Path = CLASS, *, node: str = "", devices: tuple[str, ...] = ()) -> None:
@@ -158,7 +160,7 @@ class Burst:
         monotonic_s: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> Columns:
-        """Samples for `seconds`, at most 20,000. A read longer than the period is not made up for."""
+        """Sample for `seconds`, at most 20,000 samples. Time lost to a slow read is not made up for."""
         samples: list[Sample] = []
         times_ns: list[int] = []
         begin = monotonic_s()

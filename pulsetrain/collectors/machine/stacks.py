@@ -1,8 +1,9 @@
-"""Where the Python code of running processes stands, read from outside by py-spy without stopping them.
+"""Reads the Python stacks of running processes from outside, by py-spy, without stopping them.
 
-`--nonblocking` attaches to nothing: it works on a process that is stopped or holds its GIL, and costs a
-running one nothing. What is read while it runs may be torn; a rank that hangs does not move. Reading needs
-the right to trace the process: CAP_SYS_PTRACE, or the same user where the kernel does not restrict that.
+`--nonblocking` does not attach. It works on a process that is stopped or holds its GIL, and costs a running
+one nothing. A stack that is read while the process runs may be inconsistent. A rank that hangs does not move.
+Reading needs the right to trace the process: CAP_SYS_PTRACE, or the same user if the kernel does not restrict
+that.
 """
 
 from __future__ import annotations
@@ -47,10 +48,10 @@ class ThreadStack:
 def of_node(
     pids: Mapping[int, int], *, timeout_s: float = TIMEOUT_S, program: str | None = None
 ) -> dict[str, Any]:
-    """The stacks of a node's ranks (`pids` by rank) and of their child processes, equal ones folded.
+    """Read the stacks of a node's ranks (`pids` by rank) and of their child processes, equal ones folded.
 
-    {"stacks": [{"thread", "frames", "ranks"}], "blind": {rank: one line why not}}; returns after about
-    `timeout_s` whatever the processes do. Every rank is in one or the other.
+    {"stacks": [{"thread", "frames", "ranks"}], "blind": {rank: one line why not}}. Returns after
+    about `timeout_s` whatever the processes do. Every rank is in one of the two.
     """
     spy = program or find_program()
     if spy is None:
@@ -58,7 +59,7 @@ def of_node(
     wanted = [(rank, pid, pid) for rank, pid in sorted(pids.items())]
     wanted += [(rank, pid, helper) for rank, pid in sorted(pids.items()) for helper in _helpers(pid)]
     answers = _read(sorted({helper for _, _, helper in wanted}), spy, timeout_s)
-    found: dict[int, list[ThreadStack]] = {}
+    stacks: dict[int, list[ThreadStack]] = {}
     blind: dict[str, str] = {}
     for rank, pid, read in wanted:
         answer = answers[read]
@@ -67,21 +68,21 @@ def of_node(
                 blind[str(rank)] = answer
             continue
         prefix = "" if read == pid else "child: "
-        found.setdefault(rank, []).extend(
+        stacks.setdefault(rank, []).extend(
             ThreadStack(thread=prefix + s.thread, frames=s.frames) for s in answer
         )
-    return {"stacks": fold(found), "blind": blind}
+    return {"stacks": fold(stacks), "blind": blind}
 
 
-def fold(found: Mapping[int, Iterable[ThreadStack]]) -> list[dict[str, Any]]:
-    """Equal stacks of several ranks as one entry, the most frequent first.
+def fold(by_rank: Mapping[int, Iterable[ThreadStack]]) -> list[dict[str, Any]]:
+    """Fold equal stacks of several ranks into one entry, the most frequent first.
 
     >>> same = ThreadStack(thread="MainThread", frames=("main (train.py:3)",))
     >>> fold({0: [same], 1: [same]})
     [{'thread': 'MainThread', 'frames': ['main (train.py:3)'], 'ranks': [0, 1]}]
     """
     ranks: dict[ThreadStack, set[int]] = {}
-    for rank, stacks in found.items():
+    for rank, stacks in by_rank.items():
         for stack in stacks:
             ranks.setdefault(stack, set()).add(rank)
     ordered = sorted(ranks.items(), key=lambda item: (-len(item[1]), item[0].thread, item[0].frames))
@@ -89,15 +90,15 @@ def fold(found: Mapping[int, Iterable[ThreadStack]]) -> list[dict[str, Any]]:
 
 
 def find_program() -> str | None:
-    """py-spy beside this Python, else in PATH; None where there is none."""
+    """Return the path of py-spy, beside this Python or in PATH. None if there is none."""
     beside = Path(sys.executable).parent / "py-spy"
     return str(beside) if beside.is_file() else shutil.which("py-spy")
 
 
 def parse(text: str, pid: int) -> tuple[ThreadStack, ...]:
-    """`py-spy dump --json` of one process. Raises `ValueError` where it is something else.
+    """Parse `py-spy dump --json` of one process. Raises `ValueError` if it is something else.
 
-    The main thread comes first and is called MainThread; frames of the launcher around the user's script are
+    The main thread comes first and is called MainThread. Frames of the launcher around the user's script are
     left out.
     """
     try:
@@ -115,7 +116,7 @@ def parse(text: str, pid: int) -> tuple[ThreadStack, ...]:
 
 
 def _frames(frames: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
-    """Frames of one thread, outermost first, from the user's script on."""
+    """Return the frames of one thread, outermost first, from the user's script on."""
     inner_first = list(frames)
     launched = next((i for i, f in enumerate(inner_first) if _is_launcher(f)), len(inner_first))
     kept = inner_first[:launched] or inner_first
@@ -129,17 +130,17 @@ def _is_launcher(frame: Mapping[str, Any]) -> bool:
 
 
 def _short(path: str) -> str:
-    """The last two parts of a path: enough to find a file, alike on machines with other prefixes."""
+    """Return the last two parts of a path: enough to find a file, equal under other prefixes."""
     return "/".join(path.split("/")[-2:])
 
 
 def _general(name: str) -> str:
-    """A thread's name without the numbers that differ between ranks."""
+    """Return a thread's name without the numbers that differ between ranks."""
     return re.sub(r"\d+", "N", name)
 
 
 def _helpers(pid: int) -> list[int]:
-    """Child processes of a rank, the oldest first."""
+    """Return the child processes of a rank, the oldest first."""
     try:
         return [child.pid for child in psutil.Process(pid).children(recursive=True)][:MOST_HELPERS]
     except psutil.Error:
@@ -150,7 +151,7 @@ def _helpers(pid: int) -> list[int]:
 
 
 def _read(pids: Sequence[int], spy: str, timeout_s: float) -> dict[int, tuple[ThreadStack, ...] | str]:
-    """For each process its stacks, or one line why there are none."""
+    """Return for each process its stacks, or one line why there are none."""
     deadline_s = time.monotonic() + timeout_s
     answers: dict[int, tuple[ThreadStack, ...] | str] = {}
     with tempfile.TemporaryDirectory(prefix="pulsetrain-stacks-") as name:
@@ -161,7 +162,7 @@ def _read(pids: Sequence[int], spy: str, timeout_s: float) -> dict[int, tuple[Th
 
 
 def _start(pid: int, spy: str, folder: Path) -> subprocess.Popen[bytes] | str:
-    """One py-spy at work. Its output goes to files: a pipe that nobody empties would hold it up."""
+    """Start one py-spy. Its output goes to files, because a pipe that nobody reads would block it."""
     command = [spy, "dump", "--nonblocking", "--json", "--pid", str(pid)]
     environment = os.environ | {"RUST_BACKTRACE": "0"}
     with (folder / f"{pid}.out").open("wb") as out, (folder / f"{pid}.err").open("wb") as err:

@@ -31,7 +31,10 @@ _ALIASES = {"warn": "warning", "fatal": "critical", "err": "error"}
 
 
 def severity(line: str) -> str:
-    """What a line says of itself: debug, info, warning, error or critical; info where it says nothing."""
+    """Return the severity that a line states: debug, info, warning, error or critical.
+
+    Info if it states none.
+    """
     if line.startswith("{"):
         match = _JSON_LEVEL.search(line)
         if match:
@@ -74,19 +77,22 @@ class Tail:
         self._config = config or TailConfig()
         self._offset = 0
         self._partial = b""
-        self._cut = False  # the line in `_partial` was cut; the rest of it is thrown away
+        self._cut = False  # the line in `_partial` was cut, and the rest of it is thrown away
         self._in_traceback = False
         self._last: deque[str] = deque(maxlen=self._config.keep_lines)
         self.skipped_bytes = 0
 
     @property
     def last_lines(self) -> tuple[str, ...]:
-        """The newest lines, oldest first, an unfinished one included."""
+        """The newest lines, oldest first, with an unfinished one."""
         partial = self._clean(self._partial)
         return (*self._last, partial) if partial else tuple(self._last)
 
     def poll(self, now_ns: int, *, final: bool = False) -> Columns | None:
-        """New lines as a batch of `logs` stamped `now_ns`, or None. A missing file has no lines yet."""
+        """Return new lines as a batch of `logs` stamped `now_ns`, or None.
+
+        A missing file has no lines yet.
+        """
         lines = self._lines(self._read())
         if final and self._partial:
             lines += [self._clean(self._partial)]
@@ -114,7 +120,7 @@ class Tail:
         self._offset, self._partial, self._cut = target, b"", True
 
     def _lines(self, data: bytes) -> list[str]:
-        """Complete lines in what was unfinished plus `data`; keeps the new unfinished rest."""
+        """Return the complete lines of the unfinished rest plus `data`. Keeps the new unfinished rest."""
         if not data:
             return []
         *whole, rest = (self._partial + data).split(b"\n")
@@ -124,7 +130,10 @@ class Tail:
         return [self._clean(line) for line in whole]
 
     def _bounded(self, rest: bytes) -> bytes:
-        """What must be kept of an unfinished line: of a progress bar only what stands on the screen."""
+        """Return what must be kept of an unfinished line.
+
+        Of a progress bar that is only what the screen shows.
+        """
         carriage = rest.rstrip(b"\r").rfind(b"\r")
         rest = rest[carriage + 1 :] if carriage >= 0 else rest
         limit = self._config.line_bytes
@@ -132,12 +141,12 @@ class Tail:
         return rest[:limit]
 
     def _clean(self, line: bytes) -> str:
-        """The line as a terminal shows it last: after the last carriage return, without colours."""
+        """Return the line as a terminal shows it: after the last carriage return, without colours."""
         shown = line.rstrip(b"\r\n").rpartition(b"\r")[2][: self._config.line_bytes]
         return _ANSI.sub("", shown.decode("utf-8", errors="replace")).replace("\0", "").rstrip()
 
     def _severity(self, line: str) -> str:
-        """A traceback's lines are errors until its last one, which is the first that is not indented."""
+        """Return a line's severity. A traceback's lines are errors up to the first that is not indented."""
         if line.startswith("Traceback "):
             self._in_traceback = True
             return "error"

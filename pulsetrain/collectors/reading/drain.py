@@ -1,4 +1,4 @@
-"""A rank's ring as batches of records, and as the status that its node's heartbeat carries.
+"""Turns a rank's ring into batches of records, and into the status that its node's heartbeat carries.
 
 Slots become columns with numpy, whole batches at a time. Names stay codes from the ring to the store.
 """
@@ -22,7 +22,7 @@ OPEN_AFTER_NS = 1_000_000_000  # spans that are open for longer are reported as 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _OpenSpan:
-    """A row of `spans` with `open` = true; `start_ns` is on the ring's clock."""
+    """A row of `spans` with `open` = true. `start_ns` is on the ring's clock."""
 
     phase: str
     category: str
@@ -34,7 +34,7 @@ class _OpenSpan:
 
 
 class Drain:
-    """Reads one rank's ring. One thread calls it, a few times a second; nothing in it waits for the rank."""
+    """Reads one rank's ring. One thread calls it a few times a second. Nothing in it waits for the rank."""
 
     def __init__(
         self,
@@ -51,22 +51,22 @@ class Drain:
         self._job, self._attempt, self._node, self._rank = job, attempt, node, rank
         self._local_rank, self._address = local_rank, address
         self._reported: dict[tuple[str, str, int], int] = {}
-        self._placed = False
+        self._topology_sent = False
 
     @property
     def dropped(self) -> int:
-        """Records that never became rows: the ring was full, the slot was not whole, or it held nonsense."""
+        """Records that never became rows: ring full, slot incomplete, or content invalid."""
         return self._reader.dropped + self._reader.lost + self._reader.garbage
 
     @property
     def errors(self) -> int:
-        """Faults of Pulsetrain's own inside the rank, which the rank swallowed and counted."""
+        """Faults of Pulsetrain itself inside the rank, which the rank caught and counted."""
         return self._reader.status().errors
 
     def batches(self, now_ns: int, *, final: bool = False) -> list[Columns]:
-        """What the rank recorded since the last call, spans that are still open, and once its topology.
+        """Return what was recorded since the last call, spans that are still open, and once the topology.
 
-        `now_ns` is UTC; `final` says that the rank is dead, so that nothing more can arrive.
+        `now_ns` is UTC. `final` says that the rank is dead, so that nothing more can arrive.
         """
         spans, steps = self._reader.drain(final=final)
         page = self._reader.status()
@@ -79,13 +79,13 @@ class Drain:
         if len(steps):
             batches.append(self._steps(steps, page.utc_offset_ns))
         coordinates = self._reader.topology()
-        if coordinates is not None and not self._placed:
-            self._placed = True
+        if coordinates is not None and not self._topology_sent:
+            self._topology_sent = True
             batches.append(self._topology(coordinates, now_ns))
         return batches
 
     def status(self, pid: int, state: ProcessState, now_ns: int) -> RankStatus:
-        """Where the rank is; `pid` and `state` are what /proc says, `now_ns` is UTC."""
+        """Return where the rank is. `pid` and `state` are from /proc, `now_ns` is UTC."""
         page = self._reader.status()
         now = now_ns - page.utc_offset_ns
         started = page.stack[-1].start_ns if page.stack else page.last_ns
@@ -168,12 +168,15 @@ class Drain:
         return self._batch("topology", 1, columns)
 
     def _batch(self, record: str, rows: int, columns: Mapping[str, object]) -> Columns:
-        """`columns` plus what is the same for every row of this rank."""
+        """Add the columns that are the same for every row of this rank."""
         same = {"job": self._job, "attempt": self._attempt, "rank": self._rank, "node": self._node}
         return Columns.from_values(record, rows, {**same, **columns})
 
     def _due(self, spans: list[_OpenSpan], now: int) -> list[_OpenSpan]:
-        """Those old enough and not reported within the last second; `now` is on the ring's clock."""
+        """Return spans that are old enough and were not reported within the last second.
+
+        `now` is on the ring's clock.
+        """
         due, reported = [], {}
         for span in spans:
             key = (span.phase, span.group, span.start_ns)
@@ -188,7 +191,7 @@ class Drain:
 
 
 def _open_spans(page: StatusPage) -> list[_OpenSpan]:
-    """Open phases, and the oldest operation in flight of each group."""
+    """Return open phases, and the oldest operation in flight of each group."""
     phases = [phase for phase in page.stack if not phase.waiting]
     spans = [
         _OpenSpan(

@@ -1,7 +1,11 @@
-"""The agent's side of the ring (layout: `ring`): what the rank wrote, and what it is doing now."""
+"""The agent's side of the ring: what the rank wrote, and what it is doing now.
+
+The layout is in `rank.ring`.
+"""
 
 from __future__ import annotations
 
+import mmap
 import platform
 import time
 
@@ -55,11 +59,34 @@ from pulsetrain.collectors.rank.ring import map_ring
 from pulsetrain.collectors.reading.status_page import GroupCell, StatusPage, name_of, open_phase
 from pulsetrain.records.schema import CATEGORIES
 
-WINDOW = 512  # slots that a drain looks at first; more than the threads that may be between claim and store
+WINDOW = 512  # slots that a drain reads first, more than the threads that may be between claim and store
+
+
+class NameTable:
+    """The names of a ring. One that is still being written reads as ""."""
+
+    def __init__(self, memory: mmap.mmap) -> None:
+        self._memory = memory
+        self._sizes = np.frombuffer(memory, "u1", count=MAX_NAMES * NAME_BYTES, offset=NAMES_AT)[::NAME_BYTES]
+        self._known: list[str] = []
+
+    def all(self) -> list[str]:
+        """Return every name by its index. Reads only what is new since the last call."""
+        used = np.flatnonzero(self._sizes)
+        count = int(used[-1]) + 1 if len(used) else 1
+        known = self._known
+        if count != len(known) or "" in known[1:]:
+            self._known = [known[i] if i < len(known) and known[i] else self._at(i) for i in range(count)]
+        return self._known
+
+    def _at(self, index: int) -> str:
+        at = NAMES_AT + index * NAME_BYTES
+        size = min(self._memory[at], NAME_BYTES - 1)
+        return self._memory[at + 1 : at + 1 + size].decode(errors="ignore")
 
 
 class RingReader:
-    """The agent's side: one reader for each ring. Garbage in the memory is counted, never raised."""
+    """Reads one ring. Invalid content in the memory is counted, never raised."""
 
     def __init__(self, fd: int) -> None:
         self._memory, self.capacity = map_ring(fd)
@@ -68,16 +95,14 @@ class RingReader:
         self._members = np.frombuffer(self._memory, "<u4", count=MAX_MEMBERS, offset=MEMBERS_AT)
         self._commits = self._spans["commit"]
         self._writable = memoryview(self._memory).cast("q")
-        table = np.frombuffer(self._memory, "u1", count=MAX_NAMES * NAME_BYTES, offset=NAMES_AT)
-        self._name_sizes = table[::NAME_BYTES]
-        self._names: list[str] = []
+        self._names = NameTable(self._memory)
         self._stuck = 0
         self._weak_order = platform.machine() not in ("x86_64", "AMD64", "i686")
         self.read = int(self._words[W_READ])
         self._latest_end = 0
         self.drained = 0  # records handed out
-        self.garbage = 0  # records whose mark fitted but whose content cannot be
-        self.lost = 0  # numbers that were claimed and never written: the writer died or was interrupted there
+        self.garbage = 0  # records with a right mark and impossible content
+        self.lost = 0  # numbers that were claimed and never written, because the writer died there
 
     @property
     def dropped(self) -> int:
@@ -86,26 +111,14 @@ class RingReader:
 
     @property
     def names(self) -> list[str]:
-        """All names interned so far, by the index that slots hold; one still being written reads as ""."""
-        used = np.flatnonzero(self._name_sizes)
-        count = int(used[-1]) + 1 if len(used) else 1
-        known = self._names
-        if count != len(known) or "" in known[1:]:
-            self._names = [
-                known[i] if i < len(known) and known[i] else self._name_at(i) for i in range(count)
-            ]
-        return self._names
-
-    def _name_at(self, index: int) -> str:
-        at = NAMES_AT + index * NAME_BYTES
-        size = min(self._memory[at], NAME_BYTES - 1)
-        return self._memory[at + 1 : at + 1 + size].decode(errors="ignore")
+        """All names interned so far, by the index that slots hold."""
+        return self._names.all()
 
     def drain(self, *, final: bool = False, patience: int = 8) -> tuple[Structured, Structured]:
-        """(spans, steps) written since the last call, as copies, each in the order of their numbers.
+        """Return copies of the (spans, steps) written since the last call, in the order of their numbers.
 
-        A number that was claimed and is not yet written ends the call early; after `patience` such calls with
-        later records present, or at once with `final` (the writer is dead), it counts as lost.
+        A number that was claimed and is not yet written ends the call early. It counts as lost after
+        `patience` such calls with later records present, or at once with `final` (the writer is dead).
         """
         ready = self._ready(whole=final)
         take = int(ready.argmin()) if not ready.all() else len(ready)
@@ -114,25 +127,25 @@ class RingReader:
         if len(behind) and (final or self._stuck > patience):
             take, self._stuck = take + int(behind[-1]) + 1, 0
         if self._weak_order and take:
-            time.sleep(50e-6)  # lets the words before a mark arrive where stores may overtake each other
+            time.sleep(50e-6)  # the words before a mark may arrive after it on this processor
         where = (self.read + np.arange(take)) & (self.capacity - 1)
         rows = self._spans[where][ready[:take]]
         self.lost += take - len(rows)
         self.read += take
         self._writable[W_READ] = self.read
-        return self._sorted_out(rows)
+        return self._valid_records(rows)
 
     @property
     def written(self) -> int:
-        """How many records the writer has placed: those handed out or lost, and those ready to be read."""
+        """How many records the writer has written: those handed out or lost, and those ready to be read."""
         ready = self._ready(whole=False)
         return self.read + (len(ready) if ready.all() else int(ready.argmin()))
 
     def _ready(self, *, whole: bool) -> npt.NDArray[np.bool_]:
-        """For each slot from the next to read on: whether it holds the record that belongs there.
+        """Return for each slot from the next to read on whether it holds the record that belongs there.
 
-        Unless the `whole` ring is asked for, looks no further than needed to find the first that does not: a
-        ring is mostly empty, and touching all its slots several times a second costs the node a percent.
+        Without `whole` it stops soon after the first that does not. A ring is mostly empty, and reading all
+        its slots several times a second would cost the node a percent.
         """
         size = self.capacity if whole else min(WINDOW, self.capacity)
         while True:
@@ -143,7 +156,7 @@ class RingReader:
                 return ready
             size = min(8 * size, self.capacity)
 
-    def _sorted_out(self, rows: Structured) -> tuple[Structured, Structured]:
+    def _valid_records(self, rows: Structured) -> tuple[Structured, Structured]:
         is_step = rows["kind"] == STEP
         steps, spans = rows[is_step].view(STEP_DTYPE), rows[~is_step]
         names = len(self.names)
@@ -164,7 +177,7 @@ class RingReader:
         return spans, steps
 
     def status(self) -> StatusPage:
-        """The status page as it stands now; never waits, whatever state the rank is in."""
+        """Return the status page as it is now. Never waits, whatever state the rank is in."""
         words = self._settled(W_MAGIC, W_STACK + 2 * MAX_DEPTH)
         names = self.names
         stack = words[W_STACK:].reshape(-1, 2)
@@ -185,7 +198,7 @@ class RingReader:
         )
 
     def topology(self) -> tuple[int, ...] | None:
-        """Coordinates in the order of `AXES`, or None until the rank has set them."""
+        """Return the coordinates in the order of `AXES`, or None until the rank has set them."""
         words = self._words[W_TOPOLOGY : W_TOPOLOGY + 6]
         return tuple(int(w) for w in words[1:]) if words[0] == 1 else None
 
@@ -213,7 +226,7 @@ class RingReader:
         return ()
 
     def _settled(self, start: int, stop: int) -> npt.NDArray[np.int64]:
-        """A copy of these words that two reads agree on, or the last one where the writer is too busy."""
+        """Return a copy of these words that two reads agree on, or the last one if the writer is too busy."""
         seen = self._words[start:stop].copy()
         for _ in range(4):
             again = self._words[start:stop].copy()

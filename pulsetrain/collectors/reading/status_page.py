@@ -1,4 +1,4 @@
-"""Where a rank is: what its status page and its groups' cells say, decoded."""
+"""Where a rank is: its status page and its groups' cells, decoded."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class OpenPhase:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GroupCell:
-    """One process group as its rank last saw it; `op` is "" where nothing is in flight."""
+    """One process group as its rank last saw it. `op` is "" if nothing is in flight."""
 
     name: str
     members: tuple[int, ...]
@@ -35,7 +35,7 @@ class GroupCell:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StatusPage:
-    """Where the rank is; `last_ns`: when it last recorded anything; `stack`: from outermost to innermost."""
+    """Where the rank is. `last_ns`: when it last recorded anything. `stack`: from outermost to innermost."""
 
     pid: int
     step: int
@@ -50,10 +50,12 @@ class StatusPage:
 
 
 def open_phase(head: int, start: int, names: list[str]) -> OpenPhase:
+    """Decode one entry of the stack."""
     category = min(head >> 8 & 0xFF, len(CATEGORIES) - 1)
     name = name_of(names, head >> 16 & 0xFFFF)
     return OpenPhase(name=name, category=CATEGORIES[category], start_ns=start, waiting=bool(head & WAITING))
 
 
 def name_of(names: list[str], index: int) -> str:
+    """Return the name, "" for an index that is out of range."""
     return names[index] if 0 <= index < len(names) else ""
