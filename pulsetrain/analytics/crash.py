@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 
-from pulsetrain.analytics.verdict import Finding, Healthy, Inconclusive, SubjectType, Verdict
+from pulsetrain.analytics.verdict import Finding, Healthy, SubjectType, Verdict
 from pulsetrain.protocol.messages import RankExit
 
 # Signals that a process causes itself, or that the kernel sends.
@@ -107,11 +107,7 @@ def explain(attempt: Attempt, exits: Sequence[RankExit], lost_nodes: Sequence[st
     candidates = [e for e in failed if e.node not in lost_nodes and (not lost_nodes or suspicion(e) == 3)]
     if candidates and not (lost_nodes and candidates[0].ts_ns > failed[0].ts_ns + _TOGETHER_NS):
         verdicts.append(_crash(attempt, candidates, failed))
-    if verdicts:
-        return verdicts
-    if failed:
-        return [Inconclusive(analyzer="crash", reason="only ranks of lost nodes ended")]
-    return [Healthy(analyzer="crash", numbers={"exits": len(exits)})]
+    return verdicts or [Healthy(analyzer="crash", numbers={"exits": len(exits)})]
 
 
 def _lost_node(attempt: Attempt, node: str, victims: list[int]) -> Finding:

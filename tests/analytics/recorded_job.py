@@ -203,3 +203,44 @@ def write(
         else:
             (folder / f"_dump_{rank}").write_bytes(pickle.dumps(content))
     return folder
+
+
+_STATUS = ("last_enqueued_collective", "last_started_collective", "last_completed_collective")
+
+
+def gloo_dump(
+    last: int, *, group: tuple[str, str] = ("0", "default_pg"), pending: bool = True, op_id: int | None = None
+) -> dict[str, Any]:
+    """A dump as gloo's recorder writes it: pg_config of no use, states never updated, no transfers."""
+    entries = [
+        {
+            "record_id": seq,
+            "pg_id": 0,
+            "process_group": group,
+            "collective_seq_id": seq,
+            "p2p_seq_id": 0,
+            "op_id": seq if op_id is None else op_id + seq,
+            "profiling_name": "gloo:all_reduce",
+            "time_created_ns": seq,
+            "input_sizes": [[4]],
+            "input_dtypes": ["Float"],
+            "output_sizes": [[4]],
+            "output_dtypes": ["Float"],
+            "state": "scheduled",
+            "time_discovered_started_ns": None,
+            "time_discovered_completed_ns": None,
+            "retired": not (pending and seq == last),
+            "is_p2p": False,
+        }
+        for seq in range(1, last + 1)
+    ]
+    status = {"0": dict(zip(_STATUS, (last, -1, last - pending), strict=True))}
+    config = {"": {"name": "", "desc": "", "ranks": "[0, 1]"}}
+    return {"version": "2.10", "pg_config": config, "pg_status": status, "entries": entries}
+
+
+def written(folder: Path, contents: Mapping[int, Mapping[str, Any]]) -> Path:
+    """The folder, with one pickled dump for each rank."""
+    for rank, content in contents.items():
+        (folder / f"_dump_{rank}").write_bytes(pickle.dumps(content))
+    return folder

@@ -1,4 +1,4 @@
-"""Hang and crash verdicts from live state: the laws of an analyzer on the 3-D parallel job of the demo."""
+"""Hang verdicts from live state: the laws of an analyzer on the 3-D parallel job of the demo."""
 
 from __future__ import annotations
 
@@ -278,98 +278,32 @@ def test_a_longer_silence_is_never_milder():
     assert weights == sorted(weights)
 
 
-GLOO = "RuntimeError: [gloo/transport/tcp/pair.cc:538] Connection closed by peer [127.0.0.2]:4021"
+def test_a_crash_is_told_of_the_attempt_that_the_hub_watches():
+    killed = RankExit(node="node1", ts_ns=NOW, job="gpt", attempt=0, rank=3, pid=1, code=-9, last_lines=())
+    earlier = replace(killed, attempt=1)
+    (finding,) = findings(crash(view([], exits=(killed,))))
+    assert (finding.kind, finding.subject_type, finding.subject) == ("crash", "rank", "3")
+    assert isinstance(crash(view([], exits=(earlier,)))[0], Healthy)
 
 
-def exit_(rank: int, at_s: float, code: int, *lines: str, node: str = "") -> RankExit:
-    return RankExit(
-        node=node or f"node{rank // 2}",
-        ts_ns=NOW + int(at_s * S),
-        job="gpt",
-        attempt=0,
-        rank=rank,
-        pid=1,
-        code=code,
-        last_lines=lines,
-    )
+def test_a_failed_exit_is_a_crash_and_no_hang():
+    killed = RankExit(node="node1", ts_ns=NOW, job="gpt", attempt=0, rank=3, pid=1, code=-9, last_lines=())
+    (verdict,) = hang(view(stuck_job(3), exits=(killed,)))
+    assert isinstance(verdict, Inconclusive)
+    assert not verdict.blind
 
 
-def test_the_rank_that_died_first_is_the_root_and_the_rest_its_cascade():
-    exits = (exit_(5, 0.0, -9), exit_(4, 0.3, 1, GLOO), exit_(0, 0.4, -15))
-    (finding,) = crash(view([], exits=exits))
-    assert (finding.kind, finding.subject) == ("crash", "5")
-    assert finding.evidence["victims"] == [0, 4]
-    assert "SIGKILL" in finding.summary
+@pytest.mark.parametrize(("rank", "node"), [(0, "node0"), (3, "node1"), (7, "node3"), (8, "")])
+def test_ranks_are_placed_in_the_order_of_node_ranks(rank, node):
+    assert replace(view([]), world=WORLD[::-1]).node_of(rank) == node
 
 
-def test_a_victim_that_was_seen_first_is_not_the_root():
-    exits = (exit_(4, 0.0, 1, GLOO), exit_(5, 0.2, -11, "Fatal Python error: Segmentation fault"))
-    assert crash(view([], exits=exits))[0].subject == "5"
+def test_the_size_of_a_job_without_a_world_is_the_number_of_its_reports():
+    assert view([]).size() == 8
+    assert view([status(0, 1.0)], world=()).size() == 1
 
 
-def test_an_exception_is_quoted():
-    exits = (exit_(3, 0.0, 1, "Traceback", "ValueError: bad shape (3, 4)", ""), exit_(2, 0.1, 1, GLOO))
-    (finding,) = crash(view([], exits=exits))
-    assert finding.subject == "3"
-    assert "bad shape" in finding.summary
-
-
-def test_a_node_whose_ranks_were_killed_together_is_named():
-    exits = (exit_(2, 0.0, -9), exit_(3, 0.05, -9), exit_(0, 0.4, 1, GLOO))
-    (finding,) = crash(view([], exits=exits))
-    assert (finding.subject_type, finding.subject) == ("node", "node1")
-
-
-def test_the_same_error_on_every_rank_is_the_job():
-    exits = tuple(exit_(r, 0.01 * r, 1, "KeyError: 'lr'") for r in range(8))
-    assert crash(view([], exits=exits))[0].subject_type == "job"
-
-
-def test_a_lost_node_explains_the_exits_elsewhere():
-    exits = (exit_(0, 0.2, 1, GLOO), exit_(7, 0.3, 1, GLOO))
-    (finding,) = crash(view([], exits=exits, lost_nodes=("node2",)))
-    assert (finding.kind, finding.subject) == ("node_lost", "node2")
-    assert finding.evidence["victims"] == [0, 7]
-
-
-def test_clean_exits_are_no_crash():
-    assert isinstance(crash(view([], exits=(exit_(0, 0.0, 0), exit_(1, 0.1, 0))))[0], Healthy)
-    assert isinstance(crash(view([]))[0], Healthy)
-
-
-@given(st.permutations(range(4)))
-def test_order_of_exits_changes_nothing(order):
-    exits = [exit_(5, 0.0, -9), exit_(4, 0.3, 1, GLOO), exit_(0, 0.4, -15), exit_(1, 0.5, -6)]
-    assert crash(view([], exits=tuple(exits[i] for i in order)))[0].subject == "5"
-
-
-@given(st.permutations(range(8)))
-def test_renaming_ranks_renames_the_exit_that_was_first(names):
-    exits = (exit_(5, 0.0, -9, node="x"), exit_(4, 0.3, 1, GLOO, node="y"), exit_(0, 0.4, -15, node="z"))
-    renamed = tuple(
-        exit_(names[e.rank], (e.ts_ns - NOW) / S, e.code, *e.last_lines, node=e.node) for e in exits
-    )
-    (finding,) = crash(view([], exits=renamed))
-    assert finding.subject == str(names[5])
-    assert finding.evidence["victims"] == sorted((names[0], names[4]))
-
-
-def test_a_plainer_cause_is_never_less_sure():
-    last = [(1, GLOO), (-15, ""), (1, "ValueError: bad shape"), (-11, "")]
-    sure = [crash(view([], exits=(exit_(3, 0.0, code, line),)))[0].confidence for code, line in last]
-    assert sure == sorted(sure)
-
-
-@pytest.mark.parametrize(
-    "exits",
-    [
-        (exit_(3, 0.0, -9), exit_(3, 0.0, -9)),
-        (exit_(10_000, 0.0, 1, "", "   "),),
-        (exit_(3, 0.0, -200),),
-        (exit_(-1, -1e6, 255, "\x00" * 1000),),
-        tuple(exit_(r, 0.0, 1) for r in range(64)),
-    ],
-)
-def test_odd_exits_get_a_verdict(exits):
-    (finding,) = crash(view([], exits=exits))
-    assert finding.kind == "crash"
+@pytest.mark.parametrize("name", ["stall_s", "stall_steps", "stopped_s", "start_s", "patient_s", "stale_s"])
+def test_a_limit_that_is_not_above_zero_is_refused_by_name(name):
+    with pytest.raises(ValueError, match=f"{name} = 0"):
+        WatchConfig(**{name: 0})

@@ -18,7 +18,17 @@ DEFAULT_GROUP = "default_pg"  # the description of the group of all ranks
 _TRANSFER = re.compile(r"(send|recv) (\d+)(?:->|<-)(\d+)")
 
 
-class RawEntry(TypedDict, total=False):
+class RawState(TypedDict, total=False):
+    """How far an operation came, as the recorder writes it."""
+
+    state: str | None
+    retired: bool
+    time_created_ns: int
+    time_discovered_started_ns: int | None
+    time_discovered_completed_ns: int | None
+
+
+class RawEntry(RawState, total=False):
     """One entry of a dump as the recorder writes it. Nothing in it is checked."""
 
     record_id: int
@@ -30,11 +40,6 @@ class RawEntry(TypedDict, total=False):
     op_id: int
     profiling_name: str
     is_p2p: bool
-    state: str | None
-    retired: bool
-    time_created_ns: int
-    time_discovered_started_ns: int | None
-    time_discovered_completed_ns: int | None
     input_sizes: object
     output_sizes: object
     input_dtypes: object

@@ -165,18 +165,16 @@ def compare(
         return StackComparison(state="alike", sentence=sentence, clusters=clusters, blind=reasons)
     known = [g for g in sorted(set(groups)) if len(g[1]) > 1]
     outliers = _outliers(keys) or _outliers_by_role(keys, known)
+    shown = clusters[:MAX_CLUSTERS]
     if not outliers:
-        sentence = (
-            f"No consensus: {len(keys)} ranks stand in {len(clusters)} places: {_cluster_text(clusters)}."
-        )
-        return StackComparison(
-            state="no_consensus", sentence=sentence, clusters=clusters[:MAX_CLUSTERS], blind=reasons
-        )
+        text = f"{len(keys)} ranks stand in {len(clusters)} places: {_cluster_text(clusters)}."
+        sentence = f"No consensus: {text}"
+        return StackComparison(state="no_consensus", sentence=sentence, clusters=shown, blind=reasons)
     group = _shared_group(outliers, known)
     return StackComparison(
         state="outlier",
         sentence=_sentence(outliers, clusters, group),
-        clusters=clusters[:MAX_CLUSTERS],
+        clusters=shown,
         outliers=outliers,
         group=group,
         blind=reasons,

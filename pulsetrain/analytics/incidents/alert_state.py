@@ -82,16 +82,21 @@ class AlertConfig:
                 raise ValueError(f"{name} = {getattr(self, name)}: allowed: 0 or more seconds")
 
 
-class AlertRow(TypedDict):
+class AlertSubject(TypedDict):
+    """What an alert is about."""
+
+    job: str
+    kind: str
+    subject_type: str
+    subject: str
+
+
+class AlertRow(AlertSubject):
     """An alert as the hub's API and notifications show it. `resolved_ns` is None while it is active."""
 
     id: str
     state: State
     severity: Severity
-    kind: str
-    job: str
-    subject_type: str
-    subject: str
     summary: str
     since: str
     since_ns: int

@@ -75,11 +75,8 @@ def analyze(table: pa.Table) -> WhatIfAnswer:
     """Return the slowdown and who causes it, from an Arrow table with one row for each operation.
 
     Columns: dp_rank, stage, step, optype, start_ts and duration (seconds), seq_id, and where known rank, mc
-    and gmc. Incomplete data is left out and counted:
-
-    - a step in which a worker lacks operations that others have
-    - where that leaves no step, the replicas that lack some in nearly all steps
-    - a row of an unknown operation type, or with impossible values
+    and gmc. Left out and counted are steps in which a worker lacks operations that others have, replicas that
+    lack some in nearly all steps, and rows of an unknown operation type or with impossible values.
 
     Raises `UsageError` for a table that lacks a column, has other values where numbers belong, or has no
     complete step.

@@ -1,0 +1,109 @@
+"""The diagnosis of a hang from the evidence of its ranks."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pulsetrain.analytics.hangs.evidence import RankEvidence, Wait
+from pulsetrain.analytics.hangs.hang import diagnose
+
+WORLD = ("world", (0, 1, 2, 3))
+
+
+def waits(rank, group=WORLD, seq=8, op="all_reduce", **fields):
+    """A rank that has enqueued a collective and waits for it."""
+    wait = Wait(group=group, seq=seq, op=op)
+    return RankEvidence(rank=rank, enqueued={group: seq}, completed={group: seq - 1}, waits=(wait,), **fields)
+
+
+def behind(rank, group=WORLD, seq=7, **fields):
+    """A rank that never enqueued the collective that its peers wait in."""
+    return RankEvidence(rank=rank, enqueued={group: seq}, completed={group: seq}, **fields)
+
+
+@pytest.mark.parametrize("late", range(4))
+def test_the_rank_that_never_joined_is_at_fault_and_the_others_are_victims(late):
+    found = diagnose([behind(r) if r == late else waits(r) for r in range(4)])
+    assert (found.verdict, found.culprits) == ("rank", (late,))
+    assert found.victims == tuple(r for r in range(4) if r != late)
+
+
+@given(st.permutations(range(4)))
+def test_the_order_of_evidence_changes_nothing(order):
+    ranks = [waits(0), waits(1), behind(2), waits(3)]
+    assert diagnose([ranks[i] for i in order]) == diagnose(ranks)
+
+
+def test_a_collective_that_all_joined_is_the_network():
+    found = diagnose([waits(r) for r in range(4)])
+    assert (found.verdict, found.culprits, found.group) == ("network", (), WORLD)
+
+
+def test_nobody_waiting_is_no_hang():
+    assert diagnose([behind(r) for r in range(4)]).verdict == "none"
+    assert diagnose([]).verdict == "none"
+
+
+def test_every_rank_stopped_names_nobody():
+    found = diagnose([waits(r, state="stopped") for r in range(4)])
+    assert (found.verdict, found.culprits) == ("uncertain", ())
+
+
+def test_while_the_job_moves_only_stopped_ranks_are_blamed():
+    ranks = [waits(0), behind(1, state="stopped"), behind(2), waits(3)]
+    assert diagnose(ranks, stalled=False).culprits == (1,)
+    assert set(diagnose(ranks, stalled=True).culprits) == {1, 2}
+
+
+def test_a_rank_that_nobody_heard_of_is_at_fault_where_it_alone_explains_the_wait():
+    found = diagnose([waits(0), waits(1), waits(2)])
+    assert (found.verdict, found.culprits) == ("rank", (3,))
+    assert "left no trace" in found.reason
+
+
+def test_blame_runs_through_a_rank_that_waits_itself():
+    pair = ("tp", (3, 4))
+    through = RankEvidence(
+        rank=3, enqueued={WORLD: 7, pair: 2}, waits=(Wait(group=pair, seq=2, op="all_gather"),)
+    )
+    found = diagnose([waits(0), waits(1), waits(2), through, behind(4, pair, 1)])
+    assert found.culprits == (4,)
+    assert found.victims == (0, 1, 2, 3)
+
+
+def test_a_receiver_waits_for_a_sender_that_never_sent():
+    pair = ("pp", (0, 1))
+    receives = RankEvidence(rank=1, waits=(Wait(group=pair, seq=3, op="recv", peer=0),))
+    found = diagnose([RankEvidence(rank=0, computing=True), receives])
+    assert found.culprits == (0,)
+
+
+def test_the_first_to_fall_silent_is_blamed_only_with_a_margin():
+    ranks = [waits(r, silence_ns=5_000_000_000 if r == 2 else 3_000_000_000) for r in range(4)]
+    assert diagnose(ranks, margin_ns=1_000_000_000).culprits == (2,)
+    assert diagnose(ranks, margin_ns=3_000_000_000).verdict == "network"
+
+
+def test_a_longer_silence_is_never_less_sure():
+    def confidence(silence_ns):
+        ranks = [waits(r, silence_ns=silence_ns if r == 2 else 0) for r in range(4)]
+        found = diagnose(ranks)
+        return found.confidence if found.culprits == (2,) else 0.0
+
+    levels = [confidence(ns) for ns in (0, 10**9, 10**10, 10**12)]
+    assert levels == sorted(levels)
+
+
+def test_the_answer_says_which_groups_wait_and_who_is_missing():
+    answer = diagnose([waits(0), waits(1), waits(2), behind(3)]).answer(["a note"])
+    (group,) = answer["groups"]
+    assert (group["group"], group["seq"], group["missing"], group["sink"]) == ("world", 8, (3,), True)
+    assert answer["notes"] == ["a note"]
+    assert answer["culprits"] == [3]
+
+
+def test_duplicate_evidence_of_a_rank_counts_once():
+    ranks = [waits(0), waits(1), waits(2), behind(3)]
+    assert diagnose([*ranks, *ranks]) == diagnose(ranks)
