@@ -55,22 +55,6 @@ class Arena(HeaderPage):
         self._memory = SlotMemory(fd)
         self._read_last: dict[int, tuple[bytes, SlotInfo]] = {}  # slot -> raw header and what it says
 
-    def sending(self, info: SlotInfo) -> bool:
-        """The agent is sending this generation to a peer."""
-        return self.sending_generation[info.slot] == info.generation
-
-    def lent(self, info: SlotInfo) -> bool:
-        """A replica of another rank uses blocks of this generation."""
-        return self.lent_generation[info.slot] == info.generation
-
-    def taken(self, info: SlotInfo) -> bool:
-        """The agent has its own copy of this generation, or has given it up."""
-        return self.taken_generation[info.slot] >= info.generation
-
-    def verified(self, info: SlotInfo) -> bool:
-        """The agent has compared this generation with its checksum since it was written."""
-        return self.verified_generation[info.slot] == info.generation
-
     def published(self) -> list[SlotInfo]:
         """Every readable checkpoint, newest generation first."""
         infos = [info for slot in range(MAX_SLOTS) if (info := self._read(slot)) is not None]

@@ -100,6 +100,22 @@ class HeaderPage:
         size = _REASON.stop - _REASON.start
         self._page[_REASON] = reason.encode()[: size - 1].ljust(size, b"\0")
 
+    def sending(self, info: SlotInfo) -> bool:
+        """The agent is sending this generation to a peer."""
+        return self.sending_generation[info.slot] == info.generation
+
+    def lent(self, info: SlotInfo) -> bool:
+        """A replica of another rank uses blocks of this generation."""
+        return self.lent_generation[info.slot] == info.generation
+
+    def taken(self, info: SlotInfo) -> bool:
+        """The agent has its own copy of this generation, or has given it up."""
+        return self.taken_generation[info.slot] >= info.generation
+
+    def verified(self, info: SlotInfo) -> bool:
+        """The agent has compared this generation with its checksum since it was written."""
+        return self.verified_generation[info.slot] == info.generation
+
     def sequence(self, slot: int) -> int:
         """The slot's sequence number: odd while it is written, and where it was invalidated."""
         return self.words[_first_word(slot)]

@@ -1,0 +1,78 @@
+"""A step exists once its manifest is written, and only while everything it needs is there."""
+
+import os
+
+import pytest
+
+from pulsetrain.checkpoint.storage.backend import open_storage
+from pulsetrain.checkpoint.storage.manifest import Checkpoints
+from tests.checkpoint.trainers import arrays, wait_until
+
+pytestmark = pytest.mark.integration
+
+
+def test_retention_keeps_the_last_and_every_kth(cluster, tmp_path):
+    c = cluster(1, storage=str(tmp_path), persist_every=5, keep_last=2, keep_every=20)
+    for step in range(5, 55, 5):
+        c.save(step)
+        wait_until(lambda step=step: c.holds("n0", 0, step, "storage"))
+    checkpoints = Checkpoints(open_storage(str(tmp_path)), "j")
+    wait_until(lambda: [m.step for m in checkpoints.committed()] == [50, 45, 40, 20])
+    for manifest in checkpoints.committed():
+        assert checkpoints.verify(manifest) == []  # packs of removed steps that are still needed are there
+
+
+def changing(step):
+    """A state of which nothing stays the same from one step to another."""
+    return {name: array for name, array in arrays(0, step).items() if name != "frozen"}
+
+
+def standby_that_knows_only_what_is_gone(c):
+    """A standby that looked at storage when step 10 was there takes the rank over; step 10 is removed."""
+    c.save(10, tensors=changing(0))
+    wait_until(lambda: c.holds("n0", 0, 10, "storage"))
+    c.start("late")
+    wait_until(lambda: c.holds("late", 0, 10, "storage"))
+    for step in (20, 30, 40):
+        c.save(step, tensors=changing(100))
+        wait_until(lambda step=step: c.holds("n0", 0, step, "storage"))
+    checkpoints = Checkpoints(open_storage(c.config.storage), "j")
+    wait_until(lambda: [m.step for m in checkpoints.committed()] == [40, 30])
+    c.services["n0"].detach(0)
+    os.close(c.fds[0])
+    c.set_world(["late"], 1)
+    c.attach("late", 0)
+    return checkpoints
+
+
+def test_content_of_a_checkpoint_that_is_gone_is_written_again(cluster, tmp_path):
+    c = cluster(1, storage=str(tmp_path), persist_every=10)
+    checkpoints = standby_that_knows_only_what_is_gone(c)
+    c.save(50, attempt=1, tensors=changing(0))
+    wait_until(lambda: c.holds("late", 0, 50, "storage"))
+    assert checkpoints.verify(checkpoints.manifest(50)) == []
+
+
+def test_a_step_that_refers_to_what_is_gone_is_not_committed(cluster, tmp_path, monkeypatch):
+    c = cluster(1, storage=str(tmp_path), persist_every=10)
+    checkpoints = standby_that_knows_only_what_is_gone(c)
+    monkeypatch.setattr(Checkpoints, "kept", lambda self, manifests: list(manifests))  # as if it went later
+    c.save(50, attempt=1, tensors=changing(0))
+    events = []
+    wait_until(lambda: events.extend(c.events("late")) or "persist_failed" in [k for k, _ in events])
+    assert "gone: step-000000000010/a0-rank-00000.pack" in dict(events)["persist_failed"]["error"]
+    assert checkpoints.manifest(50) is None
+
+
+@pytest.mark.parametrize("cut", [0, 1, 0.5, -1])
+def test_a_half_written_manifest_does_not_count(cluster, tmp_path, cut):
+    c = cluster(1, storage=str(tmp_path), persist_every=1)
+    c.save(1)
+    wait_until(lambda: c.holds("n0", 0, 1, "storage"))
+    (path,) = tmp_path.rglob("manifest.json")
+    data = path.read_bytes()
+    path.write_bytes(data[: int(len(data) * cut) if cut == 0.5 else cut])
+    assert Checkpoints(open_storage(str(tmp_path)), "j").committed() == []
+    c.services["n0"].close()
+    again = c.start("n0")
+    assert not [h for h in again.held() if h.tier == "storage"]

@@ -1,0 +1,122 @@
+"""Agents write checkpoints to storage beside training, whatever storage does."""
+
+import threading
+
+import pytest
+
+from pulsetrain.checkpoint.memory.arena import ArenaReader
+from pulsetrain.checkpoint.storage.backend import open_storage
+from pulsetrain.checkpoint.storage.manifest import Checkpoints
+from tests.checkpoint.trainers import content, save, wait_until
+
+pytestmark = pytest.mark.integration
+
+
+def test_every_k_steps_are_committed_and_restored_from_storage_alone(cluster, tmp_path):
+    c = cluster(2, nproc=2, storage=str(tmp_path), persist_every=10)
+    c.save(9)
+    c.save(10)
+    c.save(11)
+    expected = {rank: content(fd, rank, 10) for rank, fd in c.fds.items()}
+    wait_until(lambda: all(c.holds(n, r, 10, "storage") for n in c.names for r in range(4)))
+    for rank, fd in c.fds.items():
+        ArenaReader(fd).forget_after(-1)
+        c.services[c.names[rank // 2]]._replicas.clear()
+        c.services[c.names[rank // 2]].load(rank, 10, "storage")
+        assert content(fd, rank, 10) == expected[rank]
+
+
+def test_content_that_ranks_share_is_written_once_and_frozen_content_once_for_ever(cluster, tmp_path):
+    c = cluster(2, nproc=2, storage=str(tmp_path), persist_every=10, replicas=1)
+    checkpoints = Checkpoints(open_storage(str(tmp_path)), "j")
+    for step in (10, 20):
+        c.save(step)
+        wait_until(lambda step=step: c.holds("n0", 0, step, "storage"))
+        wait_until(lambda step=step: c.holds("n1", 3, step, "storage"))
+    first, second = checkpoints.manifest(10), checkpoints.manifest(20)
+    tensors = 4 * 4000  # bytes of one array
+    assert (
+        first.logical_bytes - first.unique_bytes >= 2 * 3 * 4000
+    )  # `shared` and `frozen` on three more ranks
+    assert first.written_bytes == first.unique_bytes
+    assert second.written_bytes == second.unique_bytes - 4000  # `frozen` was there already
+    assert second.unique_bytes >= 4 * tensors
+
+
+def test_a_durable_save_followed_at_once_by_memory_saves_arrives(cluster, tmp_path):
+    c = cluster(1, storage=str(tmp_path), persist_every=0)
+    fd = c.fds[0]
+    for trial in range(3):
+        step = 1 + 10 * trial
+        assert save(fd, 0, step, durable=True)
+        for later in range(step + 1, step + 6):
+            assert save(fd, 0, later)
+        wait_until(lambda step=step: ArenaReader(fd).durable_step >= step)
+        checkpoints = Checkpoints(open_storage(str(tmp_path)), "j")
+        assert checkpoints.verify(checkpoints.manifest(step)) == []
+
+
+def test_a_rank_that_never_arrives_leaves_no_checkpoint(cluster, tmp_path):
+    c = cluster(2, storage=str(tmp_path), persist_every=10, commit_timeout_s=0.2)
+    save(c.fds[0], 0, 10, world=2)
+    events = []
+    # the tables of all ranks are waited for (5 s) before a rank writes all of its own
+    wait_until(lambda: events.extend(c.events("n0")) or "persist_failed" in [k for k, _ in events])
+    assert Checkpoints(open_storage(str(tmp_path)), "j").committed() == []
+
+
+def test_storage_that_refuses_is_an_event_and_memory_goes_on(cluster, tmp_path):
+    blocked = tmp_path / "file"
+    blocked.write_text("not a folder")
+    c = cluster(1, storage=str(blocked), persist_every=1)
+    c.save(1)
+    events = []
+    wait_until(lambda: events.extend(c.events("n0")) or "persist_failed" in [k for k, _ in events])
+    c.save(2)
+    assert c.holds("n0", 0, 2, "memory")
+
+
+def test_a_full_disk_is_an_event_and_leaves_the_last_committed_step(cluster, tmp_path, monkeypatch):
+    c = cluster(1, storage=str(tmp_path), persist_every=1)
+    c.save(1)
+    wait_until(lambda: c.holds("n0", 0, 1, "storage"))
+    storage = c.services["n0"]._checkpoints.storage
+    put = storage.put
+
+    def full(path, chunks):
+        if path.endswith(".pack"):
+            raise OSError(28, "No space left on device")
+        return put(path, chunks)
+
+    monkeypatch.setattr(storage, "put", full)
+    c.save(2)
+    events = []
+    wait_until(lambda: events.extend(c.events("n0")) or "persist_failed" in [k for k, _ in events])
+    assert "No space left" in dict(events)["persist_failed"]["error"]
+    assert [m.step for m in Checkpoints(open_storage(str(tmp_path)), "j").committed()] == [1]
+    monkeypatch.undo()
+    c.save(3)
+    wait_until(lambda: c.holds("n0", 0, 3, "storage"))
+
+
+def test_slow_storage_skips_periodic_steps_and_says_so(cluster, tmp_path, monkeypatch):
+    c = cluster(1, storage=str(tmp_path), persist_every=1)
+    storage, gate = c.services["n0"]._checkpoints.storage, threading.Event()
+    put = storage.put
+    monkeypatch.setattr(storage, "put", lambda path, chunks: (gate.wait(50), put(path, chunks))[1])
+    c.save(1)
+    events = []
+    wait_until(lambda: c.services["n0"]._persister.busy)
+    for step in range(2, 8):
+        assert save(c.fds[0], 0, step)
+        wait_until(lambda step=step: len(pinned(c.fds[0])) <= 3)
+    wait_until(lambda: events.extend(c.events("n0")) or "persist_skipped" in [k for k, _ in events])
+    gate.set()
+    wait_until(lambda: c.holds("n0", 0, 1, "storage"))
+    wait_until(lambda: c.holds("n0", 0, 7, "storage"))  # and then the newest, not what lay between
+
+
+def pinned(fd: int) -> list[int]:
+    """Steps that wait for the agent."""
+    arena = ArenaReader(fd)
+    return [i.step for i in arena.published() if i.pinned and not arena.taken(i)]
