@@ -1,0 +1,134 @@
+"""One contract for every storage: a file appears whole or not at all."""
+
+import errno
+
+import fsspec
+import pytest
+
+from pulsetrain.checkpoint.storage.backend import FsspecStorage, LocalStorage, RateLimit, open_storage
+from pulsetrain.core.errors import UsageError
+
+
+@pytest.fixture(params=["local", "file", "memory"])
+def storage(request, tmp_path):
+    if request.param == "memory":
+        yield open_storage("memory://backend-test")
+        fsspec.filesystem("memory").rm("/backend-test", recursive=True)
+    else:
+        yield open_storage(str(tmp_path) if request.param == "local" else f"file://{tmp_path}")
+
+
+def test_what_is_written_is_read(storage):
+    assert storage.put("j/step-1/a.pack", [b"abc", memoryview(b"defg")]) == 7
+    assert storage.read("j/step-1/a.pack") == b"abcdefg"
+    assert storage.read("j/step-1/a.pack", 2, 3) == b"cde"
+    target = bytearray(4)
+    storage.read_into("j/step-1/a.pack", 3, memoryview(target))
+    assert target == b"defg"
+
+
+def test_a_file_is_replaced_as_a_whole(storage):
+    storage.put("f", [b"long content"])
+    storage.put("f", [b"short"])
+    assert storage.read("f") == b"short"
+
+
+def test_what_is_not_there_is_said(storage):
+    storage.put("j/a", [b"x"])
+    with pytest.raises(FileNotFoundError):
+        storage.read("j/b")
+    with pytest.raises(FileNotFoundError):
+        storage.read_into("j/b", 0, memoryview(bytearray(1)))
+    assert storage.list("nowhere") == []
+
+
+def test_a_file_that_is_too_short_is_an_error(storage):
+    storage.put("f", [b"abc"])
+    with pytest.raises(OSError, match="f ends 2 bytes early"):
+        storage.read_into("f", 1, memoryview(bytearray(4)))
+
+
+def test_names_are_listed_in_order_and_folders_are_among_them(storage):
+    for name in ("b", "a", "sub/c"):
+        storage.put(f"j/{name}", [b"x"])
+    assert storage.list("j") == ["a", "b", "sub"]
+    assert storage.list("j/sub") == ["c"]
+
+
+def test_removing_takes_a_folder_with_all_in_it_and_nothing_else(storage):
+    for name in ("one/a", "one/sub/b", "two/c"):
+        storage.put(f"j/{name}", [b"x"])
+    storage.remove("j/one")
+    storage.remove("j/one")  # is gone already
+    assert storage.list("j") == ["two"]
+    storage.remove("j/two/c")
+    assert storage.list("j/two") == []
+
+
+def test_a_write_that_fails_leaves_no_file(tmp_path):
+    storage = LocalStorage(tmp_path)
+
+    def chunks():
+        yield b"first"
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(OSError, match="No space left"):
+        storage.put("j/f", chunks())
+    assert list((tmp_path / "j").iterdir()) == []
+
+
+def test_a_file_that_is_being_written_is_not_listed(tmp_path):
+    storage, seen = LocalStorage(tmp_path), []
+
+    def chunks():
+        yield b"first"
+        seen.append(storage.list("j"))
+
+    storage.put("j/f", chunks())
+    assert seen == [[]]
+    assert storage.list("j") == ["f"]
+
+
+def test_the_url_says_which_storage_it_is(tmp_path):
+    assert isinstance(open_storage(str(tmp_path)), LocalStorage)
+    assert isinstance(open_storage(f"file://{tmp_path}"), LocalStorage)
+    assert isinstance(open_storage("memory://x"), FsspecStorage)
+    with pytest.raises(UsageError, match="checkpoint storage nonsense://x"):
+        open_storage("nonsense://x")
+
+
+class Clock:
+    """Moves when somebody sleeps."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def test_a_rate_limit_spreads_bytes_over_time():
+    clock = Clock()
+    limit = RateLimit(1000, sleep=clock.sleep, clock=clock, chunk_bytes=100)
+    pieces = [bytes(piece) for piece in limit(memoryview(b"x" * 950))]
+    assert b"".join(pieces) == b"x" * 950
+    assert max(map(len, pieces)) == 100
+    assert clock.now == pytest.approx(100.9)  # the last piece goes when the one before it is paid for
+    list(limit(memoryview(b"x" * 100)))
+    assert clock.now == pytest.approx(100.95)
+
+
+def test_time_that_passed_unused_is_not_saved_up():
+    clock = Clock()
+    limit = RateLimit(1000, sleep=clock.sleep, clock=clock, chunk_bytes=100)
+    clock.now += 60
+    list(limit(memoryview(b"x" * 300)))
+    assert clock.now == pytest.approx(160.2)
+
+
+def test_without_a_limit_nobody_sleeps():
+    limit = RateLimit(0, sleep=lambda seconds: pytest.fail("slept"))
+    assert b"".join(limit(memoryview(b"abc"))) == b"abc"

@@ -1,0 +1,189 @@
+"""A manifest survives its file, damage is found, and old steps go without what is still needed."""
+
+import json
+
+import numpy as np
+import pytest
+import xxhash
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pulsetrain.checkpoint.storage.backend import open_storage
+from pulsetrain.checkpoint.storage.manifest import (
+    Blob,
+    Checkpoints,
+    Manifest,
+    Segment,
+    Table,
+    folder_of,
+    parse_manifest,
+    step_of,
+)
+from pulsetrain.core.errors import CorruptData, Unavailable
+from tests.checkpoint.stored import commit_arrays
+
+
+def digest(data: bytes) -> str:
+    return xxhash.xxh3_128_hexdigest(data)
+
+
+def manifest(step: int, packs: dict[str, bytes]) -> Manifest:
+    """One rank whose segments are these packs' contents."""
+    segments, offset = [], 0
+    for data in packs.values():
+        segments.append(Segment(offset=offset, bytes=len(data), hash=digest(data)))
+        offset += len(data)
+    table = Table(rank=0, layout_bytes=1, values_bytes=2, payload_bytes=3, segments=tuple(segments))
+    return Manifest(
+        job="j",
+        step=step,
+        attempt=2,
+        world=1,
+        created_ns=5,
+        written_bytes=offset,
+        tables={0: table},
+        blobs={digest(data): Blob(file=file, offset=0, bytes=len(data)) for file, data in packs.items()},
+    )
+
+
+@pytest.fixture
+def checkpoints(tmp_path):
+    return Checkpoints(open_storage(str(tmp_path)), "j")
+
+
+def commit(checkpoints: Checkpoints, step: int, old: dict[str, bytes] | None = None) -> Manifest:
+    """A step with a pack of its own, and packs of earlier steps."""
+    own = {f"{folder_of(step)}/own.pack": f"content of {step}".encode()}
+    for file, data in own.items():
+        checkpoints.storage.put(checkpoints.path(file), [data])
+    made = manifest(step, own | (old or {}))
+    checkpoints.storage.put(checkpoints.path(f"{folder_of(step)}/manifest.json"), [made.encode()])
+    return made
+
+
+def test_a_manifest_survives_its_file():
+    made = manifest(7, {"a.pack": b"abc", "b.pack": b"defg"})
+    assert parse_manifest(made.encode()) == made
+    assert made.files == {"a.pack", "b.pack"}
+    assert made.logical_bytes == made.unique_bytes == 7
+
+
+def test_a_table_survives_its_file():
+    (table,) = manifest(7, {"a.pack": b"abc"}).tables.values()
+    assert Table.parse(json.loads(table.encode())) == table
+
+
+@given(st.integers(0), st.integers(1, 255))
+def test_a_damaged_manifest_is_never_read_as_something_else(at, flip):
+    made = manifest(7, {"a.pack": b"abc"})
+    data = bytearray(made.encode())
+    data[at % len(data)] ^= flip
+    try:
+        assert parse_manifest(bytes(data)) == made  # white space outside of the body is of no matter
+    except CorruptData:
+        pass
+
+
+def test_another_format_is_named():
+    body = json.dumps({"format": 99})
+    outer = json.dumps({"checksum": digest(body.encode()), "body": body})
+    with pytest.raises(CorruptData, match="checkpoint manifest of format 99; this reads 1"):
+        parse_manifest(outer.encode())
+
+
+@given(st.integers(0, 10**12 - 1), st.integers(0, 10**12 - 1))
+def test_names_of_folders_sort_as_steps_do(one, other):
+    assert step_of(folder_of(one)) == one
+    assert (folder_of(one) < folder_of(other)) == (one < other)
+
+
+@pytest.mark.parametrize("name", ["step-", "step-x", "7", "other"])
+def test_other_folders_are_no_steps(name):
+    assert step_of(name) is None
+
+
+def test_committed_steps_are_those_with_a_whole_manifest(checkpoints):
+    for step in (1, 2, 3, 4):
+        commit(checkpoints, step)
+    checkpoints.storage.remove("j/step-000000000002/manifest.json")
+    checkpoints.storage.put("j/step-000000000003/manifest.json", [b"{}"])
+    assert checkpoints.steps() == [1, 2, 3, 4]
+    assert [m.step for m in checkpoints.committed()] == [4, 1]
+    assert [m.step for m in checkpoints.committed(newest=1)] == [4]
+    assert checkpoints.manifest(2) is None
+    with pytest.raises(CorruptData):
+        checkpoints.manifest(3)
+
+
+def test_what_is_not_committed_any_more_is_not_kept(checkpoints):
+    first, second = commit(checkpoints, 1), commit(checkpoints, 2)
+    checkpoints.storage.remove("j/step-000000000001")
+    assert checkpoints.kept([second, first]) == [second]
+    assert checkpoints.lost_files(first) == ["step-000000000001/own.pack"]
+    assert checkpoints.lost_files(second) == []
+
+
+def test_retention_keeps_packs_that_a_kept_step_refers_to(checkpoints):
+    commit(checkpoints, 1)
+    old = {"step-000000000001/own.pack": b"content of 1"}
+    commit(checkpoints, 2, old)
+    commit(checkpoints, 3, old)
+    assert checkpoints.retain(last=2, every=0) == [1]
+    assert checkpoints.storage.list("j/step-000000000001") == ["own.pack"]
+    assert [m.step for m in checkpoints.committed()] == [3, 2]
+    assert all(checkpoints.verify(m) == [] for m in checkpoints.committed())
+
+
+def test_retention_keeps_every_kth_and_what_may_still_be_committed(checkpoints):
+    for step in (10, 15, 20, 30):
+        commit(checkpoints, step)
+    checkpoints.storage.put("j/step-000000000012/a.table.json", [b"{}"])  # was abandoned
+    checkpoints.storage.put("j/step-000000000040/a.table.json", [b"{}"])  # is being written
+    assert checkpoints.retain(last=1, every=20) == [10, 12, 15]
+    assert checkpoints.steps() == [20, 30, 40]
+
+
+def test_nothing_is_removed_before_anything_is_committed(checkpoints):
+    checkpoints.storage.put("j/step-000000000012/a.table.json", [b"{}"])
+    assert checkpoints.retain(last=1, every=0) == []
+    assert checkpoints.steps() == [12]
+
+
+def test_a_segment_is_checked_when_it_is_read(checkpoints):
+    made = commit(checkpoints, 1)
+    (segment,) = made.tables[0].segments
+    target = memoryview(bytearray(segment.bytes))
+    assert checkpoints.read_segment(made, segment, target) == segment.bytes
+    assert bytes(target) == b"content of 1"
+    checkpoints.storage.put("j/step-000000000001/own.pack", [b"damaged of 1"])
+    with pytest.raises(CorruptData, match=r"own.pack: bytes 0 to 12 are damaged"):
+        checkpoints.read_segment(made, segment, target)
+    assert checkpoints.verify(made) == ["step-000000000001/own.pack: bytes 0 to 12 are damaged"]
+    checkpoints.storage.remove("j/step-000000000001/own.pack")
+    with pytest.raises(CorruptData, match="No such file"):
+        checkpoints.read_segment(made, segment, target)
+
+
+def test_a_storage_that_refuses_is_not_damage(checkpoints, monkeypatch):
+    made = commit(checkpoints, 1)
+    (segment,) = made.tables[0].segments
+
+    def refuse(path, offset, target):
+        raise PermissionError(13, "refused")
+
+    monkeypatch.setattr(checkpoints.storage, "read_into", refuse)
+    with pytest.raises(Unavailable, match="refused"):
+        checkpoints.read_segment(made, segment, memoryview(bytearray(segment.bytes)))
+
+
+def test_a_missing_rank_is_found(checkpoints):
+    made = commit(checkpoints, 1)
+    whole = Manifest(**{**vars(made), "world": 2})
+    assert checkpoints.verify(whole) == ["rank 1 is missing"]
+
+
+def test_the_layout_of_a_rank_is_read_from_its_first_segment(tmp_path):
+    checkpoints = commit_arrays(tmp_path, {0: [("w", np.ones(3, dtype=np.float32), (), ())]})
+    layout, values = checkpoints.layout(checkpoints.manifest(1), 0)
+    assert [(e.name, e.shape) for e in layout.entries] == [("w", (3,))]
+    assert values == b"[]"
