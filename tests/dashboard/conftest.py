@@ -1,0 +1,153 @@
+"""Draw a page without a browser, over answers that a test chooses."""
+
+from __future__ import annotations
+
+import html
+import re
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import pytest
+from streamlit.components.v2.component_manager import BidiComponentManager
+from streamlit.testing.v1 import AppTest
+
+from pulsetrain.core.errors import PulsetrainError
+from pulsetrain.core.json import JsonObject
+from pulsetrain.dashboard import page
+from pulsetrain.dashboard.source import Cache
+
+
+@dataclass
+class FakeClient:
+    """Keeps what a page told the hub to do. `refusal` is raised instead, `plan` answers a dry run."""
+
+    done: list[tuple[object, ...]] = field(default_factory=list)
+    refusal: PulsetrainError | None = None
+    plan: JsonObject = field(default_factory=dict)
+
+    def _do(self, *action: object) -> None:
+        if self.refusal is not None:
+            raise self.refusal
+        self.done.append(action)
+
+    def acknowledge(self, alert: str, note: str) -> None:
+        self._do("acknowledge", alert, note)
+
+    def silence(self, matchers: JsonObject, seconds: float, note: str) -> None:
+        self._do("silence", dict(matchers), seconds, note)
+
+    def end_silence(self, silence: str) -> None:
+        self._do("end_silence", silence)
+
+    def stacks(self, job: str) -> None:
+        self._do("stacks", job)
+
+    def evict(self, node: str, reason: str, *, dry_run: bool = False, actor: str = "") -> JsonObject:
+        self._do("evict", node, reason, dry_run)
+        return self.plan
+
+
+@dataclass
+class FakeSource:
+    """What `Source` answers. `answers` are of the hub, `stored` are rows by the name of the view."""
+
+    answers: JsonObject = field(default_factory=dict)
+    stored: dict[str, list[JsonObject]] = field(default_factory=dict)
+    error: PulsetrainError | None = None
+    client: FakeClient = field(default_factory=FakeClient)
+    cache: Cache = field(default_factory=Cache)
+
+    def _answer(self, name: str, empty: object) -> object:
+        if self.error is not None:
+            raise self.error
+        return self.answers.get(name, empty)
+
+    def status(self) -> JsonObject:
+        return self._answer("status", {"jobs": [], "hub": {}})
+
+    def job(self, name: str) -> JsonObject:
+        jobs = [] if self.error else self.status()["jobs"]
+        return next((job for job in jobs if job["job"] == name), {})
+
+    def nodes(self) -> list[JsonObject]:
+        return self._answer("nodes", [])
+
+    def alerts(self) -> list[JsonObject]:
+        return self._answer("alerts", [])
+
+    def silences(self) -> list[JsonObject]:
+        return self._answer("silences", [])
+
+    def incidents(self) -> list[JsonObject]:
+        return self._answer("incidents", [])
+
+    def stacks(self, job: str) -> JsonObject:
+        return self._answer("stacks", {})
+
+    def rows(self, view: Callable[..., object], *args: object, **options: object) -> Sequence[JsonObject]:
+        if self.error is not None:
+            raise self.error
+        return self.stored.get(view.__name__, [])
+
+
+@dataclass
+class DrawnPage:
+    """A page that was drawn."""
+
+    app: AppTest
+
+    @property
+    def html(self) -> str:
+        """All HTML that the page wrote."""
+        return "\n".join(element.proto.body for element in self.app.get("html"))
+
+    @property
+    def text(self) -> str:
+        """What a person reads of it."""
+        return html.unescape(re.sub(r"<[^>]+>", " ", self.html))
+
+    def rows(self, table: int = 0) -> list[list[str]]:
+        """The cells of a table, without its head."""
+        body = re.findall(r"<tbody>(.*?)</tbody>", self.html, flags=re.S)[table]
+        cells = [re.findall(r"<td.*?>(.*?)</td>", row, flags=re.S) for row in body.split("</tr>") if row]
+        return [[html.unescape(re.sub(r"<[^>]+>", "", cell)).strip() for cell in row] for row in cells]
+
+    def click(self, key: str) -> DrawnPage:
+        """Press a button."""
+        self.app.button(key=key).click().run()
+        return self
+
+
+JOB: JsonObject = {
+    "job": "gpt", "state": "running", "attempt": 1, "step": 119, "world_size": 8, "nodes": [],
+    "verdict": {"state": "hung", "sentence": "Rank 5 is <b>stopped</b>.", "since_ns": 10**18}, "findings": [],
+    "detectors": [], "recoveries": [{}],
+}  # fmt: skip
+
+
+@pytest.fixture
+def source(monkeypatch) -> FakeSource:
+    """A hub that runs the job "gpt". Pages read from it."""
+    fake = FakeSource(answers={"status": {"jobs": [dict(JOB)], "hub": {}}})
+    monkeypatch.setattr(page, "_connect", lambda: fake)
+    monkeypatch.setattr(page, "now_ns", time.time_ns)
+    monkeypatch.setattr(BidiComponentManager, "discover_and_register_components", lambda *_, **__: None)
+    return fake
+
+
+@pytest.fixture
+def draw(source) -> Callable[..., DrawnPage]:
+    """Draw the page of this name, with these parameters in the address."""
+
+    def run(name: str, **address: str) -> DrawnPage:
+        app = AppTest.from_string(
+            f"from pulsetrain.dashboard import {name}\n{name}.show()", default_timeout=30
+        )
+        for key, value in {"job": "gpt", **address}.items():
+            app.query_params[key] = value
+        app.run()
+        assert not app.exception
+        return DrawnPage(app)
+
+    return run

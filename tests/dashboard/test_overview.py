@@ -1,0 +1,43 @@
+"""The page Overview."""
+
+STEP = {
+    "attempt": 0,
+    "step": 7,
+    "start_ns": 10**18,
+    "step_ns": 250_000_000,
+    "tokens_per_s": 1000.0,
+    "loss": 2.5,
+}
+FINDING = {
+    "severity": "critical", "kind": "hang", "subject_type": "rank", "subject": "5", "summary": "It <hangs>.",
+    "confidence": 0.97, "ts_ns": 10**18, "times": 1,
+}  # fmt: skip
+
+
+def test_the_verdict_stands_above_figures_and_evidence(draw, source):
+    source.stored |= {"curve": [STEP], "findings": [FINDING]}
+    shown = draw("overview")
+    assert "Rank 5 is <b>stopped</b>." in shown.text
+    assert "2.5000" in shown.text
+    assert shown.rows()[0][1:5] == ["hang", "rank 5", "It <hangs>.", "0.97"]
+    assert 'href="timeline?job=gpt&amp;ranks=5' in shown.html
+    assert len(shown.app.get("plotly_chart")) == 1
+
+
+def test_what_the_hub_says_is_never_html(draw, source):
+    source.stored["findings"] = [FINDING]
+    shown = draw("overview")
+    assert "<b>stopped" not in shown.html
+    assert "<hangs>" not in shown.html
+
+
+def test_other_jobs_are_a_table(draw, source):
+    other = {**source.answers["status"]["jobs"][0], "job": "bert", "step": 1234}
+    source.answers["status"]["jobs"].append(other)
+    row = draw("overview").rows()[0]
+    assert (row[0], row[3]) == ("bert", "1,234")
+
+
+def test_a_hub_without_jobs_says_how_to_start_one(draw, source):
+    source.answers["status"] = {"jobs": [], "hub": {}}
+    assert "pulsetrain run script.py" in draw("overview", job="").text

@@ -1,0 +1,50 @@
+"""The page Stacks."""
+
+import json
+
+import pytest
+
+from pulsetrain.core.errors import Unavailable
+
+TREE = {
+    "frame": "MainThread", "ranks": "0-7",
+    "children": [
+        {"frame": "all_reduce", "ranks": "0-4,6-7", "children": []},
+        {"frame": "<forward>", "ranks": "5", "children": []},
+    ],
+}  # fmt: skip
+READ = {
+    "ts_ns": 10**18, "sentence": "Stacks differ: rank 5.", "attempt": 1, "outliers": "5",
+    "blind": [{"ranks": "7", "reason": "gone"}], "clusters": [{"ranks": "0-4,6-7"}, {"ranks": "5"}],
+    "tree": [TREE, {"frame": "loader", "ranks": "0", "children": []}],
+}  # fmt: skip
+
+
+def test_the_merged_stacks_of_the_main_thread_are_shown_and_who_differs_is_bold(draw, source):
+    source.answers["stacks"] = READ
+    shown = draw("stacks")
+    assert "Stacks differ: rank 5." in shown.text
+    assert "ranks 7: gone" in shown.text
+    assert shown.rows() == [["0-7", "MainThread"], ["0-4,6-7", "all_reduce"], ["5", "<forward>"]]
+    assert "<b>&lt;forward&gt;</b>" in shown.html
+
+
+def test_a_click_reads_them(draw, source):
+    shown = draw("stacks")
+    assert "No stacks were read" in shown.text
+    shown.click("read_stacks")
+    assert source.client.done == [("stacks", "gpt")]
+
+
+def test_a_hub_that_cannot_read_them_says_so(draw, source):
+    source.client.refusal = Unavailable("no agent answers")
+    assert "Not read: no agent answers" in draw("stacks").click("read_stacks").app.toast[0].value
+
+
+@pytest.mark.parametrize(
+    ("detail", "words"), [(json.dumps(READ), "Stacks differ"), ("{", "No stacks were read")]
+)
+def test_stacks_of_a_job_that_is_over_come_from_the_store(draw, source, detail, words):
+    source.answers["status"] = {"jobs": [], "hub": {}}
+    source.stored["events"] = [{"attempt": 3, "detail": detail}]
+    assert words in draw("stacks").text

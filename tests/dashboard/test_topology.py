@@ -1,0 +1,61 @@
+"""The page Topology."""
+
+import time
+
+import pytest
+
+
+def row(rank, **values):
+    return {
+        "attempt": 1, "rank": rank, "local_rank": rank % 2, "node": f"node-{rank // 2}", "ip": "10.0.0.1",
+        "switch": "", "tp": rank % 2, "pp": rank // 2, "dp": 0, "cp": 0, "ep": 0, **values,
+    }  # fmt: skip
+
+
+def heartbeat(rank):
+    return {
+        "rank": rank, "attempt": 1, "state": "running", "last_step": 119, "last_phase": "all_reduce",
+        "phase_age_ns": 7 * 10**9, "ts_ns": time.time_ns(),
+    }  # fmt: skip
+
+
+FINDING = {
+    "kind": "hang", "severity": "critical", "subject_type": "rank", "subject": "1", "summary": "It <hangs>.",
+    "evidence": '{"victims": [0]}',
+}  # fmt: skip
+
+
+@pytest.fixture
+def mesh(source):
+    source.stored |= {
+        "topology": [row(rank) for rank in range(4)],
+        "rank_states": [heartbeat(rank) for rank in range(3)],
+    }
+    source.answers["status"]["jobs"][0]["findings"] = [FINDING]
+    return source
+
+
+def test_the_mesh_stands_beside_a_table_with_the_culprit_first(draw, mesh):
+    shown = draw("topology")
+    assert "1 culprit, 1 waits, 1 no data, 1 running. It <hangs>." in " ".join(shown.text.split())
+    assert [r[0] for r in shown.rows()] == ["1", "0", "3", "2"]
+    assert shown.rows()[0][2:] == ["node-0", "1", "0", "0", "all_reduce for 7.00 s", "119"]
+    assert len(shown.app.get("plotly_chart")) == 1
+
+
+def test_the_table_alone_has_all_columns(draw, mesh):
+    shown = draw("topology", show="table", find="node-1")
+    assert [r[0] for r in shown.rows()] == ["3", "2"]
+    assert len(shown.rows()[0]) == 14
+    assert not shown.app.get("plotly_chart")
+
+
+def test_ranks_without_coordinates_are_a_table(draw, mesh):
+    mesh.stored["topology"] = [row(0, tp=-1)]
+    shown = draw("topology")
+    assert len(shown.rows()) == 1
+    assert not shown.app.get("plotly_chart")
+
+
+def test_nothing_is_said_of_ranks_that_are_unknown(draw, source):
+    assert "No data: no rank of this job has reported its mesh coordinates." in draw("topology").text
