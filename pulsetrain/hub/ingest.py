@@ -14,6 +14,7 @@ from prometheus_client import start_http_server
 from pulsetrain.core.clock import SystemClock
 from pulsetrain.core.config import load, read_toml
 from pulsetrain.core.errors import UsageError
+from pulsetrain.records.ddl import Engine
 from pulsetrain.stream.ingest_metrics import IngestMetrics
 from pulsetrain.stream.kafka.client import KafkaConfig
 from pulsetrain.stream.kafka.group_member import GroupMember
@@ -35,11 +36,12 @@ def run_ingest(
     where a broker or the store does not answer at the start; later they are waited for.
     """
     config = load(IngestConfig, "ingest", file=_file(path), environ=os.environ, flags=ingest)
+    engine = load(Engine, "store", file=_file(path), environ=os.environ)
     brokers = kafka_config(path, kafka)
     metrics = IngestMetrics()
     if metrics_port is not None:
         _serve_metrics(metrics, config.metrics_host, metrics_port)
-    with contextlib.closing(open_store(url)) as store:
+    with contextlib.closing(open_store(url, engine=engine)) as store:
         store.migrate()
         member = GroupMember(brokers, store, SystemClock(), config, metrics)
         for number in (signal.SIGINT, signal.SIGTERM):

@@ -40,7 +40,7 @@ def serve(data: Path, settings: Settings, say: Callable[[str], None]) -> None:
     set_process_title("hub")
     make_folder(data)
     listener = bind(config.host, config.port)
-    store = open_store(config.store or f"chdb://{data / 'store'}")
+    store = open_store(config.store or f"chdb://{data / 'store'}", engine=settings.store)
     store.migrate()
     url = f"http://{config.host}:{listener.getsockname()[1]}"
     token = config.token or kept_token(data)

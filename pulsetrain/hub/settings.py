@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from pulsetrain.analytics.incidents.notify import Channel, channels
 from pulsetrain.analytics.watch import WatchConfig
 from pulsetrain.core.config import load, read_toml
 from pulsetrain.hub.config import HubConfig
+from pulsetrain.records.ddl import Engine
 from pulsetrain.recovery.policy import Policy
 
 NOTIFY = "notify"
@@ -25,6 +26,7 @@ class Settings:
     policy: Policy
     watch: WatchConfig
     channels: Mapping[str, Channel]
+    store: Engine = field(default_factory=Engine)
 
 
 def load_settings(
@@ -40,4 +42,5 @@ def load_settings(
         policy=load(Policy, "controller", file=file, environ=environ, flags=policy),
         watch=load(WatchConfig, "watch", file=file, environ=environ),
         channels=channels(file.get(NOTIFY, {})),
+        store=load(Engine, "store", file=file, environ=environ),
     )

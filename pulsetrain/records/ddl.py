@@ -7,6 +7,7 @@ therefore lives as long as any other row.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -38,12 +39,19 @@ _GRANULARITY: Mapping[str, int] = MappingProxyType({"spans": 16_384})
 
 @dataclass(frozen=True, kw_only=True)
 class Engine:
-    """How tables are stored: plain MergeTree, or replicated ones all over a cluster."""
+    """Table ``[store]``, environment ``PULSETRAIN_STORE_*``: how tables are created."""
 
     cluster: str = ""
-    """Name of a ClickHouse cluster; tables are then created ON CLUSTER with Replicated engines."""
+    """Name of a ClickHouse cluster. Tables are then created ON CLUSTER, with Replicated engines. The servers
+    must define `default_replica_path` and the macros that it names. Empty: one server, plain tables."""
     deduplication_window: int = 10_000
-    """How many of a table's last inserts are remembered by their token."""
+    """Last inserts of a table that are remembered by their token, 100 or more. It counts for new tables."""
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"[\w.{}-]*", self.cluster):
+            raise ValueError(f"cluster = {self.cluster!r}: allowed are letters, digits and _ . - {{ }}")
+        if self.deduplication_window < 100:
+            raise ValueError(f"deduplication_window = {self.deduplication_window}: allowed 100 or more")
 
     def table(self, name: str) -> str:
         """`name` as CREATE and ALTER statements write it."""

@@ -6,10 +6,12 @@ from functools import partial
 
 import pytest
 
+from pulsetrain.core.config import load
+from pulsetrain.core.errors import ConfigError
 from pulsetrain.records import ddl
 from pulsetrain.records.schema import RECORDS
 
-ONE, MANY = ddl.Engine(), ddl.Engine(cluster="main", deduplication_window=7)
+ONE, MANY = ddl.Engine(), ddl.Engine(cluster="main", deduplication_window=700)
 TABLES = {name: partial(ddl.create_table, record) for name, record in RECORDS.items()} | {
     ddl.OFFSETS: ddl.create_offsets,
     ddl.QUARANTINE: ddl.create_quarantine,
@@ -42,7 +44,7 @@ def test_on_a_cluster_every_table_is_made_everywhere_and_replicated(table):
 
 def test_repeated_inserts_are_recognised_in_the_window_of_the_engines_kind():
     assert "non_replicated_deduplication_window = 10000" in ddl.create_table(RECORDS["steps"], ONE)
-    assert " replicated_deduplication_window = 7" in ddl.create_table(RECORDS["steps"], MANY)
+    assert " replicated_deduplication_window = 700" in ddl.create_table(RECORDS["steps"], MANY)
 
 
 def test_a_newer_field_is_added_as_a_new_table_would_have_it():
@@ -92,3 +94,19 @@ def test_an_insert_from_a_file_names_its_columns_and_quotes_its_path():
 def test_open_spans_are_left_out_of_the_rollup():
     assert "WHERE NOT s.open" in ddl.create_rollup_feed(ONE)
     assert f"TO `{ddl.ROLLUP}`" in ddl.create_rollup_feed(ONE)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"cluster": "a`; DROP"}, "cluster = .*: allowed are letters"),
+        ({"deduplication_window": 99}, "deduplication_window = 99: allowed 100 or more"),
+    ],
+)
+def test_a_wrong_setting_of_the_store_is_named(values, words):
+    with pytest.raises(ConfigError, match=words):
+        load(ddl.Engine, "store", file={"store": values})
+
+
+def test_a_cluster_may_be_named_by_a_macro_of_its_servers():
+    assert ddl.Engine(cluster="{cluster}").table("spans") == "`spans` ON CLUSTER `{cluster}`"

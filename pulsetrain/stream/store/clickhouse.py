@@ -1,8 +1,8 @@
 """Where records rest: one ClickHouse client API over a chDB folder or a ClickHouse server.
 
-Measured on two cores with chDB 26.9 (200,000 span rows an insert, no rollup): Arrow's stream format through
-`raw_insert` 4.4 to 5.9 million rows/s, `insert_arrow` 2.0, the in-process Python() source 3.4 to 5.6 and only
-on chDB; an insert of 100 rows costs about 4 ms. Queries on their own handles run beside inserts.
+Rows go in as Arrow IPC streams. With chDB 26.9 on two cores that took 4.4 to 5.9 million span rows/s
+(200,000 rows an insert, no rollup). `insert_arrow` took 2.0 million. An insert of 100 rows costs about 4 ms.
+Queries run beside inserts, on handles of their own.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import queue
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 from urllib.parse import urlsplit
 
 import clickhouse_connect
@@ -65,7 +65,7 @@ class Store:
         # a small insert gives up the pages of a large one, so busy tables have files of their own
         self._scratch = {busy: ScratchFiles() for busy in (True, False)}
         with self.client():
-            pass  # says at once where the store cannot be opened
+            pass  # raises at once where the store cannot be opened
 
     def migrate(self) -> None:
         """Create what is missing. Existing tables only gain columns. Raises `SchemaMismatch` where a column
@@ -77,13 +77,12 @@ class Store:
         present = self._columns()
         for record in RECORDS.values():
             for field in record.fields:
-                found = present.get((record.name, field.name))
-                if found is None:
+                present_type = present.get((record.name, field.name))
+                if present_type is None:
                     self.command(ddl.add_column(record, field, self.engine))
-                elif found != field.kind.clickhouse:
-                    raise SchemaMismatch(
-                        f"{self.name}: {record.name}.{field.name} is {found}, not {field.kind.clickhouse}"
-                    )
+                elif present_type != field.kind.clickhouse:
+                    where = f"{self.name}: {record.name}.{field.name}"
+                    raise SchemaMismatch(f"{where} is {present_type}, not {field.kind.clickhouse}")
         self.command(ddl.create_rollup(self.engine))
         self.command(ddl.create_rollup_feed(self.engine))
         self._tune()
@@ -103,18 +102,15 @@ class Store:
         if isinstance(table, pa.RecordBatch):
             table = pa.Table.from_batches([table])
         if table.num_rows:
-            self.insert_table(record, conform(table, RECORDS[record], SCHEMA_VERSION), token=token)
-
-    def insert_table(self, table: str, rows: pa.Table, *, token: str | None) -> None:
-        """Store rows that have the table's types already."""
-        self._insert(table, rows.column_names, partial(write_ipc, rows), token)
+            rows = conform(table, RECORDS[record], SCHEMA_VERSION)
+            self._insert(record, rows.column_names, partial(write_ipc, rows), token)
 
     def insert_raw(self, table: str, columns: Sequence[str], stream: bytes, *, token: str | None) -> None:
         """Store an uncompressed Arrow IPC stream as it is."""
         self._insert(table, columns, lambda sink: sink.write(stream), token)
 
     def _insert(self, table: str, columns: Sequence[str], write: Write, token: str | None) -> None:
-        settings: dict[str, Any] = {"max_partitions_per_insert_block": 0, "optimize_on_insert": 0}
+        settings: dict[str, object] = {"max_partitions_per_insert_block": 0, "optimize_on_insert": 0}
         if token is not None:
             settings["insert_deduplication_token"] = token
             settings["deduplicate_blocks_in_dependent_materialized_views"] = 1
@@ -127,8 +123,8 @@ class Store:
                 with self._scratch[table in ddl.TUNED].written(write) as path:
                     client.command(ddl.insert_file(table, columns, path, settings))
 
-    def query(self, sql: str, params: Mapping[str, Any] | None = None) -> pa.Table:
-        """The result of a SELECT; ``{name:Type}`` in `sql` takes its value from `params`.
+    def query(self, sql: str, params: Mapping[str, object] | None = None) -> pa.Table:
+        """The result of a SELECT. ``{name:Type}`` in `sql` takes its value from `params`.
 
         Times are timestamp[ns, UTC], names plain strings. Raises `UsageError` where the statement is wrong.
         """
@@ -142,7 +138,7 @@ class Store:
 
     @contextlib.contextmanager
     def client(self) -> Iterator[Client]:
-        """A client for the time of the block. Its errors come out as Pulsetrain's."""
+        """A client for the time of the block. Its errors are raised as Pulsetrain's."""
         with _errors(self.name):
             try:
                 client = self._idle.get_nowait()
@@ -157,7 +153,7 @@ class Store:
                     client.close()
 
     def reader(self, config: ReaderConfig) -> Reader:
-        """What runs statements from outside, with ``readonly = 1``; it is closed with the store."""
+        """What runs statements from outside, with ``readonly = 1``. It is closed with the store."""
         reader = self._open_reader(config)
         self.before_close(reader.close)
         return reader
@@ -179,18 +175,13 @@ class Store:
             self._lock.release()
 
     def _columns(self) -> dict[tuple[str, str], str]:
-        found = storage.columns(self).to_pylist()
-        return {(row["table"], row["name"]): row["type"] for row in found}
-
-
-def whole(table: pa.Table) -> pa.Table:
-    """`table` in one piece, with one dictionary a column and nothing said about it."""
-    return table.replace_schema_metadata(None).unify_dictionaries().combine_chunks()
+        rows = storage.columns(self).to_pylist()
+        return {(row["table"], row["name"]): row["type"] for row in rows}
 
 
 def write_ipc(table: pa.Table, sink: BinaryIO) -> None:
     """Write `table` to `sink` as an uncompressed Arrow IPC stream of one batch."""
-    table = whole(table)
+    table = table.replace_schema_metadata(None).unify_dictionaries().combine_chunks()
     with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)
 
@@ -206,10 +197,12 @@ def open_store(url: str, *, token: str | None = None, engine: ddl.Engine | None 
     """A store at ``chdb:///folder`` or ``http(s)://[user[:password]@]host[:port][/database]``.
 
     `token` is the password where the URL holds none. Raises `UsageError` for another scheme, a folder that
-    is in use or cannot be written; `AuthError`; `Unavailable`.
+    is in use or cannot be written, or a cluster of chDB. Raises `AuthError` and `Unavailable`.
     """
     parts = urlsplit(url)
     if parts.scheme == "chdb":
+        if engine is not None and engine.cluster:
+            raise UsageError(f"store.cluster = {engine.cluster!r}: {url} is no ClickHouse server")
         return _open_folder(url, Path(parts.netloc + parts.path), engine)
     if parts.scheme in ("http", "https") and parts.hostname:
         return Store(

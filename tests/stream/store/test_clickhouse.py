@@ -145,9 +145,24 @@ def test_bad_urls_are_refused(tmp_path):
         open_store("postgres://x")
     with pytest.raises(UsageError, match="absolute path"):
         open_store("chdb://relative/folder")
+    with pytest.raises(UsageError, match=r"store\.cluster = 'main': chdb://.* is no ClickHouse server"):
+        open_store(f"chdb://{tmp_path}/db", engine=ddl.Engine(cluster="main"))
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match=r"store folder .*/file/db"):
         open_store(f"chdb://{tmp_path}/file/db")
+
+
+@pytest.mark.parametrize("cluster", ["main", "{cluster}"])
+def test_the_engine_reads_the_statements_of_a_cluster(chdb_store, cluster):
+    """chDB has no cluster, so that it parses them only."""
+    engine = ddl.Engine(cluster=cluster)
+    made = [ddl.create_table(record, engine) for record in RECORDS.values()]
+    made += [ddl.create_offsets(engine), ddl.create_quarantine(engine), ddl.create_rollup(engine)]
+    made += [ddl.create_rollup_feed(engine), ddl.set_settings("spans", {"merge_selector_base": 24}, engine)]
+    made += [ddl.add_column(RECORDS["spans"], RECORDS["spans"].fields[0], engine)]
+    with chdb_store.client() as client:
+        for sql in made:
+            assert "Query" in str(client.command(f"EXPLAIN AST {sql}")), sql
 
 
 def test_tokens_are_remembered_by_the_folder(tmp_path):
