@@ -113,3 +113,9 @@ def parts_of(columns):
         np.random.default_rng(0).random(len(columns["rank"])) < 0.5,
     ]
     return [{name: values[mask] for name, values in columns.items()} for mask in keep]
+
+
+def with_share(columns, part, share, ranks=None):
+    """A fleet in which some ranks lose a share of each step to `part`."""
+    hit = np.isin(columns["rank"], ranks) if ranks is not None else np.ones(len(columns["rank"]), np.bool_)
+    return {**columns, part: np.where(hit, share * columns["duration_ns"], 0.001 * columns["duration_ns"])}

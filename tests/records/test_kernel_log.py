@@ -63,3 +63,30 @@ def test_continuations_of_raw_records_and_empty_lines_are_skipped():
 @given(st.text(st.characters(exclude_characters="\r\n")))
 def test_no_line_is_refused(text):
     assert isinstance(parse(text).message, str)
+
+
+def test_message_time_severity_and_number_are_read_together():
+    text = "NVRM: hello; world"
+    forms = {
+        f"6,3,1500000,-;{text}": (1_500_000_000, False, "info", 3),
+        f"3,4,1500000,c,caller=T1;{text}": (1_500_000_000, False, "error", 4),
+        f"[Sun Feb 23 16:24:18 2025] {text}": (1_740_327_858 * 10**9, True, "info", -1),
+        f"[    1.500000] {text}": (1_500_000_000, False, "info", -1),
+        f"[    1.500000][ T1234] {text}": (1_500_000_000, False, "info", -1),
+        f"<4>[    1.500000] {text}": (1_500_000_000, False, "warning", -1),
+        f"kern  :err   : [    1.500000] {text}": (1_500_000_000, False, "error", -1),
+        f"2025-02-23T16:24:18,500000+00:00 {text}": (1_740_327_858_500_000_000, True, "info", -1),
+        f"Feb 23 16:24:18 host-1 kernel: [    1.500000] {text}": (1_500_000_000, False, "info", -1),
+        text: (0, False, "info", -1),
+    }
+    for line, (ts_ns, wall, severity, seq) in forms.items():
+        parsed = parse(line)
+        assert (parsed.message, parsed.ts_ns, parsed.wall, parsed.severity, parsed.seq) == (
+            text,
+            ts_ns,
+            wall,
+            severity,
+            seq,
+        ), line
+    assert parse(f"6,3,1500000,-;{text}", boot_ns=10**18).ts_ns == 10**18 + 1_500_000_000
+    assert parse(r"6,3,1,-;a\x0ab").message == "a\nb"

@@ -11,26 +11,13 @@ from hypothesis import strategies as st
 from pulsetrain.analytics.machines.hardware import address, read, read_file
 from pulsetrain.analytics.machines.policies import load
 from pulsetrain.analytics.verdict import Finding, Healthy, Inconclusive, findings
-from pulsetrain.core.errors import ConfigError, UsageError
-from pulsetrain.records.kernel_log import KernelLine, parse, parse_all
+from pulsetrain.core.errors import UsageError
+from pulsetrain.records.kernel_log import KernelLine, parse
+from tests.analytics.machines.kernel_lines import log, said, xid
 from tests.repository import DATA
 
 RECORDED = DATA / "kmsg"
 recorded = pytest.mark.skipif(not RECORDED.is_dir(), reason=f"no recordings in {RECORDED}")
-
-
-def log(*messages):
-    return [KernelLine(message=m, ts_ns=i * 10**9, wall=True) for i, m in enumerate(messages)]
-
-
-def xid(code, gpu="0000:9b:00", rest="pid=7, name=python, something"):
-    return f"NVRM: Xid (PCI:{gpu}): {code}, {rest}"
-
-
-def said(verdicts):
-    return {
-        (f.evidence.get("xid", f.evidence.get("rule")), f.subject, f.severity) for f in findings(verdicts)
-    }
 
 
 @recorded
@@ -135,14 +122,6 @@ def test_a_code_of_a_switch_decides_where_its_line_does_not_say():
     }
 
 
-def test_the_published_codes_of_switches_are_all_there():
-    codes = load().sxid
-    assert len(codes) == 93
-    assert {10003, *range(23001, 23018), 12020, 22003, 22011} <= {
-        c for c, p in codes.items() if p.severity == "critical"
-    }
-
-
 def test_both_opinions_on_a_code_stay_visible():
     (verdict,) = findings(read(log(xid(63))))
     assert (verdict.evidence["nvidia_action"], verdict.evidence["gpud_action"]) == ("IGNORE", "REBOOT_SYSTEM")
@@ -154,32 +133,6 @@ def test_both_opinions_on_a_code_stay_visible():
 def test_every_rule_matches_its_sample_and_only_it_does(rule):
     (verdict,) = findings(read(log(rule.sample), node="n"))
     assert (verdict.evidence["rule"], verdict.severity) == (rule.name, rule.severity)
-
-
-def test_every_action_of_a_table_has_a_text_and_every_row_a_source():
-    tables = load()
-    for policy in (*tables.xid.values(), *tables.sxid.values()):
-        assert policy.action in tables.actions, policy.code
-        assert tables.text(policy.action, gpu="g", node="n")
-        assert policy.source
-
-
-def test_a_site_has_the_last_word(tmp_path):
-    (tmp_path / "xid.csv").write_text(
-        "code,name,severity,nvidia_action,source\n94,ours,info,IGNORE,our experience\n"
-    )
-    (tmp_path / "kernel_rules.toml").write_text(
-        "[[rule]]\nname = 'ours'\nkind = 'host_fault'\nseverity = 'warning'\npattern = 'flux \\d'\n"
-        "summary = 's'\naction = 'a'\nsample = 'flux 1'\nsource = 'us'\n"
-    )
-    policies = load(tmp_path)
-    assert said(read(log(xid(94), "flux 7"), policies=policies)) == {
-        (94, "PCI:0000:9b:00", "info"),
-        ("ours", "node", "warning"),
-    }
-    (tmp_path / "xid.csv").write_text("code,name,severity,source\n94,ours,loud,x\n")
-    with pytest.raises(ConfigError, match="loud"):
-        load(tmp_path)
 
 
 @given(
@@ -206,39 +159,6 @@ def test_no_line_is_blind_and_a_missing_file_one_clear_line(tmp_path):
     assert verdict.blind
     with pytest.raises(UsageError, match="No such file"):
         read_file(tmp_path / "none")
-
-
-def test_every_form_of_a_line_is_understood():
-    text = "NVRM: hello; world"
-    forms = {
-        f"6,3,1500000,-;{text}": (1_500_000_000, False, "info", 3),
-        f"3,4,1500000,c,caller=T1;{text}": (1_500_000_000, False, "error", 4),
-        f"[Sun Feb 23 16:24:18 2025] {text}": (1_740_327_858 * 10**9, True, "info", -1),
-        f"[    1.500000] {text}": (1_500_000_000, False, "info", -1),
-        f"[    1.500000][ T1234] {text}": (1_500_000_000, False, "info", -1),
-        f"<4>[    1.500000] {text}": (1_500_000_000, False, "warning", -1),
-        f"kern  :err   : [    1.500000] {text}": (1_500_000_000, False, "error", -1),
-        f"2025-02-23T16:24:18,500000+00:00 {text}": (1_740_327_858_500_000_000, True, "info", -1),
-        f"Feb 23 16:24:18 host-1 kernel: [    1.500000] {text}": (1_500_000_000, False, "info", -1),
-        text: (0, False, "info", -1),
-    }
-    for line, (ts_ns, wall, severity, seq) in forms.items():
-        parsed = parse(line)
-        assert (parsed.message, parsed.ts_ns, parsed.wall, parsed.severity, parsed.seq) == (
-            text,
-            ts_ns,
-            wall,
-            severity,
-            seq,
-        ), line
-    assert parse(f"6,3,1500000,-;{text}", boot_ns=10**18).ts_ns == 10**18 + 1_500_000_000
-    assert parse(r"6,3,1,-;a\x0ab").message == "a\nb"
-
-
-def test_continuations_of_raw_records_are_no_lines():
-    raw = ["6,1,10,-;pci 0000:00:1f.2: something", " SUBSYSTEM=pci", " DEVICE=+pci:0000:00:1f.2", ""]
-    assert [line.message for line in parse_all(raw)] == ["pci 0000:00:1f.2: something"]
-    assert len(list(parse_all(["[1.0] a", "  b"]))) == 2
 
 
 @given(st.text(max_size=200))

@@ -11,55 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pulsetrain.analytics.machines.network import find
-from pulsetrain.analytics.machines.network_ports import ports, share_of_line_rate
+from pulsetrain.analytics.machines.network_ports import ports
 from pulsetrain.analytics.verdict import Healthy, Inconclusive, findings
-
-S = 1_000_000_000
-T0 = 1_790_000_000 * S
-
-
-class Fleet:
-    """Ports that each carry `per_s` bytes a second in steps of 2 s, sampled every second."""
-
-    def __init__(self, count=8, seconds=120, per_s=1e9, seed=0):
-        rng = np.random.default_rng(seed)
-        self.times = T0 + np.arange(seconds) * S
-        self.moved = {i: per_s * (1 + 0.02 * rng.standard_normal(seconds)) for i in range(count)}
-        self.extra = {i: {} for i in range(count)}
-        for i in range(count):
-            self.extra[i]["rdma_port_state"] = np.full(seconds, 4.0)
-            self.extra[i]["rdma_transmit_wait_ticks"] = np.cumsum(rng.poisson(50, seconds)).astype(float)
-        self.names = {i: (f"n{i // 2}", f"mlx5_{i % 2}/1") for i in range(count)}
-
-    def table(self, order=None):
-        rows = []
-        for i, moved in self.moved.items():
-            node, device = self.names[i]
-            series = {"rdma_transmit_bytes": np.cumsum(moved), **self.extra[i]}
-            for name, values in series.items():
-                rows += [
-                    (node, device, name, int(t), float(v)) for t, v in zip(self.times, values, strict=True)
-                ]
-        if order is not None:
-            order.shuffle(rows)
-        columns = list(zip(*rows, strict=True))
-        return pa.table(
-            {
-                "node": list(columns[0]),
-                "device": list(columns[1]),
-                "name": list(columns[2]),
-                "ts": pa.array(columns[3], pa.timestamp("ns", "UTC")),
-                "value": list(columns[4]),
-            }
-        )
-
-    @property
-    def steps(self):
-        return [int(t) for t in self.times[::2]]
-
-    def said(self, **more):
-        verdicts = find(self.table(), now_ns=int(self.times[-1]), job="j", steps_ns=self.steps, **more)
-        return {(f.kind, f.subject, f.severity) for f in findings(verdicts)}
+from tests.analytics.machines.ports import T0, Fleet, nic_said, nic_table, nic_trouble, nics
 
 
 def test_a_clean_fleet_says_nothing():
@@ -148,15 +102,6 @@ def test_errors_on_a_link_are_told_by_the_minute():
     assert fleet.said() == {("link_errors", "n0/mlx5_1/1", "warning")}
 
 
-@pytest.mark.parametrize("order", [random.Random(i) for i in range(5)], ids=range(5))
-def test_the_order_of_rows_changes_nothing(order):
-    fleet = Fleet(seconds=60)
-    fleet.moved[3][40:] = 0
-    straight = find(fleet.table(), now_ns=T0, job="j", steps_ns=fleet.steps)
-    mixed = find(fleet.table(order), now_ns=T0, job="j", steps_ns=fleet.steps)
-    assert mixed == straight
-
-
 @given(shares=st.lists(st.floats(0.0, 0.4), min_size=2, max_size=3, unique=True))
 @settings(max_examples=8, deadline=None)
 def test_a_worse_drop_is_never_milder(shares):
@@ -168,13 +113,6 @@ def test_a_worse_drop_is_never_milder(shares):
 
     rated = [confidence(s) for s in sorted(shares, reverse=True)]
     assert [r[0] for r in rated] == sorted(r[0] for r in rated)
-
-
-def test_renaming_the_machine_renames_the_answer():
-    fleet = Fleet()
-    fleet.moved[3][80:] = 0
-    fleet.names[3] = ("other", "roce0/2")
-    assert fleet.said() == {("traffic_drop", "other/roce0/2", "critical")}
 
 
 def test_nothing_or_next_to_nothing_is_blind_or_quiet():
@@ -201,41 +139,6 @@ def test_missing_samples_are_no_drop():
     assert findings(find(table.filter(pa.array(keep)), now_ns=T0, steps_ns=fleet.steps)) == []
 
 
-def test_a_burst_is_put_beside_the_line_rate():
-    fleet = Fleet(count=1, per_s=25e9)
-    fleet.extra[0]["rdma_link_rate_bits_per_s"] = np.full(120, 400e9)
-    (row,) = share_of_line_rate(fleet.table())
-    assert row["mean_share"] == pytest.approx(0.5, rel=0.02)
-    assert 0.5 < row["peak_share"] < 0.6
-    assert share_of_line_rate(Fleet(count=1).table())[0]["mean_share"] is None
-
-
-def nics(count=6, seconds=120, seed=0):
-    """Network interfaces instead of RDMA ports: traffic, state and pauses, all well."""
-    fleet = Fleet(count, seconds, per_s=1e8, seed=seed)
-    rng = np.random.default_rng(seed + 1)
-    for i in range(count):
-        fleet.names[i] = (f"n{i}", "eth0")
-        fleet.extra[i] = {
-            "nic_port_state": np.ones(seconds),
-            "nic_receive_bytes": np.cumsum(fleet.moved[i]),
-            "nic_receive_pause_total": np.cumsum(rng.poisson(20, seconds)).astype(float),
-            "nic_link_downed_total": np.full(seconds, 9.0),
-        }
-        fleet.moved[i] = np.zeros(seconds)
-    return fleet
-
-
-def nic_table(fleet, order=None):
-    table = fleet.table(order) if order else fleet.table()
-    keep = [not n.startswith("rdma_") for n in table["name"].to_pylist()]
-    return table.filter(pa.array(keep))
-
-
-def nic_said(fleet):
-    return {(f.kind, f.subject, f.severity) for f in findings(find(nic_table(fleet), now_ns=T0, job="j"))}
-
-
 def test_interfaces_that_are_well_say_nothing_and_their_traffic_is_not_judged():
     fleet = nics()
     fleet.extra[2]["nic_receive_bytes"][60:] = fleet.extra[2]["nic_receive_bytes"][60]
@@ -259,13 +162,6 @@ def test_a_pause_storm_stands_out_against_the_fleet():
     fleet = nics()
     fleet.extra[5]["nic_receive_pause_total"] *= 60
     assert nic_said(fleet) == {("congestion", "n5/eth0", "warning")}
-
-
-def nic_trouble(seed=0):
-    fleet = nics(seed=seed)
-    fleet.extra[1]["nic_link_downed_total"] = 9.0 + np.arange(120) // 30
-    fleet.extra[3]["nic_physical_symbol_errors_total"] = 5.0 * np.arange(120)
-    return fleet
 
 
 @pytest.mark.parametrize("order", [random.Random(i) for i in range(3)], ids=range(3))

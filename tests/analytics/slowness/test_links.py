@@ -100,31 +100,6 @@ def test_groups_with_other_payloads_are_no_siblings():
     assert subjects(find(JOB, transfers_from(pa.table(table)), GROUPS, [])) == [("group", "dp:1")]
 
 
-def test_renaming_groups_and_ranks_renames_the_answer():
-    names = {g: f"{g.split(':')[0]}:{100 + i}" for i, g in enumerate(GROUPS)}
-    table = transfers(slow=["dp:3"], ratio=1.6).to_pydict()
-    table["group"] = [names[g] for g in table["group"]]
-    members = {names[g]: tuple(15 - r for r in m) for g, m in GROUPS.items()}
-    assert subjects(find(JOB, transfers_from(pa.table(table)), members, [])) == [("group", names["dp:3"])]
-
-
-def test_order_of_rows_changes_nothing():
-    table = transfers(slow=["dp:3"], ratio=1.6)
-    mixed = table.take(pa.array(np.random.default_rng(1).permutation(table.num_rows)))
-    assert find(JOB, transfers_from(mixed), GROUPS, []) == find(JOB, transfers_from(table), GROUPS, [])
-
-
-def test_a_slower_link_is_never_milder():
-    weights = [
-        sum(
-            f.confidence
-            for f in findings(find(JOB, transfers_from(transfers(slow=["dp:3"], ratio=x)), GROUPS, []))
-        )
-        for x in (1.0, 1.1, 1.4, 2.0, 10.0)
-    ]
-    assert weights == sorted(weights)
-
-
 @pytest.mark.parametrize(
     "table",
     [

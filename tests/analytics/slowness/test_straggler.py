@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from pulsetrain.analytics.slowness.straggler import find
 from pulsetrain.analytics.slowness.timings import COMPUTED
@@ -64,31 +62,6 @@ def test_a_pipeline_imbalance_is_no_straggler():
 def test_two_slow_ranks_on_two_nodes_are_ranks():
     columns = fleet(ranks=16, slow={1: 1.4, 6: 1.4})
     assert sorted(subjects(find(timings(columns)))) == [("rank", "1"), ("rank", "6")]
-
-
-@given(st.integers(0, 2**32 - 1))
-@settings(max_examples=15, deadline=None)
-def test_order_of_rows_changes_nothing(seed):
-    columns = fleet(slow={2: 1.3}, steps=40)
-    order = np.random.default_rng(seed).permutation(len(columns["rank"]))
-    assert find(timings(columns, order=order)) == find(timings(columns))
-
-
-@given(st.permutations(range(8)))
-@settings(max_examples=15, deadline=None)
-def test_renaming_ranks_renames_the_answer(names):
-    columns = fleet(slow={2: 1.3}, steps=40, per_node=1)
-    columns["rank"] = np.asarray(names)[columns["rank"]]
-    assert subjects(find(timings(columns))) == [("rank", str(names[2]))]
-
-
-def test_a_worse_fault_is_never_milder():
-    order = {"info": 1, "warning": 2, "critical": 3}
-    weights = []
-    for ratio in (1.0, 1.02, 1.05, 1.1, 1.2, 1.5, 3.0):
-        found = findings(find(timings(fleet(slow={2: ratio}, per_node=1))))
-        weights.append(max(((order[f.severity], f.confidence) for f in found), default=(0, 0.0)))
-    assert weights == sorted(weights)
 
 
 def test_a_rank_of_a_cohort_of_two_is_judged_by_its_own_past():

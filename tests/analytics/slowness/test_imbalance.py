@@ -1,4 +1,4 @@
-"""Unequal sequences: told from slow ranks and from a crowded host, by stages or by forward and backward."""
+"""Uneven work of pipeline stages and of sequences, told from slow ranks and from oversubscribed hosts."""
 
 from __future__ import annotations
 
@@ -7,12 +7,44 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pulsetrain.analytics.slowness.imbalance import sequences
+from pulsetrain.analytics.slowness.imbalance import sequences, stages
 from pulsetrain.analytics.slowness.timings import COMPUTED
 from pulsetrain.analytics.verdict import Finding, Healthy, Inconclusive, findings
 from tests.analytics.fleet import fleet, parts_of, timings
 
+
+def test_a_heavier_stage_is_named_and_no_rank():
+    (finding,) = findings(stages(timings(fleet(stage_ratio={1: 1.5}))))
+    assert (finding.kind, finding.subject_type, finding.subject) == ("stage_imbalance", "stage", "1")
+    assert finding.severity == "warning"
+
+
+def test_a_slow_node_in_a_stage_is_no_imbalance_of_stages():
+    assert not findings(stages(timings(fleet(slow={4: 1.5, 5: 1.5}))))
+
+
+def waiting(columns, shares):
+    """The same where stages wait for processors for these shares of what they compute, and it is counted."""
+    lost = np.array(shares)[columns["pp"]] * columns["compute"]
+    stretched = {p: columns[p] * (1 + lost / columns["compute"]) for p in COMPUTED}
+    return {**columns, **stretched, "cpu_wait": lost}
+
+
+def test_a_stage_that_waits_more_for_processors_makes_the_other_no_longer():
+    """What is counted as waiting may be more than what lengthened the computing."""
+    columns = waiting(fleet(noise=0.02), (0.5, 0.5))
+    columns["cpu_wait"] = columns["cpu_wait"] * np.where(columns["pp"] == 1, 1.9, 1.0)
+    assert not findings(stages(timings(columns)))
+
+
+def test_a_heavier_stage_is_named_on_a_crowded_host_too():
+    (finding,) = findings(stages(timings(waiting(fleet(stage_ratio={1: 1.5}), (0.3, 0.3)))))
+    assert finding.subject == "1"
+
+
 WAYS = {"stages": {}, "forward and backward": {"stages": 1}}
+
+
 each = pytest.mark.parametrize("shape", WAYS.values(), ids=WAYS.keys())
 
 

@@ -1,0 +1,64 @@
+"""Who is to blame for an exit, as a distribution."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pulsetrain.analytics.machines.log_rules import CLASSES, classify, rule_of, rules
+
+
+@pytest.mark.parametrize("rule", rules(), ids=lambda r: r.name)
+def test_every_rule_decides_over_its_sample(rule):
+    likely = classify([rule.sample])
+    assert [name for name, _ in likely.reasons] == [rule.name]
+    assert sum(likely.shares.values()) == pytest.approx(1)
+    assert set(likely.shares) == set(CLASSES)
+    assert rule.source
+
+
+def test_a_symptom_is_not_its_cause():
+    memory = classify(["RuntimeError: CUDA error: an illegal memory access was encountered"])
+    assert 0.2 < memory.shares["infrastructure"] < 0.4
+    assert memory.likeliest == "user"
+    assert classify(["CUDA error: uncorrectable ECC error encountered"]).shares["infrastructure"] > 0.9
+    assert classify(["KeyError: 'input_ids'"]).likeliest == "user"
+
+
+def test_where_the_exception_was_raised_counts():
+    line = "ValueError: bad"
+    ours = classify(['  File "/home/me/train.py", line 7, in step', line])
+    theirs = classify(['  File "/venv/lib/python3.11/site-packages/torch/nn/x.py", line 7, in forward', line])
+    assert ours.shares["user"] > theirs.shares["user"]
+
+
+def test_a_line_that_says_a_peer_died_points_elsewhere():
+    likely = classify(
+        ["RuntimeError: [../gloo/transport/tcp/pair.cc] Connection closed by peer [10.0.0.2]:1234"]
+    )
+    assert likely.consequence
+    both = classify(["Connection closed by peer", "KeyError: 'x'"])
+    assert not both.consequence
+    assert both.likeliest == "user"
+
+
+def test_without_lines_the_signal_or_the_prior_speaks():
+    assert classify([], -9).reasons == (("exit: killed", ""),)
+    assert classify([], -7).likeliest == "infrastructure"
+    assert classify([], 1).reasons == ()
+    assert sum(classify([]).shares.values()) == pytest.approx(1)
+
+
+@given(st.lists(st.text(max_size=80), max_size=10), st.integers(-64, 255))
+@settings(max_examples=50, deadline=None)
+def test_any_lines_give_a_distribution(lines, code):
+    shares = classify(lines, code).shares
+    assert sum(shares.values()) == pytest.approx(1)
+    assert all(0 <= share <= 1 for share in shares.values())
+
+
+def test_the_deepest_rule_names_a_line():
+    assert rule_of("nothing of interest") == ""
+    for rule in rules():
+        assert rule_of(rule.sample) == rule.name

@@ -1,0 +1,103 @@
+"""Timings from tables and from a store that is asked in pieces."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from pulsetrain.analytics.slowness import load_timings
+from pulsetrain.analytics.slowness.timings import PARTS
+from pulsetrain.stream.queries import analysis
+from pulsetrain.stream.queries.queryable import AttemptSteps
+from tests.analytics.fleet import fleet, timings
+
+STEPS = AttemptSteps(job="j", attempt=0, first=0, last=19)
+
+
+class FakeStore:
+    """Answers the queries of `load` from a fleet, and counts what was asked."""
+
+    def __init__(self, columns):
+        self.columns, self.asked = columns, []
+
+    def query(self, sql, params=None):
+        self.asked.append((sql, params))
+        columns = {n: np.asarray(v) for n, v in self.columns.items()}
+        if "span_rollup" in sql and "DISTINCT" in sql:
+            return pa.table({"phase": ["forward", "all_reduce"], "category": ["compute", "communication"]})
+        if "FROM topology" in sql or "any(node) AS node FROM steps" in sql:
+            _, first = np.unique(columns["rank"], return_index=True)
+            names = ("rank", "node", "pp", "dp") if "topology" in sql else ("rank", "node")
+            return pa.table({n: columns[n][first] for n in names})
+        keep = (columns["step"] >= params["first"]) & (columns["step"] <= params["last"])
+        names = PARTS if "span_rollup" in sql else ("duration_ns", "tokens", "flops", "loss", "grad_norm")
+        return pa.table({n: columns[n][keep] for n in ("step", "rank", *names)})
+
+
+def same(a, b):
+    for name in (*a.parts, *a.numbers):
+        left, right = (job.parts.get(name, job.numbers.get(name)) for job in (a, b))
+        assert np.array_equal(left, right, equal_nan=True), name
+    assert a.nodes.tolist() == b.nodes.tolist()
+    assert a.stages.tolist() == b.stages.tolist()
+    assert a.replicas.tolist() == b.replicas.tolist()
+
+
+def test_a_store_gives_what_its_tables_give():
+    columns = fleet(steps=20)
+    loaded = load_timings.load(FakeStore(columns), STEPS, first_step=0, now_ns=5)
+    same(loaded, timings(columns))
+    assert (loaded.job, loaded.now_ns, loaded.topology_known) == ("j", 5, True)
+
+
+def test_a_large_fleet_is_read_in_pieces_of_bounded_size(monkeypatch):
+    columns = fleet(steps=20)
+    monkeypatch.setattr(load_timings, "CELLS_AT_ONCE", 8 * 6)
+    store = FakeStore(columns)
+    same(load_timings.load(store, STEPS, first_step=0, now_ns=0), timings(columns))
+    ranges = {(p["first"], p["last"]) for sql, p in store.asked if "max(duration_ns)" in sql}
+    assert ranges == {(0, 5), (6, 11), (12, 17), (18, 19)}
+
+
+def test_the_query_is_told_which_phases_compute_and_communicate():
+    store = FakeStore(fleet(steps=20))
+    load_timings.load(store, STEPS, first_step=0, now_ns=0)
+    (params,) = [p for _, p in store.asked if "compute" in p]
+    assert (params["compute"], params["communication"]) == (["forward"], ["all_reduce"])
+
+
+def test_steps_that_nobody_has_are_no_rows_and_missing_cells_are_nan():
+    columns = fleet(steps=20)
+    keep = (columns["step"] != 7) & ~((columns["step"] == 9) & (columns["rank"] == 2))
+    job = timings({name: values[keep] for name, values in columns.items()})
+    assert job.steps.tolist() == [s for s in range(20) if s != 7]
+    row = job.steps.tolist().index(9)
+    assert np.isnan(job.parts["compute"][row, 2])
+    assert np.isfinite(job.parts["compute"][row, [0, 1, 3]]).all()
+
+
+def test_a_logged_nan_is_told_from_nothing_logged():
+    steps = pa.table({"step": [0, 0], "rank": [0, 1], "loss": pa.array([float("nan"), None])})
+    empty = pa.table({"step": pa.array([], pa.int64()), "rank": pa.array([], pa.int64())})
+    job = load_timings.from_tables(steps=steps, parts=empty, topology=empty)
+    assert np.isnan(job.numbers["loss"]).all()
+    assert job.logged["loss"].tolist() == [[True, False]]
+    assert not job.topology_known
+    assert job.stages.tolist() == [-1, -1]
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_the_node_is_what_the_steps_say_else_the_topology(known):
+    steps = {"step": [0, 0], "rank": [0, 1]} | ({"node": ["a", "b"]} if known else {})
+    topology = pa.table({"rank": [0, 1], "node": ["x", "y"], "pp": [0, 1]})
+    parts = pa.table({"step": [0], "rank": [0]})
+    job = load_timings.from_tables(steps=pa.table(steps), parts=parts, topology=topology)
+    assert job.nodes.tolist() == (["a", "b"] if known else ["x", "y"])
+
+
+def test_the_columns_of_the_fake_are_those_of_the_queries():
+    """The fake answers by table and by the words of the SELECT, so those must stay what they are."""
+    store = FakeStore(fleet(steps=20))
+    assert "duration_ns" in analysis.steps(store, STEPS).column_names
+    assert set(PARTS) <= set(analysis.step_parts(store, STEPS, compute=[], communication=[]).column_names)

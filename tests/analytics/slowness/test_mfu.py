@@ -1,0 +1,63 @@
+"""MFU and its decay: when it is one, in which phase, and because of whom."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pulsetrain.analytics.slowness import device_peaks, mfu
+from pulsetrain.analytics.verdict import Healthy, findings
+from tests.analytics.fleet import fleet, timings
+
+
+def test_a_decay_of_throughput_is_found_and_attributed():
+    columns = fleet(steps=120, noise=0.02)
+    late = columns["step"] >= 80
+    extra = np.where(late, 0.3 * columns["duration_ns"], 0)
+    columns["data"], columns["duration_ns"] = extra, columns["duration_ns"] + extra
+    (finding,) = findings(mfu.find(timings(columns)))
+    assert finding.kind == "mfu_decay"
+    assert finding.evidence["phase"] == "data"
+    assert abs(finding.evidence["first_step"] - 80) <= 3
+    assert finding.evidence["loss"] == pytest.approx(1 - 1 / 1.3, abs=0.03)
+
+
+@pytest.mark.parametrize(("slow", "cohort"), [([3], "rank 3"), ([2, 3], "node n1"), ([0, 3, 5], "3 ranks")])
+def test_a_decay_that_most_only_wait_for_is_put_to_those_who_cause_it(slow, cohort):
+    columns = fleet(steps=120, noise=0.02)
+    late = columns["step"] >= 80
+    culprit = late & np.isin(columns["rank"], slow)
+    extra = np.where(late, 0.3 * columns["duration_ns"], 0)
+    columns["forward"] = columns["forward"] + np.where(culprit, extra, 0)
+    columns["wait"] = columns["wait"] + np.where(culprit, 0, extra)
+    columns["duration_ns"] = columns["duration_ns"] + extra
+    (finding,) = findings(mfu.find(timings(columns)))
+    assert (finding.evidence["phase"], finding.evidence["cohort"]) == ("forward", cohort)
+    assert finding.evidence["ranks"] == slow
+
+
+def test_one_lucky_fast_window_is_no_decay_afterwards():
+    columns = fleet(steps=200, noise=0.02)
+    lucky = (columns["step"] >= 60) & (columns["step"] < 80)
+    columns["duration_ns"] = columns["duration_ns"] * np.where(lucky, 0.7, 1.0)
+    assert not findings(mfu.find(timings(columns)))
+
+
+def test_mfu_is_flops_over_time_and_peak():
+    columns = fleet(steps=30, noise=0.0)
+    t = timings(columns)
+    steps, rate = mfu.achieved(t)
+    assert len(steps) == 28
+    assert rate[0] == pytest.approx(1e9 / (columns["duration_ns"][2 * 8] / 1e9))
+    (verdict,) = mfu.find(t, device_peaks.peak("H100-SXM", "bf16"))
+    assert isinstance(verdict, Healthy)
+    assert verdict.numbers["mfu"] == pytest.approx(float(np.median(rate[-20:])) / 989.4e12)
+
+
+def test_checkpoint_steps_do_not_count():
+    columns = fleet(steps=60)
+    every = columns["step"] % 20 == 10
+    columns["checkpoint"] = np.where(every, 0.5 * columns["duration_ns"], 0)
+    columns["duration_ns"] = columns["duration_ns"] + columns["checkpoint"]
+    steps, _ = mfu.achieved(timings(columns))
+    assert not set(steps.tolist()) & {10, 30, 50}
