@@ -46,6 +46,9 @@ class FakeHub:
             connection.socket.close()
         self._agents.clear()
 
+    def connection(self, node: str) -> ServerConnection:
+        return self._agents[node]
+
     def refuse(self, node: str, reason: str) -> None:
         self._agents[node].close(1008, reason)
 
@@ -79,14 +82,14 @@ class FakeHub:
     def start(
         self, node: str, store: Reply, *, attempt: int = 0, nproc: int = 2, restore_step: int = -1
     ) -> Reply:
-        place = WorldNode(node=node, node_rank=0, address="127.0.0.1", peer_port=0, nproc=nproc)
+        world_node = WorldNode(node=node, node_rank=0, address="127.0.0.1", peer_port=0, nproc=nproc)
         return self.ask(
             node,
             Start,
             job="job",
             attempt=attempt,
             node_rank=0,
-            world=(place,),
+            world=(world_node,),
             store_address="127.0.0.1",
             store_port=store.data["port"],
             restore_step=restore_step,

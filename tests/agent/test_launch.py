@@ -1,20 +1,18 @@
 """`pulsetrain run`: bad input, and whole runs with a hub of their own."""
 
-import dataclasses
 import os
 import subprocess
 import sys
 import uuid
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
-from pulsetrain.agent import outcome
-from pulsetrain.agent.launch import local_processes
-from pulsetrain.agent.outcome import Outcome
+from pulsetrain.agent.launch import local_processes, node_folder, own_hub_folder, visible_gpus
+from pulsetrain.agent.launch_options import HubOptions, LaunchOptions, NodeOptions
+from pulsetrain.agent.processes.ranks import Program
 from pulsetrain.cli import pulsetrain
-from pulsetrain.core.errors import UsageError
-from pulsetrain.protocol.messages import RankExit
 from tests.agent.real_processes import TRAIN, until, with_environment
 
 MARK = "PULSETRAIN_TEST_MARK"
@@ -31,7 +29,7 @@ def refused(tmp_path, monkeypatch):
     def refused(*words):
         result = CliRunner().invoke(pulsetrain, words, standalone_mode=False)
         assert result.exception is not None
-        assert not list((tmp_path / "data").rglob("hub"))
+        assert not list((tmp_path / "data").rglob("hub.log"))
         return " ".join(str(getattr(result.exception, "message", None) or result.exception).split())
 
     return refused
@@ -72,47 +70,40 @@ def test_processes_for_each_node(text, number):
     assert local_processes(text) == number
 
 
-def _culprit(code, *lines):
-    return RankExit(
-        node="a", ts_ns=0, job="j", attempt=0, rank=3, pid=9, code=code, last_lines=lines or ("boom",)
+@pytest.mark.parametrize(("visible", "count"), [("0,2", 2), ("", 0), ("-1", 0), (None, 3)])
+def test_gpus_are_those_that_are_visible(tmp_path, visible, count):
+    for number in range(3):
+        (tmp_path / str(number)).mkdir()
+    environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    assert visible_gpus(environ, tmp_path) == count
+
+
+def _options(data=None, *, own=False):
+    return LaunchOptions(
+        program=Program(argv=("train.py",)),
+        hub=HubOptions(own=own),
+        node=NodeOptions(node="n0"),
+        data=data,
+        environ={"PULSETRAIN_DATA": "/home/data"},
     )
 
 
-def test_the_culprit_is_the_first_that_failed_not_its_loudest_victim():
-    killed = dataclasses.replace(_culprit(-9), last_lines=())
-    victim = dataclasses.replace(_culprit(1, "Connection closed by peer"), rank=4)
-    fine = dataclasses.replace(_culprit(0), rank=5)
-    assert outcome.culprit([fine, killed, victim]) is killed
-    assert outcome.culprit([fine]) is None
+def test_a_hub_of_its_own_lives_in_the_folder_of_the_data_flag():
+    options = _options(Path("/d"))
+    assert own_hub_folder(options) == Path("/d")
+    assert node_folder(options, Path("/d")) == Path("/d/nodes/train/n0")
 
 
-def test_of_usage_errors_the_one_with_words_is_shown():
-    silent = dataclasses.replace(_culprit(2), last_lines=())
-    says_why = _culprit(2, "train: needs 8 ranks")
-    assert outcome.culprit([silent, says_why]) is says_why
-    assert outcome.culprit([silent]) is silent
+def test_without_the_data_flag_each_run_with_a_hub_of_its_own_has_a_new_folder():
+    for options, data in ((_options(), "/home/data"), (_options(Path("/d"), own=True), "/d")):
+        folder = own_hub_folder(options)
+        assert folder.parent == Path(data, "runs")
+        assert folder.name.startswith("train-")
+        assert node_folder(options, folder) == folder
 
 
-@pytest.mark.parametrize(("code", "status"), [(0, 0), (1, 1), (7, 7), (-9, 137), (-11, 139), (130, 130)])
-def test_exit_status_is_as_a_shell_has_it(code, status):
-    assert outcome.exit_status(Outcome(exit_code=code, reason="")) == status
-
-
-def test_the_summary_names_rank_node_and_how_it_ended():
-    text = outcome.summary(Outcome(exit_code=-9, reason="job failed", culprit=_culprit(-9, "one", "two")))
-    assert text.splitlines() == [
-        "job failed",
-        "rank 3 on a (pid 9) was ended by SIGKILL; it last said:",
-        "  | one",
-        "  | two",
-    ]
-
-
-def test_a_usage_error_of_the_ranks_is_passed_on_as_one_line():
-    with pytest.raises(UsageError, match=r"^train: needs 8 ranks$"):
-        outcome.summary(
-            Outcome(exit_code=2, reason="x", culprit=_culprit(2, "warning", "train: needs 8 ranks"))
-        )
+def test_a_node_that_joins_a_hub_keeps_its_spool_in_the_data_folder():
+    assert node_folder(_options(), None) == Path("/home/data/nodes/train/n0")
 
 
 class Run:

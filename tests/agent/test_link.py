@@ -4,7 +4,6 @@ import threading
 
 import pytest
 
-from pulsetrain.agent.hub_connection import websocket_url
 from pulsetrain.agent.link import Link
 from pulsetrain.core.errors import AuthError, UsageError
 from pulsetrain.protocol.client import HubAddress
@@ -139,17 +138,3 @@ def test_closing_sends_what_waits(hub, connect):
     link.report(_exit(5))
     link.close(flush_s=40)
     hub.wait(RankExit)
-
-
-@pytest.mark.parametrize(
-    ("url", "expected"),
-    [("http://h:1", "ws://h:1/v1/agent"), ("https://h/base/", "wss://h/base/v1/agent")],
-)
-def test_where_agents_connect(url, expected):
-    assert websocket_url(url) == expected
-
-
-@pytest.mark.parametrize("url", ["h:8780", "ftp://h", "", "http://"])
-def test_an_address_that_is_none_is_named(url):
-    with pytest.raises(UsageError, match="hub address"):
-        websocket_url(url)

@@ -14,9 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from pulsetrain.core.errors import UsageError
-from pulsetrain.demo import cluster, reaper
-from pulsetrain.demo.main import DemoOptions
 from pulsetrain.faults import outside
 from tests.agent.real_processes import until
 
@@ -141,55 +138,3 @@ def test_interrupted_at_any_moment_it_leaves_nothing(folder, line, later_s, numb
         for pid in bearers(demo.mark):
             outside.send([pid], signal.SIGKILL)
         demo.process.wait()
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"steps": 10}, "--steps 10: at least 100"),
-        ({"report": Path("/nowhere/report.json")}, "--report /nowhere/report.json"),
-        ({"keep": Path("/proc")}, "--keep /proc: must be a new or an empty folder"),
-    ],
-)
-def test_bad_usage_names_the_value(options, message):
-    with pytest.raises(UsageError, match=message):
-        DemoOptions(**options)
-
-
-def test_the_example_is_found_in_a_clone_and_named_where_it_is_missing(tmp_path):
-    assert cluster.find_script().name == "train_gpt.py"
-    with pytest.raises(UsageError, match=r"which is neither at .*train_gpt.py nor at"):
-        cluster.find_script(tmp_path / "site-packages" / "pulsetrain")
-
-
-def test_the_example_is_found_inside_an_installed_package(tmp_path):
-    script = tmp_path / "pulsetrain" / "examples" / "train_gpt.py"
-    script.parent.mkdir(parents=True)
-    script.touch()
-    assert cluster.find_script(tmp_path / "pulsetrain") == script
-
-
-def test_nothing_of_ours_or_torchruns_reaches_the_job(monkeypatch, tmp_path):
-    for name in ("PULSETRAIN_HUB", "TORCHELASTIC_RUN_ID", "RANK"):
-        monkeypatch.setenv(name, "1")
-    env = cluster.clean_environment("m", tmp_path / "tmp")
-    assert env[reaper.MARK] == "m"
-    assert Path(env["TMPDIR"]).is_dir()
-    assert not {"PULSETRAIN_HUB", "TORCHELASTIC_RUN_ID", "RANK"} & env.keys()
-
-
-@pytest.mark.integration
-def test_the_reaper_ends_what_bears_the_mark_and_nothing_else():
-    mark = uuid.uuid4().hex
-    ours = subprocess.Popen(["sleep", "60"], env=os.environ | {reaper.MARK: mark}, start_new_session=True)
-    other = subprocess.Popen(["sleep", "60"], env=os.environ | {reaper.MARK: "another"})
-    try:
-        with reaper.reaper(mark):
-            pass
-        assert ours.wait(timeout=40) == -signal.SIGKILL
-        assert other.poll() is None
-    finally:
-        other.kill()
-        other.wait()
-        ours.kill()
-        ours.wait()

@@ -1,10 +1,12 @@
-"""The environment of a rank."""
+"""The ranks of a node: what each is started with, and how they end."""
 
 import dataclasses
+import signal
 
 import pytest
 
-from pulsetrain.agent.processes.ranks import NodeIdentity, rank_environment
+from pulsetrain.agent.processes.ranks import NodeIdentity, Program, Ranks, rank_environment
+from pulsetrain.core.errors import Unavailable
 from pulsetrain.protocol.messages import Start, WorldNode
 
 WORLD = tuple(
@@ -42,3 +44,107 @@ def test_a_rank_knows_the_step_to_restore(step):
     env = rank_environment(dataclasses.replace(START, restore_step=step), IDENTITY, 0)
     assert env["PULSETRAIN_RESTORE_STEP"] == str(step)
     assert (env["PULSETRAIN_JOB"], env["PULSETRAIN_NODE"], env["PULSETRAIN_ATTEMPT"]) == ("gpt", "n3", "5")
+
+
+class Zygote:
+    """Forks nothing; `refuse` says which local rank cannot be forked."""
+
+    def __init__(self, refuse=None):
+        self.refuse, self.spawned, self.exits, self.signals = refuse, [], [], []
+
+    def spawn(self, process, on_exit):
+        if len(self.spawned) == self.refuse:
+            raise Unavailable("fork: no memory")
+        self.spawned.append(process)
+        self.exits.append(on_exit)
+        return 2**22 + len(self.spawned)
+
+    def signal(self, pid, signum):
+        self.signals.append((pid - 2**22 - 1, signum))
+        if signum == signal.SIGKILL:
+            self.exits[pid - 2**22 - 1](-signum)
+
+
+@pytest.fixture
+def node(tmp_path):
+    ended = []
+    ranks = Ranks(IDENTITY, Program(argv=("train.py", "-v")), tmp_path, ended.append, ring_slots=64)
+    ranks.ended = ended
+    yield ranks
+    ranks.close()
+
+
+ARENAS = {6: 0, 7: 0}
+
+
+def test_ranks_are_forked_with_a_ring_and_an_arena_each(node, tmp_path):
+    zygote = Zygote()
+    node.spawn(zygote, START, ARENAS)
+    assert [(r.rank, r.local_rank, r.attempt) for r in node.all] == [(6, 0, 5), (7, 1, 5)]
+    assert node.attempt == 5
+    assert [process.env["RANK"] for process in zygote.spawned] == ["6", "7"]
+    assert zygote.spawned[0].files.keys() == {"PULSETRAIN_RING_FD", "PULSETRAIN_ARENA_FD"}
+    assert node.all[0].ring_fd != node.all[1].ring_fd
+    assert node.all[1].err == tmp_path / "attempt_5" / "rank_7.err"
+
+
+def test_a_rank_that_ends_by_itself_is_reported_with_its_last_lines(node):
+    zygote = Zygote()
+    node.spawn(zygote, START, ARENAS)
+    node.all[1].err.write_text("Traceback\nValueError: boom\n")
+    zygote.exits[1](1)
+    assert node.ended == [node.all[1]]
+    assert node.alive == (node.all[0],)
+    report = node.all[1].report(IDENTITY, 17)
+    assert (report.rank, report.code, report.ts_ns, report.last_lines[-1]) == (7, 1, 17, "ValueError: boom")
+    assert node.all[1].status(0).state == "gone"
+
+
+def test_ranks_that_are_stopped_are_not_reported(node):
+    zygote = Zygote()
+    node.spawn(zygote, START, ARENAS)
+    node.stop(zygote, grace_s=0.0)
+    assert node.alive == ()
+    assert node.ended == []
+    assert zygote.signals == [(0, signal.SIGKILL), (1, signal.SIGKILL)]
+
+
+def test_a_grace_begins_with_sigterm_and_wakes_stopped_ranks(node):
+    zygote = Zygote()
+    node.spawn(zygote, START, ARENAS)
+    node.stop(zygote, grace_s=0.001)
+    assert [signum for pid, signum in zygote.signals if pid == 0] == [
+        signal.SIGTERM,
+        signal.SIGCONT,
+        signal.SIGKILL,
+    ]
+
+
+def test_a_rank_that_survives_sigkill_is_named(node, monkeypatch):
+    monkeypatch.setattr("pulsetrain.agent.processes.ranks.KILL_TIMEOUT_S", 0.01)
+    zygote = Zygote()
+    node.spawn(zygote, START, ARENAS)
+    zygote.exits[0] = print
+    with pytest.raises(Unavailable, match=r"rank 6 \(pid 4194305\) did not end"):
+        node.stop(zygote, grace_s=0.0)
+
+
+def test_where_one_rank_cannot_be_forked_none_stays(node):
+    with pytest.raises(Unavailable, match="no memory"):
+        node.spawn(Zygote(refuse=1), START, ARENAS)
+    assert node.alive == ()
+    assert node.ended == []
+
+
+def test_without_ranks_there_is_no_attempt(node):
+    node.spawn(Zygote(), START, ARENAS)
+    node.close()
+    assert (node.all, node.attempt) == ((), -1)
+
+
+def test_what_ranks_print_becomes_rows_of_logs(node):
+    zygote = Zygote()
+    node.spawn(zygote, START, ARENAS)
+    node.all[0].out.write_text("step 3\n")
+    rows = [row for batch in node.all[0].batches(10**18) if batch.record == "logs" for row in batch.to_rows()]
+    assert [(row["rank"], row["source"], row["message"]) for row in rows] == [(6, "stdout", "step 3")]

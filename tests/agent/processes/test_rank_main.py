@@ -1,0 +1,82 @@
+"""How a rank ends and what it prints. Whole ranks are in test_zygote."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from pulsetrain.agent.processes import rank_main
+from pulsetrain.agent.processes.rank_main import LossyFile, exit_code, script_traceback
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "printed"),
+    [
+        (None, 0, ""),
+        (0, 0, ""),
+        (7, 7, ""),
+        (-1, 255, ""),
+        (256, 0, ""),
+        ("too few ranks", 1, "too few ranks\n"),
+    ],
+)
+def test_exit_codes_are_those_of_python(status, code, printed, capsys):
+    assert exit_code(status) == code
+    assert capsys.readouterr().err == printed
+
+
+def test_what_a_full_disk_refuses_counts_as_written():
+    with LossyFile(os.open("/dev/full", os.O_WRONLY), "w") as full:
+        assert full.write(b"lost") == 4
+
+
+def test_other_errors_of_a_log_file_are_raised(tmp_path):
+    (tmp_path / "log").touch()
+    with (
+        LossyFile(os.open(tmp_path / "log", os.O_RDONLY), "r") as read_only,
+        pytest.raises(OSError, match="not"),
+    ):
+        read_only.write(b"x")
+
+
+def test_a_traceback_begins_where_the_script_does():
+    def script():
+        raise ValueError("boom")
+
+    try:
+        script()
+    except ValueError as error:
+        whole = error.__traceback__
+    assert script_traceback(whole) is whole
+    assert script_traceback(None) is None
+
+
+@pytest.mark.integration
+def test_frames_above_the_script_are_left_out(tmp_path):
+    path = tmp_path / "script.py"
+    path.write_text("1 / 0\n")
+    code = (
+        "import sys; from pulsetrain.agent.processes import rank_main\n"
+        f"sys.exit(rank_main._run('script', {str(path)!r}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[1] == f'  File "{path}", line 1, in <module>'
+
+
+@pytest.mark.integration
+def test_a_worker_answers_with_its_value_or_its_error():
+    for target, answer in (
+        ("json:loads", b'{"value": [1]}'),
+        ("json:no_such_function", b'{"error": "AttributeError'),
+    ):
+        reading, writing = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            rank_main._run_worker({"op": "call", "id": 1, "target": target, "kwargs": {"s": "[1]"}}, writing)
+            os._exit(0)
+        os.close(writing)
+        with os.fdopen(reading, "rb") as stream:
+            assert stream.read().startswith(answer)
+        os.waitpid(pid, 0)

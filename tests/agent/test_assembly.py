@@ -1,0 +1,88 @@
+"""A whole agent in this process: real spool, recorder and checkpoints, no ranks, a hub that takes notes."""
+
+import threading
+
+import pytest
+
+from pulsetrain.agent.assembly import AgentSetup, assemble
+from pulsetrain.agent.config import AgentConfig
+from pulsetrain.agent.launch_options import LaunchOptions, NodeOptions
+from pulsetrain.agent.processes.ranks import Program
+from pulsetrain.core.errors import ConfigError
+from pulsetrain.protocol.client import HubAddress
+from pulsetrain.protocol.messages import Heartbeat, Hello, Leave
+from pulsetrain.stream.spool.queue import Spool
+from tests.agent.fakehub import TOKEN, FakeHub
+from tests.agent.fakenode import FakeZygotes
+
+LOOPS = {
+    "supervise",
+    "hub_link",
+    "shipper",
+    "replicate",
+    "accept_peers",
+    "persist",
+    "drain_rings",
+    "sample",
+    "rare_sources",
+    "echo_output",
+}
+
+
+@pytest.fixture
+def hub():
+    hub = FakeHub()
+    yield hub
+    hub.down()
+
+
+def setup(hub, folder, **options):
+    return AgentSetup(
+        options=LaunchOptions(
+            program=Program(argv=("train.py",)),
+            node=NodeOptions(job="job", node="a"),
+            environ={},
+            **options,
+        ),
+        config=AgentConfig(heartbeat_s=0.05, watch_s=0.01, flush_s=0.0),
+        file={},
+        hub=HubAddress(url=hub.url, token=TOKEN),
+        folder=folder,
+    )
+
+
+def test_an_agent_reports_all_its_loops_records_its_node_and_leaves(hub, tmp_path):
+    zygotes, outcomes = FakeZygotes(), []
+    with assemble(setup(hub, tmp_path, checkpoints=str(tmp_path / "stored")), zygotes) as agent:
+        thread = threading.Thread(target=lambda: outcomes.append(agent.run()))
+        thread.start()
+        assert hub.wait(Hello).peer_port > 0
+        heartbeat = hub.wait(Heartbeat, lambda h: all(loop.turns for loop in h.loops))
+        assert {loop.name for loop in heartbeat.loops} - {"hardware", "fake"} == LOOPS
+        assert sum(loop.failures for loop in heartbeat.loops) == 0
+        hub.ask("a", Leave, reason="job finished")
+        thread.join(40)
+    assert outcomes[0].reason == "job finished"
+    assert zygotes.current.closed
+    assert backlog(tmp_path / "spool") > 0
+
+
+def backlog(folder) -> int:
+    """Batches that lie in a spool."""
+    spool = Spool(folder, node="a")
+    try:
+        return spool.backlog
+    finally:
+        spool.close()
+
+
+def test_a_bad_key_of_the_checkpoints_is_named_before_anything_runs(hub, tmp_path):
+    bad = setup(hub, tmp_path)
+    bad.file["checkpoint"] = {"replicaz": 3}
+    with pytest.raises(ConfigError, match=r"unknown key checkpoint\.replicaz"), assemble(bad, FakeZygotes()):
+        pytest.fail("it was assembled")
+
+
+def test_the_identity_is_the_options(hub, tmp_path):
+    identity = setup(hub, tmp_path).identity
+    assert (identity.job, identity.node, identity.address) == ("job", "a", "127.0.0.1")

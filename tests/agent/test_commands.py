@@ -1,0 +1,185 @@
+"""What an agent does for each command of the hub, with stand-ins for ranks, zygote and checkpoints."""
+
+import os
+import threading
+
+import pytest
+
+from pulsetrain.agent.commands import Commands
+from pulsetrain.core.errors import PulsetrainError, Unavailable, Unrestorable
+from pulsetrain.protocol.messages import (
+    DumpStacks,
+    HostStore,
+    Leave,
+    PairCheck,
+    SelfCheck,
+    Start,
+    Stop,
+    WorldNode,
+)
+from tests.agent.fakenode import IDENTITY, FakeCheckpoints, FakeRanks, FakeZygote
+
+
+class Node:
+    """A node that notes what happens, in order."""
+
+    identity = IDENTITY
+
+    def __init__(self):
+        self.ranks, self.zygote = FakeRanks(print), FakeZygote()
+        self.happened = []
+
+    def launched(self, start, began_ns):
+        self.happened.append(("launched", start.attempt))
+
+    def stopped(self):
+        self.happened.append("stopped")
+
+    def send_heartbeat(self):
+        self.happened.append("heartbeat")
+
+    def leave(self, command, send_reply):
+        self.happened.append(("leave", command.reason))
+
+
+class Session:
+    """A node with its commands; `execute` waits for the reply."""
+
+    def __init__(self):
+        self.node, self.checkpoints, self.arenas = Node(), FakeCheckpoints(), []
+        self.commands = Commands(self.node, self.checkpoints, self._create_arena)
+
+    def _create_arena(self):
+        self.arenas.append(os.open(os.devnull, os.O_RDONLY))
+        return self.arenas[-1]
+
+    def execute(self, command):
+        replies, replied = [], threading.Event()
+
+        def send_reply(reply):
+            replies.append(reply)
+            self.node.happened.append("reply")
+            replied.set()
+
+        self.commands.execute(command, send_reply)
+        assert replied.wait(40)
+        return replies[0]
+
+
+@pytest.fixture
+def session():
+    session = Session()
+    yield session
+    session.commands.close()
+
+
+def start(node_rank=0, attempt=0, **fields):
+    world = tuple(WorldNode(node=f"n{r}", node_rank=r, address="h", peer_port=1, nproc=2) for r in range(3))
+    return Start(
+        id=1,
+        job="job",
+        attempt=attempt,
+        node_rank=node_rank,
+        world=world,
+        store_address="h",
+        store_port=1,
+        **fields,
+    )
+
+
+def test_a_start_launches_the_nodes_ranks_and_a_heartbeat_goes_before_the_reply(session):
+    reply = session.execute(start(node_rank=1))
+    assert reply.error == ""
+    assert [rank.rank for rank in session.node.ranks.all] == [2, 3]
+    assert session.node.happened == ["stopped", ("launched", 0), "heartbeat", "reply"]
+    assert session.checkpoints.cleared == 1
+
+
+def test_a_start_restores_each_rank_from_its_source(session):
+    reply = session.execute(start(restore_step=7, sources={"1": "peer:n2"}))
+    assert session.checkpoints.loads == [(0, 7, "memory"), (1, 7, "peer:n2")]
+    assert reply.data["load_ns"] == {"0": 5, "1": 5}
+    assert session.checkpoints.cleared == 0
+
+
+def test_arenas_stay_with_their_ranks_and_those_of_other_nodes_are_closed(session):
+    session.execute(start())
+    first = list(session.arenas)
+    session.execute(start(attempt=1))
+    assert session.arenas == first
+    session.execute(start(attempt=2, node_rank=1))
+    assert set(session.checkpoints.attached) == {2, 3}
+    for fd in first:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(fd)
+
+
+def test_a_step_that_is_whole_nowhere_is_named(session):
+    session.checkpoints.load_error = Unrestorable("rank 1 has no step 7", rank=1, step=7)
+    reply = session.execute(start(restore_step=7))
+    assert (reply.error, reply.data) == ("rank 1 has no step 7", {"unrestorable": [1, 7]})
+    assert session.node.ranks.all == ()
+
+
+def test_a_stop_overtakes_a_launch_that_still_restores(session):
+    loading, go_on = threading.Event(), threading.Event()
+
+    def load(rank, step, source):
+        loading.set()
+        assert go_on.wait(40)
+        return 1
+
+    session.checkpoints.load = load
+    replies = []
+    thread = threading.Thread(target=lambda: replies.append(session.execute(start(restore_step=3))))
+    thread.start()
+    assert loading.wait(40)
+    assert session.execute(Stop(id=2, reason="evicted")).error == ""
+    go_on.set()
+    thread.join(40)
+    assert replies[0].error == "attempt 0 was stopped while it started"
+    assert session.node.ranks.all == ()
+
+
+def test_each_store_is_new_and_replaces_the_jobs_old_one(session):
+    ports = [session.execute(HostStore(id=i, job="job")).data["port"] for i in range(2)]
+    assert ports == [9001, 9002]
+    assert session.node.zygote.signals == [(501, 9)]
+
+
+def test_checks_run_in_the_zygote(session):
+    session.node.zygote.results = {
+        "selfcheck:run": {"ok": True},
+        "all_gather:run": {"ok": True, "seconds": 1},
+    }
+    assert session.execute(SelfCheck(id=1, seconds=2.0)).data == {"ok": True}
+    check = PairCheck(id=2, members=("b", "a"), store_address="h", store_port=1, prefix="p", timeout_s=5.0)
+    assert session.execute(check).data == {"ok": True, "seconds": 1}
+    _, kwargs, timeout_s = session.node.zygote.calls[-1]
+    assert (kwargs["index"], kwargs["size"], timeout_s) == (1, 2, 6.0)
+
+
+def test_a_pair_check_that_times_out_is_a_failed_check_and_no_error(session):
+    session.node.zygote.results = {"all_gather:run": Unavailable("no result in 6 s")}
+    check = PairCheck(id=2, members=("a", "b"), store_address="h", store_port=1, prefix="p", timeout_s=5.0)
+    reply = session.execute(check)
+    assert reply.error == ""
+    assert reply.data == {"ok": False, "seconds": 5.0, "error": "no result in 6 s"}
+
+
+@pytest.mark.parametrize(
+    ("failure", "error"),
+    [(PulsetrainError("no NVML"), "no NVML"), (ZeroDivisionError("x"), "ZeroDivisionError: x")],
+)
+def test_whatever_happens_a_command_is_answered(session, failure, error):
+    session.node.zygote.results = {"selfcheck:run": failure}
+    assert session.execute(SelfCheck(id=1)).error == error
+
+
+def test_stacks_of_a_node_without_ranks_are_empty(session):
+    assert session.execute(DumpStacks(id=1)).data == {"stacks": [], "blind": {}}
+
+
+def test_the_main_thread_gets_the_command_to_leave(session):
+    session.commands.execute(Leave(id=1, reason="evicted"), print)
+    assert session.node.happened == [("leave", "evicted")]

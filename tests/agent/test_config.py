@@ -1,0 +1,18 @@
+"""The agent's configuration."""
+
+import pytest
+
+from pulsetrain.agent.config import AgentConfig
+from pulsetrain.core.config import load
+from pulsetrain.core.errors import ConfigError
+
+
+@pytest.mark.parametrize("key", ["watch_s", "drain_s", "echo_s", "heartbeat_s"])
+def test_a_period_of_zero_is_refused_by_name(key):
+    with pytest.raises(ConfigError, match=f"agent: {key} = 0.0: must be above 0"):
+        load(AgentConfig, "agent", file={"agent": {key: 0.0}})
+
+
+def test_the_environment_goes_before_the_file():
+    file, environ = {"agent": {"drain_s": 3}}, {"PULSETRAIN_AGENT_DRAIN_S": "0.25"}
+    assert load(AgentConfig, "agent", file=file, environ=environ).drain_s == 0.25

@@ -1,0 +1,65 @@
+"""torchrun's flags, and Pulsetrain's own, as options of a launch."""
+
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from pulsetrain.agent.flags import CONTEXT, launch_flags, launch_options
+from pulsetrain.core.errors import UsageError
+
+
+@pytest.fixture
+def parse():
+    """Options and notes of a command line."""
+
+    def parse(*words, **more):
+        notes, results = [], []
+
+        @click.command(context_settings=CONTEXT)
+        @launch_flags
+        def command(**flags):
+            results.append(launch_options(flags, notes.append, **more))
+
+        CliRunner().invoke(command, words, standalone_mode=False, catch_exceptions=False)
+        return results[0], notes
+
+    return parse
+
+
+def test_torchruns_words_mean_the_same(parse):
+    options, notes = parse(
+        *("--nproc_per_node=2", "--nnodes=3", "--max_restarts", "1", "--rdzv-id", "gpt"),
+        *("--local_addr", "10.0.0.7", "--hub", "http://h:1", "train.py", "--lr", "3", "--hub"),
+    )
+    assert options.program.argv == ("train.py", "--lr", "3", "--hub")
+    assert (options.node.nproc_per_node, options.node.nnodes, options.node.max_restarts) == (2, 3, 1)
+    assert (options.job_name, options.node.address, options.hub.url) == ("gpt", "10.0.0.7", "http://h:1")
+    assert notes == []
+
+
+def test_flags_without_effect_are_noted(parse):
+    _, notes = parse("--node-rank", "1", "--tee", "3", "--master-addr", "h", "train.py")
+    assert [note.split()[1] for note in notes] == ["--node-rank", "--tee", "--master-addr"]
+
+
+def test_a_flag_that_would_change_what_happens_is_refused(parse):
+    with pytest.raises(UsageError, match="--start-method: ranks are forked"):
+        parse("--start-method", "spawn", "train.py")
+
+
+@pytest.mark.parametrize(
+    ("words", "mode"),
+    [(["train.py"], "script"), (["-m", "train"], "module"), (["--no-python", "sh"], "exec")],
+)
+def test_how_the_program_runs(parse, words, mode):
+    assert parse(*words)[0].program.mode == mode
+
+
+def test_what_the_command_adds(parse):
+    options, _ = parse("--quiet", "--local-ranks-filter", "0, 2", "--data", "~/d", "t.py", needs_hub=True)
+    assert options.hub.required
+    assert options.output.local_ranks == {0, 2}
+    assert options.data == Path("~/d").expanduser()
+    assert parse("t.py", standby=True)[0].node.standby

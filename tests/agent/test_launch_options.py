@@ -1,0 +1,48 @@
+"""What was asked for, and what follows from it."""
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from pulsetrain.agent.launch_options import LaunchOptions, NodeOptions, OutputOptions, address_towards
+from pulsetrain.agent.processes.ranks import Program
+
+PROGRAM = Program(argv=("/jobs/train_gpt.py", "--steps", "3"))
+
+
+def test_a_job_has_the_scripts_name_and_a_node_the_hosts():
+    options = LaunchOptions(program=PROGRAM)
+    assert (options.job_name, options.node_name) == ("train_gpt", socket.gethostname())
+    named = LaunchOptions(program=PROGRAM, node=NodeOptions(job="j", node="n"))
+    assert (named.job_name, named.node_name) == ("j", "n")
+
+
+@pytest.mark.parametrize(
+    ("output", "echoed"),
+    [
+        (OutputOptions(), [0, 1, 2]),
+        (OutputOptions(local_ranks=frozenset({1})), [1]),
+        (OutputOptions(quiet=True, local_ranks=frozenset({1})), []),
+    ],
+)
+def test_whose_output_is_echoed(output, echoed):
+    assert [rank for rank in range(3) if output.echoes(rank)] == echoed
+
+
+def test_the_data_folder_is_the_flags_then_the_environments():
+    environ = {"PULSETRAIN_DATA": "/from/environ"}
+    assert LaunchOptions(program=PROGRAM, environ=environ).data_folder == Path("/from/environ")
+    assert LaunchOptions(program=PROGRAM, environ=environ, data=Path("/d")).data_folder == Path("/d")
+
+
+def test_a_node_is_reached_where_the_user_says_else_on_the_way_to_the_hub():
+    options = LaunchOptions(program=PROGRAM, node=NodeOptions(nnodes=4, standby=True))
+    identity = options.identity("http://127.0.0.1:8780")
+    assert (identity.address, identity.nnodes, identity.standby) == ("127.0.0.1", 4, True)
+    named = LaunchOptions(program=PROGRAM, node=NodeOptions(address="10.1.1.1"))
+    assert named.identity("http://127.0.0.1:8780").address == "10.1.1.1"
+
+
+def test_a_hub_whose_name_is_unknown_leaves_loopback():
+    assert address_towards("http://no-such-host.invalid:1") == "127.0.0.1"

@@ -1,0 +1,87 @@
+"""What a node tells its hub, and what it keeps to itself."""
+
+import pytest
+
+from pulsetrain.agent.node import Node, NodeParts
+from pulsetrain.protocol.client import HubAddress
+from pulsetrain.protocol.messages import Hello, RankExit, Start
+from tests.agent.fakehub import TOKEN, FakeHub
+from tests.agent.fakenode import IDENTITY, FakeCheckpoints, FakeRanks, FakeRecorder, FakeZygotes
+
+START = Start(id=1, job="job", attempt=2, node_rank=3, world=(), store_address="h", store_port=1)
+
+
+@pytest.fixture
+def hub():
+    hub = FakeHub()
+    yield hub
+    hub.down()
+
+
+@pytest.fixture
+def node(hub):
+    parts = NodeParts(
+        ranks=FakeRanks, zygotes=FakeZygotes(), checkpoints=FakeCheckpoints(), recorder=FakeRecorder()
+    )
+    address = HubAddress(url=hub.url, token=TOKEN)
+    node = Node(IDENTITY, address, parts, on_rank_exit=print, on_leave=lambda command, send_reply: None)
+    node.recorder = parts.recorder
+    yield node
+    node.close()
+
+
+def launched(node):
+    node.ranks.spawn(None, START, {6: 0, 7: 0})
+    node.launched(START, began_ns=0)
+
+
+def test_a_node_without_ranks_has_no_place_in_the_world(hub, node):
+    node.link.start()
+    node.link.introduce()
+    hello = hub.wait(Hello)
+    assert (hello.attempt, hello.node_rank, hello.ranks, hello.peer_port) == (-1, -1, (), 4711)
+
+
+def test_a_hub_that_comes_back_learns_the_ranks_and_who_has_ended(hub, node):
+    launched(node)
+    node.ranks.all[1].code = 1
+    node.report_exit(node.ranks.all[1].report(IDENTITY, 5))
+    node.link.start()
+    node.link.introduce()
+    hello = hub.wait(Hello)
+    assert (hello.attempt, hello.node_rank, hello.ranks) == (2, 3, (6, 7))
+    assert hub.wait(RankExit).rank == 7
+    hub.down()
+    hub.received.clear()
+    hub.up()
+    assert hub.wait(RankExit).rank == 7
+    assert hub.wait(Hello).attempt == 2
+
+
+def test_an_exit_of_a_stopped_attempt_is_not_for_the_hub(hub, node):
+    launched(node)
+    rank = node.ranks.all[0]
+    assert node.stop_ranks(0.5) == ""
+    node.report_exit(rank.report(IDENTITY, 5))
+    node.link.start()
+    node.link.introduce()
+    hub.wait(Hello)
+    node.link.close(flush_s=1.0)
+    assert hub.count(RankExit) == 0
+    assert node.culprit.rank == 6
+
+
+def test_output_is_followed_from_launch_to_stop_and_rings_are_drained_before_they_go(node):
+    launched(node)
+    assert node.recorder.followed == [(6, 7)]
+    node.stop_ranks(0.0)
+    assert node.recorder.drains == 1
+    assert node.recorder.followed == [(6, 7), ()]
+
+
+def test_ranks_that_do_not_end_are_named_and_do_not_keep_the_node_from_closing(node):
+    launched(node)
+    node.ranks.stuck = True
+    assert "rank 0 (pid 1000) did not end" in node.stop_ranks(0.0)
+    node.close()
+    assert node.zygote.closed

@@ -1,0 +1,114 @@
+"""Rows of hardware and checkpoints, and a listener that must not cost rows."""
+
+import pytest
+
+from pulsetrain.agent.sources import CheckpointSource, HardwareSource, HostSource, TeeSink
+from tests.records.rows import columns
+
+
+def metrics(device):
+    return columns("metrics", 1, device=[device])
+
+
+class Sampler:
+    def __init__(self, device, *, blind="", error=None):
+        self.device, self.blind, self.error = device, blind, error
+
+    def sample(self, now_ns):
+        if self.error:
+            raise self.error
+        assert not self.blind
+        return metrics(self.device)
+
+
+class KernelLog:
+    def __init__(self, *lines, blind=""):
+        self.lines, self.blind = list(lines), blind
+
+    def poll(self):
+        return self.lines.pop(0) if self.lines else None
+
+
+def devices(source):
+    return [name for batch in source.take(0) for name in batch.column("device").to_list()]
+
+
+def test_every_sampler_that_sees_something_is_read_once_in_each_period():
+    samplers = (Sampler("gpu0"), Sampler("mlx5_0"), Sampler("", blind="no such folder"))
+    source = HardwareSource(samplers, KernelLog(), 3.0)
+    assert source.sample() == 3.0
+    assert devices(source) == ["gpu0", "mlx5_0"]
+    assert devices(source) == []
+
+
+def test_a_sampler_that_fails_costs_only_its_own_rows():
+    source = HardwareSource((Sampler("gpu0", error=OSError("NVML")), Sampler("eth0")), KernelLog(), 1.0)
+    with pytest.raises(OSError, match="NVML"):
+        source.sample()
+    assert devices(source) == ["eth0"]
+
+
+def test_lines_of_the_kernels_log_are_rows_too():
+    source = HardwareSource((), KernelLog(columns("logs", 2, message=["a", "b"])), 1.0)
+    source.sample()
+    assert [batch.record for batch in source.take(0)] == ["logs"]
+
+
+def test_a_machine_without_anything_to_read_has_no_thread():
+    blind = HardwareSource((Sampler("", blind="none"),), KernelLog(blind="not permitted"), 1.0)
+    assert blind.blind
+    assert blind.loops == ()
+    blind.start()
+    blind.stop()
+    assert [loop.name for loop in HardwareSource((Sampler("gpu0"),), KernelLog(), 1.0).loops] == ["hardware"]
+
+
+def test_the_hosts_samples_name_the_node_and_its_ranks():
+    import os
+
+    batches = HostSource("n0", lambda: {"rank 3": os.getpid()}).take(10**18)
+    rows = [row for batch in batches for row in batch.to_rows()]
+    assert {row["node"] for row in rows} == {"n0"}
+    assert any(row["device"] == "rank 3" for row in rows)
+
+
+class Service:
+    """A checkpoint service that hands out one row of each record that it is asked for."""
+
+    def take_records(self, now_ns, *records):
+        return [columns(record, 1) for record in records]
+
+
+def test_a_source_of_checkpoints_takes_one_record():
+    assert [batch.record for batch in CheckpointSource(Service(), "events").take(0)] == ["events"]
+
+
+class Spool:
+    size_bytes, dropped_rows, dropped = 7, 2, {"full": 2}
+
+    def __init__(self):
+        self.batches = []
+
+    def append(self, batch):
+        self.batches.append(batch)
+        return True
+
+
+class Listener:
+    def __init__(self, error=None):
+        self.seen, self.error = [], error
+
+    def observe(self, rows):
+        self.seen.append(rows)
+        if self.error:
+            raise self.error
+
+
+@pytest.mark.parametrize("error", [None, ValueError("odd rows")])
+def test_a_listener_sees_every_batch_and_cannot_stop_one(error):
+    spool, listener = Spool(), Listener(error)
+    sink = TeeSink(spool, listener)
+    batch = metrics("gpu0")
+    assert sink.append(batch)
+    assert spool.batches == listener.seen == [batch]
+    assert (sink.size_bytes, sink.dropped_rows, sink.dropped) == (7, 2, {"full": 2})

@@ -1,0 +1,232 @@
+"""The agent's main loop, with a hub that does what the test says and ranks without processes."""
+
+import signal
+import threading
+
+import pytest
+
+from pulsetrain.agent.config import AgentConfig
+from pulsetrain.agent.node import NodeParts
+from pulsetrain.agent.supervise import Agent
+from pulsetrain.core.errors import AuthError, PulsetrainError, Unavailable
+from pulsetrain.protocol.client import HubAddress
+from pulsetrain.protocol.messages import Heartbeat, Hello, HostStore, Leave, Leaving, RankExit, Start, Stop
+from tests.agent.fakehub import TOKEN, FakeHub
+from tests.agent.fakenode import IDENTITY, LOOP, FakeCheckpoints, FakeRanks, FakeRecorder, FakeZygotes
+
+CONFIG = AgentConfig(watch_s=0.01, heartbeat_s=0.02, quiet_usage_s=0.02, finish_grace_s=0.05)
+
+
+class Clock:
+    """Stands still until the test moves it."""
+
+    def __init__(self):
+        self.now_s = 100.0
+
+    def monotonic_s(self):
+        return self.now_s
+
+    def wall_ns(self):
+        return round(self.now_s * 1e9)
+
+
+class Running:
+    """An agent whose main loop runs on a thread; `outcome` is what it ended with."""
+
+    def __init__(self, hub, token=TOKEN):
+        self.hub, self.zygotes, self.checkpoints = hub, FakeZygotes(), FakeCheckpoints()
+        self.recorder = FakeRecorder()
+        parts = NodeParts(
+            ranks=FakeRanks,
+            zygotes=self.zygotes,
+            checkpoints=self.checkpoints,
+            recorder=self.recorder,
+            loops=lambda: (LOOP,),
+        )
+        self.agent = Agent(IDENTITY, CONFIG, HubAddress(url=hub.url, token=token), parts)
+        self.ranks = self.agent.node.ranks
+        self.outcome = self.error = None
+        self.thread = threading.Thread(target=self.run, daemon=True)
+
+    def run(self):
+        try:
+            self.outcome = self.agent.run()
+        except PulsetrainError as error:
+            self.error = error
+
+    def start(self):
+        self.thread.start()
+        return self
+
+    def launch(self, attempt=0):
+        self.hub.wait(Hello)
+        reply = self.hub.start("a", self.hub.ask("a", HostStore, job="job"), attempt=attempt)
+        assert reply.error == ""
+        return self.ranks.all
+
+    def ended(self):
+        self.thread.join(40)
+        assert not self.thread.is_alive()
+        self.agent.close()
+        return self.outcome
+
+
+@pytest.fixture
+def hub():
+    hub = FakeHub()
+    yield hub
+    hub.down()
+
+
+@pytest.fixture
+def agent(hub):
+    agents = []
+
+    def agent(**options):
+        agents.append(Running(hub, **options))
+        return agents[-1]
+
+    yield agent
+    for each in agents:
+        each.agent.interrupt(signal.SIGTERM)
+        if each.thread.ident:
+            each.thread.join(40)
+        each.agent.close()
+
+
+def test_heartbeats_tell_ranks_checkpoints_and_loops(hub, agent):
+    agent().start().launch()
+    heartbeat = hub.wait(Heartbeat, lambda h: h.attempt == 0)
+    assert [rank.rank for rank in heartbeat.ranks] == [0, 1]
+    assert heartbeat.held[0].step == 3
+    names = [loop.name for loop in heartbeat.loops]
+    assert names == ["hub_link", "fake", "supervise", "fake"]
+
+
+def test_a_rank_that_ends_is_reported_and_is_the_culprit(hub, agent):
+    a = agent().start()
+    ranks = a.launch()
+    a.ranks.end(ranks[1], 3)
+    assert hub.wait(RankExit).rank == 1
+    hub.ask("a", Leave, reason="job failed", exit_code=3)
+    outcome = a.ended()
+    assert (outcome.exit_code, outcome.reason, outcome.culprit.rank) == (3, "job failed", 1)
+
+
+def test_a_rank_that_ended_because_the_agent_stopped_it_is_not_reported(hub, agent):
+    a = agent().start()
+    ranks = a.launch()
+    assert hub.ask("a", Stop, reason="hang", grace_s=1.0).error == ""
+    assert a.ranks.graces[-1] == 1.0
+    a.ranks.end(ranks[0], -9)  # noticed late: its attempt is over
+    hub.ask("a", Leave, reason="job failed", exit_code=1)
+    assert a.ended().culprit.rank == 0
+    assert hub.count(RankExit) == 0
+
+
+def test_of_usage_errors_the_one_with_a_reason_is_heard_first(hub, agent):
+    a = agent().start()
+    quiet, talks = a.launch()
+    talks.last_lines = ("train: needs 8 ranks",)
+    a.ranks.end(quiet, 2)
+    a.ranks.end(talks, 2)
+    hub.wait(RankExit, lambda m: m.rank == 0)
+    assert [m.rank for _, m in hub.received if isinstance(m, RankExit)] == [1, 0]
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_agent_and_the_hub_hears_why_before_any_rank_ends(hub, agent, signum):
+    a = agent().start()
+    a.launch()
+    a.agent.interrupt(signum)
+    outcome = a.ended()
+    assert (outcome.exit_code, outcome.reason) == (128 + signum, f"ended by {signum.name}")
+    leaving = hub.wait(Leaving)
+    assert (leaving.node, leaving.signal) == ("a", signum.name)
+    assert hub.count(RankExit) == 0
+
+
+def test_a_rank_that_does_not_die_does_not_keep_the_agent(hub, agent):
+    a = agent().start()
+    a.launch()
+    a.ranks.stuck = True
+    assert "did not end" in hub.ask("a", Leave, reason="evicted", exit_code=1).error
+    assert a.ended().reason == "evicted"
+
+
+def test_an_exception_is_counted_and_the_loop_goes_on(hub, agent):
+    a = agent()
+    a.recorder.fails = 1
+    a.start()
+    hub.wait(Hello)
+    heartbeat = hub.wait(Heartbeat)
+    supervise = next(loop for loop in heartbeat.loops if loop.name == "supervise")
+    assert (supervise.failures, supervise.last_error) == (1, "OSError: no spool")
+
+
+def test_an_end_whose_report_failed_is_reported_again(hub, agent):
+    a = agent().start()
+    ranks = a.launch()
+    ranks[0].reports_fail = 1
+    a.ranks.end(ranks[0], 1)
+    assert hub.wait(RankExit).rank == 0
+
+
+def test_a_zygote_that_died_is_replaced(hub, agent):
+    a = agent().start()
+    hub.wait(Hello)
+    first = a.zygotes.current
+    first.dead = True
+    hub.wait(Heartbeat, skip=len(hub.received))
+    hub.wait(Heartbeat, skip=len(hub.received))
+    assert a.agent.node.zygote is not first
+
+
+def test_a_wrong_token_ends_the_agent(agent):
+    a = agent(token="guessed").start()
+    a.ended()
+    assert isinstance(a.error, AuthError)
+
+
+def test_a_preload_that_fails_ends_the_agent(agent):
+    a = agent()
+    a.zygotes.current.ready, a.zygotes.current.dead = False, True
+    a.start().ended()
+    assert isinstance(a.error, Unavailable)
+
+
+def test_finished_ranks_wait_for_a_hub_that_is_away_and_then_end(hub):
+    clock = Clock()
+    parts = NodeParts(
+        ranks=FakeRanks,
+        zygotes=FakeZygotes(),
+        checkpoints=FakeCheckpoints(),
+        recorder=FakeRecorder(),
+    )
+    agent = Agent(IDENTITY, CONFIG, HubAddress(url=hub.url, token=TOKEN), parts, clock=clock)
+    ranks = agent.node.ranks
+    start = Start(id=1, job="job", attempt=0, node_rank=0, world=(), store_address="h", store_port=1)
+    ranks.spawn(None, start, {0: 0, 1: 0})
+    assert agent.turn() is None
+    for rank in ranks.all:
+        rank.code = 0
+    assert agent.turn() is None
+    clock.now_s += CONFIG.finish_grace_s
+    assert agent.turn() is None
+    clock.now_s += 0.01
+    outcome = agent.turn()
+    assert outcome.reason == "every rank ended with status 0; the hub is away"
+    agent.close()
+
+
+def test_heartbeats_go_out_once_in_each_period(hub):
+    clock, recorder = Clock(), FakeRecorder()
+    parts = NodeParts(
+        ranks=FakeRanks, zygotes=FakeZygotes(), checkpoints=FakeCheckpoints(), recorder=recorder
+    )
+    agent = Agent(IDENTITY, CONFIG, HubAddress(url=hub.url, token=TOKEN), parts, clock=clock)
+    for _ in range(4):
+        agent.turn()
+        clock.now_s += CONFIG.heartbeat_s / 2
+    assert len(recorder.heartbeats) == 2
+    agent.close()
