@@ -18,6 +18,7 @@ from typing import TypeVar
 import structlog
 
 from pulsetrain.core.clock import Clock, SystemClock
+from pulsetrain.core.errors import PulsetrainError
 
 log = structlog.get_logger()
 
@@ -68,13 +69,15 @@ class LoopMonitor:
         self._completed_s = self._clock.monotonic_s()
 
     def failed(self, error: BaseException) -> None:
-        """A turn raised `error`. A traceback is logged, but not again for the same error in a row."""
+        """A turn raised `error`. It is logged with a traceback, unless it is one of Pulsetrain's own errors,
+        whose line says it all, or the same as in the turn before."""
         line = one_line(error)
         repeated = self._failures_in_a_row > 0 and line == self._last_error
+        brief = repeated or isinstance(error, PulsetrainError)
         self._failures += 1
         self._failures_in_a_row += 1
         self._last_error = line
-        if repeated:
+        if brief:
             log.error("loop_failed", loop=self.name, error=line, failures=self._failures)
         else:
             log.error("loop_failed", loop=self.name, error=line, failures=self._failures, exc_info=error)
@@ -187,7 +190,10 @@ def _stopping() -> bool:
 
 
 class LoopThread:
-    """One loop on a thread of its own."""
+    """One loop on a thread of its own.
+
+    `interrupt` ends what a turn may wait for; `stop` calls it.
+    """
 
     def __init__(
         self,
@@ -197,9 +203,10 @@ class LoopThread:
         stale_after_s: float,
         clock: Clock | None = None,
         restart_delay_s: float = RESTART_DELAY_S,
+        interrupt: Callable[[], None] = lambda: None,
     ) -> None:
         self.name = name
-        self._turn, self._restart_delay_s = turn, restart_delay_s
+        self._turn, self._restart_delay_s, self._interrupt = turn, restart_delay_s, interrupt
         self._monitor = LoopMonitor(name, stale_after_s=stale_after_s, clock=clock or SystemClock())
         self._stopped, self._wake = False, threading.Event()
         self._thread = threading.Thread(target=self.run, name=name, daemon=True)
@@ -221,6 +228,7 @@ class LoopThread:
         """End after the present turn, for which it waits `timeout_s`. Whether the thread has ended."""
         self._stopped = True
         self._wake.set()
+        self._interrupt()
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join(timeout_s)
         return not self._thread.is_alive()

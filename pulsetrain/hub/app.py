@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from pathlib import Path
 
 from starlette.applications import Starlette
 from starlette.routing import BaseRoute
@@ -14,20 +13,21 @@ from pulsetrain.analytics.incidents.alerts import AlertBook
 from pulsetrain.core.clock import Clock
 from pulsetrain.core.supervisor import TaskSupervisor
 from pulsetrain.hub.event_writer import EventWriter
+from pulsetrain.hub.loops import LoopTable
 from pulsetrain.hub.notifier import topology
 from pulsetrain.hub.reporter import Reporter
 from pulsetrain.hub.routes import agents, alerts, incidents, nodes, silences, stacks, status
 from pulsetrain.hub.stacks import Stacks
 from pulsetrain.hub.status import StatusReport
 from pulsetrain.recovery.controller import Controller
-from pulsetrain.stream.ingest_metrics import IngestMetrics
 from pulsetrain.stream.store import server
 from pulsetrain.stream.store.clickhouse import Store
+from pulsetrain.stream.store.intake import Intake
 
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
-    """What a hub is made of. `facts` is what it says of itself, `journal` the intake's folder."""
+    """What a hub is made of. `facts` is what it says of itself."""
 
     store: Store
     writer: EventWriter
@@ -37,10 +37,10 @@ class Parts:
     stacks: Stacks
     report: StatusReport
     loops: TaskSupervisor
-    metrics: IngestMetrics
+    table: LoopTable
+    intake: Intake
     clock: Clock
     token: str
-    journal: Path
     facts: dict[str, object]
 
 
@@ -72,4 +72,4 @@ def api(parts: Parts) -> list[BaseRoute]:
 
 def records(parts: Parts) -> list[BaseRoute]:
     """Ingest, query and metrics routes."""
-    return server.routes(parts.store, token=parts.token, journal=parts.journal, metrics=parts.metrics)
+    return server.routes(parts.store, token=parts.token, intake=parts.intake)

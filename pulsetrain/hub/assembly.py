@@ -26,9 +26,9 @@ from pulsetrain.hub.store_analysis import StoreAnalysis
 from pulsetrain.hub.stored_records import StoreRecords
 from pulsetrain.recovery.controller import Controller
 from pulsetrain.recovery.state import Services
-from pulsetrain.stream.ingest_metrics import IngestMetrics
 from pulsetrain.stream.queries import views
 from pulsetrain.stream.store.clickhouse import Store
+from pulsetrain.stream.store.intake import Intake
 
 STALE_S: Mapping[str, float] = {
     "controller": 5.0,
@@ -50,7 +50,7 @@ def assemble(
     loops: TaskSupervisor | None = None,
 ) -> Parts:
     """Every part of a hub, wired; its loops begin when the application starts."""
-    clock, loops, metrics = clock or SystemClock(), loops or TaskSupervisor(), IngestMetrics()
+    clock, loops = clock or SystemClock(), loops or TaskSupervisor()
     writer = EventWriter(store, clock)
     alerts = AlertBook(data / "alerts.db", AlertConfig(channels=tuple(settings.channels)))
     services = Services(policy=settings.policy, journal=writer, clock=clock, background=loops)
@@ -60,8 +60,9 @@ def assemble(
     stacks = Stacks(jobs, writer, clock, loops, stopped_s=settings.watch.stopped_s)
     live = LiveWatch(jobs, stacks, reporter, clock, settings.watch)
     analysis = StoreAnalysis(jobs, _records(store, settings), reporter, clock, stacks.detector)
-    table = LoopTable([loops.statuses, lambda: [writer.status()]], jobs)
-    metrics.registry.register(LoopCollector(table.rows))
+    intake = Intake(store, data / "journal", clock)
+    table = LoopTable([loops.statuses, lambda: [writer.status(), intake.status()]], jobs)
+    intake.metrics.registry.register(LoopCollector(table.rows))
     turns = {
         "controller": controller.turn,
         "live watch": live.turn,
@@ -81,10 +82,10 @@ def assemble(
         stacks=stacks,
         report=StatusReport(facts, jobs, reporter, live, writer, table),
         loops=loops,
-        metrics=metrics,
+        table=table,
+        intake=intake,
         clock=clock,
         token=token,
-        journal=data / "journal",
         facts=facts,
     )
 

@@ -45,8 +45,14 @@ class EventWriter:
         self.failed_rows = 0
         self.written_rows = 0
         self._store, self._clock, self._gather = store, clock, gather
-        self._rows: queue.SimpleQueue[tuple[str, Row]] = queue.SimpleQueue()
-        self._loop = LoopThread("event writer", self.turn, stale_after_s=STALE_S, clock=clock)
+        self._rows: queue.SimpleQueue[tuple[str, Row] | None] = queue.SimpleQueue()
+        self._loop = LoopThread(
+            "event writer",
+            self.turn,
+            stale_after_s=STALE_S,
+            clock=clock,
+            interrupt=lambda: self._rows.put(None),
+        )
 
     def start(self) -> None:
         """Begin to store what is written."""
@@ -94,18 +100,20 @@ class EventWriter:
     def turn(self) -> float:
         """Wait for a row, let others join it, and store them all."""
         try:
-            record, row = self._rows.get(timeout=IDLE_S)
+            first = self._rows.get(timeout=IDLE_S)
         except queue.Empty:
             return 0.0
-        self._gather(FLUSH_S)
-        self._store_waiting({record: [row]})
+        if first is not None:
+            self._gather(FLUSH_S)
+            self._store_waiting({first[0]: [first[1]]})
         return 0.0
 
     def _store_waiting(self, rows: dict[str, list[Row]]) -> None:
         """Store `rows` and all that wait behind them."""
         while not self._rows.empty():
-            record, row = self._rows.get_nowait()
-            rows.setdefault(record, []).append(row)
+            item = self._rows.get_nowait()
+            if item is not None:
+                rows.setdefault(item[0], []).append(item[1])
         failures = FailureCollector()
         for record, batch in rows.items():
             with failures.collect(f"{len(batch)} rows of {record}"):

@@ -32,7 +32,11 @@ class LoopTable:
     """Every loop that the hub knows of. `own` are the hub's supervisors and threads."""
 
     def __init__(self, own: Sequence[Statuses], jobs: Mapping[str, Watched]) -> None:
-        self._own, self._jobs = own, jobs
+        self._own, self._jobs = list(own), jobs
+
+    def add(self, statuses: Statuses) -> None:
+        """Show more loops of the hub."""
+        self._own.append(statuses)
 
     def rows(self) -> list[LoopRow]:
         """The hub's loops, then those that the agents of present nodes report."""

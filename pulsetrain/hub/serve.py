@@ -23,6 +23,7 @@ from pulsetrain.core.process_title import set_process_title
 from pulsetrain.dashboard import launch
 from pulsetrain.hub.app import Parts, build
 from pulsetrain.hub.assembly import assemble
+from pulsetrain.hub.loops import Statuses
 from pulsetrain.hub.settings import Settings
 from pulsetrain.stream.store.clickhouse import Store, open_store
 
@@ -49,12 +50,14 @@ def serve(data: Path, settings: Settings, say: Callable[[str], None]) -> None:
         stack.callback(store.close)
         stack.callback(parts.alerts.close)
         stack.callback(parts.writer.close)
+        store.before_close(parts.intake.close)
         parts.writer.start()
+        parts.intake.start()
         facts = parts.facts
         if config.dashboard:
             facts["dashboard"] = stack.enter_context(dashboard(url, token, config.dashboard_port))
         if config.kafka:
-            stack.enter_context(kafka_ingest(config.kafka, store))
+            parts.table.add(stack.enter_context(kafka_ingest(config.kafka, store)))
         stack.callback((data / "hub.json").unlink, missing_ok=True)
         write_address(data, facts | {"token": token})
         say(f"hub        {url}")
@@ -129,15 +132,18 @@ def write_address(data: Path, facts: dict[str, object]) -> None:
 
 
 @contextlib.contextmanager
-def kafka_ingest(servers: str, store: Store) -> Iterator[None]:
-    """A member of the ingest group on a thread of this hub; a broker that goes away is waited for."""
+def kafka_ingest(servers: str, store: Store) -> Iterator[Statuses]:
+    """A member of the ingest group on a thread of this hub, and its loop's status.
+
+    A broker that goes away is waited for.
+    """
     from pulsetrain.hub.ingest import kafka_config
     from pulsetrain.stream.kafka.group_member import GroupMember
 
     member = GroupMember(kafka_config(None, {"servers": servers}), store, SystemClock())
     member.start()
     try:
-        yield
+        yield lambda: [member.status()]
     finally:
         member.stop()
 

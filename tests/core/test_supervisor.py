@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
+from pulsetrain.core.errors import Unavailable
 from pulsetrain.core.supervisor import (
     RESTART_DELAY_S,
     FailureCollector,
@@ -167,6 +168,12 @@ def test_a_traceback_is_logged_once_for_the_same_error_in_a_row():
     assert ["exc_info" in line for line in lines] == [True, False, True, True]
 
 
+def test_one_of_our_own_errors_is_logged_without_a_traceback():
+    with capture_logs() as lines:
+        run_thread(Unavailable("broker away"), 0.0)
+    assert [(line["error"], "exc_info" in line) for line in lines] == [("Unavailable: broker away", False)]
+
+
 def test_a_loop_is_stale_once_its_last_good_turn_is_too_old():
     clock = Clock()
     monitor = LoopMonitor("loop", stale_after_s=5, clock=clock)
@@ -195,6 +202,18 @@ def test_a_thread_that_is_waken_turns_at_once_and_stops_when_told():
     supervisor.stop()
     assert [(s.name, s.failures) for s in supervisor.statuses()] == [("rare", 0)]
     assert loop.stop()
+
+
+def test_stopping_interrupts_what_a_turn_waits_for():
+    waited_for = threading.Event()
+
+    def turn():
+        waited_for.wait()
+        return 0.0
+
+    loop = LoopThread("waits", turn, stale_after_s=1, interrupt=waited_for.set)
+    loop.start()
+    assert loop.stop(10)
 
 
 def test_a_thread_may_ask_for_an_endless_wait_and_still_be_stopped():

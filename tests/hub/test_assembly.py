@@ -141,7 +141,7 @@ def test_a_loop_that_raises_goes_on_within_a_second_and_lost_nodes_are_still_fou
         assert (broken["failures"], broken["last_error"]) == (1, "RuntimeError: thrown by the test")
         assert broken["turns"] > before["turns"]
         assert broken["age_s"] <= 1
-        text = parts.metrics.text().decode()
+        text = parts.intake.metrics.text().decode()
         assert f'pulsetrain_loop_failures_total{{loop="{loop}",node="",process="hub"}} 1.0' in text
         assert f'pulsetrain_loop_age_seconds{{loop="{loop}",node="",process="hub"}}' in text
         b.drop()

@@ -8,7 +8,8 @@ from functools import partial
 import structlog
 
 from pulsetrain.core.clock import Clock
-from pulsetrain.core.errors import PulsetrainError, Unavailable
+from pulsetrain.core.errors import Unavailable
+from pulsetrain.core.supervisor import LoopMonitor, LoopStatus
 from pulsetrain.stream.ingest_metrics import IngestMetrics
 from pulsetrain.stream.kafka.client import KafkaConfig
 from pulsetrain.stream.kafka.ingest import Ingest
@@ -18,6 +19,7 @@ from pulsetrain.stream.store.exactly_once import RowStore
 log = structlog.get_logger()
 
 _RESTART_S = 1.0
+STALE_S = 60.0  # a store that is away is waited for
 
 
 class GroupMember:
@@ -38,15 +40,20 @@ class GroupMember:
         self._create = partial(Ingest, kafka, store, clock, config, self.metrics)
         self._stopped = threading.Event()
         self._ingest = self._create()
-        self._thread = threading.Thread(target=self.run, args=[PulsetrainError], name="ingest", daemon=True)
+        self._monitor = LoopMonitor("kafka ingest", stale_after_s=STALE_S, clock=clock)
+        self._thread = threading.Thread(target=self.run, args=[Exception], name="ingest", daemon=True)
 
-    def run(self, survived: type[PulsetrainError] = Unavailable) -> None:
+    def status(self) -> LoopStatus:
+        """How the loop is: a turn is one look at Kafka."""
+        return self._monitor.status()
+
+    def run(self, survived: type[Exception] = Unavailable) -> None:
         """Take messages until stopped. Errors of type `survived` lead to a new start, others are raised."""
         while not self._stopped.is_set():
             try:
-                self._ingest.run()
+                self._ingest.run(self._monitor.completed)
             except survived as error:
-                log.warning("ingest_failed", error=str(error))
+                self._monitor.failed(error)
                 self._restart(survived)
 
     def start(self) -> None:
@@ -60,7 +67,7 @@ class GroupMember:
         if self._thread.is_alive():
             self._thread.join(timeout=30)
 
-    def _restart(self, survived: type[PulsetrainError]) -> None:
+    def _restart(self, survived: type[Exception]) -> None:
         while not self._stopped.wait(_RESTART_S):
             try:
                 self._ingest = self._create()

@@ -79,12 +79,14 @@ class Ingest:
         """Store what is gathered and end."""
         self._stop.set()
 
-    def run(self) -> None:
-        """Take messages until stopped. Raises `Unavailable`, `AuthError` or `UsageError` of Kafka."""
+    def run(self, polled: Callable[[], None] = lambda: None) -> None:
+        """Take messages until stopped; call `polled` after each look. Raises `Unavailable`, `AuthError` or
+        `UsageError` of Kafka."""
         try:
             with one_line_errors(self._kafka):
                 while not self._stop.is_set():
                     self.poll()
+                    polled()
                 self._finish()
         finally:
             self._stop.set()  # an insert that is tried again and again ends too

@@ -9,7 +9,6 @@ token of an insert is random. An insert that failed is tried again before anythi
 
 from __future__ import annotations
 
-import threading
 import uuid
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -19,6 +18,7 @@ import structlog
 
 from pulsetrain.core.clock import Clock
 from pulsetrain.core.errors import PulsetrainError, SchemaMismatch, Unavailable
+from pulsetrain.core.supervisor import LoopStatus, LoopThread
 from pulsetrain.records.batch import Batch
 from pulsetrain.stream.ingest_metrics import IngestMetrics
 from pulsetrain.stream.store.batch_queue import BatchQueue, IntakeConfig, WaitingBatch
@@ -26,6 +26,9 @@ from pulsetrain.stream.store.exactly_once import ExactlyOnceWriter, PreparedInse
 from pulsetrain.stream.store.journal import Journal
 
 log = structlog.get_logger()
+
+STALE_S = 60.0  # an insert may take long
+CLOSE_S = 30.0
 
 
 class Intake:
@@ -48,8 +51,9 @@ class Intake:
         self._queue = BatchQueue(clock, self._config)
         self._writer = ExactlyOnceWriter(store, clock, self.metrics, Journal(folder))
         self._unfinished: dict[str, PreparedInsert] = {}
-        self._stop = False
-        self._thread = threading.Thread(target=self._loop, name="intake", daemon=True)
+        self._thread = LoopThread(
+            "intake", self._turn, stale_after_s=STALE_S, clock=clock, interrupt=self._queue.wake
+        )
         self._saved_s = clock.monotonic_s()
         self._writer.recover()
 
@@ -66,10 +70,7 @@ class Intake:
 
     def close(self) -> None:
         """Store what waits, save the ranges and end. Idempotent."""
-        self._stop = True
-        self._queue.wake()
-        if self._thread.is_alive():
-            self._thread.join(timeout=30.0)
+        self._thread.stop(CLOSE_S)
         self.run(everything=True)
         self._save()
 
@@ -81,10 +82,14 @@ class Intake:
         if self._clock.monotonic_s() - self._saved_s >= self._config.save_s:
             self._save()
 
-    def _loop(self) -> None:
-        while not self._stop:
-            self._queue.wait()
-            self.run()
+    def status(self) -> LoopStatus:
+        """How the thread that stores batches is."""
+        return self._thread.status()
+
+    def _turn(self) -> float:
+        self._queue.wait()
+        self.run()
+        return 0.0
 
     def _store(self, record: str, waiting: Sequence[WaitingBatch]) -> None:
         """Store batches by one insert and answer the sender of each."""

@@ -32,7 +32,6 @@ from pulsetrain.core.clock import Clock, SystemClock
 from pulsetrain.core.errors import CorruptData, PulsetrainError, SchemaMismatch, Unavailable, UsageError
 from pulsetrain.protocol.access import is_authorized
 from pulsetrain.records.batch import decode
-from pulsetrain.stream.ingest_metrics import IngestMetrics
 from pulsetrain.stream.queries.storage import outside_functions
 from pulsetrain.stream.spool import segment
 from pulsetrain.stream.store.clickhouse import Store
@@ -58,18 +57,19 @@ def routes(
     token: str,
     journal: Path | None = None,
     clock: Clock | None = None,
-    metrics: IngestMetrics | None = None,
+    intake: Intake | None = None,
 ) -> list[BaseRoute]:
     """Ingest and query routes over `store`; all but /ping ask for `token`.
 
-    `metrics` may hold more in its registry than the intake's counters; all of it is at /metrics.
+    `intake` is started by its owner; without one it is made here. All of its metrics are at /metrics.
     `journal` is a folder for batches on their way into the store; a chDB store has its own. Without one, a
     hub that is killed while it inserts may store those rows twice.
     """
-    folder = journal or (store.folder / "journal" if store.folder else Path(tempfile.mkdtemp("-journal")))
-    intake = Intake(store, folder, clock or SystemClock(), metrics=metrics)
-    store.before_close(intake.close)
-    intake.start()
+    if intake is None:
+        folder = journal or (store.folder / "journal" if store.folder else Path(tempfile.mkdtemp("-journal")))
+        intake = Intake(store, folder, clock or SystemClock())
+        store.before_close(intake.close)
+        intake.start()
     query = _QueryRoute(store, token)
 
     async def ingest(request: Request) -> Response:

@@ -6,6 +6,7 @@ import threading
 
 import pytest
 
+from pulsetrain.core.clock import SystemClock
 from pulsetrain.core.errors import AuthError, Unavailable, UsageError
 from pulsetrain.stream.kafka import group_member
 from pulsetrain.stream.kafka.group_member import GroupMember
@@ -27,7 +28,7 @@ class Script:
         self.made += 1
         return self
 
-    def run(self):
+    def run(self, polled):
         _, error = self.outcomes.pop(0) if self.outcomes else ("run", None)
         if error is not None:
             raise error
@@ -43,7 +44,7 @@ def member(monkeypatch):
         script = Script(*outcomes)
         monkeypatch.setattr(group_member, "Ingest", script)
         monkeypatch.setattr(group_member, "_RESTART_S", 0.0)
-        return GroupMember(None, None, None), script
+        return GroupMember(None, None, SystemClock()), script
 
     return make
 
