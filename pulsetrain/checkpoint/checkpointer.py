@@ -79,7 +79,7 @@ class Checkpointer:
     def save(self, step: int, *, durable: bool = False) -> SaveResult:
         """Save the state as of `step`, which is complete. `durable` asks the agent to persist this one.
 
-        Never raises into the loop for want of room or of an agent: the result says what happened. Raises
+        A save without enough memory, or without a free slot, is skipped: the result says why. Raises
         `CheckpointError` only for a state that cannot be saved at all, with the name of the entry.
         """
         if step % self._every and not durable:

@@ -1,4 +1,4 @@
-"""Nodes with services in this process, real sockets between them, and ranks that save without torch."""
+"""Nodes with checkpoint services in this process, real sockets between them, and ranks without torch."""
 
 import json
 import os

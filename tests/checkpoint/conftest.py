@@ -1,4 +1,4 @@
-"""Nodes with services, for the tests of this folder."""
+"""Nodes with checkpoint services, for the tests of this folder."""
 
 import pytest
 

@@ -71,7 +71,7 @@ def test_export_is_the_newest_step(storage, tmp_path):
         (("export", "--step", 9, "-o", "x"), "step 9 is not committed; committed: 2, 1"),
     ],
 )
-def test_what_is_not_there_is_named(storage, arguments, message):
+def test_unknown_jobs_and_steps_are_named(storage, arguments, message):
     result = invoke("checkpoint", *arguments, "--storage", storage)
     assert isinstance(result.exception, UsageError)
     assert message in str(result.exception)

@@ -137,7 +137,7 @@ def test_the_copy_beside_forward_and_backward_is_as_of_the_saved_step(fd):
     assert again.digest() == expected
 
 
-def test_training_waits_for_peers_only_where_asked_and_not_for_ever(fd, monkeypatch):
+def test_training_waits_for_peers_only_with_a_lag_and_only_once(fd, monkeypatch):
     from pulsetrain.checkpoint import peer_lag as module
 
     monkeypatch.setattr(module, "LAG_TIMEOUT_S", 0.05)
@@ -161,7 +161,7 @@ def test_training_waits_for_peers_only_where_asked_and_not_for_ever(fd, monkeypa
     assert not training.checkpointer._peer_lag.gave_up
 
 
-def test_room_is_made_beside_the_first_steps(fd):
+def test_the_arena_grows_while_the_first_steps_run(fd):
     """After `restore` the arena grows for the optimizer's coming state too; the first save grows nothing."""
     training = Training(fd)
     assert training.checkpointer.restore() is None
@@ -173,7 +173,7 @@ def test_room_is_made_beside_the_first_steps(fd):
     assert os.fstat(fd).st_size == size
 
 
-def test_a_skipped_save_says_so(fd):
+def test_a_skipped_save_has_its_reason(fd):
     training = Training(fd, every=10)
     result = training.checkpointer.save(7)
     assert not result
@@ -182,7 +182,7 @@ def test_a_skipped_save_says_so(fd):
         result.wait()
 
 
-def test_a_failed_copy_says_so_and_training_goes_on(fd):
+def test_after_a_failed_copy_training_goes_on(fd):
     training = Training(fd)
     training.train(1, 2)
     training.checkpointer._last.wait(40)
@@ -207,7 +207,7 @@ def test_nothing_to_restore_empties_the_arena(fd):
     assert ArenaReader(fd).published() == []
 
 
-def test_a_step_that_is_not_there_names_what_is(fd):
+def test_a_missing_step_is_an_error_that_names_the_others(fd):
     training = Training(fd)
     training.train(1, 3)
     training.checkpointer._last.wait(40)
@@ -226,7 +226,7 @@ def test_flipped_bytes_are_never_restored(fd):
     assert ArenaReader(fd).find(0, 3) is None
 
 
-def test_what_cannot_be_saved_is_named():
+def test_the_path_of_an_unsupported_entry_is_named():
     with pytest.raises(CheckpointError, match=r"odd\.x: a set cannot be saved"):
         Checkpointer({"odd": {"x": {1}}}, environ={}).save(1)
 

@@ -31,7 +31,7 @@ def test_volatile_tensors_are_copied_first_and_the_rest_at_the_end():
     assert copied(both.optimizer_owned) == [True, True]
 
 
-def test_what_changes_after_the_first_part_is_not_in_the_copy():
+def test_changes_after_the_first_part_are_not_in_the_copy():
     copier, both = HostCopier(), pairs()
     copier.begin(both)
     expected = [source.clone() for source in both.volatile[0]]

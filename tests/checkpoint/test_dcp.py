@@ -94,7 +94,7 @@ class TestDcp:
         for name, tensor in state["model"].items():
             assert torch.equal(found[f"model.{name}"], tensor)
 
-    def test_a_step_that_is_not_there_is_said(self, tmp_path):
+    def test_a_missing_step_is_an_error(self, tmp_path):
         from pulsetrain.checkpoint.dcp import PulsetrainReader
 
         with pytest.raises(CheckpointError, match="step 3 is not committed"):

@@ -35,7 +35,7 @@ def test_advice_is_feasible(step_s, stall_s, save_s, mttf_s, recover_s):
     assert 0 <= advice.lost_ratio <= 1
 
 
-def test_a_free_save_is_made_every_step_and_a_silent_error_asks_for_older_ones():
+def test_a_save_without_cost_is_made_every_step_and_silent_errors_need_older_ones():
     assert advise(step_s=2, stall_s=0, save_s=1, mttf_s=1e5, recover_s=60).every_steps == 1
     late = advise(step_s=2, stall_s=0, save_s=1, mttf_s=1e5, recover_s=60, detect_s=100)
     assert late.every_steps == 50

@@ -18,7 +18,7 @@ def test_parameters_are_numbered_over_all_groups():
     assert all(map(torch.Tensor.is_set_to, numbered, [*rest, first]))
 
 
-def test_names_are_those_in_the_model_whatever_the_groups():
+def test_names_are_those_in_the_model_for_any_parameter_groups():
     net = model()
     weight, bias, last = net.parameters()
     optimizer = torch.optim.AdamW([{"params": [last]}, {"params": [bias, weight]}])

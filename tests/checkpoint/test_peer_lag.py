@@ -34,7 +34,7 @@ def training():
     os.close(made.fd)
 
 
-def test_without_a_lag_nobody_is_waited_for(training):
+def test_without_a_lag_there_is_no_wait(training):
     assert training.waited(100) == 0
 
 
@@ -60,7 +60,7 @@ def test_a_peer_that_never_comes_is_waited_for_once(training):
     assert training.waited(8) >= LAG_TIMEOUT_S  # it was back in between
 
 
-def test_it_goes_on_where_the_agent_takes_the_wish_back(training):
+def test_the_wait_ends_when_the_agent_sets_the_lag_to_zero(training):
     training.agent.lag_steps = 1
     training.answer = lambda agent: setattr(agent, "lag_steps", 0)
     assert training.waited(5) < 0.1

@@ -23,7 +23,7 @@ def plan(name: str, tp: int, pp: int, dp: int, load: str | None, *, plain: bool 
 @pytest.mark.integration
 @pytest.mark.slow
 @pytest.mark.timeout(500)
-def test_every_shape_holds_the_same_bits_and_goes_on_alike(tmp_path):
+def test_every_shape_has_the_same_bits_and_trains_on_equally(tmp_path):
     plans = [
         plan("origin", 2, 2, 2, None),
         plan("dp4", 1, 1, 4, "origin"),
@@ -82,7 +82,7 @@ def rank_main(rank: int, folder: Path) -> None:
 
 @pytest.mark.integration
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_what_two_ranks_need_is_read_once_and_what_one_needs_by_that_one(tmp_path):
+def test_content_that_two_ranks_need_is_read_by_one_of_them(tmp_path):
     values = {"shared": 1.0, "x0": 2.0, "x1": 3.0, "w": 4.0}
     shards = {0: [(n, np.full(64, v, dtype=np.float32), (), ()) for n, v in values.items()]}
     commit_arrays(tmp_path / "store", shards)

@@ -35,9 +35,7 @@ def test_nothing_anywhere_is_an_error_that_names_every_source(cluster):
         c.services["n0"].load(7, 9, "memory")
 
 
-def test_a_storage_that_refuses_may_be_asked_again_and_a_pack_that_is_gone_may_not(
-    cluster, tmp_path, monkeypatch
-):
+def test_a_refused_read_may_be_retried_and_a_lost_pack_is_unrestorable(cluster, tmp_path, monkeypatch):
     c = cluster(1, storage=str(tmp_path), persist_every=10)
     c.save(10)
     wait_until(lambda: c.holds("n0", 0, 10, "storage"))

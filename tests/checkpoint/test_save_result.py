@@ -36,7 +36,7 @@ def test_the_status_follows_the_save(arena):
     assert repr(result) == "SaveResult(step=4, status='saved')"
 
 
-def test_a_skipped_save_is_false_and_says_why():
+def test_a_skipped_save_is_false_and_has_its_reason():
     result = SaveResult(4, skipped="no room")
     assert not result
     assert result.status == "skipped: no room"
@@ -44,7 +44,7 @@ def test_a_skipped_save_is_false_and_says_why():
         result.wait()
 
 
-def test_a_failed_save_is_false_and_says_why():
+def test_a_failed_save_is_false_and_has_its_error():
     result = SaveResult(4)
     result.mark_failed(RuntimeError("broken"))
     assert not result
@@ -66,7 +66,7 @@ def test_training_is_held_only_until_the_copy_is_complete():
     assert result.waiting_since_ns == 0  # nothing was waited for
 
 
-def test_safety_is_what_the_agent_announces(arena):
+def test_replicated_and_durable_are_what_the_agent_announces(arena):
     result, agent = published(arena, 4), ArenaReader(arena.fd)
     with pytest.raises(CheckpointError, match="step 4 is not in a peer's memory after 0 s"):
         result.wait_replicated(0, 0)

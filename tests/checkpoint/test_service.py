@@ -10,7 +10,7 @@ from tests.checkpoint.trainers import content, save, wait_until
 pytestmark = pytest.mark.integration
 
 
-def test_each_save_reaches_the_next_node_and_both_tiers_are_held(cluster):
+def test_each_save_is_in_own_memory_and_on_the_next_node(cluster):
     c = cluster(3, nproc=2)
     c.save(1)
     c.save(2)
@@ -46,7 +46,7 @@ def test_placement_across_groups_sends_each_rank_to_its_partners_node(cluster):
     assert len(holders) == 8
 
 
-def test_the_trainer_is_told_what_peers_hold_and_waits_where_asked(cluster):
+def test_the_arena_shows_what_peers_hold_and_whether_to_wait_for_them(cluster):
     c = cluster(2, lag_steps=1)
     arena = ArenaReader(c.fds[0])
     assert arena.replicated_step == -1
@@ -69,7 +69,7 @@ def test_load_forgets_what_came_later_everywhere(cluster):
     assert all(h.step <= 1 for name in c.names for h in c.services[name].held())
 
 
-def test_an_arena_of_another_rank_is_not_held_as_this_ranks(cluster):
+def test_a_checkpoint_that_another_rank_saved_does_not_count(cluster):
     c = cluster(1)
     save(c.fds[0], 3, 1)
     assert c.services["n0"].held() == ()
@@ -88,7 +88,7 @@ def test_configuration_is_checked(bad):
         CheckpointServiceConfig(**bad)
 
 
-def test_a_restarted_keeper_knows_what_storage_holds(cluster, tmp_path):
+def test_a_restarted_service_reads_what_storage_holds(cluster, tmp_path):
     c = cluster(1, storage=str(tmp_path), persist_every=1)
     c.save(1)
     wait_until(lambda: c.holds("n0", 0, 1, "storage"))

@@ -74,7 +74,7 @@ def test_every_tensor_lands_at_its_offset(saving):
     assert torch.equal(stored["extra"], live["extra"])
 
 
-def test_only_parameters_and_optimizer_state_are_left_for_later(saving):
+def test_only_parameters_and_optimizer_state_are_copied_later(saving):
     _, pairs, _ = saving.begin(state())
     assert len(pairs.optimizer_owned[0]) == 2  # weight and bias
     assert len(pairs.volatile[0]) == 4  # three buffers, and the tensor of the script

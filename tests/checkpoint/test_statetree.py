@@ -98,6 +98,6 @@ def test_what_changes_the_layout_changes_the_signature(change):
         ({"a": {"b": {("x",): torch.zeros(1)}}}, r"a\.b: key \('x',\)"),
     ],
 )
-def test_what_cannot_be_saved_is_named_by_its_path(state, where):
+def test_the_path_of_an_unsupported_value_is_named(state, where):
     with pytest.raises(CheckpointError, match=where):
         collect(state)

@@ -123,8 +123,8 @@ class ArenaReader(Arena):
 
     def __init__(self, fd: int) -> None:
         super().__init__(fd)
-        self._borrowers: Counter[tuple[int, int]] = Counter()  # (slot, generation) -> replicas that use it
-        self._lending = threading.Lock()
+        self._sharers: Counter[tuple[int, int]] = Counter()  # (slot, generation) -> replicas that use it
+        self._sharing = threading.Lock()
 
     def set_durable(self, step: int) -> None:
         """Announce to the trainer that `step` is committed."""
@@ -139,28 +139,28 @@ class ArenaReader(Arena):
         """Let the trainer overwrite the slot again."""
         self.sending_generation[info.slot] = 0
 
-    def lend(self, info: SlotInfo) -> bool:
+    def begin_sharing(self, info: SlotInfo) -> bool:
         """Let the trainer overwrite other slots first. False where it has begun with this one already.
 
-        Each call that returns true is ended by one `end_lending`.
+        Each call that returns true is ended by one `end_sharing`.
         """
-        with self._lending:
-            self._borrowers[info.slot, info.generation] += 1
-            self.lent_generation[info.slot] = info.generation
+        with self._sharing:
+            self._sharers[info.slot, info.generation] += 1
+            self.shared_generation[info.slot] = info.generation
         if self.still(info):
             return True
-        self.end_lending(info)
+        self.end_sharing(info)
         return False
 
-    def end_lending(self, info: SlotInfo) -> None:
+    def end_sharing(self, info: SlotInfo) -> None:
         """One replica less uses the slot."""
         key = (info.slot, info.generation)
-        with self._lending:
-            self._borrowers[key] -= 1
-            if self._borrowers[key] <= 0:
-                del self._borrowers[key]
-                if self.lent(info):
-                    self.lent_generation[info.slot] = 0
+        with self._sharing:
+            self._sharers[key] -= 1
+            if self._sharers[key] <= 0:
+                del self._sharers[key]
+                if self.shared(info):
+                    self.shared_generation[info.slot] = 0
 
     def set_taken(self, info: SlotInfo) -> None:
         """Let the trainer overwrite a pinned slot."""
@@ -212,7 +212,8 @@ class ArenaWriter(Arena):
     def prepare(self, total_bytes: int) -> list[mmap.mmap]:
         """Grow every slot that a checkpoint of `total_bytes` will use and fault its pages in. Returns them.
 
-        May run on another thread than `begin`. Releases the GIL. Raises `CheckpointError` for want of room.
+        May run on another thread than `begin`. Releases the GIL. Raises `CheckpointError` where memory is
+        short.
         """
         need = total_bytes + DIGEST_BYTES * most_blocks(total_bytes)
         regions = []
@@ -249,20 +250,20 @@ class ArenaWriter(Arena):
             self.invalidate(info)
 
     def _free_slot(self, total: int) -> int | None:
-        """An empty slot, else the oldest; slots that are lent come after all others.
+        """An empty slot, else the oldest. Slots that are shared come after all others.
 
         Never the newest checkpoint, nor one that is pinned or being sent. There are `slots_for` the size to
-        choose from, and one more each while another slot is pinned, is being sent, and is lent.
+        choose from, plus one while any is pinned, one while any is being sent, and one while any is shared.
         """
         infos = self.published()
         pinned = {i.slot for i in infos if i.pinned and not self.taken(i)}
         sending = {i.slot for i in infos if self.sending(i)}
         kept = {i.slot for i in infos[:1]} | pinned | sending
-        lent = {i.slot for i in infos if self.lent(i)}
+        shared = {i.slot for i in infos if self.shared(i)}
         age = {i.slot: i.generation for i in infos}
-        slots = min(MAX_SLOTS, slots_for(total) + bool(pinned) + bool(sending) + bool(lent))
+        slots = min(MAX_SLOTS, slots_for(total) + bool(pinned) + bool(sending) + bool(shared))
         free = [slot for slot in range(slots) if slot not in kept]
-        return min(free, key=lambda slot: (slot in lent, age.get(slot, 0)), default=None)
+        return min(free, key=lambda slot: (slot in shared, age.get(slot, 0)), default=None)
 
     def _commit(self, writing: SlotWriter) -> SlotInfo:
         header, newest = writing.header, self.newest

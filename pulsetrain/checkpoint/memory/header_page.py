@@ -86,7 +86,7 @@ class HeaderPage:
         self.taken_generation = self.words[24:32]
         self.verified_generation = self.words[32:40]
         self.sending_generation = self.words[40:48]
-        self.lent_generation = self.words[48:56]
+        self.shared_generation = self.words[48:56]
         if (self.magic, self.version) != (MAGIC, VERSION):
             raise CorruptData(f"file descriptor {fd}: not an arena of version {VERSION}")
 
@@ -104,9 +104,9 @@ class HeaderPage:
         """The agent is sending this generation to a peer."""
         return self.sending_generation[info.slot] == info.generation
 
-    def lent(self, info: SlotInfo) -> bool:
+    def shared(self, info: SlotInfo) -> bool:
         """A replica of another rank uses blocks of this generation."""
-        return self.lent_generation[info.slot] == info.generation
+        return self.shared_generation[info.slot] == info.generation
 
     def taken(self, info: SlotInfo) -> bool:
         """The agent has its own copy of this generation, or has given it up."""

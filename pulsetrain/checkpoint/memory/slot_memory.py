@@ -42,7 +42,7 @@ class SlotMemory:
         return region
 
     def grown(self, slot: int, size: int) -> mmap.mmap:
-        """At least `size` bytes of a slot, for writing. Raises `CheckpointError` for want of room."""
+        """At least `size` bytes of a slot, for writing. Raises `CheckpointError` where memory is short."""
         with self._growing:
             region = self._regions.get(slot)
             if region is not None and len(region) >= size:

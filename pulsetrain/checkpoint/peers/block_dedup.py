@@ -106,9 +106,11 @@ class BlockDedup:
             equal_bytes = sum(size for _, size in merged_spans(spans, equal))
             similar = worth_sharing(equal_bytes, snapshot.total_bytes)
             self._note_similar(snapshot.rank, rank, similar)
-            borrowed = merged_spans(spans, equal & missing)
-            if similar and borrowed and arena.lend(info):  # a replica must not depend on a rank for little
-                parts.append((arena, info, borrowed))
+            reused = merged_spans(spans, equal & missing)
+            if (
+                similar and reused and arena.begin_sharing(info)
+            ):  # a replica must not depend on a rank for little
+                parts.append((arena, info, reused))
                 missing &= ~equal
         shared, rest = SharedBlocks(parts) if parts else None, merged_spans(spans, missing)
         if len(rest) <= MAX_MISSING_SPANS:

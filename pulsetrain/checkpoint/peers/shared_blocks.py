@@ -18,7 +18,7 @@ class SharedBlocks:
     """
 
     def __init__(self, parts: Sequence[tuple[ArenaReader, SlotInfo, Sequence[Span]]]) -> None:
-        """The slot of each part was lent before, by `ArenaReader.lend`."""
+        """The slot of each part was shared before, by `ArenaReader.begin_sharing`."""
         self._parts = parts
 
     @property
@@ -41,4 +41,4 @@ class SharedBlocks:
     def release(self) -> None:
         """Stop sharing: the ranks may overwrite the slots as usual. Call it once."""
         for arena, info, _ in self._parts:
-            arena.end_lending(info)
+            arena.end_sharing(info)

@@ -57,7 +57,7 @@ def test_a_commit_publishes_and_changes_the_active_word(fd):
 
 
 @pytest.mark.parametrize("size", [0, 100, 300_000, 70 << 20])
-def test_digests_of_the_blocks_stand_behind_the_bytes(fd, size):
+def test_digests_of_the_blocks_follow_the_bytes(fd, size):
     writer, reader = ArenaWriter(fd), ArenaReader(fd)
     writer.prepare(size)
     info = write(writer, 3, size=size)
@@ -66,7 +66,7 @@ def test_digests_of_the_blocks_stand_behind_the_bytes(fd, size):
 
 
 @pytest.mark.parametrize("at", [0, 20, 500])
-def test_damaged_digests_are_not_given_and_spoil_no_checkpoint(fd, at):
+def test_damaged_digests_are_not_returned_and_harm_no_checkpoint(fd, at):
     writer, reader = ArenaWriter(fd), ArenaReader(fd)
     writing = writer.begin(header(3, size=300_000))
     info = writing.commit()
@@ -75,7 +75,7 @@ def test_damaged_digests_are_not_given_and_spoil_no_checkpoint(fd, at):
     assert reader.verify(info)
 
 
-def test_an_unfinished_write_is_not_seen_and_costs_no_other_checkpoint(fd):
+def test_an_unfinished_write_is_invisible_and_harms_no_checkpoint(fd):
     writer, reader = ArenaWriter(fd), ArenaReader(fd)
     for step in range(5):
         write(writer, step)
@@ -148,7 +148,7 @@ def test_pinned_slots_are_kept_until_taken(fd):
     assert reader.find(0, 1) is None
 
 
-def test_when_every_slot_waits_the_save_is_refused_and_counted(fd):
+def test_with_every_slot_pinned_a_save_is_refused_and_counted(fd):
     writer, reader = ArenaWriter(fd), ArenaReader(fd)
     for step in range(MAX_SLOTS):
         assert write(writer, step, pinned=True)
@@ -168,7 +168,7 @@ def test_large_states_use_two_slots(fd):
     assert slots == [0, 1, 0]
 
 
-def test_forget_after_drops_the_future_that_was_rolled_back(fd):
+def test_forget_after_drops_later_steps(fd):
     writer, reader = ArenaWriter(fd), ArenaReader(fd)
     for step in (4, 5, 6):
         write(writer, step)
@@ -178,7 +178,7 @@ def test_forget_after_drops_the_future_that_was_rolled_back(fd):
     assert [i.step for i in reader.published()] == [6, 5, 4]
 
 
-def test_a_file_that_is_no_arena_is_refused():
+def test_another_file_is_not_an_arena():
     fd = os.memfd_create("other")
     os.ftruncate(fd, 8192)
     with pytest.raises(CorruptData, match="not an arena"):
@@ -192,7 +192,7 @@ def test_a_file_that_is_no_arena_is_refused():
         st.tuples(st.sampled_from(["save", "die", "pin", "take", "grow"]), st.integers(0, 3)), max_size=40
     )
 )
-def test_whatever_happens_a_reader_sees_only_whole_checkpoints_and_the_newest_stays(moves):
+def test_a_reader_always_sees_whole_checkpoints_and_the_newest_one(moves):
     fd = create_arena()
     reader, newest, size = ArenaReader(fd), None, 100
     for step, (move, amount) in enumerate(moves, start=1):

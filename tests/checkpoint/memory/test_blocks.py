@@ -37,7 +37,7 @@ def test_no_smaller_checkpoint_has_more_blocks(total, data):
     assert len(blocks(description(payload=payload))) <= most_blocks(total)
 
 
-def test_digests_tell_contents_apart():
+def test_one_changed_byte_changes_one_digest():
     described = description()
     data = bytearray(described.total_bytes)
     before = digests(memoryview(data), blocks(described))

@@ -96,7 +96,7 @@ def test_claims_hold_for_one_generation_of_a_slot(fd):
     page, old, new = HeaderPage(fd), info(2, generation=5), info(2, generation=6)
     for claim, words in (
         (page.sending, page.sending_generation),
-        (page.lent, page.lent_generation),
+        (page.shared, page.shared_generation),
         (page.verified, page.verified_generation),
     ):
         words[2] = 5
@@ -106,7 +106,7 @@ def test_claims_hold_for_one_generation_of_a_slot(fd):
     assert page.taken(old)  # what is older was taken too, or given up
 
 
-def test_a_reason_is_cut_to_its_room_and_does_not_run_over(fd):
+def test_a_long_reason_is_cut(fd):
     page = HeaderPage(fd)
     page.skip_reason = "x" * 5000
     assert set(page.skip_reason) == {"x"}

@@ -56,13 +56,13 @@ def test_a_value_that_is_no_number_survives_too():
 
 
 @pytest.mark.parametrize("data", [b"", b"[]", b"{}", b'{"tensors": [[1]], "tree": {}}', b"\xff"])
-def test_what_is_no_layout_is_refused(data):
+def test_damaged_layouts_are_refused(data):
     with pytest.raises(CorruptData, match="not a checkpoint layout"):
         decode(data)
 
 
 @pytest.mark.parametrize("data", [b"", b"{}", b"3"])
-def test_what_are_no_values_is_refused(data):
+def test_damaged_values_are_refused(data):
     with pytest.raises(CorruptData, match="not checkpoint values"):
         decode_values(data)
 
@@ -73,7 +73,7 @@ def test_a_tensor_begins_at_the_next_boundary(offset):
     assert offset <= aligned(offset) < offset + ALIGN
 
 
-def test_a_whole_tensor_is_its_own_box_and_says_no_position():
+def test_a_whole_tensor_has_no_position_in_the_layout():
     entry = Entry(name="w", dtype="float32", shape=(2, 3), offset=0, bytes=24)
     assert entry.box == ((0, 0), (2, 3), (2, 3))
     assert element_bytes(entry) == 4

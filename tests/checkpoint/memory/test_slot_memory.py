@@ -29,7 +29,7 @@ def test_a_slot_that_grows_keeps_its_bytes_and_moves_no_other(fd):
     assert os.pread(fd, 6, slot_offset(1)) == b"second"
 
 
-def test_room_that_is_there_is_not_mapped_again(fd):
+def test_a_slot_that_is_large_enough_is_not_mapped_again(fd):
     memory = SlotMemory(fd)
     region = memory.grown(0, 2 * PAGE)
     assert memory.grown(0, 100) is region
@@ -53,7 +53,7 @@ def test_populating_is_done_once_for_each_growth(fd):
     assert memory.unpopulated == {2}
 
 
-def test_want_of_room_is_an_error_that_says_so(fd):
+def test_a_slot_that_cannot_grow_is_an_error(fd):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limits[1]))
     try:

@@ -43,7 +43,7 @@ def test_slots_by_size(size, slots):
 
 
 @pytest.mark.parametrize("flags", range(8))
-def test_flags_are_told_apart(flags):
+def test_each_flag_has_its_property(flags):
     info = SlotInfo(slot=0, **(dict.fromkeys(SLOT_WORDS, 0) | {"flags": flags}))
     assert (info.pinned, info.unchanged, info.durable) == (
         bool(flags & PINNED),

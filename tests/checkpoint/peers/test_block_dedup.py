@@ -1,4 +1,4 @@
-"""What a node's own ranks have of an offered replica is borrowed: exactly that, and nothing torn."""
+"""What a node's own ranks have of an offered replica is reused: exactly that, and nothing torn."""
 
 import itertools
 import os
@@ -42,7 +42,7 @@ class Site:
     """A node with some ranks, and the arena of a rank elsewhere whose checkpoints are offered to it."""
 
     def __init__(self, *ranks: int, on_sleep=lambda: None) -> None:
-        self.now, self.on_sleep, self.naps = 0.0, on_sleep, 0
+        self.now, self.on_sleep, self.pauses = 0.0, on_sleep, 0
         self.shared: list[SharedBlocks] = []
         self.block_dedup = BlockDedup(clock=lambda: self.now, sleep=self.sleep)
         self.fds = {rank: create_arena() for rank in (*ranks, 9)}
@@ -51,26 +51,26 @@ class Site:
 
     def sleep(self, seconds: float) -> None:
         self.now += seconds
-        self.naps += 1
+        self.pauses += 1
         self.on_sleep()
 
     def save(self, rank: int, step: int, own: int = 0) -> None:
         assert save(self.fds[rank], rank, step, world=10, tensors=state(step, own))
 
     def offer(self, step: int, own: int = 0) -> tuple[bytes, list[tuple[int, int]], bytearray]:
-        """Its bytes, what is lacking here, and what is borrowed here."""
+        """Its bytes, what is missing here, and what is reused here."""
         self.save(9, step, own)
         return self.offered(step)
 
     def offered(self, step: int) -> tuple[bytes, list[tuple[int, int]], bytearray]:
         arena = ArenaReader(self.fds[9])
         info = arena.find(9, step)
-        loan, lacking = self.block_dedup.share(Snapshot.of(info), arena.digests(info))
+        shared, missing = self.block_dedup.share(Snapshot.of(info), arena.digests(info))
         target = bytearray(b"\xa5" * info.total_bytes)
-        if loan is not None:
-            self.shared.append(loan)
-            assert loan.copy_into(memoryview(target)) == loan.intact
-        return bytes(arena.view(info)), lacking, target
+        if shared is not None:
+            self.shared.append(shared)
+            assert shared.copy_into(memoryview(target)) == shared.intact
+        return bytes(arena.view(info)), missing, target
 
     def close(self) -> None:
         for rank in self.fds:
@@ -92,15 +92,15 @@ def site():
         one.close()
 
 
-def completed(source: bytes, lacking: list[tuple[int, int]], target: bytearray) -> bytes:
-    """The replica after the peer has sent what is lacking."""
-    for at, size in lacking:
+def completed(source: bytes, missing: list[tuple[int, int]], target: bytearray) -> bytes:
+    """The replica after the peer has sent what is missing."""
+    for at, size in missing:
         target[at : at + size] = source[at : at + size]
     return bytes(target)
 
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.booleans()), min_size=1, max_size=40))
-def test_merged_spans_are_what_is_wanted_and_no_more(parts):
+def test_merged_spans_cover_exactly_what_is_wanted(parts):
     ends = [0, *itertools.accumulate(size for size, _ in parts)]
     spans = [(at, size) for at, (size, _) in zip(ends, parts, strict=False)]
     wanted = {
@@ -111,7 +111,7 @@ def test_merged_spans_are_what_is_wanted_and_no_more(parts):
     assert all(a + n <= b for (a, n), (b, _) in itertools.pairwise(found))
 
 
-def test_merged_neighbours_are_one():
+def test_neighbouring_spans_are_merged():
     spans = [(0, 5), (5, 0), (5, 5), (10, 5), (15, 5)]
     assert merged_spans(spans, np.array([True, True, True, False, True])) == [(0, 10), (15, 5)]
     assert merged_spans(spans, np.array([False, True, False, False, False])) == []
@@ -121,27 +121,27 @@ def test_merged_neighbours_are_one():
     st.lists(st.integers(0, 50), min_size=1, max_size=40),
     st.lists(st.tuples(st.integers(0, 900), st.integers(0, 900)), max_size=4),
 )
-def test_only_blocks_that_came_whole_count_as_known(sizes, known):
+def test_only_blocks_that_arrived_whole_are_covered(sizes, known):
     ends = list(itertools.accumulate(sizes))
     spans = [(end - size, size) for end, size in zip(ends, sizes, strict=True)]
     enclosed = [any(a <= at and at + n <= a + m for a, m in known) for at, n in spans]
     assert module._covered(spans, known).tolist() == enclosed
 
 
-def test_an_answer_that_would_be_very_long_asks_for_everything_and_borrows_nothing(site, monkeypatch):
+def test_with_too_many_missing_spans_everything_is_sent(site, monkeypatch):
     one = site(0)
     one.save(0, 5, own=3)
     monkeypatch.setattr(module, "MAX_MISSING_SPANS", 0)
-    source, lacking, _ = one.offer(5)
-    assert lacking == [(0, len(source))]
+    source, missing, _ = one.offer(5)
+    assert missing == [(0, len(source))]
     assert one.shared == []
     arena = ArenaReader(one.fds[0])
-    assert not arena.lent(arena.find(0, 5))
+    assert not arena.shared(arena.find(0, 5))
 
 
 @settings(deadline=None, max_examples=60)
 @given(st.integers(0, 1 << 32), st.dictionaries(st.integers(0, 59_999), st.integers(1, 255), max_size=5))
-def test_what_is_copied_is_equal_whatever_differs(seed, changed):
+def test_shared_and_missing_blocks_make_the_offered_bytes(seed, changed):
     site = Site(0)
     try:
         content = np.random.default_rng(seed).bytes(60_000)
@@ -150,72 +150,72 @@ def test_what_is_copied_is_equal_whatever_differs(seed, changed):
             other[at] ^= flip
         for rank, raw in ((0, other), (9, content)):
             assert save(site.fds[rank], rank, 1, tensors={"w": np.frombuffer(bytes(raw), dtype=np.uint8)})
-        source, lacking, target = site.offered(1)
-        asked = {i for at, size in lacking for i in range(at, at + size)}
+        source, missing, target = site.offered(1)
+        asked = {i for at, size in missing for i in range(at, at + size)}
         info = ArenaReader(site.fds[9]).find(9, 1)
         first = info.total_bytes - info.payload_bytes
         assert {first + at for at in changed} <= asked  # nothing is claimed that is not there
         assert len(asked) <= 4096 * len(changed)  # and nothing is asked for twice
         assert all(target[i] == source[i] for i in range(len(source)) if i not in asked)
-        assert completed(source, lacking, target) == source
+        assert completed(source, missing, target) == source
     finally:
         site.close()
 
 
-def test_equal_states_are_lacking_nothing_and_one_block_is_asked_for_alone(site):
+def test_equal_states_miss_nothing_and_one_changed_block_is_missing_alone(site):
     one = site(0, 1)
     one.save(0, 5)
     one.save(1, 5, own=3)
-    source, lacking, target = one.offer(5)
-    assert lacking == []
+    source, missing, target = one.offer(5)
+    assert missing == []
     assert bytes(target) == source
     one.save(0, 6)
     one.save(1, 6, own=3)
-    source, lacking, target = one.offer(6, own=3)
-    assert lacking == []  # the seventh block from rank 1
+    source, missing, target = one.offer(6, own=3)
+    assert missing == []  # the seventh block from rank 1
     assert bytes(target) == source
     one.save(0, 7)
     one.save(1, 7, own=3)
-    source, lacking, target = one.offer(7, own=4)
-    assert lacking == [(4096 + 7 * 4096, 4096)]
-    assert completed(source, lacking, target) == source
+    source, missing, target = one.offer(7, own=4)
+    assert missing == [(4096 + 7 * 4096, 4096)]
+    assert completed(source, missing, target) == source
 
 
-def test_another_step_or_shape_or_number_of_digests_is_lacking_everything(site):
+def test_another_step_or_shape_or_number_of_digests_shares_nothing(site):
     one = site(0)
     one.save(0, 4)
-    source, lacking, _ = one.offer(3)
-    assert lacking == [(0, len(source))]
+    source, missing, _ = one.offer(3)
+    assert missing == [(0, len(source))]
     assert save(one.fds[0], 0, 5, world=10, tensors={"w": np.zeros(999)})
-    source, lacking, _ = one.offer(5)
-    assert lacking == [(0, len(source))]
+    source, missing, _ = one.offer(5)
+    assert missing == [(0, len(source))]
     one.save(0, 6)
     arena = ArenaReader(one.fds[0])
     shot = Snapshot.of(arena.find(0, 6))
     assert one.block_dedup.share(shot, b"") == (None, [(0, shot.total_bytes)])
 
 
-def test_what_is_lent_is_written_over_last_of_all(site):
+def test_a_shared_slot_is_overwritten_last(site):
     one = site(0)
     one.save(0, 5)
-    source, lacking, target = one.offer(5)
-    assert (lacking, bytes(target)) == ([], source)
+    source, missing, target = one.offer(5)
+    assert (missing, bytes(target)) == ([], source)
     for step in range(6, 6 + 4 * MAX_SLOTS):
         one.save(0, step)
-    (loan,) = one.shared
+    (shared,) = one.shared
     again = bytearray(len(source))
-    assert loan.copy_into(memoryview(again))
+    assert shared.copy_into(memoryview(again))
     assert bytes(again) == source
-    for step in range(100, 100 + MAX_SLOTS - 1):  # until every slot is lent: a save comes before a loan
+    for step in range(100, 100 + MAX_SLOTS - 1):  # until every slot is shared: a save comes before a shared
         one.save(0, step)
         one.offer(step)
     one.save(0, 200)
-    assert not loan.intact
-    assert not loan.copy_into(memoryview(again))
+    assert not shared.intact
+    assert not shared.copy_into(memoryview(again))
     assert sum(other.intact for other in one.shared) == MAX_SLOTS - 1
 
 
-def test_a_large_state_gets_one_slot_more_while_one_is_lent(site, monkeypatch):
+def test_a_large_state_gets_one_slot_more_while_one_is_shared(site, monkeypatch):
     monkeypatch.setattr(slots, "SMALL_BYTES", 0)
     monkeypatch.setattr(slots, "LARGE_BYTES", 0)
     one = site(0)
@@ -223,16 +223,16 @@ def test_a_large_state_gets_one_slot_more_while_one_is_lent(site, monkeypatch):
     one.offer(5)
     for step in range(6, 12):
         one.save(0, step)
-    (loan,) = one.shared
-    assert loan.intact
+    (shared,) = one.shared
+    assert shared.intact
     assert [i.step for i in ArenaReader(one.fds[0]).published()] == [11, 10, 5]
-    loan.release()
+    shared.release()
     one.save(0, 12)
     one.save(0, 13)
-    assert not loan.intact
+    assert not shared.intact
 
 
-def test_a_slot_that_two_replicas_rest_on_is_lent_until_both_are_dropped(site):
+def test_a_slot_is_shared_until_both_of_its_replicas_are_dropped(site):
     one = site(0)
     one.save(0, 5)
     one.offer(5)
@@ -241,12 +241,12 @@ def test_a_slot_that_two_replicas_rest_on_is_lent_until_both_are_dropped(site):
     info = arena.find(0, 5)
     first, second = one.shared
     first.release()
-    assert arena.lent(info)
+    assert arena.shared(info)
     second.release()
-    assert not arena.lent(info)
+    assert not arena.shared(info)
 
 
-def test_a_save_that_is_under_way_or_rolled_back_is_not_looked_at(site):
+def test_a_save_that_is_being_written_or_rolled_back_is_not_shared(site):
     one = site(0)
     one.save(0, 5)
     arena = ArenaReader(one.fds[0])
@@ -254,24 +254,24 @@ def test_a_save_that_is_under_way_or_rolled_back_is_not_looked_at(site):
     assert arena.digests(info)
     ArenaWriter(one.fds[0]).invalidate(info)
     assert arena.digests(info) == b""
-    source, lacking, _ = one.offer(5)
-    assert lacking == [(0, len(source))]
+    source, missing, _ = one.offer(5)
+    assert missing == [(0, len(source))]
 
 
-def test_a_rank_that_is_about_to_save_is_waited_for(site):
+def test_a_rank_that_should_save_soon_is_waited_for(site):
     one = site(0)
     one.save(0, 4)
-    one.on_sleep = lambda: one.naps == 3 and one.save(0, 5)
-    _, lacking, _ = one.offer(5)
-    assert lacking == []
-    assert one.naps == 3
+    one.on_sleep = lambda: one.pauses == 3 and one.save(0, 5)
+    _, missing, _ = one.offer(5)
+    assert missing == []
+    assert one.pauses == 3
 
 
-def test_a_rank_that_does_not_come_is_waited_for_once(site):
+def test_a_rank_that_does_not_save_is_waited_for_once(site):
     one = site(0)
     one.save(0, 4)
-    source, lacking, _ = one.offer(5)
-    assert lacking == [(0, len(source))]
+    source, missing, _ = one.offer(5)
+    assert missing == [(0, len(source))]
     waited = one.now
     assert 0.2 < waited < 0.3
     one.offer(6)
@@ -287,12 +287,12 @@ def test_a_rank_with_other_content_is_not_waited_for(site):
     assert save(one.fds[0], 0, 1, world=10, tensors={"w": np.zeros(10 * 1024, dtype=np.int32)})
     one.offer(1)
     one.offer(2)
-    assert one.naps == 0
+    assert one.pauses == 0
 
 
-def test_a_rank_that_runs_elsewhere_now_lends_nothing(site):
+def test_a_detached_rank_shares_nothing(site):
     one = site(0)
     one.save(0, 5)
     one.block_dedup.detach(0)
-    source, lacking, _ = one.offer(5)
-    assert lacking == [(0, len(source))]
+    source, missing, _ = one.offer(5)
+    assert missing == [(0, len(source))]

@@ -113,13 +113,13 @@ def test_a_slot_that_is_overwritten_while_it_is_sent_did_not_arrive(link):
     assert link.put(outgoing, pacer=pacer) == [(3, None)]
 
 
-def test_an_offer_of_what_the_peers_rank_saved_sends_nothing(link):
+def test_an_offer_of_content_that_the_peers_rank_saved_sends_nothing(link):
     save(link.own, 1, 3)
     assert link.put(link.outgoing(3, offered=True)) == [(3, 0)]
     assert link.held(3) == content(link.fd, 1, 3)
 
 
-def test_an_offer_of_what_the_peer_lacks_is_sent_whole(link):
+def test_an_offer_of_content_that_the_peer_does_not_have_is_sent_whole(link):
     outgoing = link.outgoing(3, offered=True)
     assert link.put(outgoing) == [(3, outgoing.info.total_bytes)]
     assert link.held(3) == content(link.fd, 1, 3)
@@ -134,7 +134,7 @@ def test_an_offer_that_the_peer_cannot_put_together_is_sent_whole(link):
     assert link.held(3) == content(link.fd, 1, 3)
 
 
-def test_stored_content_is_fetched_and_what_is_missing_is_false():
+def test_stored_content_is_fetched_and_missing_content_is_false():
     link = Link(segments=lambda step, content: memoryview(f"{step}:{content}".encode()))
     target = memoryview(bytearray(4))
     assert link.client.segment(7, "ab", target)
@@ -143,7 +143,7 @@ def test_stored_content_is_fetched_and_what_is_missing_is_false():
     link.close()
 
 
-def test_nobody_there_is_unavailable():
+def test_no_listener_is_unavailable():
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     with pytest.raises(Unavailable, match=f"peer 127.0.0.1:{port}"):

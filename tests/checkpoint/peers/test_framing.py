@@ -40,7 +40,7 @@ def test_bytes_are_received_with_their_digests(pair):
 
 
 @pytest.mark.parametrize("raw", [b"\xff\xff\xff\xff", b"\0\0\0\2{]", b"\0\0\0\2[]"])
-def test_what_is_no_frame_is_refused(pair, raw):
+def test_damaged_frames_are_refused(pair, raw):
     ours, theirs = pair
     ours.sendall(raw)
     with pytest.raises(CorruptData, match="frame header"):
@@ -58,7 +58,7 @@ def test_a_stream_that_ends_early_is_unavailable(pair, receive):
         receive(theirs)
 
 
-def test_sending_to_nobody_is_unavailable(pair):
+def test_sending_to_a_closed_connection_is_unavailable(pair):
     ours, theirs = pair
     theirs.close()
     with pytest.raises(Unavailable, match="while sending"):

@@ -81,7 +81,7 @@ def test_a_transfer_that_breaks_off_gives_its_memory_back(transfer):
     assert memory[:100] == transfer.data[:100]  # the same pages serve the next one
 
 
-def test_an_offer_of_what_a_rank_here_has_needs_no_more_bytes(transfer):
+def test_an_offer_of_content_that_a_rank_here_has_needs_no_more_bytes(transfer):
     save(transfer.own, 1, 5, world=2)  # equal content, whichever rank's
     raw = transfer.offer()
     with IncomingReplica.of_offer(transfer.replicas, raw) as incoming:
@@ -101,7 +101,7 @@ def test_only_missing_spans_are_received(transfer):
     assert transfer.kept() == transfer.data
 
 
-def test_spans_that_come_with_the_offer_are_not_asked_for(transfer):
+def test_included_spans_are_not_missing(transfer):
     raw = transfer.offer(included=[(0, len(transfer.data))])
     with IncomingReplica.of_offer(transfer.replicas, raw) as incoming:
         incoming.receive_offer(transfer.theirs)

@@ -140,7 +140,7 @@ def test_an_unsteady_profile_is_not_used():
 
 
 @pytest.mark.parametrize("stands", ["nobody trains", "the step hangs"])
-def test_training_that_stands_still_holds_nothing_back(stands):
+def test_chunks_go_at_once_while_training_stands_still(stands):
     training = Training(step_ms=10_000)
     pacer = interleaver(training)
     pacer.learn(profile(0.1, [(0.09, 0.01)]))

@@ -60,7 +60,7 @@ def test_a_description_survives_a_frame():
 
 
 @pytest.mark.parametrize("change", [{"step": None}, {"rank": "x"}, {"payload_bytes": -1}])
-def test_what_is_no_description_is_refused(change):
+def test_damaged_descriptions_are_refused(change):
     with pytest.raises(CorruptData, match="description"):
         Snapshot.parse(snapshot(7).as_json() | change)
     with pytest.raises(CorruptData, match="description"):

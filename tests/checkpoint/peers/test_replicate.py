@@ -1,5 +1,4 @@
-"""Agents with real sockets: what the peer's own ranks hold is not sent, and the replica is whole all the
-same."""
+"""Agents with real sockets: content that the peer's ranks have is not sent, and replicas are whole."""
 
 import os
 
@@ -64,10 +63,13 @@ def test_data_parallel_replicas_on_each_others_nodes_are_not_sent(cluster, sent)
     assert all(d["sent_bytes"] < d["bytes"] / 2 for d in shared)
 
 
-def test_what_a_peer_lacked_goes_along_with_the_next_offer(cluster, sent, monkeypatch):
+def test_spans_that_a_peer_missed_are_included_in_the_next_offer(cluster, sent, monkeypatch):
     monkeypatch.setattr(block_dedup, "_SAVE_WAIT_S", 30.0)  # a busy machine may come late
     c = cluster(2, nproc=2)
-    for step in (1, 2):  # at the first, a rank may be offered before its twin has saved anything
+    for step in (
+        1,
+        2,
+    ):  # at the first, the other rank may not have saved yet
         save_all(c, step)
         wait_until(lambda step=step: all_replicated(c, step))
     before = len(sent)
@@ -105,7 +107,7 @@ def test_small_states_of_one_node_go_in_one_frame_and_large_ones_alone(cluster, 
     assert sorted(frames[2:]) == [[0], [1], [2], [3]]
 
 
-def test_a_rank_that_never_saves_keeps_nobody_waiting(cluster):
+def test_a_rank_that_never_saves_does_not_delay_others(cluster):
     c = cluster(2, nproc=2)
     step = 0
 
@@ -168,7 +170,7 @@ def test_a_node_that_is_lost_gets_its_ranks_back_from_what_was_shared(cluster, s
         wait_until(lambda step=step: all_replicated(c, step))
     assert sum(sent) < 2 * 4 * 20_000
     expected = {rank: content(c.fds[rank], rank, 2) for rank in (2, 3)}
-    for rank in (0, 1):  # the twins go on and write over what was copied from them
+    for rank in (0, 1):  # the ranks that share go on and write over what was copied from them
         for step in range(3, 12):
             assert save(c.fds[rank], rank, step, world=4, tensors=state(rank, step))
     c.services["n1"].close()
@@ -182,7 +184,7 @@ def test_a_node_that_is_lost_gets_its_ranks_back_from_what_was_shared(cluster, s
         assert content(fd, rank, 2) == bytes_then
 
 
-def test_what_is_sent_and_does_not_have_its_digest_spoils_no_replica(cluster, monkeypatch):
+def test_sent_bytes_without_their_digest_damage_no_replica(cluster, monkeypatch):
     c = cluster(2, nproc=2)
     receive, flipped = framing.receive_into, []
 
@@ -203,7 +205,7 @@ def test_what_is_sent_and_does_not_have_its_digest_spoils_no_replica(cluster, mo
         assert replica(c, rank, 3) == content(fd, rank, 3)
 
 
-def test_what_is_borrowed_from_damaged_memory_is_no_replica(cluster):
+def test_a_replica_that_shares_damaged_memory_is_dropped(cluster):
     c = cluster(2, nproc=2)
     save_all(c, 1)
     wait_until(lambda: all_replicated(c, 1))
@@ -215,7 +217,7 @@ def test_what_is_borrowed_from_damaged_memory_is_no_replica(cluster):
     assert replica(c, 3, 1) == content(c.fds[3], 3, 1)
 
 
-def test_a_replica_whose_lender_needed_the_slot_is_not_held_any_more(cluster):
+def test_a_replica_whose_shared_slot_was_overwritten_is_dropped(cluster):
     c = cluster(2, nproc=2)
     save_all(c, 1)
     wait_until(lambda: all_replicated(c, 1))
@@ -225,7 +227,7 @@ def test_a_replica_whose_lender_needed_the_slot_is_not_held_any_more(cluster):
     assert replica(c, 2, 1) is None
 
 
-def test_ranks_with_nothing_in_common_are_asked_about_only_now_and_then(cluster, monkeypatch):
+def test_ranks_with_nothing_in_common_are_offered_only_now_and_then(cluster, monkeypatch):
     offers = []
     put = PeerClient.put
 

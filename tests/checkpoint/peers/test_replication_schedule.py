@@ -63,7 +63,7 @@ def test_a_regular_job_gets_one_schedule(events):
     assert plan["every_steps"] == 1
 
 
-def test_steps_without_idle_time_get_none_and_that_is_said(events):
+def test_steps_without_idle_time_get_no_schedule_and_an_event(events):
     one = schedule(events)
     for step in range(14):
         begin = 10**18 + step * 100 * MS
@@ -81,7 +81,7 @@ def test_steps_without_idle_time_get_none_and_that_is_said(events):
     assert [kind for kind, _ in taken(events)] == ["replication_unscheduled"]
 
 
-def test_nothing_is_said_before_enough_steps_or_where_nothing_is_learnt(events):
+def test_there_is_no_event_before_enough_steps_or_without_profiling(events):
     train(schedule(events), 8)
     train(schedule(events, profile_steps=0), 30)
     assert taken(events) == []

@@ -17,7 +17,7 @@ def test_a_wrong_token_or_job_gets_nothing(cluster):
             PeerClient(address="127.0.0.1", port=port, token=token, job=job, node="x")
 
 
-def test_a_port_in_use_is_said(cluster):
+def test_a_port_in_use_is_an_error(cluster):
     c = cluster(1)
     taken = CheckpointServiceConfig(token="t", port=c.services["n0"].peer_port)
     with pytest.raises(Unavailable, match="checkpoint port"):

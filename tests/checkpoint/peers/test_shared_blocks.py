@@ -10,18 +10,18 @@ from tests.checkpoint.trainers import save
 
 
 @pytest.fixture
-def lender():
+def sharer():
     """A rank's arena with one checkpoint, and its info."""
     fd = create_arena()
     info = save(fd, 0, 1)
     arena = ArenaReader(fd)
-    assert arena.lend(info)
+    assert arena.begin_sharing(info)
     yield arena, info
     os.close(fd)
 
 
-def test_each_block_goes_to_its_own_place_and_nothing_else_is_touched(lender):
-    arena, info = lender
+def test_each_block_goes_to_its_own_place_and_nothing_else_is_touched(sharer):
+    arena, info = sharer
     source, target = bytes(arena.view(info)), bytearray(b"?" * info.total_bytes)
     assert SharedBlocks([(arena, info, [(0, 10), (4096, 50)])]).copy_into(memoryview(target))
     assert target[:10] == source[:10]
@@ -29,8 +29,8 @@ def test_each_block_goes_to_its_own_place_and_nothing_else_is_touched(lender):
     assert set(target[10:4096]) == set(target[4146:]) == {ord("?")}
 
 
-def test_a_rank_that_overwrites_its_slot_is_noticed(lender):
-    arena, info = lender
+def test_a_rank_that_overwrites_its_slot_is_noticed(sharer):
+    arena, info = sharer
     shared = SharedBlocks([(arena, info, [(0, 10)])])
     assert shared.intact
     ArenaWriter(arena.fd).invalidate(info)
@@ -38,8 +38,8 @@ def test_a_rank_that_overwrites_its_slot_is_noticed(lender):
     assert not shared.copy_into(memoryview(bytearray(info.total_bytes)))
 
 
-def test_the_slot_is_free_after_release(lender):
-    arena, info = lender
-    assert arena.lent(info)
+def test_the_slot_is_free_after_release(sharer):
+    arena, info = sharer
+    assert arena.shared(info)
     SharedBlocks([(arena, info, [(0, 10)])]).release()
-    assert not arena.lent(info)
+    assert not arena.shared(info)

@@ -33,7 +33,7 @@ def test_a_file_is_replaced_as_a_whole(storage):
     assert storage.read("f") == b"short"
 
 
-def test_what_is_not_there_is_said(storage):
+def test_missing_files_and_folders(storage):
     storage.put("j/a", [b"x"])
     with pytest.raises(FileNotFoundError):
         storage.read("j/b")

@@ -51,7 +51,7 @@ def test_rank_0_takes_the_newest_and_gives_the_older_ones_up(node):
     assert node.choose(0, waiting(10, 20, 30)) == (30, [10, 20])
 
 
-def test_what_the_script_asked_for_comes_first_and_is_never_given_up(node):
+def test_durable_steps_come_first_and_are_never_given_up(node):
     assert node.choose(0, waiting(10, 15, 20, durable=(15,))) == (15, [10])
     assert node.choose(0, waiting(5, 10, durable=(5,))) == (5, [])
 

@@ -53,7 +53,7 @@ def test_content_of_a_checkpoint_that_is_gone_is_written_again(cluster, tmp_path
     assert checkpoints.verify(checkpoints.manifest(50)) == []
 
 
-def test_a_step_that_refers_to_what_is_gone_is_not_committed(cluster, tmp_path, monkeypatch):
+def test_a_step_that_refers_to_a_removed_pack_is_not_committed(cluster, tmp_path, monkeypatch):
     c = cluster(1, storage=str(tmp_path), persist_every=10)
     checkpoints = standby_that_knows_only_what_is_gone(c)
     monkeypatch.setattr(Checkpoints, "kept", lambda self, manifests: list(manifests))  # as if it went later

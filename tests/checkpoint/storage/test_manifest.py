@@ -114,7 +114,7 @@ def test_committed_steps_are_those_with_a_whole_manifest(checkpoints):
         checkpoints.manifest(3)
 
 
-def test_what_is_not_committed_any_more_is_not_kept(checkpoints):
+def test_a_removed_step_is_no_longer_committed(checkpoints):
     first, second = commit(checkpoints, 1), commit(checkpoints, 2)
     checkpoints.storage.remove("j/step-000000000001")
     assert checkpoints.kept([second, first]) == [second]
@@ -133,7 +133,7 @@ def test_retention_keeps_packs_that_a_kept_step_refers_to(checkpoints):
     assert all(checkpoints.verify(m) == [] for m in checkpoints.committed())
 
 
-def test_retention_keeps_every_kth_and_what_may_still_be_committed(checkpoints):
+def test_retention_keeps_every_kth_step_and_newer_uncommitted_ones(checkpoints):
     for step in (10, 15, 20, 30):
         commit(checkpoints, step)
     checkpoints.storage.put("j/step-000000000012/a.table.json", [b"{}"])  # was abandoned

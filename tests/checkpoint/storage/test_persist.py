@@ -26,7 +26,7 @@ def test_every_k_steps_are_committed_and_restored_from_storage_alone(cluster, tm
         assert content(fd, rank, 10) == expected[rank]
 
 
-def test_content_that_ranks_share_is_written_once_and_frozen_content_once_for_ever(cluster, tmp_path):
+def test_shared_content_is_written_once_and_unchanged_content_never_again(cluster, tmp_path):
     c = cluster(2, nproc=2, storage=str(tmp_path), persist_every=10, replicas=1)
     checkpoints = Checkpoints(open_storage(str(tmp_path)), "j")
     for step in (10, 20):
@@ -65,7 +65,7 @@ def test_a_rank_that_never_arrives_leaves_no_checkpoint(cluster, tmp_path):
     assert Checkpoints(open_storage(str(tmp_path)), "j").committed() == []
 
 
-def test_storage_that_refuses_is_an_event_and_memory_goes_on(cluster, tmp_path):
+def test_storage_that_refuses_is_an_event_and_saves_go_on(cluster, tmp_path):
     blocked = tmp_path / "file"
     blocked.write_text("not a folder")
     c = cluster(1, storage=str(blocked), persist_every=1)
@@ -99,7 +99,7 @@ def test_a_full_disk_is_an_event_and_leaves_the_last_committed_step(cluster, tmp
     wait_until(lambda: c.holds("n0", 0, 3, "storage"))
 
 
-def test_slow_storage_skips_periodic_steps_and_says_so(cluster, tmp_path, monkeypatch):
+def test_slow_storage_skips_periodic_steps_with_an_event(cluster, tmp_path, monkeypatch):
     c = cluster(1, storage=str(tmp_path), persist_every=1)
     storage, gate = c.services["n0"]._checkpoints.storage, threading.Event()
     put = storage.put

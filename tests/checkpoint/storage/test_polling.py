@@ -33,7 +33,7 @@ def poller(time):
     return Poller(0.1, time, clock=time)
 
 
-def test_what_is_there_costs_no_pause(poller, time):
+def test_an_answer_at_the_first_look_needs_no_pause(poller, time):
     assert poller.wait(lambda: 0, 5.0, "it") == 0  # also a false value is an answer
     assert time.pauses == []
 
@@ -46,7 +46,7 @@ def test_looks_become_rarer_up_to_a_limit(poller, time):
     assert time.pauses[-1] == LONGEST_PAUSE_S
 
 
-def test_what_never_comes_is_named(poller, time):
+def test_a_timeout_names_what_is_missing(poller, time):
     with pytest.raises(CheckpointError, match=r"tables of step 3: not complete after 5.0 s"):
         poller.wait(lambda: None, 5.0, "tables of step 3")
     assert 5.0 < time.now < 7.0
