@@ -1,12 +1,9 @@
-"""The timeline's bars, and the trace made of the same spans."""
+"""The timeline's bars."""
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
-from pulsetrain.analytics.trace_export import trace
 from pulsetrain.dashboard.models.charts import LIGHT
 from pulsetrain.dashboard.models.timeline import figure, timeline
 
@@ -68,27 +65,3 @@ def test_an_unknown_category_is_other_and_nothing_is_an_empty_timeline():
 
 def test_what_was_left_out_is_counted():
     assert timeline([span(spans_in_all=41)], live_attempt=-1, now_ns=NOW).left_out == 40
-
-
-PLACE = {"rank": 0, "tp": 1, "pp": 0, "dp": 3}
-
-
-def test_trace_keeps_nanoseconds_and_names_ranks():
-    start = 1_700_000_000_123_456_789
-    rows = [span(start=start), span(start=start + 1, length=2_000_001, rank=1, open=True, group="tp", seq=7)]
-    document = trace("gpt", rows, [PLACE], [])
-    assert document["otherData"]["origin_ns"] == start
-    names = {e["pid"]: e["args"]["name"] for e in document["traceEvents"] if e["name"] == "process_name"}
-    assert names == {0: "rank 0 · n0 · tp1 pp0 dp3", 1: "rank 1 · n0"}
-    spans = [e for e in json.loads(json.dumps(document))["traceEvents"] if e["ph"] == "X"]
-    assert [(s["ts"], s["dur"]) for s in spans] == [(0.0, 0.01), (0.001, 2000.001)]
-    assert spans[1]["args"] == {
-        "step": 3, "attempt": 1, "group": "tp", "seq": 7, "bytes": 0, "open": True,
-    }  # fmt: skip
-
-
-def test_trace_has_the_events_of_its_time_only():
-    happened = {"kind": "evict", "node": "n1", "rank": -1, "actor": "ann", "detail": "{}"}
-    events = [{**happened, "ts_ns": 5}, {**happened, "ts_ns": 500}]
-    document = trace("gpt", [span(length=10)], [], events)
-    assert [e["name"] for e in document["traceEvents"] if e["ph"] == "i"] == ["evict n1"]

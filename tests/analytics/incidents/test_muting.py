@@ -1,0 +1,83 @@
+"""Why nobody is notified of an alert: silences, and alerts that explain others."""
+
+from __future__ import annotations
+
+import pytest
+
+from pulsetrain.analytics.incidents.locations import Topology
+from pulsetrain.analytics.incidents.muting import firing_causes, inhibitor, muted, new_silence
+from pulsetrain.core.errors import UsageError
+from tests.analytics.incidents.findings import T0, S, alert
+
+TOPOLOGY = Topology(node_of={("j", 3): "a"}, switch_of={"a": "sw"})
+
+
+def test_a_silence_that_makes_no_sense_is_refused():
+    for matchers, expires in (({}, T0 + S), ({"colour": "red"}, T0 + S), ({"kind": "hang"}, T0)):
+        with pytest.raises(UsageError):
+            new_silence(matchers, author="a", comment="", now_ns=T0, expires_ns=expires)
+
+
+def silence(**matchers):
+    return new_silence(matchers, author="ann", comment="known", now_ns=T0, expires_ns=T0 + 10 * S)
+
+
+@pytest.mark.parametrize(("at", "covered"), [(T0 - 1, False), (T0, True), (T0 + 10 * S, False)])
+def test_a_silence_holds_from_its_creation_to_its_end(at, covered):
+    assert silence(kind="hang").covers(alert(), at) is covered
+
+
+def test_a_silence_covers_what_matches_in_all_fields():
+    assert silence(kind="hang", subject="3").covers(alert(), T0)
+    assert not silence(kind="hang", subject="4").covers(alert(), T0)
+
+
+def test_the_reason_names_who_silenced_and_until_when():
+    (reason,) = muted([alert()], [silence(kind="hang")], T0).values()
+    assert reason == "silenced by ann until 2026-09-21T14:13:30Z: known"
+
+
+@pytest.mark.parametrize(
+    ("subject_type", "subject"),
+    [("node", "a"), ("link", "switch/sw"), ("gpu", "a/GPU-1"), ("link", "a/mlx5_0")],
+)
+def test_what_contains_a_rank_explains_its_alert(subject_type, subject):
+    cause = alert("gpu_fault", subject_type, subject)
+    reasons = muted([alert("straggler"), cause], [], T0, TOPOLOGY)
+    assert list(reasons) == [alert("straggler").id]
+    assert cause.id in reasons[alert("straggler").id]
+
+
+@pytest.mark.parametrize(
+    "cause",
+    [
+        alert("gpu_fault", "node", "b"),
+        alert("gpu_fault", "node", "a", severity="info"),
+        alert("gpu_fault", "node", "a", job="other"),
+        alert("gpu_fault", "node", "a", state="resolved"),
+    ],
+)
+def test_alerts_elsewhere_of_no_weight_of_another_job_or_over_explain_nothing(cause):
+    assert muted([alert("straggler"), cause], [], T0, TOPOLOGY) == {}
+
+
+def test_an_alert_of_no_job_explains_those_of_any_job():
+    cause = alert("gpu_fault", "node", "a", job="")
+    assert alert("straggler").id in muted([alert("straggler"), cause], [], T0, TOPOLOGY)
+
+
+def test_a_member_explains_its_group_where_its_kind_can_cause_the_groups():
+    group = alert("slow_link", "group", "dp:8", evidence={"ranks": [3, 7]})
+    slow, hung = alert("straggler"), alert("nan")
+    assert inhibitor(group, firing_causes([slow]), TOPOLOGY) == slow
+    assert inhibitor(group, firing_causes([hung]), TOPOLOGY) is None
+
+
+def test_an_alert_does_not_explain_itself():
+    node = alert("gpu_fault", "node", "a")
+    assert muted([node], [], T0, TOPOLOGY) == {}
+
+
+def test_an_alert_that_is_over_needs_no_reason():
+    over = alert("straggler", state="resolved")
+    assert muted([over, alert("gpu_fault", "node", "a")], [], T0, TOPOLOGY) == {}
