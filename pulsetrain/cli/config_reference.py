@@ -72,7 +72,7 @@ _UNITS: Mapping[str, str] = MappingProxyType(
 
 @dataclass(frozen=True, kw_only=True)
 class Key:
-    """One key of a table. `default` is TOML; "" means that the key is required."""
+    """One key of a table. `default` is TOML, "" if the key is required."""
 
     name: str
     default: str

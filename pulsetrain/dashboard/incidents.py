@@ -1,4 +1,4 @@
-"""Incidents: what happened, who is the root, who only suffers, what to do; and which detectors cannot see."""
+"""Incidents: what happened, who is the root, who only suffers, what to do, and which detectors are blind."""
 
 from __future__ import annotations
 

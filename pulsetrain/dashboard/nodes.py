@@ -1,4 +1,4 @@
-"""Nodes: state, heartbeat, ranks; and eviction, with its cost shown before it is done."""
+"""Nodes: state, heartbeat, ranks. And eviction, which shows its cost first."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _list(find: str) -> None:
         return
     if len(nodes) > _ROWS:
         st.html(
-            f"<div class='muted'>The {_ROWS} most urgent of {len(nodes):,} nodes; use Find for another.</div>"
+            f"<div class='muted'>The {_ROWS} most urgent of {len(nodes):,} nodes. Use Find for another.</div>"
         )
     page.table(
         ["node", "state", "node rank", "ranks", "address", "heartbeat", "reason"],

@@ -58,10 +58,10 @@ def lines() -> list[JobLine]:
 
 
 def chosen_job() -> str:
-    """The job that this view is about: the URL's, else the one seen last in this tab, else the first; "" for
-    none.
+    """Return the job that this view is about, "" for none.
 
-    It is written back to the URL, so that a copied address shows the same job.
+    It is the job of the URL, else the one seen last in this tab, else the first. It is written back to the
+    URL, so that a copied address shows the same job.
     """
     named = st.query_params.get("job") or st.session_state.get("last_job", "")
     if not named:
@@ -78,7 +78,7 @@ def chosen_job() -> str:
 
 
 def strip(*, sentence: bool) -> None:
-    """The top of every page: which job; whether the hub answers; its state and sentence where `sentence`."""
+    """Draw the top of every page: which job, whether the hub answers, and with `sentence` the verdict."""
     _job_menu()
     st.fragment(partial(_strip, sentence), run_every=REFRESH_S)()
 
@@ -173,7 +173,7 @@ def clickable_chart(figure: go.Figure, *, key: str, alt: str) -> Sequence[JsonOb
 
 
 def table(columns: list[str], rows: list[list[str]], *, right: tuple[int, ...] = ()) -> None:
-    """Rows of ready HTML cells as a dense table; columns in `right` hold numbers."""
+    """Draw rows of ready HTML cells as a dense table. Columns in `right` hold numbers."""
     side = [' class="n"' if i in right else "" for i in range(len(columns))]
     head = "".join(f"<th{s}>{escape(c)}</th>" for c, s in zip(columns, side, strict=True))
     body = "".join(

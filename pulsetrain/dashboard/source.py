@@ -120,7 +120,7 @@ class Source:
         self._store: Store | None = None
 
     def status(self) -> JsonObject:
-        """The hub's status; see `HubClient.status`."""
+        """The hub's status. See `HubClient.status`."""
         return self.cache.ask("status", self.client.status)
 
     def job(self, name: str) -> JsonObject:
@@ -148,7 +148,7 @@ class Source:
         return self.cache.ask("incidents", self.client.incidents)
 
     def stacks(self, job: str) -> JsonObject:
-        """The last picture of a job's stacks; see `HubClient.stacks`."""
+        """The stacks of a job that were read last. See `HubClient.stacks`."""
         return self.cache.ask(("stacks", job), lambda: self.client.stacks(job, fresh=False))
 
     def rows(self, view: Callable[..., pa.Table], *args: object, **options: object) -> Sequence[JsonObject]:

@@ -44,7 +44,7 @@ def silence_of(alert: JsonObject) -> dict[str, str]:
 
 
 def about(alert: JsonObject) -> str:
-    """What an alert is about: "rank 5"; the subject alone where its type says nothing more."""
+    """What an alert is about: "rank 5". The subject alone if its type adds nothing."""
     kind, subject = str(alert.get("subject_type") or ""), str(alert.get("subject", ""))
     return subject if kind in ("", "job") or subject.startswith(kind) else f"{kind} {subject}"
 
@@ -59,8 +59,10 @@ def times(count: int | None) -> str:
 
 
 def moment_ns(value: float | str | None) -> int:
-    """A time from the hub's JSON as UTC nanoseconds: a number of nanoseconds or seconds, or an ISO text;
-    else 0."""
+    """Return a time from the hub's JSON as UTC nanoseconds, 0 for anything else.
+
+    It may be a number of nanoseconds or seconds, or an ISO text.
+    """
     if isinstance(value, int | float):
         return int(value) if value > 1e15 else int(value * 1e9)
     try:

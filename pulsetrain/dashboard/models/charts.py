@@ -31,7 +31,7 @@ STAGE_COLOURS: Mapping[str, str] = MappingProxyType(
 
 @dataclass(frozen=True, kw_only=True)
 class Theme:
-    """The colours of a chart's own ink, light or dark; data colours are the same in both."""
+    """The colours of text, axes and background. Data colours are the same in light and dark."""
 
     dark: bool
     text: str
@@ -69,7 +69,7 @@ DARK = Theme(
 
 
 def frame(theme: Theme, *, height: int, **layout: object) -> go.Figure:
-    """An empty figure with the house layout; `uirevision` keeps zoom and camera across refreshes."""
+    """Return an empty figure in the common layout. `uirevision` keeps zoom and camera across refreshes."""
     figure = go.Figure()
     figure.update_layout(
         height=height,

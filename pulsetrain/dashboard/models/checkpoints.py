@@ -66,7 +66,7 @@ def safe_steps(rows: Sequence[JsonObject]) -> list[Safe]:
 def costs(
     safe: Sequence[Safe], *, last_step: int, step_ns: int, recovery_ns: Sequence[int] = ()
 ) -> list[Cost]:
-    """What each kind of failure would cost now; `last_step` is the newest completed step.
+    """Return what each kind of failure would cost now. `last_step` is the newest completed step.
 
     >>> mem = Safe(tier="memory", step=41, bytes=1, copies=1.0, ts_ns=0)
     >>> [(c.failure, c.step, c.lost_steps) for c in costs([mem], last_step=42, step_ns=10)][:2]

@@ -22,7 +22,7 @@ _DARK_SCALE = ("#2F5D80", "#20252C", "#A8542F")
 
 @dataclass(frozen=True, kw_only=True)
 class Grid:
-    """A heatmap's cells: `ratio[i][j]` is row i, column j; None where there is no data."""
+    """A heatmap's cells: `ratio[i][j]` is row i, column j. None means no data."""
 
     rows: tuple[str, ...]
     columns: tuple[str, ...]
@@ -64,7 +64,7 @@ def natural(name: str) -> tuple[tuple[int, int, str], ...]:
 
 
 def _column_order(cells: Sequence[JsonObject]) -> Callable[[str], tuple[int, int, str]]:
-    """Steps by number; phases by category, then by what takes longest."""
+    """Return the sort key of columns: steps by number, phases by category and then by what takes longest."""
     longest: dict[str, int] = {}
     category: dict[str, str] = {}
     for cell in cells:
@@ -92,7 +92,7 @@ def _hover(row: str, column: str, cell: JsonObject | None) -> str:
 
 
 def _worst(cells: Sequence[JsonObject]) -> str:
-    """The cell that is the most time away from its cohort; less than a tenth away is not worth a name.
+    """Name the cell that is the most time away from its cohort. Less than a tenth away is not named.
 
     Work comes before communication, whose times follow from the work of others.
     """

@@ -45,7 +45,7 @@ def heard_text(age_s: float | None) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What an eviction would cost, in sentences; `allowed` is the hub's answer."""
+    """What an eviction would cost, in sentences. `allowed` is the hub's answer."""
 
     allowed: bool
     sentences: tuple[str, ...]

@@ -33,7 +33,7 @@ def job_lines(live: Sequence[JsonObject], stored: Sequence[JsonObject]) -> list[
 
 
 def stale(lines: Sequence[JobLine], age_s: float) -> list[JobLine]:
-    """The lines as they may still be shown `age_s` after the hub last answered: what is old is no data."""
+    """Return the lines as they may be shown `age_s` after the hub last answered. What is old is no data."""
     if age_s <= STALE_AFTER_S:
         return list(lines)
     return [
@@ -110,8 +110,10 @@ def _href(job: str, row: JsonObject, last_step: int) -> str:
 
 
 def live_facts(job: JsonObject) -> dict[str, str]:
-    """What the hub knows beside the store: attempt, step, ranks and nodes; nothing for a job it does not
-    run."""
+    """Return what the hub knows beside the store: attempt, step, ranks and nodes.
+
+    A job that it does not run has none.
+    """
     if not job:
         return {}
     active = sum(node.get("state") == "active" for node in job.get("nodes", []))

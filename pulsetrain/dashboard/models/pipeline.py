@@ -7,7 +7,7 @@ from pulsetrain.dashboard.models.text import duration, size, thousands
 
 
 def gauge_text(name: str, value: float | None) -> str:
-    """An agent's gauge by the unit in its name; "-" where the agent does not send it."""
+    """An agent's gauge by the unit in its name. "-" if the agent does not send it."""
     if value is None:
         return "-"
     if name.endswith("_bytes"):
@@ -20,7 +20,7 @@ def gauge_text(name: str, value: float | None) -> str:
 
 
 def hub_facts(hub: JsonObject, now_ns: int) -> dict[str, str]:
-    """What the hub says about itself; a count of failures is shown also when it is zero."""
+    """What the hub says about itself. A count of failures is shown also when it is zero."""
     started = hub.get("started_ns")
     return {
         "hub": str(hub.get("version", "-")),

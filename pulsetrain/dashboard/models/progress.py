@@ -26,8 +26,7 @@ _PANELS = (
 
 
 def event_marks(events: Sequence[JsonObject]) -> list[tuple[int, str, str]]:
-    """(time, label, colour) of what interrupted or mended the job, oldest first; the first attempt is no
-    mark."""
+    """Return (time, label, colour) of each interruption, oldest first. The first attempt is none."""
     marks = [
         (row["ts_ns"], _label(row), _MARKERS[row["kind"]][1])
         for row in events
@@ -47,7 +46,7 @@ def progress_figure(
     """Loss, step time and throughput over steps (`axis` "step") or time ("time"), with restarts and
     evictions.
 
-    Attempts are separate lines, so that steps done twice do not draw a zigzag; a NaN loss leaves a gap.
+    Attempts are separate lines, so that steps done twice do not draw a zigzag. A NaN loss leaves a gap.
     """
     figure = frame(theme, height=440, hovermode="x unified", showlegend=False)
     for index, (_, title, colour) in enumerate(_PANELS):
@@ -132,7 +131,7 @@ def _add_mark(figure: go.Figure, at: float, label: str, colour: str, theme: Them
 
 
 def headline(rows: Sequence[JsonObject]) -> dict[str, str]:
-    """The newest step in words: loss, step time, throughput, step; "-" for what is not known."""
+    """The newest step in words: loss, step time, throughput, step. "-" for what is not known."""
     if not rows:
         return {"loss": "-", "step time": "-", "tokens/s": "-", "step": "-"}
     last = rows[-1]

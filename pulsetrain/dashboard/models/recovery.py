@@ -15,7 +15,7 @@ from pulsetrain.dashboard.models.text import clock, duration
 
 @dataclass(frozen=True, kw_only=True)
 class RecoveryLine:
-    """One recovery; `stages_ns` in the order of the stages."""
+    """One recovery. `stages_ns` is in the order of the stages."""
 
     ts_ns: int
     attempt: int
@@ -29,8 +29,10 @@ class RecoveryLine:
 
 
 def recoveries(events: Sequence[JsonObject]) -> list[RecoveryLine]:
-    """The `recovery` events, newest first; one whose detail is not JSON keeps its time and says
-    "unreadable"."""
+    """Return the `recovery` events, newest first.
+
+    One whose detail is not JSON keeps its time and says "unreadable".
+    """
     return [_recovery(row) for row in events]
 
 

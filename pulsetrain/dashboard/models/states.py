@@ -1,5 +1,4 @@
-"""The states that an operator reads, each with a word, a glyph and a colour (Okabe-Ito, safe for
-colour-blind eyes)."""
+"""The states that an operator reads. Each has a word, a glyph and a colour (Okabe-Ito)."""
 
 from __future__ import annotations
 
@@ -89,15 +88,16 @@ SEVERITIES: Mapping[str, State] = MappingProxyType(
 
 
 def look(name: str, states: Mapping[str, State]) -> State:
-    """How a state looks; one that this table does not know keeps its own word, in grey, and is not called
-    healthy."""
+    """Return how a state looks.
+
+    One that the table does not know keeps its own word, in grey, and is not called healthy.
+    """
     known = states.get(name.replace(" ", "_"))
     return known or State(label=name or "no data", glyph="○", colour="#8a8f98", symbol="circle", urgency=3)
 
 
 def job_state(job: JsonObject) -> str:
-    """A job's state, a key of `JOB_STATES`, from the hub's verdict on it; what is missing or unknown is
-    "no_data"."""
+    """Return a job's state, a key of `JOB_STATES`. A missing or unknown verdict is "no_data"."""
     state = str((job.get("verdict") or {}).get("state", "")).replace(" ", "_")
     return state if state in JOB_STATES else "no_data"
 

@@ -33,8 +33,10 @@ def sample(jobs: Sequence[JsonObject], job: str) -> int:
 
 
 def window(jobs: Sequence[JsonObject], job: str, *, steps: str, last: int) -> Window | None:
-    """The steps typed as "40:60", else the `last` newest of the job; None where it has none. Raises
-    `UsageError`."""
+    """Return the steps typed as "40:60", else the `last` newest of the job. None if it has none.
+
+    Raises `UsageError` for steps that cannot be read.
+    """
     typed = parse_steps(steps)
     if typed is not None:
         return Window(first=typed[0], last=typed[1])

@@ -9,7 +9,7 @@ from pulsetrain.analytics.selection import ranges
 
 
 def duration(ns: float | None) -> str:
-    """A duration in nanoseconds with three significant digits and its unit; "-" where it is unknown.
+    """A duration in nanoseconds with three significant digits and its unit. "-" if it is unknown.
 
     >>> duration(1_234_000_000), duration(45_600), duration(200 * 10**9)
     ('1.23 s', '45.6 µs', '3 min 20 s')
@@ -34,7 +34,7 @@ def _three(value: float) -> str:
 
 
 def ago(then_ns: int | None, now_ns: int) -> str:
-    """How long before `now_ns` it was, as "12 s ago"; "never" for None or 0."""
+    """How long before `now_ns` it was, as "12 s ago". "never" for None or 0."""
     if not then_ns:
         return "never"
     seconds = (now_ns - then_ns) // 10**9
@@ -44,7 +44,7 @@ def ago(then_ns: int | None, now_ns: int) -> str:
 
 
 def clock(ns: int | None) -> str:
-    """A moment in UTC as date and time; "-" for None or 0."""
+    """A moment in UTC as date and time. "-" for None or 0."""
     if not ns:
         return "-"
     return datetime.fromtimestamp(ns / 1e9, UTC).strftime("%Y-%m-%d %H:%M:%S")

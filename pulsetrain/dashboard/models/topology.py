@@ -133,7 +133,7 @@ def _state(row: JsonObject, heartbeat: JsonObject | None, attribution: Attributi
 
 
 def matching(ranks: Sequence[RankPoint], find: str) -> list[RankPoint]:
-    """The ranks whose number is `find`, or whose node, address or switch holds it; all of them for ""."""
+    """The ranks whose number is `find`, or whose node, address or switch holds it. All of them for ""."""
     find = find.strip().lower().removeprefix("rank").strip()
     if not find:
         return list(ranks)
