@@ -21,9 +21,9 @@ class AgentConfig:
     heartbeat_s: float = 1.0
     """How often to report to the hub, and to sample the host."""
     ring_slots: int = 65536
-    """Records that a rank may write between two drains; more are dropped and counted."""
+    """Records that a rank may write between two drains. More are dropped and counted."""
     spool_bytes: int = 1 << 30
-    """Size of the spool on disk; what does not fit is dropped and counted."""
+    """Size of the spool on disk. What does not fit is dropped and counted."""
     kill_grace_s: float = 5.0
     """How long ranks may take to end after SIGTERM when the agent itself is told to end."""
     finish_grace_s: float = 60.0
@@ -32,7 +32,7 @@ class AgentConfig:
     """A rank that ends with status 2 and prints nothing is reported this much later, so that the rank that
     prints the reason is reported first."""
     flush_s: float = 3.0
-    """How long to go on shipping records at the end; what is left stays in the spool."""
+    """How long to go on shipping records at the end. What is left stays in the spool."""
     import_timeout_s: float = 180.0
     """How long the zygote may take to import torch and the modules to preload."""
 

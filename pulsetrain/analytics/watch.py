@@ -25,17 +25,17 @@ class WatchConfig:
     """How long a silence must last to be a hang. Raises `ValueError` for a value that is not above 0."""
 
     stall_s: float = 3.0
-    """shortest silence of the whole job that is a hang, in seconds"""
+    """shortest silence of the whole job that is a hang"""
     stall_steps: float = 2.5
-    """the same in median steps; the longer of the two counts"""
+    """the same in median steps. The longer of the two counts"""
     stopped_s: float = 2.0
-    """silence after which a stopped process is at fault, even while its peers move, in seconds"""
+    """silence after which a stopped process is at fault, even while its peers move"""
     start_s: float = 60.0
-    """limit before the first step of an attempt is done, in seconds"""
+    """limit before the first step of an attempt is done"""
     patient_s: float = 60.0
-    """limit while a rank loads data, checkpoints, evaluates or is in a user-defined phase, in seconds"""
+    """limit while a rank loads data, checkpoints, evaluates or is in a user-defined phase"""
     stale_s: float = 2.5
-    """age of a report, in seconds, beyond which a rank counts as not reported"""
+    """age of a report, beyond which a rank counts as not reported"""
 
     def __post_init__(self) -> None:
         for name in ("stall_s", "stall_steps", "stopped_s", "start_s", "patient_s", "stale_s"):

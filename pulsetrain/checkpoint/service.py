@@ -63,15 +63,15 @@ class CheckpointServiceConfig:
     profile_steps: int = 20
     """Steps from which idle network spans are learnt. 0: never."""
     poll_s: float = 0.025
-    """How often arenas are checked for new checkpoints, in seconds."""
+    """How often arenas are checked for new checkpoints."""
     peer_timeout_s: float = 5.0
-    """A peer that receives no byte for this time, in seconds, is away."""
+    """A peer that receives no byte for this time, is away."""
     storage: str = ""
     """Folder or fsspec URL where checkpoints are persisted, the same for all nodes. Empty: nowhere."""
     persist_every: int = 100
     """Steps that are a multiple of this are persisted. 0: only those that the script asks for."""
     commit_timeout_s: float = 60.0
-    """A step whose ranks are not all persisted after this time, in seconds, is abandoned."""
+    """A step whose ranks are not all persisted after this time, is abandoned."""
     bandwidth_bytes_per_s: float = 0.0
     """Limit for writing to storage, for each node. 0: none."""
     keep_last: int = 2

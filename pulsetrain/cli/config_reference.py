@@ -64,6 +64,7 @@ _UNITS: Mapping[str, str] = MappingProxyType(
         "_bytes": "bytes",
         "_s": "s",
         "_ratio": "0 to 1",
+        "_per_hour": "1/hour",
         "_steps": "steps",
         "days": "days",
     }

@@ -12,21 +12,21 @@ class HubConfig:
     host: str = "127.0.0.1"
     """Address to listen on. Every route but /ping asks for the token, on loopback too."""
     port: int = 8780
-    """Port of the API, ingest and query routes; 0 takes a free one."""
+    """Port of the API, ingest and query routes. 0 takes a free one."""
     dashboard_port: int = 8790
-    """Port of the dashboard, always on loopback; 0 takes a free one."""
+    """Port of the dashboard, always on loopback. 0 takes a free one."""
     dashboard: bool = True
     """Start the dashboard as a child."""
     token: str = ""
-    """Token that clients must send; empty: one is made and kept in the data folder."""
+    """Token that clients must send. Empty: one is made and kept in the data folder."""
     store: str = ""
-    """Store URL; empty: ``chdb://`` in the data folder. ``http(s)://`` for a ClickHouse server."""
+    """Store URL. Empty: ``chdb://`` in the data folder. ``http(s)://`` for a ClickHouse server."""
 
     kafka: str = ""
-    """Brokers (host:port,...) to take records from as well; empty: records come over HTTP alone."""
+    """Brokers (host:port,...) to take records from as well. Empty: records come over HTTP alone."""
 
     device: str = ""
-    """What all ranks run on, as DEVICE/DTYPE of the table of peaks: the dashboard then shows the MFU."""
+    """What all ranks run on, as DEVICE/DTYPE of the table of peaks. The dashboard then shows the MFU."""
 
     def __post_init__(self) -> None:
         for name in ("port", "dashboard_port"):

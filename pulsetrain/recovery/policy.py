@@ -13,9 +13,9 @@ class Policy:
     observe_only: bool = False
     """Say what would be done, as events of kind `would`, and do nothing. A person may still evict."""
     evictions_per_hour: int = 4
-    """Nodes that the controller may evict by its own decision in any hour; lost nodes do not count."""
+    """Nodes that the controller may evict by its own decision in any hour. Lost nodes do not count."""
     min_healthy_ratio: float = 0.5
-    """Share of a job's known nodes that must stay; an eviction that would go below it waits for a person."""
+    """Share of a job's known nodes that must stay. An eviction that would go below it waits for a person."""
     heartbeat_timeout_s: float = 2.5
     """A node that is connected but silent for this long is lost."""
     reconnect_grace_s: float = 1.0
@@ -33,7 +33,7 @@ class Policy:
     pair_timeout_s: float = 5.0
     """How long one round of the pairwise all-gather may take before its pair counts as failed."""
     stepless_s: float = 30.0
-    """An attempt whose ranks work for so long without naming a step is under way: the script names none."""
+    """Ranks that work for this long without a step count as running: their script reports no steps."""
     no_progress_attempts: int = 3
     """Attempts in a row that end without one completed step, after which restarting is given up."""
 

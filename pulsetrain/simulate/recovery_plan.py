@@ -26,7 +26,7 @@ class RecoveryPlan:
     step_s: float = 62.0
     """Length of a training step."""
     replicas: int = 2
-    """Copies in memory, with the own one; 1: none elsewhere."""
+    """Copies in memory, the own one included. 1: none elsewhere."""
     placement: str = "mixed"
     """Which machines hold whose copies: ring, mixed or group."""
     memory_interval_s: float = 62.0
@@ -38,7 +38,7 @@ class RecoveryPlan:
     storage_interval_s: float = 10800.0
     """How often the state goes to storage."""
     storage_stall_s: float = 0.0
-    """How long training waits for each save to memory."""
+    """How long training waits for each save to storage."""
     storage_save_s: float = 0.0
     """From the start of a save to storage until it can be restored."""
     detect_s: float = 15.0

@@ -38,17 +38,17 @@ class ChannelConfig:
     """One table `[notify.NAME]` of the configuration file."""
 
     kind: str
-    """webhook, slack, smtp or alertmanager"""
+    """`webhook`, `slack`, `smtp` or `alertmanager`."""
     url: str = ""
-    """where to post; the base URL for alertmanager; host:port for smtp"""
+    """Where to post. The base URL for alertmanager, host:port for smtp."""
     token: str = ""
     """sent as a bearer token by webhook and alertmanager"""
     sender: str = "pulsetrain@localhost"
-    """From of a mail"""
+    """Sender of a mail."""
     recipients: str = ""
-    """To of a mail, separated by commas"""
+    """Recipients of a mail, separated by commas."""
     user: str = ""
-    """login of the mail server, with `token` as password; empty: none"""
+    """login of the mail server, with `token` as password. Empty: none."""
     starttls: bool = False
     """ask the mail server for TLS"""
     dashboard: str = ""

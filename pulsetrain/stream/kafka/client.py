@@ -79,13 +79,13 @@ class KafkaConfig:
     ssl_certfile: str = ""
     """This client's certificate, for mutual TLS."""
     ssl_keyfile: str = ""
-    """Its key."""
+    """Key of that certificate."""
     sasl_mechanism: str = ""
     """PLAIN, SCRAM-SHA-256 or SCRAM-SHA-512."""
     sasl_username: str = ""
     """User of the brokers' login."""
     sasl_password: str = ""
-    """Better from the environment than from a file."""
+    """Password of that login. Give it in the environment rather than in a file."""
     timeout_s: float = 30.0
     """How long a broker may take to acknowledge."""
 
