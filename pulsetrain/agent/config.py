@@ -25,7 +25,7 @@ class AgentConfig:
     spool_bytes: int = 1 << 30
     """Size of the spool on disk. What does not fit is dropped and counted."""
     kill_grace_s: float = 5.0
-    """How long ranks may take to end after SIGTERM when the agent itself is told to end."""
+    """How long ranks may take to end after SIGTERM when the agent itself has to end."""
     finish_grace_s: float = 60.0
     """How long to wait for a hub that is away once every rank has ended with status 0."""
     quiet_usage_s: float = 0.7

@@ -35,7 +35,7 @@ _REFUSED = {
     "--master-addr": "the hub chooses where ranks meet; give --hub URL and, for this node, --address IP",
     "--master-port": "the hub chooses where ranks meet, on a free port",
     "--rdzv-endpoint": "the hub is the rendezvous; give --hub URL",
-    "--start-method": "ranks are forked from a parked process that has imported torch",
+    "--start-method": "ranks are forked from a process that has imported torch",
     "--logs-specs": "use --log-dir",
     "--virtual-local-rank": "every rank gets its own LOCAL_RANK",
     "--numa-binding": "start the agent under numactl instead",

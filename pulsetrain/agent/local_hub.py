@@ -86,7 +86,7 @@ def wait_for_other_jobs(
 
     A hub that does not answer is not waited for.
     """
-    told: list[str] = []
+    reported: list[str] = []
     while True:
         try:
             jobs = client.status()["jobs"]
@@ -97,9 +97,9 @@ def wait_for_other_jobs(
         )
         if not others:
             return
-        if others != told:
+        if others != reported:
             say(f"the hub of this run stays for job {', '.join(others)}; Ctrl-C ends it")
-            told = others
+            reported = others
         sleep(POLL_S)
 
 

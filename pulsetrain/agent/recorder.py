@@ -32,9 +32,9 @@ class RecorderPeriods:
     echo_s: float
     """What ranks print is echoed."""
     sample_s: float
-    """Sources are asked for rows."""
+    """Sources are sampled."""
     rare_s: float = 10.0
-    """Rare sources are asked: each batch costs the node and the store a few ms, however few rows it has."""
+    """Rare sources are sampled. Each batch costs the node and the store a few ms, however few rows it has."""
 
 
 class Recorder:

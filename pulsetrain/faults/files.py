@@ -1,4 +1,4 @@
-"""Damage to what lies on disk: flipped, cut, removed, aged; where in a file follows from a seed."""
+"""Damages files: flips a bit, cuts the end, changes the age. A seed decides where in the file."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def flip_byte(path: Path, seed: int = 0) -> int:
-    """Flip one bit of one byte; the byte's offset."""
+    """Flip one bit of one byte. Returns the byte's offset."""
     size = path.stat().st_size
     offset = random.Random(seed).randrange(size)
     with path.open("r+b") as file:
@@ -20,7 +20,7 @@ def flip_byte(path: Path, seed: int = 0) -> int:
 
 
 def truncate(path: Path, seed: int = 0) -> int:
-    """Cut the file somewhere before its end; the bytes that are left."""
+    """Cut the file somewhere before its end. Returns the number of bytes left."""
     left = random.Random(seed).randrange(path.stat().st_size)
     os.truncate(path, left)
     return left

@@ -1,4 +1,4 @@
-"""Faults that a training process does to itself: a script offers places, the plan says what happens there.
+"""Faults that a training process injects into itself. The script names points, the plan what happens there.
 
 faults = Injector.from_environ()
 for step in range(steps):
@@ -20,11 +20,15 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, ParamSpec, Protocol, TypeVar, cast
 
 from pulsetrain.faults.plan import VALUES, WORK, Fault, load
 
+if TYPE_CHECKING:
+    import torch
+
 T = TypeVar("T")
+P = ParamSpec("P")
 
 CUDA_TEXT = (
     "RuntimeError: CUDA error: an illegal memory access was encountered\n"
@@ -33,7 +37,16 @@ CUDA_TEXT = (
 
 
 class InjectedError(RuntimeError):
-    """What the fault `exception` raises."""
+    """The error that the fault `exception` raises."""
+
+
+class HookedGroup(Protocol):
+    """A process group of torch that calls hooks before each operation."""
+
+    @property
+    def group_desc(self) -> str: ...
+    def register_pre_hook(self, hook_id: int, hook: Callable[[object], None]) -> None: ...
+    def unregister_pre_hook(self, hook_id: int) -> None: ...
 
 
 class Injector:
@@ -43,7 +56,7 @@ class Injector:
         self._faults = tuple(f for f in faults if f.rank == rank and f.attempt in (-1, attempt))
         self._rank, self._attempt = rank, attempt
         self._struck: set[tuple[int, int]] = set()
-        self._links = _Links()
+        self._links = SlowLinks()
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str] = os.environ) -> Injector:
@@ -55,7 +68,7 @@ class Injector:
         )
 
     def at(self, step: int, phase: str = "") -> None:
-        """Do what is planned for this place; may not return, may raise `InjectedError`."""
+        """Inject what is planned for this point. It may not return, and may raise `InjectedError`."""
         self._links.restore(step)
         for fault in self._due(step, phase):
             if fault.kind == "slow_link":
@@ -66,7 +79,7 @@ class Injector:
                 _ACTIONS[fault.kind](fault)
 
     def stretch(self, step: int) -> float:
-        """How many times longer this rank's work takes in this step; 1.0 where nothing is planned."""
+        """How many times longer this rank's work takes in this step. 1.0 where nothing is planned."""
         factor = 1.0
         for fault in self._faults:
             if fault.kind in WORK and fault.strikes(rank=self._rank, step=step, attempt=self._attempt):
@@ -74,7 +87,7 @@ class Injector:
         return factor
 
     def value(self, step: int, value: T, phase: str = "") -> T:
-        """`value` (a float, or a tensor that is changed in place), damaged where that is planned."""
+        """`value` as the planned faults leave it. A tensor is changed in place."""
         for fault in self._due(step, phase, VALUES):
             value = damage(fault, value)
         return value
@@ -96,11 +109,11 @@ def _length(fault: Fault, step: int) -> float:
     return math.exp(random.Random(f"{fault.code}/{step}").gauss(0.0, fault.factor))
 
 
-def damage(fault: Fault, value: Any) -> Any:
-    """`value` as the fault leaves it: a float anew, a tensor's first element in place."""
+def damage(fault: Fault, value: T) -> T:
+    """`value` as the fault leaves it: a new float, or the same tensor with its first element changed."""
     if not hasattr(value, "view"):
-        return _damaged(fault, float(value))
-    first = value.detach().view(-1)[:1]
+        return cast("T", _damaged(fault, float(cast("float", value))))
+    first = cast("torch.Tensor", value).detach().view(-1)[:1]
     first.fill_(_damaged(fault, float(first)))
     return value
 
@@ -118,7 +131,7 @@ def _damaged(fault: Fault, value: float) -> float:
 
 
 def flip_exponent_bit(value: float) -> float:
-    """`value` in float32 with one high bit of its exponent turned: silent, finite, and huge or tiny.
+    """`value` in float32 with one high bit of its exponent flipped: finite, and huge or tiny.
 
     >>> flip_exponent_bit(1.0)
     5.421010862427522e-20
@@ -144,7 +157,7 @@ def _busy(fault: Fault) -> None:
 
 
 def _hold_gil(fault: Fault) -> None:
-    """Sleep in C without letting go of the interpreter, as a library does that forgot to."""
+    """Sleep in C without releasing the interpreter lock, like a faulty library."""
     ctypes.PyDLL(None).usleep(ctypes.c_uint(round(fault.seconds * 1e6)))
 
 
@@ -165,16 +178,16 @@ def _hang(_: Fault) -> None:
 
 
 def _out_of_memory(_: Fault) -> None:
-    """Ask for memory beyond a limit of the process, as beyond a cgroup's: Python's own MemoryError."""
+    """Allocate memory beyond a limit of the process, so that Python raises its own MemoryError."""
     used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()  # noqa: SIM115 - read at once
     resource.setrlimit(resource.RLIMIT_AS, (used + (64 << 20), resource.getrlimit(resource.RLIMIT_AS)[1]))
-    hoard = []
+    allocated = []
     while True:
-        hoard.append(bytearray(16 << 20))
+        allocated.append(bytearray(16 << 20))
 
 
 def _signal_child(number: int) -> Callable[[Fault], None]:
-    """Signal this process's youngest child: a data loader's worker, killed or stuck."""
+    """Signal this process's youngest child, for instance a worker of a data loader."""
 
     def send(_: Fault) -> None:
         with open(f"/proc/self/task/{os.getpid()}/children") as file:
@@ -186,7 +199,7 @@ def _signal_child(number: int) -> Callable[[Fault], None]:
 
 
 def _desync(_: Fault) -> None:
-    """Take part in one collective more than the others."""
+    """Join one collective more than the other ranks."""
     import torch
     import torch.distributed as dist
 
@@ -195,12 +208,12 @@ def _desync(_: Fault) -> None:
 
 
 def _gc_pause(fault: Fault) -> None:
-    """Collections of a heap grown by cycles, for `seconds`."""
-    knots: list[Any] = []
+    """Run the garbage collector over a large heap of cycles, for `seconds`."""
+    cycles: list[object] = []
     for _ in range(200_000):
-        knot: list[Any] = []
-        knot.append(knot)
-        knots.append(knot)
+        cycle: list[object] = []
+        cycle.append(cycle)
+        cycles.append(cycle)
     end = time.perf_counter() + fault.seconds
     while True:
         gc.collect()
@@ -237,21 +250,26 @@ _ACTIONS: Mapping[str, Callable[[Fault], None]] = {
 }
 
 
-class _Links:
-    """Delays before every send of this rank, or in every operation of one of its process groups, until the
-    last step of the fault is over."""
+class SlowLinks:
+    """Delays every send of this rank, or every operation of one of its process groups.
+
+    The delay ends after the last step of the fault.
+    """
 
     NAMES = ("send", "isend", "batch_isend_irecv")
     HOOK_ID = 0x534C4F57  # any number that no other user of the hooks takes
 
     def __init__(self) -> None:
-        self._originals: dict[str, Any] = {}
+        self._originals: dict[str, Callable[..., object]] = {}
         self._until = -1
-        self._groups: dict[str, tuple[Any, int]] = {}
+        self._groups: dict[str, tuple[HookedGroup, int]] = {}
 
     def delay_group(self, fault: Fault) -> None:
-        """Every operation of the group described by `text` takes `seconds` longer: its members are planned
-        alike, as both ends of a slow link see it. It delays after the operation was announced."""
+        """Every operation of the group that `text` describes takes `seconds` longer.
+
+        Plan the same fault for all its members: both ends of a slow link see it. The delay comes after the
+        operation was announced.
+        """
         from torch.distributed import distributed_c10d as c10d
 
         if fault.text in self._groups:
@@ -262,6 +280,7 @@ class _Links:
                 self._groups[fault.text] = (group, fault.last_step)
 
     def delay(self, fault: Fault) -> None:
+        """Every send takes `seconds` longer."""
         import torch.distributed as dist
 
         self._until = fault.last_step
@@ -269,9 +288,10 @@ class _Links:
             return
         for name in self.NAMES:
             self._originals[name] = original = getattr(dist, name)
-            setattr(dist, name, _late(original, fault.seconds))
+            setattr(dist, name, _delayed(original, fault.seconds))
 
     def restore(self, step: int) -> None:
+        """End the delays whose last step is over."""
         for text, (group, until) in list(self._groups.items()):
             if step > until:
                 group.unregister_pre_hook(self.HOOK_ID)
@@ -285,9 +305,9 @@ class _Links:
             self._originals = {}
 
 
-def _late(call: Callable[..., Any], seconds: float) -> Callable[..., Any]:
-    def late(*args: Any, **kwargs: Any) -> Any:
+def _delayed(call: Callable[P, T], seconds: float) -> Callable[P, T]:
+    def delayed(*args: P.args, **kwargs: P.kwargs) -> T:
         time.sleep(seconds)
         return call(*args, **kwargs)
 
-    return late
+    return delayed

@@ -1,7 +1,7 @@
-"""Faults done to processes from without: stopping and killing a rank, a whole node, whatever it has started.
+"""Faults injected into other processes: stop or kill a rank, or a whole node with everything it started.
 
-Processes are found through /proc below the one process that the caller started; a rank is the process
-whose name is ``rank N``, as Pulsetrain's ranks have it, or whose environment says ``RANK=N``, as torchrun's.
+Processes are looked up in /proc below a process that the caller started. A rank is a process whose short name
+is ``rank N``, as of Pulsetrain's ranks, or whose environment has ``RANK=N``, as of torchrun's.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ def descendants(pid: int, root: Path = PROC) -> list[int]:
             parent = parent_of(int(entry.name), root)
             if parent is not None:
                 children.setdefault(parent, []).append(int(entry.name))
-    found, queue = list[int](), [pid]
+    pids, queue = list[int](), [pid]
     while queue:
         below = sorted(children.get(queue.pop(0), ()))
-        found += below
+        pids += below
         queue += below
-    return found
+    return pids
 
 
 def parent_of(pid: int, root: Path = PROC) -> int | None:
@@ -56,12 +56,12 @@ def _stat(pid: int, root: Path) -> list[str]:
 
 def ranks_below(pid: int, root: Path = PROC) -> dict[int, int]:
     """Global rank -> pid, of the ranks below process `pid`."""
-    found: dict[int, int] = {}
+    ranks: dict[int, int] = {}
     for child in descendants(pid, root):
         rank = _rank_of(child, root)
         if rank is not None:
-            found.setdefault(rank, child)
-    return found
+            ranks.setdefault(rank, child)
+    return ranks
 
 
 def _rank_of(pid: int, root: Path) -> int | None:
@@ -87,7 +87,7 @@ def rank_pid(parent: int, rank: int, root: Path = PROC) -> int:
 
 
 def send(pids: Iterable[int], number: int) -> list[int]:
-    """Signal each process that still lives; those that were reached."""
+    """Signal each process that still lives. Returns those that were reached."""
     reached = []
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
@@ -97,7 +97,7 @@ def send(pids: Iterable[int], number: int) -> list[int]:
 
 
 def stop(pid: int, timeout_s: float = 2.0) -> None:
-    """SIGSTOP, returned once the kernel shows it stopped. Raises `UsageError` where it is gone."""
+    """Send SIGSTOP, and return once the process is stopped. Raises `UsageError` where it is gone."""
     if not send([pid], signal.SIGSTOP):
         raise UsageError(f"process {pid} is gone")
     deadline = time.monotonic() + timeout_s
@@ -106,13 +106,15 @@ def stop(pid: int, timeout_s: float = 2.0) -> None:
 
 
 def resume(pids: Iterable[int]) -> None:
-    """SIGCONT to each that still lives."""
+    """Send SIGCONT to each that still lives."""
     send(pids, signal.SIGCONT)
 
 
 def kill_tree(pid: int, *, timeout_s: float = 5.0, reap: bool = False) -> list[int]:
-    """SIGKILL to `pid` and all below it, as a power cut ends a node: the root first, so that it can neither
-    report nor restart anything. Returns the pids; none of them lives on. `reap` waits for one's own child."""
+    """Send SIGKILL to `pid` and everything below it, like a power cut. Returns the pids; none of them lives.
+
+    The root goes first, so that it can neither report nor restart anything. `reap` waits for an own child.
+    """
     victims = [pid, *descendants(pid)]
     send(victims, signal.SIGKILL)
     if reap:

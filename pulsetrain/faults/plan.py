@@ -7,7 +7,6 @@ import json
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from pulsetrain.core.errors import ConfigError
 
@@ -30,25 +29,25 @@ class Fault:
     kind: str
     """One of `KINDS`."""
     rank: int
-    """Global rank that it strikes."""
+    """Global rank that has the fault."""
     step: int
-    """First step that it strikes, as the script counts them."""
+    """First step of the fault, as the script counts steps."""
     until: int = -1
-    """Last step that it strikes; -1: only `step`."""
+    """Last step of the fault; -1: only `step`."""
     phase: str = ""
-    """Point in the step, as the script names it; empty: the first place that the script offers."""
+    """Point in the step, as the script names it; empty: the first point of the step."""
     attempt: int = 0
-    """Launch of the job that it strikes; -1: every one, as a machine does that is broken for good."""
+    """Attempt of the job that has the fault; -1: every attempt, as with a machine that stays broken."""
     seconds: float = 0.0
-    """How long it lasts at each strike: sleep, busy, hold_gil, gc_pause; delay of a send for slow_link, of a
-    transfer for slow_group."""
+    """How long it lasts each time (sleep, busy, hold_gil, gc_pause), or the delay of each send (slow_link) or
+    operation (slow_group)."""
     code: int = 1
-    """Exit code for `exit`; for `uneven`, ranks of one number draw the same lengths."""
+    """Exit code for `exit`. For `uneven`, ranks with the same number get the same lengths."""
     text: str = ""
-    """Message for `exception` and `cuda_error`, empty: one like the real one; for `slow_group`, the
-    description of the process group."""
+    """Message for `exception` and `cuda_error`; empty: a realistic one. For `slow_group`, the description of
+    the process group."""
     factor: float = 10.0
-    """What `loss_spike` multiplies by, and `slow` stretches work by; spread of the logarithm of `uneven`."""
+    """Factor of `loss_spike` and `slow`. For `uneven`, the standard deviation of the logarithm of lengths."""
     size_bytes: int = 0
     """Limit for `file_limit`: writing a file beyond it fails with "File too large"."""
 
@@ -64,11 +63,11 @@ class Fault:
 
     @property
     def last_step(self) -> int:
-        """The last step that it strikes."""
+        """The last step of the fault."""
         return max(self.step, self.until)
 
     def strikes(self, *, rank: int, step: int, attempt: int) -> bool:
-        """Whether it strikes this rank in this step of this attempt, in whichever phase."""
+        """Whether this rank has the fault in this step of this attempt, in whichever phase."""
         launched = self.attempt in (-1, attempt)
         return launched and rank == self.rank and self.step <= step <= self.last_step
 
@@ -96,7 +95,7 @@ def load(environ: Mapping[str, str] = os.environ) -> tuple[Fault, ...]:
     return tuple(_fault(row) for row in rows)
 
 
-def _fault(row: Any) -> Fault:
+def _fault(row: object) -> Fault:
     names = [f.name for f in dataclasses.fields(Fault)]
     if not isinstance(row, dict) or not {"kind", "rank", "step"} <= row.keys():
         raise ConfigError(f"{ENVIRONMENT}: {str(row)[:60]} is no fault; needed: kind, rank, step")

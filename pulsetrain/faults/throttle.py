@@ -1,14 +1,15 @@
-"""Makes processes really slower: a process of its own stops and continues them many times a second.
+"""Makes processes really slower: a separate process stops and continues them many times a second.
 
-What is stretched is work, not waiting for others: the time that a victim's main thread runs or wants to run,
-as /proc/PID/schedstat counts it. A victim stands still, while it is runnable, as long as makes its work take
-`factor` times as long as it would take undisturbed, queueing for processors included: how much queueing comes
-with each second of running is seen on `peers` that do the same work at full speed, or without them on the
-victims. So a rank that waits for its peers most of the time computes `factor` times longer and waits less.
+Only work is stretched, not waiting for others. Work is the time in which a victim's main thread runs or
+waits for a processor, from /proc/PID/schedstat. A victim is stopped, while it is runnable, for so long that
+its work takes `factor` times as long as undisturbed. Undisturbed work includes some queueing for processors.
+How much queueing comes with each second of running is measured on `peers`, which do the same work at full
+speed, or on the victims where there are no peers. So a rank that mostly waits for its peers computes `factor`
+times longer, and waits less.
 
-The throttling process continues its victims when its time is over, when it is told to end, and when the
-process that started it goes away, however that happens: it watches the pipe to it. `Throttle` continues them
-once more, for the case that the throttling process itself is killed.
+The throttling process continues its victims when its time is over, when it gets a signal to end, and when the
+process that started it ends in any way: it watches a pipe to it. `Throttle` continues them once more, in case
+the throttling process itself was killed.
 """
 
 from __future__ import annotations
@@ -27,25 +28,26 @@ from pulsetrain.core.errors import Unavailable, UsageError
 from pulsetrain.faults import outside
 
 TICK_S = 0.0015
-LEAST_S = 0.003  # a shorter stop is not worth its two signals
+LEAST_S = 0.003  # a shorter stop is not worth two signals
 LONGEST_S = 0.03  # far below any threshold of a hang
 FACTORS = (1.0, 20.0)
 
 
-def debt_s(factor: float, *, ran_s: float, queued_s: float, stood_s: float, usual: float) -> float:
-    """How long to stand still now, after having run, queued and stood so long; `usual` is the queueing for
-    each second of running when nobody interferes.
+def debt_s(factor: float, *, ran_s: float, queued_s: float, stopped_s: float, usual: float) -> float:
+    """How long to stop now, after so many seconds of running, queueing and being stopped.
 
-    >>> debt_s(1.5, ran_s=0.2, queued_s=0.0, stood_s=0.04, usual=0.0)
+    `usual` is the queueing for each second of running when nothing interferes.
+
+    >>> debt_s(1.5, ran_s=0.2, queued_s=0.0, stopped_s=0.04, usual=0.0)
     0.06
-    >>> debt_s(1.5, ran_s=0.2, queued_s=0.1, stood_s=0.3, usual=1.0)
+    >>> debt_s(1.5, ran_s=0.2, queued_s=0.1, stopped_s=0.3, usual=1.0)
     0.0
     """
-    return round(factor * ran_s * (1 + usual) - (ran_s + queued_s + stood_s), 9)
+    return round(factor * ran_s * (1 + usual) - (ran_s + queued_s + stopped_s), 9)
 
 
 class Throttle:
-    """A context in which `pids` compute `factor` times slower; `start` and `end` for use without ``with``.
+    """A context in which `pids` compute `factor` times slower. Without ``with``, call `start` and `end`.
 
     `peers` are processes that do the same work at full speed at the same time, if there are any. Raises
     `UsageError` for a factor outside 1 to 20.
@@ -58,7 +60,7 @@ class Throttle:
         self._child: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Begin; returns once the victims are being slowed down. Raises `Unavailable` where that fails."""
+        """Begin, and return once the victims are slowed down. Raises `Unavailable` where that fails."""
         groups = (",".join(map(str, pids)) for pids in (self._pids, self._peers))
         command = [sys.executable, "-m", __name__, str(self._factor), *groups]
         self._child = subprocess.Popen(
@@ -75,7 +77,7 @@ class Throttle:
         return self._child is not None and self._child.poll() is None
 
     def end(self) -> None:
-        """Full speed again; every victim is continued. May be called twice."""
+        """Continue every victim at full speed. Idempotent."""
         child, self._child = self._child, None
         try:
             if child is not None and child.stdin is not None:
@@ -102,7 +104,7 @@ class Throttle:
 
 
 class Work:
-    """How long a process's main thread ran and queued for a processor since its account was opened."""
+    """How long a process's main thread ran, and queued for a processor, since this was created."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -110,7 +112,7 @@ class Work:
         self._began = self.since()
 
     def since(self) -> tuple[float, float]:
-        """Seconds that it ran, and that it queued; of a process that is gone, none."""
+        """Seconds that it ran, and that it queued. (0, 0) for a process that is gone."""
         try:
             ran_ns, queued_ns, _ = (outside.PROC / str(self.pid) / "schedstat").read_text().split()
         except OSError:
@@ -118,21 +120,21 @@ class Work:
         return int(ran_ns) / 1e9 - self._began[0], int(queued_ns) / 1e9 - self._began[1]
 
 
-def queueing(accounts: Sequence[Work]) -> float:
-    """Queueing for each second of running, over all of them; 0 while nothing ran."""
-    times = [account.since() for account in accounts]
+def queueing(works: Sequence[Work]) -> float:
+    """Queueing for each second of running, over all of them. 0 while nothing ran."""
+    times = [work.since() for work in works]
     ran_s, queued_s = sum(t[0] for t in times), sum(t[1] for t in times)
     return max(0.0, queued_s / ran_s) if ran_s > 0 else 0.0
 
 
 class Victim:
-    """One process, how long it stood still, and the moment it may go on."""
+    """One process that is slowed down: how long it was stopped so far, and when it may go on."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self.work = Work(pid)
         self._handle = _handle(pid)
-        self._stood_s = 0.0
+        self._stopped_s = 0.0
         self._stopped_at_s: float | None = None
         self._until_s = 0.0
 
@@ -141,23 +143,23 @@ class Victim:
         """Whether it can still be signalled."""
         return self._handle >= 0
 
-    def tend(self, factor: float, usual: float, now_s: float) -> None:
-        """Let it go on when it has stood long enough; stop it when it owes and is about to work."""
+    def update(self, factor: float, usual: float, now_s: float) -> None:
+        """Continue it when it was stopped for long enough; stop it when it owes time and is runnable."""
         if self._stopped_at_s is not None:
             if now_s >= self._until_s:
                 self.release(now_s)
             return
         ran_s, queued_s = self.work.since()
-        owed_s = debt_s(factor, ran_s=ran_s, queued_s=queued_s, stood_s=self._stood_s, usual=usual)
+        owed_s = debt_s(factor, ran_s=ran_s, queued_s=queued_s, stopped_s=self._stopped_s, usual=usual)
         if owed_s >= LEAST_S and outside.state_of(self.pid) == "R":
             self._send(signal.SIGSTOP)
             self._stopped_at_s, self._until_s = now_s, now_s + min(owed_s, LONGEST_S)
 
     def release(self, now_s: float) -> None:
-        """Continue it, whatever it owes."""
+        """Continue it at once."""
         self._send(signal.SIGCONT)
         if self._stopped_at_s is not None:
-            self._stood_s += now_s - self._stopped_at_s
+            self._stopped_s += now_s - self._stopped_at_s
             self._stopped_at_s = None
 
     def _send(self, number: int) -> None:
@@ -185,7 +187,7 @@ def slow_down(pids: Sequence[int], peers: Sequence[int], factor: float, until: i
         while any(v.alive for v in victims):
             usual = queueing(examples or [v.work for v in victims])
             for victim in victims:
-                victim.tend(factor, usual, time.monotonic())
+                victim.update(factor, usual, time.monotonic())
             if select.select([until], [], [], TICK_S)[0]:
                 return
     finally:

@@ -6,9 +6,11 @@ import signal
 import subprocess
 import sys
 import uuid
+from pathlib import Path
 
 import pytest
 
+from pulsetrain.faults import outside
 from pulsetrain.protocol.messages import (
     DumpStacks,
     FirstStep,
@@ -16,6 +18,7 @@ from pulsetrain.protocol.messages import (
     Hello,
     HostStore,
     Leave,
+    Leaving,
     RankExit,
     SelfCheck,
     Start,
@@ -114,6 +117,20 @@ def test_a_node_trains_fails_is_relaunched_and_finishes(hub, node):
     assert until(lambda: not a.left_behind())
 
 
+def title(pid):
+    """The command line that ps shows."""
+    return Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").decode()
+
+
+def test_ps_shows_what_each_process_is_and_ranks_are_still_found(hub, node):
+    a = node()
+    pids = a.launch()
+    assert [title(pids[rank]) for rank in (0, 1)] == [f"pulsetrain: rank {r} of job job" for r in (0, 1)]
+    assert title(parent(pids[0])) == "pulsetrain: zygote of node a"
+    assert title(a.process.pid) == "pulsetrain: agent of node a, job job"
+    assert outside.ranks_below(a.process.pid) == pids
+
+
 def test_a_stopped_rank_stays_readable(hub, node):
     pids = node().launch()
     os.kill(pids[1], signal.SIGSTOP)
@@ -185,6 +202,7 @@ def test_a_signal_ends_the_node_in_order(hub, node, signum):
     _, err = a.process.communicate(timeout=60)
     assert a.process.returncode == 128 + signum
     assert err.splitlines()[-1] == f"pulsetrain: ended by {signum.name}"
+    assert hub.wait(Leaving).signal == signum.name
     assert until(lambda: not a.left_behind())
 
 

@@ -118,10 +118,10 @@ def test_a_factor_out_of_range_is_refused(factor):
 seconds = st.floats(0, 10)
 
 
-@given(factor=st.floats(1, 20), ran_s=seconds, queued_s=seconds, stood_s=seconds, usual=st.floats(0, 3))
-def test_a_process_that_has_stood_still_for_its_debt_owes_nothing(factor, ran_s, queued_s, stood_s, usual):
-    debt_s = throttle.debt_s(factor, ran_s=ran_s, queued_s=queued_s, stood_s=stood_s, usual=usual)
+@given(factor=st.floats(1, 20), ran_s=seconds, queued_s=seconds, stopped_s=seconds, usual=st.floats(0, 3))
+def test_a_process_that_was_stopped_for_its_debt_owes_nothing(factor, ran_s, queued_s, stopped_s, usual):
+    debt_s = throttle.debt_s(factor, ran_s=ran_s, queued_s=queued_s, stopped_s=stopped_s, usual=usual)
     paid_s = throttle.debt_s(
-        factor, ran_s=ran_s, queued_s=queued_s, stood_s=stood_s + max(debt_s, 0), usual=usual
+        factor, ran_s=ran_s, queued_s=queued_s, stopped_s=stopped_s + max(debt_s, 0), usual=usual
     )
     assert paid_s <= 1e-6

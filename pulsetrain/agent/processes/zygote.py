@@ -54,6 +54,51 @@ class _PendingFork:
     on_exit: OnExit
 
 
+class ForkTable:
+    """The forks that were requested and the children that live. One thread reports, any may request."""
+
+    def __init__(self) -> None:
+        self._pending: dict[int, _PendingFork] = {}
+        self._on_exit: dict[int, OnExit] = {}
+
+    def request(self, number: int, on_exit: OnExit) -> Future[int]:
+        """The pid that request `number` will get. `on_exit` is called with the exit code of the child."""
+        pending = self._pending[number] = _PendingFork(Future(), on_exit)
+        return pending.pid
+
+    def forget(self, number: int) -> None:
+        """Nobody waits for request `number` any more."""
+        self._pending.pop(number, None)
+
+    def spawned(self, number: int, pid: int) -> None:
+        """Request `number` became process `pid`."""
+        pending = self._pending.pop(number, None)
+        self._on_exit[pid] = pending.on_exit if pending else _ignore_exit
+        if pending and not pending.pid.done():
+            pending.pid.set_result(pid)
+
+    def failed(self, number: int, error: Exception) -> None:
+        """Request `number` cannot be forked."""
+        pending = self._pending.pop(number, None)
+        if pending and not pending.pid.done():
+            pending.pid.set_exception(error)
+
+    def exited(self, pid: int, code: int) -> None:
+        """A child ended."""
+        self._on_exit.pop(pid, _ignore_exit)(code)
+
+    def fail_all(self, error: Exception) -> None:
+        """Every request fails, and every child has been killed. One callback that raises stops no other."""
+        for number in list(self._pending):
+            self.failed(number, error)
+        failures = FailureCollector()
+        while self._on_exit:
+            pid, on_exit = self._on_exit.popitem()
+            with failures.collect(f"process {pid}"):
+                on_exit(-signal.SIGKILL)
+        failures.raise_any()
+
+
 class Zygote:
     """One process that has imported torch and forks ranks. Thread-safe.
 
@@ -66,8 +111,7 @@ class Zygote:
         self._channel = AgentChannel(sock)
         self._ids = itertools.count()
         self._send_lock = threading.Lock()
-        self._pending: dict[int, _PendingFork] = {}
-        self._on_exit: dict[int, OnExit] = {}
+        self._forks = ForkTable()
         self._ready: Future[ReadyEvent] = Future()
         self._ended = threading.Event()
         self._reader = LoopThread("zygote_reader", self._read, stale_after_s=STALE_AFTER_S)
@@ -151,7 +195,10 @@ class Zygote:
         reading, writing = os.pipe()
         try:
             try:
-                pid = self._fork_worker(target, kwargs, writing)
+                request = zygote_protocol.CallRequest(
+                    op="call", id=next(self._ids), target=target, kwargs=dict(kwargs)
+                )
+                pid = self._fork(request, (writing,), _ignore_exit)
             finally:
                 os.close(writing)
             try:
@@ -181,25 +228,19 @@ class Zygote:
         self._reader.stop(2.0)
         self._channel.close()
 
-    def _fork_worker(self, target: str, kwargs: JsonObject, result: int) -> int:
-        request = zygote_protocol.CallRequest(
-            op="call", id=next(self._ids), target=target, kwargs=dict(kwargs)
-        )
-        return self._fork(request, (result,), _ignore_exit)
-
     def _fork(self, request: ForkRequest, files: Sequence[int], on_exit: OnExit) -> int:
         self.wait_ready(READY_TIMEOUT_S)
-        pending = self._pending[request["id"]] = _PendingFork(Future(), on_exit)
+        pid = self._forks.request(request["id"], on_exit)
         try:
             with self._send_lock:
                 self._channel.send(request, files)
             if self.dead:
                 raise Unavailable("zygote: it has ended")
-            return pending.pid.result(FORK_TIMEOUT_S)
+            return pid.result(FORK_TIMEOUT_S)
         except OSError as error:  # TimeoutError is one
             raise Unavailable(f"zygote: {error or f'no answer in {FORK_TIMEOUT_S:g} s'}") from error
         finally:
-            self._pending.pop(request["id"], None)
+            self._forks.forget(request["id"])
 
     def _read(self) -> float:
         """Handle the next event, or wait `READ_TIMEOUT_S` for one."""
@@ -209,27 +250,15 @@ class Zygote:
         if packet is not None:
             self._handle(packet[0])
             return 0.0
+        gone = Unavailable("zygote: it has ended")
+        if not self._ready.done():
+            self._ready.set_exception(gone)
         try:
-            self._fail_everything()
+            self._forks.fail_all(gone)
         finally:
             self._ended.set()
             self._reader.stop()
         return 0.0
-
-    def _fail_everything(self) -> None:
-        """The zygote has ended, and with it everything it forked."""
-        gone = Unavailable("zygote: it has ended")
-        if not self._ready.done():
-            self._ready.set_exception(gone)
-        for pending in list(self._pending.values()):
-            if not pending.pid.done():
-                pending.pid.set_exception(gone)
-        failures = FailureCollector()
-        while self._on_exit:
-            pid, on_exit = self._on_exit.popitem()
-            with failures.collect(f"process {pid}"):
-                on_exit(-signal.SIGKILL)
-        failures.raise_any()
 
     def _handle(self, event: Event) -> None:
         match event["op"]:
@@ -238,16 +267,11 @@ class Zygote:
             case "preload_failed":
                 self._ready.set_exception(UsageError(f"cannot preload: {event['error']}"))
             case "spawned":
-                pending = self._pending.pop(event["id"], None)
-                self._on_exit[event["pid"]] = pending.on_exit if pending else _ignore_exit
-                if pending and not pending.pid.done():
-                    pending.pid.set_result(event["pid"])
+                self._forks.spawned(event["id"], event["pid"])
             case "spawn_failed":
-                pending = self._pending.pop(event["id"], None)
-                if pending and not pending.pid.done():
-                    pending.pid.set_exception(Unavailable(event["error"]))
+                self._forks.failed(event["id"], Unavailable(event["error"]))
             case "exit":
-                self._on_exit.pop(event["pid"], _ignore_exit)(event["code"])
+                self._forks.exited(event["pid"], event["code"])
 
 
 class ZygoteHolder:

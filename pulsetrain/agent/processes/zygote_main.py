@@ -52,7 +52,7 @@ def main() -> None:
     channel = ZygoteChannel(socket.socket(fileno=fd))
     try:
         seconds = preload(options["preload"], options["path"])
-    except Exception as error:  # noqa: BLE001 - whatever a user's module raises is reported, not swallowed
+    except Exception as error:  # noqa: BLE001 - whatever a user's module raises is reported to the agent
         _report(channel, {"op": "preload_failed", "error": f"{type(error).__name__}: {error}"})
         os._exit(1)
     threads = len(os.listdir("/proc/self/task"))
@@ -127,7 +127,7 @@ class RequestLoop:
                     return forked, files
 
     def _handle(self, request: Request, files: list[int]) -> ForkRequest | None:
-        """The request, where this process is now the child that was asked for; else None."""
+        """The request, where this process is now the child that was requested, else None."""
         if request["op"] == "signal":
             if request["pid"] in self._children:
                 _kill_group(request["pid"], request["signal"])

@@ -13,12 +13,66 @@ from pathlib import Path
 import pytest
 
 from pulsetrain.agent.processes import zygote_protocol
-from pulsetrain.agent.processes.zygote import BOOT, Zygote
+from pulsetrain.agent.processes.zygote import BOOT, ForkTable, Zygote, ZygoteHolder
 from pulsetrain.agent.processes.zygote_protocol import RankProcess
 from pulsetrain.core.errors import PulsetrainError, Unavailable, UsageError
 from tests.agent.real_processes import alive, until
 
-pytestmark = pytest.mark.integration
+
+class TestForkTable:
+    """Who waits for which process."""
+
+    def test_each_child_is_reported_to_who_asked_for_it(self):
+        table, codes = ForkTable(), []
+        first = table.request(1, lambda code: codes.append(("first", code)))
+        second = table.request(2, lambda code: codes.append(("second", code)))
+        table.spawned(2, 20)
+        table.spawned(1, 10)
+        assert (first.result(0), second.result(0)) == (10, 20)
+        table.exited(10, 3)
+        table.exited(20, -9)
+        assert codes == [("first", 3), ("second", -9)]
+
+    def test_a_fork_that_nobody_waits_for_any_more_is_still_known(self):
+        table, codes = ForkTable(), []
+        table.request(1, codes.append)
+        table.forget(1)
+        table.spawned(1, 10)
+        table.exited(10, 0)
+        assert codes == []
+
+    def test_when_the_zygote_ends_every_request_fails_and_every_child_is_reported_once(self):
+        table, codes = ForkTable(), []
+
+        def broken(code):
+            raise OSError("disk")
+
+        table.request(1, codes.append)
+        table.request(2, broken)
+        for number in (1, 2):
+            table.spawned(number, number)
+        waiting = table.request(3, codes.append)
+        with pytest.raises(OSError, match="disk"):
+            table.fail_all(Unavailable("gone"))
+        with pytest.raises(Unavailable, match="gone"):
+            waiting.result(0)
+        assert codes == [-signal.SIGKILL]
+
+
+def test_a_zygote_that_ended_is_replaced():
+    class Fake:
+        dead, pid, closed = False, 1, False
+
+        def close(self):
+            self.closed = True
+
+    holder = ZygoteHolder(Fake)
+    first = holder.current
+    assert not holder.replace_dead()
+    first.dead = True
+    assert holder.replace_dead()
+    assert first.closed
+    assert holder.current is not first
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +114,7 @@ def ran(zygote, tmp_path):
     return lambda text="", **options: Ran(zygote, tmp_path, text, **options)
 
 
+@pytest.mark.integration
 def test_it_is_single_threaded_so_that_a_fork_is_safe(zygote):
     ours = {"python", "python3", Path(sys.executable).name[:15]}
     tasks = (Path("/proc") / str(zygote.pid) / "task").iterdir()
@@ -67,6 +122,7 @@ def test_it_is_single_threaded_so_that_a_fork_is_safe(zygote):
     assert [name for name in names if name not in ours] in ([], ["jemalloc_bg_thd"])
 
 
+@pytest.mark.integration
 def test_a_rank_is_main_with_its_arguments_environment_and_folder(ran, tmp_path):
     rank = ran(
         "import os, sys; print(__name__, sys.argv[1:], os.environ['RANK'], os.getcwd(), sys.path[0])",
@@ -84,15 +140,18 @@ def test_a_rank_is_main_with_its_arguments_environment_and_folder(ran, tmp_path)
     ]
 
 
+@pytest.mark.integration
 def test_the_agents_token_is_not_in_a_ranks_environment(ran):
     assert ran("import os; print(os.environ.get('PULSETRAIN_TOKEN'))").out.read_text() == "None\n"
 
 
+@pytest.mark.integration
 def test_forked_twins_draw_different_random_numbers(ran):
     draw = "import numpy, random; print(numpy.random.random(), random.random())"
     assert ran(draw).out.read_text() != ran(draw).out.read_text()
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("text", "code"),
     [
@@ -109,6 +168,7 @@ def test_exit_codes_are_those_of_python(ran, text, code):
     assert ran(text).code == code
 
 
+@pytest.mark.integration
 def test_a_traceback_begins_in_the_script_and_ends_stderr(ran):
     rank = ran("def f():\n    raise ValueError('boom')\nf()\n")
     lines = rank.err.read_text().splitlines()
@@ -117,6 +177,7 @@ def test_a_traceback_begins_in_the_script_and_ends_stderr(ran):
     assert lines[-1] == "ValueError: boom"
 
 
+@pytest.mark.integration
 def test_a_full_disk_under_its_output_does_not_end_a_rank(zygote):
     ended = queue.SimpleQueue()
     with Path("/dev/full").open("wb") as full:
@@ -133,6 +194,7 @@ def test_a_full_disk_under_its_output_does_not_end_a_rank(zygote):
         assert ended.get(timeout=60) == 0
 
 
+@pytest.mark.integration
 def test_exit_handlers_and_threads_are_waited_for(ran):
     rank = ran(
         "import atexit, threading, time\n"
@@ -142,12 +204,14 @@ def test_exit_handlers_and_threads_are_waited_for(ran):
     assert rank.out.read_text() == "thread\nhandler\n"
 
 
+@pytest.mark.integration
 def test_modules_and_programs_run_too(ran):
     assert "usage" in ran(mode="module", args=("json.tool", "-h")).out.read_text()
     program = ran(mode="exec", args=("sh", "-c", "echo $RANK; exit 4"), env={"RANK": "1"})
     assert (program.code, program.out.read_text()) == (4, "1\n")
 
 
+@pytest.mark.integration
 def test_torch_works_in_a_rank_as_if_it_had_been_imported_there(ran):
     rank = ran(
         "import torch\n"
@@ -163,6 +227,7 @@ def test_torch_works_in_a_rank_as_if_it_had_been_imported_there(ran):
     assert rank.out.read_text() == "[0, 1, 2, 3, 4, 5, 6, 7]\n"
 
 
+@pytest.mark.integration
 def test_spawned_children_of_a_rank_find_its_functions(ran):
     rank = ran(
         "import multiprocessing as mp\n"
@@ -173,6 +238,7 @@ def test_spawned_children_of_a_rank_find_its_functions(ran):
     assert rank.out.read_text() == "[9]\n", rank.err.read_text()
 
 
+@pytest.mark.integration
 def test_an_exit_is_heard_within_50_ms(ran):
     took = [1.0]
     while min(took) >= 0.05 and len(took) < 40:  # the machine may be busy with something else
@@ -186,11 +252,13 @@ def test_an_exit_is_heard_within_50_ms(ran):
     assert min(took) < 0.05
 
 
+@pytest.mark.integration
 def test_what_a_failed_rank_started_dies_with_it(ran):
     rank = ran("import subprocess; print(subprocess.Popen(['sleep', '60']).pid, flush=True); 1 / 0")
     assert until(lambda: not alive(int(rank.out.read_text())))
 
 
+@pytest.mark.integration
 def test_a_worker_returns_json_or_its_error(zygote):
     assert zygote.call("os:getpid", {}, 60) != zygote.pid
     assert zygote.call("json:loads", {"s": '{"a": [1]}'}, 5) == {"a": [1]}
@@ -200,6 +268,7 @@ def test_a_worker_returns_json_or_its_error(zygote):
         zygote.call("os:abort", {}, 60)
 
 
+@pytest.mark.integration
 def test_a_worker_that_takes_too_long_is_killed(zygote):
     started = time.monotonic()
     with pytest.raises(Unavailable, match=r"no result in 0\.2 s"):
@@ -207,6 +276,7 @@ def test_a_worker_that_takes_too_long_is_killed(zygote):
     assert time.monotonic() - started < 40  # `pause` has no end
 
 
+@pytest.mark.integration
 def test_a_service_lives_on_and_each_store_is_new(zygote):
     first, second = (zygote.serve("pulsetrain.agent.processes.rendezvous:host", {}, 60) for _ in range(2))
     assert first[1]["port"] != second[1]["port"]
@@ -216,6 +286,7 @@ def test_a_service_lives_on_and_each_store_is_new(zygote):
         assert until(lambda pid=pid: not alive(pid))
 
 
+@pytest.mark.integration
 def test_a_module_that_cannot_be_preloaded_is_named(tmp_path):
     (tmp_path / "broken.py").write_text("raise RuntimeError('no licence')")
     zygote = Zygote.start(preload=("broken",), path=(tmp_path,))
@@ -226,6 +297,7 @@ def test_a_module_that_cannot_be_preloaded_is_named(tmp_path):
         zygote.close()
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("text", ["", "raise RuntimeError('no licence')"])
 def test_an_agent_that_leaves_during_the_imports_leaves_no_complaint(tmp_path, text):
     (tmp_path / "mine.py").write_text(text)
@@ -240,6 +312,7 @@ def test_an_agent_that_leaves_during_the_imports_leaves_no_complaint(tmp_path, t
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
+@pytest.mark.integration
 def test_killing_the_owner_kills_the_zygote_and_its_ranks(tmp_path):
     script = tmp_path / "sleep.py"
     script.write_text("import time; time.sleep(60)")
