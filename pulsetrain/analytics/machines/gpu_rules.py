@@ -16,7 +16,8 @@ from importlib.resources import files
 import numpy as np
 from numpy.typing import NDArray
 
-from pulsetrain.analytics.machines.gpu_samples import NS_PER_S, Gpu, values_at
+from pulsetrain.analytics.machines.gpu_samples import Gpu, values_at
+from pulsetrain.analytics.machines.metric_series import NS_PER_S
 from pulsetrain.records.counters import counters
 from pulsetrain.records.findings import Severity
 

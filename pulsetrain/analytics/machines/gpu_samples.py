@@ -9,9 +9,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-NS_PER_S = 1_000_000_000
-Series = tuple[NDArray[np.int64], NDArray[np.float64]]
-"""Times (UTC ns, rising) and values."""
+from pulsetrain.analytics.machines.metric_series import Series, by_device, duration_s
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,28 +40,14 @@ class Gpu:
 
     def seconds(self, metric: str) -> float:
         """Time between the first and the last sample; 0 without samples."""
-        if metric not in self.series:
-            return 0.0
-        times, _ = self.series[metric]
-        return float(times[-1] - times[0]) / NS_PER_S
+        return duration_s(self.series[metric]) if metric in self.series else 0.0
 
 
 def gpus(table: pa.Table, models: Mapping[str, str] | None = None) -> list[Gpu]:
     """GPUs from rows of `metrics` in any order, sorted by node and UUID. `models` names models by UUID."""
-    columns = [table[name].to_pylist() for name in ("node", "device", "name", "value")]
-    times = table["ts"].cast(pa.int64()).to_pylist()
-    samples: dict[tuple[str, str], dict[str, dict[int, float]]] = {}
-    for node, device, name, value, ts_ns in zip(*columns, times, strict=True):
-        if name.startswith("gpu_") and value is not None and np.isfinite(value):
-            samples.setdefault((node, device), {}).setdefault(name, {})[ts_ns] = value
     return [
-        Gpu(
-            node=node,
-            uuid=uuid,
-            model=(models or {}).get(uuid, ""),
-            series={name: _series(values) for name, values in metrics.items()},
-        )
-        for (node, uuid), metrics in sorted(samples.items())
+        Gpu(node=node, uuid=uuid, model=(models or {}).get(uuid, ""), series=series)
+        for node, uuid, series in by_device(table, lambda metric: metric.startswith("gpu_"))
     ]
 
 
@@ -71,8 +55,3 @@ def values_at(series: Series, times: NDArray[np.int64]) -> NDArray[np.float64]:
     """The newest sample at each time; NaN before the first."""
     index = np.searchsorted(series[0], times, side="right") - 1
     return np.where(index >= 0, series[1][np.maximum(index, 0)], np.nan)
-
-
-def _series(values: Mapping[int, float]) -> Series:
-    times = sorted(values)
-    return np.array(times, np.int64), np.array([values[t] for t in times])

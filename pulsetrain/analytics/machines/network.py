@@ -13,7 +13,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from pulsetrain.analytics.machines.network_ports import NS_PER_S, RECEIVE, TRANSMIT, Port, ports
+from pulsetrain.analytics.machines.metric_series import NS_PER_S
+from pulsetrain.analytics.machines.network_ports import RECEIVE, TRANSMIT, Port, ports
 from pulsetrain.analytics.verdict import Finding, Healthy, Inconclusive, Severity, Verdict
 from pulsetrain.records.counters import Counter, every_counter
 

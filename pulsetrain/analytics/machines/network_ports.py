@@ -11,13 +11,13 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from pulsetrain.analytics.machines.metric_series import NS_PER_S, Series, by_device, duration_s
 from pulsetrain.core.json import JsonObject
 from pulsetrain.records.arrow import to_table
 from pulsetrain.records.columns import Columns
 from pulsetrain.records.counters import every_counter
 
 Floats = NDArray[np.float64]
-NS_PER_S = 1_000_000_000
 FAMILIES = ("rdma", "nic")
 STATES = ("port_state", "link_rate_bits_per_s", "link_layer")
 ACTIVE = 4.0  # of rdma_port_state: "4: ACTIVE"
@@ -30,7 +30,7 @@ class Port:
 
     node: str
     device: str
-    samples: Mapping[str, tuple[NDArray[np.int64], Floats]] = field(default_factory=dict)
+    samples: Mapping[str, Series] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -79,10 +79,7 @@ class Port:
 
     def seconds(self, metric: str) -> float:
         """Time between the first and the last sample."""
-        if metric not in self.samples:
-            return 0.0
-        times = self.samples[metric][0]
-        return float(times[-1] - times[0]) / NS_PER_S if times.size > 1 else 0.0
+        return duration_s(self.samples[metric]) if metric in self.samples else 0.0
 
 
 def _reveals_flap(metric: str) -> bool:
@@ -93,21 +90,10 @@ def _reveals_flap(metric: str) -> bool:
 def ports(table: pa.Table) -> list[Port]:
     """Ports from rows of `metrics` (node, device, name, ts, value), in any order and repeated or not."""
     wanted = {*every_counter(), *(f"{f}_{m}" for f in FAMILIES for m in STATES)}
-    known: dict[tuple[str, str], dict[str, dict[int, float]]] = {}
-    columns = [table[name].to_pylist() for name in ("node", "device", "name", "value")]
-    times = table["ts"].cast(pa.int64()).to_pylist()
-    for node, device, name, value, ts_ns in zip(*columns, times, strict=True):
-        if name in wanted and value is not None and np.isfinite(value):
-            known.setdefault((node, device), {}).setdefault(name, {})[ts_ns] = value
     return [
-        Port(node=node, device=device, samples={name: _series(v) for name, v in metrics.items()})
-        for (node, device), metrics in sorted(known.items())
+        Port(node=node, device=device, samples=samples)
+        for node, device, samples in by_device(table, wanted.__contains__)
     ]
-
-
-def _series(values: Mapping[int, float]) -> tuple[NDArray[np.int64], Floats]:
-    times = sorted(values)
-    return np.array(times, np.int64), np.array([values[t] for t in times])
 
 
 class TrafficRow(TypedDict):

@@ -8,13 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pulsetrain.analytics.slowness import robust
+from pulsetrain.analytics.slowness.newest_steps import newest_first
 from pulsetrain.analytics.slowness.timings import Timings
-from pulsetrain.analytics.verdict import Healthy, Inconclusive, Verdict, findings
+from pulsetrain.analytics.verdict import Healthy, Inconclusive, Verdict
 
 Floats = NDArray[np.float64]
 
 STEPS_NEEDED = 10
-RECENT = 40  # newest steps, judged first, so that earlier steps do not hide what has just begun
 STAGE_INFO = 1.25  # a stage's compute over that of the others, from which it is reported
 STAGE_WARNING = 1.4  # from which it asks for action
 AGREEMENT = 0.75  # correlation of what shares its sequences that only the amount of work explains
@@ -44,8 +44,7 @@ def stages(timings: Timings) -> list[Verdict]:
         return [Inconclusive(analyzer="stage_imbalance", reason=reason, blind=not timings.topology_known)]
     if len(rows) < STEPS_NEEDED:
         return [Inconclusive(analyzer="stage_imbalance", reason=f"{len(rows)} usable steps")]
-    newest = _stages_in(timings, rows[-RECENT:], numbers)
-    return newest if len(rows) <= RECENT or findings(newest) else _stages_in(timings, rows, numbers)
+    return newest_first(rows, lambda some: _stages_in(timings, some, numbers))
 
 
 def _stages_in(timings: Timings, rows: NDArray[np.int64], numbers: NDArray[np.int64]) -> list[Verdict]:
@@ -120,8 +119,7 @@ def sequences(timings: Timings) -> list[Verdict]:
     rows = np.flatnonzero(timings.usable)
     if len(rows) < 2 * STEPS_NEEDED:
         return [Inconclusive(analyzer="sequence_imbalance", reason=f"{len(rows)} usable steps")]
-    newest = _sequences_in(timings, rows[-RECENT:])
-    return newest if len(rows) <= RECENT or findings(newest) else _sequences_in(timings, rows)
+    return newest_first(rows, lambda some: _sequences_in(timings, some))
 
 
 @dataclass(frozen=True, kw_only=True)

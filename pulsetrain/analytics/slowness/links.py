@@ -99,11 +99,9 @@ def find(
     if not cohorts:
         reason = "no three groups of one kind and size to compare"
         return [Inconclusive(analyzer=NAME, reason=reason)]
-    slow = _unexplained(
-        _slow_groups(cohorts, transfers), members, _straggler_excess(stragglers), STRAGGLER_SHARE
-    )
-    if slow:
-        slow = _unexplained(slow, members, _compute_excess(timings), COMPUTE_SHARE)
+    slow = _slow_groups(cohorts, transfers)
+    slow = _unexplained(slow, members, _straggler_excess(stragglers), STRAGGLER_SHARE)
+    slow = _unexplained(slow, members, _compute_excess(timings) if slow else {}, COMPUTE_SHARE)
     if slow:
         since = int(transfers.steps[rows[0]])
         return [_finding(timings, s, members, since) for s in _subjects(timings, slow, members)]

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from pulsetrain.analytics.slowness.newest_steps import newest_first
 from pulsetrain.analytics.slowness.robust import lower_median
 from pulsetrain.analytics.slowness.timings import Timings
-from pulsetrain.analytics.verdict import Healthy, Inconclusive, Severity, Verdict, findings
+from pulsetrain.analytics.verdict import Healthy, Inconclusive, Severity, Verdict
 
 Floats = NDArray[np.float64]
 
 STEPS_NEEDED = 10
-RECENT = 40  # newest steps, judged first, so that earlier steps do not hide what has just begun
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,8 +51,7 @@ def find(timings: Timings, stall: Stall) -> list[Verdict]:
     rows = np.flatnonzero(timings.usable)
     if len(rows) < STEPS_NEEDED:
         return [Inconclusive(analyzer=stall.kind, reason=f"{len(rows)} usable steps")]
-    newest = _among(timings, stall, rows[-RECENT:])
-    return newest if len(rows) <= RECENT or findings(newest) else _among(timings, stall, rows)
+    return newest_first(rows, lambda some: _among(timings, stall, some))
 
 
 def _among(timings: Timings, stall: Stall, rows: NDArray[np.int64]) -> list[Verdict]:
