@@ -8,6 +8,7 @@ from typing import TypedDict, TypeVar, cast
 
 import click
 
+from pulsetrain.agent.hub_flags import DATA, HUB, TOKEN
 from pulsetrain.agent.launch import Say, local_processes
 from pulsetrain.agent.launch_options import HubOptions, LaunchOptions, NodeOptions, OutputOptions
 from pulsetrain.agent.processes.ranks import Program
@@ -61,28 +62,24 @@ _TORCHRUN = (
     click.option("--standalone", is_flag=True, help="One node and a hub of its own, whatever hub is known."),
     click.option("-m", "--module", is_flag=True, help="SCRIPT is a module's name, as for python -m."),
     click.option("--no-python", is_flag=True, help="SCRIPT is a program to run as it is."),
-    click.option("--run-path", is_flag=True, help="Taken for torchrun's sake: scripts always run that way."),
-    click.option("--log-dir", metavar="DIR", help="Output goes to DIR/attempt_N/rank_R.{out,err}."),
+    click.option("--run-path", is_flag=True, help="Has no effect: scripts always run that way."),
+    click.option("--log-dir", metavar="DIR", help="Write output to DIR/attempt_N/rank_R.{out,err}."),
     click.option("--role", default="default", hidden=True),
     click.option("--rdzv-id", metavar="NAME", help="Same as --job."),
     click.option("--local-addr", metavar="IP", help="Same as --address."),
     click.option("--local-ranks-filter", metavar="0,1", help="Echo only these local ranks."),
 )
 _OURS = (
-    click.option("--hub", metavar="URL", help="The hub; default: PULSETRAIN_HUB, else the data folder's."),
+    HUB,
+    TOKEN,
+    DATA,
+    click.option("--job", metavar="NAME", help="Name of the job. Default: the script's."),
+    click.option("--node", metavar="NAME", help="Name of this node. Default: the host's."),
     click.option(
-        "--token", metavar="TOKEN", help="Its token; default: PULSETRAIN_TOKEN, else the data folder's."
-    ),
-    click.option("--job", metavar="NAME", help="Name of the job; default: the script's."),
-    click.option("--node", metavar="NAME", help="Name of this node; default: the host's."),
-    click.option(
-        "--address", metavar="IP", help="Where other nodes reach this one; default: the way to the hub."
-    ),
-    click.option(
-        "--preload", metavar="MODULE", multiple=True, help="Import this too before forking; repeatable."
+        "--address", metavar="IP", help="Where other nodes reach this one. Default: the way to the hub."
     ),
     click.option(
-        "--data", metavar="DIR", help="Data folder; default: PULSETRAIN_DATA or ~/.local/share/pulsetrain."
+        "--preload", metavar="MODULE", multiple=True, help="Import this too before forking. Repeatable."
     ),
     click.option(
         "--kafka",
@@ -93,7 +90,7 @@ _OURS = (
     click.option(
         "--checkpoints",
         metavar="URL",
-        help="Where checkpoints are persisted: a folder all nodes share, s3://...",
+        help="Persist checkpoints here: a folder that all nodes share, or s3://...",
     ),
     click.option("--quiet", is_flag=True, help="Do not echo what ranks print."),
     click.argument("script", nargs=1),
@@ -131,7 +128,7 @@ class LaunchFlags(TypedDict):
     node: str | None
     address: str | None
     preload: tuple[str, ...]
-    data: str | None
+    data: Path | None
     kafka: str | None
     config: str | None
     checkpoints: str | None
@@ -162,7 +159,7 @@ def launch_options(
             local_ranks=_local_ranks(flags["local_ranks_filter"]),
         ),
         preload=tuple(flags["preload"]),
-        data=_path(flags["data"]),
+        data=flags["data"] and flags["data"].expanduser(),
         config=_path(flags["config"]),
         checkpoints=flags["checkpoints"],
         kafka=flags["kafka"],

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, TypeVar, cast
 
 import click
 
+from pulsetrain.agent.hub_flags import DATA, HUB, TOKEN
 from pulsetrain.protocol.client import HubAddress, HubClient, find_hub
 
 if TYPE_CHECKING:
@@ -22,12 +23,6 @@ Function = TypeVar("Function", bound=Callable[..., object])
 Result = TypeVar("Result", bound=Callable[..., object])
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text for people.")
-data_option = click.option(
-    "--data",
-    metavar="DIR",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="Folder of the hub's data. Default: PULSETRAIN_DATA, else ~/.local/share/pulsetrain.",
-)
 job_option = click.option("--job", required=True, metavar="NAME", help="Name of the job.")
 
 
@@ -108,17 +103,7 @@ def grouped(
     return decorate
 
 
-_HUB = (
-    click.option(
-        "--hub", metavar="URL", help="Address of the hub. Default: PULSETRAIN_HUB, else the hub of --data."
-    ),
-    click.option(
-        "--token",
-        metavar="TOKEN",
-        help="Token of the hub. Default: PULSETRAIN_TOKEN, else the one in --data.",
-    ),
-    data_option,
-)
+_HUB = (HUB, TOKEN, DATA)
 _STORE = click.option(
     "--store",
     metavar="URL",

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import click
 
+from pulsetrain.agent.hub_flags import DATA
 from pulsetrain.cli.interrupts import importing
-from pulsetrain.cli.options import data_option, grouped
+from pulsetrain.cli.options import grouped
 from pulsetrain.cli.root import pulsetrain
 
 
@@ -59,7 +60,7 @@ _hub_flags = grouped(
 
 
 @pulsetrain.command()
-@data_option
+@DATA
 @click.option(
     "--config",
     metavar="FILE",

@@ -109,3 +109,10 @@ def hub_commands():
 @pytest.mark.parametrize("command", hub_commands())
 def test_every_command_that_talks_to_a_hub_takes_its_address_token_and_folder(command):
     assert {"--hub", "--token", "--data"} <= {name for p in command.params for name in p.opts}
+
+
+@pytest.mark.parametrize("command", hub_commands())
+def test_the_options_of_the_hub_have_the_same_help_everywhere(command):
+    helps = {p.name: p.help for p in command.params if p.name in ("hub", "token", "data")}
+    expected = {p.name: p.help for p in pulsetrain.commands["status"].params}
+    assert helps == {name: expected[name] for name in helps}
