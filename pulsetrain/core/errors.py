@@ -1,14 +1,14 @@
 """Every error that Pulsetrain raises on purpose.
 
 PulsetrainError
-├── UsageError            what the user gave cannot be used; commands exit 2 with its one line
+├── UsageError            what the user gave cannot be used: commands exit 2 with its one line
 │   ├── ConfigError       a key or value in the TOML file, the environment or a flag
 │   └── AuthError         the token is missing or wrong
-├── Unavailable           something outside is away for now (hub, broker, disk); try again
+├── Unavailable           something outside is away for now (hub, broker, disk): try again
 ├── CorruptData           bytes that fail their checksum or their format
 ├── SchemaMismatch        a batch whose columns or types are not the record's
 └── CheckpointError       a save or a restore that could not be done
-    └── Unrestorable      a step that no source has whole: trying again is in vain
+    └── Unrestorable      a step that no source has whole: trying again does not help
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class UsageError(PulsetrainError):
 
 
 class ConfigError(UsageError):
-    """A configuration key or value is unknown or out of range; the message holds the full key path."""
+    """A configuration key or value is unknown or out of range. The message holds the full key path."""
 
 
 class AuthError(UsageError):

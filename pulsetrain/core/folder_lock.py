@@ -20,8 +20,10 @@ class FolderLock:
 
     @classmethod
     def take(cls, folder: Path, what: str) -> FolderLock:
-        """Create `folder` where it is missing and hold it. Raises `UsageError` naming the folder where it
-        cannot be made, cannot be written, or another process holds it; `what` says what it is for."""
+        """Create `folder` where it is missing and hold it. `what` says what it is for, as in "spool".
+
+        Raises `UsageError` naming the folder where it cannot be made or written, or another process holds it.
+        """
         try:
             folder.mkdir(parents=True, exist_ok=True)
             file = os.open(folder / _NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -36,11 +38,11 @@ class FolderLock:
             os.close(file)
             raise UsageError(f"{what} folder {folder} is in use by process {holder}") from error
         except OSError:
-            pass  # a full disk keeps the pid out of the file; the lock itself is held
+            pass  # on a full disk the file does not name its holder, but the lock is held
         return cls(folder, file)
 
     def release(self) -> None:
-        """Give the folder up. Idempotent."""
+        """Release the folder. Idempotent."""
         if self._file is not None:
             os.close(self._file)
             self._file = None

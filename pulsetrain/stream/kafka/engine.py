@@ -1,7 +1,7 @@
-"""The second way in: ClickHouse's own Kafka engine reads the topics, without `pulsetrain ingest`.
+"""SQL for ClickHouse's own Kafka engine, which reads the topics without `pulsetrain ingest`.
 
-SQL alone, derived from the schema, for an administrator to run. What it does not do is written down in
-docs/kafka-engine.md: it stores a message at least once, and knows neither row ranges nor the quarantine.
+The statements are derived from the schema, for an administrator to run. This way stores a message at least
+once. It knows neither row ranges nor the quarantine. See docs/kafka-engine.md.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pulsetrain.records.ddl import literal
-from pulsetrain.records.schema import RECORDS, Kind, Record
+from pulsetrain.records.schema import RECORDS, Record
 from pulsetrain.stream.kafka.client import KafkaConfig
 
 
@@ -18,9 +18,9 @@ class KafkaEngine:
     """How the engine's tables consume."""
 
     group: str = "clickhouse"
-    """Consumer group; not the one of `pulsetrain ingest`, or they would share the partitions."""
+    """Consumer group. It must not be that of `pulsetrain ingest`, or they would share the partitions."""
     consumers: int = 1
-    """Consumers of each table; at most the topic's partitions."""
+    """Consumers of each table, at most as many as the topic has partitions."""
     flush_ms: int = 500
     """Longest time rows wait for their insert."""
 
@@ -30,9 +30,9 @@ class KafkaEngine:
 
 
 def statements(config: KafkaConfig, engine: KafkaEngine | None = None) -> list[str]:
-    """Statements that make, for every record, a queue over its topic and a view that feeds its table.
+    """Statements that create, for every record, a queue over its topic and a view that feeds its table.
 
-    The tables of the records must be there (`Store.migrate`). Run again they change nothing.
+    The tables of the records must exist (`Store.migrate`). Running them again changes nothing.
     """
     settings = engine or KafkaEngine()
     return [sql for record in RECORDS.values() for sql in (queue(record, config, settings), feed(record))]
@@ -40,7 +40,8 @@ def statements(config: KafkaConfig, engine: KafkaEngine | None = None) -> list[s
 
 def queue(record: Record, config: KafkaConfig, engine: KafkaEngine) -> str:
     """The CREATE TABLE of the engine's queue over a record's topic."""
-    columns = ",\n  ".join(f"`{f.name}` {_plain(f.kind)}" for f in record.fields)
+    # a queue keeps nothing, so that its columns need no codec
+    columns = ",\n  ".join(f"`{f.name}` {f.kind.clickhouse}" for f in record.fields)
     settings = {
         "kafka_broker_list": config.servers,
         "kafka_topic_list": config.topic(record.name),
@@ -68,17 +69,12 @@ def feed(record: Record) -> str:
 
 
 def drop(record: Record) -> list[str]:
-    """Statements that take both away; stored rows stay."""
+    """Statements that drop both. Stored rows stay."""
     return [f"DROP VIEW IF EXISTS `{record.name}_feed`", f"DROP TABLE IF EXISTS `{record.name}_queue`"]
 
 
-def _plain(kind: Kind) -> str:
-    """A queue keeps nothing, so that its columns need no codec."""
-    return kind.clickhouse
-
-
 def _security(config: KafkaConfig) -> dict[str, str]:
-    """The brokers' security; certificates are named in the server's own configuration."""
+    """The brokers' security. Certificates are named in the server's own configuration."""
     given = {
         "kafka_security_protocol": config.security_protocol.lower(),
         "kafka_sasl_mechanism": config.sasl_mechanism,

@@ -1,6 +1,6 @@
 """Parquet files named after records (``spans.parquet``, ...) into a store or a hub, each row once.
 
-A file is recognised by its content: importing it again, from anywhere, stores nothing.
+A file is identified by its content. Importing it again, from anywhere, stores nothing.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _ROWS = 100_000
 
 @dataclass(frozen=True, kw_only=True)
 class Imported:
-    """What became of one file: rows it holds, and how many of them were not stored before."""
+    """The result of one file: the rows that it holds, and how many of them were not stored before."""
 
     file: str
     record: str
@@ -82,13 +82,13 @@ class HubSink:
         return int(response.json()["stored"])
 
     def close(self) -> None:
-        """Let the connection go."""
+        """Close the connection."""
         self._http.close()
 
 
 @contextlib.contextmanager
 def open_sink(store: str | None, hub: str | None, token: str | None) -> Iterator[Sink]:
-    """The store at URL `store`, else the hub that `stream.client.find_hub` finds."""
+    """The store at URL `store`, else the hub that `find_hub` returns."""
     with contextlib.ExitStack() as stack:
         if store is None:
             sink = HubSink(find_hub(hub, token))
@@ -108,10 +108,10 @@ def files(folder: Path) -> dict[str, Path]:
     """Record name to its file. Raises `UsageError` where there is no folder or no such file."""
     if not folder.is_dir():
         raise UsageError(f"folder {folder}: not a directory")
-    found = {r: folder / f"{r}.parquet" for r in RECORDS if (folder / f"{r}.parquet").is_file()}
-    if not found:
+    paths = {r: folder / f"{r}.parquet" for r in RECORDS if (folder / f"{r}.parquet").is_file()}
+    if not paths:
         raise UsageError(f"folder {folder}: no file named after a record: {', '.join(RECORDS)} (.parquet)")
-    return found
+    return paths
 
 
 def load(record: str, path: Path, sink: Sink, *, now_ns: int) -> Imported:

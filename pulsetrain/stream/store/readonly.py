@@ -1,10 +1,12 @@
 """Which SQL from outside may run: one statement that reads tables of the store, and nothing else.
 
-The engine itself runs with ``readonly = 1``, which refuses writes, DDL and settings. What that leaves open on
-an embedded engine is refused here: several statements, INTO OUTFILE, KILL, USE, and functions that reach
-files, the network, Python or another program. The text is cut into tokens as ClickHouse's own lexer cuts it;
-what the two might read differently is refused as well: non-ASCII outside strings, heredocs, ``#`` and ``//``
-comments, comments within comments, x'..' literals, numbers with letters behind them.
+The engine itself runs with ``readonly = 1``, which refuses writes, DDL and settings. An embedded engine still
+allows several statements, INTO OUTFILE, KILL, USE, and functions that reach files, the network, Python or
+another program. This module refuses them.
+
+The text is cut into tokens as ClickHouse's own lexer cuts it. What the two might read differently is refused
+as well: non-ASCII outside strings, heredocs, ``#`` and ``//`` comments, comments within comments, x'..'
+literals, and numbers with letters behind them.
 """
 
 from __future__ import annotations
@@ -26,8 +28,9 @@ HARMLESS = frozenset(
 """Table functions that read nothing but the store."""
 
 REACHING = frozenset({"file", "sleep", "sleepeachrow", "catboostevaluate", "getclienthttpheader"})
-"""Scalar functions that are refused; with them every name that starts with ``ai``, which calls a model over
-the network. They may not even be named, for ``arrayMap(file, ...)`` and ``APPLY file`` call them too."""
+"""Scalar functions that are refused. So is every function whose name starts with ``ai``: it calls a model
+over the network. They may not even be named, because ``arrayMap(file, ...)`` and ``APPLY file`` call them
+too."""
 
 _TOKEN = re.compile(
     r"""
@@ -43,7 +46,7 @@ _TOKEN = re.compile(
 
 
 def check(sql: str, refused: Collection[str]) -> str:
-    """`sql` without a closing semicolon, where it may run; raises `UsageError` that says what may not.
+    """`sql` without a closing semicolon, if it may run. Raises `UsageError` that names what may not.
 
     `refused` holds lower-case names of functions that may not be called beside `REACHING`.
     """

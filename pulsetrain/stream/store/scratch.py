@@ -1,7 +1,8 @@
-"""Files in memory that are written again and again, for an engine in this process that reads by file name.
+"""Files in memory that are used again, for an engine in this process that reads by file name.
 
-An insert into chDB goes through a file. On disk that is 80 bytes a span row written beside the 5 that stay; a
-new file in memory costs its pages each time, one that is written again does not.
+An insert into chDB goes through a file. A file on disk would cost 80 bytes of writing for each span row,
+beside the 5 that the store keeps. A new file in memory costs its pages each time. A file that is used again
+does not.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import BinaryIO
 
 _KEPT_BYTES = 64 << 20
-"""What a file that waits for its next use may hold; pages beyond are given back."""
+"""Pages that a file keeps until its next use. Pages beyond are given back to the system."""
 _KEPT_FILES = 4
 
 
@@ -25,7 +26,7 @@ class ScratchFiles:
 
     @contextlib.contextmanager
     def written(self, write: Callable[[BinaryIO], object]) -> Iterator[str]:
-        """The path of a file that holds what `write` wrote, for the time of the block and in this process."""
+        """The path of a file that holds what `write` wrote. Valid in this process, during the block."""
         file = self._take()
         try:
             with open(file, "wb", closefd=False) as sink:
@@ -37,7 +38,7 @@ class ScratchFiles:
             self._give_back(file)
 
     def close(self) -> None:
-        """Close the files that wait."""
+        """Close the files that are not in use."""
         with contextlib.suppress(queue.Empty):
             while True:
                 os.close(self._idle.get_nowait())

@@ -129,7 +129,7 @@ def test_no_way_of_quoting_lets_the_engine_read_a_file(secret, pieces):
     assert b"never-to-be-read" not in body
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def secret(tmp_path_factory, chdb_store):
     path = tmp_path_factory.mktemp("secret") / "file.txt"
     path.write_text("never-to-be-read")

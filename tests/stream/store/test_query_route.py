@@ -1,0 +1,182 @@
+"""ClickHouse's HTTP protocol over a reader that the test holds. Over a real engine: `test_server.py`."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+from types import SimpleNamespace
+
+import httpx
+import pyarrow as pa
+import pytest
+from starlette.applications import Starlette
+from starlette.routing import Route
+
+from pulsetrain.core.errors import Unavailable
+from pulsetrain.stream.store.query_route import MAX_QUERY_BYTES, QueryRoute
+from pulsetrain.stream.store.reader import Answer, QueryFailed
+
+
+class FakeReader:
+    """Answers every statement with `body`, or raises `failure`."""
+
+    def __init__(self):
+        self.asked = []
+        self.body = b"1\n"
+        self.failure = None
+
+    def read(self, sql, params, default_format):
+        self.asked.append((sql, dict(params), default_format))
+        if self.failure:
+            raise self.failure
+        return Answer(body=self.body, read_rows=3, read_bytes=24, elapsed_ns=7)
+
+    def close(self):
+        pass
+
+
+@pytest.fixture
+def reader():
+    return FakeReader()
+
+
+class Client:
+    """Calls the route without a network. The content of a response is as it was sent."""
+
+    def __init__(self, reader):
+        route = QueryRoute(reader, frozenset({"url"}), "secret")
+        self.app = Starlette(routes=[Route("/", route.answer, methods=["GET", "POST"])])
+
+    def get(self, url, **request):
+        return asyncio.run(self._send("GET", url, **request))
+
+    def post(self, url, **request):
+        return asyncio.run(self._send("POST", url, **request))
+
+    async def _send(self, method, url, *, headers=(), **request):
+        headers = {"Authorization": "Bearer secret", "Accept-Encoding": "identity"} | dict(headers)
+        transport = httpx.ASGITransport(self.app)
+        async with (
+            httpx.AsyncClient(transport=transport, base_url="http://hub") as client,
+            client.stream(method, url, headers=headers, **request) as response,
+        ):
+            raw = b"".join([part async for part in response.aiter_raw()])
+        return SimpleNamespace(
+            status_code=response.status_code, headers=response.headers, content=raw,
+            text=raw.decode(errors="replace"),
+        )  # fmt: skip
+
+
+@pytest.fixture
+def client(reader):
+    return Client(reader)
+
+
+def test_the_result_comes_with_the_headers_of_clickhouse(client):
+    response = client.get("/", params={"query": "SELECT 1", "query_id": "q7"})
+    assert (response.status_code, response.content) == (200, b"1\n")
+    assert response.headers["X-ClickHouse-Query-Id"] == "q7"
+    assert response.headers["X-ClickHouse-Format"] == "TabSeparated"
+    assert json.loads(response.headers["X-ClickHouse-Summary"]) == {
+        "read_rows": "3", "read_bytes": "24", "elapsed_ns": "7",
+    }  # fmt: skip
+
+
+def test_url_and_body_are_one_statement_with_its_parameters(client, reader):
+    client.post("/", params={"query": "SELECT {n:Int32}", "param_n": "5", "max_threads": "9"}, content="+ 1")
+    assert reader.asked == [("SELECT {n:Int32}\n+ 1", {"n": "5"}, "TabSeparated")]
+
+
+@pytest.mark.parametrize(
+    ("request_", "output_format"),
+    [
+        ({"content": "SELECT 1 format Native"}, "Native"),
+        ({"content": "SELECT 1", "params": {"default_format": "JSON"}}, "JSON"),
+        ({"content": "SELECT 1", "headers": {"X-ClickHouse-Format": "CSV"}}, "CSV"),
+        ({"content": "SELECT 1", "params": {"default_format": "x; y"}}, "TabSeparated"),
+    ],
+)
+def test_the_format_is_named_by_statement_url_or_header(client, reader, request_, output_format):
+    response = client.post("/", **request_)
+    assert reader.asked[0][2] == response.headers["X-ClickHouse-Format"] == output_format
+
+
+def test_a_compressed_statement_is_read(client, reader):
+    client.post("/", content=gzip.compress(b"SELECT 1"), headers={"Content-Encoding": "gzip"})
+    assert reader.asked[0][0] == "SELECT 1"
+
+
+@pytest.mark.parametrize(
+    ("body", "encoding", "words"),
+    [
+        (b"not gzip", "gzip", "body is not gzip"),
+        (gzip.compress(b"SELECT 1")[:-9], "gzip", "body is not gzip"),
+        (gzip.compress(b" " * (MAX_QUERY_BYTES + 1)), "gzip", "larger than"),
+        (b" " * (MAX_QUERY_BYTES + 1), "", "larger than"),
+        (b"x", "br", "Content-Encoding 'br': allowed is gzip"),
+        (b"\xff", "", "not UTF-8"),
+        (b"DROP TABLE spans", "", "only SELECT"),
+        (b"SELECT * FROM url('http://x')", "", "function url may not run here"),
+    ],
+)
+def test_what_may_not_run_is_refused_and_reaches_no_engine(client, reader, body, encoding, words):
+    headers = {"Content-Encoding": encoding} if encoding else {}
+    response = client.post("/", content=body, headers=headers)
+    assert response.status_code == 403
+    assert response.headers["X-ClickHouse-Exception-Code"] == "164"
+    assert words in response.text
+    assert reader.asked == []
+
+
+@pytest.mark.parametrize(
+    ("failure", "status", "code"),
+    [
+        (QueryFailed("Code: 60. DB::Exception: Unknown table", 60), 404, "60"),
+        (QueryFailed("Code: 9999. DB::Exception: new", 9999), 500, "9999"),
+        (Unavailable("4 statements are running"), 500, "202"),
+    ],
+)
+def test_a_failure_has_clickhouses_code(client, reader, failure, status, code):
+    reader.failure = failure
+    response = client.post("/", content="SELECT 1")
+    assert (response.status_code, response.headers["X-ClickHouse-Exception-Code"]) == (status, code)
+    assert str(failure) in response.text
+
+
+def test_an_unknown_database_is_named(client):
+    response = client.post("/", content="SELECT 1", params={"database": "other"})
+    assert (response.status_code, response.headers["X-ClickHouse-Exception-Code"]) == (404, "81")
+    assert "Database other does not exist" in response.text
+
+
+@pytest.mark.parametrize(
+    ("enabled", "accepted", "encoding"),
+    [("1", "gzip, zstd;q=1", "zstd"), ("1", "gzip", "gzip"), ("1", "br", None), ("0", "gzip", None)],
+)
+def test_a_result_is_compressed_where_the_client_wants_and_accepts_it(
+    client, reader, enabled, accepted, encoding
+):
+    reader.body = b"x" * 1000
+    response = client.post(
+        "/", content="SELECT 1", params={"enable_http_compression": enabled},
+        headers={"Accept-Encoding": accepted},
+    )  # fmt: skip
+    raw = response.content
+    assert response.headers.get("Content-Encoding") == encoding
+    match encoding:
+        case "zstd":
+            raw = pa.decompress(raw, 1000, codec="zstd", asbytes=True)
+        case "gzip":
+            raw = gzip.decompress(raw)
+    assert raw == reader.body
+
+
+def test_without_the_token_nothing_is_read(client, reader):
+    response = client.post("/", content="SELECT 1", headers={"Authorization": "Bearer wrong"})
+    assert (response.status_code, response.headers["X-ClickHouse-Exception-Code"]) == (401, "516")
+    assert reader.asked == []
+
+
+def test_a_get_without_a_statement_says_that_the_server_is_there(client):
+    assert client.get("/").text == "Ok.\n"
