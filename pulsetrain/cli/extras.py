@@ -11,7 +11,6 @@ EXTRA_OF_MODULE: Mapping[str, str] = MappingProxyType(
     {
         "chdb": "hub",
         "clickhouse_connect": "hub",
-        "drain3": "hub",
         "google_crc32c": "kafka",
         "httpx": "hub",
         "kafka": "kafka",

@@ -1,4 +1,4 @@
-"""Lines of logs as templates (Drain, He et al., ICWS 2017, by drain3).
+"""Lines of logs as templates.
 
 What varies is masked, so that the same message of two ranks is the same template.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-from drain3.drain import Drain
+from pulsetrain.analytics.machines.template_tree import TemplateLimits, TemplateTree
 
 MOST_TEMPLATES = 4096
 LONGEST_LINE = 500
@@ -30,17 +30,15 @@ class Templates:
     """The templates of a log. At most `MOST_TEMPLATES` are kept; the least used are forgotten."""
 
     def __init__(self) -> None:
-        self._drain = Drain(depth=5, sim_th=0.5, max_children=100, max_clusters=MOST_TEMPLATES)
+        self._tree = TemplateTree(TemplateLimits(templates=MOST_TEMPLATES))
 
     def add(self, line: str) -> int:
         """The number of the line's template."""
-        cluster, _ = self._drain.add_log_message(mask(line))
-        return int(cluster.cluster_id)
+        return self._tree.add(mask(line))
 
     def text(self, template: int) -> str:
         """The template, with <*> for what varies; empty where it is forgotten."""
-        cluster = self._drain.id_to_cluster.get(template)
-        return str(cluster.get_template()) if cluster else ""
+        return self._tree.text(template)
 
 
 def mask(line: str) -> str:
