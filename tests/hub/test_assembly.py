@@ -1,87 +1,19 @@
 """A whole hub without sockets: whatever breaks in one of its loops, the hub goes on and says so."""
 
 import asyncio
-import heapq
-import itertools
-from types import SimpleNamespace
 
-import pyarrow as pa
 import pytest
 from structlog.testing import capture_logs
 
-from pulsetrain.analytics.watch import WatchConfig
-from pulsetrain.core.supervisor import TaskSupervisor
 from pulsetrain.hub import notifier
-from pulsetrain.hub.assembly import assemble
-from pulsetrain.hub.config import HubConfig
 from pulsetrain.hub.event_writer import EventWriter
 from pulsetrain.hub.live_watch import LiveWatch
 from pulsetrain.hub.loop_health import LoopHealth
-from pulsetrain.hub.settings import Settings
 from pulsetrain.hub.store_analysis import StoreAnalysis
 from pulsetrain.recovery import actions
 from pulsetrain.recovery.job import Job
-from pulsetrain.recovery.policy import Policy
-from tests.hub.fakes import Clock
 from tests.recovery.builders import hello
 from tests.recovery.fakes import FakeAgent
-
-
-class Store:
-    """An empty store that keeps what is inserted."""
-
-    def __init__(self):
-        self.rows = []
-
-    def query(self, sql, params=None):
-        return pa.table({"attempt": [-1], "n": [0]}) if "UNION ALL" in sql else pa.table({})
-
-    def insert(self, record, table, *, token):
-        self.rows += [(record, row) for row in table.to_pylist()]
-
-
-class VirtualTime:
-    """Sleepers wake in order, and the clock jumps from one to the next: an hour costs milliseconds."""
-
-    def __init__(self):
-        self.clock, self._sleepers, self._order = Clock(), [], itertools.count()
-
-    async def sleep(self, seconds):
-        if seconds <= 0:
-            return await asyncio.sleep(0)
-        waken = asyncio.get_running_loop().create_future()
-        heapq.heappush(self._sleepers, (self.clock.now_s + seconds, next(self._order), waken))
-        return await waken
-
-    async def pass_(self, seconds):
-        end_s = self.clock.now_s + seconds
-        while True:
-            for _ in range(60):
-                await asyncio.sleep(0)
-            if not self._sleepers or self._sleepers[0][0] > end_s:
-                break
-            self.clock.now_s, _, waken = heapq.heappop(self._sleepers)
-            if not waken.done():
-                waken.set_result(None)
-        self.clock.now_s = end_s
-
-
-@pytest.fixture
-def hub(tmp_path, monkeypatch):
-    """A hub and two agents whose job trains. `live` lets seconds pass with heartbeats."""
-
-    async def at_once(work, *args, **more):
-        return work(*args, **more)
-
-    monkeypatch.setattr(asyncio, "to_thread", at_once)
-    settings = Settings(hub=HubConfig(), policy=Policy(), watch=WatchConfig(), channels={})
-    time = VirtualTime()
-
-    def make():
-        loops = TaskSupervisor(time.clock, sleep=time.sleep)
-        return assemble(Store(), tmp_path, "http://hub", "t", settings, time.clock, loops)
-
-    return SimpleNamespace(time=time, make=make)
 
 
 async def seconds_pass(hub, agents, seconds):

@@ -1,4 +1,4 @@
-"""A hub's settings come from one file, each part from its own table."""
+"""One TOML file, the environment and flags make a hub's settings."""
 
 import pytest
 
@@ -6,19 +6,27 @@ from pulsetrain.core.errors import ConfigError
 from pulsetrain.hub.settings import load_settings
 
 
-def test_each_part_reads_its_own_table(tmp_path):
-    path = tmp_path / "pulsetrain.toml"
-    path.write_text('[hub]\nport = 1\n[store]\ncluster = "main"\n[controller]\nevictions_per_hour = 2\n')
-    environ = {"PULSETRAIN_STORE_DEDUPLICATION_WINDOW": "500", "PULSETRAIN_STORE": "http://elsewhere"}
-    settings = load_settings(path, {"port": 3, "host": None}, {}, environ)
-    assert (settings.hub.port, settings.hub.host) == (3, "127.0.0.1")
-    assert (settings.store.cluster, settings.store.deduplication_window) == ("main", 500)
-    assert settings.policy.evictions_per_hour == 2
+def test_flags_win_over_the_environment_and_that_over_the_file(tmp_path):
+    file = tmp_path / "hub.toml"
+    file.write_text(
+        "[hub]\nport = 1\nhost = '0.0.0.0'\n[watch]\nstall_s = 9\n[controller]\nobserve_only = true\n"
+        "[notify.ops]\nkind = 'webhook'\nurl = 'http://x'\n"
+    )
+    settings = load_settings(file, {"port": 3}, {"observe_only": None}, {"PULSETRAIN_HUB_PORT": "2"})
+    assert (settings.hub.port, settings.hub.host, settings.watch.stall_s) == (3, "0.0.0.0", 9)
+    assert settings.policy.observe_only
+    assert list(settings.channels) == ["ops"]
+
+
+def test_without_a_file_the_environment_counts():
+    settings = load_settings(None, {}, {}, {"PULSETRAIN_CONTROLLER_EVICTIONS_PER_HOUR": "7"})
+    assert settings.policy.evictions_per_hour == 7
     assert settings.channels == {}
 
 
-def test_an_unknown_key_is_named(tmp_path):
-    path = tmp_path / "pulsetrain.toml"
-    path.write_text("[watch]\nnonsense = 1\n")
-    with pytest.raises(ConfigError, match=r"unknown key watch\.nonsense"):
-        load_settings(path, {}, {}, {})
+@pytest.mark.parametrize("text", ["[hub]\nprot = 1\n", "[nosuch]\n", "[watch]\nstall_s = -1\n"])
+def test_what_nobody_reads_or_understands_is_an_error(tmp_path, text):
+    file = tmp_path / "hub.toml"
+    file.write_text(text)
+    with pytest.raises(ConfigError):
+        load_settings(file, {}, {}, {})

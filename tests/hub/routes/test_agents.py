@@ -1,0 +1,115 @@
+"""One agent's connection: who may speak, what is heard, and when it ends."""
+
+import asyncio
+import json
+
+import pytest
+from starlette.websockets import WebSocketDisconnect
+
+from pulsetrain.core.errors import Unavailable, UsageError
+from pulsetrain.hub.routes.agents import POLICY_VIOLATION, UNAUTHORIZED, serve_agent
+from pulsetrain.protocol.messages import Leave, encode
+from pulsetrain.recovery.nodes import Node
+from tests.hub.fakes import TOKEN
+from tests.recovery.builders import heartbeat, hello
+
+
+class Socket:
+    """A WebSocket that receives what a test lists, then the client's disconnect."""
+
+    def __init__(self, *texts, token=TOKEN):
+        self.headers, self.query_params = {"authorization": f"Bearer {token}"}, {}
+        self.texts, self.sent, self.accepted, self.closed = list(texts), [], False, None
+
+    async def accept(self):
+        self.accepted = True
+
+    async def receive_text(self):
+        if not self.texts:
+            raise WebSocketDisconnect(1000)
+        text = self.texts.pop(0)
+        return text() if callable(text) else text
+
+    async def send_text(self, text):
+        if self.closed:
+            raise RuntimeError("closed")
+        self.sent.append(text)
+
+    async def close(self, code, reason=""):
+        self.closed = (code, reason)
+
+
+class Controller:
+    """Takes one node and keeps what it says."""
+
+    def __init__(self, error=None):
+        self.node, self.heard, self.gone, self.error = None, [], False, error
+
+    def connected(self, hello, send):
+        if self.error:
+            raise self.error
+        self.send, self.node = send, Node(hello, send, 0.0)
+        return self.node
+
+    def received(self, node, message):
+        self.heard.append(message)
+
+    def disconnected(self, node, send):
+        self.gone = node.owns(send)
+
+
+def serve(socket, controller):
+    asyncio.run(serve_agent(socket, controller, TOKEN))
+    return socket
+
+
+def test_messages_arrive_in_order_and_the_end_of_the_connection_is_noticed():
+    controller = Controller()
+    beats = [heartbeat("a", seq=seq) for seq in (1, 2)]
+    serve(Socket(encode(hello()), *map(encode, beats)), controller)
+    assert (controller.node.name, controller.heard, controller.gone) == ("a", beats, True)
+
+
+def test_without_the_token_nobody_is_accepted():
+    socket = serve(Socket(encode(hello()), token="no"), Controller())
+    assert (socket.accepted, socket.closed) == (False, (UNAUTHORIZED, ""))
+
+
+@pytest.mark.parametrize(
+    ("first", "error", "words"),
+    [
+        (encode(heartbeat("a")), None, "first message is Heartbeat, not Hello"),
+        ("no json", None, "not a control message"),
+        (encode(hello()), UsageError("already connected"), "already connected"),
+    ],
+)
+def test_who_does_not_say_hello_properly_is_turned_away_with_the_reason(first, error, words):
+    socket = serve(Socket(first), Controller(error))
+    assert socket.closed[0] == POLICY_VIOLATION
+    assert words in socket.closed[1]
+
+
+def test_damaged_messages_and_commands_from_an_agent_are_skipped():
+    controller = Controller()
+    leave = encode(Leave(id=1, reason="an agent does not command"))
+    serve(Socket(encode(hello()), "damaged", leave, encode(heartbeat("a"))), controller)
+    assert controller.heard == [heartbeat("a")]
+
+
+def test_a_node_that_was_given_up_meanwhile_has_to_say_hello_again():
+    controller = Controller()
+
+    def given_up():
+        controller.node.disconnect(1.0)
+        return encode(heartbeat("a"))
+
+    socket = serve(Socket(encode(hello()), given_up), controller)
+    assert (socket.closed, controller.heard) == ((POLICY_VIOLATION, "this node counted as lost"), [])
+
+
+def test_a_command_on_a_closed_connection_is_unavailable():
+    controller = Controller()
+    socket = serve(Socket(encode(hello())), controller)
+    socket.closed = (1000, "")
+    with pytest.raises(Unavailable, match="connection closed"):
+        asyncio.run(controller.send(json.dumps({})))

@@ -1,0 +1,71 @@
+"""Nodes and evictions over HTTP."""
+
+import pytest
+
+from pulsetrain.core.errors import UsageError
+from pulsetrain.hub.routes import nodes
+from tests.hub.fakes import TOKEN, Client
+from tests.recovery.builders import job_snapshot
+
+
+class Controller:
+    """Knows node b and keeps what it is asked to evict."""
+
+    def __init__(self):
+        self.evicted = []
+
+    def snapshots(self):
+        return [job_snapshot()]
+
+    def preview_eviction(self, name):
+        if name != "b":
+            raise UsageError(f"no node {name!r}; nodes here: b")
+        return {"node": name, "lost_steps": 3}
+
+    async def evict(self, name, reason, actor):
+        cost = self.preview_eviction(name)
+        self.evicted.append((name, reason, actor))
+        return cost
+
+
+@pytest.fixture
+def site():
+    class Site:
+        controller = Controller()
+        client = Client(nodes.routes(controller, TOKEN))
+
+    return Site
+
+
+EVICT = {"node": "b", "reason": "fan", "actor": "ada"}
+
+
+def test_every_node_of_every_job_is_a_row(site):
+    rows = site.client.get("/v1/nodes").json()["nodes"]
+    assert [(row["node"], row["ranks"]) for row in rows] == [("a", [0, 1]), ("b", [2, 3])]
+
+
+def test_a_dry_run_evicts_nobody(site):
+    answer = site.client.post("/v1/evict", json=EVICT | {"dry_run": True})
+    assert (answer.json()["lost_steps"], site.controller.evicted) == (3, [])
+
+
+def test_an_eviction_is_done_in_the_persons_name(site):
+    assert site.client.post("/v1/evict", json=EVICT).json()["node"] == "b"
+    assert site.controller.evicted == [("b", "fan", "ada")]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [({"node": "q"}, "no node 'q'"), ({"reason": ""}, "reason"), ({"actor": None}, "actor")],
+)
+def test_an_eviction_that_makes_no_sense_is_one_line(site, change, words):
+    answer = site.client.post("/v1/evict", json=EVICT | change)
+    assert answer.status_code == 400
+    assert words in answer.json()["error"]
+
+
+def test_nodes_and_evictions_ask_for_the_token(site):
+    assert site.client.get("/v1/nodes", token="no").status_code == 401
+    assert site.client.post("/v1/evict", json=EVICT, token="no").status_code == 401
+    assert site.controller.evicted == []

@@ -1,0 +1,39 @@
+"""What `pulsetrain status` shows."""
+
+import json
+from types import SimpleNamespace
+
+from pulsetrain import __version__
+from pulsetrain.analytics.verdict import Inconclusive
+from pulsetrain.hub.loops import LoopTable
+from pulsetrain.hub.reporter import Reporter
+from pulsetrain.hub.status import StatusReport
+from tests.hub.fakes import Clock, FakeJob, finding
+from tests.hub.test_loops import loop
+from tests.hub.test_reporter import Alerts, Writer
+
+
+def test_hub_jobs_and_loops_are_in_one_json_object():
+    facts, jobs = {"url": "http://hub"}, {"j": FakeJob()}
+    reporter = Reporter(jobs, Writer(), Alerts(), Clock())
+    reporter.report("j", "live", [finding()], [finding()])
+    reporter.detectors("j", 0, [Inconclusive(analyzer="mfu", reason="no device", blind=True)])
+    steps = SimpleNamespace(median_step_ns=lambda job: 1_500_000_000)
+    rows = SimpleNamespace(written_rows=7, failed_rows=2)
+    table = LoopTable([lambda: [loop("controller", failures=4)]], jobs)
+    report = StatusReport(facts, jobs, reporter, steps, rows, table)
+    facts["dashboard"] = "http://later"
+    status = report.status()
+    assert json.loads(json.dumps(status)) == status
+    assert status["hub"] == {
+        "url": "http://hub", "dashboard": "http://later", "version": __version__, "watch_failures": 4,
+        "written_rows": 7, "unwritten_rows": 2,
+    }  # fmt: skip
+    (job,) = status["jobs"]
+    assert (job["job"], job["state"], job["verdict"]["state"]) == ("j", "running", "hung")
+    assert [f["kind"] for f in job["findings"]] == ["hang"]
+    assert [(d["analyzer"], d["state"]) for d in job["detectors"]] == [("mfu", "blind")]
+    assert job["median_step_s"] == 1.5
+    assert [(row["process"], row["loop"], row["failures"]) for row in status["loops"]] == [
+        ("hub", "controller", 4)
+    ]

@@ -1,0 +1,141 @@
+"""From what the store says to findings: which jobs are asked about, how often, and what is believed."""
+
+import asyncio
+
+import pytest
+
+from pulsetrain.analytics.verdict import Healthy, Inconclusive
+from pulsetrain.hub.storage_lag import LIMIT_S
+from pulsetrain.hub.store_analysis import AGAIN_S, MACHINES_S, STORE_S, StoreAnalysis
+from pulsetrain.recovery.transitions import Phase
+from tests.hub.fakes import Clock, FakeJob, Sink, finding
+from tests.recovery.builders import node_snapshot, status
+
+STACKS = Inconclusive(analyzer="stacks", reason="not tried yet in this attempt")
+
+
+class Records:
+    """A store that answers what a test says; `took_s` passes with each question about steps."""
+
+    def __init__(self, clock):
+        self.clock, self.took_s = clock, 0.0
+        self.steps, self.machines = [Healthy(analyzer="straggler")], [Healthy(analyzer="network")]
+        self.newest, self.past, self.asked = 5, [], []
+
+    def verdicts(self, job, attempt, now_ns, *, machines):
+        self.asked.append("machines" if machines else "steps")
+        if machines:
+            return self.machines
+        self.clock.now_s += self.took_s
+        if isinstance(self.steps, Exception):
+            raise self.steps
+        return self.steps
+
+    def newest_step(self, job, attempt):
+        return self.newest
+
+    def past_findings(self, job):
+        self.asked.append("past")
+        if isinstance(self.past, Exception):
+            raise self.past
+        return self.past
+
+
+class Site:
+    def __init__(self, **changes):
+        self.clock, self.sink, self.job = Clock(), Sink(), FakeJob(**changes)
+        self.records = Records(self.clock)
+        self.jobs = {"j": self.job}
+        self.analysis = StoreAnalysis(self.jobs, self.records, self.sink, self.clock, lambda job: STACKS)
+
+    def turn(self, after_s=0.0):
+        self.clock.now_s += after_s
+        return asyncio.run(self.analysis.turn())
+
+
+@pytest.mark.parametrize("change", [{"phase": Phase.STARTING}, {"first_step_done": False}])
+def test_only_a_job_that_trains_is_asked_about(change):
+    site = Site(**change)
+    site.turn()
+    assert site.records.asked == ["past"]
+
+
+def test_machines_are_looked_at_every_five_seconds_and_their_verdicts_stay():
+    site = Site()
+    site.turn()
+    site.turn(after_s=1.0)
+    assert site.records.asked == ["past", "steps", "machines", "steps"]
+    assert [v.analyzer for v in site.sink.detected["j"]] == ["straggler", "no_data", "stacks", "network"]
+    site.turn(after_s=MACHINES_S)
+    assert site.records.asked[-2:] == ["steps", "machines"]
+
+
+def test_a_sure_finding_is_reported_at_once_and_once():
+    site = Site()
+    site.records.steps = [finding("straggler", confidence=0.95)]
+    assert site.turn() == STORE_S
+    site.turn()
+    assert [f.kind for f in site.sink.new] == ["straggler"]
+    assert [f.kind for f in site.sink.still_open["j", "stored"]] == ["straggler"]
+
+
+def test_an_unsure_finding_is_looked_at_again_soon():
+    site = Site()
+    site.records.machines = [finding("traffic_drop", confidence=0.6)]
+    assert site.turn() == AGAIN_S
+    assert site.sink.new == []
+    assert site.turn() == STORE_S  # machines are asked again before their five seconds are over
+    assert [f.kind for f in site.sink.new] == ["traffic_drop"]
+
+
+def test_looking_takes_a_third_of_the_time_at_most():
+    site = Site()
+    site.records.took_s = 4.0
+    assert site.turn() == 8.0
+
+
+def test_steps_that_are_not_stored_are_a_finding():
+    site = Site(nodes=(node_snapshot("a", status(0, last_step=90)),))
+    site.turn()
+    site.turn(after_s=LIMIT_S + 1)
+    assert [f.kind for f in site.sink.new] == ["no_data"]
+
+
+def test_what_was_found_in_an_attempt_that_is_over_is_not_reported():
+    site = Site()
+    original = site.records.verdicts
+
+    def verdicts(*args, **more):
+        site.job.changes["attempt"] = 1
+        return original(*args, **more)
+
+    site.records.verdicts = verdicts
+    site.records.steps = [finding("straggler")]
+    site.turn()
+    assert (site.sink.new, site.sink.detected) == ([], {})
+
+
+def test_findings_of_earlier_hubs_are_recalled_once():
+    site = Site(phase=Phase.WAITING)
+    site.records.past = [finding("hang")]
+    site.turn()
+    site.turn()
+    assert ([f.kind for f in site.sink.past["j"]], site.records.asked) == (["hang"], ["past"])
+
+
+def test_an_old_store_that_cannot_be_recalled_does_not_stop_the_analysis():
+    site = Site()
+    site.records.past = RuntimeError("no such column")
+    with pytest.raises(RuntimeError):
+        site.turn()
+    assert "j" in site.sink.detected
+    site.turn()  # not asked again
+
+
+def test_one_job_whose_analysis_raises_does_not_blind_the_others():
+    site = Site()
+    site.jobs["broken"] = FakeJob(broken=RuntimeError("no snapshot"))
+    with pytest.raises(RuntimeError) as raised:
+        site.turn()
+    assert raised.value.__notes__ == ["job broken"]
+    assert "j" in site.sink.detected

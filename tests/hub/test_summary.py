@@ -1,0 +1,76 @@
+"""The sentence that says how a job is."""
+
+import pytest
+
+from pulsetrain.hub.summary import summarize
+from pulsetrain.recovery import faults
+from pulsetrain.recovery.nodes import NodeState
+from pulsetrain.recovery.transitions import Phase
+from tests.hub.fakes import finding
+from tests.recovery.builders import S, job_snapshot, node_snapshot, rank_exit, status
+
+FAULT = faults.rank_failed(rank_exit(3, -9), S)
+LOST = node_snapshot("b", state=NodeState.LOST, connected=False)
+
+
+@pytest.mark.parametrize(
+    ("changes", "state", "sentence"),
+    [
+        ({}, "healthy", "Healthy: step 5, 4 ranks, no fault seen."),
+        (
+            {"phase": Phase.FORMING, "nodes": (node_snapshot("a"),)},
+            "forming",
+            "Waiting for nodes: 1 of 2 joined.",
+        ),
+        ({"phase": Phase.STARTING}, "starting", "Starting."),
+        (
+            {"phase": Phase.STARTING, "fault": FAULT},
+            "recovering",
+            "Relaunching after: rank 3 on b ended with signal 9.",
+        ),
+        (
+            {"phase": Phase.CHECKING, "fault": FAULT},
+            "recovering",
+            "Stopped and checking nodes: rank 3 on b ended with signal 9.",
+        ),
+        (
+            {"phase": Phase.WAITING, "fault": FAULT, "nodes": (node_snapshot("a"), LOST)},
+            "recovering",
+            "Waiting for 1 more node(s): rank 3 on b ended with signal 9.",
+        ),
+        ({"phase": Phase.FINISHED}, "finished", "Finished after step 5."),
+        ({"phase": Phase.FAILED, "failure": "exit code 7"}, "failed", "Failed: exit code 7."),
+        ({"phase": Phase.FAILED, "ended_by": "SIGINT"}, "ended", "Ended by SIGINT after step 5."),
+        (
+            {"phase": Phase.FAILED, "ended_by": "SIGTERM", "nodes": ()},
+            "ended",
+            "Ended by SIGTERM before the first step.",
+        ),
+        ({"first_step_done": False}, "starting", "Attempt 0 is starting; no step completed yet."),
+        (
+            {"first_step_done": False, "fault": FAULT},
+            "recovering",
+            "Attempt 0 is starting; recovering from: rank 3 on b ended with signal 9.",
+        ),
+        (
+            {"nodes": (node_snapshot("a", status(0), heartbeat_age_s=6.0),)},
+            "no_data",
+            "No report from any rank for 6 s.",
+        ),
+    ],
+)  # fmt: skip
+def test_each_phase_has_its_sentence(changes, state, sentence):
+    summary = summarize(job_snapshot(**changes), [])
+    assert (summary["state"], summary["sentence"], summary["since_ns"]) == (state, sentence, 900 * S)
+
+
+@pytest.mark.parametrize(
+    ("kind", "state"), [("hang", "hung"), ("straggler", "slow"), ("gpu_fault", "warning")]
+)
+def test_the_worst_open_finding_is_the_sentence_since_it_began(kind, state):
+    summary = summarize(job_snapshot(), [finding(kind, ts_ns=950 * S), finding("mfu_decay")])
+    assert summary == {"state": state, "sentence": f"{kind} at rank 3", "since_ns": 950 * S}
+
+
+def test_findings_do_not_hide_that_the_job_is_over():
+    assert summarize(job_snapshot(phase=Phase.FINISHED), [finding()])["since_ns"] == 900 * S
