@@ -1,14 +1,15 @@
-"""How often the detectors are right: real faults in real jobs of eight processes, and planted ones in fleets.
+"""How often the detectors are right, on real faults in jobs of eight processes and on simulated fleets.
 
     python benchmarks/campaign.py [--trials 200] [--seconds 1500] [--seed 0] [--resume FILE]
     python benchmarks/campaign.py --quick
     python benchmarks/campaign.py --fleet-only
 
 Each session is one launch of benchmarks/trials/job.py with a plan of faults that is deterministic by (rank,
-step): several that pass, clean steps between them, and sometimes one that ends the job. What is said of it is
-compared with what was done. With `--seconds` no session begins after that time; `--resume` keeps finished
-sessions in a file and goes on from there; with `--part` several processes share them. The last line is one
-JSON object.
+step). It has several faults that pass, clean steps between them, and sometimes a fault that ends the job. The
+verdicts are compared with the faults.
+
+With `--seconds` no session begins after that time. `--resume` keeps finished sessions in a file and goes on
+from there. With `--part` several processes share the sessions. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -31,21 +32,21 @@ QUICK = ("sigkill", "sigstop", "slow_rank_1.3x", "nan")
 
 
 def plan(trials: int, seed: int, clean: int) -> list[Timetable]:
-    """The sessions of a campaign: passing faults dealt out over those that end with an ending one.
+    """Return the sessions of a campaign. Faults that pass are spread over those that end with an ending one.
 
-    `clean` windows more than those before each fault come in sessions of their own, every other of which
-    computes on the processors themselves, eight ranks on whatever cores there are.
+    `clean` windows beyond those before each fault have sessions of their own. Every other one of these
+    computes on the processors themselves, with eight ranks on the cores that there are.
     """
     import random
 
-    deck = [kind for kind, count in kinds.counts(trials).items() for _ in range(count)]
-    random.Random(seed).shuffle(deck)
+    faults = [kind for kind, count in kinds.counts(trials).items() for _ in range(count)]
+    random.Random(seed).shuffle(faults)
     probe = {kind: make(random.Random(0), 100) for kind, make in kinds.KINDS.items()}
-    ending = [kind for kind in deck if probe[kind].ends]
-    passing = [kind for kind in deck if not probe[kind].ends]
+    ending = [kind for kind in faults if probe[kind].ends]
+    passing = [kind for kind in faults if not probe[kind].ends]
     count = max(len(ending), -(-len(passing) // PASSING_A_SESSION))
-    hands: list[list[str]] = [passing[i::count] + ending[i : i + 1] for i in range(count)]
-    tables = [timetable(i, "device", hand, seed=seed) for i, hand in enumerate(hands)]
+    by_session: list[list[str]] = [passing[i::count] + ending[i : i + 1] for i in range(count)]
+    tables = [timetable(i, "device", kinds_, seed=seed) for i, kinds_ in enumerate(by_session)]
     left = max(0, clean - trials)
     quiet = [
         timetable(count + i, "host" if i % 2 else "device", (), seed=seed, clean=CLEAN_A_SESSION)
@@ -58,7 +59,7 @@ def plan(trials: int, seed: int, clean: int) -> list[Timetable]:
 
 
 def run(tables: Iterable[Timetable], *, until_s: float, kept: Path | None) -> list[dict[str, Any]]:
-    """Rows of all sessions, finished ones from `kept`; no session begins after `until_s`."""
+    """Return the rows of all sessions, those of finished ones from `kept`. None begins after `until_s`."""
     tables = list(tables)
     rows = read(kept)
     done = {row["session"] for row in rows if row["what"] == "session"}
@@ -81,7 +82,7 @@ def run(tables: Iterable[Timetable], *, until_s: float, kept: Path | None) -> li
 
 
 def read(path: Path | None) -> list[dict[str, Any]]:
-    """Rows of an earlier run."""
+    """Return the rows of an earlier run."""
     if path is None or not path.exists():
         return []
     return [json.loads(line) for line in path.read_text().splitlines()]
@@ -95,7 +96,7 @@ def keep(path: Path | None, rows: Iterable[dict[str, Any]]) -> None:
 
 
 def arguments() -> argparse.Namespace:
-    """The command line."""
+    """Return the parsed command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--trials", type=int, default=200, help="faults in all")
     parser.add_argument("--clean", type=int, default=300, help="clean windows in all")
@@ -115,17 +116,17 @@ def arguments() -> argparse.Namespace:
 
 
 def chosen(args: argparse.Namespace) -> list[Timetable]:
-    """The sessions that the command line asks for."""
+    """Return the sessions that the command line names."""
     if args.quick:
         return [timetable(0, "device", QUICK[1:] + QUICK[:1], seed=args.seed)]
     if args.only:
-        hands = [[kind] for kind in args.only for _ in range(args.trials)]
-        return [timetable(i, "device", hand, seed=args.seed) for i, hand in enumerate(hands)]
+        repeated = [kind for kind in args.only for _ in range(args.trials)]
+        return [timetable(i, "device", [kind], seed=args.seed) for i, kind in enumerate(repeated)]
     return plan(args.trials, args.seed, args.clean)
 
 
 def generated(args: argparse.Namespace, until_s: float) -> dict[str, Any]:
-    """The same tables for planted faults in generated fleets, by size; none is begun after `until_s`."""
+    """Return the same tables for simulated fleets, by size. None is begun after `until_s`."""
     sizes = {}
     for ranks in FLEETS:
         began_s, rows = time.monotonic(), []
@@ -140,14 +141,14 @@ def generated(args: argparse.Namespace, until_s: float) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run, print the tables, and one JSON object last."""
+    """Run the campaign. Print the tables, and one JSON object last."""
     args = arguments()
     began_s = time.monotonic()
     rows: list[dict[str, Any]] = []
     tables: list[Timetable] = []
     if not args.fleet_only:
-        place, parts = (int(number) for number in args.part.split("/"))
-        tables = chosen(args)[place::parts]
+        part, parts = (int(number) for number in args.part.split("/"))
+        tables = chosen(args)[part::parts]
         rows = run(tables, until_s=began_s + args.seconds, kept=args.resume)
     skipped = args.no_fleet or args.quick or args.only
     sizes = {} if skipped else generated(args, began_s + args.seconds)

@@ -2,9 +2,11 @@
 
     python benchmarks/side_by_side.py [--data DIR] [--peers PYTHON]
 
-`PYTHON` is an interpreter in which the peers are installed, of which any may be missing (docs/side-by-side.md
-says how to make one); by default this one, which has PyTorch's analyzer alone. Prints a table, and one JSON
-object as its last line: {"ours": {recording: answer}, "peers": {name: {"version", "answers"} or why not}}.
+`PYTHON` is an interpreter in which the other tools are installed. Any of them may be missing.
+docs/side-by-side.md says how to make one. By default it is this interpreter. It has PyTorch's analyzer alone.
+
+Prints a table, and one JSON object as its last line:
+{"ours": {recording: answer}, "peers": {name: {"version", "answers"} or the reason why there is none}}.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ PEERS = ("fr_trace", "nvidia_resiliency_ext", "holistic_trace_analysis")
 
 
 def ours(*arguments: str) -> tuple[Any, float]:
-    """The answer of a command with --json, and seconds with start-up."""
+    """Return the answer of a command with --json, and its seconds with start-up."""
     began = time.perf_counter()
     command = [sys.executable, "-m", "pulsetrain.cli", *arguments, "--json"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120, check=False)
@@ -33,7 +35,7 @@ def ours(*arguments: str) -> tuple[Any, float]:
 
 
 def our_answers(data: Path) -> dict[str, Any]:
-    """What Pulsetrain says of each recording."""
+    """Return the answers of Pulsetrain for each recording."""
     answers: dict[str, Any] = {}
     truth = json.loads((data / "flight-recorder" / "truth.json").read_text())
     for case in sorted(truth):
@@ -56,7 +58,7 @@ def our_answers(data: Path) -> dict[str, Any]:
 
 
 def peer_answer(python: str, name: str, data: Path) -> dict[str, Any]:
-    """What a peer says, from its own interpreter; why there is nothing where there is nothing."""
+    """Return the answers of another tool from its own interpreter, or the reason why there are none."""
     command = [python, str(ROOT / "benchmarks" / "peers" / "adapters.py"), name, str(data)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
@@ -68,7 +70,7 @@ def peer_answer(python: str, name: str, data: Path) -> dict[str, Any]:
 
 
 def table(answers: dict[str, Any], peers: dict[str, Any]) -> list[str]:
-    """Whom each tool names, by recording."""
+    """Return whom each tool names, by recording."""
     lines = []
     for case, own in answers.items():
         if "truth" in own:

@@ -2,8 +2,8 @@
 
     python benchmarks/whatif.py [TRACE.parquet] [--repeat 1,10,100]
 
-Without a trace a pipeline of DP4 PP4 with 32 microbatches and 44 steps is made up. Repeating appends the
-steps again under new numbers. Prints one JSON object as its last line:
+Without a trace, one of DP4 PP4 with 32 microbatches and 44 steps is generated. Repeating appends the steps
+again under new numbers. Prints one JSON object as its last line:
 {"trace", "rows": {repeat: rows}, "seconds": {repeat: best of three}, "peak_mib": {repeat: ...}, "S"}.
 """
 
@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def repeated(table: pa.Table, times: int) -> pa.Table:
-    """The steps of `table`, `times` over, each time under new step numbers."""
+    """Return the steps of `table`, repeated under new step numbers."""
     place = table.column_names.index("step")
     span = pc.max(table["step"]).as_py() + 1
     copies = (
@@ -37,7 +37,7 @@ def repeated(table: pa.Table, times: int) -> pa.Table:
 
 
 def timed(path: Path) -> tuple[float, float, dict[str, object]]:
-    """Wall seconds, peak MiB and answer of one run of the command as a user runs it."""
+    """Return wall seconds, peak MiB and the answer of one run of the command."""
     began = time.perf_counter()
     process = subprocess.Popen(
         [sys.executable, "-m", "pulsetrain.cli", "whatif", str(path), "--json"],

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,12 +21,12 @@ from pulsetrain.analytics.incidents.locations import Topology
 from pulsetrain.analytics.slowness import fail_slow, imbalance, links, mfu, stalls, straggler
 from pulsetrain.analytics.slowness.timings import NUMBERS, PARTS, Timings
 from pulsetrain.analytics.slowness.transfers import Transfers
-from pulsetrain.analytics.verdict import Verdict, findings, guarded
+from pulsetrain.analytics.verdict import Finding, Verdict, findings, guarded
 from pulsetrain.protocol.messages import GroupStatus, RankStatus, WorldNode
 from pulsetrain.simulate.spec import FleetFault, FleetSpec
 from pulsetrain.simulate.telemetry import loss_of
 from pulsetrain.simulate.timing import StepTimes, reduce_seconds, simulate_step
-from trials.score import told
+from trials.score import scored
 
 NS = 1e9
 STEPS = 200
@@ -273,14 +273,14 @@ def trials(ranks: int, each: int, seed: int) -> Iterator[dict[str, Any]]:
 def clean(spec: FleetSpec) -> dict[str, Any]:
     """The row of a fleet without a fault: one window of all its steps."""
     t = timings_of(spec)
-    found = [f for verdicts in look(t, *transfers_of(spec)).values() for f in findings(verdicts)]
+    reported = [f for verdicts in look(t, *transfers_of(spec)).values() for f in findings(verdicts)]
     seconds = float(t.numbers["duration_ns"].max(axis=1).sum() / NS)
     return {
         "what": "clean",
         "mode": f"simulated, {spec.ranks} ranks",
         "steps": spec.steps,
         "seconds": seconds,
-        "findings": [told(f) for f in found],
+        "findings": [scored(f) for f in reported],
     }
 
 
@@ -290,18 +290,18 @@ def trial(spec: FleetSpec, plan: Planted) -> dict[str, Any]:
     t = timings_of(broken)
     transfers = transfers_of(broken)
     began_s = time.monotonic()
-    found = [f for verdicts in look(t, *transfers).values() for f in findings(verdicts)]
-    return _row(spec, plan.kind, plan.kinds, plan.subjects, plan.struck, found, time.monotonic() - began_s)
+    reported = [f for verdicts in look(t, *transfers).values() for f in findings(verdicts)]
+    return _row(spec, plan.kind, plan.kinds, plan.subjects, plan.struck, reported, time.monotonic() - began_s)
 
 
 def _hang(spec: FleetSpec, draw: random.Random) -> dict[str, Any]:
     rank = draw.randrange(spec.ranks)
     view = stuck(spec, rank)
     began_s = time.monotonic()
-    found = findings(watch.hang(view))
+    reported = findings(watch.hang(view))
     took_s = time.monotonic() - began_s
     subjects = frozenset({("rank", str(rank))})
-    return _row(spec, "hang", frozenset({"hang"}), subjects, (rank,), found, took_s)
+    return _row(spec, "hang", frozenset({"hang"}), subjects, (rank,), reported, took_s)
 
 
 def _row(
@@ -310,22 +310,22 @@ def _row(
     kinds: frozenset[str],
     subjects: frozenset[tuple[str, str]],
     struck: tuple[int, ...],
-    found: list[Any],
+    reported: Sequence[Finding],
     took_s: float,
 ) -> dict[str, Any]:
-    said: dict[str, Any] = {
+    entry: dict[str, Any] = {
         "steps": -1,
         "seconds": took_s,
-        "findings": [told(f) for f in found],
+        "findings": [scored(f) for f in reported],
         "abstained": [],
         "hypotheses": [],
         "root_confidence": 0.0,
     }
-    if found:
+    if reported:
         nodes = {(spec.job, r): spec.node(r) for r in range(spec.ranks)}
-        story = incidents.join(found, Topology(node_of=nodes))[0]
-        said["hypotheses"] = [h["root"] for h in story["hypotheses"]][:3]
-        said["root_confidence"] = story["hypotheses"][0]["confidence"]
+        incident = incidents.join(reported, Topology(node_of=nodes))[0]
+        entry["hypotheses"] = [h["root"] for h in incident["hypotheses"]][:3]
+        entry["root_confidence"] = incident["hypotheses"][0]["confidence"]
     return {
         "what": "trial",
         "mode": f"simulated, {spec.ranks} ranks",
@@ -336,5 +336,5 @@ def _row(
         "subjects": sorted(subjects),
         "within": 0,
         "stalls": kind == "hang",
-        "looks": [said],
+        "looks": [entry],
     }

@@ -1,4 +1,4 @@
-"""What is injected, how often, and which verdict would be right: the campaign's table of faults."""
+"""The faults of the campaign: what is injected, how often, and which verdict is right."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Plan:
     stalls: bool = False
     resume: tuple[int, ...] = ()
     within: int = 0
-    """steps in which it has to be found; 0: not stated"""
+    """steps in which it has to be detected; 0: no limit"""
 
 
 def node(rank: int) -> str:
@@ -221,13 +221,13 @@ def _lost_time(kind: str, fault: str, phase: str, seconds: float, every: int) ->
     return make
 
 
-def _value(kind: str, fault: str, phase: str, *found: str, everyone: bool = False) -> Make:
+def _value(kind: str, fault: str, phase: str, *kinds: str, everyone: bool = False) -> Make:
     def make(draw: random.Random, step: int) -> Plan:
         rank = draw.randrange(RANKS)
         ranks = range(RANKS) if everyone else (rank,)
         faults = tuple(Fault(kind=fault, rank=r, step=step, phase=phase, factor=3.0) for r in ranks)
         subjects = frozenset({("job", "")}) if everyone else _rank(rank)
-        return Plan(kind=kind, faults=faults, kinds=frozenset(found), subjects=subjects, steps=10)
+        return Plan(kind=kind, faults=faults, kinds=frozenset(kinds), subjects=subjects, steps=10)
 
     return make
 

@@ -101,15 +101,15 @@ def lines(result: Row) -> Iterator[str]:
 
 
 def _line(kind: str, row: Row) -> tuple[str, ...]:
-    found = row["detected"]
+    detected = row["detected"]
 
     def number(name: str) -> str:
         return "-" if row[name] is None else f"{row[name]:.1f}"
 
     return (
         kind,
-        f"{found['hits']}/{found['of']}",
-        f"{found['low']:.0%}-{found['high']:.0%}",
+        f"{detected['hits']}/{detected['of']}",
+        f"{detected['low']:.0%}-{detected['high']:.0%}",
         *(f"{row[what]['hits']}/{row[what]['of']}" for what in ("kind", "top1", "top3")),
         *(number(name) for name in ("seconds_p50", "seconds_p95", "steps_p50", "steps_p95")),
     )

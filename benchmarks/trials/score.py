@@ -1,4 +1,4 @@
-"""From what was injected and what was said to error rates: intervals, places, times, calibration."""
+"""From injected faults and reported findings to error rates, times and calibration, with intervals."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pulsetrain.records.findings import Finding
 
 Row = Mapping[str, Any]
 Z = 1.959964  # 95 %
-LEAST_TOLD = 8  # statements of a kind below which its own figures stand
+MIN_STATEMENTS = 8  # statements of a kind below which its own figures stand
 HANG_S = 8.0  # 5 s after the product's shortest threshold
 BINS = (0.0, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
 
@@ -32,8 +32,8 @@ def wilson(hits: int, of: int) -> tuple[float, float]:
     return max(0.0, centre - half), min(1.0, centre + half)
 
 
-def told(finding: Finding) -> dict[str, Any]:
-    """The part of a finding that is scored."""
+def scored(finding: Finding) -> dict[str, Any]:
+    """Return the part of a finding that is scored."""
     return {
         "kind": finding.kind,
         "subject_type": finding.subject_type,
@@ -51,13 +51,13 @@ def told(finding: Finding) -> dict[str, Any]:
 
 
 def rate(hits: int, of: int) -> dict[str, Any]:
-    """A proportion with its interval, JSON-able."""
+    """Return a proportion with its interval, as a JSON object."""
     low, high = wilson(hits, of)
     return {"hits": hits, "of": of, "low": round(low, 4), "high": round(high, 4)}
 
 
 def percentile(values: Sequence[float], share: float) -> float | None:
-    """The value below which `share` of them lie; None of none."""
+    """Return the value below which `share` of the values lie, or None without values."""
     if not values:
         return None
     if len(values) == 1:
@@ -66,7 +66,7 @@ def percentile(values: Sequence[float], share: float) -> float | None:
 
 
 def names(row: Row, subject_type: str, subject: str) -> bool:
-    """Whether this subject is one that the trial's fault is rightly named by."""
+    """Whether this subject names the fault of the trial."""
     return any(
         subject_type == kind and (name in ("", subject) or subject.split(":")[0] == name)
         for kind, name in row["subjects"]
@@ -89,14 +89,14 @@ def blames_victim(row: Row, finding: Row) -> bool:
 
 
 def judge(row: Row) -> dict[str, Any]:
-    """What became of one trial.
+    """Return the result of one trial.
 
-    `kind`: the leading hypothesis, or a finding beside it, is of a right kind; `top1`, `top3`: the incident's
-    first, or one of its first three hypotheses, names the culprit; times run from the fault's first step.
+    `kind`: the leading hypothesis, or a finding beside it, is of a right kind. `top1` and `top3`: the first
+    hypothesis, or one of the first three, names the culprit. Times run from the first step of the fault.
     """
-    said = [look for look in row["looks"] if look["findings"]]
-    judged = said[-1] if said else None
-    hits = [look for look in said if any(right(row, f) for f in look["findings"])]
+    reports = [look for look in row["looks"] if look["findings"]]
+    judged = reports[-1] if reports else None
+    hits = [look for look in reports if any(right(row, f) for f in look["findings"])]
     kinds = [f["kind"] for f in judged["findings"]] if judged else []
     roots = judged["hypotheses"] if judged else []
     return {
@@ -106,9 +106,11 @@ def judge(row: Row) -> dict[str, Any]:
         "top3": any(_is(row, root) for root in roots),
         "seconds": hits[0]["seconds"] if hits else None,
         "steps": min((look["steps"] for look in hits if look["steps"] >= 0), default=None),
-        "victims": sorted({f["subject"] for look in said for f in look["findings"] if blames_victim(row, f)}),
+        "victims": sorted(
+            {f["subject"] for look in reports for f in look["findings"] if blames_victim(row, f)}
+        ),
         "victim_root": bool(roots) and not _is(row, roots[0]) and roots[0].split(" ")[0] in ("rank", "node"),
-        "abstained": not said and any(look["abstained"] for look in row["looks"]),
+        "abstained": not reports and any(look["abstained"] for look in row["looks"]),
     }
 
 
@@ -118,7 +120,7 @@ def _is(row: Row, root: str) -> bool:
 
 
 def by_kind(rows: Iterable[Row]) -> dict[str, dict[str, Any]]:
-    """The table of the trials: one entry for each kind, in order of first appearance."""
+    """Return a summary of the trials of each kind, in order of first appearance."""
     groups: dict[str, list[Row]] = {}
     for row in rows:
         if row["what"] == "trial":
@@ -128,37 +130,39 @@ def by_kind(rows: Iterable[Row]) -> dict[str, dict[str, Any]]:
 
 def _summary(rows: Sequence[Row]) -> dict[str, Any]:
     judged = [judge(row) for row in rows]
-    found = [j for j in judged if j["detected"]]
-    steps = [j["steps"] for j in found if j["steps"] is not None]
+    detected = [j for j in judged if j["detected"]]
+    steps = [j["steps"] for j in detected if j["steps"] is not None]
     within = rows[0]["within"]
     return {
         "trials": len(rows),
-        "detected": rate(len(found), len(rows)),
+        "detected": rate(len(detected), len(rows)),
         "kind": rate(sum(j["kind"] for j in judged), len(rows)),
         "top1": rate(sum(j["top1"] for j in judged), len(rows)),
         "top3": rate(sum(j["top3"] for j in judged), len(rows)),
-        "seconds_p50": percentile([j["seconds"] for j in found], 0.5),
-        "seconds_p95": percentile([j["seconds"] for j in found], 0.95),
+        "seconds_p50": percentile([j["seconds"] for j in detected], 0.5),
+        "seconds_p95": percentile([j["seconds"] for j in detected], 0.95),
         "steps_p50": percentile(steps, 0.5),
         "steps_p95": percentile(steps, 0.95),
         "within": within,
-        "in_time": _in_time(rows[0], found),
+        "in_time": _in_time(rows[0], detected),
         "abstained": sum(j["abstained"] for j in judged),
         "victims_named": sum(bool(j["victims"]) for j in judged),
         "victim_root": sum(j["victim_root"] for j in judged),
     }
 
 
-def _in_time(row: Row, found: Sequence[Row]) -> int | None:
-    """Those found within the steps that the kind allows, or within 5 s of the threshold of a hang; None where
-    no time is set."""
+def _in_time(row: Row, detected: Sequence[Row]) -> int | None:
+    """Return how many were detected within the limit of their kind, or None where it has no limit.
+
+    The limit is a number of steps, or for a hang 5 s after its threshold.
+    """
     if row["within"]:
-        return sum(j["steps"] is not None and j["steps"] <= row["within"] for j in found)
-    return sum(j["seconds"] <= HANG_S for j in found) if row["stalls"] else None
+        return sum(j["steps"] is not None and j["steps"] <= row["within"] for j in detected)
+    return sum(j["seconds"] <= HANG_S for j in detected) if row["stalls"] else None
 
 
 def overall(table: Mapping[str, Mapping[str, Any]], shares: Mapping[str, float]) -> dict[str, Any]:
-    """All trials together, and weighted by how often each kind is met in the field."""
+    """Return the rates of all trials, and the rates weighted by how often each kind occurs in the field."""
     total: dict[str, Any] = {"trials": sum(r["trials"] for r in table.values())}
     for what in ("detected", "kind", "top1", "top3"):
         hits, of = (sum(r[what][part] for r in table.values()) for part in ("hits", "of"))
@@ -173,7 +177,7 @@ def overall(table: Mapping[str, Mapping[str, Any]], shares: Mapping[str, float])
 
 
 def clean(rows: Iterable[Row]) -> dict[str, Any]:
-    """Windows without a fault: those with a finding that asks for action, and with any at all."""
+    """Return how many windows without a fault have a finding, and one that asks for action."""
     windows = [row for row in rows if row["what"] == "clean"]
     alarms = [w for w in windows if any(f["severity"] != "info" for f in w["findings"])]
     any_ = [w for w in windows if w["findings"]]
@@ -192,41 +196,41 @@ Statement = tuple[str, float, bool]  # kind, stated confidence, right
 
 
 def statements(rows: Iterable[Row]) -> list[Statement]:
-    """Every finding told, as its analyzer states it: in the last look of a trial, and in clean windows."""
+    """Return every finding of the last look of a trial, and of clean windows, as its analyzer states it."""
     stated: list[Statement] = []
     for row in rows:
         if row["what"] == "clean":
             stated += [(f["kind"], f["stated"], False) for f in row["findings"]]
         elif row["what"] == "trial":
-            said = [look for look in row["looks"] if look["findings"]]
-            stated += [
-                (f["kind"], f["stated"], true_of(row, f)) for f in (said[-1]["findings"] if said else [])
-            ]
+            reports = [look["findings"] for look in row["looks"] if look["findings"]]
+            stated += [(f["kind"], f["stated"], true_of(row, f)) for f in (reports[-1] if reports else [])]
     return stated
 
 
 def fitted(stated: Iterable[Statement]) -> dict[str, tuple[calibration.CalibrationPoint, ...]]:
-    """The calibration table of every kind with at least `LEAST_TOLD` statements."""
+    """Return the calibration of every kind with at least `MIN_STATEMENTS` statements."""
     by_kind: dict[str, list[tuple[float, bool]]] = {}
     for kind, confidence, right_ in stated:
         by_kind.setdefault(kind, []).append((confidence, right_))
     return {
-        kind: calibration.fit(told_) for kind, told_ in sorted(by_kind.items()) if len(told_) >= LEAST_TOLD
+        kind: calibration.fit(of_kind)
+        for kind, of_kind in sorted(by_kind.items())
+        if len(of_kind) >= MIN_STATEMENTS
     }
 
 
 def held_out(rows: Sequence[Row]) -> list[Statement]:
-    """Statements calibrated by a table of the other half of the sessions, which never saw them."""
+    """Return the statements of each half of the sessions, calibrated by the other half."""
     halves = [statements(r for r in rows if r.get("session", 0) % 2 == half) for half in (0, 1)]
-    told_: list[Statement] = []
+    calibrated: list[Statement] = []
     for mine, other in ((halves[0], halves[1]), (halves[1], halves[0])):
         table = fitted(other)
-        told_ += [(kind, calibration.calibrated(c, table.get(kind, ())), ok) for kind, c, ok in mine]
-    return told_
+        calibrated += [(kind, calibration.calibrated(c, table.get(kind, ())), ok) for kind, c, ok in mine]
+    return calibrated
 
 
 def true_of(row: Row, finding: Row) -> bool:
-    """Whether what a finding says is true: it names the fault, or a consequence that the fault does have."""
+    """Whether a finding is true: it names the fault, or a real consequence of it."""
     if right(row, finding):
         return True
     if finding["subject_type"] == "rank" and int(finding["subject"]) in row["struck"]:
@@ -234,10 +238,10 @@ def true_of(row: Row, finding: Row) -> bool:
     return finding["subject_type"] == "job" and finding["kind"] in ("mfu_decay", "fail_slow")
 
 
-def reliability(told: Iterable[tuple[str, float, bool]]) -> list[dict[str, Any]]:
-    """Stated confidence against observed frequency, by bins of the former."""
+def reliability(statements: Iterable[tuple[str, float, bool]]) -> list[dict[str, Any]]:
+    """Return the observed frequency for bins of stated confidence."""
     rows = []
-    every = list(told)
+    every = list(statements)
     for low, high in pairwise(BINS):
         inside = [t for t in every if low <= t[1] < high or (high == 1.0 and t[1] == 1.0)]
         if inside:
@@ -248,7 +252,7 @@ def reliability(told: Iterable[tuple[str, float, bool]]) -> list[dict[str, Any]]
 
 
 def calibration_error(rows: Sequence[Row]) -> float:
-    """Mean distance of stated from observed, by findings."""
+    """Return the mean distance of stated confidence from observed frequency, over findings."""
     total = sum(r["of"] for r in rows)
     return (
         round(sum(r["of"] * abs(r["stated"] - r["hits"] / r["of"]) for r in rows) / total, 4)

@@ -71,7 +71,7 @@ class Session:
         self._folder.mkdir()
         self._rows: dict[str, list[pa.RecordBatch]] = {}
         self._inserted_s = 0.0
-        self._paces: deque[tuple[int, float]] = deque(maxlen=50)
+        self._step_times: deque[tuple[int, float]] = deque(maxlen=50)
         self.last_step = -1
         self.exits: list[RankExit] = []
         self._identities = {p.node: self._identity(p) for p in WORLD}
@@ -118,7 +118,7 @@ class Session:
         """No rank is left."""
         return all(r.code is not None for r in self.ranks)
 
-    def pump(self) -> None:
+    def drain(self) -> None:
         """Drain every ring; now and then write to the store."""
         now_ns = time.time_ns()
         for rank in self.ranks:
@@ -140,9 +140,9 @@ class Session:
         statuses = tuple(r.status(now_ns) for r in self.ranks)
         self.last_step = max((s.last_step for s in statuses), default=-1)
         now_s = time.monotonic()
-        if self.last_step >= 0 and (not self._paces or self.last_step > self._paces[-1][0]):
-            self._paces.append((self.last_step, now_s))
-        moves = [(t1 - t0) / (s1 - s0) for (s0, t0), (s1, t1) in pairwise(self._paces)]
+        if self.last_step >= 0 and (not self._step_times or self.last_step > self._step_times[-1][0]):
+            self._step_times.append((self.last_step, now_s))
+        moves = [(t1 - t0) / (s1 - s0) for (s0, t0), (s1, t1) in pairwise(self._step_times)]
         return watch.JobView(
             job=self.name,
             attempt=0,
@@ -156,7 +156,7 @@ class Session:
 
     def analyze(self, since: int, until: int, now_ns: int) -> list[Verdict]:
         """What every analyzer says of these steps, as of their end, which was at `now_ns`."""
-        self.pump()
+        self.drain()
         self.flush()
         steps = StepRange(since=since, until=until)
         return analyze(self._bench.store, self.name, steps, attempt=0, now_ns=now_ns)

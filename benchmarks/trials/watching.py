@@ -1,4 +1,4 @@
-"""Runs a session and notes what was said when: clean windows, and each trial from its onset to its end."""
+"""Run a session and record what was reported when: clean windows, and trials from onset to end."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pulsetrain.analytics.incidents.locations import Topology
 from pulsetrain.analytics.verdict import Finding, Inconclusive, Verdict, findings
 from trials.job import SAVE_EVERY
 from trials.kinds import ALIGNED, KINDS, RANKS, Plan, node
-from trials.score import told
+from trials.score import scored
 from trials.session import WATCH, Bench, Session
 
 WARM, LEAD, SETTLE = 8, 33, 4
@@ -66,7 +66,7 @@ def timetable(number: int, mode: str, kinds: Sequence[str], *, seed: int, clean:
 
 @dataclass(kw_only=True)
 class Look:
-    """What one look said: `steps` and `seconds` since the onset."""
+    """What one look reported. `steps` and `seconds` count from the onset."""
 
     steps: int
     seconds: float
@@ -87,7 +87,7 @@ class Watching:
     onset_s: float = 0.0
 
     def run(self) -> list[dict[str, Any]]:
-        """Rows of the session: {"what": "clean" | "trial", ...}, JSON-able."""
+        """Return the rows of the session as JSON objects: {"what": "clean" | "trial", ...}."""
         table = self.table
         faults = [f for slot in table.slots for f in slot.plan.faults]
         session = Session(
@@ -121,10 +121,10 @@ class Watching:
         return self.rows
 
     def _reach(self, session: Session, step: int) -> bool:
-        """Wait until the job has done `step`; whether it came so far."""
+        """Wait until the job has done `step`. Return whether it came so far."""
         deadline_s = time.monotonic() + LATE_S + 0.2 * max(0, step - session.last_step)
         while session.last_step < step and time.monotonic() < deadline_s:
-            session.pump()
+            session.drain()
             session.view()
             if session.over or session.exits:
                 return session.last_step >= step - 1  # it ended right there, before it could be seen
@@ -132,7 +132,7 @@ class Watching:
         return session.last_step >= step
 
     def _lost(self, session: Session, slot: Slot) -> None:
-        """The job ended or stood still before the fault: no trial, and said so."""
+        """Record that the job ended or stood still before the fault, so that there is no trial."""
         ended = [(e.rank, e.code, e.last_lines[-1:]) for e in session.exits]
         self.rows.append({"what": "lost", "kind": slot.plan.kind, "step": session.last_step, "exits": ended})
 
@@ -146,20 +146,20 @@ class Watching:
                 "mode": self.table.mode,
                 "steps": min(LEAD, until - since + 1),
                 "history": until - since + 1,
-                "findings": [told(f) for f in findings(verdicts)],
+                "findings": [scored(f) for f in findings(verdicts)],
                 "seconds": min(LEAD, until - since + 1) * session.view().median_step_ns / 1e9,
                 "look_s": time.monotonic() - began_s,
             }
         )
 
     def _trial(self, session: Session, slot: Slot) -> dict[str, Any]:
-        """Look until the fault is over, or the job, or for so long that it will not be seen any more."""
+        """Look until the fault or the job is over, or until it is too late to detect the fault."""
         plan = slot.plan
         looks: list[Look] = []
         last_look_s, resumed = time.monotonic(), False
         limit_s = 12.0 if plan.stalls or plan.ends else LATE_S + 0.2 * plan.steps
         while time.monotonic() - self.onset_s < limit_s:
-            session.pump()
+            session.drain()
             view = session.view()
             ended_later = bool(view.exits) and not plan.ends and session.last_step > slot.until
             live = None if ended_later else self._live(view, plan)
@@ -189,7 +189,7 @@ class Watching:
         return self._row(slot, looks)
 
     def _live(self, view: watch.JobView, plan: Plan) -> Look | None:
-        """What heartbeats and exits say; None while that is nothing."""
+        """Return what heartbeats and exits show, or None while they show nothing."""
         if view.exits:
             newest = max(e.ts_ns for e in view.exits)
             if view.now_ns - min(e.ts_ns for e in view.exits) < 300_000_000 and view.now_ns >= newest:
@@ -197,30 +197,30 @@ class Watching:
             verdicts: Sequence[Verdict] = watch.crash(view)
         else:
             verdicts = watch.hang(view, WATCH)
-        told_ = findings(verdicts)
+        reported = findings(verdicts)
         doubts = [v.reason for v in verdicts if isinstance(v, Inconclusive)]
-        if not told_ and not doubts:
+        if not reported and not doubts:
             return None
-        return self._look(view.now_ns, -1, told_, doubts)
+        return self._look(view.now_ns, -1, reported, doubts)
 
     def _stored(self, session: Session, slot: Slot, until: int) -> Look:
         verdicts = session.analyze(slot.since, until, 0)  # as of that step, whatever has struck since
         return self._look(0, until - slot.onset + 1, findings(verdicts), [])
 
-    def _look(self, now_ns: int, steps: int, found: Sequence[Finding], doubts: list[str]) -> Look:
-        """The incident that the findings make, as the dashboard shows it."""
+    def _look(self, now_ns: int, steps: int, reported: Sequence[Finding], doubts: list[str]) -> Look:
+        """Return the incident of the findings, as the dashboard shows it."""
         look = Look(
             steps=steps,
             seconds=time.monotonic() - self.onset_s,
-            findings=[told(f) for f in found],
+            findings=[scored(f) for f in reported],
             abstained=doubts,
         )
-        if found:
-            places = Topology(node_of={(f"session-{self.table.number}", r): node(r) for r in range(RANKS)})
-            story = incidents.join(found, places, now_ns=now_ns)[0]
-            look.root = story["root"]
-            look.hypotheses = [h["root"] for h in story["hypotheses"]][:3]
-            look.root_confidence = story["hypotheses"][0]["confidence"]
+        if reported:
+            topology = Topology(node_of={(f"session-{self.table.number}", r): node(r) for r in range(RANKS)})
+            incident = incidents.join(reported, topology, now_ns=now_ns)[0]
+            look.root = incident["root"]
+            look.hypotheses = [h["root"] for h in incident["hypotheses"]][:3]
+            look.root_confidence = incident["hypotheses"][0]["confidence"]
         return look
 
     def _row(self, slot: Slot, looks: list[Look]) -> dict[str, Any]:

@@ -51,7 +51,7 @@ def cascade_rules() -> tuple[CascadeRule, ...]:
 
 
 def cascade_rule(lines: Iterable[str]) -> str:
-    """Return the name of the first rule that a line matches; empty where the lines do not blame a peer."""
+    """Return the name of the first rule that a line matches, empty where the lines do not blame a peer."""
     text = "\n".join(lines)
     return next((rule.name for rule in cascade_rules() if rule.pattern.search(text)), "")
 

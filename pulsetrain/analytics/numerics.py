@@ -177,7 +177,7 @@ def _jumps_of_ranks(timings: Timings, logged: Mask) -> list[Finding]:
 
 
 def _jump_at(series: Floats, row: int) -> _Jump | None:
-    """Return the jump of one rank at `row`; None where the rise is within the noise or too small."""
+    """Return the jump of one rank at `row`, or None where the rise is within the noise or too small."""
     past = series[max(0, row - NOISE_STEPS) : row]
     past = past[np.isfinite(past)]
     if len(past) < MIN_STEPS:

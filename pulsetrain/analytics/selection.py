@@ -31,7 +31,7 @@ def parse_ranks(text: str, limit: int = _MAX_RANKS) -> tuple[int, ...]:
 
 
 def parse_steps(text: str) -> tuple[int, int] | None:
-    """Return the first and last step of "40:45" or "40"; None for an empty text.
+    """Return the first and last step of "40:45" or "40", or None for an empty text.
 
     Raises `UsageError` for other text, and for a last step before the first.
 

@@ -65,7 +65,7 @@ class JobView:
     seen_ns: Mapping[int, int] = field(default_factory=dict)
 
     def node_of(self, rank: int) -> str:
-        """Return the name of the rank's node; empty where `world` does not have the rank."""
+        """Return the name of the rank's node, empty where `world` does not have the rank."""
         first_of_next = 0
         for node in sorted(self.world, key=lambda n: n.node_rank):
             first_of_next += node.nproc

@@ -101,5 +101,5 @@ class RankEvidence:
 
     @cached_property
     def oldest_wait(self) -> Wait | None:
-        """The operation in flight that comes first in the rank's program; None where it waits for nothing."""
+        """The operation in flight that comes first in the rank's program, or None where there is none."""
         return min(self.waits, key=lambda w: (w.order, w.group, w.seq), default=None)

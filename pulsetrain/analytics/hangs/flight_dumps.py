@@ -118,14 +118,14 @@ def parse(rank: int, raw: RawDump, members: Mapping[tuple[str, str], tuple[int, 
     orders = {name: members_of(config) for name, config in group_configs(raw).items()}
     inferred: set[GroupKey] = set()
     operations = []
-    for place, entry in enumerate(_without_wrappers(raw.get("entries") or ())):
+    for position, entry in enumerate(_without_wrappers(raw.get("entries") or ())):
         name, desc = group_of(entry)
         if name not in keys:
             orders[name] = members.get((name, desc), (rank,))
             keys[name] = (desc or name, tuple(sorted(orders[name])))
             inferred.add(keys[name])
         if keys[name] not in inferred or _sides_known(entry, orders[name]):
-            operations.append(_operation(entry, place, rank, keys[name], orders[name]))
+            operations.append(_operation(entry, position, rank, keys[name], orders[name]))
     return Dump(
         rank=rank,
         groups=tuple(keys.values()),
@@ -211,7 +211,7 @@ def _status(raw: RawDump, keys: Mapping[str, GroupKey]) -> dict[GroupKey, tuple[
 # -- entries -------------------------------------------------------------------------------------------
 
 
-def _operation(entry: RawEntry, place: int, rank: int, key: GroupKey, order: Sequence[int]) -> Operation:
+def _operation(entry: RawEntry, position: int, rank: int, key: GroupKey, order: Sequence[int]) -> Operation:
     name = str(entry.get("profiling_name", "")).rsplit(":", 1)[-1]
     transfer = _TRANSFER.search(name) if entry.get("is_p2p", True) else None
     state = str(entry.get("state", ""))
@@ -222,7 +222,7 @@ def _operation(entry: RawEntry, place: int, rank: int, key: GroupKey, order: Seq
         op=transfer[1] if transfer else name,
         size=_size(entry, name),
         peer=_peer(transfer, rank, order) if transfer else -1,
-        order=int(entry.get("record_id", place)),
+        order=int(entry.get("record_id", position)),
         created_ns=int(entry.get("time_created_ns") or 0),
         pending=state != "completed"
         and not entry.get("time_discovered_completed_ns")

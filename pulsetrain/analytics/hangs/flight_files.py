@@ -130,7 +130,7 @@ def _of_one_world(files: Sequence[_DumpFile], notes: list[str]) -> list[_DumpFil
 
 
 def _world(raw: RawDump) -> tuple[int, ...]:
-    """Return the members of the default group; empty where the dump does not name them."""
+    """Return the members of the default group, empty where the dump does not name them."""
     default = (c for c in group_configs(raw).values() if c.get("desc") == DEFAULT_GROUP)
     return next((tuple(sorted(members_of(c))) for c in default), ())
 

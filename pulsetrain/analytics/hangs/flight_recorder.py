@@ -152,7 +152,7 @@ def _rank_evidence(dump: Dump, counts: _Counts, *, timed: bool, silence_ns: int)
 
 
 def _progress(dump: Dump, key: GroupKey, transfers: int) -> tuple[int, int] | None:
-    """Return (enqueued, completed) for a group of collectives alone; None where nothing is known.
+    """Return (enqueued, completed) for a group of collectives alone, or None where nothing is known.
 
     A group that also had `transfers`, of which no entry is left, counts as joined where its counters could be
     those of transfers.

@@ -32,15 +32,15 @@ RawObject = Mapping[str, object]  # a JSON object of which nothing is checked
 class Member:
     """One rank of one communicator: its process, how many collectives it began, and whether it answers.
 
-    `kinds` lists the collectives by kind. `place` is the rank in the communicator, -1 where it is not given.
-    A member whose process is not given is identified by the communicator and its place.
+    `kinds` lists the collectives by kind. `position` is the rank in the communicator, -1 where it is not
+    given. A member whose process is not given is identified by the communicator and its position.
     """
 
     process: Process
     count: int
     answers: bool
     kinds: str = ""
-    place: int = -1
+    position: int = -1
 
 
 Report = Mapping[str, tuple[Member, ...]]  # communicator hash -> its members
@@ -61,7 +61,7 @@ def parse(text: str) -> Report:
     named = [(str(c.get("hash", i)), c) for i, c in enumerate(communicators) if isinstance(c, dict)]
     report = {name: tuple(_members(name, c)) for name, c in named}
     if any(c.get("ranks") for _, c in named) and not any(report.values()):
-        raise CorruptData("not a NCCL RAS report: none of its ranks can be told")
+        raise CorruptData("not a NCCL RAS report: none of its ranks can be identified")
     return report
 
 
@@ -79,7 +79,7 @@ def _members(name: str, communicator: RawObject) -> Iterator[Member]:
                     count=known if answers else _NOT_ANSWERING,
                     answers=answers,
                     kinds=", ".join(f"{n} {kind}" for kind, n in sorted((counts or {}).items()) if n),
-                    place=_whole_number(raw.get("rank")),
+                    position=_whole_number(raw.get("rank")),
                 )
 
 
@@ -88,7 +88,7 @@ def _objects(value: object) -> list[RawObject]:
 
 
 def _counts(raw: object) -> dict[str, int] | None:
-    """Return the collectives begun, by kind; None where a count is no whole number."""
+    """Return the collectives begun, by kind, or None where a count is no whole number."""
     if not isinstance(raw, dict | list):
         return None
     by_kind: Mapping[object, object] = raw if isinstance(raw, dict) else dict(enumerate(raw))
@@ -107,11 +107,11 @@ def _whole_number(raw: object) -> int:
 
 
 def _process(name: str, raw: RawObject) -> Process | None:
-    """Return (host, process id), else (communicator, -2 - rank); None where neither is given."""
-    pid, place = _whole_number(raw.get("pid")), _whole_number(raw.get("rank"))
+    """Return (host, process id), else (communicator, -2 - rank), or None where neither is given."""
+    pid, position = _whole_number(raw.get("pid")), _whole_number(raw.get("rank"))
     if pid >= 0:
         return (str(raw.get("host", "")), pid)
-    return (f"communicator {name}", -2 - place) if place >= 0 else None
+    return (f"communicator {name}", -2 - position) if position >= 0 else None
 
 
 def judge(before: Report, after: Report, ranks: Mapping[Process, int] | None = None) -> HangDiagnosis:
@@ -133,18 +133,18 @@ def judge(before: Report, after: Report, ranks: Mapping[Process, int] | None = N
     diagnosis = diagnose(evidence(before, after, ranks))
     unknown = any(m.count == UNKNOWN for members in after.values() for m in members)
     if diagnosis.verdict == "none" and unknown:
-        reason = "no rank waits for another whose counts are told, but not all are"
+        reason = "no rank waits for another whose counts are known, but not all are"
         return replace(diagnosis, verdict="uncertain", confidence=0.2, reason=reason)
     return diagnosis
 
 
 def numbered(report: Report) -> dict[Process, int]:
-    """Return a rank for each process: that in a communicator with every process, else its place in order."""
+    """Return a rank for each process: that in a communicator of all, else its position in order."""
     processes = sorted({m.process for members in report.values() for m in members})
     for members in report.values():
-        places = {m.process: m.place for m in members if m.place >= 0}
-        if len(places) == len(set(places.values())) == len(processes):
-            return places
+        positions = {m.process: m.position for m in members if m.position >= 0}
+        if len(positions) == len(set(positions.values())) == len(processes):
+            return positions
     return {process: number for number, process in enumerate(processes)}
 
 
@@ -172,7 +172,7 @@ def evidence(before: Report, after: Report, ranks: Mapping[Process, int]) -> lis
 
 
 def _waiting(members: Sequence[Member], before: Sequence[Member]) -> list[Member]:
-    """Return the members that wait; none where a count of the communicator has changed.
+    """Return the members that wait, none where a count of the communicator has changed.
 
     Members wait that are ahead of another one. All wait where they began equally many collectives, but of
     other kinds.

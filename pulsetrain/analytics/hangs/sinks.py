@@ -255,7 +255,7 @@ def _stuck_together(sink: Sink, ranks: EvidenceByRank, groups: Mapping[GroupKey,
 
 
 def _out_of_order(oldest: Sequence[tuple[int, Wait]]) -> tuple[int, ...]:
-    """Return the minority among ranks whose operations have equal members; empty where there is none."""
+    """Return the minority among ranks whose operations have equal members, empty where there is none."""
     if any(w.peer >= 0 for _, w in oldest) or len({w.group[1] for _, w in oldest}) != 1:
         return ()
     usual, count = Counter(w.collective for _, w in oldest).most_common(1)[0]

@@ -157,7 +157,7 @@ def compare(
     main = sorted((s for s in stacks if s.thread == MAIN), key=lambda s: (s.ranks, s.frames))
     keys = {rank: key(s.frames) for s in main for rank in s.ranks}
     if not keys:
-        why = "; ".join(f"{reason} (ranks {ranges(r)})" for reason, r in reasons) or "no rank was asked"
+        why = "; ".join(f"{reason} (ranks {ranges(r)})" for reason, r in reasons) or "no rank was read"
         return StackComparison(state="blind", sentence=f"No stack could be read: {why}.", blind=reasons)
     clusters = _clusters(main, keys)
     if len(clusters) == 1:
@@ -213,7 +213,7 @@ def _clusters(main: Sequence[RankStack], keys: Mapping[int, FrameKeys]) -> tuple
 
 
 def _outliers(keys: Mapping[int, FrameKeys]) -> tuple[int, ...]:
-    """Return the ranks outside the majority; empty where there is no majority."""
+    """Return the ranks outside the majority, empty where there is no majority."""
     usual, count = Counter(keys.values()).most_common(1)[0]
     if count <= MAJORITY_SHARE * len(keys):
         return ()
@@ -241,7 +241,7 @@ def _outliers_by_role(keys: Mapping[int, FrameKeys], groups: Sequence[Group]) ->
 
 
 def _shared_group(outliers: Sequence[int], groups: Sequence[Group]) -> Group | None:
-    """Return the parallel group that fits the outliers best, by the F1 score; None where none fits well."""
+    """Return the parallel group with the best F1 score for the outliers, or None where none fits."""
     if len(outliers) < 2:
         return None
     odd = set(outliers)

@@ -117,7 +117,7 @@ class AlertStore:
         return [_notification(*entry) for entry in entries]
 
     def attempts(self, notification: int) -> int | None:
-        """Return how often a delivery failed; None where the notification is not in the outbox."""
+        """Return how often a delivery failed, or None where the notification is not in the outbox."""
         row = self._db.execute("SELECT attempts FROM outbox WHERE id = ?", (notification,)).fetchone()
         return None if row is None else int(row[0])
 

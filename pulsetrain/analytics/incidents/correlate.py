@@ -224,7 +224,7 @@ def _context(suspect: _Suspect, others: Sequence[_Suspect], first_ns: int) -> fl
 
 
 def _size(suspect: _Suspect, largest: float) -> float:
-    """Return the share of the largest slowdown in the incident, at least a fifth; 1 where it is not known."""
+    """Return the share of the largest slowdown in the incident, at least a fifth, 1 where it is not known."""
     excess = suspect.symptom.excess
     return max(0.2, excess / largest) if math.isfinite(excess) and largest else 1.0
 

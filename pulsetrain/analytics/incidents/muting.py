@@ -102,7 +102,7 @@ def firing_causes(alerts: Iterable[Alert], topology: Topology | None = None) -> 
 
 
 def inhibitor(alert: Alert, causes: FiringCauses, topology: Topology | None = None) -> Alert | None:
-    """Return the alert that explains this one; None where there is none.
+    """Return the alert that explains this one, or None where there is none.
 
     An alert on a switch explains those on its nodes, one on a node those on its ports, GPUs and ranks, and so
     on. An alert on a group or stage is explained by one on a member, if that kind can cause this kind.

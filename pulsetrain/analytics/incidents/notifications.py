@@ -52,7 +52,7 @@ def batches(alerts: Iterable[Alert], muted: Collection[str], now_ns: int, config
 
 
 def due(group: Iterable[Alert], muted: Collection[str], now_ns: int, config: AlertConfig) -> list[Alert]:
-    """Return the alerts of one group to send now; empty where it is too early or there is nothing new.
+    """Return the alerts of one group to send now, empty where it is too early or there is nothing new.
 
     Muted alerts are left out. An acknowledged alert is not repeated. The end of an alert is sent only where
     its begin was.

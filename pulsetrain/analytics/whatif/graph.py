@@ -85,7 +85,7 @@ def _one_per_chunk(ops: Iterable[Op]) -> list[Op]:
 
 
 def _of_chunk(ops: Sequence[Op], collective: Op) -> list[Op]:
-    """Return the operations of the chunk of a collective; all where its chunk is not known."""
+    """Return the operations of the chunk of a collective, or all where its chunk is not known."""
     return [op for op in ops if op.chunk == collective.chunk or collective.chunk < 0]
 
 

@@ -70,7 +70,7 @@ class Dependencies:
         return sorted(chosen, key=lambda op: (op.start, op.seq, op.kind))
 
     def get(self, kind: str, seq: int, stage: int) -> Op | None:
-        """Return one operation; None where the trace does not have it."""
+        """Return one operation, or None where the trace does not have it."""
         return self._by_key.get((kind, seq, stage))
 
     def first_of(self, stage: int, *kinds: str) -> list[Op]:
