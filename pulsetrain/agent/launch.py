@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING
 
 from pulsetrain.agent.config import AgentConfig
 from pulsetrain.agent.launch_options import LaunchOptions
-from pulsetrain.agent.local_hub import known_hub, local_hub, wait_for_other_jobs
+from pulsetrain.agent.local_hub import join_hub, local_hub, wait_for_guests
 from pulsetrain.agent.outcome import Outcome
 from pulsetrain.agent.processes.ranks import Program
 from pulsetrain.agent.processes.zygote import Zygote, ZygoteHolder
 from pulsetrain.core.config import load, read_toml
 from pulsetrain.core.errors import ConfigError, UsageError
 from pulsetrain.core.process_title import set_process_title
-from pulsetrain.protocol.client import HubAddress, HubClient
+from pulsetrain.protocol.client import HubAddress
 
 if TYPE_CHECKING:
     from pulsetrain.agent.assembly import AgentSetup
@@ -36,14 +36,16 @@ def launch(options: LaunchOptions, say: Say) -> Outcome:
     """Run the agent until the job is over. Raises `UsageError` for what cannot be used."""
     check_program(options.program)
     file = read_toml(options.config) if options.config else {}
-    hub = None if options.hub.own else known_hub(options.hub, options.data, options.environ)
-    _check_hub(options, hub)
-    run_folder = own_hub_folder(options)
-    folder = _writable(node_folder(options, None if hub else run_folder), "data", "--data")
-    if options.output.log_dir is not None:
-        _writable(options.output.log_dir, "log", "--log-dir")
-    set_process_title(f"agent of node {options.node_name}, job {options.job_name}")
     with contextlib.ExitStack() as stack:
+        hub = None
+        if not options.hub.own:
+            hub = stack.enter_context(join_hub(options.hub, options.data, options.environ))
+        _check_hub(options, hub)
+        hub_folder = own_hub_folder(options)
+        folder = _writable(node_folder(options, None if hub else hub_folder), "data", "--data")
+        if options.output.log_dir is not None:
+            _writable(options.output.log_dir, "log", "--log-dir")
+        set_process_title(f"agent of node {options.node_name}, job {options.job_name}")
         zygotes = ZygoteHolder(lambda: _start_zygote(options))
         stack.callback(zygotes.close)
         from pulsetrain.agent.assembly import AgentSetup  # while the zygote imports torch
@@ -52,11 +54,11 @@ def launch(options: LaunchOptions, say: Say) -> Outcome:
         setup = partial(AgentSetup, options=options, config=config, file=file, folder=folder)
         if hub is not None:
             return _run_agent(setup(hub=hub), zygotes)
-        own = stack.enter_context(local_hub(run_folder))
+        own = stack.enter_context(local_hub(hub_folder))
         say(f"dashboard  {own.dashboard or 'none'}")
-        say(f"data       {run_folder}")
+        say(f"data       {hub_folder}")
         outcome = _run_agent(setup(hub=own.address), zygotes)
-        wait_for_other_jobs(HubClient(own.address), options.job_name, say)
+        wait_for_guests(hub_folder, say)
         return outcome
 
 

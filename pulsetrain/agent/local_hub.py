@@ -18,12 +18,11 @@ from typing import TypedDict, cast
 from pulsetrain.agent.launch_options import HubOptions
 from pulsetrain.agent.processes import zygote_protocol
 from pulsetrain.core.errors import PulsetrainError
-from pulsetrain.protocol.client import HubAddress, HubClient, data_folder, find_hub
+from pulsetrain.protocol.client import HubAddress, data_folder, find_hub
 
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 8.0
-POLL_S = 2.0
-ENDED_STATES = ("finished", "failed")
+POLL_S = 0.5
 
 
 class HubFacts(TypedDict):
@@ -43,9 +42,33 @@ class LocalHub:
     dashboard: str
 
 
+@dataclass(frozen=True, kw_only=True)
+class KnownHub:
+    """A hub to join. `folder` is the one it serves, None where it was named in another way."""
+
+    address: HubAddress
+    folder: Path | None = None
+
+
+@contextlib.contextmanager
+def join_hub(
+    options: HubOptions, data: Path | None = None, environ: Mapping[str, str] = os.environ
+) -> Iterator[HubAddress | None]:
+    """The hub to join, as `known_hub`; None where there is none.
+
+    While the block lasts, a run that owns the hub keeps it: see `wait_for_guests`.
+    """
+    with contextlib.ExitStack() as stack:
+        hub = known_hub(options, data, environ)
+        if hub is not None and hub.folder is not None:
+            stack.enter_context(_guest(hub.folder))
+            hub = known_hub(options, data, environ)  # it may have ended just before
+        yield hub.address if hub else None
+
+
 def known_hub(
     options: HubOptions, data: Path | None = None, environ: Mapping[str, str] = os.environ
-) -> HubAddress | None:
+) -> KnownHub | None:
     """The hub to join; None where there is none.
 
     In this order: the one that `options` name, the one that serves the folder `data` where that is given, the
@@ -55,10 +78,11 @@ def known_hub(
     serves_folder = _alive(folder / "hub.json")
     named = options.url or environ.get("PULSETRAIN_HUB")
     if serves_folder and not options.url and (data is not None or not named):
-        return find_hub(None, options.token, {"PULSETRAIN_DATA": str(folder)})
+        address = find_hub(None, options.token, {"PULSETRAIN_DATA": str(folder)})
+        return KnownHub(address=address, folder=folder)
     if not named:
         return None
-    return find_hub(named, options.token, {**environ, "PULSETRAIN_DATA": str(folder)})
+    return KnownHub(address=find_hub(named, options.token, {**environ, "PULSETRAIN_DATA": str(folder)}))
 
 
 @contextlib.contextmanager
@@ -79,28 +103,43 @@ def local_hub(
         _stop(process)
 
 
-def wait_for_other_jobs(
-    client: HubClient, own_job: str, say: Callable[[str], None], sleep: Callable[[float], None] = time.sleep
+def wait_for_guests(
+    folder: Path, say: Callable[[str], None], sleep: Callable[[float], None] = time.sleep
 ) -> None:
-    """Return when no job but `own_job` runs on the hub. Other runs may have joined it meanwhile.
+    """Return when no other run uses the hub that serves `folder`. From then on none finds it.
 
-    A hub that does not answer is not waited for.
+    Runs join a hub of another run where both have the same `--data`. They must not lose it.
     """
-    reported: list[str] = []
+    announced = False
     while True:
-        try:
-            jobs = client.status()["jobs"]
-        except PulsetrainError:
-            return
-        others = sorted(
-            str(job["job"]) for job in jobs if job["job"] != own_job and job["state"] not in ENDED_STATES
-        )
-        if not others:
-            return
-        if others != reported:
-            say(f"the hub of this run stays for job {', '.join(others)}; Ctrl-C ends it")
-            reported = others
+        if not _guests(folder):
+            (folder / "hub.json").unlink(missing_ok=True)
+            if not _guests(folder):
+                return
+        if not announced:
+            say("other runs use the hub of this run; it stays until they end, or until Ctrl-C")
+            announced = True
         sleep(POLL_S)
+
+
+@contextlib.contextmanager
+def _guest(folder: Path) -> Iterator[None]:
+    """Show that this process uses the hub that serves `folder`."""
+    mark = folder / "guests" / str(os.getpid())
+    with contextlib.suppress(OSError):  # a full disk: the run goes on without the mark
+        mark.parent.mkdir(exist_ok=True)
+        mark.touch()
+    try:
+        yield
+    finally:
+        mark.unlink(missing_ok=True)
+
+
+def _guests(folder: Path) -> list[int]:
+    """Pids of the processes that use the hub and live."""
+    marks = folder / "guests"
+    pids = [int(mark.name) for mark in marks.iterdir() if mark.name.isdigit()] if marks.is_dir() else []
+    return [pid for pid in pids if pid != os.getpid() and _runs(pid)]
 
 
 def _start(folder: Path, *, dashboard: bool) -> subprocess.Popen[bytes]:
@@ -144,7 +183,16 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 def _alive(facts: Path) -> bool:
     """Whether the process that wrote `facts` still runs; a hub that was killed leaves its file."""
     try:
-        os.kill(int(json.loads(facts.read_text())["pid"]), 0)
+        return _runs(int(json.loads(facts.read_text())["pid"]))
     except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def _runs(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        return True
+    except (OSError, OverflowError):
         return False
     return True

@@ -5,9 +5,10 @@ import os
 
 import pytest
 
+from pulsetrain.agent import local_hub
 from pulsetrain.agent.launch_options import HubOptions
-from pulsetrain.agent.local_hub import HubFacts, _await_facts, known_hub, wait_for_other_jobs
-from pulsetrain.core.errors import PulsetrainError, Unavailable
+from pulsetrain.agent.local_hub import HubFacts, KnownHub, _await_facts, join_hub, wait_for_guests
+from pulsetrain.core.errors import PulsetrainError
 from pulsetrain.protocol.client import HubAddress
 
 GONE = 2**22 + 1  # above the largest pid
@@ -19,6 +20,12 @@ def serves(folder, url, pid=None):
     facts = HubFacts(url=url, token=f"token of {url}", pid=pid or os.getpid(), dashboard="")
     (folder / "hub.json").write_text(json.dumps(facts))
     return HubAddress(url=url, token=f"token of {url}")
+
+
+def known_hub(*args):
+    """The address of the known hub."""
+    hub = local_hub.known_hub(*args)
+    return hub and hub.address
 
 
 @pytest.fixture
@@ -83,31 +90,59 @@ def test_a_hub_that_ends_at_once_is_quoted(tmp_path):
         _await_facts(Process(returncode=2), tmp_path, 10)
 
 
-class Client:
-    """Answers with one status after the other."""
-
-    def __init__(self, *jobs):
-        self.answers = list(jobs)
-
-    def status(self):
-        answer = self.answers.pop(0)
-        if isinstance(answer, Exception):
-            raise answer
-        return {"jobs": [{"job": job, "state": state} for job, state in answer.items()]}
+def guest(folder, pid):
+    (folder / "guests").mkdir(exist_ok=True)
+    (folder / "guests" / str(pid)).touch()
+    return folder / "guests" / str(pid)
 
 
-def test_a_hub_stays_while_other_jobs_run_on_it():
-    told, slept = [], []
-    client = Client(
-        {"mine": "running", "theirs": "running"},
-        {"mine": "finished", "theirs": "running"},
-        {"mine": "finished", "theirs": "failed"},
-    )
-    wait_for_other_jobs(client, "mine", told.append, slept.append)
-    assert len(slept) == 2
-    assert told == ["the hub of this run stays for job theirs; Ctrl-C ends it"]
+def test_a_hub_stays_while_other_runs_use_it(tmp_path):
+    serves(tmp_path, "http://own:1")
+    mark, lines, slept = guest(tmp_path, os.getppid()), [], []
+
+    def sleep(_):
+        slept.append((tmp_path / "hub.json").exists())
+        if len(slept) == 2:
+            mark.unlink()
+
+    wait_for_guests(tmp_path, lines.append, sleep)
+    assert slept == [True, True]
+    assert len(lines) == 1
+    assert not (tmp_path / "hub.json").exists(), "a run that comes now must not find it"
 
 
-@pytest.mark.parametrize("answer", [{"mine": "running"}, Unavailable("gone")])
-def test_nobody_else_is_waited_for(answer):
-    wait_for_other_jobs(Client(answer), "mine", print, lambda _: pytest.fail("it waited"))
+def test_a_run_that_was_killed_is_not_waited_for(tmp_path):
+    guest(tmp_path, GONE)
+    guest(tmp_path, os.getpid())
+    wait_for_guests(tmp_path, print, lambda _: pytest.fail("it waited"))
+
+
+def test_a_run_that_joins_at_the_last_moment_keeps_the_hub(tmp_path, monkeypatch):
+    answers = [[], [17], [], []]
+    monkeypatch.setattr(local_hub, "_guests", lambda folder: answers.pop(0))
+    wait_for_guests(tmp_path, lambda line: None, lambda _: None)
+    assert answers == []
+
+
+def test_a_run_that_joins_is_a_guest_until_it_ends(tmp_path, environ):
+    hub = serves(tmp_path / "given", "http://given:1")
+    marks = tmp_path / "given" / "guests"
+    with join_hub(HubOptions(), tmp_path / "given", environ) as joined:
+        assert joined == hub
+        assert [mark.name for mark in marks.iterdir()] == [str(os.getpid())]
+    assert list(marks.iterdir()) == []
+
+
+def test_a_hub_that_ends_while_a_run_joins_is_not_joined(tmp_path, environ, monkeypatch):
+    serves(tmp_path / "given", "http://given:1")
+    known = [KnownHub(address=HubAddress(url="http://given:1", token=""), folder=tmp_path / "given"), None]
+    monkeypatch.setattr(local_hub, "known_hub", lambda *_: known.pop(0))
+    with join_hub(HubOptions(), tmp_path / "given", environ) as joined:
+        assert joined is None
+
+
+def test_a_named_hub_has_no_guests(tmp_path, environ):
+    named = HubOptions(url="http://named:1", token="mine")
+    with join_hub(named, tmp_path, environ) as joined:
+        assert joined == HubAddress(url="http://named:1", token="mine")
+    assert list(tmp_path.iterdir()) == []
