@@ -68,7 +68,7 @@ class Feed:
         """The next message's future."""
         message = self._made[self._at]
         data = message.of_pass(self._number)
-        said = identify(data)
+        identity = identify(data)
         job = f"bench-{self._number:08d}"
         self.rows_of[job] = self.rows_of.get(job, 0) + message.rows
         self.rows += message.rows
@@ -77,9 +77,9 @@ class Feed:
         self._number += self._at == 0
         return self._producer.send(
             self._config.topic("spans"),
-            key=said.source.partition("/")[0].encode(),
+            key=identity.source.partition("/")[0].encode(),
             value=data,
-            headers=headers_of(said),
+            headers=headers_of(identity),
         )
 
     def next_job(self) -> None:
@@ -149,15 +149,15 @@ def latency(feed: Feed, commits: Commits, seconds: float, rows_each: int) -> lis
         sent.append((due, feed.send()))
     feed.flush()
     deadline = time.perf_counter() + 30
-    places = [(due, future.get(timeout=30)) for due, future in sent]
+    positions = [(due, future.get(timeout=30)) for due, future in sent]
     while time.perf_counter() < deadline:
         time.sleep(0.3)
-        if all(commits.when(place.partition, place.offset) for _, place in places[-8:]):
+        if all(commits.when(at.partition, at.offset) for _, at in positions[-8:]):
             break
     commits.ended.set()
     commits.join()
-    found = [(due, commits.when(place.partition, place.offset)) for due, place in places]
-    return [(seen if seen is not None else float("inf")) - due for due, seen in found]
+    times = [(due, commits.when(at.partition, at.offset)) for due, at in positions]
+    return [(seen if seen is not None else float("inf")) - due for due, seen in times]
 
 
 def agent_side(config: KafkaConfig, folder: Path, rounds: int = 12) -> float:

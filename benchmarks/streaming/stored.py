@@ -63,10 +63,10 @@ def inspect(folder: Path, expected: dict[str, int], result: Any) -> None:
     """Lost and doubled ids by job, bytes a row as it lies there and merged, and the other schema's."""
     store = open_store(f"chdb://{folder}")
     counts = f"SELECT job, count() AS n, uniqExact(sipHash128({_SPAN_ID})) AS ids FROM spans GROUP BY job"
-    found = {row["job"]: (row["n"], row["ids"]) for row in store.query(counts).to_pylist()}
-    lost = sum(max(0, rows - found.get(job, (0, 0))[1]) for job, rows in expected.items())
-    doubled = sum(n - ids for n, ids in found.values())
-    foreign = sum(n for job, (n, _) in found.items() if job not in expected)
+    stored = {row["job"]: (row["n"], row["ids"]) for row in store.query(counts).to_pylist()}
+    lost = sum(max(0, rows - stored.get(job, (0, 0))[1]) for job, rows in expected.items())
+    doubled = sum(n - ids for n, ids in stored.values())
+    foreign = sum(n for job, (n, _) in stored.items() if job not in expected)
     rows, size = _size(store, "spans")
     _, rollup = _size(store, "span_rollup")
     store.command(_OTEL)

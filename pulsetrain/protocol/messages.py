@@ -132,9 +132,9 @@ class FirstStep:
 
 @dataclass(frozen=True, kw_only=True)
 class Leaving:
-    """The agent ends because it was told to, not because of a fault: its ranks end with it.
+    """The agent ends on request, not because of a fault. Its ranks end with it.
 
-    `signal` is the name of the signal that told it, "" for none. It is sent before the first rank is ended.
+    `signal` is the name of the signal that ended it, "" for none. It is sent before the first rank is ended.
     """
 
     node: str

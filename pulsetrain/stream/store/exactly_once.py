@@ -152,15 +152,15 @@ class ExactlyOnceWriter:
         self, record: str, batches: Sequence[Batch], claims: Sequence[Sequence[Claim]], token: str
     ) -> PreparedInsert:
         pieces = [_piece(batch, c.rows) for batch, each in zip(batches, claims, strict=True) for c in each]
-        kept, aside = quarantine.separate(record, pieces, self._clock.wall_ns())
+        kept, quarantined = quarantine.separate(record, pieces, self._clock.wall_ns())
         table = pa.concat_tables(kept) if kept else arrow_schema(record).empty_table()
         new_rows = tuple(sum(c.rows.end - c.rows.first for c in each) for each in claims)
         ranges = [c.rows for each in claims for c in each]
         return PreparedInsert(
             group=encode_group(record, token, ranges, table),
             claims=tuple(c for each in claims for c in each),
-            quarantined=quarantine.table(aside) if aside else None,
-            quarantined_rows=sum(each.rows.num_rows for each in aside),
+            quarantined=quarantine.table(quarantined) if quarantined else None,
+            quarantined_rows=sum(each.rows.num_rows for each in quarantined),
             new_rows=new_rows,
             repeated_rows=sum(batch.rows for batch in batches) - sum(new_rows),
             sources=frozenset(batch.source for batch in batches),

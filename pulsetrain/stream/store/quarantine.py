@@ -48,18 +48,20 @@ class Quarantined:
 
 
 def separate(record: str, pieces: Sequence[Piece], now_ns: int) -> tuple[list[pa.Table], list[Quarantined]]:
-    """(rows to store, one table for each piece; rows to set aside). A row is stored if its time lies between
-    2000 and a day after `now_ns`."""
+    """(rows to store, one table for each piece; rows for the quarantine). A row is stored if its time lies
+    between 2000 and a day after `now_ns`."""
     tables = [piece.rows for piece in pieces]
     if not tables or _plausible(record, pa.concat_tables(tables), now_ns) is None:
         return tables, []
-    kept, aside = [], []
+    kept, quarantined = [], []
     for piece in pieces:
         good, odd = _split(record, piece.rows, now_ns)
         kept.append(good)
         if odd.num_rows:
-            aside.append(Quarantined(record=record, source=piece.source, first_row=piece.first_row, rows=odd))
-    return kept, aside
+            quarantined.append(
+                Quarantined(record=record, source=piece.source, first_row=piece.first_row, rows=odd)
+            )
+    return kept, quarantined
 
 
 def _split(record: str, rows: pa.Table, now_ns: int) -> tuple[pa.Table, pa.Table]:

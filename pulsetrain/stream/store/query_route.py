@@ -23,7 +23,7 @@ from starlette.responses import PlainTextResponse, Response
 from pulsetrain.core.errors import Unavailable, UsageError
 from pulsetrain.protocol.access import is_authorized
 from pulsetrain.stream.store.body import read_body
-from pulsetrain.stream.store.reader import Answer, QueryFailed, Reader
+from pulsetrain.stream.store.reader import QueryFailed, QueryResult, Reader
 from pulsetrain.stream.store.readonly import check
 
 MAX_QUERY_BYTES = 1 << 20
@@ -55,14 +55,14 @@ class QueryRoute:
             sql = check(sql, self._refused)
             output_format = _format(sql, request)
             params = {k[6:]: v for k, v in fields.items() if k.startswith("param_")}
-            answer = await run_in_threadpool(self._reader.read, sql, params, output_format)
+            result = await run_in_threadpool(self._reader.read, sql, params, output_format)
         except UsageError as error:
             return _error(_READONLY, "READONLY", str(error), query_id)
         except QueryFailed as error:
             return _failed(error.code, str(error), query_id)
         except Unavailable as error:
             return _error(_TOO_MANY_QUERIES, "TOO_MANY_SIMULTANEOUS_QUERIES", str(error), query_id)
-        return _result(answer, output_format, query_id, _encoding(request))
+        return _response(result, output_format, query_id, _encoding(request))
 
 
 async def _statement(request: Request) -> tuple[str, Mapping[str, str]]:
@@ -124,11 +124,11 @@ def _encoding(request: Request) -> str:
     return next((name for name in ("zstd", "gzip") if name in accepted), "")
 
 
-def _result(answer: Answer, output_format: str, query_id: str, encoding: str) -> Response:
+def _response(result: QueryResult, output_format: str, query_id: str, encoding: str) -> Response:
     summary = {
-        "read_rows": str(answer.read_rows),
-        "read_bytes": str(answer.read_bytes),
-        "elapsed_ns": str(answer.elapsed_ns),
+        "read_rows": str(result.read_rows),
+        "read_bytes": str(result.read_bytes),
+        "elapsed_ns": str(result.elapsed_ns),
     }
     is_text = output_format.startswith("T")
     headers = {
@@ -137,7 +137,7 @@ def _result(answer: Answer, output_format: str, query_id: str, encoding: str) ->
         "X-ClickHouse-Summary": json.dumps(summary),
         "Content-Type": "text/plain; charset=UTF-8" if is_text else "application/octet-stream",
     }
-    body = answer.body
+    body = result.body
     if encoding:
         body = _compressed(body, encoding)
         headers["Content-Encoding"] = encoding

@@ -41,7 +41,7 @@ class ReaderConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
+class QueryResult:
     """A result: its bytes in the requested format, and what it took."""
 
     body: bytes
@@ -62,7 +62,7 @@ class EngineResult(Protocol):
 class Reader(Protocol):
     """Runs statements that only read, each with ``readonly = 1``."""
 
-    def read(self, sql: str, params: Mapping[str, str], default_format: str) -> Answer:
+    def read(self, sql: str, params: Mapping[str, str], default_format: str) -> QueryResult:
         """The answer to `sql`. `params` are texts as ClickHouse's HTTP interface takes them, without their
         prefix ``param_``. Raises `QueryFailed` or `Unavailable`."""
         ...
@@ -82,7 +82,7 @@ class ChdbReader:
         for _ in range(_HANDLES):
             self._handles.put(None)  # opened when needed
 
-    def read(self, sql: str, params: Mapping[str, str], default_format: str) -> Answer:
+    def read(self, sql: str, params: Mapping[str, str], default_format: str) -> QueryResult:
         """See `Reader`."""
         try:
             handle = self._handles.get(timeout=_WAIT_S)
@@ -90,7 +90,7 @@ class ChdbReader:
             raise Unavailable(f"{_HANDLES} statements are running; try again") from error
         try:
             handle = handle or self._open()
-            return _answer(handle.query(sql, default_format, params=dict(params)))
+            return _result(handle.query(sql, default_format, params=dict(params)))
         except RuntimeError as error:
             raise _failed(str(error)) from error
         finally:
@@ -118,8 +118,8 @@ def _connect(path: str) -> Connection:
     return chdb.connect(path)
 
 
-def _answer(result: EngineResult) -> Answer:
-    return Answer(
+def _result(result: EngineResult) -> QueryResult:
+    return QueryResult(
         body=result.bytes() or b"",
         read_rows=result.rows_read(),
         read_bytes=result.bytes_read(),
@@ -140,7 +140,7 @@ class HttpReader:
         headers = {"X-ClickHouse-User": user, "X-ClickHouse-Key": password}
         self._http = httpx.Client(base_url=url, headers=headers, timeout=config.max_seconds + 10)
 
-    def read(self, sql: str, params: Mapping[str, str], default_format: str) -> Answer:
+    def read(self, sql: str, params: Mapping[str, str], default_format: str) -> QueryResult:
         """See `Reader`."""
         query = self._limits | {"default_format": default_format}
         query |= {f"param_{name}": value for name, value in params.items()}
@@ -150,7 +150,7 @@ class HttpReader:
             raise Unavailable(f"store {self._http.base_url} does not answer: {error}") from error
         if response.status_code != 200:
             raise _failed(response.text)
-        return Answer(body=response.content)
+        return QueryResult(body=response.content)
 
     def close(self) -> None:
         """See `Reader`."""

@@ -49,11 +49,7 @@ def routes(
     /metrics. `journal` is a folder for batches on their way into the store. A chDB store has its own. Without
     one, a hub that is killed while it inserts may store those rows twice.
     """
-    if intake is None:
-        folder = journal or (store.folder / "journal" if store.folder else Path(tempfile.mkdtemp("-journal")))
-        intake = Intake(store, folder, clock or SystemClock())
-        store.before_close(intake.close)
-        intake.start()
+    intake = intake or _start_intake(store, journal, clock or SystemClock())
     refused = frozenset(map(str, outside_functions(store).column("name").to_pylist()))
     query = QueryRoute(store.reader(ReaderConfig()), refused, token)
 
@@ -77,6 +73,14 @@ def routes(
         Route("/ping", ping),
         Route("/", query.answer, methods=["GET", "POST"]),
     ]
+
+
+def _start_intake(store: Store, journal: Path | None, clock: Clock) -> Intake:
+    folder = journal or (store.folder / "journal" if store.folder else Path(tempfile.mkdtemp("-journal")))
+    intake = Intake(store, folder, clock)
+    store.before_close(intake.close)
+    intake.start()
+    return intake
 
 
 async def _ingest(request: Request, intake: Intake) -> Response:

@@ -171,7 +171,7 @@ class Away:
         self._transport = KafkaTransport(pipeline.config)
         pipeline.start()
         deadline = time.monotonic() + 100
-        while not pipeline.said("partitions_assigned") and time.monotonic() < deadline:
+        while not pipeline.logged("partitions_assigned") and time.monotonic() < deadline:
             self.send()
         self.send()
         pipeline.process.send_signal(signal.SIGSTOP)

@@ -84,7 +84,7 @@ class Pipeline:
         if self.process is not None and self.process.poll() is None:
             self.kill()
 
-    def said(self, event):
+    def logged(self, event):
         """How often ingest logged `event`."""
         return self.log_file.read_text().count(f'"event": "{event}"') if self.log_file.exists() else 0
 

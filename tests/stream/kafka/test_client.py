@@ -118,7 +118,7 @@ class Admin:
 
     busy = 0
     topics: frozenset[str] = frozenset()
-    asked: tuple[tuple[str, ...], ...] = ()
+    requested: tuple[tuple[str, ...], ...] = ()
 
     def __init__(self, **options):
         pass
@@ -130,7 +130,7 @@ class Admin:
         return list(Admin.topics)
 
     def create_topics(self, names, *, raise_errors, timeout_ms):
-        Admin.asked += (tuple(names),)
+        Admin.requested += (tuple(names),)
         return {"topics": [{"name": name, "error_code": 29} for name in names]}  # no permission: no error
 
     def close(self):
@@ -140,7 +140,7 @@ class Admin:
 @pytest.fixture
 def admin(monkeypatch):
     monkeypatch.setattr(client, "KafkaAdminClient", Admin)
-    for name, value in (("busy", 0), ("topics", frozenset()), ("asked", ())):
+    for name, value in (("busy", 0), ("topics", frozenset()), ("requested", ())):
         monkeypatch.setattr(Admin, name, value)
     return Admin
 
@@ -148,11 +148,11 @@ def admin(monkeypatch):
 def test_missing_topics_are_asked_for_and_others_are_not(admin):
     admin.topics = frozenset({"p.spans", "p.steps"})
     create_topics(KafkaConfig(prefix="p."))
-    (names,) = admin.asked
+    (names,) = admin.requested
     assert set(names) == {f"p.{record}" for record in RECORDS} - admin.topics | {"p.dead-letter"}
     admin.topics = frozenset({*names, *admin.topics})
     create_topics(KafkaConfig(prefix="p."))
-    assert len(admin.asked) == 1
+    assert len(admin.requested) == 1
 
 
 def test_brokers_that_do_not_answer_in_time_are_unavailable(admin):

@@ -103,7 +103,7 @@ def test_partitions_that_are_added_while_it_runs_are_read_too(forked_pipeline):
     admin.create_partitions({pipeline.config.topic("steps"): 12})
     admin.close()
     deadline = time.monotonic() + 60
-    while pipeline.said("partitions_assigned") < 2 and time.monotonic() < deadline:
+    while pipeline.logged("partitions_assigned") < 2 and time.monotonic() < deadline:
         time.sleep(0.2)
     transport.close()  # the next one sees all partitions
     transport.send([pipeline.message(f"n{source}/1") for source in range(1, 40)])
@@ -125,12 +125,12 @@ def test_an_ingest_killed_at_random_points_loses_and_doubles_nothing(forked_pipe
             time.sleep(0.05)
 
     for kill in range(KILLS):
-        begun = pipeline.said("partitions_assigned")
+        begun = pipeline.logged("partitions_assigned")
         pipeline.start()
         if kill % 2:
             send_for(rng.uniform(0.05, 1.5))
         else:  # killed at work, not only on the way to it
-            assert until(lambda begun=begun: pipeline.said("partitions_assigned") > begun, 60)
+            assert until(lambda begun=begun: pipeline.logged("partitions_assigned") > begun, 60)
             send_for(rng.uniform(0.0, 0.7))
         pipeline.kill()
     transport.close()

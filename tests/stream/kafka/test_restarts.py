@@ -21,13 +21,13 @@ def test_a_broker_restarted_ten_times_costs_no_row(tmp_path, forker):
     transport = KafkaTransport(pipeline.config)
     try:
         pipeline.start()
-        assert until(lambda: pipeline.said("partitions_assigned"), 120)
+        assert until(lambda: pipeline.logged("partitions_assigned"), 120)
         for restart in range(11):
             waiting = [pipeline.message(f"n{s}/1") for s in range(4) for _ in range(5)]
             if restart:
                 broker.stop()
                 broker.start()
-            _insist(transport, waiting)
+            _send_until_taken(transport, waiting)
         pipeline.drain()
         pipeline.assert_each_once()
     finally:
@@ -36,7 +36,7 @@ def test_a_broker_restarted_ten_times_costs_no_row(tmp_path, forker):
         broker.stop()
 
 
-def _insist(transport, entries, seconds=120):
+def _send_until_taken(transport, entries, seconds=120):
     """Send until it is taken, as a shipper does."""
     deadline = time.monotonic() + seconds
     while True:

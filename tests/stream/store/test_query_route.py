@@ -15,22 +15,22 @@ from starlette.routing import Route
 
 from pulsetrain.core.errors import Unavailable
 from pulsetrain.stream.store.query_route import MAX_QUERY_BYTES, QueryRoute
-from pulsetrain.stream.store.reader import Answer, QueryFailed
+from pulsetrain.stream.store.reader import QueryFailed, QueryResult
 
 
 class FakeReader:
     """Answers every statement with `body`, or raises `failure`."""
 
     def __init__(self):
-        self.asked = []
+        self.statements = []
         self.body = b"1\n"
         self.failure = None
 
     def read(self, sql, params, default_format):
-        self.asked.append((sql, dict(params), default_format))
+        self.statements.append((sql, dict(params), default_format))
         if self.failure:
             raise self.failure
-        return Answer(body=self.body, read_rows=3, read_bytes=24, elapsed_ns=7)
+        return QueryResult(body=self.body, read_rows=3, read_bytes=24, elapsed_ns=7)
 
     def close(self):
         pass
@@ -85,7 +85,7 @@ def test_the_result_comes_with_the_headers_of_clickhouse(client):
 
 def test_url_and_body_are_one_statement_with_its_parameters(client, reader):
     client.post("/", params={"query": "SELECT {n:Int32}", "param_n": "5", "max_threads": "9"}, content="+ 1")
-    assert reader.asked == [("SELECT {n:Int32}\n+ 1", {"n": "5"}, "TabSeparated")]
+    assert reader.statements == [("SELECT {n:Int32}\n+ 1", {"n": "5"}, "TabSeparated")]
 
 
 @pytest.mark.parametrize(
@@ -99,12 +99,12 @@ def test_url_and_body_are_one_statement_with_its_parameters(client, reader):
 )
 def test_the_format_is_named_by_statement_url_or_header(client, reader, request_, output_format):
     response = client.post("/", **request_)
-    assert reader.asked[0][2] == response.headers["X-ClickHouse-Format"] == output_format
+    assert reader.statements[0][2] == response.headers["X-ClickHouse-Format"] == output_format
 
 
 def test_a_compressed_statement_is_read(client, reader):
     client.post("/", content=gzip.compress(b"SELECT 1"), headers={"Content-Encoding": "gzip"})
-    assert reader.asked[0][0] == "SELECT 1"
+    assert reader.statements[0][0] == "SELECT 1"
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_what_may_not_run_is_refused_and_reaches_no_engine(client, reader, body,
     assert response.status_code == 403
     assert response.headers["X-ClickHouse-Exception-Code"] == "164"
     assert words in response.text
-    assert reader.asked == []
+    assert reader.statements == []
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ def test_a_result_is_compressed_where_the_client_wants_and_accepts_it(
 def test_without_the_token_nothing_is_read(client, reader):
     response = client.post("/", content="SELECT 1", headers={"Authorization": "Bearer wrong"})
     assert (response.status_code, response.headers["X-ClickHouse-Exception-Code"]) == (401, "516")
-    assert reader.asked == []
+    assert reader.statements == []
 
 
 def test_a_get_without_a_statement_says_that_the_server_is_there(client):

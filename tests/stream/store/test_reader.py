@@ -27,8 +27,8 @@ def test_a_statement_goes_to_the_server_read_only_and_limited():
         seen.append(request)
         return httpx.Response(200, content=b"1\n")
 
-    answer = http_reader(handler).read("SELECT {n:Int32}", {"n": "1"}, "TabSeparated")
-    assert answer.body == b"1\n"
+    result = http_reader(handler).read("SELECT {n:Int32}", {"n": "1"}, "TabSeparated")
+    assert result.body == b"1\n"
     (request,) = seen
     assert request.content == b"SELECT {n:Int32}"
     assert (request.headers["x-clickhouse-user"], request.headers["x-clickhouse-key"]) == ("user", "secret")
@@ -100,8 +100,8 @@ def handles(monkeypatch):
 
 def test_a_handle_is_opened_once_with_its_limits_and_used_again(handles, tmp_path):
     made = ChdbReader(tmp_path, CONFIG)
-    answer = made.read("SELECT 1", {}, "Native")
-    assert (answer.body, answer.read_rows, answer.read_bytes, answer.elapsed_ns) == (b"x", 3, 24, 500_000_000)
+    result = made.read("SELECT 1", {}, "Native")
+    assert (result.body, result.read_rows, result.read_bytes, result.elapsed_ns) == (b"x", 3, 24, 500_000_000)
     made.read("SELECT 2", {}, "Native")
     (handle,) = handles
     assert handle.statements[1:] == ["SELECT 1", "SELECT 2"]
