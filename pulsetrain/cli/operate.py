@@ -32,6 +32,11 @@ def status(hub: HubOptions, as_json: bool) -> None:
         rows = [{**node, "dropped": dropped(node.get("gauges", {}))} for node in job["nodes"]]
         columns = ("node", "state", "node_rank", "ranks", "last_heartbeat_age_s", "dropped", "reason")
         print_table(rows, columns, "")
+    troubled = [row for row in report.get("loops", ()) if row["stale"] or row["failures"]]
+    if troubled:
+        click.echo("Loops that are stale or had failures:")
+        shown = ("process", "node", "loop", "age_s", "stale", "turns", "failures", "last_error")
+        print_table(troubled, shown, "")
 
 
 def dropped(gauges: Mapping[str, float]) -> str:

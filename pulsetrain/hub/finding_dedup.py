@@ -1,4 +1,4 @@
-"""Which findings are new: a finding that stays is one episode, told once. Pure."""
+"""Which findings are new: a finding that stays is reported once. Pure."""
 
 from __future__ import annotations
 
@@ -16,49 +16,47 @@ def key(finding: Finding) -> Key:
 
 
 @dataclass(kw_only=True)
-class _Episode:
+class _Open:
+    """A finding that was reported, and for how many looks in a row it has been absent."""
+
     finding: Finding
     absent: int = 0
 
 
 class FindingDedup:
-    """Findings of one job over repeated looks; an episode ends after `patience` looks without it.
+    """Findings of one job over repeated looks. An open finding ends after `patience` looks without it.
 
-    A finding less sure than `sure` begins one only when the next look finds it again: chance seldom does.
+    A finding less confident than `sure` is reported only when the next look sees it again: chance seldom
+    repeats itself.
     """
 
     def __init__(self, patience: int = 3, sure: float = 0.0) -> None:
         self._patience, self._sure = patience, sure
-        self._open: dict[Key, _Episode] = {}
+        self._open: dict[Key, _Open] = {}
         self._doubtful: set[Key] = set()
 
     @property
     def doubtful(self) -> bool:
-        """Whether the last look found something that another look should confirm."""
+        """Whether the last look saw something that another look should confirm."""
         return bool(self._doubtful)
 
     def look(self, findings: Iterable[Finding]) -> list[Finding]:
-        """Take one look's findings; returns those that begin an episode."""
+        """Take one look's findings; returns those that begin now."""
         now = {key(f): f for f in findings}
-        new = {k: f for k, f in now.items() if k not in self._open}
-        fresh = [f for k, f in new.items() if f.confidence >= self._sure or k in self._doubtful]
-        self._doubtful = new.keys() - {key(f) for f in fresh}
-        for k, episode in list(self._open.items()):
-            episode.absent = 0 if k in now else episode.absent + 1
-            episode.finding = now.get(k, episode.finding)
-            if episode.absent >= self._patience:
+        unknown = {k: f for k, f in now.items() if k not in self._open}
+        new = [f for k, f in unknown.items() if f.confidence >= self._sure or k in self._doubtful]
+        self._doubtful = unknown.keys() - {key(f) for f in new}
+        for k, item in list(self._open.items()):
+            item.absent = 0 if k in now else item.absent + 1
+            item.finding = now.get(k, item.finding)
+            if item.absent >= self._patience:
                 del self._open[k]
-        self._open.update({key(f): _Episode(finding=f) for f in fresh})
-        return fresh
+        self._open.update({key(f): _Open(finding=f) for f in new})
+        return new
 
     def current(self) -> list[Finding]:
-        """Findings of open episodes, worst first."""
+        """Open findings, worst first."""
         order = {"critical": 0, "warning": 1, "info": 2}
         return sorted(
-            (e.finding for e in self._open.values()), key=lambda f: (order[f.severity], -f.confidence)
+            (item.finding for item in self._open.values()), key=lambda f: (order[f.severity], -f.confidence)
         )
-
-    def clear(self) -> None:
-        """Forget everything: the job was relaunched."""
-        self._open.clear()
-        self._doubtful.clear()

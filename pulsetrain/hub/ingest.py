@@ -7,13 +7,13 @@ import os
 import signal
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 from prometheus_client import start_http_server
 
 from pulsetrain.core.clock import SystemClock
 from pulsetrain.core.config import load, read_toml
 from pulsetrain.core.errors import UsageError
+from pulsetrain.core.json import JsonObject
 from pulsetrain.records.ddl import Engine
 from pulsetrain.stream.ingest_metrics import IngestMetrics
 from pulsetrain.stream.kafka.client import KafkaConfig
@@ -25,8 +25,8 @@ from pulsetrain.stream.store.clickhouse import open_store
 def run_ingest(
     url: str,
     path: Path | None,
-    kafka: Mapping[str, Any],
-    ingest: Mapping[str, Any],
+    kafka: Mapping[str, object],
+    ingest: Mapping[str, object],
     metrics_port: int | None,
     say: Callable[[str], None],
 ) -> None:
@@ -50,12 +50,12 @@ def run_ingest(
         member.run()
 
 
-def kafka_config(path: Path | None, flags: Mapping[str, Any]) -> KafkaConfig:
+def kafka_config(path: Path | None, flags: Mapping[str, object]) -> KafkaConfig:
     """The ``[kafka]`` table, environment and flags. Raises `ConfigError`."""
     return load(KafkaConfig, "kafka", file=_file(path), environ=os.environ, flags=flags)
 
 
-def _file(path: Path | None) -> dict[str, Any]:
+def _file(path: Path | None) -> JsonObject:
     return read_toml(path) if path else {}
 
 

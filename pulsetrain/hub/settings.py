@@ -6,7 +6,6 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from pulsetrain.analytics.incidents.notify import Channel, channels
 from pulsetrain.analytics.watch import WatchConfig
@@ -31,8 +30,8 @@ class Settings:
 
 def load_settings(
     path: Path | None,
-    hub: Mapping[str, Any],
-    policy: Mapping[str, Any],
+    hub: Mapping[str, object],
+    policy: Mapping[str, object],
     environ: Mapping[str, str] = os.environ,
 ) -> Settings:
     """Fill every table. Raises `ConfigError` for an unknown table, key or value."""

@@ -1,4 +1,4 @@
-"""The dead-man's switch of the records' path: steps that go on while nothing of them is stored."""
+"""Notices that records of a job no longer reach the store while its steps go on. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pulsetrain.analytics.verdict import Healthy, Verdict
 from pulsetrain.records.findings import Finding
 
 LIMIT_S = 15.0
-"""Agents send twice a second and ingest stores within a second: who is so late stands somewhere."""
+"""Agents send twice a second and ingest stores within a second. Later than this, something is stuck."""
 
 
 @dataclass(kw_only=True)
@@ -21,10 +21,10 @@ class StorageLag:
     def look(
         self, job: str, attempt: int, *, stored_step: int, live_step: int, now_s: float, now_ns: int
     ) -> Verdict:
-        """A finding `no_data` where heartbeats tell of steps and none has been stored for `LIMIT_S`.
+        """A finding `no_data` where heartbeats report steps and none has been stored for `LIMIT_S`.
 
         `stored_step` and `live_step` are the newest steps in the store and in the heartbeats; -1: none. A job
-        that itself stands still has nothing to store, so that it says nothing about the path.
+        that makes no steps has nothing to store, so it proves nothing.
 
         >>> look = StorageLag().look
         >>> look("gpt", 0, stored_step=7, live_step=7, now_s=0.0, now_ns=0).numbers

@@ -31,6 +31,21 @@ def test_status_says_one_sentence_for_each_job_and_what_nodes_dropped(ask, canne
     assert lines[2].split() == ["node-a", "active", "0", "[0,", "1]", "0.4", "spool_full", "3"]
 
 
+def test_status_names_the_loops_that_are_stale_or_failed(ask, canned_hub):
+    loop = {
+        "process": "hub", "node": "", "loop": "controller", "turns": 9, "failures": 0, "failures_in_a_row": 0,
+        "last_error": "", "age_s": 0.2, "stale": False,
+    }  # fmt: skip
+    failed = loop | {"loop": "live watch", "failures": 2, "last_error": "KeyError: 'x'"}
+    canned_hub.answers["GET /v1/status"] = STATUS | {"loops": [loop, failed]}
+    lines = ask("status").output.splitlines()
+    assert lines[-3] == "Loops that are stale or had failures:"
+    assert "live watch" in lines[-1]
+    assert lines[-1].endswith("KeyError: 'x'")
+    canned_hub.answers["GET /v1/status"] = STATUS | {"loops": [loop]}
+    assert "Loops" not in ask("status").output
+
+
 def test_status_of_an_idle_hub(ask, canned_hub):
     canned_hub.answers["GET /v1/status"] = {"hub": {}, "jobs": []}
     assert ask("status").output == "No job has joined this hub.\n"

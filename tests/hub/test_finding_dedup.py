@@ -1,4 +1,4 @@
-"""A finding that stays is told once."""
+"""A finding that stays is reported once."""
 
 from pulsetrain.hub.finding_dedup import FindingDedup
 from pulsetrain.records.findings import Finding
@@ -18,47 +18,47 @@ def finding(kind="straggler", subject="3", severity="warning", attempt=0, confid
     )
 
 
-def test_a_finding_is_told_when_it_begins_and_not_while_it_lasts():
-    episodes = FindingDedup()
-    assert episodes.look([finding()]) == [finding()]
-    assert episodes.look([finding()]) == []
+def test_a_finding_is_reported_when_it_begins_and_not_while_it_lasts():
+    dedup = FindingDedup()
+    assert dedup.look([finding()]) == [finding()]
+    assert dedup.look([finding()]) == []
 
 
-def test_a_short_gap_does_not_end_an_episode_and_a_long_one_does():
-    episodes = FindingDedup(patience=2)
-    episodes.look([finding()])
-    episodes.look([])
-    assert episodes.look([finding()]) == []
-    episodes.look([])
-    episodes.look([])
-    assert episodes.current() == []
-    assert episodes.look([finding()]) == [finding()]
+def test_a_short_gap_does_not_end_an_open_finding_and_a_long_one_does():
+    dedup = FindingDedup(patience=2)
+    dedup.look([finding()])
+    dedup.look([])
+    assert dedup.look([finding()]) == []
+    dedup.look([])
+    dedup.look([])
+    assert dedup.current() == []
+    assert dedup.look([finding()]) == [finding()]
 
 
 def test_the_worst_comes_first():
-    episodes = FindingDedup()
-    episodes.look([finding(), finding(kind="hang", severity="critical")])
-    assert [f.kind for f in episodes.current()] == ["hang", "straggler"]
+    dedup = FindingDedup()
+    dedup.look([finding(), finding(kind="hang", severity="critical")])
+    assert [f.kind for f in dedup.current()] == ["hang", "straggler"]
 
 
-def test_another_attempt_is_another_episode():
-    episodes = FindingDedup()
-    episodes.look([finding()])
-    assert episodes.look([finding(attempt=1)]) == [finding(attempt=1)]
+def test_another_attempt_is_another_finding():
+    dedup = FindingDedup()
+    dedup.look([finding()])
+    assert dedup.look([finding(attempt=1)]) == [finding(attempt=1)]
 
 
-def test_what_is_unsure_is_told_when_a_second_look_finds_it_too():
-    episodes = FindingDedup(sure=0.9)
+def test_what_is_unsure_is_reported_when_a_second_look_sees_it_too():
+    dedup = FindingDedup(sure=0.9)
     unsure = finding(confidence=0.7)
-    assert episodes.look([unsure]) == []
-    assert episodes.doubtful
-    assert episodes.current() == []
-    assert episodes.look([]) == []
-    assert episodes.look([unsure]) == []
-    assert episodes.look([unsure]) == [unsure]
-    assert not episodes.doubtful
-    assert episodes.current() == [unsure]
+    assert dedup.look([unsure]) == []
+    assert dedup.doubtful
+    assert dedup.current() == []
+    assert dedup.look([]) == []
+    assert dedup.look([unsure]) == []
+    assert dedup.look([unsure]) == [unsure]
+    assert not dedup.doubtful
+    assert dedup.current() == [unsure]
 
 
-def test_what_is_sure_is_told_at_once():
+def test_what_is_sure_is_reported_at_once():
     assert FindingDedup(sure=0.9).look([finding(confidence=0.95)]) == [finding(confidence=0.95)]

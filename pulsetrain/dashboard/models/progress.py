@@ -16,6 +16,7 @@ _MARKERS = {
     "node_lost": ("node lost", "#A3195B"),
     "hang": ("hang", "#D55E00"),
     "job_finished": ("finished", "#4C7A9B"),
+    "job_ended": ("ended by a signal", "#4C7A9B"),
 }
 MARKER_KINDS = tuple(_MARKERS)
 _PANELS = (
