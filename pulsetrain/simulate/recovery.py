@@ -16,7 +16,7 @@ from pulsetrain.simulate.recovery_plan import DAY_S, RecoveryPlan, RecoveryResul
 
 
 class _SimulatedJob:
-    """One simulated run. `progress` is useful seconds; `in_storage` is the progress that storage has."""
+    """One simulated run. `progress` is useful seconds. `in_storage` is the progress that storage has."""
 
     def __init__(self, plan: RecoveryPlan, rng: random.Random) -> None:
         self.plan = plan
@@ -31,7 +31,7 @@ class _SimulatedJob:
         self._replica_sets = storage_sets(plan.holders)
 
     def next_failure(self) -> float:
-        """When the next failure comes; after the end where there are none."""
+        """When the next failure comes. After the end where there are none."""
         rate = self.plan.rate_per_s
         return self.now + self._rng.expovariate(rate) if rate else self.end + 1
 
@@ -65,7 +65,7 @@ class _SimulatedJob:
         self._roll_back(kept)
 
     def _fail(self, failed: set[int]) -> bool:
-        """One failure; returns whether a machine is lost, which joins `failed`."""
+        """One failure. Returns whether a machine is lost, which joins `failed`."""
         self.failures += 1
         if self._rng.random() < self.plan.software_ratio:
             return False

@@ -24,7 +24,7 @@ class FleetFault:
     node: str = ""
 
     def rank(self) -> int:
-        """The affected rank; -1: all."""
+        """The affected rank. -1: all."""
         return int(self.numbers.get("rank", -1))
 
     def affects(self, step: int) -> bool:
@@ -106,11 +106,11 @@ class FleetSpec:
     ranks_per_node: int = 8
     nodes_per_switch: int = 16
     forward_s: float = 0.05
-    """one microbatch's forward on one stage; its backward takes twice as long"""
+    """one microbatch's forward on one stage, whose backward takes twice as long"""
     optimizer_s: float = 0.04
     data_s: float = 0.005
     tp_s: float = 0.004
-    """one tensor-parallel collective; one in each forward and two in each backward"""
+    """one tensor-parallel collective, of which a forward has one and a backward two"""
     p2p_s: float = 0.002
     dp_s: float = 0.05
     """the gradient all-reduce"""

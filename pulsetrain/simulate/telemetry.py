@@ -21,6 +21,7 @@ from pulsetrain.simulate.spec import FleetSpec
 from pulsetrain.simulate.timing import Array, StepTimes, shape, simulate_step
 
 NS = 1e9
+HUNG_S = 30.0  # age of the open spans of a hang
 
 Codes = NDArray[np.int64] | NDArray[np.int32]
 _CATEGORY = {"forward": "compute", "backward": "compute", "optimizer": "compute", "data": "data"}
@@ -39,11 +40,21 @@ class _Slot:
     parent: str = ""
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Program:
+    """The spans of one step, [rank, slot] in seconds. Duration 0: the rank has no span in the slot."""
+
+    slots: Sequence[_Slot]
+    start: Array
+    duration: Array
+    open: NDArray[np.bool_]
+
+
 Add = Callable[[_Slot, Array, Array | float], None]
 
 
 def telemetry(spec: FleetSpec, chunk_rows: int = 1_000_000) -> Iterator[tuple[str, pa.Table]]:
-    """(record, table) pairs in the order of time; a table of spans has about `chunk_rows` rows at most."""
+    """(record, table) pairs in the order of time. A table of spans has about `chunk_rows` rows at most."""
     yield "events", _announcement(spec)
     yield "topology", _topology(spec)
     offset_s = 0.0
@@ -74,21 +85,19 @@ def _flush(spans: list[pa.Table], steps: list[pa.Table]) -> Iterator[tuple[str, 
 
 
 def _hung(spec: FleetSpec, step: int) -> int:
-    """The rank that hangs in this step; -1: none."""
+    """The rank that hangs in this step. -1: none."""
     return next((f.rank() for f in spec.faults if f.kind == "hang" and f.since == step), -1)
 
 
 def _spans(spec: FleetSpec, step: int, times: StepTimes, offset_s: float, hung: int) -> pa.Table:
     """Every span of one step, by rank and then in program order."""
-    slots, starts, durations = _layout(spec, step, times)
-    start = np.stack([np.broadcast_to(s, shape(spec)).reshape(-1) for s in starts], axis=1)
-    length = np.stack([np.broadcast_to(d, shape(spec)).reshape(-1) for d in durations], axis=1)
-    keep = (length > 0) & ~_silent(spec, step)[:, None]
-    opened = np.zeros(keep.shape, np.bool_)
+    program = _program(spec, step, times)
     if hung >= 0:
-        keep, opened, length = _freeze(spec, slots, start, length, keep, hung)
-    rank, slot = np.nonzero(keep)
-    start_ns = (spec.start_ns + ((offset_s + start[rank, slot]) * NS)).astype(np.int64)
+        program = _frozen(program, hung)
+    slots = program.slots
+    arrives = (program.duration > 0) & ~_silent(spec, step)[:, None]
+    rank, slot = np.nonzero(arrives | program.open)
+    start_ns = (spec.start_ns + ((offset_s + program.start[rank, slot]) * NS)).astype(np.int64)
     columns = _rank_columns(spec, rank) | {
         "step": np.full(len(rank), step),
         "microbatch": np.array([s.microbatch for s in slots], np.int32)[slot],
@@ -99,23 +108,23 @@ def _spans(spec: FleetSpec, step: int, times: StepTimes, offset_s: float, hung: 
         "seq": np.array([s.seq for s in slots])[slot],
         "bytes": np.array([s.bytes for s in slots])[slot],
         "start": start_ns,
-        "duration_ns": (length[rank, slot] * NS).astype(np.int64),
-        "open": opened[rank, slot],
+        "duration_ns": (program.duration[rank, slot] * NS).astype(np.int64),
+        "open": program.open[rank, slot],
         "parent": _coded(slot, [s.parent for s in slots]),
     }
     return _table("spans", columns)
 
 
-def _layout(spec: FleetSpec, step: int, times: StepTimes) -> tuple[list[_Slot], list[Array], list[Array]]:
-    """The slots of a step with starts and durations [slot][pp, dp, tp]. Duration 0: this rank has no span."""
+def _program(spec: FleetSpec, step: int, times: StepTimes) -> _Program:
+    """The spans of a step in program order."""
     slots: list[_Slot] = []
     starts: list[Array] = []
     durations: list[Array] = []
 
     def add(slot: _Slot, start: Array, duration: Array | float) -> None:
         slots.append(slot)
-        starts.append(start)
-        durations.append(np.broadcast_to(duration, shape(spec)))
+        starts.append(np.broadcast_to(start, shape(spec)).reshape(-1))
+        durations.append(np.broadcast_to(duration, shape(spec)).reshape(-1))
 
     zero = np.zeros(shape(spec))
     add(_Slot(phase="data"), zero, times.data)
@@ -129,7 +138,8 @@ def _layout(spec: FleetSpec, step: int, times: StepTimes) -> tuple[list[_Slot], 
     after = times.reduce_start + times.reduce
     add(_Slot(phase="optimizer"), after, times.optimizer)
     add(_Slot(phase="checkpoint"), after + times.optimizer, times.checkpoint)
-    return slots, starts, durations
+    start, duration = np.stack(starts, axis=1), np.stack(durations, axis=1)
+    return _Program(slots=slots, start=start, duration=duration, open=np.zeros(start.shape, np.bool_))
 
 
 def _add_passes(spec: FleetSpec, step: int, times: StepTimes, add: Add) -> None:
@@ -156,25 +166,18 @@ def _add_passes(spec: FleetSpec, step: int, times: StepTimes, add: Add) -> None:
                 add(inner, begin + own[..., m] * (c + 1) / collectives + share * c, share)
 
 
-def _freeze(
-    spec: FleetSpec, slots: Sequence[_Slot], start: Array, length: Array, keep: NDArray[np.bool_], hung: int
-) -> tuple[NDArray[np.bool_], NDArray[np.bool_], Array]:
-    """Stop rank `hung` in its last backward and all others in the gradient all-reduce, with open spans.
-
-    Returns which spans there are, which are open, and the durations, all [rank, slot].
-    """
-    last = max(i for i, s in enumerate(slots) if s.phase == "backward")
-    reduce = next(i for i, s in enumerate(slots) if s.group == "dp")
-    opened = np.zeros(keep.shape, np.bool_)
+def _frozen(program: _Program, hung: int) -> _Program:
+    """Stop rank `hung` in its last backward and all others in the gradient all-reduce."""
+    last = max(i for i, s in enumerate(program.slots) if s.phase == "backward")
+    reduce = next(i for i, s in enumerate(program.slots) if s.group == "dp")
+    opened = np.zeros(program.open.shape, np.bool_)
     opened[:, reduce] = True
     opened[hung] = False
     opened[hung, last] = True
-    keep = keep.copy()
-    keep[:, reduce + 1 :] = False
-    keep[hung, last + 1 :] = False
-    keep |= opened
-    age = 30.0
-    return keep, opened, np.where(opened, age, length)
+    duration = program.duration.copy()
+    duration[:, reduce + 1 :] = 0
+    duration[hung, last + 1 :] = 0
+    return dataclasses.replace(program, duration=np.where(opened, HUNG_S, duration), open=opened)
 
 
 def _silent(spec: FleetSpec, step: int) -> NDArray[np.bool_]:
@@ -285,7 +288,7 @@ def _coded(codes: Codes, names: Sequence[str]) -> pa.DictionaryArray:
 
 
 def _table(record: str, columns: Mapping[str, object]) -> pa.Table:
-    """Columns as the record's table; numbers take the field's type."""
+    """Columns as the record's table. Numbers take the field's type."""
     schema = arrow_schema(record)
     arrays = []
     for field in RECORDS[record].fields:

@@ -32,12 +32,12 @@ class Sink(Protocol):
     """Where batches go."""
 
     def put(self, batch: Batch) -> int:
-        """Take the batch; returns how many of its rows are new."""
+        """Take the batch. Returns how many of its rows are new."""
         ...
 
 
 def to_parquet(spec: FleetSpec, folder: Path, progress: Progress) -> Counter[str]:
-    """Write ``<record>.parquet`` files that `pulsetrain import` reads; returns rows by record.
+    """Write ``<record>.parquet`` files that `pulsetrain import` reads. Returns rows by record.
 
     Raises `UsageError` where the folder cannot be written.
     """
@@ -92,7 +92,7 @@ def to_transport(spec: FleetSpec, transport: Transport, progress: Progress) -> C
 
 
 def _entries(spec: FleetSpec, sent: Counter[str]) -> Iterator[Entry]:
-    """Messages of at most `MESSAGE_ROWS` rows; adds their rows to `sent`."""
+    """Messages of at most `MESSAGE_ROWS` rows. Adds their rows to `sent`."""
     fingerprint = _fingerprint(spec)
     first: Counter[tuple[str, str]] = Counter()
     sources = itertools.cycle(range(SOURCES))

@@ -79,7 +79,7 @@ def _kernel_findings(by_node: dict[str, list[KernelLine]], job: str) -> Iterator
 
 
 def rank_logs(source: MachineSource) -> list[Verdict]:
-    """`logs.find` over the ranks' lines; while the job runs only over warnings and worse, to stay cheap."""
+    """`logs.find` over the ranks' lines. While the job runs, only warnings and worse are read."""
     table = machines.rank_logs(
         source.store,
         source.during(),

@@ -27,7 +27,7 @@ class Gpu:
         return f"{self.node}/{self.uuid}" if self.node else self.uuid
 
     def values(self, metric: str) -> NDArray[np.float64]:
-        """Samples in order of time; empty where there are none."""
+        """Samples in order of time. Empty where there are none."""
         return self.series[metric][1] if metric in self.series else np.empty(0)
 
     def increase(self, metric: str) -> float:
@@ -39,7 +39,7 @@ class Gpu:
         return float(np.where(steps < 0, values[1:], steps).sum())
 
     def seconds(self, metric: str) -> float:
-        """Time between the first and the last sample; 0 without samples."""
+        """Seconds between the first and the last sample. 0 without samples."""
         return duration_s(self.series[metric]) if metric in self.series else 0.0
 
 
@@ -52,6 +52,6 @@ def gpus(table: pa.Table, models: Mapping[str, str] | None = None) -> list[Gpu]:
 
 
 def values_at(series: Series, times: NDArray[np.int64]) -> NDArray[np.float64]:
-    """The newest sample at each time; NaN before the first."""
+    """The newest sample at each time. NaN before the first."""
     index = np.searchsorted(series[0], times, side="right") - 1
     return np.where(index >= 0, series[1][np.maximum(index, 0)], np.nan)

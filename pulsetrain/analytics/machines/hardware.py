@@ -115,7 +115,7 @@ def read(
 
 
 def read_file(path: Path, *, node: str = "", policies: Policies | None = None) -> list[Verdict]:
-    """`read` of a file in any form that `records.kernel_log` knows; "-" is standard input.
+    """`read` of a file in any form that `records.kernel_log` knows. "-" is standard input.
 
     Raises `UsageError` where it cannot be read.
     """
@@ -151,7 +151,7 @@ def _take(log: _Log, line: KernelLine, policies: Policies) -> None:
 
 
 def _fallen(log: _Log, text: str) -> str:
-    """The GPU that fell off the bus by a line without an Xid; empty: none. One form takes three lines."""
+    """The GPU that fell off the bus by a line without an Xid. Empty: none. One form takes three lines."""
     if m := _FALLEN.search(text):
         return address(m["gpu"])
     if m := _FALLEN_GPU.search(text):
@@ -290,7 +290,7 @@ def _code_finding(
 
 
 def _recovery(report: FaultReport) -> dict[str, object]:
-    """What the driver now recommends, from Xid 154; empty for other codes."""
+    """What the driver now recommends, from Xid 154. Empty for other codes."""
     m = _RECOVERY.search(report.rest) if report.code == RECOVERY_ACTION else None
     return {"recovery_action": m["after"], "recovery_action_before": m["before"]} if m else {}
 

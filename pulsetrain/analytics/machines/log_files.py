@@ -57,7 +57,7 @@ def _listed(folder: Path) -> Sequence[Path]:
 
 
 def _texts(path: Path) -> list[str]:
-    """The last lines of a file; no more than fit in memory."""
+    """The last lines of a file, at most `MOST_LINES` of `MOST_BYTES`."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - MOST_BYTES))

@@ -27,7 +27,7 @@ _FRAME = re.compile(r'File "([^"]+)", line \d+')
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """One row of the table; `weights` are shares that sum to 1."""
+    """One row of the table. `weights` are shares that sum to 1."""
 
     name: str
     pattern: re.Pattern[str]
@@ -130,7 +130,7 @@ def classify(lines: Iterable[str], code: int | None = None) -> Attribution:
 
 
 def rule_of(line: str) -> str:
-    """The name of the deepest rule that a line matches; empty where none does."""
+    """The name of the deepest rule that a line matches. Empty where none does."""
     matched = _matched([line])
     return max(matched, key=lambda m: m[0].depth)[0].name if matched else ""
 
@@ -140,7 +140,7 @@ def _matched(lines: Sequence[str]) -> list[tuple[Rule, str]]:
 
 
 def _innermost(lines: Sequence[str]) -> str:
-    """Where the last traceback ends: framework or user code; empty without one."""
+    """Where the last traceback ends: framework or user code. Empty without one."""
     frames = [m[1] for line in lines if (m := _FRAME.search(line))]
     if not frames:
         return ""

@@ -27,7 +27,7 @@ _MASKS = (
 
 
 class Templates:
-    """The templates of a log. At most `MOST_TEMPLATES` are kept; the least used are forgotten."""
+    """The templates of a log. At most `MOST_TEMPLATES` are kept. The least used are forgotten."""
 
     def __init__(self) -> None:
         self._tree = TemplateTree(TemplateLimits(templates=MOST_TEMPLATES))
@@ -37,7 +37,7 @@ class Templates:
         return self._tree.add(mask(line))
 
     def text(self, template: int) -> str:
-        """The template, with <*> for what varies; empty where it is forgotten."""
+        """The template, with <*> for what varies. Empty where it is forgotten."""
         return self._tree.text(template)
 
 

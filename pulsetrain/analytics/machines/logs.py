@@ -151,7 +151,7 @@ def _gather(lines: Iterable[Line], templates: Templates) -> dict[str, _PeerLog]:
 
 
 def _weight(severity: str, message: str) -> float:
-    """How much a line counts as a complaint; 0: not at all."""
+    """How much a line counts as a complaint. 0: not at all."""
     if severity in WEIGHTS:
         return WEIGHTS[severity]
     if rule_of(message):

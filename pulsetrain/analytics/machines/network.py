@@ -245,7 +245,7 @@ def _worst_each(found: Sequence[Finding]) -> list[Finding]:
 
 
 def _traffic(fleet: _Fleet) -> list[Verdict]:
-    """RDMA ports whose traffic dropped or ended; one finding on the job where all did.
+    """RDMA ports whose traffic dropped or ended. One finding on the job where all did.
 
     Network interfaces carry more than the job's traffic, so theirs is not judged.
     """

@@ -58,12 +58,12 @@ class Port:
         return float(np.nansum([self.total(f"{self.family}_{d}_bytes") for d in ("transmit", "receive")]))
 
     def downs(self) -> float:
-        """How often the link went down, by the counters that can be read; NaN where none can."""
+        """How often the link went down, by the counters that can be read. NaN where none can."""
         counted = [self.total(m) for m in self.samples if _reveals_flap(m)]
         return max([c for c in counted if np.isfinite(c)], default=float("nan"))
 
     def increases(self, metric: str) -> tuple[NDArray[np.int64], Floats]:
-        """Times, and how much was counted since the sample before; NaN where that cannot be known."""
+        """Times, and how much was counted since the sample before. NaN where that cannot be known."""
         if metric not in self.samples:
             return np.empty(0, np.int64), np.empty(0)
         times, values = self.samples[metric]
@@ -72,7 +72,7 @@ class Port:
         return times[1:], np.array([np.nan if s is None else s for s in steps])
 
     def total(self, metric: str) -> float:
-        """How much was counted in the range; NaN where nothing is known."""
+        """How much was counted in the range. NaN where nothing is known."""
         _, steps = self.increases(metric)
         known = steps[np.isfinite(steps)]
         return float(known.sum()) if known.size else float("nan")
@@ -97,7 +97,7 @@ def ports(table: pa.Table) -> list[Port]:
 
 
 class TrafficRow(TypedDict):
-    """Traffic of one port in one direction. Shares are of the line rate; None where that is not known."""
+    """Traffic of one port in one direction. Shares are of the line rate. None where that is not known."""
 
     device: str
     direction: Literal["transmit", "receive"]

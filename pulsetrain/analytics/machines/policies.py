@@ -23,7 +23,7 @@ _RULE_KEYS = ("name", "kind", "severity", "pattern", "summary", "action", "sampl
 class XidPolicy:
     """One Xid or SXid. `layer` is what usually causes it: hardware, driver or application.
 
-    `cancels` is the code that this one takes back; -1: none. `teardown`: it may come with any job that ends.
+    `cancels` is the code that this one takes back. -1: none. `teardown`: it may come with any job that ends.
     """
 
     code: int

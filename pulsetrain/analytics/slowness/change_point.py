@@ -2,7 +2,7 @@
 
 Method: Adams and MacKay, arXiv 0710.3742. It keeps a posterior over the length of the current run, for
 Gaussian data with a normal-inverse-gamma prior. GREYHOUND (arXiv 2410.12588) verifies such changes to make
-the method usable for iteration times; that part is in `stretch_check`.
+the method usable for iteration times. That part is in `stretch_check`.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def _log_sum(values: Floats) -> float:
 
 
 def rolling_median(values: Floats, width: int, stride: int = 1) -> Floats:
-    """Medians of [..., t : t + width] for t = 0, stride, ...; NaN where half of the window is NaN."""
+    """Medians of [..., t : t + width] at t = 0, stride and so on. NaN where half of the window is NaN."""
     windows = np.lib.stride_tricks.sliding_window_view(values, width, axis=-1)[..., ::stride, :]
     if not np.isnan(values).any():
         return np.asarray(np.median(windows, axis=-1))

@@ -36,7 +36,7 @@ _SMALL_LOW = 1.1  # the same for levels that are low quantiles
 class Work:
     """Compute time of each step and rank, per token where the tokens of steps differ.
 
-    `low_noise` is the noise of a step in the levels of an oversubscribed host; None on a quiet host.
+    `low_noise` is the noise of a step in the levels of an oversubscribed host. None on a quiet host.
     """
 
     whole: Floats  # log of the compute time [step, rank]
@@ -86,7 +86,7 @@ def oversubscribed(timings: Timings) -> bool:
 
 
 def processor_wait_ratio(timings: Timings) -> float:
-    """Share of its measured compute that the usual rank waited for a processor; 0: not known.
+    """Share of its measured compute that the usual rank waited for a processor. 0: not known.
 
     The larger of the share in the newest steps and the share in all usable steps.
     """
@@ -120,7 +120,7 @@ def work_from(whole: Floats, pieces: Floats, cohorts: Sequence[Columns], rows: R
 
 
 def measure(work: Work, columns: Columns, rows: Rows) -> Excess | None:
-    """The excess of each rank of a cohort in one window; None where fewer than three ranks can be compared.
+    """The excess of each rank of a cohort in one window. None where fewer than three ranks can be compared.
 
     Ranks that miss more than a third of the steps are left out, then steps that any other rank misses.
     """
@@ -140,7 +140,7 @@ def measure(work: Work, columns: Columns, rows: Rows) -> Excess | None:
 
 
 def _low_noise(all_cohorts: Sequence[Columns], work: Work, rows: Rows) -> float | None:
-    """The lower median over cohorts, since a cohort with a fault is noisier; None on a quiet host."""
+    """The lower median over cohorts, since a cohort with a fault is noisier. None on a quiet host."""
     cohorts = [c for c in all_cohorts if len(c) > 2 and _complete(work, rows, c)]
     if not cohorts or not len(rows):
         return None

@@ -23,7 +23,7 @@ class Peak:
 
 @cache
 def peaks(site: Path | None = None) -> dict[tuple[str, str], Peak]:
-    """The table of device peaks by (device, dtype); lines of the `site` file replace those of the package."""
+    """The table of device peaks by (device, dtype). Lines of the `site` file replace those of the package."""
     texts = [files("pulsetrain.analytics").joinpath("tables/device_peaks.csv").read_text()]
     if site is not None:
         try:
@@ -40,7 +40,7 @@ def peaks(site: Path | None = None) -> dict[tuple[str, str], Peak]:
 
 
 def peak(device: str, dtype: str, site: Path | None = None) -> Peak:
-    """The peak of one device. Raises `UsageError` for an unknown device; it names the known ones.
+    """The peak of one device. Raises `UsageError` that names the known ones for another device.
 
     >>> peak("H100-SXM", "bf16").flops_per_s / 1e12
     989.4

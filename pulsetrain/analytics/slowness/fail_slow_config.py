@@ -34,6 +34,6 @@ class FailSlowConfig:
     low_share: float = 0.5
     """share of the slowdown that the lower quartile of the steps must show too"""
     history_windows: int = 2000
-    """how many past window medians make the baseline; older ones are forgotten"""
+    """how many past window medians make the baseline, the newest ones"""
     most_suspects: int = 256
     """ranks that are searched closely: those that a quick look over all ranks finds worst"""

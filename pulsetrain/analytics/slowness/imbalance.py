@@ -95,7 +95,7 @@ def _over_others(levels: Floats, index: int) -> Floats:
 
 
 def _lower_median(block: Floats) -> Floats:
-    """Lower median of each row; missing ranks count as slowest."""
+    """Lower median of each row. Missing ranks count as slowest."""
     middle = max(0, (block.shape[1] - 1) // 2)
     filled = np.where(np.isfinite(block), block, np.inf)
     result = np.partition(filled, middle, axis=1)[:, middle]
@@ -161,7 +161,7 @@ def _sequences_in(timings: Timings, rows: NDArray[np.int64]) -> list[Verdict]:
 
 
 def _between_stages(timings: Timings, rows: NDArray[np.int64]) -> _Uneven | None:
-    """Replicas by their compute in each of their stages; None where fewer than two of each are known.
+    """Replicas by their compute in each of their stages. None where fewer than two of each are known.
 
     A replica's own level is taken out, so that a slow replica is no imbalance of sequences. Its ranks in a
     stage count as their lower median.
@@ -192,7 +192,7 @@ def _between_stages(timings: Timings, rows: NDArray[np.int64]) -> _Uneven | None
 
 
 def _between_passes(timings: Timings, rows: NDArray[np.int64]) -> _Uneven | None:
-    """Ranks with the same work by their forward and backward, medians over cohorts; None: not known."""
+    """Ranks with the same work by their forward and backward, medians over cohorts. None: not known."""
     known = [u for c in timings.cohorts if (u := _cohort(timings, rows, c)) is not None]
     if not known:
         return None

@@ -42,7 +42,7 @@ def from_tables(
     first_step: int = 0,
     now_ns: int = 0,
 ) -> Timings:
-    """Timings from the tables of `stream.queries.analysis`, rows in any order; `steps` may have `node`."""
+    """Timings from the tables of `stream.queries.analysis`, rows in any order. `steps` may have `node`."""
     numbers, ranks = (
         np.unique(np.concatenate([_ints(table, name) for table in (steps, parts)]))
         for name in ("step", "rank")
@@ -65,7 +65,7 @@ class _TimingsBuilder:
         self._seen = np.zeros(len(steps), np.bool_)
 
     def add(self, table: pa.Table) -> None:
-        """Enter every known column; rows of unknown ranks are left out."""
+        """Enter every known column. Rows of unknown ranks are left out."""
         if not table.num_rows or not len(self._ranks):
             return
         row, rank = _ints(table, "step") - self._steps[0], _ints(table, "rank")

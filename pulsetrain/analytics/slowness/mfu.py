@@ -98,7 +98,7 @@ def _numbers(rate: Floats, device: Peak | None) -> dict[str, object]:
 
 
 def _decay(logs: Floats) -> _Decay | None:
-    """How far the newest steps fell below the job's usual level; None: no further than noise, or briefly.
+    """How far the newest steps fell below the job's usual level. None: no further than noise, or briefly.
 
     The usual level is the upper quartile of the medians of earlier windows, so that one lucky window does not
     raise it.
@@ -118,7 +118,7 @@ def _decay(logs: Floats) -> _Decay | None:
 
 
 def _wander(levels: Floats) -> float:
-    """How far a block of steps usually is from the one before; on a shared host more than the steps' noise.
+    """How far a block of steps usually is from the one before. On a shared host more than the steps' noise.
 
     A decay is one large difference among many, or many small ones, so it hardly changes the median.
     """
@@ -197,7 +197,7 @@ def _cohort(timings: Timings, growth: Floats) -> tuple[str, NDArray[np.int64]]:
 
 
 def _usual(part: Floats, rows: NDArray[np.bool_]) -> Floats:
-    """Median of each rank over some steps; 0 where nothing is known."""
+    """Median of each rank over some steps. 0 where nothing is known."""
     block = np.nan_to_num(part[rows])
     result: Floats = np.median(block, axis=0) if len(block) else np.zeros(part.shape[1])
     return result

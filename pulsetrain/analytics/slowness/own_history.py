@@ -20,7 +20,7 @@ from pulsetrain.analytics.slowness.timings import Timings
 
 @dataclass(frozen=True, kw_only=True)
 class _Change:
-    """By how much (log) each rank's compute rose beyond that of the job; one entry for each rank."""
+    """By how much (log) each rank's compute rose beyond that of the job, with one entry for each rank."""
 
     excess: Floats
     error: Floats  # standard error; infinite where steps are missing
@@ -60,7 +60,7 @@ def find_changed(
 
 
 def _change(recent: Floats, past: Floats) -> _Change | None:
-    """`recent` against `past`; None where fewer than two ranks have all steps of both."""
+    """`recent` against `past`. None where fewer than two ranks have all steps of both."""
     complete = has_all(recent) & has_all(past)
     if complete.sum() < 2:
         return None

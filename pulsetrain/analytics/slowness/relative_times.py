@@ -51,7 +51,7 @@ def over_similar(values: Floats) -> Floats:
 
 
 def _centred(values: Floats) -> tuple[Floats, Floats]:
-    """The values without those that cannot be times, and each row's median; NaN where nothing is left."""
+    """The values without those that cannot be times, and each row's median. NaN where nothing is left."""
     valid = np.isfinite(values) & (values > 0)
     if valid.all():  # many times faster than with gaps
         return values, np.median(values, axis=1) if values.shape[1] else np.full(len(values), np.nan)
@@ -64,7 +64,7 @@ def _centred(values: Floats) -> tuple[Floats, Floats]:
 
 
 def _median_of_rows(values: Floats) -> Floats:
-    """The median of each step over all rows; NaN where no row has the step."""
+    """The median of each step over all rows. NaN where no row has the step."""
     filled = np.isfinite(values).any(axis=0)
     out = np.full(values.shape[1], np.nan)
     if filled.any():

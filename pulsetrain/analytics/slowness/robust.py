@@ -17,7 +17,7 @@ _TRIMMED_LOSS = 1.03  # standard error of that trimmed mean over that of the mea
 
 
 def trimmed_mean(values: Floats) -> Floats:
-    """Mean of each column without its `TRIM` lowest and highest values. No NaN; at least one row.
+    """Mean of each column without its `TRIM` lowest and highest values. No NaN, at least one row.
 
     >>> trimmed_mean(np.array([[1.0], [1.0], [1.0], [1.0], [1.0], [1.0], [100.0]])).tolist()
     [1.0]
@@ -35,7 +35,7 @@ def sigma(residuals: Floats, axis: int | None = None) -> Floats:
 
 
 def autocorrelation(residuals: Floats) -> float:
-    """Correlation of a step's residual with that of the next step, over all columns; 0..0.9."""
+    """Correlation of a step's residual with that of the next step, over all columns, from 0 to 0.9."""
     if len(residuals) < 3:
         return 0.0
     limit = 3 * float(sigma(residuals)) or 1.0

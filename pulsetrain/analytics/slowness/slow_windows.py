@@ -51,7 +51,7 @@ def slow_against_peers(values: Floats, config: FailSlowConfig | None = None) -> 
 
 
 def slow_against_history(values: Floats, config: FailSlowConfig | None = None) -> list[SlowStretch]:
-    """Slow stretches that most rows of `values` [rank, step] share, against their own past; `row` is -1.
+    """Slow stretches that most rows of `values` [rank, step] share, against their own past. `row` is -1.
 
     >>> calm = np.tile([1.0, 1.02, 0.99], (6, 40))
     >>> calm[:, 60:90] *= 1.3

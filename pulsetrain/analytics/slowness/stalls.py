@@ -76,7 +76,7 @@ def _among(timings: Timings, stall: Stall, rows: NDArray[np.int64]) -> list[Verd
 def _lost(timings: Timings, stall: Stall, rows: NDArray[np.int64]) -> Floats:
     """The time lost in some steps, without waits in a run queue.
 
-    All of the waits may have passed in an idle kind; in another kind only its share of the step.
+    All of the waits may have passed in an idle kind. In another kind only its share of the step.
     """
     lost, queued = timings.parts[stall.part][rows], np.nan_to_num(timings.parts["cpu_wait"][rows])
     if not stall.idle:

@@ -80,7 +80,7 @@ def _windows(rows: Rows, lengths: tuple[int, ...], *, scan: bool) -> Iterator[Ro
 
 
 def _table(timings: Timings, work: Work, window: Rows, config: StragglerConfig) -> RankTable | None:
-    """The ranks that the window can compare; None: no cohort has three of them."""
+    """The ranks that the window can compare. None: no cohort has three of them."""
     cohorts = [c for c in (measure(work, columns, window) for columns in timings.cohorts) if c is not None]
     return table_of(timings, cohorts, config) if cohorts else None
 

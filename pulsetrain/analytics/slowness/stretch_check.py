@@ -41,7 +41,7 @@ def overlap(a: SlowStretch, b: SlowStretch) -> bool:
 def verified(
     series: Floats, candidate: Candidate, edges: Sequence[int], config: FailSlowConfig
 ) -> SlowStretch | None:
-    """The stretch with its true edges; None where it does not last or is not as slow as it looked.
+    """The stretch with its true edges. None where it does not last or is not as slow as it looked.
 
     `edges` are the indices of change points. `row` is 0, for the caller to replace.
     """

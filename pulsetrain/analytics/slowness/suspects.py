@@ -31,7 +31,7 @@ class Suspect:
 
     @property
     def ratio(self) -> float:
-        """By how much slower it is; 0.2: 20 %."""
+        """By how much slower it is: 0.2 is 20 %."""
         return float(np.expm1(self.excess))
 
     @property
@@ -57,7 +57,7 @@ class RankTable:
 
 
 def table_of(timings: Timings, cohorts: Sequence[Excess], config: StragglerConfig) -> RankTable:
-    """The cohorts of one window as one table; at least one cohort."""
+    """The cohorts of one window, at least one, as one table."""
     columns = np.concatenate([c.columns for c in cohorts])
     return RankTable(
         columns=columns,
@@ -149,7 +149,7 @@ def _elevated(cohort: Excess, config: StragglerConfig) -> Flags:
 
 
 def _margin_factor(cohort: Excess, config: StragglerConfig) -> float:
-    """How many times the margin of a node one rank needs; a short window of a busy host never suffices."""
+    """How many times the margin of a node one rank needs. A short window of a busy host never suffices."""
     if not cohort.noisy:
         return 1.0
     return config.noisy_alone if len(cohort.rows) >= config.short else np.inf

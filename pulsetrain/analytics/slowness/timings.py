@@ -38,7 +38,7 @@ LOW_QUANTILE = 0.25
 
 @dataclass(frozen=True, kw_only=True)
 class Timings:
-    """Matrices [step, rank] by name; NaN where a rank has no row for a step.
+    """Matrices [step, rank] by name. NaN where a rank has no row for a step.
 
     `parts` (see `PARTS`) are nanoseconds. Where the usual rank often waits for a processor, the parts in
     `COMPUTED` are net of that, because it is chance which rank has to wait. `running_ratio` is then the share
@@ -120,7 +120,7 @@ class Timings:
         )
 
     def node_of(self, column: int) -> str:
-        """Name of the node of the rank in `column`; empty where not known."""
+        """Name of the node of the rank in `column`. Empty where not known."""
         return str(self.nodes[column])
 
 
@@ -132,7 +132,7 @@ def from_matrices(
     ranks: NDArray[np.int64] | None = None,
     stages: NDArray[np.int64] | None = None,
 ) -> Timings:
-    """Timings from matrices [step, rank] of one shape, named as in `PARTS` and `NUMBERS`; at least one.
+    """Timings from matrices [step, rank] of one shape, named as in `PARTS` and `NUMBERS`.
 
     What is not given is missing. Steps and ranks count from 0 by default, all ranks are of one stage, and no
     step is a warm-up.
@@ -158,7 +158,7 @@ def from_matrices(
 
 
 def running_ratio(parts: Mapping[str, Matrix]) -> Matrix | None:
-    """The share of the computed parts that is left net of waits for a processor; None where waits are rare.
+    """The share of the computed parts that is left net of waits for a processor. None where waits are rare.
 
     Some of a step's waits fall between its parts, so a step may seem to take less than it can. So no step
     counts for less than the lower quartile of its rank.

@@ -16,7 +16,7 @@ ALIKE = 1.25  # payloads of siblings, ordered by size, differ by less than this 
 
 @dataclass(frozen=True, kw_only=True)
 class Transfers:
-    """Nanoseconds per byte [step, series]; NaN where a group did nothing.
+    """Nanoseconds per byte [step, series]. NaN where a group did nothing.
 
     A series is one phase of one group. Its entries in `groups`, `phases` and `siblings` name it. Series with
     the same number in `siblings` can be compared.

@@ -113,7 +113,7 @@ def _excess(median: float, history: Floats, noise: float, scale: Scale, config: 
 
 
 def _hops(medians: Floats, lag: int) -> float:
-    """How far window medians `lag` apart usually differ; one step or a drift hardly changes that."""
+    """How far window medians `lag` apart usually differ. One step or a drift hardly changes that."""
     hops = medians[lag:] - medians[:-lag] if medians.size > 2 * lag else np.empty(0)
     hops = hops[np.isfinite(hops)]
     if hops.size < lag:

@@ -42,7 +42,7 @@ def attempt_extent(store: Queryable, job: str, attempt: int) -> pa.Table:
 
 
 def topology(store: Queryable, job: str, attempt: int) -> pa.Table:
-    """The node and the mesh coordinates of each rank: rank, node, tp, pp, dp, cp, ep; sorted by rank."""
+    """The node and the mesh coordinates of each rank: rank, node, tp, pp, dp, cp, ep. Sorted by rank."""
     return store.query(
         """
         SELECT rank, any(node) AS node, any(tp) AS tp, any(pp) AS pp, any(dp) AS dp, any(cp) AS cp,

@@ -38,8 +38,8 @@ def findings_since(store: Queryable, job: str, since_ns: int) -> pa.Table:
 
 
 def median_step_ns(store: Queryable, job: str, *, first: int, last: int) -> int:
-    """Median time of the slowest rank in steps `first`..`last` of the first attempt, in nanoseconds; 0
-    without steps."""
+    """Median time of the slowest rank in steps `first`..`last` of the first attempt, in nanoseconds.
+    0 without steps."""
     table = store.query(
         """
         SELECT toInt64(ifNotFinite(median(slowest), 0)) AS median_ns FROM (
@@ -53,7 +53,7 @@ def median_step_ns(store: Queryable, job: str, *, first: int, last: int) -> int:
 
 
 def last_step(store: Queryable, job: str, attempt: int) -> int:
-    """The newest step of an attempt on record for any rank; -1: none."""
+    """The newest step of an attempt on record for any rank. -1: none."""
     table = store.query(
         """
         SELECT if(count() = 0, -1, max(step)) AS step FROM steps
@@ -65,7 +65,7 @@ def last_step(store: Queryable, job: str, attempt: int) -> int:
 
 
 def loss(store: Queryable, job: str, step: int) -> float | None:
-    """The newest loss logged at `step` or in the ten steps before it; None: not logged."""
+    """The newest loss logged at `step` or in the ten steps before it. None: not logged."""
     table = store.query(
         """
         SELECT argMax(loss, (step, start)) AS newest FROM steps

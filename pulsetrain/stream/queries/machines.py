@@ -28,7 +28,7 @@ class AttemptTime:
 
 
 def extent(store: Queryable, steps: AttemptSteps) -> tuple[int, int]:
-    """When the first of these steps began and the last one ended, UTC nanoseconds; (0, 0) without any."""
+    """When the first of these steps began and the last one ended, UTC nanoseconds. (0, 0) without any."""
     row = store.query(
         f"""
         SELECT toUnixTimestamp64Nano(min(start)) AS begin_ns,

@@ -34,7 +34,7 @@ def stored_ranges(store: Queryable) -> pa.Table:
 
 
 def stored_step(store: Queryable, job: str, attempt: int) -> int:
-    """The newest step of an attempt that is stored for any rank; -1: none."""
+    """The newest step of an attempt that is stored for any rank. -1: none."""
     table = store.query(
         """
         SELECT step FROM steps WHERE job = {job:String} AND attempt = {attempt:Int32}

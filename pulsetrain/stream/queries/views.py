@@ -30,7 +30,7 @@ def jobs(store: Queryable) -> pa.Table:
 
 
 def last_attempt(store: Queryable, job: str) -> int:
-    """The newest attempt of `job` on record; -1 for a job that the store has never seen."""
+    """The newest attempt of `job` on record. -1 for a job that the store has never seen."""
     newest = " UNION ALL ".join(
         f"SELECT max(attempt) AS attempt FROM {record} WHERE job = {{job:String}} HAVING count() > 0"
         for record in ("events", "topology", "steps")
@@ -285,7 +285,7 @@ def heat_by_phase(store: Queryable, job: str, shown: HeatmapRange) -> pa.Table:
     """How long each phase took for each row, as a ratio to the median of its cohort.
 
     A cohort are all ranks of a pipeline stage. With an even number of ranks the median is the quicker of the
-    two in the middle, so that a slow half does not hide itself; for communication it is the one that waits
+    two in the middle, so that a slow half does not hide itself. For communication it is the one that waits
     longer. The cell of a node is its rank furthest from the median.
 
     Columns: row, col (the phase), phase, category, ratio, value_ns and usual_ns (a step), rank, node, cohort
@@ -303,7 +303,7 @@ def heat_by_step(
 
 
 def _heat(store: Queryable, job: str, shown: HeatmapRange, column: str, phase: str) -> pa.Table:
-    """Cells by row and `column`, an SQL expression; of one `phase`, or of all where it is empty."""
+    """Cells by row and `column`, an SQL expression, for one `phase`, or for all where it is empty."""
     sql = _CELLS.format(column=column, cells=_CELLS_OF_ROWS[shown.by], steps=shown.condition())
     limits = {"first": shown.first, "last": shown.last, "limit": MAX_CELLS}
     return store.query(sql, {"job": job, "phase": phase, **limits})
@@ -314,7 +314,7 @@ def spans(
 ) -> pa.Table:
     """The spans of the given ranks (none: all) in steps `first`..`last`, oldest first.
 
-    Only the longest `limit` are kept; `spans_in_all` counts them all. A span that was reported several times
+    Only the longest `limit` are kept. `spans_in_all` counts them all. A span that was reported several times
     while open is one row, with its end where it has ended, else with its greatest age.
     Columns: those of the `spans` record with start_ns in place of start, and spans_in_all.
     """

@@ -61,5 +61,5 @@ def table(*lists):
     )
 
 
-def said(*lists, **more):
+def reported(*lists, **more):
     return {(f.kind, f.subject, f.severity) for f in findings(find(table(*lists), now_ns=1, **more))}

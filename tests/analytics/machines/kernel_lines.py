@@ -14,7 +14,7 @@ def xid(code, gpu="0000:9b:00", rest="pid=7, name=python, something"):
     return f"NVRM: Xid (PCI:{gpu}): {code}, {rest}"
 
 
-def said(verdicts):
+def reported(verdicts):
     return {
         (f.evidence.get("xid", f.evidence.get("rule")), f.subject, f.severity) for f in findings(verdicts)
     }

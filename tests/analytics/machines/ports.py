@@ -51,7 +51,7 @@ class Fleet:
     def steps(self):
         return [int(t) for t in self.times[::2]]
 
-    def said(self, **more):
+    def reported(self, **more):
         verdicts = find(self.table(), now_ns=int(self.times[-1]), job="j", steps_ns=self.steps, **more)
         return {(f.kind, f.subject, f.severity) for f in findings(verdicts)}
 
@@ -78,7 +78,7 @@ def nic_table(fleet, order=None):
     return table.filter(pa.array(keep))
 
 
-def nic_said(fleet):
+def nic_reported(fleet):
     return {(f.kind, f.subject, f.severity) for f in findings(find(nic_table(fleet), now_ns=T0, job="j"))}
 
 

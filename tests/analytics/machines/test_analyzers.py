@@ -10,7 +10,7 @@ from pyarrow import csv
 from pulsetrain.analytics.analyze import analyze
 from pulsetrain.analytics.verdict import Failed, Inconclusive, findings
 from pulsetrain.collectors.machine.rdma import RdmaSampler
-from pulsetrain.records.arrow import arrow_schema
+from pulsetrain.records.arrow import arrow_schema, to_table
 from pulsetrain.records.kernel_log import parse_all
 from pulsetrain.records.schema import RECORDS
 from pulsetrain.stream.store.clickhouse import open_store
@@ -105,7 +105,7 @@ def test_ports_gpus_and_logs_of_the_nodes_are_judged(store, tmp_path):
     for second in range(120):
         for node in ("n0", "n1"):
             batch = RdmaSampler(DATA / "rdma-h100" / "class-infiniband").sample(T0 + second * S)
-            for row in batch.select(["device", "name", "value"]).slice(0, 50).to_pylist():
+            for row in to_table(batch).select(["device", "name", "value"]).slice(0, 50).to_pylist():
                 moving = row["name"] == "rdma_transmit_bytes"
                 stopped = node == "n1" and second > 60
                 grown = 1e9 * (60 if stopped else second) if moving else 0.0
@@ -120,7 +120,7 @@ def test_ports_gpus_and_logs_of_the_nodes_are_judged(store, tmp_path):
             }
         ]
     insert(store, "metrics", rows)
-    told = [
+    printed = [
         {
             "ts": T0 + i * S,
             "job": "wired",
@@ -134,12 +134,16 @@ def test_ports_gpus_and_logs_of_the_nodes_are_judged(store, tmp_path):
         for i in range(5)
         for rank in range(4)
     ]
-    lonely = {**told[2], "severity": "error", "message": "CUDA error: uncorrectable ECC error encountered"}
-    insert(store, "logs", [*told, lonely])
-    said = kinds(analyze(store, "wired", now_ns=T0 + 130 * S, scan=True))
-    assert ("traffic_drop", "link", "n1/mlx5_0/1") in said
-    assert ("gpu_fault", "gpu", "n0/GPU-7") in said
-    assert ("log_anomaly", "rank", "2") in said
-    assert not any(kind == "link_errors" for kind, _, _ in said)
+    complaint = {
+        **printed[2],
+        "severity": "error",
+        "message": "CUDA error: uncorrectable ECC error encountered",
+    }
+    insert(store, "logs", [*printed, complaint])
+    kinds_found = kinds(analyze(store, "wired", now_ns=T0 + 130 * S, scan=True))
+    assert ("traffic_drop", "link", "n1/mlx5_0/1") in kinds_found
+    assert ("gpu_fault", "gpu", "n0/GPU-7") in kinds_found
+    assert ("log_anomaly", "rank", "2") in kinds_found
+    assert not any(kind == "link_errors" for kind, _, _ in kinds_found)
     live = kinds(analyze(store, "wired", now_ns=T0 + 130 * S))
     assert ("gpu_fault", "gpu", "n0/GPU-7") in live

@@ -7,25 +7,25 @@ import pytest
 from pulsetrain.analytics.machines.gpu_health import find
 from pulsetrain.analytics.machines.gpu_rules import limits_of
 from pulsetrain.analytics.verdict import findings
-from tests.analytics.machines.gpu_rows import SPINNING, rows, said, table
+from tests.analytics.machines.gpu_rows import SPINNING, reported, rows, table
 
 
 @pytest.mark.parametrize(
     ("bits", "severity"), [(0x8, "critical"), (0x40, "critical"), (0x80, "critical"), (0x20, "warning")]
 )
 def test_a_throttled_gpu_is_named(bits, severity):
-    assert said(rows("GPU-1"), rows("GPU-2", gpu_clock_event_reasons=float(bits))) == {
+    assert reported(rows("GPU-1"), rows("GPU-2", gpu_clock_event_reasons=float(bits))) == {
         ("throttle", "n1/GPU-2", severity)
     }
 
 
 @pytest.mark.parametrize("bits", [0x1, 0x2, 0x4, 0x10])
 def test_being_idle_or_at_its_power_cap_is_no_fault(bits):
-    assert said(rows("GPU-1", gpu_clock_event_reasons=float(bits))) == set()
+    assert reported(rows("GPU-1", gpu_clock_event_reasons=float(bits))) == set()
 
 
 def test_a_throttle_now_and_then_is_no_fault():
-    assert said(rows("GPU-1", gpu_clock_event_reasons=lambda i: 8.0 * (i % 4 == 0))) == set()
+    assert reported(rows("GPU-1", gpu_clock_event_reasons=lambda i: 8.0 * (i % 4 == 0))) == set()
 
 
 @pytest.mark.parametrize(
@@ -38,41 +38,41 @@ def test_a_throttle_now_and_then_is_no_fault():
     ],
 )
 def test_failing_memory_is_named(change, severity):
-    assert said(rows("GPU-1"), rows("GPU-2", **change)) == {("gpu_fault", "n1/GPU-2", severity)}
+    assert reported(rows("GPU-1"), rows("GPU-2", **change)) == {("gpu_fault", "n1/GPU-2", severity)}
 
 
 def test_old_errors_and_a_reset_count_nothing_new():
-    assert said(rows("GPU-1", gpu_ecc_uncorrected_total=5.0)) == set()
-    assert said(rows("GPU-1", gpu_ecc_uncorrected_total=lambda i: 5.0 if i < 6 else 0.0)) == set()
+    assert reported(rows("GPU-1", gpu_ecc_uncorrected_total=5.0)) == set()
+    assert reported(rows("GPU-1", gpu_ecc_uncorrected_total=lambda i: 5.0 if i < 6 else 0.0)) == set()
 
 
 def test_a_spinning_gpu_is_hung_after_a_minute():
-    assert said(rows("GPU-1"), rows("GPU-2", **SPINNING)) == {("gpu_hang", "n1/GPU-2", "critical")}
-    assert said(rows("GPU-2", samples=6, **SPINNING)) == set()
+    assert reported(rows("GPU-1"), rows("GPU-2", **SPINNING)) == {("gpu_hang", "n1/GPU-2", "critical")}
+    assert reported(rows("GPU-2", samples=6, **SPINNING)) == set()
     broken = {**SPINNING, "gpu_power_watts": lambda i: 95.0 if i != 9 else 500.0}
-    assert said(rows("GPU-2", **broken)) == set()
+    assert reported(rows("GPU-2", **broken)) == set()
 
 
 def test_what_is_cold_depends_on_the_model():
     warmer = {**SPINNING, "gpu_power_watts": 140.0}
-    assert said(rows("GPU-2", **warmer)) == set()
-    assert said(rows("GPU-2", **warmer), models={"GPU-2": "NVIDIA H200"}) != set()
+    assert reported(rows("GPU-2", **warmer)) == set()
+    assert reported(rows("GPU-2", **warmer), models={"GPU-2": "NVIDIA H200"}) != set()
     assert limits_of("NVIDIA H100 80GB HBM3")["hang_clock_hz"] == 1.9e9
     assert limits_of("")["hang_power_watts"] == 100
 
 
 def test_a_narrow_bus_is_named_and_an_idle_one_is_not():
-    assert said(rows("GPU-1", gpu_pcie_width=8.0)) == {("pcie_degraded", "n1/GPU-1", "warning")}
-    assert said(rows("GPU-1", gpu_pcie_generation=1.0)) == {("pcie_degraded", "n1/GPU-1", "warning")}
+    assert reported(rows("GPU-1", gpu_pcie_width=8.0)) == {("pcie_degraded", "n1/GPU-1", "warning")}
+    assert reported(rows("GPU-1", gpu_pcie_generation=1.0)) == {("pcie_degraded", "n1/GPU-1", "warning")}
     idle = {"gpu_pcie_generation": 1.0, "gpu_utilization_ratio": 0.0}
-    assert said(rows("GPU-1", **idle)) == set()
+    assert reported(rows("GPU-1", **idle)) == set()
 
 
 def test_nvlink_errors_are_named_and_old_ones_and_resets_are_not():
     bad = rows("GPU-2", gpu_nvlink_replays_total=lambda i: 40.0 + 6 * i)
     old = rows("GPU-1", gpu_nvlink_replays_total=4_000.0, gpu_nvlink_transmit_bytes=lambda i: 1e12 * i)
     reset = rows("GPU-3", gpu_nvlink_crc_data_errors_total=lambda i: 900.0 if i < 6 else 0.0)
-    assert said(old, bad, reset) == {("link_errors", "n1/GPU-2", "warning")}
+    assert reported(old, bad, reset) == {("link_errors", "n1/GPU-2", "warning")}
 
 
 WORSE = {

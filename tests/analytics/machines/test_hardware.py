@@ -13,7 +13,7 @@ from pulsetrain.analytics.machines.policies import load
 from pulsetrain.analytics.verdict import Finding, Healthy, Inconclusive, findings
 from pulsetrain.core.errors import UsageError
 from pulsetrain.records.kernel_log import KernelLine, parse
-from tests.analytics.machines.kernel_lines import log, said, xid
+from tests.analytics.machines.kernel_lines import log, reported, xid
 from tests.repository import DATA
 
 RECORDED = DATA / "kmsg"
@@ -34,7 +34,7 @@ def test_the_recorded_gpu_fault_is_named_once_with_its_gpu():
 
 
 @recorded
-def test_a_log_of_a_sound_machine_says_nothing():
+def test_a_log_of_a_sound_machine_has_no_finding():
     (verdict,) = read_file(RECORDED / "kmsg.1.log")
     assert isinstance(verdict, Healthy)
 
@@ -58,7 +58,7 @@ def test_peermem_errors_are_one_finding():
     ],
 )
 def test_a_gpu_that_fell_off_the_bus_is_79_in_every_form(line):
-    assert said(read(log(line))) == {(79, "PCI:0000:05:00", "critical")}
+    assert reported(read(log(line))) == {(79, "PCI:0000:05:00", "critical")}
 
 
 def test_a_gpu_that_fell_off_the_bus_in_three_lines_is_79_too():
@@ -67,9 +67,9 @@ def test_a_gpu_that_fell_off_the_bus_in_three_lines_is_79_too():
         "NVRM: (PCI ID: 10de:2901) installed in this system has",
         "NVRM: fallen off the bus and is not responding to commands.",
     ]
-    assert said(read(log(*lines))) == {(79, "PCI:0000:18:00", "critical")}
-    assert said(read(log(*lines, xid(79, "0000:18:00")))) == {(79, "PCI:0000:18:00", "critical")}
-    assert said(read(log("NVRM: The NVIDIA GPU invalid-bdf.0", lines[2]))) == set()
+    assert reported(read(log(*lines))) == {(79, "PCI:0000:18:00", "critical")}
+    assert reported(read(log(*lines, xid(79, "0000:18:00")))) == {(79, "PCI:0000:18:00", "critical")}
+    assert reported(read(log("NVRM: The NVIDIA GPU invalid-bdf.0", lines[2]))) == set()
 
 
 def test_clean_up_after_a_job_is_no_fault():
@@ -77,19 +77,19 @@ def test_clean_up_after_a_job_is_no_fault():
     (verdict,) = read(log(*everywhere))
     assert isinstance(verdict, Healthy)
     assert verdict.numbers["dropped"] == 8
-    assert said(read(log(xid(48), xid(45)))) == {(48, "PCI:0000:9b:00", "critical")}
-    assert said(read(log(xid(45)))) == {(45, "PCI:0000:9b:00", "info")}
+    assert reported(read(log(xid(48), xid(45)))) == {(48, "PCI:0000:9b:00", "critical")}
+    assert reported(read(log(xid(45)))) == {(45, "PCI:0000:9b:00", "info")}
 
 
 def test_a_code_that_is_taken_back_is_gone_unless_it_comes_again():
-    assert said(read(log(xid(163), xid(162)))) == set()
-    assert said(read(log(xid(163), xid(162), xid(163)))) == {(163, "PCI:0000:9b:00", "warning")}
-    assert (163, "PCI:0000:9c:00", "warning") in said(read(log(xid(163, "0000:9c:00"), xid(162))))
+    assert reported(read(log(xid(163), xid(162)))) == set()
+    assert reported(read(log(xid(163), xid(162), xid(163)))) == {(163, "PCI:0000:9b:00", "warning")}
+    assert (163, "PCI:0000:9c:00", "warning") in reported(read(log(xid(163, "0000:9c:00"), xid(162))))
 
 
 def test_zero_is_no_code_and_an_unknown_one_is_a_warning():
-    assert said(read(log(xid(0)))) == set()
-    assert said(read(log(xid(9999)))) == {(9999, "PCI:0000:9b:00", "warning")}
+    assert reported(read(log(xid(0)))) == set()
+    assert reported(read(log(xid(9999)))) == {(9999, "PCI:0000:9b:00", "warning")}
 
 
 def test_the_driver_says_what_it_recommends_and_how_bad_a_link_is():
@@ -213,7 +213,7 @@ def test_codes_are_read_however_the_driver_spaces_them(line, expected):
     ],
 )
 def test_what_every_boot_prints_is_no_finding(line):
-    assert said(read(log(line))) == set()
+    assert reported(read(log(line))) == set()
 
 
 def test_corrected_errors_are_milder_than_uncorrected_ones():

@@ -37,17 +37,17 @@ def job(ranks=8, steps=20):
     ]
 
 
-def said(lines, **more):
+def reported(lines, **more):
     return [(f.subject_type, f.subject, f.severity) for f in findings(find(table(lines), now_ns=0, **more))]
 
 
-def test_a_sound_job_says_nothing_although_one_rank_prints_for_all():
+def test_a_sound_job_has_no_finding_although_one_rank_prints_for_all():
     (verdict,) = find(table(job()), now_ns=0)
     assert isinstance(verdict, Healthy)
 
 
 def test_a_warning_that_one_rank_prints_for_all_is_no_difference_in_a_large_job_either():
-    assert said([*job(ranks=128, steps=4), (0, "n0", "warning", "FutureWarning: this API will go")]) == []
+    assert reported([*job(ranks=128, steps=4), (0, "n0", "warning", "FutureWarning: this API will go")]) == []
 
 
 def test_the_rank_that_complains_alone_is_named_with_its_lines():
@@ -60,19 +60,19 @@ def test_the_rank_that_complains_alone_is_named_with_its_lines():
 
 def test_what_everybody_complains_about_is_no_difference():
     lines = [*job(), *((r, "n", "error", f"rank {r}: collective timed out after {r}s") for r in range(8))]
-    assert said(lines) == []
+    assert reported(lines) == []
 
 
 def test_a_rank_that_fell_silent_is_named():
     lines = [line for line in job() if not (line[0] == 6 and "finished step" in line[3])]
     lines.append((6, "n3", "info", "started"))
-    assert said(lines) == [("rank", "6", "info")]
+    assert reported(lines) == [("rank", "6", "info")]
 
 
 def test_nodes_are_compared_where_lines_have_no_rank():
     lines = [(-1, f"n{i}", "info", "agent ok") for i in range(6) for _ in range(5)]
     lines.append((-1, "n4", "critical", "disk nvme0 is gone, giving up"))
-    assert said(lines) == [("node", "n4", "warning")]
+    assert reported(lines) == [("node", "n4", "warning")]
 
 
 def test_too_few_logs_cannot_be_compared():
@@ -99,4 +99,4 @@ def test_renaming_ranks_renames_the_answer_and_worse_is_never_milder():
 
 def test_ten_thousand_lines_are_read_in_a_moment():
     lines = job(ranks=64, steps=150)
-    assert said(lines) == []
+    assert reported(lines) == []

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from pulsetrain.analytics.machines.network import find
 from pulsetrain.analytics.machines.network_ports import ports
 from pulsetrain.analytics.verdict import Healthy, Inconclusive, findings
-from tests.analytics.machines.ports import T0, Fleet, nic_said, nic_table, nic_trouble, nics
+from tests.analytics.machines.ports import T0, Fleet, nic_reported, nic_table, nic_trouble, nics
 
 
-def test_a_clean_fleet_says_nothing():
+def test_a_clean_fleet_has_no_finding():
     for seed in range(10):
         fleet = Fleet(seed=seed)
         (verdict,) = find(fleet.table(), now_ns=T0, job="j", steps_ns=fleet.steps)
@@ -27,20 +27,20 @@ def test_a_clean_fleet_says_nothing():
 def test_traffic_that_dropped_names_the_port():
     fleet = Fleet()
     fleet.moved[3][80:] *= 0.2
-    assert fleet.said() == {("traffic_drop", "n1/mlx5_1/1", "warning")}
+    assert fleet.reported() == {("traffic_drop", "n1/mlx5_1/1", "warning")}
 
 
 def test_traffic_that_ended_names_the_port():
     fleet = Fleet()
     fleet.moved[3][80:] = 0
-    assert fleet.said() == {("traffic_drop", "n1/mlx5_1/1", "critical")}
+    assert fleet.reported() == {("traffic_drop", "n1/mlx5_1/1", "critical")}
 
 
 def test_traffic_that_ended_everywhere_is_no_ports_fault():
     fleet = Fleet()
     for moved in fleet.moved.values():
         moved[80:] = 0
-    assert fleet.said() == {("traffic_drop", "j", "critical")}
+    assert fleet.reported() == {("traffic_drop", "j", "critical")}
 
 
 def test_a_slower_job_carries_as_much_in_each_step():
@@ -69,14 +69,14 @@ def test_a_card_that_was_reset_dropped_nothing():
 def test_a_link_that_goes_down_again_and_again_flaps(downs, severity):
     fleet = Fleet()
     fleet.extra[2]["rdma_link_downed_total"] = np.minimum(np.arange(120) // 10, downs).astype(float)
-    assert fleet.said() == {("link_flap", "n1/mlx5_0/1", severity)}
+    assert fleet.reported() == {("link_flap", "n1/mlx5_0/1", severity)}
 
 
 def test_flaps_are_seen_in_the_state_where_the_counter_is_at_its_end():
     fleet = Fleet()
     fleet.extra[2]["rdma_link_downed_total"] = np.full(120, 255.0)
     fleet.extra[2]["rdma_port_state"][[20, 50, 80]] = 1.0
-    assert fleet.said() == {("link_flap", "n1/mlx5_0/1", "warning")}
+    assert fleet.reported() == {("link_flap", "n1/mlx5_0/1", "warning")}
     (verdict,) = findings(find(fleet.table(), now_ns=T0, steps_ns=fleet.steps))
     assert verdict.evidence["counter_blind"]
 
@@ -85,21 +85,21 @@ def test_a_port_that_stays_down_is_down_and_one_that_never_was_up_is_not_plugged
     fleet = Fleet()
     fleet.extra[2]["rdma_port_state"][80:] = 1.0
     fleet.extra[5]["rdma_port_state"][:] = 1.0
-    said = fleet.said()
-    assert ("port_down", "n1/mlx5_0/1", "critical") in said
-    assert not any(subject == "n2/mlx5_1/1" for _, subject, _ in said)
+    found = fleet.reported()
+    assert ("port_down", "n1/mlx5_0/1", "critical") in found
+    assert not any(subject == "n2/mlx5_1/1" for _, subject, _ in found)
 
 
 def test_congestion_is_compared_by_byte_over_the_fleet():
     fleet = Fleet()
     fleet.extra[6]["rdma_transmit_wait_ticks"] = fleet.extra[6]["rdma_transmit_wait_ticks"] * 20
-    assert fleet.said() == {("congestion", "n3/mlx5_0/1", "warning")}
+    assert fleet.reported() == {("congestion", "n3/mlx5_0/1", "warning")}
 
 
-def test_errors_on_a_link_are_told_by_the_minute():
+def test_errors_on_a_link_are_counted_by_the_minute():
     fleet = Fleet()
     fleet.extra[1]["rdma_symbol_errors_total"] = np.arange(120) * 2.0
-    assert fleet.said() == {("link_errors", "n0/mlx5_1/1", "warning")}
+    assert fleet.reported() == {("link_errors", "n0/mlx5_1/1", "warning")}
 
 
 @given(shares=st.lists(st.floats(0.0, 0.4), min_size=2, max_size=3, unique=True))
@@ -139,10 +139,10 @@ def test_missing_samples_are_no_drop():
     assert findings(find(table.filter(pa.array(keep)), now_ns=T0, steps_ns=fleet.steps)) == []
 
 
-def test_interfaces_that_are_well_say_nothing_and_their_traffic_is_not_judged():
+def test_interfaces_that_are_well_have_no_finding_and_their_traffic_is_not_judged():
     fleet = nics()
     fleet.extra[2]["nic_receive_bytes"][60:] = fleet.extra[2]["nic_receive_bytes"][60]
-    assert nic_said(fleet) == set()
+    assert nic_reported(fleet) == set()
 
 
 def test_an_interface_that_flaps_errs_or_is_down_is_named():
@@ -150,7 +150,7 @@ def test_an_interface_that_flaps_errs_or_is_down_is_named():
     fleet.extra[1]["nic_link_downed_total"] = 9.0 + np.arange(120) // 30
     fleet.extra[3]["nic_physical_symbol_errors_total"] = 5.0 * np.arange(120)
     fleet.extra[4]["nic_port_state"][70:] = 0.0
-    assert nic_said(fleet) == {
+    assert nic_reported(fleet) == {
         ("link_flap", "n1/eth0", "warning"),
         ("link_errors", "n3/eth0", "warning"),
         ("link_flap", "n4/eth0", "info"),
@@ -161,7 +161,7 @@ def test_an_interface_that_flaps_errs_or_is_down_is_named():
 def test_a_pause_storm_stands_out_against_the_fleet():
     fleet = nics()
     fleet.extra[5]["nic_receive_pause_total"] *= 60
-    assert nic_said(fleet) == {("congestion", "n5/eth0", "warning")}
+    assert nic_reported(fleet) == {("congestion", "n5/eth0", "warning")}
 
 
 @pytest.mark.parametrize("order", [random.Random(i) for i in range(3)], ids=range(3))
@@ -178,7 +178,7 @@ def test_renaming_interfaces_renames_the_answer(names):
     fleet = nic_trouble()
     fleet.names[1] = names
     subject = "/".join(n for n in names if n)
-    assert nic_said(fleet) == {("link_flap", subject, "warning"), ("link_errors", "n3/eth0", "warning")}
+    assert nic_reported(fleet) == {("link_flap", subject, "warning"), ("link_errors", "n3/eth0", "warning")}
 
 
 def test_an_interface_that_errs_more_is_never_judged_milder():
@@ -194,12 +194,12 @@ def test_an_interface_that_errs_more_is_never_judged_milder():
 
 def test_one_interface_gaps_and_nonsense_are_a_verdict():
     alone = nics(count=1)
-    assert nic_said(alone) == set()
+    assert nic_reported(alone) == set()
     fleet = nic_trouble()
     fleet.extra[1]["nic_link_downed_total"][::3] = np.nan
     fleet.extra[2]["nic_receive_bytes"][:] = np.inf
     fleet.extra[4]["nic_receive_pause_total"][:] = np.nan
-    assert {(kind, subject) for kind, subject, _ in nic_said(fleet)} == {
+    assert {(kind, subject) for kind, subject, _ in nic_reported(fleet)} == {
         ("link_flap", "n1/eth0"),
         ("link_errors", "n3/eth0"),
     }

@@ -7,7 +7,7 @@ import pytest
 from pulsetrain.analytics.machines.hardware import read
 from pulsetrain.analytics.machines.policies import XidPolicy, load
 from pulsetrain.core.errors import ConfigError
-from tests.analytics.machines.kernel_lines import log, said, xid
+from tests.analytics.machines.kernel_lines import log, reported, xid
 
 
 def test_the_published_codes_of_switches_are_all_there():
@@ -35,7 +35,7 @@ def test_a_site_has_the_last_word(tmp_path):
         "summary = 's'\naction = 'a'\nsample = 'flux 1'\nsource = 'us'\n"
     )
     policies = load(tmp_path)
-    assert said(read(log(xid(94), "flux 7"), policies=policies)) == {
+    assert reported(read(log(xid(94), "flux 7"), policies=policies)) == {
         (94, "PCI:0000:9b:00", "info"),
         ("ours", "node", "warning"),
     }

@@ -67,15 +67,15 @@ def crowded(columns, seed=0):
     return {**columns, **waited, "compute": columns["compute"] + lost, "cpu_wait": lost}
 
 
-def told(columns, **more):
+def reported(columns, **more):
     return findings(sequences(timings(columns, **more)))
 
 
 @each
 @pytest.mark.parametrize("host", [lambda columns, seed: columns, crowded], ids=["quiet", "crowded"])
-def test_unequal_sequences_are_told(shape, host):
+def test_unequal_sequences_are_reported(shape, host):
     for seed in range(10):
-        (finding,) = told(host(uneven(seed=seed, **shape), seed))
+        (finding,) = reported(host(uneven(seed=seed, **shape), seed))
         assert (finding.kind, finding.subject_type, finding.subject) == ("sequence_imbalance", "job", "j")
 
 
@@ -84,37 +84,37 @@ def test_unequal_sequences_are_told(shape, host):
 def test_clean_runs_give_no_finding(shape, host):
     for seed in range(20):
         for noise in (0.01, 0.1):
-            assert not told(host(fleet(seed=seed, noise=noise, steps=60, **shape), seed))
+            assert not reported(host(fleet(seed=seed, noise=noise, steps=60, **shape), seed))
 
 
-def test_what_has_just_begun_is_told_of_the_newest_steps():
-    assert told(uneven(first=25, noise=0.005))
-    assert not told(uneven(first=58, noise=0.005))
+def test_what_has_just_begun_is_seen_in_the_newest_steps():
+    assert reported(uneven(first=25, noise=0.005))
+    assert not reported(uneven(first=58, noise=0.005))
 
 
 @each
 def test_a_slow_rank_is_no_imbalance_of_sequences(shape):
-    assert not told(fleet(slow={2: 1.5}, **shape))
-    assert not told(fleet(slow={2: 1.5}, slow_from=30, **shape))
+    assert not reported(fleet(slow={2: 1.5}, **shape))
+    assert not reported(fleet(slow={2: 1.5}, slow_from=30, **shape))
 
 
 def test_a_replica_that_is_slow_for_a_while_is_no_imbalance_of_sequences():
     everywhere = {r: 1.6 for r in (0, 4)}  # both stages of one replica
     for begun in (20, 30, 40):
-        assert not told(fleet(slow=everywhere, slow_from=begun, noise=0.005))
+        assert not reported(fleet(slow=everywhere, slow_from=begun, noise=0.005))
 
 
 def test_ranks_that_wander_by_themselves_share_no_sequences():
     columns = fleet(noise=0.005)
     alone = np.exp(0.3 * np.random.default_rng(0).standard_normal(len(columns["rank"])))
-    assert not told({**columns, **{p: columns[p] * alone for p in COMPUTED}})
+    assert not reported({**columns, **{p: columns[p] * alone for p in COMPUTED}})
 
 
 @each
 def test_a_worse_imbalance_is_never_milder(shape):
     order = {"info": 1, "warning": 2}
     weights = [
-        max(((order[f.severity], f.confidence) for f in told(uneven(x, **shape))), default=(0, 0.0))
+        max(((order[f.severity], f.confidence) for f in reported(uneven(x, **shape))), default=(0, 0.0))
         for x in (0.0, 0.05, 0.1, 0.2, 0.4, 0.8)
     ]
     assert weights == sorted(weights)
@@ -130,7 +130,7 @@ def test_order_of_rows_and_names_of_ranks_change_nothing(shape, seed):
     rng = np.random.default_rng(seed)
     assert sequences(timings(columns, order=rng.permutation(len(columns["rank"])))) == plain
     names = rng.permutation(100)[:8]
-    (renamed,) = told({**columns, "rank": names[columns["rank"]]})
+    (renamed,) = reported({**columns, "rank": names[columns["rank"]]})
     (finding,) = findings(plain)
     assert renamed.confidence == pytest.approx(finding.confidence, abs=1e-3)
 
@@ -139,9 +139,9 @@ def test_order_of_rows_and_names_of_ranks_change_nothing(shape, seed):
 def test_a_step_that_is_not_whole_yet_and_a_rank_without_spans_blind_nobody(shape):
     columns = uneven(**shape)
     late = (columns["step"] == 59) & (columns["rank"] == 3)
-    assert told({n: v[~late] for n, v in columns.items()})
+    assert reported({n: v[~late] for n, v in columns.items()})
     missing = {p: np.where(columns["rank"] == 7, np.nan, columns[p]) for p in COMPUTED}
-    assert told({**columns, **missing})
+    assert reported({**columns, **missing})
 
 
 @each

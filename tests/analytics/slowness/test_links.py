@@ -77,7 +77,7 @@ def test_a_member_that_computes_longer_excuses_the_link_before_it_is_sure_to_be_
     assert findings(found)[0].evidence["ranks"] == [3, 11]
 
 
-def test_where_times_scatter_a_link_is_told_by_its_quick_transfers():
+def test_where_times_scatter_a_link_is_seen_by_its_quick_transfers():
     """Its best are worse than the others' bad ones; a link that is merely unlucky has good ones too."""
     found = find(JOB, transfers_from(transfers(slow=["dp:3"], ratio=8.0, noise=0.8)), GROUPS, [])
     assert subjects(found) == [("group", "dp:3")]

@@ -25,12 +25,12 @@ ANALYZERS = {
 }
 
 
-def said(t):
+def reported(t):
     return [f for analyzer in ANALYZERS.values() for f in findings(analyzer(t))]
 
 
 def accused(t):
-    return {(f.subject_type, f.subject) for f in said(t) if f.subject_type in ("rank", "node", "stage")}
+    return {(f.subject_type, f.subject) for f in reported(t) if f.subject_type in ("rank", "node", "stage")}
 
 
 def test_one_lucky_fast_window_does_not_flag_the_next_hundred():
@@ -42,8 +42,8 @@ def test_one_lucky_fast_window_does_not_flag_the_next_hundred():
     whole = timings(columns)
     for end in range(100, 600, 50):
         keep = columns["step"] <= end
-        assert not said(timings({n: v[keep] for n, v in columns.items()}))
-    assert not said(whole)
+        assert not reported(timings({n: v[keep] for n, v in columns.items()}))
+    assert not reported(whole)
 
 
 def test_a_pipeline_imbalance_of_half_flags_the_stage_and_not_half_of_the_ranks():
@@ -71,7 +71,7 @@ def test_two_slow_ranks_among_eight_are_found(seed):
 def test_a_slow_port_is_not_hidden_behind_the_matrix_product_that_it_overlaps():
     """Nobody waits longer and no step grows, as long as the transfer ends before what hides it."""
     quiet = timings(fleet(ranks=16, per_node=2, steps=40))
-    assert not said(quiet)
+    assert not reported(quiet)
     table = transfers_from(transfers(slow=["dp:3"], ratio=1.8))
     (finding,) = findings(links.find(quiet, table, GROUPS, straggler.find(quiet)))
     assert (finding.kind, finding.subject_type, finding.subject) == ("slow_link", "group", "dp:3")
@@ -103,7 +103,7 @@ def test_waits_for_processors_are_held_against_what_is_no_communication():
     assert {f.severity for f in found} == {"info"}
 
 
-def test_on_a_crowded_host_a_slower_job_is_told_by_what_its_ranks_compute_net_of_waits():
+def test_on_a_crowded_host_a_slower_job_is_seen_by_what_its_ranks_compute_net_of_waits():
     """Within a third of the steps that its step time would take: what waits for a processor is taken out."""
     rng = np.random.default_rng(0)
     everyone = np.where(np.arange(100) < 60, 1.0, 1.3)

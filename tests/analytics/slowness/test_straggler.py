@@ -41,7 +41,7 @@ def test_a_slightly_slow_rank_is_found(ratio, steps, noise):
         assert subjects(find(timings(columns))) == [("rank", "3")]
 
 
-def test_the_onset_is_told():
+def test_the_onset_is_reported():
     (finding,) = findings(find(timings(fleet(steps=90, slow={6: 1.4}, slow_from=60))))
     assert abs(finding.evidence["first_step"] - 60) <= 1
 
