@@ -205,9 +205,6 @@ def write(
     return folder
 
 
-_STATUS = ("last_enqueued_collective", "last_started_collective", "last_completed_collective")
-
-
 def gloo_dump(
     last: int, *, group: tuple[str, str] = ("0", "default_pg"), pending: bool = True, op_id: int | None = None
 ) -> dict[str, Any]:

@@ -79,11 +79,11 @@ def insert(store, job, columns):
 
 def test_a_slow_node_comes_out_of_the_tables(store):
     insert(store, "slow", fleet(steps=60, slow={4: 1.5, 5: 1.5}, slow_from=30))
-    found = findings(analyze(store, "slow", now_ns=DAY))
-    assert ("straggler", "node", "n2") in [(f.kind, f.subject_type, f.subject) for f in found]
-    straggler = next(f for f in found if f.kind == "straggler")
+    reported = findings(analyze(store, "slow", now_ns=DAY))
+    assert ("straggler", "node", "n2") in [(f.kind, f.subject_type, f.subject) for f in reported]
+    straggler = next(f for f in reported if f.kind == "straggler")
     assert straggler.evidence["ratio"] == pytest.approx(1.5, abs=0.05)
-    assert {f.kind for f in found} <= {"straggler", "mfu_decay", "fail_slow"}
+    assert {f.kind for f in reported} <= {"straggler", "mfu_decay", "fail_slow"}
 
 
 def test_a_clean_job_gives_no_finding_and_every_analyzer_answers(store):
@@ -101,7 +101,7 @@ def test_a_range_of_steps_is_respected(store):
     assert "2" in [f.subject for f in findings(after) if f.kind == "straggler"]
 
 
-def test_an_analyzer_that_breaks_or_says_nothing_is_told(store):
+def test_an_analyzer_that_fails_or_returns_nothing_has_a_verdict(store):
     insert(store, "broken", fleet(steps=20))
 
     def breaks(source):

@@ -22,49 +22,49 @@ def finding(confidence, kind="straggler"):
 
 @given(statements, st.floats(0, 1), st.floats(0, 1))
 @settings(deadline=None)
-def test_the_surer_statement_stays_the_surer_one(told, a, b):
-    knots = fit(told)
+def test_the_order_of_confidences_stays(trials, a, b):
+    points = fit(trials)
     low, high = sorted((a, b))
-    assert calibrated(low, knots) <= calibrated(high, knots)
+    assert calibrated(low, points) <= calibrated(high, points)
 
 
 @given(statements)
 @settings(deadline=None)
-def test_every_statement_is_in_one_knot_and_knots_ascend(told):
-    knots = fit(told)
-    assert sum(k.trials for k in knots) == len(told)
-    assert [k.stated for k in knots] == sorted(k.stated for k in knots)
-    assert [k.observed for k in knots] == sorted(k.observed for k in knots)
-    assert all(calibration.MIN_CONFIDENCE <= k.observed <= calibration.MAX_CONFIDENCE for k in knots)
+def test_every_trial_is_in_one_point_and_points_ascend(trials):
+    points = fit(trials)
+    assert sum(k.trials for k in points) == len(trials)
+    assert [k.stated for k in points] == sorted(k.stated for k in points)
+    assert [k.observed for k in points] == sorted(k.observed for k in points)
+    assert all(calibration.MIN_CONFIDENCE <= k.observed <= calibration.MAX_CONFIDENCE for k in points)
 
 
 def test_an_overconfident_detector_is_brought_to_what_it_is_worth():
     draw = np.random.default_rng(0)
     stated = draw.uniform(0.6, 0.95, 2000)
-    told = [(s, bool(draw.random() < s - 0.3)) for s in stated.tolist()]
-    knots = fit(told)
-    assert all(abs(calibrated(s, knots) - (s - 0.3)) < 0.08 for s in (0.65, 0.75, 0.85))
+    trials = [(s, bool(draw.random() < s - 0.3)) for s in stated.tolist()]
+    points = fit(trials)
+    assert all(abs(calibrated(s, points) - (s - 0.3)) < 0.08 for s in (0.65, 0.75, 0.85))
 
 
 def test_a_few_trials_do_not_make_certainty():
-    (knot,) = fit([(0.7, True)])
-    assert 0.7 < knot.observed < 0.8
+    (point,) = fit([(0.7, True)])
+    assert 0.7 < point.observed < 0.8
 
 
 def test_findings_keep_what_was_stated_and_others_pass_untouched():
-    knots = {
+    points = {
         "straggler": (
             CalibrationPoint(stated=0.5, observed=0.25, trials=9),
             CalibrationPoint(stated=1.0, observed=0.75, trials=9),
         )
     }
     healthy = Healthy(analyzer="x")
-    changed, other, same = apply([finding(0.75), finding(0.75, "other"), healthy], knots)
+    changed, other, same = apply([finding(0.75), finding(0.75, "other"), healthy], points)
     assert (changed.confidence, changed.evidence["stated_confidence"]) == (0.5, 0.75)
     assert (other.confidence, same) == (0.75, healthy)
 
 
 def test_the_shipped_table_ascends():
-    for knots in table().values():
-        assert [k.observed for k in knots] == sorted(k.observed for k in knots)
-        assert all(0 < k.observed <= 1 and k.trials > 0 for k in knots)
+    for points in table().values():
+        assert [k.observed for k in points] == sorted(k.observed for k in points)
+        assert all(0 < k.observed <= 1 and k.trials > 0 for k in points)

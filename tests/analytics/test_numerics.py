@@ -80,8 +80,8 @@ def test_a_spike_and_a_jump_are_found():
     loss[40] *= 2.5
     norms = [1.0 + 0.01 * (i % 7) for i in range(60)]
     norms[45] = 12.0
-    found = findings(numerics.find(logs(loss, norms)))
-    assert [(f.kind, f.evidence["step"]) for f in found] == [("loss_spike", 40), ("grad_norm_jump", 45)]
+    reported = findings(numerics.find(logs(loss, norms)))
+    assert [(f.kind, f.evidence["step"]) for f in reported] == [("loss_spike", 40), ("grad_norm_jump", 45)]
 
 
 def own_norms(ranks=8, steps=60, seed=0):
@@ -125,8 +125,8 @@ def test_a_worse_jump_is_never_milder():
     def weight(factor):
         norms = own_norms()
         norms[40][5] *= factor
-        found = findings(numerics.find(logs([None] * 60, norms, ranks=8)))
-        return max((f.confidence for f in found), default=0.0)
+        reported = findings(numerics.find(logs([None] * 60, norms, ranks=8)))
+        return max((f.confidence for f in reported), default=0.0)
 
     weights = [weight(f) for f in (1.0, 2.0, 5.0, 20.0, 1e6)]
     assert weights == sorted(weights)

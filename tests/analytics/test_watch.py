@@ -159,7 +159,7 @@ def test_a_stopped_process_is_named_before_the_rest_of_the_job_is_still():
     assert finding.confidence > 0.9
 
 
-def test_a_stop_in_the_middle_of_an_operation_is_told_by_the_process_state():
+def test_a_stop_in_the_middle_of_an_operation_shows_in_the_process_state():
     g = (2, 3)
     waiting = group("tp", g, 40, "all_reduce", op_bytes=64)
     ranks = [status(2, 4.0, waiting), status(3, 4.0, waiting, state="stopped")]
@@ -278,7 +278,7 @@ def test_a_longer_silence_is_never_milder():
     assert weights == sorted(weights)
 
 
-def test_a_crash_is_told_of_the_attempt_that_the_hub_watches():
+def test_a_crash_is_one_of_the_attempt_that_the_hub_watches():
     killed = RankExit(node="node1", ts_ns=NOW, job="gpt", attempt=0, rank=3, pid=1, code=-9, last_lines=())
     earlier = replace(killed, attempt=1)
     (finding,) = findings(crash(view([], exits=(killed,))))

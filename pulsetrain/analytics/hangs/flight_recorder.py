@@ -51,7 +51,16 @@ def sentences(answer: HangAnswer) -> list[str]:
 
 
 def judge(dumps: Sequence[Dump]) -> HangDiagnosis:
-    """Return the diagnosis of dumps of distinct ranks."""
+    """Return the diagnosis of dumps of distinct ranks.
+
+    >>> group = ("tp", (0, 1))
+    >>> common = {"group": group, "p2p_seq": -1, "op": "all_reduce", "size": "", "peer": -1, "order": 0}
+    >>> waits = Operation(seq=8, created_ns=5, pending=True, started=True, **common)
+    >>> ended = Operation(seq=7, created_ns=4, pending=False, started=True, **common)
+    >>> judge([Dump(rank=0, groups=(group,), operations=(waits,)),
+    ...        Dump(rank=1, groups=(group,), operations=(ended,))]).culprits
+    (1,)
+    """
     return diagnose(evidence(dumps), margin_ns=_MARGIN_NS)
 
 

@@ -38,9 +38,9 @@ class _Evil:
 def test_a_dump_that_names_code_is_refused_and_its_rank_counts_as_silent(tmp_path):
     write(run(Job(), host_stops={9: 20}), tmp_path)
     (tmp_path / "_dump_9").write_bytes(pickle.dumps({"entries": [_Evil()], "pg_config": {}}))
-    found = verdict(tmp_path)
-    assert found["culprits"] == [9]
-    assert any("mkdir" in note for note in found["notes"])
+    answer = verdict(tmp_path)
+    assert answer["culprits"] == [9]
+    assert any("mkdir" in note for note in answer["notes"])
     assert not (Path.cwd() / "never-made").exists()
 
 
@@ -72,18 +72,18 @@ def test_dumps_of_another_job_are_noted_and_left_out(tmp_path):
         path.write_bytes(pickle.dumps(content))
     stray = {"pg_config": {"0": {"desc": "default_pg", "ranks": "[0, 1]"}}, "entries": [], "rank": 1}
     (tmp_path / "_dump_other").write_bytes(pickle.dumps(stray))
-    found = verdict(tmp_path)
-    assert found["culprits"] == [9]
-    assert "_dump_other: of a world of 2 ranks, the others of 16" in found["notes"]
+    answer = verdict(tmp_path)
+    assert answer["culprits"] == [9]
+    assert "_dump_other: of a world of 2 ranks, the others of 16" in answer["notes"]
 
 
 def test_a_file_larger_than_any_dump_is_not_read(tmp_path):
     write(run(Job(), host_stops={9: 20}), tmp_path)
     with (tmp_path / "_dump_9").open("r+b") as file:
         file.truncate(1 << 40)
-    found = verdict(tmp_path)
-    assert found["culprits"] == [9]
-    assert any("1,099,511,627,776 bytes" in note for note in found["notes"])
+    answer = verdict(tmp_path)
+    assert answer["culprits"] == [9]
+    assert any("1,099,511,627,776 bytes" in note for note in answer["notes"])
 
 
 @pytest.mark.parametrize(

@@ -22,11 +22,11 @@ recorded = pytest.mark.skipif(not CASES.is_dir(), reason="no recorded dumps: PUL
 
 
 @recorded
-def test_recorded_cases_are_told_exactly():
+def test_recorded_cases_are_diagnosed_exactly():
     truth = json.loads((CASES / "truth.json").read_text())
     for name, expected in truth.items():
-        found = verdict(CASES / name)
-        assert (found["verdict"], found["culprits"]) == ("rank", expected["culprits"]), name
+        answer = verdict(CASES / name)
+        assert (answer["verdict"], answer["culprits"]) == ("rank", expected["culprits"]), name
 
 
 @given(
@@ -39,10 +39,10 @@ def test_a_host_that_stopped_is_named_and_nobody_else(stops, kind, tmp_path_fact
     recording = run(Job(), host_stops=stops)
     reached = {r for r, at in stops.items() if recording.enqueued[r] == at}
     dead = sorted(reached) if kind == "dead" else []
-    found = verdict(write(recording, tmp_path_factory.mktemp("dumps"), dead=dead))
-    assert found["verdict"] == "rank"
-    assert set(found["culprits"]) <= reached
-    assert found["culprits"]
+    answer = verdict(write(recording, tmp_path_factory.mktemp("dumps"), dead=dead))
+    assert answer["verdict"] == "rank"
+    assert set(answer["culprits"]) <= reached
+    assert answer["culprits"]
 
 
 def test_of_two_hosts_that_stop_at_different_times_both_are_mostly_named(tmp_path_factory):
@@ -52,9 +52,9 @@ def test_of_two_hosts_that_stop_at_different_times_both_are_mostly_named(tmp_pat
         stops = {rng.randrange(16): rng.randint(5, 50), rng.randrange(16): rng.randint(5, 50)}
         recording = run(Job(), host_stops=stops, ahead=rng.choice([4, 8, 12]))
         reached = {r for r, at in stops.items() if recording.enqueued[r] == at}
-        found = set(verdict(write(recording, tmp_path_factory.mktemp("dumps")))["culprits"])
-        assert found <= reached
-        exact += found == reached
+        answer = set(verdict(write(recording, tmp_path_factory.mktemp("dumps")))["culprits"])
+        assert answer <= reached
+        exact += answer == reached
     assert exact >= 108
 
 
@@ -63,12 +63,12 @@ def test_of_two_hosts_that_stop_at_different_times_both_are_mostly_named(tmp_pat
 @pytest.mark.parametrize("complete", [False, True])
 def test_two_hosts_that_stop_together_are_both_named(pair, as_json, complete, tmp_path):
     recording = run(Job(), host_stops=dict.fromkeys(pair, 20))
-    found = verdict(write(recording, tmp_path, as_json=as_json, complete=complete))
-    assert found["culprits"] == list(pair)
+    answer = verdict(write(recording, tmp_path, as_json=as_json, complete=complete))
+    assert answer["culprits"] == list(pair)
 
 
 @pytest.mark.parametrize("culprit", range(16))
-def test_a_device_that_stopped_is_told_by_what_the_others_started(culprit, tmp_path):
+def test_a_stopped_device_is_named_by_what_the_others_started(culprit, tmp_path):
     recording = run(Job(), device_stops={culprit: 21})
     for rank in range(16):
         content = dump(recording, rank, timing=True)
@@ -81,8 +81,8 @@ def test_a_device_that_stopped_is_told_by_what_the_others_started(culprit, tmp_p
 
 def test_a_device_that_stopped_without_timing_is_never_blamed_on_another_rank(tmp_path):
     for culprit in (0, 5, 9):
-        found = verdict(write(run(Job(), device_stops={culprit: 21}), tmp_path))
-        assert set(found["culprits"]) <= {culprit}
+        answer = verdict(write(run(Job(), device_stops={culprit: 21}), tmp_path))
+        assert set(answer["culprits"]) <= {culprit}
 
 
 def test_a_rank_in_another_operation_is_a_desync(tmp_path):
@@ -93,21 +93,21 @@ def test_a_rank_in_another_operation_is_a_desync(tmp_path):
     assert not head["is_p2p"]
     head["profiling_name"] = "nccl:broadcast"
     (tmp_path / "_dump_2").write_bytes(pickle.dumps(content))
-    found = verdict(tmp_path)
-    assert (found["verdict"], found["culprits"]) == ("desync", [2])
+    answer = verdict(tmp_path)
+    assert (answer["verdict"], answer["culprits"]) == ("desync", [2])
 
 
 def test_a_missing_rank_is_no_obstacle(tmp_path):
     recording = run(Job(), host_stops={9: 20})
     write(recording, tmp_path, dead=[3])
-    found = verdict(tmp_path)
-    assert 9 in found["culprits"]
-    assert any("3" in note for note in found["notes"])
+    answer = verdict(tmp_path)
+    assert 9 in answer["culprits"]
+    assert any("3" in note for note in answer["notes"])
 
 
 def test_a_finished_job_has_no_culprit(tmp_path):
-    found = verdict(write(run(Job()), tmp_path))
-    assert (found["verdict"], found["culprits"]) == ("none", [])
+    answer = verdict(write(run(Job()), tmp_path))
+    assert (answer["verdict"], answer["culprits"]) == ("none", [])
 
 
 def test_a_part_of_coalesced_transfers_takes_the_state_of_the_whole(tmp_path):
@@ -128,9 +128,9 @@ def test_a_part_of_coalesced_transfers_takes_the_state_of_the_whole(tmp_path):
 def test_a_few_dumps_of_many_ranks_blame_nobody_for_being_absent(tmp_path):
     recording = run(Job(), host_stops={9: 20})
     write(recording, tmp_path, dead=range(4, 16))
-    found = verdict(tmp_path)
-    assert (found["verdict"], found["culprits"]) == ("uncertain", [])
-    assert "4 of 16 ranks" in found["reason"]
+    answer = verdict(tmp_path)
+    assert (answer["verdict"], answer["culprits"]) == ("uncertain", [])
+    assert "4 of 16 ranks" in answer["reason"]
 
 
 JUNK = st.one_of(
@@ -160,14 +160,14 @@ def test_wrong_values_are_a_verdict_or_one_line(data, tmp_path_factory):
 
 @pytest.mark.parametrize("gone", [r for r in range(16) if r != 9])
 @pytest.mark.parametrize("stop", [20, 33])
-def test_a_rank_whose_dump_is_missing_is_not_blamed_beside_one_that_is_told_at_fault(gone, stop, tmp_path):
-    found = verdict(write(run(Job(), host_stops={9: stop}), tmp_path, dead=[gone]))
+def test_a_missing_dump_is_not_blamed_where_another_rank_is_at_fault(gone, stop, tmp_path):
+    answer = verdict(write(run(Job(), host_stops={9: stop}), tmp_path, dead=[gone]))
     excused = (
         [1] if gone == 1 and stop == 20 else []
     )  # nothing is left of the transfer in which it waits for 9
-    assert found["verdict"] == "rank"
-    assert [r for r in found["culprits"] if r not in excused] == [9]
-    assert found["notes"] == [f"no dump of ranks {gone}"]
+    assert answer["verdict"] == "rank"
+    assert [r for r in answer["culprits"] if r not in excused] == [9]
+    assert answer["notes"] == [f"no dump of ranks {gone}"]
 
 
 def test_of_two_missing_dumps_the_one_that_explains_everything_is_blamed(tmp_path):
@@ -188,7 +188,7 @@ def test_of_two_missing_dumps_the_one_that_explains_everything_is_blamed(tmp_pat
 
 
 @recorded
-def test_recorded_cases_are_told_without_the_dumps_of_some_victims(tmp_path):
+def test_recorded_cases_need_no_dumps_of_some_victims(tmp_path):
     rng = random.Random(7)
     for name, expected in json.loads((CASES / "truth.json").read_text()).items():
         innocent = [p for p in (CASES / name).iterdir() if _number(p) not in expected["culprits"]]
@@ -219,10 +219,10 @@ def test_renaming_ranks_renames_the_answer_and_the_order_of_entries_changes_noth
             config["ranks"] = json.dumps([names[r] for r in json.loads(config["ranks"])])
         content["entries"] = data.draw(st.permutations(content["entries"]))
         (renamed / f"_dump_{names[rank]}").write_bytes(pickle.dumps(content))
-    expected, found = verdict(plain), verdict(renamed)
-    assert found["culprits"] == sorted(names[r] for r in expected["culprits"])
-    assert found["victims"] == sorted(names[r] for r in expected["victims"])
-    assert found["verdict"] == expected["verdict"]
+    expected, answer = verdict(plain), verdict(renamed)
+    assert answer["culprits"] == sorted(names[r] for r in expected["culprits"])
+    assert answer["victims"] == sorted(names[r] for r in expected["victims"])
+    assert answer["verdict"] == expected["verdict"]
 
 
 def test_a_host_that_stopped_earlier_is_no_less_surely_named(tmp_path_factory):
@@ -246,8 +246,8 @@ def test_without_a_table_of_groups_members_are_those_who_used_them(tmp_path):
 @pytest.mark.parametrize("late", range(4))
 def test_dumps_of_gloo_name_who_did_not_join(late, tmp_path):
     contents = {r: gloo_dump(6 - (r == late), pending=r != late) for r in range(4)}
-    found = verdict(written(tmp_path, contents))
-    assert (found["verdict"], found["culprits"]) == ("rank", [late])
+    answer = verdict(written(tmp_path, contents))
+    assert (answer["verdict"], answer["culprits"]) == ("rank", [late])
     (tmp_path / f"_dump_{late}").unlink()
     if late < 3:  # the number of ranks is known from the highest alone
         assert verdict(tmp_path)["culprits"] == [late]
@@ -255,9 +255,9 @@ def test_dumps_of_gloo_name_who_did_not_join(late, tmp_path):
 
 def test_where_gloo_recorded_no_transfers_the_order_of_waiting_ranks_is_not_guessed(tmp_path):
     contents = {r: gloo_dump(6 if r == 0 else 5, pending=r == 0, op_id=3) for r in range(4)}
-    found = verdict(written(tmp_path, contents))
-    assert (found["verdict"], found["culprits"]) == ("uncertain", [])
-    assert "not recorded" in found["reason"]
+    answer = verdict(written(tmp_path, contents))
+    assert (answer["verdict"], answer["culprits"]) == ("uncertain", [])
+    assert "not recorded" in answer["reason"]
 
 
 def test_a_finished_gloo_job_has_no_culprit(tmp_path):
@@ -275,8 +275,8 @@ def test_a_rank_that_begins_two_groups_of_all_in_another_order_is_the_desync(tmp
         ]
         content = {"pg_config": groups, "pg_status": {}, "entries": entries, "rank": rank}
         (tmp_path / f"_dump_{rank}").write_bytes(pickle.dumps(content))
-    found = verdict(tmp_path)
-    assert (found["verdict"], found["culprits"]) == ("desync", [1])
+    answer = verdict(tmp_path)
+    assert (answer["verdict"], answer["culprits"]) == ("desync", [1])
 
 
 def test_the_payload_of_a_root_is_no_desync(tmp_path):
@@ -284,8 +284,8 @@ def test_the_payload_of_a_root_is_no_desync(tmp_path):
     for rank, content in contents.items():
         content["entries"][-1]["profiling_name"] = "nccl:scatter"
         content["entries"][-1]["input_sizes"] = [[4]] * 4 if rank == 0 else []
-    found = verdict(written(tmp_path, contents))
-    assert (found["verdict"], found["culprits"]) == ("rank", [2])
+    answer = verdict(written(tmp_path, contents))
+    assert (answer["verdict"], answer["culprits"]) == ("rank", [2])
 
 
 def test_collectives_of_a_pair_are_not_taken_for_its_transfers(tmp_path):
@@ -299,5 +299,5 @@ def test_collectives_of_a_pair_are_not_taken_for_its_transfers(tmp_path):
         "retired": False,
     }
     contents[0]["entries"].append({**send, "p2p_seq_id": 1, "record_id": 9})
-    found = verdict(written(tmp_path, contents))
-    assert (found["verdict"], found["culprits"]) == ("rank", [1])
+    answer = verdict(written(tmp_path, contents))
+    assert (answer["verdict"], answer["culprits"]) == ("rank", [1])

@@ -25,9 +25,9 @@ def behind(rank, group=WORLD, seq=7, **fields):
 
 @pytest.mark.parametrize("late", range(4))
 def test_the_rank_that_never_joined_is_at_fault_and_the_others_are_victims(late):
-    found = diagnose([behind(r) if r == late else waits(r) for r in range(4)])
-    assert (found.verdict, found.culprits) == ("rank", (late,))
-    assert found.victims == tuple(r for r in range(4) if r != late)
+    diagnosis = diagnose([behind(r) if r == late else waits(r) for r in range(4)])
+    assert (diagnosis.verdict, diagnosis.culprits) == ("rank", (late,))
+    assert diagnosis.victims == tuple(r for r in range(4) if r != late)
 
 
 @given(st.permutations(range(4)))
@@ -37,8 +37,8 @@ def test_the_order_of_evidence_changes_nothing(order):
 
 
 def test_a_collective_that_all_joined_is_the_network():
-    found = diagnose([waits(r) for r in range(4)])
-    assert (found.verdict, found.culprits, found.group) == ("network", (), WORLD)
+    diagnosis = diagnose([waits(r) for r in range(4)])
+    assert (diagnosis.verdict, diagnosis.culprits, diagnosis.group) == ("network", (), WORLD)
 
 
 def test_nobody_waiting_is_no_hang():
@@ -47,8 +47,8 @@ def test_nobody_waiting_is_no_hang():
 
 
 def test_every_rank_stopped_names_nobody():
-    found = diagnose([waits(r, state="stopped") for r in range(4)])
-    assert (found.verdict, found.culprits) == ("uncertain", ())
+    diagnosis = diagnose([waits(r, state="stopped") for r in range(4)])
+    assert (diagnosis.verdict, diagnosis.culprits) == ("uncertain", ())
 
 
 def test_while_the_job_moves_only_stopped_ranks_are_blamed():
@@ -58,9 +58,9 @@ def test_while_the_job_moves_only_stopped_ranks_are_blamed():
 
 
 def test_a_rank_that_nobody_heard_of_is_at_fault_where_it_alone_explains_the_wait():
-    found = diagnose([waits(0), waits(1), waits(2)])
-    assert (found.verdict, found.culprits) == ("rank", (3,))
-    assert "left no trace" in found.reason
+    diagnosis = diagnose([waits(0), waits(1), waits(2)])
+    assert (diagnosis.verdict, diagnosis.culprits) == ("rank", (3,))
+    assert "left no trace" in diagnosis.reason
 
 
 def test_blame_runs_through_a_rank_that_waits_itself():
@@ -68,16 +68,16 @@ def test_blame_runs_through_a_rank_that_waits_itself():
     through = RankEvidence(
         rank=3, enqueued={WORLD: 7, pair: 2}, waits=(Wait(group=pair, seq=2, op="all_gather"),)
     )
-    found = diagnose([waits(0), waits(1), waits(2), through, behind(4, pair, 1)])
-    assert found.culprits == (4,)
-    assert found.victims == (0, 1, 2, 3)
+    diagnosis = diagnose([waits(0), waits(1), waits(2), through, behind(4, pair, 1)])
+    assert diagnosis.culprits == (4,)
+    assert diagnosis.victims == (0, 1, 2, 3)
 
 
 def test_a_receiver_waits_for_a_sender_that_never_sent():
     pair = ("pp", (0, 1))
     receives = RankEvidence(rank=1, waits=(Wait(group=pair, seq=3, op="recv", peer=0),))
-    found = diagnose([RankEvidence(rank=0, computing=True), receives])
-    assert found.culprits == (0,)
+    diagnosis = diagnose([RankEvidence(rank=0, computing=True), receives])
+    assert diagnosis.culprits == (0,)
 
 
 def test_the_first_to_fall_silent_is_blamed_only_with_a_margin():
@@ -89,8 +89,8 @@ def test_the_first_to_fall_silent_is_blamed_only_with_a_margin():
 def test_a_longer_silence_is_never_less_sure():
     def confidence(silence_ns):
         ranks = [waits(r, silence_ns=silence_ns if r == 2 else 0) for r in range(4)]
-        found = diagnose(ranks)
-        return found.confidence if found.culprits == (2,) else 0.0
+        diagnosis = diagnose(ranks)
+        return diagnosis.confidence if diagnosis.culprits == (2,) else 0.0
 
     levels = [confidence(ns) for ns in (0, 10**9, 10**10, 10**12)]
     assert levels == sorted(levels)

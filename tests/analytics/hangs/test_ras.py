@@ -1,4 +1,4 @@
-"""NCCL RAS reports feed the same blame graph."""
+"""NCCL RAS reports go through the same diagnosis as other evidence."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def report(communicators, missing=()):
     )
 
 
-def test_blame_runs_through_two_communicators():
+def test_blame_passes_through_two_communicators():
     stuck = report({"tp": {10: 8, 11: 7}, "dp": {10: 3, 12: 4}})
     assert judge(stuck, stuck).culprits == (1,)
 
@@ -55,8 +55,8 @@ def test_a_difference_in_one_report_is_no_hang():
 
 def test_a_process_that_does_not_answer_is_named():
     stuck = report({"tp": {1: 8, 2: 8, 3: 8}}, missing=(2,))
-    found = judge(stuck, stuck)
-    assert found.culprits == (1,)
+    diagnosis = judge(stuck, stuck)
+    assert diagnosis.culprits == (1,)
 
 
 def test_global_ranks_come_from_host_and_process():
@@ -125,8 +125,8 @@ def both(report):
     ],
 )
 def test_counts_that_cannot_be_read_accuse_nobody_and_are_not_called_healthy(counts):
-    found = both(raw((8, 8, 8, 8), collective_counts=counts))
-    assert (found.verdict, found.culprits) == ("uncertain", ())
+    diagnosis = both(raw((8, 8, 8, 8), collective_counts=counts))
+    assert (diagnosis.verdict, diagnosis.culprits) == ("uncertain", ())
     assert both(raw((8, 7, 8, 8), collective_counts=counts)).culprits == (1,)
 
 
@@ -147,8 +147,8 @@ def test_parts_of_no_sense_are_left_out(junk):
 
 
 def test_as_many_collectives_of_other_kinds_are_a_desync():
-    found = both(raw((8, 8, 8, 8), collective_counts={"AllReduce": 7, "Broadcast": 2}))
-    assert (found.verdict, found.culprits) == ("desync", (2,))
+    diagnosis = both(raw((8, 8, 8, 8), collective_counts={"AllReduce": 7, "Broadcast": 2}))
+    assert (diagnosis.verdict, diagnosis.culprits) == ("desync", (2,))
 
 
 def test_a_member_that_is_missing_without_a_process_is_known_by_its_place():
@@ -161,8 +161,8 @@ def test_a_member_that_is_missing_without_a_process_is_known_by_its_place():
 def test_one_report_alone_proves_nothing_and_a_torn_one_is_noted():
     text = json.dumps(raw((8, 8, 7, 8)))
     assert verdict([("a", text)])["verdict"] == "uncertain"
-    found = verdict([("a", text), ("b", text[:80]), ("c", "\ufeff" + text)])
-    assert (found["verdict"], found["culprits"], len(found["notes"])) == ("rank", [2], 1)
+    diagnosis = verdict([("a", text), ("b", text[:80]), ("c", "\ufeff" + text)])
+    assert (diagnosis["verdict"], diagnosis["culprits"], len(diagnosis["notes"])) == ("rank", [2], 1)
     with pytest.raises(CorruptData):
         verdict([("b", text[:80])])
 

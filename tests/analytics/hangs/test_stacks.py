@@ -32,9 +32,9 @@ def mesh(tp, pp, dp):
 
 
 def test_one_rank_elsewhere_is_named_with_its_place():
-    picture = compare([stack(SYNC, 0, 1, 2, 4, 5, 6, 7), stack(LOAD, 3)])
-    assert (picture.state, picture.outliers, picture.group) == ("outlier", (3,), None)
-    assert "rank 3 in train (train.py:40) > read (data.py:7)" in picture.sentence
+    comparison = compare([stack(SYNC, 0, 1, 2, 4, 5, 6, 7), stack(LOAD, 3)])
+    assert (comparison.state, comparison.outliers, comparison.group) == ("outlier", (3,), None)
+    assert "rank 3 in train (train.py:40) > read (data.py:7)" in comparison.sentence
 
 
 def test_the_published_case_ends_in_the_pipeline_group():
@@ -46,9 +46,9 @@ def test_the_published_case_ends_in_the_pipeline_group():
         stack([*SYNC[:2], "isend (c10d.py:1)"], 14),
         stack([*SYNC[:2], "all_gather (c10d.py:1)"], 15),
     ]
-    picture = compare(stacks, groups)
-    assert picture.outliers == (12, 13, 14, 15)
-    assert picture.group == ("pp3", (12, 13, 14, 15))
+    comparison = compare(stacks, groups)
+    assert comparison.outliers == (12, 13, 14, 15)
+    assert comparison.group == ("pp3", (12, 13, 14, 15))
 
 
 def test_stages_stand_in_different_places_and_their_replicas_in_the_same():
@@ -60,8 +60,8 @@ def test_stages_stand_in_different_places_and_their_replicas_in_the_same():
 
 
 def test_lines_of_one_loop_are_one_place():
-    picture = compare([stack(("train (t.py:1)",), 0, 1), stack(("train (t.py:2)",), 2)])
-    assert picture.state == "alike"
+    comparison = compare([stack(("train (t.py:1)",), 0, 1), stack(("train (t.py:2)",), 2)])
+    assert comparison.state == "alike"
 
 
 def test_halves_that_differ_are_no_consensus():
@@ -69,9 +69,9 @@ def test_halves_that_differ_are_no_consensus():
 
 
 def test_what_cannot_be_read_is_blind_and_said_once():
-    picture = compare([], blind={0: "not allowed", 1: "not allowed", 5: "gone"})
-    assert picture.state == "blind"
-    assert picture.sentence == "No stack could be read: not allowed (ranks 0-1); gone (ranks 5)."
+    comparison = compare([], blind={0: "not allowed", 1: "not allowed", 5: "gone"})
+    assert comparison.state == "blind"
+    assert comparison.sentence == "No stack could be read: not allowed (ranks 0-1); gone (ranks 5)."
     partly = compare([stack(SYNC, 0, 1, 2), stack(LOAD, 3)], blind={4: "gone"})
     assert partly.brief()["blind"] == [{"reason": "gone", "ranks": "4"}]
 
@@ -87,10 +87,10 @@ def seen(*odd, size=8, **more):
     return compare([usual, *([stack(LOAD, *odd)] if odd else [])], **more)
 
 
-def test_who_stands_elsewhere_in_every_sample_is_called_and_who_does_in_some_is_not():
-    picture = combine([seen(3), seen(3, 5), seen(2, 3)])
-    assert (picture.state, picture.outliers, picture.wavering) == ("outlier", (3,), (2, 5))
-    assert picture.sentence.endswith("So in 3 samples in a row.")
+def test_an_outlier_stands_elsewhere_in_every_sample_and_not_only_in_some():
+    comparison = combine([seen(3), seen(3, 5), seen(2, 3)])
+    assert (comparison.state, comparison.outliers, comparison.wavering) == ("outlier", (3,), (2, 5))
+    assert comparison.sentence.endswith("So in 3 samples in a row.")
     unsure = combine([seen(3), seen(5), seen(3)])
     assert (unsure.state, unsure.outliers, unsure.wavering) == ("no_consensus", (), (3, 5))
     assert "(ranks 3,5 in some)" in unsure.sentence
@@ -109,29 +109,29 @@ def test_samples_that_agree_that_all_stand_alike_say_so():
     assert combine([seen(3), seen()]).state == "no_consensus"
 
 
-def test_the_group_is_that_of_those_who_were_called():
+def test_the_group_is_that_of_the_outliers():
     groups = [("pp0", (0, 1)), ("pp1", (2, 3)), ("pp2", (4, 5))]
-    picture = combine([seen(2, 3), seen(2, 3, 4), seen(2, 3, 5)], groups)
-    assert (picture.outliers, picture.group) == ((2, 3), ("pp1", (2, 3)))
+    comparison = combine([seen(2, 3), seen(2, 3, 4), seen(2, 3, 5)], groups)
+    assert (comparison.outliers, comparison.group) == ((2, 3), ("pp1", (2, 3)))
 
 
 SAMPLES = st.lists(st.frozensets(st.integers(0, 7), max_size=3), min_size=MIN_SAMPLES, max_size=5)
 
 
 @given(SAMPLES, st.randoms(), st.integers(0, 1000))
-def test_the_order_of_samples_and_the_names_of_ranks_do_not_change_who_is_called(odd, random, shift):
-    pictures = [seen(*ranks) for ranks in odd]
-    plain = combine(pictures)
+def test_the_order_of_samples_and_the_names_of_ranks_change_no_outlier(odd, random, shift):
+    samples = [seen(*ranks) for ranks in odd]
+    plain = combine(samples)
     assert set(plain.outliers) == frozenset.intersection(*odd)
-    random.shuffle(pictures)
-    assert combine(pictures).outliers == plain.outliers
+    random.shuffle(samples)
+    assert combine(samples).outliers == plain.outliers
     names = [{r + shift for r in ranks} for ranks in odd]
     moved = [
         compare([stack(SYNC, *({r + shift for r in range(8)} - n)), *([stack(LOAD, *n)] if n else [])])
         for n in names
     ]
     assert combine(moved).outliers == tuple(r + shift for r in plain.outliers)
-    assert combine([*pictures, seen()]).outliers == ()  # another sample never accuses more
+    assert combine([*samples, seen()]).outliers == ()  # another sample never accuses more
 
 
 PLACES = st.lists(st.sampled_from([SYNC, LOAD, ("a (b:1)",), ()]), min_size=1, max_size=12)
@@ -177,5 +177,5 @@ def test_text_is_indented_where_ranks_part():
 @pytest.mark.parametrize("size", [3, 64, 4096])
 def test_a_large_job_with_one_outlier(size):
     odd = size // 2
-    picture = compare([stack(SYNC, *[r for r in range(size) if r != odd]), stack(LOAD, odd)])
-    assert picture.outliers == (odd,)
+    comparison = compare([stack(SYNC, *[r for r in range(size) if r != odd]), stack(LOAD, odd)])
+    assert comparison.outliers == (odd,)

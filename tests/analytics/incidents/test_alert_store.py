@@ -86,7 +86,7 @@ def test_a_notification_waits_in_the_outbox_until_it_is_removed(store):
     assert (store.attempts(first.id), store.attempts(second.id)) == (1, None)
 
 
-def test_a_book_that_a_newer_version_wrote_opens(tmp_path):
+def test_a_file_of_a_newer_version_opens(tmp_path):
     first = AlertBook(tmp_path / "alerts.db")
     first.observe([finding()], T0)
     first.close()
@@ -98,7 +98,7 @@ def test_a_book_that_a_newer_version_wrote_opens(tmp_path):
 
 
 @pytest.mark.parametrize("damage", ["no database", "a torn page", "a row that says nothing"])
-def test_a_damaged_book_is_set_aside_and_begun_anew(tmp_path, damage):
+def test_a_damaged_file_is_renamed_and_a_new_one_begun(tmp_path, damage):
     path = tmp_path / "alerts.db"
     book = AlertBook(path)
     book.observe([finding(subject=str(rank)) for rank in range(200)], T0)
@@ -121,7 +121,7 @@ def test_a_damaged_book_is_set_aside_and_begun_anew(tmp_path, damage):
     assert aside.read_bytes() == damaged
 
 
-def test_a_book_that_cannot_be_opened_is_one_line(tmp_path):
+def test_a_file_that_cannot_be_opened_is_one_line(tmp_path):
     with pytest.raises(Unavailable, match=r"alerts .*/missing/alerts\.db: unable to open database file"):
         AlertBook(tmp_path / "missing" / "alerts.db")
 

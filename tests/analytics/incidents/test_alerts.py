@@ -68,7 +68,7 @@ def test_the_same_finding_delivered_twice_counts_once(book):
     assert [a["count"] for a in book.list()] == [1]
 
 
-def test_a_late_copy_of_an_old_finding_does_not_wake_what_is_over(book):
+def test_a_late_copy_of_an_old_finding_does_not_bring_an_alert_back(book):
     book.observe([finding()], T0)
     book.tick(T0 + 400 * S)
     book.observe([finding()], T0 + 401 * S)
@@ -109,7 +109,7 @@ def test_an_alert_is_held_by_the_detector_that_raised_it_whatever_its_name(book)
         blind = [Inconclusive(analyzer=name, reason="x", blind=True) for name in ("network", "gpu_health")]
         book.observe([*blind, Healthy(analyzer="kernel_log")], T0 + t * S, job="j")
     assert states(book)["traffic_drop", "n/mlx5_0/1"] == "no_data"
-    assert states(book)["gpu_fault", "g"] == "resolved"  # the kernel's log could still have told
+    assert states(book)["gpu_fault", "g"] == "resolved"  # the kernel's log could still have shown
     book.observe([finding("traffic_drop", "link", "n/mlx5_0/1", at=T0 + 700 * S)], T0 + 700 * S)
     assert states(book)["no_data", "network"] == "resolved"
 
@@ -120,7 +120,7 @@ def test_a_broken_detector_is_an_error_and_abstaining_is_not(book):
     assert states(book) == {("no_data", "hang"): "error"}
 
 
-def test_alerts_of_one_group_are_told_together_after_the_wait(book):
+def test_alerts_of_one_group_are_sent_together_after_the_wait(book):
     book.observe([finding(subject="1")], T0)
     assert deliver(book, T0) == []
     book.observe([finding(subject="2", at=T0 + S)], T0 + S)
@@ -129,7 +129,7 @@ def test_alerts_of_one_group_are_told_together_after_the_wait(book):
     assert deliver(book, T0 + 3 * S) == []
 
 
-def test_a_joiner_waits_for_the_interval_and_the_end_is_told(book):
+def test_a_joiner_waits_for_the_interval_and_the_end_is_sent(book):
     book.observe([finding(subject="1")], T0)
     deliver(book, T0 + 2 * S)
     book.observe([finding(subject="2", at=T0 + 5 * S)], T0 + 5 * S)
@@ -141,7 +141,7 @@ def test_a_joiner_waits_for_the_interval_and_the_end_is_told(book):
     assert (over.status, {a["subject"] for a in over.alerts}) == ("resolved", {"1", "2"})
 
 
-def test_what_was_over_before_the_wait_is_never_told_but_stays_in_the_history(tmp_path):
+def test_an_alert_that_ends_during_the_wait_is_never_sent(tmp_path):
     book = AlertBook(tmp_path / "a.db", AlertConfig(group_wait_s=600, channels=("pager",)))
     book.observe([finding()], T0)
     assert deliver(book, T0 + 301 * S) == []
@@ -186,21 +186,21 @@ def test_a_silence_can_be_ended_early(book):
     assert book.silences(T0 + 6 * S) == []
 
 
-def test_a_switch_speaks_for_its_ports_and_they_for_their_ranks(book):
+def test_a_switch_explains_its_ports_and_they_explain_their_ranks(book):
     book.topology = Topology(
         node_of={("j", 0): "a", ("j", 1): "b"}, switch_of={"a": "sw1", "b": "sw1", "c": "sw2"}
     )
     ranks = [finding("straggler", subject=str(r)) for r in range(2)]
     book.observe(ranks, T0)
     book.observe([finding("link_flap", "link", "a/mlx5_0/1")], T0)
-    told = {(a["subject"], bool(a["muted"])) for a in book.list()}
-    assert told == {("0", True), ("1", False), ("a/mlx5_0/1", False)}
+    shown = {(a["subject"], bool(a["muted"])) for a in book.list()}
+    assert shown == {("0", True), ("1", False), ("a/mlx5_0/1", False)}
     book.observe([finding("port_down", "link", "switch/sw1")], T0)
     (sent,) = deliver(book, T0 + 2 * S)
     assert [a["subject"] for a in sent.alerts] == ["switch/sw1"]
 
 
-def test_a_slow_node_speaks_for_the_link_and_the_stage_that_it_has_a_part_in(book):
+def test_a_slow_node_explains_its_link_and_its_stage(book):
     link = finding("slow_link", "group", "dp:8", severity="warning", ranks=[3, 7], nodes=["b", "d"])
     stage = finding("stage_imbalance", "stage", "0", severity="warning", ranks=[0, 1, 2, 3])
     apart = finding("slow_link", "group", "dp:9", severity="warning", ranks=[4, 6], nodes=["c", "d"])
@@ -272,7 +272,7 @@ class Life(RuleBasedStateMachine):
         )
         self.book = AlertBook(self.path, self.config)
         self.now = T0
-        self.told: dict[str, list[str]] = {}
+        self.notified: dict[str, list[str]] = {}
         self.counts: dict[str, int] = {}
 
     def teardown(self):
@@ -301,7 +301,7 @@ class Life(RuleBasedStateMachine):
                 continue
             for alert in notification.alerts:
                 assert notification.attempts or alert["id"] not in muted or notification.status == "resolved"
-                self.told.setdefault(alert["id"], []).append(notification.status)
+                self.notified.setdefault(alert["id"], []).append(notification.status)
             self.book.delivered(notification.id)
 
     @precondition(lambda self: any(a["state"] == "firing" for a in self.book.list()))
@@ -323,8 +323,8 @@ class Life(RuleBasedStateMachine):
         assert self.book.list(self.now) == before
 
     @invariant()
-    def an_end_is_told_only_of_what_was_told_to_have_begun(self):
-        for statuses in self.told.values():
+    def an_end_is_sent_only_where_the_begin_was(self):
+        for statuses in self.notified.values():
             assert statuses[0] == "firing"
             assert all(a == "firing" or b == "firing" for a, b in pairwise(statuses))
 
@@ -340,16 +340,16 @@ Life.TestCase.settings = settings(max_examples=40, stateful_step_count=30, deadl
 TestLife = Life.TestCase
 
 
-def test_every_firing_alert_is_told_in_the_end(book):
+def test_every_firing_alert_is_sent_in_the_end(book):
     for i in range(20):
         book.observe([finding(subject=str(i), at=T0 + i * S)], T0 + i * S)
         deliver(book, T0 + i * S)
     deliver(book, T0 + 100 * S)
-    told = {h["id"] for h in book.list() if h["state"] == "firing"}
-    assert len(told) == 20
+    shown = {h["id"] for h in book.list() if h["state"] == "firing"}
+    assert len(shown) == 20
     assert deliver(book, T0 + 101 * S) == []
 
 
-def test_the_attempt_is_no_part_of_what_an_alert_is(book):
+def test_an_alert_outlives_the_attempt(book):
     book.observe([finding(), replace(finding(at=T0 + 20 * S), attempt=1)], T0 + 20 * S)
     assert len(book.list()) == 1

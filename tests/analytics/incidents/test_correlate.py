@@ -1,4 +1,4 @@
-"""Incidents: one story for what belongs together, the root told from its victims."""
+"""Incidents: findings that belong together, with the root apart from its victims."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pulsetrain.analytics.verdict import Finding
 
 S = 1_000_000_000
 T0 = 1_790_000_000 * S
-PLACES = Topology(
+TOPOLOGY = Topology(
     node_of={("j", r): f"n{r // 2}" for r in range(8)}, switch_of={"n0": "s0", "n1": "s0", "n2": "s1"}
 )
 
@@ -35,12 +35,12 @@ def finding(kind, subject_type, subject, *, at=0.0, severity="critical", confide
 
 
 def test_a_gpu_fault_is_the_root_of_the_crash_that_came_before_it_was_read():
-    story = [
+    reported = [
         finding("hang", "rank", "0", at=1, confidence=0.6),
         finding("crash", "rank", "3", at=2),
         finding("gpu_fault", "gpu", "n1/PCI:0000:9b:00", at=3, job="", confidence=0.95),
     ]
-    (incident,) = join(story, PLACES, now_ns=T0 + 5 * S)
+    (incident,) = join(reported, TOPOLOGY, now_ns=T0 + 5 * S)
     assert incident["root"] == "gpu n1/PCI:0000:9b:00"
     assert incident["victims"] == ["rank 0", "rank 3"]
     assert incident["suggested_action"].startswith("Evict n1")
@@ -49,22 +49,22 @@ def test_a_gpu_fault_is_the_root_of_the_crash_that_came_before_it_was_read():
 
 
 def test_a_hung_rank_is_the_root_and_those_who_wait_for_it_are_victims():
-    story = [
+    reported = [
         finding("hang", "rank", "5", confidence=0.9, victims=[0, 1, 2]),
         finding("traffic_stop", "rank", "1", at=0.5, severity="warning", confidence=0.9),
     ]
-    (incident,) = join(story, PLACES, now_ns=T0)
+    (incident,) = join(reported, TOPOLOGY, now_ns=T0)
     assert incident["root"] == "rank 5"
     assert incident["victims"] == ["rank 0", "rank 1", "rank 2"]
 
 
 def test_a_switch_is_the_root_of_ports_and_ranks_under_it():
-    story = [finding("straggler", "rank", str(r), severity="warning") for r in range(4)]
-    story += [
+    reported = [finding("straggler", "rank", str(r), severity="warning") for r in range(4)]
+    reported += [
         finding("port_down", "link", "switch/s0", at=2),
         finding("link_flap", "link", "n0/mlx5_0/1", at=1),
     ]
-    (incident,) = join(story, PLACES)
+    (incident,) = join(reported, TOPOLOGY)
     assert incident["root"] == "link switch/s0"
     assert "rank 2" in incident["victims"]
     assert "link n0/mlx5_0/1" in incident["victims"]
@@ -78,24 +78,24 @@ RIDERS = [
 
 @pytest.mark.parametrize(("kind", "subject_type", "subject", "members"), RIDERS)
 @pytest.mark.parametrize("late", [-6, 6])
-def test_what_a_slow_node_brings_about_is_its_story(kind, subject_type, subject, members, late):
-    story = [
+def test_what_a_slow_node_causes_is_part_of_its_incident(kind, subject_type, subject, members, late):
+    reported = [
         finding("straggler", "node", "n1", severity="warning", ranks=[2, 3], nodes=["n1"]),
         finding(kind, subject_type, subject, at=late, severity="warning", confidence=0.95, **members),
     ]
-    (incident,) = join(story, PLACES)
+    (incident,) = join(reported, TOPOLOGY)
     assert (incident["root"], incident["victims"]) == ("node n1", [f"{subject_type} {subject}"])
 
 
 @pytest.mark.parametrize("severity", ["info", "warning"])
-def test_a_slow_link_of_others_is_no_story_of_a_slow_node(severity):
+def test_a_slow_link_of_others_is_not_caused_by_a_slow_node(severity):
     """Nor is one of its own where the node is slower by so little that it is information."""
     where = {"ranks": [4, 6], "nodes": ["n2", "n3"]} if severity == "warning" else {"ranks": [3, 7]}
-    story = [
+    reported = [
         finding("straggler", "node", "n1", severity=severity, ranks=[2, 3], nodes=["n1"]),
         finding("slow_link", "group", "dp:8", severity="warning", confidence=0.95, **where),
     ]
-    (incident,) = join(story, PLACES)
+    (incident,) = join(reported, TOPOLOGY)
     assert incident["root"] == "group dp:8"
     assert "group dp:8" not in incident["victims"]
 
@@ -103,56 +103,56 @@ def test_a_slow_link_of_others_is_no_story_of_a_slow_node(severity):
 @pytest.mark.parametrize("late", [-30, 30])
 @pytest.mark.parametrize(("ratio", "root"), [(1.015, "job j"), (1.29, "rank 3")])
 def test_a_slow_rank_is_the_root_of_a_slow_job_only_where_it_is_slow_enough(ratio, root, late):
-    story = [
+    reported = [
         finding("fail_slow", "job", "j", severity="info", confidence=0.57, slow_ratio=1.305),
         finding("straggler", "rank", "3", at=late, severity="info", confidence=0.75, ratio=ratio, ranks=[3]),
     ]
-    (incident,) = join(story, PLACES)
+    (incident,) = join(reported, TOPOLOGY)
     assert incident["root"] == root
     assert incident["victims"] == ([] if root == "job j" else ["job j"])
 
 
 @pytest.mark.parametrize(("share", "victims"), [(0.02, []), (0.2, ["rank 3"])])
 def test_a_pause_has_for_victims_those_that_lose_about_as_much(share, victims):
-    story = [
+    reported = [
         finding("gc_pause", "rank", "2", severity="warning", confidence=0.95, share=share),
         finding("straggler", "rank", "3", severity="info", confidence=0.1, ratio=1.2, ranks=[3]),
     ]
-    (incident,) = join(story, PLACES)
+    (incident,) = join(reported, TOPOLOGY)
     assert (incident["root"], incident["victims"]) == ("rank 2", victims)
 
 
 def test_a_node_that_computes_slowly_and_so_sends_slowly_is_called_slow():
-    story = [
+    reported = [
         finding("slow_link", "node", "n1", severity="warning", confidence=0.95),
         finding("straggler", "node", "n1", severity="warning", confidence=0.8),
     ]
-    (incident,) = join(story, PLACES)
+    (incident,) = join(reported, TOPOLOGY)
     assert incident["summary"] == "straggler of node n1"
 
 
-def test_what_lies_apart_in_time_or_job_is_another_story():
-    story = [
+def test_what_lies_apart_in_time_or_job_is_another_incident():
+    reported = [
         finding("hang", "rank", "1"),
         finding("hang", "rank", "1", at=1000),
         finding("crash", "rank", "1", job="other"),
     ]
-    incidents = join(story, now_ns=T0 + 1001 * S)
+    incidents = join(reported, now_ns=T0 + 1001 * S)
     assert [(i["job"], i["state"]) for i in incidents] == [("j", "open"), ("j", "over"), ("other", "over")]
     assert len({i["id"] for i in incidents}) == 3
 
 
-def test_a_fault_of_no_job_is_a_story_of_its_own_where_nothing_else_happened():
+def test_a_fault_without_a_job_alone_is_an_incident():
     (incident,) = join([finding("gpu_fault", "gpu", "n9/x", job="")])
     assert (incident["root"], incident["victims"], incident["job"]) == ("gpu n9/x", [], "")
 
 
 def test_hypotheses_are_ranked_and_leave_room_for_something_else():
-    story = [
+    reported = [
         finding("straggler", "rank", "1", confidence=0.7),
         finding("straggler", "rank", "2", confidence=0.3),
     ]
-    (incident,) = join(story)
+    (incident,) = join(reported)
     shares = [h["confidence"] for h in incident["hypotheses"]]
     assert sum(shares) == pytest.approx(1.0, abs=0.01)
     assert shares[:-1] == sorted(shares[:-1], reverse=True)
@@ -176,34 +176,34 @@ KINDS = st.sampled_from(["hang", "crash", "straggler", "gpu_fault", "link_flap",
 
 
 @given(
-    told=st.lists(st.tuples(KINDS, st.integers(0, 7), st.floats(0, 300), st.floats(0, 1)), max_size=12),
+    drawn=st.lists(st.tuples(KINDS, st.integers(0, 7), st.floats(0, 300), st.floats(0, 1)), max_size=12),
     seed=st.integers(0, 99),
 )
 @settings(max_examples=40, deadline=None)
-def test_the_order_and_the_number_of_copies_change_nothing(told, seed):
-    story = [finding(k, "rank", str(r), at=t, confidence=c) for k, r, t, c in told]
-    mixed = [*story, *story[:3]]
+def test_the_order_and_the_number_of_copies_change_nothing(drawn, seed):
+    reported = [finding(k, "rank", str(r), at=t, confidence=c) for k, r, t, c in drawn]
+    mixed = [*reported, *reported[:3]]
     random.Random(seed).shuffle(mixed)
-    assert join(mixed, PLACES) == join(story, PLACES)
+    assert join(mixed, TOPOLOGY) == join(reported, TOPOLOGY)
 
 
 @given(shift=st.integers(1, 100))
 @settings(deadline=None)
 def test_renaming_ranks_renames_the_root_and_its_victims(shift):
-    story = [finding("crash", "rank", "1"), finding("hang", "rank", "2", confidence=0.3, victims=[4])]
+    reported = [finding("crash", "rank", "1"), finding("hang", "rank", "2", confidence=0.3, victims=[4])]
     moved = [
         finding("crash", "rank", str(1 + shift)),
         finding("hang", "rank", str(2 + shift), confidence=0.3, victims=[4 + shift]),
     ]
-    (a,), (b,) = join(story), join(moved)
+    (a,), (b,) = join(reported), join(moved)
     assert b["root"] == f"rank {1 + shift}"
     assert {int(v.split()[1]) + shift for v in a["victims"]} == {int(v.split()[1]) for v in b["victims"]}
 
 
 def test_a_storm_is_joined_in_a_moment():
-    story = [finding("straggler", "rank", str(r), severity="warning") for r in range(3000)]
-    story.append(finding("node_lost", "node", "n7", at=1))
-    (incident,) = join(story)
+    reported = [finding("straggler", "rank", str(r), severity="warning") for r in range(3000)]
+    reported.append(finding("node_lost", "node", "n7", at=1))
+    (incident,) = join(reported)
     assert len(incident["timeline"]) == 3001
 
 
@@ -213,8 +213,8 @@ def test_a_worse_finding_never_makes_the_incident_milder():
     rated = []
     for severity in order:
         for confidence in (0.5, 0.7, 0.9):
-            story = [finding("straggler", "rank", "3", severity=severity, confidence=confidence), beside]
-            (incident,) = join(story, PLACES)
+            reported = [finding("straggler", "rank", "3", severity=severity, confidence=confidence), beside]
+            (incident,) = join(reported, TOPOLOGY)
             rated.append((order[incident["severity"]], incident["hypotheses"][0]["confidence"]))
             assert incident["root"] == "rank 3"
     assert [r[0] for r in rated] == sorted(r[0] for r in rated)

@@ -84,7 +84,7 @@ class Fake:
         self.taken.append(notification)
 
 
-def test_a_webhook_gets_the_whole_story(tmp_path):
+def test_a_webhook_gets_all_alerts_of_the_notification(tmp_path):
     with server() as (url, posted, _):
         known = channels({"hook": {"kind": "webhook", "url": f"{url}/hook", "token": "secret"}})
         alerts = book(tmp_path, "hook")
@@ -157,7 +157,7 @@ def test_a_notification_that_breaks_its_channel_holds_nobody_else_and_waits(tmp_
     assert (len(alive.taken), Broken.tried, alerts.undelivered) == (1, 1, 1)
 
 
-def test_a_hub_that_dies_after_the_book_was_written_still_sends(tmp_path):
+def test_a_hub_that_dies_after_it_wrote_the_outbox_still_sends(tmp_path):
     first = book(tmp_path, "c")
     first.observe([finding()], T0)
     assert len(first.tick(T0 + 2 * S)) == 1

@@ -42,7 +42,7 @@ def test_agrees_with_the_published_analysis_of_the_recorded_trace():
 
 
 @pytest.mark.parametrize(("replicas", "stages", "chunks"), SHAPES)
-def test_the_graph_reproduces_a_timeline_that_another_hand_made(replicas, stages, chunks):
+def test_the_graph_reproduces_an_independent_timeline(replicas, stages, chunks):
     pipeline = Pipeline(replicas=replicas, stages=stages, chunks=chunks, microbatches=2 * stages, jitter=0.05)
     assert analyze(pipeline.table())["discrepancy"] < 0.004
 
@@ -64,7 +64,7 @@ def test_a_slow_worker_is_named_and_explains_the_slow_down(chunks):
     assert answer["M_S"] < 0.1
 
 
-def test_a_long_last_stage_is_told_from_a_slow_worker():
+def test_a_long_last_stage_is_not_taken_for_a_slow_worker():
     slow = {(replica, 2): 1.6 for replica in range(4)}
     answer = analyze(Pipeline(replicas=4, stages=3, slow=slow, jitter=0.01).table())
     assert answer["M_S"] > 0.8
