@@ -1,8 +1,9 @@
-"""The job of kill_points.py: the ranks' script, the agent that stands still at a moment, the reference run.
+"""The job of kill_points.py: the ranks' script, an agent that pauses at a chosen moment, the reference run.
 
-As a script of a rank it trains a small model whose ranks differ in part. As ``run ...`` or ``agent ...`` it
-is Pulsetrain's own command line with one thing added: where a file `armed/MOMENT-NODE` says so, it stops in
-the middle of that moment, says so in `reached/`, and goes on after a second unless it is killed.
+As the script of a rank it trains a small model. Some parameters differ between ranks. As ``run ...`` or
+``agent ...`` it is Pulsetrain's own command line with one addition. Where a file `armed/MOMENT-NODE` exists,
+the process pauses in the middle of that moment and creates a file in `reached/`. It goes on after a second,
+unless it is killed.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ FOLDER = Path(os.environ.get("KILL_POINTS", "."))
 WAIT_S = 1.0
 
 
-def stand(moment: str) -> None:
-    """Stop here, once, if this node is asked to."""
+def pause_at(moment: str) -> None:
+    """Pause here once, if this node is armed for `moment`."""
     node = os.environ.get("KILL_POINTS_NODE", "")
     armed = FOLDER / "armed" / f"{moment}-{node}"
     if not armed.exists():
@@ -33,7 +34,7 @@ def stand(moment: str) -> None:
 
 
 def agent() -> None:
-    """Pulsetrain's command line with moments to stop at."""
+    """Pulsetrain's command line, with moments at which it can pause."""
     from pulsetrain import cli
     from pulsetrain.checkpoint.peers import client
     from pulsetrain.checkpoint.peers.client import PeerClient
@@ -43,53 +44,53 @@ def agent() -> None:
     put, send, fetch = LocalStorage.put, PeerClient._sendfile, Restorer._fetch
     send_frame = client.send_frame
 
-    def halting_put(self: Any, path: str, chunks: Iterable[memoryview | bytes]) -> int:
+    def pausing_put(self: Any, path: str, chunks: Iterable[memoryview | bytes]) -> int:
         moment = {"pack": "phase_two", "manifest.json": "manifest"}.get(path.rsplit("/", 1)[-1])
         moment = moment or ("phase_two" if path.endswith(".pack") else "")
-        return put(self, path, halved(chunks, moment) if moment else chunks)
+        return put(self, path, pausing_chunks(chunks, moment) if moment else chunks)
 
-    def halting_send(self: Any, fd: int, offset: int, size: int) -> None:
+    def pausing_send(self: Any, fd: int, offset: int, size: int) -> None:
         send(self, fd, offset, size // 2)
-        stand("transfer")
+        pause_at("transfer")
         send(self, fd, offset + size // 2, size - size // 2)
 
-    def halting_frame(sock: Any, header: dict[str, Any], *bodies: Any) -> None:
-        send_frame(Halved(sock) if header.get("op") == "offer" else sock, header, *bodies)
+    def pausing_frame(sock: Any, header: dict[str, Any], *bodies: Any) -> None:
+        send_frame(PausingSocket(sock) if header.get("op") == "offer" else sock, header, *bodies)
 
-    def halting_fetch(self: Any, name: str, fd: int, rank: int, step: int) -> Any:
-        stand("restore")
+    def pausing_fetch(self: Any, name: str, fd: int, rank: int, step: int) -> Any:
+        pause_at("restore")
         return fetch(self, name, fd, rank, step)
 
     patched: list[tuple[Any, str, Callable[..., Any]]] = [
-        (client, "send_frame", halting_frame),
-        (LocalStorage, "put", halting_put),
-        (PeerClient, "_sendfile", halting_send),
-        (Restorer, "_fetch", halting_fetch),
+        (client, "send_frame", pausing_frame),
+        (LocalStorage, "put", pausing_put),
+        (PeerClient, "_sendfile", pausing_send),
+        (Restorer, "_fetch", pausing_fetch),
     ]
     for owner, name, function in patched:
         setattr(owner, name, function)
     cli.main()
 
 
-class Halved:
-    """A socket that stops in the middle of what it sends."""
+class PausingSocket:
+    """A socket that pauses in the middle of what it sends."""
 
     def __init__(self, sock: Any) -> None:
         self._sock = sock
 
     def sendall(self, data: bytes) -> None:
         self._sock.sendall(data[: len(data) // 2])
-        stand("transfer")
+        pause_at("transfer")
         self._sock.sendall(data[len(data) // 2 :])
 
 
-def halved(chunks: Iterable[memoryview | bytes], moment: str) -> Iterable[memoryview | bytes]:
-    """The same bytes, with a stop in the middle of the first chunk."""
+def pausing_chunks(chunks: Iterable[memoryview | bytes], moment: str) -> Iterable[memoryview | bytes]:
+    """The same bytes, with a pause in the middle of the first chunk."""
     for number, chunk in enumerate(chunks):
         half = len(chunk) // 2
         yield chunk[:half]
         if number == 0:
-            stand(moment)
+            pause_at(moment)
         yield chunk[half:]
 
 
@@ -106,12 +107,12 @@ def rank(steps: int = 1 << 40) -> None:
     torch.manual_seed(7)
     model = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.Dropout(0.1), torch.nn.Linear(64, 8))
     torch.manual_seed(100 + me)
-    own = torch.nn.Parameter(torch.randn(8))  # as a tensor-parallel rank has: its own, averaged with nobody
+    own = torch.nn.Parameter(torch.randn(8))  # like a tensor-parallel shard: not averaged
     shared = list(model.parameters())
     optimizer = torch.optim.AdamW([*shared, own], lr=1e-3)
     watch = pulsetrain.init()
     checkpointer = pulsetrain.Checkpointer({"model": model, "own": own, "optimizer": optimizer})
-    halt(checkpointer)
+    pause_copies_and_reads(checkpointer)
     restored = checkpointer.restore()
     (FOLDER / f"pid-{me}").write_text(str(os.getpid()))
     (FOLDER / f"node-{me}").write_text(os.environ.get("PULSETRAIN_NODE", ""))
@@ -124,21 +125,21 @@ def rank(steps: int = 1 << 40) -> None:
     step = -1 if restored is None else restored
     while step < steps - 1:
         step += 1
-        goes_on = train_step(model, own, optimizer, shared)
+        go_on = train_step(model, own, optimizer, shared)
         watch.step()
         checkpointer.save(step)
         os.pwrite(progress, step.to_bytes(8, "little", signed=True), 8 * me)
-        if not goes_on:
+        if not go_on:
             break
     finish([*shared, own], step + 1)
 
 
 def train_step(model: Any, own: Any, optimizer: Any, shared: list[Any]) -> bool:
-    """One step on random data; whether there shall be another."""
+    """One step on random data. Returns whether to go on."""
     import torch
     import torch.distributed as dist
 
-    time.sleep(0.04)  # as a step of a real model takes
+    time.sleep(0.04)  # like a step of a real model
     loss = (model(torch.randn(16, 32)) + own).pow(2).mean()
     optimizer.zero_grad()
     loss.backward()
@@ -154,23 +155,23 @@ def train_step(model: Any, own: Any, optimizer: Any, shared: list[Any]) -> bool:
     return not stop.item()
 
 
-def halt(checkpointer: Any) -> None:
-    """Phase one can stand still with half of the bytes copied, a restore before it has changed anything."""
+def pause_copies_and_reads(checkpointer: Any) -> None:
+    """Let a copy pause with half of the bytes copied, and a restore before it has changed anything."""
     from pulsetrain.checkpoint import checkpointer as module
 
     finish, read = checkpointer._copier.finish, module.read_state
 
-    def halting_copy(pairs: Any) -> None:
+    def pausing_copy(pairs: Any) -> None:
         half = len(pairs.optimizer_owned[0]) // 2
         finish(pairs._replace(optimizer_owned=tuple(part[:half] for part in pairs.optimizer_owned)))
-        stand("phase_one")
+        pause_at("phase_one")
         finish(pairs._replace(optimizer_owned=tuple(part[half:] for part in pairs.optimizer_owned)))
 
-    def halting_read(arena: Any, info: Any) -> Any:
-        stand("restore_rank")
+    def pausing_read(arena: Any, info: Any) -> Any:
+        pause_at("restore_rank")
         return read(arena, info)
 
-    checkpointer._copier.finish, module.read_state = halting_copy, halting_read
+    checkpointer._copier.finish, module.read_state = pausing_copy, pausing_read
 
 
 def finish(parameters: list[Any], steps: int) -> None:

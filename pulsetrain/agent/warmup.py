@@ -1,4 +1,4 @@
-"""From launch to the first completed step: where the time went, as seen from outside the ranks."""
+"""From launch to the first completed step: which stage took how long, as seen from outside the ranks."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ EAGER_NS = 60_000_000_000
 class Warmup:
     """Watches the statuses of one attempt's ranks until each has completed a step beyond `restore_step`.
 
-    Stages, the slowest rank's: `spawn` from `began_ns` to the rank's own first sign of life, `init` until it
-    belongs to a process group, `step` from there to the step's end. Resolution is the interval of calls.
+    The stages are those of the slowest rank. `spawn`: from `began_ns` until the rank has opened its ring.
+    `init`: until it belongs to a process group. `step`: until its first step ends. The resolution is the
+    interval between calls.
     """
 
     def __init__(self, *, node: str, attempt: int, restore_step: int, began_ns: int) -> None:
@@ -21,19 +22,22 @@ class Warmup:
         self.reported = False
         self._node, self._restore_step = node, restore_step
         self._began_ns = began_ns
-        self._up_ns: dict[int, int] = {}
+        self._opened_ns: dict[int, int] = {}
         self._grouped_ns: dict[int, int] = {}
         self._stepped_ns: dict[int, int] = {}
 
     def fresh(self, now_ns: int) -> bool:
-        """Whether to look often: not yet reported, and not one of the scripts that never count steps."""
+        """Whether to look often: a first step is awaited, and the launch is less than `EAGER_NS` ago.
+
+        A script that never counts steps has no first step.
+        """
         return not self.reported and now_ns - self._began_ns < EAGER_NS
 
     def observe(self, statuses: Mapping[int, RankStatus], now_ns: int) -> FirstStep | None:
         """The report, at the first call at which every rank has done its step; None before."""
         for rank, status in statuses.items():
             if status.progress_age_ns > 0 or status.groups:  # its ring has been opened
-                self._up_ns.setdefault(rank, now_ns)
+                self._opened_ns.setdefault(rank, now_ns)
             if status.groups:
                 self._grouped_ns.setdefault(rank, now_ns)
             if status.last_step > self._restore_step:
@@ -52,10 +56,10 @@ class Warmup:
         slowest = {"spawn": 0, "init": 0, "step": 0}
         for rank, stepped in self._stepped_ns.items():
             grouped = self._grouped_ns.get(rank, stepped)
-            up = min(self._up_ns.get(rank, grouped), grouped)
+            opened = min(self._opened_ns.get(rank, grouped), grouped)
             for stage, took in (
-                ("spawn", up - self._began_ns),
-                ("init", grouped - up),
+                ("spawn", opened - self._began_ns),
+                ("init", grouped - opened),
                 ("step", stepped - grouped),
             ):
                 slowest[stage] = max(slowest[stage], took)
