@@ -11,7 +11,13 @@ import streamlit as st
 from pulsetrain.core.errors import PulsetrainError
 from pulsetrain.core.json import JsonObject
 from pulsetrain.dashboard import page
-from pulsetrain.dashboard.models.nodes import can_be_evicted, heard_text, ordered_nodes, plan, ranks_text
+from pulsetrain.dashboard.models.nodes import (
+    can_be_evicted,
+    heartbeat_age_text,
+    ordered_nodes,
+    plan,
+    ranks_text,
+)
 from pulsetrain.dashboard.models.states import NODE_STATES, pill
 
 _ROWS = 300
@@ -50,7 +56,7 @@ def _row(node: JsonObject) -> list[str]:
         str(rank) if rank >= 0 else "-",
         escape(ranks_text(node.get("ranks"))),
         escape(str(node.get("address") or "-")),
-        heard_text(age),
+        heartbeat_age_text(age),
         escape(str(node.get("reason") or "-")),
     ]
 

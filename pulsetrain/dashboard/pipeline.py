@@ -9,7 +9,7 @@ import streamlit as st
 from pulsetrain.core.errors import PulsetrainError
 from pulsetrain.dashboard import page
 from pulsetrain.dashboard.models.detectors import detectors
-from pulsetrain.dashboard.models.nodes import heard_text, ordered_nodes
+from pulsetrain.dashboard.models.nodes import heartbeat_age_text, ordered_nodes
 from pulsetrain.dashboard.models.pipeline import gauge_text, hub_facts
 from pulsetrain.dashboard.models.states import DETECTOR_STATES, pill
 from pulsetrain.dashboard.models.text import size
@@ -56,7 +56,7 @@ def _agents() -> None:
         [
             [
                 escape(str(node["node"])),
-                heard_text(node.get("last_heartbeat_age_s")),
+                heartbeat_age_text(node.get("last_heartbeat_age_s")),
                 *(gauge_text(name, node.get("gauges", {}).get(name)) for name in gauges),
             ]
             for node in nodes[:300]

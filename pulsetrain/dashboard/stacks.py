@@ -36,29 +36,29 @@ def _read() -> None:
 
 def _body() -> None:
     job = page.chosen_job()
-    picture = (page.source().stacks(job) if page.source().job(job) else {}) or _stored(job)
-    if not picture:
+    reading = (page.source().stacks(job) if page.source().job(job) else {}) or _stored(job)
+    if not reading:
         page.empty(
             "No stacks were read in this job.",
             "They are read when the job falls silent, or by the button above; no rank is stopped for it.",
         )
         return
-    taken = int(picture["ts_ns"])
+    taken = int(reading["ts_ns"])
     st.html(
-        f'<div id="stacks"><b>{escape(str(picture["sentence"]))}</b> <span class="muted">attempt '
-        f"{picture['attempt']}, {clock(taken)} UTC, {ago(taken, page.now_ns())}</span></div>"
+        f'<div id="stacks"><b>{escape(str(reading["sentence"]))}</b> <span class="muted">attempt '
+        f"{reading['attempt']}, {clock(taken)} UTC, {ago(taken, page.now_ns())}</span></div>"
     )
-    for part in picture["blind"]:
+    for part in reading["blind"]:
         st.html(f'<div class="stale">ranks {escape(part["ranks"])}: {escape(part["reason"])}</div>')
-    outliers = {c["ranks"] for c in picture["clusters"][1:]} | {picture["outliers"]}
-    lines = [line for tree in _chosen(picture) for line in _lines(tree, 0, outliers)]
+    outliers = {c["ranks"] for c in reading["clusters"][1:]} | {reading["outliers"]}
+    lines = [line for tree in _chosen(reading) for line in _lines(tree, 0, outliers)]
     page.table(["ranks", "frame"], lines[:_MOST_LINES])
     if len(lines) > _MOST_LINES:
         st.html(f'<div class="muted">The first {_MOST_LINES} of {len(lines):,} lines.</div>')
 
 
 def _stored(job: str) -> JsonObject:
-    """The newest picture on record: of a job that is over, or from before the hub was restarted."""
+    """The newest reading on record: of a job that is over, or from before the hub was restarted."""
     rows = page.source().rows(views.events, job, ("stacks",), limit=1) if job else []
     if not rows:
         return {}
@@ -68,9 +68,9 @@ def _stored(job: str) -> JsonObject:
         return {}
 
 
-def _chosen(picture: JsonObject) -> list[JsonObject]:
+def _chosen(reading: JsonObject) -> list[JsonObject]:
     """The main thread's tree, or those of all threads."""
-    return list(picture["tree"]) if st.session_state.get("threads") else list(picture["tree"][:1])
+    return list(reading["tree"]) if st.session_state.get("threads") else list(reading["tree"][:1])
 
 
 def _lines(branch: JsonObject, depth: int, outliers: set[str]) -> Iterator[list[str]]:

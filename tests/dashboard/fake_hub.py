@@ -42,7 +42,7 @@ class FakeHub:
     alerts: list[dict[str, Any]] = field(default_factory=list)
     evictions: list[dict[str, Any]] = field(default_factory=list)
     silences: dict[str, dict[str, Any]] = field(default_factory=dict)
-    pictures: int = 0
+    stack_reads: int = 0
 
     def __post_init__(self) -> None:
         for name, state, ranks in (
@@ -104,9 +104,9 @@ class FakeHub:
         found = [Finding(ts_ns=r["ts"], **{k: v for k, v in r.items() if k in names}) for r in rows]
         return join(found, now_ns=self.job.now_ns)
 
-    def picture(self) -> dict[str, Any]:
+    def stacks(self) -> dict[str, Any]:
         """What the hub knows of the stacks once somebody asked."""
-        if not self.pictures:
+        if not self.stack_reads:
             return {}
         groups = [("dp", tuple(range(8)))]
         wait = ("train (train.py:40)", "all_reduce (distributed/distributed_c10d.py:3104)")
@@ -176,8 +176,8 @@ def application(hub: FakeHub, store: Store) -> Starlette:
         return JSONResponse({"incidents": hub.incidents() if hub.jobs else []})
 
     async def stacks(request: Request) -> Response:
-        hub.pictures += request.method == "POST"
-        return JSONResponse(hub.picture())
+        hub.stack_reads += request.method == "POST"
+        return JSONResponse(hub.stacks())
 
     async def evict(request: Request) -> Response:
         return JSONResponse(hub.evict(await request.json()))

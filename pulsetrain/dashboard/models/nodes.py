@@ -36,7 +36,7 @@ def can_be_evicted(node: JsonObject) -> bool:
     return node.get("state") not in ("evicted", "left", "lost")
 
 
-def heard_text(age_s: float | None) -> str:
+def heartbeat_age_text(age_s: float | None) -> str:
     """Return how long ago a node sent its last heartbeat, from seconds. None is "never"."""
     if age_s is None:
         return "never"

@@ -25,7 +25,7 @@ def hub_facts(hub: JsonObject, now_ns: int) -> dict[str, str]:
     return {
         "hub": str(hub.get("version", "-")),
         "running for": duration(now_ns - started) if started else "-",
-        "failed looks": thousands(hub.get("watch_failures")),
+        "failed analyses": thousands(hub.get("watch_failures")),
         "rows not written": thousands(hub.get("unwritten_rows")),
         "process": str(hub.get("pid", "-")),
     }

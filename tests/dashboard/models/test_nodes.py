@@ -1,6 +1,6 @@
 """Nodes, and what evicting one would cost."""
 
-from pulsetrain.dashboard.models.nodes import can_be_evicted, heard_text, ordered_nodes, plan
+from pulsetrain.dashboard.models.nodes import can_be_evicted, heartbeat_age_text, ordered_nodes, plan
 
 
 def test_nodes_in_trouble_come_first_then_by_number():
@@ -51,4 +51,8 @@ def test_evicting_a_spare_costs_nothing():
 
 
 def test_when_a_node_was_heard():
-    assert (heard_text(0.04), heard_text(71), heard_text(None)) == ("0.0 s ago", "1 min 11 s ago", "never")
+    assert (heartbeat_age_text(0.04), heartbeat_age_text(71), heartbeat_age_text(None)) == (
+        "0.0 s ago",
+        "1 min 11 s ago",
+        "never",
+    )

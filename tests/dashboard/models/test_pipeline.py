@@ -21,5 +21,5 @@ def test_gauges_have_units(name, value, text):
 
 
 def test_the_hub_counts_failures_also_when_there_are_none():
-    assert hub_facts({"watch_failures": 0}, 5)["failed looks"] == "0"
-    assert hub_facts({}, 5)["failed looks"] == "-"
+    assert hub_facts({"watch_failures": 0}, 5)["failed analyses"] == "0"
+    assert hub_facts({}, 5)["failed analyses"] == "-"
