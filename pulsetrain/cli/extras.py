@@ -7,24 +7,26 @@ from types import MappingProxyType
 
 import click
 
-EXTRA_OF_MODULE: Mapping[str, str] = MappingProxyType(
+EXTRAS_OF_MODULE: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
-        "chdb": "hub",
-        "clickhouse_connect": "hub",
-        "google_crc32c": "kafka",
-        "httpx": "hub",
-        "kafka": "kafka",
-        "plotly": "hub",
-        "prometheus_client": "hub",
-        "pyarrow": "hub",
-        "pynvml": "gpu",
-        "starlette": "hub",
-        "streamlit": "hub",
-        "tenacity": "kafka",
-        "uvicorn": "hub",
+        "chdb": ("hub",),
+        "clickhouse_connect": ("hub",),
+        "google_crc32c": ("kafka",),
+        "httpx": ("hub",),
+        "kafka": ("kafka",),
+        "plotly": ("hub",),
+        "prometheus_client": ("hub",),
+        "pyarrow": ("hub", "kafka"),
+        "pynvml": ("gpu",),
+        "starlette": ("hub",),
+        "streamlit": ("hub",),
+        "tenacity": ("kafka",),
+        "uvicorn": ("hub",),
     }
 )
-"""The extra that installs each optional module. The base package has what a rank and an agent import."""
+"""The extras that install each optional module. The base package has what a rank and an agent import."""
+
+_AGENT_COMMANDS = ("run", "agent")
 
 
 class MissingExtraError(click.ClickException):
@@ -44,7 +46,7 @@ class EdgeCommand(click.Command):
         try:
             return super().invoke(ctx)
         except ModuleNotFoundError as error:
-            extra = extra_of(error)
+            extra = extra_of(error, self.name or "")
             if extra is None:
                 raise
             raise MissingExtraError(ctx.command_path, extra) from error
@@ -57,6 +59,12 @@ class EdgeGroup(click.Group):
     group_class = type
 
 
-def extra_of(error: ModuleNotFoundError) -> str | None:
-    """Return the extra that installs the missing module, None for a module that no extra installs."""
-    return EXTRA_OF_MODULE.get((error.name or "").partition(".")[0])
+def extra_of(error: ModuleNotFoundError, command: str) -> str | None:
+    """Return the extra that installs the missing module, None for a module that no extra installs.
+
+    If several extras install it, agents get the one for Kafka, because they need nothing else of a hub.
+    """
+    extras = EXTRAS_OF_MODULE.get((error.name or "").partition(".")[0], ())
+    if command in _AGENT_COMMANDS and "kafka" in extras:
+        return "kafka"
+    return extras[0] if extras else None

@@ -10,10 +10,12 @@ from pulsetrain.core.errors import PulsetrainError
 from pulsetrain.dashboard import page
 from pulsetrain.dashboard.models.detectors import detectors
 from pulsetrain.dashboard.models.nodes import heartbeat_age_text, ordered_nodes
-from pulsetrain.dashboard.models.pipeline import gauge_text, hub_facts
+from pulsetrain.dashboard.models.pipeline import gauge_text, hub_facts, ordered_loops
 from pulsetrain.dashboard.models.states import DETECTOR_STATES, pill
-from pulsetrain.dashboard.models.text import size
+from pulsetrain.dashboard.models.text import size, thousands
 from pulsetrain.stream.queries import views
+
+_LOOPS = 50
 
 
 def show() -> None:
@@ -21,6 +23,8 @@ def show() -> None:
     page.live(_hub)
     st.subheader("Detectors", anchor=False)
     page.live(_detectors)
+    st.subheader("Loops", anchor=False)
+    page.live(_loops)
     st.subheader("Agents", anchor=False)
     page.live(_agents)
     st.subheader("Store", anchor=False)
@@ -42,6 +46,29 @@ def _detectors() -> None:
     page.table(
         ["detector", "state", "why"],
         [[escape(r["name"]), pill(r["state"], DETECTOR_STATES), escape(r["reason"] or "-")] for r in rows],
+    )
+
+
+def _loops() -> None:
+    """Draw the loops of the hub and of agents, those that are late or fail first."""
+    rows = ordered_loops(page.source().status().get("loops", []))
+    if not rows:
+        page.empty("No data: this hub reports no loops.")
+        return
+    page.table(
+        ["process", "node", "loop", "last turn", "failures", "last error"],
+        [
+            [
+                escape(row["process"]),
+                escape(row["node"]) or "-",
+                escape(row["loop"]),
+                heartbeat_age_text(row["age_s"]) + (" (late)" if row["stale"] else ""),
+                thousands(row["failures"]),
+                escape(row["last_error"]) or "-",
+            ]
+            for row in rows[:_LOOPS]
+        ],
+        right=(3, 4),
     )
 
 

@@ -9,18 +9,18 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from pulsetrain.cli.extras import EXTRA_OF_MODULE, EdgeGroup, extra_of
+from pulsetrain.cli.extras import EXTRAS_OF_MODULE, EdgeGroup, extra_of
 from tests.repository import ROOT
 
 MODULE_OF_PACKAGE = {"kafka-python": "kafka", "nvidia-ml-py": "pynvml"}
 
 BLOCKED = """
 import sys
-from pulsetrain.cli.extras import EXTRA_OF_MODULE
+from pulsetrain.cli.extras import EXTRAS_OF_MODULE
 
 class Blocker:
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in EXTRA_OF_MODULE:
+        if name.partition(".")[0] in EXTRAS_OF_MODULE:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 sys.meta_path.insert(0, Blocker())
@@ -73,7 +73,12 @@ def test_a_module_that_no_extra_installs_is_a_bug_and_stays_one():
 
 
 def test_an_import_error_without_a_name_belongs_to_no_extra():
-    assert extra_of(ModuleNotFoundError("no name")) is None
+    assert extra_of(ModuleNotFoundError("no name"), "serve") is None
+
+
+def test_of_several_extras_an_agent_needs_the_one_for_kafka():
+    error = ModuleNotFoundError("No module named 'pyarrow'", name="pyarrow")
+    assert [extra_of(error, command) for command in ("serve", "agent", "run")] == ["hub", "kafka", "kafka"]
 
 
 def test_every_package_of_an_extra_is_known():
@@ -84,8 +89,7 @@ def test_every_package_of_an_extra_is_known():
             if package == "pulsetrain":  # an extra that includes another
                 continue
             module = MODULE_OF_PACKAGE.get(package, package.replace("-", "_"))
-            listing = {each for each, packages in extras.items() if requirement in packages}
-            assert EXTRA_OF_MODULE.get(module) in listing, f"{package} of extra {extra}"
+            assert extra in EXTRAS_OF_MODULE.get(module, ()), f"{package} of extra {extra}"
 
 
 @pytest.mark.integration

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from pulsetrain.core.json import JsonObject
+from pulsetrain.dashboard.models.heatmap import natural
 from pulsetrain.dashboard.models.text import duration, size, thousands
 
 
@@ -29,3 +32,17 @@ def hub_facts(hub: JsonObject, now_ns: int) -> dict[str, str]:
         "rows not written": thousands(hub.get("unwritten_rows")),
         "process": str(hub.get("pid", "-")),
     }
+
+
+def ordered_loops(rows: Sequence[JsonObject]) -> list[JsonObject]:
+    """Return the loops, those that are late or fail first, then by process, node and name."""
+    return sorted(
+        rows,
+        key=lambda row: (
+            not row["stale"],
+            -row["failures_in_a_row"],
+            row["process"] != "hub",
+            natural(row["node"]),
+            row["loop"],
+        ),
+    )

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pulsetrain.dashboard.models.pipeline import gauge_text, hub_facts
+from pulsetrain.dashboard.models.pipeline import gauge_text, hub_facts, ordered_loops
 
 
 @pytest.mark.parametrize(
@@ -23,3 +23,20 @@ def test_gauges_have_units(name, value, text):
 def test_the_hub_counts_failures_also_when_there_are_none():
     assert hub_facts({"watch_failures": 0}, 5)["failed analyses"] == "0"
     assert hub_facts({}, 5)["failed analyses"] == "-"
+
+
+def loop(name, node="", *, stale=False, failures=0):
+    process = "agent" if node else "hub"
+    return {"process": process, "node": node, "loop": name, "stale": stale, "failures_in_a_row": failures}
+
+
+def test_loops_that_are_late_or_fail_come_first():
+    rows = [
+        loop("b"),
+        loop("a", "node-10"),
+        loop("a", "node-2"),
+        loop("late", "n", stale=True),
+        loop("bad", failures=2),
+    ]
+    names = [(row["node"], row["loop"]) for row in ordered_loops(rows)]
+    assert names == [("n", "late"), ("", "bad"), ("", "b"), ("node-2", "a"), ("node-10", "a")]
