@@ -12,7 +12,7 @@ Level = Literal["debug", "info", "warning", "error"]
 
 
 def configure(*, level: Level = "info", as_json: bool | None = None) -> None:
-    """Set up logging for this process; called once at its start.
+    """Set up logging for this process. Called once at its start.
 
     Lines are JSON where standard error is not a terminal, unless `as_json` says otherwise.
     """

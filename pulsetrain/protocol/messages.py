@@ -43,7 +43,7 @@ class GroupStatus:
 class RankStatus:
     """The last thing a rank did, read from its ring by the agent (also when it is stopped or dead).
 
-    `progress` counts everything the rank ever recorded in this attempt; `progress_age_ns` is the time since
+    `progress` counts everything the rank ever recorded in this attempt. `progress_age_ns` is the time since
     it last rose.
     """
 
@@ -175,7 +175,7 @@ class WorldNode:
 
 @dataclass(frozen=True, kw_only=True)
 class HostStore:
-    """Start (or keep) the rendezvous store on this node; replied `data` is {"port": int}."""
+    """Start (or keep) the rendezvous store on this node. `data` of the reply is {"port": int}."""
 
     id: int
     job: str
@@ -183,10 +183,10 @@ class HostStore:
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
-    """Launch this node's ranks. The store prefix is `attempt`; `restore_step` is -1 for a fresh start.
+    """Launch this node's ranks. The store prefix is `attempt`. `restore_step` is -1 for a fresh start.
 
     The agent first brings each of its ranks' checkpoints of `restore_step` into that rank's arena, from
-    `sources[rank]`: "memory", "storage", or "peer:NODE"; replied `data` is {"load_ns": {rank: ns}}.
+    `sources[rank]`: "memory", "storage", or "peer:NODE". `data` of the reply is {"load_ns": {rank: ns}}.
     """
 
     id: int
@@ -202,7 +202,7 @@ class Start:
 
 @dataclass(frozen=True, kw_only=True)
 class Stop:
-    """End this node's ranks: SIGTERM and SIGCONT, SIGKILL after `grace_s`; replied once none is left."""
+    """End this node's ranks: SIGTERM and SIGCONT, SIGKILL after `grace_s`. Replied once none is left."""
 
     id: int
     reason: str
@@ -211,7 +211,7 @@ class Stop:
 
 @dataclass(frozen=True, kw_only=True)
 class SelfCheck:
-    """Run the short self-check on this node; replied `data` is the suite's report."""
+    """Run the short self-check on this node. `data` of the reply is the suite's report."""
 
     id: int
     seconds: float = 1.0
@@ -219,9 +219,9 @@ class SelfCheck:
 
 @dataclass(frozen=True, kw_only=True)
 class PairCheck:
-    """Run the all-gather of one round with these peers; `members` are node names, in rank order.
+    """Run the all-gather of one round with these peers. `members` are node names, in rank order.
 
-    Replied `data` is {"ok": bool, "seconds": float}; a timeout is a failed check, not an error.
+    `data` of the reply is {"ok": bool, "seconds": float}. A timeout is a failed check, not an error.
     """
 
     id: int
@@ -234,10 +234,10 @@ class PairCheck:
 
 @dataclass(frozen=True, kw_only=True)
 class DumpStacks:
-    """Read where the Python code of this node's ranks stands; the ranks are not disturbed.
+    """Read where the Python code of this node's ranks stands. The ranks are not disturbed.
 
-    Replied `data` is {"stacks": [{"thread", "frames", "ranks"}], "blind": {rank: why not}}, frames outermost
-    first. `first_only`: one rank is enough, to see whether it can be done.
+    `data` of the reply is {"stacks": [{"thread", "frames", "ranks"}], "blind": {rank: why not}}, frames
+    outermost first. `first_only`: one rank is enough, to see whether it can be done.
     """
 
     id: int

@@ -37,7 +37,7 @@ Write = Callable[[BinaryIO], object]
 
 _AUTH_CODES = (516, 192, 193, 194)
 _DATA_CODES = (6, 27, 33, 41, 53, 70, 72, 117, 349)
-"""The engine could not read the rows it was given; nothing of them is stored."""
+"""The engine could not read the rows it was given. None of them is stored."""
 _IDLE_CLIENTS = 8
 
 

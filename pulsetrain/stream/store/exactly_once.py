@@ -113,7 +113,7 @@ class ExactlyOnceWriter:
     def insert(self, prepared: PreparedInsert) -> None:
         """Store the rows. After any failure it may be called again with the same argument.
 
-        Raises `SchemaMismatch` where the engine cannot read the rows, which then are not stored;
+        Raises `SchemaMismatch` where the engine cannot read the rows, which then are not stored. Raises
         `Unavailable` or `OSError` (journal) where it may work later.
         """
         group = prepared.group

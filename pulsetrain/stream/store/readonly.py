@@ -73,7 +73,7 @@ def _check_name(name: str, called: bool, refused: Collection[str]) -> None:
 
 
 def _tokens(sql: str) -> Iterator[tuple[str, str, int]]:
-    """(kind, text, offset) of each token that is not space; a quoted name without its quotes."""
+    """(kind, text, offset) of each token that is not space. A quoted name comes without its quotes."""
     at = 0
     while at < len(sql):
         match = _TOKEN.match(sql, at)
