@@ -106,7 +106,7 @@ def test_an_agents_batch_reaches_a_hub(tmp_path):
     entries = [
         asked.body[place.offset : place.end]
         for asked in hub.asked
-        for place in segment.scan(asked.body).places
+        for place in segment.scan(asked.body).positions
     ]
     batches = [decode(entry) for entry in entries]
     assert [batch.record for batch in batches] == ["spans", "metrics"]

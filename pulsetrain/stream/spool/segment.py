@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import xxhash
 
@@ -34,13 +35,21 @@ class SegmentPosition:
         return self.offset + self.length
 
 
+class _Header(NamedTuple):
+    """Bytes, rows and checksum of the payload behind it."""
+
+    length: int
+    rows: int
+    checksum: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class Scan:
     """What a segment holds. `lost_rows` are rows of entries whose header survived their payload;
     `corrupt_regions` counts runs of bytes that belong to no valid entry; `torn` is true where the segment
     ends within an entry."""
 
-    places: tuple[SegmentPosition, ...]
+    positions: tuple[SegmentPosition, ...]
     lost_rows: int
     corrupt_regions: int
     torn: bool
@@ -54,44 +63,43 @@ def frame(payload: bytes, rows: int) -> bytes:
 
 def payload(entry: bytes) -> bytes | None:
     """The payload of one whole entry as `frame` made it, or None where it is damaged."""
-    found = _header(entry, 0)
-    if found is None or len(entry) != PREFIX + found[0]:
+    header = _header(entry, 0)
+    if header is None or len(entry) != PREFIX + header.length:
         return None
     data = entry[PREFIX:]
-    return data if xxhash.xxh3_64_intdigest(data) == found[2] else None
+    return data if xxhash.xxh3_64_intdigest(data) == header.checksum else None
 
 
-def _header(data: bytes, at: int) -> tuple[int, int, int] | None:
-    """(payload bytes, rows, checksum) of the header at `at`, or None where there is no valid one."""
+def _header(data: bytes, at: int) -> _Header | None:
+    """The header at `at`, or None where there is no valid one."""
     raw = data[at : at + PREFIX]
     if len(raw) < PREFIX or not raw.startswith(_MAGIC):
         return None
     if _CHECK.unpack_from(raw, _HEADER.size)[0] != xxhash.xxh3_64_intdigest(raw[: _HEADER.size]):
         return None
-    _, length, rows, check = _HEADER.unpack_from(raw)
-    return length, rows, check
+    _, length, rows, checksum = _HEADER.unpack_from(raw)
+    return _Header(length=length, rows=rows, checksum=checksum)
 
 
 def scan(data: bytes, start: int = 0) -> Scan:
     """All valid entries from byte `start`, which is the start of an entry."""
-    places: list[SegmentPosition] = []
+    positions: list[SegmentPosition] = []
     at, lost, regions, torn = start, 0, 0, False
     while at < len(data):
-        found = _header(data, at)
-        if found is None:
+        header = _header(data, at)
+        if header is None:
             at = _next_header(data, at + 1)
             torn = at == len(data)
             regions += not torn
             continue
-        length, rows, check = found
-        end = at + PREFIX + length
-        if end <= len(data) and xxhash.xxh3_64_intdigest(data[at + PREFIX : end]) == check:
-            places.append(SegmentPosition(at + PREFIX, length, rows))
+        end = at + PREFIX + header.length
+        if end <= len(data) and xxhash.xxh3_64_intdigest(data[at + PREFIX : end]) == header.checksum:
+            positions.append(SegmentPosition(at + PREFIX, header.length, header.rows))
         else:
-            lost += rows
+            lost += header.rows
             torn = end > len(data)
         at = end
-    return Scan(places=tuple(places), lost_rows=lost, corrupt_regions=regions, torn=torn)
+    return Scan(positions=tuple(positions), lost_rows=lost, corrupt_regions=regions, torn=torn)
 
 
 def _next_header(data: bytes, at: int) -> int:

@@ -107,7 +107,7 @@ def _entries(body: bytes) -> list[bytes]:
     scan = segment.scan(body)
     if scan.torn or scan.lost_rows or scan.corrupt_regions:
         raise CorruptData("body is damaged: not every entry matches its checksum")
-    return [body[entry.offset : entry.end] for entry in scan.places]
+    return [body[entry.offset : entry.end] for entry in scan.positions]
 
 
 def _submit(intake: Intake, bodies: list[bytes], record: str | None) -> list[Future[int] | str]:

@@ -9,7 +9,7 @@ PAYLOADS = st.lists(st.tuples(st.binary(max_size=40), st.integers(0, 2**32 - 1))
 
 
 def held(data, start=0):
-    return [(data[place.offset : place.end], place.rows) for place in scan(data, start).places]
+    return [(data[place.offset : place.end], place.rows) for place in scan(data, start).positions]
 
 
 @given(PAYLOADS)
@@ -70,4 +70,4 @@ def test_the_bytes_of_a_header_inside_a_payload_are_no_entry(noise):
 
 @given(st.binary(max_size=300))
 def test_noise_holds_no_entry_and_ends_the_scan(noise):
-    assert scan(noise).places == ()
+    assert scan(noise).positions == ()

@@ -46,7 +46,7 @@ def test_entries_are_posted_framed_in_their_order_with_the_token(over_http):
     (asked,) = hub.asked
     assert (asked.path, asked.headers["Authorization"]) == ("/v1/records", f"Bearer {TOKEN}")
     found = segment.scan(asked.body)
-    assert [(asked.body[p.offset : p.end], p.rows) for p in found.places] == [(b"0", 1), (b"1", 2)]
+    assert [(asked.body[p.offset : p.end], p.rows) for p in found.positions] == [(b"0", 1), (b"1", 2)]
 
 
 def test_an_answer_of_trouble_means_that_nothing_is_known_and_a_refused_batch_is_named(over_http):
