@@ -11,7 +11,7 @@ import os
 import struct
 
 from pulsetrain.checkpoint.memory.blocks import checksum
-from pulsetrain.checkpoint.memory.slots import PAGE, SlotInfo
+from pulsetrain.checkpoint.memory.slots import MAX_SLOTS, PAGE, SlotInfo
 from pulsetrain.core.errors import CorruptData
 
 MAGIC = 0x414E455241545000
@@ -82,6 +82,10 @@ class HeaderPage:
             raise CorruptData(f"file descriptor {fd}: {size} bytes; an arena has {PAGE} or more")
         self._page = mmap.mmap(fd, PAGE)
         self.words = memoryview(self._page).cast("q")
+        self._headers = tuple(
+            self.words[_FIRST_SLOT + slot * _WORDS_PER_SLOT :][: len(SLOT_WORDS) + 1]
+            for slot in range(MAX_SLOTS)
+        )
         # By slot, the generation to which it applies. Written by the agent.
         self.taken_generation = self.words[24:32]
         self.verified_generation = self.words[32:40]
@@ -118,23 +122,21 @@ class HeaderPage:
 
     def sequence(self, slot: int) -> int:
         """The slot's sequence number: odd while it is written, and where it was invalidated."""
-        return self.words[_first_word(slot)]
+        return self._headers[slot][0]
 
     def set_sequence(self, slot: int, seq: int) -> None:
         """Announce that the slot is being written (odd), or that it may be read (even)."""
-        self.words[_first_word(slot)] = seq
+        self._headers[slot][0] = seq
 
     def slot_header(self, slot: int) -> bytes:
         """The raw words of a slot's header, for `unpack_slot`."""
-        first = _first_word(slot)
-        return self.words[first : first + len(SLOT_WORDS) + 1].tobytes()
+        return self._headers[slot].tobytes()
 
     def write_slot_header(self, info: SlotInfo) -> None:
-        """Write a slot's header and its seal; the sequence number last, so that no reader sees a part."""
-        packed = pack_slot(info)
-        first = _first_word(info.slot)
-        self.words[first + 1 : first + len(SLOT_WORDS) + 1] = memoryview(packed)[8:].cast("q")
-        self.words[first] = info.seq
+        """Write a slot's header and its seal. The sequence number is last, so that no reader sees a part."""
+        header = self._headers[info.slot]
+        header[1:] = memoryview(pack_slot(info))[8:].cast("q")
+        header[0] = info.seq
 
 
 def write_empty_page(fd: int) -> None:
@@ -161,7 +163,3 @@ def unpack_slot(slot: int, raw: bytes) -> SlotInfo | None:
     if seq == 0 or seq & 1 or seal != checksum(raw[: _FIELDS.size]):
         return None
     return SlotInfo(slot=slot, **dict(zip(SLOT_WORDS, fields, strict=True)))
-
-
-def _first_word(slot: int) -> int:
-    return _FIRST_SLOT + slot * _WORDS_PER_SLOT

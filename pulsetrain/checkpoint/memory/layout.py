@@ -11,6 +11,7 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol, TypeAlias
 
 from pulsetrain.core.errors import CorruptData
@@ -67,7 +68,7 @@ class Layout:
     entries: tuple[Entry, ...]
     tree: TreeNode
 
-    @property
+    @cached_property
     def payload_bytes(self) -> int:
         """Bytes from the first tensor to the end of the last."""
         return max((e.offset + e.bytes for e in self.entries), default=0)
