@@ -74,15 +74,19 @@ def known_hub(
     In this order: the one that `options` name, the one that serves the folder `data` where that is given, the
     one in the environment, the one that serves the data folder of the environment.
     """
-    folder = data or data_folder(environ)
-    serves_folder = _alive(folder / "hub.json")
     named = options.url or environ.get("PULSETRAIN_HUB")
-    if serves_folder and not options.url and (data is not None or not named):
-        address = find_hub(None, options.token, {"PULSETRAIN_DATA": str(folder)})
-        return KnownHub(address=address, folder=folder)
-    if not named:
+    default = data_folder(environ)
+    if data is not None and not options.url and _alive(data / "hub.json"):
+        folder = data
+    elif named:
+        beside = {**environ, "PULSETRAIN_DATA": str(data or default)}
+        return KnownHub(address=find_hub(named, options.token, beside))
+    elif _alive(default / "hub.json"):
+        folder = default
+    else:
         return None
-    return KnownHub(address=find_hub(named, options.token, {**environ, "PULSETRAIN_DATA": str(folder)}))
+    address = find_hub(None, options.token, {"PULSETRAIN_DATA": str(folder)})
+    return KnownHub(address=address, folder=folder)
 
 
 @contextlib.contextmanager

@@ -51,6 +51,11 @@ def test_the_environments_hub_goes_before_the_default_folders(tmp_path, environ)
     assert known_hub(HubOptions(), None, environ) == HubAddress(url="http://environ:1", token="t")
 
 
+def test_a_given_folder_without_a_hub_leaves_the_default_folders(tmp_path, environ):
+    hub = serves(tmp_path / "default", "http://default:1")
+    assert known_hub(HubOptions(), tmp_path / "given", environ) == hub
+
+
 def test_a_named_hub_goes_before_all(tmp_path, environ):
     serves(tmp_path / "given", "http://given:1")
     named = HubOptions(url="http://named:1", token="mine")
