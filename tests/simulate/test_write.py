@@ -1,15 +1,16 @@
-"""What is sent over a transport is what was simulated, known again when it comes twice."""
+"""What is written or sent is what was simulated, known again when it comes twice."""
 
 from __future__ import annotations
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from pulsetrain.core.errors import UsageError
 from pulsetrain.records.batch import decode
 from pulsetrain.simulate.spec import FleetSpec
 from pulsetrain.simulate.telemetry import telemetry
-from pulsetrain.simulate.write import to_transport
+from pulsetrain.simulate.write import CHUNK_ROWS, to_parquet, to_sink, to_transport
 from pulsetrain.stream.spool.transport import Rejection
 
 SPEC = FleetSpec(ranks=64, tp=2, pp=2, steps=20)
@@ -55,3 +56,52 @@ def test_the_same_specification_sends_the_same_bytes():
 def test_what_is_refused_is_an_error_with_the_reason():
     with pytest.raises(UsageError, match="too large"):
         to_transport(SPEC, Fake(why="too large"), lambda _: None)
+
+
+def simulated(record, spec=SPEC):
+    return pa.concat_tables([table for name, table in telemetry(spec) if name == record])
+
+
+def test_files_hold_every_record_as_it_was_simulated(tmp_path):
+    seen = []
+    rows = to_parquet(SPEC, tmp_path / "out", seen.append)
+    assert {path.stem for path in (tmp_path / "out").iterdir()} == set(rows)
+    for record, count in rows.items():
+        table = pq.read_table(tmp_path / "out" / f"{record}.parquet")
+        assert table.num_rows == count == simulated(record).num_rows
+    steps = pq.read_table(tmp_path / "out" / "steps.parquet")
+    assert steps["duration_ns"].to_pylist() == simulated("steps")["duration_ns"].to_pylist()
+    assert seen == sorted(seen)
+    assert seen[-1] == rows.total()
+
+
+def test_a_folder_that_cannot_be_written_is_one_clear_line(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="--out"):
+        to_parquet(SPEC, tmp_path / "file", lambda _: None)
+
+
+class FakeStore:
+    """Stores each range of a source once, as intake does."""
+
+    def __init__(self):
+        self.seen, self.tables = set(), {}
+
+    def put(self, batch):
+        key = (batch.source, batch.record, batch.first_row)
+        if key in self.seen:
+            return 0
+        self.seen.add(key)
+        self.tables.setdefault(batch.record, []).append(batch.table)
+        return batch.rows
+
+
+def test_a_sink_gets_every_row_once_however_often_a_specification_is_sent():
+    store = FakeStore()
+    rows = to_sink(SPEC, store, lambda _: None)
+    assert rows["spans"] == simulated("spans").num_rows
+    assert pa.concat_tables(store.tables["spans"])["start"].equals(simulated("spans")["start"])
+    assert all(table.num_rows <= CHUNK_ROWS for tables in store.tables.values() for table in tables)
+    assert not any(to_sink(SPEC, store, lambda _: None).values())
+    other = FleetSpec(ranks=64, tp=2, pp=2, steps=20, seed=1)
+    assert to_sink(other, store, lambda _: None)["steps"] == simulated("steps", other).num_rows

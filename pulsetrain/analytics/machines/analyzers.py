@@ -66,9 +66,9 @@ def kernel(source: MachineSource) -> list[Verdict]:
         by_node.setdefault(row["node"], []).append(line)
     if not by_node:
         return hardware.read([])
-    found: list[Verdict] = list(_kernel_findings(by_node, source.steps.job))
+    verdicts: list[Verdict] = list(_kernel_findings(by_node, source.steps.job))
     seen = {"nodes": len(by_node), "lines": table.num_rows}
-    return found or [Healthy(analyzer=hardware.NAME, numbers=seen)]
+    return verdicts or [Healthy(analyzer=hardware.NAME, numbers=seen)]
 
 
 def _kernel_findings(by_node: dict[str, list[KernelLine]], job: str) -> Iterator[Finding]:

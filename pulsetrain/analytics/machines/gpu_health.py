@@ -36,8 +36,8 @@ def find(
     if not sampled:
         return [Inconclusive(analyzer=NAME, reason="no sample of a GPU", blind=True)]
     faults = [(gpu, fault) for gpu in sampled for rule in RULES if (fault := rule(gpu, config)) is not None]
-    found: list[Verdict] = [_finding(gpu, fault, now_ns, job) for gpu, fault in faults]
-    return found or [Healthy(analyzer=NAME, numbers={"gpus": len(sampled)})]
+    verdicts: list[Verdict] = [_finding(gpu, fault, now_ns, job) for gpu, fault in faults]
+    return verdicts or [Healthy(analyzer=NAME, numbers={"gpus": len(sampled)})]
 
 
 def _finding(gpu: Gpu, fault: GpuFault, now_ns: int, job: str) -> Finding:

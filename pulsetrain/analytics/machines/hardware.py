@@ -109,9 +109,9 @@ def read(
     if not log.lines:
         return [Inconclusive(analyzer=NAME, reason="no line of the kernel's log", blind=True)]
     reports = _without_noise(list(log.reports.values()), policies)
-    found: list[Verdict] = [_finding(r, log.uuids, node, job, policies) for r in reports]
+    verdicts: list[Verdict] = [_finding(r, log.uuids, node, job, policies) for r in reports]
     quiet = {"lines": log.lines, "dropped": len(log.reports) - len(reports)}
-    return found or [Healthy(analyzer=NAME, numbers=quiet)]
+    return verdicts or [Healthy(analyzer=NAME, numbers=quiet)]
 
 
 def read_file(path: Path, *, node: str = "", policies: Policies | None = None) -> list[Verdict]:

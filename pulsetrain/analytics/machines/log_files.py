@@ -45,8 +45,8 @@ def read_folder(folder: Path) -> FolderReport:
         blame = as_json(classify(texts))
         files.append(FileReport(file=path.name, subject=subject, lines=len(texts), blame=blame))
     ranks = all(file["subject"].isdecimal() for file in files)
-    found = compare(lines, LogSource(subject_type="rank" if ranks else "node"))
-    return FolderReport(files=files, findings=[finding.row() for finding in found])
+    anomalies = compare(lines, LogSource(subject_type="rank" if ranks else "node"))
+    return FolderReport(files=files, findings=[finding.row() for finding in anomalies])
 
 
 def _listed(folder: Path) -> Sequence[Path]:

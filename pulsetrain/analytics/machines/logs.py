@@ -91,12 +91,12 @@ def find(table: pa.Table, *, now_ns: int, job: str = "", attempt: int = -1) -> l
     rows = sorted(zip(times, *columns, strict=True), key=lambda r: (r[0], r[2], r[1], r[4]))[-MOST_LINES:]
     of_ranks = [_line(str(r[2]), r) for r in rows if r[2] >= 0]
     of_nodes = [_line(r[1], r) for r in rows if r[2] < 0 and r[1]]
-    found = [
+    anomalies = [
         *compare(of_ranks, LogSource(subject_type="rank", now_ns=now_ns, job=job, attempt=attempt)),
         *compare(of_nodes, LogSource(subject_type="node", now_ns=now_ns, job=job, attempt=attempt)),
     ]
-    if found:
-        return list(found)
+    if anomalies:
+        return list(anomalies)
     ranks, nodes = ({line.subject for line in lines} for lines in (of_ranks, of_nodes))
     if max(len(ranks), len(nodes)) < LEAST_PEERS:
         return [Inconclusive(analyzer=NAME, reason="fewer than three logs to compare", blind=not rows)]
@@ -114,7 +114,7 @@ def compare(lines: Iterable[Line], source: LogSource) -> list[Finding]:
         return []
     few = max(1, len(peers) // 10)
     spread = Counter(t for peer in peers.values() for t in peer.complaints)
-    found: list[Finding] = []
+    anomalies: list[Finding] = []
     for name, peer in sorted(peers.items()):
         own = {t: n for t, n in peer.complaints.items() if spread[t] <= few}
         score = sum(
@@ -122,10 +122,10 @@ def compare(lines: Iterable[Line], source: LogSource) -> list[Finding]:
         )
         grave = any(peer.weight[t] > WEIGHTS["warning"] for t in own)  # one rank often warns for all
         if grave and score >= math.log(3):
-            found.append(_anomaly(source, name, peer, own, score, templates))
-    if len(found) > few:
+            anomalies.append(_anomaly(source, name, peer, own, score, templates))
+    if len(anomalies) > few:
         return []  # everybody has its own complaints, so nobody differs
-    return found or _silent(source, peers, few, templates)
+    return anomalies or _silent(source, peers, few, templates)
 
 
 def _line(subject: str, row: tuple[int, str, int, str, str]) -> Line:

@@ -72,13 +72,15 @@ def find(
     if not known:
         return [Inconclusive(analyzer=NAME, reason="no sample of an RDMA port", blind=True)]
     fleet = _Fleet(job=job, now_ns=now_ns, config=config, ports=known, steps_ns=np.array(steps_ns, np.int64))
-    found: list[Verdict] = []
+    verdicts: list[Verdict] = []
     for port in known:
-        found += [f for f in (_flap(fleet, port), _down(fleet, port), _errors(fleet, port)) if f is not None]
-    found += _outliers(fleet) + _traffic(fleet)
+        verdicts += [
+            f for f in (_flap(fleet, port), _down(fleet, port), _errors(fleet, port)) if f is not None
+        ]
+    verdicts += _outliers(fleet) + _traffic(fleet)
     saturated = sorted({p.name for p in known if _saturated(p)})
     numbers = {"ports": len(known), "saturated": saturated}
-    return found or [Healthy(analyzer=NAME, numbers=numbers)]
+    return verdicts or [Healthy(analyzer=NAME, numbers=numbers)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,7 +192,7 @@ def _errors(fleet: _Fleet, port: Port) -> Finding | None:
 
 def _outliers(fleet: _Fleet) -> list[Finding]:
     """Ports with far more congestion or retransmission per byte than most."""
-    found: list[Finding] = []
+    outliers: list[Finding] = []
     moved = np.array([p.moved_bytes for p in fleet.ports])
     for metric, counter in every_counter().items():
         if counter.reveals not in ("congestion", "retransmission"):
@@ -200,18 +202,18 @@ def _outliers(fleet: _Fleet) -> list[Finding]:
         if usable.sum() < 4:
             continue
         share = np.where(usable, events / np.where(moved > 0, moved, 1), np.nan)
-        found += _standing_out(fleet, counter, share, events)
-    return _worst_each(found)
+        outliers += _standing_out(fleet, counter, share, events)
+    return _worst_each(outliers)
 
 
 def _standing_out(fleet: _Fleet, counter: Counter, share: Floats, events: Floats) -> list[Finding]:
     centre = float(np.nanmedian(share))
     spread = 1.4826 * float(np.nanmedian(np.abs(share - centre)))
     limit = max(centre * fleet.config.outlier_ratio, centre + fleet.config.outlier_sigmas * spread)
-    found: list[Finding] = []
+    outliers: list[Finding] = []
     for i in np.flatnonzero((share > limit) & (events >= fleet.config.least_events)):
         times = share[i] / centre if centre > 0 else float("inf")
-        found.append(
+        outliers.append(
             fleet.finding(
                 "congestion",
                 fleet.ports[i],
@@ -228,13 +230,13 @@ def _standing_out(fleet: _Fleet, counter: Counter, share: Floats, events: Floats
                 },
             )
         )
-    return found
+    return outliers
 
 
-def _worst_each(found: Sequence[Finding]) -> list[Finding]:
+def _worst_each(outliers: Sequence[Finding]) -> list[Finding]:
     """One finding for each port: that with the most events."""
     best: dict[str, Finding] = {}
-    for finding in found:
+    for finding in outliers:
         before = best.get(finding.subject)
         if before is None or finding.evidence["events"] > before.evidence["events"]:
             best[finding.subject] = finding
@@ -249,7 +251,7 @@ def _traffic(fleet: _Fleet) -> list[Verdict]:
 
     Network interfaces carry more than the job's traffic, so theirs is not judged.
     """
-    found: list[Finding] = []
+    drops: list[Finding] = []
     carrying = 0
     for port in fleet.ports:
         edges, moved = _cumulated_bytes(port)
@@ -258,10 +260,10 @@ def _traffic(fleet: _Fleet) -> list[Verdict]:
         carrying += 1
         finding = _stopped(fleet, port, edges, moved) or _dropped(fleet, port, edges, moved)
         if finding is not None:
-            found.append(finding)
-    if carrying >= 2 and len(found) == carrying:
-        return [_dropped_everywhere(fleet, found)]
-    return list(found)
+            drops.append(finding)
+    if carrying >= 2 and len(drops) == carrying:
+        return [_dropped_everywhere(fleet, drops)]
+    return list(drops)
 
 
 def _cumulated_bytes(port: Port) -> tuple[NDArray[np.int64], Floats]:
@@ -327,8 +329,8 @@ def _window_bytes(fleet: _Fleet, edges: NDArray[np.int64], moved: Floats) -> Flo
     return np.diff(moved[::3])
 
 
-def _dropped_everywhere(fleet: _Fleet, found: Sequence[Finding]) -> Finding:
-    stopped = all(f.evidence["stopped"] for f in found)
+def _dropped_everywhere(fleet: _Fleet, drops: Sequence[Finding]) -> Finding:
+    stopped = all(f.evidence["stopped"] for f in drops)
     what = "carry nothing any more" if stopped else "carry less than they used to"
     return Finding(
         ts_ns=fleet.now_ns,
@@ -338,7 +340,7 @@ def _dropped_everywhere(fleet: _Fleet, found: Sequence[Finding]) -> Finding:
         subject_type="job",
         subject=fleet.job,
         severity="critical" if stopped else "warning",
-        confidence=max(f.confidence for f in found),
-        summary=f"all {len(found)} ports that carried traffic {what}: not one port's fault",
-        evidence={"query": "metrics rdma_*", "stopped": stopped, "ports": [f.subject for f in found]},
+        confidence=max(f.confidence for f in drops),
+        summary=f"all {len(drops)} ports that carried traffic {what}: not one port's fault",
+        evidence={"query": "metrics rdma_*", "stopped": stopped, "ports": [f.subject for f in drops]},
     )

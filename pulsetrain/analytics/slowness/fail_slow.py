@@ -56,13 +56,13 @@ def find(timings: Timings, *, config: FailSlowConfig | None = None, recovered: b
         reason = f"{times.steps.size} usable steps; {needed} are needed"
         return [Inconclusive(analyzer=NAME, reason=reason, blind=times.steps.size == 0)]
     ranks = _slow_ranks(timings, times, config)
-    found: list[Verdict] = [_rank_finding(timings, s, times) for s in ranks if recovered or s.ongoing]
+    verdicts: list[Verdict] = [_rank_finding(timings, s, times) for s in ranks if recovered or s.ongoing]
     for measure, stretch in _slow_job(times, config):
         explained = any(overlap(stretch, rank) and rank.ratio > 1 for rank in ranks)
         if not explained and (recovered or stretch.ongoing):
-            found.append(_job_finding(timings, stretch, times, measure))
+            verdicts.append(_job_finding(timings, stretch, times, measure))
     numbers = {"ranks": int(timings.ranks.size), "steps": int(times.steps.size)}
-    return found or [Healthy(analyzer=NAME, numbers=numbers)]
+    return verdicts or [Healthy(analyzer=NAME, numbers=numbers)]
 
 
 def patient(config: FailSlowConfig) -> FailSlowConfig:

@@ -53,14 +53,14 @@ def _stages_in(timings: Timings, rows: NDArray[np.int64], numbers: NDArray[np.in
     net, measured = (_levels(part[rows], timings.stages, numbers) for part in parts)
     if not ((net > 0).all() and (measured > 0).all()):
         return [Inconclusive(analyzer="stage_imbalance", reason="no compute spans", blind=True)]
-    found: list[Verdict] = []
+    verdicts: list[Verdict] = []
     for index, stage in enumerate(numbers.tolist()):
         ratios = np.minimum(_over_others(net, index), _over_others(measured, index))
         ratio = float(np.median(ratios))
         steady = float((ratios > 1 + (ratio - 1) / 2).mean())
         if ratio < STAGE_INFO or steady < 0.8:
             continue
-        found.append(
+        verdicts.append(
             timings.finding(
                 "stage_imbalance",
                 "stage",
@@ -79,7 +79,7 @@ def _stages_in(timings: Timings, rows: NDArray[np.int64], numbers: NDArray[np.in
                 },
             )
         )
-    return found or [
+    return verdicts or [
         Healthy(analyzer="stage_imbalance", numbers={"stages": len(numbers), "steps": len(rows)})
     ]
 

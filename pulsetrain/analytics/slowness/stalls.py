@@ -65,12 +65,14 @@ def _among(timings: Timings, stall: Stall, rows: NDArray[np.int64]) -> list[Verd
     if usual >= stall.info:
         return [_finding(timings, stall, float(np.median(shares)), None, rows)]
     worst = np.argsort(-shares)[:8]
-    found: list[Verdict] = [
+    verdicts: list[Verdict] = [
         _finding(timings, stall, float(shares[c]), int(c), rows)
         for c in worst
         if shares[c] - usual >= stall.info
     ]
-    return found or [Healthy(analyzer=stall.kind, numbers={"highest_share": round(float(shares.max()), 4)})]
+    return verdicts or [
+        Healthy(analyzer=stall.kind, numbers={"highest_share": round(float(shares.max()), 4)})
+    ]
 
 
 def _lost(timings: Timings, stall: Stall, rows: NDArray[np.int64]) -> Floats:

@@ -35,8 +35,8 @@ def last_attempt(store: Queryable, job: str) -> int:
         f"SELECT max(attempt) AS attempt FROM {record} WHERE job = {{job:String}} HAVING count() > 0"
         for record in ("events", "topology", "steps")
     )
-    found = store.query(f"SELECT max(attempt) AS attempt, count() AS n FROM ({newest})", {"job": job})
-    row = found.to_pylist()[0]
+    table = store.query(f"SELECT max(attempt) AS attempt, count() AS n FROM ({newest})", {"job": job})
+    row = table.to_pylist()[0]
     return int(row["attempt"]) if row["n"] else -1
 
 
@@ -215,7 +215,7 @@ def gauges(store: Queryable, names: Sequence[str], *, since_ns: int) -> pa.Table
 
 _CELLS = """
     WITH
-    places AS (SELECT rank, argMax(pp, attempt) AS pp FROM topology WHERE job = {{job:String}} GROUP BY rank),
+    stages AS (SELECT rank, argMax(pp, attempt) AS pp FROM topology WHERE job = {{job:String}} GROUP BY rank),
     each AS (
         SELECT any(node) AS node, rank, {column} AS col, phase, any(category) AS category,
                sum(duration_ns)
@@ -228,29 +228,29 @@ _CELLS = """
         SELECT col, phase, any(category) AS category, count() AS cohort,
                if(category = 'communication', quantileExactHigh(value), quantileExactLow(value)) AS usual,
                groupArray((node, rank, value)) AS members
-        FROM each LEFT JOIN places USING (rank) GROUP BY pp, col, phase),
+        FROM each LEFT JOIN stages USING (rank) GROUP BY pp, col, phase),
     compared AS (
         SELECT col, phase, category, cohort, usual, member.1 AS node, member.2 AS rank, member.3 AS value
         FROM cohorts ARRAY JOIN members AS member
         WHERE usual > 0 AND value > 0),
     cells AS ({cells}),
     rows AS (
-        SELECT row, max(abs(odd.1 - odd.2)) AS oddness, count() OVER () AS rows_in_all,
-               groupArray((col, phase, category, odd, node)) AS row_cells
-        FROM cells GROUP BY row ORDER BY oddness DESC, row LIMIT {{limit:Int64}})
+        SELECT row, max(abs(worst.1 - worst.2)) AS distance, count() OVER () AS rows_in_all,
+               groupArray((col, phase, category, worst, node)) AS row_cells
+        FROM cells GROUP BY row ORDER BY distance DESC, row LIMIT {{limit:Int64}})
     SELECT toString(row) AS row, cell.1 AS col, cell.2 AS phase, cell.3 AS category,
            cell.4.1 / cell.4.2 AS ratio, toInt64(cell.4.1) AS value_ns, toInt64(cell.4.2) AS usual_ns,
            cell.4.3 AS rank, cell.5 AS node, cell.4.4 AS cohort, rows_in_all
     FROM rows ARRAY JOIN row_cells AS cell
-    ORDER BY oddness DESC, row, col LIMIT {{limit:Int64}}
+    ORDER BY distance DESC, row, col LIMIT {{limit:Int64}}
 """
 _CELLS_OF_ROWS = {
     "node": """
         SELECT node AS row, col, phase, any(category) AS category, node,
-               argMax((value, usual, rank, cohort), abs(log(value / usual))) AS odd
+               argMax((value, usual, rank, cohort), abs(log(value / usual))) AS worst
         FROM compared GROUP BY node, col, phase""",
     "rank": """
-        SELECT rank AS row, col, phase, category, node, (value, usual, rank, cohort) AS odd
+        SELECT rank AS row, col, phase, category, node, (value, usual, rank, cohort) AS worst
         FROM compared""",
 }
 """How the cells of a heatmap's row are made. A rank has only one value in each, so nothing is grouped."""
