@@ -2,11 +2,12 @@
 
     job.py STEPS MODE FOLDER
 
-Every step loads data, runs two microbatches forward and backward through two pipeline stages with a
-tensor-parallel all-reduce in each, reduces the gradient over replicas (now and then the loss over all), and
-takes an optimizer step on a small vector. How long computing takes is set: in mode ``device`` the process
-waits, as a host waits for its accelerator; in mode ``host`` it multiplies matrices. Everything else is what
-it is.
+Every step loads data, and runs two microbatches forward and backward through two pipeline stages, with a
+tensor-parallel all-reduce in each. It reduces the gradient over replicas, and every few steps the loss over
+all ranks. Then it takes an optimizer step on a small vector.
+
+The time of computing is set. In mode ``device`` the process waits, as a host waits for its accelerator. In
+mode ``host`` it multiplies matrices. Everything else takes the time that it takes.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """One real job of eight processes on four local nodes, watched through the product's own parts.
 
-Ranks are forked by a zygote, as an agent does it, and write into rings; here those are drained into a chDB
-store, `watch` judges the live state and `analyze` the stored records, as the hub does it. Only the network
-between agents and hub is left out.
+A zygote forks the ranks, as an agent does, and they write into rings. A session drains these into a chDB
+store. `watch` judges the live state and `analyze` the stored records, as in the hub. Only the network between
+agents and hub is left out.
 """
 
 from __future__ import annotations
@@ -17,8 +17,6 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
-import pyarrow as pa
-
 from pulsetrain.agent.processes.ranks import NodeIdentity, Program, Rank, Ranks
 from pulsetrain.agent.processes.zygote import Zygote
 from pulsetrain.analytics import watch
@@ -28,6 +26,8 @@ from pulsetrain.checkpoint.memory.arena import create_arena
 from pulsetrain.faults import outside
 from pulsetrain.faults.plan import Fault, dump
 from pulsetrain.protocol.messages import RankExit, Start, WorldNode
+from pulsetrain.records.arrow import to_table
+from pulsetrain.records.columns import Columns
 from pulsetrain.stream.store.clickhouse import Store, open_store
 from trials.job import PLAN
 from trials.kinds import RANKS, RANKS_PER_NODE
@@ -35,7 +35,7 @@ from trials.kinds import RANKS, RANKS_PER_NODE
 JOB = Path(__file__).with_name("job.py")
 NODES = RANKS // RANKS_PER_NODE
 WATCH = watch.WatchConfig(patient_s=3.0)
-"""the product's thresholds; one minute in data loading and checkpoints is shortened to the 3 s of a step"""
+"""the product's thresholds, with 3 s instead of a minute for data loading and checkpoints"""
 WORLD = tuple(
     WorldNode(node=f"n{i}", node_rank=i, address=f"127.0.0.{i + 1}", peer_port=0, nproc=RANKS_PER_NODE)
     for i in range(NODES)
@@ -44,7 +44,7 @@ INSERT_S = 0.25
 
 
 class Bench:
-    """What all sessions share: the zygote, and a store in a temporary folder."""
+    """What all sessions share: a zygote, and a store in a temporary folder."""
 
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="campaign-")
@@ -69,12 +69,12 @@ class Session:
         self._bench = bench
         self._folder = bench.folder / name
         self._folder.mkdir()
-        self._rows: dict[str, list[pa.RecordBatch]] = {}
+        self._rows: dict[str, list[Columns]] = {}
         self._inserted_s = 0.0
         self._step_times: deque[tuple[int, float]] = deque(maxlen=50)
         self.last_step = -1
         self.exits: list[RankExit] = []
-        self._identities = {p.node: self._identity(p) for p in WORLD}
+        self._identities = {node.node: self._identity(node) for node in WORLD}
         program = Program(argv=(str(JOB), str(steps), mode, str(self._folder)), cwd=JOB.parent)
         self._nodes = [
             Ranks(identity, program, self._folder / identity.node, self._ended, ring_slots=8192)
@@ -83,25 +83,25 @@ class Session:
         (self._folder / PLAN).write_text(dump(faults))
         self._arenas = [create_arena() for _ in range(RANKS)]
 
-    def _identity(self, place: WorldNode) -> NodeIdentity:
+    def _identity(self, node: WorldNode) -> NodeIdentity:
         return NodeIdentity(
-            job=self.name, node=place.node, address=place.address, nproc_per_node=RANKS_PER_NODE
+            job=self.name, node=node.node, address=node.address, nproc_per_node=RANKS_PER_NODE
         )
 
     def start(self) -> None:
-        """Fork all ranks; returns at once."""
+        """Fork all ranks, and return at once."""
         zygote = self._bench.zygote
         self._store_pid, answer = zygote.serve("pulsetrain.agent.processes.rendezvous:host", {}, 20.0)
         arenas = dict(enumerate(self._arenas))
-        for place, ranks in zip(WORLD, self._nodes, strict=True):
+        for node, ranks in zip(WORLD, self._nodes, strict=True):
             start = Start(
                 id=0,
                 job=self.name,
                 attempt=0,
-                node_rank=place.node_rank,
+                node_rank=node.node_rank,
                 world=WORLD,
                 store_address="127.0.0.1",
-                store_port=answer["port"],
+                store_port=int(str(answer["port"])),
             )
             ranks.spawn(zygote, start, arenas)
 
@@ -115,15 +115,15 @@ class Session:
 
     @property
     def over(self) -> bool:
-        """No rank is left."""
+        """Whether no rank is left."""
         return all(r.code is not None for r in self.ranks)
 
     def drain(self) -> None:
-        """Drain every ring; now and then write to the store."""
+        """Drain every ring. Write to the store every `INSERT_S`."""
         now_ns = time.time_ns()
         for rank in self.ranks:
-            for record, batch in rank.batches(now_ns):
-                self._rows.setdefault(record, []).append(batch)
+            for batch in rank.batches(now_ns):
+                self._rows.setdefault(batch.record, []).append(batch)
         if time.monotonic() - self._inserted_s >= INSERT_S:
             self.flush()
 
@@ -132,10 +132,10 @@ class Session:
         self._inserted_s = time.monotonic()
         rows, self._rows = self._rows, {}
         for record, parts in rows.items():
-            self._bench.store.insert(record, pa.Table.from_batches(parts))
+            self._bench.store.insert(record, to_table(Columns.concat(parts)))
 
     def view(self) -> watch.JobView:
-        """What the hub would know now."""
+        """Return what the hub would know now."""
         now_ns = time.time_ns()
         statuses = tuple(r.status(now_ns) for r in self.ranks)
         self.last_step = max((s.last_step for s in statuses), default=-1)
@@ -155,7 +155,7 @@ class Session:
         )
 
     def analyze(self, since: int, until: int, now_ns: int) -> list[Verdict]:
-        """What every analyzer says of these steps, as of their end, which was at `now_ns`."""
+        """Return every analyzer's verdict on these steps, as of their end, which was at `now_ns`."""
         self.drain()
         self.flush()
         steps = StepRange(since=since, until=until)
