@@ -63,14 +63,20 @@ def test_a_hub_that_closes_is_unavailable_and_one_that_turns_away_says_why(hub):
     async def closed(connection, messages):
         await connection.send(HELLO)
         await asyncio.to_thread(hub.wait, Hello)
-        hub.connection("a").close()
-        await connection.wait(asyncio.Event(), 60.0)
+        closing = asyncio.create_task(asyncio.to_thread(hub.connection("a").close))
+        try:
+            await connection.wait(asyncio.Event(), 60.0)
+        finally:
+            await closing
 
     async def refused(connection, messages):
         await connection.send(HELLO)
         await asyncio.to_thread(hub.wait, Hello, lambda _: True, 60.0, len(hub.received) - 1)
-        hub.refuse("a", "node 'a' is already connected")
-        await connection.wait(asyncio.Event(), 60.0)
+        closing = asyncio.create_task(asyncio.to_thread(hub.refuse, "a", "node 'a' is already connected"))
+        try:
+            await connection.wait(asyncio.Event(), 60.0)
+        finally:
+            await closing
 
     with pytest.raises(Unavailable, match="has closed the connection"):
         connected(hub, closed)
