@@ -1,11 +1,11 @@
 """What a checkpoint costs the training loop, beside the field's own ways, on one machine in one run.
 
-    python benchmarks/checkpoint.py [--mib 1024] [--device cpu|cuda] [--folder DIR] [--dlrover PYTHON]
+    python benchmarks/checkpoint.py [--mib 1024 | --quick] [--device cpu|cuda] [--folder DIR] [--dlrover PY]
 
 Prints one JSON object as its last line. Everything is measured on the same state: a stack of linear layers
-and its AdamW state, `--mib` in all. `copy_s` is a bare copy of those bytes into memory that is already
-there: the limit. A stall is what the training thread waits: for `save` to return, and before the optimizer
-for the copy to end.
+and its AdamW state, `--mib` in all. `copy_s` is the limit: a bare copy of those bytes into memory that is
+already there. A stall is how long the training thread waits: for `save` to return, and before the optimizer
+for the copy to end. `--quick` measures a state of 64 MiB.
 """
 
 from __future__ import annotations
@@ -163,9 +163,9 @@ def peers(job: Job) -> dict[str, Any]:
     from torch.distributed.checkpoint import async_save
     from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
-    found: dict[str, Any] = {}
+    times: dict[str, Any] = {}
     with folder() as place, process_group():
-        found["torch_save_s"] = median(lambda: seconds(lambda: torch.save(job.plain, place / "state.pt")), 2)
+        times["torch_save_s"] = median(lambda: seconds(lambda: torch.save(job.plain, place / "state.pt")), 2)
         (place / "state.pt").unlink()
 
         def dcp(stager: Any = None) -> float:
@@ -181,8 +181,8 @@ def peers(job: Job) -> dict[str, Any]:
             shutil.rmtree(where)
             return took
 
-        found["dcp_async_first_s"] = dcp()
-        found["dcp_async_s"] = median(dcp, 2)
+        times["dcp_async_first_s"] = dcp()
+        times["dcp_async_s"] = median(dcp, 2)
         for name, options in (
             ("dcp_stager_s", StagingOptions(False, False, False, False)),
             ("dcp_stager_async_shared_s", StagingOptions(False, True, True, False)),
@@ -190,12 +190,12 @@ def peers(job: Job) -> dict[str, Any]:
             try:
                 stager = DefaultStager(options)
                 dcp(stager)
-                found[name] = median(lambda stager=stager: dcp(stager), 3)
+                times[name] = median(lambda stager=stager: dcp(stager), 3)
                 stager.close()
             except Exception as error:  # noqa: BLE001 - what a peer cannot do here is part of the result
-                found[name] = None
-                found[f"{name}_why"] = str(error)[:200]
-    return found
+                times[name] = None
+                times[f"{name}_why"] = str(error)[:200]
+    return times
 
 
 def flash_checkpoint(python: str, mib: int) -> dict[str, Any]:
@@ -384,11 +384,13 @@ def process_group() -> Iterator[None]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--mib", type=int, default=1024, help="size of the state")
+    parser.add_argument("--quick", action="store_true", help="a state of 64 MiB")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--folder", type=Path, help="where files are written; default: the temporary folder")
     parser.add_argument("--no-peers", action="store_true", help="leave out torch.save and DCP")
     parser.add_argument("--dlrover", metavar="PYTHON", help="an interpreter that has dlrover: measure it too")
     args = parser.parse_args()
+    args.mib = min(64, args.mib) if args.quick else args.mib
     PLACE.extend([args.folder] if args.folder else [])
     warnings.simplefilter("ignore")
     job = Job(args.mib, args.device)
