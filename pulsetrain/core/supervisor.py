@@ -28,9 +28,9 @@ RESTART_DELAY_S = 0.5
 """Pause after a turn that failed."""
 
 Turn = Callable[[], float]
-"""Does one turn of a loop on a thread; returns the seconds until the next."""
+"""Does one turn of a loop on a thread. Returns the seconds until the next."""
 AsyncTurn = Callable[[], Awaitable[float | None]]
-"""The same on an event loop; None ends the loop."""
+"""The same on an event loop. None ends the loop."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +53,7 @@ class LoopStatus:
 
 
 class LoopMonitor:
-    """Counts the turns of one loop. Only the loop writes; any thread may read the status."""
+    """Counts the turns of one loop. Only the loop writes. Any thread may read the status."""
 
     def __init__(self, name: str, *, stale_after_s: float, clock: Clock) -> None:
         self.name = name
@@ -127,7 +127,7 @@ class TaskSupervisor:
             self._spawn(monitor.name, self._run(monitor, turn))
 
     def once(self, name: str, work: Coroutine[object, object, T]) -> asyncio.Task[T]:
-        """Begin `work` as a task. It is counted as a turn of `name`, which is never stale; an exception is
+        """Begin `work` as a task. It is counted as a turn of `name`, which is never stale. An exception is
         logged, and raised again to whoever waits for the task."""
         monitor = self._once.setdefault(name, LoopMonitor(name, stale_after_s=math.inf, clock=self._clock))
         task = asyncio.create_task(work, name=name)
@@ -192,7 +192,7 @@ def _stopping() -> bool:
 class LoopThread:
     """One loop on a thread of its own.
 
-    `interrupt` ends what a turn may wait for; `stop` calls it.
+    `interrupt` ends what a turn may wait for. `stop` calls it.
     """
 
     def __init__(
@@ -261,7 +261,7 @@ class ThreadSupervisor:
         self._loops: list[LoopThread] = []
 
     def add(self, name: str, turn: Turn, *, stale_after_s: float) -> LoopThread:
-        """A loop that begins with `start` of this supervisor; the result can be waken and stopped alone."""
+        """A loop that begins with `start` of this supervisor. It can also be woken and stopped alone."""
         loop = LoopThread(
             name,
             turn,
@@ -278,7 +278,7 @@ class ThreadSupervisor:
             loop.start()
 
     def stop(self, timeout_s: float = 2.0) -> None:
-        """End every loop, the last one added first; for each at most `timeout_s` is waited."""
+        """End every loop, the last one added first. Wait at most `timeout_s` for each."""
         for loop in reversed(self._loops):
             loop.stop(timeout_s)
 
@@ -306,7 +306,7 @@ class FailureCollector:
 
     @contextmanager
     def collect(self, what: str) -> Iterator[None]:
-        """Keep an exception of the block for later; `what` is noted on it."""
+        """Keep an exception of the block for later. `what` is noted on it."""
         try:
             yield
         except Exception as error:  # noqa: BLE001 - raised again by `raise_any`

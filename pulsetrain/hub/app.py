@@ -45,7 +45,7 @@ class Parts:
 
 
 def build(parts: Parts) -> Starlette:
-    """The application; its loops run while it serves."""
+    """The application. Its loops run while it serves."""
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:

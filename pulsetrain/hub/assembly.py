@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from pulsetrain.analytics.incidents.alert_state import AlertConfig
 from pulsetrain.analytics.incidents.alerts import AlertBook
 from pulsetrain.analytics.report import device_peak
 from pulsetrain.core.clock import Clock, SystemClock
-from pulsetrain.core.supervisor import TaskSupervisor
+from pulsetrain.core.supervisor import AsyncTurn, TaskSupervisor
 from pulsetrain.hub.app import Parts
 from pulsetrain.hub.event_writer import EventWriter
 from pulsetrain.hub.live_watch import LiveWatch
@@ -40,6 +41,16 @@ STALE_S: Mapping[str, float] = {
 """The age above which a loop counts as stuck. Analysis and delivery may take long."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Detection:
+    """What looks for trouble in jobs and reports it."""
+
+    reporter: Reporter
+    stacks: Stacks
+    live: LiveWatch
+    analysis: StoreAnalysis
+
+
 def assemble(
     store: Store,
     data: Path,
@@ -49,44 +60,71 @@ def assemble(
     clock: Clock | None = None,
     loops: TaskSupervisor | None = None,
 ) -> Parts:
-    """Every part of a hub, wired; its loops begin when the application starts."""
+    """Every part of a hub, wired. Its loops begin when the application starts."""
     clock, loops = clock or SystemClock(), loops or TaskSupervisor()
     writer = EventWriter(store, clock)
     alerts = AlertBook(data / "alerts.db", AlertConfig(channels=tuple(settings.channels)))
     services = Services(policy=settings.policy, journal=writer, clock=clock, background=loops)
     controller = Controller(services, loops, last_attempt=lambda job: views.last_attempt(store, job))
-    jobs = controller.jobs
-    reporter = Reporter(jobs, writer, alerts, clock)
-    stacks = Stacks(jobs, writer, clock, loops, stopped_s=settings.watch.stopped_s)
-    live = LiveWatch(jobs, stacks, reporter, clock, settings.watch)
-    analysis = StoreAnalysis(jobs, _records(store, settings), reporter, clock, stacks.detector)
+    detection = _detection(controller, alerts, writer, _records(store, settings), settings, clock, loops)
     intake = Intake(store, data / "journal", clock)
-    table = LoopTable([loops.statuses, lambda: [writer.status(), intake.status()]], jobs)
+    table = LoopTable([loops.statuses, lambda: [writer.status(), intake.status()]], controller.jobs)
     intake.metrics.registry.register(LoopCollector(table.rows))
-    turns = {
-        "controller": controller.turn,
-        "live watch": live.turn,
-        "store analysis": analysis.turn,
-        "notifications": Notifier(alerts, settings.channels, jobs, clock).turn,
-        "loop health": LoopHealth(table.rows, alerts, clock).turn,
-    }
-    for name, turn in turns.items():
-        loops.add(name, turn, stale_after_s=STALE_S[name])
+    notifier = Notifier(alerts, settings.channels, controller.jobs, clock)
+    _add_loops(loops, controller, detection, notifier, LoopHealth(table.rows, alerts, clock))
     facts = _facts(url, data, clock)
     return Parts(
         store=store,
         writer=writer,
         alerts=alerts,
         controller=controller,
-        reporter=reporter,
-        stacks=stacks,
-        report=StatusReport(facts, jobs, reporter, live, writer, table),
+        reporter=detection.reporter,
+        stacks=detection.stacks,
+        report=StatusReport(facts, controller.jobs, detection.reporter, detection.live, writer, table),
         loops=loops,
         table=table,
         intake=intake,
         clock=clock,
         token=token,
         facts=facts,
+    )
+
+
+def _add_loops(
+    loops: TaskSupervisor,
+    controller: Controller,
+    detection: Detection,
+    notifier: Notifier,
+    health: LoopHealth,
+) -> None:
+    turns: Mapping[str, AsyncTurn] = {
+        "controller": controller.turn,
+        "live watch": detection.live.turn,
+        "store analysis": detection.analysis.turn,
+        "notifications": notifier.turn,
+        "loop health": health.turn,
+    }
+    for name, turn in turns.items():
+        loops.add(name, turn, stale_after_s=STALE_S[name])
+
+
+def _detection(
+    controller: Controller,
+    alerts: AlertBook,
+    writer: EventWriter,
+    records: StoreRecords,
+    settings: Settings,
+    clock: Clock,
+    loops: TaskSupervisor,
+) -> Detection:
+    jobs, config = controller.jobs, settings.watch
+    reporter = Reporter(jobs, writer, alerts, clock)
+    stacks = Stacks(jobs, writer, clock, loops, stopped_s=config.stopped_s)
+    return Detection(
+        reporter=reporter,
+        stacks=stacks,
+        live=LiveWatch(jobs, stacks, reporter, clock, config),
+        analysis=StoreAnalysis(jobs, records, reporter, clock, stacks.detector),
     )
 
 

@@ -32,7 +32,7 @@ class RowStore(Protocol):
     """The store, as far as rows go in."""
 
     def insert(self, record: str, table: pa.Table, *, token: str) -> object:
-        """Store the rows; twice under one token stores them once."""
+        """Store the rows. Rows that come again under the same token are stored once."""
         ...
 
 
@@ -73,7 +73,7 @@ class EventWriter:
         rank: int = -1,
         actor: str = "controller",
     ) -> None:
-        """Write one row of `events`; its time is now."""
+        """Write one row of `events`. Its time is now."""
         log.info("event", kind=kind, job=job, attempt=attempt, node=node, rank=rank, actor=actor)
         row: Row = {
             "ts": self._clock.wall_ns(),

@@ -41,7 +41,7 @@ class FindingDedup:
         return bool(self._doubtful)
 
     def look(self, findings: Iterable[Finding]) -> list[Finding]:
-        """Take one look's findings; returns those that begin now."""
+        """Take one look's findings. Returns those that begin now."""
         now = {key(f): f for f in findings}
         unknown = {k: f for k, f in now.items() if k not in self._open}
         new = [f for k, f in unknown.items() if f.confidence >= self._sure or k in self._doubtful]

@@ -32,8 +32,8 @@ def run_ingest(
 ) -> None:
     """Run one member of the consumer group until SIGINT or SIGTERM.
 
-    Raises `UsageError` for bad configuration, a store or broker that refuses, a port in use; `Unavailable`
-    where a broker or the store does not answer at the start; later they are waited for.
+    Raises `UsageError` for bad configuration, a store or broker that refuses, or a port in use. Raises
+    `Unavailable` where a broker or the store does not answer at the start. Later it waits for them.
     """
     config = load(IngestConfig, "ingest", file=_file(path), environ=os.environ, flags=ingest)
     engine = load(Engine, "store", file=_file(path), environ=os.environ)

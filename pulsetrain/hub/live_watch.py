@@ -36,7 +36,7 @@ class FindingSink(Protocol):
     """Takes what one look found."""
 
     def report(self, job: str, source: str, new: Sequence[Finding], still_open: Sequence[Finding]) -> None:
-        """`new` findings of a job begin now; `still_open` are all that `source` sees, `new` included."""
+        """`new` findings of a job begin now. `still_open` are all that `source` sees, `new` included."""
         ...
 
 
@@ -89,7 +89,7 @@ class LiveWatch:
         self._memories: dict[str, _Memory] = {}
 
     async def turn(self) -> float:
-        """Look at every job; sooner again while a recovery waits for its cause."""
+        """Look at every job. The next turn comes sooner while a recovery waits for its cause."""
         failures, hurry = FailureCollector(), False
         for name, job in list(self._jobs.items()):
             with failures.collect(f"job {name}"):
@@ -115,7 +115,7 @@ class LiveWatch:
         return False
 
     def median_step_ns(self, job: str) -> int:
-        """Median time of a step in the present attempt; 0 while unknown."""
+        """Median time of a step in the present attempt, 0 while unknown."""
         return self._memories[job].steps.median_ns if job in self._memories else 0
 
     def _memory(self, job: JobSnapshot) -> _Memory:

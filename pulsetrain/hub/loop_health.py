@@ -15,7 +15,7 @@ FAILURES = 3  # in a row
 
 
 def trouble(row: LoopRow) -> str:
-    """What is wrong with a loop; "" while it is well."""
+    """What is wrong with a loop, "" for nothing."""
     error = f": {row['last_error']}" if row["last_error"] else ""
     if row["stale"]:
         return f"no turn for {row['age_s']:.0f} s{error}"

@@ -33,7 +33,7 @@ class Notifier:
         self._alerts, self._channels, self._jobs, self._clock = alerts, channels, jobs, clock
 
     async def turn(self) -> float:
-        """Tell the alerts where ranks run, so that one can mute another; then deliver, on a thread."""
+        """Tell the alerts where ranks run, so that one can mute another. Then deliver what is due."""
         self._alerts.topology = topology([job.snapshot() for job in self._jobs.values()])
         await asyncio.to_thread(deliver, self._alerts, self._channels, self._clock.wall_ns())
         return NOTIFY_S

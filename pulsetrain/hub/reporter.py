@@ -22,7 +22,7 @@ class Observer(Protocol):
 
 
 class FindingWriter(Protocol):
-    """Writes findings to the store; must not block."""
+    """Writes findings to the store. Must not block."""
 
     def finding(self, finding: Finding) -> None:
         """Write one."""
@@ -33,7 +33,7 @@ class AlertSink(Protocol):
     """The alerts, as far as verdicts go in."""
 
     def observe(self, verdicts: Iterable[Verdict], now_ns: int, *, job: str = "") -> None:
-        """Take in verdicts; `job` is for those that name none."""
+        """Take in verdicts. `job` is for those that name none."""
         ...
 
 
@@ -49,7 +49,7 @@ class Reporter:
         self._detectors: dict[str, list[Verdict]] = {}
 
     def report(self, job: str, source: str, new: Sequence[Finding], still_open: Sequence[Finding]) -> None:
-        """`new` findings of a job begin now; `still_open` are all that `source` sees, `new` included.
+        """`new` findings of a job begin now. `still_open` are all that `source` sees, `new` included.
 
         The job decides first: that must not wait for the store or the alerts.
         """

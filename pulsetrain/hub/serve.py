@@ -68,7 +68,7 @@ def serve(data: Path, settings: Settings, say: Callable[[str], None]) -> None:
 
 
 def run_server(parts: Parts, listener: socket.socket) -> None:
-    """Serve until a signal; connections that agents hold open do not delay the end."""
+    """Serve until a signal. Connections that agents hold open do not delay the end."""
     server = uvicorn.Server(
         uvicorn.Config(
             build(parts),
@@ -150,7 +150,7 @@ def kafka_ingest(servers: str, store: Store) -> Iterator[Statuses]:
 
 @contextlib.contextmanager
 def dashboard(url: str, token: str, port: int) -> Iterator[str]:
-    """The dashboard as a child that ends with the hub; yields its address."""
+    """The dashboard as a child that ends with the hub. Yields its address."""
     if port == 0:
         with bind("127.0.0.1", 0) as free:
             port = free.getsockname()[1]

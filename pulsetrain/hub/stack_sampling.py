@@ -1,7 +1,7 @@
 """Reads where the code of a job's ranks stands: several samples in a row, compared with each other.
 
-A rank is called an outlier only where all samples agree. An agent reads on a thread of its own; nothing here
-blocks.
+A rank is called an outlier only where all samples agree. Nothing here blocks: an
+agent reads on a thread of its own.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class StackSource(Protocol):
         ...
 
     async def read_stacks(self, timeout_s: float, *, first_only: bool = False) -> list[Reply]:
-        """One reply of each connected node; `first_only`: one rank a node is enough."""
+        """One reply of each connected node. With `first_only` each node reads one rank."""
         ...
 
 
@@ -45,7 +45,7 @@ class StackReport(stacks.StackEvidence):
 
 
 class StackSampler:
-    """Takes samples of one job at a time; `pause_s` lies between two of them."""
+    """Takes samples of one job at a time. `pause_s` lies between two of them."""
 
     def __init__(self, clock: Clock, *, pause_s: float = PAUSE_S) -> None:
         self._clock, self._pause_s = clock, pause_s
@@ -80,7 +80,7 @@ class StackSampler:
         return report
 
     async def self_test(self, job: StackSource) -> str:
-        """Why no stack can be read; "" where one can. Reads one rank a node."""
+        """Read one rank of each node. Returns why no stack can be read, "" where one can."""
         held, blind = _gather(job.snapshot(), await job.read_stacks(TIMEOUT_S, first_only=True))
         reasons = sorted(set(blind.values()))
         return "" if held or not reasons else f"No stack can be read: {'; '.join(reasons)}."

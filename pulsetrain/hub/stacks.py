@@ -26,7 +26,7 @@ EARLY = 0.5  # share of the silence that is a hang at which reading begins
 AGAIN_S = 30.0  # least time between two readings that nobody asked for
 FRESH_S = 90.0  # a report older than this proves nothing about a hang
 SELF_TEST_S = 5.0  # after the first step: one rank a node is read, to see whether it can be done
-MOST_BYTES = 1 << 18  # of a stored report; the tree is left out of a larger one
+MOST_BYTES = 1 << 18  # of a stored report. A larger one is stored without its tree.
 
 
 class StackEvidence(Protocol):
@@ -95,7 +95,7 @@ class Stacks:
         return self._of(job).latest or {}
 
     async def take(self, job: str, why: str) -> StackReport:
-        """A new report; who asks while one is being made gets that one. `why` is kept with it.
+        """Make a new report. A call during another one gets the same report. `why` is kept with it.
 
         Raises `UsageError` for an unknown job.
         """

@@ -23,8 +23,8 @@ class StorageLag:
     ) -> Verdict:
         """A finding `no_data` where heartbeats report steps and none has been stored for `LIMIT_S`.
 
-        `stored_step` and `live_step` are the newest steps in the store and in the heartbeats; -1: none. A job
-        that makes no steps has nothing to store, so it proves nothing.
+        `stored_step` and `live_step` are the newest steps in the store and in the heartbeats, -1 for none.
+        A job that makes no steps has nothing to store, so it proves nothing.
 
         >>> look = StorageLag().look
         >>> look("gpt", 0, stored_step=7, live_step=7, now_s=0.0, now_ns=0).numbers

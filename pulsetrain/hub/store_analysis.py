@@ -19,7 +19,7 @@ from pulsetrain.recovery.transitions import Phase
 
 SOURCE = "stored"
 STORE_S = 1.0
-AGAIN_S = 0.4  # while a suspicion waits to be confirmed
+AGAIN_S = 0.4  # while a doubtful finding waits to be confirmed
 MACHINES_S = 5.0
 STORE_SHARE = 3  # looking may use one third of the time
 SURE = 0.9
@@ -27,14 +27,14 @@ PATIENCE = 3
 
 
 class StoredRecords(Protocol):
-    """What the analysis asks of the store. The calls block; they run on a thread."""
+    """What the analysis asks of the store. The calls block, so they run on a thread."""
 
     def verdicts(self, job: str, attempt: int, now_ns: int, *, machines: bool) -> list[Verdict]:
         """What the analyzers of machines, or those of steps and ranks, say."""
         ...
 
     def newest_step(self, job: str, attempt: int) -> int:
-        """The newest step that is stored; -1: none."""
+        """The newest step that is stored, -1 for none."""
         ...
 
     def past_findings(self, job: str) -> list[Finding]:
@@ -104,7 +104,7 @@ class StoreAnalysis:
         self._recalled: set[str] = set()
 
     async def turn(self) -> float:
-        """Look at every job. Sooner again where a suspicion waits, later where looking takes long."""
+        """Look at every job. The next turn comes sooner to confirm a doubtful finding."""
         began_s, failures = self._clock.monotonic_s(), FailureCollector()
         for name, job in list(self._jobs.items()):
             with failures.collect(f"job {name}"):

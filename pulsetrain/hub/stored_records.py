@@ -28,7 +28,7 @@ class StoreRecords:
         return analyze(self._store, job, attempt=attempt, now_ns=now_ns, analyzers=analyzers)
 
     def newest_step(self, job: str, attempt: int) -> int:
-        """The newest step that is stored of any rank; -1: none."""
+        """The newest step that is stored of any rank, -1 for none."""
         return stored_step(self._store, job, attempt)
 
     def past_findings(self, job: str) -> list[Finding]:

@@ -22,7 +22,7 @@ class Summary(TypedDict):
 
 
 def summarize(job: JobSnapshot, findings: Sequence[Finding]) -> Summary:
-    """The summary of a job; `findings` are open, the worst first."""
+    """The summary of a job. `findings` are open, the worst first."""
     state, sentence = _judge(job, findings)
     since_ns = findings[0].ts_ns if findings and state in ("slow", "hung", "warning") else job.phase_since_ns
     return {"state": state, "sentence": sentence, "since_ns": since_ns}

@@ -63,7 +63,7 @@ async def check(job: JobState) -> Outcome:
 
 
 def _hopeless(job: JobState) -> str:
-    """Why another attempt would be pointless; "" where it may help."""
+    """Why another attempt would be pointless, "" where it may help."""
     recovery, restarts = job.recovery, job.restarts
     if recovery is None or recovery.fault.event is not Event.RANK_FAILED:
         return ""
@@ -117,7 +117,7 @@ async def dismiss_node(job: JobState, node: Node, reason: str, actor: str) -> No
 
 
 async def clear_node(job: JobState, node: Node) -> None:
-    """End ranks that a node kept running while it counted as lost; it is a standby from now on."""
+    """End ranks that a node kept running while it counted as lost. It is a standby from now on."""
     await job.ask(node, Stop(id=job.next_id(), reason="another node has replaced it"))
 
 
@@ -151,7 +151,7 @@ def _ending(job: JobState) -> tuple[str, str, int]:
 
 
 async def read_stacks(job: JobState, timeout_s: float, *, first_only: bool) -> list[Reply]:
-    """Where the ranks' code stands, by every node of the world that is connected; one reply a node."""
+    """Ask every connected node of the world where its ranks' code stands. One reply for each node."""
 
     def command() -> DumpStacks:
         return DumpStacks(id=job.next_id(), timeout_s=timeout_s, first_only=first_only)

@@ -10,7 +10,7 @@ from pulsetrain.protocol.messages import FirstStep, RankExit
 
 @dataclass(kw_only=True)
 class Attempt:
-    """One launch. `number` counts launches of the job from 0; -1 before the first one.
+    """One launch. `number` counts launches of the job from 0, -1 before the first one.
 
     `launched`: every node has answered the launch. `first_step_done`: all ranks have done useful work.
     `first_steps` holds the report of each node by name, `exits` the ranks that ended by themselves.

@@ -21,7 +21,7 @@ MARGIN_S = 2.0
 
 @dataclass(frozen=True, kw_only=True)
 class CheckReport:
-    """`failed` maps a node to the reason; `reports` holds what each node measured."""
+    """`failed` maps a node to the reason. `reports` holds what each node measured."""
 
     failed: Mapping[str, str]
     reports: Mapping[str, JsonObject]
@@ -39,7 +39,7 @@ class CheckReport:
 
 
 async def run(nodes: Sequence[Node], policy: Policy, ids: Ids, *, thorough: bool) -> CheckReport:
-    """Check `nodes`; `thorough` adds the pairwise rounds among those that pass the self-check."""
+    """Check `nodes`. `thorough` adds the pairwise rounds among those that pass the self-check."""
     failed, reports = await _self_checks(nodes, policy, ids)
     healthy = [n for n in nodes if n.name not in failed]
     if not thorough or len(healthy) < 2:
@@ -90,7 +90,7 @@ class _PairChecks:
         return results
 
     async def _group(self, members: tuple[str, ...], prefix: str) -> pairwise.PairResult:
-        """One group's all-gather; every member gets the command at once."""
+        """One group's all-gather. Every member gets the command at once."""
         limit_s = self._policy.pair_timeout_s
         replies = await asyncio.gather(
             *(self._nodes[name].ask(self._command(members, prefix), limit_s + MARGIN_S) for name in members)

@@ -23,7 +23,7 @@ STUCK_MARGIN_S = 60.0  # on top of the longest command, for the other actions of
 
 
 class Controller:
-    """Owns every `Job` of one hub. All methods run on the hub's event loop; none blocks.
+    """Owns every `Job` of one hub. All methods run on the hub's event loop and do not block.
 
     `last_attempt` says which attempt of a job an earlier hub has seen last, -1 for none. `loops` runs each
     job's loop.
@@ -41,7 +41,7 @@ class Controller:
 
     @property
     def jobs(self) -> Mapping[str, Job]:
-        """Every job by name; the newest where several had the same name."""
+        """Every job by name. If several had the same name, the newest."""
         return self._jobs
 
     def snapshots(self) -> list[JobSnapshot]:
@@ -70,7 +70,7 @@ class Controller:
         return job
 
     def disconnected(self, node: Node, send: Send) -> None:
-        """A connection closed; the node is lost only if it does not come back in time."""
+        """A connection closed. The node is lost only if it does not come back in time."""
         if node.owns(send):
             node.disconnect(self._services.clock.monotonic_s())
 
@@ -95,7 +95,7 @@ class Controller:
         return TICK_S
 
     def tick(self) -> None:
-        """Let every job look at the clock. After a turn that itself came late, no node counts as silent."""
+        """Let every job look at the clock. If this call itself comes late, no node counts as silent."""
         now_s = self._services.clock.monotonic_s()
         late, self._ticked_s = now_s - self._ticked_s > LATE_TICK_S, now_s
         failures = FailureCollector()

@@ -27,7 +27,7 @@ class Observation(Protocol):
 
 
 def rank_of(observation: Observation) -> int:
-    """The rank that an observation names; -1 where it names none."""
+    """The rank that an observation names, -1 where it names none."""
     return int(observation.subject) if observation.subject_type == "rank" else -1
 
 
@@ -49,7 +49,7 @@ def rank_failed(exit_: RankExit, now_ns: int) -> Fault:
 
 
 def node_lost(node: str, reason: str, attempt: int, now_ns: int, *, silent_ns: int = 0) -> Fault:
-    """A node of the world is gone; it was last heard `silent_ns` ago."""
+    """A node of the world is gone. It was last heard `silent_ns` ago."""
     return Fault(
         event=Event.NODE_LOST,
         attempt=attempt,
@@ -89,7 +89,7 @@ def evicted(node: str, reason: str, actor: str, attempt: int, now_ns: int) -> Fa
 
 
 def hang(observation: Observation, node: str, now_ns: int, *, silent_ns: int) -> Fault:
-    """The job stands still; the rank at fault on `node`, or all ranks, made no progress for `silent_ns`."""
+    """The job stands still. The rank at fault on `node`, or all ranks, made no progress for `silent_ns`."""
     return Fault(
         event=Event.HANG,
         attempt=observation.attempt,

@@ -49,7 +49,7 @@ class Job:
         return node if node is not None and node.state not in GONE else None
 
     async def read_stacks(self, timeout_s: float, *, first_only: bool = False) -> list[Reply]:
-        """Ask every node of the world where its ranks' code stands; one reply a node that is connected."""
+        """Ask every node of the world where its ranks' code stands. One reply for each connected node."""
         return await actions.read_stacks(self._state, timeout_s, first_only=first_only)
 
     # -- facts --------------------------------------------------------------------------------------------
@@ -102,8 +102,7 @@ class Job:
                 self._end_if_all_leave()
 
     def _rank_exited(self, exit_: RankExit) -> None:
-        """Exits that the job's own stop caused are no faults; those beside a node that leaves are explained
-        by it."""
+        """Note an exit. It is no fault if the job itself stopped the rank, or if a node is leaving."""
         state, attempt = self._state, self._state.attempt
         if exit_.attempt != attempt.number:
             return

@@ -42,7 +42,7 @@ class JobLoop:
         self.post(fault.event, fault)
 
     async def turn(self) -> float | None:
-        """Take one event and carry out what the table says; None once the job has ended.
+        """Take one event and carry out what the table says. Returns None once the job has ended.
 
         An action that raised is carried out again in the next turn, unless a new event leads elsewhere.
         """

@@ -7,7 +7,7 @@ from typing import Protocol
 
 
 class Journal(Protocol):
-    """A sink of `events` rows; it must not block and must not raise."""
+    """A sink of `events` rows. It must not block and must not raise."""
 
     def event(
         self,
@@ -20,5 +20,5 @@ class Journal(Protocol):
         rank: int = -1,
         actor: str = "controller",
     ) -> None:
-        """Write one event; its time is now."""
+        """Write one event. Its time is now."""
         ...

@@ -32,7 +32,7 @@ def _overdue(node: Node, policy: Policy, now_s: float) -> str:
 
 
 def gathered(job: JobState, *, quiet_s: float) -> Event | None:
-    """Whether a job can begin: `ADOPTED` a running attempt, or `QUORUM` to launch one; None: wait.
+    """Whether a job can begin: `ADOPTED` for a running attempt, `QUORUM` to launch one, None to wait.
 
     `quiet_s` is the time since a node joined last.
     """

@@ -53,7 +53,7 @@ class Membership:
         return [s for beat in beats if beat is not None and beat.attempt == attempt for s in beat.ranks]
 
     def silence_ns(self, rank: int, attempt: int, now_s: float) -> int:
-        """Time since `rank` last made progress, the age of its report included; the longest for rank -1."""
+        """Time since `rank` made progress, the age of its report included. For -1 the longest of all."""
         ages = [
             status.progress_age_ns + max(0, int((now_s - node.beat_s) * 1e9))
             for node in self.world_nodes()
@@ -77,7 +77,7 @@ class Membership:
         return len(healthy) + len(spare) >= count
 
     def leaving_by(self) -> str:
-        """The signal by which every node leaves that the job depends on; "" where one stays or none is there.
+        """The signal that ends every node the job depends on, "" where a node stays or none is there.
 
         Before the first world the job depends on all nodes.
         """
@@ -90,7 +90,7 @@ class Membership:
         return any(n.leaving is not None and n.state not in GONE for n in self.world_nodes())
 
     def adopt(self, count: int) -> int:
-        """Take over the world of the newest attempt that agents report; returns the attempt's number.
+        """Take over the world of the newest attempt that agents report. Returns the attempt's number.
 
         A node rank of which no agent has reported gets a name that no agent has.
         """
@@ -107,7 +107,7 @@ class Membership:
         return attempt
 
     def fill_world(self, count: int) -> list[Promotion]:
-        """Form the first world, or replace lost nodes by standbys; returns who replaced whom."""
+        """Form the first world, or replace lost nodes by standbys. Returns who replaced whom."""
         standby = [n.hello for n in self.standbys()]
         before = {m.node_rank: m.node for m in self.world}
         if self.world:

@@ -77,13 +77,13 @@ class Node:
         return self._send == send
 
     def answered(self, reply: Reply) -> None:
-        """A reply arrived; one that nobody waits for is dropped."""
+        """A reply arrived. One that nobody waits for is dropped."""
         future = self._pending.pop(reply.id, None)
         if future is not None and not future.done():
             future.set_result(reply)
 
     async def ask(self, command: Command, timeout_s: float) -> Reply:
-        """Send `command` and wait for its reply; a timeout or a lost connection is a reply with an error."""
+        """Send `command` and wait for its reply. A timeout or a lost connection is a reply with an error."""
         if self._send is None:
             return Reply(id=command.id, node=self.name, error="not connected")
         future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()

@@ -53,7 +53,7 @@ class EvictionBudget:
         self._times_s: deque[float] = deque()
 
     def refusal(self, *, now_s: float, known: int, healthy: int) -> str:
-        """Why one more automatic eviction is not allowed; "" where it is.
+        """Why one more automatic eviction is not allowed, "" where it is.
 
         `known` counts the nodes of the job that are not gone, `healthy` those that would stay.
         """

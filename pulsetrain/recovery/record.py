@@ -16,7 +16,7 @@ STAGES = ("detect", "diagnose", "evict", "rendezvous", "load", "first_step")
 class Fault:
     """Why a job has to stop. `onset_ns` is the best estimate of when it began, UTC nanoseconds.
 
-    `exit_code` is that of the rank that failed; minus the signal's number where a signal ended it.
+    `exit_code` is that of the rank that failed, minus the signal's number where a signal ended it.
     """
 
     event: Event
@@ -77,7 +77,7 @@ class Recovery:
     def finish(self, now_ns: int, attempt: int, reports: Iterable[FirstStep]) -> RecoveryDetail:
         """The detail of the `recovery` event: cause, culprit, stages, steps.
 
-        Every stage but `detect` is measured on the hub's clock and they add up to the whole; within the
+        Every stage but `detect` is measured on the hub's clock and they add up to the whole. Within the
         launch, `load` and the process-group set-up are the slowest rank's own report.
         """
         stages = self._stages(now_ns, reports)

@@ -65,17 +65,17 @@ class JobSnapshot:
 
     @property
     def last_step(self) -> int:
-        """The newest step that any rank of this attempt completed; -1: none."""
+        """The newest step that any rank of this attempt completed, -1 for none."""
         return max((status.last_step for status in self.statuses()), default=-1)
 
     @property
     def silent_s(self) -> float:
-        """Age of the newest heartbeat of the active nodes; 0 where there is none."""
+        """Age of the newest heartbeat of the active nodes, 0 where there is none."""
         ages = [n.heartbeat_age_s for n in self.active() if n.heartbeat is not None]
         return min(ages, default=0.0)
 
     def node_of(self, rank: int) -> str:
-        """The node that runs `rank`; "" where none does."""
+        """The node that runs `rank`, "" where none does."""
         return node_of(self.world, rank)
 
     def world_nodes(self) -> list[NodeSnapshot]:
@@ -108,7 +108,7 @@ class JobSnapshot:
         return [status for _, heartbeat in self.reporting() for status in heartbeat.ranks]
 
     def held(self, without: str = "") -> dict[str, tuple[Held, ...]]:
-        """What each reachable node could restore, by its last heartbeat; `without` leaves one node out."""
+        """What each reachable node could restore, by its last heartbeat. `without` leaves one node out."""
         return {
             n.name: n.heartbeat.held
             for n in self.nodes

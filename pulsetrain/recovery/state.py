@@ -24,7 +24,7 @@ class Background(Protocol):
     """Runs work that nobody waits for."""
 
     def once(self, name: str, work: Coroutine[object, object, None]) -> object:
-        """Begin `work`; an exception is logged and counted under `name`."""
+        """Begin `work`. An exception is logged and counted under `name`."""
         ...
 
 
@@ -70,7 +70,7 @@ class JobState:
 
     @property
     def last_step(self) -> int:
-        """The newest step that any rank of this attempt completed; -1: none."""
+        """The newest step that any rank of this attempt completed, -1 for none."""
         return max((s.last_step for s in self.members.statuses(self.attempt.number)), default=-1)
 
     def enter(self, phase: Phase) -> None:

@@ -93,5 +93,5 @@ TABLE: Mapping[tuple[Phase, Event], Transition] = MappingProxyType(_table())
 
 
 def step(phase: Phase, event: Event) -> Transition | None:
-    """The transition for `event` in `phase`; None where the fact changes nothing."""
+    """The transition for `event` in `phase`, None where the fact changes nothing."""
     return TABLE.get((phase, event))

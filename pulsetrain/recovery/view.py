@@ -9,7 +9,7 @@ from pulsetrain.recovery.snapshot import JobSnapshot, NodeSnapshot
 
 
 class NodeRow(TypedDict):
-    """One node; `last_heartbeat_age_s` is the time since its agent was last heard."""
+    """One node. `last_heartbeat_age_s` is the time since its agent was last heard."""
 
     node: str
     job: str

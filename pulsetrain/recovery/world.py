@@ -11,7 +11,7 @@ from pulsetrain.protocol.messages import Held, Hello, WorldNode
 
 @dataclass(frozen=True, kw_only=True)
 class RestorePlan:
-    """`step` is -1 for a fresh start; `sources` maps each rank to memory, storage or peer:NODE."""
+    """`step` is -1 for a fresh start. `sources` maps each rank to memory, storage or peer:NODE."""
 
     step: int
     sources: Mapping[int, str]
@@ -57,7 +57,7 @@ def refresh(world: Sequence[WorldNode], hellos: Mapping[str, Hello]) -> tuple[Wo
 
 
 def node_of(world: Iterable[WorldNode], rank: int) -> str:
-    """The node that runs `rank`; "" where none does."""
+    """The node that runs `rank`, "" where none does."""
     return next((m.node for m in world if rank in m.ranks), "")
 
 
@@ -69,8 +69,8 @@ def plan_restore(
     """The newest step that every rank of `world` can reach, and the nearest source for each rank.
 
     Own memory is nearest, then a copy in another node's memory, then storage. `held` maps reachable nodes to
-    what they could give; `unrestorable` (rank, step) turned out to be whole nowhere. Step -1 with no sources
-    where no step covers all ranks.
+    what they could give. `unrestorable` (rank, step) turned out to be whole nowhere. The step is -1, with
+    no sources, where no step covers all ranks.
     """
     where: dict[int, dict[int, list[tuple[int, str]]]] = defaultdict(lambda: defaultdict(list))
     home = {rank: member.node for member in world for rank in member.ranks}
