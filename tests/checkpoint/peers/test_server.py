@@ -2,13 +2,56 @@
 
 import pytest
 
+from pulsetrain.checkpoint.peers.block_dedup import BlockDedup
 from pulsetrain.checkpoint.peers.client import PeerClient
+from pulsetrain.checkpoint.peers.framing import receive_frame, send_frame
+from pulsetrain.checkpoint.peers.replicas import Replicas
+from pulsetrain.checkpoint.peers.server import PeerServer
 from pulsetrain.checkpoint.service import CheckpointService, CheckpointServiceConfig
 from pulsetrain.core.errors import AuthError, Unavailable
 
-pytestmark = pytest.mark.integration
+
+@pytest.fixture
+def server():
+    made = PeerServer(Replicas(), address="127.0.0.1", port=0, token="t", job="j", block_dedup=BlockDedup())
+    yield made
+    made.close()
 
 
+def connect(server: PeerServer, token: str = "t") -> PeerClient:
+    return PeerClient(address="127.0.0.1", port=server.port, token=token, job="j", node="n", timeout_s=20)
+
+
+def test_offers_are_accepted_only_with_deduplication(server):
+    plain = PeerServer(Replicas(), address="127.0.0.1", port=0, token="t", job="j")
+    assert connect(server).accepts_offers
+    assert not connect(plain).accepts_offers
+    plain.close()
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [{"op": "offer", "of": 3}, {"op": "offer", "of": [7]}, {"op": "put"}, {"op": "get", "rank": "x"}, {}],
+)
+def test_a_peer_that_breaks_the_protocol_is_disconnected_and_others_are_served(server, request_):
+    rude, other = connect(server), connect(server)
+    send_frame(rude._sock, request_)
+    with pytest.raises(Unavailable):
+        receive_frame(rude._sock)
+    assert not other.segment(1, "x", memoryview(bytearray(1)))  # an answer: there is no storage here
+
+
+def test_a_wrong_token_is_refused(server):
+    with pytest.raises(AuthError):
+        connect(server, token="wrong")
+
+
+def test_a_port_that_is_taken_is_an_error(server):
+    with pytest.raises(Unavailable, match=f"checkpoint port 127.0.0.1:{server.port}"):
+        PeerServer(Replicas(), address="127.0.0.1", port=server.port, token="t", job="j")
+
+
+@pytest.mark.integration
 def test_a_wrong_token_or_job_gets_nothing(cluster):
     c = cluster(1)
     port = c.services["n0"].peer_port
@@ -17,6 +60,7 @@ def test_a_wrong_token_or_job_gets_nothing(cluster):
             PeerClient(address="127.0.0.1", port=port, token=token, job=job, node="x")
 
 
+@pytest.mark.integration
 def test_a_port_in_use_is_an_error(cluster):
     c = cluster(1)
     taken = CheckpointServiceConfig(token="t", port=c.services["n0"].peer_port)
