@@ -12,6 +12,7 @@ from pulsetrain.hub.loop_health import LoopHealth
 from pulsetrain.hub.store_analysis import StoreAnalysis
 from pulsetrain.recovery import actions
 from pulsetrain.recovery.job import Job
+from pulsetrain.stream.store.intake import Intake
 from tests.recovery.builders import hello
 from tests.recovery.fakes import FakeAgent
 
@@ -142,4 +143,18 @@ def test_the_writer_thread_goes_on_after_an_exception(hub, monkeypatch):
     parts.writer.close()
     assert [row["kind"] for _, row in parts.store.rows] == ["second"]
     assert (parts.writer.status().failures, parts.writer.written_rows) == (1, 1)
+    parts.alerts.close()
+
+
+def test_the_intake_thread_goes_on_after_an_exception(hub, monkeypatch):
+    parts = hub.make()
+    fail_once(monkeypatch, Intake, "run")
+    monkeypatch.setattr(parts.intake._thread, "_restart_delay_s", 0.0)
+    monkeypatch.setattr(parts.intake._queue, "wait", lambda: None)
+    with capture_logs():
+        parts.intake.start()
+        while not parts.intake.status().turns:
+            pass
+    parts.intake.close()
+    assert row_of(parts, "intake")["failures"] == 1
     parts.alerts.close()

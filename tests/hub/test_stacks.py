@@ -4,9 +4,11 @@ import asyncio
 from types import SimpleNamespace
 
 import pytest
+from structlog.testing import capture_logs
 
 from pulsetrain.analytics.verdict import Finding, Healthy, Inconclusive
 from pulsetrain.analytics.watch import JobView
+from pulsetrain.core.errors import UsageError
 from pulsetrain.core.supervisor import TaskSupervisor
 from pulsetrain.hub.stack_sampling import BUDGET_S, SAMPLES, StackSampler
 from pulsetrain.hub.stacks import AGAIN_S, SELF_TEST_S, Stacks
@@ -192,3 +194,29 @@ def test_a_node_that_does_not_answer_is_named_and_the_rest_is_shown(site):
     answer = asyncio.run(site.stacks.take("j", "ann"))
     assert answer["state"] == "alike"
     assert answer["blind"] == [{"reason": "b: not connected", "ranks": "2-3"}]
+
+
+def test_a_reading_that_raises_is_counted_and_the_next_one_works(site):
+    original = site.job.read_stacks
+
+    async def broken(timeout_s, **more):
+        raise RuntimeError("thrown by the test")
+
+    async def story():
+        site.job.read_stacks = broken
+        with capture_logs():
+            with pytest.raises(RuntimeError):
+                await site.stacks.take("j", "ann")
+            await asyncio.sleep(0)
+        site.job.read_stacks = original
+        return await site.stacks.take("j", "ann")
+
+    report = asyncio.run(story())
+    assert report["outliers"] == "3"
+    (status,) = site.loops.statuses()
+    assert (status.name, status.failures, status.failures_in_a_row) == ("stacks", 1, 0)
+
+
+def test_an_unknown_job_is_one_line(site):
+    with pytest.raises(UsageError, match="no job 'k' runs here; jobs here: j"):
+        site.stacks.latest("k")
