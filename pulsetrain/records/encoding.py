@@ -4,8 +4,9 @@
 
 The header holds the batch's identity and describes its columns. The body holds one part per column,
 little-endian. Whole numbers are stored as the difference to the column's smallest value, in as few bytes
-(0, 1, 2, 4 or 8) as the largest difference needs. A column of equal values therefore takes no space. A float
-is stored as the whole number that has the same bits. Texts are stored as UTF-8, after their lengths.
+(0, 1, 2, 4 or 8) as the largest difference needs. A column of equal values therefore takes no space.
+Times that come in order are stored as the steps between them. A float is stored as the whole number that has
+the same bits. Texts are stored as UTF-8, after their lengths.
 """
 
 from __future__ import annotations
@@ -59,6 +60,7 @@ class _ColumnHeader(TypedDict):
     names: NotRequired[list[str]]
     valid: NotRequired[_Packed]
     text_bytes: NotRequired[int]
+    first: NotRequired[int]
 
 
 class _Header(TypedDict):
@@ -134,6 +136,9 @@ def _write_column(name: str, column: Column, parts: list[bytes]) -> _ColumnHeade
         joined = b"".join(texts)
         parts.append(joined)
         described["text_bytes"] = len(joined)
+    elif column.kind is Kind.TIME and _steps_are_smaller(column.integers()):
+        described["first"] = int(column.data[0])
+        described["packed"] = _write_integers(np.diff(column.integers()), parts)
     else:
         described["packed"] = _write_integers(_bits(column.data), parts)
     if column.valid is not None:
@@ -144,6 +149,8 @@ def _write_column(name: str, column: Column, parts: list[bytes]) -> _ColumnHeade
 def _used(column: Column) -> tuple[Integers, list[str]]:
     """Codes and names of a column, without the names that no row holds."""
     codes = column.integers()
+    if len(codes) and codes.min() == codes.max():
+        return np.zeros(len(codes), np.int64), [column.names[int(codes[0])]]
     used = np.flatnonzero(np.bincount(codes, minlength=len(column.names)))
     if len(used) == len(column.names):
         return codes, list(column.names)
@@ -162,15 +169,23 @@ def _bits(values: Array) -> Integers:
 def _write_integers(values: Integers, parts: list[bytes]) -> _Packed:
     if not len(values):
         return 0, 0
-    low = int(values.min())
-    spread = int(values.max()) - low
-    width = next((width for width in (0, 1, 2, 4) if spread < 1 << 8 * width), 8)
+    low, width = int(values.min()), _width(values)
     if width == 8:
         parts.append(values.astype("<i8", copy=False).tobytes())
         return 8, 0
     if width:
         parts.append((values - low).astype(f"<u{width}").tobytes())
     return width, low
+
+
+def _width(values: Integers) -> int:
+    """Bytes that the difference to the smallest value needs."""
+    spread = int(values.max()) - int(values.min())
+    return next((width for width in (0, 1, 2, 4) if spread < 1 << 8 * width), 8)
+
+
+def _steps_are_smaller(times: Integers) -> bool:
+    return len(times) > 1 and _width(np.diff(times)) < _width(times)
 
 
 class _Body:
@@ -181,16 +196,17 @@ class _Body:
         self._at = 0
         self.rows = rows
 
-    def integers(self, packed: Sequence[int]) -> Integers:
-        """The next `rows` whole numbers."""
+    def integers(self, packed: Sequence[int], count: int | None = None) -> Integers:
+        """The next `count` whole numbers; None: one per row."""
         width, low = packed
+        count = self.rows if count is None else count
         if width not in (0, 1, 2, 4, 8):
             raise ValueError(f"numbers of {width} bytes")
         if width == 0:
-            return np.full(self.rows, low, np.int64)
+            return np.full(count, low, np.int64)
         kind = "<i8" if width == 8 else f"<u{width}"
-        values = np.frombuffer(self._data, kind, count=self.rows, offset=self._at)
-        self._at += width * self.rows
+        values = np.frombuffer(self._data, kind, count=count, offset=self._at)
+        self._at += width * count
         return np.asarray(values, np.int64) if width == 8 else values.astype(np.int64) + low
 
     def text(self, size: int) -> memoryview:
@@ -208,6 +224,10 @@ class _Body:
 
 def _read_column(entry: _ColumnHeader, body: _Body) -> Column:
     kind = _KINDS[entry["kind"]]
+    if "first" in entry:
+        steps = body.integers(entry["packed"], body.rows - 1)
+        times = np.cumsum(np.concatenate([np.array([entry["first"]], np.int64), steps]))
+        return Column(kind, times.astype(DTYPES[kind]))
     numbers = body.integers(entry["packed"])
     if kind is Kind.NAME:
         return _read_names(numbers, entry["names"])

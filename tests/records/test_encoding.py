@@ -82,6 +82,26 @@ def test_equal_values_take_no_space():
     assert len(encode(large, source="s", first_row=0)) - len(encode(small, source="s", first_row=0)) < 10
 
 
+@given(
+    st.lists(st.integers(0, 50), min_size=1, max_size=50),
+    st.sampled_from([0, 1, 10**18, -(2**63), 2**63 - 2501]),
+)
+def test_times_in_order_come_back_and_take_little_space(steps, begin):
+    times = [begin + sum(steps[:i]) for i in range(len(steps))]
+    _, back = decode(encode(columns("metrics", len(times), ts=times), source="s", first_row=0))
+    assert back.column("ts").to_list() == times
+
+
+def test_times_at_a_steady_pace_take_no_space():
+    values = {"node": "n", "device": "d", "name": "x", "value": 0.5}
+    batches = [
+        Columns.from_values("metrics", n, {**values, "ts": 10**18 + np.arange(n) * 10**9})
+        for n in (10, 10_000)
+    ]
+    small, large = (len(encode(batch, source="s", first_row=0)) for batch in batches)
+    assert large - small < 10
+
+
 def test_text_that_utf8_cannot_hold_is_replaced_and_does_not_lose_the_batch():
     _, back = decode(encode(columns("logs", 2, message=["a\ud800b", "c"]), source="s", first_row=0))
     assert back.column("message").to_list() == ["a?b", "c"]
@@ -135,6 +155,9 @@ def forged(change, body=b""):
         lambda h: h["columns"][1].update(names=[1, 2]),
         lambda h: h["columns"][7].update(text_bytes=10**9),
         lambda h: h["columns"].pop(),
+        lambda h: h["columns"][0].update(first="soon"),
+        lambda h: h["columns"][0].update(first=2**70),
+        lambda h: h.update(rows=0),
     ],
 )
 def test_a_header_that_does_not_fit_its_body_is_corrupt_data(change):
