@@ -79,7 +79,7 @@ class Controller:
         node.heard_s = self._services.clock.monotonic_s()
         match message:
             case Heartbeat():
-                node.beat(message, node.heard_s)
+                node.take_heartbeat(message, node.heard_s)
             case Reply():
                 node.answered(message)
             case RankExit() | FirstStep() | Leaving():

@@ -55,7 +55,7 @@ class Membership:
     def silence_ns(self, rank: int, attempt: int, now_s: float) -> int:
         """Time since `rank` made progress, the age of its report included. For -1 the longest of all."""
         ages = [
-            status.progress_age_ns + max(0, int((now_s - node.beat_s) * 1e9))
+            status.progress_age_ns + max(0, int((now_s - node.heartbeat_s) * 1e9))
             for node in self.world_nodes()
             if node.heartbeat is not None and node.heartbeat.attempt == attempt
             for status in node.heartbeat.ranks

@@ -26,8 +26,11 @@ GONE = (NodeState.LOST, NodeState.EVICTED, NodeState.LEFT)
 
 
 class Node:
-    """One agent. Monotonic seconds: `heard_s` of the last message, `beat_s` of the last heartbeat, `closed_s`
-    of the lost connection, `leaving_s` of the message `leaving`."""
+    """One agent.
+
+    Monotonic seconds: `heard_s` of the last message, `heartbeat_s` of the last heartbeat, `closed_s` of the
+    lost connection, `leaving_s` of the message `leaving`.
+    """
 
     def __init__(self, hello: Hello, send: Send, now_s: float) -> None:
         self.name = hello.node
@@ -36,7 +39,7 @@ class Node:
         self.reason = ""
         self.heartbeat: Heartbeat | None = None
         self.leaving: Leaving | None = None
-        self.beat_s = self.heard_s = self.leaving_s = now_s
+        self.heartbeat_s = self.heard_s = self.leaving_s = now_s
         self.closed_s: float | None = None
         self._send: Send | None = send
         self._pending: dict[int, asyncio.Future[Reply]] = {}
@@ -51,9 +54,9 @@ class Node:
         """It can be given commands: connected, and neither lost nor evicted."""
         return self.connected and self.state not in GONE
 
-    def beat(self, heartbeat: Heartbeat, now_s: float) -> None:
+    def take_heartbeat(self, heartbeat: Heartbeat, now_s: float) -> None:
         """A heartbeat arrived."""
-        self.heartbeat, self.beat_s = heartbeat, now_s
+        self.heartbeat, self.heartbeat_s = heartbeat, now_s
 
     def leaves(self, leaving: Leaving, now_s: float) -> None:
         """The agent said that it ends."""

@@ -147,6 +147,6 @@ def _node(node: Node, now_s: float) -> NodeSnapshot:
         connected=node.connected,
         unsettled=node.closed_s is not None and node.state not in GONE,
         heartbeat=node.heartbeat,
-        heartbeat_age_s=now_s - node.beat_s,
+        heartbeat_age_s=now_s - node.heartbeat_s,
         heard_age_s=now_s - node.heard_s,
     )

@@ -25,7 +25,9 @@ class Launcher(FakeNode):
 
 
 def holds(node, *ranks, step=4):
-    node.beat(heartbeat(node.name, held=tuple(Held(rank=r, step=step, tier="memory") for r in ranks)), 0.0)
+    node.take_heartbeat(
+        heartbeat(node.name, held=tuple(Held(rank=r, step=step, tier="memory") for r in ranks)), 0.0
+    )
 
 
 def test_every_node_starts_its_ranks_from_the_common_step():

@@ -55,7 +55,7 @@ def test_nodes_that_failed_the_check_do_not_count():
 
 def test_a_disconnected_node_cannot_be_given_commands_but_still_reports():
     members = formed("a", "b")
-    members.nodes["b"].beat(heartbeat("b", status(2), status(3)), 0.0)
+    members.nodes["b"].take_heartbeat(heartbeat("b", status(2), status(3)), 0.0)
     members.nodes["b"].disconnect(1.0)
     assert [n.name for n in members.active()] == ["a"]
     assert [s.rank for s in members.statuses(0)] == [2, 3]
@@ -64,8 +64,8 @@ def test_a_disconnected_node_cannot_be_given_commands_but_still_reports():
 
 def test_silence_counts_the_age_of_the_report_too():
     members = formed("a", "b")
-    members.nodes["a"].beat(heartbeat("a", status(0, progress_age_ns=10**9), status(1)), 10.0)
-    members.nodes["b"].beat(heartbeat("b", status(2), status(3)), 8.0)
+    members.nodes["a"].take_heartbeat(heartbeat("a", status(0, progress_age_ns=10**9), status(1)), 10.0)
+    members.nodes["b"].take_heartbeat(heartbeat("b", status(2), status(3)), 8.0)
     assert members.silence_ns(0, 0, 10.5) == 1_500_000_000
     assert members.silence_ns(-1, 0, 10.5) == 2_500_000_000
     assert members.silence_ns(0, 1, 10.5) == 0
@@ -75,7 +75,7 @@ def test_what_unreachable_nodes_hold_cannot_be_restored():
     members = formed("a", "b")
     item = Held(rank=0, step=1, tier="memory")
     for node in members.nodes.values():
-        node.beat(heartbeat(node.name, held=(item,)), 0.0)
+        node.take_heartbeat(heartbeat(node.name, held=(item,)), 0.0)
     members.nodes["b"].disconnect(1.0)
     assert members.held() == {"a": (item,)}
 

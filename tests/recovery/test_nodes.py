@@ -77,8 +77,8 @@ def test_a_node_is_usable_while_it_is_connected_and_not_gone():
 
 def test_a_node_that_comes_back_is_not_leaving_any_more():
     node = Node(hello(), Wire().send, 0.0)
-    node.beat(heartbeat("a"), 3.0)
+    node.take_heartbeat(heartbeat("a"), 3.0)
     node.leaves(Leaving(node="a", reason="r", signal="SIGINT"), 4.0)
-    assert (node.beat_s, node.leaving_s, node.leaving.signal) == (3.0, 4.0, "SIGINT")
+    assert (node.heartbeat_s, node.leaving_s, node.leaving.signal) == (3.0, 4.0, "SIGINT")
     node.reconnect(hello(), Wire().send, 5.0)
     assert node.leaving is None

@@ -33,7 +33,7 @@ def job():
 def report(job, **changes):
     for name, ranks in (("a", (0, 1)), ("b", (2, 3))):
         ranks = [status(r, **changes) for r in ranks]
-        job.members.nodes[name].beat(heartbeat(name, *ranks), job.services.clock.now_s)
+        job.members.nodes[name].take_heartbeat(heartbeat(name, *ranks), job.services.clock.now_s)
 
 
 def test_an_attempt_that_ends_before_its_first_step_counts_as_idle(job):
@@ -79,7 +79,9 @@ def test_a_script_that_names_no_step_has_to_work_for_a_while(job, change, after_
 def test_a_rank_that_has_not_reported_keeps_the_attempt_from_being_under_way(job):
     job.enter(Phase.RUNNING)
     job.attempt.launched = True
-    job.members.nodes["a"].beat(heartbeat("a", status(0, last_step=-1), status(1, last_step=-1)), 0.0)
+    job.members.nodes["a"].take_heartbeat(
+        heartbeat("a", status(0, last_step=-1), status(1, last_step=-1)), 0.0
+    )
     assert not job.works_without_steps()
 
 
