@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pulsetrain.analytics import calibration
 from pulsetrain.analytics.crash import Attempt, explain
 from pulsetrain.analytics.hangs.evidence import GroupKey, HashedGroupKey, RankEvidence, Wait
-from pulsetrain.analytics.hangs.hang import HangDiagnosis, diagnose
+from pulsetrain.analytics.hangs.hang import FROZEN, HangDiagnosis, diagnose
 from pulsetrain.analytics.verdict import Finding, Healthy, Inconclusive, Verdict
 from pulsetrain.protocol.messages import GroupStatus, RankExit, RankStatus, WorldNode
 from pulsetrain.records.schema import PHASES
@@ -216,6 +216,17 @@ def _for_rank(template: Finding, rank: int, node: str) -> Finding:
     )
 
 
+def _is_certain(view: JobView, diagnosis: HangDiagnosis) -> bool:
+    """Whether the hang cannot end by itself: operations do not match, or every rank at fault cannot move.
+
+    A rank at fault that is alive may still save, evaluate, compile, download or be under a debugger.
+    """
+    if diagnosis.verdict == "desync":
+        return True
+    states = {r.rank: r.state for r in view.ranks}
+    return bool(diagnosis.culprits) and all(states.get(r) in FROZEN for r in diagnosis.culprits)
+
+
 def _finding(view: JobView, diagnosis: HangDiagnosis, stall_ns: int) -> Finding:
     """Return the finding on the stuck group. `_for_rank` turns it into one on a rank."""
     network = not diagnosis.culprits
@@ -232,6 +243,7 @@ def _finding(view: JobView, diagnosis: HangDiagnosis, stall_ns: int) -> Finding:
         summary=f"The job hangs in the network: {diagnosis.reason}" if network else diagnosis.reason,
         evidence={
             "query": "watch.hang",
+            "certain": _is_certain(view, diagnosis),
             "class": diagnosis.verdict,
             "culprits": diagnosis.culprits,
             "victims": diagnosis.victims,

@@ -104,10 +104,11 @@ class LiveWatch:
         if job.phase in TERMINAL:
             return False
         view = job_view(job, memory.steps.median_ns)
-        if job.fault is not None and not memory.explained:
-            memory.explained = self._explain(job, job.fault, memory, view)
+        gone = bool(view.exits or view.lost_nodes)
+        if job.fault is not None and not memory.explained and (gone or job.phase is not Phase.RUNNING):
+            memory.explained = gone and self._explain(job, job.fault, memory, view)
             return not memory.explained
-        if job.phase is Phase.RUNNING and not view.exits and not view.lost_nodes:
+        if job.phase is Phase.RUNNING and not gone:
             verdicts = watch.hang(view, self._config)
             self._stacks.consider(job, view, verdicts)
             hangs = self._stacks.attach(job.job, job.attempt, findings(verdicts))
@@ -126,8 +127,6 @@ class LiveWatch:
 
     def _explain(self, job: JobSnapshot, fault: Fault, memory: _Memory, view: watch.JobView) -> bool:
         """Name the cause once the facts are in: connections settled, exits of peers arrived."""
-        if not view.exits and not view.lost_nodes:
-            return False
         crashed = fault.event is Event.RANK_FAILED
         memory.first_exit_ns = memory.first_exit_ns or (fault.detected_ns if crashed else job.now_ns)
         if any(node.unsettled for node in job.nodes):

@@ -16,8 +16,8 @@ MOST_REPORTED = 1000
 class Observer(Protocol):
     """A job that decides what follows from findings."""
 
-    def observe(self, findings: Iterable[Finding]) -> None:
-        """Findings that begin now."""
+    def observe(self, new: Iterable[Finding], still_open: Iterable[Finding]) -> None:
+        """Take the findings that begin now, and all that are open."""
         ...
 
 
@@ -51,20 +51,20 @@ class Reporter:
     def report(self, job: str, source: str, new: Sequence[Finding], still_open: Sequence[Finding]) -> None:
         """`new` findings of a job begin now. `still_open` are all that `source` sees, `new` included.
 
-        The job decides first: that must not wait for the store or the alerts.
+        The job decides first: that must not wait for the store or the alerts. It hears at each look what is
+        still open, because a hang that may be a pause is acted on late.
         """
         self._open.setdefault(job, {})[source] = list(still_open)
-        if not new:
-            return
         self._of(job).extend(new)
         failures = FailureCollector()
         with failures.collect("the job's decision"):
-            self._jobs[job].observe(new)
+            self._jobs[job].observe(new, [f for seen in self._open[job].values() for f in seen])
         for finding in new:
             with failures.collect("the record of a finding"):
                 self._writer.finding(finding)
-        with failures.collect("the alerts"):
-            self._alerts.observe(new, self._clock.wall_ns(), job=job)
+        if new:
+            with failures.collect("the alerts"):
+                self._alerts.observe(new, self._clock.wall_ns(), job=job)
         failures.raise_any()
 
     def detectors(self, job: str, attempt: int, verdicts: Sequence[Verdict]) -> None:

@@ -54,13 +54,24 @@ def _after(step: int) -> str:
     return f" after step {step}" if step >= 0 else " before the first step"
 
 
+def _what_follows(job: JobSnapshot, worst: Finding) -> str:
+    """What will be done about a hang that may be a pause. "" for everything else."""
+    pending = job.pending_hang
+    if worst.kind != "hang" or pending is None:
+        return ""
+    if pending.act_at_ns is None:
+        return f" {pending.why}"
+    left_s = max(0.0, (pending.act_at_ns - job.now_ns) / 1e9)
+    return f" {pending.why} That is in {left_s:.0f} s."
+
+
 def _running(job: JobSnapshot, findings: Sequence[Finding], cause: str) -> tuple[str, str]:
     if job.silent_s > SILENT_S:
         return "no_data", f"No report from any rank for {job.silent_s:.0f} s."
     if findings:
         worst = findings[0]
         state = "hung" if worst.kind == "hang" else "slow" if worst.kind in SLOW_KINDS else "warning"
-        return state, worst.summary
+        return state, f"{worst.summary}{_what_follows(job, worst)}"
     if not job.first_step_done:
         what = f"recovering from: {cause}" if cause else "no step completed yet"
         return ("recovering" if cause else "starting"), f"Attempt {job.attempt} is starting; {what}."

@@ -18,6 +18,8 @@ from pulsetrain.recovery.state import JobState
 from pulsetrain.recovery.transitions import Action, Event, Phase
 
 USAGE_EXIT = 2
+_COUNTED = (Event.RANK_FAILED, Event.HANG, Event.START_FAILED)
+"""Faults whose restarts count. Lost and evicted nodes do not, because the next attempt runs without them."""
 POLL_S = 0.02
 STACKS_MARGIN_S = 1.0
 
@@ -65,7 +67,7 @@ async def check(job: JobState) -> Outcome:
 def _hopeless(job: JobState) -> str:
     """Why another attempt would be pointless, "" where it may help."""
     recovery, restarts = job.recovery, job.restarts
-    if recovery is None or recovery.fault.event is not Event.RANK_FAILED:
+    if recovery is None or recovery.fault.event not in _COUNTED:
         return ""
     if not recovery.restart_counted:
         recovery.restart_counted = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol
 
 from pulsetrain.protocol.messages import RankExit
@@ -24,6 +25,8 @@ class Observation(Protocol):
     def confidence(self) -> float: ...
     @property
     def summary(self) -> str: ...
+    @property
+    def evidence(self) -> Mapping[str, object]: ...
 
 
 def rank_of(observation: Observation) -> int:

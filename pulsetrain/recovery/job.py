@@ -138,19 +138,22 @@ class Job:
                 self._joined_s = now_s
                 self._loop.post(Event.QUORUM)
 
-    def observe(self, findings: Iterable[Observation]) -> None:
-        """Decide what follows from new findings. A hang stops the job. A crash that names another rank than
-        the first exit changes whom the recovery blames. All other findings are for people."""
+    def observe(self, new: Iterable[Observation], still_open: Iterable[Observation] = ()) -> None:
+        """Decide what follows from the findings that begin now and those that are still open.
+
+        A hang stops the job once `HangPatience` allows it. A crash that names another rank than the first
+        exit changes whom the recovery blames. All other findings are for people.
+        """
         state, now_ns = self._state, self._state.now_ns()
-        current = [f for f in findings if f.attempt == state.attempt.number]
-        hangs = [f for f in current if f.kind == "hang"]
-        if hangs:
-            worst = max(hangs, key=lambda f: f.confidence)
-            rank, now_s = faults.rank_of(worst), self._services.clock.monotonic_s()
+        began = [f for f in new if f.attempt == state.attempt.number]
+        hangs = [f for f in (*began, *still_open) if f.kind == "hang" and f.attempt == state.attempt.number]
+        hang = state.hangs.look(hangs, now_ns, can_resume=state.members.can_resume())
+        if hang is not None:
+            rank, now_s = faults.rank_of(hang), self._services.clock.monotonic_s()
             silent_ns = state.members.silence_ns(rank, state.attempt.number, now_s)
             node = node_of(state.members.world, rank)
-            self._loop.report(faults.hang(worst, node, now_ns, silent_ns=silent_ns))
-        for finding in current:
+            self._loop.report(faults.hang(hang, node, now_ns, silent_ns=silent_ns))
+        for finding in began:
             rank = faults.rank_of(finding)
             if finding.kind == "crash" and rank >= 0 and state.recovery is not None:
                 blamed = state.recovery.fault

@@ -34,13 +34,19 @@ class Policy:
     """How long one round of the pairwise all-gather may take before its pair counts as failed."""
     stepless_s: float = 30.0
     """Ranks that work for this long without a step count as running: their script reports no steps."""
+    hang_patience_s: float = 120.0
+    """How long a hang that may still be a pause must last before the job is restarted.
+
+    A stopped or dead process and mismatched operations are no pause. A job that paused longer before is given
+    twice that time.
+    """
     no_progress_attempts: int = 3
     """Attempts in a row that end without one completed step, after which restarting is given up."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.min_healthy_ratio <= 1:
             raise ValueError(f"min_healthy_ratio = {self.min_healthy_ratio}: allowed 0 to 1")
-        for name in ("evictions_per_hour", "no_progress_attempts"):
+        for name in ("evictions_per_hour", "no_progress_attempts", "hang_patience_s"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} = {getattr(self, name)}: allowed 0 or more")
 

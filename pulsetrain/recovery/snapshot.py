@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pulsetrain.protocol.messages import Heartbeat, Held, Hello, RankExit, RankStatus, WorldNode
+from pulsetrain.recovery.hang_patience import PendingHang
 from pulsetrain.recovery.nodes import GONE, Node, NodeState
 from pulsetrain.recovery.record import Fault, RecoveryDetail
 from pulsetrain.recovery.state import JobState
@@ -57,6 +58,7 @@ class JobSnapshot:
     history: tuple[RecoveryDetail, ...]
     failure: str
     ended_by: str
+    pending_hang: PendingHang | None = None
 
     @property
     def world_size(self) -> int:
@@ -135,6 +137,7 @@ def snapshot(job: JobState) -> JobSnapshot:
         history=tuple(job.history),
         failure=job.failure,
         ended_by=job.ended_by,
+        pending_hang=job.hangs.pending,
     )
 
 

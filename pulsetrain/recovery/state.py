@@ -10,6 +10,7 @@ from typing import Protocol
 from pulsetrain.core.clock import Clock
 from pulsetrain.protocol.messages import Command, Reply
 from pulsetrain.recovery.attempt import Attempt
+from pulsetrain.recovery.hang_patience import HangPatience
 from pulsetrain.recovery.journal import Journal
 from pulsetrain.recovery.membership import Membership
 from pulsetrain.recovery.nodes import Node
@@ -66,6 +67,7 @@ class JobState:
         self.failure = self.ended_by = ""
         self.restarts = Restarts()
         self.budget = EvictionBudget(services.policy)
+        self.hangs = HangPatience(services.policy.hang_patience_s)
         self._ids = itertools.count(1)
 
     @property
@@ -80,6 +82,7 @@ class JobState:
     def begin_recovery(self, fault: Fault) -> None:
         """The job stops because of `fault`."""
         self.recovery = Recovery(fault=fault, from_step=self.last_step)
+        self.hangs.forget()
         if not self.attempt.first_step_done:
             self.restarts.idle += 1
 

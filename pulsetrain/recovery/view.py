@@ -34,6 +34,7 @@ class JobRow(TypedDict):
     step: int
     world_size: int
     failure: str
+    pending_hang: dict[str, object] | None
     nodes: list[NodeRow]
     recoveries: list[RecoveryDetail]
 
@@ -66,6 +67,7 @@ def job_row(job: JobSnapshot) -> JobRow:
         "step": job.last_step,
         "world_size": job.world_size,
         "failure": job.failure,
+        "pending_hang": job.pending_hang.row() if job.pending_hang else None,
         "nodes": [node_row(job, node) for node in job.nodes],
         "recoveries": list(job.history),
     }

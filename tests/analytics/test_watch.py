@@ -270,6 +270,26 @@ def test_degenerate_views_get_a_verdict(broken):
     assert all(isinstance(v, Inconclusive | Healthy | Finding) for v in verdicts)
 
 
+@pytest.mark.parametrize(
+    ("state", "certain"), [("stopped", True), ("zombie", True), ("running", False), ("sleeping", False)]
+)
+def test_only_a_rank_that_cannot_move_makes_a_hang_certain(state, certain):
+    (finding,) = findings(hang(view(stuck_job(3, silent_s=400, state=state))))
+    assert (finding.subject, finding.evidence["certain"]) == ("3", certain)
+
+
+def test_a_network_that_stands_still_may_recover_and_different_operations_never_do():
+    members = (0, 1, 2)
+    same = group("dp", members, 9, "all_reduce", op_bytes=64)
+    odd = group("dp", members, 9, "broadcast", op_bytes=64)
+    (stuck,) = findings(hang(view([status(r, 4.0, same) for r in members], world=())))
+    (desync,) = findings(
+        hang(view([status(0, 4.0, same), status(1, 4.0, odd), status(2, 4.0, same)], world=()))
+    )
+    assert (stuck.evidence["class"], stuck.evidence["certain"]) == ("network", False)
+    assert (desync.evidence["class"], desync.evidence["certain"]) == ("desync", True)
+
+
 def test_a_longer_silence_is_never_milder():
     def weight(silent_s: float) -> float:
         return sum(f.confidence for f in findings(hang(view(stuck_job(4, silent_s, "running")))))

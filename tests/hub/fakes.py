@@ -30,15 +30,16 @@ class FakeJob:
     """A job whose snapshot a test sets; it keeps the findings that it is given."""
 
     def __init__(self, **changes):
-        self.changes, self.observed = changes, []
+        self.changes, self.observed, self.still_open = changes, [], []
 
     def snapshot(self):
         if isinstance(self.changes.get("broken"), Exception):
             raise self.changes["broken"]
         return job_snapshot(**self.changes)
 
-    def observe(self, findings):
-        self.observed += findings
+    def observe(self, new, still_open):
+        self.observed += new
+        self.still_open = list(still_open)
 
 
 class Sink:

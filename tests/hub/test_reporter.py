@@ -44,6 +44,7 @@ def test_a_new_finding_reaches_the_job_the_store_the_alerts_and_the_incidents(si
 def test_a_finding_that_only_stays_open_is_not_sent_again(site):
     site.reporter.report("j", "live", [], [finding()])
     assert (site.job.observed, site.writer.written, site.alerts.seen) == ([], [], [])
+    assert site.job.still_open == [finding()]
     assert site.reporter.open("j", 0) == [finding()]
 
 

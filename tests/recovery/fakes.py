@@ -237,6 +237,11 @@ class Observed:
     attempt: int = 0
     confidence: float = 0.9
     summary: str = "s"
+    certain: bool = True
+
+    @property
+    def evidence(self):
+        return {"certain": self.certain}
 
 
 def hang(rank, **changes):

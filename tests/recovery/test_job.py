@@ -413,3 +413,62 @@ def test_findings_of_another_attempt_and_of_other_kinds_stop_nothing(change):
         assert (fleet.job.phase, fleet.job.attempt) == (Phase.RUNNING, 0)
 
     run(scenario)
+
+
+def test_a_hang_that_may_be_a_pause_stops_the_job_only_after_the_patience():
+    async def scenario():
+        fleet = Fleet("ab", policy=Policy(hang_patience_s=100))
+        await fleet.form()
+        job = fleet.controller.jobs["j"]
+        for agent in fleet.agents.values():
+            agent.complete(4)  # so that there is a checkpoint to resume from
+        pause = hang(rank=1, certain=False)
+        job.observe([pause], [pause])
+        await fleet.settle()
+        assert fleet.job.phase is Phase.RUNNING
+        assert job.snapshot().pending_hang.rank == 1
+        fleet.clock.now_s += 101
+        for agent in fleet.agents.values():
+            agent.send_heartbeat()
+        job.observe([], [pause])
+        await fleet.settle()
+        assert fleet.journal.last("recovery")["detail"]["cause"] == "hang"
+        assert job.snapshot().pending_hang is None
+
+    run(scenario)
+
+
+def test_a_job_without_a_checkpoint_is_told_and_not_stopped():
+    async def scenario():
+        fleet = Fleet("ab", policy=Policy(hang_patience_s=1))
+        await fleet.form()
+        for agent in fleet.agents.values():
+            agent.held = ()
+            agent.send_heartbeat()
+        pause = hang(rank=1, certain=False)
+        job = fleet.controller.jobs["j"]
+        for _ in range(5):
+            fleet.clock.now_s += 2
+            for agent in fleet.agents.values():
+                agent.send_heartbeat()
+            job.observe([], [pause])
+            await fleet.settle()
+        assert (fleet.job.phase, fleet.job.attempt) == (Phase.RUNNING, 0)
+        assert job.snapshot().pending_hang.act_at_ns is None
+
+    run(scenario)
+
+
+def test_a_job_that_hangs_in_every_attempt_is_given_up_after_its_restarts():
+    async def scenario():
+        fleet = Fleet("ab", max_restarts=2)
+        await fleet.form()
+        job = fleet.controller.jobs["j"]
+        for attempt in range(3):
+            assert fleet.job.attempt == attempt
+            job.observe([hang(rank=1, attempt=attempt)])
+            await fleet.settle()
+        assert (fleet.job.phase, fleet.job.attempt) == (Phase.FAILED, 2)
+        assert "2 restarts are used up" in fleet.job.failure
+
+    run(scenario)

@@ -25,7 +25,7 @@ from pulsetrain.analytics.hangs.sinks import (
 )
 from pulsetrain.analytics.hangs.wait_graph import CollectiveNode, Edges, Node, WaitGraph
 
-_FROZEN = ("stopped", "zombie", "gone")  # states in which a process cannot move
+FROZEN = ("stopped", "zombie", "gone")  # states in which a process cannot move
 _MAX_REASONS = 8
 _VERDICT_ORDER: tuple[HangVerdict, ...] = ("rank", "desync", "network")
 
@@ -84,7 +84,7 @@ def diagnose(
     (1,)
     """
     ranks = _with_unreported({e.rank: e for e in evidence})
-    frozen = {r for r, e in ranks.items() if e.state in _FROZEN}
+    frozen = {r for r, e in ranks.items() if e.state in FROZEN}
     if not frozen and not any(e.waits for e in ranks.values()):
         return HangDiagnosis(verdict="none", culprits=(), victims=(), confidence=0.9, reason="no rank waits")
     if ranks.keys() <= frozen:
@@ -168,7 +168,7 @@ def _wait_graph(ranks: EvidenceByRank) -> WaitGraph:
     """
     edges: Edges = {r: set() for r in ranks}
     for rank, evidence in ranks.items():
-        if evidence.state in _FROZEN:
+        if evidence.state in FROZEN:
             continue
         targets: set[Node] = set()
         for wait in evidence.waits:
@@ -187,7 +187,7 @@ def _add_presumed_edges(ranks: EvidenceByRank, edges: Edges) -> None:
     Not where a peer came to wait for the unreported rank before that collective: the unreported rank cannot
     have passed an operation that it never joined.
     """
-    unreported = {r for r, e in ranks.items() if not e.reported and e.state not in _FROZEN}
+    unreported = {r for r, e in ranks.items() if not e.reported and e.state not in FROZEN}
     if not unreported:
         return
     _narrow_to_proven(unreported, edges)
@@ -282,7 +282,7 @@ def _holding_up(wait: Wait, ranks: EvidenceByRank, *, is_oldest: bool) -> set[No
         return set(older or behind)
     unfinished = {m for m in members if ranks[m].completed.get(group, 0) < wait.seq}
     if len(unfinished) < len(members):
-        return {m for m in unfinished if ranks[m].state in _FROZEN}
+        return {m for m in unfinished if ranks[m].state in FROZEN}
     return set(older or members)
 
 
