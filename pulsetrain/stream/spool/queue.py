@@ -110,7 +110,7 @@ class Spool:
         except OSError as error:
             self._folder_lock.release()
             raise UsageError(f"spool folder {folder}: {error.strerror}") from error
-        self._delete_delivered()
+        self._files.delete_before(_oldest(self._index))
 
     def append(self, batch: Columns) -> bool:
         """Queue a batch; False where it was dropped. Never raises for the state of the disk; `dropped` says
@@ -131,7 +131,7 @@ class Spool:
                 reason = "disk_full" if error.errno in _FULL_DISK else "disk_error"
                 return self._drop(reason, rows, error)
             self._next_row[record] += rows
-            self._delete_delivered()
+            self._files.delete_before(_oldest(self._index))
             self._changed.notify_all()
             return True
 
@@ -164,7 +164,7 @@ class Spool:
             if delivered > self._acknowledged:
                 self._acknowledged = delivered
                 save_acknowledged(self._folder, delivered)
-            self._delete_delivered()
+            self._files.delete_before(_oldest(self._index))
 
     def reject(self, entry: Entry, why: str) -> None:
         """Set an entry that the other side will never take aside in ``rejected/`` (the last 100 are kept),
@@ -254,5 +254,7 @@ class Spool:
             return None
         return Entry(segment=where.segment, end=where.position.end, rows=rows, data=data)
 
-    def _delete_delivered(self) -> None:
-        self._files.delete_before(self._index[0].segment if self._index else None)
+
+def _oldest(index: deque[EntryPosition]) -> int | None:
+    """The segment of the oldest entry that is not acknowledged."""
+    return index[0].segment if index else None
