@@ -1,0 +1,63 @@
+"""A script that nobody wrote for Pulsetrain and that pauses: it is told about, never stopped."""
+
+import json
+import subprocess
+import sys
+from textwrap import dedent
+
+import pytest
+
+from pulsetrain.protocol.client import HubClient, find_hub
+from tests.agent.real_processes import until, with_environment
+from tests.hub.test_real_job import Site
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(200)]
+
+PAUSE_S = 9.0
+SCRIPT = """
+    import os, time
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(16, 16))
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    for step in range(40):
+        model(torch.ones(4, 16)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if step == 20 and dist.get_rank() == 0:
+            time.sleep(PAUSE_S)  # as a script that writes its own checkpoint on one rank
+    print("finished attempt", os.environ["TORCHELASTIC_RESTART_COUNT"], flush=True)
+    dist.destroy_process_group()
+"""
+
+
+@pytest.fixture
+def site(tmp_path):
+    site = Site(tmp_path)
+    site.start_hub()
+    yield site
+    site.close()
+    assert until(lambda: not with_environment("SITE_MARK", site.mark))
+
+
+def test_a_script_that_saves_on_one_rank_for_longer_than_a_hang_takes_is_left_alone(site, tmp_path):
+    script = tmp_path / "pausing.py"
+    script.write_text(dedent(SCRIPT).replace("PAUSE_S", str(PAUSE_S)))
+    command = [
+        sys.executable,
+        "-m",
+        "pulsetrain.cli",
+        "run",
+        "--nproc-per-node",
+        "2",
+        "--job",
+        "p",
+        str(script),
+    ]
+    done = subprocess.run(command, env=site.env, capture_output=True, text=True, timeout=150)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("finished attempt 0") == 2
+    (job,) = HubClient(find_hub(environ=site.env)).status()["jobs"]
+    assert (job["state"], job["attempt"], job["recoveries"]) == ("finished", 0, []), json.dumps(job)
