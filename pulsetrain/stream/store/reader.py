@@ -115,7 +115,8 @@ class ChdbReader:
 def _connect(path: str) -> Connection:
     import chdb  # loading it starts threads
 
-    return chdb.connect(path)
+    connection: Connection = chdb.connect(path)
+    return connection
 
 
 def _result(result: EngineResult) -> QueryResult:
