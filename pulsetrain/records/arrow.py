@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from types import MappingProxyType
+from typing import Any, TypeAlias
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from pulsetrain.records.columns import Column, Columns
 from pulsetrain.records.schema import RECORDS, Kind, Record
+
+ArrowColumn: TypeAlias = "pa.ChunkedArray[Any]"
+"""A column of a table, whatever its type."""
+ArrowArray: TypeAlias = "pa.Array[Any]"
+"""One chunk of a column, whatever its type."""
+DictionaryColumn: TypeAlias = "pa.DictionaryArray[Any, Any]"
+"""Strings as codes and names."""
 
 _TYPES: Mapping[Kind, pa.DataType] = MappingProxyType(
     {
@@ -49,10 +59,21 @@ def to_table(batch: Columns) -> pa.Table:
     return pa.table({name: _array(column) for name, column in batch.columns.items()})
 
 
-def _array(column: Column) -> pa.Array:
+def number_array(values: NDArray[np.generic]) -> ArrowArray:
+    """An Arrow array of numbers. The stubs of pyarrow take every numpy array for one of booleans."""
+    array: ArrowArray = pa.array(values)
+    return array
+
+
+def dictionary_array(codes: NDArray[np.generic], names: Sequence[str]) -> DictionaryColumn:
+    """A dictionary array of `names` by code."""
+    return pa.DictionaryArray.from_arrays(number_array(codes), pa.array(names, pa.string()))
+
+
+def _array(column: Column) -> ArrowArray:
     kind = arrow_type(column.kind)
     if column.kind is Kind.NAME:
-        return pa.DictionaryArray.from_arrays(pa.array(column.data), pa.array(column.names, pa.string()))
+        return dictionary_array(column.data, column.names)
     if column.kind is Kind.TIME:
         return pa.array(column.data).view(kind)
     return pa.array(column.data, kind, mask=None if column.valid is None else ~column.valid)

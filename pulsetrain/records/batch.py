@@ -9,13 +9,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import cast
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from pulsetrain.core.errors import CorruptData, SchemaMismatch
 from pulsetrain.records import encoding
-from pulsetrain.records.arrow import arrow_type, schema_of, to_table
+from pulsetrain.records.arrow import (
+    ArrowColumn,
+    DictionaryColumn,
+    arrow_type,
+    dictionary_array,
+    number_array,
+    schema_of,
+    to_table,
+)
 from pulsetrain.records.columns import Columns, record_of
 from pulsetrain.records.encoding import Identity
 from pulsetrain.records.schema import SCHEMA_VERSION, Field, Kind, Record
@@ -158,7 +168,7 @@ def conform(table: pa.Table, record: Record, version: int) -> pa.Table:
     return pa.table(columns, schema=schema_of(record))
 
 
-def _column(table: pa.Table, record: Record, field: Field, version: int) -> pa.ChunkedArray:
+def _column(table: pa.Table, record: Record, field: Field, version: int) -> ArrowColumn:
     where = f"{record.name}.{field.name}"
     indices = table.schema.get_all_field_indices(field.name)
     if not indices and field.since > version:
@@ -174,21 +184,20 @@ def _column(table: pa.Table, record: Record, field: Field, version: int) -> pa.C
     return column
 
 
-def _unambiguous(column: pa.ChunkedArray) -> pa.ChunkedArray:
+def _unambiguous(column: ArrowColumn) -> ArrowColumn:
     """A dictionary column whose dictionaries hold each value once and no null, as ClickHouse requires."""
-    dictionaries = [chunk.dictionary for chunk in column.chunks]
+    dictionaries = [cast(DictionaryColumn, chunk).dictionary for chunk in column.chunks]
     if all(d.null_count == 0 and len(pc.unique(d)) == len(d) for d in dictionaries):
         return column
     plain = column.cast(column.type.value_type)
     return pc.dictionary_encode(plain).cast(column.type)
 
 
-def _constant(field: Field, value: object, rows: int) -> pa.ChunkedArray:
+def _constant(field: Field, value: object, rows: int) -> ArrowColumn:
     kind = arrow_type(field.kind)
     if pa.types.is_dictionary(kind):
-        indices = pa.repeat(pa.scalar(0, kind.index_type), rows)
-        return pa.chunked_array([pa.DictionaryArray.from_arrays(indices, pa.array([value], kind.value_type))])
-    return pa.chunked_array([pa.repeat(pa.scalar(value, kind), rows)])
+        return pa.chunked_array([dictionary_array(np.zeros(rows, np.int32), [str(value)])])
+    return pa.chunked_array([pa.array([value], kind).take(number_array(np.zeros(rows, np.int64)))])
 
 
 def adopt(record: str, table: pa.Table, *, now_ns: int) -> pa.Table:
@@ -204,7 +213,7 @@ def adopt(record: str, table: pa.Table, *, now_ns: int) -> pa.Table:
     return pa.table(columns, schema=schema_of(target))
 
 
-def _adopted(table: pa.Table, record: Record, field: Field, now_ns: int) -> pa.ChunkedArray:
+def _adopted(table: pa.Table, record: Record, field: Field, now_ns: int) -> ArrowColumn:
     where = f"{record.name}.{field.name}"
     fallback = now_ns if field.kind is Kind.TIME else field.default
     if field.name not in table.column_names:
@@ -221,7 +230,7 @@ def _adopted(table: pa.Table, record: Record, field: Field, now_ns: int) -> pa.C
     return column
 
 
-def _cast(column: pa.ChunkedArray, kind: pa.DataType, fallback: object, nullable: bool) -> pa.ChunkedArray:
+def _cast(column: ArrowColumn, kind: pa.DataType, fallback: object, nullable: bool) -> ArrowColumn:
     if column.type == kind and (nullable or not column.null_count):
         return column
     plain = kind.value_type if pa.types.is_dictionary(kind) else kind
@@ -233,5 +242,5 @@ def _cast(column: pa.ChunkedArray, kind: pa.DataType, fallback: object, nullable
         column = column.cast(pa.int64())
     column = column.cast(plain)
     if not nullable and column.null_count:
-        column = pc.fill_null(column, pa.scalar(fallback, plain))
+        column = column.fill_null(pa.scalar(fallback, plain))
     return pc.dictionary_encode(column) if pa.types.is_dictionary(kind) else column

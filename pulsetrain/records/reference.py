@@ -12,13 +12,13 @@ from pulsetrain.records.schema import RECORDS, SCHEMA_VERSION, Field, Record
 
 _HEAD = f"""# Records
 
-Generated from `pulsetrain/records/schema.py` by `python -m pulsetrain.records.reference`; do not edit.
+Generated from `pulsetrain/records/schema.py` by `python -m pulsetrain.records.reference`. Do not edit it.
 Schema version {SCHEMA_VERSION}.
 
 Each record is a ClickHouse table, a Kafka topic `pulsetrain.<record>` and a Parquet file `<record>.parquet`
 of the same name. Rows expire by the day they were stored, not by the day they tell of.
 
-- Times are UTC with nanoseconds; in Arrow `timestamp[ns, UTC]`.
+- Times are UTC with nanoseconds, in Arrow `timestamp[ns, UTC]`.
 - A reader fills a field that an older writer did not send with the field's default.
 """
 
@@ -40,8 +40,8 @@ def _record(record: Record) -> str:
     lines = [
         f"## `{record.name}`",
         "",
-        f"{record.meaning[0].upper()}{record.meaning[1:]}. Sorted by {', '.join(record.order_by)}; "
-        f"partitioned by day of `{record.time}`; kept {record.ttl_days} days.",
+        f"{record.meaning[0].upper()}{record.meaning[1:]}. Sorted by {', '.join(record.order_by)}. "
+        f"Partitioned by day of `{record.time}`. Kept {record.ttl_days} days.",
         "",
         "| field | ClickHouse | Arrow | unit | meaning | default | since |",
         "|---|---|---|---|---|---|---|",

@@ -53,7 +53,7 @@ _DEFAULTS: Mapping[Kind, object] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Field:
-    """One column. `unit` is empty for names and counts; `since` is the schema version that added it."""
+    """One column. `unit` is empty for names and counts. `since` is the schema version that added it."""
 
     name: str
     kind: Kind
@@ -69,7 +69,7 @@ class Field:
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """One table, topic and Parquet file. `order_by` is the sorting key; `time` partitions and expires."""
+    """One table, topic and Parquet file. `order_by` is the sorting key. `time` partitions and expires."""
 
     name: str
     meaning: str
@@ -91,9 +91,9 @@ def _f(name: str, kind: Kind, meaning: str, unit: str = "", since: int = 1) -> F
 
 
 _JOB = _f("job", Kind.NAME, "name of the training job")
-_ATTEMPT = _f("attempt", Kind.I32, "launch of the job, from 0; a restart increments it")
+_ATTEMPT = _f("attempt", Kind.I32, "launch of the job, counted from 0")
 _NODE = _f("node", Kind.NAME, "node as the inventory names it")
-_RANK = _f("rank", Kind.I32, "global rank; -1: none")
+_RANK = _f("rank", Kind.I32, "global rank, -1 for none")
 _STEP = _f("step", Kind.I64, "optimizer step")
 _TS = _f("ts", Kind.TIME, "when it happened", "UTC")
 
@@ -129,17 +129,17 @@ _ALL = (
             _NODE,
             _RANK,
             _STEP,
-            _f("microbatch", Kind.I32, "microbatch inside the step; -1: none"),
+            _f("microbatch", Kind.I32, "microbatch inside the step, -1 for none"),
             _f("phase", Kind.NAME, f"one of {', '.join(PHASES)}, or the user's own name"),
             _f("category", Kind.NAME, f"one of {', '.join(CATEGORIES)}"),
             _f("lane", Kind.NAME, "what runs one span at a time: a CUDA stream, or the host thread"),
-            _f("group", Kind.NAME, "process group of a communication span; empty: none"),
-            _f("seq", Kind.I64, "sequence number of a communication span in its group; -1: none"),
+            _f("group", Kind.NAME, "process group of a communication span, empty for none"),
+            _f("seq", Kind.I64, "sequence number of a communication span in its group, -1 for none"),
             _f("bytes", Kind.I64, "payload of a communication span", "bytes"),
             _f("start", Kind.TIME, "when it began", "UTC"),
-            _f("duration_ns", Kind.I64, "how long it took; its age so far where `open`", "ns"),
+            _f("duration_ns", Kind.I64, "how long it took, or its age so far if `open`", "ns"),
             _f("open", Kind.BOOL, "it had not ended when it was reported"),
-            _f("parent", Kind.NAME, "phase it ran inside, on the same lane; empty: none"),
+            _f("parent", Kind.NAME, "phase it ran inside, on the same lane, empty for none"),
         ),
     ),
     Record(
@@ -157,9 +157,9 @@ _ALL = (
             _f("start", Kind.TIME, "when the step began", "UTC"),
             _f("duration_ns", Kind.I64, "wall time of the step", "ns"),
             _f("tokens", Kind.I64, "tokens this rank processed in the step"),
-            _f("flops", Kind.F64, "model FLOPs this rank owed for the step; NaN: unknown"),
-            _f("loss", Kind.MAYBE, "training loss; NULL: this rank does not log it; NaN is a real NaN"),
-            _f("grad_norm", Kind.MAYBE, "gradient norm; NULL: not logged; NaN is a real NaN"),
+            _f("flops", Kind.F64, "model FLOPs this rank owed for the step, NaN if unknown"),
+            _f("loss", Kind.MAYBE, "training loss, NULL if this rank does not log it. NaN is a real NaN"),
+            _f("grad_norm", Kind.MAYBE, "gradient norm, NULL if not logged. NaN is a real NaN"),
         ),
     ),
     Record(
@@ -175,7 +175,7 @@ _ALL = (
             _f("local_rank", Kind.I32, "rank on its node"),
             _NODE,
             _f("ip", Kind.NAME, "address of the node"),
-            _f("switch", Kind.NAME, "access switch (ToR) of the node; empty: unknown"),
+            _f("switch", Kind.NAME, "access switch (ToR) of the node, empty if unknown"),
             _f("tp", Kind.I32, "tensor-parallel coordinate"),
             _f("pp", Kind.I32, "pipeline stage"),
             _f("dp", Kind.I32, "data-parallel coordinate"),
@@ -196,10 +196,10 @@ _ALL = (
             _f("seq", Kind.I64, "number of the heartbeat since the agent started"),
             _JOB,
             _ATTEMPT,
-            _f("rank", Kind.I32, "global rank; -1: the node itself"),
+            _f("rank", Kind.I32, "global rank, -1 for the node itself"),
             _f("pid", Kind.I32, "process"),
             _f("state", Kind.NAME, "running, sleeping, disk, stopped, zombie or gone, as /proc has it"),
-            _f("last_step", Kind.I64, "last step that the rank completed; -1: none"),
+            _f("last_step", Kind.I64, "last step that the rank completed, -1 for none"),
             _f("last_phase", Kind.NAME, "phase or operation the rank is in"),
             _f("phase_age_ns", Kind.I64, "how long it has been in it", "ns"),
         ),
@@ -212,10 +212,10 @@ _ALL = (
         ttl_days=30,
         fields=(
             _NODE,
-            _f("device", Kind.NAME, "GPU UUID, NIC port, process; empty: the node"),
+            _f("device", Kind.NAME, "GPU UUID, NIC port or process, empty for the node"),
             _f("name", Kind.NAME, "metric name, with its unit as suffix"),
             _TS,
-            _f("value", Kind.F64, "sample; cumulative counters stay cumulative"),
+            _f("value", Kind.F64, "sample. Cumulative counters stay cumulative"),
         ),
     ),
     Record(
@@ -233,7 +233,7 @@ _ALL = (
             _f("source", Kind.NAME, "stdout, stderr, kmsg, agent or hub"),
             _f("severity", Kind.NAME, "debug, info, warning, error or critical"),
             _f("message", Kind.TEXT, "the line"),
-            _f("rule", Kind.NAME, "log rule that matched; empty: none"),
+            _f("rule", Kind.NAME, "log rule that matched, empty for none"),
         ),
     ),
     Record(

@@ -15,7 +15,13 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from pulsetrain.records.arrow import arrow_schema, arrow_type
+from pulsetrain.records.arrow import (
+    DictionaryColumn,
+    arrow_schema,
+    arrow_type,
+    dictionary_array,
+    number_array,
+)
 from pulsetrain.records.schema import RECORDS, Kind
 from pulsetrain.simulate.spec import FleetSpec
 from pulsetrain.simulate.timing import Array, StepTimes, shape, simulate_step
@@ -234,7 +240,7 @@ def _rank_columns(spec: FleetSpec, rank: NDArray[np.int64]) -> dict[str, object]
 
 def _groups(
     spec: FleetSpec, slots: Sequence[_Slot], rank: NDArray[np.int64], slot: NDArray[np.int64]
-) -> pa.DictionaryArray:
+) -> DictionaryColumn:
     """Each row's process group: one tp group for each (pp, dp), one dp group for each (pp, tp), and so on."""
     tp, dp = rank % spec.tp, rank // spec.tp % spec.dp
     pp = rank // (spec.tp * spec.dp)
@@ -279,12 +285,12 @@ def _announcement(spec: FleetSpec) -> pa.Table:
     return pa.Table.from_pylist([row], schema=arrow_schema("events"))
 
 
-def _coded(codes: Codes, names: Sequence[str]) -> pa.DictionaryArray:
+def _coded(codes: Codes, names: Sequence[str]) -> DictionaryColumn:
     """A dictionary column of `names` by code. Equal names are merged."""
     unique = sorted(set(names))
     position = {name: i for i, name in enumerate(unique)}
     table = np.array([position[n] for n in names], np.int32)
-    return pa.DictionaryArray.from_arrays(pa.array(table[codes]), pa.array(unique, pa.string()))
+    return dictionary_array(table[codes], unique)
 
 
 def _table(record: str, columns: Mapping[str, object]) -> pa.Table:
@@ -296,7 +302,7 @@ def _table(record: str, columns: Mapping[str, object]) -> pa.Table:
         if isinstance(value, pa.Array | pa.ChunkedArray):
             arrays.append(value)
         elif field.kind is Kind.TIME:
-            arrays.append(pa.array(value).cast(pa.int64()).cast(arrow_type(field.kind)))
+            arrays.append(number_array(np.asarray(value, np.int64)).cast(arrow_type(field.kind)))
         else:
-            arrays.append(pa.array(value).cast(arrow_type(field.kind)))
+            arrays.append(number_array(np.asarray(value)).cast(arrow_type(field.kind)))
     return pa.Table.from_arrays(arrays, schema=schema)

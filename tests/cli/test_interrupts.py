@@ -11,7 +11,8 @@ from pulsetrain.cli.interrupts import importing
 
 @pytest.fixture(autouse=True)
 def restored():
-    before = signal.getsignal(signal.SIGINT)
+    """Ctrl-C as in a terminal, also where the tests were started in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
 

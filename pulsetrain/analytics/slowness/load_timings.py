@@ -7,6 +7,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from pulsetrain.analytics.slowness.timings import COMPUTED, LOGGED, NUMBERS, PARTS, Timings, running_ratio
+from pulsetrain.records.arrow import number_array
 from pulsetrain.stream.queries import analysis
 from pulsetrain.stream.queries.queryable import AttemptSteps, Queryable
 
@@ -126,6 +127,6 @@ def _nodes(nodes: pa.Table, topology: pa.Table, ranks: NDArray[np.int64]) -> NDA
     for table in (topology, nodes):
         if table.num_rows and "node" in table.column_names:
             values, first = np.unique(_ints(table, "rank"), return_index=True)
-            names = table.column("node").take(pa.array(first)).to_pylist()
+            names = table.column("node").take(number_array(first)).to_pylist()
             known |= dict(zip(values.tolist(), names, strict=True))
     return np.array([str(known.get(rank, "")) for rank in ranks.tolist()], np.str_)

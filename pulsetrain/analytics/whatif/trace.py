@@ -18,6 +18,8 @@ from pulsetrain.core.errors import UsageError
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from pulsetrain.records.arrow import ArrowColumn, DictionaryColumn
+
 COLUMNS = ("dp_rank", "stage", "rank", "step", "optype", "start_ts", "duration", "seq_id", "mc", "gmc")
 OPTIONAL = ("rank", "mc", "gmc")  # -1 where the table does not have them
 KEYS = ("dp_rank", "stage", "step", "seq_id")  # never negative in a sound row
@@ -181,18 +183,19 @@ def _rows(table: pa.Table) -> tuple[_Rows, list[str]]:
     return _Rows(**integers, start_ts=start, duration=duration, kind=kind), kinds
 
 
-def _kinds(column: pa.ChunkedArray) -> tuple[Integers, list[str]]:
+def _kinds(column: ArrowColumn) -> tuple[Integers, list[str]]:
     """Return an index into the kinds for each row, and the kinds. The index of a null is beyond them."""
     import pyarrow as pa
 
     column = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
-    array = column.chunk(0) if column.num_chunks == 1 else column.unify_dictionaries().combine_chunks()
-    kinds = array.dictionary.to_pylist()
+    whole = column.chunk(0) if column.num_chunks == 1 else column.unify_dictionaries().combine_chunks()
+    array = cast("DictionaryColumn", whole)
+    kinds = [str(kind) for kind in array.dictionary.to_pylist()]
     codes = array.indices.fill_null(len(kinds)) if array.null_count else array.indices
     return np.asarray(np.from_dlpack(codes), np.int64), kinds
 
 
-def _numbers(name: str, column: pa.ChunkedArray) -> Floats:
+def _numbers(name: str, column: ArrowColumn) -> Floats:
     """Return a column of numbers. A null is -1 in a column of integers, else NaN.
 
     Raises `UsageError` for a column of another type.
@@ -210,9 +213,9 @@ def _numbers(name: str, column: pa.ChunkedArray) -> Floats:
             raise UsageError(f"trace: column {name} holds what is no whole number: {error}") from error
     array = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
     if array.null_count:
-        array = array.fill_null(-1 if types.is_integer(array.type) else float("nan"))
+        array = array.fill_null(pa.scalar(-1 if types.is_integer(array.type) else float("nan"), array.type))
     # `Array.to_numpy` imports pandas, which takes 4 s where nothing is compiled yet.
-    return cast(Floats, np.from_dlpack(array))
+    return cast(Floats, np.from_dlpack(cast("pa.DoubleArray", array)))
 
 
 def _sound(rows: _Rows, kinds: Sequence[str]) -> Bools:

@@ -49,7 +49,7 @@ def step_starts(store: Queryable, steps: AttemptSteps) -> list[int]:
         """,
         steps.params,
     )
-    return [int(v) for v in table["begin_ns"].to_pylist()]
+    return [row["begin_ns"] for row in table.to_pylist()]
 
 
 def metrics(store: Queryable, during: AttemptTime, prefix: str) -> pa.Table:

@@ -12,8 +12,9 @@ import io
 import queue
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from io import IOBase
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, cast
 from urllib.parse import urlsplit
 
 import clickhouse_connect
@@ -182,7 +183,7 @@ class Store:
 def write_ipc(table: pa.Table, sink: BinaryIO) -> None:
     """Write `table` to `sink` as an uncompressed Arrow IPC stream of one batch."""
     table = table.replace_schema_metadata(None).unify_dictionaries().combine_chunks()
-    with pa.ipc.new_stream(sink, table.schema) as writer:
+    with pa.ipc.new_stream(cast("IOBase", sink), table.schema) as writer:
         writer.write_table(table)
 
 

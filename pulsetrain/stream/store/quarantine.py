@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pulsetrain.records.arrow import ArrowColumn
 from pulsetrain.records.schema import RECORDS
 
 EARLIEST_NS = 946_684_800 * 10**9
@@ -16,16 +19,17 @@ EARLIEST_NS = 946_684_800 * 10**9
 AHEAD_NS = 86_400 * 10**9
 """How far a clock may be ahead of the hub's: one day."""
 
-SCHEMA = pa.schema(
-    [
-        pa.field("record", pa.string()),
-        pa.field("source", pa.string()),
-        pa.field("first_row", pa.uint64()),
-        pa.field("rows", pa.uint64()),
-        pa.field("reason", pa.string()),
-        pa.field("data", pa.string()),
-    ]
+_COLUMNS: Mapping[str, pa.DataType] = MappingProxyType(
+    {
+        "record": pa.string(),
+        "source": pa.string(),
+        "first_row": pa.uint64(),
+        "rows": pa.uint64(),
+        "reason": pa.string(),
+        "data": pa.string(),
+    }
 )
+SCHEMA = pa.schema(_COLUMNS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,10 +75,11 @@ def _split(record: str, rows: pa.Table, now_ns: int) -> tuple[pa.Table, pa.Table
     return rows.filter(plausible), rows.filter(pc.invert(plausible))
 
 
-def _plausible(record: str, rows: pa.Table, now_ns: int) -> pa.ChunkedArray | None:
+def _plausible(record: str, rows: pa.Table, now_ns: int) -> ArrowColumn | None:
     """Which rows have a time that can be true. None if all have."""
-    times = rows.column(RECORDS[record].time).cast(pa.int64())
-    plausible = pc.and_(pc.greater_equal(times, EARLIEST_NS), pc.less_equal(times, now_ns + AHEAD_NS))
+    times: ArrowColumn = rows.column(RECORDS[record].time).cast(pa.int64())
+    earliest, latest = pa.scalar(EARLIEST_NS), pa.scalar(now_ns + AHEAD_NS)
+    plausible = cast(ArrowColumn, pc.and_(pc.greater_equal(times, earliest), pc.less_equal(times, latest)))
     return plausible if pc.all(plausible).as_py() is False else None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import pyarrow as pa
 
@@ -53,14 +54,15 @@ class StoredRows:
             self._known[(claim.rows.source, record)].remove(claim.rows.first, claim.rows.end)
 
 
-_SCHEMA = pa.schema(
-    [
-        pa.field("source", pa.string()),
-        pa.field("record", pa.string()),
-        pa.field("first_row", pa.uint64()),
-        pa.field("next_row", pa.uint64()),
-    ]
+_COLUMNS: Mapping[str, pa.DataType] = MappingProxyType(
+    {
+        "source": pa.string(),
+        "record": pa.string(),
+        "first_row": pa.uint64(),
+        "next_row": pa.uint64(),
+    }
 )
+_SCHEMA = pa.schema(_COLUMNS)
 
 
 def ranges_table(ends: RangeEnds) -> pa.Table:

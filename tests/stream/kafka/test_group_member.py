@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import pytest
 
@@ -49,17 +50,18 @@ def member(monkeypatch):
     return make
 
 
-def end(made, script):
-    """Stop it as soon as everything on the list has happened."""
-    while script.outcomes:
-        pass
+def end(made, script, times):
+    """Stop it once everything on the list has happened and it has begun so many `times`."""
+    deadline = time.monotonic() + 10
+    while (script.outcomes or script.made < times) and time.monotonic() < deadline:
+        time.sleep(0.001)
     made.stop()
 
 
 def test_brokers_that_go_away_are_waited_for(member):
     away = Unavailable("away")
     made, script = member(("run", away), ("start", away), ("start", away), ("run", away))
-    ending = threading.Thread(target=end, args=(made, script))
+    ending = threading.Thread(target=end, args=(made, script, 3))
     ending.start()
     made.run()
     ending.join(timeout=10)
@@ -82,6 +84,6 @@ def test_on_a_thread_of_its_own_it_survives_everything_that_has_a_name(member):
         ("run", AuthError("refused")), ("start", UsageError("no")), ("run", Unavailable("x"))
     )
     made.start()
-    end(made, script)
+    end(made, script, 3)
     assert script.made == 3
     assert not made._thread.is_alive()
