@@ -24,8 +24,8 @@ class Ring:
         context = span_context(number, -1, 0)
         return self.writer.span(self.head, context, 1 + number, 2 + number, seq=number, size=number)
 
-    def drained(self, *, final: bool = False) -> list[int]:
-        spans, _ = self.reader.drain(final=final)
+    def drained(self, *, final: bool = False, patience: int = 8) -> list[int]:
+        spans, _ = self.reader.drain(final=final, patience=patience)
         assert (spans["seq"] == spans["bytes"]).all()
         assert (spans["seq"] + 1 == spans["start"]).all()
         return [int(n) for n in spans["seq"]]
