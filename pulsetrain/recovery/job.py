@@ -147,7 +147,8 @@ class Job:
         state, now_ns = self._state, self._state.now_ns()
         began = [f for f in new if f.attempt == state.attempt.number]
         hangs = [f for f in (*began, *still_open) if f.kind == "hang" and f.attempt == state.attempt.number]
-        hang = state.hangs.look(hangs, now_ns, can_resume=state.members.can_resume())
+        can_resume = any(state.members.held().values())
+        hang = state.hangs.look(hangs, now_ns, can_resume=can_resume)
         if hang is not None:
             rank, now_s = faults.rank_of(hang), self._services.clock.monotonic_s()
             silent_ns = state.members.silence_ns(rank, state.attempt.number, now_s)

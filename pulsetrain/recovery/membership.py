@@ -63,10 +63,6 @@ class Membership:
         ]
         return max(ages, default=0)
 
-    def can_resume(self) -> bool:
-        """Whether some node holds a checkpoint that a new attempt could begin with."""
-        return any(self.held().values())
-
     def held(self) -> dict[str, tuple[Held, ...]]:
         """What each reachable node could restore, by its last heartbeat."""
         usable = [n for n in self.nodes.values() if n.usable]
