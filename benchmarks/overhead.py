@@ -40,7 +40,7 @@ def drain(fd: int, stop: Event, rows: multiprocessing.Queue) -> None:  # type: i
     drain = Drain(RingReader(fd), job="bench", attempt=0, node="n", rank=0, local_rank=0, address="")
     total = 0
     while not stop.wait(DRAIN_S):
-        total += sum(batch.num_rows for _, batch in drain.batches(time.time_ns()))
+        total += sum(batch.num_rows for batch in drain.batches(time.time_ns()))
     rows.put((total, drain.dropped))
 
 
