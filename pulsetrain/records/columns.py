@@ -162,13 +162,26 @@ def _converted(kind: Kind, rows: int, value: object) -> Column:
     if isinstance(value, np.ndarray):
         whole = np.ascontiguousarray(value, DTYPES[kind])
         return nullable(whole, np.ones(len(whole), np.bool_)) if kind is Kind.MAYBE else Column(kind, whole)
-    values = [value] * rows if single else _listed(value)
+    if single:
+        return _repeated(kind, rows, value)
+    values = _listed(value)
     if kind is Kind.MAYBE:
         numbers = np.array([np.nan if v is None else v for v in values], "<f8")
         return nullable(numbers, np.array([v is not None for v in values], np.bool_))
     if kind in (Kind.TEXT, Kind.JSON):
         values = [_text(v) for v in values]
     return Column(kind, np.array(values, DTYPES[kind]))
+
+
+def _repeated(kind: Kind, rows: int, value: object) -> Column:
+    if kind is Kind.MAYBE:
+        missing = value is None
+        return nullable(
+            np.full(rows, np.nan if missing else value, "<f8"), np.full(rows, not missing, np.bool_)
+        )
+    return Column(
+        kind, np.full(rows, _text(value) if kind in (Kind.TEXT, Kind.JSON) else value, DTYPES[kind])
+    )
 
 
 def _listed(value: object) -> list[object]:
