@@ -87,7 +87,7 @@ def left_behind(demo: Demo) -> list[int]:
 @pytest.mark.integration
 @pytest.mark.timeout(800)
 def test_three_faults_are_named_and_healed_and_nothing_is_left(folder):
-    demo = Demo(folder, "--exit", "--report", str(folder / "report.json"))
+    demo = Demo(folder, "--exit", "--steps", "100", "--report", str(folder / "report.json"))
     try:
         status = demo.process.wait(timeout=700)
         report = json.loads((folder / "report.json").read_text())
