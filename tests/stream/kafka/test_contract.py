@@ -1,14 +1,10 @@
 """What every transport promises, held to on the hub's HTTP route and on a real broker alike."""
 
-import asyncio
-import socket
 import threading
 import time
 import uuid
 
 import pytest
-import uvicorn
-from starlette.applications import Starlette
 
 from pulsetrain.core.clock import SystemClock
 from pulsetrain.core.errors import Unavailable
@@ -20,45 +16,10 @@ from pulsetrain.stream.kafka.transport import KafkaTransport
 from pulsetrain.stream.spool.queue import Entry, Spool
 from pulsetrain.stream.spool.shipper import Shipper, ShipperConfig
 from pulsetrain.stream.spool.transport import HttpTransport
-from pulsetrain.stream.store.clickhouse import open_store
-from pulsetrain.stream.store.server import routes
+from tests.stream.conftest import TOKEN
 from tests.stream.rows import columns, table
 
 pytestmark = [pytest.mark.kafka, pytest.mark.integration]
-TOKEN = "token"
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory):
-    with open_store_at(tmp_path_factory.mktemp("contract") / "store") as store:
-        yield store
-
-
-class open_store_at:
-    def __init__(self, folder):
-        self.store = open_store(f"chdb://{folder}")
-
-    def __enter__(self):
-        self.store.migrate()
-        return self.store
-
-    def __exit__(self, *_):
-        self.store.close()
-
-
-@pytest.fixture(scope="module")
-def hub(store):
-    listener = socket.socket()
-    listener.bind(("127.0.0.1", 0))
-    listener.listen(64)
-    app = Starlette(routes=routes(store, token=TOKEN))
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1))
-    thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])), daemon=True)
-    thread.start()
-    yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-    server.should_exit = True
-    thread.join(timeout=10)
-    listener.close()
 
 
 class OverHttp:
@@ -94,11 +55,11 @@ class OverKafka:
 
 
 @pytest.fixture(params=["http", "kafka"])
-def path(request, store):
+def path(request, chdb_store):
     if request.param == "http":
-        path = OverHttp(request.getfixturevalue("hub"), store)
+        path = OverHttp(request.getfixturevalue("hub"), chdb_store)
     else:
-        path = OverKafka(request.getfixturevalue("broker"), store)
+        path = OverKafka(request.getfixturevalue("broker"), chdb_store)
     yield path
     path.close()
 
