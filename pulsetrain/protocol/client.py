@@ -127,6 +127,20 @@ class HubClient:
         body = {"node": node, "reason": reason, "dry_run": dry_run, "actor": actor or getpass.getuser()}
         return self._call("POST", "/v1/evict", body)
 
+    def pending_hang(self, job: str) -> JsonObject:
+        """{"job", "pending_hang": {rank, since_ns, act_at_ns, action, why, condition, place} or None}."""
+        return self._call("GET", _pending_hang(job))
+
+    def decide_hang(
+        self, job: str, decision: str, reason: str, *, seconds: float = 0.0, dry_run: bool = False
+    ) -> JsonObject:
+        """Say "wait" (for `seconds`) or "now" to the hang of a job, in the caller's name.
+
+        {"job", "decision", "dry_run", "can_do", "pending_hang"}
+        """
+        body = {"decision": decision, "reason": reason, "seconds": seconds, "dry_run": dry_run}
+        return self._call("POST", _pending_hang(job), {**body, "actor": getpass.getuser()})
+
     def _call(self, method: str, path: str, body: JsonObject | None = None) -> JsonObject:
         data = None if body is None else json.dumps(body).encode()
         reply = self._http.request(method, path, data, {"Content-Type": "application/json"})
@@ -137,6 +151,10 @@ class HubClient:
         if reply.status >= 300:
             raise UsageError(_refusal(reply))
         return dict(json.loads(reply.body))
+
+
+def _pending_hang(job: str) -> str:
+    return f"/v1/jobs/{quote(job, safe='')}/pending_hang"
 
 
 def _refusal(reply: Reply) -> str:

@@ -21,12 +21,17 @@ from pulsetrain.core.json import JsonObject
 from pulsetrain.core.supervisor import LoopStatus
 
 ProcessState = Literal["running", "sleeping", "disk", "stopped", "zombie", "gone"]
+LISTED_MEMBERS = 16  # of a group. Of a larger one that is evenly spaced, first, distance and number are sent
+MOST_MEMBERS = 1 << 20
 Tier = Literal["memory", "peer", "storage"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class GroupStatus:
-    """Where one rank stands in one process group. `op` is the oldest operation in flight, "" for none."""
+    """Where one rank stands in one process group. `op` is the oldest operation in flight, "" for none.
+
+    `timeout_s`: after which torch ends an operation by itself, 0 if unknown.
+    """
 
     group: str
     members: tuple[int, ...]
@@ -37,6 +42,25 @@ class GroupStatus:
     op_bytes: int = 0
     op_age_ns: int = 0
     peer: int = -1  # global rank of the other side of a send or recv; -1: a collective
+    timeout_s: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnCheckpoint:
+    """A checkpoint that the training script itself wrote or read, as one rank saw it.
+
+    `step` is the last step that it contains, -1 if unknown. `bytes` is what its files hold on disk. `path` is
+    the newest file, or the folder. `file_bytes` and `file_mtime_ns` tell it even after it was renamed.
+    """
+
+    step: int
+    bytes: int
+    path: str
+    written_ns: int
+    duration_ns: int = 0
+    files: int = 1
+    file_bytes: int = 0
+    file_mtime_ns: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +68,9 @@ class RankStatus:
     """The last thing a rank did, read from its ring by the agent (also when it is stopped or dead).
 
     `progress` counts everything the rank ever recorded in this attempt. `progress_age_ns` is the time since
-    it last rose.
+    it last rose. `resumed_step` is the step that the attempt goes on from, -1 if it began with its first.
+    `instrumentation` is what the rank says of its own instrumentation, a JSON object. "": nothing new.
+    `saved` and `loaded` hold the newest checkpoint that the script itself wrote and read, if there is one.
     """
 
     rank: int
@@ -58,6 +84,30 @@ class RankStatus:
     progress_age_ns: int
     groups: tuple[GroupStatus, ...] = ()
     dropped: int = 0
+    resumed_step: int = -1
+    saved: tuple[OwnCheckpoint, ...] = ()
+    loaded: tuple[OwnCheckpoint, ...] = ()
+    instrumentation: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankActivity:
+    """How busy the processes of a silent rank are. Rates are those of about the last second.
+
+    `cpu_ratio` counts cores of the rank's own process, `helper_cpu_ratio` those of its children (loaders,
+    compilers). `io_bytes_s` is what all of them read and wrote, `faults_s` the rank's page faults. `still_ns`
+    is the time since any of these was above the noise. `waits_in` is what its main thread waits in: "sleep",
+    "poll", "read", "lock", "child", "other", "" for none or unknown. `traced`: a debugger is attached.
+    """
+
+    rank: int
+    cpu_ratio: float
+    helper_cpu_ratio: float
+    io_bytes_s: float
+    still_ns: int
+    faults_s: float = 0.0
+    waits_in: str = ""
+    traced: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,6 +151,7 @@ class Heartbeat:
     held: tuple[Held, ...] = ()
     gauges: Mapping[str, float] = field(default_factory=dict)  # spool_bytes, dropped_rows, cpu_ratio, ...
     loops: tuple[LoopStatus, ...] = ()  # the agent's own loops; none from an older agent
+    activity: tuple[RankActivity, ...] = ()  # of silent ranks alone
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,15 +170,19 @@ class RankExit:
 
 @dataclass(frozen=True, kw_only=True)
 class FirstStep:
-    """All of a node's ranks have completed their first step of this attempt."""
+    """All of a node's ranks have completed their first step of this attempt.
+
+    `stages_ns` are spawn, init, load and step of the node's slowest rank. `resumed_step` and `resumed_path`
+    say from which step its ranks go on, and from which file of the script's own. -1 and "": from none.
+    """
 
     node: str
     ts_ns: int
     attempt: int
     step: int
-    stages_ns: Mapping[str, int] = field(
-        default_factory=dict
-    )  # spawn, init, load, step: this node's slowest rank
+    stages_ns: Mapping[str, int] = field(default_factory=dict)
+    resumed_step: int = -1
+    resumed_path: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,6 +242,7 @@ class Start:
 
     The agent first brings each of its ranks' checkpoints of `restore_step` into that rank's arena, from
     `sources[rank]`: "memory", "storage", or "peer:NODE". `data` of the reply is {"load_ns": {rank: ns}}.
+    `own_checkpoints` are files that the script wrote in earlier attempts, newest first.
     """
 
     id: int
@@ -198,6 +254,7 @@ class Start:
     store_port: int
     restore_step: int = -1
     sources: Mapping[str, str] = field(default_factory=dict)  # keys are ranks, as JSON has them
+    own_checkpoints: tuple[OwnCheckpoint, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,13 +293,16 @@ class PairCheck:
 class DumpStacks:
     """Read where the Python code of this node's ranks stands. The ranks are not disturbed.
 
-    `data` of the reply is {"stacks": [{"thread", "frames", "ranks"}], "blind": {rank: why not}}, frames
-    outermost first. `first_only`: one rank is enough, to see whether it can be done.
+    `data` of the reply is {"stacks": [{"thread", "frames", "ranks"}], "blind": {rank: why not}, "details":
+    {rank: {"gil", "place"}}}, frames outermost first. `gil` is the thread that holds the interpreter lock,
+    `place` the innermost frame of the user's own code. `first_only`: one rank is enough, to see whether it
+    can be done. `ranks`: read these alone, all where it is empty.
     """
 
     id: int
     timeout_s: float = 3.0
     first_only: bool = False
+    ranks: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -265,7 +325,8 @@ _TYPES: Mapping[str, type[Message]] = {
 
 def encode(message: Message) -> str:
     """The message as one line of JSON."""
-    return json.dumps({"type": type(message).__name__, **dataclasses.asdict(message)}, separators=(",", ":"))
+    fields = {"type": type(message).__name__, **vars(message)}
+    return json.dumps(fields, separators=(",", ":"), default=_fields)
 
 
 def decode(text: str | bytes) -> Message:
@@ -275,6 +336,33 @@ def decode(text: str | bytes) -> Message:
         return typing.cast("Message", _build_fields(_TYPES[fields.pop("type")], fields))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CorruptData(f"not a control message: {text[:80]!r} ({error})") from error
+
+
+def _fields(value: object) -> JsonObject:
+    """The fields of a dataclass inside a message. Raises `TypeError` for anything else."""
+    if isinstance(value, GroupStatus):
+        span = _span(value.members)
+        return {**vars(value), "members": (), "span": span} if span else vars(value)
+    if dataclasses.is_dataclass(value):
+        return vars(value)
+    raise TypeError(f"{type(value).__name__} in a message")
+
+
+@functools.lru_cache(maxsize=64)
+def _span(members: tuple[int, ...]) -> tuple[int, int, int] | None:
+    """First member, distance and number of many members that are evenly spaced, as most groups are."""
+    if len(members) <= LISTED_MEMBERS:
+        return None
+    first, stride = members[0], members[1] - members[0]
+    even = stride > 0 and members == tuple(range(first, first + stride * len(members), stride))
+    return (first, stride, len(members)) if even else None
+
+
+@functools.lru_cache(maxsize=64)
+def _members(first: int, stride: int, count: int) -> tuple[int, ...]:
+    if not (stride > 0 and 0 < count <= MOST_MEMBERS):
+        raise CorruptData(f"{count} members, {stride} apart")
+    return tuple(range(first, first + stride * count, stride))
 
 
 @functools.cache
@@ -290,6 +378,8 @@ def _build(annotation: object, value: object) -> object:
     origin = typing.get_origin(annotation)
     if origin is tuple:
         (item, _) = typing.get_args(annotation)
+        if item is int:
+            return tuple(typing.cast("list[int]", value))
         return tuple(_build(item, v) for v in typing.cast("list[object]", value))
     if origin in (typing.Union, types.UnionType):
         raise CorruptData(f"union in a message type: {annotation}")
@@ -298,4 +388,6 @@ def _build(annotation: object, value: object) -> object:
 
 def _build_fields(cls: type, fields: JsonObject) -> object:
     known = _field_types(cls)
+    if cls is GroupStatus and fields.get("span"):
+        fields = {**fields, "members": _members(*fields["span"])}
     return cls(**{k: _build(known[k], v) for k, v in fields.items() if k in known})

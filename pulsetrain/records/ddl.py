@@ -21,6 +21,11 @@ QUARANTINE = "quarantine"
 ROLLUP = "span_rollup"
 """Closed spans summed by job, attempt, step, rank, phase and the phase they ran inside."""
 ROLLUP_FEED = "span_rollup_feed"
+ROLLUP_ADDED = (
+    "`blocked_ns` SimpleAggregateFunction(sum, Int64)",
+    "`blocked_known` SimpleAggregateFunction(sum, UInt64)",
+)
+"""Columns of `ROLLUP` that an older store lacks. `blocked_known`: spans whose `blocked_ns` is known."""
 
 _BUSY: Mapping[str, object] = MappingProxyType(
     {
@@ -148,6 +153,7 @@ def create_quarantine(engine: Engine) -> str:
 
 def create_rollup(engine: Engine) -> str:
     """The table behind `ROLLUP`: read it with sum() and max() over the columns that are not keys."""
+    added = ",\n  ".join(ROLLUP_ADDED)
     return (
         f"CREATE TABLE IF NOT EXISTS {engine.table(ROLLUP)} (\n"
         "  `job` LowCardinality(String), `attempt` Int32, `step` Int64, `rank` Int32,\n"
@@ -157,6 +163,7 @@ def create_rollup(engine: Engine) -> str:
         "  `duration_ns` SimpleAggregateFunction(sum, Int64),\n"
         "  `longest_ns` SimpleAggregateFunction(max, Int64),\n"
         "  `bytes` SimpleAggregateFunction(sum, Int64),\n"
+        f"  {added},\n"
         "  `first_start` SimpleAggregateFunction(min, DateTime64(9, 'UTC')),\n"
         "  `stored` SimpleAggregateFunction(max, Date)\n)\n"
         f"{engine.kind('AggregatingMergeTree')}\n"
@@ -165,17 +172,28 @@ def create_rollup(engine: Engine) -> str:
     )
 
 
+_FEED = (
+    "SELECT job, attempt, step, rank, phase, category, parent, node, count() AS spans,\n"
+    "  sum(s.duration_ns) AS duration_ns, max(s.duration_ns) AS longest_ns,\n"
+    "  sum(s.bytes) AS bytes, sum(greatest(s.blocked_ns, 0)) AS blocked_ns,\n"
+    "  countIf(s.blocked_ns >= 0) AS blocked_known,\n"
+    "  min(s.start) AS first_start, today() AS stored\n"
+    "FROM spans AS s WHERE NOT s.open\n"
+    "GROUP BY job, attempt, step, rank, phase, category, parent, node"
+)
+
+
 def create_rollup_feed(engine: Engine) -> str:
     """The materialised view that fills `ROLLUP` at each insert into spans. Open spans come again when they
     end and are left out."""
-    return (
-        f"CREATE MATERIALIZED VIEW IF NOT EXISTS {engine.table(ROLLUP_FEED)} TO `{ROLLUP}` AS\n"
-        "SELECT job, attempt, step, rank, phase, category, parent, node, count() AS spans,\n"
-        "  sum(s.duration_ns) AS duration_ns, max(s.duration_ns) AS longest_ns,\n"
-        "  sum(s.bytes) AS bytes, min(s.start) AS first_start, today() AS stored\n"
-        "FROM spans AS s WHERE NOT s.open\n"
-        "GROUP BY job, attempt, step, rank, phase, category, parent, node"
-    )
+    return f"CREATE MATERIALIZED VIEW IF NOT EXISTS {engine.table(ROLLUP_FEED)} TO `{ROLLUP}` AS\n{_FEED}"
+
+
+def extend_rollup(engine: Engine) -> list[str]:
+    """The ALTERs that give an older rollup and its feed the columns in `ROLLUP_ADDED`. Idempotent."""
+    table, feed = engine.table(ROLLUP), engine.table(ROLLUP_FEED)
+    added = [f"ALTER TABLE {table} ADD COLUMN IF NOT EXISTS {column}" for column in ROLLUP_ADDED]
+    return [*added, f"ALTER TABLE {feed} MODIFY QUERY {_FEED}"]
 
 
 def lacking(wanted: Mapping[str, object], engine_full: str) -> dict[str, object]:

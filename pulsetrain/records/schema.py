@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 from types import MappingProxyType
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 class Kind(Enum):
@@ -60,11 +60,13 @@ class Field:
     meaning: str
     unit: str = ""
     since: int = 1
+    missing: object = None
+    """what a reader uses where an older writer sent nothing, None: the default of the kind"""
 
     @property
     def default(self) -> object:
         """What a reader uses where an older writer sent nothing."""
-        return _DEFAULTS[self.kind]
+        return _DEFAULTS[self.kind] if self.missing is None else self.missing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,6 +115,7 @@ PHASES = (
     "recv",
     "gc",
     "cpu_wait",
+    "off_cpu",
 )
 CATEGORIES = ("compute", "communication", "data", "checkpoint", "other")
 
@@ -140,6 +143,15 @@ _ALL = (
             _f("duration_ns", Kind.I64, "how long it took, or its age so far if `open`", "ns"),
             _f("open", Kind.BOOL, "it had not ended when it was reported"),
             _f("parent", Kind.NAME, "phase it ran inside, on the same lane, empty for none"),
+            Field(
+                name="blocked_ns",
+                kind=Kind.I64,
+                meaning="how long the rank's main thread stood still for communication in it, -1 if unknown",
+                unit="ns",
+                since=2,
+                missing=-1,
+            ),
+            _f("peer", Kind.I32, "global rank at the other end of a send or recv, -1 for none", since=2),
         ),
     ),
     Record(
@@ -287,7 +299,8 @@ _ALL = (
             _f(
                 "stage",
                 Kind.NAME,
-                "copy, stall (of training), replicate, persist, commit, restore, read or skip",
+                "copy, stall (of training), replicate, persist, commit, restore, read, skip, or write (the "
+                "script's own)",
             ),
             _f("tier", Kind.NAME, "memory, peer or storage"),
             _f("bytes", Kind.I64, "payload", "bytes"),

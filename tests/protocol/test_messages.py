@@ -11,7 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pulsetrain.core.errors import CorruptData
-from pulsetrain.protocol.messages import Command, Heartbeat, Leaving, Report, Start, WorldNode, decode, encode
+from pulsetrain.protocol.messages import (
+    Command,
+    GroupStatus,
+    Heartbeat,
+    Leaving,
+    RankStatus,
+    Report,
+    Start,
+    WorldNode,
+    decode,
+    encode,
+)
 
 
 def world_node(node_rank: int, nproc: int = 4) -> WorldNode:
@@ -35,6 +46,42 @@ def test_nested_messages_come_back_equal():
         sources={"4": "memory"},
     )
     assert decode(encode(start)) == start
+
+
+def beat(*groups):
+    rank = RankStatus(
+        rank=0, local_rank=0, pid=1, state="running", last_step=3, last_phase="", phase_age_ns=0, progress=9,
+        progress_age_ns=0, groups=groups,
+    )  # fmt: skip
+    return Heartbeat(node="n", seq=1, ts_ns=5, job="j", attempt=0, ranks=(rank,))
+
+
+def group(members):
+    return GroupStatus(group="dp:0", members=tuple(members), enqueued=4, completed=3)
+
+
+@given(st.integers(0, 9), st.integers(1, 8), st.integers(0, 300))
+def test_the_members_of_a_group_come_back_however_many_they_are(first, stride, count):
+    message = beat(group(range(first, first + stride * count, stride)), group([1, 2, 4, *range(9, 40)]))
+    assert decode(encode(message)) == message
+
+
+def test_a_large_group_costs_no_more_than_a_small_one_and_an_old_agents_list_is_read():
+    large = encode(beat(group(range(0, 98_304, 8))))
+    assert len(large) < 700
+    listed = json.loads(large)
+    listed["ranks"][0]["groups"][0] |= {"members": list(range(0, 98_304, 8)), "span": None}
+    assert decode(json.dumps(listed)) == decode(large)
+
+
+@pytest.mark.parametrize(
+    "span", [[0, 1, 1 << 40], [0, 0, 5], [0, 1, -1], [0, 1], "abc", [0, 1, "x"], [[], 1, 2]]
+)
+def test_members_that_are_none_are_refused(span):
+    message = json.loads(encode(beat(group([0]))))
+    message["ranks"][0]["groups"][0]["span"] = span
+    with pytest.raises(CorruptData):
+        decode(json.dumps(message))
 
 
 def test_an_agent_says_why_it_leaves():

@@ -174,7 +174,10 @@ def test_an_agent_of_an_older_schema_lacks_newer_fields_which_hold_their_default
     data = encoding.encode(columns("steps", 3), source="s", first_row=0)
     newer = replace(
         RECORDS["steps"],
-        fields=(*RECORDS["steps"].fields, Field(name="new", kind=Kind.I32, meaning="later", since=2)),
+        fields=(
+            *RECORDS["steps"].fields,
+            Field(name="new", kind=Kind.I32, meaning="later", since=SCHEMA_VERSION + 1),
+        ),
     )
     monkeypatch.setattr("pulsetrain.records.columns.RECORDS", {**RECORDS, "steps": newer})
     assert decode(data).table.column("new").to_pylist() == [-1, -1, -1]
