@@ -11,13 +11,14 @@ import numpy as np
 import numpy.typing as npt
 
 MAGIC = 0x474E4952_4553504C  # "PULSERING" cut to eight bytes, as memory shows it
-LAYOUT_VERSION = 1
+LAYOUT_VERSION = 2
 SLOT_BYTES = 64
 
 MAX_NAMES, NAME_BYTES = 2048, 64
 MAX_GROUPS, GROUP_WORDS = 256, 16
 MAX_MEMBERS = 65536
 MAX_DEPTH = 16
+MAX_SEQ = 0x7FFFFFFF  # numbers of operations start again after it
 
 NAMES_AT = 4096
 GROUPS_AT = NAMES_AT + MAX_NAMES * NAME_BYTES
@@ -29,16 +30,23 @@ W_MAGIC, W_VERSION, W_CAPACITY, W_PID, W_UTC, W_GROUPS, W_ERRORS = range(7)
 W_READ = 8
 W_DROPPED = 16
 W_STEP, W_LAST_STEP, W_STEP_START, W_LAST = range(24, 28)
+W_RESUMED = 28  # the step that this attempt goes on from, -1: it began with its first
 W_TOPOLOGY = 32  # 1 once the five coordinates that follow are set
 W_STACK = 64  # MAX_DEPTH pairs: head (0: not open), start
 STACK_AT = W_STACK * 8
 STACK_END = STACK_AT + 16 * MAX_DEPTH
+W_TEXT = 256  # version << 16 | length of the description that follows; 0 while it is written
+TEXT_AT, TEXT_BYTES = (W_TEXT + 1) * 8, 1016
+
+SAVED_AT = 3072  # two cells of `checkpoint_cell`: what the script itself wrote last, and what it read
+LOADED_AT = SAVED_AT + 512
 
 AXES = ("tp", "pp", "dp", "cp", "ep")
 G_NAME, G_COUNT, G_FIRST, G_STRIDE, G_POOL, G_ENQUEUED, G_COMPLETED = range(7)
 G_SEQ, G_BYTES, G_START, G_PEER, G_OP = range(7, 12)  # the operation in flight; G_OP is 0 for none
+G_TIMEOUT = 12  # ns after which torch ends an operation of the group, 0 if unknown
 
-SPAN, STEP, PHASE = 1, 2, 3  # kinds of slots; a PHASE is a span whose seq and bytes are not written
+SPAN, STEP, PHASE = 1, 2, 3  # kinds of slots; a PHASE is a span whose seq, peer and bytes are not written
 HAS_LOSS, HAS_GRAD_NORM = 1, 2
 
 
@@ -59,9 +67,10 @@ SPAN_DTYPE = _slot(
     ("lane", "<u2", 14),
     ("start", "<i8", 16),
     ("end", "<i8", 24),
-    ("seq", "<i8", 32),
+    ("seq", "<i4", 32),
+    ("peer", "<i4", 36),
     ("bytes", "<i8", 40),
-    ("peer", "<i8", 48),
+    ("blocked", "<i8", 48),
     ("commit", "<u8", 56),
 )
 STEP_DTYPE = _slot(
@@ -78,8 +87,8 @@ STEP_DTYPE = _slot(
 )
 
 PACK_OPEN = struct.Struct("<2q").pack_into
-PACK_PHASE = struct.Struct("<4q24xq").pack_into
-PACK_SPAN = struct.Struct("<8q").pack_into
+PACK_PHASE = struct.Struct("<4q16x2q").pack_into
+PACK_SPAN = struct.Struct("<4q2i3q").pack_into
 PACK_STEP = struct.Struct("<BBHIqqqdddq").pack_into
 PACK_WORD = struct.Struct("<q").pack_into
 PACK_OP = struct.Struct("<5q").pack_into

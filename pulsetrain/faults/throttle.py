@@ -199,8 +199,9 @@ def main() -> None:
     """``python -m pulsetrain.faults.throttle FACTOR PID,... PEER,...``, until its input closes."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: sys.exit(0))  # through `finally`
-    with contextlib.suppress(PermissionError):
-        os.nice(-10)  # on a busy machine, so that stops stay short
+    with contextlib.suppress(OSError):  # on a busy machine, so that stops stay short
+        os.nice(-10)
+        (outside.PROC / "self" / "autogroup").write_text("-10")  # where sessions share a core first
     pids, peers = ([int(pid) for pid in group.split(",") if pid] for group in sys.argv[2:4])
     slow_down(pids, peers, float(sys.argv[1]), sys.stdin.fileno())
 

@@ -35,3 +35,14 @@ def test_the_parts_of_the_memory_follow_each_other():
     for record in (layout.SPAN_DTYPE, layout.STEP_DTYPE):
         assert record.itemsize == layout.SLOT_BYTES
         assert record.fields["commit"][1] == layout.SLOT_BYTES - 8  # the mark is written last
+
+
+def test_what_a_span_packs_comes_back_from_its_slot():
+    memory = bytearray(layout.SLOT_BYTES)
+    layout.PACK_SPAN(memory, 0, 1, 2, 3, 4, -1, 7, 1 << 40, 1 << 41, 9)
+    row = np.frombuffer(memory, layout.SPAN_DTYPE)[0]
+    assert (row["start"], row["end"], row["seq"], row["peer"]) == (3, 4, -1, 7)
+    assert (row["bytes"], row["blocked"], row["commit"]) == (1 << 40, 1 << 41, 9)
+    layout.PACK_PHASE(memory, 0, 1, 2, 3, 4, 5, 9)
+    row = np.frombuffer(memory, layout.SPAN_DTYPE)[0]
+    assert (row["end"], row["bytes"], row["blocked"], row["commit"]) == (4, 0, 5, 9)

@@ -8,6 +8,7 @@ can hang inside a stuck driver, so sample in a thread of its own and watch `gpu_
 from __future__ import annotations
 
 import importlib
+import json
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -125,6 +126,24 @@ class GpuSampler:
             }
             for index, (uuid, handle) in enumerate(self._devices)
         ]
+
+    @property
+    def count(self) -> int:
+        """How many GPUs there are to sample."""
+        return len(self._devices)
+
+    def inventory(self, now_ns: int) -> Columns | None:
+        """Return an event of kind `gpus` that lists `identities`. None while blind, or where NVML fails."""
+        if self.blind:
+            return None
+        try:
+            gpus = self.identities()
+        except self._nvml.NVMLError:
+            self.failed_reads += 1
+            return None
+        row = {"ts": now_ns, "node": self._node, "job": "", "attempt": -1, "rank": -1}
+        event = {"kind": "gpus", "actor": "agent", "detail": json.dumps({"gpus": gpus})}
+        return Columns.from_rows("events", [row | event])
 
     def sample(self, now_ns: int) -> Columns:
         """Return one batch of `metrics`, all stamped `now_ns` (UTC). Empty while blind."""

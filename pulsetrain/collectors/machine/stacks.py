@@ -35,6 +35,7 @@ GONE = "its process is gone"
 _DENIED = ("permission denied", "operation not permitted", "os error 13)", "os error 1)")
 _VANISHED = ("no such file or directory", "no such process", "os error 3)")
 _LAUNCHERS = ("runpy.py", "<frozen runpy>")
+_LIBRARY = re.compile(r"^<|/(site|dist)-packages/|/lib/python\d")  # files that no user wrote
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,33 +46,47 @@ class ThreadStack:
     frames: tuple[str, ...]
 
 
+@dataclass(frozen=True, kw_only=True)
+class ProcessStacks:
+    """All threads of one process. `gil` and `place` are as in `DumpStacks`."""
+
+    threads: tuple[ThreadStack, ...]
+    gil: str = ""
+    place: str = ""
+
+
 def of_node(
     pids: Mapping[int, int], *, timeout_s: float = TIMEOUT_S, program: str | None = None
 ) -> dict[str, Any]:
     """Read the stacks of a node's ranks (`pids` by rank) and of their child processes, equal ones folded.
 
-    {"stacks": [{"thread", "frames", "ranks"}], "blind": {rank: one line why not}}. Returns after
-    about `timeout_s` whatever the processes do. Every rank is in one of the two.
+    {"stacks": [{"thread", "frames", "ranks"}], "blind": {rank: one line why not}, "details": {rank: {"gil",
+    "place"}}}. Returns after about `timeout_s` whatever the processes do. Every rank is in one of the first
+    two.
     """
     spy = program or find_program()
     if spy is None:
-        return {"stacks": [], "blind": {str(r): "py-spy is not installed" for r in sorted(pids)}}
+        missing = {str(r): "py-spy is not installed" for r in sorted(pids)}
+        return {"stacks": [], "blind": missing, "details": {}}
     wanted = [(rank, pid, pid) for rank, pid in sorted(pids.items())]
     wanted += [(rank, pid, helper) for rank, pid in sorted(pids.items()) for helper in _helpers(pid)]
     answers = _read(sorted({helper for _, _, helper in wanted}), spy, timeout_s)
     stacks: dict[int, list[ThreadStack]] = {}
     blind: dict[str, str] = {}
+    details: dict[str, dict[str, str]] = {}
     for rank, pid, read in wanted:
         answer = answers[read]
         if isinstance(answer, str):
             if read == pid:
                 blind[str(rank)] = answer
             continue
+        if read == pid:
+            details[str(rank)] = {"gil": answer.gil, "place": answer.place}
         prefix = "" if read == pid else "child: "
         stacks.setdefault(rank, []).extend(
-            ThreadStack(thread=prefix + s.thread, frames=s.frames) for s in answer
+            ThreadStack(thread=prefix + s.thread, frames=s.frames) for s in answer.threads
         )
-    return {"stacks": fold(stacks), "blind": blind}
+    return {"stacks": fold(stacks), "blind": blind, "details": details}
 
 
 def fold(by_rank: Mapping[int, Iterable[ThreadStack]]) -> list[dict[str, Any]]:
@@ -101,18 +116,45 @@ def parse(text: str, pid: int) -> tuple[ThreadStack, ...]:
     The main thread comes first and is called MainThread. Frames of the launcher around the user's script are
     left out.
     """
+    return parse_process(text, pid).threads
+
+
+def parse_process(text: str, pid: int) -> ProcessStacks:
+    """Parse `py-spy dump --json` of one process, with the holder of its GIL and the place in the user's code.
+
+    Raises `ValueError` if it is something else.
+    """
     try:
         threads = [
-            (t["os_thread_id"] == pid, str(t["thread_name"] or "thread"), t["frames"])
+            (
+                t["os_thread_id"] == pid,
+                str(t["thread_name"] or "thread"),
+                t["frames"],
+                bool(t.get("owns_gil")),
+            )
             for t in json.loads(text)
         ]
+        threads.sort(key=lambda t: (not t[0], t[1]))
         made = [
             ThreadStack(thread="MainThread" if main else _general(name), frames=_frames(frames))
-            for main, name, frames in sorted(threads, key=lambda t: (not t[0], t[1]))[:MOST_THREADS]
+            for main, name, frames, _ in threads[:MOST_THREADS]
         ]
+        holders = ["MainThread" if main else _general(name) for main, name, _, owns in threads if owns]
+        place = next((_place(frames) for main, _, frames, _ in threads if main), "")
     except (KeyError, TypeError) as error:
         raise ValueError(f"not what py-spy dumps: {error!r}") from error
-    return tuple(s for s in made if s.frames)
+    kept = tuple(s for s in made if s.frames)
+    return ProcessStacks(threads=kept, gil=holders[0] if holders else "", place=place)
+
+
+def _place(inner_first: Sequence[Mapping[str, Any]]) -> str:
+    """Return the innermost frame of code that is neither Python's own nor a package's, "" for none."""
+    own = (f for f in inner_first if not _LIBRARY.search(str(f["filename"])))
+    return next((_text(f) for f in own), "")
+
+
+def _text(frame: Mapping[str, Any]) -> str:
+    return f"{frame['name']} ({_short(str(frame['filename']))}:{frame['line']})"
 
 
 def _frames(frames: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
@@ -120,9 +162,7 @@ def _frames(frames: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
     inner_first = list(frames)
     launched = next((i for i, f in enumerate(inner_first) if _is_launcher(f)), len(inner_first))
     kept = inner_first[:launched] or inner_first
-    return tuple(
-        f"{f['name']} ({_short(str(f['filename']))}:{f['line']})" for f in reversed(kept[:MOST_FRAMES])
-    )
+    return tuple(_text(f) for f in reversed(kept[:MOST_FRAMES]))
 
 
 def _is_launcher(frame: Mapping[str, Any]) -> bool:
@@ -150,10 +190,10 @@ def _helpers(pid: int) -> list[int]:
 # -- running py-spy ---------------------------------------------------------------------------------------
 
 
-def _read(pids: Sequence[int], spy: str, timeout_s: float) -> dict[int, tuple[ThreadStack, ...] | str]:
+def _read(pids: Sequence[int], spy: str, timeout_s: float) -> dict[int, ProcessStacks | str]:
     """Return for each process its stacks, or one line why there are none."""
     deadline_s = time.monotonic() + timeout_s
-    answers: dict[int, tuple[ThreadStack, ...] | str] = {}
+    answers: dict[int, ProcessStacks | str] = {}
     with tempfile.TemporaryDirectory(prefix="pulsetrain-stacks-") as name:
         for first in range(0, len(pids), AT_ONCE):
             running = {pid: _start(pid, spy, Path(name)) for pid in pids[first : first + AT_ONCE]}
@@ -176,7 +216,7 @@ def _start(pid: int, spy: str, folder: Path) -> subprocess.Popen[bytes] | str:
 
 def _finish(
     pid: int, process: subprocess.Popen[bytes] | str, folder: Path, deadline_s: float
-) -> tuple[ThreadStack, ...] | str:
+) -> ProcessStacks | str:
     if isinstance(process, str):
         return process
     try:
@@ -189,9 +229,10 @@ def _finish(
     if code != 0:
         return explain((folder / f"{pid}.err").read_text(errors="replace"))
     try:
-        return parse((folder / f"{pid}.out").read_text(errors="replace"), pid) or "no Python runs in it"
+        stacks = parse_process((folder / f"{pid}.out").read_text(errors="replace"), pid)
     except ValueError as error:
         return str(error)
+    return stacks if stacks.threads else "no Python runs in it"
 
 
 def explain(stderr: str) -> str:

@@ -11,13 +11,14 @@ HOOKS = (
     "pulsetrain.collectors.rank.pipeline",
     "pulsetrain.collectors.rank.garbage",
     "pulsetrain.collectors.rank.processor",
+    "pulsetrain.collectors.rank.auto.install",
 )
 
 
 def install() -> None:
     """Open the ring that the environment names.
 
-    Hook collectives, pipeline stages, garbage collection, run queue.
+    Hook collectives, pipeline stages, garbage collection, run queue, and what infers steps and phases.
 
     Never raises. Without an agent it does nothing. A hook that does not fit this version of torch is counted
     on the status page and left out. The others work without it.

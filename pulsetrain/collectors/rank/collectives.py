@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
-from pulsetrain.collectors.layout import PACK_OPEN, STACK_END, WAITING, span_head
-from pulsetrain.collectors.rank.operations import COMMUNICATION, Group, Operation
+from pulsetrain.collectors.rank.blocking import Blocking
+from pulsetrain.collectors.rank.operations import Group, Operation
 from pulsetrain.collectors.rank.phases import RankState
 
 if TYPE_CHECKING:
@@ -47,12 +47,21 @@ class Tracker:
         self._graph_task: Callable[[], int] = torch._C._current_graph_task_id
         self._queue: Callable[..., None] = torch.autograd.Variable._execution_engine.queue_callback
         self._backward = -1
+        self._blocking = Blocking(state)
+        self._reducing = False  # the wait that is on is the reducer's
+        self._left: set[int] = set()  # ids of the operations that it may wait for
 
     def attach(
         self, process_group: ProcessGroup, name: str, get_members: Callable[[], Sequence[int]]
     ) -> None:
         """Hook a process group. `get_members` returns its global ranks in group order, once it is in use."""
-        group = Group(self, name, get_members, host_only=_host_only(process_group))
+        group = Group(
+            self,
+            name,
+            get_members,
+            host_only=_host_only(process_group),
+            timeout_ns=timeout_ns(process_group),
+        )
         process_group.register_pre_hook(HOOK_ID, group.before)
         process_group.register_post_hook(HOOK_ID, group.after)
         self._attached.add(process_group)
@@ -88,32 +97,56 @@ class Tracker:
             self.state.fault()
 
     def poll_after_backward(self) -> None:
-        """Inside a backward pass, poll at its end: DDP's reducer waits for its buckets there, in C++.
+        """Inside a backward pass, see to its end: DDP's reducer waits for its buckets there, in C++.
 
         The engine runs callbacks in the order in which they were queued. The reducer queues its own after its
-        last bucket. So one callback queues the poll behind that.
+        last bucket. So a callback that is queued now runs before it. What that one queues runs behind it.
         """
         task = self._graph_task()
         if task != self._backward:
             self._backward = task
             if task >= 0:
-                self._queue(lambda: self._queue(self._after_backward))
+                self._queue(self._before_reducer)
 
-    def _after_backward(self) -> None:
-        """Finish what the reducer has waited for.
-
-        It waits for futures, which gloo marks just before their works.
-        """
+    def _before_reducer(self) -> None:
+        """Finish what needs no wait. If buckets are left, the reducer now waits for the last of them."""
         try:
-            for key, (operation, _) in list(self.pending.items()):
-                work = operation.work
-                if work is None or operation.peer >= 0 or not operation.group.host_only:
-                    continue
-                if work.get_future().done():
-                    self._finish(key, perf_counter_ns())
+            self._finish_buckets()
+            self.poll()
+            if self._reducing:  # left open by a backward pass that failed
+                self._blocking.end(counts=False)
+            left = [operation for operation, _ in self.pending.values() if _ends_with_future(operation)]
+            self._reducing = bool(left) and self._blocking.begin(left[-1])
+            self._left = {id(operation) for operation in left}
+            self._queue(self._after_reducer)
         except Exception:  # noqa: BLE001 - raised here it would fail the backward pass
             self.state.fault()
+
+    def _after_reducer(self) -> None:
+        """Finish what the reducer has waited for."""
+        try:
+            if self._reducing:
+                self._reducing = False
+                ended = {id(operation) for _, operation in self._ended_buckets()}
+                self._blocking.end(counts=bool(ended & self._left))
+            self._finish_buckets()
+        except Exception:  # noqa: BLE001 - as above
+            self.state.fault()
         self.poll()
+
+    def _ended_buckets(self) -> list[tuple[object, Operation]]:
+        """Collectives whose futures are done. Gloo marks a future just before its work."""
+        return [
+            (key, operation)
+            for key, (operation, _) in list(self.pending.items())
+            if operation.work is not None
+            and _ends_with_future(operation)
+            and operation.work.get_future().done()
+        ]
+
+    def _finish_buckets(self) -> None:
+        for key, _ in self._ended_buckets():
+            self._finish(key, perf_counter_ns())
 
     def _finish(self, key: object, end: int) -> None:
         entry = self.pending.pop(key, None)
@@ -121,27 +154,24 @@ class Tracker:
             operation, number = entry
             operation.group.finish(number, operation, end)
 
-    def _show_wait(self, operation: Operation) -> int:
-        """Put a wait of the main thread on the status page. Returns the word to clear after it, or -1."""
-        state = self.state
-        at = state.top
-        if at >= STACK_END or get_ident() != self._main:
-            return -1
-        head = span_head(operation.name, COMMUNICATION) | WAITING
-        PACK_OPEN(state.ring.memory, at, head, perf_counter_ns())
-        return at >> 3
+    def _begin_wait(self, operation: Operation) -> bool:
+        try:
+            return self._blocking.begin(operation)
+        except Exception:  # noqa: BLE001 - the script's wait must go on
+            self.state.fault()
+            return False
 
     def wait(self, original: Callable[..., T], work: Work, *args: object, **kwargs: object) -> T:
         """Replace `Work.wait`. A wait that raises leaves its operation in flight, as evidence."""
         entry = self.pending.get(id(work))
         if entry is None:
             return original(work, *args, **kwargs)
-        shown = self._show_wait(entry[0])
+        began = self._begin_wait(entry[0])
         try:
             result = original(work, *args, **kwargs)
         finally:
-            if shown >= 0:
-                self.state.words[shown] = 0
+            if began:
+                self._blocking.end()
         try:
             if entry[0].group.host_only or work.is_completed():
                 self._finish(id(work), perf_counter_ns())
@@ -149,21 +179,50 @@ class Tracker:
             self.state.fault()
         return result
 
-    def wait_newest(self, original: Callable[..., T], *args: object) -> T:
-        """Replace the functional collectives' wait.
+    def wait_newest(self, original: Callable[..., T], *args: object, **kwargs: object) -> T:
+        """Replace the wait of functional collectives and of futures.
 
         C++ does not say for which work it waits: take the newest.
         """
-        entry = next(reversed(self.pending.values()), None)
+        entry = next(reversed(self.pending.values()), None) if self.pending else None
         if entry is None or torch.compiler.is_compiling():
-            return original(*args)
-        shown = self._show_wait(entry[0])
+            return original(*args, **kwargs)
+        began = self._begin_wait(entry[0])
         try:
-            result = original(*args)
+            result = original(*args, **kwargs)
         finally:
-            if shown >= 0:
-                self.state.words[shown] = 0
+            if began:
+                self._blocking.end()
+        self._finish_waited(args)
         self.poll()
+        return result
+
+    def _finish_waited(self, waited: Sequence[object]) -> None:
+        """Finish the works that tell their end only to who waits, and whose output was waited for now."""
+        try:
+            silent = {o.output: key for key, (o, _) in self.pending.items() if o.output} if waited else {}
+            if not silent:
+                return
+            for value in waited[0] if isinstance(waited[0], list) else waited:
+                tensor = getattr(value, "elem", value)  # what an asynchronous functional tensor wraps
+                if isinstance(tensor, torch.Tensor) and tensor.data_ptr() in silent:
+                    self._finish(silent[tensor.data_ptr()], perf_counter_ns())
+        except Exception:  # noqa: BLE001 - the wait succeeded; what fails after it is ours
+            self.state.fault()
+
+    def call_that_waits(self, original: Callable[..., T], *args: object, **kwargs: object) -> T:
+        """Replace a call that enqueues collectives in C++ and waits for them there, as DDP's for buffers."""
+        before, began = set(self.pending), perf_counter_ns()
+        result = original(*args, **kwargs)
+        try:
+            inside = [operation for key, (operation, _) in self.pending.items() if key not in before]
+            if inside and inside[-1].group.host_only and get_ident() == self._main:
+                took = perf_counter_ns() - began
+                self.state.blocked += took
+                inside[-1].blocked += took
+            self._finish_buckets()
+        except Exception:  # noqa: BLE001 - the call succeeded; what fails after it is ours
+            self.state.fault()
         return result
 
     def end_coalescing(self, original: Callable[..., Work], *args: object, **kwargs: object) -> Work:
@@ -175,6 +234,21 @@ class Tracker:
             if work is not None:
                 self.pending[(id(work), number) if position else id(work)] = (operation, number)
         return work
+
+
+def _ends_with_future(operation: Operation) -> bool:
+    """Return whether the operation's future tells its end: for collectives that end on the host."""
+    return operation.group.host_only and operation.peer < 0 and not operation.output
+
+
+def timeout_ns(process_group: ProcessGroup) -> int:
+    """Return the time after which torch ends an operation of the group, 0 where a backend does not say."""
+    try:
+        backends = [process_group._get_backend(device) for device in process_group._device_types]
+        timeouts = [backend.options._timeout for backend in backends]
+        return min((int(t.total_seconds() * 1e9) for t in timeouts), default=0)
+    except Exception:  # noqa: BLE001 - a backend of somebody else's has other options, or none
+        return 0
 
 
 def _host_only(process_group: ProcessGroup) -> bool:

@@ -10,14 +10,25 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cache
 from threading import get_ident
 from time import perf_counter_ns
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-from pulsetrain.collectors.layout import AXES, W_LAST, W_LAST_STEP, W_STEP_START
+from pulsetrain.collectors.layout import AXES, W_LAST, W_LAST_STEP, W_RESUMED, W_STEP_START
+from pulsetrain.collectors.rank.description import EXPLICIT, Description
 from pulsetrain.collectors.rank.numbers import Number, PendingStep, number
-from pulsetrain.collectors.rank.phases import NO_SPAN, Phase, RankState, Span, ThreadPhase, category_number
+from pulsetrain.collectors.rank.phases import (
+    DEFAULT_CATEGORY,
+    NO_SPAN,
+    CommunicationPhase,
+    Phase,
+    RankState,
+    Span,
+    ThreadPhase,
+    category_number,
+)
 from pulsetrain.collectors.rank.ring import RingWriter
 from pulsetrain.collectors.rank.timers import DevicePhase, DeviceTimer, device_timer
 from pulsetrain.records.schema import CATEGORIES
@@ -28,6 +39,31 @@ if TYPE_CHECKING:
 
 RING_FD = "PULSETRAIN_RING_FD"
 LATE_STEPS = 16  # a step waits for its loss from the device for at most so many later steps
+
+
+@dataclass(frozen=True, slots=True)
+class InferredNumbers:
+    """What is inferred of a step. `tokens` 0 and `flops` None: unknown."""
+
+    tokens: int = 0
+    flops: float | None = None
+    numbers: Mapping[str, Number] = field(default_factory=dict)
+
+
+class Inference(Protocol):
+    """Infers what a script does not say. It is told what the script says, and leaves that to it."""
+
+    def stand_for(self, name: str, span: Span) -> Span:
+        """Infer the phase `name` no more: `span` stands for it. Returns the span to hand out."""
+        ...
+
+    def script_gives(self, kind: str) -> None:
+        """Note that the script gives its steps, loss, tokens or flops itself."""
+        ...
+
+    def take_numbers(self) -> InferredNumbers:
+        """Return what is known of the step that ends now."""
+        ...
 
 
 class Handle:
@@ -42,11 +78,27 @@ class Handle:
         self._timer: DeviceTimer | None = None
         self._started = perf_counter_ns()
         self._clock_runs = False
+        self._coordinates_given = False
+        self._given: set[str] = set()
+        self.description = Description(ring) if ring is not None else None
+        self.inference: Inference | None = None
+        self.script_calls = False  # whether the script has called `init`
+        self.resumed = False  # whether somebody has said which step is the next
 
     @property
     def active(self) -> bool:
         """Whether an agent listens."""
         return self.state is not None
+
+    @property
+    def on_main_thread(self) -> bool:
+        """Whether the caller runs on the thread that made the handle."""
+        return get_ident() == self._main
+
+    @property
+    def timer(self) -> DeviceTimer | None:
+        """What times the device, None while the process uses none."""
+        return self._timer
 
     def phase(self, name: str, category: str | None = None) -> Span:
         """Return a context manager that times `name`. Phases may nest, and any thread may enter them.
@@ -54,13 +106,23 @@ class Handle:
         `category` is one of compute, communication, data, checkpoint, other. By default it follows from the
         name, else it is other. The first use of a name decides for all.
         """
-        try:
-            span = self._phases[name]
-        except KeyError:
-            span = self._phases[name] = self._new_phase(name, category)
         if get_ident() != self._main:
             return self._new_phase(name, category, thread=True)
-        return span
+        try:
+            return self._phases[name]
+        except KeyError:
+            span = self._phases[name] = self._marked_phase(name, category, by_script=True)
+            return span
+
+    def hooked_phase(self, name: str) -> Span:
+        """As `phase`, for a hook of ours that stands for a phase that would be inferred otherwise."""
+        if get_ident() != self._main:
+            return self._new_phase(name, None, thread=True)
+        try:
+            return self._phases[name]
+        except KeyError:
+            span = self._phases[name] = self._marked_phase(name, None, by_script=False)
+            return span
 
     def step(self, tokens: int | None = None, flops: float | None = None) -> None:
         """End an optimizer step.
@@ -71,7 +133,8 @@ class Handle:
         if state is None:
             return
         try:
-            self._end_step(state, tokens, flops)
+            self._note(steps=True, tokens=tokens is not None, flops=flops is not None)
+            self.end_step(perf_counter_ns(), tokens, flops)
         except Exception:  # noqa: BLE001 - the training loop must not see our faults
             state.fault()
 
@@ -84,6 +147,7 @@ class Handle:
             return
         try:
             if loss is not None:
+                self._note(loss=True)
                 self._numbers["loss"] = number(loss)
             if grad_norm is not None:
                 self._numbers["grad_norm"] = number(grad_norm)
@@ -96,13 +160,38 @@ class Handle:
         Call it after a restore. Without a call steps count from 0.
         """
         if self.state is not None:
-            self.state.enter_step(step)
-            self.state.words[W_LAST_STEP] = step - 1
+            self.count_from(step)
+            self.resumed = True
             self._clock_runs = False
             self.start_clock()
 
-    def _end_step(self, state: RankState, tokens: int | None, flops: float | None) -> None:
-        end = perf_counter_ns()
+    def count_from(self, step: int) -> None:
+        """The present step is `step`. Its clock runs on."""
+        if self.state is not None:
+            self.state.enter_step(step)
+            self.state.words[W_LAST_STEP] = self.state.words[W_RESUMED] = step - 1
+
+    def _note(self, **kinds: bool) -> None:
+        """Note what the script gives itself. The inferred numbers of these kinds are not used any more."""
+        given = {kind for kind, is_given in kinds.items() if is_given}
+        if given <= self._given or self.description is None:
+            return
+        self._given |= given
+        for kind in given:
+            self.description.set(kind, EXPLICIT)
+            if self.inference is not None:
+                self.inference.script_gives(kind)
+
+    def end_step(self, end: int, tokens: int | None = None, flops: float | None = None) -> None:
+        """End a step at `end` on the ring's clock, for `step` and for hooks. What is missing is inferred."""
+        state = self.state
+        if state is None:
+            return
+        if self.inference is not None:
+            inferred = self.inference.take_numbers()
+            tokens = inferred.tokens if tokens is None else tokens
+            flops = inferred.flops if flops is None else flops
+            self._numbers = {**inferred.numbers, **self._numbers}
         numbers, self._numbers = self._numbers, {}
         flops = float("nan") if flops is None else float(flops)
         self._pending.append(
@@ -136,6 +225,15 @@ class Handle:
                 step.step, step.start, step.duration, tokens=step.tokens, flops=step.flops, **step.known()
             )
 
+    def _marked_phase(self, name: str, category: str | None, *, by_script: bool) -> Span:
+        """Return a new phase. Where it stands for an inferred one, that is off from now on."""
+        span = self._new_phase(name, category)
+        if self.inference is None or self.description is None:
+            return span
+        if by_script and name in DEFAULT_CATEGORY:
+            self.description.set("phases", EXPLICIT)
+        return self.inference.stand_for(name, span)
+
     def _new_phase(self, name: str, category: str | None, *, thread: bool = False) -> Span:
         state = self.state
         if state is None:
@@ -150,7 +248,8 @@ class Handle:
     def _timed_phase(self, state: RankState, name: int, category: int) -> Span:
         """Time work of the device by the device. Loading data and saving state are the host's."""
         if self._timer is None or CATEGORIES[category] in ("data", "checkpoint"):
-            return Phase(state, name, category)
+            communicates = CATEGORIES[category] == "communication"
+            return (CommunicationPhase if communicates else Phase)(state, name, category)
         import torch
 
         return DevicePhase(state, name, category, self._timer, torch.cuda.is_current_stream_capturing)
@@ -166,7 +265,18 @@ class Handle:
     def set_coordinates(self, coordinates: Mapping[str, int]) -> None:
         """Set this rank's coordinates by axis. Nothing given changes nothing."""
         if self.state is not None and coordinates:
-            self.state.ring.set_topology([int(coordinates.get(axis, 0)) for axis in AXES])
+            self._coordinates_given = True
+            self._show_coordinates(self.state, coordinates)
+
+    def infer_coordinates(self, coordinates: Mapping[str, int]) -> bool:
+        """Set coordinates that nobody gave. Returns False, and changes nothing, once the script gave some."""
+        if self.state is None or self._coordinates_given:
+            return False
+        self._show_coordinates(self.state, coordinates)
+        return True
+
+    def _show_coordinates(self, state: RankState, coordinates: Mapping[str, int]) -> None:
+        state.ring.set_topology([int(coordinates.get(axis, 0)) for axis in AXES])
 
     def fault(self) -> None:
         """Count a fault of Pulsetrain itself in this process."""
@@ -219,6 +329,7 @@ def init(
     rest are this rank's own coordinates and win over the mesh. An axis that nobody names has coordinate 0.
     """
     handle = process_handle()
+    handle.script_calls = True
     handle.start_clock()
     given = dict(zip(AXES, (tp, pp, dp, cp, ep), strict=True))
     try:

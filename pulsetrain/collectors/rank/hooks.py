@@ -11,6 +11,8 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
+import torch
+
 from pulsetrain.collectors.rank.collectives import Tracker
 from pulsetrain.collectors.rank.handle import Handle
 
@@ -83,13 +85,27 @@ def group_name(name: str, description: str) -> str:
 
 
 def _hook_waits(tracker: Tracker) -> None:
+    import torch.distributed as dist
     from torch._C._distributed_c10d import ProcessGroup, Work
-    from torch.distributed import _functional_collectives as functional
 
     _wrap(Work, "wait", tracker.wait)
     _wrap(ProcessGroup, "_end_coalescing", tracker.end_coalescing)
+    _wrap(torch._C.Future, "wait", tracker.wait_newest)
+    _wrap(dist, "_broadcast_coalesced", tracker.call_that_waits)
+    _hook_functional_waits(tracker)
+
+
+def _hook_functional_waits(tracker: Tracker) -> None:
+    """Hook the operators behind the functional collectives' waits. Compiled graphs call them too."""
+    from torch.distributed import _functional_collectives as functional
+
     for name in ("wait_tensor", "wait_tensors"):
-        if hasattr(functional, name):
+        packet = getattr(torch.ops._c10d_functional, name, None)
+        overload = getattr(packet, "default", None)
+        if packet is not None and hasattr(packet, "_op") and hasattr(overload, "_op"):
+            _wrap(packet, "_op", tracker.wait_newest)
+            _wrap(overload, "_op", tracker.wait_newest)
+        elif hasattr(functional, name):
             _wrap(functional, name, tracker.wait_newest)
 
 

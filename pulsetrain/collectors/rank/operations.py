@@ -49,15 +49,24 @@ def _payload(inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) ->
 
 
 class Operation:
-    """One operation from its enqueue to its completion. `work` is None until the hook after it has run."""
+    """One operation from its enqueue to its completion. `work` is None until the hook after it has run.
 
-    __slots__ = ("context", "group", "name", "parent", "peer", "seq", "size", "start", "thread", "work")
+    `blocked`: ns that the main thread has stood still for it, -1 where that is not the host's to see.
+    `output`: address of what comes out, for a work that tells its end only to who waits, else 0.
+    """
+
+    __slots__ = (
+        *("blocked", "context", "group", "name", "output", "parent", "peer", "seq", "size", "start"),
+        *("thread", "work"),
+    )
 
     def __init__(self, group: Group, name: int, seq: int, size: int, peer: int) -> None:
         state = group.state
         self.group, self.name, self.seq, self.size, self.peer = group, name, seq, size, peer
         self.parent, self.context = state.parent, state.context
         self.thread = get_ident()
+        self.blocked = 0 if group.host_only else -1
+        self.output = 0
         self.work: Work | None = None
         self.start = perf_counter_ns()
 
@@ -78,14 +87,22 @@ class Group:
     """One process group: its cell in the ring and its operations in flight, oldest first.
 
     `get_members` returns its global ranks in group order. torch knows them only after it has made the group.
-    `host_only`: every operation of the group ends on the host.
+    `host_only`: every operation of the group ends on the host. `timeout_ns`: after which torch ends an
+    operation, 0 if unknown.
     """
 
     def __init__(
-        self, watchlist: Watchlist, name: str, get_members: Callable[[], Sequence[int]], *, host_only: bool
+        self,
+        watchlist: Watchlist,
+        name: str,
+        get_members: Callable[[], Sequence[int]],
+        *,
+        host_only: bool,
+        timeout_ns: int = 0,
     ) -> None:
         self.state = watchlist.state
         self.host_only = host_only
+        self._timeout_ns = timeout_ns
         self.cell = -1
         self.enqueued = 0
         self.in_flight: dict[int, Operation] = {}
@@ -96,7 +113,7 @@ class Group:
         self._members: Sequence[int] = ()
         self._transfers: dict[tuple[int, int], int] = {}  # by name and peer: how many were enqueued
         self._heads: dict[int, int] = {}
-        self._kinds: dict[HookOpName, tuple[int, bool]] = {}
+        self._kinds: dict[HookOpName, tuple[int, bool, bool]] = {}
 
     def before(self, call: PreHookArgs) -> None:
         """Number the operation and publish it: the hook before an enqueue."""
@@ -108,7 +125,7 @@ class Group:
                 self._open_cell()
             operation = self._operation(call)
             oldest = not self.in_flight
-            self._add_in_flight(call.op_id, operation)
+            self.in_flight[call.op_id] = operation
             self.state.words[W_LAST] = operation.start
             if oldest:
                 self._publish(operation)
@@ -117,7 +134,7 @@ class Group:
 
     def _open_cell(self) -> None:
         self._members = self._get_members()
-        self.cell = self.state.ring.add_group(self._name, self._members)
+        self.cell = self.state.ring.add_group(self._name, self._members, self._timeout_ns)
 
     def after(self, call: PostHookArgs) -> None:
         """Keep the work, to ask it later: the hook after an enqueue."""
@@ -139,8 +156,10 @@ class Group:
         known = self._kinds.get(kind)
         if known is None:
             name = self.state.ring.intern(phase_name(kind.name))
-            known = self._kinds[kind] = (name, kind.name in ("SEND", "RECV"))
-        name, is_transfer = known
+            # Gloo's reduce-scatter is an all-reduce inside. The work around it is never complete by itself.
+            silent = self.host_only and kind.name.startswith("REDUCE_SCATTER")
+            known = self._kinds[kind] = (name, kind.name in ("SEND", "RECV"), silent)
+        name, is_transfer, silent = known
         size = _payload(call.input_tensors, call.output_tensors)
         if is_transfer:
             peer = self._members[call.root] if 0 <= call.root < len(self._members) else -1
@@ -151,7 +170,10 @@ class Group:
         self.enqueued = seq = self.enqueued + 1
         if self.cell >= 0:
             self.state.words[self.cell + G_ENQUEUED] = seq
-        return Operation(self, name, seq, size, -1)
+        operation = Operation(self, name, seq, size, -1)
+        if silent and call.output_tensors:
+            operation.output = call.output_tensors[0].data_ptr()
+        return operation
 
     def _remove_failed(self) -> None:
         """Remove what this thread announced and failed to enqueue: torch raised between the two hooks."""
@@ -164,20 +186,9 @@ class Group:
             ):
                 self._remove_in_flight(key)
 
-    def _add_in_flight(self, key: int, operation: Operation) -> None:
-        self.in_flight[key] = operation
-        processor = self.state.processor
-        if self.host_only and processor is not None:
-            processor.enter_collective()
-
     def _remove_in_flight(self, key: int) -> bool:
         """Return whether it was in flight."""
-        if self.in_flight.pop(key, None) is None:
-            return False
-        processor = self.state.processor
-        if self.host_only and processor is not None:
-            processor.leave_collective()
-        return True
+        return self.in_flight.pop(key, None) is not None
 
     def finish(self, key: int, operation: Operation, end: int) -> None:
         """Write the span of an operation that is over, and publish what is in flight now."""
@@ -195,6 +206,7 @@ class Group:
             seq=operation.seq,
             size=operation.size,
             peer=operation.peer,
+            blocked=operation.blocked,
         )
         self.publish_oldest()
 

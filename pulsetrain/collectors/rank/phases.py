@@ -67,8 +67,8 @@ def _nothing() -> None:
 class Processor(Protocol):
     """Counts the time that the main thread was runnable without a processor."""
 
-    def enter_collective(self) -> None: ...
-    def leave_collective(self) -> None: ...
+    def enter_wait(self) -> None: ...
+    def leave_wait(self) -> None: ...
     def end_step(self, step: int, start: int, duration: int) -> None: ...
 
 
@@ -79,11 +79,13 @@ class RankState:
     - `parent`: the innermost open phase, as bits of a span's head.
     - `context`: step, microbatch and lane, as a slot stores them.
     - `pending`: operations that are not known to have ended. `poll` asks them. The collectives set both.
-    - `processor`: told of collectives in flight and of steps, if it is set.
+    - `processor`: told of waits for other ranks and of steps, if it is set.
+    - `blocked`: ns that the main thread has stood still for communication since the process began. It only
+      grows, so what it grew by inside a phase is the part of the phase that is no work of the rank's own.
     """
 
     __slots__ = (
-        *("context", "lane", "parent", "pending", "poll"),
+        *("blocked", "context", "lane", "parent", "pending", "poll"),
         *("processor", "ring", "step", "top", "words"),
     )
 
@@ -92,6 +94,7 @@ class RankState:
         self.words = ring.words
         self.top = STACK_AT
         self.parent = 0
+        self.blocked = 0
         self.lane = ring.intern("host")
         self.enter_step(0)
         self.pending: Mapping[object, object] = {}
@@ -116,7 +119,10 @@ class RankState:
 class Phase:
     """A named phase of the main thread on the host clock. One object serves every entry, nested ones too."""
 
-    __slots__ = ("_as_parent", "_busy", "_head", "_memory", "_outer", "_ring", "_saved", "_start", "_state")
+    __slots__ = (
+        *("_as_parent", "_blocked", "_busy", "_head", "_memory", "_outer", "_ring", "_saved", "_start"),
+        "_state",
+    )
 
     def __init__(self, state: RankState, name: int, category: int) -> None:
         self._state = state
@@ -125,15 +131,16 @@ class Phase:
         self._head = span_head(name, category, kind=PHASE)
         self._as_parent = name << 32
         self._busy = 0  # entries that have not been left
-        self._start = self._outer = 0
-        self._saved: list[tuple[int, int]] = []  # start and outer phase of all of them but the last
+        self._start = self._outer = self._blocked = 0
+        self._saved: list[tuple[int, int, int]] = []  # start, outer phase, blocked: of all but the last
 
     def __enter__(self) -> None:
         busy = self._busy
         self._busy = busy + 1
         if busy:
-            self._saved.append((self._start, self._outer))
+            self._saved.append((self._start, self._outer, self._blocked))
         state = self._state
+        self._blocked = state.blocked
         self._start = start = perf_counter_ns()
         self._outer = state.parent
         state.parent = self._as_parent
@@ -159,7 +166,10 @@ class Phase:
             state.words[at >> 3] = 0
         try:
             at, mark = self._ring.claim()
-            PACK_PHASE(self._memory, at, self._head | parent, state.context, self._start, end, mark)
+            PACK_PHASE(
+                self._memory, at, self._head | parent, state.context, self._start, end,
+                state.blocked - self._blocked, mark,
+            )  # fmt: skip
         except StopIteration:
             self._write(parent, end)
         if state.pending:
@@ -178,7 +188,7 @@ class Phase:
     def resume_outer(self) -> None:
         """After `leave` inside another entry of the same phase, make that entry the current one again."""
         if self._saved:
-            self._start, self._outer = self._saved.pop()
+            self._start, self._outer, self._blocked = self._saved.pop()
 
     def _leave_nested(self, end: int) -> None:
         """Leave an entry inside another one. A leave without an entry is counted."""
@@ -192,7 +202,23 @@ class Phase:
         slot = self._ring.next_slot()
         if slot is not None:
             at, mark = slot
-            PACK_PHASE(self._memory, at, self._head | parent, self._state.context, self._start, end, mark)
+            blocked = self._state.blocked - self._blocked
+            PACK_PHASE(
+                self._memory, at, self._head | parent, self._state.context, self._start, end, blocked, mark
+            )
+
+
+class CommunicationPhase(Phase):
+    """A phase in which the script communicates by means of its own: all of it is time stood still."""
+
+    __slots__ = ()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> None:
+        if self._busy:
+            self._state.blocked = self._blocked + perf_counter_ns() - self._start
+        super().__exit__(kind, error, trace)
 
 
 class ThreadPhase:
@@ -212,7 +238,7 @@ class ThreadPhase:
     def __exit__(self, *_: object) -> None:
         state = self._state
         context = span_context(state.step, -1, self._lane)
-        state.ring.span(self._head, context, self._start, perf_counter_ns())
+        state.ring.span(self._head, context, self._start, perf_counter_ns(), blocked=0)
 
 
 def category_number(name: str, category: str | None) -> int:

@@ -42,7 +42,7 @@ def _timed(original: Callable[..., T], handle: Handle, phase: str, state: RankSt
     def chunk(stage: object, microbatch: int, *args: object, **kwargs: object) -> T:
         state.enter_microbatch(microbatch)
         try:
-            with handle.phase(phase):
+            with handle.hooked_phase(phase):
                 return original(stage, microbatch, *args, **kwargs)
         finally:
             state.enter_microbatch(-1)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import time
 
 from pulsetrain.collectors.layout import span_context, span_head
 from pulsetrain.collectors.rank.handle import Handle
 from pulsetrain.collectors.rank.phases import RankState
+from pulsetrain.collectors.rank.quota import Quota
 from pulsetrain.records.schema import CATEGORIES
 
 SHARE = 200  # a loss is written if it is at least 1/200 of the step
@@ -22,7 +24,7 @@ def install(handle: Handle) -> None:
 
 
 class RunQueue:
-    """Time that its thread was runnable without a processor, from /proc/PID/task/TID/schedstat."""
+    """How long its thread ran, and how long it was runnable without a processor."""
 
     def __init__(self) -> None:
         self._fd = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
@@ -31,41 +33,69 @@ class RunQueue:
         """Return the nanoseconds since the thread began. Takes about a microsecond."""
         return int(os.pread(self._fd, 64, 0).split()[1])
 
+    def ran_ns(self) -> int:
+        """Return the nanoseconds since the thread began. The kernel's file lags behind by up to a tick."""
+        return time.thread_time_ns()
+
 
 class ProcessorWaits:
-    """Records the run queue's share of every step as a span `cpu_wait`.
+    """Records where the main thread's time went that was neither work nor a wait for other ranks.
 
-    The span begins with the step and is as long as all its waits together. Time while a collective is in
-    flight does not count: the rank waits for others then, and its compute is measured without it.
+    Of every step, `cpu_wait` is the time in a run queue. `off_cpu` is the time in which the thread neither
+    ran nor could have run: it was stopped, held back by a quota of its own, or waited for a disk, a device or
+    another thread. Each span begins with the step and is as long as all its pieces together. Time in which
+    the main thread stands still for a collective does not count.
     """
 
-    __slots__ = ("_entered", "_head", "_in_collectives", "_in_flight", "_lane", "_queue", "_ring", "_seen")
+    __slots__ = (
+        *("_blocked", "_depth", "_entered", "_heads", "_held", "_in_waits", "_lane", "_queue", "_quota"),
+        *("_ring", "_seen", "_state"),
+    )
 
-    def __init__(self, state: RankState, queue: RunQueue) -> None:
-        self._ring, self._queue = state.ring, queue
-        self._head = span_head(state.ring.intern("cpu_wait"), CATEGORIES.index("other"))
+    def __init__(self, state: RankState, queue: RunQueue, quota: Quota | None = None) -> None:
+        self._quota = quota or Quota()
+        self._held = self._quota.held_ns()
+        self._state, self._ring, self._queue = state, state.ring, queue
+        other = CATEGORIES.index("other")
+        self._heads = [span_head(state.ring.intern(name), other) for name in ("cpu_wait", "off_cpu")]
         self._lane = state.ring.intern("run queue")
-        self._in_flight = self._entered = self._in_collectives = 0
-        self._seen = queue.waited_ns()
+        self._depth = self._blocked = 0
+        self._in_waits = (0, 0)  # waited and ran, while it stood still for others
+        self._seen = self._entered = self._now()
 
-    def enter_collective(self) -> None:
-        """Note that an operation that ends on the host is in flight."""
-        self._in_flight += 1
-        if self._in_flight == 1:
-            self._entered = self._queue.waited_ns()
+    def _now(self) -> tuple[int, int]:
+        return self._queue.waited_ns(), self._queue.ran_ns()
 
-    def leave_collective(self) -> None:
-        """Note that it is over. Each call follows one of `enter_collective`."""
-        self._in_flight -= 1
-        if self._in_flight == 0:
-            self._in_collectives += self._queue.waited_ns() - self._entered
+    def enter_wait(self) -> None:
+        """Note that the main thread begins to wait for other ranks. Waits may nest."""
+        self._depth += 1
+        if self._depth == 1:
+            self._entered = self._now()
+
+    def leave_wait(self) -> None:
+        """Note that it is over. Each call follows one of `enter_wait`."""
+        self._depth -= 1
+        if self._depth == 0:
+            self._add_wait(self._now())
+
+    def _add_wait(self, now: tuple[int, int]) -> None:
+        waited, ran = (
+            had + end - begin for had, end, begin in zip(self._in_waits, now, self._entered, strict=True)
+        )
+        self._in_waits = waited, ran
 
     def end_step(self, step: int, start: int, duration: int) -> None:
         """Write what the step lost, unless that is next to nothing."""
-        now = self._queue.waited_ns()
-        if self._in_flight > 0:
-            self._in_collectives += now - self._entered
+        now, waiting = self._now(), self._depth > 0
+        if waiting:
+            self._add_wait(now)
             self._entered = now
-        lost, self._seen, self._in_collectives = now - self._seen - self._in_collectives, now, 0
-        if lost * SHARE > duration:
-            self._ring.span(self._head, span_context(step, -1, self._lane), start, start + lost)
+        since = zip(now, self._seen, self._in_waits, strict=True)
+        waited, ran = (end - begin - inside for end, begin, inside in since)
+        off = duration - (self._state.blocked - self._blocked) - waited - ran
+        self._seen, self._in_waits, self._blocked = now, (0, 0), self._state.blocked
+        held, self._held = self._held, self._quota.held_ns()
+        quota = min(max(0, waited), self._held - held)  # in the run queue, as the kernel sees it
+        for head, lost in zip(self._heads, (waited - quota, 0 if waiting else off + quota), strict=True):
+            if lost * SHARE > duration:
+                self._ring.span(head, span_context(step, -1, self._lane), start, start + lost)

@@ -6,7 +6,8 @@ is dead. Nothing here takes a lock or waits for the other side.
 
 Layout, in units of 8-byte little-endian words unless said otherwise::
 
-    page 0      header, status page (open phases, current step), topology cell
+    page 0      header, status page (open phases, current step), topology cell, description, the script's
+                checkpoints
     NAMES       2048 names of 64 bytes: length byte, then UTF-8. Slots hold an index into it
     GROUPS      256 cells of 16 words, one a process group: members, sequence numbers, operation in flight
     MEMBERS     65536 global ranks (4 bytes each) of groups whose members are not evenly spaced
@@ -47,6 +48,7 @@ from pulsetrain.collectors.layout import (
     G_POOL,
     G_SEQ,
     G_STRIDE,
+    G_TIMEOUT,
     GROUP_WORDS,
     GROUPS_AT,
     HAS_GRAD_NORM,
@@ -56,6 +58,7 @@ from pulsetrain.collectors.layout import (
     MAX_GROUPS,
     MAX_MEMBERS,
     MAX_NAMES,
+    MAX_SEQ,
     MEMBERS_AT,
     NAME_BYTES,
     NAMES_AT,
@@ -66,12 +69,15 @@ from pulsetrain.collectors.layout import (
     SLOT_BYTES,
     SLOTS_AT,
     STEP,
+    TEXT_AT,
     W_DROPPED,
     W_GROUPS,
     W_LAST,
     W_LAST_STEP,
     W_PID,
     W_READ,
+    W_RESUMED,
+    W_TEXT,
     W_TOPOLOGY,
     W_UTC,
 )
@@ -113,7 +119,7 @@ class RingWriter:
     """
 
     __slots__ = (
-        *("_end", "_groups", "_mask", "_name_numbers", "_names", "_pool", "_refilling"),
+        *("_end", "_groups", "_mask", "_name_numbers", "_names", "_pool", "_refilling", "_texts"),
         *("claim", "drop", "memory", "words"),
     )
 
@@ -130,12 +136,13 @@ class RingWriter:
         self._name_numbers = itertools.count()
         self._groups = 0
         self._pool = 0
+        self._texts = 0
         self.intern("")
         words = self.words
         words[W_PID] = os.getpid()
         words[W_UTC] = time.time_ns() - time.perf_counter_ns()
         words[W_LAST] = time.perf_counter_ns()
-        words[W_LAST_STEP] = -1
+        words[W_LAST_STEP] = words[W_RESUMED] = -1
 
     def leave_to_parent(self) -> None:
         """In a forked child: from now on everything here is written into private memory, and read by nobody.
@@ -185,14 +192,27 @@ class RingWriter:
             return self.refill()
 
     def span(
-        self, head: int, context: int, start: int, end: int, *, seq: int = -1, size: int = 0, peer: int = -1
+        self,
+        head: int,
+        context: int,
+        start: int,
+        end: int,
+        *,
+        seq: int = -1,
+        size: int = 0,
+        peer: int = -1,
+        blocked: int = -1,
     ) -> bool:
-        """Write one span. Returns whether the ring had room. Times in ns of `time.perf_counter_ns`."""
+        """Write one span. Returns whether the ring had room. Times in ns of `time.perf_counter_ns`.
+
+        `blocked`: how long the main thread stood still in it, -1 for unknown. `seq` wraps after 31 bits.
+        """
         slot = self.next_slot()
         if slot is None:
             return False
         at, mark = slot
-        PACK_SPAN(self.memory, at, head, context, start, end, seq, size, peer, mark)
+        seq = seq & MAX_SEQ if seq >= 0 else -1
+        PACK_SPAN(self.memory, at, head, context, start, end, seq, peer, size, blocked, mark)
         return True
 
     def step(
@@ -231,10 +251,10 @@ class RingWriter:
             self._names[name] = index
         return index
 
-    def add_group(self, name: str, members: Sequence[int]) -> int:
+    def add_group(self, name: str, members: Sequence[int], timeout_ns: int = 0) -> int:
         """Return the word index of a new group's cell, -1 if the table is full.
 
-        `members`: global ranks in order.
+        `members`: global ranks in order. `timeout_ns`: after which torch ends an operation, 0 if unknown.
         """
         if self._groups >= MAX_GROUPS:
             return -1
@@ -243,6 +263,7 @@ class RingWriter:
         words = self.words
         words[cell + G_NAME] = self.intern(name)
         words[cell + G_COUNT] = len(members)
+        words[cell + G_TIMEOUT] = timeout_ns
         words[cell + G_FIRST], words[cell + G_STRIDE], words[cell + G_POOL] = first, stride, pool
         self._groups += 1
         words[W_GROUPS] = self._groups
@@ -266,7 +287,15 @@ class RingWriter:
         PACK_OP(self.memory, (cell + G_SEQ) * 8, seq, size, start, peer, op)
 
     def set_topology(self, coordinates: Sequence[int]) -> None:
-        """Set the five coordinates in the order of `AXES`. -1: unknown."""
+        """Set the five coordinates in the order of `AXES`. -1: unknown. They may change."""
+        self.words[W_TOPOLOGY] = 0
         for i, coordinate in enumerate(coordinates):
             self.words[W_TOPOLOGY + 1 + i] = coordinate
         self.words[W_TOPOLOGY] = 1
+
+    def set_text(self, text: bytes) -> None:
+        """Set the description. It has at most `layout.TEXT_BYTES` bytes."""
+        self._texts += 1
+        self.words[W_TEXT] = 0
+        self.memory[TEXT_AT : TEXT_AT + len(text)] = text
+        self.words[W_TEXT] = self._texts << 16 | len(text)

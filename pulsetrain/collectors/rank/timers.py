@@ -98,13 +98,25 @@ class _Timed:
 class DeviceTimer:
     """All device phases of a rank, in the order in which they were left."""
 
-    def __init__(self, state: RankState, create: Callable[[], Event], *, lane: str) -> None:
+    def __init__(
+        self,
+        state: RankState,
+        create: Callable[[], Event],
+        *,
+        lane: str,
+        capturing: Callable[[], bool] = lambda: False,
+    ) -> None:
         self.state = state
+        self.capturing = capturing
         self.pool = EventPool(create)
         self._clock = DeviceClock()
         self._pending: deque[_Timed] = deque()
         self._lane = state.ring.intern(lane) << 48
         self._host_lane = (1 << 48) - 1
+
+    def recorded(self) -> Event | None:
+        """Return an event that was just recorded, None inside the capture of a CUDA graph."""
+        return None if self.capturing() else self.pool.recorded()
 
     def left(self, head: int, start: Event, end: Event, start_ns: int, left_ns: int) -> None:
         """Take over a phase that has just been left, and harvest what has passed meanwhile."""
@@ -183,7 +195,10 @@ def device_timer(state: RankState) -> DeviceTimer | None:
     if torch is None or not torch.cuda.is_initialized():
         return None
     return DeviceTimer(
-        state, lambda: torch.cuda.Event(enable_timing=True), lane=f"cuda:{torch.cuda.current_device()}"
+        state,
+        lambda: torch.cuda.Event(enable_timing=True),
+        lane=f"cuda:{torch.cuda.current_device()}",
+        capturing=torch.cuda.is_current_stream_capturing,
     )
 
 

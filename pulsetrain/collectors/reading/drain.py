@@ -10,14 +10,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pulsetrain.collectors.checkpoint_cell import CheckpointCell
 from pulsetrain.collectors.layout import AXES, HAS_GRAD_NORM, HAS_LOSS, Structured
 from pulsetrain.collectors.reading.ring_reader import RingReader
 from pulsetrain.collectors.reading.status_page import GroupCell, StatusPage
-from pulsetrain.protocol.messages import GroupStatus, ProcessState, RankStatus
+from pulsetrain.protocol.messages import GroupStatus, OwnCheckpoint, ProcessState, RankStatus
 from pulsetrain.records.columns import Columns, coded, nullable
 from pulsetrain.records.schema import CATEGORIES
 
 OPEN_AFTER_NS = 1_000_000_000  # spans that are open for longer are reported as such, at most this often
+DESCRIBE_EVERY = 30  # statuses, about as many seconds
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,6 +33,7 @@ class _OpenSpan:
     bytes: int
     start_ns: int
     parent: str
+    peer: int = -1
 
 
 class Drain:
@@ -51,7 +54,10 @@ class Drain:
         self._job, self._attempt, self._node, self._rank = job, attempt, node, rank
         self._local_rank, self._address = local_rank, address
         self._reported: dict[tuple[str, str, int], int] = {}
-        self._topology_sent = False
+        self._topology_sent: tuple[int, ...] | None = None
+        self._saved: CheckpointCell | None = None  # of which rows were made
+        self._described = ""  # the description that was told
+        self._statuses = 0
 
     @property
     def dropped(self) -> int:
@@ -59,12 +65,17 @@ class Drain:
         return self._reader.dropped + self._reader.lost + self._reader.garbage
 
     @property
+    def fill(self) -> float:
+        """Share of the ring that the last call of `batches` found used."""
+        return self._reader.fill
+
+    @property
     def errors(self) -> int:
         """Faults of Pulsetrain itself inside the rank, which the rank caught and counted."""
         return self._reader.status().errors
 
     def batches(self, now_ns: int, *, final: bool = False) -> list[Columns]:
-        """Return what was recorded since the last call, spans that are still open, and once the topology.
+        """Return what was recorded since the last call, spans still open, and the topology when it changes.
 
         `now_ns` is UTC. `final` says that the rank is dead, so that nothing more can arrive.
         """
@@ -79,9 +90,12 @@ class Drain:
         if len(steps):
             batches.append(self._steps(steps, page.utc_offset_ns))
         coordinates = self._reader.topology()
-        if coordinates is not None and not self._topology_sent:
-            self._topology_sent = True
+        if coordinates is not None and coordinates != self._topology_sent:
+            self._topology_sent = coordinates
             batches.append(self._topology(coordinates, now_ns))
+        if page.saved is not None and page.saved != self._saved:
+            batches.append(self._write(page.saved, page.utc_offset_ns))
+            self._saved = page.saved
         return batches
 
     def status(self, pid: int, state: ProcessState, now_ns: int) -> RankStatus:
@@ -101,7 +115,21 @@ class Drain:
             progress_age_ns=_age(now, page.last_ns),
             groups=tuple(_group_status(group, now) for group in page.groups),
             dropped=self.dropped,
+            resumed_step=page.resumed_step if page.pid else -1,
+            saved=_own_checkpoint(page.saved, page.utc_offset_ns),
+            loaded=_own_checkpoint(page.loaded, page.utc_offset_ns),
+            instrumentation=self._news(),
         )
+
+    def _news(self) -> str:
+        """Return the description where it is new, and from time to time for a hub that came later."""
+        text = self._reader.description()
+        due = self._statuses % DESCRIBE_EVERY == 0
+        self._statuses += 1
+        if text == self._described and not due:
+            return ""
+        self._described = text
+        return text
 
     def _spans(self, rows: Structured, offset_ns: int) -> Columns:
         names = self._reader.names
@@ -122,6 +150,8 @@ class Drain:
                 "duration_ns": rows["end"] - start,
                 "open": False,
                 "parent": coded(rows["parent"], names),
+                "blocked_ns": rows["blocked"],
+                "peer": rows["peer"],
             },
         )
 
@@ -143,6 +173,8 @@ class Drain:
                 "duration_ns": now_ns - start,
                 "open": True,
                 "parent": [s.parent for s in spans],
+                "blocked_ns": -1,
+                "peer": [s.peer for s in spans],
             },
         )
 
@@ -166,6 +198,21 @@ class Drain:
         columns: dict[str, object] = dict(zip(AXES, coordinates, strict=True))
         columns |= {"local_rank": self._local_rank, "ip": self._address, "switch": "", "ts": now_ns}
         return self._batch("topology", 1, columns)
+
+    def _write(self, saved: CheckpointCell, offset_ns: int) -> Columns:
+        """What the script itself has written since the last row: a whole checkpoint, or more files of it."""
+        before = self._saved if self._saved is not None and self._saved.step == saved.step else None
+        written = {
+            "ts": saved.end_ns + offset_ns,
+            "step": saved.step,
+            "stage": "write",
+            "tier": "storage",
+            "bytes": max(0, saved.bytes - (before.bytes if before else 0)),
+            "duration_ns": saved.end_ns - (before.end_ns if before else saved.start_ns),
+        }
+        return Columns.from_values(
+            "checkpoints", 1, {"job": self._job, "attempt": self._attempt, "rank": self._rank, **written}
+        )
 
     def _batch(self, record: str, rows: int, columns: Mapping[str, object]) -> Columns:
         """Add the columns that are the same for every row of this rank."""
@@ -217,9 +264,27 @@ def _open_spans(page: StatusPage) -> list[_OpenSpan]:
                     bytes=group.op_bytes,
                     start_ns=group.op_start_ns,
                     parent=inside[-1] if inside else "",
+                    peer=group.op_peer,
                 )
             )
     return spans
+
+
+def _own_checkpoint(cell: CheckpointCell | None, offset_ns: int) -> tuple[OwnCheckpoint, ...]:
+    if cell is None:
+        return ()
+    return (
+        OwnCheckpoint(
+            step=cell.step,
+            bytes=cell.bytes,
+            path=cell.path,
+            written_ns=cell.end_ns + offset_ns,
+            duration_ns=cell.end_ns - cell.start_ns,
+            files=cell.files,
+            file_bytes=cell.file_bytes,
+            file_mtime_ns=cell.file_mtime_ns,
+        ),
+    )
 
 
 def _group_status(group: GroupCell, now: int) -> GroupStatus:
@@ -234,6 +299,7 @@ def _group_status(group: GroupCell, now: int) -> GroupStatus:
         op_bytes=group.op_bytes if busy else 0,
         op_age_ns=_age(now, group.op_start_ns) if busy else 0,
         peer=group.op_peer if busy else -1,
+        timeout_s=group.timeout_ns // 10**9,
     )
 
 

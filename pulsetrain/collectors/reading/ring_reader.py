@@ -8,10 +8,12 @@ from __future__ import annotations
 import mmap
 import platform
 import time
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
 
+from pulsetrain.collectors.checkpoint_cell import read_cell
 from pulsetrain.collectors.layout import (
     G_BYTES,
     G_COMPLETED,
@@ -25,8 +27,10 @@ from pulsetrain.collectors.layout import (
     G_SEQ,
     G_START,
     G_STRIDE,
+    G_TIMEOUT,
     GROUP_WORDS,
     GROUPS_AT,
+    LOADED_AT,
     MAX_DEPTH,
     MAX_GROUPS,
     MAX_MEMBERS,
@@ -35,11 +39,14 @@ from pulsetrain.collectors.layout import (
     NAME_BYTES,
     NAMES_AT,
     PHASE,
+    SAVED_AT,
     SLOTS_AT,
     SPAN,
     SPAN_DTYPE,
     STEP,
     STEP_DTYPE,
+    TEXT_AT,
+    TEXT_BYTES,
     W_DROPPED,
     W_ERRORS,
     W_GROUPS,
@@ -48,9 +55,11 @@ from pulsetrain.collectors.layout import (
     W_MAGIC,
     W_PID,
     W_READ,
+    W_RESUMED,
     W_STACK,
     W_STEP,
     W_STEP_START,
+    W_TEXT,
     W_TOPOLOGY,
     W_UTC,
     Structured,
@@ -100,7 +109,9 @@ class RingReader:
         self._weak_order = platform.machine() not in ("x86_64", "AMD64", "i686")
         self.read = int(self._words[W_READ])
         self._latest_end = 0
+        self._description = ""
         self.drained = 0  # records handed out
+        self.fill = 0.0  # share of the ring that the last drain found used
         self.garbage = 0  # records with a right mark and impossible content
         self.lost = 0  # numbers that were claimed and never written, because the writer died there
 
@@ -132,6 +143,7 @@ class RingReader:
         rows = self._spans[where][ready[:take]]
         self.lost += take - len(rows)
         self.read += take
+        self.fill = take / self.capacity
         self._writable[W_READ] = self.read
         return self._valid_records(rows)
 
@@ -170,7 +182,8 @@ class RingReader:
         sane = (steps["start"] > 0) & (steps["duration"] >= 0)
         spans, steps = spans[good], steps[sane]
         if len(spans):
-            spans["seq"][spans["kind"] == PHASE] = -1
+            phases = spans["kind"] == PHASE
+            spans["seq"][phases] = spans["peer"][phases] = -1
             self._latest_end = max(self._latest_end, int(spans["end"].max()))
         self.drained += len(spans) + len(steps)
         self.garbage += len(rows) - len(spans) - len(steps)
@@ -195,12 +208,24 @@ class RingReader:
             errors=int(words[W_ERRORS]),
             stack=tuple(open_phase(int(head), int(start), names) for head, start in stack),
             groups=tuple(self._group(i, names) for i in range(count)),
+            resumed_step=int(words[W_RESUMED]),
+            saved=read_cell(self._memory, SAVED_AT),
+            loaded=read_cell(self._memory, LOADED_AT),
         )
 
     def topology(self) -> tuple[int, ...] | None:
         """Return the coordinates in the order of `AXES`, or None until the rank has set them."""
         words = self._words[W_TOPOLOGY : W_TOPOLOGY + 6]
         return tuple(int(w) for w in words[1:]) if words[0] == 1 else None
+
+    def description(self) -> str:
+        """Return how the rank is instrumented: a JSON object, "" until it is known."""
+        before = int(self._words[W_TEXT])
+        text = self._memory[TEXT_AT : TEXT_AT + min(before & 0xFFFF, TEXT_BYTES)]
+        if int(self._words[W_TEXT]) != before:
+            return self._description  # it is being written: the last one, until the next call
+        self._description = text.decode(errors="ignore")
+        return self._description
 
     def _group(self, index: int, names: list[str]) -> GroupCell:
         base = GROUPS_AT // 8 + index * GROUP_WORDS
@@ -215,12 +240,13 @@ class RingReader:
             op_bytes=cell[G_BYTES],
             op_start_ns=cell[G_START],
             op_peer=cell[G_PEER],
+            timeout_ns=cell[G_TIMEOUT],
         )
 
     def _members_of(self, cell: list[int]) -> tuple[int, ...]:
         count, first, stride, pool = (cell[i] for i in (G_COUNT, G_FIRST, G_STRIDE, G_POOL))
         if stride:
-            return tuple(first + stride * i for i in range(min(max(count, 0), 1 << 20)))
+            return _spaced(first, stride, min(max(count, 0), 1 << 20))
         if 0 <= pool <= MAX_MEMBERS - count:
             return tuple(int(m) for m in self._members[pool : pool + count])
         return ()
@@ -234,3 +260,9 @@ class RingReader:
                 break
             seen = again
         return seen
+
+
+@lru_cache(maxsize=64)
+def _spaced(first: int, stride: int, count: int) -> tuple[int, ...]:
+    """Evenly spaced numbers. All ranks of a node share the members of a group."""
+    return tuple(first + stride * i for i in range(count))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pulsetrain.collectors.checkpoint_cell import CheckpointCell
 from pulsetrain.collectors.layout import WAITING
 from pulsetrain.records.schema import CATEGORIES
 
@@ -20,7 +21,10 @@ class OpenPhase:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GroupCell:
-    """One process group as its rank last saw it. `op` is "" if nothing is in flight."""
+    """One process group as its rank last saw it. `op` is "" if nothing is in flight.
+
+    `timeout_ns`: after which torch ends an operation, 0 if unknown.
+    """
 
     name: str
     members: tuple[int, ...]
@@ -31,11 +35,16 @@ class GroupCell:
     op_bytes: int
     op_start_ns: int
     op_peer: int
+    timeout_ns: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StatusPage:
-    """Where the rank is. `last_ns`: when it last recorded anything. `stack`: from outermost to innermost."""
+    """Where the rank is. `last_ns`: when it last recorded anything. `stack`: from outermost to innermost.
+
+    `resumed_step`: the step that this attempt goes on from, -1 for none. `saved` and `loaded`: the newest
+    checkpoint that the script itself wrote and read.
+    """
 
     pid: int
     step: int
@@ -47,6 +56,9 @@ class StatusPage:
     errors: int
     stack: tuple[OpenPhase, ...]
     groups: tuple[GroupCell, ...]
+    resumed_step: int = -1
+    saved: CheckpointCell | None = None
+    loaded: CheckpointCell | None = None
 
 
 def open_phase(head: int, start: int, names: list[str]) -> OpenPhase:

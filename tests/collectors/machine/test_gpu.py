@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import types
 
 import pytest
@@ -137,3 +138,18 @@ def test_a_real_gpu_is_sampled():
     assert found["gpu_memory_total_bytes"] > 1e9
     assert 0 <= found["gpu_utilization_ratio"] <= 1
     assert found["gpu_probe_s"] < 1
+
+
+def test_the_agent_lists_its_gpus_with_their_models_once():
+    listed = GpuSampler(node="n1", nvml=binding()).inventory(7)
+    (row,) = listed.to_rows()
+    assert (row["kind"], row["node"], row["ts"]) == ("gpus", "n1", 7)
+    (gpu,) = json.loads(row["detail"])["gpus"]
+    assert (gpu["uuid"], gpu["model"]) == ("GPU-1", "NVIDIA H200")
+
+
+def test_a_driver_that_does_not_answer_lists_nothing_and_is_asked_again():
+    sampler = GpuSampler(node="n1", nvml=binding(nvmlDeviceGetName=NVMLError("lost")))
+    assert sampler.inventory(7) is None
+    assert sampler.failed_reads == 1
+    assert GpuSampler(nvml=binding(nvmlInit=NVMLError("no driver"))).inventory(7) is None

@@ -109,7 +109,7 @@ def test_without_the_right_to_trace_one_line_says_so(start, tmp_path):
     )
     other.chmod(0o755)
     answer = of_node({0: start("wait")}, program=str(other))
-    assert answer == {"stacks": [], "blind": {"0": NOT_ALLOWED}}
+    assert answer == {"stacks": [], "blind": {"0": NOT_ALLOWED}, "details": {}}
 
 
 @pytest.mark.integration

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import itertools
+from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
+import torch
 
-from pulsetrain.collectors.rank.collectives import Tracker
+from pulsetrain.collectors.rank.collectives import Tracker, timeout_ns
 from pulsetrain.collectors.rank.operations import Group, Operation
 
 
@@ -34,7 +37,7 @@ class Side:
         number = next(self.ids)
         operation = Operation(self.group, self.name, number, 8, peer)
         operation.work = work
-        self.group.in_flight[number] = operation
+        self.newest = self.group.in_flight[number] = operation
         self.tracker.pending[id(work)] = (operation, number)
 
     def numbers(self):
@@ -117,3 +120,32 @@ def test_a_send_that_nobody_holds_is_not_in_flight_for_ever(watched):
     side.enqueue(Work(), peer=1)
     side.tracker.poll()
     assert (side.numbers(), side.group.in_flight, side.tracker.pending) == ([], {}, {})
+
+
+def process_group(*timeouts):
+    backends = [SimpleNamespace(options=SimpleNamespace(_timeout=t)) for t in timeouts]
+    return SimpleNamespace(_device_types=range(len(backends)), _get_backend=lambda device: backends[device])
+
+
+def test_the_shortest_timeout_of_a_groups_backends_counts():
+    assert timeout_ns(process_group(timedelta(minutes=30), timedelta(seconds=90))) == 90 * 10**9
+
+
+def test_a_backend_that_names_no_timeout_has_none():
+    assert timeout_ns(process_group()) == 0
+    assert timeout_ns(process_group(None)) == 0
+    assert timeout_ns(SimpleNamespace()) == 0
+
+
+def test_a_work_that_tells_its_end_only_to_who_waits_ends_when_its_output_is_waited_for(watched):
+    """Gloo's reduce-scatter under DTensor: it has no future and is never complete by itself."""
+    side = Side(watched, host_only=True)
+    outputs = torch.zeros(2), torch.zeros(2)
+    for output in outputs:
+        side.enqueue(Work())
+        side.newest.output = output.data_ptr()
+    assert side.tracker.wait_newest(lambda tensor: tensor, outputs[1]) is outputs[1]
+    assert side.numbers() == [2]
+    side.tracker.wait_newest(lambda tensors: tensors, [outputs[0], torch.zeros(1)])
+    assert side.numbers() == [1]
+    assert watched.errors == 0

@@ -114,7 +114,7 @@ def _check_counts(ranks: list[Rank]) -> None:
 @pytest.mark.parametrize("ranks", ["stuck"], indirect=True)
 def test_a_rank_that_holds_its_gil_is_stopped_or_is_dead_still_says_where_it_is(ranks):
     waiting, culprit = ranks
-    until(lambda: culprit.status().last_phase == "my loader" and waiting.status().last_phase == "all_reduce")
+    until(lambda: culprit.status().last_phase == "my loader" and _in_flight(waiting) == 2)
     _check_stuck(waiting, culprit, "sleeping")
     for rank in ranks:
         rank.process.send_signal(signal.SIGSTOP)
@@ -128,6 +128,12 @@ def test_a_rank_that_holds_its_gil_is_stopped_or_is_dead_still_says_where_it_is(
     open_spans = [(r["phase"], r["open"], r["group"], r["seq"]) for r in waiting.rows() if r["open"]]
     assert open_spans == [("backward", True, "", -1), ("all_reduce", True, "world", 2)]
     assert [(r["phase"], r["category"]) for r in culprit.rows() if r["open"]] == [("my loader", "data")]
+
+
+def _in_flight(rank: Rank) -> int:
+    """The sequence number of the operation that `rank` is in. 0: none."""
+    status = rank.status()
+    return status.groups[0].op_seq if status.groups and status.last_phase == "all_reduce" else 0
 
 
 def _check_stuck(waiting: Rank, culprit: Rank, state: str) -> None:

@@ -88,11 +88,12 @@ def test_names_are_cut_shared_after_the_last_and_survive_any_text():
 @given(st.lists(st.integers(0, 100_000), max_size=20, unique=True))
 def test_groups_keep_their_members_in_order(members):
     ring = Ring()
-    cell = ring.writer.add_group("tp", members)
+    cell = ring.writer.add_group("tp", members, 30 * 10**9)
     ring.writer.set_op(cell, ring.writer.intern("all_reduce"), 9, 64, 5, -1)
     group = ring.reader.status().groups[0]
     assert group.members == tuple(members)
     assert (group.name, group.op, group.op_seq, group.op_bytes) == ("tp", "all_reduce", 9, 64)
+    assert group.timeout_ns == 30 * 10**9
 
 
 def test_a_world_of_many_ranks_takes_no_room_and_a_full_table_refuses():

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 
 import pytest
 
+from pulsetrain.collectors.checkpoint_cell import CheckpointCell, write_cell
+from pulsetrain.collectors.layout import SAVED_AT
 from pulsetrain.collectors.rank.handle import Handle
 from pulsetrain.collectors.rank.ring import RingWriter, create_ring
 from pulsetrain.collectors.reading.drain import Drain
@@ -115,12 +118,20 @@ def test_an_operation_in_flight_is_an_open_span_inside_its_phase(watched):
     ]
 
 
-def test_topology_is_sent_once(watched):
+def test_coordinates_are_sent_once(watched):
     assert watched.rows(1, "topology") == []
     watched.handle.set_coordinates({"pp": 3})
     (row,) = watched.rows(7, "topology")
     assert (row["pp"], row["tp"], row["local_rank"], row["ip"], row["ts"]) == (3, 0, 1, "10.0.0.1", 7)
     assert watched.rows(8, "topology") == []
+
+
+def test_coordinates_that_change_are_sent_again(watched):
+    watched.handle.infer_coordinates({"dp": 1})
+    (first,) = watched.rows(7, "topology")
+    watched.handle.infer_coordinates({"tp": 1})
+    (second,) = watched.rows(8, "topology")
+    assert [(row["tp"], row["dp"], row["ts"]) for row in (first, second)] == [(0, 1, 7), (1, 0, 8)]
 
 
 def test_status_names_the_innermost_phase_and_the_operation(watched):
@@ -159,3 +170,41 @@ def test_dictionary_columns_hold_every_name_once(watched):
     names = batch.column("phase").names
     assert "forward" in names
     assert len(names) == len(set(names))
+
+
+def saved_cell(step, size, end_ns, files=1):
+    return CheckpointCell(
+        step=step, bytes=size, files=files, start_ns=1000, end_ns=end_ns, path="/c/x.pt", file_bytes=size,
+        file_mtime_ns=3,
+    )  # fmt: skip
+
+
+def test_the_scripts_own_checkpoint_is_a_row_and_more_files_of_it_are_another(watched):
+    for cell in (saved_cell(30, 100, 1500), saved_cell(30, 300, 1900, files=2)):
+        write_cell(watched.writer.memory, SAVED_AT, cell)
+        (row,) = watched.rows(watched.now, "checkpoints")
+        assert (row["step"], row["stage"], row["tier"], row["rank"]) == (30, "write", "storage", 5)
+        assert row["ts"] == cell.end_ns + watched.offset
+        assert watched.rows(watched.now, "checkpoints") == []
+    assert (row["bytes"], row["duration_ns"]) == (200, 400)
+
+
+def test_the_status_shows_what_the_script_saved_and_where_it_went_on(watched):
+    assert watched.drain.status(1, "running", watched.now).saved == ()
+    write_cell(watched.writer.memory, SAVED_AT, saved_cell(30, 100, 1500))
+    watched.handle.resume(21)
+    status = watched.drain.status(1, "running", watched.now)
+    (own,) = status.saved
+    assert (own.step, own.bytes, own.path, own.duration_ns) == (30, 100, "/c/x.pt", 500)
+    assert own.written_ns == 1500 + watched.offset
+    assert (status.resumed_step, status.loaded) == (20, ())
+
+
+def test_the_description_is_told_when_it_changes_and_from_time_to_time(watched):
+    told = [watched.drain.status(1, "running", watched.now).instrumentation for _ in range(3)]
+    assert json.loads(told[0])["steps"] == "none"
+    assert told[1:] == ["", ""]
+    watched.handle.step()
+    assert json.loads(watched.drain.status(1, "running", watched.now).instrumentation)["steps"] == "explicit"
+    later = [watched.drain.status(1, "running", watched.now).instrumentation for _ in range(60)]
+    assert sum(bool(text) for text in later) == 2

@@ -1,0 +1,119 @@
+"""Sees the checkpoints that the script reads: a rank that reads one works, and it goes on from its step.
+
+Reads before the first step are a `load` phase. Later ones may be data, which is a phase already. A file that
+an earlier attempt of the job wrote says where this attempt goes on, unless the script has said it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from time import perf_counter_ns
+from types import ModuleType
+
+from pulsetrain.collectors.checkpoint_cell import CheckpointCell, shown_path, write_cell
+from pulsetrain.collectors.layout import LOADED_AT, W_LAST_STEP, W_RESUMED
+from pulsetrain.collectors.rank import known_files
+from pulsetrain.collectors.rank.auto.context import Auto
+from pulsetrain.collectors.rank.auto.saves import Arguments, Named, folder_of, hook_package, path_of
+from pulsetrain.collectors.rank.auto.segments import Segments
+from pulsetrain.collectors.rank.auto.wrapping import Call, argument, wrap
+from pulsetrain.collectors.rank.handle import Handle
+from pulsetrain.collectors.rank.known_files import KnownFiles, mark_of
+
+PHASE = "load"
+LOADER = "torch.distributed.checkpoint.state_dict_loader"
+SAFETENSORS = "safetensors.torch"
+
+
+def install(auto: Auto) -> None:
+    """Hook all readers that are imported, and those that will be."""
+    import torch
+
+    if auto.handle.state is None:
+        return
+    watch = LoadWatch(auto.handle, auto.segments, known_files.decode(os.environ))
+    wrap(torch.serialization, "load", watch.torch_load)
+    torch.load = torch.serialization.load
+    auto.imports.when_imported(SAFETENSORS, lambda module: wrap(module, "load_file", watch.load_file))
+    auto.imports.when_imported(LOADER, watch.hook_loader)
+
+
+class LoadWatch:
+    """Makes a phase of each read before the first step, and notes what was read."""
+
+    def __init__(self, handle: Handle, segments: Segments, known: KnownFiles) -> None:
+        self._handle, self._segments, self._known = handle, segments, known
+
+    def hook_loader(self, module: ModuleType) -> None:
+        """Hook torch.distributed.checkpoint."""
+        hook_package(module, {"load": self.dcp_load})
+
+    def torch_load(self, args: Arguments, kwargs: Named) -> Call | None:
+        """Begin `torch.load(f)`."""
+        target = argument(args, kwargs, 0, "f")
+        return self._begin(target if path_of(target) is not None else getattr(target, "name", None))
+
+    def load_file(self, args: Arguments, kwargs: Named) -> Call | None:
+        """Begin `safetensors.torch.load_file(filename)`. `load_model` calls it too."""
+        return self._begin(argument(args, kwargs, 0, "filename"))
+
+    def dcp_load(self, args: Arguments, kwargs: Named) -> Call | None:
+        """Begin `torch.distributed.checkpoint.load(state_dict, checkpoint_id=, storage_reader=)`."""
+        return self._begin(folder_of(kwargs))
+
+    def _begin(self, source: object) -> Call | None:
+        handle = self._handle
+        state = handle.state
+        try:
+            if state is None or state.words[W_LAST_STEP] > state.words[W_RESUMED]:
+                return None  # a step is done: what is read now is no start
+            path = path_of(source)
+            began_ns = perf_counter_ns()
+            ended = (lambda: self._note(path, began_ns)) if path is not None else (lambda: None)
+            return _Call(self._segments.interrupt(PHASE), ended, handle.fault)
+        except Exception:  # noqa: BLE001 - the script's own call must go on
+            handle.fault()
+            return None
+
+    def _note(self, path: str | os.PathLike[str], began_ns: int) -> None:
+        """A file was read. If it is known, the attempt goes on behind its step."""
+        handle = self._handle
+        step = self._known.step_of(path)
+        if handle.state is None or step < 0:
+            return
+        mark = mark_of(path)
+        cell = CheckpointCell(
+            step=step,
+            bytes=mark.bytes if mark else 0,
+            files=1,
+            start_ns=began_ns,
+            end_ns=perf_counter_ns(),
+            path=shown_path(path),
+            file_bytes=mark.bytes if mark else 0,
+            file_mtime_ns=mark.mtime_ns if mark else 0,
+        )
+        write_cell(handle.state.ring.memory, LOADED_AT, cell)
+        if not handle.resumed:
+            handle.count_from(step + 1)
+
+
+class _Call:
+    """One read."""
+
+    def __init__(
+        self, span: AbstractContextManager[None], ended: Callable[[], None], fault: Callable[[], None]
+    ) -> None:
+        self.span = span
+        self._ended, self._fault = ended, fault
+
+    def returned(self, result: object) -> None:
+        """See `Call`."""
+        try:
+            self._ended()
+        except Exception:  # noqa: BLE001 - the script has read, whatever we make of it
+            self._fault()
+
+    def raised(self) -> None:
+        """See `Call`."""

@@ -1,0 +1,314 @@
+"""The training loop of a script, inferred from what its hooks see: batches, backward passes, optimizer steps.
+
+Forward has no hook of its own. A hook on the user's modules would be pickled, copied and guarded with them.
+So forward is what lies between a batch and its backward pass. Where the script fetches no batches from a data
+loader, forward begins behind the optimizer's step, with whatever the script does to make its batch.
+"""
+
+from __future__ import annotations
+
+from time import perf_counter_ns
+from typing import TYPE_CHECKING
+
+from pulsetrain.collectors.rank.auto.cycle import OptimizerCycle
+from pulsetrain.collectors.rank.auto.graph import GraphCount
+from pulsetrain.collectors.rank.auto.segments import Segments
+from pulsetrain.collectors.rank.auto.tally import Tally
+from pulsetrain.collectors.rank.description import EXPLICIT, INFERRED
+from pulsetrain.collectors.rank.handle import Handle, InferredNumbers
+from pulsetrain.collectors.rank.numbers import Number
+from pulsetrain.collectors.rank.phases import Span
+
+if TYPE_CHECKING:
+    from pulsetrain.collectors.rank.description import Description
+
+IN_BACKWARD = "backward"
+"""The key of all optimizers that step inside a backward pass. Together they are one."""
+SEGMENTS = frozenset(("data", "forward", "backward", "optimizer", "checkpoint", "evaluation"))
+TOKEN_SOURCES = ("batch", "embedding")
+OBSERVED = 2
+"""The step whose graphs are counted. Caches and shapes have settled by then."""
+PATIENCE = 3
+"""A script that has called `init` is expected to end its steps itself. After so many cycles it is not."""
+
+
+class TrainingLoop:
+    """Turns events into phases, steps and numbers. All events are the main thread's; others are ignored.
+
+    - `done`: what belongs to the step that is about to end. `since`: what came after its last optimizer.
+    - `trained`: how many numbers of each parameter the optimizers train, by the parameter's id.
+    - `ended_optimizers`: how many steps of optimizers have ended.
+    """
+
+    def __init__(self, handle: Handle, segments: Segments, description: Description) -> None:
+        self._handle, self.segments, self._description = handle, segments, description
+        self._cycle = OptimizerCycle()
+        self.done, self.since = Tally(), Tally()
+        self.trained: dict[int, int] = {}
+        self.ended_optimizers = 0
+        self._graphs: list[GraphCount] = []  # one for each backward pass of the step that is observed
+        self._tokens_per_backward, self._flops_per_unit, self._unit = 0, 0.0, ""
+        self._ended_steps = self._closed_steps = 0
+        self._given: set[str] = set()
+        self._stepping: list[object] = []  # optimizers that step now, the outermost first
+        self._in_backward = 0
+        self._stepped_in_backward = False
+        self._closing = False
+        self._source = ""  # of the tokens
+        self._ended_at = 0  # when the last optimizer of a step that is not closed ended; 0: there is none
+        self._waited = 0
+        self._expected_backwards = 1
+        self._has_loader = False
+        self._first_count: Number | None = None
+
+    # What the hooks tell.
+
+    @property
+    def listens(self) -> bool:
+        """Whether the caller's events count. Inside the capture of a CUDA graph they do not.
+
+        There nothing runs, and a query of an event would spoil the capture.
+        """
+        handle = self._handle
+        if handle.state is None or not handle.on_main_thread:
+            return False
+        return handle.timer is None or not handle.timer.capturing()
+
+    @property
+    def in_backward(self) -> bool:
+        """Whether a backward pass runs."""
+        return self._in_backward > 0
+
+    @property
+    def wants_count(self) -> bool:
+        """Whether nobody has said yet how many updates were made."""
+        return self._first_count is None
+
+    @property
+    def wants_graph(self) -> bool:
+        """Whether the graph behind the next backward pass is to be counted. It is, in one early step."""
+        return self._ended_steps == OBSERVED and not self._in_backward and "flops" not in self._given
+
+    def take_graph(self, graph: GraphCount) -> None:
+        """Take what the graph behind a backward pass says."""
+        self._graphs.append(graph)
+
+    def begin_fetch(self) -> None:
+        """The script asks its data loader for a batch."""
+        if self.segments.current == "evaluation":
+            return
+        self._handle.start_clock()
+        self.segments.switch("data")
+
+    def end_fetch(self, tokens: int) -> None:
+        """The batch is there. `tokens` is 0 where it does not say."""
+        if self.segments.current == "evaluation":
+            return
+        self.since.fetched += 1
+        self.since.tokens += tokens
+        self.segments.expect("forward")
+
+    def fail_fetch(self) -> None:
+        """There is no further batch."""
+        if self.segments.current == "data":
+            self.segments.switch("")
+
+    def begin_backward(self, loss: Number | None) -> None:
+        """A backward pass begins. What was expected before it was the forward pass."""
+        self._in_backward += 1
+        if self._in_backward > 1:
+            return
+        self._handle.start_clock()
+        self.since.backwards += 1
+        if loss is not None and "loss" not in self._given:
+            self.since.losses.append(loss)
+        self.segments.confirm("forward")
+        self.segments.switch("backward")
+
+    def end_backward(self) -> None:
+        """It has ended, with or without an error."""
+        self._in_backward = max(0, self._in_backward - 1)
+        if self._in_backward:
+            return
+        backwards = self.done.backwards + self.since.backwards
+        more = backwards < self._expected_backwards
+        self.segments.expect("forward" if more else "optimizer")
+        if self._stepped_in_backward:
+            self._stepped_in_backward = False
+            self._begin_cycle(IN_BACKWARD)
+            self._end_cycle(IN_BACKWARD)
+
+    def divide_losses(self, divisor: int) -> None:
+        """The gradients of the step's backward passes so far were divided. So is the objective."""
+        self.since.divide_losses(divisor)
+
+    def begin_optimizer(self, key: object, *, closure: bool) -> None:
+        """An optimizer begins to step. One that steps inside another one is a part of it.
+
+        `closure`: forward and backward run inside the step.
+        """
+        if self._in_backward:
+            self._stepped_in_backward = True
+            return
+        if key in self._stepping:  # its last step raised, so its end was never told
+            del self._stepping[self._stepping.index(key) :]
+        self._stepping.append(key)
+        if len(self._stepping) > 1:
+            return
+        self._begin_cycle(key)
+        if self.segments.current == "forward" and self.since.fetched and not closure:
+            self.segments.confirm("forward")  # its gradients come from elsewhere than a backward pass
+        if self.segments.current != "optimizer":
+            self.segments.expect("optimizer")
+        if not closure:
+            self.segments.confirm("optimizer")
+
+    def end_optimizer(self, key: object, count: Number | None = None) -> None:
+        """It has stepped. `count`: how many updates it says it has made."""
+        self.ended_optimizers += 1
+        if self._in_backward or key not in self._stepping:
+            return
+        del self._stepping[self._stepping.index(key) :]
+        if self._stepping:
+            return
+        if self._first_count is None:
+            self._first_count = count
+        self.segments.confirm("optimizer")
+        self._end_cycle(key)
+
+    def begin_evaluation(self) -> None:
+        """The trained model is put into evaluation mode."""
+        if not self._in_backward and not self._stepping and self.segments.current != "evaluation":
+            self.segments.switch("evaluation")
+
+    def end_evaluation(self) -> None:
+        """It is put back into training mode."""
+        if self.segments.current == "evaluation":
+            self._expect_forward(self.since.fetched > 0 or not self._has_loader)
+
+    def count_tokens(self, where: str) -> None:
+        """Note where the tokens come from."""
+        self._source = where
+        if "tokens" not in self._given:
+            self._description.set("tokens", where)
+
+    def finish(self) -> None:
+        """Close the step whose end was still uncertain. Call it when the script has ended."""
+        if self._ended_at:
+            self._close(self._ended_at)
+
+    # What the script says itself: `handle.Inference`.
+
+    def stand_for(self, name: str, span: Span) -> Span:
+        """See `Inference`."""
+        if name not in SEGMENTS:
+            return span
+        self.segments.turn_off(name)
+        return self.segments.marked(name, span)
+
+    def script_gives(self, kind: str) -> None:
+        """See `Inference`."""
+        self._given.add(kind)
+        if kind == "steps":
+            self._ended_at = 0
+
+    def take_numbers(self) -> InferredNumbers:
+        """See `Inference`."""
+        if not self._closing:
+            self.done.take_in(self.since)
+        tally, self.done = self.done, Tally()
+        self._expected_backwards = max(1, tally.backwards)
+        self._ended_steps += 1
+        if self._graphs:
+            self._learn(tally)
+        loss = tally.loss()
+        self._describe(tally)
+        return InferredNumbers(
+            tokens=self._tokens(tally),
+            flops=self._flops(tally),
+            numbers={"loss": loss} if loss is not None else {},
+        )
+
+    # Steps.
+
+    def _begin_cycle(self, key: object) -> None:
+        if self._cycle.begin(key) and self._ended_at:
+            self._close(self._ended_at)
+
+    def _end_cycle(self, key: object) -> None:
+        self.segments.switch("")
+        self.done.take_in(self.since)
+        self._has_loader = self.done.fetched > 0
+        self._ended_at = perf_counter_ns()
+        closed = self._cycle.end(key)
+        if closed:
+            self._close(self._ended_at)
+        self._expect_forward(not self._has_loader or not closed)
+
+    def _expect_forward(self, is_expected: bool) -> None:
+        if is_expected:
+            self.segments.expect("forward")
+        else:
+            self.segments.switch("")
+
+    def _close(self, end_ns: int) -> None:
+        """End the step, unless the script does so itself or may still begin to."""
+        self._ended_at = 0
+        handle = self._handle
+        if "steps" in self._given or handle.state is None:
+            return
+        if handle.script_calls and self._waited < PATIENCE:
+            self._waited += 1
+            self.done = Tally()
+            return
+        if not self._closed_steps:
+            self._number_first_step()
+        self._closed_steps += 1
+        self._closing = True
+        try:
+            handle.end_step(end_ns)
+        finally:
+            self._closing = False
+        self._description.set("steps", INFERRED)
+
+    def _number_first_step(self) -> None:
+        """The optimizer's count says which update this was, where a restore has not said it already."""
+        count, handle = self._first_count, self._handle
+        if count is None or handle.resumed or not count.ready():
+            return
+        first = int(count.value()) - 1 + self._waited
+        if first > 0:
+            handle.count_from(first)
+
+    # Numbers.
+
+    def _learn(self, tally: Tally) -> None:
+        """Take from the observed step what one token, or one backward pass, costs."""
+        graphs, self._graphs = self._graphs, []
+        if not tally.tokens:
+            self._tokens_per_backward = max(graph.tokens for graph in graphs)
+            if self._tokens_per_backward:
+                self.count_tokens("embedding")
+        if len(graphs) == tally.backwards and all(graph.flops for graph in graphs):
+            self._unit = "token" if tally.tokens else "backward"
+            total = sum(graph.flops for graph in graphs)
+            self._flops_per_unit = total / (tally.tokens or tally.backwards)
+
+    def _tokens(self, tally: Tally) -> int:
+        return tally.tokens or self._tokens_per_backward * tally.backwards
+
+    def _flops(self, tally: Tally) -> float | None:
+        if self._unit:
+            return self._flops_per_unit * (tally.tokens if self._unit == "token" else tally.backwards)
+        tokens = self._tokens(tally) if self._source in TOKEN_SOURCES else 0
+        return 6.0 * sum(self.trained.values()) * tokens if self.trained and tokens else None
+
+    def _describe(self, tally: Tally) -> None:
+        """Say what is inferred. After the first steps nothing changes, so nothing is written."""
+        describe = self._description
+        if self.segments.recorded and describe.get("phases") != EXPLICIT:
+            describe.set("phases", INFERRED)
+        if tally.losses and "loss" not in self._given:
+            describe.set("loss", INFERRED)
+        if "flops" not in self._given and self._flops(tally):
+            describe.set("flops", "autograd graph" if self._unit else "parameters")

@@ -1,0 +1,84 @@
+"""Steps of optimizers, by torch's global hooks, and those that a `GradScaler` leaves out."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from pulsetrain.collectors.rank.auto import untraced, updates
+from pulsetrain.collectors.rank.auto.context import Auto
+
+
+def install(auto: Auto) -> None:
+    """Register the hooks. torch calls them for every optimizer, whenever it was made."""
+    watch = OptimizerWatch(auto)
+    register_optimizer_step_pre_hook(watch.before)
+    register_optimizer_step_post_hook(watch.after)
+    scaler = torch.amp.grad_scaler.GradScaler
+    scaler.step = watched_step(scaler.step, auto)  # type: ignore[method-assign]
+
+
+class OptimizerWatch:
+    """Tells the loop of every step. Keeps no optimizer alive."""
+
+    def __init__(self, auto: Auto) -> None:
+        self._auto = auto
+        self._known: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+
+    @untraced.hook
+    def before(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        """torch's hook before a step."""
+        loop = self._auto.loop
+        if torch.compiler.is_compiling() or not loop.listens:
+            return
+        try:
+            closure = kwargs.get("closure") or (args[1] if len(args) > 1 else None)
+            loop.begin_optimizer(id(optimizer), closure=callable(closure))
+        except Exception:  # noqa: BLE001 - the script must not see our faults
+            self._auto.handle.fault()
+
+    @untraced.hook
+    def after(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        """torch's hook after a step."""
+        loop = self._auto.loop
+        if torch.compiler.is_compiling() or not loop.listens:
+            return
+        try:
+            count = updates.count(optimizer) if loop.wants_count and not loop.in_backward else None
+            if optimizer not in self._known:
+                self._known.add(optimizer)
+                loop.trained = updates.parameters(self._known)
+            loop.end_optimizer(id(optimizer), count)
+        except Exception:  # noqa: BLE001 - as above
+            self._auto.handle.fault()
+
+
+def watched_step(original: Callable[..., Any], auto: Auto) -> Callable[..., Any]:
+    """Return `GradScaler.step`. Where it finds infinities it calls no optimizer. The step counts still."""
+    loop = auto.loop
+
+    @untraced.hook
+    def left_out(optimizer: torch.optim.Optimizer, ended: int) -> None:
+        try:
+            if loop.listens and loop.ended_optimizers == ended:
+                loop.begin_optimizer(id(optimizer), closure=False)
+                loop.end_optimizer(id(optimizer))
+        except Exception:  # noqa: BLE001 - the script must not see our faults
+            auto.handle.fault()
+
+    @functools.wraps(original)
+    @untraced.wrapper
+    def step(scaler: object, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return original(scaler, optimizer, *args, **kwargs)
+        ended = loop.ended_optimizers
+        result = original(scaler, optimizer, *args, **kwargs)
+        left_out(optimizer, ended)
+        return result
+
+    return step

@@ -1,0 +1,93 @@
+"""Tells a checkpoint of the training state from other things that a script saves.
+
+What a script saves counts as training state by the tensors in it. Tensors that have the size of one of the
+optimizers' parameters count, and a checkpoint holds at least half as many elements as all the parameters that
+this rank trains. So half precision counts, and so do adapters that are trained alone. A tokenizer, a
+configuration, and statistics do not.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+LOOKED_AT = 200_000  # objects inside what is saved. Beyond, the rest is not looked at
+FLAT_SHARE = 0.9  # a single one-dimensional parameter with so much of all elements is a flat buffer
+
+
+class TrainedState:
+    """The parameters that the optimizers of this process train, on this rank."""
+
+    def __init__(self) -> None:
+        self._optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+
+    def add(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer has stepped."""
+        self._optimizers.add(optimizer)
+
+    def share(self, saved: object) -> float:
+        """Return how many elements of training state `saved` holds, for each element that is trained.
+
+        0 if no optimizer has stepped, or if nothing in `saved` looks like training state.
+        """
+        parameters = list(self._parameters())
+        local = [local_elements(p) for p in parameters]
+        total = sum(local)
+        if not total:
+            return 0.0
+        sizes = set(local) | {p.numel() for p in parameters}
+        tensors = [t for t in tensors_in(saved) if t.is_floating_point()]
+        if _is_flat(parameters, total):  # a flat buffer is saved in pieces of other sizes
+            return sum(map(local_elements, tensors)) / total
+        return sum(local_elements(t) for t in tensors if t.numel() in sizes) / total
+
+    def _parameters(self) -> Iterator[torch.Tensor]:
+        seen = set()
+        for optimizer in list(self._optimizers):
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    if id(parameter) not in seen:
+                        seen.add(id(parameter))
+                        yield parameter
+
+
+def local_elements(tensor: torch.Tensor) -> int:
+    """Return how many elements of a tensor are on this rank. A DTensor has its own shard only."""
+    return int(getattr(tensor, "_local_tensor", tensor).numel())
+
+
+def _is_flat(parameters: Iterable[torch.Tensor], total: int) -> bool:
+    return any(p.dim() == 1 and local_elements(p) > FLAT_SHARE * total for p in parameters)
+
+
+def tensors_in(saved: object) -> Iterator[torch.Tensor]:
+    """Yield the tensors inside dictionaries, sequences, modules and optimizers, each once.
+
+    Other objects are not opened, so that no code of the script runs.
+    """
+    import torch
+
+    waiting, seen = [saved], set[int]()
+    while waiting and len(seen) < LOOKED_AT:
+        item = waiting.pop()
+        if id(item) in seen or isinstance(item, str | bytes | int | float):
+            continue
+        seen.add(id(item))
+        if isinstance(item, torch.Tensor):
+            yield item
+        elif isinstance(item, torch.nn.Module):
+            waiting += [*item.parameters(), *item.buffers()]
+        elif isinstance(item, torch.optim.Optimizer):
+            waiting += [item.state, item.param_groups]
+        elif isinstance(item, dict):
+            waiting += _values(item)
+        elif isinstance(item, list | tuple):
+            waiting += item
+
+
+def _values(item: Mapping[object, object]) -> list[object]:
+    return list(dict.values(item))  # type: ignore[arg-type]  # not a subclass's own method

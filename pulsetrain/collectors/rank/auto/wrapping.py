@@ -1,0 +1,70 @@
+"""Replaces a function of a library by one of ours that calls it. It leaves no trace in tracebacks."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from typing import ParamSpec, Protocol, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Call(Protocol):
+    """One call of a wrapped function. None of its methods raises."""
+
+    @property
+    def span(self) -> AbstractContextManager[None]:
+        """What is open while the function runs."""
+        ...
+
+    def returned(self, result: object) -> None:
+        """The function has returned `result`."""
+        ...
+
+    def raised(self) -> None:
+        """The function has raised, or was interrupted."""
+        ...
+
+
+Begin = Callable[[tuple[object, ...], Mapping[str, object]], Call | None]
+"""Looks at the arguments of a call. None: the call is nothing to us. It does not raise."""
+
+
+def wrap(owner: object, name: str, begin: Begin) -> None:
+    """Replace `owner.name`. One that is missing, or replaced already, stays as it is."""
+    original = getattr(owner, name, None)
+    if original is not None and not hasattr(original, "_pulsetrain"):
+        setattr(owner, name, wrapped(original, begin))
+
+
+def wrapped(original: Callable[P, T], begin: Begin) -> Callable[P, T]:
+    """Return a function that does what `original` does. What it raises passes without a frame of ours."""
+
+    @functools.wraps(original)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        seen = begin(args, kwargs)
+        try:
+            if seen is None:
+                return original(*args, **kwargs)
+            with seen.span:
+                result = original(*args, **kwargs)
+        except BaseException as error:
+            if seen is not None:
+                seen.raised()
+            if error.__traceback__ is not None and error.__traceback__.tb_next is not None:
+                error.__traceback__ = error.__traceback__.tb_next
+            raise
+        seen.returned(result)
+        return result
+
+    call._pulsetrain = True  # type: ignore[attr-defined]  # so that nobody wraps it twice
+    return call
+
+
+def argument(
+    args: tuple[object, ...], kwargs: Mapping[str, object], position: int, name: str
+) -> object | None:
+    """Return an argument that may be given by position or by name, None if it is not given."""
+    return args[position] if position < len(args) else kwargs.get(name)

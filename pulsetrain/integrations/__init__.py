@@ -1,0 +1,1 @@
+"""Callbacks for frameworks that own the training loop. Each module imports its framework."""

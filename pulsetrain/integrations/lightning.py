@@ -1,0 +1,110 @@
+"""A callback for Lightning's Trainer: steps, loss and phases by explicit calls.
+
+    trainer = Trainer(callbacks=[PulsetrainCallback()])
+
+It works with the package `lightning` and with the older `pytorch_lightning`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import pulsetrain
+from pulsetrain.integrations.phase_switch import PhaseSwitch
+
+if TYPE_CHECKING or "pytorch_lightning" not in sys.modules or "lightning.pytorch" in sys.modules:
+    from lightning.pytorch import Callback, LightningModule, Trainer
+else:
+    from pytorch_lightning import Callback, LightningModule, Trainer
+
+if TYPE_CHECKING:
+    import torch
+
+
+class PulsetrainCallback(Callback):  # type: ignore[misc]  # its types are not followed
+    """Reports optimizer steps, their loss, and the phases of a step, validation and checkpoints.
+
+    A checkpoint's phase lasts until the next batch is there, because Lightning has no event for its end.
+    """
+
+    def __init__(self) -> None:
+        self._watch = pulsetrain.init()
+        self._phase = PhaseSwitch(self._watch)
+        self._steps = 0
+        self._losses: list[torch.Tensor] = []
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Count from the step that the Trainer resumes at."""
+        self._steps = trainer.global_step
+        if self._steps:
+            self._watch.resume(self._steps)
+        self._phase.to("data")
+
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: object, batch_idx: int
+    ) -> None:
+        """The batch is there."""
+        self._phase.to("forward")
+
+    def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: torch.Tensor) -> None:
+        """The loss is there."""
+        self._phase.to("backward")
+
+    def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """The gradients are there."""
+        self._phase.to(None)
+
+    def on_before_optimizer_step(
+        self, trainer: Trainer, pl_module: LightningModule, optimizer: object
+    ) -> None:
+        """The optimizer begins."""
+        self._phase.to("optimizer")
+
+    def on_train_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: torch.Tensor | Mapping[str, torch.Tensor] | None,
+        batch: object,
+        batch_idx: int,
+    ) -> None:
+        """End the step, if the batch ended one."""
+        loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
+        if loss is not None:
+            self._losses.append(loss.detach())
+        if trainer.global_step > self._steps:
+            self._steps = trainer.global_step
+            self._end_step()
+        self._phase.to("data")
+
+    def _end_step(self) -> None:
+        """End the step with the mean loss of its batches."""
+        self._phase.to(None)
+        losses, self._losses = self._losses, []
+        if losses:
+            self._watch.log(loss=sum(losses[1:], losses[0]) / len(losses))
+        self._watch.step()
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """An evaluation begins."""
+        self._phase.to("evaluation")
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """It is over."""
+        self._phase.to("data" if trainer.training else None)
+
+    def on_save_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, object]
+    ) -> None:
+        """A checkpoint is written from here on."""
+        self._phase.to("checkpoint")
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """End the last phase."""
+        self._phase.to(None)
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """The phase that was open ends with the training."""
+        self._phase.to(None)

@@ -1,0 +1,354 @@
+"""Steps, phases, losses and tokens of training loops in which not a line is ours."""
+
+from __future__ import annotations
+
+import copy
+import io
+import json
+import threading
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader, TensorDataset
+
+from pulsetrain.collectors.rank.handle import Handle
+
+TOKENS = torch.arange(64).reshape(8, 8) % 11
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.head = nn.Embedding(11, 4), nn.Linear(4, 11)
+
+    def forward(self, tokens):
+        return self.head(self.embed(tokens))
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(0)
+    return Model()
+
+
+@pytest.fixture
+def optimizer(model):
+    return torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+
+def loss_of(model, tokens):
+    return nn.functional.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+
+
+def loader(batch=2):
+    return DataLoader(TensorDataset(TOKENS), batch_size=batch)
+
+
+def phases(watched):
+    return [name for name, _ in watched.spans()]
+
+
+def steps(watched, auto):
+    """(step, tokens, loss) of the steps, the last one too."""
+    auto.loop.finish()
+    return [(int(s["step"]), int(s["tokens"]), round(float(s["loss"]), 6)) for s in watched.reader.drain()[1]]
+
+
+def described(watched):
+    return json.loads(watched.reader.description())
+
+
+def test_a_plain_loop_over_a_loader(watched, auto, model, optimizer):
+    printed = []
+    for (tokens,) in loader():
+        optimizer.zero_grad()
+        loss = loss_of(model, tokens)
+        loss.backward()
+        optimizer.step()
+        printed.append(round(loss.item(), 6))
+    auto.loop.finish()
+    spans, rows = watched.reader.drain()
+    names = watched.reader.names
+    assert [int(s["step"]) for s in rows] == [0, 1, 2, 3]
+    assert [round(float(s["loss"]), 6) for s in rows] == printed
+    assert [int(s["tokens"]) for s in rows] == [16] * 4
+    assert float(rows[1]["flops"]) == 6 * 16 * sum(p.numel() for p in model.parameters())
+    seen = [names[s["name"]] for s in spans]
+    assert seen == ["data", "forward", "backward", "optimizer"] * 4 + ["data"]
+    assert described(watched) == {
+        "steps": "inferred",
+        "phases": "inferred",
+        "loss": "inferred",
+        "tokens": "batch",
+        "flops": "autograd graph",
+    }
+    assert float(rows[3]["flops"]) == 2 * 3 * 2 * 7 * 4 * 11  # of the head. A lookup has none
+    assert watched.open() == []
+    assert watched.errors == 0
+
+
+def test_without_a_loader_forward_begins_behind_the_optimizer(watched, auto, model, optimizer):
+    for _ in range(3):
+        loss_of(model, TOKENS).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert phases(watched) == ["backward", "optimizer"] + ["forward", "backward", "optimizer"] * 2
+
+
+def test_without_a_loader_the_tokens_are_what_the_model_looks_up(watched, auto, model, optimizer):
+    for _ in range(5):
+        for _ in range(2):
+            (loss_of(model, TOKENS) / 2).backward()
+        optimizer.step()
+    assert [tokens for _, tokens, _ in steps(watched, auto)] == [0, 0, 112, 112, 112]
+    assert described(watched)["tokens"] == "embedding"
+
+
+def test_flops_follow_the_parameters_where_the_graph_hides_products(watched, auto, model, optimizer):
+    def forward(tokens):
+        return checkpoint(nn.functional.gelu, loss_of(model, tokens), use_reentrant=True)
+
+    for (tokens,) in loader():
+        forward(tokens).backward()
+        optimizer.step()
+    auto.loop.finish()
+    parameters = sum(p.numel() for p in model.parameters())
+    assert watched.reader.drain()[1]["flops"].tolist()[1:] == [6 * 16 * parameters] * 3
+    assert described(watched)["flops"] == "parameters"
+
+
+def test_gradient_accumulation_is_one_step_and_its_losses_add_up(watched, auto, model, optimizer):
+    wanted = []
+    for i, (tokens,) in enumerate(loader(1)):
+        loss = loss_of(model, tokens) / 4
+        loss.backward()
+        wanted.append(loss.item())
+        if i % 4 == 3:
+            optimizer.step()
+            optimizer.zero_grad()
+    sums = [round(sum(wanted[:4]), 6), round(sum(wanted[4:]), 6)]
+    auto.loop.finish()
+    spans, rows = watched.reader.drain()
+    assert [(int(s["step"]), int(s["tokens"])) for s in rows] == [(0, 32), (1, 32)]
+    assert [float(s["loss"]) for s in rows] == pytest.approx(sums, abs=1e-5)
+    names = [watched.reader.names[s["name"]] for s in spans]
+    assert [names.count(name) for name in ("forward", "backward", "optimizer")] == [8, 8, 2]
+
+
+def test_two_optimizers_in_turn_make_one_step(watched, auto):
+    generator, critic = nn.Linear(4, 4), nn.Linear(4, 1)
+    optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (critic, generator)]
+    wanted = []
+    for _ in range(4):
+        parts = []
+        for each in optimizers:
+            loss = critic(generator(torch.ones(2, 4))).square().mean()
+            loss.backward()
+            each.step()
+            parts.append(loss.item())
+        wanted.append(sum(parts))
+    rows = steps(watched, auto)
+    assert [step for step, _, _ in rows] == [0, 1, 2, 3]
+    assert [loss for _, _, loss in rows] == pytest.approx(wanted, abs=1e-5)
+
+
+def test_optimizers_inside_the_backward_pass_make_one_step(watched, auto, model):
+    optimizers = {p: torch.optim.SGD([p], lr=0.1) for p in model.parameters()}
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(lambda p: optimizers[p].step())
+    for _ in range(3):
+        loss_of(model, TOKENS).backward()
+        model.zero_grad()
+    assert [step for step, _, _ in steps(watched, auto)] == [0, 1, 2]
+
+
+def test_the_scale_is_undone_and_a_step_that_the_scaler_leaves_out_is_a_step(watched, auto, model, optimizer):
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    printed = []
+    for i in range(4):
+        optimizer.zero_grad()
+        loss = loss_of(model, TOKENS)
+        scaler.scale(loss).backward()
+        if i == 2:
+            model.head.weight.grad[0, 0] = torch.inf
+        scaler.step(optimizer)
+        scaler.update()
+        printed.append(round(loss.item(), 6))
+    rows = steps(watched, auto)
+    assert [(step, loss) for step, _, loss in rows] == list(enumerate(printed))
+
+
+def test_a_closure_runs_forward_and_backward_inside_the_step(watched, auto, model):
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = loss_of(model, TOKENS)
+        loss.backward()
+        return loss
+
+    for _ in range(2):
+        optimizer.step(closure)
+    assert [step for step, _, _ in steps(watched, auto)] == [0, 1]
+    assert watched.errors == 0
+
+
+def test_steps_go_on_from_what_the_optimizer_has_counted(watched, auto, model, optimizer):
+    loss_of(model, TOKENS).backward()
+    for state in (optimizer.state[p] for p in model.parameters()):
+        state["step"] = torch.tensor(41.0)
+        state["exp_avg"] = torch.zeros(1)
+        state["exp_avg_sq"] = torch.zeros(1)
+    for parameter in model.parameters():
+        optimizer.state[parameter].update(
+            exp_avg=torch.zeros_like(parameter), exp_avg_sq=torch.zeros_like(parameter)
+        )
+    for _ in range(3):
+        optimizer.step()
+    assert [step for step, _, _ in steps(watched, auto)] == [41, 42, 43]
+
+
+def test_the_scripts_own_steps_and_losses_win(watched, auto, model, optimizer):
+    for (tokens,) in loader():
+        loss = loss_of(model, tokens)
+        loss.backward()
+        optimizer.step()
+        watched.handle.log(loss=5.0)
+        watched.handle.step()
+    assert steps(watched, auto) == [(0, 16, 5.0), (1, 16, 5.0), (2, 16, 5.0), (3, 16, 5.0)]
+    assert described(watched)["steps"] == described(watched)["loss"] == "explicit"
+    assert described(watched)["tokens"] == "batch"
+
+
+def test_the_scripts_own_phases_win_and_the_others_are_inferred(watched, auto, model, optimizer):
+    for (tokens,) in loader(4):
+        with watched.handle.phase("forward"):
+            loss = loss_of(model, tokens)
+        loss.backward()
+        optimizer.step()
+        watched.handle.step()
+    assert phases(watched) == ["data", "forward", "backward", "optimizer"] * 2 + ["data"]
+
+
+def test_evaluation_of_the_trained_model_is_a_phase_and_of_another_is_not(watched, auto, model, optimizer):
+    teacher = Model()
+    for (tokens,) in loader(4):
+        teacher.eval()
+        loss_of(model, tokens).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        model.eval()
+        with torch.no_grad():
+            for (batch,) in loader(4):
+                loss_of(model, batch)
+        model.train()
+    assert phases(watched) == ["data", "forward", "backward", "optimizer", "evaluation"] * 2 + ["data"]
+    assert [tokens for _, tokens, _ in steps(watched, auto)] == []
+
+
+def test_a_backward_that_raises_leaves_nothing_open_and_its_error_is_the_scripts(watched, auto, model):
+    with pytest.raises(RuntimeError, match="grad can be implicitly created only for scalar outputs"):
+        model(TOKENS).backward()
+    assert not auto.loop.in_backward
+    auto.segments.switch("")
+    assert phases(watched) == ["backward"]
+
+
+def test_models_and_optimizers_can_be_copied_and_saved_as_before(auto, model, optimizer):
+    loss_of(model, TOKENS).backward()
+    optimizer.step()
+    buffer = io.BytesIO()
+    torch.save((model, optimizer), buffer)
+    buffer.seek(0)
+    loaded, _ = torch.load(buffer, weights_only=False)
+    assert torch.equal(loaded.head.weight, copy.deepcopy(model).head.weight)
+
+
+def test_results_are_the_same_bits_as_without(auto):
+    def train(watch):
+        torch.manual_seed(3)
+        model = Model()
+        optimizer = torch.optim.AdamW(model.parameters())
+        auto.handle.state, kept = (auto.handle.state if watch else None), auto.handle.state
+        for (tokens,) in loader():
+            loss_of(model, tokens).backward()
+            optimizer.step()
+        auto.handle.state = kept
+        return model.head.weight
+
+    assert torch.equal(train(True), train(False))
+
+
+def test_another_thread_and_a_forked_child_are_not_watched(watched, auto, model, optimizer):
+    def train():
+        loss_of(model, TOKENS).backward()
+        optimizer.step()
+
+    thread = threading.Thread(target=train)
+    thread.start()
+    thread.join()
+    watched.handle.state, state = None, watched.handle.state
+    train()
+    watched.handle.state = state
+    assert phases(watched) == []
+    assert steps(watched, auto) == []
+
+
+def test_a_script_that_called_init_and_never_step_gets_its_steps_after_a_while(
+    watched, auto, model, optimizer
+):
+    watched.handle.script_calls = True
+    for _ in range(6):
+        loss_of(model, TOKENS).backward()
+        optimizer.step()
+    assert [step for step, _, _ in steps(watched, auto)] == [3, 4, 5]
+
+
+def test_without_an_agent_nothing_is_made():
+    assert Handle(None).description is None
+
+
+def test_a_backward_pass_inside_compiled_code_is_seen(watched, auto, model, optimizer):
+    torch._dynamo.reset()
+
+    @torch.compile(backend="eager")
+    def forward_backward(tokens):
+        loss_of(model, tokens).backward()
+
+    printed = []
+    for _ in range(3):
+        printed.append(round(loss_of(model, TOKENS).item(), 6))
+        forward_backward(TOKENS)
+        optimizer.step()
+        optimizer.zero_grad()
+    assert [loss for _, _, loss in steps(watched, auto)] == printed
+
+
+def test_an_optimizer_step_that_is_compiled_as_a_whole_is_one_graph(auto, model, optimizer):
+    def graphs():
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
+        compiled = torch.compile(lambda: optimizer.step(), backend="eager")
+        for _ in range(3):
+            loss_of(model, TOKENS).backward()
+            compiled()
+        return {k: dict(v) for k, v in torch._dynamo.utils.counters.items() if k in ("stats", "graph_break")}
+
+    watched = graphs()
+    auto.handle.state, state = None, auto.handle.state
+    assert watched == graphs()
+    auto.handle.state = state
+
+
+def test_compiled_code_sees_none_of_it(auto, model, optimizer):
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    for (tokens,) in loader():
+        loss_of(compiled, tokens).backward()
+        optimizer.step()
+    counters = torch._dynamo.utils.counters
+    assert not counters["graph_break"]
+    assert counters["stats"]["unique_graphs"] == 1

@@ -1,0 +1,53 @@
+"""The loss of a step whose microbatches a pipeline schedule runs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.pipelining.stage import _PipelineStageBase
+
+from pulsetrain.collectors.rank.auto import schedules
+
+
+class Stage:
+    """What a schedule divides: the gradients of one stage's parameters."""
+
+    scale_grads = _PipelineStageBase.scale_grads
+
+    def __init__(self, *, is_last):
+        self.submod, self.is_last = nn.Linear(1, 1, bias=False), is_last
+
+
+@pytest.fixture
+def scaled(auto, monkeypatch):
+    monkeypatch.setattr(Stage, "scale_grads", schedules.watched_scaling(Stage.scale_grads, auto))
+    return auto
+
+
+def train(auto, watched, *stages, factor):
+    last = stages[-1]
+    optimizer = torch.optim.SGD(last.submod.parameters(), lr=0.0)
+    with torch.no_grad():
+        last.submod.weight.fill_(1.0)
+    for value in (2.0, 4.0):
+        last.submod(torch.tensor([[value]])).sum().backward()
+    for stage in stages:
+        stage.scale_grads(factor)
+    gradient = float(last.submod.weight.grad)
+    optimizer.step()
+    auto.loop.finish()
+    return gradient, [float(step["loss"]) for step in watched.reader.drain()[1]]
+
+
+def test_where_a_schedule_divides_the_gradients_the_loss_is_the_mean(scaled, watched):
+    assert train(scaled, watched, Stage(is_last=True), factor=2) == (3.0, [3.0])
+
+
+def test_where_it_does_not_the_loss_is_the_sum(scaled, watched):
+    assert train(scaled, watched, Stage(is_last=True), factor=1) == (6.0, [6.0])
+
+
+def test_a_loss_is_divided_once_on_a_rank_with_several_stages(scaled, watched):
+    stages = (Stage(is_last=False), Stage(is_last=True))
+    assert train(scaled, watched, *stages, factor=2) == (3.0, [3.0])

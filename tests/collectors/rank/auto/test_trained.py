@@ -1,0 +1,122 @@
+"""What counts as training state, and how much of it."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from pulsetrain.collectors.rank.auto.trained import TrainedState, tensors_in
+
+
+def model():
+    return nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 4))
+
+
+def trained_by(*parameters, cls=torch.optim.Adam):
+    state, optimizer = TrainedState(), cls(parameters, lr=0.1)
+    state.add(optimizer)
+    return state, optimizer
+
+
+@pytest.fixture
+def job():
+    net = model()
+    state, optimizer = trained_by(*net.parameters())
+    net(torch.ones(2, 8)).sum().backward()
+    optimizer.step()
+    return net, optimizer, state
+
+
+def test_a_model_is_all_of_it_in_any_precision(job):
+    net, _, state = job
+    for saved in (
+        net,
+        net.state_dict(),
+        {"model": net.state_dict()},
+        [copy.deepcopy(net).half().state_dict()],
+    ):
+        assert state.share(saved) == pytest.approx(1.0)
+
+
+def test_an_optimizer_adds_its_moments(job):
+    net, optimizer, state = job
+    assert state.share(optimizer.state_dict()) == pytest.approx(2.0)
+    assert state.share({"model": net.state_dict(), "optimizer": optimizer.state_dict()}) == pytest.approx(3.0)
+
+
+@pytest.mark.parametrize(
+    "saved",
+    [
+        None, {}, "text", b"bytes", {"vocabulary": list(range(10_000))}, {"step": torch.tensor(3)},
+        torch.zeros(100_000, dtype=torch.long), {"embeddings": torch.zeros(999, 77)}, object(),
+    ],
+)  # fmt: skip
+def test_other_things_are_none_of_it(job, saved):
+    assert job[2].share(saved) == 0.0
+
+
+def test_before_the_first_step_of_an_optimizer_nothing_is_known():
+    assert TrainedState().share(model().state_dict()) == 0.0
+
+
+def test_an_adapter_that_is_trained_alone_is_all_of_it():
+    frozen, adapter = nn.Linear(100, 100), nn.Linear(4, 4)
+    state, _ = trained_by(*adapter.parameters())
+    assert state.share(adapter.state_dict()) == pytest.approx(1.0)
+    assert state.share(frozen.state_dict()) == 0.0
+
+
+def test_a_flat_buffer_is_saved_in_pieces_of_other_sizes():
+    net = model()
+    flat = nn.Parameter(torch.cat([p.detach().flatten() for p in net.parameters()]))
+    state, _ = trained_by(flat)
+    assert state.share(net.state_dict()) == pytest.approx(1.0)
+
+
+def test_an_optimizer_that_is_gone_counts_no_more():
+    net = model()
+    state, optimizer = trained_by(*net.parameters())
+    del optimizer
+    assert state.share(net.state_dict()) == 0.0
+
+
+def test_each_tensor_is_yielded_once_also_in_circles():
+    tensor = torch.ones(3)
+    circle = {"a": tensor, "b": [tensor, (tensor,)]}
+    circle["self"] = circle
+    assert list(tensors_in(circle)) == [tensor]
+
+
+class Hostile(dict):
+    def values(self):
+        raise RuntimeError("the script's own code ran")
+
+
+def test_no_code_of_the_script_runs():
+    tensor = torch.ones(3)
+    assert list(tensors_in(Hostile(a=tensor))) == [tensor]
+
+
+TREES = st.recursive(
+    st.sampled_from([1, "x", None, torch.ones(2), torch.ones(5)]),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner, max_size=4),
+    max_leaves=20,
+)
+
+
+@given(TREES)
+def test_looking_changes_nothing(tree):
+    before = repr(tree)
+    assert {id(t) for t in tensors_in(tree)} <= {id(torch), *_ids(tree)}
+    assert repr(tree) == before
+
+
+def _ids(tree):
+    if isinstance(tree, dict):
+        tree = list(tree.values())
+    return [i for item in tree for i in _ids(item)] if isinstance(tree, list) else [id(tree)]
