@@ -6,7 +6,7 @@ An action returns the event or the fault that it leads to, or None. One that rai
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from signal import Signals
 
 from pulsetrain.protocol.messages import DumpStacks, Leave, Reply, Stop
@@ -152,14 +152,21 @@ def _ending(job: JobState) -> tuple[str, str, int]:
     return "job_finished", "job finished", 0
 
 
-async def read_stacks(job: JobState, timeout_s: float, *, first_only: bool) -> list[Reply]:
-    """Ask every connected node of the world where its ranks' code stands. One reply for each node."""
+async def read_stacks(
+    job: JobState, timeout_s: float, *, first_only: bool, ranks: Sequence[int] = ()
+) -> list[Reply]:
+    """Ask connected nodes of the world where their ranks' code stands. One reply for each node.
+
+    With `ranks` only the nodes of these ranks are asked, and only for these.
+    """
 
     def command() -> DumpStacks:
-        return DumpStacks(id=job.next_id(), timeout_s=timeout_s, first_only=first_only)
+        return DumpStacks(id=job.next_id(), timeout_s=timeout_s, first_only=first_only, ranks=tuple(ranks))
 
     patience_s = timeout_s + STACKS_MARGIN_S
-    return await asyncio.gather(*(job.ask(n, command(), patience_s) for n in job.members.active()))
+    wanted = {m.node for m in job.members.world if not ranks or set(ranks).intersection(m.ranks)}
+    nodes = [n for n in job.members.active() if n.name in wanted]
+    return await asyncio.gather(*(job.ask(n, command(), patience_s) for n in nodes))
 
 
 _ACTIONS: Mapping[Action, Callable[[JobState], Awaitable[Outcome]]] = {

@@ -10,6 +10,7 @@ from pulsetrain.core.errors import UsageError
 from pulsetrain.core.supervisor import FailureCollector, TaskSupervisor
 from pulsetrain.protocol.messages import FirstStep, Heartbeat, Hello, Leaving, RankExit, Reply, Report
 from pulsetrain.recovery.eviction import EvictionPreview, preview
+from pulsetrain.recovery.hang_decision import HangAnswer, HangDecision, answer
 from pulsetrain.recovery.job import Job
 from pulsetrain.recovery.nodes import GONE, Node, Send
 from pulsetrain.recovery.snapshot import JobSnapshot, NodeSnapshot
@@ -76,10 +77,11 @@ class Controller:
 
     def received(self, node: Node, message: Report) -> None:
         """One message of an agent."""
-        node.heard_s = self._services.clock.monotonic_s()
+        node.heard(self._services.clock.monotonic_s())
         match message:
             case Heartbeat():
                 node.take_heartbeat(message, node.heard_s)
+                self._jobs[node.hello.job].heard(message)
             case Reply():
                 node.answered(message)
             case RankExit() | FirstStep() | Leaving():
@@ -118,6 +120,28 @@ class Controller:
         job, node = self._find(name)
         await job.evict(node, reason, actor)
         return cost
+
+    def pending_hang(self, name: str) -> HangAnswer:
+        """The hang of a job that waits for its time. Raises `UsageError` for a job that is not there."""
+        return answer(self._job(name).snapshot())
+
+    def decide_hang(self, name: str, decision: HangDecision, *, dry_run: bool = False) -> HangAnswer:
+        """Carry out a person's decision on the hang of a job, or with `dry_run` say whether it can be.
+
+        Returns what is pending after a decision to wait, and what was pending before one to act now.
+        """
+        job = self._job(name)
+        before = answer(job.snapshot(), decision.what, dry_run=dry_run)
+        if dry_run:
+            return before
+        job.decide_hang(decision)
+        return before if decision.what == "now" else answer(job.snapshot(), decision.what)
+
+    def _job(self, name: str) -> Job:
+        if name not in self._jobs:
+            known = ", ".join(sorted(self._jobs)) or "none"
+            raise UsageError(f"no job {name!r} runs here; jobs here: {known}")
+        return self._jobs[name]
 
     def _find(self, name: str) -> tuple[Job, Node]:
         for job in self._jobs.values():

@@ -33,6 +33,8 @@ def preview(job: JobSnapshot, node: NodeSnapshot) -> EvictionPreview:
     standbys = [n.hello for n in job.standbys() if n.name != node.name]
     healthy = [n.name for n in job.active() if n.name != node.name]
     plan = world.plan_restore(world.replace_nodes(job.world, healthy, standbys), job.held(without=node.name))
+    own = job.own_checkpoint
+    resume_step = plan.step if plan.step >= 0 or own is None or not own.complete else own.step
     past_s = sorted(r["total_ns"] / 1e9 for r in job.history)
     return {
         "node": node.name,
@@ -40,8 +42,8 @@ def preview(job: JobSnapshot, node: NodeSnapshot) -> EvictionPreview:
         "state": str(node.state),
         "ranks": [rank for m in job.world if m.node == node.name for rank in m.ranks],
         "standby": min((hello.node for hello in standbys), default=None) if active else None,
-        "resume_step": plan.step if active else job.last_step,
-        "lost_steps": max(job.last_step - plan.step, 0) if active else 0,
+        "resume_step": resume_step if active else job.last_step,
+        "lost_steps": max(job.last_step - resume_step, 0) if active else 0,
         "expected_s": past_s[len(past_s) // 2] if active and past_s else None,
         "allowed": True,
         "why_not": "" if not active or standbys else NO_STANDBY,

@@ -91,8 +91,13 @@ def evicted(node: str, reason: str, actor: str, attempt: int, now_ns: int) -> Fa
     )
 
 
-def hang(observation: Observation, node: str, now_ns: int, *, silent_ns: int) -> Fault:
-    """The job stands still. The rank at fault on `node`, or all ranks, made no progress for `silent_ns`."""
+def hang(
+    observation: Observation, node: str, now_ns: int, *, silent_ns: int, actor: str = "controller"
+) -> Fault:
+    """The job stands still. The rank at fault on `node`, or all ranks, made no progress for `silent_ns`.
+
+    `actor` decided to act.
+    """
     return Fault(
         event=Event.HANG,
         attempt=observation.attempt,
@@ -100,6 +105,7 @@ def hang(observation: Observation, node: str, now_ns: int, *, silent_ns: int) ->
         reason=observation.summary,
         node=node,
         rank=rank_of(observation),
+        actor=actor,
         onset_ns=now_ns - silent_ns,
         detected_ns=now_ns,
     )

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from signal import SIGKILL, SIGTERM
 
 from pulsetrain.core.errors import UsageError
-from pulsetrain.protocol.messages import FirstStep, Hello, Leaving, RankExit, Reply
+from pulsetrain.protocol.messages import FirstStep, Heartbeat, Hello, Leaving, RankExit, Reply
 from pulsetrain.recovery import actions, faults, liveness
 from pulsetrain.recovery.faults import Observation
+from pulsetrain.recovery.hang_decision import HangDecision
 from pulsetrain.recovery.job_loop import JobLoop
 from pulsetrain.recovery.nodes import GONE, Node, NodeState, Send
 from pulsetrain.recovery.snapshot import JobSnapshot, snapshot
@@ -48,9 +49,11 @@ class Job:
         node = self._state.members.nodes.get(name)
         return node if node is not None and node.state not in GONE else None
 
-    async def read_stacks(self, timeout_s: float, *, first_only: bool = False) -> list[Reply]:
-        """Ask every node of the world where its ranks' code stands. One reply for each connected node."""
-        return await actions.read_stacks(self._state, timeout_s, first_only=first_only)
+    async def read_stacks(
+        self, timeout_s: float, *, first_only: bool = False, ranks: Sequence[int] = ()
+    ) -> list[Reply]:
+        """Ask the nodes of the world, or those of `ranks`, where code stands. One reply for each of them."""
+        return await actions.read_stacks(self._state, timeout_s, first_only=first_only, ranks=ranks)
 
     # -- facts --------------------------------------------------------------------------------------------
 
@@ -86,6 +89,11 @@ class Job:
         elif hello.attempt >= 0 and state.phase is not Phase.FORMING:
             background.once("clear", actions.clear_node(state, node))
         return node
+
+    def heard(self, heartbeat: Heartbeat) -> None:
+        """A node's heartbeat arrived: its ranks may have written a checkpoint, or told of themselves."""
+        self._state.own_checkpoints.note(heartbeat.attempt, heartbeat.ranks)
+        self._state.instrumentation.note(heartbeat.attempt, heartbeat.ranks)
 
     def received(self, node: Node, message: RankExit | FirstStep | Leaving) -> None:
         """One report of an agent about its ranks or about itself."""
@@ -131,6 +139,12 @@ class Job:
                 self._lose(node, reason)
         if state.works_without_steps():
             state.under_way()
+        number = state.attempt.number
+        statuses = state.members.statuses(number)
+        state.own_checkpoints.look(number, statuses)
+        described = state.instrumentation.news(statuses)
+        if described:
+            state.write("instrumentation", described, actor="agent")
         match liveness.gathered(state, quiet_s=now_s - self._joined_s):
             case Event.ADOPTED:
                 self._adopt()
@@ -147,13 +161,11 @@ class Job:
         state, now_ns = self._state, self._state.now_ns()
         began = [f for f in new if f.attempt == state.attempt.number]
         hangs = [f for f in (*began, *still_open) if f.kind == "hang" and f.attempt == state.attempt.number]
-        can_resume = any(state.members.held().values())
-        hang = state.hangs.look(hangs, now_ns, can_resume=can_resume)
+        ages_ns = [s.progress_age_ns for s in state.members.statuses(state.attempt.number)]
+        quiet_ns = min(ages_ns, default=0)
+        hang = state.hangs.look(hangs, now_ns, can_resume=state.can_resume(), quiet_ns=quiet_ns)
         if hang is not None:
-            rank, now_s = faults.rank_of(hang), self._services.clock.monotonic_s()
-            silent_ns = state.members.silence_ns(rank, state.attempt.number, now_s)
-            node = node_of(state.members.world, rank)
-            self._loop.report(faults.hang(hang, node, now_ns, silent_ns=silent_ns))
+            self._stop_for(hang, "controller")
         for finding in began:
             rank = faults.rank_of(finding)
             if finding.kind == "crash" and rank >= 0 and state.recovery is not None:
@@ -161,6 +173,28 @@ class Job:
                 if blamed.event is Event.RANK_FAILED and blamed.rank != rank:
                     node = node_of(state.members.world, rank)
                     state.recovery.blame(faults.crash(finding, node, now_ns))
+
+    def _stop_for(self, hang: Observation, actor: str) -> None:
+        """Report a hang as a fault."""
+        state = self._state
+        rank, now_s = faults.rank_of(hang), self._services.clock.monotonic_s()
+        silent_ns = state.members.silence_ns(rank, state.attempt.number, now_s)
+        node = node_of(state.members.world, rank)
+        self._loop.report(faults.hang(hang, node, state.now_ns(), silent_ns=silent_ns, actor=actor))
+
+    def decide_hang(self, decision: HangDecision) -> None:
+        """Take a person's decision on hangs of this job. Raises `UsageError` if there is none to act on."""
+        state = self._state
+        if decision.what == "wait":
+            state.hangs.wait(state.now_ns() + int(decision.seconds * 1e9), decision.actor)
+        pending = state.hangs.pending
+        if decision.what == "now" and pending is None:
+            raise UsageError(f"job {self.name!r} has no pending hang")
+        rank = pending.rank if pending else -1
+        state.write("hang_decision", decision.detail(), rank=rank, actor=decision.actor)
+        hang = state.hangs.now() if decision.what == "now" else None
+        if hang is not None:
+            self._stop_for(hang, decision.actor)
 
     async def evict(self, node: Node, reason: str, actor: str) -> None:
         """Evict a node in a person's name. Raises `UsageError` where the job is busy with a recovery."""

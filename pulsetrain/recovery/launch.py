@@ -55,6 +55,7 @@ async def _start(job: JobState, member: WorldNode, plan: world.RestorePlan, rend
         store_port=rendezvous.port,
         restore_step=plan.step,
         sources={str(r): plan.sources[r] for r in member.ranks if r in plan.sources},
+        own_checkpoints=job.own_checkpoints.files(member.ranks),
     )
     return await job.ask(job.members.nodes[member.node], command, job.services.policy.start_timeout_s)
 

@@ -30,6 +30,10 @@ class Node:
 
     Monotonic seconds: `heard_s` of the last message, `heartbeat_s` of the last heartbeat, `closed_s` of the
     lost connection, `leaving_s` of the message `leaving`.
+
+    `longest_silence_s` is the longest time on one connection after which it was heard again.
+    `longest_quiet_s` is the longest time without progress, since the first step, after which one of its ranks
+    went on.
     """
 
     def __init__(self, hello: Hello, send: Send, now_s: float) -> None:
@@ -40,6 +44,7 @@ class Node:
         self.heartbeat: Heartbeat | None = None
         self.leaving: Leaving | None = None
         self.heartbeat_s = self.heard_s = self.leaving_s = now_s
+        self.longest_silence_s = self.longest_quiet_s = 0.0
         self.closed_s: float | None = None
         self._send: Send | None = send
         self._pending: dict[int, asyncio.Future[Reply]] = {}
@@ -56,7 +61,17 @@ class Node:
 
     def take_heartbeat(self, heartbeat: Heartbeat, now_s: float) -> None:
         """A heartbeat arrived."""
+        before = {s.rank: s for s in self.heartbeat.ranks} if self.heartbeat is not None else {}
+        for status in heartbeat.ranks:
+            earlier = before.get(status.rank)
+            if earlier is not None and earlier.last_step >= 0 and earlier.progress < status.progress:
+                self.longest_quiet_s = max(self.longest_quiet_s, earlier.progress_age_ns / 1e9)
         self.heartbeat, self.heartbeat_s = heartbeat, now_s
+
+    def heard(self, now_s: float) -> None:
+        """A message arrived."""
+        self.longest_silence_s = max(self.longest_silence_s, now_s - self.heard_s)
+        self.heard_s = now_s
 
     def leaves(self, leaving: Leaving, now_s: float) -> None:
         """The agent said that it ends."""

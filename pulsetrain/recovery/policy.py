@@ -17,7 +17,11 @@ class Policy:
     min_healthy_ratio: float = 0.5
     """Share of a job's known nodes that must stay. An eviction that would go below it waits for a person."""
     heartbeat_timeout_s: float = 2.5
-    """A node that is connected but silent for this long is lost."""
+    """A connected node that is silent for this long is lost if the ranks of all other nodes stand still too.
+
+    Twice the longest silence that a node survived counts instead, if that is longer."""
+    silent_node_s: float = 30.0
+    """A connected node that is silent for this long is lost, whatever the other nodes do."""
     reconnect_grace_s: float = 1.0
     """A node whose connection closed is lost unless it is back within this time."""
     settle_s: float = 0.5
@@ -34,19 +38,23 @@ class Policy:
     """How long one round of the pairwise all-gather may take before its pair counts as failed."""
     stepless_s: float = 30.0
     """Ranks that work for this long without a step count as running: their script reports no steps."""
-    hang_patience_s: float = 120.0
-    """How long a hang that may still be a pause must last before the job is restarted.
+    hang_patience_s: float = 45.0
+    """How long a rank at fault must do nothing at all before the job is restarted.
 
-    A stopped or dead process and mismatched operations are no pause. A job that paused longer before is given
+    That is: no processor time, no byte read or written, no child that works, and no wait that ends by itself.
+    A hang that cannot end by itself is acted on at once. A job that paused longer at the same place is given
     twice that time.
     """
+    pause_patience_s: float = 600.0
+    """The same for a rank that may well go on: it sleeps, waits for input, saves, evaluates or loads data."""
     no_progress_attempts: int = 3
     """Attempts in a row that end without one completed step, after which restarting is given up."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.min_healthy_ratio <= 1:
             raise ValueError(f"min_healthy_ratio = {self.min_healthy_ratio}: allowed 0 to 1")
-        for name in ("evictions_per_hour", "no_progress_attempts", "hang_patience_s"):
+        at_least_0 = ("evictions_per_hour", "no_progress_attempts", "silent_node_s")
+        for name in (*at_least_0, "hang_patience_s", "pause_patience_s"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} = {getattr(self, name)}: allowed 0 or more")
 

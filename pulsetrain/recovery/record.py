@@ -32,7 +32,11 @@ class Fault:
 
 
 class RecoveryDetail(TypedDict):
-    """The detail of a `recovery` event. `stages_ns` has a duration for each of `STAGES`."""
+    """The detail of a `recovery` event. `stages_ns` has a duration for each of `STAGES`.
+
+    `resumed_by` is "checkpointer", "script" (`resumed_path` is then its file, if known), or "nothing": the
+    job began anew and all its steps are lost.
+    """
 
     cause: str
     culprit: str
@@ -45,8 +49,19 @@ class RecoveryDetail(TypedDict):
     total_ns: int
     from_step: int
     resumed_step: int
+    resumed_by: str
+    resumed_path: str
     lost_steps: int
     attempt: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Resumed:
+    """The step that a job goes on from, -1 for none."""
+
+    step: int
+    by: str
+    path: str = ""
 
 
 @dataclass(kw_only=True)
@@ -80,8 +95,9 @@ class Recovery:
         Every stage but `detect` is measured on the hub's clock and they add up to the whole. Within the
         launch, `load` and the process-group set-up are the slowest rank's own report.
         """
+        reports = tuple(reports)
         stages = self._stages(now_ns, reports)
-        fault = self.fault
+        fault, resumed = self.fault, self._resumed(reports)
         return {
             "cause": fault.cause,
             "culprit": fault.node if fault.rank < 0 else f"rank {fault.rank}",
@@ -93,10 +109,21 @@ class Recovery:
             "stages_ns": stages,
             "total_ns": sum(stages.values()),
             "from_step": self.from_step,
-            "resumed_step": self.resumed_step,
-            "lost_steps": max(self.from_step - self.resumed_step, 0),
+            "resumed_step": resumed.step,
+            "resumed_by": resumed.by,
+            "resumed_path": resumed.path,
+            "lost_steps": max(self.from_step - resumed.step, 0),
             "attempt": attempt,
         }
+
+    def _resumed(self, reports: Iterable[FirstStep]) -> _Resumed:
+        """From where the job goes on: from our checkpoint, else from what the script says or has read."""
+        if self.resumed_step >= 0:
+            return _Resumed(step=self.resumed_step, by="checkpointer")
+        newest = max(reports, key=lambda report: report.resumed_step, default=None)
+        if newest is None or newest.resumed_step < 0:
+            return _Resumed(step=-1, by="nothing")
+        return _Resumed(step=newest.resumed_step, by="script", path=newest.resumed_path)
 
     def _stages(self, now_ns: int, reports: Iterable[FirstStep]) -> dict[str, int]:
         slowest = _slowest(reports)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from pulsetrain.protocol.messages import Heartbeat, Held, Hello, RankExit, RankStatus, WorldNode
 from pulsetrain.recovery.hang_patience import PendingHang
 from pulsetrain.recovery.nodes import GONE, Node, NodeState
+from pulsetrain.recovery.own_checkpoints import JobCheckpoint
 from pulsetrain.recovery.record import Fault, RecoveryDetail
 from pulsetrain.recovery.state import JobState
 from pulsetrain.recovery.transitions import Phase
@@ -41,6 +43,8 @@ class NodeSnapshot:
 class JobSnapshot:
     """One job. `fault` is why it is recovering now, None where it is not. `history` has one entry for each
     recovery that is complete. `failure` and `ended_by` say why the job is over, "" where that is not so.
+    `own_checkpoint` is the newest that the script wrote by itself. `instrumentation` says of each kind of
+    record whether it is explicit or inferred.
     """
 
     job: str
@@ -59,6 +63,8 @@ class JobSnapshot:
     failure: str
     ended_by: str
     pending_hang: PendingHang | None = None
+    own_checkpoint: JobCheckpoint | None = None
+    instrumentation: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def world_size(self) -> int:
@@ -138,6 +144,8 @@ def snapshot(job: JobState) -> JobSnapshot:
         failure=job.failure,
         ended_by=job.ended_by,
         pending_hang=job.hangs.pending,
+        own_checkpoint=job.own_checkpoints.newest(),
+        instrumentation=job.instrumentation.combined(),
     )
 
 

@@ -11,9 +11,11 @@ from pulsetrain.core.clock import Clock
 from pulsetrain.protocol.messages import Command, Reply
 from pulsetrain.recovery.attempt import Attempt
 from pulsetrain.recovery.hang_patience import HangPatience
+from pulsetrain.recovery.instrumentation import Instrumentation
 from pulsetrain.recovery.journal import Journal
 from pulsetrain.recovery.membership import Membership
 from pulsetrain.recovery.nodes import Node
+from pulsetrain.recovery.own_checkpoints import OwnCheckpoints
 from pulsetrain.recovery.policy import EvictionBudget, Policy
 from pulsetrain.recovery.record import Fault, Recovery, RecoveryDetail
 from pulsetrain.recovery.transitions import Phase
@@ -67,13 +69,19 @@ class JobState:
         self.failure = self.ended_by = ""
         self.restarts = Restarts()
         self.budget = EvictionBudget(services.policy)
-        self.hangs = HangPatience(services.policy.hang_patience_s)
+        self.hangs = HangPatience(services.policy.hang_patience_s, services.policy.pause_patience_s)
+        self.own_checkpoints = OwnCheckpoints()
+        self.instrumentation = Instrumentation()
         self._ids = itertools.count(1)
 
     @property
     def last_step(self) -> int:
         """The newest step that any rank of this attempt completed, -1 for none."""
         return max((s.last_step for s in self.members.statuses(self.attempt.number)), default=-1)
+
+    def can_resume(self) -> bool:
+        """Whether a restart can go on from somewhere: from a held checkpoint, or from the script's own."""
+        return any(self.members.held().values()) or self.own_checkpoints.can_resume()
 
     def enter(self, phase: Phase) -> None:
         """Begin a phase."""
@@ -95,6 +103,7 @@ class JobState:
             return
         detail = self.recovery.finish(self.now_ns(), self.attempt.number, self.attempt.first_steps.values())
         self.recovery = None
+        self.own_checkpoints.started(self.attempt.number, detail["resumed_step"])
         self.history.append(detail)
         self.write("recovery", detail, node=detail["node"], rank=detail["rank"])
 

@@ -35,6 +35,8 @@ class JobRow(TypedDict):
     world_size: int
     failure: str
     pending_hang: dict[str, object] | None
+    own_checkpoint: dict[str, object] | None
+    instrumentation: dict[str, str]
     nodes: list[NodeRow]
     recoveries: list[RecoveryDetail]
 
@@ -68,6 +70,8 @@ def job_row(job: JobSnapshot) -> JobRow:
         "world_size": job.world_size,
         "failure": job.failure,
         "pending_hang": job.pending_hang.row() if job.pending_hang else None,
+        "own_checkpoint": job.own_checkpoint.row(job.now_ns) if job.own_checkpoint else None,
+        "instrumentation": dict(job.instrumentation),
         "nodes": [node_row(job, node) for node in job.nodes],
         "recoveries": list(job.history),
     }

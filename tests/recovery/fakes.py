@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from pulsetrain.core.supervisor import TaskSupervisor
 from pulsetrain.protocol.messages import (
@@ -69,10 +69,11 @@ class FakeAgent:
         self.commands = []
         self.steps = {}
         self.held = ()
+        self.saved = {}
         self.unrestorable = set()
         self.attempt = -1
         self.left = None
-        self._seq = 0
+        self._seq = self.quiet_ns = 0
         self.node = controller.connected(hello, self.send)
         self.send_heartbeat()
 
@@ -123,6 +124,11 @@ class FakeAgent:
         self.held += tuple(Held(rank=r, step=step, tier="peer") for r in peer_of)
         self.send_heartbeat()
 
+    def writes(self, own):
+        """The script of the first rank has written a checkpoint by itself."""
+        self.saved = {min(self.steps): (own,)}
+        self.send_heartbeat()
+
     def send_heartbeat(self):
         self._seq += 1
         ranks = tuple(
@@ -135,7 +141,8 @@ class FakeAgent:
                 last_phase="forward",
                 phase_age_ns=0,
                 progress=self.worked if self.stepless else s,
-                progress_age_ns=0,
+                progress_age_ns=self.quiet_ns,
+                saved=self.saved.get(r, ()),
             )
             for i, (r, s) in enumerate(self.steps.items())
         )
@@ -238,10 +245,11 @@ class Observed:
     confidence: float = 0.9
     summary: str = "s"
     certain: bool = True
+    details: dict[str, object] = field(default_factory=dict)
 
     @property
     def evidence(self):
-        return {"certain": self.certain}
+        return {"certain": self.certain, **self.details}
 
 
 def hang(rank, **changes):

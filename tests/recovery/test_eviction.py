@@ -5,6 +5,7 @@ import dataclasses
 from pulsetrain.protocol.messages import Held
 from pulsetrain.recovery.eviction import NO_STANDBY, preview
 from pulsetrain.recovery.nodes import NodeState
+from pulsetrain.recovery.own_checkpoints import JobCheckpoint
 from tests.recovery.builders import heartbeat, job_snapshot, node_snapshot, status
 
 
@@ -40,3 +41,14 @@ def test_what_only_the_evicted_node_holds_is_gone():
     alone = dataclasses.replace(A, heartbeat=heartbeat("a", status(0), status(1), held=held(4, 0, 1)))
     cost = preview(job_snapshot(nodes=(alone, B, Z)), B)
     assert (cost["resume_step"], cost["lost_steps"]) == (-1, 6)
+
+
+def test_a_job_without_held_checkpoints_goes_on_from_the_scripts_own():
+    own = JobCheckpoint(
+        attempt=0, step=3, bytes=1, files=1, path="/c/3.pt", written_ns=1, ranks=(0,), complete=True
+    )
+    bare = (node_snapshot("a", status(0), status(1)), node_snapshot("b", status(2), status(3)))
+    cost = preview(job_snapshot(nodes=bare, own_checkpoint=own), bare[1])
+    assert (cost["resume_step"], cost["lost_steps"]) == (3, 2)
+    unfinished = dataclasses.replace(own, complete=False)
+    assert preview(job_snapshot(nodes=bare, own_checkpoint=unfinished), bare[1])["resume_step"] == -1

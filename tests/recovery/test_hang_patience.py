@@ -7,14 +7,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pulsetrain.recovery.hang_patience import HangPatience
-from tests.recovery.fakes import hang
+from tests.recovery.fakes import hang as observed
 
 S = 10**9
 PATIENCE_S = 120.0
 
 
-def pausing(rank=0, **changes):
-    return hang(rank, certain=False, **changes)
+def hang(rank=0, **fields):
+    """A hang. Fields that an observation does not have are part of its evidence."""
+    confidence = fields.pop("confidence", 0.9)
+    return observed(rank, confidence=confidence, details=fields)
+
+
+def pausing(rank=0, **fields):
+    return hang(rank, **({"certain": False} | fields))
 
 
 def acted_at(patience, times_s, hangs, *, can_resume=True):
@@ -50,7 +56,11 @@ def test_what_is_waited_for_says_until_when():
         "rank": 7,
         "since_ns": 10 * S,
         "act_at_ns": int((10 + PATIENCE_S) * S),
+        "action": "restart",
         "why": "The job may only pause. It is restarted if it does not move within 120 s.",
+        "condition": "",
+        "place": "",
+        "decisions": ["wait", "now"],
     }
 
 
@@ -85,3 +95,106 @@ def test_pauses_of_a_healthy_job_never_stop_it(pause_s):
     for begin in range(0, 1000, 100):
         assert acted_at(patience, range(begin, begin + pause_s), [pausing()]) is None
         patience.look([], (begin + pause_s) * S, can_resume=True)
+
+
+@pytest.mark.parametrize("condition", ["waits", "slow_phase", "unknown"])
+def test_a_rank_that_may_well_go_on_is_given_more_time_than_one_that_does_nothing(condition):
+    times = range(0, 2000)
+    assert acted_at(HangPatience(45, 600), times, [pausing(condition="still")]) == 45
+    assert acted_at(HangPatience(45, 600), times, [pausing(condition=condition)]) == 600
+
+
+def test_time_spent_in_a_wait_does_not_count_against_a_rank_that_stands_still_afterwards():
+    patience = HangPatience(45, 600)
+    assert acted_at(patience, range(300), [pausing(condition="waits")]) is None
+    assert acted_at(patience, range(300, 900), [pausing(condition="still")]) == 345
+
+
+def test_pauses_are_learned_by_place():
+    patience = HangPatience(45)
+    patience.look([pausing(place="evaluate")], 0, can_resume=True)
+    patience.look([], 90 * S, can_resume=True)
+    assert acted_at(patience, range(100, 900), [pausing(place="save")]) == 145
+    patience.forget()
+    assert acted_at(patience, range(200, 900), [pausing(place="evaluate")]) == 380
+
+
+def test_a_hang_that_is_hidden_for_a_moment_goes_on():
+    patience = HangPatience(45)
+    patience.look([pausing()], 10 * S, can_resume=True)
+    for at_s in range(11, 18):
+        patience.look([], at_s * S, can_resume=True, quiet_ns=at_s * S)
+    assert patience.longest_pause_ns == 0
+    assert acted_at(patience, range(18, 900), [pausing()]) == 55
+
+
+def test_a_hang_that_is_hidden_for_long_is_forgotten_and_no_pause():
+    patience = HangPatience(45)
+    patience.look([pausing()], 10 * S, can_resume=True)
+    patience.look([], 30 * S, can_resume=True, quiet_ns=30 * S)
+    assert (patience.pending, patience.longest_pause_ns) == (None, 0)
+
+
+def test_a_pause_that_was_never_named_counts_too():
+    hangs = [pausing(usual_ns=100 * S)]
+    assert acted_at(HangPatience(45), range(900), hangs) == 200
+
+
+def test_a_restart_that_led_to_the_same_place_makes_the_next_one_wait_longer():
+    patience = HangPatience(45)
+    assert acted_at(patience, range(900), [pausing(place="index")]) == 45
+    patience.forget()
+    assert acted_at(patience, range(1000, 3000), [pausing(place="index")]) == 1000 + 4 * 45
+    patience.forget()
+    assert acted_at(patience, range(4000, 9000), [pausing(place="other")]) == 4045
+
+
+def test_nobody_waits_longer_than_the_group_itself():
+    hangs = [pausing(condition="waits", timeout_ns=100 * S, stall_ns=10 * S)]
+    patience = HangPatience(45, 600)
+    patience.look(hangs, 10 * S, can_resume=True)
+    assert patience.pending.act_at_ns == 105 * S
+    assert "own timeout" in patience.pending.why
+
+
+def test_a_loop_without_a_checkpoint_is_given_minutes():
+    loop = [hang(condition="loop")]
+    assert acted_at(HangPatience(45), range(900), loop) == 0
+    assert acted_at(HangPatience(45), range(900), loop, can_resume=False) == 300
+
+
+def test_a_loop_that_is_not_yet_certain_is_watched_and_not_called_a_pause():
+    patience = HangPatience(45)
+    patience.look([pausing(condition="loop")], 0, can_resume=False)
+    assert patience.pending.act_at_ns is None
+    assert "watched" in patience.pending.why
+
+
+def test_a_held_gil_at_the_same_place_after_a_restart_is_given_more_time():
+    held = [hang(condition="held_gil", place="licence (train.py:3)")]
+    patience = HangPatience(45)
+    assert acted_at(patience, range(900), held) == 0
+    patience.forget()
+    assert acted_at(patience, range(900), held) == 4 * 45
+    patience.forget()
+    assert acted_at(patience, range(900), [hang(condition="frozen", place="licence (train.py:3)")]) == 0
+
+
+def test_a_person_who_says_wait_is_obeyed_whatever_is_found():
+    patience = HangPatience(45)
+    patience.wait(1000 * S, "ann")
+    assert acted_at(patience, range(900), [hang()]) is None
+    assert patience.pending.why == "ann said to wait."
+    assert acted_at(patience, range(900, 2000), [hang()]) == 1000
+
+
+def test_a_person_who_says_now_need_not_wait():
+    patience = HangPatience(45)
+    patience.look([pausing(3)], 0, can_resume=False)
+    assert patience.now().subject == "3"
+    assert patience.now() is None
+    assert patience.pending is None
+
+
+def test_there_is_nothing_to_do_now_without_a_hang():
+    assert HangPatience(45).now() is None

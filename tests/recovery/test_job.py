@@ -5,7 +5,9 @@ import dataclasses
 
 import pytest
 
-from pulsetrain.protocol.messages import Held, HostStore, Leave, SelfCheck, Start, Stop
+from pulsetrain.core.errors import UsageError
+from pulsetrain.protocol.messages import Held, HostStore, Leave, OwnCheckpoint, SelfCheck, Start, Stop
+from pulsetrain.recovery.hang_decision import HangDecision
 from pulsetrain.recovery.policy import Policy
 from pulsetrain.recovery.transitions import Phase
 from tests.recovery.fakes import Fleet, Observed, hang, run
@@ -111,13 +113,17 @@ def test_a_connection_that_comes_back_in_time_costs_nothing():
     run(scenario)
 
 
-def test_silence_on_an_open_connection_is_a_lost_node():
+def test_silence_on_an_open_connection_is_a_lost_node_once_its_peers_wait_for_it():
     async def scenario():
         fleet = Fleet("ab", policy=Policy(heartbeat_timeout_s=2.5))
         await fleet.form()
         for _ in range(4):
             fleet.agents["a"].send_heartbeat()
             await fleet.settle(0.9)
+        assert "node_lost" not in fleet.journal.kinds()
+        fleet.agents["a"].quiet_ns = int(3e9)
+        fleet.agents["a"].send_heartbeat()
+        await fleet.settle(0.1)
         assert fleet.journal.last("node_lost")["node"] == "b"
 
     run(scenario)
@@ -459,6 +465,32 @@ def test_a_job_without_a_checkpoint_is_told_and_not_stopped():
     run(scenario)
 
 
+def test_a_person_decides_what_happens_to_a_pending_hang():
+    async def scenario():
+        fleet = Fleet("ab", policy=Policy(hang_patience_s=1000))
+        await fleet.form()
+        controller, job = fleet.controller, fleet.controller.jobs["j"]
+        with pytest.raises(UsageError, match="no pending hang"):
+            controller.decide_hang("j", HangDecision(what="now", reason="r", actor="ann"))
+        with pytest.raises(UsageError, match="jobs here: j"):
+            controller.pending_hang("q")
+        job.observe([hang(rank=1, certain=False)])
+        wait = HangDecision(what="wait", reason="debugging", actor="ann", seconds=60)
+        assert controller.decide_hang("j", wait, dry_run=True)["can_do"]
+        assert "hang_decision" not in fleet.journal.kinds()
+        controller.decide_hang("j", wait)
+        job.observe([hang(rank=1)])
+        assert job.snapshot().phase is Phase.RUNNING
+        assert job.snapshot().pending_hang.why == "ann said to wait."
+        controller.decide_hang("j", HangDecision(what="now", reason="enough", actor="ann"))
+        await fleet.settle()
+        assert fleet.journal.last("recovery")["detail"]["cause"] == "hang"
+        event = fleet.journal.last("hang_decision")
+        assert (event["actor"], event["rank"], event["detail"]["reason"]) == ("ann", 1, "enough")
+
+    run(scenario)
+
+
 def test_a_job_that_hangs_in_every_attempt_is_given_up_after_its_restarts():
     async def scenario():
         fleet = Fleet("ab", max_restarts=2)
@@ -470,5 +502,21 @@ def test_a_job_that_hangs_in_every_attempt_is_given_up_after_its_restarts():
             await fleet.settle()
         assert (fleet.job.phase, fleet.job.attempt) == (Phase.FAILED, 2)
         assert "2 restarts are used up" in fleet.job.failure
+
+    run(scenario)
+
+
+def test_a_script_that_writes_by_itself_is_restarted_with_the_names_of_its_files():
+    async def scenario():
+        fleet = Fleet("ab")
+        await fleet.form()
+        for step in (4, 9):
+            own = OwnCheckpoint(step=step, bytes=7, path=f"/c/{step}.pt", written_ns=step)
+            fleet.agents["a"].writes(own)
+        assert fleet.job.own_checkpoint.step == 9
+        fleet.agents["b"].rank_exits(3, -9)
+        await fleet.settle()
+        told = fleet.of("b", Start)[-1].own_checkpoints
+        assert [own.path for own in told] == ["/c/9.pt", "/c/4.pt"]
 
     run(scenario)

@@ -1,5 +1,6 @@
 """A recovery's stages add up to the whole."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -8,6 +9,10 @@ from pulsetrain.recovery.record import STAGES, Fault, Recovery
 from pulsetrain.recovery.transitions import Event
 
 duration = st.integers(0, 10**10)
+
+
+def first_step(**changes):
+    return FirstStep(node="a", ts_ns=0, attempt=1, step=4, **changes)
 
 
 def fault(onset=0, detected=0):
@@ -61,3 +66,19 @@ def test_a_restore_from_a_step_that_a_laggard_had_reached_loses_nothing():
     recovery = Recovery(fault=fault(), from_step=4)
     recovery.resumed_step = 5
     assert recovery.finish(1, 1, [])["lost_steps"] == 0
+
+
+@pytest.mark.parametrize(
+    ("restored", "reports", "expected"),
+    [
+        (5, (), (5, "checkpointer", "", 2)),
+        (-1, (first_step(resumed_step=-1),), (-1, "nothing", "", 8)),
+        (-1, (first_step(resumed_step=3, resumed_path="/c/3.pt"), first_step()), (3, "script", "/c/3.pt", 4)),
+        (5, (first_step(resumed_step=3),), (5, "checkpointer", "", 2)),
+    ],
+)
+def test_lost_steps_are_counted_from_where_the_job_really_went_on(restored, reports, expected):
+    recovery = Recovery(fault=fault(), from_step=7, resumed_step=restored)
+    detail = recovery.finish(20, 1, reports)
+    keys = ("resumed_step", "resumed_by", "resumed_path", "lost_steps")
+    assert tuple(detail[key] for key in keys) == expected

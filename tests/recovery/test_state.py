@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from pulsetrain.protocol.messages import Reply, SelfCheck
+from pulsetrain.protocol.messages import OwnCheckpoint, Reply, SelfCheck
 from pulsetrain.recovery import faults
 from pulsetrain.recovery.attempt import Attempt
 from pulsetrain.recovery.policy import Policy
@@ -108,3 +108,23 @@ def test_events_carry_the_attempt(job):
     job.write("waiting", {"missing_nodes": 1}, node="b")
     event = job.services.journal.last("waiting")
     assert (event["attempt"], event["node"], event["actor"]) == (4, "b", "controller")
+
+
+def test_a_restart_can_go_on_from_the_scripts_own_checkpoint(job):
+    assert not job.can_resume()
+    for step in (10, 20):
+        own = OwnCheckpoint(step=step, bytes=1, path="/c/x.pt", written_ns=step)
+        job.own_checkpoints.note(0, [status(0, saved=(own,))])
+    assert job.can_resume()
+
+
+def test_a_restart_that_begins_anew_beside_a_checkpoint_is_the_last_one_for_a_pause(job):
+    for step in (10, 20):
+        own = OwnCheckpoint(step=step, bytes=1, path="/c/x.pt", written_ns=step)
+        job.own_checkpoints.note(0, [status(0, saved=(own,))])
+    report(job)
+    job.begin_recovery(faults.rank_failed(rank_exit(0, 1), S))
+    job.attempt = Attempt(number=1)
+    job.under_way()
+    assert (job.history[-1]["resumed_by"], job.history[-1]["lost_steps"]) == ("nothing", 6)
+    assert not job.can_resume()

@@ -1,0 +1,56 @@
+"""How a job's ranks are instrumented, as they say themselves: what is explicit, and what is inferred."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+
+from pulsetrain.protocol.messages import RankStatus
+
+SETTLED = 3  # steps after which nothing more is expected to be found
+
+
+class Instrumentation:
+    """The descriptions of the present attempt's ranks. A rank repeats its own only now and then."""
+
+    def __init__(self) -> None:
+        self._attempt = -1
+        self._by_rank: dict[int, dict[str, str]] = {}
+        self._told = -1
+
+    def note(self, attempt: int, statuses: Iterable[RankStatus]) -> None:
+        """Take what ranks of an attempt have reported. What is no JSON object is left out."""
+        if attempt > self._attempt:
+            self._attempt, self._by_rank = attempt, {}
+        for status in statuses:
+            entries = _parsed(status.instrumentation)
+            if entries and attempt == self._attempt:
+                self._by_rank[status.rank] = entries
+
+    def combined(self) -> dict[str, str]:
+        """Return one description of the job. Where ranks differ, what each says stands beside the others.
+
+        A pipeline's loss is known to its last stage only. So `none` counts only where every rank says it.
+        """
+        values: dict[str, set[str]] = {}
+        for entries in self._by_rank.values():
+            for name, value in entries.items():
+                values.setdefault(name, set()).add(value)
+        return {name: " | ".join(sorted(said - {"none"} or said)) for name, said in values.items()}
+
+    def news(self, statuses: Iterable[RankStatus]) -> dict[str, str]:
+        """Return the description once for each attempt, when its ranks have made some steps. Else nothing."""
+        if self._told == self._attempt or not self._by_rank:
+            return {}
+        if any(status.last_step - status.resumed_step >= SETTLED for status in statuses):
+            self._told = self._attempt
+            return self.combined()
+        return {}
+
+
+def _parsed(text: str) -> dict[str, str]:
+    try:
+        entries = json.loads(text) if text else None
+    except ValueError:
+        return {}
+    return {str(k): str(v) for k, v in entries.items()} if isinstance(entries, dict) else {}

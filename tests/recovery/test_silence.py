@@ -1,0 +1,98 @@
+"""When a connected node that says nothing is lost, and when it is only late."""
+
+import pytest
+
+from pulsetrain.recovery.nodes import NodeState
+from pulsetrain.recovery.policy import Policy
+from pulsetrain.recovery.silence import verdict
+from tests.recovery.builders import S, heartbeat, status
+from tests.recovery.test_membership import formed
+
+POLICY = Policy(heartbeat_timeout_s=2.5, silent_node_s=30.0)
+
+
+def hear(members, name, *ranks, at):
+    node = members.nodes[name]
+    node.heard_s = at
+    node.take_heartbeat(heartbeat(name, *ranks), at)
+
+
+def silent_b(members, now_s):
+    return verdict(members.nodes["b"], members, POLICY, now_s)
+
+
+def quiet(rank, seconds):
+    return status(rank, progress_age_ns=int(seconds * S))
+
+
+def test_a_silent_node_is_lost_once_all_other_ranks_stand_still_as_well():
+    members = formed("a", "b")
+    hear(members, "a", quiet(0, 2.4), quiet(1, 9.0), at=2.5)
+    assert silent_b(members, 2.55) == ""
+    assert silent_b(members, 2.7) == "no heartbeat for 2.7 s"
+
+
+def test_a_silent_node_whose_peers_train_on_is_only_late():
+    members = formed("a", "b")
+    hear(members, "a", quiet(0, 0.1), quiet(1, 9.0), at=20.0)
+    assert silent_b(members, 20.0) == ""
+
+
+def test_at_last_silence_is_a_loss_whatever_the_others_do():
+    members = formed("a", "b")
+    hear(members, "a", quiet(0, 0.1), at=30.0)
+    assert silent_b(members, 30.0) == ""
+    assert silent_b(members, 30.1) == "no heartbeat for 30.1 s"
+
+
+def test_the_only_node_of_a_job_is_only_late():
+    members = formed("b", count=1)
+    assert silent_b(members, 29.0) == ""
+    assert silent_b(members, 30.1)
+
+
+def test_when_nobody_is_heard_nobody_is_lost_for_it():
+    members = formed("a", "b")
+    hear(members, "a", quiet(0, 9.0), at=0.0)
+    assert silent_b(members, 20.0) == ""
+
+
+def test_nodes_that_run_no_rank_hold_nobody_up():
+    members = formed("a", "b")
+    hear(members, "a", at=2.5)
+    assert silent_b(members, 2.6)
+
+
+def test_a_node_that_was_as_late_before_is_given_twice_that_time():
+    members = formed("a", "b")
+    members.nodes["b"].heard(4.0)
+    hear(members, "a", quiet(0, 20.0), at=12.0)
+    assert silent_b(members, 12.0) == ""
+    hear(members, "a", quiet(0, 20.0), at=12.2)
+    assert silent_b(members, 12.2) == "no heartbeat for 8.2 s"
+
+
+def test_a_job_whose_steps_take_long_is_given_twice_its_longest_step():
+    members = formed("a", "b")
+    hear(members, "a", quiet(0, 9.0), at=1.0)
+    hear(members, "a", status(0, progress=10), at=2.0)
+    hear(members, "a", status(0, progress=10, progress_age_ns=10 * S), at=12.0)
+    assert silent_b(members, 12.0) == ""
+    hear(members, "a", status(0, progress=10, progress_age_ns=19 * S), at=21.0)
+    assert silent_b(members, 21.0) == "no heartbeat for 21.0 s"
+
+
+def test_time_before_the_first_step_says_nothing_about_later_silence():
+    members = formed("a", "b")
+    hear(members, "a", status(0, last_step=-1, progress_age_ns=20 * S), at=0.5)
+    hear(members, "a", status(0, progress=10), at=1.0)
+    hear(members, "a", status(0, progress=10, progress_age_ns=3 * S), at=4.0)
+    assert silent_b(members, 4.0)
+
+
+@pytest.mark.parametrize("state", [NodeState.STANDBY, NodeState.LEFT])
+def test_a_silent_standby_costs_nothing_and_is_lost_at_once(state):
+    members = formed("a", "b")
+    members.nodes["b"].state = state
+    assert silent_b(members, 2.4) == ""
+    assert silent_b(members, 2.6)
