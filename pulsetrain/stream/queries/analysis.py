@@ -45,8 +45,8 @@ def topology(store: Queryable, job: str, attempt: int) -> pa.Table:
     """The node and the mesh coordinates of each rank: rank, node, tp, pp, dp, cp, ep. Sorted by rank."""
     return store.query(
         """
-        SELECT rank, any(node) AS node, any(tp) AS tp, any(pp) AS pp, any(dp) AS dp, any(cp) AS cp,
-               any(ep) AS ep
+        SELECT rank, any(node) AS node, argMax(tp, ts) AS tp, argMax(pp, ts) AS pp, argMax(dp, ts) AS dp,
+               argMax(cp, ts) AS cp, argMax(ep, ts) AS ep
         FROM topology WHERE job = {job:String} AND attempt = {attempt:Int32}
         GROUP BY rank ORDER BY rank
         """,
@@ -83,31 +83,50 @@ def phase_names(store: Queryable, steps: AttemptSteps) -> pa.Table:
     return store.query(f"SELECT DISTINCT phase, category FROM span_rollup WHERE {IN_RANGE}", steps.params)
 
 
+# Where a phase's own blocked time is known, it is subtracted. It is measured on one thread, so nothing in it
+# overlaps. Where it is not (a device's clock, an older recording), the communication inside the phase is.
 _PHASES_WITH_PARENTS = f"""
-    SELECT step, rank, phase, category, parent, longest_ns, duration_ns AS took,
+    SELECT step, rank, phase, category, parent, longest_ns, duration_ns AS took, blocked_ns AS blocked, bytes,
+           blocked_known = spans AS known, duration_ns - blocked_ns AS own,
            category = 'compute' AS computes, category = 'communication' AS communicates,
+           communicates AND parent NOT IN {{communication:Array(String)}} AS waits,
            parent IN {{compute:Array(String)}} AS in_compute,
-           (phase = 'forward' AND parent != 'forward') OR (communicates AND parent = 'forward')
-             AS own_forward,
-           (phase = 'backward' AND parent != 'backward') OR (communicates AND parent = 'backward')
-             AS own_backward,
-           (phase = 'optimizer' AND parent != 'optimizer') OR (communicates AND parent = 'optimizer')
-             AS own_optimizer
-    FROM span_rollup WHERE {IN_RANGE}
+           phase = 'forward' AND parent != 'forward' AS is_forward,
+           phase = 'backward' AND parent != 'backward' AS is_backward,
+           phase = 'optimizer' AND parent != 'optimizer' AS is_optimizer
+    FROM (
+      SELECT step, rank, phase, category, parent, sum(r.spans) AS spans, sum(r.duration_ns) AS duration_ns,
+             max(r.longest_ns) AS longest_ns, sum(r.blocked_ns) AS blocked_ns,
+             sum(r.blocked_known) AS blocked_known, sum(r.bytes) AS bytes
+      FROM span_rollup AS r WHERE {IN_RANGE}
+      GROUP BY step, rank, phase, category, parent)
 """
+
+
+def _own(outermost: str, inside: str) -> str:
+    """Time of outermost phases without what they stood still. `inside`: the communication within them."""
+    assumed = f"sum(took * ({outermost})) - sum(took * communicates * ({inside}))"
+    return f"if(max({outermost} AND NOT known), {assumed}, sum(own * ({outermost})))"
+
+
 _STEP_PARTS = f"""
     SELECT step, rank,
-      sum(took * (computes * (NOT in_compute) - communicates * in_compute)) AS compute,
-      sum(took * communicates * (parent NOT IN {{communication:Array(String)}})) AS wait,
-      sum(took * ((phase = 'forward') - communicates) * own_forward) AS forward,
-      sum(took * ((phase = 'backward') - communicates) * own_backward) AS backward,
-      sum(took * ((phase = 'optimizer') - communicates) * own_optimizer) AS optimizer,
+      {_own("computes AND NOT in_compute", "in_compute")} AS compute,
+      if(max(waits AND NOT known), sum(took * waits), sum(blocked * waits)) AS wait,
+      {_own("is_forward", "parent = 'forward'")} AS forward,
+      {_own("is_backward", "parent = 'backward'")} AS backward,
+      {_own("is_optimizer", "parent = 'optimizer'")} AS optimizer,
       sum(took * (category = 'data')) AS data,
       sum(took * (category = 'checkpoint')) AS checkpoint,
       sum(took * (phase = 'gc')) AS gc,
       max(longest_ns * (phase = 'gc')) AS gc_longest,
       sum(took * (phase = 'cpu_wait')) AS cpu_wait,
-      sum(took * (category = 'other') * (phase NOT IN ('gc', 'cpu_wait')) * (parent = '')) AS other
+      sum(took * (phase = 'off_cpu')) AS off_cpu,
+      sum(took * (category = 'other') * (phase NOT IN ('gc', 'cpu_wait', 'off_cpu')) * (parent = ''))
+        AS other,
+      max(computes AND NOT in_compute AND NOT known) AND max(communicates AND in_compute) AS assumed,
+      min(known OR NOT waits) AS waits_known,
+      sum(bytes * (phase = 'all_to_all')) AS routed_bytes
     FROM ({_PHASES_WITH_PARENTS})
     GROUP BY step, rank
 """
@@ -118,9 +137,13 @@ def step_parts(
 ) -> pa.Table:
     """Where the time of each step of each rank went, in ns.
 
-    Columns: step, rank, compute (net of the communication inside it), wait (all communication), forward,
-    backward, optimizer (each net of communication), data, checkpoint, gc, gc_longest, cpu_wait (runnable
-    without a processor, while computing), other (evaluation and the user's own phases, not net of anything).
+    Columns: step, rank, compute (without the time that the rank stood still in it), wait (how long it stood
+    still for communication), forward, backward, optimizer (each as compute), data, checkpoint, gc,
+    gc_longest, cpu_wait (runnable without a processor, outside communication),
+    off_cpu (neither running nor runnable, outside communication), other (evaluation and the user's own
+    phases, not net of anything), assumed (compute is a difference that takes all communication for blocking,
+    because `blocked_ns` is not known), waits_known (all of `wait` was measured),
+    routed_bytes (that it sent or received in all_to_all, the larger of the two for each operation).
 
     `compute` and `communication` name the phases of those categories. Nested phases count once.
     """
@@ -128,25 +151,82 @@ def step_parts(
     return store.query(_STEP_PARTS, {**steps.params, **names})
 
 
+def communication_count(store: Queryable, steps: AttemptSteps) -> pa.Table:
+    """How many operations the newest of these steps has, over all ranks: one row of `operations`."""
+    return store.query(
+        f"""
+        SELECT sum(spans) AS operations FROM span_rollup
+        WHERE {IN_RANGE} AND step = {{last:Int64}} AND category = 'communication'
+        """,
+        steps.params,
+    )
+
+
+def last_collectives(store: Queryable, steps: AttemptSteps) -> pa.Table:
+    """The last collective of each step and process group, one row for each member.
+
+    Columns: step, group, seq, rank, node, start_ns and end_ns (UTC, on the clock of the node).
+    """
+    collectives = f"""{IN_RANGE} AND category = 'communication' AND NOT s.open AND `group` != ''
+            AND seq >= 0 AND peer < 0 AND phase NOT IN ('send', 'recv')"""
+    return store.query(
+        f"""
+        SELECT step, `group`, seq, rank, any(node) AS node, min(toUnixTimestamp64Nano(s.start)) AS start_ns,
+               max(toUnixTimestamp64Nano(s.start) + s.duration_ns) AS end_ns
+        FROM spans AS s
+        WHERE {collectives} AND (step, `group`, seq) IN (
+          SELECT step, `group`, max(seq) FROM spans AS s WHERE {collectives} GROUP BY step, `group`)
+        GROUP BY step, `group`, seq, rank
+        """,
+        steps.params,
+    )
+
+
+def communication_overlap(store: Queryable, steps: AttemptSteps) -> pa.Table:
+    """How much communication there was, and how much of it at the same time as other communication.
+
+    One row of total_ns (the sum over operations) and covered_ns (the union of their intervals on each rank).
+    """
+    return store.query(
+        f"""
+        SELECT sum(took) AS total_ns, sum(greatest(0, began + took - greatest(began, before))) AS covered_ns
+        FROM (
+          SELECT s.duration_ns AS took, toUnixTimestamp64Nano(s.start) AS began,
+                 max(began + took) OVER (PARTITION BY rank ORDER BY began
+                                         ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS before
+          FROM spans AS s WHERE {IN_RANGE} AND category = 'communication' AND NOT s.open AND s.seq >= 0
+            AND parent != '')
+        """,
+        steps.params,
+    )
+
+
 def group_transfers(store: Queryable, steps: AttemptSteps) -> pa.Table:
     """How long the collectives of each process group took, one row for each step, group and phase.
 
     Columns: step, group, phase, transfer_ns, bytes (sum), members (ranks that took part). `transfer_ns` sums
     over operations the shortest time that a member spent in it: the last member to arrive waits for nobody
-    and spends its time on the transfer alone.
+    and spends its time on the transfer alone. On one node, with one clock, it is the time from the last
+    arrival to the first end. The end of an operation that nobody waited for is only noticed later. So members
+    that waited count if there are any, and an operation that surely nobody waited for is left out.
     """
     return store.query(
         f"""
         SELECT step, `group`, phase, sum(shortest_ns) AS transfer_ns, sum(payload) AS bytes,
                max(joined) AS members
         FROM (
-          SELECT step, `group`, phase, seq, min(s.duration_ns) AS shortest_ns, max(s.bytes) AS payload,
-                 count() AS joined
+          SELECT step, `group`, phase, seq, max(s.bytes) AS payload, count() AS joined,
+                 if(countIf(s.blocked_ns > 0) > 0, minIf(s.duration_ns, s.blocked_ns > 0),
+                    min(s.duration_ns)) AS spent_ns,
+                 min(toUnixTimestamp64Nano(s.start) + s.duration_ns)
+                   - max(toUnixTimestamp64Nano(s.start)) AS together_ns,
+                 if(uniq(node) = 1, least(spent_ns, greatest(together_ns, 1)), spent_ns) AS shortest_ns
           FROM spans AS s
           WHERE {IN_RANGE}
             AND category = 'communication' AND NOT s.open AND `group` != '' AND seq >= 0
             AND phase NOT IN ('send', 'recv', 'barrier')
-          GROUP BY step, `group`, phase, seq)
+          GROUP BY step, `group`, phase, seq
+          HAVING countIf(s.blocked_ns > 0) > 0 OR countIf(s.blocked_ns < 0) > 0)
         WHERE joined > 1 AND payload > 0
         GROUP BY step, `group`, phase
         """,

@@ -63,6 +63,26 @@ def metrics(store: Queryable, during: AttemptTime, prefix: str) -> pa.Table:
     )
 
 
+def gpu_inventories(store: Queryable, steps: AttemptSteps) -> pa.Table:
+    """The newest list of GPUs of each of the attempt's nodes, as its agent sent it: node, detail (JSON)."""
+    return store.query(
+        f"""
+        SELECT node, argMax(detail, ts) AS detail FROM events
+        WHERE kind = 'gpus' AND node IN {_NODES} GROUP BY node
+        """,
+        steps.params,
+    )
+
+
+def uses_gpus(store: Queryable, steps: AttemptSteps) -> bool:
+    """Whether a rank timed work on a GPU in the last two of these steps."""
+    table = store.query(
+        f"SELECT 1 AS one FROM spans WHERE {IN_RANGE} AND startsWith(lane, 'cuda:') LIMIT 1",
+        steps.params | {"first": steps.last - 1},
+    )
+    return table.num_rows > 0
+
+
 def kernel_log(store: Queryable, during: AttemptTime) -> pa.Table:
     """The newest 50,000 kernel lines of the attempt's nodes, oldest first: node, ts_ns, message."""
     return store.query(

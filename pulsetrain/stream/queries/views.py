@@ -7,7 +7,6 @@ data is no rows. `MAX_CELLS` bounds what a chart shows, whatever the size of the
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import pyarrow as pa
 
@@ -24,7 +23,7 @@ def jobs(store: Queryable) -> pa.Table:
         SELECT job, max(attempt) + 1 AS attempts, min(step) AS first_step, max(step) AS last_step,
                uniq(rank) AS ranks,
                toUnixTimestamp64Nano(min(start)) AS first_ns, toUnixTimestamp64Nano(max(start)) AS last_ns
-        FROM steps GROUP BY job ORDER BY last_ns DESC LIMIT 200
+        FROM steps GROUP BY job ORDER BY last_ns DESC, job LIMIT 200
         """
     )
 
@@ -76,7 +75,7 @@ def events(store: Queryable, job: str, kinds: Sequence[str] = (), *, limit: int 
         SELECT toUnixTimestamp64Nano(ts) AS ts_ns, kind, node, rank, attempt, actor, detail
         FROM events
         WHERE job = {job:String} AND ({kinds:String} = '' OR has(splitByChar(',', {kinds:String}), kind))
-        ORDER BY ts DESC LIMIT {limit:Int64}
+        ORDER BY ts DESC, kind, node, rank, detail LIMIT {limit:Int64}
         """,
         {"job": job, "kinds": ",".join(kinds), "limit": limit},
     )
@@ -96,7 +95,7 @@ def findings(store: Queryable, job: str, *, limit: int = 50) -> pa.Table:
                argMax(summary, ts) AS summary, argMax(evidence, ts) AS evidence
         FROM findings WHERE job = {job:String}
         GROUP BY kind, subject_type, subject, attempt
-        ORDER BY ts_ns DESC LIMIT {limit:Int64}
+        ORDER BY ts_ns DESC, kind, subject_type, subject, attempt LIMIT {limit:Int64}
         """,
         {"job": job, "limit": limit},
     )
@@ -110,8 +109,8 @@ def topology(store: Queryable, job: str) -> pa.Table:
     return store.query(
         """
         SELECT attempt, rank, any(local_rank) AS local_rank, any(node) AS node, any(ip) AS ip,
-               any(switch) AS switch, any(tp) AS tp, any(pp) AS pp, any(dp) AS dp,
-               any(cp) AS cp, any(ep) AS ep
+               any(switch) AS switch, argMax(tp, ts) AS tp, argMax(pp, ts) AS pp, argMax(dp, ts) AS dp,
+               argMax(cp, ts) AS cp, argMax(ep, ts) AS ep
         FROM topology
         WHERE job = {job:String}
           AND attempt = (SELECT max(attempt) FROM topology WHERE job = {job:String})
@@ -147,7 +146,8 @@ def checkpoints(store: Queryable, job: str, *, steps: int = 40) -> pa.Table:
         FROM checkpoints
         WHERE job = {job:String}
           AND step > (SELECT max(step) FROM checkpoints WHERE job = {job:String}) - {steps:Int64}
-        GROUP BY attempt, step, stage, tier ORDER BY attempt DESC, step DESC, ts_ns LIMIT 2000
+        GROUP BY attempt, step, stage, tier
+        ORDER BY attempt DESC, step DESC, ts_ns, stage, tier LIMIT 2000
         """,
         {"job": job, "steps": steps},
     )
@@ -207,106 +207,10 @@ def gauges(store: Queryable, names: Sequence[str], *, since_ns: int) -> pa.Table
         SELECT node, device, name, argMax(value, ts) AS value, toUnixTimestamp64Nano(max(ts)) AS ts_ns
         FROM metrics
         WHERE has(splitByChar(',', {names:String}), name) AND ts >= fromUnixTimestamp64Nano({since_ns:Int64})
-        GROUP BY node, device, name ORDER BY node, name LIMIT {limit:Int64}
+        GROUP BY node, device, name ORDER BY node, name, device LIMIT {limit:Int64}
         """,
         {"names": ",".join(names), "since_ns": since_ns, "limit": MAX_CELLS},
     )
-
-
-_CELLS = """
-    WITH
-    stages AS (SELECT rank, argMax(pp, attempt) AS pp FROM topology WHERE job = {{job:String}} GROUP BY rank),
-    each AS (
-        SELECT any(node) AS node, rank, {column} AS col, phase, any(category) AS category,
-               sum(duration_ns)
-                 / groupBitmap(toUInt32((step - {{first:Int64}}) * 256 + attempt % 256)) AS value
-        FROM span_rollup
-        WHERE job = {{job:String}} AND {steps}
-          AND ({{phase:String}} = '' OR phase = {{phase:String}})
-        GROUP BY rank, col, phase),
-    cohorts AS (
-        SELECT col, phase, any(category) AS category, count() AS cohort,
-               if(category = 'communication', quantileExactHigh(value), quantileExactLow(value)) AS usual,
-               groupArray((node, rank, value)) AS members
-        FROM each LEFT JOIN stages USING (rank) GROUP BY pp, col, phase),
-    compared AS (
-        SELECT col, phase, category, cohort, usual, member.1 AS node, member.2 AS rank, member.3 AS value
-        FROM cohorts ARRAY JOIN members AS member
-        WHERE usual > 0 AND value > 0),
-    cells AS ({cells}),
-    rows AS (
-        SELECT row, max(abs(worst.1 - worst.2)) AS distance, count() OVER () AS rows_in_all,
-               groupArray((col, phase, category, worst, node)) AS row_cells
-        FROM cells GROUP BY row ORDER BY distance DESC, row LIMIT {{limit:Int64}})
-    SELECT toString(row) AS row, cell.1 AS col, cell.2 AS phase, cell.3 AS category,
-           cell.4.1 / cell.4.2 AS ratio, toInt64(cell.4.1) AS value_ns, toInt64(cell.4.2) AS usual_ns,
-           cell.4.3 AS rank, cell.5 AS node, cell.4.4 AS cohort, rows_in_all
-    FROM rows ARRAY JOIN row_cells AS cell
-    ORDER BY distance DESC, row, col LIMIT {{limit:Int64}}
-"""
-_CELLS_OF_ROWS = {
-    "node": """
-        SELECT node AS row, col, phase, any(category) AS category, node,
-               argMax((value, usual, rank, cohort), abs(log(value / usual))) AS worst
-        FROM compared GROUP BY node, col, phase""",
-    "rank": """
-        SELECT rank AS row, col, phase, category, node, (value, usual, rank, cohort) AS worst
-        FROM compared""",
-}
-"""How the cells of a heatmap's row are made. A rank has only one value in each, so nothing is grouped."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class HeatmapRange:
-    """The steps `first`..`last` of a heatmap whose rows are nodes or ranks.
-
-    `by` is "node" or "rank". `sample` > 0: no more than so many steps, evenly spaced.
-    """
-
-    by: str
-    first: int
-    last: int
-    sample: int = 0
-
-    @property
-    def steps(self) -> int:
-        """How many steps the range has, sampled or not."""
-        return self.last - self.first + 1
-
-    def condition(self) -> str:
-        """SQL that is true for the steps to read, in a form for which the sorting key is used."""
-        if not 0 < self.sample < self.steps:
-            return "step BETWEEN {first:Int64} AND {last:Int64}"
-        offset = f"intDiv(toInt64(number) * {self.steps:d}, {self.sample:d})"
-        return f"step IN (SELECT {{first:Int64}} + {offset} FROM numbers({self.sample:d}))"
-
-
-def heat_by_phase(store: Queryable, job: str, shown: HeatmapRange) -> pa.Table:
-    """How long each phase took for each row, as a ratio to the median of its cohort.
-
-    A cohort are all ranks of a pipeline stage. With an even number of ranks the median is the quicker of the
-    two in the middle, so that a slow half does not hide itself. For communication it is the one that waits
-    longer. The cell of a node is its rank furthest from the median.
-
-    Columns: row, col (the phase), phase, category, ratio, value_ns and usual_ns (a step), rank, node, cohort
-    (ranks), rows_in_all. Rows furthest from their cohort come first. Cells beyond `MAX_CELLS` are left out.
-    """
-    return _heat(store, job, shown, column="phase", phase="")
-
-
-def heat_by_step(
-    store: Queryable, job: str, shown: HeatmapRange, *, phase: str, buckets: int = 40
-) -> pa.Table:
-    """`heat_by_phase` for one phase. `col` is the first step of each of at most `buckets` windows."""
-    width = max(1, -(-shown.steps // buckets))
-    return _heat(store, job, shown, f"toString(step - (step - {{first:Int64}}) % {width:d})", phase)
-
-
-def _heat(store: Queryable, job: str, shown: HeatmapRange, column: str, phase: str) -> pa.Table:
-    """Cells by row and `column`, an SQL expression, for one `phase`, or for all where it is empty."""
-    sql = _CELLS.format(column=column, cells=_CELLS_OF_ROWS[shown.by], steps=shown.condition())
-    limits = {"first": shown.first, "last": shown.last, "limit": MAX_CELLS}
-    return store.query(sql, {"job": job, "phase": phase, **limits})
 
 
 def spans(
@@ -318,8 +222,9 @@ def spans(
     while open is one row, with its end where it has ended, else with its greatest age.
     Columns: those of the `spans` record with start_ns in place of start, and spans_in_all.
     """
+    chosen = f"rank IN ({', '.join(str(int(rank)) for rank in ranks)})" if ranks else "1"
     return store.query(
-        """
+        f"""
         SELECT * FROM (
             SELECT attempt, node, rank, step, microbatch, phase, category, lane, group, seq, parent,
                    any(bytes) AS bytes, toUnixTimestamp64Nano(start) AS start_ns,
@@ -327,13 +232,14 @@ def spans(
                    min(spans.open) AS open,
                    count() OVER () AS spans_in_all
             FROM spans
-            WHERE job = {job:String} AND step BETWEEN {first:Int64} AND {last:Int64}
-              AND ({ranks:String} = '' OR has(splitByChar(',', {ranks:String}), toString(rank)))
+            WHERE job = {{job:String}} AND step BETWEEN {{first:Int64}} AND {{last:Int64}}
+              AND {chosen}
             GROUP BY attempt, node, rank, step, microbatch, phase, category, lane, group, seq, parent, start
-            ORDER BY open DESC, duration_ns DESC LIMIT {limit:Int64})
-        ORDER BY start_ns, duration_ns DESC
+            ORDER BY open DESC, duration_ns DESC, start_ns, rank, lane, phase, seq, microbatch, attempt
+            LIMIT {{limit:Int64}})
+        ORDER BY start_ns, duration_ns DESC, rank, lane, phase, seq, microbatch, attempt
         """,
-        {"job": job, "ranks": ",".join(map(str, ranks)), "first": first, "last": last, "limit": limit},
+        {"job": job, "first": first, "last": last, "limit": limit},
     )
 
 

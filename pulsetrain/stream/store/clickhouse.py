@@ -85,7 +85,12 @@ class Store:
                     where = f"{self.name}: {record.name}.{field.name}"
                     raise SchemaMismatch(f"{where} is {present_type}, not {field.kind.clickhouse}")
         self.command(ddl.create_rollup(self.engine))
-        self.command(ddl.create_rollup_feed(self.engine))
+        fed = {name for table, name in present if table == ddl.ROLLUP_FEED}
+        if fed and "blocked_known" not in fed:
+            for statement in ddl.extend_rollup(self.engine):
+                self.command(statement)
+        else:
+            self.command(ddl.create_rollup_feed(self.engine))
         self._tune()
 
     def _tune(self) -> None:

@@ -1,7 +1,8 @@
 """Batches that come over HTTP, into the store: many by one insert, each row once.
 
-A submitted batch waits until 5,000 rows of its record have gathered, or 0.4 s. Then one insert stores them
-all, and only then the senders hear so. (An insert costs about 6 ms whether it holds 100 rows or 5,000.)
+A submitted batch waits until 5,000 rows of its record have gathered, or 0.4 s, or a second has passed since
+the last insert of that record. Then one insert stores them all, and only then the senders hear so. (An insert
+costs about 6 ms whether it holds 100 rows or 5,000.)
 
 `ExactlyOnceWriter` stores each row once. Its journal lets a restarted hub finish what a killed one began. The
 token of an insert is random. An insert that failed is tried again before anything else of its record.

@@ -10,6 +10,7 @@ from kafka import errors
 from pulsetrain.core.errors import Unavailable
 from pulsetrain.records.batch import decode, encode
 from pulsetrain.records.encoding import encode as encode_columns
+from pulsetrain.records.schema import SCHEMA_VERSION
 from pulsetrain.stream.kafka import transport
 from pulsetrain.stream.kafka.client import KafkaConfig
 from pulsetrain.stream.kafka.transport import KafkaTransport
@@ -73,7 +74,7 @@ def test_a_batch_goes_to_its_topic_keyed_by_node_with_its_identity_in_the_header
     ((topic, message),) = producers[0].sent
     assert (topic, message["key"], message["value"]) == ("p.steps", b"node-a", steps())
     assert dict(message["headers"]) == {
-        "schema": b"1", "source": b"node-a/1", "first_row": b"7", "rows": b"2",
+        "schema": b"%d" % SCHEMA_VERSION, "source": b"node-a/1", "first_row": b"7", "rows": b"2",
     }  # fmt: skip
 
 
@@ -94,7 +95,7 @@ def test_messages_are_acknowledged_by_all_replicas_and_never_doubled_by_the_clie
     ("data", "words"),
     [
         (b"garbage", "not an Arrow IPC stream"),
-        (steps().replace(b"steps", b"stxps"), "unknown record 'stxps' of schema version 1"),
+        (steps().replace(b"steps", b"stxps"), f"unknown record 'stxps' of schema version {SCHEMA_VERSION}"),
         (steps() + bytes(1 << 21), "message of 2.* bytes"),
     ],
     ids=["garbage", "unknown-record", "too-large"],

@@ -7,6 +7,7 @@ from kafka import KafkaConsumer
 
 from pulsetrain.core.errors import Unavailable
 from pulsetrain.records.batch import decode, encode
+from pulsetrain.records.schema import SCHEMA_VERSION
 from pulsetrain.stream.kafka.client import KafkaConfig
 from pulsetrain.stream.kafka.transport import KafkaTransport
 from pulsetrain.stream.spool.queue import Entry
@@ -43,7 +44,13 @@ def test_a_batch_arrives_whole_with_its_identity_in_the_headers(broker):
     assert transport.send([entry(encode("spans", rows, source="node-a/1", first_row=7), 100)]) == []
     transport.close()
     (message,) = read(mine, "spans", 1)
-    assert dict(message.headers) == {"schema": b"1", "source": b"node-a/1", "first_row": b"7", "rows": b"100"}
+    schema = b"%d" % SCHEMA_VERSION
+    assert dict(message.headers) == {
+        "schema": schema,
+        "source": b"node-a/1",
+        "first_row": b"7",
+        "rows": b"100",
+    }
     assert message.key == b"node-a"
     assert decode(message.value).table.equals(rows)
 

@@ -36,6 +36,7 @@ def test_compute_is_net_of_the_communication_inside_it(chdb_store):
         "category": [s[1] for s in SPANS],
         "parent": [s[2] for s in SPANS],
         "duration_ns": [s[3] for s in SPANS],
+        "blocked_ns": [-1] * len(SPANS),
     }
     chdb_store.insert("spans", table("spans", len(SPANS), **columns), token="parts")
     found = analysis.step_parts(
@@ -50,6 +51,28 @@ def test_compute_is_net_of_the_communication_inside_it(chdb_store):
     assert row["wait"] == 60 + 90 + 30 + 10
     assert (row["forward"], row["backward"], row["optimizer"]) == (40, 110, 30)
     assert row["data"] == 5
+    assert row["assumed"] == 1
+
+
+def test_overlapped_communication_is_not_taken_from_compute(chdb_store):
+    """Two buckets overlap most of the backward pass. The rank stood still for 30 of its 100."""
+    rows = [
+        ("forward", "compute", "", 50, 0),
+        ("backward", "compute", "", 100, 30),
+        ("block", "compute", "backward", 60, 20),
+        ("all_reduce", "communication", "backward", 80, 0),
+        ("all_reduce", "communication", "backward", 90, 30),
+        ("all_reduce", "communication", "", 500, 0),
+    ]
+    names = ("phase", "category", "parent", "duration_ns", "blocked_ns")
+    columns = dict(zip(names, map(list, zip(*rows, strict=True)), strict=True))
+    columns |= {"attempt": [0] * 6, "step": [1] * 6, "rank": [0] * 6, "open": [False] * 6}
+    chdb_store.insert("spans", table("spans", 6, job="overlap", **columns), token="overlap")
+    steps = AttemptSteps(job="overlap", attempt=0, first=0, last=5)
+    compute = ["forward", "backward", "block"]
+    (row,) = analysis.step_parts(chdb_store, steps, compute=compute, communication=["all_reduce"]).to_pylist()
+    assert (row["compute"], row["forward"], row["backward"]) == (120, 50, 70)
+    assert (row["wait"], row["assumed"]) == (30, 0)
 
 
 def test_nested_phases_count_once_and_other_phases_are_told_apart(chdb_store):
@@ -123,6 +146,7 @@ def test_a_transfer_takes_as_long_as_its_last_member_spends_in_it(chdb_store):
     step, rank, seq, duration_ns, opened = map(list, zip(*spans, strict=True))
     columns = {"step": step, "rank": rank, "seq": seq, "duration_ns": duration_ns, "open": opened}
     columns |= {"job": "transfers", "attempt": [0] * 6, "bytes": [100] * 6, "group": "dp:1"}
+    columns |= {"blocked_ns": [-1] * 6, "node": ["a", "b", "a", "b", "a", "a"]}
     columns |= {"phase": "all_reduce", "category": "communication"}
     chdb_store.insert("spans", table("spans", 6, **columns), token="transfers")
     steps = AttemptSteps(job="transfers", attempt=0, first=0, last=1)
@@ -137,3 +161,31 @@ def test_a_transfer_takes_as_long_as_its_last_member_spends_in_it(chdb_store):
     }
     (members,) = analysis.group_members(chdb_store, steps).to_pylist()
     assert (members["group"], sorted(members["ranks"])) == ("dp:1", [0, 1])
+
+
+def test_arrivals_and_transfers_of_buckets_that_overlap(chdb_store):
+    """Rank 1 comes 100 ns late to both buckets. Nobody waits for the first. Its end is noticed late."""
+    day = 1_790_000_000_000_000_000
+    spans = [  # rank, seq, start, duration_ns, blocked_ns
+        (0, 1, 0, 400, 0),
+        (1, 1, 100, 350, 0),
+        (0, 2, 200, 150, 140),
+        (1, 2, 300, 50, 50),
+    ]
+    rank, seq, start, duration_ns, blocked_ns = map(list, zip(*spans, strict=True))
+    columns = {"step": [3] * 4, "rank": rank, "seq": seq, "start": [day + s for s in start]}
+    columns |= {"duration_ns": duration_ns, "blocked_ns": blocked_ns, "open": [False] * 4, "node": "n"}
+    columns |= {"job": "buckets", "attempt": [0] * 4, "bytes": [100] * 4, "group": "dp:1", "peer": [-1] * 4}
+    columns |= {"phase": "all_reduce", "category": "communication", "parent": "backward"}
+    chdb_store.insert("spans", table("spans", 4, **columns), token="buckets")
+    steps = AttemptSteps(job="buckets", attempt=0, first=0, last=3)
+    (row,) = analysis.group_transfers(chdb_store, steps).to_pylist()
+    assert (row["transfer_ns"], row["bytes"], row["members"]) == (50, 100, 2)
+    last = sorted(analysis.last_collectives(chdb_store, steps).to_pylist(), key=lambda r: r["rank"])
+    assert [(r["seq"], r["start_ns"] - day, r["end_ns"] - day) for r in last] == [
+        (2, 200, 350),
+        (2, 300, 350),
+    ]
+    assert analysis.communication_count(chdb_store, steps).to_pylist() == [{"operations": 4}]
+    (overlap,) = analysis.communication_overlap(chdb_store, steps).to_pylist()
+    assert overlap == {"total_ns": 950, "covered_ns": 400 + 350}

@@ -72,44 +72,6 @@ def test_findings_on_record_are_findings_again(store):
     assert found[0].row()["ts"] == found[0].ts_ns > 10**18
 
 
-def test_the_slow_node_stands_out_in_its_cohort_and_nobody_else(store):
-    cells = rows(views.heat_by_phase(store, "gpt", views.HeatmapRange(by="node", first=100, last=119)))
-    ratio = {(c["row"], c["col"]): c["ratio"] for c in cells}
-    assert ratio["node-2", "forward"] == pytest.approx(1.5, abs=0.05)
-    assert ratio["node-2", "all_reduce"] == pytest.approx(0.67, abs=0.05)
-    others = [r for (row, _), r in ratio.items() if row != "node-2"]
-    assert max(abs(r - 1) for r in others) < 0.1
-
-
-def test_the_heatmap_over_steps_shows_since_when(store):
-    cells = rows(
-        views.heat_by_step(store, "gpt", views.HeatmapRange(by="rank", first=0, last=119), phase="forward")
-    )
-    slow = sorted(int(c["col"]) for c in cells if c["row"] == "4" and c["ratio"] > 1.4)
-    assert slow[0] in range(78, 82)
-    assert len({c["col"] for c in cells}) == 40
-
-
-def test_a_sample_of_steps_says_the_same(store):
-    def slow(sample):
-        cells = rows(
-            views.heat_by_phase(
-                store, "gpt", views.HeatmapRange(by="node", first=80, last=119, sample=sample)
-            )
-        )
-        return {c["col"]: round(c["ratio"], 1) for c in cells if c["row"] == "node-2"}
-
-    assert slow(7) == slow(0)
-    assert slow(7)["forward"] == 1.5
-
-
-def test_a_cut_heatmap_keeps_the_odd_rows_and_says_how_many_there_are(store, monkeypatch):
-    monkeypatch.setattr(views, "MAX_CELLS", 6)
-    cells = rows(views.heat_by_phase(store, "gpt", views.HeatmapRange(by="rank", first=100, last=119)))
-    assert {c["node"] for c in cells} == {"node-2"}
-    assert {c["rows_in_all"] for c in cells} == {8}
-
-
 def test_an_open_span_is_one_row(store):
     spans = rows(views.spans(store, "gpt", ranks=[5], first=120, last=120))
     assert [(s["phase"], s["open"], s["duration_ns"]) for s in spans] == [("forward", True, 6_000_000_000)]

@@ -9,7 +9,7 @@ import pytest
 from pulsetrain.stream.store.batch_queue import BatchQueue, IntakeConfig
 from tests.stream.fakes import StillClock, batch
 
-CONFIG = IntakeConfig(linger_s=0.4, group_rows=8, save_s=60.0)
+CONFIG = IntakeConfig(linger_s=0.4, period_s=1.0, group_rows=8, save_s=60.0)
 
 
 @pytest.fixture
@@ -47,6 +47,19 @@ def test_enough_rows_do_not_wait(queue):
     queue.put(batch(0, 5))
     queue.put(batch(5, 3))
     assert sizes(queue.take()) == {"steps": [5, 3]}
+
+
+def test_inserts_of_few_rows_keep_their_distance_and_full_ones_do_not(queue, clock):
+    queue.put(batch(0, 3))
+    clock.now_s = 0.4
+    queue.take()
+    queue.put(batch(3, 3))
+    clock.now_s = 1.3
+    assert queue.take() == {}
+    clock.now_s = 1.4
+    assert sizes(queue.take()) == {"steps": [3]}
+    queue.put(batch(6, 8))
+    assert sizes(queue.take()) == {"steps": [8]}
 
 
 def test_everything_can_be_taken_at_once(queue):

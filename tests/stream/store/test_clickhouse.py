@@ -99,6 +99,24 @@ def test_migrating_again_changes_nothing_and_adds_what_is_missing(chdb_store):
     assert count(chdb_store, "checkpoints", "migrated") == 2
 
 
+def test_an_older_rollup_gains_the_blocked_time_and_is_fed_with_it(chdb_store):
+    chdb_store.command(f"DROP VIEW {ddl.ROLLUP_FEED}")
+    for column in ("blocked_ns", "blocked_known"):
+        chdb_store.command(f"ALTER TABLE {ddl.ROLLUP} DROP COLUMN {column}")
+    chdb_store.command(
+        f"CREATE MATERIALIZED VIEW {ddl.ROLLUP_FEED} TO {ddl.ROLLUP} AS SELECT job, attempt, step, rank,"
+        " phase, category, parent, node, count() AS spans, today() AS stored FROM spans"
+        " GROUP BY job, attempt, step, rank, phase, category, parent, node"
+    )
+    chdb_store.migrate()
+    columns = {"job": "fed", "attempt": [0, 0], "step": [1, 1], "rank": [0, 0], "open": [False] * 2}
+    columns |= {"phase": ["forward"] * 2, "duration_ns": [50, 60], "blocked_ns": [20, -1], "node": "n"}
+    columns |= {"category": "compute", "parent": ["step"] * 2}
+    chdb_store.insert("spans", table("spans", 2, **columns), token="fed")
+    (row,) = chdb_store.query("SELECT * FROM span_rollup WHERE job = 'fed'").to_pylist()
+    assert (row["spans"], row["duration_ns"], row["blocked_ns"], row["blocked_known"]) == (2, 110, 20, 1)
+
+
 def test_an_older_store_gets_the_settings_of_busy_tables(chdb_store):
     chdb_store.command("ALTER TABLE spans MODIFY SETTING merge_selector_base = 5")
     chdb_store.migrate()

@@ -193,11 +193,11 @@ def test_ranges_that_cannot_be_saved_are_saved_later(tmp_path, store):
     intake = Intake(store, tmp_path, clock)
     stored(intake, batch(0, 5))
     store.fails = "ranges"
-    clock.now_s = 2.0
+    clock.now_s = 6.0
     intake.run()
     assert store.ranges == []
     store.fails = ""
-    clock.now_s = 4.0
+    clock.now_s = 12.0
     intake.run()
     assert [(r["first_row"], r["next_row"]) for r in store.ranges] == [(0, 5)]
 

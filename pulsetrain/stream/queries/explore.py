@@ -1,0 +1,204 @@
+"""SELECTs of the pages that explore: logs, counters, events, and one rank or node beside its cohort.
+
+Times are ranges of UTC nanoseconds, both ends included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from pulsetrain.stream.queries.queryable import Queryable
+
+_DURING = "ts BETWEEN fromUnixTimestamp64Nano({from_ns:Int64}) AND fromUnixTimestamp64Nano({to_ns:Int64})"
+_NODES = """(SELECT DISTINCT node FROM topology WHERE job = {job:String}
+             AND attempt = (SELECT max(attempt) FROM topology WHERE job = {job:String}))"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogFilter:
+    """Which lines. Empty `ranks`, `severities`, `node` and `source` mean all. `text` is inside a line."""
+
+    from_ns: int = 0
+    to_ns: int = 0
+    ranks: tuple[int, ...] = ()
+    node: str = ""
+    source: str = ""
+    severities: tuple[str, ...] = ()
+    text: str = ""
+    limit: int = 300
+
+
+def log_lines(store: Queryable, job: str, wanted: LogFilter) -> pa.Table:
+    """The newest lines of a job and of the kernels of its nodes, newest first.
+
+    Columns: ts_ns, node, rank, attempt, source, severity, message, rule, lines_in_all.
+    """
+    return store.query(
+        f"""
+        SELECT toUnixTimestamp64Nano(ts) AS ts_ns, node, rank, attempt, source, severity, message, rule,
+               count() OVER () AS lines_in_all
+        FROM logs
+        WHERE {_DURING} AND (job = {{job:String}} OR (job = '' AND node IN {_NODES}))
+          AND (empty({{ranks:Array(Int32)}}) OR has({{ranks:Array(Int32)}}, rank))
+          AND ({{node:String}} = '' OR node = {{node:String}})
+          AND ({{source:String}} = '' OR source = {{source:String}})
+          AND (empty({{severities:Array(String)}}) OR has({{severities:Array(String)}}, severity))
+          AND ({{text:String}} = '' OR positionCaseInsensitiveUTF8(message, {{text:String}}) > 0)
+        ORDER BY ts DESC, node, rank, source, message LIMIT {{limit:Int64}}
+        """,
+        {
+            "job": job, "from_ns": wanted.from_ns, "to_ns": wanted.to_ns, "ranks": list(wanted.ranks),
+            "node": wanted.node, "source": wanted.source, "severities": list(wanted.severities),
+            "text": wanted.text, "limit": wanted.limit,
+        },
+    )  # fmt: skip
+
+
+def metric_names(store: Queryable, job: str, *, from_ns: int, to_ns: int) -> pa.Table:
+    """Counters and gauges of a job's nodes: name, nodes, devices, samples."""
+    return store.query(
+        f"""
+        SELECT name, uniq(node) AS nodes, uniq(node, device) AS devices, count() AS samples
+        FROM metrics WHERE {_DURING} AND node IN {_NODES}
+        GROUP BY name ORDER BY name
+        """,
+        {"job": job, "from_ns": from_ns, "to_ns": to_ns},
+    )
+
+
+def metric_series(
+    store: Queryable,
+    job: str,
+    *,
+    name: str,
+    from_ns: int,
+    to_ns: int,
+    nodes: Sequence[str] = (),
+    points: int = 240,
+    series: int = 12,
+) -> pa.Table:
+    """One counter over time: at most `series` lines of at most `points` points, the largest first.
+
+    Columns: node, device, ts_ns, value (the last of its bin), series_in_all. `nodes` empty: all of the job.
+    """
+    return store.query(
+        f"""
+        WITH binned AS (
+            SELECT node, device, toInt64(intDiv(toUnixTimestamp64Nano(ts) - {{from_ns:Int64}},
+                       greatest(1, intDiv({{to_ns:Int64}} - {{from_ns:Int64}}, {{points:Int64}})))) AS bin,
+                   toUnixTimestamp64Nano(max(ts)) AS ts_ns, argMax(value, ts) AS value
+            FROM metrics
+            WHERE {_DURING} AND name = {{name:String}} AND node IN {_NODES}
+              AND (empty({{nodes:Array(String)}}) OR has({{nodes:Array(String)}}, node))
+            GROUP BY node, device, bin),
+        ranked AS (
+            SELECT node, device, max(value) - min(value) AS moved, count() OVER () AS series_in_all
+            FROM binned GROUP BY node, device ORDER BY moved DESC, node, device LIMIT {{series:Int64}})
+        SELECT node, device, ts_ns, value, series_in_all
+        FROM binned JOIN ranked USING (node, device) ORDER BY moved DESC, node, device, ts_ns
+        """,
+        {
+            "job": job, "name": name, "from_ns": from_ns, "to_ns": to_ns, "nodes": list(nodes),
+            "points": points, "series": series,
+        },
+    )  # fmt: skip
+
+
+def node_counters(store: Queryable, node: str, *, from_ns: int, to_ns: int) -> pa.Table:
+    """The newest value of every counter of a node: name, device, value, ts_ns."""
+    return store.query(
+        f"""
+        SELECT name, device, argMax(value, ts) AS value, toUnixTimestamp64Nano(max(ts)) AS ts_ns
+        FROM metrics WHERE {_DURING} AND node = {{node:String}}
+        GROUP BY name, device ORDER BY name, device LIMIT 500
+        """,
+        {"node": node, "from_ns": from_ns, "to_ns": to_ns},
+    )
+
+
+def event_lines(
+    store: Queryable, job: str, *, from_ns: int, to_ns: int, kind: str = "", text: str = "", limit: int = 300
+) -> pa.Table:
+    """What somebody did or what changed, newest first.
+
+    Columns: ts_ns, kind, node, rank, attempt, actor, detail (JSON), events_in_all.
+    """
+    return store.query(
+        f"""
+        SELECT toUnixTimestamp64Nano(ts) AS ts_ns, kind, node, rank, attempt, actor, detail,
+               count() OVER () AS events_in_all
+        FROM events
+        WHERE {_DURING} AND job = {{job:String}} AND ({{kind:String}} = '' OR kind = {{kind:String}})
+          AND ({{text:String}} = '' OR positionCaseInsensitiveUTF8(
+                   concat(kind, ' ', node, ' ', actor, ' ', detail), {{text:String}}) > 0)
+        ORDER BY ts DESC, kind, node, rank, detail LIMIT {{limit:Int64}}
+        """,
+        {"job": job, "from_ns": from_ns, "to_ns": to_ns, "kind": kind, "text": text, "limit": limit},
+    )
+
+
+def event_kinds(store: Queryable, job: str, *, from_ns: int, to_ns: int) -> pa.Table:
+    """Kinds of events of a job: kind, times."""
+    return store.query(
+        f"""
+        SELECT kind, count() AS times FROM events WHERE {_DURING} AND job = {{job:String}}
+        GROUP BY kind ORDER BY kind
+        """,
+        {"job": job, "from_ns": from_ns, "to_ns": to_ns},
+    )
+
+
+def work_beside_cohort(
+    store: Queryable, job: str, *, ranks: Sequence[int], first: int, last: int, most_steps: int = 100
+) -> pa.Table:
+    """The working time of ranks in each step, net of communication, beside the other ranks of their stage.
+
+    At most `most_steps` evenly spaced steps. Columns: attempt, step, rank, work_ns, usual_ns (median of the
+    stage), low_ns and high_ns (its 10th and 90th percentile), cohort (ranks).
+    """
+    return store.query(
+        """
+        WITH
+        places AS (
+            SELECT rank, argMax(pp, (attempt, ts)) AS pp
+            FROM topology WHERE job = {job:String} GROUP BY rank),
+        work AS (
+            SELECT attempt, step, rank,
+                   sum(duration_ns * (category = 'compute' AND parent = '')
+                       - duration_ns * (category = 'communication' AND parent != '')) AS work_ns
+            FROM span_rollup
+            WHERE job = {job:String} AND step IN (
+                SELECT {first:Int64} + intDiv(toInt64(number) * ({last:Int64} - {first:Int64} + 1), {n:Int64})
+                FROM numbers({n:UInt64}))
+            GROUP BY attempt, step, rank HAVING work_ns > 0),
+        of_stage AS (
+            SELECT attempt, step, ifNull(pp, 0) AS stage, quantileExactLow(work_ns) AS usual_ns,
+                   quantileExactLow(0.1)(work_ns) AS low_ns, quantileExactHigh(0.9)(work_ns) AS high_ns,
+                   count() AS cohort, groupArrayIf((rank, work_ns), has({ranks:Array(Int32)}, rank)) AS chosen
+            FROM work LEFT JOIN places USING (rank) GROUP BY attempt, step, stage)
+        SELECT attempt, step, one.1 AS rank, one.2 AS work_ns, usual_ns, low_ns, high_ns, cohort
+        FROM of_stage ARRAY JOIN chosen AS one ORDER BY rank, attempt, step
+        """,
+        {
+            "job": job, "ranks": list(ranks), "first": first, "last": last,
+            "n": max(1, min(most_steps, last - first + 1)),
+        },
+    )  # fmt: skip
+
+
+def rank_checkpoints(store: Queryable, job: str, rank: int) -> pa.Table:
+    """The newest checkpointed step of a rank by stage and tier: stage, tier, step, attempt, bytes,
+    duration_ns, ts_ns."""
+    return store.query(
+        """
+        SELECT stage, tier, max(step) AS newest, argMax(attempt, (step, ts)) AS in_attempt,
+               argMax(bytes, (step, ts)) AS size, argMax(duration_ns, (step, ts)) AS took_ns,
+               toUnixTimestamp64Nano(max(ts)) AS ts_ns
+        FROM checkpoints WHERE job = {job:String} AND rank = {rank:Int32}
+        GROUP BY stage, tier ORDER BY tier, stage
+        """,
+        {"job": job, "rank": rank},
+    )

@@ -1,0 +1,80 @@
+"""SELECTs about jobs that this hub does not run: how they ended, what was found, where they ran."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from pulsetrain.stream.queries.queryable import Queryable
+
+
+def recorded_findings(store: Queryable, *, most_of_job: int = 1000) -> pa.Table:
+    """Findings on record, newest first, at most `most_of_job` of each job: columns of `findings`, `ts_ns` for
+    `ts`."""
+    return store.query(
+        """
+        SELECT toUnixTimestamp64Nano(ts) AS ts_ns, job, attempt, kind, subject_type, subject, severity,
+               confidence, summary, evidence
+        FROM findings
+        ORDER BY ts DESC, job, kind, subject_type, subject, attempt, summary
+        LIMIT {most:Int64} BY job
+        """,
+        {"most": most_of_job},
+    )
+
+
+def stored_jobs(store: Queryable, *, limit: int = 50) -> pa.Table:
+    """Jobs with steps on record, newest first.
+
+    Columns: job, attempt (the newest), first_step and last_step (of it), last_ns (when its last step began),
+    ranks.
+    """
+    return store.query(
+        """
+        SELECT job, attempt, min(step) AS first_step, max(step) AS last_step,
+               toUnixTimestamp64Nano(max(start)) AS last_ns, uniq(rank) AS ranks
+        FROM steps
+        WHERE (job, attempt) IN (SELECT job, max(attempt) FROM steps GROUP BY job)
+        GROUP BY job, attempt ORDER BY last_ns DESC, job LIMIT {limit:Int64}
+        """,
+        {"limit": limit},
+    )
+
+
+def job_ends(store: Queryable) -> pa.Table:
+    """The last start, end or judgement of each job: job, ts_ns, kind, attempt, detail (JSON)."""
+    return store.query(
+        """
+        SELECT job, kind, toUnixTimestamp64Nano(max(ts)) AS ts_ns, argMax(attempt, ts) AS attempt,
+               argMax(detail, ts) AS detail
+        FROM events
+        WHERE kind IN ('attempt_started', 'job_finished', 'job_ended', 'job_failed', 'judged')
+        GROUP BY job, kind ORDER BY job, ts_ns DESC, kind
+        """
+    )
+
+
+def job_nodes(store: Queryable, job: str) -> pa.Table:
+    """The nodes of the newest attempt of a job: node, address, ranks (list). The node of rank 0 first."""
+    return store.query(
+        """
+        SELECT node, any(ip) AS address, arraySort(groupUniqArray(rank)) AS ranks
+        FROM topology
+        WHERE job = {job:String}
+          AND attempt = (SELECT max(attempt) FROM topology WHERE job = {job:String})
+        GROUP BY node ORDER BY min(rank)
+        """,
+        {"job": job},
+    )
+
+
+def gone_nodes(store: Queryable, job: str) -> pa.Table:
+    """Nodes of a job that were evicted or lost, the last first: node, kind, ts_ns, detail (JSON)."""
+    return store.query(
+        """
+        SELECT node, argMax(events.kind, ts) AS kind, toUnixTimestamp64Nano(max(ts)) AS ts_ns,
+               argMax(events.detail, ts) AS detail
+        FROM events WHERE job = {job:String} AND events.kind IN ('evict', 'node_lost') AND node != ''
+        GROUP BY node ORDER BY ts_ns DESC, node
+        """,
+        {"job": job},
+    )

@@ -1,0 +1,112 @@
+"""The queries of the pages that explore, over a real store."""
+
+from __future__ import annotations
+
+import pytest
+
+from pulsetrain.stream.queries import explore, past
+from pulsetrain.stream.queries.explore import LogFilter
+from pulsetrain.stream.store.clickhouse import open_store
+from tests.dashboard.recorded_job import RecordedJob, S, table
+
+NOW = 1_790_000_000 * S
+DURING = {"from_ns": NOW - 3600 * S, "to_ns": NOW}
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    opened = open_store(f"chdb://{tmp_path_factory.mktemp('explore') / 'store'}")
+    opened.migrate()
+    for record, rows in RecordedJob(now_ns=NOW).tables().items():
+        opened.insert(record, rows)
+    logs = [
+        {"ts": NOW - (60 - i) * S, "node": "node-0", "job": "gpt", "attempt": 1, "rank": i % 2,
+         "source": "stderr", "severity": "error" if i % 10 == 0 else "info", "message": f"line {i}"}
+        for i in range(40)
+    ]  # fmt: skip
+    logs.append({"ts": NOW - S, "node": "node-0", "rank": -1, "source": "kmsg", "severity": "warning",
+                 "message": "NVRM: Xid 79"})  # fmt: skip
+    logs.append({"ts": NOW - S, "node": "elsewhere", "rank": -1, "source": "kmsg", "severity": "warning",
+                 "message": "NVRM: Xid 79"})  # fmt: skip
+    opened.insert("logs", table("logs", logs))
+    metrics = [
+        {
+            "node": node,
+            "device": "",
+            "name": "net_rx_bytes",
+            "ts": NOW - i * S,
+            "value": float(i * (place + 1)),
+        }
+        for i in range(300)
+        for place, node in enumerate(("node-0", "node-3"))
+    ]
+    opened.insert("metrics", table("metrics", metrics))
+    yield opened
+    opened.close()
+
+
+def lines(store, **changes):
+    return explore.log_lines(store, "gpt", LogFilter(**{**DURING, **changes})).to_pylist()
+
+
+def test_lines_of_the_job_and_of_its_nodes_kernels_newest_first(store):
+    found = lines(store)
+    assert len(found) == found[0]["lines_in_all"] == 41
+    assert found[0]["message"] == "NVRM: Xid 79"
+    assert {row["node"] for row in found} == {"node-0"}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "count"),
+    [
+        ({"ranks": (1,)}, 20),
+        ({"text": "LINE 3"}, 11),
+        ({"severities": ("error", "critical")}, 4),
+        ({"source": "kmsg"}, 1),
+        ({"node": "node-3"}, 0),
+        ({"limit": 5}, 5),
+    ],
+)
+def test_lines_are_filtered(store, wanted, count):
+    assert len(lines(store, **wanted)) == count
+
+
+def test_counters_are_listed_and_binned(store):
+    (name,) = explore.metric_names(store, "gpt", **DURING).to_pylist()
+    assert (name["name"], name["nodes"], name["samples"]) == ("net_rx_bytes", 2, 600)
+    series = explore.metric_series(store, "gpt", name="net_rx_bytes", points=36, **DURING).to_pylist()
+    assert [series[0]["node"], series[0]["series_in_all"]] == ["node-3", 2]
+    assert len(series) <= 2 * 37
+    (newest,) = explore.node_counters(store, "node-3", **DURING).to_pylist()
+    assert newest["value"] == 0.0
+
+
+def test_events_by_kind_and_text(store):
+    kinds = explore.event_kinds(store, "gpt", **DURING).to_pylist()
+    assert {"kind": "attempt_started", "times": 2} in kinds
+    found = explore.event_lines(store, "gpt", text="node-1", **DURING).to_pylist()
+    assert [row["kind"] for row in found] == ["recovery", "node_lost"]
+    assert len(explore.event_lines(store, "gpt", kind="recovery", **DURING).to_pylist()) == 1
+
+
+def test_a_slow_rank_stands_above_its_stage(store):
+    rows = explore.work_beside_cohort(store, "gpt", ranks=(4, 6), first=100, last=119).to_pylist()
+    slow = [row["work_ns"] / row["usual_ns"] for row in rows if row["rank"] == 4]
+    assert len(slow) == 20
+    assert min(slow) > 1.3
+    assert {row["cohort"] for row in rows} == {4}
+
+
+def test_checkpoints_of_a_rank(store):
+    rows = explore.rank_checkpoints(store, "gpt", 3).to_pylist()
+    assert {(row["tier"], row["stage"]): row["newest"] for row in rows}["peer", "replicate"] == 119
+
+
+def test_jobs_that_do_not_run(store):
+    (job,) = past.stored_jobs(store).to_pylist()
+    assert (job["job"], job["attempt"], job["last_step"], job["ranks"]) == ("gpt", 1, 119, 8)
+    assert [end["kind"] for end in past.job_ends(store).to_pylist()] == ["attempt_started"]
+    assert [f["kind"] for f in past.recorded_findings(store).to_pylist()] == ["hang", "straggler"]
+    nodes = past.job_nodes(store, "gpt").to_pylist()
+    assert [(node["node"], list(node["ranks"])) for node in nodes][1] == ("node-4", [2, 3])
+    assert [node["node"] for node in past.gone_nodes(store, "gpt").to_pylist()] == ["node-1"]

@@ -1,0 +1,109 @@
+"""The heatmap's query over a real store: net time, levels, the worst of a row, who stands out."""
+
+from __future__ import annotations
+
+import pytest
+
+from pulsetrain.stream.queries.heat import HeatView, heat
+from pulsetrain.stream.store.clickhouse import open_store
+from tests.dashboard.recorded_job import MS, table
+
+RANKS, STEPS = 64, 6
+SLOW, BUSY = 19, 41
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    """TP4 x PP2 x DP8 on nodes of eight. Rank 19 computes half as long again; its TP peers wait for it.
+
+    Rank 41 loads data nine times as long, for 2 ms.
+    """
+    opened = open_store(f"chdb://{tmp_path_factory.mktemp('heat') / 'store'}")
+    opened.migrate()
+    opened.insert("topology", table("topology", [place(rank) for rank in range(RANKS)]))
+    spans = [span for step in range(STEPS) for rank in range(RANKS) for span in step_spans(step, rank)]
+    opened.insert("spans", table("spans", spans))
+    yield opened
+    opened.close()
+
+
+def place(rank):
+    return {
+        "job": "j", "attempt": 0, "rank": rank, "node": f"node-{rank // 8}", "tp": rank % 4, "pp": rank // 32,
+        "dp": rank % 32 // 4,
+    }  # fmt: skip
+
+
+def step_spans(step, rank):
+    peers = rank // 4 == SLOW // 4
+    net = 150 if rank == SLOW else 100
+    gross = 150 if peers else 100
+    jitter = (rank * 7 + step * 3) % 5 / 10
+    parts = [
+        ("data", "data", "", 2.0 if rank == BUSY else 0.25),
+        ("forward", "compute", "", gross + 20 + jitter),
+        ("all_reduce", "communication", "forward", gross - net + 20),
+        ("all_reduce", "communication", "", 30 if peers else 80),
+    ]
+    for phase, category, parent, ms in parts:
+        yield {
+            "job": "j", "attempt": 0, "node": f"node-{rank // 8}", "rank": rank, "step": step, "phase": phase,
+            "category": category, "parent": parent, "lane": "host", "start": step * 1_000 * MS + 1,
+            "duration_ns": int(ms * MS),
+        }  # fmt: skip
+
+
+def cells(store, **options):
+    return heat(store, "j", HeatView(**{"by": "node", "first": 0, "last": STEPS - 1, **options})).to_pylist()
+
+
+def suspects(found):
+    return {
+        suspect["2"] if isinstance(suspect, dict) else suspect[1] for c in found for suspect in c["suspects"]
+    }
+
+
+def test_the_rank_that_computes_longer_is_named_and_not_its_tensor_parallel_peers(store):
+    found = cells(store)
+    (forward,) = [c for c in found if c["col"] == "forward" and c["first_node"] == f"node-{SLOW // 8}"]
+    assert forward["rank"] == SLOW
+    assert forward["value_ns"] == pytest.approx(150 * MS, rel=0.01)
+    assert forward["usual_ns"] == pytest.approx(100 * MS, rel=0.01)
+    assert suspects(found) == {SLOW}
+
+
+def test_two_milliseconds_are_not_a_fault_whatever_their_ratio(store):
+    assert BUSY not in suspects(cells(store))
+
+
+@pytest.mark.parametrize(("by", "rows"), [("job", 1), ("stage", 2), ("dp", 8), ("node", 8), ("rank", 64)])
+def test_each_level_has_its_rows_and_keeps_the_worst(store, by, rows):
+    found = cells(store, by=by)
+    assert len({c["bin"] for c in found}) == rows
+    worst = max((c for c in found if c["col"] == "forward"), key=lambda c: c["value_ns"] - c["usual_ns"])
+    assert worst["rank"] == SLOW
+
+
+def test_never_more_rows_than_asked_for(store):
+    found = cells(store, by="rank", rows=10)
+    assert len({c["bin"] for c in found}) == 10
+    assert sum(c["items"] for c in found if c["col"] == "forward") == RANKS
+    assert suspects(found) == {SLOW}
+
+
+def test_a_part_of_the_fleet_is_compared_with_its_whole_cohort(store):
+    found = cells(store, by="rank", ranks=(16, 23))
+    assert {c["rank"] for c in found} == set(range(16, 24))
+    assert {c["cohort"] for c in found} == {32}
+    assert cells(store, by="rank", stages=(1, 1), dps=(7, 7))[0]["first_rank"] == 60
+
+
+def test_a_phase_over_steps(store):
+    found = cells(store, by="rank", phase="forward", ranks=(SLOW, SLOW))
+    assert [c["col"] for c in found] == [str(step) for step in range(STEPS)]
+    assert all(c["value_ns"] > 1.4 * c["usual_ns"] for c in found)
+
+
+def test_a_sample_of_steps_says_the_same(store):
+    some = {c["first_node"]: c["rank"] for c in cells(store, sample=3) if c["col"] == "forward"}
+    assert some[f"node-{SLOW // 8}"] == SLOW

@@ -1,0 +1,72 @@
+"""The topology's queries over a real store: blocks of the mesh, and the ranks of a part of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from pulsetrain.stream.queries.mesh import mesh_blocks, mesh_ranks
+from pulsetrain.stream.store.clickhouse import open_store
+from tests.dashboard.recorded_job import S, table
+
+NOW = 1_790_000_000 * S
+HEARD = {"since_ns": NOW - 60 * S, "fresh_ns": NOW - 5 * S}
+RANKS = 64
+STATES = {5: ("stopped", 1), 6: ("zombie", 1), 7: ("running", 30)}
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    """TP2 x PP2 x DP16. Rank 5 is stopped, 6 is gone, 7 has been silent for half a minute."""
+    opened = open_store(f"chdb://{tmp_path_factory.mktemp('mesh') / 'store'}")
+    opened.migrate()
+    places = [
+        {"job": "j", "attempt": 1, "rank": rank, "node": f"node-{rank // 8}", "switch": f"tor-{rank // 32}",
+         "tp": rank % 2, "pp": rank // 32, "dp": rank % 32 // 2, "ts": NOW - 100 * S}
+        for rank in range(RANKS)
+    ]  # fmt: skip
+    beats = []
+    for rank in range(RANKS):
+        state, age_s = STATES.get(rank, ("running", 1))
+        place = {"node": f"node-{rank // 8}", "job": "j", "attempt": 1, "rank": rank}
+        beats.append({**place, "ts": NOW - age_s * S, "state": state, "last_step": 9})
+    opened.insert("topology", table("topology", places))
+    opened.insert("heartbeats", table("heartbeats", beats))
+    yield opened
+    opened.close()
+
+
+def test_blocks_count_who_is_not_well(store):
+    rows = mesh_blocks(store, "j", columns=4, **HEARD).to_pylist()
+    assert len(rows) == 2 * 4
+    assert sum(row["ranks"] for row in rows) == RANKS
+    (first, *others) = rows
+    assert (first["first_dp"], first["last_dp"]) == (0, 3)
+    assert (first["stopped"], first["gone"], first["no_data"]) == (1, 1, 1)
+    assert all(row["stopped"] + row["gone"] + row["no_data"] == 0 for row in others)
+
+
+def test_ranks_that_need_a_look_come_first(store):
+    rows = mesh_ranks(store, "j", named=(40,), limit=4, **HEARD).to_pylist()
+    assert [row["rank"] for row in rows] == [40, 5, 6, 0]
+    assert {row["ranks_in_all"] for row in rows} == {RANKS}
+    assert mesh_ranks(store, "j", nodes=("node-7",), limit=1, **HEARD).to_pylist()[0]["rank"] == 56
+
+
+@pytest.mark.parametrize(
+    ("part", "count"),
+    [
+        ({"stage": 1}, 32),
+        ({"stage": 1, "dps": (0, 3)}, 8),
+        ({"find": "node-3"}, 8),
+        ({"find": "tor-1"}, 32),
+        ({"find": "7"}, 1),
+        ({"find": "nosuch"}, 0),
+    ],
+)
+def test_a_part_of_the_mesh(store, part, count):
+    assert mesh_ranks(store, "j", **part, **HEARD).num_rows == count
+
+
+def test_silence_and_an_older_attempt_are_no_data(store):
+    states = {row["rank"]: row["state"] for row in mesh_ranks(store, "j", **HEARD).to_pylist()}
+    assert {states[5], states[6], states[7], states[8]} == {"stopped", "gone", "no_data", "running"}
