@@ -9,11 +9,22 @@ from types import MappingProxyType
 
 from pulsetrain.analytics import calibration, numerics
 from pulsetrain.analytics.machines import analyzers as machines
-from pulsetrain.analytics.slowness import fail_slow, imbalance, links, load_timings, mfu, stalls, straggler
+from pulsetrain.analytics.machines.job_hardware import JobHardware
+from pulsetrain.analytics.slowness import (
+    arrivals,
+    fail_slow,
+    imbalance,
+    links,
+    load_timings,
+    mfu,
+    stalls,
+    straggler,
+)
 from pulsetrain.analytics.slowness.device_peaks import Peak
+from pulsetrain.analytics.slowness.recent_transfers import RecentTransfers
 from pulsetrain.analytics.slowness.timings import Timings
-from pulsetrain.analytics.verdict import Inconclusive, Verdict, guarded
-from pulsetrain.core.errors import UsageError
+from pulsetrain.analytics.verdict import Inconclusive, Verdict, findings, guarded
+from pulsetrain.core.errors import PulsetrainError, UsageError
 from pulsetrain.stream.queries import analysis
 from pulsetrain.stream.queries.queryable import AttemptSteps, Queryable
 
@@ -32,12 +43,21 @@ class StepRange:
         return (self.since is None or last >= self.since) and (self.until is None or first <= self.until)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Recent:
+    """What is held of a running job: the timings of its newest steps, their collectives, its machines."""
+
+    timings: Timings
+    transfers: RecentTransfers
+    hardware: JobHardware
+
+
 @dataclass(frozen=True)
 class AnalyzerInput:
     """What an analyzer may read: the store, and the steps `since`..`until` of one attempt of one job.
 
     `scan` asks for what was wrong at any time in these steps. Without it, analyzers look for what is wrong
-    at their end.
+    at their end. `recent` is what was read already.
     """
 
     store: Queryable
@@ -48,10 +68,13 @@ class AnalyzerInput:
     first_step: int
     now_ns: int
     scan: bool = False
+    recent: Recent | None = None
 
     @cached_property
     def timings(self) -> Timings:
         """Times of these steps. They are read at the first use, once for all analyzers."""
+        if self.recent is not None:
+            return self.recent.timings
         return load_timings.load(self.store, self.steps, first_step=self.first_step, now_ns=self.now_ns)
 
     @property
@@ -60,9 +83,16 @@ class AnalyzerInput:
         return AttemptSteps(job=self.job, attempt=self.attempt, first=self.since, last=self.until)
 
     @cached_property
+    def hardware(self) -> JobHardware:
+        """What the job runs on."""
+        return self.recent.hardware if self.recent else JobHardware.read(self.store, self.steps)
+
+    @cached_property
     def stragglers(self) -> list[Verdict]:
         """Verdicts of the straggler analyzer. It runs once, and the link analyzer uses its answer too."""
-        return straggler.find(self.timings, scan=self.scan)
+        if self.scan:
+            return straggler.find(self.timings, scan=True)
+        return straggler.find(self.timings, arrivals=lambda: arrivals.load(self.store, self.steps))
 
     @property
     def machines(self) -> machines.MachineSource:
@@ -75,14 +105,19 @@ Analyzer = Callable[[AnalyzerInput], list[Verdict]]
 STEP_ANALYZERS: Mapping[str, Analyzer] = MappingProxyType(
     {
         "straggler": lambda source: source.stragglers,
-        "slow_link": lambda source: links.find_in_store(source.store, source.timings, source.stragglers),
+        "slow_link": lambda source: links.find_in_store(
+            source.store,
+            source.timings,
+            source.stragglers,
+            source.recent.transfers if source.recent else None,
+        ),
         "fail_slow": lambda source: fail_slow.find(source.timings, recovered=source.scan),
         "stage_imbalance": lambda source: imbalance.stages(source.timings),
         "sequence_imbalance": lambda source: imbalance.sequences(source.timings),
         "data_stall": lambda source: stalls.find(source.timings, stalls.DATA),
         "gc_pause": lambda source: stalls.find(source.timings, stalls.GC),
         "numerics": lambda source: numerics.find(source.timings),
-        "mfu": lambda source: mfu.find(source.timings),
+        "mfu": lambda source: mfu.find(source.timings, source.hardware.peak(source.timings.nodes.tolist())),
     }
 )
 """Analyzers of steps, ranks and links. The hub runs them every second."""
@@ -101,11 +136,13 @@ ANALYZERS: Mapping[str, Analyzer] = MappingProxyType({**STEP_ANALYZERS, **MACHIN
 
 
 def for_device(device: Peak | None) -> Mapping[str, Analyzer]:
-    """The analyzers for a job whose ranks all run on `device`. None: the device, and so the MFU, is unknown.
+    """The analyzers for a job whose ranks all run on `device`. None: on the GPUs that their agents reported.
 
     >>> sorted(for_device(None)) == sorted(ANALYZERS)
     True
     """
+    if device is None:
+        return ANALYZERS
     return {**ANALYZERS, "mfu": lambda source: mfu.find(source.timings, device)}
 
 
@@ -131,11 +168,42 @@ def analyze(
     source = _select(store, job, steps or StepRange(), attempt, now_ns, scan=scan)
     if isinstance(source, Inconclusive):
         return [source]
+    return verdicts_of(source, analyzers)
+
+
+def analyze_recent(
+    store: Queryable, recent: Recent, analyzers: Mapping[str, Analyzer] = STEP_ANALYZERS
+) -> list[Verdict]:
+    """As `analyze`, on the newest steps of a running job whose timings are held already."""
+    timings = recent.timings
+    source = AnalyzerInput(
+        store=store,
+        job=timings.job,
+        attempt=timings.attempt,
+        since=int(timings.steps[0]),
+        until=int(timings.steps[-1]),
+        first_step=timings.first_step,
+        now_ns=timings.now_ns,
+        recent=recent,
+    )
+    return verdicts_of(source, analyzers)
+
+
+def verdicts_of(source: AnalyzerInput, analyzers: Mapping[str, Analyzer]) -> list[Verdict]:
+    """What each analyzer says, with calibrated confidences. Each gives at least one verdict."""
     verdicts: list[Verdict] = []
     for name, run in analyzers.items():
         answer = guarded(name, lambda run=run: run(source))  # type: ignore[misc]  # bound now, called now
         verdicts += answer or [Inconclusive(analyzer=name, reason="it gave no answer")]
-    return calibration.apply(verdicts)
+    return calibration.apply(verdicts, covered=not findings(verdicts) or _covered(source))
+
+
+def _covered(source: AnalyzerInput) -> bool:
+    """Whether the calibration table holds for this job. Not where its machines are unknown."""
+    try:
+        return source.hardware.calibrated
+    except PulsetrainError:
+        return False
 
 
 def _select(

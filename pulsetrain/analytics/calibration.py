@@ -1,8 +1,12 @@
 """From the confidence that an analyzer states to the measured frequency with which such findings are right.
 
 The table is the isotonic fit (pool adjacent violators) of a campaign of real faults and clean windows, kind
-by kind. docs/campaign.md describes it. It is monotone, so the order of confidences stays. A kind without a
-row keeps the confidence that its analyzer states.
+by kind. docs/campaign.md describes it. It is monotone, so the order of confidences stays.
+
+The campaign ran on processors with gloo. Nobody counted how often a finding on GPUs is right. There, and for
+a kind without a row, the evidence has `calibrated` = false. On GPUs a finding of a kind in the table gets the
+lower of the stated and the calibrated confidence, and at most 0.85. A kind without a row keeps the confidence
+that its analyzer states.
 """
 
 from __future__ import annotations
@@ -19,6 +23,8 @@ from pulsetrain.analytics.verdict import Finding, Verdict
 PRIOR_TRIALS = 4.0
 """how many trials the stated confidence counts for, so that a few trials do not make certainty"""
 MIN_CONFIDENCE, MAX_CONFIDENCE = 0.02, 0.99
+MAX_UNCALIBRATED = 0.85
+"""the highest confidence where the table does not hold"""
 Points = Sequence["CalibrationPoint"]  # of one kind, by ascending stated confidence
 
 
@@ -68,21 +74,27 @@ def calibrated(confidence: float, points: Points) -> float:
     return points[-1].observed
 
 
-def apply(verdicts: Iterable[Verdict], points: Mapping[str, Points] | None = None) -> list[Verdict]:
+def apply(
+    verdicts: Iterable[Verdict], points: Mapping[str, Points] | None = None, *, covered: bool = True
+) -> list[Verdict]:
     """Return the verdicts, each finding with its calibrated confidence.
 
-    The evidence keeps `stated_confidence`. `points` defaults to the table.
+    The evidence keeps `stated_confidence`, and says with `calibrated` whether the table holds. `points`
+    defaults to the table. `covered`: the job runs under the conditions of the table, without GPUs.
     """
     known = table() if points is None else points
-    return [
-        _calibrated(v, known[v.kind]) if isinstance(v, Finding) and v.kind in known else v for v in verdicts
-    ]
+    return [_calibrated(v, known, covered=covered) if isinstance(v, Finding) else v for v in verdicts]
 
 
-def _calibrated(finding: Finding, points: Points) -> Finding:
+def _calibrated(finding: Finding, known: Mapping[str, Points], *, covered: bool) -> Finding:
     stated = finding.confidence
-    evidence = {**finding.evidence, "stated_confidence": stated}
-    return replace(finding, confidence=round(calibrated(stated, points), 3), evidence=evidence)
+    if finding.kind not in known:
+        return replace(finding, evidence={**finding.evidence, "calibrated": False})
+    confidence = calibrated(stated, known[finding.kind])
+    if not covered:
+        confidence = min(stated, confidence, MAX_UNCALIBRATED)
+    evidence = {**finding.evidence, "stated_confidence": stated, "calibrated": covered}
+    return replace(finding, confidence=round(confidence, 3), evidence=evidence)
 
 
 def fit(statements: Iterable[tuple[float, bool]]) -> tuple[CalibrationPoint, ...]:

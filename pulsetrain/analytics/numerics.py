@@ -121,10 +121,10 @@ def _jumps_of_job(timings: Timings, name: str, kind: str, min_rise: float, logge
         return []
     values = np.nanmedian(np.where(finite[rows], timings.numbers[name][rows], np.nan), axis=1)
     jumps = []
-    for i in range(MIN_STEPS, len(values)):
+    for i in _high(values, min_rise):
         usual, noise = _usual_and_noise(values[max(0, i - NOISE_STEPS) : i])
         height = float(values[i]) - usual
-        if height > max(NOISE_SIGMAS * noise, min_rise * abs(usual), _TINY):
+        if height > NOISE_SIGMAS * noise:
             rise = height / max(abs(usual), _TINY)
             jumps.append(_Jump(rise, int(rows[i]), usual, float(values[i])))
     if not jumps:
@@ -142,6 +142,14 @@ def _jumps_of_job(timings: Timings, name: str, kind: str, min_rise: float, logge
             evidence=jump.evidence(timings),
         )
     ]
+
+
+def _high(values: Floats, min_rise: float) -> list[int]:
+    """Positions of values that rise far enough above the median of those before. Most steps are none."""
+    usual = np.median(np.lib.stride_tricks.sliding_window_view(values[:-1], MIN_STEPS), axis=1)
+    height = values[MIN_STEPS:] - usual
+    high = height > np.maximum(min_rise * np.abs(usual), _TINY)
+    return (np.flatnonzero(high) + MIN_STEPS).tolist()
 
 
 def _usual_and_noise(past: Floats) -> tuple[float, float]:

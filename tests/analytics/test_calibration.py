@@ -68,3 +68,23 @@ def test_the_shipped_table_ascends():
     for points in table().values():
         assert [k.observed for k in points] == sorted(k.observed for k in points)
         assert all(0 < k.observed <= 1 and k.trials > 0 for k in points)
+
+
+def test_where_the_table_was_not_counted_a_finding_says_so_and_is_less_sure():
+    (covered,) = apply([finding(0.95, "hang")])
+    (elsewhere,) = apply([finding(0.95, "hang")], covered=False)
+    assert covered.evidence["calibrated"] is True
+    assert elsewhere.evidence["calibrated"] is False
+    assert covered.confidence > elsewhere.confidence == calibration.MAX_UNCALIBRATED
+    assert elsewhere.evidence["stated_confidence"] == 0.95
+
+
+@given(st.floats(0, 1), st.floats(0, 1))
+def test_elsewhere_the_order_of_confidences_stays_and_none_rises(a, b):
+    low, high = (apply([finding(x)], covered=False)[0].confidence for x in sorted((a, b)))
+    assert low <= high <= max(a, b) + 1e-3
+
+
+def test_a_kind_that_was_not_counted_keeps_its_confidence_and_says_so():
+    (kept,) = apply([finding(0.7, "link_flap")])
+    assert (kept.confidence, kept.evidence["calibrated"]) == (0.7, False)

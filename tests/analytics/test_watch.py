@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pulsetrain.analytics.hangs.posture import Posture, StackSample, begin
 from pulsetrain.analytics.verdict import Finding, Healthy, Inconclusive, findings
-from pulsetrain.analytics.watch import JobView, WatchConfig, crash, hang, hang_limit_ns
-from pulsetrain.protocol.messages import GroupStatus, RankExit, RankStatus, WorldNode
+from pulsetrain.analytics.watch import JobView, WatchConfig, crash, hang, hang_limit_ns, look
+from pulsetrain.protocol.messages import GroupStatus, RankActivity, RankExit, RankStatus, WorldNode
 
 S = 1_000_000_000
 NOW = 1_790_000_000 * S
@@ -97,6 +98,10 @@ def view(ranks, **more) -> JobView:
     return JobView(**{**base, **more})
 
 
+def idle(rank) -> RankActivity:
+    return RankActivity(rank=rank, cpu_ratio=0.0, helper_cpu_ratio=0.0, io_bytes_s=0.0, still_ns=S)
+
+
 def culprits(verdicts) -> list[str]:
     return [f.subject for f in findings(verdicts)]
 
@@ -154,9 +159,24 @@ def test_one_moving_rank_is_enough_to_be_no_hang():
 def test_a_stopped_process_is_named_before_the_rest_of_the_job_is_still():
     ranks = stuck_job(5, silent_s=2.1)
     ranks[0] = replace(ranks[0], progress_age_ns=0)
-    (finding,) = hang(view(ranks))
+    (finding,) = hang(view(ranks, activity={5: idle(5)}))
     assert finding.subject == "5"
     assert finding.confidence > 0.9
+
+
+def test_a_process_that_is_stopped_and_continued_again_and_again_is_not_frozen():
+    ranks = stuck_job(5, silent_s=9.0)
+    ranks[0] = replace(ranks[0], progress_age_ns=0)
+    assert findings(hang(view(ranks, activity={5: replace(idle(5), cpu_ratio=0.1)}))) == []
+    still = [replace(r, progress_age_ns=9 * S) for r in ranks]
+    assert findings(hang(view(still, activity={5: replace(idle(5), cpu_ratio=0.1)}))) == []
+
+
+def test_a_stopped_process_that_was_seen_once_may_be_between_two_turns():
+    ranks = stuck_job(5, silent_s=3.0)
+    ranks[0] = replace(ranks[0], progress_age_ns=0)
+    assert findings(hang(view(ranks))) == []
+    assert culprits(hang(view([replace(r, progress_age_ns=r.progress_age_ns * 2) for r in ranks]))) == ["5"]
 
 
 def test_a_stop_in_the_middle_of_an_operation_shows_in_the_process_state():
@@ -327,3 +347,120 @@ def test_the_size_of_a_job_without_a_world_is_the_number_of_its_reports():
 def test_a_limit_that_is_not_above_zero_is_refused_by_name(name):
     with pytest.raises(ValueError, match=f"{name} = 0"):
         WatchConfig(**{name: 0})
+
+
+def active(rank: int, **fields) -> RankActivity:
+    idle = {"cpu_ratio": 0.0, "helper_cpu_ratio": 0.0, "io_bytes_s": 0.0, "still_ns": 9 * S}
+    return RankActivity(rank=rank, **(idle | fields))
+
+
+def stands(rank: int, seconds: int, **fields) -> Posture:
+    here = "evaluate (train.py:88)"
+    posture = begin(StackSample(rank=rank, at_ns=NOW, frames=(here,), place=here, **fields))
+    for second in range(1, seconds + 1):
+        posture = posture.then(replace(posture.newest, at_ns=NOW + second * S))
+    return posture
+
+
+@pytest.mark.parametrize("work", [{"io_bytes_s": 5e6}, {"cpu_ratio": 0.9}, {"helper_cpu_ratio": 0.5}])
+def test_a_rank_that_works_is_no_hang_and_the_reason_is_given(work):
+    ranks = stuck_job(3, silent_s=30, state="running")
+    (verdict,) = hang(view(ranks, activity={3: active(3, still_ns=0, **work)}))
+    assert isinstance(verdict, Inconclusive)
+    assert "rank 3" in verdict.reason
+
+
+def test_of_two_ranks_at_fault_the_one_that_works_is_left_out():
+    ranks = stuck_job(0, state="running")
+    ranks[7] = replace(ranks[7], state="stopped", groups=(), last_phase="backward")
+    assert culprits(hang(view(ranks))) == ["0", "7"]
+    assert culprits(hang(view(ranks, activity={0: active(0, still_ns=0, io_bytes_s=1e6)}))) == ["7"]
+
+
+@pytest.mark.parametrize(("held_s", "certain"), [(5, False), (20, True)])
+def test_a_held_gil_is_named_also_in_a_slow_phase_and_certain_after_its_limit(held_s, certain):
+    ranks = stuck_job(3, silent_s=20, state="sleeping")
+    ranks[3] = replace(ranks[3], last_phase="data")
+    known = {"activity": {3: active(3)}, "postures": {3: stands(3, held_s, gil="MainThread")}}
+    (finding,) = findings(hang(view(ranks, **known)))
+    assert (finding.subject, finding.evidence["condition"]) == ("3", "held_gil")
+    assert finding.evidence["certain"] is certain
+
+
+@pytest.mark.parametrize(("turns_s", "named", "certain"), [(2, 0, None), (10, 1, False), (50, 1, True)])
+def test_a_loop_is_named_once_readings_agree_and_certain_after_its_limit(turns_s, named, certain):
+    ranks = stuck_job(3, silent_s=60, state="running")
+    known = {
+        "activity": {3: active(3, cpu_ratio=1.0, still_ns=0)},
+        "postures": {3: stands(3, turns_s, gil="MainThread")},
+    }
+    found = findings(hang(view(ranks, **known)))
+    assert [f.evidence["certain"] for f in found] == [certain] * named
+
+
+def test_a_pause_that_is_usual_at_its_place_is_not_named_again():
+    ranks = stuck_job(3, silent_s=80, state="sleeping")
+    known = {"activity": {3: active(3, waits_in="sleep")}, "postures": {3: stands(3, 9)}}
+    assert culprits(hang(view(ranks, **known))) == ["3"]
+    usual = {"evaluate (train.py:88)": 90 * S}
+    assert culprits(hang(view(ranks, **known, usual_ns=usual))) == []
+    longer = [replace(r, progress_age_ns=120 * S) for r in ranks]
+    (finding,) = findings(hang(view(longer, **known, usual_ns=usual)))
+    assert finding.evidence["usual_ns"] == 90 * S
+    stopped = [replace(r, state="stopped") if r.rank == 3 else r for r in ranks]
+    assert culprits(hang(view(stopped, usual_ns=usual))) == ["3"]
+
+
+def test_a_network_through_which_bytes_flow_is_slow_and_no_hang():
+    waiting = group("tp", (2, 3), 40, "all_reduce", op_bytes=64)
+    ranks = [status(2, 9.0, waiting), status(3, 9.0, waiting)]
+    assert findings(hang(view(ranks, world=())))
+    spins = {r: active(r, cpu_ratio=1.0, still_ns=0) for r in (2, 3)}
+    assert findings(hang(view(ranks, world=(), activity=spins)))
+    flows = {2: active(2, io_bytes_s=1e6, still_ns=0)}
+    assert not findings(hang(view(ranks, world=(), activity=flows)))
+
+
+def test_operations_that_can_never_meet_are_named_before_a_slow_step_is_over():
+    same = group("dp", (0, 1, 2), 9, "all_reduce", op_bytes=64)
+    odd = group("dp", (0, 1, 2), 9, "broadcast", op_bytes=64)
+    ranks = [status(0, 2.5, same), status(1, 2.5, odd), status(2, 2.5, same)]
+    slow = {"world": (), "median_step_ns": 60 * S}
+    (finding,) = findings(hang(view(ranks, **slow)))
+    assert (finding.evidence["condition"], finding.evidence["certain"]) == ("mismatch", True)
+    early = [replace(r, progress_age_ns=S) for r in ranks]
+    assert not findings(hang(view(early, **slow)))
+
+
+def test_a_circle_of_waits_is_certain_only_where_every_host_is_known_to_wait():
+    pairs = {"a": (0, 1), "b": (1, 0)}
+
+    def member(rank: int, own: str, other: str, phase: str) -> RankStatus:
+        waits = group(own, tuple(sorted(pairs[own])), 4, "all_reduce")
+        return status(rank, 5.0, waits, group(other, tuple(sorted(pairs[other])), 4), phase=phase)
+
+    blocked = [member(0, "a", "b", "all_reduce"), member(1, "b", "a", "all_reduce")]
+    elsewhere = [blocked[0], replace(blocked[1], last_phase="")]
+    for ranks, certain in ((blocked, True), (elsewhere, False)):
+        found = findings(hang(view(ranks, world=())))
+        assert {f.evidence["class"] for f in found} == {"desync"}
+        assert {f.evidence["certain"] for f in found} == {certain}
+
+
+def test_the_shortest_timeout_of_a_group_that_waits_is_part_of_the_evidence():
+    ranks = [
+        replace(r, groups=tuple(replace(g, timeout_s=1800 if "tp" in g.group else 600) for g in r.groups))
+        for r in stuck_job(3, state="running")
+    ]
+    (finding,) = findings(hang(view(ranks)))
+    assert finding.evidence["timeout_ns"] == 600 * S
+    (unknown,) = findings(hang(view(stuck_job(3, state="running"))))
+    assert unknown.evidence["timeout_ns"] == 0
+
+
+def test_suspects_are_ranks_whose_stack_would_tell_whether_they_work():
+    ranks = stuck_job(3, silent_s=2.0, state="running")
+    assert look(view(ranks)).suspects == (3,)
+    assert look(view(ranks, activity={3: active(3, io_bytes_s=1e6)})).suspects == ()
+    assert look(view(stuck_job(3, silent_s=4.0))).suspects == ()
+    assert look(view(stuck_job(3, silent_s=0.5, state="running"))).suspects == ()

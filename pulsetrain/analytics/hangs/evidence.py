@@ -84,15 +84,17 @@ class RankEvidence:
     """What is known of one rank.
 
     `reported` is false for a rank that left no report or dump. `computing`: it is in a phase that is no
-    communication. `silence_ns` is the time since it last made progress. `enqueued` and `completed` are the
-    newest sequence numbers in each group. `transferred` is the newest completed transfer of a group of two,
-    where sends and recvs of both ranks share one numbering.
+    communication. `blocked`: its main thread is known to wait for an operation. `silence_ns` is the time
+    since it last made progress. `enqueued` and `completed` are the newest sequence numbers in each group.
+    `transferred` is the newest completed transfer of a group of two, where sends and recvs of both ranks
+    share one numbering.
     """
 
     rank: int
     state: str = "running"
     reported: bool = True
     computing: bool = False
+    blocked: bool = False
     silence_ns: int = 0
     enqueued: Mapping[GroupKey, int] = field(default_factory=dict)
     completed: Mapping[GroupKey, int] = field(default_factory=dict)

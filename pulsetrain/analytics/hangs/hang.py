@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import TypedDict
 
+from pulsetrain.analytics.hangs.condition import FROZEN
 from pulsetrain.analytics.hangs.evidence import GroupKey, RankEvidence, Wait
 from pulsetrain.analytics.hangs.sinks import (
     EvidenceByRank,
@@ -25,8 +26,8 @@ from pulsetrain.analytics.hangs.sinks import (
 )
 from pulsetrain.analytics.hangs.wait_graph import CollectiveNode, Edges, Node, WaitGraph
 
-FROZEN = ("stopped", "zombie", "gone")  # states in which a process cannot move
 _MAX_REASONS = 8
+_DOUBT = 0.75  # of the confidence is left where a rank that did not finish is held for stranded by another
 _VERDICT_ORDER: tuple[HangVerdict, ...] = ("rank", "desync", "network")
 
 
@@ -44,7 +45,10 @@ class HangAnswer(TypedDict):
 
 @dataclass(frozen=True, kw_only=True)
 class HangDiagnosis:
-    """Who is at fault and who only waits. `group` is the stuck group of a network or desync verdict."""
+    """Who is at fault and who only waits. `group` is the stuck group of a network or desync verdict.
+
+    `proven`: the operations of the ranks at fault can never meet those of their peers.
+    """
 
     verdict: HangVerdict
     culprits: tuple[int, ...]
@@ -53,6 +57,7 @@ class HangDiagnosis:
     reason: str
     groups: tuple[StuckGroup, ...] = ()
     group: GroupKey | None = None
+    proven: bool = False
 
     def answer(self, notes: Sequence[str]) -> HangAnswer:
         """Return the diagnosis as `pulsetrain hang` prints it. `notes` name the files that were not used."""
@@ -299,9 +304,8 @@ def _combine(
             reason="ranks wait, but for nobody that can be named",
             groups=tuple(groups.values()),
         )
-    most = max(v.left_behind for v in verdicts)
-    # A rank's mismatch strands other ranks too. Those leave fewer behind than the rank itself.
-    verdicts = [v for v in verdicts if not 0 < 2 * v.left_behind < most]
+    stranded = [v for v in verdicts if any(v.is_stranded_by(other) for other in verdicts)]
+    verdicts = [v for v in verdicts if v not in stranded]
     verdict = min((v.verdict for v in verdicts), key=_VERDICT_ORDER.index)
     chosen = [v for v in verdicts if v.verdict == verdict]
     culprits = tuple(sorted({r for v in chosen for r in v.culprits}))
@@ -310,10 +314,16 @@ def _combine(
         verdict=verdict,
         culprits=culprits,
         victims=tuple(sorted((graph.reaching(set(culprits) or stuck) | stuck) - set(culprits))),
-        confidence=min(v.confidence for v in chosen),
-        reason="; ".join(v.reason for v in chosen[:_MAX_REASONS]),
+        confidence=min(v.confidence for v in chosen) * (_DOUBT if stranded else 1.0),
+        reason="; ".join([*(v.reason for v in chosen[:_MAX_REASONS]), *_doubts(stranded)]),
         groups=tuple(
             replace(g, sink=bool(g.missing) and set(g.missing) <= set(culprits)) for g in groups.values()
         ),
         group=chosen[0].group,
+        proven=all(v.proven for v in chosen),
     )
+
+
+def _doubts(stranded: Sequence[SinkVerdict]) -> list[str]:
+    ranks = ", ".join(str(r) for v in stranded for r in v.culprits)
+    return [f"not blamed, because its payload never found its peers: {ranks}"] if stranded else []

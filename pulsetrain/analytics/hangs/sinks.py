@@ -68,7 +68,8 @@ class StuckGroup:
 class SinkVerdict:
     """What one sink was judged to be.
 
-    `left_behind` counts the ranks that wait for a rank which did not finish what its peers finished.
+    `left_behind` counts the ranks that wait for a rank which did not finish what its peers finished, and
+    `unfinished` is that operation. `proven`: the operations can never meet, so the hang cannot end by itself.
     """
 
     verdict: HangVerdict
@@ -77,6 +78,19 @@ class SinkVerdict:
     reason: str
     group: GroupKey | None = None
     left_behind: int = 0
+    unfinished: Wait | None = None
+    proven: bool = False
+
+    def is_stranded_by(self, other: SinkVerdict) -> bool:
+        """Return whether the mismatch of another rank is why this one did not finish.
+
+        A rank that brings another payload to a group takes the turn of one of its peers, which then waits in
+        vain. It waits in the same group for another payload, and leaves fewer behind than the rank itself.
+        """
+        mine, theirs = self.unfinished, other.unfinished
+        if mine is None or theirs is None or mine.group != theirs.group:
+            return False
+        return mine.signature != theirs.signature and 0 < 2 * self.left_behind < other.left_behind
 
 
 def judge_frozen(evidence: RankEvidence, graph: WaitGraph) -> SinkVerdict:
@@ -130,6 +144,7 @@ def _single_rank(evidence: RankEvidence, graph: WaitGraph) -> SinkVerdict:
         confidence=confidence,
         reason=f"rank {evidence.rank} {what}; {_waiting(count)} for it",
         left_behind=count if evidence.reported and oldest is not None else 0,
+        unfinished=oldest if evidence.reported else None,
     )
 
 
@@ -144,7 +159,12 @@ def _mismatch(sink: Sink, groups: Mapping[GroupKey, StuckGroup]) -> SinkVerdict 
                 f"at seq {group.seq} of {group.group}"
             )
             return SinkVerdict(
-                verdict="desync", culprits=odd, confidence=0.5 if tie else 0.9, reason=reason, group=key
+                verdict="desync",
+                culprits=odd,
+                confidence=0.5 if tie else 0.9,
+                reason=reason,
+                group=key,
+                proven=True,
             )
     return None
 
@@ -246,12 +266,19 @@ def _stuck_together(sink: Sink, ranks: EvidenceByRank, groups: Mapping[GroupKey,
         reason = f"the transfer between ranks {sink[0]} and {sink[1]} was joined by both and does not move"
         group = oldest[0][1].group
         return SinkVerdict(verdict="network", culprits=(), confidence=0.75, reason=reason, group=group)
-    first_group = oldest[0][1].group if oldest else None
-    if odd := _out_of_order(oldest):
+    odd = _out_of_order(oldest)
+    if odd:
         reason = f"{_subject(odd)} in another operation than the rest of the same ranks"
-        return SinkVerdict(verdict="desync", culprits=odd, confidence=0.7, reason=reason, group=first_group)
-    reason = f"{_subject(sink)} waiting for each other in different operations"
-    return SinkVerdict(verdict="desync", culprits=sink, confidence=0.5, reason=reason, group=first_group)
+    else:
+        reason = f"{_subject(sink)} waiting for each other in different operations"
+    return SinkVerdict(
+        verdict="desync",
+        culprits=odd or sink,
+        confidence=0.7 if odd else 0.5,
+        reason=reason,
+        group=oldest[0][1].group if oldest else None,
+        proven=all(ranks[r].blocked for r in sink),  # an operation in flight may be one that nobody waits for
+    )
 
 
 def _out_of_order(oldest: Sequence[tuple[int, Wait]]) -> tuple[int, ...]:

@@ -47,8 +47,9 @@ class TimelineEntry(TypedDict):
 class Incident(TypedDict):
     """Findings that belong together.
 
-    `root` and `victims` are "type subject". `state` is "open" until nothing was seen for two minutes, then
-    "over". The confidences of `hypotheses` sum to 1, and the last one is "something else".
+    `root` and `victims` are "type subject". `state` is "open" while one of its findings is open and until
+    nothing was seen for two minutes, then "over". The confidences of `hypotheses` sum to 1, and the last one
+    is "something else".
     """
 
     id: str
@@ -66,8 +67,16 @@ class Incident(TypedDict):
     suggested_action: str
 
 
-def join(findings: Iterable[Finding], topology: Topology | None = None, *, now_ns: int = 0) -> list[Incident]:
+def join(
+    findings: Iterable[Finding],
+    topology: Topology | None = None,
+    *,
+    now_ns: int = 0,
+    still_open: Iterable[Finding] = (),
+) -> list[Incident]:
     """Join findings into incidents, the newest first. Their order does not matter, and copies count once.
+
+    A finding is recorded once, when it begins. `still_open` are those that have not ended.
 
     Findings belong together when they are of one job, or of machines that the job runs on, and less than two
     minutes apart.
@@ -79,7 +88,13 @@ def join(findings: Iterable[Finding], topology: Topology | None = None, *, now_n
     >>> incident["root"], incident["victims"]
     ('rank 3', ['rank 0'])
     """
-    incidents = [_incident(group, topology, now_ns) for group in _groups(findings)]
+    lasting = {_key(f)[:-1] for f in still_open}
+    groups = _groups(findings)
+    newest = {_key(f)[:-1]: index for index, group in enumerate(groups) for f in group}
+    going_on = {newest[name] for name in lasting if name in newest}
+    incidents = [
+        _incident(group, topology, now_ns, lasts=index in going_on) for index, group in enumerate(groups)
+    ]
     return sorted(incidents, key=lambda i: (-i["since_ns"], i["job"], i["root"]))
 
 
@@ -150,7 +165,9 @@ class _Suspect:
         )
 
 
-def _incident(group: Sequence[Finding], topology: Topology | None, now_ns: int) -> Incident:
+def _incident(
+    group: Sequence[Finding], topology: Topology | None, now_ns: int, *, lasts: bool = False
+) -> Incident:
     suspects = _suspects(group, topology)
     root, rest = suspects[0], suspects[1:]
     victims = sorted({*_named_victims(group), *(s.name for s in rest if _explained(s, root))} - {root.name})
@@ -161,7 +178,7 @@ def _incident(group: Sequence[Finding], topology: Topology | None, now_ns: int) 
         "id": hashlib.sha256(f"{job}\0{first}\0{root.name}".encode()).hexdigest()[:12],
         "job": job,
         "attempt": max(f.attempt for f in group),
-        "state": "open" if now_ns - last <= WINDOW_NS else "over",
+        "state": "open" if lasts or now_ns - last <= WINDOW_NS else "over",
         "severity": max((f.severity for f in group), key=lambda s: _SEVERITY_ORDER[s]),
         "since": _utc_text(first),
         "since_ns": first,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from pulsetrain.analytics.machines import gpu_health, hardware, logs, network
+from pulsetrain.analytics.machines.job_hardware import JobHardware
 from pulsetrain.analytics.verdict import Finding, Healthy, Inconclusive, Verdict
 from pulsetrain.records.kernel_log import KernelLine
 from pulsetrain.stream.queries import machines
@@ -52,9 +53,10 @@ def ports(source: MachineSource) -> list[Verdict]:
 
 
 def gpus(source: MachineSource) -> list[Verdict]:
-    """`gpu_health.find` over the GPUs of the attempt's nodes."""
+    """`gpu_health.find` over the GPUs of the attempt's nodes, with the limits of their models."""
     table = machines.metrics(source.store, source.during(), "gpu_")
-    return gpu_health.find(table, now_ns=source.now_ns, job=source.steps.job)
+    models = JobHardware.read(source.store, source.steps).by_uuid if table.num_rows else {}
+    return gpu_health.find(table, now_ns=source.now_ns, job=source.steps.job, models=models)
 
 
 def kernel(source: MachineSource) -> list[Verdict]:

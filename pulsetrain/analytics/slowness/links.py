@@ -15,10 +15,10 @@ import numpy as np
 
 from pulsetrain.analytics.slowness import robust
 from pulsetrain.analytics.slowness.cohort import Excess, Rows, measure, work_from, work_of
+from pulsetrain.analytics.slowness.recent_transfers import RecentTransfers
 from pulsetrain.analytics.slowness.timings import Timings
 from pulsetrain.analytics.slowness.transfers import Transfers, transfers_from
 from pulsetrain.analytics.verdict import Finding, Healthy, Inconclusive, SubjectType, Verdict, findings
-from pulsetrain.stream.queries import analysis
 from pulsetrain.stream.queries.queryable import AttemptSteps, Queryable
 
 NAME = "slow_link"
@@ -55,8 +55,13 @@ class _Subject:
     groups: tuple[str, ...]
 
 
-def find_in_store(store: Queryable, timings: Timings, stragglers: Sequence[Verdict]) -> list[Verdict]:
-    """`find` on the newest steps of a store."""
+def find_in_store(
+    store: Queryable,
+    timings: Timings,
+    stragglers: Sequence[Verdict],
+    recent: RecentTransfers | None = None,
+) -> list[Verdict]:
+    """`find` on the newest steps of a store. `recent` keeps what was read for the next look."""
     if not len(timings.steps):
         return [Inconclusive(analyzer=NAME, reason="no steps", blind=True)]
     last = int(timings.steps[-1])
@@ -64,10 +69,9 @@ def find_in_store(store: Queryable, timings: Timings, stragglers: Sequence[Verdi
     first = max(int(timings.steps[0]), last - window - 1)
     newest = AttemptSteps(job=timings.job, attempt=timings.attempt, first=last - 1, last=last)
     steps = AttemptSteps(job=timings.job, attempt=timings.attempt, first=first, last=last)
-    transfers = transfers_from(analysis.group_transfers(store, steps))
-    rows = analysis.group_members(store, newest).to_pylist()
-    members = {row["group"]: tuple(sorted(row["ranks"])) for row in rows}
-    return find(timings, transfers, members, stragglers)
+    recent = recent or RecentTransfers()
+    transfers = transfers_from(recent.rows(store, steps))
+    return find(timings, transfers, recent.members(store, newest), stragglers)
 
 
 def find(

@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from pulsetrain.analytics.slowness.timings import COMPUTED, LOGGED, NUMBERS, PARTS, Timings, running_ratio
+from pulsetrain.analytics.slowness.timings import (
+    COMPUTED,
+    LOGGED,
+    NUMBERS,
+    PARTS,
+    Timings,
+    own_time,
+    running_ratio,
+)
 from pulsetrain.records.arrow import number_array
 from pulsetrain.stream.queries import analysis
 from pulsetrain.stream.queries.queryable import AttemptSteps, Queryable
 
+OVERLAP_STEPS = 8  # newest steps in which it is seen whether communication overlaps
+OVERLAP_RATIO = 1.02  # sum of operations over their union, from which it does
+OVERLAPPED = (
+    "communication overlaps compute, and how long each rank stood still for it is not known: own time is "
+    "only known within bounds that are far apart"
+)
 CELLS_AT_ONCE = 400_000  # steps x ranks of one query: bounds the memory of the store's aggregation
 
 
@@ -19,18 +36,55 @@ def load(store: Queryable, steps: AttemptSteps, *, first_step: int, now_ns: int)
 
     They are read in pieces, so that memory holds the matrices and little else.
     """
-    names = analysis.phase_names(store, steps).to_pylist()
-    compute = sorted({n["phase"] for n in names if n["category"] == "compute"})
-    communication = sorted({n["phase"] for n in names if n["category"] == "communication"})
     nodes = analysis.rank_nodes(store, steps)
-    builder = _TimingsBuilder(np.arange(steps.first, steps.last + 1), np.unique(_ints(nodes, "rank")))
-    for part in steps.parts(max(1, CELLS_AT_ONCE // max(1, nodes.num_rows))):
-        builder.add(analysis.steps(store, part))
-        builder.add(analysis.step_parts(store, part, compute=compute, communication=communication))
+    builder = timings_builder(store, steps, nodes, *phases_of(store, steps))
     topology = analysis.topology(store, steps.job, steps.attempt)
     return builder.timings(
         nodes, topology, job=steps.job, attempt=steps.attempt, first_step=first_step, now_ns=now_ns
     )
+
+
+def phases_of(store: Queryable, steps: AttemptSteps) -> tuple[list[str], list[str]]:
+    """The names of the phases of these steps that compute, and of those that communicate, in order."""
+    names = analysis.phase_names(store, steps).to_pylist()
+    compute = sorted({n["phase"] for n in names if n["category"] == "compute"})
+    return compute, sorted({n["phase"] for n in names if n["category"] == "communication"})
+
+
+def timings_builder(
+    store: Queryable,
+    steps: AttemptSteps,
+    nodes: pa.Table,
+    compute: Sequence[str],
+    communication: Sequence[str],
+) -> TimingsBuilder:
+    """Everything about these steps, in a builder. `nodes` names the ranks."""
+    builder = TimingsBuilder(np.arange(steps.first, steps.last + 1), np.unique(_ints(nodes, "rank")))
+    for part in steps.parts(builder.steps_at_once):
+        builder.add(analysis.steps(store, part))
+    read_parts(builder, store, steps, compute, communication)
+    return builder
+
+
+def read_parts(
+    builder: TimingsBuilder,
+    store: Queryable,
+    steps: AttemptSteps,
+    compute: Sequence[str],
+    communication: Sequence[str],
+) -> None:
+    """Enter where the time of these steps went."""
+    for part in steps.parts(builder.steps_at_once):
+        builder.add(analysis.step_parts(store, part, compute=compute, communication=communication))
+    builder.pipeline = "recv" in communication
+    builder.overlapped = builder.assumed and (builder.overlapped or _overlaps(store, steps))
+
+
+def _overlaps(store: Queryable, steps: AttemptSteps) -> bool:
+    """Whether operations of a rank were in flight at the same time, in the newest of these steps."""
+    first = max(steps.first, steps.last - OVERLAP_STEPS + 1)
+    (row,) = analysis.communication_overlap(store, replace(steps, first=first)).to_pylist()
+    return bool((row["total_ns"] or 0) > OVERLAP_RATIO * (row["covered_ns"] or 0))
 
 
 def from_tables(
@@ -49,21 +103,63 @@ def from_tables(
         for name in ("step", "rank")
     )
     every_step = np.arange(numbers[0], numbers[-1] + 1) if len(numbers) else np.zeros(1, np.int64)
-    builder = _TimingsBuilder(every_step, ranks)
+    builder = TimingsBuilder(every_step, ranks)
     builder.add(steps)
     builder.add(parts)
     return builder.timings(steps, topology, job=job, attempt=attempt, first_step=first_step, now_ns=now_ns)
 
 
-class _TimingsBuilder:
-    """Fills matrices from tables with columns step and rank, piece by piece. `steps` has no gap."""
+_FLAGS = ("assumed", "waits_known", "routed_bytes")
+
+
+class TimingsBuilder:
+    """Fills matrices from tables with columns step and rank, piece by piece. `steps` has no gap.
+
+    `pipeline`: ranks send to each other, so without a topology no two of them are known to do the same work.
+    `overlapped`: operations were in flight together, and nobody measured how long ranks stood still.
+    """
 
     def __init__(self, steps: NDArray[np.int64], ranks: NDArray[np.int64]) -> None:
         self._steps, self._ranks = steps, ranks
         shape = (len(steps), len(ranks))
-        self._matrices = {name: np.full(shape, np.nan) for name in (*PARTS, *NUMBERS)}
+        self._matrices = {name: np.full(shape, np.nan) for name in (*PARTS, *NUMBERS, *_FLAGS)}
         self._logged = {name: np.zeros(shape, np.bool_) for name in LOGGED}
         self._seen = np.zeros(len(steps), np.bool_)
+        self.pipeline = self.overlapped = False
+
+    @property
+    def steps_at_once(self) -> int:
+        """How many steps one query may read."""
+        return max(1, CELLS_AT_ONCE // max(1, len(self._ranks)))
+
+    @property
+    def every_rank_has_a_step(self) -> bool:
+        """Whether each rank has a row of `steps`."""
+        return bool(np.isfinite(self._matrices["duration_ns"]).any(axis=0).all())
+
+    @property
+    def complete(self) -> NDArray[np.bool_]:
+        """For each step whether every rank has its row of `steps`."""
+        return np.asarray(np.isfinite(self._matrices["duration_ns"]).all(axis=1), np.bool_)
+
+    @property
+    def ranks(self) -> NDArray[np.int64]:
+        """The ranks of the columns."""
+        return self._ranks
+
+    def moved(self, first: int, last: int, *, until: int) -> TimingsBuilder:
+        """A builder of steps `first`..`last` that holds what this one holds of them before step `until`."""
+        builder = TimingsBuilder(np.arange(first, last + 1), self._ranks)
+        builder.overlapped = self.overlapped
+        begin, end = max(first, int(self._steps[0])), min(until, int(self._steps[-1]) + 1)
+        if begin < end:
+            here, there = (slice(begin - at, end - at) for at in (int(self._steps[0]), first))
+            builder._seen[there] = self._seen[here]
+            for name, matrix in self._matrices.items():
+                builder._matrices[name][there] = matrix[here]
+            for name, logged in self._logged.items():
+                builder._logged[name][there] = logged[here]
+        return builder
 
     def add(self, table: pa.Table) -> None:
         """Enter every known column. Rows of unknown ranks are left out."""
@@ -82,6 +178,11 @@ class _TimingsBuilder:
             valid = table.column(name).is_valid().to_numpy()
             self._logged[name].reshape(-1)[cells] = valid if all_known else valid[known]
 
+    @property
+    def assumed(self) -> bool:
+        """Whether a compute time rests on the assumption that communication blocks."""
+        return bool((self._matrices["assumed"] == 1).any())
+
     def timings(
         self, nodes: pa.Table, topology: pa.Table, *, job: str, attempt: int, first_step: int, now_ns: int
     ) -> Timings:
@@ -89,6 +190,10 @@ class _TimingsBuilder:
         seen = self._seen
         matrices = self._matrices if seen.all() else {n: m[seen] for n, m in self._matrices.items()}
         parts = {name: matrices[name] for name in PARTS}
+        if self.overlapped:
+            parts |= {name: np.full_like(parts[name], np.nan) for name in COMPUTED}
+        elif not (parts["compute"] > 0).any():
+            parts["compute"] = own_time(parts, matrices["duration_ns"], matrices["waits_known"])
         ratio = running_ratio(parts)
         if ratio is not None:
             parts |= {name: parts[name] * ratio for name in COMPUTED}
@@ -99,7 +204,7 @@ class _TimingsBuilder:
             steps=self._steps[seen],
             ranks=self._ranks,
             nodes=_nodes(nodes, topology, self._ranks),
-            stages=_by_rank(topology, "pp", self._ranks, -1),
+            stages=_stages(topology, self._ranks, pipeline=self.pipeline),
             parts=parts,
             numbers={name: matrices[name] for name in NUMBERS},
             logged={name: m[seen] for name, m in self._logged.items()},
@@ -107,11 +212,19 @@ class _TimingsBuilder:
             topology_known=topology.num_rows > 0,
             replicas=_by_rank(topology, "dp", self._ranks, -1),
             running_ratio=ratio,
+            unknown=OVERLAPPED if self.overlapped else "",
+            routed_bytes=matrices["routed_bytes"],
         )
 
 
 def _ints(table: pa.Table, name: str) -> NDArray[np.int64]:
     return np.asarray(table.column(name).to_numpy(), np.int64)
+
+
+def _stages(topology: pa.Table, ranks: NDArray[np.int64], *, pipeline: bool) -> NDArray[np.int64]:
+    """The pipeline stage of each rank, -1 where not known. In an unknown pipeline each rank has its own."""
+    known = _by_rank(topology, "pp", ranks, -1)
+    return np.arange(len(ranks)) if pipeline and (known == -1).all() else known
 
 
 def _by_rank(table: pa.Table, name: str, ranks: NDArray[np.int64], default: int) -> NDArray[np.int64]:

@@ -18,21 +18,45 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pulsetrain.analytics.slowness import robust
-from pulsetrain.analytics.slowness.cohort import Floats, Rows, Work, measure, processor_wait_ratio, work_of
+from pulsetrain.analytics.slowness.arrivals import Arrival, LoadArrivals, no_arrivals
+from pulsetrain.analytics.slowness.cohort import (
+    STARVED_RATIO,
+    Floats,
+    Rows,
+    Work,
+    measure,
+    processor_wait_ratio,
+    work_of,
+)
+from pulsetrain.analytics.slowness.held_up import OFF, STARVED, find_held_up
 from pulsetrain.analytics.slowness.own_history import find_changed, has_all
 from pulsetrain.analytics.slowness.straggler_config import StragglerConfig
 from pulsetrain.analytics.slowness.suspects import RankTable, Suspect, find_suspects, strongest, table_of
 from pulsetrain.analytics.slowness.timings import Timings
+from pulsetrain.analytics.slowness.witnesses import agrees, late_without_reason, weigh
 from pulsetrain.analytics.verdict import Finding, Healthy, Inconclusive, Severity, Verdict
 
 NAME = "straggler"
+AGREEMENT = 0.3  # of the doubt that is left, which a second witness takes away
+NO_COMPUTE = "no compute spans in these steps"
+_CAUSES = {
+    OFF: "is stopped again and again while it computes, which costs {ratio:.0%} of its cohort's compute time",
+    STARVED: "is starved of its processor, which costs {ratio:.0%} of its cohort's compute time",
+}
 
 
-def find(timings: Timings, *, scan: bool = False, config: StragglerConfig | None = None) -> list[Verdict]:
+def find(
+    timings: Timings,
+    *,
+    scan: bool = False,
+    config: StragglerConfig | None = None,
+    arrivals: LoadArrivals = no_arrivals,
+) -> list[Verdict]:
     """Findings of kind `straggler`: one for each slow rank, or one for a node where all its ranks are slow.
 
     Without `scan` only windows that end at the last step count, which is what is slow now. With `scan`
-    windows cover all steps. `Healthy` tells how many ranks were compared. `Inconclusive`: none could be.
+    windows cover all steps. `arrivals` loads what the second witness needs. `Healthy` tells how many ranks
+    were compared. `Inconclusive`: none could be, or the witnesses disagree.
 
     >>> from pulsetrain.analytics.slowness.timings import from_matrices
     >>> compute = np.full((40, 8), 1e8)
@@ -45,10 +69,35 @@ def find(timings: Timings, *, scan: bool = False, config: StragglerConfig | None
     rows = np.flatnonzero(timings.usable)
     work = work_of(timings, rows)
     if not np.isfinite(work.whole).any():
-        return [Inconclusive(analyzer=NAME, reason="no compute spans in these steps", blind=True)]
+        reasons = (timings.unknown or NO_COMPUTE, late_without_reason(timings, arrivals()))
+        return [Inconclusive(analyzer=NAME, reason="; ".join(filter(None, reasons)), blind=True)]
     if len(rows) < config.steps_needed:
         reason = f"{len(rows)} usable steps; {config.steps_needed} are needed"
         return [Inconclusive(analyzer=NAME, reason=reason)]
+    suspects, compared = _suspects(timings, work, rows, config, scan=scan)
+    waits = processor_wait_ratio(timings)
+    likely = [s for s in strongest(suspects) if _matters(s, waits, config)]
+    weighed = weigh(timings, likely, arrivals)
+    if weighed.suspects:
+        return [
+            _finding(timings, work.whole, s, _severity(s, waits, config), waits, arrival)
+            for s, arrival in weighed.suspects
+        ]
+    if weighed.doubt or suspects:
+        reason = (
+            weighed.doubt or f"ranks wait for processors for {waits:.0%} of their compute: chance decides"
+        )
+        return [Inconclusive(analyzer=NAME, reason=reason)]
+    if not compared and len(rows) < 2 * config.short:
+        reason = "cohorts of one or two ranks, and too few steps to compare them with their own past"
+        return [Inconclusive(analyzer=NAME, reason=reason)]
+    return [Healthy(analyzer=NAME, numbers={"ranks": len(timings.ranks), "steps": len(rows)})]
+
+
+def _suspects(
+    timings: Timings, work: Work, rows: Rows, config: StragglerConfig, *, scan: bool
+) -> tuple[list[Suspect], set[int]]:
+    """Everybody who is slow in some window or held up, and the columns of ranks that could be compared."""
     windows = list(_windows(rows, config.windows, scan=scan))
     sigmas = robust.sigmas_needed(config.false_alarms, len(windows) * len(timings.ranks))
     tables = [table for window in windows if (table := _table(timings, work, window, config)) is not None]
@@ -56,15 +105,17 @@ def find(timings: Timings, *, scan: bool = False, config: StragglerConfig | None
     alone = np.array(sorted(set(range(len(timings.ranks))) - compared), np.int64)
     suspects = [suspect for table in tables for suspect in find_suspects(table, sigmas, config)]
     suspects += find_changed(timings, work.whole, alone, sigmas, config)
-    if suspects:
-        waits = processor_wait_ratio(timings)
-        return [
-            _finding(timings, work.whole, s, _severity(s, waits, config), waits) for s in strongest(suspects)
-        ]
-    if not compared and len(rows) < 2 * config.short:
-        reason = "cohorts of one or two ranks, and too few steps to compare them with their own past"
-        return [Inconclusive(analyzer=NAME, reason=reason)]
-    return [Healthy(analyzer=NAME, numbers={"ranks": len(timings.ranks), "steps": len(rows)})]
+    return suspects + find_held_up(timings, config), compared
+
+
+def _matters(suspect: Suspect, processor_wait: float, config: StragglerConfig) -> bool:
+    """Whether a slowdown is more than a trifle of the time that ranks wait for processors.
+
+    Where they wait for most of their compute, what is left net of it is small, and so is what it tells.
+    """
+    if suspect.cause or processor_wait <= STARVED_RATIO:
+        return True
+    return suspect.ratio * max(0.0, 1 - processor_wait) >= config.starved_floor
 
 
 def _windows(rows: Rows, lengths: tuple[int, ...], *, scan: bool) -> Iterator[Rows]:
@@ -88,13 +139,18 @@ def _table(timings: Timings, work: Work, window: Rows, config: StragglerConfig) 
 def _severity(suspect: Suspect, processor_wait: float, config: StragglerConfig) -> Severity:
     """A slowdown below what all ranks wait for a processor is information, however sure."""
     ratio = suspect.ratio
-    if ratio < processor_wait or ratio < config.warning_ratio:
+    if (ratio < processor_wait and not suspect.cause) or ratio < config.warning_ratio:
         return "info"
     return "critical" if ratio >= config.critical_ratio else "warning"
 
 
 def _finding(
-    timings: Timings, work: Floats, suspect: Suspect, severity: Severity, processor_wait: float
+    timings: Timings,
+    work: Floats,
+    suspect: Suspect,
+    severity: Severity,
+    processor_wait: float,
+    arrival: Arrival | None,
 ) -> Finding:
     since, until = _slow_steps(timings, work, suspect)
     waits_least = _waits_least(timings, suspect)
@@ -102,14 +158,16 @@ def _finding(
     node = timings.node_of(columns[0])
     where = f" on {node}" if node and suspect.subject_type == "rank" else ""
     whose = "its own past" if suspect.by_history else "its cohort"
+    slower = _CAUSES.get(suspect.cause, "computes {ratio:.0%} slower than " + whose).format(
+        ratio=suspect.ratio
+    )
     return timings.finding(
         "straggler",
         suspect.subject_type,
         suspect.subject,
         severity=severity,
-        confidence=_confidence(timings, suspect, waits_least=waits_least),
-        summary=f"{suspect.subject_type.capitalize()} {suspect.subject}{where} computes {suspect.ratio:.0%} "
-        f"slower than {whose} since step {since}.",
+        confidence=_confidence(timings, suspect, waits_least=waits_least, arrives_late=agrees(arrival)),
+        summary=f"{suspect.subject_type.capitalize()} {suspect.subject}{where} {slower} since step {since}.",
         evidence={
             "query": "analysis.step_parts",
             "ratio": round(1 + suspect.ratio, 4),
@@ -125,6 +183,10 @@ def _finding(
             "waits_for_a_processor": round(processor_wait, 4),
             "waits_least": waits_least,
             "compared_with": "own history" if suspect.by_history else "pipeline stage",
+            "cause": suspect.cause,
+            "witnesses": ["own time", "arrivals"] if agrees(arrival) else ["own time"],
+            "arrives_last_ratio": round(arrival.last_ratio, 3) if arrival else None,
+            "arrives_late_ms": round(arrival.lateness_ns / 1e6, 3) if arrival else None,
         },
     )
 
@@ -164,11 +226,12 @@ def _slow_steps(timings: Timings, work: Floats, suspect: Suspect) -> tuple[int, 
     return int(timings.steps[first]), int(timings.steps[max(first, last)])
 
 
-def _confidence(timings: Timings, suspect: Suspect, *, waits_least: bool) -> float:
+def _confidence(timings: Timings, suspect: Suspect, *, waits_least: bool, arrives_late: bool) -> float:
     """Rises with the margin. Lower where the suspect does not wait least, where it is no minority of its
-    cohort, and where it was compared with its own past."""
+    cohort, and where it was compared with its own past. Higher where the order of arrival agrees."""
     confidence = 1 - 0.25 * float(np.exp(-max(0.0, suspect.margin - 4) / 4))
     confidence *= 0.98 if waits_least else 0.88
     minority = len(suspect.columns) * 2 < int(_same_stages(timings, suspect).sum())
     confidence *= 1.0 if minority or suspect.by_history else 0.97
-    return round(confidence * (0.85 if suspect.by_history else 1.0), 3)
+    confidence *= 0.85 if suspect.by_history else 1.0
+    return round(confidence + AGREEMENT * (1 - confidence) * arrives_late, 3)

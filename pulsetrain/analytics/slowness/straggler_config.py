@@ -35,5 +35,24 @@ class StragglerConfig:
     chance rarely slows two ranks at once"""
     warning_ratio: float = 0.05
     """slowdown from which a finding is a warning, as a ratio"""
+    held_steps: int = 20
+    """newest steps in which it is looked for ranks that something stops"""
+    held_step: float = 0.1
+    """time off its processor beyond the others', over the usual compute, from which a step stands out"""
+    held_share: float = 0.4
+    """share of steps that must stand out"""
+    held_ratio: float = 0.12
+    """least mean time off its processor beyond the others', over the usual compute"""
+    starved_steps: int = 30
+    """newest steps in which it is looked for ranks that are starved of their processor"""
+    starved_ratio: float = 0.3
+    """least mean time in a run queue beyond the others', over the usual compute"""
+    starved_gap: float = 0.05
+    """how far a rank's short queues lie above the others' long ones, over the usual compute"""
+    starved_floor: float = 0.03
+    """where ranks wait for processors for a third of their compute and more, the least slowdown of the whole
+    of it, waits included"""
+    starved_margin: float = 6.0
+    """standard errors that this excess must exceed"""
     critical_ratio: float = 0.3
     """slowdown from which a finding is critical, as a ratio"""

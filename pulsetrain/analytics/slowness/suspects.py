@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +28,7 @@ class Suspect:
     error: float  # standard error of the excess
     noise: float  # of one step
     by_history: bool = False  # compared with its own past, not with its cohort
+    cause: str = ""  # the part of a step in which something from outside holds it up, if that is how it shows
 
     @property
     def ratio(self) -> float:
@@ -90,8 +91,12 @@ def strongest(suspects: Iterable[Suspect]) -> list[Suspect]:
     best: dict[tuple[str, str], Suspect] = {}
     for suspect in suspects:
         key = (suspect.subject_type, suspect.subject)
-        if key not in best or suspect.margin > best[key].margin:
+        other = best.get(key)
+        if other is None:
             best[key] = suspect
+        else:
+            stronger = max(other, suspect, key=lambda s: s.margin)
+            best[key] = replace(stronger, cause=other.cause or suspect.cause)
     kept: list[Suspect] = []
     taken: set[int] = set()
     for suspect in sorted(best.values(), key=lambda s: (-s.margin, s.subject_type, s.subject)):

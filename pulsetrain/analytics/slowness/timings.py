@@ -25,6 +25,7 @@ PARTS = (
     "gc",
     "gc_longest",
     "cpu_wait",
+    "off_cpu",
     "other",
 )
 COMPUTED = ("compute", "forward", "backward", "optimizer")
@@ -45,8 +46,10 @@ class Timings:
     of them that was left, and None otherwise. The kernel tells how long a step waited, but not in which part.
 
     `numbers` are those in `NUMBERS`. `logged` is true where a loss or gradient norm was logged, so that a NaN
-    there is a real one. `nodes`, `stages` and `replicas` (data-parallel) have one entry for each rank. A
-    stage or replica is -1 where the topology does not tell it.
+    there is a real one. `unknown` says why no compute time can be known, if that is so. `routed_bytes` went
+    through all_to_all, as tokens do to their experts. `nodes`, `stages` and
+    `replicas` (data-parallel) have one entry for each rank. A stage or replica is -1 where the topology does
+    not tell it.
     """
 
     job: str
@@ -63,6 +66,8 @@ class Timings:
     topology_known: bool = False
     replicas: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     running_ratio: Matrix | None = None
+    unknown: str = ""
+    routed_bytes: Matrix | None = None
 
     @cached_property
     def usable(self) -> NDArray[np.bool_]:
@@ -155,6 +160,17 @@ def from_matrices(
         numbers={name: matrices.get(name, missing) for name in NUMBERS},
         first_step=int(steps[0]) - WARM_STEPS if count else 0,
     )
+
+
+def own_time(parts: Mapping[str, Matrix], duration: Matrix, waits_known: Matrix) -> Matrix:
+    """What is left of each step without waiting, loading, saving and evaluating: compute without phases.
+
+    It is known where a rank communicated and `waits_known` (1.0) says that all its waits were measured. NaN
+    elsewhere.
+    """
+    elsewhere = sum(np.nan_to_num(parts[name]) for name in ("data", "checkpoint", "other"))
+    known = (waits_known == 1.0) & (parts["wait"] > 0)
+    return np.where(known, np.maximum(duration - parts["wait"] - elsewhere, 0.0), np.nan)
 
 
 def running_ratio(parts: Mapping[str, Matrix]) -> Matrix | None:

@@ -58,6 +58,8 @@ def scan(
             continue
         if peers is not None and peers[k] < 1 + config.peers_floor:
             continue
+        if _excess(medians[k], history, 0.0, scale, config).margin < 1:
+            continue  # noise only makes it less
         noise = max(wander, _noise(history) / float(np.median(history)), _hops(medians[: k + 1], 2 * gap))
         noise *= float(np.sqrt(1 + 2 * gap / history.size))  # a short baseline is a noisy one
         excess = _excess(medians[k], history, noise, scale, config)
@@ -102,6 +104,9 @@ def _append(candidates: list[Candidate], excess: _Excess, begin: int, width: int
 
 def _excess(median: float, history: Floats, noise: float, scale: Scale, config: FailSlowConfig) -> _Excess:
     """A window against the median of its history (a step), or against the lower quartile (a drift)."""
+    least = float(history.min())
+    if median < least * (1 + min(scale.step_floor, config.drift_floor)):  # clear without any quantile
+        return _Excess(margin=0.0, baseline=least, drift=False)
     middle = float(np.median(history))
     step = (median / middle - 1) / max(scale.step_floor, scale.step_sigmas * noise)
     if scale.drifts and history.size >= 20:

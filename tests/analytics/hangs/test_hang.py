@@ -107,3 +107,70 @@ def test_the_answer_says_which_groups_wait_and_who_is_missing():
 def test_duplicate_evidence_of_a_rank_counts_once():
     ranks = [waits(0), waits(1), waits(2), behind(3)]
     assert diagnose([*ranks, *ranks]) == diagnose(ranks)
+
+
+def two_faults(large=("dp", (0, 1, 2, 3, 4, 5)), small=("tp", (6, 7))):
+    """Rank 0 does not finish what five peers finished, rank 7 what one finished. The six wait for rank 0."""
+    pending = [Wait(group=(f"pp{r}", (0, r)), seq=1, op="all_reduce") for r in range(1, 6)]
+    peers = [
+        RankEvidence(
+            rank=r,
+            enqueued={large: 9, wait.group: 1},
+            completed={large: 9, wait.group: 0},
+            waits=(wait,),
+        )
+        for r, wait in enumerate(pending, start=1)
+    ]
+    wait = Wait(group=("ep", (6, 7)), seq=4, op="all_reduce")
+    six = RankEvidence(
+        rank=6, enqueued={small: 9, wait.group: 4}, completed={small: 9, wait.group: 3}, waits=(wait,)
+    )
+    behind_pp = {w.group: 0 for w in pending}
+    first = Wait(group=large, seq=9, op="all_reduce")
+    zero = RankEvidence(
+        rank=0,
+        enqueued={large: 9, **behind_pp},
+        completed={large: 8, **behind_pp},
+        waits=(first,),
+    )
+    last = Wait(group=small, seq=9, op="all_reduce")
+    seven = RankEvidence(
+        rank=7,
+        enqueued={small: 9, wait.group: 3},
+        completed={small: 8, wait.group: 3},
+        waits=(last,),
+    )
+    return [zero, *peers, six, seven]
+
+
+def test_a_second_fault_that_strands_fewer_is_named_beside_the_first():
+    diagnosis = diagnose(two_faults())
+    assert (diagnosis.verdict, diagnosis.culprits) == ("rank", (0, 7))
+    assert diagnosis.confidence == 0.9
+
+
+@given(st.permutations(range(8)))
+def test_two_faults_are_named_in_any_order(order):
+    ranks = two_faults()
+    assert diagnose([ranks[i] for i in order]).culprits == (0, 7)
+
+
+def test_a_rank_stranded_by_a_mismatch_is_left_out_and_costs_confidence():
+    world = ("world", tuple(range(6)))
+
+    def member(rank, size):
+        wait = Wait(group=world, seq=9, op="all_reduce", size=size)
+        return RankEvidence(rank=rank, enqueued={world: 9}, completed={world: 8}, waits=(wait,))
+
+    def peer(rank, *keys):
+        waits = tuple(Wait(group=key, seq=1, op="all_reduce") for key in keys)
+        enqueued = {world: 9} | dict.fromkeys(keys, 1)
+        return RankEvidence(
+            rank=rank, enqueued=enqueued, completed={world: 9} | dict.fromkeys(keys, 0), waits=waits
+        )
+
+    waiting_for_zero = [peer(r, (f"pp{r}", (0, r))) for r in (2, 3, 4)]
+    diagnosis = diagnose([member(0, "64"), member(1, "4"), *waiting_for_zero, peer(5, ("pp5", (1, 5)))])
+    assert diagnosis.culprits == (0,)
+    assert diagnosis.confidence < 0.9
+    assert diagnosis.reason.endswith("never found its peers: 1")

@@ -6,8 +6,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from pulsetrain.analytics.slowness import load_timings
+from pulsetrain.analytics.slowness import load_timings, straggler
 from pulsetrain.analytics.slowness.timings import PARTS
+from pulsetrain.analytics.verdict import Inconclusive
 from pulsetrain.stream.queries import analysis
 from pulsetrain.stream.queries.queryable import AttemptSteps
 from tests.analytics.fleet import fleet, timings
@@ -101,3 +102,45 @@ def test_the_columns_of_the_fake_are_those_of_the_queries():
     store = FakeStore(fleet(steps=20))
     assert "duration_ns" in analysis.steps(store, STEPS).column_names
     assert set(PARTS) <= set(analysis.step_parts(store, STEPS, compute=[], communication=[]).column_names)
+
+
+def test_without_phases_own_time_is_what_a_rank_did_not_stand_still():
+    shape = {"step": [5, 5, 6, 6], "rank": [0, 1, 0, 1]}
+    steps = pa.table({**shape, "duration_ns": [100, 100, 100, 100]})
+    parts = {
+        "compute": [0, 0, 0, 0],
+        "wait": [30, 10, 40, 20],
+        "data": [5, 5, 5, 5],
+        "waits_known": [1, 1, 1, 0],
+    }
+    topology = pa.table({"rank": [0, 1]})
+    job = load_timings.from_tables(steps=steps, parts=pa.table({**shape, **parts}), topology=topology)
+    compute = job.parts["compute"]
+    assert compute[0].tolist() == [65, 85]
+    assert compute[1, 0] == 55
+    assert np.isnan(compute[1, 1])  # a wait that nobody measured
+
+
+class Overlapping(FakeStore):
+    """A recording in which nobody measured how long ranks stood still, with buckets in flight together."""
+
+    covered_ns = 100
+
+    def query(self, sql, params=None):
+        if "covered_ns" in sql:
+            return pa.table({"total_ns": [150], "covered_ns": [self.covered_ns]})
+        table = super().query(sql, params)
+        if "compute" in table.column_names:
+            table = table.append_column("assumed", pa.array(np.ones(table.num_rows)))
+        return table
+
+
+def test_own_time_is_not_known_where_communication_overlaps_and_nobody_measured_the_waits():
+    store = Overlapping(fleet(steps=20))
+    job = load_timings.load(store, STEPS, first_step=0, now_ns=0)
+    assert not np.isfinite(job.parts["compute"]).any()
+    verdict = straggler.find(job)
+    assert isinstance(verdict[0], Inconclusive)
+    assert "overlaps" in verdict[0].reason
+    store.covered_ns = 150
+    assert np.isfinite(load_timings.load(store, STEPS, first_step=0, now_ns=0).parts["compute"]).all()

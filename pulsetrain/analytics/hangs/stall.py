@@ -1,0 +1,153 @@
+"""From a diagnosis of who is at fault to findings: what each of them does, and whether that is a hang."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from pulsetrain.analytics.hangs import condition
+from pulsetrain.analytics.hangs.condition import Condition
+from pulsetrain.analytics.hangs.hang import HangDiagnosis
+from pulsetrain.analytics.hangs.job_view import JobView, WatchConfig, slow_phase
+from pulsetrain.analytics.verdict import Finding, Inconclusive, Verdict
+
+PROVEN = ("frozen", "mismatch", "held_gil", "loop")  # conditions that are named without patience
+_MAX_SILENCES = 64  # ranks whose silences are listed in the evidence; of a larger job none are
+_MAX_GROUPS = 16
+_USUAL = 1.25  # a silence shorter than so many times the longest that ended at the same place is no hang
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stall:
+    """A job that stands still, and who is held for it."""
+
+    view: JobView
+    config: WatchConfig
+    diagnosis: HangDiagnosis
+    stall_ns: int
+
+    def verdicts(self) -> list[Verdict]:
+        """Return a finding for each rank at fault that does not work, or why there is none."""
+        diagnosis = self.diagnosis
+        silence = f"no progress for {self.stall_ns / 1e9:.1f} s, but"
+        if diagnosis.verdict in ("none", "uncertain"):
+            return [Inconclusive(analyzer="hang", reason=f"{silence} {diagnosis.reason}")]
+        if not diagnosis.culprits:
+            stuck = self._network()
+            if self._is_hang(stuck):
+                return [self._finding(stuck)]
+            return [Inconclusive(analyzer="hang", reason=f"{silence} {stuck.why}")]
+        conditions = {rank: self._condition(rank) for rank in diagnosis.culprits}
+        hangs = [self._of_rank(r, what) for r, what in conditions.items() if self._is_hang(what)]
+        excuses = ", ".join(f"rank {r} {what.why}" for r, what in conditions.items())
+        return [*hangs] or [Inconclusive(analyzer="hang", reason=f"{silence} {excuses}")]
+
+    def place(self) -> str:
+        """Return where the job spends this silence: the first rank's place in its code, else its phase."""
+        if not self.diagnosis.culprits:
+            return f"group {self.diagnosis.group[0]}" if self.diagnosis.group else ""
+        first = self.diagnosis.culprits[0]
+        posture = self.view.postures.get(first)
+        if posture is not None and posture.newest.place:
+            return posture.newest.place
+        status = next((r for r in self.view.ranks if r.rank == first), None)
+        return f"phase {status.last_phase}" if status is not None and status.last_phase else ""
+
+    def _condition(self, rank: int) -> Condition:
+        """Return what a rank at fault does."""
+        status = next((r for r in self.view.ranks if r.rank == rank), None)
+        if status is None:
+            return Condition(kind="unknown", why="left no report")
+        activity, posture = self.view.activity.get(rank), self.view.postures.get(rank)
+        slow = slow_phase(status) if self.view.first_step_done else "its start"
+        found = condition.judge(status.state, slow, activity, posture)
+        if found.kind in ("frozen", "debugger") or self.diagnosis.verdict != "desync":
+            return found
+        if self.diagnosis.proven:
+            return Condition(kind="mismatch", why="is in an operation that its peers are not in")
+        return self._network()
+
+    def _network(self) -> Condition:
+        """Return what ranks do that all wait: a processor that spins for the device says nothing."""
+        members = self.diagnosis.group[1] if self.diagnosis.group else ()
+        flows = [a for r in members if (a := self.view.activity.get(r)) and condition.moves_bytes(a)]
+        if flows:
+            rate = sum(a.io_bytes_s for a in flows) / 1e6
+            return Condition(kind="working", why=f"its members move {rate:.1f} MB/s")
+        return Condition(kind="network", why="every member waits", lasts_ns=self.stall_ns)
+
+    def _is_hang(self, found: Condition) -> bool:
+        if found.kind in PROVEN:
+            return True
+        if found.kind in ("working", "debugger"):
+            return False
+        if found.kind == "spin" and found.lasts_ns < self.config.spin_s * 1e9:
+            return False
+        return self.stall_ns >= _USUAL * self.view.usual_ns.get(self.place(), 0)
+
+    def _is_certain(self, found: Condition) -> bool:
+        """Whether the hang cannot end by itself."""
+        limits_s = {"held_gil": self.config.held_gil_s, "loop": self.config.loop_s}
+        if found.kind in limits_s:
+            return found.lasts_ns >= limits_s[found.kind] * 1e9
+        return found.kind in ("frozen", "mismatch")
+
+    def _of_rank(self, rank: int, found: Condition) -> Finding:
+        template, node = self._finding(found), self.view.node_of(rank)
+        where = f" on {node}" if node else ""
+        does = "" if found.kind in ("frozen", "mismatch", "unknown") else f"; it {found.why}"
+        return replace(
+            template,
+            subject_type="rank",
+            subject=str(rank),
+            summary=f"The job hangs at rank {rank}{where}: {template.summary}{does}",
+        )
+
+    def _finding(self, found: Condition) -> Finding:
+        """Return the finding on the stuck group. `_of_rank` turns it into one on a rank."""
+        view, diagnosis = self.view, self.diagnosis
+        network = not diagnosis.culprits
+        return Finding(
+            ts_ns=view.now_ns,
+            job=view.job,
+            attempt=view.attempt,
+            kind="hang",
+            subject_type="group",
+            subject=diagnosis.group[0] if diagnosis.group else "",
+            severity="critical",
+            confidence=diagnosis.confidence,
+            summary=f"The job hangs in the network: {diagnosis.reason}" if network else diagnosis.reason,
+            evidence={**self._evidence(), **self._evidence_of(found)},
+        )
+
+    def _evidence_of(self, found: Condition) -> dict[str, object]:
+        """Return what decides when the job may be stopped for it."""
+        place = self.place()
+        return {
+            "certain": self._is_certain(found),
+            "condition": found.kind,
+            "condition_why": found.why,
+            "condition_ns": found.lasts_ns,
+            "place": place,
+            "usual_ns": self.view.usual_ns.get(place, 0),
+            "timeout_ns": self._timeout_ns(),
+        }
+
+    def _timeout_ns(self) -> int:
+        """Return the shortest timeout of the groups in which somebody waits, 0 if none is known."""
+        groups = (g for status in self.view.ranks for g in status.groups if g.op and g.timeout_s)
+        return min((g.timeout_s * 10**9 for g in groups), default=0)
+
+    def _evidence(self) -> dict[str, object]:
+        view, diagnosis = self.view, self.diagnosis
+        few = len(view.ranks) <= _MAX_SILENCES
+        return {
+            "query": "watch.hang",
+            "class": diagnosis.verdict,
+            "culprits": diagnosis.culprits,
+            "victims": diagnosis.victims,
+            "nodes": sorted({node for r in diagnosis.culprits if (node := view.node_of(r))}),
+            "silence_ns": {r.rank: view.age_ns(r) for r in view.ranks} if few else {},
+            "stall_ns": self.stall_ns,
+            "median_step_ns": view.median_step_ns,
+            "groups": [group.answer() for group in diagnosis.groups[:_MAX_GROUPS]],
+        }

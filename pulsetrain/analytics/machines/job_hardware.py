@@ -1,0 +1,90 @@
+"""What a job runs on: the models of its nodes' GPUs, as agents reported them, and whether it uses them."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.resources import files
+
+from pulsetrain.analytics.slowness.device_peaks import Peak, peaks
+from pulsetrain.stream.queries import machines
+from pulsetrain.stream.queries.queryable import AttemptSteps, Queryable
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobHardware:
+    """`models` names the model of each GPU by node and UUID. `uses_gpus`: ranks timed work on a GPU."""
+
+    models: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    uses_gpus: bool = False
+
+    @classmethod
+    def read(cls, store: Queryable, steps: AttemptSteps) -> JobHardware:
+        """What the store says of the nodes of an attempt."""
+        rows = machines.gpu_inventories(store, steps).to_pylist()
+        models = {row["node"]: models_in(row["detail"]) for row in rows}
+        models = {node: found for node, found in models.items() if found}
+        return cls(models=models, uses_gpus=bool(models) and machines.uses_gpus(store, steps))
+
+    @property
+    def by_uuid(self) -> dict[str, str]:
+        """The model of each GPU by UUID."""
+        return {uuid: model for of_node in self.models.values() for uuid, model in of_node.items()}
+
+    @property
+    def calibrated(self) -> bool:
+        """Whether the calibration table was counted on such machines: without GPUs."""
+        return not self.models
+
+    def peak(self, nodes: Iterable[str]) -> Peak | None:
+        """The mean peak of the GPUs of these nodes, one entry for each rank.
+
+        None where the job does not use GPUs, or a node's model is not known.
+
+        >>> h200 = {"a": {"GPU-1": "NVIDIA H200"}}
+        >>> JobHardware(models=h200, uses_gpus=True).peak(["a", "a"]).device
+        'H200'
+        >>> JobHardware(models=h200, uses_gpus=True).peak(["a", "b"]) is None
+        True
+        """
+        if not self.uses_gpus:
+            return None
+        found = [peak_of(model) for node in nodes for model in set(self.models.get(node, {"": ""}).values())]
+        known = [peak for peak in found if peak is not None]
+        if not known or len(known) < len(found):
+            return None
+        names = {name: "+".join(sorted({getattr(p, name) for p in known})) for name in ("device", "dtype")}
+        return Peak(
+            **names,
+            flops_per_s=sum(p.flops_per_s for p in known) / len(known),
+            source=f"{known[0].source}; the driver's model, data type assumed",
+        )
+
+
+def models_in(detail: str) -> dict[str, str]:
+    """Models by UUID in the detail of an event of kind `gpus`. Empty for another form."""
+    try:
+        gpus = json.loads(detail)["gpus"]
+        return {str(gpu["uuid"]): str(gpu["model"]) for gpu in gpus}
+    except (ValueError, KeyError, TypeError):
+        return {}
+
+
+def peak_of(model: str) -> Peak | None:
+    """The peak of a GPU by the name that its driver gives, None for an unknown one.
+
+    >>> peak_of("NVIDIA H100 80GB HBM3").device, peak_of("NVIDIA H100 PCIe").device, peak_of("Quadro")
+    ('H100-SXM', 'H100-PCIe', None)
+    """
+    row = next((row for row in _devices() if re.search(row["model"], model)), None)
+    return peaks().get((row["device"], row["dtype"])) if row else None
+
+
+@cache
+def _devices() -> tuple[dict[str, str], ...]:
+    text = files("pulsetrain.analytics").joinpath("tables/gpu_models.csv").read_text()
+    return tuple(csv.DictReader(line for line in text.splitlines() if not line.startswith("#")))

@@ -1,0 +1,119 @@
+"""How far the clocks of nodes are apart, from the ends of their collectives.
+
+All members of a collective leave it at the same moment, up to the time that the last bytes take. So the
+difference of their recorded ends is the difference of their clocks plus noise. Many collectives together give
+offset and drift, and what they scatter is the error. A time difference within the error is none.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+SAMPLES_NEEDED = 8
+MAX_DRIFT = 1e-3  # a clock that is corrected runs at most this much fast or slow
+PAIRS = 200  # samples of which drift is the median slope: all pairs of more would cost too much
+FLOOR_NS = 2_000.0  # reading a clock takes about a microsecond
+_MAD_TO_SIGMA = 1.4826  # of a normal distribution
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clock:
+    """A node's clock beside the reference's: subtract `offset(t)` from its times. All in ns."""
+
+    at_ns: float
+    offset_ns: float
+    drift: float
+    error_ns: float
+
+    def offset(self, times_ns: Floats) -> Floats:
+        """The offset at times on this clock."""
+        return np.asarray(self.offset_ns + self.drift * (times_ns - self.at_ns))
+
+
+REFERENCE = Clock(at_ns=0.0, offset_ns=0.0, drift=0.0, error_ns=0.0)
+
+
+def compare(times_ns: Floats, differences_ns: Floats) -> Clock | None:
+    """The clock that was ahead by `differences_ns` at `times_ns`. None: too few samples.
+
+    Drift is the median slope between samples (Theil-Sen), offset the median of what is left. The error is two
+    robust standard deviations of a single sample, which is wide for many samples and honest for few.
+
+    >>> times = np.arange(10) * 1e9
+    >>> clock = compare(times, 5e6 + 1e-5 * times)
+    >>> round(float(clock.offset(np.array([9e9]))[0]))
+    5090000
+    """
+    known = np.isfinite(times_ns) & np.isfinite(differences_ns)
+    times, differences = times_ns[known], differences_ns[known]
+    if len(times) < SAMPLES_NEEDED:
+        return None
+    at = float(np.median(times))
+    drift = _drift(times, differences)
+    left = differences - drift * (times - at)
+    offset = float(np.median(left))
+    error = 2 * _MAD_TO_SIGMA * float(np.median(np.abs(left - offset)))
+    return Clock(at_ns=at, offset_ns=offset, drift=drift, error_ns=max(FLOOR_NS, error))
+
+
+def align(collective: Ints, node: Ints, end_ns: Floats) -> dict[int, Clock]:
+    """The clocks of nodes that took part in collectives, relative to that of the lowest-numbered node.
+
+    One row for each collective and member: which collective, on which node, and when it ended there. Of
+    several members on a node the first to see the end counts. A node that meets the reference only through
+    others is compared through them, and the errors add up. One that cannot be compared is left out.
+    """
+    ends = _first_ends(collective, node, end_ns)
+    if not ends:
+        return {}
+    reference = min(ends)
+    clocks, waiting = {reference: REFERENCE}, deque([reference])
+    while waiting:
+        known = waiting.popleft()
+        for other in sorted(set(ends) - set(clocks)):
+            beside = _beside(ends[other], ends[known])
+            if beside is not None:
+                clocks[other] = _chain(beside, clocks[known])
+                waiting.append(other)
+    return clocks
+
+
+def _first_ends(collective: Ints, node: Ints, end_ns: Floats) -> dict[int, dict[int, float]]:
+    """When each node first saw the end of each collective."""
+    ends: defaultdict[int, dict[int, float]] = defaultdict(dict)
+    for number, where, end in zip(collective.tolist(), node.tolist(), end_ns.tolist(), strict=True):
+        ends[where][number] = min(end, ends[where].get(number, np.inf))
+    return dict(ends)
+
+
+def _beside(own: Mapping[int, float], other: Mapping[int, float]) -> Clock | None:
+    shared = sorted(own.keys() & other.keys())
+    times = np.array([own[number] for number in shared])
+    return compare(times, times - np.array([other[number] for number in shared]))
+
+
+def _chain(beside: Clock, known: Clock) -> Clock:
+    """A clock beside one that is itself beside the reference."""
+    return Clock(
+        at_ns=beside.at_ns,
+        offset_ns=beside.offset_ns + float(known.offset(np.array([beside.at_ns - beside.offset_ns]))[0]),
+        drift=beside.drift + known.drift,
+        error_ns=beside.error_ns + known.error_ns,
+    )
+
+
+def _drift(times: Floats, differences: Floats) -> float:
+    picked = np.unique(np.linspace(0, len(times) - 1, min(PAIRS, len(times))).round().astype(np.int64))
+    t, d = times[picked], differences[picked]
+    first, second = np.triu_indices(len(t), 1)
+    apart = t[second] - t[first]
+    slopes = (d[second] - d[first])[apart != 0] / apart[apart != 0]
+    return float(np.clip(np.median(slopes), -MAX_DRIFT, MAX_DRIFT)) if len(slopes) else 0.0

@@ -1,0 +1,130 @@
+"""Ranks that something outside the job stops, or keeps from their processor."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pulsetrain.analytics.slowness import straggler
+from pulsetrain.analytics.slowness.held_up import OFF, STARVED, find_held_up
+from pulsetrain.analytics.slowness.straggler_config import StragglerConfig
+from pulsetrain.analytics.slowness.timings import from_matrices
+from pulsetrain.analytics.verdict import Healthy, findings
+
+CONFIG = StragglerConfig()
+MS = 1e6
+
+
+def busy_job(seed=0, steps=60, ranks=4, *, off=None, starved=None, ratio=0.4):
+    """A job on an oversubscribed host: long queues that follow no rank, and hardly any time off it."""
+    rng = np.random.default_rng(seed)
+    compute = 30 * MS * rng.lognormal(0, 0.2, (steps, ranks))
+    queued = 50 * MS * rng.lognormal(0, 0.6, (steps, ranks))
+    stopped = np.where(rng.random((steps, ranks)) < 0.02, 20 * MS, 0.2 * MS)
+    if off is not None:
+        lumps = np.where(rng.random(steps) < 0.7, ratio * 30 * MS / 0.7, 0.0)
+        stopped[:, off] += lumps
+        compute[:, off] += lumps
+    if starved is not None:
+        queued[:, starved] += 150 * MS
+    parts = {"compute": compute, "cpu_wait": queued, "off_cpu": stopped, "forward": compute / 3}
+    return from_matrices({**parts, "backward": compute / 3, "optimizer": compute / 3})
+
+
+def named(job):
+    return [(s.subject, s.cause) for s in find_held_up(job, CONFIG)]
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 10**6), st.integers(0, 3))
+def test_a_rank_that_is_stopped_is_named_however_busy_the_host(seed, rank):
+    assert named(busy_job(seed, off=rank)) == [(str(rank), OFF)]
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 10**6), st.integers(0, 3))
+def test_a_starved_rank_is_named(seed, rank):
+    assert named(busy_job(seed, starved=rank)) == [(str(rank), STARVED)]
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(0, 10**6))
+def test_a_busy_host_alone_holds_up_nobody(seed):
+    assert named(busy_job(seed)) == []
+
+
+@pytest.mark.parametrize("cause", [OFF, STARVED])
+def test_a_node_whose_ranks_are_all_held_up_is_named_once(cause):
+    job = busy_job(8)
+    job.parts[cause][:, [2, 3]] += 150 * MS
+    nodes = replace(job, nodes=np.array(["a", "a", "b", "b"]))
+    (suspect,) = find_held_up(nodes, CONFIG)
+    assert (suspect.subject_type, suspect.subject, suspect.cause) == ("node", "b", cause)
+    assert suspect.columns.tolist() == [2, 3]
+
+
+def test_a_worse_stop_is_never_milder():
+    ratios = [s.ratio for r in (0.3, 0.6, 0.9) for s in find_held_up(busy_job(1, off=2, ratio=r), CONFIG)]
+    assert len(ratios) == 3
+    assert ratios == sorted(ratios)
+
+
+def test_waiting_for_a_loader_or_a_disk_is_not_being_stopped():
+    job = busy_job(3, off=1)
+    loading = job.parts | {"data": job.parts["off_cpu"]}
+    assert named(from_matrices(loading)) == []
+
+
+def test_only_the_newest_steps_count():
+    job = busy_job(4, steps=120, off=1)
+    job.parts["off_cpu"][-25:, 1] = 0.0
+    assert named(job) == []
+
+
+def staged(job):
+    """The same job as a pipeline of two stages with two replicas each."""
+    return replace(job, stages=np.array([0, 0, 1, 1]))
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 10**6), st.integers(0, 3))
+def test_in_a_pipeline_a_rank_that_began_to_be_stopped_is_named(seed, rank):
+    job = busy_job(seed, steps=80)
+    slow = busy_job(seed, steps=80, off=rank)
+    for part in ("off_cpu", "compute"):
+        job.parts[part][-25:] = slow.parts[part][-25:]
+    assert named(staged(job)) == [(str(rank), OFF)]
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 10**6))
+def test_a_first_stage_that_always_waits_for_its_loader_is_not_stopped(seed):
+    assert named(staged(busy_job(seed, steps=80, off=0))) == []
+    assert named(staged(busy_job(seed, steps=80))) == []
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_one_or_two_ranks_have_no_majority(ranks):
+    assert named(busy_job(5, ranks=ranks, off=0)) == []
+
+
+def test_missing_and_wrong_values_give_an_answer():
+    job = busy_job(6, off=2)
+    job.parts["off_cpu"][3, :] = np.nan
+    job.parts["compute"][50, 0] = np.nan
+    assert named(job) == [("2", OFF)]
+    nothing = from_matrices({"compute": np.full((40, 4), np.nan)})
+    assert named(nothing) == []
+
+
+def test_the_straggler_analyzer_says_what_holds_the_rank_up():
+    (finding,) = findings(straggler.find(busy_job(7, off=3, ratio=0.5)))
+    assert finding.subject == "3"
+    assert finding.evidence["cause"] == OFF
+    assert "is stopped again and again" in finding.summary
+    assert finding.severity != "info"
+    assert isinstance(straggler.find(busy_job(7))[0], Healthy)
