@@ -36,6 +36,7 @@ def show() -> None:
 
 
 def _body() -> None:
+    page.said()
     alerts = ordered_alerts(page.source().alerts())
     if not alerts:
         page.empty(
@@ -73,8 +74,8 @@ def _acknowledge(alert: str) -> None:
     try:
         page.source().client.acknowledge(alert, st.session_state.get("ack_note", ""))
     except PulsetrainError as error:
-        st.toast(f"Not acknowledged: {error}")
-    page.source().cache.forget("alerts")
+        page.say(f"Not acknowledged: {error}")
+    page.source().forget("alerts")
 
 
 def _silence(matchers: Mapping[str, str]) -> None:
@@ -82,8 +83,8 @@ def _silence(matchers: Mapping[str, str]) -> None:
     try:
         page.source().client.silence(matchers, seconds, st.session_state.get("ack_note", ""))
     except PulsetrainError as error:
-        st.toast(f"Not silenced: {error}")
-    page.source().cache.forget("alerts", "silences")
+        page.say(f"Not silenced: {error}")
+    page.source().forget("alerts", "silences")
 
 
 def _silences() -> None:
@@ -108,8 +109,8 @@ def _end_silence(silence: str) -> None:
     try:
         page.source().client.end_silence(silence)
     except PulsetrainError as error:
-        st.toast(f"Not ended: {error}")
-    page.source().cache.forget("alerts", "silences")
+        page.say(f"Not ended: {error}")
+    page.source().forget("alerts", "silences")
 
 
 def _row(alert: JsonObject) -> list[str]:

@@ -10,12 +10,17 @@ from pulsetrain.core.errors import PulsetrainError
 from pulsetrain.dashboard import (
     alerts,
     checkpoints,
+    events,
     heatmap,
     incidents,
+    logs,
+    metrics,
+    node,
     nodes,
     overview,
     page,
     pipeline,
+    rank,
     recovery,
     stacks,
     timeline,
@@ -47,6 +52,11 @@ def main() -> None:
         "stacks": st.Page(stacks.show, title="Stacks", url_path="stacks"),
         "alerts": st.Page(alerts.show, title=_alerts_title(), url_path="alerts"),
         "nodes": st.Page(nodes.show, title="Nodes", url_path="nodes"),
+        "rank": st.Page(rank.show, title="Rank", url_path="rank", visibility="hidden"),
+        "node": st.Page(node.show, title="Node", url_path="node", visibility="hidden"),
+        "logs": st.Page(logs.show, title="Logs", url_path="logs"),
+        "metrics": st.Page(metrics.show, title="Metrics", url_path="metrics"),
+        "events": st.Page(events.show, title="Events", url_path="events"),
         "recovery": st.Page(recovery.show, title="Recovery", url_path="recovery"),
         "checkpoints": st.Page(checkpoints.show, title="Checkpoints", url_path="checkpoints"),
         "pipeline": st.Page(pipeline.show, title="Pipeline", url_path="pipeline"),
@@ -55,6 +65,11 @@ def main() -> None:
     chosen = st.navigation(list(pages.values()), position="top")
     if chosen is pages["alias"]:
         st.switch_page(pages["overview"], query_params=st.query_params.to_dict())
+    if "go" in st.session_state:
+        name, params = st.session_state.pop("go")
+        if chosen is not pages[name]:
+            st.switch_page(pages[name], query_params=params)
+        st.session_state.update({key: value for key, value in params.items() if key != "job"})
     page.strip(sentence=chosen is not pages["overview"])
     chosen.run()
 

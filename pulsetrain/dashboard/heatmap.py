@@ -1,8 +1,8 @@
-"""Heatmap: every machine (or rank) by phase, or by step window, as a ratio to its cohort."""
+"""Heatmap: job, stage, data-parallel block, node or rank by phase, or by step window, as time lost."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from html import escape
 
@@ -10,16 +10,15 @@ import streamlit as st
 
 from pulsetrain.analytics.selection import parse_steps
 from pulsetrain.core.errors import UsageError
-from pulsetrain.core.json import JsonObject
 from pulsetrain.dashboard import page
 from pulsetrain.dashboard.models import heatmap as model
 from pulsetrain.dashboard.models.steps import Window, sample, window
-from pulsetrain.stream.queries import views
+from pulsetrain.stream.queries import heat, views
 
 _REFRESH_S = 4.0
 _HINT = (
-    "Cohort: ranks of the same pipeline stage. A low ratio in a communication column marks the rank that the "
-    "others wait for. Click a cell for its timeline."
+    "A cell is the rank of its row that loses most, in net time beside the median of its stage. "
+    "◆ rows stand out. Click a cell to look below it."
 )
 _WINDOWS = {"last 20 steps": 20, "last 100": 100, "last 1,000": 1000}
 
@@ -28,25 +27,44 @@ def show() -> None:
     """The page."""
     with st.container(horizontal=True, vertical_alignment="bottom"):
         by = st.segmented_control(
-            "Rows", ["node", "rank"], default="node", required=True, key="by", bind="query-params"
+            "Rows", list(heat.LEVELS), default="node", required=True, key="by", bind="query-params"
         )
         phase = st.text_input(
-            "Phase over steps", key="phase", bind="query-params", width=170, placeholder="all phases",
+            "Phase over steps", key="phase", bind="query-params", width=150, placeholder="all phases",
             help="Give a phase such as forward to see it over step windows.",
         )  # fmt: skip
         recent = st.selectbox("Window", list(_WINDOWS), key="window", bind="query-params", width=150)
-        steps = st.text_input("or steps", key="range", bind="query-params", width=120, placeholder="40:60")
-        find = st.text_input("Find", key="find", bind="query-params", width=170, placeholder="node or rank")
+        steps = st.text_input("or steps", key="range", bind="query-params", width=110, placeholder="40:60")
+        within = st.text_input(
+            "Within", key="within", bind="query-params", width=200, placeholder="stage=3,rank=0:63",
+            help="Only these ranks: stage, dp or rank, each one number or first:last.",
+        )  # fmt: skip
+        st.button("Up", key="up", on_click=_up, help="All ranks of the job again")
     try:
         parse_steps(steps or "")
+        spans = model.spans_of((within or "").strip())
     except UsageError as error:
         st.warning(str(error))
         return
-    body = partial(_body, str(by), (phase or "").strip(), find or "", steps or "", _WINDOWS[recent])
-    page.live(body, every_s=_REFRESH_S)
+    shown = heat.HeatView(
+        by=str(by),
+        first=0,
+        last=0,
+        phase=(phase or "").strip(),
+        stages=spans.get("stages"),
+        dps=spans.get("dps"),
+        ranks=spans.get("ranks"),
+    )
+    page.live(
+        partial(_body, shown, (within or "").strip(), steps or "", _WINDOWS[recent]), every_s=_REFRESH_S
+    )
 
 
-def _body(by: str, phase: str, find: str, steps: str, last: int) -> None:
+def _up() -> None:
+    st.session_state["within"], st.session_state["by"] = "", "node"
+
+
+def _body(asked: heat.HeatView, within: str, steps: str, last: int) -> None:
     job = page.chosen_job()
     jobs = page.source().rows(views.jobs)
     chosen = window(jobs, job, steps=steps, last=last)
@@ -54,52 +72,47 @@ def _body(by: str, phase: str, find: str, steps: str, last: int) -> None:
         page.empty("No data: no step of this job is on record.")
         return
     sampled = min(sample(jobs, job), chosen.width)
-    grid = model.grid(_cells(job, by, phase, chosen, sampled), find=find)
+    view = replace(asked, first=chosen.first, last=chosen.last, sample=sampled)
+    grid = model.grid(page.source().rows(heat.heat, job, view), by=view.by, within=within)
     if not grid.rows:
         page.empty(
-            f"No data: no span{f' of phase {phase}' if phase else ''} in steps {chosen}.",
-            "Choose other steps, or clear Find.",
+            f"No data: no span{f' of phase {view.phase}' if view.phase else ''} in steps {chosen}.",
+            "Choose other steps, or clear Within.",
         )
         return
     st.html(_sentence(grid, chosen, sampled))
-    title = f"{phase}, first step of each window" if phase else ""
+    title = f"{view.phase}, first step of each window" if view.phase else ""
     clicked = page.clickable_chart(
         model.figure(grid, page.theme(), columns_title=title),
-        key="heat",
-        alt="Ratio of each row to its cohort's median",
+        key=f"heat-{view.by}-{within}",
+        alt=f"Time lost of each row beside its cohort. {grid.worst}",
     )
-    _open_timeline(grid, job, chosen, clicked)
+    _open(model.selected(grid, clicked), job, chosen)
 
 
-def _open_timeline(grid: model.Grid, job: str, chosen: Window, clicked: Sequence[JsonObject]) -> None:
-    """Open the timeline of the rank that was clicked, if one was."""
-    rank, step = model.selected(grid, clicked)
-    if rank < 0:
+def _open(clicked: model.Chosen | None, job: str, chosen: Window) -> None:
+    """Open what lies below the cell that was clicked: a smaller part of the fleet, or a rank's timeline."""
+    if clicked is None:
         return
-    first, last = (step, step + 2) if step >= 0 else (max(chosen.first, chosen.last - 3), chosen.last)
-    st.switch_page(
-        st.session_state["pages"]["timeline"],
-        query_params={"job": job, "ranks": str(rank), "steps": f"{first}:{last}"},
-    )
-
-
-def _cells(job: str, by: str, phase: str, chosen: Window, sampled: int) -> Sequence[JsonObject]:
-    shown = views.HeatmapRange(by=by, first=chosen.first, last=chosen.last, sample=sampled)
-    if phase:
-        return page.source().rows(views.heat_by_step, job, shown, phase=phase)
-    return page.source().rows(views.heat_by_phase, job, shown)
+    if clicked.row.rank < 0:
+        page.open_page("heatmap", job=job, **clicked.row.opens)
+    first, last = (clicked.step, clicked.step + 2) if clicked.step >= 0 else (chosen.last - 3, chosen.last)
+    steps = f"{max(chosen.first, first)}:{last}"
+    page.open_page("timeline", job=job, ranks=clicked.cell.rank, steps=steps)
 
 
 def _sentence(grid: model.Grid, chosen: Window, sampled: int) -> str:
     theme = page.theme()
     spaced = f" (every {chosen.width / sampled:.0f}th looked at)" if sampled < chosen.width else ""
-    more = f" {grid.left_out:,} rows nearer to their cohort are left out." if grid.left_out else ""
     legend = "".join(
         f"<span><i class='swatch' style='background:{colour}'></i>{word}</span>"
-        for colour, word in ((theme.quicker, "quicker"), (theme.slower, "slower"), (theme.missing, "no data"))
+        for colour, word in (
+            (theme.slower, "works longer than its cohort"),
+            (theme.quicker, "waits longer"),
+            (theme.missing, "no data"),
+        )
     )
     return (
-        f"<div><b>{escape(grid.worst)}</b> "
-        f"<span class='muted'>Steps {chosen}{spaced}.{more} {_HINT}</span></div>"
-        f"<div class='legend'>{legend}</div>"
+        f"<div id='worst'><b>{escape(grid.worst)}</b></div>"
+        f"<div class='muted'>Steps {chosen}{spaced}. {_HINT}</div><div class='legend'>{legend}</div>"
     )

@@ -9,8 +9,10 @@ import streamlit as st
 from pulsetrain.core.json import JsonObject
 from pulsetrain.dashboard import page
 from pulsetrain.dashboard.models.detectors import detectors
+from pulsetrain.dashboard.models.postmortem import file_name, postmortem
 from pulsetrain.dashboard.models.states import DETECTOR_STATES, INCIDENT_STATES, SEVERITIES, pill
 from pulsetrain.dashboard.models.text import ago, clock
+from pulsetrain.stream.queries import views
 
 _SHOWN = 10
 _TIMELINE = 40
@@ -60,9 +62,24 @@ def _card(incident: JsonObject, *, unfolded: bool) -> None:
             f"<p><b>What to do:</b> {escape(str(incident['suggested_action']))}</p>"
             f"<p><b>Victims:</b> {escape(', '.join(victims[:_VICTIMS]) or 'none')}{more}</p></div>"
         )
+        _download(incident)
         with st.expander("Hypotheses and timeline", expanded=unfolded):
             _hypotheses(incident)
             _timeline(incident)
+
+
+def _download(incident: JsonObject) -> None:
+    """The post-mortem as one file: findings and events in one order of time."""
+    source, job = page.source(), str(incident["job"])
+    st.download_button(
+        "Post-mortem",
+        data=lambda: postmortem(incident, source.rows(views.events, job, limit=1000)),
+        file_name=file_name(incident),
+        mime="text/markdown",
+        key=f"postmortem-{incident['id']}",
+        on_click="ignore",
+        help="One Markdown file for the report: facts, what to do, hypotheses, findings and events in order.",
+    )
 
 
 def _hypotheses(incident: JsonObject) -> None:

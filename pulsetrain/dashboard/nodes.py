@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+from collections.abc import Sequence
 from functools import partial
 from html import escape
 
@@ -11,14 +12,17 @@ import streamlit as st
 from pulsetrain.core.errors import PulsetrainError
 from pulsetrain.core.json import JsonObject
 from pulsetrain.dashboard import page
+from pulsetrain.dashboard.models.attribution import attribute, node_state
 from pulsetrain.dashboard.models.nodes import (
     can_be_evicted,
     heartbeat_age_text,
     ordered_nodes,
+    past_nodes,
     plan,
     ranks_text,
 )
 from pulsetrain.dashboard.models.states import NODE_STATES, pill
+from pulsetrain.stream.queries import past
 
 _ROWS = 300
 
@@ -31,7 +35,10 @@ def show() -> None:
 
 
 def _list(find: str) -> None:
-    nodes = ordered_nodes(page.source().nodes(), job=page.chosen_job(), find=find)
+    job = page.chosen_job()
+    blame = attribute(page.findings(job))
+    known = [{**node, "state": node_state(node, blame)} for node in _known(job)]
+    nodes = ordered_nodes(known, job=job, find=find)
     if not nodes:
         page.empty("No node matches." if find else "No data: no agent has connected to this hub.")
         return
@@ -46,12 +53,21 @@ def _list(find: str) -> None:
     )
 
 
+def _known(job: str) -> Sequence[JsonObject]:
+    """The nodes of the hub, and those on record of a job that it does not run."""
+    present = page.source().nodes()
+    if not job or any(node.get("job") == job for node in present):
+        return present
+    source = page.source()
+    return [*present, *past_nodes(job, source.rows(past.job_nodes, job), source.rows(past.gone_nodes, job))]
+
+
 def _row(node: JsonObject) -> list[str]:
     rank = node.get("node_rank", -1)
     age = node.get("last_heartbeat_age_s")
     name = str(node["node"])
     return [
-        f'<a href="{page.href("nodes", job=page.chosen_job(), node=name)}">{escape(name)}</a>',
+        f'<a href="{page.href("node", job=page.chosen_job(), node=name)}">{escape(name)}</a>',
         pill(str(node.get("state", "")), NODE_STATES),
         str(rank) if rank >= 0 else "-",
         escape(ranks_text(node.get("ranks"))),
@@ -69,6 +85,7 @@ def _eviction() -> None:
         for n in ordered_nodes(page.source().nodes(), job=page.chosen_job())
         if can_be_evicted(n)
     ]
+    page.said()
     done = st.session_state.get("evicted")
     if done:
         st.success(done)
@@ -124,14 +141,14 @@ def _evict(node: str, actor: str) -> None:
     reason = str(st.session_state.get("reason", "")).strip()
     if not reason:
         st.session_state["evicted"] = ""
-        st.toast("Give a reason first: it is kept in the audit log.")
+        page.say("Give a reason first: it is kept in the audit log.")
         return
     try:
         page.source().client.evict(node, reason, actor=actor or getpass.getuser())
     except PulsetrainError as error:
-        st.toast(f"Not evicted: {error}")
+        page.say(f"Not evicted: {error}")
         return
     st.session_state["evicted"] = f"{node} was evicted: {reason}"
     st.session_state.pop("plan", None)
     st.session_state["node"] = None
-    page.source().cache.forget("nodes", "status")
+    page.source().forget("nodes", "status")

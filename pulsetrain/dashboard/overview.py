@@ -7,6 +7,7 @@ from html import escape
 import streamlit as st
 
 from pulsetrain.dashboard import page
+from pulsetrain.dashboard.models.answer import CONTROLLER_KINDS, answer
 from pulsetrain.dashboard.models.overview import JobLine, evidence, live_facts
 from pulsetrain.dashboard.models.progress import MARKER_KINDS, headline, progress_figure
 from pulsetrain.dashboard.models.states import JOB_STATES, SEVERITIES, look, pill
@@ -44,24 +45,39 @@ def _verdicts() -> None:
 
 
 def _verdict(line: JobLine) -> None:
-    state = look(line.state, JOB_STATES)
-    rows = page.source().rows(views.curve, line.job)
-    facts = headline(rows) | live_facts(page.source().job(line.job))
-    cells = "".join(f"<div><span>{escape(k)}</span><b>{escape(v)}</b></div>" for k, v in facts.items())
-    since = "since when is not known"
-    if line.since_ns:
-        since = f"since {clock(line.since_ns)} UTC, {ago(line.since_ns, page.now_ns())}"
-    links = "".join(
-        f' · <a href="{page.href(name, job=line.job)}">{name}</a>'
-        for name in ("topology", "heatmap", "recovery")
+    """What is wrong, where, since when, how sure, what is done and what to do, with one click to evidence."""
+    state, source = look(line.state, JOB_STATES), page.source()
+    job = source.job(line.job) or source.past_job(line.job) or {"job": line.job, "state": "past"}
+    found = answer(
+        job,
+        source.incidents(),
+        source.rows(views.events, line.job, CONTROLLER_KINDS, limit=20),
+        observe_only=bool(source.status().get("hub", {}).get("observe_only")),
+        now_ns=page.now_ns(),
     )
+    sure = "" if found.confidence is None else f" · {found.confidence:.0%} sure"
+    links = " · ".join(f'<a href="{escape(href)}">{escape(words)}</a>' for words, href in found.links)
     st.html(
         f'<div class="verdict" data-state="{line.state}" style="--c:{state.colour}">'
         f"<div>{pill(line.state, JOB_STATES)}</div>"
         f'<div style="flex:1"><h2 id="verdict">{escape(line.sentence)}</h2>'
-        f'<div class="muted">{escape(line.job)} · {since}{links}</div></div>'
-        f'</div><div class="figures">{cells}</div>'
+        f'<div class="muted">{escape(line.job)} · {_since(line)}{sure}</div>'
+        f'<dl class="answer"><dt>Controller</dt><dd id="controller">{escape(found.controller)}</dd>'
+        f'<dt>What to do</dt><dd id="to-do">{escape(found.to_do)}</dd>'
+        f'<dt>Evidence</dt><dd id="links">{links}</dd></dl>'
+        f'</div></div><div class="figures">{_figures(line.job)}</div>'
     )
+
+
+def _since(line: JobLine) -> str:
+    if not line.since_ns:
+        return "since when is not known"
+    return f"since {clock(line.since_ns)} UTC, {ago(line.since_ns, page.now_ns())}"
+
+
+def _figures(job: str) -> str:
+    facts = headline(page.source().rows(views.curve, job)) | live_facts(page.source().job(job))
+    return "".join(f"<div><span>{escape(k)}</span><b>{escape(v)}</b></div>" for k, v in facts.items())
 
 
 def _row(line: JobLine) -> list[str]:
@@ -87,8 +103,7 @@ def _progress() -> None:
 def _evidence() -> None:
     job = page.chosen_job()
     rows = page.source().rows(views.findings, job) if job else []
-    last = page.source().job(job).get("step", -1)
-    items = evidence(rows, job=job, last_step=int(last))
+    items = evidence(rows, job=job)
     if not items:
         st.html('<div class="muted">No finding on record for this job.</div>')
         return

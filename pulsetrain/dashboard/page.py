@@ -22,6 +22,7 @@ from pulsetrain.protocol.client import find_hub
 from pulsetrain.stream.queries import views
 
 REFRESH_S = 2.0
+_SAID_S = 12.0
 
 
 def source() -> Source:
@@ -49,12 +50,23 @@ def href(page: str, **params: object) -> str:
 
 def lines() -> list[JobLine]:
     """Every job with its state. Raises `PulsetrainError` if the hub has never answered."""
-    live = source().status().get("jobs", [])
+    status = source().status()
+    lines = job_lines([*status.get("jobs", []), *status.get("past_jobs", [])], _stored())
+    return stale(lines, source().age_s)
+
+
+def _stored() -> Sequence[JsonObject]:
+    """Jobs on record: also those that the hub has not looked at yet."""
     try:
-        stored = source().rows(views.jobs)
+        return source().rows(views.jobs)
     except PulsetrainError:
-        stored = []
-    return stale(job_lines(live, stored), source().cache.age_s("status") or 0.0)
+        return []
+
+
+def findings(job: str) -> list[JsonObject]:
+    """The open findings of a job, the worst first. Of a recording those that it was judged by."""
+    known = source().job(job) or source().past_job(job)
+    return list(known.get("findings", []))
 
 
 def chosen_job() -> str:
@@ -109,10 +121,10 @@ def _strip(sentence: bool) -> None:
     except PulsetrainError as error:
         st.html(f'<div class="strip">{pill("no_data", JOB_STATES)} <b>{escape(_away(error))}</b></div>')
         return
-    problem = source().cache.problem
+    problem = source().problem
     if problem:
-        age = source().cache.age_s("status") or 0.0
-        st.html(f'<div class="stale">{escape(problem)}. The page shows what was known {age:.0f} s ago.</div>')
+        known = f"The page shows what was known {source().age_s:.0f} s ago."
+        st.html(f'<div class="stale" id="away">{escape(problem)}. {known}</div>')
     if not sentence:
         return
     if line is None:
@@ -133,6 +145,31 @@ def _away(error: PulsetrainError) -> str:
     return f"The hub is away: {error}. Nothing is known until it answers. This page tries again by itself."
 
 
+def say(sentence: str) -> None:
+    """Tell the person of this tab what became of a click. It stays for some seconds.
+
+    A toast would do, but Streamlit drops the style sheet with it.
+    """
+    st.session_state["said"] = (sentence, time.monotonic() + _SAID_S)
+
+
+def said() -> None:
+    """Draw what was said last, while it is news."""
+    sentence, until_s = st.session_state.get("said", ("", 0.0))
+    if sentence and time.monotonic() < until_s:
+        st.html(f'<div class="stale" role="status">{escape(sentence)}</div>')
+
+
+def open_page(name: str, **params: object) -> None:
+    """Open another page. It may be called from a part that refreshes itself.
+
+    The switch is made by the next run of the whole script: a part that switches pages itself may leave its
+    own output on the new page, which ends in a white page.
+    """
+    st.session_state["go"] = (name, {k: str(v) for k, v in params.items() if v not in ("", None)})
+    st.rerun()
+
+
 def live(body: Callable[[], None], *, every_s: float = REFRESH_S) -> None:
     """Draw `body` now and again every `every_s` seconds while a browser shows this page."""
     st.fragment(partial(_guarded, body), run_every=every_s)()
@@ -142,7 +179,7 @@ def _guarded(body: Callable[[], None]) -> None:
     try:
         body()
     except PulsetrainError as error:
-        empty(_away(error) if source().cache.problem else f"{error}.")
+        empty(_away(error) if source().problem else f"{error}.")
 
 
 def empty(sentence: str, hint: str = "") -> None:

@@ -1,6 +1,7 @@
 """Where pages get their data: the hub's API and its store, behind a small cache.
 
-The cache keeps the last answers for the time in which the hub does not answer.
+The cache keeps the last answers for the time in which the hub does not answer. Every question runs on a
+thread of its own, so that no page waits for a hub that is frozen.
 """
 
 from __future__ import annotations
@@ -9,13 +10,15 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TypeVar, cast
 
 import pyarrow as pa
 
-from pulsetrain.core.errors import PulsetrainError
+from pulsetrain.core.errors import PulsetrainError, Unavailable
 from pulsetrain.core.json import JsonObject
+from pulsetrain.dashboard.pulse import Pulse
 from pulsetrain.protocol.client import HubAddress, HubClient
 from pulsetrain.stream.store.clickhouse import Store, open_store
 
@@ -25,6 +28,7 @@ _KEPT = 64
 _FRESH_S = 0.9
 _RETRY_S = 1.5
 _PROBLEM_S = 10.0
+_SLICE_S = 0.2  # how often a page that waits looks whether the hub is still there
 _COST_FACTOR = 5.0
 """An answer is kept five times as long as it took: a page costs the hub a sixth of a core at most."""
 
@@ -36,14 +40,26 @@ class _Answer:
     at_s: float
 
 
+def _in_thread(run: Callable[[], None]) -> None:
+    threading.Thread(target=run, name="question", daemon=True).start()
+
+
 class Cache:
     """The last 64 answers by key. Safe for many threads. `clock` is monotonic seconds.
 
     Where a question fails and an older answer is kept, `ask` returns that one, and `problem` says why.
+    `away` says why nobody can answer now, "" where somebody can. Then `ask` does not wait.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        away: Callable[[], str] = lambda: "",
+        start: Callable[[Callable[[], None]], None] = _in_thread,
+    ) -> None:
+        self._clock, self._away, self._start = clock, away, start
+        self._running: dict[Hashable, Future[object]] = {}
         self._answers: OrderedDict[Hashable, _Answer] = OrderedDict()
         self._failures: OrderedDict[Hashable, tuple[PulsetrainError, float]] = OrderedDict()
         self._lock = threading.Lock()
@@ -66,7 +82,7 @@ class Cache:
         try:
             if failed is not None and started - failed[1] < _RETRY_S:
                 raise failed[0]
-            value = question()
+            value = self._answer(key, question)
         except PulsetrainError as error:
             self._fail(key, error, failed)
             if kept is None:
@@ -74,6 +90,34 @@ class Cache:
             return cast("T", kept.value)
         self._keep(key, value, started)
         return value
+
+    def _answer(self, key: Hashable, question: Callable[[], T]) -> T:
+        """The answer, once for all that ask at the same time. Raises `Unavailable` while nobody answers."""
+        future: Future[object] = Future()
+        with self._lock:
+            running = self._running.setdefault(key, future)
+        if running is future:
+            self._start(lambda: self._run(key, question, future))
+        while True:
+            try:
+                return cast("T", running.result(timeout=_SLICE_S))
+            except TimeoutError:
+                if reason := self._away():
+                    raise Unavailable(reason) from None
+
+    def _run(self, key: Hashable, question: Callable[[], T], future: Future[object]) -> None:
+        try:
+            value = question()
+        except BaseException as error:  # noqa: BLE001 - it is raised where the answer is wanted
+            self._end(key)
+            future.set_exception(error)
+        else:
+            self._end(key)
+            future.set_result(value)
+
+    def _end(self, key: Hashable) -> None:
+        with self._lock:
+            self._running.pop(key, None)
 
     def age_s(self, key: Hashable) -> float | None:
         """How old the kept answer is. None if there is none."""
@@ -115,18 +159,42 @@ class Source:
     def __init__(self, address: HubAddress) -> None:
         self.address = address
         self.client = HubClient(address, timeout_s=5.0)
-        self.cache = Cache()
+        self.pulse = Pulse(self.client.status)
+        self.cache = Cache(away=lambda: self.pulse.away)
         self._lock = threading.Lock()
         self._store: Store | None = None
 
     def status(self) -> JsonObject:
-        """The hub's status. See `HubClient.status`."""
-        return self.cache.ask("status", self.client.status)
+        """The hub's status, as it was when the hub last answered. See `HubClient.status`."""
+        return self.pulse.status()
+
+    @property
+    def problem(self) -> str:
+        """Why the hub, or some question to it, cannot be answered now. "" for none."""
+        return self.pulse.away or self.cache.problem
+
+    @property
+    def age_s(self) -> float:
+        """How old the status is."""
+        return self.pulse.age_s
+
+    def forget(self, *keys: Hashable) -> None:
+        """Have the answers of these keys asked for again, and the status."""
+        self.cache.forget(*keys)
+        self.pulse.forget()
 
     def job(self, name: str) -> JsonObject:
         """The live state of one job, {} for one that the hub does not run, or if it does not answer."""
         try:
             jobs = self.status().get("jobs", [])
+        except PulsetrainError:
+            return {}
+        return next((dict(job) for job in jobs if job["job"] == name), {})
+
+    def past_job(self, name: str) -> JsonObject:
+        """What the hub knows of a job that it does not run. {} as for `job`."""
+        try:
+            jobs = self.status().get("past_jobs", [])
         except PulsetrainError:
             return {}
         return next((dict(job) for job in jobs if job["job"] == name), {})

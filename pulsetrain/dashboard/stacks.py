@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from html import escape
 
 import streamlit as st
@@ -11,6 +10,8 @@ import streamlit as st
 from pulsetrain.core.errors import PulsetrainError
 from pulsetrain.core.json import JsonObject
 from pulsetrain.dashboard import page
+from pulsetrain.dashboard.models.attribution import attribute
+from pulsetrain.dashboard.models.stacks import StackLine, stack_lines, suspects
 from pulsetrain.dashboard.models.text import ago, clock
 from pulsetrain.stream.queries import views
 
@@ -30,11 +31,12 @@ def _read() -> None:
     try:
         page.source().client.stacks(job)
     except PulsetrainError as error:
-        st.toast(f"Not read: {error}")
-    page.source().cache.forget(("stacks", job))
+        page.say(f"Not read: {error}")
+    page.source().forget(("stacks", job))
 
 
 def _body() -> None:
+    page.said()
     job = page.chosen_job()
     reading = (page.source().stacks(job) if page.source().job(job) else {}) or _stored(job)
     if not reading:
@@ -50,9 +52,9 @@ def _body() -> None:
     )
     for part in reading["blind"]:
         st.html(f'<div class="stale">ranks {escape(part["ranks"])}: {escape(part["reason"])}</div>')
-    outliers = {c["ranks"] for c in reading["clusters"][1:]} | {reading["outliers"]}
-    lines = [line for tree in _chosen(reading) for line in _lines(tree, 0, outliers)]
-    page.table(["ranks", "frame"], lines[:_MOST_LINES])
+    blamed = attribute(page.findings(job))
+    lines = stack_lines(_chosen(reading), suspects(reading, blamed.culprits))
+    page.table(["ranks", "frame"], [_row(line) for line in lines[:_MOST_LINES]])
     if len(lines) > _MOST_LINES:
         st.html(f'<div class="muted">The first {_MOST_LINES} of {len(lines):,} lines.</div>')
 
@@ -73,12 +75,9 @@ def _chosen(reading: JsonObject) -> list[JsonObject]:
     return list(reading["tree"]) if st.session_state.get("threads") else list(reading["tree"][:1])
 
 
-def _lines(branch: JsonObject, depth: int, outliers: set[str]) -> Iterator[list[str]]:
-    """One row for each frame, indented where ranks part. Ranks that stand elsewhere are bold."""
-    text = escape(str(branch["frame"]))
-    if branch["ranks"] in outliers:
-        text = f"<b>{text}</b>"
-    yield [escape(str(branch["ranks"])), f'<span style="padding-left:{1.2 * depth:.1f}em">{text}</span>']
-    parts = len(branch["children"]) > 1
-    for child in branch["children"]:
-        yield from _lines(child, depth + parts, outliers)
+def _row(line: StackLine) -> list[str]:
+    """The cells of a frame. What stands where only ranks at fault stand is bold and says so."""
+    text = escape(line.frame)
+    if line.at_fault:
+        text = f'<b class="culprit">{text}</b>'
+    return [escape(line.ranks), f'<span style="padding-left:{1.2 * line.depth:.1f}em">{text}</span>']

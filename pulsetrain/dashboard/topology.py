@@ -1,18 +1,28 @@
-"""Topology: the mesh in three dimensions and as a table. The culprit looks different from ranks that wait."""
+"""Topology: the mesh as a grid of blocks, in three dimensions and as a table.
+
+The culprit looks different from ranks that wait. A job of more than 512 ranks is shown as a grid of stage by
+block of data-parallel replicas, and a click shows one block rank by rank.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from html import escape
 
 import streamlit as st
 
+from pulsetrain.core.errors import UsageError
+from pulsetrain.core.json import JsonObject
 from pulsetrain.dashboard import page
+from pulsetrain.dashboard.models import mesh as grid_model
 from pulsetrain.dashboard.models import topology as model
+from pulsetrain.dashboard.models.attribution import Attribution, attribute
 from pulsetrain.dashboard.models.states import RANK_STATES, look, pill
-from pulsetrain.stream.queries import views
+from pulsetrain.stream.queries import mesh
 
-_TABLE_ROWS = 500
+_BESIDE = 60
+_REFRESH_S = 4.0
 _WIDE = (
     "rank",
     "state",
@@ -31,7 +41,8 @@ _WIDE = (
 )
 _NARROW = ("rank", "state", "node", "tp", "pp", "dp", "doing", "last step")
 _NUMBERS = ("rank", "local_rank", "tp", "pp", "dp", "cp", "ep", "last step", "last heartbeat")
-_HEARTBEATS_NS = 10 * 60 * 10**9
+_HEARTBEATS_NS = 60 * 10**9
+_ROUND_NS = 2 * 10**9
 
 
 def show() -> None:
@@ -43,37 +54,85 @@ def show() -> None:
         find = st.text_input(
             "Find", key="find", bind="query-params", width=220, placeholder="rank, node, address or switch"
         )
-    page.live(partial(_body, str(as_), find or ""))
+        block = st.text_input(
+            "Block", key="block", bind="query-params", width=170, placeholder="3/40-47",
+            help="A part of a large job: stage/replicas. Empty: the whole job.",
+        )  # fmt: skip
+    try:
+        part = model.part_of((block or "").strip())
+    except UsageError as error:
+        st.warning(str(error))
+        return
+    page.live(partial(_body, str(as_), (find or "").strip(), part), every_s=_REFRESH_S)
 
 
-def _body(shown: str, find: str) -> None:
+def _body(shown: str, find: str, part: model.Part | None) -> None:
     job = page.chosen_job()
-    now = page.now_ns()
-    topology = page.source().rows(views.topology, job) if job else []
-    if not topology:
+    now = page.now_ns() // _ROUND_NS * _ROUND_NS  # so that an answer can be kept
+    heard = {"since_ns": now - _HEARTBEATS_NS, "fresh_ns": now - model.SILENT_AFTER_NS}
+    blame = attribute(page.findings(job))
+    blocks = page.source().rows(mesh.mesh_blocks, job, **heard) if job else []
+    chosen = {"stage": part.stage, "dps": part.dps} if part else {}
+    rows = page.source().rows(
+        mesh.mesh_ranks, job, named=tuple(sorted(blame.ranks)), nodes=tuple(sorted(blame.nodes)),
+        find=find.lower().removeprefix("rank").strip(), **chosen, **heard,
+    ) if job else []  # fmt: skip
+    if not rows and not find:
         page.empty(
             "No data: no rank of this job has reported its mesh coordinates.",
             "A rank reports them when it calls pulsetrain.init().",
         )
         return
-    since = now // 10**11 * 10**11 - _HEARTBEATS_NS  # in whole 100 s, so that the answer can be kept
-    states = page.source().rows(views.rank_states, job, since_ns=since)
-    attribution = model.attribute(page.source().job(job).get("findings", []))
-    ranks = model.points(topology, states, attribution, now_ns=now)
-    hits = model.matching(ranks, find)
+    ranks = model.points(rows, model.heartbeats(rows), blame, now_ns=now)
+    in_all = rows[0]["ranks_in_all"] if rows else 0
+    if blocks and part is None and sum(row["ranks"] for row in blocks) > mesh.MOST_RANKS:
+        _grid(job, blocks, rows, blame, ranks)
+        return
+    st.html(f"<div><b>{model.tally(ranks)}.</b> <span class='muted'>{escape(blame.sentence)}</span></div>")
+    if in_all > len(ranks):
+        st.html(f"<div class='muted'>{len(ranks):,} of {in_all:,} ranks, the most urgent first.</div>")
+    _ranks(shown, find, ranks)
+
+
+def _grid(
+    job: str,
+    rows: Sequence[JsonObject],
+    named: Sequence[JsonObject],
+    blame: Attribution,
+    ranks: list[model.RankPoint],
+) -> None:
+    """The whole of a large job, and beside it the ranks that need a look."""
+    blamed = [r for r in named if r["rank"] in blame.ranks or r["node"] in blame.nodes]
     st.html(
-        f"<div><b>{model.tally(ranks)}.</b> <span class='muted'>{escape(attribution.sentence)}</span></div>"
+        f"<div><b>{grid_model.tally(rows, blame, blamed)}.</b> "
+        f"<span class='muted'>{escape(blame.sentence)} Click a block to see its ranks.</span></div>"
     )
+    shown = grid_model.blocks(rows, blamed, blame)
+    chart, names = st.columns([3, 2])
+    with chart:
+        clicked = page.clickable_chart(
+            grid_model.figure(shown, page.theme()), key="blocks",
+            alt=f"Pipeline stages by blocks of data-parallel replicas. {blame.sentence}",
+        )  # fmt: skip
+    block = grid_model.selected(shown, clicked)
+    if block is not None:
+        page.open_page("topology", job=job, block=f"{block.stage}/{block.dps[0]}-{block.dps[1]}")
+    with names:
+        _table(ranks[:_BESIDE], _NARROW)
+
+
+def _ranks(shown: str, find: str, ranks: list[model.RankPoint]) -> None:
+    """At most 512 ranks, in three dimensions with a table beside them, or as a wide table."""
     in_mesh = [r for r in ranks if r.has_coordinates]
     if shown == "table" or not in_mesh:
-        _table(hits, _WIDE)
+        _table(ranks, _WIDE)
         return
-    mesh, names = st.columns([3, 2])
-    with mesh:
-        figure = model.figure(in_mesh, {r.rank for r in hits} if find else set(), page.theme())
+    space, names = st.columns([3, 2])
+    with space:
+        figure = model.figure(in_mesh, {r.rank for r in ranks} if find else set(), page.theme())
         page.chart(figure, key="mesh", alt="Ranks in the tensor, pipeline and data parallel mesh, by state")
     with names:
-        _table(hits, _NARROW)
+        _table(ranks, _NARROW)
 
 
 def _table(ranks: list[model.RankPoint], columns: tuple[str, ...]) -> None:
@@ -81,9 +140,7 @@ def _table(ranks: list[model.RankPoint], columns: tuple[str, ...]) -> None:
         page.empty("No rank, node, address or switch matches.")
         return
     urgent = sorted(ranks, key=lambda r: (-look(r.state, RANK_STATES).urgency, r.rank))
-    if len(urgent) > _TABLE_ROWS:
-        st.html(f"<div class='muted'>The {_TABLE_ROWS} most urgent of {len(urgent):,} ranks.</div>")
-    cells = [_cells(rank) for rank in urgent[:_TABLE_ROWS]]
+    cells = [_cells(rank) for rank in urgent]
     page.table(
         list(columns),
         [[row[name] for name in columns] for row in cells],
@@ -93,7 +150,7 @@ def _table(ranks: list[model.RankPoint], columns: tuple[str, ...]) -> None:
 
 def _cells(r: model.RankPoint) -> dict[str, str]:
     return {
-        "rank": f'<a href="{page.href("timeline", job=page.chosen_job(), ranks=r.rank)}">{r.rank}</a>',
+        "rank": f'<a href="{page.href("rank", job=page.chosen_job(), rank=r.rank)}">{r.rank}</a>',
         "state": pill(r.state, RANK_STATES),
         "node": escape(r.node),
         "address": escape(r.ip),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import random
 import re
 
 import httpx
@@ -27,7 +28,12 @@ def test_overview_reads_the_verdict(page, site):
 @pytest.mark.parametrize(
     ("path", "text"),
     [
-        ("heatmap", "on node-2, backward, at 1.50x the median"),
+        ("heatmap", "on node-2 loses most: backward"),
+        ("rank?rank=5", "Beside its cohort"),
+        ("node?node=node-2", "Its ranks beside their cohort"),
+        ("logs", "No line matches."),
+        ("metrics", "No data: no counter"),
+        ("events", "recovery"),
         ("timeline", "Ranks 0-7"),
         ("topology", "1 culprit, 1 slow, 6 waits"),
         ("alerts", "straggler"),
@@ -64,7 +70,7 @@ def test_a_click_in_the_heatmap_opens_that_ranks_timeline(page, site):
     box = cell.bounding_box()
     there = re.compile("/timeline.*ranks=5&steps=119%3A121")
     for _ in range(4):  # a busy machine has them bound later
-        page.mouse.click(box["x"] + 0.97 * box["width"], box["y"] + (5.5 / 8) * box["height"])
+        page.mouse.click(box["x"] + 0.97 * box["width"], box["y"] + (6.5 / 9) * box["height"])
         with contextlib.suppress(AssertionError):
             expect(page).to_have_url(there, timeout=15_000)
             break
@@ -195,8 +201,58 @@ def test_a_hub_that_goes_away_is_said_and_its_verdict_expires(page, tmp_path):
         expect(page.locator(".verdict .pill")).to_contain_text("no data", timeout=90_000)
 
 
-def hub_process_gone(hub):
+def test_a_hub_that_freezes_is_said_on_an_open_and_on_a_fresh_page(page, tmp_path):
+    with fake_hub(tmp_path / "store") as hub, dashboard(hub) as site:
+        page.goto(f"{site}/recovery")
+        expect(page.locator(".strip")).to_contain_text("Rank 5 is stopped")
+        process = hub_process(hub)
+        process.suspend()
+        try:
+            expect(page.locator("#away")).to_contain_text("The page shows what was known", timeout=30_000)
+            fresh = page.context.new_page()
+            fresh.goto(f"{site}/incidents")
+            expect(fresh.locator("#away")).to_be_visible(timeout=30_000)
+            expect(fresh.locator(".strip")).to_contain_text("no data", timeout=30_000)
+        finally:
+            process.resume()
+        expect(page.locator("#away")).to_have_count(0, timeout=30_000)
+
+
+def test_a_random_walk_meets_no_white_page_and_keeps_the_style(page, site):
+    errors = []
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.goto(f"{site}/?job=gpt")
+    page.locator("#verdict").wait_for()
+    walk = random.Random(7)
+    for _ in range(25):
+        links = page.locator('[data-testid="stTopNavLink"], .t a, #links a').all()
+        walk.choice(links).click()
+        expect(page.locator("#verdict, .strip").first).to_be_visible()
+        expect(page.locator('[data-testid="stException"]')).to_have_count(0)
+        expect(page.locator(".stApp")).to_have_css("font-variant-numeric", "tabular-nums")
+        expect(page).to_have_url(re.compile("job=gpt"))
+    assert errors == []
+
+
+def test_a_refused_click_says_so_and_keeps_the_style(page, tmp_path):
+    with fake_hub(tmp_path / "store") as hub, dashboard(hub) as site:
+        page.goto(f"{site}/alerts?job=gpt")
+        page.get_by_role("button", name="Acknowledge").first.wait_for()
+        hub_process_gone(hub)
+        page.get_by_role("button", name="Acknowledge").first.click()
+        expect(page.get_by_role("status").filter(has_text="Not acknowledged")).to_be_visible()
+        expect(page.locator(".stApp")).to_have_css("font-variant-numeric", "tabular-nums")
+
+
+def hub_process(hub):
     port = int(hub.url.rsplit(":", 1)[1])
-    for connection in psutil.net_connections("tcp"):
-        if connection.laddr.port == port and connection.status == psutil.CONN_LISTEN:
-            psutil.Process(connection.pid).kill()
+    (pid,) = {
+        c.pid
+        for c in psutil.net_connections("tcp")
+        if c.laddr.port == port and c.status == psutil.CONN_LISTEN
+    }
+    return psutil.Process(pid)
+
+
+def hub_process_gone(hub):
+    hub_process(hub).kill()

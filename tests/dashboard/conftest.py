@@ -15,7 +15,6 @@ from streamlit.testing.v1 import AppTest
 from pulsetrain.core.errors import PulsetrainError
 from pulsetrain.core.json import JsonObject
 from pulsetrain.dashboard import page
-from pulsetrain.dashboard.source import Cache
 
 
 @dataclass
@@ -56,7 +55,12 @@ class FakeSource:
     stored: dict[str, list[JsonObject]] = field(default_factory=dict)
     error: PulsetrainError | None = None
     client: FakeClient = field(default_factory=FakeClient)
-    cache: Cache = field(default_factory=Cache)
+    problem: str = ""
+    age_s: float = 0.0
+    forgotten: list[object] = field(default_factory=list)
+
+    def forget(self, *keys: object) -> None:
+        self.forgotten += keys
 
     def _answer(self, name: str, empty: object) -> object:
         if self.error is not None:
@@ -68,6 +72,10 @@ class FakeSource:
 
     def job(self, name: str) -> JsonObject:
         jobs = [] if self.error else self.status()["jobs"]
+        return next((job for job in jobs if job["job"] == name), {})
+
+    def past_job(self, name: str) -> JsonObject:
+        jobs = [] if self.error else self.status().get("past_jobs", [])
         return next((job for job in jobs if job["job"] == name), {})
 
     def nodes(self) -> list[JsonObject]:

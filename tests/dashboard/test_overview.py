@@ -20,8 +20,21 @@ def test_the_verdict_stands_above_figures_and_evidence(draw, source):
     assert "Rank 5 is <b>stopped</b>." in shown.text
     assert "2.5000" in shown.text
     assert shown.rows()[0][1:5] == ["hang", "rank 5", "It <hangs>.", "0.97"]
-    assert 'href="timeline?job=gpt&amp;ranks=5' in shown.html
+    assert 'href="rank?job=gpt&amp;rank=5' in shown.html
     assert len(shown.app.get("plotly_chart")) == 1
+
+
+def test_five_seconds_say_who_since_when_how_sure_what_is_done_and_what_to_do(draw, source):
+    job = source.answers["status"]["jobs"][0]
+    why = "The job may only pause."
+    job["pending_hang"] = {"rank": 5, "since_ns": 1, "act_at_ns": None, "why": why}
+    job["findings"] = [{**FINDING, "evidence": "{}"}]
+    source.answers["incidents"] = [{"job": "gpt", "root": "rank 5", "suggested_action": "Read its stack."}]
+    shown = draw("overview")
+    for words in ("hung", "97% sure", "ago", why, "Read its stack."):
+        assert words in shown.text
+    assert 'href="rank?job=gpt&amp;rank=5"' in shown.html
+    assert 'href="incidents?job=gpt"' in shown.html
 
 
 def test_what_the_hub_says_is_never_html(draw, source):

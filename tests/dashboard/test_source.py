@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from pulsetrain.core.errors import Unavailable
@@ -37,7 +40,7 @@ def clock():
 
 @pytest.fixture
 def cache(clock):
-    return Cache(clock)
+    return Cache(clock, start=lambda run: run())
 
 
 def test_tabs_share_an_answer_for_a_second(cache, clock):
@@ -100,3 +103,37 @@ def test_answers_are_bounded(cache, clock):
         cache.ask(key, Hub(clock))
     assert cache.age_s(0) is None
     assert cache.age_s(499) is not None
+
+
+def test_a_page_does_not_wait_for_a_hub_that_is_frozen():
+    frozen = Cache(away=lambda: "The hub does not answer", start=lambda run: None)
+    with pytest.raises(Unavailable, match="does not answer"):
+        frozen.ask("spans", lambda: 1)
+
+
+def test_a_kept_answer_is_shown_while_the_hub_is_frozen():
+    runs = []
+    away = ""
+    cache = Cache(away=lambda: away, start=lambda run: runs.append(run) if away else run())
+    assert cache.ask("spans", lambda: 1) == 1
+    cache._answers["spans"].until_s = 0.0
+    away = "The hub does not answer"
+    assert cache.ask("spans", lambda: 2) == 1
+    assert cache.problem == away
+
+
+def test_those_who_ask_at_the_same_time_share_one_question(clock):
+    cache, asked = Cache(clock), []
+
+    def question():
+        asked.append(1)
+        gate.wait(10)
+        return 7
+
+    gate = threading.Event()
+    with ThreadPoolExecutor(3) as pool:
+        answers = [pool.submit(cache.ask, "heat", question) for _ in range(3)]
+        while not asked:
+            pass
+        gate.set()
+        assert {answer.result(10) for answer in answers} == {7}

@@ -26,7 +26,7 @@ def test_the_merged_stacks_of_the_main_thread_are_shown_and_who_differs_is_bold(
     assert "Stacks differ: rank 5." in shown.text
     assert "ranks 7: gone" in shown.text
     assert shown.rows() == [["0-7", "MainThread"], ["0-4,6-7", "all_reduce"], ["5", "<forward>"]]
-    assert "<b>&lt;forward&gt;</b>" in shown.html
+    assert '<b class="culprit">&lt;forward&gt;</b>' in shown.html
 
 
 def test_a_click_reads_them(draw, source):
@@ -38,7 +38,7 @@ def test_a_click_reads_them(draw, source):
 
 def test_a_hub_that_cannot_read_them_says_so(draw, source):
     source.client.refusal = Unavailable("no agent answers")
-    assert "Not read: no agent answers" in draw("stacks").click("read_stacks").app.toast[0].value
+    assert "Not read: no agent answers" in draw("stacks").click("read_stacks").text
 
 
 @pytest.mark.parametrize(

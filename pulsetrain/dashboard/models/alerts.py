@@ -10,14 +10,18 @@ from pulsetrain.dashboard.models.states import SEVERITIES, look
 
 
 def ordered_alerts(alerts: Sequence[JsonObject]) -> list[JsonObject]:
-    """Firing and not acknowledged first, then by severity, then the newest."""
+    """What needs a person first, then what fires and is in hand, then what is over.
+
+    Each by severity, then the newest. So an acknowledged critical alert stays above information.
+    """
     return sorted(
         alerts,
         key=lambda a: (
             a.get("state") == "resolved",
-            bool(a.get("acknowledged_by") or a.get("muted")),
+            not needs_a_person(a),
             -look(str(a.get("severity", "")), SEVERITIES).urgency,
             -moment_ns(a.get("since_ns", a.get("since"))),
+            str(a.get("id", "")),
         ),
     )
 

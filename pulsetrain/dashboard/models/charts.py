@@ -42,6 +42,7 @@ class Theme:
     head: str
     quicker: str
     slower: str
+    calm: str
 
 
 LIGHT = Theme(
@@ -54,6 +55,7 @@ LIGHT = Theme(
     head="#f4f5f7",
     quicker="#2166AC",
     slower="#B2182B",
+    calm="#F4F5F6",
 )
 DARK = Theme(
     dark=True,
@@ -65,6 +67,7 @@ DARK = Theme(
     head="#1d2128",
     quicker="#5AA9E6",
     slower="#FF7A45",
+    calm="#20252C",
 )
 
 

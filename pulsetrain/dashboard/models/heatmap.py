@@ -1,59 +1,81 @@
-"""Machine by phase, and machine by step window, as a ratio to the cohort's median."""
+"""The heatmap: rows of a level by phase or by step window, coloured by the time that each costs the job."""
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import plotly.graph_objects as go
 
+from pulsetrain.core.errors import UsageError
 from pulsetrain.core.json import JsonObject
 from pulsetrain.dashboard.models.charts import Theme, frame
 from pulsetrain.dashboard.models.text import duration
 
-_TARGETS = 2000
-CLIP = 2.0  # a ratio beyond this factor is drawn as this factor
+FULL = 0.02  # of a step lost: drawn in full colour, unless a cell loses more
 _CATEGORY_ORDER = ("data", "compute", "communication", "checkpoint", "other")
-_LIGHT_SCALE = ("#92C5DE", "#F4F5F6", "#F4A582")
-_DARK_SCALE = ("#2F5D80", "#20252C", "#A8542F")
+_BELOW: Mapping[str, str] = MappingProxyType({"job": "stage", "stage": "dp", "dp": "node", "node": "rank"})
+_AXES: Mapping[str, str] = MappingProxyType({"stage": "stages", "dp": "dps", "rank": "ranks"})
+_MOST_PINNED = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One cell: net times of its worst rank and of that rank's cohort, ns a step. `share` is the time lost as
+    a part of the step: above 0 works longer, below 0 waits longer. It is 0 for quicker ranks.
+    """
+
+    rank: int
+    node: str
+    phase: str
+    value_ns: int
+    usual_ns: int
+    cohort: int
+    share: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One row. `opens` is the view below it, as parameters of the address. `rank` is -1 for several ranks."""
+
+    name: str
+    cells: tuple[Cell | None, ...]
+    pinned: bool
+    opens: Mapping[str, str]
+    rank: int = -1
 
 
 @dataclass(frozen=True, kw_only=True)
 class Grid:
-    """A heatmap's cells: `ratio[i][j]` is row i, column j. None means no data."""
+    """A heatmap: pinned rows on top, then the rows of the level in their order. `worst` is a sentence."""
 
-    rows: tuple[str, ...]
+    rows: tuple[Row, ...]
     columns: tuple[str, ...]
-    ratio: tuple[tuple[float | None, ...], ...]
-    hover: tuple[tuple[str, ...], ...]
-    rank: tuple[tuple[int, ...], ...]  # the rank behind each cell; -1: none
-    worst: str  # what stands out, as a sentence
-    left_out: int  # rows that did not fit
+    worst: str
+    culprit: int = -1
 
 
-def grid(cells: Sequence[JsonObject], *, find: str = "") -> Grid:
-    """The cells of `heat_by_phase` or `heat_by_step` as a grid in natural order of rows and of work.
+def grid(bins: Sequence[JsonObject], *, by: str, within: str = "") -> Grid:
+    """The rows of `heat.heat` as a grid. `by` and `within` are the level and the ranks that were asked for.
 
-    `find` keeps the rows whose name holds it. The order of the cells changes nothing.
+    The order of the rows of the answer changes nothing.
     """
-    by_name = {(cell["row"], cell["col"]): cell for cell in cells if find.lower() in cell["row"].lower()}
-    rows = tuple(sorted({row for row, _ in by_name}, key=natural))
-    columns = tuple(sorted({col for _, col in by_name}, key=_column_order(cells)))
-    in_all = max((cell["rows_in_all"] for cell in cells), default=0)
-    at = [[by_name.get((row, col)) for col in columns] for row in rows]
+    if not bins:
+        return Grid(rows=(), columns=(), worst="No data in these steps.")
+    columns = tuple(sorted({row["col"] for row in bins}, key=_column_order(bins)))
+    step_ns = _step_ns(bins)
+    pinned = _pinned(bins, columns, step_ns)
+    named: dict[int, list[JsonObject]] = {}
+    for row in bins:
+        named.setdefault(row["bin"], []).append(row)
+    rows = [_row(named[place], columns, step_ns, by=by, within=within) for place in sorted(named)]
     return Grid(
-        rows=rows,
+        rows=(*pinned, *rows),
         columns=columns,
-        ratio=tuple(tuple(None if c is None else float(c["ratio"]) for c in line) for line in at),
-        hover=tuple(
-            tuple(_hover(row, col, c) for col, c in zip(columns, line, strict=True))
-            for row, line in zip(rows, at, strict=True)
-        ),
-        rank=tuple(tuple(-1 if c is None else int(c["rank"]) for c in line) for line in at),
-        worst=_worst(list(by_name.values())),
-        left_out=max(0, in_all - len({cell["row"] for cell in cells})),
+        worst=_worst(pinned, rows),
+        culprit=next((c.rank for row in pinned[:1] for c in row.cells if c), -1),
     )
 
 
@@ -63,13 +85,21 @@ def natural(name: str) -> tuple[tuple[int, int, str], ...]:
     return tuple((1, int(part), "") if part.isdigit() else (0, 0, part) for part in parts)
 
 
-def _column_order(cells: Sequence[JsonObject]) -> Callable[[str], tuple[int, int, str]]:
+def _step_ns(bins: Sequence[JsonObject]) -> int:
+    """The usual time of a step: of each phase, that of its slowest cohort in sight."""
+    usual: dict[str, int] = {}
+    for row in bins:
+        usual[row["phase"]] = max(usual.get(row["phase"], 0), row["usual_ns"])
+    return max(1, sum(usual.values()))
+
+
+def _column_order(bins: Sequence[JsonObject]) -> Callable[[str], tuple[int, int, str]]:
     """Return the sort key of columns: steps by number, phases by category and then by what takes longest."""
     longest: dict[str, int] = {}
     category: dict[str, str] = {}
-    for cell in cells:
-        longest[cell["col"]] = max(longest.get(cell["col"], 0), cell["usual_ns"])
-        category[cell["col"]] = cell["category"]
+    for row in bins:
+        longest[row["col"]] = max(longest.get(row["col"], 0), row["usual_ns"])
+        category[row["col"]] = max(category.get(row["col"], ""), row["category"])
     order = {name: index for index, name in enumerate(_CATEGORY_ORDER)}
 
     def key(column: str) -> tuple[int, int, str]:
@@ -80,129 +110,220 @@ def _column_order(cells: Sequence[JsonObject]) -> Callable[[str], tuple[int, int
     return key
 
 
-def _hover(row: str, column: str, cell: JsonObject | None) -> str:
-    if cell is None:
-        return f"{row} · {column}<br>no data"
-    usual = f"median of {cell['cohort']} ranks of its stage {duration(cell['usual_ns'])}"
-    return (
-        f"<b>rank {cell['rank']} on {cell['node']}</b> · {cell['phase']}<br>"
-        f"{cell['ratio']:.2f}x its cohort<br>"
-        f"{duration(cell['value_ns'])} a step; {usual}"
+def _cell(row: JsonObject, step_ns: int) -> Cell:
+    lost = max(0, row["value_ns"] - row["usual_ns"])
+    sign = -1 if row["category"] == "communication" else 1
+    names = ("rank", "node", "phase", "value_ns", "usual_ns", "cohort")
+    return Cell(**{name: row[name] for name in names}, share=sign * lost / step_ns)
+
+
+def _pinned(bins: Sequence[JsonObject], columns: Sequence[str], step_ns: int) -> list[Row]:
+    """The ranks that stand out, the worst first. All ranks of a node that stand out together are one row."""
+    found: dict[int, tuple[int, str, dict[str, Cell]]] = {}
+    for row in bins:
+        for most, rank, value, usual, cohort, node in map(_values, row["suspects"]):
+            own = {"rank": rank, "value_ns": value, "usual_ns": usual, "cohort": cohort, "node": node}
+            cell = _cell({**row, **own}, step_ns)
+            found.setdefault(rank, (most, node, {}))[2][row["col"]] = cell
+    worst = sorted(found, key=lambda rank: (-found[rank][0], rank))
+    of_node: dict[str, list[int]] = {}
+    for rank in worst:
+        of_node.setdefault(found[rank][1], []).append(rank)
+    rows = []
+    for node, ranks in of_node.items():
+        cells = found[ranks[0]][2]
+        name = f"rank {ranks[0]}" if len(ranks) == 1 else f"{node}: {len(ranks)} ranks"
+        opens = {"by": "rank", "within": f"rank={min(ranks)}:{max(ranks)}"}
+        rows.append(
+            Row(
+                name=f"◆ {name}",
+                cells=tuple(cells.get(column) for column in columns),
+                pinned=True,
+                opens=opens,
+                rank=ranks[0] if len(ranks) == 1 else -1,
+            )
+        )
+    return rows[:_MOST_PINNED]
+
+
+def _values(suspect: object) -> tuple[int, int, int, int, int, str]:
+    """A suspect of `heat.heat`, which is a dictionary of its places or a tuple."""
+    values = list(suspect.values()) if isinstance(suspect, dict) else list(suspect)  # type: ignore[call-overload]
+    return values[0], values[1], values[2], values[3], values[4], values[5]
+
+
+def _row(cells: Sequence[JsonObject], columns: Sequence[str], step_ns: int, *, by: str, within: str) -> Row:
+    by_name = {row["col"]: _cell(row, step_ns) for row in cells}
+    return Row(
+        name=_name(cells[0], by),
+        cells=tuple(by_name.get(column) for column in columns),
+        pinned=False,
+        opens=_opens(cells, by, within),
+        rank=int(cells[0]["first_rank"]) if all(c["ranks"] == 1 for c in cells) else -1,
     )
 
 
-def _worst(cells: Sequence[JsonObject]) -> str:
-    """Name the cell that is the most time away from its cohort. Less than a tenth away is not named.
+def _name(row: JsonObject, by: str) -> str:
+    """What a row is called: one thing, or the first and last of several."""
+    first, last = row["first_item"], row["last_item"]
+    if by == "node":
+        return row["first_node"] if first == last else f"{row['first_node']} … {row['last_node']}"
+    if by == "job":
+        return f"all {row['ranks']:,} ranks"
+    word = {"stage": "stage", "dp": "dp", "rank": "rank"}[by]
+    return f"{word} {first}" if first == last else f"{word} {first}-{last}"
 
-    Work comes before communication, whose times follow from the work of others.
+
+def _opens(cells: Sequence[JsonObject], by: str, within: str) -> dict[str, str]:
+    """The view below a row: the same level of fewer ranks, or the next level of one thing."""
+    first, last = cells[0]["first_item"], cells[0]["last_item"]
+    if by == "job":
+        return {"by": "stage", "within": within}
+    axis = by if by in ("stage", "dp") else "rank"
+    if by == "node":
+        first, last = min(c["first_rank"] for c in cells), max(c["last_rank"] for c in cells)
+    one = cells[0]["items"] == 1
+    level = _BELOW.get(by, "rank") if one else by
+    return {"by": level, "within": narrowed(within, axis, first, last)}
+
+
+def narrowed(within: str, axis: str, first: int, last: int) -> str:
+    """The ranks of `within` whose place on an axis lies in first..last.
+
+    >>> narrowed("stage=3", "dp", 8, 15), narrowed("stage=0:7", "stage", 3, 3)
+    ('stage=3,dp=8:15', 'stage=3')
     """
-    if not cells:
-        return "No data in these steps."
-    outliers = [cell for cell in cells if not 0.9 < cell["ratio"] < 1.1]
+    kept = [part for part in within.split(",") if part and part.partition("=")[0] != axis]
+    return ",".join([*kept, f"{axis}={first}" if first == last else f"{axis}={first}:{last}"])
+
+
+def _worst(pinned: Sequence[Row], rows: Sequence[Row]) -> str:
+    """Name the rank that loses most working time. Waiting follows from the work of others."""
+    outliers = [cell for row in pinned for cell in row.cells if cell and cell.share > 0]
     if not outliers:
-        return "Nothing here differs from its cohort by a tenth or more."
-    cell = max(outliers, key=_weight)
-    when = f" from step {cell['col']}" if cell["col"].isdigit() else ""
+        waits = [cell for row in rows for cell in row.cells if cell and cell.share < -0.05]
+        if not waits:
+            return "No rank works longer than the others of its stage by more than chance."
+        cell = min(waits, key=lambda c: c.share)
+        return (
+            "No rank works longer than the others of its stage by more than chance. "
+            f"Rank {cell.rank} on {cell.node} waits longest, in {cell.phase}."
+        )
+    cell = max(outliers, key=lambda c: c.share)
+    others = len([row for row in pinned if row.cells]) - 1
+    more = f" {others} more {'row stands' if others == 1 else 'rows stand'} out." if others else ""
     return (
-        f"Furthest from its cohort: rank {cell['rank']} on {cell['node']}, {cell['phase']}{when}, "
-        f"at {cell['ratio']:.2f}x the median ({duration(abs(cell['value_ns'] - cell['usual_ns']))} a step)."
+        f"Rank {cell.rank} on {cell.node} loses most: {cell.phase} takes {duration(cell.value_ns)} a step, "
+        f"{cell.value_ns / max(1, cell.usual_ns):.2f}x its cohort "
+        f"({duration(cell.value_ns - cell.usual_ns)} more).{more}"
     )
 
 
-def _weight(cell: JsonObject) -> tuple[bool, int, str, str]:
-    return (
-        cell["category"] != "communication",
-        abs(cell["value_ns"] - cell["usual_ns"]),
-        cell["row"],
-        cell["col"],
-    )
+_HOVER = (
+    "<b>rank %{customdata[0]}</b> on %{customdata[1]}: %{customdata[2]} a step, %{customdata[3]}x the median "
+    "of %{customdata[4]}<br>%{customdata[5]} % of the step<extra></extra>"
+)
 
 
-def figure(grid: Grid, theme: Theme, *, columns_title: str) -> go.Figure:
-    """The grid as a clickable heatmap: blue is quicker than the cohort, red slower, grey is no data."""
-    height = min(900, max(220, 90 + 22 * len(grid.rows)))
-    chart = frame(theme, height=height)
+def _hover(cell: Cell) -> list[str | int | float]:
+    """What `_HOVER` says of a cell: numbers, not sentences, because there are hundreds of cells."""
+    ratio = round(cell.value_ns / max(1, cell.usual_ns), 2)
+    what = "waits" if cell.share < 0 else "loses"
+    words = f"{what} {100 * abs(cell.share):.1f}"
+    return [cell.rank, cell.node, duration(cell.value_ns), ratio, cell.cohort, words]
+
+
+def figure(shown: Grid, theme: Theme, *, columns_title: str) -> go.Figure:
+    """The grid as a chart. Red works longer than its cohort, blue waits longer, grey has no data."""
+    chart = frame(theme, height=max(260, 70 + _row_px(len(shown.rows)) * len(shown.rows)))
+    chart.update_layout(plot_bgcolor=theme.missing)
+    names = [row.name for row in shown.rows]
+    full = max([FULL, *(abs(c.share) for row in shown.rows for c in row.cells if c)])
     chart.add_heatmap(
-        x=list(grid.columns),
-        y=list(grid.rows),
-        z=[[0 if ratio is None else None for ratio in line] for line in grid.ratio],
-        colorscale=[[0, theme.missing], [1, theme.missing]],
+        x=list(shown.columns),
+        y=names,
+        z=[[None if c is None else round(c.share / full, 3) for c in row.cells] for row in shown.rows],
+        zmin=-1,
+        zmax=1,
+        colorscale=[[0, theme.quicker], [0.5, theme.calm], [1, theme.slower]],
         showscale=False,
-        text=[list(line) for line in grid.hover],
-        hovertemplate="%{text}<extra></extra>",
+        hoverinfo="skip",
         xgap=1,
         ygap=1,
     )
-    limit = math.log2(CLIP)
-    chart.add_heatmap(
-        x=list(grid.columns),
-        y=list(grid.rows),
-        z=[[None if not r else max(-limit, min(limit, math.log2(r))) for r in line] for line in grid.ratio],
-        zmin=-limit,
-        zmax=limit,
-        colorscale=[theme.quicker, *(_DARK_SCALE if theme.dark else _LIGHT_SCALE), theme.slower],
-        colorbar=_colour_bar(theme, limit),
-        text=[list(line) for line in grid.hover],
-        hovertemplate="%{text}<extra></extra>",
-        xgap=1 if len(grid.rows) < 200 else 0,
-        ygap=1 if len(grid.rows) < 200 else 0,
-    )
-    _add_targets(chart, grid)
+    _add_targets(chart, shown)
+    pinned = sum(row.pinned for row in shown.rows)
+    if pinned:
+        chart.add_hline(y=pinned - 0.5, line={"color": theme.text, "width": 1.5})
     chart.update_xaxes(side="top", title_text=columns_title, showgrid=False, type="category")
-    chart.update_yaxes(autorange="reversed", showgrid=False, type="category", nticks=40)
+    chart.update_yaxes(
+        range=[len(names) - 0.5, -0.5],
+        showgrid=False,
+        type="category",
+        tickmode="array",
+        tickvals=names,
+        tickfont={"size": 12 if _row_px(len(names)) > 14 else 10},
+    )
     return chart
 
 
-def _add_targets(chart: go.Figure, grid: Grid) -> None:
-    """What a click hits: a heatmap's cells cannot be selected, so the cells furthest from their cohort carry
-    an invisible marker each."""
-    cells = [
-        (abs(math.log(ratio)), row, column, hover)
-        for row, ratios, hovers in zip(grid.rows, grid.ratio, grid.hover, strict=True)
-        for column, ratio, hover in zip(grid.columns, ratios, hovers, strict=True)
-        if ratio
+def _row_px(rows: int) -> int:
+    return 26 if rows <= 30 else 13
+
+
+def _add_targets(chart: go.Figure, shown: Grid) -> None:
+    """What a click hits and the mouse points at: cells of a heatmap cannot be selected, so each carries an
+    invisible marker."""
+    points = [
+        (column, row.name, _hover(c))
+        for row in shown.rows
+        for column, c in zip(shown.columns, row.cells, strict=True)
+        if c
     ]
-    cells = sorted(cells, reverse=True)[:_TARGETS]
     chart.add_scatter(
-        x=[column for _, _, column, _ in cells],
-        y=[row for _, row, _, _ in cells],
+        x=[x for x, _, _ in points],
+        y=[y for _, y, _ in points],
         mode="markers",
-        marker={"size": 16, "color": "rgba(0,0,0,0)", "symbol": "square"},
-        hovertext=[hover for _, _, _, hover in cells],
-        hovertemplate="%{hovertext}<extra></extra>",
+        marker={"size": 18, "color": "rgba(0,0,0,0)", "symbol": "square"},
+        customdata=[numbers for _, _, numbers in points],
+        hovertemplate=_HOVER,
         showlegend=False,
     )
-    chart.update_layout(clickmode="event+select", hovermode="closest", hoverdistance=200)
+    chart.update_layout(clickmode="event+select", hovermode="closest", hoverdistance=30)
 
 
-def _colour_bar(theme: Theme, limit: float) -> JsonObject:
-    ratios = (1 / CLIP, 1 / math.sqrt(CLIP), 1.0, math.sqrt(CLIP), CLIP)
-    names = [
-        f"≤{ratios[0]:.1f}x",
-        f"{ratios[1]:.1f}x",
-        "1x median",
-        f"{ratios[3]:.1f}x",
-        f"≥{ratios[4]:.0f}x",
-    ]
-    return {
-        "tickvals": [max(-limit, min(limit, math.log2(r))) for r in ratios],
-        "ticktext": names,
-        "thickness": 10,
-        "outlinewidth": 0,
-        "tickfont": {"color": theme.muted, "size": 12},
-        "len": 1.0,
-    }
+def spans_of(within: str) -> dict[str, tuple[int, int]]:
+    """The ranges of `HeatView` that an address means. Raises `UsageError`.
 
-
-def selected(grid: Grid, points: Sequence[JsonObject]) -> tuple[int, int]:
-    """Return the rank behind the cell that was clicked, and its step where columns are steps. -1 for none.
-
-    `points` is the selection that Plotly reports.
+    >>> spans_of("stage=3,rank=0:63")
+    {'stages': (3, 3), 'ranks': (0, 63)}
     """
+    found: dict[str, tuple[int, int]] = {}
+    for part in filter(None, within.split(",")):
+        axis, _, span = part.partition("=")
+        low, _, high = span.partition(":")
+        if axis not in _AXES or not low.isdigit() or not (high or low).isdigit():
+            raise UsageError(f"within = {part!r}: allowed: stage, dp or rank, as in stage=3,rank=0:63")
+        found[_AXES[axis]] = (int(low), int(high or low))
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chosen:
+    """What a click in the heatmap means. `step` is -1 where columns are phases."""
+
+    row: Row
+    cell: Cell
+    step: int
+
+
+def selected(shown: Grid, points: Sequence[JsonObject]) -> Chosen | None:
+    """The cell that was clicked. `points` is the selection that Plotly reports."""
     if not points:
-        return -1, -1
-    row, column = str(points[0].get("y")), str(points[0].get("x"))
-    if row not in grid.rows or column not in grid.columns:
-        return -1, -1
-    rank = grid.rank[grid.rows.index(row)][grid.columns.index(column)]
-    return rank, int(column) if column.isdigit() else -1
+        return None
+    name, column = str(points[0].get("y")), str(points[0].get("x"))
+    row = next((row for row in shown.rows if row.name == name), None)
+    if row is None or column not in shown.columns:
+        return None
+    cell = row.cells[shown.columns.index(column)]
+    return None if cell is None else Chosen(row=row, cell=cell, step=int(column) if column.isdigit() else -1)

@@ -26,6 +26,19 @@ def ordered_nodes(nodes: Sequence[JsonObject], *, job: str, find: str = "") -> l
     )
 
 
+def past_nodes(job: str, placed: Sequence[JsonObject], gone: Sequence[JsonObject]) -> list[JsonObject]:
+    """The nodes of a job that does not run: where its ranks were (`past.job_nodes`), and which nodes it lost
+    before (`past.gone_nodes`). None of them has a heartbeat."""
+    lost = {row["node"]: "evicted" if row["kind"] == "evict" else "lost" for row in gone}
+    rows = [
+        {"node": row["node"], "job": job, "address": row["address"], "ranks": row["ranks"], "node_rank": rank}
+        for rank, row in enumerate(placed)
+    ]
+    names = {row["node"] for row in rows}
+    rows += [{"node": name, "job": job, "ranks": []} for name in lost if name not in names]
+    return [{"reason": "the job does not run", "state": lost.get(row["node"], "left"), **row} for row in rows]
+
+
 def ranks_text(ranks: Sequence[int] | None) -> str:
     """A node's ranks as ranges, "-" for none."""
     return fold(ranks) if ranks else "-"

@@ -83,7 +83,7 @@ class Evidence:
     href: str
 
 
-def evidence(findings: Sequence[JsonObject], *, job: str, last_step: int) -> list[Evidence]:
+def evidence(findings: Sequence[JsonObject], *, job: str) -> list[Evidence]:
     """The newest findings, the latest first, each with a link to what proves it."""
     return [
         Evidence(
@@ -94,19 +94,19 @@ def evidence(findings: Sequence[JsonObject], *, job: str, last_step: int) -> lis
             confidence=float(row["confidence"]),
             ts_ns=row["ts_ns"],
             times=row["times"],
-            href=_href(job, row, last_step),
+            href=_href(job, row),
         )
         for row in findings
     ]
 
 
-def _href(job: str, row: JsonObject, last_step: int) -> str:
-    """Where to look: a rank's timeline, a node's row in the heatmap, else the topology."""
+def _href(job: str, row: JsonObject) -> str:
+    """Where to look: the page of a rank or of a node, else the topology."""
     if row["subject_type"] == "rank" and str(row["subject"]).isdigit():
-        steps = f"{max(0, last_step - 3)}:{last_step}"
-        return "timeline?" + urlencode({"job": job, "ranks": row["subject"], "steps": steps})
-    page = "heatmap" if row["subject_type"] == "node" else "topology"
-    return f"{page}?" + urlencode({"job": job, "find": row["subject"]})
+        return "rank?" + urlencode({"job": job, "rank": row["subject"]})
+    if row["subject_type"] == "node":
+        return "node?" + urlencode({"job": job, "node": row["subject"]})
+    return "topology?" + urlencode({"job": job, "find": row["subject"]})
 
 
 def live_facts(job: JsonObject) -> dict[str, str]:

@@ -21,7 +21,7 @@ _MARKERS = {
 MARKER_KINDS = tuple(_MARKERS)
 _PANELS = (
     ("loss", "loss", "#3B7DB8"),
-    ("step_ms", "step time, ms", "#D55E00"),
+    ("step_ms", "step time, ms", "#7A5BB5"),
     ("tokens_per_s", "tokens/s", "#009E73"),
 )
 

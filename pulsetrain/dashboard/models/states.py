@@ -26,6 +26,7 @@ _NO_DATA = State(label="no data", glyph="○", colour="#8a8f98", symbol="circle-
 JOB_STATES: Mapping[str, State] = MappingProxyType(
     {
         "healthy": State(label="healthy", glyph="●", colour="#009E73", symbol="circle", urgency=0),
+        "recorded": State(label="recorded", glyph="✓", colour="#4C7A9B", symbol="circle", urgency=1),
         "finished": State(label="finished", glyph="✓", colour="#4C7A9B", symbol="circle", urgency=1),
         "ended": State(label="ended", glyph="◻", colour="#4C7A9B", symbol="circle", urgency=1),
         "starting": State(label="starting", glyph="◔", colour="#56B4E9", symbol="circle", urgency=2),
@@ -55,6 +56,8 @@ NODE_STATES: Mapping[str, State] = MappingProxyType(
     {
         "active": State(label="active", glyph="●", colour="#009E73", symbol="circle", urgency=0),
         "standby": State(label="standby", glyph="◌", colour="#56B4E9", symbol="circle", urgency=1),
+        "culprit": State(label="culprit", glyph="◆", colour="#D55E00", symbol="diamond", urgency=9),
+        "slow": State(label="slow", glyph="▲", colour="#E69F00", symbol="diamond", urgency=6),
         "suspect": State(label="suspect", glyph="▲", colour="#E69F00", symbol="diamond", urgency=6),
         "lost": State(label="lost", glyph="✕", colour="#A3195B", symbol="x", urgency=8),
         "evicted": State(label="evicted", glyph="⊘", colour="#D55E00", symbol="x", urgency=7),
@@ -84,6 +87,15 @@ SEVERITIES: Mapping[str, State] = MappingProxyType(
         "critical": State(label="critical", glyph="■", colour="#D55E00", symbol="square", urgency=8),
         "warning": State(label="warning", glyph="▲", colour="#E69F00", symbol="diamond", urgency=5),
         "info": State(label="info", glyph="●", colour="#56B4E9", symbol="circle", urgency=1),
+    }
+)
+
+
+LOG_SEVERITIES: Mapping[str, State] = MappingProxyType(
+    {
+        **SEVERITIES,
+        "error": State(label="error", glyph="✕", colour="#D55E00", symbol="x", urgency=6),
+        "debug": State(label="debug", glyph="·", colour="#8a8f98", symbol="circle", urgency=0),
     }
 )
 

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import json
+import re
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
-from types import MappingProxyType
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
 import plotly.graph_objects as go
 
+from pulsetrain.core.errors import UsageError
 from pulsetrain.core.json import JsonObject
+from pulsetrain.dashboard.models.attribution import Attribution
 from pulsetrain.dashboard.models.charts import Theme, frame
 from pulsetrain.dashboard.models.states import RANK_STATES, look
 from pulsetrain.dashboard.models.text import ago, duration
 
-SILENT_AFTER_NS = 5 * 10**9  # five missed heartbeats
+SILENT_AFTER_NS = 8 * 10**9  # agents write the heartbeats of 3 s together
 _BROKEN = ("stopped", "zombie", "gone")
-_SLOW_KINDS = ("straggler", "fail_slow")
-_BLAMED_AS: Mapping[str, str] = MappingProxyType({"critical": "culprit", "warning": "slow"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,46 +46,33 @@ class RankPoint:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Attribution:
-    """Who is at fault and who only waits for it. `ranks` and `nodes` hold a state each: "culprit" or
-    "slow"."""
+class Part:
+    """A part of the mesh: one stage and some data-parallel replicas, both ends included."""
 
-    ranks: Mapping[int, str] = field(default_factory=dict)
-    nodes: Mapping[str, str] = field(default_factory=dict)
-    victims: frozenset[int] = frozenset()
-    sentence: str = ""
+    stage: int
+    dps: tuple[int, int]
 
 
-def attribute(findings: Sequence[JsonObject]) -> Attribution:
-    """What the findings that are open now, worst first, say of each rank.
+def part_of(text: str) -> Part | None:
+    """The part that an address means, None for the whole mesh. Raises `UsageError`.
 
-    The subject of a critical finding is a culprit. The subject of a warning, or of any finding of slowness,
-    is slow. An "info" accuses nobody. Victims are in the evidence of a finding under "victims". Who is at
-    fault is nobody's victim.
+    >>> part_of("3/40-47"), part_of("")
+    (Part(stage=3, dps=(40, 47)), None)
     """
-    serious = [row for row in findings if row["severity"] in _BLAMED_AS]
-    ranks: dict[int, str] = {}
-    nodes: dict[str, str] = {}
-    for row in reversed(serious):
-        state = "slow" if row["kind"] in _SLOW_KINDS else _BLAMED_AS[row["severity"]]
-        if row["subject_type"] == "rank" and row["subject"].isdigit():
-            ranks[int(row["subject"])] = state
-        elif row["subject_type"] == "node":
-            nodes[row["subject"]] = state
-    return Attribution(
-        ranks=ranks,
-        nodes=nodes,
-        victims=frozenset(v for row in serious for v in _victims(row["evidence"])) - ranks.keys(),
-        sentence=serious[0]["summary"] if serious else "",
-    )
+    if not text:
+        return None
+    found = re.fullmatch(r"(\d+)/(\d+)(?:-(\d+))?", text)
+    if found is None:
+        raise UsageError(f"block = {text!r}: allowed: stage/replicas, as in 3/40-47")
+    stage, first, last = found.groups()
+    return Part(stage=int(stage), dps=(int(first), int(last or first)))
 
 
-def _victims(evidence: str) -> list[int]:
-    try:
-        victims = json.loads(evidence).get("victims", [])
-    except (ValueError, AttributeError):
-        return []
-    return [v for v in victims if isinstance(v, int)] if isinstance(victims, list) else []
+def heartbeats(rows: Sequence[JsonObject]) -> list[JsonObject]:
+    """The last heartbeats that rows of `mesh_ranks` hold."""
+    return [
+        {**row, "attempt": row["beat_attempt"], "state": row["beat_state"]} for row in rows if row["ts_ns"]
+    ]
 
 
 def points(

@@ -27,6 +27,11 @@ def test_alerts_that_need_a_person_come_first():
     assert open_alerts([alert("note", "info")]) == 0
 
 
+def test_an_acknowledged_critical_alert_stays_above_information():
+    alerts = [alert("blind", "info", "no_data"), alert("hang", "critical", by="ann")]
+    assert [a["id"] for a in ordered_alerts(alerts)] == ["hang", "blind"]
+
+
 def test_an_alert_says_what_it_is_about():
     assert about({"subject_type": "rank", "subject": "5"}) == "rank 5"
     assert about({"subject_type": "node", "subject": "node-2"}) == "node-2"

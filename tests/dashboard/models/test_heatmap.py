@@ -1,4 +1,4 @@
-"""The heatmap's grid: order, what is missing, what stands out."""
+"""The heatmap's grid: rows, what is pinned, what is named, what a click opens."""
 
 from __future__ import annotations
 
@@ -6,107 +6,143 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pulsetrain.core.errors import UsageError
 from pulsetrain.dashboard.models.charts import LIGHT
-from pulsetrain.dashboard.models.heatmap import figure, grid, natural, selected
+from pulsetrain.dashboard.models.heatmap import figure, grid, natural, selected, spans_of
+
+MS = 1_000_000
 
 
-def cell(row, col, ratio=1.0, rank=0, category="compute", usual=100, rows_in_all=2):
+def bin_(place, col, value=100, usual=100, *, rank=None, category="compute", suspects=(), items=1):
+    first = place * 8
     return {
-        "row": row, "col": col, "phase": col, "category": category, "ratio": ratio,
-        "value_ns": ratio * usual,
-        "usual_ns": usual,
-        "rank": rank, "node": f"node of {rank}", "cohort": 4, "rows_in_all": rows_in_all,
+        "bin": place, "col": col, "phase": col, "category": category, "first_item": first,
+        "last_item": first + 8 * (items - 1), "first_node": f"node-{place}", "last_node": f"node-{place}",
+        "items": items, "ranks": 8 * items, "first_rank": first, "last_rank": first + 8 * items - 1,
+        "value_ns": value * MS, "usual_ns": usual * MS, "rank": first if rank is None else rank, "cohort": 64,
+        "node": f"node-{place}",
+        "suspects": [
+            {"1": most, "2": rank, "3": value * MS, "4": usual * MS, "5": 64, "6": f"node-{place}"}
+            for most, rank in suspects
+        ],
     }  # fmt: skip
 
 
+SLOW = ((60, 19),)
 CELLS = [
-    cell("node-10", "forward", usual=100),
-    cell("node-2", "backward", 1.6, rank=5, usual=200),
-    cell("node-2", "forward", 0.98, rank=4, usual=100),
-    cell("node-2", "all_reduce", 0.7, category="communication", usual=900),
+    bin_(2, "forward", 130, suspects=SLOW, rank=19),
+    bin_(2, "backward", 260, 200, suspects=SLOW, rank=19),
+    bin_(2, "all_reduce", 300, 900, category="communication", suspects=SLOW),
+    bin_(10, "forward"),
+    bin_(10, "backward", 201, 200),
+    bin_(10, "all_reduce", 950, 900, category="communication"),
+    bin_(3, "forward", 99),
 ]
 
 
-def test_rows_count_like_people_and_columns_follow_the_work():
-    shown = grid(CELLS)
-    assert shown.rows == ("node-2", "node-10")
+def test_rows_keep_the_order_of_the_fleet_and_columns_that_of_the_work():
+    shown = grid(CELLS, by="node")
+    assert [row.name for row in shown.rows] == ["◆ rank 19", "node-2", "node-3", "node-10"]
     assert shown.columns == ("backward", "forward", "all_reduce")
 
 
-def test_what_is_missing_is_none_and_not_zero():
-    shown = grid(CELLS)
-    assert shown.ratio[1] == (None, 1.0, None)
-    assert shown.rank[1] == (-1, 0, -1)
-    assert "no data" in shown.hover[1][0]
+def test_who_stands_out_is_on_top_and_named_and_nobody_else_is():
+    shown = grid(CELLS, by="node")
+    assert [row.name for row in shown.rows if row.pinned] == ["◆ rank 19"]
+    assert shown.culprit == 19
+    assert "Rank 19 on node-2 loses most: backward takes 260 ms a step, 1.30x its cohort" in shown.worst
+    assert "more row" not in shown.worst
+
+
+def test_ranks_of_a_node_that_stand_out_together_are_one_row():
+    cells = [bin_(4, "forward", 140, suspects=[(40, 32 + i) for i in range(4)])]
+    (pinned, row) = grid(cells, by="node").rows
+    assert pinned.name == "◆ node-4: 4 ranks"
+    assert pinned.opens == {"by": "rank", "within": "rank=32:35"}
+    assert not row.pinned
+
+
+def test_a_trifle_many_times_slower_does_not_outshine_the_fault():
+    shown = grid([*CELLS, bin_(3, "data", 2, 1)], by="node")
+    by_name = {row.name: dict(zip(shown.columns, row.cells, strict=True)) for row in shown.rows}
+    assert by_name["node-3"]["data"].share < 0.1 * by_name["node-2"]["backward"].share
+
+
+def test_work_costs_the_job_and_waiting_is_another_colour():
+    shown = grid(CELLS, by="node")
+    last = shown.rows[-1].cells
+    assert last[0].share > 0
+    assert last[2].share < 0
+    assert dict(zip(shown.columns, shown.rows[2].cells, strict=True))["forward"].share == 0
+
+
+def test_without_an_outlier_nobody_is_named():
+    shown = grid([bin_(0, "forward", 101), bin_(1, "forward", 99)], by="node")
+    assert "No rank works longer" in shown.worst
+    assert shown.culprit == -1
+    assert grid([], by="node").worst == "No data in these steps."
 
 
 @given(st.permutations(CELLS))
 def test_the_order_of_cells_changes_nothing(cells):
-    assert grid(cells) == grid(CELLS)
+    assert grid(cells, by="node") == grid(CELLS, by="node")
 
 
-def test_what_stands_out_is_named():
-    assert "rank 5 on node of 5, backward, at 1.60x" in grid(CELLS).worst
-    assert "Nothing here differs" in grid([cell("a", "forward", 1.05)]).worst
-    assert grid([]).worst == "No data in these steps."
-
-
-def test_a_worse_cell_is_never_milder():
-    worse = [*CELLS, cell("node-3", "backward", 1.7, rank=9, usual=200)]
-    assert "rank 9" in grid(worse).worst
-
-
-def test_a_trifle_many_times_slower_is_not_what_stands_out():
-    trifle = [*CELLS, cell("node-3", "data", 9.0, rank=9, usual=1)]
-    assert "rank 5" in grid(trifle).worst
-
-
-def test_waiting_is_not_what_stands_out_while_work_does():
-    waiting = [*CELLS, cell("node-3", "recv", 5.0, rank=9, category="communication", usual=5000)]
-    assert "rank 5" in grid(waiting).worst
-    assert "rank 9" in grid(waiting[-1:]).worst
-
-
-def test_find_keeps_matching_rows_and_left_out_counts_what_sql_cut():
-    assert grid(CELLS, find="NODE-1").rows == ("node-10",)
-    assert grid([cell("a", "forward", rows_in_all=12_288)]).left_out == 12_287
-
-
-def test_step_windows_are_in_order_of_steps():
-    assert grid([cell("0", "100"), cell("0", "20"), cell("0", "3")]).columns == ("3", "20", "100")
-
-
-@settings(deadline=None)  # the first figure loads Plotly
-@given(st.floats(min_value=1e-6, max_value=1e6))
-def test_colours_are_clipped(ratio):
-    chart = figure(grid([cell("a", "forward", ratio)]), LIGHT, columns_title="")
-    assert -1.0 <= chart.data[1].z[0][0] <= 1.0
-
-
-def test_missing_cells_have_a_colour_of_their_own():
-    chart = figure(grid(CELLS), LIGHT, columns_title="")
-    missing, shown = chart.data[0], chart.data[1]
-    for blank, drawn in zip(missing.z, shown.z, strict=True):
-        assert all((b is None) != (d is None) for b, d in zip(blank, drawn, strict=True))
-    assert missing.colorscale[0][1] == LIGHT.missing
+def test_what_is_missing_has_no_cell():
+    assert grid(CELLS, by="node").rows[2].cells == (None, grid(CELLS, by="node").rows[2].cells[1], None)
 
 
 @pytest.mark.parametrize(
-    ("points", "rank"),
+    ("by", "items", "within", "opens"),
     [
-        ([{"x": "backward", "y": "node-2"}], 5),
-        ([{"x": "backward", "y": "node-10"}], -1),
-        ([{"x": "gone", "y": "node-2"}], -1),
-        ([], -1),
+        ("job", 1, "", {"by": "stage", "within": ""}),
+        ("stage", 1, "", {"by": "dp", "within": "stage=16"}),
+        ("dp", 3, "stage=3", {"by": "dp", "within": "stage=3,dp=16:32"}),
+        ("node", 1, "", {"by": "rank", "within": "rank=16:23"}),
+        ("node", 3, "", {"by": "node", "within": "rank=16:39"}),
     ],
 )
-def test_a_click_means_the_rank_behind_the_cell(points, rank):
-    assert selected(grid(CELLS), points) == (rank, -1)
+def test_a_row_opens_what_lies_below_it(by, items, within, opens):
+    (row,) = grid([bin_(2, "forward", items=items)], by=by, within=within).rows
+    assert row.opens == opens
 
 
-def test_a_click_in_a_step_window_means_its_steps():
-    shown = grid([cell("3", "120", rank=3)])
-    assert selected(shown, [{"x": "120", "y": "3"}]) == (3, 120)
+def test_ranges_of_the_address():
+    assert spans_of("stage=3,dp=8:15") == {"stages": (3, 3), "dps": (8, 15)}
+    for bad in ("node=3", "rank", "rank=a:b", "rank=3:x"):
+        with pytest.raises(UsageError, match="within"):
+            spans_of(bad)
+
+
+def test_step_windows_are_in_order_of_steps():
+    assert grid([bin_(0, "100"), bin_(0, "20"), bin_(0, "3")], by="node").columns == ("3", "20", "100")
+
+
+@settings(deadline=None)  # the first figure loads Plotly
+@given(st.integers(min_value=1, max_value=10**9))
+def test_colours_stay_in_the_scale(value):
+    chart = figure(grid([bin_(0, "forward", value)], by="node"), LIGHT, columns_title="")
+    assert -1.0 <= chart.data[0].z[0][0] <= 1.0
+
+
+def test_a_view_of_a_large_fleet_is_below_a_hundred_kilobytes():
+    phases = [f"phase_{i}" for i in range(10)]
+    cells = [
+        bin_(place, phase, 103, items=24, suspects=((3, place),)) for place in range(64) for phase in phases
+    ]
+    chart = figure(grid(cells, by="node"), LIGHT, columns_title="")
+    assert len(chart.to_json()) < 100_000
+    assert len(chart.data[0].y) <= 64 + 8
+
+
+def test_a_click_means_the_rank_behind_the_cell():
+    shown = grid(CELLS, by="node")
+    chosen = selected(shown, [{"x": "forward", "y": "◆ rank 19"}])
+    assert (chosen.cell.rank, chosen.row.rank, chosen.step) == (19, 19, -1)
+    assert selected(shown, [{"x": "data", "y": "node-2"}]) is None
+    assert selected(shown, []) is None
+    by_step = grid([bin_(0, "120")], by="rank")
+    assert selected(by_step, [{"x": "120", "y": by_step.rows[0].name}]).step == 120
 
 
 @given(st.lists(st.integers(0, 10**6), unique=True))

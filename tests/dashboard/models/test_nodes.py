@@ -1,6 +1,12 @@
 """Nodes, and what evicting one would cost."""
 
-from pulsetrain.dashboard.models.nodes import can_be_evicted, heartbeat_age_text, ordered_nodes, plan
+from pulsetrain.dashboard.models.nodes import (
+    can_be_evicted,
+    heartbeat_age_text,
+    ordered_nodes,
+    past_nodes,
+    plan,
+)
 
 
 def test_nodes_in_trouble_come_first_then_by_number():
@@ -56,3 +62,15 @@ def test_when_a_node_was_heard():
         "1 min 11 s ago",
         "never",
     )
+
+
+def test_a_job_that_does_not_run_still_has_its_nodes():
+    placed = [
+        {"node": "a", "address": "10.0.0.1", "ranks": [0, 1]},
+        {"node": "c", "address": "", "ranks": [2]},
+    ]
+    rows = past_nodes("j", placed, [{"node": "b", "kind": "evict"}, {"node": "d", "kind": "node_lost"}])
+    assert [(r["node"], r["state"], r["ranks"]) for r in rows] == [
+        ("a", "left", [0, 1]), ("c", "left", [2]), ("b", "evicted", []), ("d", "lost", []),
+    ]  # fmt: skip
+    assert {r["job"] for r in rows} == {"j"}

@@ -34,11 +34,11 @@ def test_evidence_links_to_what_proves_it():
         "kind": "hang", "subject_type": "rank", "subject": "5", "summary": "s", "confidence": 0.9, "ts_ns": 1,
         "times": 2, "severity": "critical",
     }  # fmt: skip
-    (rank,) = evidence([row], job="a b", last_step=40)
-    assert rank.href == "timeline?job=a+b&ranks=5&steps=37%3A40"
-    (node,) = evidence([{**row, "subject_type": "node", "subject": "n&1"}], job="j", last_step=0)
-    assert node.href == "heatmap?job=j&find=n%261"
-    (group,) = evidence([{**row, "subject_type": "group", "subject": "tp"}], job="j", last_step=0)
+    (rank,) = evidence([row], job="a b")
+    assert rank.href == "rank?job=a+b&rank=5"
+    (node,) = evidence([{**row, "subject_type": "node", "subject": "n&1"}], job="j")
+    assert node.href == "node?job=j&node=n%261"
+    (group,) = evidence([{**row, "subject_type": "group", "subject": "tp"}], job="j")
     assert group.href.startswith("topology?")
 
 

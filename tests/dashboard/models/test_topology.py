@@ -6,8 +6,9 @@ import json
 
 import pytest
 
+from pulsetrain.dashboard.models.attribution import attribute
 from pulsetrain.dashboard.models.charts import LIGHT
-from pulsetrain.dashboard.models.topology import attribute, figure, matching, points, tally
+from pulsetrain.dashboard.models.topology import figure, matching, points, tally
 
 NOW = 1_000_000_000_000
 
@@ -73,7 +74,7 @@ def test_info_accuses_nobody_and_odd_evidence_is_no_victim():
     ("heartbeats", "state"),
     [
         ([], "no_data"),
-        ([heartbeat(0, age_ns=6 * 10**9)], "no_data"),
+        ([heartbeat(0, age_ns=9 * 10**9)], "no_data"),
         ([heartbeat(0, attempt=0)], "no_data"),
         ([heartbeat(0, state="stopped")], "stopped"),
         ([heartbeat(0, state="zombie")], "gone"),

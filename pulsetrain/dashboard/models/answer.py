@@ -1,0 +1,148 @@
+"""The answer in five seconds: what is wrong, since when, how sure, what is being done, and what to do."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from urllib.parse import urlencode
+
+from pulsetrain.core.json import JsonObject
+from pulsetrain.dashboard.models.text import ago, clock, duration
+
+RECENT_NS = 600 * 10**9
+CONTROLLER_KINDS = ("would", "recovery", "evict", "eviction_refused", "waiting", "standby_promoted")
+_ACTS = {
+    "suspending": "It ends the ranks now. Their state is safe in the arenas.",
+    "checking": "It checks every node now.",
+    "waiting": "It waits for a node to take the place of a lost one.",
+}
+_SLOW = ("straggler", "fail_slow", "mfu_decay", "stage_imbalance", "sequence_imbalance", "data_stall")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """`confidence` is None where nothing is accused. `links` are (words, address), the most useful first."""
+
+    confidence: float | None
+    controller: str
+    to_do: str
+    links: tuple[tuple[str, str], ...]
+
+
+def answer(
+    job: JsonObject,
+    incidents: Sequence[JsonObject],
+    events: Sequence[JsonObject],
+    *,
+    observe_only: bool,
+    now_ns: int,
+) -> Answer:
+    """The answer for a job of the hub's status. `events` are of `CONTROLLER_KINDS`, newest first."""
+    worst = next((f for f in job.get("findings", []) if f["severity"] != "info"), None)
+    return Answer(
+        confidence=None if worst is None else float(worst["confidence"]),
+        controller=_controller(job, worst, events, observe_only=observe_only, now_ns=now_ns),
+        to_do=_to_do(job, worst, incidents),
+        links=tuple(_links(job, worst)),
+    )
+
+
+def _controller(
+    job: JsonObject,
+    worst: JsonObject | None,
+    events: Sequence[JsonObject],
+    *,
+    observe_only: bool,
+    now_ns: int,
+) -> str:
+    """What the controller does, waits for, would do or did."""
+    state = str(job.get("state", ""))
+    if state == "past":
+        return "The job does not run on this hub, so nothing is done."
+    if observe_only:
+        return _would(events, now_ns)
+    if state in _ACTS:
+        return _ACTS[state]
+    if pending := job.get("pending_hang"):
+        return _pending(pending, now_ns)
+    last = next((e for e in events if now_ns - e["ts_ns"] < RECENT_NS), None)
+    did = _did(last, now_ns) if last else ""
+    if worst is not None and worst["kind"] in _SLOW:
+        return f"It leaves slow machines to a person. {did}".strip()
+    return did or "Nothing needs to be done."
+
+
+def _would(events: Sequence[JsonObject], now_ns: int) -> str:
+    last = next((e for e in events if e["kind"] == "would"), None)
+    if last is None:
+        return "It only observes. It would not have acted so far."
+    where = last["node"] or (f"rank {last['rank']}" if last["rank"] >= 0 else "the job")
+    reason = _detail(last).get("reason", "")
+    return f"It only observes. {ago(last['ts_ns'], now_ns)} it would have acted on {where}: {reason}."
+
+
+def _pending(pending: JsonObject, now_ns: int) -> str:
+    act_at = pending.get("act_at_ns")
+    if act_at is None:
+        return str(pending["why"])
+    left_s = max(0.0, (act_at - now_ns) / 1e9)
+    return f"{pending['why']} That is in {left_s:.0f} s, at {clock(act_at)[-8:]} UTC."
+
+
+def _did(event: JsonObject, now_ns: int) -> str:
+    detail, when = _detail(event), ago(event["ts_ns"], now_ns)
+    match event["kind"]:
+        case "recovery":
+            took = duration(int(detail.get("total_ns", 0)))
+            what = f"{detail.get('cause', 'fault')} of {detail.get('culprit') or event['node'] or 'the job'}"
+            return (
+                f"It recovered the job {when}: {what}, {took}, from step {detail.get('resumed_step', '?')}."
+            )
+        case "evict":
+            return f"It evicted {event['node']} {when}: {detail.get('reason', 'no reason given')}."
+        case "eviction_refused":
+            return f"It did not evict {event['node']} {when}: {detail.get('why_not', '')}."
+        case "standby_promoted":
+            return f"It gave the place of a lost node to {event['node']} {when}."
+        case "waiting":
+            return f"It waited for {detail.get('missing_nodes', 'a')} node(s) {when}."
+    return ""
+
+
+def _detail(event: JsonObject) -> JsonObject:
+    try:
+        detail = json.loads(event["detail"] or "{}")
+    except ValueError:
+        return {}
+    return detail if isinstance(detail, dict) else {}
+
+
+def _to_do(job: JsonObject, worst: JsonObject | None, incidents: Sequence[JsonObject]) -> str:
+    """The action of the newest open incident of the job. A job without a finding needs none."""
+    of_job = [i for i in incidents if i.get("job") == job.get("job")]
+    if worst is None:
+        return "Nothing."
+    named = f"{worst['subject_type']} {worst['subject']}"
+    best = next((i for i in of_job if i["root"] == named), None) or next(iter(of_job), None)
+    return str(best["suggested_action"]) if best else "Look at the evidence."
+
+
+def _links(job: JsonObject, worst: JsonObject | None) -> list[tuple[str, str]]:
+    name = str(job["job"])
+
+    def to(words: str, page: str, **params: object) -> tuple[str, str]:
+        return (words, f"{page}?{urlencode({'job': name, **params})}")
+
+    if worst is None:
+        return [to("heatmap", "heatmap"), to("topology", "topology"), to("events", "events")]
+    links = [to("incident", "incidents")]
+    if worst["subject_type"] == "rank" and str(worst["subject"]).isdigit():
+        rank = worst["subject"]
+        links += [to(f"rank {rank}", "rank", rank=rank), to("its logs", "logs", ranks=rank)]
+        links += [to("its timeline", "timeline", ranks=rank)]
+    elif worst["subject_type"] == "node":
+        links += [to(str(worst["subject"]), "node", node=worst["subject"])]
+        links += [to("its logs", "logs", node=worst["subject"])]
+    links.append(to("stacks", "stacks") if worst["kind"] == "hang" else to("heatmap", "heatmap"))
+    return [*links, to("topology", "topology")]

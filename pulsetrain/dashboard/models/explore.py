@@ -1,0 +1,169 @@
+"""What the pages Logs, Metrics, Events, Rank and Node show: pure functions over rows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+
+import plotly.graph_objects as go
+
+from pulsetrain.core.json import JsonObject
+from pulsetrain.dashboard.models.charts import Theme, frame
+from pulsetrain.dashboard.models.text import duration, size, thousands
+
+MINUTE_NS = 60 * 10**9
+SPANS_NS: Mapping[str, int] = MappingProxyType(
+    {
+        "15 minutes": 15 * MINUTE_NS,
+        "1 hour": 60 * MINUTE_NS,
+        "6 hours": 360 * MINUTE_NS,
+        "1 day": 1440 * MINUTE_NS,
+        "30 days": 43_200 * MINUTE_NS,
+    }
+)
+SEVERE: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "all": (),
+        "warnings and worse": ("warning", "error", "critical"),
+        "errors": ("error", "critical"),
+    }
+)
+_ROUND_NS = 10 * 10**9
+_LINES = ("#3B7DB8", "#E1A034", "#5BA884", "#B07AA1", "#7A5BB5", "#8C6D46", "#2E8B9A", "#9AA0A8")
+
+
+def time_range(span: str, *, running: bool, last_ns: int, now_ns: int) -> tuple[int, int]:
+    """The last `span` of a job: up to now while it runs, else up to a minute after its last step.
+
+    In whole ten seconds, so that answers can be kept.
+
+    >>> time_range("1 hour", running=False, last_ns=7_200 * 10**9, now_ns=10**18)[1] // 10**9
+    7270
+    """
+    end = now_ns if running or not last_ns else last_ns + MINUTE_NS
+    end = (end // _ROUND_NS + 1) * _ROUND_NS
+    return end - SPANS_NS.get(span, SPANS_NS["1 hour"]), end
+
+
+def number(name: str, value: float) -> str:
+    """A counter's value by the unit in its name.
+
+    >>> number("net_rx_bytes", 2048.0), number("cpu_ratio", 0.5), number("procs", 3.0)
+    ('2.00 KiB', '50.0 %', '3')
+    """
+    if name.endswith("_bytes"):
+        return size(value)
+    if name.endswith("_ratio"):
+        return f"{100 * value:.1f} %"
+    if name.endswith("_ns"):
+        return duration(value)
+    return thousands(value) if float(value).is_integer() else f"{value:.4g}"
+
+
+def detail_text(detail: str, *, most: int = 300) -> str:
+    """An event's detail as "name: value" pairs, without lists of any length.
+
+    >>> detail_text('{"reason": "lost", "ranks": [1, 2]}')
+    'reason: lost, ranks: [1, 2]'
+    """
+    try:
+        found = json.loads(detail or "{}")
+    except ValueError:
+        return detail[:most]
+    if not isinstance(found, dict):
+        return str(found)[:most]
+    text = ", ".join(f"{name}: {value}" for name, value in found.items())
+    return text if len(text) <= most else f"{text[:most]} ..."
+
+
+def metric_figure(rows: Sequence[JsonObject], name: str, marks: Sequence[int], theme: Theme) -> go.Figure:
+    """One counter over time, a line for each node and device. `marks` are moments of steps, UTC ns."""
+    chart = frame(theme, height=380, hovermode="x unified")
+    lines: dict[str, list[JsonObject]] = {}
+    for row in rows:
+        lines.setdefault(f"{row['node']} {row['device']}".strip(), []).append(row)
+    for index, (line, points) in enumerate(lines.items()):
+        chart.add_scatter(
+            x=[row["ts_ns"] / 1e6 for row in points],
+            y=[row["value"] for row in points],
+            name=line,
+            mode="lines" if len(points) > 1 else "markers",
+            line={"width": 1.4, "color": _LINES[index % len(_LINES)]},
+            text=[number(name, row["value"]) for row in points],
+            hovertemplate="%{text}",
+        )
+    for at in marks:
+        chart.add_vline(x=at / 1e6, line={"width": 1, "dash": "dot", "color": theme.muted})
+    chart.update_xaxes(type="date", title_text="UTC")
+    chart.update_yaxes(title_text=name)
+    return chart
+
+
+def work_figure(rows: Sequence[JsonObject], theme: Theme) -> go.Figure:
+    """The working time of ranks over steps, on the band and the median of their stage."""
+    chart = frame(theme, height=300, hovermode="x unified")
+    first = [row for row in rows if row["rank"] == rows[0]["rank"]]
+    steps = [row["step"] for row in first]
+    band = {"mode": "lines", "line": {"width": 0}, "hoverinfo": "skip", "showlegend": False}
+    chart.add_scatter(x=steps, y=[row["high_ns"] / 1e6 for row in first], **band)
+    chart.add_scatter(
+        x=steps,
+        y=[row["low_ns"] / 1e6 for row in first],
+        mode="lines",
+        line={"width": 0},
+        fill="tonexty",
+        fillcolor="rgba(140,150,165,.3)",
+        hoverinfo="skip",
+        name="10 to 90 % of its stage",
+    )
+    chart.add_scatter(
+        x=steps,
+        y=[row["usual_ns"] / 1e6 for row in first],
+        mode="lines",
+        line={"color": theme.muted, "width": 1.4, "dash": "dash"},
+        name="median of its stage",
+        hovertemplate="%{y:.4g} ms",
+    )
+    for index, rank in enumerate(sorted({row["rank"] for row in rows})):
+        own = [row for row in rows if row["rank"] == rank]
+        chart.add_scatter(
+            x=[row["step"] for row in own],
+            y=[row["work_ns"] / 1e6 for row in own],
+            mode="lines+markers" if len(own) < 30 else "lines",
+            line={"color": _LINES[index % len(_LINES)], "width": 1.8},
+            name=f"rank {rank}",
+            hovertemplate="%{y:.4g} ms",
+        )
+    chart.update_xaxes(title_text="step")
+    chart.update_yaxes(title_text="working time, ms", rangemode="normal")
+    return chart
+
+
+def beside_cohort(rows: Sequence[JsonObject]) -> str:
+    """How the ranks work beside their stage, in one sentence: the one that differs most."""
+    if not rows:
+        return "No working time of these steps is on record."
+    totals: dict[int, list[int]] = {}
+    for row in rows:
+        total = totals.setdefault(row["rank"], [0, 0])
+        total[0] += row["work_ns"]
+        total[1] += row["usual_ns"]
+    rank = max(totals, key=lambda r: (totals[r][0] / max(1, totals[r][1]), -r))
+    work, usual = totals[rank]
+    steps = sum(row["rank"] == rank for row in rows)
+    return (
+        f"Rank {rank} works {duration(work / steps)} a step, {work / max(1, usual):.2f}x the median of the "
+        f"{rows[0]['cohort']} ranks of its stage."
+    )
+
+
+def about(findings: Sequence[JsonObject], *, ranks: Sequence[int] = (), node: str = "") -> list[JsonObject]:
+    """Findings about these ranks or this node."""
+    names = {str(rank) for rank in ranks}
+    return [
+        f
+        for f in findings
+        if (f["subject_type"] == "rank" and f["subject"] in names)
+        or (node and f["subject_type"] in ("node", "gpu", "link") and node in f["subject"])
+    ]

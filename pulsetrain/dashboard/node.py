@@ -1,0 +1,96 @@
+"""One node: its state, its ranks beside their cohort, its findings, kernel and other lines, its counters."""
+
+from __future__ import annotations
+
+from functools import partial
+from html import escape
+
+import streamlit as st
+
+from pulsetrain.core.json import JsonObject
+from pulsetrain.dashboard import page, parts
+from pulsetrain.dashboard.models.attribution import attribute, node_state
+from pulsetrain.dashboard.models.explore import about
+from pulsetrain.dashboard.models.nodes import heartbeat_age_text
+from pulsetrain.dashboard.models.states import NODE_STATES, pill
+from pulsetrain.stream.queries import explore, past, views
+
+_LINES = 30
+
+
+def show() -> None:
+    """The page."""
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        node = st.text_input("Node", key="node", bind="query-params", width=220, placeholder="name of a node")
+        span = parts.span_menu()
+    name = (node or "").strip()
+    if not name:
+        page.empty("No node is chosen.", "Give its name, or choose one on the page Nodes.")
+        return
+    page.live(partial(_place, name))
+    page.live(partial(_findings, name), every_s=4.0)
+    st.subheader("Its ranks beside their cohort", anchor=False)
+    page.live(partial(_cohort, name), every_s=8.0)
+    st.subheader("Lines of its kernel and its ranks", anchor=False)
+    page.live(partial(_logs, name, span), every_s=4.0)
+    st.subheader("Counters", anchor=False)
+    page.live(partial(_counters, name, span), every_s=4.0)
+
+
+def _known(name: str) -> JsonObject:
+    """The node as the hub knows it, else as it is on record. {} for a node of another job."""
+    job = page.chosen_job()
+    live = next((n for n in page.source().nodes() if n["node"] == name), None)
+    if live is not None:
+        return dict(live)
+    row = next((r for r in page.source().rows(past.job_nodes, job) if r["node"] == name), None)
+    return {} if row is None else {**row, "state": "left", "reason": "the job does not run"}
+
+
+def _place(name: str) -> None:
+    job, node = page.chosen_job(), _known(name)
+    if not node:
+        page.empty(f"No data: {name} has not taken part in this job.")
+        return
+    blame = attribute(page.findings(job))
+    parts.facts(
+        {
+            "state": pill(node_state(node, blame), NODE_STATES),
+            "ranks": " ".join(parts.rank_link(job, rank) for rank in node.get("ranks") or ()) or "-",
+            "address": escape(str(node.get("address") or "-")),
+            "heartbeat": heartbeat_age_text(node.get("last_heartbeat_age_s")),
+            "reason": escape(str(node.get("reason") or "-")),
+        }
+    )
+    links = (
+        ("all its lines", page.href("logs", job=job, node=name)),
+        ("its counters over time", page.href("metrics", job=job, node=name)),
+        ("evict it", page.href("nodes", job=job, node=name)),
+    )
+    words = " · ".join(f'<a href="{href}">{word}</a>' for word, href in links)
+    st.html(f'<div class="links">{words}</div>')
+
+
+def _findings(name: str) -> None:
+    rows = page.source().rows(views.findings, page.chosen_job(), limit=500)
+    parts.findings(about(rows, ranks=_known(name).get("ranks") or (), node=name))
+
+
+def _cohort(name: str) -> None:
+    ranks = list(_known(name).get("ranks") or ())[:8]
+    if not ranks:
+        page.empty("No rank runs on this node.")
+        return
+    parts.beside_cohort(page.chosen_job(), ranks)
+
+
+def _logs(name: str, span: str) -> None:
+    job = page.chosen_job()
+    from_ns, to_ns = parts.times(job, span)
+    wanted = explore.LogFilter(from_ns=from_ns, to_ns=to_ns, node=name, limit=_LINES)
+    parts.logs(page.source().rows(explore.log_lines, job, wanted))
+
+
+def _counters(name: str, span: str) -> None:
+    from_ns, to_ns = parts.times(page.chosen_job(), span)
+    parts.counters(page.source().rows(explore.node_counters, name, from_ns=from_ns, to_ns=to_ns))

@@ -1,0 +1,140 @@
+"""Parts that several pages draw: logs, findings, counters, and ranks beside their cohort."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+
+import streamlit as st
+
+from pulsetrain.core.json import JsonObject
+from pulsetrain.dashboard import page
+from pulsetrain.dashboard.models import explore as model
+from pulsetrain.dashboard.models.states import LOG_SEVERITIES, SEVERITIES, pill
+from pulsetrain.dashboard.models.steps import sample, window
+from pulsetrain.dashboard.models.text import ago, clock
+from pulsetrain.stream.queries import explore, views
+
+_STEPS = 100
+
+
+def span_menu() -> str:
+    """The menu of the time range. It is in the address and the same on every page that has one."""
+    kept = st.session_state.get("kept_last", "1 hour")
+    spans = list(model.SPANS_NS)
+    chosen = st.selectbox(
+        "Time", spans, index=spans.index(kept), key="last", bind="query-params", width=130,
+        help="Up to now, or up to the end of a job that is over.",
+    )  # fmt: skip
+    st.session_state["kept_last"] = chosen
+    return chosen
+
+
+def times(job: str, span: str) -> tuple[int, int]:
+    """The time range that a page is about, UTC nanoseconds."""
+    row = next((r for r in page.source().rows(views.jobs) if r["job"] == job), None)
+    last_ns = int(row["last_ns"]) if row else 0
+    running = page.source().job(job).get("state", "past") not in ("past", "finished", "failed")
+    return model.time_range(span, running=running, last_ns=last_ns, now_ns=page.now_ns())
+
+
+def logs(rows: Sequence[JsonObject]) -> None:
+    """Lines, newest first."""
+    if not rows:
+        page.empty("No line matches.", "Choose a longer time, other ranks, or clear the text.")
+        return
+    more = rows[0]["lines_in_all"] - len(rows)
+    if more > 0:
+        st.html(f'<div class="muted">The newest {len(rows):,} of {rows[0]["lines_in_all"]:,} lines.</div>')
+    job = page.chosen_job()
+    page.table(
+        ["time (UTC)", "severity", "node", "rank", "source", "line"],
+        [
+            [
+                clock(row["ts_ns"]),
+                pill(row["severity"], LOG_SEVERITIES),
+                node_link(job, row["node"]),
+                rank_link(job, row["rank"]),
+                escape(row["source"]),
+                f"<code>{escape(row['message'][:600])}</code>",
+            ]
+            for row in rows
+        ],
+        right=(3,),
+    )
+
+
+def rank_link(job: str, rank: int) -> str:
+    """A rank as a link to its page. "-" for none."""
+    return f'<a href="{page.href("rank", job=job, rank=rank)}">{rank}</a>' if rank >= 0 else "-"
+
+
+def node_link(job: str, node: str) -> str:
+    """A node as a link to its page. "-" for none."""
+    return f'<a href="{page.href("node", job=job, node=node)}">{escape(node)}</a>' if node else "-"
+
+
+def findings(rows: Sequence[JsonObject]) -> None:
+    """Findings, the newest first."""
+    if not rows:
+        st.html('<div class="muted">No finding is on record about it.</div>')
+        return
+    page.table(
+        ["severity", "finding", "about", "what was seen", "sure", "last seen"],
+        [
+            [
+                pill(row["severity"], SEVERITIES),
+                escape(row["kind"]),
+                escape(f"{row['subject_type']} {row['subject']}"),
+                escape(row["summary"]),
+                f"{row['confidence']:.0%}",
+                f'<span title="{clock(row["ts_ns"])} UTC">{ago(row["ts_ns"], page.now_ns())}</span>',
+            ]
+            for row in rows[:20]
+        ],
+        right=(4, 5),
+    )
+
+
+def beside_cohort(job: str, ranks: Sequence[int]) -> None:
+    """The working time of ranks in the last steps, beside the other ranks of their stage."""
+    jobs = page.source().rows(views.jobs)
+    chosen = window(jobs, job, steps="", last=_STEPS)
+    if chosen is None:
+        page.empty("No data: no step of this job is on record.")
+        return
+    rows = page.source().rows(
+        explore.work_beside_cohort, job, ranks=tuple(ranks), first=chosen.first, last=chosen.last,
+        most_steps=min(sample(jobs, job), _STEPS),
+    )  # fmt: skip
+    st.html(f"<div><b>{escape(model.beside_cohort(rows))}</b></div>")
+    if rows:
+        page.chart(
+            model.work_figure(rows, page.theme()), key="work", alt="Working time beside the cohort, by step"
+        )
+
+
+def counters(rows: Sequence[JsonObject]) -> None:
+    """The newest value of each counter of a node."""
+    if not rows:
+        page.empty("No data: no counter of this node is on record in this time.")
+        return
+    page.table(
+        ["counter", "device", "value", "at"],
+        [
+            [
+                escape(row["name"]),
+                escape(row["device"]) or "-",
+                model.number(row["name"], row["value"]),
+                ago(row["ts_ns"], page.now_ns()),
+            ]
+            for row in rows
+        ],
+        right=(2, 3),
+    )
+
+
+def facts(cells: dict[str, str]) -> None:
+    """Facts as a row of figures. Values are ready HTML."""
+    drawn = "".join(f"<div><span>{escape(k)}</span><b>{v}</b></div>" for k, v in cells.items())
+    st.html(f'<div class="figures">{drawn}</div>')

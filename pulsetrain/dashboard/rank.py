@@ -1,0 +1,132 @@
+"""One rank: where it is, how it works beside its cohort, its findings, stack, lines and checkpoints."""
+
+from __future__ import annotations
+
+from functools import partial
+from html import escape
+
+import streamlit as st
+
+from pulsetrain.analytics.selection import parse_ranks
+from pulsetrain.core.json import JsonObject
+from pulsetrain.dashboard import page, parts
+from pulsetrain.dashboard.models.attribution import attribute
+from pulsetrain.dashboard.models.explore import about
+from pulsetrain.dashboard.models.states import RANK_STATES, pill
+from pulsetrain.dashboard.models.text import ago, duration, size
+from pulsetrain.dashboard.models.topology import points
+from pulsetrain.stream.queries import explore, views
+
+_LINES = 30
+_HEARTBEATS_NS = 10 * 60 * 10**9
+
+
+def show() -> None:
+    """The page."""
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        named = st.text_input("Rank", key="rank", bind="query-params", width=120, placeholder="0")
+        span = parts.span_menu()
+    rank = int(named) if (named or "").isdigit() else 0
+    page.live(partial(_place, rank))
+    page.live(partial(_findings, rank), every_s=4.0)
+    st.subheader("Beside its cohort", anchor=False)
+    page.live(partial(_cohort, rank), every_s=8.0)
+    st.subheader("Stack", anchor=False)
+    page.live(partial(_stack, rank), every_s=4.0)
+    st.subheader("Lines", anchor=False)
+    page.live(partial(_logs, rank, span), every_s=4.0)
+    st.subheader("Checkpoints", anchor=False)
+    page.live(partial(_checkpoints, rank), every_s=8.0)
+
+
+def _place(rank: int) -> None:
+    """Where it is and what it does now."""
+    job = page.chosen_job()
+    row = next((r for r in page.source().rows(views.topology, job) if r["rank"] == rank), None)
+    if row is None:
+        page.empty(f"No data: rank {rank} of this job has not reported where it is.")
+        return
+    now = page.now_ns()
+    beats = page.source().rows(views.rank_states, job, since_ns=now // 10**11 * 10**11 - _HEARTBEATS_NS)
+    blame = attribute(page.findings(job))
+    (point,) = points([row], beats, blame, now_ns=now)
+    parts.facts(
+        {
+            "state": pill(point.state, RANK_STATES),
+            "node": parts.node_link(job, point.node),
+            "local rank": str(point.local_rank),
+            **{name: str(getattr(point, name)) for name in ("tp", "pp", "dp", "cp", "ep")},
+            "switch": escape(point.switch) or "-",
+            "last step": str(point.last_step) if point.last_step >= 0 else "-",
+            "doing": escape(point.doing),
+            "last heartbeat": escape(point.last_heartbeat),
+        }
+    )
+    links = (
+        ("timeline", page.href("timeline", job=job, ranks=rank)),
+        ("all its lines", page.href("logs", job=job, ranks=rank)),
+        ("counters of its node", page.href("metrics", job=job, node=point.node)),
+        ("evict its node", page.href("nodes", job=job, node=point.node)),
+    )
+    words = " · ".join(f'<a href="{href}">{word}</a>' for word, href in links)
+    st.html(f'<div class="links">{words}</div>')
+
+
+def _findings(rank: int) -> None:
+    rows = page.source().rows(views.findings, page.chosen_job(), limit=500)
+    parts.findings(about(rows, ranks=(rank,)))
+
+
+def _cohort(rank: int) -> None:
+    parts.beside_cohort(page.chosen_job(), (rank,))
+
+
+def _stack(rank: int) -> None:
+    """The frames in which the rank stands, alone or with others."""
+    job = page.chosen_job()
+    reading = page.source().stacks(job) if page.source().job(job) else {}
+    if not reading:
+        page.empty("No stack was read.", "Stacks are read when the job falls silent, or on the page Stacks.")
+        return
+    lines = _path(reading["tree"][:1], rank)
+    st.html(f'<div class="muted">Read {ago(int(reading["ts_ns"]), page.now_ns())}.</div>')
+    page.table(
+        ["ranks", "frame"], [[escape(ranks), f"<code>{escape(frame)}</code>"] for ranks, frame in lines]
+    )
+
+
+def _path(tree: list[JsonObject], rank: int) -> list[tuple[str, str]]:
+    """(ranks, frame) from the outermost frame to the one that the rank is in."""
+    for branch in tree:
+        if rank in parse_ranks(str(branch["ranks"])):
+            return [(str(branch["ranks"]), str(branch["frame"])), *_path(branch["children"], rank)]
+    return []
+
+
+def _logs(rank: int, span: str) -> None:
+    job = page.chosen_job()
+    from_ns, to_ns = parts.times(job, span)
+    wanted = explore.LogFilter(from_ns=from_ns, to_ns=to_ns, ranks=(rank,), limit=_LINES)
+    parts.logs(page.source().rows(explore.log_lines, job, wanted))
+
+
+def _checkpoints(rank: int) -> None:
+    rows = page.source().rows(explore.rank_checkpoints, page.chosen_job(), rank)
+    if not rows:
+        page.empty("No checkpoint of this rank is on record.")
+        return
+    page.table(
+        ["tier", "stage", "newest step", "size", "took", "when"],
+        [
+            [
+                escape(row["tier"]),
+                escape(row["stage"]),
+                str(row["newest"]),
+                size(row["size"]),
+                duration(row["took_ns"]),
+                ago(row["ts_ns"], page.now_ns()),
+            ]
+            for row in rows
+        ],
+        right=(2, 3, 4, 5),
+    )

@@ -1,0 +1,87 @@
+"""The answer in five seconds: how sure, what the controller does, what to do, where the evidence is."""
+
+import json
+
+import pytest
+
+from pulsetrain.dashboard.models.answer import answer
+
+S = 10**9
+NOW = 10_000 * S
+HANG = {
+    "kind": "hang", "subject_type": "rank", "subject": "5", "severity": "critical", "confidence": 0.97,
+}  # fmt: skip
+SLOW = {**HANG, "kind": "straggler", "subject_type": "node", "subject": "n7", "severity": "warning"}
+
+
+def job(**changes):
+    return {"job": "gpt", "state": "running", "findings": [HANG], "pending_hang": None, **changes}
+
+
+def event(kind, age_s=20, node="", rank=-1, **detail):
+    return {"kind": kind, "ts_ns": NOW - age_s * S, "node": node, "rank": rank, "detail": json.dumps(detail)}
+
+
+def asked(job, events=(), incidents=(), *, observe_only=False):
+    return answer(job, incidents, events, observe_only=observe_only, now_ns=NOW)
+
+
+PENDING = {"rank": 5, "since_ns": NOW - 30 * S, "act_at_ns": NOW + 90 * S, "why": "The job may only pause."}
+
+
+@pytest.mark.parametrize(
+    ("now", "events", "observe_only", "says"),
+    [
+        (job(pending_hang=PENDING), [], False, "The job may only pause. That is in 90 s, at 02:48:10 UTC."),
+        (job(pending_hang={**PENDING, "act_at_ns": None}), [], False, "The job may only pause."),
+        (job(state="checking"), [], False, "It checks every node now."),
+        (job(findings=[SLOW]), [], False, "It leaves slow machines to a person."),
+        (job(), [], True, "It only observes. It would not have acted so far."),
+        (
+            job(),
+            [event("would", rank=5, reason="the job hangs")],
+            True,
+            "It only observes. 20 s ago it would have acted on rank 5: the job hangs.",
+        ),
+        (
+            job(findings=[]),
+            [event("recovery", cause="node_lost", culprit="n3", total_ns=3_800_000_000, resumed_step=78)],
+            False,
+            "It recovered the job 20 s ago: node_lost of n3, 3.80 s, from step 78.",
+        ),
+        (job(findings=[]), [event("evict", age_s=7200, node="n3")], False, "Nothing needs to be done."),
+        (job(state="past"), [], False, "The job does not run on this hub, so nothing is done."),
+    ],
+)
+def test_what_the_controller_does_waits_for_or_would_do(now, events, observe_only, says):
+    assert asked(now, events, observe_only=observe_only).controller == says
+
+
+def test_how_sure_and_one_click_to_the_evidence():
+    found = asked(job())
+    assert found.confidence == 0.97
+    assert dict(found.links) == {
+        "incident": "incidents?job=gpt",
+        "rank 5": "rank?job=gpt&rank=5",
+        "its logs": "logs?job=gpt&ranks=5",
+        "its timeline": "timeline?job=gpt&ranks=5",
+        "stacks": "stacks?job=gpt",
+        "topology": "topology?job=gpt",
+    }
+    assert dict(asked(job(findings=[SLOW])).links)["n7"] == "node?job=gpt&node=n7"
+    assert asked(job(findings=[])).confidence is None
+
+
+def test_what_to_do_is_the_action_of_the_incident_about_the_culprit():
+    incidents = [
+        {"job": "gpt", "root": "rank 2", "suggested_action": "not this"},
+        {"job": "gpt", "root": "rank 5", "suggested_action": "Read its stack."},
+        {"job": "bert", "root": "rank 5", "suggested_action": "nor this"},
+    ]
+    assert asked(job(), incidents=incidents).to_do == "Read its stack."
+    assert asked(job(), incidents=[]).to_do == "Look at the evidence."
+    assert asked(job(findings=[]), incidents=incidents).to_do == "Nothing."
+
+
+def test_information_accuses_nobody():
+    assert asked(job(findings=[{**HANG, "severity": "info"}])).confidence is None

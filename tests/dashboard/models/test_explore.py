@@ -1,0 +1,61 @@
+"""What the pages that explore show."""
+
+from pulsetrain.dashboard.models.charts import LIGHT
+from pulsetrain.dashboard.models.explore import (
+    about,
+    beside_cohort,
+    detail_text,
+    metric_figure,
+    time_range,
+    work_figure,
+)
+
+S = 10**9
+
+
+def row(rank, step, work, usual=100):
+    return {
+        "rank": rank,
+        "step": step,
+        "work_ns": work,
+        "usual_ns": usual,
+        "low_ns": 98,
+        "high_ns": 103,
+        "cohort": 64,
+    }
+
+
+def test_a_running_job_is_looked_at_up_to_now_and_one_that_is_over_up_to_its_end():
+    now, last = 10_000 * S, 5_000 * S
+    assert time_range("15 minutes", running=True, last_ns=last, now_ns=now) == (9_110 * S, 10_010 * S)
+    assert time_range("15 minutes", running=False, last_ns=last, now_ns=now) == (4_170 * S, 5_070 * S)
+    assert time_range("nonsense", running=True, last_ns=0, now_ns=now)[0] == 6_410 * S
+
+
+def test_the_rank_that_differs_most_is_named():
+    rows = [row(3, 1, 101), row(3, 2, 99), row(4, 1, 150), row(4, 2, 150)]
+    assert beside_cohort(rows) == "Rank 4 works 150 ns a step, 1.50x the median of the 64 ranks of its stage."
+    assert "No working time" in beside_cohort([])
+    assert [trace.name for trace in work_figure(rows, LIGHT).data[-2:]] == ["rank 3", "rank 4"]
+
+
+def test_findings_about_ranks_and_their_node():
+    found = [
+        {"subject_type": "rank", "subject": "3"}, {"subject_type": "rank", "subject": "33"},
+        {"subject_type": "gpu", "subject": "n1/GPU-7"}, {"subject_type": "job", "subject": "n1"},
+    ]  # fmt: skip
+    assert about(found, ranks=(3,)) == found[:1]
+    assert about(found, ranks=(3,), node="n1") == [found[0], found[2]]
+
+
+def test_a_line_for_each_node_and_device():
+    rows = [{"node": node, "device": "eth0", "ts_ns": S, "value": 1.0} for node in "ab"]
+    chart = metric_figure(rows, "net_rx_bytes", [S], LIGHT)
+    assert [trace.name for trace in chart.data] == ["a eth0", "b eth0"]
+    assert len(chart.layout.shapes) == 1
+
+
+def test_details_are_pairs_and_never_endless():
+    assert detail_text('{"a": 1}') == "a: 1"
+    assert detail_text("{") == "{"
+    assert len(detail_text('{"a": "%s"}' % ("x" * 5000))) < 310

@@ -1,0 +1,91 @@
+"""The pages Logs, Metrics, Events, Rank and Node."""
+
+import pytest
+
+LINE = {
+    "ts_ns": 10**18, "node": "node-2", "rank": 5, "attempt": 1, "source": "stderr", "severity": "error",
+    "message": "<CUDA> error", "rule": "", "lines_in_all": 7,
+}  # fmt: skip
+JOBS = [{"job": "gpt", "ranks": 8, "first_step": 0, "last_step": 119, "attempts": 1, "last_ns": 10**18}]
+PLACE = {
+    "attempt": 1, "rank": 5, "local_rank": 1, "node": "node-2", "ip": "10.0.0.1", "switch": "tor-7", "tp": 1,
+    "pp": 0, "dp": 1, "cp": 0, "ep": 0,
+}  # fmt: skip
+FINDING = {
+    "severity": "critical", "kind": "hang", "subject_type": "rank", "subject": "5", "summary": "It <hangs>.",
+    "confidence": 0.97, "ts_ns": 10**18, "times": 1, "evidence": "{}",
+}  # fmt: skip
+WORK = {"rank": 5, "step": 9, "work_ns": 150, "usual_ns": 100, "low_ns": 98, "high_ns": 103, "cohort": 4}
+
+
+@pytest.fixture
+def known(source):
+    source.stored |= {
+        "jobs": JOBS, "log_lines": [LINE], "topology": [PLACE], "findings": [FINDING],
+        "work_beside_cohort": [WORK],
+        "metric_names": [{"name": "net_rx_bytes", "nodes": 2, "devices": 2, "samples": 600}],
+        "metric_series": [{"node": "a", "device": "", "ts_ns": 1, "value": 2.0, "series_in_all": 9}],
+        "node_counters": [{"name": "net_rx_bytes", "device": "", "value": 2048.0, "ts_ns": 10**18}],
+        "event_kinds": [{"kind": "evict", "times": 2}],
+        "event_lines": [
+            {"ts_ns": 1, "kind": "evict", "actor": "ann", "node": "node-2", "rank": -1, "attempt": 1,
+             "detail": '{"reason": "fan <1>"}', "events_in_all": 2},
+        ],
+    }  # fmt: skip
+    source.answers["nodes"] = [
+        {"node": "node-2", "job": "gpt", "state": "active", "ranks": [4, 5], "last_heartbeat_age_s": 0.2}
+    ]
+    return source
+
+
+def test_logs_show_lines_and_link_to_rank_and_node(draw, known):
+    shown = draw("logs")
+    assert "The newest 1 of 7 lines." in shown.text
+    assert shown.rows()[0][2:] == ["node-2", "5", "stderr", "<CUDA> error"]
+    assert 'href="rank?job=gpt&rank=5"' in shown.html
+    assert "<CUDA>" not in shown.html
+
+
+def test_ranks_that_cannot_be_read_are_one_sentence(draw, known):
+    assert "seven" in draw("logs", ranks="seven").app.warning[0].value
+
+
+def test_metrics_draw_the_chosen_counter_and_list_the_others(draw, known):
+    shown = draw("metrics", counter="net_rx_bytes")
+    assert len(shown.app.get("plotly_chart")) == 1
+    assert shown.rows()[0] == ["net_rx_bytes", "2", "2", "600"]
+    assert "The 1 that moved most of 9." in shown.text
+    known.stored["metric_names"] = []
+    assert "No data: no counter" in draw("metrics").text
+
+
+def test_events_are_the_audit_of_every_action(draw, known):
+    shown = draw("events")
+    assert shown.rows()[0][1:4] == ["evict", "ann", "node-2"]
+    assert "reason: fan <1>" in shown.text
+    known.stored["event_lines"] = []
+    assert "No event matches." in draw("events").text
+
+
+def test_a_rank_has_a_page(draw, known):
+    known.answers["stacks"] = {
+        "ts_ns": 10**18,
+        "tree": [{"frame": "main", "ranks": "0-7", "children": [
+            {"frame": "all_reduce", "ranks": "0-4", "children": []},
+            {"frame": "forward", "ranks": "5", "children": []},
+        ]}],
+    }  # fmt: skip
+    shown = draw("rank", rank="5")
+    for words in ("tor-7", "It <hangs>.", "Rank 5 works 150 ns a step, 1.50x", "<CUDA> error", "forward"):
+        assert words in shown.text
+    assert "all_reduce" not in shown.text
+    assert 'href="nodes?job=gpt&node=node-2"' in shown.html
+    assert "No data: rank 77" in draw("rank", rank="77").text
+
+
+def test_a_node_has_a_page(draw, known):
+    shown = draw("node", node="node-2")
+    for words in ("active", "0.2 s ago", "It <hangs>.", "<CUDA> error", "net_rx_bytes", "2.00 KiB"):
+        assert words in shown.text
+    assert "No node is chosen." in draw("node").text
+    assert "nosuch has not taken part" in draw("node", node="nosuch").text
