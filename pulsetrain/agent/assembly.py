@@ -96,6 +96,7 @@ def _recorder(
         sources=(processes, CheckpointSource(checkpoints, "events"), hardware),
         rare_sources=(CheckpointSource(checkpoints, "checkpoints"),),
         echo_ranks=setup.options.output.echoes,
+        node_gauges=hardware.gauges,
     )
 
 

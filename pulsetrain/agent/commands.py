@@ -145,8 +145,9 @@ class Commands:
             case PairCheck():
                 return self._pair_check(command)
             case DumpStacks():
-                alive = self._node.ranks.alive[: 1 if command.first_only else None]
-                return dict(stacks.of_node({r.rank: r.pid for r in alive}, timeout_s=command.timeout_s))
+                wanted = [r for r in self._node.ranks.alive if not command.ranks or r.rank in command.ranks]
+                pids = {r.rank: r.pid for r in wanted[: 1 if command.first_only else None]}
+                return dict(stacks.of_node(pids, timeout_s=command.timeout_s))
             case _:
                 raise PulsetrainError(f"command {type(command).__name__} is not known here")
 

@@ -14,8 +14,8 @@ class AgentConfig:
 
     watch_s: float = 0.2
     """How often to look for first steps. A rank's end is noticed at once."""
-    drain_s: float = 0.5
-    """How often rings are drained to the spool."""
+    drain_s: float = 1.0
+    """Longest time between two drains of rings to the spool. Rings that fill quickly are drained sooner."""
     echo_s: float = 0.2
     """How often what ranks print is echoed."""
     heartbeat_s: float = 1.0
@@ -31,7 +31,7 @@ class AgentConfig:
     quiet_usage_s: float = 0.7
     """A rank that ends with status 2 and prints nothing is reported this much later, so that the rank that
     prints the reason is reported first."""
-    flush_s: float = 3.0
+    flush_s: float = 5.0
     """How long to go on shipping records at the end. What is left stays in the spool."""
     import_timeout_s: float = 180.0
     """How long the zygote may take to import torch and the modules to preload."""

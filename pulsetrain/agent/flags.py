@@ -92,6 +92,9 @@ _OURS = (
         metavar="URL",
         help="Persist checkpoints here: a folder that all nodes share, or s3://...",
     ),
+    click.option(
+        "--no-auto", is_flag=True, help="Record only what the script says: infer no steps, phases, numbers."
+    ),
     click.option("--quiet", is_flag=True, help="Do not echo what ranks print."),
     click.argument("script", nargs=1),
     click.argument("args", nargs=-1, type=click.UNPROCESSED),
@@ -132,6 +135,7 @@ class LaunchFlags(TypedDict):
     kafka: str | None
     config: str | None
     checkpoints: str | None
+    no_auto: bool
     quiet: bool
 
 
@@ -162,6 +166,7 @@ def launch_options(
         data=flags["data"] and flags["data"].expanduser(),
         config=_path(flags["config"]),
         checkpoints=flags["checkpoints"],
+        auto=not flags["no_auto"],
         kafka=flags["kafka"],
     )
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from pulsetrain.agent.processes.ranks import NodeIdentity
 from pulsetrain.core.supervisor import LoopStatus
-from pulsetrain.protocol.messages import Heartbeat, Held, RankStatus
+from pulsetrain.protocol.messages import Heartbeat, Held, RankActivity, RankStatus
 from pulsetrain.records.columns import Columns
 
 
@@ -23,6 +23,7 @@ class NodeState:
     held: tuple[Held, ...]
     gauges: Mapping[str, float]
     loops: tuple[LoopStatus, ...]
+    activity: tuple[RankActivity, ...] = ()
 
 
 class HeartbeatSender:
@@ -54,6 +55,7 @@ class HeartbeatSender:
                 held=state.held,
                 gauges={**state.gauges, "agent_cpu_ratio": self._cpu.ratio()},
                 loops=state.loops,
+                activity=state.activity,
             )
             for send in self._send:
                 send(heartbeat)
@@ -73,16 +75,20 @@ class CpuMeter:
         return ratio
 
 
-def rows(heartbeat: Heartbeat, agent_pid: int) -> Columns:
-    """The heartbeat as a batch of `heartbeats`: one row for the node (rank -1), one for each rank."""
-    of_heartbeat = {
+def rows(heartbeats: Sequence[Heartbeat], agent_pid: int) -> Columns:
+    """Heartbeats as a batch of `heartbeats`: one row for the node (rank -1), one for each rank."""
+    return Columns.from_rows("heartbeats", [row for each in heartbeats for row in _rows_of(each, agent_pid)])
+
+
+def _rows_of(heartbeat: Heartbeat, agent_pid: int) -> Iterator[dict[str, object]]:
+    of_heartbeat: dict[str, object] = {
         "node": heartbeat.node,
         "ts": heartbeat.ts_ns,
         "seq": heartbeat.seq,
         "job": heartbeat.job,
         "attempt": heartbeat.attempt,
     }
-    node: dict[str, object] = {
+    yield {
         **of_heartbeat,
         "rank": -1,
         "pid": agent_pid,
@@ -91,8 +97,8 @@ def rows(heartbeat: Heartbeat, agent_pid: int) -> Columns:
         "last_phase": "",
         "phase_age_ns": 0,
     }
-    ranks: list[dict[str, object]] = [
-        {
+    for r in heartbeat.ranks:
+        yield {
             **of_heartbeat,
             "rank": r.rank,
             "pid": r.pid,
@@ -101,6 +107,3 @@ def rows(heartbeat: Heartbeat, agent_pid: int) -> Columns:
             "last_phase": r.last_phase,
             "phase_age_ns": r.phase_age_ns,
         }
-        for r in heartbeat.ranks
-    ]
-    return Columns.from_rows("heartbeats", [node, *ranks])

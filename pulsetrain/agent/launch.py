@@ -98,6 +98,8 @@ def _start_zygote(options: LaunchOptions) -> Zygote:
     env = dict(options.environ)
     if options.node.nproc_per_node > 1:
         env.setdefault("OMP_NUM_THREADS", "1")
+    if not options.auto:
+        env["PULSETRAIN_AUTO"] = "0"
     program = options.program
     path = Path(program.argv[0]).resolve().parent if program.mode == "script" else Path.cwd()
     return Zygote.start(node=options.node_name, preload=options.preload, path=(path,), env=env)

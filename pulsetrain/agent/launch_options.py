@@ -77,6 +77,8 @@ class LaunchOptions:
     """Where checkpoints are persisted."""
     kafka: str | None = None
     """Brokers that get the records instead of the hub."""
+    auto: bool = True
+    """Infer what the script does not say. The environment's `PULSETRAIN_AUTO=0` turns it off too."""
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
 
     @property

@@ -17,6 +17,7 @@ from pulsetrain.agent.heartbeat import HeartbeatSender, NodeState
 from pulsetrain.agent.link import Link, SendReply
 from pulsetrain.agent.processes.ranks import NodeIdentity, Rank, Ranks
 from pulsetrain.agent.processes.zygote import Zygote, ZygoteHolder
+from pulsetrain.collectors.machine.activity import ActivityMeter
 from pulsetrain.core.errors import PulsetrainError
 from pulsetrain.core.supervisor import LoopStatus
 from pulsetrain.protocol.client import HubAddress
@@ -71,6 +72,7 @@ class Node:
         self.link = Link(hub, self._greeting, self._on_command)
         self._parts = parts
         self._attempt = AttemptState(identity.node)
+        self._activity = ActivityMeter()
         self._commands = Commands(self, parts.checkpoints)
         self._heartbeats = HeartbeatSender(
             identity, self._state, (self.link.send_heartbeat, parts.recorder.heartbeat)
@@ -137,9 +139,11 @@ class Node:
         self.link.close()
 
     def _state(self, now_ns: int) -> NodeState:
+        statuses = tuple(rank.status(now_ns) for rank in self.ranks.all)
         return NodeState(
             attempt=self.ranks.attempt,
-            ranks=tuple(rank.status(now_ns) for rank in self.ranks.all),
+            ranks=statuses,
+            activity=self._activity.read(statuses, now_ns),
             held=self._parts.checkpoints.held(),
             gauges=self._parts.recorder.gauges(),
             loops=(self.link.loop, self.zygote.loop, *self._parts.loops()),

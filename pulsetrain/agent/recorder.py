@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import structlog
 
@@ -19,6 +20,11 @@ from pulsetrain.records.columns import Columns
 
 log = structlog.get_logger()
 
+GATHERED = ("heartbeats", "metrics")
+"""Records that nothing waits for. Samples of a few seconds go into one batch."""
+USUAL_FILL = 0.25
+"""Share of a ring that may be in use when it is drained. Above it, the next drain comes sooner."""
+SHORTEST_DRAIN_S = 0.05
 STALE_AFTER_S = 10.0
 """A loop is stale after so many seconds, or after five of its periods where that is longer."""
 
@@ -28,11 +34,13 @@ class RecorderPeriods:
     """How often the recorder does what, in seconds."""
 
     drain_s: float
-    """Rings are drained."""
+    """Rings are drained. One that is more than a quarter full is drained sooner the next time."""
     echo_s: float
     """What ranks print is echoed."""
     sample_s: float
     """Sources are sampled."""
+    gather_s: float = 3.0
+    """Heartbeats and samples are written. Those of a few seconds make one batch."""
     rare_s: float = 10.0
     """Rare sources are sampled. Each batch costs the node and the store a few ms, however few rows it has."""
 
@@ -53,15 +61,20 @@ class Recorder:
         sources: Sequence[Source] = (),
         rare_sources: Sequence[Source] = (),
         echo_ranks: Callable[[int], bool] = lambda local_rank: True,
+        node_gauges: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
         self._sink, self._ranks = sink, ranks
         self._sources, self._rare_sources = sources, rare_sources
         self._echo_ranks = echo_ranks
+        self._node_gauges = node_gauges
         self._agent_pid = agent_pid
         self._heartbeats: list[Heartbeat] = []
+        self._gathered: list[Columns] = []
+        self._gather_s, self._written_s = periods.gather_s, time.monotonic()
+        self._drain_s = self._next_drain_s = periods.drain_s
         self._echo = Echo()
-        self._turns = {
-            "drain_rings": (periods.drain_s, self.drain),
+        self._turns: Mapping[str, tuple[float, Callable[[], float | None]]] = {
+            "drain_rings": (periods.drain_s, self._drain_turn),
             "sample": (periods.sample_s, self._sample),
             "rare_sources": (periods.rare_s, lambda: self._take(self._rare_sources)),
             "echo_output": (periods.echo_s, self._echo.poll),
@@ -80,8 +93,10 @@ class Recorder:
 
         `spool_bytes`; `dropped_rows`: all that the spool lost, and `dropped_REASON` for each reason that
         occurred; `ring_dropped`: what full rings lost; `recorder_failures`: turns of loops that failed.
+        Beside them the gauges of the node, such as `gpus`.
         """
         return {
+            **self._node_gauges,
             "spool_bytes": self._sink.size_bytes,
             "dropped_rows": self._sink.dropped_rows,
             **{f"dropped_{reason}": count for reason, count in self._sink.dropped.items() if count},
@@ -101,6 +116,7 @@ class Recorder:
                 work()
             except Exception:
                 log.exception("last_records_lost", loop=name)
+        self._write_gathered()
         self._echo.poll(final=True)
 
     def follow(self, ranks: Sequence[Rank]) -> None:
@@ -120,11 +136,30 @@ class Recorder:
         now_ns = time.time_ns()
         self._append(batch for rank in self._ranks() for batch in rank.batches(now_ns))
 
+    def _drain_turn(self) -> float:
+        """Drain, and say when the next drain is due: the fuller the rings were, the sooner."""
+        self.drain()
+        fill = max((rank.drain.fill for rank in self._ranks()), default=0.0)
+        wanted_s = self._next_drain_s * USUAL_FILL / fill if fill else self._drain_s
+        self._next_drain_s = min(max(wanted_s, SHORTEST_DRAIN_S), self._drain_s)
+        return self._next_drain_s
+
     def _sample(self) -> None:
+        """Take samples. What gathers is written when it is time."""
+        try:
+            self._take(self._sources)
+        finally:
+            if time.monotonic() - self._written_s >= self._gather_s:
+                self._write_gathered()
+
+    def _write_gathered(self) -> None:
+        """Write the heartbeats and samples of the last seconds, one batch of each record."""
+        self._written_s = time.monotonic()
         heartbeats, self._heartbeats = self._heartbeats, []
-        for each in heartbeats:
-            self._sink.append(heartbeat.rows(each, self._agent_pid))
-        self._take(self._sources)
+        gathered, self._gathered = self._gathered, []
+        if heartbeats:
+            gathered.append(heartbeat.rows(heartbeats, self._agent_pid))
+        self._write(gathered)
 
     def _take(self, sources: Sequence[Source]) -> None:
         """Take the rows of every source. One that fails does not stop the others."""
@@ -136,6 +171,14 @@ class Recorder:
         failures.raise_any()
 
     def _append(self, batches: Batches) -> None:
+        """Write batches, but let those of `GATHERED` wait for more."""
+        at_once: list[Columns] = []
+        for batch in batches:
+            (self._gathered if batch.record in GATHERED else at_once).append(batch)
+        self._write(at_once)
+
+    def _write(self, batches: Sequence[Columns]) -> None:
+        """Hand batches to the sink, those of a record as one."""
         by_record: dict[str, list[Columns]] = {}
         for batch in batches:
             by_record.setdefault(batch.record, []).append(batch)
@@ -143,15 +186,14 @@ class Recorder:
             self._sink.append(Columns.concat(parts))
 
 
-def _every(period_s: float, work: Callable[[], None]) -> Callable[[], float]:
-    """A turn of a loop that does `work` at the end of each period."""
+def _every(period_s: float, work: Callable[[], float | None]) -> Callable[[], float]:
+    """A turn of a loop that does `work` at the end of each period. `work` may say when it is due again."""
     waited = False
 
     def turn() -> float:
         nonlocal waited
-        if waited:
-            work()
+        next_s = work() if waited else None
         waited = True
-        return period_s
+        return period_s if next_s is None else next_s
 
     return turn

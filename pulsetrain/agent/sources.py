@@ -88,11 +88,21 @@ class HostSource:
 class HardwareSource:
     """GPUs, ports, interfaces and the kernel's log.
 
-    They are read on a thread of their own: a driver that hangs holds up nothing else.
+    They are read on a thread of their own: a driver that hangs holds up nothing else. `inventory` gives an
+    event that lists the GPUs. It is asked until it does.
     """
 
-    def __init__(self, samplers: Sequence[Sampler], kernel_log: KernelLog, period_s: float) -> None:
+    def __init__(
+        self,
+        samplers: Sequence[Sampler],
+        kernel_log: KernelLog,
+        period_s: float,
+        inventory: Callable[[int], Columns | None] = lambda now_ns: None,
+        gpus: int = 0,
+    ) -> None:
         self._samplers, self._kernel_log = samplers, kernel_log
+        self._inventory, self._listed = inventory, False
+        self.gauges: Mapping[str, float] = {"gpus": gpus}
         self._period_s = period_s
         self._batches: queue.SimpleQueue[Columns] = queue.SimpleQueue()
         self._thread = LoopThread("hardware", self.sample, stale_after_s=max(STALE_AFTER_S, 5 * period_s))
@@ -100,8 +110,9 @@ class HardwareSource:
     @classmethod
     def of_node(cls, node: str, period_s: float) -> HardwareSource:
         """Everything that this machine has."""
-        samplers = (GpuSampler(node=node), RdmaSampler(node=node), NicSampler(node=node))
-        return cls(samplers, KmsgReader(node=node), period_s)
+        gpus = GpuSampler(node=node)
+        samplers = (gpus, RdmaSampler(node=node), NicSampler(node=node))
+        return cls(samplers, KmsgReader(node=node), period_s, gpus.inventory, gpus.count)
 
     @property
     def blind(self) -> bool:
@@ -134,12 +145,20 @@ class HardwareSource:
             if not sampler.blind:
                 with failures.collect(type(sampler).__name__):
                     self._batches.put(sampler.sample(now_ns))
+        with failures.collect("list of GPUs"):
+            self._list_gpus(now_ns)
         with failures.collect("kernel log"):
             lines = self._kernel_log.poll()
             if lines is not None:
                 self._batches.put(lines)
         failures.raise_any()
         return self._period_s
+
+    def _list_gpus(self, now_ns: int) -> None:
+        listed = None if self._listed else self._inventory(now_ns)
+        if listed is not None:
+            self._listed = True
+            self._batches.put(listed)
 
 
 class CheckpointSource:

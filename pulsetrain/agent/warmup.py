@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from pulsetrain.protocol.messages import FirstStep, RankStatus
 
@@ -10,7 +10,9 @@ EAGER_NS = 60_000_000_000
 
 
 class Warmup:
-    """Watches the statuses of one attempt's ranks until each has completed a step beyond `restore_step`.
+    """Watches the statuses of one attempt's ranks until each has completed a step of its own.
+
+    That is one beyond `restore_step`, and beyond the step that the script itself went on from.
 
     The stages are those of the slowest rank. `spawn`: from `began_ns` until the rank has opened its ring.
     `init`: until it belongs to a process group. `step`: until its first step ends. The resolution is the
@@ -40,7 +42,7 @@ class Warmup:
                 self._opened_ns.setdefault(rank, now_ns)
             if status.groups:
                 self._grouped_ns.setdefault(rank, now_ns)
-            if status.last_step > self._restore_step:
+            if status.last_step > max(self._restore_step, status.resumed_step):
                 self._stepped_ns.setdefault(rank, now_ns)
         if not statuses or self._stepped_ns.keys() < statuses.keys():
             return None
@@ -50,6 +52,8 @@ class Warmup:
             attempt=self.attempt,
             step=min(s.last_step for s in statuses.values()),
             stages_ns=self._stages(),
+            resumed_step=max(s.resumed_step for s in statuses.values()),
+            resumed_path=_loaded_path(statuses.values()),
         )
 
     def _stages(self) -> dict[str, int]:
@@ -64,3 +68,9 @@ class Warmup:
             ):
                 slowest[stage] = max(slowest[stage], took)
         return slowest
+
+
+def _loaded_path(statuses: Iterable[RankStatus]) -> str:
+    """The script's own checkpoint that ranks went on from, "" for none."""
+    loaded = [own for status in statuses for own in status.loaded if own.step >= 0]
+    return max(loaded, key=lambda own: own.step).path if loaded else ""

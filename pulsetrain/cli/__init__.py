@@ -8,6 +8,7 @@ from pulsetrain.cli.interrupts import importing
 with importing():
     from pulsetrain.cli import (
         checkpoints,
+        decisions,
         launching,
         machine,
         operate,
@@ -22,6 +23,7 @@ with importing():
 
 __all__ = [
     "checkpoints",
+    "decisions",
     "launching",
     "machine",
     "main",

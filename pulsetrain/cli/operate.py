@@ -10,6 +10,7 @@ import click
 from pulsetrain.cli.options import HubOptions, grouped, hub_options, json_option
 from pulsetrain.cli.root import print_json, print_table, pulsetrain
 from pulsetrain.core.errors import UsageError
+from pulsetrain.core.json import JsonObject
 from pulsetrain.protocol.client import HubClient
 
 
@@ -29,6 +30,10 @@ def status(hub: HubOptions, as_json: bool) -> None:
         click.echo("No job has joined this hub.")
     for job in report["jobs"]:
         click.echo(f"{job['job']}: {job['verdict']['sentence']}")
+        if job.get("own_checkpoint"):
+            click.echo(f"  {own_checkpoint_line(job['own_checkpoint'])}")
+        if job.get("instrumentation"):
+            click.echo(f"  {instrumentation_line(job['instrumentation'])}")
         rows = [{**node, "dropped": dropped(node.get("gauges", {}))} for node in job["nodes"]]
         columns = ("node", "state", "node_rank", "ranks", "last_heartbeat_age_s", "dropped", "reason")
         print_table(rows, columns, "")
@@ -37,6 +42,27 @@ def status(hub: HubOptions, as_json: bool) -> None:
         click.echo("Loops that are stale or had failures:")
         shown = ("process", "node", "loop", "age_s", "stale", "turns", "failures", "last_error")
         print_table(troubled, shown, "")
+
+
+def own_checkpoint_line(own: JsonObject) -> str:
+    """Return one line about the newest checkpoint that the script wrote by itself.
+
+    >>> own = {"step": 30, "bytes": 2_500_000, "age_s": 61.0, "path": "/c/30.pt", "complete": True}
+    >>> own_checkpoint_line(own)
+    'Own checkpoint: step 30, 2.5 MB, 61 s old, /c/30.pt'
+    """
+    whole = "" if own["complete"] else " (not yet written by every rank)"
+    size, age = f"{own['bytes'] / 1e6:.1f} MB", f"{own['age_s']:.0f} s old"
+    return f"Own checkpoint: step {own['step']}, {size}, {age}, {own['path']}{whole}"
+
+
+def instrumentation_line(described: Mapping[str, str]) -> str:
+    """Return one line about what the script says itself and what is inferred.
+
+    >>> instrumentation_line({"steps": "inferred", "loss": "explicit", "tokens": "batch"})
+    'Instrumentation: steps inferred, loss explicit, tokens batch'
+    """
+    return "Instrumentation: " + ", ".join(f"{name} {value}" for name, value in described.items())
 
 
 def dropped(gauges: Mapping[str, float]) -> str:

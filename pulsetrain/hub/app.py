@@ -16,7 +16,7 @@ from pulsetrain.hub.event_writer import EventWriter
 from pulsetrain.hub.loops import LoopTable
 from pulsetrain.hub.notifier import topology
 from pulsetrain.hub.reporter import Reporter
-from pulsetrain.hub.routes import agents, alerts, incidents, nodes, silences, stacks, status
+from pulsetrain.hub.routes import agents, alerts, hangs, incidents, nodes, silences, stacks, status
 from pulsetrain.hub.stacks import Stacks
 from pulsetrain.hub.status import StatusReport
 from pulsetrain.recovery.controller import Controller
@@ -64,8 +64,15 @@ def api(parts: Parts) -> list[BaseRoute]:
         *status.routes(parts.report.status, token),
         *alerts.routes(parts.alerts, clock, token),
         *silences.routes(parts.alerts, clock, token),
-        *incidents.routes(parts.reporter.reported, lambda: topology(controller.snapshots()), clock, token),
+        *incidents.routes(
+            parts.reporter.reported,
+            parts.reporter.all_open,
+            lambda: topology(controller.snapshots()),
+            clock,
+            token,
+        ),
         *nodes.routes(controller, token),
+        *hangs.routes(controller, token),
         *agents.routes(controller, token),
     ]
 

@@ -7,9 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from pulsetrain.analytics.analyze import for_device
 from pulsetrain.analytics.incidents.alert_state import AlertConfig
 from pulsetrain.analytics.incidents.alerts import AlertBook
 from pulsetrain.analytics.report import device_peak
+from pulsetrain.analytics.slowness.device_peaks import Peak
 from pulsetrain.core.clock import Clock, SystemClock
 from pulsetrain.core.supervisor import AsyncTurn, TaskSupervisor
 from pulsetrain.hub.app import Parts
@@ -19,12 +21,15 @@ from pulsetrain.hub.loop_health import LoopHealth
 from pulsetrain.hub.loop_metrics import LoopCollector
 from pulsetrain.hub.loops import LoopTable
 from pulsetrain.hub.notifier import Notifier
+from pulsetrain.hub.past_jobs import PastJobs
+from pulsetrain.hub.past_store import PastStore
 from pulsetrain.hub.reporter import Reporter
 from pulsetrain.hub.settings import Settings
 from pulsetrain.hub.stacks import Stacks
 from pulsetrain.hub.status import StatusReport
 from pulsetrain.hub.store_analysis import StoreAnalysis
 from pulsetrain.hub.stored_records import StoreRecords
+from pulsetrain.hub.suspects import Suspects
 from pulsetrain.recovery.controller import Controller
 from pulsetrain.recovery.state import Services
 from pulsetrain.stream.queries import views
@@ -37,6 +42,7 @@ STALE_S: Mapping[str, float] = {
     "store analysis": 120.0,
     "notifications": 120.0,
     "loop health": 10.0,
+    "past jobs": 600.0,
 }
 """The age above which a loop counts as stuck. Analysis and delivery may take long."""
 
@@ -49,6 +55,7 @@ class Detection:
     stacks: Stacks
     live: LiveWatch
     analysis: StoreAnalysis
+    past: PastJobs
 
 
 def assemble(
@@ -66,13 +73,13 @@ def assemble(
     alerts = AlertBook(data / "alerts.db", AlertConfig(channels=tuple(settings.channels)))
     services = Services(policy=settings.policy, journal=writer, clock=clock, background=loops)
     controller = Controller(services, loops, last_attempt=lambda job: views.last_attempt(store, job))
-    detection = _detection(controller, alerts, writer, _records(store, settings), settings, clock, loops)
+    detection = _detection(controller, alerts, writer, store, settings, clock, loops)
     intake = Intake(store, data / "journal", clock)
     table = LoopTable([loops.statuses, lambda: [writer.status(), intake.status()]], controller.jobs)
     intake.metrics.registry.register(LoopCollector(table.rows))
     notifier = Notifier(alerts, settings.channels, controller.jobs, clock)
     _add_loops(loops, controller, detection, notifier, LoopHealth(table.rows, alerts, clock))
-    facts = _facts(url, data, clock)
+    facts = _facts(url, data, clock) | {"observe_only": settings.policy.observe_only}
     return Parts(
         store=store,
         writer=writer,
@@ -80,7 +87,9 @@ def assemble(
         controller=controller,
         reporter=detection.reporter,
         stacks=detection.stacks,
-        report=StatusReport(facts, controller.jobs, detection.reporter, detection.live, writer, table),
+        report=StatusReport(
+            facts, controller.jobs, detection.reporter, detection.live, writer, table, detection.past
+        ),
         loops=loops,
         table=table,
         intake=intake,
@@ -103,6 +112,7 @@ def _add_loops(
         "store analysis": detection.analysis.turn,
         "notifications": notifier.turn,
         "loop health": health.turn,
+        "past jobs": detection.past.turn,
     }
     for name, turn in turns.items():
         loops.add(name, turn, stale_after_s=STALE_S[name])
@@ -112,25 +122,28 @@ def _detection(
     controller: Controller,
     alerts: AlertBook,
     writer: EventWriter,
-    records: StoreRecords,
+    store: Store,
     settings: Settings,
     clock: Clock,
     loops: TaskSupervisor,
 ) -> Detection:
-    jobs, config = controller.jobs, settings.watch
+    jobs, config, device = controller.jobs, settings.watch, _device(settings)
     reporter = Reporter(jobs, writer, alerts, clock)
+    past = PastStore(store, dict(for_device(device)))
+    reporter.recall(past.findings())
     stacks = Stacks(jobs, writer, clock, loops, stopped_s=config.stopped_s)
     return Detection(
         reporter=reporter,
         stacks=stacks,
-        live=LiveWatch(jobs, stacks, reporter, clock, config),
-        analysis=StoreAnalysis(jobs, records, reporter, clock, stacks.detector),
+        live=LiveWatch(jobs, stacks, reporter, clock, config, Suspects(jobs, clock, loops)),
+        analysis=StoreAnalysis(jobs, StoreRecords(store, device), reporter, clock, stacks.detector),
+        past=PastJobs(jobs, past, reporter, writer, clock),
     )
 
 
-def _records(store: Store, settings: Settings) -> StoreRecords:
+def _device(settings: Settings) -> Peak | None:
     device = settings.hub.device
-    return StoreRecords(store, device_peak(device, option="[hub] device") if device else None)
+    return device_peak(device, option="[hub] device") if device else None
 
 
 def _facts(url: str, data: Path, clock: Clock) -> dict[str, object]:

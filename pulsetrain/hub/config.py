@@ -26,7 +26,8 @@ class HubConfig:
     """Brokers (host:port,...) to take records from as well. Empty: records come over HTTP alone."""
 
     device: str = ""
-    """What all ranks run on, as DEVICE/DTYPE of the table of peaks. The dashboard then shows the MFU."""
+    """What all ranks run on, as DEVICE/DTYPE of the table of peaks, for the MFU. Empty: the GPUs that their
+    agents report, and the data type that training on them usually computes in."""
 
     def __post_init__(self) -> None:
         for name in ("port", "dashboard_port"):

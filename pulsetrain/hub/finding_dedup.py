@@ -15,6 +15,12 @@ def key(finding: Finding) -> Key:
     return (finding.kind, finding.subject_type, finding.subject, finding.attempt)
 
 
+def worst_first(findings: Iterable[Finding]) -> list[Finding]:
+    """Findings by severity, then by confidence."""
+    order = {"critical": 0, "warning": 1, "info": 2}
+    return sorted(findings, key=lambda f: (order[f.severity], -f.confidence))
+
+
 @dataclass(kw_only=True)
 class _Open:
     """A finding that was reported, and for how many looks in a row it has been absent."""
@@ -56,7 +62,4 @@ class FindingDedup:
 
     def current(self) -> list[Finding]:
         """Open findings, worst first."""
-        order = {"critical": 0, "warning": 1, "info": 2}
-        return sorted(
-            (item.finding for item in self._open.values()), key=lambda f: (order[f.severity], -f.confidence)
-        )
+        return worst_first(item.finding for item in self._open.values())

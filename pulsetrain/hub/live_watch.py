@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from pulsetrain.analytics import watch
-from pulsetrain.analytics.verdict import Finding, findings
+from pulsetrain.analytics.hangs.pauses import PauseLog
+from pulsetrain.analytics.verdict import Finding, Verdict, findings
 from pulsetrain.core.clock import Clock
 from pulsetrain.core.supervisor import FailureCollector
 from pulsetrain.hub.finding_dedup import FindingDedup
 from pulsetrain.hub.stacks import StackEvidence
 from pulsetrain.hub.step_times import StepTimes
+from pulsetrain.hub.suspects import SuspectWatch
 from pulsetrain.recovery.record import Fault
 from pulsetrain.recovery.snapshot import JobSnapshot
 from pulsetrain.recovery.transitions import TERMINAL, Event, Phase
@@ -42,13 +44,15 @@ class FindingSink(Protocol):
 
 @dataclass
 class _Memory:
-    """What is remembered of one attempt. `explained`: the cause of its end was named."""
+    """What is remembered of one attempt. `explained`: the cause of its end was named. `verdicts` are those of
+    the last look for a hang."""
 
     attempt: int = -1
     first_exit_ns: int = 0
     explained: bool = False
     steps: StepTimes = field(default_factory=StepTimes)
     dedup: FindingDedup = field(default_factory=lambda: FindingDedup(patience=PATIENCE))
+    verdicts: Sequence[Verdict] = ()
 
 
 def job_view(job: JobSnapshot, median_step_ns: int) -> watch.JobView:
@@ -70,6 +74,8 @@ def job_view(job: JobSnapshot, median_step_ns: int) -> watch.JobView:
         first_step_done=job.first_step_done,
         world=job.world,
         seen_ns=seen,
+        has_gpus=any(heartbeat.gauges.get("gpus") for _, heartbeat in job.reporting()),
+        activity={a.rank: a for _, heartbeat in job.reporting() for a in heartbeat.activity},
     )
 
 
@@ -83,10 +89,12 @@ class LiveWatch:
         sink: FindingSink,
         clock: Clock,
         config: watch.WatchConfig,
+        suspects: SuspectWatch,
     ) -> None:
         self._jobs, self._stacks, self._sink = jobs, stacks, sink
-        self._clock, self._config = clock, config
+        self._clock, self._config, self._suspects = clock, config, suspects
         self._memories: dict[str, _Memory] = {}
+        self._pauses: dict[str, PauseLog] = {}
 
     async def turn(self) -> float:
         """Look at every job. The next turn comes sooner while a recovery waits for its cause."""
@@ -109,15 +117,36 @@ class LiveWatch:
             memory.explained = gone and self._explain(job, job.fault, memory, view)
             return not memory.explained
         if job.phase is Phase.RUNNING and not gone:
-            verdicts = watch.hang(view, self._config)
-            self._stacks.consider(job, view, verdicts)
-            hangs = self._stacks.attach(job.job, job.attempt, findings(verdicts))
-            self._report(job, memory, hangs)
+            self._look_for_hangs(job, memory, view)
+        else:
+            self._forget_silence(job)
         return False
+
+    def _look_for_hangs(self, job: JobSnapshot, memory: _Memory, view: watch.JobView) -> None:
+        pauses = self._pauses.setdefault(job.job, PauseLog())
+        postures = self._suspects.postures(job.job, job.attempt)
+        view = replace(view, postures=postures, usual_ns=pauses.longest_ns)
+        look = watch.look(view, self._config)
+        if look.stall_ns is not None:
+            pauses.note(look.stall_ns, look.place)
+        memory.verdicts = look.verdicts
+        self._suspects.consider(job.job, job.attempt, look.suspects)
+        self._stacks.consider(job, view, look.verdicts)
+        self._report(job, memory, self._stacks.attach(job.job, job.attempt, findings(look.verdicts)))
+
+    def _forget_silence(self, job: JobSnapshot) -> None:
+        """What was seen of a silence says nothing about another attempt."""
+        self._suspects.consider(job.job, job.attempt, ())
+        if job.job in self._pauses:
+            self._pauses[job.job].forget()
 
     def median_step_ns(self, job: str) -> int:
         """Median time of a step in the present attempt, 0 while unknown."""
         return self._memories[job].steps.median_ns if job in self._memories else 0
+
+    def verdicts(self, job: str) -> Sequence[Verdict]:
+        """What the last look for a hang said: also why a silence is none."""
+        return self._memories[job].verdicts if job in self._memories else ()
 
     def _memory(self, job: JobSnapshot) -> _Memory:
         memory = self._memories.get(job.job)

@@ -9,6 +9,8 @@ from typing import Protocol
 from pulsetrain.analytics.verdict import Finding, Verdict
 from pulsetrain.core.clock import Clock
 from pulsetrain.core.supervisor import FailureCollector
+from pulsetrain.hub.finding_dedup import key
+from pulsetrain.hub.open_since import OpenSince
 
 MOST_REPORTED = 1000
 
@@ -44,6 +46,7 @@ class Reporter:
         self, jobs: Mapping[str, Observer], writer: FindingWriter, alerts: AlertSink, clock: Clock
     ) -> None:
         self._jobs, self._writer, self._alerts, self._clock = jobs, writer, alerts, clock
+        self._since = OpenSince(clock)
         self._reported: dict[str, deque[Finding]] = {}
         self._open: dict[str, dict[str, list[Finding]]] = {}
         self._detectors: dict[str, list[Verdict]] = {}
@@ -52,14 +55,17 @@ class Reporter:
         """`new` findings of a job begin now. `still_open` are all that `source` sees, `new` included.
 
         The job decides first: that must not wait for the store or the alerts. It hears at each look what is
-        still open, because a hang that may be a pause is acted on late.
+        still open, because a hang that may be a pause is acted on late. What an earlier hub recorded and
+        goes on is new to the job, and neither recorded again nor another incident.
         """
         self._open.setdefault(job, {})[source] = list(still_open)
-        self._of(job).extend(new)
+        begun = [f for f in new if not self._since.goes_on(job, f)]
+        self._since.note(job, source, still_open)
+        self._of(job).extend(begun)
         failures = FailureCollector()
         with failures.collect("the job's decision"):
             self._jobs[job].observe(new, [f for seen in self._open[job].values() for f in seen])
-        for finding in new:
+        for finding in begun:
             with failures.collect("the record of a finding"):
                 self._writer.finding(finding)
         if new:
@@ -73,22 +79,42 @@ class Reporter:
         others = [v for v in verdicts if not isinstance(v, Finding)]
         self._alerts.observe([*others, *self.open(job, attempt)], self._clock.wall_ns(), job=job)
 
-    def recall(self, job: str, past: Sequence[Finding]) -> None:
+    def recall(self, past: Sequence[Finding]) -> None:
         """Findings of earlier hubs, newest first: their incidents outlive a restart."""
-        self._of(job).extendleft(past)
+        self._since.recall(past)
+        for finding in past:
+            self._of(finding.job).appendleft(finding)
 
     def open(self, job: str, attempt: int) -> list[Finding]:
         """Findings of an attempt that are still there, live ones first, the worst first of each source."""
         sources = self._open.get(job, {})
         return [f for source in sorted(sources) for f in sources[source] if f.attempt == attempt]
 
+    def since_ns(self, job: str, finding: Finding) -> int:
+        """Since when a finding has been open, UTC nanoseconds. A restart of the hub does not change it."""
+        return self._since.of(job, finding)
+
+    def all_open(self) -> list[Finding]:
+        """Every finding of any job and attempt that is still there."""
+        return [f for sources in self._open.values() for seen in sources.values() for f in seen]
+
     def verdicts(self, job: str) -> list[Verdict]:
         """What each detector of the store said last."""
         return self._detectors.get(job, [])
 
-    def reported(self) -> list[Finding]:
-        """Every finding that was reported, oldest first in each job."""
-        return [finding for findings in self._reported.values() for finding in findings]
+    def add(self, job: str, verdicts: Sequence[Verdict]) -> None:
+        """Keep and record what was found in a job that does not run here. It raises no alert."""
+        self._detectors[job] = list(verdicts)
+        known = set(map(key, self.reported(job)))
+        new = [v for v in verdicts if isinstance(v, Finding) and key(v) not in known]
+        self._of(job).extend(new)
+        for finding in new:
+            self._writer.finding(finding)
+
+    def reported(self, job: str = "") -> list[Finding]:
+        """Every finding that was reported of a job, or of all, oldest first in each job."""
+        chosen = [self._of(job)] if job else self._reported.values()
+        return [finding for findings in chosen for finding in findings]
 
     def _of(self, job: str) -> deque[Finding]:
         return self._reported.setdefault(job, deque(maxlen=MOST_REPORTED))

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol, TypedDict
 
 from pulsetrain import __version__
-from pulsetrain.analytics.verdict import state_of
+from pulsetrain.analytics.verdict import Finding, Verdict, state_of
 from pulsetrain.core.json import JsonObject
 from pulsetrain.hub.live_watch import Watched
 from pulsetrain.hub.loops import LoopRow, LoopTable
+from pulsetrain.hub.past_jobs import PastStatus
 from pulsetrain.hub.reporter import Reporter
 from pulsetrain.hub.summary import Summary, summarize
 from pulsetrain.recovery.snapshot import JobSnapshot
@@ -24,10 +25,22 @@ class RowCounts(Protocol):
 
 
 class StepClock(Protocol):
-    """Knows how long a step of a job takes."""
+    """Knows how long a step of a job takes, and what the last look for a hang said."""
 
     def median_step_ns(self, job: str) -> int:
         """0 while unknown."""
+        ...
+
+    def verdicts(self, job: str) -> Sequence[Verdict]:
+        """Also why a silence is no hang."""
+        ...
+
+
+class PastRows(Protocol):
+    """Knows the jobs that do not run here."""
+
+    def rows(self) -> list[PastStatus]:
+        """The newest first."""
         ...
 
 
@@ -45,6 +58,7 @@ class Status(TypedDict):
 
     hub: dict[str, object]
     jobs: list[JobStatus]
+    past_jobs: list[PastStatus]
     loops: list[LoopRow]
 
 
@@ -59,9 +73,11 @@ class StatusReport:
         steps: StepClock,
         rows: RowCounts,
         loops: LoopTable,
+        past: PastRows,
     ) -> None:
         self._facts, self._jobs, self._reporter = facts, jobs, reporter
         self._steps, self._rows, self._loops = steps, rows, loops
+        self._past = past
 
     def status(self) -> Status:
         """The hub as it is now."""
@@ -74,15 +90,24 @@ class StatusReport:
         return {
             "hub": {**self._facts, **counters},
             "jobs": [self._job(job.snapshot()) for job in self._jobs.values()],
+            "past_jobs": self._past.rows(),
             "loops": self._loops.rows(),
         }
 
     def _job(self, job: JobSnapshot) -> JobStatus:
         findings = self._reporter.open(job.job, job.attempt)
+        since = [self._reporter.since_ns(job.job, finding) for finding in findings]
         return {
             **job_row(job),
-            "verdict": summarize(job, findings),
-            "findings": [finding.row() for finding in findings],
-            "detectors": [state_of(verdict) for verdict in self._reporter.verdicts(job.job)],
+            "verdict": summarize(job, findings, since[0] if since else 0),
+            "findings": [
+                {**finding.row(), "since_ns": began} for finding, began in zip(findings, since, strict=True)
+            ],
+            "detectors": [state_of(verdict) for verdict in self._verdicts(job.job)],
             "median_step_s": self._steps.median_step_ns(job.job) / 1e9,
         }
+
+    def _verdicts(self, job: str) -> list[Verdict]:
+        """What every detector said last. Findings of the live watch are listed as such."""
+        live = [v for v in self._steps.verdicts(job) if not isinstance(v, Finding)]
+        return [*live, *self._reporter.verdicts(job)]

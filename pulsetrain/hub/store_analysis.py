@@ -1,4 +1,4 @@
-"""Findings from the stored records of running jobs: each second, and every five seconds those of machines."""
+"""Findings from the stored records of running jobs: every 2 s, and every 5 s those of machines."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from pulsetrain.recovery.snapshot import JobSnapshot
 from pulsetrain.recovery.transitions import Phase
 
 SOURCE = "stored"
-STORE_S = 1.0
+STORE_S = 2.0
 AGAIN_S = 0.4  # while a doubtful finding waits to be confirmed
 MACHINES_S = 5.0
-STORE_SHARE = 3  # looking may use one third of the time
+STORE_SHARE = 5  # looking may use one fifth of the time
 SURE = 0.9
 PATIENCE = 3
 
@@ -29,28 +29,21 @@ PATIENCE = 3
 class StoredRecords(Protocol):
     """What the analysis asks of the store. The calls block, so they run on a thread."""
 
-    def verdicts(self, job: str, attempt: int, now_ns: int, *, machines: bool) -> list[Verdict]:
-        """What the analyzers of machines, or those of steps and ranks, say."""
+    def verdicts(self, job: str, attempt: int, now_ns: int, *, machines: bool) -> list[Verdict] | None:
+        """What the analyzers of machines, or those of steps and ranks, say. None: nothing new was stored
+        since the last call."""
         ...
 
     def newest_step(self, job: str, attempt: int) -> int:
         """The newest step that is stored, -1 for none."""
         ...
 
-    def past_findings(self, job: str) -> list[Finding]:
-        """What earlier hubs have found in this job, newest first."""
-        ...
-
 
 class AnalysisSink(FindingSink, Protocol):
-    """Takes findings, verdicts that are none, and what earlier hubs found."""
+    """Takes findings, and verdicts that are none."""
 
     def detectors(self, job: str, attempt: int, verdicts: Sequence[Verdict]) -> None:
         """What every detector of a job says now of an attempt, findings included."""
-        ...
-
-    def recall(self, job: str, past: Sequence[Finding]) -> None:
-        """Findings of earlier hubs, newest first: their incidents outlive a restart."""
         ...
 
 
@@ -65,6 +58,7 @@ class _Memory:
     attempt: int = -1
     steps: FindingDedup = field(default_factory=_dedup)
     machines: FindingDedup = field(default_factory=_dedup)
+    step_verdicts: list[Verdict] = field(default_factory=list)
     machine_verdicts: list[Verdict] = field(default_factory=list)
     machines_s: float = -math.inf
     lag: StorageLag = field(default_factory=StorageLag)
@@ -77,9 +71,9 @@ class _Memory:
 
 @dataclass(frozen=True, kw_only=True)
 class _Look:
-    """What the store said. `of_machines` is None where they were not looked at."""
+    """What the store said. None where nothing new was stored, or machines were not looked at."""
 
-    of_steps: list[Verdict]
+    of_steps: list[Verdict] | None
     of_machines: list[Verdict] | None
     newest_step: int
 
@@ -101,14 +95,11 @@ class StoreAnalysis:
         self._jobs, self._records, self._sink = jobs, records, sink
         self._clock, self._stack_detector = clock, stack_detector
         self._memories: dict[str, _Memory] = {}
-        self._recalled: set[str] = set()
 
     async def turn(self) -> float:
         """Look at every job. The next turn comes sooner to confirm a doubtful finding."""
         began_s, failures = self._clock.monotonic_s(), FailureCollector()
         for name, job in list(self._jobs.items()):
-            with failures.collect(f"job {name}"):
-                await self._recall(name)
             with failures.collect(f"job {name}"):
                 await self.look(job)
         failures.raise_any()
@@ -135,7 +126,7 @@ class StoreAnalysis:
             memory.machines_s = now_s
 
     async def _ask(self, job: JobSnapshot, *, machines: bool) -> _Look:
-        def verdicts(*, machines: bool) -> list[Verdict]:
+        def verdicts(*, machines: bool) -> list[Verdict] | None:
             return self._records.verdicts(job.job, job.attempt, job.now_ns, machines=machines)
 
         return _Look(
@@ -149,21 +140,20 @@ class StoreAnalysis:
         if look.of_machines is not None:
             memory.machine_verdicts = look.of_machines
             new = memory.machines.look(findings(look.of_machines))
-        lag = memory.lag.look(
+        if look.of_steps is not None:
+            memory.step_verdicts = look.of_steps
+        others = [self._lag(job, memory, look.newest_step), self._stack_detector(job.job)]
+        if look.of_steps is not None or findings(others):  # the same rows again confirm nothing
+            new = [*memory.steps.look(findings([*memory.step_verdicts, *others])), *new]
+        self._sink.report(job.job, SOURCE, new, [*memory.steps.current(), *memory.machines.current()])
+        self._sink.detectors(job.job, job.attempt, [*memory.step_verdicts, *others, *memory.machine_verdicts])
+
+    def _lag(self, job: JobSnapshot, memory: _Memory, newest_step: int) -> Verdict:
+        return memory.lag.look(
             job.job,
             job.attempt,
-            stored_step=look.newest_step,
+            stored_step=newest_step,
             live_step=job.last_step,
             now_s=self._clock.monotonic_s(),
             now_ns=job.now_ns,
         )
-        of_steps = [*look.of_steps, lag, self._stack_detector(job.job)]
-        new = [*memory.steps.look(findings(of_steps)), *new]
-        self._sink.report(job.job, SOURCE, new, [*memory.steps.current(), *memory.machines.current()])
-        self._sink.detectors(job.job, job.attempt, [*of_steps, *memory.machine_verdicts])
-
-    async def _recall(self, job: str) -> None:
-        """What earlier hubs found in a job, once."""
-        if job not in self._recalled:
-            self._recalled.add(job)
-            self._sink.recall(job, await asyncio.to_thread(self._records.past_findings, job))

@@ -21,11 +21,20 @@ class Summary(TypedDict):
     since_ns: int
 
 
-def summarize(job: JobSnapshot, findings: Sequence[Finding]) -> Summary:
-    """The summary of a job. `findings` are open, the worst first."""
+def summarize(job: JobSnapshot, findings: Sequence[Finding], worst_since_ns: int = 0) -> Summary:
+    """The summary of a job. `findings` are open, the worst first, which began at `worst_since_ns`."""
     state, sentence = _judge(job, findings)
-    since_ns = findings[0].ts_ns if findings and state in ("slow", "hung", "warning") else job.phase_since_ns
-    return {"state": state, "sentence": sentence, "since_ns": since_ns}
+    troubled = bool(findings) and state in ("slow", "hung", "warning")
+    return {
+        "state": state,
+        "sentence": sentence,
+        "since_ns": worst_since_ns if troubled else job.phase_since_ns,
+    }
+
+
+def trouble_state(worst: Finding) -> str:
+    """The state of a job whose worst finding is this one."""
+    return "hung" if worst.kind == "hang" else "slow" if worst.kind in SLOW_KINDS else "warning"
 
 
 def _judge(job: JobSnapshot, findings: Sequence[Finding]) -> tuple[str, str]:
@@ -60,9 +69,9 @@ def _what_follows(job: JobSnapshot, worst: Finding) -> str:
     if worst.kind != "hang" or pending is None:
         return ""
     if pending.act_at_ns is None:
-        return f" {pending.why}"
+        return f". {pending.why}"
     left_s = max(0.0, (pending.act_at_ns - job.now_ns) / 1e9)
-    return f" {pending.why} That is in {left_s:.0f} s."
+    return f". {pending.why} That is in {left_s:.0f} s."
 
 
 def _running(job: JobSnapshot, findings: Sequence[Finding], cause: str) -> tuple[str, str]:
@@ -70,8 +79,7 @@ def _running(job: JobSnapshot, findings: Sequence[Finding], cause: str) -> tuple
         return "no_data", f"No report from any rank for {job.silent_s:.0f} s."
     if findings:
         worst = findings[0]
-        state = "hung" if worst.kind == "hang" else "slow" if worst.kind in SLOW_KINDS else "warning"
-        return state, f"{worst.summary}{_what_follows(job, worst)}"
+        return trouble_state(worst), f"{worst.summary}{_what_follows(job, worst)}"
     if not job.first_step_done:
         what = f"recovering from: {cause}" if cause else "no step completed yet"
         return ("recovering" if cause else "starting"), f"Attempt {job.attempt} is starting; {what}."

@@ -117,8 +117,25 @@ def _spans(spec: FleetSpec, step: int, times: StepTimes, offset_s: float, hung: 
         "duration_ns": (program.duration[rank, slot] * NS).astype(np.int64),
         "open": program.open[rank, slot],
         "parent": _coded(slot, [s.parent for s in slots]),
+        "blocked_ns": (_blocked(program)[rank, slot] * NS).astype(np.int64),
+        "peer": np.full(len(rank), -1),
     }
     return _table("spans", columns)
+
+
+def _blocked(program: _Program) -> Array:
+    """How long each span stood still for communication [rank, slot]. The simulated job never overlaps it."""
+    blocked = np.zeros_like(program.duration)
+    inside: dict[tuple[str, int], Array] = {}
+    for i, slot in enumerate(program.slots):
+        if _CATEGORY.get(slot.phase, "communication") == "communication":
+            blocked[:, i] = program.duration[:, i]
+            key = (slot.parent, slot.microbatch)
+            inside[key] = inside.get(key, 0.0) + program.duration[:, i]
+    for i, slot in enumerate(program.slots):
+        if _CATEGORY.get(slot.phase) == "compute" and (slot.phase, slot.microbatch) in inside:
+            blocked[:, i] = np.minimum(inside[slot.phase, slot.microbatch], program.duration[:, i])
+    return blocked
 
 
 def _program(spec: FleetSpec, step: int, times: StepTimes) -> _Program:

@@ -177,7 +177,7 @@ def test_whatever_happens_a_command_is_answered(session, failure, error):
 
 
 def test_stacks_of_a_node_without_ranks_are_empty(session):
-    assert session.execute(DumpStacks(id=1)).data == {"stacks": [], "blind": {}}
+    assert session.execute(DumpStacks(id=1)).data == {"stacks": [], "blind": {}, "details": {}}
 
 
 def test_the_main_thread_gets_the_command_to_leave(session):

@@ -63,3 +63,8 @@ def test_what_the_command_adds(parse):
     assert options.output.local_ranks == {0, 2}
     assert options.data == Path("~/d").expanduser()
     assert parse("t.py", standby=True)[0].node.standby
+
+
+def test_nothing_is_inferred_where_the_flag_says_so(parse):
+    assert parse("t.py")[0].auto
+    assert not parse("--no-auto", "t.py")[0].auto

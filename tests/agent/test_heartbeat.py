@@ -77,7 +77,7 @@ def test_rows_are_the_node_and_its_ranks():
     heartbeat = Heartbeat(
         node="n0", seq=9, ts_ns=10**18, job="gpt", attempt=4, ranks=(status(0, 7), status(1, 8))
     )
-    table = rows(heartbeat, 55).to_rows()
+    table = rows([heartbeat], 55).to_rows()
     assert [(row["rank"], row["pid"], row["last_step"]) for row in table] == [
         (-1, 55, 8),
         (0, 100, 7),

@@ -1,5 +1,7 @@
 """What sources have reaches the sink, also what comes between the last look and the end."""
 
+import pytest
+
 from pulsetrain.agent.recorder import Recorder, RecorderPeriods
 from pulsetrain.records.columns import Columns
 from tests.checkpoint.trainers import wait_until
@@ -14,9 +16,12 @@ class Sink:
     def __init__(self) -> None:
         self.rows: dict[str, list[int]] = {}
         self.dropped: dict[str, int] = {}
+        self.batches: list[str] = []
 
     def append(self, batch: Columns) -> bool:
-        self.rows.setdefault(batch.record, []).extend(batch.column("rank").to_list())
+        column = "value" if batch.record == "metrics" else "rank"
+        self.rows.setdefault(batch.record, []).extend(batch.column(column).to_list())
+        self.batches.append(batch.record)
         return True
 
 
@@ -47,3 +52,54 @@ def test_rare_sources_are_asked_seldom_and_at_the_end():
     rare.waiting.append(2)
     recorder.stop()
     assert sink.rows == {"events": [1], "checkpoints": [1, 2]}
+
+
+class Samples:
+    """One sample at each look, beside an event."""
+
+    def __init__(self) -> None:
+        self.taken = 0
+
+    def take(self, now_ns: int):
+        self.taken += 1
+        return [columns("metrics", 1, value=[float(self.taken)]), columns("events", 1, rank=[self.taken])]
+
+
+def test_samples_gather_and_events_do_not():
+    sink, source = Sink(), Samples()
+    periods = RecorderPeriods(drain_s=60.0, echo_s=60.0, sample_s=0.001, gather_s=60.0)
+    recorder = Recorder(sink, lambda: [], periods, agent_pid=1, sources=(source,))
+    recorder.start()
+    wait_until(lambda: source.taken >= 3)
+    assert len(sink.rows["events"]) >= 2
+    assert "metrics" not in sink.rows
+    recorder.stop()
+    assert sink.rows["metrics"] == sink.rows["events"]
+    assert sink.batches.count("metrics") == 1
+
+
+class FillingRing:
+    """A rank whose ring is found used to this share, one after the other."""
+
+    def __init__(self, *fills: float) -> None:
+        self.drain, self._fills = self, list(fills)
+        self.fill, self.dropped = 0.0, 0
+
+    def batches(self, now_ns: int):
+        self.fill = self._fills.pop(0)
+        return []
+
+
+@pytest.mark.parametrize(
+    ("fills", "pauses"),
+    [
+        ((0.0, 0.1, 0.25), [1.0, 1.0, 1.0]),
+        ((1.0, 0.5, 0.0), [0.25, 0.125, 1.0]),
+        ((1.0, 1.0, 1.0), [0.25, 0.0625, 0.05]),
+    ],
+)
+def test_the_fuller_a_ring_was_the_sooner_it_is_drained_again(fills, pauses):
+    ring = FillingRing(*fills)
+    periods = RecorderPeriods(drain_s=1.0, echo_s=60.0, sample_s=60.0)
+    recorder = Recorder(Sink(), lambda: [ring], periods, agent_pid=1)
+    assert [recorder._drain_turn() for _ in fills] == pytest.approx(pauses)

@@ -112,3 +112,12 @@ def test_a_listener_sees_every_batch_and_cannot_stop_one(error):
     assert sink.append(batch)
     assert spool.batches == listener.seen == [batch]
     assert (sink.size_bytes, sink.dropped_rows, sink.dropped) == (7, 2, {"full": 2})
+
+
+def test_the_list_of_gpus_is_sent_once_it_can_be_had():
+    answers = [None, columns("events", 1, kind=["gpus"])]
+    source = HardwareSource((Sampler("gpu0"),), KernelLog(), 1.0, lambda now_ns: answers.pop(0), gpus=8)
+    for _ in range(3):
+        source.sample()
+    assert [batch.record for batch in source.take(0)] == ["metrics", "metrics", "events", "metrics"]
+    assert source.gauges == {"gpus": 8}

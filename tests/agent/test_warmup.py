@@ -1,12 +1,12 @@
 """The stages from launch to the first step."""
 
 from pulsetrain.agent.warmup import Warmup
-from pulsetrain.protocol.messages import GroupStatus, RankStatus
+from pulsetrain.protocol.messages import GroupStatus, OwnCheckpoint, RankStatus
 
 MS = 1_000_000
 
 
-def _rank(rank, *, last_step=-1, alive=False, grouped=False):
+def _rank(rank, *, last_step=-1, alive=False, grouped=False, **changes):
     group = GroupStatus(group="world", members=(0, 1), enqueued=1, completed=1)
     return RankStatus(
         rank=rank,
@@ -19,6 +19,7 @@ def _rank(rank, *, last_step=-1, alive=False, grouped=False):
         progress=0,
         progress_age_ns=5 if alive else 0,
         groups=(group,) if grouped else (),
+        **changes,
     )
 
 
@@ -50,3 +51,14 @@ def test_the_restored_step_is_not_a_first_step():
 
 def test_no_ranks_have_no_first_step():
     assert _warmup().observe({}, MS) is None
+
+
+def test_a_script_that_goes_on_from_its_own_file_has_not_stepped_yet():
+    loaded = (OwnCheckpoint(step=20, bytes=1, path="/c/20.pt", written_ns=1),)
+    warmup = _warmup()
+    read = _rank(0, alive=True, grouped=True, last_step=20, resumed_step=20, loaded=loaded)
+    assert warmup.observe({0: read}, 100 * MS) is None
+    stepped = _rank(0, alive=True, grouped=True, last_step=21, resumed_step=20, loaded=loaded)
+    report = warmup.observe({0: stepped}, 200 * MS)
+    assert report is not None
+    assert (report.step, report.resumed_step, report.resumed_path) == (21, 20, "/c/20.pt")

@@ -46,7 +46,7 @@ class Sink:
     """Keeps what was reported, as a reporter would get it."""
 
     def __init__(self):
-        self.new, self.still_open, self.detected, self.past = [], {}, {}, {}
+        self.new, self.still_open, self.detected = [], {}, {}
 
     def report(self, job, source, new, still_open):
         self.new += new
@@ -54,9 +54,6 @@ class Sink:
 
     def detectors(self, job, attempt, verdicts):
         self.detected[job] = list(verdicts)
-
-    def recall(self, job, past):
-        self.past[job] = list(past)
 
 
 class Client:

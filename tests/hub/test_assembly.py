@@ -58,9 +58,7 @@ SABOTAGE = [
 
 
 @pytest.mark.parametrize(("loop", "owner", "function"), SABOTAGE)
-def test_a_loop_that_raises_goes_on_within_a_second_and_lost_nodes_are_still_found(
-    hub, monkeypatch, loop, owner, function
-):
+def test_a_loop_that_raises_goes_on_and_lost_nodes_are_still_found(hub, monkeypatch, loop, owner, function):
     async def scenario():
         parts = hub.make()
         parts.loops.start()
@@ -68,12 +66,12 @@ def test_a_loop_that_raises_goes_on_within_a_second_and_lost_nodes_are_still_fou
         fail_once(monkeypatch, owner, function)
         before = row_of(parts, loop)
         with capture_logs() as lines:
-            await seconds_pass(hub, [a, b], 2)  # the slowest of these loops turns once a second
+            await seconds_pass(hub, [a, b], 4)  # the slowest of these loops turns every two seconds
         broken = row_of(parts, loop)
         assert [line["loop"] for line in lines if line["event"] == "loop_failed"] == [loop]
         assert (broken["failures"], broken["last_error"]) == (1, "RuntimeError: thrown by the test")
         assert broken["turns"] > before["turns"]
-        assert broken["age_s"] <= 1
+        assert broken["age_s"] <= 2
         text = parts.intake.metrics.text().decode()
         assert f'pulsetrain_loop_failures_total{{loop="{loop}",node="",process="hub"}} 1.0' in text
         assert f'pulsetrain_loop_age_seconds{{loop="{loop}",node="",process="hub"}}' in text

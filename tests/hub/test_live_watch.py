@@ -27,13 +27,27 @@ class Stacks:
         return [dataclasses.replace(f, evidence={**f.evidence, "stacks": "here"}) for f in findings]
 
 
+class Suspects:
+    """Keeps whose stacks are wanted, and has the postures that a test gives it."""
+
+    def __init__(self):
+        self.wanted, self.known = [], {}
+
+    def consider(self, job, attempt, suspects):
+        self.wanted.append(tuple(suspects))
+
+    def postures(self, job, attempt):
+        return self.known
+
+
 class Site:
     """A live watch over one job."""
 
     def __init__(self, **changes):
         self.job, self.sink, self.stacks, self.clock = FakeJob(**changes), Sink(), Stacks(), Clock()
-        self.jobs = {"j": self.job}
-        self.watch = LiveWatch(self.jobs, self.stacks, self.sink, self.clock, WatchConfig(stall_s=3.0))
+        self.jobs, self.suspects = {"j": self.job}, Suspects()
+        config = WatchConfig(stall_s=3.0)
+        self.watch = LiveWatch(self.jobs, self.stacks, self.sink, self.clock, config, self.suspects)
 
     def look(self, **changes):
         self.job.changes |= changes

@@ -5,6 +5,7 @@ import pytest
 from pulsetrain.analytics.verdict import Healthy
 from pulsetrain.hub.reporter import Reporter
 from tests.hub.fakes import Clock, FakeJob, finding
+from tests.recovery.builders import S
 
 
 class Writer:
@@ -77,6 +78,25 @@ def test_detectors_keep_the_alerts_of_open_findings_alive(site):
 
 def test_findings_of_earlier_hubs_come_before_those_of_this_one(site):
     site.reporter.report("j", "live", [finding(subject="9")], [])
-    site.reporter.recall("j", [finding(subject="2"), finding(subject="1")])
+    site.reporter.recall([finding(subject="2"), finding(subject="1")])
     assert [f.subject for f in site.reporter.reported()] == ["1", "2", "9"]
     assert len(site.job.observed) == 1
+
+
+def test_a_finding_that_outlives_the_hub_is_the_same_incident_and_the_job_still_hears_of_it(site):
+    recorded, again = finding(ts_ns=500 * S), finding(ts_ns=1000 * S)
+    site.reporter.recall([recorded])
+    site.reporter.report("j", "live", [again], [again])
+    assert site.reporter.reported() == [recorded]
+    assert site.writer.written == []
+    assert site.job.observed == [again]
+    assert site.reporter.since_ns("j", again) == 500 * S
+
+
+def test_what_is_found_in_a_job_that_does_not_run_here_is_kept_once_and_raises_no_alert(site):
+    verdicts = [Healthy(analyzer="mfu"), finding(job="old")]
+    site.reporter.add("old", verdicts)
+    site.reporter.add("old", verdicts)
+    assert site.reporter.reported("old") == site.writer.written == [finding(job="old")]
+    assert site.reporter.verdicts("old") == verdicts
+    assert site.alerts.seen == []

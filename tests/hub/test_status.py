@@ -11,6 +11,7 @@ from pulsetrain.hub.status import StatusReport
 from tests.hub.fakes import Clock, FakeJob, finding
 from tests.hub.test_loops import loop
 from tests.hub.test_reporter import Alerts, Writer
+from tests.recovery.builders import S
 
 
 def test_hub_jobs_and_loops_are_in_one_json_object():
@@ -18,10 +19,14 @@ def test_hub_jobs_and_loops_are_in_one_json_object():
     reporter = Reporter(jobs, Writer(), Alerts(), Clock())
     reporter.report("j", "live", [finding()], [finding()])
     reporter.detectors("j", 0, [Inconclusive(analyzer="mfu", reason="no device", blind=True)])
-    steps = SimpleNamespace(median_step_ns=lambda job: 1_500_000_000)
+    works = Inconclusive(analyzer="hang", reason="rank 0 moves 5 MB/s")
+    steps = SimpleNamespace(
+        median_step_ns=lambda job: 1_500_000_000, verdicts=lambda job: (works, finding("hang"))
+    )
     rows = SimpleNamespace(written_rows=7, failed_rows=2)
     table = LoopTable([lambda: [loop("controller", failures=4)]], jobs)
-    report = StatusReport(facts, jobs, reporter, steps, rows, table)
+    past = SimpleNamespace(rows=lambda: [{"job": "old"}])
+    report = StatusReport(facts, jobs, reporter, steps, rows, table, past)
     facts["dashboard"] = "http://later"
     status = report.status()
     assert json.loads(json.dumps(status)) == status
@@ -31,8 +36,11 @@ def test_hub_jobs_and_loops_are_in_one_json_object():
     }  # fmt: skip
     (job,) = status["jobs"]
     assert (job["job"], job["state"], job["verdict"]["state"]) == ("j", "running", "hung")
-    assert [f["kind"] for f in job["findings"]] == ["hang"]
-    assert [(d["analyzer"], d["state"]) for d in job["detectors"]] == [("mfu", "blind")]
+    assert [(f["kind"], f["since_ns"]) for f in job["findings"]] == [("hang", 1000 * S)]
+    assert status["past_jobs"] == [{"job": "old"}]
+    assert [(d["analyzer"], d["state"]) for d in job["detectors"]] == [
+        ("hang", "inconclusive"), ("mfu", "blind"),
+    ]  # fmt: skip
     assert job["median_step_s"] == 1.5
     assert [(row["process"], row["loop"], row["failures"]) for row in status["loops"]] == [
         ("hub", "controller", 4)

@@ -5,6 +5,8 @@ import pyarrow as pa
 from pulsetrain.analytics.analyze import MACHINE_ANALYZERS
 from pulsetrain.analytics.verdict import Inconclusive
 from pulsetrain.hub.stored_records import StoreRecords
+from tests.analytics.fleet import fleet
+from tests.analytics.slowness.test_recent_timings import GrowingStore, whole_steps
 
 
 class Store:
@@ -15,6 +17,12 @@ class Store:
 
     def query(self, sql, params=None):
         return next((t for words, t in self.tables.items() if words in sql), pa.table({}))
+
+
+def job_of(steps):
+    store = GrowingStore(fleet(ranks=4, steps=steps))
+    whole_steps(store, *range(steps))
+    return store
 
 
 def test_a_store_without_steps_is_blind_and_does_not_raise():
@@ -28,23 +36,19 @@ def test_a_store_without_steps_is_blind_and_does_not_raise():
 
 def test_machines_and_steps_are_asked_apart():
     extent = pa.table({"attempt": [0], "first_step": [0], "last_step": [9]})
-    records = StoreRecords(Store(first_step=extent))
-
-    def names(*, machines):
-        return {
-            v.analyzer for v in records.verdicts("j", 0, 10**18, machines=machines) if hasattr(v, "analyzer")
-        }
-
-    assert names(machines=True) == set(MACHINE_ANALYZERS)
-    assert "straggler" in names(machines=False)
+    (of_machines, of_steps) = (
+        {v.analyzer for v in StoreRecords(store).verdicts("j", 0, 10**18, machines=machines)}
+        for machines, store in ((True, Store(first_step=extent)), (False, job_of(10)))
+    )
+    assert of_machines == set(MACHINE_ANALYZERS)
+    assert "straggler" in of_steps
 
 
-def test_findings_of_earlier_hubs_are_findings_again():
-    row = {
-        "kind": "hang", "subject_type": "rank", "subject": "3", "attempt": 1, "times": 2, "first_ns": 5,
-        "ts_ns": 9, "severity": "critical", "confidence": 0.9, "summary": "s",
-        "evidence": '{"class": "rank"}',
-    }  # fmt: skip
-    (finding,) = StoreRecords(Store(findings=pa.Table.from_pylist([row]))).past_findings("j")
-    assert (finding.job, finding.kind, finding.ts_ns) == ("j", "hang", 9)
-    assert finding.evidence == {"class": "rank"}
+def test_where_nothing_new_was_stored_nothing_is_said():
+    second, store = 10**9, job_of(10)
+    records = StoreRecords(store)
+    assert records.verdicts("j", 0, 0, machines=False)
+    records.verdicts("j", 0, second, machines=False)
+    assert records.verdicts("j", 0, 10 * second, machines=False) is None
+    assert records.newest_step("j", 0) == 9
+    assert records.verdicts("j", 1, 11 * second, machines=False)

@@ -4,6 +4,7 @@ import pytest
 
 from pulsetrain.hub.summary import summarize
 from pulsetrain.recovery import faults
+from pulsetrain.recovery.hang_patience import PendingHang
 from pulsetrain.recovery.nodes import NodeState
 from pulsetrain.recovery.transitions import Phase
 from tests.hub.fakes import finding
@@ -68,9 +69,22 @@ def test_each_phase_has_its_sentence(changes, state, sentence):
     ("kind", "state"), [("hang", "hung"), ("straggler", "slow"), ("gpu_fault", "warning")]
 )
 def test_the_worst_open_finding_is_the_sentence_since_it_began(kind, state):
-    summary = summarize(job_snapshot(), [finding(kind, ts_ns=950 * S), finding("mfu_decay")])
+    summary = summarize(job_snapshot(), [finding(kind), finding("mfu_decay")], 950 * S)
     assert summary == {"state": state, "sentence": f"{kind} at rank 3", "since_ns": 950 * S}
 
 
 def test_findings_do_not_hide_that_the_job_is_over():
     assert summarize(job_snapshot(phase=Phase.FINISHED), [finding()])["since_ns"] == 900 * S
+
+
+@pytest.mark.parametrize(
+    ("act_at_ns", "sentence"),
+    [
+        (None, "hang at rank 3. It may only pause."),
+        (1030 * S, "hang at rank 3. It may only pause. That is in 30 s."),
+    ],
+)
+def test_what_follows_from_a_pending_hang_is_a_sentence_of_its_own(act_at_ns, sentence):
+    pending = PendingHang(rank=3, since_ns=0, act_at_ns=act_at_ns, why="It may only pause.")
+    job = job_snapshot(pending_hang=pending, now_ns=1000 * S)
+    assert summarize(job, [finding("hang")])["sentence"] == sentence

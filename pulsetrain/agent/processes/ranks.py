@@ -18,6 +18,7 @@ from pulsetrain.agent.processes.zygote import Zygote
 from pulsetrain.agent.processes.zygote_protocol import Mode, RankProcess
 from pulsetrain.collectors.machine.host import process_state
 from pulsetrain.collectors.machine.tail import Tail
+from pulsetrain.collectors.rank import known_files
 from pulsetrain.collectors.rank.ring import create_ring
 from pulsetrain.collectors.reading.drain import Drain
 from pulsetrain.collectors.reading.ring_reader import RingReader
@@ -82,6 +83,7 @@ def rank_environment(
         "PULSETRAIN_ATTEMPT": str(start.attempt),
         "PULSETRAIN_RESTORE_STEP": str(start.restore_step),
         "PULSETRAIN_ADDRESS": identity.address,
+        known_files.OWN_CHECKPOINTS: known_files.encode(start.own_checkpoints),
     }
 
 

@@ -28,9 +28,10 @@ class WatchedArena:
         self.newest_bytes = 0
         self._skips = arena.skip_count
 
-    def record_saves(self, events: CheckpointEvents) -> None:
-        """Record checkpoints and skipped saves that are new since the last call."""
+    def record_saves(self, events: CheckpointEvents) -> bool:
+        """Record checkpoints and skipped saves that are new since the last call. Whether there were any."""
         arena = self.arena
+        before = self.active, self._skips
         if arena.active != self.active:
             recorded = self.active >> 3
             self.active = arena.active
@@ -45,6 +46,7 @@ class WatchedArena:
             step, reason = arena.skip_step, arena.skip_reason
             events.stage("skip", "memory", rank=self.rank, step=step)
             events.event("checkpoint_skipped", {"step": step, "reason": reason}, rank=self.rank)
+        return before != (self.active, self._skips)
 
 
 @dataclass(frozen=True, kw_only=True)

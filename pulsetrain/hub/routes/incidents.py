@@ -16,12 +16,16 @@ from pulsetrain.records.findings import Finding
 
 
 def routes(
-    reported: Callable[[], Sequence[Finding]], topology: Callable[[], Topology], clock: Clock, token: str
+    reported: Callable[[], Sequence[Finding]],
+    still_open: Callable[[], Sequence[Finding]],
+    topology: Callable[[], Topology],
+    clock: Clock,
+    token: str,
 ) -> list[BaseRoute]:
-    """``/v1/incidents``, from every finding that was `reported`."""
+    """``/v1/incidents``, from every finding that was `reported`, and those of them that are `still_open`."""
 
     async def incidents(request: Request) -> Response:
-        joined = join(reported(), topology(), now_ns=clock.wall_ns())
+        joined = join(reported(), topology(), now_ns=clock.wall_ns(), still_open=still_open())
         return JSONResponse({"incidents": joined})
 
     return [Route("/v1/incidents", guarded(incidents, token))]

@@ -5,11 +5,15 @@ from pulsetrain.hub.routes import incidents
 from tests.hub.fakes import TOKEN, Client, Clock, finding
 from tests.recovery.builders import job_snapshot
 
-CLIENT = Client(
-    incidents.routes(
-        lambda: [finding(), finding("straggler", "5")], lambda: topology([job_snapshot()]), Clock(), TOKEN
-    )
-)
+FOUND = [finding(), finding("straggler", "5")]
+
+
+def client(now_s=1000.0, still_open=()):
+    places = topology([job_snapshot()])
+    return Client(incidents.routes(lambda: FOUND, lambda: still_open, lambda: places, Clock(now_s), TOKEN))
+
+
+CLIENT = client()
 
 
 def test_findings_of_one_trouble_are_one_incident():
@@ -19,3 +23,12 @@ def test_findings_of_one_trouble_are_one_incident():
 
 def test_incidents_ask_for_the_token():
     assert CLIENT.get("/v1/incidents", token="no").status_code == 401
+
+
+def test_an_incident_stays_open_as_long_as_its_finding_does():
+    later_s = 1000.0 + 3600.0
+    states = [
+        client(later_s, still_open).get("/v1/incidents").json()["incidents"][0]["state"]
+        for still_open in ((), [finding(ts_ns=int(later_s * 1e9))])
+    ]
+    assert states == ["over", "open"]

@@ -1,0 +1,44 @@
+"""The hang of a job that is named and not acted on, and what a person decides."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute, Route
+
+from pulsetrain.core.errors import UsageError
+from pulsetrain.core.json import JsonObject
+from pulsetrain.hub.routes.guard import guarded, json_body
+from pulsetrain.recovery.controller import Controller
+from pulsetrain.recovery.hang_decision import HangDecision
+
+
+def routes(controller: Controller, token: str) -> list[BaseRoute]:
+    """``/v1/jobs/{job}/pending_hang``."""
+
+    async def show(request: Request) -> Response:
+        return JSONResponse(controller.pending_hang(request.path_params["job"]))
+
+    async def decide(request: Request) -> Response:
+        body = await json_body(request, "decision", "reason", "actor")
+        decision = HangDecision(
+            what=str(body["decision"]),
+            reason=str(body["reason"]),
+            actor=str(body["actor"]),
+            seconds=_seconds(body),
+        )
+        job, dry_run = request.path_params["job"], bool(body.get("dry_run"))
+        return JSONResponse(controller.decide_hang(job, decision, dry_run=dry_run))
+
+    path = "/v1/jobs/{job}/pending_hang"
+    return [
+        Route(path, guarded(show, token), methods=["GET"]),
+        Route(path, guarded(decide, token), methods=["POST"]),
+    ]
+
+
+def _seconds(body: JsonObject) -> float:
+    try:
+        return float(body.get("seconds") or 0.0)
+    except (TypeError, ValueError):
+        raise UsageError(f"seconds = {body['seconds']!r}: not a number") from None
