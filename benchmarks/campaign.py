@@ -3,10 +3,15 @@
     python benchmarks/campaign.py [--trials 200] [--seconds 1500] [--seed 0] [--resume FILE]
     python benchmarks/campaign.py --quick
     python benchmarks/campaign.py --fleet-only
+    python benchmarks/campaign.py --jobs [--trials 96] [--seconds 3600] [--resume FILE]
 
 Each session is one launch of benchmarks/trials/job.py with a plan of faults that is deterministic by (rank,
 step). It has several faults that pass, clean steps between them, and sometimes a fault that ends the job. The
 verdicts are compared with the faults.
+
+`--jobs` deals faults out over the untouched scripts of benchmarks/jobs, under a real hub, with inferred
+phases and with `--no-auto`. Detectors are tuned on one half of these jobs. The other half is reported by
+itself.
 
 With `--seconds` no session begins after that time. `--resume` keeps finished sessions in a file and goes on
 from there. With `--part` several processes share the sessions. The last line is one JSON object.
@@ -108,6 +113,7 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--calibrate", type=Path, metavar="CSV", help="write the calibration table here")
     parser.add_argument("--only", action="append", metavar="KIND", help="only this kind, --trials times")
+    parser.add_argument("--jobs", action="store_true", help="over the scripts of benchmarks/jobs")
     parser.add_argument("--quick", action="store_true", help="four trials and four clean windows")
     parser.add_argument("--fleet-only", action="store_true", help="no real job, only generated fleets")
     parser.add_argument("--fleets", type=int, default=3, help="fleets for each kind of fault and size")
@@ -140,10 +146,25 @@ def generated(args: argparse.Namespace, until_s: float) -> dict[str, Any]:
     return sizes
 
 
+def over_jobs(args: argparse.Namespace, *, until_s: float) -> None:
+    """Run the campaign over the scripts of benchmarks/jobs. Print both halves, and one JSON object last."""
+    from anyjob import halves
+
+    trials = halves.QUICK_TRIALS if args.quick else args.trials
+    result = halves.campaign(trials, args.seed, until_s=until_s, kept=args.resume, only=args.only)
+    for name in halves.HALVES:
+        print(f"\n{name}: {', '.join(result['of'][name])}")
+        print(*report.lines(result[name]), sep="\n")
+    print(json.dumps(result))
+
+
 def main() -> None:
     """Run the campaign. Print the tables, and one JSON object last."""
     args = arguments()
     began_s = time.monotonic()
+    if args.jobs:
+        over_jobs(args, until_s=began_s + args.seconds)
+        return
     rows: list[dict[str, Any]] = []
     tables: list[Timetable] = []
     if not args.fleet_only:

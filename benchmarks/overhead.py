@@ -5,7 +5,8 @@
 A phase is timed beside `torch.profiler.record_function` in the same run. The step is a real one (forward,
 backward, AdamW of a small transformer, phases around each part, a step and a loss), run with and without
 Pulsetrain in interleaved blocks of one process, while another process reads the ring as the agent does; the
-ratio's interval is a bootstrap over pairs of neighbouring blocks. The last line is one JSON object.
+ratio's interval is a bootstrap over pairs of neighbouring blocks. The same step without a line of ours is run
+with the automatic instrumentation and without it (`auto_step_ratio`). The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -25,7 +26,11 @@ from multiprocessing.synchronize import Event
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.optim import optimizer as torch_optimizer
+from torch.utils.data import DataLoader, TensorDataset, dataloader
 
+from pulsetrain.collectors.rank.auto import backward, evaluation, loader, optimizers
+from pulsetrain.collectors.rank.auto.install import context
 from pulsetrain.collectors.rank.collectives import Tracker
 from pulsetrain.collectors.rank.handle import Handle
 from pulsetrain.collectors.rank.ring import RingWriter, create_ring
@@ -108,10 +113,18 @@ class Job:
         self.model.to(device)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
         self.data = torch.randint(256, (batch, 65), device=device)
+        self.loader = iter(DataLoader(TensorDataset(self.data.repeat(4096, 1)), batch_size=batch))
 
     def loss(self) -> Tensor:
         logits = self.model(self.data[:, :-1])
         return nn.functional.cross_entropy(logits.flatten(0, 1), self.data[:, 1:].flatten())
+
+    def untouched_step(self) -> None:
+        """One step as a script writes it that knows nothing of us."""
+        (self.data,) = next(self.loader)
+        self.loss().backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
 
     def step(self, handle: Handle) -> None:
         """One step as a watched script writes it."""
@@ -151,6 +164,55 @@ def pairs(job: Job, handle: Handle, *, blocks: int, steps: int, device: str) -> 
         else:
             plain = block(job, bare, steps, device)
             result.append((plain, block(job, handle, steps, device)))
+    return result
+
+
+class Hooks:
+    """The automatic instrumentation of this process, which can be taken out and put back."""
+
+    def __init__(self, handle: Handle) -> None:
+        scaler = torch.amp.grad_scaler.GradScaler
+        iterator = dataloader._BaseDataLoaderIter
+        owners = [(torch.autograd, "backward"), (scaler, "scale"), (scaler, "step")]
+        owners += [(nn.Module, "train"), (iterator, "__next__")]
+        owners += [(torch_optimizer, f"_global_optimizer_{when}_hooks") for when in ("pre", "post")]
+        self._plain = [(owner, name, getattr(owner, name)) for owner, name in owners]
+        for _, name, hooks in self._plain[-2:]:
+            setattr(torch_optimizer, name, hooks.copy())
+        auto = context(handle)
+        for part in (backward, optimizers, loader, evaluation):
+            part.install(auto)
+        self._hooked = [(owner, name, getattr(owner, name)) for owner, name in owners]
+
+    def put(self, *, into: bool) -> None:
+        """Put the hooks into torch, or take them out."""
+        for owner, name, value in self._hooked if into else self._plain:
+            setattr(owner, name, value)
+
+
+def auto_pairs(
+    job: Job, handle: Handle, *, blocks: int, steps: int, device: str
+) -> list[tuple[float, float]]:
+    """As `pairs`, of a step without a line of ours: without the automatic instrumentation, and with it."""
+    hooks = Hooks(handle)
+
+    def timed(*, watched: bool) -> float:
+        hooks.put(into=watched)
+        began = time.perf_counter()
+        for _ in range(steps):
+            job.untouched_step()
+        if device == "cuda":
+            torch.cuda.synchronize()
+        return (time.perf_counter() - began) / steps
+
+    for watched in (False, True, True):
+        timed(watched=watched)
+    result = []
+    for i in range(blocks):
+        first = timed(watched=bool(i % 2))
+        second = timed(watched=not i % 2)
+        result.append((second, first) if i % 2 else (first, second))
+    hooks.put(into=False)
     return result
 
 
@@ -202,14 +264,22 @@ def measure(args: argparse.Namespace) -> dict[str, object]:
         job = Job(args.device, dim=args.dim, batch=args.batch)
         job.step(handle)  # from here on the handle knows the device
         samples = pairs(job, handle, blocks=args.blocks, steps=args.steps, device=args.device)
+        assert handle.state is not None
+        auto = Handle(handle.state.ring)
+        untouched = auto_pairs(job, auto, blocks=args.blocks, steps=args.steps, device=args.device)
         device_phase = {"phase_device_ns": round(phase_cost(handle))} if args.device == "cuda" else {}
     ratio, low, high = interval(samples)
+    auto_ratio, auto_low, auto_high = interval(untouched)
     return {
         "phase_ns": round(phase_ns),
         "record_function_ns": round(record_ns),
         "step_ratio": round(ratio, 5),
         "step_ratio_low": round(low, 5),
         "step_ratio_high": round(high, 5),
+        "auto_step_ratio": round(auto_ratio, 5),
+        "auto_step_ratio_low": round(auto_low, 5),
+        "auto_step_ratio_high": round(auto_high, 5),
+        "auto_step_us": round(statistics.median(w - p for p, w in untouched) * 1e6, 1),
         "step_ms": round(statistics.median(p for p, _ in samples) * 1e3, 3),
         "collective_ns": round(hooks["added_us"] * 1e3),
         "collective_plain_us": round(hooks["plain_us"], 1),

@@ -1,0 +1,141 @@
+"""Three ways to make a rank slower from outside: stops, a competitor on its core, a quota.
+
+Each is a context. While it lasts the work of the struck ranks takes about `factor` times as long.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from pulsetrain.core.errors import Unavailable
+from pulsetrain.faults import outside
+from pulsetrain.faults.throttle import Throttle, Work, queueing
+
+WAYS = ("stops", "competitor", "quota")
+CPU = Path("/sys/fs/cgroup/cpu")
+PERIOD_US = 20_000
+LOOK_S = 0.5
+SPIN = "while True:\n    sum(range(10000))"
+
+
+def pin(pids: Mapping[int, int], cores: Sequence[int]) -> dict[int, int]:
+    """Pin the ranks to cores in blocks of equal size. Return rank -> core.
+
+    >>> pin({}, [0, 1])
+    {}
+    """
+    places = {rank: cores[i * len(cores) // len(pids)] for i, rank in enumerate(sorted(pids))}
+    for rank, core in places.items():
+        for thread in threads(pids[rank]):
+            with contextlib.suppress(ProcessLookupError):
+                os.sched_setaffinity(thread, {core})
+    return places
+
+
+def threads(pid: int) -> list[int]:
+    """Return the ids of a process's threads."""
+    try:
+        return [int(entry.name) for entry in (outside.PROC / str(pid) / "task").iterdir()]
+    except OSError:
+        return []
+
+
+@contextlib.contextmanager
+def competitor(core: int, factor: float) -> Iterator[None]:
+    """Another program computes on `core`, and gets `factor` - 1 times what all ranks on it get together.
+
+    The kernel shares a core between sessions first (autogroup), so the weight is that of the session.
+    """
+    process = subprocess.Popen([sys.executable, "-c", SPIN], start_new_session=True)
+    try:
+        os.sched_setaffinity(process.pid, {core})
+        nice = max(-20, min(19, round(-math.log(factor - 1) / math.log(1.25))))
+        with contextlib.suppress(OSError):
+            (outside.PROC / str(process.pid) / "autogroup").write_text(str(nice))
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+@contextlib.contextmanager
+def quota(pid: int, factor: float, peers: Sequence[int]) -> Iterator[None]:
+    """The kernel gives process `pid` so little processor time that its work takes `factor` times as long.
+
+    `peers` do the same work. They show what share of a core such work gets. Raises `Unavailable` where
+    control groups cannot be made.
+    """
+    works = [Work(peer) for peer in peers]
+    time.sleep(LOOK_S)
+    share = 1 / (factor * (1 + queueing(works)))
+    group = CPU / f"any-job-{os.getpid()}-{pid}"
+    try:
+        group.mkdir()
+        (group / "cpu.cfs_period_us").write_text(str(PERIOD_US))
+        (group / "cpu.cfs_quota_us").write_text(str(max(1000, round(share * PERIOD_US))))
+        before = CPU / _group_of(pid).lstrip("/")
+    except OSError as error:
+        raise Unavailable(f"no control group in {CPU}: {error}") from error
+    try:
+        (group / "cgroup.procs").write_text(str(pid))
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            (before / "cgroup.procs").write_text(str(pid))
+        _remove(group)
+
+
+def _group_of(pid: int) -> str:
+    """Return the control group of a process in the hierarchy of the processors."""
+    for line in (outside.PROC / str(pid) / "cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        if "cpu" in controllers.split(","):
+            return path
+    return "/"
+
+
+def _remove(group: Path) -> None:
+    for _ in range(20):
+        with contextlib.suppress(OSError):
+            group.rmdir()
+            return
+        time.sleep(0.05)
+
+
+def quota_allowed() -> bool:
+    """Whether control groups of processors can be made here."""
+    probe = CPU / f"any-job-probe-{os.getpid()}"
+    try:
+        probe.mkdir()
+        (probe / "cpu.cfs_quota_us").write_text("-1")
+        probe.rmdir()
+    except OSError:
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def slowed(
+    way: str, factor: float, struck: Sequence[int], pids: Mapping[int, int], cores: Mapping[int, int]
+) -> Iterator[None]:
+    """The `struck` ranks are slower in one of `WAYS` while the block lasts.
+
+    A competitor needs the core of the first of them. It slows down all ranks that are pinned there.
+    """
+    peers = [pid for rank, pid in pids.items() if rank not in struck]
+    with contextlib.ExitStack() as stack:
+        if way == "stops":
+            stack.enter_context(Throttle([pids[r] for r in struck], factor, peers=peers))
+        elif way == "competitor":
+            stack.enter_context(competitor(cores[struck[0]], factor))
+        else:
+            for rank in struck:
+                stack.enter_context(quota(pids[rank], factor, peers))
+        yield
