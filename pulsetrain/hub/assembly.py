@@ -56,6 +56,7 @@ class Detection:
     live: LiveWatch
     analysis: StoreAnalysis
     past: PastJobs
+    records: StoreRecords
 
 
 def assemble(
@@ -88,7 +89,15 @@ def assemble(
         reporter=detection.reporter,
         stacks=detection.stacks,
         report=StatusReport(
-            facts, controller.jobs, detection.reporter, detection.live, writer, table, detection.past
+            facts,
+            controller.jobs,
+            detection.reporter,
+            detection.live,
+            writer,
+            table,
+            detection.past,
+            detection.records,
+            clock,
         ),
         loops=loops,
         table=table,
@@ -132,12 +141,14 @@ def _detection(
     past = PastStore(store, dict(for_device(device)))
     reporter.recall(past.findings())
     stacks = Stacks(jobs, writer, clock, loops, stopped_s=config.stopped_s)
+    records = StoreRecords(store, device)
     return Detection(
         reporter=reporter,
         stacks=stacks,
         live=LiveWatch(jobs, stacks, reporter, clock, config, Suspects(jobs, clock, loops)),
-        analysis=StoreAnalysis(jobs, StoreRecords(store, device), reporter, clock, stacks.detector),
+        analysis=StoreAnalysis(jobs, records, reporter, clock, stacks.detector),
         past=PastJobs(jobs, past, reporter, writer, clock),
+        records=records,
     )
 
 

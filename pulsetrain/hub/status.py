@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol, TypedDict
 
 from pulsetrain import __version__
+from pulsetrain.analytics.slowness.slowest import Slowest
 from pulsetrain.analytics.verdict import Finding, Verdict, state_of
+from pulsetrain.core.clock import Clock
 from pulsetrain.core.json import JsonObject
 from pulsetrain.hub.live_watch import Watched
 from pulsetrain.hub.loops import LoopRow, LoopTable
@@ -36,6 +38,14 @@ class StepClock(Protocol):
         ...
 
 
+class Ranking(Protocol):
+    """Knows which ranks and nodes of a running job are slowest."""
+
+    def slowest(self, job: str, attempt: int) -> Slowest | None:
+        """None where that is not known yet."""
+        ...
+
+
 class PastRows(Protocol):
     """Knows the jobs that do not run here."""
 
@@ -51,10 +61,11 @@ class JobStatus(JobRow):
     findings: list[JsonObject]
     detectors: list[JsonObject]
     median_step_s: float
+    slowest: Slowest | None
 
 
 class Status(TypedDict):
-    """Everything. `hub` holds url, pid, data, started_ns, version and counters."""
+    """Everything. `hub` holds url, pid, data, started_ns, now_ns (the hub's clock), version and counters."""
 
     hub: dict[str, object]
     jobs: list[JobStatus]
@@ -74,15 +85,18 @@ class StatusReport:
         rows: RowCounts,
         loops: LoopTable,
         past: PastRows,
+        ranking: Ranking,
+        clock: Clock,
     ) -> None:
         self._facts, self._jobs, self._reporter = facts, jobs, reporter
         self._steps, self._rows, self._loops = steps, rows, loops
-        self._past = past
+        self._past, self._ranking, self._clock = past, ranking, clock
 
     def status(self) -> Status:
         """The hub as it is now."""
         counters = {
             "version": __version__,
+            "now_ns": self._clock.wall_ns(),
             "watch_failures": self._loops.hub_failures(),
             "written_rows": self._rows.written_rows,
             "unwritten_rows": self._rows.failed_rows,
@@ -105,6 +119,7 @@ class StatusReport:
             ],
             "detectors": [state_of(verdict) for verdict in self._verdicts(job.job)],
             "median_step_s": self._steps.median_step_ns(job.job) / 1e9,
+            "slowest": self._ranking.slowest(job.job, job.attempt),
         }
 
     def _verdicts(self, job: str) -> list[Verdict]:

@@ -16,6 +16,7 @@ from pulsetrain.analytics.machines.job_hardware import JobHardware
 from pulsetrain.analytics.slowness.device_peaks import Peak
 from pulsetrain.analytics.slowness.recent_timings import RecentTimings
 from pulsetrain.analytics.slowness.recent_transfers import RecentTransfers
+from pulsetrain.analytics.slowness.slowest import Slowest, slowest
 from pulsetrain.analytics.verdict import Inconclusive, Verdict
 from pulsetrain.stream.queries.queryable import Queryable
 from pulsetrain.stream.queries.storage import stored_step
@@ -32,6 +33,7 @@ class _Held:
     hardware: JobHardware = field(default_factory=JobHardware)
     reloads: int = 0
     looked_ns: int = 0
+    slowest: Slowest | None = None
 
 
 class StoreRecords:
@@ -63,6 +65,11 @@ class StoreRecords:
             return held.timings.last_step
         return stored_step(self._store, job, attempt)
 
+    def slowest(self, job: str, attempt: int) -> Slowest | None:
+        """The slowest ranks and nodes as of the last look. None where nothing is known of the attempt."""
+        held = self._held.get(job)
+        return held.slowest if held is not None and held.timings.attempt == attempt else None
+
     def _look(self, held: _Held, now_ns: int) -> list[Verdict] | None:
         timings = held.timings.look(self._store, now_ns)
         if timings is None:
@@ -73,6 +80,7 @@ class StoreRecords:
             held.hardware = JobHardware.read(self._store, held.timings.newest)
             held.reloads, held.transfers = held.timings.reloads, RecentTransfers()
         held.transfers.settled_before = held.timings.unsettled
+        held.slowest = slowest(timings)
         recent = Recent(timings=timings, transfers=held.transfers, hardware=held.hardware)
         return analyze_recent(self._store, recent, self._of_steps)
 

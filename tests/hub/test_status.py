@@ -26,13 +26,14 @@ def test_hub_jobs_and_loops_are_in_one_json_object():
     rows = SimpleNamespace(written_rows=7, failed_rows=2)
     table = LoopTable([lambda: [loop("controller", failures=4)]], jobs)
     past = SimpleNamespace(rows=lambda: [{"job": "old"}])
-    report = StatusReport(facts, jobs, reporter, steps, rows, table, past)
+    ranking = SimpleNamespace(slowest=lambda job, attempt: {"steps": 30, "ranks": [], "nodes": []})
+    report = StatusReport(facts, jobs, reporter, steps, rows, table, past, ranking, Clock())
     facts["dashboard"] = "http://later"
     status = report.status()
     assert json.loads(json.dumps(status)) == status
     assert status["hub"] == {
         "url": "http://hub", "dashboard": "http://later", "version": __version__, "watch_failures": 4,
-        "written_rows": 7, "unwritten_rows": 2,
+        "written_rows": 7, "unwritten_rows": 2, "now_ns": 1000 * S,
     }  # fmt: skip
     (job,) = status["jobs"]
     assert (job["job"], job["state"], job["verdict"]["state"]) == ("j", "running", "hung")
@@ -41,7 +42,7 @@ def test_hub_jobs_and_loops_are_in_one_json_object():
     assert [(d["analyzer"], d["state"]) for d in job["detectors"]] == [
         ("hang", "inconclusive"), ("mfu", "blind"),
     ]  # fmt: skip
-    assert job["median_step_s"] == 1.5
+    assert (job["median_step_s"], job["slowest"]["steps"]) == (1.5, 30)
     assert [(row["process"], row["loop"], row["failures"]) for row in status["loops"]] == [
         ("hub", "controller", 4)
     ]

@@ -52,3 +52,13 @@ def test_where_nothing_new_was_stored_nothing_is_said():
     assert records.verdicts("j", 0, 10 * second, machines=False) is None
     assert records.newest_step("j", 0) == 9
     assert records.verdicts("j", 1, 11 * second, machines=False)
+
+
+def test_the_slowest_ranks_are_those_of_the_attempt_that_was_looked_at():
+    store = GrowingStore(fleet(ranks=4, steps=20, slow={2: 1.5}))
+    whole_steps(store, *range(20))
+    records = StoreRecords(store)
+    assert records.slowest("j", 0) is None
+    records.verdicts("j", 0, 0, machines=False)
+    assert records.slowest("j", 0)["ranks"][0]["rank"] == 2
+    assert records.slowest("j", 1) is None

@@ -17,6 +17,13 @@ _ACTS = {
     "checking": "It checks every node now.",
     "waiting": "It waits for a node to take the place of a lost one.",
 }
+_WITHOUT_A_FINDING = {
+    "failed": "Read the last output of its ranks, then start the job again.",
+    "forming": "Start the agents of the nodes that are missing.",
+    "no_data": "Check that its agents run and reach the hub.",
+    "past": "Start its agents, if it is meant to run.",
+    "waiting": "Start an agent on another node.",
+}
 _SLOW = ("straggler", "fail_slow", "mfu_decay", "stage_imbalance", "sequence_imbalance", "data_stall")
 
 
@@ -39,13 +46,37 @@ def answer(
     now_ns: int,
 ) -> Answer:
     """The answer for a job of the hub's status. `events` are of `CONTROLLER_KINDS`, newest first."""
-    worst = next((f for f in job.get("findings", []) if f["severity"] != "info"), None)
+    worst = worst_finding(job)
     return Answer(
         confidence=None if worst is None else float(worst["confidence"]),
         controller=_controller(job, worst, events, observe_only=observe_only, now_ns=now_ns),
-        to_do=_to_do(job, worst, incidents),
+        to_do=to_do(job, incidents),
         links=tuple(_links(job, worst)),
     )
+
+
+def worst_finding(job: JsonObject) -> JsonObject | None:
+    """The first open finding of a job that is more than information. None where nothing is accused."""
+    return next((f for f in job.get("findings", []) if f["severity"] != "info"), None)
+
+
+def to_do(job: JsonObject, incidents: Sequence[JsonObject]) -> str:
+    """What a person should do about a job of the hub's status.
+
+    With a finding it is the action of the incident about it, else of the newest incident of the job. Without
+    one it follows from the job's state.
+    """
+    verdict, worst = str((job.get("verdict") or {}).get("state", "")), worst_finding(job)
+    if verdict in ("finished", "ended"):
+        return "Nothing."
+    if worst is None:
+        state = str(job.get("state", ""))
+        named = state if state == "waiting" or (state, verdict) == ("past", "no_data") else verdict
+        return _WITHOUT_A_FINDING.get(named, "Nothing.")
+    of_job = [i for i in incidents if i.get("job") == job.get("job")]
+    about = f"{worst['subject_type']} {worst['subject']}"
+    best = next((i for i in of_job if i["root"] == about), None) or next(iter(of_job), None)
+    return str(best["suggested_action"]) if best else "Look at the evidence."
 
 
 def _controller(
@@ -116,16 +147,6 @@ def _detail(event: JsonObject) -> JsonObject:
     except ValueError:
         return {}
     return detail if isinstance(detail, dict) else {}
-
-
-def _to_do(job: JsonObject, worst: JsonObject | None, incidents: Sequence[JsonObject]) -> str:
-    """The action of the newest open incident of the job. A job without a finding needs none."""
-    of_job = [i for i in incidents if i.get("job") == job.get("job")]
-    if worst is None:
-        return "Nothing."
-    named = f"{worst['subject_type']} {worst['subject']}"
-    best = next((i for i in of_job if i["root"] == named), None) or next(iter(of_job), None)
-    return str(best["suggested_action"]) if best else "Look at the evidence."
 
 
 def _links(job: JsonObject, worst: JsonObject | None) -> list[tuple[str, str]]:

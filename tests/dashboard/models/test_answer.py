@@ -83,5 +83,24 @@ def test_what_to_do_is_the_action_of_the_incident_about_the_culprit():
     assert asked(job(findings=[]), incidents=incidents).to_do == "Nothing."
 
 
+@pytest.mark.parametrize(
+    ("state", "verdict", "words"),
+    [
+        ("forming", "forming", "nodes that are missing"),
+        ("waiting", "recovering", "another node"),
+        ("failed", "failed", "last output"),
+        ("running", "no_data", "reach the hub"),
+        ("past", "no_data", "meant to run"),
+        ("running", "healthy", "Nothing."),
+    ],
+)
+def test_without_a_finding_the_state_says_what_to_do(state, verdict, words):
+    assert words in asked(job(state=state, findings=[], verdict={"state": verdict})).to_do
+
+
+def test_nothing_is_to_be_done_about_a_job_that_is_over():
+    assert asked(job(state="finished", verdict={"state": "finished"})).to_do == "Nothing."
+
+
 def test_information_accuses_nobody():
     assert asked(job(findings=[{**HANG, "severity": "info"}])).confidence is None
