@@ -41,7 +41,7 @@ class Wanted:
     clean: int = 300
     seed: int = 0
     shape: tuple[int, int] = (2, 2)
-    """local nodes of the slow and clean parts, and ranks of each"""
+    """local nodes of the slow and clean parts, and ranks of each, where ranks share cores"""
     quick: bool = False
     logs: Path | None = None
 
@@ -140,12 +140,12 @@ def _slow(wanted: Wanted, cores: int) -> list[Unit]:
     tables = [
         plan.sessions(
             loaded(name, variant, wanted.shape),
+            loaded(name, variant, (cores, 1)),
             variant,
             trials=trials,
             clean=clean,
             seed=wanted.seed,
             ways=ways[:1] if wanted.quick else ways,
-            cores=cores,
         )
         for name, variant in _jobs(wanted, untouched.SLOW_JOBS)
     ]
@@ -173,12 +173,13 @@ def _clean(wanted: Wanted, cores: int) -> list[Unit]:
     made = []
     for number in range(count):
         name, variant = jobs[number % len(jobs)]
+        pinned = number // len(jobs) % 2 == 0
         made.append(
             plan.Session(
                 number=1000 + number,
-                script=loaded(name, variant, wanted.shape),
+                script=loaded(name, variant, (cores, 1) if pinned else wanted.shape),
                 variant=variant,
-                pinned=number // len(jobs) % 2 == 0,
+                pinned=pinned,
                 episodes=(),
                 clean=1 if wanted.quick else CLEAN_A_SESSION,
             )

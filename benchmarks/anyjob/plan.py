@@ -28,7 +28,7 @@ class Episode:
 class Session:
     """One launch of a script: its episodes, each after a clean window, and clean windows after them.
 
-    `variant` says how the script is run: ``untouched`` or ``instrumented``.
+    `variant` says how the script is run: ``untouched`` or ``instrumented``. `pinned`: each rank to a core.
     """
 
     number: int
@@ -44,21 +44,19 @@ class Session:
         return f"{self.script.name}/{self.variant}/{'pinned' if self.pinned else 'free'}/{self.number}"
 
 
-def episode(draw: random.Random, script: Script, ways: Sequence[str], *, cores: int) -> Episode:
-    """Return one episode. A competitor strikes all ranks of its core, and they are pinned in blocks."""
+def episode(draw: random.Random, script: Script, ways: Sequence[str]) -> Episode:
+    """Return one episode of one rank."""
     rank, way = draw.randrange(script.ranks), draw.choice(list(ways))
-    on_core = -(-script.ranks // cores)
-    first = rank - rank % on_core
-    struck = tuple(range(first, min(first + on_core, script.ranks))) if way == "competitor" else (rank,)
-    return Episode(struck=struck, way=way, factor=round(draw.uniform(*FACTORS), 2), lead=draw.randrange(6))
+    return Episode(struck=(rank,), way=way, factor=round(draw.uniform(*FACTORS), 2), lead=draw.randrange(6))
 
 
 def sessions(
-    script: Script, variant: str, *, trials: int, clean: int, seed: int, ways: Sequence[str], cores: int
+    shared: Script, own_core: Script, variant: str, *, trials: int, clean: int, seed: int, ways: Sequence[str]
 ) -> list[Session]:
     """Return the sessions of one script with so many episodes, and at least so many clean windows.
 
-    Every other session is pinned. A competitor needs a pinned one.
+    In every other session each rank is pinned to a core of its own, as `own_core` says how to start it. Only
+    there a competitor slows down one rank by a known factor. In the others ranks share cores as they like.
     """
     counts = [EPISODES_A_SESSION] * (trials // EPISODES_A_SESSION)
     counts += [trials % EPISODES_A_SESSION] if trials % EPISODES_A_SESSION else []
@@ -66,8 +64,9 @@ def sessions(
     counts += [] if counts or not more else [0]
     result = []
     for number, count in enumerate(counts):
-        draw = random.Random(f"{seed}/{script.name}/{variant}/{number}")
+        draw = random.Random(f"{seed}/{shared.name}/{variant}/{number}")
         pinned = number % 2 == 0
+        script = own_core if pinned else shared
         allowed = [way for way in ways if pinned or way != "competitor"]
         result.append(
             Session(
@@ -75,7 +74,7 @@ def sessions(
                 script=script,
                 variant=variant,
                 pinned=pinned,
-                episodes=tuple(episode(draw, script, allowed, cores=cores) for _ in range(count)),
+                episodes=tuple(episode(draw, script, allowed) for _ in range(count)),
                 clean=more // len(counts) + (number < more % len(counts)),
             )
         )

@@ -12,6 +12,8 @@ VARIANTS = ("untouched", "instrumented")
 SLOW_JOBS = ("ddp", "fsdp2", "tensor_parallel", "pipeline")
 """the jobs in which a rank is made slower. All of them can be run with phases of their own"""
 ENDLESS = 1_000_000
+SMALL_JOB = 16
+"""sequences of a microbatch over all ranks"""
 
 
 def runnable(names: Iterable[str] | None = None) -> list[str]:
@@ -27,10 +29,11 @@ def argv(name: str, variant: str, args: Iterable[str]) -> tuple[str, ...]:
 
 
 def endless(name: str, variant: str, *, nodes: int, ranks_per_node: int) -> Script:
-    """Return a job with steps of some 100 ms that goes on until it is ended."""
+    """Return a job with steps of some 200 ms that goes on until it is ended. Few ranks get larger batches."""
+    batch = SMALL_JOB // (nodes * ranks_per_node)
     return Script(
         name=name,
-        argv=argv(name, variant, (*JOBS[name].load_args, "--steps", str(ENDLESS))),
+        argv=argv(name, variant, (*JOBS[name].load_args, "--batch", str(batch), "--steps", str(ENDLESS))),
         nodes=nodes,
         ranks_per_node=ranks_per_node,
     )

@@ -25,6 +25,10 @@ GATHERED = ("heartbeats", "metrics")
 USUAL_FILL = 0.25
 """Share of a ring that may be in use when it is drained. Above it, the next drain comes sooner."""
 SHORTEST_DRAIN_S = 0.05
+STEPS_A_DRAIN = 3
+"""Steps of a rank that one drain takes. A job with short steps is drained sooner."""
+SHORTEST_STEPS_S = 0.4
+"""For their sake rings are drained no sooner. Each drain costs the node a ms or two."""
 STALE_AFTER_S = 10.0
 """A loop is stale after so many seconds, or after five of its periods where that is longer."""
 
@@ -34,7 +38,7 @@ class RecorderPeriods:
     """How often the recorder does what, in seconds."""
 
     drain_s: float
-    """Rings are drained. One that is more than a quarter full is drained sooner the next time."""
+    """Rings are drained at the latest. They are drained sooner where they fill quickly or steps are short."""
     echo_s: float
     """What ranks print is echoed."""
     sample_s: float
@@ -131,17 +135,25 @@ class Recorder:
         """Record this heartbeat with the next samples."""
         self._heartbeats.append(heartbeat)
 
-    def drain(self) -> None:
-        """Empty every ring. All ranks' rows of a record become one batch: each costs the node half a ms."""
-        now_ns = time.time_ns()
-        self._append(batch for rank in self._ranks() for batch in rank.batches(now_ns))
+    def drain(self) -> float:
+        """Empty every ring, and return how many steps a rank had done.
+
+        All ranks' rows of a record become one batch: each costs the node half a ms.
+        """
+        now_ns, ranks = time.time_ns(), self._ranks()
+        batches = [batch for rank in ranks for batch in rank.batches(now_ns)]
+        self._append(batches)
+        return sum(batch.num_rows for batch in batches if batch.record == "steps") / max(1, len(ranks))
 
     def _drain_turn(self) -> float:
-        """Drain, and say when the next drain is due: the fuller the rings were, the sooner."""
-        self.drain()
+        """Drain, and say when the next drain is due: the fuller the rings were or the shorter the steps, the
+        sooner."""
+        steps = self.drain()
         fill = max((rank.drain.fill for rank in self._ranks()), default=0.0)
-        wanted_s = self._next_drain_s * USUAL_FILL / fill if fill else self._drain_s
-        self._next_drain_s = min(max(wanted_s, SHORTEST_DRAIN_S), self._drain_s)
+        by_fill_s = self._next_drain_s * USUAL_FILL / fill if fill else self._drain_s
+        by_steps_s = self._next_drain_s * STEPS_A_DRAIN / steps if steps else self._drain_s
+        wanted_s = min(max(by_fill_s, SHORTEST_DRAIN_S), max(by_steps_s, SHORTEST_STEPS_S))
+        self._next_drain_s = min(wanted_s, self._drain_s)
         return self._next_drain_s
 
     def _sample(self) -> None:

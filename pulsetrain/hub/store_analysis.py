@@ -1,12 +1,17 @@
-"""Findings from the stored records of running jobs: every 2 s, and every 5 s those of machines."""
+"""Findings from the stored records of running jobs.
+
+Who is slow is asked each second, because it is told in steps. What else the steps show, and what machines
+show, costs more and may come some seconds later.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from types import MappingProxyType
+from typing import Literal, Protocol
 
 from pulsetrain.analytics.verdict import Finding, Verdict, findings
 from pulsetrain.core.clock import Clock
@@ -18,20 +23,25 @@ from pulsetrain.recovery.snapshot import JobSnapshot
 from pulsetrain.recovery.transitions import Phase
 
 SOURCE = "stored"
-STORE_S = 2.0
 AGAIN_S = 0.4  # while a doubtful finding waits to be confirmed
-MACHINES_S = 5.0
 STORE_SHARE = 5  # looking may use one fifth of the time
 SURE = 0.9
-PATIENCE = 3
+PATIENCE_S = 3.0  # a finding that is absent for longer, and in two looks at least, has ended
+
+Group = Literal["ranks", "steps", "machines"]
+"""Analyzers that are asked together: who is slow, what else steps show, and what machines show."""
+
+PERIODS_S: Mapping[Group, float] = MappingProxyType({"ranks": 1.0, "steps": 4.0, "machines": 5.0})
+TURN_S = min(PERIODS_S.values())
 
 
 class StoredRecords(Protocol):
     """What the analysis asks of the store. The calls block, so they run on a thread."""
 
-    def verdicts(self, job: str, attempt: int, now_ns: int, *, machines: bool) -> list[Verdict] | None:
-        """What the analyzers of machines, or those of steps and ranks, say. None: nothing new was stored
-        since the last call."""
+    def look(
+        self, job: str, attempt: int, now_ns: int, groups: Collection[Group]
+    ) -> Mapping[Group, list[Verdict] | None]:
+        """What the analyzers of each group say. None: nothing new was stored since its last look."""
         ...
 
     def newest_step(self, job: str, attempt: int) -> int:
@@ -47,35 +57,48 @@ class AnalysisSink(FindingSink, Protocol):
         ...
 
 
-def _dedup() -> FindingDedup:
-    return FindingDedup(patience=PATIENCE, sure=SURE)
+@dataclass(kw_only=True)
+class _Said:
+    """What one group of analyzers said last, and which of its findings are open."""
+
+    dedup: FindingDedup
+    verdicts: Sequence[Verdict] = ()
+    looked_s: float = -math.inf
+
+    def take(self, verdicts: Sequence[Verdict]) -> list[Finding]:
+        """Take what was said now. Returns the findings that begin."""
+        self.verdicts = verdicts
+        return self.dedup.look(findings(verdicts))
+
+
+def _every(period_s: float) -> _Said:
+    """What is asked so often."""
+    return _Said(dedup=FindingDedup(patience=max(2, round(PATIENCE_S / period_s)), sure=SURE))
 
 
 @dataclass
 class _Memory:
-    """What is remembered of one attempt."""
+    """What is remembered of one attempt. `live` is what the hub sees without asking analyzers."""
 
     attempt: int = -1
-    steps: FindingDedup = field(default_factory=_dedup)
-    machines: FindingDedup = field(default_factory=_dedup)
-    step_verdicts: list[Verdict] = field(default_factory=list)
-    machine_verdicts: list[Verdict] = field(default_factory=list)
-    machines_s: float = -math.inf
+    said: Mapping[Group, _Said] = field(
+        default_factory=lambda: {group: _every(period_s) for group, period_s in PERIODS_S.items()}
+    )
+    live: _Said = field(default_factory=lambda: _every(TURN_S))
     lag: StorageLag = field(default_factory=StorageLag)
 
     @property
     def doubtful(self) -> bool:
         """Whether the last look found something that another look should confirm."""
-        return self.steps.doubtful or self.machines.doubtful
+        return any(said.dedup.doubtful for said in (*self.said.values(), self.live))
 
-
-@dataclass(frozen=True, kw_only=True)
-class _Look:
-    """What the store said. None where nothing new was stored, or machines were not looked at."""
-
-    of_steps: list[Verdict] | None
-    of_machines: list[Verdict] | None
-    newest_step: int
+    def due(self, now_s: float) -> list[Group]:
+        """The groups whose period is over, or who found something doubtful."""
+        return [
+            group
+            for group, said in self.said.items()
+            if said.dedup.doubtful or now_s - said.looked_s >= PERIODS_S[group]
+        ]
 
 
 class StoreAnalysis:
@@ -105,7 +128,7 @@ class StoreAnalysis:
         failures.raise_any()
         took_s = self._clock.monotonic_s() - began_s
         doubtful = any(memory.doubtful for memory in self._memories.values())
-        return max(AGAIN_S if doubtful else STORE_S, (STORE_SHARE - 1) * took_s)
+        return max((AGAIN_S if doubtful else TURN_S) - took_s, (STORE_SHARE - 1) * took_s)
 
     async def look(self, job: Watched) -> None:
         """Look at one job, if it trains."""
@@ -116,37 +139,31 @@ class StoreAnalysis:
         if memory is None or memory.attempt != before.attempt:
             memory = self._memories[before.job] = _Memory(attempt=before.attempt)
         now_s = self._clock.monotonic_s()
-        machines = memory.machines.doubtful or now_s - memory.machines_s >= MACHINES_S
-        look = await self._ask(before, machines=machines)
+        groups = memory.due(now_s)
+        look = await asyncio.to_thread(self._records.look, before.job, before.attempt, before.now_ns, groups)
+        newest_step = await asyncio.to_thread(self._records.newest_step, before.job, before.attempt)
         after = job.snapshot()
         if after.attempt != before.attempt:
             return
-        self._report(after, memory, look)
-        if machines:
-            memory.machines_s = now_s
+        for group in groups:
+            memory.said[group].looked_s = now_s
+        self._report(after, memory, look, newest_step)
 
-    async def _ask(self, job: JobSnapshot, *, machines: bool) -> _Look:
-        def verdicts(*, machines: bool) -> list[Verdict] | None:
-            return self._records.verdicts(job.job, job.attempt, job.now_ns, machines=machines)
-
-        return _Look(
-            of_steps=await asyncio.to_thread(verdicts, machines=False),
-            of_machines=await asyncio.to_thread(verdicts, machines=True) if machines else None,
-            newest_step=await asyncio.to_thread(self._records.newest_step, job.job, job.attempt),
-        )
-
-    def _report(self, job: JobSnapshot, memory: _Memory, look: _Look) -> None:
+    def _report(
+        self,
+        job: JobSnapshot,
+        memory: _Memory,
+        look: Mapping[Group, list[Verdict] | None],
+        newest_step: int,
+    ) -> None:
         new: list[Finding] = []
-        if look.of_machines is not None:
-            memory.machine_verdicts = look.of_machines
-            new = memory.machines.look(findings(look.of_machines))
-        if look.of_steps is not None:
-            memory.step_verdicts = look.of_steps
-        others = [self._lag(job, memory, look.newest_step), self._stack_detector(job.job)]
-        if look.of_steps is not None or findings(others):  # the same rows again confirm nothing
-            new = [*memory.steps.look(findings([*memory.step_verdicts, *others])), *new]
-        self._sink.report(job.job, SOURCE, new, [*memory.steps.current(), *memory.machines.current()])
-        self._sink.detectors(job.job, job.attempt, [*memory.step_verdicts, *others, *memory.machine_verdicts])
+        for group, verdicts in look.items():
+            if verdicts is not None:  # the same rows again confirm nothing, and end nothing
+                new += memory.said[group].take(verdicts)
+        new += memory.live.take([self._lag(job, memory, newest_step), self._stack_detector(job.job)])
+        said = [memory.said["ranks"], memory.said["steps"], memory.live, memory.said["machines"]]
+        self._sink.report(job.job, SOURCE, new, [f for each in said for f in each.dedup.current()])
+        self._sink.detectors(job.job, job.attempt, [v for each in said for v in each.verdicts])
 
     def _lag(self, job: JobSnapshot, memory: _Memory, newest_step: int) -> Verdict:
         return memory.lag.look(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from pulsetrain.analytics.analyze import (
     DEFAULT_WINDOW_STEPS,
     MACHINE_ANALYZERS,
+    Analyzer,
     Recent,
     analyze,
     analyze_recent,
@@ -18,10 +20,13 @@ from pulsetrain.analytics.slowness.recent_timings import RecentTimings
 from pulsetrain.analytics.slowness.recent_transfers import RecentTransfers
 from pulsetrain.analytics.slowness.slowest import Slowest, slowest
 from pulsetrain.analytics.verdict import Inconclusive, Verdict
-from pulsetrain.stream.queries.queryable import Queryable
+from pulsetrain.hub.store_analysis import Group
+from pulsetrain.stream.queries.queryable import OneThread, Queryable
 from pulsetrain.stream.queries.storage import stored_step
 
 FORGET_NS = 120_000_000_000  # a job that was not asked about for so long has ended
+SMALL_RANKS = 1024  # up to so many, more threads cost a query more than they save
+RANK_ANALYZERS = frozenset({"straggler"})
 
 
 @dataclass
@@ -34,58 +39,90 @@ class _Held:
     reloads: int = 0
     looked_ns: int = 0
     slowest: Slowest | None = None
+    version: int = 0
+    """How often anything new was found."""
+    judged: dict[Group, int] = field(default_factory=dict)
+    """The version that each group of analyzers saw last."""
 
 
 class StoreRecords:
     """`StoredRecords` over a store. `device` is what all ranks run on, None where that is unknown."""
 
     def __init__(self, store: Queryable, device: Peak | None = None) -> None:
-        analyzers = for_device(device)
-        self._store = store
+        self._store, self._one_thread = store, OneThread(store)
         self._held: dict[str, _Held] = {}
-        self._of_machines = {n: a for n, a in analyzers.items() if n in MACHINE_ANALYZERS}
-        self._of_steps = {n: a for n, a in analyzers.items() if n not in MACHINE_ANALYZERS}
+        self._analyzers: dict[Group, dict[str, Analyzer]] = {"ranks": {}, "steps": {}, "machines": {}}
+        for name, analyzer in for_device(device).items():
+            self._analyzers[group_of(name)][name] = analyzer
 
-    def verdicts(self, job: str, attempt: int, now_ns: int, *, machines: bool) -> list[Verdict] | None:
-        """What the analyzers of machines, or those of steps and ranks, say. None: nothing new was stored."""
-        if machines:
-            return analyze(self._store, job, attempt=attempt, now_ns=now_ns, analyzers=self._of_machines)
+    def look(
+        self, job: str, attempt: int, now_ns: int, groups: Collection[Group]
+    ) -> Mapping[Group, list[Verdict] | None]:
+        """What the analyzers of each group say. None: nothing new was stored since its last look."""
+        said: dict[Group, list[Verdict] | None] = {}
+        of_steps = [group for group in groups if group != "machines"]
+        if of_steps:
+            said |= self._look(self._attempt(job, attempt, now_ns), of_steps, now_ns)
+        if "machines" in groups:
+            analyzers = self._analyzers["machines"]
+            said["machines"] = analyze(self._store, job, attempt=attempt, now_ns=now_ns, analyzers=analyzers)
+        return said
+
+    def newest_step(self, job: str, attempt: int) -> int:
+        """The newest step that is stored of any rank, -1 for none. After `look` it is known."""
+        held = self._held.get(job)
+        if held is not None and held.timings.attempt == attempt:
+            return held.timings.last_step
+        return stored_step(self._store, job, attempt)
+
+    def _attempt(self, job: str, attempt: int, now_ns: int) -> _Held:
         self._forget(now_ns)
         held = self._held.get(job)
         if held is None or held.timings.attempt != attempt:
             recent = RecentTimings(job, attempt, window=DEFAULT_WINDOW_STEPS)
             held = self._held[job] = _Held(timings=recent)
         held.looked_ns = now_ns
-        return self._look(held, now_ns)
-
-    def newest_step(self, job: str, attempt: int) -> int:
-        """The newest step that is stored of any rank, -1 for none. After `verdicts` it is known."""
-        held = self._held.get(job)
-        if held is not None and held.timings.attempt == attempt:
-            return held.timings.last_step
-        return stored_step(self._store, job, attempt)
+        return held
 
     def slowest(self, job: str, attempt: int) -> Slowest | None:
         """The slowest ranks and nodes as of the last look. None where nothing is known of the attempt."""
         held = self._held.get(job)
         return held.slowest if held is not None and held.timings.attempt == attempt else None
 
-    def _look(self, held: _Held, now_ns: int) -> list[Verdict] | None:
-        timings = held.timings.look(self._store, now_ns)
+    def _look(self, held: _Held, groups: Collection[Group], now_ns: int) -> dict[Group, list[Verdict] | None]:
+        store = self._one_thread if 0 < held.timings.world_size <= SMALL_RANKS else self._store
+        timings = held.timings.look(store, now_ns)
         if timings is None:
-            return [Inconclusive(analyzer="analyze", reason="no step on record yet", blind=True)]
-        if not held.timings.changed:
-            return None
+            nothing = Inconclusive(analyzer="analyze", reason="no step on record yet", blind=True)
+            return {group: [nothing] if group == "ranks" else [] for group in groups}
+        held.version += held.timings.changed
         if held.reloads != held.timings.reloads:
-            held.hardware = JobHardware.read(self._store, held.timings.newest)
+            held.hardware = JobHardware.read(store, held.timings.newest)
             held.reloads, held.transfers = held.timings.reloads, RecentTransfers()
         held.transfers.settled_before = held.timings.unsettled
-        held.slowest = slowest(timings)
+        if held.timings.changed or held.slowest is None:
+            held.slowest = slowest(timings)
         recent = Recent(timings=timings, transfers=held.transfers, hardware=held.hardware)
-        return analyze_recent(self._store, recent, self._of_steps)
+        said: dict[Group, list[Verdict] | None] = {}
+        for group in groups:
+            seen, held.judged[group] = held.judged.get(group), held.version
+            new = seen != held.version
+            said[group] = analyze_recent(store, recent, self._analyzers[group]) if new else None
+        return said
 
     def _forget(self, now_ns: int) -> None:
         """Free what is held of jobs that have ended."""
         for job, held in list(self._held.items()):
             if now_ns - held.looked_ns > FORGET_NS:
                 del self._held[job]
+
+
+def group_of(analyzer: str) -> Group:
+    """Return with which others an analyzer is asked.
+
+    >>> group_of("straggler"), group_of("mfu"), group_of("network")
+    ('ranks', 'steps', 'machines')
+    """
+    if analyzer in MACHINE_ANALYZERS:
+        return "machines"
+    return "ranks" if analyzer in RANK_ANALYZERS else "steps"

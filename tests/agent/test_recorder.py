@@ -90,6 +90,31 @@ class FillingRing:
         return []
 
 
+class SteppingRing(FillingRing):
+    """A rank that has done so many steps, one number after the other."""
+
+    def __init__(self, *steps: int) -> None:
+        super().__init__(*[0.0] * len(steps))
+        self._steps = list(steps)
+
+    def batches(self, now_ns: int):
+        steps = self._steps.pop(0)
+        row = {name: None for name in ("loss", "grad_norm")} | {"start": now_ns}
+        texts, numbers = ("job", "node"), ("attempt", "rank", "step", "duration_ns", "tokens", "flops")
+        row |= dict.fromkeys(texts, "") | dict.fromkeys(numbers, 0)
+        return [*super().batches(now_ns), Columns.from_rows("steps", [row] * steps)]
+
+
+@pytest.mark.parametrize(
+    ("steps", "pauses"), [((1, 3), [1.0, 1.0]), ((6, 3, 2), [0.5, 0.5, 0.75]), ((60, 60), [0.4, 0.4])]
+)
+def test_the_shorter_steps_are_the_sooner_a_ring_is_drained_again(steps, pauses):
+    ring = SteppingRing(*steps)
+    periods = RecorderPeriods(drain_s=1.0, echo_s=60.0, sample_s=60.0)
+    recorder = Recorder(Sink(), lambda: [ring], periods, agent_pid=1)
+    assert [recorder._drain_turn() for _ in steps] == pytest.approx(pauses)
+
+
 @pytest.mark.parametrize(
     ("fills", "pauses"),
     [

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 SCRIPT = Script(name="job", argv=("job.py",), nodes=2, ranks_per_node=2)
+OWN_CORE = Script(name="job", argv=("job.py",), nodes=2, ranks_per_node=1)
 WAYS = ("stops", "competitor", "quota")
 
 
@@ -104,7 +105,7 @@ def test_renaming_the_ranks_renames_the_answer(order, struck):
 
 def test_a_plan_repeats_itself_and_another_seed_is_another():
     def planned(seed):
-        return plan.sessions(SCRIPT, "untouched", trials=20, clean=30, seed=seed, ways=WAYS, cores=2)
+        return plan.sessions(SCRIPT, OWN_CORE, "untouched", trials=20, clean=30, seed=seed, ways=WAYS)
 
     assert planned(1) == planned(1) != planned(2)
     assert sum(len(s.episodes) for s in planned(1)) == 20
@@ -112,19 +113,20 @@ def test_a_plan_repeats_itself_and_another_seed_is_another():
     assert len({s.key for s in planned(1)}) == len(planned(1))
 
 
-@given(st.integers(0, 1000), st.sampled_from([1, 2, 4]))
-def test_an_episode_is_within_limits_and_a_competitor_strikes_its_whole_core(seed, cores):
-    one = plan.episode(random.Random(seed), SCRIPT, WAYS, cores=cores)
+@given(st.integers(0, 1000))
+def test_an_episode_is_within_limits(seed):
+    one = plan.episode(random.Random(seed), SCRIPT, WAYS)
     assert 1.3 <= one.factor <= 2.0
+    assert len(one.struck) == 1
     assert set(one.struck) <= set(range(4))
-    assert len(one.struck) == (4 // cores if one.way == "competitor" else 1)
 
 
-def test_a_competitor_needs_a_pinned_session():
-    made = plan.sessions(SCRIPT, "untouched", trials=40, clean=0, seed=0, ways=WAYS, cores=2)
+def test_a_competitor_needs_a_rank_with_a_core_of_its_own():
+    made = plan.sessions(SCRIPT, OWN_CORE, "untouched", trials=40, clean=0, seed=0, ways=WAYS)
     ways = {s.pinned: {e.way for e in s.episodes} for s in made}
     assert ways[True] >= {"competitor"}
-    assert all("competitor" not in {e.way for e in s.episodes} for s in made if not s.pinned)
+    assert "competitor" not in ways[False]
+    assert {(s.pinned, s.script.ranks) for s in made} == {(True, 2), (False, 4)}
 
 
 def test_steps_are_read_from_whole_lines_and_a_new_start_is_counted(tmp_path):

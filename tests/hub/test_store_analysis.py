@@ -6,7 +6,7 @@ import pytest
 
 from pulsetrain.analytics.verdict import Healthy, Inconclusive
 from pulsetrain.hub.storage_lag import LIMIT_S
-from pulsetrain.hub.store_analysis import AGAIN_S, MACHINES_S, STORE_S, StoreAnalysis
+from pulsetrain.hub.store_analysis import AGAIN_S, PERIODS_S, TURN_S, StoreAnalysis
 from pulsetrain.recovery.transitions import Phase
 from tests.hub.fakes import Clock, FakeJob, Sink, finding
 from tests.recovery.builders import node_snapshot, status
@@ -19,17 +19,14 @@ class Records:
 
     def __init__(self, clock):
         self.clock, self.took_s = clock, 0.0
-        self.steps, self.machines = [Healthy(analyzer="straggler")], [Healthy(analyzer="network")]
+        self.ranks, self.steps = [Healthy(analyzer="straggler")], [Healthy(analyzer="mfu")]
+        self.machines = [Healthy(analyzer="network")]
         self.newest, self.asked = 5, []
 
-    def verdicts(self, job, attempt, now_ns, *, machines):
-        self.asked.append("machines" if machines else "steps")
-        if machines:
-            return self.machines
+    def look(self, job, attempt, now_ns, groups):
+        self.asked.append(list(groups))
         self.clock.now_s += self.took_s
-        if isinstance(self.steps, Exception):
-            raise self.steps
-        return self.steps
+        return {group: getattr(self, group) for group in groups}
 
     def newest_step(self, job, attempt):
         return self.newest
@@ -54,21 +51,29 @@ def test_only_a_job_that_trains_is_asked_about(change):
     assert site.records.asked == []
 
 
-def test_machines_are_looked_at_every_five_seconds_and_their_verdicts_stay():
+def test_each_group_is_asked_in_its_period_and_what_it_said_stays():
     site = Site()
     site.turn()
-    site.turn(after_s=1.0)
-    assert site.records.asked == ["steps", "machines", "steps"]
-    assert [v.analyzer for v in site.sink.detected["j"]] == ["straggler", "no_data", "stacks", "network"]
-    site.turn(after_s=MACHINES_S)
-    assert site.records.asked[-2:] == ["steps", "machines"]
+    for _ in range(5):
+        site.turn(after_s=TURN_S)
+    everybody = ["ranks", "steps", "machines"]
+    assert site.records.asked == [
+        everybody,
+        ["ranks"],
+        ["ranks"],
+        ["ranks"],
+        ["ranks", "steps"],
+        everybody[::2],
+    ]
+    said = [v.analyzer for v in site.sink.detected["j"]]
+    assert said == ["straggler", "mfu", "no_data", "stacks", "network"]
 
 
 def test_a_sure_finding_is_reported_at_once_and_once():
     site = Site()
-    site.records.steps = [finding("straggler", confidence=0.95)]
-    assert site.turn() == STORE_S
-    site.turn()
+    site.records.ranks = [finding("straggler", confidence=0.95)]
+    assert site.turn() == TURN_S
+    site.turn(after_s=TURN_S)
     assert [f.kind for f in site.sink.new] == ["straggler"]
     assert [f.kind for f in site.sink.still_open["j", "stored"]] == ["straggler"]
 
@@ -78,7 +83,7 @@ def test_an_unsure_finding_is_looked_at_again_soon():
     site.records.machines = [finding("traffic_drop", confidence=0.6)]
     assert site.turn() == AGAIN_S
     assert site.sink.new == []
-    assert site.turn() == STORE_S  # machines are asked again before their five seconds are over
+    assert site.turn() == TURN_S  # machines are asked again before their five seconds are over
     assert [f.kind for f in site.sink.new] == ["traffic_drop"]
 
 
@@ -86,6 +91,8 @@ def test_looking_takes_a_fifth_of_the_time_at_most():
     site = Site()
     site.records.took_s = 4.0
     assert site.turn() == 16.0
+    site.records.took_s = 0.1
+    assert site.turn() == pytest.approx(TURN_S - 0.1)
 
 
 def test_steps_that_are_not_stored_are_a_finding():
@@ -97,14 +104,14 @@ def test_steps_that_are_not_stored_are_a_finding():
 
 def test_what_was_found_in_an_attempt_that_is_over_is_not_reported():
     site = Site()
-    original = site.records.verdicts
+    original = site.records.look
 
-    def verdicts(*args, **more):
+    def look(*args):
         site.job.changes["attempt"] = 1
-        return original(*args, **more)
+        return original(*args)
 
-    site.records.verdicts = verdicts
-    site.records.steps = [finding("straggler")]
+    site.records.look = look
+    site.records.ranks = [finding("straggler")]
     site.turn()
     assert (site.sink.new, site.sink.detected) == ([], {})
 
@@ -120,13 +127,25 @@ def test_one_job_whose_analysis_raises_does_not_blind_the_others():
 
 def test_the_same_rows_again_confirm_nothing_and_end_nothing():
     site = Site()
-    site.records.steps = [finding("straggler", confidence=0.6)]
+    site.records.ranks = [finding("straggler", confidence=0.6)]
     assert site.turn() == AGAIN_S
-    site.records.steps = None  # nothing new was stored
+    site.records.ranks = None  # nothing new was stored
     for _ in range(4):
-        assert site.turn() == AGAIN_S
+        assert site.turn(after_s=AGAIN_S) == AGAIN_S
     assert site.sink.new == []
     assert [v.kind for v in site.sink.detected["j"] if hasattr(v, "kind")] == ["straggler"]
-    site.records.steps = [finding("straggler", confidence=0.6)]
+    site.records.ranks = [finding("straggler", confidence=0.6)]
     site.turn()
     assert [f.kind for f in site.sink.new] == ["straggler"]
+
+
+def test_what_steps_show_is_not_confirmed_by_a_look_at_ranks():
+    site = Site()
+    site.records.steps = [finding("fail_slow", confidence=0.6)]
+    site.turn()
+    site.records.steps = None
+    site.turn(after_s=TURN_S)
+    assert (site.sink.new, site.records.asked[-1]) == ([], ["ranks", "steps"])
+    site.records.steps = []
+    site.turn(after_s=PERIODS_S["steps"])
+    assert site.sink.new == []

@@ -2,7 +2,7 @@
 
 import pyarrow as pa
 
-from pulsetrain.analytics.analyze import MACHINE_ANALYZERS
+from pulsetrain.analytics.analyze import MACHINE_ANALYZERS, STEP_ANALYZERS
 from pulsetrain.analytics.verdict import Inconclusive
 from pulsetrain.hub.stored_records import StoreRecords
 from tests.analytics.fleet import fleet
@@ -25,33 +25,43 @@ def job_of(steps):
     return store
 
 
+def analyzers(said):
+    return {verdict.analyzer for verdicts in said.values() for verdict in verdicts}
+
+
 def test_a_store_without_steps_is_blind_and_does_not_raise():
     records = StoreRecords(Store())
-    for machines in (True, False):
-        (verdict,) = records.verdicts("j", 0, 0, machines=machines)
+    said = records.look("j", 0, 0, ("ranks", "steps"))
+    assert said["steps"] == []
+    for (verdict,) in (said["ranks"], records.look("j", 0, 0, ("machines",))["machines"]):
         assert isinstance(verdict, Inconclusive)
         assert verdict.blind
     assert records.newest_step("j", 0) == -1
 
 
-def test_machines_and_steps_are_asked_apart():
+def test_each_analyzer_is_of_one_group():
     extent = pa.table({"attempt": [0], "first_step": [0], "last_step": [9]})
-    (of_machines, of_steps) = (
-        {v.analyzer for v in StoreRecords(store).verdicts("j", 0, 10**18, machines=machines)}
-        for machines, store in ((True, Store(first_step=extent)), (False, job_of(10)))
+    assert analyzers(StoreRecords(Store(first_step=extent)).look("j", 0, 10**18, ("machines",))) == set(
+        MACHINE_ANALYZERS
     )
-    assert of_machines == set(MACHINE_ANALYZERS)
-    assert "straggler" in of_steps
+    of_ranks, of_steps = (
+        analyzers(StoreRecords(job_of(10)).look("j", 0, 10**18, (group,))) for group in ("ranks", "steps")
+    )
+    assert of_ranks == {"straggler"}
+    assert of_ranks | of_steps == set(STEP_ANALYZERS)
 
 
 def test_where_nothing_new_was_stored_nothing_is_said():
     second, store = 10**9, job_of(10)
     records = StoreRecords(store)
-    assert records.verdicts("j", 0, 0, machines=False)
-    records.verdicts("j", 0, second, machines=False)
-    assert records.verdicts("j", 0, 10 * second, machines=False) is None
+    assert records.look("j", 0, 0, ("ranks",))["ranks"]
+    records.look("j", 0, second, ("ranks",))
+    later = records.look("j", 0, 10 * second, ("ranks", "steps"))
+    assert later["ranks"] is None
+    assert later["steps"]  # they had not been asked yet
+    assert records.look("j", 0, 11 * second, ("steps",)) == {"steps": None}
     assert records.newest_step("j", 0) == 9
-    assert records.verdicts("j", 1, 11 * second, machines=False)
+    assert records.look("j", 1, 12 * second, ("ranks",))["ranks"]
 
 
 def test_the_slowest_ranks_are_those_of_the_attempt_that_was_looked_at():
@@ -59,6 +69,6 @@ def test_the_slowest_ranks_are_those_of_the_attempt_that_was_looked_at():
     whole_steps(store, *range(20))
     records = StoreRecords(store)
     assert records.slowest("j", 0) is None
-    records.verdicts("j", 0, 0, machines=False)
+    records.look("j", 0, 0, ("ranks",))
     assert records.slowest("j", 0)["ranks"][0]["rank"] == 2
     assert records.slowest("j", 1) is None

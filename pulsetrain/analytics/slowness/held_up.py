@@ -2,10 +2,14 @@
 
 The kernel tells where the time of a rank's main thread goes. While it computes, it neither runs nor could run
 only if something stops it. Chance of scheduling never looks so, however busy the host is. So a rank that is
-off its processor in many steps, while its peers are in hardly any, is held up.
+off its processor in many steps, while its peers are in hardly any, is held up. A few steps suffice.
 
-Time in a run queue is chance on an oversubscribed host. There a rank is starved of its processor only where
-even its quick steps queue for longer than the slow steps of the others.
+Time in a run queue may be chance. A rank is starved of its processor where even its quick steps came to queue
+for longer than before, and longer than the usual steps of the others. Where all queue for most of their time,
+its quick steps must queue for longer than the slow steps of the others.
+
+In a cohort of fewer than three there is no majority. There a rank is compared with all ranks, and must have
+been free of it before.
 """
 
 from __future__ import annotations
@@ -19,12 +23,14 @@ from numpy.typing import NDArray
 from pulsetrain.analytics.slowness import robust
 from pulsetrain.analytics.slowness.straggler_config import StragglerConfig
 from pulsetrain.analytics.slowness.suspects import Suspect
-from pulsetrain.analytics.slowness.timings import Timings
+from pulsetrain.analytics.slowness.timings import LEAST_RATIO, Timings
 
 Floats = NDArray[np.float64]
 
 OFF, STARVED = "off_cpu", "cpu_wait"
 USUAL_SHARE = 0.1  # of steps in which a sound rank may stand out, at least
+BUSY_RATIO = 0.6  # of its own work that the usual rank queued before, from which queueing is chance
+QUEUE_ERROR = 0.04  # least standard error of the lower quartile of queueing, over the usual compute
 
 _ELSEWHERE = ("data", "checkpoint", "other")  # where a sound rank waits for a disk or a worker
 
@@ -32,22 +38,45 @@ _ELSEWHERE = ("data", "checkpoint", "other")  # where a sound rank waits for a d
 def find_held_up(timings: Timings, config: StragglerConfig) -> list[Suspect]:
     """Ranks that were held up in the newest steps. The excess is relative to the usual rank's compute.
 
-    A rank in a cohort of fewer than three is compared with all ranks and with its own past. Ranks that miss
-    one of the steps are left out.
+    Ranks that miss one of the steps are left out.
     """
-    rows = np.flatnonzero(timings.usable)
+    rows, every = np.flatnonzero(timings.usable), np.arange(len(timings.ranks))
     found: list[Suspect] = []
     for cohort in timings.cohorts:
-        found += _off(timings, rows[-config.held_steps :], cohort, config)
-        taken = {int(s.columns[0]) for s in found}
-        starved = _starved(timings, rows[-config.starved_steps :], cohort, config)
-        found += [s for s in starved if int(s.columns[0]) not in taken]
-    small = [c for c in timings.cohorts if len(c) < 3]
-    if small:
-        every, alone = np.arange(len(timings.ranks)), set(np.concatenate(small).tolist())
-        now = _off(timings, rows[-config.held_steps :], every, config)
-        found += [s for s in now if int(s.columns[0]) in alone and _is_new(timings, s, rows, config)]
+        alone = set(cohort.tolist()) if len(cohort) < 3 else set()
+        pool = every if alone else cohort
+        off = _off(timings, rows, pool, config)
+        held = [s for s in off if not alone or _is_new(timings, s, rows, config)]
+        held += _queueing(timings, rows, pool, config)
+        held += _starved(timings, rows[-config.starved_steps :], cohort, config)
+        taken: set[int] = set()
+        for suspect in held:
+            column = int(suspect.columns[0])
+            if column not in taken and (not alone or column in alone):
+                found.append(suspect)
+                taken.add(column)
     return _by_node(timings, found)
+
+
+def _off(
+    timings: Timings, rows: NDArray[np.int64], pool: NDArray[np.int64], config: StragglerConfig
+) -> list[Suspect]:
+    """Ranks that are off their processor in many of the newest steps, the surest window for each."""
+    best: dict[int, Suspect] = {}
+    for size, needed in config.held_windows:
+        if len(rows) < size:
+            continue
+        excess, columns = _excess(timings, OFF, rows[-size:], pool)
+        share = (excess > config.held_step).mean(axis=0)
+        mean = np.clip(excess, 0.0, 1.0).mean(axis=0)
+        for i in np.flatnonzero((share >= needed) & (mean >= config.held_ratio)).tolist():
+            others = robust.lower_median(np.delete(share, i))
+            usual = max(USUAL_SHARE, others)
+            margin = float((share[i] - usual) / np.sqrt(usual * (1 - usual) / size))
+            column, ratio = int(columns[i]), float(np.maximum(excess[:, i], 0.0).mean())
+            if share[i] >= 3 * others and (column not in best or margin > best[column].margin):
+                best[column] = _suspect(timings, column, rows[-size:], ratio, margin, OFF)
+    return list(best.values())
 
 
 def _is_new(timings: Timings, suspect: Suspect, rows: NDArray[np.int64], config: StragglerConfig) -> bool:
@@ -55,13 +84,64 @@ def _is_new(timings: Timings, suspect: Suspect, rows: NDArray[np.int64], config:
 
     A first stage may always wait for its loader, and no other rank does.
     """
-    size, every = config.held_steps, np.arange(len(timings.ranks))
-    for end in range(len(rows) - size, size - 1, -size):
-        excess, columns = _excess(timings, OFF, rows[end - size : end], every)
+    size, needed = config.held_windows[-1]
+    every, before = np.arange(len(timings.ranks)), rows[: len(rows) - len(suspect.rows)]
+    for end in range(len(before), size - 1, -size):
+        excess, columns = _excess(timings, OFF, before[end - size : end], every)
         own = excess[:, columns == suspect.columns[0]]
-        if own.size and (own > config.held_step).mean() < config.held_share / 3:
+        if own.size and (own > config.held_step).mean() < needed / 3:
             return True
     return False
+
+
+def _queueing(
+    timings: Timings, rows: NDArray[np.int64], pool: NDArray[np.int64], config: StragglerConfig
+) -> list[Suspect]:
+    """Ranks that came to queue for a processor even in their quick steps, when the others did not."""
+    found: dict[int, Suspect] = {}
+    for size, needed in config.queue_windows:
+        now, past = rows[-size:], rows[-size - config.queue_past : -size]
+        columns = _computing(timings, np.concatenate([past, now]), pool)
+        if len(past) < 2 * size or len(columns) < 2:
+            continue
+        before = _queue_share(timings, past, past, columns)
+        if robust.lower_median(before.mean(axis=0)) > BUSY_RATIO:
+            continue
+        usual = _usual_queue(before, size)
+        share = _queue_share(timings, now, past, columns)
+        quick, middle = np.quantile(share, (0.25, 0.5), axis=0)
+        wait = np.nan_to_num(timings.parts["wait"][np.ix_(now, columns)]).mean(axis=0)
+        for i in np.flatnonzero(quick - usual >= needed).tolist():
+            rose, others = quick - usual, np.delete(np.arange(len(columns)), i)
+            apart = quick[i] - np.median(middle[others]) >= needed / 2
+            alone = rose[i] >= 2 * np.median(rose[others])
+            column = int(columns[i])
+            if apart and alone and wait[i] <= np.median(wait[others]) and column not in found:
+                margin = float(rose[i]) / QUEUE_ERROR
+                found[column] = _suspect(timings, column, now, float(rose[i]), margin, STARVED)
+    return list(found.values())
+
+
+def _usual_queue(share: Floats, size: int) -> Floats:
+    """How long quick steps queued: the lower quartile over blocks of those of their steps."""
+    blocks = [share[end - size : end] for end in range(len(share), size - 1, -size)]
+    quick = np.stack([np.quantile(block, 0.25, axis=0) for block in blocks])
+    return np.asarray(np.quantile(quick, 0.25, axis=0, method="higher"))
+
+
+def _queue_share(
+    timings: Timings, rows: NDArray[np.int64], past: NDArray[np.int64], columns: NDArray[np.int64]
+) -> Floats:
+    """Time in a run queue over what the rank computed in a usual step of the past [step, rank]."""
+    before = np.ix_(past, columns)
+    own = timings.measured("compute")[before] - np.nan_to_num(timings.parts[STARVED][before])
+    usual = np.maximum(np.median(own, axis=0), 1.0)
+    return np.nan_to_num(timings.parts[STARVED][np.ix_(rows, columns)]) / usual
+
+
+def _computing(timings: Timings, rows: NDArray[np.int64], pool: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The columns that have a compute time in every step."""
+    return pool[(timings.measured("compute")[np.ix_(rows, pool)] > 0).all(axis=0)]
 
 
 def _by_node(timings: Timings, found: list[Suspect]) -> list[Suspect]:
@@ -87,24 +167,6 @@ def _by_node(timings: Timings, found: list[Suspect]) -> list[Suspect]:
     return kept
 
 
-def _off(
-    timings: Timings, rows: NDArray[np.int64], cohort: NDArray[np.int64], config: StragglerConfig
-) -> Iterator[Suspect]:
-    """Ranks that are off their processor in many steps in which the others are not."""
-    excess, columns = _excess(timings, OFF, rows, cohort)
-    if len(columns) < 3 or len(rows) < config.held_steps:
-        return
-    share = (excess > config.held_step).mean(axis=0)
-    mean = np.clip(excess, 0.0, 1.0).mean(axis=0)
-    for i in np.flatnonzero((share >= config.held_share) & (mean >= config.held_ratio)).tolist():
-        others = robust.lower_median(np.delete(share, i))
-        if share[i] < 3 * others:
-            continue
-        usual = max(USUAL_SHARE, others)
-        margin = (share[i] - usual) / np.sqrt(usual * (1 - usual) / len(rows))
-        yield _suspect(timings, int(columns[i]), rows, float(mean[i]), float(margin), OFF)
-
-
 def _starved(
     timings: Timings, rows: NDArray[np.int64], cohort: NDArray[np.int64], config: StragglerConfig
 ) -> Iterator[Suspect]:
@@ -121,25 +183,24 @@ def _starved(
 
 
 def _excess(
-    timings: Timings, part: str, rows: NDArray[np.int64], cohort: NDArray[np.int64]
+    timings: Timings, part: str, rows: NDArray[np.int64], pool: NDArray[np.int64]
 ) -> tuple[Floats, NDArray[np.int64]]:
-    """What each rank of a cohort lost beyond the median of the others, over the usual compute [step, rank].
+    """What each rank of a pool lost beyond the median of the others, over the usual compute [step, rank].
 
-    Ranks without a compute time in one of the steps are left out. A part that nobody recorded is 0.
+    Ranks without a compute time in one of the steps are left out. A part that nobody recorded is 0. Without
+    two ranks there is nothing to compare.
     """
-    compute = timings.parts["compute"][np.ix_(rows, cohort)]
-    columns = cohort[(compute > 0).all(axis=0)]
-    if len(columns) < 3 or not len(rows):
+    columns = _computing(timings, rows, pool)
+    if len(columns) < 2 or not len(rows):
         return np.zeros((len(rows), 0)), columns[:0]
     block = np.ix_(rows, columns)
     lost = np.nan_to_num(timings.parts[part][block])
     if part == OFF:
         elsewhere = sum(np.nan_to_num(timings.parts[name][block]) for name in _ELSEWHERE)
         lost = np.maximum(0.0, lost - elsewhere)
-    usual = np.median(timings.parts["compute"][block], axis=0)
-    usual = (
-        np.full(len(columns), np.median(usual)) if part == STARVED else np.maximum(usual, np.median(usual))
-    )
+    compute = timings.measured("compute")[block]
+    own = np.median(np.maximum(compute - lost, LEAST_RATIO * compute), axis=0)
+    usual = np.maximum(own, np.median(own))
     others = [np.median(np.delete(lost, i, axis=1), axis=1) for i in range(len(columns))]
     return (lost - np.stack(others, axis=1)) / np.maximum(usual, 1.0), columns
 

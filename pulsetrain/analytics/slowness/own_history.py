@@ -68,9 +68,8 @@ def _change(recent: Floats, past: Floats) -> _Change | None:
     own = (recent - robust.trimmed_mean(recent))[:, complete]
     error = np.full(len(rise), np.inf)
     error[complete] = robust.standard_error(own) * np.sqrt(2)
-    return _Change(
-        excess=rise - robust.lower_median(rise[complete]), error=error, noise=float(robust.sigma(own))
-    )
+    common = max(0.0, robust.lower_median(rise[complete]))  # that another is quick again accuses nobody
+    return _Change(excess=rise - common, error=error, noise=float(robust.sigma(own)))
 
 
 def _usual_level(past: Floats, size: int) -> Floats:

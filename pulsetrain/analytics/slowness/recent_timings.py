@@ -75,6 +75,11 @@ class RecentTimings:
         return self._loaded.last if self._loaded else -1
 
     @property
+    def world_size(self) -> int:
+        """How many ranks the last look has found, 0 where there was none."""
+        return len(self._loaded.builder.ranks) if self._loaded else 0
+
+    @property
     def newest(self) -> AttemptSteps:
         """The newest two steps that a look has found."""
         return self._steps(self.last_step - 1, self.last_step)

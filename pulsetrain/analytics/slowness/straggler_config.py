@@ -35,16 +35,19 @@ class StragglerConfig:
     chance rarely slows two ranks at once"""
     warning_ratio: float = 0.05
     """slowdown from which a finding is a warning, as a ratio"""
-    held_steps: int = 20
-    """newest steps in which it is looked for ranks that something stops"""
+    held_windows: tuple[tuple[int, float], ...] = ((6, 0.8), (10, 0.6), (20, 0.4))
+    """newest steps in which it is looked for ranks that something stops, and the share that must stand out"""
     held_step: float = 0.1
     """time off its processor beyond the others', over the usual compute, from which a step stands out"""
-    held_share: float = 0.4
-    """share of steps that must stand out"""
     held_ratio: float = 0.12
     """least mean time off its processor beyond the others', over the usual compute"""
+    queue_windows: tuple[tuple[int, float], ...] = ((10, 0.25), (20, 0.2))
+    """newest steps in which it is looked for ranks that came to queue for a processor, and by how much even
+    the quick ones must queue longer than before, over the usual compute"""
+    queue_past: int = 60
+    """steps before, with which they are compared"""
     starved_steps: int = 30
-    """newest steps in which it is looked for ranks that are starved of their processor"""
+    """newest steps in which it is looked for ranks that are starved of their processor where all queue"""
     starved_ratio: float = 0.3
     """least mean time in a run queue beyond the others', over the usual compute"""
     starved_gap: float = 0.05

@@ -49,10 +49,12 @@ def verified(
     if not np.isfinite(inside).any():
         return None
     height = max(float(np.nanmedian(inside)), candidate.baseline * (1 + config.drift_floor))
-    begin, end = _above(series, candidate, (candidate.baseline + height) / 2)
+    level = (candidate.baseline + height) / 2
+    begin, end = _above(series, candidate, level)
     if end <= begin:
         return None
-    ongoing = max(candidate.end, end) > series.size - candidate.width // 5 - 1
+    reaches_end = max(candidate.end, end) > series.size - candidate.width // 5 - 1
+    ongoing = reaches_end and _still(series, level, candidate.width)
     drift = _keeps_rising(series[begin:end], candidate.baseline)
     begin = _drift_begin(series, candidate) if drift else _nearest(begin, edges)
     end = series.size if ongoing else _nearest(end, edges)
@@ -67,6 +69,13 @@ def verified(
     return SlowStretch(
         row=0, begin=begin, end=end, ratio=ratio, margin=candidate.margin, drift=drift, ongoing=ongoing
     )
+
+
+def _still(series: Floats, level: float, width: int) -> bool:
+    """Whether the newest steps are above `level`. A window may stand out for long after what made it so."""
+    newest = series[-max(2 * EDGE, width // 5) :]
+    newest = newest[np.isfinite(newest)]
+    return newest.size == 0 or float(np.median(newest)) > level
 
 
 def _low_rise(series: Floats, begin: int, part: Floats) -> float:

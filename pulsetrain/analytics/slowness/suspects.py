@@ -95,8 +95,7 @@ def strongest(suspects: Iterable[Suspect]) -> list[Suspect]:
         if other is None:
             best[key] = suspect
         else:
-            stronger = max(other, suspect, key=lambda s: s.margin)
-            best[key] = replace(stronger, cause=other.cause or suspect.cause)
+            best[key] = _merged(other, suspect)
     kept: list[Suspect] = []
     taken: set[int] = set()
     for suspect in sorted(best.values(), key=lambda s: (-s.margin, s.subject_type, s.subject)):
@@ -104,6 +103,16 @@ def strongest(suspects: Iterable[Suspect]) -> list[Suspect]:
             kept.append(suspect)
             taken |= set(suspect.columns.tolist())
     return sorted(kept, key=lambda s: (-s.excess, s.subject))
+
+
+def _merged(one: Suspect, other: Suspect) -> Suspect:
+    """The surer of two suspects for one subject. What the kernel counted tells best how much it costs."""
+    stronger = max(one, other, key=lambda s: s.margin)
+    counted = next((s for s in (stronger, one, other) if s.cause), None)
+    if counted is None or counted is stronger:
+        return stronger
+    error = counted.excess / max(stronger.margin, 1e-12)
+    return replace(stronger, cause=counted.cause, excess=counted.excess, error=error)
 
 
 def quiet_floor(noise: float, steps: int, config: StragglerConfig) -> float:

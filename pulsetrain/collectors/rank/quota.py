@@ -6,11 +6,13 @@ process alone tells about it: in a group of several ranks nobody knows whose tim
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 from time import perf_counter_ns
 
-REFRESH_NS = 2_000_000_000  # the process may be moved to another group
+REFRESH_NS = 2_000_000_000  # others may have come into the group
+MOVED_NS = 250_000_000  # this process may have been moved to another group
 _UNITS = {"throttled_time": 1, "throttled_usec": 1000}  # of cpu.stat, in cgroup v1 and v2, in ns
 
 
@@ -20,13 +22,14 @@ class Quota:
     def __init__(self, proc: Path = Path("/proc/self"), mounts: Path = Path("/sys/fs/cgroup")) -> None:
         self._proc, self._mounts = proc, mounts
         self._group: Path | None = None
-        self._looked = 0
+        self._looked = self._placed = 0
+        self._place = b""
         self._seen = self._total = 0
 
     def held_ns(self) -> int:
         """Return the nanoseconds since the first call. Where no quota can be read it does not grow."""
         now = perf_counter_ns()
-        if not self._looked or now - self._looked > REFRESH_NS:
+        if not self._looked or now - self._looked > REFRESH_NS or self._moved(now):
             self._looked = now
             self._refresh()
         if self._group is not None:
@@ -34,6 +37,15 @@ class Quota:
             self._total += max(0, throttled - self._seen)
             self._seen = throttled
         return self._total
+
+    def _moved(self, now: int) -> bool:
+        """Whether the process is in other groups than at the last look, which is not often."""
+        if now - self._placed <= MOVED_NS:
+            return False
+        self._placed, before = now, self._place
+        with contextlib.suppress(OSError):
+            self._place = (self._proc / "cgroup").read_bytes()
+        return self._place != before
 
     def _refresh(self) -> None:
         try:

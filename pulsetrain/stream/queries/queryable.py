@@ -19,6 +19,20 @@ class Queryable(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class OneThread:
+    """A store that answers each query on one thread. Small queries cost a third less so.
+
+    Queries may not have settings of their own.
+    """
+
+    store: Queryable
+
+    def query(self, sql: str, params: Params | None = None) -> pa.Table:
+        """Return the result of `sql`."""
+        return self.store.query(f"{sql.rstrip()} SETTINGS max_threads = 1", params)
+
+
 @dataclass(frozen=True, kw_only=True)
 class AttemptSteps:
     """Steps `first`..`last` of one attempt of one job, both included.

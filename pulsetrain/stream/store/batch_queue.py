@@ -14,9 +14,9 @@ from pulsetrain.records.batch import Batch
 class IntakeConfig:
     """How batches gather."""
 
-    linger_s: float = 0.4
+    linger_s: float = 0.2
     """Shortest time a batch waits for others."""
-    period_s: float = 1.0
+    period_s: float = 0.6
     """Shortest time between two inserts of a record that are not full. Each costs 4 to 6 ms of a core."""
     group_rows: int = 5_000
     """Rows of one record that are stored at once without waiting."""

@@ -128,3 +128,41 @@ def test_the_straggler_analyzer_says_what_holds_the_rank_up():
     assert "is stopped again and again" in finding.summary
     assert finding.severity != "info"
     assert isinstance(straggler.find(busy_job(7))[0], Healthy)
+
+
+def small_job(seed=0, steps=60, ranks=2, *, struck=None, cause=OFF, since=50, past=None):
+    """Ranks with cores of their own. From `since` on one of them loses half as much as it computes."""
+    rng = np.random.default_rng(seed)
+    compute = 60 * MS * rng.lognormal(0, 0.1, (steps, ranks))
+    lost = {OFF: np.zeros((steps, ranks)), STARVED: 5 * MS * rng.lognormal(0, 0.6, (steps, ranks))}
+    wait = np.full((steps, ranks), 10 * MS)
+    for rank, first, end in [(struck, since, steps), *([past] if past else [])]:
+        if rank is not None:
+            lost[cause][first:end, rank] += 30 * MS
+            wait[first:end] += 30 * MS
+            wait[first:end, rank] -= 30 * MS
+    compute += lost[OFF] + lost[STARVED]
+    return from_matrices({"compute": compute, "wait": wait, **lost})
+
+
+@pytest.mark.parametrize(("cause", "steps"), [(OFF, 6), (STARVED, 9)])
+@pytest.mark.parametrize("ranks", [2, 3, 8])
+def test_few_steps_suffice_in_a_job_of_any_size(cause, steps, ranks):
+    for seed in range(10):
+        assert named(small_job(seed, ranks=ranks)) == []
+        job = small_job(seed, ranks=ranks, struck=1, cause=cause, since=60 - steps)
+        assert named(job) == [("1", cause)]
+
+
+@pytest.mark.parametrize("cause", [OFF, STARVED])
+def test_the_end_of_ones_trouble_accuses_nobody_else(cause):
+    for seed in range(10):
+        job = small_job(seed, steps=80, cause=cause, past=(0, 30, 66))
+        assert named(job) == []
+        assert not [f for f in findings(straggler.find(job)) if f.severity != "info"]
+
+
+def test_where_both_ranks_come_to_queue_it_is_nobody():
+    job = small_job(struck=1, cause=STARVED, since=40)
+    job.parts[STARVED][40:, 0] += 30 * MS
+    assert named(job) == []

@@ -118,3 +118,12 @@ def test_a_thousand_ranks_are_searched_in_a_moment():
     values = calm(ranks=1024, steps=200)
     values[77, 120:] *= 1.3
     assert {row for row, _, _ in stretches(values)} == {77}
+
+
+def test_of_two_rows_the_one_that_gets_quick_again_does_not_accuse_the_other():
+    calm = np.random.default_rng(0).lognormal(0, 0.03, (2, 160))
+    calm[1, :60] *= 1.8
+    assert 0 not in [s.row for s in slow_against_peers(calm)]
+    calm[1, :60] /= 1.8
+    calm[0, 120:] *= 1.6
+    assert [s.row for s in slow_against_peers(calm)] == [0]

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from pulsetrain.analytics.slowness.fail_slow_config import FailSlowConfig
+from pulsetrain.analytics.slowness.slow_windows import slow_against_history
 from pulsetrain.analytics.slowness.stretch_check import SlowStretch, overlap, verified
 from pulsetrain.analytics.slowness.window_scan import Candidate
 from tests.analytics.slowness.series import calm
@@ -82,3 +83,11 @@ def test_stretches_overlap_where_they_share_a_step(other, shared):
         for begin, end in ((5, 10), other)
     )
     assert overlap(a, b) == overlap(b, a) == shared
+
+
+def test_a_stretch_ends_when_the_newest_steps_are_quick_again():
+    series = np.ones(120)
+    series[60:90] = 1.5
+    for newest, ongoing in ((88, True), (95, False), (100, False)):
+        (stretch,) = slow_against_history(np.tile(series[:newest], (2, 1)))
+        assert stretch.ongoing is ongoing
