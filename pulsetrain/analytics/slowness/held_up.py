@@ -40,7 +40,7 @@ def find_held_up(timings: Timings, config: StragglerConfig) -> list[Suspect]:
 
     Ranks that miss one of the steps are left out.
     """
-    rows, every = np.flatnonzero(timings.usable), np.arange(len(timings.ranks))
+    rows, every = timings.compared, np.arange(len(timings.ranks))
     found: list[Suspect] = []
     for cohort in timings.cohorts:
         alone = set(cohort.tolist()) if len(cohort) < 3 else set()

@@ -36,7 +36,7 @@ def find_changed(
     those before. Nothing is found where there are fewer than twice as many, nor where fewer than two ranks of
     the job have all of them. `sigmas` is the margin needed, in standard errors.
     """
-    rows, size = np.flatnonzero(timings.usable), config.short
+    rows, size = timings.compared, config.short
     if not len(columns) or len(rows) < 2 * size:
         return []
     change = _change(work[rows[-size:]], work[rows[:-size]])

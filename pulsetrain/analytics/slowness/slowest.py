@@ -59,7 +59,7 @@ def slowest(timings: Timings, *, most: int = MOST) -> Slowest | None:
     >>> slowest(from_matrices({"compute": compute}), most=1)["ranks"]
     [{'rank': 3, 'node': '', 'stage': -1, 'compute_s': 0.125, 'slower_ratio': 0.25}]
     """
-    rows = np.flatnonzero(timings.usable)[-STEPS:]
+    rows = timings.compared[-STEPS:]
     compute = timings.parts["compute"][rows]
     compute = np.where(compute > 0, compute, np.nan)
     if not np.isfinite(compute).any():

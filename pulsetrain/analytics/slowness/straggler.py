@@ -66,7 +66,7 @@ def find(
     'Rank 3 computes 20% slower than its cohort since step 0.'
     """
     config = config or StragglerConfig()
-    rows = np.flatnonzero(timings.usable)
+    rows = timings.compared
     work = work_of(timings, rows)
     if not np.isfinite(work.whole).any():
         reasons = (timings.unknown or NO_COMPUTE, late_without_reason(timings, arrivals()))

@@ -32,6 +32,8 @@ COMPUTED = ("compute", "forward", "backward", "optimizer")
 NUMBERS = ("duration_ns", "tokens", "flops", "loss", "grad_norm")
 LOGGED = ("loss", "grad_norm")
 WARM_STEPS = 2  # first steps of an attempt: compilation, allocation and connections
+NEWEST = 30  # steps in which it is seen which ranks report
+REPORTING_RATIO = 2 / 3  # of these steps, from which a rank is waited for
 WAITING_RATIO = 0.05  # of compute that the usual rank waits for a processor, from which waits are taken out
 LEAST_RATIO = 0.1  # of a rank's compute that is its own, however much the kernel counts as waiting
 LOW_QUANTILE = 0.25
@@ -80,6 +82,22 @@ class Timings:
         usual = busy_elsewhere.mean(axis=0) > 0.5  # a phase that every step has is part of the step
         warm_up = self.steps < self.first_step + WARM_STEPS
         return np.asarray(~warm_up & ~(busy_elsewhere & ~usual).any(axis=1), np.bool_)
+
+    @cached_property
+    def compared(self) -> NDArray[np.int64]:
+        """Rows of the usable steps without the newest ones of which a rank's compute is still missing.
+
+        The rows of some nodes come a second later than those of others. A rank that misses a third of the
+        newest steps is not waited for.
+        """
+        rows = np.flatnonzero(self.usable)
+        known = np.isfinite(self.parts["compute"][rows[-NEWEST:]])
+        if not known.size:
+            return rows
+        reporting = known.mean(axis=0) > REPORTING_RATIO
+        whole = np.flatnonzero(known[:, reporting].all(axis=1))
+        missing = len(known) - 1 - int(whole[-1]) if reporting.any() and whole.size else 0
+        return rows[: len(rows) - missing]
 
     @cached_property
     def cohorts(self) -> list[NDArray[np.int64]]:

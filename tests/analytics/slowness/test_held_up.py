@@ -166,3 +166,12 @@ def test_where_both_ranks_come_to_queue_it_is_nobody():
     job = small_job(struck=1, cause=STARVED, since=40)
     job.parts[STARVED][40:, 0] += 30 * MS
     assert named(job) == []
+
+
+@pytest.mark.parametrize("late", [1, 3, 6])
+def test_a_node_whose_newest_steps_are_still_on_their_way_hides_nothing(late):
+    job = small_job(struck=1, since=48)
+    for name in ("compute", "wait", OFF, STARVED):
+        job.parts[name][-late:, 0] = np.nan
+    assert named(job) == [("1", OFF)]
+    assert [f.subject for f in findings(straggler.find(job))] == ["1"]
