@@ -25,6 +25,7 @@ from pulsetrain.recovery.transitions import Phase
 SOURCE = "stored"
 AGAIN_S = 0.4  # while a doubtful finding waits to be confirmed
 STORE_SHARE = 5  # looking may use one fifth of the time
+AGAIN_SHARE = 2  # and half of it while something doubtful waits
 SURE = 0.9
 PATIENCE_S = 3.0  # a finding that is absent for longer, and in two looks at least, has ended
 
@@ -128,7 +129,8 @@ class StoreAnalysis:
         failures.raise_any()
         took_s = self._clock.monotonic_s() - began_s
         doubtful = any(memory.doubtful for memory in self._memories.values())
-        return max((AGAIN_S if doubtful else TURN_S) - took_s, (STORE_SHARE - 1) * took_s)
+        period_s, share = (AGAIN_S, AGAIN_SHARE) if doubtful else (TURN_S, STORE_SHARE)
+        return max(period_s - took_s, (share - 1) * took_s)
 
     async def look(self, job: Watched) -> None:
         """Look at one job, if it trains."""

@@ -227,11 +227,14 @@ def _slow_steps(timings: Timings, work: Floats, suspect: Suspect) -> tuple[int, 
 
 
 def _confidence(timings: Timings, suspect: Suspect, *, waits_least: bool, arrives_late: bool) -> float:
-    """Rises with the margin. Lower where the suspect does not wait least, where it is no minority of its
-    cohort, and where it was compared with its own past. Higher where the order of arrival agrees."""
+    """Rises with the margin. Higher where the order of arrival agrees.
+
+    Lower where the suspect does not wait least, where it was compared with its own past, and where it is no
+    minority of its cohort, unless the kernel counted what it lost.
+    """
     confidence = 1 - 0.25 * float(np.exp(-max(0.0, suspect.margin - 4) / 4))
     confidence *= 0.98 if waits_least else 0.88
     minority = len(suspect.columns) * 2 < int(_same_stages(timings, suspect).sum())
-    confidence *= 1.0 if minority or suspect.by_history else 0.97
+    confidence *= 1.0 if minority or suspect.by_history or suspect.cause else 0.97
     confidence *= 0.85 if suspect.by_history else 1.0
     return round(confidence + AGREEMENT * (1 - confidence) * arrives_late, 3)
