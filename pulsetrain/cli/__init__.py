@@ -17,6 +17,7 @@ with importing():
         serving,
         simulation,
         stored,
+        watching,
     )
     from pulsetrain.cli.entry import main
     from pulsetrain.cli.root import pulsetrain
@@ -34,4 +35,5 @@ __all__ = [
     "serving",
     "simulation",
     "stored",
+    "watching",
 ]

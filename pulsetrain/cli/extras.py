@@ -18,6 +18,7 @@ EXTRAS_OF_MODULE: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "prometheus_client": ("hub",),
         "pyarrow": ("hub", "kafka"),
         "pynvml": ("gpu",),
+        "rich": ("terminal", "hub"),
         "starlette": ("hub",),
         "streamlit": ("hub",),
         "tenacity": ("kafka",),

@@ -1,8 +1,7 @@
-"""What people ask a running hub: status, nodes, alerts, incidents, stacks, evictions."""
+"""What people ask a running hub: nodes, alerts, incidents, stacks, evictions."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import click
@@ -10,72 +9,7 @@ import click
 from pulsetrain.cli.options import HubOptions, grouped, hub_options, json_option
 from pulsetrain.cli.root import print_json, print_table, pulsetrain
 from pulsetrain.core.errors import UsageError
-from pulsetrain.core.json import JsonObject
 from pulsetrain.protocol.client import HubClient
-
-
-@pulsetrain.command()
-@hub_options
-@json_option
-def status(hub: HubOptions, as_json: bool) -> None:
-    """Say how each job is, in one sentence, and list its nodes.
-
-    Example: pulsetrain status
-    """
-    report = hub.client().status()
-    if as_json:
-        print_json(report)
-        return
-    if not report["jobs"]:
-        click.echo("No job has joined this hub.")
-    for job in report["jobs"]:
-        click.echo(f"{job['job']}: {job['verdict']['sentence']}")
-        if job.get("own_checkpoint"):
-            click.echo(f"  {own_checkpoint_line(job['own_checkpoint'])}")
-        if job.get("instrumentation"):
-            click.echo(f"  {instrumentation_line(job['instrumentation'])}")
-        rows = [{**node, "dropped": dropped(node.get("gauges", {}))} for node in job["nodes"]]
-        columns = ("node", "state", "node_rank", "ranks", "last_heartbeat_age_s", "dropped", "reason")
-        print_table(rows, columns, "")
-    troubled = [row for row in report.get("loops", ()) if row["stale"] or row["failures"]]
-    if troubled:
-        click.echo("Loops that are stale or had failures:")
-        shown = ("process", "node", "loop", "age_s", "stale", "turns", "failures", "last_error")
-        print_table(troubled, shown, "")
-
-
-def own_checkpoint_line(own: JsonObject) -> str:
-    """Return one line about the newest checkpoint that the script wrote by itself.
-
-    >>> own = {"step": 30, "bytes": 2_500_000, "age_s": 61.0, "path": "/c/30.pt", "complete": True}
-    >>> own_checkpoint_line(own)
-    'Own checkpoint: step 30, 2.5 MB, 61 s old, /c/30.pt'
-    """
-    whole = "" if own["complete"] else " (not yet written by every rank)"
-    size, age = f"{own['bytes'] / 1e6:.1f} MB", f"{own['age_s']:.0f} s old"
-    return f"Own checkpoint: step {own['step']}, {size}, {age}, {own['path']}{whole}"
-
-
-def instrumentation_line(described: Mapping[str, str]) -> str:
-    """Return one line about what the script says itself and what is inferred.
-
-    >>> instrumentation_line({"steps": "inferred", "loss": "explicit", "tokens": "batch"})
-    'Instrumentation: steps inferred, loss explicit, tokens batch'
-    """
-    return "Instrumentation: " + ", ".join(f"{name} {value}" for name, value in described.items())
-
-
-def dropped(gauges: Mapping[str, float]) -> str:
-    """Return the rows that a node's agent lost, by reason. "0" means that it lost nothing.
-
-    >>> dropped({"dropped_rows": 3.0, "dropped_spool_full": 3.0, "ring_dropped": 1.0})
-    'ring_full 1, spool_full 3'
-    """
-    lost = {n.removeprefix("dropped_"): count for n, count in gauges.items() if n.startswith("dropped_")}
-    lost.pop("rows", None)  # the sum of the others
-    if gauges.get("ring_dropped"):
-        lost["ring_full"] = gauges["ring_dropped"]
-    return ", ".join(f"{reason} {count:.0f}" for reason, count in sorted(lost.items())) or "0"
 
 
 @pulsetrain.command()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Mapping, Sequence
 
@@ -23,6 +24,8 @@ def pulsetrain() -> None:
 
     Example: pulsetrain run --nproc-per-node 8 train.py
     """
+    if os.environ.get("NO_COLOR"):  # https://no-color.org
+        click.get_current_context().color = False
 
 
 def print_json(value: object) -> None:

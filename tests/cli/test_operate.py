@@ -10,51 +10,7 @@ NODE = {
     "node": "node-a", "job": "gpt", "state": "active", "node_rank": 0, "ranks": [0, 1], "address": "10.0.0.1",
     "last_heartbeat_age_s": 0.4, "reason": "", "gauges": {"dropped_rows": 3, "dropped_spool_full": 3},
 }  # fmt: skip
-STATUS = {
-    "hub": {"version": "1"},
-    "jobs": [
-        {
-            "job": "gpt",
-            "verdict": {"state": "hung", "sentence": "Rank 5 is stopped."},
-            "nodes": [NODE],
-            "findings": [{"kind": "hang", "evidence": '{"victims": [1]}'}],
-        }
-    ],
-}
 ALERT = {"id": "a1", "state": "firing", "severity": "critical", "kind": "hang", "subject": "5", "count": 1}
-
-
-def test_status_says_one_sentence_for_each_job_and_what_nodes_dropped(ask, canned_hub):
-    canned_hub.answers["GET /v1/status"] = STATUS
-    lines = ask("status").output.splitlines()
-    assert lines[0] == "gpt: Rank 5 is stopped."
-    assert lines[2].split() == ["node-a", "active", "0", "[0,", "1]", "0.4", "spool_full", "3"]
-
-
-def test_status_names_the_loops_that_are_stale_or_failed(ask, canned_hub):
-    loop = {
-        "process": "hub", "node": "", "loop": "controller", "turns": 9, "failures": 0, "failures_in_a_row": 0,
-        "last_error": "", "age_s": 0.2, "stale": False,
-    }  # fmt: skip
-    failed = loop | {"loop": "live watch", "failures": 2, "last_error": "KeyError: 'x'"}
-    canned_hub.answers["GET /v1/status"] = STATUS | {"loops": [loop, failed]}
-    lines = ask("status").output.splitlines()
-    assert lines[-3] == "Loops that are stale or had failures:"
-    assert "live watch" in lines[-1]
-    assert lines[-1].endswith("KeyError: 'x'")
-    canned_hub.answers["GET /v1/status"] = STATUS | {"loops": [loop]}
-    assert "Loops" not in ask("status").output
-
-
-def test_status_of_an_idle_hub(ask, canned_hub):
-    canned_hub.answers["GET /v1/status"] = {"hub": {}, "jobs": []}
-    assert ask("status").output == "No job has joined this hub.\n"
-
-
-def test_json_holds_evidence_as_an_object(ask, canned_hub):
-    canned_hub.answers["GET /v1/status"] = STATUS
-    report = json.loads(ask("status", "--json").output)
-    assert report["jobs"][0]["findings"][0]["evidence"] == {"victims": [1]}
 
 
 def test_nodes_are_a_table(ask, canned_hub):

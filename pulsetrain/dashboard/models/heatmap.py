@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -77,12 +76,6 @@ def grid(bins: Sequence[JsonObject], *, by: str, within: str = "") -> Grid:
         worst=_worst(pinned, rows),
         culprit=next((c.rank for row in pinned[:1] for c in row.cells if c), -1),
     )
-
-
-def natural(name: str) -> tuple[tuple[int, int, str], ...]:
-    """A sort key by which node-2 comes before node-10."""
-    parts = re.split(r"(\d+)", name)
-    return tuple((1, int(part), "") if part.isdigit() else (0, 0, part) for part in parts)
 
 
 def _step_ns(bins: Sequence[JsonObject]) -> int:

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pulsetrain.core.json import JsonObject
-from pulsetrain.dashboard.models.heatmap import natural
 from pulsetrain.dashboard.models.states import NODE_STATES, look
-from pulsetrain.dashboard.models.text import duration, fold
+from pulsetrain.dashboard.models.text import duration, fold, natural
 
 
 def ordered_nodes(nodes: Sequence[JsonObject], *, job: str, find: str = "") -> list[JsonObject]:

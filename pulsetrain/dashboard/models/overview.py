@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from urllib.parse import urlencode
@@ -131,7 +132,24 @@ def live_facts(job: JsonObject) -> dict[str, str]:
     )
 
 
+def mfu_ratio(job: JsonObject) -> float | None:
+    """The model FLOPs utilisation over the last steps of a job of the hub's status.
+
+    None where the hub does not know the device or the FLOPs.
+    """
+    numbers = [d.get("numbers", {}) for d in job.get("detectors", []) if d.get("analyzer") == "mfu"]
+    numbers += [_evidence(f) for f in job.get("findings", []) if f.get("kind") == "mfu_decay"]
+    return next((float(n["mfu"]) for n in numbers if "mfu" in n), None)
+
+
 def _mfu(job: JsonObject) -> dict[str, str]:
-    """The model FLOPs utilisation over the last steps, where the hub knows the device."""
-    numbers = (d.get("numbers", {}) for d in job.get("detectors", []) if d.get("analyzer") == "mfu")
-    return next(({"MFU": f"{n['mfu']:.1%}"} for n in numbers if "mfu" in n), {})
+    ratio = mfu_ratio(job)
+    return {} if ratio is None else {"MFU": f"{ratio:.1%}"}
+
+
+def _evidence(finding: JsonObject) -> JsonObject:
+    try:
+        evidence = json.loads(finding.get("evidence") or "{}")
+    except ValueError:
+        return {}
+    return evidence if isinstance(evidence, dict) else {}

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pulsetrain.core.json import JsonObject
-from pulsetrain.dashboard.models.heatmap import natural
-from pulsetrain.dashboard.models.text import duration, size, thousands
+from pulsetrain.dashboard.models.text import duration, natural, size, thousands
 
 
 def gauge_text(name: str, value: float | None) -> str:

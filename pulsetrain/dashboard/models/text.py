@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from datetime import UTC, datetime
 
@@ -74,3 +75,9 @@ def fold(ranks: Iterable[int]) -> str:
     '0-3, 7'
     """
     return ranges(ranks).replace(",", ", ")
+
+
+def natural(name: str) -> tuple[tuple[int, int, str], ...]:
+    """A sort key by which node-2 comes before node-10."""
+    parts = re.split(r"(\d+)", name)
+    return tuple((1, int(part), "") if part.isdigit() else (0, 0, part) for part in parts)

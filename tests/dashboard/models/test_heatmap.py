@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from pulsetrain.core.errors import UsageError
 from pulsetrain.dashboard.models.charts import LIGHT
-from pulsetrain.dashboard.models.heatmap import figure, grid, natural, selected, spans_of
+from pulsetrain.dashboard.models.heatmap import figure, grid, selected, spans_of
+from pulsetrain.dashboard.models.text import natural
 
 MS = 1_000_000
 

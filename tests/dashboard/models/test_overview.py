@@ -1,6 +1,6 @@
 """One line for each job, and the evidence behind it."""
 
-from pulsetrain.dashboard.models.overview import evidence, job_lines, live_facts, stale
+from pulsetrain.dashboard.models.overview import evidence, job_lines, live_facts, mfu_ratio, stale
 
 STORED = {"job": "old", "attempts": 2, "last_step": 99, "last_ns": 1_700_000_000_000_000_000}
 
@@ -46,3 +46,6 @@ def test_the_mfu_is_shown_where_the_hub_knows_the_device():
     job = {"step": 3, "detectors": [{"analyzer": "mfu", "state": "healthy", "numbers": {"mfu": 0.414}}]}
     assert live_facts(job)["MFU"] == "41.4%"
     assert "MFU" not in live_facts({"step": 3, "detectors": [{"analyzer": "mfu", "numbers": {}}]})
+    decay = {"kind": "mfu_decay", "evidence": '{"mfu": 0.3}'}
+    assert mfu_ratio({"detectors": [], "findings": [{"kind": "hang", "evidence": "no json"}, decay]}) == 0.3
+    assert mfu_ratio({"findings": [{"kind": "mfu_decay", "evidence": "no json"}]}) is None

@@ -1,0 +1,55 @@
+"""What `pulsetrain status` prints for people."""
+
+from __future__ import annotations
+
+import doctest
+
+import click
+import pytest
+
+from pulsetrain.terminal import status_lines
+from pulsetrain.terminal.view import Answers, view
+from tests.terminal.answers import HANG, INCIDENT, NOW, PENDING, S, job, status
+
+
+def lines(*jobs, past=(), **answers):
+    seen = view(Answers(status=status(*jobs, past=past), **answers), here_ns=0)
+    shown = [*(line for j in seen.jobs if j.runs_here for line in status_lines.job_lines(j, seen.now_ns))]
+    return [click.unstyle(line) for line in [*shown, *status_lines.past_lines(seen)]]
+
+
+def test_a_healthy_job_has_two_lines():
+    assert lines(job()) == [
+        "gpt: gpt is healthy.",
+        "  ● healthy since 2026-09-21 14:10:00 UTC, 3 min 20 s ago. Step 1,234, 820 ms a step, attempt 1.",
+    ]
+
+
+def test_a_job_in_trouble_says_what_to_do_and_how_to_decide():
+    shown = lines(job(says="hung", findings=[HANG], pending_hang=PENDING), incidents=[INCIDENT])
+    assert shown[2:] == [
+        "  What to do: Read its stack.",
+        "  Decide: pulsetrain pending gpt --wait MINUTES | --now --reason TEXT",
+    ]
+
+
+@pytest.mark.parametrize("since_ns", [0, NOW - 5 * S])
+def test_since_when_is_left_out_where_nobody_knows(since_ns):
+    verdict = {"state": "slow", "sentence": "S.", "since_ns": since_ns}
+    assert ("since" in lines(job(verdict=verdict))[1]) == bool(since_ns)
+
+
+def test_the_mfu_is_shown_where_it_is_known():
+    detectors = [{"analyzer": "mfu", "numbers": {"mfu": 0.413}}]
+    assert "MFU 41.3%" in lines(job(detectors=detectors))[1]
+
+
+def test_jobs_on_record_are_one_line_each_and_not_endless():
+    past = [job(f"j{n:02d}", "recorded", state="past") for n in range(12)]
+    shown = lines(past=past)
+    assert shown[:2] == ["On record:", "  ✓ j00: j00 is recorded."]
+    assert shown[-1] == "  and 2 more"
+
+
+def test_the_examples_are_true():
+    assert doctest.testmod(status_lines).failed == 0
