@@ -14,7 +14,7 @@ class AgentConfig:
 
     watch_s: float = 0.2
     """How often to look for first steps. A rank's end is noticed at once."""
-    drain_s: float = 1.0
+    drain_s: float = 1.5
     """Longest time between two drains of rings to the spool. Rings that fill quickly are drained sooner."""
     echo_s: float = 0.2
     """How often what ranks print is echoed."""
