@@ -7,23 +7,39 @@ The hub sends commands: each has an `id`, and the agent answers it with exactly 
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import functools
 import json
 import types
 import typing
-from collections.abc import Mapping
+import zlib
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
 from pulsetrain.core.errors import CorruptData
 from pulsetrain.core.json import JsonObject
 from pulsetrain.core.supervisor import LoopStatus
+from pulsetrain.protocol import packing
 
 ProcessState = Literal["running", "sleeping", "disk", "stopped", "zombie", "gone"]
+COMPRESSED_BYTES = 1 << 15  # of a world, from which on it is sent compressed
+MOST_INFLATED_BYTES = 1 << 26
 LISTED_MEMBERS = 16  # of a group. Of a larger one that is evenly spaced, first, distance and number are sent
 MOST_MEMBERS = 1 << 20
 Tier = Literal["memory", "peer", "storage"]
+
+
+class Members(tuple[int, ...]):
+    """The ranks of a large group. A plain tuple computes its hash at each look-up, over all its ranks."""
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @functools.cached_property
+    def _hash(self) -> int:
+        return super().__hash__()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -228,6 +244,18 @@ class WorldNode:
         return ranks_of_node(self.node_rank, self.nproc)
 
 
+class World(tuple[WorldNode, ...]):
+    """The nodes of an attempt. Every agent is told all of them, so their text is made once."""
+
+    @functools.cached_property
+    def text(self) -> str:
+        """The nodes as JSON, compressed where they are many."""
+        text = _dumps(packing.pack(_packed(WorldNode), self) if len(self) > 1 else self)
+        if len(text) < COMPRESSED_BYTES:
+            return text
+        return _dumps({"zlib": base64.b64encode(zlib.compress(text.encode())).decode()})
+
+
 @dataclass(frozen=True, kw_only=True)
 class HostStore:
     """Start (or keep) the rendezvous store on this node. `data` of the reply is {"port": int}."""
@@ -318,23 +346,34 @@ Report = Hello | Heartbeat | RankExit | FirstStep | Leaving | Reply
 Command = HostStore | Start | Stop | SelfCheck | PairCheck | DumpStacks | Leave
 Message = Report | Command
 
-_TYPES: Mapping[str, type[Message]] = {
-    cls.__name__: cls for cls in typing.get_args(Report) + typing.get_args(Command)
-}
+_MALFORMED = (ValueError, LookupError, TypeError, AttributeError, RecursionError, OverflowError, zlib.error)
+_TYPES: Mapping[str, type] = {cls.__name__: cls for cls in typing.get_args(Report) + typing.get_args(Command)}
 
 
 def encode(message: Message) -> str:
     """The message as one line of JSON."""
-    fields = {"type": type(message).__name__, **vars(message)}
-    return json.dumps(fields, separators=(",", ":"), default=_fields)
+    cls: type = type(message)
+    fields = {"type": cls.__name__, **vars(message)}
+    world = fields.pop("world", None)
+    for name, kind in _packed_fields(cls).items():
+        if len(fields.get(name, ())) > 1:
+            fields[name] = packing.pack(kind, fields[name])
+    text = _dumps(fields)
+    if world is None:
+        return text
+    return f'{text[:-1]},"world":{(world if isinstance(world, World) else World(world)).text}}}'
+
+
+def _dumps(value: object) -> str:
+    return json.dumps(value, separators=(",", ":"), default=_fields)
 
 
 def decode(text: str | bytes) -> Message:
     """The message in `text`. Unknown fields of a newer peer are ignored. Raises `CorruptData` in one line."""
     try:
         fields = json.loads(text)
-        return typing.cast("Message", _build_fields(_TYPES[fields.pop("type")], fields))
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        return typing.cast("Message", _reader_of(_TYPES[fields.pop("type")])(fields))
+    except _MALFORMED as error:
         raise CorruptData(f"not a control message: {text[:80]!r} ({error})") from error
 
 
@@ -348,6 +387,46 @@ def _fields(value: object) -> JsonObject:
     raise TypeError(f"{type(value).__name__} in a message")
 
 
+@functools.cache
+def _packed_fields(cls: type) -> dict[str, packing.Packed]:
+    """The fields of a class that hold many objects of one kind."""
+    return {name: _packed(item) for name, item in _item_types(cls).items()}
+
+
+@functools.cache
+def _packed(cls: type) -> packing.Packed:
+    hints = typing.get_type_hints(cls)
+    lists = [name for name, hint in hints.items() if hint == tuple[int, ...]]
+    return packing.Packed(
+        cls,
+        _packed_fields(cls),
+        {name: _written_members for name in lists},
+        {name: _read_members for name in lists},
+    )
+
+
+def _item_types(cls: type) -> dict[str, type]:
+    """The dataclass of each field that is a tuple of dataclasses."""
+    found = {}
+    for name, hint in typing.get_type_hints(cls).items():
+        item = next(iter(typing.get_args(hint)), None) if typing.get_origin(hint) is tuple else None
+        if isinstance(item, type) and dataclasses.is_dataclass(item):
+            found[name] = item
+    return found
+
+
+def _written_members(members: tuple[int, ...]) -> object:
+    """Few ranks as a list. Many that are evenly spaced as {"span": [first, distance, number]}."""
+    span = _span(members)
+    return {"span": span} if span else members
+
+
+def _read_members(written: object) -> tuple[int, ...]:
+    if isinstance(written, dict):
+        return _members(*written["span"])
+    return tuple(typing.cast("list[int]", written))
+
+
 @functools.lru_cache(maxsize=64)
 def _span(members: tuple[int, ...]) -> tuple[int, int, int] | None:
     """First member, distance and number of many members that are evenly spaced, as most groups are."""
@@ -358,36 +437,82 @@ def _span(members: tuple[int, ...]) -> tuple[int, int, int] | None:
     return (first, stride, len(members)) if even else None
 
 
-@functools.lru_cache(maxsize=64)
-def _members(first: int, stride: int, count: int) -> tuple[int, ...]:
+@functools.lru_cache(maxsize=512)
+def _members(first: int, stride: int, count: int) -> Members:
+    """The same object for the same group, however many ranks report of it."""
     if not (stride > 0 and 0 < count <= MOST_MEMBERS):
         raise CorruptData(f"{count} members, {stride} apart")
-    return tuple(range(first, first + stride * count, stride))
+    return Members(range(first, first + stride * count, stride))
+
+
+_Reader = Callable[[typing.Any], object]
 
 
 @functools.cache
-def _field_types(cls: type) -> dict[str, object]:
+def _reader_of(cls: type) -> _Reader:
+    """A function that makes a `cls` of its parsed JSON object."""
+    fields = dataclasses.fields(cls)
+    names = [f.name for f in fields]
+    nested = _nested(cls)
+    defaults = {f.name: f.default for f in fields if f.default is not dataclasses.MISSING}
+    factories = {f.name: f.default_factory for f in fields if f.default_factory is not dataclasses.MISSING}
+
+    def read(given: JsonObject) -> object:
+        known = {name: given[name] for name in names if name in given}
+        if cls is GroupStatus and given.get("span"):
+            known["members"] = given
+        for name, convert in nested:
+            if name in known:
+                known[name] = convert(known[name])
+        for name, make in factories.items():
+            if name not in known:
+                known[name] = make()
+        row = [known[name] if name in known else defaults[name] for name in names]
+        return packing.make(cls, names, [row], 1)[0]
+
+    return read
+
+
+def _nested(cls: type) -> list[tuple[str, _Reader]]:
+    """The fields whose JSON is not their value yet, each with the function that makes it."""
     hints = typing.get_type_hints(cls)
-    return {f.name: hints[f.name] for f in dataclasses.fields(cls)}
+    readers = ((f.name, _reader(hints[f.name])) for f in dataclasses.fields(cls))
+    return [(name, reader) for name, reader in readers if reader is not None]
 
 
-def _build(annotation: object, value: object) -> object:
-    """`value` (parsed JSON) as the annotated type: dataclasses and tuples are rebuilt, the rest is kept."""
+def _reader(annotation: object) -> _Reader | None:
+    """What makes a value of the annotated type from parsed JSON, None where that is the value already."""
     if isinstance(annotation, type) and dataclasses.is_dataclass(annotation):
-        return _build_fields(annotation, typing.cast("JsonObject", value))
+        return _reader_of(annotation)
     origin = typing.get_origin(annotation)
     if origin is tuple:
         (item, _) = typing.get_args(annotation)
         if item is int:
-            return tuple(typing.cast("list[int]", value))
-        return tuple(_build(item, v) for v in typing.cast("list[object]", value))
+            return _read_members
+        return _many_reader(item) if isinstance(item, type) and dataclasses.is_dataclass(item) else tuple
     if origin in (typing.Union, types.UnionType):
-        raise CorruptData(f"union in a message type: {annotation}")
-    return value
+        raise TypeError(f"union in a message type: {annotation}")
+    return None
 
 
-def _build_fields(cls: type, fields: JsonObject) -> object:
-    known = _field_types(cls)
-    if cls is GroupStatus and fields.get("span"):
-        fields = {**fields, "members": _members(*fields["span"])}
-    return cls(**{k: _build(known[k], v) for k, v in fields.items() if k in known})
+def _many_reader(item: type) -> _Reader:
+    """Reads many objects: as columns, or as a list of objects."""
+    kind, read = _packed(item), _reader_of(item)
+
+    def many(written: typing.Any) -> tuple[object, ...]:
+        if isinstance(written, dict) and "zlib" in written:
+            return many(json.loads(_inflated(written["zlib"])))
+        if isinstance(written, dict):
+            return packing.unpack(kind, written)
+        return tuple([read(each) for each in written])
+
+    return many
+
+
+def _inflated(text: str) -> bytes:
+    """What a compressed part of a message holds. Raises `ValueError` where that is too much."""
+    inflater = zlib.decompressobj()
+    data = inflater.decompress(base64.b64decode(text, validate=True), MOST_INFLATED_BYTES)
+    if inflater.unconsumed_tail or not inflater.eof:
+        raise ValueError(f"a part of more than {MOST_INFLATED_BYTES} bytes")
+    return data

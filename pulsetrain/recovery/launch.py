@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pulsetrain.protocol.messages import HostStore, Reply, Start, WorldNode
+from pulsetrain.protocol.messages import HostStore, Reply, Start, World, WorldNode
 from pulsetrain.recovery import faults, world
 from pulsetrain.recovery.attempt import Attempt
 from pulsetrain.recovery.record import Fault
@@ -40,17 +40,20 @@ async def launch(job: JobState) -> Event | Fault:
     if store.error:
         return faults.launch_failed(host.node, store.error, job.attempt.number, job.now_ns())
     rendezvous = _Rendezvous(address=host.address, port=int(store.data["port"]))
-    replies = await asyncio.gather(*(_start(job, member, plan, rendezvous) for member in members.world))
+    told = World(members.world)
+    replies = await asyncio.gather(*(_start(job, member, told, plan, rendezvous) for member in told))
     return _result(job, plan, replies)
 
 
-async def _start(job: JobState, member: WorldNode, plan: world.RestorePlan, rendezvous: _Rendezvous) -> Reply:
+async def _start(
+    job: JobState, member: WorldNode, told: World, plan: world.RestorePlan, rendezvous: _Rendezvous
+) -> Reply:
     command = Start(
         id=job.next_id(),
         job=job.name,
         attempt=job.attempt.number,
         node_rank=member.node_rank,
-        world=job.members.world,
+        world=told,
         store_address=rendezvous.address,
         store_port=rendezvous.port,
         restore_step=plan.step,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import typing
 
@@ -19,6 +20,7 @@ from pulsetrain.protocol.messages import (
     RankStatus,
     Report,
     Start,
+    World,
     WorldNode,
     decode,
     encode,
@@ -82,6 +84,62 @@ def test_members_that_are_none_are_refused(span):
     message["ranks"][0]["groups"][0]["span"] = span
     with pytest.raises(CorruptData):
         decode(json.dumps(message))
+
+
+def ranks_of(groups, count=8):
+    return Heartbeat(
+        node="n", seq=1, ts_ns=5, job="j", attempt=0,
+        ranks=tuple(
+            RankStatus(
+                rank=rank, local_rank=rank, pid=rank, state="running", last_step=3, last_phase="forward",
+                phase_age_ns=rank, progress=9, progress_age_ns=rank, groups=groups,
+            )
+            for rank in range(count)
+        ),
+    )  # fmt: skip
+
+
+def test_the_ranks_of_a_node_travel_as_columns_and_a_list_of_objects_is_read_too():
+    message = ranks_of((group(range(8)), group(range(0, 98_304, 8))))
+    text = encode(message)
+    assert len(text) < 700
+    assert decode(text) == message
+    listed = json.loads(json.dumps(message, default=vars))
+    assert decode(json.dumps({"type": "Heartbeat", **listed})) == message
+
+
+def test_ranks_of_one_large_group_share_its_members():
+    message = decode(encode(ranks_of((group(range(0, 98_304, 8)),))))
+    first, second = (rank.groups[0].members for rank in message.ranks[:2])
+    assert first is second
+    assert hash(first) == hash(tuple(first))
+
+
+def start(nodes):
+    world = tuple(world_node(node_rank) for node_rank in range(nodes))
+    return Start(id=3, job="gpt", attempt=1, node_rank=1, world=world, store_address="h", store_port=9)
+
+
+@pytest.mark.parametrize("nodes", [0, 1, 2, 3000])
+def test_a_world_of_any_size_comes_back(nodes):
+    assert decode(encode(start(nodes))) == start(nodes)
+
+
+def test_a_launch_of_thousands_of_nodes_is_small_and_its_world_is_written_once(monkeypatch):
+    message = start(3000)
+    world = World(message.world)
+    first = encode(dataclasses.replace(message, world=world))
+    assert len(first) < 32_000
+    monkeypatch.setattr(World, "__iter__", None)  # nobody goes through the nodes again
+    second = encode(dataclasses.replace(message, world=world, node_rank=2))
+    assert second.partition(',"world":')[2] == first.partition(',"world":')[2]
+
+
+@pytest.mark.parametrize("packed", ["", "x", "AAAA", 5, None])
+def test_a_compressed_world_that_is_none_is_refused(packed):
+    fields = json.loads(encode(start(2)))
+    with pytest.raises(CorruptData):
+        decode(json.dumps({**fields, "world": {"zlib": packed}}))
 
 
 def test_an_agent_says_why_it_leaves():
