@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import urllib3
-from urllib3.exceptions import HTTPError
+from urllib3.exceptions import HTTPError, ProtocolError
 
 from pulsetrain.core.errors import Unavailable, UsageError
 
@@ -65,17 +65,30 @@ class HubHttp:
     ) -> Reply:
         """Send one request and read its answer, whatever its status. Raises `Unavailable`."""
         try:
-            answer = self._pool.urlopen(
-                method,
-                self._prefix + path,
-                body=body,
-                headers={**self._headers, **(headers or {})},
-                retries=False,
-                redirect=False,
-            )
+            return self._send(method, path, body, headers)
+        except ProtocolError as error:
+            if method != "GET":
+                raise self._unavailable(error) from error
         except (HTTPError, OSError) as error:
-            raise Unavailable(f"hub {self.url} does not answer: {_reason(error)}") from error
+            raise self._unavailable(error) from error
+        try:  # the hub closed an idle connection just when it was used: a question may be asked again
+            return self._send(method, path, body, headers)
+        except (HTTPError, OSError) as error:
+            raise self._unavailable(error) from error
+
+    def _send(self, method: str, path: str, body: bytes | None, headers: Mapping[str, str] | None) -> Reply:
+        answer = self._pool.urlopen(
+            method,
+            self._prefix + path,
+            body=body,
+            headers={**self._headers, **(headers or {})},
+            retries=False,
+            redirect=False,
+        )
         return Reply(status=answer.status, body=answer.data)
+
+    def _unavailable(self, error: Exception) -> Unavailable:
+        return Unavailable(f"hub {self.url} does not answer: {_reason(error)}")
 
     def close(self) -> None:
         """Let connections go. Idempotent."""

@@ -16,22 +16,29 @@ class Instrumentation:
     def __init__(self) -> None:
         self._attempt = -1
         self._by_rank: dict[int, dict[str, str]] = {}
+        self._combined: dict[str, str] | None = None
         self._told = -1
 
     def note(self, attempt: int, statuses: Iterable[RankStatus]) -> None:
         """Take what ranks of an attempt have reported. What is no JSON object is left out."""
         if attempt > self._attempt:
-            self._attempt, self._by_rank = attempt, {}
+            self._attempt, self._by_rank, self._combined = attempt, {}, None
         for status in statuses:
             entries = _parsed(status.instrumentation)
-            if entries and attempt == self._attempt:
-                self._by_rank[status.rank] = entries
+            if entries and attempt == self._attempt and self._by_rank.get(status.rank) != entries:
+                self._by_rank[status.rank], self._combined = entries, None
 
     def combined(self) -> dict[str, str]:
         """Return one description of the job. Where ranks differ, what each says stands beside the others.
 
         A pipeline's loss is known to its last stage only. So `none` counts only where every rank says it.
+        It is asked for many times a second, and ranks repeat themselves.
         """
+        if self._combined is None:
+            self._combined = self._combine()
+        return self._combined
+
+    def _combine(self) -> dict[str, str]:
         values: dict[str, set[str]] = {}
         for entries in self._by_rank.values():
             for name, value in entries.items():

@@ -4,30 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pulsetrain.recovery import silence
 from pulsetrain.recovery.membership import Membership
 from pulsetrain.recovery.nodes import Node
 from pulsetrain.recovery.policy import Policy
+from pulsetrain.recovery.silence import Silence
 from pulsetrain.recovery.state import JobState
 from pulsetrain.recovery.transitions import Event, Phase
 
 
 def overdue(members: Membership, policy: Policy, now_s: float) -> Iterator[tuple[Node, str]]:
     """Nodes that count as lost now, each with the reason."""
+    silence = Silence(members, policy, now_s)
     for node in members.present():
-        reason = _overdue(node, members, policy, now_s)
+        reason = _overdue(node, silence, policy, now_s)
         if reason:
             yield node, reason
 
 
-def _overdue(node: Node, members: Membership, policy: Policy, now_s: float) -> str:
+def _overdue(node: Node, silence: Silence, policy: Policy, now_s: float) -> str:
     grace_s = policy.reconnect_grace_s
     if node.leaving is not None:
         ended = f"its agent ended: {node.leaving.reason}"
         return ended if now_s - node.leaving_s > grace_s else ""
     if node.closed_s is not None and now_s - node.closed_s > grace_s:
         return f"connection closed and not back in {grace_s:g} s"
-    return silence.verdict(node, members, policy, now_s) if node.connected else ""
+    return silence.verdict(node) if node.connected else ""
 
 
 def gathered(job: JobState, *, quiet_s: float) -> Event | None:

@@ -7,7 +7,9 @@ So silence counts at once only if nobody else moves either. Otherwise it counts 
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Sequence
+from functools import cached_property
 
 from pulsetrain.protocol.messages import RankStatus
 from pulsetrain.recovery.membership import Membership
@@ -17,30 +19,48 @@ from pulsetrain.recovery.policy import Policy
 SURVIVED_FACTOR = 2  # silence must last so many times as long as the longest one that ended by itself
 
 
-def verdict(node: Node, members: Membership, policy: Policy, now_s: float) -> str:
-    """Return why the connected node counts as lost, "" where it does not."""
-    silent_s = now_s - node.heard_s
-    if silent_s <= _limit_s(members, policy):
-        return ""
-    reason = f"no heartbeat for {silent_s:.1f} s"
-    if node.state is not NodeState.ACTIVE or silent_s > policy.silent_node_s:
-        return reason
-    return reason if _others_stand_still(node, members, policy, now_s) else ""
+class Silence:
+    """The nodes of a job at one moment. What is the same for all of them is worked out once.
 
+    A hub asks for every node several times a second, so the time must not grow with their square.
+    """
 
-def _limit_s(members: Membership, policy: Policy) -> float:
-    survived_s = max((n.longest_silence_s for n in members.present()), default=0.0)
-    return max(policy.heartbeat_timeout_s, SURVIVED_FACTOR * survived_s)
+    def __init__(self, members: Membership, policy: Policy, now_s: float) -> None:
+        self._members, self._policy, self._now_s = members, policy, now_s
 
+    def verdict(self, node: Node) -> str:
+        """Return why the connected node counts as lost, "" where it does not."""
+        silent_s = self._now_s - node.heard_s
+        if silent_s <= self._policy.heartbeat_timeout_s or silent_s <= self._limit_s:
+            return ""
+        reason = f"no heartbeat for {silent_s:.1f} s"
+        if node.state is not NodeState.ACTIVE or silent_s > self._policy.silent_node_s:
+            return reason
+        return reason if self._others_stand_still(node) else ""
 
-def _others_stand_still(node: Node, members: Membership, policy: Policy, now_s: float) -> bool:
-    """Whether other nodes are heard, and none of their ranks makes progress."""
-    others = [n for n in members.active() if n is not node]
-    heard = [n for n in others if now_s - n.heartbeat_s <= _limit_s(members, policy)]
-    limit_s = max(
-        policy.heartbeat_timeout_s, SURVIVED_FACTOR * max((n.longest_quiet_s for n in others), default=0.0)
-    )
-    return bool(heard) and all(now_s - n.heartbeat_s + _quiet_s(_ranks(n)) > limit_s for n in heard)
+    @cached_property
+    def _limit_s(self) -> float:
+        survived_s = max((n.longest_silence_s for n in self._members.present()), default=0.0)
+        return max(self._policy.heartbeat_timeout_s, SURVIVED_FACTOR * survived_s)
+
+    def _others_stand_still(self, node: Node) -> bool:
+        """Whether other nodes are heard, and none of their ranks makes progress."""
+        stood_s = next((s for s, name in self._quickest if name != node.name), None)
+        survived_s = next((s for s, name in self._quietest if name != node.name), 0.0)
+        limit_s = max(self._policy.heartbeat_timeout_s, SURVIVED_FACTOR * survived_s)
+        return stood_s is not None and stood_s > limit_s
+
+    @cached_property
+    def _quickest(self) -> list[tuple[float, str]]:
+        """The two nodes that are heard and whose ranks made progress last: how long ago, and their names."""
+        ages = ((self._now_s - n.heartbeat_s, n) for n in self._members.active())
+        heard = ((age_s + _quiet_s(_ranks(n)), n.name) for age_s, n in ages if age_s <= self._limit_s)
+        return heapq.nsmallest(2, heard)
+
+    @cached_property
+    def _quietest(self) -> list[tuple[float, str]]:
+        """The two nodes whose ranks once stood still the longest and went on."""
+        return heapq.nlargest(2, ((n.longest_quiet_s, n.name) for n in self._members.active()))
 
 
 def _ranks(node: Node) -> Sequence[RankStatus]:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 
 import pytest
 
@@ -72,4 +73,32 @@ def test_a_connection_that_the_hub_closed_in_between_is_opened_again():
                 connection.sock.close()
                 connection.sock = None
         assert http.request("GET", "/").body == b"once"
+        http.close()
+
+
+def closes_on_second_request(server):
+    """Answer once on the first connection, close it at the next request, answer on the second connection."""
+    ok = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+    first, _ = server.accept()
+    first.recv(4096)
+    first.sendall(ok)
+    first.recv(4096)
+    first.close()
+    second, _ = server.accept()
+    second.recv(4096)
+    second.sendall(ok)
+    second.close()
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_a_question_that_met_the_end_of_an_idle_connection_is_asked_again_and_an_action_is_not(method):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=closes_on_second_request, args=(server,), daemon=True).start()
+        http = HubHttp(f"http://127.0.0.1:{server.getsockname()[1]}", "t", timeout_s=5.0)
+        assert http.request("GET", "/").status == 200
+        if method == "GET":
+            assert http.request("GET", "/").body == b"ok"
+        else:
+            with pytest.raises(Unavailable, match="does not answer"):
+                http.request("POST", "/")
         http.close()

@@ -4,7 +4,7 @@ import pytest
 
 from pulsetrain.recovery.nodes import NodeState
 from pulsetrain.recovery.policy import Policy
-from pulsetrain.recovery.silence import verdict
+from pulsetrain.recovery.silence import Silence
 from tests.recovery.builders import S, heartbeat, status
 from tests.recovery.test_membership import formed
 
@@ -18,7 +18,7 @@ def hear(members, name, *ranks, at):
 
 
 def silent_b(members, now_s):
-    return verdict(members.nodes["b"], members, POLICY, now_s)
+    return Silence(members, POLICY, now_s).verdict(members.nodes["b"])
 
 
 def quiet(rank, seconds):
@@ -96,3 +96,19 @@ def test_a_silent_standby_costs_nothing_and_is_lost_at_once(state):
     members.nodes["b"].state = state
     assert silent_b(members, 2.4) == ""
     assert silent_b(members, 2.6)
+
+
+def test_the_nodes_of_a_large_job_are_gone_through_once_and_not_once_for_each(monkeypatch):
+    members = formed("a", "b", "c", count=3)
+    for name in "abc":
+        hear(members, name, quiet(0, 9.0), at=0.0)
+    hear(members, "c", quiet(4, 9.0), at=9.0)
+    calls = []
+    active, present = members.active, members.present
+    monkeypatch.setattr(members, "active", lambda: calls.append("active") or active())
+    monkeypatch.setattr(members, "present", lambda: calls.append("present") or present())
+    silence = Silence(members, POLICY, 9.0)
+    verdicts = [silence.verdict(members.nodes[name]) for name in "abc"]
+    assert verdicts == ["no heartbeat for 9.0 s", "no heartbeat for 9.0 s", ""]
+    assert calls.count("active") == 2
+    assert calls.count("present") == 1
