@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pulsetrain.cli.options import StoreOptions, grouped, json_option, store_options
+from pulsetrain.cli.options import (
+    HubOptions,
+    StoreOptions,
+    grouped,
+    hub_options,
+    json_option,
+    store_options,
+)
 from pulsetrain.cli.root import print_json, print_progress, print_table, pulsetrain
 
 if TYPE_CHECKING:
@@ -119,6 +126,143 @@ def _kafka(servers: str) -> Transport:
     from pulsetrain.stream.kafka.transport import KafkaTransport
 
     return KafkaTransport(kafka_config(None, {"servers": servers}))
+
+
+@dataclass(frozen=True, kw_only=True)
+class LiveFleetOptions:
+    """The size, shape and pace of a live fleet."""
+
+    nodes: int
+    standbys: int
+    ranks_per_node: int
+    tp: int
+    pp: int
+    dp: int
+    step_s: float
+    checkpoint_every: int
+    relaunch_s: float
+    seed: int
+    job: str
+
+
+_count = click.IntRange(0)
+_live_fleet_options = grouped(
+    "fleet",
+    LiveFleetOptions,
+    click.option("--nodes", type=int, default=16, show_default=True, metavar="N", help="Nodes that train."),
+    click.option("--standbys", type=_count, default=2, show_default=True, metavar="N", help="Spare nodes."),
+    click.option(
+        "--ranks-per-node", type=int, default=8, show_default=True, metavar="N", help="Ranks of each node."
+    ),
+    click.option("--tp", type=int, default=1, show_default=True, metavar="N", help="Tensor-parallel ranks."),
+    click.option("--pp", type=int, default=1, show_default=True, metavar="N", help="Pipeline stages."),
+    click.option("--dp", type=_count, default=0, metavar="N", help="Replicas. Default: what is left."),
+    click.option("--step-s", type=float, default=2.0, show_default=True, metavar="S", help="Time of a step."),
+    click.option(
+        "--checkpoint-every", type=_count, default=10, show_default=True, metavar="M",
+        help="Steps between two checkpoints. 0: none.",
+    ),
+    click.option(
+        "--relaunch-s", type=float, default=3.0, show_default=True, metavar="S",
+        help="From a launch to the first step.",
+    ),
+    click.option("--seed", type=_count, default=0, show_default=True, metavar="K", help="Seed of chance."),
+    click.option(
+        "--job", default="simulated-live", show_default=True, metavar="NAME", help="Name of the job."
+    ),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeedOptions:
+    """For how long and at which rates a live fleet is fed to the hub."""
+
+    seconds: float
+    heartbeat_s: float
+    spans_every: int
+    metrics_s: float
+    senders: int
+    say_s: float
+
+
+_feed_options = grouped(
+    "feed",
+    FeedOptions,
+    click.option("--seconds", type=float, default=600.0, show_default=True, metavar="S", help="Length."),
+    click.option(
+        "--heartbeat-s", type=float, default=1.0, show_default=True, metavar="S",
+        help="Time between two heartbeats of an agent.",
+    ),
+    click.option(
+        "--spans-every", type=int, default=5, show_default=True, metavar="N",
+        help="Spans of communication are sent of every Nth step.",
+    ),
+    click.option(
+        "--metrics-s", type=float, default=10.0, show_default=True, metavar="S",
+        help="Time between two samples of a port.",
+    ),
+    click.option(
+        "--senders", type=int, default=4, show_default=True, metavar="N",
+        help="Connections that carry the records of all nodes.",
+    ),
+    click.option(
+        "--say-s", type=float, default=5.0, show_default=True, metavar="S", help="Time between two reports."
+    ),
+)  # fmt: skip
+
+
+@simulate.command("fleet-live")
+@_live_fleet_options
+@_feed_options
+@click.option(
+    "--plan", type=click.Path(path_type=Path), metavar="FILE",
+    help="TOML file with the faults. Default: one of each kind, one after the other.",
+)  # fmt: skip
+@click.option("--list-faults", is_flag=True, help="Print the kinds of faults and their keys.")
+@hub_options
+@json_option
+def fleet_live(
+    fleet: LiveFleetOptions,
+    feed: FeedOptions,
+    plan: Path | None,
+    list_faults: bool,
+    hub: HubOptions,
+    as_json: bool,
+) -> None:
+    """Feed a real hub from a simulated fleet: agents, heartbeats, records, faults by a plan.
+
+    It answers the hub's commands as agents do. Nodes are called sim-...
+
+    Example: pulsetrain simulate fleet-live --nodes 64 --tp 8 --pp 2 --seconds 300
+    """
+    from pulsetrain.simulate.live import plan as plans
+    from pulsetrain.simulate.live.fleet import LiveFleet
+    from pulsetrain.simulate.live.run import LiveOptions, run
+
+    if list_faults:
+        kinds = [asdict(row) for row in plans.list_faults()]
+        if as_json:
+            print_json(kinds)
+        else:
+            print_table(kinds, ("kind", "meaning", "keys"), "No faults.")
+        return
+    shape, options = LiveFleet(**asdict(fleet)), LiveOptions(**asdict(feed))
+    faults = plans.read_plan(plan, shape) if plan else plans.default_plan(shape, options.seconds)
+    if not as_json:
+        click.echo(f"simulated fleet: {shape.ranks:,} ranks on {shape.nodes:,} nodes, job {shape.job}")
+        for fault in faults:
+            click.echo(f"{fault.at_s:7.1f} s {fault.kind}: {fault.label}")
+    summary = run(
+        shape, faults, options, hub.address(),
+        lambda report: print_json(asdict(report)) if as_json else click.echo(report.line()),
+    )  # fmt: skip
+    if as_json:
+        print_json(asdict(summary))
+    else:
+        rows = [{"": name, "value": value} for name, value in asdict(summary).items() if name != "faults"]
+        print_table(rows, ("", "value"), "Nothing.")
+    if summary.interrupted:
+        raise click.Abort
 
 
 @simulate.command("recovery")

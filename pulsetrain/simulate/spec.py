@@ -114,6 +114,8 @@ class FleetSpec:
     p2p_s: float = 0.002
     dp_s: float = 0.05
     """the gradient all-reduce"""
+    norm_s: float = 0.0
+    """an all-reduce of a few bytes over all ranks after it, as for the gradients' norm. 0: there is none"""
     noise: float = 0.01
     """standard deviation of compute times, relative"""
     checkpoint_every: int = 0
@@ -121,6 +123,8 @@ class FleetSpec:
     """tokens of one rank in one step"""
     start_ns: int = 1_760_000_000_000_000_000
     faults: tuple[FleetFault, ...] = ()
+    nodes: tuple[str, ...] = ()
+    """names of the nodes by node rank. Empty: sim-00000 and so on"""
 
     def __post_init__(self) -> None:
         for name in ("ranks", "tp", "pp", "microbatches", "ranks_per_node", "nodes_per_switch"):
@@ -142,7 +146,18 @@ class FleetSpec:
 
     def node(self, rank: int) -> str:
         """Name of the node of a rank."""
-        return f"sim-{rank // self.ranks_per_node:05d}"
+        index = rank // self.ranks_per_node
+        return self.nodes[index] if self.nodes else node_name(index)
+
+    def dp_peers(self, rank: int) -> range:
+        """The data-parallel group of a rank, the rank included."""
+        first = rank // (self.tp * self.dp) * self.tp * self.dp + rank % self.tp
+        return range(first, first + self.tp * self.dp, self.tp)
+
+
+def node_name(index: int) -> str:
+    """Name of a simulated node."""
+    return f"sim-{index:05d}"
 
 
 def starting(spec: FleetSpec, start: datetime | None) -> FleetSpec:

@@ -8,21 +8,16 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from pulsetrain.records.arrow import (
-    DictionaryColumn,
-    arrow_schema,
-    arrow_type,
-    dictionary_array,
-    number_array,
-)
-from pulsetrain.records.schema import RECORDS, Kind
+from pulsetrain.records import columns as records
+from pulsetrain.records.arrow import arrow_schema, to_table
+from pulsetrain.records.columns import Column, Columns, nullable
 from pulsetrain.simulate.spec import FleetSpec
 from pulsetrain.simulate.timing import Array, StepTimes, shape, simulate_step
 
@@ -40,7 +35,7 @@ class _Slot:
 
     phase: str
     microbatch: int = -1
-    group: str = ""  # which process group: tp, dp, pp or none
+    group: str = ""  # which process group: tp, dp, pp, world or none
     seq: int = -1
     bytes: int = 0
     parent: str = ""
@@ -62,7 +57,7 @@ Add = Callable[[_Slot, Array, Array | float], None]
 def telemetry(spec: FleetSpec, chunk_rows: int = 1_000_000) -> Iterator[tuple[str, pa.Table]]:
     """(record, table) pairs in the order of time. A table of spans has about `chunk_rows` rows at most."""
     yield "events", _announcement(spec)
-    yield "topology", _topology(spec)
+    yield "topology", _table(topology(spec))
     offset_s = 0.0
     spans: list[pa.Table] = []
     steps: list[pa.Table] = []
@@ -70,10 +65,10 @@ def telemetry(spec: FleetSpec, chunk_rows: int = 1_000_000) -> Iterator[tuple[st
     for step in range(spec.first_step, spec.first_step + spec.steps):
         times = simulate_step(spec, step)
         hung = _hung(spec, step)
-        spans.append(_spans(spec, step, times, offset_s, hung))
+        spans.append(_table(span_rows(spec, step, times, offset_s, hung=hung)))
         rows += len(spans[-1])
         if hung < 0:
-            steps.append(_steps(spec, step, times, offset_s))
+            steps.append(_table(step_rows(spec, step, times, offset_s)))
         offset_s += times.length
         if rows >= chunk_rows or hung >= 0:
             yield from _flush(spans, steps)
@@ -95,13 +90,27 @@ def _hung(spec: FleetSpec, step: int) -> int:
     return next((f.rank() for f in spec.faults if f.kind == "hang" and f.since == step), -1)
 
 
-def _spans(spec: FleetSpec, step: int, times: StepTimes, offset_s: float, hung: int) -> pa.Table:
-    """Every span of one step, by rank and then in program order."""
+def span_rows(
+    spec: FleetSpec,
+    step: int,
+    times: StepTimes,
+    offset_s: float,
+    *,
+    hung: int = -1,
+    communication: bool = True,
+) -> Columns:
+    """Rows of `spans` of one step that began `offset_s` after the spec's start, by rank and in program order.
+
+    `hung` is a rank that stands still in this step, -1 for none. Without `communication` only spans of other
+    categories are there. Their `blocked_ns` still says how long they stood still for it.
+    """
     program = _program(spec, step, times)
     if hung >= 0:
-        program = _frozen(program, hung)
+        program = _frozen(spec, program, hung)
     slots = program.slots
     arrives = (program.duration > 0) & ~_silent(spec, step)[:, None]
+    if not communication:
+        arrives &= np.array([s.phase in _CATEGORY for s in slots])
     rank, slot = np.nonzero(arrives | program.open)
     start_ns = (spec.start_ns + ((offset_s + program.start[rank, slot]) * NS)).astype(np.int64)
     columns = _rank_columns(spec, rank) | {
@@ -120,7 +129,7 @@ def _spans(spec: FleetSpec, step: int, times: StepTimes, offset_s: float, hung: 
         "blocked_ns": (_blocked(program)[rank, slot] * NS).astype(np.int64),
         "peer": np.full(len(rank), -1),
     }
-    return _table("spans", columns)
+    return Columns.from_values("spans", len(rank), columns)
 
 
 def _blocked(program: _Program) -> Array:
@@ -158,7 +167,9 @@ def _program(spec: FleetSpec, step: int, times: StepTimes) -> _Program:
         times.reduce_start,
         times.reduce if spec.dp > 1 else 0.0,
     )
-    after = times.reduce_start + times.reduce
+    reduced = times.reduce_start + times.reduce
+    add(_Slot(phase="all_reduce", group="world", seq=step, bytes=4), reduced, times.norm)
+    after = reduced + times.norm
     add(_Slot(phase="optimizer"), after, times.optimizer)
     add(_Slot(phase="checkpoint"), after + times.optimizer, times.checkpoint)
     start, duration = np.stack(starts, axis=1), np.stack(durations, axis=1)
@@ -189,17 +200,19 @@ def _add_passes(spec: FleetSpec, step: int, times: StepTimes, add: Add) -> None:
                 add(inner, begin + own[..., m] * (c + 1) / collectives + share * c, share)
 
 
-def _frozen(program: _Program, hung: int) -> _Program:
-    """Stop rank `hung` in its last backward and all others in the gradient all-reduce."""
+def _frozen(spec: FleetSpec, program: _Program, hung: int) -> _Program:
+    """Stop rank `hung` in its last backward. Its peers wait in the gradient all-reduce.
+
+    So do all others, or in the all-reduce over all ranks where the job has one.
+    """
     last = max(i for i, s in enumerate(program.slots) if s.phase == "backward")
     reduce = next(i for i, s in enumerate(program.slots) if s.group == "dp")
-    opened = np.zeros(program.open.shape, np.bool_)
-    opened[:, reduce] = True
-    opened[hung] = False
-    opened[hung, last] = True
-    duration = program.duration.copy()
-    duration[:, reduce + 1 :] = 0
-    duration[hung, last + 1 :] = 0
+    waits_in = np.full(spec.ranks, reduce + 1 if spec.norm_s > 0 else reduce)
+    waits_in[spec.dp_peers(hung)] = reduce
+    waits_in[hung] = last
+    slot = np.arange(program.open.shape[1])
+    opened = slot == waits_in[:, None]
+    duration = np.where(slot > waits_in[:, None], 0.0, program.duration)
     return dataclasses.replace(program, duration=np.where(opened, HUNG_S, duration), open=opened)
 
 
@@ -216,7 +229,8 @@ def _silent(spec: FleetSpec, step: int) -> NDArray[np.bool_]:
     return silent
 
 
-def _steps(spec: FleetSpec, step: int, times: StepTimes, offset_s: float) -> pa.Table:
+def step_rows(spec: FleetSpec, step: int, times: StepTimes, offset_s: float) -> Columns:
+    """Rows of `steps` of one step that began `offset_s` after the spec's start, by rank."""
     rank = np.flatnonzero(~_silent(spec, step))
     last_stage = rank >= spec.ranks - spec.ranks // spec.pp
     loss = loss_of(spec, step)
@@ -226,10 +240,10 @@ def _steps(spec: FleetSpec, step: int, times: StepTimes, offset_s: float) -> pa.
         "duration_ns": np.full(len(rank), int(times.length * NS)),
         "tokens": np.full(len(rank), spec.tokens),
         "flops": np.full(len(rank), np.nan),
-        "loss": pa.array(np.full(len(rank), loss), mask=~last_stage),
+        "loss": nullable(np.full(len(rank), loss), last_stage),
         "grad_norm": np.full(len(rank), 0.5 * loss),
     }
-    return _table("steps", columns)
+    return Columns.from_values("steps", len(rank), columns)
 
 
 def loss_of(spec: FleetSpec, step: int) -> float:
@@ -257,7 +271,7 @@ def _rank_columns(spec: FleetSpec, rank: NDArray[np.int64]) -> dict[str, object]
 
 def _groups(
     spec: FleetSpec, slots: Sequence[_Slot], rank: NDArray[np.int64], slot: NDArray[np.int64]
-) -> DictionaryColumn:
+) -> Column:
     """Each row's process group: one tp group for each (pp, dp), one dp group for each (pp, tp), and so on."""
     tp, dp = rank % spec.tp, rank // spec.tp % spec.dp
     pp = rank // (spec.tp * spec.dp)
@@ -267,14 +281,21 @@ def _groups(
         ("tp", pp * spec.dp + dp, spec.pp * spec.dp),
         ("dp", pp * spec.tp + tp, spec.pp * spec.tp),
         ("pp", dp * spec.tp + tp, spec.dp * spec.tp),
+        ("world", np.zeros(len(rank), np.int64), 1),
     ):
         mine = np.array([s.group == group for s in slots])[slot]
         code[mine] = len(names) + index[mine]
-        names += [f"{group}-{i}" for i in range(count)]
+        names += [group_name(group, i) for i in range(count)]
     return _coded(code, names)
 
 
-def _topology(spec: FleetSpec) -> pa.Table:
+def group_name(kind: str, index: int) -> str:
+    """The name of a process group. There is one group of all ranks, and several of each other kind."""
+    return kind if kind == "world" else f"{kind}-{index}"
+
+
+def topology(spec: FleetSpec) -> Columns:
+    """Rows of `topology`, by rank."""
     rank = np.arange(spec.ranks)
     zero = np.zeros(spec.ranks)
     node = rank // spec.ranks_per_node
@@ -291,7 +312,7 @@ def _topology(spec: FleetSpec) -> pa.Table:
         "ep": zero,
         "ts": np.full(spec.ranks, spec.start_ns),
     }
-    return _table("topology", columns)
+    return Columns.from_values("topology", spec.ranks, columns)
 
 
 def _announcement(spec: FleetSpec) -> pa.Table:
@@ -302,24 +323,14 @@ def _announcement(spec: FleetSpec) -> pa.Table:
     return pa.Table.from_pylist([row], schema=arrow_schema("events"))
 
 
-def _coded(codes: Codes, names: Sequence[str]) -> DictionaryColumn:
-    """A dictionary column of `names` by code. Equal names are merged."""
+def _coded(codes: Codes, names: Sequence[str]) -> Column:
+    """A column of `names` by code. Equal names are merged."""
     unique = sorted(set(names))
     position = {name: i for i, name in enumerate(unique)}
     table = np.array([position[n] for n in names], np.int32)
-    return dictionary_array(table[codes], unique)
+    return records.coded(table[codes], unique)
 
 
-def _table(record: str, columns: Mapping[str, object]) -> pa.Table:
-    """Columns as the record's table. Numbers take the field's type."""
-    schema = arrow_schema(record)
-    arrays = []
-    for field in RECORDS[record].fields:
-        value = columns[field.name]
-        if isinstance(value, pa.Array | pa.ChunkedArray):
-            arrays.append(value)
-        elif field.kind is Kind.TIME:
-            arrays.append(number_array(np.asarray(value, np.int64)).cast(arrow_type(field.kind)))
-        else:
-            arrays.append(number_array(np.asarray(value)).cast(arrow_type(field.kind)))
-    return pa.Table.from_arrays(arrays, schema=schema)
+def _table(rows: Columns) -> pa.Table:
+    """Rows as the record's Arrow table."""
+    return to_table(rows).cast(arrow_schema(rows.record))

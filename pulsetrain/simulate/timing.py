@@ -33,6 +33,7 @@ class StepTimes:
     gc: Array
     reduce_start: Array
     reduce: Array
+    norm: Array  # the all-reduce over all ranks, which begins where `reduce` ends
     optimizer: Array
     checkpoint: float
     length: float
@@ -57,6 +58,8 @@ def simulate_step(spec: FleetSpec, step: int) -> StepTimes:
     reduce_start = schedule.backward_start[..., -1] + backward[:, :, 0, -1]
     reduce_end = reduce_start.max(axis=1, keepdims=True)[..., None] + reduce_seconds(spec, step)
     begins = np.broadcast_to(reduce_start[..., None], shape(spec))
+    reduced = np.broadcast_to(reduce_end, shape(spec))
+    norm = float(reduced.max()) + spec.norm_s - reduced if spec.norm_s > 0 else np.zeros(shape(spec))
     optimizer = spec.optimizer_s * slow * rng.normal(1.0, spec.noise / 2, shape(spec)).clip(0.5)
     saves = spec.checkpoint_every > 0 and step % spec.checkpoint_every == spec.checkpoint_every - 1
     checkpoint = 0.5 * spec.forward_s * spec.microbatches if saves else 0.0
@@ -73,9 +76,10 @@ def simulate_step(spec: FleetSpec, step: int) -> StepTimes:
         gc=gc,
         reduce_start=begins,
         reduce=reduce_end - begins,
+        norm=norm,
         optimizer=optimizer,
         checkpoint=checkpoint,
-        length=float((reduce_end + optimizer).max()) + checkpoint,
+        length=float((reduced + norm + optimizer).max()) + checkpoint,
     )
 
 

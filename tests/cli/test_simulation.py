@@ -6,6 +6,8 @@ import pytest
 from pyarrow import parquet
 
 from pulsetrain.core.errors import UsageError
+from pulsetrain.simulate.live import run
+from pulsetrain.simulate.live.report import Summary
 
 SMALL = ("simulate", "telemetry", "--ranks", 4, "--tp", 2, "--steps", 3, "--microbatches", 2)
 
@@ -65,3 +67,62 @@ def test_set_goes_before_the_plan_and_an_unknown_key_is_named(cli, tmp_path):
     done = cli("simulate", "recovery", "--set", "nonsense=1")
     assert isinstance(done.exception, UsageError)
     assert "nonsense" in str(done.exception)
+
+
+LIVE = ("simulate", "fleet-live")
+
+
+def test_the_faults_of_a_live_fleet_are_listed_with_their_keys(cli):
+    rows = json.loads(cli(*LIVE, "--list-faults", "--json").output)
+    assert {row["kind"] for row in rows} >= {"slow_rank", "slow_node", "hung_rank", "flapping_link"}
+    assert "hung_rank" in cli(*LIVE, "--list-faults").output
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--nodes", 3, "--tp", 16), "24 ranks: not a multiple of tp x pp = 16"),
+        (("--seconds", 0), "--seconds = 0.0"),
+        (("--senders", 0), "--senders = 0"),
+        (("--plan", "none.toml"), "--plan none.toml"),
+    ],
+)
+def test_a_live_fleet_that_cannot_be_is_bad_usage(cli, words, says):
+    done = cli(*LIVE, *words)
+    assert isinstance(done.exception, UsageError)
+    assert says in str(done.exception)
+
+
+def test_a_live_fleet_without_a_hub_is_bad_usage(cli):
+    assert "no hub" in str(cli(*LIVE, "--nodes", 2).exception)
+
+
+@pytest.fixture
+def live_run(monkeypatch):
+    """What a live fleet would be run with, instead of running it."""
+    asked = []
+    summary = Summary(
+        ranks=16, nodes=2, seconds=1.0, heartbeats=2, held_back=0, late_s_max=0.0, rows=3, dropped_rows=0,
+        attempts=1, cpu_ratio=0.1, hub_cpu_ratio=0.2, status_s=0.0, status_bytes=9, interrupted=False,
+        faults=(),
+    )  # fmt: skip
+    monkeypatch.setattr(run, "run", lambda *given: asked.append(given) or summary)
+    return asked
+
+
+def test_a_live_fleet_is_fed_with_the_default_plan_to_the_hub(ask, live_run):
+    done = ask(*LIVE, "--nodes", 2, "--tp", 8, "--seconds", 60, "--heartbeat-s", 2)
+    assert done.exception is None
+    fleet, faults, options, hub, _ = live_run[0]
+    assert (fleet.ranks, fleet.tp, options.heartbeat_s, len(faults)) == (16, 8, 2.0, 6)
+    assert hub.url.startswith("http://127.0.0.1")
+    assert "simulated fleet: 16 ranks on 2 nodes" in done.output
+    assert "hung_rank" in done.output
+
+
+def test_a_live_fleet_takes_its_faults_from_a_file(ask, live_run, tmp_path):
+    plan = tmp_path / "plan.toml"
+    plan.write_text('[[fault]]\nkind = "silent_node"\nat_s = 3\nnode = "sim-00001"\n')
+    done = ask(*LIVE, "--nodes", 2, "--plan", plan, "--json")
+    assert [fault.kind for fault in live_run[0][1]] == ["silent_node"]
+    assert json.loads(done.output)["ranks"] == 16
