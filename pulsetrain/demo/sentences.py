@@ -63,9 +63,10 @@ def _ending(code: object) -> str:
 def _self_check(detail: JsonObject) -> str:
     failed, pairs = detail.get("failed", {}), len(detail.get("pairs", ()))
     checked = f"{len(detail.get('reports', {}))} nodes checked{f', {pairs} pairs' if pairs else ''}"
-    if not failed:
-        return f"{checked}: all pass"
-    return f"{checked}: " + "; ".join(f"{node} fails ({why})" for node, why in failed.items())
+    told = [f"{node} fails ({why})" for node, why in failed.items()]
+    told += [f"link {' to '.join(link['nodes'])} fails" for link in detail.get("links", ())]
+    told += [f"inconclusive ({why})" for why in (detail.get("inconclusive"),) if why]
+    return f"{checked}: {'; '.join(told) or 'all pass'}"
 
 
 def _detail(row: Mapping[str, object]) -> JsonObject:

@@ -1,8 +1,13 @@
-"""One member's part of the pairwise check, in a process of its own."""
+"""One member's part of a group's all-gather, in a process of its own.
+
+A repetition multiplies matrices and then gathers, so that both are spread over the whole measurement. What
+interferes for a moment then spoils one repetition and not all of them.
+"""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -12,69 +17,104 @@ if TYPE_CHECKING:
     from torch.distributed import PrefixStore
 
 PAYLOAD_BYTES = 1 << 20
-REPEATS = 8  # timed all-gathers, after a first one that opens the connections
+REPEATS = 8  # timed repetitions, after a first one that opens the connections
+PRODUCTS = 8  # of each repetition
+WIDTHS = {"cpu": 256, "cuda": 4096}
 
 
 @dataclass(frozen=True, kw_only=True)
 class GatherReport:
-    """Result of one member. `seconds` is the sum over the timed all-gathers."""
+    """Result of one member, all times in seconds.
+
+    `seconds` is the sum over the timed all-gathers, `gather_s` the fastest of them. `compute_s` is the
+    fastest repetition's matrix products on one thread or on the GPU. `whole_s` is what all repetitions took
+    together. 0 means unknown.
+    """
 
     ok: bool
     seconds: float
-    compute_seconds: float
+    gather_s: float = 0.0
+    compute_s: float = 0.0
+    whole_s: float = 0.0
     busbw_bytes_per_s: float = 0.0
     backend: str = ""
     error: str = ""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Member:
+    """Which member of which group this process is, where the group meets, and what it gathers."""
+
+    index: int
+    size: int
+    store_address: str
+    store_port: int
+    prefix: str
+    timeout_s: float
+    payload_bytes: int = PAYLOAD_BYTES
+
+
 def run(
-    *, index: int, size: int, store_address: str, store_port: int, prefix: str, timeout_s: float
+    *,
+    index: int,
+    size: int,
+    store_address: str,
+    store_port: int,
+    prefix: str,
+    timeout_s: float,
+    payload_bytes: int = PAYLOAD_BYTES,
 ) -> dict[str, object]:
     """Join the group, multiply, all-gather and compare. Returns the fields of `GatherReport`.
 
-    Uses NCCL if every member has a GPU of its own, else gloo. Never raises: a timeout, a refusal and wrong
-    bytes are failed checks.
+    Each member gives `payload_bytes`. Uses NCCL if every member has a GPU of its own, else gloo. Never
+    raises: a timeout, a refusal and wrong bytes are failed checks.
     """
+    me = Member(
+        index=index,
+        size=size,
+        store_address=store_address,
+        store_port=store_port,
+        prefix=prefix,
+        timeout_s=timeout_s,
+        payload_bytes=payload_bytes,
+    )
     try:
-        report = _gather(index, size, _store(store_address, store_port, prefix, timeout_s), timeout_s)
+        report = _gather(me, _store(me))
     except Exception as error:  # noqa: BLE001 - any failure here is the result of the check
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        report = GatherReport(ok=False, seconds=timeout_s, compute_seconds=0.0, error=reason[:300])
+        report = GatherReport(ok=False, seconds=timeout_s, error=reason[:300])
     return asdict(report)
 
 
-def _store(address: str, port: int, prefix: str, timeout_s: float) -> PrefixStore:
+def _store(me: Member) -> PrefixStore:
     from torch.distributed import PrefixStore, TCPStore
 
-    limit = timedelta(seconds=timeout_s)
-    return PrefixStore(prefix, TCPStore(address, port, is_master=False, timeout=limit))
+    limit = timedelta(seconds=me.timeout_s)
+    return PrefixStore(me.prefix, TCPStore(me.store_address, me.store_port, is_master=False, timeout=limit))
 
 
-def _gather(index: int, size: int, store: PrefixStore, timeout_s: float) -> GatherReport:
+def _gather(me: Member, store: PrefixStore) -> GatherReport:
     import torch
     import torch.distributed as dist
 
-    device = _device(store, index, size)
+    device = _device(store, me.index, me.size)
     backend = "nccl" if device.type == "cuda" else "gloo"
-    limit = timedelta(seconds=timeout_s)
-    dist.init_process_group(backend, store=store, rank=index, world_size=size, timeout=limit)
+    limit = timedelta(seconds=me.timeout_s)
+    dist.init_process_group(backend, store=store, rank=me.index, world_size=me.size, timeout=limit)
     try:
-        compute_s = _multiply(device)
-        mine = torch.full((PAYLOAD_BYTES // 4,), index + 1, dtype=torch.int32, device=device)
-        parts = [torch.zeros_like(mine) for _ in range(size)]
-        dist.all_gather(parts, mine)
-        began = time.perf_counter()
-        for _ in range(REPEATS):
-            dist.all_gather(parts, mine)
+        mine = torch.full((me.payload_bytes // 4,), me.index + 1, dtype=torch.int32, device=device)
+        parts = [torch.zeros_like(mine) for _ in range(me.size)]
+        compute, gather = _repeated(device, lambda: dist.all_gather(parts, mine))
         wrong = [i for i, part in enumerate(parts) if not bool((part == i + 1).all())]
-        seconds = time.perf_counter() - began
     finally:
         dist.destroy_process_group()
     return GatherReport(
         ok=not wrong,
-        seconds=seconds,
-        compute_seconds=compute_s,
-        busbw_bytes_per_s=REPEATS * PAYLOAD_BYTES * (size - 1) / seconds,
+        seconds=sum(gather),
+        gather_s=min(gather),
+        compute_s=min(compute),
+        whole_s=sum(gather) + sum(compute),
+        busbw_bytes_per_s=REPEATS * me.payload_bytes * (me.size - 1) / sum(gather),
         backend=backend,
         error=f"wrong bytes from members {wrong}" if wrong else "",
     )
@@ -96,13 +136,33 @@ def _device(store: PrefixStore, index: int, size: int) -> torch.device:
     return torch.device("cuda", 0) if len(gpus) == size and "" not in gpus else torch.device("cpu")
 
 
-def _multiply(device: torch.device, width: int = 256, repeats: int = 4) -> float:
-    """Return the seconds of a few matrix products, which tell a slow processor from a slow network."""
+def _repeated(device: torch.device, gather: Callable[[], object]) -> tuple[list[float], list[float]]:
+    """Return the seconds of the matrix products and of the all-gather in each timed repetition.
+
+    The CPU multiplies on one thread: threads of several workers on one machine would wait for each other.
+    """
     import torch
 
-    a = torch.ones(width, width, device=device)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    kind = torch.bfloat16 if device.type == "cuda" else torch.float32
+    width = WIDTHS[device.type]
+    a = torch.ones(width, width, device=device, dtype=kind)
+    compute, gathers = list[float](), list[float]()
+    try:
+        for _ in range(REPEATS + 1):
+            compute.append(_timed(device, lambda: [a @ a for _ in range(PRODUCTS)]))
+            gathers.append(_timed(device, gather))
+    finally:
+        torch.set_num_threads(threads)
+    return compute[1:], gathers[1:]
+
+
+def _timed(device: torch.device, work: Callable[[], object]) -> float:
+    import torch
+
     began = time.perf_counter()
-    for _ in range(repeats):
-        b = a @ a
-    float(b[0, 0])
+    work()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
     return time.perf_counter() - began

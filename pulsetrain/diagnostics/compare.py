@@ -5,11 +5,11 @@ These are notes for people, beside the verdict: nobody is evicted for being slow
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from statistics import median
 
 from pulsetrain.diagnostics.measurement import CheckRow
-from pulsetrain.diagnostics.pairwise import PairResult, best_times
+from pulsetrain.diagnostics.rounds import Group, GroupResult, best_times
 
 LEAST_PEERS = 2
 NORMAL_CONSISTENT = 1.4826  # standard deviation of a normal distribution over its median absolute deviation
@@ -45,7 +45,7 @@ def _by_check(reports: Mapping[str, Sequence[CheckRow]]) -> dict[str, dict[str, 
 
 
 def slow_all_gathers(
-    results: Sequence[PairResult], *, ratio: float = 1.5, deviations: float = 6.0
+    results: Sequence[GroupResult], *, ratio: float = 1.5, deviations: float = 6.0
 ) -> dict[str, float]:
     """Map each slow node to its best all-gather time, as a multiple of the fleet's.
 
@@ -53,7 +53,7 @@ def slow_all_gathers(
     the faster half, so that even half a fleet of slow nodes is seen. Needs three nodes.
 
     >>> t0, t1 = {"2": 20.3, "3": 20.3, "0": 206.9, "1": 151.8}, {"2": 20.3, "3": 20.3, "0": 23.2, "1": 136.0}
-    >>> one = [PairResult(members=(n,), ok=True, seconds=s) for t in (t0, t1) for n, s in t.items()]
+    >>> one = [GroupResult(members=(n,), ok=True, seconds=s) for t in (t0, t1) for n, s in t.items()]
     >>> sorted(slow_all_gathers(one))
     ['1']
     """
@@ -65,3 +65,21 @@ def slow_all_gathers(
     deviation = NORMAL_CONSISTENT * median(abs(t - centre) for t in fast)
     limit = max(ratio * centre, centre + deviations * deviation)
     return {node: t / centre for node, t in sorted(times.items()) if centre > 0 and t > limit}
+
+
+def slowest_beside_fastest(results: Sequence[GroupResult], nodes: Collection[str]) -> list[Group]:
+    """Return pairs of those `nodes` that have a time: a second time shows which member of a pair was slow.
+
+    An odd one joins the last pair (DLRover's second round, dlrover.master.elastic_training.rdzv_manager).
+
+    >>> one = [GroupResult(members=m, ok=True, seconds=s) for m, s in ((("a", "b"), 3), (("c", "d", "e"), 1))]
+    >>> slowest_beside_fastest(one, "abcde")
+    [('c', 'b'), ('d', 'a', 'e')]
+    """
+    times = {n: t for n, t in best_times(results).items() if n in nodes}
+    ranked = sorted(times, key=lambda node: (times[node], node))
+    half = len(ranked) // 2
+    groups: list[Group] = [(ranked[i], ranked[-1 - i]) for i in range(half)]
+    if len(ranked) % 2 and groups:
+        groups[-1] += (ranked[half],)
+    return groups

@@ -1,57 +1,71 @@
-"""The check before each relaunch: self-check on every node, and the pairwise all-gather where asked for."""
+"""The check before each relaunch: self-check on every node, and rounds of all-gathers where asked for."""
 
 from __future__ import annotations
 
 import asyncio
+import functools
+import itertools
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pulsetrain.core.json import JsonObject
-from pulsetrain.diagnostics import pairwise
-from pulsetrain.diagnostics.compare import slow_all_gathers, slow_checks
+from pulsetrain.diagnostics import faulty_nodes
+from pulsetrain.diagnostics.compare import slow_all_gathers, slow_checks, slowest_beside_fastest
+from pulsetrain.diagnostics.faulty_nodes import FaultVerdict
+from pulsetrain.diagnostics.rounds import Group, GroupResult, passed
 from pulsetrain.protocol.messages import HostStore, PairCheck, Reply, SelfCheck
 from pulsetrain.recovery.nodes import Node
 from pulsetrain.recovery.policy import Policy
 
 Ids = Callable[[], int]
 
-ROUNDS = 3
-MARGIN_S = 2.0
+LIMIT_S = 10.0  # of all rounds together
+LEAST_ROUND_S = 1.0  # an all-gather that takes longer than what is left is not begun
+LEAST_TWICE = 4  # with fewer nodes a second time does not tell the members of a pair apart
+MARGIN_S = 2.0  # for the way of a command and its reply
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckReport:
-    """`failed` maps a node to the reason. `reports` holds what each node measured."""
+    """`failed` maps a node to the reason. `reports` holds what each node measured.
+
+    `verdict` is what the rounds of all-gathers say, None where there were none.
+    """
 
     failed: Mapping[str, str]
     reports: Mapping[str, JsonObject]
-    pairs: Sequence[pairwise.PairResult] = field(default_factory=tuple)
+    groups: Sequence[GroupResult] = field(default_factory=tuple)
+    verdict: FaultVerdict | None = None
 
     def detail(self) -> dict[str, object]:
         """Return the report as the detail of a `self_check` event. Slow nodes are a note, not a verdict."""
         rows = {node: data.get("checks", ()) for node, data in self.reports.items()}
+        verdict = self.verdict or FaultVerdict()
         return {
             "failed": dict(self.failed),
             "reports": dict(self.reports),
-            "pairs": [pair.row() for pair in self.pairs],
-            "slow": {"checks": slow_checks(rows), "all_gathers": slow_all_gathers(self.pairs)},
+            "pairs": [group.row() for group in self.groups],
+            "links": [{"nodes": list(pair), "reason": why} for pair, why in verdict.links.items()],
+            "inconclusive": verdict.reason,
+            "slow": {"checks": slow_checks(rows), "all_gathers": slow_all_gathers(self.groups)},
         }
 
 
 async def run(nodes: Sequence[Node], policy: Policy, ids: Ids, *, thorough: bool) -> CheckReport:
-    """Check `nodes`. `thorough` adds the pairwise rounds among those that pass the self-check."""
+    """Check `nodes`. `thorough` adds rounds of all-gathers among those that pass the self-check."""
     failed, reports = await _self_checks(nodes, policy, ids)
     healthy = [n for n in nodes if n.name not in failed]
     if not thorough or len(healthy) < 2:
         return CheckReport(failed=failed, reports=reports)
-    host = healthy[0]
-    store = await host.ask(HostStore(id=ids(), job="pairwise"), policy.reply_timeout_s)
-    if store.error:
-        reason = f"pairwise store: {store.error}"
-        return CheckReport(failed={**failed, host.name: reason}, reports=reports)
-    check = _PairChecks(healthy, (host.hello.address, int(store.data["port"])), policy, ids)
-    pairs = await check.run()
-    return CheckReport(failed=failed | pairwise.faulty(pairs), reports=reports, pairs=pairs)
+    rounds = _Rounds(healthy, policy, ids)
+    verdict = await rounds.run()
+    return CheckReport(
+        failed=failed | rounds.failed | dict(verdict.faulty),
+        reports=reports,
+        groups=rounds.results,
+        verdict=verdict,
+    )
 
 
 async def _self_checks(
@@ -69,47 +83,90 @@ async def _self_checks(
     return failed, {n.name: dict(r.data) for n, r in zip(nodes, replies, strict=True)}
 
 
-class _PairChecks:
-    """Rounds of all-gathers in small groups, which meet at the rendezvous store `address`."""
+@dataclass(frozen=True, kw_only=True)
+class _Store:
+    """A rendezvous store and the node that hosts it."""
 
-    def __init__(self, nodes: Sequence[Node], address: tuple[str, int], policy: Policy, ids: Ids) -> None:
-        self._nodes = {n.name: n for n in nodes}
-        self._address, self._policy, self._ids = address, policy, ids
+    node: str
+    address: str
+    port: int
 
-    async def run(self) -> list[pairwise.PairResult]:
-        """Round one pairs neighbours. Each later round pairs suspects with nodes known to be good."""
-        results: list[pairwise.PairResult] = []
-        groups = pairwise.round_one(sorted(self._nodes))
-        for number in range(ROUNDS):
-            results += await asyncio.gather(
-                *(self._group(members, f"{number}:{i}") for i, members in enumerate(groups))
-            )
-            groups = pairwise.round_two(results) if number == 0 else pairwise.next_round(results)
-            if not groups or (number > 0 and not pairwise.undecided(results)):
+
+class _Rounds:
+    """Rounds of all-gathers. The groups of a round run at the same time and meet at one rendezvous store.
+
+    While no group has passed, each round has its store on another node: a node that nobody reaches would make
+    every group fail. `failed` maps nodes that could not host a store to the reason.
+    """
+
+    def __init__(
+        self, nodes: Sequence[Node], policy: Policy, ids: Ids, now_s: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._nodes = {n.name: n for n in sorted(nodes, key=lambda n: n.name)}
+        self._policy, self._ids, self._now_s = policy, ids, now_s
+        self._hosts = itertools.cycle(list(self._nodes.values()))
+        self.failed: dict[str, str] = {}
+        self.results: list[GroupResult] = []
+
+    async def run(self) -> FaultVerdict:
+        """Run rounds until nothing is open, or the time is up."""
+        end_s = self._now_s() + LIMIT_S
+        store = await self._host_store()
+        for number in itertools.count():
+            groups = self._next_groups(number)
+            timeout_s = min(self._policy.pair_timeout_s, end_s - self._now_s() - MARGIN_S)
+            if store is None or not groups or timeout_s < LEAST_ROUND_S:
                 break
-        return results
+            self.results += await asyncio.gather(
+                *(self._gather(group, store, number, timeout_s) for group in groups)
+            )
+            if not passed(self.results):
+                store = await self._host_store()
+        return faulty_nodes.judge(list(self._nodes), self.results)
 
-    async def _group(self, members: tuple[str, ...], prefix: str) -> pairwise.PairResult:
+    def _next_groups(self, number: int) -> list[Group]:
+        """What is to be asked next. Good nodes that are free in the second round get a second time there."""
+        groups = faulty_nodes.next_round(list(self._nodes), self.results)
+        if number != 1 or len(self._nodes) < LEAST_TWICE:
+            return groups
+        busy = {node for group in groups for node in group}
+        return [*groups, *slowest_beside_fastest(self.results, self._nodes.keys() - busy)]
+
+    async def _host_store(self) -> _Store | None:
+        """Start a rendezvous store on the next node that can. None if no node can."""
+        for _ in range(len(self._nodes)):
+            host = next(self._hosts)
+            if host.name not in self.failed:
+                command = HostStore(id=self._ids(), job="pairwise")
+                reply = await host.ask(command, self._policy.reply_timeout_s)
+                if not reply.error:
+                    return _Store(node=host.name, address=host.hello.address, port=int(reply.data["port"]))
+                self.failed[host.name] = f"pairwise store: {reply.error}"
+        return None
+
+    async def _gather(self, members: Group, store: _Store, number: int, timeout_s: float) -> GroupResult:
         """One group's all-gather. Every member gets the command at once."""
-        limit_s = self._policy.pair_timeout_s
+        command = functools.partial(
+            PairCheck,
+            members=members,
+            store_address=store.address,
+            store_port=store.port,
+            prefix=f"{number}:{members[0]}",
+            timeout_s=timeout_s,
+        )
         replies = await asyncio.gather(
-            *(self._nodes[name].ask(self._command(members, prefix), limit_s + MARGIN_S) for name in members)
+            *(self._nodes[name].ask(command(id=self._ids()), timeout_s + MARGIN_S) for name in members)
         )
         errors = [
             f"{r.node}: {r.error or r.data.get('error') or 'failed'}" for r in replies if not _passed(r)
         ]
-        seconds = max(float(r.data.get("seconds", limit_s)) for r in replies)
-        error = next(iter(errors), "")
-        return pairwise.PairResult(members=members, ok=not errors, seconds=seconds, error=error)
-
-    def _command(self, members: tuple[str, ...], prefix: str) -> PairCheck:
-        return PairCheck(
-            id=self._ids(),
+        return GroupResult(
             members=members,
-            store_address=self._address[0],
-            store_port=self._address[1],
-            prefix=prefix,
-            timeout_s=self._policy.pair_timeout_s,
+            ok=not errors,
+            seconds=max(float(r.data.get("seconds", timeout_s)) for r in replies),
+            error=next(iter(errors), ""),
+            round=number,
+            store=store.node,
         )
 
 

@@ -40,6 +40,11 @@ def line(kind, detail, node="node-a", rank=-1, attempt=2):
             {"failed": {"b": "no answer"}, "reports": {"a": 1, "b": 2}},
             "2 nodes checked: b fails (no answer)",
         ),
+        (
+            "self_check",
+            {"links": [{"nodes": ["a", "b"]}], "inconclusive": "c never passed"},
+            "0 nodes checked: link a to b fails; inconclusive (c never passed)",
+        ),
         ("evict", {"reason": "fan"}, "node-a is evicted: fan"),
         ("standby_promoted", {"replaces": "node-d"}, "node-a takes the place of node-d"),
         ("recovery", {"total_ns": 5_000_000_000, "reason": "x"}, "training again 5.0 s after the fault: x"),

@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pulsetrain.diagnostics.compare import slow_all_gathers, slow_checks
+from pulsetrain.diagnostics.compare import slow_all_gathers, slow_checks, slowest_beside_fastest
 from pulsetrain.diagnostics.measurement import Check
-from pulsetrain.diagnostics.pairwise import PairResult
+from pulsetrain.diagnostics.rounds import GroupResult
 
 
-def timed(*tables: dict[str, float]) -> list[PairResult]:
-    return [PairResult(members=(n,), ok=True, seconds=s) for t in tables for n, s in t.items()]
+def timed(*tables: dict[str, float]) -> list[GroupResult]:
+    return [GroupResult(members=(n,), ok=True, seconds=s) for t in tables for n, s in t.items()]
 
 
 def reports(values):
@@ -58,3 +58,13 @@ def test_half_a_fleet_of_slow_nodes_is_still_seen_and_a_slower_one_is_never_mild
 @pytest.mark.parametrize("times", [{}, {"a": 1.0}, {"a": 1.0, "b": 50.0}, dict.fromkeys("abcd", 0.0)])
 def test_too_little_to_compare_names_nobody(times):
     assert slow_all_gathers(timed(times)) == {}
+
+
+def test_the_slowest_meet_the_fastest():
+    results = [
+        GroupResult(members=("a", "b"), ok=True, seconds=3.0),
+        GroupResult(members=("c", "d", "e"), ok=True, seconds=1.0),
+    ]
+    assert slowest_beside_fastest(results, set("abcde")) == [("c", "b"), ("d", "a", "e")]
+    assert slowest_beside_fastest(results, {"a", "d"}) == [("d", "a")]
+    assert slowest_beside_fastest([], {"a"}) == []
