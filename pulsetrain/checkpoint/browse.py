@@ -9,6 +9,7 @@ from pulsetrain.checkpoint.storage.backend import open_storage
 from pulsetrain.checkpoint.storage.manifest import MANIFEST, Checkpoints, Manifest, folder_of
 from pulsetrain.core.errors import CorruptData, UsageError
 from pulsetrain.core.json import JsonObject
+from pulsetrain.core.progress import Report, after, unseen
 
 
 def jobs(storage: str) -> list[str]:
@@ -54,9 +55,10 @@ def steps_to_show(checkpoints: Checkpoints) -> Iterator[JsonObject]:
         }
 
 
-def verdicts(checkpoints: Checkpoints, step: int | None) -> list[JsonObject]:
+def verdicts(checkpoints: Checkpoints, step: int | None, report: Report = unseen) -> list[JsonObject]:
     """Whether every byte of each step, or of `step`, is there and has its hash.
 
+    `report` takes the bytes that were read, of the bytes of all these steps.
     Raises `UsageError` for a step that does not exist.
     """
     steps = checkpoints.steps()
@@ -64,10 +66,13 @@ def verdicts(checkpoints: Checkpoints, step: int | None) -> list[JsonObject]:
         have = ", ".join(map(str, steps)) or "none"
         raise UsageError(f"job {checkpoints.job} has no step {step}; it has: {have}")
     rows = [r for r in steps_to_show(checkpoints) if step in (None, r["step"])]
+    done, total = 0, sum(row.get("unique_bytes", 0) for row in rows)
+    report(done, total)
     for row in rows:
         manifest = checkpoints.manifest(row["step"]) if row["state"] == "committed" else None
-        row["wrong"] = checkpoints.verify(manifest) if manifest else [row["why"]]
+        row["wrong"] = checkpoints.verify(manifest, after(report, done)) if manifest else [row["why"]]
         row["ok"] = not row["wrong"]
+        done += row.get("unique_bytes", 0)
     return rows
 
 

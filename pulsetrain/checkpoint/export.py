@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
@@ -11,6 +11,7 @@ from pulsetrain.checkpoint.storage.manifest import Checkpoints, Manifest
 from pulsetrain.checkpoint.storage.tensor_index import Stored, TensorIndex
 from pulsetrain.core.errors import CheckpointError, UsageError
 from pulsetrain.core.json import JsonObject
+from pulsetrain.core.progress import Report, unseen
 
 DTYPES: Mapping[str, str] = MappingProxyType(
     {
@@ -37,11 +38,14 @@ def export_safetensors(
     *,
     prefix: str = "model.",
     shard_bytes: int = 5 << 30,
+    report: Report = unseen,
 ) -> list[Path]:
     """Write every tensor whose name begins with `prefix`, and return the files. Names lose the prefix.
 
     More than `shard_bytes` becomes several files and model.safetensors.index.json, as Hugging Face reads
-    them. Raises `CheckpointError` where no tensor has the prefix or safetensors does not know its type,
+    them. `report` takes the bytes that are written, of all bytes.
+
+    Raises `CheckpointError` where no tensor has the prefix or safetensors does not know its type. Raises
     `UsageError` for a folder that cannot be written.
     """
     index = TensorIndex(checkpoints, manifest)
@@ -50,13 +54,16 @@ def export_safetensors(
         some = ", ".join(sorted({n.split(".")[0] for n in index.tensors})[:10])
         raise CheckpointError(f"no tensor begins with {prefix!r}; names begin with: {some}")
     shards = _shards(wanted, shard_bytes)
+    written, total = 0, sum(map(_size, wanted))
     try:
         folder.mkdir(parents=True, exist_ok=True)
         files = []
         for number, shard in enumerate(shards, start=1):
             of = f"-{number:05d}-of-{len(shards):05d}" if len(shards) > 1 else ""
             path = folder / f"model{of}.safetensors"
-            _write(path, shard, index, prefix, manifest)
+            for size in _write(path, shard, index, prefix, manifest):
+                written += size
+                report(written, total)
             files.append(path)
         if len(shards) > 1:
             files.append(_write_index(folder, shards, files, prefix))
@@ -81,7 +88,10 @@ def _shards(tensors: list[Stored], limit: int) -> list[list[Stored]]:
     return shards
 
 
-def _write(path: Path, shard: list[Stored], index: TensorIndex, prefix: str, manifest: Manifest) -> None:
+def _write(
+    path: Path, shard: list[Stored], index: TensorIndex, prefix: str, manifest: Manifest
+) -> Iterator[int]:
+    """Write one file. Yields the size of each tensor when it is written."""
     header: JsonObject = {"__metadata__": {"format": "pt", "job": manifest.job, "step": str(manifest.step)}}
     offset = 0
     for tensor in shard:
@@ -100,7 +110,7 @@ def _write(path: Path, shard: list[Stored], index: TensorIndex, prefix: str, man
     with partial.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for tensor in shard:
-            file.write(index.read(tensor.name))
+            yield file.write(index.read(tensor.name))
     partial.replace(path)
 
 

@@ -8,7 +8,8 @@ ranks of the old shape.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 
 import torch
 import torch.distributed as dist
@@ -23,6 +24,7 @@ from pulsetrain.checkpoint.storage.manifest import Checkpoints, Manifest, Segmen
 from pulsetrain.checkpoint.storage.shards import readers
 from pulsetrain.checkpoint.storage.tensor_index import TensorIndex
 from pulsetrain.core.errors import CheckpointError
+from pulsetrain.core.progress import progress
 
 
 def load_resharded(
@@ -32,24 +34,36 @@ def load_resharded(
     *,
     step: int | None = None,
     group: dist.ProcessGroup | None = None,
+    show_progress: bool = False,
 ) -> tuple[int, int]:
     """Fill `state` (as `Checkpointer` takes it) from the newest committed step, or from `step`.
 
     With a process `group` of backend gloo, whose ranks must all call this, content that several of its ranks
     need is read by one of them and sent to the others. Returns the step and the bytes that this process read
-    from storage.
+    from storage. `show_progress` shows on standard error how far this process has come: give it on one rank.
 
     Raises `CheckpointError` where there is no such step, or a tensor that `state` needs is missing or has
     another global shape. Raises `CorruptData` for damaged bytes.
     """
     checkpoints = Checkpoints(open_storage(storage), job)
     index = TensorIndex(checkpoints, _manifest(checkpoints, step))
-    if group is not None:
+    wanted: Mapping[str, Segment] = {}
+    if group is not None or show_progress:
         with index.planning() as wanted:
             _load(index, state)
-        exchange(index, wanted, group)
-    _load(index, state)
+    with _shown(index, wanted) if show_progress else contextlib.nullcontext():
+        if group is not None:
+            exchange(index, wanted, group)
+        _load(index, state)
     return index.manifest.step, index.bytes_read
+
+
+@contextlib.contextmanager
+def _shown(index: TensorIndex, wanted: Mapping[str, Segment]) -> Iterator[None]:
+    """Show how much of what is wanted has come."""
+    total = sum(segment.bytes for segment in wanted.values())
+    with progress(f"Loading step {index.manifest.step}", total=total, unit="bytes") as index.report:
+        yield
 
 
 def _load(index: TensorIndex, state: Mapping[str, object]) -> None:

@@ -11,6 +11,7 @@ import click
 
 from pulsetrain.cli.options import grouped, json_option
 from pulsetrain.cli.root import print_json, print_table, pulsetrain
+from pulsetrain.core.progress import progress
 
 if TYPE_CHECKING:
     from pulsetrain.checkpoint.storage.manifest import Checkpoints
@@ -86,7 +87,8 @@ def checkpoint_verify(source: StorageOptions, step: int | None, as_json: bool) -
     """
     from pulsetrain.checkpoint import browse
 
-    rows = browse.verdicts(source.open(), step)
+    with progress("Verifying", unit="bytes") as report:
+        rows = browse.verdicts(source.open(), step, report)
     if as_json:
         print_json(rows)
     else:
@@ -121,7 +123,8 @@ def checkpoint_export(
 
     checkpoints = source.open()
     manifest = browse.committed_step(checkpoints, step)
-    files = export_safetensors(checkpoints, manifest, out, prefix=prefix)
+    with progress(f"Exporting step {manifest.step}", unit="bytes") as report:
+        files = export_safetensors(checkpoints, manifest, out, prefix=prefix, report=report)
     if as_json:
         print_json({"step": manifest.step, "files": [str(f) for f in files]})
         return

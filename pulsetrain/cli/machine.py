@@ -11,6 +11,7 @@ from pulsetrain.cli.options import json_option
 from pulsetrain.cli.root import print_json, print_table, pulsetrain
 from pulsetrain.core.errors import UsageError
 from pulsetrain.core.json import JsonObject
+from pulsetrain.core.progress import progress
 
 
 @pulsetrain.command()
@@ -39,7 +40,8 @@ def rdma(folder: Path, seconds: float, as_json: bool) -> None:
         from pulsetrain.analytics.machines.network_ports import measure
         from pulsetrain.collectors.machine.rdma import Burst
 
-        ports = measure(ports, Burst(folder).run(seconds=seconds))
+        with progress("Sampling the traffic"):
+            ports = measure(ports, Burst(folder).run(seconds=seconds))
     if as_json:
         print_json(ports)
         return

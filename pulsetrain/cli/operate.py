@@ -9,6 +9,7 @@ import click
 from pulsetrain.cli.options import HubOptions, grouped, hub_options, json_option
 from pulsetrain.cli.root import print_json, print_table, pulsetrain
 from pulsetrain.core.errors import UsageError
+from pulsetrain.core.progress import progress
 from pulsetrain.protocol.client import HubClient
 
 
@@ -127,7 +128,8 @@ def stacks(job: str, last: bool, threads: bool, hub: HubOptions, as_json: bool) 
     """
     from pulsetrain.analytics.hangs.stacks import MAIN, lines
 
-    answer = hub.client().stacks(job, fresh=not last)
+    with progress(f"Reading the stacks of {job}"):
+        answer = hub.client().stacks(job, fresh=not last)
     if as_json:
         print_json(answer)
     elif not answer:

@@ -8,6 +8,7 @@ import click
 
 from pulsetrain.cli.options import json_option
 from pulsetrain.cli.root import print_json, print_table, pulsetrain
+from pulsetrain.core.progress import progress
 
 
 @pulsetrain.command()
@@ -22,7 +23,8 @@ def whatif(trace: Path, as_json: bool) -> None:
     """
     from pulsetrain.analytics.whatif.analysis import analyze_file, sentences
 
-    answer = analyze_file(trace)
+    with progress(f"Reading {trace.name}"):
+        answer = analyze_file(trace)
     if as_json:
         print_json(answer)
         return
@@ -42,7 +44,8 @@ def logs(folder: Path, as_json: bool) -> None:
     """
     from pulsetrain.analytics.machines.log_files import read_folder
 
-    answer = read_folder(folder)
+    with progress(f"Reading {folder}"):
+        answer = read_folder(folder)
     if as_json:
         print_json(answer)
         return
@@ -97,7 +100,8 @@ def failslow(file: Path, as_json: bool) -> None:
     from pulsetrain.analytics.slowness import fail_slow
     from pulsetrain.analytics.slowness.step_times_file import read
 
-    answer = fail_slow.find(read(file), config=fail_slow.for_recording())
+    with progress(f"Reading {file.name}"):
+        answer = fail_slow.find(read(file), config=fail_slow.for_recording())
     if as_json:
         print_json(report.rows(answer))
         return
@@ -119,8 +123,9 @@ def hang(folder: Path, as_json: bool) -> int:
     from pulsetrain.analytics.hangs import ras
     from pulsetrain.analytics.hangs.flight_recorder import sentences, verdict
 
-    reports = ras.reports_in(folder)
-    answer = ras.verdict(reports) if reports else verdict(folder)
+    with progress(f"Reading {folder}"):
+        reports = ras.reports_in(folder)
+        answer = ras.verdict(reports) if reports else verdict(folder)
     if as_json:
         print_json(answer)
     else:

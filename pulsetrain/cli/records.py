@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from itertools import accumulate
 from pathlib import Path
 
 import click
 
 from pulsetrain.cli.options import KafkaOptions, StoreOptions, json_option, kafka_options, store_options
 from pulsetrain.cli.root import print_json, print_table, pulsetrain
+from pulsetrain.core.progress import after, progress
 
 
 @pulsetrain.command("import")
@@ -26,8 +28,12 @@ def import_(folder: Path, store: StoreOptions, as_json: bool) -> None:
     from pulsetrain.stream.store import parquet
 
     files = parquet.files(folder)
-    with store.sink() as sink:
-        loaded = [parquet.load(record, path, sink, now_ns=time.time_ns()) for record, path in files.items()]
+    rows_of = {record: parquet.rows_of(path) for record, path in files.items()}
+    with store.sink() as sink, progress("Importing", total=sum(rows_of.values())) as report:
+        loaded = [
+            parquet.load(record, files[record], sink, now_ns=time.time_ns(), report=after(report, before))
+            for record, before in zip(rows_of, accumulate(rows_of.values(), initial=0), strict=False)
+        ]
     rows = [dataclasses.asdict(item) for item in loaded]
     if as_json:
         print_json(rows)

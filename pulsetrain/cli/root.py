@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Mapping, Sequence
 
 import click
@@ -69,9 +68,3 @@ def print_table(rows: Sequence[Mapping[str, object]], columns: Sequence[str], em
     widths = [max(len(c) for c in column) for column in zip(columns, *cells, strict=True)]
     for line in (list(columns), *cells):
         click.echo("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
-
-
-def print_progress(rows: int) -> None:
-    """Show how many rows are done, on one line of a terminal."""
-    if sys.stderr.isatty():
-        click.echo(f"\r{rows:,} rows", nl=False, err=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections import Counter
 from dataclasses import asdict, dataclass
 from datetime import datetime
@@ -20,7 +19,8 @@ from pulsetrain.cli.options import (
     json_option,
     store_options,
 )
-from pulsetrain.cli.root import print_json, print_progress, print_table, pulsetrain
+from pulsetrain.cli.root import print_json, print_table, pulsetrain
+from pulsetrain.core.progress import progress
 
 if TYPE_CHECKING:
     from pulsetrain.simulate.spec import FleetSpec
@@ -100,8 +100,6 @@ def telemetry(
     planted = tuple(parse_fault(fault) for fault in faults)
     spec = starting(FleetSpec(faults=planted, **asdict(fleet)), start)
     rows = _write(spec, out, kafka, store)
-    if sys.stderr.isatty():
-        click.echo("", err=True)
     if as_json:
         print_json({"job": spec.job, "rows": dict(rows)})
         return
@@ -113,12 +111,13 @@ def _write(spec: FleetSpec, out: Path | None, kafka: str | None, store: StoreOpt
     from pulsetrain.simulate import write
 
     if out is not None:
-        return write.to_parquet(spec, out, print_progress)
+        with progress("Simulating") as report:
+            return write.to_parquet(spec, out, report)
     if kafka is not None:
-        with contextlib.closing(_kafka(kafka)) as transport:
-            return write.to_transport(spec, transport, print_progress)
-    with store.sink() as sink:
-        return write.to_sink(spec, sink, print_progress)
+        with contextlib.closing(_kafka(kafka)) as transport, progress("Simulating") as report:
+            return write.to_transport(spec, transport, report)
+    with store.sink() as sink, progress("Simulating") as report:
+        return write.to_sink(spec, sink, report)
 
 
 def _kafka(servers: str) -> Transport:
@@ -287,7 +286,9 @@ def simulate_recovery(plan: Path | None, pairs: tuple[str, ...], runs: int, seed
     from pulsetrain.simulate.recovery_plan import load_plan
 
     chosen = load_plan(plan, pairs)
-    results = {"simulated": run_simulation(chosen, seed=seed, runs=runs), "closed_form": closed_form(chosen)}
+    with progress("Simulating"):
+        simulated = run_simulation(chosen, seed=seed, runs=runs)
+    results = {"simulated": simulated, "closed_form": closed_form(chosen)}
     if as_json:
         print_json({name: r.as_json() for name, r in results.items()})
         return

@@ -10,6 +10,7 @@ import click
 from pulsetrain.cli.options import StoreOptions, grouped, job_option, json_option, store_options
 from pulsetrain.cli.root import print_json, pulsetrain
 from pulsetrain.core.errors import UsageError
+from pulsetrain.core.progress import progress
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +76,7 @@ def analyze(
     from pulsetrain.analytics import report
 
     peak = report.device_peak(devices.device, devices.peaks) if devices.device else None
-    with store.open() as opened:
+    with store.open() as opened, progress(f"Analyzing {job}"):
         answer = report.verdicts_from_store(
             opened, job, since=steps.since, until=steps.until, attempt=steps.attempt, device=peak
         )
@@ -120,7 +121,7 @@ def trace_export(job: str, steps: str, ranks: str, output: Path, store: StoreOpt
     chosen, wanted = parse_steps(steps), parse_ranks(ranks, limit=1 << 20)
     if chosen is None:
         raise UsageError("--steps is empty: give FIRST:LAST, such as 40:45")
-    with store.open() as opened:
+    with store.open() as opened, progress(f"Reading spans of {job}"):
         written = traces.export_file(opened, job, output, first=chosen[0], last=chosen[1], ranks=wanted)
     if as_json:
         print_json({"file": str(output), "bytes": written, "job": job, "steps": list(chosen)})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from typing import Literal
+from typing import Literal, TextIO, cast
 
 import structlog
 
@@ -30,9 +30,21 @@ def configure(*, level: Level = "info", as_json: bool | None = None) -> None:
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
-        logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
+        logger_factory=structlog.WriteLoggerFactory(file=cast("TextIO", _StandardError())),
         cache_logger_on_first_use=True,
     )
+
+
+class _StandardError:
+    """Standard error as it is when a line is written: while a bar is drawn, lines must appear above it."""
+
+    def write(self, text: str) -> None:
+        """Write `text`."""
+        sys.stderr.write(text)
+
+    def flush(self) -> None:
+        """Let nothing wait."""
+        sys.stderr.flush()
 
 
 def _unchanged(

@@ -16,6 +16,7 @@ from pulsetrain.core.errors import UsageError
 from pulsetrain.core.json import JsonObject
 from pulsetrain.records.ddl import Engine
 from pulsetrain.stream.ingest_metrics import IngestMetrics
+from pulsetrain.stream.kafka.catch_up import CatchUp
 from pulsetrain.stream.kafka.client import KafkaConfig
 from pulsetrain.stream.kafka.group_member import GroupMember
 from pulsetrain.stream.kafka.ingest_config import IngestConfig
@@ -41,9 +42,9 @@ def run_ingest(
     metrics = IngestMetrics()
     if metrics_port is not None:
         _serve_metrics(metrics, config.metrics_host, metrics_port)
-    with contextlib.closing(open_store(url, engine=engine)) as store:
+    with contextlib.closing(open_store(url, engine=engine)) as store, CatchUp(SystemClock()) as catch_up:
         store.migrate()
-        member = GroupMember(brokers, store, SystemClock(), config, metrics)
+        member = GroupMember(brokers, store, SystemClock(), config, metrics, catch_up.look)
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: member.stop())
         say(f"ingest     {brokers.servers} -> {url.rpartition('@')[2]} as {config.group}")

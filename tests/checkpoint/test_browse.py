@@ -6,6 +6,7 @@ import pytest
 from click.testing import CliRunner
 from safetensors.numpy import load_file
 
+from pulsetrain.checkpoint import browse
 from pulsetrain.checkpoint.memory.arena import create_arena
 from pulsetrain.checkpoint.service import CheckpointService, CheckpointServiceConfig
 from pulsetrain.cli import pulsetrain
@@ -53,6 +54,16 @@ def test_verify_finds_a_flipped_bit(storage):
     (row,) = json.loads(result.output)
     assert not row["ok"]
     assert "damaged" in row["wrong"][0]
+
+
+def test_verify_reports_the_bytes_that_were_read_of_all(storage):
+    seen = []
+    checkpoints = browse.open_job(str(storage), None)
+    assert all(
+        row["ok"] for row in browse.verdicts(checkpoints, None, lambda done, total=None: seen.append(done))
+    )
+    assert seen == sorted(seen)
+    assert seen[-1] == sum(row["unique_bytes"] for row in browse.steps_to_show(checkpoints))
 
 
 def test_export_is_the_newest_step(storage, tmp_path):

@@ -28,7 +28,16 @@ def test_export_writes_what_safetensors_reads(tmp_path):
         assert sorted(tensors.keys()) == ["b", "w"]
         assert np.array_equal(tensors.get_tensor("w"), w)
         assert tensors.metadata()["step"] == "1"
-    files = export_safetensors(checkpoints, checkpoints.manifest(1), tmp_path / "two", shard_bytes=50)
+    written = []
+    files = export_safetensors(
+        checkpoints,
+        checkpoints.manifest(1),
+        tmp_path / "two",
+        shard_bytes=50,
+        report=lambda done, total=None: written.append((done, total)),
+    )
+    total = w.nbytes + b.nbytes
+    assert written == [(b.nbytes, total), (total, total)]
     index = json.loads(files[-1].read_text())
     assert index["metadata"]["total_size"] == w.nbytes + b.nbytes
     for name, expected in (("w", w), ("b", b)):

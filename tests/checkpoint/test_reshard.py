@@ -1,5 +1,6 @@
 """A checkpoint saved at one parallel shape is loaded at another: bit-equal, optimizer included."""
 
+import contextlib
 import json
 import os
 import subprocess
@@ -103,3 +104,19 @@ def test_content_that_two_ranks_need_is_read_by_one_of_them(tmp_path):
         assert report["found"] == {name: 64 * values[name] for name in report["found"]}
     assert sum(r["read"] for r in reports) == 4 * 256  # four tensors, each once
     assert reports[2]["read"] == 256
+
+
+def test_progress_is_the_bytes_that_came_of_those_that_are_needed(tmp_path, monkeypatch):
+    seen = []
+
+    @contextlib.contextmanager
+    def shown(what, *, total, unit):
+        yield lambda done, of=None: seen.append((what, done, total, unit))
+
+    monkeypatch.setattr("pulsetrain.checkpoint.reshard.progress", shown)
+    shards = {0: [(name, np.ones(64, dtype=np.float32) * n, (), ()) for n, name in enumerate("abc")]}
+    commit_arrays(tmp_path, shards)
+    state = {"a": torch.zeros(64), "c": torch.zeros(64)}
+    load_resharded(str(tmp_path), "j", state, show_progress=True)
+    assert seen == [("Loading step 1", done, 512, "bytes") for done in (256, 512)]
+    assert float(state["c"].sum()) == 128

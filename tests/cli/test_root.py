@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pulsetrain.cli.root import print_json, print_progress, print_table, with_evidence
+from pulsetrain.cli.root import print_json, print_table, with_evidence
 
 
 @pytest.mark.parametrize("text", ["not json", '{"victims": [1'])
@@ -46,9 +46,3 @@ def test_columns_are_aligned_and_a_missing_cell_is_empty(capsys):
 def test_an_empty_table_is_a_sentence(capsys):
     print_table([], ("node",), "No node.")
     assert capsys.readouterr().out == "No node.\n"
-
-
-def test_progress_is_for_terminals_alone(capsys):
-    print_progress(1000)
-    captured = capsys.readouterr()
-    assert captured.out == captured.err == ""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import sys
 
 import pytest
 import structlog
@@ -59,3 +61,11 @@ def test_a_terminal_gets_text_with_the_traceback_below_it(capfd):
     assert "ValueError" in text
     with pytest.raises(ValueError, match="Expecting value"):
         json.loads(text)
+
+
+def test_a_line_goes_to_standard_error_as_it_is_then(monkeypatch):
+    configure(as_json=True)
+    later = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", later)
+    structlog.get_logger().warning("rows_lost")
+    assert json.loads(later.getvalue())["event"] == "rows_lost"

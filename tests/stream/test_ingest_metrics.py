@@ -36,6 +36,7 @@ def test_the_names_that_dashboards_and_alerts_rely_on_stay():
         "quarantined_rows",
         "failed_inserts",
         "waiting_rows",
+        "behind_messages",
         "last_seen_timestamp_seconds",
         "insert_seconds",
     }

@@ -19,6 +19,7 @@ import xxhash
 from pulsetrain.checkpoint.memory.layout import Layout, decode
 from pulsetrain.checkpoint.storage.backend import Storage
 from pulsetrain.core.errors import CorruptData, Unavailable
+from pulsetrain.core.progress import Report, unseen
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -268,8 +269,12 @@ class Checkpoints:
         self.read_segment(manifest, table.segments[0], memoryview(head))
         return decode(bytes(head[: table.layout_bytes])), bytes(head[table.layout_bytes :])
 
-    def verify(self, manifest: Manifest) -> list[str]:
-        """What is wrong with the stored bytes, one line each. Empty: all is there and has its hash."""
+    def verify(self, manifest: Manifest, report: Report = unseen) -> list[str]:
+        """What is wrong with the stored bytes, one line each. Empty: all is there and has its hash.
+
+        `report` takes the bytes that were read.
+        """
+        done = 0
         wrong = [f"rank {r} is missing" for r in range(manifest.world) if r not in manifest.tables]
         segments = {s.hash: s for t in manifest.tables.values() for s in t.segments}
         for segment in segments.values():
@@ -277,6 +282,8 @@ class Checkpoints:
                 self.read_segment(manifest, segment, memoryview(bytearray(segment.bytes)))
             except (CorruptData, Unavailable) as error:
                 wrong.append(str(error))
+            done += segment.bytes
+            report(done)
         return wrong
 
     def retain(self, *, last: int, every: int) -> list[int]:

@@ -19,6 +19,7 @@ from pulsetrain.checkpoint.memory.layout import Layout, element_bytes
 from pulsetrain.checkpoint.memory.slots import payload_offset
 from pulsetrain.checkpoint.storage.manifest import Checkpoints, Manifest, Segment
 from pulsetrain.core.errors import CheckpointError, CorruptData
+from pulsetrain.core.progress import Report, unseen
 
 Shape = tuple[int, ...]
 
@@ -48,7 +49,10 @@ class Stored:
 
 
 class TensorIndex:
-    """Every tensor of a committed step. `bytes_read` counts what came from storage."""
+    """Every tensor of a committed step. `bytes_read` counts what came from storage.
+
+    `report` takes the bytes that came, from storage or from another rank.
+    """
 
     def __init__(self, checkpoints: Checkpoints, manifest: Manifest, *, cached_boxes: int = 2) -> None:
         """Reads the layouts of all ranks. Raises `CorruptData`, and `CheckpointError` where ranks
@@ -56,7 +60,8 @@ class TensorIndex:
         self._checkpoints, self.manifest = checkpoints, manifest
         self._cache: OrderedDict[str, bytes] = OrderedDict()
         self._cached_boxes = cached_boxes
-        self.bytes_read = 0
+        self.bytes_read = self._bytes_given = 0
+        self.report: Report = unseen
         self._wanted: dict[str, Segment] | None = None  # while reads are only planned
         self._given: dict[str, bytes] = {}
         self.layouts: dict[int, tuple[Layout, bytes]] = {}
@@ -134,6 +139,7 @@ class TensorIndex:
         """Read one segment and check it. Raises `CorruptData`."""
         data = bytearray(segment.bytes)
         self.bytes_read += self._checkpoints.read_segment(self.manifest, segment, memoryview(data))
+        self.report(self.bytes_read + self._bytes_given)
         return bytes(data)
 
     def give(self, content: str, data: bytes) -> None:
@@ -141,6 +147,8 @@ class TensorIndex:
         if xxhash.xxh3_128_hexdigest(data) != content:
             raise CorruptData(f"content {content} arrived damaged")
         self._given[content] = data
+        self._bytes_given += len(data)
+        self.report(self.bytes_read + self._bytes_given)
 
     def _content(self, segment: Segment) -> bytes:
         if self._wanted is not None:

@@ -38,6 +38,7 @@ class GroupConsumer:
         self._revoked: set[TopicPartition] = set()
         self._assigned: set[TopicPartition] = set()
         self._changed = False
+        self._next: dict[TopicPartition, int] = {}
         self._consumer = KafkaConsumer(
             group_id=config.group,
             enable_auto_commit=False,
@@ -60,7 +61,16 @@ class GroupConsumer:
         polled: Mapping[TopicPartition, Sequence[Message]] = self._consumer.poll(
             timeout_ms=int(1000 * wait_s), max_records=2_000
         )
+        self._next.update((partition, new[-1].offset + 1) for partition, new in polled.items() if new)
         return polled
+
+    def behind(self) -> int:
+        """Messages of this member's partitions that it has not fetched, as of the brokers' last answers.
+
+        A partition of which nothing was ever fetched does not count. No request is made.
+        """
+        ends = {p: self._consumer.highwater(p) for p in self._consumer.assignment() if p in self._next}
+        return sum(max(0, end - self._next[p]) for p, end in ends.items() if end is not None)
 
     def take_rebalance(self) -> Rebalance | None:
         """How the partitions changed since the last call. None: not at all."""
@@ -112,6 +122,8 @@ class GroupConsumer:
         """Called by the client."""
         self._revoked.update(partitions)
         self._assigned.difference_update(partitions)
+        for partition in partitions:
+            self._next.pop(partition, None)
         self._changed = True
 
     def _finish_rejoin(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from functools import partial
 
 import structlog
@@ -12,7 +13,7 @@ from pulsetrain.core.errors import Unavailable
 from pulsetrain.core.supervisor import LoopMonitor, LoopStatus
 from pulsetrain.stream.ingest_metrics import IngestMetrics
 from pulsetrain.stream.kafka.client import KafkaConfig
-from pulsetrain.stream.kafka.ingest import Ingest
+from pulsetrain.stream.kafka.ingest import Backlog, Ingest
 from pulsetrain.stream.kafka.ingest_config import IngestConfig
 from pulsetrain.stream.store.exactly_once import RowStore
 
@@ -25,7 +26,8 @@ STALE_S = 60.0  # a store that is away is waited for
 class GroupMember:
     """An `Ingest` that is created again whenever Kafka fails it. Runs here or on a thread of its own.
 
-    The first one is created by the constructor, so that a wrong address is the caller's error.
+    The first one is created by the constructor, so that a wrong address is the caller's error. `watch` is
+    told after each look at Kafka how far behind this member is.
     """
 
     def __init__(
@@ -35,9 +37,11 @@ class GroupMember:
         clock: Clock,
         config: IngestConfig | None = None,
         metrics: IngestMetrics | None = None,
+        watch: Callable[[Backlog], None] | None = None,
     ) -> None:
         self.metrics = metrics or IngestMetrics()
         self._create = partial(Ingest, kafka, store, clock, config, self.metrics)
+        self._watch = watch
         self._stopped = threading.Event()
         self._ingest = self._create()
         self._monitor = LoopMonitor("kafka ingest", stale_after_s=STALE_S, clock=clock)
@@ -51,7 +55,7 @@ class GroupMember:
         """Take messages until stopped. Errors of type `survived` lead to a new start, others are raised."""
         while not self._stopped.is_set():
             try:
-                self._ingest.run(self._monitor.completed)
+                self._ingest.run(self._looked)
             except survived as error:
                 self._monitor.failed(error)
                 self._restart(survived)
@@ -66,6 +70,11 @@ class GroupMember:
         self._ingest.stop()
         if self._thread.is_alive():
             self._thread.join(timeout=30)
+
+    def _looked(self) -> None:
+        self._monitor.completed()
+        if self._watch is not None:
+            self._watch(self._ingest.backlog())
 
     def _restart(self, survived: type[Exception]) -> None:
         while not self._stopped.wait(_RESTART_S):

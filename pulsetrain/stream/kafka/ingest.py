@@ -39,6 +39,14 @@ from pulsetrain.stream.store.exactly_once import ExactlyOnceWriter, RowStore
 log = structlog.get_logger()
 
 
+@dataclass(frozen=True, kw_only=True)
+class Backlog:
+    """Messages that this member has stored since its start, and those that wait, in Kafka or here."""
+
+    stored: int
+    waiting: int
+
+
 @dataclass(frozen=True)
 class _InFlight:
     """A batch that another thread stores."""
@@ -70,6 +78,7 @@ class Ingest:
         self._prepared: InsertBatch | None = None
         self._in_flight: _InFlight | None = None
         self._done: dict[TopicPartition, int] = {}
+        self._stored = 0
         refuse_credentials(kafka)
         create_topics(kafka)
         with one_line_errors(kafka):
@@ -103,6 +112,13 @@ class Ingest:
             wait_for([self._in_flight.stored], timeout=wait_s)
         self._advance(self._config.linger_s)
 
+    def backlog(self) -> Backlog:
+        """How far behind this member is."""
+        held = sum(len(buffer.messages) for buffer in self._buffers.values())
+        batches = [self._prepared, self._in_flight.batch if self._in_flight else None]
+        taken = sum(len(each.messages) for batch in batches if batch is not None for each in batch.ranges)
+        return Backlog(stored=self._stored, waiting=self._consumer.behind() + held + taken)
+
     def _gather(self, wait_s: float) -> None:
         """Fetch what has come."""
         polled = self._consumer.poll(wait_s)
@@ -114,6 +130,7 @@ class Ingest:
             self._buffers.setdefault(partition, PartitionBuffer()).add(messages, now_s)
             self.metrics.bytes.inc(sum(len(m.value or b"") for m in messages))
         self.metrics.waiting.set(self._waiting_rows())
+        self.metrics.behind.set(self._consumer.behind())
 
     def _waiting_rows(self) -> int:
         return sum(buffer.rows for buffer in self._buffers.values())
@@ -172,6 +189,7 @@ class Ingest:
         if self._in_flight is not None:
             self._in_flight.stored.result()
             for each in self._in_flight.batch.ranges:
+                self._stored += len(each.messages)
                 if each.partition in self._buffers:
                     self._done[each.partition] = each.end
             self._in_flight = None

@@ -19,6 +19,7 @@ import xxhash
 
 from pulsetrain.core.clock import SystemClock
 from pulsetrain.core.errors import AuthError, SchemaMismatch, Unavailable, UsageError
+from pulsetrain.core.progress import Report, unseen
 from pulsetrain.protocol.client import HubAddress, find_hub
 from pulsetrain.records.batch import Batch, adopt, encode
 from pulsetrain.records.schema import RECORDS, SCHEMA_VERSION
@@ -114,9 +115,19 @@ def files(folder: Path) -> dict[str, Path]:
     return paths
 
 
-def load(record: str, path: Path, sink: Sink, *, now_ns: int) -> Imported:
-    """Send the rows of one file. A missing time becomes `now_ns`. Raises `UsageError` naming the file where
-    it cannot be read or does not hold the record."""
+def rows_of(path: Path) -> int:
+    """The rows that a file says it holds. Raises `UsageError` for a file that cannot be read."""
+    try:
+        return int(pq.read_metadata(path).num_rows)
+    except (pa.ArrowException, OSError) as error:
+        raise _unreadable(path, error) from error
+
+
+def load(record: str, path: Path, sink: Sink, *, now_ns: int, report: Report = unseen) -> Imported:
+    """Send the rows of one file. A missing time becomes `now_ns`. `report` takes the rows that are sent.
+
+    Raises `UsageError` naming the file where it cannot be read or does not hold the record.
+    """
     rows = stored = 0
     try:
         source = f"import/{_digest(path)}"
@@ -126,12 +137,16 @@ def load(record: str, path: Path, sink: Sink, *, now_ns: int) -> Imported:
                 Batch(record=record, source=source, first_row=rows, version=SCHEMA_VERSION, table=fitted)
             )
             rows += fitted.num_rows
+            report(rows)
     except SchemaMismatch as error:
         raise UsageError(f"file {path}: {error}") from error
     except (pa.ArrowException, OSError) as error:
-        line = str(error).splitlines()[0]
-        raise UsageError(f"file {path} cannot be read as Parquet: {line}") from error
+        raise _unreadable(path, error) from error
     return Imported(file=str(path), record=record, rows=rows, stored=stored)
+
+
+def _unreadable(path: Path, error: Exception) -> UsageError:
+    return UsageError(f"file {path} cannot be read as Parquet: {str(error).splitlines()[0]}")
 
 
 def _digest(path: Path) -> str:

@@ -63,6 +63,9 @@ class FakeConsumer:
                 self.positions[partition] += len(new)
         return polled
 
+    def behind(self):
+        return sum(len(self.topic.messages[p]) - at for p, at in self.positions.items())
+
     def take_rebalance(self):
         change, self._change = self._change, None
         return change

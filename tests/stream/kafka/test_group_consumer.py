@@ -27,6 +27,7 @@ class Client:
         self.commits = []
         self.failures = []
         self.kept = {}
+        self.ends = {}
         self.positions = {}
         self.rejoins = 0
         self._coordinator = SimpleNamespace(
@@ -50,6 +51,9 @@ class Client:
 
     def assignment(self):
         return {ONE, TWO}
+
+    def highwater(self, partition):
+        return self.ends.get(partition)
 
     def seek(self, partition, offset):
         self.positions[partition] = offset
@@ -144,3 +148,16 @@ def test_a_rejoin_that_the_client_forgot_is_asked_for_again(made, rejoining, nee
     client._coordinator.need_rejoin = lambda: needed
     assert [m.offset for m in consumer.poll(0.1)[ONE]] == [3]
     assert client.rejoins == rejoins
+
+
+def test_what_was_not_fetched_yet_is_counted_without_a_question(made):
+    consumer, client = made
+    assert consumer.behind() == 0
+    client.ends = {ONE: 14, TWO: 99}
+    consumer.poll(0.0)
+    assert consumer.behind() == 10  # message 3 of partition 1 was fetched, of partition 2 nothing was
+    client.ends = {}
+    assert consumer.behind() == 0
+    client.ends = {ONE: 14}
+    client.listener.on_partitions_revoked([ONE])
+    assert consumer.behind() == 0

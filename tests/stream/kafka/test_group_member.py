@@ -29,7 +29,11 @@ class Script:
         self.made += 1
         return self
 
+    def backlog(self):
+        return f"backlog {self.made}"
+
     def run(self, polled):
+        polled()
         _, error = self.outcomes.pop(0) if self.outcomes else ("run", None)
         if error is not None:
             raise error
@@ -41,11 +45,11 @@ class Script:
 
 @pytest.fixture
 def member(monkeypatch):
-    def make(*outcomes):
+    def make(*outcomes, watch=None):
         script = Script(*outcomes)
         monkeypatch.setattr(group_member, "Ingest", script)
         monkeypatch.setattr(group_member, "_RESTART_S", 0.0)
-        return GroupMember(None, None, SystemClock()), script
+        return GroupMember(None, None, SystemClock(), watch=watch), script
 
     return make
 
@@ -87,3 +91,13 @@ def test_on_a_thread_of_its_own_it_survives_everything_that_has_a_name(member):
     end(made, script, 3)
     assert script.made == 3
     assert not made._thread.is_alive()
+
+
+def test_who_watches_is_told_the_backlog_after_each_look(member):
+    seen = []
+    made, script = member(("run", Unavailable("away")), watch=seen.append)
+    ending = threading.Thread(target=end, args=(made, script, 2))
+    ending.start()
+    made.run()
+    ending.join(timeout=10)
+    assert seen == ["backlog 1", "backlog 2"]

@@ -15,6 +15,7 @@ from kafka import TopicPartition
 
 from pulsetrain.core.errors import Unavailable
 from pulsetrain.records.batch import encode
+from pulsetrain.stream.kafka.ingest import Backlog
 from pulsetrain.stream.kafka.ingest_config import IngestConfig
 from tests.stream.fakes import MemoryStore
 from tests.stream.kafka.fakes import Topic, make_ingest
@@ -273,3 +274,15 @@ def kill(running, store):
     running.ingest.stop()
     wait(running)
     store.fails = ""
+
+
+def test_the_backlog_is_what_waits_in_kafka_and_here(monkeypatch, topic, store):
+    for first in range(0, 40, 4):
+        topic.send(data(first, 4))
+    running = make_ingest(monkeypatch, topic, store)
+    running.consumer.fetch = 6
+    assert running.ingest.backlog() == Backlog(stored=0, waiting=10)
+    running.ingest.poll()
+    assert running.ingest.backlog() == Backlog(stored=0, waiting=10)
+    drain(running)
+    assert running.ingest.backlog() == Backlog(stored=10, waiting=0)

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from pulsetrain.cli import pulsetrain
 from pulsetrain.core.errors import UsageError
 from pulsetrain.records.batch import Batch
-from pulsetrain.stream.store.parquet import files, load
+from pulsetrain.stream.store.parquet import files, load, rows_of
 from tests.stream.conftest import TOKEN
 from tests.stream.rows import table
 
@@ -48,7 +48,10 @@ def test_a_file_is_sent_in_pieces_under_one_content_hash(tmp_path, monkeypatch):
     for name in ("a", "b"):
         pq.write_table(plain("steps", 100), tmp_path / f"{name}.parquet")
     first, second = ListSink(), ListSink()
-    assert load("steps", tmp_path / "a.parquet", first, now_ns=0).rows == 100
+    sent = []
+    imported = load("steps", tmp_path / "a.parquet", first, now_ns=0, report=lambda n, _=None: sent.append(n))
+    assert imported.rows == 100
+    assert sent == [40, 80, rows_of(tmp_path / "a.parquet")]
     load("steps", tmp_path / "b.parquet", second, now_ns=0)
     assert [(b.first_row, b.rows) for b in first.batches] == [(0, 40), (40, 40), (80, 20)]
     assert {b.source for b in first.batches} == {b.source for b in second.batches}
