@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pulsetrain.analytics import calibration
@@ -16,6 +17,7 @@ from pulsetrain.protocol.messages import GroupStatus, RankStatus
 
 __all__ = ["HangLook", "JobView", "WatchConfig", "crash", "hang", "hang_limit_ns", "look"]
 
+_MOST_LISTED = 16  # ranks in a reason
 _EARLY = 0.5  # share of the silence that is a hang at which the ranks that would be at fault are looked into
 
 
@@ -110,9 +112,18 @@ def _blind(view: JobView, config: WatchConfig) -> Inconclusive | None:
         return Inconclusive(analyzer="hang", reason="no rank has reported yet", blind=True)
     if view.lost_nodes or any(e.code != 0 for e in view.exits):
         return Inconclusive(analyzer="hang", reason="a rank or a node is gone: see crash")
-    if silent := sorted(r.rank for r in view.ranks if view.report_age_ns(r) > config.stale_s * 1e9):
-        return Inconclusive(analyzer="hang", reason=f"no report from ranks {silent}", blind=True)
+    limit_ns = config.stale_s * 1e9
+    pairs = zip(view.ranks, view.report_ages_ns, strict=True)
+    if silent := sorted([r.rank for r, age_ns in pairs if age_ns > limit_ns]):
+        return Inconclusive(analyzer="hang", reason=f"no report from {_listed(silent)}", blind=True)
     return None
+
+
+def _listed(ranks: Sequence[int]) -> str:
+    """Return ranks as words: all of them, or of very many the first."""
+    if len(ranks) <= _MOST_LISTED:
+        return f"ranks {list(ranks)}"
+    return f"{len(ranks)} ranks, first {list(ranks[:_MOST_LISTED])}"
 
 
 def _suspects(view: JobView, diagnosis: HangDiagnosis) -> tuple[int, ...]:
@@ -141,8 +152,9 @@ def hang_limit_ns(view: JobView, config: WatchConfig) -> int:
 
 def _stall_ns(view: JobView) -> int:
     """Return the shortest silence of a rank that can move, or of any rank where none can."""
-    movable = [r for r in view.ranks if r.state not in ("zombie", "gone")]
-    return min(view.age_ns(r) for r in movable or view.ranks)
+    pairs = zip(view.ranks, view.ages_ns, strict=True)
+    movable = [age_ns for r, age_ns in pairs if r.state not in ("zombie", "gone")]
+    return min(movable or view.ages_ns)
 
 
 def _has_stopped_rank(view: JobView, config: WatchConfig) -> bool:
@@ -153,9 +165,9 @@ def _has_stopped_rank(view: JobView, config: WatchConfig) -> bool:
     limits_ns = {True: config.stopped_s * 1e9, False: 2 * config.stopped_s * 1e9}
     return any(
         r.state == "stopped"
-        and view.age_ns(r) >= limits_ns[r.rank in view.activity]
+        and age_ns >= limits_ns[r.rank in view.activity]
         and not condition.is_continued(view.activity.get(r.rank))
-        for r in view.ranks
+        for r, age_ns in zip(view.ranks, view.ages_ns, strict=True)
     )
 
 
@@ -173,21 +185,36 @@ def _has_mismatch(view: JobView) -> bool:
 
 def _evidence(view: JobView) -> list[RankEvidence]:
     ended = {e.rank for e in view.exits}
-    keys: dict[GroupKey, HashedGroupKey] = {}  # one object for each group, shared by all its members
-    return [_rank_evidence(view, status, keys, ended=status.rank in ended) for status in view.ranks]
+    keys = _GroupKeys()
+    pairs = zip(view.ranks, view.ages_ns, strict=True)
+    return [_rank_evidence(s, age_ns, keys, ended=s.rank in ended) for s, age_ns in pairs]
 
 
-def _rank_evidence(
-    view: JobView, status: RankStatus, keys: dict[GroupKey, HashedGroupKey], *, ended: bool
-) -> RankEvidence:
-    own_keys = [HashedGroupKey(g.group, g.members) for g in status.groups]
-    groups = [(keys.setdefault(key, key), g) for key, g in zip(own_keys, status.groups, strict=True)]
+class _GroupKeys:
+    """One key for each group, shared by all its members: to sort thousands of ranks takes long."""
+
+    def __init__(self) -> None:
+        self._by_members: dict[tuple[str, tuple[int, ...]], HashedGroupKey] = {}
+        self._shared: dict[GroupKey, HashedGroupKey] = {}
+
+    def of(self, group: GroupStatus) -> HashedGroupKey:
+        """The key of a group. Members in another order are the same group."""
+        named = (group.group, group.members)
+        key = self._by_members.get(named)
+        if key is None:
+            made = HashedGroupKey(group.group, group.members)
+            key = self._by_members[named] = self._shared.setdefault(made, made)
+        return key
+
+
+def _rank_evidence(status: RankStatus, age_ns: int, keys: _GroupKeys, *, ended: bool) -> RankEvidence:
+    groups = [(keys.of(g), g) for g in status.groups]
     return RankEvidence(
         rank=status.rank,
         state="gone" if ended else status.state,
         computing=_computing(status),
         blocked=status.last_phase in COMMUNICATION,
-        silence_ns=view.age_ns(status),
+        silence_ns=age_ns,
         enqueued={key: g.enqueued for key, g in groups},
         completed={key: g.completed for key, g in groups},
         waits=tuple(_wait(key, g) for key, g in groups if g.op),

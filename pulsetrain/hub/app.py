@@ -14,7 +14,7 @@ from pulsetrain.core.clock import Clock
 from pulsetrain.core.supervisor import TaskSupervisor
 from pulsetrain.hub.event_writer import EventWriter
 from pulsetrain.hub.loops import LoopTable
-from pulsetrain.hub.notifier import topology
+from pulsetrain.hub.notifier import KeptTopology
 from pulsetrain.hub.reporter import Reporter
 from pulsetrain.hub.routes import agents, alerts, hangs, incidents, nodes, silences, stacks, status
 from pulsetrain.hub.stacks import Stacks
@@ -38,6 +38,7 @@ class Parts:
     report: StatusReport
     loops: TaskSupervisor
     table: LoopTable
+    topology: KeptTopology
     intake: Intake
     clock: Clock
     token: str
@@ -61,13 +62,13 @@ def api(parts: Parts) -> list[BaseRoute]:
     controller, clock, token = parts.controller, parts.clock, parts.token
     return [
         *stacks.routes(parts.stacks, token),
-        *status.routes(parts.report.status, token),
+        *status.routes(parts.report.status, clock, token),
         *alerts.routes(parts.alerts, clock, token),
         *silences.routes(parts.alerts, clock, token),
         *incidents.routes(
             parts.reporter.reported,
             parts.reporter.all_open,
-            lambda: topology(controller.snapshots()),
+            parts.topology,
             clock,
             token,
         ),

@@ -20,7 +20,7 @@ from pulsetrain.hub.live_watch import LiveWatch
 from pulsetrain.hub.loop_health import LoopHealth
 from pulsetrain.hub.loop_metrics import LoopCollector
 from pulsetrain.hub.loops import LoopTable
-from pulsetrain.hub.notifier import Notifier
+from pulsetrain.hub.notifier import KeptTopology, Notifier
 from pulsetrain.hub.past_jobs import PastJobs
 from pulsetrain.hub.past_store import PastStore
 from pulsetrain.hub.reporter import Reporter
@@ -78,7 +78,8 @@ def assemble(
     intake = Intake(store, data / "journal", clock)
     table = LoopTable([loops.statuses, lambda: [writer.status(), intake.status()]], controller.jobs)
     intake.metrics.registry.register(LoopCollector(table.rows))
-    notifier = Notifier(alerts, settings.channels, controller.jobs, clock)
+    topology = KeptTopology(controller.jobs)
+    notifier = Notifier(alerts, settings.channels, topology, clock)
     _add_loops(loops, controller, detection, notifier, LoopHealth(table.rows, alerts, clock))
     facts = _facts(url, data, clock) | {"observe_only": settings.policy.observe_only}
     return Parts(
@@ -101,6 +102,7 @@ def assemble(
         ),
         loops=loops,
         table=table,
+        topology=topology,
         intake=intake,
         clock=clock,
         token=token,

@@ -12,6 +12,7 @@ from pulsetrain.recovery.nodes import GONE
 Statuses = Callable[[], Sequence[LoopStatus]]
 
 HUB, AGENT = "hub", "agent"
+LISTED = 256  # agents' loops that are well and listed. Thousands of nodes have tens of thousands
 
 
 class LoopRow(TypedDict):
@@ -39,7 +40,10 @@ class LoopTable:
         self._own.append(statuses)
 
     def rows(self) -> list[LoopRow]:
-        """The hub's loops, then those that the agents of present nodes report."""
+        """The hub's loops, then those that the agents of present nodes report.
+
+        Of agents' loops that have never failed and are not stale, the first 256 are listed.
+        """
         return [*self._hub_rows(), *self._agent_rows()]
 
     def hub_failures(self) -> int:
@@ -52,11 +56,17 @@ class LoopTable:
                 yield _row(HUB, "", status, 0.0)
 
     def _agent_rows(self) -> Iterator[LoopRow]:
+        left = LISTED
         for job in list(self._jobs.values()):
             for node in job.snapshot().nodes:
-                if node.heartbeat is not None and node.state not in GONE:
-                    for status in node.heartbeat.loops:
-                        yield _row(AGENT, node.name, status, node.heartbeat_age_s)
+                if node.heartbeat is None or node.state in GONE:
+                    continue
+                for status in node.heartbeat.loops:
+                    well = not (status.failures or status.stale)
+                    if well and not left:
+                        continue
+                    left -= well
+                    yield _row(AGENT, node.name, status, node.heartbeat_age_s)
 
 
 def _row(process: str, node: str, status: LoopStatus, report_age_s: float) -> LoopRow:

@@ -19,6 +19,7 @@ import uvicorn
 
 from pulsetrain.core.clock import SystemClock
 from pulsetrain.core.errors import UsageError
+from pulsetrain.core.open_files import allow_many_open_files
 from pulsetrain.core.process_title import set_process_title
 from pulsetrain.dashboard import launch
 from pulsetrain.hub.app import Parts, build
@@ -39,6 +40,7 @@ def serve(data: Path, settings: Settings, say: Callable[[str], None]) -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     config = settings.hub
     set_process_title("hub")
+    allow_many_open_files()
     make_folder(data)
     listener = bind(config.host, config.port)
     store = open_store(config.store or f"chdb://{data / 'store'}", engine=settings.store)

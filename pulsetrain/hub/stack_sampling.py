@@ -56,7 +56,8 @@ class StackSampler:
         Samples end when the job begins another phase or attempt: ranks that are being ended prove nothing.
         """
         before = job.snapshot()
-        groups = {(g.group, tuple(sorted(g.members))) for r in before.statuses() for g in r.groups}
+        named = {(g.group, g.members) for r in before.statuses() for g in r.groups}
+        groups = {(name, tuple(sorted(members))) for name, members in named}
         samples: list[stacks.StackComparison] = []
         report: StackReport | None = None
         began_s = self._clock.monotonic_s()

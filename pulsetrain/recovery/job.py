@@ -161,8 +161,10 @@ class Job:
         state, now_ns = self._state, self._state.now_ns()
         began = [f for f in new if f.attempt == state.attempt.number]
         hangs = [f for f in (*began, *still_open) if f.kind == "hang" and f.attempt == state.attempt.number]
-        ages_ns = [s.progress_age_ns for s in state.members.statuses(state.attempt.number)]
-        quiet_ns = min(ages_ns, default=0)
+        quiet_ns = 0
+        if not hangs:
+            ages_ns = [s.progress_age_ns for s in state.members.statuses(state.attempt.number)]
+            quiet_ns = min(ages_ns, default=0)
         hang = state.hangs.look(hangs, now_ns, can_resume=state.can_resume(), quiet_ns=quiet_ns)
         if hang is not None:
             self._stop_for(hang, "controller")

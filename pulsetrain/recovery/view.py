@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TypedDict
 
+from pulsetrain.protocol.messages import WorldNode
 from pulsetrain.recovery.record import RecoveryDetail
 from pulsetrain.recovery.snapshot import JobSnapshot, NodeSnapshot
 
@@ -41,12 +42,16 @@ class JobRow(TypedDict):
     recoveries: list[RecoveryDetail]
 
 
-def node_row(job: JobSnapshot, node: NodeSnapshot) -> NodeRow:
-    """One node of a job."""
-    member = next((m for m in job.world if m.node == node.name), None)
+def node_rows(job: JobSnapshot) -> list[NodeRow]:
+    """The nodes of a job."""
+    members = {member.node: member for member in job.world}
+    return [_node_row(job.job, node, members.get(node.name)) for node in job.nodes]
+
+
+def _node_row(job: str, node: NodeSnapshot, member: WorldNode | None) -> NodeRow:
     return {
         "node": node.name,
-        "job": job.job,
+        "job": job,
         "state": str(node.state),
         "connected": node.connected,
         "node_rank": member.node_rank if member else -1,
@@ -72,6 +77,6 @@ def job_row(job: JobSnapshot) -> JobRow:
         "pending_hang": job.pending_hang.row() if job.pending_hang else None,
         "own_checkpoint": job.own_checkpoint.row(job.now_ns) if job.own_checkpoint else None,
         "instrumentation": dict(job.instrumentation),
-        "nodes": [node_row(job, node) for node in job.nodes],
+        "nodes": node_rows(job),
         "recoveries": list(job.history),
     }

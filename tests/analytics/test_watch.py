@@ -8,10 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pulsetrain.analytics.hangs.evidence import HashedGroupKey
 from pulsetrain.analytics.hangs.posture import Posture, StackSample, begin
 from pulsetrain.analytics.verdict import Finding, Healthy, Inconclusive, findings
 from pulsetrain.analytics.watch import JobView, WatchConfig, crash, hang, hang_limit_ns, look
 from pulsetrain.protocol.messages import GroupStatus, RankActivity, RankExit, RankStatus, WorldNode
+from pulsetrain.simulate.live.fleet import LiveFleet
+from pulsetrain.simulate.live.job import LiveJob
+from pulsetrain.simulate.live.plan import parse_plan
+from tests.simulate.live.fleets import launch, run_until, say
 
 S = 1_000_000_000
 NOW = 1_790_000_000 * S
@@ -464,3 +469,34 @@ def test_suspects_are_ranks_whose_stack_would_tell_whether_they_work():
     assert look(view(ranks, activity={3: active(3, io_bytes_s=1e6)})).suspects == ()
     assert look(view(stuck_job(3, silent_s=4.0))).suspects == ()
     assert look(view(stuck_job(3, silent_s=0.5, state="running"))).suspects == ()
+
+
+def hung_fleet(nodes):
+    """What a hub knows of a simulated fleet in which rank 5 is stopped."""
+    fleet = LiveFleet(nodes=nodes, tp=8, pp=4)
+    job = LiveJob(fleet, parse_plan({"fault": [{"kind": "hung_rank", "at_s": 1, "rank": 5}]}, fleet))
+    launch(job, 0.0)
+    run_until(job, 3.0, 20.0)
+    ranks = tuple(status for heartbeat in say(job, 20.0) for status in heartbeat.ranks)
+    return JobView(job="j", attempt=0, now_ns=20 * S, ranks=ranks, first_step_done=True)
+
+
+def test_the_time_to_name_a_hang_grows_with_the_ranks_and_not_with_their_square(monkeypatch):
+    hashed = []
+    monkeypatch.setattr(HashedGroupKey, "__hash__", lambda key: hashed.append(1) or key._hash)
+    views = {nodes: hung_fleet(nodes) for nodes in (8, 32)}
+    counts = {}
+    for nodes, view in views.items():
+        hashed.clear()
+        (finding,) = hang(view)
+        assert (finding.subject, len(finding.evidence["victims"])) == ("5", 8 * nodes - 1)
+        counts[nodes] = len(hashed)
+    assert counts[32] < 5 * counts[8]
+
+
+def test_of_very_many_silent_ranks_the_first_are_listed():
+    seen = hung_fleet(8)
+    seen_ns = {status.rank: 0 for status in seen.ranks}
+    (verdict,) = hang(replace(seen, seen_ns=seen_ns))
+    assert verdict.reason.startswith("no report from 64 ranks, first [0, 1, 2,")
+    assert len(verdict.reason) < 120

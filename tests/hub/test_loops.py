@@ -1,7 +1,7 @@
 """The table of loops: the hub's own, and what agents report of theirs."""
 
 from pulsetrain.core.supervisor import LoopStatus
-from pulsetrain.hub.loops import LoopTable
+from pulsetrain.hub.loops import LISTED, LoopTable
 from pulsetrain.recovery.nodes import NodeState
 from tests.hub.fakes import FakeJob
 from tests.recovery.builders import heartbeat, node_snapshot
@@ -34,3 +34,15 @@ def test_more_loops_of_the_hub_may_be_added_and_only_they_count_as_its_failures(
     table.add(lambda: [loop("kafka ingest", failures=1)])
     assert table.hub_failures() == 3
     assert [row["loop"] for row in table.rows()] == ["controller", "kafka ingest", "drain"]
+
+
+def test_of_thousands_of_nodes_the_loops_in_trouble_are_listed_and_few_others():
+    def node(number):
+        loops = (loop("drain", stale=number == 900), loop("ship", failures=int(number == 950)))
+        return node_snapshot(f"n{number}", heartbeat=heartbeat(f"n{number}", loops=loops))
+
+    rows = LoopTable([], {"j": FakeJob(nodes=tuple(node(number) for number in range(1000)))}).rows()
+    assert {(row["node"], row["loop"]) for row in rows if row["stale"] or row["failures"]} == {
+        ("n900", "drain"), ("n950", "ship"),
+    }  # fmt: skip
+    assert len(rows) == LISTED + 2

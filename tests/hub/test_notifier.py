@@ -7,9 +7,9 @@ import pytest
 from pulsetrain.analytics.incidents.alert_state import AlertConfig
 from pulsetrain.analytics.incidents.alerts import AlertBook
 from pulsetrain.core.errors import Unavailable
-from pulsetrain.hub.notifier import NOTIFY_S, Notifier, topology
+from pulsetrain.hub.notifier import NOTIFY_S, KeptTopology, Notifier, topology
 from tests.hub.fakes import Clock, FakeJob, finding
-from tests.recovery.builders import job_snapshot
+from tests.recovery.builders import job_snapshot, world
 
 
 class Channel:
@@ -29,7 +29,7 @@ def site(tmp_path):
     class Site:
         clock, channel = Clock(), Channel()
         book = AlertBook(tmp_path / "alerts.db", AlertConfig(channels=("ops",)))
-        notifier = Notifier(book, {"ops": channel}, {"j": FakeJob()}, clock)
+        notifier = Notifier(book, {"ops": channel}, KeptTopology({"j": FakeJob()}), clock)
 
         @staticmethod
         def turn(after_s):
@@ -67,3 +67,13 @@ def test_the_alert_of_a_rank_is_muted_by_that_of_its_node(site):
 def test_ranks_of_all_jobs_are_known_by_their_node():
     jobs = [job_snapshot(), job_snapshot(job="k", world=())]
     assert topology(jobs).node_of == {("j", 0): "a", ("j", 1): "a", ("j", 2): "b", ("j", 3): "b"}
+
+
+def test_where_ranks_are_is_worked_out_again_only_when_a_world_changes():
+    job = FakeJob(world=world("a", "b"))
+    kept = KeptTopology({"j": job})
+    first = kept()
+    assert first.node_of["j", 3] == "b"
+    assert kept() is first
+    job.changes = {"world": world("a", "c")}
+    assert kept().node_of["j", 3] == "c"

@@ -4,7 +4,7 @@ import json
 
 from pulsetrain.recovery.nodes import NodeState
 from pulsetrain.recovery.transitions import Phase
-from pulsetrain.recovery.view import job_row, node_row
+from pulsetrain.recovery.view import job_row, node_rows
 from tests.recovery.builders import heartbeat, job_snapshot, node_snapshot
 
 
@@ -12,9 +12,9 @@ def test_a_node_of_the_world_has_its_ranks_and_a_standby_has_none():
     standby = node_snapshot("z", state=NodeState.STANDBY, heartbeat=None, heard_age_s=0.12345)
     active = node_snapshot("b", heartbeat=heartbeat("b", gauges={"spool_bytes": 7.0}))
     job = job_snapshot(nodes=(active, standby))
-    row = node_row(job, active)
+    row, _ = node_rows(job)
     assert (row["node_rank"], row["ranks"], row["gauges"]) == (1, [2, 3], {"spool_bytes": 7.0})
-    row = node_row(job, standby)
+    _, row = node_rows(job)
     assert (row["node_rank"], row["ranks"], row["gauges"], row["state"]) == (-1, [], {}, "standby")
     assert row["last_heartbeat_age_s"] == 0.123
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from pulsetrain.analytics.hangs.posture import Posture
 from pulsetrain.protocol.messages import RankActivity, RankExit, RankStatus, WorldNode
@@ -91,6 +92,20 @@ class JobView:
     def age_ns(self, status: RankStatus) -> int:
         """Return the time since the rank last made progress. The age of its report counts too."""
         return status.progress_age_ns + self.report_age_ns(status)
+
+    @cached_property
+    def report_ages_ns(self) -> list[int]:
+        """The age of the report of each of `ranks`, in their order."""
+        now_ns, seen_ns = self.now_ns, self.seen_ns
+        return [max(0, now_ns - seen_ns.get(status.rank, now_ns)) for status in self.ranks]
+
+    @cached_property
+    def ages_ns(self) -> list[int]:
+        """The time since each of `ranks` last made progress, in their order."""
+        return [
+            status.progress_age_ns + age_ns
+            for status, age_ns in zip(self.ranks, self.report_ages_ns, strict=True)
+        ]
 
     def report_age_ns(self, status: RankStatus) -> int:
         """Return the time since the rank's report arrived."""

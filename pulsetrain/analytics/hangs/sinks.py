@@ -238,7 +238,7 @@ def _enqueued_least(peers: Sequence[int], ranks: EvidenceByRank) -> set[int]:
 
     def lags(rank: int) -> bool:
         own = ranks[rank].enqueued
-        shared = [(own[key], lowest) for key, lowest in lowest_two.items() if key in own]
+        shared = [(count, lowest_two[key]) for key, count in own.items() if key in lowest_two]
         ahead = any(count > lowest[0] for count, lowest in shared)
         return not ahead and any(count < lowest[1] for count, lowest in shared)
 

@@ -15,8 +15,7 @@ def routes(controller: Controller, token: str) -> list[BaseRoute]:
     """``/v1/nodes`` and ``/v1/evict``."""
 
     async def nodes(request: Request) -> Response:
-        rows = [view.node_row(job, node) for job in controller.snapshots() for node in job.nodes]
-        return JSONResponse({"nodes": rows})
+        return JSONResponse({"nodes": [row for job in controller.snapshots() for row in view.node_rows(job)]})
 
     async def evict(request: Request) -> Response:
         body = await json_body(request, "node", "reason", "actor")

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from pulsetrain.core.errors import UsageError
+from pulsetrain.core.open_files import allow_many_open_files
 from pulsetrain.protocol.client import HubAddress
 from pulsetrain.protocol.messages import FirstStep, Leaving, RankExit
 from pulsetrain.simulate.live import records
@@ -71,6 +72,7 @@ def run(
     Raises `UsageError`, `AuthError` or `Unavailable` where the hub cannot be fed.
     """
     reachable(hub)
+    allow_many_open_files()
     with (
         FleetRecorder.open(hub, options.senders) as recorder,
         contextlib.closing(HubWatch(hub, fleet.job)) as watch,

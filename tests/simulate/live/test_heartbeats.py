@@ -12,22 +12,7 @@ from pulsetrain.simulate.live.fleet import LiveFleet
 from pulsetrain.simulate.live.heartbeats import HeartbeatWriter, Moment, NodeReport
 from pulsetrain.simulate.live.job import Holding
 from pulsetrain.simulate.live.training import Attempt
-from tests.simulate.live.fleets import FLEET, launched, run_until
-
-
-def say(job, now_s, **changes):
-    """The heartbeats of all nodes at one moment, decoded."""
-    fleet = job.fleet
-    writer = HeartbeatWriter(fleet, fleet.spec())
-    nodes = [job.ranks(name) for name in fleet.names]
-    ranks = [rank for each in nodes for rank in each]
-    moment = Moment(now_s=now_s, positions=job.positions(ranks, now_s), states=job.states(), resumed_step=-1)
-    reports, at = [], 0
-    for name, each in zip(fleet.names, nodes, strict=True):
-        base = {"node": name, "seq": 3, "ts_ns": 5, "attempt": job.number, "ranks": each, "at": at}
-        reports.append(NodeReport(**{**base, "holding": job.held_by(name), **changes}))
-        at += len(each)
-    return [decode(text) for text in writer.write(reports, moment)]
+from tests.simulate.live.fleets import FLEET, launched, run_until, say
 
 
 def statuses(heartbeats):
