@@ -35,6 +35,11 @@ def key(finding: Row) -> str:
     return f"{finding['kind']} {finding['subject_type']} {finding['subject']}"
 
 
+def _told(findings: Sequence[Row]) -> list[tuple[str, bool]]:
+    """Return what a change of makes another look worth keeping."""
+    return [(key(f), f["severity"] == "info") for f in findings]
+
+
 def loud(findings: Sequence[Row]) -> bool:
     """Whether one of them is more than information."""
     return any(f["severity"] != "info" for f in findings)
@@ -74,11 +79,10 @@ class Watching:
             "seconds": round(time.monotonic() - self.began_s, 2),
             "findings": findings,
         }
-        names = [key(f) for f in findings]
-        if not self.looks and not names:
-            return look
-        if not self.looks or [key(f) for f in self.looks[-1]["findings"]] != names:
-            self.looks.append(look)
+        if self.looks or findings:
+            before = self.looks[-1]["findings"] if self.looks else None
+            if before is None or _told(before) != _told(findings):
+                self.looks.append(look)
         return look
 
     def row(self) -> Row:

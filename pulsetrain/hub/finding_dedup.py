@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from pulsetrain.records.findings import Finding
+from pulsetrain.records.findings import Finding, Severity
 
 Key = tuple[str, str, str, int]
 
@@ -15,17 +15,20 @@ def key(finding: Finding) -> Key:
     return (finding.kind, finding.subject_type, finding.subject, finding.attempt)
 
 
+_ORDER = {"critical": 0, "warning": 1, "info": 2}
+
+
 def worst_first(findings: Iterable[Finding]) -> list[Finding]:
     """Findings by severity, then by confidence."""
-    order = {"critical": 0, "warning": 1, "info": 2}
-    return sorted(findings, key=lambda f: (order[f.severity], -f.confidence))
+    return sorted(findings, key=lambda f: (_ORDER[f.severity], -f.confidence))
 
 
 @dataclass(kw_only=True)
 class _Open:
-    """A finding that was reported, and for how many looks in a row it has been absent."""
+    """A finding that was reported, at which severity, and for how many looks in a row it has been absent."""
 
     finding: Finding
+    reported: Severity
     absent: int = 0
 
 
@@ -33,7 +36,7 @@ class FindingDedup:
     """Findings of one job over repeated looks. An open finding ends after `patience` looks without it.
 
     A finding less confident than `sure` is reported only when the next look sees it again: chance seldom
-    repeats itself.
+    repeats itself. One that becomes worse than information is reported again in the same way.
     """
 
     def __init__(self, patience: int = 3, sure: float = 0.0) -> None:
@@ -49,7 +52,7 @@ class FindingDedup:
     def look(self, findings: Iterable[Finding]) -> list[Finding]:
         """Take one look's findings. Returns those that begin now."""
         now = {key(f): f for f in findings}
-        unknown = {k: f for k, f in now.items() if k not in self._open}
+        unknown = {k: f for k, f in now.items() if k not in self._open or self._rose(k, f)}
         new = [f for k, f in unknown.items() if f.confidence >= self._sure or k in self._doubtful]
         self._doubtful = unknown.keys() - {key(f) for f in new}
         for k, item in list(self._open.items()):
@@ -57,8 +60,12 @@ class FindingDedup:
             item.finding = now.get(k, item.finding)
             if item.absent >= self._patience:
                 del self._open[k]
-        self._open.update({key(f): _Open(finding=f) for f in new})
+        self._open.update({key(f): _Open(finding=f, reported=f.severity) for f in new})
         return new
+
+    def _rose(self, name: Key, finding: Finding) -> bool:
+        """Whether what was reported as information is more than that now."""
+        return self._open[name].reported == "info" and finding.severity != "info"
 
     def current(self) -> list[Finding]:
         """Open findings, worst first."""

@@ -62,3 +62,13 @@ def test_what_is_unsure_is_reported_when_a_second_look_sees_it_too():
 
 def test_what_is_sure_is_reported_at_once():
     assert FindingDedup(sure=0.9).look([finding(confidence=0.95)]) == [finding(confidence=0.95)]
+
+
+def test_information_that_becomes_a_warning_is_reported_again_once():
+    dedup = FindingDedup(sure=0.9)
+    info, warning = (finding(severity=severity, confidence=0.95) for severity in ("info", "warning"))
+    assert dedup.look([info]) == [info]
+    assert dedup.look([warning]) == [warning]
+    assert dedup.look([warning]) == []
+    assert dedup.look([info]) == []
+    assert dedup.look([warning]) == []

@@ -30,6 +30,7 @@ Floats = NDArray[np.float64]
 OFF, STARVED = "off_cpu", "cpu_wait"
 USUAL_SHARE = 0.1  # of steps in which a sound rank may stand out, at least
 BUSY_RATIO = 0.6  # of its own work that the usual rank queued before, from which queueing is chance
+QUIET_RATIO = 0.2  # up to which a short window suffices
 QUEUE_ERROR = 0.04  # least standard error of the lower quartile of queueing, over the usual compute
 
 _ELSEWHERE = ("data", "checkpoint", "other")  # where a sound rank waits for a disk or a worker
@@ -105,7 +106,8 @@ def _queueing(
         if len(past) < 2 * size or len(columns) < 2:
             continue
         before = _queue_share(timings, past, past, columns)
-        if robust.lower_median(before.mean(axis=0)) > BUSY_RATIO:
+        busy = robust.lower_median(before.mean(axis=0))
+        if busy > (QUIET_RATIO if size < config.short else BUSY_RATIO):
             continue
         usual = _usual_queue(before, size)
         share = _queue_share(timings, now, past, columns)

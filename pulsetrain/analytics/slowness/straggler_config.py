@@ -41,7 +41,7 @@ class StragglerConfig:
     """time off its processor beyond the others', over the usual compute, from which a step stands out"""
     held_ratio: float = 0.12
     """least mean time off its processor beyond the others', over the usual compute"""
-    queue_windows: tuple[tuple[int, float], ...] = ((10, 0.25), (20, 0.2))
+    queue_windows: tuple[tuple[int, float], ...] = ((10, 0.25), (20, 0.3))
     """newest steps in which it is looked for ranks that came to queue for a processor, and by how much even
     the quick ones must queue longer than before, over the usual compute"""
     queue_past: int = 60
