@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 ARGS ?=
+unexport PYTHONDONTWRITEBYTECODE # each of many processes would compile everything anew
 
 .PHONY: demo test unit check lint types imports bench kafka clean
 .DEFAULT_GOAL := help
@@ -27,7 +28,7 @@ demo: $(STAMP)
 
 UNIT := not integration and not browser and not kafka and not slow and not gpu
 NONE_IS_FINE := [ $$? -eq 5 ] # ARGS may leave a part without a test
-PYTEST := $(BIN)/python -m pytest -q --durations=15
+PYTEST := $(BIN)/python -m pytest -q --durations=15 -p no:logging # no test reads its records
 
 unit: $(STAMP)
 	$(PYTEST) -n 2 -m "$(UNIT)" $(ARGS) || $(NONE_IS_FINE)

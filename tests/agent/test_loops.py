@@ -1,4 +1,4 @@
-"""Every loop of an agent outlives an exception: it is logged, counted, and the loop runs again within 1 s."""
+"""Every loop of an agent outlives an exception: it is logged, counted, and the loop runs again soon."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ from pulsetrain.agent.processes.zygote import Zygote
 from pulsetrain.agent.recorder import Recorder, RecorderPeriods
 from pulsetrain.agent.sources import HardwareSource
 from pulsetrain.checkpoint.service import CheckpointService, CheckpointServiceConfig
+from pulsetrain.core import supervisor
 from pulsetrain.core.errors import Unavailable
 from pulsetrain.protocol.client import HubAddress
 from pulsetrain.stream.spool.queue import Spool
-from pulsetrain.stream.spool.shipper import Shipper
+from pulsetrain.stream.spool.shipper import Shipper, ShipperConfig
 from tests.agent.real_processes import until
 
 RESTARTED_S = 1.0
+DELAY_S = 0.01
 
 
 class Broken:
@@ -46,6 +48,15 @@ def check(loops, name, broken):
     assert status().failures == 1
     assert status().last_error == "RuntimeError: injected"
     assert broken.times_s[1] - broken.times_s[0] < RESTARTED_S
+
+
+@pytest.fixture(autouse=True)
+def short_delay(monkeypatch):
+    """Nobody names the delay: each loop has the one of the supervisor, which is short here."""
+    assert supervisor.RESTART_DELAY_S < RESTARTED_S
+    for cls in (supervisor.LoopThread, supervisor.ThreadSupervisor):
+        assert cls.__init__.__kwdefaults__["restart_delay_s"] == supervisor.RESTART_DELAY_S
+        monkeypatch.setitem(cls.__init__.__kwdefaults__, "restart_delay_s", DELAY_S)
 
 
 @pytest.fixture(autouse=True)
@@ -132,7 +143,7 @@ def test_shipper(tmp_path):
     class Transport:
         def close(self): ...
 
-    shipper = Shipper(spool, Transport())
+    shipper = Shipper(spool, Transport(), config=ShipperConfig(idle_s=0.01))
     shipper.start()
     check(lambda: [shipper.loop], "shipper", pending)
     shipper.stop()

@@ -79,7 +79,8 @@ def hub():
 
 
 @pytest.fixture
-def agent(hub):
+def agent(hub, monkeypatch):
+    monkeypatch.setattr("pulsetrain.agent.supervise.RESTART_DELAY_S", 0.01)
     agents = []
 
     def agent(**options):

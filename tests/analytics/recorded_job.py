@@ -6,6 +6,7 @@ reaches its fault; its device runs them in program order, each when every member
 
 from __future__ import annotations
 
+import functools
 import json
 import pickle
 from collections.abc import Mapping, Sequence
@@ -27,7 +28,7 @@ class Job:
 
     steps: int = 3
     microbatches: int = 3
-    groups: dict[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
+    groups: dict[str, tuple[str, tuple[int, ...]]] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         def add(desc: str, members: Sequence[int]) -> None:
@@ -84,6 +85,13 @@ class Job:
         return self.groups[op.group][1]
 
 
+@functools.cache
+def _programs(steps: int, microbatches: int) -> dict[int, list[Op]]:
+    """The programs of all ranks. Nobody changes them."""
+    job = Job(steps, microbatches)
+    return {rank: job.program(rank) for rank in range(16)}
+
+
 @dataclass
 class Recording:
     """How far each host and device came: counts of operations enqueued and completed."""
@@ -102,7 +110,7 @@ def run(
     ahead: int = 8,
 ) -> Recording:
     """Run until nothing moves. A host stops before enqueueing operation n, a device before running it."""
-    programs = {r: job.program(r) for r in range(16)}
+    programs = _programs(job.steps, job.microbatches)
     enqueued = dict.fromkeys(programs, 0)
     completed = dict.fromkeys(programs, 0)
     host_stops, device_stops = host_stops or {}, device_stops or {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pulsetrain.analytics import calibration
@@ -21,7 +21,6 @@ def finding(confidence, kind="straggler"):
 
 
 @given(statements, st.floats(0, 1), st.floats(0, 1))
-@settings(deadline=None)
 def test_the_order_of_confidences_stays(trials, a, b):
     points = fit(trials)
     low, high = sorted((a, b))
@@ -29,7 +28,6 @@ def test_the_order_of_confidences_stays(trials, a, b):
 
 
 @given(statements)
-@settings(deadline=None)
 def test_every_trial_is_in_one_point_and_points_ascend(trials):
     points = fit(trials)
     assert sum(k.trials for k in points) == len(trials)

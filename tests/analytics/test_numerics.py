@@ -108,7 +108,7 @@ def test_a_jump_of_all_is_the_jobs_and_clean_norms_are_left_alone():
 
 
 @given(st.permutations(range(8)), st.integers(0, 2**32 - 1))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_order_of_rows_changes_nothing_and_renaming_ranks_renames_the_answer(names, seed):
     norms = own_norms()
     norms[40][5] *= 50

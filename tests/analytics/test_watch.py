@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pulsetrain.analytics.hangs.evidence import HashedGroupKey
@@ -123,14 +123,12 @@ def test_a_rank_that_never_joined_is_named_and_its_victims_are_not(culprit, stat
 
 
 @given(st.permutations(range(8)), st.integers(0, 7))
-@settings(max_examples=40)
 def test_order_of_reports_changes_nothing(order, culprit):
     ranks = stuck_job(culprit)
     assert culprits(hang(view([ranks[i] for i in order]))) == [str(culprit)]
 
 
 @given(st.permutations(range(8)), st.integers(0, 7))
-@settings(max_examples=40)
 def test_renaming_ranks_renames_the_answer(names, culprit):
     ranks = [
         replace(

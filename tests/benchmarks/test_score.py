@@ -6,7 +6,7 @@ import random
 
 import pytest
 from campaign import plan
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from trials import kinds, report, score
 from trials.watching import LEAD, timetable
@@ -32,7 +32,6 @@ def trial(*findings, roots=(), subjects=(("rank", "3"),), struck=(3,), within=30
 
 
 @given(st.integers(0, 400), st.integers(1, 400))
-@settings(deadline=None)
 def test_an_interval_holds_its_proportion_and_narrows(hits, of):
     hits = min(hits, of)
     low, high = score.wilson(hits, of)

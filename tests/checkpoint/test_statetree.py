@@ -5,7 +5,7 @@ from collections import OrderedDict
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pulsetrain.checkpoint.memory import layout as layouts
@@ -51,7 +51,6 @@ def same(found, expected) -> bool:
     return found == expected and isinstance(found, type(expected))
 
 
-@settings(deadline=None)
 @given(STATES)
 def test_a_state_is_rebuilt_from_its_leaves(state):
     leaves = collect(state)
@@ -62,7 +61,6 @@ def test_a_state_is_rebuilt_from_its_leaves(state):
     assert len(again.entries) == len(leaves.tensors)
 
 
-@settings(deadline=None)
 @given(STATES, STATES)
 def test_equal_signatures_mean_equal_layouts(one, other):
     first, second = collect(one), collect(other)

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pulsetrain.cli.root import print_json, print_table, with_evidence
@@ -27,7 +27,6 @@ json_values = st.recursive(
 )
 
 
-@settings(max_examples=50)
 @given(json_values)
 def test_values_without_evidence_do_not_change(value):
     assert with_evidence(value) == value

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Collection, Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pulsetrain.diagnostics.faulty_nodes import (
@@ -83,7 +83,6 @@ def test_every_set_of_faults_that_leaves_two_good_nodes_is_found_exactly(count, 
 
 
 @given(st.integers(20, 100), st.integers(0, 4), st.randoms(use_true_random=False))
-@settings(max_examples=60)
 def test_up_to_four_faults_of_many_nodes_take_three_rounds(count, k, random):
     nodes = names(count)
     broken = random.sample(nodes, k)
@@ -93,7 +92,6 @@ def test_up_to_four_faults_of_many_nodes_take_three_rounds(count, k, random):
 
 
 @given(st.integers(2, 40), st.data())
-@settings(max_examples=60)
 def test_no_healthy_node_is_blamed_whatever_fails_and_whenever_it_ends(count, data):
     nodes = names(count)
     fleet = Fleet(nodes, data.draw(st.sets(st.sampled_from(nodes))))
@@ -105,7 +103,6 @@ def test_no_healthy_node_is_blamed_whatever_fails_and_whenever_it_ends(count, da
 
 
 @given(st.integers(3, 40), st.data())
-@settings(max_examples=40)
 def test_renaming_nodes_renames_the_answer(count, data):
     nodes = names(count)
     renamed = dict(zip(nodes, data.draw(st.permutations(nodes)), strict=True))
@@ -116,7 +113,6 @@ def test_renaming_nodes_renames_the_answer(count, data):
 
 
 @given(st.integers(6, 40), st.data())
-@settings(max_examples=40)
 def test_a_link_between_good_nodes_is_named_and_its_nodes_are_not(count, data):
     nodes = names(count)
     pair = data.draw(st.integers(0, count // 2 - 1))

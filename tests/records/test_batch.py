@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pulsetrain.core.errors import CorruptData, SchemaMismatch
@@ -61,13 +61,47 @@ def test_garbage_is_corrupt_data(data):
         decode(data)
 
 
-@settings(max_examples=200)
 @given(st.floats(0, 1, exclude_max=True), st.integers(1, 255))
 def test_a_damaged_batch_is_an_error_of_ours_or_harmless(at, flip):
     data = bytearray(encode("steps", table("steps", 20), source="s", first_row=0))
     data[int(at * len(data))] ^= flip
     with contextlib.suppress(CorruptData, SchemaMismatch):
         assert decode(bytes(data)).rows == 20
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"first": b"x"},
+        {"rows": b"1.5"},
+        {"version": b""},
+        {"record": b"\xff"},
+        {"source": None},
+        {"rows": b"19"},
+    ],
+)
+def test_a_batch_whose_identity_is_damaged_is_corrupt(change):
+    rows = pa.ipc.open_stream(encode("steps", table("steps", 20), source="s", first_row=0)).read_all()
+    meta = rows.schema.metadata
+    (name,) = [each for each in meta if each.decode().rpartition(".")[2].startswith(next(iter(change)))]
+    (value,) = change.values()
+    damaged = {**meta, name: value} if value is not None else {k: v for k, v in meta.items() if k != name}
+    with pytest.raises(CorruptData):
+        decode(stream(rows.replace_schema_metadata(damaged)))
+
+
+def test_a_batch_with_a_column_that_is_not_the_records_does_not_fit_it():
+    rows = pa.ipc.open_stream(encode("steps", table("steps", 20), source="s", first_row=0)).read_all()
+    renamed = rows.rename_columns(["stop" if n == "step" else n for n in rows.column_names])
+    with pytest.raises(SchemaMismatch, match="no column 'stop'"):
+        decode(stream(renamed.replace_schema_metadata(rows.schema.metadata)))
+
+
+def stream(rows):
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, rows.schema) as writer:
+        writer.write_table(rows)
+    return sink.getvalue().to_pybytes()
 
 
 def test_a_truncated_batch_is_corrupt():

@@ -6,7 +6,7 @@ import zlib
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pulsetrain.core.errors import CorruptData, SchemaMismatch
@@ -39,7 +39,6 @@ def same(first, second):
     return first == second or (first != first and second != second)
 
 
-@settings(max_examples=150, deadline=None)
 @given(st.sampled_from(sorted(RECORDS)).flatmap(lambda r: st.tuples(st.just(r), rows_of(r))))
 def test_every_value_comes_back(drawn):
     record, rows = drawn
@@ -116,7 +115,6 @@ def test_garbage_is_corrupt_data(data):
             read(b"PTC1" + data)
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.floats(0, 1, exclude_max=True), st.integers(1, 255))
 def test_one_damaged_byte_is_noticed_or_changes_nothing(at, flip):
     sent = columns("steps", 20)

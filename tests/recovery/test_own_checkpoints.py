@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pulsetrain.protocol.messages import OwnCheckpoint
@@ -102,6 +102,7 @@ def test_ranks_are_told_their_own_files_and_those_of_the_first_writer():
 
 
 @given(st.lists(st.integers(0, 60), max_size=60), st.integers(1, 12))
+@example(list(range(2 * KEPT)), 6)
 def test_what_is_remembered_and_told_is_bounded(steps, ranks):
     checkpoints = OwnCheckpoints()
     for step in steps:

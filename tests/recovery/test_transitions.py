@@ -1,9 +1,5 @@
 """Laws of the transition table."""
 
-from hypothesis import given
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
-
 from pulsetrain.recovery.transitions import FAULTS, TABLE, TERMINAL, Action, Event, Phase, step
 
 
@@ -21,48 +17,47 @@ def test_every_phase_but_the_end_can_be_left():
     assert {phase for phase, _ in TABLE} == set(Phase) - set(TERMINAL)
 
 
-@given(st.lists(st.sampled_from(Event)))
-def test_ranks_are_never_launched_twice_without_a_suspension_between(events):
-    phase, launched = Phase.FORMING, False
-    for event in events:
-        transition = step(phase, event)
-        if transition is None:
+def lives():
+    """Every transition of every life of a job: (were ranks launched, were nodes checked, transition)."""
+    todo, seen = [(Phase.FORMING, False, True)], set()
+    while todo:
+        at = phase, launched, checked = todo.pop()
+        if at in seen:
             continue
-        phase = transition.phase
+        seen.add(at)
+        for event in Event:
+            transition = step(phase, event)
+            if transition is None:
+                continue
+            yield launched, checked, transition
+            now = launched, checked
+            for action in transition.actions:
+                now = after(action, *now)
+            todo.append((transition.phase, *now))
+
+
+def after(action, launched, checked):
+    """Whether ranks were launched and not suspended since, and whether nodes were checked since they were."""
+    if action is Action.LAUNCH:
+        return True, checked
+    if action is Action.SUSPEND:
+        return False, False
+    return launched, checked or action is Action.CHECK
+
+
+def test_ranks_are_never_launched_twice_without_a_suspension_between():
+    for launched, checked, transition in lives():
         for action in transition.actions:
-            if action is Action.LAUNCH:
-                assert not launched
-                launched = True
-            elif action is Action.SUSPEND:
-                launched = False
+            assert action is not Action.LAUNCH or not launched
+            launched, checked = after(action, launched, checked)
 
 
-class JobLife(RuleBasedStateMachine):
-    """Any sequence of facts: nodes are checked before every relaunch, and nothing runs in a phase of rest."""
-
-    def __init__(self):
-        super().__init__()
-        self.phase = Phase.FORMING
-        self.ran_before = False
-        self.checked = True
-
-    @rule(event=st.sampled_from(Event))
-    def happen(self, event):
-        transition = step(self.phase, event)
-        if transition is None:
-            return
+def test_nodes_are_checked_before_every_relaunch():
+    for launched, checked, transition in lives():
         for action in transition.actions:
-            if action is Action.SUSPEND:
-                self.checked = False
-            elif action is Action.CHECK:
-                self.checked = True
-            elif action is Action.LAUNCH:
-                assert self.checked
-        self.phase = transition.phase
-
-    @invariant()
-    def a_known_phase(self):
-        assert self.phase in Phase
+            assert action is not Action.LAUNCH or checked
+            launched, checked = after(action, launched, checked)
 
 
-TestJobLife = JobLife.TestCase
+def test_every_phase_is_reached():
+    assert {transition.phase for _, _, transition in lives()} == set(Phase) - {Phase.FORMING}

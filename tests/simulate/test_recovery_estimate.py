@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pulsetrain.simulate.recovery import simulate
@@ -26,7 +26,6 @@ def test_memory_wastes_far_less_than_storage():
     assert wasted(slow) / wasted(memory) > 13
 
 
-@settings(max_examples=25, deadline=None)
 @given(
     st.integers(2, 64),
     st.floats(0.05, 4.0),

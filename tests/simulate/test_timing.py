@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pulsetrain.simulate.spec import FleetSpec, parse_fault
@@ -23,7 +23,6 @@ def spec_of(*faults, **changes):
     microbatches=st.integers(1, 4),
     seed=st.integers(0, 9),
 )
-@settings(max_examples=25, deadline=None)
 def test_a_stage_begins_no_pass_before_its_neighbour_has_sent_it(tp, pp, dp, microbatches, seed):
     spec = spec_of(ranks=tp * pp * dp, tp=tp, pp=pp, microbatches=microbatches, seed=seed)
     times = simulate_step(spec, 0)

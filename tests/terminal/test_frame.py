@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pulsetrain.terminal.frame import countdown, frame, plain
@@ -131,7 +131,6 @@ def test_without_an_end_of_the_screen_nothing_is_filled_up():
     assert lines[-1] == "alerts: none open"
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     width=st.integers(1, 240),
     height=st.integers(1, 70),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pulsetrain.dashboard.models.states import JOB_STATES
@@ -129,7 +129,6 @@ def test_names_and_messages_cannot_move_the_cursor():
     assert all(text.isprintable() for text in texts)
 
 
-@settings(max_examples=50)
 @given(st.text())
 def test_printable_is_printable_on_one_line_and_keeps_what_was(text):
     assert printable(text).isprintable()

@@ -109,6 +109,21 @@ def test_counters_are_joined_in_order_where_each_group_has_them():
     assert dump.status == {("default_pg", (0, 1, 2, 3)): (1, 0), ("pp", (1, 3)): (2, 0)}
 
 
+@pytest.mark.parametrize("field", ["record_id", "collective_seq_id", "p2p_seq_id", "time_created_ns"])
+@pytest.mark.parametrize("value", ["x", [1], float("nan"), float("inf")])
+def test_a_number_that_is_none_is_an_error(field, value):
+    with pytest.raises((TypeError, ValueError, OverflowError)):
+        parsed(entry(**{field: value}))
+
+
+@pytest.mark.parametrize("field", ["last_enqueued_collective", "last_completed_collective"])
+@pytest.mark.parametrize("value", ["x", None, float("nan")])
+def test_a_counter_that_is_none_is_an_error(field, value):
+    counters = {"last_enqueued_collective": 9, "last_completed_collective": 8, field: value}
+    with pytest.raises((TypeError, ValueError)):
+        parsed(entry(pg_id=3), pg_status={"3": counters})
+
+
 def test_gloo_counts_transfers_that_it_does_not_record():
     counted = entry("gloo:all_reduce", op_id=8)
     assert parsed(counted).uncounted_transfers == {("default_pg", (0, 1, 2, 3))}

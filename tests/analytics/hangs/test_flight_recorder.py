@@ -33,7 +33,7 @@ def test_recorded_cases_are_diagnosed_exactly():
     stops=st.dictionaries(st.integers(0, 15), st.integers(5, 50), min_size=1, max_size=2),
     kind=st.sampled_from(["host", "dead"]),
 )
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_host_that_stopped_is_named_and_nobody_else(stops, kind, tmp_path_factory):
     # The second fault never shows where its rank already waited for the first before it came to it.
     recording = run(Job(), host_stops=stops)
@@ -140,7 +140,6 @@ JUNK = st.one_of(
 
 
 @given(data=st.data())
-@settings(max_examples=40, deadline=None)
 def test_wrong_values_are_a_verdict_or_one_line(data, tmp_path_factory):
     folder = write(run(Job(), host_stops={9: 20}), tmp_path_factory.mktemp("dumps"))
     path = folder / "_dump_2"
@@ -208,7 +207,6 @@ def _contents(folder):
 
 
 @given(data=st.data())
-@settings(max_examples=25, deadline=None)
 def test_renaming_ranks_renames_the_answer_and_the_order_of_entries_changes_nothing(data, tmp_path_factory):
     stops = data.draw(st.dictionaries(st.integers(0, 15), st.integers(5, 50), min_size=1, max_size=2))
     names = data.draw(st.permutations(range(16)))

@@ -336,7 +336,7 @@ class Life(RuleBasedStateMachine):
             self.counts[alert["id"]] = alert["count"]
 
 
-Life.TestCase.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+Life.TestCase.settings = settings(stateful_step_count=30)
 TestLife = Life.TestCase
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pulsetrain.analytics.incidents.correlate import join
@@ -179,7 +179,6 @@ KINDS = st.sampled_from(["hang", "crash", "straggler", "gpu_fault", "link_flap",
     drawn=st.lists(st.tuples(KINDS, st.integers(0, 7), st.floats(0, 300), st.floats(0, 1)), max_size=12),
     seed=st.integers(0, 99),
 )
-@settings(max_examples=40, deadline=None)
 def test_the_order_and_the_number_of_copies_change_nothing(drawn, seed):
     reported = [finding(k, "rank", str(r), at=t, confidence=c) for k, r, t, c in drawn]
     mixed = [*reported, *reported[:3]]
@@ -188,7 +187,6 @@ def test_the_order_and_the_number_of_copies_change_nothing(drawn, seed):
 
 
 @given(shift=st.integers(1, 100))
-@settings(deadline=None)
 def test_renaming_ranks_renames_the_root_and_its_victims(shift):
     reported = [finding("crash", "rank", "1"), finding("hang", "rank", "2", confidence=0.3, victims=[4])]
     moved = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pulsetrain.analytics.machines.hardware import address, read, read_file
@@ -138,7 +138,6 @@ def test_every_rule_matches_its_sample_and_only_it_does(rule):
 @given(
     codes=st.lists(st.sampled_from([13, 48, 63, 79, 95, 119, 45, 162, 163]), max_size=8), seed=st.randoms()
 )
-@settings(max_examples=30, deadline=None)
 def test_the_order_in_which_lines_arrive_changes_nothing(codes, seed):
     lines = log("a quiet line", *(xid(c, f"0000:0{i % 3}:00") for i, c in enumerate(codes)))
     mixed = list(lines)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pulsetrain.analytics.machines.log_rules import CLASSES, classify, rule_of, rules
@@ -51,7 +51,6 @@ def test_without_lines_the_signal_or_the_prior_speaks():
 
 
 @given(st.lists(st.text(max_size=80), max_size=10), st.integers(-64, 255))
-@settings(max_examples=50, deadline=None)
 def test_any_lines_give_a_distribution(lines, code):
     shares = classify(lines, code).shares
     assert sum(shares.values()) == pytest.approx(1)

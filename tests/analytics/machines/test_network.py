@@ -103,7 +103,7 @@ def test_errors_on_a_link_are_counted_by_the_minute():
 
 
 @given(shares=st.lists(st.floats(0.0, 0.4), min_size=2, max_size=3, unique=True))
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 def test_a_worse_drop_is_never_milder(shares):
     def confidence(share):
         fleet = Fleet()

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 from drain3.drain import Drain
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pulsetrain.analytics.machines.template_tree import TemplateLimits, TemplateTree
@@ -11,7 +11,6 @@ WORDS = st.sampled_from(["rank", "node", "failed", "to", "open", "x1", "42", "<n
 LINES = st.lists(st.lists(WORDS, max_size=6).map(" ".join), max_size=60)
 
 
-@settings(max_examples=300, deadline=None)
 @given(LINES, st.integers(3, 6), st.integers(2, 5), st.integers(1, 8))
 def test_lines_are_grouped_as_the_reference_implementation_groups_them(lines, depth, children, templates):
     reference = Drain(depth=depth, sim_th=0.5, max_children=children, max_clusters=templates)
@@ -28,6 +27,13 @@ def test_words_that_differ_become_a_wildcard():
     first = tree.add("failed to open file one")
     assert tree.add("failed to open file two") == first
     assert tree.text(first) == "failed to open file <*>"
+
+
+def test_of_lines_that_begin_alike_the_most_similar_template_is_taken():
+    tree = TemplateTree(TemplateLimits(prefix_words=1))
+    assert [tree.add(line) for line in ("start one two three four", "start five six seven eight")] == [1, 2]
+    assert [tree.add(line) for line in ("start one two nine four", "start five six nine eight")] == [1, 2]
+    assert tree.text(1) == "start one two <*> four"
 
 
 def test_lines_of_another_length_or_another_beginning_are_another_template():

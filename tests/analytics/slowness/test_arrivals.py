@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pulsetrain.analytics.slowness.arrivals import STEPS_NEEDED, arrivals_from
@@ -40,7 +40,6 @@ def table(
     return pa.Table.from_pylist(rows)
 
 
-@settings(max_examples=25, deadline=None)
 @given(st.integers(0, 10**6), st.integers(0, 3), st.floats(-500, 500))
 def test_the_rank_that_comes_last_is_seen_whatever_the_nodes_clocks_say(seed, late, clock_ms):
     arrivals = arrivals_from(table(seed, late=late, clock_ms=(0.0, clock_ms)))
@@ -51,7 +50,6 @@ def test_the_rank_that_comes_last_is_seen_whatever_the_nodes_clocks_say(seed, la
     assert latest.error_ns < MS
 
 
-@settings(max_examples=25, deadline=None)
 @given(st.integers(0, 10**6), st.floats(-500, 500))
 def test_nobody_comes_last_again_and_again_in_a_sound_job(seed, clock_ms):
     assert arrivals_from(table(seed, clock_ms=(0.0, clock_ms))).latest().last_ratio < 0.7

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pulsetrain.analytics.slowness.change_point import changes, rolling_median, run_lengths
@@ -24,7 +24,6 @@ def test_rolling_medians_skip_gaps():
 
 
 @given(at=st.integers(20, 80), height=st.floats(1.5, 20))
-@settings(max_examples=25, deadline=None)
 def test_a_level_that_moves_and_stays_is_one_change(at, height):
     noise = 0.05 * np.random.default_rng(0).standard_normal(120)
     series = np.where(np.arange(120) < at, 1.0, height) + noise

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pulsetrain.analytics.slowness import clocks
@@ -33,7 +33,6 @@ def miss(found, node, reference, time):
     return abs(float(found.offset(shown)[0]) - planted)
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     st.integers(0, 10**6),
     st.lists(st.floats(-5e8, 5e8), min_size=2, max_size=5),

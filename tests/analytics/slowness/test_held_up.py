@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pulsetrain.analytics.slowness import straggler
@@ -39,19 +39,16 @@ def named(job):
     return [(s.subject, s.cause) for s in find_held_up(job, CONFIG)]
 
 
-@settings(max_examples=25, deadline=None)
 @given(st.integers(0, 10**6), st.integers(0, 3))
 def test_a_rank_that_is_stopped_is_named_however_busy_the_host(seed, rank):
     assert named(busy_job(seed, off=rank)) == [(str(rank), OFF)]
 
 
-@settings(max_examples=25, deadline=None)
 @given(st.integers(0, 10**6), st.integers(0, 3))
 def test_a_starved_rank_is_named(seed, rank):
     assert named(busy_job(seed, starved=rank)) == [(str(rank), STARVED)]
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.integers(0, 10**6))
 def test_a_busy_host_alone_holds_up_nobody(seed):
     assert named(busy_job(seed)) == []
@@ -90,7 +87,6 @@ def staged(job):
     return replace(job, stages=np.array([0, 0, 1, 1]))
 
 
-@settings(max_examples=25, deadline=None)
 @given(st.integers(0, 10**6), st.integers(0, 3))
 def test_in_a_pipeline_a_rank_that_began_to_be_stopped_is_named(seed, rank):
     job = busy_job(seed, steps=80)
@@ -100,7 +96,6 @@ def test_in_a_pipeline_a_rank_that_began_to_be_stopped_is_named(seed, rank):
     assert named(staged(job)) == [(str(rank), OFF)]
 
 
-@settings(max_examples=25, deadline=None)
 @given(st.integers(0, 10**6))
 def test_a_first_stage_that_always_waits_for_its_loader_is_not_stopped(seed):
     assert named(staged(busy_job(seed, steps=80, off=0))) == []

@@ -123,7 +123,7 @@ def test_a_worse_imbalance_is_never_milder(shape):
 
 @each
 @given(seed=st.integers(0, 2**32 - 1))
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=5)
 def test_order_of_rows_and_names_of_ranks_change_nothing(shape, seed):
     columns = uneven(**shape)
     plain = sequences(timings(columns))

@@ -67,7 +67,7 @@ def whole_steps(store, *steps):
         store.come(*((step, rank) for rank in range(RANKS)))
 
 
-@settings(max_examples=15, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
+@settings(max_examples=15, phases=(Phase.explicit, Phase.reuse, Phase.generate))
 @given(data=st.data())
 def test_whatever_comes_late_the_timings_are_those_of_a_store_read_anew(data):
     steps, window = 36, data.draw(st.integers(6, 36), label="window")

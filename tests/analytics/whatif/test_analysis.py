@@ -73,14 +73,14 @@ def test_a_long_last_stage_is_not_taken_for_a_slow_worker():
 
 
 @given(factors=st.lists(st.floats(1.0, 3.0), min_size=2, max_size=4, unique=True))
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 def test_a_worse_fault_is_never_milder(factors):
     slow_downs = [analyze(Pipeline(slow={(1, 0): f}).table())["S"] for f in sorted(factors)]
     assert slow_downs == sorted(slow_downs)
 
 
 @given(seed=st.integers(0, 1000))
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 def test_the_order_of_rows_changes_nothing(seed):
     table = Pipeline(slow={(0, 1): 1.5}, jitter=0.1).table()
     order = np.random.default_rng(seed).permutation(table.num_rows)

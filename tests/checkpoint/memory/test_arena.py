@@ -4,7 +4,7 @@ import mmap
 import os
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pulsetrain.checkpoint.memory.arena import ArenaReader, ArenaWriter, create_arena
@@ -186,7 +186,6 @@ def test_another_file_is_not_an_arena():
     os.close(fd)
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     st.lists(
         st.tuples(st.sampled_from(["save", "die", "pin", "take", "grow"]), st.integers(0, 3)), max_size=40

@@ -1,6 +1,6 @@
 """Blocks cover a checkpoint, and their digests identify it."""
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pulsetrain.checkpoint.memory.blocks import DIGEST_BYTES, blocks, checksum, digests, most_blocks
@@ -30,7 +30,6 @@ def test_blocks_cover_every_byte_once_and_are_not_too_many(layout, values, paylo
     assert len(blocks(described)) <= most_blocks(described.total_bytes)
 
 
-@settings(deadline=None, max_examples=60)
 @given(st.integers(0, 2**40), st.data())
 def test_no_smaller_checkpoint_has_more_blocks(total, data):
     payload = data.draw(st.integers(0, min(total, 2**31)))

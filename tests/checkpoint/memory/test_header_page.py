@@ -4,7 +4,7 @@ import dataclasses
 import os
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pulsetrain.checkpoint.memory.header_page import (
@@ -77,7 +77,6 @@ def test_both_sides_see_each_others_words(fd):
     assert (agent.active, trainer.lag_steps, trainer.durable_step) == (9, 3, 70)
 
 
-@settings(deadline=None)
 @given(st.lists(st.sampled_from(range(MAX_SLOTS)), unique=True))
 def test_headers_of_slots_do_not_touch_each_other(slots):
     fd = os.memfd_create("page")

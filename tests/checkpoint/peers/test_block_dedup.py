@@ -5,7 +5,7 @@ import os
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pulsetrain.checkpoint.memory import slots
@@ -139,7 +139,6 @@ def test_with_too_many_missing_spans_everything_is_sent(site, monkeypatch):
     assert not arena.shared(arena.find(0, 5))
 
 
-@settings(deadline=None, max_examples=60)
 @given(st.integers(0, 1 << 32), st.dictionaries(st.integers(0, 59_999), st.integers(1, 255), max_size=5))
 def test_shared_and_missing_blocks_make_the_offered_bytes(seed, changed):
     site = Site(0)

@@ -1,7 +1,7 @@
 """Chunks go into idle spans, whatever the spans and the clock; the profile is learnt from real records."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pulsetrain.checkpoint.peers.interleave import (
@@ -70,7 +70,6 @@ def sent(pacer: Interleaver, training: Training, total: int) -> list[tuple[float
     return out
 
 
-@settings(deadline=None, max_examples=60)
 @given(
     st.lists(st.tuples(st.integers(0, 8), st.integers(1, 9)), min_size=1, max_size=4),
     st.integers(1, 60 << 20),

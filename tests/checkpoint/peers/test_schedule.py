@@ -1,7 +1,7 @@
 """The chunk schedule's laws, and the idle profile."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pulsetrain.checkpoint.peers.schedule import (
@@ -93,7 +93,6 @@ def test_one_iteration_with_a_hiccup_leaves_a_job_steady():
     assert profile.spans_s == pytest.approx((0.049,))
 
 
-@settings(deadline=None, max_examples=60)
 @given(st.integers(1, 1 << 26), st.floats(0.001, 0.1))
 def test_so_many_iterations_are_enough_and_one_less_is_not(size, idle):
     net = Network(alpha_s=1e-5, beta_bytes_per_s=1e9, safety=0.8)

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pulsetrain.checkpoint.storage.tensor_index import TensorIndex
@@ -31,7 +31,6 @@ shapes = st.integers(1, 3).flatmap(
 )
 
 
-@settings(max_examples=60, deadline=None)
 @given(shapes, st.sampled_from(["float32", "float16", "int64", "uint8"]), st.integers(1, 2))
 def test_any_grid_is_read_as_any_other_and_back(tmp_path_factory, case, dtype, replicas):
     shape, grid, other = case

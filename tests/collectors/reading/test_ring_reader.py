@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pulsetrain.collectors.layout import SLOT_BYTES, SLOTS_AT
@@ -39,7 +39,6 @@ def test_a_gap_that_stays_is_given_up_after_patience():
     assert ring.reader.lost == 1
 
 
-@settings(max_examples=60)
 @given(
     st.lists(
         st.tuples(st.integers(0, SLOTS_AT + CAPACITY * SLOT_BYTES - 1), st.binary(min_size=1, max_size=200))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pulsetrain.core.errors import UsageError
@@ -119,7 +119,6 @@ def test_step_windows_are_in_order_of_steps():
     assert grid([bin_(0, "100"), bin_(0, "20"), bin_(0, "3")], by="node").columns == ("3", "20", "100")
 
 
-@settings(deadline=None)  # the first figure loads Plotly
 @given(st.integers(min_value=1, max_value=10**9))
 def test_colours_stay_in_the_scale(value):
     chart = figure(grid([bin_(0, "forward", value)], by="node"), LIGHT, columns_title="")

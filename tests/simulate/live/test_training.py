@@ -41,7 +41,7 @@ def test_the_same_seed_is_the_same_fleet_and_another_is_not():
     assert not np.array_equal(other.positions(105.0, ALL).since_s, ours.since_s)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.floats(100.0, 110.0), st.floats(0.0, 3.0))
 def test_progress_never_goes_back(first_s, later_s):
     a, _ = advance(first_s)

@@ -112,7 +112,7 @@ def test_a_successor_leaves_out_what_was_stored_and_comes_again_as_another_messa
 def test_a_member_that_the_group_gave_up_while_it_ends_leaves_everything_to_the_others(
     monkeypatch, topic, store
 ):
-    config = IngestConfig(rows=5_000, linger_s=60)
+    config = IngestConfig(rows=5_000, linger_s=60, retry_s=0.001)
     for i in range(3):
         topic.send(data(5 * i, 5), rows=5_000)
     running = make_ingest(monkeypatch, topic, store, config=config)
@@ -232,7 +232,7 @@ ACTIONS = st.sampled_from(
 )
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(events=st.lists(st.tuples(ACTIONS, st.integers(1, 6), st.integers(0, 1)), max_size=30))
 def test_each_row_is_stored_once_whatever_befalls_the_member(monkeypatch, events):
     store, topic, sent, next_row = MemoryStore(), Topic(partitions=2), [], Counter()

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from kafka import TopicPartition
 
@@ -86,7 +86,6 @@ class Member:
         self.build(datas, first).write(self.writer, retry)
 
 
-@settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_each_row_is_inserted_once_however_messages_come(data):
     sizes = data.draw(st.lists(st.integers(1, 6), min_size=1, max_size=6))

@@ -5,7 +5,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pulsetrain.core.errors import UsageError
@@ -144,7 +144,6 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path):
         Spool(tmp_path / "file" / "spool")
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     batches=st.lists(st.integers(1, 20), min_size=1, max_size=12),
     cut=st.floats(0, 1, exclude_max=True),
@@ -172,7 +171,6 @@ def test_a_crash_at_any_byte_keeps_every_whole_entry_before_it(batches, cut, vic
         again.close()
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     batches=st.lists(st.integers(1, 20), min_size=1, max_size=8),
     at=st.floats(0, 1, exclude_max=True),
@@ -212,7 +210,6 @@ class Model:
         self.next += rows
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.lists(st.one_of(st.integers(1, 9), st.sampled_from(["ack", "reopen"])), max_size=25))
 def test_a_spool_is_a_queue_that_survives_reopening(actions):
     with tempfile.TemporaryDirectory() as name:

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pulsetrain.stream.spool.segment import PREFIX, frame, payload, scan
@@ -61,7 +61,6 @@ def test_a_damaged_header_is_a_region_whose_rows_nobody_knows():
     assert (result.lost_rows, result.corrupt_regions, result.torn) == (0, 1, False)
 
 
-@settings(max_examples=100)
 @given(st.binary(max_size=60))
 def test_the_bytes_of_a_header_inside_a_payload_are_no_entry(noise):
     inner = frame(noise, 9)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 
 import pytest
 
@@ -71,6 +72,14 @@ def test_a_sender_that_leaves_does_not_stop_its_rows(queue):
     result = queue.put(batch(0, 1))
     assert not result.cancel()
     assert len(queue.take(everything=True)["steps"]) == 1
+
+
+def test_waiting_ends_when_a_batch_is_due_and_begins_not_where_one_is():
+    queue = BatchQueue(StillClock(), replace(CONFIG, linger_s=0.001))
+    queue.put(batch(0, 3))
+    queue.wait()
+    queue.put(batch(3, 9))
+    queue.wait()
 
 
 def test_waiting_ends_when_a_batch_comes_or_somebody_wakes_it(queue):

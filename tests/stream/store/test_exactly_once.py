@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pulsetrain.core.errors import PulsetrainError, SchemaMismatch, Unavailable
@@ -167,7 +167,6 @@ ACTIONS = st.sampled_from(
 )
 
 
-@settings(max_examples=60)
 @given(st.lists(st.tuples(ACTIONS, SENDS), max_size=30))
 def test_each_row_is_stored_once_whatever_fails_or_is_killed(events):
     with tempfile.TemporaryDirectory() as name:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pulsetrain.core.clock import SystemClock
@@ -127,7 +127,6 @@ SENDS = st.tuples(st.just("send"), st.integers(0, 30), st.integers(1, 10), st.sa
 EVENTS = st.tuples(st.sampled_from(["flush", "fail before", "fail after", "heal", "kill", "stop"]))
 
 
-@settings(max_examples=80, deadline=None)
 @given(st.lists(st.one_of(SENDS, SENDS, EVENTS), max_size=25))
 def test_each_row_is_stored_once_whatever_order_overlap_failure_or_restart(events):
     with tempfile.TemporaryDirectory() as name:

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pulsetrain.core.errors import UsageError
@@ -113,7 +113,6 @@ PIECES = [
 
 
 @pytest.mark.integration
-@settings(max_examples=150, deadline=None)
 @given(pieces=st.lists(st.sampled_from(PIECES), max_size=14))
 def test_no_way_of_quoting_lets_the_engine_read_a_file(secret, pieces):
     path, reader = secret
