@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TypedDict, TypeVar, cast
+from typing import TYPE_CHECKING, TypedDict, TypeVar, cast
 
 import click
+from click.shell_completion import CompletionItem
 
 from pulsetrain.agent.hub_flags import DATA, HUB, TOKEN
-from pulsetrain.agent.launch import Say, local_processes
-from pulsetrain.agent.launch_options import HubOptions, LaunchOptions, NodeOptions, OutputOptions
-from pulsetrain.agent.processes.ranks import Program
-from pulsetrain.agent.processes.zygote_protocol import Mode
 from pulsetrain.core.errors import UsageError
+
+if TYPE_CHECKING:  # the agent takes most of a command's start
+    from pulsetrain.agent.launch import Say
+    from pulsetrain.agent.launch_options import HubOptions, LaunchOptions
+    from pulsetrain.agent.processes.zygote_protocol import Mode
 
 Command = TypeVar("Command", bound=Callable[..., object])
 """A function, or the command that click made of one."""
@@ -45,6 +47,11 @@ _REFUSED = {
 
 def _hidden(flag: str) -> Callable[[Command], Command]:
     return click.option(flag, default=None, hidden=True)
+
+
+def _files(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Leave it to the shell to complete the name of a file."""
+    return [CompletionItem(incomplete, type="file")]
 
 
 _TORCHRUN = (
@@ -96,8 +103,8 @@ _OURS = (
         "--no-auto", is_flag=True, help="Record only what the script says: infer no steps, phases, numbers."
     ),
     click.option("--quiet", is_flag=True, help="Do not echo what ranks print."),
-    click.argument("script", nargs=1),
-    click.argument("args", nargs=-1, type=click.UNPROCESSED),
+    click.argument("script", nargs=1, shell_complete=_files),
+    click.argument("args", nargs=-1, type=click.UNPROCESSED, shell_complete=_files),
 )
 
 
@@ -143,6 +150,10 @@ def launch_options(
     given: Mapping[str, object], say: Say, *, needs_hub: bool = False, standby: bool = False
 ) -> LaunchOptions:
     """The flags as a `LaunchOptions`; `say` gets one line for each that is ignored. Raises `UsageError`."""
+    from pulsetrain.agent.launch import local_processes
+    from pulsetrain.agent.launch_options import LaunchOptions, NodeOptions, OutputOptions
+    from pulsetrain.agent.processes.ranks import Program
+
     flags = cast("LaunchFlags", given)
     _check_torchrun_flags(given, say, alone=_nodes(flags["nnodes"]) == 1)
     return LaunchOptions(
@@ -178,6 +189,8 @@ def _mode(flags: LaunchFlags) -> Mode:
 
 
 def _hub(flags: LaunchFlags, *, needs_hub: bool) -> HubOptions:
+    from pulsetrain.agent.launch_options import HubOptions
+
     if flags["standalone"] and _nodes(flags["nnodes"]) > 1:
         raise UsageError(f"--standalone is for one node; --nnodes={flags['nnodes']}")
     if flags["standalone"] and flags["hub"]:

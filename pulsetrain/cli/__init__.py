@@ -8,6 +8,7 @@ from pulsetrain.cli.interrupts import importing
 with importing():
     from pulsetrain.cli import (
         checkpoints,
+        completion,
         decisions,
         launching,
         machine,
@@ -24,6 +25,7 @@ with importing():
 
 __all__ = [
     "checkpoints",
+    "completion",
     "decisions",
     "launching",
     "machine",

@@ -6,14 +6,14 @@ import time
 
 import click
 
-from pulsetrain.cli.options import HubOptions, hub_options, json_option
+from pulsetrain.cli.options import HubOptions, hub_options, job_argument, json_option
 from pulsetrain.cli.root import print_json, pulsetrain
 from pulsetrain.core.errors import UsageError
 from pulsetrain.core.json import JsonObject
 
 
 @pulsetrain.command()
-@click.argument("job")
+@job_argument
 @click.option(
     "--wait", "wait_minutes", type=float, metavar="MINUTES", help="Leave the job alone for so long."
 )

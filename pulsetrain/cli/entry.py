@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import os
 import sys
 
 import click
 
+from pulsetrain.cli.completion import VARIABLE
 from pulsetrain.cli.extras import MissingExtraError
 from pulsetrain.cli.root import pulsetrain
 from pulsetrain.core.errors import PulsetrainError, UsageError
@@ -16,6 +20,8 @@ def main() -> None:
 
     The exit status is 2 for bad usage or a missing extra, 1 for other failures, 130 after Ctrl-C.
     """
+    if VARIABLE in os.environ:
+        _complete()
     try:
         sys.exit(pulsetrain.main(prog_name="pulsetrain", standalone_mode=False) or 0)
     except click.exceptions.NoArgsIsHelpError as error:
@@ -32,6 +38,15 @@ def main() -> None:
         _fail(str(error), 2)
     except PulsetrainError as error:
         _fail(str(error), 1)
+
+
+def _complete() -> None:
+    """Answer a shell that asks how a line may go on. It never sees an error: that would tear the line."""
+    with contextlib.redirect_stderr(io.StringIO()):
+        try:
+            pulsetrain.main(prog_name="pulsetrain", complete_var=VARIABLE)
+        except Exception:  # noqa: BLE001 - the edge to the shell, and there is nowhere to say it
+            sys.exit(1)
 
 
 def _fail(message: str, status: int) -> None:

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import click
 
-from pulsetrain.cli.options import HubOptions, grouped, hub_options, json_option
+from pulsetrain.cli.names import alert_ids, node_names
+from pulsetrain.cli.options import HubOptions, grouped, hub_options, job_argument, json_option
 from pulsetrain.cli.root import print_json, print_table, pulsetrain
 from pulsetrain.core.errors import UsageError
 from pulsetrain.core.progress import progress
@@ -52,7 +53,7 @@ class AlertActions:
 _alert_actions = grouped(
     "actions",
     AlertActions,
-    click.option("--ack", metavar="ID", help="Acknowledge this alert."),
+    click.option("--ack", metavar="ID", help="Acknowledge this alert.", shell_complete=alert_ids),
     click.option("--note", default="", metavar="TEXT", help="Note to keep with --ack or --silence."),
     click.option(
         "--silence", multiple=True, metavar="FIELD=VALUE", help="Mute alerts that match. Repeatable."
@@ -114,7 +115,7 @@ def incidents(hub: HubOptions, as_json: bool) -> None:
 
 
 @pulsetrain.command()
-@click.argument("job")
+@job_argument
 @click.option("--last", is_flag=True, help="Show the last stacks that were read instead of new ones.")
 @click.option("--threads", is_flag=True, help="Also show threads other than the main one.")
 @hub_options
@@ -154,7 +155,7 @@ _COSTS = (
 
 
 @pulsetrain.command()
-@click.argument("node")
+@click.argument("node", shell_complete=node_names)
 @click.option("--reason", required=True, metavar="TEXT", help="Why. The reason is kept with the eviction.")
 @click.option("--dry-run", is_flag=True, help="Only say what the eviction would cost.")
 @hub_options

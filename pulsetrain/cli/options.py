@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TypeVar, cast
 import click
 
 from pulsetrain.agent.hub_flags import DATA, HUB, TOKEN
+from pulsetrain.cli.names import job_names
 from pulsetrain.protocol.client import HubAddress, HubClient, find_hub
 
 if TYPE_CHECKING:
@@ -23,7 +24,10 @@ Function = TypeVar("Function", bound=Callable[..., object])
 Result = TypeVar("Result", bound=Callable[..., object])
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text for people.")
-job_option = click.option("--job", required=True, metavar="NAME", help="Name of the job.")
+job_option = click.option(
+    "--job", required=True, metavar="NAME", help="Name of the job.", shell_complete=job_names
+)
+job_argument = click.argument("job", shell_complete=job_names)
 
 
 @dataclass(frozen=True, kw_only=True)

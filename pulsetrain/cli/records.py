@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 
+from pulsetrain.cli.names import record_names
 from pulsetrain.cli.options import KafkaOptions, StoreOptions, json_option, kafka_options, store_options
 from pulsetrain.cli.root import print_json, print_table, pulsetrain
 from pulsetrain.core.progress import after, progress
@@ -71,7 +72,7 @@ def ingest(
 
 
 @pulsetrain.command()
-@click.argument("record")
+@click.argument("record", shell_complete=record_names)
 @kafka_options
 @click.option("--rows", type=int, metavar="N", help="End after N rows. Default: run until SIGINT.")
 @click.option("--from-start", is_flag=True, help="Begin with the oldest message instead of the next one.")

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 
 import click
 
+from pulsetrain.cli.names import job_names
 from pulsetrain.cli.options import HubOptions, hub_options, json_option
 from pulsetrain.cli.root import print_json, print_table, pulsetrain
 from pulsetrain.core.errors import PulsetrainError, UsageError
@@ -100,7 +101,7 @@ def _print_details(job: JsonObject) -> None:
 
 
 @pulsetrain.command()
-@click.argument("job", required=False, default="")
+@click.argument("job", required=False, default="", shell_complete=job_names)
 @click.option("--once", is_flag=True, help="Print what the screen would show, and end.")
 @hub_options
 @json_option

@@ -8,11 +8,14 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from pulsetrain.core.errors import AuthError, PulsetrainError, UsageError
 from pulsetrain.core.json import JsonObject
-from pulsetrain.protocol.http import HubHttp, Reply
+
+if TYPE_CHECKING:
+    from pulsetrain.protocol.http import Reply
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +74,8 @@ class HubClient:
     """One connection pool to one hub. Every call raises `Unavailable`, `AuthError` or `UsageError`."""
 
     def __init__(self, address: HubAddress, timeout_s: float = 10.0) -> None:
+        from pulsetrain.protocol.http import HubHttp  # late: it takes most of a command's start
+
         self._http = HubHttp(address.url, address.token, timeout_s=timeout_s)
 
     def status(self) -> JsonObject:
