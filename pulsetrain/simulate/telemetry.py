@@ -39,6 +39,7 @@ class _Slot:
     seq: int = -1
     bytes: int = 0
     parent: str = ""
+    peer_stage: int = 0  # of a send or receive: 1 for the next stage, -1 for the one before
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,17 +128,26 @@ def span_rows(
         "open": program.open[rank, slot],
         "parent": _coded(slot, [s.parent for s in slots]),
         "blocked_ns": (_blocked(program)[rank, slot] * NS).astype(np.int64),
-        "peer": np.full(len(rank), -1),
+        "peer": _peers(spec, slots, rank, slot),
     }
     return Columns.from_values("spans", len(rank), columns)
 
 
+def _peers(
+    spec: FleetSpec, slots: Sequence[_Slot], rank: NDArray[np.int64], slot: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """The rank at the other end of each send and receive, on a neighbouring stage. -1 for other spans."""
+    stages = np.array([s.peer_stage for s in slots])[slot]
+    return np.where(stages != 0, rank + stages * spec.dp * spec.tp, -1)
+
+
 def _blocked(program: _Program) -> Array:
-    """How long each span stood still for communication [rank, slot]. The simulated job never overlaps it."""
+    """How long each span stood still for communication [rank, slot]. Of all communication, only sends go on
+    beside the work of their rank."""
     blocked = np.zeros_like(program.duration)
     inside: dict[tuple[str, int], Array] = {}
     for i, slot in enumerate(program.slots):
-        if _CATEGORY.get(slot.phase, "communication") == "communication":
+        if _CATEGORY.get(slot.phase, "communication") == "communication" and slot.phase != "send":
             blocked[:, i] = program.duration[:, i]
             key = (slot.parent, slot.microbatch)
             inside[key] = inside.get(key, 0.0) + program.duration[:, i]
@@ -177,21 +187,22 @@ def _program(spec: FleetSpec, step: int, times: StepTimes) -> _Program:
 
 
 def _add_passes(spec: FleetSpec, step: int, times: StepTimes, add: Add) -> None:
-    """Forwards and backwards, each with its receive before and the all-reduces inside it."""
+    """Forwards and backwards, each with its receive before, its send behind and the all-reduces inside it."""
+    stage = np.arange(spec.pp)[:, None, None]
     passes = (
         ("forward", times.forward_start, times.forward, times.forward_own, times.forward_wait, 1),
         ("backward", times.backward_start, times.backward, times.backward_own, times.backward_wait, 2),
     )
     for number, (phase, start, whole, own, wait, collectives) in enumerate(passes):
+        ahead = -1 if number else 1  # where the pass goes: gradients go back
+        sends = np.where((stage + ahead >= 0) & (stage + ahead < spec.pp), spec.p2p_s, 0.0)
         for m in range(spec.microbatches):
             seq = (step * 2 + number) * spec.microbatches + m
             begin, length = start[..., m], whole[..., m]
-            add(
-                _Slot(phase="recv", microbatch=m, group="pp", seq=seq, bytes=1 << 24),
-                begin - wait[..., m],
-                wait[..., m],
-            )
+            recv = _Slot(phase="recv", microbatch=m, group="pp", seq=seq, bytes=1 << 24, peer_stage=-ahead)
+            add(recv, begin - wait[..., m], wait[..., m])
             add(_Slot(phase=phase, microbatch=m), begin, length)
+            add(dataclasses.replace(recv, phase="send", peer_stage=ahead), begin + length, sends)
             share = (length - own[..., m]) / collectives if spec.tp > 1 else np.zeros(shape(spec))
             for c in range(collectives):
                 inner = _Slot(

@@ -54,13 +54,42 @@ def test_the_same_seed_gives_the_same_rows_and_another_seed_others():
 )
 def test_a_ranks_spans_never_overlap_but_inside_their_parent(tp, pp, dp, microbatches, seed):
     spans = emit(ranks=tp * pp * dp, tp=tp, pp=pp, steps=2, microbatches=microbatches, seed=seed)["spans"]
-    top = spans.filter(pc.equal(spans["parent"].cast(pa.string()), ""))
+    phase, parent = (spans[name].cast(pa.string()) for name in ("phase", "parent"))
+    top = spans.filter(pc.and_(pc.equal(parent, ""), pc.not_equal(phase, "send")))
     rank, start, length = column(top, "rank"), column(top, "start"), column(top, "duration_ns")
     for r in range(tp * pp * dp):
         order = np.argsort(start[rank == r], kind="stable")
         begin = start[rank == r][order]
         end = begin + length[rank == r][order]
         assert (begin[1:] - end[:-1] > -1000).all()
+
+
+def transfers(spans, phase):
+    """The rows of sends or receives by group, number, and who gave to whom."""
+    rows = [row for row in spans.to_pylist() if row["phase"] == phase]
+    ends = ("rank", "peer") if phase == "send" else ("peer", "rank")
+    return {(row["group"], row["seq"], *(row[end] for end in ends)): row for row in rows}
+
+
+def test_every_receive_has_its_send_on_the_neighbouring_stage():
+    spans = emit(ranks=12, tp=2, pp=3, steps=2)["spans"]
+    sends, receives = transfers(spans, "send"), transfers(spans, "recv")
+    assert (
+        len(sends) == 2 * 4 * 2 * 4 * 2
+    )  # steps, microbatches, directions, ranks of a stage, pairs of stages
+    assert receives.keys() <= sends.keys()
+    assert {abs(row["rank"] - row["peer"]) for row in sends.values()} == {4}
+    for key, received in receives.items():
+        sent = sends[key]
+        ends_ns = [row["start"].value + row["duration_ns"] for row in (sent, received)]
+        assert ends_ns[1] - ends_ns[0] > -1000
+        assert sent["blocked_ns"] == 0
+
+
+def test_one_stage_sends_nothing():
+    spans = emit(pp=1)["spans"]
+    assert not transfers(spans, "send")
+    assert set(spans["peer"].to_pylist()) == {-1}
 
 
 def test_each_rank_has_one_row_of_steps_for_each_step_and_one_place():
