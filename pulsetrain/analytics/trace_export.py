@@ -13,31 +13,22 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TypedDict, cast
 
+from pulsetrain.analytics.trace_flows import FlowRow, TraceEvent, flow_events, flows
 from pulsetrain.core.errors import UsageError
 from pulsetrain.stream.queries import views
 from pulsetrain.stream.queries.queryable import Queryable
 
 MAX_SPANS = 1_000_000
 MAX_EVENTS = 1_000
-TraceEvent = Mapping[str, object]
 
 
-class SpanRow(TypedDict):
+class SpanRow(FlowRow):
     """A row of `views.spans`. `spans_in_all` counts the spans of the range, also beyond the limit."""
 
-    attempt: int
     node: str
-    rank: int
     step: int
     microbatch: int
-    phase: str
-    category: str
-    lane: str
-    group: str
-    seq: int
     bytes: int
-    start_ns: int
-    duration_ns: int
     open: bool
     spans_in_all: int
 
@@ -106,17 +97,26 @@ def trace(
 ) -> TraceDocument:
     """Return the trace of at least one span.
 
-    Events outside the time of the spans are left out. An open span has `open: true`.
+    Events outside the time of the spans are left out. An open span has `open: true`. Sends and collectives
+    are flows. `otherData.flows` counts them, and those that are left out because they go back in time.
     """
     origin = min(row["start_ns"] for row in spans)
     end = max(row["start_ns"] + row["duration_ns"] for row in spans)
     lanes = {key: index for index, key in enumerate(sorted({(r["rank"], r["lane"]) for r in spans}))}
+    found = flows(spans)
+    forward = sum(flow.goes_forward for flow in found)
     return {
         "displayTimeUnit": "ms",
-        "otherData": {"job": job, "origin_ns": origin, "source": "pulsetrain"},
+        "otherData": {
+            "job": job,
+            "origin_ns": origin,
+            "source": "pulsetrain",
+            "flows": {"drawn": forward, "left_out": len(found) - forward},
+        },
         "traceEvents": [
             *_names(lanes, spans, mesh),
             *(_span(row, origin, lanes) for row in spans),
+            *flow_events(found, origin, lambda row: lanes[row["rank"], row["lane"]]),
             *(_event(row, origin) for row in events if origin <= row["ts_ns"] <= end),
         ],
     }
@@ -142,6 +142,8 @@ def _span(row: SpanRow, origin: int, lanes: Mapping[tuple[int, str], int]) -> Tr
         arguments["microbatch"] = row["microbatch"]
     if row["group"]:
         arguments |= {"group": row["group"], "seq": row["seq"], "bytes": row["bytes"]}
+    if row["peer"] >= 0:
+        arguments["peer"] = row["peer"]
     if row["open"]:
         arguments["open"] = True
     return {

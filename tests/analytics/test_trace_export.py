@@ -19,7 +19,7 @@ def span(start=0, length=10, rank=0, **values):
         "category": "compute",
         "lane": "host", "group": "", "seq": -1, "parent": "", "bytes": 0, "start_ns": start,
         "duration_ns": length,
-        "open": False, "spans_in_all": 1, **values,
+        "open": False, "peer": -1, "spans_in_all": 1, **values,
     }  # fmt: skip
 
 
@@ -61,6 +61,33 @@ def test_each_lane_of_each_rank_is_a_thread_of_its_own():
         (e["pid"], e["tid"]): e["args"]["name"] for e in document["traceEvents"] if e["name"] == "thread_name"
     }
     assert threads == {(0, 0): "host", (0, 1): "stream 7", (1, 2): "host"}
+
+
+def test_sends_and_collectives_are_flows_inside_their_spans():
+    common = {"category": "communication", "group": "pp", "seq": 1}
+    rows = [
+        span(100, 40, 0, phase="send", peer=1, **common),
+        span(90, 80, 1, phase="recv", peer=0, **common),
+        span(200, 10, 0, phase="all_reduce", **common),
+        span(205, 5, 1, phase="all_reduce", **common),
+        span(500, 10, 1, phase="recv", peer=0, **{**common, "seq": 2}),
+        span(600, 10, 0, phase="send", peer=1, **{**common, "seq": 2}),
+    ]
+    document = trace("gpt", rows, [], [])
+    assert document["otherData"]["flows"] == {"drawn": 2, "left_out": 1}
+    spans = {
+        (e["pid"], e["tid"], e["name"]): e
+        for e in document["traceEvents"]
+        if e["ph"] == "X" and e["ts"] < 0.4
+    }
+    ends = {"s": "send", "f": "recv"}
+    flows = [e for e in document["traceEvents"] if e["ph"] in "sf"]
+    assert len(flows) == 4
+    for flow in flows:
+        name = ends[flow["ph"]] if flow["name"] == "send" else "all_reduce"
+        around = spans[flow["pid"], flow["tid"], name]
+        assert around["ts"] <= flow["ts"] < around["ts"] + around["dur"]
+    assert spans[0, 0, "send"]["args"]["peer"] == 1
 
 
 def test_a_microbatch_is_named_where_there_is_one():

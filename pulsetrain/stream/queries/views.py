@@ -229,6 +229,8 @@ def spans(
             SELECT attempt, node, rank, step, microbatch, phase, category, lane, group, seq, parent,
                    any(bytes) AS bytes, toUnixTimestamp64Nano(start) AS start_ns,
                    argMax(spans.duration_ns, (NOT spans.open, spans.duration_ns)) AS duration_ns,
+                   argMax(spans.blocked_ns, (NOT spans.open, spans.duration_ns)) AS blocked_ns,
+                   max(spans.peer) AS peer,
                    min(spans.open) AS open,
                    count() OVER () AS spans_in_all
             FROM spans
