@@ -1,14 +1,15 @@
 """The dashboard on a large fleet in a headless browser: how long pages take, and whether the culprit is seen.
 
-    python benchmarks/dashboard.py [--ranks 12288] [--steps 24] [--runs 5] [--data FOLDER] [--quick]
+    python benchmarks/dashboard.py [--ranks 12288] [--steps 24] [--runs 5] [--data FOLDER] [--pages timeline]
 
 A simulated fleet with two faults (a slow rank and a slow node) is written into a store, and a real hub serves
 it. Each page is opened `--runs` times in a fresh tab. `cold_s` is the median time until its content stands,
 `change_s` the median time after a change of view, `kib` what came over the WebSocket in the first load,
 `blocked_ratio` the share of ten seconds in which tasks of more than 50 ms blocked the browser, `heap_mib` the
-JavaScript heap after them. `culprit_visible`: the slow rank and the slow node are named in the text of
-Overview and heatmap, and their rows are pinned on top of the heatmap. `--data` keeps the fleet for another
-run. It needs Debian's chromium. The last line is one JSON object (minutes).
+JavaScript heap after them. The last page is the timeline of a job of 64 ranks that sends a step every 1.2 s.
+`culprit_visible`: the slow rank and the slow node are named in the text of Overview and heatmap, and their
+rows are pinned on top of the heatmap. `--data` keeps the fleet for another run, `--quick` takes a small one.
+It needs Debian's chromium. The last line is one JSON object (minutes).
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -32,8 +34,14 @@ import httpx
 from playwright.sync_api import Browser, Page, sync_playwright
 
 from pulsetrain.protocol.client import HubAddress, HubClient
+from pulsetrain.simulate import write
+from pulsetrain.simulate.spec import FleetSpec
+from pulsetrain.stream.spool.transport import HttpTransport
 
 JOB = "fleet"
+RUNNING = "running"
+TIMELINE_RANKS = 64
+STEP_S = 1.2  # of the running job
 WATCHED_S = 10.0
 FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking")
 SWIFT = "--enable-unsafe-swiftshader"
@@ -53,6 +61,7 @@ class Visit:
     ready: str
     change: Callable[[Page], None]
     changed: str
+    job: str = JOB
 
 
 def _choose(text: str) -> Callable[[Page], None]:
@@ -75,12 +84,14 @@ def _nothing(page: Page) -> None:
 def visits(rank: int, node: str) -> list[Visit]:
     """The pages that are measured: name, address, what is complete, the change, and what is complete then."""
     chart, cohort, here = ".js-plotly-plot .main-svg", "text=the median of the", f"td:has-text('{node}')"
-    time_axis = ".xtitle:has-text('UTC')"
+    time_axis, drawn = ".xtitle:has-text('UTC')", ".timeline[data-view]"
+    first = max(0, rank - TIMELINE_RANKS // 2)
+    few_ranks = (_fill("Ranks", "0-3"), "text=Ranks 0-3")
     rows = [
         ("overview", "", f"#verdict && {chart}", _choose("time"), time_axis),
         ("heatmap", "heatmap", f"#worst && {chart}", _choose("stage"), "text=stage 3"),
         ("topology", "topology?show=table", ".t", _fill("Find", node), here),
-        ("timeline", f"timeline?ranks={rank}", chart, _fill("Ranks", "0-3"), "text=Ranks 0-3"),
+        ("timeline", f"timeline?ranks={first}-{first + TIMELINE_RANKS - 1}", drawn, *few_ranks),
         ("incidents", "incidents", ".incident", _nothing, ".incident"),
         ("nodes", "nodes", ".t", _fill("Find", node), here),
         ("rank", f"rank?rank={rank}", f"{cohort} && {chart}", _fill("Rank", "0"), "text=Rank 0 works"),
@@ -102,7 +113,7 @@ def wait(page: Page, selectors: str, timeout_s: float = 120.0) -> None:
 def url_of(site: str, visit: Visit) -> str:
     """The address of a page."""
     path, _, query = visit.path.partition("?")
-    return f"{site}/{path}?job={JOB}" + (f"&{query}" if query else "")
+    return f"{site}/{path}?job={visit.job}" + (f"&{query}" if query else "")
 
 
 def look(browser: Browser, site: str, visit: Visit, *, watched_s: float) -> dict[str, float]:
@@ -180,6 +191,38 @@ def hub(data: Path) -> Iterator[dict[str, Any]]:
         child.wait(30)
 
 
+@contextlib.contextmanager
+def running(facts: dict[str, Any]) -> Iterator[Visit]:
+    """A job of 64 ranks that sends the hub a step every 1.2 s. Yields the visit to its timeline."""
+    stop = threading.Event()
+    transport = HttpTransport(facts["url"], facts["token"])
+
+    def feed() -> None:
+        step = 0
+        while not stop.wait(STEP_S):
+            began_ns = time.time_ns() - int(STEP_S * 1e9)
+            spec = FleetSpec(
+                ranks=TIMELINE_RANKS, tp=8, pp=4, steps=1, first_step=step, job=RUNNING, start_ns=began_ns
+            )
+            write.to_transport(spec, transport, lambda rows: None)
+            step += 1
+
+    feeder = threading.Thread(target=feed)
+    feeder.start()
+    try:
+        time.sleep(10 * STEP_S)  # enough shared collectives to put the clocks side by side
+        ranks = f"timeline?ranks=0-{TIMELINE_RANKS - 1}"
+        change = (_fill("Ranks", "0-3"), "text=Ranks 0-3")
+        yield Visit(
+            name="timeline of a running job", path=ranks, ready=".timeline[data-view]", change=change[0],
+            changed=change[1], job=RUNNING,
+        )  # fmt: skip
+    finally:
+        stop.set()
+        feeder.join()
+        transport.close()
+
+
 def judged(path: Path, longest_s: float = 600.0) -> dict[str, Any]:
     """What the hub wrote, once the dashboard answers and the fleet has a verdict."""
     deadline = time.monotonic() + longest_s
@@ -200,6 +243,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--data", type=Path, help="keep the fleet in this folder")
+    parser.add_argument("--pages", help="only these pages, with commas between")
     parser.add_argument("--quick", action="store_true", help="512 ranks, one run")
     options = parser.parse_args()
     ranks, runs = (512, 1) if options.quick else (options.ranks, options.runs)
@@ -215,12 +259,17 @@ def main() -> None:
         playwright = stack.enter_context(sync_playwright())
         browser = playwright.chromium.launch(executable_path=chromium, args=[*FLAGS, SWIFT])
         pages = []
+        watched_s = 2.0 if options.quick else WATCHED_S
+        wanted = options.pages.split(",") if options.pages else [v.name for v in visits(rank, node)]
         for visit in visits(rank, node):
-            pages.append(
-                measure(browser, facts["dashboard"], visit, runs, 2.0 if options.quick else WATCHED_S)
-            )
+            if visit.name not in wanted:
+                continue
+            pages.append(measure(browser, facts["dashboard"], visit, runs, watched_s))
             print(pages[-1], file=sys.stderr, flush=True)
         visible = culprit_visible(browser, facts["dashboard"], rank, node)
+        with running(facts) as visit:
+            pages.append(measure(browser, facts["dashboard"], visit, runs, watched_s))
+            print(pages[-1], file=sys.stderr, flush=True)
         browser.close()
     report = {"ranks": ranks, "pages": pages, "culprit_visible": visible, "load_before": load}
     print(json.dumps({**report, "cores": len(os.sched_getaffinity(0))}))

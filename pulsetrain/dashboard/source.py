@@ -224,6 +224,11 @@ class Source:
         key = (view.__name__, args, tuple(sorted(options.items())))
         return self.cache.ask(key, lambda: list(view(self.store(), *args, **options).to_pylist()))
 
+    def table(self, view: Callable[..., pa.Table], *args: object, **options: object) -> pa.Table:
+        """The answer of one of `stream.queries` as it comes, for what is too much as dictionaries."""
+        key = ("table", view.__name__, args, tuple(sorted(options.items())))
+        return self.cache.ask(key, lambda: view(self.store(), *args, **options))
+
     def store(self) -> Store:
         """The hub's store. Raises `Unavailable` while the hub does not answer. The next call tries again."""
         with self._lock:

@@ -76,7 +76,7 @@ def test_a_click_in_the_heatmap_opens_that_ranks_timeline(page, site):
             break
     expect(page).to_have_url(there)
     expect(page.get_by_role("textbox", name="Ranks")).to_have_value("5")
-    expect(page.locator(".js-plotly-plot")).to_contain_text("rank 5")
+    expect(page.locator(".lanes")).to_contain_text("rank 5")
 
 
 def test_a_copied_address_shows_the_same_view(page, site):

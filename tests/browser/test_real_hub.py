@@ -28,7 +28,7 @@ def test_evicting_by_clicking_heals_a_real_job(page, tmp_path):
             expect(page.locator(".verdict .pill")).to_contain_text("healthy", timeout=120_000)
             expect(page.locator("#verdict")).to_contain_text("2 ranks")
             for path, text in (
-                ("heatmap", "forward"), ("timeline", "all_reduce"), ("topology", "2 running"),
+                ("heatmap", "forward"), ("timeline", "Ranks 0-1, steps"), ("topology", "2 running"),
                 ("pipeline", "spool"),
             ):  # fmt: skip
                 page.goto(f"{site}/{path}?job=tiny")

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import pyarrow as pa
 import pytest
 from streamlit.components.v2.component_manager import BidiComponentManager
 from streamlit.testing.v1 import AppTest
@@ -97,6 +98,9 @@ class FakeSource:
         if self.error is not None:
             raise self.error
         return self.stored.get(view.__name__, [])
+
+    def table(self, view: Callable[..., object], *args: object, **options: object) -> pa.Table:
+        return pa.Table.from_pylist(list(self.rows(view)))
 
 
 @dataclass
