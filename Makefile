@@ -28,15 +28,18 @@ demo: $(STAMP)
 
 UNIT := not integration and not browser and not kafka and not slow and not gpu
 NONE_IS_FINE := [ $$? -eq 5 ] # ARGS may leave a part without a test
-PYTEST := $(BIN)/python -m pytest -q --durations=15 -p no:logging # no test reads its records
+OPTIONS := -q --durations=15 -p no:logging # no test reads the records of logging
+PYTEST := $(BIN)/python -m pytest -p no:cacheprovider $(OPTIONS)
 
 unit: $(STAMP)
 	$(PYTEST) -n 2 -m "$(UNIT)" $(ARGS) || $(NONE_IS_FINE)
 
-# Tests with real processes share the cores, but for those that measure how soon something happens.
+# Tests with real processes share the cores, but for those that measure how soon something happens. Those that
+# fail beside others, at most five, must pass alone.
 test: unit
 	deploy/test-services
-	$(PYTEST) -n 3 --dist loadfile --no-loadscope-reorder -m "not ($(UNIT)) and not alone and not gpu" $(ARGS) || $(NONE_IS_FINE)
+	$(BIN)/python tests/once_more.py -n 3 --dist loadfile --no-loadscope-reorder -- \
+		$(OPTIONS) -m "not ($(UNIT)) and not alone and not gpu" $(ARGS) || $(NONE_IS_FINE)
 	$(PYTEST) -m "alone and not gpu" $(ARGS) || $(NONE_IS_FINE)
 
 lint: $(STAMP)
