@@ -31,7 +31,8 @@ class IngestMetrics:
             "failed_inserts", "Inserts that failed; their rows come again.", "record"
         )
         self.waiting = self._gauge("waiting_rows", "Rows that wait for their insert.")
-        self.behind = self._gauge("behind_messages", "Messages in Kafka that were not fetched yet.")
+        self.behind = self._gauge("behind_messages", "Messages of Kafka that are not stored yet.")
+        self.lag_seconds = self._gauge("lag_seconds", "Age of the oldest message that waits for its insert.")
         self.seen = self._gauge(
             "last_seen_timestamp_seconds", "When the last batch of a node was stored.", "node"
         )

@@ -189,24 +189,28 @@ def _tables(job: JobView, width: int, room: int) -> Lines:
     """The slowest ranks and nodes, and the state of every node, side by side where there is room."""
     if not job.runs_here or room < 2:
         return []
-    slow_title = f"slowest ranks, {job.slowest_steps} steps" if job.slowest_ranks else "slowest ranks"
-    empty = Text("no compute time known yet", style="dim", no_wrap=True)
     if width >= _THREE_COLUMNS:
         each = (width - 2 * _GAP) // 3
-        parts = [
-            _slow(slow_title, job.slowest_ranks, each, room, empty),
-            _slow("slowest nodes", job.slowest_nodes, each, room, empty),
-            _nodes(job, each, room),
-        ]
-        return _beside(parts, each)
+        return _beside(
+            [_slow_ranks(job, each, room), _slow_nodes(job, each, room), _nodes(job, each, room)], each
+        )
     if width >= _TWO_COLUMNS:
         each = (width - _GAP) // 2
-        return _beside(
-            [_slow(slow_title, job.slowest_ranks, each, room, empty), _nodes(job, each, room)], each
-        )
-    above = _slow(slow_title, job.slowest_ranks, width, max(2, room // 2), empty)
-    below = _nodes(job, width, room - len(above))
-    return [*above, *below][:room]
+        ranks = _slow_ranks(job, each, room)
+        below = _slow_nodes(job, each, room - len(ranks) - 1)
+        slow = [*ranks, Text(), *below] if job.slowest_nodes and len(below) > 1 else ranks
+        return _beside([slow, _nodes(job, each, room)], each)
+    above = _slow_ranks(job, width, max(2, room // 2))
+    return [*above, *_nodes(job, width, room - len(above))][:room]
+
+
+def _slow_ranks(job: JobView, width: int, room: int) -> Lines:
+    title = f"slowest ranks, {job.slowest_steps} steps" if job.slowest_ranks else "slowest ranks"
+    return _slow(title, job.slowest_ranks, width, room)
+
+
+def _slow_nodes(job: JobView, width: int, room: int) -> Lines:
+    return _slow("slowest nodes", job.slowest_nodes, width, room)
 
 
 def _beside(parts: Sequence[Lines], width: int) -> Lines:
@@ -224,11 +228,11 @@ def _beside(parts: Sequence[Lines], width: int) -> Lines:
     return lines
 
 
-def _slow(title: str, rows: Sequence[SlowView], width: int, room: int, empty: Text) -> Lines:
+def _slow(title: str, rows: Sequence[SlowView], width: int, room: int) -> Lines:
     if not rows:
-        return [_title(title, width), empty]
+        return [_title(title, width), _line(width, ("no compute time known yet", "dim"))][: max(0, room)]
     name = max(len(row.name) for row in rows)
-    return [_title(title, width), *(_slow_line(row, name, width) for row in rows[: room - 1])]
+    return [_title(title, width), *(_slow_line(row, name, width) for row in rows)][: max(0, room)]
 
 
 def _slow_line(row: SlowView, name: int, width: int) -> Text:

@@ -37,6 +37,7 @@ def test_the_names_that_dashboards_and_alerts_rely_on_stay():
         "failed_inserts",
         "waiting_rows",
         "behind_messages",
+        "lag_seconds",
         "last_seen_timestamp_seconds",
         "insert_seconds",
     }

@@ -56,9 +56,18 @@ def test_information_is_no_open_alert():
 
 
 def test_a_wide_terminal_has_the_slowest_nodes_too():
-    assert "slowest nodes" not in text(seen(job()), width=100)
     (line,) = [each for each in text(seen(job()), width=160).splitlines() if "slowest nodes" in each]
     assert line.index("slowest ranks") < line.index("slowest nodes") < line.index("nodes: 1 lost")
+
+
+def test_a_high_terminal_has_the_slowest_nodes_below_the_ranks():
+    nodes = [{"node": f"n{i}", "state": "active", "ranks": [i], "reason": ""} for i in range(40)]
+    lines = text(seen(job(nodes=nodes)), width=80, height=40).splitlines()
+    ranks, below = (
+        next(i for i, line in enumerate(lines) if word in line) for word in ("ranks,", "slowest n")
+    )
+    assert ranks < below
+    assert lines[below + 1].startswith("node-10")
 
 
 def test_a_narrow_terminal_stacks_the_tables():

@@ -16,9 +16,10 @@ from pulsetrain.stream.kafka.ingest import Backlog
 
 log = structlog.get_logger()
 
-BEHIND = 500
-"""Messages that must wait before it counts as being behind: agents of a large job send so many a second."""
-CAUGHT_UP = 50
+BEHIND_S = 10.0
+"""Age of the oldest message that waits, from which the ingest is behind. Its number of rows says little: a
+message may hold one or 20,000."""
+CAUGHT_UP_S = 4.0
 
 
 def _bar() -> AbstractContextManager[Report]:
@@ -50,19 +51,20 @@ class CatchUp:
         """Show how far it has come, if it is behind."""
         now_s = self._clock.monotonic_s()
         if self._report is None:
-            if backlog.waiting < BEHIND:
+            if backlog.age_s < BEHIND_S:
                 return
             self._before, self._began_s, self._said_s = backlog.stored, now_s, now_s
             self._report = self._shown.enter_context(self._show())
-            log.info("ingest_behind", messages=backlog.waiting)
+            log.info("ingest_behind", messages=backlog.waiting, age_s=round(backlog.age_s, 1))
         done = backlog.stored - self._before
-        if done < 0 or backlog.waiting <= CAUGHT_UP:  # a new member begins to count from 0
+        if done < 0 or backlog.age_s < CAUGHT_UP_S:  # a new member begins to count from 0
             self._end(done, now_s)
             return
         self._report(done, done + backlog.waiting)
         if now_s - self._said_s >= LINE_S:
             self._said_s = now_s
-            log.info("ingest_catching_up", messages=backlog.waiting, stored=done)
+            age_s = round(backlog.age_s, 1)
+            log.info("ingest_catching_up", messages=backlog.waiting, stored=done, age_s=age_s)
 
     def _end(self, done: int, now_s: float) -> None:
         self._shown.close()

@@ -17,7 +17,7 @@ the row ranges of their source. The messages of a source share a key, so one par
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ from pulsetrain.stream.kafka.dead_letters import DeadLetters
 from pulsetrain.stream.kafka.group_consumer import GroupConsumer, Rebalance
 from pulsetrain.stream.kafka.ingest_config import IngestConfig
 from pulsetrain.stream.kafka.insert_batch import BatchBuilder, InsertBatch
-from pulsetrain.stream.kafka.partition_buffer import PartitionBuffer, due
+from pulsetrain.stream.kafka.partition_buffer import Message, PartitionBuffer, due, oldest_age_s
 from pulsetrain.stream.store.exactly_once import ExactlyOnceWriter, RowStore
 
 log = structlog.get_logger()
@@ -41,10 +41,14 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, kw_only=True)
 class Backlog:
-    """Messages that this member has stored since its start, and those that wait, in Kafka or here."""
+    """Messages that this member has stored since its start, and those that wait, in Kafka or here.
+
+    `age_s` is how long ago the oldest message that was fetched and is not stored was sent. 0: there is none.
+    """
 
     stored: int
     waiting: int
+    age_s: float
 
 
 @dataclass(frozen=True)
@@ -114,10 +118,14 @@ class Ingest:
 
     def backlog(self) -> Backlog:
         """How far behind this member is."""
-        held = sum(len(buffer.messages) for buffer in self._buffers.values())
         batches = [self._prepared, self._in_flight.batch if self._in_flight else None]
-        taken = sum(len(each.messages) for batch in batches if batch is not None for each in batch.ranges)
-        return Backlog(stored=self._stored, waiting=self._consumer.behind() + held + taken)
+        waiting: list[Sequence[Message]] = [buffer.messages for buffer in self._buffers.values()]
+        waiting += [each.messages for batch in batches if batch is not None for each in batch.ranges]
+        return Backlog(
+            stored=self._stored,
+            waiting=self._consumer.behind() + sum(map(len, waiting)),
+            age_s=oldest_age_s(waiting, self._clock.wall_ns()),
+        )
 
     def _gather(self, wait_s: float) -> None:
         """Fetch what has come."""
@@ -130,7 +138,9 @@ class Ingest:
             self._buffers.setdefault(partition, PartitionBuffer()).add(messages, now_s)
             self.metrics.bytes.inc(sum(len(m.value or b"") for m in messages))
         self.metrics.waiting.set(self._waiting_rows())
-        self.metrics.behind.set(self._consumer.behind())
+        backlog = self.backlog()
+        self.metrics.behind.set(backlog.waiting)
+        self.metrics.lag_seconds.set(backlog.age_s)
 
     def _waiting_rows(self) -> int:
         return sum(buffer.rows for buffer in self._buffers.values())

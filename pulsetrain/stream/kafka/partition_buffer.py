@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -13,11 +13,12 @@ _ANNOUNCED = "to "
 
 
 class Message(Protocol):
-    """A message as the Kafka client delivers it."""
+    """A message as the Kafka client delivers it. `timestamp` is UTC milliseconds, -1 or None if unknown."""
 
     topic: str
     partition: int
     offset: int
+    timestamp: int | None
     key: bytes | None
     value: bytes | None
     headers: Sequence[tuple[str, bytes]] | None
@@ -129,3 +130,10 @@ def rows_of(message: Message) -> int:
     """How many rows a message says it holds; 1 for one that does not say."""
     stated = dict(message.headers or []).get("rows", b"")
     return int(stated) if stated.isdigit() else 1
+
+
+def oldest_age_s(waiting: Iterable[Sequence[Message]], now_ns: int) -> float:
+    """How long ago the first message of any of the sequences was sent. 0 where no message tells."""
+    sent_ms = [messages[0].timestamp or 0 for messages in waiting if messages]
+    known = [ms for ms in sent_ms if ms > 0]
+    return max(0.0, now_ns / 1e9 - min(known) / 1e3) if known else 0.0

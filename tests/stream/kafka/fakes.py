@@ -16,10 +16,16 @@ from tests.stream.fakes import StillClock
 KAFKA = KafkaConfig(prefix="")
 
 
-def message(offset, data, *, partition=0, rows=None, topic="steps"):
+def message(offset, data, *, partition=0, rows=None, topic="steps", timestamp=-1):
     headers = [] if rows is None else [("rows", str(rows).encode())]
     return SimpleNamespace(
-        topic=topic, partition=partition, offset=offset, key=None, value=data, headers=headers
+        topic=topic,
+        partition=partition,
+        offset=offset,
+        timestamp=timestamp,
+        key=None,
+        value=data,
+        headers=headers,
     )
 
 
@@ -31,9 +37,9 @@ class Topic:
         self.committed = {p: (0, "") for p in self.messages}
         self.rows = 0
 
-    def send(self, data, partition=0, rows=None):
+    def send(self, data, partition=0, rows=None, timestamp=-1):
         log = self.messages[TopicPartition("steps", partition)]
-        log.append(message(len(log), data, partition=partition, rows=rows))
+        log.append(message(len(log), data, partition=partition, rows=rows, timestamp=timestamp))
 
 
 class FakeConsumer:

@@ -8,7 +8,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from pulsetrain.core.progress import LINE_S
-from pulsetrain.stream.kafka.catch_up import BEHIND, CAUGHT_UP, CatchUp
+from pulsetrain.stream.kafka.catch_up import BEHIND_S, CAUGHT_UP_S, CatchUp
 from pulsetrain.stream.kafka.ingest import Backlog
 from tests.stream.fakes import StillClock
 
@@ -37,14 +37,25 @@ def clock():
 
 
 def looks(catch_up, *backlogs):
+    """Backlogs of (stored, waiting) messages. One that has come down to 0 is young."""
     for stored, waiting in backlogs:
-        catch_up.look(Backlog(stored=stored, waiting=waiting))
+        age_s = 60.0 if waiting else 0.0
+        catch_up.look(Backlog(stored=stored, waiting=waiting, age_s=age_s))
 
 
-def test_a_few_messages_are_no_backlog(shown, clock):
+def test_messages_that_wait_for_a_moment_are_no_backlog(shown, clock):
     with CatchUp(clock, shown) as catch_up, capture_logs() as logs:
-        looks(catch_up, (0, 0), (10, BEHIND - 1))
+        catch_up.look(Backlog(stored=10, waiting=10_000, age_s=BEHIND_S - 1))
     assert (shown.reports, logs) == ([], [])
+
+
+def test_it_has_caught_up_when_what_waits_is_young(shown, clock):
+    with CatchUp(clock, shown) as catch_up:
+        catch_up.look(Backlog(stored=0, waiting=100, age_s=BEHIND_S))
+        catch_up.look(Backlog(stored=50, waiting=100, age_s=CAUGHT_UP_S))
+        assert shown.open
+        catch_up.look(Backlog(stored=90, waiting=100, age_s=CAUGHT_UP_S - 1))
+        assert not shown.open
 
 
 def test_how_far_it_has_come_since_it_fell_behind(shown, clock):
@@ -52,7 +63,7 @@ def test_how_far_it_has_come_since_it_fell_behind(shown, clock):
         looks(catch_up, (70, 1000), (170, 1100))
         assert shown.open
         clock.now_s += 3
-        looks(catch_up, (1170, CAUGHT_UP))
+        looks(catch_up, (1170, 0))
         assert not shown.open
     assert shown.reports == [(0, 1000), (100, 1200)]
     assert [(entry["event"], entry.get("stored")) for entry in logs] == [

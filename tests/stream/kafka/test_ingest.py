@@ -277,12 +277,15 @@ def kill(running, store):
 
 
 def test_the_backlog_is_what_waits_in_kafka_and_here(monkeypatch, topic, store):
-    for first in range(0, 40, 4):
-        topic.send(data(first, 4))
     running = make_ingest(monkeypatch, topic, store)
+    sent_ms = running.clock.wall_ns() // 10**6 - 30_000
+    for first in range(0, 40, 4):
+        topic.send(data(first, 4), timestamp=sent_ms + first)
     running.consumer.fetch = 6
-    assert running.ingest.backlog() == Backlog(stored=0, waiting=10)
+    assert running.ingest.backlog() == Backlog(stored=0, waiting=10, age_s=0.0)
     running.ingest.poll()
-    assert running.ingest.backlog() == Backlog(stored=0, waiting=10)
+    backlog = running.ingest.backlog()
+    assert (backlog.stored, backlog.waiting) == (0, 10)
+    assert backlog.age_s == pytest.approx(30.0, abs=0.1)
     drain(running)
-    assert running.ingest.backlog() == Backlog(stored=10, waiting=0)
+    assert running.ingest.backlog() == Backlog(stored=10, waiting=0, age_s=0.0)

@@ -9,7 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kafka import TopicPartition
 
-from pulsetrain.stream.kafka.partition_buffer import OffsetRange, PartitionBuffer, announced_end, due
+from pulsetrain.stream.kafka.partition_buffer import (
+    OffsetRange,
+    PartitionBuffer,
+    announced_end,
+    due,
+    oldest_age_s,
+)
+from tests.stream.kafka import fakes
 
 
 def message(offset, rows=10):
@@ -84,3 +91,11 @@ def test_an_announcement_is_read_back():
     assert announced_end(each.announcement) == each.end == 5
     assert announced_end("") == announced_end(None) == -1
     assert each.token == "t:1:3-5"
+
+
+def test_the_age_is_that_of_the_oldest_message_that_tells_when_it_was_sent():
+    sent = [fakes.message(0, b"", timestamp=5_000), fakes.message(1, b"", timestamp=1)]
+    others = [[fakes.message(0, b"", timestamp=ms)] for ms in (7_000, -1, None)]
+    assert oldest_age_s([sent, [], *others], 9 * 10**9) == 4.0
+    assert oldest_age_s([sent], 10**9) == 0.0
+    assert oldest_age_s(others[1:], 9 * 10**9) == 0.0
