@@ -105,11 +105,18 @@ def _jobs(view: View, chosen: JobView, width: int) -> Lines:
                 (marker, "bold"),
                 (f"{state.glyph} {state.label:10} ", colour(state)),
                 (f"{job.job[:name]:{name}}  ", "bold" if job.job == chosen.job else ""),
+                (f"{_lasts(job, view):>11}  ", "dim"),
                 (job.sentence, "" if job.runs_here else "dim"),
             )
         )
     left = len(view.jobs) - len(shown)
     return [*lines, *([_line(width, (f"  and {left:,} more jobs", "dim"))] if left else []), Text()]
+
+
+def _lasts(job: JobView, view: View) -> str:
+    """For how long the verdict has been what it is. "" where nobody knows."""
+    known = job.since_ns and not job.last_said
+    return whole_seconds(max(0, view.now_ns - job.since_ns) / 1e9) if known else ""
 
 
 def _verdict(job: JobView, view: View, width: int) -> Lines:
@@ -145,17 +152,17 @@ def _countdown(job: JobView, view: View, width: int) -> Lines:
     return [
         _line(
             width,
-            (f"Restart in {countdown(job.pending.left_s)}. ", "bold yellow"),
+            (f"Restart in {whole_seconds(job.pending.left_s)}. ", "bold yellow"),
             f"Rank {job.pending.rank} hangs.",
         ),
         _line(width, (decide, "dim")),
     ]
 
 
-def countdown(seconds: float) -> str:
-    """The time that is left, in whole seconds.
+def whole_seconds(seconds: float) -> str:
+    """A time in seconds or longer units, without a fraction.
 
-    >>> countdown(33.4), countdown(200)
+    >>> whole_seconds(33.4), whole_seconds(200)
     ('33 s', '3 min 20 s')
     """
     return f"{seconds:.0f} s" if seconds < 60 else duration(round(seconds) * 1e9)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pulsetrain.terminal.frame import countdown, frame, plain
+from pulsetrain.terminal.frame import frame, plain, whole_seconds
 from pulsetrain.terminal.view import Answers, view
 from tests.terminal.answers import HANG, INCIDENT, PENDING, alert, job, status
 
@@ -92,8 +92,8 @@ def test_a_late_answer_has_its_age():
 
 def test_several_jobs_are_a_list_with_the_chosen_one_in_full():
     jobs = seen(job("a"), job("b", "hung"))
-    assert "> ■ hung       b  b is hung." in text(jobs)
-    assert "> ● healthy    a  a is healthy." in text(jobs, chosen="a")
+    assert "> ■ hung       b   3 min 20 s  b is hung." in text(jobs)
+    assert "> ● healthy    a   3 min 20 s  a is healthy." in text(jobs, chosen="a")
     assert "up/down other job" in text(jobs, keys=True)
     assert "up/down" not in text(seen(job()), keys=True)
 
@@ -164,4 +164,4 @@ def test_every_screen_is_as_large_as_the_terminal(width, height, jobs, nodes, al
 
 @pytest.mark.parametrize(("seconds", "words"), [(0.2, "0 s"), (33.4, "33 s"), (200, "3 min 20 s")])
 def test_time_that_is_left_is_in_whole_seconds(seconds, words):
-    assert countdown(seconds) == words
+    assert whole_seconds(seconds) == words
