@@ -14,6 +14,9 @@ from importlib.resources import files
 from types import MappingProxyType
 from typing import Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
 _RATE = re.compile(r"(\d+(?:\.\d+)?)\s*Gb/sec")
 _NUMBERED = re.compile(r"(\d+):\s*(\S.*)?")
 
@@ -64,6 +67,27 @@ class Counter:
         if after < before:
             return after + self._wrapped(before)
         return after - before
+
+    def increases(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        """`increase` between each sample and the next one. NaN where that cannot be known.
+
+        >>> counters()["rdma_transmit_bytes"].increases(np.array([400.0, 1000.0, 400.0]))
+        array([600., 400.])
+        """
+        before, after = values[:-1], values[1:]
+        lower = after < before
+        steps = after - before
+        if lower.any():
+            fallen = zip(before[lower].tolist(), after[lower].tolist(), strict=True)
+            steps[lower] = [a + self._wrapped(b) for b, a in fallen]
+        blind = np.zeros(len(after), np.bool_)
+        raw = np.round(after / self.scale)
+        if self.at_max == "saturates":
+            blind |= raw == 2.0**self.bits - 1
+        if self.also_bits:
+            blind |= raw == 2.0**self.also_bits - 1
+        steps[blind | ~np.isfinite(after) | ~np.isfinite(before)] = np.nan
+        return steps
 
     def _wrapped(self, before: float) -> float:
         """What a narrow counter in its last quarter counted up to its end; 0 where it was reset."""

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -89,3 +91,15 @@ def test_a_ports_rate_is_bits_per_second(text, rate):
 )
 def test_a_state_is_a_number_and_its_name(text, state):
     assert numbered(text) == state
+
+
+@given(
+    st.sampled_from(sorted(every_counter())),
+    st.lists(st.sampled_from([0.0, 1.0, 15.0, 250.0, 255.0, 65_535.0, 2.0**32 - 1, 3e9, np.nan]), max_size=6),
+)
+def test_many_samples_count_as_they_do_one_after_the_other(metric, raw):
+    counter = every_counter()[metric]
+    values = np.array(raw) * counter.scale
+    alone = [counter.increase(before, after) for before, after in pairwise(values.tolist())]
+    together = [None if np.isnan(step) else step for step in counter.increases(values)]
+    assert together == alone

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import pyarrow as pa
-
 from pulsetrain.analytics.machines import gpu_health, hardware, logs, network
 from pulsetrain.analytics.machines.job_hardware import JobHardware
 from pulsetrain.analytics.verdict import Finding, Healthy, Inconclusive, Verdict
@@ -43,8 +41,7 @@ class MachineSource:
 
 def ports(source: MachineSource) -> list[Verdict]:
     """`network.find` over the RDMA ports and network interfaces of the attempt's nodes."""
-    during = source.during()
-    table = pa.concat_tables([machines.metrics(source.store, during, prefix) for prefix in ("rdma_", "nic_")])
+    table = machines.changing_metrics(source.store, source.during(), ("rdma_", "nic_"))
     if not table.num_rows:
         reason = "no sample of an RDMA port or a network interface"
         return [Inconclusive(analyzer=network.NAME, reason=reason, blind=True)]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 NS_PER_S = 1_000_000_000
@@ -19,14 +20,40 @@ def by_device(table: pa.Table, wanted: Callable[[str], bool]) -> Iterator[tuple[
     `table` has the columns node, device, name, ts and value. Its rows are in any order and may come twice.
     Values that are missing, NaN or infinite are left out.
     """
-    columns = [table[name].to_pylist() for name in ("node", "device", "name", "value")]
-    times = table["ts"].cast(pa.int64()).to_pylist()
-    samples: dict[tuple[str, str], dict[str, dict[int, float]]] = {}
-    for node, device, name, value, ts_ns in zip(*columns, times, strict=True):
-        if wanted(name) and value is not None and np.isfinite(value):
-            samples.setdefault((node, device), {}).setdefault(name, {})[ts_ns] = value
-    for (node, device), metrics in sorted(samples.items()):
-        yield node, device, {name: _series(values) for name, values in metrics.items()}
+    nodes, devices, names = (_coded(table, name) for name in ("node", "device", "name"))
+    value = np.asarray(table["value"].to_numpy(), np.float64)
+    times = np.asarray(table["ts"].cast(pa.int64()).to_numpy(), np.int64)
+    kept = np.array([wanted(name) for name in names[1]], np.bool_)[names[0]] & np.isfinite(value)
+    rows = np.flatnonzero(kept)
+    node, device, name = nodes[0][rows], devices[0][rows], names[0][rows]
+    order = np.lexsort((times[rows], name, device, node))  # stable: of rows at one time the last one counts
+    node, device, name, rows = node[order], device[order], name[order], rows[order]
+    ends = _ends(node, device, name)
+    samples: dict[tuple[int, int], dict[str, Series]] = {}
+    for begin, end in zip([0, *ends], ends, strict=False):
+        series = _series(times[rows[begin:end]], value[rows[begin:end]])
+        samples.setdefault((int(node[begin]), int(device[begin])), {})[names[1][name[begin]]] = series
+    for (at_node, at_device), metrics in samples.items():
+        yield nodes[1][at_node], devices[1][at_device], metrics
+
+
+def _coded(table: pa.Table, column: str) -> tuple[NDArray[np.int64], list[str]]:
+    """A column of names as codes in the order of the sorted names, and these."""
+    values = table[column]
+    plain = values.cast(values.type.value_type) if pa.types.is_dictionary(values.type) else values
+    unique = sorted(str(name) for name in pc.unique(plain).to_pylist())
+    codes = pc.index_in(plain, value_set=pa.array(unique, plain.type))
+    return np.asarray(codes.to_numpy(), np.int64), unique
+
+
+def _ends(*columns: NDArray[np.int64]) -> list[int]:
+    """Where each run of rows ends that are equal in all columns."""
+    if not len(columns[0]):
+        return []
+    changes = np.zeros(len(columns[0]) - 1, np.bool_)
+    for column in columns:
+        changes |= column[1:] != column[:-1]
+    return [*(np.flatnonzero(changes) + 1).tolist(), len(columns[0])]
 
 
 def duration_s(series: Series) -> float:
@@ -35,6 +62,7 @@ def duration_s(series: Series) -> float:
     return float(times[-1] - times[0]) / NS_PER_S if times.size else 0.0
 
 
-def _series(values: Mapping[int, float]) -> Series:
-    times = sorted(values)
-    return np.array(times, np.int64), np.array([values[t] for t in times])
+def _series(times: NDArray[np.int64], values: NDArray[np.float64]) -> Series:
+    """The samples of one series in order of time, the last one of each time."""
+    last = np.append(times[1:] != times[:-1], True)
+    return (times, values) if last.all() else (times[last], values[last])

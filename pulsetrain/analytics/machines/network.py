@@ -271,7 +271,7 @@ def _cumulated_bytes(port: Port) -> tuple[NDArray[np.int64], Floats]:
     parts = [port.increases(m) for m in (TRANSMIT, RECEIVE) if m in port.samples]
     if not parts:
         return np.empty(0, np.int64), np.empty(0)
-    times = parts[0][0]
+    times = max((at for at, _ in parts), key=len)
     total = np.zeros(times.size)
     for at, steps in parts:
         total += np.interp(times, at, np.cumsum(np.nan_to_num(steps))) if at.size else 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Literal, TypedDict
 
 import numpy as np
@@ -67,9 +66,7 @@ class Port:
         if metric not in self.samples:
             return np.empty(0, np.int64), np.empty(0)
         times, values = self.samples[metric]
-        counter = every_counter()[metric]
-        steps = [counter.increase(a, b) for a, b in pairwise(values)]
-        return times[1:], np.array([np.nan if s is None else s for s in steps])
+        return times[1:], every_counter()[metric].increases(values)
 
     def total(self, metric: str) -> float:
         """How much was counted in the range. NaN where nothing is known."""

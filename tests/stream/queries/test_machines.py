@@ -63,3 +63,34 @@ def test_lines_of_ranks_are_the_newest_and_on_request_only_warnings(store):
     severe = machines.rank_logs(store, DURING, warnings_only=True, limit=10).to_pylist()
     assert [row["severity"] for row in severe] == ["error", "warning"]
     assert machines.rank_logs(store, DURING, warnings_only=False, limit=1).num_rows == 1
+
+
+@pytest.fixture(scope="module")
+def ports(store):
+    """Ten samples of two series: one that never changes and one that rises."""
+    at = [DAY + second * S for second in range(10)]
+    for name, value in (("nic_still", [4.0] * 10), ("nic_rises", [float(second) for second in range(10)])):
+        columns = {"node": "m0", "device": "d", "name": name, "ts": at, "value": value}
+        store.insert("metrics", table("metrics", 10, **columns), token=f"{JOB}-{name}")
+    return store
+
+
+def samples(store, **options):
+    found = {}
+    for row in machines.changing_metrics(store, DURING, ("rdma_", "nic_"), **options).to_pylist():
+        second = (row["ts"].value - DAY) // S if hasattr(row["ts"], "value") else None
+        found.setdefault(row["name"], []).append((second, row["value"]))
+    return {name: sorted(rows) for name, rows in found.items()}
+
+
+def test_a_series_that_never_changes_has_two_samples_and_one_that_does_has_all(ports):
+    found = samples(ports)
+    assert [value for _, value in found["nic_still"]] == [4.0, 4.0]
+    assert [value for _, value in found["nic_rises"]] == [float(n) for n in range(10)]
+    assert "rdma_x" in found
+
+
+def test_of_very_many_samples_each_series_keeps_some_with_its_last(ports):
+    rises = [value for _, value in samples(ports, most_rows=4)["nic_rises"]]
+    assert 2 <= len(rises) <= 6
+    assert max(rises) == 9.0
