@@ -208,6 +208,7 @@ class Commands:
             "store_port": check.store_port,
             "prefix": check.prefix,
             "timeout_s": check.timeout_s,
+            "payload_bytes": check.payload_bytes,
         }
         try:
             return cast("JsonObject", self._node.zygote.call(ALL_GATHER, kwargs, check.timeout_s + 1.0))

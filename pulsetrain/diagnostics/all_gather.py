@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import timedelta
+from statistics import mean
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -26,16 +27,15 @@ WIDTHS = {"cpu": 256, "cuda": 4096}
 class GatherReport:
     """Result of one member, all times in seconds.
 
-    `seconds` is the sum over the timed all-gathers, `gather_s` the fastest of them. `compute_s` is the
-    fastest repetition's matrix products on one thread or on the GPU. `whole_s` is what all repetitions took
-    together. 0 means unknown.
+    `seconds` is the sum over the timed all-gathers. `compute_s` is the fastest repetition's matrix products,
+    on one thread or on the GPU, `compute_mean_s` the mean over the repetitions: what slows a node only now
+    and then shows in the mean alone. 0 means unknown.
     """
 
     ok: bool
     seconds: float
-    gather_s: float = 0.0
     compute_s: float = 0.0
-    whole_s: float = 0.0
+    compute_mean_s: float = 0.0
     busbw_bytes_per_s: float = 0.0
     backend: str = ""
     error: str = ""
@@ -111,9 +111,8 @@ def _gather(me: Member, store: PrefixStore) -> GatherReport:
     return GatherReport(
         ok=not wrong,
         seconds=sum(gather),
-        gather_s=min(gather),
         compute_s=min(compute),
-        whole_s=sum(gather) + sum(compute),
+        compute_mean_s=mean(compute),
         busbw_bytes_per_s=REPEATS * me.payload_bytes * (me.size - 1) / sum(gather),
         backend=backend,
         error=f"wrong bytes from members {wrong}" if wrong else "",

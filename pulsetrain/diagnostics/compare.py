@@ -5,7 +5,7 @@ These are notes for people, beside the verdict: nobody is evicted for being slow
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from statistics import median
 
 from pulsetrain.diagnostics.measurement import CheckRow
@@ -44,20 +44,35 @@ def _by_check(reports: Mapping[str, Sequence[CheckRow]]) -> dict[str, dict[str, 
     return values
 
 
-def slow_all_gathers(
-    results: Sequence[GroupResult], *, ratio: float = 1.5, deviations: float = 6.0
-) -> dict[str, float]:
-    """Map each slow node to its best all-gather time, as a multiple of the fleet's.
-
-    A node is slow above both `ratio` times the fleet's time and `deviations` robust deviations. The fleet is
-    the faster half, so that even half a fleet of slow nodes is seen. Needs three nodes.
+def slow_all_gathers(results: Sequence[GroupResult]) -> dict[str, float]:
+    """Map each slow node to its best all-gather time, as a multiple of the fleet's. See `far_slower`.
 
     >>> t0, t1 = {"2": 20.3, "3": 20.3, "0": 206.9, "1": 151.8}, {"2": 20.3, "3": 20.3, "0": 23.2, "1": 136.0}
     >>> one = [GroupResult(members=(n,), ok=True, seconds=s) for t in (t0, t1) for n, s in t.items()]
     >>> sorted(slow_all_gathers(one))
     ['1']
     """
-    times = best_times(results)
+    return far_slower(best_times(results))
+
+
+def slow_products(results: Iterable[GroupResult]) -> dict[str, float]:
+    """Map each slow node to its best time of matrix products, as a multiple of the fleet's."""
+    times: dict[str, float] = {}
+    for result in results:
+        for node, own in result.own_times_s.items():
+            if "compute" in own:
+                times[node] = min(times.get(node, own["compute"]), own["compute"])
+    return far_slower(times)
+
+
+def far_slower(
+    times: Mapping[str, float], *, ratio: float = 1.5, deviations: float = 6.0
+) -> dict[str, float]:
+    """Map each slow node to its time, as a multiple of the fleet's.
+
+    A node is slow above both `ratio` times the fleet's time and `deviations` robust deviations. The fleet is
+    the faster half, so that even half a fleet of slow nodes is seen. Needs three nodes.
+    """
     if len(times) <= LEAST_PEERS:
         return {}
     fast = sorted(times.values())[: (len(times) + 1) // 2]

@@ -51,7 +51,7 @@ class FaultVerdict:
 
     `faulty` maps a node to the reason, `links` a pair of good nodes. `undecided` holds nodes that only
     failed and cannot be named, `unsteady` groups of good nodes that failed and also passed. `reason` says why
-    something is undecided, "" where all is known.
+    something is undecided, "" where all is known. `noisy`: so much contradicts that nobody can be named.
     """
 
     faulty: Mapping[str, str] = field(default_factory=dict)
@@ -59,6 +59,7 @@ class FaultVerdict:
     undecided: tuple[str, ...] = ()
     unsteady: tuple[Group, ...] = ()
     reason: str = ""
+    noisy: bool = False
 
     @property
     def state(self) -> str:
@@ -117,7 +118,7 @@ def judge(nodes: Sequence[str], results: Sequence[GroupResult], *, failures: int
     in_doubt, unsteady = tuple(evidence.in_doubt), evidence.unsteady
     why = _unknowable(nodes, evidence)
     if why:
-        return FaultVerdict(undecided=in_doubt, unsteady=unsteady, reason=why)
+        return FaultVerdict(undecided=in_doubt, unsteady=unsteady, reason=why, noisy=evidence.too_noisy)
     faulty = {n: evidence.reason(n) for n in in_doubt if evidence.named(n)}
     undecided = tuple(n for n in in_doubt if n not in faulty)
     open_ = [f"{', '.join(undecided)}: never passed, and too few good nodes tried them"] if undecided else []

@@ -43,11 +43,12 @@ class CheckRow(TypedDict):
 
 
 class Report(TypedDict):
-    """All checks of one machine."""
+    """All checks of one machine. `kind` is what it is, for comparisons with others (`machine_kind`)."""
 
     ok: bool
     failed: list[str]
     device: str
+    kind: str
     seconds: float
     checks: list[CheckRow]
 

@@ -6,8 +6,8 @@ all-gather (`diagnostics.all_gather`) and answers whether it passed, and how lon
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 Group = tuple[str, ...]
 
@@ -18,6 +18,7 @@ class GroupResult:
 
     `seconds` is the sum over its repetitions and has no meaning if not `ok`. `error` is the first member's
     reason in one line. `store` is the node at whose store the group met, "" if that is none of them.
+    `own_times_s` has what each member does alone, by node and name of the measure.
     """
 
     members: Group
@@ -26,10 +27,12 @@ class GroupResult:
     error: str = ""
     round: int = 0
     store: str = ""
+    own_times_s: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     def row(self) -> dict[str, object]:
-        """The result as JSON-able evidence."""
-        return asdict(self) | {"members": list(self.members)}
+        """The result as JSON-able evidence, without what members did alone."""
+        fields = {name: value for name, value in vars(self).items() if name != "own_times_s"}
+        return fields | {"members": list(self.members)}
 
 
 def pairs_of(nodes: Sequence[str]) -> list[Group]:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from pulsetrain.core.errors import UsageError
-from pulsetrain.diagnostics import gpucheck
+from pulsetrain.diagnostics import gpucheck, machine_kind
 from pulsetrain.diagnostics.measurement import SEED, Check, Limits, Report, exact_operands
 
 DEVICES = ("auto", "cpu", "cuda")
@@ -39,6 +39,7 @@ def run(*, seconds: float, device: str = "auto", limits: Limits | None = None) -
         ok=all(c.ok for c in checks),
         failed=[c.name for c in checks if not c.ok],
         device="cuda" if cuda else "cpu",
+        kind=machine_kind.describe(_gpu_models() if cuda else ()),
         seconds=time.perf_counter() - began,
         checks=[c.row() for c in checks],
     )
@@ -66,6 +67,12 @@ def _cuda_devices() -> int:
     import torch
 
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def _gpu_models() -> list[str]:
+    import torch
+
+    return [str(torch.cuda.get_device_name(index)) for index in range(_cuda_devices())]
 
 
 def gemm_checksum() -> Check:

@@ -41,6 +41,7 @@ def run(*, seconds: float, device: str = "auto") -> HostReport:
         ok=not failed,
         failed=failed,
         device=report["device"],
+        kind=report["kind"],
         seconds=report["seconds"],
         checks=checks,
     )

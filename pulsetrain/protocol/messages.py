@@ -306,7 +306,8 @@ class SelfCheck:
 class PairCheck:
     """Run the all-gather of one round with these peers. `members` are node names, in rank order.
 
-    `data` of the reply is {"ok": bool, "seconds": float}. A timeout is a failed check, not an error.
+    `data` of the reply holds the fields of `diagnostics.all_gather.GatherReport`. A timeout is a failed
+    check, not an error. Each member gathers `payload_bytes`.
     """
 
     id: int
@@ -315,6 +316,7 @@ class PairCheck:
     store_port: int
     prefix: str
     timeout_s: float = 5.0
+    payload_bytes: int = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)

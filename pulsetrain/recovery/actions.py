@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from signal import Signals
 
+from pulsetrain.diagnostics.node_check import LEVELS
 from pulsetrain.protocol.messages import DumpStacks, Leave, Reply, Stop
 from pulsetrain.recovery import checks
 from pulsetrain.recovery.launch import launch
@@ -54,7 +55,8 @@ async def check(job: JobState) -> Outcome:
     members, fault = job.members, job.recovery.fault if job.recovery else None
     thorough = fault is not None and (fault.event is not Event.RANK_FAILED or job.restarts.used > 1)
     nodes = members.active() + members.standbys()
-    report = await checks.run(nodes, job.services.policy, job.next_id, thorough=thorough)
+    level = LEVELS[job.services.policy.check_level] if thorough else None
+    report = await checks.run(nodes, job.services.policy, job.next_id, level=level)
     members.failed = dict(report.failed)
     if fault is not None and fault.event is Event.EVICT:
         members.failed[fault.node] = fault.reason

@@ -1,4 +1,4 @@
-"""The check before each relaunch: self-check on every node, and rounds of all-gathers where asked for."""
+"""The check of nodes, before a relaunch or on request: self-checks, and rounds of all-gathers."""
 
 from __future__ import annotations
 
@@ -10,61 +10,83 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pulsetrain.core.json import JsonObject
-from pulsetrain.diagnostics import faulty_nodes
-from pulsetrain.diagnostics.compare import slow_all_gathers, slow_checks, slowest_beside_fastest
-from pulsetrain.diagnostics.faulty_nodes import FaultVerdict
-from pulsetrain.diagnostics.rounds import Group, GroupResult, passed
+from pulsetrain.diagnostics.compare import slow_checks
+from pulsetrain.diagnostics.node_check import Level, NodeCheck, NodeVerdict
+from pulsetrain.diagnostics.rounds import Group, GroupResult
 from pulsetrain.protocol.messages import HostStore, PairCheck, Reply, SelfCheck
 from pulsetrain.recovery.nodes import Node
 from pulsetrain.recovery.policy import Policy
 
 Ids = Callable[[], int]
 
-LIMIT_S = 10.0  # of all rounds together
-LEAST_ROUND_S = 1.0  # an all-gather that takes longer than what is left is not begun
-LEAST_TWICE = 4  # with fewer nodes a second time does not tell the members of a pair apart
+LEAST_ROUND_S = 1.0  # a round that would have less time is not begun
+LEAST_TIMEOUT_S = 2.0
+PATIENCE = 5.0  # times what the slowest group that passed took, from the second round on
 MARGIN_S = 2.0  # for the way of a command and its reply
+SHOWN_ROUNDS = 2  # whose groups are all part of the event. Of later rounds the failures are
+STORE_JOB = "pairwise"
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckReport:
     """`failed` maps a node to the reason. `reports` holds what each node measured.
 
-    `verdict` is what the rounds of all-gathers say, None where there were none.
+    `verdict` is what the rounds of all-gathers say, None where there were none. `seconds` is how long all
+    of it took.
     """
 
     failed: Mapping[str, str]
     reports: Mapping[str, JsonObject]
     groups: Sequence[GroupResult] = field(default_factory=tuple)
-    verdict: FaultVerdict | None = None
+    verdict: NodeVerdict | None = None
+    seconds: float = 0.0
 
     def detail(self) -> dict[str, object]:
-        """Return the report as the detail of a `self_check` event. Slow nodes are a note, not a verdict."""
+        """Return the report as the detail of a `self_check` event. Slow nodes are a note, not a failure."""
         rows = {node: data.get("checks", ()) for node, data in self.reports.items()}
-        verdict = self.verdict or FaultVerdict()
+        verdict = self.verdict.row() if self.verdict else {}
+        noted = self.verdict.noted if self.verdict else {}
+        shown = [g for g in self.groups if not g.ok or g.round < SHOWN_ROUNDS]
         return {
             "failed": dict(self.failed),
             "reports": dict(self.reports),
-            "pairs": [group.row() for group in self.groups],
-            "links": [{"nodes": list(pair), "reason": why} for pair, why in verdict.links.items()],
-            "inconclusive": verdict.reason,
-            "slow": {"checks": slow_checks(rows), "all_gathers": slow_all_gathers(self.groups)},
+            "pairs": [group.row() for group in shown],
+            "links": verdict.get("links", []),
+            "inconclusive": verdict.get("reason", ""),
+            "slow": {"checks": slow_checks(rows), "nodes": verdict.get("slow", {}), **noted},
+            "verdict": verdict,
+            "seconds": self.seconds,
         }
 
 
-async def run(nodes: Sequence[Node], policy: Policy, ids: Ids, *, thorough: bool) -> CheckReport:
-    """Check `nodes`. `thorough` adds rounds of all-gathers among those that pass the self-check."""
+async def run(
+    nodes: Sequence[Node],
+    policy: Policy,
+    ids: Ids,
+    *,
+    level: Level | None,
+    store_job: str = STORE_JOB,
+    now_s: Callable[[], float] = time.monotonic,
+) -> CheckReport:
+    """Check `nodes`. A `level` adds rounds of all-gathers among those that pass the self-check.
+
+    `store_job` names the rendezvous store. Checks that run at the same time need different names.
+    """
+    began_s = now_s()
     failed, reports = await _self_checks(nodes, policy, ids)
-    healthy = [n for n in nodes if n.name not in failed]
-    if not thorough or len(healthy) < 2:
-        return CheckReport(failed=failed, reports=reports)
-    rounds = _Rounds(healthy, policy, ids)
-    verdict = await rounds.run()
+    healthy = sorted((n for n in nodes if n.name not in failed), key=lambda n: n.name)
+    if level is None or len(healthy) < 2:
+        return CheckReport(failed=failed, reports=reports, seconds=now_s() - began_s)
+    check = NodeCheck({n.name: str(reports[n.name].get("kind", "")) for n in healthy}, level, seed=ids())
+    rounds = _Rounds(healthy, policy, ids, store_job, now_s)
+    await rounds.run(check, level)
+    verdict = check.verdict()
     return CheckReport(
-        failed=failed | rounds.failed | dict(verdict.faulty),
+        failed=failed | rounds.failed | dict(verdict.faults.faulty),
         reports=reports,
-        groups=rounds.results,
+        groups=check.results,
         verdict=verdict,
+        seconds=now_s() - began_s,
     )
 
 
@@ -100,74 +122,95 @@ class _Rounds:
     """
 
     def __init__(
-        self, nodes: Sequence[Node], policy: Policy, ids: Ids, now_s: Callable[[], float] = time.monotonic
+        self,
+        nodes: Sequence[Node],
+        policy: Policy,
+        ids: Ids,
+        store_job: str,
+        now_s: Callable[[], float],
     ) -> None:
-        self._nodes = {n.name: n for n in sorted(nodes, key=lambda n: n.name)}
-        self._policy, self._ids, self._now_s = policy, ids, now_s
-        self._hosts = itertools.cycle(list(self._nodes.values()))
+        self._nodes = {n.name: n for n in nodes}
+        self._policy, self._ids, self._store_job, self._now_s = policy, ids, store_job, now_s
+        self._hosts = itertools.cycle(nodes)
+        self._slowest_s: float | None = None
         self.failed: dict[str, str] = {}
-        self.results: list[GroupResult] = []
 
-    async def run(self) -> FaultVerdict:
-        """Run rounds until nothing is open, or the time is up."""
-        end_s = self._now_s() + LIMIT_S
+    async def run(self, check: NodeCheck, level: Level) -> None:
+        """Run rounds until nothing is open, or the time of the level is up."""
+        end_s = self._now_s() + level.limit_s
         store = await self._host_store()
         for number in itertools.count():
-            groups = self._next_groups(number)
-            timeout_s = min(self._policy.pair_timeout_s, end_s - self._now_s() - MARGIN_S)
+            groups = check.next_round()
+            timeout_s = self._timeout_s(end_s - self._now_s())
             if store is None or not groups or timeout_s < LEAST_ROUND_S:
-                break
-            self.results += await asyncio.gather(
-                *(self._gather(group, store, number, timeout_s) for group in groups)
+                return
+            command = functools.partial(
+                PairCheck,
+                store_address=store.address,
+                store_port=store.port,
+                timeout_s=timeout_s,
+                payload_bytes=level.payload_bytes,
             )
-            if not passed(self.results):
+            check.take(
+                await asyncio.gather(*(self._gather(group, command, store.node, number) for group in groups))
+            )
+            if not check.any_passed:
                 store = await self._host_store()
-        return faulty_nodes.judge(list(self._nodes), self.results)
 
-    def _next_groups(self, number: int) -> list[Group]:
-        """What is to be asked next. Good nodes that are free in the second round get a second time there."""
-        groups = faulty_nodes.next_round(list(self._nodes), self.results)
-        if number != 1 or len(self._nodes) < LEAST_TWICE:
-            return groups
-        busy = {node for group in groups for node in group}
-        return [*groups, *slowest_beside_fastest(self.results, self._nodes.keys() - busy)]
+    def _timeout_s(self, left_s: float) -> float:
+        """How long a group of the next round may take. Groups that passed show how long is patient enough."""
+        timeout_s = min(self._policy.pair_timeout_s, left_s)
+        if self._slowest_s is None:
+            return timeout_s
+        return min(timeout_s, max(LEAST_TIMEOUT_S, PATIENCE * self._slowest_s))
 
     async def _host_store(self) -> _Store | None:
         """Start a rendezvous store on the next node that can. None if no node can."""
         for _ in range(len(self._nodes)):
             host = next(self._hosts)
             if host.name not in self.failed:
-                command = HostStore(id=self._ids(), job="pairwise")
+                command = HostStore(id=self._ids(), job=self._store_job)
                 reply = await host.ask(command, self._policy.reply_timeout_s)
                 if not reply.error:
                     return _Store(node=host.name, address=host.hello.address, port=int(reply.data["port"]))
                 self.failed[host.name] = f"pairwise store: {reply.error}"
         return None
 
-    async def _gather(self, members: Group, store: _Store, number: int, timeout_s: float) -> GroupResult:
+    async def _gather(
+        self, members: Group, command: Callable[..., PairCheck], store: str, number: int
+    ) -> GroupResult:
         """One group's all-gather. Every member gets the command at once."""
-        command = functools.partial(
-            PairCheck,
-            members=members,
-            store_address=store.address,
-            store_port=store.port,
-            prefix=f"{number}:{members[0]}",
-            timeout_s=timeout_s,
-        )
-        replies = await asyncio.gather(
-            *(self._nodes[name].ask(command(id=self._ids()), timeout_s + MARGIN_S) for name in members)
-        )
-        errors = [
-            f"{r.node}: {r.error or r.data.get('error') or 'failed'}" for r in replies if not _passed(r)
+        began_s = self._now_s()
+        commands = [
+            command(id=self._ids(), members=members, prefix=f"{number}:{members[0]}") for _ in members
         ]
-        return GroupResult(
-            members=members,
-            ok=not errors,
-            seconds=max(float(r.data.get("seconds", timeout_s)) for r in replies),
-            error=next(iter(errors), ""),
-            round=number,
-            store=store.node,
+        replies = await asyncio.gather(
+            *(self._nodes[n].ask(c, c.timeout_s + MARGIN_S) for n, c in zip(members, commands, strict=True))
         )
+        result = _result(members, replies, store, number)
+        if result.ok:
+            self._slowest_s = max(self._slowest_s or 0.0, self._now_s() - began_s)
+        return result
+
+
+def _result(members: Group, replies: Sequence[Reply], store: str, number: int) -> GroupResult:
+    """What the members of a group say together."""
+    errors = [f"{r.node}: {r.error or r.data.get('error') or 'failed'}" for r in replies if not _passed(r)]
+    return GroupResult(
+        members=members,
+        ok=not errors,
+        seconds=max(float(r.data.get("seconds", 0.0)) for r in replies),
+        error=next(iter(errors), ""),
+        round=number,
+        store=store,
+        own_times_s={r.node: _own_times_s(r.data) for r in replies},
+    )
+
+
+def _own_times_s(data: JsonObject) -> dict[str, float]:
+    """A member's own times by measure. An agent of an earlier version reports none."""
+    names = {"compute": "compute_s", "compute_mean": "compute_mean_s"}
+    return {measure: float(data[key]) for measure, key in names.items() if data.get(key)}
 
 
 def _passed(reply: Reply) -> bool:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
+from pulsetrain.diagnostics.node_check import LEVELS
+
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
@@ -35,7 +37,13 @@ class Policy:
     self_check_s: float = 0.3
     """Length of the self-check that every node runs before each relaunch."""
     pair_timeout_s: float = 5.0
-    """How long one round of the pairwise all-gather may take before its pair counts as failed."""
+    """How long one round of the pairwise all-gather may take before its pair counts as failed.
+
+    Later rounds wait for 5 times the slowest pair that passed, and at least 2 s."""
+    check_level: str = "light"
+    """What the check before a relaunch looks for where more than one process is in doubt: light or full.
+
+    light finds faulty nodes and links in 10 s. full also finds slow nodes, and takes up to 2 minutes."""
     stepless_s: float = 30.0
     """Ranks that work for this long without a step count as running: their script reports no steps."""
     hang_patience_s: float = 45.0
@@ -57,6 +65,8 @@ class Policy:
         for name in (*at_least_0, "hang_patience_s", "pause_patience_s"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} = {getattr(self, name)}: allowed 0 or more")
+        if self.check_level not in LEVELS:
+            raise ValueError(f"check_level = {self.check_level!r}: allowed {', '.join(LEVELS)}")
 
 
 class EvictionBudget:

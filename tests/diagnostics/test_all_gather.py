@@ -38,9 +38,8 @@ def test_two_processes_gather_and_compare(store):
     members = [member(i, store.port, "live", 30) for i in range(2)]
     answers = [json.loads(m.communicate(timeout=110)[0]) for m in members]
     assert all(a["ok"] and a["backend"] == "gloo" for a in answers)
-    times = ("seconds", "gather_s", "compute_s", "busbw_bytes_per_s")
-    assert all(answer[name] > 0 for answer in answers for name in times)
-    assert all(answer["gather_s"] * all_gather.REPEATS <= answer["seconds"] for answer in answers)
+    assert all(answer[name] > 0 for answer in answers for name in ("seconds", "busbw_bytes_per_s"))
+    assert all(0 < answer["compute_s"] <= answer["compute_mean_s"] for answer in answers)
 
 
 @pytest.mark.integration

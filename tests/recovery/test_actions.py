@@ -4,9 +4,11 @@ import asyncio
 
 import pytest
 
+from pulsetrain.diagnostics.node_check import FULL, LIGHT
 from pulsetrain.protocol.messages import DumpStacks, Leave, Leaving, Reply, SelfCheck, Stop
 from pulsetrain.recovery import actions, faults
 from pulsetrain.recovery.attempt import Attempt
+from pulsetrain.recovery.checks import CheckReport
 from pulsetrain.recovery.membership import Membership
 from pulsetrain.recovery.nodes import Node, NodeState
 from pulsetrain.recovery.policy import Policy
@@ -104,6 +106,22 @@ def test_a_restart_that_cannot_help_is_not_tried(code, used, idle, words):
     assert do(Action.CHECK, job) is Event.EXHAUSTED
     assert words in job.failure
     assert SelfCheck not in kinds(a)
+
+
+def test_the_policy_says_how_thorough_a_check_is(monkeypatch):
+    levels = []
+
+    async def run(nodes, policy, ids, *, level):
+        levels.append(level)
+        return CheckReport(failed={}, reports={})
+
+    monkeypatch.setattr(actions.checks, "run", run)
+    for policy in ({}, {"check_level": "full"}):
+        job = job_of(FakeNode("a"), FakeNode("b"), **policy)
+        do(Action.CHECK, job)
+        job.begin_recovery(faults.evicted("b", "fan", "ada", 0, S))
+        do(Action.CHECK, job)
+    assert levels == [None, LIGHT, None, FULL]
 
 
 def test_a_check_that_is_done_again_counts_its_restart_once():

@@ -3,7 +3,9 @@
 import asyncio
 import dataclasses
 import itertools
+import time
 
+from pulsetrain.diagnostics.node_check import FULL, LIGHT
 from pulsetrain.protocol.messages import HostStore, PairCheck, Reply, SelfCheck
 from pulsetrain.recovery import checks
 from pulsetrain.recovery.policy import Policy
@@ -16,9 +18,9 @@ class FakeNode:
     `ok` says how its self-check ends. A pair with a member in `deaf` fails, or whose store is one of them.
     """
 
-    def __init__(self, name, *, ok=True, deaf=(), error=""):
+    def __init__(self, name, *, ok=True, deaf=(), error="", slow=1.0, kind=""):
         self.name, self.hello = name, hello(name)
-        self.ok, self.deaf, self.error = ok, deaf, error
+        self.ok, self.deaf, self.error, self.slow, self.kind = ok, deaf, error, slow, kind
         self.hello = dataclasses.replace(self.hello, address=f"at-{name}")
         self.commands = []
 
@@ -27,18 +29,21 @@ class FakeNode:
         data, error = {}, ""
         match command:
             case SelfCheck():
-                data, error = {"ok": self.ok, "failed": [] if self.ok else ["gemm"]}, self.error
+                data = {"ok": self.ok, "failed": [] if self.ok else ["gemm"], "kind": self.kind}
+                error = self.error
             case HostStore():
                 data = {"port": 4242}
             case PairCheck():
                 store = command.store_address.removeprefix("at-")
                 failed = {*command.members, store} & set(self.deaf)
+                own_s = self.slow * (1 + (ord(self.name) * int(command.prefix.split(":")[0]) % 89) / 1e4)
                 data = {"ok": not failed, "seconds": 0.1, "error": "timeout" if failed else ""}
+                data |= {"compute_s": own_s, "compute_mean_s": own_s}
         return Reply(id=command.id, node=self.name, error=error, data=data)
 
 
-def check(*nodes, thorough=False):
-    return asyncio.run(checks.run(nodes, Policy(), itertools.count(1).__next__, thorough=thorough))
+def check(*nodes, level=None, now_s=time.monotonic):
+    return asyncio.run(checks.run(nodes, Policy(), itertools.count(1).__next__, level=level, now_s=now_s))
 
 
 def test_a_node_that_fails_or_does_not_answer_its_self_check_is_named_with_the_reason():
@@ -56,14 +61,15 @@ def test_without_doubt_no_pairs_are_checked():
 
 def test_a_node_that_cannot_talk_to_good_ones_is_found_and_its_partners_are_not_blamed():
     nodes = [FakeNode(name, deaf=("b",)) for name in "abcd"]
-    report = check(*nodes, thorough=True)
+    report = check(*nodes, level=LIGHT)
     assert set(report.failed) == {"b"}
     assert report.verdict.reason == ""
+    assert report.verdict.rounds <= 2
 
 
 def test_a_broken_node_is_found_though_it_hosts_the_first_store():
     nodes = [FakeNode(name, deaf=("a",)) for name in "abcde"]
-    assert set(check(*nodes, thorough=True).failed) == {"a"}
+    assert set(check(*nodes, level=LIGHT).failed) == {"a"}
 
 
 def test_a_link_is_told_and_fails_no_node():
@@ -74,24 +80,56 @@ def test_a_link_is_told_and_fails_no_node():
                 reply = dataclasses.replace(reply, data={"ok": False, "seconds": 0.1})
             return reply
 
-    report = check(*map(Far, "abcdef"), thorough=True)
+    report = check(*map(Far, "abcdef"), level=LIGHT)
     assert report.failed == {}
     assert report.detail()["links"][0]["nodes"] == ["c", "d"]
 
 
 def test_no_round_begins_when_the_time_is_up():
-    now_s = itertools.count(0, 4).__next__  # four seconds pass between two looks at the clock
+    now_s = itertools.count(0, 2.5).__next__  # so much time passes between two looks at the clock
     nodes = [FakeNode(name, deaf=("b",)) for name in "abcd"]
-    rounds = checks._Rounds(nodes, Policy(), itertools.count(1).__next__, now_s)
-    verdict = asyncio.run(rounds.run())
-    assert {r.round for r in rounds.results} == {0}
-    assert (verdict.faulty, verdict.undecided) == ({}, ("a", "b"))
-    assert "never passed" in verdict.reason
+    report = check(*nodes, level=LIGHT, now_s=now_s)
+    assert {group.round for group in report.groups} == {0}
+    assert (report.failed, report.verdict.faults.undecided) == ({}, ("a", "b"))
+    assert "never passed" in report.verdict.reason
+    assert report.seconds > 0
+
+
+def test_later_rounds_wait_for_what_passed_and_not_for_the_first_limit():
+    nodes = [FakeNode(name, deaf=("b",)) for name in "abcdef"]
+    check(*nodes, level=LIGHT)
+    limits_s = [c.timeout_s for c in nodes[0].commands if isinstance(c, PairCheck)]
+    assert limits_s == [Policy().pair_timeout_s, checks.LEAST_TIMEOUT_S]
+
+
+def test_slow_nodes_are_named_by_the_full_level_and_not_failed():
+    nodes = [FakeNode(name, slow=1.6 if name == "d" else 1.0) for name in "abcdefghijkl"]
+    report = check(*nodes, level=FULL)
+    assert report.failed == {}
+    detail = report.detail()
+    assert set(detail["slow"]["nodes"]) == {"d"}
+    assert {pair["round"] for pair in detail["pairs"]} == {0, 1}
+    payloads = {c.payload_bytes for c in nodes[0].commands if isinstance(c, PairCheck)}
+    assert payloads == {FULL.payload_bytes}
+
+
+def test_nodes_of_another_kind_are_not_slow():
+    nodes = [
+        FakeNode(name, slow=1.6 if name in "abcd" else 1.0, kind="old" if name in "abcd" else "new")
+        for name in "abcdefghijkl"
+    ]
+    assert check(*nodes, level=FULL).detail()["slow"]["nodes"] == {}
+
+
+def test_two_checks_at_a_time_have_stores_of_their_own():
+    nodes = [FakeNode(name) for name in "ab"]
+    asyncio.run(checks.run(nodes, Policy(), itertools.count(1).__next__, level=LIGHT, store_job="diagnose"))
+    assert [c.job for c in nodes[0].commands if isinstance(c, HostStore)] == ["diagnose"]
 
 
 def test_a_node_that_failed_alone_takes_part_in_no_pair():
     nodes = [FakeNode("a"), FakeNode("b", ok=False), FakeNode("c")]
-    report = check(*nodes, thorough=True)
+    report = check(*nodes, level=LIGHT)
     assert report.groups
     assert not any("b" in group.members for group in report.groups)
 
@@ -103,11 +141,14 @@ def test_a_node_that_cannot_host_the_store_fails():
             error = "no answer" if isinstance(command, HostStore) else ""
             return dataclasses.replace(reply, error=error)
 
-    report = check(Deaf("a"), FakeNode("b"), thorough=True)
+    report = check(Deaf("a"), FakeNode("b"), level=LIGHT)
     assert report.failed == {"a": "pairwise store: no answer"}
 
 
 def test_the_report_is_the_detail_of_an_event():
-    detail = check(FakeNode("a"), FakeNode("b"), thorough=True).detail()
-    assert set(detail) == {"failed", "reports", "pairs", "links", "inconclusive", "slow"}
+    detail = check(FakeNode("a"), FakeNode("b"), level=LIGHT).detail()
+    assert set(detail) == {
+        *("failed", "reports", "pairs", "links", "inconclusive", "slow", "verdict", "seconds")
+    }
+    assert set(detail["slow"]) == {"checks", "nodes", "all_gathers", "products"}
     assert detail["pairs"][0]["members"] == ["a", "b"]

@@ -9,7 +9,12 @@ from pulsetrain.recovery.policy import EvictionBudget, Policy
 
 @pytest.mark.parametrize(
     "change",
-    [{"min_healthy_ratio": 1.1}, {"min_healthy_ratio": -0.1}, {"evictions_per_hour": -1}],
+    [
+        {"min_healthy_ratio": 1.1},
+        {"min_healthy_ratio": -0.1},
+        {"evictions_per_hour": -1},
+        {"check_level": "deep"},
+    ],
 )
 def test_a_policy_that_makes_no_sense_is_refused(change):
     with pytest.raises(ValueError, match=next(iter(change))):

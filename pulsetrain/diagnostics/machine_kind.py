@@ -1,0 +1,27 @@
+"""What kind of machine this is: only machines of one kind are compared."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def describe(gpus: Sequence[str] = (), *, proc: Path = Path("/proc"), cores: int | None = None) -> str:
+    """Name the processor, the number of its cores and the models of the GPUs. What is unknown is left out.
+
+    `proc` is the root of /proc. `cores` is what the operating system reports, where it is not given.
+    """
+    count = cores or os.cpu_count() or 0
+    parts = [_processor(proc), f"{count} cores" if count else ""]
+    parts += [f"{number} x {model}" for model, number in sorted(Counter(gpus).items())]
+    return ", ".join(part for part in parts if part)
+
+
+def _processor(proc: Path) -> str:
+    try:
+        lines = (proc / "cpuinfo").read_text(errors="replace").splitlines()
+    except OSError:
+        return ""
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
