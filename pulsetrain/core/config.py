@@ -27,6 +27,7 @@ CONFIG_CLASSES: Mapping[str, str] = MappingProxyType(
         "agent": "pulsetrain.agent.supervise:AgentConfig",
         "checkpoint": "pulsetrain.checkpoint.service:CheckpointServiceConfig",
         "controller": "pulsetrain.recovery.policy:Policy",
+        "fleet": "pulsetrain.simulate.fleet_plan:FleetPlan",
         "hub": "pulsetrain.hub.config:HubConfig",
         "ingest": "pulsetrain.stream.kafka.ingest_config:IngestConfig",
         "kafka": "pulsetrain.stream.kafka.client:KafkaConfig",

@@ -134,6 +134,11 @@ class TaskSupervisor:
         self._spawn(name, _count(task, monitor))
         return task
 
+    @property
+    def started(self) -> bool:
+        """Whether the loops run."""
+        return self._started
+
     async def stop(self) -> None:
         """End every loop in the middle of its turn, and all work."""
         self._started = False

@@ -14,6 +14,7 @@ _NAMES: Mapping[str, str] = MappingProxyType(
         "#4C7A9B": "blue",
         "#56B4E9": "cyan",
         "#8a8f98": "bright_black",
+        "#8B6BD0": "bright_magenta",
         "#A3195B": "magenta",
         "#CC79A7": "magenta",
         "#D55E00": "red",

@@ -37,6 +37,19 @@ def progress_line(job: JobView) -> str:
     return f"{line[:1].upper()}{line[1:]}." if line else ""
 
 
+def waiting_line(hub: JsonObject) -> str:
+    """Return what a hub says that does not lead, "" for one that does.
+
+    >>> waiting_line({"role": "waiting", "leader": "http://a:8780"})
+    'This hub waits. The leader is http://a:8780.'
+    >>> waiting_line({"role": "alone"})
+    ''
+    """
+    if hub.get("role") not in ("waiting", "deposed"):
+        return ""
+    return f"This hub waits. The leader is {printable(hub.get('leader') or 'not known')}."
+
+
 def past_lines(view: View) -> Iterator[str]:
     """The newest jobs that are on record and do not run on this hub, one line each."""
     past = [job for job in view.jobs if not job.runs_here]
