@@ -1,0 +1,1 @@
+"""What must outlive a hub: keys with revisions, in a folder of this machine or in etcd."""

@@ -1,0 +1,74 @@
+"""Real etcd members on ports of their own."""
+
+import subprocess
+import time
+from shutil import which
+from socket import socket
+
+import httpx
+import pytest
+
+needs_etcd = pytest.mark.skipif(which("etcd") is None, reason="no etcd here: run deploy/test-services")
+
+
+def free_ports(count):
+    held = [socket() for _ in range(count)]
+    for one in held:
+        one.bind(("127.0.0.1", 0))
+    ports = [one.getsockname()[1] for one in held]
+    for one in held:
+        one.close()
+    return ports
+
+
+class Cluster:
+    """`count` members. `members` are their processes, `url` names all of them."""
+
+    def __init__(self, folder, count=1):
+        ports = free_ports(2 * count)
+        self.ports, peers = ports[:count], ports[count:]
+        self.url = "etcd://" + ",".join(f"127.0.0.1:{port}" for port in self.ports)
+        initial = ",".join(f"m{i}=http://127.0.0.1:{peer}" for i, peer in enumerate(peers))
+        self.members = [
+            subprocess.Popen(
+                [
+                    "etcd",
+                    f"--name=m{i}",
+                    f"--data-dir={folder / f'm{i}'}",
+                    f"--listen-client-urls=http://127.0.0.1:{port}",
+                    f"--advertise-client-urls=http://127.0.0.1:{port}",
+                    f"--listen-peer-urls=http://127.0.0.1:{peer}",
+                    f"--initial-advertise-peer-urls=http://127.0.0.1:{peer}",
+                    f"--initial-cluster={initial}",
+                    f"--initial-cluster-token={folder.name}",
+                ],
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
+            for i, (port, peer) in enumerate(zip(self.ports, peers, strict=True))
+        ]
+
+    def __enter__(self):
+        try:
+            deadline = time.monotonic() + 60
+            while not all(self.healthy(port) for port in self.ports):
+                assert time.monotonic() < deadline, "etcd does not start"
+                time.sleep(0.05)
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *exception):
+        for member in self.members:
+            member.kill()
+        for member in self.members:
+            member.wait(30)
+
+    @staticmethod
+    def healthy(port):
+        try:
+            answer = httpx.get(f"http://127.0.0.1:{port}/health", timeout=5)
+        except httpx.TransportError:
+            return False
+        return answer.status_code == 200 and answer.json().get("health") == "true"
