@@ -1,0 +1,90 @@
+"""Measures one TCP transfer between two nodes: bytes that arrived, and segments that had to be sent again."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+import threading
+import time
+from dataclasses import dataclass
+from itertools import pairwise
+
+CHUNK = bytes(1 << 16)
+BUFFER_BYTES = 1 << 17
+"""of the sender. Small, so that what is queued does not hide loss, and no queue on the way overflows"""
+WINDOW_S = 0.15
+"""Time of which the rate is taken. What a token bucket lets through at once is little beside it."""
+_INFO_BYTES = 144  # linux/tcp.h: tcpi_total_retrans at 100, tcpi_bytes_acked at 120, tcpi_segs_out at 136
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransferReport:
+    """What a sender saw. `error` is one line, "" where it worked.
+
+    `bits_per_s` is that of the best window: a link never carries more than it can, while a busy processor
+    makes any window slower.
+    """
+
+    bits_per_s: float = 0.0
+    resent_share: float = 0.0
+    error: str = ""
+
+
+class Sink:
+    """Takes what others send to one address, and throws it away."""
+
+    def __init__(self, address: str) -> None:
+        self._socket = socket.create_server((address, 0))
+        self.port = int(self._socket.getsockname()[1])
+        threading.Thread(target=self._accept, name=f"sink {address}", daemon=True).start()
+
+    def close(self) -> None:
+        """Take no more."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)  # ends the wait of the thread
+        self._socket.close()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                taken, _ = self._socket.accept()
+                threading.Thread(target=_drain, args=(taken,), daemon=True).start()
+
+
+def _drain(taken: socket.socket) -> None:
+    buffer = bytearray(1 << 18)
+    with contextlib.suppress(OSError), taken:
+        while taken.recv_into(buffer):
+            pass
+
+
+def send(
+    address: str, port: int, *, seconds: float, source: str = "", timeout_s: float = 2.0
+) -> TransferReport:
+    """Send to a `Sink` for `seconds`. `source` is the own address to send from. An error is in the report."""
+    try:
+        with socket.socket() as out:
+            out.settimeout(timeout_s)
+            out.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
+            if source:
+                out.bind((source, 0))
+            out.connect((address, port))
+            marks = [_mark(out)]
+            end_s = marks[0][0] + seconds
+            while marks[-1][0] < end_s:
+                out.send(CHUNK)
+                if time.perf_counter() - marks[-1][0] >= WINDOW_S:
+                    marks.append(_mark(out))
+            info = out.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
+    except OSError as error:
+        return TransferReport(error=f"{address}: {error.strerror or error}")
+    resent, segments = struct.unpack_from("I", info, 100)[0], struct.unpack_from("I", info, 136)[0]
+    rates = [8 * (b - a) / (later - now) for (now, a), (later, b) in pairwise(marks)]
+    return TransferReport(bits_per_s=max(rates, default=0.0), resent_share=resent / max(1, segments))
+
+
+def _mark(out: socket.socket) -> tuple[float, int]:
+    """The time, and how many bytes have arrived by then."""
+    info = out.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
+    return time.perf_counter(), struct.unpack_from("Q", info, 120)[0]
