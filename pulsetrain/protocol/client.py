@@ -137,14 +137,21 @@ class HubClient:
         return self._call("GET", _pending_hang(job))
 
     def decide_hang(
-        self, job: str, decision: str, reason: str, *, seconds: float = 0.0, dry_run: bool = False
+        self,
+        job: str,
+        decision: str,
+        reason: str,
+        *,
+        seconds: float = 0.0,
+        dry_run: bool = False,
+        actor: str = "",
     ) -> JsonObject:
-        """Say "wait" (for `seconds`) or "now" to the hang of a job, in the caller's name.
+        """Say "wait" (for `seconds`) or "now" to the hang of a job. `actor`: the caller by default.
 
         {"job", "decision", "dry_run", "can_do", "pending_hang"}
         """
         body = {"decision": decision, "reason": reason, "seconds": seconds, "dry_run": dry_run}
-        return self._call("POST", _pending_hang(job), {**body, "actor": getpass.getuser()})
+        return self._call("POST", _pending_hang(job), {**body, "actor": actor or getpass.getuser()})
 
     def _call(self, method: str, path: str, body: JsonObject | None = None) -> JsonObject:
         data = None if body is None else json.dumps(body).encode()

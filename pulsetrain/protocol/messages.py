@@ -136,6 +136,39 @@ class Held:
 
 
 @dataclass(frozen=True, kw_only=True)
+class GpuIdentity:
+    """Who a GPU is. `numa` is the memory node near it. -1 and "": the driver does not know it."""
+
+    uuid: str
+    pci: str = ""
+    model: str = ""
+    serial: str = ""
+    numa: int = -1
+    nvlink_domain: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HardwareSign:
+    """A sign that something is wrong with a machine, as its agent sees it. The hub decides what it means.
+
+    `kind` is "xid", "sxid", a rule of kernel_rules.toml or a row of hardware_signs.toml. `device` is a GPU's
+    UUID, a PCI address for codes of the kernel's log, a port or a disk, "" for the machine itself. `code` is
+    the Xid's or SXid's. What happened has a `count` and the newest `times_ns`. A state lasts from `first_ns`
+    to `last_ns` and has a `value`. `text` is the line of the kernel's log, if there is one.
+    """
+
+    kind: str
+    device: str = ""
+    code: int = 0
+    value: float = 0.0
+    first_ns: int = 0
+    last_ns: int = 0
+    count: int = 1
+    times_ns: tuple[int, ...] = ()
+    text: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Hello:
     """First message of an agent, also after each reconnect. `attempt` is -1 while it runs no ranks."""
 
@@ -152,6 +185,8 @@ class Hello:
     ranks: tuple[int, ...] = ()
     standby: bool = False
     version: str = ""
+    switch: str = ""  # access switch (ToR), "" where that is not known
+    gpus: tuple[GpuIdentity, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,6 +203,7 @@ class Heartbeat:
     gauges: Mapping[str, float] = field(default_factory=dict)  # spool_bytes, dropped_rows, cpu_ratio, ...
     loops: tuple[LoopStatus, ...] = ()  # the agent's own loops; none from an older agent
     activity: tuple[RankActivity, ...] = ()  # of silent ranks alone
+    hardware: tuple[HardwareSign, ...] = ()  # of a machine with trouble alone
 
 
 @dataclass(frozen=True, kw_only=True)

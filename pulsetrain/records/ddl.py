@@ -27,17 +27,27 @@ ROLLUP_ADDED = (
 )
 """Columns of `ROLLUP` that an older store lacks. `blocked_known`: spans whose `blocked_ns` is known."""
 
+_FREQUENT: Mapping[str, object] = MappingProxyType(
+    {"auto_statistics_types": ""}  # of each insert, for joins that nobody makes: a fifth of its cost
+)
 _BUSY: Mapping[str, object] = MappingProxyType(
     {
+        **_FREQUENT,
         # Parts wait until about twenty can be merged: 30 million rows in 120 inserts are rewritten once,
         # with 5 (the default) more than twice.
         "merge_selector_base": 24,
         "merge_max_block_size": 32_768,
-        "auto_statistics_types": "",  # of each insert, for joins that nobody makes
     }
 )
-TUNED: Mapping[str, Mapping[str, object]] = MappingProxyType({"spans": _BUSY, ROLLUP: _BUSY})
-"""Settings of the tables that take most rows. What an engine does not know is left out."""
+BUSY = frozenset({"spans", ROLLUP})
+"""The tables that take most rows."""
+TUNED: Mapping[str, Mapping[str, object]] = MappingProxyType(
+    {
+        **dict.fromkeys(("steps", "heartbeats", "metrics", "checkpoints"), _FREQUENT),
+        **dict.fromkeys(sorted(BUSY), _BUSY),
+    }
+)
+"""Settings of the tables that take most inserts. What an engine does not know is left out."""
 _GRANULARITY: Mapping[str, int] = MappingProxyType({"spans": 16_384})
 """Rows between two marks of a table, where not 8,192. It cannot be changed later."""
 
