@@ -11,7 +11,7 @@ from signal import Signals
 
 from pulsetrain.diagnostics.node_check import LEVELS
 from pulsetrain.protocol.messages import DumpStacks, Leave, Reply, Stop
-from pulsetrain.recovery import checks
+from pulsetrain.recovery import checks, responses
 from pulsetrain.recovery.launch import launch
 from pulsetrain.recovery.nodes import GONE, Node, NodeState
 from pulsetrain.recovery.record import Fault
@@ -53,17 +53,46 @@ async def check(job: JobState) -> Outcome:
         job.failure = why
         return Event.EXHAUSTED
     members, fault = job.members, job.recovery.fault if job.recovery else None
-    thorough = fault is not None and (fault.event is not Event.RANK_FAILED or job.restarts.used > 1)
-    nodes = members.active() + members.standbys()
-    level = LEVELS[job.services.policy.check_level] if thorough else None
-    report = await checks.run(nodes, job.services.policy, job.next_id, level=level)
+    going = fault.node if fault is not None and _by_policy(fault) else ""
+    nodes = [n for n in members.active() + members.standbys() if n.name != going]
+    level, why = _check_level(job, fault)
+    thorough = LEVELS[level] if level else None
+    report = await checks.run(nodes, job.services.policy, job.next_id, level=thorough)
     members.failed = dict(report.failed)
+    if report.failed:
+        job.restarts.unexplained = 0
     if fault is not None and fault.event is Event.EVICT:
         members.failed[fault.node] = fault.reason
-    job.write("self_check", report.detail())
+    members.failed |= responses.at_a_stop(job)
+    job.write("self_check", {**report.detail(), "level": level, "why_this_level": why})
     if job.recovery is not None:
         job.recovery.checked_ns = job.now_ns()
     return Event.QUORUM if members.enough(job.nnodes, forming=False) else Event.SHORT
+
+
+def _by_policy(fault: Fault) -> bool:
+    """Whether the policy table wants the node of this fault to go."""
+    return fault.event is Event.EVICT and fault.actor == "controller"
+
+
+def _check_level(job: JobState, fault: Fault | None) -> tuple[str, str]:
+    """How thoroughly nodes are checked, and why. "": each node by itself.
+
+    The ladder is that of ByteRobust (arXiv 2509.16293, section 4): trouble that a machine is sure of evicts
+    without a diagnosis. A fault that names nobody asks for checks. The second time it asks for a replay
+    there, and for the full checks here.
+    """
+    if fault is None or (fault.event is Event.RANK_FAILED and job.restarts.used <= 1):
+        return "", "a rank ended for the first time" if fault else ""
+    if _by_policy(fault):
+        return "", "the machine itself reported the trouble"
+    level = job.services.policy.check_level
+    if fault.node or fault.rank >= 0:
+        return level, "more than one process is in doubt"
+    job.restarts.unexplained += 1
+    if job.restarts.unexplained > 1:
+        return "full", "again a fault that names nobody: full checks take the place of a replay"
+    return level, "a fault that names nobody"
 
 
 def _hopeless(job: JobState) -> str:
@@ -101,21 +130,25 @@ async def replace(job: JobState) -> Outcome:
 async def _evict(job: JobState, node: Node, reason: str) -> None:
     """Evict a node that failed a check, if the policy allows it. It always allows what a person wants."""
     fault = job.recovery.fault if job.recovery else None
-    if fault is not None and fault.event is Event.EVICT and fault.node == node.name:
+    wanted = fault is not None and fault.event is Event.EVICT and fault.node == node.name
+    if fault is not None and wanted and not _by_policy(fault):
         await dismiss_node(job, node, reason, fault.actor)
         return
     known, now_s = len(job.members.present()), job.services.clock.monotonic_s()
     refusal = job.budget.refusal(now_s=now_s, known=known, healthy=known - len(job.members.failed))
+    if job.recovery is not None and job.recovery.users_own and node.name not in job.hardware.open:
+        refusal = "an exception of the user's own code never evicts a node"
     if refusal:
         job.write("eviction_refused", {"reason": reason, "why_not": refusal}, node=node.name)
         return
-    job.budget.spend(now_s)
+    await job.spend_eviction()
     await dismiss_node(job, node, reason, "controller")
 
 
 async def dismiss_node(job: JobState, node: Node, reason: str, actor: str) -> None:
     """Send one node away for good and write down who wanted it and why."""
-    node.state, node.reason = NodeState.EVICTED, reason
+    node.state, node.reason, node.evicted_by = NodeState.EVICTED, reason, actor
+    job.remember(node)
     job.write("evict", {"reason": reason, "dry_run": False}, node=node.name, actor=actor)
     await job.ask(node, Leave(id=job.next_id(), reason=f"evicted: {reason}", exit_code=1))
 
@@ -141,6 +174,7 @@ async def dismiss(job: JobState) -> Outcome:
     await asyncio.gather(*leave)
     for node in present:
         node.state = NodeState.LEFT
+    job.services.memory.forget(job.name)
     return None
 
 

@@ -19,6 +19,7 @@ from pulsetrain.recovery.state import Services
 log = structlog.get_logger()
 
 TICK_S = 0.25
+IDLE_TICK_S = 0.5  # without a job
 LATE_TICK_S = 1.0
 STUCK_MARGIN_S = 60.0  # on top of the longest command, for the other actions of one turn
 
@@ -94,7 +95,7 @@ class Controller:
     async def turn(self) -> float:
         """One turn of the loop that lets time pass."""
         self.tick()
-        return TICK_S
+        return TICK_S if self._jobs else IDLE_TICK_S
 
     def tick(self) -> None:
         """Let every job look at the clock. If this call itself comes late, no node counts as silent."""

@@ -29,6 +29,18 @@ class Observation(Protocol):
     def evidence(self) -> Mapping[str, object]: ...
 
 
+USERS_SHARE = 0.7
+"""From which share of the blame on a crash the user's own code is at fault. The rule `user_exception` of
+log_rules.toml (TypeError, KeyError and others) gives it 0.85, an illegal memory access 0.6 at most."""
+
+
+def is_users_own(observation: Observation) -> bool:
+    """Whether a crash is an exception of the user's own code."""
+    shares = observation.evidence.get("blame")
+    share = shares.get("user", 0.0) if isinstance(shares, Mapping) else 0.0
+    return bool(share >= USERS_SHARE)
+
+
 def rank_of(observation: Observation) -> int:
     """The rank that an observation names, -1 where it names none."""
     return int(observation.subject) if observation.subject_type == "rank" else -1
@@ -87,6 +99,19 @@ def evicted(node: str, reason: str, actor: str, attempt: int, now_ns: int) -> Fa
         node=node,
         actor=actor,
         onset_ns=now_ns,
+        detected_ns=now_ns,
+    )
+
+
+def hardware(node: str, reason: str, kind: str, attempt: int, now_ns: int, *, onset_ns: int) -> Fault:
+    """The policy wants an active node to go because of its hardware. The trouble began at `onset_ns`."""
+    return Fault(
+        event=Event.EVICT,
+        attempt=attempt,
+        cause=kind,
+        reason=reason,
+        node=node,
+        onset_ns=onset_ns,
         detected_ns=now_ns,
     )
 

@@ -7,7 +7,7 @@ from signal import SIGKILL, SIGTERM
 
 from pulsetrain.core.errors import UsageError
 from pulsetrain.protocol.messages import FirstStep, Heartbeat, Hello, Leaving, RankExit, Reply
-from pulsetrain.recovery import actions, faults, liveness
+from pulsetrain.recovery import actions, faults, liveness, responses, standby_care
 from pulsetrain.recovery.faults import Observation
 from pulsetrain.recovery.hang_decision import HangDecision
 from pulsetrain.recovery.job_loop import JobLoop
@@ -83,9 +83,11 @@ class Job:
         node = Node(hello, send, self._joined_s)
         state.members.nodes[hello.node] = node
         state.write("node_joined", {"address": hello.address, "pid": hello.pid}, node=hello.node)
+        past = state.remembered.get(hello.node)
+        standby_care.welcome(state, node, past)
         background = self._services.background
-        if before is not None and before.state is NodeState.EVICTED and before.hello.pid == hello.pid:
-            background.once("dismiss", actions.dismiss_node(state, node, before.reason, "controller"))
+        if past is not None and past.evicted and past.pid == hello.pid:
+            background.once("dismiss", actions.dismiss_node(state, node, past.evicted, "controller"))
         elif hello.attempt >= 0 and state.phase is not Phase.FORMING:
             background.once("clear", actions.clear_node(state, node))
         return node
@@ -139,6 +141,9 @@ class Job:
                 self._lose(node, reason)
         if state.works_without_steps():
             state.under_way()
+        standbys = standby_care.take_due(state)
+        if standbys:
+            self._services.background.once("standby check", standby_care.check(state, standbys))
         number = state.attempt.number
         statuses = state.members.statuses(number)
         state.own_checkpoints.look(number, statuses)
@@ -156,11 +161,15 @@ class Job:
         """Decide what follows from the findings that begin now and those that are still open.
 
         A hang stops the job once `HangPatience` allows it. A crash that names another rank than the first
-        exit changes whom the recovery blames. All other findings are for people.
+        exit changes whom the recovery blames. Trouble of a machine is answered as the policy table says. All
+        other findings are for people.
         """
         state, now_ns = self._state, self._state.now_ns()
         began = [f for f in new if f.attempt == state.attempt.number]
-        hangs = [f for f in (*began, *still_open) if f.kind == "hang" and f.attempt == state.attempt.number]
+        present = [*began, *(f for f in still_open if f.attempt == state.attempt.number)]
+        state.hardware.take(present)
+        responses.respond(state, self._loop.report)
+        hangs = [f for f in present if f.kind == "hang"]
         quiet_ns = 0
         if not hangs:
             ages_ns = [s.progress_age_ns for s in state.members.statuses(state.attempt.number)]
@@ -170,6 +179,8 @@ class Job:
             self._stop_for(hang, "controller")
         for finding in began:
             rank = faults.rank_of(finding)
+            if finding.kind == "crash" and state.recovery is not None:
+                state.recovery.users_own |= faults.is_users_own(finding)
             if finding.kind == "crash" and rank >= 0 and state.recovery is not None:
                 blamed = state.recovery.fault
                 if blamed.event is Event.RANK_FAILED and blamed.rank != rank:

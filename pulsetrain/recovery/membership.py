@@ -40,7 +40,11 @@ class Membership:
         return [node for node in self.world_nodes() if node.usable]
 
     def standbys(self) -> list[Node]:
-        """Nodes outside the world that could join it."""
+        """Nodes outside the world that could join it. One under a cordon could not."""
+        return [n for n in self.reserves() if not n.cordon]
+
+    def reserves(self) -> list[Node]:
+        """Nodes outside the world that can be given commands, also those under a cordon."""
         return [n for n in self.nodes.values() if n.usable and n.state is NodeState.STANDBY]
 
     def present(self) -> list[Node]:
@@ -94,7 +98,7 @@ class Membership:
 
         A node rank of which no agent has reported gets a name that no agent has.
         """
-        running = [n for n in self.nodes.values() if n.hello.attempt >= 0]
+        running = [n for n in self.present() if n.hello.attempt >= 0]
         attempt = max(n.hello.attempt for n in running)
         hellos = {n.hello.node_rank: n.hello for n in running if n.hello.attempt == attempt}
         nproc = running[0].hello.nproc_per_node

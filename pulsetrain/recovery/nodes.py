@@ -34,17 +34,23 @@ class Node:
     `longest_silence_s` is the longest time on one connection after which it was heard again.
     `longest_quiet_s` is the longest time without progress, since the first step, after which one of its ranks
     went on.
+
+    `cordon` says why a standby is not promoted, "" where it may be. It ends after `probation_s` without
+    trouble since `clean_since_s`. `checked_s` is when it was last checked as a standby. `evicted_by` is who
+    sent it away.
     """
 
     def __init__(self, hello: Hello, send: Send, now_s: float) -> None:
         self.name = hello.node
         self.hello = hello
         self.state = NodeState.STANDBY
-        self.reason = ""
+        self.reason = self.cordon = self.evicted_by = ""
         self.heartbeat: Heartbeat | None = None
         self.leaving: Leaving | None = None
         self.heartbeat_s = self.heard_s = self.leaving_s = now_s
         self.longest_silence_s = self.longest_quiet_s = 0.0
+        self.clean_since_s = self.checked_s = now_s
+        self.probation_s = 0.0
         self.closed_s: float | None = None
         self._send: Send | None = send
         self._pending: dict[int, asyncio.Future[Reply]] = {}

@@ -55,6 +55,14 @@ class Policy:
     """
     pause_patience_s: float = 600.0
     """The same for a rank that may well go on: it sleeps, waits for input, saves, evaluates or loads data."""
+    standby_check_s: float = 600.0
+    """How often standbys run the light check. They run it when they join and before a promotion too."""
+    probation_s: float = 600.0
+    """How long a machine must be without trouble before it counts as a standby again.
+
+    This holds for one that comes back after the controller evicted it, and for a standby under a cordon."""
+    checkpoint_patience_s: float = 120.0
+    """How long an eviction at a step boundary waits for a checkpoint that holds without the node."""
     no_progress_attempts: int = 3
     """Attempts in a row that end without one completed step, after which restarting is given up."""
 
@@ -62,7 +70,8 @@ class Policy:
         if not 0 <= self.min_healthy_ratio <= 1:
             raise ValueError(f"min_healthy_ratio = {self.min_healthy_ratio}: allowed 0 to 1")
         at_least_0 = ("evictions_per_hour", "no_progress_attempts", "silent_node_s")
-        for name in (*at_least_0, "hang_patience_s", "pause_patience_s"):
+        periods = ("standby_check_s", "probation_s", "checkpoint_patience_s")
+        for name in (*at_least_0, *periods, "hang_patience_s", "pause_patience_s"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} = {getattr(self, name)}: allowed 0 or more")
         if self.check_level not in LEVELS:
@@ -92,3 +101,7 @@ class EvictionBudget:
     def spend(self, now_s: float) -> None:
         """Count one eviction."""
         self._times_s.append(now_s)
+
+    def ages_s(self, now_s: float) -> list[float]:
+        """How long ago the evictions that count were, the first one first."""
+        return [now_s - time_s for time_s in self._times_s if now_s - time_s <= 3600]

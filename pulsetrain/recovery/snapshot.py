@@ -19,8 +19,8 @@ from pulsetrain.recovery.world import node_of
 class NodeSnapshot:
     """One node. `heard_age_s` is the time since its last message, `heartbeat_age_s` since its last heartbeat.
 
-    `reason` says why it is gone. `unsettled`: its connection closed, and it is not decided yet whether it is
-    lost.
+    `reason` says why it is gone, `cordon` why it is not promoted. `unsettled`: its connection closed,
+    and it is not decided yet whether it is lost.
     """
 
     name: str
@@ -32,6 +32,7 @@ class NodeSnapshot:
     heartbeat: Heartbeat | None
     heartbeat_age_s: float
     heard_age_s: float
+    cordon: str = ""
 
     @property
     def usable(self) -> bool:
@@ -97,7 +98,7 @@ class JobSnapshot:
 
     def standbys(self) -> list[NodeSnapshot]:
         """Nodes outside the world that could join it."""
-        return [n for n in self.nodes if n.usable and n.state is NodeState.STANDBY]
+        return [n for n in self.nodes if n.usable and n.state is NodeState.STANDBY and not n.cordon]
 
     def lost_nodes(self) -> tuple[str, ...]:
         """Nodes of the world that are lost."""
@@ -160,4 +161,5 @@ def _node(node: Node, now_s: float) -> NodeSnapshot:
         heartbeat=node.heartbeat,
         heartbeat_age_s=now_s - node.heartbeat_s,
         heard_age_s=now_s - node.heard_s,
+        cordon=node.cordon,
     )

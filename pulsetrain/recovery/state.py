@@ -11,10 +11,12 @@ from pulsetrain.core.clock import Clock
 from pulsetrain.protocol.messages import Command, Reply
 from pulsetrain.recovery.attempt import Attempt
 from pulsetrain.recovery.hang_patience import HangPatience
+from pulsetrain.recovery.hardware_verdicts import HardwareVerdicts
 from pulsetrain.recovery.instrumentation import Instrumentation
 from pulsetrain.recovery.journal import Journal
 from pulsetrain.recovery.membership import Membership
-from pulsetrain.recovery.nodes import Node
+from pulsetrain.recovery.memory import Memory, NodeMemory
+from pulsetrain.recovery.nodes import Node, NodeState
 from pulsetrain.recovery.own_checkpoints import OwnCheckpoints
 from pulsetrain.recovery.policy import EvictionBudget, Policy
 from pulsetrain.recovery.record import Fault, Recovery, RecoveryDetail
@@ -39,15 +41,18 @@ class Services:
     journal: Journal
     clock: Clock
     background: Background
+    memory: Memory
 
 
 @dataclass(kw_only=True)
 class Restarts:
     """What counts towards giving up. `idle` attempts in a row completed no step. `unrestorable` holds (rank,
-    step) of checkpoints that turned out to be whole nowhere, until an attempt trains again."""
+    step) of checkpoints that turned out to be whole nowhere, until an attempt trains again. `unexplained`
+    counts faults in a row that name nobody and whose checks found nobody."""
 
     used: int = 0
     idle: int = 0
+    unexplained: int = 0
     unrestorable: set[tuple[int, int]] = field(default_factory=set)
 
 
@@ -69,10 +74,43 @@ class JobState:
         self.failure = self.ended_by = ""
         self.restarts = Restarts()
         self.budget = EvictionBudget(services.policy)
+        self.remembered: dict[str, NodeMemory] = {}
         self.hangs = HangPatience(services.policy.hang_patience_s, services.policy.pause_patience_s)
+        self.hardware = HardwareVerdicts()
         self.own_checkpoints = OwnCheckpoints()
         self.instrumentation = Instrumentation()
         self._ids = itertools.count(1)
+        self._recall()
+
+    def _recall(self) -> None:
+        """Take over what an earlier hub knew of this job."""
+        memory, clock = self.services.memory.recall(self.name), self.services.clock
+        self.remembered = dict(memory.nodes)
+        for time_ns in sorted(memory.evictions_ns):
+            self.budget.spend(clock.monotonic_s() - max(0, clock.wall_ns() - time_ns) / 1e9)
+
+    async def spend_eviction(self) -> None:
+        """Count one automatic eviction. Returns once a new hub would know of it."""
+        now_s = self.services.clock.monotonic_s()
+        self.budget.spend(now_s)
+        times_ns = [self.now_ns() - int(age_s * 1e9) for age_s in self.budget.ages_s(now_s)]
+        self.services.memory.evictions(self.name, times_ns)
+        await self.services.memory.stored()
+
+    def remember(self, node: Node) -> None:
+        """Keep that a node was evicted, or is under a cordon."""
+        pid = node.hello.pid
+        if node.state is NodeState.EVICTED:
+            memory = NodeMemory(pid=pid, evicted=node.reason, evicted_by=node.evicted_by)
+        else:
+            memory = NodeMemory(pid=pid, cordon=node.cordon, probation_s=node.probation_s)
+        self.remembered[node.name] = memory
+        self.services.memory.node(self.name, node.name, memory)
+
+    def forget(self, node: str) -> None:
+        """Nothing is held against a node any more."""
+        if self.remembered.pop(node, None) is not None:
+            self.services.memory.node(self.name, node, None)
 
     @property
     def last_step(self) -> int:

@@ -10,7 +10,10 @@ from pulsetrain.recovery.snapshot import JobSnapshot, NodeSnapshot
 
 
 class NodeRow(TypedDict):
-    """One node. `last_heartbeat_age_s` is the time since its agent was last heard."""
+    """One node. `last_heartbeat_age_s` is the time since its agent was last heard.
+
+    `cordon` says why it is not promoted, "" where it may be. `gpus` are the identities of its GPUs.
+    """
 
     node: str
     job: str
@@ -22,6 +25,8 @@ class NodeRow(TypedDict):
     pid: int
     last_heartbeat_age_s: float
     reason: str
+    cordon: str
+    gpus: list[dict[str, object]]
     gauges: dict[str, float]
 
 
@@ -60,6 +65,8 @@ def _node_row(job: str, node: NodeSnapshot, member: WorldNode | None) -> NodeRow
         "pid": node.hello.pid,
         "last_heartbeat_age_s": round(node.heard_age_s, 3),
         "reason": node.reason,
+        "cordon": node.cordon,
+        "gpus": [vars(gpu) for gpu in node.hello.gpus],
         "gauges": dict(node.heartbeat.gauges) if node.heartbeat else {},
     }
 

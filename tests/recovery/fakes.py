@@ -24,6 +24,7 @@ from pulsetrain.protocol.messages import (
     decode,
 )
 from pulsetrain.recovery.controller import Controller
+from pulsetrain.recovery.memory import JobMemory
 from pulsetrain.recovery.policy import Policy
 from pulsetrain.recovery.state import Services
 from pulsetrain.recovery.transitions import Phase
@@ -58,6 +59,32 @@ class KeptJournal:
 
     def last(self, kind):
         return next(e for e in reversed(self.events) if e["kind"] == kind)
+
+
+class FakeMemory:
+    """Remembers in this process, and stores at once."""
+
+    def __init__(self):
+        self.times_ns, self.nodes = {}, {}
+
+    def recall(self, job):
+        nodes = {name: memory for (of, name), memory in self.nodes.items() if of == job}
+        return JobMemory(evictions_ns=tuple(self.times_ns.get(job, ())), nodes=nodes)
+
+    def evictions(self, job, times_ns):
+        self.times_ns[job] = times_ns
+
+    def node(self, job, name, memory):
+        self.nodes[job, name] = memory
+        if memory is None:
+            del self.nodes[job, name]
+
+    def forget(self, job):
+        self.times_ns.pop(job, None)
+        self.nodes = {key: memory for key, memory in self.nodes.items() if key[0] != job}
+
+    async def stored(self):
+        pass
 
 
 class FakeAgent:
@@ -186,12 +213,17 @@ class FakeAgent:
 class Fleet:
     """A controller with fake agents; `settle` lets everything that can happen happen."""
 
-    def __init__(self, nodes="ab", nnodes=2, policy=None, max_restarts=3, **agent):
+    def __init__(self, nodes="ab", nnodes=2, policy=None, max_restarts=3, memory=None, **agent):
         self.clock, self.journal = FakeClock(), KeptJournal()
         self.loops = TaskSupervisor(self.clock)
         self.loops.start()
+        self.memory = memory or FakeMemory()
         services = Services(
-            policy=policy or Policy(), journal=self.journal, clock=self.clock, background=self.loops
+            policy=policy or Policy(),
+            journal=self.journal,
+            clock=self.clock,
+            background=self.loops,
+            memory=self.memory,
         )
         self.controller = Controller(services, self.loops)
         self.max_restarts, self.nnodes = max_restarts, nnodes

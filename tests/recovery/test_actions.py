@@ -15,7 +15,7 @@ from pulsetrain.recovery.policy import Policy
 from pulsetrain.recovery.state import JobState, Services
 from pulsetrain.recovery.transitions import Action, Event, Phase
 from tests.recovery.builders import S, hello, rank_exit
-from tests.recovery.fakes import FakeClock, KeptJournal
+from tests.recovery.fakes import FakeClock, FakeMemory, KeptJournal
 
 
 class FakeNode(Node):
@@ -34,7 +34,13 @@ class FakeNode(Node):
 
 
 def job_of(*nodes, nnodes=2, max_restarts=3, **policy):
-    services = Services(policy=Policy(**policy), journal=KeptJournal(), clock=FakeClock(), background=None)
+    services = Services(
+        policy=Policy(**policy),
+        journal=KeptJournal(),
+        clock=FakeClock(),
+        background=None,
+        memory=FakeMemory(),
+    )
     job = JobState("j", nnodes=nnodes, max_restarts=max_restarts, services=services)
     job.members = Membership()
     job.members.nodes = {node.name: node for node in nodes}

@@ -409,6 +409,28 @@ def test_a_hang_is_dated_back_to_the_last_progress_of_its_rank():
     run(scenario)
 
 
+def test_a_stop_of_the_jobs_traffic_restarts_it_after_ten_minutes():
+    async def scenario():
+        fleet = Fleet("ab")
+        await fleet.form()
+        job = fleet.controller.jobs["j"]
+        for agent in fleet.agents.values():
+            agent.complete(4)  # so that there is a checkpoint to resume from
+        stop = hang(rank=-1, certain=False, details={"condition": "unknown"})  # as hub.traffic_stop has it
+        stop = dataclasses.replace(stop, subject_type="job", subject="j")
+        for passed_s in (0, 500, 101):
+            assert fleet.job.phase is Phase.RUNNING
+            fleet.clock.now_s += passed_s
+            for agent in fleet.agents.values():
+                agent.send_heartbeat()
+            job.observe([], [stop])
+            await fleet.settle()
+        assert fleet.journal.last("recovery")["detail"]["cause"] == "hang"
+        assert fleet.job.attempt == 1
+
+    run(scenario)
+
+
 @pytest.mark.parametrize("change", [{"attempt": 7}, {"kind": "straggler"}])
 def test_findings_of_another_attempt_and_of_other_kinds_stop_nothing(change):
     async def scenario():

@@ -12,7 +12,7 @@ from pulsetrain.recovery.policy import Policy
 from pulsetrain.recovery.state import JobState, Services
 from pulsetrain.recovery.transitions import Phase
 from tests.recovery.builders import S, heartbeat, rank_exit, status
-from tests.recovery.fakes import FakeClock, KeptJournal
+from tests.recovery.fakes import FakeClock, FakeMemory, KeptJournal
 from tests.recovery.test_membership import formed
 
 
@@ -23,6 +23,7 @@ def job():
         journal=KeptJournal(),
         clock=FakeClock(),
         background=None,
+        memory=FakeMemory(),
     )
     state = JobState("j", nnodes=2, max_restarts=3, services=services)
     state.members = formed("a", "b")

@@ -1,0 +1,85 @@
+"""What open findings ask for about the machines of one job, by the `response` in their evidence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from pulsetrain.recovery.faults import Observation
+from pulsetrain.recovery.response import Response
+
+
+@dataclass(frozen=True, kw_only=True)
+class HardwareVerdict:
+    """The strictest response that open findings ask for about one node."""
+
+    node: str
+    response: Response
+    kind: str
+    reason: str
+    policy: str
+    onset_ns: int
+
+    def detail(self) -> dict[str, object]:
+        """The verdict as the detail of an event."""
+        return {
+            "reason": self.reason,
+            "response": str(self.response),
+            "policy": self.policy,
+            "kind": self.kind,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointWait:
+    """An eviction that waits for a checkpoint of step `newer_than` or later."""
+
+    since_s: float
+    newer_than: int
+
+
+class HardwareVerdicts:
+    """The verdicts of one job, and what was said and done about them."""
+
+    def __init__(self) -> None:
+        self.open: dict[str, HardwareVerdict] = {}
+        self.waiting: dict[str, CheckpointWait] = {}
+        self._done: set[tuple[str, ...]] = set()
+
+    def take(self, findings: Iterable[Observation]) -> None:
+        """The findings that are open now, of all kinds."""
+        worst: dict[str, HardwareVerdict] = {}
+        for finding in findings:
+            verdict = _verdict(finding)
+            before = worst.get(verdict.node) if verdict else None
+            if verdict and (before is None or verdict.response.rank > before.response.rank):
+                worst[verdict.node] = verdict
+        self.open = worst
+        self.waiting = {node: wait for node, wait in self.waiting.items() if node in worst}
+
+    def evicting(self) -> list[HardwareVerdict]:
+        """Verdicts that take their node out of the job, the strictest first."""
+        evicting = [v for v in self.open.values() if v.response.evicts]
+        return sorted(evicting, key=lambda v: (-v.response.rank, v.node))
+
+    def first(self, *key: str) -> bool:
+        """Whether this is said or done for the first time."""
+        new = key not in self._done
+        self._done.add(key)
+        return new
+
+
+def _verdict(finding: Observation) -> HardwareVerdict | None:
+    evidence = finding.evidence
+    response, node = evidence.get("response"), evidence.get("node")
+    if response not in {*Response} or not node:
+        return None
+    onset_ns = evidence.get("onset_ns", 0)
+    return HardwareVerdict(
+        node=str(node),
+        response=Response(str(response)),
+        kind=finding.kind,
+        reason=finding.summary,
+        policy=str(evidence.get("policy", "")),
+        onset_ns=onset_ns if isinstance(onset_ns, int) else 0,
+    )

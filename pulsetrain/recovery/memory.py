@@ -1,0 +1,54 @@
+"""What a job must not forget when its hub ends: its automatic evictions, evicted nodes, and cordons."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeMemory:
+    """One node that was evicted, or that may not be promoted. `pid` is its agent's.
+
+    `evicted` is the reason of the eviction and `evicted_by` who wanted it, "" where it was not evicted.
+    `cordon` and `probation_s` are those of the `Node`.
+    """
+
+    pid: int
+    evicted: str = ""
+    evicted_by: str = ""
+    cordon: str = ""
+    probation_s: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobMemory:
+    """`evictions_ns` are the times (UTC) of the evictions that count towards the budget."""
+
+    evictions_ns: tuple[int, ...]
+    nodes: Mapping[str, NodeMemory]
+
+
+class Memory(Protocol):
+    """Keeps the memory of every job. Only `stored` waits. It never raises."""
+
+    def recall(self, job: str) -> JobMemory:
+        """What is known of a job."""
+        ...
+
+    def evictions(self, job: str, times_ns: Sequence[int]) -> None:
+        """The evictions that count are these."""
+        ...
+
+    def node(self, job: str, name: str, memory: NodeMemory | None) -> None:
+        """Remember this of a node, or with None nothing any more."""
+        ...
+
+    def forget(self, job: str) -> None:
+        """The job is over."""
+        ...
+
+    async def stored(self) -> None:
+        """Wait until all of it is stored, for 2 s at most."""
+        ...

@@ -1,0 +1,130 @@
+"""What a job does about trouble of its machines: cordons standbys, and evicts nodes that train.
+
+This stays within the eviction budget and above the floor of healthy nodes. In observe-only mode it is written
+down instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pulsetrain.recovery import faults, world
+from pulsetrain.recovery.hardware_verdicts import CheckpointWait, HardwareVerdict
+from pulsetrain.recovery.nodes import GONE, Node, NodeState
+from pulsetrain.recovery.record import Fault
+from pulsetrain.recovery.response import Response
+from pulsetrain.recovery.state import JobState
+from pulsetrain.recovery.transitions import Phase
+
+Report = Callable[[Fault], None]
+"""Takes the fault that stops the job."""
+
+
+def respond(job: JobState, report: Report) -> None:
+    """Do what the open verdicts ask for."""
+    for verdict in job.hardware.open.values():
+        node = job.members.nodes.get(verdict.node)
+        if node is None or node.state in GONE or verdict.response is Response.INFORM:
+            continue
+        _cordon(job, node, verdict)
+        running = job.phase in (Phase.RUNNING, Phase.STARTING)
+        if verdict.response.evicts and node.state is NodeState.ACTIVE and running:
+            _evict(job, verdict, report)
+    _clear(job)
+
+
+def _clear(job: JobState) -> None:
+    """End the cordon of nodes that train and have been without trouble for long: their work is the check."""
+    now_s = job.services.clock.monotonic_s()
+    for node in job.members.active():
+        clean = node.name not in job.hardware.open and now_s - node.clean_since_s >= node.probation_s
+        if node.cordon and clean:
+            job.write("uncordon", {"reason": node.cordon}, node=node.name)
+            node.cordon = ""
+
+
+def _cordon(job: JobState, node: Node, verdict: HardwareVerdict) -> None:
+    """Keep the node from being promoted, from now on or once it is a standby."""
+    if job.services.policy.observe_only:
+        if node.state is NodeState.STANDBY:
+            _tell(job, "would", verdict, event="cordon")
+        return
+    if not node.cordon:
+        job.write("cordon", verdict.detail(), node=node.name)
+    changed, node.cordon = node.cordon != verdict.reason, verdict.reason
+    node.probation_s = job.services.policy.probation_s
+    node.clean_since_s = job.services.clock.monotonic_s()
+    if changed:
+        job.remember(node)
+
+
+def _evict(job: JobState, verdict: HardwareVerdict, report: Report) -> None:
+    if job.services.policy.observe_only:
+        _tell(job, "would", verdict, event=str(verdict.response))
+        return
+    why_not = _held_back(job, verdict)
+    if why_not:
+        _tell(job, "eviction_deferred", verdict, why_not=why_not)
+        return
+    known = len(job.members.present())
+    now_s = job.services.clock.monotonic_s()
+    refusal = job.budget.refusal(now_s=now_s, known=known, healthy=known - len(job.hardware.evicting()))
+    if refusal:
+        _tell(job, "eviction_refused", verdict, why_not=refusal)
+        return
+    number, now_ns = job.attempt.number, job.now_ns()
+    if job.hardware.first("evict", str(number), verdict.node):
+        onset_ns = min(verdict.onset_ns or now_ns, now_ns)
+        report(faults.hardware(verdict.node, verdict.reason, verdict.kind, number, now_ns, onset_ns=onset_ns))
+
+
+def _held_back(job: JobState, verdict: HardwareVerdict) -> str:
+    """Why an eviction at a step boundary waits: for a standby, or for a checkpoint. "": it does not."""
+    if verdict.response is Response.EVICT_NOW:
+        return ""
+    if not job.members.standbys():
+        return "no standby: the node trains on"
+    now_s = job.services.clock.monotonic_s()
+    wait = CheckpointWait(since_s=now_s, newer_than=job.last_step)
+    wait = job.hardware.waiting.setdefault(verdict.node, wait)
+    late = now_s - wait.since_s >= job.services.policy.checkpoint_patience_s
+    if late or restorable_without(job, verdict.node) >= wait.newer_than:
+        return ""
+    return "it waits for a checkpoint that holds without the node"
+
+
+def restorable_without(job: JobState, node: str) -> int:
+    """The newest step that the job could go on from if `node` were replaced now, -1 for none."""
+    members = job.members
+    healthy = [n.name for n in members.active() if n.name != node]
+    held = {name: held for name, held in members.held().items() if name != node}
+    after = world.replace_nodes(members.world, healthy, [n.hello for n in members.standbys()])
+    plan = world.plan_restore(after, held, job.restarts.unrestorable)
+    own = job.own_checkpoints.newest()
+    return max(plan.step, own.step if own is not None and own.complete else -1)
+
+
+def at_a_stop(job: JobState) -> dict[str, str]:
+    """Nodes of a stopped job that are to go before it starts again, with the reason.
+
+    At a stop no step is lost by it. What may wait for a step boundary also waits for a standby.
+    """
+    if job.services.policy.observe_only:
+        return {}
+    members, going = job.members, dict(job.members.failed)
+    for verdict in job.hardware.evicting():
+        node = members.nodes.get(verdict.node)
+        if node is None or node.state is not NodeState.ACTIVE or verdict.node in going:
+            continue
+        spare = [n for n in members.standbys() if n.name not in going]
+        left = [n for n in members.active() if n.name not in {*going, verdict.node}]
+        if verdict.response is Response.EVICT_NOW or len(left) + len(spare) >= job.nnodes:
+            going[verdict.node] = verdict.reason
+    return {name: reason for name, reason in going.items() if name not in members.failed}
+
+
+def _tell(job: JobState, kind: str, verdict: HardwareVerdict, **more: str) -> None:
+    """Write an event, once for each reason of an attempt."""
+    key = (kind, str(job.attempt.number), verdict.node, str(verdict.response), *more.values())
+    if job.hardware.first(*key):
+        job.write(kind, {**verdict.detail(), **more}, node=verdict.node)
