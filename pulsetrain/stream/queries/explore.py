@@ -154,10 +154,11 @@ def event_kinds(store: Queryable, job: str, *, from_ns: int, to_ns: int) -> pa.T
 def work_beside_cohort(
     store: Queryable, job: str, *, ranks: Sequence[int], first: int, last: int, most_steps: int = 100
 ) -> pa.Table:
-    """The working time of ranks in each step, net of communication, beside the other ranks of their stage.
+    """The working time of ranks in each step, beside the other ranks of their stage.
 
-    At most `most_steps` evenly spaced steps. Columns: attempt, step, rank, work_ns, usual_ns (median of the
-    stage), low_ns and high_ns (its 10th and 90th percentile), cohort (ranks).
+    It is without the time that they stood still for communication. At most `most_steps` evenly spaced steps.
+    Columns: attempt, step, rank, work_ns, usual_ns (median of the stage), low_ns and high_ns (its 10th and
+    90th percentile), cohort (ranks).
     """
     return store.query(
         """
@@ -167,8 +168,12 @@ def work_beside_cohort(
             FROM topology WHERE job = {job:String} GROUP BY rank),
         work AS (
             SELECT attempt, step, rank,
-                   sum(duration_ns * (category = 'compute' AND parent = '')
-                       - duration_ns * (category = 'communication' AND parent != '')) AS work_ns
+                   sumIf(duration_ns, category = 'compute' AND parent = '') AS took,
+                   sumIf(blocked_ns, category = 'compute' AND parent = '') AS blocked,
+                   sumIf(blocked_known, category = 'compute' AND parent = '')
+                     = sumIf(spans, category = 'compute' AND parent = '') AS known,
+                   sumIf(duration_ns, category = 'communication' AND parent != '') AS inside,
+                   took - if(known, blocked, inside) AS work_ns
             FROM span_rollup
             WHERE job = {job:String} AND step IN (
                 SELECT {first:Int64} + intDiv(toInt64(number) * ({last:Int64} - {first:Int64} + 1), {n:Int64})

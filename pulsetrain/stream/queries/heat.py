@@ -1,7 +1,9 @@
 """SELECTs behind the heatmap: the time of every rank beside that of its cohort, aggregated level by level.
 
-A cell is net time: what a phase took without the phases inside it. So a tensor-parallel group does not tie
-where one rank computes longer and its peers wait for it inside the same phase.
+A cell is net time: what a phase took without the phases inside it and without the time that the rank stood
+still for communication in it. So a tensor-parallel group does not tie where one rank computes longer and its
+peers wait for it inside the same phase. Where nobody measured how long a rank stood still (a device's
+clock, an older recording), the communication inside the phase is subtracted.
 """
 
 from __future__ import annotations
@@ -80,18 +82,22 @@ _COMPARED = """
         JOIN (SELECT node, min(rank) AS first_rank FROM places GROUP BY node) AS firsts USING (node)),
     gross AS (
         SELECT rank, {column} AS col, phase, parent, any(category) AS category, any(node) AS ran_on,
-               sum(duration_ns) AS took,
+               sum(duration_ns) AS took, category = 'communication' AS communicates,
+               NOT communicates AND sum(blocked_known) = sum(spans) AS known,
+               took - if(known, sum(blocked_ns), 0) AS own,
                groupBitmap(toUInt32((step - {{first:Int64}}) * 256 + attempt % 256)) AS n
         FROM span_rollup
         WHERE job = {{job:String}} AND {steps} AND phase != parent
           AND ({{phase:String}} = '' OR phase = {{phase:String}} OR parent = {{phase:String}})
         GROUP BY rank, col, phase, parent),
     parts AS (
-        SELECT rank, col, gross.category AS of, n, ran_on, arrayJoin([(phase, took), (parent, -took)]) AS part
+        SELECT rank, col, gross.category AS of, n, ran_on,
+               arrayJoin([(phase, own, 0, known), (parent, if(communicates, 0, -own),
+                                                   if(communicates, took, 0), 1)]) AS part
         FROM gross),
     net AS (
-        SELECT rank, col, part.1 AS phase, anyIf(of, part.2 > 0) AS category, sum(part.2) AS net_ns,
-               max(n) AS seen, any(ran_on) AS ran_on
+        SELECT rank, col, part.1 AS phase, anyIf(of, part.2 > 0) AS category,
+               sum(part.2) - if(min(part.4), 0, sum(part.3)) AS net_ns, max(n) AS seen, any(ran_on) AS ran_on
         FROM parts
         WHERE part.1 != '' AND ({{phase:String}} = '' OR part.1 = {{phase:String}})
         GROUP BY rank, col, phase HAVING net_ns > 0),

@@ -146,3 +146,34 @@ def rank_logs(store: Queryable, during: AttemptTime, *, warnings_only: bool, lim
         """,
         {**during.params, "limit": limit},
     )
+
+
+def rule_matches(store: Queryable, during: AttemptTime) -> pa.Table:
+    """The newest 5,000 events of log rules on the attempt's ranks and nodes, oldest first: ts_ns, node, rank,
+    detail (JSON)."""
+    return store.query(
+        f"""
+        SELECT toUnixTimestamp64Nano(ts) AS ts_ns, node, rank, detail FROM
+          (SELECT ts, node, rank, detail FROM events
+           WHERE kind = 'log_rule' AND {_DURING} AND (
+             (job = {{job:String}} AND attempt = {{attempt:Int32}}) OR (job = '' AND node IN {_NODES}))
+           ORDER BY ts DESC LIMIT 5000)
+        ORDER BY ts_ns, node, rank, detail
+        """,
+        during.params,
+    )
+
+
+def first_errors(store: Queryable, job: str) -> pa.Table:
+    """Errors and exits of a job's ranks, oldest first: ts_ns, attempt, node, rank, kind, detail (JSON).
+
+    `kind` is first_error or rank_exit.
+    """
+    return store.query(
+        """
+        SELECT toUnixTimestamp64Nano(ts) AS ts_ns, attempt, node, rank, kind, detail FROM events
+        WHERE job = {job:String} AND kind IN ('first_error', 'rank_exit')
+        ORDER BY ts_ns, rank, kind, detail LIMIT 200000
+        """,
+        {"job": job},
+    )

@@ -140,6 +140,11 @@ class Spool:
         with self._changed:
             self._changed.wait(timeout_s)
 
+    def wake(self) -> None:
+        """End every `wait`."""
+        with self._changed:
+            self._changed.notify_all()
+
     def pending(self, *, max_bytes: int = 8 << 20) -> list[Entry]:
         """The oldest entries that are not acknowledged, in order: about `max_bytes` of them, at least one
         where there is one. Asking again without `ack` gives the same entries."""

@@ -25,6 +25,8 @@ class ShipperConfig:
 
     idle_s: float = 0.5
     """Longest time between two looks at an empty spool; an append ends it at once."""
+    gather_s: float = 0.05
+    """After the first append to an empty spool, what follows within this time is sent with it."""
     first_backoff_s: float = 0.2
     """Pause after the first failure; it doubles with each further one."""
     max_backoff_s: float = 5.0
@@ -60,7 +62,7 @@ class Shipper:
         self._shipped = Shipped()
         self._failures_in_a_row = 0
         self._synced_s = time.monotonic()
-        self._thread = LoopThread("shipper", self._turn, stale_after_s=STALE_AFTER_S)
+        self._thread = LoopThread("shipper", self._turn, stale_after_s=STALE_AFTER_S, interrupt=spool.wake)
 
     def start(self) -> None:
         """Begin."""
@@ -101,6 +103,7 @@ class Shipper:
             return self._pause_s(self._failures_in_a_row)
         if not self._spool.backlog:
             self._spool.wait(self._config.idle_s)
+            return self._config.gather_s if self._spool.backlog else 0.0
         return 0.0
 
     def _pause_s(self, failures: int) -> float:

@@ -10,6 +10,8 @@ from __future__ import annotations
 import contextlib
 import io
 import queue
+import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from io import IOBase
@@ -40,6 +42,7 @@ _AUTH_CODES = (516, 192, 193, 194)
 _DATA_CODES = (6, 27, 33, 41, 53, 70, 72, 117, 349)
 """The engine could not read the rows it was given. None of them is stored."""
 _IDLE_CLIENTS = 8
+_SMALL_BYTES = 1 << 20  # up to so many, more threads cost an insert more than they save
 
 
 class Store:
@@ -63,6 +66,8 @@ class Store:
         self._connect = connect
         self._lock = lock
         self._idle: queue.LifoQueue[Client] = queue.LifoQueue(_IDLE_CLIENTS)
+        self._inserted: Counter[str] = Counter()
+        self._counting = threading.Lock()
         # a small insert gives up the pages of a large one, so busy tables have files of their own
         self._scratch = {busy: ScratchFiles() for busy in (True, False)}
         with self.client():
@@ -109,25 +114,44 @@ class Store:
             table = pa.Table.from_batches([table])
         if table.num_rows:
             rows = conform(table, RECORDS[record], SCHEMA_VERSION)
-            self._insert(record, rows.column_names, partial(write_ipc, rows), token)
+            self._insert(record, rows.column_names, partial(write_ipc, rows), token, rows.nbytes)
 
     def insert_raw(self, table: str, columns: Sequence[str], stream: bytes, *, token: str | None) -> None:
         """Store an uncompressed Arrow IPC stream as it is."""
-        self._insert(table, columns, lambda sink: sink.write(stream), token)
+        self._insert(table, columns, lambda sink: sink.write(stream), token, len(stream))
 
-    def _insert(self, table: str, columns: Sequence[str], write: Write, token: str | None) -> None:
+    def _insert(
+        self, table: str, columns: Sequence[str], write: Write, token: str | None, size_bytes: int
+    ) -> None:
         settings: dict[str, object] = {"max_partitions_per_insert_block": 0, "optimize_on_insert": 0}
+        if size_bytes <= _SMALL_BYTES:
+            settings["max_threads"] = 1
         if token is not None:
             settings["insert_deduplication_token"] = token
             settings["deduplicate_blocks_in_dependent_materialized_views"] = 1
-        with self.client() as client:
+        with self.client() as client, self._counted(table):
             if self.folder is None:
                 sink = io.BytesIO()
                 write(sink)
                 client.raw_insert(f"`{table}`", list(columns), sink.getvalue(), settings, "ArrowStream")
             else:
-                with self._scratch[table in ddl.TUNED].written(write) as path:
+                with self._scratch[table in ddl.BUSY].written(write) as path:
                     client.command(ddl.insert_file(table, columns, path, settings))
+
+    def inserts(self, *tables: str) -> tuple[int, ...] | None:
+        """How many inserts into each table have ended, failed ones included. None where others insert too.
+
+        Where the numbers are the same as before a query, the query would give the same again.
+        """
+        return tuple(self._inserted[table] for table in tables) if self.folder is not None else None
+
+    @contextlib.contextmanager
+    def _counted(self, table: str) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            with self._counting:
+                self._inserted[table] += 1
 
     def query(self, sql: str, params: Mapping[str, object] | None = None) -> pa.Table:
         """The result of a SELECT. ``{name:Type}`` in `sql` takes its value from `params`.

@@ -1,7 +1,7 @@
 """Batches that come over HTTP, into the store: many by one insert, each row once.
 
-A submitted batch waits until 5,000 rows of its record have gathered, or 0.4 s, or a second has passed since
-the last insert of that record. Then one insert stores them all, and only then the senders hear so. (An insert
+A submitted batch waits until 5,000 rows of its record have gathered, or for 0.1 s, and for 0.6 s after the
+last insert of that record. Then one insert stores them all, and only then the senders hear so. (An insert
 costs about 6 ms whether it holds 100 rows or 5,000.)
 
 `ExactlyOnceWriter` stores each row once. Its journal lets a restarted hub finish what a killed one began. The
@@ -11,7 +11,8 @@ token of an insert is random. An insert that failed is tried again before anythi
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -52,6 +53,7 @@ class Intake:
         self._queue = BatchQueue(clock, self._config)
         self._writer = ExactlyOnceWriter(store, clock, self.metrics, Journal(folder))
         self._unfinished: dict[str, PreparedInsert] = {}
+        self._inserts: Counter[str] = Counter()
         self._thread = LoopThread(
             "intake", self._turn, stale_after_s=STALE_S, clock=clock, interrupt=self._queue.wake
         )
@@ -77,11 +79,17 @@ class Intake:
 
     def run(self, *, everything: bool = False) -> None:
         """Store what is due, or everything that waits. Save the ranges when it is time."""
-        for record, waiting in self._queue.take(everything=everything).items():
+        due = self._queue.take(everything=everything)
+        for record, waiting in due.items():
             self.metrics.waiting.dec(sum(each.batch.rows for each in waiting))
             self._store(record, waiting)
+        self._inserts.update(due.keys())
         if self._clock.monotonic_s() - self._saved_s >= self._config.save_s:
             self._save()
+
+    def inserts(self, records: Collection[str]) -> int:
+        """How often rows of these records were stored. It grows when all that was due is stored."""
+        return sum(self._inserts[record] for record in records)
 
     def status(self) -> LoopStatus:
         """How the thread that stores batches is."""

@@ -52,6 +52,27 @@ def test_compute_is_net_of_the_communication_inside_it(chdb_store):
     assert (row["forward"], row["backward"], row["optimizer"]) == (40, 110, 30)
     assert row["data"] == 5
     assert row["assumed"] == 1
+    assert row["unnamed"] == 0
+
+
+@pytest.mark.parametrize(
+    ("category", "compute", "communication", "unnamed"),
+    [
+        ("compute", ["evaluate"], [], 0),
+        ("compute", ["forward"], [], 1),
+        ("communication", [], ["evaluate"], 0),
+        ("communication", ["evaluate"], [], 1),
+        ("other", [], [], 0),
+    ],
+)
+def test_a_phase_that_the_caller_did_not_name_is_told(chdb_store, category, compute, communication, unnamed):
+    job = f"unnamed-{category}-{unnamed}"
+    columns = {"phase": ["evaluate"], "category": [category], "parent": [""], "open": [False]}
+    columns |= {"attempt": [0], "step": [1], "rank": [0]}
+    chdb_store.insert("spans", table("spans", 1, job=job, **columns), token=job)
+    steps = AttemptSteps(job=job, attempt=0, first=0, last=5)
+    (row,) = analysis.step_parts(chdb_store, steps, compute=compute, communication=communication).to_pylist()
+    assert row["unnamed"] == unnamed
 
 
 def test_overlapped_communication_is_not_taken_from_compute(chdb_store):

@@ -53,6 +53,25 @@ def step_spans(step, rank):
         }  # fmt: skip
 
 
+def test_time_that_a_rank_stood_still_is_not_its_work_where_no_span_shows_it(tmp_path):
+    """Three peers stand still in forward for the fourth. Only `blocked_ns` says so."""
+    opened = open_store(f"chdb://{tmp_path / 'store'}")
+    opened.migrate()
+    spans = [
+        {
+            "job": "j", "attempt": 0, "node": "n", "rank": rank, "step": 0, "phase": "forward",
+            "category": "compute", "lane": "host", "start": MS, "duration_ns": 150 * MS,
+            "blocked_ns": 0 if rank == 3 else 50 * MS,
+        }
+        for rank in range(8)
+    ]  # fmt: skip
+    opened.insert("spans", table("spans", spans))
+    found = heat(opened, "j", HeatView(by="rank", first=0, last=0)).to_pylist()
+    opened.close()
+    took = {row["rank"]: row["value_ns"] // MS for row in found if row["phase"] == "forward"}
+    assert took == {rank: 150 if rank == 3 else 100 for rank in range(8)}
+
+
 def cells(store, **options):
     return heat(store, "j", HeatView(**{"by": "node", "first": 0, "last": STEPS - 1, **options})).to_pylist()
 

@@ -44,6 +44,13 @@ def test_a_token_stores_its_rows_once(chdb_store):
     assert count(chdb_store, "steps", "once") == 12
 
 
+def test_inserts_are_counted_for_each_table(chdb_store):
+    before = chdb_store.inserts("steps", "events")
+    chdb_store.insert("steps", table("steps", 2, job="counted"), token="counted")
+    after = chdb_store.inserts("steps", "events")
+    assert (after[0] - before[0], after[1] - before[1]) == (1, 0)
+
+
 def test_rows_of_two_days_under_one_token_are_stored_once(chdb_store):
     rows = table("steps", 2, job="days", start=[DAY, DAY + 3 * 86_400 * 10**9])
     for _ in range(3):

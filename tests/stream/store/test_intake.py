@@ -41,6 +41,15 @@ def test_batches_gather_into_one_insert(tmp_path, store):
     assert store.inserts == 1
 
 
+def test_inserts_are_counted_by_record_once_rows_can_be_queried(tmp_path, store):
+    intake = Intake(store, tmp_path, StillClock())
+    assert intake.inserts(["spans", "steps"]) == 0
+    stored(intake, batch(0, 5))
+    stored(intake, batch(5, 5))
+    record = batch(0, 1).record
+    assert intake.inserts([record]) == intake.inserts([record, "heartbeats"]) == 2
+
+
 def test_enough_rows_do_not_wait(tmp_path, store):
     intake = Intake(store, tmp_path, StillClock(), IntakeConfig(group_rows=8))
     first, second = intake.submit(batch(0, 5)), intake.submit(batch(5, 5))
