@@ -1,18 +1,24 @@
 """Samples each GPU through NVML as rows of `metrics`. The device is the GPU's UUID, never its index.
 
 NVML comes with the driver. Its Python binding (nvidia-ml-py) is optional. Without either the sampler is blind
-and says why. A value that a card does not have is asked for once. A failed read is a missing sample. A call
-can hang inside a stuck driver, so sample in a thread of its own and watch `gpu_probe_s`.
+and says why. A value that a card does not have is asked for once. A failed read is a missing sample. A card
+that fell off the bus has one sample, `gpu_lost`. A call can hang inside a stuck driver, so sample in a thread
+of its own and watch `gpu_probe_s`.
 """
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import importlib
 import json
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
+from pulsetrain.collectors.machine.gpm import GpuActivity
+from pulsetrain.collectors.machine.gpu_events import GpuEvents
 from pulsetrain.collectors.machine.samples import metrics
 from pulsetrain.records.columns import Columns
 from pulsetrain.records.counters import Counter, counters
@@ -87,18 +93,24 @@ READS: dict[str, Read] = {
     "gpu_remapped_rows_failed": _remapped(3),
 }
 SENTINEL = 1 << 62  # "not supported" leaks out of drivers as a huge integer
+LOST = "gpu_lost"
+FABRIC_COMPLETED = 3  # NVML_GPU_FABRIC_STATE_COMPLETED of nvml.h
 
 
 class GpuSampler:
-    """Samples every GPU of a machine. `nvml` is the binding. None: the installed one, if there is one."""
+    """Samples every GPU of a machine. `nvml` is the binding. None: the installed one, if there is one.
 
-    def __init__(self, *, node: str = "", nvml: Any = None) -> None:
-        self._node = node
+    `root` is the root of the file system.
+    """
+
+    def __init__(self, *, node: str = "", nvml: Any = None, root: Path = Path("/")) -> None:
+        self._node, self._root = node, root
         self._nvml = nvml
         self._unsupported: set[tuple[str, str]] = set()
         self._devices: list[tuple[str, Any]] = []
         self.failed_reads = 0
         self.blind = self._open()
+        self._activity = GpuActivity(self._nvml)
 
     def _open(self) -> str:
         if self._nvml is None:
@@ -116,16 +128,58 @@ class GpuSampler:
         return "" if self._devices else "NVML sees no GPU"
 
     def identities(self) -> list[dict[str, Any]]:
-        """Return index, UUID, PCI address and model of each GPU."""
-        return [
-            {
-                "index": index,
-                "uuid": uuid,
-                "pci": _text(self._nvml.nvmlDeviceGetPciInfo(handle).busId).lower(),
-                "model": _text(self._nvml.nvmlDeviceGetName(handle)),
-            }
-            for index, (uuid, handle) in enumerate(self._devices)
-        ]
+        """Return index, UUID, PCI address and model of each GPU that answers.
+
+        `serial`, `numa` (the memory node near the GPU) and `nvlink_domain` (cluster and clique
+        of its NVLink fabric) are there where the driver knows them.
+        """
+        found = []
+        for index, device in enumerate(self._devices):
+            with contextlib.suppress(self._nvml.NVMLError):
+                found.append(self._identity(index, *device))
+        return found
+
+    def _identity(self, index: int, uuid: str, handle: Any) -> dict[str, Any]:
+        pci = _text(self._nvml.nvmlDeviceGetPciInfo(handle).busId).lower()
+        return {
+            "index": index,
+            "uuid": uuid,
+            "pci": pci,
+            "model": _text(self._nvml.nvmlDeviceGetName(handle)),
+            **self._known("serial", lambda: _text(self._nvml.nvmlDeviceGetSerial(handle))),
+            **self._known("numa", lambda: self._numa(handle, pci)),
+            **self._known("nvlink_domain", lambda: self._nvlink_domain(handle)),
+        }
+
+    def _known(self, name: str, read: Callable[[], Any]) -> dict[str, Any]:
+        """One part of an identity. Empty where the driver or the card does not know it."""
+        with contextlib.suppress(self._nvml.NVMLError, AttributeError):
+            value = read()
+            return {} if value is None else {name: value}
+        return {}
+
+    def _numa(self, handle: Any, pci: str) -> int | None:
+        """The memory node by NVML, else by the kernel. None: the machine has only one."""
+        with contextlib.suppress(self._nvml.NVMLError, AttributeError):
+            return int(self._nvml.nvmlDeviceGetNumaNodeId(handle))
+        file = self._root / "sys" / "bus" / "pci" / "devices" / pci[-12:] / "numa_node"
+        try:
+            node = int(file.read_text())
+        except (OSError, ValueError):
+            return None
+        return node if node >= 0 else None
+
+    def _nvlink_domain(self, handle: Any) -> str | None:
+        """Cluster and clique of the NVLink fabric, None where the GPU has not joined one."""
+        fabric = self._nvml.c_nvmlGpuFabricInfo_v2_t()
+        self._nvml.nvmlDeviceGetGpuFabricInfoV(handle, ctypes.byref(fabric))
+        if fabric.state != FABRIC_COMPLETED:
+            return None
+        return f"{bytes(fabric.clusterUuid).hex()}.{fabric.cliqueId}"
+
+    def events(self) -> GpuEvents:
+        """The Xids of these GPUs."""
+        return GpuEvents(self._nvml, self._devices)
 
     @property
     def count(self) -> int:
@@ -136,9 +190,8 @@ class GpuSampler:
         """Return an event of kind `gpus` that lists `identities`. None while blind, or where NVML fails."""
         if self.blind:
             return None
-        try:
-            gpus = self.identities()
-        except self._nvml.NVMLError:
+        gpus = self.identities()
+        if len(gpus) < len(self._devices):
             self.failed_reads += 1
             return None
         row = {"ts": now_ns, "node": self._node, "job": "", "attempt": -1, "rank": -1}
@@ -155,20 +208,49 @@ class GpuSampler:
         return metrics(self._node, rows, now_ns)
 
     def _values(self, uuid: str, handle: Any) -> Iterator[tuple[str, float]]:
+        try:
+            yield from self._present(uuid, handle)
+        except _error(self._nvml, "NVMLError_GpuIsLost"):
+            yield LOST, 1.0
+        else:
+            yield LOST, 0.0
+
+    def _present(self, uuid: str, handle: Any) -> Iterator[tuple[str, float]]:
+        """The values of a GPU. Raises where it is lost."""
         nvml = self._nvml
+        absent = (nvml.NVMLError_NotSupported, _error(nvml, "NVMLError_FunctionNotFound"), AttributeError)
+        lost = _error(nvml, "NVMLError_GpuIsLost")
         for name, read in READS.items():
             if (uuid, name) in self._unsupported:
                 continue
             try:
                 value = float(read(nvml, handle))
-            except (nvml.NVMLError_NotSupported, AttributeError):
+            except absent:
                 self._unsupported.add((uuid, name))
                 continue
+            except lost:
+                raise
             except nvml.NVMLError:
                 self.failed_reads += 1
                 continue
             if value < SENTINEL:
                 yield name, value
+        try:
+            yield from self._activity.read(uuid, handle)
+        except lost:
+            raise
+        except nvml.NVMLError:
+            self.failed_reads += 1
+
+
+class _Never(Exception):
+    """Nothing raises it."""
+
+
+def _error(nvml: Any, name: str) -> type[Exception]:
+    """An exception of the binding. An older one may lack it."""
+    error = getattr(nvml, name, _Never)
+    return error if isinstance(error, type) and issubclass(error, Exception) else _Never
 
 
 def _text(value: Any) -> str:

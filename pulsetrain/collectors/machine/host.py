@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
+from pulsetrain.collectors.machine.kernel_files import read_text
 from pulsetrain.collectors.machine.samples import Sample, metrics
 from pulsetrain.protocol.messages import ProcessState
 from pulsetrain.records.columns import Columns
@@ -90,7 +91,7 @@ def _until_malformed(samples: Iterator[Sample]) -> Iterator[Sample]:
 
 def _lines(path: Path) -> list[str]:
     try:
-        return path.read_text(errors="replace").splitlines()
+        return read_text(path).splitlines()
     except OSError:
         return []
 

@@ -13,12 +13,13 @@ import fcntl
 import fnmatch
 import socket
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
+from pulsetrain.collectors.machine.kernel_files import read_text
 from pulsetrain.collectors.machine.samples import metrics
 from pulsetrain.records.columns import Columns
-from pulsetrain.records.counters import counters
+from pulsetrain.records.counters import Counter, counters
 
 CLASS = Path("/sys/class/net")
 DRIVER_PERIOD_NS = 10_000_000_000
@@ -80,10 +81,7 @@ class NicSampler:
         except OSError:
             self._without.add(device)
             return
-        for counter in self._names:
-            values = [v for name, v in statistics.items() if fnmatch.fnmatchcase(name, counter.file)]
-            if values:
-                yield counter.metric, float(sum(values) * counter.scale)
+        yield from ((metric, float(value)) for metric, value in _named(statistics, self._names))
 
     def _state(self, device: Path) -> Iterator[tuple[str, float]]:
         state = self._text(device / "operstate")
@@ -104,12 +102,25 @@ class NicSampler:
         if path in self._unreadable:
             return ""
         try:
-            return path.read_text(errors="replace").strip()
+            return read_text(path).strip()
         except FileNotFoundError:
             self._unreadable.add(path)
         except OSError:
             return ""  # the speed of an interface that is down: EINVAL until it is up
         return ""
+
+
+def congestion(statistics: Mapping[str, int]) -> dict[str, int]:
+    """Counters of congestion by metric, of what `driver_statistics` returned: pauses, discards."""
+    known = [c for c in counters("nic").values() if c.folder == "ethtool" and c.reveals == "congestion"]
+    return dict(_named(statistics, known))
+
+
+def _named(statistics: Mapping[str, int], known: Iterable[Counter]) -> Iterator[tuple[str, int]]:
+    for counter in known:
+        values = [v for name, v in statistics.items() if fnmatch.fnmatchcase(name, counter.file)]
+        if values:
+            yield counter.metric, sum(values) * counter.scale
 
 
 def driver_statistics(device: str) -> Mapping[str, int]:

@@ -49,10 +49,11 @@ class Drain:
         rank: int,
         local_rank: int,
         address: str,
+        switch: str = "",
     ) -> None:
         self._reader = reader
         self._job, self._attempt, self._node, self._rank = job, attempt, node, rank
-        self._local_rank, self._address = local_rank, address
+        self._local_rank, self._address, self._switch = local_rank, address, switch
         self._reported: dict[tuple[str, str, int], int] = {}
         self._topology_sent: tuple[int, ...] | None = None
         self._saved: CheckpointCell | None = None  # of which rows were made
@@ -196,7 +197,7 @@ class Drain:
 
     def _topology(self, coordinates: tuple[int, ...], now_ns: int) -> Columns:
         columns: dict[str, object] = dict(zip(AXES, coordinates, strict=True))
-        columns |= {"local_rank": self._local_rank, "ip": self._address, "switch": "", "ts": now_ns}
+        columns |= {"local_rank": self._local_rank, "ip": self._address, "switch": self._switch, "ts": now_ns}
         return self._batch("topology", 1, columns)
 
     def _write(self, saved: CheckpointCell, offset_ns: int) -> Columns:

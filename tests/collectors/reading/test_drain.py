@@ -31,7 +31,14 @@ class Watched:
         self.handle = Handle(self.writer)
         self.offset = self.reader.status().utc_offset_ns
         self.drain = Drain(
-            self.reader, job="j", attempt=2, node="n1", rank=5, local_rank=1, address="10.0.0.1"
+            self.reader,
+            job="j",
+            attempt=2,
+            node="n1",
+            rank=5,
+            local_rank=1,
+            address="10.0.0.1",
+            switch="s3",
         )
 
     @property
@@ -123,6 +130,7 @@ def test_coordinates_are_sent_once(watched):
     watched.handle.set_coordinates({"pp": 3})
     (row,) = watched.rows(7, "topology")
     assert (row["pp"], row["tp"], row["local_rank"], row["ip"], row["ts"]) == (3, 0, 1, "10.0.0.1", 7)
+    assert row["switch"] == "s3"
     assert watched.rows(8, "topology") == []
 
 

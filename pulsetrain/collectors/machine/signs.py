@@ -1,0 +1,226 @@
+"""What a machine's samples and events say of its health, kept for the heartbeat.
+
+The hub decides what a sign means and what is done about it. Here it is only seen: a counter rose, a lane
+of the bus is gone, the driver said Xid. Signs are states, not messages: a lost heartbeat loses nothing.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from pulsetrain.protocol.messages import HardwareSign
+from pulsetrain.records.columns import Columns
+
+KEPT_NS = 3600 * 10**9  # how long something that happened is told
+CLEARED_NS = 5 * 10**9  # a state that is absent for so long has ended
+MOST_TIMES = 16
+MOST_SIGNS = 64
+SAME_NS = 2 * 10**9  # the driver and the kernel's log tell of one Xid within this
+RATE_NS = 5 * 10**9  # corrected errors are counted over so long
+BUSY_RATIO = 0.5  # an idle GPU slows its bus down on purpose
+SILENT_NS = 20 * 10**9
+
+# bits of nvml.h: nvmlClocksEventReason*
+_REASONS = {
+    "throttle_hardware": 0x08,
+    "throttle_software_thermal": 0x20,
+    "throttle_hardware_thermal": 0x40,
+    "throttle_power_brake": 0x80,
+}
+_FLAGS = {
+    "gpu_lost": "gpu_lost",
+    "gpu_remapped_rows_pending": "rows_pending",
+    "gpu_remapped_rows_failed": "rows_failed",
+}
+_COUNTERS = {
+    "gpu_ecc_uncorrected_total": "ecc_uncorrected",
+    "gpu_nvlink_crc_flit_errors_total": "nvlink_errors",
+    "gpu_nvlink_crc_data_errors_total": "nvlink_errors",
+    "gpu_nvlink_replays_total": "nvlink_errors",
+    "gpu_nvlink_recoveries_total": "nvlink_recoveries",
+    "rdma_link_downed_total": "port_down",
+    "nic_link_downed_total": "port_down",
+}
+_GPU = ("gpu_clock_event_reasons", "gpu_pcie_width", "gpu_pcie_width_max", "gpu_pcie_generation")
+_READ = {
+    *_FLAGS,
+    *_COUNTERS,
+    *_GPU,
+    "gpu_pcie_generation_max",
+    "gpu_utilization_ratio",
+    "gpu_ecc_corrected_total",
+}
+
+
+@dataclass
+class _Sign:
+    """One sign of one device. `held`: it is a state, which ends where it is not seen again."""
+
+    kind: str
+    device: str
+    code: int
+    first_ns: int
+    last_ns: int
+    held: bool
+    value: float = 0.0
+    count: int = 0
+    text: str = ""
+    times_ns: deque[int] = field(default_factory=lambda: deque(maxlen=MOST_TIMES))
+
+    def row(self) -> HardwareSign:
+        return HardwareSign(
+            kind=self.kind,
+            device=self.device,
+            code=self.code,
+            value=self.value,
+            first_ns=self.first_ns,
+            last_ns=self.last_ns,
+            count=self.count,
+            times_ns=tuple(self.times_ns),
+            text=self.text,
+        )
+
+
+@dataclass
+class _Device:
+    """What is remembered of one device between samples."""
+
+    counters: dict[str, float] = field(default_factory=dict)
+    widest: float = 0.0
+    corrected: tuple[int, float] | None = None
+
+
+class SignTracker:
+    """The signs of one machine. Any thread may call it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._signs: dict[tuple[str, str, int], _Sign] = {}
+        self._devices: dict[str, _Device] = {}
+        self._gpus_seen_ns = 0
+
+    def happened(
+        self, kind: str, device: str, now_ns: int, *, code: int = 0, count: int = 1, text: str = ""
+    ) -> None:
+        """Something happened `count` times. What two sources tell at about the same time counts once."""
+        with self._lock:
+            self._happened(kind, device, now_ns, code, count, text)
+
+    def _happened(self, kind: str, device: str, now_ns: int, code: int, count: int, text: str) -> None:
+        key = (kind, device, code)
+        sign = self._signs.get(key)
+        if sign is None:
+            sign = self._signs[key] = _Sign(kind, device, code, now_ns, now_ns, held=False)
+        elif code and bool(text) != bool(sign.text) and abs(now_ns - sign.last_ns) < SAME_NS:
+            sign.text = sign.text or text
+            return
+        sign.text = text or sign.text
+        sign.count += count
+        sign.last_ns = max(sign.last_ns, now_ns)
+        sign.times_ns.extend([now_ns] * min(count, MOST_TIMES))
+
+    def observe(self, samples: Columns) -> None:
+        """Look at rows of `metrics`: one sample of each value, all of the same time."""
+        by_device: dict[str, dict[str, float]] = {}
+        now_ns = 0
+        for row in samples.to_rows():
+            name = str(row["name"])
+            now_ns = int(str(row["ts"]))
+            if name in _READ:
+                by_device.setdefault(str(row["device"]), {})[name] = float(str(row["value"]))
+        with self._lock:
+            for device, values in by_device.items():
+                self._look(device, values, now_ns)
+
+    def _look(self, device: str, values: Mapping[str, float], now_ns: int) -> None:
+        memory = self._devices.setdefault(device, _Device())
+        if "gpu_lost" in values:
+            self._gpus_seen_ns = now_ns
+        for name, kind in _FLAGS.items():
+            if values.get(name, 0.0) > 0:
+                self._hold(kind, device, now_ns, values[name])
+        for name, kind in _COUNTERS.items():
+            if name in values:
+                before = memory.counters.get(name, values[name])
+                memory.counters[name] = values[name]
+                rose = int(values[name] - before)  # below 0: the driver was loaded anew
+                if rose > 0:
+                    self._happened(kind, device, now_ns, 0, rose, "")
+        reasons = int(values.get("gpu_clock_event_reasons", 0.0))
+        for kind, bit in _REASONS.items():
+            if reasons & bit:
+                self._hold(kind, device, now_ns, 1.0)
+        self._look_at_bus(memory, device, values, now_ns)
+        self._look_at_memory(memory, device, values, now_ns)
+
+    def _look_at_bus(self, memory: _Device, device: str, values: Mapping[str, float], now_ns: int) -> None:
+        width, best = values.get("gpu_pcie_width", 0.0), values.get("gpu_pcie_width_max", 0.0)
+        memory.widest = max(memory.widest, width)
+        if 0 < width < memory.widest:
+            self._hold("pcie_width_drop", device, now_ns, width)
+        elif 0 < width < best:
+            self._hold("pcie_width_low", device, now_ns, width)
+        speed, fastest = values.get("gpu_pcie_generation", 0.0), values.get("gpu_pcie_generation_max", 0.0)
+        if 0 < speed < fastest and values.get("gpu_utilization_ratio", 0.0) > BUSY_RATIO:
+            self._hold("pcie_speed_drop", device, now_ns, speed)
+
+    def _look_at_memory(self, memory: _Device, device: str, values: Mapping[str, float], now_ns: int) -> None:
+        """Corrected errors a second, over some seconds: every memory corrects one now and then."""
+        total = values.get("gpu_ecc_corrected_total")
+        if total is None:
+            return
+        since_ns, before = memory.corrected or (now_ns, total)
+        if memory.corrected is None or total < before:
+            memory.corrected = (now_ns, total)
+        elif now_ns - since_ns >= RATE_NS:
+            memory.corrected = (now_ns, total)
+            if total > before:
+                rate = (total - before) / (now_ns - since_ns) * 1e9
+                self._hold("ecc_corrected", device, now_ns, rate, count=int(total - before))
+
+    def _hold(self, kind: str, device: str, now_ns: int, value: float, *, count: int = 0) -> None:
+        """A state is there. One that was absent for a while begins anew."""
+        key = (kind, device, 0)
+        sign = self._signs.get(key)
+        if sign is None or now_ns - sign.last_ns > _kept_ns(sign):
+            sign = self._signs[key] = _Sign(kind, device, 0, now_ns, now_ns, held=True)
+        sign.last_ns, sign.value = now_ns, value
+        sign.count += count
+
+    def read(self, now_ns: int) -> tuple[HardwareSign, ...]:
+        """All signs as of now, the newest first where there are very many.
+
+        A GPU that is lost stays lost. A sampler that a driver holds is a sign too, and ends no state.
+        """
+        with self._lock:
+            silent = self._silent(now_ns)
+            for key, sign in list(self._signs.items()):
+                if not (silent and sign.held) and now_ns - sign.last_ns > _kept_ns(sign):
+                    del self._signs[key]
+            signs = sorted(self._signs.values(), key=lambda s: -s.last_ns)[:MOST_SIGNS]
+            rows = [sign.row() for sign in signs]
+            return (*rows, self._silence(now_ns)) if silent else tuple(rows)
+
+    def _silent(self, now_ns: int) -> bool:
+        return bool(self._gpus_seen_ns) and now_ns - self._gpus_seen_ns > SILENT_NS
+
+    def _silence(self, now_ns: int) -> HardwareSign:
+        return HardwareSign(
+            kind="gpu_silent",
+            first_ns=self._gpus_seen_ns,
+            last_ns=now_ns,
+            value=(now_ns - self._gpus_seen_ns) / 1e9,
+        )
+
+
+def _kept_ns(sign: _Sign) -> float:
+    """How long a sign is told after it was seen last."""
+    if sign.kind == "gpu_lost":
+        return math.inf
+    if sign.kind == "ecc_corrected":
+        return 2 * RATE_NS + CLEARED_NS
+    return CLEARED_NS if sign.held else KEPT_NS

@@ -1,0 +1,128 @@
+"""Signs of a machine from its samples: what is seen, how often, and for how long it is told."""
+
+import itertools
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pulsetrain.collectors.machine.samples import metrics
+from pulsetrain.collectors.machine.signs import KEPT_NS, MOST_SIGNS, SignTracker
+
+S = 1_000_000_000
+
+
+class Machine:
+    """A tracker that gets one sample a second."""
+
+    def __init__(self):
+        self.tracker, self.now_s = SignTracker(), 1000
+
+    def sample(self, seconds=1, device="GPU-1", **values):
+        for _ in range(seconds):
+            self.now_s += 1
+            rows = [(device, name, float(value)) for name, value in {"gpu_lost": 0, **values}.items()]
+            self.tracker.observe(metrics("n", rows, self.now_s * S))
+
+    def signs(self, after_s=0):
+        return {sign.kind: sign for sign in self.tracker.read((self.now_s + after_s) * S)}
+
+
+def test_a_healthy_machine_has_no_sign():
+    machine = Machine()
+    machine.sample(
+        5, gpu_ecc_uncorrected_total=7, gpu_pcie_width=8, gpu_pcie_width_max=8, nic_link_downed_total=3
+    )
+    assert machine.signs() == {}
+
+
+def test_a_counter_that_rises_is_told_with_how_often_and_when():
+    machine = Machine()
+    machine.sample(gpu_ecc_uncorrected_total=7)
+    machine.sample(gpu_ecc_uncorrected_total=9)
+    machine.sample(gpu_ecc_uncorrected_total=0)  # the driver was loaded anew
+    machine.sample(gpu_ecc_uncorrected_total=1)
+    sign = machine.signs()["ecc_uncorrected"]
+    assert (sign.count, sign.times_ns, sign.device) == (3, (1002 * S, 1002 * S, 1004 * S), "GPU-1")
+    assert "ecc_uncorrected" in machine.signs(after_s=KEPT_NS // S - 1)
+    assert machine.signs(after_s=KEPT_NS // S + 60).keys() <= {"gpu_silent"}
+
+
+def test_a_throttle_reason_lasts_until_it_is_gone_for_a_while():
+    machine = Machine()
+    machine.sample(4, gpu_clock_event_reasons=0x40)
+    machine.sample(2, gpu_clock_event_reasons=0x1)
+    machine.sample(4, gpu_clock_event_reasons=0x40)
+    sign = machine.signs()["throttle_hardware_thermal"]
+    assert (sign.last_ns - sign.first_ns) / S == 9
+    machine.sample(6, gpu_clock_event_reasons=0x1)
+    assert machine.signs() == {}
+
+
+def test_a_bus_that_was_wider_is_another_sign_than_one_that_never_was():
+    machine = Machine()
+    machine.sample(gpu_pcie_width=8, gpu_pcie_width_max=16)
+    assert {*machine.signs()} == {"pcie_width_low"}
+    machine.sample(gpu_pcie_width=16, gpu_pcie_width_max=16)
+    machine.sample(6, gpu_pcie_width=8, gpu_pcie_width_max=16)
+    assert {*machine.signs()} == {"pcie_width_drop"}
+    assert machine.signs()["pcie_width_drop"].value == 8
+
+
+def test_an_idle_gpu_may_slow_its_bus_down():
+    machine = Machine()
+    machine.sample(gpu_pcie_generation=1, gpu_pcie_generation_max=5, gpu_utilization_ratio=0.0)
+    assert machine.signs() == {}
+    machine.sample(gpu_pcie_generation=1, gpu_pcie_generation_max=5, gpu_utilization_ratio=0.9)
+    assert {*machine.signs()} == {"pcie_speed_drop"}
+
+
+def test_corrected_errors_are_told_by_their_rate():
+    machine = Machine()
+    for second in range(13):
+        machine.sample(gpu_ecc_corrected_total=second * 2000)
+    assert machine.signs()["ecc_corrected"].value == 2000
+
+
+def test_a_lost_gpu_stays_lost():
+    machine = Machine()
+    machine.sample(gpu_lost=1)
+    machine.sample(10)
+    assert "gpu_lost" in machine.signs(after_s=10)
+
+
+def test_a_driver_that_does_not_answer_is_a_sign():
+    machine = Machine()
+    machine.sample()
+    assert machine.signs(after_s=10) == {}
+    assert machine.signs(after_s=70)["gpu_silent"].value == 70
+
+
+def test_an_xid_that_two_sources_tell_counts_once():
+    tracker = SignTracker()
+    tracker.happened("xid", "0000:18:00", 5 * S, code=94)
+    tracker.happened("xid", "0000:18:00", 6 * S, code=94, text="NVRM: Xid (PCI:0000:18:00): 94, pid=1")
+    (sign,) = tracker.read(7 * S)
+    assert (sign.count, sign.text) == (1, "NVRM: Xid (PCI:0000:18:00): 94, pid=1")
+    tracker.happened("xid", "0000:18:00", 20 * S, code=94)
+    (sign,) = tracker.read(21 * S)
+    assert (sign.count, sign.times_ns) == (2, (5 * S, 20 * S))
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.integers(0, 10**6), min_size=2, max_size=12))
+def test_what_is_counted_is_never_more_than_the_counter_rose(totals):
+    machine = Machine()
+    for total in totals:
+        machine.sample(rdma_link_downed_total=total)
+    sign = machine.signs().get("port_down")
+    rose = sum(max(0, b - a) for a, b in itertools.pairwise(totals))
+    assert (sign.count if sign else 0) == rose
+
+
+def test_a_storm_of_signs_does_not_fill_the_heartbeat():
+    tracker = SignTracker()
+    for disk in range(300):
+        tracker.happened("block_io_error", f"sd{disk}", disk * S)
+    signs = tracker.read(300 * S)
+    assert len(signs) == MOST_SIGNS
+    assert signs[0].device == "sd299"
