@@ -94,7 +94,7 @@ class AnalyzerInput:
             return straggler.find(self.timings, scan=True)
         return straggler.find(self.timings, arrivals=lambda: arrivals.load(self.store, self.steps))
 
-    @property
+    @cached_property
     def machines(self) -> machines.MachineSource:
         """The same steps in the form that the analyzers of machines take."""
         return machines.MachineSource(store=self.store, steps=self.steps, now_ns=self.now_ns, scan=self.scan)
@@ -128,6 +128,7 @@ MACHINE_ANALYZERS: Mapping[str, Analyzer] = MappingProxyType(
         "gpu_health": lambda source: machines.gpus(source.machines),
         "kernel_log": lambda source: machines.kernel(source.machines),
         "logs": lambda source: machines.rank_logs(source.machines),
+        "log_rules": lambda source: machines.rule_matches(source.machines),
     }
 )
 """Analyzers of counters and logs. Those are sampled only every few seconds."""

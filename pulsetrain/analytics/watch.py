@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pulsetrain.analytics import calibration
 from pulsetrain.analytics.crash import Attempt, explain
@@ -12,6 +12,7 @@ from pulsetrain.analytics.hangs.evidence import GroupKey, HashedGroupKey, RankEv
 from pulsetrain.analytics.hangs.hang import HangDiagnosis, diagnose
 from pulsetrain.analytics.hangs.job_view import COMMUNICATION, JobView, WatchConfig, slow_phase
 from pulsetrain.analytics.hangs.stall import PROVEN, Stall
+from pulsetrain.analytics.machines.log_rules import classify
 from pulsetrain.analytics.verdict import Finding, Healthy, Inconclusive, Verdict
 from pulsetrain.protocol.messages import GroupStatus, RankStatus
 
@@ -35,7 +36,17 @@ def crash(view: JobView) -> list[Verdict]:
     attempt = Attempt(
         job=view.job, attempt=view.attempt, now_ns=view.now_ns, size=view.size(), node_of=view.node_of
     )
-    return calibration.apply(explain(attempt, view.exits, view.lost_nodes), covered=not view.has_gpus)
+    verdicts = [_with_blame(v) for v in explain(attempt, view.exits, view.lost_nodes)]
+    return calibration.apply(verdicts, covered=not view.has_gpus)
+
+
+def _with_blame(verdict: Verdict) -> Verdict:
+    """A crash with the shares of infrastructure, framework and user code, from what the rank printed last."""
+    if not isinstance(verdict, Finding) or verdict.kind != "crash":
+        return verdict
+    likely = classify(verdict.evidence["last_lines"], verdict.evidence["code"])
+    shares = {name: round(share, 3) for name, share in likely.shares.items()}
+    return replace(verdict, evidence={**verdict.evidence, "blame": shares})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -32,6 +32,8 @@ _DETECTORS: Mapping[str, tuple[str, ...]] = {
     "mfu_decay": ("mfu",),
     "log_anomaly": ("logs",),
     "traffic_drop": ("network",),
+    "traffic_stop": ("network",),
+    "traffic_fluctuation": ("network",),
     "port_down": ("network",),
     "congestion": ("network",),
     "link_errors": ("network", "gpu_health"),

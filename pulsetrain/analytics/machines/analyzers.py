@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from pulsetrain.analytics.machines import gpu_health, hardware, logs, network
+from pulsetrain.analytics.machines import rule_matches as rules
 from pulsetrain.analytics.machines.job_hardware import JobHardware
 from pulsetrain.analytics.verdict import Finding, Healthy, Inconclusive, Verdict
 from pulsetrain.records.kernel_log import KernelLine
@@ -28,6 +30,7 @@ class MachineSource:
     now_ns: int
     scan: bool = False
 
+    @cached_property
     def during(self) -> machines.AttemptTime:
         """From a minute before the first step to a minute after the last one, or to now."""
         begin, end = machines.extent(self.store, self.steps)
@@ -41,7 +44,7 @@ class MachineSource:
 
 def ports(source: MachineSource) -> list[Verdict]:
     """`network.find` over the RDMA ports and network interfaces of the attempt's nodes."""
-    table = machines.changing_metrics(source.store, source.during(), ("rdma_", "nic_"))
+    table = machines.changing_metrics(source.store, source.during, ("rdma_", "nic_"))
     if not table.num_rows:
         reason = "no sample of an RDMA port or a network interface"
         return [Inconclusive(analyzer=network.NAME, reason=reason, blind=True)]
@@ -51,28 +54,31 @@ def ports(source: MachineSource) -> list[Verdict]:
 
 def gpus(source: MachineSource) -> list[Verdict]:
     """`gpu_health.find` over the GPUs of the attempt's nodes, with the limits of their models."""
-    table = machines.metrics(source.store, source.during(), "gpu_")
+    table = machines.metrics(source.store, source.during, "gpu_")
     models = JobHardware.read(source.store, source.steps).by_uuid if table.num_rows else {}
     return gpu_health.find(table, now_ns=source.now_ns, job=source.steps.job, models=models)
 
 
 def kernel(source: MachineSource) -> list[Verdict]:
     """`hardware.read` over the kernel log of each of the attempt's nodes."""
-    table = machines.kernel_log(source.store, source.during())
+    table = machines.kernel_log(source.store, source.during)
     by_node: dict[str, list[KernelLine]] = {}
     for row in table.to_pylist():
         line = KernelLine(message=row["message"], ts_ns=row["ts_ns"], wall=True)
         by_node.setdefault(row["node"], []).append(line)
     if not by_node:
         return hardware.read([])
-    verdicts: list[Verdict] = list(_kernel_findings(by_node, source.steps.job))
+    uuids = JobHardware.read(source.store, source.steps).uuids
+    verdicts: list[Verdict] = list(_kernel_findings(by_node, source.steps.job, uuids))
     seen = {"nodes": len(by_node), "lines": table.num_rows}
     return verdicts or [Healthy(analyzer=hardware.NAME, numbers=seen)]
 
 
-def _kernel_findings(by_node: dict[str, list[KernelLine]], job: str) -> Iterator[Finding]:
+def _kernel_findings(
+    by_node: Mapping[str, list[KernelLine]], job: str, uuids: Mapping[str, Mapping[str, str]]
+) -> Iterator[Finding]:
     for node, lines in sorted(by_node.items()):
-        for verdict in hardware.read(lines, node=node, job=job):
+        for verdict in hardware.read(lines, node=node, job=job, uuids=uuids.get(node)):
             if isinstance(verdict, Finding):
                 yield verdict
 
@@ -81,10 +87,17 @@ def rank_logs(source: MachineSource) -> list[Verdict]:
     """`logs.find` over the ranks' lines. While the job runs, only warnings and worse are read."""
     table = machines.rank_logs(
         source.store,
-        source.during(),
+        source.during,
         warnings_only=not source.scan,
         limit=SCAN_LINES if source.scan else LIVE_LINES,
     )
     if not source.scan and not table.num_rows:
         return [Healthy(analyzer=logs.NAME, numbers={"lines": 0})]
     return logs.find(table, now_ns=source.now_ns, job=source.steps.job, attempt=source.steps.attempt)
+
+
+def rule_matches(source: MachineSource) -> list[Verdict]:
+    """`rule_matches.find` over what the agents' log rules matched."""
+    table = machines.rule_matches(source.store, source.during)
+    now_ns = 0 if source.scan else source.now_ns
+    return rules.find(table, now_ns=now_ns, job=source.steps.job, attempt=source.steps.attempt)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -77,9 +77,9 @@ class FaultReport:
 class _Log:
     """What one pass over the lines gathers."""
 
+    reader: LineReader
     reports: dict[tuple[str, int, str], FaultReport] = field(default_factory=dict)
     uuids: dict[str, str] = field(default_factory=dict)
-    falling: str = ""  # the GPU of the first line of a message that takes three
     lines: int = 0
 
     def add(self, report: FaultReport) -> None:
@@ -89,12 +89,18 @@ class _Log:
 
 
 def read(
-    lines: Iterable[KernelLine], *, node: str = "", job: str = "", policies: Policies | None = None
+    lines: Iterable[KernelLine],
+    *,
+    node: str = "",
+    job: str = "",
+    policies: Policies | None = None,
+    uuids: Mapping[str, str] | None = None,
 ) -> list[Verdict]:
     """Findings of kind `gpu_fault`, `host_fault` or `link_flap` from kernel log lines in order of time.
 
-    Subjects are "NODE/GPU-uuid" where the log names the UUID, else "NODE/PCI:address". Without `node` the
-    part before the slash is missing. No line at all is blind, not healthy.
+    Subjects are "NODE/GPU-uuid" where the log or `uuids` (by PCI address) names the UUID, else
+    "NODE/PCI:address". Without `node` the part before the slash is missing. No line at all is blind, not
+    healthy.
 
     >>> line = "NVRM: Xid (PCI:0000:9b:00): 79, GPU has fallen off the bus."
     >>> [finding] = read([KernelLine(message=line, ts_ns=0, wall=True)], node="n1")
@@ -102,14 +108,14 @@ def read(
     ('n1/PCI:0000:9b:00', 'critical')
     """
     policies = policies or load_policies()
-    log = _Log()
+    log = _Log(LineReader(policies), uuids=dict(uuids or {}))
     for line in sorted(lines, key=lambda line: (line.ts_ns, line.seq)):
         log.lines += 1
         _take(log, line, policies)
     if not log.lines:
         return [Inconclusive(analyzer=NAME, reason="no line of the kernel's log", blind=True)]
-    reports = _without_noise(list(log.reports.values()), policies)
-    verdicts: list[Verdict] = [_finding(r, log.uuids, node, job, policies) for r in reports]
+    reports = without_noise(list(log.reports.values()), policies)
+    verdicts: list[Verdict] = [finding_of(r, log.uuids, node, job, policies) for r in reports]
     quiet = {"lines": log.lines, "dropped": len(log.reports) - len(reports)}
     return verdicts or [Healthy(analyzer=NAME, numbers=quiet)]
 
@@ -133,42 +139,58 @@ def read_file(path: Path, *, node: str = "", policies: Policies | None = None) -
 
 
 def _take(log: _Log, line: KernelLine, policies: Policies) -> None:
-    text = line.message
-    if m := _UUID.search(text):
+    if m := _UUID.search(line.message):
         log.uuids[address(m["gpu"])] = m["uuid"]
-    for family, pattern in (("xid", _XID), ("sxid", _SXID)):
-        if (m := pattern.search(text)) and int(m["code"]):
-            log.add(_report(line, family, int(m["code"]), address(m["gpu"]), m["rest"]))
-            return
-    fallen = _fallen(log, text)
-    if fallen:
-        log.add(_report(line, "xid", FALLEN_OFF_THE_BUS, fallen, "GPU has fallen off the bus"))
-        return
-    for rule in policies.rules:
-        if m := rule.pattern.search(text):
-            log.add(_report(line, rule.name, 0, _device(m), ""))
-            return
+    report = log.reader.read(line)
+    if report is not None:
+        log.add(report)
 
 
-def _fallen(log: _Log, text: str) -> str:
-    """The GPU that fell off the bus by a line without an Xid. Empty: none. One form takes three lines."""
-    if m := _FALLEN.search(text):
-        return address(m["gpu"])
-    if m := _FALLEN_GPU.search(text):
-        log.falling = address(m["gpu"])
-    if _FALLEN_OFF.search(text) and log.falling:
-        fallen, log.falling = log.falling, ""
-        return fallen
-    return ""
+class LineReader:
+    """Reads lines one by one. One form of trouble takes three lines."""
+
+    def __init__(self, policies: Policies) -> None:
+        self._policies = policies
+        self._falling = ""  # the GPU of the first line of a message that takes three
+
+    def read(self, line: KernelLine) -> FaultReport | None:
+        """What a line reports, None for nothing."""
+        text = line.message
+        for family, pattern in (("xid", _XID), ("sxid", _SXID)):
+            if (m := pattern.search(text)) and int(m["code"]):
+                return _report(line, family, int(m["code"]), address(m["gpu"]), m["rest"])
+        fallen = self._fallen(text)
+        if fallen:
+            return _report(line, "xid", FALLEN_OFF_THE_BUS, fallen, "GPU has fallen off the bus")
+        for rule in self._policies.rules:
+            if m := rule.pattern.search(text):
+                return _report(line, rule.name, 0, _device(m), "")
+        return None
+
+    def _fallen(self, text: str) -> str:
+        """The GPU that fell off the bus by a line without an Xid. Empty: none. One form takes three lines."""
+        if m := _FALLEN.search(text):
+            return address(m["gpu"])
+        if m := _FALLEN_GPU.search(text):
+            self._falling = address(m["gpu"])
+        if _FALLEN_OFF.search(text) and self._falling:
+            fallen, self._falling = self._falling, ""
+            return fallen
+        return ""
+
+
+def coded_report(family: str, code: int, device: str, ts_ns: int) -> FaultReport:
+    """An Xid or SXid of which the driver tells the number alone."""
+    return FaultReport(family=family, code=code, device=device, first_ns=ts_ns, last_ns=ts_ns)
 
 
 def address(text: str) -> str:
     """A PCI address as "0000:9b:00", whatever the line left out or added.
 
-    >>> address("9B:00"), address("00000000:9b:00")
+    >>> address("9B:00"), address("00000000:9b:00.0")
     ('0000:9b:00', '0000:9b:00')
     """
-    parts = text.lower().split(":")
+    parts = text.lower().partition(".")[0].split(":")
     domain = parts[0] if len(parts) == 3 else "0"
     return f"{int(domain, 16):04x}:{parts[-2][-2:]}:{parts[-1]}"
 
@@ -201,8 +223,8 @@ def _report(line: KernelLine, family: str, code: int, device: str, rest: str) ->
 # -- noise ------------------------------------------------------------------------------------------------
 
 
-def _without_noise(reports: Sequence[FaultReport], policies: Policies) -> list[FaultReport]:
-    """Reports without those that a later one took back, and without clean-up.
+def without_noise(reports: Sequence[FaultReport], policies: Policies) -> list[FaultReport]:
+    """Return the reports without those that a later one took back, and without clean-up.
 
     Clean-up follows another fault, or comes with every job that ends: then it is on more than one GPU.
     """
@@ -240,7 +262,10 @@ def _teardown(report: FaultReport, xids: Sequence[FaultReport]) -> bool:
 # -- findings ---------------------------------------------------------------------------------------------
 
 
-def _finding(report: FaultReport, uuids: dict[str, str], node: str, job: str, policies: Policies) -> Finding:
+def finding_of(
+    report: FaultReport, uuids: dict[str, str], node: str, job: str, policies: Policies
+) -> Finding:
+    """What a report means. `uuids` names GPUs by PCI address."""
     if report.family in ("xid", "sxid"):
         return _code_finding(report, uuids, node, job, policies)
     rule = next(r for r in policies.rules if r.name == report.family)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
 
+from pulsetrain.analytics.machines.hardware import address
 from pulsetrain.analytics.slowness.device_peaks import Peak, peaks
 from pulsetrain.stream.queries import machines
 from pulsetrain.stream.queries.queryable import AttemptSteps, Queryable
@@ -17,9 +18,13 @@ from pulsetrain.stream.queries.queryable import AttemptSteps, Queryable
 
 @dataclass(frozen=True, kw_only=True)
 class JobHardware:
-    """`models` names the model of each GPU by node and UUID. `uses_gpus`: ranks timed work on a GPU."""
+    """`models` names the model of each GPU by node and UUID. `uses_gpus`: ranks timed work on a GPU.
+
+    `uuids` names the UUID of each GPU by node and PCI address.
+    """
 
     models: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    uuids: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     uses_gpus: bool = False
 
     @classmethod
@@ -28,7 +33,8 @@ class JobHardware:
         rows = machines.gpu_inventories(store, steps).to_pylist()
         models = {row["node"]: models_in(row["detail"]) for row in rows}
         models = {node: found for node, found in models.items() if found}
-        return cls(models=models, uses_gpus=bool(models) and machines.uses_gpus(store, steps))
+        uuids = {row["node"]: uuids_in(row["detail"]) for row in rows}
+        return cls(models=models, uuids=uuids, uses_gpus=bool(models) and machines.uses_gpus(store, steps))
 
     @property
     def by_uuid(self) -> dict[str, str]:
@@ -71,6 +77,18 @@ def models_in(detail: str) -> dict[str, str]:
         gpus = json.loads(detail)["gpus"]
         return {str(gpu["uuid"]): str(gpu["model"]) for gpu in gpus}
     except (ValueError, KeyError, TypeError):
+        return {}
+
+
+def uuids_in(detail: str) -> dict[str, str]:
+    """UUIDs by PCI address in the detail of an event of kind `gpus`. Empty for another form.
+
+    >>> uuids_in('{"gpus": [{"uuid": "GPU-1", "pci": "00000000:9B:00.0"}]}')
+    {'0000:9b:00': 'GPU-1'}
+    """
+    try:
+        return {address(str(gpu["pci"])): str(gpu["uuid"]) for gpu in json.loads(detail)["gpus"]}
+    except (ValueError, KeyError, TypeError, IndexError):
         return {}
 
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from pulsetrain.analytics.machines.metric_series import NS_PER_S
 from pulsetrain.analytics.machines.network_ports import RECEIVE, TRANSMIT, Port, ports
+from pulsetrain.analytics.machines.traffic_signature import crossings, typical_change
 from pulsetrain.analytics.verdict import Finding, Healthy, Inconclusive, Severity, Verdict
 from pulsetrain.records.counters import Counter, every_counter
 
@@ -30,6 +31,12 @@ class NetworkConfig:
     """a step's traffic below this share of its usual traffic is a drop"""
     drop_windows: int = 3
     """windows in a row that must have dropped"""
+    spread_windows: int = 6
+    """so many newest windows are asked whether traffic fluctuates"""
+    spread_share: float = 0.25
+    """windows whose standard deviation is above this share of the usual traffic fluctuate"""
+    spread_factor: float = 3.0
+    """and above so many times what three of four windows differed by before"""
     stop_s: float = 10.0
     """a port that carried traffic and then none for this long has stopped"""
     down_s: float = 30.0
@@ -54,7 +61,8 @@ def find(
     steps_ns: Sequence[int] = (),
     config: NetworkConfig | None = None,
 ) -> list[Verdict]:
-    """Findings of kind `traffic_drop`, `link_flap`, `port_down`, `congestion` and `link_errors`.
+    """Findings of kind `traffic_drop`, `traffic_stop`, `traffic_fluctuation`,
+    `link_flap`, `port_down`, `congestion` and `link_errors`.
 
     `steps_ns` are the times at which the job began its steps. With them, traffic is compared step by step, so
     that a slower job is no drop. `Inconclusive` and blind where there is no sample of a port.
@@ -252,6 +260,7 @@ def _traffic(fleet: _Fleet) -> list[Verdict]:
     Network interfaces carry more than the job's traffic, so theirs is not judged.
     """
     drops: list[Finding] = []
+    fluctuating: list[Finding] = []
     carrying = 0
     for port in fleet.ports:
         edges, moved = _cumulated_bytes(port)
@@ -261,9 +270,14 @@ def _traffic(fleet: _Fleet) -> list[Verdict]:
         finding = _stopped(fleet, port, edges, moved) or _dropped(fleet, port, edges, moved)
         if finding is not None:
             drops.append(finding)
+            continue
+        restless = _fluctuates(fleet, port, edges, moved)
+        if restless is not None:
+            fluctuating.append(restless)
     if carrying >= 2 and len(drops) == carrying:
         return [_dropped_everywhere(fleet, drops)]
-    return list(drops)
+    few = len(fluctuating) <= max(1, carrying // 4)  # else the job itself changes its pace
+    return [*drops, *(fluctuating if few else ())]
 
 
 def _cumulated_bytes(port: Port) -> tuple[NDArray[np.int64], Floats]:
@@ -285,7 +299,7 @@ def _stopped(fleet: _Fleet, port: Port, edges: NDArray[np.int64], moved: Floats)
     if silent_s < max(fleet.config.stop_s, 3 * usual) or last < 3:
         return None
     return fleet.finding(
-        "traffic_drop",
+        "traffic_stop",
         port,
         "critical",
         0.85,
@@ -318,6 +332,29 @@ def _dropped(fleet: _Fleet, port: Port, edges: NDArray[np.int64], moved: Floats)
     )
 
 
+def _fluctuates(fleet: _Fleet, port: Port, edges: NDArray[np.int64], moved: Floats) -> Finding | None:
+    """Traffic that varies from window to window as it did not before, and is neither a drop nor a stop."""
+    windows = _window_bytes(fleet, edges, moved)
+    need = fleet.config.spread_windows
+    if windows.size < 4 * need:
+        return None
+    history, latest = windows[:-need], windows[-need:]
+    usual = float(np.median(history))
+    if usual <= 0:
+        return None
+    before, now = typical_change(history), float(latest.std()) / usual
+    if now < max(fleet.config.spread_share, fleet.config.spread_factor * before) or crossings(latest) < 2:
+        return None
+    return fleet.finding(
+        "traffic_fluctuation",
+        port,
+        "warning",
+        0.7,
+        f"carries between {latest.min() / usual:.0%} and {latest.max() / usual:.0%} of what it used to",
+        {"spread": round(now, 3), "usual_spread": round(before, 3), "usual_bytes": usual},
+    )
+
+
 def _window_bytes(fleet: _Fleet, edges: NDArray[np.int64], moved: Floats) -> Floats:
     """Bytes moved in each window: of as many whole steps as three samples take, else of three samples."""
     period = float(np.median(np.diff(edges)))
@@ -336,7 +373,7 @@ def _dropped_everywhere(fleet: _Fleet, drops: Sequence[Finding]) -> Finding:
         ts_ns=fleet.now_ns,
         job=fleet.job,
         attempt=-1,
-        kind="traffic_drop",
+        kind="traffic_stop" if stopped else "traffic_drop",
         subject_type="job",
         subject=fleet.job,
         severity="critical" if stopped else "warning",

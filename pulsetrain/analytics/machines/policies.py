@@ -86,10 +86,10 @@ def load(site: Path | None = None) -> Policies:
     if site is None:
         return shipped
     rules = {rule.name: rule for rule in shipped.rules}
-    rules |= {rule.name: rule for rule in _rules(_text(site / "kernel_rules.toml"), site)}
+    rules |= {rule.name: rule for rule in _rules(site_text(site / "kernel_rules.toml"), site)}
     return Policies(
-        xid={**shipped.xid, **_codes(_text(site / "xid.csv"), f"{site}/xid.csv")},
-        sxid={**shipped.sxid, **_codes(_text(site / "sxid.csv"), f"{site}/sxid.csv")},
+        xid={**shipped.xid, **_codes(site_text(site / "xid.csv"), f"{site}/xid.csv")},
+        sxid={**shipped.sxid, **_codes(site_text(site / "sxid.csv"), f"{site}/sxid.csv")},
         rules=tuple(rules.values()),
         actions=shipped.actions,
     )
@@ -107,7 +107,11 @@ def _shipped() -> Policies:
     )
 
 
-def _text(path: Path) -> str:
+def site_text(path: Path) -> str:
+    """Return the text of a site's own table, "" where there is none.
+
+    Raises `ConfigError` where it cannot be read.
+    """
     try:
         return path.read_text()
     except FileNotFoundError:

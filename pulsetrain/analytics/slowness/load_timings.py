@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from pulsetrain.analytics.slowness.timings import (
@@ -72,12 +73,16 @@ def read_parts(
     steps: AttemptSteps,
     compute: Sequence[str],
     communication: Sequence[str],
-) -> None:
-    """Enter where the time of these steps went."""
+) -> bool:
+    """Enter where the time of these steps went. Returns whether all of their phases are named."""
+    unnamed = 0
     for part in steps.parts(builder.steps_at_once):
-        builder.add(analysis.step_parts(store, part, compute=compute, communication=communication))
+        parts = analysis.step_parts(store, part, compute=compute, communication=communication)
+        unnamed += int(pc.max(parts.column("unnamed")).as_py() or 0)
+        builder.add(parts)
     builder.pipeline = "recv" in communication
     builder.overlapped = builder.assumed and (builder.overlapped or _overlaps(store, steps))
+    return not unnamed
 
 
 def _overlaps(store: Queryable, steps: AttemptSteps) -> bool:

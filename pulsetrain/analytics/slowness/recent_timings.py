@@ -89,6 +89,15 @@ class RecentTimings:
         """The first step that the next look reads again. Nothing new is expected of earlier ones."""
         return self._loaded.unsettled if self._loaded else 0
 
+    def holds(self, now_ns: int) -> bool:
+        """Whether a look would read nothing but what changed. `now_ns` is UTC."""
+        held = self._loaded
+        return (
+            held is not None
+            and 0 <= now_ns - held.looked_ns < PAUSE_NS
+            and now_ns - held.loaded_ns < RELOAD_NS
+        )
+
     def look(self, store: Queryable, now_ns: int) -> Timings | None:
         """The timings as they are stored now. None where no step of the attempt is stored.
 
@@ -147,13 +156,10 @@ class RecentTimings:
         ranks = np.unique(rows.column("rank").to_numpy())
         if last < held.last or not np.isin(ranks, held.builder.ranks).all():
             return None
-        compute, communication = phases_of(store, tail)
-        if not {*compute} <= {*held.compute} or not {*communication} <= {*held.communication}:
-            return None
         builder = held.builder.moved(first, last, until=tail.first)
         builder.add(rows_between(rows, tail.first, last + 1))
-        read_parts(builder, store, tail, held.compute, held.communication)
-        if not builder.every_rank_has_a_step:
+        named = read_parts(builder, store, tail, held.compute, held.communication)
+        if not named or not builder.every_rank_has_a_step:
             return None
         if signature(rows) != held.tail:
             held.tail, held.changed_ns = signature(rows), now_ns

@@ -38,6 +38,8 @@ from pulsetrain.analytics.verdict import Finding, Healthy, Inconclusive, Severit
 
 NAME = "straggler"
 AGREEMENT = 0.3  # of the doubt that is left, which a second witness takes away
+SURE_ERRORS = 10  # least margin of a rank that is compared with its own past, to be more than information
+DOUBT, LITTLE_DOUBT = 0.25, 0.1  # at a margin of 4 errors. Little: chance never stops a rank again and again
 NO_COMPUTE = "no compute spans in these steps"
 _CAUSES = {
     OFF: "is stopped again and again while it computes, which costs {ratio:.0%} of its cohort's compute time",
@@ -79,10 +81,7 @@ def find(
     likely = [s for s in strongest(suspects) if _matters(s, waits, config)]
     weighed = weigh(timings, likely, arrivals)
     if weighed.suspects:
-        return [
-            _finding(timings, work.whole, s, _severity(s, waits, config), waits, arrival)
-            for s, arrival in weighed.suspects
-        ]
+        return [_finding(timings, work.whole, s, waits, config, arrival) for s, arrival in weighed.suspects]
     if weighed.doubt or suspects:
         reason = (
             weighed.doubt or f"ranks wait for processors for {waits:.0%} of their compute: chance decides"
@@ -137,8 +136,13 @@ def _table(timings: Timings, work: Work, window: Rows, config: StragglerConfig) 
 
 
 def _severity(suspect: Suspect, processor_wait: float, config: StragglerConfig) -> Severity:
-    """A slowdown below what all ranks wait for a processor is information, however sure."""
+    """A slowdown below what all ranks wait for a processor is information, however sure.
+
+    So is one against the rank's own past that stands out little: other work on the host looks the same.
+    """
     ratio = suspect.ratio
+    if suspect.by_history and suspect.margin < SURE_ERRORS:
+        return "info"
     if (ratio < processor_wait and not suspect.cause) or ratio < config.warning_ratio:
         return "info"
     return "critical" if ratio >= config.critical_ratio else "warning"
@@ -148,8 +152,8 @@ def _finding(
     timings: Timings,
     work: Floats,
     suspect: Suspect,
-    severity: Severity,
     processor_wait: float,
+    config: StragglerConfig,
     arrival: Arrival | None,
 ) -> Finding:
     since, until = _slow_steps(timings, work, suspect)
@@ -165,7 +169,7 @@ def _finding(
         "straggler",
         suspect.subject_type,
         suspect.subject,
-        severity=severity,
+        severity=_severity(suspect, processor_wait, config),
         confidence=_confidence(timings, suspect, waits_least=waits_least, arrives_late=agrees(arrival)),
         summary=f"{suspect.subject_type.capitalize()} {suspect.subject}{where} {slower} since step {since}.",
         evidence={
@@ -227,13 +231,14 @@ def _slow_steps(timings: Timings, work: Floats, suspect: Suspect) -> tuple[int, 
 
 
 def _confidence(timings: Timings, suspect: Suspect, *, waits_least: bool, arrives_late: bool) -> float:
-    """Rises with the margin. Higher where the order of arrival agrees.
+    """Rises with the margin. Higher where something stops the rank, and where the order of arrival agrees.
 
-    Lower where the suspect does not wait least, where it was compared with its own past, and where it is no
-    minority of its cohort, unless the kernel counted what it lost.
+    Lower where the suspect does not wait least, unless something stops it. Lower where it was compared with
+    its own past, and where it is no minority of its cohort, unless the kernel counted what it lost.
     """
-    confidence = 1 - 0.25 * float(np.exp(-max(0.0, suspect.margin - 4) / 4))
-    confidence *= 0.98 if waits_least else 0.88
+    doubt = LITTLE_DOUBT if suspect.cause == OFF else DOUBT
+    confidence = 1 - doubt * float(np.exp(-max(0.0, suspect.margin - 4) / 4))
+    confidence *= 0.98 if waits_least or suspect.cause == OFF else 0.88
     minority = len(suspect.columns) * 2 < int(_same_stages(timings, suspect).sum())
     confidence *= 1.0 if minority or suspect.by_history or suspect.cause else 0.97
     confidence *= 0.85 if suspect.by_history else 1.0

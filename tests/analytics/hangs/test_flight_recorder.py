@@ -48,14 +48,14 @@ def test_a_host_that_stopped_is_named_and_nobody_else(stops, kind, tmp_path_fact
 def test_of_two_hosts_that_stop_at_different_times_both_are_mostly_named(tmp_path_factory):
     rng = random.Random(4)
     exact = 0
-    for _ in range(120):
+    for _ in range(60):
         stops = {rng.randrange(16): rng.randint(5, 50), rng.randrange(16): rng.randint(5, 50)}
         recording = run(Job(), host_stops=stops, ahead=rng.choice([4, 8, 12]))
         reached = {r for r, at in stops.items() if recording.enqueued[r] == at}
         answer = set(verdict(write(recording, tmp_path_factory.mktemp("dumps")))["culprits"])
         assert answer <= reached
         exact += answer == reached
-    assert exact >= 108
+    assert exact >= 54
 
 
 @pytest.mark.parametrize("pair", [(9, 14), (0, 15), (2, 3), (1, 9)])

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pyarrow as pa
 import pytest
 from pyarrow import csv
 
 from pulsetrain.analytics.analyze import analyze
+from pulsetrain.analytics.machines.rule_matches import first_errors
 from pulsetrain.analytics.verdict import Failed, Inconclusive, findings
 from pulsetrain.collectors.machine.rdma import RdmaSampler
 from pulsetrain.records.arrow import arrow_schema, to_table
 from pulsetrain.records.kernel_log import parse_all
 from pulsetrain.records.schema import RECORDS
+from pulsetrain.stream.queries import machines
 from pulsetrain.stream.store.clickhouse import open_store
 from tests.repository import DATA
 
@@ -141,9 +145,45 @@ def test_ports_gpus_and_logs_of_the_nodes_are_judged(store, tmp_path):
     }
     insert(store, "logs", [*printed, complaint])
     kinds_found = kinds(analyze(store, "wired", now_ns=T0 + 130 * S, scan=True))
-    assert ("traffic_drop", "link", "n1/mlx5_0/1") in kinds_found
+    assert ("traffic_stop", "link", "n1/mlx5_0/1") in kinds_found
     assert ("gpu_fault", "gpu", "n0/GPU-7") in kinds_found
     assert ("log_anomaly", "rank", "2") in kinds_found
     assert not any(kind == "link_errors" for kind, _, _ in kinds_found)
     live = kinds(analyze(store, "wired", now_ns=T0 + 130 * S))
     assert ("gpu_fault", "gpu", "n0/GPU-7") in live
+
+
+def test_matches_of_log_rules_on_ranks_and_nodes_of_the_attempt_are_findings(store):
+    insert(store, "steps", steps("ruled", 1 + 0.01 * np.random.default_rng(0).random((4, 60))))
+    detail = json.dumps({"rule": "ib", "kind": "rdma_error", "severity": "warning", "line": "ibv_x failed"})
+    event = {"ts": T0 + 50 * S, "kind": "log_rule", "detail": detail}
+    insert(
+        store,
+        "events",
+        [
+            {**event, "job": "ruled", "attempt": 0, "node": "n0", "rank": 1},
+            {**event, "job": "ruled", "attempt": 1, "node": "n0", "rank": 2},
+            {**event, "node": "n1", "rank": -1},
+            {**event, "node": "elsewhere", "rank": -1},
+        ],
+    )
+    verdicts = kinds(analyze(store, "ruled", now_ns=T0 + 60 * S))
+    assert {v for v in verdicts if v[0] == "rdma_error"} == {
+        ("rdma_error", "rank", "1"),
+        ("rdma_error", "node", "n1"),
+    }
+    insert(
+        store,
+        "events",
+        [
+            {
+                **event,
+                "kind": "first_error",
+                "job": "ruled",
+                "attempt": 0,
+                "rank": 1,
+                "detail": json.dumps({"local_rank": 1, "message": {"message": "ValueError: x"}}),
+            }
+        ],
+    )
+    assert first_errors(machines.first_errors(store, "ruled"))["culprit"] == 1

@@ -231,3 +231,8 @@ def test_corrected_errors_are_milder_than_uncorrected_ones():
     for mild, bad in pairs:
         assert [f.severity for f in findings(read(log(mild)))] == ["info"], mild
         assert [f.severity for f in findings(read(log(bad)))] == ["critical"], bad
+
+
+def test_an_address_that_the_agent_knows_is_named_by_its_uuid():
+    known = {"0000:9b:00": "GPU-7"}
+    assert reported(read(log(xid(79)), node="n", uuids=known)) == {(79, "n/GPU-7", "critical")}

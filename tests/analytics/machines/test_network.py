@@ -33,14 +33,27 @@ def test_traffic_that_dropped_names_the_port():
 def test_traffic_that_ended_names_the_port():
     fleet = Fleet()
     fleet.moved[3][80:] = 0
-    assert fleet.reported() == {("traffic_drop", "n1/mlx5_1/1", "critical")}
+    assert fleet.reported() == {("traffic_stop", "n1/mlx5_1/1", "critical")}
+
+
+def test_traffic_that_fluctuates_is_told_from_a_drop_and_a_stop():
+    fleet = Fleet()
+    fleet.moved[3][80:] *= np.where(np.arange(40) // 4 % 2, 0.3, 1.5)
+    assert fleet.reported() == {("traffic_fluctuation", "n1/mlx5_1/1", "warning")}
+
+
+def test_a_job_that_changes_its_pace_fluctuates_nowhere():
+    fleet = Fleet()
+    for moved in fleet.moved.values():
+        moved[80:] *= np.where(np.arange(40) // 4 % 2, 0.3, 1.5)
+    assert fleet.reported() == set()
 
 
 def test_traffic_that_ended_everywhere_is_no_ports_fault():
     fleet = Fleet()
     for moved in fleet.moved.values():
         moved[80:] = 0
-    assert fleet.reported() == {("traffic_drop", "j", "critical")}
+    assert fleet.reported() == {("traffic_stop", "j", "critical")}
 
 
 def test_a_slower_job_carries_as_much_in_each_step():

@@ -33,7 +33,11 @@ class FakeStore:
             return pa.table({n: columns[n][first] for n in names})
         keep = (columns["step"] >= params["first"]) & (columns["step"] <= params["last"])
         names = PARTS if "span_rollup" in sql else ("duration_ns", "tokens", "flops", "loss", "grad_norm")
-        return pa.table({n: columns[n][keep] for n in ("step", "rank", *names)})
+        table = pa.table({n: columns[n][keep] for n in ("step", "rank", *names)})
+        if "compute" not in params:
+            return table
+        named = "forward" in params["compute"] and "all_reduce" in params["communication"]
+        return table.append_column("unnamed", pa.array([int(not named)] * table.num_rows, pa.int8()))
 
 
 def same(a, b):

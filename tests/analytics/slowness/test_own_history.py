@@ -5,9 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from pulsetrain.analytics.slowness import straggler
 from pulsetrain.analytics.slowness.cohort import work_of
 from pulsetrain.analytics.slowness.own_history import find_changed, has_all
 from pulsetrain.analytics.slowness.straggler_config import StragglerConfig
+from pulsetrain.analytics.slowness.timings import from_matrices
 from tests.analytics.fleet import fleet, timings
 
 CONFIG = StragglerConfig()
@@ -57,3 +59,12 @@ def test_too_few_steps_or_ranks_to_compare_give_nothing():
 def test_columns_without_gaps_are_found():
     values = np.array([[1.0, np.nan, 1.0], [1.0, 2.0, np.inf]])
     assert has_all(values).tolist() == [True, False, False]
+
+
+@pytest.mark.parametrize(("noise", "severity"), [(0.03, "warning"), (0.1, "info")])
+def test_slower_than_its_own_past_is_information_unless_it_stands_out(noise, severity):
+    random = np.random.default_rng(1)
+    compute = 1e8 * np.exp(noise * random.standard_normal((120, 2)))
+    compute[100:, 1] *= 1.15
+    [finding] = straggler.find(from_matrices({"compute": compute}, stages=np.array([0, 1])))
+    assert (finding.subject, finding.severity) == ("1", severity)

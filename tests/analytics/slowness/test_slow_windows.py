@@ -22,11 +22,12 @@ def test_a_clean_run_gives_nothing(seed):
 
 
 def test_ranks_that_wander_by_themselves_raise_few_alarms():
-    alarms = [bool(slow_against_peers(wandering(10, 300, 0.03, seed))) for seed in range(60)]
-    assert sum(alarms) <= 3
+    alarms = [bool(slow_against_peers(wandering(10, 300, 0.03, seed))) for seed in range(40)]
+    assert sum(alarms) <= 2
 
 
 @given(rank=st.integers(0, 7), begin=st.integers(60, 200), length=st.integers(20, 80))
+@settings(max_examples=10)
 @example(rank=0, begin=78, length=71)  # as long as its history: the windows stop counting before it ends
 def test_a_planted_fault_is_that_rank_in_that_window(rank, begin, length):
     values = calm()
@@ -37,8 +38,8 @@ def test_a_planted_fault_is_that_rank_in_that_window(rank, begin, length):
     assert abs(last - (begin + length)) <= 2
 
 
-@given(factors=st.lists(st.floats(1.2, 4), min_size=2, max_size=4, unique=True))
-@settings(max_examples=8)
+@given(factors=st.lists(st.floats(1.2, 4), min_size=2, max_size=3, unique=True))
+@settings(max_examples=6)
 def test_a_worse_fault_is_never_milder(factors):
     def margin(factor):
         values = calm()

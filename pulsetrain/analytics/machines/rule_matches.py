@@ -1,0 +1,157 @@
+"""Findings from the lines that a site's own log rules matched."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import cast
+
+import pyarrow as pa
+
+from pulsetrain.analytics.verdict import Finding, Healthy, Severity, SubjectType, Verdict
+from pulsetrain.core.json import JsonObject
+
+NAME = "log_rules"
+FRESH_NS = 300 * 10**9
+"""A rule that matched no line for so long is no finding of a running job any more."""
+CONFIDENCE = 0.8
+"""Of a finding: somebody wrote the rule for it. Nobody counted how often such rules are right."""
+SHOWN_LINES = 3
+
+
+@dataclass
+class _Matches:
+    """All matches of one rule on one rank or node."""
+
+    detail: JsonObject
+    first_ns: int
+    last_ns: int
+    lines: int = 0
+    examples: list[str] = field(default_factory=list)
+
+
+def find(table: pa.Table, *, now_ns: int, job: str = "", attempt: int = -1) -> list[Verdict]:
+    """One finding for each rule and rank, or node where no rank printed the line, of the rule's own kind.
+
+    `table` has the columns ts_ns, node, rank, detail. Only rules that matched within `FRESH_NS` before
+    `now_ns` count. With 0 all do. A detail that is not an agent's is left out.
+
+    >>> detail = '{"rule": "ib", "kind": "link_lost", "severity": "critical", "line": "x"}'
+    >>> table = pa.table({"ts_ns": [5], "node": ["a"], "rank": [3], "detail": [detail]})
+    >>> find(table, now_ns=9)[0].summary
+    'rank 3 printed what rule ib looks for: x'
+    """
+    groups: dict[tuple[str, str, int], _Matches] = {}
+    for row in table.to_pylist():
+        detail = _parsed(row["detail"])
+        if detail is None:
+            continue
+        key = (str(detail["rule"]), row["node"], int(row["rank"]))
+        matches = groups.setdefault(key, _Matches(detail, row["ts_ns"], row["ts_ns"]))
+        matches.first_ns = min(matches.first_ns, row["ts_ns"])
+        matches.last_ns = max(matches.last_ns, row["ts_ns"])
+        matches.lines += int(detail.get("lines", 1))
+        line = str(detail["line"])[:300]
+        if line not in matches.examples and len(matches.examples) < SHOWN_LINES:
+            matches.examples.append(line)
+    fresh = {k: m for k, m in sorted(groups.items()) if not now_ns or now_ns - m.last_ns <= FRESH_NS}
+    seen = [_finding(key, matches, job, attempt) for key, matches in fresh.items()]
+    return list(seen) or [Healthy(analyzer=NAME, numbers={"matches": 0})]
+
+
+def _finding(key: tuple[str, str, int], matches: _Matches, job: str, attempt: int) -> Finding:
+    name, node, rank = key
+    subject_type: SubjectType = "rank" if rank >= 0 else "node"
+    subject = str(rank) if rank >= 0 else node
+    detail = matches.detail
+    return Finding(
+        ts_ns=matches.last_ns,
+        job=job,
+        attempt=attempt,
+        kind=str(detail["kind"]),
+        subject_type=subject_type,
+        subject=subject,
+        severity=cast("Severity", detail["severity"]),
+        confidence=CONFIDENCE,
+        summary=f"{subject_type} {subject} printed what rule {name} looks for: {matches.examples[0][:160]}",
+        evidence={
+            "query": "events log_rule",
+            "rule": name,
+            "node": node,
+            "action": str(detail.get("action", "inform")),
+            "response": str(detail.get("action", "inform")),
+            "policy": f"log rule {name}",
+            "onset_ns": matches.first_ns,
+            "advice": str(detail.get("advice", "")),
+            "source": str(detail.get("source", "")),
+            "lines": matches.lines,
+            "first_ns": matches.first_ns,
+            "examples": matches.examples,
+        },
+    )
+
+
+def _parsed(text: str) -> JsonObject | None:
+    try:
+        detail = json.loads(text)
+    except ValueError:
+        return None
+    needed = ("rule", "kind", "line")
+    if not isinstance(detail, dict) or not all(isinstance(detail.get(key), str) for key in needed):
+        return None
+    return detail if detail.get("severity") in ("info", "warning", "critical") else None
+
+
+def first_errors(table: pa.Table) -> JsonObject:
+    """The first error of each rank in a job's lifetime, as DLRover's JSON, and who was first.
+
+    `table` has the columns ts_ns, attempt, node, rank, kind (first_error, rank_exit) and detail, oldest
+    first. An error with a call stack counts before one without. `exitcode` is None for a rank that did not
+    end by itself.
+    `culprit` is the rank whose error came first in the earliest attempt that has one, -1 for none.
+    """
+    errors: dict[int, JsonObject] = {}
+    codes: dict[tuple[int, int], int] = {}
+    for row in table.to_pylist():
+        detail: Mapping[str, JsonObject] = json.loads(row["detail"] or "{}")
+        rank, attempt = int(row["rank"]), int(row["attempt"])
+        if row["kind"] == "rank_exit":
+            codes.setdefault((attempt, rank), int(cast("int", detail.get("code", 0))))
+            continue
+        known = errors.get(rank)
+        if known is None or (_stack(detail) and known["attempt"] == attempt and not known["stack"]):
+            errors[rank] = {"attempt": attempt, "ts_ns": row["ts_ns"], "node": row["node"], "detail": detail}
+            errors[rank]["stack"] = _stack(detail)
+    first = min(
+        errors, key=lambda r: (errors[r]["attempt"], not errors[r]["stack"], errors[r]["ts_ns"]), default=-1
+    )
+    return {
+        "culprit": first,
+        "ranks": {
+            str(rank): {
+                "node": error["node"],
+                "attempt": error["attempt"],
+                "local_rank": error["detail"].get("local_rank", -1),
+                "exitcode": codes.get((error["attempt"], rank)),
+                "message": error["detail"].get("message", {}),
+                "datetime": _utc(error["ts_ns"]),
+            }
+            for rank, error in sorted(errors.items())
+        },
+    }
+
+
+def _order(error: JsonObject) -> tuple[int, bool, int]:
+    """Errors of earlier attempts come first, and in one attempt those with a call stack."""
+    return error["attempt"], not error["stack"], error["ts_ns"]
+
+
+def _stack(detail: Mapping[str, JsonObject]) -> bool:
+    message = detail.get("message", {})
+    return bool(message.get("extraInfo", {}).get("py_callstack"))
+
+
+def _utc(ts_ns: int) -> str:
+    return datetime.fromtimestamp(ts_ns / 1e9, UTC).isoformat(timespec="milliseconds")
