@@ -63,7 +63,7 @@ class CheckpointServiceConfig:
     profile_steps: int = 20
     """Steps from which idle network spans are learnt. 0: never."""
     poll_s: float = 0.025
-    """How often arenas are checked for new checkpoints. After 10 s without one, every 0.25 s."""
+    """How often arenas are checked for new checkpoints, where one is due. Else every 0.25 s."""
     peer_timeout_s: float = 5.0
     """A peer that receives no byte for this time, is away."""
     storage: str = ""

@@ -10,12 +10,11 @@ from pulsetrain.checkpoint.checkpoint_events import CheckpointEvents
 from pulsetrain.checkpoint.memory.arena import ArenaReader
 from pulsetrain.checkpoint.peers.client import OutgoingReplica, PeerClient
 from pulsetrain.checkpoint.peers.interleave import Interleaver
+from pulsetrain.checkpoint.peers.save_pace import SavePace
 from pulsetrain.checkpoint.peers.sender import PeerSender, Sending, WatchedArena
 from pulsetrain.core.errors import Unavailable
 from pulsetrain.core.supervisor import LoopStatus, LoopThread
 
-QUIET_S = 10.0  # after so long without a save the arenas are looked at less often
-QUIET_POLL_S = 0.25
 STALE_AFTER_S = 600.0  # a large state takes minutes to send
 
 
@@ -52,7 +51,7 @@ class Replicator:
         self._peers: list[PeerSender] = []
         self._retired: list[PeerSender] = []  # only the thread that uses a connection may end it
         self._recorded_at = 0.0
-        self._saved_at = -QUIET_S  # nothing was saved yet
+        self._pace = SavePace(poll_s, eager=lag_steps > 0)
         self._lock = Lock()
         self._stop = Event()
         self._thread = LoopThread("replicate", self._turn, stale_after_s=STALE_AFTER_S)
@@ -100,16 +99,14 @@ class Replicator:
         for peer in peers:
             peer.send_due(watched)
         self._update_lag(watched, peers)
-        quiet = time.monotonic() - self._saved_at > QUIET_S
-        return max(self._poll_s, QUIET_POLL_S) if quiet else self._poll_s
+        return self._pace.wait_s(time.monotonic())
 
     def _record_saves(self) -> None:
         with self._lock:
             watched = list(self._watched.values())
         self._recorded_at = time.monotonic()
-        for one in watched:
-            if one.record_saves(self._events):
-                self._saved_at = self._recorded_at
+        saved = [one.rank for one in watched if one.record_saves(self._events)]
+        self._pace.saved(saved, [one.rank for one in watched], self._recorded_at)
 
     def _update_lag(self, watched: list[WatchedArena], peers: list[PeerSender]) -> None:
         """Training waits for peers only while there are some and none is away."""
