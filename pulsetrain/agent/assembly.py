@@ -5,23 +5,26 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from pathlib import Path
 
 from pulsetrain.agent.config import AgentConfig
 from pulsetrain.agent.launch_options import LaunchOptions
+from pulsetrain.agent.log_lines import LogLineSink
 from pulsetrain.agent.node import NodeParts
 from pulsetrain.agent.processes.ranks import NodeIdentity, Ranks
 from pulsetrain.agent.processes.zygote import ZygoteHolder
 from pulsetrain.agent.recorder import Recorder, RecorderPeriods
-from pulsetrain.agent.sources import CheckpointSource, HardwareSource, HostSource, Sink, TeeSink
+from pulsetrain.agent.shared_ticks import SharedTicks
+from pulsetrain.agent.sources import CheckpointSource, HardwareSource, HostSource, TeeSink
 from pulsetrain.agent.supervise import Agent
 from pulsetrain.checkpoint.service import CheckpointService, CheckpointServiceConfig
 from pulsetrain.core.config import load
 from pulsetrain.core.json import JsonObject
 from pulsetrain.protocol.client import HubAddress
-from pulsetrain.records import encoding
+from pulsetrain.records import encoding, network_layout, site_rules
+from pulsetrain.records.network_layout import NetworkLayout
 from pulsetrain.stream.spool.queue import Encoder, Spool, SpoolConfig
 from pulsetrain.stream.spool.shipper import Shipper
 from pulsetrain.stream.spool.transport import HttpTransport, Transport
@@ -37,10 +40,11 @@ class AgentSetup:
     hub: HubAddress
     folder: Path
 
-    @property
+    @cached_property
     def identity(self) -> NodeIdentity:
         """Who the node is to its job."""
-        return self.options.identity(self.hub.url)
+        identity = self.options.identity(self.hub.url)
+        return replace(identity, switch=layout(self.config).switch_of(identity.node))
 
 
 @contextlib.contextmanager
@@ -54,9 +58,8 @@ def assemble(setup: AgentSetup, zygotes: ZygoteHolder) -> Iterator[Agent]:
         hardware = HardwareSource.of_node(identity.node, config.heartbeat_s)
         hardware.start()
         stack.callback(hardware.stop)
-        recorder = _recorder(
-            setup, TeeSink(spool, checkpoints), checkpoints, hardware, lambda: agent.node.ranks
-        )
+        lines = LogLineSink(TeeSink(spool, checkpoints), log_rules(config), identity.nproc_per_node)
+        recorder = _recorder(setup, lines, checkpoints, hardware, lambda: agent.node.ranks)
         ranks = partial(
             Ranks,
             identity,
@@ -69,6 +72,7 @@ def assemble(setup: AgentSetup, zygotes: ZygoteHolder) -> Iterator[Agent]:
             zygotes=zygotes,
             checkpoints=checkpoints,
             recorder=recorder,
+            machine=hardware.health,
             loops=lambda: (shipper.loop, *checkpoints.loops, *recorder.loops, *hardware.loops),
         )
         agent = Agent(identity, config, setup.hub, parts)
@@ -80,7 +84,7 @@ def assemble(setup: AgentSetup, zygotes: ZygoteHolder) -> Iterator[Agent]:
 
 def _recorder(
     setup: AgentSetup,
-    sink: Sink,
+    sink: LogLineSink,
     checkpoints: CheckpointService,
     hardware: HardwareSource,
     ranks: Callable[[], Ranks],
@@ -96,8 +100,19 @@ def _recorder(
         sources=(processes, CheckpointSource(checkpoints, "events"), hardware),
         rare_sources=(CheckpointSource(checkpoints, "checkpoints"),),
         echo_ranks=setup.options.output.echoes,
-        node_gauges=hardware.gauges,
+        node_gauges=lambda: {**hardware.gauges, **sink.gauges},
+        ticks=partial(SharedTicks.of_node, setup.identity.node, setup.identity.nnodes),
     )
+
+
+def log_rules(config: AgentConfig) -> tuple[site_rules.SiteRule, ...]:
+    """The site's rules for log lines. Raises `ConfigError` for a file that cannot be used."""
+    return site_rules.read(Path(config.log_rules).expanduser()) if config.log_rules else ()
+
+
+def layout(config: AgentConfig) -> NetworkLayout:
+    """Which node is under which switch. Raises `ConfigError` for a file that cannot be used."""
+    return network_layout.read(Path(config.topology).expanduser()) if config.topology else NetworkLayout()
 
 
 def _start_shipping(setup: AgentSetup, stack: contextlib.ExitStack) -> tuple[Spool, Shipper]:

@@ -69,6 +69,12 @@ class AttemptState:
         warmup = self._warmup
         return warmup is not None and warmup.fresh(now_ns)
 
+    @property
+    def awaits_first_step(self) -> bool:
+        """Whether ranks run whose first step was not reported."""
+        warmup = self._warmup
+        return warmup is not None and not warmup.reported
+
     def first_step(self, ranks: Iterable[RankOfAttempt], now_ns: int) -> FirstStep | None:
         """The report of the first step, once: at the first call at which every rank has done it."""
         with self._lock:

@@ -33,6 +33,10 @@ class AgentConfig:
     prints the reason is reported first."""
     flush_s: float = 5.0
     """How long to go on shipping records at the end. What is left stays in the spool."""
+    topology: str = ""
+    """File that says under which switch each node is: Slurm's topology.conf, or TOML if its name ends so."""
+    log_rules: str = ""
+    """TOML file with the site's rules for log lines, tried on each line as it is read. None by default."""
     import_timeout_s: float = 180.0
     """How long the zygote may take to import torch and the modules to preload."""
 

@@ -174,7 +174,7 @@ def launch_options(
             local_ranks=_local_ranks(flags["local_ranks_filter"]),
         ),
         preload=tuple(flags["preload"]),
-        data=flags["data"] and flags["data"].expanduser(),
+        data=flags["data"] and flags["data"].expanduser().absolute(),
         config=_path(flags["config"]),
         checkpoints=flags["checkpoints"],
         auto=not flags["no_auto"],

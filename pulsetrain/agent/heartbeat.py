@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from pulsetrain.agent.processes.ranks import NodeIdentity
 from pulsetrain.core.supervisor import LoopStatus
-from pulsetrain.protocol.messages import Heartbeat, Held, RankActivity, RankStatus
+from pulsetrain.protocol.messages import HardwareSign, Heartbeat, Held, RankActivity, RankStatus
 from pulsetrain.records.columns import Columns
 
 
@@ -24,6 +24,7 @@ class NodeState:
     gauges: Mapping[str, float]
     loops: tuple[LoopStatus, ...]
     activity: tuple[RankActivity, ...] = ()
+    hardware: tuple[HardwareSign, ...] = ()
 
 
 class HeartbeatSender:
@@ -56,6 +57,7 @@ class HeartbeatSender:
                 gauges={**state.gauges, "agent_cpu_ratio": self._cpu.ratio()},
                 loops=state.loops,
                 activity=state.activity,
+                hardware=state.hardware,
             )
             for send in self._send:
                 send(heartbeat)

@@ -48,9 +48,10 @@ def launch(options: LaunchOptions, say: Say) -> Outcome:
         set_process_title(f"agent of node {options.node_name}, job {options.job_name}")
         zygotes = ZygoteHolder(lambda: _start_zygote(options))
         stack.callback(zygotes.close)
-        from pulsetrain.agent.assembly import AgentSetup  # while the zygote imports torch
+        from pulsetrain.agent.assembly import AgentSetup, layout, log_rules  # while the zygote imports torch
 
         config = load(AgentConfig, "agent", file=file, environ=options.environ)
+        log_rules(config), layout(config)  # what cannot be used is told before a hub is started
         setup = partial(AgentSetup, options=options, config=config, file=file, folder=folder)
         if hub is not None:
             return _run_agent(setup(hub=hub), zygotes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import structlog
@@ -21,7 +21,16 @@ from pulsetrain.collectors.machine.activity import ActivityMeter
 from pulsetrain.core.errors import PulsetrainError
 from pulsetrain.core.supervisor import LoopStatus
 from pulsetrain.protocol.client import HubAddress
-from pulsetrain.protocol.messages import Command, Heartbeat, Hello, Leave, RankExit, Start
+from pulsetrain.protocol.messages import (
+    Command,
+    GpuIdentity,
+    HardwareSign,
+    Heartbeat,
+    Hello,
+    Leave,
+    RankExit,
+    Start,
+)
 
 log = structlog.get_logger()
 
@@ -33,6 +42,24 @@ class Recorder(Protocol):
     def heartbeat(self, heartbeat: Heartbeat) -> None: ...
     def follow(self, ranks: Sequence[Rank]) -> None: ...
     def drain(self) -> object: ...
+
+
+class Machine(Protocol):
+    """What the node's hardware is, and the signs of trouble that it shows. It is called on any thread."""
+
+    @property
+    def identities(self) -> Sequence[GpuIdentity]: ...
+    def signs(self, now_ns: int) -> tuple[HardwareSign, ...]: ...
+
+
+class UnknownMachine:
+    """A machine of which nothing is known."""
+
+    identities: Sequence[GpuIdentity] = ()
+
+    def signs(self, now_ns: int) -> tuple[HardwareSign, ...]:
+        """See `Machine`."""
+        return ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,13 +74,15 @@ class NodeParts:
     zygotes: ZygoteHolder
     checkpoints: Checkpoints
     recorder: Recorder
+    machine: Machine = field(default_factory=UnknownMachine)
     loops: Callable[[], Iterable[LoopStatus]] = tuple
 
 
 class Node:
     """The ranks, the zygote and the link of one node. Any thread may call it.
 
-    `on_rank_exit` gets each rank that ended by itself, `on_leave` the hub's command to leave.
+    `on_rank_exit` gets each rank that ended by itself, `on_leave` the hub's command to leave. `on_launched`
+    is called when ranks of a new attempt are running.
     """
 
     def __init__(
@@ -64,11 +93,12 @@ class Node:
         *,
         on_rank_exit: Callable[[Rank], None],
         on_leave: Callable[[Leave, SendReply], None],
+        on_launched: Callable[[], None] = lambda: None,
     ) -> None:
         self.identity = identity
         self.ranks = parts.ranks(on_rank_exit)
         self.zygotes = parts.zygotes
-        self.leave = on_leave
+        self.leave, self._on_launched = on_leave, on_launched
         self.link = Link(hub, self._greeting, self._on_command)
         self._parts = parts
         self._attempt = AttemptState(identity.node)
@@ -93,6 +123,11 @@ class Node:
         """Whether a first step is expected soon."""
         return self._attempt.warming_up(time.time_ns())
 
+    @property
+    def awaits_first_step(self) -> bool:
+        """Whether ranks run whose first step was not reported."""
+        return self._attempt.awaits_first_step
+
     def send_heartbeat(self) -> None:
         """Send a heartbeat with the state as of now."""
         self._heartbeats.send()
@@ -114,6 +149,7 @@ class Node:
     def launched(self, start: Start, began_ns: int) -> None:
         """Ranks of a new attempt are running."""
         self._attempt.launched(start, began_ns)
+        self._on_launched()
         self._parts.recorder.follow(self.ranks.all)
 
     def stopped(self) -> None:
@@ -145,6 +181,7 @@ class Node:
             ranks=statuses,
             activity=self._activity.read(statuses, now_ns),
             held=self._parts.checkpoints.held(),
+            hardware=self._parts.machine.signs(now_ns),
             gauges=self._parts.recorder.gauges(),
             loops=(self.link.loop, self.zygote.loop, *self._parts.loops()),
         )
@@ -165,6 +202,8 @@ class Node:
             ranks=tuple(r.rank for r in ranks),
             standby=identity.standby,
             version=__version__,
+            switch=identity.switch,
+            gpus=tuple(self._parts.machine.identities),
         )
         return (hello, *self._attempt.exits)
 

@@ -47,14 +47,18 @@ class Echo:
         with self._lock:
             self._files.append(_EchoedFile(path=path, prefix=prefix, stream=stream))
 
-    def poll(self, *, final: bool = False) -> None:
-        """Copy what is new. With `final`, also copy an unfinished last line, and forget the files."""
+    def poll(self, *, final: bool = False) -> bool:
+        """Copy what is new, and return whether anything was. With `final`, also copy an unfinished last line,
+        and forget the files."""
         with self._lock:
+            before = sum(file.offset for file in self._files)
             for file in self._files:
                 with contextlib.suppress(OSError, ValueError):
                     self._copy(file, final=final)
+            copied = sum(file.offset for file in self._files) != before
             if final:
                 self._close_files()
+        return copied
 
     def _close_files(self) -> None:
         for file in self._files:

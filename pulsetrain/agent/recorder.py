@@ -6,13 +6,13 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 
 import structlog
 
 from pulsetrain.agent import heartbeat
 from pulsetrain.agent.output import Echo
 from pulsetrain.agent.processes.ranks import Rank
+from pulsetrain.agent.shared_ticks import SharedTicks
 from pulsetrain.agent.sources import Batches, Sink, Source
 from pulsetrain.core.supervisor import FailureCollector, LoopStatus, ThreadSupervisor
 from pulsetrain.protocol.messages import Heartbeat
@@ -29,6 +29,9 @@ STEPS_A_DRAIN = 3
 """Steps of a rank that one drain takes. A job with short steps is drained sooner."""
 SHORTEST_STEPS_S = 0.4
 """For their sake rings are drained no sooner. Each drain costs the node a ms or two."""
+QUIET_S = 5.0
+"""Ranks that have printed nothing for so long are quiet."""
+QUIET_SLOWER = 4
 STALE_AFTER_S = 10.0
 """A loop is stale after so many seconds, or after five of its periods where that is longer."""
 
@@ -43,7 +46,7 @@ class RecorderPeriods:
     """What ranks print is echoed."""
     sample_s: float
     """Sources are sampled."""
-    gather_s: float = 3.0
+    gather_s: float = 5.0
     """Heartbeats and samples are written. Those of a few seconds make one batch."""
     rare_s: float = 10.0
     """Rare sources are sampled. Each batch costs the node and the store a few ms, however few rows it has."""
@@ -53,6 +56,7 @@ class Recorder:
     """Moves rows of ranks and of sources to a sink, and the output of ranks to the agent's own output.
 
     Rows of `rare_sources` may arrive late. `echo_ranks` says for a local rank whether its output is echoed.
+    `ticks` gives, for a period, the moments at which the nodes of the job send together.
     """
 
     def __init__(
@@ -65,7 +69,8 @@ class Recorder:
         sources: Sequence[Source] = (),
         rare_sources: Sequence[Source] = (),
         echo_ranks: Callable[[int], bool] = lambda local_rank: True,
-        node_gauges: Mapping[str, float] = MappingProxyType({}),
+        node_gauges: Callable[[], Mapping[str, float]] = dict,
+        ticks: Callable[[float], SharedTicks] = lambda period_s: SharedTicks(period_s=period_s),
     ) -> None:
         self._sink, self._ranks = sink, ranks
         self._sources, self._rare_sources = sources, rare_sources
@@ -74,14 +79,16 @@ class Recorder:
         self._agent_pid = agent_pid
         self._heartbeats: list[Heartbeat] = []
         self._gathered: list[Columns] = []
-        self._gather_s, self._written_s = periods.gather_s, time.monotonic()
+        self._drain_ticks, self._sample_ticks = ticks(periods.drain_s), ticks(periods.sample_s)
+        self._gather_ticks, self._rare_ticks = ticks(periods.gather_s), ticks(periods.rare_s)
+        self._write_due_s = time.monotonic() + self._gather_ticks.wait_s(periods.gather_s)
         self._drain_s = self._next_drain_s = periods.drain_s
-        self._echo = Echo()
+        self._echo, self._echo_s, self._echoed_s = Echo(), periods.echo_s, time.monotonic()
         self._turns: Mapping[str, tuple[float, Callable[[], float | None]]] = {
             "drain_rings": (periods.drain_s, self._drain_turn),
             "sample": (periods.sample_s, self._sample),
-            "rare_sources": (periods.rare_s, lambda: self._take(self._rare_sources)),
-            "echo_output": (periods.echo_s, self._echo.poll),
+            "rare_sources": (periods.rare_s, self._sample_rare),
+            "echo_output": (periods.echo_s, self._echo_turn),
         }
         self._loops = ThreadSupervisor()
         for name, (period_s, work) in self._turns.items():
@@ -100,7 +107,7 @@ class Recorder:
         Beside them the gauges of the node, such as `gpus`.
         """
         return {
-            **self._node_gauges,
+            **self._node_gauges(),
             "spool_bytes": self._sink.size_bytes,
             "dropped_rows": self._sink.dropped_rows,
             **{f"dropped_{reason}": count for reason, count in self._sink.dropped.items() if count},
@@ -153,20 +160,33 @@ class Recorder:
         by_fill_s = self._next_drain_s * USUAL_FILL / fill if fill else self._drain_s
         by_steps_s = self._next_drain_s * STEPS_A_DRAIN / steps if steps else self._drain_s
         wanted_s = min(max(by_fill_s, SHORTEST_DRAIN_S), max(by_steps_s, SHORTEST_STEPS_S))
-        self._next_drain_s = min(wanted_s, self._drain_s)
+        self._next_drain_s = self._drain_ticks.wait_s(min(wanted_s, self._drain_s))
         return self._next_drain_s
 
-    def _sample(self) -> None:
-        """Take samples. What gathers is written when it is time."""
+    def _echo_turn(self) -> float:
+        """Echo what is new. Ranks that print nothing are looked at less often."""
+        now_s = time.monotonic()
+        if self._echo.poll():
+            self._echoed_s = now_s
+        return self._echo_s if now_s - self._echoed_s < QUIET_S else self._echo_s * QUIET_SLOWER
+
+    def _sample(self) -> float:
+        """Take samples, and say when the next are due. What gathers is written when it is time."""
         try:
             self._take(self._sources)
         finally:
-            if time.monotonic() - self._written_s >= self._gather_s:
+            if time.monotonic() + self._sample_ticks.period_s / 2 >= self._write_due_s:
                 self._write_gathered()
+        return self._sample_ticks.wait_s(self._sample_ticks.period_s)
+
+    def _sample_rare(self) -> float:
+        """Take samples of rare sources, and say when the next are due."""
+        self._take(self._rare_sources)
+        return self._rare_ticks.wait_s(self._rare_ticks.period_s)
 
     def _write_gathered(self) -> None:
         """Write the heartbeats and samples of the last seconds, one batch of each record."""
-        self._written_s = time.monotonic()
+        self._write_due_s = time.monotonic() + self._gather_ticks.wait_s(self._gather_ticks.period_s)
         heartbeats, self._heartbeats = self._heartbeats, []
         gathered, self._gathered = self._gathered, []
         if heartbeats:

@@ -9,6 +9,8 @@ from typing import Protocol
 
 import structlog
 
+from pulsetrain.agent.machine_health import MachineHealth
+from pulsetrain.agent.traffic_watch import TrafficWatch
 from pulsetrain.collectors.machine.gpu import GpuSampler
 from pulsetrain.collectors.machine.host import HostSampler
 from pulsetrain.collectors.machine.kmsg import KmsgReader
@@ -89,7 +91,7 @@ class HardwareSource:
     """GPUs, ports, interfaces and the kernel's log.
 
     They are read on a thread of their own: a driver that hangs holds up nothing else. `inventory` gives an
-    event that lists the GPUs. It is asked until it does.
+    event that lists the GPUs. It is asked until it does. `health` sees all that is read.
     """
 
     def __init__(
@@ -99,10 +101,13 @@ class HardwareSource:
         period_s: float,
         inventory: Callable[[int], Columns | None] = lambda now_ns: None,
         gpus: int = 0,
+        traffic: TrafficWatch | None = None,
+        health: MachineHealth | None = None,
     ) -> None:
+        self.health = health or MachineHealth()
         self._samplers, self._kernel_log = samplers, kernel_log
         self._inventory, self._listed = inventory, False
-        self.gauges: Mapping[str, float] = {"gpus": gpus}
+        self._gpus, self._traffic = gpus, traffic
         self._period_s = period_s
         self._batches: queue.SimpleQueue[Columns] = queue.SimpleQueue()
         self._thread = LoopThread("hardware", self.sample, stale_after_s=max(STALE_AFTER_S, 5 * period_s))
@@ -112,7 +117,14 @@ class HardwareSource:
         """Everything that this machine has."""
         gpus = GpuSampler(node=node)
         samplers = (gpus, RdmaSampler(node=node), NicSampler(node=node))
-        return cls(samplers, KmsgReader(node=node), period_s, gpus.inventory, gpus.count)
+        traffic, health = TrafficWatch(node), MachineHealth(gpus.identities(), gpus.events())
+        log_reader = KmsgReader(node=node)
+        return cls(samplers, log_reader, period_s, gpus.inventory, gpus.count, traffic, health)
+
+    @property
+    def gauges(self) -> Mapping[str, float]:
+        """For the heartbeat: how many GPUs, and what the ports carry."""
+        return {"gpus": self._gpus, **(self._traffic.gauges if self._traffic else {})}
 
     @property
     def blind(self) -> bool:
@@ -122,16 +134,18 @@ class HardwareSource:
     @property
     def loops(self) -> tuple[LoopStatus, ...]:
         """How the thread is; none where there is nothing to read."""
-        return () if self.blind else (self._thread.status(),)
+        return () if self.blind else (self._thread.status(), *self.health.loops)
 
     def start(self) -> None:
         """Begin to read, where there is anything to read."""
         if not self.blind:
             self._thread.start()
+            self.health.start()
 
     def stop(self) -> None:
         """Ask the thread to end. One that a driver holds is left behind."""
         self._thread.stop(timeout_s=0.0)
+        self.health.stop()
 
     def take(self, now_ns: int) -> Batches:
         """See `Source`."""
@@ -144,15 +158,28 @@ class HardwareSource:
         for sampler in self._samplers:
             if not sampler.blind:
                 with failures.collect(type(sampler).__name__):
-                    self._batches.put(sampler.sample(now_ns))
+                    batch = sampler.sample(now_ns)
+                    self._put(batch)
+                    self._watch_traffic(batch, now_ns)
         with failures.collect("list of GPUs"):
             self._list_gpus(now_ns)
         with failures.collect("kernel log"):
             lines = self._kernel_log.poll()
             if lines is not None:
-                self._batches.put(lines)
+                self._put(lines)
         failures.raise_any()
         return self._period_s
+
+    def _put(self, batch: Columns) -> None:
+        """Keep a batch. Then look at it: what is recorded does not depend on what is made of it."""
+        self._batches.put(batch)
+        self.health.observe(batch)
+
+    def _watch_traffic(self, batch: Columns, now_ns: int) -> None:
+        if self._traffic is not None:
+            self._traffic.note(batch, now_ns)
+            for event in self._traffic.take():
+                self._batches.put(event)
 
     def _list_gpus(self, now_ns: int) -> None:
         listed = None if self._listed else self._inventory(now_ns)
@@ -172,11 +199,11 @@ class CheckpointSource:
         return self._checkpoints.take_records(now_ns, self._record)
 
 
-class TeeSink:
-    """A sink, with a listener that sees the same rows. What the listener raises does not stop the rows."""
+class SinkAround:
+    """A sink in front of another one, whose sizes and losses are its own."""
 
-    def __init__(self, sink: Sink, listener: RecordListener) -> None:
-        self._sink, self._listener = sink, listener
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
 
     @property
     def size_bytes(self) -> int:
@@ -192,6 +219,14 @@ class TeeSink:
     def dropped(self) -> Mapping[str, int]:
         """See `Sink`."""
         return self._sink.dropped
+
+
+class TeeSink(SinkAround):
+    """A sink, with a listener that sees the same rows. What the listener raises does not stop the rows."""
+
+    def __init__(self, sink: Sink, listener: RecordListener) -> None:
+        super().__init__(sink)
+        self._listener = listener
 
     def append(self, batch: Columns) -> bool:
         """See `Sink`."""

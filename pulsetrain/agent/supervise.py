@@ -54,7 +54,11 @@ class _SignalReceived:
     signum: int
 
 
-_Event = _RankEnded | _QuietExit | _LeaveReceived | _SignalReceived
+class _Launched:
+    """Ranks of a new attempt are running: from now on a first step is awaited."""
+
+
+_Event = _RankEnded | _QuietExit | _LeaveReceived | _SignalReceived | _Launched
 
 
 class Agent:
@@ -78,6 +82,7 @@ class Agent:
             dataclasses.replace(parts, loops=lambda: (self._monitor.status(), *parts.loops())),
             on_rank_exit=lambda rank: self._events.put(_RankEnded(rank)),
             on_leave=lambda command, send_reply: self._events.put(_LeaveReceived(command, send_reply)),
+            on_launched=lambda: self._events.put(_Launched()),
         )
         self._heartbeat_due_s = 0.0
         self._finished_since_s: float | None = None
@@ -113,8 +118,11 @@ class Agent:
         self.node.close(grace_s=grace_s)
 
     def turn(self) -> Outcome | None:
-        """Wait at most `watch_s` for the next event, and do what is due; the outcome where the agent ends."""
-        outcome = self._handle_next(WARMUP_S if self.node.warming_up else self._config.watch_s)
+        """Wait for the next event, and do what is due; the outcome where the agent ends.
+
+        Without an event it waits for the next heartbeat, or `watch_s` where a first step is awaited.
+        """
+        outcome = self._handle_next(self._longest_wait_s())
         if outcome is not None:
             return outcome
         self.node.report_first_step()
@@ -124,6 +132,12 @@ class Agent:
             self.node.send_heartbeat()
         self.node.zygotes.replace_dead()
         return self._finish_alone(now_s)
+
+    def _longest_wait_s(self) -> float:
+        if self.node.warming_up:
+            return WARMUP_S
+        heartbeat_s = max(0.0, self._heartbeat_due_s - self._clock.monotonic_s())
+        return min(self._config.watch_s, heartbeat_s) if self.node.awaits_first_step else heartbeat_s
 
     def _await_imports(self) -> None:
         zygote = self.node.zygote

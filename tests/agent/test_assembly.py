@@ -1,6 +1,7 @@
 """A whole agent in this process: real spool, recorder and checkpoints, no ranks, a hub that takes notes."""
 
 import threading
+from dataclasses import replace
 
 import pytest
 
@@ -83,6 +84,22 @@ def test_a_bad_key_of_the_checkpoints_is_named_before_anything_runs(hub, tmp_pat
         pytest.fail("it was assembled")
 
 
+def test_a_log_rule_that_cannot_be_used_is_named_before_anything_runs(hub, tmp_path):
+    rules = tmp_path / "rules.toml"
+    rules.write_text('[[rule]]\nname = "bad"\npattern = "("\n')
+    bad = replace(setup(hub, tmp_path), config=AgentConfig(log_rules=str(rules)))
+    with pytest.raises(ConfigError, match="rule 'bad'"), assemble(bad, FakeZygotes()):
+        pytest.fail("it was assembled")
+
+
 def test_the_identity_is_the_options(hub, tmp_path):
     identity = setup(hub, tmp_path).identity
     assert (identity.job, identity.node, identity.address) == ("job", "a", "127.0.0.1")
+
+
+def test_the_switch_of_the_node_is_in_the_sites_file(hub, tmp_path):
+    file = tmp_path / "topology.conf"
+    file.write_text("SwitchName=s3 Nodes=a,b\n")
+    placed = replace(setup(hub, tmp_path), config=AgentConfig(topology=str(file)))
+    assert placed.identity.switch == "s3"
+    assert setup(hub, tmp_path).identity.switch == ""

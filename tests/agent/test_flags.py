@@ -65,6 +65,10 @@ def test_what_the_command_adds(parse):
     assert parse("t.py", standby=True)[0].node.standby
 
 
+def test_a_relative_data_folder_is_that_of_the_command(parse):
+    assert parse("--data", "here", "t.py")[0].data == Path.cwd() / "here"
+
+
 def test_nothing_is_inferred_where_the_flag_says_so(parse):
     assert parse("t.py")[0].auto
     assert not parse("--no-auto", "t.py")[0].auto

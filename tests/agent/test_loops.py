@@ -14,6 +14,7 @@ from pulsetrain.agent.processes.zygote import Zygote
 from pulsetrain.agent.recorder import Recorder, RecorderPeriods
 from pulsetrain.agent.sources import HardwareSource
 from pulsetrain.checkpoint.service import CheckpointService, CheckpointServiceConfig
+from pulsetrain.collectors.machine.samples import metrics
 from pulsetrain.core import supervisor
 from pulsetrain.core.errors import Unavailable
 from pulsetrain.protocol.client import HubAddress
@@ -109,7 +110,7 @@ def test_recorder(name, monkeypatch):
 def test_hardware():
     class Sampler:
         blind = ""
-        sample = Broken(lambda now_ns: None)
+        sample = Broken(lambda now_ns: metrics("n", [], now_ns))
 
     class KernelLog:
         blind = "none"

@@ -3,6 +3,7 @@
 import pytest
 
 from pulsetrain.agent.recorder import Recorder, RecorderPeriods
+from pulsetrain.agent.shared_ticks import SharedTicks
 from pulsetrain.records.columns import Columns
 from tests.checkpoint.trainers import wait_until
 from tests.records.rows import columns
@@ -78,6 +79,11 @@ def test_samples_gather_and_events_do_not():
     assert sink.batches.count("metrics") == 1
 
 
+def on_a_tick(period_s: float) -> SharedTicks:
+    """Ticks of a clock that stands on one."""
+    return SharedTicks(period_s=period_s, now_s=lambda: 100.0 * period_s)
+
+
 class FillingRing:
     """A rank whose ring is found used to this share, one after the other."""
 
@@ -106,12 +112,13 @@ class SteppingRing(FillingRing):
 
 
 @pytest.mark.parametrize(
-    ("steps", "pauses"), [((1, 3), [1.0, 1.0]), ((6, 3, 2), [0.5, 0.5, 0.75]), ((60, 60), [0.4, 0.4])]
+    ("steps", "pauses"),
+    [((1, 3), [1.0, 1.0]), ((6, 3, 1), [0.5, 0.5, 1.0]), ((4,), [1.0]), ((60, 60), [0.5, 0.5])],
 )
 def test_the_shorter_steps_are_the_sooner_a_ring_is_drained_again(steps, pauses):
     ring = SteppingRing(*steps)
     periods = RecorderPeriods(drain_s=1.0, echo_s=60.0, sample_s=60.0)
-    recorder = Recorder(Sink(), lambda: [ring], periods, agent_pid=1)
+    recorder = Recorder(Sink(), lambda: [ring], periods, agent_pid=1, ticks=on_a_tick)
     assert [recorder._drain_turn() for _ in steps] == pytest.approx(pauses)
 
 
@@ -126,5 +133,5 @@ def test_the_shorter_steps_are_the_sooner_a_ring_is_drained_again(steps, pauses)
 def test_the_fuller_a_ring_was_the_sooner_it_is_drained_again(fills, pauses):
     ring = FillingRing(*fills)
     periods = RecorderPeriods(drain_s=1.0, echo_s=60.0, sample_s=60.0)
-    recorder = Recorder(Sink(), lambda: [ring], periods, agent_pid=1)
+    recorder = Recorder(Sink(), lambda: [ring], periods, agent_pid=1, ticks=on_a_tick)
     assert [recorder._drain_turn() for _ in fills] == pytest.approx(pauses)

@@ -53,6 +53,7 @@ class NodeIdentity:
     nnodes: int = 1
     max_restarts: int = 3
     standby: bool = False
+    switch: str = ""
 
 
 def rank_environment(
@@ -235,6 +236,7 @@ class Ranks:
                 rank=rank,
                 local_rank=local_rank,
                 address=self._identity.address,
+                switch=self._identity.switch,
             ),
             tails=tuple(
                 Tail(path, source=source, job=job, attempt=attempt, node=node, rank=rank)

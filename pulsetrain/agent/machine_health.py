@@ -1,0 +1,82 @@
+"""The health of this machine: signs of trouble from samples, the kernel's log and the driver's events."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from pulsetrain.agent.kernel_signs import KernelSigns
+from pulsetrain.analytics.machines.hardware import address
+from pulsetrain.collectors.machine.gpu_events import GpuEvents
+from pulsetrain.collectors.machine.signs import SignTracker
+from pulsetrain.core.supervisor import LoopStatus, LoopThread
+from pulsetrain.protocol.messages import GpuIdentity, HardwareSign
+from pulsetrain.records.columns import Columns
+
+WAIT_S = 30.0  # of one turn, so that the loop shows that it lives. An event ends it at once
+STALE_AFTER_S = 4 * WAIT_S
+LOST_S = 1.0  # between two waits while a GPU is lost: the driver answers each at once
+
+
+class MachineHealth:
+    """What the heartbeat says of the machine. Any thread may call it.
+
+    `events` are waited for on a thread of their own, because a driver may hold it.
+    """
+
+    def __init__(self, gpus: Iterable[Mapping[str, Any]] = (), events: GpuEvents | None = None) -> None:
+        self.identities: Sequence[GpuIdentity] = tuple(identity(gpu) for gpu in gpus)
+        self._addresses = {gpu.uuid: address(gpu.pci) for gpu in self.identities if gpu.pci}
+        self._tracker = SignTracker()
+        self._kernel = KernelSigns(self._tracker)
+        self._events = None if events is None or events.blind else events
+        self._thread = LoopThread("gpu_events", self.wait, stale_after_s=STALE_AFTER_S)
+
+    @property
+    def loops(self) -> tuple[LoopStatus, ...]:
+        """How the thread is. None where there are no events to wait for."""
+        return (self._thread.status(),) if self._events else ()
+
+    def start(self) -> None:
+        """Begin to wait for events, where there can be any."""
+        if self._events:
+            self._thread.start()
+
+    def stop(self) -> None:
+        """Ask the thread to end. One that waits in the driver is left behind."""
+        self._thread.stop(timeout_s=0.0)
+
+    def observe(self, rows: Columns) -> None:
+        """Look at rows of `metrics`, or at lines of the kernel's log."""
+        if rows.record == "metrics":
+            self._tracker.observe(rows)
+        else:
+            self._kernel.observe(rows)
+
+    def signs(self, now_ns: int) -> tuple[HardwareSign, ...]:
+        """The signs of trouble as of now."""
+        return self._tracker.read(now_ns)
+
+    def wait(self) -> float:
+        """Wait for the next Xid and note it. The seconds until the next turn."""
+        if self._events is None:
+            return WAIT_S
+        event = self._events.wait(WAIT_S)
+        if event is None or event.lost:
+            return LOST_S if event else 0.0
+        if event.xid:
+            device = self._addresses.get(event.uuid, event.uuid)
+            self._tracker.happened("xid", device, event.ts_ns, code=event.xid)
+        return 0.0
+
+
+def identity(gpu: Mapping[str, Any]) -> GpuIdentity:
+    """A GPU as `GpuSampler.identities` describes it, for the hub."""
+    return GpuIdentity(
+        uuid=str(gpu["uuid"]),
+        pci=str(gpu.get("pci", "")),
+        model=str(gpu.get("model", "")),
+        serial=str(gpu.get("serial", "")),
+        numa=int(gpu.get("numa", -1)),
+        nvlink_domain=str(gpu.get("nvlink_domain", "")),
+    )

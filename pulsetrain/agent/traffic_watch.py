@@ -1,0 +1,172 @@
+"""The traffic of a node's ports as its agent sees it: learned, judged each second, and looked at closely.
+
+A port whose traffic dropped, fluctuates or stopped is sampled every millisecond for some seconds, on a
+thread of its own, and what came out is an event of kind `port_traffic`. Nothing is sampled while all
+ports are steady.
+"""
+
+from __future__ import annotations
+
+import json
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+import structlog
+
+from pulsetrain.analytics.machines.traffic_signature import Traffic, judge
+from pulsetrain.collectors.machine import port_sampling
+from pulsetrain.collectors.machine.port_sampling import Port, PortRow
+from pulsetrain.records.columns import Columns
+
+log = structlog.get_logger()
+
+KEPT_S = 600
+"""So much of the past is learned from."""
+LOOK_EVERY = 5
+"""Samples between two judgements of a port: a judgement costs some hundred microseconds."""
+SAMPLE_S = 5.0
+AGAIN_S = 300.0
+"""A port that stays suspicious is sampled again after so long."""
+LEAST_BYTES_PER_S = 1e6
+"""A port that usually carries less is not the job's: gossip of the system is no signature."""
+FAMILIES = ("rdma", "nic")
+
+Sampling = Callable[[str], PortRow | None]
+
+
+@dataclass
+class _Past:
+    """A port's counters once a second."""
+
+    times_s: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT_S))
+    moved: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT_S))
+    traffic: Traffic = field(default_factory=lambda: Traffic(state="learning"))
+    sampled_s: float = -AGAIN_S
+    noted: int = 0
+
+
+class TrafficWatch:
+    """Learns from batches of `metrics`, and keeps events until they are taken. Call it from one thread.
+
+    `sample` looks at one port by name every millisecond, and blocks meanwhile. None: it could not.
+    """
+
+    def __init__(
+        self,
+        node: str,
+        sample: Sampling | None = None,
+        start: Callable[[Callable[[], None]], None] | None = None,
+    ) -> None:
+        self._node = node
+        self._sample = sample or sample_port
+        self._start = start or _on_a_thread
+        self._ports: dict[str, dict[str, _Past]] = {family: {} for family in FAMILIES}
+        self._rows: queue.SimpleQueue[Columns] = queue.SimpleQueue()
+        self._sampling = threading.Lock()
+
+    @property
+    def gauges(self) -> Mapping[str, float]:
+        """For the heartbeat. `traffic_bytes_per_s` is what the job's ports usually carry together.
+
+        `traffic_stopped_s`: for how long none of them carries anything, 0 while one does. Empty while nothing
+        is known.
+        """
+        known = [p.traffic for p in self._of_job() if p.traffic.signature is not None]
+        if not known:
+            return {}
+        stopped = all(traffic.state == "stop" for traffic in known)
+        return {
+            "traffic_bytes_per_s": sum(t.signature.bytes_per_s for t in known if t.signature),
+            "traffic_stopped_s": min(t.quiet_s for t in known) if stopped else 0.0,
+        }
+
+    def note(self, batch: Columns, now_ns: int) -> None:
+        """Take a batch of samples of one moment."""
+        for family, ports in self._ports.items():
+            totals = _totals(batch, family)
+            for device, moved in totals.items():
+                past = ports.setdefault(device, _Past())
+                past.times_s.append(now_ns / 1e9)
+                past.moved.append(moved)
+                past.noted += 1
+                if past.noted % LOOK_EVERY == 0:
+                    self._judge(device, past)
+
+    def take(self) -> list[Columns]:
+        """The events since the last call."""
+        return [self._rows.get_nowait() for _ in range(self._rows.qsize())]
+
+    def _of_job(self) -> Iterable[_Past]:
+        """RDMA ports where there are any, else network interfaces that usually carry something."""
+        ports = self._ports["rdma"] or self._ports["nic"]
+        return [p for p in list(ports.values()) if _carries(p.traffic)]  # heartbeats ask on their thread
+
+    def _judge(self, device: str, past: _Past) -> None:
+        past.traffic = judge(np.array(past.times_s), np.array(past.moved))
+        now_s = past.times_s[-1]
+        suspicious = past.traffic.state in ("drop", "fluctuation", "stop") and _carries(past.traffic)
+        if suspicious and now_s - past.sampled_s >= AGAIN_S and self._sampling.acquire(blocking=False):
+            past.sampled_s = now_s
+            self._start(partial(self._look_closely, device, past.traffic, int(now_s * 1e9)))
+
+    def _look_closely(self, device: str, traffic: Traffic, now_ns: int) -> None:
+        try:
+            row = self._sample(device)
+            if row is not None:
+                self._rows.put(event(self._node, row, now_ns, why=traffic.state))
+        except Exception:
+            log.exception("port_sampling_failed", device=device)
+        finally:
+            self._sampling.release()
+
+
+def event(node: str, row: PortRow, now_ns: int, *, why: str) -> Columns:
+    """The histogram of a port as an event of kind `port_traffic`. `why` is the state of its traffic."""
+    values = {
+        "ts": now_ns,
+        "node": node,
+        "job": "",
+        "attempt": -1,
+        "rank": -1,
+        "kind": "port_traffic",
+        "actor": "agent",
+        "detail": json.dumps({"why": why, **row}),
+    }
+    return Columns.from_rows("events", [values])
+
+
+def sample_port(device: str) -> PortRow | None:
+    """Sample one port of this machine for `SAMPLE_S`. None where it is not there."""
+    port = next(iter(port_sampling.ports(devices=(device,))), None)
+    return None if port is None else _summary(port)
+
+
+def _summary(port: Port) -> PortRow:
+    (samples,) = port_sampling.sample([port], seconds=SAMPLE_S)
+    return port_sampling.summary(port, samples)
+
+
+def _carries(traffic: Traffic) -> bool:
+    return traffic.signature is not None and traffic.signature.bytes_per_s >= LEAST_BYTES_PER_S
+
+
+def _totals(batch: Columns, family: str) -> dict[str, float]:
+    """Bytes that each device has sent and received so far."""
+    names = batch.column("name")
+    wanted = names.equals(f"{family}_transmit_bytes") | names.equals(f"{family}_receive_bytes")
+    if not wanted.any():
+        return {}
+    devices, values = batch.column("device").to_list(), batch.column("value").data
+    totals: dict[str, float] = {}
+    for i in np.flatnonzero(wanted).tolist():
+        totals[str(devices[i])] = totals.get(str(devices[i]), 0.0) + float(values[i])
+    return totals
+
+
+def _on_a_thread(work: Callable[[], None]) -> None:
+    threading.Thread(target=work, name="port sampling", daemon=True).start()

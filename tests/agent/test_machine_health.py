@@ -1,0 +1,61 @@
+"""Signs of a machine: from samples, lines of the kernel's log, and events of a C library of our own."""
+
+import pytest
+
+from pulsetrain.agent.machine_health import MachineHealth, identity
+from pulsetrain.collectors.machine.gpu import GpuSampler
+from pulsetrain.collectors.machine.samples import metrics
+from pulsetrain.records.columns import Columns
+from tests.nvml.library import TestDriver
+
+S = 1_000_000_000
+
+
+def lines(*messages):
+    row = {
+        "node": "n",
+        "job": "",
+        "attempt": -1,
+        "rank": -1,
+        "source": "kmsg",
+        "severity": "error",
+        "rule": "",
+    }
+    return Columns.from_rows("logs", [{**row, "ts": i * S, "message": m} for i, m in enumerate(messages)])
+
+
+def test_lines_and_samples_become_signs():
+    health = MachineHealth()
+    health.observe(lines("a line", "NVRM: Xid (PCI:0000:9b:00): 79, pid=7, GPU has fallen off the bus."))
+    health.observe(metrics("n", [("GPU-1", "gpu_lost", 1.0)], S))
+    signs = {(s.kind, s.device, s.code) for s in health.signs(S)}
+    assert signs == {("xid", "0000:9b:00", 79), ("gpu_lost", "GPU-1", 0)}
+    assert health.loops == ()
+
+
+def test_a_message_of_three_lines_is_one_sign():
+    health = MachineHealth()
+    health.observe(lines("NVRM: The NVIDIA GPU 0000:9b:00.0"))
+    health.observe(lines("NVRM: (PCI ID: 10de:2330) installed in this system has"))
+    health.observe(lines("NVRM: fallen off the bus and is not responding to commands."))
+    assert [(s.kind, s.device, s.code) for s in health.signs(S)] == [("xid", "0000:9b:00", 79)]
+
+
+def test_an_identity_lacks_what_the_driver_does_not_know():
+    assert identity({"uuid": "GPU-1"}).numa == -1
+
+
+def test_an_xid_of_the_driver_is_a_sign_of_the_gpu_s_address(tmp_path, monkeypatch):
+    pytest.importorskip("pynvml")
+    driver = TestDriver(tmp_path / "state", gpus=2)
+    driver.bind(monkeypatch)
+    sampler = GpuSampler()
+    health = MachineHealth(sampler.identities(), sampler.events())
+    assert [gpu.serial for gpu in health.identities] == ["165023000", "165023001"]
+    driver.raise_event(1, 0)  # an Xid of 0 is none
+    driver.raise_event(1, 119)
+    assert health.wait() == 0.0
+    assert health.wait() == 0.0
+    (sign,) = health.signs(S)
+    assert (sign.kind, sign.device, sign.code) == ("xid", "0000:19:00", 119)
+    assert [loop.name for loop in health.loops] == ["gpu_events"]
