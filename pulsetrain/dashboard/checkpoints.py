@@ -11,6 +11,7 @@ from pulsetrain.dashboard.models.checkpoints import (
     checkpoint_lines,
     costs,
     headline,
+    own_file,
     safe_steps,
 )
 from pulsetrain.dashboard.models.recovery import recoveries
@@ -29,7 +30,7 @@ def _body() -> None:
     if not lines:
         page.empty(
             "No data: no checkpoint of this job is on record.",
-            "A script saves them with pulsetrain.Checkpointer.",
+            "A script saves them with pulsetrain.Checkpointer, or as it always did.",
         )
         return
     _now(job)
@@ -54,6 +55,7 @@ def _now(job: str) -> None:
     """Where the state is safe, and what a failure would cost at this moment."""
     source = page.source()
     safe = safe_steps(source.rows(views.checkpoint_tiers, job))
+    safe += own_file(source.job(job).get("own_checkpoint"))
     progress = next(iter(source.rows(views.progress, job)), {"last_step": -1, "step_ns": 0})
     past = [line.total_ns for line in recoveries(source.rows(views.events, job, ("recovery",)))]
     failure_costs = costs(

@@ -12,6 +12,7 @@ from pulsetrain.analytics.selection import parse_steps
 from pulsetrain.core.errors import UsageError
 from pulsetrain.dashboard import page
 from pulsetrain.dashboard.models import heatmap as model
+from pulsetrain.dashboard.models.attribution import accused
 from pulsetrain.dashboard.models.steps import Window, sample, window
 from pulsetrain.stream.queries import heat, views
 
@@ -73,7 +74,8 @@ def _body(asked: heat.HeatView, within: str, steps: str, last: int) -> None:
         return
     sampled = min(sample(jobs, job), chosen.width)
     view = replace(asked, first=chosen.first, last=chosen.last, sample=sampled)
-    grid = model.grid(page.source().rows(heat.heat, job, view), by=view.by, within=within)
+    named = accused(page.findings(job))
+    grid = model.grid(page.source().rows(heat.heat, job, view), by=view.by, within=within, named=named)
     if not grid.rows:
         page.empty(
             f"No data: no span{f' of phase {view.phase}' if view.phase else ''} in steps {chosen}.",

@@ -43,7 +43,7 @@ def command(port: int, *, address: str = "127.0.0.1") -> list[str]:
     `address` is loopback unless somebody who puts their own guard in front of the page says otherwise:
     whoever reaches the page can evict nodes.
     """
-    app = Path(__file__).with_name("app.py")
+    app = Path(__file__).with_name("server.py")
     options = _OPTIONS | {"server.address": address, "server.port": str(port)}
     flags = [f"--{name}={value}" for name, value in options.items()]
     return [sys.executable, "-m", "pulsetrain.dashboard.process", "run", str(app), *flags]

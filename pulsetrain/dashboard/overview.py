@@ -6,7 +6,7 @@ from html import escape
 
 import streamlit as st
 
-from pulsetrain.dashboard import page
+from pulsetrain.dashboard import decisions, page
 from pulsetrain.dashboard.models.answer import CONTROLLER_KINDS, answer
 from pulsetrain.dashboard.models.overview import JobLine, evidence, live_facts
 from pulsetrain.dashboard.models.progress import MARKER_KINDS, headline, progress_figure
@@ -20,6 +20,7 @@ _SLOWLY_S = 4.0
 def show() -> None:
     """The page."""
     page.live(_verdicts)
+    page.live(decisions.show)
     st.segmented_control(
         "Along", ["step", "time"], default="step", required=True, key="axis", bind="query-params",
         label_visibility="collapsed",
@@ -62,6 +63,7 @@ def _verdict(line: JobLine) -> None:
         f"<div>{pill(line.state, JOB_STATES)}</div>"
         f'<div style="flex:1"><h2 id="verdict">{escape(line.sentence)}</h2>'
         f'<div class="muted">{escape(line.job)} · {_since(line)}{sure}</div>'
+        f"{page.named(line.job)}"
         f'<dl class="answer"><dt>Controller</dt><dd id="controller">{escape(found.controller)}</dd>'
         f'<dt>What to do</dt><dd id="to-do">{escape(found.to_do)}</dd>'
         f'<dt>Evidence</dt><dd id="links">{links}</dd></dl>'

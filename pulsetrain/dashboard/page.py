@@ -15,14 +15,16 @@ import streamlit as st
 from pulsetrain.core.errors import AuthError, PulsetrainError
 from pulsetrain.core.json import JsonObject
 from pulsetrain.dashboard.models import charts
+from pulsetrain.dashboard.models.attribution import Accused, accused, with_alerts
 from pulsetrain.dashboard.models.overview import JobLine, job_lines, stale
-from pulsetrain.dashboard.models.states import JOB_STATES, pill
+from pulsetrain.dashboard.models.states import JOB_STATES, RANK_STATES, look, pill
 from pulsetrain.dashboard.source import Source
 from pulsetrain.protocol.client import find_hub
 from pulsetrain.stream.queries import views
 
 REFRESH_S = 2.0
 _SAID_S = 12.0
+_MOST_NAMED = 8
 
 
 def source() -> Source:
@@ -64,9 +66,40 @@ def _stored() -> Sequence[JsonObject]:
 
 
 def findings(job: str) -> list[JsonObject]:
-    """The open findings of a job, the worst first. Of a recording those that it was judged by."""
-    known = source().job(job) or source().past_job(job)
-    return list(known.get("findings", []))
+    """What accuses somebody in a job, the worst first: its open findings, and alerts about its machines.
+
+    Of a recording those that it was judged by.
+    """
+    live = source().job(job)
+    if not live:
+        return list(source().past_job(job).get("findings", []))
+    try:
+        alerts = source().alerts()
+    except PulsetrainError:
+        alerts = []
+    return with_alerts(live.get("findings", []), alerts, job)
+
+
+def named(job: str) -> str:
+    """Everybody that is accused, as links to their pages, each with its sign. "" for nobody."""
+    found = accused(findings(job))
+    if not found:
+        return ""
+    items = "".join(_accused_link(job, each) for each in found[:_MOST_NAMED])
+    more = f"<span>and {len(found) - _MOST_NAMED:,} more</span>" if len(found) > _MOST_NAMED else ""
+    return f'<div class="named" id="named">{items}{more}</div>'
+
+
+def _accused_link(job: str, each: Accused) -> str:
+    state = look(each.state, RANK_STATES)
+    if each.subject_type == "rank":
+        address = href("rank", job=job, rank=each.subject)
+    else:
+        address = href("node", job=job, node=each.node)
+    return (
+        f'<a href="{escape(address)}" style="--c:{state.colour}" title="{escape(each.summary)}">'
+        f'<span aria-hidden="true">{state.glyph}</span> {escape(each.name)}</a>'
+    )
 
 
 def chosen_job() -> str:
@@ -135,7 +168,7 @@ def _strip(sentence: bool) -> None:
     st.html(
         f'<div class="strip">{pill(line.state, JOB_STATES)} <b>{escape(line.job)}</b>'
         f'<span class="sentence">{escape(line.sentence)}</span>'
-        f'<span class="facts">{step}{attempt}</span></div>'
+        f'<span class="facts">{step}{attempt}</span></div>{named(job)}'
     )
 
 

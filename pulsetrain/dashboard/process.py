@@ -8,8 +8,10 @@ from pulsetrain.core.process_title import set_process_title
 def main() -> None:
     """``python -m pulsetrain.dashboard.process run APP OPTION...``: as ``python -m streamlit``."""
     set_process_title("dashboard of hub")
-    from streamlit.web import cli
+    from streamlit.web import bootstrap, cli
 
+    # its options are on the command line. Streamlit would look for configuration files 15 times a second
+    bootstrap._install_config_watchers = lambda flag_options: None
     cli.main(prog_name="streamlit")
 
 

@@ -63,9 +63,13 @@ def show() -> None:
 
 
 def _first_ranks(jobs: Sequence[JsonObject], job: str) -> tuple[int, ...]:
-    """The first 64 ranks of a job, and those that a finding names."""
+    """The first 64 ranks of a job, and those that a finding names or whose machine it names."""
     count = next((int(row["ranks"]) for row in jobs if row["job"] == job), 0)
-    named = sorted(attribute(page.findings(job)).ranks)[:_RANKS]
+    blame = attribute(page.findings(job))
+    nodes = page.source().job(job).get("nodes", [])
+    ranks_of = {str(node["node"]): node.get("ranks") or () for node in nodes}
+    theirs = [rank for name in sorted({*blame.nodes, *blame.parts}) for rank in ranks_of.get(name, ())]
+    named = list(dict.fromkeys([*sorted(blame.ranks), *theirs]))[:_RANKS]
     first = range(min(count, _RANKS) or 1)
     return tuple(sorted({*named, *first[: _RANKS - len(set(named) - set(first))]}))
 

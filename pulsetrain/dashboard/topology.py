@@ -74,7 +74,8 @@ def _body(shown: str, find: str, part: model.Part | None) -> None:
     blocks = page.source().rows(mesh.mesh_blocks, job, **heard) if job else []
     chosen = {"stage": part.stage, "dps": part.dps} if part else {}
     rows = page.source().rows(
-        mesh.mesh_ranks, job, named=tuple(sorted(blame.ranks)), nodes=tuple(sorted(blame.nodes)),
+        mesh.mesh_ranks, job, named=tuple(sorted(blame.ranks)),
+        nodes=tuple(sorted({*blame.nodes, *blame.parts})),
         find=find.lower().removeprefix("rank").strip(), **chosen, **heard,
     ) if job else []  # fmt: skip
     if not rows and not find:
@@ -102,10 +103,10 @@ def _grid(
     ranks: list[model.RankPoint],
 ) -> None:
     """The whole of a large job, and beside it the ranks that need a look."""
-    blamed = [r for r in named if r["rank"] in blame.ranks or r["node"] in blame.nodes]
+    blamed = [r for r in named if blame.state(r["rank"], r["node"])]
     st.html(
         f"<div><b>{grid_model.tally(rows, blame, blamed)}.</b> "
-        f"<span class='muted'>{escape(blame.sentence)} Click a block to see its ranks.</span></div>"
+        f"<span class='muted'>{escape(_ended(blame.sentence))} Click a block to see its ranks.</span></div>"
     )
     shown = grid_model.blocks(rows, blamed, blame)
     chart, names = st.columns([3, 2])
@@ -119,6 +120,10 @@ def _grid(
         page.open_page("topology", job=job, block=f"{block.stage}/{block.dps[0]}-{block.dps[1]}")
     with names:
         _table(ranks[:_BESIDE], _NARROW)
+
+
+def _ended(sentence: str) -> str:
+    return f"{sentence}." if sentence and not sentence.endswith(".") else sentence
 
 
 def _ranks(shown: str, find: str, ranks: list[model.RankPoint]) -> None:
@@ -152,11 +157,11 @@ def _cells(r: model.RankPoint) -> dict[str, str]:
     return {
         "rank": f'<a href="{page.href("rank", job=page.chosen_job(), rank=r.rank)}">{r.rank}</a>',
         "state": pill(r.state, RANK_STATES),
-        "node": escape(r.node),
+        "node": f'<span class="nw">{escape(r.node)}</span>',
         "address": escape(r.ip),
         "switch": escape(r.switch) or "-",
         **{name: str(getattr(r, name)) for name in ("local_rank", "tp", "pp", "dp", "cp", "ep")},
-        "doing": escape(r.doing),
+        "doing": f'<span class="nw">{escape(r.doing)}</span>',
         "last step": str(r.last_step) if r.last_step >= 0 else "-",
         "last heartbeat": escape(r.last_heartbeat),
     }

@@ -174,6 +174,24 @@ def test_evicting_a_node_by_clicking(page, site, hub):
     assert state_of(hub, "node-3") == "evicted"
 
 
+def test_a_pending_hang_is_decided_after_its_cost_and_a_reason(page, tmp_path):
+    with fake_hub(tmp_path / "store", "pending") as hub, dashboard(hub) as site:
+        page.goto(f"{site}/?job=gpt")
+        expect(page.locator("#controller")).to_contain_text("The job may only pause.")
+        page.get_by_role("button", name="Wait", exact=True).click()
+        expect(page.locator("body")).to_contain_text("Nothing restarts the job for a hang for 10 minutes")
+        page.get_by_role("button", name="Leave gpt alone").click()
+        expect(page.get_by_role("status").filter(has_text="Give a reason first")).to_be_visible()
+        assert asked(hub, "decisions") == []
+        page.get_by_label("Reason").fill("I look at it in a debugger")
+        page.get_by_label("Reason").press("Enter")
+        page.get_by_role("button", name="Leave gpt alone").click()
+        expect(page.locator("body")).to_contain_text("gpt is left alone for 10 minutes: I look at it")
+        (decision,) = asked(hub, "decisions")
+        assert (decision["decision"], decision["seconds"]) == ("wait", 600.0)
+        expect(page.get_by_role("button", name="Restart now")).to_have_count(0)
+
+
 def state_of(hub, name):
     return next(n["state"] for n in asked(hub, "nodes") if n["node"] == name)
 

@@ -47,6 +47,12 @@ class FakeClient:
         self._do("evict", node, reason, dry_run)
         return self.plan
 
+    def decide_hang(
+        self, job: str, decision: str, reason: str, *, seconds: float, dry_run: bool = False, actor: str = ""
+    ) -> JsonObject:
+        self._do("decide_hang", job, decision, reason, dry_run)
+        return {"job": job, "can_do": True, "pending_hang": {"rank": 5, "since_ns": 1}}
+
 
 @dataclass
 class FakeSource:

@@ -43,6 +43,8 @@ class FakeHub:
     evictions: list[dict[str, Any]] = field(default_factory=list)
     silences: dict[str, dict[str, Any]] = field(default_factory=dict)
     stack_reads: int = 0
+    pending: dict[str, Any] | None = None
+    decisions: list[dict[str, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         for name, state, ranks in (
@@ -79,7 +81,7 @@ class FakeHub:
             row.setdefault("evidence", "{}")
         job = {
             "job": self.job.name, "state": "running", "attempt": 1, "step": self.job.steps - 1,
-            "world_size": 8,
+            "world_size": 8, "pending_hang": self.pending,
             "nodes": list(self.nodes.values()), "recoveries": [{}], "verdict": verdict, "findings": findings,
             "detectors": [
                 {"state": "healthy", "analyzer": "hang", "numbers": {}},
@@ -182,6 +184,17 @@ def application(hub: FakeHub, store: Store) -> Starlette:
     async def evict(request: Request) -> Response:
         return JSONResponse(hub.evict(await request.json()))
 
+    async def decide(request: Request) -> Response:
+        body = await request.json()
+        answer = {"job": hub.job.name, "can_do": hub.pending is not None, "pending_hang": hub.pending}
+        if not body["dry_run"]:
+            hub.decisions.append(body)
+            hub.pending = None
+        return JSONResponse({**answer, "decision": body["decision"], "dry_run": body["dry_run"]})
+
+    async def decided(request: Request) -> Response:
+        return JSONResponse({"decisions": hub.decisions})
+
     return Starlette(
         routes=[
             Route("/v1/status", status),
@@ -194,6 +207,8 @@ def application(hub: FakeHub, store: Store) -> Starlette:
             Route("/v1/incidents", incidents),
             Route("/v1/jobs/{job}/stacks", stacks, methods=["GET", "POST"]),
             Route("/v1/evict", evict, methods=["POST"]),
+            Route("/v1/jobs/{job}/pending_hang", decide, methods=["POST"]),
+            Route("/v1/decisions", decided),
             *server.routes(store, token=TOKEN),
         ]
     )
@@ -257,10 +272,18 @@ def _port(uvicorn_server: uvicorn.Server, thread: threading.Thread) -> int:
 
 
 def main(folder: str, *flags: str) -> None:
-    """Serve until killed; print the URL. `empty`: no job and no rows. Its own process: chDB opens one
-    folder."""
+    """Serve until killed; print the URL. `empty`: no job and no rows. `pending`: a hang waits for a decision.
+
+    It is a process of its own, because chDB opens one folder.
+    """
     empty = "empty" in flags
     hub = FakeHub(job=RecordedJob(now_ns=time.time_ns()), jobs=not empty)
+    if "pending" in flags:
+        hub.pending = {
+            "rank": STUCK_RANK, "since_ns": hub.job.now_ns - 8_000_000_000, "act_at_ns": None,
+            "action": "tell", "why": "The job may only pause.", "condition": "waits", "place": "",
+            "decisions": ["wait", "now"],
+        }  # fmt: skip
     with serving(hub, Path(folder), empty=empty) as url:
         print(url, flush=True)
         threading.Event().wait()

@@ -1,5 +1,7 @@
 """The page Overview."""
 
+from pulsetrain.core.errors import UsageError
+
 STEP = {
     "attempt": 0,
     "step": 7,
@@ -35,6 +37,30 @@ def test_five_seconds_say_who_since_when_how_sure_what_is_done_and_what_to_do(dr
         assert words in shown.text
     assert 'href="rank?job=gpt&amp;rank=5"' in shown.html
     assert 'href="incidents?job=gpt"' in shown.html
+
+
+HANG = {"rank": 5, "since_ns": 1, "act_at_ns": None, "why": "It may only pause."}
+
+
+def test_a_hang_is_not_decided_before_its_cost_was_shown_and_a_reason_given(draw, source):
+    source.answers["status"]["jobs"][0]["pending_hang"] = HANG
+    shown = draw("overview").click("hang_now")
+    assert source.client.done == [("decide_hang", "gpt", "now", "dry run from the dashboard", True)]
+    assert "All ranks are ended and started again" in shown.text
+    shown.click("hang_decide")
+    assert len(source.client.done) == 1
+    shown.app.text_input(key="hang_reason").set_value("it will not come back")
+    shown.click("hang_decide")
+    assert source.client.done[1] == ("decide_hang", "gpt", "now", "it will not come back", False)
+    assert "gpt is restarted now: it will not come back" in shown.app.success[0].value
+
+
+def test_a_refused_decision_cannot_be_confirmed(draw, source):
+    source.answers["status"]["jobs"][0]["pending_hang"] = HANG
+    source.client.refusal = UsageError("job 'gpt' has no hang")
+    shown = draw("overview").click("hang_wait")
+    assert "The hub refuses: job 'gpt' has no hang." in shown.text
+    assert shown.app.button(key="hang_decide").disabled
 
 
 def test_what_the_hub_says_is_never_html(draw, source):

@@ -76,7 +76,10 @@ def to_do(job: JsonObject, incidents: Sequence[JsonObject]) -> str:
     of_job = [i for i in incidents if i.get("job") == job.get("job")]
     about = f"{worst['subject_type']} {worst['subject']}"
     best = next((i for i in of_job if i["root"] == about), None) or next(iter(of_job), None)
-    return str(best["suggested_action"]) if best else "Look at the evidence."
+    if best is None:
+        return "Look at the evidence."
+    blamed = "" if best["root"] == about else f" The incident is put down to {best['root']}."
+    return f"{best['suggested_action']}{blamed}"
 
 
 def _controller(
@@ -119,6 +122,28 @@ def _pending(pending: JsonObject, now_ns: int) -> str:
         return str(pending["why"])
     left_s = max(0.0, (act_at - now_ns) / 1e9)
     return f"{pending['why']} That is in {left_s:.0f} s, at {clock(act_at)[-8:]} UTC."
+
+
+def decision_cost(plan: JsonObject, now_ns: int) -> list[str]:
+    """What a decision on a hang would mean, in sentences. `plan` has them and what the hub said of it."""
+    if plan["why_not"]:
+        return [f"The hub refuses: {plan['why_not']}."]
+    hang = plan["hang"]
+    if hang is None:
+        return ["The hang is over. Nothing is pending."] if not plan["can_do"] else _held(plan["span"])
+    lasts = duration(max(0, now_ns - int(hang["since_ns"])))
+    where = f"Rank {hang['rank']} stands still for {lasts}."
+    if plan["decision"] == "wait":
+        return [where, *_held(plan["span"])]
+    return [
+        where,
+        "All ranks are ended and started again from the newest step that every rank can get.",
+        "Without a checkpoint the job begins anew.",
+    ]
+
+
+def _held(span: str) -> list[str]:
+    return [f"Nothing restarts the job for a hang for {span}, also not one that is certain."]
 
 
 def _did(event: JsonObject, now_ns: int) -> str:

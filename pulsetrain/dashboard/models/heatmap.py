@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from html import escape
 from types import MappingProxyType
 
 import plotly.graph_objects as go
 
 from pulsetrain.core.errors import UsageError
 from pulsetrain.core.json import JsonObject
+from pulsetrain.dashboard.models.attribution import Accused
 from pulsetrain.dashboard.models.charts import Theme, frame
+from pulsetrain.dashboard.models.states import RANK_STATES, look
 from pulsetrain.dashboard.models.text import duration
 
 FULL = 0.02  # of a step lost: drawn in full colour, unless a cell loses more
@@ -18,6 +21,7 @@ _CATEGORY_ORDER = ("data", "compute", "communication", "checkpoint", "other")
 _BELOW: Mapping[str, str] = MappingProxyType({"job": "stage", "stage": "dp", "dp": "node", "node": "rank"})
 _AXES: Mapping[str, str] = MappingProxyType({"stage": "stages", "dp": "dps", "rank": "ranks"})
 _MOST_PINNED = 8
+_NOTE_CHARACTERS = 150
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,13 +41,18 @@ class Cell:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One row. `opens` is the view below it, as parameters of the address. `rank` is -1 for several ranks."""
+    """One row. `opens` is the view below it, as parameters of the address. `rank` is -1 for several ranks.
+
+    A row with a `note` has no cells: somebody is accused, and not because of the time that is shown.
+    """
 
     name: str
     cells: tuple[Cell | None, ...]
     pinned: bool
     opens: Mapping[str, str]
     rank: int = -1
+    note: str = ""
+    colour: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,22 +65,24 @@ class Grid:
     culprit: int = -1
 
 
-def grid(bins: Sequence[JsonObject], *, by: str, within: str = "") -> Grid:
+def grid(bins: Sequence[JsonObject], *, by: str, within: str = "", named: Sequence[Accused] = ()) -> Grid:
     """The rows of `heat.heat` as a grid. `by` and `within` are the level and the ranks that were asked for.
 
-    The order of the rows of the answer changes nothing.
+    Whoever is `named` by a finding and does not stand out has a row of its own on top. The order of the rows
+    of the answer changes nothing.
     """
     if not bins:
         return Grid(rows=(), columns=(), worst="No data in these steps.")
     columns = tuple(sorted({row["col"] for row in bins}, key=_column_order(bins)))
     step_ns = _step_ns(bins)
     pinned = _pinned(bins, columns, step_ns)
-    named: dict[int, list[JsonObject]] = {}
+    notes = _notes(named, pinned, len(columns))
+    by_bin: dict[int, list[JsonObject]] = {}
     for row in bins:
-        named.setdefault(row["bin"], []).append(row)
-    rows = [_row(named[place], columns, step_ns, by=by, within=within) for place in sorted(named)]
+        by_bin.setdefault(row["bin"], []).append(row)
+    rows = [_row(by_bin[place], columns, step_ns, by=by, within=within) for place in sorted(by_bin)]
     return Grid(
-        rows=(*pinned, *rows),
+        rows=(*notes, *pinned, *rows),
         columns=columns,
         worst=_worst(pinned, rows),
         culprit=next((c.rank for row in pinned[:1] for c in row.cells if c), -1),
@@ -137,6 +148,26 @@ def _pinned(bins: Sequence[JsonObject], columns: Sequence[str], step_ns: int) ->
             )
         )
     return rows[:_MOST_PINNED]
+
+
+def _notes(named: Sequence[Accused], pinned: Sequence[Row], columns: int) -> list[Row]:
+    """A row for each that is accused and that no pinned row shows."""
+    shown = {row.name.removeprefix("◆ ").partition(":")[0] for row in pinned}
+    rows = []
+    for each in named[:_MOST_PINNED]:
+        state = look(each.state, RANK_STATES)
+        if each.name not in shown:
+            rows.append(
+                Row(
+                    name=f"{state.glyph} {each.name}",
+                    cells=(None,) * columns,
+                    pinned=True,
+                    opens={},
+                    note=each.summary,
+                    colour=state.colour,
+                )
+            )
+    return rows
 
 
 def _values(suspect: object) -> tuple[int, int, int, int, int, str]:
@@ -244,6 +275,7 @@ def figure(shown: Grid, theme: Theme, *, columns_title: str) -> go.Figure:
         xgap=1,
         ygap=1,
     )
+    _add_notes(chart, shown, theme)
     _add_targets(chart, shown)
     pinned = sum(row.pinned for row in shown.rows)
     if pinned:
@@ -258,6 +290,22 @@ def figure(shown: Grid, theme: Theme, *, columns_title: str) -> go.Figure:
         tickfont={"size": 12 if _row_px(len(names)) > 14 else 10},
     )
     return chart
+
+
+def _add_notes(chart: go.Figure, shown: Grid, theme: Theme) -> None:
+    """What is said of those who are accused for something else than time: a mark in front, and words."""
+    for place, row in enumerate(shown.rows):
+        if not row.note:
+            continue
+        for width, opacity, layer in ((1, 0.18, "below"), (0.008, 1, "above")):
+            chart.add_shape(
+                type="rect", xref="paper", x0=0, x1=width, y0=place - 0.5, y1=place + 0.5,
+                fillcolor=row.colour, opacity=opacity, layer=layer, line={"width": 0},
+            )  # fmt: skip
+        chart.add_annotation(
+            xref="paper", x=0.014, y=place, text=escape(row.note[:_NOTE_CHARACTERS]), showarrow=False,
+            xanchor="left", font={"size": 12 if _row_px(len(shown.rows)) > 14 else 10, "color": theme.text},
+        )  # fmt: skip
 
 
 def _row_px(rows: int) -> int:

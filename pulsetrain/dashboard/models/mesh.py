@@ -13,7 +13,8 @@ from pulsetrain.dashboard.models.attribution import Attribution
 from pulsetrain.dashboard.models.charts import Theme, frame
 from pulsetrain.dashboard.models.states import RANK_STATES, look
 
-_SYMBOLS = {"culprit": "diamond", "slow": "triangle-up", "no_data": "square-open"}
+_SYMBOLS = {"culprit": "diamond", "slow": "triangle-up", "part": "star-diamond", "no_data": "square-open"}
+_NAMED = ("culprit", "slow", "part")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +42,7 @@ def blocks(rows: Sequence[JsonObject], blamed: Sequence[JsonObject], blame: Attr
 def _block(row: JsonObject, blamed: Sequence[JsonObject], blame: Attribution, *, waiting: bool) -> Block:
     dps = (row["first_dp"], row["last_dp"])
     here = [r for r in blamed if r["pp"] == row["pp"] and dps[0] <= r["dp"] <= dps[1]]
-    states = {r["rank"]: blame.ranks.get(r["rank"]) or blame.nodes.get(r["node"]) for r in here}
+    states = {r["rank"]: blame.state(r["rank"], r["node"]) for r in here}
     found = {state for state in states.values() if state}
     found |= {name for name in ("no_data", "stopped", "gone") if row[name]}
     found = found or {"victim" if waiting else "running"}
@@ -57,7 +58,7 @@ def tally(rows: Sequence[JsonObject], blame: Attribution, blamed: Sequence[JsonO
     for name in ("no_data", "stopped", "gone"):
         counts[name] = sum(row[name] for row in rows)
     for row in blamed:
-        state = blame.ranks.get(row["rank"]) or blame.nodes.get(row["node"])
+        state = blame.state(row["rank"], row["node"])
         if state:
             counts[state] += 1
             counts[row["state"]] -= row["state"] != "running"
@@ -76,14 +77,14 @@ def figure(shown: Sequence[Block], theme: Theme) -> go.Figure:
         chart.add_scatter(
             x=[block.place for block in own],
             y=[block.stage for block in own],
-            mode="markers+text" if state in ("culprit", "slow") else "markers",
+            mode="markers+text" if state in _NAMED else "markers",
             name=f"{known.glyph} {known.label} ({len(own):,})",
             text=[block.named for block in own],
             textposition="top center",
             textfont={"color": theme.text, "size": 12},
             marker={
                 "color": known.colour,
-                "size": 16 if state in ("culprit", "slow") else 11,
+                "size": 16 if state in _NAMED else 11,
                 "symbol": _SYMBOLS.get(state, "square"),
             },
             customdata=[[block.ranks, *block.dps, block.named or known.label] for block in own],

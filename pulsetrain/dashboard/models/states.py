@@ -46,7 +46,8 @@ RANK_STATES: Mapping[str, State] = MappingProxyType(
         "gone": State(label="gone", glyph="✕", colour="#A3195B", symbol="cross", urgency=8),
         "stopped": State(label="stopped", glyph="■", colour="#CC79A7", symbol="square", urgency=7),
         "slow": State(label="slow", glyph="▲", colour="#E69F00", symbol="diamond", urgency=6),
-        "victim": State(label="waits", glyph="◷", colour="#56B4E9", symbol="square", urgency=5),
+        "part": State(label="faulty part", glyph="✦", colour="#8B6BD0", symbol="diamond", urgency=5),
+        "victim": State(label="waits", glyph="◷", colour="#56B4E9", symbol="square", urgency=4),
         "no_data": _NO_DATA,
         "running": State(label="running", glyph="●", colour="#009E73", symbol="circle", urgency=0),
     }
@@ -58,6 +59,7 @@ NODE_STATES: Mapping[str, State] = MappingProxyType(
         "standby": State(label="standby", glyph="◌", colour="#56B4E9", symbol="circle", urgency=1),
         "culprit": State(label="culprit", glyph="◆", colour="#D55E00", symbol="diamond", urgency=9),
         "slow": State(label="slow", glyph="▲", colour="#E69F00", symbol="diamond", urgency=6),
+        "part": State(label="faulty part", glyph="✦", colour="#8B6BD0", symbol="diamond", urgency=5),
         "suspect": State(label="suspect", glyph="▲", colour="#E69F00", symbol="diamond", urgency=6),
         "lost": State(label="lost", glyph="✕", colour="#A3195B", symbol="x", urgency=8),
         "evicted": State(label="evicted", glyph="⊘", colour="#D55E00", symbol="x", urgency=7),

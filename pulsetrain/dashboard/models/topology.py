@@ -104,7 +104,7 @@ def _doing(heartbeat: JsonObject) -> str:
 
 
 def _state(row: JsonObject, heartbeat: JsonObject | None, attribution: Attribution, now_ns: int) -> str:
-    blamed = attribution.ranks.get(row["rank"]) or attribution.nodes.get(row["node"])
+    blamed = attribution.state(row["rank"], row["node"])
     if blamed:
         return blamed
     if (
@@ -139,9 +139,13 @@ def figure(ranks: Sequence[RankPoint], matches: Collection[int], theme: Theme) -
     """The mesh in three dimensions. Ranks in `matches` are ringed. Each state has one legend entry."""
     chart = frame(theme, height=560)
     size = 10 if len(ranks) <= 64 else 6 if len(ranks) <= 2048 else 3
+    crowd = len(ranks) > 64 and any(r.state not in ("running", "victim") for r in ranks)
     _add_pipelines(chart, ranks, theme)
     for name in sorted({r.state for r in ranks}, key=lambda state: look(state, RANK_STATES).urgency):
-        _add_state(chart, [r for r in ranks if r.state == name], name, size, len(ranks) <= 64, theme)
+        faint = crowd and name in ("running", "victim")
+        _add_state(
+            chart, [r for r in ranks if r.state == name], name, size, len(ranks) <= 64, theme, faint=faint
+        )
     ringed = [r for r in ranks if r.rank in matches] if len(matches) < len(ranks) else []
     if ringed:
         marker = {"size": size + 8, "color": theme.text, "symbol": "circle-open", "line": {"width": 3}}
@@ -168,8 +172,16 @@ def _xyz(ranks: Sequence[RankPoint]) -> dict[str, list[int]]:
 
 
 def _add_state(
-    chart: go.Figure, ranks: Sequence[RankPoint], name: str, size: int, named: bool, theme: Theme
+    chart: go.Figure,
+    ranks: Sequence[RankPoint],
+    name: str,
+    size: int,
+    named: bool,
+    theme: Theme,
+    *,
+    faint: bool = False,
 ) -> None:
+    """The ranks of one state. Those that are faint do not hide the others."""
     state = look(name, RANK_STATES)
     chart.add_scatter3d(
         **_xyz(ranks),
@@ -179,7 +191,8 @@ def _add_state(
         textposition="top center",
         textfont={"color": theme.text, "size": 12},
         marker={
-            "size": size + (4 if name == "culprit" else 0),
+            "size": size / 2 if faint else size + (4 if name == "culprit" else 0),
+            "opacity": 0.4 if faint else 1,
             "color": state.colour,
             "symbol": state.symbol,
         },

@@ -80,6 +80,8 @@ def test_what_to_do_is_the_action_of_the_incident_about_the_culprit():
     ]
     assert asked(job(), incidents=incidents).to_do == "Read its stack."
     assert asked(job(), incidents=[]).to_do == "Look at the evidence."
+    other = asked(job(), incidents=incidents[:1]).to_do
+    assert other == "not this The incident is put down to rank 2."
     assert asked(job(findings=[]), incidents=incidents).to_do == "Nothing."
 
 

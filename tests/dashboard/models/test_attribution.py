@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from pulsetrain.dashboard.models.attribution import attribute, node_state
+from pulsetrain.dashboard.models.attribution import accused, attribute, node_state, with_alerts
 
 
 def finding(subject_type, subject, severity="critical", kind="hang"):
@@ -24,6 +24,8 @@ NODE = {"node": "n1", "state": "active", "ranks": [2, 3]}
         ([finding("node", "n1")], {}, "culprit"),
         ([finding("rank", "2", kind="straggler")], {}, "slow"),
         ([finding("rank", "5")], {}, "active"),
+        ([finding("link", "n1/mlx5_0/1", "warning", "link_flap")], {}, "part"),
+        ([finding("link", "n11/mlx5_0/1", "warning", "link_flap")], {}, "active"),
         ([finding("rank", "3")], {"state": "evicted"}, "evicted"),
         ([], {}, "active"),
     ],
@@ -34,3 +36,19 @@ def test_the_node_of_a_culprit_is_not_green(found, node, state):
 
 def test_culprits_are_those_of_critical_findings():
     assert attribute([finding("rank", "3"), finding("rank", "2", kind="straggler")]).culprits == {3}
+
+
+def test_a_flapping_link_that_only_an_alert_names_is_said_beside_the_findings():
+    alerts = [
+        {**finding("link", "n4/mlx5_0/1", "warning", "link_flap"), "state": state, "job": job}
+        for state, job in (("firing", "j"), ("firing", "other"), ("resolved", "j"))
+    ]
+    alerts += [{**finding("rank", "9"), "state": "firing", "job": "j"}]
+    found = with_alerts([finding("rank", "3"), finding("node", "n2", kind="straggler")], alerts, "j")
+    named = [(each.name, each.state, each.node) for each in accused(found)]
+    assert named == [("rank 3", "culprit", ""), ("n2", "slow", "n2"), ("link n4/mlx5_0/1", "part", "n4")]
+    assert attribute(found).state(32, "n4") == "part"
+
+
+def test_nobody_is_accused_by_information_or_for_a_job():
+    assert accused([finding("rank", "3", "info"), finding("job", "j")]) == []

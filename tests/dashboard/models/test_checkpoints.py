@@ -4,11 +4,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pulsetrain.dashboard.models.checkpoints import (
+    OWN,
     TIERS,
     Safe,
     checkpoint_lines,
     costs,
     headline,
+    own_file,
     safe_steps,
 )
 
@@ -44,6 +46,15 @@ def test_a_worse_failure_is_never_cheaper(steps, last):
     found = costs([safe(t, s) for t, s in steps.items()], last_step=last, step_ns=3)
     lost = [c.lost_steps for c in found]
     assert lost == sorted(lost)
+
+
+def test_a_script_that_saves_by_itself_goes_on_from_its_own_file_whatever_fails():
+    own = {"step": 30, "bytes": 8, "written_ns": 5, "complete": True}
+    held = own_file(own)
+    found = costs(held, last_step=42, step_ns=10)
+    assert {(c.step, c.tier, c.lost_steps) for c in found} == {(30, OWN, 12)}
+    assert headline(held, found).endswith("would resume from step 30 in the script's own file.")
+    assert own_file(own | {"complete": False}) == own_file(None) == []
 
 
 def test_tiers_are_in_the_order_of_a_restore():

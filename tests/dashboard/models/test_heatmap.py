@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pulsetrain.core.errors import UsageError
+from pulsetrain.dashboard.models.attribution import Accused
 from pulsetrain.dashboard.models.charts import LIGHT
 from pulsetrain.dashboard.models.heatmap import figure, grid, selected, spans_of
 from pulsetrain.dashboard.models.text import natural
@@ -119,6 +120,7 @@ def test_step_windows_are_in_order_of_steps():
     assert grid([bin_(0, "100"), bin_(0, "20"), bin_(0, "3")], by="node").columns == ("3", "20", "100")
 
 
+@settings(max_examples=8)
 @given(st.integers(min_value=1, max_value=10**9))
 def test_colours_stay_in_the_scale(value):
     chart = figure(grid([bin_(0, "forward", value)], by="node"), LIGHT, columns_title="")
@@ -149,3 +151,13 @@ def test_a_click_means_the_rank_behind_the_cell():
 def test_natural_order_is_numeric(numbers):
     names = [f"n{number}" for number in numbers]
     assert sorted(names, key=natural) == [f"n{number}" for number in sorted(numbers)]
+
+
+def test_who_is_accused_for_something_else_than_time_has_a_row_with_words():
+    hung = Accused(subject_type="rank", subject="3", state="culprit", summary="Rank 3 is stopped <b>")
+    slow = Accused(subject_type="rank", subject="19", state="slow", summary="Rank 19 computes slower")
+    shown = grid(CELLS, by="node", named=[hung, slow])
+    assert [row.name for row in shown.rows][:2] == ["◆ rank 3", "◆ rank 19"]
+    drawn = figure(shown, LIGHT, columns_title="")
+    assert [note.text for note in drawn.layout.annotations] == ["Rank 3 is stopped &lt;b&gt;"]
+    assert {shape.fillcolor for shape in drawn.layout.shapes if shape.type == "rect"} == {"#D55E00"}

@@ -50,8 +50,8 @@ class Drawing:
 
 
 def draw(spans: Spans, clocks: NodeClocks, blame: Attribution) -> Drawing:
-    """What is drawn of at least one span."""
-    aligned = spans.on_one_clock(clocks)
+    """What is drawn of at least one span. Ranks that a finding accuses come first."""
+    aligned = spans.on_one_clock(clocks).ordered(_accused(spans, blame))
     steps = steps_of(aligned)
     kinds, kind = _kinds(aligned)
     lanes = lanes_of(aligned)
@@ -88,11 +88,18 @@ def _sections(spans: Spans, steps: Sequence[Step]) -> Ints:
     return np.array([numbers[key] for key in keys], np.int64)
 
 
+def _accused(spans: Spans, blame: Attribution) -> list[int]:
+    """The ranks of these spans at fault, or on a machine at fault."""
+    node = spans.names["node"]
+    places = np.unique(np.stack([spans["rank"], node.codes]), axis=1).T.tolist()
+    return sorted({rank for rank, code in places if blame.state(rank, node.names[code])})
+
+
 def _states(lanes: Lanes, blame: Attribution) -> dict[int, str]:
     """The state of each shown rank that a finding is about, a key of `RANK_STATES`."""
     found = {}
     for lane in lanes.lanes:
-        state = blame.ranks.get(lane.rank) or blame.nodes.get(lane.node)
+        state = blame.state(lane.rank, lane.node)
         state = state or ("victim" if lane.rank in blame.victims else "")
         if state:
             found[lane.rank] = state

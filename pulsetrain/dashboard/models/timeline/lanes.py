@@ -28,7 +28,7 @@ class Lane:
 
 @dataclass(frozen=True, kw_only=True)
 class Lanes:
-    """The lanes in order of rank. `level` has the level of each span on its lane, 0 at the bottom."""
+    """The lanes in the order of their spans. `level` has that of each span on its lane, 0 at the bottom."""
 
     lanes: tuple[Lane, ...]
     level: Ints

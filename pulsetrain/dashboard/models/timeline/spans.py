@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -100,12 +100,13 @@ class Spans:
             open=self.open[rows],
         )
 
-    def ordered(self) -> Spans:
-        """The same spans by rank, lane and start. The longer of two that start together comes first."""
+    def ordered(self, first: Sequence[int] = ()) -> Spans:
+        """The same spans by rank, lane and start, ranks of `first` before all others. The longer of two that
+        start together comes first."""
         keys = ("attempt", "microbatch", "seq")
         last = [self[name] for name in keys] + [self.names["phase"].codes, -self["duration_ns"]]
         lane = (self["start_ns"], self.communicates, self.names["lane"].codes, ~self.on_host, self["rank"])
-        return self.take(np.lexsort((*last, *lane)))
+        return self.take(np.lexsort((*last, *lane, ~np.isin(self["rank"], first))))
 
     def longest(self, count: int) -> Spans:
         """The longest `count` spans and all that are open, in the same order."""

@@ -36,7 +36,7 @@ def _open(drawing: Drawing) -> str:
     ]
     if not rows:
         return ""
-    blamed = ("culprit", "slow")
+    blamed = ("culprit", "slow", "part")
     rows.sort(
         key=lambda row: (
             drawing.states.get(int(spans["rank"][row])) not in blamed,

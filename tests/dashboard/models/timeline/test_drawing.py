@@ -39,3 +39,11 @@ def test_one_node_needs_no_comparison_of_clocks():
 
 def test_what_was_left_out_is_counted():
     assert drawing(row(spans_in_all=41)).left_out == 40
+
+
+def test_ranks_at_fault_and_ranks_on_a_faulty_machine_come_first():
+    blame = Attribution(ranks={3: "slow"}, parts={"n2": ("n2/mlx5_0/1",)})
+    rows = (row(rank=0), row(rank=1), row(rank=2, node="n2"), row(rank=3))
+    found = drawing(*rows, blame=blame)
+    assert [lane.rank for lane in found.lanes.lanes] == [2, 3, 0, 1]
+    assert found.states == {2: "part", 3: "slow"}
