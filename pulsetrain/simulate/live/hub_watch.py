@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -38,15 +39,15 @@ class HubAnswer:
 class CpuTimes:
     """Processor time of one process, as a share of one core since the last reading."""
 
-    def __init__(self, pid: int | None = None) -> None:
-        self._process = psutil.Process(pid)
-        self._at_s, self._used_s = time.monotonic(), self._used()
+    def __init__(self, pid: int | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._process, self._clock = psutil.Process(pid), clock
+        self._at_s, self._used_s = clock(), self._used()
 
     def ratio(self) -> float:
         """-1 where the process is gone."""
         before_at_s, before_used_s = self._at_s, self._used_s
         try:
-            self._at_s, self._used_s = time.monotonic(), self._used()
+            self._at_s, self._used_s = self._clock(), self._used()
         except psutil.Error:
             return -1.0
         return (self._used_s - before_used_s) / max(1e-9, self._at_s - before_at_s)
