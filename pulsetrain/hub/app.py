@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
+import structlog
 from starlette.applications import Starlette
+from starlette.middleware import Middleware
 from starlette.routing import BaseRoute
 
 from pulsetrain.analytics.incidents.alerts import AlertBook
 from pulsetrain.core.clock import Clock
 from pulsetrain.core.supervisor import TaskSupervisor
 from pulsetrain.hub.event_writer import EventWriter
+from pulsetrain.hub.leader_gate import LeaderGate
+from pulsetrain.hub.leadership import GUARD_S, Leadership, Role
 from pulsetrain.hub.loops import LoopTable
 from pulsetrain.hub.notifier import KeptTopology
 from pulsetrain.hub.reporter import Reporter
@@ -23,6 +28,8 @@ from pulsetrain.recovery.controller import Controller
 from pulsetrain.stream.store import server
 from pulsetrain.stream.store.clickhouse import Store
 from pulsetrain.stream.store.intake import Intake
+
+log = structlog.get_logger()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +43,7 @@ class Parts:
     reporter: Reporter
     stacks: Stacks
     report: StatusReport
+    leadership: Leadership
     loops: TaskSupervisor
     table: LoopTable
     topology: KeptTopology
@@ -45,16 +53,34 @@ class Parts:
     facts: dict[str, object]
 
 
-def build(parts: Parts) -> Starlette:
-    """The application. Its loops run while it serves."""
+def build(parts: Parts, deposed: Callable[[], None] = lambda: None) -> Starlette:
+    """The application. Its loops run while it serves and this hub leads. `deposed` is called once it does
+    not lead any more."""
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        parts.loops.start()
+        guard = asyncio.create_task(_guard(parts, deposed), name="leadership")
         yield
+        guard.cancel()
+        await asyncio.gather(guard, return_exceptions=True)
         await parts.loops.stop()
 
-    return Starlette(routes=[*api(parts), *records(parts)], lifespan=lifespan)
+    gate = Middleware(LeaderGate, leadership=parts.leadership)
+    return Starlette(routes=[*api(parts), *records(parts)], lifespan=lifespan, middleware=[gate])
+
+
+async def _guard(parts: Parts, deposed: Callable[[], None]) -> None:
+    """Run the loops from the moment at which this hub leads until the one at which it does not."""
+    while parts.leadership.role is Role.WAITING:
+        await asyncio.sleep(GUARD_S)
+    parts.loops.start()
+    if parts.leadership.role is Role.ALONE:
+        return
+    while parts.leadership.role is Role.LEADER:
+        await asyncio.sleep(GUARD_S)
+    log.error("deposed", leader=parts.leadership.leader())
+    await parts.loops.stop()
+    deposed()
 
 
 def api(parts: Parts) -> list[BaseRoute]:
@@ -74,7 +100,7 @@ def api(parts: Parts) -> list[BaseRoute]:
         ),
         *nodes.routes(controller, token),
         *hangs.routes(controller, token),
-        *agents.routes(controller, token),
+        *agents.routes(controller, token, parts.leadership),
     ]
 
 

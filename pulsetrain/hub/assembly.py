@@ -10,12 +10,17 @@ from pathlib import Path
 from pulsetrain.analytics.analyze import for_device
 from pulsetrain.analytics.incidents.alert_state import AlertConfig
 from pulsetrain.analytics.incidents.alerts import AlertBook
+from pulsetrain.analytics.machines import hardware_policy, policies
+from pulsetrain.analytics.machines.signs import Tables
 from pulsetrain.analytics.report import device_peak
 from pulsetrain.analytics.slowness.device_peaks import Peak
 from pulsetrain.core.clock import Clock, SystemClock
 from pulsetrain.core.supervisor import AsyncTurn, TaskSupervisor
 from pulsetrain.hub.app import Parts
 from pulsetrain.hub.event_writer import EventWriter
+from pulsetrain.hub.hardware_watch import HardwareWatch
+from pulsetrain.hub.job_memory import KeptMemory
+from pulsetrain.hub.leadership import Alone, LeaderCollector, Leadership
 from pulsetrain.hub.live_watch import LiveWatch
 from pulsetrain.hub.loop_health import LoopHealth
 from pulsetrain.hub.loop_metrics import LoopCollector
@@ -39,10 +44,12 @@ from pulsetrain.stream.store.intake import Intake
 STALE_S: Mapping[str, float] = {
     "controller": 5.0,
     "live watch": 5.0,
+    "hardware watch": 10.0,
     "store analysis": 120.0,
     "notifications": 120.0,
     "loop health": 10.0,
     "past jobs": 600.0,
+    "job memory": 90.0,
 }
 """The age above which a loop counts as stuck. Analysis and delivery may take long."""
 
@@ -54,6 +61,7 @@ class Detection:
     reporter: Reporter
     stacks: Stacks
     live: LiveWatch
+    machines: HardwareWatch
     analysis: StoreAnalysis
     past: PastJobs
     records: StoreRecords
@@ -61,26 +69,31 @@ class Detection:
 
 def assemble(
     store: Store,
+    memory: KeptMemory,
     data: Path,
     url: str,
     token: str,
     settings: Settings,
     clock: Clock | None = None,
     loops: TaskSupervisor | None = None,
+    leadership: Leadership | None = None,
 ) -> Parts:
-    """Every part of a hub, wired. Its loops begin when the application starts."""
+    """Every part of a hub, wired. Its loops begin when the application starts. `memory` outlives it."""
     clock, loops = clock or SystemClock(), loops or TaskSupervisor()
+    leadership = leadership or Alone(url)
     writer = EventWriter(store, clock)
     alerts = AlertBook(data / "alerts.db", AlertConfig(channels=tuple(settings.channels)))
-    services = Services(policy=settings.policy, journal=writer, clock=clock, background=loops)
+    services = Services(policy=settings.policy, journal=writer, clock=clock, background=loops, memory=memory)
     controller = Controller(services, loops, last_attempt=lambda job: views.last_attempt(store, job))
-    detection = _detection(controller, alerts, writer, store, settings, clock, loops)
     intake = Intake(store, data / "journal", clock)
-    table = LoopTable([loops.statuses, lambda: [writer.status(), intake.status()]], controller.jobs)
+    detection = _detection(controller, alerts, writer, store, intake, settings, clock, loops)
+    own = [lambda: loops.statuses() if loops.started else (), lambda: [writer.status(), intake.status()]]
+    table = LoopTable(own, controller.jobs)
     intake.metrics.registry.register(LoopCollector(table.rows))
+    intake.metrics.registry.register(LeaderCollector(leadership))
     topology = KeptTopology(controller.jobs)
     notifier = Notifier(alerts, settings.channels, topology, clock)
-    _add_loops(loops, controller, detection, notifier, LoopHealth(table.rows, alerts, clock))
+    _add_loops(loops, controller, detection, notifier, LoopHealth(table.rows, alerts, clock), memory)
     facts = _facts(url, data, clock) | {"observe_only": settings.policy.observe_only}
     return Parts(
         store=store,
@@ -99,7 +112,9 @@ def assemble(
             detection.past,
             detection.records,
             clock,
+            leadership,
         ),
+        leadership=leadership,
         loops=loops,
         table=table,
         topology=topology,
@@ -116,14 +131,17 @@ def _add_loops(
     detection: Detection,
     notifier: Notifier,
     health: LoopHealth,
+    memory: KeptMemory,
 ) -> None:
     turns: Mapping[str, AsyncTurn] = {
         "controller": controller.turn,
         "live watch": detection.live.turn,
+        "hardware watch": detection.machines.turn,
         "store analysis": detection.analysis.turn,
         "notifications": notifier.turn,
         "loop health": health.turn,
         "past jobs": detection.past.turn,
+        "job memory": memory.turn,
     }
     for name, turn in turns.items():
         loops.add(name, turn, stale_after_s=STALE_S[name])
@@ -134,24 +152,32 @@ def _detection(
     alerts: AlertBook,
     writer: EventWriter,
     store: Store,
+    intake: Intake,
     settings: Settings,
     clock: Clock,
     loops: TaskSupervisor,
 ) -> Detection:
     jobs, config, device = controller.jobs, settings.watch, _device(settings)
     reporter = Reporter(jobs, writer, alerts, clock)
-    past = PastStore(store, dict(for_device(device)))
+    past = PastStore(store, dict(for_device(device)), store.inserts)
     reporter.recall(past.findings())
     stacks = Stacks(jobs, writer, clock, loops, stopped_s=config.stopped_s)
-    records = StoreRecords(store, device)
+    records = StoreRecords(store, device, inserts=intake.inserts, versions=store.inserts)
     return Detection(
         reporter=reporter,
         stacks=stacks,
         live=LiveWatch(jobs, stacks, reporter, clock, config, Suspects(jobs, clock, loops)),
+        machines=HardwareWatch(jobs, reporter, site_tables(settings.hub.policies), clock),
         analysis=StoreAnalysis(jobs, records, reporter, clock, stacks.detector),
         past=PastJobs(jobs, past, reporter, writer, clock),
         records=records,
     )
+
+
+def site_tables(folder: str) -> Tables:
+    """The policy tables, with a site's own rows where `folder` names some. Raises `ConfigError`."""
+    site = Path(folder) if folder else None
+    return Tables(policies=policies.load(site), responses=hardware_policy.load(site))
 
 
 def _device(settings: Settings) -> Peak | None:

@@ -10,7 +10,8 @@ class HubConfig:
     """Table ``[hub]``, environment ``PULSETRAIN_HUB_*``, flags of ``pulsetrain serve``."""
 
     host: str = "127.0.0.1"
-    """Address to listen on. Every route but /ping asks for the token, on loopback too."""
+    """Address to listen on. Every route but /ping and /v1/leader asks for the token, on loopback
+    too."""
     port: int = 8780
     """Port of the API, ingest and query routes. 0 takes a free one."""
     dashboard_port: int = 8790
@@ -25,9 +26,17 @@ class HubConfig:
     kafka: str = ""
     """Brokers (host:port,...) to take records from as well. Empty: records come over HTTP alone."""
 
+    kv: str = ""
+    """etcd that keeps what must outlive this hub, ``etcd://host:port,...``: one of several hubs leads. Empty:
+    this hub is alone and keeps it in the data folder."""
+
     device: str = ""
     """What all ranks run on, as DEVICE/DTYPE of the table of peaks, for the MFU. Empty: the GPUs that their
     agents report, and the data type that training on them usually computes in."""
+
+    policies: str = ""
+    """Folder with a site's own rows of hardware_policy.toml, xid.csv, sxid.csv and kernel_rules.toml: what is
+    done about trouble of a machine. Empty: the tables of this version."""
 
     def __post_init__(self) -> None:
         for name in ("port", "dashboard_port"):

@@ -11,6 +11,7 @@ from pulsetrain.analytics.hangs.pauses import PauseLog
 from pulsetrain.analytics.verdict import Finding, Verdict, findings
 from pulsetrain.core.clock import Clock
 from pulsetrain.core.supervisor import FailureCollector
+from pulsetrain.hub import traffic_stop
 from pulsetrain.hub.finding_dedup import FindingDedup
 from pulsetrain.hub.stacks import StackEvidence
 from pulsetrain.hub.step_times import StepTimes
@@ -21,6 +22,7 @@ from pulsetrain.recovery.transitions import TERMINAL, Event, Phase
 
 SOURCE = "live"
 LIVE_S = 0.25
+IDLE_S = 1.0  # without a job
 HURRY_S = 0.05  # while a recovery waits for its cause
 LIVE_SHARE = 5
 SETTLE_NS = 250_000_000
@@ -103,6 +105,8 @@ class LiveWatch:
 
     async def turn(self) -> float:
         """Look at every job. The next turn comes sooner while a recovery waits for its cause."""
+        if not self._jobs:
+            return IDLE_S
         failures, hurry, began_s = FailureCollector(), False, self._clock.monotonic_s()
         for name, job in list(self._jobs.items()):
             with failures.collect(f"job {name}"):
@@ -138,7 +142,8 @@ class LiveWatch:
         memory.verdicts = look.verdicts
         self._suspects.consider(job.job, job.attempt, look.suspects)
         self._stacks.consider(job, view, look.verdicts)
-        self._report(job, memory, self._stacks.attach(job.job, job.attempt, findings(look.verdicts)))
+        seen = traffic_stop.with_evidence(job, findings(look.verdicts))
+        self._report(job, memory, self._stacks.attach(job.job, job.attempt, seen))
 
     def _forget_silence(self, job: JobSnapshot) -> None:
         """What was seen of a silence says nothing about another attempt."""

@@ -16,8 +16,12 @@ NOTIFY_S = 1.0
 
 
 def topology(jobs: Iterable[JobSnapshot]) -> Topology:
-    """Which rank is on which node, in every job that has a world."""
-    return Topology(node_of={(j.job, rank): m.node for j in jobs for m in j.world for rank in m.ranks})
+    """Which rank is on which node, in every job that has a world, and which node is under which switch."""
+    known = list(jobs)
+    return Topology(
+        node_of={(j.job, rank): m.node for j in known for m in j.world for rank in m.ranks},
+        switch_of={n.name: n.hello.switch for j in known for n in j.nodes if n.hello.switch},
+    )
 
 
 class KeptTopology:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from pulsetrain.analytics.analyze import Analyzer, analyze
@@ -42,13 +43,31 @@ class PastJob:
 
 
 class PastStore:
-    """Jobs of a store. `analyzers` are those of running jobs."""
+    """Jobs of a store. `analyzers` are those of running jobs.
 
-    def __init__(self, store: Queryable, analyzers: dict[str, Analyzer]) -> None:
-        self._store, self._analyzers = store, analyzers
+    `inserts` counts the inserts into tables. Where there were none, jobs are not read again. It gives None
+    where that is not known.
+    """
+
+    def __init__(
+        self,
+        store: Queryable,
+        analyzers: dict[str, Analyzer],
+        inserts: Callable[..., tuple[int, ...] | None] = lambda *tables: None,
+    ) -> None:
+        self._store, self._analyzers, self._inserts = store, analyzers, inserts
+        self._read: tuple[tuple[int, ...], list[PastJob]] | None = None
 
     def jobs(self) -> list[PastJob]:
-        """The newest jobs on record, those that run included."""
+        """The newest jobs on record, those that run included. One thread calls it."""
+        inserts = self._inserts("steps", "events")
+        if self._read is None or self._read[0] != inserts:
+            jobs = self._jobs()
+            self._read = (inserts, jobs) if inserts is not None else None
+            return jobs
+        return self._read[1]
+
+    def _jobs(self) -> list[PastJob]:
         ends: dict[str, list[JsonObject]] = {}
         for row in past.job_ends(self._store).to_pylist():
             ends.setdefault(row["job"], []).append(row)

@@ -18,14 +18,19 @@ import structlog
 import uvicorn
 
 from pulsetrain.core.clock import SystemClock
-from pulsetrain.core.errors import UsageError
+from pulsetrain.core.errors import PulsetrainError, Unavailable, UsageError
 from pulsetrain.core.open_files import allow_many_open_files
 from pulsetrain.core.process_title import set_process_title
 from pulsetrain.dashboard import launch
 from pulsetrain.hub.app import Parts, build
 from pulsetrain.hub.assembly import assemble
+from pulsetrain.hub.job_memory import KeptMemory
+from pulsetrain.hub.kept_store import open_kept
+from pulsetrain.hub.leadership import Candidate, Role
 from pulsetrain.hub.loops import Statuses
 from pulsetrain.hub.settings import Settings
+from pulsetrain.kv.election import Election
+from pulsetrain.kv.store import KeyValueStore
 from pulsetrain.stream.store.clickhouse import Store, open_store
 
 log = structlog.get_logger()
@@ -47,9 +52,11 @@ def serve(data: Path, settings: Settings, say: Callable[[str], None]) -> None:
     store.migrate()
     url = f"http://{config.host}:{listener.getsockname()[1]}"
     token = config.token or kept_token(data)
-    parts = assemble(store, data, url, token, settings)
     with contextlib.ExitStack() as stack:
         stack.callback(store.close)
+        kept = open_kept(config.kv, data, os.environ)
+        stack.callback(kept.close)
+        parts = stack.enter_context(candidate(kept, store, data, url, token, settings))
         stack.callback(parts.alerts.close)
         stack.callback(parts.writer.close)
         store.before_close(parts.intake.close)
@@ -69,11 +76,42 @@ def serve(data: Path, settings: Settings, say: Callable[[str], None]) -> None:
         run_server(parts, listener)
 
 
+@contextlib.contextmanager
+def candidate(
+    kept: KeyValueStore, store: Store, data: Path, url: str, token: str, settings: Settings
+) -> Iterator[Parts]:
+    """The parts of a hub that is alone, or with ``--kv`` of one that begins to wait for the lead."""
+    if not settings.hub.kv:
+        memory = KeptMemory(kept)
+        memory.load()
+        yield assemble(store, memory, data, url, token, settings)
+        return
+    clock = SystemClock()
+    election = Election(kept, f"{url}#{secrets.token_hex(4)}", clock)
+    memory = KeptMemory(kept, fence=lambda: hub.fence(), refused=lambda: hub.depose(), patience_s=None)
+    hub = Candidate(election, memory.load, clock)
+    parts = assemble(store, memory, data, url, token, settings, leadership=hub)
+    parts.table.add(lambda: [hub.status()])
+    hub.start()
+    try:
+        yield parts
+    finally:
+        with contextlib.suppress(PulsetrainError):  # its lease ends by itself
+            hub.stop()
+
+
 def run_server(parts: Parts, listener: socket.socket) -> None:
-    """Serve until a signal. Connections that agents hold open do not delay the end."""
+    """Serve until a signal. Connections that agents hold open do not delay the end.
+
+    Raises `Unavailable` once another hub leads in place of this one.
+    """
+
+    def end() -> None:
+        server.should_exit = True
+
     server = uvicorn.Server(
         uvicorn.Config(
-            build(parts),
+            build(parts, end),
             log_level="warning",
             access_log=False,
             timeout_graceful_shutdown=1,
@@ -82,6 +120,8 @@ def run_server(parts: Parts, listener: socket.socket) -> None:
     )
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(server.serve(sockets=[listener]))
+    if parts.leadership.role is Role.DEPOSED:
+        raise Unavailable("this hub does not lead any more: start it again, and it waits for its turn")
 
 
 def make_folder(data: Path) -> None:

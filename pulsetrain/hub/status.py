@@ -10,6 +10,7 @@ from pulsetrain.analytics.slowness.slowest import Slowest
 from pulsetrain.analytics.verdict import Finding, Verdict, state_of
 from pulsetrain.core.clock import Clock
 from pulsetrain.core.json import JsonObject
+from pulsetrain.hub.leadership import Leadership
 from pulsetrain.hub.live_watch import Watched
 from pulsetrain.hub.loops import LoopRow, LoopTable
 from pulsetrain.hub.past_jobs import PastStatus
@@ -87,15 +88,19 @@ class StatusReport:
         past: PastRows,
         ranking: Ranking,
         clock: Clock,
+        leadership: Leadership,
     ) -> None:
         self._facts, self._jobs, self._reporter = facts, jobs, reporter
         self._steps, self._rows, self._loops = steps, rows, loops
         self._past, self._ranking, self._clock = past, ranking, clock
+        self._leadership = leadership
 
     def status(self) -> Status:
         """The hub as it is now."""
         counters = {
             "version": __version__,
+            "role": self._leadership.role,
+            "leader": self._leadership.leader(),
             "now_ns": self._clock.wall_ns(),
             "watch_failures": self._loops.hub_failures(),
             "written_rows": self._rows.written_rows,

@@ -1,7 +1,7 @@
 """Findings from the stored records of running jobs.
 
-Who is slow is asked each second, because it is told in steps. What else the steps show, and what machines
-show, costs more and may come some seconds later.
+Who is slow is asked each second, because it is told in steps, and as soon as rows have come. What else the
+steps show, and what machines show, costs more and may come some seconds later.
 """
 
 from __future__ import annotations
@@ -23,9 +23,11 @@ from pulsetrain.recovery.snapshot import JobSnapshot
 from pulsetrain.recovery.transitions import Phase
 
 SOURCE = "stored"
-AGAIN_S = 0.4  # while a doubtful finding waits to be confirmed
-STORE_SHARE = 5  # looking may use one fifth of the time
+AGAIN_S = 0.2  # while a doubtful finding waits to be confirmed
+POLL_S = 0.1  # while a look is due and waits for new rows
+STORE_SHARE = 5  # to ask who is slow may use one fifth of the time
 AGAIN_SHARE = 2  # and half of it while something doubtful waits
+OTHERS_SHARE = 20  # each other group may use a twentieth
 SURE = 0.9
 PATIENCE_S = 3.0  # a finding that is absent for longer, and in two looks at least, has ended
 
@@ -34,6 +36,7 @@ Group = Literal["ranks", "steps", "machines"]
 
 PERIODS_S: Mapping[Group, float] = MappingProxyType({"ranks": 1.0, "steps": 4.0, "machines": 5.0})
 TURN_S = min(PERIODS_S.values())
+FIRST: Group = "ranks"
 
 
 class StoredRecords(Protocol):
@@ -47,6 +50,10 @@ class StoredRecords(Protocol):
 
     def newest_step(self, job: str, attempt: int) -> int:
         """The newest step that is stored, -1 for none."""
+        ...
+
+    def arrivals(self) -> int:
+        """A number that grows whenever rows of ranks are stored. 0: it is not known when they are."""
         ...
 
 
@@ -65,6 +72,7 @@ class _Said:
     dedup: FindingDedup
     verdicts: Sequence[Verdict] = ()
     looked_s: float = -math.inf
+    took_s: float = 0.0
 
     def take(self, verdicts: Sequence[Verdict]) -> list[Finding]:
         """Take what was said now. Returns the findings that begin."""
@@ -94,12 +102,16 @@ class _Memory:
         return any(said.dedup.doubtful for said in (*self.said.values(), self.live))
 
     def due(self, now_s: float) -> list[Group]:
-        """The groups whose period is over, or who found something doubtful."""
-        return [
-            group
-            for group, said in self.said.items()
-            if said.dedup.doubtful or now_s - said.looked_s >= PERIODS_S[group]
-        ]
+        """Who is slow, if that is to be asked, and at most one other group, so that the first is not late."""
+        first = [group for group in self.said if group == FIRST and self._overdue_s(group, now_s) >= 0]
+        others = [group for group in self.said if group != FIRST and self._overdue_s(group, now_s) >= 0]
+        return first + sorted(others, key=lambda group: -self._overdue_s(group, now_s))[:1]
+
+    def _overdue_s(self, group: Group, now_s: float) -> float:
+        """For how long a group should have been asked. It waits longer where its last answer took long."""
+        said, share = self.said[group], 0 if group == FIRST else OTHERS_SHARE
+        wait_s = 0.0 if said.dedup.doubtful else max(PERIODS_S[group], share * said.took_s)
+        return now_s - said.looked_s - wait_s
 
 
 class StoreAnalysis:
@@ -119,53 +131,66 @@ class StoreAnalysis:
         self._jobs, self._records, self._sink = jobs, records, sink
         self._clock, self._stack_detector = clock, stack_detector
         self._memories: dict[str, _Memory] = {}
+        self._arrivals, self._latest_s = 0, -math.inf
 
     async def turn(self) -> float:
-        """Look at every job. The next turn comes sooner to confirm a doubtful finding."""
-        began_s, failures = self._clock.monotonic_s(), FailureCollector()
+        """Look at every job, as soon as rows have come since the last look, a second late at most.
+
+        The next look comes sooner to confirm a doubtful finding.
+        """
+        began_s, arrivals = self._clock.monotonic_s(), self._records.arrivals()
+        if arrivals and arrivals == self._arrivals and began_s < self._latest_s:
+            return POLL_S
+        self._arrivals, failures, first_s = arrivals, FailureCollector(), 0.0
         for name, job in list(self._jobs.items()):
             with failures.collect(f"job {name}"):
-                await self.look(job)
+                first_s += await self.look(job)
         failures.raise_any()
         took_s = self._clock.monotonic_s() - began_s
         doubtful = any(memory.doubtful for memory in self._memories.values())
         period_s, share = (AGAIN_S, AGAIN_SHARE) if doubtful else (TURN_S, STORE_SHARE)
-        return max(period_s - took_s, (share - 1) * took_s)
+        wait_s = max(period_s, share * first_s, took_s) - took_s
+        self._latest_s = began_s + took_s + wait_s + TURN_S
+        return wait_s
 
-    async def look(self, job: Watched) -> None:
-        """Look at one job, if it trains."""
+    async def look(self, job: Watched) -> float:
+        """Look at one job, if it trains. Returns how many seconds it took to say who is slow."""
         before = job.snapshot()
         if before.phase is not Phase.RUNNING or not before.first_step_done:
-            return
+            return 0.0
         memory = self._memories.get(before.job)
         if memory is None or memory.attempt != before.attempt:
             memory = self._memories[before.job] = _Memory(attempt=before.attempt)
-        now_s = self._clock.monotonic_s()
-        groups = memory.due(now_s)
-        look = await asyncio.to_thread(self._records.look, before.job, before.attempt, before.now_ns, groups)
+        first_s = 0.0
+        for group in memory.due(self._clock.monotonic_s()):
+            took_s = await self._ask(job, before, memory, group)
+            first_s += took_s if group == FIRST else 0.0
         newest_step = await asyncio.to_thread(self._records.newest_step, before.job, before.attempt)
         after = job.snapshot()
-        if after.attempt != before.attempt:
-            return
-        for group in groups:
-            memory.said[group].looked_s = now_s
-        self._report(after, memory, look, newest_step)
+        verdicts = [self._lag(after, memory, newest_step), self._stack_detector(after.job)]
+        self._report(after, memory, before.attempt, memory.live, verdicts)
+        return first_s
+
+    async def _ask(self, job: Watched, before: JobSnapshot, memory: _Memory, group: Group) -> float:
+        """Ask one group of analyzers and report what they say. Returns the seconds that it took."""
+        began_s, said = self._clock.monotonic_s(), memory.said[group]
+        look = await asyncio.to_thread(self._records.look, before.job, before.attempt, before.now_ns, [group])
+        said.looked_s, said.took_s = began_s, self._clock.monotonic_s() - began_s
+        verdicts = look[group]
+        if verdicts is not None:  # the same rows again confirm nothing, and end nothing
+            self._report(job.snapshot(), memory, before.attempt, said, verdicts)
+        return said.took_s
 
     def _report(
-        self,
-        job: JobSnapshot,
-        memory: _Memory,
-        look: Mapping[Group, list[Verdict] | None],
-        newest_step: int,
+        self, job: JobSnapshot, memory: _Memory, attempt: int, said: _Said, verdicts: Sequence[Verdict]
     ) -> None:
-        new: list[Finding] = []
-        for group, verdicts in look.items():
-            if verdicts is not None:  # the same rows again confirm nothing, and end nothing
-                new += memory.said[group].take(verdicts)
-        new += memory.live.take([self._lag(job, memory, newest_step), self._stack_detector(job.job)])
-        said = [memory.said["ranks"], memory.said["steps"], memory.live, memory.said["machines"]]
-        self._sink.report(job.job, SOURCE, new, [f for each in said for f in each.dedup.current()])
-        self._sink.detectors(job.job, job.attempt, [v for each in said for v in each.verdicts])
+        """Report what was said now, and what is still open. An answer about an earlier attempt is dropped."""
+        if job.attempt != attempt:
+            return
+        new = said.take(verdicts)
+        every = [memory.said["ranks"], memory.said["steps"], memory.live, memory.said["machines"]]
+        self._sink.report(job.job, SOURCE, new, [f for each in every for f in each.dedup.current()])
+        self._sink.detectors(job.job, job.attempt, [v for each in every for v in each.verdicts])
 
     def _lag(self, job: JobSnapshot, memory: _Memory, newest_step: int) -> Verdict:
         return memory.lag.look(

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from functools import partial
+from types import MappingProxyType
 
 from pulsetrain.analytics.analyze import (
     DEFAULT_WINDOW_STEPS,
     MACHINE_ANALYZERS,
     Analyzer,
+    AnalyzerInput,
     Recent,
     analyze,
     analyze_recent,
@@ -27,6 +30,23 @@ from pulsetrain.stream.queries.storage import stored_step
 FORGET_NS = 120_000_000_000  # a job that was not asked about for so long has ended
 SMALL_RANKS = 1024  # up to so many, more threads cost a query more than they save
 RANK_ANALYZERS = frozenset({"straggler"})
+OF_RANKS = ("steps", "spans")
+"""records that tell where the time of steps went"""
+SAME_NS = 30_000_000_000  # time alone changes what analyzers of machines say, but slowly
+STEP_TABLES = ("steps", "spans", "topology")
+MACHINE_TABLES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "network": ("metrics",),
+        "gpu_health": ("metrics", "events"),
+        "kernel_log": ("logs",),
+        "logs": ("logs",),
+        "log_rules": ("events",),
+    }
+)
+"""What analyzers of machines read, beside the time of the steps."""
+
+Versions = tuple[int, ...]
+"""How many inserts there were into some tables."""
 
 
 @dataclass
@@ -43,17 +63,57 @@ class _Held:
     """How often anything new was found."""
     judged: dict[Group, int] = field(default_factory=dict)
     """The version that each group of analyzers saw last."""
+    versions: Versions | None = None
+    """Of what the timings are read from, before they were read last."""
+
+
+class _Remembered:
+    """An analyzer that says the same again while nothing was inserted into its tables, for `SAME_NS` at most.
+
+    One thread calls it.
+    """
+
+    def __init__(self, run: Analyzer, versions: Callable[[], Versions | None]) -> None:
+        self._run, self._versions = run, versions
+        self._said: dict[str, tuple[int, Versions | None, int, list[Verdict]]] = {}
+
+    def __call__(self, source: AnalyzerInput) -> list[Verdict]:
+        """See `Analyzer`."""
+        versions = self._versions()  # before the rows are read: what comes meanwhile is read next time
+        said = self._said.get(source.job)
+        same = said is not None and versions is not None and said[:2] == (source.attempt, versions)
+        if said is not None and same and 0 <= source.now_ns - said[2] < SAME_NS:
+            return said[3]
+        verdicts = self._run(source)
+        self._said = {j: s for j, s in self._said.items() if source.now_ns - s[2] < FORGET_NS}
+        self._said[source.job] = (source.attempt, versions, source.now_ns, verdicts)
+        return verdicts
 
 
 class StoreRecords:
-    """`StoredRecords` over a store. `device` is what all ranks run on, None where that is unknown."""
+    """`StoredRecords` over a store. `device` is what all ranks run on, None where that is unknown.
 
-    def __init__(self, store: Queryable, device: Peak | None = None) -> None:
+    `inserts` counts the inserts of these records that this process has done. `versions` counts those into
+    each table, whoever does them. Where there were none, nothing is read again. It gives None where that is
+    not known.
+    """
+
+    def __init__(
+        self,
+        store: Queryable,
+        device: Peak | None = None,
+        *,
+        inserts: Callable[[Collection[str]], int] = lambda records: 0,
+        versions: Callable[..., Versions | None] = lambda *tables: None,
+    ) -> None:
         self._store, self._one_thread = store, OneThread(store)
+        self._inserts, self._versions = inserts, versions
         self._held: dict[str, _Held] = {}
         self._analyzers: dict[Group, dict[str, Analyzer]] = {"ranks": {}, "steps": {}, "machines": {}}
         for name, analyzer in for_device(device).items():
-            self._analyzers[group_of(name)][name] = analyzer
+            group, tables = group_of(name), MACHINE_TABLES.get(name)
+            version = partial(versions, *tables) if tables else None
+            self._analyzers[group][name] = _Remembered(analyzer, version) if version else analyzer
 
     def look(
         self, job: str, attempt: int, now_ns: int, groups: Collection[Group]
@@ -65,7 +125,9 @@ class StoreRecords:
             said |= self._look(self._attempt(job, attempt, now_ns), of_steps, now_ns)
         if "machines" in groups:
             analyzers = self._analyzers["machines"]
-            said["machines"] = analyze(self._store, job, attempt=attempt, now_ns=now_ns, analyzers=analyzers)
+            said["machines"] = analyze(
+                self._cheapest(job), job, attempt=attempt, now_ns=now_ns, analyzers=analyzers
+            )
         return said
 
     def newest_step(self, job: str, attempt: int) -> int:
@@ -74,6 +136,10 @@ class StoreRecords:
         if held is not None and held.timings.attempt == attempt:
             return held.timings.last_step
         return stored_step(self._store, job, attempt)
+
+    def arrivals(self) -> int:
+        """How often rows of ranks were stored. 0 where other processes store them, as from Kafka."""
+        return self._inserts(OF_RANKS)
 
     def _attempt(self, job: str, attempt: int, now_ns: int) -> _Held:
         self._forget(now_ns)
@@ -90,7 +156,12 @@ class StoreRecords:
         return held.slowest if held is not None and held.timings.attempt == attempt else None
 
     def _look(self, held: _Held, groups: Collection[Group], now_ns: int) -> dict[Group, list[Verdict] | None]:
-        store = self._one_thread if 0 < held.timings.world_size <= SMALL_RANKS else self._store
+        store = self._cheapest(held.timings.job)
+        versions = self._versions(*STEP_TABLES)
+        same = versions is not None and versions == held.versions and held.timings.holds(now_ns)
+        if same and all(held.judged.get(group) == held.version for group in groups):
+            return dict.fromkeys(groups)
+        held.versions = versions
         timings = held.timings.look(store, now_ns)
         if timings is None:
             nothing = Inconclusive(analyzer="analyze", reason="no step on record yet", blind=True)
@@ -109,6 +180,12 @@ class StoreRecords:
             new = seen != held.version
             said[group] = analyze_recent(store, recent, self._analyzers[group]) if new else None
         return said
+
+    def _cheapest(self, job: str) -> Queryable:
+        """The store, as queries about this job cost least."""
+        held = self._held.get(job)
+        small = held is not None and 0 < held.timings.world_size <= SMALL_RANKS
+        return self._one_thread if small else self._store
 
     def _forget(self, now_ns: int) -> None:
         """Free what is held of jobs that have ended."""

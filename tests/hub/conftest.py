@@ -12,7 +12,9 @@ from pulsetrain.analytics.watch import WatchConfig
 from pulsetrain.core.supervisor import TaskSupervisor
 from pulsetrain.hub.assembly import assemble
 from pulsetrain.hub.config import HubConfig
+from pulsetrain.hub.job_memory import KeptMemory
 from pulsetrain.hub.settings import Settings
+from pulsetrain.kv.files import FileStore
 from pulsetrain.recovery.policy import Policy
 from tests.hub.fakes import Clock
 
@@ -25,6 +27,9 @@ class Store:
 
     def query(self, sql, params=None):
         return pa.table({"attempt": [-1], "n": [0]}) if "UNION ALL" in sql else pa.table({})
+
+    def inserts(self, *tables):
+        return None
 
     def insert(self, record, table, *, token):
         self.rows += [(record, row) for row in table.to_pylist()]
@@ -69,6 +74,10 @@ def hub(tmp_path, monkeypatch):
 
     def make():
         loops = TaskSupervisor(time.clock, sleep=time.sleep)
-        return assemble(Store(), tmp_path, "http://hub", "t", settings, time.clock, loops)
+        memory = KeptMemory(kept)
+        memory.load()
+        return assemble(Store(), memory, tmp_path, "http://hub", "t", settings, time.clock, loops)
 
-    return SimpleNamespace(time=time, make=make)
+    kept = FileStore(tmp_path / "kv", time.clock)
+    yield SimpleNamespace(time=time, make=make)
+    kept.close()

@@ -1,6 +1,7 @@
 """Alerts reach their channels, and know where ranks run."""
 
 import asyncio
+import dataclasses
 
 import pytest
 
@@ -9,7 +10,7 @@ from pulsetrain.analytics.incidents.alerts import AlertBook
 from pulsetrain.core.errors import Unavailable
 from pulsetrain.hub.notifier import NOTIFY_S, KeptTopology, Notifier, topology
 from tests.hub.fakes import Clock, FakeJob, finding
-from tests.recovery.builders import job_snapshot, world
+from tests.recovery.builders import hello, job_snapshot, node_snapshot, world
 
 
 class Channel:
@@ -67,6 +68,11 @@ def test_the_alert_of_a_rank_is_muted_by_that_of_its_node(site):
 def test_ranks_of_all_jobs_are_known_by_their_node():
     jobs = [job_snapshot(), job_snapshot(job="k", world=())]
     assert topology(jobs).node_of == {("j", 0): "a", ("j", 1): "a", ("j", 2): "b", ("j", 3): "b"}
+
+
+def test_nodes_are_known_by_the_switch_that_their_agents_told():
+    told = dataclasses.replace(node_snapshot("a"), hello=hello("a", switch="s3"))
+    assert topology([job_snapshot(nodes=(told, node_snapshot("b")))]).switch_of == {"a": "s3"}
 
 
 def test_where_ranks_are_is_worked_out_again_only_when_a_world_changes():

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 from pulsetrain import __version__
 from pulsetrain.analytics.verdict import Inconclusive
+from pulsetrain.hub.leadership import Alone
 from pulsetrain.hub.loops import LoopTable
 from pulsetrain.hub.reporter import Reporter
 from pulsetrain.hub.status import StatusReport
@@ -27,13 +28,16 @@ def test_hub_jobs_and_loops_are_in_one_json_object():
     table = LoopTable([lambda: [loop("controller", failures=4)]], jobs)
     past = SimpleNamespace(rows=lambda: [{"job": "old"}])
     ranking = SimpleNamespace(slowest=lambda job, attempt: {"steps": 30, "ranks": [], "nodes": []})
-    report = StatusReport(facts, jobs, reporter, steps, rows, table, past, ranking, Clock())
+    report = StatusReport(
+        facts, jobs, reporter, steps, rows, table, past, ranking, Clock(), Alone("http://hub")
+    )
     facts["dashboard"] = "http://later"
     status = report.status()
     assert json.loads(json.dumps(status)) == status
     assert status["hub"] == {
         "url": "http://hub", "dashboard": "http://later", "version": __version__, "watch_failures": 4,
         "written_rows": 7, "unwritten_rows": 2, "now_ns": 1000 * S,
+        "role": "alone", "leader": "http://hub",
     }  # fmt: skip
     (job,) = status["jobs"]
     assert (job["job"], job["state"], job["verdict"]["state"]) == ("j", "running", "hung")

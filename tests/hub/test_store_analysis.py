@@ -6,7 +6,7 @@ import pytest
 
 from pulsetrain.analytics.verdict import Healthy, Inconclusive
 from pulsetrain.hub.storage_lag import LIMIT_S
-from pulsetrain.hub.store_analysis import AGAIN_S, PERIODS_S, TURN_S, StoreAnalysis
+from pulsetrain.hub.store_analysis import AGAIN_S, PERIODS_S, POLL_S, TURN_S, StoreAnalysis
 from pulsetrain.recovery.transitions import Phase
 from tests.hub.fakes import Clock, FakeJob, Sink, finding
 from tests.recovery.builders import node_snapshot, status
@@ -21,7 +21,7 @@ class Records:
         self.clock, self.took_s = clock, 0.0
         self.ranks, self.steps = [Healthy(analyzer="straggler")], [Healthy(analyzer="mfu")]
         self.machines = [Healthy(analyzer="network")]
-        self.newest, self.asked = 5, []
+        self.newest, self.asked, self.stored = 5, [], 0
 
     def look(self, job, attempt, now_ns, groups):
         self.asked.append(list(groups))
@@ -30,6 +30,9 @@ class Records:
 
     def newest_step(self, job, attempt):
         return self.newest
+
+    def arrivals(self):
+        return self.stored
 
 
 class Site:
@@ -51,22 +54,30 @@ def test_only_a_job_that_trains_is_asked_about(change):
     assert site.records.asked == []
 
 
-def test_each_group_is_asked_in_its_period_and_what_it_said_stays():
+def test_each_group_is_asked_in_its_period_one_beside_who_is_slow_and_what_it_said_stays():
     site = Site()
     site.turn()
-    for _ in range(5):
+    for _ in range(6):
         site.turn(after_s=TURN_S)
-    everybody = ["ranks", "steps", "machines"]
-    assert site.records.asked == [
-        everybody,
-        ["ranks"],
-        ["ranks"],
-        ["ranks"],
-        ["ranks", "steps"],
-        everybody[::2],
-    ]
+    turns = [["ranks", "steps"], ["ranks", "machines"], ["ranks"], ["ranks"], ["ranks", "steps"], ["ranks"]]
+    turns += [["ranks", "machines"]]
+    assert site.records.asked == [[group] for turn in turns for group in turn]
     said = [v.analyzer for v in site.sink.detected["j"]]
     assert said == ["straggler", "mfu", "no_data", "stacks", "network"]
+
+
+def test_who_is_slow_is_reported_before_the_others_are_asked():
+    site, reported = Site(), []
+    site.records.ranks = [finding("straggler", confidence=0.95)]
+    original = site.records.look
+
+    def look(*args):
+        reported.append(len(site.sink.new))
+        return original(*args)
+
+    site.records.look = look
+    site.turn()
+    assert reported == [0, 1]
 
 
 def test_a_sure_finding_is_reported_at_once_and_once():
@@ -80,19 +91,40 @@ def test_a_sure_finding_is_reported_at_once_and_once():
 
 def test_an_unsure_finding_is_looked_at_again_soon():
     site = Site()
-    site.records.machines = [finding("traffic_drop", confidence=0.6)]
-    assert site.turn() == AGAIN_S
+    site.turn()
+    site.turn(after_s=TURN_S)
+    site.records.steps = [finding("mfu_decay", confidence=0.6)]
+    assert site.turn(after_s=PERIODS_S["steps"]) == AGAIN_S
     assert site.sink.new == []
-    assert site.turn() == TURN_S  # machines are asked again before their five seconds are over
-    assert [f.kind for f in site.sink.new] == ["traffic_drop"]
+    assert site.turn() == TURN_S  # steps are asked again before their four seconds are over
+    assert [f.kind for f in site.sink.new] == ["mfu_decay"]
 
 
-def test_looking_takes_a_fifth_of_the_time_at_most():
+def test_who_is_slow_takes_a_fifth_of_the_time_and_each_other_group_a_twentieth():
     site = Site()
     site.records.took_s = 4.0
-    assert site.turn() == 16.0
+    assert site.turn() == 20.0 - 8.0
+    site.turn(after_s=12.0)
+    assert site.records.asked == [["ranks"], ["steps"], ["ranks"], ["machines"]]
     site.records.took_s = 0.1
-    assert site.turn() == pytest.approx(TURN_S - 0.1)
+    for _ in range(100):
+        site.turn(after_s=TURN_S)
+    again = site.records.asked[4:].index(["steps"])
+    assert site.records.asked[4 : 4 + again] == [["ranks"]] * again
+    assert 50 < again < 80
+
+
+def test_a_look_waits_for_new_rows_but_not_for_long():
+    site = Site()
+    site.records.stored = 1
+    assert site.turn() == TURN_S
+    assert site.turn(after_s=TURN_S) == POLL_S
+    assert site.records.asked.count(["ranks"]) == 1
+    site.records.stored = 2
+    assert site.turn(after_s=POLL_S) == TURN_S
+    assert site.records.asked.count(["ranks"]) == 2
+    site.turn(after_s=2 * TURN_S)
+    assert site.records.asked.count(["ranks"]) == 3
 
 
 def test_steps_that_are_not_stored_are_a_finding():
@@ -145,7 +177,8 @@ def test_what_steps_show_is_not_confirmed_by_a_look_at_ranks():
     site.turn()
     site.records.steps = None
     site.turn(after_s=TURN_S)
-    assert (site.sink.new, site.records.asked[-1]) == ([], ["ranks", "steps"])
+    site.turn(after_s=TURN_S)
+    assert (site.sink.new, site.records.asked[-1]) == ([], ["steps"])
     site.records.steps = []
     site.turn(after_s=PERIODS_S["steps"])
     assert site.sink.new == []

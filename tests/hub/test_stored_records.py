@@ -72,3 +72,57 @@ def test_the_slowest_ranks_are_those_of_the_attempt_that_was_looked_at():
     records.look("j", 0, 0, ("ranks",))
     assert records.slowest("j", 0)["ranks"][0]["rank"] == 2
     assert records.slowest("j", 1) is None
+
+
+class Inserts:
+    """How often rows were inserted into any table."""
+
+    def __init__(self):
+        self.number = 0
+
+    def __call__(self, *tables):
+        return (self.number,) * len(tables)
+
+
+def test_the_store_is_asked_again_only_where_something_was_inserted():
+    second, store, inserts = 10**9, job_of(10), Inserts()
+    records = StoreRecords(store, versions=inserts)
+    assert records.look("j", 0, 0, ("ranks", "steps"))["ranks"]
+    asked = len(store.asked)
+    assert records.look("j", 0, second, ("ranks", "steps")) == {"ranks": None, "steps": None}
+    assert len(store.asked) == asked
+    inserts.number += 1
+    records.look("j", 0, 2 * second, ("ranks",))
+    assert len(store.asked) > asked
+
+
+def test_an_analyzer_that_was_not_asked_yet_is_asked_without_an_insert():
+    records = StoreRecords(job_of(10), versions=Inserts())
+    records.look("j", 0, 0, ("ranks",))
+    assert records.look("j", 0, 1, ("steps",))["steps"]
+
+
+class LoggingStore(Store):
+    """A job of ten steps. Counts how often its logs are read."""
+
+    def __init__(self):
+        extent = pa.table({"attempt": [0], "first_step": [0], "last_step": [9]})
+        super().__init__(first_step=extent, end_ns=pa.table({"begin_ns": [0], "end_ns": [1], "n": [40]}))
+        self.log_queries = 0
+
+    def query(self, sql, params=None):
+        self.log_queries += "FROM logs" in sql
+        return super().query(sql, params)
+
+
+def test_logs_are_read_again_after_an_insert_and_from_time_to_time():
+    second, store, inserts = 10**9, LoggingStore(), Inserts()
+    records = StoreRecords(store, versions=inserts)
+    said = [records.look("j", 0, at * second, ("machines",))["machines"] for at in (1, 6)]
+    assert [v.analyzer for v in said[0]] == [v.analyzer for v in said[1]]
+    assert store.log_queries == 2  # the kernel's, and the ranks'
+    inserts.number += 1
+    records.look("j", 0, 11 * second, ("machines",))
+    assert store.log_queries == 4
+    records.look("j", 0, 60 * second, ("machines",))
+    assert store.log_queries == 6

@@ -9,6 +9,7 @@ from starlette.routing import BaseRoute, WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from pulsetrain.core.errors import CorruptData, Unavailable, UsageError
+from pulsetrain.hub.leadership import Leadership, Role
 from pulsetrain.protocol.access import is_authorized
 from pulsetrain.protocol.messages import Command, Hello, decode
 from pulsetrain.recovery.controller import Controller
@@ -20,17 +21,17 @@ POLICY_VIOLATION = 1008
 UNAUTHORIZED = 4401
 
 
-def routes(controller: Controller, token: str) -> list[BaseRoute]:
+def routes(controller: Controller, token: str, leadership: Leadership) -> list[BaseRoute]:
     """``/v1/agent``, behind the token."""
 
     async def agent(socket: WebSocket) -> None:
-        await serve_agent(socket, controller, token)
+        await serve_agent(socket, controller, token, leadership)
 
     return [WebSocketRoute("/v1/agent", agent)]
 
 
-async def serve_agent(socket: WebSocket, controller: Controller, token: str) -> None:
-    """One agent's connection, from its hello until it closes."""
+async def serve_agent(socket: WebSocket, controller: Controller, token: str, leadership: Leadership) -> None:
+    """One agent's connection, from its hello until it closes. A hub that was deposed sends no command."""
     if not is_authorized(socket, token):
         await socket.close(UNAUTHORIZED)  # before accept: the client sees HTTP 403
         return
@@ -38,6 +39,8 @@ async def serve_agent(socket: WebSocket, controller: Controller, token: str) -> 
     lock = asyncio.Lock()
 
     async def send(text: str) -> None:
+        if leadership.role is Role.DEPOSED:
+            raise Unavailable("this hub does not lead any more")
         try:
             async with lock:
                 await socket.send_text(text)

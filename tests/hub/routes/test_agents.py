@@ -2,11 +2,13 @@
 
 import asyncio
 import json
+from types import SimpleNamespace
 
 import pytest
 from starlette.websockets import WebSocketDisconnect
 
 from pulsetrain.core.errors import Unavailable, UsageError
+from pulsetrain.hub.leadership import Alone, Role
 from pulsetrain.hub.routes.agents import POLICY_VIOLATION, UNAUTHORIZED, serve_agent
 from pulsetrain.protocol.messages import Leave, encode
 from pulsetrain.recovery.nodes import Node
@@ -58,8 +60,8 @@ class Controller:
         self.gone = node.owns(send)
 
 
-def serve(socket, controller):
-    asyncio.run(serve_agent(socket, controller, TOKEN))
+def serve(socket, controller, leadership=None):
+    asyncio.run(serve_agent(socket, controller, TOKEN, leadership or Alone("http://hub")))
     return socket
 
 
@@ -113,3 +115,16 @@ def test_a_command_on_a_closed_connection_is_unavailable():
     socket.closed = (1000, "")
     with pytest.raises(Unavailable, match="connection closed"):
         asyncio.run(controller.send(json.dumps({})))
+
+
+def test_a_hub_that_was_deposed_sends_no_command():
+    leadership = SimpleNamespace(role=Role.LEADER)
+
+    class Deposed(Controller):
+        def received(self, node, message):
+            leadership.role = Role.DEPOSED
+            with pytest.raises(Unavailable, match="does not lead any more"):
+                self.send(encode(Leave(id=1, reason="x", exit_code=1))).send(None)
+
+    socket = serve(Socket(encode(hello()), encode(heartbeat("a"))), Deposed(), leadership)
+    assert socket.sent == []

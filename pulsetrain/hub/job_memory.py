@@ -1,0 +1,126 @@
+"""Keeps what jobs must not forget in the key-value store, off the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from itertools import islice
+from urllib.parse import quote, unquote
+
+import structlog
+
+from pulsetrain.core.errors import CorruptData, Unavailable
+from pulsetrain.kv.store import MAX_WRITES, Compare, Entries, Write
+from pulsetrain.recovery.memory import JobMemory, NodeMemory
+
+log = structlog.get_logger()
+
+JOBS = "jobs/"
+EVICTIONS, NODES = "evictions", "nodes/"
+IDLE_S = 30.0
+STORED_S = 2.0  # an eviction waits for so long, then it goes on without its memory
+
+
+class KeptMemory:
+    """A `Memory` with the keys ``jobs/JOB/evictions`` and ``jobs/JOB/nodes/NODE``. The values are JSON.
+
+    `load` reads the store. `turn` writes and belongs to the supervisor of loops. A write that fails is tried
+    again. Every write has the conditions `fence()`. Where they do not hold, `refused` is called.
+    `patience_s` is how long `stored` waits, None for ever.
+    """
+
+    def __init__(
+        self,
+        store: Entries,
+        *,
+        fence: Callable[[], Sequence[Compare]] = tuple,
+        refused: Callable[[], None] = lambda: None,
+        patience_s: float | None = STORED_S,
+    ) -> None:
+        self._store, self._fence, self._refused = store, fence, refused
+        self._patience_s = patience_s
+        self._values: dict[str, str] = {}
+        self._unwritten: dict[str, str | None] = {}
+        self._changed, self._written = asyncio.Event(), asyncio.Event()
+        self._written.set()
+
+    def load(self) -> None:
+        """Read the store. Blocks. Raises `CorruptData` for a value that no hub has written."""
+        self._values = {entry.key: entry.value for entry in self._store.entries(JOBS).entries}
+        for key in self._values:
+            self.recall(unquote(key.removeprefix(JOBS).split("/")[0]))
+
+    def recall(self, job: str) -> JobMemory:
+        """See `Memory.recall`."""
+        prefix = _prefix(job)
+        nodes = prefix + NODES
+        try:
+            return JobMemory(
+                evictions_ns=tuple(map(int, json.loads(self._values.get(prefix + EVICTIONS, "[]")))),
+                nodes={
+                    unquote(key.removeprefix(nodes)): NodeMemory(**json.loads(value))
+                    for key, value in self._values.items()
+                    if key.startswith(nodes)
+                },
+            )
+        except (ValueError, TypeError) as error:
+            raise CorruptData(f"what is kept of job {job!r} cannot be read: {error}") from error
+
+    def evictions(self, job: str, times_ns: Sequence[int]) -> None:
+        """See `Memory.evictions`."""
+        self._note(_prefix(job) + EVICTIONS, json.dumps(list(times_ns)))
+
+    def node(self, job: str, name: str, memory: NodeMemory | None) -> None:
+        """See `Memory.node`."""
+        text = json.dumps(asdict(memory), ensure_ascii=False) if memory is not None else None
+        self._note(_prefix(job) + NODES + quote(name, safe=""), text)
+
+    def forget(self, job: str) -> None:
+        """See `Memory.forget`."""
+        for key in [key for key in self._values if key.startswith(_prefix(job))]:
+            self._note(key, None)
+
+    async def stored(self) -> None:
+        """See `Memory.stored`."""
+        try:
+            await asyncio.wait_for(self._written.wait(), self._patience_s)
+        except TimeoutError:
+            log.warning("memory_not_stored", keys=len(self._unwritten))
+
+    async def turn(self) -> float:
+        """Wait for changes and store them."""
+        if not self._unwritten:
+            try:
+                await asyncio.wait_for(self._changed.wait(), IDLE_S)
+            except TimeoutError:
+                return 0.0
+        self._changed.clear()
+        while self._unwritten:
+            batch = dict(islice(self._unwritten.items(), MAX_WRITES))
+            writes = [Write(key=key, value=value) for key, value in batch.items()]
+            result = await asyncio.to_thread(self._store.commit, self._fence(), writes)
+            if not result.ok:
+                self._refused()
+                raise Unavailable("the state was not written: another hub leads")
+            for key, value in batch.items():
+                if self._unwritten[key] == value:
+                    del self._unwritten[key]
+        self._written.set()
+        return 0.0
+
+    def _note(self, key: str, value: str | None) -> None:
+        if self._values.get(key) == value:
+            return
+        if value is None:
+            del self._values[key]
+        else:
+            self._values[key] = value
+        self._unwritten[key] = value
+        self._written.clear()
+        self._changed.set()
+
+
+def _prefix(job: str) -> str:
+    return f"{JOBS}{quote(job, safe='')}/"

@@ -1,0 +1,109 @@
+"""What jobs must not forget, in the key-value store."""
+
+import asyncio
+
+import pytest
+
+from pulsetrain.core.errors import CorruptData, Unavailable
+from pulsetrain.hub.job_memory import KeptMemory
+from pulsetrain.kv.files import FileStore
+from pulsetrain.kv.store import Compare, Of, Write
+from pulsetrain.recovery.memory import JobMemory, NodeMemory
+
+EVICTED = NodeMemory(pid=7, evicted="fan failed", evicted_by="controller")
+CORDONED = NodeMemory(pid=8, cordon="light check: gemm", probation_s=600.0)
+NOTHING = JobMemory(evictions_ns=(), nodes={})
+
+
+@pytest.fixture
+def store(tmp_path):
+    store = FileStore(tmp_path)
+    yield store
+    store.close()
+
+
+def loaded(store):
+    memory = KeptMemory(store, patience_s=0.01)
+    memory.load()
+    return memory
+
+
+def run(scenario):
+    return asyncio.run(asyncio.wait_for(scenario(), 20))
+
+
+def test_a_new_hub_recalls_what_was_noted_of_each_job(store):
+    async def scenario():
+        memory = loaded(store)
+        memory.evictions("team/j", [5, 9])
+        memory.node("team/j", "rack 1/a", EVICTED)
+        memory.node("team/j", "b", CORDONED)
+        memory.node("team/j", "c", CORDONED)
+        memory.node("team", "d", CORDONED)
+        await memory.turn()
+        memory.node("team/j", "c", None)
+        memory.node("team/j", "e", None)
+        await memory.turn()
+
+    run(scenario)
+    again = loaded(store)
+    assert again.recall("team/j") == JobMemory(
+        evictions_ns=(5, 9), nodes={"rack 1/a": EVICTED, "b": CORDONED}
+    )
+    assert again.recall("team").nodes == {"d": CORDONED}
+    assert again.recall("other") == NOTHING
+
+
+def test_a_job_that_is_over_leaves_nothing(store):
+    async def scenario():
+        memory = loaded(store)
+        for number in range(250):
+            memory.node("j", f"n{number}", CORDONED)
+        memory.evictions("j", [1])
+        await memory.turn()
+        assert len(store.entries("").entries) == 251
+        memory.forget("j")
+        assert memory.recall("j") == NOTHING
+        await memory.turn()
+
+    run(scenario)
+    assert store.entries("").entries == ()
+
+
+def test_a_write_that_fails_is_tried_again_and_nobody_waits_for_ever(store, monkeypatch):
+    async def scenario():
+        memory = loaded(store)
+        memory.node("j", "a", CORDONED)
+        with monkeypatch.context() as patch:
+            patch.setattr(store, "commit", away)
+            with pytest.raises(Unavailable):
+                await memory.turn()
+            await memory.stored()
+        memory.node("j", "a", EVICTED)
+        await memory.turn()
+        await memory.stored()
+
+    def away(compares, writes):
+        raise Unavailable("disk full")
+
+    run(scenario)
+    assert loaded(store).recall("j").nodes == {"a": EVICTED}
+
+
+def test_what_it_has_not_written_is_named(store):
+    store.commit((), [Write(key="jobs/j/nodes/a", value='{"what": 1}')])
+    with pytest.raises(CorruptData, match="job 'j'"):
+        loaded(store)
+
+
+def test_a_stale_leader_writes_nothing_and_is_told(store):
+    async def scenario():
+        told = []
+        other = [Compare(key="leader", of=Of.CREATED, revision=4)]
+        memory = KeptMemory(store, fence=lambda: other, refused=lambda: told.append(1), patience_s=0.01)
+        memory.node("j", "a", CORDONED)
+        with pytest.raises(Unavailable, match="another hub leads"):
+            await memory.turn()
+        assert (told, store.entries("").entries) == ([1], ())
+
+    run(scenario)

@@ -1,0 +1,65 @@
+"""A stop of traffic: a hang where nothing else is known, evidence where the ranks say more."""
+
+import dataclasses
+
+import pytest
+
+from pulsetrain.hub.traffic_stop import find, stopped_for_s, with_evidence
+from pulsetrain.protocol.messages import RankActivity
+from tests.recovery.builders import S, heartbeat, job_snapshot, node_snapshot, status
+
+
+def node(name, first, stopped_s=60.0, progress=0, activity=(), usual=1e9):
+    ranks = [status(r, progress=progress, progress_age_ns=100 * S, last_phase="") for r in (first, first + 1)]
+    gauges = {"traffic_stopped_s": stopped_s, "traffic_bytes_per_s": usual}
+    beat = heartbeat(name, *ranks, gauges=gauges, activity=activity)
+    return node_snapshot(name, heartbeat=beat)
+
+
+def job(*nodes):
+    return job_snapshot(nodes=nodes)
+
+
+def test_a_job_of_which_nothing_is_recorded_hangs_where_its_traffic_stopped():
+    finding = find(job(node("a", 0), node("b", 2, stopped_s=50.0)))
+    assert (finding.kind, finding.subject_type, finding.severity) == ("hang", "job", "critical")
+    assert finding.summary == "The job hangs: no port has carried its traffic for 50 s"
+    assert (finding.evidence["condition"], finding.evidence["certain"]) == ("unknown", False)
+    assert finding.evidence["nodes"] == ["a", "b"]
+
+
+def moves(rank):
+    return RankActivity(rank=rank, cpu_ratio=0.1, helper_cpu_ratio=0.0, io_bytes_s=5e7, still_ns=0)
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        (node("a", 0), node("b", 2, stopped_s=0.0)),
+        (node("a", 0),),
+        (node("a", 0, progress=9), node("b", 2, progress=9)),
+        (node("a", 0, activity=(moves(0),)), node("b", 2)),
+    ],
+    ids=["one node carries traffic", "one node is silent", "ranks say more", "a rank reads"],
+)  # fmt: skip
+def test_no_hang_is_named(nodes):
+    assert find(job(*nodes)) is None
+
+
+def test_a_node_that_knows_no_usual_traffic_says_nothing():
+    unknown = node_snapshot("b", status(2), status(3))
+    assert stopped_for_s(job(node("a", 0), unknown)) == 0.0
+
+
+def test_a_hang_that_is_named_already_has_the_stop_as_evidence():
+    stopped = job(node("a", 0), node("b", 2))
+    hang = dataclasses.replace(find(stopped), subject_type="rank", subject="3")
+    other = dataclasses.replace(hang, kind="crash")
+    told, same = with_evidence(stopped, [hang, other])
+    assert (told.subject, told.evidence["traffic_stopped_s"]) == ("3", 60.0)
+    assert same == other
+
+
+def test_a_job_that_carries_traffic_keeps_its_findings_as_they_are():
+    flowing = job(node("a", 0, stopped_s=0.0), node("b", 2))
+    assert with_evidence(flowing, []) == []

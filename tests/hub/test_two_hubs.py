@@ -1,0 +1,126 @@
+"""Three real etcd members and two real hubs: one leads, and the other one takes over."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import httpx
+import pytest
+
+from pulsetrain.kv.address import parse
+from pulsetrain.kv.etcd import EtcdStore
+from pulsetrain.kv.store import Compare, Of, Write
+from tests.agent.real_processes import until
+from tests.kv.cluster import Cluster, free_ports, needs_etcd
+
+pytestmark = [pytest.mark.integration, pytest.mark.alone, needs_etcd, pytest.mark.timeout(300)]
+
+TOKEN = "one token for both"
+
+
+class Hub:
+    """One `pulsetrain serve`."""
+
+    def __init__(self, folder, url):
+        (port,) = free_ports(1)
+        self.url = f"http://127.0.0.1:{port}"
+        self.log = folder / "log"
+        folder.mkdir()
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "pulsetrain.cli", "serve", "--no-dashboard"),
+                    *("--data", str(folder / "data"), "--port", str(port), "--kv", url),
+                ],
+                env=os.environ | {"PULSETRAIN_HUB_TOKEN": TOKEN},
+                stdout=log,
+                stderr=log,
+            )
+
+    def get(self, path):
+        with contextlib.suppress(httpx.TransportError):
+            return httpx.get(self.url + path, headers={"Authorization": f"Bearer {TOKEN}"}, timeout=2)
+        return None
+
+    def role(self):
+        answer = self.get("/v1/leader")
+        return answer.json()["role"] if answer is not None else None
+
+    def status(self):
+        return self.get("/v1/status").json()["hub"]
+
+
+@pytest.fixture
+def cluster(tmp_path):
+    with Cluster(tmp_path, count=3) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def hubs(tmp_path, cluster):
+    hubs = [Hub(tmp_path / name, cluster.url) for name in "ab"]
+    try:
+        roles = ["leader", "waiting"]
+        assert until(lambda: sorted(str(h.role()) for h in hubs) == roles, 120), hubs[0].log.read_text()
+        yield sorted(hubs, key=Hub.role)
+    finally:
+        for hub in hubs:
+            hub.process.send_signal(signal.SIGCONT)
+            hub.process.terminate()
+            hub.process.wait(60)
+
+
+@pytest.fixture
+def store(cluster):
+    store = EtcdStore(parse(cluster.url, {}), prefix="/pulsetrain/")
+    yield store
+    store.close()
+
+
+def leads_after(hub):
+    began = time.monotonic()
+    assert until(lambda: hub.role() == "leader", 30), hub.log.read_text()[-2000:]
+    return time.monotonic() - began
+
+
+def test_a_leader_is_killed_and_the_other_hub_leads_within_5_s(hubs):
+    leader, other = hubs
+    assert other.status()["leader"] == leader.url
+    assert "pulsetrain_hub_leading 0.0" in other.get("/metrics").text
+    assert other.get("/v1/nodes").status_code == 503
+    leader.process.kill()
+    assert leads_after(other) < 5
+    assert other.get("/v1/nodes").json() == {"nodes": []}
+    assert "pulsetrain_hub_leading 1.0" in other.get("/metrics").text
+    assert other.status()["leader"] == other.url
+
+
+def test_a_leader_and_a_member_of_etcd_are_killed_at_once_and_the_other_hub_leads_within_10_s(cluster, hubs):
+    leader, other = hubs
+    cluster.members[0].kill()
+    leader.process.kill()
+    assert leads_after(other) < 10
+
+
+def test_a_leader_that_was_stopped_and_goes_on_writes_nothing_and_ends(hubs, store):
+    leader, other = hubs
+    fence = Compare(key="leader", of=Of.CREATED, revision=store.get("leader").created)
+    assert store.commit([fence], [Write(key="jobs/j/evictions", value="[1]")]).ok
+    leader.process.send_signal(signal.SIGSTOP)
+    assert leads_after(other) < 5
+    leader.process.send_signal(signal.SIGCONT)
+    assert not store.commit([fence], [Write(key="jobs/j/evictions", value="[]")]).ok
+    assert store.get("jobs/j/evictions").value == "[1]"
+    assert leader.process.wait(30) == 1
+    assert "does not lead any more" in leader.log.read_text()
+    assert other.role() == "leader"
+
+
+def test_a_leader_that_ends_hands_over_at_once(hubs):
+    leader, other = hubs
+    leader.process.terminate()
+    assert leader.process.wait(60) == 0
+    assert leads_after(other) < 2
