@@ -36,7 +36,7 @@ A value comes from the first of these places that has one:
 4. the default
 
 `PULSETRAIN_HUB`, `PULSETRAIN_TOKEN` and `PULSETRAIN_DATA` name the hub and the data folder. They are not keys
-of a table. `[notify.NAME]` and `[recovery]` have no environment variables.
+of a table. `[notify.NAME]`, `[fleet]` and `[recovery]` have no environment variables.
 
 This page is made from the source. To make it again, run
 `python -m pulsetrain.cli.config_reference > docs/configuration.md`.
@@ -47,6 +47,7 @@ _READERS: Mapping[str, str] = MappingProxyType(
         "agent": "The agent of a node. Read by `pulsetrain run` and `pulsetrain agent`.",
         "checkpoint": "Checkpoints and their replicas. Read by `pulsetrain run` and `pulsetrain agent`.",
         "controller": "What the hub does about faults. Read by `pulsetrain serve`.",
+        "fleet": "The plan of a simulation. Read by `pulsetrain simulate fleet`.",
         "hub": "Addresses, store and dashboard of the hub. Read by `pulsetrain serve`.",
         "ingest": "How records go from Kafka into the store. Read by `pulsetrain ingest`.",
         "kafka": "The brokers. Read by `pulsetrain ingest`, `tail`, `run` and `agent`.",
@@ -61,6 +62,7 @@ _UNITS: Mapping[str, str] = MappingProxyType(
     {
         "_bytes_per_s": "bytes/s",
         "_per_machine_day": "1/day",
+        "_per_device_day": "1/day",
         "_bytes": "bytes",
         "_s": "s",
         "_ratio": "0 to 1",

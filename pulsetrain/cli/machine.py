@@ -54,6 +54,49 @@ def rdma(folder: Path, seconds: float, as_json: bool) -> None:
         _print_traffic([row for port in ports for row in port.get("traffic", ())])
 
 
+@pulsetrain.command()
+@click.option(
+    "--device", "devices", multiple=True, metavar="NAME", help="A port: mlx5_0/1 or eth0. Repeatable."
+)
+@click.option(
+    "--seconds",
+    type=click.FloatRange(0.01, 60),
+    default=2.0,
+    show_default=True,
+    metavar="S",
+    help="Sample for S seconds.",
+)
+@json_option
+def traffic(devices: tuple[str, ...], seconds: float, as_json: bool) -> None:
+    """Look at the traffic of this machine's ports every millisecond.
+
+    Shows bursts, idle gaps and how often a link reaches its limit. Without --device it shows all RDMA ports
+    and all interfaces with hardware.
+
+    Example: pulsetrain traffic --device mlx5_0/1 --seconds 5 --json
+    """
+    from pulsetrain.collectors.machine import port_sampling
+
+    ports = port_sampling.ports(devices=devices)
+    missing = sorted(set(devices) - {port.device for port in ports})
+    if missing or not ports:
+        raise UsageError(f"no port {missing[0]!r} on this machine" if missing else "no port on this machine")
+    with progress("Sampling the traffic"):
+        taken = port_sampling.sample(ports, seconds=seconds)
+    rows = [port_sampling.summary(port, samples) for port, samples in zip(ports, taken, strict=True)]
+    if as_json:
+        print_json(rows)
+        return
+    shown = [
+        {"device": row["device"], "direction": direction, **row[direction]}
+        for row in rows
+        for direction in port_sampling.DIRECTIONS
+    ]
+    rates = ("mean_bits_per_s", "peak_bits_per_s", "peak_share", "at_limit_share")
+    runs = ("bursts", "longest_burst_ms", "longest_gap_ms")
+    print_table(shown, ("device", "direction", *rates, *runs), "No port.")
+
+
 def _saturated(port: JsonObject) -> list[str]:
     """Return the counters of a port that stand at their largest value."""
     return [name for name, counter in port["counters"].items() if counter["saturated"]]

@@ -26,7 +26,17 @@ def nodes(hub: HubOptions, as_json: bool) -> None:
     if as_json:
         print_json(rows)
         return
-    columns = ("node", "job", "state", "node_rank", "ranks", "address", "last_heartbeat_age_s", "reason")
+    columns = (
+        "node",
+        "job",
+        "state",
+        "node_rank",
+        "ranks",
+        "address",
+        "last_heartbeat_age_s",
+        "reason",
+        "cordon",
+    )
     print_table(rows, columns, "No node has joined this hub.")
 
 

@@ -10,6 +10,8 @@ from pulsetrain.cli.options import json_option
 from pulsetrain.cli.root import print_json, print_table, pulsetrain
 from pulsetrain.core.progress import progress
 
+SOURCES = ("stdout", "stderr", "kmsg")
+
 
 @pulsetrain.command()
 @click.argument("trace", type=click.Path(path_type=Path))
@@ -53,6 +55,48 @@ def logs(folder: Path, as_json: bool) -> None:
     print_table(rows, ("file", "lines", "infrastructure", "framework", "user", "why"), "No file.")
     for finding in answer["findings"]:
         click.echo(f"{finding['severity']}: {finding['summary']} (confidence {finding['confidence']:.2f})")
+
+
+@pulsetrain.group()
+def rules() -> None:
+    """Work on a site's own rules for log lines.
+
+    Example: pulsetrain rules test rules.toml rank_0.err
+    """
+
+
+@rules.command("test")
+@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("log", type=click.Path(path_type=Path))
+@click.option(
+    "--source",
+    type=click.Choice(SOURCES),
+    default="stderr",
+    show_default=True,
+    help="Try the rules for lines from there.",
+)
+@json_option
+def rules_test(file: Path, log: Path, source: str, as_json: bool) -> None:
+    """Try a file of log rules on a log.
+
+    Prints how many lines each rule matches, and the first of them. A line counts for the first rule that it
+    matches.
+
+    Example: pulsetrain rules test rules.toml rank_0.err --json
+    """
+    from pulsetrain.analytics.machines.rule_trial import try_rules
+    from pulsetrain.records import site_rules
+
+    chosen = site_rules.read(file)
+    with progress(f"Reading {log}"):
+        answer = try_rules(chosen, log, source=source)
+    if as_json:
+        print_json(answer)
+        return
+    columns = ("rule", "action", "kind", "severity", "lines", "first", "line")
+    print_table(answer["rules"], columns, "No rule.")
+    per_line = answer["microseconds_per_line"]
+    click.echo(f"{answer['matched']} of {answer['lines']} lines match. A line takes {per_line} microseconds.")
 
 
 @pulsetrain.command()

@@ -24,6 +24,7 @@ class HubFlags:
     token: str | None
     store: str | None
     kafka: str | None
+    kv: str | None
 
 
 _hub_flags = grouped(
@@ -56,6 +57,11 @@ _hub_flags = grouped(
         help="ClickHouse server, http(s)://user@host:port/database. Default: the embedded engine.",
     ),
     click.option("--kafka", metavar="HOST:PORT,...", help="Take records from these brokers as well."),
+    click.option(
+        "--kv",
+        metavar="URL",
+        help="etcd://host:port,...: one of the hubs that name it leads. Default: this hub is alone.",
+    ),
 )
 
 
@@ -84,4 +90,4 @@ def serve(data: Path | None, config: Path | None, hub: HubFlags, observe_only: b
 
     configure()
     settings = load_settings(config, asdict(hub), {"observe_only": observe_only})
-    run_hub(data.expanduser() if data else data_folder(), settings, lambda line: click.echo(line))
+    run_hub(data.expanduser().absolute() if data else data_folder(), settings, lambda line: click.echo(line))

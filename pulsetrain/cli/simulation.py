@@ -294,3 +294,37 @@ def simulate_recovery(plan: Path | None, pairs: tuple[str, ...], runs: int, seed
         return
     rows = [{"by": name.replace("_", " "), **r.as_row()} for name, r in results.items()]
     print_table(rows, tuple(rows[0]), "No rows.")
+
+
+@simulate.command("fleet")
+@click.option(
+    "--plan", type=click.Path(path_type=Path), metavar="FILE", help="TOML file with the table [fleet]."
+)
+@click.option(
+    "--set", "pairs", multiple=True, metavar="KEY=VALUE", help="Set one value of the plan. Repeatable."
+)
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, metavar="N", help="Seed.")
+@json_option
+def simulate_fleet(plan: Path | None, pairs: tuple[str, ...], seed: int, as_json: bool) -> None:
+    """Compare ways to go on after failures of devices, over months.
+
+    The job waits, drops replicas (dp-drop), or runs them at a smaller tensor-parallel degree (ntp), with more
+    power for the devices that are left (ntp-pw). All see the same trace of failures.
+
+    Example: pulsetrain simulate fleet --set devices=32768 --set days=90
+    """
+    from pulsetrain.simulate.fleet import simulate_fleet as run_simulation
+    from pulsetrain.simulate.fleet_plan import load_fleet_plan
+
+    chosen = load_fleet_plan(plan, pairs)
+    with progress("Simulating"):
+        result = run_simulation(chosen, seed=seed)
+    if as_json:
+        print_json(result.as_json())
+        return
+    click.echo(
+        f"simulated: {chosen.devices:,} devices, {chosen.days:g} days, {result.failures:,} failures, "
+        f"{result.failed_ratio:.2%} of devices away on average, {result.worst_failed_ratio:.2%} at worst"
+    )
+    rows = [each.as_row() for each in result.strategies]
+    print_table(rows, tuple(rows[0]), "No rows.")

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from pulsetrain.cli.options import StoreOptions, grouped, job_option, json_option, store_options
-from pulsetrain.cli.root import print_json, pulsetrain
+from pulsetrain.cli.root import print_json, print_table, pulsetrain
 from pulsetrain.core.errors import UsageError
 from pulsetrain.core.progress import progress
 
@@ -86,6 +86,34 @@ def analyze(
         for line in report.lines(answer, everything=verdicts):
             click.echo(line)
     return report.exit_status(answer)
+
+
+@pulsetrain.command()
+@job_option
+@store_options
+@json_option
+def errors(job: str, store: StoreOptions, as_json: bool) -> None:
+    """Show the first error of each rank of a job, with its call stack.
+
+    Example: pulsetrain errors --job gpt --json
+    """
+    from pulsetrain.analytics.machines.rule_matches import first_errors
+    from pulsetrain.stream.queries import machines
+
+    with store.open() as opened:
+        answer = first_errors(machines.first_errors(opened, job))
+    if as_json:
+        print_json(answer)
+        return
+    rows = [
+        {"rank": rank, **error, "error": error["message"].get("message", "")}
+        for rank, error in answer["ranks"].items()
+    ]
+    print_table(rows, ("rank", "node", "attempt", "exitcode", "datetime", "error"), "No error on record.")
+    first = answer["ranks"].get(str(answer["culprit"]))
+    if first:
+        stack = first["message"].get("extraInfo", {}).get("py_callstack", "")
+        click.echo(f"First: rank {answer['culprit']}." + (f"\n{stack}" if stack else ""))
 
 
 @pulsetrain.group()

@@ -71,8 +71,9 @@ def _print_status(client: HubClient, report: JsonObject) -> None:
     incidents = HubQuestions(client).incidents_of(report)
     seen = view(Answers(status=report, incidents=incidents), here_ns=time.time_ns())
     by_name = {printable(job["job"]): job for job in report["jobs"]}
-    if not by_name:
-        click.echo("No job has joined this hub.")
+    waiting = status_lines.waiting_line(report["hub"])
+    if waiting or not by_name:
+        click.echo(waiting or "No job has joined this hub.")
     for job in (each for each in seen.jobs if each.runs_here):
         for line in status_lines.job_lines(job, seen.now_ns):
             click.echo(line)

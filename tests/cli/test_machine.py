@@ -68,3 +68,15 @@ def test_a_failed_check_is_status_1(cli, monkeypatch, ok, status):
 
 def test_a_length_that_cannot_be_is_bad_usage(cli):
     assert isinstance(cli("diagnose", "--seconds", 0).exception, UsageError)
+
+
+def test_traffic_shows_both_directions_of_a_port(cli):
+    (row,) = json.loads(cli("traffic", "--device", "lo", "--seconds", 0.05, "--json").output)
+    assert (row["device"], row["samples"] > 5) == ("lo", True)
+    assert "transmit" in cli("traffic", "--device", "lo", "--seconds", 0.02).output
+
+
+def test_a_port_that_is_not_there_is_bad_usage(cli):
+    error = cli("traffic", "--device", "nosuch0").exception
+    assert isinstance(error, UsageError)
+    assert "nosuch0" in str(error)

@@ -82,3 +82,20 @@ def test_logs_name_the_file_that_differs(cli, tmp_path):
     text = cli("logs", tmp_path).output
     assert "rank 5 prints what its peers do not" in text
     assert text.count("rank_") == 12
+
+
+def test_rules_test_says_what_each_rule_matches(cli, tmp_path):
+    rules, log = tmp_path / "rules.toml", tmp_path / "rank_0.err"
+    rules.write_text('[[rule]]\nname = "xid"\npattern = "NVRM: Xid"\nkind = "gpu_fault"\n')
+    log.write_text(f"hello\n{XID}")
+    answer = json.loads(cli("rules", "test", rules, log, "--json").output)
+    assert (answer["lines"], answer["matched"], answer["rules"][0]["first"]) == (2, 1, 2)
+    assert "1 of 2 lines match" in cli("rules", "test", rules, log).output
+
+
+def test_rules_test_names_the_rule_that_cannot_be_used(cli, tmp_path):
+    rules = tmp_path / "rules.toml"
+    rules.write_text('[[rule]]\nname = "bad"\npattern = "("\n')
+    error = cli("rules", "test", rules, rules).exception
+    assert isinstance(error, UsageError)
+    assert "rule 'bad'" in str(error)

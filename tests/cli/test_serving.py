@@ -42,6 +42,11 @@ def test_a_home_folder_may_be_written_with_a_tilde(cli, served):
     assert served[0][0] == Path.home() / "pulsetrain"
 
 
+def test_a_relative_folder_is_below_the_current_one(cli, served):
+    cli("serve", "--data", "here")
+    assert served[0][0] == Path.cwd() / "here"
+
+
 def test_observe_only_is_a_flag_too(cli, served):
     cli("serve", "--observe-only")
     assert served[0][1].policy.observe_only is True

@@ -69,6 +69,16 @@ def test_set_goes_before_the_plan_and_an_unknown_key_is_named(cli, tmp_path):
     assert "nonsense" in str(done.exception)
 
 
+def test_ways_to_go_on_with_failed_devices_stand_side_by_side(cli):
+    words = ("simulate", "fleet", "--set", "devices=2048", "--set", "days=5")
+    answer = json.loads(cli(*words, "--json").output)
+    names = ["wait", "dp-drop", "ntp", "ntp-pw"]
+    assert [each["strategy"] for each in answer["strategies"]] == names
+    lines = cli(*words).output.splitlines()
+    assert lines[0].startswith("simulated: 2,048 devices, 5 days")
+    assert [line.split()[0] for line in lines[2:]] == names
+
+
 LIVE = ("simulate", "fleet-live")
 
 

@@ -69,3 +69,10 @@ def test_a_device_without_a_peak_is_bad_usage(cli):
     done = cli("analyze", "--job", "gpt", "--device", "H100-SXM")
     assert isinstance(done.exception, UsageError)
     assert "DEVICE/DTYPE" in str(done.exception)
+
+
+@pytest.mark.integration
+def test_a_job_without_errors_says_so(cli, store_url):
+    words = ("errors", "--job", "gpt", "--store", store_url)
+    assert json.loads(cli(*words, "--json").output)["culprit"] == -1
+    assert "No error on record." in cli(*words).output
