@@ -1,15 +1,16 @@
-"""The dashboard on a large fleet in a headless browser: how long pages take, and whether the culprit is seen.
+"""The dashboard on a living fleet in a headless browser: how long pages take, whether culprits are seen.
 
-    python benchmarks/dashboard.py [--ranks 12288] [--steps 24] [--runs 5] [--data FOLDER] [--pages timeline]
+    python benchmarks/dashboard.py [--ranks 12288] [--runs 5] [--pages overview,heatmap] [--walks 200]
 
-A simulated fleet with two faults (a slow rank and a slow node) is written into a store, and a real hub serves
-it. Each page is opened `--runs` times in a fresh tab. `cold_s` is the median time until its content stands,
+`pulsetrain simulate fleet-live` feeds a real hub with a slow rank, a slow node and a flapping link. Each
+page is opened `--runs` times in a fresh tab. `cold_s` is the median time until its content stands,
 `change_s` the median time after a change of view, `kib` what came over the WebSocket in the first load,
-`blocked_ratio` the share of ten seconds in which tasks of more than 50 ms blocked the browser, `heap_mib` the
-JavaScript heap after them. The last page is the timeline of a job of 64 ranks that sends a step every 1.2 s.
-`culprit_visible`: the slow rank and the slow node are named in the text of Overview and heatmap, and their
-rows are pinned on top of the heatmap. `--data` keeps the fleet for another run, `--quick` takes a small one.
-It needs Debian's chromium. The last line is one JSON object (minutes).
+`blocked_ratio` the share of ten seconds in which tasks of more than 50 ms blocked the browser, `heap_mib`
+the JavaScript heap after them. `culprit_visible`: on Overview, heatmap, topology and timeline each of the
+three is named in the text and has its mark in the drawing (looked for in a screenshot), nobody else is
+named or marked, and the same holds for a rank that stops in a second fleet. `--walks` adds random walks of
+clicks with their problems. `cpu_s` is what hub and dashboard used meanwhile. It needs Debian's chromium.
+The last line is one JSON object (minutes).
 """
 
 from __future__ import annotations
@@ -20,29 +21,24 @@ import json
 import os
 import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
+import psutil
+from browsing.live_site import PER_NODE, LiveSite, Planted, faults, fleet, hang, live_site, until
+from browsing.seen import faults_seen
+from browsing.walks import walk
 from playwright.sync_api import Browser, Page, sync_playwright
 
-from pulsetrain.protocol.client import HubAddress, HubClient
-from pulsetrain.simulate import write
-from pulsetrain.simulate.spec import FleetSpec
-from pulsetrain.stream.spool.transport import HttpTransport
-
-JOB = "fleet"
-RUNNING = "running"
+JOB, HUNG = "fleet", "hung"
 TIMELINE_RANKS = 64
-STEP_S = 1.2  # of the running job
 WATCHED_S = 10.0
+NAMED_S = 400.0
 FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking")
 SWIFT = "--enable-unsafe-swiftshader"
 BLOCKED = """
@@ -61,7 +57,6 @@ class Visit:
     ready: str
     change: Callable[[Page], None]
     changed: str
-    job: str = JOB
 
 
 def _choose(text: str) -> Callable[[Page], None]:
@@ -84,19 +79,26 @@ def _nothing(page: Page) -> None:
 def visits(rank: int, node: str) -> list[Visit]:
     """The pages that are measured: name, address, what is complete, the change, and what is complete then."""
     chart, cohort, here = ".js-plotly-plot .main-svg", "text=the median of the", f"td:has-text('{node}')"
-    time_axis, drawn = ".xtitle:has-text('UTC')", ".timeline[data-view]"
+    time_axis, drawn, table = ".xtitle:has-text('UTC')", ".timeline[data-view]", ".t, .empty"
     first = max(0, rank - TIMELINE_RANKS // 2)
     few_ranks = (_fill("Ranks", "0-3"), "text=Ranks 0-3")
     rows = [
         ("overview", "", f"#verdict && {chart}", _choose("time"), time_axis),
         ("heatmap", "heatmap", f"#worst && {chart}", _choose("stage"), "text=stage 3"),
-        ("topology", "topology?show=table", ".t", _fill("Find", node), here),
+        ("topology", "topology", chart, _fill("Find", node), here),
         ("timeline", f"timeline?ranks={first}-{first + TIMELINE_RANKS - 1}", drawn, *few_ranks),
         ("incidents", "incidents", ".incident", _nothing, ".incident"),
+        ("alerts", "alerts", "text=straggler", _nothing, "text=straggler"),
+        ("stacks", "stacks", table, _nothing, table),
         ("nodes", "nodes", ".t", _fill("Find", node), here),
         ("rank", f"rank?rank={rank}", f"{cohort} && {chart}", _fill("Rank", "0"), "text=Rank 0 works"),
         ("node", f"node?node={node}", f"{cohort} && {chart}", _nothing, cohort),
-        ("events", "events?last=30+days", ".t", _fill("Kind", "judged"), ".t"),
+        ("logs", "logs", table, _fill("Text", "nothing has this"), ".empty"),
+        ("metrics", "metrics", f"{chart}, .empty", _nothing, f"{chart}, .empty"),
+        ("events", "events?last=30+days", ".t", _fill("Kind", "simulated"), ".t"),
+        ("recovery", "recovery", table, _nothing, table),
+        ("checkpoints", "checkpoints", table, _nothing, table),
+        ("pipeline", "pipeline", ".t", _nothing, ".t"),
     ]
     return [
         Visit(name=name, path=path, ready=ready, change=change, changed=changed)
@@ -113,7 +115,7 @@ def wait(page: Page, selectors: str, timeout_s: float = 120.0) -> None:
 def url_of(site: str, visit: Visit) -> str:
     """The address of a page."""
     path, _, query = visit.path.partition("?")
-    return f"{site}/{path}?job={visit.job}" + (f"&{query}" if query else "")
+    return f"{site}/{path}?job={JOB}" + (f"&{query}" if query else "")
 
 
 def look(browser: Browser, site: str, visit: Visit, *, watched_s: float) -> dict[str, float]:
@@ -144,134 +146,114 @@ def look(browser: Browser, site: str, visit: Visit, *, watched_s: float) -> dict
 
 def measure(browser: Browser, site: str, visit: Visit, runs: int, watched_s: float) -> dict[str, Any]:
     """One page: medians over the runs. The browser is watched in the first one."""
+    before_s = cpu_s()
     found = [look(browser, site, visit, watched_s=watched_s if run == 0 else 1.0) for run in range(runs)]
     times = {name: round(statistics.median(f[name] for f in found), 2) for name in ("cold_s", "change_s")}
     first = {name: round(found[0][name], 3) for name in ("kib", "blocked_ratio", "heap_mib")}
-    return {"name": visit.name, **times, **first}
+    used = {name: round(cpu_s()[name] - before_s[name], 2) for name in before_s}
+    return {"name": visit.name, **times, **first, "cpu_s": used}
 
 
-def culprit_visible(browser: Browser, site: str, rank: int, node: str) -> bool:
-    """Whether both faults are named where a person looks first, and stand on top of the heatmap."""
+def cpu_s() -> dict[str, float]:
+    """Processor seconds of hub and dashboard since they began."""
+    used: dict[str, float] = {}
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            words, times = " ".join(process.cmdline()), process.cpu_times()
+            name = (
+                "dashboard" if "dashboard" in words else "hub" if "hub" in words or "serve" in words else ""
+            )
+            if name:
+                used[name] = used.get(name, 0.0) + times.user + times.system
+    return used
+
+
+def seen(browser: Browser, site: LiveSite, job: str, planted: tuple[Planted, ...]) -> bool:
+    """Whether everybody planted is seen on every page, and nobody else, once the hub names them."""
+    wanted = {each.name for each in planted}
+    until(lambda: wanted <= site.named(job), NAMED_S)
     page = browser.new_page(viewport={"width": 1400, "height": 900})
     try:
-        page.goto(f"{site}/?job={JOB}")
-        wait(page, "#verdict && .t")
-        overview = page.inner_text("body")
-        page.goto(f"{site}/heatmap?job={JOB}")
-        wait(page, "#worst && .js-plotly-plot .yaxislayer-above")
-        pinned = [text for text in page.locator(".js-plotly-plot .ytick").all_text_contents() if "◆" in text]
-        named = page.inner_text("#worst")
+        wrong = faults_seen(page, site.dashboard, job, planted)
     finally:
         page.close()
-    in_text = f"ank {rank} " in overview and node in overview and f"Rank {rank} " in named
-    return in_text and any(f"rank {rank}" in p for p in pinned) and any(node in p for p in pinned)
+    for name, problems in wrong.items():
+        for problem in problems:
+            print(f"{job}, {name}: {problem}", file=sys.stderr, flush=True)
+    return not any(wrong.values())
 
 
-def fill(data: Path, ranks: int, steps: int, rank: int, node: str) -> None:
-    """Write the fleet, unless the folder has one."""
-    if (data / "store").exists():
-        return
-    faults = [f"straggler:rank={rank},factor=1.15", f"straggler:node={node},factor=1.12"]
-    command = [sys.executable, "-m", "pulsetrain.cli", "simulate", "telemetry", "--ranks", str(ranks)]
-    command += ["--tp", "8", "--pp", "8", "--steps", str(steps), "--job", JOB]
-    command += [flag for fault in faults for flag in ("--fault", fault)]
-    subprocess.run([*command, "--store", f"chdb://{data / 'store'}"], check=True, stdout=sys.stderr)
+def walks(browser: Browser, site: str, count: int) -> dict[str, Any]:
+    """Random walks of ten clicks."""
+    found = []
+    for seed in range(count):
+        context = browser.new_context(viewport={"width": 1400, "height": 900})
+        found.append(walk(context, site, JOB, seed=seed, clicks=10))
+        context.close()
+        for problem in found[-1].problems:
+            print(f"walk {seed}: {problem}", file=sys.stderr, flush=True)
+    problems = [problem for each in found for problem in each.problems]
+    return {"walks": count, "clicks": sum(each.clicks for each in found), "problems": problems}
+
+
+def hang_seen(nodes: int, step_s: float) -> bool:
+    """Whether a rank that stops is seen, by a hub of its own, which does not know the other faults."""
+    with (
+        tempfile.TemporaryDirectory(prefix="pulsetrain-bench-") as data,
+        live_site(Path(data)) as site,
+        chromium() as browser,
+        fleet(site, HUNG, nodes, (hang(nodes),), step_s=step_s),
+    ):
+        site.client.decide_hang(HUNG, "wait", "the pages are looked at", seconds=3600.0)
+        return seen(browser, site, HUNG, (hang(nodes),))
 
 
 @contextlib.contextmanager
-def hub(data: Path) -> Iterator[dict[str, Any]]:
-    """A hub on the folder, once it has judged the recording. Yields its hub.json."""
-    command = [sys.executable, "-m", "pulsetrain.cli", "serve", "--data", str(data), "--port", "0"]
-    (data / "hub.json").unlink(missing_ok=True)
-    child = subprocess.Popen([*command, "--dashboard-port", "0"], stdout=sys.stderr)
-    try:
-        yield judged(data / "hub.json")
-    finally:
-        child.terminate()
-        child.wait(30)
-
-
-@contextlib.contextmanager
-def running(facts: dict[str, Any]) -> Iterator[Visit]:
-    """A job of 64 ranks that sends the hub a step every 1.2 s. Yields the visit to its timeline."""
-    stop = threading.Event()
-    transport = HttpTransport(facts["url"], facts["token"])
-
-    def feed() -> None:
-        step = 0
-        while not stop.wait(STEP_S):
-            began_ns = time.time_ns() - int(STEP_S * 1e9)
-            spec = FleetSpec(
-                ranks=TIMELINE_RANKS, tp=8, pp=4, steps=1, first_step=step, job=RUNNING, start_ns=began_ns
-            )
-            write.to_transport(spec, transport, lambda rows: None)
-            step += 1
-
-    feeder = threading.Thread(target=feed)
-    feeder.start()
-    try:
-        time.sleep(10 * STEP_S)  # enough shared collectives to put the clocks side by side
-        ranks = f"timeline?ranks=0-{TIMELINE_RANKS - 1}"
-        change = (_fill("Ranks", "0-3"), "text=Ranks 0-3")
-        yield Visit(
-            name="timeline of a running job", path=ranks, ready=".timeline[data-view]", change=change[0],
-            changed=change[1], job=RUNNING,
-        )  # fmt: skip
-    finally:
-        stop.set()
-        feeder.join()
-        transport.close()
-
-
-def judged(path: Path, longest_s: float = 600.0) -> dict[str, Any]:
-    """What the hub wrote, once the dashboard answers and the fleet has a verdict."""
-    deadline = time.monotonic() + longest_s
-    while time.monotonic() < deadline:
-        time.sleep(0.5)
-        with contextlib.suppress(OSError, ValueError, httpx.HTTPError):
-            facts = dict(json.loads(path.read_text()))
-            httpx.get(f"{facts['dashboard']}/_stcore/health", timeout=20).raise_for_status()
-            status = HubClient(HubAddress(url=facts["url"], token=facts["token"])).status()
-            if any(job["verdict"]["state"] == "slow" for job in status["past_jobs"]):
-                return facts
-    raise TimeoutError("the hub has not judged the fleet")
+def chromium() -> Iterator[Browser]:
+    """Debian's Chromium, without a profile."""
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=[*FLAGS, SWIFT])
+        yield browser
+        browser.close()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--ranks", type=int, default=12_288)
-    parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--data", type=Path, help="keep the fleet in this folder")
-    parser.add_argument("--pages", help="only these pages, with commas between")
-    parser.add_argument("--quick", action="store_true", help="512 ranks, one run")
+    parser.add_argument("--step-s", type=float, default=4.0, help="length of a step of the fleet")
+    parser.add_argument("--data", type=Path, help="folder of the hub's data, kept")
+    parser.add_argument("--pages", help="only these pages, with commas between. '' for none")
+    parser.add_argument("--walks", type=int, default=0, help="random walks of ten clicks")
+    parser.add_argument("--no-seen", action="store_true", help="do not look for the culprits")
+    parser.add_argument("--quick", action="store_true", help="1,024 ranks, one run")
     options = parser.parse_args()
-    ranks, runs = (512, 1) if options.quick else (options.ranks, options.runs)
-    rank, node = min(371, ranks // 2 + 3), f"sim-{min(1000, ranks // 8 - 4):05d}"
-    load = round(os.getloadavg()[0], 1)
-    chromium = shutil.which("chromium")
+    ranks, runs, step_s = (1024, 1, 1.0) if options.quick else (options.ranks, options.runs, options.step_s)
+    nodes, watched_s = ranks // PER_NODE, 2.0 if options.quick else WATCHED_S
+    planted = faults(nodes)
+    pages_of = visits(planted[0].ranks[0], planted[1].name)
+    wanted = [v.name for v in pages_of] if options.pages is None else options.pages.split(",")
+    report: dict[str, Any] = {"ranks": ranks, "pages": [], "culprit_visible": None}
+    report["load_before"] = round(os.getloadavg()[0], 1)
+    visible = []
     with contextlib.ExitStack() as stack:
-        data = options.data or Path(
-            stack.enter_context(tempfile.TemporaryDirectory(prefix="pulsetrain-bench-"))
-        )
-        fill(data, ranks, options.steps, rank, node)
-        facts = stack.enter_context(hub(data))
-        playwright = stack.enter_context(sync_playwright())
-        browser = playwright.chromium.launch(executable_path=chromium, args=[*FLAGS, SWIFT])
-        pages = []
-        watched_s = 2.0 if options.quick else WATCHED_S
-        wanted = options.pages.split(",") if options.pages else [v.name for v in visits(rank, node)]
-        for visit in visits(rank, node):
-            if visit.name not in wanted:
-                continue
-            pages.append(measure(browser, facts["dashboard"], visit, runs, watched_s))
-            print(pages[-1], file=sys.stderr, flush=True)
-        visible = culprit_visible(browser, facts["dashboard"], rank, node)
-        with running(facts) as visit:
-            pages.append(measure(browser, facts["dashboard"], visit, runs, watched_s))
-            print(pages[-1], file=sys.stderr, flush=True)
-        browser.close()
-    report = {"ranks": ranks, "pages": pages, "culprit_visible": visible, "load_before": load}
+        temporary = tempfile.TemporaryDirectory(prefix="pulsetrain-bench-")
+        data = options.data or Path(stack.enter_context(temporary))
+        site, browser = stack.enter_context(live_site(data)), stack.enter_context(chromium())
+        with fleet(site, JOB, nodes, planted, step_s=step_s):
+            if options.no_seen:
+                until(lambda: planted[0].name in site.named(JOB), NAMED_S)
+            else:
+                visible.append(seen(browser, site, JOB, planted))
+            for visit in pages_of:
+                if visit.name in wanted:
+                    report["pages"].append(measure(browser, site.dashboard, visit, runs, watched_s))
+                    print(report["pages"][-1], file=sys.stderr, flush=True)
+            if options.walks:
+                report["walks"] = walks(browser, site.dashboard, options.walks)
+    if not options.no_seen:
+        visible.append(hang_seen(nodes, step_s))
+        report["culprit_visible"] = all(visible)
     print(json.dumps({**report, "cores": len(os.sched_getaffinity(0))}))
 
 

@@ -47,7 +47,10 @@ def loud(findings: Sequence[Row]) -> bool:
 
 @dataclass(kw_only=True)
 class Watching:
-    """What the hub said from one moment on. `looks` holds a look for each change of its findings."""
+    """What the hub said from one moment on. `looks` holds a look for each change of its findings.
+
+    `before` are the troubles that it told before, above information.
+    """
 
     launch: Launch
     began: int
@@ -126,7 +129,7 @@ class Running:
 
     def _watch(self) -> Watching:
         step = self._launch.step()
-        before = [key(f) for f in shown(self._launch.status())]
+        before = [key(f) for f in shown(self._launch.status()) if loud([f])]
         return Watching(launch=self._launch, began=step, before=before)
 
     def _drain(self, steps: int) -> None:

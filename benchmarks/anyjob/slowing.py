@@ -6,7 +6,6 @@ Each is a context. While it lasts the work of the struck ranks takes about `fact
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import subprocess
 import sys
@@ -22,7 +21,7 @@ WAYS = ("stops", "competitor", "quota")
 CPU = Path("/sys/fs/cgroup/cpu")
 PERIOD_US = 20_000
 LOOK_S = 0.5
-SPIN = "while True:\n    sum(range(10000))"
+BENCHMARKS = Path(__file__).parent.parent
 
 
 def pin(pids: Mapping[int, int], cores: Sequence[int]) -> dict[int, int]:
@@ -48,21 +47,27 @@ def threads(pid: int) -> list[int]:
 
 
 @contextlib.contextmanager
-def competitor(core: int, factor: float) -> Iterator[None]:
-    """Another program computes on `core`, and gets `factor` - 1 times what all ranks on it get together.
+def competitor(core: int, pid: int, factor: float, peers: Sequence[int]) -> Iterator[None]:
+    """Another program computes on `core` while `pid` wants to, so that its work takes `factor` times as long.
 
-    The kernel shares a core between sessions first (autogroup), so the weight is that of the session.
+    `peers` do the same work at full speed.
     """
-    process = subprocess.Popen([sys.executable, "-c", SPIN], start_new_session=True)
+    command = [sys.executable, "-m", "anyjob.competitor", str(factor), str(pid), ",".join(map(str, peers))]
+    process = subprocess.Popen(
+        command, cwd=BENCHMARKS, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+    )
+    assert process.stdin is not None, "it was opened as a pipe"
+    assert process.stdout is not None, "it was opened as a pipe"
     try:
         os.sched_setaffinity(process.pid, {core})
-        nice = max(-20, min(19, round(-math.log(factor - 1) / math.log(1.25))))
-        with contextlib.suppress(OSError):
-            (outside.PROC / str(process.pid) / "autogroup").write_text(str(nice))
+        if not process.stdout.readline():
+            raise Unavailable(f"the program that was to compete with {pid} did not start")
         yield
     finally:
         process.kill()
         process.wait()
+        process.stdin.close()
+        process.stdout.close()
 
 
 @contextlib.contextmanager
@@ -127,14 +132,14 @@ def slowed(
 ) -> Iterator[None]:
     """The `struck` ranks are slower in one of `WAYS` while the block lasts.
 
-    A competitor needs the core of the first of them. It slows down all ranks that are pinned there.
+    A competitor needs the core of the first of them, and slows down that one.
     """
     peers = [pid for rank, pid in pids.items() if rank not in struck]
     with contextlib.ExitStack() as stack:
         if way == "stops":
             stack.enter_context(Throttle([pids[r] for r in struck], factor, peers=peers))
         elif way == "competitor":
-            stack.enter_context(competitor(cores[struck[0]], factor))
+            stack.enter_context(competitor(cores[struck[0]], pids[struck[0]], factor, peers))
         else:
             for rank in struck:
                 stack.enter_context(quota(pids[rank], factor, peers))

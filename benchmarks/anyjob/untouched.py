@@ -6,14 +6,16 @@ from collections.abc import Iterable
 
 from jobs.catalogue import FOLDER, JOBS
 
+from anyjob import core_speed
 from anyjob.launch import Script
 
 VARIANTS = ("untouched", "instrumented")
 SLOW_JOBS = ("ddp", "fsdp2", "tensor_parallel", "pipeline")
 """the jobs in which a rank is made slower. All of them can be run with phases of their own"""
 ENDLESS = 1_000_000
-SMALL_JOB = 16
-"""sequences of a microbatch over all ranks"""
+SEQUENCES = {"ddp": 32, "fsdp2": 32, "tensor_parallel": 16, "pipeline": 16}
+"""of a microbatch over all ranks, for steps of some 200 ms on two cores of `REFERENCE_GFLOPS` each"""
+REFERENCE_GFLOPS = 105.0
 
 
 def runnable(names: Iterable[str] | None = None) -> list[str]:
@@ -28,12 +30,21 @@ def argv(name: str, variant: str, args: Iterable[str]) -> tuple[str, ...]:
     return (str(JOBS[name].script), *args)
 
 
+def batch(name: str, ranks: int, gflops: float) -> int:
+    """Return the sequences of a rank's microbatch. Fast cores and few ranks get larger ones.
+
+    >>> batch("ddp", 2, 105.0), batch("ddp", 4, 52.5), batch("pipeline", 4, 1.0)
+    (16, 4, 1)
+    """
+    return max(1, round(SEQUENCES.get(name, 16) * gflops / REFERENCE_GFLOPS / ranks))
+
+
 def endless(name: str, variant: str, *, nodes: int, ranks_per_node: int) -> Script:
-    """Return a job with steps of some 200 ms that goes on until it is ended. Few ranks get larger batches."""
-    batch = SMALL_JOB // (nodes * ranks_per_node)
+    """Return a job with steps of some 200 ms that goes on until it is ended."""
+    sequences = batch(name, nodes * ranks_per_node, core_speed.gflops())
     return Script(
         name=name,
-        argv=argv(name, variant, (*JOBS[name].load_args, "--batch", str(batch), "--steps", str(ENDLESS))),
+        argv=argv(name, variant, (*JOBS[name].load_args, "--batch", str(sequences), "--steps", str(ENDLESS))),
         nodes=nodes,
         ranks_per_node=ranks_per_node,
     )

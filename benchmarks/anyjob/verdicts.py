@@ -69,7 +69,10 @@ def episodes(rows: Sequence[Row]) -> list[tuple[Row, Row | None]]:
 
 
 def slow(rows: Sequence[Row]) -> dict[str, Any]:
-    """Return {"trials", "named", "wrong"} over all episodes, and the same for each job and way."""
+    """Return {"trials", "named", "wrong"} over all episodes, and the same for each job and way.
+
+    `step_ms_p50` is the length of a step while a rank is slow.
+    """
     judged = [(row, judge(row, settle)) for row, settle in episodes(rows)]
     groups: dict[str, list[dict[str, Any]]] = {}
     for row, verdict in judged:
@@ -79,8 +82,10 @@ def slow(rows: Sequence[Row]) -> dict[str, Any]:
             "pinned" if row["pinned"] else "free",
         ):
             groups.setdefault(name, []).append(verdict)
+    lengths = sorted(1000 * row["seconds"] / row["steps"] for row, _ in judged if row.get("seconds"))
     return {
         **_counts([v for _, v in judged]),
+        "step_ms_p50": round(lengths[len(lengths) // 2]) if lengths else None,
         "by": {name: _counts(of) for name, of in sorted(groups.items())},
     }
 

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import random
+import subprocess
+import sys
+import time
 
+import psutil
 import pytest
-from anyjob import plan, verdicts
+from anyjob import core_speed, plan, slowing, untouched, verdicts
 from anyjob.launch import Script, StepLog
 from hypothesis import given
 from hypothesis import strategies as st
+
+from pulsetrain.faults.throttle import Work
 
 SCRIPT = Script(name="job", argv=("job.py",), nodes=2, ranks_per_node=2)
 OWN_CORE = Script(name="job", argv=("job.py",), nodes=2, ranks_per_node=1)
@@ -138,3 +145,29 @@ def test_steps_are_read_from_whole_lines_and_a_new_start_is_counted(tmp_path):
     with path.open("ab") as file:
         file.write(b"7 loss 1.8\n[1] step 36 loss 2\n")
     assert (log.look(), log.count) == (36, 1)
+
+
+@pytest.mark.integration
+def test_a_competitor_makes_work_take_so_much_longer_and_leaves_nothing_behind():
+    core, before = sorted(os.sched_getaffinity(0))[0], set(psutil.Process().children())
+    busy = subprocess.Popen([sys.executable, "-c", "while True: sum(range(1000))"], start_new_session=True)
+    try:
+        os.sched_setaffinity(busy.pid, {core})
+        with slowing.competitor(core, busy.pid, 2.0, peers=[]):
+            account = Work(busy.pid)
+            time.sleep(1.5)
+            ran_s, queued_s = account.since()
+        left = {child.pid for child in set(psutil.Process().children()) - before}
+    finally:
+        busy.kill()
+        busy.wait()
+    assert (ran_s + queued_s) / ran_s > 1.8
+    assert left == {busy.pid}
+
+
+@pytest.mark.integration
+def test_fast_cores_get_larger_batches_so_that_steps_last_as_long_everywhere():
+    assert core_speed.gflops() > 0
+    slow, fast = (untouched.batch("ddp", 2, gflops) for gflops in (50.0, 100.0))
+    assert fast == pytest.approx(2 * slow, abs=1)
+    assert untouched.batch("ddp", 4, 1e-3) == 1

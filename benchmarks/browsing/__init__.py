@@ -1,0 +1,1 @@
+"""A living fleet behind a real hub, and a browser that looks at its pages."""

@@ -1,0 +1,1 @@
+"""Everything that needs a CUDA device, in one command: `make gpu-check`."""

@@ -1,0 +1,1 @@
+"""What `benchmarks/machines.py` is made of."""

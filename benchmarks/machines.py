@@ -1,0 +1,45 @@
+"""Who is faulty, and how soon: group tests on simulated nodes, with DLRover's two-round scheme beside them.
+
+    python benchmarks/machines.py [--seeds 200] [--trials 200] [--cases 20] [--clean 100]
+
+`simulated`: nodes whose all-gathers fail or whose times vary by 5 % from round to round. Both
+schemes see the same seeds. `links`: network namespaces as nodes, with real transfers over links that tc makes
+bad (`machinecheck/namespaces.py`). It needs root and is left out with --cases 0. `policies`: hardware trouble
+on a running job (`machinecheck/policies.py`), left out with --no-policies. The last line is one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+
+from machinecheck import namespaces, policies, simulated
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--seeds", type=int, default=200, help="sets of faulty nodes")
+    parser.add_argument("--trials", type=int, default=200, help="searches for a slow node, and clean ones")
+    parser.add_argument("--cases", type=int, default=20, help="bad links of each kind; 0: none")
+    parser.add_argument("--clean", type=int, default=100, help="checks of good links")
+    parser.add_argument(
+        "--no-policies", action="store_true", help="leave out hardware trouble on a running job"
+    )
+    parser.add_argument("--quick", action="store_true", help="a few seeds and trials only")
+    args = parser.parse_args()
+    if args.quick:
+        args.seeds = args.trials = 5
+        args.cases, args.clean = min(args.cases, 1), 2
+    found: dict[str, object] = {"simulated": simulated.run(args.seeds, args.trials)} if args.seeds else {}
+    if args.cases and namespaces.missing():
+        print(f"links: left out: {namespaces.missing()}", file=sys.stderr)
+    elif args.cases:
+        found["links"] = namespaces.run(args.cases, args.clean)
+    if not args.no_policies:
+        found["policies"] = policies.run(quick=args.quick)
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

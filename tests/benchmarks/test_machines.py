@@ -1,0 +1,46 @@
+"""Group tests on simulated nodes, and DLRover's scheme beside them."""
+
+import pytest
+from machinecheck import namespaces, policies, simulated
+
+from pulsetrain.recovery.response import Response
+
+
+@pytest.mark.parametrize("faulty", [0, 1, 4])
+def test_faulty_nodes_are_named_exactly_within_the_stated_rounds(faulty):
+    found = simulated.faults(32, faulty, seeds=5)
+    assert (found["exact"], found["healthy_named"]) == (5, 0)
+    assert found["most_rounds"] <= found["rounds_bound"]
+
+
+def test_dlrovers_scheme_names_the_node_of_its_own_example():
+    nodes = list("123456")
+    both, _ = simulated.dlrover(nodes, lambda g, _: simulated.TIMEOUT_S if "6" in g else 1.0)
+    assert both == {"6"}
+
+
+def test_a_slow_node_is_named_and_a_clean_fleet_is_left_alone():
+    assert simulated.slow(24, 1.5, trials=2)["named"] == 2
+    assert simulated.slow(24, 1.0, trials=2)["trials_with_a_healthy_node_named"] == 0
+
+
+@pytest.mark.integration
+@pytest.mark.alone
+@pytest.mark.skipif(bool(namespaces.missing()), reason=namespaces.missing() or "all is there")
+def test_a_lossy_link_between_network_namespaces_is_named():
+    network = namespaces.Network()
+    port = namespaces.ports()[3]
+    try:
+        network.open()
+        network.check()  # opens neighbour tables
+        with namespaces.lossy(network, port):
+            verdict, seconds = network.check()
+        assert port.name in verdict.named
+        assert seconds < 60
+    finally:
+        network.close()
+
+
+def test_the_hardware_cases_ask_for_what_the_policy_table_has():
+    assert {case.response for case in policies.MILD} == {Response.INFORM, Response.CORDON}
+    assert {case.response for case in policies.EVICTING} == {Response.EVICT_NOW, Response.EVICT_AT_STEP}
