@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 ARGS ?=
 unexport PYTHONDONTWRITEBYTECODE # each of many processes would compile everything anew
 
-.PHONY: demo test unit check lint types imports bench kafka clean
+.PHONY: demo test unit check lint types imports bench gpu-check kafka clean
 .DEFAULT_GOAL := help
 
 help:
@@ -15,6 +15,7 @@ help:
 	@echo "make unit    the tests that need no other process (under a minute)"
 	@echo "make check   lint, types, import direction and tests"
 	@echo "make bench   every benchmark; each prints one JSON object as its last line"
+	@echo "make gpu-check  what needs a CUDA device, on one GPU in under eight minutes, as one JSON file"
 	@echo "make kafka   Apache Kafka on loopback (needs Java 17 and Maven)"
 
 $(STAMP): pyproject.toml
@@ -56,6 +57,9 @@ check: lint types imports test
 
 bench: $(STAMP)
 	@for b in benchmarks/*.py; do echo "== $$b"; $(BIN)/python $$b || exit 1; done
+
+gpu-check: $(STAMP)
+	@$(BIN)/python -m benchmarks.gpucheck $(ARGS)
 
 kafka: $(STAMP)
 	deploy/kafka/start
