@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pulsetrain.analytics.slowness import robust
-from pulsetrain.analytics.slowness.newest_steps import newest_first
+from pulsetrain.analytics.slowness.newest_steps import RECENT, newest_first
 from pulsetrain.analytics.slowness.timings import Timings
-from pulsetrain.analytics.verdict import Healthy, Inconclusive, Verdict
+from pulsetrain.analytics.verdict import Finding, Healthy, Inconclusive, Verdict, findings
 
 Floats = NDArray[np.float64]
 
@@ -28,8 +28,9 @@ def stages(timings: Timings) -> list[Verdict]:
     """Findings of kind `stage_imbalance`: a pipeline stage with more work than others in nearly all steps.
 
     A stage's time is the lower median of its ranks, so that stragglers in half of a stage are no imbalance.
-    Where ranks often wait for a processor, the stage must be longer both as measured and net of the waits:
-    where much is taken out, what is left depends on how much the stages wait.
+    Nor is a stage that came to be longer: how the work is split does not change while a job runs. Where ranks
+    often wait for a processor, the stage must be longer both as measured and net of the waits: where much is
+    taken out, what is left depends on how much the stages wait.
 
     >>> from pulsetrain.analytics.slowness.timings import from_matrices
     >>> compute = np.tile([100.0, 100.0, 160.0, 160.0], (20, 1))
@@ -44,7 +45,16 @@ def stages(timings: Timings) -> list[Verdict]:
         return [Inconclusive(analyzer="stage_imbalance", reason=reason, blind=not timings.topology_known)]
     if len(rows) < STEPS_NEEDED:
         return [Inconclusive(analyzer="stage_imbalance", reason=f"{len(rows)} usable steps")]
-    return newest_first(rows, lambda some: _stages_in(timings, some, numbers))
+    newest = newest_first(rows, lambda some: _stages_in(timings, some, numbers))
+    if len(rows) < RECENT + STEPS_NEEDED:
+        return newest
+    before = {finding.subject for finding in findings(_stages_in(timings, rows[:-RECENT], numbers))}
+    kept: list[Verdict] = [v for v in newest if not isinstance(v, Finding) or v.subject in before]
+    return kept or [_balanced(numbers, rows)]
+
+
+def _balanced(numbers: NDArray[np.int64], rows: NDArray[np.int64]) -> Healthy:
+    return Healthy(analyzer="stage_imbalance", numbers={"stages": len(numbers), "steps": len(rows)})
 
 
 def _stages_in(timings: Timings, rows: NDArray[np.int64], numbers: NDArray[np.int64]) -> list[Verdict]:
@@ -79,9 +89,7 @@ def _stages_in(timings: Timings, rows: NDArray[np.int64], numbers: NDArray[np.in
                 },
             )
         )
-    return verdicts or [
-        Healthy(analyzer="stage_imbalance", numbers={"stages": len(numbers), "steps": len(rows)})
-    ]
+    return verdicts or [_balanced(numbers, rows)]
 
 
 def _levels(compute: Floats, stages: NDArray[np.int64], numbers: NDArray[np.int64]) -> Floats:

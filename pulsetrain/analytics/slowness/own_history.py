@@ -1,7 +1,8 @@
 """Ranks without a cohort, compared with their own past.
 
 In a cohort of one or two ranks there is no majority. There a rank is slow where its compute time rose by more
-than that of the job's usual rank.
+than that of the job's usual rank. Other work on the host can do that too, and it comes and goes. So a small
+rise must also last.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ def find_changed(
     if change is None:
         return []
     floor = quiet_floor(change.noise, size, config)
+    lasting = _lasting(work[rows], sigmas, config)
     return [
         Suspect(
             subject_type="rank",
@@ -53,6 +55,7 @@ def find_changed(
             error=float(change.error[column]),
             noise=change.noise,
             by_history=True,
+            lasting=bool(lasting[column]),
         )
         for column in columns.tolist()
         if change.excess[column] > max(sigmas * change.error[column], floor)
@@ -70,6 +73,21 @@ def _change(recent: Floats, past: Floats) -> _Change | None:
     error[complete] = robust.standard_error(own) * np.sqrt(2)
     common = max(0.0, robust.lower_median(rise[complete]))  # that another is quick again accuses nobody
     return _Change(excess=rise - common, error=error, noise=float(robust.sigma(own)))
+
+
+def _lasting(work: Floats, sigmas: float, config: StragglerConfig) -> NDArray[np.bool_]:
+    """For each rank, whether it was slower than before in each of the newest `config.lasting` stretches."""
+    size, begin = config.short, len(work) - config.short * config.lasting
+    result = np.zeros(work.shape[1], np.bool_)
+    if begin < size:
+        return result
+    result[:] = True
+    for first in range(begin, len(work), size):
+        change = _change(work[first : first + size], work[:begin])
+        if change is None:
+            return np.zeros_like(result)
+        result &= change.excess > np.maximum(sigmas * change.error, np.log1p(config.warning_ratio))
+    return result
 
 
 def _usual_level(past: Floats, size: int) -> Floats:

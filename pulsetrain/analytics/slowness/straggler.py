@@ -138,10 +138,12 @@ def _table(timings: Timings, work: Work, window: Rows, config: StragglerConfig) 
 def _severity(suspect: Suspect, processor_wait: float, config: StragglerConfig) -> Severity:
     """A slowdown below what all ranks wait for a processor is information, however sure.
 
-    So is one against the rank's own past that stands out little: other work on the host looks the same.
+    So is one against the rank's own past that stands out little, or that is small and new: other work on the
+    host looks the same.
     """
     ratio = suspect.ratio
-    if suspect.by_history and suspect.margin < SURE_ERRORS:
+    stands_out = suspect.margin >= SURE_ERRORS and (suspect.lasting or ratio >= config.short_floor)
+    if suspect.by_history and not stands_out:
         return "info"
     if (ratio < processor_wait and not suspect.cause) or ratio < config.warning_ratio:
         return "info"

@@ -15,6 +15,9 @@ class StragglerConfig:
     """a window with fewer steps than this needs a larger slowdown, see `short_floor`"""
     short_floor: float = 0.2
     """least slowdown that a short window can show, as a ratio"""
+    lasting: int = 5
+    """stretches of `short` steps in which a rank without a cohort must be slower than it was, before a
+    slowdown below `short_floor` is more than information"""
     steps_needed: int = 16
     """with fewer usable steps the verdict is inconclusive"""
     false_alarms: float = 5e-4

@@ -28,6 +28,7 @@ class Suspect:
     error: float  # standard error of the excess
     noise: float  # of one step
     by_history: bool = False  # compared with its own past, not with its cohort
+    lasting: bool = False  # and it was slower for so long that no passing work on the host explains it
     cause: str = ""  # the part of a step in which something from outside holds it up, if that is how it shows
 
     @property

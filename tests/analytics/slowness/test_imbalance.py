@@ -23,6 +23,14 @@ def test_a_slow_node_in_a_stage_is_no_imbalance_of_stages():
     assert not findings(stages(timings(fleet(slow={4: 1.5, 5: 1.5}))))
 
 
+@pytest.mark.parametrize(("since", "named"), [(0, ["1"]), (40, []), (70, [])])
+def test_a_stage_that_came_to_be_longer_is_no_imbalance_by_design(since, named):
+    columns = fleet(steps=100, noise=0.02)
+    longer = np.where((columns["pp"] == 1) & (columns["step"] >= since), 1.5, 1.0)
+    columns = {**columns, **{p: columns[p] * longer for p in COMPUTED}}
+    assert [f.subject for f in findings(stages(timings(columns)))] == named
+
+
 def waiting(columns, shares):
     """The same where stages wait for processors for these shares of what they compute, and it is counted."""
     lost = np.array(shares)[columns["pp"]] * columns["compute"]

@@ -61,10 +61,21 @@ def test_columns_without_gaps_are_found():
     assert has_all(values).tolist() == [True, False, False]
 
 
-@pytest.mark.parametrize(("noise", "severity"), [(0.03, "warning"), (0.1, "info")])
-def test_slower_than_its_own_past_is_information_unless_it_stands_out(noise, severity):
+def severity(noise, slowdown, steps):
+    """Severity of what is found where the second of two stages is slower in the newest steps of 300."""
     random = np.random.default_rng(1)
-    compute = 1e8 * np.exp(noise * random.standard_normal((120, 2)))
-    compute[100:, 1] *= 1.15
+    compute = 1e8 * np.exp(noise * random.standard_normal((300, 2)))
+    compute[300 - steps :, 1] *= slowdown
     [finding] = straggler.find(from_matrices({"compute": compute}, stages=np.array([0, 1])))
-    assert (finding.subject, finding.severity) == ("1", severity)
+    assert finding.subject == "1"
+    return finding.severity
+
+
+@pytest.mark.parametrize(("noise", "expected"), [(0.03, "warning"), (0.1, "info")])
+def test_slower_than_its_own_past_is_information_unless_it_stands_out(noise, expected):
+    assert severity(noise, 1.25, 20) == expected
+
+
+@pytest.mark.parametrize(("steps", "expected"), [(20, "info"), (45, "info"), (80, "info"), (100, "warning")])
+def test_a_little_slower_than_its_own_past_is_information_until_it_lasts(steps, expected):
+    assert severity(0.02, 1.13, steps) == expected
