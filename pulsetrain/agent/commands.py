@@ -26,6 +26,7 @@ from pulsetrain.protocol.messages import (
     Leave,
     PairCheck,
     Reply,
+    SaveFrom,
     SelfCheck,
     Start,
     Stop,
@@ -66,6 +67,7 @@ class Checkpoints(Protocol):
     def clear(self) -> None: ...
     def set_world(self, world: tuple[WorldNode, ...], node_rank: int, attempt: int) -> None: ...
     def load(self, rank: int, step: int, source: str) -> int: ...
+    def save_from(self, step: int) -> None: ...
     def follow(self, rings: Mapping[int, int]) -> None: ...
     def held(self) -> tuple[Held, ...]: ...
 
@@ -135,6 +137,9 @@ class Commands:
                 return self._start(command)
             case Stop():
                 self.stop(command.grace_s)
+                return {}
+            case SaveFrom():
+                self._checkpoints.save_from(command.step)
                 return {}
             case HostStore():
                 return self._host_store(command)

@@ -79,10 +79,11 @@ class Checkpointer:
     def save(self, step: int, *, durable: bool = False) -> SaveResult:
         """Save the state as of `step`, which is complete. `durable` asks the agent to persist this one.
 
-        A save without enough memory, or without a free slot, is skipped: the result says why. Raises
-        `CheckpointError` only for a state that cannot be saved at all, with the name of the entry.
+        Where the job is about to be moved, the agent asks for steps that `every` would skip. A save without
+        enough memory, or without a free slot, is skipped: the result says why. Raises `CheckpointError` only
+        for a state that cannot be saved at all, with the name of the entry.
         """
-        if step % self._every and not durable:
+        if step % self._every and not durable and not self._arena.is_wanted(step):
             return SaveResult(step, skipped=f"not a multiple of every = {self._every}")
         started = time.perf_counter_ns()
         if self._last is not None:

@@ -169,6 +169,7 @@ class CheckpointService:
         """Watch this rank's arena. Checkpoints in it that another rank saved do not count."""
         arena = ArenaReader(arena_fd)
         arena.persist_every = self._config.persist_every if self._persister else 0
+        arena.wanted_step = -1
         with self._lock:
             self._arenas[rank] = arena
         if self._block_dedup:
@@ -176,6 +177,12 @@ class CheckpointService:
         self._replicator.attach(rank, arena)
         if self._persister:
             self._persister.attach(rank, arena)
+
+    def save_from(self, step: int) -> None:
+        """Ask all ranks here to save every step from `step` on, until they start anew."""
+        with self._lock:
+            for arena in self._arenas.values():
+                arena.wanted_step = step
 
     def detach(self, rank: int) -> None:
         """Forget the rank's arena. The caller may close it afterwards."""

@@ -21,7 +21,7 @@ from pulsetrain.hub.leadership import GUARD_S, Leadership, Role
 from pulsetrain.hub.loops import LoopTable
 from pulsetrain.hub.notifier import KeptTopology
 from pulsetrain.hub.reporter import Reporter
-from pulsetrain.hub.routes import agents, alerts, hangs, incidents, nodes, silences, stacks, status
+from pulsetrain.hub.routes import agents, alerts, hangs, incidents, moves, nodes, silences, stacks, status
 from pulsetrain.hub.stacks import Stacks
 from pulsetrain.hub.status import StatusReport
 from pulsetrain.recovery.controller import Controller
@@ -100,6 +100,7 @@ def api(parts: Parts) -> list[BaseRoute]:
         ),
         *nodes.routes(controller, token),
         *hangs.routes(controller, token),
+        *moves.routes(controller, token),
         *agents.routes(controller, token, parts.leadership),
     ]
 

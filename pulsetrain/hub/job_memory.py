@@ -13,18 +13,19 @@ import structlog
 
 from pulsetrain.core.errors import CorruptData, Unavailable
 from pulsetrain.kv.store import MAX_WRITES, Compare, Entries, Write
-from pulsetrain.recovery.memory import JobMemory, NodeMemory
+from pulsetrain.recovery.memory import JobMemory, NodeMemory, Preemption
 
 log = structlog.get_logger()
 
 JOBS = "jobs/"
-EVICTIONS, NODES = "evictions", "nodes/"
+EVICTIONS, NODES, PREEMPTION = "evictions", "nodes/", "preemption"
 IDLE_S = 30.0
 STORED_S = 2.0  # an eviction waits for so long, then it goes on without its memory
 
 
 class KeptMemory:
-    """A `Memory` with the keys ``jobs/JOB/evictions`` and ``jobs/JOB/nodes/NODE``. The values are JSON.
+    """A `Memory` with the keys ``evictions``, ``nodes/NODE`` and ``preemption`` below ``jobs/JOB/``. The
+    values are JSON.
 
     `load` reads the store. `turn` writes and belongs to the supervisor of loops. A write that fails is tried
     again. Every write has the conditions `fence()`. Where they do not hold, `refused` is called.
@@ -55,7 +56,7 @@ class KeptMemory:
     def recall(self, job: str) -> JobMemory:
         """See `Memory.recall`."""
         prefix = _prefix(job)
-        nodes = prefix + NODES
+        nodes, preempted = prefix + NODES, self._values.get(prefix + PREEMPTION)
         try:
             return JobMemory(
                 evictions_ns=tuple(map(int, json.loads(self._values.get(prefix + EVICTIONS, "[]")))),
@@ -64,6 +65,7 @@ class KeptMemory:
                     for key, value in self._values.items()
                     if key.startswith(nodes)
                 },
+                preemption=Preemption(**json.loads(preempted)) if preempted else None,
             )
         except (ValueError, TypeError) as error:
             raise CorruptData(f"what is kept of job {job!r} cannot be read: {error}") from error
@@ -76,6 +78,11 @@ class KeptMemory:
         """See `Memory.node`."""
         text = json.dumps(asdict(memory), ensure_ascii=False) if memory is not None else None
         self._note(_prefix(job) + NODES + quote(name, safe=""), text)
+
+    def preemption(self, job: str, memory: Preemption | None) -> None:
+        """See `Memory.preemption`."""
+        text = json.dumps(asdict(memory), ensure_ascii=False) if memory is not None else None
+        self._note(_prefix(job) + PREEMPTION, text)
 
     def forget(self, job: str) -> None:
         """See `Memory.forget`."""

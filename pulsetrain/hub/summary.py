@@ -48,6 +48,8 @@ def _judge(job: JobSnapshot, findings: Sequence[Finding]) -> tuple[str, str]:
         case Phase.WAITING:
             missing = job.nnodes - len(job.active())
             return "recovering", f"Waiting for {missing} more node(s): {cause}."
+        case Phase.PREEMPTING | Phase.PREEMPTED:
+            return "preempted", _preempted(job)
         case Phase.STARTING:
             return ("recovering", f"Relaunching after: {cause}.") if cause else ("starting", "Starting.")
         case Phase.FINISHED:
@@ -57,6 +59,16 @@ def _judge(job: JobSnapshot, findings: Sequence[Finding]) -> tuple[str, str]:
         case Phase.FAILED:
             return "failed", f"Failed: {job.failure}."
     return _running(job, findings, cause)
+
+
+def _preempted(job: JobSnapshot) -> str:
+    """Who stopped the job and why, and how it goes on."""
+    if job.move is None:
+        return "Pre-empted."
+    why = f"{job.move.request.reason} ({job.move.request.actor})"
+    if job.phase is Phase.PREEMPTING:
+        return f"Stopping to be pre-empted: {why}."
+    return f"Pre-empted{_after(job.move.from_step)}: {why}. Resume it with: pulsetrain resume {job.job}"
 
 
 def _after(step: int) -> str:

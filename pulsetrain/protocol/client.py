@@ -132,6 +132,29 @@ class HubClient:
         body = {"node": node, "reason": reason, "dry_run": dry_run, "actor": actor or getpass.getuser()}
         return self._call("POST", "/v1/evict", body)
 
+    def move(
+        self,
+        job: str,
+        what: str,
+        reason: str,
+        *,
+        node: str = "",
+        wait_s: float | None = None,
+        lose_progress: bool = False,
+        dry_run: bool = False,
+        actor: str = "",
+    ) -> JsonObject:
+        """Say "preempt", "resume" or "migrate" (off `node`) to a job. `actor`: the caller by default.
+
+        {"job", "what", "node", "state", "step", "resume_step", "lost_steps", "standby", "dry_run", "can_do",
+        "why_not"}
+        """
+        body: JsonObject = {"what": what, "reason": reason, "node": node, "dry_run": dry_run}
+        body |= {"lose_progress": lose_progress, "actor": actor or getpass.getuser()}
+        if wait_s is not None:
+            body["wait_s"] = wait_s
+        return self._call("POST", f"/v1/jobs/{quote(job, safe='')}/moves", body)
+
     def pending_hang(self, job: str) -> JsonObject:
         """{"job", "pending_hang": {rank, since_ns, act_at_ns, action, why, condition, place} or None}."""
         return self._call("GET", _pending_hang(job))

@@ -331,6 +331,17 @@ class Stop:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SaveFrom:
+    """Save every step from `step` on, also where the script saves fewer, until the ranks start anew.
+
+    It holds for ranks that use a `Checkpointer`, at their next call of `save`.
+    """
+
+    id: int
+    step: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class SelfCheck:
     """Run the short self-check on this node. `data` of the reply is the suite's report."""
 
@@ -381,7 +392,7 @@ class Leave:
 
 
 Report = Hello | Heartbeat | RankExit | FirstStep | Leaving | Reply
-Command = HostStore | Start | Stop | SelfCheck | PairCheck | DumpStacks | Leave
+Command = HostStore | Start | Stop | SaveFrom | SelfCheck | PairCheck | DumpStacks | Leave
 Message = Report | Command
 
 _MALFORMED = (ValueError, LookupError, TypeError, AttributeError, RecursionError, OverflowError, zlib.error)

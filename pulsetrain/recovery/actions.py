@@ -11,7 +11,7 @@ from signal import Signals
 
 from pulsetrain.diagnostics.node_check import LEVELS
 from pulsetrain.protocol.messages import DumpStacks, Leave, Reply, Stop
-from pulsetrain.recovery import checks, responses
+from pulsetrain.recovery import checks, moving, responses
 from pulsetrain.recovery.launch import launch
 from pulsetrain.recovery.nodes import GONE, Node, NodeState
 from pulsetrain.recovery.record import Fault
@@ -35,6 +35,8 @@ async def carry_out(action: Action, job: JobState) -> Outcome:
 async def suspend(job: JobState) -> Outcome:
     """End every rank of the world. Wait until each node whose connection closed is back, lost or leaving."""
     reason = job.recovery.fault.reason if job.recovery else "stopped"
+    if job.phase is Phase.PREEMPTING:
+        reason = moving.stopping(job)
     nodes = job.members.active()
     await asyncio.gather(*(job.ask(n, Stop(id=job.next_id(), reason=reason)) for n in nodes))
     while any(_unsettled(n) for n in job.members.world_nodes()):
@@ -82,6 +84,8 @@ def _check_level(job: JobState, fault: Fault | None) -> tuple[str, str]:
     without a diagnosis. A fault that names nobody asks for checks. The second time it asks for a replay
     there, and for the full checks here.
     """
+    if fault is not None and fault.event is Event.RESUME:
+        return "", "the job was pre-empted, nothing was wrong"
     if fault is None or (fault.event is Event.RANK_FAILED and job.restarts.used <= 1):
         return "", "a rank ended for the first time" if fault else ""
     if _by_policy(fault):
@@ -158,6 +162,12 @@ async def clear_node(job: JobState, node: Node) -> None:
     await job.ask(node, Stop(id=job.next_id(), reason="another node has replaced it"))
 
 
+async def rest(job: JobState) -> Outcome:
+    """The job is pre-empted."""
+    await moving.rest(job)
+    return None
+
+
 async def ask_for_nodes(job: JobState) -> Outcome:
     """Write down how many nodes are missing."""
     job.write("waiting", {"missing_nodes": job.nnodes - len(job.members.active())})
@@ -211,5 +221,6 @@ _ACTIONS: Mapping[Action, Callable[[JobState], Awaitable[Outcome]]] = {
     Action.REPLACE: replace,
     Action.LAUNCH: launch,
     Action.ASK_FOR_NODES: ask_for_nodes,
+    Action.REST: rest,
     Action.DISMISS: dismiss,
 }

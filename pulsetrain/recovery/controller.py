@@ -12,6 +12,8 @@ from pulsetrain.protocol.messages import FirstStep, Heartbeat, Hello, Leaving, R
 from pulsetrain.recovery.eviction import EvictionPreview, preview
 from pulsetrain.recovery.hang_decision import HangAnswer, HangDecision, answer
 from pulsetrain.recovery.job import Job
+from pulsetrain.recovery.move_preview import MovePreview
+from pulsetrain.recovery.move_request import MoveRequest
 from pulsetrain.recovery.nodes import GONE, Node, Send
 from pulsetrain.recovery.snapshot import JobSnapshot, NodeSnapshot
 from pulsetrain.recovery.state import Services
@@ -121,6 +123,10 @@ class Controller:
         job, node = self._find(name)
         await job.evict(node, reason, actor)
         return cost
+
+    def move(self, name: str, request: MoveRequest, *, dry_run: bool = False) -> MovePreview:
+        """Stop a job, let it go on, or take it off a node. Raises `UsageError`, see `Job.move`."""
+        return self._job(name).move(request, dry_run=dry_run)
 
     def pending_hang(self, name: str) -> HangAnswer:
         """The hang of a job that waits for its time. Raises `UsageError` for a job that is not there."""

@@ -103,6 +103,33 @@ def evicted(node: str, reason: str, actor: str, attempt: int, now_ns: int) -> Fa
     )
 
 
+def migrated(node: str, reason: str, actor: str, attempt: int, now_ns: int) -> Fault:
+    """A person takes the job off a node."""
+    return Fault(
+        event=Event.EVICT,
+        attempt=attempt,
+        cause="migration",
+        reason=f"taken off node {node} by {actor}: {reason}",
+        node=node,
+        actor=actor,
+        onset_ns=now_ns,
+        detected_ns=now_ns,
+    )
+
+
+def resumed(reason: str, actor: str, attempt: int, now_ns: int) -> Fault:
+    """A person lets a pre-empted job go on. What its start takes is measured as that of a recovery."""
+    return Fault(
+        event=Event.RESUME,
+        attempt=attempt,
+        cause="preemption",
+        reason=f"resumed by {actor}: {reason}",
+        actor=actor,
+        onset_ns=now_ns,
+        detected_ns=now_ns,
+    )
+
+
 def hardware(node: str, reason: str, kind: str, attempt: int, now_ns: int, *, onset_ns: int) -> Fault:
     """The policy wants an active node to go because of its hardware. The trouble began at `onset_ns`."""
     return Fault(

@@ -7,10 +7,12 @@ from signal import SIGKILL, SIGTERM
 
 from pulsetrain.core.errors import UsageError
 from pulsetrain.protocol.messages import FirstStep, Heartbeat, Hello, Leaving, RankExit, Reply
-from pulsetrain.recovery import actions, faults, liveness, responses, standby_care
+from pulsetrain.recovery import actions, faults, liveness, moving, responses, standby_care
 from pulsetrain.recovery.faults import Observation
 from pulsetrain.recovery.hang_decision import HangDecision
 from pulsetrain.recovery.job_loop import JobLoop
+from pulsetrain.recovery.move_preview import MovePreview, preview
+from pulsetrain.recovery.move_request import MoveRequest
 from pulsetrain.recovery.nodes import GONE, Node, NodeState, Send
 from pulsetrain.recovery.snapshot import JobSnapshot, snapshot
 from pulsetrain.recovery.state import JobState, Services
@@ -30,6 +32,7 @@ class Job:
         self.name, self.nnodes = name, nnodes
         self._state = JobState(name, nnodes=nnodes, max_restarts=max_restarts, services=services)
         self._state.attempt.number = last_attempt
+        moving.recall(self._state)
         self._services = services
         self._loop = JobLoop(self._state)
         self.turn = self._loop.turn
@@ -141,6 +144,7 @@ class Job:
                 self._lose(node, reason)
         if state.works_without_steps():
             state.under_way()
+        moving.look(state, self._loop)
         standbys = standby_care.take_due(state)
         if standbys:
             self._services.background.once("standby check", standby_care.check(state, standbys))
@@ -208,6 +212,16 @@ class Job:
         hang = state.hangs.now() if decision.what == "now" else None
         if hang is not None:
             self._stop_for(hang, decision.actor)
+
+    def move(self, request: MoveRequest, *, dry_run: bool = False) -> MovePreview:
+        """Stop the job, let it go on or take it off a node, in a person's name. Returns what that costs.
+
+        Raises `UsageError` where it cannot be done now. With `dry_run` the answer says why.
+        """
+        cost = preview(self.snapshot(), request, moving.refusal(self._state, request), dry_run=dry_run)
+        if not dry_run:
+            moving.begin(self._state, request, self._loop)
+        return cost
 
     async def evict(self, node: Node, reason: str, actor: str) -> None:
         """Evict a node in a person's name. Raises `UsageError` where the job is busy with a recovery."""

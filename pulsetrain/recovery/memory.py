@@ -1,4 +1,4 @@
-"""What a job must not forget when its hub ends: its automatic evictions, evicted nodes, and cordons."""
+"""What a job must not forget when its hub ends: evictions, cordons, and that it was pre-empted."""
 
 from __future__ import annotations
 
@@ -23,11 +23,22 @@ class NodeMemory:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Preemption:
+    """Why a job does not run, who wanted it, and its newest step when it stopped (-1: none)."""
+
+    reason: str
+    actor: str
+    step: int
+    stopped_ns: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class JobMemory:
     """`evictions_ns` are the times (UTC) of the evictions that count towards the budget."""
 
     evictions_ns: tuple[int, ...]
     nodes: Mapping[str, NodeMemory]
+    preemption: Preemption | None = None
 
 
 class Memory(Protocol):
@@ -43,6 +54,10 @@ class Memory(Protocol):
 
     def node(self, job: str, name: str, memory: NodeMemory | None) -> None:
         """Remember this of a node, or with None nothing any more."""
+        ...
+
+    def preemption(self, job: str, memory: Preemption | None) -> None:
+        """The job is pre-empted, or with None it may run again."""
         ...
 
     def forget(self, job: str) -> None:

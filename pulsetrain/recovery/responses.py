@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from pulsetrain.recovery import faults, world
+from pulsetrain.recovery import faults
 from pulsetrain.recovery.hardware_verdicts import CheckpointWait, HardwareVerdict
 from pulsetrain.recovery.nodes import GONE, Node, NodeState
 from pulsetrain.recovery.record import Fault
 from pulsetrain.recovery.response import Response
+from pulsetrain.recovery.saves import ask_for_saves, restorable_without
 from pulsetrain.recovery.state import JobState
 from pulsetrain.recovery.transitions import Phase
 
@@ -85,23 +86,14 @@ def _held_back(job: JobState, verdict: HardwareVerdict) -> str:
     if not job.members.standbys():
         return "no standby: the node trains on"
     now_s = job.services.clock.monotonic_s()
-    wait = CheckpointWait(since_s=now_s, newer_than=job.last_step)
-    wait = job.hardware.waiting.setdefault(verdict.node, wait)
+    wait = job.hardware.waiting.get(verdict.node)
+    if wait is None:
+        wait = job.hardware.waiting[verdict.node] = CheckpointWait(since_s=now_s, newer_than=job.last_step)
+        job.services.background.once("ask for saves", ask_for_saves(job, job.last_step))
     late = now_s - wait.since_s >= job.services.policy.checkpoint_patience_s
     if late or restorable_without(job, verdict.node) >= wait.newer_than:
         return ""
     return "it waits for a checkpoint that holds without the node"
-
-
-def restorable_without(job: JobState, node: str) -> int:
-    """The newest step that the job could go on from if `node` were replaced now, -1 for none."""
-    members = job.members
-    healthy = [n.name for n in members.active() if n.name != node]
-    held = {name: held for name, held in members.held().items() if name != node}
-    after = world.replace_nodes(members.world, healthy, [n.hello for n in members.standbys()])
-    plan = world.plan_restore(after, held, job.restarts.unrestorable)
-    own = job.own_checkpoints.newest()
-    return max(plan.step, own.step if own is not None and own.complete else -1)
 
 
 def at_a_stop(job: JobState) -> dict[str, str]:

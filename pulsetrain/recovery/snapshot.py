@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pulsetrain.protocol.messages import Heartbeat, Held, Hello, RankExit, RankStatus, WorldNode
 from pulsetrain.recovery.hang_patience import PendingHang
+from pulsetrain.recovery.move_request import Move
 from pulsetrain.recovery.nodes import GONE, Node, NodeState
 from pulsetrain.recovery.own_checkpoints import JobCheckpoint
 from pulsetrain.recovery.record import Fault, RecoveryDetail
@@ -44,7 +45,8 @@ class NodeSnapshot:
 class JobSnapshot:
     """One job. `fault` is why it is recovering now, None where it is not. `history` has one entry for each
     recovery that is complete. `failure` and `ended_by` say why the job is over, "" where that is not so.
-    `own_checkpoint` is the newest that the script wrote by itself. `instrumentation` says of each kind of
+    `own_checkpoint` is the newest that the script wrote by itself. `move` is a pre-emption or migration that
+    was asked for, None where nobody did. `instrumentation` says of each kind of
     record whether it is explicit or inferred.
     """
 
@@ -65,6 +67,7 @@ class JobSnapshot:
     ended_by: str
     pending_hang: PendingHang | None = None
     own_checkpoint: JobCheckpoint | None = None
+    move: Move | None = None
     instrumentation: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -146,6 +149,7 @@ def snapshot(job: JobState) -> JobSnapshot:
         ended_by=job.ended_by,
         pending_hang=job.hangs.pending,
         own_checkpoint=job.own_checkpoints.newest(),
+        move=replace(job.move) if job.move else None,
         instrumentation=job.instrumentation.combined(),
     )
 

@@ -45,10 +45,14 @@ def welcome(job: JobState, node: Node, past: NodeMemory | None) -> None:
         job.forget(node.name)
 
 
+_AWAKE = (Phase.FORMING, Phase.STARTING, Phase.RUNNING, Phase.WAITING, Phase.PREEMPTED)
+"""Phases in which a check of standbys disturbs no check of the whole job."""
+
+
 def take_due(job: JobState) -> list[Node]:
     """The standbys that are to be checked now. They count as checked from now on."""
     policy, now_s = job.services.policy, job.services.clock.monotonic_s()
-    if policy.observe_only or job.phase not in (Phase.FORMING, Phase.STARTING, Phase.RUNNING, Phase.WAITING):
+    if policy.observe_only or job.phase not in _AWAKE:
         return []
     reserves = [n for n in job.members.reserves() if n.cordon or job.phase is not Phase.FORMING]
     nodes = [n for n in reserves if _due(n, now_s, policy.standby_check_s, job)]

@@ -16,6 +16,7 @@ from pulsetrain.recovery.instrumentation import Instrumentation
 from pulsetrain.recovery.journal import Journal
 from pulsetrain.recovery.membership import Membership
 from pulsetrain.recovery.memory import Memory, NodeMemory
+from pulsetrain.recovery.move_request import Move
 from pulsetrain.recovery.nodes import Node, NodeState
 from pulsetrain.recovery.own_checkpoints import OwnCheckpoints
 from pulsetrain.recovery.policy import EvictionBudget, Policy
@@ -70,6 +71,7 @@ class JobState:
         self.members = Membership()
         self.attempt = Attempt()
         self.recovery: Recovery | None = None
+        self.move: Move | None = None
         self.history: list[RecoveryDetail] = []
         self.failure = self.ended_by = ""
         self.restarts = Restarts()

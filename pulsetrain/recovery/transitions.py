@@ -21,6 +21,8 @@ class Phase(StrEnum):
     SUSPENDING = "suspending"
     CHECKING = "checking"
     WAITING = "waiting"
+    PREEMPTING = "preempting"
+    PREEMPTED = "preempted"
     FINISHED = "finished"
     FAILED = "failed"
 
@@ -37,6 +39,8 @@ class Event(StrEnum):
     NODE_LOST = "node_lost"
     HANG = "hang"
     EVICT = "evict"  # an active node is to go, by a person or by policy
+    PREEMPT = "preempt"  # somebody needs the devices: the job stops and keeps its state
+    RESUME = "resume"  # a pre-empted job may go on
     LEFT = "left"  # a signal ended the agents of all active nodes: somebody ended the job
     ALL_DONE = "all_done"  # every rank ended with status 0
     STOPPED = "stopped"  # no rank is left
@@ -51,6 +55,7 @@ class Action(StrEnum):
     CHECK = "check"
     REPLACE = "replace"  # evict what failed, replace missing nodes by standbys
     ASK_FOR_NODES = "ask_for_nodes"
+    REST = "rest"  # write down that the job is pre-empted
     DISMISS = "dismiss"
 
 
@@ -80,7 +85,12 @@ def _table() -> dict[tuple[Phase, Event], Transition]:
         (Phase.CHECKING, Event.QUORUM): launch,
         (Phase.CHECKING, Event.SHORT): Transition(Phase.WAITING, (Action.REPLACE, Action.ASK_FOR_NODES)),
         (Phase.WAITING, Event.QUORUM): launch,
+        (Phase.RUNNING, Event.PREEMPT): Transition(Phase.PREEMPTING, (Action.SUSPEND,)),
+        (Phase.PREEMPTING, Event.STOPPED): Transition(Phase.PREEMPTED, (Action.REST,)),
+        (Phase.PREEMPTED, Event.RESUME): Transition(Phase.CHECKING, (Action.CHECK,)),
     }
+    for phase in (Phase.FORMING, Phase.WAITING):
+        table[phase, Event.PREEMPT] = Transition(Phase.PREEMPTED, (Action.REST,))
     for phase in (Phase.STARTING, Phase.RUNNING):
         table.update({(phase, fault): suspend for fault in FAULTS})
     for phase in (Phase.FORMING, Phase.STARTING, Phase.RUNNING, Phase.CHECKING, Phase.WAITING):

@@ -42,6 +42,7 @@ class JobRow(TypedDict):
     failure: str
     pending_hang: dict[str, object] | None
     own_checkpoint: dict[str, object] | None
+    move: dict[str, object] | None
     instrumentation: dict[str, str]
     nodes: list[NodeRow]
     recoveries: list[RecoveryDetail]
@@ -83,6 +84,7 @@ def job_row(job: JobSnapshot) -> JobRow:
         "failure": job.failure,
         "pending_hang": job.pending_hang.row() if job.pending_hang else None,
         "own_checkpoint": job.own_checkpoint.row(job.now_ns) if job.own_checkpoint else None,
+        "move": job.move.row() if job.move else None,
         "instrumentation": dict(job.instrumentation),
         "nodes": node_rows(job),
         "recoveries": list(job.history),

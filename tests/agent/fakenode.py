@@ -158,6 +158,7 @@ class FakeCheckpoints:
         self.attached: dict[int, int] = {}
         self.cleared = 0
         self.loads: list[tuple[int, int, str]] = []
+        self.save_from_step = -1
         self.load_error: Exception | None = None
         self.world: tuple[object, ...] = ()
 
@@ -181,6 +182,9 @@ class FakeCheckpoints:
         return 5
 
     def follow(self, rings: Mapping[int, int]) -> None: ...
+
+    def save_from(self, step: int) -> None:
+        self.save_from_step = step
 
     def held(self) -> tuple[Held, ...]:
         return (Held(rank=0, step=3, tier="memory"),)

@@ -12,6 +12,7 @@ from pulsetrain.protocol.messages import (
     HostStore,
     Leave,
     PairCheck,
+    SaveFrom,
     SelfCheck,
     Start,
     Stop,
@@ -145,6 +146,11 @@ def test_each_store_is_new_and_replaces_the_jobs_old_one(session):
     ports = [session.execute(HostStore(id=i, job="job")).data["port"] for i in range(2)]
     assert ports == [9001, 9002]
     assert session.node.zygote.signals == [(501, 9)]
+
+
+def test_ranks_are_asked_to_save_through_their_checkpoints(session):
+    assert session.execute(SaveFrom(id=1, step=7)).error == ""
+    assert session.checkpoints.save_from_step == 7
 
 
 def test_checks_run_in_the_zygote(session):

@@ -182,6 +182,14 @@ def test_a_skipped_save_has_its_reason(fd):
         result.wait()
 
 
+def test_a_step_that_the_agent_asks_for_is_saved_whatever_the_interval_is(fd):
+    training = Training(fd, every=10)
+    ArenaReader(fd).wanted_step = 7
+    assert not training.checkpointer.save(6)
+    assert training.checkpointer.save(7)
+    assert training.checkpointer.save(8)
+
+
 def test_after_a_failed_copy_training_goes_on(fd):
     training = Training(fd)
     training.train(1, 2)

@@ -59,6 +59,16 @@ def test_the_arena_shows_what_peers_hold_and_whether_to_wait_for_them(cluster):
     assert arena.replicated_step == 4
 
 
+def test_ranks_are_asked_to_save_every_step_until_they_start_anew(cluster):
+    c = cluster(1, nproc=2)
+    arenas = [ArenaReader(fd) for fd in c.fds.values()]
+    assert not any(arena.is_wanted(5) for arena in arenas)
+    c.services["n0"].save_from(5)
+    assert [[arena.is_wanted(step) for step in (4, 5, 900)] for arena in arenas] == [[False, True, True]] * 2
+    c.services["n0"].attach(0, c.fds[0])
+    assert [arena.is_wanted(5) for arena in arenas] == [False, True]
+
+
 def test_load_forgets_what_came_later_everywhere(cluster):
     c = cluster(2)
     c.save(1)

@@ -8,7 +8,7 @@ from pulsetrain.core.errors import CorruptData, Unavailable
 from pulsetrain.hub.job_memory import KeptMemory
 from pulsetrain.kv.files import FileStore
 from pulsetrain.kv.store import Compare, Of, Write
-from pulsetrain.recovery.memory import JobMemory, NodeMemory
+from pulsetrain.recovery.memory import JobMemory, NodeMemory, Preemption
 
 EVICTED = NodeMemory(pid=7, evicted="fan failed", evicted_by="controller")
 CORDONED = NodeMemory(pid=8, cordon="light check: gemm", probation_s=600.0)
@@ -52,6 +52,19 @@ def test_a_new_hub_recalls_what_was_noted_of_each_job(store):
     )
     assert again.recall("team").nodes == {"d": CORDONED}
     assert again.recall("other") == NOTHING
+
+
+def test_a_new_hub_recalls_that_a_job_is_pre_empted_until_it_was_resumed(store):
+    kept = Preemption(reason="noon", actor="ann", step=9, stopped_ns=5)
+
+    async def note(memory, preemption):
+        memory.preemption("j", preemption)
+        await memory.turn()
+
+    run(lambda: note(loaded(store), kept))
+    assert loaded(store).recall("j").preemption == kept
+    run(lambda: note(loaded(store), None))
+    assert loaded(store).recall("j") == NOTHING
 
 
 def test_a_job_that_is_over_leaves_nothing(store):

@@ -5,12 +5,17 @@ import pytest
 from pulsetrain.hub.summary import summarize
 from pulsetrain.recovery import faults
 from pulsetrain.recovery.hang_patience import PendingHang
+from pulsetrain.recovery.move_request import Move, MoveRequest
 from pulsetrain.recovery.nodes import NodeState
 from pulsetrain.recovery.transitions import Phase
 from tests.hub.fakes import finding
 from tests.recovery.builders import S, job_snapshot, node_snapshot, rank_exit, status
 
 FAULT = faults.rank_failed(rank_exit(3, -9), S)
+MOVE = Move(
+    request=MoveRequest(what="preempt", reason="noon", actor="ann"),
+    asked_ns=0, asked_s=0.0, newer_than=9, from_step=9,
+)  # fmt: skip
 LOST = node_snapshot("b", state=NodeState.LOST, connected=False)
 
 
@@ -38,6 +43,16 @@ LOST = node_snapshot("b", state=NodeState.LOST, connected=False)
             {"phase": Phase.WAITING, "fault": FAULT, "nodes": (node_snapshot("a"), LOST)},
             "recovering",
             "Waiting for 1 more node(s): rank 3 on b ended with signal 9.",
+        ),
+        (
+            {"phase": Phase.PREEMPTING, "move": MOVE},
+            "preempted",
+            "Stopping to be pre-empted: noon (ann).",
+        ),
+        (
+            {"phase": Phase.PREEMPTED, "move": MOVE},
+            "preempted",
+            "Pre-empted after step 9: noon (ann). Resume it with: pulsetrain resume j",
         ),
         ({"phase": Phase.FINISHED}, "finished", "Finished after step 5."),
         ({"phase": Phase.FAILED, "failure": "exit code 7"}, "failed", "Failed: exit code 7."),

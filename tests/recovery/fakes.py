@@ -65,11 +65,12 @@ class FakeMemory:
     """Remembers in this process, and stores at once."""
 
     def __init__(self):
-        self.times_ns, self.nodes = {}, {}
+        self.times_ns, self.nodes, self.preemptions = {}, {}, {}
 
     def recall(self, job):
         nodes = {name: memory for (of, name), memory in self.nodes.items() if of == job}
-        return JobMemory(evictions_ns=tuple(self.times_ns.get(job, ())), nodes=nodes)
+        times_ns, preemption = tuple(self.times_ns.get(job, ())), self.preemptions.get(job)
+        return JobMemory(evictions_ns=times_ns, nodes=nodes, preemption=preemption)
 
     def evictions(self, job, times_ns):
         self.times_ns[job] = times_ns
@@ -79,8 +80,12 @@ class FakeMemory:
         if memory is None:
             del self.nodes[job, name]
 
+    def preemption(self, job, memory):
+        self.preemptions[job] = memory
+
     def forget(self, job):
         self.times_ns.pop(job, None)
+        self.preemptions.pop(job, None)
         self.nodes = {key: memory for key, memory in self.nodes.items() if key[0] != job}
 
     async def stored(self):

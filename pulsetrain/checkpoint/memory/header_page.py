@@ -15,7 +15,7 @@ from pulsetrain.checkpoint.memory.slots import MAX_SLOTS, PAGE, SlotInfo
 from pulsetrain.core.errors import CorruptData
 
 MAGIC = 0x414E455241545000
-VERSION = 3
+VERSION = 4
 SLOT_WORDS = (
     "seq",
     "generation",
@@ -74,6 +74,8 @@ class HeaderPage:
     """Newest step that every peer is known to hold. -1: none, or there are no peers."""
     lag_steps = Word(19)
     """How many steps training may be ahead of what peers hold. 0: any number."""
+    wanted_step = Word(20)
+    """Save every step from this one on, also where the script saves fewer. -1: nobody asks for it."""
 
     def __init__(self, fd: int) -> None:
         """Raises `CorruptData` where `fd` is not an arena of this version."""
@@ -103,6 +105,10 @@ class HeaderPage:
     def skip_reason(self, reason: str) -> None:
         size = _REASON.stop - _REASON.start
         self._page[_REASON] = reason.encode()[: size - 1].ljust(size, b"\0")
+
+    def is_wanted(self, step: int) -> bool:
+        """The agent asks for this step."""
+        return 0 <= self.wanted_step <= step
 
     def sending(self, info: SlotInfo) -> bool:
         """The agent is sending this generation to a peer."""
@@ -147,7 +153,7 @@ def write_empty_page(fd: int) -> None:
         words[:2] = memoryview(struct.pack("=2q", MAGIC, VERSION)).cast("q")
         words.release()
     empty = HeaderPage(fd)
-    empty.durable_step = empty.replicated_step = empty.skip_step = -1
+    empty.durable_step = empty.replicated_step = empty.skip_step = empty.wanted_step = -1
 
 
 def pack_slot(info: SlotInfo) -> bytes:

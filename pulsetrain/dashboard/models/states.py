@@ -29,6 +29,7 @@ JOB_STATES: Mapping[str, State] = MappingProxyType(
         "recorded": State(label="recorded", glyph="✓", colour="#4C7A9B", symbol="circle", urgency=1),
         "finished": State(label="finished", glyph="✓", colour="#4C7A9B", symbol="circle", urgency=1),
         "ended": State(label="ended", glyph="◻", colour="#4C7A9B", symbol="circle", urgency=1),
+        "preempted": State(label="pre-empted", glyph="◫", colour="#4C7A9B", symbol="circle", urgency=2),
         "starting": State(label="starting", glyph="◔", colour="#56B4E9", symbol="circle", urgency=2),
         "forming": State(label="forming", glyph="◔", colour="#56B4E9", symbol="circle", urgency=2),
         "no_data": _NO_DATA,

@@ -1,0 +1,122 @@
+"""Stopping a job for a while, letting it go on, and taking it off a node."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import click
+
+from pulsetrain.cli.names import node_names
+from pulsetrain.cli.options import HubOptions, grouped, hub_options, job_argument, json_option
+from pulsetrain.cli.root import print_json, pulsetrain
+from pulsetrain.core.json import JsonObject
+
+
+@dataclass(frozen=True, kw_only=True)
+class MoveOptions:
+    """Why, and whether it is done."""
+
+    reason: str
+    dry_run: bool = False
+
+
+_move_options = grouped(
+    "move",
+    MoveOptions,
+    click.option("--reason", required=True, metavar="TEXT", help="Why. The reason is kept with the move."),
+    click.option("--dry-run", is_flag=True, help="Only say what it would cost."),
+)
+_wait_option = click.option(
+    "--wait",
+    "wait_s",
+    type=click.FloatRange(min=0),
+    default=60.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long to wait for a checkpoint that is newer than this request.",
+)
+
+
+@pulsetrain.command()
+@job_argument
+@_wait_option
+@click.option("--lose-progress", is_flag=True, help="Also where the job has no checkpoint to go on from.")
+@_move_options
+@hub_options
+@json_option
+def preempt(
+    job: str, wait_s: float, lose_progress: bool, move: MoveOptions, hub: HubOptions, as_json: bool
+) -> None:
+    """Stop JOB at a saved step. Its agents stay, and its devices are free.
+
+    Example: pulsetrain preempt gpt --reason "the cluster is needed until noon"
+    """
+    client = hub.client()
+    answer = client.move(
+        job, "preempt", move.reason, wait_s=wait_s, lose_progress=lose_progress, dry_run=move.dry_run
+    )
+    _show(answer, as_json)
+
+
+@pulsetrain.command()
+@job_argument
+@_move_options
+@hub_options
+@json_option
+def resume(job: str, move: MoveOptions, hub: HubOptions, as_json: bool) -> None:
+    """Let JOB go on after a pre-emption, from its newest checkpoint.
+
+    It also takes back a pre-emption or migration that still waits for a checkpoint.
+
+    Example: pulsetrain resume gpt --reason "the cluster is free again"
+    """
+    _show(hub.client().move(job, "resume", move.reason, dry_run=move.dry_run), as_json)
+
+
+@pulsetrain.command()
+@job_argument
+@click.option(
+    "--from", "node", required=True, metavar="NODE", help="Node to leave.", shell_complete=node_names
+)
+@_wait_option
+@_move_options
+@hub_options
+@json_option
+def migrate(job: str, node: str, wait_s: float, move: MoveOptions, hub: HubOptions, as_json: bool) -> None:
+    """Take JOB off a node at a saved step. A standby takes the node's place.
+
+    Example: pulsetrain migrate gpt --from node-b --reason "kernel update"
+    """
+    client = hub.client()
+    _show(client.move(job, "migrate", move.reason, node=node, wait_s=wait_s, dry_run=move.dry_run), as_json)
+
+
+def _show(answer: JsonObject, as_json: bool) -> None:
+    if as_json:
+        print_json(answer)
+    else:
+        click.echo(sentence(answer))
+
+
+def sentence(answer: JsonObject) -> str:
+    """Return what is done about a job, or would be, in one line.
+
+    >>> cost = {"step": 120, "resume_step": 118, "lost_steps": 2, "standby": None, "node": "", "why_not": ""}
+    >>> sentence({"job": "gpt", "what": "preempt", "dry_run": True, **cost})
+    'gpt: would be pre-empted. At once it would resume from step 118 and do 2 steps again.'
+    """
+    job, what = answer["job"], answer["what"]
+    if answer["why_not"]:
+        return f"{job}: cannot be done: {answer['why_not']}"
+    if what == "resume":
+        return f"{job}: {'would go on' if answer['dry_run'] else 'goes on'}."
+    off = f" off {answer['node']}, to {answer['standby']}" if answer["node"] else ""
+    done = f"{_DONE[what]}{off}"
+    if not answer["dry_run"]:
+        return f"{job}: is {done} once a newer checkpoint is there. See it with: pulsetrain status {job}"
+    resume_step = answer["resume_step"]
+    start = f"resume from step {resume_step}" if resume_step >= 0 else "begin anew"
+    return f"{job}: would be {done}. At once it would {start} and do {answer['lost_steps']} steps again."
+
+
+_DONE = {"preempt": "pre-empted", "migrate": "taken"}

@@ -1,0 +1,71 @@
+"""What a person asks for about a whole job: stop it, let it go on, or take it off a node."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from pulsetrain.core.errors import UsageError
+
+What = Literal["preempt", "resume", "migrate"]
+WHATS: tuple[str, ...] = get_args(What)
+WAIT_S = 60.0  # for a checkpoint, where nobody says how long
+LONGEST_S = 86400.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class MoveRequest:
+    """`node` is the one that a job is taken off. `wait_s` is how long a newer checkpoint is waited for.
+
+    `lose_progress`: also where the job would begin anew. Raises `UsageError` for other values.
+    """
+
+    what: str
+    reason: str
+    actor: str
+    node: str = ""
+    wait_s: float = WAIT_S
+    lose_progress: bool = False
+
+    def __post_init__(self) -> None:
+        if self.what not in WHATS:
+            raise UsageError(f"what = {self.what!r}: allowed: {', '.join(WHATS)}")
+        if (self.what == "migrate") != bool(self.node):
+            raise UsageError(f"node = {self.node!r}: {self.what} {_TAKES[bool(self.node)]}")
+        if not 0 <= self.wait_s <= LONGEST_S:
+            raise UsageError(f"wait_s = {self.wait_s}: allowed: 0 to {LONGEST_S:.0f}")
+
+
+_TAKES = {True: "takes no node", False: "needs the node to take the job off"}
+
+
+@dataclass(kw_only=True)
+class Move:
+    """A pre-emption or a migration from the request until the job has stopped, or is resumed.
+
+    It waits for a checkpoint of step `newer_than` or later. `asked_in` is the attempt whose ranks were asked
+    to save, `acted_in` the one that was stopped, None for none yet. `from_step` is the newest step then.
+    """
+
+    request: MoveRequest
+    asked_ns: int
+    asked_s: float
+    newer_than: int
+    asked_in: int | None = None
+    acted_in: int | None = None
+    saved_ns: int = 0
+    from_step: int = -1
+
+    def row(self) -> dict[str, object]:
+        """The move as the API shows it."""
+        request = self.request
+        return {
+            "what": request.what,
+            "node": request.node,
+            "reason": request.reason,
+            "actor": request.actor,
+            "asked_ns": self.asked_ns,
+            "until_ns": self.asked_ns + int(request.wait_s * 1e9),
+            "newer_than": self.newer_than,
+            "acts": self.acted_in is not None,
+        }

@@ -1,0 +1,164 @@
+"""Moves a job on request: stops it at a saved step, lets it go on, or takes it off a node.
+
+Singularity (arXiv 2202.07848) dumps whole processes. Here a job goes on from a checkpoint. Its ranks are
+asked to save every step from the request on, so that little is done again.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from pulsetrain.core.errors import UsageError
+from pulsetrain.recovery import faults
+from pulsetrain.recovery.memory import Preemption
+from pulsetrain.recovery.move_request import Move, MoveRequest
+from pulsetrain.recovery.nodes import NodeState
+from pulsetrain.recovery.record import Fault, Recovery
+from pulsetrain.recovery.saves import ask_for_saves, restorable_without
+from pulsetrain.recovery.state import JobState
+from pulsetrain.recovery.transitions import Event, Phase
+
+PREEMPTED = (Phase.PREEMPTING, Phase.PREEMPTED)
+
+
+class Loop(Protocol):
+    """Takes what follows from a move."""
+
+    def post(self, event: Event) -> None: ...
+    def report(self, fault: Fault) -> None: ...
+
+
+def refusal(job: JobState, request: MoveRequest) -> str:
+    """Why the job cannot be moved like that now, "" where it can."""
+    if request.what == "resume":
+        waits = job.move is not None and job.phase is not Phase.PREEMPTING
+        return "" if waits else f"job {job.name!r} is {job.phase}, not pre-empted"
+    if job.phase in PREEMPTED:
+        return f"job {job.name!r} is {job.phase} already"
+    if job.move is not None:
+        return f"job {job.name!r} is about to be moved already ({job.move.request.what})"
+    if request.what == "migrate":
+        return _why_it_stays(job, request.node)
+    if not request.lose_progress and job.last_step >= 0 and not job.can_resume():
+        steps = job.last_step + 1
+        return f"job {job.name!r} has no checkpoint: {steps} steps would be lost (allow it: --lose-progress)"
+    return ""
+
+
+def _why_it_stays(job: JobState, name: str) -> str:
+    node = job.members.nodes.get(name)
+    if node is None or node.state is not NodeState.ACTIVE:
+        here = ", ".join(sorted(n.name for n in job.members.active())) or "none"
+        return f"node {name!r} runs no ranks of job {job.name!r}; these do: {here}"
+    if not job.members.standbys():
+        return f"job {job.name!r} has no standby to take the place of node {name!r}"
+    return ""
+
+
+def begin(job: JobState, request: MoveRequest, loop: Loop) -> None:
+    """Do what is asked for, or begin with it. Raises `UsageError` where it cannot be done now."""
+    why_not = refusal(job, request)
+    if why_not:
+        raise UsageError(why_not)
+    if request.what == "resume":
+        _resume(job, request, loop)
+        return
+    now_s = job.services.clock.monotonic_s()
+    job.move = Move(request=request, asked_ns=job.now_ns(), asked_s=now_s, newer_than=job.last_step)
+    detail = {"reason": request.reason, "step": job.last_step, "wait_s": request.wait_s}
+    job.write(request.what, detail, node=request.node, actor=request.actor)
+    look(job, loop)
+
+
+def look(job: JobState, loop: Loop) -> None:
+    """Carry out a move once its checkpoint is there, or was waited for long enough."""
+    move = job.move
+    if move is None:
+        return
+    node = job.members.nodes.get(move.request.node)
+    if move.request.node and (node is None or node.state is not NodeState.ACTIVE):
+        job.move = None
+    elif not move.request.node and job.phase in (Phase.FORMING, Phase.WAITING):
+        loop.post(Event.PREEMPT)
+    elif job.phase is Phase.RUNNING and move.acted_in != job.attempt.number:
+        _look_at_running(job, move, loop)
+
+
+def _look_at_running(job: JobState, move: Move, loop: Loop) -> None:
+    if _may_act(job, move):
+        move.acted_in, move.saved_ns = job.attempt.number, job.now_ns()
+        _act(job, move.request, loop)
+    elif move.asked_in != job.attempt.number:
+        move.asked_in = job.attempt.number
+        job.services.background.once("ask for saves", ask_for_saves(job, move.newer_than))
+
+
+def _may_act(job: JobState, move: Move) -> bool:
+    late = job.services.clock.monotonic_s() - move.asked_s >= move.request.wait_s
+    return late or restorable_without(job, move.request.node) >= move.newer_than
+
+
+def _act(job: JobState, request: MoveRequest, loop: Loop) -> None:
+    if request.what == "preempt":
+        loop.post(Event.PREEMPT)
+        return
+    number, now_ns = job.attempt.number, job.now_ns()
+    loop.report(faults.migrated(request.node, request.reason, request.actor, number, now_ns))
+
+
+def stopping(job: JobState) -> str:
+    """The ranks of a pre-empted job are about to end. Returns why."""
+    move = job.move
+    if move is None:
+        return "pre-empted"
+    move.from_step = max(move.from_step, job.last_step)
+    return f"pre-empted by {move.request.actor}: {move.request.reason}"
+
+
+async def rest(job: JobState) -> None:
+    """The job has stopped. It stays so, also if the hub is started anew."""
+    move, now_ns, step = job.move, job.now_ns(), restorable_without(job, "")
+    job.recovery = None
+    if move is None:
+        return
+    request, saved_ns = move.request, move.saved_ns or now_ns
+    detail = {
+        "reason": request.reason,
+        "step": move.from_step,
+        "resume_step": step,
+        "lost_steps": max(move.from_step - step, 0),
+        "stages_ns": {"save": saved_ns - move.asked_ns, "stop": now_ns - saved_ns},
+        "total_ns": now_ns - move.asked_ns,
+    }
+    job.write("preempted", detail, actor=request.actor)
+    kept = Preemption(reason=request.reason, actor=request.actor, step=move.from_step, stopped_ns=now_ns)
+    job.services.memory.preemption(job.name, kept)
+    await job.services.memory.stored()
+
+
+def recall(job: JobState) -> None:
+    """Go on resting where an earlier hub has pre-empted the job."""
+    kept = job.services.memory.recall(job.name).preemption
+    if kept is None:
+        return
+    request = MoveRequest(what="preempt", reason=kept.reason, actor=kept.actor)
+    job.move = Move(
+        request=request,
+        asked_ns=kept.stopped_ns,
+        asked_s=job.services.clock.monotonic_s(),
+        newer_than=kept.step,
+        from_step=kept.step,
+    )
+    job.enter(Phase.PREEMPTED)
+
+
+def _resume(job: JobState, request: MoveRequest, loop: Loop) -> None:
+    """Let a pre-empted job go on, or take back what was not carried out yet."""
+    move, job.move = job.move, None
+    job.write("resume", {"reason": request.reason, "state": str(job.phase)}, actor=request.actor)
+    if move is None or job.phase is not Phase.PREEMPTED:
+        return
+    job.services.memory.preemption(job.name, None)
+    fault = faults.resumed(request.reason, request.actor, job.attempt.number, job.now_ns())
+    job.recovery = Recovery(fault=fault, from_step=move.from_step)
+    loop.post(Event.RESUME)

@@ -1,0 +1,50 @@
+"""`pulsetrain preempt`, `resume` and `migrate`."""
+
+from __future__ import annotations
+
+import click
+import pytest
+
+from pulsetrain.cli.moves import sentence
+
+PATH = "/v1/jobs/gpt/moves"
+ANSWER = {
+    "job": "gpt", "what": "preempt", "node": "", "state": "running", "step": 12, "resume_step": 10,
+    "lost_steps": 2, "standby": None, "dry_run": False, "can_do": True, "why_not": "",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, "is pre-empted once a newer checkpoint is there"),
+        ({"dry_run": True, "resume_step": -1, "lost_steps": 13}, "begin anew and do 13 steps again"),
+        ({"what": "migrate", "node": "b", "standby": "z"}, "is taken off b, to z once"),
+        ({"what": "resume"}, "goes on."),
+        ({"what": "resume", "dry_run": True}, "would go on."),
+        ({"dry_run": True, "why_not": "no standby"}, "cannot be done: no standby"),
+    ],
+)
+def test_the_answer_is_one_sentence(changes, words):
+    assert words in sentence(ANSWER | changes)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "body"),
+    [
+        (("preempt", "gpt", "--wait", "5", "--lose-progress"), {"wait_s": 5.0, "lose_progress": True}),
+        (("migrate", "gpt", "--from", "b", "--dry-run"), {"node": "b", "dry_run": True, "wait_s": 60.0}),
+        (("resume", "gpt"), {"what": "resume"}),
+    ],
+)
+def test_the_request_goes_to_the_hub_with_its_reason(ask, canned_hub, arguments, body):
+    canned_hub.answers[f"POST {PATH}"] = ANSWER
+    done = ask(*arguments, "--reason", "noon")
+    assert done.exit_code == 0, done.output
+    sent = canned_hub.requests[-1][1]
+    assert {key: sent[key] for key in body} == body
+    assert (sent["what"], sent["reason"]) == (arguments[0], "noon")
+
+
+def test_a_reason_is_required(ask, canned_hub):
+    assert isinstance(ask("preempt", "gpt").exception, click.MissingParameter)

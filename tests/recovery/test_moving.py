@@ -1,0 +1,268 @@
+"""Pre-empting, resuming and migrating a job, against fake agents."""
+
+import pytest
+
+from pulsetrain.core.errors import UsageError
+from pulsetrain.protocol.messages import Leave, SaveFrom, Start, Stop
+from pulsetrain.recovery.move_request import MoveRequest
+from pulsetrain.recovery.nodes import NodeState
+from pulsetrain.recovery.transitions import Phase
+from tests.recovery.fakes import FakeMemory, Fleet, hang, run
+
+
+def request(what="preempt", **changes):
+    return MoveRequest(**{"what": what, "reason": "noon", "actor": "ann"} | changes)
+
+
+class Job:
+    """A job of two nodes and a standby whose ranks save every step."""
+
+    def __init__(self, nodes="abz", **more):
+        self.fleet = Fleet(nodes, **more)
+
+    async def train(self, step=9, saved=None):
+        """All ranks complete `step`. They have saved it, or `saved`."""
+        if self.fleet.job.phase is Phase.FORMING:
+            await self.fleet.form()
+        for name in ("a", "b"):
+            agent = self.fleet.agents[name]
+            agent.complete(step if saved is None else saved, peer_of=(0, 1, 2, 3))
+            agent.steps = dict.fromkeys(agent.steps, step)
+            agent.send_heartbeat()
+        await self.fleet.settle()
+
+    async def ask(self, what="preempt", seconds=0.0, **changes):
+        answer = self.fleet.controller.move("j", request(what, **changes))
+        await self.fleet.settle(seconds)
+        return answer
+
+    async def wait(self, seconds):
+        """Time passes, and all agents go on to report."""
+        for _ in range(0, seconds, 2):
+            for agent in self.fleet.agents.values():
+                if agent.node.connected:
+                    agent.send_heartbeat()
+            await self.fleet.settle(2)
+
+    def last(self, kind):
+        return self.fleet.journal.last(kind)["detail"]
+
+    @property
+    def phase(self):
+        return self.fleet.job.phase
+
+
+def test_a_job_whose_newest_step_is_saved_stops_at_once_and_goes_on_there():
+    async def scenario():
+        job = Job()
+        await job.train(9)
+        await job.ask()
+        assert job.phase is Phase.PREEMPTED
+        assert job.fleet.of("a", Stop)
+        assert not job.fleet.of("a", Leave)
+        told = job.last("preempted")
+        assert (told["step"], told["resume_step"], told["lost_steps"]) == (9, 9, 0)
+        await job.wait(600)
+        assert job.phase is Phase.PREEMPTED
+        await job.ask("resume")
+        assert job.phase is Phase.RUNNING
+        assert job.fleet.of("a", Start)[-1].restore_step == 9
+        recovery = job.last("recovery")
+        assert (recovery["cause"], recovery["lost_steps"], recovery["actor"]) == ("preemption", 0, "ann")
+
+    run(scenario)
+
+
+def test_ranks_are_asked_to_save_and_the_job_trains_until_they_have():
+    async def scenario():
+        job = Job()
+        await job.train(9, saved=0)
+        await job.ask(seconds=5)
+        assert job.phase is Phase.RUNNING
+        assert [c.step for c in job.fleet.of("a", SaveFrom)] == [9]
+        assert job.fleet.job.move.row()["newer_than"] == 9
+        await job.train(12, saved=11)
+        assert job.phase is Phase.PREEMPTED
+        assert job.last("preempted")["lost_steps"] == 1
+
+    run(scenario)
+
+
+def test_after_the_wait_the_job_stops_with_what_there_is_and_says_what_is_lost():
+    async def scenario():
+        job = Job()
+        await job.train(9, saved=3)
+        await job.ask(wait_s=30.0)
+        await job.wait(28)
+        assert job.phase is Phase.RUNNING
+        await job.wait(4)
+        assert job.phase is Phase.PREEMPTED
+        told = job.last("preempted")
+        assert told["lost_steps"] == 6
+        assert told["stages_ns"]["save"] == pytest.approx(32e9, rel=0.01)
+
+    run(scenario)
+
+
+def test_a_job_without_a_checkpoint_is_stopped_only_if_that_is_wanted():
+    async def scenario():
+        job = Job("ab")
+        await job.fleet.form()
+        for agent in job.fleet.agents.values():
+            agent.steps = dict.fromkeys(agent.steps, 4)
+            agent.held = ()
+            agent.send_heartbeat()
+        with pytest.raises(UsageError, match="5 steps would be lost"):
+            await job.ask()
+        await job.ask(lose_progress=True, wait_s=0.0)
+        assert job.phase is Phase.PREEMPTED
+
+    run(scenario)
+
+
+def test_a_job_without_its_nodes_is_pre_empted_before_it_began():
+    async def scenario():
+        job = Job("a")
+        await job.fleet.settle()
+        await job.ask()
+        assert job.phase is Phase.PREEMPTED
+        job.fleet.agents["b"] = job.fleet.join("b")
+        await job.wait(60)
+        assert job.phase is Phase.PREEMPTED
+        await job.ask("resume")
+        assert job.phase is Phase.RUNNING
+
+    run(scenario)
+
+
+def test_a_new_hub_leaves_a_pre_empted_job_alone_until_it_is_resumed():
+    async def scenario():
+        memory = FakeMemory()
+        job = Job(memory=memory)
+        await job.train(9)
+        await job.ask()
+        again = Job(memory=memory)
+        await again.wait(4)
+        assert again.phase is Phase.PREEMPTED
+        assert again.fleet.job.move.from_step == 9
+        await again.ask("resume")
+        assert again.phase is Phase.RUNNING
+        third = Job(memory=memory)
+        await third.fleet.form()
+
+    run(scenario)
+
+
+def test_a_node_that_goes_away_meanwhile_is_replaced_at_the_resume():
+    async def scenario():
+        job = Job()
+        await job.train(9)
+        await job.ask()
+        job.fleet.agents["b"].drop()
+        await job.wait(4)
+        assert job.phase is Phase.PREEMPTED
+        await job.ask("resume")
+        assert job.phase is Phase.RUNNING
+        assert [m.node for m in job.fleet.job.world] == ["a", "z"]
+
+    run(scenario)
+
+
+def test_a_move_that_still_waits_can_be_taken_back():
+    async def scenario():
+        job = Job()
+        await job.train(9, saved=0)
+        await job.ask()
+        await job.ask("resume")
+        assert job.fleet.job.move is None
+        await job.train(20)
+        await job.wait(120)
+        assert job.phase is Phase.RUNNING
+
+    run(scenario)
+
+
+def test_a_fault_while_it_waits_is_healed_first_and_the_ranks_are_asked_again():
+    async def scenario():
+        job = Job()
+        await job.train(9, saved=2)
+        await job.ask()
+        job.fleet.controller.jobs["j"].observe([hang(1)])
+        await job.fleet.settle()
+        assert job.fleet.job.attempt == 1
+        assert job.phase is Phase.RUNNING
+        await job.fleet.settle(1)
+        assert len(job.fleet.of("a", SaveFrom)) == 2
+        await job.train(10)
+        assert job.phase is Phase.PREEMPTED
+
+    run(scenario)
+
+
+def test_a_job_is_taken_off_a_node_at_a_saved_step():
+    async def scenario():
+        job = Job()
+        await job.train(9, saved=5)
+        answer = await job.ask("migrate", node="b")
+        assert (answer["standby"], answer["lost_steps"]) == ("z", 4)
+        assert job.phase is Phase.RUNNING
+        assert job.fleet.node("b").state is NodeState.ACTIVE
+        await job.train(11)
+        assert [m.node for m in job.fleet.job.world] == ["a", "z"]
+        recovery = job.last("recovery")
+        assert (recovery["cause"], recovery["node"], recovery["lost_steps"]) == ("migration", "b", 0)
+        await job.fleet.settle(1)
+        assert job.fleet.job.move is None
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "changes", "words"),
+    [
+        ("ab", {"what": "migrate", "node": "b"}, "no standby"),
+        ("abz", {"what": "migrate", "node": "q"}, "these do: a, b"),
+        ("abz", {"what": "migrate", "node": "z"}, "runs no ranks"),
+        ("ab", {"what": "resume"}, "is running, not pre-empted"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_in_one_line_and_a_dry_run_says_why(nodes, changes, words):
+    async def scenario():
+        job = Job(nodes)
+        await job.train(9)
+        dry = job.fleet.controller.move("j", request(**changes), dry_run=True)
+        assert words in dry["why_not"]
+        assert not dry["can_do"]
+        with pytest.raises(UsageError, match=words):
+            await job.ask(**changes)
+        assert job.phase is Phase.RUNNING
+
+    run(scenario)
+
+
+def test_a_dry_run_changes_nothing():
+    async def scenario():
+        job = Job()
+        await job.train(9, saved=7)
+        answer = job.fleet.controller.move("j", request(), dry_run=True)
+        assert (answer["resume_step"], answer["lost_steps"], answer["can_do"]) == (7, 2, True)
+        await job.wait(100)
+        assert job.phase is Phase.RUNNING
+        assert "preempt" not in job.fleet.journal.kinds()
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"what": "pause"}, "preempt, resume, migrate"),
+        ({"what": "migrate"}, "needs the node"),
+        ({"what": "preempt", "node": "b"}, "takes no node"),
+        ({"wait_s": -1.0}, "0 to 86400"),
+        ({"wait_s": float("nan")}, "0 to 86400"),
+    ],
+)
+def test_a_request_that_means_nothing_is_refused(changes, words):
+    with pytest.raises(UsageError, match=words):
+        request(**changes)
