@@ -131,7 +131,8 @@ def _transport(setup: AgentSetup) -> tuple[Transport, Encoder]:
     """Kafka where the flag, the file or the environment names brokers, else the hub. And its encoder."""
     options = setup.options
     if not (options.kafka or "kafka" in setup.file or options.environ.get("PULSETRAIN_KAFKA_SERVERS")):
-        return HttpTransport(setup.hub.url, setup.hub.token), encoding.encode
+        hub = setup.hub
+        return HttpTransport(hub.url, hub.token, others=hub.others), encoding.encode
     from pulsetrain.records.batch import encode_columns
     from pulsetrain.stream.kafka.client import KafkaConfig, refuse_credentials  # only here
     from pulsetrain.stream.kafka.transport import KafkaTransport  # only here

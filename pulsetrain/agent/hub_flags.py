@@ -7,7 +7,9 @@ from pathlib import Path
 import click
 
 HUB = click.option(
-    "--hub", metavar="URL", help="Address of the hub. Default: PULSETRAIN_HUB, else the hub of --data."
+    "--hub",
+    metavar="URL[,URL...]",
+    help="Address of the hub, or of all of which one leads. Default: PULSETRAIN_HUB, else the hub of --data.",
 )
 TOKEN = click.option(
     "--token", metavar="TOKEN", help="Token of the hub. Default: PULSETRAIN_TOKEN, else the one in --data."

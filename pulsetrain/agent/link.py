@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
@@ -42,6 +43,8 @@ Greeting = Callable[[], Sequence[Hello | RankExit]]
 class Link:
     """Sends reports and receives commands, on a thread of its own. No method blocks.
 
+    Of several hubs it stays with the one that takes it. Each failure leads on to the next.
+
     Each connection begins with `greeting()`: a `Hello`, then the exits of the present attempt. So a restarted
     hub learns the present state. `on_command` runs on the link's thread and must return at once; its second
     argument sends the one reply. A refusal counts only until the hub has once accepted this agent: then
@@ -50,8 +53,9 @@ class Link:
 
     def __init__(self, hub: HubAddress, greeting: Greeting, on_command: OnCommand) -> None:
         """Raises `UsageError` for an address that is none."""
-        websocket_url(hub.url)
-        self._hub = hub
+        self._hubs = deque(HubAddress(url=url, token=hub.token) for url in hub.urls)
+        for url in hub.urls:
+            websocket_url(url)
         self._greeting, self._on_command = greeting, on_command
         self._outbox: Outbox[HubConnection] = Outbox()
         self._connection: HubConnection | None = None
@@ -120,6 +124,7 @@ class Link:
                 await self._exchange(self._connection)
         except Unavailable as error:
             log.debug("hub_unreachable", error=str(error))
+            self._hubs.rotate(-1)
         except (AuthError, UsageError) as error:
             if not self._accepted:
                 self.refused.set_exception(error)
@@ -136,7 +141,7 @@ class Link:
         return wait_s
 
     async def _connect(self) -> None:
-        connection = self._connection = await HubConnection.open(self._hub, self._received)
+        connection = self._connection = await HubConnection.open(self._hubs[0], self._received)
         self._backoff_s = FIRST_BACKOFF_S
         self._wakeup.set()
         self._event_loop.call_later(SETTLED_S, self._settle, connection)

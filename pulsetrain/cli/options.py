@@ -14,7 +14,7 @@ import click
 
 from pulsetrain.agent.hub_flags import DATA, HUB, TOKEN
 from pulsetrain.cli.names import job_names
-from pulsetrain.protocol.client import HubAddress, HubClient, find_hub
+from pulsetrain.protocol.client import HubAddress, HubClient, find_hub, leading
 
 if TYPE_CHECKING:
     from pulsetrain.stream.store.clickhouse import Store
@@ -39,8 +39,8 @@ class HubOptions:
     data: Path | None = None
 
     def address(self) -> HubAddress:
-        """Return where the hub listens. Raises `UsageError` where no hub is known."""
-        return find_hub(self.hub, self.token, data=self.data and self.data.expanduser())
+        """Return where the hub listens, of several the one that leads. Raises `UsageError` for none."""
+        return leading(find_hub(self.hub, self.token, data=self.data and self.data.expanduser()))
 
     def client(self) -> HubClient:
         """Return a client of the hub."""

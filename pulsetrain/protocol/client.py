@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import json
 import os
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from pulsetrain.core.errors import AuthError, PulsetrainError, UsageError
+from pulsetrain.core.errors import AuthError, PulsetrainError, Unavailable, UsageError
 from pulsetrain.core.json import JsonObject
 
 if TYPE_CHECKING:
@@ -20,10 +21,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class HubAddress:
-    """Where a hub listens and the token it asks for."""
+    """Where a hub listens and the token it asks for. `others` may lead in its place and ask for the same."""
 
     url: str
     token: str
+    others: tuple[str, ...] = ()
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """All hubs of which one leads."""
+        return (self.url, *self.others)
 
 
 def data_folder(environ: Mapping[str, str] = os.environ) -> Path:
@@ -41,7 +48,8 @@ def find_hub(
     """The hub that arguments name, else the environment, else the hub of the data folder.
 
     A running hub writes hub.json into its data folder, readable by its owner alone. `data` names that folder
-    and goes before `PULSETRAIN_HUB`. Raises `UsageError` where there is no hub.
+    and goes before `PULSETRAIN_HUB`. `url` may name several hubs, with commas between them. Raises
+    `UsageError` where there is no hub.
     """
     path = (data or data_folder(environ)) / "hub.json"
     known = _hub_file(path)
@@ -52,11 +60,25 @@ def find_hub(
         raise UsageError(
             f"no hub: give --hub URL, set PULSETRAIN_HUB, or start `pulsetrain serve` (no {path})"
         )
-    url = url.rstrip("/")
-    from_file = known.get("token", "") if url == known.get("url") else ""
+    first, *others = [part.strip().rstrip("/") for part in url.split(",") if part.strip()] or [""]
+    from_file = known.get("token", "") if not others and first == known.get("url") else ""
     from_environment = environ.get("PULSETRAIN_TOKEN", "")
     kept = (from_environment or from_file) if data is None else (from_file or from_environment)
-    return HubAddress(url=url, token=token or kept)
+    return HubAddress(url=first, token=token or kept, others=tuple(others))
+
+
+def leading(address: HubAddress, timeout_s: float = 2.0) -> HubAddress:
+    """The one of several hubs that leads now, the first where none says so. One alone is not asked."""
+    from pulsetrain.protocol.http import HubHttp  # late: it takes most of a command's start
+
+    for url in address.urls if address.others else ():
+        with (
+            contextlib.suppress(Unavailable),
+            contextlib.closing(HubHttp(url, "", timeout_s=timeout_s)) as http,
+        ):
+            if http.request("GET", "/v1/leader").status == 200:
+                return HubAddress(url=url, token=address.token)
+    return HubAddress(url=address.url, token=address.token)
 
 
 def _hub_file(path: Path) -> dict[str, str]:

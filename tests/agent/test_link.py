@@ -34,8 +34,9 @@ def hub():
 def connect(hub):
     links = []
 
-    def connect(*, token=TOKEN, greeting=lambda: (HELLO,), on_command=lambda command, answer: None):
-        link = Link(HubAddress(url=hub.url, token=token), greeting, on_command)
+    def connect(*, token=TOKEN, hubs=(), greeting=lambda: (HELLO,), on_command=lambda command, answer: None):
+        first, *others = [each.url for each in hubs or (hub,)]
+        link = Link(HubAddress(url=first, token=token, others=tuple(others)), greeting, on_command)
         links.append(link)
         link.start()
         return link
@@ -97,6 +98,18 @@ def test_after_a_reconnect_the_hub_hears_the_state_and_what_it_missed(hub, conne
         ("RankExit", 0),
         ("RankExit", 1),
     ]
+
+
+def test_of_several_hubs_the_one_that_is_there_is_found_also_when_it_changes(hub, connect):
+    other = FakeHub()
+    other.down()
+    link = connect(hubs=(other, hub))
+    link.introduce()
+    hub.wait(Hello)
+    hub.down()
+    other.up()
+    other.wait(Hello)
+    other.down()
 
 
 def test_a_reply_to_a_lost_connection_is_dropped(hub, connect):

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from pulsetrain.core.errors import AuthError, PulsetrainError, Unavailable, UsageError
-from pulsetrain.protocol.client import HubAddress, HubClient, find_hub
+from pulsetrain.protocol.client import HubAddress, HubClient, find_hub, leading
 from tests.protocol.fake_hub import fake_hub
 
 
@@ -33,6 +33,29 @@ def test_the_running_hubs_token_is_not_given_to_another_hub(tmp_path):
     running_hub(tmp_path)
     assert find_hub("http://other:1", environ=environ(tmp_path)).token == ""
     assert find_hub("http://here:1/", environ=environ(tmp_path)).token == "known"
+
+
+def test_several_hubs_are_named_with_commas_and_none_of_them_gets_the_running_hubs_token(tmp_path):
+    running_hub(tmp_path)
+    found = find_hub("http://here:1/, http://b:2", environ=environ(tmp_path))
+    assert (found.urls, found.token) == (("http://here:1", "http://b:2"), "")
+
+
+def test_of_several_hubs_the_one_that_leads_is_asked_and_one_alone_is_not_asked():
+    with fake_hub((503, {"role": "waiting"})) as waiting, fake_hub((200, {"role": "leader"})) as leader:
+        both = HubAddress(url=waiting.url, token="t", others=("http://127.0.0.1:9", leader.url))
+        assert leading(both) == HubAddress(url=leader.url, token="t")
+        assert [(a.path, a.headers["Authorization"].strip()) for a in leader.asked] == [
+            ("/v1/leader", "Bearer")
+        ]
+        alone = HubAddress(url=waiting.url, token="t")
+        assert leading(alone) == alone
+    assert len(waiting.asked) == 1
+
+
+def test_where_no_hub_leads_the_first_is_taken():
+    nobody = HubAddress(url="http://127.0.0.1:9", token="t", others=("http://127.0.0.1:10",))
+    assert leading(nobody) == HubAddress(url="http://127.0.0.1:9", token="t")
 
 
 @pytest.mark.parametrize("content", [None, "", "{}", "no json"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -42,21 +43,35 @@ class Transport(Protocol):
 
 
 class HttpTransport:
-    """Posts batches to the hub at `url`, many at once. Raises `UsageError` for an address that is none."""
+    """Posts batches to the hub at `url`, many at once. After a failure it goes on to the next of `others`.
 
-    def __init__(self, url: str, token: str, *, timeout_s: float = 30.0) -> None:
-        self._http = HubHttp(url, token, timeout_s=timeout_s, connect_s=_CONNECT_S)
+    Raises `UsageError` for an address that is none.
+    """
+
+    def __init__(self, url: str, token: str, *, others: Sequence[str] = (), timeout_s: float = 30.0) -> None:
+        self._hubs = deque(
+            HubHttp(u, token, timeout_s=timeout_s, connect_s=_CONNECT_S) for u in (url, *others)
+        )
+
+    @property
+    def _http(self) -> HubHttp:
+        return self._hubs[0]
 
     def send(self, entries: Sequence[Entry]) -> list[Rejection]:
         """See `Transport`."""
         rejections: list[Rejection] = []
-        for start in range(0, len(entries), _ENTRIES_A_POST):
-            rejections += self._post(entries[start : start + _ENTRIES_A_POST])
+        try:
+            for start in range(0, len(entries), _ENTRIES_A_POST):
+                rejections += self._post(entries[start : start + _ENTRIES_A_POST])
+        except Unavailable:
+            self._hubs.rotate(-1)
+            raise
         return rejections
 
     def close(self) -> None:
         """See `Transport`."""
-        self._http.close()
+        for hub in self._hubs:
+            hub.close()
 
     def _post(self, entries: Sequence[Entry]) -> list[Rejection]:
         body = b"".join(segment.frame(entry.data, entry.rows) for entry in entries)

@@ -49,6 +49,16 @@ def test_entries_are_posted_framed_in_their_order_with_the_token(over_http):
     assert [(asked.body[p.offset : p.end], p.rows) for p in found.positions] == [(b"0", 1), (b"1", 2)]
 
 
+def test_after_a_failure_the_next_hub_is_asked():
+    with fake_hub((503, {"leader": ""})) as waiting, fake_hub((200, {"results": [{"stored": 1}]})) as leader:
+        transport = HttpTransport(waiting.url, TOKEN, others=(leader.url,))
+        with pytest.raises(Unavailable, match=waiting.url):
+            transport.send(entries(1))
+        assert transport.send(entries(1)) == transport.send(entries(1)) == []
+        transport.close()
+    assert (len(waiting.asked), len(leader.asked)) == (1, 2)
+
+
 def test_an_answer_of_trouble_means_that_nothing_is_known_and_a_refused_batch_is_named(over_http):
     with fake_hub((503, b""), (500, b""), (200, {"results": [{"error": "schema"}, {"stored": 2}]})) as hub:
         transport = over_http(hub.url)
