@@ -1,4 +1,4 @@
-"""Nodes: state, heartbeat, ranks. And eviction, which shows its cost first."""
+"""Nodes: state, heartbeat, ranks. And evictions and moves, which show their cost first."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import streamlit as st
 
 from pulsetrain.core.errors import PulsetrainError
 from pulsetrain.core.json import JsonObject
-from pulsetrain.dashboard import page
+from pulsetrain.dashboard import moves, page
 from pulsetrain.dashboard.models.attribution import attribute, node_state
 from pulsetrain.dashboard.models.nodes import (
     can_be_evicted,
@@ -32,6 +32,7 @@ def show() -> None:
     find = st.text_input("Find", key="find", bind="query-params", width=220, placeholder="node or address")
     page.live(partial(_list, find or ""))
     page.live(_eviction, every_s=5.0)
+    page.live(moves.show, every_s=5.0)
 
 
 def _list(find: str) -> None:

@@ -47,6 +47,12 @@ class FakeClient:
         self._do("evict", node, reason, dry_run)
         return self.plan
 
+    def move(
+        self, job: str, what: str, reason: str, *, node: str = "", dry_run: bool = False, actor: str = ""
+    ) -> JsonObject:
+        self._do("move", job, what, reason, node, dry_run)
+        return {"job": job, "what": what, "node": node, "can_do": True, "why_not": "", **self.plan}
+
     def decide_hang(
         self, job: str, decision: str, reason: str, *, seconds: float, dry_run: bool = False, actor: str = ""
     ) -> JsonObject:

@@ -13,7 +13,7 @@ import pytest
 from pulsetrain.kv.address import parse
 from pulsetrain.kv.etcd import EtcdStore
 from pulsetrain.kv.store import Compare, Of, Write
-from tests.agent.real_processes import until
+from tests.agent.real_processes import TRAIN, until
 from tests.kv.cluster import Cluster, free_ports, needs_etcd
 
 pytestmark = [pytest.mark.integration, pytest.mark.alone, needs_etcd, pytest.mark.timeout(300)]
@@ -51,6 +51,14 @@ class Hub:
 
     def status(self):
         return self.get("/v1/status").json()["hub"]
+
+    def job(self, name):
+        answer = self.get("/v1/status")
+        jobs = answer.json()["jobs"] if answer is not None and answer.status_code == 200 else []
+        return next((job for job in jobs if job["job"] == name), {})
+
+    def step(self, job):
+        return self.job(job).get("step", -1)
 
 
 @pytest.fixture
@@ -124,3 +132,27 @@ def test_a_leader_that_ends_hands_over_at_once(hubs):
     leader.process.terminate()
     assert leader.process.wait(60) == 0
     assert leads_after(other) < 2
+
+
+def test_an_agent_that_is_told_of_both_hubs_follows_the_leader_while_its_job_trains_on(hubs, tmp_path):
+    leader, other = hubs
+    script = tmp_path / "train.py"
+    script.write_text(TRAIN)
+    command = ("run", "--hub", f"{other.url},{leader.url}", "--job", "j", "--nproc-per-node", "1")
+    with (tmp_path / "agent.log").open("wb") as log:
+        agent = subprocess.Popen(
+            [sys.executable, "-m", "pulsetrain.cli", *command, str(script), "600"],
+            env=os.environ | {"PULSETRAIN_TOKEN": TOKEN},
+            stdout=log,
+            stderr=log,
+        )
+    try:
+        assert until(lambda: leader.step("j") > 20, 120), (tmp_path / "agent.log").read_text()[-2000:]
+        leader.process.kill()
+        assert until(lambda: other.step("j") > 100, 60)
+        assert other.job("j")["attempt"] == 0
+        assert agent.wait(120) == 0
+        assert until(lambda: other.job("j")["verdict"]["state"] == "finished")
+    finally:
+        agent.terminate()
+        agent.wait(60)

@@ -11,16 +11,27 @@ from pulsetrain.core.json import JsonObject
 from pulsetrain.dashboard.models.text import ago, clock, duration
 
 RECENT_NS = 600 * 10**9
-CONTROLLER_KINDS = ("would", "recovery", "evict", "eviction_refused", "waiting", "standby_promoted")
+CONTROLLER_KINDS = (
+    "would",
+    "recovery",
+    "evict",
+    "eviction_refused",
+    "waiting",
+    "standby_promoted",
+    "preempted",
+)
 _ACTS = {
     "suspending": "It ends the ranks now. Their state is safe in the arenas.",
     "checking": "It checks every node now.",
     "waiting": "It waits for a node to take the place of a lost one.",
+    "preempting": "It ends the ranks now, because somebody asked for it.",
+    "preempted": "It leaves the job stopped until somebody resumes it.",
 }
 _WITHOUT_A_FINDING = {
     "failed": "Read the last output of its ranks, then start the job again.",
     "forming": "Start the agents of the nodes that are missing.",
     "no_data": "Check that its agents run and reach the hub.",
+    "preempted": "Resume it on the page Nodes once its devices may be used.",
     "past": "Start its agents, if it is meant to run.",
     "waiting": "Start an agent on another node.",
 }
@@ -161,6 +172,8 @@ def _did(event: JsonObject, now_ns: int) -> str:
             return f"It did not evict {event['node']} {when}: {detail.get('why_not', '')}."
         case "standby_promoted":
             return f"It gave the place of a lost node to {event['node']} {when}."
+        case "preempted":
+            return f"It stopped the job {when} at step {detail.get('step', '?')}, as it was asked to."
         case "waiting":
             return f"It waited for {detail.get('missing_nodes', 'a')} node(s) {when}."
     return ""

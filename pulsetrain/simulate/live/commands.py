@@ -14,6 +14,7 @@ from pulsetrain.protocol.messages import (
     Leave,
     Message,
     PairCheck,
+    SaveFrom,
     SelfCheck,
     Start,
     Stop,
@@ -77,6 +78,8 @@ def answer(command: Command, job: LiveJob, node: str, now_s: float) -> Answer:
             return Answer(after_s=SPAWN_S, data={"load_ns": load_ns, "spawn_ns": int(SPAWN_S * 1e9)})
         case Stop():
             return Answer(after_s=STOP_S, data={})
+        case SaveFrom():
+            return Answer(after_s=0.01, data={})
         case SelfCheck():
             return Answer(after_s=command.seconds, data=_self_check(job, node, command.seconds))
         case PairCheck():

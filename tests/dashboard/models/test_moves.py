@@ -1,0 +1,50 @@
+"""What may be done with a job, and what it would cost."""
+
+import pytest
+
+from pulsetrain.dashboard.models.moves import choices, cost, under_way
+
+MOVE = {"what": "migrate", "node": "b", "actor": "ann", "reason": "kernel", "newer_than": 7}
+
+
+@pytest.mark.parametrize(
+    ("state", "move", "node", "offered"),
+    [
+        ("running", None, "", ["preempt"]),
+        ("running", None, "b", ["preempt", "migrate"]),
+        ("running", MOVE, "b", ["resume"]),
+        ("preempted", MOVE, "", ["resume"]),
+        ("finished", None, "b", []),
+        ("past", None, "", []),
+    ],
+)
+def test_what_can_be_asked_for_follows_from_the_jobs_state(state, move, node, offered):
+    assert choices({"state": state, "move": move}, node) == offered
+
+
+def test_what_is_under_way_says_what_it_waits_for_until_the_job_stops():
+    job = {"state": "running", "move": MOVE}
+    assert under_way(job) == "ann takes it off b: kernel. It waits for a checkpoint of step 7 or later."
+    assert under_way({**job, "state": "preempted"}) == "ann takes it off b: kernel."
+    assert under_way({"state": "running"}) == ""
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"why_not": "no standby"}, "The hub refuses: no standby."),
+        ({"resume_step": -1, "lost_steps": 8}, "it would begin anew, and 8 steps"),
+        ({"what": "migrate"}, "with z in the place of b"),
+        ({"what": "resume"}, "from the newest step"),
+    ],
+)
+def test_the_cost_is_said_in_sentences(changes, words):
+    answer = {
+        "what": "preempt",
+        "node": "b",
+        "standby": "z",
+        "resume_step": 7,
+        "lost_steps": 0,
+        "why_not": "",
+    }
+    assert words in " ".join(cost(answer | changes))

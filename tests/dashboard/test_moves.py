@@ -1,0 +1,55 @@
+"""The part of Nodes that stops or moves the whole job."""
+
+import pytest
+
+from pulsetrain.core.errors import UsageError
+
+COST = {"resume_step": 9, "lost_steps": 2, "standby": "node-5"}
+
+
+@pytest.fixture
+def job(source):
+    source.answers["nodes"] = []
+    source.client.plan = COST
+    job = source.answers["status"]["jobs"][0]
+    job |= {"state": "running", "move": None}
+    return job
+
+
+def test_nothing_is_stopped_before_its_cost_was_shown_and_a_reason_given(draw, source, job):
+    shown = draw("nodes").click("move_preempt")
+    assert source.client.done == [("move", "gpt", "preempt", "dry run from the dashboard", "", True)]
+    assert "it would go on from step 9, and 2 steps would be done again" in shown.text
+    shown.click("move")
+    assert len(source.client.done) == 1
+    shown.app.text_input(key="move_reason").set_value("noon")
+    shown.click("move")
+    assert source.client.done[1] == ("move", "gpt", "preempt", "noon", "", False)
+    assert "asked for, noon" in shown.app.success[0].value
+
+
+def test_a_job_is_taken_off_the_chosen_node(draw, source, job):
+    shown = draw("nodes", node="node-1").click("move_migrate")
+    assert source.client.done[0][4] == "node-1"
+    assert "The job restarts with node-5 in the place of node-1." in shown.text
+
+
+def test_a_pre_empted_job_can_only_be_resumed(draw, source, job):
+    job |= {"state": "preempted", "move": {"what": "preempt", "node": "", "actor": "ann", "reason": "noon"}}
+    shown = draw("nodes")
+    assert "ann pre-empts it: noon." in shown.text
+    keys = {button.key for button in shown.app.button}
+    assert "move_resume" in keys
+    assert not keys & {"move_preempt", "move_migrate"}
+
+
+def test_a_refused_move_cannot_be_confirmed(draw, source, job):
+    source.client.refusal = UsageError("no checkpoint")
+    shown = draw("nodes").click("move_preempt")
+    assert "The hub refuses: no checkpoint." in shown.text
+    assert shown.app.button(key="move").disabled
+
+
+def test_a_job_that_is_over_cannot_be_moved(draw, source, job):
+    job["state"] = "finished"
+    assert "Stop or move the job" not in draw("nodes").text
