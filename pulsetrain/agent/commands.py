@@ -12,6 +12,7 @@ from typing import Protocol, cast
 
 import structlog
 
+from pulsetrain.agent import profiling
 from pulsetrain.agent.link import SendReply
 from pulsetrain.agent.processes.ranks import NodeIdentity, Ranks
 from pulsetrain.agent.processes.zygote import Zygote
@@ -25,6 +26,7 @@ from pulsetrain.protocol.messages import (
     HostStore,
     Leave,
     PairCheck,
+    Profile,
     Reply,
     SaveFrom,
     SelfCheck,
@@ -153,6 +155,8 @@ class Commands:
                 wanted = [r for r in self._node.ranks.alive if not command.ranks or r.rank in command.ranks]
                 pids = {r.rank: r.pid for r in wanted[: 1 if command.first_only else None]}
                 return dict(stacks.of_node(pids, timeout_s=command.timeout_s))
+            case Profile():
+                return profiling.run(command, self._node.ranks.alive)
             case _:
                 raise PulsetrainError(f"command {type(command).__name__} is not known here")
 

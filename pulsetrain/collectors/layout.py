@@ -28,9 +28,12 @@ SLOTS_AT = MEMBERS_AT + MAX_MEMBERS * 4
 # Words of page 0. The reader's word and the writer's words lie on different cache lines.
 W_MAGIC, W_VERSION, W_CAPACITY, W_PID, W_UTC, W_GROUPS, W_ERRORS = range(7)
 W_READ = 8
+# Written by the agent: the number of the profile that it asks for (0: none), its first step, its length.
+W_PROFILE, W_PROFILE_FROM, W_PROFILE_STEPS = range(9, 12)
 W_DROPPED = 16
 W_STEP, W_LAST_STEP, W_STEP_START, W_LAST = range(24, 28)
 W_RESUMED = 28  # the step that this attempt goes on from, -1: it began with its first
+W_PROFILED = 29  # number of the last profile that the rank has written, negative where it failed
 W_TOPOLOGY = 32  # 1 once the five coordinates that follow are set
 W_STACK = 64  # MAX_DEPTH pairs: head (0: not open), start
 STACK_AT = W_STACK * 8

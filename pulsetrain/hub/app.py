@@ -20,8 +20,20 @@ from pulsetrain.hub.leader_gate import LeaderGate
 from pulsetrain.hub.leadership import GUARD_S, Leadership, Role
 from pulsetrain.hub.loops import LoopTable
 from pulsetrain.hub.notifier import KeptTopology
+from pulsetrain.hub.profiles import Profiles
 from pulsetrain.hub.reporter import Reporter
-from pulsetrain.hub.routes import agents, alerts, hangs, incidents, moves, nodes, silences, stacks, status
+from pulsetrain.hub.routes import (
+    agents,
+    alerts,
+    hangs,
+    incidents,
+    moves,
+    nodes,
+    profiles,
+    silences,
+    stacks,
+    status,
+)
 from pulsetrain.hub.stacks import Stacks
 from pulsetrain.hub.status import StatusReport
 from pulsetrain.recovery.controller import Controller
@@ -42,6 +54,7 @@ class Parts:
     controller: Controller
     reporter: Reporter
     stacks: Stacks
+    profiles: Profiles
     report: StatusReport
     leadership: Leadership
     loops: TaskSupervisor
@@ -88,6 +101,7 @@ def api(parts: Parts) -> list[BaseRoute]:
     controller, clock, token = parts.controller, parts.clock, parts.token
     return [
         *stacks.routes(parts.stacks, token),
+        *profiles.routes(parts.profiles, token),
         *status.routes(parts.report.status, clock, token),
         *alerts.routes(parts.alerts, clock, token),
         *silences.routes(parts.alerts, clock, token),

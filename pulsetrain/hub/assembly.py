@@ -28,6 +28,7 @@ from pulsetrain.hub.loops import LoopTable
 from pulsetrain.hub.notifier import KeptTopology, Notifier
 from pulsetrain.hub.past_jobs import PastJobs
 from pulsetrain.hub.past_store import PastStore
+from pulsetrain.hub.profiles import Profiles
 from pulsetrain.hub.reporter import Reporter
 from pulsetrain.hub.settings import Settings
 from pulsetrain.hub.stacks import Stacks
@@ -102,6 +103,7 @@ def assemble(
         controller=controller,
         reporter=detection.reporter,
         stacks=detection.stacks,
+        profiles=Profiles(controller.jobs, detection.live, writer),
         report=StatusReport(
             facts,
             controller.jobs,

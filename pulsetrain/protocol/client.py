@@ -146,6 +146,14 @@ class HubClient:
         path = f"/v1/jobs/{quote(job, safe='')}/stacks"
         return self._call("POST", path, {"actor": getpass.getuser()}) if fresh else self._call("GET", path)
 
+    def profile(self, job: str, ranks: list[int], steps: int) -> JsonObject:
+        """Profile the next `steps` steps of some ranks. Returns once they are over.
+
+        {"job", "attempt", "first_step", "steps", "profiles": {rank: trace}, "failed": {rank: why}}
+        """
+        body = {"ranks": ranks, "steps": steps, "actor": getpass.getuser()}
+        return self._call("POST", f"/v1/jobs/{quote(job, safe='')}/profile", body)
+
     def evict(self, node: str, reason: str, *, dry_run: bool = False, actor: str | None = None) -> JsonObject:
         """Evict a node, or with `dry_run` say what that would cost.
 

@@ -383,6 +383,22 @@ class DumpStacks:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Profile:
+    """Profile the same steps of some ranks with torch.profiler, all of the node's where `ranks` is empty.
+
+    `number` is above 0 and new for each profile of an attempt. `data` of the reply is {"profiles": {rank:
+    trace}, "failed": {rank: why}}, a trace being Chrome's JSON, gzipped, in base64.
+    """
+
+    id: int
+    number: int
+    first_step: int
+    steps: int
+    timeout_s: float
+    ranks: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class Leave:
     """Stop everything and end: the node was evicted, or the job is over."""
 
@@ -392,7 +408,7 @@ class Leave:
 
 
 Report = Hello | Heartbeat | RankExit | FirstStep | Leaving | Reply
-Command = HostStore | Start | Stop | SaveFrom | SelfCheck | PairCheck | DumpStacks | Leave
+Command = HostStore | Start | Stop | SaveFrom | SelfCheck | PairCheck | DumpStacks | Profile | Leave
 Message = Report | Command
 
 _MALFORMED = (ValueError, LookupError, TypeError, AttributeError, RecursionError, OverflowError, zlib.error)

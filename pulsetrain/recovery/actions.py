@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from signal import Signals
 
 from pulsetrain.diagnostics.node_check import LEVELS
-from pulsetrain.protocol.messages import DumpStacks, Leave, Reply, Stop
+from pulsetrain.protocol.messages import DumpStacks, Leave, Profile, Reply, Stop
 from pulsetrain.recovery import checks, moving, responses
 from pulsetrain.recovery.launch import launch
 from pulsetrain.recovery.nodes import GONE, Node, NodeState
@@ -23,6 +23,7 @@ _COUNTED = (Event.RANK_FAILED, Event.HANG, Event.START_FAILED)
 """Faults whose restarts count. Lost and evicted nodes do not, because the next attempt runs without them."""
 POLL_S = 0.02
 STACKS_MARGIN_S = 1.0
+PROFILE_MARGIN_S = 30.0  # a large trace takes long to write and to send
 
 Outcome = Event | Fault | None
 
@@ -213,6 +214,27 @@ async def read_stacks(
     wanted = {m.node for m in job.members.world if not ranks or set(ranks).intersection(m.ranks)}
     nodes = [n for n in job.members.active() if n.name in wanted]
     return await asyncio.gather(*(job.ask(n, command(), patience_s) for n in nodes))
+
+
+async def profile(
+    job: JobState, *, first_step: int, steps: int, ranks: Sequence[int], timeout_s: float
+) -> list[Reply]:
+    """Ask the nodes of these ranks, or of all, for a profile of the same steps. One reply for each node."""
+    job.attempt.profiles += 1
+
+    def command() -> Profile:
+        return Profile(
+            id=job.next_id(),
+            number=job.attempt.profiles,
+            first_step=first_step,
+            steps=steps,
+            timeout_s=timeout_s,
+            ranks=tuple(ranks),
+        )
+
+    wanted = {m.node for m in job.members.world if not ranks or set(ranks).intersection(m.ranks)}
+    nodes = [n for n in job.members.active() if n.name in wanted]
+    return await asyncio.gather(*(job.ask(n, command(), timeout_s + PROFILE_MARGIN_S) for n in nodes))
 
 
 _ACTIONS: Mapping[Action, Callable[[JobState], Awaitable[Outcome]]] = {

@@ -58,6 +58,14 @@ class Job:
         """Ask the nodes of the world, or those of `ranks`, where code stands. One reply for each of them."""
         return await actions.read_stacks(self._state, timeout_s, first_only=first_only, ranks=ranks)
 
+    async def profile(
+        self, *, first_step: int, steps: int, ranks: Sequence[int], timeout_s: float
+    ) -> list[Reply]:
+        """Profile the same steps of some ranks, or of all. One reply for each node."""
+        return await actions.profile(
+            self._state, first_step=first_step, steps=steps, ranks=ranks, timeout_s=timeout_s
+        )
+
     # -- facts --------------------------------------------------------------------------------------------
 
     def connect(self, hello: Hello, send: Send) -> Node:

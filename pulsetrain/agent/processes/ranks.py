@@ -19,6 +19,7 @@ from pulsetrain.agent.processes.zygote_protocol import Mode, RankProcess
 from pulsetrain.collectors.machine.host import process_state
 from pulsetrain.collectors.machine.tail import Tail
 from pulsetrain.collectors.rank import known_files
+from pulsetrain.collectors.rank.profile import VARIABLE as PROFILE
 from pulsetrain.collectors.rank.ring import create_ring
 from pulsetrain.collectors.reading.drain import Drain
 from pulsetrain.collectors.reading.ring_reader import RingReader
@@ -114,6 +115,21 @@ class Rank:
         state = "gone" if self.code is not None else process_state(self.pid, Path("/"))
         with self.lock:
             return self.drain.status(self.pid, state, now_ns)
+
+    @property
+    def profile_prefix(self) -> str:
+        """Where its profiles are written, without number and suffix."""
+        return str(self.out.with_suffix(".profile"))
+
+    def ask_for_profile(self, number: int, first_step: int, steps: int) -> None:
+        """Ask it to profile `steps` steps from `first_step` on."""
+        with self.lock:
+            self.drain.ask_for_profile(number, first_step, steps)
+
+    def profiled(self) -> int:
+        """Number of its last profile, negative where it failed."""
+        with self.lock:
+            return self.drain.profiled
 
     def batches(self, now_ns: int) -> list[Columns]:
         """What the rank recorded and printed since the last call."""
@@ -249,10 +265,11 @@ class Ranks:
 
     def _fork(self, zygote: Zygote, rank: Rank, start: Start, arenas: Mapping[int, int]) -> None:
         stdout, stderr = _open_log(rank.out), _open_log(rank.err)
+        environment = rank_environment(start, self._identity, rank.local_rank, self._program.role)
         process = RankProcess(
             argv=self._program.argv,
             mode=self._program.mode,
-            env=rank_environment(start, self._identity, rank.local_rank, self._program.role),
+            env={**environment, PROFILE: rank.profile_prefix},
             cwd=self._program.cwd,
             stdout=stdout,
             stderr=stderr,

@@ -16,7 +16,7 @@ from threading import get_ident
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Protocol
 
-from pulsetrain.collectors.layout import AXES, W_LAST, W_LAST_STEP, W_RESUMED, W_STEP_START
+from pulsetrain.collectors.layout import AXES, W_LAST, W_LAST_STEP, W_PROFILE, W_RESUMED, W_STEP_START
 from pulsetrain.collectors.rank.description import EXPLICIT, Description
 from pulsetrain.collectors.rank.numbers import Number, PendingStep, number
 from pulsetrain.collectors.rank.phases import (
@@ -29,6 +29,7 @@ from pulsetrain.collectors.rank.phases import (
     ThreadPhase,
     category_number,
 )
+from pulsetrain.collectors.rank.profile import StepProfiler
 from pulsetrain.collectors.rank.ring import RingWriter
 from pulsetrain.collectors.rank.timers import DevicePhase, DeviceTimer, device_timer
 from pulsetrain.records.schema import CATEGORIES
@@ -76,6 +77,7 @@ class Handle:
         self._numbers: dict[str, Number] = {}
         self._pending: deque[PendingStep] = deque()
         self._timer: DeviceTimer | None = None
+        self._profiler = StepProfiler()
         self._started = perf_counter_ns()
         self._clock_runs = False
         self._coordinates_given = False
@@ -209,6 +211,8 @@ class Handle:
         else:
             self._look_for_device(state)
         self._flush(state)
+        if words[W_PROFILE] != self._profiler.answered:
+            self._profiler.at_step(state)
 
     def _look_for_device(self, state: RankState) -> None:
         """Once the process uses a CUDA device, time phases there. The cached ones are made anew."""

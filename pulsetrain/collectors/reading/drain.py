@@ -75,6 +75,15 @@ class Drain:
         """Faults of Pulsetrain itself inside the rank, which the rank caught and counted."""
         return self._reader.status().errors
 
+    def ask_for_profile(self, number: int, first_step: int, steps: int) -> None:
+        """See `RingReader.ask_for_profile`."""
+        self._reader.ask_for_profile(number, first_step, steps)
+
+    @property
+    def profiled(self) -> int:
+        """See `RingReader.profiled`."""
+        return self._reader.profiled
+
     def batches(self, now_ns: int, *, final: bool = False) -> list[Columns]:
         """Return what was recorded since the last call, spans still open, and the topology when it changes.
 

@@ -54,6 +54,10 @@ from pulsetrain.collectors.layout import (
     W_LAST_STEP,
     W_MAGIC,
     W_PID,
+    W_PROFILE,
+    W_PROFILE_FROM,
+    W_PROFILE_STEPS,
+    W_PROFILED,
     W_READ,
     W_RESUMED,
     W_STACK,
@@ -119,6 +123,16 @@ class RingReader:
     def dropped(self) -> int:
         """Records that the writer could not place because the ring was full."""
         return max(0, int(self._words[W_DROPPED]))
+
+    def ask_for_profile(self, number: int, first_step: int, steps: int) -> None:
+        """Ask the rank to profile `steps` steps from `first_step` on. `number` is above 0 and new."""
+        self._writable[W_PROFILE_FROM], self._writable[W_PROFILE_STEPS] = first_step, steps
+        self._writable[W_PROFILE] = number
+
+    @property
+    def profiled(self) -> int:
+        """Number of the last profile that is written, negative where it failed."""
+        return int(self._words[W_PROFILED])
 
     @property
     def names(self) -> list[str]:

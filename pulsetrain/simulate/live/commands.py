@@ -14,6 +14,7 @@ from pulsetrain.protocol.messages import (
     Leave,
     Message,
     PairCheck,
+    Profile,
     SaveFrom,
     SelfCheck,
     Start,
@@ -86,6 +87,9 @@ def answer(command: Command, job: LiveJob, node: str, now_s: float) -> Answer:
             return Answer(after_s=0.05, data={"ok": True, "seconds": 0.05})
         case DumpStacks():
             return Answer(after_s=STACKS_S, data=_stacks(command, job, node, now_s))
+        case Profile():
+            failed = {str(rank): "a simulated rank has no profile" for rank in command.ranks}
+            return Answer(after_s=0.01, data={"profiles": {}, "failed": failed})
         case Leave():
             return Answer(after_s=STOP_S, data={})
 
