@@ -26,6 +26,10 @@ class AgentConfig:
     """Size of the spool on disk. What does not fit is dropped and counted."""
     kill_grace_s: float = 5.0
     """How long ranks may take to end after SIGTERM when the agent itself has to end."""
+    persist_at_end_s: float = 20.0
+    """How long the newest checkpoint may take to reach storage when a job ends that did not finish.
+
+    Only where the agent has storage. 0: it is lost, up to the last step that was persisted."""
     finish_grace_s: float = 60.0
     """How long to wait for a hub that is away once every rank has ended with status 0."""
     quiet_usage_s: float = 0.7

@@ -77,7 +77,8 @@ def _run_agent(setup: AgentSetup, zygotes: ZygoteHolder) -> Outcome:
     with assemble(setup, zygotes) as agent:
         _handle_signals(agent)
         outcome = agent.run()
-        agent.close(grace_s=setup.config.kill_grace_s if outcome.exit_code > 128 else 0.0)
+        grace_s = setup.config.kill_grace_s if outcome.exit_code > 128 else 0.0
+        agent.close(grace_s=grace_s, persist=outcome.persist)
         return outcome
 
 

@@ -167,12 +167,27 @@ class Node:
             return str(error)
         return ""
 
-    def close(self, *, grace_s: float = 0.0) -> None:
-        """End all ranks, the zygote and the connection, in that order."""
+    def close(self, *, grace_s: float = 0.0, persist_s: float = 0.0) -> None:
+        """End all ranks, the zygote and the connection, in that order.
+
+        Before that, persist the newest checkpoint where that takes `persist_s` at most. 0: do not.
+        """
         self.stop_ranks(grace_s)
+        if persist_s:
+            self._persist(persist_s)
         self.zygotes.close()
         self.ranks.close()
         self.link.close()
+
+    def _persist(self, timeout_s: float) -> None:
+        """This node's memory ends with its agent. A failure must not keep the agent from ending."""
+        try:
+            step = self._parts.checkpoints.persist_newest(timeout_s)
+        except Exception as error:  # whatever a storage backend raises
+            log.exception("not_persisted", error=str(error))
+            return
+        if step >= 0:
+            log.info("persisted_at_end", step=step)
 
     def _state(self, now_ns: int) -> NodeState:
         statuses = tuple(rank.status(now_ns) for rank in self.ranks.all)

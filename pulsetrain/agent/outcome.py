@@ -16,11 +16,15 @@ USAGE_EXIT = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """How the agent's life ended. `culprit` is the local rank that failed first, if one did."""
+    """How the agent's life ended. `culprit` is the local rank that failed first, if one did.
+
+    `persist`: the job did not finish, and its memory is about to be lost.
+    """
 
     exit_code: int
     reason: str
     culprit: RankExit | None = None
+    persist: bool = False
 
 
 def culprit(exits: Sequence[RankExit]) -> RankExit | None:

@@ -113,9 +113,9 @@ class Agent:
         """A signal came. A signal handler may call this."""
         self._events.put(_SignalReceived(signum))
 
-    def close(self, *, grace_s: float = 0.0) -> None:
-        """End all ranks, the zygote and the connection, in that order."""
-        self.node.close(grace_s=grace_s)
+    def close(self, *, grace_s: float = 0.0, persist: bool = False) -> None:
+        """End all ranks, the zygote and the connection, in that order. With `persist`, keep what is saved."""
+        self.node.close(grace_s=grace_s, persist_s=self._config.persist_at_end_s if persist else 0.0)
 
     def turn(self) -> Outcome | None:
         """Wait for the next event, and do what is due; the outcome where the agent ends.
@@ -178,7 +178,8 @@ class Agent:
                 name = signal.Signals(signum).name
                 reason = f"ended by {name}"
                 self.node.link.report(Leaving(node=self.node.identity.node, reason=reason, signal=name))
-                return Outcome(exit_code=128 + signum, reason=reason, culprit=self.node.culprit)
+                culprit = self.node.culprit
+                return Outcome(exit_code=128 + signum, reason=reason, culprit=culprit, persist=True)
         return None
 
     def _rank_ended(self, rank: Rank) -> None:
@@ -207,4 +208,4 @@ class Agent:
         culprit = self.node.culprit
         error = self.node.stop_ranks(0.0)
         send_reply(Reply(id=leave.id, node=self.node.identity.node, error=error))
-        return Outcome(exit_code=leave.exit_code, reason=leave.reason, culprit=culprit)
+        return Outcome(exit_code=leave.exit_code, reason=leave.reason, culprit=culprit, persist=leave.persist)

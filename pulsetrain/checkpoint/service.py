@@ -272,6 +272,13 @@ class CheckpointService:
         del now_ns  # rows carry the time at which they happened
         return self._events.take(*records)
 
+    def persist_newest(self, timeout_s: float) -> int:
+        """Persist the newest step that every rank has saved, before all of this node's memory is gone.
+
+        Blocks for `timeout_s` at most. Returns the step. -1: there is no storage, or it could not be done.
+        """
+        return self._persister.persist_newest(timeout_s) if self._persister else -1
+
     def close(self) -> None:
         """End all threads and connections. Arenas stay the caller's."""
         self._replicator.close()

@@ -400,11 +400,15 @@ class Profile:
 
 @dataclass(frozen=True, kw_only=True)
 class Leave:
-    """Stop everything and end: the node was evicted, or the job is over."""
+    """Stop everything and end: the node was evicted, or the job is over.
+
+    `persist`: the job did not finish, so what is in memory is worth keeping in storage.
+    """
 
     id: int
     reason: str
     exit_code: int = 0
+    persist: bool = False
 
 
 Report = Hello | Heartbeat | RankExit | FirstStep | Leaving | Reply

@@ -181,7 +181,11 @@ async def dismiss(job: JobState) -> Outcome:
     job.write(kind, {"reason": reason, "exit_code": code})
     present = job.members.present()
     staying = [n for n in present if n.connected and n.leaving is None]
-    leave = (job.ask(n, Leave(id=job.next_id(), reason=reason, exit_code=code)) for n in staying)
+    unfinished = job.phase is Phase.FAILED
+    leave = (
+        job.ask(n, Leave(id=job.next_id(), reason=reason, exit_code=code, persist=unfinished))
+        for n in staying
+    )
     await asyncio.gather(*leave)
     for node in present:
         node.state = NodeState.LEFT

@@ -159,6 +159,7 @@ class FakeCheckpoints:
         self.cleared = 0
         self.loads: list[tuple[int, int, str]] = []
         self.save_from_step = -1
+        self.persisted_for_s: list[float] = []
         self.load_error: Exception | None = None
         self.world: tuple[object, ...] = ()
 
@@ -185,6 +186,10 @@ class FakeCheckpoints:
 
     def save_from(self, step: int) -> None:
         self.save_from_step = step
+
+    def persist_newest(self, timeout_s: float) -> int:
+        self.persisted_for_s.append(timeout_s)
+        return 3
 
     def held(self) -> tuple[Held, ...]:
         return (Held(rank=0, step=3, tier="memory"),)

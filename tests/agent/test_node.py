@@ -25,7 +25,7 @@ def node(hub):
     )
     address = HubAddress(url=hub.url, token=TOKEN)
     node = Node(IDENTITY, address, parts, on_rank_exit=print, on_leave=lambda command, send_reply: None)
-    node.recorder = parts.recorder
+    node.recorder, node.checkpoints = parts.recorder, parts.checkpoints
     yield node
     node.close()
 
@@ -85,3 +85,26 @@ def test_ranks_that_do_not_end_are_named_and_do_not_keep_the_node_from_closing(n
     assert "rank 0 (pid 1000) did not end" in node.stop_ranks(0.0)
     node.close()
     assert node.zygote.closed
+
+
+def test_the_newest_checkpoint_is_persisted_once_the_ranks_have_ended(node, monkeypatch):
+    launched(node)
+    seen = []
+    monkeypatch.setattr(node.checkpoints, "persist_newest", lambda s: seen.append((s, node.ranks.all)) or 3)
+    node.close(persist_s=20.0)
+    assert seen == [(20.0, ())]
+
+
+def test_a_storage_that_fails_does_not_keep_the_node_from_closing(node, monkeypatch):
+    def fail(timeout_s):
+        raise OSError("no space left")
+
+    monkeypatch.setattr(node.checkpoints, "persist_newest", fail)
+    node.close(persist_s=20.0)
+    assert node.zygote.closed
+
+
+def test_nothing_is_persisted_unless_it_is_wanted(node):
+    launched(node)
+    node.close()
+    assert node.checkpoints.persisted_for_s == []

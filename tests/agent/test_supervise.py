@@ -142,9 +142,18 @@ def test_a_signal_ends_the_agent_and_the_hub_hears_why_before_any_rank_ends(hub,
     a.agent.interrupt(signum)
     outcome = a.ended()
     assert (outcome.exit_code, outcome.reason) == (128 + signum, f"ended by {signum.name}")
+    assert outcome.persist
     leaving = hub.wait(Leaving)
     assert (leaving.node, leaving.signal) == ("a", signum.name)
     assert hub.count(RankExit) == 0
+
+
+@pytest.mark.parametrize("persist", [True, False])
+def test_the_hub_says_whether_what_is_saved_is_worth_keeping(hub, agent, persist):
+    a = agent().start()
+    a.launch()
+    hub.ask("a", Leave, reason="job failed", exit_code=3, persist=persist)
+    assert a.ended().persist is persist
 
 
 def test_a_rank_that_does_not_die_does_not_keep_the_agent(hub, agent):

@@ -53,14 +53,22 @@ class Moved(Site):
         self.script.write_text(SCRIPT)
         self.start_hub()
 
-    def start(self, *names):
+    def start(self, *names, more=()):
         for name in names:
             self.nodes.append(
                 self.spawn(
                     *("run", "--job", "j", "--node", name, "--nnodes", "2", "--nproc-per-node", "1"),
-                    *("--log-dir", str(self.folder / name), str(self.script), str(STEPS)),
+                    *("--log-dir", str(self.folder / name), *more, str(self.script), str(STEPS)),
                 )
             )
+
+    def end(self):
+        """Somebody ends the job, as a scheduler does at the time limit."""
+        for node in self.nodes:
+            node.terminate()
+        for node in self.nodes:
+            node.wait(60)
+        self.nodes.clear()
 
     def state(self):
         return (self.ask() or {}).get("state")
@@ -132,3 +140,17 @@ def test_a_job_that_is_taken_off_a_node_ends_with_the_same_parameters(site, undi
     assert (recovery["cause"], recovery["node"]) == ("migration", "b")
     assert recovery["lost_steps"] <= 2
     assert site.weights(("a", "z")) == undisturbed
+
+
+def test_a_job_that_is_ended_at_its_time_limit_goes_on_there_when_it_is_started_again(site, undisturbed):
+    storage = ("--checkpoints", str(site.folder / "storage"))
+    site.start("a", "b", more=storage)
+    site.reach(60)
+    site.end()
+    assert until(lambda: site.state() == "failed")
+    ended_after = site.ask()["step"]
+    site.start("a", "b", more=storage)
+    assert until(lambda: site.state() == "running", 90)
+    restored = site.events("attempt_started")[-1]["restore_step"]
+    assert restored >= max(50, ended_after - 50)
+    assert site.weights() == undisturbed

@@ -20,7 +20,7 @@ class Committer:
         self, checkpoints: Checkpoints, poller: Poller, events: CheckpointEvents, *, timeout_s: float
     ) -> None:
         self._checkpoints, self._poller, self._events = checkpoints, poller, events
-        self._timeout_s = timeout_s
+        self._timeout_s = self._tables_s = timeout_s
         self._newest: tuple[Manifest, ...] = ()
         self._lock = Lock()
         self._changing = Lock()  # a manifest must not be written while packs are removed
@@ -29,6 +29,10 @@ class Committer:
     def newest(self) -> tuple[Manifest, ...]:
         """The two newest committed checkpoints, newest first."""
         return self._newest
+
+    def wait_less(self, timeout_s: float) -> None:
+        """From now on wait at most so long for the tables of all ranks."""
+        self._tables_s = min(self._tables_s, timeout_s)
 
     def read_newest(self) -> None:
         """Look what storage holds. A storage that refuses is an event."""
@@ -44,7 +48,7 @@ class Committer:
         """
         what = f"of step {info.step}"
         tables = self._poller.wait(
-            lambda: read_tables(self._checkpoints, info), self._timeout_s, f"tables {what}"
+            lambda: read_tables(self._checkpoints, info), self._tables_s, f"tables {what}"
         )
         receipts = self._poller.wait(
             lambda: read_receipts(self._checkpoints, info), self._timeout_s, f"receipts {what}"

@@ -28,6 +28,7 @@ from pulsetrain.core.errors import PulsetrainError
 from pulsetrain.core.supervisor import LoopStatus, LoopThread
 
 STALE_AFTER_S = 120.0  # choosing a step asks the storage, which may be slow
+TABLES_SHARE = 0.15  # of the time at the end, for the tables of all ranks. Without them a step is given up.
 WRITERS = 32  # each waits for the tables of all ranks, so there must be one for each rank of a node
 
 
@@ -61,6 +62,9 @@ class Persister:
         self._lock = Lock()
         self._pool = ThreadPoolExecutor(WRITERS, thread_name_prefix="pulsetrain-persist")
         self._knows_newest = False
+        self._all = False  # also what is not due
+        self._gather_s = config.gather_s
+        self._uncommitted = 0  # ranks whose step is written, or about to be, and not committed
         self._thread = LoopThread("persist", self._turn, stale_after_s=STALE_AFTER_S)
         self._thread.start()
 
@@ -90,6 +94,39 @@ class Persister:
         """Ranks whose checkpoints are being written now."""
         return frozenset(self._busy)
 
+    def persist_newest(self, timeout_s: float) -> int:
+        """Persist the newest step that every rank has saved, also if it is not due. -1 where that fails.
+
+        Call it when no rank trains any more. It returns once the step is committed, or after `timeout_s`.
+        """
+        deadline_s = time.monotonic() + timeout_s
+        self._committer.wait_less(timeout_s * TABLES_SHARE)
+        with self._lock:
+            self._all, self._gather_s = True, min(self._gather_s, timeout_s * TABLES_SHARE)
+            self._idle.clear()
+        self._thread.wake()
+        while time.monotonic() < deadline_s:
+            step = self._persisted()
+            if step is not None:
+                return step
+            self._stop.wait(self._config.poll_s)
+        return -1
+
+    def _persisted(self) -> int | None:
+        """The newest step in all arenas here, once it is committed. None while something is under way."""
+        with self._lock:
+            arenas, busy = dict(self._arenas), bool(self._uncommitted)
+        saved = [
+            {(i.attempt, i.step) for i in arena.published() if i.rank == rank}
+            for rank, arena in arenas.items()
+        ]
+        common = set.intersection(*saved) if saved else set()
+        done = common & {(m.attempt, m.step) for m in self._committer.newest}
+        if not common or max(common) in done:
+            return max((step for _, step in done), default=-1)
+        waits = any(i.rank == r and not a.taken(i) for r, a in arenas.items() for i in a.published())
+        return None if busy or waits else max((step for _, step in done), default=-1)
+
     def close(self) -> None:
         """Abandon what is not committed."""
         self._stop.set()
@@ -107,7 +144,7 @@ class Persister:
             waiting = [
                 info
                 for info in reversed(arena.published())
-                if info.pinned
+                if (info.pinned or self._all)
                 and info.rank == rank
                 and not arena.taken(info)
                 and info.generation != self._busy.get(rank)
@@ -126,12 +163,13 @@ class Persister:
             self._record_failure(waiting[0], str(error))
             arena.set_taken(waiting[0])
             return
-        for info in overtaken:
+        for info in () if self._all else overtaken:  # an older step may be the only one that all ranks have
             self._give_up(arena, info)
         with self._lock:
             if chosen is None or rank in self._busy:
                 return
             self._busy[rank] = chosen.generation
+            self._uncommitted += 1
         self._pool.submit(self._persist, arena, chosen)
 
     def _give_up(self, arena: ArenaReader, info: SlotInfo) -> None:
@@ -147,7 +185,7 @@ class Persister:
                 self._checkpoints, arena, info, rate_limit=self._rate_limit, poller=self._poller
             )
             stored = self._checkpoints.kept(self._committer.newest)
-            written = writer.write(stored, self._config.gather_s)
+            written = writer.write(stored, self._gather_s)
             arena.set_taken(info)
             self._end_busy(info.rank)
             self._record("persist", info, written, started)
@@ -162,6 +200,8 @@ class Persister:
         finally:
             arena.set_taken(info)
             self._end_busy(info.rank, info.generation)
+            with self._lock:
+                self._uncommitted -= 1
 
     def _end_busy(self, rank: int, generation: int | None = None) -> None:
         """The rank's bytes are written or given up. The next checkpoint may start."""

@@ -1,6 +1,7 @@
 """Agents write checkpoints to storage beside training, whatever storage does."""
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -54,6 +55,37 @@ def test_a_durable_save_followed_at_once_by_memory_saves_arrives(cluster, tmp_pa
         wait_until(lambda step=step: ArenaReader(fd).durable_step >= step)
         checkpoints = Checkpoints(open_storage(str(tmp_path)), "j")
         assert checkpoints.verify(checkpoints.manifest(step)) == []
+
+
+def persist_newest(c, timeout_s=20.0):
+    """What each node's service answers when all are asked at once."""
+    with ThreadPoolExecutor() as pool:
+        return list(pool.map(lambda name: c.services[name].persist_newest(timeout_s), c.names))
+
+
+def test_at_the_end_the_newest_step_is_persisted_although_it_is_not_due(cluster, tmp_path):
+    c = cluster(2, nproc=2, storage=str(tmp_path), persist_every=100)
+    c.save(7)
+    c.save(8)
+    assert persist_newest(c) == [8, 8]
+    checkpoints = Checkpoints(open_storage(str(tmp_path)), "j")
+    assert checkpoints.verify(checkpoints.manifest(8)) == []
+
+
+def test_at_the_end_the_newest_step_that_all_ranks_have_is_persisted(cluster, tmp_path):
+    c = cluster(2, storage=str(tmp_path), persist_every=0)
+    c.save(7)
+    assert save(c.fds[0], 0, 8, world=2)  # the other rank was ended before it had saved it
+    assert persist_newest(c, 6.0)[1] == 7
+    assert Checkpoints(open_storage(str(tmp_path)), "j").manifest(7) is not None
+
+
+def test_at_the_end_nothing_waits_where_nothing_was_saved_or_all_is_stored(cluster, tmp_path):
+    c = cluster(2, storage=str(tmp_path), persist_every=10)
+    assert persist_newest(c) == [-1, -1]
+    c.save(10)
+    wait_until(lambda: c.holds("n0", 0, 10, "storage"))
+    assert persist_newest(c) == [10, 10]
 
 
 def test_a_rank_that_never_arrives_leaves_no_checkpoint(cluster, tmp_path):
