@@ -67,10 +67,27 @@ async def check(job: JobState) -> Outcome:
     if fault is not None and fault.event is Event.EVICT:
         members.failed[fault.node] = fault.reason
     members.failed |= responses.at_a_stop(job)
+    members.failed |= _again_and_again(job)
     job.write("self_check", {**report.detail(), "level": level, "why_this_level": why})
     if job.recovery is not None:
         job.recovery.checked_ns = job.now_ns()
     return Event.QUORUM if members.enough(job.nnodes, forming=False) else Event.SHORT
+
+
+def _again_and_again(job: JobState) -> dict[str, str]:
+    """The node that is at fault, with the reason, where that is so for the third time and a standby is there.
+
+    Without one the job would have to wait. The user's own exceptions are no fault of a node.
+    """
+    recovery, limit = job.recovery, job.services.policy.faults_of_a_node
+    if recovery is None or recovery.users_own or recovery.fault.event not in _COUNTED:
+        return {}
+    node, failed = recovery.fault.node, job.members.failed
+    times = job.restarts.by_node[node]
+    spare = [standby for standby in job.members.standbys() if standby.name not in failed]
+    if not node or not limit or times < limit or node in failed or not spare:
+        return {}
+    return {node: f"it has stopped the job {times} times: {recovery.fault.reason}"}
 
 
 def _by_policy(fault: Fault) -> bool:
@@ -108,6 +125,7 @@ def _hopeless(job: JobState) -> str:
     if not recovery.restart_counted:
         recovery.restart_counted = True
         restarts.used += 1
+        restarts.by_node[recovery.fault.node] += 1
     fault, limit = recovery.fault, job.services.policy.no_progress_attempts
     if fault.exit_code == USAGE_EXIT:
         return fault.reason

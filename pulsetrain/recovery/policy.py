@@ -65,11 +65,13 @@ class Policy:
     """How long an eviction at a step boundary waits for a checkpoint that holds without the node."""
     no_progress_attempts: int = 3
     """Attempts in a row that end without one completed step, after which restarting is given up."""
+    faults_of_a_node: int = 3
+    """How often a node may be at fault, after which it is evicted, if there is a standby. 0: any number."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.min_healthy_ratio <= 1:
             raise ValueError(f"min_healthy_ratio = {self.min_healthy_ratio}: allowed 0 to 1")
-        at_least_0 = ("evictions_per_hour", "no_progress_attempts", "silent_node_s")
+        at_least_0 = ("evictions_per_hour", "no_progress_attempts", "silent_node_s", "faults_of_a_node")
         periods = ("standby_check_s", "probation_s", "checkpoint_patience_s")
         for name in (*at_least_0, *periods, "hang_patience_s", "pause_patience_s"):
             if getattr(self, name) < 0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -49,11 +50,13 @@ class Services:
 class Restarts:
     """What counts towards giving up. `idle` attempts in a row completed no step. `unrestorable` holds (rank,
     step) of checkpoints that turned out to be whole nowhere, until an attempt trains again. `unexplained`
-    counts faults in a row that name nobody and whose checks found nobody."""
+    counts faults in a row that name nobody and whose checks found nobody. `by_node` counts how often a fault
+    of a node has stopped the job."""
 
     used: int = 0
     idle: int = 0
     unexplained: int = 0
+    by_node: Counter[str] = field(default_factory=Counter)
     unrestorable: set[tuple[int, int]] = field(default_factory=set)
 
 

@@ -137,6 +137,47 @@ def test_a_check_that_is_done_again_counts_its_restart_once():
     assert job.restarts.used == 1
 
 
+@pytest.fixture
+def check_after(monkeypatch):
+    """Which nodes have failed after the check that follows so many faults of node b. All are healthy."""
+
+    async def run(nodes, policy, ids, *, level):
+        return CheckReport(failed={}, reports={})
+
+    monkeypatch.setattr(actions.checks, "run", run)
+
+    def check_after(job, times, *, users_own=False):
+        for _ in range(times):
+            crash = faults.rank_failed(rank_exit(2, 1), job.now_ns())
+            assert crash.node == "b"
+            job.begin_recovery(crash)
+            job.recovery.users_own = users_own
+            do(Action.CHECK, job)
+        return job.members.failed
+
+    return check_after
+
+
+@pytest.mark.parametrize(
+    ("times", "nodes", "more", "failed"),
+    [
+        (2, "abz", {}, []),
+        (3, "abz", {}, ["b"]),
+        (3, "ab", {}, []),
+        (3, "abz", {"faults_of_a_node": 0}, []),
+        (2, "abz", {"faults_of_a_node": 2}, ["b"]),
+    ],
+)
+def test_a_node_that_is_often_at_fault_is_replaced(check_after, times, nodes, more, failed):
+    job = job_of(*map(FakeNode, nodes), max_restarts=9, **more)
+    assert list(check_after(job, times)) == failed
+
+
+def test_the_users_own_exceptions_are_no_fault_of_a_node(check_after):
+    job = job_of(*map(FakeNode, "abz"), max_restarts=9)
+    assert check_after(job, 5, users_own=True) == {}
+
+
 def test_replacing_evicts_who_failed_and_promotes_a_standby():
     b = FakeNode("b")
     job = job_of(FakeNode("a"), b, FakeNode("z"))
