@@ -7,6 +7,7 @@ from pulsetrain.cli.interrupts import importing
 
 with importing():
     from pulsetrain.cli import (
+        audit,
         checkpoints,
         completion,
         decisions,
@@ -26,6 +27,7 @@ with importing():
     from pulsetrain.cli.root import pulsetrain
 
 __all__ = [
+    "audit",
     "checkpoints",
     "completion",
     "decisions",

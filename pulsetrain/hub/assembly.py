@@ -16,7 +16,9 @@ from pulsetrain.analytics.report import device_peak
 from pulsetrain.analytics.slowness.device_peaks import Peak
 from pulsetrain.core.clock import Clock, SystemClock
 from pulsetrain.core.supervisor import AsyncTurn, TaskSupervisor
+from pulsetrain.hub import audit_log
 from pulsetrain.hub.app import Parts
+from pulsetrain.hub.audit_log import AuditLog
 from pulsetrain.hub.event_writer import EventWriter
 from pulsetrain.hub.hardware_watch import HardwareWatch
 from pulsetrain.hub.job_memory import KeptMemory
@@ -82,7 +84,7 @@ def assemble(
     """Every part of a hub, wired. Its loops begin when the application starts. `memory` outlives it."""
     clock, loops = clock or SystemClock(), loops or TaskSupervisor()
     leadership = leadership or Alone(url)
-    writer = EventWriter(store, clock)
+    writer = EventWriter(store, clock, audit=AuditLog(data / audit_log.NAME))
     alerts = AlertBook(data / "alerts.db", AlertConfig(channels=tuple(settings.channels)))
     services = Services(policy=settings.policy, journal=writer, clock=clock, background=loops, memory=memory)
     controller = Controller(services, loops, last_attempt=lambda job: views.last_attempt(store, job))

@@ -6,7 +6,7 @@ import json
 import queue
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
 import pyarrow as pa
@@ -36,15 +36,28 @@ class RowStore(Protocol):
         ...
 
 
+class Audit(Protocol):
+    """Keeps events where nobody changes them unseen."""
+
+    def append(self, events: Iterable[Mapping[str, object]]) -> None:
+        """Keep the events."""
+        ...
+
+
 class EventWriter:
     """A `Journal` that never blocks: rows wait in memory until the writer thread has stored them."""
 
     def __init__(
-        self, store: RowStore, clock: Clock, *, gather: Callable[[float], None] = time.sleep
+        self,
+        store: RowStore,
+        clock: Clock,
+        *,
+        audit: Audit | None = None,
+        gather: Callable[[float], None] = time.sleep,
     ) -> None:
         self.failed_rows = 0
         self.written_rows = 0
-        self._store, self._clock, self._gather = store, clock, gather
+        self._store, self._clock, self._gather, self._audit = store, clock, gather, audit
         self._rows: queue.SimpleQueue[tuple[str, Row] | None] = queue.SimpleQueue()
         self._loop = LoopThread(
             "event writer",
@@ -114,6 +127,8 @@ class EventWriter:
             item = self._rows.get_nowait()
             if item is not None:
                 rows.setdefault(item[0], []).append(item[1])
+        if self._audit is not None and "events" in rows:
+            self._audit.append(rows["events"])
         failures = FailureCollector()
         for record, batch in rows.items():
             with failures.collect(f"{len(batch)} rows of {record}"):
