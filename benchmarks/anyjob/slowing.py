@@ -9,18 +9,20 @@ import contextlib
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from pulsetrain.core.errors import Unavailable
 from pulsetrain.faults import outside
-from pulsetrain.faults.throttle import Throttle, Work, queueing
+from pulsetrain.faults.throttle import LEAST_S, Throttle, Work, debt_s, queueing
 
 WAYS = ("stops", "competitor", "quota")
 CPU = Path("/sys/fs/cgroup/cpu")
 PERIOD_US = 20_000
 LOOK_S = 0.5
+STEER_S, LESS, MORE, LEAST_SHARE = 0.1, 0.93, 1.05, 0.1
 BENCHMARKS = Path(__file__).parent.parent
 
 
@@ -74,7 +76,8 @@ def competitor(core: int, pid: int, factor: float, peers: Sequence[int]) -> Iter
 def quota(pid: int, factor: float, peers: Sequence[int]) -> Iterator[None]:
     """The kernel gives process `pid` so little processor time that its work takes `factor` times as long.
 
-    `peers` do the same work. They show what share of a core such work gets. Raises `Unavailable` where
+    `peers` do the same work. They show what share of a core such work gets. Where ranks queue for processors,
+    a rank that is held back queues less, so the quota is adjusted while it lasts. Raises `Unavailable` where
     control groups cannot be made.
     """
     works = [Work(peer) for peer in peers]
@@ -84,17 +87,43 @@ def quota(pid: int, factor: float, peers: Sequence[int]) -> Iterator[None]:
     try:
         group.mkdir()
         (group / "cpu.cfs_period_us").write_text(str(PERIOD_US))
-        (group / "cpu.cfs_quota_us").write_text(str(max(1000, round(share * PERIOD_US))))
+        _set_quota(group, share)
         before = CPU / _group_of(pid).lstrip("/")
     except OSError as error:
         raise Unavailable(f"no control group in {CPU}: {error}") from error
+    ended = threading.Event()
+    steering = threading.Thread(target=_steer, args=(group, pid, peers, factor, share, ended), daemon=True)
     try:
         (group / "cgroup.procs").write_text(str(pid))
+        steering.start()
         yield
     finally:
+        ended.set()
+        steering.join()
         with contextlib.suppress(OSError):
             (before / "cgroup.procs").write_text(str(pid))
         _remove(group)
+
+
+def _steer(
+    group: Path, pid: int, peers: Sequence[int], factor: float, share: float, ended: threading.Event
+) -> None:
+    """Give less while the work takes too little time, and more while it takes too much.
+
+    The kernel counts the time in which a quota holds a process back as queueing.
+    """
+    work, examples = Work(pid), [Work(peer) for peer in peers]
+    while not ended.wait(STEER_S):
+        ran_s, queued_s = work.since()
+        owed_s = debt_s(factor, ran_s=ran_s, queued_s=queued_s, stopped_s=0.0, usual=queueing(examples))
+        if abs(owed_s) >= LEAST_S:
+            share = min(1.0, max(LEAST_SHARE, share * (LESS if owed_s > 0 else MORE)))
+            with contextlib.suppress(OSError):
+                _set_quota(group, share)
+
+
+def _set_quota(group: Path, share: float) -> None:
+    (group / "cpu.cfs_quota_us").write_text(str(max(1000, round(share * PERIOD_US))))
 
 
 def _group_of(pid: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict, TypeVar, cast
@@ -10,6 +11,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from pulsetrain.agent.hub_flags import DATA, HUB, TOKEN
+from pulsetrain.agent.slurm import step_of
 from pulsetrain.core.errors import UsageError
 
 if TYPE_CHECKING:  # the agent takes most of a command's start
@@ -55,7 +57,9 @@ def _files(_context: click.Context, _parameter: click.Parameter, incomplete: str
 
 
 _TORCHRUN = (
-    click.option("--nnodes", default="1", show_default=True, metavar="N", help="Nodes that run ranks."),
+    click.option(
+        "--nnodes", metavar="N", help="Nodes that run ranks. Default: those of the Slurm step, else 1."
+    ),
     click.option(
         "--nproc-per-node", default="1", show_default=True, metavar="N", help="Ranks here: N, auto, gpu, cpu."
     ),
@@ -80,8 +84,8 @@ _OURS = (
     HUB,
     TOKEN,
     DATA,
-    click.option("--job", metavar="NAME", help="Name of the job. Default: the script's."),
-    click.option("--node", metavar="NAME", help="Name of this node. Default: the host's."),
+    click.option("--job", metavar="NAME", help="Name of the job. Default: Slurm's, else the script's."),
+    click.option("--node", metavar="NAME", help="Name of this node. Default: Slurm's, else the host's."),
     click.option(
         "--address", metavar="IP", help="Where other nodes reach this one. Default: the way to the hub."
     ),
@@ -121,7 +125,7 @@ class LaunchFlags(TypedDict):
 
     script: str
     args: tuple[str, ...]
-    nnodes: str
+    nnodes: str | None
     nproc_per_node: str
     max_restarts: int
     standalone: bool
@@ -147,23 +151,32 @@ class LaunchFlags(TypedDict):
 
 
 def launch_options(
-    given: Mapping[str, object], say: Say, *, needs_hub: bool = False, standby: bool = False
+    given: Mapping[str, object],
+    say: Say,
+    *,
+    needs_hub: bool = False,
+    standby: bool = False,
+    environ: Mapping[str, str] = os.environ,
 ) -> LaunchOptions:
-    """The flags as a `LaunchOptions`; `say` gets one line for each that is ignored. Raises `UsageError`."""
+    """The flags as a `LaunchOptions`; `say` gets one line for each that is ignored. Raises `UsageError`.
+
+    In a Slurm step job, node and number of nodes are the step's, unless flags say otherwise.
+    """
     from pulsetrain.agent.launch import local_processes
     from pulsetrain.agent.launch_options import LaunchOptions, NodeOptions, OutputOptions
     from pulsetrain.agent.processes.ranks import Program
 
-    flags = cast("LaunchFlags", given)
-    _check_torchrun_flags(given, say, alone=_nodes(flags["nnodes"]) == 1)
+    flags, step = cast("LaunchFlags", given), step_of(environ)
+    nnodes = _nodes(flags["nnodes"] or str(step.nodes or 1))
+    _check_torchrun_flags(given, say, alone=nnodes == 1)
     return LaunchOptions(
         program=Program(argv=(flags["script"], *flags["args"]), mode=_mode(flags), role=flags["role"]),
-        hub=_hub(flags, needs_hub=needs_hub),
+        hub=_hub(flags, nnodes, needs_hub=needs_hub),
         node=NodeOptions(
-            job=flags["job"] or flags["rdzv_id"] or "",
-            node=flags["node"] or "",
+            job=flags["job"] or flags["rdzv_id"] or step.job,
+            node=flags["node"] or step.node,
             address=flags["address"] or flags["local_addr"] or "",
-            nnodes=_nodes(flags["nnodes"]),
+            nnodes=nnodes,
             nproc_per_node=local_processes(flags["nproc_per_node"]),
             max_restarts=flags["max_restarts"],
             standby=standby,
@@ -188,11 +201,11 @@ def _mode(flags: LaunchFlags) -> Mode:
     return "module" if flags["module"] else "exec" if flags["no_python"] else "script"
 
 
-def _hub(flags: LaunchFlags, *, needs_hub: bool) -> HubOptions:
+def _hub(flags: LaunchFlags, nnodes: int, *, needs_hub: bool) -> HubOptions:
     from pulsetrain.agent.launch_options import HubOptions
 
-    if flags["standalone"] and _nodes(flags["nnodes"]) > 1:
-        raise UsageError(f"--standalone is for one node; --nnodes={flags['nnodes']}")
+    if flags["standalone"] and nnodes > 1:
+        raise UsageError(f"--standalone is for one node; --nnodes={nnodes}")
     if flags["standalone"] and flags["hub"]:
         raise UsageError("--standalone starts a hub of its own; leave --hub out")
     return HubOptions(url=flags["hub"], token=flags["token"], own=flags["standalone"], required=needs_hub)

@@ -39,6 +39,30 @@ def test_torchruns_words_mean_the_same(parse):
     assert notes == []
 
 
+SLURM = {
+    "SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_JOB_NAME": "gpt", "SLURM_JOB_ID": "77",
+    "SLURMD_NODENAME": "n2", "SLURM_STEP_NUM_NODES": "4",
+}  # fmt: skip
+
+
+def test_in_a_slurm_step_job_node_and_number_of_nodes_are_the_steps(parse):
+    options, _ = parse("--hub", "http://h:1", "train.py", environ=SLURM)
+    assert (options.job_name, options.node_name, options.node.nnodes) == ("gpt-77", "n2", 4)
+
+
+def test_flags_win_over_slurm(parse):
+    words = ("--job", "mine", "--node", "here", "--nnodes", "2", "--hub", "http://h:1", "train.py")
+    options, _ = parse(*words, environ=SLURM)
+    assert (options.job_name, options.node_name, options.node.nnodes) == ("mine", "here", 2)
+
+
+@pytest.mark.parametrize("missing", ["SLURM_STEP_ID", "SLURM_PROCID"])
+def test_a_batch_script_is_no_step(parse, missing):
+    environ = {key: value for key, value in SLURM.items() if key != missing}
+    options, _ = parse("train.py", environ=environ)
+    assert (options.job_name, options.node.nnodes) == ("train", 1)
+
+
 def test_flags_without_effect_are_noted(parse):
     _, notes = parse("--node-rank", "1", "--tee", "3", "--master-addr", "h", "train.py")
     assert [note.split()[1] for note in notes] == ["--node-rank", "--tee", "--master-addr"]

@@ -166,6 +166,29 @@ def test_a_competitor_makes_work_take_so_much_longer_and_leaves_nothing_behind()
 
 
 @pytest.mark.integration
+@pytest.mark.skipif(not slowing.quota_allowed(), reason="control groups cannot be made here")
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_quota_makes_work_take_so_much_longer_also_where_processes_queue_for_a_core(count):
+    core, spin = sorted(os.sched_getaffinity(0))[0], "while True: sum(range(1000))"
+    busy = [subprocess.Popen([sys.executable, "-c", spin], start_new_session=True) for _ in range(count)]
+    try:
+        for process in busy:
+            os.sched_setaffinity(process.pid, {core})
+        struck, peers = busy[0].pid, [process.pid for process in busy[1:]]
+        with slowing.quota(struck, 1.6, peers):
+            time.sleep(1.0)
+            own, others = Work(struck), [Work(pid) for pid in peers]
+            time.sleep(4.0)
+            ran_s, queued_s = own.since()
+            usual = slowing.queueing(others)
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
+    assert (ran_s + queued_s) / ran_s / (1 + usual) == pytest.approx(1.6, rel=0.15)
+
+
+@pytest.mark.integration
 def test_fast_cores_get_larger_batches_so_that_steps_last_as_long_everywhere():
     assert core_speed.gflops() > 0
     slow, fast = (untouched.batch("ddp", 2, gflops) for gflops in (50.0, 100.0))

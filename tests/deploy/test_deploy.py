@@ -162,7 +162,12 @@ def test_the_dashboard_is_provisioned_and_asks_for_metrics_that_exist():
     assert len({p["id"] for p in dashboard["panels"]}) == len(dashboard["panels"])
 
 
-SCRIPTS = (DEPLOY / "slurm/prolog", DEPLOY / "slurm/epilog", DEPLOY / "kafka/start")
+SCRIPTS = (
+    DEPLOY / "slurm/prolog",
+    DEPLOY / "slurm/epilog",
+    DEPLOY / "slurm/train.sbatch",
+    DEPLOY / "kafka/start",
+)
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda p: p.name)
