@@ -108,6 +108,7 @@ def _act(job: JobState, request: MoveRequest, loop: Loop) -> None:
 
 def stopping(job: JobState) -> str:
     """The ranks of a pre-empted job are about to end. Returns why."""
+    job.hangs.forget()
     move = job.move
     if move is None:
         return "pre-empted"
