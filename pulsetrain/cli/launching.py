@@ -44,7 +44,12 @@ def agent(as_json: bool, standby: bool, **flags: object) -> None:
 
 
 def _launch(
-    flags: Mapping[str, object], *, as_json: bool, level: Literal["info", "warning"], **more: bool
+    flags: Mapping[str, object],
+    *,
+    as_json: bool,
+    level: Literal["info", "warning"],
+    needs_hub: bool = False,
+    standby: bool = False,
 ) -> None:
     with importing():
         from pulsetrain.agent import flags as launching
@@ -56,7 +61,8 @@ def _launch(
         click.echo(f"pulsetrain: {line}", err=True)
 
     configure(level=level)
-    result = launch(launching.launch_options(flags, say, **more), say)
+    options = launching.launch_options(flags, say, needs_hub=needs_hub, standby=standby)
+    result = launch(options, say)
     if as_json:
         print_json(outcome.report(result))
     else:

@@ -13,6 +13,9 @@ from pulsetrain.recovery.record import Fault
 from pulsetrain.recovery.state import JobState
 from pulsetrain.recovery.transitions import Event
 
+DOUBTFUL_FAILURES = 2
+"""Attempts from one checkpoint that failed by themselves, after which an older one is loaded."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class _Rendezvous:
@@ -27,7 +30,8 @@ async def launch(job: JobState) -> Event | Fault:
     members = job.members
     job.attempt = Attempt(number=job.attempt.number + 1)
     members.refresh_world()
-    plan = world.plan_restore(members.world, members.held(), job.restarts.unrestorable)
+    plan = _plan(job)
+    job.attempt.restore_step = plan.step
     host = members.world[0]
     store = await job.ask(members.nodes[host.node], HostStore(id=job.next_id(), job=job.name))
     detail = {
@@ -43,6 +47,21 @@ async def launch(job: JobState) -> Event | Fault:
     told = World(members.world)
     replies = await asyncio.gather(*(_start(job, member, told, plan, rendezvous) for member in told))
     return _result(job, plan, replies)
+
+
+def _plan(job: JobState) -> world.RestorePlan:
+    """The newest step that all ranks can reach. One from which attempts failed again and again is left out.
+
+    Perhaps its content is bad. Where there is no older one, it is better than none.
+    """
+    members, unrestorable = job.members, job.restarts.unrestorable
+    doubtful = {step for step, times in job.restarts.failed_from.items() if times >= DOUBTFUL_FAILURES}
+    avoided = {(rank, step) for step in doubtful for rank in range(members.world_size)}
+    if avoided:
+        older = world.plan_restore(members.world, members.held(), unrestorable | avoided)
+        if older.step >= 0:
+            return older
+    return world.plan_restore(members.world, members.held(), unrestorable)
 
 
 async def _start(

@@ -22,7 +22,7 @@ from pulsetrain.recovery.nodes import Node, NodeState
 from pulsetrain.recovery.own_checkpoints import OwnCheckpoints
 from pulsetrain.recovery.policy import EvictionBudget, Policy
 from pulsetrain.recovery.record import Fault, Recovery, RecoveryDetail
-from pulsetrain.recovery.transitions import Phase
+from pulsetrain.recovery.transitions import Event, Phase
 
 BUSY_NS = 10_000_000_000  # a rank whose last sign of work is younger than that works
 
@@ -51,12 +51,13 @@ class Restarts:
     """What counts towards giving up. `idle` attempts in a row completed no step. `unrestorable` holds (rank,
     step) of checkpoints that turned out to be whole nowhere, until an attempt trains again. `unexplained`
     counts faults in a row that name nobody and whose checks found nobody. `by_node` counts how often a fault
-    of a node has stopped the job."""
+    of a node has stopped the job, `failed_from` how often an attempt from a step has failed by itself."""
 
     used: int = 0
     idle: int = 0
     unexplained: int = 0
     by_node: Counter[str] = field(default_factory=Counter)
+    failed_from: Counter[int] = field(default_factory=Counter)
     unrestorable: set[tuple[int, int]] = field(default_factory=set)
 
 
@@ -134,6 +135,8 @@ class JobState:
         """The job stops because of `fault`."""
         self.recovery = Recovery(fault=fault, from_step=self.last_step)
         self.hangs.forget()
+        if fault.event in (Event.RANK_FAILED, Event.HANG) and self.attempt.restore_step >= 0:
+            self.restarts.failed_from[self.attempt.restore_step] += 1
         if not self.attempt.first_step_done:
             self.restarts.idle += 1
 

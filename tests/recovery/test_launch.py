@@ -69,3 +69,40 @@ def test_a_checkpoint_that_is_whole_nowhere_is_not_tried_again():
     asyncio.run(launch(job))
     assert [c.restore_step for c in b.commands] == [4, -1]
     assert job.attempt.number == 2
+
+
+def launched_from(job, *, failures):
+    """The step of each launch after so many crashes in a row."""
+    steps = []
+    for _ in range(failures):
+        assert asyncio.run(launch(job)) is Event.STARTED
+        steps.append(job.attempt.restore_step)
+        crashed(job)
+    return steps
+
+
+def test_a_checkpoint_from_which_attempts_fail_again_and_again_gives_way_to_an_older_one():
+    a, b = Launcher("a"), Launcher("b")
+    for node, ranks in ((a, (0, 1)), (b, (2, 3))):
+        held = tuple(Held(rank=r, step=step, tier="memory") for r in ranks for step in (4, 8))
+        node.take_heartbeat(heartbeat(node.name, held=held), 0.0)
+    job = job_of(a, b)
+    assert launched_from(job, failures=6) == [8, 8, 4, 4, 8, 8]
+
+
+def test_where_there_is_no_older_one_it_is_loaded_all_the_same():
+    a, b = Launcher("a"), Launcher("b")
+    holds(a, 0, 1)
+    holds(b, 2, 3)
+    assert launched_from(job_of(a, b), failures=4) == [4, 4, 4, 4]
+
+
+def test_a_new_checkpoint_is_not_doubted_for_what_an_older_one_did():
+    a, b = Launcher("a"), Launcher("b")
+    job = job_of(a, b)
+    for node, ranks in ((a, (0, 1)), (b, (2, 3))):
+        holds(node, *ranks)
+    launched_from(job, failures=2)
+    for node, ranks in ((a, (0, 1)), (b, (2, 3))):
+        holds(node, *ranks, step=9)
+    assert launched_from(job, failures=1) == [9]
