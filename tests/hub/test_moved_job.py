@@ -20,9 +20,10 @@ import torch, torch.distributed as dist
 import pulsetrain
 
 dist.init_process_group("gloo")
-torch.manual_seed(dist.get_rank())
 pulse = pulsetrain.init()
+torch.manual_seed(0)
 model = torch.nn.Linear(64, 64)
+torch.manual_seed(1 + dist.get_rank())
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
 checkpointer = pulsetrain.Checkpointer({"model": model, "optimizer": optimizer}, every=50)
 done = checkpointer.restore()
@@ -36,6 +37,8 @@ for step in range(0 if done is None else done + 1, int(sys.argv[1])):
     optimizer.zero_grad()
     checkpointer.save(step)
     pulse.step()
+    if dist.get_rank() == 0 and step % 20 == 19:
+        print("at step", step, flush=True)
     time.sleep(0.02)
 weights = torch.cat([p.detach().flatten() for p in model.parameters()])
 digest = hashlib.sha256(weights.numpy().tobytes()).hexdigest()

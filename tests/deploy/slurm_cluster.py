@@ -1,0 +1,128 @@
+"""A real Slurm of four nodes on this machine: munged, slurmctld, and a slurmd for each node."""
+
+import os
+import socket
+import subprocess
+from pathlib import Path
+from shutil import which
+
+import pytest
+
+from tests.agent.real_processes import until
+from tests.kv.cluster import free_ports
+
+PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol")
+needs_slurm = pytest.mark.skipif(
+    os.geteuid() != 0 or any(which(program) is None for program in PROGRAMS),
+    reason="no Slurm here, or not root: run deploy/test-services",
+)
+NODES = 4
+
+CONF = """
+ClusterName=test
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={controller}
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge.socket
+CredType=cred/munge
+SlurmUser=root
+SlurmdUser=root
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool-%n
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd-%n.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdLogFile={folder}/slurmd-%n.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+JobAcctGatherType=jobacct_gather/none
+SelectType=select/cons_tres
+SchedulerType=sched/backfill
+SchedulerParameters=batch_sched_delay=1,sched_interval=2,bf_interval=2
+SlurmdParameters=config_overrides
+MpiDefault=none
+ReturnToService=2
+KillWait=30
+{nodes}
+PartitionName=all Nodes=ALL Default=YES State=UP
+"""
+
+
+class Slurm:
+    """The cluster. `run` runs one of Slurm's commands, `conf` is its configuration file."""
+
+    def __init__(self, folder: Path):
+        self.folder, self.conf = folder, folder / "slurm.conf"
+        self.processes = []
+        ports = free_ports(NODES + 1)
+        names = [f"n{i + 1}" for i in range(NODES)]
+        host = socket.gethostname().split(".")[0]
+        lines = "\n".join(
+            f"NodeName={name} NodeAddr=127.0.0.1 NodeHostname={host} Port={port} CPUs=2 State=UNKNOWN"
+            for name, port in zip(names, ports[1:], strict=True)
+        )
+        self.conf.write_text(CONF.format(folder=folder, host=host, controller=ports[0], nodes=lines))
+        (folder / "state").mkdir()
+        for name in names:
+            (folder / f"spool-{name}").mkdir()
+        self.env = os.environ | {"SLURM_CONF": str(self.conf)}
+        self._munge()
+        self._start("slurmctld", "-D", "-i", "-f", str(self.conf))
+        for name in names:
+            self._start("slurmd", "-D", "-N", name, "-f", str(self.conf))
+
+    def __enter__(self):
+        try:
+            assert until(lambda: self._idle() == NODES, 60), self._logs()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_):
+        for process in reversed(self.processes):
+            process.terminate()
+        for process in reversed(self.processes):
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+    def run(self, *words, **more):
+        """What the command prints."""
+        done = subprocess.run(words, env=self.env, capture_output=True, text=True, timeout=60, **more)
+        assert done.returncode == 0, (words, done.stderr, self._logs())
+        return done.stdout
+
+    def state(self, job):
+        """The job's state, as RUNNING. "" where it is forgotten."""
+        done = subprocess.run(
+            ["squeue", "-h", "-j", job, "-o", "%T", "-t", "all"],
+            env=self.env, capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+        return done.stdout.strip()
+
+    def _munge(self):
+        key = self.folder / "munge.key"
+        key.write_bytes(os.urandom(128))
+        key.chmod(0o600)
+        self._start(
+            *("munged", "--foreground", "--force", f"--key-file={key}"),
+            *(f"--socket={self.folder}/munge.socket", f"--pid-file={self.folder}/munge.pid"),
+            *(f"--log-file={self.folder}/munge.log", f"--seed-file={self.folder}/munge.seed"),
+        )
+        assert until(lambda: (self.folder / "munge.socket").exists(), 20)
+
+    def _start(self, *command):
+        with (self.folder / f"{command[0]}.out").open("ab") as out:
+            self.processes.append(subprocess.Popen(command, env=self.env, stdout=out, stderr=out))
+
+    def _idle(self):
+        done = subprocess.run(
+            ["sinfo", "-h", "-N", "-o", "%N %T"], env=self.env, capture_output=True, text=True, check=False
+        )
+        return sum(line.endswith(" idle") for line in done.stdout.splitlines())
+
+    def _logs(self):
+        return {p.name: p.read_text(errors="replace")[-1500:] for p in self.folder.glob("*.*o[gu][gt]")}
