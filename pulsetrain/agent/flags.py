@@ -167,13 +167,13 @@ def launch_options(
     from pulsetrain.agent.processes.ranks import Program
 
     flags, step = cast("LaunchFlags", given), step_of(environ)
-    nnodes = _nodes(flags["nnodes"] or str(step.nodes or 1))
+    nnodes, script = _nodes(flags["nnodes"] or str(step.nodes or 1)), Path(flags["script"]).stem
     _check_torchrun_flags(given, say, alone=nnodes == 1)
     return LaunchOptions(
         program=Program(argv=(flags["script"], *flags["args"]), mode=_mode(flags), role=flags["role"]),
         hub=_hub(flags, nnodes, needs_hub=needs_hub),
         node=NodeOptions(
-            job=flags["job"] or flags["rdzv_id"] or step.job,
+            job=flags["job"] or flags["rdzv_id"] or (f"{step.job}-{script}" if step.job else ""),
             node=flags["node"] or step.node,
             address=flags["address"] or flags["local_addr"] or "",
             nnodes=nnodes,

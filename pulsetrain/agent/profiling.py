@@ -27,6 +27,7 @@ class ProfiledRank(Protocol):
     def profile_prefix(self) -> str: ...
     def ask_for_profile(self, number: int, first_step: int, steps: int) -> None: ...
     def profiled(self) -> int: ...
+    def profile_number(self) -> int: ...
 
 
 def run(
@@ -41,17 +42,18 @@ def run(
     {"profiles": {rank: trace}, "failed": {rank: why}}. A trace is gzipped JSON in base64.
     """
     wanted = [rank for rank in ranks if not command.ranks or rank.rank in command.ranks]
+    number = 1 + max((rank.profile_number() for rank in wanted), default=0)
     for rank in wanted:
-        rank.ask_for_profile(command.number, command.first_step, command.steps)
+        rank.ask_for_profile(number, command.first_step, command.steps)
     deadline_s = monotonic() + command.timeout_s
-    while any(_waits(rank, command.number) for rank in wanted) and monotonic() < deadline_s:
+    while any(_waits(rank, number) for rank in wanted) and monotonic() < deadline_s:
         sleep(POLL_S)
     profiles: dict[str, str] = {}
     failed: dict[str, str] = {}
     left = MOST_BYTES
     for rank in wanted:
-        why_not = _why_not(rank, command)
-        path = trace_path(rank.profile_prefix, command.number)
+        why_not = _why_not(rank, number, command)
+        path = trace_path(rank.profile_prefix, number)
         data = b"" if why_not else _read(path)
         if why_not or not data:
             failed[str(rank.rank)] = why_not or f"its trace {path} cannot be read"
@@ -69,11 +71,11 @@ def _waits(rank: ProfiledRank, number: int) -> bool:
     return rank.code is None and abs(rank.profiled()) != number
 
 
-def _why_not(rank: ProfiledRank, command: Profile) -> str:
+def _why_not(rank: ProfiledRank, number: int, command: Profile) -> str:
     answered = rank.profiled()
-    if answered == command.number:
+    if answered == number:
         return ""
-    if answered == -command.number:
+    if answered == -number:
         return "torch's profiler failed there. Perhaps the script runs its own"
     if rank.code is not None:
         return "it has ended"

@@ -179,7 +179,7 @@ class CheckpointService:
             self._persister.attach(rank, arena)
 
     def save_from(self, step: int) -> None:
-        """Ask all ranks here to save every step from `step` on, until they start anew."""
+        """Ask all ranks here to save every step from `step` on. -1: as their script says again."""
         with self._lock:
             for arena in self._arenas.values():
                 arena.wanted_step = step

@@ -103,20 +103,22 @@ def sentence(answer: JsonObject) -> str:
 
     >>> cost = {"step": 120, "resume_step": 118, "lost_steps": 2, "standby": None, "node": "", "why_not": ""}
     >>> sentence({"job": "gpt", "what": "preempt", "dry_run": True, **cost})
-    'gpt: would be pre-empted. At once it would resume from step 118 and do 2 steps again.'
+    'gpt would be pre-empted. At once it would resume from step 118 and do 2 steps again.'
     """
     job, what = answer["job"], answer["what"]
     if answer["why_not"]:
         return f"{job}: cannot be done: {answer['why_not']}"
     if what == "resume":
         return f"{job}: {'would go on' if answer['dry_run'] else 'goes on'}."
-    off = f" off {answer['node']}, to {answer['standby']}" if answer["node"] else ""
+    off = f" off {answer['node']}" if answer["node"] else ""
+    after = f" {answer['standby']} takes over." if answer["node"] else ""
     done = f"{_DONE[what]}{off}"
     if not answer["dry_run"]:
-        return f"{job}: is {done} once a newer checkpoint is there. See it with: pulsetrain status {job}"
+        return f"{job} will be {done} once a newer checkpoint is there.{after}"
     resume_step = answer["resume_step"]
     start = f"resume from step {resume_step}" if resume_step >= 0 else "begin anew"
-    return f"{job}: would be {done}. At once it would {start} and do {answer['lost_steps']} steps again."
+    lost = answer["lost_steps"]
+    return f"{job} would be {done}.{after} At once it would {start} and do {lost} steps again."
 
 
 _DONE = {"preempt": "pre-empted", "migrate": "taken"}

@@ -40,6 +40,7 @@ class AuditLog:
             log.warning("audit_lost", path=str(self._path), records=len(events), error=str(error))
         else:
             self._head = head
+            log.info("audit_head", records=head.seq + 1, hash=head.hash)
 
 
 def read(path: Path) -> list[str]:

@@ -40,6 +40,7 @@ class Profiles:
 
     def __init__(self, jobs: Mapping[str, ProfileSource], times: StepTimes, journal: Journal) -> None:
         self._jobs, self._times, self._journal = jobs, times, journal
+        self._under_way: set[str] = set()
 
     async def take(self, job: str, *, ranks: Sequence[int], steps: int, actor: str) -> JsonObject:
         """Profile the same steps of some ranks, and wait until they are over.
@@ -51,10 +52,18 @@ class Profiles:
         if source is None:
             known = ", ".join(sorted(self._jobs)) or "none"
             raise UsageError(f"no job {job!r} runs here; jobs here: {known}")
+        if job in self._under_way:
+            raise UsageError(f"job {job!r} is being profiled; try again when that is over")
         snapshot = source.snapshot()
         _check(snapshot, ranks, steps)
         first_step, timeout_s = _plan(snapshot.last_step, steps, self._times.median_step_ns(job) / 1e9)
-        replies = await source.profile(first_step=first_step, steps=steps, ranks=ranks, timeout_s=timeout_s)
+        self._under_way.add(job)
+        try:
+            replies = await source.profile(
+                first_step=first_step, steps=steps, ranks=ranks, timeout_s=timeout_s
+            )
+        finally:
+            self._under_way.discard(job)
         answer: JsonObject = {
             "job": job,
             "attempt": snapshot.attempt,

@@ -332,9 +332,9 @@ class Stop:
 
 @dataclass(frozen=True, kw_only=True)
 class SaveFrom:
-    """Save every step from `step` on, also where the script saves fewer, until the ranks start anew.
+    """Save every step from `step` on, also where the script saves fewer. -1: as the script says again.
 
-    It holds for ranks that use a `Checkpointer`, at their next call of `save`.
+    It ends when the ranks start anew, and holds for ranks that use a `Checkpointer`.
     """
 
     id: int
@@ -386,12 +386,11 @@ class DumpStacks:
 class Profile:
     """Profile the same steps of some ranks with torch.profiler, all of the node's where `ranks` is empty.
 
-    `number` is above 0 and new for each profile of an attempt. `data` of the reply is {"profiles": {rank:
-    trace}, "failed": {rank: why}}, a trace being Chrome's JSON, gzipped, in base64.
+    `data` of the reply is {"profiles": {rank: trace}, "failed": {rank: why}}, a trace being Chrome's JSON,
+    gzipped, in base64.
     """
 
     id: int
-    number: int
     first_step: int
     steps: int
     timeout_s: float

@@ -22,6 +22,8 @@ USAGE_EXIT = 2
 _COUNTED = (Event.RANK_FAILED, Event.HANG, Event.START_FAILED)
 """Faults whose restarts count. Lost and evicted nodes do not, because the next attempt runs without them."""
 POLL_S = 0.02
+STOP_TRIES, STOP_AGAIN_S = 3, 1.0
+REMEMBERED_S = 86400.0  # a fault of a node
 STACKS_MARGIN_S = 1.0
 PROFILE_MARGIN_S = 30.0  # a large trace takes long to write and to send
 
@@ -38,11 +40,30 @@ async def suspend(job: JobState) -> Outcome:
     reason = job.recovery.fault.reason if job.recovery else "stopped"
     if job.phase is Phase.PREEMPTING:
         reason = moving.stopping(job)
-    nodes = job.members.active()
-    await asyncio.gather(*(job.ask(n, Stop(id=job.next_id(), reason=reason)) for n in nodes))
+    await _stop(job, job.members.active(), reason)
     while any(_unsettled(n) for n in job.members.world_nodes()):
         await asyncio.sleep(POLL_S)
+    if job.phase is Phase.PREEMPTING:
+        await _make_sure(job, reason)
     return Event.STOPPED
+
+
+async def _stop(job: JobState, nodes: Sequence[Node], reason: str) -> list[str]:
+    """End the ranks of these nodes. Returns the nodes that could not."""
+    replies = await asyncio.gather(*(job.ask(n, Stop(id=job.next_id(), reason=reason)) for n in nodes))
+    return [node.name for node, reply in zip(nodes, replies, strict=True) if reply.error]
+
+
+async def _make_sure(job: JobState, reason: str) -> None:
+    """No launch follows that would end what is left, so ask again, also nodes that were away."""
+    for attempt in range(STOP_TRIES):
+        left = await _stop(job, job.members.active(), reason)
+        if job.move is not None:
+            job.move.not_stopped = left
+        if not left:
+            return
+        if attempt + 1 < STOP_TRIES:
+            await asyncio.sleep(STOP_AGAIN_S)
 
 
 def _unsettled(node: Node) -> bool:
@@ -80,14 +101,18 @@ def _again_and_again(job: JobState) -> dict[str, str]:
     Without one the job would have to wait. The user's own exceptions are no fault of a node.
     """
     recovery, limit = job.recovery, job.services.policy.faults_of_a_node
-    if recovery is None or recovery.users_own or recovery.fault.event not in _COUNTED:
+    now_s = job.services.clock.monotonic_s()
+    if recovery is None or recovery.users_own or recovery.fault.event not in _COUNTED or not limit:
         return {}
     node, failed = recovery.fault.node, job.members.failed
-    times = job.restarts.by_node[node]
+    if not recovery.node_counted:
+        recovery.node_counted = True
+        job.restarts.by_node.setdefault(node, []).append(now_s)
+    times = sum(now_s - at_s < REMEMBERED_S for at_s in job.restarts.by_node[node])
     spare = [standby for standby in job.members.standbys() if standby.name not in failed]
-    if not node or not limit or times < limit or node in failed or not spare:
+    if not node or times < limit or node in failed or not spare:
         return {}
-    return {node: f"it has stopped the job {times} times: {recovery.fault.reason}"}
+    return {node: f"it has stopped the job {times} times in a day: {recovery.fault.reason}"}
 
 
 def _by_policy(fault: Fault) -> bool:
@@ -125,7 +150,6 @@ def _hopeless(job: JobState) -> str:
     if not recovery.restart_counted:
         recovery.restart_counted = True
         restarts.used += 1
-        restarts.by_node[recovery.fault.node] += 1
     fault, limit = recovery.fault, job.services.policy.no_progress_attempts
     if fault.exit_code == USAGE_EXIT:
         return fault.reason
@@ -242,12 +266,10 @@ async def profile(
     job: JobState, *, first_step: int, steps: int, ranks: Sequence[int], timeout_s: float
 ) -> list[Reply]:
     """Ask the nodes of these ranks, or of all, for a profile of the same steps. One reply for each node."""
-    job.attempt.profiles += 1
 
     def command() -> Profile:
         return Profile(
             id=job.next_id(),
-            number=job.attempt.profiles,
             first_step=first_step,
             steps=steps,
             timeout_s=timeout_s,

@@ -14,7 +14,7 @@ class Attempt:
 
     `launched`: every node has answered the launch. `first_step_done`: all ranks have done useful work.
     `first_steps` holds the report of each node by name, `exits` the ranks that ended by themselves.
-    `profiles` counts those that were asked for. `restore_step` is the step that it began from, -1 for none.
+    `restore_step` is the step that it began from, -1 for none.
     """
 
     number: int = -1
@@ -23,7 +23,6 @@ class Attempt:
     first_step_done: bool = False
     exits: list[RankExit] = field(default_factory=list)
     first_steps: dict[str, FirstStep] = field(default_factory=dict)
-    profiles: int = 0
     restore_step: int = -1
 
     def finished_ranks(self) -> set[int]:

@@ -44,6 +44,7 @@ class HardwareVerdicts:
     def __init__(self) -> None:
         self.open: dict[str, HardwareVerdict] = {}
         self.waiting: dict[str, CheckpointWait] = {}
+        self._wait_ended = False
         self._done: set[tuple[str, ...]] = set()
 
     def take(self, findings: Iterable[Observation]) -> None:
@@ -55,7 +56,20 @@ class HardwareVerdicts:
             if verdict and (before is None or verdict.response.rank > before.response.rank):
                 worst[verdict.node] = verdict
         self.open = worst
-        self.waiting = {node: wait for node, wait in self.waiting.items() if node in worst}
+        for node in set(self.waiting) - set(worst):
+            self.stop_waiting(node)
+
+    def stop_waiting(self, node: str) -> None:
+        """Nothing waits for a checkpoint on behalf of `node` any more."""
+        if self.waiting.pop(node, None) is not None:
+            self._wait_ended = True
+
+    def take_ended_wait(self) -> bool:
+        """Whether the last wait for a checkpoint has ended since the last call."""
+        if not self._wait_ended or self.waiting:
+            return False
+        self._wait_ended = False
+        return True
 
     def evicting(self) -> list[HardwareVerdict]:
         """Verdicts that take their node out of the job, the strictest first."""

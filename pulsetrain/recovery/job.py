@@ -152,6 +152,7 @@ class Job:
                 self._lose(node, reason)
         if state.works_without_steps():
             state.under_way()
+        state.rate.note(state.last_step, now_s)
         moving.look(state, self._loop)
         standbys = standby_care.take_due(state)
         if standbys:

@@ -64,6 +64,8 @@ class JobLoop:
         state = self._state
         if fault is not None and fault.attempt != state.attempt.number:
             return
+        if event is Event.PREEMPT and state.move is None:  # taken back before its turn came
+            return
         transition = step(state.phase, event)
         if transition is None:
             log.debug("event_ignored", job=state.name, phase=state.phase, job_event=event)

@@ -24,12 +24,16 @@ class NodeMemory:
 
 @dataclass(frozen=True, kw_only=True)
 class Preemption:
-    """Why a job does not run, who wanted it, and its newest step when it stopped (-1: none)."""
+    """Why a job is to stop, who wanted it, and its newest step (-1: none).
+
+    `stopped_ns` is 0 until it has stopped. `wait_s` is how long it may wait for a checkpoint before.
+    """
 
     reason: str
     actor: str
     step: int
     stopped_ns: int
+    wait_s: float = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from pulsetrain.core.errors import UsageError
@@ -45,6 +45,7 @@ class Move:
 
     It waits for a checkpoint of step `newer_than` or later. `asked_in` is the attempt whose ranks were asked
     to save, `acted_in` the one that was stopped, None for none yet. `from_step` is the newest step then.
+    `not_stopped` are nodes whose ranks would not end.
     """
 
     request: MoveRequest
@@ -55,6 +56,7 @@ class Move:
     acted_in: int | None = None
     saved_ns: int = 0
     from_step: int = -1
+    not_stopped: list[str] = field(default_factory=list)
 
     def row(self) -> dict[str, object]:
         """The move as the API shows it."""

@@ -14,7 +14,7 @@ from pulsetrain.recovery.memory import Preemption
 from pulsetrain.recovery.move_request import Move, MoveRequest
 from pulsetrain.recovery.nodes import NodeState
 from pulsetrain.recovery.record import Fault, Recovery
-from pulsetrain.recovery.saves import ask_for_saves, restorable_without
+from pulsetrain.recovery.saves import ask_for_saves, end_saves, restorable_without
 from pulsetrain.recovery.state import JobState
 from pulsetrain.recovery.transitions import Event, Phase
 
@@ -32,7 +32,8 @@ def refusal(job: JobState, request: MoveRequest) -> str:
     """Why the job cannot be moved like that now, "" where it can."""
     if request.what == "resume":
         waits = job.move is not None and job.phase is not Phase.PREEMPTING
-        return "" if waits else f"job {job.name!r} is {job.phase}, not pre-empted"
+        can = waits or job.phase is Phase.PREEMPTED
+        return "" if can else f"job {job.name!r} is {job.phase}, not pre-empted"
     if job.phase in PREEMPTED:
         return f"job {job.name!r} is {job.phase} already"
     if job.move is not None:
@@ -67,6 +68,8 @@ def begin(job: JobState, request: MoveRequest, loop: Loop) -> None:
     job.move = Move(request=request, asked_ns=job.now_ns(), asked_s=now_s, newer_than=job.last_step)
     detail = {"reason": request.reason, "step": job.last_step, "wait_s": request.wait_s}
     job.write(request.what, detail, node=request.node, actor=request.actor)
+    if request.what == "preempt":
+        _keep(job, job.move, stopped_ns=0)
     look(job, loop)
 
 
@@ -78,19 +81,30 @@ def look(job: JobState, loop: Loop) -> None:
     node = job.members.nodes.get(move.request.node)
     if move.request.node and (node is None or node.state is not NodeState.ACTIVE):
         job.move = None
-    elif not move.request.node and job.phase in (Phase.FORMING, Phase.WAITING):
+    elif not move.request.node and _stands(job):
         loop.post(Event.PREEMPT)
     elif job.phase is Phase.RUNNING and move.acted_in != job.attempt.number:
         _look_at_running(job, move, loop)
 
 
+def _stands(job: JobState) -> bool:
+    """Whether no rank runs. A job whose nodes report to a new hub is taken over first."""
+    running = any(n.usable and n.hello.attempt >= 0 for n in job.members.nodes.values())
+    return job.phase is Phase.WAITING or (job.phase is Phase.FORMING and not running)
+
+
 def _look_at_running(job: JobState, move: Move, loop: Loop) -> None:
-    if _may_act(job, move):
+    why_not = _why_it_stays(job, move.request.node) if move.request.node else ""
+    if why_not:
+        job.write("migrate_dropped", {"why_not": why_not}, node=move.request.node, actor=move.request.actor)
+        job.move = None
+        end_saves(job)
+    elif _may_act(job, move):
         move.acted_in, move.saved_ns = job.attempt.number, job.now_ns()
         _act(job, move.request, loop)
     elif move.asked_in != job.attempt.number:
         move.asked_in = job.attempt.number
-        job.services.background.once("ask for saves", ask_for_saves(job, move.newer_than))
+        ask_for_saves(job)
 
 
 def _may_act(job: JobState, move: Move) -> bool:
@@ -119,6 +133,8 @@ def stopping(job: JobState) -> str:
 async def rest(job: JobState) -> None:
     """The job has stopped. It stays so, also if the hub is started anew."""
     move, now_ns, step = job.move, job.now_ns(), restorable_without(job, "")
+    if job.recovery is not None and move is not None:
+        move.from_step = max(move.from_step, job.recovery.from_step)
     job.recovery = None
     if move is None:
         return
@@ -130,36 +146,51 @@ async def rest(job: JobState) -> None:
         "lost_steps": max(move.from_step - step, 0),
         "stages_ns": {"save": saved_ns - move.asked_ns, "stop": now_ns - saved_ns},
         "total_ns": now_ns - move.asked_ns,
+        "not_stopped": move.not_stopped,
     }
     job.write("preempted", detail, actor=request.actor)
-    kept = Preemption(reason=request.reason, actor=request.actor, step=move.from_step, stopped_ns=now_ns)
-    job.services.memory.preemption(job.name, kept)
+    _keep(job, move, stopped_ns=now_ns)
     await job.services.memory.stored()
 
 
+def _keep(job: JobState, move: Move, *, stopped_ns: int) -> None:
+    """A new hub must know of it."""
+    request = move.request
+    kept = Preemption(
+        reason=request.reason,
+        actor=request.actor,
+        step=max(move.from_step, move.newer_than),
+        stopped_ns=stopped_ns,
+        wait_s=request.wait_s,
+    )
+    job.services.memory.preemption(job.name, kept)
+
+
 def recall(job: JobState) -> None:
-    """Go on resting where an earlier hub has pre-empted the job."""
+    """Go on where an earlier hub has pre-empted the job, or was asked to."""
     kept = job.services.memory.recall(job.name).preemption
     if kept is None:
         return
-    request = MoveRequest(what="preempt", reason=kept.reason, actor=kept.actor)
+    request = MoveRequest(what="preempt", reason=kept.reason, actor=kept.actor, wait_s=kept.wait_s)
     job.move = Move(
         request=request,
-        asked_ns=kept.stopped_ns,
+        asked_ns=kept.stopped_ns or job.now_ns(),
         asked_s=job.services.clock.monotonic_s(),
         newer_than=kept.step,
         from_step=kept.step,
     )
-    job.enter(Phase.PREEMPTED)
+    if kept.stopped_ns:
+        job.enter(Phase.PREEMPTED)
 
 
 def _resume(job: JobState, request: MoveRequest, loop: Loop) -> None:
     """Let a pre-empted job go on, or take back what was not carried out yet."""
     move, job.move = job.move, None
     job.write("resume", {"reason": request.reason, "state": str(job.phase)}, actor=request.actor)
-    if move is None or job.phase is not Phase.PREEMPTED:
-        return
     job.services.memory.preemption(job.name, None)
+    if job.phase is not Phase.PREEMPTED:
+        end_saves(job)
+        return
     fault = faults.resumed(request.reason, request.actor, job.attempt.number, job.now_ns())
-    job.recovery = Recovery(fault=fault, from_step=move.from_step)
+    job.recovery = Recovery(fault=fault, from_step=move.from_step if move else -1)
     loop.post(Event.RESUME)

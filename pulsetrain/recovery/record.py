@@ -69,7 +69,8 @@ class Recovery:
     """Collects the moments of one recovery, all in UTC nanoseconds.
 
     `from_step` is the newest step before the fault. `restart_counted`: it was counted as one of the restarts
-    that the job may use. `users_own`: an exception of the user's own code ended the first rank.
+    that the job may use, `node_counted` as a fault of its node. `users_own`: an exception of the user's own
+    code ended the first rank.
     """
 
     fault: Fault
@@ -80,6 +81,7 @@ class Recovery:
     fetch_ns: int = 0
     resumed_step: int = -1
     restart_counted: bool = False
+    node_counted: bool = False
     users_own: bool = False
 
     def blame(self, fault: Fault) -> None:

@@ -13,7 +13,7 @@ from pulsetrain.recovery.hardware_verdicts import CheckpointWait, HardwareVerdic
 from pulsetrain.recovery.nodes import GONE, Node, NodeState
 from pulsetrain.recovery.record import Fault
 from pulsetrain.recovery.response import Response
-from pulsetrain.recovery.saves import ask_for_saves, restorable_without
+from pulsetrain.recovery.saves import ask_for_saves, end_saves, restorable_without
 from pulsetrain.recovery.state import JobState
 from pulsetrain.recovery.transitions import Phase
 
@@ -23,6 +23,8 @@ Report = Callable[[Fault], None]
 
 def respond(job: JobState, report: Report) -> None:
     """Do what the open verdicts ask for."""
+    if job.hardware.take_ended_wait() and job.move is None:
+        end_saves(job)
     for verdict in job.hardware.open.values():
         node = job.members.nodes.get(verdict.node)
         if node is None or node.state in GONE or verdict.response is Response.INFORM:
@@ -71,6 +73,8 @@ def _evict(job: JobState, verdict: HardwareVerdict, report: Report) -> None:
     now_s = job.services.clock.monotonic_s()
     refusal = job.budget.refusal(now_s=now_s, known=known, healthy=known - len(job.hardware.evicting()))
     if refusal:
+        if verdict.node in job.hardware.waiting and job.hardware.first("end saves", verdict.node):
+            end_saves(job)
         _tell(job, "eviction_refused", verdict, why_not=refusal)
         return
     number, now_ns = job.attempt.number, job.now_ns()
@@ -89,7 +93,7 @@ def _held_back(job: JobState, verdict: HardwareVerdict) -> str:
     wait = job.hardware.waiting.get(verdict.node)
     if wait is None:
         wait = job.hardware.waiting[verdict.node] = CheckpointWait(since_s=now_s, newer_than=job.last_step)
-        job.services.background.once("ask for saves", ask_for_saves(job, job.last_step))
+        ask_for_saves(job)
     late = now_s - wait.since_s >= job.services.policy.checkpoint_patience_s
     if late or restorable_without(job, verdict.node) >= wait.newer_than:
         return ""

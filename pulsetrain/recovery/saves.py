@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import math
 
 from pulsetrain.protocol.messages import SaveFrom
 from pulsetrain.recovery import world
 from pulsetrain.recovery.state import JobState
+
+LEAD_S = 3.0  # a heartbeat is up to a second old, and the request takes its way to every rank
 
 
 def restorable_without(job: JobState, node: str) -> int:
@@ -23,8 +26,20 @@ def restorable_without(job: JobState, node: str) -> int:
     return max(plan.step, own.step if own is not None and own.complete else -1)
 
 
-async def ask_for_saves(job: JobState, step: int) -> None:
-    """Ask all ranks to save every step from `step` on. An agent that cannot says so, and that is all."""
-    await asyncio.gather(
-        *(job.ask(n, SaveFrom(id=job.next_id(), step=max(step, 0))) for n in job.members.active())
-    )
+def ask_for_saves(job: JobState) -> None:
+    """Ask all ranks to save every step from one on that none of them has reached yet.
+
+    So all save the same steps, also where saving is an operation of all ranks together. Nobody waits for the
+    answers: an agent that cannot says so, and that is all.
+    """
+    lead = math.ceil(LEAD_S * job.rate.per_s)
+    job.services.background.once("ask for saves", _tell(job, job.last_step + 1 + lead))
+
+
+def end_saves(job: JobState) -> None:
+    """Let the ranks save as their script says again."""
+    job.services.background.once("end saves", _tell(job, -1))
+
+
+async def _tell(job: JobState, step: int) -> None:
+    await asyncio.gather(*(job.ask(n, SaveFrom(id=job.next_id(), step=step)) for n in job.members.active()))

@@ -45,8 +45,9 @@ def welcome(job: JobState, node: Node, past: NodeMemory | None) -> None:
         job.forget(node.name)
 
 
-_AWAKE = (Phase.FORMING, Phase.STARTING, Phase.RUNNING, Phase.WAITING, Phase.PREEMPTED)
-"""Phases in which a check of standbys disturbs no check of the whole job."""
+_AWAKE = (Phase.FORMING, Phase.STARTING, Phase.RUNNING, Phase.WAITING)
+"""Phases in which a check of standbys disturbs no check of the whole job. The devices of a pre-empted job are
+somebody else's."""
 
 
 def take_due(job: JobState) -> list[Node]:

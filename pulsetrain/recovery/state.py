@@ -22,8 +22,10 @@ from pulsetrain.recovery.nodes import Node, NodeState
 from pulsetrain.recovery.own_checkpoints import OwnCheckpoints
 from pulsetrain.recovery.policy import EvictionBudget, Policy
 from pulsetrain.recovery.record import Fault, Recovery, RecoveryDetail
+from pulsetrain.recovery.step_rate import StepRate
 from pulsetrain.recovery.transitions import Event, Phase
 
+SOON_STEPS = 5  # after the step that was restored. A failure so soon may be the checkpoint's own.
 BUSY_NS = 10_000_000_000  # a rank whose last sign of work is younger than that works
 
 
@@ -50,13 +52,13 @@ class Services:
 class Restarts:
     """What counts towards giving up. `idle` attempts in a row completed no step. `unrestorable` holds (rank,
     step) of checkpoints that turned out to be whole nowhere, until an attempt trains again. `unexplained`
-    counts faults in a row that name nobody and whose checks found nobody. `by_node` counts how often a fault
-    of a node has stopped the job, `failed_from` how often an attempt from a step has failed by itself."""
+    counts faults in a row that name nobody and whose checks found nobody. `by_node` has the times at which
+    a fault of a node has stopped the job, `failed_from` how often an attempt failed soon after that step."""
 
     used: int = 0
     idle: int = 0
     unexplained: int = 0
-    by_node: Counter[str] = field(default_factory=Counter)
+    by_node: dict[str, list[float]] = field(default_factory=dict)
     failed_from: Counter[int] = field(default_factory=Counter)
     unrestorable: set[tuple[int, int]] = field(default_factory=set)
 
@@ -85,6 +87,7 @@ class JobState:
         self.hardware = HardwareVerdicts()
         self.own_checkpoints = OwnCheckpoints()
         self.instrumentation = Instrumentation()
+        self.rate = StepRate()
         self._ids = itertools.count(1)
         self._recall()
 
@@ -135,10 +138,19 @@ class JobState:
         """The job stops because of `fault`."""
         self.recovery = Recovery(fault=fault, from_step=self.last_step)
         self.hangs.forget()
-        if fault.event in (Event.RANK_FAILED, Event.HANG) and self.attempt.restore_step >= 0:
-            self.restarts.failed_from[self.attempt.restore_step] += 1
+        self._doubt(fault)
         if not self.attempt.first_step_done:
             self.restarts.idle += 1
+
+    def _doubt(self, fault: Fault) -> None:
+        """Note whether the attempt failed by itself soon after its start from a checkpoint."""
+        restored = self.attempt.restore_step
+        if restored < 0 or fault.event not in (Event.RANK_FAILED, Event.HANG):
+            return
+        if self.last_step - restored > SOON_STEPS:
+            self.restarts.failed_from.clear()
+        else:
+            self.restarts.failed_from[restored] += 1
 
     def under_way(self) -> None:
         """The attempt does useful work: the recovery that led to it is complete."""

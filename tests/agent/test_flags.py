@@ -47,7 +47,7 @@ SLURM = {
 
 def test_in_a_slurm_step_job_node_and_number_of_nodes_are_the_steps(parse):
     options, _ = parse("--hub", "http://h:1", "train.py", environ=SLURM)
-    assert (options.job_name, options.node_name, options.node.nnodes) == ("gpt-77", "n2", 4)
+    assert (options.job_name, options.node_name, options.node.nnodes) == ("gpt-77-train", "n2", 4)
 
 
 def test_flags_win_over_slurm(parse):

@@ -16,7 +16,10 @@ class Rank:
         self.rank, self.code = rank, code
         self.profile_prefix = str(folder / f"rank_{rank}.profile")
         self.after, self.size, self.fails = after, size, fails
-        self.asked = None
+        self.asked, self.before = None, 1
+
+    def profile_number(self):
+        return self.before
 
     def ask_for_profile(self, number, first_step, steps):
         self.asked = (number, first_step, steps)
@@ -32,7 +35,7 @@ class Rank:
 
 def run(*ranks, chosen=()):
     time = iter(range(1000))
-    command = Profile(id=1, number=2, first_step=9, steps=3, timeout_s=20.0, ranks=chosen)
+    command = Profile(id=1, first_step=9, steps=3, timeout_s=20.0, ranks=chosen)
     return profiling.run(command, ranks, monotonic=lambda: float(next(time)), sleep=lambda seconds: None)
 
 

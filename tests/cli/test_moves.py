@@ -17,9 +17,12 @@ ANSWER = {
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({}, "is pre-empted once a newer checkpoint is there"),
+        ({}, "will be pre-empted once a newer checkpoint is there"),
         ({"dry_run": True, "resume_step": -1, "lost_steps": 13}, "begin anew and do 13 steps again"),
-        ({"what": "migrate", "node": "b", "standby": "z"}, "is taken off b, to z once"),
+        (
+            {"what": "migrate", "node": "b", "standby": "z"},
+            "will be taken off b once a newer checkpoint is there. z takes over.",
+        ),
         ({"what": "resume"}, "goes on."),
         ({"what": "resume", "dry_run": True}, "would go on."),
         ({"dry_run": True, "why_not": "no standby"}, "cannot be done: no standby"),

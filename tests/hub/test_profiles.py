@@ -78,3 +78,21 @@ def test_the_nodes_answers_are_one_and_who_did_not_answer_is_named():
 def test_what_cannot_be_profiled_is_refused_in_one_line(arguments, changes, words):
     with pytest.raises(UsageError, match=words):
         take(Job(**changes), **arguments)
+
+
+def test_a_job_is_profiled_once_at_a_time():
+    async def scenario():
+        profiles = Profiles({"j": Slow()}, Times(0.5), KeptJournal())
+        first = asyncio.create_task(profiles.take("j", ranks=[0], steps=1, actor="ann"))
+        await asyncio.sleep(0)
+        with pytest.raises(UsageError, match="is being profiled"):
+            await profiles.take("j", ranks=[0], steps=1, actor="bob")
+        await first
+        await profiles.take("j", ranks=[0], steps=1, actor="bob")
+
+    class Slow(Job):
+        async def profile(self, **asked):
+            await asyncio.sleep(0)
+            return []
+
+    asyncio.run(scenario())

@@ -1,5 +1,7 @@
 """Pre-empting, resuming and migrating a job, against fake agents."""
 
+import asyncio
+
 import pytest
 
 from pulsetrain.core.errors import UsageError
@@ -79,7 +81,8 @@ def test_ranks_are_asked_to_save_and_the_job_trains_until_they_have():
         await job.train(9, saved=0)
         await job.ask(seconds=5)
         assert job.phase is Phase.RUNNING
-        assert [c.step for c in job.fleet.of("a", SaveFrom)] == [9]
+        [asked] = job.fleet.of("a", SaveFrom)
+        assert asked.step > 10  # no rank has reached it, so all save the same steps
         assert job.fleet.job.move.row()["newer_than"] == 9
         await job.train(12, saved=11)
         assert job.phase is Phase.PREEMPTED
@@ -130,6 +133,7 @@ def test_a_job_without_its_nodes_is_pre_empted_before_it_began():
         await job.wait(60)
         assert job.phase is Phase.PREEMPTED
         await job.ask("resume")
+        await job.wait(30)  # what joined meanwhile is checked first
         assert job.phase is Phase.RUNNING
 
     run(scenario)
@@ -146,6 +150,7 @@ def test_a_new_hub_leaves_a_pre_empted_job_alone_until_it_is_resumed():
         assert again.phase is Phase.PREEMPTED
         assert again.fleet.job.move.from_step == 9
         await again.ask("resume")
+        await again.wait(30)
         assert again.phase is Phase.RUNNING
         third = Job(memory=memory)
         await third.fleet.form()
@@ -175,9 +180,79 @@ def test_a_move_that_still_waits_can_be_taken_back():
         await job.ask()
         await job.ask("resume")
         assert job.fleet.job.move is None
+        assert [c.step for c in job.fleet.of("a", SaveFrom)][1:] == [-1]
+        assert job.fleet.memory.preemptions == {"j": None}
         await job.train(20)
         await job.wait(120)
         assert job.phase is Phase.RUNNING
+
+    run(scenario)
+
+
+def test_a_new_hub_goes_on_to_wait_for_the_checkpoint_that_an_earlier_one_waited_for():
+    async def scenario():
+        memory = FakeMemory()
+        job = Job("ab", memory=memory)
+        await job.train(9, saved=0)
+        await job.ask(wait_s=3600.0)
+        again = Fleet((), memory=memory)
+        for rank, name in enumerate("ab"):
+            agent = again.agents[name] = again.join(name, attempt=0, node_rank=rank)
+            agent.attempt, agent.steps = 0, dict.fromkeys((2 * rank, 2 * rank + 1), 9)
+            agent.send_heartbeat()
+            await again.settle()
+            assert again.job.phase is (Phase.FORMING if rank == 0 else Phase.RUNNING)
+        for agent in again.agents.values():
+            agent.complete(12, peer_of=(0, 1, 2, 3))
+        await again.settle()
+        assert again.job.phase is Phase.PREEMPTED
+
+    run(scenario)
+
+
+def test_a_request_that_is_taken_back_before_its_turn_stops_nothing():
+    async def scenario():
+        job = Job("a")
+        await job.fleet.settle()
+        job.fleet.controller.move("j", request())
+        job.fleet.controller.move("j", request("resume"))
+        await job.fleet.settle()
+        assert job.phase is Phase.FORMING
+
+    run(scenario)
+
+
+def test_a_node_that_was_away_while_the_others_stopped_is_stopped_too():
+    async def scenario():
+        job = Job("ab")
+        await job.train(9)
+        b = job.fleet.agents["b"]
+        b.drop()
+        job.fleet.controller.move("j", request(wait_s=0.0))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert not job.fleet.of("b", Stop)
+        b.reconnect(attempt=0, node_rank=1)
+        await asyncio.sleep(0.1)
+        await job.fleet.settle()
+        assert job.phase is Phase.PREEMPTED
+        assert job.fleet.of("b", Stop)
+        assert job.last("preempted")["not_stopped"] == []
+
+    run(scenario)
+
+
+def test_a_standby_that_went_away_meanwhile_leaves_the_job_where_it_is():
+    async def scenario():
+        job = Job()
+        await job.train(9, saved=5)
+        await job.ask("migrate", node="b")
+        job.fleet.agents["z"].drop()
+        await job.wait(4)
+        assert "no standby" in job.last("migrate_dropped")["why_not"]
+        await job.train(12)
+        assert [m.node for m in job.fleet.job.world] == ["a", "b"]
+        assert job.fleet.of("a", SaveFrom)[-1].step == -1
 
     run(scenario)
 

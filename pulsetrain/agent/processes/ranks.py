@@ -126,6 +126,11 @@ class Rank:
         with self.lock:
             self.drain.ask_for_profile(number, first_step, steps)
 
+    def profile_number(self) -> int:
+        """Number of the profile that it was asked for last, 0 for none."""
+        with self.lock:
+            return self.drain.profile_number
+
     def profiled(self) -> int:
         """Number of its last profile, negative where it failed."""
         with self.lock:

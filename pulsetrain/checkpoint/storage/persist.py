@@ -99,7 +99,7 @@ class Persister:
 
         Call it when no rank trains any more. It returns once the step is committed, or after `timeout_s`.
         """
-        deadline_s = time.monotonic() + timeout_s
+        began_s, deadline_s = time.monotonic(), time.monotonic() + timeout_s
         self._committer.wait_less(timeout_s * TABLES_SHARE)
         with self._lock:
             self._all, self._gather_s = True, min(self._gather_s, timeout_s * TABLES_SHARE)
@@ -109,8 +109,15 @@ class Persister:
             step = self._persisted()
             if step is not None:
                 return step
+            if self._waits_for_rank_0() and time.monotonic() - began_s > 2 * TABLES_SHARE * timeout_s:
+                return -1
             self._stop.wait(self._config.poll_s)
         return -1
+
+    def _waits_for_rank_0(self) -> bool:
+        """Whether nothing begins here because the agent of rank 0, which chooses, persists nothing."""
+        with self._lock:
+            return 0 not in self._arenas and not self._uncommitted
 
     def _persisted(self) -> int | None:
         """The newest step in all arenas here, once it is committed. None while something is under way."""

@@ -77,7 +77,7 @@ class Handle:
         self._numbers: dict[str, Number] = {}
         self._pending: deque[PendingStep] = deque()
         self._timer: DeviceTimer | None = None
-        self._profiler = StepProfiler()
+        self.profiler = StepProfiler()
         self._started = perf_counter_ns()
         self._clock_runs = False
         self._coordinates_given = False
@@ -211,8 +211,8 @@ class Handle:
         else:
             self._look_for_device(state)
         self._flush(state)
-        if words[W_PROFILE] != self._profiler.answered:
-            self._profiler.at_step(state)
+        if words[W_PROFILE] != self.profiler.answered:
+            self.profiler.at_step(state)
 
     def _look_for_device(self, state: RankState) -> None:
         """Once the process uses a CUDA device, time phases there. The cached ones are made anew."""

@@ -33,6 +33,7 @@ def install(handle: Handle) -> None:
     tracker = Tracker(handle.state)
     _hook_groups(tracker)
     _hook_waits(tracker)
+    handle.profiler.watch()
 
 
 def _hook_groups(tracker: Tracker) -> None:

@@ -5,8 +5,10 @@ The script needs no change. While nobody asks, a step costs one look at one word
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from pulsetrain.collectors.layout import W_PROFILE, W_PROFILE_FROM, W_PROFILE_STEPS, W_PROFILED
@@ -34,8 +36,8 @@ def trace_path(prefix: str, number: int) -> str:
 class StepProfiler:
     """The profile that is asked for or runs. `answered` is the number of the last one that is over.
 
-    torch runs one profiler at a time, and a second one would end the first. So ours never begins while the
-    script's own runs, and gives way where the script begins one.
+    torch runs one profiler at a time, and a second one would end the first or raise. So ours never begins
+    while the script has prepared or started its own, and gives way where the script begins one.
     """
 
     def __init__(self, prefix: str | None = None) -> None:
@@ -43,7 +45,17 @@ class StepProfiler:
         self._prefix = prefix
         self._running: profile | None = None
         self._until = 0
-        self._give_back: Callable[[], None] | None = None
+        self._give_up: Callable[[], None] | None = None
+        self._watches = self._own = self._scripts = False
+
+    def watch(self) -> None:
+        """Notice from now on when the script uses torch's profiler. Without this call nothing is profiled."""
+        from torch.autograd import profiler as module
+
+        module._prepare_profiler = self._noticed(module._prepare_profiler, begins=True)
+        module._enable_profiler = self._noticed(module._enable_profiler, begins=True)
+        module._disable_profiler = self._noticed(module._disable_profiler, begins=False)
+        self._watches = True
 
     def at_step(self, state: RankState) -> None:
         """A step has ended and `state.step` begins: start the profile, or end it. Never raises."""
@@ -62,62 +74,62 @@ class StepProfiler:
         import torch
         from torch.profiler import ProfilerActivity, profile
 
-        if torch.autograd._profiler_enabled():
+        if not self._watches or self._scripts or torch.autograd._profiler_enabled():
             self._fail(state, number)
             return
         activities = [ProfilerActivity.CPU]
         if torch.cuda.is_initialized():
             activities.append(ProfilerActivity.CUDA)
         profiler = profile(activities=activities)
-        profiler.start()
-        self._running, self._until = profiler, state.step + max(1, state.words[W_PROFILE_STEPS])
-        self._watch_for_another(state, number)
-
-    def _watch_for_another(self, state: RankState, number: int) -> None:
-        """Until ours has ended, end it before another profiler begins."""
-        from torch.autograd import profiler as module
-
-        prepare = module._prepare_profiler
-
-        def give_back() -> None:
-            module._prepare_profiler = prepare
-
-        module._prepare_profiler = self._after_ours(prepare, state, number)
-        self._give_back = give_back
-
-    def _after_ours(self, prepare: Callable[P, T], state: RankState, number: int) -> Callable[P, T]:
-        def wrapped(*args: P.args, **kwargs: P.kwargs) -> T:
-            self._give_way(state, number)
-            return prepare(*args, **kwargs)
-
-        return wrapped
-
-    def _give_way(self, state: RankState, number: int) -> None:
-        try:
-            profiler = self._take()
-            if profiler is not None:
-                profiler.stop()
-        except Exception:  # noqa: BLE001 - the script's own profiler must begin
-            state.fault()
-        self._fail(state, number)
+        self._until = state.step + max(1, state.words[W_PROFILE_STEPS])
+        self._give_up = lambda: self._fail(state, number)
+        self._running = profiler
+        with self._ours():
+            profiler.start()
 
     def _finish(self, state: RankState, number: int) -> None:
-        profiler = self._take()
+        profiler = self._stop()
         if profiler is None:
             return
-        profiler.stop()
         prefix = self._prefix or os.environ[VARIABLE]
-        profiler.export_chrome_trace(trace_path(prefix, number))
+        with self._ours():
+            profiler.export_chrome_trace(trace_path(prefix, number))
         self.answered = state.words[W_PROFILED] = number
 
-    def _take(self) -> profile | None:
-        """The running profile, which is about to end."""
-        if self._give_back is not None:
-            self._give_back()
-        profiler, self._running, self._give_back = self._running, None, None
+    def _stop(self) -> profile | None:
+        """Stop the profile that runs, and return it."""
+        profiler, self._running, self._give_up = self._running, None, None
+        if profiler is not None:
+            with self._ours():
+                profiler.stop()
         return profiler
 
     def _fail(self, state: RankState, number: int) -> None:
-        self._take()
         self.answered = number
         state.words[W_PROFILED] = -number
+        try:
+            self._stop()
+        except Exception:  # noqa: BLE001 - it had not begun, or ends twice
+            state.fault()
+
+    @contextlib.contextmanager
+    def _ours(self) -> Iterator[None]:
+        """Calls of torch's profiler in this block are ours."""
+        self._own = True
+        try:
+            yield
+        finally:
+            self._own = False
+
+    def _noticed(self, original: Callable[P, T], *, begins: bool) -> Callable[P, T]:
+        """The same function. Called by the script it ends our profile first."""
+
+        @functools.wraps(original)
+        def wrapped(*args: P.args, **kwargs: P.kwargs) -> T:
+            if not self._own:
+                if begins and self._give_up is not None:
+                    self._give_up()
+                self._scripts = begins
+            return original(*args, **kwargs)
+
+        return wrapped

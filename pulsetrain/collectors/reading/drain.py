@@ -80,6 +80,11 @@ class Drain:
         self._reader.ask_for_profile(number, first_step, steps)
 
     @property
+    def profile_number(self) -> int:
+        """See `RingReader.profile_number`."""
+        return self._reader.profile_number
+
+    @property
     def profiled(self) -> int:
         """See `RingReader.profiled`."""
         return self._reader.profiled

@@ -130,6 +130,11 @@ class RingReader:
         self._writable[W_PROFILE] = number
 
     @property
+    def profile_number(self) -> int:
+        """Number of the profile that was asked for last, 0 for none."""
+        return int(self._words[W_PROFILE])
+
+    @property
     def profiled(self) -> int:
         """Number of the last profile that is written, negative where it failed."""
         return int(self._words[W_PROFILED])

@@ -35,5 +35,5 @@ def routes(controller: Controller, token: str) -> list[BaseRoute]:
 def _seconds(body: JsonObject) -> float:
     try:
         return float(body.get("wait_s", WAIT_S))
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise UsageError(f"wait_s = {body['wait_s']!r}: not a number") from None

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from pulsetrain.checkpoint.memory.header_page import (
     SLOT_WORDS,
+    VERSION,
     HeaderPage,
     pack_slot,
     unpack_slot,
@@ -116,7 +117,7 @@ def test_a_long_reason_is_cut(fd):
 
 def test_another_version_is_refused(fd):
     HeaderPage(fd).version = 99
-    with pytest.raises(CorruptData, match="not an arena of version 3"):
+    with pytest.raises(CorruptData, match=f"not an arena of version {VERSION}"):
         HeaderPage(fd)
 
 

@@ -1,6 +1,7 @@
 """Agents write checkpoints to storage beside training, whatever storage does."""
 
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -78,6 +79,14 @@ def test_at_the_end_the_newest_step_that_all_ranks_have_is_persisted(cluster, tm
     assert save(c.fds[0], 0, 8, world=2)  # the other rank was ended before it had saved it
     assert persist_newest(c, 6.0)[1] == 7
     assert Checkpoints(open_storage(str(tmp_path)), "j").manifest(7) is not None
+
+
+def test_at_the_end_an_agent_that_is_alone_does_not_wait_for_long(cluster, tmp_path):
+    c = cluster(2, storage=str(tmp_path), persist_every=0)
+    c.save(7)
+    began = time.monotonic()
+    assert c.services["n1"].persist_newest(10.0) == -1
+    assert time.monotonic() - began < 5
 
 
 def test_at_the_end_nothing_waits_where_nothing_was_saved_or_all_is_stored(cluster, tmp_path):

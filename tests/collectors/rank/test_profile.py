@@ -10,7 +10,12 @@ from pulsetrain.collectors.rank.profile import VARIABLE, trace_path
 
 
 @pytest.fixture
-def prefix(tmp_path, monkeypatch):
+def prefix(tmp_path, monkeypatch, watched):
+    from torch.autograd import profiler as module
+
+    for name in ("_prepare_profiler", "_enable_profiler", "_disable_profiler"):
+        monkeypatch.setattr(module, name, getattr(module, name))  # put back at the end
+    watched.handle.profiler.watch()
     monkeypatch.setenv(VARIABLE, str(tmp_path / "rank_0.profile"))
     return str(tmp_path / "rank_0.profile")
 
@@ -77,6 +82,35 @@ def test_a_script_that_begins_to_profile_itself_meanwhile_keeps_its_profile_too(
         train(watched, 20)
     assert own_products(again) == 20
     assert watched.reader.status().errors == 0
+
+
+@pytest.mark.parametrize("asked_at", range(8))
+def test_a_script_that_profiles_by_a_schedule_keeps_its_profile(watched, prefix, asked_at):
+    schedule = torch.profiler.schedule(wait=2, warmup=2, active=3, repeat=1)
+    own = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], schedule=schedule)
+    with own:
+        for step in range(12):
+            if step == asked_at:
+                watched.reader.ask_for_profile(1, 0, 2)
+            train(watched, 1)
+            own.step()
+    assert own_products(own) == 3
+    assert abs(watched.reader.profiled) == 1
+
+
+def test_a_script_that_marks_ranges_for_another_tool_trains_on(watched, prefix):
+    watched.reader.ask_for_profile(1, 0, 10)
+    train(watched, 2)
+    with torch.autograd.profiler.emit_itt(enabled=True):
+        train(watched, 3)
+    assert watched.reader.profiled == -1
+
+
+def test_a_process_whose_profilers_are_not_watched_is_left_alone(watched, tmp_path, monkeypatch):
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "rank_0.profile"))
+    watched.reader.ask_for_profile(1, 0, 1)
+    train(watched, 3)
+    assert watched.reader.profiled == -1
 
 
 def test_a_trace_that_cannot_be_written_is_told_and_training_goes_on(watched, monkeypatch):

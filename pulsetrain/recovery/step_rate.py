@@ -1,0 +1,35 @@
+"""How many steps a job completes in a second, from what its heartbeats tell."""
+
+from __future__ import annotations
+
+from collections import deque
+
+SPAN_S = 10.0
+
+
+class StepRate:
+    """The rate over the last ten seconds. It starts anew where the steps go back."""
+
+    def __init__(self) -> None:
+        self._seen: deque[tuple[float, int]] = deque()
+
+    def note(self, step: int, now_s: float) -> None:
+        """The newest step is `step`."""
+        if self._seen and step < self._seen[-1][1]:
+            self._seen.clear()
+        self._seen.append((now_s, step))
+        while now_s - self._seen[0][0] > SPAN_S:
+            self._seen.popleft()
+
+    @property
+    def per_s(self) -> float:
+        """Steps a second, 0 while unknown.
+
+        >>> rate = StepRate()
+        >>> rate.note(10, 0.0), rate.note(30, 4.0), rate.per_s
+        (None, None, 5.0)
+        """
+        if not self._seen:
+            return 0.0
+        (began_s, first), (ended_s, last) = self._seen[0], self._seen[-1]
+        return (last - first) / (ended_s - began_s) if ended_s > began_s else 0.0
