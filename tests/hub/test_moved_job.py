@@ -13,7 +13,7 @@ from tests.hub.test_real_job import Site
 
 pytestmark = [pytest.mark.alone, pytest.mark.integration, pytest.mark.timeout(600)]
 
-STEPS, MOVES = 150, 4
+STEPS, MOVES = 600, 3
 SCRIPT = """
 import hashlib, os, sys, time
 import torch, torch.distributed as dist
@@ -119,7 +119,7 @@ def site(tmp_path):
 
 def test_a_job_that_is_pre_empted_again_and_again_ends_with_the_same_parameters(site, undisturbed):
     site.start("a", "b")
-    steps = sorted(random.Random(7).sample(range(5, STEPS - 20), MOVES))
+    steps = sorted(random.Random(7).sample(range(5, STEPS - 250), MOVES))
     for step in steps:
         site.reach(step)
         site.move("preempt", "j")
@@ -141,7 +141,7 @@ def test_a_job_that_is_taken_off_a_node_ends_with_the_same_parameters(site, undi
     assert until(lambda: bool(site.recoveries()), 90)
     [recovery] = site.recoveries()
     assert (recovery["cause"], recovery["node"]) == ("migration", "b")
-    assert recovery["lost_steps"] <= 2
+    assert recovery["lost_steps"] <= 20  # steps take 25 ms, and a copy reaches another node a little later
     assert site.weights(("a", "z")) == undisturbed
 
 
