@@ -165,6 +165,7 @@ def test_a_competitor_makes_work_take_so_much_longer_and_leaves_nothing_behind()
     assert left == {busy.pid}
 
 
+@pytest.mark.alone
 @pytest.mark.integration
 @pytest.mark.skipif(not slowing.quota_allowed(), reason="control groups cannot be made here")
 @pytest.mark.parametrize("count", [1, 3])

@@ -10,6 +10,7 @@ import re
 import httpx
 import psutil
 import pytest
+from playwright.sync_api import TimeoutError as NotInTime
 from playwright.sync_api import expect
 
 from tests.dashboard.hub_process import dashboard, fake_hub
@@ -236,6 +237,16 @@ def test_a_hub_that_freezes_is_said_on_an_open_and_on_a_fresh_page(page, tmp_pat
         expect(page.locator("#away")).to_have_count(0, timeout=30_000)
 
 
+def follow_any(page, walk):
+    """Click a link of the page. One that is drawn anew at that moment is left for another."""
+    for _ in range(10):
+        links = page.locator('[data-testid="stTopNavLink"], .t a, #links a').all()
+        with contextlib.suppress(NotInTime):
+            walk.choice([link for link in links if link.is_visible()]).click(timeout=5_000)
+            return
+    raise AssertionError(f"no link of {page.url} can be followed")
+
+
 def test_a_random_walk_meets_no_white_page_and_keeps_the_style(page, site):
     errors = []
     page.on("pageerror", lambda error: errors.append(str(error)))
@@ -243,8 +254,7 @@ def test_a_random_walk_meets_no_white_page_and_keeps_the_style(page, site):
     page.locator("#verdict").wait_for()
     walk = random.Random(7)
     for _ in range(25):
-        links = page.locator('[data-testid="stTopNavLink"], .t a, #links a').all()
-        walk.choice(links).click()
+        follow_any(page, walk)
         expect(page.locator("#verdict, .strip").first).to_be_visible()
         expect(page.locator('[data-testid="stException"]')).to_have_count(0)
         expect(page.locator(".stApp")).to_have_css("font-variant-numeric", "tabular-nums")

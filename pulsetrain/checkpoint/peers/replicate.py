@@ -83,6 +83,8 @@ class Replicator:
         with self._lock:
             self._retired += self._peers
             self._peers = [PeerSender(name, ranks, self._sending) for name, ranks in peers.items()]
+        self._pace.begun(time.monotonic())
+        self._thread.wake()
 
     def close(self) -> None:
         """End the thread and its connections."""

@@ -36,11 +36,19 @@ class SavePace:
                 self._gaps.append(now_s - self._round_s)
             self._round_s = now_s
 
+    def begun(self, now_s: float) -> None:
+        """Ranks start, so a save may be near. Nothing is known of when it comes."""
+        self._saved_s = now_s
+        self._gaps.clear()
+        self._round_s = -math.inf
+        self._saved.clear()
+
     def wait_s(self, now_s: float) -> float:
         """Return how long to wait for the next look."""
         if now_s - self._saved_s > QUIET_S:
             return max(self._poll_s, QUIET_POLL_S)
-        if self._eager or self._saved or len(self._gaps) < LEAST_GAPS:
+        gaps = tuple(self._gaps)  # another thread may clear them
+        if self._eager or self._saved or len(gaps) < LEAST_GAPS:
             return self._poll_s
-        left_s = self._round_s + EARLY * min(self._gaps) - now_s
+        left_s = self._round_s + EARLY * min(gaps) - now_s
         return max(self._poll_s, min(left_s, QUIET_POLL_S))

@@ -20,6 +20,14 @@ def test_without_a_save_the_arenas_are_looked_at_seldom():
     assert after_rounds(1.0).wait_s(1.1 + QUIET_S) == QUIET_POLL_S
 
 
+def test_when_ranks_start_the_arenas_are_looked_at_often_whatever_was_known_of_earlier_ones():
+    pace = after_rounds(0.0, 1.0, 2.0, 3.0, 4.0)
+    assert pace.wait_s(4.0) == QUIET_POLL_S
+    pace.begun(4.1)
+    assert pace.wait_s(4.1) == POLL_S
+    assert pace.wait_s(4.2 + QUIET_S) == QUIET_POLL_S
+
+
 def test_before_the_time_between_saves_is_known_they_are_looked_at_often():
     assert after_rounds(0.0, 1.0, 2.0).wait_s(2.1) == POLL_S
 
