@@ -30,18 +30,18 @@ demo: $(STAMP)
 UNIT := not integration and not browser and not kafka and not slow and not gpu
 NONE_IS_FINE := [ $$? -eq 5 ] # ARGS may leave a part without a test
 OPTIONS := -q --durations=15 -p no:logging # no test reads the records of logging
-PYTEST := $(BIN)/python -m pytest -p no:cacheprovider $(OPTIONS)
+# Tests that fail, at most five, must pass when they run once more by themselves.
+ONCE_MORE := $(BIN)/python tests/once_more.py
 
 unit: $(STAMP)
-	$(PYTEST) -n 2 -m "$(UNIT)" $(ARGS) || $(NONE_IS_FINE)
+	$(ONCE_MORE) -n 2 -- $(OPTIONS) -m "$(UNIT)" $(ARGS) || $(NONE_IS_FINE)
 
-# Tests with real processes share the cores, but for those that measure how soon something happens. Those that
-# fail beside others, at most five, must pass alone.
+# Tests with real processes share the cores, but for those that measure how soon something happens.
 test: unit
 	deploy/test-services
-	$(BIN)/python tests/once_more.py -n 3 --dist loadfile --no-loadscope-reorder -- \
+	$(ONCE_MORE) -n 3 --dist loadfile --no-loadscope-reorder -- \
 		$(OPTIONS) -m "not ($(UNIT)) and not alone and not gpu" $(ARGS) || $(NONE_IS_FINE)
-	$(PYTEST) -m "alone and not gpu" $(ARGS) || $(NONE_IS_FINE)
+	$(ONCE_MORE) -- $(OPTIONS) -m "alone and not gpu" $(ARGS) || $(NONE_IS_FINE)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
