@@ -1,8 +1,8 @@
 """Run tests beside each other. Those that failed, at most five, run once more: alone, one after another.
 
 A test of real processes can be disturbed by its neighbours on a busy machine, and one that measures how soon
-something happens by other work there. The second time it must pass. An error in collection, an interruption, or
-more failures end the run at once.
+something happens by other work there. The second time it must pass. An error in collection, an interruption,
+or more failures end the run at once.
 
 Example: python tests/once_more.py -n 3 --dist loadfile -- -m integration
 """

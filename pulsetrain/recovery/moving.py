@@ -14,7 +14,7 @@ from pulsetrain.recovery.memory import Preemption
 from pulsetrain.recovery.move_request import Move, MoveRequest
 from pulsetrain.recovery.nodes import NodeState
 from pulsetrain.recovery.record import Fault, Recovery
-from pulsetrain.recovery.saves import ask_for_saves, end_saves, restorable_without
+from pulsetrain.recovery.saves import ask_for_saves, end_saves, restorable_without, saves_every_step
 from pulsetrain.recovery.state import JobState
 from pulsetrain.recovery.transitions import Event, Phase
 
@@ -104,12 +104,17 @@ def _look_at_running(job: JobState, move: Move, loop: Loop) -> None:
         _act(job, move.request, loop)
     elif move.asked_in != job.attempt.number:
         move.asked_in = job.attempt.number
-        ask_for_saves(job)
+        step = ask_for_saves(job)
+        if any(job.members.held().values()):  # else the script saves by itself, and nobody can ask it
+            move.newer_than = step
 
 
 def _may_act(job: JobState, move: Move) -> bool:
-    late = job.services.clock.monotonic_s() - move.asked_s >= move.request.wait_s
-    return late or restorable_without(job, move.request.node) >= move.newer_than
+    if job.services.clock.monotonic_s() - move.asked_s >= move.request.wait_s:
+        return True
+    asked = move.asked_in == job.attempt.number or not any(job.members.held().values())
+    saved = restorable_without(job, move.request.node) >= move.newer_than
+    return saved and (asked or saves_every_step(job))
 
 
 def _act(job: JobState, request: MoveRequest, loop: Loop) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections import defaultdict
 
 from pulsetrain.protocol.messages import SaveFrom
 from pulsetrain.recovery import world
@@ -26,14 +27,26 @@ def restorable_without(job: JobState, node: str) -> int:
     return max(plan.step, own.step if own is not None and own.complete else -1)
 
 
-def ask_for_saves(job: JobState) -> None:
-    """Ask all ranks to save every step from one on that none of them has reached yet.
+def saves_every_step(job: JobState) -> bool:
+    """Whether every rank has its two newest steps in memory, so that hardly a step would be lost."""
+    steps: dict[int, list[int]] = defaultdict(list)
+    for holdings in job.members.held().values():
+        for held in holdings:
+            if held.tier == "memory":
+                steps[held.rank].append(held.step)
+    newest = [sorted(of_rank)[-2:] for of_rank in steps.values()]
+    return bool(newest) and all(len(two) == 2 and two[1] - two[0] == 1 for two in newest)
+
+
+def ask_for_saves(job: JobState) -> int:
+    """Ask all ranks to save every step from one on that none of them has reached yet. Returns that step.
 
     So all save the same steps, also where saving is an operation of all ranks together. Nobody waits for the
     answers: an agent that cannot says so, and that is all.
     """
-    lead = math.ceil(LEAD_S * job.rate.per_s)
-    job.services.background.once("ask for saves", _tell(job, job.last_step + 1 + lead))
+    step = job.last_step + 1 + math.ceil(LEAD_S * job.rate.per_s)
+    job.services.background.once("ask for saves", _tell(job, step))
+    return step
 
 
 def end_saves(job: JobState) -> None:

@@ -141,7 +141,7 @@ def test_a_job_that_is_taken_off_a_node_ends_with_the_same_parameters(site, undi
     assert until(lambda: bool(site.recoveries()), 90)
     [recovery] = site.recoveries()
     assert (recovery["cause"], recovery["node"]) == ("migration", "b")
-    assert recovery["lost_steps"] <= 20  # steps take 25 ms, and a copy reaches another node a little later
+    assert recovery["lost_steps"] <= 80  # two seconds: a copy reaches another node a little later
     assert site.weights(("a", "z")) == undisturbed
 
 

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from pulsetrain.core.errors import UsageError
-from pulsetrain.protocol.messages import Leave, SaveFrom, Start, Stop
+from pulsetrain.protocol.messages import Held, Leave, SaveFrom, Start, Stop
 from pulsetrain.recovery.move_request import MoveRequest
 from pulsetrain.recovery.nodes import NodeState
 from pulsetrain.recovery.transitions import Phase
@@ -23,12 +23,14 @@ class Job:
         self.fleet = Fleet(nodes, **more)
 
     async def train(self, step=9, saved=None):
-        """All ranks complete `step`. They have saved it, or `saved`."""
+        """All ranks complete `step`. They save each step, or have saved `saved` alone."""
         if self.fleet.job.phase is Phase.FORMING:
             await self.fleet.form()
         for name in ("a", "b"):
             agent = self.fleet.agents[name]
             agent.complete(step if saved is None else saved, peer_of=(0, 1, 2, 3))
+            if saved is None:
+                agent.held += tuple(Held(rank=r, step=step - 1, tier="memory") for r in agent.steps)
             agent.steps = dict.fromkeys(agent.steps, step)
             agent.send_heartbeat()
         await self.fleet.settle()
@@ -45,6 +47,11 @@ class Job:
                 if agent.node.connected:
                     agent.send_heartbeat()
             await self.fleet.settle(2)
+
+    @property
+    def wanted(self):
+        """The step from which ranks were asked to save last."""
+        return self.fleet.of("a", SaveFrom)[-1].step
 
     def last(self, kind):
         return self.fleet.journal.last(kind)["detail"]
@@ -81,10 +88,11 @@ def test_ranks_are_asked_to_save_and_the_job_trains_until_they_have():
         await job.train(9, saved=0)
         await job.ask(seconds=5)
         assert job.phase is Phase.RUNNING
-        [asked] = job.fleet.of("a", SaveFrom)
-        assert asked.step > 10  # no rank has reached it, so all save the same steps
-        assert job.fleet.job.move.row()["newer_than"] == 9
-        await job.train(12, saved=11)
+        assert job.wanted > 10  # no rank has reached it, so all save the same steps
+        assert job.fleet.job.move.row()["newer_than"] == job.wanted
+        await job.train(12, saved=11)  # by the script's own interval: steps after it would be lost
+        assert job.phase is Phase.RUNNING
+        await job.train(job.wanted + 3, saved=job.wanted + 2)
         assert job.phase is Phase.PREEMPTED
         assert job.last("preempted")["lost_steps"] == 1
 
@@ -202,8 +210,10 @@ def test_a_new_hub_goes_on_to_wait_for_the_checkpoint_that_an_earlier_one_waited
             agent.send_heartbeat()
             await again.settle()
             assert again.job.phase is (Phase.FORMING if rank == 0 else Phase.RUNNING)
+        await again.settle()
+        [asked] = again.of("a", SaveFrom)
         for agent in again.agents.values():
-            agent.complete(12, peer_of=(0, 1, 2, 3))
+            agent.complete(asked.step, peer_of=(0, 1, 2, 3))
         await again.settle()
         assert again.job.phase is Phase.PREEMPTED
 
@@ -282,7 +292,7 @@ def test_a_job_is_taken_off_a_node_at_a_saved_step():
         assert (answer["standby"], answer["lost_steps"]) == ("z", 4)
         assert job.phase is Phase.RUNNING
         assert job.fleet.node("b").state is NodeState.ACTIVE
-        await job.train(11)
+        await job.train(job.wanted)
         assert [m.node for m in job.fleet.job.world] == ["a", "z"]
         recovery = job.last("recovery")
         assert (recovery["cause"], recovery["node"], recovery["lost_steps"]) == ("migration", "b", 0)
