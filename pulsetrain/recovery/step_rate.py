@@ -14,9 +14,11 @@ class StepRate:
         self._seen: deque[tuple[float, int]] = deque()
 
     def note(self, step: int, now_s: float) -> None:
-        """The newest step is `step`."""
-        if self._seen and step < self._seen[-1][1]:
+        """The newest step is `step`, -1 for none: the next one may be far ahead and says nothing."""
+        if step < 0 or (self._seen and step < self._seen[-1][1]):
             self._seen.clear()
+        if step < 0:
+            return
         self._seen.append((now_s, step))
         while now_s - self._seen[0][0] > SPAN_S:
             self._seen.popleft()

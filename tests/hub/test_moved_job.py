@@ -13,7 +13,7 @@ from tests.hub.test_real_job import Site
 
 pytestmark = [pytest.mark.alone, pytest.mark.integration, pytest.mark.timeout(600)]
 
-STEPS, MOVES = 600, 3
+STEPS, MOVES = 1000, 3
 SCRIPT = """
 import hashlib, os, sys, time
 import torch, torch.distributed as dist
@@ -119,7 +119,7 @@ def site(tmp_path):
 
 def test_a_job_that_is_pre_empted_again_and_again_ends_with_the_same_parameters(site, undisturbed):
     site.start("a", "b")
-    steps = sorted(random.Random(7).sample(range(5, STEPS - 250), MOVES))
+    steps = sorted(random.Random(7).sample(range(5, STEPS - 650), MOVES))
     for step in steps:
         site.reach(step)
         site.move("preempt", "j")
@@ -154,6 +154,7 @@ def test_a_job_that_is_ended_at_its_time_limit_goes_on_there_when_it_is_started_
     ended_after = site.ask()["step"]
     site.start("a", "b", more=storage)
     assert until(lambda: site.state() == "running", 90)
-    restored = site.events("attempt_started")[-1]["restore_step"]
+    assert until(lambda: len(site.events("attempt_started")) == 2)
+    restored = max(event["restore_step"] for event in site.events("attempt_started"))
     assert restored >= max(50, ended_after - 50)
     assert site.weights() == undisturbed

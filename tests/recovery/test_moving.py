@@ -85,6 +85,8 @@ def test_a_job_whose_newest_step_is_saved_stops_at_once_and_goes_on_there():
 def test_ranks_are_asked_to_save_and_the_job_trains_until_they_have():
     async def scenario():
         job = Job()
+        await job.train(1, saved=0)
+        await job.wait(2)
         await job.train(9, saved=0)
         await job.ask(seconds=5)
         assert job.phase is Phase.RUNNING
