@@ -12,7 +12,6 @@ from pulsetrain.core.errors import PulsetrainError, UsageError
 from pulsetrain.core.progress import progress
 from pulsetrain.protocol.client import HubClient
 
-MOST_RANKS = 64
 PATIENCE_S = 660.0
 
 
@@ -40,6 +39,7 @@ def profile(job: str, steps: int, ranks: str, output: Path, hub: HubOptions, as_
     """
     from pulsetrain.analytics import profile_merge
     from pulsetrain.analytics.selection import parse_ranks
+    from pulsetrain.hub.profiles import MOST_RANKS
 
     wanted = parse_ranks(ranks, limit=MOST_RANKS)
     if not wanted:

@@ -257,9 +257,7 @@ async def read_stacks(
         return DumpStacks(id=job.next_id(), timeout_s=timeout_s, first_only=first_only, ranks=tuple(ranks))
 
     patience_s = timeout_s + STACKS_MARGIN_S
-    wanted = {m.node for m in job.members.world if not ranks or set(ranks).intersection(m.ranks)}
-    nodes = [n for n in job.members.active() if n.name in wanted]
-    return await asyncio.gather(*(job.ask(n, command(), patience_s) for n in nodes))
+    return await asyncio.gather(*(job.ask(n, command(), patience_s) for n in _nodes_of(job, ranks)))
 
 
 async def profile(
@@ -276,9 +274,14 @@ async def profile(
             ranks=tuple(ranks),
         )
 
+    patience_s = timeout_s + PROFILE_MARGIN_S
+    return await asyncio.gather(*(job.ask(n, command(), patience_s) for n in _nodes_of(job, ranks)))
+
+
+def _nodes_of(job: JobState, ranks: Sequence[int]) -> list[Node]:
+    """Nodes of the world that can be asked and run one of these ranks, or any where `ranks` is empty."""
     wanted = {m.node for m in job.members.world if not ranks or set(ranks).intersection(m.ranks)}
-    nodes = [n for n in job.members.active() if n.name in wanted]
-    return await asyncio.gather(*(job.ask(n, command(), timeout_s + PROFILE_MARGIN_S) for n in nodes))
+    return [n for n in job.members.active() if n.name in wanted]
 
 
 _ACTIONS: Mapping[Action, Callable[[JobState], Awaitable[Outcome]]] = {

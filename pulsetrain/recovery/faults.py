@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Protocol
 
 from pulsetrain.protocol.messages import RankExit
@@ -105,16 +106,8 @@ def evicted(node: str, reason: str, actor: str, attempt: int, now_ns: int) -> Fa
 
 def migrated(node: str, reason: str, actor: str, attempt: int, now_ns: int) -> Fault:
     """A person takes the job off a node."""
-    return Fault(
-        event=Event.EVICT,
-        attempt=attempt,
-        cause="migration",
-        reason=f"taken off node {node} by {actor}: {reason}",
-        node=node,
-        actor=actor,
-        onset_ns=now_ns,
-        detected_ns=now_ns,
-    )
+    fault = evicted(node, reason, actor, attempt, now_ns)
+    return replace(fault, cause="migration", reason=f"taken off node {node} by {actor}: {reason}")
 
 
 def resumed(reason: str, actor: str, attempt: int, now_ns: int) -> Fault:

@@ -31,12 +31,9 @@ class MovePreview(TypedDict):
 def preview(job: JobSnapshot, request: MoveRequest, why_not: str, *, dry_run: bool) -> MovePreview:
     """What happens to `job`."""
     without = request.node
-    standbys = [n.hello for n in job.standbys()]
-    healthy = [n.name for n in job.active() if n.name != without]
-    after = world.replace_nodes(job.world, healthy, standbys) if without else job.world
     own = job.own_checkpoint
     own_step = own.step if own is not None and own.complete else -1
-    resume_step = max(world.plan_restore(after, job.held(without=without)).step, own_step)
+    resume_step = max(world.plan_restore(job.world, job.held(without=without)).step, own_step)
     return {
         "job": job.job,
         "what": request.what,
@@ -45,7 +42,7 @@ def preview(job: JobSnapshot, request: MoveRequest, why_not: str, *, dry_run: bo
         "step": job.last_step,
         "resume_step": resume_step,
         "lost_steps": max(job.last_step - resume_step, 0),
-        "standby": min((hello.node for hello in standbys), default=None) if without else None,
+        "standby": min((n.name for n in job.standbys()), default=None) if without else None,
         "dry_run": dry_run,
         "can_do": not why_not,
         "why_not": why_not,

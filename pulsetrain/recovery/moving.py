@@ -1,7 +1,7 @@
 """Moves a job on request: stops it at a saved step, lets it go on, or takes it off a node.
 
 Singularity (arXiv 2202.07848) dumps whole processes. Here a job goes on from a checkpoint. Its ranks are
-asked to save every step from the request on, so that little is done again.
+asked to save every step from one on that none has reached yet, so that little is done again.
 """
 
 from __future__ import annotations
@@ -14,7 +14,13 @@ from pulsetrain.recovery.memory import Preemption
 from pulsetrain.recovery.move_request import Move, MoveRequest
 from pulsetrain.recovery.nodes import NodeState
 from pulsetrain.recovery.record import Fault, Recovery
-from pulsetrain.recovery.saves import ask_for_saves, end_saves, restorable_without, saves_every_step
+from pulsetrain.recovery.saves import (
+    ask_for_saves,
+    end_saves,
+    has_checkpointer,
+    restorable_without,
+    saves_every_step,
+)
 from pulsetrain.recovery.state import JobState
 from pulsetrain.recovery.transitions import Event, Phase
 
@@ -105,14 +111,14 @@ def _look_at_running(job: JobState, move: Move, loop: Loop) -> None:
     elif move.asked_in != job.attempt.number:
         move.asked_in = job.attempt.number
         step = ask_for_saves(job)
-        if any(job.members.held().values()):  # else the script saves by itself, and nobody can ask it
+        if has_checkpointer(job):
             move.newer_than = step
 
 
 def _may_act(job: JobState, move: Move) -> bool:
     if job.services.clock.monotonic_s() - move.asked_s >= move.request.wait_s:
         return True
-    asked = move.asked_in == job.attempt.number or not any(job.members.held().values())
+    asked = move.asked_in == job.attempt.number or not has_checkpointer(job)
     saved = restorable_without(job, move.request.node) >= move.newer_than
     return saved and (asked or saves_every_step(job))
 

@@ -66,7 +66,7 @@ class Policy:
     no_progress_attempts: int = 3
     """Attempts in a row that end without one completed step, after which restarting is given up."""
     faults_of_a_node: int = 3
-    """How often a node may be at fault, after which it is evicted, if there is a standby. 0: any number."""
+    """At which fault in a day a node is evicted, if there is a standby. 0: never for that."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.min_healthy_ratio <= 1:

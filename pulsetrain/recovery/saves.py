@@ -16,15 +16,18 @@ LEAD_S = 3.0  # a heartbeat is up to a second old, and the request takes its way
 def restorable_without(job: JobState, node: str) -> int:
     """The newest step that the job could go on from if `node` were replaced now, -1 for none.
 
-    With "" for `node`, the newest step that it could go on from as it is.
+    With "" for `node`, the newest step that it could go on from as it is. Who takes over the ranks changes
+    where they restore from, not the step.
     """
-    members = job.members
-    healthy = [n.name for n in members.active() if n.name != node]
-    held = {name: held for name, held in members.held().items() if name != node}
-    after = world.replace_nodes(members.world, healthy, [n.hello for n in members.standbys()])
-    plan = world.plan_restore(after, held, job.restarts.unrestorable)
+    held = {name: held for name, held in job.members.held().items() if name != node}
+    plan = world.plan_restore(job.members.world, held, job.restarts.unrestorable)
     own = job.own_checkpoints.newest()
     return max(plan.step, own.step if own is not None and own.complete else -1)
+
+
+def has_checkpointer(job: JobState) -> bool:
+    """Whether ranks save through a `Checkpointer`, which can be asked. Other scripts save by themselves."""
+    return any(job.members.held().values())
 
 
 def saves_every_step(job: JobState) -> bool:

@@ -40,9 +40,8 @@ class StepProfiler:
     while the script has prepared or started its own, and gives way where the script begins one.
     """
 
-    def __init__(self, prefix: str | None = None) -> None:
+    def __init__(self) -> None:
         self.answered = 0
-        self._prefix = prefix
         self._running: profile | None = None
         self._until = 0
         self._give_up: Callable[[], None] | None = None
@@ -91,9 +90,8 @@ class StepProfiler:
         profiler = self._stop()
         if profiler is None:
             return
-        prefix = self._prefix or os.environ[VARIABLE]
         with self._ours():
-            profiler.export_chrome_trace(trace_path(prefix, number))
+            profiler.export_chrome_trace(trace_path(os.environ[VARIABLE], number))
         self.answered = state.words[W_PROFILED] = number
 
     def _stop(self) -> profile | None:

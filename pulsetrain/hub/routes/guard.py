@@ -40,3 +40,14 @@ async def json_body(request: Request, *required: str) -> JsonObject:
         if not body.get(key):
             raise UsageError(f"{key!r} is missing or empty")
     return body
+
+
+def number(body: JsonObject, name: str, default: float) -> float:
+    """A number of a request's body, `default` where it is missing or empty. Raises `UsageError`."""
+    value = body.get(name)
+    if value in (None, ""):
+        return default
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError):
+        raise UsageError(f"{name} = {str(value)[:80]!r}: not a number") from None

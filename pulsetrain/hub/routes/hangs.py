@@ -6,9 +6,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from pulsetrain.core.errors import UsageError
-from pulsetrain.core.json import JsonObject
-from pulsetrain.hub.routes.guard import guarded, json_body
+from pulsetrain.hub.routes.guard import guarded, json_body, number
 from pulsetrain.recovery.controller import Controller
 from pulsetrain.recovery.hang_decision import HangDecision
 
@@ -25,7 +23,7 @@ def routes(controller: Controller, token: str) -> list[BaseRoute]:
             what=str(body["decision"]),
             reason=str(body["reason"]),
             actor=str(body["actor"]),
-            seconds=_seconds(body),
+            seconds=number(body, "seconds", 0.0),
         )
         job, dry_run = request.path_params["job"], bool(body.get("dry_run"))
         return JSONResponse(controller.decide_hang(job, decision, dry_run=dry_run))
@@ -35,10 +33,3 @@ def routes(controller: Controller, token: str) -> list[BaseRoute]:
         Route(path, guarded(show, token), methods=["GET"]),
         Route(path, guarded(decide, token), methods=["POST"]),
     ]
-
-
-def _seconds(body: JsonObject) -> float:
-    try:
-        return float(body.get("seconds") or 0.0)
-    except (TypeError, ValueError):
-        raise UsageError(f"seconds = {body['seconds']!r}: not a number") from None

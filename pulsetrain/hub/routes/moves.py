@@ -6,9 +6,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from pulsetrain.core.errors import UsageError
-from pulsetrain.core.json import JsonObject
-from pulsetrain.hub.routes.guard import guarded, json_body
+from pulsetrain.hub.routes.guard import guarded, json_body, number
 from pulsetrain.recovery.controller import Controller
 from pulsetrain.recovery.move_request import WAIT_S, MoveRequest
 
@@ -23,17 +21,10 @@ def routes(controller: Controller, token: str) -> list[BaseRoute]:
             reason=str(body["reason"]),
             actor=str(body["actor"]),
             node=str(body.get("node") or ""),
-            wait_s=_seconds(body),
+            wait_s=number(body, "wait_s", WAIT_S),
             lose_progress=bool(body.get("lose_progress")),
         )
         job, dry_run = request.path_params["job"], bool(body.get("dry_run"))
         return JSONResponse(controller.move(job, wanted, dry_run=dry_run))
 
     return [Route("/v1/jobs/{job}/moves", guarded(move, token), methods=["POST"])]
-
-
-def _seconds(body: JsonObject) -> float:
-    try:
-        return float(body.get("wait_s", WAIT_S))
-    except (TypeError, ValueError, OverflowError):
-        raise UsageError(f"wait_s = {body['wait_s']!r}: not a number") from None
