@@ -13,8 +13,8 @@ from __future__ import annotations
 from threading import get_ident
 from time import perf_counter_ns
 
-from pulsetrain.collectors.layout import PACK_OPEN, STACK_END, WAITING, span_head
-from pulsetrain.collectors.rank.operations import COMMUNICATION, Operation
+from pulsetrain.collectors.layout import PACK_OPEN, STACK_END
+from pulsetrain.collectors.rank.operations import Operation
 from pulsetrain.collectors.rank.phases import RankState
 
 
@@ -30,6 +30,10 @@ class Blocking:
         self._operation: Operation | None = None
         self._shown = -1
 
+    def nests(self) -> bool:
+        """Return whether the calling thread is inside a wait that has begun."""
+        return self._began != 0 and get_ident() == self._main
+
     def begin(self, operation: Operation) -> bool:
         """Begin a wait for `operation` and show it on the status page.
 
@@ -42,10 +46,10 @@ class Blocking:
         self._began = began = perf_counter_ns()
         at = state.top
         if at < STACK_END:
-            PACK_OPEN(state.ring.memory, at, span_head(operation.name, COMMUNICATION) | WAITING, began)
+            PACK_OPEN(state.ring.memory, at, operation.heads[1], began)
             self._shown = at >> 3
         if operation.group.host_only and state.processor is not None:
-            state.processor.enter_wait()
+            state.processor.enter_wait(began)
         return True
 
     def end(self, *, counts: bool = True) -> int:
@@ -61,7 +65,7 @@ class Blocking:
             self._shown = -1
         if operation is not None and operation.group.host_only:
             if state.processor is not None:
-                state.processor.leave_wait()
+                state.processor.leave_wait(now)
             if counts:
                 state.blocked += now - began
                 operation.blocked += now - began

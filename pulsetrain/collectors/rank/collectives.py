@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from threading import get_ident
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, TypeVar
@@ -83,9 +83,15 @@ class Tracker:
 
     def poll(self) -> None:
         """Finish what has completed. Asks each pending work once."""
+        self._poll(())
+
+    def _poll(self, outputs: Collection[int]) -> None:
+        """Finish what has completed, and the silent operations that have one of these outputs."""
         try:
             for key, (operation, number) in list(self.pending.items()):
-                if operation.work is not None and operation.work.is_completed():
+                if operation.work is None:
+                    continue
+                if operation.work.is_completed() or operation.output in outputs:
                     self._finish(key, perf_counter_ns())
                 elif (
                     operation.peer >= 0 and operation.group.host_only and sys.getrefcount(operation.work) <= 2
@@ -187,28 +193,33 @@ class Tracker:
         entry = next(reversed(self.pending.values()), None) if self.pending else None
         if entry is None or torch.compiler.is_compiling():
             return original(*args, **kwargs)
+        if self._blocking.nests():  # torch calls the operator up to three times inside itself
+            result = original(*args, **kwargs)
+            if self._reducing:  # the wait around it does not look at outputs
+                self._poll(self._outputs(args))
+            return result
         began = self._begin_wait(entry[0])
         try:
             result = original(*args, **kwargs)
         finally:
             if began:
                 self._blocking.end()
-        self._finish_waited(args)
-        self.poll()
+        if self.pending:
+            self._poll(self._outputs(args))
         return result
 
-    def _finish_waited(self, waited: Sequence[object]) -> None:
-        """Finish the works that tell their end only to who waits, and whose output was waited for now."""
+    def _outputs(self, waited: Sequence[object]) -> Collection[int]:
+        """Return the addresses of what was waited for, if some work tells its end only to who waits."""
         try:
-            silent = {o.output: key for key, (o, _) in self.pending.items() if o.output} if waited else {}
-            if not silent:
-                return
-            for value in waited[0] if isinstance(waited[0], list) else waited:
-                tensor = getattr(value, "elem", value)  # what an asynchronous functional tensor wraps
-                if isinstance(tensor, torch.Tensor) and tensor.data_ptr() in silent:
-                    self._finish(silent[tensor.data_ptr()], perf_counter_ns())
+            if not waited or not any(operation.output for operation, _ in self.pending.values()):
+                return ()
+            values = waited[0] if isinstance(waited[0], list) else waited
+            tensors = [getattr(value, "elem", value) for value in values]  # what an asynchronous one wraps
+            outputs = [tensor.data_ptr() for tensor in tensors if isinstance(tensor, torch.Tensor)]
+            return [output for output in outputs if output]
         except Exception:  # noqa: BLE001 - the wait succeeded; what fails after it is ours
             self.state.fault()
+            return ()
 
     def call_that_waits(self, original: Callable[..., T], *args: object, **kwargs: object) -> T:
         """Replace a call that enqueues collectives in C++ and waits for them there, as DDP's for buffers."""

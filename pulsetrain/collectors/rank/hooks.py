@@ -113,9 +113,12 @@ def _hook_functional_waits(tracker: Tracker) -> None:
 def _wrap(owner: object, name: str, wrapper: Callable[..., T]) -> None:
     """Replace `owner.name` by `wrapper`, which is called with the original first."""
     original: Callable[..., T] = getattr(owner, name)
+    if not isinstance(owner, type):
+        setattr(owner, name, functools.update_wrapper(functools.partial(wrapper, original), original))
+        return
 
     @functools.wraps(original)
-    def wrapped(*args: object, **kwargs: object) -> T:
+    def method(*args: object, **kwargs: object) -> T:  # a partial would not be bound to its object
         return wrapper(original, *args, **kwargs)
 
-    setattr(owner, name, wrapped)
+    setattr(owner, name, method)

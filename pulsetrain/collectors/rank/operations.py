@@ -12,7 +12,16 @@ from threading import get_ident
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Protocol
 
-from pulsetrain.collectors.layout import G_COMPLETED, G_ENQUEUED, G_OP, W_LAST, span_head
+from pulsetrain.collectors.layout import (
+    G_COMPLETED,
+    G_ENQUEUED,
+    G_OP,
+    MAX_SEQ,
+    PACK_SPAN,
+    W_LAST,
+    WAITING,
+    span_head,
+)
 from pulsetrain.collectors.rank.phases import RankState
 from pulsetrain.records.schema import CATEGORIES
 
@@ -53,16 +62,18 @@ class Operation:
 
     `blocked`: ns that the main thread has stood still for it, -1 where that is not the host's to see.
     `output`: address of what comes out, for a work that tells its end only to who waits, else 0.
+    `heads`: the first words of its span, and of a wait for it on the status page.
     """
 
     __slots__ = (
-        *("blocked", "context", "group", "name", "output", "parent", "peer", "seq", "size", "start"),
+        *("blocked", "context", "group", "heads", "name", "output", "parent", "peer", "seq", "size", "start"),
         *("thread", "work"),
     )
 
     def __init__(self, group: Group, name: int, seq: int, size: int, peer: int) -> None:
         state = group.state
         self.group, self.name, self.seq, self.size, self.peer = group, name, seq, size, peer
+        self.heads = group.heads.get(name) or group.heads_of(name)
         self.parent, self.context = state.parent, state.context
         self.thread = get_ident()
         self.blocked = 0 if group.host_only else -1
@@ -112,7 +123,7 @@ class Group:
         self._get_members = get_members
         self._members: Sequence[int] = ()
         self._transfers: dict[tuple[int, int], int] = {}  # by name and peer: how many were enqueued
-        self._heads: dict[int, int] = {}
+        self.heads: dict[int, tuple[int, int]] = {}
         self._kinds: dict[HookOpName, tuple[int, bool, bool]] = {}
 
     def before(self, call: PreHookArgs) -> None:
@@ -184,40 +195,41 @@ class Group:
                 and operation.thread == me
                 and not self._watchlist.is_coalescing(operation)
             ):
-                self._remove_in_flight(key)
+                self.in_flight.pop(key, None)
 
-    def _remove_in_flight(self, key: int) -> bool:
-        """Return whether it was in flight."""
-        return self.in_flight.pop(key, None) is not None
+    def heads_of(self, name: int) -> tuple[int, int]:
+        """Return the `heads` of operations of this name, from now on by one lookup."""
+        head = span_head(name, COMMUNICATION)
+        self.heads[name] = heads = (span_head(name, COMMUNICATION, group=self._label), head | WAITING)
+        return heads
 
     def finish(self, key: int, operation: Operation, end: int) -> None:
         """Write the span of an operation that is over, and publish what is in flight now."""
-        if not self._remove_in_flight(key):
+        if self.in_flight.pop(key, None) is None:
             return
-        head = self._heads.get(operation.name)
-        if head is None:
-            head = span_head(operation.name, COMMUNICATION, group=self._label)
-            self._heads[operation.name] = head
-        self.state.ring.span(
-            head | operation.parent,
-            operation.context,
-            operation.start,
-            end,
-            seq=operation.seq,
-            size=operation.size,
-            peer=operation.peer,
-            blocked=operation.blocked,
-        )
+        slot = self.state.ring.next_slot()
+        if slot is not None:
+            at, mark = slot
+            PACK_SPAN(
+                self.state.ring.memory, at, operation.heads[0] | operation.parent, operation.context,
+                operation.start, end, operation.seq & MAX_SEQ, operation.peer, operation.size,
+                operation.blocked, mark,
+            )  # fmt: skip
         self.publish_oldest()
 
     def abandon(self, key: int) -> None:
         """Forget an operation whose end nobody will ever know."""
-        self._remove_in_flight(key)
+        self.in_flight.pop(key, None)
         self.publish_oldest()
 
     def publish_oldest(self) -> None:
         """Publish the oldest operation in flight, and up to where the collectives are complete."""
         if self.cell < 0:
+            return
+        words = self.state.words
+        if not self.in_flight:
+            words[self.cell + G_COMPLETED] = self.enqueued
+            words[self.cell + G_OP] = 0
             return
         completed, oldest = self.enqueued, None
         for operation in list(self.in_flight.values()):
@@ -225,7 +237,6 @@ class Group:
             if operation.peer < 0:
                 completed = operation.seq - 1
                 break
-        words = self.state.words
         words[self.cell + G_COMPLETED] = completed
         if oldest is None:
             words[self.cell + G_OP] = 0

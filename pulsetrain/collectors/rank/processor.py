@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
-import time
+from os import pread
+from time import thread_time_ns
 
 from pulsetrain.collectors.layout import span_context, span_head
 from pulsetrain.collectors.rank.handle import Handle
@@ -12,6 +14,8 @@ from pulsetrain.collectors.rank.quota import Quota
 from pulsetrain.records.schema import CATEGORIES
 
 SHARE = 200  # a loss is written if it is at least 1/200 of the step
+MOST = 16  # so many waits of a step are looked into, in a long step one for each `SAMPLE_NS`
+SAMPLE_NS = 20_000_000
 
 
 def install(handle: Handle) -> None:
@@ -29,13 +33,12 @@ class RunQueue:
     def __init__(self) -> None:
         self._fd = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
 
-    def waited_ns(self) -> int:
-        """Return the nanoseconds since the thread began. Takes about a microsecond."""
-        return int(os.pread(self._fd, 64, 0).split()[1])
+    def now(self) -> tuple[int, int]:
+        """Return the nanoseconds that it waited and ran since it began. Takes about a microsecond.
 
-    def ran_ns(self) -> int:
-        """Return the nanoseconds since the thread began. The kernel's file lags behind by up to a tick."""
-        return time.thread_time_ns()
+        The kernel's file says both, but the second one lags behind by up to a tick.
+        """
+        return int(pread(self._fd, 64, 0).split()[1]), thread_time_ns()
 
 
 class ProcessorWaits:
@@ -45,57 +48,97 @@ class ProcessorWaits:
     ran nor could have run: it was stopped, held back by a quota of its own, or waited for a disk, a device or
     another thread. Each span begins with the step and is as long as all its pieces together. Time in which
     the main thread stands still for a collective does not count.
+
+    To ask the kernel takes 15 microseconds where caches are cold. So in a step with many waits only the first
+    and some others are looked into, and each of the rest counts as the mean of these. Totals of the whole
+    step are exact.
     """
 
     __slots__ = (
-        *("_blocked", "_depth", "_entered", "_heads", "_held", "_in_waits", "_lane", "_queue", "_quota"),
-        *("_ring", "_seen", "_state"),
+        *("_blocked", "_depth", "_entered", "_every", "_heads", "_held", "_in_waits", "_lane", "_now"),
+        *("_quota", "_ring", "_sampled", "_samples", "_seen", "_since", "_state", "_stood", "_turn"),
+        "_waits",
     )
 
     def __init__(self, state: RankState, queue: RunQueue, quota: Quota | None = None) -> None:
         self._quota = quota or Quota()
         self._held = self._quota.held_ns()
-        self._state, self._ring, self._queue = state, state.ring, queue
+        self._state, self._ring, self._now = state, state.ring, queue.now
         other = CATEGORIES.index("other")
         self._heads = [span_head(state.ring.intern(name), other) for name in ("cpu_wait", "off_cpu")]
         self._lane = state.ring.intern("run queue")
         self._depth = self._blocked = 0
-        self._in_waits = (0, 0)  # waited and ran, while it stood still for others
+        self._waits = self._samples = 0  # waits of this step, and those looked into
+        self._in_waits = (0, 0)  # waited and ran in these
+        self._stood = 0  # ns in the others
+        self._turn, self._every = 0, 1  # counts all waits, and every how many is looked into
+        self._sampled = False  # the wait that is on is looked into
+        self._since = 0  # when it began
         self._seen = self._entered = self._now()
 
-    def _now(self) -> tuple[int, int]:
-        return self._queue.waited_ns(), self._queue.ran_ns()
-
-    def enter_wait(self) -> None:
-        """Note that the main thread begins to wait for other ranks. Waits may nest."""
+    def enter_wait(self, at: int) -> None:
+        """Note that the main thread begins to wait for other ranks, now (`perf_counter_ns`). Waits nest."""
         self._depth += 1
         if self._depth == 1:
-            self._entered = self._now()
+            self._since = at
+            self._waits += 1
+            self._turn += 1
+            self._sampled = self._waits == 1 or self._turn % self._every == 0
+            if self._sampled:
+                self._entered = self._now()
 
-    def leave_wait(self) -> None:
+    def leave_wait(self, at: int) -> None:
         """Note that it is over. Each call follows one of `enter_wait`."""
         self._depth -= 1
         if self._depth == 0:
-            self._add_wait(self._now())
+            self._end_wait(self._now() if self._sampled else None, at)
 
-    def _add_wait(self, now: tuple[int, int]) -> None:
-        waited, ran = (
-            had + end - begin for had, end, begin in zip(self._in_waits, now, self._entered, strict=True)
+    def _end_wait(self, now: tuple[int, int] | None, at: int) -> None:
+        """`now` is None for a wait that is not looked into."""
+        if now is None:
+            self._stood += at - self._since
+            return
+        before, in_waits = self._entered, self._in_waits
+        self._in_waits = in_waits[0] + now[0] - before[0], in_waits[1] + now[1] - before[1]
+        self._samples += 1
+
+    def _in_all_waits(self) -> tuple[int, int]:
+        """What the thread waited and ran in the step's waits. No longer than it stood in those not seen."""
+        left, samples, (waited, ran) = self._waits - self._samples, max(1, self._samples), self._in_waits
+        return (
+            waited + min(waited * left // samples, self._stood),
+            ran + min(ran * left // samples, self._stood),
         )
-        self._in_waits = waited, ran
 
     def end_step(self, step: int, start: int, duration: int) -> None:
         """Write what the step lost, unless that is next to nothing."""
         now, waiting = self._now(), self._depth > 0
         if waiting:
-            self._add_wait(now)
-            self._entered = now
-        since = zip(now, self._seen, self._in_waits, strict=True)
+            end = start + duration
+            self._end_wait(now if self._sampled else None, end)
+            self._entered, self._since, self._sampled = now, end, True
+        since = zip(now, self._seen, self._in_all_waits(), strict=True)
         waited, ran = (end - begin - inside for end, begin, inside in since)
         off = duration - (self._state.blocked - self._blocked) - waited - ran
         self._seen, self._in_waits, self._blocked = now, (0, 0), self._state.blocked
+        self._every = every(self._waits, duration)
+        self._waits, self._samples, self._stood = int(waiting), 0, 0
         held, self._held = self._held, self._quota.held_ns()
         quota = min(max(0, waited), self._held - held)  # in the run queue, as the kernel sees it
         for head, lost in zip(self._heads, (waited - quota, 0 if waiting else off + quota), strict=True):
             if lost * SHARE > duration:
                 self._ring.span(head, span_context(step, -1, self._lane), start, start + lost)
+
+
+def every(waits: int, duration: int) -> int:
+    """Return every how many waits one is looked into, after a step of so many waits and nanoseconds.
+
+    It has no divisor in common with the waits of a step. So each of them has its turn in some step.
+
+    >>> every(16, 100_000_000), every(53, 100_000_000), every(60, 100_000_000), every(64, 2_000_000_000)
+    (1, 4, 7, 1)
+    """
+    wanted = max(1, -(-waits // max(MOST, duration // SAMPLE_NS)))
+    while math.gcd(waits, wanted) > 1:
+        wanted += 1
+    return wanted

@@ -26,37 +26,35 @@ def spans(reader):
 
 
 class Queue:
-    """A run queue whose count the test sets."""
+    """A run queue whose count the test sets. `looks`: how often it was asked."""
 
-    now = ran = 0
+    waited = ran = looks = 0
 
-    def waited_ns(self):
-        return self.now
-
-    def ran_ns(self):
-        return self.ran
+    def now(self):
+        self.looks += 1
+        return self.waited, self.ran
 
 
 def test_a_steps_wait_for_a_processor_leaves_out_what_passed_while_it_waited_for_others(ring):
     state, reader = ring
     queue = Queue()
     waits = processor.ProcessorWaits(state, queue)
-    queue.now = 3_000_000
-    waits.enter_wait()
-    waits.enter_wait()
-    queue.now = 6_000_000
-    waits.leave_wait()
-    queue.now = 8_000_000
-    waits.leave_wait()
-    queue.now, queue.ran = 9_000_000, 96_000_000
+    queue.waited = 3_000_000
+    waits.enter_wait(3_001_000)
+    waits.enter_wait(4_001_000)
+    queue.waited = 6_000_000
+    waits.leave_wait(7_001_000)
+    queue.waited = 8_000_000
+    waits.leave_wait(9_001_000)
+    queue.waited, queue.ran = 9_000_000, 96_000_000
     waits.end_step(7, 1_000, 100_000_000)
-    queue.now = 9_001_000
-    waits.enter_wait()
-    queue.now, queue.ran = 20_000_000, 196_000_000
+    queue.waited = 9_001_000
+    waits.enter_wait(110_001_000)
+    queue.waited, queue.ran = 20_000_000, 196_000_000
     waits.end_step(8, 100_001_000, 100_000_000)
-    queue.now = 30_000_000
-    waits.leave_wait()
-    queue.now, queue.ran = 32_000_000, 296_000_000
+    queue.waited = 30_000_000
+    waits.leave_wait(210_001_000)
+    queue.waited, queue.ran = 32_000_000, 296_000_000
     waits.end_step(9, 200_001_000, 100_000_000)
     assert spans(reader) == [("cpu_wait", 7, 4_000_000), ("cpu_wait", 9, 2_000_000)]
 
@@ -67,12 +65,92 @@ def test_time_in_which_the_thread_could_not_have_run_is_told_apart(ring):
     queue = Queue()
     waits = processor.ProcessorWaits(state, queue)
     queue.ran = 20_000_000
-    waits.enter_wait()
+    waits.enter_wait(30_001_000)
     queue.ran, state.blocked = 30_000_000, 25_000_000
-    waits.leave_wait()
-    queue.ran, queue.now = 40_000_000, 5_000_000
+    waits.leave_wait(55_001_000)
+    queue.ran, queue.waited = 40_000_000, 5_000_000
     waits.end_step(3, 1_000, 100_000_000)
     assert spans(reader) == [("cpu_wait", 3, 5_000_000), ("off_cpu", 3, 40_000_000)]
+
+
+def test_a_step_with_many_waits_looks_into_some_of_them_and_still_counts_its_own_losses(ring):
+    """Steps of 60 waits of 1 ms, 0.2 ms of each in the queue and 0.1 running. 5 ms are lost between them."""
+    state, reader = ring
+
+    queue, at = Queue(), 1_000
+    waits = processor.ProcessorWaits(state, queue)
+    for step in range(3):
+        start, queue.looks = at, 0
+        for wait in range(60):
+            at += 500_000
+            queue.ran += 500_000
+            waits.enter_wait(at)
+            at += 1_000_000
+            state.blocked += 1_000_000
+            queue.waited += 200_000
+            queue.ran += 100_000
+            waits.leave_wait(at)
+            if wait == 7:  # held up outside any wait that is looked into
+                at += 5_000_000
+                queue.waited += 5_000_000
+        waits.end_step(step, start, at - start)
+    assert spans(reader) == [("cpu_wait", step, 5_000_000) for step in range(3)]
+    assert queue.looks < 2 * 20
+
+
+def test_one_long_wait_among_many_short_ones_is_no_time_off_the_processor(ring):
+    """63 waits of 20 us, all of them on the processor, and one of 100 ms asleep for a slow rank."""
+    state, reader = ring
+    queue, at = Queue(), 1_000
+    waits = processor.ProcessorWaits(state, queue)
+    for step in range(12):
+        start = at
+        for wait in range(64):
+            at += 1_500_000
+            queue.ran += 1_500_000
+            took = 100_000_000 if wait == 40 else 20_000
+            waits.enter_wait(at)
+            at += took
+            state.blocked += took
+            queue.ran += 20_000
+            waits.leave_wait(at)
+        waits.end_step(step, start, at - start)
+    assert spans(reader) == []
+
+
+@pytest.mark.parametrize("count", [17, 18, 24, 30, 32, 48, 53, 60, 64, 70, 128])
+def test_each_wait_of_a_step_has_its_turn(ring, count):
+    state, _ = ring
+
+    queue, at, seen = Queue(), 1_000, set()
+    waits = processor.ProcessorWaits(state, queue)
+    for step in range(40):
+        for wait in range(count):
+            before = queue.looks
+            waits.enter_wait(at)
+            seen |= {wait} if queue.looks > before and step else set()
+            waits.leave_wait(at + 10)
+        waits.end_step(step, at, 100_000_000)
+    assert seen == set(range(count))
+
+
+def test_a_step_with_few_waits_after_one_with_many_is_looked_into(ring):
+    state, reader = ring
+    queue = Queue()
+    waits = processor.ProcessorWaits(state, queue)
+    for _ in range(64):
+        waits.enter_wait(0)
+        waits.leave_wait(0)
+    queue.ran += 100_000_000
+    waits.end_step(1, 1_000, 100_000_000)
+    for at in (200_000_000, 240_000_000):
+        waits.enter_wait(at)
+        state.blocked += 30_000_000
+        queue.waited += 10_000_000
+        waits.leave_wait(at + 30_000_000)
+    queue.ran += 40_000_000
+    waits.end_step(2, 100_001_000, 100_000_000)
+    assert spans(reader) == []
 
 
 def test_a_quota_holds_the_thread_back_although_the_kernel_says_it_queued(ring):
@@ -85,9 +163,9 @@ def test_a_quota_holds_the_thread_back_although_the_kernel_says_it_queued(ring):
     state, reader = ring
     queue, quota = Queue(), Held()
     waits = processor.ProcessorWaits(state, queue, quota)
-    queue.ran, queue.now, quota.now = 40_000_000, 60_000_000, 50_000_000
+    queue.ran, queue.waited, quota.now = 40_000_000, 60_000_000, 50_000_000
     waits.end_step(3, 1_000, 100_000_000)
-    queue.ran, queue.now, quota.now = 130_000_000, 70_000_000, 90_000_000
+    queue.ran, queue.waited, quota.now = 130_000_000, 70_000_000, 90_000_000
     waits.end_step(4, 100_001_000, 100_000_000)
     assert spans(reader) == [
         ("cpu_wait", 3, 10_000_000),
@@ -111,8 +189,8 @@ def test_two_threads_on_one_processor_wait_for_each_other():
     try:
         os.sched_setaffinity(0, one)
         queue = processor.RunQueue()
-        began, first = time.perf_counter_ns(), queue.waited_ns()
-        while (waited := queue.waited_ns() - first) < 50e6 and time.perf_counter_ns() - began < 20e9:
+        began, (first, _) = time.perf_counter_ns(), queue.now()
+        while (waited := queue.now()[0] - first) < 50e6 and time.perf_counter_ns() - began < 20e9:
             pass
         assert 50e6 <= waited <= time.perf_counter_ns() - began
     finally:
