@@ -6,7 +6,7 @@ import json
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,18 +14,18 @@ from typing import Any
 import watching_cost
 
 from anyjob import costs, pauses, plan, recording, scripts, sessions, untouched, verdicts
+from anyjob.giving_way import giving_way
 from anyjob.kept import Kept
 from anyjob.launch import Script
 from anyjob.slowing import WAYS, quota_allowed
 from pulsetrain.agent.local_hub import LocalHub, local_hub
-from pulsetrain.faults import outside
 
 PARTS = ("scripts", "slow", "pauses", "clean", "demo", "idle")
 DEMOS, IDLE_S = 3, 60.0
 DEMO_TIMEOUT_S = 900.0
 ATTEMPTS = 2
 CLEAN_A_SESSION = 10
-PAIRS, STEPS, PAIR_S = 6, 120, 400.0
+PAIRS, STEPS, PAIR_S = 6, 40, 400.0
 """runs under torchrun and Pulsetrain by turns, their steps, and the most seconds of a run"""
 Row = dict[str, Any]
 
@@ -215,12 +215,11 @@ def _scripts(wanted: Wanted, cores: int) -> list[Unit]:
 
 @contextmanager
 def quiet_hub(folder: Path) -> Iterator[LocalHub]:
-    """Run a hub at the lowest priority, as if it had a machine of its own."""
+    """Run a hub that gives way to everything else at once, as if it had a machine of its own."""
     with local_hub(folder, dashboard=False) as hub:
         pid = int(json.loads((folder / "hub.json").read_text())["pid"])
-        with suppress(OSError):
-            (outside.PROC / str(pid) / "autogroup").write_text("19")
-        yield hub
+        with giving_way(pid):
+            yield hub
 
 
 def _pauses(wanted: Wanted, cores: int) -> list[Unit]:

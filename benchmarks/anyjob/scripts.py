@@ -1,6 +1,6 @@
 """The same script under torchrun and under `pulsetrain run`, by turns: its result and what a step takes.
 
-A pair is one run of each. Which one goes first alternates. The hub runs at the lowest priority, because in
+A pair is one run of each. Which one goes first alternates. The hub gives way to everybody else, because in
 production it has a machine of its own. The agent runs as always.
 """
 

@@ -102,7 +102,7 @@ def quota(pid: int, factor: float, peers: Sequence[int]) -> Iterator[None]:
         steering.join()
         with contextlib.suppress(OSError):
             (before / "cgroup.procs").write_text(str(pid))
-        _remove(group)
+        remove(group)
 
 
 def _steer(
@@ -135,7 +135,8 @@ def _group_of(pid: int) -> str:
     return "/"
 
 
-def _remove(group: Path) -> None:
+def remove(group: Path) -> None:
+    """Remove a control group, once its processes have left."""
     for _ in range(20):
         with contextlib.suppress(OSError):
             group.rmdir()

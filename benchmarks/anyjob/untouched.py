@@ -15,6 +15,8 @@ SLOW_JOBS = ("ddp", "fsdp2", "tensor_parallel", "pipeline")
 ENDLESS = 1_000_000
 SEQUENCES = {"ddp": 32, "fsdp2": 32, "tensor_parallel": 16, "pipeline": 16}
 """of a microbatch over all ranks, for steps of some 200 ms on two cores of `REFERENCE_GFLOPS` each"""
+OF_TWO_RANKS = {"pipeline": 16}
+"""the same for two ranks that are alone on the two cores, 32 where nothing is said"""
 REFERENCE_GFLOPS = 105.0
 
 
@@ -30,18 +32,18 @@ def argv(name: str, variant: str, args: Iterable[str]) -> tuple[str, ...]:
     return (str(JOBS[name].script), *args)
 
 
-def batch(name: str, ranks: int, gflops: float) -> int:
+def batch(sequences: int, ranks: int, gflops: float) -> int:
     """Return the sequences of a rank's microbatch. Fast cores and few ranks get larger ones.
 
-    >>> batch("ddp", 2, 105.0), batch("ddp", 4, 52.5), batch("pipeline", 4, 1.0)
+    >>> batch(32, 2, 105.0), batch(32, 4, 52.5), batch(16, 4, 1.0)
     (16, 4, 1)
     """
-    return max(1, round(SEQUENCES.get(name, 16) * gflops / REFERENCE_GFLOPS / ranks))
+    return max(1, round(sequences * gflops / REFERENCE_GFLOPS / ranks))
 
 
 def endless(name: str, variant: str, *, nodes: int, ranks_per_node: int) -> Script:
     """Return a job with steps of some 200 ms that goes on until it is ended."""
-    sequences = batch(name, nodes * ranks_per_node, core_speed.gflops())
+    sequences = batch(SEQUENCES.get(name, 16), nodes * ranks_per_node, core_speed.gflops())
     return Script(
         name=name,
         argv=argv(name, variant, (*JOBS[name].load_args, "--batch", str(sequences), "--steps", str(ENDLESS))),
@@ -51,6 +53,8 @@ def endless(name: str, variant: str, *, nodes: int, ranks_per_node: int) -> Scri
 
 
 def short(name: str, steps: int) -> tuple[tuple[str, ...], int]:
-    """Return the command of a job of so many steps of some 100 ms, and its ranks."""
+    """Return the command of a job of so many steps of some 100 to 200 ms, and its ranks."""
     job = JOBS[name]
-    return argv(name, "untouched", (*job.load_args, "--steps", str(steps))), job.ranks
+    sequences = batch(OF_TWO_RANKS.get(name, 32), job.ranks, core_speed.gflops())
+    args = (*job.load_args, "--batch", str(sequences), "--steps", str(steps))
+    return argv(name, "untouched", args), job.ranks

@@ -192,6 +192,6 @@ def test_a_quota_makes_work_take_so_much_longer_also_where_processes_queue_for_a
 @pytest.mark.integration
 def test_fast_cores_get_larger_batches_so_that_steps_last_as_long_everywhere():
     assert core_speed.gflops() > 0
-    slow, fast = (untouched.batch("ddp", 2, gflops) for gflops in (50.0, 100.0))
+    slow, fast = (untouched.batch(32, 2, gflops) for gflops in (50.0, 100.0))
     assert fast == pytest.approx(2 * slow, abs=1)
-    assert untouched.batch("ddp", 4, 1e-3) == 1
+    assert untouched.batch(32, 4, 1e-3) == 1
