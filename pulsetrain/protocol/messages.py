@@ -11,6 +11,7 @@ import base64
 import dataclasses
 import functools
 import json
+import math
 import types
 import typing
 import zlib
@@ -19,15 +20,17 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from pulsetrain.core.errors import CorruptData
-from pulsetrain.core.json import JsonObject
+from pulsetrain.core.json import JsonObject, refuse_half_pairs
 from pulsetrain.core.supervisor import LoopStatus
 from pulsetrain.protocol import packing
+from pulsetrain.protocol.field_types import refuse_others
 
 ProcessState = Literal["running", "sleeping", "disk", "stopped", "zombie", "gone"]
 COMPRESSED_BYTES = 1 << 15  # of a world, from which on it is sent compressed
 MOST_INFLATED_BYTES = 1 << 26
 LISTED_MEMBERS = 16  # of a group. Of a larger one that is evenly spaced, first, distance and number are sent
 MOST_MEMBERS = 1 << 20
+_LARGEST_RANK = 1 << 31
 Tier = Literal["memory", "peer", "storage"]
 
 
@@ -439,10 +442,18 @@ def _dumps(value: object) -> str:
 def decode(text: str | bytes) -> Message:
     """The message in `text`. Unknown fields of a newer peer are ignored. Raises `CorruptData` in one line."""
     try:
-        fields = json.loads(text)
+        fields = _parsed(text)
         return typing.cast("Message", _reader_of(_TYPES[fields.pop("type")])(fields))
     except _MALFORMED as error:
         raise CorruptData(f"not a control message: {text[:80]!r} ({error})") from error
+
+
+def _parsed(text: str | bytes) -> typing.Any:
+    """What JSON says. Raises `ValueError` for half a surrogate pair as well, which nobody could store."""
+    value = json.loads(text)
+    if "\\ud" in (text if isinstance(text, str) else text.decode()).lower():
+        refuse_half_pairs(value)
+    return value
 
 
 def _fields(value: object) -> JsonObject:
@@ -492,7 +503,13 @@ def _written_members(members: tuple[int, ...]) -> object:
 def _read_members(written: object) -> tuple[int, ...]:
     if isinstance(written, dict):
         return _members(*written["span"])
-    return tuple(typing.cast("list[int]", written))
+    return _read_list(written)
+
+
+def _read_list(written: object) -> tuple[typing.Any, ...]:
+    if not isinstance(written, list):
+        raise TypeError(f"{written!r:.80} is no list")
+    return tuple(written)
 
 
 @functools.lru_cache(maxsize=64)
@@ -508,6 +525,8 @@ def _span(members: tuple[int, ...]) -> tuple[int, int, int] | None:
 @functools.lru_cache(maxsize=512)
 def _members(first: int, stride: int, count: int) -> Members:
     """The same object for the same group, however many ranks report of it."""
+    if not all(type(number) is int and abs(number) < _LARGEST_RANK for number in (first, stride, count)):
+        raise TypeError(f"members {first!r:.40}, {stride!r:.40}, {count!r:.40}")
     if not (stride > 0 and 0 < count <= MOST_MEMBERS):
         raise CorruptData(f"{count} members, {stride} apart")
     return Members(range(first, first + stride * count, stride))
@@ -535,6 +554,7 @@ def _reader_of(cls: type) -> _Reader:
         for name, make in factories.items():
             if name not in known:
                 known[name] = make()
+        refuse_others(cls, {name: [value] for name, value in known.items()})
         row = [known[name] if name in known else defaults[name] for name in names]
         return packing.make(cls, names, [row], 1)[0]
 
@@ -557,10 +577,19 @@ def _reader(annotation: object) -> _Reader | None:
         (item, _) = typing.get_args(annotation)
         if item is int:
             return _read_members
-        return _many_reader(item) if isinstance(item, type) and dataclasses.is_dataclass(item) else tuple
+        return _many_reader(item) if isinstance(item, type) and dataclasses.is_dataclass(item) else _read_list
     if origin in (typing.Union, types.UnionType):
         raise TypeError(f"union in a message type: {annotation}")
-    return None
+    return _read_gauges if annotation == Mapping[str, float] else None
+
+
+def _read_gauges(written: object) -> object:
+    """Without those that are no number. JSON cannot show them, and one of them must not cost a heartbeat."""
+    if not isinstance(written, dict):
+        return written
+    return {
+        name: value for name, value in written.items() if not isinstance(value, float) or math.isfinite(value)
+    }
 
 
 def _many_reader(item: type) -> _Reader:
@@ -569,7 +598,7 @@ def _many_reader(item: type) -> _Reader:
 
     def many(written: typing.Any) -> tuple[object, ...]:
         if isinstance(written, dict) and "zlib" in written:
-            return many(json.loads(_inflated(written["zlib"])))
+            return many(_parsed(_inflated(written["zlib"])))
         if isinstance(written, dict):
             return packing.unpack(kind, written)
         return tuple([read(each) for each in written])

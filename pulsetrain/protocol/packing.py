@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pulsetrain.core.json import JsonObject
+from pulsetrain.protocol.field_types import refuse_others
 
 MOST_ROWS = 1 << 16
 """More in one message are refused: equal values take no space, so its size would not limit them."""
@@ -85,6 +86,8 @@ def unpack(kind: Packed, packed: JsonObject) -> tuple[object, ...]:
     if not rows:
         return ()
     values = [_values(kind, each, columns.get(each.name), rows) for each in dataclasses.fields(kind.cls)]
+    given = {name: column for name, column in zip(kind.names, values, strict=True) if name in columns}
+    refuse_others(kind.cls, given)
     return tuple(make(kind.cls, kind.names, zip(*values, strict=False), rows))
 
 

@@ -23,17 +23,24 @@ import numpy as np
 import numpy.typing as npt
 
 from pulsetrain.core.errors import CorruptData, SchemaMismatch
+from pulsetrain.core.json import refuse_half_pairs
 from pulsetrain.records.columns import DTYPES, Array, Column, Columns, Integers, checked_column, record_of
 from pulsetrain.records.schema import SCHEMA_VERSION, Kind
 
 MAGIC = b"PTC1"
-MAX_ROWS = 1 << 24
+MAX_ROWS = 1 << 20
 """A batch that claims more rows is corrupt. Equal values take no space, so its size would not limit it."""
+MAX_BODY_BYTES = 1 << 28
+"""of a batch without its compression, and of its columns in memory"""
+_LAST_ROW = 1 << 62
 
 _PREFIX = struct.Struct("<4sII")
 _LEVEL = 1  # of zlib: higher ones cost several times as long and save a tenth
 _KINDS: Mapping[str, Kind] = MappingProxyType({kind.code: kind for kind in Kind})
-_MALFORMED = (ValueError, TypeError, KeyError, OverflowError, struct.error, zlib.error)
+_MALFORMED = (
+    *(ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError, struct.error),
+    zlib.error,
+)
 
 _Packed = tuple[int, int]
 """How whole numbers are stored: bytes per difference, and the smallest value."""
@@ -116,6 +123,9 @@ def decode(data: bytes) -> tuple[Identity, Columns]:
     try:
         header, end = _header(data)
         identity = _identity(header)
+        names = [entry["name"] for entry in header["columns"]]
+        if len(set(names)) < len(names) or 8 * len(names) * identity.rows > MAX_BODY_BYTES:
+            raise ValueError(f"a column is there twice, or {len(names)} of {identity.rows} rows are too much")
         body = _Body(_inflated(data[end:], header["body_bytes"]), identity.rows)
         columns = {entry["name"]: _read_column(entry, body) for entry in header["columns"]}
         body.check_end()
@@ -241,6 +251,7 @@ def _read_column(entry: _ColumnHeader, body: _Body) -> Column:
 def _read_names(codes: Integers, names: list[str]) -> Column:
     if not all(isinstance(name, str) for name in names):
         raise TypeError("a name is no text")
+    refuse_half_pairs(names)
     if len(codes) and not 0 <= codes.min() <= codes.max() < len(names):
         raise ValueError("a code without a name")
     return Column(Kind.NAME, codes.astype(DTYPES[Kind.NAME]), tuple(names))
@@ -276,13 +287,16 @@ def _identity(header: _Header) -> Identity:
         rows=int(header["rows"]),
         version=int(header["version"]),
     )
-    if identity.first_row < 0 or not 0 <= identity.rows <= MAX_ROWS:
+    refuse_half_pairs([identity.record, identity.source])
+    if not (0 <= identity.first_row <= _LAST_ROW and 0 <= identity.rows <= MAX_ROWS):
         raise ValueError(f"rows {identity.first_row}..{identity.first_row + identity.rows}")
     return identity
 
 
 def _inflated(data: bytes, size: int) -> bytes:
     """The body, which has `size` bytes. Never unpacks more than that."""
+    if not 0 <= size <= MAX_BODY_BYTES:
+        raise ValueError(f"body of {size} bytes, at most {MAX_BODY_BYTES}")
     inflater = zlib.decompressobj()
     body = inflater.decompress(data, size + 1)
     if len(body) != size or not inflater.eof or inflater.unused_data:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import collections.abc
 import contextlib
 import dataclasses
 import json
+import time
 import typing
 
 import pytest
@@ -168,8 +170,88 @@ JSON = st.recursive(
 
 def values(cls):
     """Instances of a message type, with free JSON where a field takes it."""
-    free = {"data": st.dictionaries(st.text(max_size=5), JSON, max_size=3)} if cls.__name__ == "Reply" else {}
-    return st.builds(cls, **free)
+    if cls.__name__ == "Reply":
+        return st.builds(cls, id=WHOLE, data=st.dictionaries(st.text(max_size=5), JSON, max_size=3))
+    return st.builds(cls, **{name: field_values(hint) for name, hint in typing.get_type_hints(cls).items()})
+
+
+WHOLE = st.integers(-(1 << 63), (1 << 63) - 1)
+
+
+def field_values(hint):
+    inner = typing.get_args(hint)
+    if typing.get_origin(hint) is tuple:
+        return st.lists(field_values(inner[0]), max_size=4).map(tuple)
+    if typing.get_origin(hint) is collections.abc.Mapping:
+        return st.dictionaries(st.text(max_size=5), field_values(inner[1]), max_size=3)
+    if dataclasses.is_dataclass(hint):
+        return values(hint)
+    if hint is float:
+        return st.floats(allow_nan=False, allow_infinity=False)
+    return WHOLE if hint is int else st.from_type(hint)
+
+
+WRONG = [None, "x", 1.5, True, [], [None], {}, {"a": None}, 1 << 80, "\ud800", [[]], {"same": None}]
+
+
+@pytest.mark.parametrize("cls", MESSAGES)
+@given(data=st.data())
+def test_a_field_of_another_type_never_arrives(cls, data):
+    """Whatever is read has the types that the class says, so nobody else needs to look."""
+    message = data.draw(values(cls))
+    fields = json.loads(encode(message))
+    name = data.draw(st.sampled_from(sorted(set(fields) - {"type"})))
+    fields[name] = data.draw(st.sampled_from(WRONG))
+    with contextlib.suppress(CorruptData):
+        again = decode(json.dumps(fields))
+        encode(again).encode()
+        hint = typing.get_type_hints(cls)[name]
+        value = getattr(again, name)
+        assert not isinstance(hint, type) or type(value) is hint or (hint, type(value)) == (float, int)
+        assert typing.get_origin(hint) is not tuple or isinstance(value, tuple)
+
+
+@pytest.mark.parametrize("wrong", [None, "3", 1.5, True, 1 << 63])
+@pytest.mark.parametrize("ranks", [1, 8])
+def test_a_rank_with_a_step_that_is_no_number_is_refused(ranks, wrong):
+    beats = ranks_of((group(range(8)),), count=ranks)
+    fields = json.loads(encode(beats))
+    if ranks == 1:
+        fields["ranks"][0]["last_step"] = wrong
+    else:
+        fields["ranks"]["columns"]["last_step"] = {"same": wrong}
+    with pytest.raises(CorruptData, match=r"RankStatus\.last_step = "):
+        decode(json.dumps(fields))
+
+
+def test_a_gauge_that_is_no_number_costs_nothing_but_itself():
+    sent = Heartbeat(
+        node="n", seq=1, ts_ns=5, job="j", attempt=0,
+        gauges={"a": float("nan"), "b": float("inf"), "c": 1.5},
+    )  # fmt: skip
+    assert decode(encode(sent)).gauges == {"c": 1.5}
+
+
+def test_many_rows_of_one_large_group_cost_no_more_than_a_few():
+    fields = json.loads(encode(ranks_of((group(range(0, 98_304, 8)),), count=8)))
+    flat = fields["ranks"]["columns"]["groups"]
+    fields["ranks"]["rows"] = flat["items"]["rows"] = 1 << 16
+    flat["items"]["columns"]["members"] = {"same": {"span": [0, 1, 1 << 20]}}
+    for name, column in fields["ranks"]["columns"].items():
+        if name != "groups":
+            fields["ranks"]["columns"][name] = {
+                "same": column.get("same", 1) if isinstance(column, dict) else 1
+            }
+    began_s = time.process_time()
+    message = decode(json.dumps(fields))
+    assert time.process_time() - began_s < 5
+    assert len(message.ranks[-1].groups[0].members) == 1 << 20
+
+
+def test_half_a_surrogate_pair_is_refused_and_a_whole_one_is_not():
+    with pytest.raises(CorruptData, match="surrogates"):
+        decode(encode(Leaving(node="n0", reason="\ud800")))
+    assert decode(encode(Leaving(node="n0", reason="\U0001f600"))).reason == "\U0001f600"
 
 
 @given(st.one_of([values(cls) for cls in MESSAGES]))

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import json
 import struct
 import zlib
@@ -156,6 +157,14 @@ def forged(change, body=b""):
         lambda h: h["columns"][0].update(first="soon"),
         lambda h: h["columns"][0].update(first=2**70),
         lambda h: h.update(rows=0),
+        lambda h: h.update(source="\ud800"),
+        lambda h: h.update(first_row=1 << 64),
+        lambda h: h.update(body_bytes=1 << 40),
+        lambda h: h["columns"][1].update(names=["\ud800", "\ud800"]),
+        lambda h: h["columns"].append(h["columns"][0]),
+        lambda h: h.update(
+            rows=MAX_ROWS, columns=[{**h["columns"][0], "packed": [0, 0], "name": str(i)} for i in range(99)]
+        ),
     ],
 )
 def test_a_header_that_does_not_fit_its_body_is_corrupt_data(change):
@@ -183,3 +192,34 @@ def test_columns_that_are_not_the_records_are_refused():
 def test_the_form_is_told_by_its_first_bytes():
     assert is_columns(encode(columns("logs", 0), source="s", first_row=0))
     assert not is_columns(b"\xff\xff\xff\xff arrow")
+
+
+@pytest.mark.parametrize("inside", ["[" * 100_000, '{"rows": ' + "[" * 100_000])
+def test_a_header_that_nests_without_end_is_corrupt_data(inside):
+    head = inside.encode()
+    data = struct.pack("<4sII", b"PTC1", len(head), zlib.crc32(head)) + head
+    for read in (decode, identify):
+        with pytest.raises(CorruptData, match="not a batch of columns"):
+            read(data)
+
+
+def test_a_body_may_not_say_that_it_is_larger_than_any_batch():
+    with pytest.raises(CorruptData, match="at most"):
+        decode(forged(lambda h: h.update(body_bytes=1 << 30), body=zlib.compress(bytes(64 << 20))))
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.sampled_from(["", "\ud800", "x", "f64"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@given(st.data())
+def test_any_header_is_read_or_refused(data):
+    def change(header):
+        where = data.draw(st.sampled_from([header, *header["columns"]]))
+        where[data.draw(st.sampled_from(sorted(where)))] = data.draw(JSON)
+
+    with contextlib.suppress(CorruptData):
+        decode(forged(change))

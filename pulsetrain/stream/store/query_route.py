@@ -33,7 +33,10 @@ _READONLY = 164
 _AUTHENTICATION_FAILED = 516
 _UNKNOWN_DATABASE = 81
 _TOO_MANY_QUERIES = 202
-_FORMAT = re.compile(r"\bFORMAT\s+(\w+)\s*$", re.IGNORECASE)
+_FORMAT = re.compile(r"\bFORMAT\s+(\w+)\s*$", re.IGNORECASE | re.ASCII)
+_QUERY_ID = re.compile(r"[\w.:-]{1,100}", re.ASCII)
+"""Ids that may go back in a header."""
+_MOST_FIELDS = 200
 
 
 class QueryRoute:
@@ -44,7 +47,8 @@ class QueryRoute:
 
     async def answer(self, request: Request) -> Response:
         """Run one statement and return its result or its error."""
-        query_id = request.query_params.get("query_id") or str(uuid.uuid4())
+        given = request.query_params.get("query_id", "")
+        query_id = given if _QUERY_ID.fullmatch(given) else str(uuid.uuid4())
         if not is_authorized(request, self._token):
             return _error(_AUTHENTICATION_FAILED, "AUTHENTICATION_FAILED", "missing or wrong token", query_id)
         try:
@@ -70,7 +74,7 @@ async def _statement(request: Request) -> tuple[str, Mapping[str, str]]:
     fields = dict(request.query_params)
     parts = [fields.get("query", "")]
     if request.headers.get("content-type", "").startswith("multipart/form-data"):
-        async with request.form(max_files=0) as form:
+        async with request.form(max_files=0, max_fields=_MOST_FIELDS) as form:
             fields |= {k: v for k, v in form.items() if not isinstance(v, UploadFile)}
         parts = [fields.get("query", "")]
     elif request.method == "POST":
@@ -113,7 +117,7 @@ def _format(sql: str, request: Request) -> str:
     if clause:
         return clause.group(1)
     default = request.query_params.get("default_format") or request.headers.get("x-clickhouse-format", "")
-    return default if re.fullmatch(r"\w+", default) else "TabSeparated"
+    return default if re.fullmatch(r"\w+", default, re.ASCII) else "TabSeparated"
 
 
 def _encoding(request: Request) -> str:

@@ -10,12 +10,16 @@ from types import SimpleNamespace
 import httpx
 import pyarrow as pa
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from starlette.applications import Starlette
 from starlette.routing import Route
 
 from pulsetrain.core.errors import Unavailable
 from pulsetrain.stream.store.query_route import MAX_QUERY_BYTES, QueryRoute
 from pulsetrain.stream.store.reader import QueryFailed, QueryResult
+
+FORM = "multipart/form-data; boundary=x"
 
 
 class FakeReader:
@@ -180,3 +184,31 @@ def test_without_the_token_nothing_is_read(client, reader):
 
 def test_a_get_without_a_statement_says_that_the_server_is_there(client):
     assert client.get("/").text == "Ok.\n"
+
+
+@pytest.mark.parametrize("name", ["a\r\nX-Evil: 1", "\u0416", "x" * 101, ""])
+def test_a_query_id_that_no_header_can_hold_is_replaced(client, name):
+    response = client.get("/", params={"query": "SELECT 1", "query_id": name})
+    assert (response.status_code, response.content) == (200, b"1\n")
+    assert len(response.headers["X-ClickHouse-Query-Id"]) == 36
+    assert "X-Evil" not in response.headers
+
+
+WORDS = st.text(max_size=20) | st.sampled_from(
+    ["SELECT 1", "FORMAT \u0416", "SELECT 1 FORMAT \u0416", "gzip"]
+)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    st.dictionaries(
+        st.sampled_from(["query", "database", "default_format", "query_id", "param_x", "user"]), WORDS
+    ),
+    st.binary(max_size=60)
+    | st.binary(max_size=60).map(gzip.compress)
+    | st.just(gzip.compress(bytes(1 << 22))),
+    st.sampled_from([{}, {"Content-Encoding": "gzip"}, {"Content-Encoding": "br"}, {"Content-Type": FORM}]),
+)
+def test_any_request_gets_an_answer(client, params, body, headers):
+    response = client.post("/", params=params, content=body, headers=headers)
+    assert response.status_code < 500 or response.headers["X-ClickHouse-Exception-Code"]
