@@ -21,6 +21,7 @@ with importing():
         serving,
         simulation,
         stored,
+        tokens,
         watching,
     )
     from pulsetrain.cli.entry import main
@@ -43,5 +44,6 @@ __all__ = [
     "serving",
     "simulation",
     "stored",
+    "tokens",
     "watching",
 ]

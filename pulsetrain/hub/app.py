@@ -36,6 +36,8 @@ from pulsetrain.hub.routes import (
 )
 from pulsetrain.hub.stacks import Stacks
 from pulsetrain.hub.status import StatusReport
+from pulsetrain.hub.token_file import KnownTokens
+from pulsetrain.hub.token_gate import TokenGate
 from pulsetrain.recovery.controller import Controller
 from pulsetrain.stream.store import server
 from pulsetrain.stream.store.clickhouse import Store
@@ -63,6 +65,7 @@ class Parts:
     intake: Intake
     clock: Clock
     token: str
+    tokens: KnownTokens
     facts: dict[str, object]
 
 
@@ -79,7 +82,8 @@ def build(parts: Parts, deposed: Callable[[], None] = lambda: None) -> Starlette
         await parts.loops.stop()
 
     gate = Middleware(LeaderGate, leadership=parts.leadership)
-    return Starlette(routes=[*api(parts), *records(parts)], lifespan=lifespan, middleware=[gate])
+    tokens = Middleware(TokenGate, tokens=parts.tokens, own=parts.token, clock=parts.clock)
+    return Starlette(routes=[*api(parts), *records(parts)], lifespan=lifespan, middleware=[gate, tokens])
 
 
 async def _guard(parts: Parts, deposed: Callable[[], None]) -> None:

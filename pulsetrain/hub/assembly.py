@@ -38,6 +38,7 @@ from pulsetrain.hub.status import StatusReport
 from pulsetrain.hub.store_analysis import StoreAnalysis
 from pulsetrain.hub.stored_records import StoreRecords
 from pulsetrain.hub.suspects import Suspects
+from pulsetrain.hub.token_file import KnownTokens, TokenFile
 from pulsetrain.recovery.controller import Controller
 from pulsetrain.recovery.state import Services
 from pulsetrain.stream.queries import views
@@ -125,6 +126,7 @@ def assemble(
         intake=intake,
         clock=clock,
         token=token,
+        tokens=KnownTokens(TokenFile(data)),
         facts=facts,
     )
 

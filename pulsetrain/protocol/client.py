@@ -210,7 +210,12 @@ class HubClient:
         data = None if body is None else json.dumps(body).encode()
         reply = self._http.request(method, path, data, {"Content-Type": "application/json"})
         if reply.status == 401:
-            raise AuthError(f"hub {self._http.url} refuses the token: set PULSETRAIN_TOKEN or --token")
+            why = _refusal(reply)
+            raise AuthError(
+                f"hub {self._http.url} refuses the token ({why}): set PULSETRAIN_TOKEN or --token"
+            )
+        if reply.status == 403:
+            raise AuthError(f"hub {self._http.url}: {_refusal(reply)}")
         if reply.status >= 500:
             raise PulsetrainError(f"hub {self._http.url} failed: {reply.text[:200]}")
         if reply.status >= 300:

@@ -98,7 +98,7 @@ def test_a_jobs_name_is_quoted_and_fresh_stacks_are_asked_for_by_post():
 @pytest.mark.parametrize(
     ("answer", "error", "text"),
     [
-        ((401, {"error": "no"}), AuthError, "refuses the token: set PULSETRAIN_TOKEN or --token"),
+        ((401, {"error": "no"}), AuthError, "refuses the token \\(no\\): set PULSETRAIN_TOKEN or --token"),
         ((503, b"store away"), PulsetrainError, "failed: store away"),
         ((404, {"error": "no such job"}), UsageError, "^no such job$"),
         ((404, b"not json"), UsageError, "^not json$"),

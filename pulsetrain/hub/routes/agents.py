@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
+from types import MappingProxyType
 
 import structlog
 from starlette.routing import BaseRoute, WebSocketRoute
@@ -10,6 +12,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from pulsetrain.core.errors import CorruptData, Unavailable, UsageError
 from pulsetrain.hub.leadership import Leadership, Role
+from pulsetrain.hub.token_gate import GRANT
 from pulsetrain.protocol.access import is_authorized
 from pulsetrain.protocol.messages import Command, Hello, decode
 from pulsetrain.recovery.controller import Controller
@@ -19,19 +22,29 @@ log = structlog.get_logger()
 
 POLICY_VIOLATION = 1008
 UNAUTHORIZED = 4401
+LONGEST_NAME = 255
+_LIMITS: Mapping[str, tuple[int, int]] = MappingProxyType(
+    {"nproc_per_node": (1, 1 << 12), "nnodes": (1, 1 << 20), "peer_port": (0, 65535)}
+)
 
 
 def routes(controller: Controller, token: str, leadership: Leadership) -> list[BaseRoute]:
     """``/v1/agent``, behind the token."""
 
     async def agent(socket: WebSocket) -> None:
-        await serve_agent(socket, controller, token, leadership)
+        grant = socket.scope.get(GRANT)
+        await serve_agent(socket, controller, token, leadership, only_job=grant.job if grant else "")
 
     return [WebSocketRoute("/v1/agent", agent)]
 
 
-async def serve_agent(socket: WebSocket, controller: Controller, token: str, leadership: Leadership) -> None:
-    """One agent's connection, from its hello until it closes. A hub that was deposed sends no command."""
+async def serve_agent(
+    socket: WebSocket, controller: Controller, token: str, leadership: Leadership, *, only_job: str = ""
+) -> None:
+    """One agent's connection, from its hello until it closes. A hub that was deposed sends no command.
+
+    `only_job`: what the agent's token is for, "" for any job.
+    """
     if not is_authorized(socket, token):
         await socket.close(UNAUTHORIZED)  # before accept: the client sees HTTP 403
         return
@@ -48,7 +61,7 @@ async def serve_agent(socket: WebSocket, controller: Controller, token: str, lea
             raise Unavailable(f"connection closed: {error}") from error
 
     try:
-        node = controller.connected(_hello(await socket.receive_text()), send)
+        node = controller.connected(_hello(await socket.receive_text(), only_job), send)
     except (CorruptData, UsageError) as error:
         await socket.close(POLICY_VIOLATION, str(error)[:120])
         return
@@ -57,10 +70,20 @@ async def serve_agent(socket: WebSocket, controller: Controller, token: str, lea
     await _listen(socket, controller, node, send)
 
 
-def _hello(text: str) -> Hello:
+def _hello(text: str, only_job: str) -> Hello:
     message = decode(text)
     if not isinstance(message, Hello):
         raise CorruptData(f"first message is {type(message).__name__}, not Hello")
+    for name in ("node", "job"):
+        value = getattr(message, name)
+        if not 0 < len(value) <= LONGEST_NAME or not value.isprintable():
+            raise CorruptData(f"{name} {value[:40]!r}: allowed: 1 to {LONGEST_NAME} printable characters")
+    for name, (least, most) in _LIMITS.items():
+        value = getattr(message, name)
+        if not least <= value <= most:
+            raise CorruptData(f"{name} {value}: allowed: {least} to {most}")
+    if only_job and message.job != only_job:
+        raise UsageError(f"job {message.job!r}: the token is for job {only_job!r}")
     return message
 
 

@@ -9,7 +9,7 @@ from starlette.routing import BaseRoute, Route
 from pulsetrain.analytics.incidents.alerts import AlertBook
 from pulsetrain.core.clock import Clock
 from pulsetrain.core.errors import UsageError
-from pulsetrain.hub.routes.guard import guarded, json_body
+from pulsetrain.hub.routes.guard import guarded, json_body, text
 
 
 def routes(book: AlertBook, clock: Clock, token: str) -> list[BaseRoute]:
@@ -22,7 +22,7 @@ def routes(book: AlertBook, clock: Clock, token: str) -> list[BaseRoute]:
         body = await json_body(request, "actor")
         alert = request.path_params["alert"]
         try:
-            book.acknowledge(alert, str(body["actor"]), str(body.get("note", "")), clock.wall_ns())
+            book.acknowledge(alert, text(body, "actor"), text(body, "note"), clock.wall_ns())
         except KeyError as error:
             raise UsageError(f"no alert {alert!r}") from error
         return JSONResponse({"acknowledged": alert})

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Awaitable, Callable
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
 from pulsetrain.core.errors import UsageError
-from pulsetrain.core.json import JsonObject
+from pulsetrain.core.json import JsonObject, refuse_half_pairs
 from pulsetrain.protocol.access import is_authorized
+from pulsetrain.stream.store.body import read_body
 
 Endpoint = Callable[[Request], Awaitable[Response]]
+
+MAX_BODY_BYTES = 1 << 20
+MAX_TEXT = 4096
 
 
 def guarded(endpoint: Endpoint, token: str) -> Endpoint:
@@ -24,16 +30,20 @@ def guarded(endpoint: Endpoint, token: str) -> Endpoint:
             return await endpoint(request)
         except UsageError as error:
             return JSONResponse({"error": str(error)}, 400)
+        except ClientDisconnect:
+            return Response(status_code=400)
 
     return guard
 
 
 async def json_body(request: Request, *required: str) -> JsonObject:
-    """The request's JSON object. Raises `UsageError` where it is none or lacks a required key."""
+    """The JSON object of a request. Raises `UsageError` for anything else, and where a key is missing."""
+    raw = await read_body(request, MAX_BODY_BYTES)
     try:
-        body = await request.json()
-    except ValueError as error:
-        raise UsageError(f"body is not JSON: {error}") from error
+        body = json.loads(raw, parse_constant=_refuse_constant)
+        refuse_half_pairs(body)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"body is not JSON: {' '.join(str(error).split())[:200]}") from error
     if not isinstance(body, dict):
         raise UsageError("body is not a JSON object")
     for key in required:
@@ -42,12 +52,29 @@ async def json_body(request: Request, *required: str) -> JsonObject:
     return body
 
 
+def _refuse_constant(name: str) -> float:
+    raise ValueError(f"{name} is no JSON")
+
+
+def text(body: JsonObject, name: str) -> str:
+    """A text of a request's body, "" where it is missing. Raises `UsageError` for anything else."""
+    value = body.get(name)
+    if value is None:
+        return ""
+    if not isinstance(value, str) or len(value) > MAX_TEXT:
+        raise UsageError(f"{name} = {str(value)[:80]!r}: allowed: a text of at most {MAX_TEXT} characters")
+    return value
+
+
 def number(body: JsonObject, name: str, default: float) -> float:
     """A number of a request's body, `default` where it is missing or empty. Raises `UsageError`."""
     value = body.get(name)
     if value in (None, ""):
         return default
     try:
-        return float(value)
+        found = float(value)
     except (TypeError, ValueError, OverflowError):
-        raise UsageError(f"{name} = {str(value)[:80]!r}: not a number") from None
+        found = math.nan
+    if not math.isfinite(found):
+        raise UsageError(f"{name} = {str(value)[:80]!r}: not a number")
+    return found

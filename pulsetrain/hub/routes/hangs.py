@@ -6,7 +6,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from pulsetrain.hub.routes.guard import guarded, json_body, number
+from pulsetrain.hub.routes.guard import guarded, json_body, number, text
 from pulsetrain.recovery.controller import Controller
 from pulsetrain.recovery.hang_decision import HangDecision
 
@@ -20,9 +20,9 @@ def routes(controller: Controller, token: str) -> list[BaseRoute]:
     async def decide(request: Request) -> Response:
         body = await json_body(request, "decision", "reason", "actor")
         decision = HangDecision(
-            what=str(body["decision"]),
-            reason=str(body["reason"]),
-            actor=str(body["actor"]),
+            what=text(body, "decision"),
+            reason=text(body, "reason"),
+            actor=text(body, "actor"),
             seconds=number(body, "seconds", 0.0),
         )
         job, dry_run = request.path_params["job"], bool(body.get("dry_run"))

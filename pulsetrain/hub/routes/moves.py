@@ -6,7 +6,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from pulsetrain.hub.routes.guard import guarded, json_body, number
+from pulsetrain.hub.routes.guard import guarded, json_body, number, text
 from pulsetrain.recovery.controller import Controller
 from pulsetrain.recovery.move_request import WAIT_S, MoveRequest
 
@@ -17,10 +17,10 @@ def routes(controller: Controller, token: str) -> list[BaseRoute]:
     async def move(request: Request) -> Response:
         body = await json_body(request, "what", "reason", "actor")
         wanted = MoveRequest(
-            what=str(body["what"]),
-            reason=str(body["reason"]),
-            actor=str(body["actor"]),
-            node=str(body.get("node") or ""),
+            what=text(body, "what"),
+            reason=text(body, "reason"),
+            actor=text(body, "actor"),
+            node=text(body, "node"),
             wait_s=number(body, "wait_s", WAIT_S),
             lose_progress=bool(body.get("lose_progress")),
         )

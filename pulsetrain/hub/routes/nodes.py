@@ -6,7 +6,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from pulsetrain.hub.routes.guard import guarded, json_body
+from pulsetrain.hub.routes.guard import guarded, json_body, text
 from pulsetrain.recovery import view
 from pulsetrain.recovery.controller import Controller
 
@@ -19,10 +19,10 @@ def routes(controller: Controller, token: str) -> list[BaseRoute]:
 
     async def evict(request: Request) -> Response:
         body = await json_body(request, "node", "reason", "actor")
-        node = str(body["node"])
+        node = text(body, "node")
         if body.get("dry_run"):
             return JSONResponse(controller.preview_eviction(node))
-        return JSONResponse(await controller.evict(node, str(body["reason"]), str(body["actor"])))
+        return JSONResponse(await controller.evict(node, text(body, "reason"), text(body, "actor")))
 
     return [
         Route("/v1/nodes", guarded(nodes, token)),

@@ -8,7 +8,7 @@ from starlette.routing import BaseRoute, Route
 
 from pulsetrain.core.errors import UsageError
 from pulsetrain.hub.profiles import Profiles
-from pulsetrain.hub.routes.guard import guarded, json_body
+from pulsetrain.hub.routes.guard import guarded, json_body, text
 
 
 def routes(profiles: Profiles, token: str) -> list[BaseRoute]:
@@ -21,7 +21,7 @@ def routes(profiles: Profiles, token: str) -> list[BaseRoute]:
             raise UsageError(f"ranks = {ranks!r}: allowed: a list of numbers")
         if type(steps) is not int:
             raise UsageError(f"steps = {steps!r}: not a whole number")
-        job, actor = request.path_params["job"], str(body["actor"])
+        job, actor = request.path_params["job"], text(body, "actor")
         return JSONResponse(await profiles.take(job, ranks=ranks, steps=steps, actor=actor))
 
     return [Route("/v1/jobs/{job}/profile", guarded(take, token), methods=["POST"])]

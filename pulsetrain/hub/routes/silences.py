@@ -11,7 +11,7 @@ from starlette.routing import BaseRoute, Route
 from pulsetrain.analytics.incidents.alerts import AlertBook
 from pulsetrain.core.clock import Clock
 from pulsetrain.core.errors import UsageError
-from pulsetrain.hub.routes.guard import guarded, json_body
+from pulsetrain.hub.routes.guard import guarded, json_body, text
 
 LONGEST_SILENCE_S = 30 * 86_400
 
@@ -28,8 +28,8 @@ def routes(book: AlertBook, clock: Clock, token: str) -> list[BaseRoute]:
         now_ns = clock.wall_ns()
         silence = book.silence(
             _matchers(body["matchers"]),
-            actor=str(body["actor"]),
-            comment=str(body.get("comment", "")),
+            actor=text(body, "actor"),
+            comment=text(body, "comment"),
             now_ns=now_ns,
             expires_ns=now_ns + _duration_ns(body["seconds"]),
         )
@@ -39,7 +39,7 @@ def routes(book: AlertBook, clock: Clock, token: str) -> list[BaseRoute]:
         body = await json_body(request, "actor")
         name = request.path_params["silence"]
         try:
-            book.expire_silence(name, str(body["actor"]), clock.wall_ns())
+            book.expire_silence(name, text(body, "actor"), clock.wall_ns())
         except KeyError as error:
             raise UsageError(f"no silence {name!r}") from error
         return JSONResponse({"ended": name})

@@ -6,7 +6,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from pulsetrain.hub.routes.guard import guarded, json_body
+from pulsetrain.hub.routes.guard import guarded, json_body, text
 from pulsetrain.hub.stacks import Stacks
 
 
@@ -18,7 +18,7 @@ def routes(stacks: Stacks, token: str) -> list[BaseRoute]:
 
     async def take(request: Request) -> Response:
         body = await json_body(request, "actor")
-        return JSONResponse(await stacks.take(request.path_params["job"], str(body["actor"])))
+        return JSONResponse(await stacks.take(request.path_params["job"], text(body, "actor")))
 
     return [
         Route("/v1/jobs/{job}/stacks", guarded(latest, token), methods=["GET"]),

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -83,6 +84,11 @@ def test_without_the_token_nobody_is_accepted():
         (encode(heartbeat("a")), None, "first message is Heartbeat, not Hello"),
         ("no json", None, "not a control message"),
         (encode(hello()), UsageError("already connected"), "already connected"),
+        (encode(replace(hello(), node="")), None, "node '': allowed: 1 to 255 printable characters"),
+        (encode(replace(hello(), job="a\nb")), None, "job 'a\\nb': allowed"),
+        (encode(replace(hello(), node="x" * 256)), None, "node 'xxxx"),
+        (encode(replace(hello(), nnodes=1 << 62)), None, "nnodes 4611686018427387904: allowed: 1 to"),
+        (encode(replace(hello(), nproc_per_node=0)), None, "nproc_per_node 0: allowed: 1 to 4096"),
     ],
 )
 def test_who_does_not_say_hello_properly_is_turned_away_with_the_reason(first, error, words):
