@@ -73,7 +73,7 @@ class Slurm:
 
     def __enter__(self):
         try:
-            assert until(lambda: self._idle() == NODES, 60), self._logs()
+            assert until(lambda: self.idle() == NODES, 60), self._logs()
         except BaseException:
             self.__exit__()
             raise
@@ -118,7 +118,8 @@ class Slurm:
         with (self.folder / f"{command[0]}.out").open("ab") as out:
             self.processes.append(subprocess.Popen(command, env=self.env, stdout=out, stderr=out))
 
-    def _idle(self):
+    def idle(self):
+        """How many nodes have no job, nor one that is being ended."""
         done = subprocess.run(
             ["sinfo", "-h", "-N", "-o", "%N %T"], env=self.env, capture_output=True, text=True, check=False
         )

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.agent.real_processes import until
-from tests.deploy.slurm_cluster import Slurm, needs_slurm
+from tests.deploy.slurm_cluster import NODES, Slurm, needs_slurm
 from tests.hub.test_moved_job import SCRIPT
 
 pytestmark = [pytest.mark.alone, pytest.mark.integration, needs_slurm, pytest.mark.timeout(600)]
@@ -48,12 +48,16 @@ def job(slurm, tmp_path):
 
 
 def starts(slurm, number):
-    """Whether the job runs. Slurm lets a queued one wait for two minutes, which is taken back here."""
-    if slurm.state(number) == "RUNNING":
-        return True
-    slurm.run("scontrol", "update", f"JobId={number}", "StartTime=now")
-    time.sleep(2)
-    return False
+    """Whether the job runs. Slurm lets a queued one wait for two minutes, which is shortened here.
+
+    A node refuses a job that starts in the same second in which its earlier run was ended there, so it may
+    start two seconds after all nodes are idle.
+    """
+    if slurm.state(number) == "PENDING" and slurm.idle() == NODES:
+        time.sleep(2)
+        slurm.run("scontrol", "update", f"JobId={number}", "StartTime=now")
+        time.sleep(2)
+    return slurm.state(number) == "RUNNING"
 
 
 def test_a_job_that_is_ended_at_its_time_limit_is_queued_again_and_goes_on_there(slurm, job):
