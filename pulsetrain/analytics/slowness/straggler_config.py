@@ -31,6 +31,9 @@ class StragglerConfig:
     window of `short` steps and falls with the square root of the window's length."""
     noisy_floor: float = 0.25
     """slowdown that is never explained by chance of scheduling, as a ratio"""
+    still_share: float = 1 / 3
+    """a rank is slow now where the newest steps of a window show at least this share of its excess in the
+    whole of it. A long window remembers who was slow before"""
     alike: float = 0.5
     """in a slow node, each rank has at least this share of the excess of the node's slowest rank"""
     noisy_alone: float = 1.5

@@ -160,7 +160,8 @@ def _slow_rank(table: RankTable, index: int) -> Suspect:
 def _elevated(cohort: Excess, config: StragglerConfig) -> Flags:
     floor = _floor(cohort, config)
     slow_when_quick = True if cohort.quartile_gap is None else cohort.quartile_gap > 0
-    return np.asarray((cohort.excess > floor) & (cohort.recent > floor / 2) & slow_when_quick, np.bool_)
+    still = cohort.recent > np.maximum(floor / 2, config.still_share * cohort.excess)
+    return np.asarray((cohort.excess > floor) & still & slow_when_quick, np.bool_)
 
 
 def _margin_factor(cohort: Excess, config: StragglerConfig) -> float:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pulsetrain.analytics.slowness.straggler import find
-from pulsetrain.analytics.slowness.timings import COMPUTED
+from pulsetrain.analytics.slowness.timings import COMPUTED, from_matrices
 from pulsetrain.analytics.verdict import Finding, Healthy, Inconclusive, asks_for_action, findings
 from tests.analytics.fleet import fleet, timings
 
@@ -53,6 +53,19 @@ def test_what_was_slow_once_is_found_only_when_asked_for():
     assert finding.subject == "6"
     assert abs(finding.evidence["first_step"] - 40) <= 2
     assert abs(finding.evidence["last_step"] - 80) <= 2
+
+
+@pytest.mark.parametrize(("ranks", "ratio"), [(4, 1.5), (8, 1.5), (8, 2.0)])
+def test_who_was_slow_once_and_is_a_little_slower_than_others_always_is_not_named_for_what_is_over(
+    ranks, ratio
+):
+    for seed in range(20):
+        compute = 1e8 * np.exp(np.random.default_rng(seed).normal(0, 0.02, (105, ranks)))
+        compute[:, 1] *= 1.012
+        compute[:30, 1] *= ratio
+        assert not [
+            f for f in findings(find(from_matrices({"compute": compute}))) if f.evidence["ratio"] > 1.04
+        ]
 
 
 def test_a_pipeline_imbalance_is_no_straggler():
