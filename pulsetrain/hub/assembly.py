@@ -168,7 +168,7 @@ def _detection(
     past = PastStore(store, dict(for_device(device)), store.inserts)
     reporter.recall(past.findings())
     stacks = Stacks(jobs, writer, clock, loops, stopped_s=config.stopped_s)
-    records = StoreRecords(store, device, inserts=intake.inserts, versions=store.inserts)
+    records = StoreRecords(store, device, inserts=intake.inserts, hurry=intake.hurry, versions=store.inserts)
     return Detection(
         reporter=reporter,
         stacks=stacks,

@@ -20,12 +20,16 @@ from pulsetrain.hub.finding_dedup import FindingDedup
 from pulsetrain.hub.live_watch import FindingSink, Watched
 from pulsetrain.hub.storage_lag import StorageLag
 from pulsetrain.recovery.snapshot import JobSnapshot
-from pulsetrain.recovery.transitions import Phase
+from pulsetrain.recovery.transitions import TERMINAL, Phase
 
 SOURCE = "stored"
 AGAIN_S = 0.2  # while a doubtful finding waits to be confirmed
 POLL_S = 0.1  # while a look is due and waits for new rows
-STORE_SHARE = 5  # to ask who is slow may use one fifth of the time
+SPARING_SHARE = (
+    20  # a hub beside its ranks costs them little: to ask who is slow uses a twentieth of the time
+)
+SPARING_S = 2.0  # for this reason nobody waits longer
+STORE_SHARE = 5  # nor does it ever use more than a fifth
 AGAIN_SHARE = 2  # and half of it while something doubtful waits
 OTHERS_SHARE = 20  # each other group may use a twentieth
 SURE = 0.9
@@ -54,6 +58,10 @@ class StoredRecords(Protocol):
 
     def arrivals(self) -> int:
         """A number that grows whenever rows of ranks are stored. 0: it is not known when they are."""
+        ...
+
+    def hurry(self) -> None:
+        """Somebody waits for the next rows."""
         ...
 
 
@@ -131,6 +139,7 @@ class StoreAnalysis:
         self._jobs, self._records, self._sink = jobs, records, sink
         self._clock, self._stack_detector = clock, stack_detector
         self._memories: dict[str, _Memory] = {}
+        self._phases: dict[str, Phase] = {}
         self._arrivals, self._latest_s = 0, -math.inf
 
     async def turn(self) -> float:
@@ -147,15 +156,18 @@ class StoreAnalysis:
                 first_s += await self.look(job)
         failures.raise_any()
         took_s = self._clock.monotonic_s() - began_s
-        doubtful = any(memory.doubtful for memory in self._memories.values())
-        period_s, share = (AGAIN_S, AGAIN_SHARE) if doubtful else (TURN_S, STORE_SHARE)
-        wait_s = max(period_s, share * first_s, took_s) - took_s
+        running = [memory for name, memory in self._memories.items() if self._phases[name] is Phase.RUNNING]
+        doubtful = any(memory.doubtful for memory in running)
+        if doubtful:
+            self._records.hurry()
+        wait_s = max(_period_s(first_s, doubtful=doubtful), took_s) - took_s
         self._latest_s = began_s + took_s + wait_s + TURN_S
         return wait_s
 
     async def look(self, job: Watched) -> float:
         """Look at one job, if it trains. Returns how many seconds it took to say who is slow."""
         before = job.snapshot()
+        self._note(before)
         if before.phase is not Phase.RUNNING or not before.first_step_done:
             return 0.0
         memory = self._memories.get(before.job)
@@ -170,6 +182,13 @@ class StoreAnalysis:
         verdicts = [self._lag(after, memory, newest_step), self._stack_detector(after.job)]
         self._report(after, memory, before.attempt, memory.live, verdicts)
         return first_s
+
+    def _note(self, job: JobSnapshot) -> None:
+        """Rows of a job that begins, recovers or has just ended should come soon."""
+        changed = self._phases.get(job.job) is not job.phase
+        self._phases[job.job] = job.phase
+        if changed or job.phase not in (Phase.RUNNING, *TERMINAL):
+            self._records.hurry()
 
     async def _ask(self, job: Watched, before: JobSnapshot, memory: _Memory, group: Group) -> float:
         """Ask one group of analyzers and report what they say. Returns the seconds that it took."""
@@ -201,3 +220,16 @@ class StoreAnalysis:
             now_s=self._clock.monotonic_s(),
             now_ns=job.now_ns,
         )
+
+
+def _period_s(first_s: float, *, doubtful: bool) -> float:
+    """Seconds from one look to the next, where it took `first_s` to say who is slow.
+
+    >>> _period_s(0.03, doubtful=False), _period_s(0.0625, doubtful=False), _period_s(0.25, doubtful=True)
+    (1.0, 1.25, 0.5)
+    >>> _period_s(0.3, doubtful=False), _period_s(1.0, doubtful=False)
+    (2.0, 5.0)
+    """
+    if doubtful:
+        return max(AGAIN_S, AGAIN_SHARE * first_s)
+    return max(TURN_S, min(SPARING_SHARE * first_s, SPARING_S), STORE_SHARE * first_s)

@@ -93,7 +93,8 @@ class _Remembered:
 class StoreRecords:
     """`StoredRecords` over a store. `device` is what all ranks run on, None where that is unknown.
 
-    `inserts` counts the inserts of these records that this process has done. `versions` counts those into
+    `inserts` counts the inserts of these records that this process has done, and `hurry` has it store what
+    comes soon. `versions` counts those into
     each table, whoever does them. Where there were none, nothing is read again. It gives None where that is
     not known.
     """
@@ -104,10 +105,11 @@ class StoreRecords:
         device: Peak | None = None,
         *,
         inserts: Callable[[Collection[str]], int] = lambda records: 0,
+        hurry: Callable[[], None] = lambda: None,
         versions: Callable[..., Versions | None] = lambda *tables: None,
     ) -> None:
         self._store, self._one_thread = store, OneThread(store)
-        self._inserts, self._versions = inserts, versions
+        self._inserts, self._versions, self._hurry = inserts, versions, hurry
         self._held: dict[str, _Held] = {}
         self._analyzers: dict[Group, dict[str, Analyzer]] = {"ranks": {}, "steps": {}, "machines": {}}
         for name, analyzer in for_device(device).items():
@@ -140,6 +142,10 @@ class StoreRecords:
     def arrivals(self) -> int:
         """How often rows of ranks were stored. 0 where other processes store them, as from Kafka."""
         return self._inserts(OF_RANKS)
+
+    def hurry(self) -> None:
+        """Have rows stored soon that this process stores."""
+        self._hurry()
 
     def _attempt(self, job: str, attempt: int, now_ns: int) -> _Held:
         self._forget(now_ns)

@@ -21,7 +21,7 @@ class Records:
         self.clock, self.took_s = clock, 0.0
         self.ranks, self.steps = [Healthy(analyzer="straggler")], [Healthy(analyzer="mfu")]
         self.machines = [Healthy(analyzer="network")]
-        self.newest, self.asked, self.stored = 5, [], 0
+        self.newest, self.asked, self.stored, self.hurries = 5, [], 0, 0
 
     def look(self, job, attempt, now_ns, groups):
         self.asked.append(list(groups))
@@ -33,6 +33,9 @@ class Records:
 
     def arrivals(self):
         return self.stored
+
+    def hurry(self):
+        self.hurries += 1
 
 
 class Site:
@@ -64,6 +67,27 @@ def test_each_group_is_asked_in_its_period_one_beside_who_is_slow_and_what_it_sa
     assert site.records.asked == [[group] for turn in turns for group in turn]
     said = [v.analyzer for v in site.sink.detected["j"]]
     assert said == ["straggler", "mfu", "no_data", "stacks", "network"]
+
+
+def test_rows_are_asked_for_soon_where_a_job_changes_and_not_while_it_simply_trains():
+    site, hurries = Site(phase=Phase.STARTING), []
+    for phase in (Phase.STARTING, Phase.RUNNING, Phase.RUNNING, Phase.FINISHED, Phase.FINISHED):
+        site.job.changes = {"phase": phase}
+        before = site.records.hurries
+        site.turn(after_s=TURN_S)
+        hurries.append(site.records.hurries - before)
+    assert hurries == [1, 1, 0, 1, 0]
+
+
+def test_rows_are_asked_for_soon_while_something_doubtful_waits_in_a_job_that_trains():
+    site = Site()
+    site.turn()
+    site.records.ranks = [finding("straggler", confidence=0.5)]
+    before = site.records.hurries
+    assert site.turn(after_s=TURN_S) < TURN_S
+    assert site.records.hurries == before + 1
+    site.job.changes = {"phase": Phase.FINISHED}
+    assert site.turn(after_s=TURN_S) == TURN_S
 
 
 def test_who_is_slow_is_reported_before_the_others_are_asked():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -18,6 +19,13 @@ class IntakeConfig:
     """Shortest time a batch waits for others. Nodes of a job send at about the same time."""
     period_s: float = 0.6
     """Shortest time between two inserts of a record that are not full. Each costs 4 to 6 ms of a core."""
+    share: float = 0.02
+    """How much of the time such inserts may take. On a busy machine, as one that trains as well, each takes
+    several times as long, and they come less often."""
+    longest_period_s: float = 2.0
+    """Longest time between them, however long they take."""
+    hurry_s: float = 5.0
+    """For how long they come as often as they may, once somebody waits for rows."""
     group_rows: int = 5_000
     """Rows of one record that are stored at once without waiting."""
     save_s: float = 5.0
@@ -49,6 +57,8 @@ class BatchQueue:
         self._changed = threading.Condition()
         self._gathering: dict[str, _Gathering] = {}
         self._taken_s: dict[str, float] = {}  # when rows of a record were last taken
+        self._pace_s, self._hurried_until_s = config.period_s, -math.inf
+        self._full = False  # whether a record that was taken last was full
 
     def put(self, batch: Batch) -> Future[int]:
         """Add a batch. A sender that leaves does not stop its rows: the future cannot be cancelled."""
@@ -67,10 +77,27 @@ class BatchQueue:
         """What is due of each record, or everything. It waits here no longer."""
         with self._changed:
             due = {r: g for r, g in self._gathering.items() if everything or self._due_in_s(r, g) <= 0}
+            self._full = any(each.rows >= self._config.group_rows for each in due.values())
             for record in due:
                 del self._gathering[record]
                 self._taken_s[record] = self._clock.monotonic_s()
             return {record: gathering.batches for record, gathering in due.items()}
+
+    def took(self, seconds: float) -> None:
+        """What was taken last took so long to store. It sets the pace of what is not full.
+
+        Full inserts say nothing: they take long because they hold much.
+        """
+        config = self._config
+        wanted_s = config.period_s if self._full else seconds / config.share
+        with self._changed:
+            self._pace_s = (self._pace_s + min(max(wanted_s, config.period_s), config.longest_period_s)) / 2
+
+    def hurry(self) -> None:
+        """Somebody waits for rows."""
+        with self._changed:
+            self._hurried_until_s = self._clock.monotonic_s() + self._config.hurry_s
+            self._changed.notify_all()
 
     def wait(self) -> None:
         """Return after a while, at once where something is due, and early when something comes."""
@@ -91,7 +118,8 @@ class BatchQueue:
         """Seconds until the rows of a record are due, 0 or less where they are."""
         if gathering.rows >= self._config.group_rows:
             return 0.0
-        due_s = gathering.since_s + self._config.linger_s
+        now_s, due_s = self._clock.monotonic_s(), gathering.since_s + self._config.linger_s
         if record in self._taken_s:
-            due_s = max(due_s, self._taken_s[record] + self._config.period_s)
-        return due_s - self._clock.monotonic_s()
+            period_s = self._config.period_s if now_s < self._hurried_until_s else self._pace_s
+            due_s = max(due_s, self._taken_s[record] + period_s)
+        return due_s - now_s

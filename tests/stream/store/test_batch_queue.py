@@ -63,6 +63,47 @@ def test_inserts_of_few_rows_keep_their_distance_and_full_ones_do_not(queue, clo
     assert sizes(queue.take()) == {"steps": [8]}
 
 
+def few_rows_come_after_s(queue, clock):
+    """How long after the last insert the next few rows are taken."""
+    queue.put(batch(0, 1))
+    queue.take(everything=True)
+    began_s = clock.now_s
+    queue.put(batch(1, 1))
+    while not queue.take():
+        clock.now_s += 0.125
+    return clock.now_s - began_s
+
+
+def took_often(queue, seconds):
+    for _ in range(8):
+        queue.took(seconds)
+
+
+@pytest.mark.parametrize(
+    ("took_s", "after_s"), [(0.0, 1.0), (0.02, 1.0), (0.03, 1.5), (0.04, 2.0), (9.0, 2.0)]
+)
+def test_where_inserts_take_long_few_rows_wait_longer_up_to_a_limit(queue, clock, took_s, after_s):
+    took_often(queue, took_s)
+    assert few_rows_come_after_s(queue, clock) == pytest.approx(after_s, abs=0.125)
+
+
+def test_full_inserts_may_take_long_and_slow_nothing(queue, clock):
+    queue.put(batch(0, 8))
+    queue.take()
+    took_often(queue, 9.0)
+    assert few_rows_come_after_s(queue, clock) == 1.0
+
+
+def test_one_slow_insert_alone_changes_little_and_a_hurry_for_a_while_everything(queue, clock):
+    queue.took(0.03)
+    assert few_rows_come_after_s(queue, clock) == 1.25
+    took_often(queue, 9.0)
+    queue.hurry()
+    assert few_rows_come_after_s(queue, clock) == 1.0
+    clock.now_s += CONFIG.hurry_s
+    assert few_rows_come_after_s(queue, clock) == 2.0
+
+
 def test_everything_can_be_taken_at_once(queue):
     queue.put(batch(0, 1))
     assert sizes(queue.take(everything=True)) == {"steps": [1]}
