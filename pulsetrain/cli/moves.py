@@ -10,6 +10,7 @@ from pulsetrain.cli.names import node_names
 from pulsetrain.cli.options import HubOptions, grouped, hub_options, job_argument, json_option
 from pulsetrain.cli.root import print_json, pulsetrain
 from pulsetrain.core.json import JsonObject
+from pulsetrain.dashboard.models.time_use import price_sentence
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +119,8 @@ def sentence(answer: JsonObject) -> str:
     resume_step = answer["resume_step"]
     start = f"resume from step {resume_step}" if resume_step >= 0 else "begin anew"
     lost = answer["lost_steps"]
-    return f"{job} would be {done}.{after} At once it would {start} and do {lost} steps again."
+    would = f"{job} would be {done}.{after} At once it would {start} and do {lost} steps again."
+    return f"{would} {price_sentence(answer)}".rstrip()
 
 
 _DONE = {"preempt": "pre-empted", "migrate": "taken"}

@@ -11,6 +11,7 @@ from pulsetrain.cli.options import HubOptions, grouped, hub_options, job_argumen
 from pulsetrain.cli.root import print_json, print_table, pulsetrain
 from pulsetrain.core.errors import UsageError
 from pulsetrain.core.progress import progress
+from pulsetrain.dashboard.models.time_use import price_sentence
 from pulsetrain.protocol.client import HubClient
 
 
@@ -182,5 +183,7 @@ def evict(node: str, reason: str, dry_run: bool, hub: HubOptions, as_json: bool)
     verb = "would evict" if dry_run else "evicting"
     click.echo(f"{verb} {node} ({answer['state']}) of job {answer['job']}")
     for label, key in _COSTS:
-        if answer[key] not in ("", None, []):
+        if answer.get(key) not in ("", None, []):
             click.echo(f"  {label}: {answer[key]}")
+    if price_sentence(answer):
+        click.echo(f"  {price_sentence(answer)}")

@@ -9,6 +9,7 @@ import streamlit as st
 from pulsetrain.dashboard import page
 from pulsetrain.dashboard.models.recovery import RecoveryLine, recoveries, recovery_figure
 from pulsetrain.dashboard.models.text import clock, duration
+from pulsetrain.dashboard.models.time_use import time_sentence
 from pulsetrain.stream.queries import views
 
 _BARS = 20
@@ -34,6 +35,9 @@ def _body() -> None:
     job = page.chosen_job()
     rows = page.source().rows(views.events, job, ("recovery",)) if job else []
     history = recoveries(rows)
+    went = time_sentence(page.source().job(job) or {}) if job else ""
+    if went:
+        st.html(f'<div id="time-use">{escape(went)}</div>')
     if not history:
         page.empty("No recovery is on record for this job.")
         return

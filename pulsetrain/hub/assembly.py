@@ -38,6 +38,7 @@ from pulsetrain.hub.status import StatusReport
 from pulsetrain.hub.store_analysis import StoreAnalysis
 from pulsetrain.hub.stored_records import StoreRecords
 from pulsetrain.hub.suspects import Suspects
+from pulsetrain.hub.time_metrics import TimeCollector
 from pulsetrain.hub.token_file import KnownTokens, TokenFile
 from pulsetrain.recovery.controller import Controller
 from pulsetrain.recovery.state import Services
@@ -95,6 +96,7 @@ def assemble(
     table = LoopTable(own, controller.jobs)
     intake.metrics.registry.register(LoopCollector(table.rows))
     intake.metrics.registry.register(LeaderCollector(leadership))
+    intake.metrics.registry.register(TimeCollector(controller.jobs))
     topology = KeptTopology(controller.jobs)
     notifier = Notifier(alerts, settings.channels, topology, clock)
     _add_loops(loops, controller, detection, notifier, LoopHealth(table.rows, alerts, clock), memory)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TypedDict
 
-from pulsetrain.recovery import world
+from pulsetrain.recovery import restart_cost, world
 from pulsetrain.recovery.nodes import NodeState
+from pulsetrain.recovery.restart_cost import Price
 from pulsetrain.recovery.snapshot import JobSnapshot, NodeSnapshot
 
 NO_STANDBY = "no standby: the job would wait for a node"
@@ -13,7 +14,8 @@ NO_STANDBY = "no standby: the job would wait for a node"
 
 class EvictionPreview(TypedDict):
     """`standby` is the node that would replace it, None for none. `expected_s` is the median duration of the
-    job's past recoveries, None where nothing would have to recover or nothing is known."""
+    job's past recoveries, None where nothing would have to recover or nothing is known. `price` is what the
+    stop costs."""
 
     node: str
     job: str
@@ -23,6 +25,7 @@ class EvictionPreview(TypedDict):
     resume_step: int
     lost_steps: int
     expected_s: float | None
+    price: Price
     allowed: bool
     why_not: str
 
@@ -35,7 +38,7 @@ def preview(job: JobSnapshot, node: NodeSnapshot) -> EvictionPreview:
     plan = world.plan_restore(world.replace_nodes(job.world, healthy, standbys), job.held(without=node.name))
     own = job.own_checkpoint
     resume_step = plan.step if plan.step >= 0 or own is None or not own.complete else own.step
-    past_s = sorted(r["total_ns"] / 1e9 for r in job.history)
+    lost_steps = max(job.last_step - resume_step, 0) if active else 0
     return {
         "node": node.name,
         "job": job.job,
@@ -43,8 +46,9 @@ def preview(job: JobSnapshot, node: NodeSnapshot) -> EvictionPreview:
         "ranks": [rank for m in job.world if m.node == node.name for rank in m.ranks],
         "standby": min((hello.node for hello in standbys), default=None) if active else None,
         "resume_step": resume_step if active else job.last_step,
-        "lost_steps": max(job.last_step - resume_step, 0) if active else 0,
-        "expected_s": past_s[len(past_s) // 2] if active and past_s else None,
+        "lost_steps": lost_steps,
+        "expected_s": restart_cost.usual_recovery_s(job) if active else None,
+        "price": restart_cost.of_stop(job, lost_steps=lost_steps) if active else restart_cost.price(0.0, 0),
         "allowed": True,
         "why_not": "" if not active or standbys else NO_STANDBY,
     }

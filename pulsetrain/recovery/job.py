@@ -153,6 +153,7 @@ class Job:
         if state.works_without_steps():
             state.under_way()
         state.rate.note(state.last_step, now_s)
+        state.note_time()
         moving.look(state, self._loop)
         standbys = standby_care.take_due(state)
         if standbys:

@@ -7,8 +7,9 @@ from collections import deque
 
 import structlog
 
-from pulsetrain.recovery import actions
+from pulsetrain.recovery import actions, restart_cost
 from pulsetrain.recovery.record import Fault
+from pulsetrain.recovery.snapshot import snapshot
 from pulsetrain.recovery.state import JobState
 from pulsetrain.recovery.transitions import FAULTS, TERMINAL, Action, Event, step
 
@@ -34,7 +35,8 @@ class JobLoop:
         """A fault of the present attempt. In observe-only mode it is written down instead of acted on."""
         state = self._state
         if state.services.policy.observe_only and fault.actor == "controller":
-            detail = {"event": fault.event, "reason": fault.reason}
+            cost = restart_cost.of_restart(snapshot(state), without=fault.node)
+            detail = {"event": fault.event, "reason": fault.reason, "price": cost}
             state.write("would", detail, node=fault.node, rank=fault.rank)
             return
         if state.recovery is not None and fault.event is Event.NODE_LOST:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from typing import TypedDict
 
-from pulsetrain.recovery import world
+from pulsetrain.recovery import restart_cost
 from pulsetrain.recovery.move_request import MoveRequest
+from pulsetrain.recovery.restart_cost import Price
 from pulsetrain.recovery.snapshot import JobSnapshot
 
 
 class MovePreview(TypedDict):
     """`standby` is the node that would take over, None where none has to. `why_not`: why it cannot be done.
 
-    `lost_steps` would be done again if it were done at once, without waiting for a checkpoint.
+    `lost_steps` would be done again if it were done at once, without waiting for a checkpoint. `price` holds
+    for that.
     """
 
     job: str
@@ -22,6 +24,7 @@ class MovePreview(TypedDict):
     step: int
     resume_step: int
     lost_steps: int
+    price: Price
     standby: str | None
     dry_run: bool
     can_do: bool
@@ -31,9 +34,8 @@ class MovePreview(TypedDict):
 def preview(job: JobSnapshot, request: MoveRequest, why_not: str, *, dry_run: bool) -> MovePreview:
     """What happens to `job`."""
     without = request.node
-    own = job.own_checkpoint
-    own_step = own.step if own is not None and own.complete else -1
-    resume_step = max(world.plan_restore(job.world, job.held(without=without)).step, own_step)
+    resume_step = restart_cost.resume_step(job, without=without)
+    lost_steps = max(job.last_step - resume_step, 0)
     return {
         "job": job.job,
         "what": request.what,
@@ -41,7 +43,8 @@ def preview(job: JobSnapshot, request: MoveRequest, why_not: str, *, dry_run: bo
         "state": str(job.phase),
         "step": job.last_step,
         "resume_step": resume_step,
-        "lost_steps": max(job.last_step - resume_step, 0),
+        "lost_steps": lost_steps,
+        "price": restart_cost.of_stop(job, lost_steps=lost_steps),
         "standby": min((n.name for n in job.standbys()), default=None) if without else None,
         "dry_run": dry_run,
         "can_do": not why_not,

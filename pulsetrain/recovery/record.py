@@ -35,7 +35,7 @@ class RecoveryDetail(TypedDict):
     """The detail of a `recovery` event. `stages_ns` has a duration for each of `STAGES`.
 
     `resumed_by` is "checkpointer", "script" (`resumed_path` is then its file, if known), or "nothing": the
-    job began anew and all its steps are lost.
+    job began anew and all its steps are lost. `lost_gpu_s` is `total_ns` for every rank, in GPU seconds.
     """
 
     cause: str
@@ -52,6 +52,7 @@ class RecoveryDetail(TypedDict):
     resumed_by: str
     resumed_path: str
     lost_steps: int
+    lost_gpu_s: float
     attempt: int
 
 
@@ -92,9 +93,12 @@ class Recovery:
         """Every node answered the launch. `fetch_ns` is the longest time a checkpoint took to arrive."""
         self.launched_ns, self.fetch_ns, self.resumed_step = now_ns, fetch_ns, step
 
-    def finish(self, now_ns: int, attempt: int, reports: Iterable[FirstStep]) -> RecoveryDetail:
+    def finish(
+        self, now_ns: int, attempt: int, reports: Iterable[FirstStep], *, ranks: int
+    ) -> RecoveryDetail:
         """The detail of the `recovery` event: cause, culprit, stages, steps.
 
+        `ranks` is the size of the world.
         Every stage but `detect` is measured on the hub's clock and they add up to the whole. Within the
         launch, `load` and the process-group set-up are the slowest rank's own report.
         """
@@ -116,6 +120,7 @@ class Recovery:
             "resumed_by": resumed.by,
             "resumed_path": resumed.path,
             "lost_steps": max(self.from_step - resumed.step, 0),
+            "lost_gpu_s": round(sum(stages.values()) / 1e9 * ranks, 1),
             "attempt": attempt,
         }
 

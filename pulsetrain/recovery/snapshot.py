@@ -12,6 +12,7 @@ from pulsetrain.recovery.nodes import GONE, Node, NodeState
 from pulsetrain.recovery.own_checkpoints import JobCheckpoint
 from pulsetrain.recovery.record import Fault, RecoveryDetail
 from pulsetrain.recovery.state import JobState
+from pulsetrain.recovery.time_use import TimeUse
 from pulsetrain.recovery.transitions import Phase
 from pulsetrain.recovery.world import node_of
 
@@ -47,7 +48,8 @@ class JobSnapshot:
     recovery that is complete. `failure` and `ended_by` say why the job is over, "" where that is not so.
     `own_checkpoint` is the newest that the script wrote by itself. `move` is a pre-emption or migration that
     was asked for, None where nobody did. `instrumentation` says of each kind of
-    record whether it is explicit or inferred.
+    record whether it is explicit or inferred. `time_use` says what the job's time went to. `step_s` is the
+    time of a step lately, 0 while unknown.
     """
 
     job: str
@@ -69,6 +71,8 @@ class JobSnapshot:
     own_checkpoint: JobCheckpoint | None = None
     move: Move | None = None
     instrumentation: Mapping[str, str] = field(default_factory=dict)
+    time_use: TimeUse | None = None
+    step_s: float = 0.0
 
     @property
     def world_size(self) -> int:
@@ -151,6 +155,8 @@ def snapshot(job: JobState) -> JobSnapshot:
         own_checkpoint=job.own_checkpoints.newest(),
         move=replace(job.move) if job.move else None,
         instrumentation=job.instrumentation.combined(),
+        time_use=job.time.use(job.now_ns()),
+        step_s=1 / job.rate.per_s if job.rate.per_s else 0.0,
     )
 
 

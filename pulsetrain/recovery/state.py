@@ -23,7 +23,8 @@ from pulsetrain.recovery.own_checkpoints import OwnCheckpoints
 from pulsetrain.recovery.policy import EvictionBudget, Policy
 from pulsetrain.recovery.record import Fault, Recovery, RecoveryDetail
 from pulsetrain.recovery.step_rate import StepRate
-from pulsetrain.recovery.transitions import Event, Phase
+from pulsetrain.recovery.time_use import TimeBook, Use
+from pulsetrain.recovery.transitions import TERMINAL, Event, Phase
 
 SOON_STEPS = 5  # after the step that was restored. A failure so soon may be the checkpoint's own.
 BUSY_NS = 10_000_000_000  # a rank whose last sign of work is younger than that works
@@ -88,6 +89,8 @@ class JobState:
         self.own_checkpoints = OwnCheckpoints()
         self.instrumentation = Instrumentation()
         self.rate = StepRate()
+        self.time = TimeBook(self.phase_since_ns)
+        self._redone_at = -1  # the step at which everything that was lost has been done again
         self._ids = itertools.count(1)
         self._recall()
 
@@ -133,9 +136,27 @@ class JobState:
     def enter(self, phase: Phase) -> None:
         """Begin a phase."""
         self.phase, self.phase_since_ns = phase, self.now_ns()
+        self.note_time()
+
+    def note_time(self) -> None:
+        """Note what the job does now."""
+        self.time.note(self._use(), self.now_ns())
+
+    def _use(self) -> Use:
+        if self.phase in (*TERMINAL, Phase.PREEMPTED):
+            return Use.AWAY
+        if self.recovery is not None:
+            return Use.FAIL_OVER if self.recovery.checked_ns else Use.LOCATE
+        if self.phase not in (Phase.RUNNING, Phase.PREEMPTING) or not self.attempt.first_step_done:
+            return Use.START
+        if self._redone_at >= 0 and 0 <= self.last_step < self._redone_at:
+            return Use.RECOMPUTE
+        self._redone_at = -1
+        return Use.TRAIN
 
     def begin_recovery(self, fault: Fault) -> None:
         """The job stops because of `fault`."""
+        self.time.misjudged(fault.onset_ns, self.now_ns())
         self.recovery = Recovery(fault=fault, from_step=self.last_step)
         self.hangs.forget()
         self._doubt(fault)
@@ -159,8 +180,12 @@ class JobState:
         self.restarts.unrestorable.clear()
         if self.recovery is None:
             return
-        detail = self.recovery.finish(self.now_ns(), self.attempt.number, self.attempt.first_steps.values())
+        reports = self.attempt.first_steps.values()
+        detail = self.recovery.finish(
+            self.now_ns(), self.attempt.number, reports, ranks=self.members.world_size
+        )
         self.recovery = None
+        self._redone_at = max(self._redone_at, detail["from_step"])
         self.own_checkpoints.started(self.attempt.number, detail["resumed_step"])
         self.history.append(detail)
         self.write("recovery", detail, node=detail["node"], rank=detail["rank"])

@@ -7,6 +7,7 @@ from typing import TypedDict
 from pulsetrain.protocol.messages import WorldNode
 from pulsetrain.recovery.record import RecoveryDetail
 from pulsetrain.recovery.snapshot import JobSnapshot, NodeSnapshot
+from pulsetrain.recovery.time_use import TimeUseRow
 
 
 class NodeRow(TypedDict):
@@ -44,6 +45,7 @@ class JobRow(TypedDict):
     own_checkpoint: dict[str, object] | None
     move: dict[str, object] | None
     instrumentation: dict[str, str]
+    time_use: TimeUseRow | None
     nodes: list[NodeRow]
     recoveries: list[RecoveryDetail]
 
@@ -86,6 +88,7 @@ def job_row(job: JobSnapshot) -> JobRow:
         "own_checkpoint": job.own_checkpoint.row(job.now_ns) if job.own_checkpoint else None,
         "move": job.move.row() if job.move else None,
         "instrumentation": dict(job.instrumentation),
+        "time_use": job.time_use.row() if job.time_use else None,
         "nodes": node_rows(job),
         "recoveries": list(job.history),
     }

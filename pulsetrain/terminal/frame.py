@@ -178,6 +178,7 @@ def _facts(job: JobView) -> str:
     facts += [f"{job.recoveries:,} recoveries" if job.recoveries != 1 else "1 recovery"] * bool(
         job.recoveries
     )
+    facts += [f"ETTR {job.ettr}"] if job.ettr else []
     return " · ".join(facts)
 
 

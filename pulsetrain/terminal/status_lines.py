@@ -33,6 +33,7 @@ def progress_line(job: JobView) -> str:
     facts += [f"{duration(job.step_s * 1e9)} a step"] if job.step_s else []
     facts += [f"MFU {job.mfu:.1%}"] if job.mfu is not None else []
     facts += [f"attempt {job.attempt}"] if job.attempt >= 0 else []
+    facts += [f"ETTR {job.ettr}"] if job.ettr else []
     line = ", ".join(facts)
     return f"{line[:1].upper()}{line[1:]}." if line else ""
 

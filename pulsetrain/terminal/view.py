@@ -16,6 +16,7 @@ from pulsetrain.dashboard.models.attribution import Attribution, attribute, node
 from pulsetrain.dashboard.models.overview import mfu_ratio
 from pulsetrain.dashboard.models.states import JOB_STATES, NODE_STATES, job_state, look
 from pulsetrain.dashboard.models.text import natural
+from pulsetrain.dashboard.models.time_use import ettr_text
 from pulsetrain.dashboard.pulse import AWAY_S
 
 STALE_S = AWAY_S
@@ -90,7 +91,7 @@ class JobView:
     """One job. `since_ns` and `step_s` are 0, `step` and `attempt` -1 and `mfu` None where nobody knows.
 
     `state` is a key of `JOB_STATES`. It is "no_data" and `last_said` holds the sentence where the data is
-    stale.
+    stale. `ettr` is the effective training time ratio in words, "" where nobody knows.
     """
 
     job: str
@@ -106,6 +107,7 @@ class JobView:
     step_s: float
     mfu: float | None
     recoveries: int
+    ettr: str
     pending: Pending | None
     slowest_ranks: tuple[SlowView, ...]
     slowest_nodes: tuple[SlowView, ...]
@@ -200,6 +202,7 @@ def _job(job: JsonObject, answers: Answers, now_ns: int, *, stale: bool) -> JobV
         step_s=float(job.get("median_step_s") or 0.0),
         mfu=mfu_ratio(job),
         recoveries=len(job.get("recoveries", ())),
+        ettr=ettr_text(job),
         pending=_pending(job.get("pending_hang"), now_ns),
         slowest_ranks=tuple(_slow_rank(row, blame) for row in ranking.get("ranks", ())),
         slowest_nodes=tuple(_slow_node(row, blame) for row in ranking.get("nodes", ())),

@@ -220,7 +220,8 @@ def test_observe_only_says_what_it_would_do_and_does_nothing():
         await fleet.form()
         fleet.controller.jobs["j"].observe([hang(rank=1)])
         await fleet.settle()
-        assert fleet.journal.last("would")["rank"] == 1
+        would = fleet.journal.last("would")
+        assert (would["rank"], would["detail"]["price"]["stop_s"]) == (1, None)
         assert not fleet.of("a", Stop)
 
     run(scenario)
@@ -405,6 +406,40 @@ def test_a_hang_is_dated_back_to_the_last_progress_of_its_rank():
         recovery = fleet.journal.last("recovery")["detail"]
         assert (recovery["cause"], recovery["culprit"]) == ("hang", "rank 1")
         assert recovery["stages_ns"]["detect"] == pytest.approx(0.5e9, abs=1e6)
+
+    run(scenario)
+
+
+def seconds(fleet):
+    return {use: s for use, s in fleet.job.time_use.row()["seconds"].items() if s}
+
+
+def test_the_time_of_a_hang_its_recovery_and_the_steps_done_again_is_not_trained():
+    async def scenario():
+        fleet = Fleet("ab")
+        await fleet.form()
+        for agent in fleet.agents.values():
+            agent.complete(4)
+            agent.steps = dict.fromkeys(agent.steps, 9)
+            agent.send_heartbeat()
+        fleet.clock.now_s += 60.0
+        for agent in fleet.agents.values():
+            agent.send_heartbeat()
+        fleet.clock.now_s += 5.0
+        fleet.controller.jobs["j"].observe([hang(rank=1)])
+        for agent in fleet.agents.values():
+            agent.send_heartbeat()
+        await fleet.settle()
+        assert fleet.job.attempt == 1
+        again_at = max(fleet.agents["a"].steps.values())
+        fleet.clock.now_s += 2.0
+        for agent in fleet.agents.values():
+            agent.complete(9)
+        await fleet.settle()
+        fleet.clock.now_s += 1.0
+        assert again_at < 9
+        assert seconds(fleet) == pytest.approx({"start": 0.6, "train": 61, "detect": 5, "recompute": 2})
+        assert fleet.job.history[0]["lost_gpu_s"] == pytest.approx(4 * 5.0)
 
     run(scenario)
 

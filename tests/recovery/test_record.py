@@ -36,7 +36,10 @@ def test_stages_are_never_negative_and_add_up(detect, diagnose, evict, launch, r
     recovery.launched_ns, recovery.fetch_ns = times[2] + launch, min(fetch, launch)
     end = recovery.launched_ns + rest
     detail = recovery.finish(
-        end, 1, [FirstStep(node="a", ts_ns=0, attempt=1, step=0, stages_ns={"init": init, "load": load})]
+        end,
+        1,
+        [FirstStep(node="a", ts_ns=0, attempt=1, step=0, stages_ns={"init": init, "load": load})],
+        ranks=4,
     )
     assert set(detail["stages_ns"]) == set(STAGES)
     assert min(detail["stages_ns"].values()) >= 0
@@ -49,7 +52,7 @@ def test_the_slowest_rank_counts_for_loading():
         FirstStep(node=n, ts_ns=0, attempt=1, step=0, stages_ns={"load": ns})
         for n, ns in (("a", 5), ("b", 9))
     ]
-    assert recovery.finish(100, 1, reports)["stages_ns"]["load"] == 9
+    assert recovery.finish(100, 1, reports, ranks=4)["stages_ns"]["load"] == 9
 
 
 def test_a_lost_node_explains_the_exits_that_came_before():
@@ -58,14 +61,14 @@ def test_a_lost_node_explains_the_exits_that_came_before():
         event=Event.NODE_LOST, attempt=0, cause="node_lost", reason="r", onset_ns=0, detected_ns=0, node="b"
     )
     recovery.blame(lost)
-    detail = recovery.finish(1, 1, [])
+    detail = recovery.finish(1, 1, [], ranks=4)
     assert (detail["culprit"], detail["cause"]) == ("b", "node_lost")
 
 
 def test_a_restore_from_a_step_that_a_laggard_had_reached_loses_nothing():
     recovery = Recovery(fault=fault(), from_step=4)
     recovery.resumed_step = 5
-    assert recovery.finish(1, 1, [])["lost_steps"] == 0
+    assert recovery.finish(1, 1, [], ranks=4)["lost_steps"] == 0
 
 
 @pytest.mark.parametrize(
@@ -79,6 +82,6 @@ def test_a_restore_from_a_step_that_a_laggard_had_reached_loses_nothing():
 )
 def test_lost_steps_are_counted_from_where_the_job_really_went_on(restored, reports, expected):
     recovery = Recovery(fault=fault(), from_step=7, resumed_step=restored)
-    detail = recovery.finish(20, 1, reports)
+    detail = recovery.finish(20, 1, reports, ranks=4)
     keys = ("resumed_step", "resumed_by", "resumed_path", "lost_steps")
     assert tuple(detail[key] for key in keys) == expected

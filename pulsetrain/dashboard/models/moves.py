@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pulsetrain.core.json import JsonObject
+from pulsetrain.dashboard.models.time_use import price_sentence
 
 WORDS = {"preempt": "Pre-empt the job", "resume": "Resume the job", "migrate": "Take the job off the node"}
 
@@ -44,8 +45,10 @@ def cost(answer: JsonObject) -> list[str]:
         where = f"The job restarts with {answer['standby']} in the place of {answer['node']}."
     resume_step = answer["resume_step"]
     start = f"it would go on from step {resume_step}" if resume_step >= 0 else "it would begin anew"
-    return [
+    lines = [
         where,
         "It trains on until a checkpoint is there that is newer than the request, for a minute at most.",
         f"At once {start}, and {answer['lost_steps']} steps would be done again.",
+        price_sentence(answer),
     ]
+    return [line for line in lines if line]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pulsetrain.core.json import JsonObject
 from pulsetrain.dashboard.models.states import NODE_STATES, look
 from pulsetrain.dashboard.models.text import duration, fold, natural
+from pulsetrain.dashboard.models.time_use import price_sentence
 
 
 def ordered_nodes(nodes: Sequence[JsonObject], *, job: str, find: str = "") -> list[JsonObject]:
@@ -85,6 +86,8 @@ def plan(answer: JsonObject) -> Plan:
         lines.append("No checkpoint is held by every rank: the job would start from its first step.")
     if answer.get("expected_s") is not None:
         lines.append(f"Expected pause: {duration(float(answer['expected_s']) * 1e9)}.")
+    if price_sentence(answer):
+        lines.append(price_sentence(answer))
     return Plan(allowed=bool(answer.get("allowed", False)), sentences=(*lines, *_refusal(answer)))
 
 
