@@ -91,7 +91,7 @@ def assemble(
     services = Services(policy=settings.policy, journal=writer, clock=clock, background=loops, memory=memory)
     controller = Controller(services, loops, last_attempt=lambda job: views.last_attempt(store, job))
     intake = Intake(store, data / "journal", clock)
-    detection = _detection(controller, alerts, writer, store, intake, settings, clock, loops)
+    detection = _detection(controller, alerts, writer, store, intake, memory, settings, clock, loops)
     own = [lambda: loops.statuses() if loops.started else (), lambda: [writer.status(), intake.status()]]
     table = LoopTable(own, controller.jobs)
     intake.metrics.registry.register(LoopCollector(table.rows))
@@ -161,6 +161,7 @@ def _detection(
     writer: EventWriter,
     store: Store,
     intake: Intake,
+    memory: KeptMemory,
     settings: Settings,
     clock: Clock,
     loops: TaskSupervisor,
@@ -174,7 +175,7 @@ def _detection(
     return Detection(
         reporter=reporter,
         stacks=stacks,
-        live=LiveWatch(jobs, stacks, reporter, clock, config, Suspects(jobs, clock, loops)),
+        live=LiveWatch(jobs, stacks, reporter, clock, config, Suspects(jobs, clock, loops), memory),
         machines=HardwareWatch(jobs, reporter, site_tables(settings.hub.policies), clock),
         analysis=StoreAnalysis(jobs, records, reporter, clock, stacks.detector),
         past=PastJobs(jobs, past, reporter, writer, clock),

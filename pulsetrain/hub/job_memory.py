@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from itertools import islice
 from urllib.parse import quote, unquote
@@ -18,14 +18,14 @@ from pulsetrain.recovery.memory import JobMemory, NodeMemory, Preemption
 log = structlog.get_logger()
 
 JOBS = "jobs/"
-EVICTIONS, NODES, PREEMPTION = "evictions", "nodes/", "preemption"
+EVICTIONS, NODES, PREEMPTION, PAUSES = "evictions", "nodes/", "preemption", "pauses"
 IDLE_S = 30.0
 STORED_S = 2.0  # an eviction waits for so long, then it goes on without its memory
 
 
 class KeptMemory:
-    """A `Memory` with the keys ``evictions``, ``nodes/NODE`` and ``preemption`` below ``jobs/JOB/``. The
-    values are JSON.
+    """A `Memory` with the keys ``evictions``, ``nodes/NODE``, ``preemption`` and ``pauses`` below
+    ``jobs/JOB/``. The values are JSON.
 
     `load` reads the store. `turn` writes and belongs to the supervisor of loops. A write that fails is tried
     again. Every write has the conditions `fence()`. Where they do not hold, `refused` is called.
@@ -57,6 +57,7 @@ class KeptMemory:
         """See `Memory.recall`."""
         prefix = _prefix(job)
         nodes, preempted = prefix + NODES, self._values.get(prefix + PREEMPTION)
+        pauses = self._values.get(prefix + PAUSES, "{}")
         try:
             return JobMemory(
                 evictions_ns=tuple(map(int, json.loads(self._values.get(prefix + EVICTIONS, "[]")))),
@@ -66,8 +67,9 @@ class KeptMemory:
                     if key.startswith(nodes)
                 },
                 preemption=Preemption(**json.loads(preempted)) if preempted else None,
+                pauses_ns={place: int(longest_ns) for place, longest_ns in json.loads(pauses).items()},
             )
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, AttributeError) as error:
             raise CorruptData(f"what is kept of job {job!r} cannot be read: {error}") from error
 
     def evictions(self, job: str, times_ns: Sequence[int]) -> None:
@@ -83,6 +85,10 @@ class KeptMemory:
         """See `Memory.preemption`."""
         text = json.dumps(asdict(memory), ensure_ascii=False) if memory is not None else None
         self._note(_prefix(job) + PREEMPTION, text)
+
+    def pauses(self, job: str, longest_ns: Mapping[str, int]) -> None:
+        """See `Memory.pauses`."""
+        self._note(_prefix(job) + PAUSES, json.dumps(dict(longest_ns), ensure_ascii=False))
 
     def forget(self, job: str) -> None:
         """See `Memory.forget`."""

@@ -16,6 +16,7 @@ from pulsetrain.hub.finding_dedup import FindingDedup
 from pulsetrain.hub.stacks import StackEvidence
 from pulsetrain.hub.step_times import StepTimes
 from pulsetrain.hub.suspects import SuspectWatch
+from pulsetrain.recovery.memory import JobMemory
 from pulsetrain.recovery.record import Fault
 from pulsetrain.recovery.snapshot import JobSnapshot
 from pulsetrain.recovery.transitions import TERMINAL, Event, Phase
@@ -34,6 +35,18 @@ class Watched(Protocol):
 
     def snapshot(self) -> JobSnapshot:
         """The job as it is now."""
+        ...
+
+
+class PauseMemory(Protocol):
+    """Keeps the pauses of jobs for the hub that comes after this one."""
+
+    def recall(self, job: str) -> JobMemory:
+        """What is known of a job."""
+        ...
+
+    def pauses(self, job: str, longest_ns: Mapping[str, int]) -> None:
+        """The longest silences that the job survived are these."""
         ...
 
 
@@ -97,9 +110,11 @@ class LiveWatch:
         clock: Clock,
         config: watch.WatchConfig,
         suspects: SuspectWatch,
+        memory: PauseMemory,
     ) -> None:
         self._jobs, self._stacks, self._sink = jobs, stacks, sink
         self._clock, self._config, self._suspects = clock, config, suspects
+        self._memory_of_pauses = memory
         self._memories: dict[str, _Memory] = {}
         self._pauses: dict[str, PauseLog] = {}
 
@@ -133,12 +148,15 @@ class LiveWatch:
         return False
 
     def _look_for_hangs(self, job: JobSnapshot, memory: _Memory, view: watch.JobView) -> None:
-        pauses = self._pauses.setdefault(job.job, PauseLog())
+        pauses = self._pauses.get(job.job)
+        if pauses is None:
+            known_ns = self._memory_of_pauses.recall(job.job).pauses_ns
+            pauses = self._pauses[job.job] = PauseLog(longest_ns=dict(known_ns))
         postures = self._suspects.postures(job.job, job.attempt)
         view = replace(view, postures=postures, usual_ns=pauses.longest_ns)
         look = watch.look(view, self._config)
-        if look.stall_ns is not None:
-            pauses.note(look.stall_ns, look.place)
+        if look.stall_ns is not None and pauses.note(look.stall_ns, look.place):
+            self._memory_of_pauses.pauses(job.job, pauses.longest_ns)
         memory.verdicts = look.verdicts
         self._suspects.consider(job.job, job.attempt, look.suspects)
         self._stacks.consider(job, view, look.verdicts)

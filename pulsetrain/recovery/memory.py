@@ -1,9 +1,9 @@
-"""What a job must not forget when its hub ends: evictions, cordons, and that it was pre-empted."""
+"""What a job must not forget when its hub ends: evictions, cordons, pauses, and that it was pre-empted."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 
@@ -38,11 +38,13 @@ class Preemption:
 
 @dataclass(frozen=True, kw_only=True)
 class JobMemory:
-    """`evictions_ns` are the times (UTC) of the evictions that count towards the budget."""
+    """`evictions_ns` are the times (UTC) of the evictions that count towards the budget. `pauses_ns` are the
+    longest silences that ended by themselves, by the place in the code."""
 
     evictions_ns: tuple[int, ...]
     nodes: Mapping[str, NodeMemory]
     preemption: Preemption | None = None
+    pauses_ns: Mapping[str, int] = field(default_factory=dict)
 
 
 class Memory(Protocol):
@@ -62,6 +64,10 @@ class Memory(Protocol):
 
     def preemption(self, job: str, memory: Preemption | None) -> None:
         """The job is pre-empted, or with None it may run again."""
+        ...
+
+    def pauses(self, job: str, longest_ns: Mapping[str, int]) -> None:
+        """The longest silences that the job survived are these."""
         ...
 
     def forget(self, job: str) -> None:

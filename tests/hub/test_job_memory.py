@@ -40,6 +40,7 @@ def test_a_new_hub_recalls_what_was_noted_of_each_job(store):
         memory.node("team/j", "b", CORDONED)
         memory.node("team/j", "c", CORDONED)
         memory.node("team", "d", CORDONED)
+        memory.pauses("team/j", {"evaluate (träin.py:8)": 90})
         await memory.turn()
         memory.node("team/j", "c", None)
         memory.node("team/j", "e", None)
@@ -48,7 +49,9 @@ def test_a_new_hub_recalls_what_was_noted_of_each_job(store):
     run(scenario)
     again = loaded(store)
     assert again.recall("team/j") == JobMemory(
-        evictions_ns=(5, 9), nodes={"rack 1/a": EVICTED, "b": CORDONED}
+        evictions_ns=(5, 9),
+        nodes={"rack 1/a": EVICTED, "b": CORDONED},
+        pauses_ns={"evaluate (träin.py:8)": 90},
     )
     assert again.recall("team").nodes == {"d": CORDONED}
     assert again.recall("other") == NOTHING

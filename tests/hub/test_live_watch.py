@@ -12,15 +12,17 @@ from pulsetrain.recovery.nodes import NodeState
 from pulsetrain.recovery.transitions import Phase
 from tests.hub.fakes import Clock, FakeJob, Sink
 from tests.recovery.builders import S, heartbeat, job_snapshot, node_snapshot, rank_exit, status
+from tests.recovery.fakes import FakeMemory
 
 
 class Stacks:
     """Keeps the verdicts it is shown, and marks hangs."""
 
     def __init__(self):
-        self.considered = []
+        self.considered, self.views = [], []
 
     def consider(self, job, view, verdicts):
+        self.views.append(view)
         self.considered.append([type(v).__name__ for v in verdicts])
 
     def attach(self, job, attempt, findings):
@@ -43,11 +45,13 @@ class Suspects:
 class Site:
     """A live watch over one job."""
 
-    def __init__(self, **changes):
+    def __init__(self, *, memory=None, **changes):
         self.job, self.sink, self.stacks, self.clock = FakeJob(**changes), Sink(), Stacks(), Clock()
-        self.jobs, self.suspects = {"j": self.job}, Suspects()
+        self.jobs, self.suspects, self.memory = {"j": self.job}, Suspects(), memory or FakeMemory()
         config = WatchConfig(stall_s=3.0)
-        self.watch = LiveWatch(self.jobs, self.stacks, self.sink, self.clock, config, self.suspects)
+        self.watch = LiveWatch(
+            self.jobs, self.stacks, self.sink, self.clock, config, self.suspects, self.memory
+        )
 
     def look(self, **changes):
         self.job.changes |= changes
@@ -60,6 +64,18 @@ def still(seconds, stuck=2):
         status(r, progress_age_ns=seconds * S, state="stopped" if r == stuck else "running") for r in range(4)
     ]
     return node_snapshot("a", *ranks[:2]), node_snapshot("b", *ranks[2:])
+
+
+def test_a_hub_that_comes_after_another_knows_how_long_the_job_has_paused_before():
+    memory = FakeMemory()
+    memory.pauses("j", {"evaluate (train.py:8)": 80 * S})
+    site = Site(memory=memory)
+    for seconds in (0, 20, 40, 0):
+        site.look(nodes=still(seconds, stuck=None))
+    assert memory.recall("j").pauses_ns == {"evaluate (train.py:8)": 80 * S, "": 40 * S}
+    after = Site(memory=memory)
+    after.look(nodes=still(1, stuck=None))
+    assert after.stacks.views[-1].usual_ns == memory.recall("j").pauses_ns
 
 
 def test_the_view_has_what_the_analyzers_need():

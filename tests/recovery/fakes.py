@@ -65,12 +65,13 @@ class FakeMemory:
     """Remembers in this process, and stores at once."""
 
     def __init__(self):
-        self.times_ns, self.nodes, self.preemptions = {}, {}, {}
+        self.times_ns, self.nodes, self.preemptions, self.longest_ns = {}, {}, {}, {}
 
     def recall(self, job):
         nodes = {name: memory for (of, name), memory in self.nodes.items() if of == job}
         times_ns, preemption = tuple(self.times_ns.get(job, ())), self.preemptions.get(job)
-        return JobMemory(evictions_ns=times_ns, nodes=nodes, preemption=preemption)
+        pauses_ns = self.longest_ns.get(job, {})
+        return JobMemory(evictions_ns=times_ns, nodes=nodes, preemption=preemption, pauses_ns=pauses_ns)
 
     def evictions(self, job, times_ns):
         self.times_ns[job] = times_ns
@@ -83,7 +84,11 @@ class FakeMemory:
     def preemption(self, job, memory):
         self.preemptions[job] = memory
 
+    def pauses(self, job, longest_ns):
+        self.longest_ns[job] = dict(longest_ns)
+
     def forget(self, job):
+        self.longest_ns.pop(job, None)
         self.times_ns.pop(job, None)
         self.preemptions.pop(job, None)
         self.nodes = {key: memory for key, memory in self.nodes.items() if key[0] != job}

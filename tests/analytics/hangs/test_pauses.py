@@ -18,6 +18,16 @@ def test_the_longest_silence_of_each_place_is_kept():
     assert log.longest_ns == {"evaluate": 90 * S, "save": 5 * S}
 
 
+def test_only_a_silence_that_is_longer_than_those_before_it_is_news():
+    log = PauseLog()
+    news = []
+    for seconds in (20, 90, 30, 91, 1):
+        silence(log, seconds - 1, "evaluate")
+        log.note(seconds * S, "evaluate")
+        news.append(log.note(0, ""))
+    assert news == [True, True, False, True, False]
+
+
 def test_the_most_precise_place_counts():
     log = PauseLog()
     log.note(2 * S, "")
