@@ -129,3 +129,25 @@ def test_a_restart_that_begins_anew_beside_a_checkpoint_is_the_last_one_for_a_pa
     job.under_way()
     assert (job.history[-1]["resumed_by"], job.history[-1]["lost_steps"]) == ("nothing", 6)
     assert not job.can_resume()
+
+
+def test_steps_are_done_again_until_the_newest_one_before_the_fault_also_before_a_heartbeat_tells_of_them(
+    job,
+):
+    report(job, last_step=7)
+    job.phase = Phase.RUNNING
+    job.under_way()
+    job.note_time()
+    job.begin_recovery(faults.rank_failed(rank_exit(3, -9), 1000 * S))
+    job.attempt = Attempt(number=1)
+    job.under_way()
+    uses = []
+    for step in (None, 0, 6, 7, 8):
+        if step is not None:
+            for name, ranks in (("a", (0, 1)), ("b", (2, 3))):
+                beat = heartbeat(name, *(status(r, last_step=step) for r in ranks), attempt=1)
+                job.members.nodes[name].take_heartbeat(beat, job.services.clock.now_s)
+        job.note_time()
+        job.services.clock.now_s += 1
+        uses.append(round(job.time.use(job.now_ns()).row()["seconds"]["recompute"]))
+    assert uses == [1, 2, 3, 3, 3]

@@ -127,6 +127,18 @@ def _would(events: Sequence[JsonObject], now_ns: int) -> str:
     return f"It only observes. {ago(last['ts_ns'], now_ns)} it would have acted on {where}: {reason}."
 
 
+def _resumed(detail: JsonObject) -> str:
+    """From where a job went on.
+
+    >>> _resumed({"resumed_step": 78}), _resumed({"resumed_step": -1, "lost_steps": 81})
+    ('from step 78', 'from its beginning, with 81 steps lost')
+    """
+    step = detail.get("resumed_step", "?")
+    return (
+        f"from step {step}" if step != -1 else f"from its beginning, with {detail.get('lost_steps', '?')} steps lost"
+    )
+
+
 def _pending(pending: JsonObject, now_ns: int) -> str:
     act_at = pending.get("act_at_ns")
     if act_at is None:
@@ -163,9 +175,7 @@ def _did(event: JsonObject, now_ns: int) -> str:
         case "recovery":
             took = duration(int(detail.get("total_ns", 0)))
             what = f"{detail.get('cause', 'fault')} of {detail.get('culprit') or event['node'] or 'the job'}"
-            return (
-                f"It recovered the job {when}: {what}, {took}, from step {detail.get('resumed_step', '?')}."
-            )
+            return f"It recovered the job {when}: {what}, {took}, {_resumed(detail)}."
         case "evict":
             return f"It evicted {event['node']} {when}: {detail.get('reason', 'no reason given')}."
         case "eviction_refused":

@@ -10,7 +10,7 @@ from urllib.parse import urlencode
 from pulsetrain.core.json import JsonObject
 from pulsetrain.dashboard.models.states import job_state
 from pulsetrain.dashboard.models.text import clock
-from pulsetrain.dashboard.models.time_use import ettr_text
+from pulsetrain.dashboard.models.time_use import ettr_facts
 
 STALE_AFTER_S = 10.0
 
@@ -130,7 +130,7 @@ def live_facts(job: JsonObject) -> dict[str, str]:
             "nodes": f"{active:,} + {spare:,} standby",
             "recoveries": f"{len(job.get('recoveries', [])):,}",
         }
-        | ({"ETTR": ettr_text(job)} if ettr_text(job) else {})
+        | ettr_facts(job)
     )
 
 

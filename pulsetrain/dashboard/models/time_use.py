@@ -14,16 +14,25 @@ _LOST = {
 }
 
 
+def ettr_facts(job: JsonObject) -> dict[str, str]:
+    """The effective training time ratio of a job of the hub's status, nothing where it has none.
+
+    >>> ettr_facts({"time_use": {"ettr": 0.98765, "ettr_1h": 0.9, "seconds": {}}})
+    {'ETTR': '98.8%', 'ETTR, last hour': '90.0%'}
+    """
+    use = job.get("time_use") or {}
+    if use.get("ettr") is None or use.get("ettr_1h") is None:
+        return {}
+    return {"ETTR": f"{use['ettr']:.1%}", "ETTR, last hour": f"{use['ettr_1h']:.1%}"}
+
+
 def ettr_text(job: JsonObject) -> str:
-    """The effective training time ratio of a job of the hub's status, "" where it has none.
+    """The same in one line, "" where it has none.
 
     >>> ettr_text({"time_use": {"ettr": 0.98765, "ettr_1h": 0.9, "seconds": {}}})
     '98.8%, last hour 90.0%'
     """
-    use = job.get("time_use") or {}
-    if use.get("ettr") is None or use.get("ettr_1h") is None:
-        return ""
-    return f"{use['ettr']:.1%}, last hour {use['ettr_1h']:.1%}"
+    return ", last hour ".join(ettr_facts(job).values())
 
 
 def time_sentence(job: JsonObject) -> str:
