@@ -135,7 +135,9 @@ def _resumed(detail: JsonObject) -> str:
     """
     step = detail.get("resumed_step", "?")
     return (
-        f"from step {step}" if step != -1 else f"from its beginning, with {detail.get('lost_steps', '?')} steps lost"
+        f"from step {step}"
+        if step != -1
+        else f"from its beginning, with {detail.get('lost_steps', '?')} steps lost"
     )
 
 

@@ -8,9 +8,12 @@ from pulsetrain.stream.queries.queryable import Queryable
 
 
 def machine_failures(store: Queryable) -> pa.Table:
-    """One row: `machines` that have ever sent a heartbeat, `machine_days` for which they did (whole hours), and
-    `failures`: how often one of them was lost, or evicted by the controller. Several events of a machine
-    within an hour are one failure."""
+    """One row: machines, machine_days, failures.
+
+    `machines` have ever sent a heartbeat. `machine_days` is for how long they did, in whole hours. `failures`
+    is how often one of them was lost, or evicted by the controller. Several events of a machine within an
+    hour are one failure.
+    """
     return store.query(
         """
         SELECT uniqExact(node) AS machines, uniqExact(node, toStartOfHour(ts)) / 24 AS machine_days,
