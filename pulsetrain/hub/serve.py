@@ -20,6 +20,7 @@ import uvicorn
 from pulsetrain.core.clock import SystemClock
 from pulsetrain.core.errors import PulsetrainError, Unavailable, UsageError
 from pulsetrain.core.open_files import allow_many_open_files
+from pulsetrain.core.private_file import replace_private
 from pulsetrain.core.process_title import set_process_title
 from pulsetrain.dashboard import launch
 from pulsetrain.hub.app import Parts, build
@@ -166,11 +167,7 @@ def kept_token(data: Path) -> str:
 
 def write_address(data: Path, facts: dict[str, object]) -> None:
     """hub.json for clients on this machine, readable by its owner alone, never half written."""
-    path = data / "hub.json"
-    temporary = data / ".hub.json.new"
-    with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-        json.dump(facts, file)
-    temporary.rename(path)
+    replace_private(data / "hub.json", json.dumps(facts))
 
 
 @contextlib.contextmanager

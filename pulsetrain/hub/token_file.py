@@ -20,6 +20,7 @@ from pathlib import Path
 import structlog
 
 from pulsetrain.core.errors import CorruptData, UsageError
+from pulsetrain.core.private_file import give_to_owner_of, replace_private
 
 log = structlog.get_logger()
 
@@ -107,26 +108,16 @@ class TokenFile:
         except OSError as error:
             raise UsageError(f"data folder {self._folder}: {error.strerror}") from error
         try:
-            self._give(file)
+            give_to_owner_of(self._folder, file)
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
         finally:
             os.close(file)
 
-    def _give(self, file: int) -> None:
-        """Leave a file that root made to the user of the folder, whose hub has to read it."""
-        if os.geteuid() == 0:
-            owner = self._folder.stat()
-            os.fchown(file, owner.st_uid, owner.st_gid)
-
     def _write(self, grants: Sequence[Grant]) -> None:
-        temporary = self._folder / f".{NAME}.new"
-        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-            self._give(file.fileno())
-            json.dump({"tokens": [asdict(grant) for grant in grants]}, file, indent=1)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.rename(self.path)
+        """The hub's user has to read what root writes."""
+        text = json.dumps({"tokens": [asdict(grant) for grant in grants]}, indent=1)
+        replace_private(self.path, text, give=True)
 
 
 class KnownTokens:

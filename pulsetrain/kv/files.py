@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,11 +10,12 @@ from pathlib import Path
 from pulsetrain.core.clock import Clock, SystemClock
 from pulsetrain.core.errors import CorruptData, Unavailable
 from pulsetrain.core.folder_lock import FolderLock
+from pulsetrain.core.private_file import replace_private
 from pulsetrain.kv.store import Change, Committed, Compare, Entry, Listing, Write
 from pulsetrain.kv.table import Table
 
 FORMAT = 1
-STATE, NEW = "state.json", "state.json.new"
+STATE = "state.json"
 
 
 class FileStore:
@@ -143,13 +143,4 @@ def _load(path: Path) -> Table:
 def _save(folder: Path, table: Table) -> None:
     entries = [[e.key, e.value, e.created, e.modified] for e in table.entries.values() if not e.lease]
     text = json.dumps({"format": FORMAT, "revision": table.revision, "entries": entries})
-    with os.fdopen(os.open(folder / NEW, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    (folder / NEW).rename(folder / STATE)
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    replace_private(folder / STATE, text)
