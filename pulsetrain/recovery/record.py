@@ -98,9 +98,9 @@ class Recovery:
     ) -> RecoveryDetail:
         """The detail of the `recovery` event: cause, culprit, stages, steps.
 
-        `ranks` is the size of the world.
-        Every stage but `detect` is measured on the hub's clock and they add up to the whole. Within the
-        launch, `load` and the process-group set-up are the slowest rank's own report.
+        `ranks` is the size of the world. Every stage but `detect` is measured on the hub's clock and they add
+        up to the whole. Within the launch, `load` and the process-group set-up are the slowest rank's own
+        report.
         """
         reports = tuple(reports)
         stages = self._stages(now_ns, reports)

@@ -149,7 +149,7 @@ class JobState:
             return Use.FAIL_OVER if self.recovery.checked_ns else Use.LOCATE
         if self.phase not in (Phase.RUNNING, Phase.PREEMPTING) or not self.attempt.first_step_done:
             return Use.START
-        if self.last_step < self._redone_at:
+        if self._redone_at >= 0 and self.last_step < self._redone_at:
             return Use.RECOMPUTE
         self._redone_at = -1
         return Use.TRAIN
