@@ -24,6 +24,7 @@ from pulsetrain.stream.store.clickhouse import Store, open_store
 
 T = TypeVar("T")
 
+PROFILE_PATIENCE_S = 660.0  # the hub gives up after 600
 _KEPT = 64
 _FRESH_S = 0.9
 _RETRY_S = 1.5
@@ -228,6 +229,10 @@ class Source:
         """The answer of one of `stream.queries` as it comes, for what is too much as dictionaries."""
         key = ("table", view.__name__, args, tuple(sorted(options.items())))
         return self.cache.ask(key, lambda: view(self.store(), *args, **options))
+
+    def profile(self, job: str, ranks: list[int], steps: int) -> JsonObject:
+        """See `HubClient.profile`. It returns once the steps are over, so call it on a thread."""
+        return HubClient(self.address, timeout_s=PROFILE_PATIENCE_S).profile(job, ranks, steps)
 
     def store(self) -> Store:
         """The hub's store. Raises `Unavailable` while the hub does not answer. The next call tries again."""

@@ -14,7 +14,7 @@ from pulsetrain.analytics.selection import parse_ranks
 from pulsetrain.analytics.trace_export import export
 from pulsetrain.core.errors import PulsetrainError, UsageError
 from pulsetrain.core.json import JsonObject
-from pulsetrain.dashboard import page, parts
+from pulsetrain.dashboard import page, parts, profile
 from pulsetrain.dashboard.canvas import canvas
 from pulsetrain.dashboard.models.attribution import attribute
 from pulsetrain.dashboard.models.states import RANK_STATES, pill
@@ -60,6 +60,7 @@ def show() -> None:
         with download:
             _download(job, wanted, chosen)
     page.live(partial(_body, job, wanted, steps or ""))
+    profile.show(job, wanted)
 
 
 def _first_ranks(jobs: Sequence[JsonObject], job: str) -> tuple[int, ...]:

@@ -71,9 +71,14 @@ class FakeSource:
     problem: str = ""
     age_s: float = 0.0
     forgotten: list[object] = field(default_factory=list)
+    profiled: list[tuple[str, list[int], int]] = field(default_factory=list)
 
     def forget(self, *keys: object) -> None:
         self.forgotten += keys
+
+    def profile(self, job: str, ranks: list[int], steps: int) -> JsonObject:
+        self.profiled.append((job, ranks, steps))
+        return self._answer("profile", {})
 
     def _answer(self, name: str, empty: object) -> object:
         if self.error is not None:
