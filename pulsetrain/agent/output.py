@@ -10,19 +10,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
+from pulsetrain.collectors.machine.tail import without_rank
+
 CHUNK_BYTES = 1 << 16
 TAIL_BYTES = 16384
 
 
 def last_lines(path: Path, count: int) -> tuple[str, ...]:
-    """The last `count` lines that are not blank, from a file's last 16 KiB; none where it cannot be read."""
+    """The last `count` lines that are not blank, from a file's last 16 KiB. None where it cannot be read.
+
+    Without torch's prefix, which says whose line it is.
+    """
     try:
         with path.open("rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
             text = file.read().decode(errors="replace")
     except OSError:
         return ()
-    return tuple(line.rstrip() for line in text.splitlines() if line.strip())[-count:]
+    lines = (without_rank(line.rstrip()) for line in text.splitlines())
+    return tuple(line for line in lines if line.strip())[-count:]
 
 
 @dataclass(kw_only=True)

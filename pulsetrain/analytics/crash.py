@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import signal
 import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,6 +11,7 @@ from functools import cache
 from importlib.resources import files
 
 from pulsetrain.analytics.verdict import Finding, Healthy, SubjectType, Verdict
+from pulsetrain.protocol.exits import exit_text, last_error
 from pulsetrain.protocol.messages import RankExit
 
 # Signals that a process causes itself, or that the kernel sends.
@@ -54,27 +54,6 @@ def cascade_rule(lines: Iterable[str]) -> str:
     """Return the name of the first rule that a line matches, empty where the lines do not blame a peer."""
     text = "\n".join(lines)
     return next((rule.name for rule in cascade_rules() if rule.pattern.search(text)), "")
-
-
-def exit_text(code: int) -> str:
-    """Return an exit code as text. A negative code is a signal.
-
-    >>> exit_text(-9), exit_text(1)
-    ('SIGKILL', 'exit status 1')
-    """
-    if code >= 0:
-        return f"exit status {code}"
-    try:
-        return signal.Signals(-code).name
-    except ValueError:
-        return f"signal {-code}"
-
-
-def last_error(lines: Sequence[str]) -> str:
-    """Return the last line that looks like an exception, else the last line that is not empty."""
-    filled = [line.strip() for line in lines if line.strip()]
-    errors = [line for line in filled if re.match(r"(\w+\.)*\w*(Error|Exception|Interrupt|Exit)\b", line)]
-    return (errors or filled or [""])[-1][:300]
 
 
 def suspicion(exit_: RankExit) -> int:

@@ -114,6 +114,8 @@ def errors(job: str, store: StoreOptions, as_json: bool) -> None:
     if first:
         stack = first["message"].get("extraInfo", {}).get("py_callstack", "")
         click.echo(f"First: rank {answer['culprit']}." + (f"\n{stack}" if stack else ""))
+    elif rows:
+        click.echo("Which rank was first is not known: each of them says that a peer was gone.")
 
 
 @pulsetrain.group()

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Protocol
 
+from pulsetrain.protocol.exits import last_error
 from pulsetrain.protocol.messages import RankExit
 from pulsetrain.recovery.record import Fault
 from pulsetrain.recovery.transitions import Event
@@ -49,7 +50,7 @@ def rank_of(observation: Observation) -> int:
 
 def rank_failed(exit_: RankExit, now_ns: int) -> Fault:
     """A rank ended by itself, with an exit code that is not 0."""
-    last = next((line for line in reversed(exit_.last_lines) if line.strip()), "")
+    last = last_error(exit_.last_lines)
     what = f"signal {-exit_.code}" if exit_.code < 0 else f"exit code {exit_.code}"
     return Fault(
         event=Event.RANK_FAILED,

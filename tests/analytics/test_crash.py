@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pulsetrain.analytics.crash import Attempt, cascade_rule, exit_text, explain, last_error, suspicion
+from pulsetrain.analytics.crash import Attempt, cascade_rule, explain, suspicion
 from pulsetrain.analytics.verdict import Healthy
 from pulsetrain.protocol.messages import RankExit
 
@@ -137,16 +137,6 @@ def test_exits_of_another_attempt_say_nothing():
 )
 def test_suspicion_is_highest_for_a_signal_of_its_own_and_lowest_where_a_peer_is_blamed(code, line, level):
     assert suspicion(exit_(0, 0.0, code, line)) == level
-
-
-def test_the_last_line_that_looks_like_an_exception_is_quoted():
-    assert last_error(["torch.OutOfMemoryError: full", "see the docs", ""]) == "torch.OutOfMemoryError: full"
-    assert last_error(["one", "two", " "]) == "two"
-    assert last_error([]) == ""
-
-
-def test_an_unknown_signal_keeps_its_number():
-    assert exit_text(-200) == "signal 200"
 
 
 def test_lines_of_a_rank_that_lost_a_peer_match_a_rule():

@@ -13,9 +13,10 @@ from tests.recovery.fakes import Observed
     [
         (-9, (), "rank 3 on b ended with signal 9"),
         (7, ("ValueError: bad", " "), "rank 3 on b ended with exit code 7: ValueError: bad"),
+        (1, ("ValueError: bad", "Set FULL_ERROR=1."), "rank 3 on b ended with exit code 1: ValueError: bad"),
     ],
 )
-def test_an_exit_is_told_with_its_code_and_its_last_line(code, lines, reason):
+def test_an_exit_is_told_with_its_code_and_its_last_error(code, lines, reason):
     fault = faults.rank_failed(rank_exit(3, code, last_lines=lines), 2000 * S)
     assert (fault.reason, fault.exit_code, fault.event) == (reason, code, Event.RANK_FAILED)
     assert (fault.onset_ns, fault.detected_ns) == (1000 * S, 2000 * S)

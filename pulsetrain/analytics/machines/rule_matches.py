@@ -10,6 +10,7 @@ from typing import cast
 
 import pyarrow as pa
 
+from pulsetrain.analytics.crash import cascade_rule
 from pulsetrain.analytics.verdict import Finding, Healthy, Severity, SubjectType, Verdict
 from pulsetrain.core.json import JsonObject
 
@@ -110,7 +111,8 @@ def first_errors(table: pa.Table) -> JsonObject:
     `table` has the columns ts_ns, attempt, node, rank, kind (first_error, rank_exit) and detail, oldest
     first. An error with a call stack counts before one without. `exitcode` is None for a rank that did not
     end by itself.
-    `culprit` is the rank whose error came first in the earliest attempt that has one, -1 for none.
+    `culprit` is the rank whose error came first in the earliest attempt that has one. An error that says
+    that a peer is gone is a consequence, so it never makes a culprit. -1 for none.
     """
     errors: dict[int, JsonObject] = {}
     codes: dict[tuple[int, int], int] = {}
@@ -124,11 +126,10 @@ def first_errors(table: pa.Table) -> JsonObject:
         if known is None or (_stack(detail) and known["attempt"] == attempt and not known["stack"]):
             errors[rank] = {"attempt": attempt, "ts_ns": row["ts_ns"], "node": row["node"], "detail": detail}
             errors[rank]["stack"] = _stack(detail)
-    first = min(
-        errors, key=lambda r: (errors[r]["attempt"], not errors[r]["stack"], errors[r]["ts_ns"]), default=-1
-    )
+    earliest = min((error["attempt"] for error in errors.values()), default=-1)
+    causes = [r for r, e in errors.items() if e["attempt"] == earliest and not _blames_a_peer(e["detail"])]
     return {
-        "culprit": first,
+        "culprit": min(causes, key=lambda rank: _order(errors[rank]), default=-1),
         "ranks": {
             str(rank): {
                 "node": error["node"],
@@ -143,9 +144,13 @@ def first_errors(table: pa.Table) -> JsonObject:
     }
 
 
-def _order(error: JsonObject) -> tuple[int, bool, int]:
-    """Errors of earlier attempts come first, and in one attempt those with a call stack."""
-    return error["attempt"], not error["stack"], error["ts_ns"]
+def _order(error: JsonObject) -> tuple[bool, int]:
+    """Errors with a call stack come before others."""
+    return not error["stack"], error["ts_ns"]
+
+
+def _blames_a_peer(detail: Mapping[str, JsonObject]) -> bool:
+    return bool(cascade_rule([str(detail.get("message", {}).get("message", ""))]))
 
 
 def _stack(detail: Mapping[str, JsonObject]) -> bool:

@@ -16,6 +16,7 @@ from pathlib import Path
 from pulsetrain.records.columns import Columns
 
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
+_RANK_PREFIX = re.compile(r"\[rank\d+\]: ?")
 _LEVELS = (
     ("critical", re.compile(r"\b(CRITICAL|FATAL)\b|(^|\[)F\d{4} |^Fatal ")),
     (
@@ -42,6 +43,16 @@ def severity(line: str) -> str:
             level = _ALIASES.get(level, level)
             return level if level in _JSON_NAMES else "info"
     return next((name for name, pattern in _LEVELS if pattern.search(line)), "info")
+
+
+def without_rank(line: str) -> str:
+    """Return a line without the rank that torch puts before each line of a traceback in a distributed job.
+
+    >>> without_rank("[rank3]:   File \"train.py\", line 7"), without_rank("[rank3] loss 2.1")
+    ('  File "train.py", line 7', '[rank3] loss 2.1')
+    """
+    found = _RANK_PREFIX.match(line)
+    return line[found.end() :] if found else line
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,9 +152,13 @@ class Tail:
         return rest[:limit]
 
     def _clean(self, line: bytes) -> str:
-        """Return the line as a terminal shows it: after the last carriage return, without colours."""
+        """Return the line as a terminal shows it: after the last carriage return, without colours.
+
+        The row says which rank printed it, so torch's own prefix goes.
+        """
         shown = line.rstrip(b"\r\n").rpartition(b"\r")[2][: self._config.line_bytes]
-        return _ANSI.sub("", shown.decode("utf-8", errors="replace")).replace("\0", "").rstrip()
+        text = _ANSI.sub("", shown.decode("utf-8", errors="replace")).replace("\0", "").rstrip()
+        return without_rank(text)
 
     def _severity(self, line: str) -> str:
         """Return a line's severity. A traceback's lines are errors up to the first that is not indented."""

@@ -108,6 +108,16 @@ def test_first_errors_have_the_form_of_dlrovers_report():
     assert answer["ranks"]["5"]["exitcode"] is None
 
 
+def test_an_error_that_says_that_a_peer_is_gone_is_not_the_first():
+    lost = row(
+        1 * S, 0, "first_error", message=message("RuntimeError: Connection closed by peer", "Traceback")
+    )
+    cause = row(2 * S, 1, "first_error", message=message("ValueError: bad batch", "Traceback"))
+    later = row(9 * S, 0, "first_error", attempt=1, message=message("KeyError: x", "Traceback"))
+    assert errors_of(lost, cause)["culprit"] == 1
+    assert errors_of(lost, later)["culprit"] == -1
+
+
 def test_a_job_without_errors_has_no_culprit():
     empty = pa.table({n: [] for n in ("ts_ns", "attempt", "node", "rank", "kind", "detail")})
     assert first_errors(empty) == {"culprit": -1, "ranks": {}}

@@ -42,6 +42,16 @@ def test_rows_say_whose_line_it_is(tmp_path):
     assert (rows[0]["rank"], rows[0]["source"], rows[0]["node"], rows[0]["ts"]) == (3, "stderr", "n", 9)
 
 
+def test_torchs_traceback_is_an_error_and_told_without_its_prefix(tmp_path):
+    path = tmp_path / "err"
+    path.write_text("[rank1]: Traceback (most recent call last):\n[rank1]:   File t.py\n[rank1]: Stop\nok\n")
+    rows = Tail(path, source="stderr", rank=1).poll(1).to_rows()
+    assert [row["message"] for row in rows] == [
+        "Traceback (most recent call last):", "  File t.py", "Stop", "ok",
+    ]  # fmt: skip
+    assert [row["severity"] for row in rows] == ["error", "error", "error", "info"]
+
+
 def test_an_unfinished_line_waits_and_ends_with_the_rank(tmp_path):
     path = tmp_path / "out"
     tail = Tail(path, source="stdout")
