@@ -93,7 +93,7 @@ def _print_details(job: JsonObject) -> None:
 
     if job.get("own_checkpoint"):
         click.echo(f"  {status_lines.own_checkpoint_line(job['own_checkpoint'])}")
-    if job.get("instrumentation"):
+    if status_lines.tells_instrumentation(job):
         click.echo(f"  {status_lines.instrumentation_line(job['instrumentation'])}")
     rows = [{**node, "dropped": status_lines.dropped(node.get("gauges", {}))} for node in job["nodes"]]
     print_table(

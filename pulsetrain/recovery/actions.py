@@ -221,6 +221,8 @@ async def dismiss(job: JobState) -> Outcome:
     """The job is over: every agent that is still there leaves with the job's exit code."""
     kind, reason, code = _ending(job)
     job.write(kind, {"reason": reason, "exit_code": code})
+    if job.phase is Phase.FINISHED:
+        job.own_checkpoints.finished()
     present = job.members.present()
     staying = [n for n in present if n.connected and n.leaving is None]
     unfinished = job.phase is Phase.FAILED

@@ -79,6 +79,11 @@ class OwnCheckpoints:
         if all(status.last_step > first[1] for status in statuses):
             self._passed.add(first)
 
+    def finished(self) -> None:
+        """Every rank has ended with status 0. So the job's first checkpoint is complete, as in `look`."""
+        if self._written:
+            self._passed.add(min(self._written))
+
     def started(self, attempt: int, resumed_step: int) -> None:
         """An attempt has done its first step. It went on from `resumed_step`, -1: from nothing."""
         if any(key[0] < attempt and self._complete(key) for key in self._written):

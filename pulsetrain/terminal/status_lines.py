@@ -75,6 +75,16 @@ def own_checkpoint_line(own: JsonObject) -> str:
     return f"Own checkpoint: step {own['step']}, {size}, {age}, {printable(own['path'])}{whole}"
 
 
+def tells_instrumentation(job: JsonObject) -> bool:
+    """Return whether it is known how a job is instrumented.
+
+    Ranks tell it now and then. Those of a job that was over within seconds had no time for it.
+    """
+    described = job.get("instrumentation") or {}
+    unknown = set(described.values()) == {"none"} and job["state"] in ("finished", "failed", "ended")
+    return bool(described) and not unknown
+
+
 def instrumentation_line(described: Mapping[str, str]) -> str:
     """Return one line about what the script says itself and what is inferred.
 

@@ -37,6 +37,13 @@ def test_without_a_checkpoint_there_is_nothing_to_resume_from():
     assert not checkpoints.can_resume()
 
 
+def test_what_was_written_last_is_whole_once_the_job_has_finished():
+    checkpoints = written(9)
+    assert not checkpoints.newest().complete
+    checkpoints.finished()
+    assert checkpoints.newest().complete
+
+
 def test_the_first_checkpoint_is_whole_once_every_rank_has_gone_on():
     checkpoints = written(9)
     checkpoints.look(0, [rank(0, last_step=10), rank(1, last_step=9)])

@@ -39,6 +39,19 @@ def test_since_when_is_left_out_where_nobody_knows(since_ns):
     assert ("since" in lines(job(verdict=verdict))[1]) == bool(since_ns)
 
 
+@pytest.mark.parametrize(
+    ("described", "state", "told"),
+    [
+        ({"steps": "none"}, "running", True),
+        ({"steps": "none"}, "finished", False),
+        ({"steps": "inferred", "loss": "none"}, "finished", True),
+        ({}, "running", False),
+    ],
+)
+def test_a_job_that_was_over_at_once_does_not_say_how_it_was_instrumented(described, state, told):
+    assert status_lines.tells_instrumentation({"instrumentation": described, "state": state}) is told
+
+
 def test_the_mfu_is_shown_where_it_is_known():
     detectors = [{"analyzer": "mfu", "numbers": {"mfu": 0.413}}]
     assert "MFU 41.3%" in lines(job(detectors=detectors))[1]
