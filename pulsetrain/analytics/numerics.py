@@ -24,6 +24,7 @@ MIN_LOSS_RISE = 0.2  # least relative rise of the loss that is a spike
 MIN_NORM_RISE = 2.0  # least relative rise of the gradient norm that is a jump: three times its usual value
 MAX_CHECKED = 4096  # high values of single ranks that are looked at closely
 MAX_RANK_SHARE = 0.25  # where more of the ranks jump, it is not the fault of single ranks
+FROM_THE_START = "Look at the script's initialization and its data first. The {what} was never finite."
 CAVEAT = "finite and smooth numbers do not rule out silent data corruption"
 _TINY = 1e-12  # keeps ratios finite
 
@@ -91,6 +92,9 @@ def _not_finite(timings: Timings, name: str, logged: Mask) -> Finding | None:
     alone = len(columns) == 1 and int(logged[row].sum()) > 1
     subject_type: SubjectType = "rank" if alone else "job"
     subject = str(timings.ranks[columns[0]]) if alone else timings.job
+    steps_bad, steps_logged = (int(mask.any(axis=1).sum()) for mask in (bad, logged))
+    never = not alone and int(timings.steps[row]) == 0 and steps_bad == steps_logged
+    advice = {"suggested_action": FROM_THE_START.format(what=_label(name))} if never else {}
     return timings.finding(
         "nan",
         subject_type,
@@ -104,7 +108,8 @@ def _not_finite(timings: Timings, name: str, logged: Mask) -> Finding | None:
             "what": name,
             "first_step": int(timings.steps[row]),
             "ranks": timings.ranks[columns].tolist()[:64],
-            "steps_not_finite": int(bad.any(axis=1).sum()),
+            "steps_not_finite": steps_bad,
+            **advice,
         },
     )
 

@@ -19,6 +19,7 @@ from pulsetrain.protocol.messages import GroupStatus, RankStatus
 __all__ = ["HangLook", "JobView", "WatchConfig", "crash", "hang", "hang_limit_ns", "look"]
 
 _MOST_LISTED = 16  # ranks in a reason
+HARDLY = 0.1  # the share of infrastructure up to which the machine is hardly at fault
 _EARLY = 0.5  # share of the silence that is a hang at which the ranks that would be at fault are looked into
 
 
@@ -41,12 +42,21 @@ def crash(view: JobView) -> list[Verdict]:
 
 
 def _with_blame(verdict: Verdict) -> Verdict:
-    """A crash with the shares of infrastructure, framework and user code, from what the rank printed last."""
+    """A crash with the shares of infrastructure, framework and user code, from what the rank printed last.
+
+    Where the machine is hardly the cause, nobody is advised to evict it.
+    """
     if not isinstance(verdict, Finding) or verdict.kind != "crash":
         return verdict
     likely = classify(verdict.evidence["last_lines"], verdict.evidence["code"])
     shares = {name: round(share, 3) for name, share in likely.shares.items()}
-    return replace(verdict, evidence={**verdict.evidence, "blame": shares})
+    evidence = {**verdict.evidence, "blame": shares}
+    if shares["infrastructure"] <= HARDLY:
+        where = f"{verdict.subject_type} {verdict.subject}"
+        evidence["suggested_action"] = (
+            f"Mend what the last lines of {where} say. The machine is hardly at fault."
+        )
+    return replace(verdict, evidence=evidence)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -69,6 +69,14 @@ def test_what_is_not_finite_is_found_at_its_first_step(bad):
     assert (finding.kind, finding.subject_type, finding.evidence["first_step"]) == ("nan", "job", 33)
 
 
+def test_a_loss_that_was_never_finite_is_for_the_script_to_mend():
+    loss = falling()
+    (late,) = findings(numerics.find(logs([*loss[:33], *[float("nan")] * 27])))
+    (early,) = findings(numerics.find(logs([float("nan")] * 60)))
+    assert "suggested_action" not in late.evidence
+    assert "initialization" in early.evidence["suggested_action"]
+
+
 def test_a_step_that_nobody_logged_is_no_nan():
     loss = falling()
     loss[33] = None

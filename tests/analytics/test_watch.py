@@ -148,6 +148,15 @@ def test_renaming_ranks_renames_the_answer(names, culprit):
     assert culprits(hang(view(ranks))) == [str(names[culprit])]
 
 
+@pytest.mark.parametrize(
+    ("line", "advised"), [("KeyError: 'input_ids'", True), ("NCCL WARN Call to ibv_modify_qp failed", False)]
+)
+def test_nobody_is_advised_to_evict_the_machine_of_a_script_with_an_exception(line, advised):
+    exit_ = RankExit(node="a", ts_ns=1, job="j", attempt=0, rank=5, pid=1, code=1, last_lines=(line,))
+    (finding,) = crash(JobView(job="j", attempt=0, now_ns=3, exits=(exit_,)))
+    assert ("Mend" in finding.evidence.get("suggested_action", "")) is advised
+
+
 def test_a_moving_job_is_healthy():
     ranks = [replace(r, progress_age_ns=S) for r in stuck_job(3, state="running")]
     assert isinstance(hang(view(ranks))[0], Healthy)
