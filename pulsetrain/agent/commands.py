@@ -26,6 +26,7 @@ from pulsetrain.protocol.messages import (
     HostStore,
     Leave,
     PairCheck,
+    Ping,
     Profile,
     Reply,
     SaveFrom,
@@ -67,7 +68,9 @@ class Checkpoints(Protocol):
     def attach(self, rank: int, arena_fd: int) -> None: ...
     def detach(self, rank: int) -> None: ...
     def clear(self) -> None: ...
-    def set_world(self, world: tuple[WorldNode, ...], node_rank: int, attempt: int) -> None: ...
+    def set_world(
+        self, world: tuple[WorldNode, ...], node_rank: int, attempt: int, key: str = ""
+    ) -> None: ...
     def load(self, rank: int, step: int, source: str) -> int: ...
     def save_from(self, step: int) -> None: ...
     def persist_newest(self, timeout_s: float) -> int: ...
@@ -95,6 +98,9 @@ class Commands:
 
     def execute(self, command: Command, send_reply: SendReply) -> None:
         """Carry the command out on a new thread. The main thread carries out `Leave`."""
+        if isinstance(command, Ping):
+            send_reply(Reply(id=command.id, node=self._node.identity.node))
+            return
         if isinstance(command, Leave):
             self._node.leave(command, send_reply)
             return
@@ -183,7 +189,7 @@ class Commands:
             if rank not in self._arenas:
                 self._arenas[rank] = self._create_arena()
             self._checkpoints.attach(rank, self._arenas[rank])
-        self._checkpoints.set_world(start.world, start.node_rank, start.attempt)
+        self._checkpoints.set_world(start.world, start.node_rank, start.attempt, start.peer_key)
         if start.restore_step < 0:
             self._checkpoints.clear()
             return {}

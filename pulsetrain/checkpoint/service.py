@@ -32,7 +32,7 @@ class CheckpointServiceConfig:
     """Table [checkpoint] of the configuration file."""
 
     token: str = ""
-    """The job's token. Agents prove to each other that they have it and never send it."""
+    """What agents prove to each other that they have and never send, until the hub gives them a key."""
     port: int = 0
     """TCP port for peers. 0: any free one."""
     replicas: int = 2
@@ -121,7 +121,7 @@ class CheckpointService:
 
         Raises `Unavailable` for a port in use, `UsageError` for a storage URL that cannot be opened.
         """
-        self._config, self._job, self._node = config, job, node
+        self._config, self._job, self._node, self._key = config, job, node, config.token
         self._events = CheckpointEvents(Origin(job=job, node=node))
         self._lock = Lock()
         self._arenas: dict[int, ArenaReader] = {}
@@ -194,11 +194,15 @@ class CheckpointService:
         if self._persister:
             self._persister.detach(rank)
 
-    def set_world(self, world: tuple[WorldNode, ...], node_rank: int, attempt: int) -> None:
-        """The nodes of an attempt, before its `load`s. Replicas go to the peers that placement chooses."""
+    def set_world(self, world: tuple[WorldNode, ...], node_rank: int, attempt: int, key: str = "") -> None:
+        """The nodes of an attempt, before its `load`s. Replicas go to the peers that placement chooses.
+
+        They prove to each other that they have `key`, or the token where it is "".
+        """
         ordered = tuple(sorted(world, key=lambda node: node.node_rank))
         with self._lock:
             self._world = ordered
+            self._server.token = self._key = key or self._config.token
         self._events.attempt = attempt
         self._shards.clear()
         if self._block_dedup:
@@ -299,7 +303,7 @@ class CheckpointService:
         return PeerClient(
             address=node.address,
             port=node.peer_port,
-            token=self._config.token,
+            token=self._key,
             job=self._job,
             node=self._node,
             timeout_s=self._config.peer_timeout_s,

@@ -36,6 +36,7 @@ def token() -> None:
     help="What it may do: read, connect nodes and send records, or everything.",
 )
 @click.option("--job", default="", metavar="JOB", help="For an agent's token: nodes of this job alone.")
+@click.option("--node", default="", metavar="NODE", help="For an agent's token: this node alone.")
 @click.option(
     "--days",
     type=click.FloatRange(min=0, max=36_500),
@@ -43,7 +44,9 @@ def token() -> None:
 )
 @DATA
 @json_option
-def create(name: str, role: str, job: str, days: float | None, data: Path | None, as_json: bool) -> None:
+def create(
+    name: str, role: str, job: str, node: str, days: float | None, data: Path | None, as_json: bool
+) -> None:
     """Make a token and print it. It cannot be read again.
 
     Example: pulsetrain token create llama-nodes --role agent --job llama --days 30
@@ -54,9 +57,10 @@ def create(name: str, role: str, job: str, days: float | None, data: Path | None
         raise UsageError("--days nan: allowed: 0 to 36500")
     now_ns = time.time_ns()
     expires_ns = now_ns + int(days * _DAY_NS) if days else 0
-    made = _file(data).create(name, Role(role), job=job, now_ns=now_ns, expires_ns=expires_ns)
+    made = _file(data).create(name, Role(role), job=job, node=node, now_ns=now_ns, expires_ns=expires_ns)
     if as_json:
-        print_json({"name": name, "role": role, "job": job, "expires_ns": expires_ns, "token": made})
+        facts = {"name": name, "role": role, "job": job, "node": node, "expires_ns": expires_ns}
+        print_json({**facts, "token": made})
     else:
         click.echo(made)
 
@@ -75,6 +79,7 @@ def list_(data: Path | None, as_json: bool) -> None:
         return
     for grant in grants:
         of = f" of job {grant.job}" if grant.job else ""
+        of += f" for node {grant.node}" if grant.node else ""
         click.echo(f"{grant.name:24} {grant.role}{of}, {_ends(grant, now_ns)}")
     if not grants:
         click.echo("no tokens besides the hub's own")
@@ -98,7 +103,8 @@ def _file(data: Path | None) -> TokenFile:
 
 def _facts(grant: Grant, now_ns: int) -> dict[str, object]:
     return {
-        "name": grant.name, "role": grant.role, "job": grant.job, "created_ns": grant.created_ns,
+        "name": grant.name, "role": grant.role, "job": grant.job, "node": grant.node,
+        "created_ns": grant.created_ns,
         "expires_ns": grant.expires_ns, "expired": grant.has_expired(now_ns),
     }  # fmt: skip
 

@@ -19,6 +19,7 @@ from pulsetrain.hub.event_writer import EventWriter
 from pulsetrain.hub.leader_gate import LeaderGate
 from pulsetrain.hub.leadership import GUARD_S, Leadership, Role
 from pulsetrain.hub.loops import LoopTable
+from pulsetrain.hub.node_claims import NodeClaims
 from pulsetrain.hub.notifier import KeptTopology
 from pulsetrain.hub.profiles import Profiles
 from pulsetrain.hub.reporter import Reporter
@@ -66,6 +67,7 @@ class Parts:
     clock: Clock
     token: str
     tokens: KnownTokens
+    claims: NodeClaims
     facts: dict[str, object]
 
 
@@ -119,10 +121,11 @@ def api(parts: Parts) -> list[BaseRoute]:
         *nodes.routes(controller, token),
         *hangs.routes(controller, token),
         *moves.routes(controller, token),
-        *agents.routes(controller, token, parts.leadership),
+        *agents.routes(controller, token, parts.leadership, parts.claims),
     ]
 
 
 def records(parts: Parts) -> list[BaseRoute]:
     """Ingest, query and metrics routes."""
-    return server.routes(parts.store, token=parts.token, intake=parts.intake)
+    refusal = parts.claims.refusal_of_rows
+    return server.routes(parts.store, token=parts.token, intake=parts.intake, refusal=refusal)

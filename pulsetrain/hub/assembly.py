@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from pulsetrain.analytics.analyze import for_device
@@ -27,6 +28,7 @@ from pulsetrain.hub.live_watch import LiveWatch
 from pulsetrain.hub.loop_health import LoopHealth
 from pulsetrain.hub.loop_metrics import LoopCollector
 from pulsetrain.hub.loops import LoopTable
+from pulsetrain.hub.node_claims import NodeClaims, RefusalCollector
 from pulsetrain.hub.notifier import KeptTopology, Notifier
 from pulsetrain.hub.past_jobs import PastJobs
 from pulsetrain.hub.past_store import PastStore
@@ -40,6 +42,7 @@ from pulsetrain.hub.stored_records import StoreRecords
 from pulsetrain.hub.suspects import Suspects
 from pulsetrain.hub.time_metrics import TimeCollector
 from pulsetrain.hub.token_file import KnownTokens, TokenFile
+from pulsetrain.protocol.access import peer_key
 from pulsetrain.recovery.controller import Controller
 from pulsetrain.recovery.state import Services
 from pulsetrain.stream.queries import views
@@ -88,7 +91,14 @@ def assemble(
     leadership = leadership or Alone(url)
     writer = EventWriter(store, clock, audit=AuditLog(data / audit_log.NAME))
     alerts = AlertBook(data / "alerts.db", AlertConfig(channels=tuple(settings.channels)))
-    services = Services(policy=settings.policy, journal=writer, clock=clock, background=loops, memory=memory)
+    services = Services(
+        policy=settings.policy,
+        journal=writer,
+        clock=clock,
+        background=loops,
+        memory=memory,
+        peer_key=partial(peer_key, token),
+    )
     controller = Controller(services, loops, last_attempt=lambda job: views.last_attempt(store, job))
     intake = Intake(store, data / "journal", clock)
     detection = _detection(controller, alerts, writer, store, intake, memory, settings, clock, loops)
@@ -97,6 +107,8 @@ def assemble(
     intake.metrics.registry.register(LoopCollector(table.rows))
     intake.metrics.registry.register(LeaderCollector(leadership))
     intake.metrics.registry.register(TimeCollector(controller.jobs))
+    claims = NodeClaims(controller.node, writer, clock)
+    intake.metrics.registry.register(RefusalCollector(claims.refused))
     topology = KeptTopology(controller.jobs)
     notifier = Notifier(alerts, settings.channels, topology, clock)
     _add_loops(loops, controller, detection, notifier, LoopHealth(table.rows, alerts, clock), memory)
@@ -129,6 +141,7 @@ def assemble(
         clock=clock,
         token=token,
         tokens=KnownTokens(TokenFile(data)),
+        claims=claims,
         facts=facts,
     )
 

@@ -42,12 +42,13 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Grant:
-    """One token. `job`: an agent's is for nodes of this job alone, "" for any. `expires_ns` 0: never."""
+    """One token. `expires_ns` 0: never. An agent's may be for one `job` and one `node` alone, "" for any."""
 
     name: str
     role: Role
     sha256: str
     job: str = ""
+    node: str = ""
     created_ns: int = 0
     expires_ns: int = 0
 
@@ -73,20 +74,24 @@ class TokenFile:
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise CorruptData(f"{self.path} is no list of tokens: {error}") from error
 
-    def create(self, name: str, role: Role, *, job: str = "", now_ns: int, expires_ns: int = 0) -> str:
+    def create(
+        self, name: str, role: Role, *, job: str = "", node: str = "", now_ns: int, expires_ns: int = 0
+    ) -> str:
         """Make a token and return it. Nobody can read it again. Raises `UsageError` for a name in use."""
         if not 0 < len(name) <= LONGEST_NAME or not name.isprintable():
             raise UsageError(f"token name {name[:40]!r}: allowed: 1 to {LONGEST_NAME} printable characters")
-        if job and role is not Role.AGENT:
-            raise UsageError(f"--job {job}: only an agent's token can be for one job, not a {role}'s")
+        for what, value in (("job", job), ("node", node)):
+            if value and role is not Role.AGENT:
+                raise UsageError(
+                    f"--{what} {value}: only an agent's token can be for one {what}, not a {role}'s"
+                )
         token = secrets.token_urlsafe(24)
         with self._locked():
             grants = self.grants()
             if any(grant.name == name for grant in grants):
                 raise UsageError(f"a token {name!r} exists: revoke it first, or choose another name")
-            made = Grant(
-                name=name, role=role, sha256=digest(token), job=job, created_ns=now_ns, expires_ns=expires_ns
-            )
+            ends = {"created_ns": now_ns, "expires_ns": expires_ns}
+            made = Grant(name=name, role=role, sha256=digest(token), job=job, node=node, **ends)
             self._write([*grants, made])
         return token
 

@@ -42,3 +42,14 @@ def given_token(request: Request) -> str:
 def is_authorized(request: Request, token: str) -> bool:
     """Whether the request carries `token`, compared in constant time. An empty `token` lets nobody in."""
     return bool(token) and hmac.compare_digest(given_token(request).encode(), token.encode())
+
+
+def peer_key(token: str, job: str) -> str:
+    """The key by which the agents of `job` know each other.
+
+    It follows from the hub's own token, so that a new hub gives the same. Nobody else can tell it.
+
+    >>> peer_key("a", "llama") == peer_key("b", "llama")
+    False
+    """
+    return hmac.new(token.encode(), f"peers of job {job}".encode(), "sha256").hexdigest()

@@ -296,6 +296,13 @@ class World(tuple[WorldNode, ...]):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Ping:
+    """Answer at once: somebody else says that it is this node."""
+
+    id: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class HostStore:
     """Start (or keep) the rendezvous store on this node. `data` of the reply is {"port": int}."""
 
@@ -309,7 +316,8 @@ class Start:
 
     The agent first brings each of its ranks' checkpoints of `restore_step` into that rank's arena, from
     `sources[rank]`: "memory", "storage", or "peer:NODE". `data` of the reply is {"load_ns": {rank: ns}}.
-    `own_checkpoints` are files that the script wrote in earlier attempts, newest first.
+    `own_checkpoints` are files that the script wrote in earlier attempts, newest first. Agents of the job
+    know each other by `peer_key`. "" from an older hub: by their token.
     """
 
     id: int
@@ -322,6 +330,7 @@ class Start:
     restore_step: int = -1
     sources: Mapping[str, str] = field(default_factory=dict)  # keys are ranks, as JSON has them
     own_checkpoints: tuple[OwnCheckpoint, ...] = ()
+    peer_key: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -414,7 +423,7 @@ class Leave:
 
 
 Report = Hello | Heartbeat | RankExit | FirstStep | Leaving | Reply
-Command = HostStore | Start | Stop | SaveFrom | SelfCheck | PairCheck | DumpStacks | Profile | Leave
+Command = Ping | HostStore | Start | Stop | SaveFrom | SelfCheck | PairCheck | DumpStacks | Profile | Leave
 Message = Report | Command
 
 _MALFORMED = (ValueError, LookupError, TypeError, AttributeError, RecursionError, OverflowError, zlib.error)

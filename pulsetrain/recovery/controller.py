@@ -52,6 +52,10 @@ class Controller:
         """Every job as it is now."""
         return [job.snapshot() for job in self._jobs.values()]
 
+    def node(self, job: str, name: str) -> Node | None:
+        """A node of a job that has joined and is not gone."""
+        return self._jobs[job].node(name) if job in self._jobs else None
+
     # -- what agents say ----------------------------------------------------------------------------------
 
     def connected(self, hello: Hello, send: Send) -> Node:

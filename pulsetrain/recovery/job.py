@@ -125,7 +125,7 @@ class Job:
     def _rank_exited(self, exit_: RankExit) -> None:
         """Note an exit. It is no fault if the job itself stopped the rank, or if a node is leaving."""
         state, attempt = self._state, self._state.attempt
-        if exit_.attempt != attempt.number:
+        if exit_.attempt != attempt.number or node_of(state.members.world, exit_.rank) != exit_.node:
             return
         if state.phase is Phase.SUSPENDING and exit_.code not in (-SIGTERM, -SIGKILL):
             attempt.exits.append(exit_)

@@ -78,6 +78,7 @@ async def _start(
         restore_step=plan.step,
         sources={str(r): plan.sources[r] for r in member.ranks if r in plan.sources},
         own_checkpoints=job.own_checkpoints.files(member.ranks),
+        peer_key=job.services.peer_key(job.name),
     )
     return await job.ask(job.members.nodes[member.node], command, job.services.policy.start_timeout_s)
 

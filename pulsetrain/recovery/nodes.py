@@ -61,6 +61,11 @@ class Node:
         return self._send is not None
 
     @property
+    def connection(self) -> Send | None:
+        """What sends to its agent, None without a connection. A new connection has another one."""
+        return self._send
+
+    @property
     def usable(self) -> bool:
         """It can be given commands: connected, and neither lost nor evicted."""
         return self.connected and self.state not in GONE

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -40,13 +40,17 @@ class Background(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Services:
-    """What a job uses and shares with the other jobs of its hub."""
+    """What a job uses and shares with the other jobs of its hub.
+
+    `peer_key` gives the key by which the agents of a job know each other, "" for none.
+    """
 
     policy: Policy
     journal: Journal
     clock: Clock
     background: Background
     memory: Memory
+    peer_key: Callable[[str], str] = lambda job: ""
 
 
 @dataclass(kw_only=True)

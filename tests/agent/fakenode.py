@@ -173,7 +173,7 @@ class FakeCheckpoints:
     def clear(self) -> None:
         self.cleared += 1
 
-    def set_world(self, world: Any, node_rank: int, attempt: int) -> None:
+    def set_world(self, world: Any, node_rank: int, attempt: int, key: str = "") -> None:
         self.world = (world, node_rank, attempt)
 
     def load(self, rank: int, step: int, source: str) -> int:

@@ -28,7 +28,7 @@ class Cluster:
         self.services[name] = CheckpointService(self.config, job="j", node=name, address="127.0.0.1")
         return self.services[name]
 
-    def set_world(self, names: list[str], attempt: int) -> None:
+    def set_world(self, names: list[str], attempt: int, key: str = "") -> None:
         places = tuple(
             WorldNode(
                 node=n,
@@ -40,7 +40,7 @@ class Cluster:
             for i, n in enumerate(names)
         )
         for i, name in enumerate(names):
-            self.services[name].set_world(places, i, attempt)
+            self.services[name].set_world(places, i, attempt, key)
 
     def attach(self, name: str, rank: int) -> int:
         self.fds[rank] = create_arena()

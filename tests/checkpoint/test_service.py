@@ -3,8 +3,9 @@
 import pytest
 
 from pulsetrain.checkpoint.memory.arena import ArenaReader
+from pulsetrain.checkpoint.peers.client import PeerClient
 from pulsetrain.checkpoint.service import CheckpointServiceConfig
-from pulsetrain.core.errors import ConfigError
+from pulsetrain.core.errors import AuthError, ConfigError
 from tests.checkpoint.trainers import content, save, wait_until
 
 pytestmark = pytest.mark.integration
@@ -147,3 +148,17 @@ def test_the_agents_side_never_imports_torch():
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "False"
+
+
+def test_agents_with_different_tokens_know_each_other_by_the_key_of_their_job(cluster):
+    c = cluster(2)
+    c.config = CheckpointServiceConfig(token="of n2 alone", poll_s=0.005)
+    c.start("n2")
+    names = ["n0", "n1", "n2"]
+    c.set_world(names, 1, key="of the job")
+    c.attach("n2", 2)
+    c.save(3)
+    for rank, peer in ((0, "n2"), (1, "n0"), (2, "n1")):
+        wait_until(lambda rank=rank, peer=peer: c.holds(peer, rank, 3, "peer"))
+    with pytest.raises(AuthError):  # the token does not do any more
+        PeerClient(address="127.0.0.1", port=c.services["n0"].peer_port, token="secret", job="j", node="n1")

@@ -28,7 +28,7 @@ def test_json_has_the_token_and_when_it_ends(cli, tmp_path):
     made = json.loads(
         cli("token", "create", "o", "--role", "operator", "--days", "1", "--data", tmp_path, "--json").output
     )
-    assert set(made) == {"name", "role", "job", "expires_ns", "token"}
+    assert set(made) == {"name", "role", "job", "node", "expires_ns", "token"}
     (listed,) = json.loads(cli("token", "list", "--data", tmp_path, "--json").output)["tokens"]
     assert listed["expires_ns"] - listed["created_ns"] == 86_400 * 10**9
     assert listed["expired"] is False
@@ -60,3 +60,11 @@ def test_an_unknown_name_is_one_line(cli, tmp_path):
     done = cli("token", "revoke", "x", "--data", tmp_path)
     assert isinstance(done.exception, UsageError)
     assert "no token 'x'" in str(done.exception)
+
+
+def test_a_token_of_an_agent_can_be_for_one_node(cli, tmp_path):
+    token = cli("token", "create", "n7", "--role", "agent", "--node", "n7", "--data", tmp_path).output.strip()
+    assert KnownTokens(TokenFile(tmp_path)).grant(token).node == "n7"
+    assert "agent for node n7, never expires" in cli("token", "list", "--data", tmp_path).output
+    done = cli("token", "create", "v", "--role", "viewer", "--node", "n7", "--data", tmp_path)
+    assert "--node n7: only an agent's token can be for one node, not a viewer's" in str(done.exception)

@@ -121,7 +121,8 @@ def beat(**changes):
 
 
 def listen(parts, *texts):
-    asyncio.run(serve_agent(Socket(*texts, token=TOKEN), parts.controller, TOKEN, parts.leadership))
+    claim = parts.claims.connection(None)
+    asyncio.run(serve_agent(Socket(*texts, token=TOKEN), parts.controller, TOKEN, parts.leadership, claim))
 
 
 WORDS = st.sampled_from(["", "n", "\ud800", "a\nb", "x" * 100_000, "../..", "running", "\x00"])

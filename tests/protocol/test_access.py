@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import pytest
 from starlette.requests import Request
 
-from pulsetrain.protocol.access import given_token, is_authorized
+from pulsetrain.protocol.access import given_token, is_authorized, peer_key
 
 
 @dataclass
@@ -77,3 +77,9 @@ def test_agents_import_the_protocol_without_a_web_framework():
         "import pulsetrain.protocol.access, pulsetrain.protocol.messages, pulsetrain.protocol.client"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_key_of_a_job_is_the_same_at_the_next_hub_and_tells_nothing_of_the_token():
+    assert peer_key("token", "gpt") == peer_key("token", "gpt")
+    assert len({peer_key("token", "gpt"), peer_key("token", "bert"), peer_key("other", "gpt")}) == 3
+    assert "token" not in peer_key("token", "gpt")

@@ -1,6 +1,7 @@
 """Starting an attempt on the nodes of a world."""
 
 import asyncio
+from dataclasses import replace
 
 from pulsetrain.protocol.messages import Held, HostStore, Reply, Start
 from pulsetrain.recovery.launch import launch
@@ -42,6 +43,14 @@ def test_every_node_starts_its_ranks_from_the_common_step():
     assert (start.attempt, start.node_rank, start.restore_step) == (1, 1, 4)
     assert (start.sources, start.store_port) == ({"2": "memory", "3": "memory"}, 4242)
     assert (job.attempt.launched, job.recovery.fetch_ns, job.recovery.resumed_step) == (True, 9, 4)
+
+
+def test_all_agents_of_a_job_get_the_key_by_which_they_know_each_other():
+    a, b = Launcher("a"), Launcher("b")
+    job = job_of(a, b)
+    job.services = replace(job.services, peer_key=lambda name: f"key of {name}")
+    asyncio.run(launch(job))
+    assert {a.commands[-1].peer_key, b.commands[-1].peer_key} == {f"key of {job.name}"}
 
 
 def test_a_node_that_cannot_start_is_a_fault_that_names_it():

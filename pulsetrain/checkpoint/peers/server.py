@@ -46,13 +46,15 @@ class PeerServer:
     ) -> None:
         """Listens at once. Raises `Unavailable` where the port is taken.
 
+        `token` may be set anew: later connections prove that they have that one.
+
         `segments` gives stored content by step and hash. With `block_dedup`, peers may offer digests.
         """
         self._replicas, self._segments, self._block_dedup = replicas, segments, block_dedup
         self._requests = {"put": self._put, "get": self._get, "segment": self._segment}
         if block_dedup is not None:
             self._requests["offer"] = self._offer
-        self._token, self._job = token, job
+        self.token, self._job = token, job
         self._connections: set[socket.socket] = set()
         self._closing = False
         self._lock = Lock()
@@ -99,7 +101,7 @@ class PeerServer:
     def _serve(self, sock: socket.socket) -> None:
         """Answer one peer until it goes away. A peer that breaks the protocol is disconnected."""
         try:
-            challenge(sock, self._token, self._job, offers=0 if self._block_dedup is None else OFFERS)
+            challenge(sock, self.token, self._job, offers=0 if self._block_dedup is None else OFFERS)
             while True:
                 request = receive_frame(sock)
                 self._requests.get(str(request.get("op")), self._get)(sock, request)

@@ -12,6 +12,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from pulsetrain.core.errors import CorruptData, Unavailable, UsageError
 from pulsetrain.hub.leadership import Leadership, Role
+from pulsetrain.hub.node_claims import Claim, NodeClaims
 from pulsetrain.hub.token_gate import GRANT
 from pulsetrain.protocol.access import is_authorized
 from pulsetrain.protocol.messages import Command, Hello, decode
@@ -28,23 +29,20 @@ _LIMITS: Mapping[str, tuple[int, int]] = MappingProxyType(
 )
 
 
-def routes(controller: Controller, token: str, leadership: Leadership) -> list[BaseRoute]:
+def routes(controller: Controller, token: str, leadership: Leadership, claims: NodeClaims) -> list[BaseRoute]:
     """``/v1/agent``, behind the token."""
 
     async def agent(socket: WebSocket) -> None:
-        grant = socket.scope.get(GRANT)
-        await serve_agent(socket, controller, token, leadership, only_job=grant.job if grant else "")
+        claim = claims.connection(socket.scope.get(GRANT))
+        await serve_agent(socket, controller, token, leadership, claim)
 
     return [WebSocketRoute("/v1/agent", agent)]
 
 
 async def serve_agent(
-    socket: WebSocket, controller: Controller, token: str, leadership: Leadership, *, only_job: str = ""
+    socket: WebSocket, controller: Controller, token: str, leadership: Leadership, claim: Claim
 ) -> None:
-    """One agent's connection, from its hello until it closes. A hub that was deposed sends no command.
-
-    `only_job`: what the agent's token is for, "" for any job.
-    """
+    """One agent's connection, from its hello until it closes. A hub that was deposed sends no command."""
     if not is_authorized(socket, token):
         await socket.close(UNAUTHORIZED)  # before accept: the client sees HTTP 403
         return
@@ -61,16 +59,18 @@ async def serve_agent(
             raise Unavailable(f"connection closed: {error}") from error
 
     try:
-        node = controller.connected(_hello(await socket.receive_text(), only_job), send)
+        hello = _hello(await socket.receive_text())
+        await claim.take(hello)
+        node = controller.connected(hello, send)
     except (CorruptData, UsageError) as error:
         await socket.close(POLICY_VIOLATION, str(error)[:120])
         return
     except WebSocketDisconnect:
         return
-    await _listen(socket, controller, node, send)
+    await _listen(socket, controller, node, send, claim)
 
 
-def _hello(text: str, only_job: str) -> Hello:
+def _hello(text: str) -> Hello:
     message = decode(text)
     if not isinstance(message, Hello):
         raise CorruptData(f"first message is {type(message).__name__}, not Hello")
@@ -82,12 +82,10 @@ def _hello(text: str, only_job: str) -> Hello:
         value = getattr(message, name)
         if not least <= value <= most:
             raise CorruptData(f"{name} {value}: allowed: {least} to {most}")
-    if only_job and message.job != only_job:
-        raise UsageError(f"job {message.job!r}: the token is for job {only_job!r}")
     return message
 
 
-async def _listen(socket: WebSocket, controller: Controller, node: Node, send: Send) -> None:
+async def _listen(socket: WebSocket, controller: Controller, node: Node, send: Send, claim: Claim) -> None:
     try:
         while True:
             try:
@@ -101,7 +99,10 @@ async def _listen(socket: WebSocket, controller: Controller, node: Node, send: S
             if isinstance(message, Command):
                 log.warning("unexpected_message", node=node.name, type=type(message).__name__)
                 continue
-            controller.received(node, message)
+            if claim.takes(message):
+                controller.received(node, message)
+    except UsageError as error:
+        await socket.close(POLICY_VIOLATION, str(error)[:120])
     except WebSocketDisconnect:
         pass
     finally:

@@ -14,6 +14,7 @@ from pulsetrain.protocol.messages import (
     Leave,
     Message,
     PairCheck,
+    Ping,
     Profile,
     SaveFrom,
     SelfCheck,
@@ -70,6 +71,8 @@ class CommandReader:
 def answer(command: Command, job: LiveJob, node: str, now_s: float) -> Answer:
     """What the agent of `node` answers. What the command changes in the job is done by `carry_out`."""
     match command:
+        case Ping():
+            return Answer(after_s=0.0, data={})
         case HostStore():
             return Answer(after_s=0.01, data={"port": STORE_PORT})
         case Start():

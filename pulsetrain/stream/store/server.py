@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
+from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 
 import structlog
@@ -21,7 +23,7 @@ from starlette.routing import BaseRoute, Route
 from pulsetrain.core.clock import Clock, SystemClock
 from pulsetrain.core.errors import CorruptData, PulsetrainError, SchemaMismatch, UsageError
 from pulsetrain.protocol.access import is_authorized
-from pulsetrain.records.batch import decode
+from pulsetrain.records.batch import Batch, decode
 from pulsetrain.stream.queries.storage import outside_functions
 from pulsetrain.stream.spool import segment
 from pulsetrain.stream.store.body import read_body
@@ -34,6 +36,9 @@ MAX_BATCH_BYTES = 64 << 20
 
 log = structlog.get_logger()
 
+Refusal = Callable[[Request, Batch], str]
+"""Why the sender of a request may not send this batch, "" where it may."""
+
 
 def routes(
     store: Store,
@@ -42,12 +47,14 @@ def routes(
     journal: Path | None = None,
     clock: Clock | None = None,
     intake: Intake | None = None,
+    refusal: Refusal | None = None,
 ) -> list[BaseRoute]:
     """Ingest and query routes over `store`. All but /ping require `token`.
 
     `intake` is started by its owner. Without one it is created and started here. All of its metrics are at
     /metrics. `journal` is a folder for batches on their way into the store. A chDB store has its own. Without
-    one, a hub that is killed while it inserts may store those rows twice.
+    one, a hub that is killed while it inserts may store those rows twice. `refusal` says which batches a
+    sender may not send.
     """
     intake = intake or _start_intake(store, journal, clock or SystemClock())
     refused = frozenset(map(str, outside_functions(store).column("name").to_pylist()))
@@ -56,7 +63,7 @@ def routes(
     async def ingest(request: Request) -> Response:
         if not is_authorized(request, token):
             return JSONResponse({"error": "missing or wrong token"}, 401)
-        return await _ingest(request, intake)
+        return await _ingest(request, intake, refusal)
 
     async def ping(request: Request) -> Response:
         return PlainTextResponse("Ok.\n")
@@ -83,12 +90,14 @@ def _start_intake(store: Store, journal: Path | None, clock: Clock) -> Intake:
     return intake
 
 
-async def _ingest(request: Request, intake: Intake) -> Response:
+async def _ingest(request: Request, intake: Intake, refusal: Refusal | None) -> Response:
     """Store one batch of the record in the path; without a record, the entries of a segment."""
     record = request.path_params.get("record")
     try:
         body = await read_body(request, MAX_BATCH_BYTES)
-        results = await run_in_threadpool(_submit, intake, [body] if record else _entries(body), record)
+        bodies = [body] if record else _entries(body)
+        may = None if refusal is None else partial(refusal, request)
+        results = await run_in_threadpool(_submit, intake, bodies, record, may)
         outcome = await asyncio.gather(*map(_outcome, results))
     except ClientDisconnect:
         return Response(status_code=400)
@@ -110,7 +119,9 @@ def _entries(body: bytes) -> list[bytes]:
     return [body[entry.offset : entry.end] for entry in scan.positions]
 
 
-def _submit(intake: Intake, bodies: list[bytes], record: str | None) -> list[Future[int] | str]:
+def _submit(
+    intake: Intake, bodies: list[bytes], record: str | None, refusal: Callable[[Batch], str] | None
+) -> list[Future[int] | str]:
     """For each batch the future number of stored rows, or why it is refused."""
     results: list[Future[int] | str] = []
     for body in bodies:
@@ -119,6 +130,9 @@ def _submit(intake: Intake, bodies: list[bytes], record: str | None) -> list[Fut
             batch = decode(body)
             if record not in (None, batch.record):
                 raise SchemaMismatch(f"batch of {batch.record} sent as {record}")  # noqa: TRY301 - one way out
+            why = refusal(batch) if refusal is not None else ""
+            if why:
+                raise SchemaMismatch(why)  # noqa: TRY301 - one way out
             results.append(intake.submit(batch))
         except (CorruptData, SchemaMismatch) as error:
             log.warning("batch_refused", error=str(error))

@@ -10,11 +10,13 @@ from starlette.websockets import WebSocketDisconnect
 
 from pulsetrain.core.errors import Unavailable, UsageError
 from pulsetrain.hub.leadership import Alone, Role
+from pulsetrain.hub.node_claims import NodeClaims
 from pulsetrain.hub.routes.agents import POLICY_VIOLATION, UNAUTHORIZED, serve_agent
 from pulsetrain.protocol.messages import Leave, encode
 from pulsetrain.recovery.nodes import Node
-from tests.hub.fakes import TOKEN
+from tests.hub.fakes import TOKEN, Clock
 from tests.recovery.builders import heartbeat, hello
+from tests.recovery.fakes import KeptJournal
 
 
 class Socket:
@@ -62,7 +64,9 @@ class Controller:
 
 
 def serve(socket, controller, leadership=None):
-    asyncio.run(serve_agent(socket, controller, TOKEN, leadership or Alone("http://hub")))
+    claims = NodeClaims(lambda job, node: controller.node, KeptJournal(), Clock())
+    leadership = leadership or Alone("http://hub")
+    asyncio.run(serve_agent(socket, controller, TOKEN, leadership, claims.connection(None)))
     return socket
 
 
