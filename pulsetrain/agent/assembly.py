@@ -132,7 +132,7 @@ def _transport(setup: AgentSetup) -> tuple[Transport, Encoder]:
     options = setup.options
     if not (options.kafka or "kafka" in setup.file or options.environ.get("PULSETRAIN_KAFKA_SERVERS")):
         hub = setup.hub
-        return HttpTransport(hub.url, hub.token, others=hub.others), encoding.encode
+        return HttpTransport(hub.url, hub.token, others=hub.others, ca=hub.ca), encoding.encode
     from pulsetrain.records.batch import encode_columns
     from pulsetrain.stream.kafka.client import KafkaConfig, refuse_credentials  # only here
     from pulsetrain.stream.kafka.transport import KafkaTransport  # only here

@@ -41,6 +41,9 @@ class AgentConfig:
     """File that says under which switch each node is: Slurm's topology.conf, or TOML if its name ends so."""
     log_rules: str = ""
     """TOML file with the site's rules for log lines, tried on each line as it is read. None by default."""
+    ca_certificate: str = ""
+    """CA by which the agent checks a hub whose address begins with https://. Empty: PULSETRAIN_CA, else
+    those that the system knows."""
     import_timeout_s: float = 180.0
     """How long the zygote may take to import torch and the modules to preload."""
 

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 import structlog
 
 from pulsetrain.core.errors import AuthError, CorruptData, Unavailable, UsageError
+from pulsetrain.protocol import tls
 from pulsetrain.protocol.client import HubAddress
 from pulsetrain.protocol.messages import Message, Report, decode, encode
 
@@ -54,10 +55,12 @@ class HubConnection:
         from websockets.asyncio.client import connect
 
         url = websocket_url(hub.url)
+        context = tls.client_context(hub.ca) if url.startswith("wss:") else None
         with _hub_errors(url):
             socket = await connect(
                 url,
                 additional_headers={"Authorization": f"Bearer {hub.token}"},
+                ssl=context,
                 compression=None,
                 proxy=None,
                 open_timeout=5,
@@ -118,4 +121,7 @@ def _hub_errors(url: str) -> Iterator[None]:
             raise UsageError(f"hub: {error.rcvd.reason}") from error
         raise Unavailable(f"hub {url} has closed the connection") from error
     except (InvalidHandshake, OSError, EOFError, TimeoutError) as error:
+        why = tls.refusal(error)
+        if why:
+            raise AuthError(f"hub {url}: {why}") from error
         raise Unavailable(f"hub {url} cannot be reached: {error}") from error

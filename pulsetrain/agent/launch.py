@@ -9,6 +9,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -54,7 +55,7 @@ def launch(options: LaunchOptions, say: Say) -> Outcome:
         log_rules(config), layout(config)  # what cannot be used is told before a hub is started
         setup = partial(AgentSetup, options=options, config=config, file=file, folder=folder)
         if hub is not None:
-            return _run_agent(setup(hub=hub), zygotes)
+            return _run_agent(setup(hub=replace(hub, ca=config.ca_certificate or hub.ca)), zygotes)
         own = stack.enter_context(local_hub(hub_folder))
         say(f"dashboard  {own.dashboard or 'none'}")
         say(f"data       {hub_folder}")

@@ -53,7 +53,7 @@ class Link:
 
     def __init__(self, hub: HubAddress, greeting: Greeting, on_command: OnCommand) -> None:
         """Raises `UsageError` for an address that is none."""
-        self._hubs = deque(HubAddress(url=url, token=hub.token) for url in hub.urls)
+        self._hubs = deque(HubAddress(url=url, token=hub.token, ca=hub.ca) for url in hub.urls)
         for url in hub.urls:
             websocket_url(url)
         self._greeting, self._on_command = greeting, on_command

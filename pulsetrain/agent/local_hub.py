@@ -26,12 +26,13 @@ POLL_S = 0.5
 
 
 class HubFacts(TypedDict):
-    """What a running hub writes into hub.json. `dashboard` is "" where it has none."""
+    """What a running hub writes into hub.json. `dashboard` and `ca` are "" where it has none."""
 
     url: str
     token: str
     pid: int
     dashboard: str
+    ca: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +102,7 @@ def local_hub(
     process = _start(folder, dashboard=dashboard)
     try:
         facts = _await_facts(process, folder, timeout_s)
-        address = HubAddress(url=facts["url"], token=facts["token"])
+        address = HubAddress(url=facts["url"], token=facts["token"], ca=facts.get("ca", ""))
         yield LocalHub(address=address, dashboard=facts.get("dashboard", ""))
     finally:
         _stop(process)

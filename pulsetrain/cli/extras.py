@@ -11,6 +11,7 @@ EXTRAS_OF_MODULE: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "chdb": ("hub",),
         "clickhouse_connect": ("hub",),
+        "cryptography": ("hub",),
         "google_crc32c": ("kafka",),
         "httpx": ("hub",),
         "kafka": ("kafka",),

@@ -60,7 +60,7 @@ class StoreOptions(HubOptions):
 
         if self.store is None:
             address = self.address()
-            opened = open_store(address.url, token=address.token)
+            opened = open_store(address.url, token=address.token, ca=address.ca)
         else:
             opened = open_store(self.store, token=self.token)
         with contextlib.closing(opened):

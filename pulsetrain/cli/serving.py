@@ -25,6 +25,9 @@ class HubFlags:
     store: str | None
     kafka: str | None
     kv: str | None
+    tls_certificate: str | None
+    tls_key: str | None
+    ca_certificate: str | None
 
 
 _hub_flags = grouped(
@@ -61,6 +64,13 @@ _hub_flags = grouped(
         "--kv",
         metavar="URL",
         help="etcd://host:port,...: one of the hubs that name it leads. Default: this hub is alone.",
+    ),
+    click.option("--tls-certificate", metavar="FILE", help="Certificate to show. Default: no TLS."),
+    click.option("--tls-key", metavar="FILE", help="Its key. Default: NAME.key beside NAME.pem."),
+    click.option(
+        "--ca-certificate",
+        metavar="FILE",
+        help="CA by which dashboard and commands here check it. Default: ca.pem beside the certificate.",
     ),
 )
 

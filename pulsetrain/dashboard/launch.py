@@ -36,21 +36,23 @@ _OPTIONS = {
 }
 
 
-def command(port: int, *, address: str = "127.0.0.1") -> list[str]:
+def command(port: int, *, address: str = "127.0.0.1", tls: tuple[str, str] | None = None) -> list[str]:
     """The command that serves the dashboard on `port` of `address`. It stays in the foreground and ends on
     SIGTERM.
 
     `address` is loopback unless somebody who puts their own guard in front of the page says otherwise:
-    whoever reaches the page can evict nodes.
+    whoever reaches the page can evict nodes. `tls` are the files of a certificate and its key.
     """
     app = Path(__file__).with_name("server.py")
     options = _OPTIONS | {"server.address": address, "server.port": str(port)}
+    if tls is not None:
+        options |= {"server.sslCertFile": tls[0], "server.sslKeyFile": tls[1]}
     flags = [f"--{name}={value}" for name, value in options.items()]
     return [sys.executable, "-m", "pulsetrain.dashboard.process", "run", str(app), *flags]
 
 
-def environment(hub_url: str, token: str) -> dict[str, str]:
-    """Return the variables to add to the child's environment: where the hub is, and its token.
+def environment(hub_url: str, token: str, ca: str = "") -> dict[str, str]:
+    """Return the variables to add to the child's environment: where the hub is, its token, and its CA if any.
 
     The token is not in the command line, where `ps` would show it.
     """
@@ -58,4 +60,5 @@ def environment(hub_url: str, token: str) -> dict[str, str]:
         "PULSETRAIN_HUB": hub_url,
         "PULSETRAIN_TOKEN": token,
         "STREAMLIT_BROWSER_GATHER_USAGE_STATS": "false",
+        **({"PULSETRAIN_CA": ca} if ca else {}),
     }

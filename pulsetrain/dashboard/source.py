@@ -238,5 +238,5 @@ class Source:
         """The hub's store. Raises `Unavailable` while the hub does not answer. The next call tries again."""
         with self._lock:
             if self._store is None:
-                self._store = open_store(self.address.url, token=self.address.token)
+                self._store = open_store(self.address.url, token=self.address.token, ca=self.address.ca)
             return self._store

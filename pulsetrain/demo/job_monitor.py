@@ -72,7 +72,7 @@ class JobMonitor:
     def of_hub(cls, hub: HubAddress, job: str, say: Say) -> JobMonitor:
         """A monitor with connections of its own; `close` ends them."""
         parts = urlsplit(hub.url)
-        store = open_store(f"{parts.scheme}://{parts.netloc}", token=hub.token)
+        store = open_store(f"{parts.scheme}://{parts.netloc}", token=hub.token, ca=hub.ca)
         return cls(HubClient(hub), store, job, say)
 
     def poll(self) -> None:

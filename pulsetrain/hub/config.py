@@ -26,6 +26,15 @@ class HubConfig:
     kafka: str = ""
     """Brokers (host:port,...) to take records from as well. Empty: records come over HTTP alone."""
 
+    tls_certificate: str = ""
+    """Certificate in PEM form that the hub and its dashboard show: they speak TLS then. Empty: they do not.
+    Replacing the file is enough, the hub reads it again."""
+    tls_key: str = ""
+    """Key of the certificate. Empty: the file NAME.key beside NAME.pem."""
+    ca_certificate: str = ""
+    """CA by which the dashboard and commands on this machine check the hub. Empty: ca.pem beside the
+    certificate, or those that the system knows. Elsewhere the environment variable PULSETRAIN_CA says it."""
+
     kv: str = ""
     """etcd that keeps what must outlive this hub, ``etcd://host:port,...``: one of several hubs leads. Empty:
     this hub is alone and keeps it in the data folder."""

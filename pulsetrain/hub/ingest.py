@@ -14,6 +14,7 @@ from pulsetrain.core.clock import SystemClock
 from pulsetrain.core.config import load, read_toml
 from pulsetrain.core.errors import UsageError
 from pulsetrain.core.json import JsonObject
+from pulsetrain.hub.certificate import CertificateFiles, ServerCertificate
 from pulsetrain.records.ddl import Engine
 from pulsetrain.stream.ingest_metrics import IngestMetrics
 from pulsetrain.stream.kafka.catch_up import CatchUp
@@ -41,7 +42,8 @@ def run_ingest(
     brokers = kafka_config(path, kafka)
     metrics = IngestMetrics()
     if metrics_port is not None:
-        _serve_metrics(metrics, config.metrics_host, metrics_port)
+        files = CertificateFiles.of(config.tls_certificate, config.tls_key)
+        _serve_metrics(metrics, config.metrics_host, metrics_port, files)
     with contextlib.closing(open_store(url, engine=engine)) as store, CatchUp(SystemClock()) as catch_up:
         store.migrate()
         member = GroupMember(brokers, store, SystemClock(), config, metrics, catch_up.look)
@@ -60,8 +62,12 @@ def _file(path: Path | None) -> JsonObject:
     return read_toml(path) if path else {}
 
 
-def _serve_metrics(metrics: IngestMetrics, host: str, port: int) -> None:
+def _serve_metrics(metrics: IngestMetrics, host: str, port: int, files: CertificateFiles | None) -> None:
+    certificate = key = None
+    if files is not None:
+        ServerCertificate(files)  # what cannot be used is one line
+        certificate, key = str(files.certificate), str(files.key)
     try:
-        start_http_server(port, addr=host, registry=metrics.registry)
+        start_http_server(port, addr=host, registry=metrics.registry, certfile=certificate, keyfile=key)
     except OSError as error:
         raise UsageError(f"--metrics-port {port}: {error.strerror}") from error

@@ -22,9 +22,12 @@ from pulsetrain.core.errors import PulsetrainError, Unavailable, UsageError
 from pulsetrain.core.open_files import allow_many_open_files
 from pulsetrain.core.private_file import replace_private
 from pulsetrain.core.process_title import set_process_title
+from pulsetrain.core.supervisor import TaskSupervisor
 from pulsetrain.dashboard import launch
 from pulsetrain.hub.app import Parts, build
 from pulsetrain.hub.assembly import assemble
+from pulsetrain.hub.certificate import STALE_S, CertificateFiles, ServerCertificate
+from pulsetrain.hub.config import HubConfig
 from pulsetrain.hub.job_memory import KeptMemory
 from pulsetrain.hub.kept_store import open_kept
 from pulsetrain.hub.leadership import Candidate, Role
@@ -48,10 +51,11 @@ def serve(data: Path, settings: Settings, say: Callable[[str], None]) -> None:
     set_process_title("hub")
     allow_many_open_files()
     make_folder(data)
+    certificate = shown_certificate(config)
     listener = bind(config.host, config.port)
     store = open_store(config.store or f"chdb://{data / 'store'}", engine=settings.store)
     store.migrate()
-    url = f"http://{config.host}:{listener.getsockname()[1]}"
+    url = own_url(config.host, listener.getsockname()[1], tls=certificate is not None)
     token = config.token or kept_token(data)
     with contextlib.ExitStack() as stack:
         stack.callback(store.close)
@@ -65,16 +69,20 @@ def serve(data: Path, settings: Settings, say: Callable[[str], None]) -> None:
         parts.intake.start()
         facts = parts.facts
         if config.dashboard:
-            facts["dashboard"] = stack.enter_context(dashboard(url, token, config.dashboard_port))
+            facts["dashboard"] = stack.enter_context(
+                dashboard(url, token, config.dashboard_port, certificate)
+            )
         if config.kafka:
             parts.table.add(stack.enter_context(kafka_ingest(config.kafka, store)))
+        if certificate is not None and certificate.files.ca:
+            facts["ca"] = certificate.files.ca
         stack.callback((data / "hub.json").unlink, missing_ok=True)
         write_address(data, facts | {"token": token})
         say(f"hub        {url}")
         if config.dashboard:
             say(f"dashboard  {facts['dashboard']}")
         say(f"data       {data}")
-        run_server(parts, listener)
+        run_server(parts, listener, certificate)
 
 
 @contextlib.contextmanager
@@ -101,7 +109,7 @@ def candidate(
             hub.stop()
 
 
-def run_server(parts: Parts, listener: socket.socket) -> None:
+def run_server(parts: Parts, listener: socket.socket, certificate: ServerCertificate | None = None) -> None:
     """Serve until a signal. Connections that agents hold open do not delay the end.
 
     Raises `Unavailable` once another hub leads in place of this one.
@@ -117,12 +125,48 @@ def run_server(parts: Parts, listener: socket.socket) -> None:
             access_log=False,
             timeout_graceful_shutdown=1,
             ws_max_size=1 << 24,
+            ssl_context_factory=None if certificate is None else lambda *_: certificate.context,
         )
     )
     with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(server.serve(sockets=[listener]))
+        asyncio.run(_serve(server, listener, parts, certificate))
     if parts.leadership.role is Role.DEPOSED:
         raise Unavailable("this hub does not lead any more: start it again, and it waits for its turn")
+
+
+async def _serve(
+    server: uvicorn.Server, listener: socket.socket, parts: Parts, certificate: ServerCertificate | None
+) -> None:
+    """Serve, and follow the files of the certificate, also while another hub leads."""
+    loops = TaskSupervisor()
+    if certificate is not None:
+        loops.add("certificate", certificate.turn, stale_after_s=STALE_S)
+        parts.table.add(loops.statuses)
+    loops.start()
+    try:
+        await server.serve(sockets=[listener])
+    finally:
+        await loops.stop()
+
+
+def shown_certificate(config: HubConfig) -> ServerCertificate | None:
+    """The certificate of the configuration, None without one. Raises `UsageError`."""
+    files = CertificateFiles.of(config.tls_certificate, config.tls_key, config.ca_certificate)
+    return None if files is None else ServerCertificate(files)
+
+
+def own_url(host: str, port: int, *, tls: bool) -> str:
+    """Where this hub is reached on its own machine. A certificate names no wildcard address.
+
+    >>> own_url("0.0.0.0", 8780, tls=True)
+    'https://127.0.0.1:8780'
+    >>> own_url("0.0.0.0", 8780, tls=False)
+    'http://0.0.0.0:8780'
+    """
+    if tls:
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+        return f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
+    return f"http://{host}:{port}"
 
 
 def make_folder(data: Path) -> None:
@@ -188,22 +232,24 @@ def kafka_ingest(servers: str, store: Store) -> Iterator[Statuses]:
 
 
 @contextlib.contextmanager
-def dashboard(url: str, token: str, port: int) -> Iterator[str]:
+def dashboard(url: str, token: str, port: int, certificate: ServerCertificate | None = None) -> Iterator[str]:
     """The dashboard as a child that ends with the hub. Yields its address."""
     if port == 0:
         with bind("127.0.0.1", 0) as free:
             port = free.getsockname()[1]
     else:
         bind("127.0.0.1", port, "--dashboard-port").close()
+    files = certificate.files if certificate is not None else None
+    command = launch.command(port, tls=(str(files.certificate), str(files.key)) if files else None)
     child = subprocess.Popen(
-        [sys.executable, "-m", "pulsetrain.hub.dashboard_process", str(os.getpid()), *launch.command(port)],
-        env=os.environ | launch.environment(url, token),
+        [sys.executable, "-m", "pulsetrain.hub.dashboard_process", str(os.getpid()), *command],
+        env=os.environ | launch.environment(url, token, files.ca if files else ""),
         stdout=subprocess.DEVNULL,
         stderr=sys.stderr,
         start_new_session=True,
     )
     try:
-        yield f"http://127.0.0.1:{port}"
+        yield f"{'https' if files else 'http'}://127.0.0.1:{port}"
     finally:
         child.send_signal(signal.SIGTERM)
         try:

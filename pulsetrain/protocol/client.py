@@ -7,7 +7,7 @@ import getpass
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
@@ -21,11 +21,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class HubAddress:
-    """Where a hub listens and the token it asks for. `others` may lead in its place and ask for the same."""
+    """Where a hub listens and the token it asks for. `others` may lead in its place and ask for the same.
+
+    `ca` is the file of the CA by which a certificate is checked, "" for those that the system knows.
+    """
 
     url: str
     token: str
     others: tuple[str, ...] = ()
+    ca: str = ""
 
     @property
     def urls(self) -> tuple[str, ...]:
@@ -64,7 +68,9 @@ def find_hub(
     from_file = known.get("token", "") if not others and first == known.get("url") else ""
     from_environment = environ.get("PULSETRAIN_TOKEN", "")
     kept = (from_environment or from_file) if data is None else (from_file or from_environment)
-    return HubAddress(url=first, token=token or kept, others=tuple(others))
+    known_ca = known.get("ca", "") if first == known.get("url") else ""
+    ca = environ.get("PULSETRAIN_CA", "") or known_ca
+    return HubAddress(url=first, token=token or kept, others=tuple(others), ca=ca)
 
 
 def leading(address: HubAddress, timeout_s: float = 2.0) -> HubAddress:
@@ -73,23 +79,23 @@ def leading(address: HubAddress, timeout_s: float = 2.0) -> HubAddress:
 
     for url in address.urls if address.others else ():
         with (
-            contextlib.suppress(Unavailable),
-            contextlib.closing(HubHttp(url, "", timeout_s=timeout_s)) as http,
+            contextlib.suppress(Unavailable, AuthError),
+            contextlib.closing(HubHttp(url, "", timeout_s=timeout_s, ca=address.ca)) as http,
         ):
             if http.request("GET", "/v1/leader").status == 200:
-                return HubAddress(url=url, token=address.token)
-    return HubAddress(url=address.url, token=address.token)
+                return replace(address, url=url, others=())
+    return replace(address, others=())
 
 
 def _hub_file(path: Path) -> dict[str, str]:
-    """The `url` and `token` of hub.json; {} where there is none."""
+    """The `url`, `token` and `ca` of hub.json; {} where there is none."""
     try:
         known = json.loads(path.read_text())
     except (OSError, ValueError):
         return {}
     if not isinstance(known, dict):
         return {}
-    return {name: text for name in ("url", "token") if isinstance(text := known.get(name), str)}
+    return {name: text for name in ("url", "token", "ca") if isinstance(text := known.get(name), str)}
 
 
 class HubClient:
@@ -98,7 +104,7 @@ class HubClient:
     def __init__(self, address: HubAddress, timeout_s: float = 10.0) -> None:
         from pulsetrain.protocol.http import HubHttp  # late: it takes most of a command's start
 
-        self._http = HubHttp(address.url, address.token, timeout_s=timeout_s)
+        self._http = HubHttp(address.url, address.token, timeout_s=timeout_s, ca=address.ca)
 
     def status(self) -> JsonObject:
         """{"hub": {...}, "jobs": [{job, state, attempt, step, verdict: {state, sentence, since_ns}}]}."""

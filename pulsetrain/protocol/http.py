@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import urllib3
 from urllib3.exceptions import HTTPError, ProtocolError
 
-from pulsetrain.core.errors import Unavailable, UsageError
+from pulsetrain.core.errors import AuthError, PulsetrainError, Unavailable, UsageError
+from pulsetrain.protocol import tls
 
 _CONNECTIONS = 4  # kept open; a further request at the same time opens one of its own
 
@@ -31,10 +31,13 @@ class HubHttp:
     """Requests to the hub at `url` with its token. Safe to use from several threads.
 
     Proxies that the environment names are not used, because a hub is a machine of the cluster. Redirects are
-    not followed. Raises `UsageError` for an address that is none.
+    not followed. Raises `UsageError` for an address that is none. `ca`: the file of the CA that a certificate
+    must be by, "" for those that the system knows.
     """
 
-    def __init__(self, url: str, token: str, *, timeout_s: float, connect_s: float | None = None) -> None:
+    def __init__(
+        self, url: str, token: str, *, timeout_s: float, connect_s: float | None = None, ca: str = ""
+    ) -> None:
         if not url.startswith(("http://", "https://")):
             raise UsageError(f"hub address {url!r}: allowed is http(s)://host:port")
         self.url = url.rstrip("/")
@@ -51,7 +54,7 @@ class HubHttp:
                     parts.port,
                     timeout=timeout,
                     maxsize=_CONNECTIONS,
-                    ssl_context=ssl.create_default_context(),
+                    ssl_context=tls.client_context(ca),
                 )
             else:
                 self._pool = urllib3.HTTPConnectionPool(
@@ -63,7 +66,10 @@ class HubHttp:
     def request(
         self, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None
     ) -> Reply:
-        """Send one request and read its answer, whatever its status. Raises `Unavailable`."""
+        """Send one request and read its answer, whatever its status.
+
+        Raises `Unavailable`, and `AuthError` for a certificate that is not good.
+        """
         try:
             return self._send(method, path, body, headers)
         except ProtocolError as error:
@@ -87,8 +93,15 @@ class HubHttp:
         )
         return Reply(status=answer.status, body=answer.data)
 
-    def _unavailable(self, error: Exception) -> Unavailable:
-        return Unavailable(f"hub {self.url} does not answer: {_reason(error)}")
+    def _unavailable(self, error: Exception) -> PulsetrainError:
+        why = tls.refusal(error)
+        if why:
+            return AuthError(f"hub {self.url}: {why}")
+        hint = "; if it speaks TLS, its address begins with https://" if self._may_speak_tls(error) else ""
+        return Unavailable(f"hub {self.url} does not answer: {_reason(error)}{hint}")
+
+    def _may_speak_tls(self, error: Exception) -> bool:
+        return isinstance(error, ProtocolError) and self.url.startswith("http:")
 
     def close(self) -> None:
         """Let connections go. Idempotent."""

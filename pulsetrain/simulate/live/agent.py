@@ -15,6 +15,7 @@ from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidSta
 
 from pulsetrain import __version__
 from pulsetrain.core.errors import AuthError, CorruptData, UsageError
+from pulsetrain.protocol import tls
 from pulsetrain.protocol.client import HubAddress
 from pulsetrain.protocol.messages import Command, Hello, Leave, Reply, Report, Start, Stop, encode
 from pulsetrain.simulate.live.commands import CommandReader, answer, carry_out
@@ -130,6 +131,7 @@ class SimulatedAgent:
                 socket = await connect(
                     shared.url,
                     additional_headers={"Authorization": f"Bearer {shared.hub.token}"},
+                    ssl=tls.client_context(shared.hub.ca) if shared.url.startswith("wss:") else None,
                     compression=None,
                     proxy=None,
                     open_timeout=60,

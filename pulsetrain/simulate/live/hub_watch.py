@@ -61,7 +61,7 @@ class HubWatch:
     """Asks one hub for its status. Its calls block."""
 
     def __init__(self, hub: HubAddress, job: str) -> None:
-        self._http, self._job = HubHttp(hub.url, hub.token, timeout_s=TIMEOUT_S), job
+        self._http, self._job = HubHttp(hub.url, hub.token, timeout_s=TIMEOUT_S, ca=hub.ca), job
         self._local = urlsplit(hub.url).hostname in LOOPBACK
         self._cpu: CpuTimes | None = None
 
@@ -108,7 +108,7 @@ class HubWatch:
 
 def reachable(hub: HubAddress) -> None:
     """Raise `Unavailable` where no hub answers at the address, before thousands of agents try."""
-    http = HubHttp(hub.url, hub.token, timeout_s=TIMEOUT_S, connect_s=3.0)
+    http = HubHttp(hub.url, hub.token, timeout_s=TIMEOUT_S, connect_s=3.0, ca=hub.ca)
     try:
         reply = http.request("GET", "/ping")
     finally:

@@ -48,7 +48,7 @@ class FleetRecorder:
                 config = SpoolConfig(max_bytes=SPOOL_BYTES)
                 spool = Spool(folder / str(number), node=f"simulated-{number}", config=config)
                 stack.callback(spool.close)
-                shipper = Shipper(spool, HttpTransport(hub.url, hub.token))
+                shipper = Shipper(spool, HttpTransport(hub.url, hub.token, ca=hub.ca))
                 stack.callback(shipper.stop, drain_s=FLUSH_S / senders)
                 shipper.start()
                 spools.append(spool)

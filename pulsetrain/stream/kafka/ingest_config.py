@@ -19,6 +19,10 @@ class IngestConfig:
     """Longest wait for more rows."""
     metrics_host: str = "127.0.0.1"
     """Address that `--metrics-port` listens on. Metrics ask for no password."""
+    tls_certificate: str = ""
+    """Certificate in PEM form for `--metrics-port`. Empty: metrics are served without TLS."""
+    tls_key: str = ""
+    """Key of the certificate. Empty: the file NAME.key beside NAME.pem."""
     retry_s: float = 1.0
     """Pause before a failed insert is tried again."""
 

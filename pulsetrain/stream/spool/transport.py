@@ -48,9 +48,11 @@ class HttpTransport:
     Raises `UsageError` for an address that is none.
     """
 
-    def __init__(self, url: str, token: str, *, others: Sequence[str] = (), timeout_s: float = 30.0) -> None:
+    def __init__(
+        self, url: str, token: str, *, others: Sequence[str] = (), timeout_s: float = 30.0, ca: str = ""
+    ) -> None:
         self._hubs = deque(
-            HubHttp(u, token, timeout_s=timeout_s, connect_s=_CONNECT_S) for u in (url, *others)
+            HubHttp(u, token, timeout_s=timeout_s, connect_s=_CONNECT_S, ca=ca) for u in (url, *others)
         )
 
     @property

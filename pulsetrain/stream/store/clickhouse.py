@@ -28,6 +28,7 @@ from urllib3.exceptions import HTTPError
 
 from pulsetrain.core.errors import AuthError, PulsetrainError, SchemaMismatch, Unavailable, UsageError
 from pulsetrain.core.folder_lock import FolderLock
+from pulsetrain.protocol import tls
 from pulsetrain.records import ddl
 from pulsetrain.records.batch import conform
 from pulsetrain.records.schema import RECORDS, SCHEMA_VERSION
@@ -223,10 +224,13 @@ def ipc(table: pa.Table) -> bytes:
     return sink.getvalue()
 
 
-def open_store(url: str, *, token: str | None = None, engine: ddl.Engine | None = None) -> Store:
+def open_store(
+    url: str, *, token: str | None = None, engine: ddl.Engine | None = None, ca: str = ""
+) -> Store:
     """A store at ``chdb:///folder`` or ``http(s)://[user[:password]@]host[:port][/database]``.
 
-    `token` is the password where the URL holds none. Raises `UsageError` for another scheme, a folder that
+    `token` is the password where the URL holds none. `ca` is the file of the CA that a certificate must be
+    by, "" for those that the system knows. Raises `UsageError` for another scheme, a folder that
     is in use or cannot be written, or a cluster of chDB. Raises `AuthError` and `Unavailable`.
     """
     parts = urlsplit(url)
@@ -236,7 +240,7 @@ def open_store(url: str, *, token: str | None = None, engine: ddl.Engine | None 
         return _open_folder(url, Path(parts.netloc + parts.path), engine)
     if parts.scheme in ("http", "https") and parts.hostname:
         return Store(
-            lambda: _connect_http(url, token),
+            lambda: _connect_http(url, token, ca),
             name=_public(url),
             engine=engine,
             open_reader=lambda config: _read_http(url, token, config),
@@ -266,7 +270,7 @@ def _connect_chdb(folder: Path) -> Client:
     return clickhouse_connect.get_client(interface="chdb", path=str(folder))
 
 
-def _connect_http(url: str, token: str | None) -> Client:
+def _connect_http(url: str, token: str | None, ca: str) -> Client:
     parts = urlsplit(url)
     common.set_setting("autogenerate_session_id", False)
     return clickhouse_connect.get_client(
@@ -276,6 +280,7 @@ def _connect_http(url: str, token: str | None) -> Client:
         username=parts.username or "default",
         password=parts.password or token or "",
         database=parts.path.strip("/") or "default",
+        ca_cert=ca or None,
     )
 
 
@@ -302,6 +307,9 @@ def _errors(name: str) -> Iterator[None]:
     try:
         yield
     except (OperationalError, HTTPError, OSError) as error:
+        why = tls.refusal(error)
+        if why:
+            raise AuthError(f"store {name}: {why}") from error
         raise Unavailable(f"store {name} does not answer: {_line(error)}") from error
     except ClickHouseError as error:
         code = getattr(error, "code", None)

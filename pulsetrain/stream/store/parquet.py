@@ -20,6 +20,7 @@ import xxhash
 from pulsetrain.core.clock import SystemClock
 from pulsetrain.core.errors import AuthError, SchemaMismatch, Unavailable, UsageError
 from pulsetrain.core.progress import Report, unseen
+from pulsetrain.protocol import tls
 from pulsetrain.protocol.client import HubAddress, find_hub
 from pulsetrain.records.batch import Batch, adopt, encode
 from pulsetrain.records.schema import RECORDS, SCHEMA_VERSION
@@ -65,7 +66,13 @@ class HubSink:
 
     def __init__(self, address: HubAddress) -> None:
         headers = {"Authorization": f"Bearer {address.token}"}
-        self._http = httpx.Client(base_url=address.url, headers=headers, timeout=60.0, trust_env=False)
+        self._http = httpx.Client(
+            base_url=address.url,
+            headers=headers,
+            timeout=60.0,
+            trust_env=False,
+            verify=tls.client_context(address.ca),
+        )
 
     def put(self, batch: Batch) -> int:
         """See `Sink`. Raises `AuthError`, `Unavailable` or `SchemaMismatch`."""
