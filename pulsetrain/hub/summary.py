@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TypedDict
 
@@ -43,6 +44,8 @@ def _judge(job: JobSnapshot, findings: Sequence[Finding]) -> tuple[str, str]:
         case Phase.FORMING:
             here = sum(1 for n in job.nodes if n.usable)
             return "forming", f"Waiting for nodes: {here} of {job.nnodes} joined."
+        case Phase.CHECKING if job.launches_in_s > 0:
+            return "recovering", f"Failed again, launches again in {math.ceil(job.launches_in_s)} s: {cause}."
         case Phase.SUSPENDING | Phase.CHECKING:
             return "recovering", f"Stopped and checking nodes: {cause}."
         case Phase.WAITING:

@@ -14,13 +14,12 @@ from pulsetrain.protocol.messages import DumpStacks, Leave, Profile, Reply, Stop
 from pulsetrain.recovery import checks, moving, responses
 from pulsetrain.recovery.launch import launch
 from pulsetrain.recovery.nodes import GONE, Node, NodeState
-from pulsetrain.recovery.record import Fault
+from pulsetrain.recovery.record import Fault, Recovery
+from pulsetrain.recovery.restarts import COUNTED
 from pulsetrain.recovery.state import JobState
 from pulsetrain.recovery.transitions import Action, Event, Phase
 
 USAGE_EXIT = 2
-_COUNTED = (Event.RANK_FAILED, Event.HANG, Event.START_FAILED)
-"""Faults whose restarts count. Lost and evicted nodes do not, because the next attempt runs without them."""
 POLL_S = 0.02
 STOP_TRIES, STOP_AGAIN_S = 3, 1.0
 REMEMBERED_S = 86400.0  # a fault of a node
@@ -92,7 +91,14 @@ async def check(job: JobState) -> Outcome:
     job.write("self_check", {**report.detail(), "level": level, "why_this_level": why})
     if job.recovery is not None:
         job.recovery.checked_ns = job.now_ns()
+    await _back_off(job)
     return Event.QUORUM if members.enough(job.nnodes, forming=False) else Event.SHORT
+
+
+async def _back_off(job: JobState) -> None:
+    """Wait before the next launch where attempts fail again and again. Who ends the job ends the wait."""
+    while job.launches_in_s() > 0 and not job.ended_by:
+        await asyncio.sleep(POLL_S)
 
 
 def _again_and_again(job: JobState) -> dict[str, str]:
@@ -102,7 +108,7 @@ def _again_and_again(job: JobState) -> dict[str, str]:
     """
     recovery, limit = job.recovery, job.services.policy.faults_of_a_node
     now_s = job.services.clock.monotonic_s()
-    if recovery is None or recovery.users_own or recovery.fault.event not in _COUNTED or not limit:
+    if recovery is None or recovery.users_own or recovery.fault.event not in COUNTED or not limit:
         return {}
     node, failed = recovery.fault.node, job.members.failed
     if not recovery.node_counted:
@@ -145,11 +151,12 @@ def _check_level(job: JobState, fault: Fault | None) -> tuple[str, str]:
 def _hopeless(job: JobState) -> str:
     """Why another attempt would be pointless, "" where it may help."""
     recovery, restarts = job.recovery, job.restarts
-    if recovery is None or recovery.fault.event not in _COUNTED:
+    if recovery is None or recovery.fault.event not in COUNTED:
         return ""
     if not recovery.restart_counted:
         recovery.restart_counted = True
         restarts.used += 1
+        recovery.launch_at_s = job.services.clock.monotonic_s() + _wait_s(job, recovery)
     fault, limit = recovery.fault, job.services.policy.no_progress_attempts
     if fault.exit_code == USAGE_EXIT:
         return fault.reason
@@ -158,6 +165,15 @@ def _hopeless(job: JobState) -> str:
     if restarts.idle >= limit:
         return f"{fault.reason}; {restarts.idle} attempts in a row completed no step"
     return ""
+
+
+def _wait_s(job: JobState, recovery: Recovery) -> float:
+    """How long the next launch has to wait. One that loads another checkpoint than the last one need not."""
+    fault, attempt = recovery.fault, job.attempt
+    if fault.event is Event.START_FAILED and job.restarts.unrestorable:
+        return 0.0
+    ran_ns = fault.detected_ns - attempt.started_ns if attempt.first_step_done else 0
+    return job.back_off.failed(step=recovery.from_step, ran_s=ran_ns / 1e9)
 
 
 async def replace(job: JobState) -> Outcome:

@@ -65,6 +65,14 @@ class Policy:
     """How long an eviction at a step boundary waits for a checkpoint that holds without the node."""
     no_progress_attempts: int = 3
     """Attempts in a row that end without one completed step, after which restarting is given up."""
+    restart_wait_s: float = 1.0
+    """How long to wait before a launch after the second fault in a row. It doubles with each further one.
+
+    A fault after 5 new steps, or after `restart_progress_s`, is a first one: it never waits. 0: none does."""
+    longest_restart_wait_s: float = 60.0
+    """The longest wait before a launch."""
+    restart_progress_s: float = 60.0
+    """How long an attempt must run so that the next fault counts as a first one."""
     faults_of_a_node: int = 3
     """At which fault in a day a node is evicted, if there is a standby. 0: never for that."""
 
@@ -72,8 +80,9 @@ class Policy:
         if not 0 <= self.min_healthy_ratio <= 1:
             raise ValueError(f"min_healthy_ratio = {self.min_healthy_ratio}: allowed 0 to 1")
         at_least_0 = ("evictions_per_hour", "no_progress_attempts", "silent_node_s", "faults_of_a_node")
-        periods = ("standby_check_s", "probation_s", "checkpoint_patience_s")
-        for name in (*at_least_0, *periods, "hang_patience_s", "pause_patience_s"):
+        periods = ("standby_check_s", "probation_s", "checkpoint_patience_s", "restart_progress_s")
+        waits = ("restart_wait_s", "longest_restart_wait_s")
+        for name in (*at_least_0, *periods, *waits, "hang_patience_s", "pause_patience_s"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} = {getattr(self, name)}: allowed 0 or more")
         if self.check_level not in LEVELS:

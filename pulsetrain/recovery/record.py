@@ -71,7 +71,7 @@ class Recovery:
 
     `from_step` is the newest step before the fault. `restart_counted`: it was counted as one of the restarts
     that the job may use, `node_counted` as a fault of its node. `users_own`: an exception of the user's own
-    code ended the first rank.
+    code ended the first rank. `launch_at_s`: not launched before that, in monotonic seconds.
     """
 
     fault: Fault
@@ -82,6 +82,7 @@ class Recovery:
     fetch_ns: int = 0
     resumed_step: int = -1
     restart_counted: bool = False
+    launch_at_s: float = 0.0
     node_counted: bool = False
     users_own: bool = False
 

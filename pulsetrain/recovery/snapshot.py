@@ -49,7 +49,7 @@ class JobSnapshot:
     `own_checkpoint` is the newest that the script wrote by itself. `move` is a pre-emption or migration that
     was asked for, None where nobody did. `instrumentation` says of each kind of
     record whether it is explicit or inferred. `time_use` says what the job's time went to. `step_s` is the
-    time of a step lately, 0 while unknown.
+    time of a step lately, 0 while unknown. `launches_in_s` is above 0 while it waits because attempts failed.
     """
 
     job: str
@@ -73,6 +73,7 @@ class JobSnapshot:
     instrumentation: Mapping[str, str] = field(default_factory=dict)
     time_use: TimeUse | None = None
     step_s: float = 0.0
+    launches_in_s: float = 0.0
 
     @property
     def world_size(self) -> int:
@@ -157,6 +158,7 @@ def snapshot(job: JobState) -> JobSnapshot:
         instrumentation=job.instrumentation.combined(),
         time_use=job.time.use(job.now_ns()),
         step_s=1 / job.rate.per_s if job.rate.per_s else 0.0,
+        launches_in_s=job.launches_in_s(),
     )
 
 

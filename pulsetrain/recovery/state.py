@@ -22,6 +22,7 @@ from pulsetrain.recovery.nodes import Node, NodeState
 from pulsetrain.recovery.own_checkpoints import OwnCheckpoints
 from pulsetrain.recovery.policy import EvictionBudget, Policy
 from pulsetrain.recovery.record import Fault, Recovery, RecoveryDetail
+from pulsetrain.recovery.restarts import BackOff, BackOffLimits
 from pulsetrain.recovery.step_rate import StepRate
 from pulsetrain.recovery.time_use import TimeBook, Use
 from pulsetrain.recovery.transitions import TERMINAL, Event, Phase
@@ -86,6 +87,7 @@ class JobState:
         self.history: list[RecoveryDetail] = []
         self.failure = self.ended_by = ""
         self.restarts = Restarts()
+        self.back_off = BackOff(_limits(services.policy))
         self.budget = EvictionBudget(services.policy)
         self.remembered: dict[str, NodeMemory] = {}
         self.hangs = HangPatience(services.policy.hang_patience_s, services.policy.pause_patience_s)
@@ -177,6 +179,12 @@ class JobState:
         else:
             self.restarts.failed_from[restored] += 1
 
+    def launches_in_s(self) -> float:
+        """How long the job still waits before it is launched again, because attempts failed in a row."""
+        if self.recovery is None or self.phase is not Phase.CHECKING:
+            return 0.0
+        return max(0.0, self.recovery.launch_at_s - self.services.clock.monotonic_s())
+
     def under_way(self) -> None:
         """The attempt does useful work: the recovery that led to it is complete."""
         self.attempt.first_step_done = True
@@ -240,3 +248,11 @@ class JobState:
             rank=rank,
             actor=actor,
         )
+
+
+def _limits(policy: Policy) -> BackOffLimits:
+    return BackOffLimits(
+        first_s=policy.restart_wait_s,
+        most_s=policy.longest_restart_wait_s,
+        progress_s=policy.restart_progress_s,
+    )

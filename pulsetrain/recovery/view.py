@@ -41,6 +41,7 @@ class JobRow(TypedDict):
     step: int
     world_size: int
     failure: str
+    launches_in_s: float
     pending_hang: dict[str, object] | None
     own_checkpoint: dict[str, object] | None
     move: dict[str, object] | None
@@ -84,6 +85,7 @@ def job_row(job: JobSnapshot) -> JobRow:
         "step": job.last_step,
         "world_size": job.world_size,
         "failure": job.failure,
+        "launches_in_s": round(job.launches_in_s, 1),
         "pending_hang": job.pending_hang.row() if job.pending_hang else None,
         "own_checkpoint": job.own_checkpoint.row(job.now_ns) if job.own_checkpoint else None,
         "move": job.move.row() if job.move else None,

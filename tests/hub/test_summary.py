@@ -35,6 +35,11 @@ LOST = node_snapshot("b", state=NodeState.LOST, connected=False)
             "Relaunching after: rank 3 on b ended with signal 9.",
         ),
         (
+            {"phase": Phase.CHECKING, "fault": FAULT, "launches_in_s": 11.2},
+            "recovering",
+            "Failed again, launches again in 12 s: rank 3 on b ended with signal 9.",
+        ),
+        (
             {"phase": Phase.CHECKING, "fault": FAULT},
             "recovering",
             "Stopped and checking nodes: rank 3 on b ended with signal 9.",

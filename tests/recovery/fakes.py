@@ -23,6 +23,7 @@ from pulsetrain.protocol.messages import (
     Stop,
     decode,
 )
+from pulsetrain.recovery.actions import POLL_S
 from pulsetrain.recovery.controller import Controller
 from pulsetrain.recovery.memory import JobMemory
 from pulsetrain.recovery.policy import Policy
@@ -266,6 +267,13 @@ class Fleet:
         self.controller.tick()
         for _ in range(300):
             await asyncio.sleep(0)
+
+    async def wait_for_launch(self):
+        """Let the time pass that the job waits before it is launched again."""
+        await self.settle()
+        self.clock.now_s += self.job.launches_in_s
+        await asyncio.sleep(2 * POLL_S)
+        await self.settle()
 
     async def form(self):
         await self.settle(0.0)

@@ -189,6 +189,67 @@ def test_restarts_are_bounded_and_the_job_fails_with_the_ranks_exit_code():
     run(scenario)
 
 
+def test_a_job_that_fails_again_at_once_waits_longer_each_time():
+    async def scenario():
+        fleet = Fleet("ab", max_restarts=9)
+        await fleet.form()
+        waits = []
+        for _ in range(4):
+            fleet.agents["a"].rank_exits(1, 7)
+            await fleet.settle()
+            waits.append(fleet.job.launches_in_s)
+            assert fleet.job.phase is (Phase.CHECKING if waits[-1] else Phase.RUNNING)
+            await fleet.wait_for_launch()
+            assert fleet.job.phase is Phase.RUNNING
+        assert waits == [0, 1, 2, 4]
+        fleet.agents["a"].complete(50)
+        fleet.agents["a"].rank_exits(1, 7)
+        await fleet.settle()
+        assert fleet.job.phase is Phase.RUNNING  # it had got on: that was a first fault again
+
+    run(scenario)
+
+
+def test_a_node_that_is_lost_costs_no_wait():
+    async def scenario():
+        fleet = Fleet("abyz", max_restarts=9)
+        await fleet.form()
+        for name in "ab":
+            fleet.agents[name].drop()
+            await fleet.settle(1.5)
+            await fleet.settle()
+            assert (fleet.job.phase, fleet.job.launches_in_s) == (Phase.RUNNING, 0)
+
+    run(scenario)
+
+
+def test_who_ends_a_job_does_not_have_to_sit_out_its_wait():
+    async def scenario():
+        fleet = Fleet("ab", max_restarts=9)
+        await fleet.form()
+        for _ in range(2):
+            fleet.agents["a"].rank_exits(1, 7)
+            await fleet.settle()
+        assert fleet.job.launches_in_s > 0
+        for agent in fleet.agents.values():
+            agent.leaves()
+        await fleet.wait_for_launch()
+        assert (fleet.job.phase, fleet.job.ended_by) == (Phase.FAILED, "SIGINT")
+
+    run(scenario)
+
+
+def test_an_exit_that_a_node_reports_of_anothers_rank_is_ignored():
+    async def scenario():
+        fleet = Fleet("ab")
+        await fleet.form()
+        fleet.agents["a"].rank_exits(3, 7)  # it runs on b
+        await fleet.settle()
+        assert (fleet.job.phase, fleet.job.attempt) == (Phase.RUNNING, 0)
+
+    run(scenario)
+
+
 def test_bad_usage_of_the_script_ends_the_job_at_once():
     async def scenario():
         fleet = Fleet("ab")
@@ -556,7 +617,7 @@ def test_a_job_that_hangs_in_every_attempt_is_given_up_after_its_restarts():
         for attempt in range(3):
             assert fleet.job.attempt == attempt
             job.observe([hang(rank=1, attempt=attempt)])
-            await fleet.settle()
+            await fleet.wait_for_launch()
         assert (fleet.job.phase, fleet.job.attempt) == (Phase.FAILED, 2)
         assert "2 restarts are used up" in fleet.job.failure
 
