@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from wsgiref.simple_server import WSGIServer
 
 from prometheus_client import start_http_server
 
@@ -43,7 +44,7 @@ def run_ingest(
     metrics = IngestMetrics()
     if metrics_port is not None:
         files = CertificateFiles.of(config.tls_certificate, config.tls_key)
-        _serve_metrics(metrics, config.metrics_host, metrics_port, files)
+        serve_metrics(metrics, config.metrics_host, metrics_port, files)
     with contextlib.closing(open_store(url, engine=engine)) as store, CatchUp(SystemClock()) as catch_up:
         store.migrate()
         member = GroupMember(brokers, store, SystemClock(), config, metrics, catch_up.look)
@@ -62,12 +63,18 @@ def _file(path: Path | None) -> JsonObject:
     return read_toml(path) if path else {}
 
 
-def _serve_metrics(metrics: IngestMetrics, host: str, port: int, files: CertificateFiles | None) -> None:
+def serve_metrics(
+    metrics: IngestMetrics, host: str, port: int, files: CertificateFiles | None = None
+) -> WSGIServer:
+    """Serve metrics on a thread, over TLS where `files` are given. Raises `UsageError`."""
     certificate = key = None
     if files is not None:
         ServerCertificate(files)  # what cannot be used is one line
         certificate, key = str(files.certificate), str(files.key)
     try:
-        start_http_server(port, addr=host, registry=metrics.registry, certfile=certificate, keyfile=key)
+        server, _ = start_http_server(
+            port, addr=host, registry=metrics.registry, certfile=certificate, keyfile=key
+        )
     except OSError as error:
         raise UsageError(f"--metrics-port {port}: {error.strerror}") from error
+    return server
