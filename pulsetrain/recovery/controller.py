@@ -87,8 +87,8 @@ class Controller:
         node.heard(self._services.clock.monotonic_s())
         match message:
             case Heartbeat():
-                node.take_heartbeat(message, node.heard_s)
-                self._jobs[node.hello.job].heard(message)
+                kept = node.take_heartbeat(message, node.heard_s)
+                self._jobs[node.hello.job].heard(kept)
             case Reply():
                 node.answered(message)
             case RankExit() | FirstStep() | Leaving():

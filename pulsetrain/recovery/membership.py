@@ -108,7 +108,14 @@ class Membership:
         )
         for node in running:
             node.state = NodeState.ACTIVE
+        self._tell_ranks()
         return attempt
+
+    def _tell_ranks(self) -> None:
+        """Each node of the world speaks for its own ranks alone."""
+        for member in self.world:
+            if member.node in self.nodes:
+                self.nodes[member.node].ranks = member.ranks
 
     def fill_world(self, count: int) -> list[Promotion]:
         """Form the first world, or replace lost nodes by standbys. Returns who replaced whom."""
@@ -120,6 +127,7 @@ class Membership:
             self.world = world.form_world(standby, count)
         for node in self.active():
             node.state = NodeState.ACTIVE
+        self._tell_ranks()
         return [
             Promotion(node=m.node, node_rank=m.node_rank, replaces=before[m.node_rank])
             for m in self.world

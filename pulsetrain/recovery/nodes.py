@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from enum import StrEnum
 
 from pulsetrain.core.errors import Unavailable
@@ -37,7 +38,7 @@ class Node:
 
     `cordon` says why a standby is not promoted, "" where it may be. It ends after `probation_s` without
     trouble since `clean_since_s`. `checked_s` is when it was last checked as a standby. `evicted_by` is who
-    sent it away.
+    sent it away. `ranks` are those that the world gave it last, None before that.
     """
 
     def __init__(self, hello: Hello, send: Send, now_s: float) -> None:
@@ -46,6 +47,7 @@ class Node:
         self.state = NodeState.STANDBY
         self.reason = self.cordon = self.evicted_by = ""
         self.heartbeat: Heartbeat | None = None
+        self.ranks: range | None = None
         self.leaving: Leaving | None = None
         self.heartbeat_s = self.heard_s = self.leaving_s = now_s
         self.longest_silence_s = self.longest_quiet_s = 0.0
@@ -70,14 +72,18 @@ class Node:
         """It can be given commands: connected, and neither lost nor evicted."""
         return self.connected and self.state not in GONE
 
-    def take_heartbeat(self, heartbeat: Heartbeat, now_s: float) -> None:
-        """A heartbeat arrived."""
+    def take_heartbeat(self, heartbeat: Heartbeat, now_s: float) -> Heartbeat:
+        """A heartbeat arrived. Returns it without what it says of other nodes' ranks."""
+        if self.ranks is not None and any(status.rank not in self.ranks for status in heartbeat.ranks):
+            own = tuple(status for status in heartbeat.ranks if status.rank in self.ranks)
+            heartbeat = replace(heartbeat, ranks=own)
         before = {s.rank: s for s in self.heartbeat.ranks} if self.heartbeat is not None else {}
         for status in heartbeat.ranks:
             earlier = before.get(status.rank)
             if earlier is not None and earlier.last_step >= 0 and earlier.progress < status.progress:
                 self.longest_quiet_s = max(self.longest_quiet_s, earlier.progress_age_ns / 1e9)
         self.heartbeat, self.heartbeat_s = heartbeat, now_s
+        return heartbeat
 
     def heard(self, now_s: float) -> None:
         """A message arrived."""

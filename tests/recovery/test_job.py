@@ -214,11 +214,11 @@ def test_a_node_that_is_lost_costs_no_wait():
     async def scenario():
         fleet = Fleet("abyz", max_restarts=9)
         await fleet.form()
-        for name in "ab":
+        for attempt, name in enumerate("ab", 1):
             fleet.agents[name].drop()
-            await fleet.settle(1.5)
-            await fleet.settle()
-            assert (fleet.job.phase, fleet.job.launches_in_s) == (Phase.RUNNING, 0)
+            for _ in range(2):
+                await fleet.settle(0.6)
+            assert (fleet.job.phase, fleet.job.attempt) == (Phase.RUNNING, attempt)
 
     run(scenario)
 
@@ -246,6 +246,20 @@ def test_an_exit_that_a_node_reports_of_anothers_rank_is_ignored():
         fleet.agents["a"].rank_exits(3, 7)  # it runs on b
         await fleet.settle()
         assert (fleet.job.phase, fleet.job.attempt) == (Phase.RUNNING, 0)
+
+    run(scenario)
+
+
+def test_the_nodes_of_a_world_speak_for_their_own_ranks():
+    async def scenario():
+        fleet = Fleet("abz")
+        await fleet.form()
+        ranks = {name: agent.node.ranks for name, agent in fleet.agents.items()}
+        assert ranks == {"a": range(2), "b": range(2, 4), "z": None}
+        fleet.agents["b"].drop()
+        for _ in range(2):
+            await fleet.settle(0.6)
+        assert fleet.agents["z"].node.ranks == range(2, 4)
 
     run(scenario)
 

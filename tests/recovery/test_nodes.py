@@ -5,7 +5,7 @@ import asyncio
 from pulsetrain.core.errors import Unavailable
 from pulsetrain.protocol.messages import Leaving, Reply, SelfCheck, decode
 from pulsetrain.recovery.nodes import Node, NodeState
-from tests.recovery.builders import heartbeat, hello
+from tests.recovery.builders import heartbeat, hello, status
 
 
 class Wire:
@@ -82,3 +82,12 @@ def test_a_node_that_comes_back_is_not_leaving_any_more():
     assert (node.heartbeat_s, node.leaving_s, node.leaving.signal) == (3.0, 4.0, "SIGINT")
     node.reconnect(hello(), Wire().send, 5.0)
     assert node.leaving is None
+
+
+def test_what_an_agent_says_of_other_nodes_ranks_is_left_out():
+    node = Node(hello("a"), None, 0.0)
+    both = heartbeat("a", status(0), status(3))
+    assert node.take_heartbeat(both, 1.0) is both  # it is in no world yet
+    node.ranks = range(2)
+    assert [s.rank for s in node.take_heartbeat(both, 2.0).ranks] == [0]
+    assert [s.rank for s in node.heartbeat.ranks] == [0]
