@@ -1,5 +1,6 @@
 """A real hub over TLS, with a real agent, its own dashboard and commands. All check its certificate."""
 
+import asyncio
 import json
 import os
 import socket
@@ -11,9 +12,15 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from pulsetrain.agent.hub_connection import HubConnection
+from pulsetrain.core.errors import UsageError
+from pulsetrain.hub.token_file import Role, TokenFile
 from pulsetrain.protocol import tls
+from pulsetrain.protocol.client import HubAddress, HubClient
 from tests.agent.real_processes import TRAIN, until
+from tests.hub.test_moved_job import SCRIPT
 from tests.protocol.tls_server import issued
+from tests.recovery.builders import hello
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
@@ -123,3 +130,81 @@ def test_a_certificate_that_is_issued_anew_is_shown_without_a_restart(hub, env, 
     assert until(lambda: "renewed" in hosts(hub, env), 20)
     status = json.loads(pulsetrain("status", *at(hub), "--json", env=env).stdout)
     assert "certificate" in {row["loop"] for row in status["loops"]}
+
+
+class Nodes:
+    """Three agents over TLS, each with a token of its own node."""
+
+    def __init__(self, hub, env, folder):
+        self.env, self.folder, self.processes = env, folder, {}
+        self.hub, self.tokens = hub, TokenFile(folder / "data")
+        address = HubAddress(url=hub["url"], token=hub["token"], ca=env["PULSETRAIN_CA"])
+        self.client = HubClient(address)
+        (folder / "train_slowly.py").write_text(SCRIPT)
+
+    def token(self, name):
+        return self.tokens.create(f"{name} {len(self.tokens.grants())}", Role.AGENT, node=name, now_ns=1)
+
+    def start(self, name, *more):
+        words = ("--hub", self.hub["url"], "--token", self.token(name), "--job", "keyed", "--node", name)
+        words += ("--nnodes", "2", "--nproc-per-node", "1", "--log-dir", str(self.folder / name), *more)
+        command = [sys.executable, "-m", "pulsetrain.cli", "agent", *words]
+        command += [str(self.folder / "train_slowly.py"), "100000"]
+        with (self.folder / f"{name}.log").open("wb") as log:
+            own = self.env | {"PULSETRAIN_DATA": str(self.folder / f"data of {name}")}
+            self.processes[name] = subprocess.Popen(command, env=own, stdout=log, stderr=log)
+
+    def job(self):
+        jobs = self.client.status()["jobs"]
+        return next((job for job in jobs if job["job"] == "keyed"), {"nodes": [], "step": -1})
+
+    def joined(self):
+        return {node["node"] for node in self.job()["nodes"]}
+
+    def close(self):
+        for process in self.processes.values():
+            process.terminate()
+        for process in self.processes.values():
+            process.wait(60)
+
+
+@pytest.fixture
+def nodes(hub, env, folder):
+    nodes = Nodes(hub, env, folder)
+    yield nodes
+    nodes.close()
+
+
+def claim(hub, token, node, env):
+    """Say hello for a node of the job. Returns why the hub refused it."""
+    said = hello(node, job="keyed", pid=1, nproc_per_node=1)
+
+    async def forge():
+        address = HubAddress(url=hub["url"], token=token, ca=env["PULSETRAIN_CA"])
+        connection = await HubConnection.open(address, lambda connection, message: None)
+        await connection.send(said)
+        with pytest.raises(UsageError) as refused:
+            await connection.wait(asyncio.Event(), 10)
+        await connection.close()
+        return str(refused.value)
+
+    return asyncio.run(forge())
+
+
+def test_agents_with_a_token_each_copy_checkpoints_and_nobody_takes_their_nodes(hub, env, folder, nodes):
+    nodes.start("c", "--standby")
+    for name in "ab":
+        nodes.start(name)
+    assert until(lambda: nodes.joined() == {*"abc"} and nodes.job()["step"] >= 20, 120), nodes.job()
+    assert "the token is for node 'c'" in claim(hub, nodes.token("c"), "a", env)
+    assert "node 'a' is already connected" in claim(hub, hub["token"], "a", env)
+    nodes.processes["b"].kill()
+    assert until(lambda: nodes.job()["recoveries"], 60), nodes.job()
+    (recovery,) = nodes.job()["recoveries"]
+    assert (recovery["cause"], recovery["node"]) == ("node_lost", "b")
+    assert (recovery["resumed_by"], recovery["resumed_step"] >= 0) == (
+        "checkpointer",
+        True,
+    )  # c got the state of b's rank from a, which has another token
+    audit = [json.loads(line) for line in (folder / "data" / "audit.log").read_text().splitlines()]
+    assert sum('"refused"' in json.dumps(record) for record in audit) == 2
