@@ -32,6 +32,8 @@ from pulsetrain.hub.past_jobs import PastJobs
 from pulsetrain.hub.past_store import PastStore
 from pulsetrain.hub.profiles import Profiles
 from pulsetrain.hub.reporter import Reporter
+from pulsetrain.hub.scheduler_metrics import SchedulerCollector
+from pulsetrain.hub.schedulers import requests_to
 from pulsetrain.hub.settings import Settings
 from pulsetrain.hub.stacks import Stacks
 from pulsetrain.hub.status import StatusReport
@@ -88,7 +90,15 @@ def assemble(
     leadership = leadership or Alone(url)
     writer = EventWriter(store, clock, audit=AuditLog(data / audit_log.NAME))
     alerts = AlertBook(data / "alerts.db", AlertConfig(channels=tuple(settings.channels)))
-    services = Services(policy=settings.policy, journal=writer, clock=clock, background=loops, memory=memory)
+    scheduler = requests_to(settings.scheduler, os.environ)
+    services = Services(
+        policy=settings.policy,
+        journal=writer,
+        clock=clock,
+        background=loops,
+        memory=memory,
+        scheduler=scheduler,
+    )
     controller = Controller(services, loops, last_attempt=lambda job: views.last_attempt(store, job))
     intake = Intake(store, data / "journal", clock)
     detection = _detection(controller, alerts, writer, store, intake, memory, settings, clock, loops)
@@ -97,6 +107,7 @@ def assemble(
     intake.metrics.registry.register(LoopCollector(table.rows))
     intake.metrics.registry.register(LeaderCollector(leadership))
     intake.metrics.registry.register(TimeCollector(controller.jobs))
+    intake.metrics.registry.register(SchedulerCollector(scheduler))
     topology = KeptTopology(controller.jobs)
     notifier = Notifier(alerts, settings.channels, topology, clock)
     _add_loops(loops, controller, detection, notifier, LoopHealth(table.rows, alerts, clock), memory)

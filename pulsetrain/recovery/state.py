@@ -22,6 +22,8 @@ from pulsetrain.recovery.nodes import Node, NodeState
 from pulsetrain.recovery.own_checkpoints import OwnCheckpoints
 from pulsetrain.recovery.policy import EvictionBudget, Policy
 from pulsetrain.recovery.record import Fault, Recovery, RecoveryDetail
+from pulsetrain.recovery.replacements import Replacements
+from pulsetrain.recovery.scheduler import SchedulerRequests
 from pulsetrain.recovery.step_rate import StepRate
 from pulsetrain.recovery.time_use import TimeBook, Use
 from pulsetrain.recovery.transitions import TERMINAL, Event, Phase
@@ -47,6 +49,7 @@ class Services:
     clock: Clock
     background: Background
     memory: Memory
+    scheduler: SchedulerRequests = field(default_factory=SchedulerRequests)
 
 
 @dataclass(kw_only=True)
@@ -86,6 +89,7 @@ class JobState:
         self.remembered: dict[str, NodeMemory] = {}
         self.hangs = HangPatience(services.policy.hang_patience_s, services.policy.pause_patience_s)
         self.hardware = HardwareVerdicts()
+        self.replacements = Replacements()
         self.own_checkpoints = OwnCheckpoints()
         self.instrumentation = Instrumentation()
         self.rate = StepRate()

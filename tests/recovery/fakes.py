@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field, replace
 
+from pulsetrain.core.errors import Unavailable
 from pulsetrain.core.supervisor import TaskSupervisor
 from pulsetrain.protocol.messages import (
     FirstStep,
@@ -26,6 +27,7 @@ from pulsetrain.protocol.messages import (
 from pulsetrain.recovery.controller import Controller
 from pulsetrain.recovery.memory import JobMemory
 from pulsetrain.recovery.policy import Policy
+from pulsetrain.recovery.scheduler import SchedulerRequests
 from pulsetrain.recovery.state import Services
 from pulsetrain.recovery.transitions import Phase
 
@@ -95,6 +97,35 @@ class FakeMemory:
 
     async def stored(self):
         pass
+
+
+class FakeScheduler:
+    """Remembers what it was asked for. With `error` it refuses."""
+
+    name = "Fake"
+
+    def __init__(self, error=""):
+        self.error, self.asked = error, []
+
+    def _take(self, *request):
+        self.asked.append(request)
+        if self.error:
+            raise Unavailable(self.error)
+        return " ".join(map(str, request))
+
+    def drain(self, node, reason):
+        return self._take("drain", node, reason)
+
+    def give_back(self, node):
+        return self._take("give_back", node)
+
+    def replace(self, request):
+        return self._take("replace", request)
+
+
+async def at_once(call):
+    """Runs on this thread what a hub runs on another one."""
+    return call()
 
 
 class FakeAgent:
@@ -223,7 +254,9 @@ class FakeAgent:
 class Fleet:
     """A controller with fake agents; `settle` lets everything that can happen happen."""
 
-    def __init__(self, nodes="ab", nnodes=2, policy=None, max_restarts=3, memory=None, **agent):
+    def __init__(
+        self, nodes="ab", nnodes=2, policy=None, max_restarts=3, memory=None, scheduler=None, **agent
+    ):
         self.clock, self.journal = FakeClock(), KeptJournal()
         self.loops = TaskSupervisor(self.clock)
         self.loops.start()
@@ -234,6 +267,7 @@ class Fleet:
             clock=self.clock,
             background=self.loops,
             memory=self.memory,
+            scheduler=scheduler or SchedulerRequests(),
         )
         self.controller = Controller(services, self.loops)
         self.max_restarts, self.nnodes = max_restarts, nnodes
