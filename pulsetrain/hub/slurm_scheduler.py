@@ -78,8 +78,8 @@ class SlurmScheduler:
         return f"{name} is not drained any more"
 
     def replace(self, request: NodeRequest) -> str:
-        """See `Scheduler.replace`."""
-        exclude = ",".join(checked_name(node) for node in request.exclude)
+        """See `Scheduler.replace`. A node to leave out that is none of Slurm's is not there to begin with."""
+        exclude = ",".join(node for node in request.exclude if _is_name(node))
         more = {
             "PULSETRAIN_REPLACEMENT_JOB": request.job,
             "PULSETRAIN_REPLACEMENT_NNODES": str(request.nnodes),
@@ -106,9 +106,13 @@ def checked_name(node: str) -> str:
     >>> checked_name("gpu-07")
     'gpu-07'
     """
-    if not _NAME.fullmatch(node) or node.upper() == "ALL":
+    if not _is_name(node):
         raise UsageError(f"node {node!r}: no name of a Slurm node; allowed: letters, digits, ., _ and -")
     return node
+
+
+def _is_name(node: str) -> bool:
+    return bool(_NAME.fullmatch(node)) and node.upper() != "ALL"
 
 
 def _one_line(text: str) -> str:

@@ -15,6 +15,7 @@ from pulsetrain.recovery import checks, moving, responses, scheduling
 from pulsetrain.recovery.launch import launch
 from pulsetrain.recovery.nodes import GONE, Node, NodeState
 from pulsetrain.recovery.record import Fault
+from pulsetrain.recovery.restarts import Restarts
 from pulsetrain.recovery.state import JobState
 from pulsetrain.recovery.transitions import Action, Event, Phase
 
@@ -89,6 +90,7 @@ async def check(job: JobState) -> Outcome:
         members.failed[fault.node] = fault.reason
     members.failed |= responses.at_a_stop(job)
     members.failed |= _again_and_again(job)
+    job.keep_restarts()
     job.write("self_check", {**report.detail(), "level": level, "why_this_level": why})
     if job.recovery is not None:
         job.recovery.checked_ns = job.now_ns()
@@ -166,6 +168,8 @@ async def replace(job: JobState) -> Outcome:
     for name, reason in list(members.failed.items()):
         await _evict(job, members.nodes[name], reason)
     members.failed.clear()
+    if not members.world and not members.survived():
+        job.restarts = Restarts()
     for promotion in members.fill_world(job.nnodes):
         detail = {"node_rank": promotion.node_rank, "replaces": promotion.replaces}
         job.write("standby_promoted", detail, node=promotion.node)

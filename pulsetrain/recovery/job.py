@@ -32,7 +32,7 @@ class Job:
     ) -> None:
         self.name, self.nnodes = name, nnodes
         self._state = JobState(name, nnodes=nnodes, max_restarts=max_restarts, services=services)
-        self._state.attempt.number = last_attempt
+        self._state.attempt.number = max(last_attempt, self._state.attempt.number)
         moving.recall(self._state)
         self._services = services
         self._loop = JobLoop(self._state)
@@ -101,7 +101,8 @@ class Job:
         state.write("node_joined", {"address": hello.address, "pid": hello.pid}, node=hello.node)
         past = state.remembered.get(hello.node)
         standby_care.welcome(state, node, past)
-        state.replacements.joined()
+        if state.phase is not Phase.FORMING and state.replacements.joined():
+            state.keep_replacements()
         background = self._services.background
         if past is not None and past.evicted and past.pid == hello.pid:
             background.once("dismiss", actions.dismiss_node(state, node, past.evicted, "controller"))
@@ -275,6 +276,7 @@ class Job:
         number = state.members.adopt(self.nnodes)
         state.attempt.number, state.attempt.first_step_done = number, True
         state.attempt.started_ns = state.now_ns()
+        state.keep_world()
         state.write("adopted", {"world": [m.node for m in state.members.world]})
         self._loop.post(Event.ADOPTED)
         for member in state.members.world:

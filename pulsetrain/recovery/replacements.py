@@ -6,6 +6,8 @@ import math
 from collections import deque
 from dataclasses import dataclass, field
 
+from pulsetrain.recovery.memory import ReplacementMemory
+
 HOUR_S = 3600.0
 
 
@@ -21,6 +23,23 @@ class Replacements:
     hour_s: deque[float] = field(default_factory=deque)
     not_before_s: float = -math.inf
     told_in: int = -1
+
+    def kept(self, now_s: float, now_ns: int) -> ReplacementMemory:
+        """What a new hub must know. `now_s` and `now_ns` are the same moment."""
+        pending_ns, hour_ns = (
+            [now_ns - int((now_s - time_s) * 1e9) for time_s in times_s]
+            for times_s in (self.pending_s, self.hour_s)
+        )
+        return ReplacementMemory(pending_ns=pending_ns, hour_ns=hour_ns)
+
+    @classmethod
+    def recalled(cls, memory: ReplacementMemory, now_s: float, now_ns: int) -> Replacements:
+        """The same in a new hub."""
+        pending_s, hour_s = (
+            deque(now_s - max(0, now_ns - time_ns) / 1e9 for time_ns in times_ns)
+            for times_ns in (memory.pending_ns, memory.hour_ns)
+        )
+        return cls(pending_s=pending_s, hour_s=hour_s)
 
     def expire(self, now_s: float, patience_s: float) -> None:
         """Forget what is older."""
@@ -40,7 +59,9 @@ class Replacements:
             if times_s:
                 times_s.pop()
 
-    def joined(self) -> None:
-        """A node has joined. It counts as the one that was asked for first."""
-        if self.pending_s:
+    def joined(self) -> bool:
+        """A node has joined. It counts as the one that was asked for first. Returns whether one was."""
+        asked = bool(self.pending_s)
+        if asked:
             self.pending_s.popleft()
+        return asked

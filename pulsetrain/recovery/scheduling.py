@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from pulsetrain.recovery.nodes import GONE, Node, NodeState
+from pulsetrain.recovery.nodes import GONE, Node
 from pulsetrain.recovery.scheduler import NodeRequest, What
 from pulsetrain.recovery.state import JobState
 from pulsetrain.recovery.transitions import Phase
@@ -37,7 +37,8 @@ def look(job: JobState) -> None:
         if now_s < asked.not_before_s or _refused(job):
             return
         asked.asked(now_s)
-        evicted = sorted(n.name for n in job.members.nodes.values() if n.state is NodeState.EVICTED)
+        job.keep_replacements()
+        evicted = sorted(name for name, memory in job.remembered.items() if memory.evicted)
         request = NodeRequest(job=job.name, nnodes=job.nnodes, exclude=tuple(evicted))
         _begin(job, What.REPLACE, partial(requests.scheduler.replace, request))
 
@@ -103,3 +104,4 @@ async def _ask(job: JobState, what: What, call: Callable[[], str], node: str) ->
     job.write("scheduler_failed", {**detail, "what": str(what), "error": answer.error}, node=node)
     if what is What.REPLACE:
         job.replacements.failed(job.services.clock.monotonic_s() + requests.config.retry_s)
+        job.keep_replacements()

@@ -83,11 +83,12 @@ def test_a_name_that_slurm_would_read_as_more_than_one_node_is_refused(name):
     for call in (
         lambda: scheduler(slurm).drain(name, "gpu"),
         lambda: scheduler(slurm).give_back(name),
-        lambda: scheduler(slurm).replace(NodeRequest(job="j", nnodes=1, exclude=(name,))),
     ):
         with pytest.raises(UsageError, match="no name of a Slurm node"):
             call()
     assert slurm.commands == []
+    scheduler(slurm).replace(NodeRequest(job="j", nnodes=1, exclude=("n1", name)))
+    assert slurm.commands == [["sbatch", "--parsable", "--nodes=1", "--exclude=n1", TEMPLATE]]
 
 
 @given(st.text(max_size=70))

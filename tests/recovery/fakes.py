@@ -68,12 +68,25 @@ class FakeMemory:
 
     def __init__(self):
         self.times_ns, self.nodes, self.preemptions, self.longest_ns = {}, {}, {}, {}
+        self.values = {}
 
     def recall(self, job):
         nodes = {name: memory for (of, name), memory in self.nodes.items() if of == job}
         times_ns, preemption = tuple(self.times_ns.get(job, ())), self.preemptions.get(job)
         pauses_ns = self.longest_ns.get(job, {})
-        return JobMemory(evictions_ns=times_ns, nodes=nodes, preemption=preemption, pauses_ns=pauses_ns)
+        more = {key: value for (of, key), value in self.values.items() if of == job}
+        return JobMemory(
+            evictions_ns=times_ns, nodes=nodes, preemption=preemption, pauses_ns=pauses_ns, **more
+        )
+
+    def restarts(self, job, memory):
+        self.values[job, "restarts"] = memory
+
+    def world(self, job, memory):
+        self.values[job, "world"] = memory
+
+    def replacements(self, job, memory):
+        self.values[job, "replacements"] = memory
 
     def evictions(self, job, times_ns):
         self.times_ns[job] = times_ns
@@ -93,6 +106,7 @@ class FakeMemory:
         self.longest_ns.pop(job, None)
         self.times_ns.pop(job, None)
         self.preemptions.pop(job, None)
+        self.values = {key: value for key, value in self.values.items() if key[0] != job}
         self.nodes = {key: memory for key, memory in self.nodes.items() if key[0] != job}
 
     async def stored(self):

@@ -1,0 +1,52 @@
+"""What counts towards giving a job up. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from pulsetrain.recovery.memory import RestartMemory
+
+
+@dataclass(kw_only=True)
+class Restarts:
+    """What counts towards giving up. `idle` attempts in a row completed no step. `unrestorable` holds (rank,
+    step) of checkpoints that turned out to be whole nowhere, until an attempt trains again. `unexplained`
+    counts faults in a row that name nobody and whose checks found nobody. `by_node` has the times at which
+    a fault of a node has stopped the job, `failed_from` how often an attempt failed soon after that step."""
+
+    used: int = 0
+    idle: int = 0
+    unexplained: int = 0
+    by_node: dict[str, list[float]] = field(default_factory=dict)
+    failed_from: Counter[int] = field(default_factory=Counter)
+    unrestorable: set[tuple[int, int]] = field(default_factory=set)
+
+    def kept(self, now_s: float, now_ns: int) -> RestartMemory:
+        """What a new hub must know. `now_s` and `now_ns` are the same moment."""
+        return RestartMemory(
+            used=self.used,
+            idle=self.idle,
+            unexplained=self.unexplained,
+            by_node_ns={
+                node: [now_ns - int((now_s - time_s) * 1e9) for time_s in times_s]
+                for node, times_s in self.by_node.items()
+            },
+            failed_from=sorted([step, times] for step, times in self.failed_from.items()),
+            unrestorable=sorted([rank, step] for rank, step in self.unrestorable),
+        )
+
+    @classmethod
+    def recalled(cls, memory: RestartMemory, now_s: float, now_ns: int) -> Restarts:
+        """The same in a new hub."""
+        return cls(
+            used=memory.used,
+            idle=memory.idle,
+            unexplained=memory.unexplained,
+            by_node={
+                node: [now_s - max(0, now_ns - time_ns) / 1e9 for time_ns in times_ns]
+                for node, times_ns in memory.by_node_ns.items()
+            },
+            failed_from=Counter({step: times for step, times in memory.failed_from}),
+            unrestorable={(rank, step) for rank, step in memory.unrestorable},
+        )
