@@ -1,7 +1,7 @@
 """Jobs under a real Slurm: nodes are evicted, lost and replaced, and a job goes on after its time limit."""
 
 import contextlib
-import os
+import getpass
 import re
 import subprocess
 import sys
@@ -23,6 +23,9 @@ BATCH = Path(__file__).parents[2] / "deploy/slurm/train.sbatch"
 STEPS = 400
 HEALED_S = 15.0
 STOP = """
+    if os.path.exists("fail-" + os.environ["SLURMD_NODENAME"]):
+        os.remove("fail-" + os.environ["SLURMD_NODENAME"])
+        os.kill(os.getpid(), 9)
     stop = torch.tensor(float(os.path.exists("stop")))
     dist.all_reduce(stop)
     if stop > 0:
@@ -142,13 +145,14 @@ def test_evicted_and_lost_nodes_are_replaced_by_what_was_held_back_then_by_a_new
     """Four nodes, two of them held back. The fifth is not in the allocation."""
     assert until(lambda: slurm.idle() == NODES, 60)
     time.sleep(2)  # a node refuses a job in the second in which its last one ended
-    with Job(slurm, tmp_path, "--nodes", "4", steps=100_000, STANDBYS="2") as job:
+    at_once = {"PULSETRAIN_CONTROLLER_FAULTS_OF_A_NODE": "1"}
+    with Job(slurm, tmp_path, "--nodes", "4", steps=100_000, STANDBYS="2", **at_once) as job:
         job.trains(60, 180)
         assert until(lambda: len(job.nodes("standby")) == 2, 120), job.why()
-        first, lost, last = evict(slurm, job, "fan failed"), lose(slurm, job), evict(slurm, job, "noise")
-        assert len({first, lost, last}) == 3
+        gone = [break_(slurm, job, tmp_path), lose(slurm, job), evict(slurm, job, "fan failed")]
+        assert len(set(gone)) == 3
         assert job.nodes("active") == ["n1", "n5"]
-        assert until(lambda: "DOWN" in slurm.node(lost)[0], 90)
+        assert until(lambda: "DOWN" in slurm.node(gone[1])[0], 90)
         job.trains(job.ask()["step"] + 20)
         assert slurm.state(job.number) == "RUNNING"  # Slurm has not queued it again
         (tmp_path / "stop").touch()
@@ -157,18 +161,31 @@ def test_evicted_and_lost_nodes_are_replaced_by_what_was_held_back_then_by_a_new
         assert until(lambda: not slurm.run("squeue", "-h", "-n", replacements, "-t", "R,PD"), 60)
 
 
-def evict(slurm, job, reason):
-    """Evict a node that trains. Returns its name once the job trains without it."""
-    known, standbys = len(job.recoveries()), job.nodes("standby")
+def break_(slurm, job, folder):
+    """A node fails as often as the controller bears. Returns its name once a standby trains in its place."""
     node = max(job.nodes("active"))
-    job.hub().evict(node, reason, drain=True)
-    assert until(lambda: "DRAIN" in slurm.node(node)[0], 20), job.why()
-    assert slurm.node(node)[1] == f"pulsetrain: evicted by {os.environ.get('USER', 'root')}: {reason}"
-    assert until(lambda: len(job.recoveries()) > known, 180), job.why()
-    took_s = job.recoveries()[-1]["total_ns"] / 1e9
-    print(f"evicted {node}, {len(standbys)} standbys: trained on after {took_s:.1f} s")
-    assert took_s < HEALED_S or not standbys
+    (folder / f"fail-{node}").touch()
+    drained(slurm, job, node, "it has stopped the job 1 times in a day", recoveries=1)
+    [recovery] = job.recoveries()
+    print(f"broke {node}: trained on after {recovery['total_ns'] / 1e9:.1f} s")
+    assert recovery["total_ns"] < HEALED_S * 1e9
     return node
+
+
+def evict(slurm, job, reason):
+    """Evict a node that trains. Returns its name once a node of a new job trains in its place."""
+    node, known = max(job.nodes("active")), len(job.recoveries())
+    job.hub().evict(node, reason, drain=True)
+    drained(slurm, job, node, f"evicted by {getpass.getuser()}: {reason}", recoveries=known + 1)
+    return node
+
+
+def drained(slurm, job, node, reason, *, recoveries):
+    """Wait until Slurm has drained the node, and the job trains without it."""
+    assert until(lambda: "DRAIN" in slurm.node(node)[0], 60), job.why()
+    assert slurm.node(node)[1].startswith(f"pulsetrain: {reason}")
+    assert until(lambda: len(job.recoveries()) == recoveries, 180), job.why()
+    assert node not in job.nodes("active")
 
 
 def lose(slurm, job):
