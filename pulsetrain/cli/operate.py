@@ -161,6 +161,7 @@ _COSTS = (
     ("resume from step", "resume_step"),
     ("steps lost", "lost_steps"),
     ("seconds to resume, from past recoveries", "expected_s"),
+    ("asked of the scheduler", "scheduler"),
     ("caution", "why_not"),
 )
 
@@ -168,15 +169,16 @@ _COSTS = (
 @pulsetrain.command()
 @click.argument("node", shell_complete=node_names)
 @click.option("--reason", required=True, metavar="TEXT", help="Why. The reason is kept with the eviction.")
+@click.option("--drain", is_flag=True, help="Drain the node in the cluster's scheduler too.")
 @click.option("--dry-run", is_flag=True, help="Only say what the eviction would cost.")
 @hub_options
 @json_option
-def evict(node: str, reason: str, dry_run: bool, hub: HubOptions, as_json: bool) -> None:
+def evict(node: str, reason: str, drain: bool, dry_run: bool, hub: HubOptions, as_json: bool) -> None:
     """Evict NODE from its job. A standby takes its place.
 
     Example: pulsetrain evict node-b --reason "fan failed" --dry-run
     """
-    answer = hub.client().evict(node, reason, dry_run=dry_run)
+    answer = hub.client().evict(node, reason, dry_run=dry_run, drain=drain)
     if as_json:
         print_json(answer)
         return
@@ -184,6 +186,7 @@ def evict(node: str, reason: str, dry_run: bool, hub: HubOptions, as_json: bool)
     click.echo(f"{verb} {node} ({answer['state']}) of job {answer['job']}")
     for label, key in _COSTS:
         if answer.get(key) not in ("", None, []):
-            click.echo(f"  {label}: {answer[key]}")
+            value = answer[key]
+            click.echo(f"  {label}: {'; '.join(value) if key == 'scheduler' else value}")
     if price_sentence(answer):
         click.echo(f"  {price_sentence(answer)}")

@@ -34,6 +34,8 @@ from pulsetrain.hub.past_jobs import PastJobs
 from pulsetrain.hub.past_store import PastStore
 from pulsetrain.hub.profiles import Profiles
 from pulsetrain.hub.reporter import Reporter
+from pulsetrain.hub.scheduler_metrics import SchedulerCollector
+from pulsetrain.hub.schedulers import requests_to
 from pulsetrain.hub.settings import Settings
 from pulsetrain.hub.stacks import Stacks
 from pulsetrain.hub.status import StatusReport
@@ -91,6 +93,7 @@ def assemble(
     leadership = leadership or Alone(url)
     writer = EventWriter(store, clock, audit=AuditLog(data / audit_log.NAME))
     alerts = AlertBook(data / "alerts.db", AlertConfig(channels=tuple(settings.channels)))
+    scheduler = requests_to(settings.scheduler, os.environ)
     services = Services(
         policy=settings.policy,
         journal=writer,
@@ -98,6 +101,7 @@ def assemble(
         background=loops,
         memory=memory,
         peer_key=partial(peer_key, token),
+        scheduler=scheduler,
     )
     controller = Controller(services, loops, last_attempt=lambda job: views.last_attempt(store, job))
     intake = Intake(store, data / "journal", clock)
@@ -109,6 +113,7 @@ def assemble(
     intake.metrics.registry.register(TimeCollector(controller.jobs))
     claims = NodeClaims(controller.node, writer, clock)
     intake.metrics.registry.register(RefusalCollector(claims.refused))
+    intake.metrics.registry.register(SchedulerCollector(scheduler))
     topology = KeptTopology(controller.jobs)
     notifier = Notifier(alerts, settings.channels, topology, clock)
     _add_loops(loops, controller, detection, notifier, LoopHealth(table.rows, alerts, clock), memory)

@@ -7,25 +7,36 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from itertools import islice
+from typing import TypeVar
 from urllib.parse import quote, unquote
 
 import structlog
 
 from pulsetrain.core.errors import CorruptData, Unavailable
 from pulsetrain.kv.store import MAX_WRITES, Compare, Entries, Write
-from pulsetrain.recovery.memory import JobMemory, NodeMemory, Preemption
+from pulsetrain.recovery.memory import (
+    JobMemory,
+    NodeMemory,
+    Preemption,
+    ReplacementMemory,
+    RestartMemory,
+    WorldMemory,
+)
 
 log = structlog.get_logger()
 
+T = TypeVar("T")
+
 JOBS = "jobs/"
 EVICTIONS, NODES, PREEMPTION, PAUSES = "evictions", "nodes/", "preemption", "pauses"
+RESTARTS, WORLD, REPLACEMENTS = "restarts", "world", "replacements"
 IDLE_S = 30.0
 STORED_S = 2.0  # an eviction waits for so long, then it goes on without its memory
 
 
 class KeptMemory:
-    """A `Memory` with the keys ``evictions``, ``nodes/NODE``, ``preemption`` and ``pauses`` below
-    ``jobs/JOB/``. The values are JSON.
+    """A `Memory` with the keys ``evictions``, ``nodes/NODE``, ``preemption``, ``pauses``, ``restarts``,
+    ``world`` and ``replacements`` below ``jobs/JOB/``. The values are JSON.
 
     `load` reads the store. `turn` writes and belongs to the supervisor of loops. A write that fails is tried
     again. Every write has the conditions `fence()`. Where they do not hold, `refused` is called.
@@ -56,7 +67,7 @@ class KeptMemory:
     def recall(self, job: str) -> JobMemory:
         """See `Memory.recall`."""
         prefix = _prefix(job)
-        nodes, preempted = prefix + NODES, self._values.get(prefix + PREEMPTION)
+        nodes = prefix + NODES
         pauses = self._values.get(prefix + PAUSES, "{}")
         try:
             return JobMemory(
@@ -66,11 +77,19 @@ class KeptMemory:
                     for key, value in self._values.items()
                     if key.startswith(nodes)
                 },
-                preemption=Preemption(**json.loads(preempted)) if preempted else None,
+                preemption=self._value(Preemption, prefix + PREEMPTION),
                 pauses_ns={place: int(longest_ns) for place, longest_ns in json.loads(pauses).items()},
+                restarts=self._value(RestartMemory, prefix + RESTARTS),
+                world=self._value(WorldMemory, prefix + WORLD),
+                replacements=self._value(ReplacementMemory, prefix + REPLACEMENTS),
             )
         except (ValueError, TypeError, AttributeError) as error:
             raise CorruptData(f"what is kept of job {job!r} cannot be read: {error}") from error
+
+    def _value(self, kind: type[T], key: str) -> T | None:
+        """The kept value of a key, None where there is none."""
+        text = self._values.get(key)
+        return kind(**json.loads(text)) if text else None
 
     def evictions(self, job: str, times_ns: Sequence[int]) -> None:
         """See `Memory.evictions`."""
@@ -89,6 +108,18 @@ class KeptMemory:
     def pauses(self, job: str, longest_ns: Mapping[str, int]) -> None:
         """See `Memory.pauses`."""
         self._note(_prefix(job) + PAUSES, json.dumps(dict(longest_ns), ensure_ascii=False))
+
+    def restarts(self, job: str, memory: RestartMemory) -> None:
+        """See `Memory.restarts`."""
+        self._note(_prefix(job) + RESTARTS, json.dumps(asdict(memory), ensure_ascii=False))
+
+    def world(self, job: str, memory: WorldMemory) -> None:
+        """See `Memory.world`."""
+        self._note(_prefix(job) + WORLD, json.dumps(asdict(memory), ensure_ascii=False))
+
+    def replacements(self, job: str, memory: ReplacementMemory) -> None:
+        """See `Memory.replacements`."""
+        self._note(_prefix(job) + REPLACEMENTS, json.dumps(asdict(memory)))
 
     def forget(self, job: str) -> None:
         """See `Memory.forget`."""

@@ -13,6 +13,7 @@ from pulsetrain.core.config import load, read_toml
 from pulsetrain.hub.config import HubConfig
 from pulsetrain.records.ddl import Engine
 from pulsetrain.recovery.policy import Policy
+from pulsetrain.recovery.scheduler import SchedulerConfig
 
 NOTIFY = "notify"
 
@@ -26,6 +27,7 @@ class Settings:
     watch: WatchConfig
     channels: Mapping[str, Channel]
     store: Engine = field(default_factory=Engine)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
 
 
 def load_settings(
@@ -42,4 +44,5 @@ def load_settings(
         watch=load(WatchConfig, "watch", file=file, environ=environ),
         channels=channels(file.get(NOTIFY, {})),
         store=load(Engine, "store", file=file, environ=environ),
+        scheduler=load(SchedulerConfig, "scheduler", file=file, environ=environ),
     )

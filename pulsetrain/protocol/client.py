@@ -160,12 +160,23 @@ class HubClient:
         body = {"ranks": ranks, "steps": steps, "actor": getpass.getuser()}
         return self._call("POST", f"/v1/jobs/{quote(job, safe='')}/profile", body)
 
-    def evict(self, node: str, reason: str, *, dry_run: bool = False, actor: str | None = None) -> JsonObject:
-        """Evict a node, or with `dry_run` say what that would cost.
+    def evict(
+        self,
+        node: str,
+        reason: str,
+        *,
+        dry_run: bool = False,
+        actor: str | None = None,
+        drain: bool = False,
+    ) -> JsonObject:
+        """Evict a node, or with `dry_run` say what that would cost. `drain`: the scheduler drains it too.
 
-        {"node", "job", "ranks", "standby", "resume_step", "lost_steps", "expected_s", "allowed", "why_not"}
+        {"node", "job", "ranks", "standby", "resume_step", "lost_steps", "expected_s", "allowed", "why_not",
+        "scheduler"}
         """
         body = {"node": node, "reason": reason, "dry_run": dry_run, "actor": actor or getpass.getuser()}
+        if drain:
+            body["drain"] = True
         return self._call("POST", "/v1/evict", body)
 
     def move(

@@ -11,11 +11,12 @@ from signal import Signals
 
 from pulsetrain.diagnostics.node_check import LEVELS
 from pulsetrain.protocol.messages import DumpStacks, Leave, Profile, Reply, Stop
-from pulsetrain.recovery import checks, moving, responses
+from pulsetrain.recovery import checks, moving, responses, scheduling
+from pulsetrain.recovery.back_off import COUNTED
 from pulsetrain.recovery.launch import launch
 from pulsetrain.recovery.nodes import GONE, Node, NodeState
 from pulsetrain.recovery.record import Fault, Recovery
-from pulsetrain.recovery.restarts import COUNTED
+from pulsetrain.recovery.restarts import Restarts
 from pulsetrain.recovery.state import JobState
 from pulsetrain.recovery.transitions import Action, Event, Phase
 
@@ -88,6 +89,7 @@ async def check(job: JobState) -> Outcome:
         members.failed[fault.node] = fault.reason
     members.failed |= responses.at_a_stop(job)
     members.failed |= _again_and_again(job)
+    job.keep_restarts()
     job.write("self_check", {**report.detail(), "level": level, "why_this_level": why})
     if job.recovery is not None:
         job.recovery.checked_ns = job.now_ns()
@@ -182,6 +184,8 @@ async def replace(job: JobState) -> Outcome:
     for name, reason in list(members.failed.items()):
         await _evict(job, members.nodes[name], reason)
     members.failed.clear()
+    if not members.world and not members.survived():
+        job.restarts = Restarts()
     for promotion in members.fill_world(job.nnodes):
         detail = {"node_rank": promotion.node_rank, "replaces": promotion.replaces}
         job.write("standby_promoted", detail, node=promotion.node)
@@ -195,7 +199,7 @@ async def _evict(job: JobState, node: Node, reason: str) -> None:
     fault = job.recovery.fault if job.recovery else None
     wanted = fault is not None and fault.event is Event.EVICT and fault.node == node.name
     if fault is not None and wanted and not _by_policy(fault):
-        await dismiss_node(job, node, reason, fault.actor)
+        await dismiss_node(job, node, reason, fault.actor, drain=fault.drain)
         return
     known, now_s = len(job.members.present()), job.services.clock.monotonic_s()
     refusal = job.budget.refusal(now_s=now_s, known=known, healthy=known - len(job.members.failed))
@@ -205,14 +209,19 @@ async def _evict(job: JobState, node: Node, reason: str) -> None:
         job.write("eviction_refused", {"reason": reason, "why_not": refusal}, node=node.name)
         return
     await job.spend_eviction()
-    await dismiss_node(job, node, reason, "controller")
+    await dismiss_node(job, node, reason, "controller", drain=not job.services.policy.observe_only)
 
 
-async def dismiss_node(job: JobState, node: Node, reason: str, actor: str) -> None:
-    """Send one node away for good and write down who wanted it and why."""
+async def dismiss_node(job: JobState, node: Node, reason: str, actor: str, *, drain: bool = False) -> None:
+    """Send one node away for good and write down who wanted it and why.
+
+    With `drain` the cluster's scheduler is told to start nothing else there.
+    """
     node.state, node.reason, node.evicted_by = NodeState.EVICTED, reason, actor
     job.remember(node)
     job.write("evict", {"reason": reason, "dry_run": False}, node=node.name, actor=actor)
+    if drain:
+        scheduling.drain(job, node.name, reason)
     await job.ask(node, Leave(id=job.next_id(), reason=f"evicted: {reason}", exit_code=1))
 
 

@@ -115,17 +115,24 @@ class Controller:
 
     # -- what people ask ----------------------------------------------------------------------------------
 
-    def preview_eviction(self, name: str) -> EvictionPreview:
-        """What evicting a node would cost. Raises `UsageError` for a node that is not there."""
+    def preview_eviction(self, name: str, *, drain: bool = False) -> EvictionPreview:
+        """What evicting a node would cost, and with `drain` what its drain would do.
+
+        Raises `UsageError` for a node that is not there.
+        """
         job, _ = self._find(name)
         snapshot = job.snapshot()
-        return preview(snapshot, _node(snapshot, name))
+        asked = job.asks_scheduler(name, drain=drain)
+        return preview(snapshot, _node(snapshot, name), asked)
 
-    async def evict(self, name: str, reason: str, actor: str) -> EvictionPreview:
-        """Evict a node in a person's name. Raises `UsageError` for a node that is not there."""
-        cost = self.preview_eviction(name)
+    async def evict(self, name: str, reason: str, actor: str, *, drain: bool = False) -> EvictionPreview:
+        """Evict a node in a person's name. With `drain` the cluster's scheduler drains it.
+
+        Raises `UsageError` for a node that is not there.
+        """
+        cost = self.preview_eviction(name, drain=drain)
         job, node = self._find(name)
-        await job.evict(node, reason, actor)
+        await job.evict(node, reason, actor, drain=drain)
         return cost
 
     def move(self, name: str, request: MoveRequest, *, dry_run: bool = False) -> MovePreview:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TypedDict
 
 from pulsetrain.recovery import restart_cost, world
@@ -15,7 +16,7 @@ NO_STANDBY = "no standby: the job would wait for a node"
 class EvictionPreview(TypedDict):
     """`standby` is the node that would replace it, None for none. `expected_s` is the median duration of the
     job's past recoveries, None where nothing would have to recover or nothing is known. `price` is what the
-    stop costs."""
+    stop costs. `scheduler` is what the cluster's scheduler would be asked for."""
 
     node: str
     job: str
@@ -28,10 +29,11 @@ class EvictionPreview(TypedDict):
     price: Price
     allowed: bool
     why_not: str
+    scheduler: list[str]
 
 
-def preview(job: JobSnapshot, node: NodeSnapshot) -> EvictionPreview:
-    """What happens to `job` when `node` goes."""
+def preview(job: JobSnapshot, node: NodeSnapshot, scheduler: Sequence[str] = ()) -> EvictionPreview:
+    """What happens to `job` when `node` goes. `scheduler` is what its scheduler would be asked for."""
     active = node.state is NodeState.ACTIVE
     standbys = [n.hello for n in job.standbys() if n.name != node.name]
     healthy = [n.name for n in job.active() if n.name != node.name]
@@ -51,4 +53,5 @@ def preview(job: JobSnapshot, node: NodeSnapshot) -> EvictionPreview:
         "price": restart_cost.of_stop(job, lost_steps=lost_steps) if active else restart_cost.price(0.0, 0),
         "allowed": True,
         "why_not": "" if not active or standbys else NO_STANDBY,
+        "scheduler": list(scheduler),
     }

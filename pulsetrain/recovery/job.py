@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from signal import SIGKILL, SIGTERM
 
 from pulsetrain.core.errors import UsageError
 from pulsetrain.protocol.messages import FirstStep, Heartbeat, Hello, Leaving, RankExit, Reply
-from pulsetrain.recovery import actions, faults, liveness, moving, responses, standby_care
+from pulsetrain.recovery import actions, faults, liveness, moving, responses, scheduling, standby_care
 from pulsetrain.recovery.faults import Observation
 from pulsetrain.recovery.hang_decision import HangDecision
 from pulsetrain.recovery.job_loop import JobLoop
@@ -31,7 +32,7 @@ class Job:
     ) -> None:
         self.name, self.nnodes = name, nnodes
         self._state = JobState(name, nnodes=nnodes, max_restarts=max_restarts, services=services)
-        self._state.attempt.number = last_attempt
+        self._state.attempt.number = max(last_attempt, self._state.attempt.number)
         moving.recall(self._state)
         self._services = services
         self._loop = JobLoop(self._state)
@@ -46,6 +47,10 @@ class Job:
     def snapshot(self) -> JobSnapshot:
         """The job as it is now."""
         return snapshot(self._state)
+
+    def asks_scheduler(self, node: str, *, drain: bool) -> list[str]:
+        """What the cluster's scheduler would be asked for if `node` was evicted."""
+        return scheduling.would(self._state, node, drained=drain)
 
     def node(self, name: str) -> Node | None:
         """A node that has joined and is not gone."""
@@ -96,6 +101,8 @@ class Job:
         state.write("node_joined", {"address": hello.address, "pid": hello.pid}, node=hello.node)
         past = state.remembered.get(hello.node)
         standby_care.welcome(state, node, past)
+        if state.phase is not Phase.FORMING and state.replacements.joined():
+            state.keep_replacements()
         background = self._services.background
         if past is not None and past.evicted and past.pid == hello.pid:
             background.once("dismiss", actions.dismiss_node(state, node, past.evicted, "controller"))
@@ -155,6 +162,7 @@ class Job:
         state.rate.note(state.last_step, now_s)
         state.note_time()
         moving.look(state, self._loop)
+        scheduling.look(state)
         standbys = standby_care.take_due(state)
         if standbys:
             self._services.background.once("standby check", standby_care.check(state, standbys))
@@ -233,14 +241,17 @@ class Job:
             moving.begin(self._state, request, self._loop)
         return cost
 
-    async def evict(self, node: Node, reason: str, actor: str) -> None:
-        """Evict a node in a person's name. Raises `UsageError` where the job is busy with a recovery."""
+    async def evict(self, node: Node, reason: str, actor: str, *, drain: bool = False) -> None:
+        """Evict a node in a person's name, and with `drain` have the cluster's scheduler drain it.
+
+        Raises `UsageError` where the job is busy with a recovery.
+        """
         state = self._state
         if node.state is not NodeState.ACTIVE:
-            await actions.dismiss_node(state, node, reason, actor)
+            await actions.dismiss_node(state, node, reason, actor, drain=drain)
         elif state.phase in (Phase.RUNNING, Phase.STARTING):
-            now_ns = state.now_ns()
-            self._loop.report(faults.evicted(node.name, reason, actor, state.attempt.number, now_ns))
+            fault = faults.evicted(node.name, reason, actor, state.attempt.number, state.now_ns())
+            self._loop.report(replace(fault, drain=drain))
         else:
             raise UsageError(f"node {node.name!r}: its job is {state.phase}; try again when it runs")
 
@@ -265,6 +276,7 @@ class Job:
         number = state.members.adopt(self.nnodes)
         state.attempt.number, state.attempt.first_step_done = number, True
         state.attempt.started_ns = state.now_ns()
+        state.keep_world()
         state.write("adopted", {"world": [m.node for m in state.members.world]})
         self._loop.post(Event.ADOPTED)
         for member in state.members.world:

@@ -7,7 +7,7 @@ from collections import deque
 
 import structlog
 
-from pulsetrain.recovery import actions, restart_cost
+from pulsetrain.recovery import actions, restart_cost, scheduling
 from pulsetrain.recovery.record import Fault
 from pulsetrain.recovery.snapshot import snapshot
 from pulsetrain.recovery.state import JobState
@@ -36,7 +36,10 @@ class JobLoop:
         state = self._state
         if state.services.policy.observe_only and fault.actor == "controller":
             cost = restart_cost.of_restart(snapshot(state), without=fault.node)
-            detail = {"event": fault.event, "reason": fault.reason, "price": cost}
+            detail: dict[str, object] = {"event": fault.event, "reason": fault.reason, "price": cost}
+            if fault.event in (Event.EVICT, Event.NODE_LOST):
+                evicts = fault.event is Event.EVICT
+                detail["scheduler"] = scheduling.would(state, fault.node, drained=evicts)
             state.write("would", detail, node=fault.node, rank=fault.rank)
             return
         if state.recovery is not None and fault.event is Event.NODE_LOST:

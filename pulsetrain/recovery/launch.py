@@ -40,6 +40,7 @@ async def launch(job: JobState) -> Event | Fault:
         "sources": {str(r): s for r, s in plan.sources.items()},
     }
     job.write("attempt_started", detail)
+    job.keep_world()
     job.attempt.started_ns = job.now_ns()
     if store.error:
         return faults.launch_failed(host.node, store.error, job.attempt.number, job.now_ns())
@@ -85,6 +86,7 @@ async def _start(
 
 def _result(job: JobState, plan: world.RestorePlan, replies: Sequence[Reply]) -> Event | Fault:
     job.restarts.unrestorable |= {tuple(r.data["unrestorable"]) for r in replies if "unrestorable" in r.data}
+    job.keep_restarts()
     failed = next((r for r in replies if r.error), None)
     if failed is not None:
         return faults.launch_failed(failed.node, failed.error, job.attempt.number, job.now_ns())

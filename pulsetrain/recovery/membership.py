@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from pulsetrain.protocol.messages import Held, Hello, RankStatus, WorldNode
 from pulsetrain.recovery import world
+from pulsetrain.recovery.memory import WorldMemory
 from pulsetrain.recovery.nodes import GONE, Node, NodeState
 
 
@@ -19,12 +20,16 @@ class Promotion:
 
 
 class Membership:
-    """Nodes by name, the present world, and which nodes failed the last check (node to reason)."""
+    """Nodes by name, the present world, and which nodes failed the last check (node to reason).
+
+    `before` is the world that an earlier hub launched last, None where there was none.
+    """
 
     def __init__(self) -> None:
         self.nodes: dict[str, Node] = {}
         self.world: tuple[WorldNode, ...] = ()
         self.failed: dict[str, str] = {}
+        self.before: WorldMemory | None = None
 
     @property
     def world_size(self) -> int:
@@ -96,14 +101,17 @@ class Membership:
     def adopt(self, count: int) -> int:
         """Take over the world of the newest attempt that agents report. Returns the attempt's number.
 
-        A node rank of which no agent has reported gets a name that no agent has.
+        A node rank of which no agent has reported gets the name of its node, where an earlier hub has kept it
+        and no agent of that name is here, else one that no agent has.
         """
         running = [n for n in self.present() if n.hello.attempt >= 0]
         attempt = max(n.hello.attempt for n in running)
         hellos = {n.hello.node_rank: n.hello for n in running if n.hello.attempt == attempt}
         nproc = running[0].hello.nproc_per_node
         self.world = tuple(
-            world.world_node(hellos[r], r) if r in hellos else world.unknown_node(r, nproc)
+            world.world_node(hellos[r], r)
+            if r in hellos
+            else world.unknown_node(r, nproc, self._was(r, attempt))
             for r in range(count)
         )
         for node in running:
@@ -117,6 +125,20 @@ class Membership:
             if member.node in self.nodes:
                 self.nodes[member.node].ranks = member.ranks
 
+    def survived(self) -> bool:
+        """Whether an agent of the earlier hub's world is here: it is the same run of the job."""
+        before = self.before
+        agents = set(zip(before.nodes, before.pids, strict=True)) if before is not None else set()
+        return any((node.name, node.hello.pid) in agents for node in self.present())
+
+    def _was(self, node_rank: int, attempt: int) -> str:
+        """The node that ran `node_rank` in `attempt`, "" where that is not known or it runs other ranks."""
+        before = self.before
+        if before is None or before.attempt != attempt or node_rank >= len(before.nodes):
+            return ""
+        name = before.nodes[node_rank]
+        return "" if name in self.nodes else name
+
     def fill_world(self, count: int) -> list[Promotion]:
         """Form the first world, or replace lost nodes by standbys. Returns who replaced whom."""
         standby = [n.hello for n in self.standbys()]
@@ -124,7 +146,8 @@ class Membership:
         if self.world:
             self.world = world.replace_nodes(self.world, [n.name for n in self.active()], standby)
         else:
-            self.world = world.form_world(standby, count)
+            order = self.before.nodes if self.before is not None and self.survived() else ()
+            self.world = world.form_world(standby, count, order)
         for node in self.active():
             node.state = NodeState.ACTIVE
         self._tell_ranks()

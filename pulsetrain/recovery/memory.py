@@ -1,4 +1,4 @@
-"""What a job must not forget when its hub ends: evictions, cordons, pauses, and that it was pre-empted."""
+"""What a job must not forget when its hub ends: its nodes, its attempts, and what counts against limits."""
 
 from __future__ import annotations
 
@@ -37,6 +37,36 @@ class Preemption:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RestartMemory:
+    """See `Restarts`. Times are UTC. `failed_from` has pairs of step and number, `unrestorable` of rank and
+    step."""
+
+    used: int
+    idle: int
+    unexplained: int
+    by_node_ns: Mapping[str, Sequence[int]]
+    failed_from: Sequence[Sequence[int]]
+    unrestorable: Sequence[Sequence[int]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorldMemory:
+    """The newest attempt, its nodes by node rank, and the pids of their agents."""
+
+    attempt: int
+    nodes: Sequence[str]
+    pids: Sequence[int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplacementMemory:
+    """See `Replacements`. Times are UTC."""
+
+    pending_ns: Sequence[int]
+    hour_ns: Sequence[int]
+
+
+@dataclass(frozen=True, kw_only=True)
 class JobMemory:
     """`evictions_ns` are the times (UTC) of the evictions that count towards the budget. `pauses_ns` are the
     longest silences that ended by themselves, by the place in the code."""
@@ -45,6 +75,9 @@ class JobMemory:
     nodes: Mapping[str, NodeMemory]
     preemption: Preemption | None = None
     pauses_ns: Mapping[str, int] = field(default_factory=dict)
+    restarts: RestartMemory | None = None
+    world: WorldMemory | None = None
+    replacements: ReplacementMemory | None = None
 
 
 class Memory(Protocol):
@@ -68,6 +101,18 @@ class Memory(Protocol):
 
     def pauses(self, job: str, longest_ns: Mapping[str, int]) -> None:
         """The longest silences that the job survived are these."""
+        ...
+
+    def restarts(self, job: str, memory: RestartMemory) -> None:
+        """What counts towards giving the job up."""
+        ...
+
+    def world(self, job: str, memory: WorldMemory) -> None:
+        """An attempt was launched on these nodes."""
+        ...
+
+    def replacements(self, job: str, memory: ReplacementMemory) -> None:
+        """Nodes were asked for at these times."""
         ...
 
     def forget(self, job: str) -> None:

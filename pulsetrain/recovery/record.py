@@ -16,7 +16,8 @@ STAGES = ("detect", "diagnose", "evict", "rendezvous", "load", "first_step")
 class Fault:
     """Why a job has to stop. `onset_ns` is the best estimate of when it began, UTC nanoseconds.
 
-    `exit_code` is that of the rank that failed, minus the signal's number where a signal ended it.
+    `exit_code` is that of the rank that failed, minus the signal's number where a signal ended it. `drain`: a
+    person wants the cluster's scheduler to drain the node.
     """
 
     event: Event
@@ -29,6 +30,7 @@ class Fault:
     rank: int = -1
     actor: str = "controller"
     exit_code: int = 1
+    drain: bool = False
 
 
 class RecoveryDetail(TypedDict):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from pulsetrain.recovery import faults
+from pulsetrain.recovery import faults, scheduling
 from pulsetrain.recovery.hardware_verdicts import CheckpointWait, HardwareVerdict
 from pulsetrain.recovery.nodes import GONE, Node, NodeState
 from pulsetrain.recovery.record import Fault
@@ -63,7 +63,8 @@ def _cordon(job: JobState, node: Node, verdict: HardwareVerdict) -> None:
 
 def _evict(job: JobState, verdict: HardwareVerdict, report: Report) -> None:
     if job.services.policy.observe_only:
-        _tell(job, "would", verdict, event=str(verdict.response))
+        asked = "; ".join(scheduling.would(job, verdict.node, drained=True))
+        _tell(job, "would", verdict, event=str(verdict.response), **({"scheduler": asked} if asked else {}))
         return
     why_not = _held_back(job, verdict)
     if why_not:

@@ -1,54 +1,52 @@
-"""How long a job that fails again and again waits before it is launched again. Pure.
-
-A job that fails at once, at each launch, keeps all of its nodes busy with launches. So from the second fault
-in a row on it waits, each time twice as long. A fault after a stretch of progress is a first one.
-"""
+"""What counts towards giving a job up. Pure."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 
-from pulsetrain.recovery.transitions import Event
-
-COUNTED = (Event.RANK_FAILED, Event.HANG, Event.START_FAILED)
-"""Faults whose restarts count. Lost and evicted nodes do not, because the next attempt runs without them."""
-PROGRESS_STEPS = 5  # beyond the newest step of all attempts before
+from pulsetrain.recovery.memory import RestartMemory
 
 
-@dataclass(frozen=True, kw_only=True)
-class BackOffLimits:
-    """Seconds: the first wait, the longest one, and how long an attempt must run to count as progress."""
+@dataclass(kw_only=True)
+class Restarts:
+    """What counts towards giving up. `idle` attempts in a row completed no step. `unrestorable` holds (rank,
+    step) of checkpoints that turned out to be whole nowhere, until an attempt trains again. `unexplained`
+    counts faults in a row that name nobody and whose checks found nobody. `by_node` has the times at which
+    a fault of a node has stopped the job, `failed_from` how often an attempt failed soon after that step."""
 
-    first_s: float
-    most_s: float
-    progress_s: float
+    used: int = 0
+    idle: int = 0
+    unexplained: int = 0
+    by_node: dict[str, list[float]] = field(default_factory=dict)
+    failed_from: Counter[int] = field(default_factory=Counter)
+    unrestorable: set[tuple[int, int]] = field(default_factory=set)
 
+    def kept(self, now_s: float, now_ns: int) -> RestartMemory:
+        """What a new hub must know. `now_s` and `now_ns` are the same moment."""
+        return RestartMemory(
+            used=self.used,
+            idle=self.idle,
+            unexplained=self.unexplained,
+            by_node_ns={
+                node: [now_ns - int((now_s - time_s) * 1e9) for time_s in times_s]
+                for node, times_s in self.by_node.items()
+            },
+            failed_from=sorted([step, times] for step, times in self.failed_from.items()),
+            unrestorable=sorted([rank, step] for rank, step in self.unrestorable),
+        )
 
-class BackOff:
-    """Counts faults in a row. `failures` is how many there were, the present one included."""
-
-    def __init__(self, limits: BackOffLimits) -> None:
-        self.failures = 0
-        self._limits = limits
-        self._newest_step = -1
-
-    def failed(self, *, step: int, ran_s: float) -> float:
-        """An attempt has failed at `step` after so many seconds. Returns how long to wait, in seconds.
-
-        >>> back_off = BackOff(BackOffLimits(first_s=1.0, most_s=60.0, progress_s=60.0))
-        >>> [back_off.failed(step=3, ran_s=2.0) for _ in range(5)]
-        [0.0, 1.0, 2.0, 4.0, 8.0]
-        >>> back_off.failed(step=40, ran_s=9.0)
-        0.0
-        """
-        if step - self._newest_step > PROGRESS_STEPS or ran_s >= self._limits.progress_s:
-            self.failures = 0
-        self._newest_step = max(self._newest_step, step)
-        self.failures += 1
-        return self._wait_s()
-
-    def _wait_s(self) -> float:
-        if self.failures < 2:
-            return 0.0
-        doublings = min(self.failures - 2, 64)
-        return min(self._limits.first_s * 2.0**doublings, self._limits.most_s)
+    @classmethod
+    def recalled(cls, memory: RestartMemory, now_s: float, now_ns: int) -> Restarts:
+        """The same in a new hub."""
+        return cls(
+            used=memory.used,
+            idle=memory.idle,
+            unexplained=memory.unexplained,
+            by_node={
+                node: [now_s - max(0, now_ns - time_ns) / 1e9 for time_ns in times_ns]
+                for node, times_ns in memory.by_node_ns.items()
+            },
+            failed_from=Counter({step: times for step, times in memory.failed_from}),
+            unrestorable={(rank, step) for rank, step in memory.unrestorable},
+        )

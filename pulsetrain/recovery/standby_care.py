@@ -7,7 +7,7 @@ has passed a light check.
 from __future__ import annotations
 
 from pulsetrain.diagnostics.node_check import LEVELS
-from pulsetrain.recovery import checks
+from pulsetrain.recovery import checks, scheduling
 from pulsetrain.recovery.memory import NodeMemory
 from pulsetrain.recovery.nodes import Node
 from pulsetrain.recovery.state import JobState
@@ -16,6 +16,7 @@ from pulsetrain.recovery.transitions import Phase
 LIGHT = "light"
 STORE = "standby checks"
 NEW = "it has not passed a light check yet"
+PROBATION = "probation: "
 AGAIN_S = 30.0  # after a check that failed, or one that could not end a probation
 
 
@@ -37,7 +38,7 @@ def welcome(job: JobState, node: Node, past: NodeMemory | None) -> None:
     if past.cordon:
         node.cordon, node.probation_s = past.cordon, past.probation_s
     elif past.evicted_by == "controller" and not forming:
-        node.cordon = f"probation: it was evicted for {past.evicted}"
+        node.cordon = f"{PROBATION}it was evicted for {past.evicted}"
         node.probation_s = job.services.policy.probation_s
         job.write("probation", {"reason": past.evicted, "seconds": node.probation_s}, node=node.name)
         job.remember(node)
@@ -89,5 +90,7 @@ async def check(job: JobState, nodes: list[Node]) -> None:
             job.write("cordon", {"reason": node.cordon, "response": "cordon"}, node=node.name)
         elif node.cordon and _clean(job, node, now_s):
             job.write("uncordon", {"reason": node.cordon}, node=node.name)
+            if node.cordon.startswith(PROBATION):
+                scheduling.give_back(job, node.name)
             node.cordon = ""
             job.forget(node.name)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -11,18 +10,21 @@ from typing import Protocol
 from pulsetrain.core.clock import Clock
 from pulsetrain.protocol.messages import Command, Reply
 from pulsetrain.recovery.attempt import Attempt
+from pulsetrain.recovery.back_off import BackOff, BackOffLimits
 from pulsetrain.recovery.hang_patience import HangPatience
 from pulsetrain.recovery.hardware_verdicts import HardwareVerdicts
 from pulsetrain.recovery.instrumentation import Instrumentation
 from pulsetrain.recovery.journal import Journal
 from pulsetrain.recovery.membership import Membership
-from pulsetrain.recovery.memory import Memory, NodeMemory
+from pulsetrain.recovery.memory import Memory, NodeMemory, WorldMemory
 from pulsetrain.recovery.move_request import Move
 from pulsetrain.recovery.nodes import Node, NodeState
 from pulsetrain.recovery.own_checkpoints import OwnCheckpoints
 from pulsetrain.recovery.policy import EvictionBudget, Policy
 from pulsetrain.recovery.record import Fault, Recovery, RecoveryDetail
-from pulsetrain.recovery.restarts import BackOff, BackOffLimits
+from pulsetrain.recovery.replacements import Replacements
+from pulsetrain.recovery.restarts import Restarts
+from pulsetrain.recovery.scheduler import SchedulerRequests
 from pulsetrain.recovery.step_rate import StepRate
 from pulsetrain.recovery.time_use import TimeBook, Use
 from pulsetrain.recovery.transitions import TERMINAL, Event, Phase
@@ -52,21 +54,7 @@ class Services:
     background: Background
     memory: Memory
     peer_key: Callable[[str], str] = lambda job: ""
-
-
-@dataclass(kw_only=True)
-class Restarts:
-    """What counts towards giving up. `idle` attempts in a row completed no step. `unrestorable` holds (rank,
-    step) of checkpoints that turned out to be whole nowhere, until an attempt trains again. `unexplained`
-    counts faults in a row that name nobody and whose checks found nobody. `by_node` has the times at which
-    a fault of a node has stopped the job, `failed_from` how often an attempt failed soon after that step."""
-
-    used: int = 0
-    idle: int = 0
-    unexplained: int = 0
-    by_node: dict[str, list[float]] = field(default_factory=dict)
-    failed_from: Counter[int] = field(default_factory=Counter)
-    unrestorable: set[tuple[int, int]] = field(default_factory=set)
+    scheduler: SchedulerRequests = field(default_factory=SchedulerRequests)
 
 
 class JobState:
@@ -92,6 +80,7 @@ class JobState:
         self.remembered: dict[str, NodeMemory] = {}
         self.hangs = HangPatience(services.policy.hang_patience_s, services.policy.pause_patience_s)
         self.hardware = HardwareVerdicts()
+        self.replacements = Replacements()
         self.own_checkpoints = OwnCheckpoints()
         self.instrumentation = Instrumentation()
         self.rate = StepRate()
@@ -104,8 +93,15 @@ class JobState:
         """Take over what an earlier hub knew of this job."""
         memory, clock = self.services.memory.recall(self.name), self.services.clock
         self.remembered = dict(memory.nodes)
+        now_s, now_ns = clock.monotonic_s(), clock.wall_ns()
         for time_ns in sorted(memory.evictions_ns):
-            self.budget.spend(clock.monotonic_s() - max(0, clock.wall_ns() - time_ns) / 1e9)
+            self.budget.spend(now_s - max(0, now_ns - time_ns) / 1e9)
+        if memory.restarts is not None:
+            self.restarts = Restarts.recalled(memory.restarts, now_s, now_ns)
+        if memory.replacements is not None:
+            self.replacements = Replacements.recalled(memory.replacements, now_s, now_ns)
+        if memory.world is not None:
+            self.attempt.number, self.members.before = memory.world.attempt, memory.world
 
     async def spend_eviction(self) -> None:
         """Count one automatic eviction. Returns once a new hub would know of it."""
@@ -114,6 +110,24 @@ class JobState:
         times_ns = [self.now_ns() - int(age_s * 1e9) for age_s in self.budget.ages_s(now_s)]
         self.services.memory.evictions(self.name, times_ns)
         await self.services.memory.stored()
+
+    def keep_restarts(self) -> None:
+        """A new hub must know how often the job was restarted, and which nodes were at fault."""
+        kept = self.restarts.kept(self.services.clock.monotonic_s(), self.now_ns())
+        self.services.memory.restarts(self.name, kept)
+
+    def keep_world(self) -> None:
+        """A new hub must know who runs which ranks of which attempt."""
+        names = [member.node for member in self.members.world]
+        agents = {node.name: node.hello.pid for node in self.members.world_nodes()}
+        pids = [agents.get(name, 0) for name in names]
+        memory = WorldMemory(attempt=self.attempt.number, nodes=names, pids=pids)
+        self.services.memory.world(self.name, memory)
+
+    def keep_replacements(self) -> None:
+        """A new hub must not ask for the same nodes again."""
+        kept = self.replacements.kept(self.services.clock.monotonic_s(), self.now_ns())
+        self.services.memory.replacements(self.name, kept)
 
     def remember(self, node: Node) -> None:
         """Keep that a node was evicted, or is under a cordon."""
@@ -168,6 +182,7 @@ class JobState:
         self._doubt(fault)
         if not self.attempt.first_step_done:
             self.restarts.idle += 1
+        self.keep_restarts()
 
     def _doubt(self, fault: Fault) -> None:
         """Note whether the attempt failed by itself soon after its start from a checkpoint."""
@@ -190,6 +205,7 @@ class JobState:
         self.attempt.first_step_done = True
         self.restarts.idle = 0
         self.restarts.unrestorable.clear()
+        self.keep_restarts()
         if self.recovery is None:
             return
         reports = self.attempt.first_steps.values()

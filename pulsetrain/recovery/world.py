@@ -17,14 +17,22 @@ class RestorePlan:
     sources: Mapping[int, str]
 
 
-def form_world(hellos: Iterable[Hello], nnodes: int) -> tuple[WorldNode, ...]:
+def form_world(hellos: Iterable[Hello], nnodes: int, before: Sequence[str] = ()) -> tuple[WorldNode, ...]:
     """The first world: the `nnodes` lowest node names, in order, so that the lowest is node_rank 0.
 
-    Nodes that joined as standbys are taken only where the others do not suffice.
+    Nodes that joined as standbys are taken only where the others do not suffice. `before` are the nodes of
+    an earlier world by node rank. Those that are here are taken first and keep their rank, and their state.
     """
-    chosen = sorted(hellos, key=lambda hello: (hello.standby, hello.node))[:nnodes]
-    in_order = sorted(chosen, key=lambda hello: hello.node)
-    return tuple(world_node(hello, node_rank) for node_rank, hello in enumerate(in_order))
+    order = {name: node_rank for node_rank, name in enumerate(before[:nnodes])}
+    chosen = sorted(hellos, key=lambda hello: (hello.node not in order, hello.standby, hello.node))[:nnodes]
+    ranks = {hello.node: order[hello.node] for hello in chosen if hello.node in order}
+    free = iter(sorted(set(range(nnodes)) - set(ranks.values())))
+    for hello in sorted(chosen, key=lambda hello: hello.node):
+        if hello.node not in ranks:
+            ranks[hello.node] = next(free)
+    return tuple(
+        world_node(hello, ranks[hello.node]) for hello in sorted(chosen, key=lambda h: ranks[h.node])
+    )
 
 
 def replace_nodes(
@@ -103,6 +111,7 @@ def world_node(hello: Hello, node_rank: int) -> WorldNode:
     )
 
 
-def unknown_node(node_rank: int, nproc: int) -> WorldNode:
+def unknown_node(node_rank: int, nproc: int, name: str = "") -> WorldNode:
     """A member whose node has not reported. No agent has this name, so a standby will replace it."""
-    return WorldNode(node=f"unknown-{node_rank}", node_rank=node_rank, address="", peer_port=0, nproc=nproc)
+    name = name or f"unknown-{node_rank}"
+    return WorldNode(node=name, node_rank=node_rank, address="", peer_port=0, nproc=nproc)

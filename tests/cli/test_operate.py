@@ -112,6 +112,14 @@ def test_a_dry_run_says_what_an_eviction_would_cost(ask, canned_hub):
     ]
 
 
+def test_an_eviction_says_what_the_scheduler_is_asked_for(ask, canned_hub):
+    asked = ["drain node-b in Slurm", "submit a replacement to Slurm"]
+    canned_hub.answers["POST /v1/evict"] = PLAN | {"scheduler": asked}
+    done = ask("evict", "node-b", "--reason", "fan", "--drain")
+    assert "  asked of the scheduler: drain node-b in Slurm; submit a replacement to Slurm" in done.output
+    assert canned_hub.requests[-1][1]["drain"] is True
+
+
 def test_an_eviction_is_not_a_dry_run_unless_asked_for(ask, canned_hub):
     canned_hub.answers["POST /v1/evict"] = PLAN
     assert ask("evict", "node-b", "--reason", "fan").output.startswith("evicting node-b")

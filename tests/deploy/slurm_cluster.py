@@ -1,6 +1,9 @@
-"""A real Slurm of four nodes on this machine: munged, slurmctld, and a slurmd for each node."""
+"""A real Slurm of five nodes on this machine: munged, slurmctld, and a slurmd for each node."""
 
+import contextlib
 import os
+import re
+import signal
 import socket
 import subprocess
 from pathlib import Path
@@ -8,7 +11,8 @@ from shutil import which
 
 import pytest
 
-from tests.agent.real_processes import until
+from tests.agent.real_processes import parent, until
+from tests.agent.real_processes import with_environment as started_with
 from tests.kv.cluster import free_ports
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol")
@@ -16,7 +20,8 @@ needs_slurm = pytest.mark.skipif(
     os.geteuid() != 0 or any(which(program) is None for program in PROGRAMS),
     reason="no Slurm here, or not root: run deploy/test-services",
 )
-NODES = 4
+NODES = 5
+DOWN_S = 30  # after which Slurm calls a node down
 
 CONF = """
 ClusterName=test
@@ -43,9 +48,15 @@ SlurmdParameters=config_overrides
 MpiDefault=none
 ReturnToService=2
 KillWait=30
+SlurmdTimeout={down_s}
 {nodes}
 PartitionName=all Nodes=ALL Default=YES State=UP
 """
+
+
+def with_environment(key, value):
+    """The same as a set."""
+    return set(started_with(key, value))
 
 
 class Slurm:
@@ -61,15 +72,16 @@ class Slurm:
             f"NodeName={name} NodeAddr=127.0.0.1 NodeHostname={host} Port={port} CPUs=2 State=UNKNOWN"
             for name, port in zip(names, ports[1:], strict=True)
         )
-        self.conf.write_text(CONF.format(folder=folder, host=host, controller=ports[0], nodes=lines))
+        self.conf.write_text(
+            CONF.format(folder=folder, host=host, controller=ports[0], nodes=lines, down_s=DOWN_S)
+        )
         (folder / "state").mkdir()
         for name in names:
             (folder / f"spool-{name}").mkdir()
         self.env = os.environ | {"SLURM_CONF": str(self.conf)}
         self._munge()
         self._start("slurmctld", "-D", "-i", "-f", str(self.conf))
-        for name in names:
-            self._start("slurmd", "-D", "-N", name, "-f", str(self.conf))
+        self.daemons = {name: self._start("slurmd", "-D", "-N", name, "-f", str(self.conf)) for name in names}
 
     def __enter__(self):
         try:
@@ -103,6 +115,22 @@ class Slurm:
         )  # fmt: skip
         return done.stdout.strip()
 
+    def node(self, name):
+        """State and reason of a node, as ("MIXED+DRAIN", "fan failed")."""
+        said = self.run("scontrol", "--oneliner", "show", "node", name)
+        reason = re.search(r"Reason=(.*?)(?: \[\S+\])?\s*$", said)
+        return re.search(r"State=(\S+)", said)[1], reason[1] if reason else ""
+
+    def lose(self, name):
+        """The machine is gone: its slurmd, what watches its steps, and what runs in them."""
+        tasks = with_environment("SLURM_CONF", str(self.conf)) & with_environment("SLURMD_NODENAME", name)
+        watchers = {parent(pid) for pid in tasks} - tasks - {os.getpid(), 1}
+        stepds = {pid for pid in watchers if Path(f"/proc/{pid}/comm").read_text().startswith("slurmstepd")}
+        self.daemons[name].kill()
+        for pid in stepds | tasks:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
     def _munge(self):
         key = self.folder / "munge.key"
         key.write_bytes(os.urandom(128))
@@ -117,6 +145,7 @@ class Slurm:
     def _start(self, *command):
         with (self.folder / f"{command[0]}.out").open("ab") as out:
             self.processes.append(subprocess.Popen(command, env=self.env, stdout=out, stderr=out))
+        return self.processes[-1]
 
     def idle(self):
         """How many nodes have no job, nor one that is being ended."""

@@ -8,10 +8,22 @@ from pulsetrain.core.errors import CorruptData, Unavailable
 from pulsetrain.hub.job_memory import KeptMemory
 from pulsetrain.kv.files import FileStore
 from pulsetrain.kv.store import Compare, Of, Write
-from pulsetrain.recovery.memory import JobMemory, NodeMemory, Preemption
+from pulsetrain.recovery.memory import (
+    JobMemory,
+    NodeMemory,
+    Preemption,
+    ReplacementMemory,
+    RestartMemory,
+    WorldMemory,
+)
 
 EVICTED = NodeMemory(pid=7, evicted="fan failed", evicted_by="controller")
 CORDONED = NodeMemory(pid=8, cordon="light check: gemm", probation_s=600.0)
+RESTARTS = RestartMemory(
+    used=2, idle=1, unexplained=0, by_node_ns={"a": [7]}, failed_from=[[50, 2]], unrestorable=[[1, 50]]
+)
+WORLD = WorldMemory(attempt=3, nodes=["a", "b"], pids=[7, 8])
+ASKED = ReplacementMemory(pending_ns=[9], hour_ns=[5, 9])
 NOTHING = JobMemory(evictions_ns=(), nodes={})
 
 
@@ -41,6 +53,9 @@ def test_a_new_hub_recalls_what_was_noted_of_each_job(store):
         memory.node("team/j", "c", CORDONED)
         memory.node("team", "d", CORDONED)
         memory.pauses("team/j", {"evaluate (träin.py:8)": 90})
+        memory.restarts("team/j", RESTARTS)
+        memory.world("team/j", WORLD)
+        memory.replacements("team/j", ASKED)
         await memory.turn()
         memory.node("team/j", "c", None)
         memory.node("team/j", "e", None)
@@ -52,6 +67,9 @@ def test_a_new_hub_recalls_what_was_noted_of_each_job(store):
         evictions_ns=(5, 9),
         nodes={"rack 1/a": EVICTED, "b": CORDONED},
         pauses_ns={"evaluate (träin.py:8)": 90},
+        restarts=RESTARTS,
+        world=WORLD,
+        replacements=ASKED,
     )
     assert again.recall("team").nodes == {"d": CORDONED}
     assert again.recall("other") == NOTHING

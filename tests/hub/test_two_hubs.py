@@ -135,6 +135,46 @@ def test_a_leader_that_ends_hands_over_at_once(hubs):
     assert leads_after(other) < 2
 
 
+FAILING = """
+import os, sys, time
+import pulsetrain
+
+pulse = pulsetrain.init()
+attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+for step in range(100_000):
+    pulse.step()
+    time.sleep(0.02)
+    if attempt == 0 and step == 20 or os.path.exists(sys.argv[1]):
+        raise SystemExit(3)
+"""
+
+
+def test_restarts_that_a_job_has_used_up_are_known_to_the_hub_that_takes_over(hubs, store, tmp_path):
+    leader, other = hubs
+    script, fail = tmp_path / "train.py", tmp_path / "fail"
+    script.write_text(FAILING)
+    command = ("run", "--hub", f"{leader.url},{other.url}", "--job", "j", "--max-restarts", "1")
+    with (tmp_path / "agent.log").open("wb") as log:
+        agent = subprocess.Popen(
+            [sys.executable, "-m", "pulsetrain.cli", *command, str(script), str(fail)],
+            env=os.environ | {"PULSETRAIN_TOKEN": TOKEN},
+            stdout=log,
+            stderr=log,
+        )
+    try:
+        assert until(lambda: leader.job("j").get("attempt") == 1 and leader.step("j") > 5, 120)
+        assert until(lambda: '"attempt": 1' in store.get("jobs/j/world").value, 10)
+        leader.process.kill()
+        assert until(lambda: other.step("j") > 20, 60), other.log.read_text()[-2000:]
+        fail.touch()
+        assert agent.wait(60) == 3, (tmp_path / "agent.log").read_text()[-2000:]
+        verdict = other.job("j")["verdict"]
+        assert (verdict["state"], other.job("j")["attempt"]) == ("failed", 1), verdict
+    finally:
+        agent.terminate()
+        agent.wait(60)
+
+
 def test_an_agent_that_is_told_of_both_hubs_follows_the_leader_while_its_job_trains_on(hubs, tmp_path):
     leader, other = hubs
     script = tmp_path / "train.py"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field, replace
 
+from pulsetrain.core.errors import Unavailable
 from pulsetrain.core.supervisor import TaskSupervisor
 from pulsetrain.protocol.messages import (
     FirstStep,
@@ -27,6 +28,7 @@ from pulsetrain.recovery.actions import POLL_S
 from pulsetrain.recovery.controller import Controller
 from pulsetrain.recovery.memory import JobMemory
 from pulsetrain.recovery.policy import Policy
+from pulsetrain.recovery.scheduler import SchedulerRequests
 from pulsetrain.recovery.state import Services
 from pulsetrain.recovery.transitions import Phase
 
@@ -67,12 +69,25 @@ class FakeMemory:
 
     def __init__(self):
         self.times_ns, self.nodes, self.preemptions, self.longest_ns = {}, {}, {}, {}
+        self.values = {}
 
     def recall(self, job):
         nodes = {name: memory for (of, name), memory in self.nodes.items() if of == job}
         times_ns, preemption = tuple(self.times_ns.get(job, ())), self.preemptions.get(job)
         pauses_ns = self.longest_ns.get(job, {})
-        return JobMemory(evictions_ns=times_ns, nodes=nodes, preemption=preemption, pauses_ns=pauses_ns)
+        more = {key: value for (of, key), value in self.values.items() if of == job}
+        return JobMemory(
+            evictions_ns=times_ns, nodes=nodes, preemption=preemption, pauses_ns=pauses_ns, **more
+        )
+
+    def restarts(self, job, memory):
+        self.values[job, "restarts"] = memory
+
+    def world(self, job, memory):
+        self.values[job, "world"] = memory
+
+    def replacements(self, job, memory):
+        self.values[job, "replacements"] = memory
 
     def evictions(self, job, times_ns):
         self.times_ns[job] = times_ns
@@ -92,10 +107,40 @@ class FakeMemory:
         self.longest_ns.pop(job, None)
         self.times_ns.pop(job, None)
         self.preemptions.pop(job, None)
+        self.values = {key: value for key, value in self.values.items() if key[0] != job}
         self.nodes = {key: memory for key, memory in self.nodes.items() if key[0] != job}
 
     async def stored(self):
         pass
+
+
+class FakeScheduler:
+    """Remembers what it was asked for. With `error` it refuses."""
+
+    name = "Fake"
+
+    def __init__(self, error=""):
+        self.error, self.asked = error, []
+
+    def _take(self, *request):
+        self.asked.append(request)
+        if self.error:
+            raise Unavailable(self.error)
+        return " ".join(map(str, request))
+
+    def drain(self, node, reason):
+        return self._take("drain", node, reason)
+
+    def give_back(self, node):
+        return self._take("give_back", node)
+
+    def replace(self, request):
+        return self._take("replace", request)
+
+
+async def at_once(call):
+    """Runs on this thread what a hub runs on another one."""
+    return call()
 
 
 class FakeAgent:
@@ -224,7 +269,9 @@ class FakeAgent:
 class Fleet:
     """A controller with fake agents; `settle` lets everything that can happen happen."""
 
-    def __init__(self, nodes="ab", nnodes=2, policy=None, max_restarts=3, memory=None, **agent):
+    def __init__(
+        self, nodes="ab", nnodes=2, policy=None, max_restarts=3, memory=None, scheduler=None, **agent
+    ):
         self.clock, self.journal = FakeClock(), KeptJournal()
         self.loops = TaskSupervisor(self.clock)
         self.loops.start()
@@ -235,6 +282,7 @@ class Fleet:
             clock=self.clock,
             background=self.loops,
             memory=self.memory,
+            scheduler=scheduler or SchedulerRequests(),
         )
         self.controller = Controller(services, self.loops)
         self.max_restarts, self.nnodes = max_restarts, nnodes

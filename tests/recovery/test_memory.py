@@ -4,7 +4,9 @@ from pulsetrain.protocol.messages import Leave
 from pulsetrain.recovery.memory import NodeMemory
 from pulsetrain.recovery.nodes import NodeState
 from pulsetrain.recovery.policy import Policy
-from tests.recovery.fakes import FakeMemory, Fleet, run
+from pulsetrain.recovery.scheduler import SchedulerConfig, SchedulerRequests
+from pulsetrain.recovery.transitions import Phase
+from tests.recovery.fakes import FakeMemory, FakeScheduler, Fleet, at_once, run
 from tests.recovery.test_responses import trouble
 from tests.recovery.test_standby_care import checks, pass_time
 
@@ -123,5 +125,124 @@ def test_a_job_that_is_over_is_forgotten():
             fleet.agents[name].leaves()
         await fleet.settle(1)
         assert (memory.times_ns, memory.nodes) == ({}, {})
+
+    run(scenario)
+
+
+async def crashed(memory, times, **options):
+    """A fleet of two in which a rank of b has crashed so many times, always after ten more steps."""
+    fleet = Fleet("ab", memory=memory, **options)
+    await fleet.form()
+    for count in range(times):
+        for agent in fleet.agents.values():
+            agent.complete(10 * count + 9, peer_of=(0, 1, 2, 3))
+        fleet.agents["b"].rank_exits(2, 1)
+        await fleet.settle()
+        assert fleet.job.phase is Phase.RUNNING
+    return fleet
+
+
+async def taken_over(memory, nodes="ab", attempt=2, **options):
+    """A new hub, to which these agents come back, in the order of their node ranks."""
+    fleet = Fleet("", memory=memory, **options)
+    for rank, name in enumerate(nodes):
+        agent = fleet.agents[name] = fleet.join(name, attempt=attempt, node_rank=rank if attempt >= 0 else -1)
+        if attempt >= 0:
+            agent.attempt, agent.steps = attempt, {2 * rank: 39, 2 * rank + 1: 39}
+            agent.complete(39, peer_of=(0, 1, 2, 3))
+    await fleet.settle(0.0)
+    await fleet.settle(0.6)
+    return fleet
+
+
+def test_restarts_that_were_used_up_stay_so_for_a_new_hub():
+    async def scenario():
+        memory = FakeMemory()
+        await crashed(memory, 2, max_restarts=2)
+        fleet = await taken_over(memory, max_restarts=2)
+        assert (fleet.job.phase, fleet.job.attempt) == (Phase.RUNNING, 2)
+        fleet.agents["a"].rank_exits(0, 1)
+        await fleet.settle()
+        assert fleet.job.phase is Phase.FAILED
+        assert "2 restarts are used up" in fleet.job.failure
+
+    run(scenario)
+
+
+def test_agents_that_were_all_started_anew_begin_with_all_restarts():
+    async def scenario():
+        memory = FakeMemory()
+        await crashed(memory, 2, max_restarts=2)
+        fleet = Fleet("", memory=memory, max_restarts=2)
+        for name in "ab":
+            fleet.agents[name] = fleet.join(name, pid=4000 + ord(name))
+        await fleet.form()
+        assert fleet.job.attempt == 3
+        fleet.agents["a"].complete(9, peer_of=(0, 1, 2, 3))
+        fleet.agents["a"].rank_exits(0, 1)
+        await fleet.settle()
+        assert fleet.job.phase is Phase.RUNNING
+
+    run(scenario)
+
+
+def test_a_node_at_fault_for_the_third_time_is_replaced_also_by_a_new_hub():
+    async def scenario():
+        memory = FakeMemory()
+        await crashed(memory, 2, max_restarts=9)
+        fleet = await taken_over(memory, max_restarts=9)
+        fleet.agents["z"] = fleet.join("z")
+        await fleet.settle(1)
+        fleet.agents["b"].rank_exits(2, 1)
+        await fleet.settle()
+        assert fleet.node("b").state is NodeState.EVICTED
+        assert "3 times in a day" in fleet.node("b").reason
+
+    run(scenario)
+
+
+def test_a_hub_that_takes_over_in_mid_recovery_goes_on_with_the_next_attempt_and_the_same_ranks():
+    async def scenario():
+        memory = FakeMemory()
+        fleet = Fleet("abz", memory=memory)
+        await fleet.form()
+        await fleet.controller.evict("a", "fan", "eve")
+        await fleet.settle()
+        assert [m.node for m in fleet.job.world] == ["z", "b"]
+        fleet = await taken_over(memory, "bz", attempt=-1)
+        assert fleet.job.attempt == 2
+        assert [m.node for m in fleet.job.world] == ["z", "b"]
+
+    run(scenario)
+
+
+def test_a_node_that_died_with_the_hub_is_named():
+    async def scenario():
+        memory = FakeMemory()
+        await crashed(memory, 2)
+        fleet = await taken_over(memory, "a", policy=Policy(adopt_timeout_s=5))
+        fleet.agents["z"] = fleet.join("z")
+        await fleet.settle(6)
+        await fleet.settle(1)
+        assert [m.node for m in fleet.job.world] == ["a", "z"]
+        assert fleet.journal.last("recovery")["node"] == "b"
+
+    run(scenario)
+
+
+def test_a_new_hub_does_not_ask_for_the_same_node_again():
+    async def scenario():
+        memory, scheduler = FakeMemory(), FakeScheduler()
+        config = SchedulerConfig(kind="slurm", template="spare.sbatch")
+        requests = SchedulerRequests(scheduler, config, at_once)
+        fleet = Fleet("ab", memory=memory, scheduler=requests)
+        await fleet.form()
+        await fleet.controller.evict("b", "fan", "eve")
+        await pass_time(fleet, 5, 1.0)
+        assert len(scheduler.asked) == 1
+        fleet = await taken_over(memory, "a", attempt=1, scheduler=requests)
+        await pass_time(fleet, 60)
+        assert fleet.job.phase is Phase.WAITING
+        assert len(scheduler.asked) == 1
 
     run(scenario)

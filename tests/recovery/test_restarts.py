@@ -1,57 +1,35 @@
-"""The wait before a launch: none after a first fault, and twice as long with each further one in a row."""
+"""What counts towards giving a job up, over the end of a hub."""
 
-from __future__ import annotations
+from collections import Counter
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pulsetrain.recovery.policy import Policy
-from pulsetrain.recovery.restarts import PROGRESS_STEPS, BackOff, BackOffLimits
+from pulsetrain.recovery.restarts import Restarts
 
-LIMITS = BackOffLimits(first_s=1.0, most_s=60.0, progress_s=30.0)
-
-
-def waits(*faults, limits=LIMITS):
-    back_off = BackOff(limits)
-    return [back_off.failed(step=step, ran_s=ran_s) for step, ran_s in faults]
+COUNT = st.integers(0, 50)
 
 
-def test_waits_double_up_to_the_longest():
-    assert waits(*[(-1, 0.0)] * 10) == [0, 1, 2, 4, 8, 16, 32, 60, 60, 60]
+@given(
+    st.builds(
+        Restarts,
+        used=COUNT,
+        idle=COUNT,
+        unexplained=COUNT,
+        by_node=st.dictionaries(st.text(), st.lists(st.floats(0, 1000)), max_size=3),
+        failed_from=st.builds(Counter, st.dictionaries(COUNT, st.integers(1, 9))),
+        unrestorable=st.sets(st.tuples(COUNT, COUNT)),
+    )
+)
+def test_a_new_hub_counts_on_from_where_the_one_before_it_was(restarts):
+    kept = restarts.kept(now_s=1000.0, now_ns=int(5000e9))
+    again = Restarts.recalled(kept, now_s=20.0, now_ns=int(5010e9))
+    ages = {node: [round(20.0 - at_s, 3) for at_s in times] for node, times in again.by_node.items()}
+    assert ages == {n: [round(1010.0 - at_s, 3) for at_s in times] for n, times in restarts.by_node.items()}
+    again.by_node = restarts.by_node
+    assert again == restarts
 
 
-def test_new_steps_make_the_next_fault_a_first_one():
-    assert waits((9, 1), (9, 1), (10 + PROGRESS_STEPS, 1), (10 + PROGRESS_STEPS, 1)) == [0, 1, 0, 1]
-
-
-def test_steps_that_are_done_again_are_no_progress():
-    assert waits((100, 1), (90, 1), (100, 1), (102, 1)) == [0, 1, 2, 4]
-
-
-def test_a_long_run_is_progress_also_without_a_step():
-    assert waits((-1, 1), (-1, 1), (-1, 30), (-1, 1)) == [0, 1, 0, 1]
-
-
-def test_with_0_nobody_waits():
-    assert waits(*[(-1, 0.0)] * 5, limits=BackOffLimits(first_s=0.0, most_s=60.0, progress_s=30.0)) == [0] * 5
-
-
-def test_a_million_faults_do_not_overflow():
-    back_off = BackOff(LIMITS)
-    back_off.failures = 10**6
-    assert back_off.failed(step=-1, ran_s=0.0) == LIMITS.most_s
-
-
-@given(st.lists(st.tuples(st.integers(-1, 50), st.floats(0, 60)), max_size=30))
-def test_a_wait_is_never_negative_nor_too_long_and_a_first_fault_never_waits(faults):
-    found = waits(*faults)
-    assert all(0 <= wait <= LIMITS.most_s for wait in found)
-    assert not any(wait for wait, (_, ran_s) in zip(found, faults, strict=True) if ran_s >= LIMITS.progress_s)
-    assert found[:1] in ([], [0])
-
-
-@pytest.mark.parametrize("key", ["restart_wait_s", "longest_restart_wait_s", "restart_progress_s"])
-def test_a_wait_below_0_is_refused(key):
-    with pytest.raises(ValueError, match=rf"{key} = -1: allowed 0 or more"):
-        Policy(**{key: -1})
+def test_a_clock_that_was_set_back_makes_no_fault_of_the_future():
+    kept = Restarts(by_node={"a": [10.0]}).kept(now_s=10.0, now_ns=int(5000e9))
+    assert Restarts.recalled(kept, now_s=1.0, now_ns=int(4000e9)).by_node == {"a": [1.0]}

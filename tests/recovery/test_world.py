@@ -37,6 +37,12 @@ def test_a_declared_standby_is_chosen_last():
     assert [p.node for p in world.form_world([standby, hello("c")], 2)] == ["a", "c"]
 
 
+def test_nodes_of_an_earlier_world_are_taken_first_and_keep_their_ranks():
+    hellos = [hello(name) for name in "abcz"]
+    members = world.form_world(hellos, 3, before=["z", "gone", "b"])
+    assert [(p.node, p.node_rank) for p in members] == [("z", 0), ("a", 1), ("b", 2)]
+
+
 def test_a_standby_takes_the_lost_place_and_survivors_keep_theirs():
     members = world.form_world([hello("a"), hello("b"), hello("c")], 3)
     after = world.replace_nodes(members, ["b", "c"], [hello("z")])

@@ -20,9 +20,11 @@ def routes(controller: Controller, token: str) -> list[BaseRoute]:
     async def evict(request: Request) -> Response:
         body = await json_body(request, "node", "reason", "actor")
         node = text(body, "node")
+        drain = bool(body.get("drain"))
         if body.get("dry_run"):
-            return JSONResponse(controller.preview_eviction(node))
-        return JSONResponse(await controller.evict(node, text(body, "reason"), text(body, "actor")))
+            return JSONResponse(controller.preview_eviction(node, drain=drain))
+        reason, actor = text(body, "reason"), text(body, "actor")
+        return JSONResponse(await controller.evict(node, reason, actor, drain=drain))
 
     return [
         Route("/v1/nodes", guarded(nodes, token)),

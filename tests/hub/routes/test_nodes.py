@@ -17,14 +17,14 @@ class Controller:
     def snapshots(self):
         return [job_snapshot()]
 
-    def preview_eviction(self, name):
+    def preview_eviction(self, name, *, drain):
         if name != "b":
             raise UsageError(f"no node {name!r}; nodes here: b")
-        return {"node": name, "lost_steps": 3}
+        return {"node": name, "lost_steps": 3, "scheduler": ["drain b"] if drain else []}
 
-    async def evict(self, name, reason, actor):
-        cost = self.preview_eviction(name)
-        self.evicted.append((name, reason, actor))
+    async def evict(self, name, reason, actor, *, drain):
+        cost = self.preview_eviction(name, drain=drain)
+        self.evicted.append((name, reason, actor, drain))
         return cost
 
 
@@ -52,7 +52,14 @@ def test_a_dry_run_evicts_nobody(site):
 
 def test_an_eviction_is_done_in_the_persons_name(site):
     assert site.client.post("/v1/evict", json=EVICT).json()["node"] == "b"
-    assert site.controller.evicted == [("b", "fan", "ada")]
+    assert site.controller.evicted == [("b", "fan", "ada", False)]
+
+
+def test_an_eviction_drains_the_node_where_that_is_asked_for(site):
+    dry = site.client.post("/v1/evict", json=EVICT | {"drain": True, "dry_run": True})
+    assert dry.json()["scheduler"] == ["drain b"]
+    site.client.post("/v1/evict", json=EVICT | {"drain": True})
+    assert site.controller.evicted == [("b", "fan", "ada", True)]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,121 @@
+"""Slurm as the scheduler: drains nodes with scontrol, submits replacements with sbatch. No shell is used."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+
+from pulsetrain.core.errors import Unavailable, UsageError
+from pulsetrain.recovery.scheduler import NodeRequest, SchedulerConfig
+
+MARK = "pulsetrain: "
+"""How the reason of a node that Pulsetrain has drained begins."""
+REASON_CHARACTERS = 150
+KEPT = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT")
+"""What Slurm's commands need of the environment. The rest describes the job that the hub may run in."""
+
+_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,62}[A-Za-z0-9])?")
+_STATE = re.compile(r"\bState=(\S+)")
+_REASON = re.compile(r"\bReason=(.*?)(?: \[\S+@\S+\])?\s*$")
+
+Run = Callable[[Sequence[str], Mapping[str, str], float], str]
+"""Runs a command with this environment, for so many seconds at most. Returns what it printed."""
+
+
+def run(words: Sequence[str], environ: Mapping[str, str], timeout_s: float) -> str:
+    """What the command printed. Raises `Unavailable` with one line where it failed."""
+    try:
+        done = subprocess.run(
+            list(words),
+            env=dict(environ),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=timeout_s,
+            check=False,
+        )
+    except OSError as error:
+        raise Unavailable(f"{words[0]}: {error.strerror}") from error
+    except subprocess.TimeoutExpired as error:
+        raise Unavailable(f"{words[0]}: no answer in {timeout_s:g} s") from error
+    if done.returncode:
+        lines = (done.stderr or done.stdout).strip().splitlines() or ["it said nothing"]
+        raise Unavailable(f"{words[0]} ended with status {done.returncode}: {lines[-1].strip()}")
+    return done.stdout
+
+
+class SlurmScheduler:
+    """See `Scheduler`. `environ` is the hub's environment."""
+
+    name = "Slurm"
+
+    def __init__(self, config: SchedulerConfig, environ: Mapping[str, str], run: Run = run) -> None:
+        self._config, self._run = config, run
+        self._environ = {k: v for k, v in environ.items() if not k.startswith("SLURM") or k in KEPT}
+
+    def drain(self, node: str, reason: str) -> str:
+        """See `Scheduler.drain`."""
+        name = checked_name(node)
+        state, why = self._node(name)
+        if "DRAIN" in state:
+            return f"{name} was drained already: {why}"
+        text = MARK + _one_line(reason)
+        self._scontrol("update", f"NodeName={name}", "State=DRAIN", f"Reason={text}")
+        return f"{name} is drained: {text}"
+
+    def give_back(self, node: str) -> str:
+        """See `Scheduler.give_back`."""
+        name = checked_name(node)
+        state, why = self._node(name)
+        if "DRAIN" not in state:
+            return f"{name} was not drained"
+        if not why.startswith(MARK):
+            return f"{name} stays drained: {why}"
+        self._scontrol("update", f"NodeName={name}", "State=RESUME")
+        return f"{name} is not drained any more"
+
+    def replace(self, request: NodeRequest) -> str:
+        """See `Scheduler.replace`. A node to leave out that is none of Slurm's is not there to begin with."""
+        exclude = ",".join(node for node in request.exclude if _is_name(node))
+        more = {
+            "PULSETRAIN_REPLACEMENT_JOB": request.job,
+            "PULSETRAIN_REPLACEMENT_NNODES": str(request.nnodes),
+        }
+        words = [*shlex.split(self._config.sbatch), "--parsable", "--nodes=1"]
+        words += [f"--exclude={exclude}"] if exclude else []
+        said = self._run([*words, self._config.template], {**self._environ, **more}, self._config.timeout_s)
+        return f"Slurm's job {said.strip().partition(';')[0]}"
+
+    def _node(self, name: str) -> tuple[str, str]:
+        """State and reason of a node, as in ("IDLE+DRAIN", "pulsetrain: gpu_lost")."""
+        said = self._scontrol("--oneliner", "show", "node", name)
+        state, reason = _STATE.search(said), _REASON.search(said)
+        return state[1] if state else "", reason[1] if reason else ""
+
+    def _scontrol(self, *words: str) -> str:
+        command = [*shlex.split(self._config.scontrol), *words]
+        return self._run(command, self._environ, self._config.timeout_s)
+
+
+def checked_name(node: str) -> str:
+    """The name of one node. Raises `UsageError` for what Slurm would read as a list, a range or all nodes.
+
+    >>> checked_name("gpu-07")
+    'gpu-07'
+    """
+    if not _is_name(node):
+        raise UsageError(f"node {node!r}: no name of a Slurm node; allowed: letters, digits, ., _ and -")
+    return node
+
+
+def _is_name(node: str) -> bool:
+    return bool(_NAME.fullmatch(node)) and node.upper() != "ALL"
+
+
+def _one_line(text: str) -> str:
+    """`text` as a reason: one line of printable characters, without quotes, and not long."""
+    printable = "".join(c if c.isprintable() and c not in "\"'" else " " for c in text)
+    return " ".join(printable.split())[:REASON_CHARACTERS]

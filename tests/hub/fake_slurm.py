@@ -1,0 +1,26 @@
+"""Slurm's commands without Slurm: one node, as scontrol tells of it."""
+
+from pulsetrain.core.errors import Unavailable
+
+
+class FakeSlurm:
+    """Keeps every command with its environment. With `error` each one fails."""
+
+    def __init__(self, state="IDLE", reason="", error=""):
+        self.state, self.reason, self.error = state, reason, error
+        self.commands, self.environs = [], []
+
+    def __call__(self, words, environ, timeout_s):
+        self.commands.append(list(words))
+        self.environs.append(dict(environ))
+        if self.error:
+            raise Unavailable(self.error)
+        if "show" in words:
+            told = f" Reason={self.reason} [root@2026-01-01T00:00:00]" if self.reason else ""
+            return f"NodeName={words[-1]} Arch=x86_64 OS=Linux 6.1 State={self.state} Weight=1{told}\n"
+        for word in words:
+            if word.startswith("State="):
+                self.state = {"DRAIN": "IDLE+DRAIN", "RESUME": "IDLE"}[word.removeprefix("State=")]
+            if word.startswith("Reason="):
+                self.reason = word.removeprefix("Reason=")
+        return "4711;cluster\n" if "--parsable" in words else ""

@@ -1,0 +1,43 @@
+"""Which replacements count as on their way."""
+
+from pulsetrain.recovery.replacements import Replacements
+
+
+def test_a_node_that_joins_is_the_one_that_was_asked_for_first():
+    asked = Replacements()
+    asked.asked(10.0)
+    asked.asked(20.0)
+    assert asked.joined()
+    assert (list(asked.pending_s), list(asked.hour_s)) == ([20.0], [10.0, 20.0])
+
+
+def test_a_node_that_joins_by_itself_changes_nothing():
+    asked = Replacements()
+    assert not asked.joined()
+
+
+def test_what_is_old_is_forgotten():
+    asked = Replacements()
+    asked.asked(10.0)
+    asked.asked(3000.0)
+    asked.expire(3605.0, patience_s=600.0)
+    assert (list(asked.pending_s), list(asked.hour_s)) == ([], [10.0, 3000.0])
+    asked.expire(3611.0, patience_s=600.0)
+    assert list(asked.hour_s) == [3000.0]
+
+
+def test_a_request_that_failed_does_not_count():
+    asked = Replacements()
+    asked.asked(10.0)
+    asked.failed(70.0)
+    assert (len(asked.pending_s), len(asked.hour_s), asked.not_before_s) == (0, 0, 70.0)
+
+
+def test_a_new_hub_knows_what_is_on_its_way():
+    asked = Replacements()
+    asked.asked(10.0)
+    asked.asked(20.0)
+    asked.joined()
+    kept = asked.kept(now_s=30.0, now_ns=int(5000e9))
+    again = Replacements.recalled(kept, now_s=100.0, now_ns=int(5005e9))
+    assert (list(again.pending_s), list(again.hour_s)) == ([85.0], [75.0, 85.0])
