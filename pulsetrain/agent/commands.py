@@ -13,6 +13,7 @@ from typing import Protocol, cast
 import structlog
 
 from pulsetrain.agent import profiling
+from pulsetrain.agent.check_commands import CheckCommands
 from pulsetrain.agent.link import SendReply
 from pulsetrain.agent.processes.ranks import NodeIdentity, Ranks
 from pulsetrain.agent.processes.zygote import Zygote
@@ -20,11 +21,14 @@ from pulsetrain.collectors.machine import stacks
 from pulsetrain.core.errors import PulsetrainError, Unavailable, Unrestorable
 from pulsetrain.core.json import JsonObject
 from pulsetrain.protocol.messages import (
+    ArithmeticCheck,
     Command,
     DumpStacks,
     Held,
     HostStore,
     Leave,
+    LinkSend,
+    LinkSink,
     PairCheck,
     Ping,
     Profile,
@@ -95,6 +99,7 @@ class Commands:
         self._epoch = 0
         self._arenas: dict[int, int] = {}
         self._stores: dict[str, int] = {}
+        self._checks = CheckCommands()
 
     def execute(self, command: Command, send_reply: SendReply) -> None:
         """Carry the command out on a new thread. The main thread carries out `Leave`."""
@@ -158,6 +163,8 @@ class Commands:
                 return cast("JsonObject", report)
             case PairCheck():
                 return self._pair_check(command)
+            case LinkSink() | LinkSend() | ArithmeticCheck():
+                return self._check(command)
             case DumpStacks():
                 wanted = [r for r in self._node.ranks.alive if not command.ranks or r.rank in command.ranks]
                 pids = {r.rank: r.pid for r in wanted[: 1 if command.first_only else None]}
@@ -215,6 +222,16 @@ class Commands:
         if before is not None:
             zygote.signal(before, signal.SIGKILL)
         return cast("JsonObject", value)
+
+    def _check(self, command: LinkSink | LinkSend | ArithmeticCheck) -> JsonObject:
+        zygote, address = self._node.zygote, self._node.identity.address
+        match command:
+            case LinkSink():
+                return self._checks.link_sink(zygote, address, command)
+            case LinkSend():
+                return self._checks.link_send(zygote, address, command)
+            case ArithmeticCheck():
+                return self._checks.arithmetic(zygote, command)
 
     def _pair_check(self, check: PairCheck) -> JsonObject:
         kwargs: JsonObject = {

@@ -7,11 +7,14 @@ from pathlib import Path
 
 import click
 
-from pulsetrain.cli.options import json_option
+from pulsetrain.cli.names import job_names
+from pulsetrain.cli.options import HubOptions, hub_options, json_option
 from pulsetrain.cli.root import print_json, print_table, pulsetrain
 from pulsetrain.core.errors import UsageError
 from pulsetrain.core.json import JsonObject
 from pulsetrain.core.progress import progress
+
+LINKS_PATIENCE_S = 120.0
 
 
 @pulsetrain.command()
@@ -124,14 +127,35 @@ def _print_traffic(rows: Sequence[JsonObject]) -> None:
     show_default=True,
     help="Which devices to check. auto takes the GPUs, if there are any.",
 )
+@click.option(
+    "--links",
+    "job",
+    metavar="JOB",
+    help="Measure the links between the nodes of JOB instead. A job that trains is slower meanwhile.",
+    shell_complete=job_names,
+)
+@click.option(
+    "--limit-mbit",
+    type=click.FloatRange(min=0),
+    default=0.0,
+    metavar="N",
+    help="With --links: each transfer takes N Mbit/s at most. 0 is no limit.",
+)
+@hub_options
 @json_option
-def diagnose(seconds: float, device: str, as_json: bool) -> int:
+def diagnose(
+    seconds: float, device: str, job: str | None, limit_mbit: float, hub: HubOptions, as_json: bool
+) -> int:
     """Check this machine's arithmetic, speed, memory, loopback and collectives.
 
-    The exit status is 1 if a check fails.
+    With --links the nodes of a job send to each other in rounds, and the hub names the node, port or switch
+    that is slow, loses data or lets nothing through. The exit status is 1 if a check fails or something is
+    named.
 
     Example: pulsetrain diagnose --seconds 5
     """
+    if job is not None:
+        return _links(job, limit_mbit, hub, as_json=as_json)
     from pulsetrain.diagnostics import suite
 
     report = suite.run(seconds=seconds, device=device)
@@ -140,3 +164,32 @@ def diagnose(seconds: float, device: str, as_json: bool) -> int:
     else:
         print_table(suite.rows_for_people(report), ("check", "result", "value", "limit", "detail"), "")
     return 0 if report["ok"] else 1
+
+
+def _links(job: str, limit_mbit: float, hub: HubOptions, *, as_json: bool) -> int:
+    """Measure the links of a job. 1 where something is named."""
+    from pulsetrain.protocol.client import HubClient
+
+    client = HubClient(hub.address(), timeout_s=LINKS_PATIENCE_S)
+    with progress(f"Measuring the links of {job}"):
+        answer = client.measure_links(job, limit_mbit=limit_mbit)
+    if as_json:
+        print_json(answer)
+    else:
+        print_table(answer["named"], ("kind", "name", "reason"), links_sentence(answer))
+        for node, why in answer["silent"].items():
+            click.echo(f"{node} took no part: {why}")
+        if answer["named"] and answer["reason"]:
+            click.echo(f"Not known: {answer['reason']}")
+    return 1 if answer["named"] else 0
+
+
+def links_sentence(answer: JsonObject) -> str:
+    """What rounds over links say where they named nothing.
+
+    >>> links_sentence({"state": "healthy", "nodes": ["a", "b", "c"], "rounds": 2, "reason": ""})
+    'The links of 3 nodes are good, after 2 rounds.'
+    """
+    if answer["state"] == "healthy":
+        return f"The links of {len(answer['nodes'])} nodes are good, after {answer['rounds']} rounds."
+    return f"Inconclusive after {answer['rounds']} rounds: {answer['reason']}"

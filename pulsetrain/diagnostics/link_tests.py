@@ -225,6 +225,14 @@ def judge(
     )
 
 
+def bad_transfers(measured: Iterable[Measured], test: LinkTest | None = None) -> dict[Transfer, str]:
+    """Each transfer that is bad at its best, with the reason."""
+    done, test = merged(measured), test or LinkTest()
+    usual = _usual(done)
+    reasons = {m.transfer: _fault(m, usual[m.transfer.kind], test) for m in done}
+    return {transfer: why for transfer, why in reasons.items() if why}
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Usual:
     """Median and robust deviation of one kind of transfer, over the better half, as the others may be bad."""

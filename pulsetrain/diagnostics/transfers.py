@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import struct
 import threading
 import time
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 
 CHUNK = bytes(1 << 16)
@@ -15,6 +17,7 @@ BUFFER_BYTES = 1 << 17
 """of the sender. Small, so that what is queued does not hide loss, and no queue on the way overflows"""
 WINDOW_S = 0.15
 """Time of which the rate is taken. What a token bucket lets through at once is little beside it."""
+_PACING_RATE = 47  # asm-generic/socket.h: SO_MAX_PACING_RATE, bytes a second
 _INFO_BYTES = 144  # linux/tcp.h: tcpi_total_retrans at 100, tcpi_bytes_acked at 120, tcpi_segs_out at 136
 
 
@@ -59,14 +62,54 @@ def _drain(taken: socket.socket) -> None:
             pass
 
 
+def host_sink(*, address: str, seconds: float) -> Iterator[dict[str, int]]:
+    """A service for `Zygote.serve`: {"port": int} of a sink.
+
+    It ends itself after `seconds`, even if nobody says so. An `address` that no interface has, as behind a
+    translation of addresses, is taken for all of them.
+    """
+    sink = Sink(_own(address) or "0.0.0.0")
+    threading.Timer(seconds, os._exit, (0,)).start()
+    yield {"port": sink.port}
+    sink.close()
+
+
+def report(
+    *, address: str, port: int, seconds: float, source: str, bits_per_s: float = 0.0
+) -> dict[str, object]:
+    """`send` as the fields of its report."""
+    return asdict(send(address, port, seconds=seconds, source=_own(source), bits_per_s=bits_per_s))
+
+
+def _own(address: str) -> str:
+    """The address if an interface of this machine has it, else ""."""
+    try:
+        with socket.socket() as tried:
+            tried.bind((address, 0))
+    except OSError:
+        return ""
+    return address
+
+
 def send(
-    address: str, port: int, *, seconds: float, source: str = "", timeout_s: float = 2.0
+    address: str,
+    port: int,
+    *,
+    seconds: float,
+    source: str = "",
+    timeout_s: float = 2.0,
+    bits_per_s: float = 0.0,
 ) -> TransferReport:
-    """Send to a `Sink` for `seconds`. `source` is the own address to send from. An error is in the report."""
+    """Send to a `Sink` for `seconds`, at `bits_per_s` at most, where that is not 0.
+
+    `source` is the own address to send from. An error is in the report.
+    """
     try:
         with socket.socket() as out:
             out.settimeout(timeout_s)
             out.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
+            if bits_per_s:
+                out.setsockopt(socket.SOL_SOCKET, _PACING_RATE, max(1, int(bits_per_s / 8)))
             if source:
                 out.bind((source, 0))
             out.connect((address, port))

@@ -18,6 +18,7 @@ from pulsetrain.core.supervisor import TaskSupervisor
 from pulsetrain.hub.event_writer import EventWriter
 from pulsetrain.hub.leader_gate import LeaderGate
 from pulsetrain.hub.leadership import GUARD_S, Leadership, Role
+from pulsetrain.hub.links import Links
 from pulsetrain.hub.loops import LoopTable
 from pulsetrain.hub.node_claims import NodeClaims
 from pulsetrain.hub.notifier import KeptTopology
@@ -28,6 +29,7 @@ from pulsetrain.hub.routes import (
     alerts,
     hangs,
     incidents,
+    links,
     moves,
     nodes,
     profiles,
@@ -58,6 +60,7 @@ class Parts:
     reporter: Reporter
     stacks: Stacks
     profiles: Profiles
+    links: Links
     report: StatusReport
     leadership: Leadership
     loops: TaskSupervisor
@@ -108,6 +111,7 @@ def api(parts: Parts) -> list[BaseRoute]:
     return [
         *stacks.routes(parts.stacks, token),
         *profiles.routes(parts.profiles, token),
+        *links.routes(parts.links, token),
         *status.routes(parts.report.status, clock, token),
         *alerts.routes(parts.alerts, clock, token),
         *silences.routes(parts.alerts, clock, token),

@@ -160,6 +160,15 @@ class HubClient:
         body = {"ranks": ranks, "steps": steps, "actor": getpass.getuser()}
         return self._call("POST", f"/v1/jobs/{quote(job, safe='')}/profile", body)
 
+    def measure_links(self, job: str, *, limit_mbit: float = 0.0) -> JsonObject:
+        """Let the nodes of a job send to each other in rounds. Returns once they are over.
+
+        {"job", "attempt", "phase", "state", "named": [{"kind", "name", "node", "reason", "broken"}],
+        "reason", "rounds", "transfers", "nodes", "silent": {node: why}, "seconds"}
+        """
+        body = {"limit_mbit": limit_mbit, "actor": getpass.getuser()}
+        return self._call("POST", f"/v1/jobs/{quote(job, safe='')}/links", body)
+
     def evict(
         self,
         node: str,

@@ -379,6 +379,42 @@ class PairCheck:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LinkSink:
+    """Take what other nodes send to this one for `seconds`, and throw it away. 0: end that now.
+
+    `data` of the reply is {"port": int}, 0 where it ended.
+    """
+
+    id: int
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinkSend:
+    """Send to the sink of another node for `seconds`, at most `bits_per_s`, 0 for no limit.
+
+    `data` of the reply holds the fields of `diagnostics.transfers.TransferReport`.
+    """
+
+    id: int
+    address: str
+    port: int
+    seconds: float
+    bits_per_s: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArithmeticCheck:
+    """Repeat products with a known answer for `seconds`, on processors and GPUs.
+
+    `data` of the reply is the report of `diagnostics.arithmetic`.
+    """
+
+    id: int
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class DumpStacks:
     """Read where the Python code of this node's ranks stands. The ranks are not disturbed.
 
@@ -423,7 +459,8 @@ class Leave:
 
 
 Report = Hello | Heartbeat | RankExit | FirstStep | Leaving | Reply
-Command = Ping | HostStore | Start | Stop | SaveFrom | SelfCheck | PairCheck | DumpStacks | Profile | Leave
+Checks = SelfCheck | PairCheck | LinkSink | LinkSend | ArithmeticCheck
+Command = Ping | HostStore | Start | Stop | SaveFrom | Checks | DumpStacks | Profile | Leave
 Message = Report | Command
 
 _MALFORMED = (ValueError, LookupError, TypeError, AttributeError, RecursionError, OverflowError, zlib.error)

@@ -11,7 +11,7 @@ from signal import Signals
 
 from pulsetrain.diagnostics.node_check import LEVELS
 from pulsetrain.protocol.messages import DumpStacks, Leave, Profile, Reply, Stop
-from pulsetrain.recovery import checks, moving, responses, scheduling
+from pulsetrain.recovery import checks, link_actions, moving, responses, scheduling
 from pulsetrain.recovery.back_off import COUNTED
 from pulsetrain.recovery.launch import launch
 from pulsetrain.recovery.nodes import GONE, Node, NodeState
@@ -88,6 +88,7 @@ async def check(job: JobState) -> Outcome:
     if fault is not None and fault.event is Event.EVICT:
         members.failed[fault.node] = fault.reason
     members.failed |= responses.at_a_stop(job)
+    members.failed |= await link_actions.at_a_stop(job)
     members.failed |= _again_and_again(job)
     job.keep_restarts()
     job.write("self_check", {**report.detail(), "level": level, "why_this_level": why})

@@ -8,10 +8,20 @@ from signal import SIGKILL, SIGTERM
 
 from pulsetrain.core.errors import UsageError
 from pulsetrain.protocol.messages import FirstStep, Heartbeat, Hello, Leaving, RankExit, Reply
-from pulsetrain.recovery import actions, faults, liveness, moving, responses, scheduling, standby_care
+from pulsetrain.recovery import (
+    actions,
+    faults,
+    link_actions,
+    liveness,
+    moving,
+    responses,
+    scheduling,
+    standby_care,
+)
 from pulsetrain.recovery.faults import Observation
 from pulsetrain.recovery.hang_decision import HangDecision
 from pulsetrain.recovery.job_loop import JobLoop
+from pulsetrain.recovery.link_checks import LinkOptions, LinkReport
 from pulsetrain.recovery.move_preview import MovePreview, preview
 from pulsetrain.recovery.move_request import MoveRequest
 from pulsetrain.recovery.nodes import GONE, Node, NodeState, Send
@@ -19,6 +29,9 @@ from pulsetrain.recovery.snapshot import JobSnapshot, snapshot
 from pulsetrain.recovery.state import JobState, Services
 from pulsetrain.recovery.transitions import TERMINAL, Event, Phase
 from pulsetrain.recovery.world import node_of
+
+NO_ATTEMPT = -1
+"""of findings about a machine rather than about an attempt"""
 
 
 class Job:
@@ -70,6 +83,11 @@ class Job:
         return await actions.profile(
             self._state, first_step=first_step, steps=steps, ranks=ranks, timeout_s=timeout_s
         )
+
+    async def measure_links(self, options: LinkOptions, actor: str) -> LinkReport:
+        """Measure the links of this job's nodes in a person's name. Raises `UsageError` where that cannot
+        be done now."""
+        return await link_actions.on_request(self._state, options, actor)
 
     # -- facts --------------------------------------------------------------------------------------------
 
@@ -187,6 +205,9 @@ class Job:
         other findings are for people.
         """
         state, now_ns = self._state, self._state.now_ns()
+        new, still_open = list(new), list(still_open)
+        number = state.attempt.number
+        link_actions.take(state, [f for f in (*new, *still_open) if f.attempt in (NO_ATTEMPT, number)])
         began = [f for f in new if f.attempt == state.attempt.number]
         present = [*began, *(f for f in still_open if f.attempt == state.attempt.number)]
         state.hardware.take(present)

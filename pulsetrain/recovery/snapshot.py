@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from pulsetrain.protocol.messages import Heartbeat, Held, Hello, RankExit, RankStatus, WorldNode
 from pulsetrain.recovery.hang_patience import PendingHang
+from pulsetrain.recovery.link_suspicion import LinkOutcome
 from pulsetrain.recovery.move_request import Move
 from pulsetrain.recovery.nodes import GONE, Node, NodeState
 from pulsetrain.recovery.own_checkpoints import JobCheckpoint
@@ -50,6 +51,7 @@ class JobSnapshot:
     was asked for, None where nobody did. `instrumentation` says of each kind of
     record whether it is explicit or inferred. `time_use` says what the job's time went to. `step_s` is the
     time of a step lately, 0 while unknown. `launches_in_s` is above 0 while it waits because attempts failed.
+    `links` is what the last rounds over links said, None for none.
     """
 
     job: str
@@ -74,6 +76,7 @@ class JobSnapshot:
     time_use: TimeUse | None = None
     step_s: float = 0.0
     launches_in_s: float = 0.0
+    links: LinkOutcome | None = None
 
     @property
     def world_size(self) -> int:
@@ -157,6 +160,7 @@ def snapshot(job: JobState) -> JobSnapshot:
         move=replace(job.move) if job.move else None,
         instrumentation=job.instrumentation.combined(),
         time_use=job.time.use(job.now_ns()),
+        links=job.links.outcome,
         step_s=1 / job.rate.per_s if job.rate.per_s else 0.0,
         launches_in_s=job.launches_in_s(),
     )

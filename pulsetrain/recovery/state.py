@@ -15,6 +15,7 @@ from pulsetrain.recovery.hang_patience import HangPatience
 from pulsetrain.recovery.hardware_verdicts import HardwareVerdicts
 from pulsetrain.recovery.instrumentation import Instrumentation
 from pulsetrain.recovery.journal import Journal
+from pulsetrain.recovery.link_suspicion import LinkSuspicions
 from pulsetrain.recovery.membership import Membership
 from pulsetrain.recovery.memory import Memory, NodeMemory, WorldMemory
 from pulsetrain.recovery.move_request import Move
@@ -81,6 +82,7 @@ class JobState:
         self.hangs = HangPatience(services.policy.hang_patience_s, services.policy.pause_patience_s)
         self.hardware = HardwareVerdicts()
         self.replacements = Replacements()
+        self.links = LinkSuspicions()
         self.own_checkpoints = OwnCheckpoints()
         self.instrumentation = Instrumentation()
         self.rate = StepRate()

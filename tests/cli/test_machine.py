@@ -80,3 +80,45 @@ def test_a_port_that_is_not_there_is_bad_usage(cli):
     error = cli("traffic", "--device", "nosuch0").exception
     assert isinstance(error, UsageError)
     assert "nosuch0" in str(error)
+
+
+LINKS = {"job": "gpt", "attempt": 0, "phase": "running", "nodes": ["a", "b", "c"], "rounds": 2, "reason": ""}
+PORT = {"kind": "port", "name": "b/net", "node": "b", "reason": "out: 40% of the usual rate", "broken": False}
+
+
+@pytest.mark.parametrize(
+    ("found", "status", "words"),
+    [
+        (
+            {"state": "healthy", "named": [], "silent": {}},
+            0,
+            "The links of 3 nodes are good, after 2 rounds.",
+        ),
+        ({"state": "found", "named": [PORT], "silent": {}}, 1, "out: 40% of the usual rate"),
+        (
+            {"state": "inconclusive", "named": [], "silent": {"d": "not connected"}, "reason": "too few"},
+            0,
+            "Inconclusive after 2 rounds: too few\nd took no part: not connected",
+        ),
+    ],
+)
+def test_links_of_a_job_are_measured_and_what_is_named_is_status_1(ask, canned_hub, found, status, words):
+    canned_hub.answers["POST /v1/jobs/gpt/links"] = LINKS | found
+    done = ask("diagnose", "--links", "gpt", "--limit-mbit", 100)
+    assert (done.return_value, done.exception) == (status, None)
+    assert words in done.output
+    assert canned_hub.requests[-1][1]["limit_mbit"] == 100
+
+
+def test_links_as_json_are_what_the_hub_says(ask, canned_hub):
+    canned_hub.answers["POST /v1/jobs/gpt/links"] = told = LINKS | {
+        "state": "healthy",
+        "named": [],
+        "silent": {},
+    }
+    assert json.loads(ask("diagnose", "--links", "gpt", "--json").output) == told
+
+
+def test_links_of_a_job_that_nobody_knows_are_one_line(ask, canned_hub):
+    done = ask("diagnose", "--links", "none")
+    assert isinstance(done.exception, UsageError)

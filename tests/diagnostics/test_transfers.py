@@ -22,3 +22,10 @@ def test_nobody_there_is_an_error_in_one_line():
     report = send("127.0.0.1", sink.port, seconds=0.1)
     assert "127.0.0.1" in report.error
     assert report.bits_per_s == 0.0
+
+
+def test_a_limit_on_the_rate_is_kept():
+    sink = Sink("127.0.0.1")
+    report = send("127.0.0.1", sink.port, seconds=0.4, bits_per_s=2e7)
+    sink.close()
+    assert 5e6 < report.bits_per_s < 4e7

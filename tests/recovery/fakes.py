@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pulsetrain.core.errors import Unavailable
 from pulsetrain.core.supervisor import TaskSupervisor
 from pulsetrain.protocol.messages import (
+    ArithmeticCheck,
     FirstStep,
     Heartbeat,
     Held,
@@ -15,6 +16,8 @@ from pulsetrain.protocol.messages import (
     HostStore,
     Leave,
     Leaving,
+    LinkSend,
+    LinkSink,
     PairCheck,
     RankExit,
     RankStatus,
@@ -148,6 +151,7 @@ class FakeAgent:
 
     def __init__(self, controller, hello, *, sick=False, mute=(), stepless=False):
         self.controller, self.hello, self.sick, self.mute = controller, hello, sick, mute
+        self.link_rate, self.wrong = 1.0, {}
         self.stepless, self.worked = stepless, 0
         self.commands = []
         self.steps = {}
@@ -175,6 +179,12 @@ class FakeAgent:
             data = {"ok": not self.sick, "failed": ["gemm"] if self.sick else []}
         elif isinstance(command, PairCheck):
             data = {"ok": True, "seconds": 0.1}
+        elif isinstance(command, LinkSink):
+            data = {"port": 4243}
+        elif isinstance(command, LinkSend):
+            data = {"bits_per_s": 1e9 * self.link_rate, "error": "" if self.link_rate else "timed out"}
+        elif isinstance(command, ArithmeticCheck):
+            data = {"ok": not self.wrong, "wrong": self.wrong, "products": 100}
         elif isinstance(command, Start) and (lost := self._lost(command)):
             data, error = {"unrestorable": lost}, "it is whole nowhere"
         elif isinstance(command, Start):

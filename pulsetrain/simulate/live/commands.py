@@ -8,10 +8,13 @@ from typing import cast
 
 from pulsetrain.core.json import JsonObject
 from pulsetrain.protocol.messages import (
+    ArithmeticCheck,
     Command,
     DumpStacks,
     HostStore,
     Leave,
+    LinkSend,
+    LinkSink,
     Message,
     PairCheck,
     Ping,
@@ -30,6 +33,7 @@ SPAWN_S = 0.15  # to fork the ranks of a node
 STOP_S = 0.05
 STACKS_S = 0.1  # py-spy on eight processes
 STORE_PORT = 29_500
+LINK_BITS_PER_S = 1e11
 STANDS_IN = "wait_for_device (simulated_train.py:57)"
 _WORLD = ',"world":'  # the last part of a launch
 _LEAVES: Mapping[int, str] = {
@@ -88,6 +92,12 @@ def answer(command: Command, job: LiveJob, node: str, now_s: float) -> Answer:
             return Answer(after_s=command.seconds, data=_self_check(job, node, command.seconds))
         case PairCheck():
             return Answer(after_s=0.05, data={"ok": True, "seconds": 0.05})
+        case LinkSink():
+            return Answer(after_s=0.01, data={"port": STORE_PORT if command.seconds > 0 else 0})
+        case LinkSend():
+            return Answer(after_s=command.seconds, data={"bits_per_s": LINK_BITS_PER_S, "resent_share": 0.0})
+        case ArithmeticCheck():
+            return Answer(after_s=command.seconds, data={"ok": True, "wrong": []})
         case DumpStacks():
             return Answer(after_s=STACKS_S, data=_stacks(command, job, node, now_s))
         case Profile():

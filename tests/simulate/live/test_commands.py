@@ -8,9 +8,12 @@ import pytest
 
 from pulsetrain.core.errors import CorruptData
 from pulsetrain.protocol.messages import (
+    ArithmeticCheck,
     DumpStacks,
     HostStore,
     Leave,
+    LinkSend,
+    LinkSink,
     PairCheck,
     SelfCheck,
     Stop,
@@ -37,6 +40,14 @@ def test_a_store_is_hosted_and_pairs_meet():
     assert ask(HostStore(id=1, job="j")).data["port"] > 0
     pair = PairCheck(id=1, members=(NODE, "b"), store_address="h", store_port=1, prefix="0:0")
     assert ask(pair).data["ok"]
+
+
+def test_links_and_arithmetic_of_a_simulated_node_are_good():
+    assert ask(LinkSink(id=1, seconds=9.0)).data["port"] > 0
+    assert ask(LinkSink(id=2, seconds=0.0)).data["port"] == 0
+    sent = ask(LinkSend(id=3, address="h", port=1, seconds=0.5))
+    assert (sent.after_s, sent.data["bits_per_s"] > 0) == (0.5, True)
+    assert ask(ArithmeticCheck(id=4, seconds=5.0)).data["ok"]
 
 
 def test_a_broken_node_fails_the_self_check():

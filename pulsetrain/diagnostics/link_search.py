@@ -1,0 +1,284 @@
+"""Which node, port or switch is bad, in few rounds of transfers between nodes. Pure.
+
+Adaptive group testing over the transfers of `link_tests`. The first rounds are the same for all: two
+neighbours under the same switch, and two nodes under other switches. A transfer uses parts: the sender's port
+outwards, the receiver's port inwards, and between switches the uplink of the sender's switch. All parts of a
+good transfer are good. Each part that is still in doubt is then measured beside parts that are good, all of
+them at the same time. It is named if it was bad there `TRIES` times and never good anywhere.
+
+So a healthy port that only met bad ones is cleared before anybody is named, and a busy processor must spoil
+`TRIES` measurements to name a healthy one. With at most a fifth of the ports bad, that takes a few rounds
+more: `ROUNDS_BOUND` in all.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from pulsetrain.diagnostics.link_tests import (
+    LEAST_PEERS,
+    LinkTest,
+    Measured,
+    Part,
+    Port,
+    Transfer,
+    bad_transfers,
+    rounds,
+)
+
+LEAST_NODES = 3
+TRIES = 3
+"""how often a part must be bad beside good ones"""
+ROUNDS_BOUND = 8
+"""rounds that are enough while at most a fifth of the ports are bad"""
+MOST_ROUNDS = 12
+"""rounds after which the search is given up"""
+MOST_SHARE = 1 / 3
+"""of the ports. If more look bad, it is not known what is usual"""
+_BOTH = {"out", "in"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Culprit:
+    """Something that is bad. `kind` is node, port, switch or path. `node` is "" for a switch.
+
+    A node's ports are bad in both directions. A path is bad between two ports that are good with others.
+    """
+
+    kind: str
+    name: str
+    node: str
+    reason: str
+    broken: bool = False
+    """nothing got through"""
+
+    def row(self) -> dict[str, object]:
+        """The culprit as JSON-able evidence."""
+        return dict(vars(self))
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchVerdict:
+    """What a search found. `reason` says why something is not known, "" where all is."""
+
+    culprits: Sequence[Culprit] = field(default_factory=tuple)
+    reason: str = ""
+    rounds: int = 0
+    transfers: int = 0
+
+    @property
+    def state(self) -> str:
+        """One of found, inconclusive and healthy."""
+        if self.culprits:
+            return "found"
+        return "inconclusive" if self.reason else "healthy"
+
+
+class LinkSearch:
+    """Plans the rounds of one search and judges them. The order of `ports` decides who is paired."""
+
+    def __init__(self, ports: Sequence[Port], test: LinkTest | None = None) -> None:
+        self._ports, self._test = comparable(ports), test
+        self._planned = deque(rounds(self._ports))
+        self._measured: list[Measured] = []
+        self.rounds = 0
+
+    def next_round(self) -> list[Transfer]:
+        """The transfers of the next round. Empty once all is known, or nothing more can be.
+
+        Each port sends once and receives once at most.
+        """
+        if self._planned:
+            return self._planned.popleft()
+        return self._confirming() if self.rounds < MOST_ROUNDS else []
+
+    def take(self, measured: Sequence[Measured]) -> None:
+        """Take in the results of the round that was asked for."""
+        self.rounds += 1
+        self._measured += measured
+
+    def verdict(self) -> SearchVerdict:
+        """What is known after the rounds so far."""
+        state = _State.of(self._measured, self._test)
+        certain = [p for p in state.suspects if state.tries(p) >= TRIES]
+        culprits = [
+            *_ports(certain, state, self._ports),
+            *_switches(certain, state, self._ports),
+            *_paths(state),
+        ]
+        reasons = [f"{_said(p)}: {state.why(p)}" for p in state.suspects if p not in certain]
+        worked = Counter(m.transfer.kind for m in self._measured if not m.error)
+        reasons += [
+            f"{kind}: fewer than {LEAST_PEERS} transfers to compare"
+            for kind in dict.fromkeys(m.transfer.kind for m in self._measured)
+            if worked[kind] < LEAST_PEERS
+        ]
+        if len({c.name for c in culprits if c.node}) > MOST_SHARE * len(self._ports):
+            reasons = ["more than a third of the ports look bad, so it is not known what is usual"]
+            culprits = []
+        if not self._measured:
+            reasons = ["no transfer was measured"]
+        return SearchVerdict(
+            culprits=tuple(culprits),
+            reason="; ".join(reasons),
+            rounds=self.rounds,
+            transfers=len(self._measured),
+        )
+
+    def _confirming(self) -> list[Transfer]:
+        """Measure each part in doubt beside good parts, and bad paths between good ports again."""
+        state = _State.of(self._measured, self._test)
+        doubtful = [p for p in state.suspects if state.tries(p) < TRIES]
+        wanted = [self._beside_good(part, state) for part in doubtful]
+        wanted += [[t] for t in state.paths() if state.counts[t] < TRIES]
+        taken: set[Part] = set()
+        chosen: list[Transfer] = []
+        for choices in wanted:
+            for transfer in choices:
+                ends = {("out", transfer.sender.name), ("in", transfer.receiver.name)}
+                if not ends & taken:
+                    taken |= ends
+                    chosen.append(transfer)
+                    break
+        return chosen
+
+    def _beside_good(self, part: Part, state: _State) -> list[Transfer]:
+        """Transfers whose only part in doubt is `part`, the fewest measured first, neighbours first."""
+        possible = [
+            t
+            for t in self._using(part)
+            if part in t.parts and all(p in state.good for p in t.parts if p != part)
+        ]
+        return sorted(possible, key=lambda t: (state.counts[t], t.kind != "neighbour"))
+
+    def _using(self, part: Part) -> Iterator[Transfer]:
+        """Every transfer that could use a part."""
+        what, name = part
+        for port in self._ports:
+            if what == "uplink" and f"{port.switch}/{port.rail}" != name:
+                continue
+            if what != "uplink" and port.name != name:
+                continue
+            for other in self._ports:
+                if other.rail == port.rail and other.node != port.node:
+                    yield _transfer(other, port) if what == "in" else _transfer(port, other)
+
+
+def comparable(ports: Sequence[Port]) -> list[Port]:
+    """The ports, without switches where these leave too few transfers of a kind to compare.
+
+    >>> [port.switch for port in comparable([Port(node=n, rail="", switch=n) for n in "abc"])]
+    ['', '', '']
+    """
+    planned = {t for transfers in rounds(ports) for t in transfers}
+    kinds = Counter(t.kind for t in planned)
+    if all(count >= LEAST_PEERS for count in kinds.values()):
+        return list(ports)
+    return [replace(port, switch="") for port in ports]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _State:
+    """What all measurements so far say. `counts` is how often each transfer was measured."""
+
+    bad: Mapping[Transfer, str]
+    good: frozenset[Part]
+    counts: Mapping[Transfer, int]
+    errors: frozenset[Transfer]
+    suspects: tuple[Part, ...]
+
+    @classmethod
+    def of(cls, measured: Sequence[Measured], test: LinkTest | None) -> _State:
+        bad = bad_transfers(measured, test)
+        counts = Counter(m.transfer for m in measured)
+        good = frozenset(part for t in counts if t not in bad for part in t.parts)
+        suspects = dict.fromkeys(part for t in bad for part in t.parts if part not in good)
+        worked = {m.transfer for m in measured if not m.error}
+        errors = frozenset(t for t in bad if t not in worked)
+        return cls(bad=bad, good=good, counts=counts, errors=errors, suspects=tuple(suspects))
+
+    def alone(self, part: Part) -> list[Transfer]:
+        """Bad transfers whose other parts are all good."""
+        return [t for t in self.bad if part in t.parts and self.good.issuperset({*t.parts} - {part})]
+
+    def tries(self, part: Part) -> int:
+        """How often a part was bad beside good ones."""
+        return sum(self.counts[t] for t in self.alone(part))
+
+    def paths(self) -> list[Transfer]:
+        """Bad transfers of which every part is good with others."""
+        return [t for t in self.bad if self.good.issuperset(t.parts)]
+
+    def why(self, part: Part) -> str:
+        """The reason of the first bad transfer that uses a part, of those beside good parts if possible."""
+        using = self.alone(part) or [t for t in self.bad if part in t.parts]
+        return self.bad[using[0]]
+
+
+def _transfer(sender: Port, receiver: Port) -> Transfer:
+    same = sender.switch == receiver.switch
+    return Transfer(kind="neighbour" if same else "between", sender=sender, receiver=receiver)
+
+
+def _said(part: Part) -> str:
+    what, name = part
+    return {"out": f"{name} outwards", "in": f"{name} inwards"}.get(what, f"{what} {name}") + " is in doubt"
+
+
+def _ports(certain: Sequence[Part], state: _State, ports: Sequence[Port]) -> list[Culprit]:
+    """Ports that are bad, and nodes whose ports are all bad in both directions."""
+    ways: dict[str, dict[str, Part]] = {}
+    for part in certain:
+        if part[0] in _BOTH:
+            ways.setdefault(part[1], {})[part[0]] = part
+    by_node: dict[str, list[Port]] = {}
+    for port in ports:
+        by_node.setdefault(port.node, []).append(port)
+    named: list[Culprit] = []
+    for node, own in by_node.items():
+        bad = [port.name for port in own if port.name in ways]
+        whole = bool(bad) and all(ways.get(port.name, {}).keys() == _BOTH for port in own)
+        for name in bad[:1] if whole else bad:
+            used = [t for part in ways[name].values() for t in state.alone(part)]
+            named.append(
+                Culprit(
+                    kind="node" if whole else "port",
+                    name=node if whole else name,
+                    node=node,
+                    reason="; ".join(f"{way}: {state.why(ways[name][way])}" for way in sorted(ways[name])),
+                    broken=all(t in state.errors for t in used),
+                )
+            )
+    return named
+
+
+def _switches(certain: Sequence[Part], state: _State, ports: Sequence[Port]) -> list[Culprit]:
+    """Switches whose uplink is bad, with the rail where there are several."""
+    uplinks = [part for part in certain if part[0] == "uplink"]
+    one_rail = len({port.rail for port in ports}) == 1
+    return [
+        Culprit(
+            kind="switch",
+            name=part[1].rpartition("/")[0] if one_rail else part[1],
+            node="",
+            reason=f"uplink: {state.why(part)}",
+            broken=all(t in state.errors for t in state.alone(part)),
+        )
+        for part in uplinks
+    ]
+
+
+def _paths(state: _State) -> list[Culprit]:
+    return [
+        Culprit(
+            kind="path",
+            name=f"{t.sender.name} to {t.receiver.name}",
+            node="",
+            reason=f"{state.bad[t]}. Both ports are good with others",
+            broken=t in state.errors,
+        )
+        for t in state.paths()
+        if state.counts[t] >= TRIES
+    ]

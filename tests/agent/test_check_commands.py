@@ -1,0 +1,54 @@
+"""Checks of links and arithmetic: workers do them, and one sink is there at a time."""
+
+import signal
+
+from pulsetrain.agent.check_commands import CheckCommands
+from pulsetrain.protocol.messages import ArithmeticCheck, LinkSend, LinkSink
+
+
+class Workers:
+    """Keeps what is asked for, and answers at once."""
+
+    def __init__(self):
+        self.calls, self.signals, self.served = [], [], 0
+
+    def call(self, target, kwargs, timeout_s):
+        self.calls.append((target.rpartition(":")[2], kwargs, timeout_s))
+        return {"ok": True}
+
+    def serve(self, target, kwargs, timeout_s):
+        self.served += 1
+        self.calls.append((target.rpartition(":")[2], kwargs, timeout_s))
+        return 500 + self.served, {"port": 9000 + self.served}
+
+    def signal(self, pid, signum):
+        self.signals.append((pid, signum))
+
+
+def test_a_new_sink_ends_the_one_before_and_0_seconds_end_the_last():
+    workers, checks = Workers(), CheckCommands()
+    ports = [checks.link_sink(workers, "10.0.0.1", LinkSink(id=i, seconds=30))["port"] for i in range(2)]
+    assert ports == [9001, 9002]
+    assert workers.calls[0][:2] == ("host_sink", {"address": "10.0.0.1", "seconds": 30})
+    assert checks.link_sink(workers, "10.0.0.1", LinkSink(id=3, seconds=0)) == {"port": 0}
+    checks.link_sink(workers, "10.0.0.1", LinkSink(id=4, seconds=0))
+    assert workers.signals == [(501, signal.SIGKILL), (502, signal.SIGKILL)]
+
+
+def test_a_node_sends_from_its_own_address_at_the_rate_that_is_allowed():
+    workers = Workers()
+    command = LinkSend(id=1, address="10.0.0.2", port=7, seconds=0.5, bits_per_s=1e8)
+    assert CheckCommands().link_send(workers, "10.0.0.1", command) == {"ok": True}
+    (name, kwargs, timeout_s) = workers.calls[0]
+    assert name == "report"
+    assert kwargs == {
+        "address": "10.0.0.2", "port": 7, "seconds": 0.5, "source": "10.0.0.1", "bits_per_s": 1e8,
+    }  # fmt: skip
+    assert timeout_s > 0.5
+
+
+def test_the_check_of_arithmetic_has_time_to_start():
+    workers = Workers()
+    CheckCommands().arithmetic(workers, ArithmeticCheck(id=1, seconds=5))
+    assert workers.calls[0][:2] == ("run", {"seconds": 5})
+    assert workers.calls[0][2] > 15

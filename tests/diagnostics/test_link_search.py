@@ -1,0 +1,132 @@
+"""Which node, port or switch a search names, in how many rounds, and when it names nobody."""
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pulsetrain.diagnostics.link_search import MOST_ROUNDS, ROUNDS_BOUND, LinkSearch, comparable
+from pulsetrain.diagnostics.link_tests import Measured, Port
+
+BOTH, OUT, IN = ("out", "in"), ("out",), ("in",)
+
+
+def ports(count, per_switch=0):
+    switch = (lambda i: f"s{i // per_switch}") if per_switch else (lambda i: "")
+    return [Port(node=f"n{i}", rail="net", switch=switch(i)) for i in range(count)]
+
+
+class Network:
+    """Transfers take 1e10 bits a second, 3 % more or less. `bad` has ways by port, `factor` is theirs."""
+
+    def __init__(self, of, *, bad=(), uplinks=(), paths=(), factor=0.5, spoiled=(), seed=0):
+        self.ports, self.bad, self.uplinks, self.paths = of, dict(bad), set(uplinks), set(paths)
+        self.factor, self.spoiled, self.random = factor, set(spoiled), random.Random(seed)
+        self.number = 0
+
+    def measure(self, transfer):
+        self.number += 1
+        hit = any(
+            (kind in ("out", "in") and kind in self.bad.get(name, ()))
+            or (kind == "uplink" and name in self.uplinks)
+            for kind, name in transfer.parts
+        )
+        hit |= (transfer.sender.node, transfer.receiver.node) in self.paths
+        if hit and not self.factor:
+            return Measured(transfer=transfer, bits_per_s=0.0, error="timed out")
+        rate = 1e10 * self.random.gauss(1, 0.03) * (self.factor if hit else 1.0)
+        rate *= 0.3 if self.number in self.spoiled else 1.0
+        return Measured(transfer=transfer, bits_per_s=rate)
+
+    def search(self):
+        search = LinkSearch(self.ports)
+        while planned := search.next_round():
+            for end in ("sender", "receiver"):
+                assert len({getattr(t, end) for t in planned}) == len(planned)
+            search.take([self.measure(t) for t in planned])
+        return search.verdict()
+
+
+def named(verdict):
+    return {culprit.name for culprit in verdict.culprits}
+
+
+@st.composite
+def faulty_fleets(draw):
+    """Up to four faulty of n nodes, n at least five times as many, each bad in one direction or both."""
+    k = draw(st.integers(0, 4))
+    count = draw(st.integers(max(3, 5 * k), 40))
+    faulty = draw(st.lists(st.integers(0, count - 1), min_size=k, max_size=k, unique=True))
+    ways = draw(st.lists(st.sampled_from([BOTH, OUT, IN]), min_size=k, max_size=k))
+    factor = draw(st.sampled_from([0.0, 0.1, 0.5]))
+    return count, dict(zip(faulty, ways, strict=True)), factor, draw(st.integers(0, 10**6))
+
+
+@settings(max_examples=150, deadline=None)
+@given(faulty_fleets())
+def test_the_faulty_are_named_and_no_healthy_one_within_the_rounds_that_are_stated(fleet):
+    count, faulty, factor, seed = fleet
+    bad = {f"n{i}/net": ways for i, ways in faulty.items()}
+    verdict = Network(ports(count), bad=bad, factor=factor, seed=seed).search()
+    assert {culprit.node for culprit in verdict.culprits} == {f"n{i}" for i in faulty}
+    assert verdict.reason == ""
+    assert verdict.rounds <= ROUNDS_BOUND
+    kinds = {culprit.node: culprit.kind for culprit in verdict.culprits}
+    assert kinds == {f"n{i}": "node" if ways == BOTH else "port" for i, ways in faulty.items()}
+    assert all(culprit.broken == (factor == 0) for culprit in verdict.culprits)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(3, 40), st.sampled_from([0, 2, 4]), st.integers(0, 10**6))
+def test_nobody_is_named_where_all_is_well(count, per_switch, seed):
+    verdict = Network(ports(count, per_switch), seed=seed).search()
+    assert (verdict.state, verdict.reason) == ("healthy", "")
+    assert verdict.rounds <= 4
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(8, 24), st.sets(st.integers(1, 40), max_size=3), st.integers(0, 10**6))
+def test_a_processor_that_was_busy_now_and_then_names_nobody(count, spoiled, seed):
+    assert not Network(ports(count, 4), spoiled=spoiled, seed=seed).search().culprits
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.sampled_from(["s0", "s1", "s2"]), st.sampled_from([0.0, 0.5]), st.integers(0, 10**6))
+def test_an_uplink_is_the_switchs_and_no_nodes(switch, factor, seed):
+    verdict = Network(ports(12, 4), uplinks={f"{switch}/net"}, factor=factor, seed=seed).search()
+    assert [(c.kind, c.name, c.node) for c in verdict.culprits] == [("switch", switch, "")]
+
+
+def test_a_path_between_two_good_ports_is_told_and_blames_neither():
+    verdict = Network(ports(8), paths={("n1", "n2")}).search()
+    assert [(c.kind, c.name, c.node) for c in verdict.culprits] == [("path", "n1/net to n2/net", "")]
+
+
+def test_of_three_nodes_the_bad_one_is_named():
+    verdict = Network(ports(3), bad={"n1/net": BOTH}).search()
+    assert [(c.kind, c.name) for c in verdict.culprits] == [("node", "n1")]
+
+
+def test_a_healthy_node_that_met_only_bad_ones_is_cleared():
+    verdict = Network(ports(10), bad={"n4/net": IN, "n5/net": IN}).search()
+    assert named(verdict) == {"n4/net", "n5/net"}
+
+
+def test_where_most_look_bad_nobody_is_named_and_the_reason_is_told():
+    verdict = Network(ports(6), bad={f"n{i}/net": BOTH for i in range(6)}, factor=0).search()
+    assert (verdict.state, verdict.culprits) == ("inconclusive", ())
+    assert verdict.reason
+    assert verdict.rounds <= MOST_ROUNDS
+
+
+def test_without_a_measurement_nothing_is_known():
+    assert LinkSearch(ports(4)).verdict().reason == "no transfer was measured"
+
+
+@pytest.mark.parametrize(("sizes", "kept"), [((2, 2), True), ((1, 1, 1), False), ((4, 4), True)])
+def test_switches_too_small_to_compare_are_left_out(sizes, kept):
+    made = [
+        Port(node=f"{s}{i}", rail="", switch=f"s{s}") for s, size in enumerate(sizes) for i in range(size)
+    ]
+    assert (comparable(made) == made) is kept

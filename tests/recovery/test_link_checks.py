@@ -1,0 +1,106 @@
+"""Rounds over links: who is asked, what is named, and what a silent node means."""
+
+import asyncio
+import itertools
+
+import pytest
+
+from pulsetrain.protocol.messages import LinkSend, LinkSink, Reply
+from pulsetrain.recovery import link_checks
+from pulsetrain.recovery.link_checks import LinkOptions
+from tests.recovery.builders import hello
+
+
+class FakeNode:
+    """A node of a fleet. `factors` has the share of the usual rate by (sender, receiver), "" for all."""
+
+    def __init__(self, name, factors=(), *, error="", switch=""):
+        self.name, self.error, self.factors = name, error, dict(factors)
+        self.hello = hello(name, address=f"at-{name}", switch=switch)
+        self.commands = []
+
+    async def ask(self, command, timeout_s):
+        self.commands.append(command)
+        if self.error:
+            return Reply(id=command.id, node=self.name, error=self.error)
+        if isinstance(command, LinkSink):
+            return Reply(id=command.id, node=self.name, data={"port": 4242 if command.seconds else 0})
+        to = command.address.removeprefix("at-")
+        factor = self.factors.get((self.name, "")) or self.factors.get(("", to)) or 1.0
+        if factor < 0:
+            return Reply(id=command.id, node=self.name, data={"bits_per_s": 0.0, "error": "timed out"})
+        return Reply(id=command.id, node=self.name, data={"bits_per_s": 1e9 * factor, "error": ""})
+
+    def sent(self, kind):
+        return [c for c in self.commands if isinstance(c, kind)]
+
+
+def measure(*nodes, now_s=None, **options):
+    now_s = now_s or itertools.count(0, 0.01).__next__
+    made = LinkOptions(**options)
+    return asyncio.run(link_checks.run(nodes, itertools.count(1).__next__, made, now_s=now_s))
+
+
+def named(report):
+    return [(c.kind, c.name) for c in report.verdict.culprits]
+
+
+def test_a_slow_node_is_named_with_both_directions():
+    slow = {("c", ""): 0.4, ("", "c"): 0.4}
+    report = measure(*(FakeNode(name, slow) for name in "abcdef"))
+    assert named(report) == [("node", "c")]
+    assert report.verdict.culprits[0].reason == "in: 40% of the usual rate; out: 40% of the usual rate"
+    assert report.detail()["state"] == "found"
+    assert report.nodes == list("abcdef")
+
+
+def test_a_port_that_is_slow_in_one_direction_is_named_as_a_port():
+    report = measure(*(FakeNode(name, {("b", ""): 0.5}) for name in "abcde"))
+    assert named(report) == [("port", "b/net")]
+
+
+def test_what_nothing_gets_through_is_broken():
+    report = measure(*(FakeNode(name, {("", "b"): -1, ("b", ""): -1}) for name in "abcde"))
+    assert named(report) == [("node", "b")]
+    assert report.verdict.culprits[0].broken
+
+
+def test_links_without_trouble_name_nobody():
+    report = measure(*(FakeNode(name, switch="s" + name) for name in "abcdef"))
+    assert (named(report), report.detail()["state"]) == ([], "healthy")
+
+
+def test_a_node_that_does_not_answer_is_told_and_blames_nobody():
+    nodes = [FakeNode(name, error="no answer in 8 s" if name == "d" else "") for name in "abcde"]
+    report = measure(*nodes)
+    assert named(report) == []
+    assert report.silent == {"d": "no answer in 8 s"}
+    assert not nodes[3].sent(LinkSend)
+
+
+def test_with_two_nodes_that_answer_nothing_is_said():
+    nodes = [FakeNode("a"), FakeNode("b"), FakeNode("c", error="not connected")]
+    report = measure(*nodes)
+    assert report.verdict.reason == "only 2 nodes take part; 3 are needed"
+    assert not nodes[0].sent(LinkSend)
+
+
+def test_the_sinks_end_also_where_the_time_is_up_before_the_first_round():
+    nodes = [FakeNode(name) for name in "abcd"]
+    report = measure(*nodes, now_s=itertools.count(0, 50.0).__next__)
+    assert report.verdict.reason == "no transfer was measured"
+    assert [bool(c.seconds) for c in nodes[0].sent(LinkSink)] == [True, False]
+
+
+def test_the_limit_on_traffic_goes_with_every_transfer():
+    nodes = [FakeNode(name) for name in "abc"]
+    measure(*nodes, bits_per_s=1e8, seconds=0.3)
+    assert {(c.bits_per_s, c.seconds) for n in nodes for c in n.sent(LinkSend)} == {(1e8, 0.3)}
+
+
+@pytest.mark.parametrize(
+    ("options", "words"), [({"seconds": 0.0}, "seconds = 0"), ({"bits_per_s": -1.0}, "bits_per_s = -1")]
+)
+def test_what_cannot_be_measured_is_refused(options, words):
+    with pytest.raises(ValueError, match=words):
+        LinkOptions(**options)
