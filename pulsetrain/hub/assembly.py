@@ -20,11 +20,11 @@ from pulsetrain.core.supervisor import AsyncTurn, TaskSupervisor
 from pulsetrain.hub import audit_log
 from pulsetrain.hub.app import Parts
 from pulsetrain.hub.audit_log import AuditLog
+from pulsetrain.hub.check_watch import CheckWatch
 from pulsetrain.hub.event_writer import EventWriter
 from pulsetrain.hub.hardware_watch import HardwareWatch
 from pulsetrain.hub.job_memory import KeptMemory
 from pulsetrain.hub.leadership import Alone, LeaderCollector, Leadership
-from pulsetrain.hub.link_watch import LinkWatch
 from pulsetrain.hub.links import Links
 from pulsetrain.hub.live_watch import LiveWatch
 from pulsetrain.hub.loop_health import LoopHealth
@@ -57,7 +57,7 @@ STALE_S: Mapping[str, float] = {
     "controller": 5.0,
     "live watch": 5.0,
     "hardware watch": 10.0,
-    "link watch": 10.0,
+    "check watch": 10.0,
     "store analysis": 120.0,
     "notifications": 120.0,
     "loop health": 10.0,
@@ -75,7 +75,7 @@ class Detection:
     stacks: Stacks
     live: LiveWatch
     machines: HardwareWatch
-    links: LinkWatch
+    checks: CheckWatch
     analysis: StoreAnalysis
     past: PastJobs
     records: StoreRecords
@@ -168,7 +168,7 @@ def _add_loops(
         "controller": controller.turn,
         "live watch": detection.live.turn,
         "hardware watch": detection.machines.turn,
-        "link watch": detection.links.turn,
+        "check watch": detection.checks.turn,
         "store analysis": detection.analysis.turn,
         "notifications": notifier.turn,
         "loop health": health.turn,
@@ -201,7 +201,7 @@ def _detection(
         stacks=stacks,
         live=LiveWatch(jobs, stacks, reporter, clock, config, Suspects(jobs, clock, loops), memory),
         machines=HardwareWatch(jobs, reporter, site_tables(settings.hub.policies), clock),
-        links=LinkWatch(jobs, reporter),
+        checks=CheckWatch(jobs, reporter),
         analysis=StoreAnalysis(jobs, records, reporter, clock, stacks.detector),
         past=PastJobs(jobs, past, reporter, writer, clock),
         records=records,

@@ -11,7 +11,7 @@ from signal import Signals
 
 from pulsetrain.diagnostics.node_check import LEVELS
 from pulsetrain.protocol.messages import DumpStacks, Leave, Profile, Reply, Stop
-from pulsetrain.recovery import checks, link_actions, moving, responses, scheduling
+from pulsetrain.recovery import arithmetic_checks, checks, link_actions, moving, responses, scheduling
 from pulsetrain.recovery.back_off import COUNTED
 from pulsetrain.recovery.launch import launch
 from pulsetrain.recovery.nodes import GONE, Node, NodeState
@@ -88,6 +88,7 @@ async def check(job: JobState) -> Outcome:
     if fault is not None and fault.event is Event.EVICT:
         members.failed[fault.node] = fault.reason
     members.failed |= responses.at_a_stop(job)
+    members.failed |= await arithmetic_checks.at_a_stop(job)
     members.failed |= await link_actions.at_a_stop(job)
     members.failed |= _again_and_again(job)
     job.keep_restarts()
@@ -204,7 +205,8 @@ async def _evict(job: JobState, node: Node, reason: str) -> None:
         return
     known, now_s = len(job.members.present()), job.services.clock.monotonic_s()
     refusal = job.budget.refusal(now_s=now_s, known=known, healthy=known - len(job.members.failed))
-    if job.recovery is not None and job.recovery.users_own and node.name not in job.hardware.open:
+    machines = job.hardware.open.keys() | job.arithmetic.wrong.keys()
+    if job.recovery is not None and job.recovery.users_own and node.name not in machines:
         refusal = "an exception of the user's own code never evicts a node"
     if refusal:
         job.write("eviction_refused", {"reason": reason, "why_not": refusal}, node=node.name)
@@ -246,6 +248,8 @@ async def ask_for_nodes(job: JobState) -> Outcome:
 async def dismiss(job: JobState) -> Outcome:
     """The job is over: every agent that is still there leaves with the job's exit code."""
     kind, reason, code = _ending(job)
+    if not job.ended_by:
+        await arithmetic_checks.at_a_stop(job)
     job.write(kind, {"reason": reason, "exit_code": code})
     if job.phase is Phase.FINISHED:
         job.own_checkpoints.finished()

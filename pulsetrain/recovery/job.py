@@ -10,6 +10,7 @@ from pulsetrain.core.errors import UsageError
 from pulsetrain.protocol.messages import FirstStep, Heartbeat, Hello, Leaving, RankExit, Reply
 from pulsetrain.recovery import (
     actions,
+    arithmetic_checks,
     faults,
     link_actions,
     liveness,
@@ -207,7 +208,9 @@ class Job:
         state, now_ns = self._state, self._state.now_ns()
         new, still_open = list(new), list(still_open)
         number = state.attempt.number
-        link_actions.take(state, [f for f in (*new, *still_open) if f.attempt in (NO_ATTEMPT, number)])
+        seen = [f for f in (*new, *still_open) if f.attempt in (NO_ATTEMPT, number)]
+        link_actions.take(state, seen)
+        arithmetic_checks.take(state, seen)
         began = [f for f in new if f.attempt == state.attempt.number]
         present = [*began, *(f for f in still_open if f.attempt == state.attempt.number)]
         state.hardware.take(present)

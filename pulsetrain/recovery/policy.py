@@ -36,6 +36,8 @@ class Policy:
     """How long a launch may take, checkpoints fetched included."""
     self_check_s: float = 0.3
     """Length of the self-check that every node runs before each relaunch."""
+    arithmetic_check_s: float = 5.0
+    """How long a node multiplies where a NaN suspects its arithmetic, at a stop or at the end of the job."""
     pair_timeout_s: float = 5.0
     """How long one round of the pairwise all-gather may take before its pair counts as failed.
 
@@ -80,9 +82,10 @@ class Policy:
         if not 0 <= self.min_healthy_ratio <= 1:
             raise ValueError(f"min_healthy_ratio = {self.min_healthy_ratio}: allowed 0 to 1")
         at_least_0 = ("evictions_per_hour", "no_progress_attempts", "silent_node_s", "faults_of_a_node")
+        checked = ("arithmetic_check_s",)
         periods = ("standby_check_s", "probation_s", "checkpoint_patience_s", "restart_progress_s")
         waits = ("restart_wait_s", "longest_restart_wait_s")
-        for name in (*at_least_0, *periods, *waits, "hang_patience_s", "pause_patience_s"):
+        for name in (*checked, *at_least_0, *periods, *waits, "hang_patience_s", "pause_patience_s"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} = {getattr(self, name)}: allowed 0 or more")
         if self.check_level not in LEVELS:

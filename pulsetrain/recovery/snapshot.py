@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from pulsetrain.protocol.messages import Heartbeat, Held, Hello, RankExit, RankStatus, WorldNode
+from pulsetrain.recovery.arithmetic_suspicion import WrongArithmetic
 from pulsetrain.recovery.hang_patience import PendingHang
 from pulsetrain.recovery.link_suspicion import LinkOutcome
 from pulsetrain.recovery.move_request import Move
@@ -52,6 +53,7 @@ class JobSnapshot:
     record whether it is explicit or inferred. `time_use` says what the job's time went to. `step_s` is the
     time of a step lately, 0 while unknown. `launches_in_s` is above 0 while it waits because attempts failed.
     `links` is what the last rounds over links said, None for none.
+    `wrong_arithmetic` has the nodes that computed wrongly.
     """
 
     job: str
@@ -77,6 +79,7 @@ class JobSnapshot:
     step_s: float = 0.0
     launches_in_s: float = 0.0
     links: LinkOutcome | None = None
+    wrong_arithmetic: Mapping[str, WrongArithmetic] = field(default_factory=dict)
 
     @property
     def world_size(self) -> int:
@@ -161,6 +164,7 @@ def snapshot(job: JobState) -> JobSnapshot:
         instrumentation=job.instrumentation.combined(),
         time_use=job.time.use(job.now_ns()),
         links=job.links.outcome,
+        wrong_arithmetic=dict(job.arithmetic.wrong),
         step_s=1 / job.rate.per_s if job.rate.per_s else 0.0,
         launches_in_s=job.launches_in_s(),
     )

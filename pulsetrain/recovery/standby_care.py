@@ -7,7 +7,7 @@ has passed a light check.
 from __future__ import annotations
 
 from pulsetrain.diagnostics.node_check import LEVELS
-from pulsetrain.recovery import checks, scheduling
+from pulsetrain.recovery import arithmetic_checks, checks, scheduling
 from pulsetrain.recovery.memory import NodeMemory
 from pulsetrain.recovery.nodes import Node
 from pulsetrain.recovery.state import JobState
@@ -79,7 +79,7 @@ async def check(job: JobState, nodes: list[Node]) -> None:
     """Run the light check on standbys. One that fails is cordoned, one that passed may be readmitted."""
     report = await checks.run(nodes, job.services.policy, job.next_id, level=LEVELS[LIGHT], store_job=STORE)
     now_s = job.services.clock.monotonic_s()
-    failed = dict(report.failed)
+    failed = {**report.failed, **await arithmetic_checks.of_standbys(job, nodes)}
     detail = {"nodes": [n.name for n in nodes], "failed": failed, "seconds": report.seconds}
     job.write("standby_check", detail)
     for node in nodes:

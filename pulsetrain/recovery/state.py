@@ -9,6 +9,7 @@ from typing import Protocol
 
 from pulsetrain.core.clock import Clock
 from pulsetrain.protocol.messages import Command, Reply
+from pulsetrain.recovery.arithmetic_suspicion import ArithmeticSuspicions
 from pulsetrain.recovery.attempt import Attempt
 from pulsetrain.recovery.back_off import BackOff, BackOffLimits
 from pulsetrain.recovery.hang_patience import HangPatience
@@ -83,6 +84,7 @@ class JobState:
         self.hardware = HardwareVerdicts()
         self.replacements = Replacements()
         self.links = LinkSuspicions()
+        self.arithmetic = ArithmeticSuspicions()
         self.own_checkpoints = OwnCheckpoints()
         self.instrumentation = Instrumentation()
         self.rate = StepRate()

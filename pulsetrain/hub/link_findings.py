@@ -5,49 +5,17 @@ A finding `bad_link` stays open until other rounds find the link good, its node 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from pulsetrain.analytics.incidents.locations import SWITCH
 from pulsetrain.analytics.verdict import Finding
-from pulsetrain.core.supervisor import FailureCollector
 from pulsetrain.diagnostics.link_search import Culprit
-from pulsetrain.hub.finding_dedup import FindingDedup
-from pulsetrain.hub.live_watch import FindingSink, Watched
 from pulsetrain.recovery.link_suspicion import LinkOutcome
 from pulsetrain.recovery.nodes import GONE
 from pulsetrain.recovery.snapshot import JobSnapshot
 from pulsetrain.recovery.transitions import TERMINAL
 
-SOURCE = "links"
-PERIOD_S = 1.0
 SLOW_CONFIDENCE, BROKEN_CONFIDENCE = 0.9, 0.95
-
-
-class LinkWatch:
-    """Looks at what the last rounds over the links of each job named."""
-
-    def __init__(self, jobs: Mapping[str, Watched], sink: FindingSink) -> None:
-        self._jobs, self._sink = jobs, sink
-        self._dedup: dict[str, FindingDedup] = {}
-
-    async def turn(self) -> float:
-        """Look at every job."""
-        failures = FailureCollector()
-        for name, job in list(self._jobs.items()):
-            with failures.collect(f"job {name}"):
-                self.look(job.snapshot())
-        failures.raise_any()
-        return PERIOD_S
-
-    def look(self, job: JobSnapshot) -> None:
-        """Look at one job."""
-        dedup = self._dedup.get(job.job)
-        if dedup is None and job.links is None:
-            return
-        if dedup is None:
-            dedup = self._dedup[job.job] = FindingDedup(patience=1)
-        new = dedup.look(found(job))
-        self._sink.report(job.job, SOURCE, new, dedup.current())
 
 
 def found(job: JobSnapshot) -> list[Finding]:
