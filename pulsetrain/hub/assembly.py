@@ -32,6 +32,7 @@ from pulsetrain.hub.loop_metrics import LoopCollector
 from pulsetrain.hub.loops import LoopTable
 from pulsetrain.hub.node_claims import NodeClaims, RefusalCollector
 from pulsetrain.hub.notifier import KeptTopology, Notifier
+from pulsetrain.hub.open_alerts import OpenAlerts
 from pulsetrain.hub.past_jobs import PastJobs
 from pulsetrain.hub.past_store import PastStore
 from pulsetrain.hub.profiles import Profiles
@@ -58,6 +59,7 @@ STALE_S: Mapping[str, float] = {
     "live watch": 5.0,
     "hardware watch": 10.0,
     "check watch": 10.0,
+    "open alerts": 120.0,
     "store analysis": 120.0,
     "notifications": 120.0,
     "loop health": 10.0,
@@ -76,6 +78,7 @@ class Detection:
     live: LiveWatch
     machines: HardwareWatch
     checks: CheckWatch
+    open_alerts: OpenAlerts
     analysis: StoreAnalysis
     past: PastJobs
     records: StoreRecords
@@ -169,6 +172,7 @@ def _add_loops(
         "live watch": detection.live.turn,
         "hardware watch": detection.machines.turn,
         "check watch": detection.checks.turn,
+        "open alerts": detection.open_alerts.turn,
         "store analysis": detection.analysis.turn,
         "notifications": notifier.turn,
         "loop health": health.turn,
@@ -202,6 +206,7 @@ def _detection(
         live=LiveWatch(jobs, stacks, reporter, clock, config, Suspects(jobs, clock, loops), memory),
         machines=HardwareWatch(jobs, reporter, site_tables(settings.hub.policies), clock),
         checks=CheckWatch(jobs, reporter),
+        open_alerts=OpenAlerts(jobs, reporter, alerts, clock),
         analysis=StoreAnalysis(jobs, records, reporter, clock, stacks.detector),
         past=PastJobs(jobs, past, reporter, writer, clock),
         records=records,

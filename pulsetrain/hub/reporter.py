@@ -13,6 +13,9 @@ from pulsetrain.hub.finding_dedup import key
 from pulsetrain.hub.open_since import OpenSince
 
 MOST_REPORTED = 1000
+MACHINE_SOURCES = ("hardware", "checks")
+NO_ATTEMPT = -1
+"""of findings that metrics and logs of a machine give"""
 
 
 class Observer(Protocol):
@@ -89,6 +92,14 @@ class Reporter:
         """Findings of an attempt that are still there, live ones first, the worst first of each source."""
         sources = self._open.get(job, {})
         return [f for source in sorted(sources) for f in sources[source] if f.attempt == attempt]
+
+    def of_machines(self, job: str) -> dict[str, list[Finding]]:
+        """Open findings about machines and links by source, those included that belong to no attempt."""
+        sources = self._open.get(job, {})
+        return {
+            source: [f for f in seen if source in MACHINE_SOURCES or f.attempt == NO_ATTEMPT]
+            for source, seen in sources.items()
+        }
 
     def since_ns(self, job: str, finding: Finding) -> int:
         """Since when a finding has been open, UTC nanoseconds. A restart of the hub does not change it."""

@@ -49,7 +49,15 @@ def ports(source: MachineSource) -> list[Verdict]:
         reason = "no sample of an RDMA port or a network interface"
         return [Inconclusive(analyzer=network.NAME, reason=reason, blind=True)]
     starts_ns = machines.step_starts(source.store, source.steps)
-    return network.find(table, now_ns=source.now_ns, job=source.steps.job, steps_ns=starts_ns)
+    down = set(network.down_throughout(table))
+    was_up_ns = machines.ports_up_before(source.store, source.during) if down else {}
+    return network.find(
+        table,
+        now_ns=source.now_ns,
+        job=source.steps.job,
+        steps_ns=starts_ns,
+        was_up_ns={name: at_ns for name, at_ns in was_up_ns.items() if name in down},
+    )
 
 
 def gpus(source: MachineSource) -> list[Verdict]:

@@ -60,12 +60,14 @@ def find(
     job: str = "",
     steps_ns: Sequence[int] = (),
     config: NetworkConfig | None = None,
+    was_up_ns: Mapping[str, int] | None = None,
 ) -> list[Verdict]:
     """Findings of kind `traffic_drop`, `traffic_stop`, `traffic_fluctuation`,
     `link_flap`, `port_down`, `congestion` and `link_errors`.
 
     `steps_ns` are the times at which the job began its steps. With them, traffic is compared step by step, so
-    that a slower job is no drop. `Inconclusive` and blind where there is no sample of a port.
+    that a slower job is no drop. `was_up_ns` says when a port was up last, by name, if that was before all
+    samples. `Inconclusive` and blind where there is no sample of a port.
 
     >>> rows = [(f"n{i}", second, 4.0 if i or second < 5 else 1.0) for i in range(2) for second in range(60)]
     >>> node, second, value = zip(*rows)
@@ -79,7 +81,14 @@ def find(
     known = ports(table)
     if not known:
         return [Inconclusive(analyzer=NAME, reason="no sample of an RDMA port", blind=True)]
-    fleet = _Fleet(job=job, now_ns=now_ns, config=config, ports=known, steps_ns=np.array(steps_ns, np.int64))
+    fleet = _Fleet(
+        job=job,
+        now_ns=now_ns,
+        config=config,
+        ports=known,
+        steps_ns=np.array(steps_ns, np.int64),
+        was_up_ns=was_up_ns or {},
+    )
     verdicts: list[Verdict] = []
     for port in known:
         verdicts += [
@@ -100,6 +109,7 @@ class _Fleet:
     config: NetworkConfig
     ports: list[Port]
     steps_ns: NDArray[np.int64]
+    was_up_ns: Mapping[str, int]
 
     def finding(
         self,
@@ -127,6 +137,12 @@ class _Fleet:
                 **evidence,
             },
         )
+
+
+def down_throughout(table: pa.Table) -> list[str]:
+    """Names of the ports whose state is known and that no sample shows up."""
+    known = [port for port in ports(table) if port.state in port.samples]
+    return [port.name for port in known if not (port.samples[port.state][1] == port.up).any()]
 
 
 def _saturated(port: Port) -> list[str]:
@@ -167,10 +183,13 @@ def _down(fleet: _Fleet, port: Port) -> Finding | None:
     if states[-1] == port.up:
         return None
     active = np.flatnonzero(states == port.up)
-    since = int(times[active[-1] + 1]) if active.size else int(times[0])
+    before = fleet.was_up_ns.get(port.name)
+    if not active.size and before is None:
+        return None  # a port that never was active is not plugged in
+    since = int(times[active[-1] + 1]) if active.size else before or 0
     age_s = (int(times[-1]) - since) / NS_PER_S
-    if age_s < fleet.config.down_s or not active.size:
-        return None  # a port that never was active in the range is not plugged in
+    if age_s < fleet.config.down_s:
+        return None
     summary = f"is down for {age_s:.0f} s"
     return fleet.finding("port_down", port, "critical", 0.95, summary, {"since_ns": since, "down_s": age_s})
 

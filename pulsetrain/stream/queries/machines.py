@@ -98,6 +98,25 @@ def changing_metrics(
     )
 
 
+def ports_up_before(store: Queryable, during: AttemptTime) -> dict[str, int]:
+    """When each port of the attempt's nodes was up last before this time, since the job's first step.
+
+    By NODE/DEVICE, UTC nanoseconds.
+    """
+    table = store.query(
+        f"""
+        SELECT node, device, toUnixTimestamp64Nano(max(ts)) AS up_ns FROM metrics
+        WHERE ((name = 'rdma_port_state' AND value = 4) OR (name = 'nic_port_state' AND value = 1))
+          AND ts < fromUnixTimestamp64Nano({{from_ns:Int64}})
+          AND ts >= (SELECT min(start) FROM steps WHERE job = {{job:String}})
+          AND node IN {_NODES}
+        GROUP BY node, device
+        """,
+        during.params,
+    )
+    return {f"{row['node']}/{row['device']}": int(row["up_ns"]) for row in table.to_pylist()}
+
+
 def gpu_inventories(store: Queryable, steps: AttemptSteps) -> pa.Table:
     """The newest list of GPUs of each of the attempt's nodes, as its agent sent it: node, detail (JSON)."""
     return store.query(

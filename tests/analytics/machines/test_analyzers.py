@@ -84,6 +84,26 @@ def test_step_times_of_a_recorded_job_name_its_slow_worker(store):
     assert {"network", "gpu_health", "kernel_log"} <= blind
 
 
+def test_a_port_that_is_down_stays_down_when_the_steps_that_saw_it_up_are_no_longer_looked_at(store):
+    count, step_ns = 400, 2 * S
+    insert(store, "steps", steps("long", np.ones((2, count)), step_ns=step_ns, first_ns=T0))
+    rows = [
+        {
+            "node": "n0",
+            "device": device,
+            "name": "nic_port_state",
+            "ts": T0 + second * S,
+            "value": float(device == "eth0" and second < 40),
+        }
+        for second in range(0, 800, 4)
+        for device in ("eth0", "eth1")  # nothing was ever plugged into eth1
+    ]
+    insert(store, "metrics", rows)
+    found = [f for f in findings(analyze(store, "long", now_ns=T0 + 800 * S)) if f.kind == "port_down"]
+    assert [f.subject for f in found] == ["n0/eth0"]
+    assert found[0].evidence["down_s"] > 700
+
+
 @recorded
 def test_a_kernel_log_is_found_by_the_job_whose_node_it_is(store):
     insert(store, "steps", steps("faulty", 1 + 0.01 * np.random.default_rng(0).random((4, 300))))

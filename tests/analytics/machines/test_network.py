@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pulsetrain.analytics.machines.network import find
+from pulsetrain.analytics.machines.network import down_throughout, find
 from pulsetrain.analytics.machines.network_ports import ports
 from pulsetrain.analytics.verdict import Healthy, Inconclusive, findings
 from tests.analytics.machines.ports import T0, Fleet, nic_reported, nic_table, nic_trouble, nics
@@ -219,3 +219,13 @@ def test_one_interface_gaps_and_nonsense_are_a_verdict():
     (verdict,) = find(nic_table(fleet).slice(0, 0), now_ns=T0)
     assert isinstance(verdict, Inconclusive)
     assert verdict.blind
+
+
+def test_a_port_that_is_down_in_every_sample_is_down_if_it_was_up_before_and_else_not_plugged_in():
+    times = pa.array([T0 + i * 10**9 for i in range(5)], pa.timestamp("ns", "UTC"))
+    rows = {"node": ["n1"] * 5, "device": ["eth0"] * 5, "name": ["nic_port_state"] * 5}
+    table = pa.table({**rows, "ts": times, "value": [0.0] * 5})
+    assert down_throughout(table) == ["n1/eth0"]
+    assert findings(find(table, now_ns=T0)) == []
+    (down,) = findings(find(table, now_ns=T0, was_up_ns={"n1/eth0": T0 - 3600 * 10**9}))
+    assert (down.kind, down.summary) == ("port_down", "n1/eth0 is down for 3604 s")
