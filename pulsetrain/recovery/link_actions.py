@@ -41,7 +41,7 @@ async def at_a_stop(job: JobState) -> dict[str, str]:
     if not suspicions or job.services.policy.observe_only or (recovery is not None and recovery.users_own):
         return {}
     nodes = _nodes(job)
-    why_not = _why_not(job, nodes)
+    why_not = _why_not(job, nodes) or _one_machine(nodes)
     if why_not:
         job.write("link_check_skipped", {"reason": why_not})
         return {}
@@ -89,6 +89,14 @@ def _why_not(job: JobState, nodes: Sequence[Node]) -> str:
         return "its links are being measured; try again when that is over"
     if len(nodes) < LEAST_NODES:
         return f"{len(nodes)} of its nodes can be asked, and {LEAST_NODES} are needed to compare links"
+    return ""
+
+
+def _one_machine(nodes: Sequence[Node]) -> str:
+    """Nodes that share a machine have no link between them. What they send tells how busy it is."""
+    machines = len({node.hello.address for node in nodes})
+    if machines < LEAST_NODES:
+        return f"its nodes are on {machines} machines, and {LEAST_NODES} are needed to compare links"
     return ""
 
 

@@ -298,10 +298,10 @@ class Fleet:
         self.max_restarts, self.nnodes = max_restarts, nnodes
         self.agents = {n: self.join(n, **agent) for n in nodes}
 
-    def join(self, node, *, attempt=-1, node_rank=-1, pid=None, job="j", **agent):
+    def join(self, node, *, attempt=-1, node_rank=-1, pid=None, job="j", address="", **agent):
         hello = Hello(
             node=node,
-            address="127.0.0.1",
+            address=address or "127.0.0.1",
             job=job,
             pid=pid or ord(node[0]),
             nproc_per_node=2,

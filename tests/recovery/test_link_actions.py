@@ -14,8 +14,15 @@ from tests.recovery.fakes import Fleet, Observed, run
 SLOW = Observed(kind="slow_link", subject_type="group", subject="dp:1", details={"nodes": ["b", "c"]})
 
 
+class Machines(Fleet):
+    """Each node is on a machine of its own."""
+
+    def join(self, node, **more):
+        return super().join(node, address=f"10.0.0.{ord(node)}", **more)
+
+
 def fleet(nodes="abcd", nnodes=3, **changes):
-    return Fleet(nodes, nnodes, Policy(evictions_per_hour=9, **changes))
+    return Machines(nodes, nnodes, Policy(evictions_per_hour=9, **changes))
 
 
 async def trained(fleet, *findings):
@@ -147,6 +154,19 @@ def test_two_nodes_are_too_few_and_the_reason_is_told():
         await site.settle()
         assert "2 of its nodes" in site.journal.last("link_check_skipped")["detail"]["reason"]
         assert site.job.phase is Phase.RUNNING
+
+    run(scenario)
+
+
+def test_nodes_that_share_a_machine_have_no_links_to_compare():
+    async def scenario():
+        site = Fleet("abcd", 3)
+        site.agents["b"].link_rate = 0.4
+        await trained(site, SLOW)
+        site.agents["a"].rank_exits(0, 1)
+        await site.settle()
+        assert "on 1 machines" in site.journal.last("link_check_skipped")["detail"]["reason"]
+        assert not site.of("a", LinkSink)
 
     run(scenario)
 
