@@ -4,15 +4,20 @@ Adaptive group testing over the transfers of `link_tests`. The first rounds are 
 neighbours under the same switch, and two nodes under other switches. A transfer uses parts: the sender's port
 outwards, the receiver's port inwards, and between switches the uplink of the sender's switch. All parts of a
 good transfer are good. Each part that is still in doubt is then measured beside parts that are good, all of
-them at the same time. It is named if it was bad there `TRIES` times and never good anywhere.
+them at the same time. It is named if it was bad there often enough and never good anywhere.
 
-So a healthy port that only met bad ones is cleared before anybody is named, and a busy processor must spoil
-`TRIES` measurements to name a healthy one. With at most a fifth of the ports bad, that takes a few rounds
-more: `ROUNDS_BOUND` in all.
+How often is enough is known from the good parts: a busy processor spoils a share p of their measurements.
+With chance p^n it spoils n in a row. So n is chosen such that any healthy part of a search is named with a
+chance of about `ERROR`. On quiet machines 3 are enough. Where more than `MOST_TRIES` would be needed, nobody
+is named.
+
+So a healthy port that only met bad ones is cleared before anybody is named. With at most a fifth of the ports
+bad, `ROUNDS_BOUND` rounds are enough on quiet machines.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,16 +29,19 @@ from pulsetrain.diagnostics.link_tests import (
     Part,
     Port,
     Transfer,
-    bad_transfers,
+    faults,
     rounds,
 )
 
 LEAST_NODES = 3
 TRIES = 3
-"""how often a part must be bad beside good ones"""
+"""how often a part must be bad beside good ones at least"""
+MOST_TRIES = 8
+ERROR = 0.001
+"""chance that a search names any healthy part, if what spoils one measurement does not spoil the next"""
 ROUNDS_BOUND = 8
 """rounds that are enough while at most a fifth of the ports are bad"""
-MOST_ROUNDS = 12
+MOST_ROUNDS = 16
 """rounds after which the search is given up"""
 MOST_SHARE = 1 / 3
 """of the ports. If more look bad, it is not known what is usual"""
@@ -102,13 +110,12 @@ class LinkSearch:
     def verdict(self) -> SearchVerdict:
         """What is known after the rounds so far."""
         state = _State.of(self._measured, self._test)
-        certain = [p for p in state.suspects if state.tries(p) >= TRIES]
-        culprits = [
-            *_ports(certain, state, self._ports),
-            *_switches(certain, state, self._ports),
-            *_paths(state),
-        ]
+        certain = [p for p in state.suspects if state.tries(p) >= state.needed]
+        culprits = [*_ports(certain, state, self._ports), *_switches(certain, state, self._ports)]
+        culprits += _paths(state, {c.name for c in culprits} | {c.node for c in culprits})
         reasons = [f"{_said(p)}: {state.why(p)}" for p in state.suspects if p not in certain]
+        if reasons and state.needed > MOST_TRIES:
+            reasons = ["times scatter too much to tell a bad port from a busy machine", *reasons]
         worked = Counter(m.transfer.kind for m in self._measured if not m.error)
         reasons += [
             f"{kind}: fewer than {LEAST_PEERS} transfers to compare"
@@ -130,9 +137,11 @@ class LinkSearch:
     def _confirming(self) -> list[Transfer]:
         """Measure each part in doubt beside good parts, and bad paths between good ports again."""
         state = _State.of(self._measured, self._test)
-        doubtful = [p for p in state.suspects if state.tries(p) < TRIES]
+        if state.needed > MOST_TRIES:
+            return []
+        doubtful = [p for p in state.suspects if state.tries(p) < state.needed]
         wanted = [self._beside_good(part, state) for part in doubtful]
-        wanted += [[t] for t in state.paths() if state.counts[t] < TRIES]
+        wanted += [[t] for t in state.paths() if state.counts[t] < state.needed]
         taken: set[Part] = set()
         chosen: list[Transfer] = []
         for choices in wanted:
@@ -179,25 +188,56 @@ def comparable(ports: Sequence[Port]) -> list[Port]:
     return [replace(port, switch="") for port in ports]
 
 
+def tries_needed(spoiled: int, measured: int, parts: int) -> int:
+    """How often a part must be bad in a row, where so many measurements of good parts were spoiled.
+
+    >>> tries_needed(0, 40, 32), tries_needed(4, 40, 32), tries_needed(16, 40, 32)
+    (3, 5, 12)
+    """
+    share = (spoiled + 0.5) / (measured + 1)
+    return max(TRIES, math.ceil(math.log(ERROR / max(1, parts)) / math.log(share)))
+
+
 @dataclass(frozen=True, kw_only=True)
 class _State:
-    """What all measurements so far say. `counts` is how often each transfer was measured."""
+    """What all measurements so far say. `bad` has transfers that were never good.
+
+    `counts` is how often each transfer was measured. `needed` is how often a part must be bad.
+    """
 
     bad: Mapping[Transfer, str]
     good: frozenset[Part]
     counts: Mapping[Transfer, int]
     errors: frozenset[Transfer]
     suspects: tuple[Part, ...]
+    needed: int
 
     @classmethod
     def of(cls, measured: Sequence[Measured], test: LinkTest | None) -> _State:
-        bad = bad_transfers(measured, test)
+        reasons = faults(measured, replace(test or LinkTest(), deviations=0.0))
+        worked_well = {m.transfer for m, why in zip(measured, reasons, strict=True) if not why}
+        bad = {
+            m.transfer: why for m, why in zip(measured, reasons, strict=True) if m.transfer not in worked_well
+        }
         counts = Counter(m.transfer for m in measured)
         good = frozenset(part for t in counts if t not in bad for part in t.parts)
         suspects = dict.fromkeys(part for t in bad for part in t.parts if part not in good)
         worked = {m.transfer for m in measured if not m.error}
         errors = frozenset(t for t in bad if t not in worked)
-        return cls(bad=bad, good=good, counts=counts, errors=errors, suspects=tuple(suspects))
+        paths = {t for t in bad if counts[t] >= TRIES}
+        of_good = [
+            bool(why)
+            for m, why in zip(measured, reasons, strict=True)
+            if good.issuperset(m.transfer.parts) and m.transfer not in paths
+        ]
+        return cls(
+            bad=bad,
+            good=good,
+            counts=counts,
+            errors=errors,
+            suspects=tuple(suspects),
+            needed=tries_needed(sum(of_good), len(of_good), len(good) + len(suspects)),
+        )
 
     def alone(self, part: Part) -> list[Transfer]:
         """Bad transfers whose other parts are all good."""
@@ -270,7 +310,8 @@ def _switches(certain: Sequence[Part], state: _State, ports: Sequence[Port]) -> 
     ]
 
 
-def _paths(state: _State) -> list[Culprit]:
+def _paths(state: _State, named: set[str]) -> list[Culprit]:
+    """Bad paths between good ports. Of a port that is named itself they say nothing."""
     return [
         Culprit(
             kind="path",
@@ -280,5 +321,6 @@ def _paths(state: _State) -> list[Culprit]:
             broken=t in state.errors,
         )
         for t in state.paths()
-        if state.counts[t] >= TRIES
+        if state.counts[t] >= state.needed
+        and not {t.sender.name, t.receiver.name, t.sender.node, t.receiver.node} & named
     ]

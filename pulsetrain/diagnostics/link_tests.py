@@ -225,12 +225,10 @@ def judge(
     )
 
 
-def bad_transfers(measured: Iterable[Measured], test: LinkTest | None = None) -> dict[Transfer, str]:
-    """Each transfer that is bad at its best, with the reason."""
-    done, test = merged(measured), test or LinkTest()
-    usual = _usual(done)
-    reasons = {m.transfer: _fault(m, usual[m.transfer.kind], test) for m in done}
-    return {transfer: why for transfer, why in reasons.items() if why}
+def faults(measured: Sequence[Measured], test: LinkTest | None = None) -> list[str]:
+    """Why each measurement is bad, "" where it is not. What is usual is that of the best of each transfer."""
+    test, usual = test or LinkTest(), _usual(merged(measured))
+    return [_fault(m, usual[m.transfer.kind], test) for m in measured]
 
 
 @dataclass(frozen=True, kw_only=True)

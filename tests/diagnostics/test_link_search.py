@@ -1,6 +1,7 @@
 """Which node, port or switch a search names, in how many rounds, and when it names nobody."""
 
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -86,7 +87,7 @@ def test_nobody_is_named_where_all_is_well(count, per_switch, seed):
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.integers(8, 24), st.sets(st.integers(1, 40), max_size=3), st.integers(0, 10**6))
+@given(st.integers(8, 24), st.sets(st.integers(1, 80), max_size=8), st.integers(0, 10**6))
 def test_a_processor_that_was_busy_now_and_then_names_nobody(count, spoiled, seed):
     assert not Network(ports(count, 4), spoiled=spoiled, seed=seed).search().culprits
 
@@ -118,6 +119,19 @@ def test_where_most_look_bad_nobody_is_named_and_the_reason_is_told():
     assert (verdict.state, verdict.culprits) == ("inconclusive", ())
     assert verdict.reason
     assert verdict.rounds <= MOST_ROUNDS
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_where_rates_scatter_wildly_a_healthy_port_is_not_named(seed):
+    class Busy(Network):
+        def measure(self, transfer):
+            done = super().measure(transfer)
+            return replace(done, bits_per_s=done.bits_per_s * self.random.choice([0.4, 0.6, 0.9, 1.0, 1.0]))
+
+    assert not Busy(ports(16, 4), seed=seed).search().culprits
+    found = Busy(ports(16, 4), bad={"n3/net": BOTH}, factor=0.2, seed=seed).search()
+    assert {c.node for c in found.culprits} <= {"n3"}
+    assert found.culprits or found.reason
 
 
 def test_without_a_measurement_nothing_is_known():
