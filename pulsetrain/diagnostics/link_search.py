@@ -43,6 +43,8 @@ ROUNDS_BOUND = 8
 """rounds that are enough while at most a fifth of the ports are bad"""
 MOST_ROUNDS = 16
 """rounds after which the search is given up"""
+PATIENT_ROUNDS = 8
+"""rounds before times may count as too scattered: fewer say little of that"""
 MOST_SHARE = 1 / 3
 """of the ports. If more look bad, it is not known what is usual"""
 _BOTH = {"out", "in"}
@@ -137,7 +139,7 @@ class LinkSearch:
     def _confirming(self) -> list[Transfer]:
         """Measure each part in doubt beside good parts, and bad paths between good ports again."""
         state = _State.of(self._measured, self._test)
-        if state.needed > MOST_TRIES:
+        if state.needed > MOST_TRIES and self.rounds >= PATIENT_ROUNDS:
             return []
         doubtful = [p for p in state.suspects if state.tries(p) < state.needed]
         wanted = [self._beside_good(part, state) for part in doubtful]

@@ -19,8 +19,9 @@ from pulsetrain.recovery.nodes import Node
 from pulsetrain.recovery.state import JobState
 from pulsetrain.recovery.transitions import TERMINAL, Phase
 
-AT_A_STOP = LinkOptions(limit_s=20.0)
+LIMIT_S = 20.0
 """A job that waits to go on does not wait longer for this."""
+BITS_PER_MBIT = 1e6
 
 
 def take(job: JobState, present: Sequence[Observation]) -> None:
@@ -45,7 +46,9 @@ async def at_a_stop(job: JobState) -> dict[str, str]:
     if why_not:
         job.write("link_check_skipped", {"reason": why_not})
         return {}
-    report = await measure(job, nodes, AT_A_STOP, "controller", suspicions)
+    bits_per_s = job.services.policy.link_check_mbit * BITS_PER_MBIT
+    options = LinkOptions(limit_s=LIMIT_S, bits_per_s=bits_per_s)
+    report = await measure(job, nodes, options, "controller", suspicions)
     job.links.checked()
     return _to_go(job, report, concerned(suspicions, [n.name for n in nodes]))
 

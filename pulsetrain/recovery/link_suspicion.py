@@ -131,8 +131,10 @@ def _nodes(finding: Observation, world: Sequence[WorldNode]) -> tuple[str, ...]:
     """The nodes that a finding is about, () for all of them."""
     evidence: Mapping[str, object] = finding.evidence
     node, nodes, ranks = evidence.get("node"), evidence.get("nodes"), evidence.get("ranks")
-    if node:
-        return (str(node),)
+    if node or finding.subject_type == "node":
+        return (str(node or finding.subject),)
+    if finding.subject_type == "rank":
+        ranks = [int(finding.subject)]
     if isinstance(nodes, list | tuple) and nodes:
         return tuple(sorted(map(str, nodes)))
     if isinstance(ranks, list | tuple):

@@ -46,6 +46,8 @@ class Policy:
     """What the check before a relaunch looks for where more than one process is in doubt: light or full.
 
     light finds faulty nodes and links in 10 s. full also finds slow nodes, and takes up to 2 minutes."""
+    link_check_mbit: float = 0.0
+    """Mbit/s that each transfer takes at most where links are measured at a stop. 0 is no limit."""
     stepless_s: float = 30.0
     """Ranks that work for this long without a step count as running: their script reports no steps."""
     hang_patience_s: float = 45.0
@@ -82,7 +84,7 @@ class Policy:
         if not 0 <= self.min_healthy_ratio <= 1:
             raise ValueError(f"min_healthy_ratio = {self.min_healthy_ratio}: allowed 0 to 1")
         at_least_0 = ("evictions_per_hour", "no_progress_attempts", "silent_node_s", "faults_of_a_node")
-        checked = ("arithmetic_check_s",)
+        checked = ("arithmetic_check_s", "link_check_mbit")
         periods = ("standby_check_s", "probation_s", "checkpoint_patience_s", "restart_progress_s")
         waits = ("restart_wait_s", "longest_restart_wait_s")
         for name in (*checked, *at_least_0, *periods, *waits, "hang_patience_s", "pause_patience_s"):

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from pulsetrain import faults
-from pulsetrain.diagnostics.link_search import ROUNDS_BOUND
+from pulsetrain.diagnostics.link_search import MOST_ROUNDS
 from pulsetrain.faults import links
+from pulsetrain.protocol.client import HubClient, find_hub
+from pulsetrain.stream.store.clickhouse import open_store
 from tests.agent.real_processes import until, with_environment
 from tests.hub.test_real_job import Site
 
@@ -21,12 +23,69 @@ SLOW_BITS_PER_S = 4e7
 NODES = "abcd"
 
 
+RULES = """
+[[rule]]
+name = "retransmits"
+pattern = "retransmit storm"
+kind = "slow_link"
+"""
+SCRIPT = """
+import os, sys, time
+import torch.distributed as dist
+import pulsetrain
+
+dist.init_process_group("gloo")
+pulse = pulsetrain.init()
+first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
+for step in range(int(sys.argv[1])):
+    if first and step % 20 == 5 and dist.get_rank() == 1:
+        print("net: retransmit storm", flush=True)
+    if first and dist.get_rank() == 0 and os.path.exists(sys.argv[2]):
+        os._exit(1)
+    with pulse.phase("forward"):
+        time.sleep(0.05)
+    dist.barrier()
+    pulse.step()
+dist.destroy_process_group()
+"""
+
+
 class Network(Site):
     """A hub and four nodes of one rank each. The port of `b` can be slowed down."""
 
     def __init__(self, folder):
         super().__init__(folder)
         self.fault = folder / "fault"
+        self.env["PULSETRAIN_CONTROLLER_LINK_CHECK_MBIT"] = LIMIT_MBIT
+
+    def start_suspected(self, steps):
+        """Three nodes and a standby, on addresses of their own. A rule suspects the links of `b`."""
+        (self.folder / "rules.toml").write_text(RULES)
+        self.script.write_text(SCRIPT)
+        own = self.env | {"PULSETRAIN_AGENT_LOG_RULES": str(self.folder / "rules.toml")}
+        for number, name in enumerate("abcx"):
+            slow = {"PYTHONPATH": str(STARTUP), links.ENVIRONMENT: str(self.fault)} if name == "b" else {}
+            self.env = own | slow
+            verb = ("agent", "--standby") if name == "x" else ("run",)
+            where = ("--address", f"127.0.0.{number + 2}", "--log-dir", str(self.folder / name))
+            job = ("--job", "j", "--node", name, "--nnodes", "3", "--nproc-per-node", "1")
+            self.nodes.append(
+                self.spawn(*verb, *job, *where, str(self.script), str(steps), str(self.folder / "crash"))
+            )
+        self.env = own
+
+    def events(self, *kinds):
+        """Stored events of some kinds."""
+        address = find_hub(environ=self.env)
+        store = open_store(address.url, token=address.token)
+        try:
+            rows = store.query("SELECT kind, node, detail FROM events ORDER BY ts").to_pylist()
+        finally:
+            store.close()
+        return [row for row in rows if row["kind"] in kinds]
+
+    def client(self):
+        return HubClient(find_hub(environ=self.env))
 
     def start(self, steps):
         own = self.env
@@ -70,7 +129,7 @@ def test_real_agents_name_the_slow_port_and_nobody_where_links_are_good(site):
     status, answer, errors = site.diagnose("--limit-mbit", LIMIT_MBIT)
     assert status == 1, (answer, errors)
     assert [(c["kind"], c["name"], c["broken"]) for c in answer["named"]] == [("port", "b/net", False)]
-    assert answer["rounds"] <= ROUNDS_BOUND
+    assert answer["rounds"] <= MOST_ROUNDS
 
     links.slow_down(site.fault, 0)
     status, answer, errors = site.diagnose("--limit-mbit", LIMIT_MBIT)
@@ -89,3 +148,23 @@ def test_real_agents_name_the_slow_port_and_nobody_where_links_are_good(site):
         check=False,
     )
     assert (missing.returncode, b"no job 'none' runs here; jobs here: j" in missing.stderr) == (2, True)
+
+
+def test_a_suspected_node_whose_port_is_slow_is_replaced_at_the_next_stop(site):
+    links.slow_down(site.fault, SLOW_BITS_PER_S)
+    site.start_suspected(1500)
+    site.reach(5)
+    assert until(lambda: any(a["kind"] == "slow_link" for a in site.client().alerts()), 60)
+    assert site.ask()["attempt"] == 0  # nobody stops a job for it
+
+    assert until(lambda: any(r["node"] == "x" and not r["cordon"] for r in site.client().nodes()), 60)
+
+    (site.folder / "crash").touch()
+    assert until(lambda: site.nodes[1].poll() is not None, 60), site.events(
+        "link_check", "link_check_skipped"
+    )
+    assert site.nodes[1].wait() == 1, site.events("link_check", "link_check_skipped")
+    rows = {row["node"]: row for row in site.client().nodes()}
+    assert rows["b"]["reason"].startswith("links: port b/net: out:"), rows
+    assert until(lambda: site.ask().get("recoveries"), 60)
+    assert [node.wait(120) for node in (site.nodes[0], *site.nodes[2:])] == [0, 0, 0]

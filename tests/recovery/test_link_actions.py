@@ -66,6 +66,17 @@ def test_at_the_next_stop_a_suspected_node_whose_port_is_slow_is_replaced():
     run(scenario)
 
 
+def test_a_sites_limit_holds_for_the_transfers_at_a_stop():
+    async def scenario():
+        site = fleet(link_check_mbit=50.0)
+        await trained(site, SLOW)
+        site.agents["a"].rank_exits(0, 1)
+        await site.settle()
+        assert {c.bits_per_s for c in site.of("a", LinkSend)} == {5e7}
+
+    run(scenario)
+
+
 def test_without_somebody_to_take_its_place_a_slow_node_trains_on():
     async def scenario():
         site = fleet("abc")

@@ -40,7 +40,12 @@ def test_a_slow_group_suspects_the_links_of_its_nodes_at_once_and_once():
         (hang("rank", culprits=[]), []),
         (Observed(kind="crash", subject="1"), []),
         (Observed(kind="nan", subject="1"), []),
-        (Observed(kind="slow_link", subject="g", details={"ranks": [0, 2, 3]}), [("a", "b")]),
+        (
+            Observed(kind="slow_link", subject="g", subject_type="group", details={"ranks": [0, 2, 3]}),
+            [("a", "b")],
+        ),
+        (Observed(kind="slow_link", subject="3"), [("b",)]),
+        (Observed(kind="slow_link", subject="c", subject_type="node"), [("c",)]),
     ],
 )
 def test_a_hang_without_a_culprit_suspects_all_links_and_what_is_no_link_suspects_none(finding, expected):
