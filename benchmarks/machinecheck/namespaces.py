@@ -22,6 +22,7 @@ from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 
+from pulsetrain.diagnostics.link_search import LinkSearch, SearchVerdict
 from pulsetrain.diagnostics.link_tests import LinkVerdict, Measured, Port, Transfer, again, judge, rounds
 from pulsetrain.diagnostics.transfers import Sink, TransferReport, send
 
@@ -195,6 +196,13 @@ class Network:
         after = self.downs()
         grown = {name: after[name] - count for name, count in before.items()}
         return judge(measured, grown), time.perf_counter() - began
+
+    def search(self) -> SearchVerdict:
+        """The rounds of the hub's own check, over all ports."""
+        search = LinkSearch(ports())
+        while planned := search.next_round():
+            search.take(self._round(planned))
+        return search.verdict()
 
     def _round(self, transfers: Sequence[Transfer]) -> list[Measured]:
         by_node: dict[str, list[Transfer]] = {}

@@ -3,6 +3,7 @@
 import pytest
 from machinecheck import namespaces, policies, simulated
 
+from pulsetrain.diagnostics.link_search import MOST_ROUNDS
 from pulsetrain.recovery.response import Response
 
 
@@ -44,3 +45,24 @@ def test_a_lossy_link_between_network_namespaces_is_named():
 def test_the_hardware_cases_ask_for_what_the_policy_table_has():
     assert {case.response for case in policies.MILD} == {Response.INFORM, Response.CORDON}
     assert {case.response for case in policies.EVICTING} == {Response.EVICT_NOW, Response.EVICT_AT_STEP}
+
+
+@pytest.mark.integration
+@pytest.mark.alone
+@pytest.mark.skipif(bool(namespaces.missing()), reason=namespaces.missing() or "all is there")
+def test_the_hubs_rounds_name_a_port_and_a_switch_between_network_namespaces_and_nobody_else():
+    network = namespaces.Network()
+    port = namespaces.ports()[5]
+    try:
+        network.open()
+        network.check()  # opens neighbour tables
+        assert not network.search().culprits
+        with namespaces.half_rate(network, port):
+            slow = network.search()
+        with namespaces.bad_uplink(network, port):
+            uplink = network.search()
+    finally:
+        network.close()
+    assert [c.name for c in slow.culprits] == [port.name]
+    assert [(c.kind, c.name) for c in uplink.culprits] == [("switch", f"{port.switch}/{port.rail}")]
+    assert max(slow.rounds, uplink.rounds) <= MOST_ROUNDS
