@@ -30,6 +30,7 @@ class AttemptState:
         self._exits: list[RankExit] = []
         self._earlier_exits: list[RankExit] = []
         self._warmup: Warmup | None = None
+        self.world_nodes = 0  # of the attempt that was launched last
 
     @property
     def exits(self) -> tuple[RankExit, ...]:
@@ -46,6 +47,7 @@ class AttemptState:
         with self._lock:
             self._exits = [e for e in self._exits if e.attempt == start.attempt]  # one may have ended already
             self._earlier_exits = []
+            self.world_nodes = len(start.world)
             self._warmup = Warmup(
                 node=self._node,
                 attempt=start.attempt,

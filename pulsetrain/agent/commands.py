@@ -75,7 +75,7 @@ class Checkpoints(Protocol):
     def set_world(
         self, world: tuple[WorldNode, ...], node_rank: int, attempt: int, key: str = ""
     ) -> None: ...
-    def load(self, rank: int, step: int, source: str) -> int: ...
+    def load(self, rank: int, step: int, source: str, replica_attempt: int = -1) -> int: ...
     def save_from(self, step: int) -> None: ...
     def persist_newest(self, timeout_s: float) -> int: ...
     def follow(self, rings: Mapping[int, int]) -> None: ...
@@ -202,7 +202,10 @@ class Commands:
             return {}
         return {
             str(rank): self._checkpoints.load(
-                rank, start.restore_step, start.sources.get(str(rank), "memory")
+                rank,
+                start.restore_step,
+                start.sources.get(str(rank), "memory"),
+                start.replica_attempt,
             )
             for rank in own_ranks
         }

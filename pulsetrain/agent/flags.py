@@ -58,7 +58,10 @@ def _files(_context: click.Context, _parameter: click.Parameter, incomplete: str
 
 _TORCHRUN = (
     click.option(
-        "--nnodes", metavar="N", help="Nodes that run ranks. Default: those of the Slurm step, else 1."
+        "--nnodes",
+        metavar="N|MIN:MAX",
+        help="Nodes that run ranks. With MIN:MAX the job goes on with what is left. Default: those of the "
+        "Slurm step, else 1.",
     ),
     click.option(
         "--nproc-per-node", default="1", show_default=True, metavar="N", help="Ranks here: N, auto, gpu, cpu."
@@ -84,6 +87,14 @@ _OURS = (
     HUB,
     TOKEN,
     DATA,
+    click.option(
+        "--node-unit",
+        default=1,
+        show_default=True,
+        type=click.IntRange(1),
+        metavar="U",
+        help="With --nnodes MIN:MAX, run on a multiple of U nodes.",
+    ),
     click.option("--job", metavar="NAME", help="Name of the job. Default: Slurm's, else the script's."),
     click.option("--node", metavar="NAME", help="Name of this node. Default: Slurm's, else the host's."),
     click.option(
@@ -126,6 +137,7 @@ class LaunchFlags(TypedDict):
     script: str
     args: tuple[str, ...]
     nnodes: str | None
+    node_unit: int
     nproc_per_node: str
     max_restarts: int
     standalone: bool
@@ -167,7 +179,9 @@ def launch_options(
     from pulsetrain.agent.processes.ranks import Program
 
     flags, step = cast("LaunchFlags", given), step_of(environ)
-    nnodes, script = _nodes(flags["nnodes"] or str(step.nodes or 1)), Path(flags["script"]).stem
+    sizes, script = _nodes(flags["nnodes"] or str(step.nodes or 1)), Path(flags["script"]).stem
+    min_nnodes, nnodes = sizes
+    _check_unit(sizes, flags["node_unit"])
     _check_torchrun_flags(given, say, alone=nnodes == 1)
     return LaunchOptions(
         program=Program(argv=(flags["script"], *flags["args"]), mode=_mode(flags), role=flags["role"]),
@@ -177,6 +191,8 @@ def launch_options(
             node=flags["node"] or step.node,
             address=flags["address"] or flags["local_addr"] or "",
             nnodes=nnodes,
+            min_nnodes=min_nnodes,
+            node_unit=flags["node_unit"],
             nproc_per_node=local_processes(flags["nproc_per_node"]),
             max_restarts=flags["max_restarts"],
             standby=standby,
@@ -222,14 +238,22 @@ def _check_torchrun_flags(given: Mapping[str, object], say: Say, *, alone: bool)
             say(f"note: {flag} has no effect: {why}")
 
 
-def _nodes(text: str) -> int:
-    if ":" in text:
-        raise UsageError(
-            f"--nnodes={text}: a fixed number is needed; nodes that join beyond it wait as standbys"
-        )
-    if not text.isdecimal() or int(text) < 1:
-        raise UsageError(f"--nnodes={text}: allowed: a number from 1")
-    return int(text)
+def _nodes(text: str) -> tuple[int, int]:
+    """The fewest and the most nodes. Both are the same for a fixed number."""
+    least, colon, most = text.partition(":")
+    numbers = (least, most) if colon else (text, text)
+    if not all(number.isdecimal() and int(number) >= 1 for number in numbers):
+        raise UsageError(f"--nnodes={text}: allowed: a number from 1, or MIN:MAX")
+    if int(numbers[0]) > int(numbers[1]):
+        raise UsageError(f"--nnodes={text}: MIN is above MAX")
+    return int(numbers[0]), int(numbers[1])
+
+
+def _check_unit(sizes: tuple[int, int], unit: int) -> None:
+    least, most = sizes
+    if most // unit * unit < least:
+        said = f"{least}:{most}" if least < most else str(most)
+        raise UsageError(f"--node-unit={unit}: --nnodes={said} allows no multiple of it")
 
 
 def _local_ranks(text: str | None) -> frozenset[int]:

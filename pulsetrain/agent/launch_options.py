@@ -38,6 +38,10 @@ class NodeOptions:
     address: str = ""
     """Default: this machine's address on the way to the hub."""
     nnodes: int = 1
+    min_nnodes: int = 0
+    """The job goes on with so few nodes. 0: with no fewer than `nnodes`."""
+    node_unit: int = 1
+    """It runs on a multiple of this number of nodes."""
     nproc_per_node: int = 1
     max_restarts: int = 3
     standby: bool = False
@@ -104,6 +108,8 @@ class LaunchOptions:
             address=self.node.address or address_towards(hub_url),
             nproc_per_node=self.node.nproc_per_node,
             nnodes=self.node.nnodes,
+            min_nnodes=self.node.min_nnodes,
+            node_unit=self.node.node_unit,
             max_restarts=self.node.max_restarts,
             standby=self.node.standby,
         )

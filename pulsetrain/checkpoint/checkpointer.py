@@ -43,7 +43,9 @@ class Checkpointer:
 
     `state` maps names to modules, optimizers, schedulers (anything with state_dict and load_state_dict),
     tensors, numbers and strings. Random generators are included unless `rng` is false. `every` skips the
-    steps between. With `blocking`, `save` returns when the bytes are copied. Code that changes parameters
+    steps between. With `blocking`, `save` returns when the bytes are copied. `replicated` says that every
+    rank saves the same state, as in plain data parallelism. A job of another size can then go on from any
+    rank's copy. Code that changes parameters
     without a torch optimizer's ``step()`` must call `wait()` first.
     """
 
@@ -54,6 +56,7 @@ class Checkpointer:
         every: int = 1,
         blocking: bool = False,
         rng: bool = True,
+        replicated: bool = False,
         environ: Mapping[str, str] = os.environ,
     ) -> None:
         """Raises `CheckpointError` for `every` below 1, `CorruptData` for an arena of another version."""
@@ -61,7 +64,7 @@ class Checkpointer:
             raise CheckpointError(f"every = {every}: allowed: 1 or more")
         self.state = state
         self._every = every
-        self._blocking = blocking
+        self._blocking, self._replicated = blocking, replicated
         self._rng = RngState() if rng else None
         self._identity = _Identity.of(environ)
         fd = environ.get("PULSETRAIN_ARENA_FD")
@@ -127,7 +130,8 @@ class Checkpointer:
 
         Returns the step. Returns None where there is nothing to restore, and empties the arena. Later
         checkpoints in the arena are forgotten. Raises `CheckpointError` where the checkpoint is missing or
-        does not fit the state, `CorruptData` where its bytes do not have its checksum.
+        does not fit the state, `CorruptData` where its bytes do not have its checksum. Random generators stay
+        as they are where another rank, or a world of another size, has saved the step.
         """
         wanted = self._identity.restore_step if step is None else step
         if self._last is not None:
@@ -146,7 +150,8 @@ class Checkpointer:
         if not self._arena.verified(info) and not self._arena.verify(info):
             self._arena.invalidate(info)
             raise CorruptData(f"checkpoint of step {wanted}: its bytes do not have its checksum")
-        put_back(state, read_state(self._arena, info))
+        own = info.world == self._identity.world
+        put_back(state if own else self.state, read_state(self._arena, info))
         self._arena.forget_after(wanted)
         self._preparer.start(state)
         return wanted
@@ -172,6 +177,7 @@ class Checkpointer:
             payload_bytes=layout.payload_bytes,
             pinned=identity.has_agent and (durable or (every > 0 and step % every == 0)),
             durable=identity.has_agent and durable,
+            replicated=self._replicated,
         )
 
     def _copy(self, writing: SlotWriter, pairs: Pairs, result: SaveResult) -> None:

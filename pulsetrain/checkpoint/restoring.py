@@ -101,7 +101,7 @@ class Restorer:
             if replica is None:
                 raise CheckpointError("no replica here")
             snapshot, data = replica
-            info = _write(writer, snapshot.header(), lambda target: _copy(target, data))
+            info = write_slot(writer, snapshot.header(), lambda target: copy_bytes(target, data))
         if info.checksum != snapshot.checksum:
             writer.invalidate(info)
             raise CorruptData("the replica here does not have its checksum")
@@ -115,24 +115,35 @@ class Restorer:
             client.close()
 
     def _from_storage(self, writer: ArenaWriter, rank: int, step: int) -> SlotInfo:
-        checkpoints = self._sources.checkpoints
-        manifest = checkpoints.manifest(step) if checkpoints else None
-        if checkpoints is None or manifest is None:
-            raise CheckpointError(f"step {step} is not in storage")
+        manifest = self._manifest(step)
         if rank not in manifest.tables:
             raise CheckpointError(f"step {step} in storage has no rank {rank}; its world is {manifest.world}")
-        table = manifest.tables[rank]
+        return self._write_stored(writer, manifest, rank, rank=rank, world=manifest.world)
+
+    def _manifest(self, step: int) -> Manifest:
+        checkpoints = self._sources.checkpoints
+        manifest = checkpoints.manifest(step) if checkpoints else None
+        if manifest is None:
+            raise CheckpointError(f"step {step} is not in storage")
+        return manifest
+
+    def _write_stored(
+        self, writer: ArenaWriter, manifest: Manifest, saved: int, *, rank: int, world: int
+    ) -> SlotInfo:
+        """Give `rank` what rank `saved` has in storage."""
+        table = manifest.tables[saved]
         header = Header(
-            step=step,
+            step=manifest.step,
             attempt=manifest.attempt,
             rank=rank,
-            world=manifest.world,
+            world=world,
             layout_bytes=table.layout_bytes,
             values_bytes=table.values_bytes,
             payload_bytes=table.payload_bytes,
+            replicated=table.replicated,
         )
         self._reads = Reads()
-        return _write(writer, header, lambda target: self._read_shards(manifest, rank, target))
+        return write_slot(writer, header, lambda target: self._read_shards(manifest, saved, target))
 
     def _read_shards(self, manifest: Manifest, rank: int, target: memoryview) -> None:
         """Get each segment from the node that reads it for all nodes: this one, or a peer."""
@@ -199,7 +210,8 @@ def order(source: str, peers: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
-def _write(writer: ArenaWriter, header: Header, fill: Callable[[memoryview], object]) -> SlotInfo:
+def write_slot(writer: ArenaWriter, header: Header, fill: Callable[[memoryview], object]) -> SlotInfo:
+    """Publish what `fill` writes. Raises `CheckpointError` where every slot is pinned."""
     writing = writer.begin(header)
     if writing is None:
         raise CheckpointError("every slot of the arena is pinned")
@@ -208,5 +220,6 @@ def _write(writer: ArenaWriter, header: Header, fill: Callable[[memoryview], obj
     return writing.commit()
 
 
-def _copy(target: memoryview, data: memoryview) -> None:
+def copy_bytes(target: memoryview, data: memoryview) -> None:
+    """Copy all of it."""
     target[:] = data

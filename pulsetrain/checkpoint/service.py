@@ -6,8 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from threading import Lock
 
+from pulsetrain.checkpoint import holdings
 from pulsetrain.checkpoint.checkpoint_events import CheckpointEvents, Origin
 from pulsetrain.checkpoint.memory.arena import ArenaReader
+from pulsetrain.checkpoint.peers.any_replica import AnyReplica
 from pulsetrain.checkpoint.peers.block_dedup import BlockDedup
 from pulsetrain.checkpoint.peers.client import PeerClient
 from pulsetrain.checkpoint.peers.interleave import Interleaver
@@ -16,7 +18,8 @@ from pulsetrain.checkpoint.peers.replicas import Replicas
 from pulsetrain.checkpoint.peers.replicate import Replicator
 from pulsetrain.checkpoint.peers.replication_schedule import ReplicationSchedule
 from pulsetrain.checkpoint.peers.server import PeerServer
-from pulsetrain.checkpoint.restoring import Restorer, Sources
+from pulsetrain.checkpoint.resized_restore import restorer_for
+from pulsetrain.checkpoint.restoring import Sources
 from pulsetrain.checkpoint.storage.backend import open_storage
 from pulsetrain.checkpoint.storage.manifest import Checkpoints
 from pulsetrain.checkpoint.storage.persist import PersistConfig, Persister
@@ -130,6 +133,7 @@ class CheckpointService:
         self._checkpoints = Checkpoints(open_storage(config.storage), job) if config.storage else None
         self._shards = Shards(self._checkpoints)
         self._block_dedup = BlockDedup() if config.share_equal else None
+        self._any = AnyReplica(self._replicas)
         self._server = PeerServer(
             self._replicas,
             address=address,
@@ -138,6 +142,7 @@ class CheckpointService:
             job=job,
             segments=self._shards.get,
             block_dedup=self._block_dedup,
+            any_replica=self._any,
         )
         interleaver = Interleaver(chunk_bytes=config.chunk_bytes)
         self._schedule = ReplicationSchedule(
@@ -172,6 +177,7 @@ class CheckpointService:
         arena.wanted_step = -1
         with self._lock:
             self._arenas[rank] = arena
+        self._any.attach(rank, arena)
         if self._block_dedup:
             self._block_dedup.attach(rank, arena_fd)
         self._replicator.attach(rank, arena)
@@ -188,6 +194,7 @@ class CheckpointService:
         """Forget the rank's arena. The caller may close it afterwards."""
         with self._lock:
             self._arenas.pop(rank, None)
+        self._any.detach(rank)
         self._replicator.detach(rank)
         if self._block_dedup:
             self._block_dedup.detach(rank)
@@ -230,21 +237,20 @@ class CheckpointService:
         """What this node could restore now, from its arenas, its replicas of others, and storage."""
         with self._lock:
             arenas = list(self._arenas.items())
-        own = {(rank, info.step) for rank, arena in arenas for info in arena.published() if info.rank == rank}
-        replicas = {(snapshot.rank, snapshot.step) for snapshot in self._replicas.list()}
+        own = [info for rank, arena in arenas for info in arena.published() if info.rank == rank]
         newest = self._persister.newest if self._persister else ()
-        stored = {(rank, manifest.step) for manifest in newest for rank in manifest.tables}
         return (
-            *(Held(rank=rank, step=step, tier="memory") for rank, step in sorted(own)),
-            *(Held(rank=rank, step=step, tier="peer") for rank, step in sorted(replicas)),
-            *(Held(rank=rank, step=step, tier="storage") for rank, step in sorted(stored)),
+            *holdings.in_memory("memory", own),
+            *holdings.in_memory("peer", self._replicas.list()),
+            *holdings.in_storage(newest),
         )
 
-    def load(self, rank: int, step: int, source: str) -> int:
+    def load(self, rank: int, step: int, source: str, replica_attempt: int = -1) -> int:
         """Restore `step` into the attached arena of `rank` and forget everything later. Returns the ns taken.
 
         `source` is "memory", "storage" or "peer:NODE". Where it fails, that is an event, and the others are
-        tried. Raises `CheckpointError` where none has the whole step, or the rank is not attached.
+        tried. With a `replica_attempt` the rank gets what any rank saved in that attempt. Raises
+        `CheckpointError` where none has the whole step, or the rank is not attached.
         """
         with self._lock:
             arena = self._arenas.get(rank)
@@ -260,7 +266,8 @@ class CheckpointService:
             shards=self._shards,
             home=_home(world),
         )
-        took_ns = Restorer(sources, self._events).load(arena.fd, rank, step, source)
+        restorer = restorer_for(sources, self._events, here=self._any, attempt=replica_attempt)
+        took_ns = restorer.load(arena.fd, rank, step, source)
         self._replicas.forget_after(step, self._events.attempt)
         return took_ns
 

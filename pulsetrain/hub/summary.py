@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TypedDict
 
 from pulsetrain.records.findings import Finding
+from pulsetrain.recovery.resizing_view import ResizingRow, resizing_row
 from pulsetrain.recovery.snapshot import JobSnapshot
 from pulsetrain.recovery.transitions import Phase
 
@@ -49,8 +50,7 @@ def _judge(job: JobSnapshot, findings: Sequence[Finding]) -> tuple[str, str]:
         case Phase.SUSPENDING | Phase.CHECKING:
             return "recovering", f"Stopped and checking nodes: {cause}."
         case Phase.WAITING:
-            missing = job.nnodes - len(job.active())
-            return "recovering", f"Waiting for {missing} more node(s): {cause}."
+            return "recovering", _waiting(job, cause)
         case Phase.PREEMPTING | Phase.PREEMPTED:
             return "preempted", _preempted(job)
         case Phase.STARTING:
@@ -62,6 +62,26 @@ def _judge(job: JobSnapshot, findings: Sequence[Finding]) -> tuple[str, str]:
         case Phase.FAILED:
             return "failed", f"Failed: {job.failure}."
     return _running(job, findings, cause)
+
+
+def _waiting(job: JobSnapshot, cause: str) -> str:
+    """For how many nodes the job waits. One whose size may change waits for the fewest that are enough."""
+    row = resizing_row(job)
+    missing = (row["nodes"] if row else job.nnodes) - len(job.active())
+    if row is None or row["why_not"]:
+        more = f" It cannot go on with fewer: {row['why_not']}." if row else ""
+        return f"Waiting for {missing} more node(s): {cause}.{more}"
+    if row["missing_nodes"]:
+        return f"Waiting for {row['missing_nodes']} more node(s): {cause}."
+    left = f"It goes on with {row['next_nodes']} of {row['nodes']} nodes soon"
+    return f"Waiting for {missing} more node(s): {cause}. {left}: {_costs(row)}."
+
+
+def _costs(row: ResizingRow) -> str:
+    """What waiting and shrinking cost, in GPU seconds."""
+    stops = row["shrinking_gpu_s"]
+    known = "not known yet" if stops is None else f"{stops:.0f} GPU s"
+    return f"waiting has cost {row['waiting_gpu_s']:.0f} GPU s, shrinking and growing again is {known}"
 
 
 def _preempted(job: JobSnapshot) -> str:
@@ -98,4 +118,6 @@ def _running(job: JobSnapshot, findings: Sequence[Finding], cause: str) -> tuple
     if not job.first_step_done:
         what = f"recovering from: {cause}" if cause else "no step completed yet"
         return ("recovering" if cause else "starting"), f"Attempt {job.attempt} is starting; {what}."
-    return "healthy", f"Healthy: step {job.last_step}, {job.world_size} ranks, no fault seen."
+    row = resizing_row(job)
+    fewer = f" on {row['nodes']} of {row['most']} nodes" if row and row["nodes"] < row["most"] else ""
+    return "healthy", f"Healthy: step {job.last_step}, {job.world_size} ranks{fewer}, no fault seen."

@@ -131,11 +131,19 @@ class RankActivity:
 
 @dataclass(frozen=True, kw_only=True)
 class Held:
-    """A checkpoint of one rank that this node could restore now."""
+    """A checkpoint of one rank that this node could restore now.
+
+    `world` is the number of ranks that saved the step, 0 if unknown. -1: it is a copy of what another rank
+    saved. `attempt` saved it. With `replicated`, every rank saved the same state, so that any rank can use
+    it.
+    """
 
     rank: int
     step: int
     tier: Tier
+    world: int = 0
+    attempt: int = -1
+    replicated: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,7 +181,11 @@ class HardwareSign:
 
 @dataclass(frozen=True, kw_only=True)
 class Hello:
-    """First message of an agent, also after each reconnect. `attempt` is -1 while it runs no ranks."""
+    """First message of an agent, also after each reconnect. `attempt` is -1 while it runs no ranks.
+
+    The job runs on `min_nnodes` to `nnodes` nodes, in multiples of `node_unit`. 0 for `min_nnodes`: on
+    `nnodes`. `world_nodes` is the number of nodes of the attempt, 0 if unknown.
+    """
 
     node: str
     address: str
@@ -189,6 +201,9 @@ class Hello:
     standby: bool = False
     version: str = ""
     switch: str = ""  # access switch (ToR), "" where that is not known
+    min_nnodes: int = 0
+    node_unit: int = 1
+    world_nodes: int = 0
     gpus: tuple[GpuIdentity, ...] = ()
 
 
@@ -317,7 +332,8 @@ class Start:
     The agent first brings each of its ranks' checkpoints of `restore_step` into that rank's arena, from
     `sources[rank]`: "memory", "storage", or "peer:NODE". `data` of the reply is {"load_ns": {rank: ns}}.
     `own_checkpoints` are files that the script wrote in earlier attempts, newest first. Agents of the job
-    know each other by `peer_key`. "" from an older hub: by their token.
+    know each other by `peer_key`. "" from an older hub: by their token. `replica_attempt`: a rank takes what
+    any rank has saved in that attempt. -1: it takes its own.
     """
 
     id: int
@@ -331,6 +347,7 @@ class Start:
     sources: Mapping[str, str] = field(default_factory=dict)  # keys are ranks, as JSON has them
     own_checkpoints: tuple[OwnCheckpoint, ...] = ()
     peer_key: str = ""
+    replica_attempt: int = -1
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,15 @@ from signal import Signals
 
 from pulsetrain.diagnostics.node_check import LEVELS
 from pulsetrain.protocol.messages import DumpStacks, Leave, Profile, Reply, Stop
-from pulsetrain.recovery import arithmetic_checks, checks, link_actions, moving, responses, scheduling
+from pulsetrain.recovery import (
+    arithmetic_checks,
+    checks,
+    elasticity,
+    link_actions,
+    moving,
+    responses,
+    scheduling,
+)
 from pulsetrain.recovery.back_off import COUNTED
 from pulsetrain.recovery.launch import launch
 from pulsetrain.recovery.nodes import GONE, Node, NodeState
@@ -96,7 +104,7 @@ async def check(job: JobState) -> Outcome:
     if job.recovery is not None:
         job.recovery.checked_ns = job.now_ns()
     await _back_off(job)
-    return Event.QUORUM if members.enough(job.nnodes, forming=False) else Event.SHORT
+    return Event.QUORUM if members.enough(job.resizing.size, forming=False) else Event.SHORT
 
 
 async def _back_off(job: JobState) -> None:
@@ -139,6 +147,8 @@ def _check_level(job: JobState, fault: Fault | None) -> tuple[str, str]:
     """
     if fault is not None and fault.event is Event.RESUME:
         return "", "the job was pre-empted, nothing was wrong"
+    if fault is not None and fault.event is Event.GROW:
+        return "", "the job grows, nothing was wrong"
     if fault is None or (fault.event is Event.RANK_FAILED and job.restarts.used <= 1):
         return "", "a rank ended for the first time" if fault else ""
     if _by_policy(fault):
@@ -188,7 +198,9 @@ async def replace(job: JobState) -> Outcome:
     members.failed.clear()
     if not members.world and not members.survived():
         job.restarts = Restarts()
-    for promotion in members.fill_world(job.nnodes):
+    if job.phase is Phase.STARTING:
+        elasticity.take_size(job)
+    for promotion in members.fill_world(job.resizing.size):
         detail = {"node_rank": promotion.node_rank, "replaces": promotion.replaces}
         job.write("standby_promoted", detail, node=promotion.node)
     if job.recovery is not None:
@@ -241,7 +253,7 @@ async def rest(job: JobState) -> Outcome:
 
 async def ask_for_nodes(job: JobState) -> Outcome:
     """Write down how many nodes are missing."""
-    job.write("waiting", {"missing_nodes": job.nnodes - len(job.members.active())})
+    job.write("waiting", {"missing_nodes": job.resizing.size - len(job.members.active())})
     return None
 
 

@@ -17,6 +17,7 @@ from pulsetrain.recovery.move_request import MoveRequest
 from pulsetrain.recovery.nodes import GONE, Node, Send
 from pulsetrain.recovery.snapshot import JobSnapshot, NodeSnapshot
 from pulsetrain.recovery.state import Services
+from pulsetrain.recovery.world_sizes import WorldSizes
 
 log = structlog.get_logger()
 
@@ -68,7 +69,7 @@ class Controller:
     def _new_job(self, hello: Hello) -> Job:
         job = self._jobs[hello.job] = Job(
             hello.job,
-            nnodes=hello.nnodes,
+            sizes=WorldSizes.of(hello),
             max_restarts=hello.max_restarts,
             services=self._services,
             last_attempt=self._last_attempt(hello.job) if hello.attempt < 0 else -1,

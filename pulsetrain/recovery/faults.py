@@ -111,6 +111,18 @@ def migrated(node: str, reason: str, actor: str, attempt: int, now_ns: int) -> F
     return replace(fault, cause="migration", reason=f"taken off node {node} by {actor}: {reason}")
 
 
+def grown(reason: str, attempt: int, now_ns: int) -> Fault:
+    """The job stops to go on with more nodes."""
+    return Fault(
+        event=Event.GROW,
+        attempt=attempt,
+        cause="grow",
+        reason=reason,
+        onset_ns=now_ns,
+        detected_ns=now_ns,
+    )
+
+
 def resumed(reason: str, actor: str, attempt: int, now_ns: int) -> Fault:
     """A person lets a pre-empted job go on. What its start takes is measured as that of a recovery."""
     return Fault(

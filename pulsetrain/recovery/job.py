@@ -11,6 +11,7 @@ from pulsetrain.protocol.messages import FirstStep, Heartbeat, Hello, Leaving, R
 from pulsetrain.recovery import (
     actions,
     arithmetic_checks,
+    elasticity,
     faults,
     link_actions,
     liveness,
@@ -30,6 +31,7 @@ from pulsetrain.recovery.snapshot import JobSnapshot, snapshot
 from pulsetrain.recovery.state import JobState, Services
 from pulsetrain.recovery.transitions import TERMINAL, Event, Phase
 from pulsetrain.recovery.world import node_of
+from pulsetrain.recovery.world_sizes import WorldSizes
 
 NO_ATTEMPT = -1
 """of findings about a machine rather than about an attempt"""
@@ -42,10 +44,10 @@ class Job:
     """
 
     def __init__(
-        self, name: str, *, nnodes: int, max_restarts: int, services: Services, last_attempt: int = -1
+        self, name: str, *, sizes: WorldSizes, max_restarts: int, services: Services, last_attempt: int = -1
     ) -> None:
-        self.name, self.nnodes = name, nnodes
-        self._state = JobState(name, nnodes=nnodes, max_restarts=max_restarts, services=services)
+        self.name = name
+        self._state = JobState(name, sizes=sizes, max_restarts=max_restarts, services=services)
         self._state.attempt.number = max(last_attempt, self._state.attempt.number)
         moving.recall(self._state)
         self._services = services
@@ -94,10 +96,9 @@ class Job:
 
     def connect(self, hello: Hello, send: Send) -> Node:
         """An agent said hello on a new connection. Raises `UsageError` where the job cannot take it."""
-        if hello.nnodes != self.nnodes:
-            raise UsageError(
-                f"node {hello.node!r} says --nnodes={hello.nnodes}, its job {self.name!r} has {self.nnodes}"
-            )
+        sizes, said = self._state.resizing.sizes, WorldSizes.of(hello)
+        if said != sizes:
+            raise UsageError(f"node {hello.node!r} says --nnodes={said}, its job {self.name!r} has {sizes}")
         node = self._state.members.nodes.get(hello.node)
         if node is not None and node.connected and node.hello.pid != hello.pid:
             raise UsageError(
@@ -181,6 +182,7 @@ class Job:
         state.rate.note(state.last_step, now_s)
         state.note_time()
         moving.look(state, self._loop)
+        elasticity.look(state, self._loop)
         scheduling.look(state)
         standbys = standby_care.take_due(state)
         if standbys:
@@ -297,7 +299,8 @@ class Job:
     def _adopt(self) -> None:
         """Nodes of a running attempt have reported to a new hub: take the job over where it is."""
         state = self._state
-        number = state.members.adopt(self.nnodes)
+        state.resizing.size = state.members.attempt_nodes(state.nnodes)
+        number = state.members.adopt(state.resizing.size)
         state.attempt.number, state.attempt.first_step_done = number, True
         state.attempt.started_ns = state.now_ns()
         state.keep_world()

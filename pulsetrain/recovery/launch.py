@@ -78,6 +78,7 @@ async def _start(
         store_port=rendezvous.port,
         restore_step=plan.step,
         sources={str(r): plan.sources[r] for r in member.ranks if r in plan.sources},
+        replica_attempt=plan.replica_attempt,
         own_checkpoints=job.own_checkpoints.files(member.ranks),
         peer_key=job.services.peer_key(job.name),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from pulsetrain.recovery import elasticity
 from pulsetrain.recovery.membership import Membership
 from pulsetrain.recovery.nodes import Node
 from pulsetrain.recovery.policy import Policy
@@ -39,9 +40,8 @@ def gathered(job: JobState, *, quiet_s: float) -> Event | None:
     policy = job.services.policy
     running = [n for n in job.members.nodes.values() if n.usable and n.hello.attempt >= 0]
     if job.phase is Phase.FORMING and running:
-        enough = len(running) >= job.nnodes or quiet_s > policy.adopt_timeout_s
+        enough = len(running) >= job.members.attempt_nodes(job.nnodes) or quiet_s > policy.adopt_timeout_s
         return Event.ADOPTED if enough else None
     if job.phase not in (Phase.FORMING, Phase.WAITING) or quiet_s <= policy.settle_s:
         return None
-    forming = job.phase is Phase.FORMING
-    return Event.QUORUM if job.members.enough(job.nnodes, forming=forming) else None
+    return Event.QUORUM if elasticity.size_to_begin(job, quiet_s=quiet_s) else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pulsetrain.protocol.messages import Held, Hello, RankStatus, WorldNode
-from pulsetrain.recovery import world
+from pulsetrain.recovery import world, world_sizes
 from pulsetrain.recovery.memory import WorldMemory
 from pulsetrain.recovery.nodes import GONE, Node, NodeState
 
@@ -77,13 +77,26 @@ class Membership:
         usable = [n for n in self.nodes.values() if n.usable]
         return {n.name: n.heartbeat.held for n in usable if n.heartbeat is not None}
 
-    def enough(self, count: int, *, forming: bool) -> bool:
-        """Whether `count` healthy nodes are there. Declared standbys do not help to form the first world."""
-        healthy = [n for n in self.active() if n.name not in self.failed]
+    def available(self, *, forming: bool) -> int:
+        """Number of healthy nodes that are there. Declared standbys do not help to form the first world."""
         spare = [
             n for n in self.standbys() if n.name not in self.failed and not (forming and n.hello.standby)
         ]
-        return len(healthy) + len(spare) >= count
+        return len(self.healthy()) + len(spare)
+
+    def healthy(self) -> list[str]:
+        """Nodes of the world that can be given commands and did not fail the last check."""
+        return [n.name for n in self.active() if n.name not in self.failed]
+
+    def enough(self, count: int, *, forming: bool) -> bool:
+        """Whether `count` healthy nodes are there, see `available`."""
+        return self.available(forming=forming) >= count
+
+    def attempt_nodes(self, count: int) -> int:
+        """Number of nodes of the newest attempt that agents report, `count` where they do not say it."""
+        hellos = [n.hello for n in self.present() if n.hello.attempt >= 0]
+        newest = max((hello.attempt for hello in hellos), default=-1)
+        return max((h.world_nodes for h in hellos if h.attempt == newest), default=0) or count
 
     def leaving_by(self) -> str:
         """The signal that ends every node the job depends on, "" where a node stays or none is there.
@@ -140,10 +153,19 @@ class Membership:
         return "" if name in self.nodes else name
 
     def fill_world(self, count: int) -> list[Promotion]:
-        """Form the first world, or replace lost nodes by standbys. Returns who replaced whom."""
+        """Form the first world, or replace lost nodes by standbys. Returns who replaced whom.
+
+        A world of another size is put together anew. Then nobody replaces anybody. Who is left out stands by.
+        """
         standby = [n.hello for n in self.standbys()]
         before = {m.node_rank: m.node for m in self.world}
-        if self.world:
+        if self.world and len(self.world) != count:
+            left = self.active()
+            self.world = world_sizes.resize(self.world, count, [n.name for n in left], standby)
+            for node in left:
+                node.state = NodeState.STANDBY
+            before = {}
+        elif self.world:
             self.world = world.replace_nodes(self.world, [n.name for n in self.active()], standby)
         else:
             order = self.before.nodes if self.before is not None and self.survived() else ()

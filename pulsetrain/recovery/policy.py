@@ -65,6 +65,12 @@ class Policy:
     """How long a machine must be without trouble before it counts as a standby again.
 
     This holds for one that comes back after the controller evicted it, and for a standby under a cordon."""
+    shrink_wait_s: float = 3.0
+    """How long a job of --nnodes MIN:MAX waits for a standby before it goes on with fewer nodes.
+
+    It waits as long for further nodes before it first begins with fewer than MAX."""
+    grow_after_s: float = 2.0
+    """How long a shrunk job must train before it grows again."""
     checkpoint_patience_s: float = 120.0
     """How long an eviction at a step boundary waits for a checkpoint that holds without the node."""
     no_progress_attempts: int = 3
@@ -86,7 +92,7 @@ class Policy:
         at_least_0 = ("evictions_per_hour", "no_progress_attempts", "silent_node_s", "faults_of_a_node")
         checked = ("arithmetic_check_s", "link_check_mbit")
         periods = ("standby_check_s", "probation_s", "checkpoint_patience_s", "restart_progress_s")
-        waits = ("restart_wait_s", "longest_restart_wait_s")
+        waits = ("restart_wait_s", "longest_restart_wait_s", "shrink_wait_s", "grow_after_s")
         for name in (*checked, *at_least_0, *periods, *waits, "hang_patience_s", "pause_patience_s"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} = {getattr(self, name)}: allowed 0 or more")

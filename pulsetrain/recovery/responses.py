@@ -115,7 +115,7 @@ def at_a_stop(job: JobState) -> dict[str, str]:
             continue
         spare = [n for n in members.standbys() if n.name not in going]
         left = [n for n in members.active() if n.name not in {*going, verdict.node}]
-        if verdict.response is Response.EVICT_NOW or len(left) + len(spare) >= job.nnodes:
+        if verdict.response is Response.EVICT_NOW or len(left) + len(spare) >= job.resizing.size:
             going[verdict.node] = verdict.reason
     return {name: reason for name, reason in going.items() if name not in members.failed}
 

@@ -13,6 +13,7 @@ from pulsetrain.recovery.move_request import Move
 from pulsetrain.recovery.nodes import GONE, Node, NodeState
 from pulsetrain.recovery.own_checkpoints import JobCheckpoint
 from pulsetrain.recovery.record import Fault, RecoveryDetail
+from pulsetrain.recovery.resizing import Resizing
 from pulsetrain.recovery.state import JobState
 from pulsetrain.recovery.time_use import TimeUse
 from pulsetrain.recovery.transitions import Phase
@@ -54,6 +55,7 @@ class JobSnapshot:
     time of a step lately, 0 while unknown. `launches_in_s` is above 0 while it waits because attempts failed.
     `links` is what the last rounds over links said, None for none.
     `wrong_arithmetic` has the nodes that computed wrongly.
+    `resizing` says how large its world is and may be.
     """
 
     job: str
@@ -80,6 +82,7 @@ class JobSnapshot:
     launches_in_s: float = 0.0
     links: LinkOutcome | None = None
     wrong_arithmetic: Mapping[str, WrongArithmetic] = field(default_factory=dict)
+    resizing: Resizing | None = None
 
     @property
     def world_size(self) -> int:
@@ -165,6 +168,7 @@ def snapshot(job: JobState) -> JobSnapshot:
         time_use=job.time.use(job.now_ns()),
         links=job.links.outcome,
         wrong_arithmetic=dict(job.arithmetic.wrong),
+        resizing=replace(job.resizing),
         step_s=1 / job.rate.per_s if job.rate.per_s else 0.0,
         launches_in_s=job.launches_in_s(),
     )

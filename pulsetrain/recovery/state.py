@@ -25,11 +25,13 @@ from pulsetrain.recovery.own_checkpoints import OwnCheckpoints
 from pulsetrain.recovery.policy import EvictionBudget, Policy
 from pulsetrain.recovery.record import Fault, Recovery, RecoveryDetail
 from pulsetrain.recovery.replacements import Replacements
+from pulsetrain.recovery.resizing import Resizing
 from pulsetrain.recovery.restarts import Restarts
 from pulsetrain.recovery.scheduler import SchedulerRequests
 from pulsetrain.recovery.step_rate import StepRate
 from pulsetrain.recovery.time_use import TimeBook, Use
 from pulsetrain.recovery.transitions import TERMINAL, Event, Phase
+from pulsetrain.recovery.world_sizes import WorldSizes
 
 SOON_STEPS = 5  # after the step that was restored. A failure so soon may be the checkpoint's own.
 BUSY_NS = 10_000_000_000  # a rank whose last sign of work is younger than that works
@@ -65,8 +67,9 @@ class JobState:
     `failure` says why the job failed, `ended_by` names the signal by which a person ended it.
     """
 
-    def __init__(self, name: str, *, nnodes: int, max_restarts: int, services: Services) -> None:
-        self.name, self.nnodes, self.max_restarts = name, nnodes, max_restarts
+    def __init__(self, name: str, *, sizes: WorldSizes, max_restarts: int, services: Services) -> None:
+        self.name, self.max_restarts = name, max_restarts
+        self.resizing = Resizing.of(sizes)
         self.services = services
         self.phase = Phase.FORMING
         self.phase_since_ns = services.clock.wall_ns()
@@ -92,6 +95,11 @@ class JobState:
         self._redone_at = -1  # the step at which everything that was lost has been done again
         self._ids = itertools.count(1)
         self._recall()
+
+    @property
+    def nnodes(self) -> int:
+        """The most nodes that the job runs on."""
+        return self.resizing.sizes.largest
 
     def _recall(self) -> None:
         """Take over what an earlier hub knew of this job."""

@@ -6,6 +6,7 @@ from typing import TypedDict
 
 from pulsetrain.protocol.messages import WorldNode
 from pulsetrain.recovery.record import RecoveryDetail
+from pulsetrain.recovery.resizing_view import ResizingRow, resizing_row
 from pulsetrain.recovery.snapshot import JobSnapshot, NodeSnapshot
 from pulsetrain.recovery.time_use import TimeUseRow
 
@@ -47,6 +48,7 @@ class JobRow(TypedDict):
     move: dict[str, object] | None
     instrumentation: dict[str, str]
     time_use: TimeUseRow | None
+    resizing: ResizingRow | None
     nodes: list[NodeRow]
     recoveries: list[RecoveryDetail]
 
@@ -91,6 +93,7 @@ def job_row(job: JobSnapshot) -> JobRow:
         "move": job.move.row() if job.move else None,
         "instrumentation": dict(job.instrumentation),
         "time_use": job.time_use.row() if job.time_use else None,
+        "resizing": resizing_row(job),
         "nodes": node_rows(job),
         "recoveries": list(job.history),
     }

@@ -11,10 +11,15 @@ from pulsetrain.protocol.messages import Held, Hello, WorldNode
 
 @dataclass(frozen=True, kw_only=True)
 class RestorePlan:
-    """`step` is -1 for a fresh start. `sources` maps each rank to memory, storage or peer:NODE."""
+    """`step` is -1 for a fresh start. `sources` maps each rank to memory, storage or peer:NODE.
+
+    `replica_attempt` is -1 where each rank gets what it has saved itself. Else each rank gets what any rank
+    has saved in that attempt, because all have saved the same.
+    """
 
     step: int
     sources: Mapping[int, str]
+    replica_attempt: int = -1
 
 
 def form_world(hellos: Iterable[Hello], nnodes: int, before: Sequence[str] = ()) -> tuple[WorldNode, ...]:
@@ -79,18 +84,60 @@ def plan_restore(
     Own memory is nearest, then a copy in another node's memory, then storage. `held` maps reachable nodes to
     what they could give. `unrestorable` (rank, step) turned out to be whole nowhere. The step is -1, with
     no sources, where no step covers all ranks.
+
+    What a world of another size has saved counts only where every rank saved the same state. One copy of that
+    is then enough for all ranks.
     """
+    holdings = {node: tuple(items) for node, items in held.items()}
+    own = _plan_by_rank(world, holdings, unrestorable)
+    replica = _plan_by_replica(world, holdings, unrestorable)
+    return replica if replica.step > own.step else own
+
+
+def _plan_by_rank(
+    world: Sequence[WorldNode],
+    held: Mapping[str, tuple[Held, ...]],
+    unrestorable: Collection[tuple[int, int]],
+) -> RestorePlan:
+    """Each rank gets what it has saved itself."""
     where: dict[int, dict[int, list[tuple[int, str]]]] = defaultdict(lambda: defaultdict(list))
     home = {rank: member.node for member in world for rank in member.ranks}
     for node, holdings in held.items():
         for item in holdings:
-            if item.rank in home and (item.rank, item.step) not in unrestorable:
+            fits = item.world in (0, len(home)) and item.rank in home
+            if fits and (item.rank, item.step) not in unrestorable:
                 where[item.step][item.rank].append(_source(item, node, home[item.rank]))
     complete = [step for step, ranks in where.items() if len(ranks) == len(home)]
     if not complete:
         return RestorePlan(step=-1, sources={})
     newest = max(complete)
     return RestorePlan(step=newest, sources={r: min(where[newest][r])[1] for r in sorted(home)})
+
+
+def _plan_by_replica(
+    world: Sequence[WorldNode],
+    held: Mapping[str, tuple[Held, ...]],
+    unrestorable: Collection[tuple[int, int]],
+) -> RestorePlan:
+    """Every rank gets one and the same state: of the newest step, of the newest attempt that saved it."""
+    doubted = {step for _, step in unrestorable}
+    nodes = {member.node for member in world}
+    found = [
+        ((item.step, item.attempt), item, node)
+        for node, holdings in held.items()
+        for item in holdings
+        if item.replicated and item.step not in doubted and (node in nodes or item.tier == "storage")
+    ]
+    if not found:
+        return RestorePlan(step=-1, sources={})
+    step, attempt = newest = max(key for key, _, _ in found)
+    holders = [(item, node) for key, item, node in found if key == newest]
+    sources = {
+        rank: min(_source(item, node, member.node) for item, node in holders)[1]
+        for member in world
+        for rank in member.ranks
+    }
+    return RestorePlan(step=step, sources=sources, replica_attempt=attempt)
 
 
 def _source(item: Held, node: str, home: str) -> tuple[int, str]:

@@ -176,7 +176,7 @@ class FakeCheckpoints:
     def set_world(self, world: Any, node_rank: int, attempt: int, key: str = "") -> None:
         self.world = (world, node_rank, attempt)
 
-    def load(self, rank: int, step: int, source: str) -> int:
+    def load(self, rank: int, step: int, source: str, replica_attempt: int = -1) -> int:
         if self.load_error is not None:
             raise self.load_error
         self.loads.append((rank, step, source))

@@ -125,7 +125,7 @@ def test_a_step_that_is_whole_nowhere_is_named(session):
 def test_a_stop_overtakes_a_launch_that_still_restores(session):
     loading, go_on = threading.Event(), threading.Event()
 
-    def load(rank, step, source):
+    def load(rank, step, source, replica_attempt):
         loading.set()
         assert go_on.wait(40)
         return 1

@@ -40,7 +40,9 @@ def refused(tmp_path, monkeypatch):
     [
         (["--bogus", "train.py"], "--bogus"),
         (["nofile.py"], "script 'nofile.py': no such file"),
-        (["--nnodes", "1:4", "train.py"], "--nnodes=1:4: a fixed number is needed"),
+        (["--nnodes", "4:1", "train.py"], "--nnodes=4:1: MIN is above MAX"),
+        (["--nnodes", "1:4", "train.py"], "--nnodes=4 needs a hub that all nodes reach: give --hub URL"),
+        (["--nnodes", "1:3", "--node-unit", "4", "train.py"], "--node-unit=4: --nnodes=1:3 allows no"),
         (["--nnodes", "0", "train.py"], "--nnodes=0: allowed: a number from 1"),
         (["--nnodes", "2", "train.py"], "--nnodes=2 needs a hub that all nodes reach: give --hub URL"),
         (["--nproc-per-node", "many", "train.py"], "--nproc-per-node 'many': allowed: a number from 1"),

@@ -5,7 +5,7 @@ import os
 
 from pulsetrain.checkpoint.memory.arena import create_arena
 from pulsetrain.checkpoint.service import CheckpointService, CheckpointServiceConfig
-from pulsetrain.protocol.messages import Held, WorldNode
+from pulsetrain.protocol.messages import WorldNode
 from tests.checkpoint.trainers import save
 
 
@@ -52,7 +52,7 @@ class Cluster:
             assert save(fd, rank, step, world=len(self.fds), **options)
 
     def holds(self, name: str, rank: int, step: int, tier: str) -> bool:
-        return Held(rank=rank, step=step, tier=tier) in self.services[name].held()
+        return (rank, step, tier) in {(h.rank, h.step, h.tier) for h in self.services[name].held()}
 
     def events(self, name: str) -> list[tuple[str, dict]]:
         rows = [r for b in self.services[name].take_records(0, "events") for r in b.to_rows()]

@@ -39,6 +39,7 @@ def save(
     world: int = 1,
     attempt: int = 0,
     durable: bool = False,
+    replicated: bool = False,
     tensors: dict[str, np.ndarray] | None = None,
 ) -> SlotInfo | None:
     """Publish a state; pinned as the arena's agent asks for. None: every slot is pinned."""
@@ -57,6 +58,7 @@ def save(
         payload_bytes=layout.payload_bytes,
         pinned=durable or bool(every and step % every == 0),
         durable=durable,
+        replicated=replicated,
     )
     writing = writer.begin(header)
     if writing is None:

@@ -1,5 +1,7 @@
 """The sentence that says how a job is."""
 
+from dataclasses import replace
+
 import pytest
 
 from pulsetrain.hub.summary import summarize
@@ -7,9 +9,11 @@ from pulsetrain.recovery import faults
 from pulsetrain.recovery.hang_patience import PendingHang
 from pulsetrain.recovery.move_request import Move, MoveRequest
 from pulsetrain.recovery.nodes import NodeState
+from pulsetrain.recovery.resizing import Resizing
 from pulsetrain.recovery.transitions import Phase
+from pulsetrain.recovery.world_sizes import WorldSizes
 from tests.hub.fakes import finding
-from tests.recovery.builders import S, job_snapshot, node_snapshot, rank_exit, status
+from tests.recovery.builders import S, job_snapshot, node_snapshot, rank_exit, status, world
 
 FAULT = faults.rank_failed(rank_exit(3, -9), S)
 MOVE = Move(
@@ -108,3 +112,32 @@ def test_what_follows_from_a_pending_hang_is_a_sentence_of_its_own(act_at_ns, se
     pending = PendingHang(rank=3, since_ns=0, act_at_ns=act_at_ns, why="It may only pause.")
     job = job_snapshot(pending_hang=pending, now_ns=1000 * S)
     assert summarize(job, [finding("hang")])["sentence"] == sentence
+
+
+ELASTIC = Resizing(sizes=WorldSizes(least=1, most=2), size=2)
+
+
+def test_a_job_that_may_shrink_says_what_it_waits_for_and_what_that_costs():
+    job = job_snapshot(phase=Phase.WAITING, fault=FAULT, nodes=(node_snapshot("a"), LOST), resizing=ELASTIC)
+    sentence = summarize(job, ()).get("sentence")
+    assert sentence.startswith("Waiting for 1 more node(s): rank 3 on b")
+    assert "It goes on with 1 of 2 nodes soon: waiting has cost" in sentence
+
+
+def test_a_job_that_cannot_shrink_says_why():
+    refused = replace(ELASTIC, why_not="it saves parts")
+    job = job_snapshot(phase=Phase.WAITING, fault=FAULT, nodes=(node_snapshot("a"), LOST), resizing=refused)
+    assert summarize(job, ())["sentence"].endswith("It cannot go on with fewer: it saves parts.")
+
+
+def test_a_job_below_its_minimum_says_how_many_nodes_it_needs():
+    least_two = Resizing(sizes=WorldSizes(least=2, most=3), size=3)
+    job = job_snapshot(phase=Phase.WAITING, fault=FAULT, nodes=(node_snapshot("a"), LOST), resizing=least_two)
+    assert summarize(job, ())["sentence"] == "Waiting for 1 more node(s): rank 3 on b ended with signal 9."
+
+
+def test_a_shrunk_job_says_so():
+    few = replace(ELASTIC, size=1)
+    nodes = (node_snapshot("a", status(0), status(1)),)
+    job = job_snapshot(world=world("a"), nodes=nodes, resizing=few)
+    assert summarize(job, ())["sentence"] == "Healthy: step 5, 2 ranks on 1 of 2 nodes, no fault seen."

@@ -280,7 +280,15 @@ class Fleet:
     """A controller with fake agents; `settle` lets everything that can happen happen."""
 
     def __init__(
-        self, nodes="ab", nnodes=2, policy=None, max_restarts=3, memory=None, scheduler=None, **agent
+        self,
+        nodes="ab",
+        nnodes=2,
+        policy=None,
+        max_restarts=3,
+        memory=None,
+        sizes=(0, 1),
+        scheduler=None,
+        **agent,
     ):
         self.clock, self.journal = FakeClock(), KeptJournal()
         self.loops = TaskSupervisor(self.clock)
@@ -295,7 +303,7 @@ class Fleet:
             scheduler=scheduler or SchedulerRequests(),
         )
         self.controller = Controller(services, self.loops)
-        self.max_restarts, self.nnodes = max_restarts, nnodes
+        self.max_restarts, self.nnodes, self.sizes = max_restarts, nnodes, sizes
         self.agents = {n: self.join(n, **agent) for n in nodes}
 
     def join(self, node, *, attempt=-1, node_rank=-1, pid=None, job="j", address="", **agent):
@@ -306,6 +314,8 @@ class Fleet:
             pid=pid or ord(node[0]),
             nproc_per_node=2,
             nnodes=self.nnodes,
+            min_nnodes=self.sizes[0],
+            node_unit=self.sizes[1],
             max_restarts=self.max_restarts,
             peer_port=1,
             attempt=attempt,

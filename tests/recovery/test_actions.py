@@ -14,6 +14,7 @@ from pulsetrain.recovery.nodes import Node, NodeState
 from pulsetrain.recovery.policy import Policy
 from pulsetrain.recovery.state import JobState, Services
 from pulsetrain.recovery.transitions import Action, Event, Phase
+from pulsetrain.recovery.world_sizes import WorldSizes
 from tests.recovery.builders import S, hello, rank_exit
 from tests.recovery.fakes import FakeClock, FakeMemory, KeptJournal
 
@@ -41,7 +42,9 @@ def job_of(*nodes, nnodes=2, max_restarts=3, **policy):
         background=None,
         memory=FakeMemory(),
     )
-    job = JobState("j", nnodes=nnodes, max_restarts=max_restarts, services=services)
+    job = JobState(
+        "j", sizes=WorldSizes(least=nnodes, most=nnodes), max_restarts=max_restarts, services=services
+    )
     job.members = Membership()
     job.members.nodes = {node.name: node for node in nodes}
     job.members.fill_world(nnodes)

@@ -8,7 +8,9 @@ from pulsetrain.protocol.messages import Leaving
 from pulsetrain.recovery.liveness import gathered, overdue
 from pulsetrain.recovery.nodes import Node, NodeState
 from pulsetrain.recovery.policy import Policy
+from pulsetrain.recovery.resizing import Resizing
 from pulsetrain.recovery.transitions import Event, Phase
+from pulsetrain.recovery.world_sizes import WorldSizes
 from tests.recovery.builders import hello
 from tests.recovery.test_membership import formed, joined, send
 
@@ -41,7 +43,16 @@ def test_a_node_that_is_gone_is_not_lost_again():
 
 
 def job(members, phase=Phase.FORMING):
-    return SimpleNamespace(members=members, phase=phase, nnodes=2, services=SimpleNamespace(policy=POLICY))
+    return SimpleNamespace(
+        members=members,
+        phase=phase,
+        phase_since_ns=0,
+        recovery=None,
+        nnodes=2,
+        now_ns=lambda: 0,
+        resizing=Resizing.of(WorldSizes(least=2, most=2)),
+        services=SimpleNamespace(policy=POLICY),
+    )
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from pulsetrain.recovery.attempt import Attempt
 from pulsetrain.recovery.policy import Policy
 from pulsetrain.recovery.state import JobState, Services
 from pulsetrain.recovery.transitions import Phase
+from pulsetrain.recovery.world_sizes import WorldSizes
 from tests.recovery.builders import S, heartbeat, rank_exit, status
 from tests.recovery.fakes import FakeClock, FakeMemory, KeptJournal
 from tests.recovery.test_membership import formed
@@ -25,7 +26,7 @@ def job():
         background=None,
         memory=FakeMemory(),
     )
-    state = JobState("j", nnodes=2, max_restarts=3, services=services)
+    state = JobState("j", sizes=WorldSizes(least=2, most=2), max_restarts=3, services=services)
     state.members = formed("a", "b")
     state.attempt = Attempt(number=0)
     return state

@@ -115,3 +115,47 @@ def test_a_plan_names_only_what_is_held_and_no_newer_common_step_exists(holdings
             else [h for items in holdings.values() for h in items]
         )
         assert any(h.rank == rank and h.step == plan.step for h in candidates)
+
+
+def replica(step, rank, *, attempt=0, saved_by=2, tier="memory"):
+    return Held(rank=rank, step=step, tier=tier, world=saved_by, attempt=attempt, replicated=True)
+
+
+def plan_for(nodes, held, unrestorable=()):
+    members = world.form_world([hello(n, nproc=1) for n in nodes], len(nodes))
+    return world.plan_restore(members, held, unrestorable)
+
+
+def test_one_copy_of_a_replicated_state_is_enough_for_a_world_of_any_size():
+    plan = plan_for("ab", {"a": [replica(9, 0, attempt=3, saved_by=1)], "b": []})
+    assert (plan.step, plan.replica_attempt) == (9, 3)
+    assert plan.sources == {0: "memory", 1: "peer:a"}
+
+
+def test_what_a_world_of_another_size_saved_in_parts_is_never_used():
+    parts = [Held(rank=r, step=9, tier="memory", world=4) for r in range(4)]
+    assert plan_for("ab", {"a": parts, "b": parts}).step == -1
+
+
+def test_each_rank_keeps_its_own_where_a_copy_of_another_is_no_newer():
+    held = {"a": [replica(9, 0)], "b": [replica(9, 1)]}
+    assert plan_for("ab", held).replica_attempt == -1
+    newer = {"a": [replica(9, 0), replica(10, 0)], "b": [replica(9, 1)]}
+    assert plan_for("ab", newer).sources == {0: "memory", 1: "peer:a"}
+
+
+def test_of_two_attempts_that_saved_a_step_the_newer_one_counts_for_all_ranks():
+    held = {"a": [replica(9, 0, attempt=2, saved_by=1)], "b": [replica(9, 1, attempt=0)]}
+    plan = plan_for("ab", held)
+    assert (plan.replica_attempt, plan.sources) == (2, {0: "memory", 1: "peer:a"})
+
+
+def test_a_copy_on_a_node_outside_the_world_counts_only_in_storage():
+    assert plan_for("ab", {"z": [replica(9, 0, saved_by=1)]}).step == -1
+    stored = plan_for("ab", {"z": [replica(9, 0, saved_by=1, tier="storage")]})
+    assert stored.sources == {0: "storage", 1: "storage"}
+
+
+def test_a_step_that_was_whole_nowhere_is_not_taken_from_a_copy():
+    held = {"a": [replica(8, 0, saved_by=1), replica(9, 0, saved_by=1)]}
+    assert plan_for("ab", held, unrestorable={(1, 9)}).step == 8

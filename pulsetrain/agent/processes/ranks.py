@@ -45,13 +45,15 @@ class Program:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeIdentity:
-    """Who this node is to its job."""
+    """Who this node is to its job. 0 for `min_nnodes`: as many as `nnodes`."""
 
     job: str
     node: str
     address: str
     nproc_per_node: int
     nnodes: int = 1
+    min_nnodes: int = 0
+    node_unit: int = 1
     max_restarts: int = 3
     standby: bool = False
     switch: str = ""

@@ -29,6 +29,7 @@ from pulsetrain.checkpoint.memory.slots import (
     DURABLE,
     MAX_SLOTS,
     PINNED,
+    REPLICATED,
     UNCHANGED,
     Description,
     Header,
@@ -284,7 +285,10 @@ class ArenaWriter(Arena):
             values_bytes=header.values_bytes,
             payload_bytes=header.payload_bytes,
             checksum=whole,
-            flags=PINNED * header.pinned | UNCHANGED * same | DURABLE * header.durable,
+            flags=PINNED * header.pinned
+            | UNCHANGED * same
+            | DURABLE * header.durable
+            | REPLICATED * header.replicated,
             started_ns=writing.started_ns,
             copy_ns=writing.copy_ns,
             published_ns=time.time_ns(),

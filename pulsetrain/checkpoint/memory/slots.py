@@ -8,12 +8,15 @@ PAGE = 4096
 MAX_SLOTS = 6
 SMALL_BYTES = 64 << 20
 LARGE_BYTES = 256 << 20
-PINNED, UNCHANGED, DURABLE = 1, 2, 4  # flags of a slot
+PINNED, UNCHANGED, DURABLE, REPLICATED = 1, 2, 4, 8  # flags of a slot
 
 
 @dataclass(frozen=True, kw_only=True)
 class Description:
-    """Which rank's checkpoint of which step it is, and how long its parts are."""
+    """Which rank's checkpoint of which step it is, and how long its parts are.
+
+    `world` is the number of ranks that saved the step. -1: it is a copy of what another rank saved.
+    """
 
     step: int
     attempt: int
@@ -31,10 +34,11 @@ class Description:
 
 @dataclass(frozen=True, kw_only=True)
 class Header(Description):
-    """What the writer announces before it writes the bytes."""
+    """What the writer announces before it writes the bytes. `replicated`: every rank saves the same state."""
 
     pinned: bool = False
     durable: bool = False
+    replicated: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +64,11 @@ class SlotInfo(Description):
     def durable(self) -> bool:
         """The training script asked for this one to be persisted."""
         return bool(self.flags & DURABLE)
+
+    @property
+    def replicated(self) -> bool:
+        """Every rank has saved the same state, so that any rank can use it."""
+        return bool(self.flags & REPLICATED)
 
     @property
     def unchanged(self) -> bool:

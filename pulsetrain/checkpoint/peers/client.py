@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from pulsetrain.checkpoint.memory.arena import ArenaReader, ArenaWriter
 from pulsetrain.checkpoint.memory.blocks import Span, blocks, checksum
-from pulsetrain.checkpoint.memory.slots import SlotInfo
+from pulsetrain.checkpoint.memory.slots import Header, SlotInfo
 from pulsetrain.checkpoint.peers.block_dedup import worth_sharing
 from pulsetrain.checkpoint.peers.framing import (
     OFFERS,
@@ -172,17 +172,32 @@ class PeerClient:
         Raises `CheckpointError` where the peer has none, `CorruptData` where it arrived with another
         checksum.
         """
-        send_frame(self._sock, {"op": "get", "rank": rank, "step": step})
+        return self._fetch({"op": "get", "rank": rank, "step": step}, arena, Snapshot.header)
+
+    def get_any(
+        self, step: int, attempt: int, arena: ArenaWriter, header: Callable[[Snapshot], Header]
+    ) -> SlotInfo:
+        """Fetch the state of all ranks that `attempt` saved, from any rank of the peer. Raises as `get`.
+
+        `header` says under which header it is kept.
+        """
+        return self._fetch({"op": "any", "step": step, "attempt": attempt}, arena, header)
+
+    def _fetch(
+        self, request: JsonObject, arena: ArenaWriter, header: Callable[[Snapshot], Header]
+    ) -> SlotInfo:
+        send_frame(self._sock, request)
         answer = receive_frame(self._sock)
         if "error" in answer:
             raise CheckpointError(str(answer["error"]))
         snapshot = Snapshot.parse(answer)
-        writing = arena.begin(snapshot.header())
+        writing = arena.begin(header(snapshot))
         if writing is None:
             raise CheckpointError("every slot of the arena is pinned")
         writing.prefault()
         if checksum(receive_blocks(self._sock, writing.bytes, blocks(snapshot))) != snapshot.checksum:
-            raise CorruptData(f"replica of rank {rank} step {step} arrived with another checksum")
+            what = f"rank {snapshot.rank} step {snapshot.step}"
+            raise CorruptData(f"replica of {what} arrived with another checksum")
         return writing.commit()
 
     def _sendfile(self, fd: int, offset: int, size: int) -> None:

@@ -17,9 +17,13 @@ from pulsetrain.core.errors import CorruptData
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot(Description):
-    """What identifies and describes the bytes of one rank's checkpoint, wherever they are."""
+    """What identifies and describes the bytes of one rank's checkpoint, wherever they are.
+
+    `replicated` is as in the arena. It is left out by an older agent.
+    """
 
     checksum: int
+    replicated: int = 0
 
     @classmethod
     def of(cls, info: SlotInfo) -> Snapshot:
@@ -31,7 +35,7 @@ class Snapshot(Description):
         """From a frame. Raises `CorruptData`."""
         values: dict[str, int] = {}
         for name in _SNAPSHOT_FIELDS:
-            value = raw.get(name)
+            value = raw.get(name, 0 if name == "replicated" else None)
             if not isinstance(value, int):
                 raise CorruptData(f"not a checkpoint description: {name} = {value!r}")
             values[name] = value
@@ -45,7 +49,8 @@ class Snapshot(Description):
 
     def header(self) -> Header:
         """What an arena needs to receive it."""
-        return Header(**{field.name: getattr(self, field.name) for field in dataclasses.fields(Description)})
+        described = {field.name: getattr(self, field.name) for field in dataclasses.fields(Description)}
+        return Header(**described, replicated=bool(self.replicated))
 
 
 _SNAPSHOT_FIELDS = tuple(field.name for field in dataclasses.fields(Snapshot))

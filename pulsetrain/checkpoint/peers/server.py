@@ -9,6 +9,7 @@ from threading import Lock, Thread
 
 import structlog
 
+from pulsetrain.checkpoint.peers.any_replica import AnyReplica
 from pulsetrain.checkpoint.peers.block_dedup import BlockDedup
 from pulsetrain.checkpoint.peers.framing import (
     OFFERS,
@@ -43,15 +44,18 @@ class PeerServer:
         job: str,
         segments: Callable[[int, str], memoryview] | None = None,
         block_dedup: BlockDedup | None = None,
+        any_replica: AnyReplica | None = None,
     ) -> None:
         """Listens at once. Raises `Unavailable` where the port is taken.
 
         `token` may be set anew: later connections prove that they have that one.
 
         `segments` gives stored content by step and hash. With `block_dedup`, peers may offer digests.
+        With `any_replica`, they may ask for a state that all ranks have saved alike.
         """
         self._replicas, self._segments, self._block_dedup = replicas, segments, block_dedup
-        self._requests = {"put": self._put, "get": self._get, "segment": self._segment}
+        self._any = any_replica or AnyReplica(replicas)
+        self._requests = {"put": self._put, "get": self._get, "any": self._get_any, "segment": self._segment}
         if block_dedup is not None:
             self._requests["offer"] = self._offer
         self.token, self._job = token, job
@@ -155,6 +159,19 @@ class PeerServer:
                 send_frame(sock, {"error": f"it has no step {step} of rank {rank}"})
                 return
             snapshot, data = replica
+            send_frame(sock, snapshot.as_json())
+            send_bytes(sock, data)
+
+    def _get_any(self, sock: socket.socket, request: JsonObject) -> None:
+        """A state that all ranks have saved alike, from whichever rank here has it."""
+        step, attempt = request.get("step"), request.get("attempt")
+        if not isinstance(step, int) or not isinstance(attempt, int):
+            raise CorruptData(f"peer asked for {request}")
+        with self._any.reading(step, attempt) as found:
+            if found is None:
+                send_frame(sock, {"error": f"no rank here has the state of step {step}"})
+                return
+            snapshot, data = found
             send_frame(sock, snapshot.as_json())
             send_bytes(sock, data)
 

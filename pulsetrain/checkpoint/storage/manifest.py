@@ -12,7 +12,7 @@ import builtins
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TypedDict
+from typing import NotRequired, TypedDict
 
 import xxhash
 
@@ -29,11 +29,12 @@ BlobJson = tuple[str, int, int]
 
 
 class TableJson(TypedDict):
-    """A table as files have it. `sizes` are those of layout, values and payload."""
+    """A table as files have it. `sizes` are those of layout, values, payload. Old files lack `replicated`."""
 
     rank: int
     sizes: tuple[int, int, int]
     segments: list[tuple[int, int, str]]
+    replicated: NotRequired[bool]
 
 
 class ManifestJson(TypedDict):
@@ -80,13 +81,17 @@ class Blob:
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """One rank's bytes: sizes as in its arena slot, and the segments that cover all but padding."""
+    """One rank's bytes: sizes as in its arena slot, and the segments that cover all but padding.
+
+    `replicated`: every rank has saved the same state.
+    """
 
     rank: int
     layout_bytes: int
     values_bytes: int
     payload_bytes: int
     segments: tuple[Segment, ...]
+    replicated: bool = False
 
     @property
     def bytes(self) -> int:
@@ -99,6 +104,7 @@ class Table:
             rank=self.rank,
             sizes=(self.layout_bytes, self.values_bytes, self.payload_bytes),
             segments=[(s.offset, s.bytes, s.hash) for s in self.segments],
+            replicated=self.replicated,
         )
 
     def encode(self) -> builtins.bytes:
@@ -115,6 +121,7 @@ class Table:
             values_bytes=values,
             payload_bytes=payload,
             segments=tuple(Segment(offset=o, bytes=b, hash=h) for o, b, h in raw["segments"]),
+            replicated=raw.get("replicated", False),
         )
 
 

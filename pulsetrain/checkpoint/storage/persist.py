@@ -124,14 +124,16 @@ class Persister:
         with self._lock:
             arenas, busy = dict(self._arenas), bool(self._uncommitted)
         saved = [
-            {(i.attempt, i.step) for i in arena.published() if i.rank == rank}
+            {(i.attempt, i.step) for i in arena.published() if i.rank == rank and i.world > 0}
             for rank, arena in arenas.items()
         ]
         common = set.intersection(*saved) if saved else set()
         done = common & {(m.attempt, m.step) for m in self._committer.newest}
         if not common or max(common) in done:
             return max((step for _, step in done), default=-1)
-        waits = any(i.rank == r and not a.taken(i) for r, a in arenas.items() for i in a.published())
+        waits = any(
+            i.rank == r and i.world > 0 and not a.taken(i) for r, a in arenas.items() for i in a.published()
+        )
         return None if busy or waits else max((step for _, step in done), default=-1)
 
     def close(self) -> None:
@@ -153,6 +155,7 @@ class Persister:
                 for info in reversed(arena.published())
                 if (info.pinned or self._all)
                 and info.rank == rank
+                and info.world > 0  # a copy of what another rank saved is that rank's to persist
                 and not arena.taken(info)
                 and info.generation != self._busy.get(rank)
             ]

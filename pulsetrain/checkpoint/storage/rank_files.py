@@ -142,6 +142,7 @@ def table_of(info: SlotInfo, data: memoryview) -> Table:
             Segment(offset=at, bytes=size, hash=xxhash.xxh3_128_hexdigest(data[at : at + size]))
             for at, size in spans
         ),
+        replicated=info.replicated,
     )
 
 

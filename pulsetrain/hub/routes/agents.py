@@ -25,7 +25,14 @@ POLICY_VIOLATION = 1008
 UNAUTHORIZED = 4401
 LONGEST_NAME = 255
 _LIMITS: Mapping[str, tuple[int, int]] = MappingProxyType(
-    {"nproc_per_node": (1, 1 << 12), "nnodes": (1, 1 << 20), "peer_port": (0, 65535)}
+    {
+        "nproc_per_node": (1, 1 << 12),
+        "nnodes": (1, 1 << 20),
+        "min_nnodes": (0, 1 << 20),
+        "node_unit": (1, 1 << 20),
+        "world_nodes": (0, 1 << 20),
+        "peer_port": (0, 65535),
+    }
 )
 
 

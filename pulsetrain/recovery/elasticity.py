@@ -1,0 +1,164 @@
+"""Changes the number of nodes of a job: fewer where nodes are lost, more where they return.
+
+A job that stands shrinks when no standby has come for a while. A job that runs grows at a saved step, as a
+migration waits for one. What its ranks have saved must fit the other size, else the job keeps its size.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from pulsetrain.recovery import faults, restart_cost, standby_care, world
+from pulsetrain.recovery.record import Fault
+from pulsetrain.recovery.resizing import Nodes, larger_size, size_now
+from pulsetrain.recovery.saves import (
+    ask_for_saves,
+    end_saves,
+    has_checkpointer,
+    restorable_without,
+    saves_every_step,
+)
+from pulsetrain.recovery.snapshot import snapshot
+from pulsetrain.recovery.state import JobState
+from pulsetrain.recovery.transitions import Phase
+from pulsetrain.recovery.world_sizes import resize
+
+NOT_REPLICATED = (
+    "each rank may have saved a part of the state of its own, which fits this number of ranks only. "
+    "Where all ranks save the same, say so with Checkpointer(..., replicated=True)"
+)
+NOTHING_SAVED = "it has no checkpoint, so that all its steps would be lost"
+
+
+class Loop(Protocol):
+    """Takes the fault that stops the job."""
+
+    def report(self, fault: Fault) -> None: ...
+
+
+def size_to_begin(job: JobState, *, quiet_s: float) -> int:
+    """The number of nodes with which a job that forms or waits goes on now. 0: it waits.
+
+    `quiet_s` is the time since a node joined last.
+    """
+    resizing, members = job.resizing, job.members
+    forming = job.phase is Phase.FORMING
+    size = size_now(
+        resizing,
+        Nodes(
+            available=members.available(forming=forming),
+            checked=sum(n.cordon == standby_care.NEW for n in members.reserves()),
+        ),
+        waited_s=quiet_s if forming else short_s(job),
+        wait_s=job.services.policy.shrink_wait_s,
+    )
+    return 0 if size < resizing.size and not forming and _refused(job, size) else size
+
+
+def short_s(job: JobState) -> float:
+    """How long a job that stands has been short of nodes."""
+    since_ns = job.recovery.fault.detected_ns if job.recovery is not None else job.phase_since_ns
+    return (job.now_ns() - since_ns) / 1e9
+
+
+def _refused(job: JobState, size: int) -> bool:
+    """Whether a job cannot have this size. The first time it is an event."""
+    why_not = why_not_size(job, size)
+    if why_not and why_not != job.resizing.why_not:
+        job.write("resize_refused", {"to": size, "why_not": why_not})
+    job.resizing.why_not = why_not
+    return bool(why_not)
+
+
+def why_not_size(job: JobState, size: int) -> str:
+    """Why what ranks have saved does not fit a world of so many nodes, "" where it does.
+
+    A script without a `Checkpointer` restores by itself, as under torchrun.
+    """
+    members, held = job.members, job.members.held()
+    if not members.world or size in (0, len(members.world)) or not any(held.values()):
+        return ""
+    resized = resize(members.world, size, members.healthy(), [node.hello for node in members.standbys()])
+    plan = world.plan_restore(resized, held, job.restarts.unrestorable)
+    return "" if plan.step >= 0 else NOT_REPLICATED
+
+
+def take_size(job: JobState) -> None:
+    """A launch follows: use as many nodes as are there, if that fits what was saved."""
+    resizing, members = job.resizing, job.members
+    before = resizing.size
+    size = resizing.sizes.fit(members.available(forming=not members.world))
+    if not size or size == before or _refused(job, size):
+        return
+    resizing.size, resizing.asked_in = size, None
+    if members.world:
+        _tell(job, before, size)
+
+
+def _tell(job: JobState, before: int, size: int) -> None:
+    """Write down that the world changes, and what it costs."""
+    members = job.members
+    nproc = members.world[0].nproc
+    after = resize(members.world, size, members.healthy(), [n.hello for n in members.standbys()])
+    names, old = [m.node for m in after], [m.node for m in members.world]
+    stood_s = short_s(job)
+    detail = {
+        "from": before,
+        "to": size,
+        "from_ranks": before * nproc,
+        "to_ranks": size * nproc,
+        "joined": [name for name in names if name not in old],
+        "left": [name for name in old if name not in names],
+        "stood_s": round(stood_s, 3),
+        "stood_gpu_s": round(stood_s * min(before, size) * nproc, 1),
+        "price": restart_cost.of_restart(snapshot(job)),
+    }
+    job.write("shrink" if size < before else "grow", detail)
+
+
+def look(job: JobState, loop: Loop) -> None:
+    """Let a running job grow once nodes are there and a step is saved."""
+    resizing = job.resizing
+    size = larger_size(resizing, len(job.members.active()) + len(job.members.standbys()))
+    if not size or not _steady(job):
+        _forget(job)
+        return
+    if resizing.acted_in == job.attempt.number or _refused(job, size):
+        return
+    if _may_grow(job):
+        resizing.acted_in = job.attempt.number
+        reason = f"{resizing.size} of {size} nodes were in use"
+        loop.report(faults.grown(reason, job.attempt.number, job.now_ns()))
+
+
+def _steady(job: JobState) -> bool:
+    """Whether the job trains, and nothing else is about to stop it."""
+    policy = job.services.policy
+    busy = job.move is not None or job.recovery is not None or job.hangs.pending is not None
+    if job.phase is not Phase.RUNNING or busy or policy.observe_only or not job.attempt.first_step_done:
+        return False
+    return job.now_ns() - job.phase_since_ns >= policy.grow_after_s * 1e9
+
+
+def _forget(job: JobState) -> None:
+    """Nothing is left to grow for. Ranks that were asked to save are asked no more."""
+    if job.resizing.asked_in == job.attempt.number and job.phase is Phase.RUNNING and job.move is None:
+        end_saves(job)
+    job.resizing.asked_in = None
+
+
+def _may_grow(job: JobState) -> bool:
+    """Whether the step is saved that was waited for. The first call asks for it."""
+    resizing, now_s = job.resizing, job.services.clock.monotonic_s()
+    if resizing.asked_in != job.attempt.number:
+        resizing.asked_in, resizing.asked_s = job.attempt.number, now_s
+        resizing.newer_than = job.last_step
+        if has_checkpointer(job) and not saves_every_step(job):
+            resizing.newer_than = ask_for_saves(job)
+    saved = restorable_without(job, "")
+    if saved < 0:
+        resizing.why_not = NOTHING_SAVED
+        return False
+    resizing.why_not = ""
+    patient = now_s - resizing.asked_s < job.services.policy.checkpoint_patience_s
+    return saved >= resizing.newer_than or not patient

@@ -1,0 +1,78 @@
+"""When a job goes on with fewer nodes, and when it grows again. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pulsetrain.recovery.world_sizes import WorldSizes
+
+CHECK_PATIENCE = 3.0
+"""While a node that has just joined is checked, a job waits so many times longer before it shrinks."""
+
+
+@dataclass(kw_only=True)
+class Resizing:
+    """How large a job's world is, and what it waits for before the size changes.
+
+    `size` is the number of nodes of the present world, or of the one to come. `why_not` says why it cannot
+    run on another number of nodes, "" where it can.
+
+    Before it grows, ranks of the attempt `asked_in` were asked to save, at `asked_s`. It then waits for a
+    checkpoint of step `newer_than` or later. `acted_in` is the attempt that was stopped to grow.
+    """
+
+    sizes: WorldSizes
+    size: int
+    why_not: str = ""
+    asked_in: int | None = None
+    asked_s: float = 0.0
+    newer_than: int = -1
+    acted_in: int | None = None
+
+    @classmethod
+    def of(cls, sizes: WorldSizes) -> Resizing:
+        """Of a job that has no world yet."""
+        return cls(sizes=sizes, size=sizes.largest)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Nodes:
+    """Nodes that a job could run on now, and nodes that have joined and are still checked."""
+
+    available: int
+    checked: int = 0
+
+
+def size_now(resizing: Resizing, nodes: Nodes, *, waited_s: float, wait_s: float) -> int:
+    """The number of nodes with which a job that stands goes on now. 0: it waits.
+
+    It takes all nodes that it can. With fewer than before it goes on once it has waited `wait_s` for others.
+
+    >>> resizing = Resizing.of(WorldSizes(least=1, most=4))
+    >>> [size_now(resizing, Nodes(available=3), waited_s=s, wait_s=3) for s in (2, 4)]
+    [0, 3]
+    """
+    size = resizing.sizes.fit(nodes.available)
+    if size >= resizing.size:
+        return size
+    patience_s = wait_s * (CHECK_PATIENCE if nodes.checked else 1)
+    return size if waited_s >= patience_s else 0
+
+
+def larger_size(resizing: Resizing, available: int) -> int:
+    """The number of nodes to which a running job could grow. 0: it cannot.
+
+    >>> resizing = Resizing(sizes=WorldSizes(least=2, most=8, unit=2), size=4)
+    >>> larger_size(resizing, 5), larger_size(resizing, 7)
+    (0, 6)
+    """
+    size = resizing.sizes.fit(available)
+    return size if size > resizing.size else 0
+
+
+def shrinking_cost_s(stop_s: float) -> float:
+    """Seconds without new steps that shrinking costs: one stop now, and one when the job grows again.
+
+    A wait that is longer costs more than to shrink, where the nodes that are left are as fast each.
+    """
+    return 2 * stop_s

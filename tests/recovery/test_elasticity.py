@@ -1,0 +1,259 @@
+"""A job of --nnodes MIN:MAX loses nodes, goes on with the rest, and grows when they are back."""
+
+import pytest
+
+from pulsetrain.core.errors import UsageError
+from pulsetrain.protocol.messages import Held, SaveFrom, Start, Stop
+from pulsetrain.recovery import actions
+from pulsetrain.recovery.policy import Policy
+from pulsetrain.recovery.resizing_view import resizing_row
+from pulsetrain.recovery.transitions import Phase
+from tests.recovery.fakes import Fleet, run
+
+POLICY = Policy(shrink_wait_s=3.0, grow_after_s=2.0)
+
+
+def fleet_of(nodes, sizes=(1, 1), **options):
+    return Fleet(nodes, nnodes=len(nodes), sizes=sizes, policy=POLICY, **options)
+
+
+def saved(fleet, step, *, nodes=None, replicated=True):
+    """Every rank of these nodes has done `step` and holds it."""
+    world = fleet.job.world_size
+    for name in nodes or [m.node for m in fleet.job.world]:
+        agent = fleet.agents[name]
+        agent.steps = dict.fromkeys(agent.steps, step)
+        fields = {"tier": "memory", "world": world, "attempt": agent.attempt, "replicated": replicated}
+        agent.held = tuple(Held(rank=r, step=s, **fields) for r in agent.steps for s in (step - 1, step))
+        agent.send_heartbeat()
+
+
+async def lose(fleet, *names):
+    for name in names:
+        fleet.agents[name].drop()
+    await fleet.settle(0.5)
+    await fleet.settle(0.6)
+    await fleet.settle(0.0)
+
+
+async def later(fleet, seconds):
+    """Time passes, and connected agents send their heartbeats."""
+    for _ in range(int(seconds / 0.5)):
+        for agent in fleet.agents.values():
+            if agent.node.connected:
+                agent.send_heartbeat()
+        await fleet.settle(0.5)
+
+
+def nodes_of(fleet):
+    return [member.node for member in fleet.job.world]
+
+
+def test_a_job_that_lost_a_node_waits_and_then_goes_on_with_the_rest_in_their_order():
+    async def scenario():
+        fleet = fleet_of("abcd")
+        await fleet.form()
+        saved(fleet, 9)
+        await lose(fleet, "b")
+        assert fleet.job.phase is Phase.WAITING
+        await fleet.settle(2.0)
+        assert fleet.job.phase is Phase.WAITING
+        await fleet.settle(1.1)
+        assert fleet.job.phase is Phase.RUNNING
+        assert nodes_of(fleet) == ["a", "c", "d"]
+        assert [m.node_rank for m in fleet.job.world] == [0, 1, 2]
+        start = fleet.of("c", Start)[-1]
+        assert (start.restore_step, start.replica_attempt) == (9, 0)
+        assert start.sources == {"2": "memory", "3": "memory"}
+        told = fleet.journal.last("shrink")["detail"]
+        assert (told["from"], told["to"], told["left"], told["to_ranks"]) == (4, 3, ["b"], 6)
+        assert told["stood_gpu_s"] == pytest.approx(told["stood_s"] * 6, abs=0.1)
+
+    run(scenario)
+
+
+def test_a_standby_that_comes_in_time_keeps_the_size():
+    async def scenario():
+        fleet = fleet_of("ab")
+        await fleet.form()
+        saved(fleet, 9)
+        await lose(fleet, "b")
+        fleet.agents["z"] = fleet.join("z")
+        await fleet.settle(0.3)
+        await fleet.settle(0.6)
+        assert nodes_of(fleet) == ["a", "z"]
+        assert "shrink" not in fleet.journal.kinds()
+
+    run(scenario)
+
+
+def test_fewer_nodes_than_the_minimum_wait():
+    async def scenario():
+        fleet = fleet_of("abc", sizes=(2, 1))
+        await fleet.form()
+        saved(fleet, 9)
+        await lose(fleet, "b", "c")
+        await later(fleet, 60)
+        assert fleet.job.phase is Phase.WAITING
+        assert resizing_row(fleet.job)["missing_nodes"] == 1
+        fleet.agents["z"] = fleet.join("z")
+        await fleet.settle(0.1)
+        await fleet.settle(0.6)
+        assert nodes_of(fleet) == ["a", "z"]
+
+    run(scenario)
+
+
+def test_only_whole_units_are_used():
+    async def scenario():
+        fleet = fleet_of("abcd", sizes=(2, 2))
+        await fleet.form()
+        saved(fleet, 9)
+        await lose(fleet, "a")
+        await fleet.settle(3.0)
+        assert nodes_of(fleet) == ["b", "c"]
+        assert fleet.node("d").state == "standby"
+
+    run(scenario)
+
+
+def test_what_cannot_be_restored_on_fewer_nodes_waits_and_says_why():
+    async def scenario():
+        fleet = fleet_of("ab")
+        await fleet.form()
+        saved(fleet, 9, replicated=False)
+        await lose(fleet, "b")
+        await later(fleet, 20)
+        assert fleet.job.phase is Phase.WAITING
+        assert "replicated=True" in resizing_row(fleet.job)["why_not"]
+        assert fleet.journal.kinds().count("resize_refused") == 1
+
+    run(scenario)
+
+
+async def shrunk(sizes=(1, 1)):
+    fleet = fleet_of("ab", sizes=sizes)
+    await fleet.form()
+    saved(fleet, 9)
+    await lose(fleet, "b")
+    await fleet.settle(3.0)
+    assert nodes_of(fleet) == ["a"]
+    return fleet
+
+
+def test_a_shrunk_job_grows_at_a_saved_step_when_the_node_is_back():
+    async def scenario():
+        fleet = await shrunk()
+        saved(fleet, 15)
+        fleet.agents["b"] = fleet.join("b", pid=77)
+        await fleet.settle(0.1)
+        await fleet.settle(0.0)
+        assert nodes_of(fleet) == ["a"]
+        await fleet.settle(2.0)
+        await fleet.settle(0.0)
+        assert nodes_of(fleet) == ["a", "b"]
+        assert fleet.job.phase is Phase.RUNNING
+        start = fleet.of("b", Start)[-1]
+        assert (start.restore_step, start.sources) == (15, {"2": "peer:a", "3": "peer:a"})
+        told = fleet.journal.last("grow")["detail"]
+        assert (told["from"], told["to"], told["joined"]) == (1, 2, ["b"])
+        recovery = fleet.journal.last("recovery")["detail"]
+        assert (recovery["cause"], recovery["lost_steps"]) == ("grow", 0)
+
+    run(scenario)
+
+
+def test_ranks_that_save_seldom_are_asked_to_save_before_the_job_grows():
+    async def scenario():
+        fleet = await shrunk()
+        agent = fleet.agents["a"]
+        saved(fleet, 15)
+        agent.held = agent.held[:1]
+        agent.send_heartbeat()
+        fleet.agents["b"] = fleet.join("b", pid=77)
+        await fleet.settle(0.1)
+        await fleet.settle(2.0)
+        asked = fleet.of("a", SaveFrom)[-1].step
+        assert asked > 15
+        await fleet.settle(1.0)
+        assert nodes_of(fleet) == ["a"]
+        saved(fleet, asked)
+        await fleet.settle(0.1)
+        await fleet.settle(0.0)
+        assert nodes_of(fleet) == ["a", "b"]
+
+    run(scenario)
+
+
+def test_a_job_without_a_checkpoint_never_stops_to_grow():
+    async def scenario():
+        fleet = fleet_of("ab")
+        await fleet.form()
+        await lose(fleet, "b")
+        await fleet.settle(3.0)
+        assert nodes_of(fleet) == ["a"]
+        fleet.agents["b"] = fleet.join("b", pid=77)
+        await fleet.settle(0.1)
+        stops = len(fleet.of("a", Stop))
+        for _ in range(5):
+            fleet.agents["a"].complete(20)
+            fleet.agents["a"].held = ()
+            fleet.agents["a"].send_heartbeat()
+            await later(fleet, 30)
+        assert len(fleet.of("a", Stop)) == stops
+        assert "no checkpoint" in resizing_row(fleet.job)["why_not"]
+
+    run(scenario)
+
+
+def test_a_node_that_is_lost_again_while_the_job_grows_leaves_a_running_job(monkeypatch):
+    monkeypatch.setattr(actions, "POLL_S", 0)  # it waits in real time
+
+    async def scenario():
+        fleet = await shrunk()
+        saved(fleet, 15)
+        fleet.agents["b"] = fleet.join("b", pid=77, mute=(Start,))
+        await fleet.settle(0.1)
+        await fleet.settle(2.0)
+        assert fleet.job.phase is Phase.STARTING
+        await lose(fleet, "b")
+        await later(fleet, 4.0)
+        assert nodes_of(fleet) == ["a"]
+        assert fleet.job.phase is Phase.RUNNING
+        assert fleet.of("a", Start)[-1].restore_step >= 15
+
+    run(scenario)
+
+
+def test_a_crash_in_a_shrunk_world_restarts_it_at_once_with_all_that_is_there():
+    async def scenario():
+        fleet = await shrunk()
+        saved(fleet, 15)
+        fleet.agents["a"].rank_exits(1, 1)
+        await fleet.settle()
+        assert fleet.job.phase is Phase.RUNNING
+        assert nodes_of(fleet) == ["a"]
+
+    run(scenario)
+
+
+def test_a_job_begins_with_fewer_nodes_when_no_more_come():
+    async def scenario():
+        fleet = Fleet("ab", nnodes=4, sizes=(2, 1), policy=POLICY)
+        await fleet.settle(1.0)
+        assert fleet.job.phase is Phase.FORMING
+        await fleet.settle(2.5)
+        assert fleet.job.phase is Phase.RUNNING
+        assert nodes_of(fleet) == ["a", "b"]
+
+    run(scenario)
+
+
+def test_agents_of_one_job_must_agree_on_its_sizes():
+    async def scenario():
+        fleet = fleet_of("ab")
+        fleet.sizes = (2, 1)
+        with pytest.raises(UsageError, match=r"says --nnodes=2, its job 'j' has 1:2"):
+            fleet.join("c")
+
+    run(scenario)

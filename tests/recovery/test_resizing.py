@@ -1,0 +1,33 @@
+"""When a job shrinks and when it grows."""
+
+import pytest
+
+from pulsetrain.recovery.resizing import Nodes, Resizing, larger_size, shrinking_cost_s, size_now
+from pulsetrain.recovery.world_sizes import WorldSizes
+
+OF_FOUR = Resizing(sizes=WorldSizes(least=2, most=6), size=4)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "waited_s", "size"),
+    [
+        (Nodes(available=4), 0.0, 4),
+        (Nodes(available=9), 0.0, 6),
+        (Nodes(available=3), 2.9, 0),
+        (Nodes(available=3), 3.0, 3),
+        (Nodes(available=3, checked=1), 3.0, 0),
+        (Nodes(available=3, checked=1), 9.0, 3),
+        (Nodes(available=1), 1e9, 0),
+    ],
+)
+def test_a_job_that_stands_takes_what_is_there_and_waits_before_it_shrinks(nodes, waited_s, size):
+    assert size_now(OF_FOUR, nodes, waited_s=waited_s, wait_s=3.0) == size
+
+
+@pytest.mark.parametrize(("available", "size"), [(3, 0), (4, 0), (5, 5), (8, 6)])
+def test_a_running_job_grows_to_what_is_there_and_never_shrinks(available, size):
+    assert larger_size(OF_FOUR, available) == size
+
+
+def test_shrinking_costs_a_stop_now_and_one_when_the_job_grows_again():
+    assert shrinking_cost_s(4.0) == 8.0

@@ -1,0 +1,51 @@
+"""How many nodes a job may run on, and who stays where when that changes."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pulsetrain.core.errors import UsageError
+from pulsetrain.recovery.world_sizes import WorldSizes, resize
+from tests.recovery.builders import hello, world
+
+numbers = st.integers(1, 30)
+
+
+def names(members):
+    return [member.node for member in members]
+
+
+@given(numbers, numbers, numbers, st.integers(0, 60))
+def test_a_size_is_a_multiple_of_the_unit_between_least_and_most(least, most, unit, nodes):
+    try:
+        sizes = WorldSizes(least=least, most=most, unit=unit)
+    except UsageError:
+        assert not [n for n in range(least, most + 1) if n % unit == 0]
+        return
+    allowed = [n for n in range(least, most + 1) if n % unit == 0]
+    assert sizes.fit(nodes) == max([n for n in allowed if n <= nodes], default=0)
+    assert (sizes.smallest, sizes.largest) == (allowed[0], allowed[-1])
+    assert sizes.elastic == (len(allowed) > 1)
+
+
+def test_an_agent_that_names_no_minimum_has_a_fixed_size():
+    sizes = WorldSizes.of(hello(nnodes=4))
+    assert (sizes.fit(3), sizes.fit(9), sizes.elastic, str(sizes)) == (0, 4, False, "4")
+    assert str(WorldSizes.of(hello(nnodes=4, min_nnodes=2, node_unit=2))) == "2:4 in units of 2"
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"least": 3, "most": 2}, {"least": 0, "most": 2}, {"least": 3, "most": 3, "unit": 2}]
+)
+def test_sizes_that_allow_nothing_are_refused(wrong):
+    with pytest.raises(UsageError, match="allowed"):
+        WorldSizes(**wrong)
+
+
+@given(st.integers(1, 8), st.sets(st.integers(0, 7)), st.integers(0, 4))
+def test_survivors_keep_their_order_and_ranks_have_no_gaps(size, lost, standbys):
+    before = world(*"abcdefgh")
+    healthy = [m.node for m in before if m.node_rank not in lost]
+    after = resize(before, size, healthy, [hello(n) for n in "zyxw"[:standbys]])
+    assert names(after) == [*healthy, *sorted("zyxw"[:standbys])][:size]
+    assert [m.node_rank for m in after] == list(range(len(after)))
