@@ -64,18 +64,18 @@ class Record:
     """Which samples this rank used in which step. One file for each attempt and rank."""
 
     def __init__(self, folder: Path | None) -> None:
-        self._file = None
+        attempt, rank = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), os.environ.get("RANK", "0")
+        self._file = folder / f"attempt-{attempt}-rank-{rank}.jsonl" if folder else None
         if folder is not None:
-            attempt, rank = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), os.environ.get("RANK", "0")
             folder.mkdir(parents=True, exist_ok=True)
-            self._file = (folder / f"attempt-{attempt}-rank-{rank}.jsonl").open("a", buffering=1)
 
     def note(self, step: int, epoch: int, share: Share) -> None:
         """Write it before the step is done, so that no step can be done without."""
         if self._file is not None:
             ids = [index for micro in share.microbatches for index in micro]
             line = {"step": step, "epoch": epoch, "world": dist.get_world_size(), "ids": ids}
-            self._file.write(json.dumps(line) + "\n")
+            with self._file.open("a") as file:
+                file.write(json.dumps(line) + "\n")
 
 
 def train(args: argparse.Namespace) -> None:

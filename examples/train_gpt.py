@@ -40,7 +40,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=100, help="optimizer steps in all")
     parser.add_argument("--tp", type=int, default=2, help="tensor-parallel ranks")
     parser.add_argument("--pp", type=int, default=2, help="pipeline stages")
-    parser.add_argument("--dp", type=int, default=2, help="data-parallel replicas")
+    parser.add_argument("--dp", type=int, default=2, help="data-parallel replicas, 0: all ranks")
     parser.add_argument("--batch", type=int, default=32, help="sequences in a step, over all replicas")
     parser.add_argument(
         "--microbatches", type=int, default=2, help="pipeline microbatches in a replica's step"
@@ -59,7 +59,9 @@ def arguments() -> argparse.Namespace:
         "--params-hash-out", type=Path, metavar="FILE", help="write the parameters' hash here"
     )
     args = parser.parse_args()
-    problem = misfit(args, int(os.environ.get("WORLD_SIZE", "1")))
+    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    args.dp = args.dp or max(1, world_size // (args.tp * args.pp))
+    problem = misfit(args, world_size)
     if problem:
         if os.environ.get("RANK", "0") == "0":
             print(f"train_gpt: {problem}", file=sys.stderr, flush=True)
@@ -99,9 +101,13 @@ def corpus(limit_bytes: int = 2 << 20) -> Tensor:
 
 
 def batch_of(text: Tensor, step: int, replica: int, args: argparse.Namespace) -> tuple[Tensor, Tensor]:
-    """Inputs and targets of a replica's step, each (sequences, seq); they follow from seed, step and rank."""
-    order = torch.Generator().manual_seed(args.seed * 1_000_003 + step * 1_009 + replica)
-    starts = torch.randint(len(text) - args.seq - 1, (args.batch // args.dp, 1), generator=order)
+    """Inputs and targets of a replica's step, each (sequences, seq).
+
+    The sequences of a step follow from seed and step alone, so that they are the same for any number of
+    replicas.
+    """
+    order = torch.Generator().manual_seed(args.seed * 1_000_003 + step * 1_009)
+    starts = torch.randint(len(text) - args.seq - 1, (args.batch, 1), generator=order)[replica :: args.dp]
     window = text[starts + torch.arange(args.seq + 1)].long()
     return window[:, :-1], window[:, 1:]
 
@@ -309,7 +315,8 @@ def train(args: argparse.Namespace) -> None:
     device = set_up(args)
     mesh = init_device_mesh(device.type, (args.pp, args.dp, args.tp), mesh_dim_names=("pp", "dp", "tp"))
     trainer = Trainer(args, mesh, device)
-    watch, checkpointer = pulsetrain.init(mesh=mesh), pulsetrain.Checkpointer(trainer.state)  # [watch]
+    state, dp = trainer.state, args.tp * args.pp == 1  # dp: every rank has the same state
+    watch, checkpointer = pulsetrain.init(mesh=mesh), pulsetrain.Checkpointer(state, replicated=dp)  # [watch]
     restored = checkpointer.restore()  # [watch]
     speaks = [mesh[name].get_local_rank() for name in ("pp", "dp", "tp")] == [args.pp - 1, 0, 0]
     began = time.perf_counter()

@@ -31,6 +31,8 @@ def event_line(row: Mapping[str, object]) -> str:
             return f"{node} is evicted: {detail.get('reason', '')}"
         case "standby_promoted":
             return f"{node} takes the place of {detail.get('replaces', '?')}"
+        case "shrink" | "grow":
+            return f"goes on with {detail.get('to', '?')} nodes in place of {detail.get('from', '?')}"
         case "recovery":
             seconds = detail.get("total_ns", 0) / 1e9
             return f"training again {seconds:.1f} s after the fault: {detail.get('reason', '')}"

@@ -52,7 +52,7 @@ def size_to_begin(job: JobState, *, quiet_s: float) -> int:
         waited_s=quiet_s if forming else short_s(job),
         wait_s=job.services.policy.shrink_wait_s,
     )
-    return 0 if size < resizing.size and not forming and _refused(job, size) else size
+    return 0 if size < resizing.size and _refused(job, size) else size
 
 
 def short_s(job: JobState) -> float:
@@ -73,12 +73,17 @@ def _refused(job: JobState, size: int) -> bool:
 def why_not_size(job: JobState, size: int) -> str:
     """Why what ranks have saved does not fit a world of so many nodes, "" where it does.
 
-    A script without a `Checkpointer` restores by itself, as under torchrun.
+    A script without a `Checkpointer` restores by itself, as under torchrun. A new hub that has seen no world
+    looks at what its nodes hold all the same.
     """
     members, held = job.members, job.members.held()
-    if not members.world or size in (0, len(members.world)) or not any(held.values()):
+    if size in (0, len(members.world)) or not any(held.values()):
         return ""
-    resized = resize(members.world, size, members.healthy(), [node.hello for node in members.standbys()])
+    standbys = [node.hello for node in members.standbys()]
+    if members.world:
+        resized = resize(members.world, size, members.healthy(), standbys)
+    else:
+        resized = world.form_world(standbys, size)
     plan = world.plan_restore(resized, held, job.restarts.unrestorable)
     return "" if plan.step >= 0 else NOT_REPLICATED
 
@@ -88,7 +93,7 @@ def take_size(job: JobState) -> None:
     resizing, members = job.resizing, job.members
     before = resizing.size
     size = resizing.sizes.fit(members.available(forming=not members.world))
-    if not size or size == before or _refused(job, size):
+    if not size or size == before or (members.world and _refused(job, size)):
         return
     resizing.size, resizing.asked_in = size, None
     if members.world:

@@ -52,6 +52,13 @@ def preview(job: JobSnapshot, node: NodeSnapshot, scheduler: Sequence[str] = ())
         "expected_s": restart_cost.usual_recovery_s(job) if active else None,
         "price": restart_cost.of_stop(job, lost_steps=lost_steps) if active else restart_cost.price(0.0, 0),
         "allowed": True,
-        "why_not": "" if not active or standbys else NO_STANDBY,
+        "why_not": "" if not active or standbys else _without_standby(job, len(healthy)),
         "scheduler": list(scheduler),
     }
+
+
+def _without_standby(job: JobSnapshot, left: int) -> str:
+    """What a job does that loses a node for which there is no standby."""
+    size = job.resizing.sizes.fit(left) if job.resizing is not None else 0
+    elastic = job.resizing is not None and job.resizing.sizes.elastic
+    return f"no standby: the job would go on with {size} node(s)" if elastic and size else NO_STANDBY

@@ -190,6 +190,7 @@ class JobState:
         """The job stops because of `fault`."""
         self.time.misjudged(fault.onset_ns, self.now_ns())
         self.recovery = Recovery(fault=fault, from_step=self.last_step)
+        self.resizing.why_not = ""
         self.hangs.forget()
         self._doubt(fault)
         if not self.attempt.first_step_done:

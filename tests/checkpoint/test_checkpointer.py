@@ -215,6 +215,19 @@ def test_nothing_to_restore_empties_the_arena(fd):
     assert ArenaReader(fd).published() == []
 
 
+@pytest.mark.parametrize("world", [1, 2])
+def test_random_generators_come_back_only_in_a_world_of_the_same_size(fd, world):
+    environ = {"RANK": "0", "WORLD_SIZE": "2", "PULSETRAIN_ARENA_FD": str(fd)}
+    torch.manual_seed(1)
+    Checkpointer({"position": 7}, replicated=True, environ=environ).save(3).wait()
+    torch.manual_seed(2)
+    state = {"position": 0}
+    Checkpointer(state, environ=environ | {"WORLD_SIZE": str(world)}).restore(3)
+    assert state["position"] == 7
+    assert torch.initial_seed() == {1: 2, 2: 1}[world]
+    assert ArenaReader(fd).find(0, 3).replicated
+
+
 def test_a_missing_step_is_an_error_that_names_the_others(fd):
     training = Training(fd)
     training.train(1, 3)

@@ -85,6 +85,21 @@ def test_data_follow_from_seed_step_and_replica_alone(example):
     assert not any(torch.equal(inputs, other) for other in others)
 
 
+@pytest.mark.parametrize("replicas", [1, 4])
+def test_any_number_of_replicas_gets_the_same_sequences_in_a_step(example, replicas):
+    text = example.corpus()
+    step = [example.batch_of(text, 7, r, sizes(dp=replicas))[0] for r in range(replicas)]
+    two = [example.batch_of(text, 7, r, sizes(dp=2))[0] for r in range(2)]
+    assert sorted(torch.cat(step).tolist()) == sorted(torch.cat(two).tolist())
+
+
+def test_without_a_number_of_replicas_all_ranks_are_used(example, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["train_gpt.py", "--tp", "2", "--pp", "2", "--dp", "0"])
+    monkeypatch.setenv("WORLD_SIZE", "12")
+    monkeypatch.setattr(example, "misfit", lambda args, world: "")
+    assert example.arguments().dp == 3
+
+
 @pytest.mark.integration
 def test_fewer_ranks_than_needed_is_one_line_and_status_2():
     env = os.environ | {"RANK": "0", "WORLD_SIZE": "4", "LOCAL_RANK": "0"}

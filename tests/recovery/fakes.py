@@ -306,7 +306,9 @@ class Fleet:
         self.max_restarts, self.nnodes, self.sizes = max_restarts, nnodes, sizes
         self.agents = {n: self.join(n, **agent) for n in nodes}
 
-    def join(self, node, *, attempt=-1, node_rank=-1, pid=None, job="j", address="", **agent):
+    def join(
+        self, node, *, attempt=-1, node_rank=-1, pid=None, job="j", address="", world_nodes=0, **agent
+    ):
         hello = Hello(
             node=node,
             address=address or "127.0.0.1",
@@ -320,6 +322,7 @@ class Fleet:
             peer_port=1,
             attempt=attempt,
             node_rank=node_rank,
+            world_nodes=world_nodes,
         )
         return FakeAgent(self.controller, hello, **agent)
 

@@ -257,3 +257,62 @@ def test_agents_of_one_job_must_agree_on_its_sizes():
             fleet.join("c")
 
     run(scenario)
+
+
+def test_an_eviction_without_a_standby_shrinks_the_job_too():
+    async def scenario():
+        fleet = fleet_of("ab")
+        await fleet.form()
+        saved(fleet, 9)
+        preview = fleet.controller.preview_eviction("b")
+        assert preview["why_not"] == "no standby: the job would go on with 1 node(s)"
+        await fleet.controller.evict("b", "it is slow", "ann")
+        await fleet.settle()
+        await later(fleet, 4.0)
+        assert nodes_of(fleet) == ["a"]
+        assert fleet.job.phase is Phase.RUNNING
+
+    run(scenario)
+
+
+def test_a_new_hub_takes_over_a_shrunk_world_and_lets_it_grow():
+    async def scenario():
+        fleet = Fleet("", nnodes=3, sizes=(1, 1), policy=POLICY)
+        for rank, name in enumerate("ab"):
+            fleet.agents[name] = fleet.join(name, attempt=4, node_rank=rank, world_nodes=2)
+        await fleet.settle(0.1)
+        await fleet.settle(0.1)
+        assert fleet.job.phase is Phase.RUNNING
+        assert (nodes_of(fleet), fleet.job.attempt) == (["a", "b"], 4)
+
+    run(scenario)
+
+
+def test_a_new_hub_does_not_begin_anew_with_fewer_nodes_than_the_state_needs():
+    async def scenario():
+        fleet = Fleet("", nnodes=2, sizes=(1, 1), policy=POLICY)
+        agent = fleet.agents["a"] = fleet.join("a")
+        agent.held = tuple(Held(rank=r, step=9, tier="memory", world=4, attempt=0) for r in (0, 1))
+        agent.send_heartbeat()
+        await later(fleet, 20)
+        assert fleet.job.phase is Phase.FORMING
+        assert "replicated=True" in fleet.journal.last("resize_refused")["detail"]["why_not"]
+
+    run(scenario)
+
+
+def test_a_reason_of_an_earlier_attempt_does_not_keep_the_job_from_shrinking():
+    async def scenario():
+        fleet = fleet_of("abc")
+        await fleet.form()
+        await lose(fleet, "c")
+        await later(fleet, 4.0)
+        fleet.agents["c"] = fleet.join("c", pid=77)
+        for agent in fleet.agents.values():
+            agent.held = ()
+        await later(fleet, 4.0)
+        assert "no checkpoint" in resizing_row(fleet.job)["why_not"]
+        await lose(fleet, "b")
+        assert resizing_row(fleet.job)["why_not"] == ""
+
+    run(scenario)

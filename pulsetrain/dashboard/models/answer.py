@@ -18,6 +18,8 @@ CONTROLLER_KINDS = (
     "eviction_refused",
     "waiting",
     "standby_promoted",
+    "shrink",
+    "grow",
     "preempted",
 )
 _ACTS = {
@@ -184,6 +186,8 @@ def _did(event: JsonObject, now_ns: int) -> str:
             return f"It did not evict {event['node']} {when}: {detail.get('why_not', '')}."
         case "standby_promoted":
             return f"It gave the place of a lost node to {event['node']} {when}."
+        case "shrink" | "grow":
+            return f"It went from {detail.get('from', '?')} to {detail.get('to', '?')} nodes {when}."
         case "preempted":
             return f"It stopped the job {when} at step {detail.get('step', '?')}, as it was asked to."
         case "waiting":
