@@ -88,6 +88,15 @@ def why_not_size(job: JobState, size: int) -> str:
     return "" if plan.step >= 0 else NOT_REPLICATED
 
 
+def tell_unfit(job: JobState) -> None:
+    """A launch begins with the first step. Say so where checkpoints are there that do not fit its ranks."""
+    ranks = job.members.world_size
+    saved_by = {item.world for held in job.members.held().values() for item in held if item.world > 0}
+    if saved_by and ranks not in saved_by:
+        why = f"checkpoints of {', '.join(map(str, sorted(saved_by)))} ranks do not fit {ranks}"
+        job.write("checkpoint_unfit", {"why_not": f"{why}: {NOT_REPLICATED}"})
+
+
 def take_size(job: JobState) -> None:
     """A launch follows: use as many nodes as are there, if that fits what was saved."""
     resizing, members = job.resizing, job.members
@@ -95,7 +104,7 @@ def take_size(job: JobState) -> None:
     size = resizing.sizes.fit(members.available(forming=not members.world))
     if not size or size == before or (members.world and _refused(job, size)):
         return
-    resizing.size, resizing.asked_in = size, None
+    resizing.changed(size, job.services.clock.monotonic_s())
     if members.world:
         _tell(job, before, size)
 
@@ -142,7 +151,7 @@ def _steady(job: JobState) -> bool:
     busy = job.move is not None or job.recovery is not None or job.hangs.pending is not None
     if job.phase is not Phase.RUNNING or busy or policy.observe_only or not job.attempt.first_step_done:
         return False
-    return job.now_ns() - job.phase_since_ns >= policy.grow_after_s * 1e9
+    return job.now_ns() - job.phase_since_ns >= job.resizing.grow_after_s(policy.grow_after_s) * 1e9
 
 
 def _forget(job: JobState) -> None:

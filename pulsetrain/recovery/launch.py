@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pulsetrain.protocol.messages import HostStore, Reply, Start, World, WorldNode
-from pulsetrain.recovery import faults, world
+from pulsetrain.recovery import elasticity, faults, world
 from pulsetrain.recovery.attempt import Attempt
 from pulsetrain.recovery.record import Fault
 from pulsetrain.recovery.state import JobState
@@ -41,6 +41,8 @@ async def launch(job: JobState) -> Event | Fault:
     }
     job.write("attempt_started", detail)
     job.keep_world()
+    if plan.step < 0:
+        elasticity.tell_unfit(job)
     job.attempt.started_ns = job.now_ns()
     if store.error:
         return faults.launch_failed(host.node, store.error, job.attempt.number, job.now_ns())

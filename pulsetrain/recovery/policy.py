@@ -70,7 +70,9 @@ class Policy:
 
     It waits as long for further nodes before it first begins with fewer than MAX."""
     grow_after_s: float = 2.0
-    """How long a shrunk job must train before it grows again."""
+    """How long a shrunk job must train before it grows again.
+
+    Each time it shrinks within a minute after it grew, this doubles, up to 10 minutes."""
     checkpoint_patience_s: float = 120.0
     """How long an eviction at a step boundary waits for a checkpoint that holds without the node."""
     no_progress_attempts: int = 3

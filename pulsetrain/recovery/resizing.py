@@ -9,6 +9,10 @@ from pulsetrain.recovery.world_sizes import WorldSizes
 CHECK_PATIENCE = 3.0
 """While a node that has just joined is checked, a job waits so many times longer before it shrinks."""
 
+SOON_S = 60.0
+"""A job that shrinks so soon after it grew has grown for nothing."""
+LONGEST_GROW_S = 600.0
+
 
 @dataclass(kw_only=True)
 class Resizing:
@@ -18,16 +22,38 @@ class Resizing:
     run on another number of nodes, "" where it can.
 
     Before it grows, ranks of the attempt `asked_in` were asked to save, at `asked_s`. It then waits for a
-    checkpoint of step `newer_than` or later. `acted_in` is the attempt that was stopped to grow.
+    checkpoint of step `newer_than` or later. `acted_in` is the attempt that was stopped to grow. `grown_s` is
+    when it grew last, None for never, and `short_lived` how often in a row it soon shrank again.
     """
 
     sizes: WorldSizes
     size: int
     why_not: str = ""
+    short_lived: int = 0
+    grown_s: float | None = None
     asked_in: int | None = None
     asked_s: float = 0.0
     newer_than: int = -1
     acted_in: int | None = None
+
+    def changed(self, size: int, now_s: float) -> None:
+        """The world gets another size."""
+        if size > self.size:
+            self.grown_s = now_s
+        elif self.grown_s is not None:
+            soon = now_s - self.grown_s < SOON_S
+            self.short_lived = self.short_lived + 1 if soon else 0
+            self.grown_s = None
+        self.size, self.asked_in = size, None
+
+    def grow_after_s(self, usual_s: float) -> float:
+        """How long the job must train before it grows. A node that comes and goes is waited for longer.
+
+        >>> resizing = Resizing(sizes=WorldSizes(least=1, most=2), size=1, short_lived=3)
+        >>> resizing.grow_after_s(2.0)
+        16.0
+        """
+        return min(usual_s * 2.0**self.short_lived, max(usual_s, LONGEST_GROW_S))
 
     @classmethod
     def of(cls, sizes: WorldSizes) -> Resizing:

@@ -316,3 +316,16 @@ def test_a_reason_of_an_earlier_attempt_does_not_keep_the_job_from_shrinking():
         assert resizing_row(fleet.job)["why_not"] == ""
 
     run(scenario)
+
+
+def test_a_job_that_begins_anew_beside_checkpoints_of_other_ranks_says_so():
+    async def scenario():
+        fleet = Fleet("ab", policy=POLICY)
+        agent = fleet.agents["a"]
+        agent.held = tuple(Held(rank=r, step=9, tier="storage", world=8, attempt=0) for r in range(8))
+        agent.send_heartbeat()
+        await fleet.form()
+        told = fleet.journal.last("checkpoint_unfit")["detail"]["why_not"]
+        assert told.startswith("checkpoints of 8 ranks do not fit 4")
+
+    run(scenario)

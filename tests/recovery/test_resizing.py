@@ -29,5 +29,20 @@ def test_a_running_job_grows_to_what_is_there_and_never_shrinks(available, size)
     assert larger_size(OF_FOUR, available) == size
 
 
+def test_a_node_that_comes_and_goes_is_waited_for_longer_each_time():
+    resizing, waits = Resizing.of(WorldSizes(least=1, most=2)), []
+    resizing.changed(1, 0.0)
+    for at in (10.0, 20.0, 30.0):
+        waits.append(resizing.grow_after_s(2.0))
+        resizing.changed(2, at)
+        resizing.changed(1, at + 5.0)
+    assert waits == [2.0, 4.0, 8.0]
+    resizing.changed(2, 100.0)
+    resizing.changed(1, 1000.0)
+    assert resizing.grow_after_s(2.0) == 2.0
+    resizing.short_lived = 50
+    assert resizing.grow_after_s(2.0) == 600.0
+
+
 def test_shrinking_costs_a_stop_now_and_one_when_the_job_grows_again():
     assert shrinking_cost_s(4.0) == 8.0
