@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from threading import Lock
 
@@ -13,7 +13,8 @@ from pulsetrain.checkpoint.peers.any_replica import AnyReplica
 from pulsetrain.checkpoint.peers.block_dedup import BlockDedup
 from pulsetrain.checkpoint.peers.client import PeerClient
 from pulsetrain.checkpoint.peers.interleave import Interleaver
-from pulsetrain.checkpoint.peers.placement import ACROSS, STRATEGIES, backups, peers_of
+from pulsetrain.checkpoint.peers.placement import ACROSS, STRATEGIES
+from pulsetrain.checkpoint.peers.receivers import home_of, receivers
 from pulsetrain.checkpoint.peers.replicas import Replicas
 from pulsetrain.checkpoint.peers.replicate import Replicator
 from pulsetrain.checkpoint.peers.replication_schedule import ReplicationSchedule
@@ -214,7 +215,10 @@ class CheckpointService:
         self._shards.clear()
         if self._block_dedup:
             self._block_dedup.forget()
-        peers = receivers(self._config, ordered, node_rank)
+        shape = (self._config.tp, self._config.pp, self._config.dp)
+        peers = receivers(
+            ordered, node_rank, self._config.placement, copies=self._config.replicas - 1, shape=shape
+        )
         counts = [sum(r is None or rank in r for r in peers.values()) for rank in ordered[node_rank].ranks]
         have = min(counts, default=0)
         if have < self._config.replicas - 1:
@@ -264,7 +268,7 @@ class CheckpointService:
             peers=tuple(node.node for node in world if node.node != self._node),
             checkpoints=self._checkpoints,
             shards=self._shards,
-            home=_home(world),
+            home=home_of(world),
         )
         restorer = restorer_for(sources, self._events, here=self._any, attempt=replica_attempt)
         took_ns = restorer.load(arena.fd, rank, step, source)
@@ -315,30 +319,6 @@ class CheckpointService:
             node=self._node,
             timeout_s=self._config.peer_timeout_s,
         )
-
-
-def receivers(
-    config: CheckpointServiceConfig, world: Sequence[WorldNode], node_rank: int
-) -> dict[str, frozenset[int] | None]:
-    """The nodes that node `node_rank` sends replicas to, with the ranks that each is sent. None: all.
-
-    `world` is in the order of node ranks.
-    """
-    here = world[node_rank]
-    if config.placement != ACROSS:
-        names = [node.node for node in world]
-        return dict.fromkeys(peers_of(here.node, names, config.replicas, config.placement))
-    home = _home(world)
-    ranks_by_node: dict[str, set[int]] = {}
-    for rank in here.ranks:
-        for node in backups(rank, home, tp=config.tp, pp=config.pp, dp=config.dp, copies=config.replicas - 1):
-            ranks_by_node.setdefault(node, set()).add(rank)
-    return {node: frozenset(ranks) for node, ranks in ranks_by_node.items()}
-
-
-def _home(world: Sequence[WorldNode]) -> dict[int, str]:
-    """The node of each rank."""
-    return {rank: node.node for node in world for rank in node.ranks}
 
 
 def _persister(

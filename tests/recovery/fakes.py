@@ -306,9 +306,7 @@ class Fleet:
         self.max_restarts, self.nnodes, self.sizes = max_restarts, nnodes, sizes
         self.agents = {n: self.join(n, **agent) for n in nodes}
 
-    def join(
-        self, node, *, attempt=-1, node_rank=-1, pid=None, job="j", address="", world_nodes=0, **agent
-    ):
+    def join(self, node, *, attempt=-1, node_rank=-1, pid=None, job="j", address="", world_nodes=0, **agent):
         hello = Hello(
             node=node,
             address=address or "127.0.0.1",
