@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from pulsetrain.analytics.machines import signs
 from pulsetrain.analytics.machines.signs import JobLook, Machine, Tables
@@ -68,7 +68,7 @@ def _is_history(finding: Finding, started_ns: int) -> bool:
     return finding.evidence["response"] == Response.INFORM and finding.ts_ns < started_ns
 
 
-def _signs(node: NodeSnapshot) -> tuple[HardwareSign, ...]:
+def _signs(node: NodeSnapshot) -> Sequence[HardwareSign]:
     """What a node says of its hardware. Nothing where it is gone."""
     if node.heartbeat is None or node.state in GONE:
         return ()

@@ -47,6 +47,8 @@ def _check(annotation: Any) -> Check:
         return lambda values: set(map(type, values)) == {annotation}
     if origin is typing.Literal:
         return lambda values: set(map(type, values)) <= set(map(type, inner))
+    if origin is Sequence:
+        return _objects
     if origin is tuple:
         item = _anything if dataclasses.is_dataclass(inner[0]) else _check(inner[0])
         return functools.partial(_tuples, item)
@@ -66,6 +68,11 @@ def _tuples(item: Check, values: Sequence[Any]) -> bool:
     return all(
         isinstance(each, tuple) and (type(each) is not tuple or not each or item(each)) for each in distinct
     )
+
+
+def _objects(values: Sequence[Any]) -> bool:
+    """Sequences whose objects were checked by who read them."""
+    return all(isinstance(value, Sequence) and not isinstance(value, str) for value in values)
 
 
 def _whole_numbers(values: Sequence[Any]) -> bool:

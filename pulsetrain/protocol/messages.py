@@ -2,7 +2,8 @@
 
 Every message is one JSON object ``{"type": ..., ...fields}``. Only `encode` writes them, only `decode` reads
 them. Times are UTC nanoseconds, ages and durations are nanoseconds, ranks are global. An agent sends reports.
-The hub sends commands: each has an `id`, and the agent answers it with exactly one `Reply`.
+The hub sends commands: each has an `id`, and the agent answers it with exactly one `Reply`. A field that is a
+`Sequence` holds many objects, which are made when somebody looks at them (`late_rows`).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import math
 import types
 import typing
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -24,6 +25,7 @@ from pulsetrain.core.json import JsonObject, refuse_half_pairs
 from pulsetrain.core.supervisor import LoopStatus
 from pulsetrain.protocol import packing
 from pulsetrain.protocol.field_types import refuse_others
+from pulsetrain.protocol.late_rows import LateRows, make
 
 ProcessState = Literal["running", "sleeping", "disk", "stopped", "zombie", "gone"]
 COMPRESSED_BYTES = 1 << 15  # of a world, from which on it is sent compressed
@@ -101,11 +103,11 @@ class RankStatus:
     phase_age_ns: int
     progress: int
     progress_age_ns: int
-    groups: tuple[GroupStatus, ...] = ()
+    groups: Sequence[GroupStatus] = ()
     dropped: int = 0
     resumed_step: int = -1
-    saved: tuple[OwnCheckpoint, ...] = ()
-    loaded: tuple[OwnCheckpoint, ...] = ()
+    saved: Sequence[OwnCheckpoint] = ()
+    loaded: Sequence[OwnCheckpoint] = ()
     instrumentation: str = ""
 
 
@@ -216,12 +218,12 @@ class Heartbeat:
     ts_ns: int
     job: str
     attempt: int
-    ranks: tuple[RankStatus, ...] = ()
-    held: tuple[Held, ...] = ()
+    ranks: Sequence[RankStatus] = ()
+    held: Sequence[Held] = ()
     gauges: Mapping[str, float] = field(default_factory=dict)  # spool_bytes, dropped_rows, cpu_ratio, ...
-    loops: tuple[LoopStatus, ...] = ()  # the agent's own loops; none from an older agent
-    activity: tuple[RankActivity, ...] = ()  # of silent ranks alone
-    hardware: tuple[HardwareSign, ...] = ()  # of a machine with trouble alone
+    loops: Sequence[LoopStatus] = ()  # the agent's own loops; none from an older agent
+    activity: Sequence[RankActivity] = ()  # of silent ranks alone
+    hardware: Sequence[HardwareSign] = ()  # of a machine with trouble alone
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -519,11 +521,13 @@ def _parsed(text: str | bytes) -> typing.Any:
     return value
 
 
-def _fields(value: object) -> JsonObject:
-    """The fields of a dataclass inside a message. Raises `TypeError` for anything else."""
+def _fields(value: object) -> typing.Any:
+    """What a dataclass or a sequence inside a message holds. Raises `TypeError` for anything else."""
     if isinstance(value, GroupStatus):
         span = _span(value.members)
         return {**vars(value), "members": (), "span": span} if span else vars(value)
+    if isinstance(value, LateRows):
+        return list(value)
     if dataclasses.is_dataclass(value):
         return vars(value)
     raise TypeError(f"{type(value).__name__} in a message")
@@ -548,10 +552,11 @@ def _packed(cls: type) -> packing.Packed:
 
 
 def _item_types(cls: type) -> dict[str, type]:
-    """The dataclass of each field that is a tuple of dataclasses."""
+    """The dataclass of each field that is a tuple or sequence of dataclasses."""
     found = {}
     for name, hint in typing.get_type_hints(cls).items():
-        item = next(iter(typing.get_args(hint)), None) if typing.get_origin(hint) is tuple else None
+        many = typing.get_origin(hint) in (tuple, Sequence)
+        item = next(iter(typing.get_args(hint)), None) if many else None
         if isinstance(item, type) and dataclasses.is_dataclass(item):
             found[name] = item
     return found
@@ -595,7 +600,7 @@ def _members(first: int, stride: int, count: int) -> Members:
     return Members(range(first, first + stride * count, stride))
 
 
-_Reader = Callable[[typing.Any], object]
+_Reader = Callable[[typing.Any], typing.Any]
 
 
 @functools.cache
@@ -614,12 +619,12 @@ def _reader_of(cls: type) -> _Reader:
         for name, convert in nested:
             if name in known:
                 known[name] = convert(known[name])
-        for name, make in factories.items():
+        for name, factory in factories.items():
             if name not in known:
-                known[name] = make()
+                known[name] = factory()
         refuse_others(cls, {name: [value] for name, value in known.items()})
         row = [known[name] if name in known else defaults[name] for name in names]
-        return packing.make(cls, names, [row], 1)[0]
+        return make(cls, names, [row], 1)[0]
 
     return read
 
@@ -640,7 +645,12 @@ def _reader(annotation: object) -> _Reader | None:
         (item, _) = typing.get_args(annotation)
         if item is int:
             return _read_members
-        return _many_reader(item) if isinstance(item, type) and dataclasses.is_dataclass(item) else _read_list
+        if isinstance(item, type) and dataclasses.is_dataclass(item):
+            many = _many_reader(item)
+            return lambda written: tuple(many(written))
+        return _read_list
+    if origin is Sequence:
+        return _many_reader(typing.get_args(annotation)[0])
     if origin in (typing.Union, types.UnionType):
         raise TypeError(f"union in a message type: {annotation}")
     return _read_gauges if annotation == Mapping[str, float] else None
@@ -656,10 +666,10 @@ def _read_gauges(written: object) -> object:
 
 
 def _many_reader(item: type) -> _Reader:
-    """Reads many objects: as columns, or as a list of objects."""
+    """Reads many objects: as columns, whose objects are made late, or as a list of objects."""
     kind, read = _packed(item), _reader_of(item)
 
-    def many(written: typing.Any) -> tuple[object, ...]:
+    def many(written: typing.Any) -> Sequence[object]:
         if isinstance(written, dict) and "zlib" in written:
             return many(_parsed(_inflated(written["zlib"])))
         if isinstance(written, dict):

@@ -11,13 +11,15 @@ again and again, they are listed once. A field that itself holds many objects of
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from pulsetrain.core.json import JsonObject
 from pulsetrain.protocol.field_types import refuse_others
+from pulsetrain.protocol.late_rows import Column, LateRows, Listed, Nested, Same, Table
 
 MOST_ROWS = 1 << 16
 """More in one message are refused: equal values take no space, so its size would not limit them."""
@@ -38,11 +40,6 @@ class Packed:
     items: Mapping[str, Packed]
     write: Mapping[str, Value]
     read: Mapping[str, Value]
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The fields in their order."""
-        return tuple(f.name for f in dataclasses.fields(self.cls))
 
 
 def pack(kind: Packed, rows: Sequence[object]) -> JsonObject:
@@ -75,73 +72,67 @@ def _column(values: Sequence[Any], write: Value | None = None) -> object:
     return {"values": [written(value) for value in codes], "codes": coded}
 
 
-def unpack(kind: Packed, packed: JsonObject) -> tuple[object, ...]:
-    """The rows that `pack` packed. Fields that `kind` does not know are left out.
+def unpack(kind: Packed, packed: JsonObject) -> LateRows[Any]:
+    """The rows that `pack` packed. Fields that `kind` does not know are left out. No object is made yet.
 
     Raises `ValueError`, `KeyError`, `TypeError` or `IndexError` for anything else.
     """
-    rows, columns = packed["rows"], packed["columns"]
+    rows, given = packed["rows"], packed["columns"]
     if not isinstance(rows, int) or not 0 <= rows <= MOST_ROWS:
         raise ValueError(f"{rows} rows")
-    if not rows:
-        return ()
-    values = [_values(kind, each, columns.get(each.name), rows) for each in dataclasses.fields(kind.cls)]
-    given = {name: column for name, column in zip(kind.names, values, strict=True) if name in columns}
-    refuse_others(kind.cls, given)
-    return tuple(make(kind.cls, kind.names, zip(*values, strict=False), rows))
+    columns: dict[str, Column] = {}
+    values: dict[str, list[Any]] = {}
+    for name, default in _defaults(kind.cls).items():
+        if not rows or (name not in given and default is not dataclasses.MISSING):
+            columns[name] = Same(default)
+        elif name not in given:
+            raise KeyError(f"{name} is missing")
+        elif name in kind.items:
+            columns[name] = _items(kind.items[name], given[name], rows)
+        else:
+            columns[name], values[name] = _read(given[name], rows, kind.read.get(name))
+    refuse_others(kind.cls, values)
+    return LateRows(Table(kind.cls, columns), 0, rows)
 
 
-def make(cls: type, names: Sequence[str], rows: Iterable[Sequence[object]], count: int) -> list[object]:
-    """Objects of a frozen dataclass, of `count` rows at most.
-
-    A hub makes a hundred thousand of them in a second. Their own `__init__` would take five times as long.
-    """
-    made: list[object] = [object.__new__(cls) for _ in range(count)]
-    for each, row in zip(made, rows, strict=False):
-        fields = each.__dict__
-        for name, value in zip(names, row, strict=True):
-            fields[name] = value
-    return made
-
-
-def _values(kind: Packed, field: dataclasses.Field[Any], column: object, rows: int) -> Iterable[object]:
-    """The values of one field, one for each row."""
-    if column is None:
-        return itertools.repeat(_default(field))
-    if field.name in kind.items:
-        return _items(kind.items[field.name], column, rows)
-    return _listed(column, rows, kind.read.get(field.name))
-
-
-def _items(kind: Packed, column: Any, rows: int) -> list[object]:
+def _items(kind: Packed, column: Any, rows: int) -> Nested:
     """For each row its own objects."""
     flat = unpack(kind, column["items"])
-    ends = list(itertools.accumulate(_listed(column["lengths"], rows)))
+    lengths = _read(column["lengths"], rows)[0].part(0, rows)
+    if min(lengths) < 0:
+        raise ValueError(f"a row with {min(lengths)} objects")
+    ends = list(itertools.accumulate(lengths))
     if ends[-1:] != [len(flat)]:
         raise ValueError(f"{len(flat)} objects for {ends[-1:]}")
-    return [flat[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
+    return Nested(flat, ends)
 
 
-def _listed(column: Any, rows: int, read: Value | None = None) -> list[Any]:
+def _read(column: Any, rows: int, read: Value | None = None) -> tuple[Column, list[Any]]:
+    """A column, and its different values as far as they are known apart."""
+    read = read or _itself
     if isinstance(column, list):
-        values = column if read is None else [read(value) for value in column]
+        values = distinct = column if read is _itself else [read(value) for value in column]
     elif "same" in column:
-        same = column["same"]
-        return [same if read is None else read(same)] * rows
+        same = read(column["same"])
+        return Same(same), [same]
     else:
-        known = column["values"] if read is None else [read(value) for value in column["values"]]
-        values = [known[code] for code in column["codes"]]
+        distinct = [read(value) for value in column["values"]]
+        values = [distinct[code] for code in column["codes"]]
     if len(values) != rows:
         raise ValueError(f"{len(values)} values for {rows} rows")
-    return values
+    return Listed(values), distinct
+
+
+@functools.cache
+def _defaults(cls: type) -> dict[str, Any]:
+    """The default of each field, `dataclasses.MISSING` where it has none."""
+    return {each.name: _default(each) for each in dataclasses.fields(cls)}
 
 
 def _default(field: dataclasses.Field[Any]) -> object:
-    if field.default is not dataclasses.MISSING:
-        return field.default
     if field.default_factory is not dataclasses.MISSING:
-        return field.default_factory()
-    raise KeyError(f"{field.name} is missing")
+        raise TypeError(f"{field.name}: a row cannot share what a factory makes")
+    return field.default
 
 
 def _itself(value: object) -> object:

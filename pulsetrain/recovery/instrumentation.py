@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
+from pulsetrain.protocol.late_rows import tells
 from pulsetrain.protocol.messages import RankStatus
 
 SETTLED = 3  # steps after which nothing more is expected to be found
@@ -19,10 +20,12 @@ class Instrumentation:
         self._combined: dict[str, str] | None = None
         self._told = -1
 
-    def note(self, attempt: int, statuses: Iterable[RankStatus]) -> None:
+    def note(self, attempt: int, statuses: Sequence[RankStatus]) -> None:
         """Take what ranks of an attempt have reported. What is no JSON object is left out."""
         if attempt > self._attempt:
             self._attempt, self._by_rank, self._combined = attempt, {}, None
+        if not tells(statuses, "instrumentation"):
+            return
         for status in statuses:
             entries = _parsed(status.instrumentation)
             if entries and attempt == self._attempt and self._by_rank.get(status.rank) != entries:

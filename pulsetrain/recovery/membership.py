@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pulsetrain.protocol.messages import Held, Hello, RankStatus, WorldNode
@@ -72,7 +73,7 @@ class Membership:
         ]
         return max(ages, default=0)
 
-    def held(self) -> dict[str, tuple[Held, ...]]:
+    def held(self) -> dict[str, Sequence[Held]]:
         """What each reachable node could restore, by its last heartbeat."""
         usable = [n for n in self.nodes.values() if n.usable]
         return {n.name: n.heartbeat.held for n in usable if n.heartbeat is not None}

@@ -8,6 +8,7 @@ from dataclasses import replace
 from enum import StrEnum
 
 from pulsetrain.core.errors import Unavailable
+from pulsetrain.protocol.late_rows import column
 from pulsetrain.protocol.messages import Command, Heartbeat, Hello, Leaving, Reply, encode
 
 Send = Callable[[str], Awaitable[None]]
@@ -74,14 +75,12 @@ class Node:
 
     def take_heartbeat(self, heartbeat: Heartbeat, now_s: float) -> Heartbeat:
         """A heartbeat arrived. Returns it without what it says of other nodes' ranks."""
-        if self.ranks is not None and any(status.rank not in self.ranks for status in heartbeat.ranks):
-            own = tuple(status for status in heartbeat.ranks if status.rank in self.ranks)
-            heartbeat = replace(heartbeat, ranks=own)
-        before = {s.rank: s for s in self.heartbeat.ranks} if self.heartbeat is not None else {}
-        for status in heartbeat.ranks:
-            earlier = before.get(status.rank)
-            if earlier is not None and earlier.last_step >= 0 and earlier.progress < status.progress:
-                self.longest_quiet_s = max(self.longest_quiet_s, earlier.progress_age_ns / 1e9)
+        own = self.ranks
+        if own is not None and any(rank not in own for rank in column(heartbeat.ranks, "rank")):
+            kept = tuple(status for status in heartbeat.ranks if status.rank in own)
+            heartbeat = replace(heartbeat, ranks=kept)
+        if self.heartbeat is not None:
+            self.longest_quiet_s = max(self.longest_quiet_s, _ended_quiet_s(self.heartbeat, heartbeat))
         self.heartbeat, self.heartbeat_s = heartbeat, now_s
         return heartbeat
 
@@ -132,3 +131,12 @@ class Node:
             return Reply(id=command.id, node=self.name, error=str(error))
         finally:
             self._pending.pop(command.id, None)
+
+
+def _ended_quiet_s(before: Heartbeat, after: Heartbeat) -> float:
+    """The longest time without progress after which a rank went on between two heartbeats, 0 for none."""
+    progress = dict(zip(column(after.ranks, "rank"), column(after.ranks, "progress"), strict=True))
+    names = ("rank", "last_step", "progress", "progress_age_ns")
+    earlier = zip(*(column(before.ranks, name) for name in names), strict=True)
+    quiet_ns = [age for rank, step, done, age in earlier if step >= 0 and done < progress.get(rank, done)]
+    return max(quiet_ns, default=0) / 1e9

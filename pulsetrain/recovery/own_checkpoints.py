@@ -7,9 +7,10 @@ all the ranks that usually write have written.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
+from pulsetrain.protocol.late_rows import tells
 from pulsetrain.protocol.messages import OwnCheckpoint, RankStatus
 
 KEPT = 16  # checkpoints of the job, and files of each rank, that are remembered
@@ -61,8 +62,10 @@ class OwnCheckpoints:
         self._passed: set[tuple[int, int]] = set()
         self._files: dict[int, dict[str, OwnCheckpoint]] = {}  # by rank, then path, oldest first
 
-    def note(self, attempt: int, statuses: Iterable[RankStatus]) -> None:
+    def note(self, attempt: int, statuses: Sequence[RankStatus]) -> None:
         """Take what ranks of an attempt have reported."""
+        if not tells(statuses, "saved"):
+            return
         for status in statuses:
             for own in status.saved:
                 self._note(attempt, status.rank, own)

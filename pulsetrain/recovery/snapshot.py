@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from pulsetrain.protocol.messages import Heartbeat, Held, Hello, RankExit, RankStatus, WorldNode
@@ -133,7 +133,7 @@ class JobSnapshot:
         """The last status of every rank of the present attempt, those of lost nodes included."""
         return [status for _, heartbeat in self.reporting() for status in heartbeat.ranks]
 
-    def held(self, without: str = "") -> dict[str, tuple[Held, ...]]:
+    def held(self, without: str = "") -> dict[str, Sequence[Held]]:
         """What each reachable node could restore, by its last heartbeat. `without` leaves one node out."""
         return {
             n.name: n.heartbeat.held

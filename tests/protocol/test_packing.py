@@ -82,3 +82,10 @@ def test_objects_that_fit_no_row_are_refused():
     packed["columns"]["leaves"]["lengths"] = [1, 1, 2]
     with pytest.raises(ValueError, match="3 objects"):
         unpack(BRANCH, packed)
+
+
+def test_a_row_cannot_have_fewer_than_no_objects():
+    packed = pack(BRANCH, [Branch(number=1, leaves=(Leaf(name="a"),)) for _ in range(2)])
+    packed["columns"]["leaves"]["lengths"] = [3, -1]
+    with pytest.raises(ValueError, match="-1 objects"):
+        unpack(BRANCH, packed)
