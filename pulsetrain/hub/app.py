@@ -16,6 +16,7 @@ from pulsetrain.analytics.incidents.alerts import AlertBook
 from pulsetrain.core.clock import Clock
 from pulsetrain.core.supervisor import TaskSupervisor
 from pulsetrain.hub.event_writer import EventWriter
+from pulsetrain.hub.heartbeat_inbox import HeartbeatInbox
 from pulsetrain.hub.leader_gate import LeaderGate
 from pulsetrain.hub.leadership import GUARD_S, Leadership, Role
 from pulsetrain.hub.links import Links
@@ -57,6 +58,7 @@ class Parts:
     writer: EventWriter
     alerts: AlertBook
     controller: Controller
+    inbox: HeartbeatInbox
     reporter: Reporter
     stacks: Stacks
     profiles: Profiles
@@ -125,7 +127,7 @@ def api(parts: Parts) -> list[BaseRoute]:
         *nodes.routes(controller, token),
         *hangs.routes(controller, token),
         *moves.routes(controller, token),
-        *agents.routes(controller, token, parts.leadership, parts.claims),
+        *agents.routes(parts.inbox, token, parts.leadership, parts.claims),
     ]
 
 

@@ -23,6 +23,7 @@ from pulsetrain.hub.audit_log import AuditLog
 from pulsetrain.hub.check_watch import CheckWatch
 from pulsetrain.hub.event_writer import EventWriter
 from pulsetrain.hub.hardware_watch import HardwareWatch
+from pulsetrain.hub.heartbeat_inbox import HeartbeatInbox
 from pulsetrain.hub.job_memory import KeptMemory
 from pulsetrain.hub.leadership import Alone, LeaderCollector, Leadership
 from pulsetrain.hub.links import Links
@@ -56,6 +57,7 @@ from pulsetrain.stream.store.intake import Intake
 
 STALE_S: Mapping[str, float] = {
     "controller": 5.0,
+    "heartbeats": 5.0,
     "live watch": 5.0,
     "hardware watch": 10.0,
     "check watch": 10.0,
@@ -111,6 +113,8 @@ def assemble(
         scheduler=scheduler,
     )
     controller = Controller(services, loops, last_attempt=lambda job: views.last_attempt(store, job))
+    inbox = HeartbeatInbox(controller, clock)
+    loops.add("heartbeats", inbox.turn, stale_after_s=STALE_S["heartbeats"])
     intake = Intake(store, data / "journal", clock)
     detection = _detection(controller, alerts, writer, store, intake, memory, settings, clock, loops)
     own = [lambda: loops.statuses() if loops.started else (), lambda: [writer.status(), intake.status()]]
@@ -130,6 +134,7 @@ def assemble(
         writer=writer,
         alerts=alerts,
         controller=controller,
+        inbox=inbox,
         reporter=detection.reporter,
         stacks=detection.stacks,
         profiles=Profiles(controller.jobs, detection.live, writer),

@@ -477,6 +477,9 @@ class Leave:
     persist: bool = False
 
 
+HEARTBEAT = '{"type":"Heartbeat",'
+"""How the text of a heartbeat begins."""
+
 Report = Hello | Heartbeat | RankExit | FirstStep | Leaving | Reply
 Checks = SelfCheck | PairCheck | LinkSink | LinkSend | ArithmeticCheck
 Command = Ping | HostStore | Start | Stop | SaveFrom | Checks | DumpStacks | Profile | Leave

@@ -83,6 +83,10 @@ class Controller:
         if node.owns(send):
             node.disconnect(self._services.clock.monotonic_s())
 
+    def arrived(self, node: Node) -> None:
+        """A heartbeat came that is read a moment later. Its node is not silent, and its ranks may move."""
+        node.heartbeat_came(self._services.clock.monotonic_s())
+
     def received(self, node: Node, message: Report) -> None:
         """One message of an agent."""
         node.heard(self._services.clock.monotonic_s())

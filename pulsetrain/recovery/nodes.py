@@ -84,6 +84,12 @@ class Node:
         self.heartbeat, self.heartbeat_s = heartbeat, now_s
         return heartbeat
 
+    def heartbeat_came(self, now_s: float) -> None:
+        """A heartbeat is there that nobody has read. What the last one said counts as said now: the new one
+        may say that a rank went on, so its silence does not grow until that is known."""
+        self.heard(now_s)
+        self.heartbeat_s = now_s
+
     def heard(self, now_s: float) -> None:
         """A message arrived."""
         self.longest_silence_s = max(self.longest_silence_s, now_s - self.heard_s)

@@ -122,7 +122,7 @@ def beat(**changes):
 
 def listen(parts, *texts):
     claim = parts.claims.connection(None)
-    asyncio.run(serve_agent(Socket(*texts, token=TOKEN), parts.controller, TOKEN, parts.leadership, claim))
+    asyncio.run(serve_agent(Socket(*texts, token=TOKEN), parts.inbox, TOKEN, parts.leadership, claim))
 
 
 WORDS = st.sampled_from(["", "n", "\ud800", "a\nb", "x" * 100_000, "../..", "running", "\x00"])

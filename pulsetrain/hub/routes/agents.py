@@ -6,20 +6,17 @@ import asyncio
 from collections.abc import Mapping
 from types import MappingProxyType
 
-import structlog
 from starlette.routing import BaseRoute, WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from pulsetrain.core.errors import CorruptData, Unavailable, UsageError
+from pulsetrain.hub.heartbeat_inbox import HeartbeatInbox
 from pulsetrain.hub.leadership import Leadership, Role
 from pulsetrain.hub.node_claims import Claim, NodeClaims
 from pulsetrain.hub.token_gate import GRANT
 from pulsetrain.protocol.access import is_authorized
-from pulsetrain.protocol.messages import Command, Hello, decode
-from pulsetrain.recovery.controller import Controller
+from pulsetrain.protocol.messages import Hello, decode
 from pulsetrain.recovery.nodes import Node, Send
-
-log = structlog.get_logger()
 
 POLICY_VIOLATION = 1008
 UNAUTHORIZED = 4401
@@ -36,18 +33,18 @@ _LIMITS: Mapping[str, tuple[int, int]] = MappingProxyType(
 )
 
 
-def routes(controller: Controller, token: str, leadership: Leadership, claims: NodeClaims) -> list[BaseRoute]:
+def routes(inbox: HeartbeatInbox, token: str, leadership: Leadership, claims: NodeClaims) -> list[BaseRoute]:
     """``/v1/agent``, behind the token."""
 
     async def agent(socket: WebSocket) -> None:
         claim = claims.connection(socket.scope.get(GRANT))
-        await serve_agent(socket, controller, token, leadership, claim)
+        await serve_agent(socket, inbox, token, leadership, claim)
 
     return [WebSocketRoute("/v1/agent", agent)]
 
 
 async def serve_agent(
-    socket: WebSocket, controller: Controller, token: str, leadership: Leadership, claim: Claim
+    socket: WebSocket, inbox: HeartbeatInbox, token: str, leadership: Leadership, claim: Claim
 ) -> None:
     """One agent's connection, from its hello until it closes. A hub that was deposed sends no command."""
     if not is_authorized(socket, token):
@@ -68,13 +65,13 @@ async def serve_agent(
     try:
         hello = _hello(await socket.receive_text())
         await claim.take(hello)
-        node = controller.connected(hello, send)
+        node = inbox.connected(hello, send)
     except (CorruptData, UsageError) as error:
         await socket.close(POLICY_VIOLATION, str(error)[:120])
         return
     except WebSocketDisconnect:
         return
-    await _listen(socket, controller, node, send, claim)
+    await _listen(socket, inbox, node, send, claim)
 
 
 def _hello(text: str) -> Hello:
@@ -92,25 +89,17 @@ def _hello(text: str) -> Hello:
     return message
 
 
-async def _listen(socket: WebSocket, controller: Controller, node: Node, send: Send, claim: Claim) -> None:
+async def _listen(socket: WebSocket, inbox: HeartbeatInbox, node: Node, send: Send, claim: Claim) -> None:
     try:
         while True:
-            try:
-                message = decode(await socket.receive_text())
-            except CorruptData as error:
-                log.warning("bad_message", node=node.name, error=str(error))
-                continue
+            text = await socket.receive_text()
             if not node.owns(send):  # given up meanwhile: it has to say hello again
                 await socket.close(POLICY_VIOLATION, "this node counted as lost")
                 return
-            if isinstance(message, Command):
-                log.warning("unexpected_message", node=node.name, type=type(message).__name__)
-                continue
-            if claim.takes(message):
-                controller.received(node, message)
+            inbox.take(node, send, text, claim.takes)
     except UsageError as error:
         await socket.close(POLICY_VIOLATION, str(error)[:120])
     except WebSocketDisconnect:
         pass
     finally:
-        controller.disconnected(node, send)
+        inbox.disconnected(node, send)

@@ -9,6 +9,7 @@ import pytest
 from starlette.websockets import WebSocketDisconnect
 
 from pulsetrain.core.errors import Unavailable, UsageError
+from pulsetrain.hub.heartbeat_inbox import HeartbeatInbox
 from pulsetrain.hub.leadership import Alone, Role
 from pulsetrain.hub.node_claims import NodeClaims
 from pulsetrain.hub.routes.agents import POLICY_VIOLATION, UNAUTHORIZED, serve_agent
@@ -66,7 +67,8 @@ class Controller:
 def serve(socket, controller, leadership=None):
     claims = NodeClaims(lambda job, node: controller.node, KeptJournal(), Clock())
     leadership = leadership or Alone("http://hub")
-    asyncio.run(serve_agent(socket, controller, TOKEN, leadership, claims.connection(None)))
+    inbox = HeartbeatInbox(controller, Clock())
+    asyncio.run(serve_agent(socket, inbox, TOKEN, leadership, claims.connection(None)))
     return socket
 
 

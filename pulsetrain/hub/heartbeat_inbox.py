@@ -1,0 +1,130 @@
+"""What agents say, on its way to the controller. Heartbeats may wait here, the newest of each node.
+
+Thousands of nodes send one each second, and reading one takes a tenth of a millisecond or more. If each were
+read when it comes, requests would wait for as long as nodes send. So reading takes half of the event loop's
+time at most, in pieces of some milliseconds. A heartbeat that comes while time is left is read at once: that
+is so in all but the largest jobs.
+
+An older heartbeat of a node is dropped when a newer one comes, as agents do that cannot send. Nothing else
+that a node says overtakes its heartbeat, nor does its next connection or the end of this one. Whether a
+connection may say what it says is asked when it is read. Where it may not, the connection ends: at once, or
+at its next message where the heartbeat had to wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import structlog
+
+from pulsetrain.core.clock import Clock
+from pulsetrain.core.errors import CorruptData, UsageError
+from pulsetrain.core.supervisor import FailureCollector
+from pulsetrain.protocol.messages import HEARTBEAT, Command, Hello, Report, decode
+from pulsetrain.recovery.controller import Controller
+from pulsetrain.recovery.nodes import Node, Send
+
+log = structlog.get_logger()
+
+SHARE = 0.5
+BURST_S = 0.005
+"""So much beyond its share may be used at once. It then reads for twice as long at a stretch."""
+PAUSE_S = 0.005
+IDLE_S = 0.1
+
+Key = tuple[str, str]
+"""Job and name of a node."""
+Takes = Callable[[Report], bool]
+"""Whether a message counts. Raises `UsageError` where its connection must end."""
+
+
+class HeartbeatInbox:
+    """All methods run on the hub's event loop and do not block."""
+
+    def __init__(self, controller: Controller, clock: Clock) -> None:
+        self._controller, self._clock = controller, clock
+        self._waiting: dict[Key, tuple[Send, Callable[[], None]]] = {}
+        self._refused: dict[Send, UsageError] = {}
+        self._left_s, self._counted_s = BURST_S, clock.monotonic_s()
+
+    @property
+    def waiting(self) -> int:
+        """Of how many nodes a heartbeat waits."""
+        return len(self._waiting)
+
+    def connected(self, hello: Hello, send: Send) -> Node:
+        """An agent said hello on a new connection. See `Controller.connected`."""
+        self._settle((hello.job, hello.node))
+        return self._controller.connected(hello, send)
+
+    def disconnected(self, node: Node, send: Send) -> None:
+        """A connection closed. See `Controller.disconnected`."""
+        self._settle(_key(node))
+        self._refused.pop(send, None)
+        self._controller.disconnected(node, send)
+
+    def take(self, node: Node, send: Send, text: str, takes: Takes) -> None:
+        """One message of a node, as it came over the connection `send`. A damaged one is skipped.
+
+        Raises `UsageError` where the connection may not say this, or what it said before.
+        """
+        key, read = _key(node), partial(self._read, node, send, text, takes)
+        waits = text.startswith(HEARTBEAT) and (self._waiting or not self._has_time())
+        if not waits:
+            self._settle(key)
+        if send in self._refused:
+            raise self._refused.pop(send)
+        if waits:
+            self._waiting[key] = send, read  # keeps the turn of the one that it replaces
+            self._controller.arrived(node)
+        else:
+            self._spend(read)
+
+    async def turn(self) -> float:
+        """One turn of the loop that reads what waits, the oldest first."""
+        failures = FailureCollector()
+        while self._waiting and self._has_time():
+            key = next(iter(self._waiting))
+            with failures.collect(f"node {key[1]}"):
+                self._settle(key)
+        failures.raise_any()
+        return PAUSE_S if self._waiting else IDLE_S
+
+    def _settle(self, key: Key) -> None:
+        """Read what waits of a node."""
+        send, read = self._waiting.pop(key, (None, None))
+        if send is None or read is None:
+            return
+        try:
+            self._spend(read)
+        except UsageError as error:
+            self._refused[send] = error
+
+    def _read(self, node: Node, send: Send, text: str, takes: Takes) -> None:
+        try:
+            message = decode(text)
+        except CorruptData as error:
+            log.warning("bad_message", node=node.name, error=str(error))
+            return
+        if isinstance(message, Command):
+            log.warning("unexpected_message", node=node.name, type=type(message).__name__)
+        elif node.owns(send) and takes(message):  # else it was given up since the message came
+            self._controller.received(node, message)
+
+    def _has_time(self) -> bool:
+        now_s = self._clock.monotonic_s()
+        self._left_s = min(BURST_S, self._left_s + SHARE * (now_s - self._counted_s))
+        self._counted_s = now_s
+        return self._left_s > 0
+
+    def _spend(self, read: Callable[[], None]) -> None:
+        began_s = self._clock.monotonic_s()
+        try:
+            read()
+        finally:
+            self._left_s -= self._clock.monotonic_s() - began_s
+
+
+def _key(node: Node) -> Key:
+    return node.hello.job, node.name
