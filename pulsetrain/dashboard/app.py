@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
+from types import MappingProxyType
+from urllib.parse import urlsplit
 
 import streamlit as st
 
@@ -27,8 +30,20 @@ from pulsetrain.dashboard import (
     topology,
 )
 from pulsetrain.dashboard.models.alerts import open_alerts
+from pulsetrain.dashboard.source import Source, begin
+from pulsetrain.stream.queries import views
 
 _HERE = Path(__file__).parent
+_AHEAD = MappingProxyType(
+    {
+        "": overview.ahead,
+        "overview": overview.ahead,
+        "heatmap": heatmap.ahead,
+        "topology": topology.ahead,
+        "nodes": nodes.ahead,
+    }
+)
+"""What a page asks, by its place in the address."""
 
 
 def main() -> None:
@@ -38,7 +53,7 @@ def main() -> None:
     st.html(f"<style>:root {{ --head: {page.theme().head}; }}</style>")
     st.logo(str(_HERE / "logo.svg"))
     try:
-        page.source()
+        _begin(page.source())
     except PulsetrainError as error:
         page.empty(f"{error}.")
         return
@@ -72,6 +87,14 @@ def main() -> None:
         st.session_state.update({key: value for key, value in params.items() if key != "job"})
     page.strip(sentence=chosen is not pages["overview"])
     chosen.run()
+
+
+def _begin(source: Source) -> None:
+    """Ask what every page needs and what this one is going to, before the first of them is waited for."""
+    job = str(st.query_params.get("job") or st.session_state.get("last_job", ""))
+    ahead = _AHEAD.get(urlsplit(st.context.url or "").path.rsplit("/", 1)[-1])
+    own = ahead(source, job) if ahead is not None and job else ()
+    begin([source.alerts, partial(source.rows, views.jobs), *own])
 
 
 def _alerts_title() -> str:

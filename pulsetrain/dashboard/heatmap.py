@@ -14,6 +14,7 @@ from pulsetrain.dashboard import page
 from pulsetrain.dashboard.models import heatmap as model
 from pulsetrain.dashboard.models.attribution import accused
 from pulsetrain.dashboard.models.steps import Window, sample, window
+from pulsetrain.dashboard.source import Questions, Source
 from pulsetrain.stream.queries import heat, views
 
 _REFRESH_S = 4.0
@@ -21,7 +22,9 @@ _HINT = (
     "A cell is the rank of its row that loses most, in net time beside the median of its stage. "
     "◆ rows stand out. Click a cell to look below it."
 )
-_WINDOWS = {"last 20 steps": 20, "last 100": 100, "last 1,000": 1000}
+_LAST = 20
+_WINDOWS = {f"last {_LAST} steps": _LAST, "last 100": 100, "last 1,000": 1000}
+_VIEW = frozenset({"by", "phase", "window", "range", "within"})
 
 
 def show() -> None:
@@ -61,19 +64,39 @@ def show() -> None:
     )
 
 
+def ahead(source: Source, job: str) -> Questions:
+    """What the page is going to ask, as it is before a view is chosen."""
+
+    def heat_now() -> None:
+        chosen, view = _view(source, job, heat.HeatView(by="node", first=0, last=0), "", _LAST)
+        if chosen is not None:
+            source.rows(heat.heat, job, view)
+
+    return () if _VIEW & st.query_params.keys() else (heat_now,)
+
+
+def _view(
+    source: Source, job: str, asked: heat.HeatView, steps: str, last: int
+) -> tuple[Window | None, heat.HeatView]:
+    """The steps to show, None where the job has none, and the view of them."""
+    jobs = source.rows(views.jobs)
+    chosen = window(jobs, job, steps=steps, last=last)
+    if chosen is None:
+        return None, asked
+    sampled = min(sample(jobs, job), chosen.width)
+    return chosen, replace(asked, first=chosen.first, last=chosen.last, sample=sampled)
+
+
 def _up() -> None:
     st.session_state["within"], st.session_state["by"] = "", "node"
 
 
 def _body(asked: heat.HeatView, within: str, steps: str, last: int) -> None:
     job = page.chosen_job()
-    jobs = page.source().rows(views.jobs)
-    chosen = window(jobs, job, steps=steps, last=last)
+    chosen, view = _view(page.source(), job, asked, steps, last)
     if chosen is None:
         page.empty("No data: no step of this job is on record.")
         return
-    sampled = min(sample(jobs, job), chosen.width)
-    view = replace(asked, first=chosen.first, last=chosen.last, sample=sampled)
     named = accused(page.findings(job))
     grid = model.grid(page.source().rows(heat.heat, job, view), by=view.by, within=within, named=named)
     if not grid.rows:
@@ -82,7 +105,7 @@ def _body(asked: heat.HeatView, within: str, steps: str, last: int) -> None:
             "Choose other steps, or clear Within.",
         )
         return
-    st.html(_sentence(grid, chosen, sampled))
+    st.html(_sentence(grid, chosen, view.sample))
     title = f"{view.phase}, first step of each window" if view.phase else ""
     clicked = page.clickable_chart(
         model.figure(grid, page.theme(), columns_title=title),

@@ -22,6 +22,7 @@ from pulsetrain.dashboard.models.nodes import (
     ranks_text,
 )
 from pulsetrain.dashboard.models.states import NODE_STATES, pill
+from pulsetrain.dashboard.source import Questions, Source
 from pulsetrain.stream.queries import past
 
 _ROWS = 300
@@ -33,6 +34,11 @@ def show() -> None:
     page.live(partial(_list, find or ""))
     page.live(_eviction, every_s=5.0)
     page.live(moves.show, every_s=5.0)
+
+
+def ahead(source: Source, job: str) -> Questions:
+    """What the page is going to ask."""
+    return (source.nodes,)
 
 
 def _list(find: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from html import escape
 
 import streamlit as st
@@ -12,6 +13,7 @@ from pulsetrain.dashboard.models.overview import JobLine, evidence, live_facts
 from pulsetrain.dashboard.models.progress import MARKER_KINDS, headline, progress_figure
 from pulsetrain.dashboard.models.states import JOB_STATES, SEVERITIES, look, pill
 from pulsetrain.dashboard.models.text import ago, clock
+from pulsetrain.dashboard.source import Questions, Source
 from pulsetrain.stream.queries import views
 
 _SLOWLY_S = 4.0
@@ -27,6 +29,17 @@ def show() -> None:
     )  # fmt: skip
     page.live(_progress, every_s=_SLOWLY_S)
     page.live(_evidence, every_s=_SLOWLY_S)
+
+
+def ahead(source: Source, job: str) -> Questions:
+    """What the page is going to ask."""
+    return (
+        source.incidents,
+        partial(source.rows, views.events, job, CONTROLLER_KINDS, limit=20),
+        partial(source.rows, views.curve, job),
+        partial(source.rows, views.events, job, MARKER_KINDS),
+        partial(source.rows, views.findings, job),
+    )
 
 
 def _verdicts() -> None:

@@ -6,12 +6,14 @@ thread of its own, so that no page waits for a hub that is frozen.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar, cast
 
 import pyarrow as pa
@@ -23,6 +25,7 @@ from pulsetrain.protocol.client import HubAddress, HubClient
 from pulsetrain.stream.store.clickhouse import Store, open_store
 
 T = TypeVar("T")
+Questions = Sequence[Callable[[], object]]
 
 PROFILE_PATIENCE_S = 660.0  # the hub gives up after 600
 _KEPT = 64
@@ -32,12 +35,16 @@ _PROBLEM_S = 10.0
 _SLICE_S = 0.2  # how often a page that waits looks whether the hub is still there
 _COST_FACTOR = 5.0
 """An answer is kept five times as long as it took: a page costs the hub a sixth of a core at most."""
+_SPARE_FACTOR, _SPARE_S = 10.0, 5.0
+"""For ten times as long as it took more, 5 s at most, it is given out while a new one is asked for. So a page
+that opens shows at once what other tabs know. Answers that come quickly are never that old."""
 
 
 @dataclass(kw_only=True)
 class _Answer:
     value: object
     until_s: float
+    spare_until_s: float
     at_s: float
 
 
@@ -74,51 +81,66 @@ class Cache:
 
     def ask(self, key: Hashable, question: Callable[[], T]) -> T:
         """The answer to `question`, fresh or kept. Raises its `PulsetrainError` where nothing is kept."""
-        started = self._clock()
-        with self._lock:
-            kept = self._answers.get(key)
-            failed = self._failures.get(key)
-        if kept is not None and started < kept.until_s:
+        now_s = self._clock()
+        kept = self._answers.get(key)
+        if kept is not None and now_s < kept.until_s:
             return cast("T", kept.value)
         try:
-            if failed is not None and started - failed[1] < _RETRY_S:
-                raise failed[0]
-            value = self._answer(key, question)
+            self._refuse_if_failed(key)
+            running = self._question(key, question)
+            if kept is not None and now_s < kept.spare_until_s:
+                return cast("T", kept.value)
+            return cast("T", self._wait(running))
         except PulsetrainError as error:
-            self._fail(key, error, failed)
+            self._fail(key, error)
             if kept is None:
                 raise
             return cast("T", kept.value)
-        self._keep(key, value, started)
-        return value
 
-    def _answer(self, key: Hashable, question: Callable[[], T]) -> T:
-        """The answer, once for all that ask at the same time. Raises `Unavailable` while nobody answers."""
+    def _refuse_if_failed(self, key: Hashable) -> None:
+        """Raise why the question failed a moment ago."""
+        failed = self._failures.get(key)
+        if failed is not None and self._clock() - failed[1] < _RETRY_S:
+            raise failed[0]
+
+    def _question(self, key: Hashable, question: Callable[[], object]) -> Future[object]:
+        """The answer that will come, once for all that ask at the same time."""
         future: Future[object] = Future()
         with self._lock:
             running = self._running.setdefault(key, future)
         if running is future:
             self._start(lambda: self._run(key, question, future))
+        return running
+
+    def _wait(self, running: Future[object]) -> object:
+        """The answer when it comes. Raises `Unavailable` while nobody answers."""
         while True:
             try:
-                return cast("T", running.result(timeout=_SLICE_S))
+                return running.result(timeout=_SLICE_S)
             except TimeoutError:
                 if reason := self._away():
                     raise Unavailable(reason) from None
 
-    def _run(self, key: Hashable, question: Callable[[], T], future: Future[object]) -> None:
+    def _run(self, key: Hashable, question: Callable[[], object], future: Future[object]) -> None:
+        started = self._clock()
         try:
             value = question()
         except BaseException as error:  # noqa: BLE001 - it is raised where the answer is wanted
-            self._end(key)
+            if self._end(key, future) and isinstance(error, PulsetrainError):
+                self._fail(key, error)
             future.set_exception(error)
         else:
-            self._end(key)
+            if self._end(key, future):
+                self._keep(key, value, started)
             future.set_result(value)
 
-    def _end(self, key: Hashable) -> None:
+    def _end(self, key: Hashable, future: Future[object]) -> bool:
+        """The question is answered. Whether nobody has made its answer stale meanwhile."""
         with self._lock:
-            self._running.pop(key, None)
+            wanted = self._running.get(key) is future
+            if wanted:
+                del self._running[key]
+            return wanted
 
     def age_s(self, key: Hashable) -> float | None:
         """How old the kept answer is. None if there is none."""
@@ -130,19 +152,20 @@ class Cache:
         with self._lock:
             for key in keys:
                 self._answers.pop(key, None)
+                self._running.pop(key, None)
 
     def _keep(self, key: Hashable, value: object, started: float) -> None:
-        now = self._clock()
-        until = now + max(_FRESH_S, _COST_FACTOR * (now - started))
+        now, took = self._clock(), self._clock() - started
+        until = now + max(_FRESH_S, _COST_FACTOR * took)
+        spare = until + min(_SPARE_FACTOR * took, _SPARE_S) if took > _FRESH_S / _COST_FACTOR else until
         with self._lock:
             self._failures.pop(key, None)
-            _put(self._answers, key, _Answer(value=value, until_s=until, at_s=now))
+            _put(self._answers, key, _Answer(value=value, until_s=until, spare_until_s=spare, at_s=now))
 
-    def _fail(
-        self, key: Hashable, error: PulsetrainError, before: tuple[PulsetrainError, float] | None
-    ) -> None:
-        if before is None or before[0] is not error:
-            with self._lock:
+    def _fail(self, key: Hashable, error: PulsetrainError) -> None:
+        with self._lock:
+            before = self._failures.get(key)
+            if before is None or before[0] is not error:
                 _put(self._failures, key, (error, self._clock()))
 
 
@@ -240,3 +263,18 @@ class Source:
             if self._store is None:
                 self._store = open_store(self.address.url, token=self.address.token, ca=self.address.ca)
             return self._store
+
+
+def begin(questions: Questions) -> None:
+    """Ask what a page is going to need, all at the same time. Nobody waits here.
+
+    A page costs what its slowest question costs then, and not the sum of all.
+    """
+    for question in questions:
+        _in_thread(partial(_quietly, question))
+
+
+def _quietly(question: Callable[[], object]) -> None:
+    """Ask. Where it fails, whoever needs the answer is told."""
+    with contextlib.suppress(PulsetrainError):
+        question()

@@ -25,6 +25,7 @@ from pulsetrain.dashboard.models.timeline.drawing import Drawing
 from pulsetrain.dashboard.models.timeline.node_clocks import node_clocks
 from pulsetrain.dashboard.models.timeline.payload import fitting
 from pulsetrain.dashboard.models.timeline.spans import AGE_NS, spans_of
+from pulsetrain.dashboard.source import begin
 from pulsetrain.stream.queries import timeline as queries
 from pulsetrain.stream.queries import views
 
@@ -95,6 +96,10 @@ def _body(job: str, ranks: tuple[int, ...], steps: str) -> None:
     # A step in progress is not in `steps` yet: its open spans are one step further on.
     last += 0 if steps else 1
     asked = {"ranks": ranks, "first": first, "last": last}
+    ask_ends = partial(
+        page.source().table, queries.collective_ends, job, **{**asked, "first": max(0, last - _CLOCK_STEPS)}
+    )
+    begin([ask_ends])
     spans = page.source().table(views.spans, job, limit=_MOST_SPANS, **asked)
     if not spans.num_rows:
         page.empty(
@@ -102,9 +107,7 @@ def _body(job: str, ranks: tuple[int, ...], steps: str) -> None:
             "Choose other ranks or steps.",
         )
         return
-    asked["first"] = max(0, last - _CLOCK_STEPS)
-    ends = page.source().table(queries.collective_ends, job, **asked)
-    shown = _shown(job, spans, ends)
+    shown = _shown(job, spans, ask_ends())
     st.html(f"<div class='muted'>{escape(_sentence(shown.drawing, ranks, first, last))}</div>")
     _canvas(shown.data, job, Window(first=first, last=last))
     with st.expander("The same in words and as a table"):

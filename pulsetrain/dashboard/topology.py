@@ -6,10 +6,11 @@ block of data-parallel replicas, and a click shows one block rank by rank.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
+from functools import partial, wraps
 from html import escape
 
+import pyarrow as pa
 import streamlit as st
 
 from pulsetrain.core.errors import UsageError
@@ -19,7 +20,9 @@ from pulsetrain.dashboard.models import mesh as grid_model
 from pulsetrain.dashboard.models import topology as model
 from pulsetrain.dashboard.models.attribution import Attribution, attribute
 from pulsetrain.dashboard.models.states import RANK_STATES, look, pill
+from pulsetrain.dashboard.source import Questions, Source, begin
 from pulsetrain.stream.queries import mesh
+from pulsetrain.stream.store.clickhouse import Store
 
 _BESIDE = 60
 _REFRESH_S = 4.0
@@ -45,6 +48,22 @@ _HEARTBEATS_NS = 60 * 10**9
 _ROUND_NS = 2 * 10**9
 
 
+def _lately(view: Callable[..., pa.Table]) -> Callable[..., pa.Table]:
+    """A view of the last heartbeats. Which those are is not part of the question: an answer a moment later
+    is as good."""
+
+    @wraps(view)
+    def asked(store: Store, *args: object, **options: object) -> pa.Table:
+        now = page.now_ns()
+        heard = {"since_ns": now - _HEARTBEATS_NS, "fresh_ns": now - model.SILENT_AFTER_NS}
+        return view(store, *args, **heard, **options)
+
+    return asked
+
+
+_BLOCKS, _IN_MESH = _lately(mesh.mesh_blocks), _lately(mesh.mesh_ranks)
+
+
 def show() -> None:
     """The page."""
     with st.container(horizontal=True, vertical_alignment="bottom"):
@@ -67,17 +86,18 @@ def show() -> None:
 
 
 def _body(shown: str, find: str, part: model.Part | None) -> None:
-    job = page.chosen_job()
-    now = page.now_ns() // _ROUND_NS * _ROUND_NS  # so that an answer can be kept
-    heard = {"since_ns": now - _HEARTBEATS_NS, "fresh_ns": now - model.SILENT_AFTER_NS}
+    job, source = page.chosen_job(), page.source()
+    now = page.now_ns() // _ROUND_NS * _ROUND_NS
     blame = attribute(page.findings(job))
-    blocks = page.source().rows(mesh.mesh_blocks, job, **heard) if job else []
     chosen = {"stage": part.stage, "dps": part.dps} if part else {}
-    rows = page.source().rows(
-        mesh.mesh_ranks, job, named=tuple(sorted(blame.ranks)),
+    ask_blocks = partial(source.rows, _BLOCKS, job)
+    begin([ask_blocks] if job else [])
+    rows = source.rows(
+        _IN_MESH, job, named=tuple(sorted(blame.ranks)),
         nodes=tuple(sorted({*blame.nodes, *blame.parts})),
-        find=find.lower().removeprefix("rank").strip(), **chosen, **heard,
+        find=find.lower().removeprefix("rank").strip(), **chosen,
     ) if job else []  # fmt: skip
+    blocks = ask_blocks() if job else []
     if not rows and not find:
         page.empty(
             "No data: no rank of this job has reported its mesh coordinates.",
@@ -93,6 +113,11 @@ def _body(shown: str, find: str, part: model.Part | None) -> None:
     if in_all > len(ranks):
         st.html(f"<div class='muted'>{len(ranks):,} of {in_all:,} ranks, the most urgent first.</div>")
     _ranks(shown, find, ranks)
+
+
+def ahead(source: Source, job: str) -> Questions:
+    """What the page is going to ask."""
+    return (partial(source.rows, _BLOCKS, job),)
 
 
 def _grid(

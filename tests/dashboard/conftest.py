@@ -72,6 +72,7 @@ class FakeSource:
     age_s: float = 0.0
     forgotten: list[object] = field(default_factory=list)
     profiled: list[tuple[str, list[int], int]] = field(default_factory=list)
+    asked: list[tuple[object, ...]] = field(default_factory=list)
 
     def forget(self, *keys: object) -> None:
         self.forgotten += keys
@@ -112,6 +113,7 @@ class FakeSource:
         return self._answer("stacks", {})
 
     def rows(self, view: Callable[..., object], *args: object, **options: object) -> Sequence[JsonObject]:
+        self.asked.append((view.__name__, args, tuple(sorted(options.items()))))
         if self.error is not None:
             raise self.error
         return self.stored.get(view.__name__, [])

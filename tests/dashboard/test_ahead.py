@@ -1,0 +1,44 @@
+"""What is asked before a page is drawn is what the page asks: else it is asked in vain."""
+
+import pytest
+
+from pulsetrain.dashboard import heatmap, nodes, overview, topology
+from tests.dashboard.conftest import FakeSource
+
+STORED = {
+    "jobs": [{"job": "gpt", "ranks": 16, "first_step": 0, "last_step": 99}],
+    "curve": [
+        {
+            "attempt": 0, "step": 99, "start_ns": 10**18, "step_ns": 10**9, "worst_ns": 10**9,
+            "tokens_per_s": 5.0, "loss": 2.0,
+        }
+    ],
+}  # fmt: skip
+PAGES = {"overview": overview, "heatmap": heatmap, "topology": topology, "nodes": nodes}
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_the_page_asks_what_was_asked_ahead(draw, source, name):
+    before = FakeSource(stored=STORED)
+    for question in PAGES[name].ahead(before, "gpt"):
+        question()
+    source.stored |= STORED
+    draw(name)
+    assert before.asked or name == "nodes"
+    assert set(before.asked) <= set(source.asked)
+
+
+def test_the_time_is_no_part_of_a_question_on_the_last_heartbeats(monkeypatch):
+    times, heard = iter([10**18, 10**18 + 10**9]), []
+    monkeypatch.setattr(topology.page, "now_ns", lambda: next(times))
+
+    def view(store, job, *, since_ns, fresh_ns):
+        heard.append((store, job, fresh_ns - since_ns, fresh_ns))
+
+    asked = topology._lately(view)
+    asked("store", "j")
+    asked("store", "j")
+    assert asked.__name__ == "view"
+    assert [each[:2] for each in heard] == [("store", "j")] * 2
+    assert heard[1][3] - heard[0][3] == 10**9
+    assert heard[0][2] > 0
