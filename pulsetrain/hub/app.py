@@ -124,7 +124,7 @@ def api(parts: Parts) -> list[BaseRoute]:
             clock,
             token,
         ),
-        *nodes.routes(controller, token),
+        *nodes.routes(controller, clock, token),
         *hangs.routes(controller, token),
         *moves.routes(controller, token),
         *agents.routes(parts.inbox, token, parts.leadership, parts.claims),

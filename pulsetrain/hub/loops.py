@@ -7,6 +7,7 @@ from typing import TypedDict
 
 from pulsetrain.core.supervisor import LoopStatus
 from pulsetrain.hub.live_watch import Watched
+from pulsetrain.protocol.late_rows import column
 from pulsetrain.recovery.nodes import GONE
 
 Statuses = Callable[[], Sequence[LoopStatus]]
@@ -61,12 +62,19 @@ class LoopTable:
             for node in job.snapshot().nodes:
                 if node.heartbeat is None or node.state in GONE:
                     continue
+                if not left and not _in_trouble(node.heartbeat.loops):
+                    continue
                 for status in node.heartbeat.loops:
                     well = not (status.failures or status.stale)
                     if well and not left:
                         continue
                     left -= well
                     yield _row(AGENT, node.name, status, node.heartbeat_age_s)
+
+
+def _in_trouble(loops: Sequence[LoopStatus]) -> bool:
+    """Whether any of these loops has failed or is stale."""
+    return any(column(loops, "failures")) or any(column(loops, "stale"))
 
 
 def _row(process: str, node: str, status: LoopStatus, report_age_s: float) -> LoopRow:

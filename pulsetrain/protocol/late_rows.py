@@ -45,8 +45,8 @@ class Nested:
 
     def part(self, begin: int, end: int) -> Sequence[Any]:
         """The objects of some rows, none of them made yet."""
-        starts = [0, *self.ends[:-1]]
-        return [self.items[s:e] for s, e in zip(starts[begin:end], self.ends[begin:end], strict=True)]
+        starts = [self.ends[begin - 1] if begin else 0, *self.ends[begin : end - 1]]
+        return [self.items.part(s, e) for s, e in zip(starts, self.ends[begin:end], strict=True)]
 
 
 Column = Same | Listed | Nested
@@ -78,13 +78,17 @@ class LateRows(Sequence[T], Generic[T]):
         column = self._table.columns[name]
         return isinstance(column, Same) and bool(column.value == value)
 
+    def part(self, begin: int, end: int) -> LateRows[T]:
+        """Some of the rows, none of them made."""
+        return LateRows(self._table, self._begin + begin, self._begin + end)
+
     def made(self) -> tuple[T, ...]:
         """All objects."""
         if self._made is None:
             columns = self._table.columns
             parts = [column.part(self._begin, self._end) for column in columns.values()]
             rows = zip(*parts, strict=True)
-            self._made = tuple(make(self._table.cls, tuple(columns), rows, self._end - self._begin))
+            self._made = tuple(make(self._table.cls, tuple(columns), rows))
         return self._made
 
     def __len__(self) -> int:
@@ -98,7 +102,7 @@ class LateRows(Sequence[T], Generic[T]):
         if isinstance(index, slice) and self._made is None:
             begin, end, stride = index.indices(len(self))
             if stride == 1:
-                return LateRows(self._table, self._begin + begin, self._begin + max(begin, end))
+                return self.part(begin, max(begin, end))
         return self.made()[index]
 
     def __iter__(self) -> Iterator[T]:
@@ -130,12 +134,11 @@ def tells(rows: Sequence[object], name: str) -> bool:
     return any(getattr(row, name) for row in rows)
 
 
-def make(cls: type, names: Sequence[str], rows: Iterable[Sequence[object]], count: int) -> list[Any]:
-    """Objects of a frozen dataclass, of `count` rows at most.
-
-    Their own `__init__` would take five times as long.
-    """
-    made: list[Any] = [object.__new__(cls) for _ in range(count)]
-    for each, row in zip(made, rows, strict=False):
+def make(cls: type, names: Sequence[str], rows: Iterable[Sequence[object]]) -> list[Any]:
+    """An object of a frozen dataclass for each row. Their own `__init__` would take five times as long."""
+    made: list[Any] = []
+    for row in rows:
+        each: Any = object.__new__(cls)
         each.__dict__.update(zip(names, row, strict=True))
+        made.append(each)
     return made

@@ -627,7 +627,7 @@ def _reader_of(cls: type) -> _Reader:
                 known[name] = factory()
         refuse_others(cls, {name: [value] for name, value in known.items()})
         row = [known[name] if name in known else defaults[name] for name in names]
-        return make(cls, names, [row], 1)[0]
+        return make(cls, names, [row])[0]
 
     return read
 

@@ -48,9 +48,14 @@ class Instrumentation:
                 values.setdefault(name, set()).add(value)
         return {name: " | ".join(sorted(said - {"none"} or said)) for name, said in values.items()}
 
+    @property
+    def untold(self) -> bool:
+        """Whether `news` may still have something to say of this attempt."""
+        return self._told != self._attempt and bool(self._by_rank)
+
     def news(self, statuses: Iterable[RankStatus]) -> dict[str, str]:
         """Return the description once for each attempt, when its ranks have made some steps. Else nothing."""
-        if self._told == self._attempt or not self._by_rank:
+        if not self.untold:
             return {}
         if any(status.last_step - status.resumed_step >= SETTLED for status in statuses):
             self._told = self._attempt

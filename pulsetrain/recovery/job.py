@@ -188,11 +188,12 @@ class Job:
         if standbys:
             self._services.background.once("standby check", standby_care.check(state, standbys))
         number = state.attempt.number
-        statuses = state.members.statuses(number)
-        state.own_checkpoints.look(number, statuses)
-        described = state.instrumentation.news(statuses)
-        if described:
-            state.write("instrumentation", described, actor="agent")
+        if state.own_checkpoints.undecided(number) or state.instrumentation.untold:
+            statuses = state.members.statuses(number)
+            state.own_checkpoints.look(number, statuses)
+            described = state.instrumentation.news(statuses)
+            if described:
+                state.write("instrumentation", described, actor="agent")
         match liveness.gathered(state, quiet_s=now_s - self._joined_s):
             case Event.ADOPTED:
                 self._adopt()
@@ -220,8 +221,7 @@ class Job:
         hangs = [f for f in present if f.kind == "hang"]
         quiet_ns = 0
         if not hangs:
-            ages_ns = [s.progress_age_ns for s in state.members.statuses(state.attempt.number)]
-            quiet_ns = min(ages_ns, default=0)
+            quiet_ns = min(state.members.values(state.attempt.number, "progress_age_ns"), default=0)
         hang = state.hangs.look(hangs, now_ns, can_resume=state.can_resume(), quiet_ns=quiet_ns)
         if hang is not None:
             self._stop_for(hang, "controller")

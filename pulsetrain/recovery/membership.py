@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pulsetrain.protocol.late_rows import column
 from pulsetrain.protocol.messages import Held, Hello, RankStatus, WorldNode
 from pulsetrain.recovery import world, world_sizes
 from pulsetrain.recovery.memory import WorldMemory
@@ -61,6 +62,11 @@ class Membership:
         """The last status of every rank in this attempt, those of lost nodes included."""
         beats = (node.heartbeat for node in self.world_nodes())
         return [s for beat in beats if beat is not None and beat.attempt == attempt for s in beat.ranks]
+
+    def values(self, attempt: int, field: str) -> list[int]:
+        """One field of the last status of every rank in this attempt. It takes a fraction of `statuses`."""
+        beats = (node.heartbeat for node in self.world_nodes())
+        return [v for beat in beats if beat and beat.attempt == attempt for v in column(beat.ranks, field)]
 
     def silence_ns(self, rank: int, attempt: int, now_s: float) -> int:
         """Time since `rank` made progress, the age of its report included. For -1 the longest of all."""

@@ -70,15 +70,20 @@ class OwnCheckpoints:
             for own in status.saved:
                 self._note(attempt, status.rank, own)
 
+    def undecided(self, attempt: int) -> bool:
+        """Return whether `look` may find that the job's first checkpoint is complete."""
+        first = min(self._written, default=None)
+        return first is not None and first not in self._passed and first[0] == attempt
+
     def look(self, attempt: int, statuses: Collection[RankStatus]) -> None:
         """Take where all ranks of the present attempt are.
 
         The job's first checkpoint has no earlier one to compare with. It is complete once every rank has gone
         on to a later step.
         """
-        first = min(self._written, default=None)
-        if first is None or first in self._passed or first[0] != attempt or not statuses:
+        if not self.undecided(attempt) or not statuses:
             return
+        first = min(self._written)
         if all(status.last_step > first[1] for status in statuses):
             self._passed.add(first)
 

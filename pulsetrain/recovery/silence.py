@@ -11,6 +11,7 @@ import heapq
 from collections.abc import Sequence
 from functools import cached_property
 
+from pulsetrain.protocol.late_rows import column
 from pulsetrain.protocol.messages import RankStatus
 from pulsetrain.recovery.membership import Membership
 from pulsetrain.recovery.nodes import Node, NodeState
@@ -69,4 +70,4 @@ def _ranks(node: Node) -> Sequence[RankStatus]:
 
 def _quiet_s(ranks: Sequence[RankStatus]) -> float:
     """Time since any of these ranks made progress. A node that runs none holds nobody up."""
-    return min((r.progress_age_ns / 1e9 for r in ranks), default=float("inf"))
+    return min(column(ranks, "progress_age_ns"), default=float("inf")) / 1e9

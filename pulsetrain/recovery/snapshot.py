@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from pulsetrain.protocol.late_rows import column
 from pulsetrain.protocol.messages import Heartbeat, Held, Hello, RankExit, RankStatus, WorldNode
 from pulsetrain.recovery.arithmetic_suspicion import WrongArithmetic
 from pulsetrain.recovery.hang_patience import PendingHang
@@ -92,7 +93,8 @@ class JobSnapshot:
     @property
     def last_step(self) -> int:
         """The newest step that any rank of this attempt completed, -1 for none."""
-        return max((status.last_step for status in self.statuses()), default=-1)
+        beats = (heartbeat for _, heartbeat in self.reporting())
+        return max((step for beat in beats for step in column(beat.ranks, "last_step")), default=-1)
 
     @property
     def silent_s(self) -> float:

@@ -45,9 +45,9 @@ def made(monkeypatch) -> list[type]:
     classes: list[type] = []
     make = late_rows.make
 
-    def noted(cls, names, rows, count):
+    def noted(cls, names, rows):
         classes.append(cls)
-        return make(cls, names, rows, count)
+        return make(cls, names, rows)
 
     monkeypatch.setattr(late_rows, "make", noted)
     return classes

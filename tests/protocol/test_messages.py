@@ -180,7 +180,7 @@ WHOLE = st.integers(-(1 << 63), (1 << 63) - 1)
 
 def field_values(hint):
     inner = typing.get_args(hint)
-    if typing.get_origin(hint) is tuple:
+    if typing.get_origin(hint) in (tuple, collections.abc.Sequence):
         return st.lists(field_values(inner[0]), max_size=4).map(tuple)
     if typing.get_origin(hint) is collections.abc.Mapping:
         return st.dictionaries(st.text(max_size=5), field_values(inner[1]), max_size=3)

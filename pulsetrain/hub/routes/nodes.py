@@ -6,16 +6,23 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
+from pulsetrain.core.clock import Clock
 from pulsetrain.hub.routes.guard import guarded, json_body, text
+from pulsetrain.hub.routes.kept_json import KeptJson
 from pulsetrain.recovery import view
 from pulsetrain.recovery.controller import Controller
 
 
-def routes(controller: Controller, token: str) -> list[BaseRoute]:
+def routes(controller: Controller, clock: Clock, token: str) -> list[BaseRoute]:
     """``/v1/nodes`` and ``/v1/evict``."""
 
+    def rows() -> object:
+        return {"nodes": [row for job in controller.snapshots() for row in view.node_rows(job)]}
+
+    kept = KeptJson(rows, clock)
+
     async def nodes(request: Request) -> Response:
-        return JSONResponse({"nodes": [row for job in controller.snapshots() for row in view.node_rows(job)]})
+        return Response(kept.text(), media_type="application/json")
 
     async def evict(request: Request) -> Response:
         body = await json_body(request, "node", "reason", "actor")
@@ -24,7 +31,9 @@ def routes(controller: Controller, token: str) -> list[BaseRoute]:
         if body.get("dry_run"):
             return JSONResponse(controller.preview_eviction(node, drain=drain))
         reason, actor = text(body, "reason"), text(body, "actor")
-        return JSONResponse(await controller.evict(node, reason, actor, drain=drain))
+        cost = await controller.evict(node, reason, actor, drain=drain)
+        kept.forget()
+        return JSONResponse(cost)
 
     return [
         Route("/v1/nodes", guarded(nodes, token)),

@@ -4,7 +4,7 @@ import pytest
 
 from pulsetrain.core.errors import UsageError
 from pulsetrain.hub.routes import nodes
-from tests.hub.fakes import TOKEN, Client
+from tests.hub.fakes import TOKEN, Client, Clock
 from tests.recovery.builders import job_snapshot
 
 
@@ -32,7 +32,8 @@ class Controller:
 def site():
     class Site:
         controller = Controller()
-        client = Client(nodes.routes(controller, TOKEN))
+        clock = Clock()
+        client = Client(nodes.routes(controller, clock, TOKEN))
 
     return Site
 
@@ -76,3 +77,20 @@ def test_nodes_and_evictions_ask_for_the_token(site):
     assert site.client.get("/v1/nodes", token="no").status_code == 401
     assert site.client.post("/v1/evict", json=EVICT, token="no").status_code == 401
     assert site.controller.evicted == []
+
+
+def test_after_an_eviction_the_nodes_are_looked_at_anew(site, monkeypatch):
+    looks = []
+
+    def snapshots():
+        site.clock.now_s += 0.1
+        looks.append(1)
+        return [job_snapshot()]
+
+    monkeypatch.setattr(site.controller, "snapshots", snapshots)
+    for _ in range(3):
+        site.client.get("/v1/nodes")
+    assert len(looks) == 1
+    site.client.post("/v1/evict", json=EVICT)
+    site.client.get("/v1/nodes")
+    assert len(looks) == 2
