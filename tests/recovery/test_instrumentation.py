@@ -50,3 +50,14 @@ def test_what_is_no_description_is_left_out():
     known = Instrumentation()
     known.note(0, [dataclasses.replace(rank_status(0), instrumentation=text) for text in ("{", "[]", "3")])
     assert known.combined() == {}
+
+
+def test_it_is_untold_from_the_first_description_until_it_was_news():
+    known = Instrumentation()
+    assert not known.untold
+    known.note(0, [says(0, step=9, steps="inferred")])
+    assert known.untold
+    known.news([says(0, step=9)])
+    assert not known.untold
+    known.note(1, [says(0, step=0, steps="inferred")])
+    assert known.untold

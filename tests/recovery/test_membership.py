@@ -121,3 +121,12 @@ def test_a_world_is_refreshed_with_the_latest_addresses():
     members.nodes["a"].reconnect(hello("a", address="10.0.0.9", peer_port=7), send, 1.0)
     members.refresh_world()
     assert [(m.address, m.peer_port) for m in members.world] == [("10.0.0.9", 7), ("127.0.0.1", 1)]
+
+
+def test_one_field_of_every_rank_of_an_attempt_is_that_of_its_statuses():
+    members = formed("a", "b")
+    members.nodes["a"].take_heartbeat(heartbeat("a", status(0, last_step=4), status(1, last_step=6)), 1.0)
+    members.nodes["b"].take_heartbeat(heartbeat("b", status(2, last_step=9), attempt=1), 1.0)
+    for attempt in (0, 1, 2):
+        assert members.values(attempt, "last_step") == [s.last_step for s in members.statuses(attempt)]
+    assert members.values(0, "last_step") == [4, 6]

@@ -2,10 +2,12 @@
 
 import asyncio
 
+import pytest
+
 from pulsetrain.core.errors import Unavailable
-from pulsetrain.protocol.messages import Leaving, Reply, SelfCheck, decode
+from pulsetrain.protocol.messages import Leaving, Reply, SelfCheck, decode, encode
 from pulsetrain.recovery.nodes import Node, NodeState
-from tests.recovery.builders import heartbeat, hello, status
+from tests.recovery.builders import S, heartbeat, hello, status
 
 
 class Wire:
@@ -91,3 +93,23 @@ def test_what_an_agent_says_of_other_nodes_ranks_is_left_out():
     node.ranks = range(2)
     assert [s.rank for s in node.take_heartbeat(both, 2.0).ranks] == [0]
     assert [s.rank for s in node.heartbeat.ranks] == [0]
+
+
+@pytest.mark.parametrize("sent", [lambda beat: beat, lambda beat: decode(encode(beat))])
+def test_the_longest_time_after_which_a_rank_went_on_is_kept(sent):
+    node = Node(hello(), None, 0.0)
+
+    def beat(progress, age_s, last_step=5):
+        age_ns = int(age_s * S)
+        ranks = [status(r, progress=p, progress_age_ns=age_ns, last_step=last_step) for r, p in progress]
+        node.take_heartbeat(sent(heartbeat("a", *ranks)), 1.0)
+
+    beat([(0, 1), (1, 1)], 50.0, last_step=-1)
+    beat([(0, 2), (1, 2)], 3.0)
+    assert node.longest_quiet_s == 0  # before its first step
+    beat([(0, 2), (1, 2)], 4.0)
+    assert node.longest_quiet_s == 0  # it stands still
+    beat([(0, 3), (1, 2)], 0.0)
+    assert node.longest_quiet_s == 4.0
+    beat([(0, 4), (2, 9)], 0.0)
+    assert node.longest_quiet_s == 4.0

@@ -50,6 +50,15 @@ def test_the_first_checkpoint_is_whole_once_every_rank_has_gone_on():
     assert (checkpoints.newest().complete, checkpoints.can_resume()) == (False, False)
     checkpoints.look(0, [rank(0, last_step=10), rank(1, last_step=10)])
     assert (checkpoints.newest().complete, checkpoints.can_resume()) == (True, True)
+
+
+def test_only_while_the_first_checkpoint_may_become_whole_is_it_worth_a_look():
+    checkpoints = OwnCheckpoints()
+    assert not checkpoints.undecided(0)
+    checkpoints.note(0, [rank(0, 9)])
+    assert (checkpoints.undecided(0), checkpoints.undecided(1)) == (True, False)
+    checkpoints.look(0, [rank(0, last_step=10)])
+    assert not checkpoints.undecided(0)
     checkpoints.look(0, [rank(0, last_step=9)])  # once whole, always whole
     assert checkpoints.can_resume()
 
