@@ -28,6 +28,7 @@ from pulsetrain.hub.app import Parts, build
 from pulsetrain.hub.assembly import assemble
 from pulsetrain.hub.certificate import STALE_S, CertificateFiles, ServerCertificate
 from pulsetrain.hub.config import HubConfig
+from pulsetrain.hub.garbage import collect_seldom
 from pulsetrain.hub.job_memory import KeptMemory
 from pulsetrain.hub.kept_store import open_kept
 from pulsetrain.hub.leadership import Candidate, Role
@@ -82,6 +83,7 @@ def serve(data: Path, settings: Settings, say: Callable[[str], None]) -> None:
         if config.dashboard:
             say(f"dashboard  {facts['dashboard']}")
         say(f"data       {data}")
+        collect_seldom()
         run_server(parts, listener, certificate)
 
 

@@ -2,7 +2,7 @@
 
 A hub gets hundreds of thousands of objects in a second and looks at few of them. The columns are checked
 when they come, so making an object later cannot fail. Nothing changes a column. They are not frozen
-dataclasses, because those take three times as long to make.
+dataclasses, because those take longer to make.
 """
 
 from __future__ import annotations
