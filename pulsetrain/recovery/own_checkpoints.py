@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from pulsetrain.protocol.late_rows import tells
+from pulsetrain.protocol.late_rows import column, tells
 from pulsetrain.protocol.messages import OwnCheckpoint, RankStatus
 
 KEPT = 16  # checkpoints of the job, and files of each rank, that are remembered
@@ -60,10 +60,15 @@ class OwnCheckpoints:
         self.ignored = False
         self._written: dict[tuple[int, int], dict[int, OwnCheckpoint]] = {}  # by (attempt, step), then rank
         self._passed: set[tuple[int, int]] = set()
+        self._ranks: dict[int, set[int]] = {}  # ranks that were heard, by attempt
         self._files: dict[int, dict[str, OwnCheckpoint]] = {}  # by rank, then path, oldest first
 
     def note(self, attempt: int, statuses: Sequence[RankStatus]) -> None:
         """Take what ranks of an attempt have reported."""
+        if attempt not in self._ranks:
+            kept = {key[0] for key in self._written}
+            self._ranks = {a: ranks for a, ranks in self._ranks.items() if a in kept} | {attempt: set()}
+        self._ranks[attempt].update(column(statuses, "rank"))
         if not tells(statuses, "saved"):
             return
         for status in statuses:
@@ -93,7 +98,13 @@ class OwnCheckpoints:
             self._passed.add(min(self._written))
 
     def started(self, attempt: int, resumed_step: int) -> None:
-        """An attempt has done its first step. It went on from `resumed_step`, -1: from nothing."""
+        """An attempt has done its first step. It went on from `resumed_step`, -1: from nothing.
+
+        A checkpoint from which an attempt went on is complete, also where the one that wrote it ended early.
+        """
+        first = min(self._written, default=None)
+        if first is not None and first[0] < attempt and first[1] == resumed_step:
+            self._passed.add(first)
         if any(key[0] < attempt and self._complete(key) for key in self._written):
             self.ignored = resumed_step < 0
 
@@ -144,13 +155,16 @@ class OwnCheckpoints:
             del self._written[oldest]
 
     def _complete(self, key: tuple[int, int]) -> bool:
-        """Return whether every rank that usually writes has written this one."""
+        """Return whether every rank that usually writes has written this one.
+
+        A world that has shrunk has no longer all of these ranks.
+        """
         earlier = [self._written[k] for k in sorted(self._written) if k < key][-COMPARED:]
         if not earlier:
             return key in self._passed
         counts = Counter(rank for by_rank in earlier for rank in by_rank)
         usual = {rank for rank, count in counts.items() if 2 * count >= len(earlier)}
-        return usual <= self._written[key].keys()
+        return usual & self._ranks[key[0]] <= self._written[key].keys()
 
     def _of(self, key: tuple[int, int], *, complete: bool) -> JobCheckpoint:
         by_rank = self._written[key]

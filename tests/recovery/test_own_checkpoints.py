@@ -37,6 +37,23 @@ def test_without_a_checkpoint_there_is_nothing_to_resume_from():
     assert not checkpoints.can_resume()
 
 
+def test_a_checkpoint_from_which_the_next_attempt_went_on_is_whole():
+    checkpoints = written(9)
+    checkpoints.started(1, resumed_step=4)
+    assert not checkpoints.can_resume()
+    checkpoints.started(1, resumed_step=9)
+    assert checkpoints.can_resume()
+
+
+def test_ranks_that_a_smaller_world_has_not_are_not_waited_for():
+    checkpoints = written(9, 19, ranks=(0, 1))
+    checkpoints.note(1, [rank(0, 29)])
+    newest = checkpoints.newest()
+    assert (newest.step, newest.complete) == (29, True)
+    checkpoints.note(1, [rank(1)])  # it is there, so it is waited for
+    assert (checkpoints.newest().step, checkpoints.newest().complete) == (19, True)
+
+
 def test_what_was_written_last_is_whole_once_the_job_has_finished():
     checkpoints = written(9)
     assert not checkpoints.newest().complete
