@@ -7,10 +7,8 @@ from typing import Protocol
 
 from pulsetrain.core.errors import UsageError
 from pulsetrain.core.json import JsonObject
-from pulsetrain.recovery.link_checks import LinkOptions, LinkReport
+from pulsetrain.recovery.link_checks import BITS_PER_MBIT, LinkOptions, LinkReport
 from pulsetrain.recovery.snapshot import JobSnapshot
-
-BITS_PER_MBIT = 1e6
 
 
 class LinkSource(Protocol):

@@ -13,7 +13,7 @@ from pulsetrain.core.errors import UsageError
 from pulsetrain.diagnostics.link_search import LEAST_NODES, Culprit
 from pulsetrain.recovery import link_checks
 from pulsetrain.recovery.faults import Observation
-from pulsetrain.recovery.link_checks import LinkOptions, LinkReport
+from pulsetrain.recovery.link_checks import BITS_PER_MBIT, LinkOptions, LinkReport
 from pulsetrain.recovery.link_suspicion import LinkOutcome, Suspicion, concerned
 from pulsetrain.recovery.nodes import Node
 from pulsetrain.recovery.state import JobState
@@ -21,7 +21,6 @@ from pulsetrain.recovery.transitions import TERMINAL, Phase
 
 LIMIT_S = 20.0
 """A job that waits to go on does not wait longer for this."""
-BITS_PER_MBIT = 1e6
 
 
 def take(job: JobState, present: Sequence[Observation]) -> None:
@@ -112,7 +111,7 @@ def _to_go(job: JobState, report: LinkReport, suspected: set[str]) -> dict[str, 
         left = [n for n in active if n not in {*going, culprit.node}]
         bad = {*going, *(c.node for c in report.verdict.culprits)}
         spare = [n for n in members.standbys() if n.name not in bad]
-        if culprit.node in active and len(left) + len(spare) >= job.nnodes:
+        if culprit.node in active and len(left) + len(spare) >= job.resizing.size:
             going[culprit.node] = reason(culprit)
     return {name: why for name, why in going.items() if name not in members.failed}
 

@@ -13,6 +13,7 @@ from pulsetrain.diagnostics.link_search import LEAST_NODES, LinkSearch, SearchVe
 from pulsetrain.diagnostics.link_tests import Measured, Port, Transfer
 from pulsetrain.protocol.messages import Command, Hello, LinkSend, LinkSink, Reply
 
+BITS_PER_MBIT = 1e6
 RAIL = "net"
 """The one port of a node that the hub knows: the address that its agent is reached at."""
 MARGIN_S = 8.0  # for the way of a command, the fork of its worker, and its reply

@@ -77,6 +77,20 @@ def test_a_sites_limit_holds_for_the_transfers_at_a_stop():
     run(scenario)
 
 
+def test_in_a_job_that_has_shrunk_a_standby_is_enough_for_its_present_size():
+    async def scenario():
+        site = Machines("abc", 4, Policy(evictions_per_hour=9), sizes=(2, 2))
+        site.agents["b"].link_rate = 0.4
+        await site.settle(5.0)
+        await trained(site, SLOW)
+        assert active(site) == ["a", "b"]
+        site.agents["a"].rank_exits(0, 1)
+        await site.settle()
+        assert active(site) == ["a", "c"]
+
+    run(scenario)
+
+
 def test_without_somebody_to_take_its_place_a_slow_node_trains_on():
     async def scenario():
         site = fleet("abc")
