@@ -82,7 +82,7 @@ class SlurmScheduler:
         exclude = ",".join(node for node in request.exclude if _is_name(node))
         more = {
             "PULSETRAIN_REPLACEMENT_JOB": request.job,
-            "PULSETRAIN_REPLACEMENT_NNODES": str(request.nnodes),
+            "PULSETRAIN_REPLACEMENT_NNODES": request.flag,
         }
         words = [*shlex.split(self._config.sbatch), "--parsable", "--nodes=1"]
         words += [f"--exclude={exclude}"] if exclude else []

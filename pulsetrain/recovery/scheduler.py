@@ -63,11 +63,21 @@ class SchedulerConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeRequest:
-    """One more node for a job of `nnodes`, and not one of `exclude`."""
+    """One more node for a job of `nnodes`, and not one of `exclude`. It cannot run on fewer than `least`."""
 
     job: str
     nnodes: int
+    least: int
     exclude: tuple[str, ...] = ()
+
+    @property
+    def flag(self) -> str:
+        """The job's ``--nnodes``. An agent that says another one is refused.
+
+        >>> NodeRequest(job="j", nnodes=4, least=2).flag
+        '2:4'
+        """
+        return f"{self.least}:{self.nnodes}" if self.least < self.nnodes else str(self.nnodes)
 
 
 class Scheduler(Protocol):

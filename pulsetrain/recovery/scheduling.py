@@ -39,7 +39,8 @@ def look(job: JobState) -> None:
         asked.asked(now_s)
         job.keep_replacements()
         evicted = sorted(name for name, memory in job.remembered.items() if memory.evicted)
-        request = NodeRequest(job=job.name, nnodes=job.nnodes, exclude=tuple(evicted))
+        sizes = job.resizing.sizes
+        request = NodeRequest(job=job.name, nnodes=sizes.most, least=sizes.least, exclude=tuple(evicted))
         _begin(job, What.REPLACE, partial(requests.scheduler.replace, request))
 
 

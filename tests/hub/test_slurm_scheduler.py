@@ -54,25 +54,27 @@ def test_words_may_be_before_and_behind_the_programs():
     slurm = FakeSlurm()
     both = scheduler(slurm, scontrol="sudo -n scontrol", sbatch="sbatch --partition 'big gpus'")
     both.drain("a", "gpu")
-    both.replace(NodeRequest(job="j", nnodes=4))
+    both.replace(NodeRequest(job="j", nnodes=4, least=4))
     assert slurm.commands[0][:3] == ["sudo", "-n", "scontrol"]
     assert slurm.commands[-1][:3] == ["sbatch", "--partition", "big gpus"]
 
 
 def test_a_replacement_is_one_node_and_not_one_that_was_evicted():
     slurm = FakeSlurm()
-    said = scheduler(slurm).replace(NodeRequest(job='j "$(touch x)"', nnodes=4, exclude=("n1", "n2")))
+    said = scheduler(slurm).replace(
+        NodeRequest(job='j "$(touch x)"', nnodes=4, least=2, exclude=("n1", "n2"))
+    )
     assert slurm.commands == [["sbatch", "--parsable", "--nodes=1", "--exclude=n1,n2", TEMPLATE]]
     assert said == "Slurm's job 4711"
     assert slurm.environs == [
-        {"PULSETRAIN_REPLACEMENT_JOB": 'j "$(touch x)"', "PULSETRAIN_REPLACEMENT_NNODES": "4"}
+        {"PULSETRAIN_REPLACEMENT_JOB": 'j "$(touch x)"', "PULSETRAIN_REPLACEMENT_NNODES": "2:4"}
     ]
 
 
 def test_the_hubs_own_place_in_slurm_is_not_that_of_the_replacement():
     slurm = FakeSlurm()
     environ = {"SLURM_CONF": "/etc/slurm.conf", "SLURM_JOB_ID": "7", "SLURMD_NODENAME": "n1", "PATH": "/bin"}
-    scheduler(slurm, environ).replace(NodeRequest(job="j", nnodes=1))
+    scheduler(slurm, environ).replace(NodeRequest(job="j", nnodes=1, least=1))
     assert {"SLURM_CONF", "PATH"} < slurm.environs[0].keys()
     assert not {"SLURM_JOB_ID", "SLURMD_NODENAME"} & slurm.environs[0].keys()
 
@@ -87,7 +89,7 @@ def test_a_name_that_slurm_would_read_as_more_than_one_node_is_refused(name):
         with pytest.raises(UsageError, match="no name of a Slurm node"):
             call()
     assert slurm.commands == []
-    scheduler(slurm).replace(NodeRequest(job="j", nnodes=1, exclude=("n1", name)))
+    scheduler(slurm).replace(NodeRequest(job="j", nnodes=1, least=1, exclude=("n1", name)))
     assert slurm.commands == [["sbatch", "--parsable", "--nodes=1", "--exclude=n1", TEMPLATE]]
 
 

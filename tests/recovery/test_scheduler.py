@@ -29,7 +29,7 @@ REFUSING = {
 
 
 def each(scheduler):
-    request = NodeRequest(job="j", nnodes=2, exclude=("n1",))
+    request = NodeRequest(job="j", nnodes=2, least=2, exclude=("n1",))
     return (
         lambda: scheduler.drain("n1", "fan failed"),
         lambda: scheduler.give_back("n1"),

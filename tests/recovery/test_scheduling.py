@@ -100,7 +100,7 @@ def test_a_job_without_a_standby_asks_for_one_node_and_never_for_the_evicted_one
         await fleet.settle()
         assert fleet.job.phase is Phase.WAITING
         await pass_time(fleet, 60)
-        assert of(scheduler, "replace") == [(NodeRequest(job="j", nnodes=2, exclude=("b",)),)]
+        assert of(scheduler, "replace") == [(NodeRequest(job="j", nnodes=2, least=2, exclude=("b",)),)]
         fleet.agents["c"] = fleet.join("c")
         await pass_time(fleet, 10, 1.0)
         assert fleet.job.phase is Phase.RUNNING
@@ -115,7 +115,7 @@ def test_a_job_whose_node_is_lost_asks_for_another():
         fleet = await fleet_under(scheduler, "ab")
         fleet.agents.pop("b").drop()
         await pass_time(fleet, 5, 1.0)
-        assert of(scheduler, "replace") == [(NodeRequest(job="j", nnodes=2),)]
+        assert of(scheduler, "replace") == [(NodeRequest(job="j", nnodes=2, least=2),)]
 
     run(scenario)
 
