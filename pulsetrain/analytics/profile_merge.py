@@ -31,6 +31,15 @@ def unpack(trace: str) -> JsonObject:
     return profile
 
 
+def packed(traces: Mapping[str, str]) -> tuple[tuple[int, ...], bytes]:
+    """The ranks of `traces`, as the hub answers, and one packed trace of them all. b"" where there is none.
+
+    Raises `CorruptData` where a rank sent something else than a profile.
+    """
+    profiles = {int(rank): unpack(trace) for rank, trace in traces.items()}
+    return tuple(sorted(profiles)), pack(merge(profiles)) if profiles else b""
+
+
 def merge(profiles: Mapping[int, JsonObject]) -> JsonObject:
     """The events of all ranks in one trace. `profiles` are by rank. Each rank's processes are its own.
 

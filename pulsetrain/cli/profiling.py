@@ -10,9 +10,7 @@ from pulsetrain.cli.options import HubOptions, hub_options, job_argument, json_o
 from pulsetrain.cli.root import print_json, pulsetrain
 from pulsetrain.core.errors import PulsetrainError, UsageError
 from pulsetrain.core.progress import progress
-from pulsetrain.protocol.client import HubClient
-
-PATIENCE_S = 660.0
+from pulsetrain.protocol.client import PROFILE_PATIENCE_S, HubClient
 
 
 @pulsetrain.command()
@@ -46,22 +44,21 @@ def profile(job: str, steps: int, ranks: str, output: Path, hub: HubOptions, as_
         raise UsageError("--ranks is empty: give ranks, such as 0-3,7")
     if not output.parent.is_dir():
         raise UsageError(f"--output {output}: there is no folder {output.parent}")
-    client = HubClient(hub.address(), timeout_s=PATIENCE_S)
+    client = HubClient(hub.address(), timeout_s=PROFILE_PATIENCE_S)
     with progress(f"Profiling {steps} steps of {job}"):
         answer = client.profile(job, list(wanted), steps)
-    profiles = {int(rank): profile_merge.unpack(trace) for rank, trace in answer["profiles"].items()}
+    profiled, data = profile_merge.packed(answer["profiles"])
     failed = answer["failed"]
-    if not profiles:
+    if not profiled:
         raise PulsetrainError(f"no rank could be profiled: {'; '.join(sorted(set(failed.values())))}")
-    data = profile_merge.pack(profile_merge.merge(profiles))
     output.write_bytes(data)
-    facts = {"file": str(output), "bytes": len(data), "ranks": sorted(profiles), "failed": failed}
+    facts = {"file": str(output), "bytes": len(data), "ranks": list(profiled), "failed": failed}
     if as_json:
         print_json({"job": job, "first_step": answer["first_step"], "steps": answer["steps"], **facts})
     else:
         last = answer["first_step"] + answer["steps"] - 1
         click.echo(
-            f"{output}: steps {answer['first_step']} to {last} of {len(profiles)} rank(s), "
+            f"{output}: steps {answer['first_step']} to {last} of {len(profiled)} rank(s), "
             f"{len(data):,} bytes. Open it at ui.perfetto.dev."
         )
         for rank, why in sorted(failed.items(), key=lambda item: int(item[0])):

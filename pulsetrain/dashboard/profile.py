@@ -98,12 +98,12 @@ def _wait(
 
 def read(told: JsonObject) -> Profile:
     """The hub's answer as one file. Raises `CorruptData` where a rank sent something else than a profile."""
-    profiles = {int(rank): profile_merge.unpack(trace) for rank, trace in told["profiles"].items()}
+    ranks, data = profile_merge.packed(told["profiles"])
     return Profile(
         first_step=int(told["first_step"]),
         steps=int(told["steps"]),
-        ranks=tuple(sorted(profiles)),
-        data=profile_merge.pack(profile_merge.merge(profiles)) if profiles else b"",
+        ranks=ranks,
+        data=data,
         failed={int(rank): str(why) for rank, why in told["failed"].items()},
     )
 

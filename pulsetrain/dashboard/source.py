@@ -21,13 +21,12 @@ import pyarrow as pa
 from pulsetrain.core.errors import PulsetrainError, Unavailable
 from pulsetrain.core.json import JsonObject
 from pulsetrain.dashboard.pulse import Pulse
-from pulsetrain.protocol.client import HubAddress, HubClient
+from pulsetrain.protocol.client import PROFILE_PATIENCE_S, HubAddress, HubClient
 from pulsetrain.stream.store.clickhouse import Store, open_store
 
 T = TypeVar("T")
 Questions = Sequence[Callable[[], object]]
 
-PROFILE_PATIENCE_S = 660.0  # the hub gives up after 600
 _KEPT = 64
 _FRESH_S = 0.9
 _RETRY_S = 1.5

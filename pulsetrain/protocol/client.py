@@ -18,6 +18,8 @@ from pulsetrain.core.json import JsonObject
 if TYPE_CHECKING:
     from pulsetrain.protocol.http import Reply
 
+PROFILE_PATIENCE_S = 660.0  # for `HubClient.profile`: the hub gives up after 600
+
 
 @dataclass(frozen=True, kw_only=True)
 class HubAddress:

@@ -155,12 +155,7 @@ class PeerServer:
         if not isinstance(rank, int) or not isinstance(step, int):
             raise CorruptData(f"peer asked for {request}")
         with self._replicas.reading(rank, step) as replica:
-            if replica is None:
-                send_frame(sock, {"error": f"it has no step {step} of rank {rank}"})
-                return
-            snapshot, data = replica
-            send_frame(sock, snapshot.as_json())
-            send_bytes(sock, data)
+            _hand_out(sock, replica, f"it has no step {step} of rank {rank}")
 
     def _get_any(self, sock: socket.socket, request: JsonObject) -> None:
         """A state that all ranks have saved alike, from whichever rank here has it."""
@@ -168,12 +163,17 @@ class PeerServer:
         if not isinstance(step, int) or not isinstance(attempt, int):
             raise CorruptData(f"peer asked for {request}")
         with self._any.reading(step, attempt) as found:
-            if found is None:
-                send_frame(sock, {"error": f"no rank here has the state of step {step}"})
-                return
-            snapshot, data = found
-            send_frame(sock, snapshot.as_json())
-            send_bytes(sock, data)
+            _hand_out(sock, found, f"no rank here has the state of step {step}")
+
+
+def _hand_out(sock: socket.socket, found: tuple[Snapshot, memoryview] | None, why_not: str) -> None:
+    """Send what is here, or why nothing is."""
+    if found is None:
+        send_frame(sock, {"error": why_not})
+        return
+    snapshot, data = found
+    send_frame(sock, snapshot.as_json())
+    send_bytes(sock, data)
 
 
 def _offers(request: JsonObject) -> list[JsonObject]:
