@@ -21,6 +21,7 @@ AGREEMENT = 0.75  # correlation of what shares its sequences that only the amoun
 PLAIN_AGREEMENT = 0.5  # the same of forward with backward where ranks often wait for a processor
 LASTING = 0.5  # correlation of a step's excess with the next step's, from which a rank is slow for a while
 SPREAD_INFO = 0.05  # how much longer than the usual replica the heaviest of a step computes, as a ratio
+STAGES = "stages"
 SPREAD_WARNING = 0.3  # from which it asks for action
 
 
@@ -155,6 +156,9 @@ def _sequences_in(timings: Timings, rows: NDArray[np.int64]) -> list[Verdict]:
     }
     if uneven.agreement < AGREEMENT or uneven.spread < SPREAD_INFO or uneven.lasting >= LASTING:
         return [Healthy(analyzer="sequence_imbalance", numbers=numbers)]
+    if _by_processors(timings, uneven):
+        reason = "ranks wait for processors, which lengthens forward and backward alike"
+        return [Inconclusive(analyzer="sequence_imbalance", reason=reason)]
     return [
         timings.finding(
             "sequence_imbalance",
@@ -166,6 +170,12 @@ def _sequences_in(timings: Timings, rows: NDArray[np.int64]) -> list[Verdict]:
             evidence={"query": "analysis.step_parts", **numbers},
         )
     ]
+
+
+def _by_processors(timings: Timings, uneven: _Uneven) -> bool:
+    """Whether ranks that share processors may explain it: the one that gets less is slow in both passes."""
+    by_stages = uneven.compared == STAGES
+    return timings.running_ratio is not None and not by_stages and uneven.spread < SPREAD_WARNING
 
 
 def _between_stages(timings: Timings, rows: NDArray[np.int64]) -> _Uneven | None:
@@ -192,7 +202,7 @@ def _between_stages(timings: Timings, rows: NDArray[np.int64]) -> _Uneven | None
     count = len(stages)
     common = excess.mean(axis=0)
     return _Uneven(
-        compared="stages",
+        compared=STAGES,
         agreement=float(((unit.sum(axis=0) ** 2).sum() - (unit**2).sum()) / (count * (count - 1))),
         spread=float(np.median(np.expm1(common.max(axis=1)))),
         lasting=robust.autocorrelation(common),

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from pulsetrain.analytics.slowness import pipeline_order
 from pulsetrain.analytics.slowness.timings import (
     COMPUTED,
     LOGGED,
@@ -29,6 +30,7 @@ OVERLAPPED = (
     "communication overlaps compute, and how long each rank stood still for it is not known: own time is "
     "only known within bounds that are far apart"
 )
+ORDER_STEPS = 8  # newest steps from which the order of a pipeline is read
 CELLS_AT_ONCE = 400_000  # steps x ranks of one query: bounds the memory of the store's aggregation
 
 
@@ -40,6 +42,7 @@ def load(store: Queryable, steps: AttemptSteps, *, first_step: int, now_ns: int)
     nodes = analysis.rank_nodes(store, steps)
     builder = timings_builder(store, steps, nodes, *phases_of(store, steps))
     topology = analysis.topology(store, steps.job, steps.attempt)
+    read_order(builder, store, steps, topology)
     return builder.timings(
         nodes, topology, job=steps.job, attempt=steps.attempt, first_step=first_step, now_ns=now_ns
     )
@@ -85,6 +88,21 @@ def read_parts(
     return not unnamed
 
 
+def read_order(builder: TimingsBuilder, store: Queryable, steps: AttemptSteps, topology: pa.Table) -> None:
+    """Enter the pipeline stages as the transfers show them, where ranks send and no mesh tells stages."""
+    if not builder.pipeline or builder.order or _tells_stages(topology):
+        return
+    newest = replace(steps, first=max(steps.first, steps.last - ORDER_STEPS))
+    heard = pipeline_order.heard_first(analysis.first_transfers(store, newest))
+    builder.order = pipeline_order.stages(heard, builder.ranks.tolist())
+
+
+def _tells_stages(topology: pa.Table) -> bool:
+    """Whether a mesh was named: an axis other than dp differs between ranks."""
+    axes = [axis for axis in ("tp", "pp", "cp", "ep") if axis in topology.column_names]
+    return any(len(topology.column(axis).unique()) > 1 for axis in axes)
+
+
 def _overlaps(store: Queryable, steps: AttemptSteps) -> bool:
     """Whether operations of a rank were in flight at the same time, in the newest of these steps."""
     first = max(steps.first, steps.last - OVERLAP_STEPS + 1)
@@ -121,6 +139,7 @@ class TimingsBuilder:
     """Fills matrices from tables with columns step and rank, piece by piece. `steps` has no gap.
 
     `pipeline`: ranks send to each other, so without a topology no two of them are known to do the same work.
+    `order`: the stage of each rank as its transfers show it, None where it is not known or not needed.
     `overlapped`: operations were in flight together, and nobody measured how long ranks stood still.
     """
 
@@ -131,6 +150,7 @@ class TimingsBuilder:
         self._logged = {name: np.zeros(shape, np.bool_) for name in LOGGED}
         self._seen = np.zeros(len(steps), np.bool_)
         self.pipeline = self.overlapped = False
+        self.order: dict[int, int] | None = None
 
     @property
     def steps_at_once(self) -> int:
@@ -155,7 +175,7 @@ class TimingsBuilder:
     def moved(self, first: int, last: int, *, until: int) -> TimingsBuilder:
         """A builder of steps `first`..`last` that holds what this one holds of them before step `until`."""
         builder = TimingsBuilder(np.arange(first, last + 1), self._ranks)
-        builder.overlapped = self.overlapped
+        builder.overlapped, builder.pipeline, builder.order = self.overlapped, self.pipeline, self.order
         begin, end = max(first, int(self._steps[0])), min(until, int(self._steps[-1]) + 1)
         if begin < end:
             here, there = (slice(begin - at, end - at) for at in (int(self._steps[0]), first))
@@ -209,7 +229,7 @@ class TimingsBuilder:
             steps=self._steps[seen],
             ranks=self._ranks,
             nodes=_nodes(nodes, topology, self._ranks),
-            stages=_stages(topology, self._ranks, pipeline=self.pipeline),
+            stages=self._stages(topology),
             parts=parts,
             numbers={name: matrices[name] for name in NUMBERS},
             logged={name: m[seen] for name, m in self._logged.items()},
@@ -221,15 +241,20 @@ class TimingsBuilder:
             routed_bytes=matrices["routed_bytes"],
         )
 
+    def _stages(self, topology: pa.Table) -> NDArray[np.int64]:
+        """The pipeline stage of each rank, -1 where not known. In an unknown pipeline each rank has its own.
+
+        A mesh that only counts ranks says nothing of stages: it was assumed, as in data parallelism.
+        """
+        if not self.pipeline or _tells_stages(topology):
+            return _by_rank(topology, "pp", self._ranks, -1)
+        if self.order is None:
+            return np.arange(len(self._ranks))
+        return np.array([self.order[rank] for rank in self._ranks.tolist()], np.int64)
+
 
 def _ints(table: pa.Table, name: str) -> NDArray[np.int64]:
     return np.asarray(table.column(name).to_numpy(), np.int64)
-
-
-def _stages(topology: pa.Table, ranks: NDArray[np.int64], *, pipeline: bool) -> NDArray[np.int64]:
-    """The pipeline stage of each rank, -1 where not known. In an unknown pipeline each rank has its own."""
-    known = _by_rank(topology, "pp", ranks, -1)
-    return np.arange(len(ranks)) if pipeline and (known == -1).all() else known
 
 
 def _by_rank(table: pa.Table, name: str, ranks: NDArray[np.int64], default: int) -> NDArray[np.int64]:

@@ -14,7 +14,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pulsetrain.analytics.slowness.load_timings import TimingsBuilder, phases_of, read_parts, timings_builder
+from pulsetrain.analytics.slowness.load_timings import (
+    TimingsBuilder,
+    phases_of,
+    read_order,
+    read_parts,
+    timings_builder,
+)
 from pulsetrain.analytics.slowness.timings import Timings
 from pulsetrain.records.arrow import number_array
 from pulsetrain.stream.queries import analysis
@@ -126,11 +132,14 @@ class RecentTimings:
         steps = self._steps(max(first_step, last - self._window + 1), last)
         compute, communication = phases_of(store, steps)
         nodes = analysis.rank_nodes(store, steps)
+        builder = timings_builder(store, steps, nodes, compute, communication)
+        topology = analysis.topology(store, self.job, self.attempt)
+        read_order(builder, store, steps, topology)
         loaded = _Loaded(
             first_step=first_step,
-            builder=timings_builder(store, steps, nodes, compute, communication),
+            builder=builder,
             nodes=nodes,
-            topology=analysis.topology(store, self.job, self.attempt),
+            topology=topology,
             compute=compute,
             communication=communication,
             last=last,
@@ -165,6 +174,7 @@ class RecentTimings:
             held.tail, held.changed_ns = signature(rows), now_ns
         held.builder, held.last, held.looked_ns = builder, last, now_ns
         self._read_topology(store, held)
+        read_order(builder, store, self._steps(first, last), held.topology)
         self._settle(held, now_ns)
         return held
 

@@ -174,6 +174,7 @@ class Group:
         size = _payload(call.input_tensors, call.output_tensors)
         if is_transfer:
             peer = self._members[call.root] if 0 <= call.root < len(self._members) else -1
+            self.state.transfers = True
             seq = self._transfers[name, peer] = self._transfers.get((name, peer), 0) + 1
             return Operation(self, name, seq, size, peer)
         if self.in_flight:

@@ -80,13 +80,14 @@ class RankState:
     - `context`: step, microbatch and lane, as a slot stores them.
     - `pending`: operations that are not known to have ended. `poll` asks them. The collectives set both.
     - `processor`: told of waits for other ranks and of steps, if it is set.
+    - `transfers`: whether this rank has sent to another one, or received.
     - `blocked`: ns that the main thread has stood still for communication since the process began. It only
       grows, so what it grew by inside a phase is the part of the phase that is no work of the rank's own.
     """
 
     __slots__ = (
         *("blocked", "context", "lane", "parent", "pending", "poll"),
-        *("processor", "ring", "step", "top", "words"),
+        *("processor", "ring", "step", "top", "transfers", "words"),
     )
 
     def __init__(self, ring: RingWriter) -> None:
@@ -100,6 +101,7 @@ class RankState:
         self.pending: Mapping[object, object] = {}
         self.poll: Callable[[], None] = _nothing
         self.processor: Processor | None = None
+        self.transfers = False
 
     def enter_step(self, step: int) -> None:
         """From now on spans that end belong to this step, and to no microbatch."""

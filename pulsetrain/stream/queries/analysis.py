@@ -185,6 +185,22 @@ def last_collectives(store: Queryable, steps: AttemptSteps) -> pa.Table:
     )
 
 
+def first_transfers(store: Queryable, steps: AttemptSteps) -> pa.Table:
+    """The send or recv with which each rank began each of these steps: step, rank, phase, peer."""
+    return store.query(
+        f"""
+        SELECT step, rank, first.1 AS phase, first.2 AS peer
+        FROM (
+          SELECT step, rank, argMin((s.phase, s.peer), s.start) AS first
+          FROM spans AS s WHERE {IN_RANGE} AND category = 'communication' AND peer >= 0
+            AND s.phase IN ('send', 'recv')
+          GROUP BY step, rank)
+        ORDER BY rank, step
+        """,
+        steps.params,
+    )
+
+
 def communication_overlap(store: Queryable, steps: AttemptSteps) -> pa.Table:
     """How much communication there was, and how much of it at the same time as other communication.
 

@@ -95,6 +95,18 @@ def test_clean_runs_give_no_finding(shape, host):
             assert not reported(host(fleet(seed=seed, noise=noise, steps=60, **shape), seed))
 
 
+def test_ranks_that_share_processors_are_not_blamed_on_sequences():
+    """Whoever gets less of a processor is slow in both passes."""
+    columns = fleet(steps=60, noise=0.01, stages=1, ranks=4)
+    share = np.exp(0.12 * np.random.default_rng(2).standard_normal(len(columns["rank"])))
+    busy = {p: columns[p] * share for p in COMPUTED} | {"cpu_wait": 0.25 * columns["compute"]}
+    crowd, quiet = ({**columns, **busy, **more} for more in ({}, {"cpu_wait": columns["cpu_wait"] * 0}))
+    assert reported(quiet)
+    (verdict,) = sequences(timings(crowd))
+    assert isinstance(verdict, Inconclusive)
+    assert "processors" in verdict.reason
+
+
 def test_what_has_just_begun_is_seen_in_the_newest_steps():
     assert reported(uneven(first=25, noise=0.005))
     assert not reported(uneven(first=58, noise=0.005))

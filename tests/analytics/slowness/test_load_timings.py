@@ -19,14 +19,24 @@ STEPS = AttemptSteps(job="j", attempt=0, first=0, last=19)
 class FakeStore:
     """Answers the queries of `load` from a fleet, and counts what was asked."""
 
-    def __init__(self, columns):
-        self.columns, self.asked = columns, []
+    def __init__(self, columns, transfers=()):
+        self.columns, self.asked, self.transfers = columns, [], transfers
 
     def query(self, sql, params=None):
         self.asked.append((sql, params))
         columns = {n: np.asarray(v) for n, v in self.columns.items()}
         if "span_rollup" in sql and "DISTINCT" in sql:
-            return pa.table({"phase": ["forward", "all_reduce"], "category": ["compute", "communication"]})
+            more = ["recv"] if self.transfers else []
+            categories = ["compute", *["communication"] * (1 + len(more))]
+            return pa.table({"phase": ["forward", "all_reduce", *more], "category": categories})
+        if "argMin((s.phase, s.peer)" in sql:
+            return pa.Table.from_pylist(
+                [
+                    {"step": step, "rank": rank, "phase": phase, "peer": peer}
+                    for step in range(params["first"], params["last"] + 1)
+                    for rank, phase, peer in self.transfers
+                ]
+            )
         if "FROM topology" in sql or "any(node) AS node FROM steps" in sql:
             _, first = np.unique(columns["rank"], return_index=True)
             names = ("rank", "node", "pp", "dp") if "topology" in sql else ("rank", "node")
@@ -54,6 +64,41 @@ def test_a_store_gives_what_its_tables_give():
     loaded = load_timings.load(FakeStore(columns), STEPS, first_step=0, now_ns=5)
     same(loaded, timings(columns))
     assert (loaded.job, loaded.now_ns, loaded.topology_known) == ("j", 5, True)
+
+
+PIPELINE = [(rank, "recv" if rank >= 4 else "send", (rank + 4) % 8) for rank in range(8)]
+
+
+@pytest.mark.parametrize("rows", [0, 8], ids=["no mesh", "assumed mesh"])
+@pytest.mark.parametrize(
+    ("transfers", "wanted"),
+    [
+        (PIPELINE, [0, 0, 0, 0, 1, 1, 1, 1]),
+        ([(rank, "send", rank ^ 1) for rank in range(8)], [0] * 8),
+        (PIPELINE[:7], list(range(8))),
+    ],
+    ids=["pipeline", "ring", "a rank unseen"],
+)
+def test_without_a_mesh_the_stages_are_read_from_the_transfers(rows, transfers, wanted):
+    columns = fleet(steps=20) | {"pp": np.zeros(160, np.int64)}
+    columns["dp"] = columns["rank"]
+    store = FakeStore(columns, transfers)
+    read = load_timings.timings_builder(
+        store, STEPS, nodes := analysis.rank_nodes(store, STEPS), ["forward"], ["recv"]
+    )
+    topology = analysis.topology(store, "j", 0).slice(0, rows)
+    load_timings.read_order(read, store, STEPS, topology)
+    found = read.timings(nodes, topology, job="j", attempt=0, first_step=0, now_ns=5)
+    assert found.stages.tolist() == wanted
+    assert read.moved(5, 25, until=20).order == read.order
+
+
+def test_a_mesh_that_tells_stages_is_believed():
+    columns = fleet(steps=20)
+    store = FakeStore(columns, PIPELINE[::-1])
+    loaded = load_timings.load(store, STEPS, first_step=0, now_ns=5)
+    same(loaded, timings(columns))
+    assert not any("argMin((s.phase" in sql for sql, _ in store.asked)
 
 
 def test_a_large_fleet_is_read_in_pieces_of_bounded_size(monkeypatch):

@@ -210,3 +210,33 @@ def test_arrivals_and_transfers_of_buckets_that_overlap(chdb_store):
     assert analysis.communication_count(chdb_store, steps).to_pylist() == [{"operations": 4}]
     (overlap,) = analysis.communication_overlap(chdb_store, steps).to_pylist()
     assert overlap == {"total_ns": 950, "covered_ns": 400 + 350}
+
+
+def test_the_first_transfer_of_a_step_is_told(chdb_store):
+    """Rank 0 sends and then receives, rank 1 receives and then sends, and both reduce before that."""
+    job, start = "order", 1_700_000_000_000_000_000
+    rows = [
+        (0, "all_reduce", -1),
+        (0, "send", 1),
+        (0, "recv", 1),
+        (1, "all_reduce", -1),
+        (1, "recv", 0),
+        (1, "send", 0),
+    ]
+    both = [(step, *row) for step in (4, 5) for row in rows]
+    columns = {
+        "step": [step for step, *_ in both],
+        "rank": [rank for _, rank, *_ in both],
+        "phase": [phase for *_, phase, _ in both],
+        "peer": [peer for *_, peer in both],
+        "start": [start + 1000 * at for at in range(len(both))],
+        "attempt": [0] * len(both),
+        "open": [False] * len(both),
+        "category": ["communication"] * len(both),
+    }
+    chdb_store.insert("spans", table("spans", len(both), job=job, **columns), token=job)
+    steps = AttemptSteps(job=job, attempt=0, first=5, last=9)
+    assert analysis.first_transfers(chdb_store, steps).to_pylist() == [
+        {"step": 5, "rank": 0, "phase": "send", "peer": 1},
+        {"step": 5, "rank": 1, "phase": "recv", "peer": 0},
+    ]

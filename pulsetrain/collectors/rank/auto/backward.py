@@ -35,12 +35,17 @@ class Losses:
             self._scaled, self._unscaled = weakref.ref(scaled), unscaled.detach()
 
     def of(self, tensors: object, gradients: object) -> Number | None:
-        """Return the loss: a single scalar without a given gradient. None for anything else."""
+        """Return the loss: a single scalar. None for anything else.
+
+        Scripts that write their own pipeline often give it a gradient of one element.
+        """
         if isinstance(tensors, Sequence) and len(tensors) == 1:
             tensors = tensors[0]
         if isinstance(gradients, Sequence) and len(gradients) == 1:
             gradients = gradients[0]
-        if gradients is not None or not isinstance(tensors, torch.Tensor) or tensors.numel() != 1:
+        if not isinstance(tensors, torch.Tensor) or tensors.numel() != 1:
+            return None
+        if isinstance(gradients, torch.Tensor) and gradients.numel() != 1:
             return None
         scaled, unscaled = self._scaled, self._unscaled
         self._scaled = self._unscaled = None

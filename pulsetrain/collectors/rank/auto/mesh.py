@@ -4,7 +4,8 @@ Each source says what it knows, axis by axis. For each axis the strongest source
 Megatron-core's parallel state, DeepSpeed's grid, a `DeviceMesh` with named dimensions, the stages of
 `torch.distributed.pipelining`, a mesh without names that `parallelize_module` is given (tensor parallelism),
 process groups whose description names an axis. If none of them names an axis,
-the job is data-parallel and dp is the rank. Coordinates that the script gives to `pulsetrain.init` win.
+the job is taken for data-parallel and dp is the rank. Where ranks of such a job send to each other, the
+description says that the mesh is unknown. Coordinates that the script gives to `pulsetrain.init` win.
 """
 
 from __future__ import annotations
@@ -86,6 +87,13 @@ def replica_of(members: Sequence[int]) -> int:
     return first // (stride * size) * stride + first % stride
 
 
+ASSUMED = "data parallel"
+"""the source that only stands for nothing else being known"""
+UNKNOWN = "unknown: ranks send to each other"
+OBSERVED_STEPS = 8
+"""optimizer steps after which a rank that has not sent is taken for one that never sends"""
+
+
 class Coordinates:
     """What the sources know, and what follows. `publish` gets all five coordinates and the sources in use."""
 
@@ -94,6 +102,11 @@ class Coordinates:
         self._publish = publish
         self._shown: tuple[dict[str, int], str] = ({}, "")
         self._weights: dict[str, tuple[int, bool, int]] = {}
+
+    @property
+    def assumed(self) -> bool:
+        """Whether nothing has named an axis."""
+        return self._shown[1] == ASSUMED
 
     def note(self, source: str, coordinates: Mapping[str, int]) -> None:
         """Take in what `source` knows. Publish what changes."""
@@ -120,7 +133,7 @@ class Coordinates:
         used: list[str] = []
         for source in reversed(SOURCES):
             new = {axis: at for axis, at in self._known[source].items() if axis not in found}
-            if source == "data parallel" and found:
+            if source == ASSUMED and found:
                 break
             if new:
                 found |= new
@@ -139,6 +152,7 @@ def install(auto: Auto) -> None:
     coordinates = Coordinates(publish)
     when = auto.imports.when_imported
     fault = handle.fault
+    _watch_transfers(auto, coordinates)
     when("torch.distributed.distributed_c10d", lambda module: _watch_groups(module, coordinates, fault))
     when("torch.distributed.device_mesh", lambda module: _watch_meshes(module, coordinates, fault))
     when("torch.distributed.tensor.parallel", lambda module: _watch_plans(module, coordinates, fault))
@@ -147,10 +161,31 @@ def install(auto: Auto) -> None:
     when("megatron.core.parallel_state", lambda module: _watch_megatron(module, coordinates, fault))
 
 
+def _watch_transfers(auto: Auto, coordinates: Coordinates) -> None:
+    """Look in the first steps whether this rank sends, which data parallelism does not."""
+    import torch
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+
+    looked = 0
+
+    def stepped(*_: object) -> None:
+        nonlocal looked
+        if looked >= OBSERVED_STEPS or torch.compiler.is_compiling():
+            return
+        looked += 1
+        try:
+            if auto.handle.state is not None and auto.handle.state.transfers and coordinates.assumed:
+                auto.description.set("mesh", UNKNOWN)
+        except Exception:  # noqa: BLE001 - training must not see our faults
+            auto.handle.fault()
+
+    register_optimizer_step_post_hook(stepped)
+
+
 def _watch_groups(module: ModuleType, coordinates: Coordinates, fault: Callable[[], None]) -> None:
     def registered(_: object, group: ProcessGroup, *args: object, **kwargs: object) -> None:
         if group.group_desc == "default_pg":
-            coordinates.note("data parallel", {"dp": group.rank()})
+            coordinates.note(ASSUMED, {"dp": group.rank()})
         elif axis := axis_of(group.group_desc):
             coordinates.note("process groups", {axis: group.rank()})
 

@@ -6,6 +6,7 @@ raises passes without a frame of ours.
 
 from __future__ import annotations
 
+import atexit
 import io
 import os
 import sys
@@ -46,6 +47,7 @@ def install(auto: Auto) -> None:
     saves = OwnSaves(auto.handle.state, lambda: int(os.environ.get("RANK", "0")))
     watch = SaveWatch(auto.handle, auto.segments, saves)
     register_optimizer_step_post_hook(watch.stepped)
+    atexit.register(watch.ended)
     wrap(torch.serialization, "save", watch.torch_save)
     torch.save = torch.serialization.save
     auto.imports.when_imported(SAFETENSORS, lambda module: wrap(module, "save_file", watch.save_file))
@@ -69,6 +71,13 @@ class SaveWatch:
             self._trained.add(optimizer)
             self._saves.settle()
         except Exception:  # noqa: BLE001 - training must not see our faults
+            self._handle.fault()
+
+    def ended(self) -> None:
+        """The script ends. No step follows that would show the name of its last checkpoint."""
+        try:
+            self._saves.settle()
+        except Exception:  # noqa: BLE001 - the script's exit must not fail because of us
             self._handle.fault()
 
     def hook_saver(self, module: ModuleType) -> None:

@@ -137,6 +137,29 @@ def test_gradient_accumulation_is_one_step_and_its_losses_add_up(watched, auto, 
     assert [names.count(name) for name in ("forward", "backward", "optimizer")] == [8, 8, 2]
 
 
+@pytest.mark.parametrize("gradient", [torch.ones(()), [torch.ones(())], torch.full((1,), 0.5)])
+def test_a_loss_may_be_given_a_gradient(watched, auto, model, optimizer, gradient):
+    wanted = []
+    for (tokens,) in loader():
+        loss = loss_of(model, tokens).reshape(
+            gradient[0].shape if isinstance(gradient, list) else gradient.shape
+        )
+        torch.autograd.backward(loss, grad_tensors=gradient)
+        optimizer.step()
+        wanted.append(loss.item())
+    auto.loop.finish()
+    assert watched.reader.drain()[1]["loss"].tolist() == pytest.approx(wanted, abs=1e-5)
+
+
+def test_a_stage_without_a_loss_records_none(watched, auto, model, optimizer):
+    for (tokens,) in loader():
+        hidden = model[0](tokens) if isinstance(model, nn.Sequential) else loss_of(model, tokens).expand(3)
+        torch.autograd.backward(hidden, grad_tensors=torch.ones_like(hidden))
+        optimizer.step()
+    auto.loop.finish()
+    assert described(watched)["loss"] == "none"
+
+
 def test_two_optimizers_in_turn_make_one_step(watched, auto):
     generator, critic = nn.Linear(4, 4), nn.Linear(4, 1)
     optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (critic, generator)]

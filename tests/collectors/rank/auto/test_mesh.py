@@ -3,6 +3,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -114,6 +115,27 @@ def test_the_groups_of_a_regular_world_are_counted_without_gap(stride, size, blo
 def test_a_mixed_coordinate_lies_within_its_dimensions(parts):
     size = mixed([(s, s - 1) for s, _ in parts]) + 1
     assert 0 <= mixed(parts) < size
+
+
+@pytest.mark.parametrize(
+    ("sends", "named", "wanted"),
+    [
+        (True, False, mesh.UNKNOWN),
+        (False, False, "inferred: data parallel"),
+        (True, True, "inferred: process groups"),
+    ],
+)
+def test_ranks_that_send_to_each_other_are_not_called_data_parallel(watched, auto, sends, named, wanted):
+    mesh.install(auto)
+    known = Coordinates(lambda _, sources: auto.description.set("mesh", f"inferred: {sources}"))
+    mesh._watch_transfers(auto, known)
+    known.note("data parallel", {"dp": 1})
+    if named:
+        known.note("process groups", {"pp": 1})
+    auto.handle.state.transfers = sends
+    weight = torch.nn.Parameter(torch.zeros(1))
+    torch.optim.SGD([weight], lr=0.1).step()
+    assert auto.description.get("mesh") == wanted
 
 
 def faults():
