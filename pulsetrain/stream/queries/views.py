@@ -44,23 +44,33 @@ def curve(store: Queryable, job: str, *, points: int = 400) -> pa.Table:
 
     Columns: attempt, step, start_ns, step_ns (median over steps of the slowest rank), worst_ns, tokens_per_s,
     loss (NULL: not logged). Steps that some rank has not finished are left out.
+
+    Ranks of one replica count the same tokens, so each replica counts once: ranks with the same dp and cp.
     """
     return store.query(
         """
         WITH
         each AS (
-            SELECT attempt, step, count() AS ranks, max(duration_ns) AS wall_ns, sum(tokens) AS tokens,
+            SELECT attempt, step, count() AS ranks, max(duration_ns) AS wall_ns,
+                   sum(tokens) / greatest(1, countIf(tokens > 0)) AS tokens,
                    avg(loss) AS loss, min(start) AS began
             FROM steps WHERE job = {job:String} GROUP BY attempt, step),
+        replicas AS (
+            SELECT attempt, count() AS known, uniqExact((dp, cp)) AS replicas
+            FROM (
+                SELECT attempt, rank, argMax(topology.dp, ts) AS dp, argMax(topology.cp, ts) AS cp
+                FROM topology WHERE job = {job:String} GROUP BY attempt, rank)
+            GROUP BY attempt),
         whole AS (
             SELECT *, max(ranks) OVER (PARTITION BY attempt) AS world, min(step) OVER () AS low,
                    greatest(1, intDiv(max(step) OVER () - min(step) OVER (), {points:Int64}) + 1) AS width
             FROM each)
         SELECT attempt, max(whole.step) AS step, toUnixTimestamp64Nano(min(began)) AS start_ns,
                toInt64(median(wall_ns)) AS step_ns, max(wall_ns) AS worst_ns,
-               1e9 * sum(whole.tokens) / greatest(1, sum(wall_ns)) AS tokens_per_s,
+               1e9 * sum(whole.tokens * if(known = world, replicas, world)) / greatest(1, sum(wall_ns))
+                 AS tokens_per_s,
                avg(whole.loss) AS loss
-        FROM whole WHERE ranks = world
+        FROM whole LEFT JOIN replicas ON replicas.attempt = whole.attempt WHERE ranks = world
         GROUP BY attempt, intDiv(whole.step - low, width)
         ORDER BY attempt, step
         """,

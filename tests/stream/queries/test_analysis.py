@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pulsetrain.stream.queries import analysis
+from pulsetrain.stream.queries import analysis, views
 from pulsetrain.stream.queries.queryable import AttemptSteps
 from tests.stream.rows import table
 
@@ -240,3 +240,34 @@ def test_the_first_transfer_of_a_step_is_told(chdb_store):
         {"step": 5, "rank": 0, "phase": "send", "peer": 1},
         {"step": 5, "rank": 1, "phase": "recv", "peer": 0},
     ]
+
+
+@pytest.mark.parametrize(
+    ("told", "counting", "wanted"),
+    [
+        (range(8), range(8), 2 * 512),  # both replicas of four ranks each
+        (range(8), (0, 1, 4, 5), 2 * 512),  # only the first stage sees tokens
+        (range(3), range(8), 8 * 512),  # not all ranks have told where they are
+        ((), range(8), 8 * 512),
+    ],
+)
+def test_tokens_of_a_replica_count_once(chdb_store, told, counting, wanted):
+    """Ranks 0 to 3 are one replica of two stages, and ranks 4 to 7 another one."""
+    told, counting = list(told), set(counting)
+    job, start = f"replicas-{len(told)}-{len(counting)}", 1_700_000_000_000_000_000
+    both = [(step, rank) for step in range(3) for rank in range(8)]
+    columns = {
+        "step": [step for step, _ in both],
+        "rank": [rank for _, rank in both],
+        "start": [start + step for step, _ in both],
+        "duration_ns": [10**9] * len(both),
+        "tokens": [512 * (rank in counting) for _, rank in both],
+        "attempt": [0] * len(both),
+    }
+    chdb_store.insert("steps", table("steps", len(both), job=job, **columns), token=f"{job}-steps")
+    places = {"rank": told, "dp": [r // 4 for r in told], "pp": [r // 2 % 2 for r in told]}
+    places |= {"cp": [0] * len(told), "attempt": [0] * len(told)}
+    if told:
+        chdb_store.insert("topology", table("topology", len(told), job=job, **places), token=f"{job}-places")
+    curve = views.curve(chdb_store, job).to_pylist()
+    assert [round(row["tokens_per_s"]) for row in curve] == [wanted] * 3
