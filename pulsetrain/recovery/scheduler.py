@@ -1,4 +1,4 @@
-"""The cluster's scheduler, which owns the machines: Slurm, or none. The interface and its configuration."""
+"""Who owns the machines: Slurm, Kubernetes, or nobody who could be asked. Interface and configuration."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from pulsetrain.core.errors import PulsetrainError
 
 log = structlog.get_logger()
 
-NONE, SLURM = "none", "slurm"
-KINDS = (NONE, SLURM)
+NONE, SLURM, KUBERNETES = "none", "slurm", "kubernetes"
+KINDS = (NONE, SLURM, KUBERNETES)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,10 +24,11 @@ class SchedulerConfig:
     """The scheduler of the cluster: table ``[scheduler]``, environment ``PULSETRAIN_SCHEDULER_*``."""
 
     kind: str = NONE
-    """Who owns the machines: none or slurm. With slurm, a node that is evicted for a fault of its machine is
-    drained, and a replacement is submitted where a job lacks a node."""
+    """Who owns the machines: none, slurm or kubernetes. A node that is evicted for a fault of its machine is
+    drained there, and a replacement is submitted where a job lacks a node. With kubernetes the node is
+    cordoned, its pods are evicted, and the replacement is a pod of the PulsetrainJob's template."""
     template: str = ""
-    """Batch script of a replacement, which runs `pulsetrain agent --standby`. Empty: none is submitted.
+    """Slurm: batch script of a replacement, which runs `pulsetrain agent --standby`. Empty: there is none.
 
     It finds the job in PULSETRAIN_REPLACEMENT_JOB and its number of nodes in
     PULSETRAIN_REPLACEMENT_NNODES."""
@@ -41,7 +42,8 @@ class SchedulerConfig:
     retry_s: float = 60.0
     """How long to wait after a replacement could not be submitted."""
     timeout_s: float = 20.0
-    """How long one command of the scheduler may take."""
+    """How long one command of the scheduler may take. An eviction that a PodDisruptionBudget refuses is tried
+    again for so long."""
     scontrol: str = "scontrol"
     """Program that drains nodes. Words may precede it, as in `sudo -n scontrol`: Slurm lets only operators
     drain."""
@@ -158,7 +160,7 @@ class SchedulerRequests:
     @property
     def replaces(self) -> bool:
         """Whether replacements can be asked for."""
-        return bool(self.scheduler.name and self.config.template)
+        return bool(self.scheduler.name and (self.config.template or self.config.kind == KUBERNETES))
 
     async def ask(self, what: What, call: Callable[[], str]) -> Answer:
         """Run `call` on a thread. An error is counted, logged and told in the answer."""

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pulsetrain.core.errors import ConfigError
+from pulsetrain.core.errors import ConfigError, UsageError
 from pulsetrain.hub.schedulers import SCHEDULERS, requests_to
 from pulsetrain.recovery.scheduler import KINDS, SchedulerConfig
 
@@ -21,6 +21,13 @@ def test_slurm_replaces_where_it_has_a_template(tmp_path):
     template.touch()
     assert requests_to(SchedulerConfig(kind="slurm", template=str(template)), {}).replaces
     assert not requests_to(SchedulerConfig(kind="slurm"), {}).replaces
+
+
+def test_kubernetes_needs_no_file_but_an_api():
+    environ = {"PULSETRAIN_KUBERNETES_API": "http://127.0.0.1:8001"}
+    assert requests_to(SchedulerConfig(kind="kubernetes"), environ).replaces
+    with pytest.raises(UsageError, match="no Kubernetes API"):
+        requests_to(SchedulerConfig(kind="kubernetes"), {})
 
 
 def test_a_template_that_is_not_there_is_named():

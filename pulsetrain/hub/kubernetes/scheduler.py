@@ -1,0 +1,147 @@
+"""Kubernetes as the scheduler: cordons nodes, evicts pods, makes pods that replace lost ones."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable
+
+from pulsetrain.core.clock import Clock, SystemClock
+from pulsetrain.core.errors import Unavailable, UsageError
+from pulsetrain.core.json import JsonObject
+from pulsetrain.hub.kubernetes.api import KubernetesApi
+from pulsetrain.hub.kubernetes.errors import NotFound, Throttled
+from pulsetrain.hub.kubernetes.job_spec import job_spec
+from pulsetrain.hub.kubernetes.objects import (
+    JOB_LABEL,
+    JOBS,
+    NODES,
+    PODS,
+    REASON,
+    TAINT,
+    annotations_of,
+    checked_name,
+    name_of,
+)
+from pulsetrain.hub.kubernetes.pods import ending, over, pod_of
+from pulsetrain.recovery.scheduler import NodeRequest, SchedulerConfig
+
+REASON_CHARACTERS = 150
+FIRST_WAIT_S, LONGEST_WAIT_S = 0.25, 5.0
+
+
+class KubernetesScheduler:
+    """See `Scheduler`. A node of a job is the Kubernetes node of that name."""
+
+    name = "Kubernetes"
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        api: KubernetesApi,
+        *,
+        clock: Clock | None = None,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._config, self._api = config, api
+        self._clock, self._sleep = clock or SystemClock(), sleep
+
+    def drain(self, node: str, reason: str) -> str:
+        """See `Scheduler.drain`. Pods of jobs on the node are evicted, with respect to disruption budgets.
+
+        One that a budget protects is tried again for `timeout_s`.
+        """
+        text = _one_line(reason)
+        said = self._cordon(checked_name(node), text)
+        until_s = self._clock.monotonic_s() + self._config.timeout_s
+        evicted = []
+        for pod in self._api.list(PODS, labels=JOB_LABEL, fields=f"spec.nodeName={node}").items:
+            if over(pod) or ending(pod):
+                continue
+            refusal = self._evict(name_of(pod), until_s)
+            if refusal:
+                raise Unavailable(f"{said}, but pod {name_of(pod)} is not evicted: {refusal}")
+            evicted.append(name_of(pod))
+        return f"{said}, evicted: {', '.join(evicted)}" if evicted else said
+
+    def give_back(self, node: str) -> str:
+        """See `Scheduler.give_back`."""
+        if self._api.change(NODES, checked_name(node), _uncordoned):
+            return f"{node} is not cordoned any more"
+        return f"{node} was not cordoned by Pulsetrain"
+
+    def replace(self, request: NodeRequest) -> str:
+        """See `Scheduler.replace`. The pod is made of the PulsetrainJob's template. The job owns it."""
+        item = self._api.get(JOBS, request.job)
+        if item is None:
+            raise UsageError(
+                f"job {request.job!r} has no PulsetrainJob in namespace {self._api.namespace}: "
+                "there is nothing to make a pod of"
+            )
+        spec = job_spec(item)
+        if spec.flag != request.flag:
+            raise UsageError(f"PulsetrainJob {spec.name} is of {spec.flag} nodes, the job of {request.flag}")
+        name = f"{spec.name}-r{secrets.token_hex(3)}"
+        pod = pod_of(spec, name, standby=True, replacement=True, exclude=request.exclude)
+        self._api.create(PODS, pod)
+        return f"pod {name}"
+
+    def _cordon(self, node: str, reason: str) -> str:
+        before = {"text": ""}
+
+        def patch(item: JsonObject) -> JsonObject | None:
+            cordoned = item.get("spec", {}).get("unschedulable") is True
+            before["text"] = annotations_of(item).get(REASON) or "somebody else did"
+            return None if cordoned else _cordoned(item, reason)
+
+        if self._api.change(NODES, node, patch):
+            return f"{node} is cordoned: {reason}"
+        return f"{node} was cordoned already: {before['text']}"
+
+    def _evict(self, pod: str, until_s: float) -> str:
+        """Try until it is evicted or gone. Returns why it is not, "" where it is."""
+        wait_s = FIRST_WAIT_S
+        while True:
+            try:
+                self._api.evict(pod)
+            except NotFound:
+                return ""
+            except Throttled as error:
+                wait_s = max(wait_s, min(error.retry_after_s, LONGEST_WAIT_S))
+                if self._clock.monotonic_s() + wait_s > until_s:
+                    return f"{error} (tried for {self._config.timeout_s:g} s)"
+                self._sleep(wait_s)
+                wait_s = min(2 * wait_s, LONGEST_WAIT_S)
+            else:
+                return ""
+
+
+def _cordoned(item: JsonObject, reason: str) -> JsonObject:
+    """The patch that keeps pods away from a node, and says why."""
+    taint = {"key": TAINT, "value": "true", "effect": "NoSchedule"}
+    return {
+        "metadata": {"annotations": {REASON: reason}},
+        "spec": {"unschedulable": True, "taints": [*_taints_of_others(item), taint]},
+    }
+
+
+def _uncordoned(item: JsonObject) -> JsonObject | None:
+    """The patch that takes this back, None where it was not Pulsetrain that did it."""
+    if REASON not in annotations_of(item):
+        return None
+    return {
+        "metadata": {"annotations": {REASON: None}},
+        "spec": {"unschedulable": None, "taints": _taints_of_others(item)},
+    }
+
+
+def _taints_of_others(item: JsonObject) -> list[JsonObject]:
+    """Ours is left out, and the one that the cluster itself derives from `unschedulable`."""
+    taints = item.get("spec", {}).get("taints") or []
+    return [t for t in taints if t.get("key") not in (TAINT, "node.kubernetes.io/unschedulable")]
+
+
+def _one_line(text: str) -> str:
+    """`text` as a reason: one line of printable characters, and not long."""
+    printable = "".join(c if c.isprintable() else " " for c in text)
+    return " ".join(printable.split())[:REASON_CHARACTERS]
