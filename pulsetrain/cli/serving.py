@@ -63,7 +63,8 @@ _hub_flags = grouped(
     click.option(
         "--kv",
         metavar="URL",
-        help="etcd://host:port,...: one of the hubs that name it leads. Default: this hub is alone.",
+        help="etcd://host:port,... or kubernetes://NAMESPACE: one of the hubs that name it leads. "
+        "Default: this hub is alone.",
     ),
     click.option("--tls-certificate", metavar="FILE", help="Certificate to show. Default: no TLS."),
     click.option("--tls-key", metavar="FILE", help="Its key. Default: NAME.key beside NAME.pem."),

@@ -36,8 +36,8 @@ class HubConfig:
     certificate, or those that the system knows. Elsewhere the environment variable PULSETRAIN_CA says it."""
 
     kv: str = ""
-    """etcd that keeps what must outlive this hub, ``etcd://host:port,...``: one of several hubs leads. Empty:
-    this hub is alone and keeps it in the data folder."""
+    """What keeps what must outlive this hub, ``etcd://host:port,...`` or ``kubernetes://NAMESPACE``: one of
+    several hubs leads. Empty: this hub is alone and keeps it in the data folder."""
 
     device: str = ""
     """What all ranks run on, as DEVICE/DTYPE of the table of peaks, for the MFU. Empty: the GPUs that their

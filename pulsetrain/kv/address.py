@@ -43,7 +43,9 @@ def parse(url: str, environ: Mapping[str, str]) -> EtcdAddress:
     credentials, _, hosts = parts.netloc.rpartition("@")
     shown = f"{parts.scheme}://{hosts}"
     if parts.scheme not in SCHEMES:
-        raise UsageError(f"--kv {shown}: allowed etcd://host:port,... and etcds://host:port,...")
+        raise UsageError(
+            f"--kv {shown}: allowed etcd://host:port,..., etcds://... and kubernetes://NAMESPACE"
+        )
     if parts.path not in ("", "/"):
         raise UsageError(f"--kv {shown}: nothing may follow the hosts but ?ca=FILE&cert=FILE&key=FILE")
     options = parse_qs(parts.query)

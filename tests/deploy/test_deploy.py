@@ -18,6 +18,7 @@ DEPLOY = ROOT / "deploy"
 KUBERNETES = DEPLOY / "kubernetes"
 YAML = sorted(path for path in DEPLOY.rglob("*.y*ml") if "target" not in path.parts)
 CUSTOM = {"ScaledObject", "Kustomization"}  # not the cluster's own kinds: their schemas come with their tools
+ASK_THE_API = {"pulsetrain-hub"}
 VERSIONS = ("1.29", "1.32", kubernetes_validate.latest_version())
 
 
@@ -57,7 +58,7 @@ def test_kustomize_names_every_file():
 @pytest.mark.parametrize("each", PODS)
 def test_pods_are_confined_probed_and_limited(each):
     pod = each["spec"]["template"]["spec"]
-    assert pod["automountServiceAccountToken"] is False
+    assert pod["automountServiceAccountToken"] is (pod["serviceAccountName"] in ASK_THE_API)
     assert pod["securityContext"]["runAsNonRoot"] is True
     for container in pod["containers"]:
         assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
@@ -81,14 +82,18 @@ def test_secrets_come_by_reference_and_pods_have_a_network_policy(each):
     assert any(p["spec"]["podSelector"].get("matchLabels") == labels for p in policies)
 
 
-def test_nothing_may_write_to_the_cluster():
-    roles = [p.values[0] for p in OBJECTS if p.values[0]["kind"] in ("Role", "ClusterRole")]
-    assert [r["kind"] for r in roles] == ["Role"]
-    for rule in roles[0]["rules"]:
-        assert "secrets" not in rule["resources"]
-        assert not {"*", "update", "patch", "delete"} & set(rule["verbs"])
+def test_nobody_reads_secrets_and_only_the_hub_may_write_to_nodes():
+    every = [p.values[0] for p in OBJECTS if p.values[0]["kind"] in ("Role", "ClusterRole")]
+    roles = {(each["kind"], each["metadata"]["name"]): each for each in every}
+    for role in roles.values():
+        for rule in role["rules"]:
+            assert not {"*", "secrets"} & {*rule["resources"], *rule["verbs"], *rule["apiGroups"]}
+    (cluster,) = [each for (kind, _), each in roles.items() if kind == "ClusterRole"]
+    assert cluster["rules"] == [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "patch"]}]
+    people = roles["Role", "pulsetrain-operator"]
+    assert not {"update", "patch", "delete"} & {verb for rule in people["rules"] for verb in rule["verbs"]}
     bound = [s for p in OBJECTS for s in p.values[0].get("subjects", [])]
-    assert not [s for s in bound if s["kind"] == "ServiceAccount"]
+    assert {s["name"] for s in bound if s["kind"] == "ServiceAccount"} == ASK_THE_API
 
 
 def test_ingest_scales_by_the_lag_of_its_own_group_and_topic():

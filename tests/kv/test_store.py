@@ -6,10 +6,16 @@ import uuid
 
 import pytest
 
+from pulsetrain.hub.kubernetes.access import ApiAccess
+from pulsetrain.hub.kubernetes.api import KubernetesApi
+from pulsetrain.hub.kubernetes.state_store import ConfigMapStore
 from pulsetrain.kv.address import parse
 from pulsetrain.kv.etcd import EtcdStore
 from pulsetrain.kv.files import FileStore
 from pulsetrain.kv.store import Change, Compare, Of, Write
+from tests.hub.kubernetes.emulator import Emulator
+from tests.hub.kubernetes.models import check
+from tests.hub.kubernetes.server import ApiServer
 from tests.kv.cluster import Cluster, needs_etcd
 
 
@@ -19,12 +25,21 @@ def etcd_url(tmp_path_factory):
         yield cluster.url
 
 
+@pytest.fixture
+def api_server():
+    with ApiServer(Emulator(check=check)) as server:
+        yield server
+
+
 @pytest.fixture(
-    params=["files", pytest.param("etcd", marks=[pytest.mark.integration, needs_etcd])],
+    params=["files", "kubernetes", pytest.param("etcd", marks=[pytest.mark.integration, needs_etcd])],
 )
 def store(request, tmp_path):
     if request.param == "files":
         store = FileStore(tmp_path)
+    elif request.param == "kubernetes":
+        server = request.getfixturevalue("api_server")
+        store = ConfigMapStore(KubernetesApi(ApiAccess(url=server.url, namespace="train")), holder="hub-0")
     else:
         address = parse(request.getfixturevalue("etcd_url"), {})
         store = EtcdStore(address, prefix=f"/{uuid.uuid4().hex}/")
