@@ -11,14 +11,21 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from pulsetrain.hub.kubernetes.job_spec import job_spec
+from pulsetrain.hub.kubernetes.pods import pod_of
 from pulsetrain.stream.ingest_metrics import IngestMetrics
+from tests.hub.kubernetes.models import check
 from tests.repository import ROOT
 
 DEPLOY = ROOT / "deploy"
 KUBERNETES = DEPLOY / "kubernetes"
 YAML = sorted(path for path in DEPLOY.rglob("*.y*ml") if "target" not in path.parts)
-CUSTOM = {"ScaledObject", "Kustomization"}  # not the cluster's own kinds: their schemas come with their tools
-ASK_THE_API = {"pulsetrain-hub"}
+CUSTOM = {
+    "ScaledObject",
+    "Kustomization",
+    "PulsetrainJob",
+}  # not the cluster's own kinds: their schemas come with their tools
+ASK_THE_API = {"pulsetrain-hub", "pulsetrain-job-operator"}
 VERSIONS = ("1.29", "1.32", kubernetes_validate.latest_version())
 
 
@@ -59,16 +66,48 @@ def test_kustomize_names_every_file():
 def test_pods_are_confined_probed_and_limited(each):
     pod = each["spec"]["template"]["spec"]
     assert pod["automountServiceAccountToken"] is (pod["serviceAccountName"] in ASK_THE_API)
-    assert pod["securityContext"]["runAsNonRoot"] is True
     for container in pod["containers"]:
-        assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
         assert container["securityContext"]["readOnlyRootFilesystem"] is True
-        assert container["securityContext"]["allowPrivilegeEscalation"] is False
+        if container["name"] != "agent":
+            assert pod["securityContext"]["runAsNonRoot"] is True
+            assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+            assert container["securityContext"]["allowPrivilegeEscalation"] is False
         assert {"startupProbe", "livenessProbe"} <= container.keys()
         assert "memory" in container["resources"]["limits"]
         mounts = {m["name"] for m in container["volumeMounts"]}
         claims = [c["metadata"]["name"] for c in each["spec"].get("volumeClaimTemplates", [])]
         assert mounts <= {v["name"] for v in pod["volumes"]} | set(claims)
+
+
+EXAMPLE = yaml.safe_load((KUBERNETES / "examples/job.yaml").read_text())
+
+
+def test_the_example_job_is_one_that_the_crd_and_the_operator_take():
+    check("pulsetrainjobs", EXAMPLE)
+    pod = pod_of(job_spec(EXAMPLE), "gpt-0", standby=True, exclude=("n1",))
+    for version in VERSIONS:
+        kubernetes_validate.validate(pod, version, strict=True)
+    mounted = {m["name"] for m in pod["spec"]["containers"][0]["volumeMounts"]}
+    assert mounted == {v["name"] for v in pod["spec"]["volumes"]}
+    assert EXAMPLE["spec"]["script"][0].startswith("/job/")
+
+
+def agents():
+    daemons = yaml.safe_load((KUBERNETES / "agent.yaml").read_text())
+    return daemons["spec"]["template"]["spec"], EXAMPLE["spec"]["template"]["spec"]
+
+
+@pytest.mark.parametrize("pod", agents(), ids=["daemon set", "job"])
+def test_agents_reach_the_kernels_log_and_the_gpus(pod):
+    """A device of the host that is only mounted cannot be opened: the container must be privileged."""
+    (container,) = pod["containers"]
+    assert container["securityContext"]["privileged"] is True
+    assert container["securityContext"]["runAsUser"] == 0
+    mount = next(m for m in container["volumeMounts"] if m["mountPath"] == "/dev/kmsg")
+    volume = next(v for v in pod["volumes"] if v["name"] == mount["name"])
+    assert volume["hostPath"] == {"path": "/dev/kmsg", "type": "CharDevice"}
+    assert container["resources"]["limits"]["nvidia.com/gpu"]
+    assert "[hub,kafka,gpu]" in (DEPLOY / "Dockerfile").read_text()
 
 
 @pytest.mark.parametrize("each", PODS)

@@ -115,7 +115,14 @@ class Emulator:
         with self.changed:
             if key in self.objects:
                 raise Refused(409, "AlreadyExists", f'{kind} "{key[2]}" already exists', name=key[2])
-            return self._store(key, item, "ADDED")
+            stored = self._store(key, item, "ADDED")
+            if self._orphan(item):  # the garbage collector
+                self.remove(*key)
+            return stored
+
+    def _orphan(self, item):
+        uids = {each["metadata"]["uid"] for each in self.objects.values()}
+        return any(owner["uid"] not in uids for owner in item["metadata"].get("ownerReferences", ()))
 
     def replace(self, kind, namespace, name, item, *, status=False):
         with self.changed:

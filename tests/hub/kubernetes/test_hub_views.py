@@ -1,0 +1,42 @@
+from pulsetrain.hub.kubernetes.hub_views import HubViews, view_of
+from tests.protocol.fake_hub import fake_hub
+
+
+def row(state="running", verdict="healthy", since_s=100.0, **nodes):
+    return {
+        "job": "gpt", "state": state, "since_ns": int(since_s * 1e9), "step": 7, "attempt": 2,
+        "verdict": {"state": verdict, "sentence": "So it is."},
+        "nodes": [{"node": name, "state": each} for name, each in nodes.items()],
+    }  # fmt: skip
+
+
+def test_nodes_are_told_by_what_they_are_to_the_job():
+    view = view_of(row(a="active", b="standby", c="lost", d="evicted", e="left"), 0)
+    assert (view.step, view.attempt, view.sentence, view.ended) == (7, 2, "So it is.", "")
+    assert (view.standbys, view.gone) == ({"b"}, {"c", "d"})
+
+
+def test_a_job_that_a_signal_has_ended_goes_on():
+    assert view_of(row("finished", "finished"), 0).ended == "finished"
+    assert view_of(row("failed", "failed"), 0).ended == "failed"
+    assert view_of(row("failed", "ended"), 0).ended == ""
+
+
+def test_a_job_of_that_name_that_ended_before_is_another_one():
+    assert view_of(row("finished", "finished", since_s=100), 101) is None
+    assert view_of(row("running", "healthy", since_s=100), 101) is not None
+
+
+def test_a_hub_is_asked_once_for_all_its_jobs():
+    with fake_hub((200, {"hub": {}, "jobs": [row()]}), (200, {"hub": {}, "jobs": []})) as hub:
+        views = HubViews({"PULSETRAIN_TOKEN": "t", "PULSETRAIN_DATA": "/nowhere"})
+        assert views.view(hub.url, "gpt", 0).step == 7
+        assert views.view(hub.url, "other", 0) is None
+        assert len(hub.asked) == 1
+        views.forget()
+        assert views.view(hub.url, "gpt", 0) is None
+
+
+def test_a_hub_that_is_away_knows_nothing():
+    views = HubViews({"PULSETRAIN_TOKEN": "t", "PULSETRAIN_DATA": "/nowhere"})
+    assert views.view("http://127.0.0.1:1", "gpt", 0) is None
