@@ -61,13 +61,17 @@ def plan(
     """
     view = hub or HubView()
     phase = _phase(spec, pods, view, known_phase)
-    serving = [p for p in pods if serves(p) and (node_of(p) not in view.gone or not node_of(p))]
+    alive = [p for p in pods if serves(p)]
+    serving = [p for p in alive if node_of(p) not in view.gone]
+    ghosts = [p for p in alive if node_of(p) in view.gone]
     create: list[JsonObject] = []
     wait_s = 0.0
     if phase in (FINISHED, FAILED, SUSPENDED):
-        delete = [name_of(p) for p in serving if phase == SUSPENDED or not node_of(p)]
+        delete = [name_of(p) for p in alive if phase == SUSPENDED or not node_of(p)]
     else:
         delete = _surplus(spec, serving, view)
+        if len(serving) >= spec.nnodes + spec.standbys:  # a hub that starts anew does not know who was lost
+            delete += [name_of(p) for p in ghosts]
         wait_s = _delay_s(spec, pods, now_s)
         if wait_s <= 0:
             create = _missing(spec, pods, serving)

@@ -62,7 +62,13 @@ def test_a_replacement_of_the_hub_counts():
     replacement = pod("gpt-r1", "Pending", standby=True, replacement=True)
     pods = [FULL[0], pod("gpt-1", node="lost"), FULL[2], replacement]
     todo = planned(pods, HubView(step=7, gone={"lost"}))
-    assert (made(todo), todo.delete) == ([], [])
+    assert (made(todo), todo.delete) == ([], ["gpt-1"])
+
+
+def test_a_pod_that_is_lost_is_deleted_only_once_there_are_enough_others():
+    pods = [FULL[0], pod("gpt-1", node="lost"), FULL[2]]
+    assert planned(pods, HubView(step=7, gone={"lost"})).delete == []
+    assert planned([*pods, pod("gpt-3", "Pending")], HubView(step=7, gone={"lost"})).delete == ["gpt-1"]
 
 
 def test_what_is_no_longer_needed_is_given_back_and_nobody_who_trains():
@@ -91,6 +97,7 @@ def test_a_suspended_job_has_no_pods_and_goes_on_later():
     stopped = job_spec(pulsetrain_job(suspend=True))
     todo = planned(FULL, spec=stopped)
     assert (todo.status["phase"], todo.delete) == ("Suspended", ["gpt-0", "gpt-1", "gpt-2"])
+    assert len(planned(FULL, HubView(step=7, gone={"n1"}), spec=stopped).delete) == 3
     assert len(planned([], known_phase="Suspended").create) == 3
 
 
