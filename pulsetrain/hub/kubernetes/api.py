@@ -255,15 +255,13 @@ class KubernetesApi:
                 ca = (state.st_mtime_ns, state.st_ino) if state is not None else None
                 if self._client is None or ca != self._ca:
                     verify = ssl.create_default_context(cafile=path) if path is not None else True
+                    client = httpx.Client(verify=verify, transport=self._transport, trust_env=False)
                     if self._retired is not None:
                         self._retired.close()
-                    self._retired, self._client, self._ca = self._client, self._new_client(verify), ca
+                    self._retired, self._client, self._ca = self._client, client, ca
             except OSError as error:
                 raise UsageError(f"{path}: {error.strerror or 'no certificate'}") from error
             return self._client
-
-    def _new_client(self, verify: ssl.SSLContext | bool) -> httpx.Client:
-        return httpx.Client(verify=verify, transport=self._transport, trust_env=False)
 
 
 def _body(response: httpx.Response) -> bytes:
