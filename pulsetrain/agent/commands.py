@@ -157,7 +157,9 @@ class Commands:
                 self._checkpoints.save_from(command.step)
                 return {}
             case ShareDevices():
-                placed, late = self._node.ranks.share(command.devices, command.timeout_s)
+                placed, late = self._node.ranks.share(
+                    command.devices, command.timeout_s, dry_run=command.dry_run
+                )
                 return {"devices": {str(rank): device for rank, device in placed.items()}, "late": late}
             case HostStore():
                 return self._host_store(command)

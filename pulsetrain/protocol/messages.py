@@ -379,12 +379,13 @@ class ShareDevices:
     """Let this node's ranks take turns on so many devices, from their next waits on. 0: on one each.
 
     `data` of the reply is {"devices": {rank: device}, "late": [rank]}. Late are ranks that do not follow yet
-    after `timeout_s`.
+    after `timeout_s`. With `dry_run` nothing changes.
     """
 
     id: int
     devices: int
-    timeout_s: float = 10.0
+    timeout_s: float = 5.0
+    dry_run: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -74,7 +74,9 @@ class FakeRanks:
         self.graces: list[float] = []
         self.devices = io.BytesIO()  # something that can be closed
 
-    def share(self, devices: int, timeout_s: float) -> tuple[dict[int, int], list[int]]:
+    def share(
+        self, devices: int, timeout_s: float, *, dry_run: bool = False
+    ) -> tuple[dict[int, int], list[int]]:
         if devices < 1:
             raise UsageError(f"devices = {devices}: allowed: 1 to 2")
         return {rank.rank: rank.rank % devices for rank in self.all}, []

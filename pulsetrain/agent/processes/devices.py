@@ -42,13 +42,15 @@ class SharedDevices:
         self.number = 0
         self._known: dict[int, Mapping[str, int]] = {}
 
-    def share(self, ranks: Sequence[SharingRank], devices: int) -> dict[int, int]:
+    def share(self, ranks: Sequence[SharingRank], devices: int, *, dry_run: bool = False) -> dict[int, int]:
         """Let `ranks` take turns on so many devices. 0, or one for each rank: none is shared.
 
         Returns the device of each rank, nothing where none is shared. Raises `UsageError` where the ranks
-        cannot do that. Then nothing changes.
+        cannot do that. Then, and with `dry_run`, nothing changes.
         """
         placed = {} if devices in (0, len(ranks)) else self._place(ranks, devices)
+        if dry_run:
+            return placed
         self.number = devices if placed else 0
         for rank in ranks:
             wanted = placed.get(rank.rank, -1)

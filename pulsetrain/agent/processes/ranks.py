@@ -238,7 +238,9 @@ class Ranks:
             self.stop(zygote, grace_s=0)
             raise
 
-    def share(self, devices: int, timeout_s: float) -> tuple[dict[int, int], list[int]]:
+    def share(
+        self, devices: int, timeout_s: float, *, dry_run: bool = False
+    ) -> tuple[dict[int, int], list[int]]:
         """Let the ranks take turns on so many devices, 0: on one each.
 
         Returns the device of each rank, and the ranks that do not follow in time. Raises `UsageError` where
@@ -246,7 +248,8 @@ class Ranks:
         """
         if self._program.mode == "exec" and devices:
             raise UsageError("ranks of --no-python cannot share devices: nothing of Pulsetrain runs in them")
-        return self.devices.share(self.all, devices), self.devices.wait(self.all, timeout_s)
+        placed = self.devices.share(self.all, devices, dry_run=dry_run)
+        return placed, [] if dry_run else self.devices.wait(self.all, timeout_s)
 
     def stop(self, zygote: Zygote, grace_s: float) -> None:
         """End every rank: SIGTERM and SIGCONT, then SIGKILL after `grace_s`; returns once none is left.

@@ -130,6 +130,7 @@ _STEP_PARTS = f"""
         AS other,
       max(computes AND NOT in_compute AND NOT known) AND max(communicates AND in_compute) AS assumed,
       min(known OR NOT waits) AS waits_known,
+      sum(took * (phase = 'device_wait')) AS device_wait,
       sum(bytes * (phase = 'all_to_all')) AS routed_bytes, max(unnamed) AS unnamed
     FROM ({_PHASES_WITH_PARENTS})
     GROUP BY step, rank
@@ -147,8 +148,9 @@ def step_parts(
     off_cpu (neither running nor runnable, outside communication), other (evaluation and the user's own
     phases, not net of anything), assumed (compute is a difference that takes all communication for blocking,
     because `blocked_ns` is not known), waits_known (all of `wait` was measured),
-    routed_bytes (that it sent or received in all_to_all, the larger of the two for each operation), unnamed
-    (it has a phase of these categories that is not in `compute` or `communication`).
+    device_wait (for a device that it shares), routed_bytes (that it sent or received in all_to_all, the
+    larger of the two for each operation), unnamed (it has a phase of these categories that is not in
+    `compute` or `communication`).
 
     `compute` and `communication` name the phases of those categories. Nested phases count once.
     """
