@@ -35,6 +35,7 @@ from pulsetrain.protocol.messages import (
     Reply,
     SaveFrom,
     SelfCheck,
+    ShareDevices,
     Start,
     Stop,
     WorldNode,
@@ -155,6 +156,11 @@ class Commands:
             case SaveFrom():
                 self._checkpoints.save_from(command.step)
                 return {}
+            case ShareDevices():
+                placed, late = self._node.ranks.share(
+                    command.devices, command.timeout_s, dry_run=command.dry_run
+                )
+                return {"devices": {str(rank): device for rank, device in placed.items()}, "late": late}
             case HostStore():
                 return self._host_store(command)
             case SelfCheck():

@@ -95,6 +95,13 @@ _OURS = (
         metavar="U",
         help="With --nnodes MIN:MAX, run on a multiple of U nodes.",
     ),
+    click.option(
+        "--devices-per-node",
+        default=0,
+        type=click.IntRange(0),
+        metavar="M",
+        help="Ranks of this node take turns on M devices. Default: each rank has one.",
+    ),
     click.option("--job", metavar="NAME", help="Name of the job. Default: Slurm's, else the script's."),
     click.option("--node", metavar="NAME", help="Name of this node. Default: Slurm's, else the host's."),
     click.option(
@@ -138,6 +145,7 @@ class LaunchFlags(TypedDict):
     args: tuple[str, ...]
     nnodes: str | None
     node_unit: int
+    devices_per_node: int
     nproc_per_node: str
     max_restarts: int
     standalone: bool
@@ -193,6 +201,7 @@ def launch_options(
             nnodes=nnodes,
             min_nnodes=min_nnodes,
             node_unit=flags["node_unit"],
+            devices=_devices(flags),
             nproc_per_node=local_processes(flags["nproc_per_node"]),
             max_restarts=flags["max_restarts"],
             standby=standby,
@@ -254,6 +263,20 @@ def _check_unit(sizes: tuple[int, int], unit: int) -> None:
     if most // unit * unit < least:
         said = f"{least}:{most}" if least < most else str(most)
         raise UsageError(f"--node-unit={unit}: --nnodes={said} allows no multiple of it")
+
+
+def _devices(flags: LaunchFlags) -> int:
+    """On how many devices the ranks of this node take turns, 0: each has one."""
+    from pulsetrain.agent.launch import local_processes
+
+    devices, ranks = flags["devices_per_node"], local_processes(flags["nproc_per_node"])
+    if devices > ranks:
+        raise UsageError(f"--devices-per-node={devices}: allowed: 1 to {ranks}, the ranks of this node")
+    if devices and flags["no_python"]:
+        raise UsageError(
+            "--devices-per-node: not with --no-python, nothing of Pulsetrain runs in those ranks"
+        )
+    return devices
 
 
 def _local_ranks(text: str | None) -> frozenset[int]:

@@ -43,6 +43,8 @@ class NodeOptions:
     node_unit: int = 1
     """It runs on a multiple of this number of nodes."""
     nproc_per_node: int = 1
+    devices: int = 0
+    """The ranks take turns on so many devices. 0: each has one."""
     max_restarts: int = 3
     standby: bool = False
 
@@ -110,6 +112,7 @@ class LaunchOptions:
             nnodes=self.node.nnodes,
             min_nnodes=self.node.min_nnodes,
             node_unit=self.node.node_unit,
+            devices=self.node.devices,
             max_restarts=self.node.max_restarts,
             standby=self.node.standby,
         )

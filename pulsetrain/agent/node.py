@@ -177,6 +177,7 @@ class Node:
             self._persist(persist_s)
         self.zygotes.close()
         self.ranks.close()
+        self.ranks.devices.close()
         self.link.close()
 
     def _persist(self, timeout_s: float) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from pulsetrain.analytics import calibration
 from pulsetrain.analytics.crash import Attempt, explain
-from pulsetrain.analytics.hangs import condition
+from pulsetrain.analytics.hangs import condition, device_waits
 from pulsetrain.analytics.hangs.evidence import GroupKey, HashedGroupKey, RankEvidence, Wait
 from pulsetrain.analytics.hangs.hang import HangDiagnosis, diagnose
 from pulsetrain.analytics.hangs.job_view import COMMUNICATION, JobView, WatchConfig, slow_phase
@@ -107,14 +107,15 @@ def look(view: JobView, config: WatchConfig | None = None) -> HangLook:
     if stall_ns < _EARLY * base_ns and not (stopped or mismatch):
         return HangLook(verdicts=(healthy,), stall_ns=stall_ns)
     evidence = _evidence(view)
-    diagnosis = diagnose(evidence)
+    waiting = {status.rank for status in view.ranks if status.last_phase == device_waits.PHASE}
+    diagnosis = device_waits.without_waiting(diagnose(evidence), waiting)
     if mismatch and diagnosis.proven:
         base_ns = limit_ns = min(base_ns, limit_ns, stall_ns)
     if stall_ns < base_ns:
         early = HangLook(verdicts=(healthy,), stall_ns=stall_ns, suspects=_suspects(view, diagnosis))
         if not stopped:
             return early
-        diagnosis = diagnose(evidence, stalled=False)
+        diagnosis = device_waits.without_waiting(diagnose(evidence, stalled=False), waiting)
     stall = Stall(view=view, config=config, diagnosis=diagnosis, stall_ns=stall_ns)
     verdicts = stall.verdicts()
     if stall_ns < limit_ns:

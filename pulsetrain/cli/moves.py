@@ -1,4 +1,4 @@
-"""Stopping a job for a while, letting it go on, and taking it off a node."""
+"""Stopping a job for a while, letting it go on, taking it off a node, and changing its devices."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pulsetrain.cli.names import node_names
 from pulsetrain.cli.options import HubOptions, grouped, hub_options, job_argument, json_option
 from pulsetrain.cli.root import print_json, pulsetrain
 from pulsetrain.core.json import JsonObject
+from pulsetrain.dashboard.models.moves import resize_sentence
 from pulsetrain.dashboard.models.time_use import price_sentence
 
 
@@ -92,6 +93,26 @@ def migrate(job: str, node: str, wait_s: float, move: MoveOptions, hub: HubOptio
     _show(client.move(job, "migrate", move.reason, node=node, wait_s=wait_s, dry_run=move.dry_run), as_json)
 
 
+@pulsetrain.command()
+@job_argument
+@click.option(
+    "--devices", required=True, type=click.IntRange(1), metavar="N", help="Devices that the job is to use."
+)
+@_move_options
+@hub_options
+@json_option
+def resize(job: str, devices: int, move: MoveOptions, hub: HubOptions, as_json: bool) -> None:
+    """Let JOB use N devices, while it runs.
+
+    A job of --nnodes MIN:MAX uses fewer or more nodes, where its state allows that. Else its ranks take turns
+    on fewer devices, and their number stays.
+
+    Example: pulsetrain resize gpt --devices 4 --reason "half of them until noon"
+    """
+    client = hub.client()
+    _show(client.move(job, "resize", move.reason, devices=devices, dry_run=move.dry_run), as_json)
+
+
 def _show(answer: JsonObject, as_json: bool) -> None:
     if as_json:
         print_json(answer)
@@ -111,6 +132,8 @@ def sentence(answer: JsonObject) -> str:
         return f"{job}: cannot be done: {answer['why_not']}"
     if what == "resume":
         return f"{job}: {'would go on' if answer['dry_run'] else 'goes on'}."
+    if what == "resize":
+        return resize_sentence(answer)
     off = f" off {answer['node']}" if answer["node"] else ""
     after = f" {answer['standby']} takes over." if answer["node"] else ""
     done = f"{_DONE[what]}{off}"

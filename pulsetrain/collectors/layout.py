@@ -35,6 +35,12 @@ W_STEP, W_LAST_STEP, W_STEP_START, W_LAST = range(24, 28)
 W_RESUMED = 28  # the step that this attempt goes on from, -1: it began with its first
 W_PROFILED = 29  # number of the last profile that the rank has written, negative where it failed
 W_TOPOLOGY = 32  # 1 once the five coordinates that follow are set
+# Written by the agent: the device that the rank takes turns on, plus one (0: one of its own), and the number
+# of that order.
+W_DEVICE, W_DEVICE_ORDER = 40, 41
+# Written by the rank: the last order that it follows, its turns, what it waited for them in ns, turns that it
+# gave away while it stood still, and 1 where its process groups work on a device, so that it takes no turns.
+W_DEVICE_FOLLOWS, W_DEVICE_TURNS, W_DEVICE_WAITED, W_DEVICE_LENT, W_DEVICE_REFUSED = range(48, 53)
 W_STACK = 64  # MAX_DEPTH pairs: head (0: not open), start
 STACK_AT = W_STACK * 8
 STACK_END = STACK_AT + 16 * MAX_DEPTH

@@ -1,4 +1,4 @@
-"""The part of Nodes where a person stops the whole job, lets it go on, or takes it off a node.
+"""The part of Nodes where a person stops the whole job, lets it go on, takes it off a node, or resizes it.
 
 As an eviction it shows first what it would cost, and asks for a reason, which is kept.
 """
@@ -32,8 +32,11 @@ def show() -> None:
         st.success(done)
     if told := under_way(job):
         st.html(f'<div class="muted">{escape(told)}</div>')
-    with st.container(horizontal=True):
+    with st.container(horizontal=True, vertical_alignment="bottom"):
         for what in possible:
+            if what == "resize":
+                now = int(job.get("devices") or 1)
+                st.number_input("Devices", min_value=1, value=now, step=1, key="move_devices", width=120)
             words = f"Take the job off {node}" if what == "migrate" else WORDS[what]
             st.button(words, key=f"move_{what}", on_click=_ask, args=(name, what, node))
     plan = st.session_state.get(_PLAN)
@@ -45,8 +48,11 @@ def _ask(job: str, what: str, node: str) -> None:
     """Ask the hub what it would cost. Nothing is done yet."""
     st.session_state.pop(_DONE, None)
     chosen = node if what == "migrate" else ""
+    devices = int(st.session_state.get("move_devices", 1)) if what == "resize" else 0
     try:
-        plan = page.source().client.move(job, what, "dry run from the dashboard", node=chosen, dry_run=True)
+        plan = page.source().client.move(
+            job, what, "dry run from the dashboard", node=chosen, devices=devices, dry_run=True
+        )
     except PulsetrainError as error:
         plan = {"job": job, "what": what, "node": chosen, "can_do": False, "why_not": str(error)}
     st.session_state[_PLAN] = plan
@@ -74,7 +80,12 @@ def _move(plan: JsonObject, actor: str) -> None:
         return
     try:
         page.source().client.move(
-            plan["job"], plan["what"], reason, node=plan["node"], actor=actor or getpass.getuser()
+            plan["job"],
+            plan["what"],
+            reason,
+            node=plan["node"],
+            actor=actor or getpass.getuser(),
+            devices=plan.get("devices", 0),
         )
     except PulsetrainError as error:
         page.say(f"Not done: {error}")

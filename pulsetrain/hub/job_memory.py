@@ -20,6 +20,7 @@ from pulsetrain.recovery.memory import (
     Preemption,
     ReplacementMemory,
     RestartMemory,
+    SizeMemory,
     WorldMemory,
 )
 
@@ -29,14 +30,14 @@ T = TypeVar("T")
 
 JOBS = "jobs/"
 EVICTIONS, NODES, PREEMPTION, PAUSES = "evictions", "nodes/", "preemption", "pauses"
-RESTARTS, WORLD, REPLACEMENTS = "restarts", "world", "replacements"
+RESTARTS, WORLD, REPLACEMENTS, SIZE = "restarts", "world", "replacements", "size"
 IDLE_S = 30.0
 STORED_S = 2.0  # an eviction waits for so long, then it goes on without its memory
 
 
 class KeptMemory:
     """A `Memory` with the keys ``evictions``, ``nodes/NODE``, ``preemption``, ``pauses``, ``restarts``,
-    ``world`` and ``replacements`` below ``jobs/JOB/``. The values are JSON.
+    ``world``, ``replacements`` and ``size`` below ``jobs/JOB/``. The values are JSON.
 
     `load` reads the store. `turn` writes and belongs to the supervisor of loops. A write that fails is tried
     again. Every write has the conditions `fence()`. Where they do not hold, `refused` is called.
@@ -82,6 +83,7 @@ class KeptMemory:
                 restarts=self._value(RestartMemory, prefix + RESTARTS),
                 world=self._value(WorldMemory, prefix + WORLD),
                 replacements=self._value(ReplacementMemory, prefix + REPLACEMENTS),
+                size=self._value(SizeMemory, prefix + SIZE),
             )
         except (ValueError, TypeError, AttributeError) as error:
             raise CorruptData(f"what is kept of job {job!r} cannot be read: {error}") from error
@@ -120,6 +122,10 @@ class KeptMemory:
     def replacements(self, job: str, memory: ReplacementMemory) -> None:
         """See `Memory.replacements`."""
         self._note(_prefix(job) + REPLACEMENTS, json.dumps(asdict(memory)))
+
+    def size(self, job: str, memory: SizeMemory) -> None:
+        """See `Memory.size`."""
+        self._note(_prefix(job) + SIZE, json.dumps(asdict(memory)))
 
     def forget(self, job: str) -> None:
         """See `Memory.forget`."""

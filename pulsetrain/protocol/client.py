@@ -201,8 +201,11 @@ class HubClient:
         lose_progress: bool = False,
         dry_run: bool = False,
         actor: str = "",
+        devices: int = 0,
     ) -> JsonObject:
-        """Say "preempt", "resume" or "migrate" (off `node`) to a job. `actor`: the caller by default.
+        """Say "preempt", "resume", "migrate" (off `node`) or "resize" (to `devices`) to a job.
+
+        `actor`: the caller by default.
 
         {"job", "what", "node", "state", "step", "resume_step", "lost_steps", "standby", "dry_run", "can_do",
         "why_not"}
@@ -211,6 +214,8 @@ class HubClient:
         body |= {"lose_progress": lose_progress, "actor": actor or getpass.getuser()}
         if wait_s is not None:
             body["wait_s"] = wait_s
+        if devices:
+            body["devices"] = devices
         return self._call("POST", f"/v1/jobs/{quote(job, safe='')}/moves", body)
 
     def pending_hang(self, job: str) -> JsonObject:

@@ -335,7 +335,8 @@ class Start:
     `sources[rank]`: "memory", "storage", or "peer:NODE". `data` of the reply is {"load_ns": {rank: ns}}.
     `own_checkpoints` are files that the script wrote in earlier attempts, newest first. Agents of the job
     know each other by `peer_key`. "" from an older hub: by their token. `replica_attempt`: a rank takes what
-    any rank has saved in that attempt. -1: it takes its own.
+    any rank has saved in that attempt. -1: it takes its own. The ranks take turns on so many `devices`, 0: on
+    as many as the agent was started with.
     """
 
     id: int
@@ -350,6 +351,7 @@ class Start:
     own_checkpoints: tuple[OwnCheckpoint, ...] = ()
     peer_key: str = ""
     replica_attempt: int = -1
+    devices: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -370,6 +372,20 @@ class SaveFrom:
 
     id: int
     step: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShareDevices:
+    """Let this node's ranks take turns on so many devices, from their next waits on. 0: on one each.
+
+    `data` of the reply is {"devices": {rank: device}, "late": [rank]}. Late are ranks that do not follow yet
+    after `timeout_s`. With `dry_run` nothing changes.
+    """
+
+    id: int
+    devices: int
+    timeout_s: float = 5.0
+    dry_run: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -482,7 +498,7 @@ HEARTBEAT = '{"type":"Heartbeat",'
 
 Report = Hello | Heartbeat | RankExit | FirstStep | Leaving | Reply
 Checks = SelfCheck | PairCheck | LinkSink | LinkSend | ArithmeticCheck
-Command = Ping | HostStore | Start | Stop | SaveFrom | Checks | DumpStacks | Profile | Leave
+Command = Ping | HostStore | Start | Stop | SaveFrom | ShareDevices | Checks | DumpStacks | Profile | Leave
 Message = Report | Command
 
 _MALFORMED = (ValueError, LookupError, TypeError, AttributeError, RecursionError, OverflowError, zlib.error)

@@ -116,6 +116,7 @@ PHASES = (
     "gc",
     "cpu_wait",
     "off_cpu",
+    "device_wait",
 )
 CATEGORIES = ("compute", "communication", "data", "checkpoint", "other")
 

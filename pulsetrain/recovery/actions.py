@@ -148,7 +148,7 @@ def _check_level(job: JobState, fault: Fault | None) -> tuple[str, str]:
     if fault is not None and fault.event is Event.RESUME:
         return "", "the job was pre-empted, nothing was wrong"
     if fault is not None and fault.event is Event.GROW:
-        return "", "the job grows, nothing was wrong"
+        return "", "the job changes its size, nothing was wrong"
     if fault is None or (fault.event is Event.RANK_FAILED and job.restarts.used <= 1):
         return "", "a rank ended for the first time" if fault else ""
     if _by_policy(fault):

@@ -9,6 +9,7 @@ import structlog
 from pulsetrain.core.errors import UsageError
 from pulsetrain.core.supervisor import FailureCollector, TaskSupervisor
 from pulsetrain.protocol.messages import FirstStep, Heartbeat, Hello, Leaving, RankExit, Reply, Report
+from pulsetrain.recovery.device_resizing import ResizePreview
 from pulsetrain.recovery.eviction import EvictionPreview, preview
 from pulsetrain.recovery.hang_decision import HangAnswer, HangDecision, answer
 from pulsetrain.recovery.job import Job
@@ -143,6 +144,10 @@ class Controller:
     def move(self, name: str, request: MoveRequest, *, dry_run: bool = False) -> MovePreview:
         """Stop a job, let it go on, or take it off a node. Raises `UsageError`, see `Job.move`."""
         return self._job(name).move(request, dry_run=dry_run)
+
+    async def resize(self, name: str, request: MoveRequest, *, dry_run: bool = False) -> ResizePreview:
+        """Let a job use another number of devices. Raises `UsageError`, see `Job.resize`."""
+        return await self._job(name).resize(request, dry_run=dry_run)
 
     def pending_hang(self, name: str) -> HangAnswer:
         """The hang of a job that waits for its time. Raises `UsageError` for a job that is not there."""

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from pulsetrain.recovery import faults, restart_cost, standby_care, world
 from pulsetrain.recovery.record import Fault
-from pulsetrain.recovery.resizing import Nodes, larger_size, size_now
+from pulsetrain.recovery.resizing import Nodes, other_size, size_now
 from pulsetrain.recovery.saves import (
     ask_for_saves,
     end_saves,
@@ -101,7 +101,7 @@ def take_size(job: JobState) -> None:
     """A launch follows: use as many nodes as are there, if that fits what was saved."""
     resizing, members = job.resizing, job.members
     before = resizing.size
-    size = resizing.sizes.fit(members.available(forming=not members.world))
+    size = resizing.fit(members.available(forming=not members.world))
     if not size or size == before or (members.world and _refused(job, size)):
         return
     resizing.changed(size, job.services.clock.monotonic_s())
@@ -131,9 +131,9 @@ def _tell(job: JobState, before: int, size: int) -> None:
 
 
 def look(job: JobState, loop: Loop) -> None:
-    """Let a running job grow once nodes are there and a step is saved."""
+    """At a saved step let a running job grow where nodes are there, or shrink where fewer are wanted."""
     resizing = job.resizing
-    size = larger_size(resizing, len(job.members.active()) + len(job.members.standbys()))
+    size = other_size(resizing, len(job.members.active()) + len(job.members.standbys()))
     if not size or not _steady(job):
         _forget(job)
         return
@@ -141,8 +141,12 @@ def look(job: JobState, loop: Loop) -> None:
         return
     if _may_grow(job):
         resizing.acted_in = job.attempt.number
+        now_ns = job.now_ns()
+        if size < resizing.size:
+            loop.report(faults.resized(f"{size} nodes are wanted", job.attempt.number, now_ns))
+            return
         reason = f"{resizing.size} of {size} nodes were in use"
-        loop.report(faults.grown(reason, job.attempt.number, job.now_ns()))
+        loop.report(faults.grown(reason, job.attempt.number, now_ns))
 
 
 def _steady(job: JobState) -> bool:

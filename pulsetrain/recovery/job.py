@@ -11,6 +11,7 @@ from pulsetrain.protocol.messages import FirstStep, Heartbeat, Hello, Leaving, R
 from pulsetrain.recovery import (
     actions,
     arithmetic_checks,
+    device_resizing,
     elasticity,
     faults,
     link_actions,
@@ -20,6 +21,7 @@ from pulsetrain.recovery import (
     scheduling,
     standby_care,
 )
+from pulsetrain.recovery.device_resizing import ResizePreview
 from pulsetrain.recovery.faults import Observation
 from pulsetrain.recovery.hang_decision import HangDecision
 from pulsetrain.recovery.job_loop import JobLoop
@@ -266,6 +268,13 @@ class Job:
         if not dry_run:
             moving.begin(self._state, request, self._loop)
         return cost
+
+    async def resize(self, request: MoveRequest, *, dry_run: bool = False) -> ResizePreview:
+        """Let the job use another number of devices, in a person's name. Returns what that costs.
+
+        Raises `UsageError` where it cannot be done. With `dry_run` the answer says why.
+        """
+        return await device_resizing.resize(self._state, request, self.snapshot(), dry_run=dry_run)
 
     async def evict(self, node: Node, reason: str, actor: str, *, drain: bool = False) -> None:
         """Evict a node in a person's name, and with `drain` have the cluster's scheduler drain it.

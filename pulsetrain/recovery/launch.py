@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pulsetrain.protocol.messages import HostStore, Reply, Start, World, WorldNode
-from pulsetrain.recovery import elasticity, faults, world
+from pulsetrain.recovery import device_resizing, elasticity, faults, world
 from pulsetrain.recovery.attempt import Attempt
 from pulsetrain.recovery.record import Fault
 from pulsetrain.recovery.state import JobState
@@ -82,6 +82,7 @@ async def _start(
         sources={str(r): plan.sources[r] for r in member.ranks if r in plan.sources},
         replica_attempt=plan.replica_attempt,
         own_checkpoints=job.own_checkpoints.files(member.ranks),
+        devices=device_resizing.devices_of(job, member),
         peer_key=job.services.peer_key(job.name),
     )
     return await job.ask(job.members.nodes[member.node], command, job.services.policy.start_timeout_s)

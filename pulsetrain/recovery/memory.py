@@ -67,6 +67,14 @@ class ReplacementMemory:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SizeMemory:
+    """What a person wants: at most `cap` nodes, and ranks that take turns on `devices`. 0: no limit."""
+
+    cap: int
+    devices: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class JobMemory:
     """`evictions_ns` are the times (UTC) of the evictions that count towards the budget. `pauses_ns` are the
     longest silences that ended by themselves, by the place in the code."""
@@ -78,6 +86,7 @@ class JobMemory:
     restarts: RestartMemory | None = None
     world: WorldMemory | None = None
     replacements: ReplacementMemory | None = None
+    size: SizeMemory | None = None
 
 
 class Memory(Protocol):
@@ -113,6 +122,10 @@ class Memory(Protocol):
 
     def replacements(self, job: str, memory: ReplacementMemory) -> None:
         """Nodes were asked for at these times."""
+        ...
+
+    def size(self, job: str, memory: SizeMemory) -> None:
+        """The job is to be of this size."""
         ...
 
     def forget(self, job: str) -> None:

@@ -1,4 +1,4 @@
-"""What a person asks for about a whole job: stop it, let it go on, or take it off a node."""
+"""What a person asks for about a whole job: stop it, let it go on, take it off a node, change its devices."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Literal, get_args
 
 from pulsetrain.core.errors import UsageError
 
-What = Literal["preempt", "resume", "migrate"]
+What = Literal["preempt", "resume", "migrate", "resize"]
 WHATS: tuple[str, ...] = get_args(What)
 WAIT_S = 60.0  # for a checkpoint, where nobody says how long
 LONGEST_S = 86400.0
@@ -17,7 +17,8 @@ LONGEST_S = 86400.0
 class MoveRequest:
     """`node` is the one that a job is taken off. `wait_s` is how long a newer checkpoint is waited for.
 
-    `lose_progress`: also where the job would begin anew. Raises `UsageError` for other values.
+    `lose_progress`: also where the job would begin anew. `devices` are those that a job is to use. Raises
+    `UsageError` for other values.
     """
 
     what: str
@@ -26,12 +27,16 @@ class MoveRequest:
     node: str = ""
     wait_s: float = WAIT_S
     lose_progress: bool = False
+    devices: int = 0
 
     def __post_init__(self) -> None:
         if self.what not in WHATS:
             raise UsageError(f"what = {self.what!r}: allowed: {', '.join(WHATS)}")
         if (self.what == "migrate") != bool(self.node):
             raise UsageError(f"node = {self.node!r}: {self.what} {_TAKES[bool(self.node)]}")
+        if (self.what == "resize") != (self.devices > 0) or self.devices < 0:
+            allowed = "1 or more" if self.what == "resize" else f"{self.what} takes no devices"
+            raise UsageError(f"devices = {self.devices}: {allowed}")
         if not 0 <= self.wait_s <= LONGEST_S:
             raise UsageError(f"wait_s = {self.wait_s}: allowed: 0 to {LONGEST_S:.0f}")
 

@@ -21,6 +21,9 @@ class Resizing:
     `size` is the number of nodes of the present world, or of the one to come. `why_not` says why it cannot
     run on another number of nodes, "" where it can.
 
+    A person may want fewer nodes than that: `cap`, 0 for no limit. `devices` are those that its ranks take
+    turns on, 0: each has one.
+
     Before it grows, ranks of the attempt `asked_in` were asked to save, at `asked_s`. It then waits for a
     checkpoint of step `newer_than` or later. `acted_in` is the attempt that was stopped to grow. `grown_s` is
     when it grew last, None for never, and `short_lived` how often in a row it soon shrank again.
@@ -35,6 +38,12 @@ class Resizing:
     asked_s: float = 0.0
     newer_than: int = -1
     acted_in: int | None = None
+    cap: int = 0
+    devices: int = 0
+
+    def fit(self, nodes: int) -> int:
+        """The largest size that so many nodes can make up and that is wanted. 0 where they are too few."""
+        return self.sizes.fit(min(nodes, self.cap) if self.cap else nodes)
 
     def changed(self, size: int, now_s: float) -> None:
         """The world gets another size."""
@@ -78,7 +87,7 @@ def size_now(resizing: Resizing, nodes: Nodes, *, waited_s: float, wait_s: float
     >>> [size_now(resizing, Nodes(available=3), waited_s=s, wait_s=3) for s in (2, 4)]
     [0, 3]
     """
-    size = resizing.sizes.fit(nodes.available)
+    size = resizing.fit(nodes.available)
     if size >= resizing.size:
         return size
     patience_s = wait_s * (CHECK_PATIENCE if nodes.checked else 1)
@@ -92,8 +101,20 @@ def larger_size(resizing: Resizing, available: int) -> int:
     >>> larger_size(resizing, 5), larger_size(resizing, 7)
     (0, 6)
     """
-    size = resizing.sizes.fit(available)
+    size = resizing.fit(available)
     return size if size > resizing.size else 0
+
+
+def other_size(resizing: Resizing, available: int) -> int:
+    """The number of nodes to which a running job changes: more that are there, or fewer that are wanted.
+
+    >>> resizing = Resizing(sizes=WorldSizes(least=1, most=4), size=3, cap=2)
+    >>> other_size(resizing, 4)
+    2
+    """
+    if resizing.cap and resizing.cap < resizing.size:
+        return resizing.fit(resizing.size)
+    return larger_size(resizing, available)
 
 
 def shrinking_cost_s(stop_s: float) -> float:

@@ -18,7 +18,7 @@ from pulsetrain.recovery.instrumentation import Instrumentation
 from pulsetrain.recovery.journal import Journal
 from pulsetrain.recovery.link_suspicion import LinkSuspicions
 from pulsetrain.recovery.membership import Membership
-from pulsetrain.recovery.memory import Memory, NodeMemory, WorldMemory
+from pulsetrain.recovery.memory import Memory, NodeMemory, SizeMemory, WorldMemory
 from pulsetrain.recovery.move_request import Move
 from pulsetrain.recovery.nodes import Node, NodeState
 from pulsetrain.recovery.own_checkpoints import OwnCheckpoints
@@ -112,6 +112,8 @@ class JobState:
             self.restarts = Restarts.recalled(memory.restarts, now_s, now_ns)
         if memory.replacements is not None:
             self.replacements = Replacements.recalled(memory.replacements, now_s, now_ns)
+        if memory.size is not None:
+            self.resizing.cap, self.resizing.devices = memory.size.cap, memory.size.devices
         if memory.world is not None:
             self.attempt.number, self.members.before = memory.world.attempt, memory.world
 
@@ -135,6 +137,11 @@ class JobState:
         pids = [agents.get(name, 0) for name in names]
         memory = WorldMemory(attempt=self.attempt.number, nodes=names, pids=pids)
         self.services.memory.world(self.name, memory)
+
+    def keep_size(self) -> None:
+        """A new hub must know which size a person wants."""
+        size = SizeMemory(cap=self.resizing.cap, devices=self.resizing.devices)
+        self.services.memory.size(self.name, size)
 
     def keep_replacements(self) -> None:
         """A new hub must not ask for the same nodes again."""

@@ -33,7 +33,10 @@ class NodeRow(TypedDict):
 
 
 class JobRow(TypedDict):
-    """One job with its nodes and recoveries. The hub adds the verdict: it has the analyzers."""
+    """One job with its nodes and recoveries. `devices` are those that its ranks compute on.
+
+    The hub adds the verdict: it has the analyzers.
+    """
 
     job: str
     state: str
@@ -49,6 +52,7 @@ class JobRow(TypedDict):
     instrumentation: dict[str, str]
     time_use: TimeUseRow | None
     resizing: ResizingRow | None
+    devices: int
     nodes: list[NodeRow]
     recoveries: list[RecoveryDetail]
 
@@ -94,6 +98,7 @@ def job_row(job: JobSnapshot) -> JobRow:
         "instrumentation": dict(job.instrumentation),
         "time_use": job.time_use.row() if job.time_use else None,
         "resizing": resizing_row(job),
+        "devices": (job.resizing.devices if job.resizing else 0) or job.world_size,
         "nodes": node_rows(job),
         "recoveries": list(job.history),
     }

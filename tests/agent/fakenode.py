@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from pulsetrain.agent.processes.ranks import NodeIdentity
-from pulsetrain.core.errors import Unavailable
+from pulsetrain.core.errors import Unavailable, UsageError
 from pulsetrain.core.supervisor import LoopStatus
 from pulsetrain.protocol.messages import Heartbeat, Held, RankExit, RankStatus, Start, ranks_of_node
 
@@ -71,6 +72,14 @@ class FakeRanks:
         self.all: tuple[FakeRank, ...] = ()
         self.stuck = False
         self.graces: list[float] = []
+        self.devices = io.BytesIO()  # something that can be closed
+
+    def share(
+        self, devices: int, timeout_s: float, *, dry_run: bool = False
+    ) -> tuple[dict[int, int], list[int]]:
+        if devices < 1:
+            raise UsageError(f"devices = {devices}: allowed: 1 to 2")
+        return {rank.rank: rank.rank % devices for rank in self.all}, []
 
     @property
     def alive(self) -> tuple[FakeRank, ...]:

@@ -14,6 +14,7 @@ from pulsetrain.protocol.messages import (
     PairCheck,
     SaveFrom,
     SelfCheck,
+    ShareDevices,
     Start,
     Stop,
     WorldNode,
@@ -151,6 +152,11 @@ def test_each_store_is_new_and_replaces_the_jobs_old_one(session):
 def test_ranks_are_asked_to_save_through_their_checkpoints(session):
     assert session.execute(SaveFrom(id=1, step=7)).error == ""
     assert session.checkpoints.save_from_step == 7
+
+
+def test_ranks_are_told_to_share_devices_or_say_in_one_line_why_not(session):
+    assert session.execute(ShareDevices(id=1, devices=1)).data == {"devices": {}, "late": []}
+    assert session.execute(ShareDevices(id=2, devices=0)).error == "devices = 0: allowed: 1 to 2"
 
 
 def test_checks_run_in_the_zygote(session):

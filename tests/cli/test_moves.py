@@ -24,6 +24,10 @@ ANSWER = {
             "will be taken off b once a newer checkpoint is there. z takes over.",
         ),
         ({"what": "resume"}, "goes on."),
+        (
+            {"what": "resize", "devices": 4, "nodes": 1, "how": "turns", "step_ratio": 2.0},
+            "uses 4 devices. Its ranks take turns on them. A step takes up to 2 times as long.",
+        ),
         ({"what": "resume", "dry_run": True}, "would go on."),
         ({"dry_run": True, "why_not": "no standby"}, "cannot be done: no standby"),
     ],
@@ -38,10 +42,12 @@ def test_the_answer_is_one_sentence(changes, words):
         (("preempt", "gpt", "--wait", "5", "--lose-progress"), {"wait_s": 5.0, "lose_progress": True}),
         (("migrate", "gpt", "--from", "b", "--dry-run"), {"node": "b", "dry_run": True, "wait_s": 60.0}),
         (("resume", "gpt"), {"what": "resume"}),
+        (("resize", "gpt", "--devices", "4"), {"what": "resize", "devices": 4}),
     ],
 )
 def test_the_request_goes_to_the_hub_with_its_reason(ask, canned_hub, arguments, body):
-    canned_hub.answers[f"POST {PATH}"] = ANSWER
+    resized = {"devices": 4, "nodes": 1, "how": "turns", "step_ratio": 2.0}
+    canned_hub.answers[f"POST {PATH}"] = {**ANSWER, **resized}
     done = ask(*arguments, "--reason", "noon")
     assert done.exit_code == 0, done.output
     sent = canned_hub.requests[-1][1]

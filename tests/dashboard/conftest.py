@@ -48,9 +48,17 @@ class FakeClient:
         return self.plan
 
     def move(
-        self, job: str, what: str, reason: str, *, node: str = "", dry_run: bool = False, actor: str = ""
+        self,
+        job: str,
+        what: str,
+        reason: str,
+        *,
+        node: str = "",
+        dry_run: bool = False,
+        actor: str = "",
+        devices: int = 0,
     ) -> JsonObject:
-        self._do("move", job, what, reason, node, dry_run)
+        self._do("move", job, what, reason, node, *([devices] if devices else []), dry_run)
         return {"job": job, "what": what, "node": node, "can_do": True, "why_not": "", **self.plan}
 
     def decide_hang(

@@ -34,6 +34,19 @@ def test_a_job_is_taken_off_the_chosen_node(draw, source, job):
     assert "The job restarts with node-5 in the place of node-1." in shown.text
 
 
+def test_a_job_gets_the_chosen_number_of_devices(draw, source, job):
+    source.client.plan = {"devices": 2, "nodes": 1, "how": "turns", "step_ratio": 4.0, "dry_run": True}
+    job["devices"] = 8
+    shown = draw("nodes")
+    assert shown.app.number_input(key="move_devices").value == 8
+    shown.app.number_input(key="move_devices").set_value(2)
+    shown.click("move_resize")
+    assert "gpt would use 2 devices. Its ranks would take turns on them." in shown.text
+    shown.app.text_input(key="move_reason").set_value("noon")
+    shown.click("move")
+    assert source.client.done[1] == ("move", "gpt", "resize", "noon", "", 2, False)
+
+
 def test_a_pre_empted_job_can_only_be_resumed(draw, source, job):
     job |= {"state": "preempted", "move": {"what": "preempt", "node": "", "actor": "ann", "reason": "noon"}}
     shown = draw("nodes")

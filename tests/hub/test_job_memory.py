@@ -14,6 +14,7 @@ from pulsetrain.recovery.memory import (
     Preemption,
     ReplacementMemory,
     RestartMemory,
+    SizeMemory,
     WorldMemory,
 )
 
@@ -56,6 +57,7 @@ def test_a_new_hub_recalls_what_was_noted_of_each_job(store):
         memory.restarts("team/j", RESTARTS)
         memory.world("team/j", WORLD)
         memory.replacements("team/j", ASKED)
+        memory.size("team/j", SizeMemory(cap=2, devices=3))
         await memory.turn()
         memory.node("team/j", "c", None)
         memory.node("team/j", "e", None)
@@ -70,6 +72,7 @@ def test_a_new_hub_recalls_what_was_noted_of_each_job(store):
         restarts=RESTARTS,
         world=WORLD,
         replacements=ASKED,
+        size=SizeMemory(cap=2, devices=3),
     )
     assert again.recall("team").nodes == {"d": CORDONED}
     assert again.recall("other") == NOTHING

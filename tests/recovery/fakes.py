@@ -23,6 +23,7 @@ from pulsetrain.protocol.messages import (
     RankStatus,
     Reply,
     SelfCheck,
+    ShareDevices,
     Start,
     Stop,
     decode,
@@ -92,6 +93,9 @@ class FakeMemory:
     def replacements(self, job, memory):
         self.values[job, "replacements"] = memory
 
+    def size(self, job, memory):
+        self.values[job, "size"] = memory
+
     def evictions(self, job, times_ns):
         self.times_ns[job] = times_ns
 
@@ -158,6 +162,7 @@ class FakeAgent:
         self.held = ()
         self.saved = {}
         self.unrestorable = set()
+        self.cannot_share, self.late = "", ()
         self.attempt = -1
         self.left = None
         self._seq = self.quiet_ns = 0
@@ -191,6 +196,9 @@ class FakeAgent:
             self.attempt = command.attempt
             first = command.node_rank * self.hello.nproc_per_node
             self.steps = {first + i: command.restore_step for i in range(self.hello.nproc_per_node)}
+        elif isinstance(command, ShareDevices):
+            error = self.cannot_share
+            data = {"devices": {}, "late": list(self.late)}
         elif isinstance(command, Leave):
             self.left = command
         self.controller.received(

@@ -14,16 +14,19 @@ from pathlib import Path
 import structlog
 
 from pulsetrain.agent.output import last_lines
+from pulsetrain.agent.processes.devices import SharedDevices
 from pulsetrain.agent.processes.zygote import Zygote
 from pulsetrain.agent.processes.zygote_protocol import Mode, RankProcess
 from pulsetrain.collectors.machine.host import process_state
 from pulsetrain.collectors.machine.tail import Tail
 from pulsetrain.collectors.rank import known_files
+from pulsetrain.collectors.rank.device_hooks import DEVICES_FD
 from pulsetrain.collectors.rank.profile import VARIABLE as PROFILE
 from pulsetrain.collectors.rank.ring import create_ring
+from pulsetrain.collectors.reading.device_words import DeviceWords
 from pulsetrain.collectors.reading.drain import Drain
 from pulsetrain.collectors.reading.ring_reader import RingReader
-from pulsetrain.core.errors import Unavailable
+from pulsetrain.core.errors import Unavailable, UsageError
 from pulsetrain.protocol.messages import RankExit, RankStatus, Start, ranks_of_node
 from pulsetrain.records.columns import Columns
 
@@ -45,7 +48,10 @@ class Program:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeIdentity:
-    """Who this node is to its job. 0 for `min_nnodes`: as many as `nnodes`."""
+    """Who this node is to its job. 0 for `min_nnodes`: as many as `nnodes`.
+
+    The ranks take turns on so many `devices`, unless the hub wants another number. 0: each has one.
+    """
 
     job: str
     node: str
@@ -57,6 +63,7 @@ class NodeIdentity:
     max_restarts: int = 3
     standby: bool = False
     switch: str = ""
+    devices: int = 0
 
 
 def rank_environment(
@@ -123,6 +130,16 @@ class Rank:
         """Where its profiles are written, without number and suffix."""
         return str(self.out.with_suffix(".profile"))
 
+    @property
+    def device(self) -> DeviceWords:
+        """Which device it takes turns on."""
+        return self.drain.device
+
+    @property
+    def coordinates(self) -> Mapping[str, int] | None:
+        """Its coordinates by axis, None until it has set them."""
+        return self.drain.coordinates
+
     def ask_for_profile(self, number: int, first_step: int, steps: int) -> None:
         """Ask it to profile `steps` steps from `first_step` on."""
         with self.lock:
@@ -186,6 +203,7 @@ class Ranks:
         self._on_exit = on_exit
         self._ring_slots = ring_slots
         self.all: tuple[Rank, ...] = ()
+        self.devices = SharedDevices()
 
     @property
     def alive(self) -> tuple[Rank, ...]:
@@ -209,6 +227,7 @@ class Ranks:
         prepared = [self._prepare(start, local, folder) for local in range(self._identity.nproc_per_node)]
         self._close_rings()
         self.all = tuple(prepared)
+        self.devices.begin(self.all, start.devices or self._identity.devices)
         try:
             for rank in prepared:
                 self._fork(zygote, rank, start, arenas)
@@ -218,6 +237,19 @@ class Ranks:
                     rank.end(-signal.SIGKILL)
             self.stop(zygote, grace_s=0)
             raise
+
+    def share(
+        self, devices: int, timeout_s: float, *, dry_run: bool = False
+    ) -> tuple[dict[int, int], list[int]]:
+        """Let the ranks take turns on so many devices, 0: on one each.
+
+        Returns the device of each rank, and the ranks that do not follow in time. Raises `UsageError` where
+        they cannot do that.
+        """
+        if self._program.mode == "exec" and devices:
+            raise UsageError("ranks of --no-python cannot share devices: nothing of Pulsetrain runs in them")
+        placed = self.devices.share(self.all, devices, dry_run=dry_run)
+        return placed, [] if dry_run else self.devices.wait(self.all, timeout_s)
 
     def stop(self, zygote: Zygote, grace_s: float) -> None:
         """End every rank: SIGTERM and SIGCONT, then SIGKILL after `grace_s`; returns once none is left.
@@ -280,7 +312,11 @@ class Ranks:
             cwd=self._program.cwd,
             stdout=stdout,
             stderr=stderr,
-            files={"PULSETRAIN_RING_FD": rank.ring_fd, "PULSETRAIN_ARENA_FD": arenas[rank.rank]},
+            files={
+                "PULSETRAIN_RING_FD": rank.ring_fd,
+                "PULSETRAIN_ARENA_FD": arenas[rank.rank],
+                DEVICES_FD: self.devices.fd,
+            },
         )
         try:
             rank.pid = zygote.spawn(process, lambda code: self._ended(rank, code))

@@ -19,6 +19,7 @@ from pulsetrain.analytics.slowness.timings import (
     Timings,
     own_time,
     running_ratio,
+    without_turns,
 )
 from pulsetrain.records.arrow import number_array
 from pulsetrain.stream.queries import analysis
@@ -132,7 +133,7 @@ def from_tables(
     return builder.timings(steps, topology, job=job, attempt=attempt, first_step=first_step, now_ns=now_ns)
 
 
-_FLAGS = ("assumed", "waits_known", "routed_bytes")
+_FLAGS = ("assumed", "waits_known", "routed_bytes", "device_wait")
 
 
 class TimingsBuilder:
@@ -222,6 +223,12 @@ class TimingsBuilder:
         ratio = running_ratio(parts)
         if ratio is not None:
             parts |= {name: parts[name] * ratio for name in COMPUTED}
+        numbers = {name: matrices[name] for name in NUMBERS}
+        whole, device_wait = numbers["duration_ns"], matrices["device_wait"]
+        shares_devices = bool((device_wait > 0).any())
+        if shares_devices:
+            numbers["duration_ns"] = without_turns(whole, device_wait)
+            parts["wait"] = np.maximum(parts["wait"] - (whole - numbers["duration_ns"]), 0.0)
         return Timings(
             job=job,
             attempt=attempt,
@@ -231,7 +238,7 @@ class TimingsBuilder:
             nodes=_nodes(nodes, topology, self._ranks),
             stages=self._stages(topology),
             parts=parts,
-            numbers={name: matrices[name] for name in NUMBERS},
+            numbers=numbers,
             logged={name: m[seen] for name, m in self._logged.items()},
             first_step=first_step,
             topology_known=topology.num_rows > 0,
@@ -239,6 +246,7 @@ class TimingsBuilder:
             running_ratio=ratio,
             unknown=OVERLAPPED if self.overlapped else "",
             routed_bytes=matrices["routed_bytes"],
+            shares_devices=shares_devices,
         )
 
     def _stages(self, topology: pa.Table) -> NDArray[np.int64]:

@@ -47,11 +47,11 @@ class Timings:
     `COMPUTED` are net of that, because it is chance which rank has to wait. `running_ratio` is then the share
     of them that was left, and None otherwise. The kernel tells how long a step waited, but not in which part.
 
-    `numbers` are those in `NUMBERS`. `logged` is true where a loss or gradient norm was logged, so that a NaN
-    there is a real one. `unknown` says why no compute time can be known, if that is so. `routed_bytes` went
-    through all_to_all, as tokens do to their experts. `nodes`, `stages` and
-    `replicas` (data-parallel) have one entry for each rank. A stage or replica is -1 where the topology does
-    not tell it.
+    `numbers` are those in `NUMBERS`. Step times and waits are net of turns on shared devices. `logged` is
+    true where a loss or gradient norm was logged, so that a NaN there is a real one. `unknown` says why no
+    compute time can be known. `routed_bytes` went through all_to_all, as tokens do to their experts.
+    `nodes`, `stages` and `replicas` (data-parallel) have one entry for each rank. A stage or replica is -1
+    where the topology does not tell it. `shares_devices`: ranks took turns on devices in some of the steps.
     """
 
     job: str
@@ -70,6 +70,7 @@ class Timings:
     running_ratio: Matrix | None = None
     unknown: str = ""
     routed_bytes: Matrix | None = None
+    shares_devices: bool = False
 
     @cached_property
     def usable(self) -> NDArray[np.bool_]:
@@ -189,6 +190,20 @@ def own_time(parts: Mapping[str, Matrix], duration: Matrix, waits_known: Matrix)
     elsewhere = sum(np.nan_to_num(parts[name]) for name in ("data", "checkpoint", "other"))
     known = (waits_known == 1.0) & (parts["wait"] > 0)
     return np.where(known, np.maximum(duration - parts["wait"] - elsewhere, 0.0), np.nan)
+
+
+def without_turns(duration: Matrix, device_wait: Matrix) -> Matrix:
+    """Step times as if no rank shared its device, so that turns do not look like a slower job.
+
+    Of K ranks that share a device the first waits for no turn and the last one for K - 1. So twice the mean
+    of what ranks waited is what the turns have cost the step, in any order.
+
+    >>> without_turns(np.array([[30.0, 30.0, 30.0]]), np.array([[0.0, 10.0, 20.0]]))
+    array([[10., 10., 10.]])
+    """
+    waited = np.nan_to_num(device_wait)
+    turns = 2.0 * waited.mean(axis=1, keepdims=True)
+    return np.asarray(np.maximum(duration - turns, LEAST_RATIO * duration))
 
 
 def running_ratio(parts: Mapping[str, Matrix]) -> Matrix | None:

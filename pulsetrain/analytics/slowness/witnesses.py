@@ -51,7 +51,7 @@ def weigh(timings: Timings, suspects: Sequence[Suspect], load: LoadArrivals) -> 
     busier = [s for s in suspects if _gets_more_tokens(timings, s)]
     doubt = "".join(_LOAD.format(s.subject_type, s.subject, s.ratio) for s in busier[:1])
     suspects = [s for s in suspects if all(s is not b for b in busier)]
-    arrivals = None if oversubscribed(timings) else load()
+    arrivals = None if timings.shares_devices or oversubscribed(timings) else load()
     if arrivals is None:
         return Weighed(suspects=[(s, None) for s in suspects], doubt=doubt)
     stand = []
@@ -71,6 +71,8 @@ def weigh(timings: Timings, suspects: Sequence[Suspect], load: LoadArrivals) -> 
 
 def late_without_reason(timings: Timings, arrivals: Arrivals | None) -> str:
     """Who comes last again and again although nothing measured explains it. Empty: nobody."""
+    if timings.shares_devices:  # somebody has the last turn
+        return ""
     latest = arrivals.latest() if arrivals is not None else None
     if latest is None or latest.last_ratio < LAST_RATIO:
         return ""

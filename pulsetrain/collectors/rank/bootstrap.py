@@ -8,6 +8,7 @@ from pulsetrain.collectors.rank.handle import Handle, process_handle
 
 HOOKS = (
     "pulsetrain.collectors.rank.hooks",
+    "pulsetrain.collectors.rank.device_hooks",
     "pulsetrain.collectors.rank.pipeline",
     "pulsetrain.collectors.rank.garbage",
     "pulsetrain.collectors.rank.processor",

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
+from pulsetrain.collectors.layout import W_DEVICE_REFUSED
 from pulsetrain.collectors.rank.blocking import Blocking
 from pulsetrain.collectors.rank.operations import Group, Operation
 from pulsetrain.collectors.rank.phases import RankState
@@ -62,6 +63,8 @@ class Tracker:
             host_only=_host_only(process_group),
             timeout_ns=timeout_ns(process_group),
         )
+        if not group.host_only:
+            self.state.words[W_DEVICE_REFUSED] = 1
         process_group.register_pre_hook(HOOK_ID, group.before)
         process_group.register_post_hook(HOOK_ID, group.after)
         self._attached.add(process_group)
@@ -121,17 +124,21 @@ class Tracker:
             self.poll()
             if self._reducing:  # left open by a backward pass that failed
                 self._blocking.end(counts=False)
+                self._take_turn()
             left = [operation for operation, _ in self.pending.values() if _ends_with_future(operation)]
             self._reducing = bool(left) and self._blocking.begin(left[-1])
             self._left = {id(operation) for operation in left}
             self._queue(self._after_reducer)
+            if self._reducing and self.state.turns is not None:
+                self.state.turns.leave()
         except Exception:  # noqa: BLE001 - raised here it would fail the backward pass
             self.state.fault()
 
     def _after_reducer(self) -> None:
         """Finish what the reducer has waited for."""
+        waited = self._reducing
         try:
-            if self._reducing:
+            if waited:
                 self._reducing = False
                 ended = {id(operation) for _, operation in self._ended_buckets()}
                 self._blocking.end(counts=bool(ended & self._left))
@@ -139,6 +146,12 @@ class Tracker:
         except Exception:  # noqa: BLE001 - as above
             self.state.fault()
         self.poll()
+        if waited:
+            self._take_turn()
+
+    def _take_turn(self) -> None:
+        if self.state.turns is not None:
+            self.state.turns.enter()
 
     def _ended_buckets(self) -> list[tuple[object, Operation]]:
         """Collectives whose futures are done. Gloo marks a future just before its work."""

@@ -72,6 +72,13 @@ class Processor(Protocol):
     def end_step(self, step: int, start: int, duration: int) -> None: ...
 
 
+class Turns(Protocol):
+    """Turns on a device that several ranks share."""
+
+    def leave(self) -> None: ...
+    def enter(self) -> None: ...
+
+
 class RankState:
     """What all phases of a process share: the ring, the open phases of the main thread, step and microbatch.
 
@@ -79,6 +86,7 @@ class RankState:
     - `parent`: the innermost open phase, as bits of a span's head.
     - `context`: step, microbatch and lane, as a slot stores them.
     - `pending`: operations that are not known to have ended. `poll` asks them. The collectives set both.
+    - `turns`: gives its device to others while it waits for them, where several ranks share one.
     - `processor`: told of waits for other ranks and of steps, if it is set.
     - `transfers`: whether this rank has sent to another one, or received.
     - `blocked`: ns that the main thread has stood still for communication since the process began. It only
@@ -87,7 +95,7 @@ class RankState:
 
     __slots__ = (
         *("blocked", "context", "lane", "parent", "pending", "poll"),
-        *("processor", "ring", "step", "top", "transfers", "words"),
+        *("processor", "ring", "step", "top", "transfers", "turns", "words"),
     )
 
     def __init__(self, ring: RingWriter) -> None:
@@ -102,6 +110,7 @@ class RankState:
         self.poll: Callable[[], None] = _nothing
         self.processor: Processor | None = None
         self.transfers = False
+        self.turns: Turns | None = None
 
     def enter_step(self, step: int) -> None:
         """From now on spans that end belong to this step, and to no microbatch."""

@@ -12,6 +12,7 @@ import numpy as np
 
 from pulsetrain.collectors.checkpoint_cell import CheckpointCell
 from pulsetrain.collectors.layout import AXES, HAS_GRAD_NORM, HAS_LOSS, Structured
+from pulsetrain.collectors.reading.device_words import DeviceWords
 from pulsetrain.collectors.reading.ring_reader import RingReader
 from pulsetrain.collectors.reading.status_page import GroupCell, StatusPage
 from pulsetrain.protocol.messages import GroupStatus, OwnCheckpoint, ProcessState, RankStatus
@@ -74,6 +75,17 @@ class Drain:
     def errors(self) -> int:
         """Faults of Pulsetrain itself inside the rank, which the rank caught and counted."""
         return self._reader.status().errors
+
+    @property
+    def device(self) -> DeviceWords:
+        """Which device the rank takes turns on."""
+        return self._reader.device
+
+    @property
+    def coordinates(self) -> dict[str, int] | None:
+        """The rank's coordinates by axis, None until it has set them."""
+        coordinates = self._reader.topology()
+        return None if coordinates is None else dict(zip(AXES, coordinates, strict=True))
 
     def ask_for_profile(self, number: int, first_step: int, steps: int) -> None:
         """See `RingReader.ask_for_profile`."""

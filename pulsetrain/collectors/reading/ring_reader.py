@@ -69,6 +69,7 @@ from pulsetrain.collectors.layout import (
     Structured,
 )
 from pulsetrain.collectors.rank.ring import map_ring
+from pulsetrain.collectors.reading.device_words import DeviceWords
 from pulsetrain.collectors.reading.status_page import GroupCell, StatusPage, name_of, open_phase
 from pulsetrain.records.schema import CATEGORIES
 
@@ -109,6 +110,7 @@ class RingReader:
         self._commits = self._spans["commit"]
         self._writable = memoryview(self._memory).cast("q")
         self._names = NameTable(self._memory)
+        self.device = DeviceWords(self._writable)
         self._stuck = 0
         self._weak_order = platform.machine() not in ("x86_64", "AMD64", "i686")
         self.read = int(self._words[W_READ])

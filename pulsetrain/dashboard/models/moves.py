@@ -5,7 +5,12 @@ from __future__ import annotations
 from pulsetrain.core.json import JsonObject
 from pulsetrain.dashboard.models.time_use import price_sentence
 
-WORDS = {"preempt": "Pre-empt the job", "resume": "Resume the job", "migrate": "Take the job off the node"}
+WORDS = {
+    "preempt": "Pre-empt the job",
+    "resume": "Resume the job",
+    "migrate": "Take the job off the node",
+    "resize": "Change its devices",
+}
 
 
 def choices(job: JsonObject, node: str) -> list[str]:
@@ -14,7 +19,11 @@ def choices(job: JsonObject, node: str) -> list[str]:
         return ["resume"]
     if job.get("state") not in ("forming", "starting", "running", "suspending", "checking", "waiting"):
         return []
-    return ["preempt", *(["migrate"] if node else [])]
+    return [
+        "preempt",
+        *(["migrate"] if node else []),
+        *(["resize"] if job.get("state") == "running" else []),
+    ]
 
 
 def under_way(job: JsonObject) -> str:
@@ -40,6 +49,8 @@ def cost(answer: JsonObject) -> list[str]:
         return [f"The hub refuses: {answer['why_not']}."]
     if answer["what"] == "resume":
         return ["Nodes are checked. Then the job starts from the newest step that every rank can get."]
+    if answer["what"] == "resize":
+        return [resize_sentence(answer), price_sentence(answer)]
     where = "Its ranks end and its agents stay. Its devices are free until somebody resumes it."
     if answer["what"] == "migrate":
         where = f"The job restarts with {answer['standby']} in the place of {answer['node']}."
@@ -52,3 +63,23 @@ def cost(answer: JsonObject) -> list[str]:
         price_sentence(answer),
     ]
     return [line for line in lines if line]
+
+
+def resize_sentence(answer: JsonObject) -> str:
+    """What another number of devices means for a job.
+
+    >>> answer = {"job": "gpt", "devices": 2, "nodes": 1, "how": "turns", "step_ratio": 4.0, "dry_run": True}
+    >>> resize_sentence(answer)
+    'gpt would use 2 devices. Its ranks would take turns on them. A step would take up to 4 times as long.'
+    """
+    dry = answer["dry_run"]
+    head = f"{answer['job']} {'would use' if dry else 'uses'} {answer['devices']} devices."
+    if answer["how"] == "nodes":
+        would = "would run" if dry else "will run"
+        return f"{head} It {would} on {answer['nodes']} nodes from a saved step on."
+    if answer["how"] == "own":
+        return f"{head} Each rank {'would have' if dry else 'has'} one of its own."
+    ratio = f"{answer['step_ratio']:g}"
+    took = "would take" if dry else "takes"
+    turns = f"Its ranks {'would take' if dry else 'take'} turns on them."
+    return f"{head} {turns} A step {took} up to {ratio} times as long."

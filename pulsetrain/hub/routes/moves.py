@@ -1,4 +1,4 @@
-"""Pre-empting, resuming and migrating a job."""
+"""Pre-empting, resuming, migrating and resizing a job."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
+from pulsetrain.core.errors import UsageError
 from pulsetrain.hub.routes.guard import guarded, json_body, number, text
 from pulsetrain.recovery.controller import Controller
 from pulsetrain.recovery.move_request import WAIT_S, MoveRequest
@@ -23,8 +24,16 @@ def routes(controller: Controller, token: str) -> list[BaseRoute]:
             node=text(body, "node"),
             wait_s=number(body, "wait_s", WAIT_S),
             lose_progress=bool(body.get("lose_progress")),
+            devices=whole(number(body, "devices", 0.0)),
         )
         job, dry_run = request.path_params["job"], bool(body.get("dry_run"))
+        if wanted.what == "resize":
+            return JSONResponse(await controller.resize(job, wanted, dry_run=dry_run))
         return JSONResponse(controller.move(job, wanted, dry_run=dry_run))
+
+    def whole(devices: float) -> int:
+        if devices != int(devices):
+            raise UsageError(f"devices = {devices}: allowed: whole numbers")
+        return int(devices)
 
     return [Route("/v1/jobs/{job}/moves", guarded(move, token), methods=["POST"])]

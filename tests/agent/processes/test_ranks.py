@@ -6,7 +6,7 @@ import signal
 import pytest
 
 from pulsetrain.agent.processes.ranks import NodeIdentity, Program, Ranks, rank_environment
-from pulsetrain.core.errors import Unavailable
+from pulsetrain.core.errors import Unavailable, UsageError
 from pulsetrain.protocol.messages import Start, WorldNode
 
 WORLD = tuple(
@@ -83,7 +83,8 @@ def test_ranks_are_forked_with_a_ring_and_an_arena_each(node, tmp_path):
     assert [(r.rank, r.local_rank, r.attempt) for r in node.all] == [(6, 0, 5), (7, 1, 5)]
     assert node.attempt == 5
     assert [process.env["RANK"] for process in zygote.spawned] == ["6", "7"]
-    assert zygote.spawned[0].files.keys() == {"PULSETRAIN_RING_FD", "PULSETRAIN_ARENA_FD"}
+    inherited = {"PULSETRAIN_RING_FD", "PULSETRAIN_ARENA_FD", "PULSETRAIN_DEVICES_FD"}
+    assert zygote.spawned[0].files.keys() == inherited
     assert node.all[0].ring_fd != node.all[1].ring_fd
     assert node.all[1].err == tmp_path / "attempt_5" / "rank_7.err"
 
@@ -148,3 +149,22 @@ def test_what_ranks_print_becomes_rows_of_logs(node):
     node.all[0].out.write_text("step 3\n")
     rows = [row for batch in node.all[0].batches(10**18) if batch.record == "logs" for row in batch.to_rows()]
     assert [(row["rank"], row["source"], row["message"]) for row in rows] == [(6, "stdout", "step 3")]
+
+
+def test_ranks_start_on_as_many_devices_as_the_node_was_started_with_or_the_hub_wants(tmp_path):
+    identity = dataclasses.replace(IDENTITY, devices=1)
+    ranks = Ranks(identity, Program(argv=("train.py",)), tmp_path, lambda rank: None, ring_slots=64)
+    ranks.spawn(Zygote(), START, ARENAS)
+    assert [rank.device.device for rank in ranks.all] == [0, 0]
+    ranks.spawn(Zygote(), dataclasses.replace(START, devices=2), ARENAS)
+    assert [rank.device.device for rank in ranks.all] == [-1, -1]
+    ranks.close()
+    ranks.devices.close()
+
+
+def test_ranks_in_which_nothing_of_ours_runs_share_no_device(tmp_path):
+    program = Program(argv=("/bin/train",), mode="exec")
+    ranks = Ranks(IDENTITY, program, tmp_path, lambda rank: None, ring_slots=64)
+    with pytest.raises(UsageError, match="--no-python"):
+        ranks.share(1, 0.0)
+    ranks.devices.close()

@@ -6,9 +6,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from pulsetrain.analytics.slowness import load_timings, straggler
+from pulsetrain.analytics.slowness import fail_slow, load_timings, straggler
 from pulsetrain.analytics.slowness.timings import PARTS
-from pulsetrain.analytics.verdict import Inconclusive
+from pulsetrain.analytics.verdict import Finding, Healthy, Inconclusive
 from pulsetrain.stream.queries import analysis
 from pulsetrain.stream.queries.queryable import AttemptSteps
 from tests.analytics.fleet import fleet, timings
@@ -168,6 +168,32 @@ def test_without_phases_own_time_is_what_a_rank_did_not_stand_still():
     assert compute[0].tolist() == [65, 85]
     assert compute[1, 0] == 55
     assert np.isnan(compute[1, 1])  # a wait that nobody measured
+
+
+def resized(*, waits_recorded):
+    """Four ranks that compute 100 in each of 120 steps, from the 60th on one after another on one device."""
+    step, rank = (grid.ravel() for grid in np.meshgrid(np.arange(120), np.arange(4), indexing="ij"))
+    turns = (step >= 60) * rank * 100
+    whole = np.where(step >= 60, 410, 110) + step % 3
+    parts = {"step": step, "rank": rank, "compute": np.full(480, 100), "wait": whole - 100}
+    parts |= {"device_wait": turns * waits_recorded, "waits_known": np.ones(480, int)}
+    steps = pa.table({"step": step, "rank": rank, "duration_ns": whole})
+    topology = pa.table({"rank": [0, 1, 2, 3], "node": ["a"] * 4})
+    return load_timings.from_tables(steps=steps, parts=pa.table(parts), topology=topology)
+
+
+def test_turns_on_a_shared_device_are_no_part_of_a_steps_time():
+    job = resized(waits_recorded=True)
+    assert job.shares_devices
+    assert job.numbers["duration_ns"][[0, 90]].tolist() == [[110] * 4, [110] * 4]
+    assert job.parts["wait"][90].tolist() == [10] * 4
+    assert not resized(waits_recorded=False).shares_devices
+
+
+def test_a_job_that_was_resized_is_not_slow():
+    assert [type(v) for v in fail_slow.find(resized(waits_recorded=True))] == [Healthy]
+    assert any(isinstance(v, Finding) for v in fail_slow.find(resized(waits_recorded=False)))
+    assert not any(isinstance(v, Finding) for v in straggler.find(resized(waits_recorded=True)))
 
 
 class Overlapping(FakeStore):

@@ -10,8 +10,9 @@ MOVE = {"what": "migrate", "node": "b", "actor": "ann", "reason": "kernel", "new
 @pytest.mark.parametrize(
     ("state", "move", "node", "offered"),
     [
-        ("running", None, "", ["preempt"]),
-        ("running", None, "b", ["preempt", "migrate"]),
+        ("running", None, "", ["preempt", "resize"]),
+        ("waiting", None, "", ["preempt"]),
+        ("running", None, "b", ["preempt", "migrate", "resize"]),
         ("running", MOVE, "b", ["resume"]),
         ("preempted", MOVE, "", ["resume"]),
         ("finished", None, "b", []),
@@ -36,6 +37,22 @@ def test_what_is_under_way_says_what_it_waits_for_until_the_job_stops():
         ({"resume_step": -1, "lost_steps": 8}, "it would begin anew, and 8 steps"),
         ({"what": "migrate"}, "with z in the place of b"),
         ({"what": "resume"}, "from the newest step"),
+        (
+            {
+                "what": "resize",
+                "job": "j",
+                "devices": 8,
+                "nodes": 2,
+                "how": "nodes",
+                "dry_run": True,
+                "price": {"stop_s": None},
+            },
+            "would run on 2 nodes",
+        ),
+        (
+            {"what": "resize", "job": "j", "devices": 8, "nodes": 2, "how": "own", "dry_run": False},
+            "Each rank has one of its own.",
+        ),
     ],
 )
 def test_the_cost_is_said_in_sentences(changes, words):

@@ -19,6 +19,10 @@ class Controller:
         self.asked.append((name, request, dry_run))
         return {"job": name, "what": request.what, "dry_run": dry_run}
 
+    async def resize(self, name, request, *, dry_run=False):
+        self.asked.append((name, request, dry_run))
+        return {"job": name, "devices": request.devices}
+
 
 @pytest.fixture
 def site():
@@ -42,6 +46,14 @@ def test_a_move_is_asked_for_in_the_persons_name(site):
     )
 
 
+def test_a_resize_has_a_whole_number_of_devices(site):
+    resize = {**PREEMPT, "what": "resize"}
+    assert site.client.post(PATH, json=resize | {"devices": 4}).json() == {"job": "j", "devices": 4}
+    refused = site.client.post(PATH, json=resize | {"devices": 2.5})
+    assert refused.status_code == 400
+    assert "devices = 2.5: allowed: whole numbers" in refused.text
+
+
 def test_a_dry_run_is_passed_on(site):
     site.client.post(PATH, json={**PREEMPT, "what": "migrate", "node": "b", "dry_run": True})
     [(_, request, dry_run)] = site.controller.asked
@@ -51,7 +63,7 @@ def test_a_dry_run_is_passed_on(site):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"what": "pause"}, "preempt, resume, migrate"),
+        ({"what": "pause"}, "preempt, resume, migrate, resize"),
         ({"reason": ""}, "reason"),
         ({"actor": None}, "actor"),
         ({"wait_s": "soon"}, "not a number"),

@@ -103,15 +103,16 @@ def test_nested_phases_count_once_and_other_phases_are_told_apart(chdb_store):
         ("gc", "other", "", 4),
         ("cpu_wait", "other", "forward", 9),
         ("checkpoint", "checkpoint", "", 50),
+        ("device_wait", "other", "", 8),
     ]
     names = ("phase", "category", "parent", "duration_ns")
     columns = dict(zip(names, map(list, zip(*rows, strict=True)), strict=True))
-    columns |= {"attempt": [0] * 5, "step": [1] * 5, "rank": [0] * 5, "open": [False] * 5}
-    chdb_store.insert("spans", table("spans", 5, job="others", **columns), token="others")
+    columns |= {"attempt": [0] * 6, "step": [1] * 6, "rank": [0] * 6, "open": [False] * 6}
+    chdb_store.insert("spans", table("spans", 6, job="others", **columns), token="others")
     steps = AttemptSteps(job="others", attempt=0, first=0, last=5)
     (row,) = analysis.step_parts(chdb_store, steps, compute=["forward"], communication=[]).to_pylist()
     assert (row["other"], row["gc"], row["cpu_wait"], row["checkpoint"]) == (70, 10, 9, 50)
-    assert row["compute"] == 0
+    assert (row["compute"], row["wait"]) == (0, 8)
     phases = {(r["phase"], r["category"]) for r in analysis.phase_names(chdb_store, steps).to_pylist()}
     assert phases == {(phase, category) for phase, category, _, _ in rows}
 

@@ -10,7 +10,7 @@ import numpy as np
 from pulsetrain.dashboard.models.timeline.spans import Bools, Ints, Spans
 
 _STAGE_WORK = ("forward", "backward")
-_NOT_RUNNING = ("cpu_wait", "off_cpu")
+_NOT_RUNNING = ("cpu_wait", "off_cpu", "device_wait")
 LEAST_RATIO = 0.0005
 """A shorter gap, as a part of the step's stage work, is the script's own code between two phases."""
 

@@ -1,0 +1,94 @@
+"""The devices of a node that ranks take turns on. Their locks are bytes of a file that has no name."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import structlog
+
+from pulsetrain.collectors.reading.device_words import DeviceWords
+from pulsetrain.core.errors import UsageError
+from pulsetrain.elastic.device_sharing import place
+
+log = structlog.get_logger()
+
+POLL_S = 0.01
+
+
+class SharingRank(Protocol):
+    """A rank that may share a device."""
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def code(self) -> int | None: ...
+    @property
+    def device(self) -> DeviceWords: ...
+    @property
+    def coordinates(self) -> Mapping[str, int] | None: ...
+
+
+class SharedDevices:
+    """Which rank of a node takes turns on which device. `fd` is the file that ranks lock.
+
+    `number` is how many devices the ranks share, 0: each has its own.
+    """
+
+    def __init__(self) -> None:
+        self.fd = os.memfd_create("pulsetrain-devices", os.MFD_CLOEXEC)
+        self.number = 0
+        self._known: dict[int, Mapping[str, int]] = {}
+
+    def share(self, ranks: Sequence[SharingRank], devices: int, *, dry_run: bool = False) -> dict[int, int]:
+        """Let `ranks` take turns on so many devices. 0, or one for each rank: none is shared.
+
+        Returns the device of each rank, nothing where none is shared. Raises `UsageError` where the ranks
+        cannot do that. Then, and with `dry_run`, nothing changes.
+        """
+        placed = {} if devices in (0, len(ranks)) else self._place(ranks, devices)
+        if dry_run:
+            return placed
+        self.number = devices if placed else 0
+        for rank in ranks:
+            wanted = placed.get(rank.rank, -1)
+            if rank.device.device != wanted:
+                rank.device.order(wanted)
+        return placed
+
+    def begin(self, ranks: Sequence[SharingRank], devices: int) -> None:
+        """Ranks are about to start. Those that cannot share so few devices get one each, and start."""
+        try:
+            self.share(ranks, devices)
+        except UsageError as error:
+            log.warning("devices_not_shared", error=str(error))
+            self.share(ranks, 0)
+
+    def _place(self, ranks: Sequence[SharingRank], devices: int) -> dict[int, int]:
+        if devices > len(ranks):
+            raise UsageError(f"devices = {devices}: this node runs {len(ranks)} ranks")
+        refusing = [rank.rank for rank in ranks if rank.device.refused]
+        if refusing:
+            raise UsageError(
+                f"rank {refusing[0]} uses process groups that work on a GPU: "
+                "only ranks whose groups work on the host, as gloo's do, can share a device"
+            )
+        self._known |= {rank.rank: rank.coordinates for rank in ranks if rank.coordinates is not None}
+        return place([rank.rank for rank in ranks], devices, self._known)
+
+    def wait(self, ranks: Sequence[SharingRank], timeout_s: float) -> list[int]:
+        """Wait until every rank that runs follows. Returns those that do not do so in time."""
+        deadline_s = time.monotonic() + timeout_s
+        while True:
+            late = [rank.rank for rank in ranks if rank.code is None and not rank.device.followed]
+            if not late or time.monotonic() >= deadline_s:
+                return late
+            time.sleep(POLL_S)
+
+    def close(self) -> None:
+        """Close the file."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1

@@ -1,0 +1,86 @@
+"""Where a rank gives its device away and takes it again: around all that waits for other ranks.
+
+While no device is shared, a wait costs one look at a word more.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import os
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+from pulsetrain.collectors.layout import W_DEVICE
+from pulsetrain.collectors.rank.device_guard import DeviceGuard
+from pulsetrain.collectors.rank.device_turns import DeviceTurns, FileLocks
+from pulsetrain.collectors.rank.handle import Handle
+
+DEVICES_FD = "PULSETRAIN_DEVICES_FD"
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def install(handle: Handle) -> None:
+    """Take the rank's first turn where it shares a device, and hook what waits for other ranks."""
+    fd = os.environ.get(DEVICES_FD, "")
+    if handle.state is None or not fd.isdecimal():
+        return
+    turns = handle.state.turns = DeviceTurns(handle.state, FileLocks(int(fd)))
+    guard = DeviceGuard(turns)
+    turns.on_take = guard.watch
+    _hook_waits(turns)
+    atexit.register(turns.leave)
+    turns.leave()
+    turns.enter()
+
+
+def _hook_waits(turns: DeviceTurns) -> None:
+    import torch
+    import torch.distributed as dist
+
+    if not dist.is_available():
+        return
+    from torch._C import _distributed_c10d as native
+    from torch.distributed import _functional_collectives as functional
+    from torch.distributed import distributed_c10d as c10d
+
+    places: list[tuple[object, str]] = [
+        (native.Work, "wait"),
+        (torch._C.Future, "wait"),
+        (native.Store, "get"),
+        (native.Store, "wait"),
+        (native.ProcessGroup, "monitored_barrier"),
+        (native.Reducer, "_rebuild_buckets"),
+        (c10d, "_new_process_group_helper"),
+        (dist, "_broadcast_coalesced"),
+        (dist, "_verify_params_across_processes"),
+    ]
+    for name in ("wait_tensor", "wait_tensors"):
+        packet = getattr(torch.ops._c10d_functional, name, None)
+        overload = getattr(packet, "default", None)
+        if hasattr(packet, "_op") and hasattr(overload, "_op"):
+            places += [(packet, "_op"), (overload, "_op")]
+        else:
+            places.append((functional, name))
+    for owner, name in places:
+        if hasattr(owner, name):
+            setattr(owner, name, around(turns, getattr(owner, name)))
+
+
+def around(turns: DeviceTurns, original: Callable[P, T]) -> Callable[P, T]:
+    """As `original`, which waits for other ranks. Meanwhile they may have the device."""
+    words = turns.words
+
+    @functools.wraps(original)
+    def wait(*args: P.args, **kwargs: P.kwargs) -> T:
+        if not words[W_DEVICE] and turns.held < 0:
+            return original(*args, **kwargs)
+        turns.leave()
+        try:
+            return original(*args, **kwargs)
+        finally:
+            turns.enter()
+
+    return wait

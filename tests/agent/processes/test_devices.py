@@ -1,0 +1,126 @@
+"""The devices of a node: who is told to share which, and that a killed rank gives its device back."""
+
+import os
+import signal
+from dataclasses import dataclass, field
+
+import pytest
+
+from pulsetrain.agent.processes.devices import SharedDevices
+from pulsetrain.collectors.layout import W_DEVICE_FOLLOWS, W_DEVICE_ORDER, W_DEVICE_REFUSED
+from pulsetrain.collectors.rank.device_turns import FileLocks
+from pulsetrain.core.errors import UsageError
+from tests.collectors.rank.watched import Watched
+
+
+@dataclass
+class Rank:
+    """A rank that was told of its device. `follow` obeys."""
+
+    rank: int
+    coordinates: dict[str, int] | None = None
+    code: int | None = None
+    ring: Watched = field(default_factory=lambda: Watched(slots=64))
+
+    @property
+    def device(self):
+        return self.ring.reader.device
+
+    def follow(self) -> None:
+        words = self.ring.handle.state.words
+        words[W_DEVICE_FOLLOWS] = words[W_DEVICE_ORDER]
+
+
+@pytest.fixture
+def devices():
+    shared = SharedDevices()
+    yield shared
+    shared.close()
+
+
+def test_ranks_are_told_to_share_and_to_share_no_more(devices):
+    ranks = [Rank(n) for n in range(4)]
+    assert devices.share(ranks, 2) == {0: 0, 1: 0, 2: 1, 3: 1}
+    assert [rank.device.device for rank in ranks] == [0, 0, 1, 1]
+    assert devices.number == 2
+    assert devices.share(ranks, 4) == {}
+    assert {rank.device.device for rank in ranks} == {-1}
+    assert devices.number == 0
+
+
+def test_the_mesh_decides_who_shares_and_is_remembered_for_the_next_attempt(devices):
+    ranks = [Rank(n, {"tp": n % 2, "dp": n // 2}) for n in range(4)]
+    expected = {0: 0, 2: 0, 1: 1, 3: 1}
+    assert devices.share(ranks, 2) == expected
+    assert devices.share([Rank(n) for n in range(4)], 2) == expected
+    with pytest.raises(UsageError, match="2 different shards"):
+        devices.share(ranks, 1)
+
+
+def test_what_is_refused_changes_nothing(devices):
+    ranks = [Rank(n) for n in range(2)]
+    with pytest.raises(UsageError, match="devices = 3: this node runs 2 ranks"):
+        devices.share(ranks, 3)
+    ranks[1].ring.handle.state.words[W_DEVICE_REFUSED] = 1
+    with pytest.raises(UsageError, match="rank 1 uses process groups that work on a GPU"):
+        devices.share(ranks, 1)
+    assert [rank.device.device for rank in ranks] == [-1, -1]
+
+
+def test_ranks_that_do_not_follow_in_time_are_named(devices):
+    ranks = [Rank(n) for n in range(3)]
+    devices.share(ranks, 1)
+    ranks[0].follow()
+    ranks[2].code = -9
+    assert devices.wait(ranks, 0.0) == [1]
+    ranks[1].follow()
+    assert devices.wait(ranks, 0.0) == []
+
+
+def test_a_killed_process_gives_its_device_back(devices):
+    reading, writing = os.pipe()
+    locks = FileLocks(devices.fd)
+    pid = os.fork()
+    if pid == 0:
+        locks.take(0)
+        os.write(writing, b"x")
+        signal.pause()
+        os._exit(0)
+    os.read(reading, 1)
+    os.kill(pid, signal.SIGKILL)
+    locks.take(0)
+    locks.give(0)
+    assert os.waitpid(pid, 0)[1] == signal.SIGKILL
+    os.close(reading)
+    os.close(writing)
+
+
+def test_the_one_who_waits_longest_is_next(devices):
+    reading, writing = os.pipe()
+    locks = FileLocks(devices.fd)
+    locks.take(0)
+    children = []
+    for number in range(4):
+        pid = os.fork()
+        if pid == 0:
+            locks.take(0)
+            os.write(writing, bytes([number]))
+            locks.give(0)
+            os._exit(0)
+        children.append(pid)
+        _until_blocked(pid)
+    locks.give(0)
+    for pid in children:
+        os.waitpid(pid, 0)
+    assert list(os.read(reading, 16)) == [0, 1, 2, 3]
+    os.close(reading)
+    os.close(writing)
+
+
+def _until_blocked(pid: int) -> None:
+    """Wait until the kernel lists the process among those that wait for a lock."""
+    while True:
+        with open("/proc/locks") as locks:
+            if any("->" in line and f" {pid} " in line for line in locks):
+                return
+        os.sched_yield()
