@@ -12,7 +12,7 @@ from typing import Protocol, cast
 
 import structlog
 
-from pulsetrain.agent import profiling
+from pulsetrain.agent import holding, profiling
 from pulsetrain.agent.check_commands import CheckCommands
 from pulsetrain.agent.link import SendReply
 from pulsetrain.agent.processes.ranks import NodeIdentity, Ranks
@@ -25,6 +25,7 @@ from pulsetrain.protocol.messages import (
     Command,
     DumpStacks,
     Held,
+    HoldRanks,
     HostStore,
     Leave,
     LinkSend,
@@ -155,6 +156,8 @@ class Commands:
             case SaveFrom():
                 self._checkpoints.save_from(command.step)
                 return {}
+            case HoldRanks():
+                return holding.run(command, self._node.ranks.attempt, self._node.ranks.alive)
             case HostStore():
                 return self._host_store(command)
             case SelfCheck():

@@ -17,7 +17,7 @@ The points are unique: where two such cuts exist, their earlier points together 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -29,7 +29,7 @@ class Channel(NamedTuple):
     """
 
     group: str
-    members: tuple[int, ...]
+    members: Sequence[int]
     directed: bool = False
 
 

@@ -373,6 +373,23 @@ class SaveFrom:
 
 
 @dataclass(frozen=True, kw_only=True)
+class HoldRanks:
+    """Have the ranks of `attempt` stand still after a step, and say where they are. `number` 0: let them run.
+
+    A rank stands at its first arrival after `past[rank]`, by default 0, and for `lease_s` at most, unless the
+    command comes again. `number` is new for each barrier. Replied once a rank comes to stand that did not, or
+    after `wait_s`. `data` of the reply is {"ranks": {rank: position}}, as `elastic.positions` reads it.
+    """
+
+    id: int
+    attempt: int
+    number: int
+    past: Mapping[str, int] = field(default_factory=dict)  # keys are ranks, as JSON has them
+    lease_s: float = 10.0
+    wait_s: float = 0.1
+
+
+@dataclass(frozen=True, kw_only=True)
 class SelfCheck:
     """Run the short self-check on this node. `data` of the reply is the suite's report."""
 
@@ -482,7 +499,7 @@ HEARTBEAT = '{"type":"Heartbeat",'
 
 Report = Hello | Heartbeat | RankExit | FirstStep | Leaving | Reply
 Checks = SelfCheck | PairCheck | LinkSink | LinkSend | ArithmeticCheck
-Command = Ping | HostStore | Start | Stop | SaveFrom | Checks | DumpStacks | Profile | Leave
+Command = Ping | HostStore | Start | Stop | SaveFrom | HoldRanks | Checks | DumpStacks | Profile | Leave
 Message = Report | Command
 
 _MALFORMED = (ValueError, LookupError, TypeError, AttributeError, RecursionError, OverflowError, zlib.error)

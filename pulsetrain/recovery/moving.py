@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from pulsetrain.core.errors import UsageError
-from pulsetrain.recovery import faults
+from pulsetrain.recovery import faults, hold
 from pulsetrain.recovery.memory import Preemption
 from pulsetrain.recovery.move_request import Move, MoveRequest
 from pulsetrain.recovery.nodes import NodeState
@@ -103,12 +103,15 @@ def _look_at_running(job: JobState, move: Move, loop: Loop) -> None:
     why_not = _why_it_stays(job, move.request.node) if move.request.node else ""
     if why_not:
         job.write("migrate_dropped", {"why_not": why_not}, node=move.request.node, actor=move.request.actor)
+        hold.release(job, move.hold)
         job.move = None
         end_saves(job)
-    elif _may_act(job, move):
+    elif _may_act(job, move) and _stands_saved(job, move, loop):
         move.acted_in, move.saved_ns = job.attempt.number, job.now_ns()
+        if move.hold is not None:
+            move.held_ns = int((job.services.clock.monotonic_s() - move.hold.began_s) * 1e9)
         _act(job, move.request, loop)
-    elif move.asked_in != job.attempt.number:
+    elif move.hold is None and move.asked_in != job.attempt.number:
         move.asked_in = job.attempt.number
         step = ask_for_saves(job)
         if has_checkpointer(job):
@@ -116,11 +119,26 @@ def _look_at_running(job: JobState, move: Move, loop: Loop) -> None:
 
 
 def _may_act(job: JobState, move: Move) -> bool:
+    if move.hold is not None and move.hold.attempt == job.attempt.number:
+        return True
     if job.services.clock.monotonic_s() - move.asked_s >= move.request.wait_s:
         return True
     asked = move.asked_in == job.attempt.number or not has_checkpointer(job)
     saved = restorable_without(job, move.request.node) >= move.newer_than
     return saved and (asked or saves_every_step(job))
+
+
+def _stands_saved(job: JobState, move: Move, loop: Loop) -> bool:
+    """Whether all ranks stand at a step that is saved. They are brought there where it saves work.
+
+    A script that saves by itself would do its last steps again anyway.
+    """
+    waited = job.services.clock.monotonic_s() - move.asked_s >= move.request.wait_s
+    if move.hold is None or move.hold.attempt != job.attempt.number:
+        if waited or not has_checkpointer(job):
+            return True
+        move.hold = hold.begin(job, lambda: look(job, loop))
+    return hold.settled(job, move.hold, restorable_without(job, move.request.node))
 
 
 def _act(job: JobState, request: MoveRequest, loop: Loop) -> None:
@@ -149,13 +167,19 @@ async def rest(job: JobState) -> None:
     job.recovery = None
     if move is None:
         return
-    request, saved_ns = move.request, move.saved_ns or now_ns
+    request, stopping_ns = move.request, move.saved_ns or now_ns
+    began_ns = stopping_ns - move.held_ns
     detail = {
         "reason": request.reason,
         "step": move.from_step,
         "resume_step": step,
         "lost_steps": max(move.from_step - step, 0),
-        "stages_ns": {"save": saved_ns - move.asked_ns, "stop": now_ns - saved_ns},
+        "stages_ns": {
+            "save": began_ns - move.asked_ns,
+            "hold": move.held_ns,
+            "stop": now_ns - stopping_ns,
+        },
+        "hold": move.hold.row() if move.hold else None,
         "total_ns": now_ns - move.asked_ns,
         "not_stopped": move.not_stopped,
     }
@@ -200,6 +224,7 @@ def _resume(job: JobState, request: MoveRequest, loop: Loop) -> None:
     job.write("resume", {"reason": request.reason, "state": str(job.phase)}, actor=request.actor)
     job.services.memory.preemption(job.name, None)
     if job.phase is not Phase.PREEMPTED:
+        hold.release(job, move.hold if move else None)
         end_saves(job)
         return
     fault = faults.resumed(request.reason, request.actor, job.attempt.number, job.now_ns())

@@ -7,12 +7,14 @@ from dataclasses import dataclass, field, replace
 
 from pulsetrain.core.errors import Unavailable
 from pulsetrain.core.supervisor import TaskSupervisor
+from pulsetrain.elastic.positions import encode
 from pulsetrain.protocol.messages import (
     ArithmeticCheck,
     FirstStep,
     Heartbeat,
     Held,
     Hello,
+    HoldRanks,
     HostStore,
     Leave,
     Leaving,
@@ -158,6 +160,7 @@ class FakeAgent:
         self.held = ()
         self.saved = {}
         self.unrestorable = set()
+        self.restless, self.held_number = set(), 0
         self.attempt = -1
         self.left = None
         self._seq = self.quiet_ns = 0
@@ -185,6 +188,8 @@ class FakeAgent:
             data = {"bits_per_s": 1e9 * self.link_rate, "error": "" if self.link_rate else "timed out"}
         elif isinstance(command, ArithmeticCheck):
             data = {"ok": not self.wrong, "wrong": self.wrong, "products": 100}
+        elif isinstance(command, HoldRanks):
+            data, error = self._hold(command)
         elif isinstance(command, Start) and (lost := self._lost(command)):
             data, error = {"unrestorable": lost}, "it is whole nowhere"
         elif isinstance(command, Start):
@@ -204,6 +209,19 @@ class FakeAgent:
                 node=self.hello.node, ts_ns=0, attempt=self.attempt, step=0, stages_ns={"init": 5}
             )
             self.controller.received(self.node, report)
+
+    def _hold(self, command):
+        """All ranks stand at once, but those that are `restless`."""
+        if self.restless is None:
+            return {}, "command HoldRanks is not known here"
+        self.held_number = command.number
+        written = {
+            str(rank): encode(
+                stands=rank not in self.restless, arrivals=1, in_flight=0, complete=True, groups=[], pairs=[]
+            )
+            for rank in self.steps
+        }
+        return {"ranks": written if command.number else {}}, ""
 
     def _lost(self, start):
         first = start.node_rank * self.hello.nproc_per_node
