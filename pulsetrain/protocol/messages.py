@@ -187,6 +187,7 @@ class Hello:
 
     The job runs on `min_nnodes` to `nnodes` nodes, in multiples of `node_unit`. 0 for `min_nnodes`: on
     `nnodes`. `world_nodes` is the number of nodes of the attempt, 0 if unknown.
+    `dump_lacks` is what the host lacks to dump processes, "" for nothing.
     """
 
     node: str
@@ -207,6 +208,7 @@ class Hello:
     node_unit: int = 1
     world_nodes: int = 0
     gpus: tuple[GpuIdentity, ...] = ()
+    dump_lacks: str = "unknown"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,6 +25,7 @@ ANSWER = {
         ),
         ({"what": "resume"}, "goes on."),
         ({"what": "resume", "dry_run": True}, "would go on."),
+        ({"dry_run": True, "process_dump": "processes are not dumped"}, " Processes are not dumped."),
         ({"dry_run": True, "why_not": "no standby"}, "cannot be done: no standby"),
     ],
 )

@@ -324,7 +324,19 @@ class Fleet:
         self.max_restarts, self.nnodes, self.sizes = max_restarts, nnodes, sizes
         self.agents = {n: self.join(n, **agent) for n in nodes}
 
-    def join(self, node, *, attempt=-1, node_rank=-1, pid=None, job="j", address="", world_nodes=0, **agent):
+    def join(
+        self,
+        node,
+        *,
+        attempt=-1,
+        node_rank=-1,
+        pid=None,
+        job="j",
+        address="",
+        world_nodes=0,
+        dump_lacks="",
+        **agent,
+    ):
         hello = Hello(
             node=node,
             address=address or "127.0.0.1",
@@ -339,6 +351,7 @@ class Fleet:
             attempt=attempt,
             node_rank=node_rank,
             world_nodes=world_nodes,
+            dump_lacks=dump_lacks,
         )
         return FakeAgent(self.controller, hello, **agent)
 
