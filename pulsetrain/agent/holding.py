@@ -22,7 +22,7 @@ class HeldRank(Protocol):
 
     @property
     def stands(self) -> bool: ...
-    def hold(self, number: int, past: int, until_ns: int) -> None: ...
+    def hold(self, number: int, past: int, until_ns: int, saved_step: int = -1) -> None: ...
     def position(self) -> RankPosition: ...
 
 
@@ -43,7 +43,7 @@ def run(
     ranks = list(ranks)
     until_ns = clock_ns() + int(command.lease_s * 1e9)
     for rank in ranks:
-        rank.hold(command.number, command.past.get(str(rank.rank), 0), until_ns)
+        rank.hold(command.number, command.past.get(str(rank.rank), 0), until_ns, command.saved_step)
     if not command.number:
         return {"ranks": {}}
     before = _standing(ranks)

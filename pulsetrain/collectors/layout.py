@@ -33,8 +33,9 @@ W_READ = 8
 # Written by the agent: the number of the profile that it asks for (0: none), its first step, its length.
 W_PROFILE, W_PROFILE_FROM, W_PROFILE_STEPS = range(9, 12)
 # Written by the agent: the number of the barrier that it asks for (0: none), how many arrivals the rank goes
-# past, and until when it may stand, on the ring's clock.
-W_HOLD, W_HOLD_PAST, W_HOLD_UNTIL = range(12, 15)
+# past, until when it may stand, on the ring's clock, and 0 for the end of a step, else 1 + the step that the
+# script's own checkpoint must have.
+W_HOLD, W_HOLD_PAST, W_HOLD_UNTIL, W_HOLD_SAVED = range(12, 16)
 W_DROPPED = 16
 # Written by the rank: where it stands (number of the barrier << 32 | arrivals, 0: nowhere), how many of its
 # operations are in flight then, how often it ran on by itself, and how many pairs are counted (-1: too many).

@@ -381,6 +381,7 @@ class HoldRanks:
     A rank stands at its first arrival after `past[rank]`, by default 0, and for `lease_s` at most, unless the
     command comes again. `number` is new for each barrier. Replied once a rank comes to stand that did not, or
     after `wait_s`. `data` of the reply is {"ranks": {rank: position}}, as `elastic.positions` reads it.
+    From 0 on, `saved_step` has a rank stand once its script has saved that step or a later one by itself.
     """
 
     id: int
@@ -389,6 +390,7 @@ class HoldRanks:
     past: Mapping[str, int] = field(default_factory=dict)  # keys are ranks, as JSON has them
     lease_s: float = 10.0
     wait_s: float = 0.1
+    saved_step: int = -1
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ from typing import cast
 
 from pulsetrain.core.errors import PulsetrainError
 from pulsetrain.elastic import positions
-from pulsetrain.elastic.barrier import Position, decide, waited_for
+from pulsetrain.elastic.barrier import Decision, Position, decide, waited_for
 from pulsetrain.protocol.messages import HoldRanks, Reply
 from pulsetrain.recovery.move_request import Hold
 from pulsetrain.recovery.nodes import Node
@@ -24,6 +24,10 @@ LIMIT_STEPS = 4
 """A hold is given up after `LIMIT_S`, or after the time of `LIMIT_STEPS` where steps take longer."""
 LEASE_S = 10.0
 RENEW_S = 2.0
+LOOK_S, OWN_LOOK_S = 0.1, 0.25
+"""How long an agent waits for one more rank to stand before it answers. A save may be far away."""
+OWN_GRACE_S = 3.0
+"""How long a script's own checkpoint waits for the rank that wrote it to stand."""
 SAVED_S = 10.0
 """How long ranks stand at most until their last step can be restored."""
 
@@ -32,13 +36,34 @@ def begin(job: JobState, on_end: Callable[[], None]) -> Hold:
     """Ask all ranks to stand after a step. Returns at once. `on_end` is called once they do, or cannot."""
     now_s, step_s = job.services.clock.monotonic_s(), 1 / job.rate.per_s if job.rate.per_s else 0.0
     hold = Hold(
-        number=(job.now_ns() // 1_000_000) % 0x7FFFFFFF + 1,
+        number=_number(job),
         began_s=now_s,
         limit_s=max(LIMIT_S, LIMIT_STEPS * step_s),
         attempt=job.attempt.number,
     )
     job.services.background.once("hold", _ask_until_settled(job, hold, on_end))
     return hold
+
+
+def begin_after_own_save(job: JobState, step: int, limit_s: float, on_end: Callable[[], None]) -> Hold:
+    """Have ranks stand once their script has saved `step` or a later one by itself.
+
+    The rank that has saved stands before its next backward pass. No other one can end another step without
+    it. So whatever the script has saved is its last step.
+    """
+    hold = Hold(
+        number=_number(job),
+        began_s=job.services.clock.monotonic_s(),
+        limit_s=limit_s,
+        attempt=job.attempt.number,
+        saved_step=max(step, 0),
+    )
+    job.services.background.once("hold", _ask_until_settled(job, hold, on_end))
+    return hold
+
+
+def _number(job: JobState) -> int:
+    return (job.now_ns() // 1_000_000) % 0x7FFFFFFF + 1
 
 
 def settled(job: JobState, hold: Hold, saved_step: int) -> bool:
@@ -78,6 +103,8 @@ async def _bring_to_stand(job: JobState, hold: Hold) -> None:
             hold.why_not = str(error)
             break
         decision = decide(seen, world)
+        if hold.saved_step >= 0:
+            decision = Decision(acquired=any(position.stands for position in seen.values()))
         hold.steps = max((position.arrivals for position in seen.values()), default=0)
         if decision.acquired:
             hold.stood_s = hold.renewed_s = clock.monotonic_s()
@@ -85,7 +112,8 @@ async def _bring_to_stand(job: JobState, hold: Hold) -> None:
             return
         past.update({rank: seen[rank].arrivals for rank in decision.run_on})
         if clock.monotonic_s() - hold.began_s > hold.limit_s:
-            hold.why_not = f"not within {hold.limit_s:g} s: {waited_for(seen, world)}"
+            what = waited_for(seen, world) if hold.saved_step < 0 else "the script saved nothing by itself"
+            hold.why_not = f"not within {hold.limit_s:g} s: {what}"
             break
     await _release(job, hold)
     if hold.state == "asked":
@@ -105,7 +133,13 @@ async def _look(job: JobState, hold: Hold, past: Mapping[int, int]) -> dict[int,
 
 async def _ask(job: JobState, hold: Hold, node: Node, past: Mapping[str, int]) -> Reply:
     command = HoldRanks(
-        id=job.next_id(), attempt=hold.attempt, number=hold.number, past=past, lease_s=LEASE_S
+        id=job.next_id(),
+        attempt=hold.attempt,
+        number=hold.number,
+        past=past,
+        lease_s=LEASE_S,
+        wait_s=LOOK_S if hold.saved_step < 0 else OWN_LOOK_S,
+        saved_step=hold.saved_step,
     )
     return await job.ask(node, command)
 

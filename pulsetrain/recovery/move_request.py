@@ -44,13 +44,15 @@ class Hold:
     """One barrier. `number` tells it from others. Times are monotonic seconds.
 
     `state`: asked until all ranks stand, or missed where they did not come to. `steps`: how many ends of
-    steps the last rank came to. `why_not` says what a missed hold waited for.
+    steps the last rank came to. `why_not` says what a missed hold waited for. From 0 on, `saved_step` is the
+    step that the script itself must have saved. Then one rank that stands is enough.
     """
 
     number: int
     began_s: float
     limit_s: float
     attempt: int
+    saved_step: int = -1
     state: Literal["asked", "stands", "missed", "over"] = "asked"
     steps: int = 0
     stood_s: float = 0.0
@@ -75,6 +77,7 @@ class Move:
     It waits for a checkpoint of step `newer_than` or later. `asked_in` is the attempt whose ranks were asked
     to save, `acted_in` the one that was stopped, None for none yet. `from_step` is the newest step then.
     `hold` is the barrier at which the ranks are ended, and `held_ns` how long it took until they were.
+    `saved_s` is when the script was first seen to have saved by itself.
     `not_stopped` are nodes whose ranks would not end.
     """
 
@@ -87,6 +90,7 @@ class Move:
     saved_ns: int = 0
     hold: Hold | None = None
     held_ns: int = 0
+    saved_s: float = 0.0
     from_step: int = -1
     not_stopped: list[str] = field(default_factory=list)
 

@@ -11,7 +11,7 @@ from typing import Protocol
 from pulsetrain.core.errors import UsageError
 from pulsetrain.recovery import faults, hold
 from pulsetrain.recovery.memory import Preemption
-from pulsetrain.recovery.move_request import Move, MoveRequest
+from pulsetrain.recovery.move_request import Hold, Move, MoveRequest
 from pulsetrain.recovery.nodes import NodeState
 from pulsetrain.recovery.record import Fault, Recovery
 from pulsetrain.recovery.saves import (
@@ -116,29 +116,40 @@ def _look_at_running(job: JobState, move: Move, loop: Loop) -> None:
         step = ask_for_saves(job)
         if has_checkpointer(job):
             move.newer_than = step
+        elif move.request.wait_s > 0:
+            step, limit_s = move.newer_than, move.request.wait_s
+            move.hold = hold.begin_after_own_save(job, step, limit_s, lambda: look(job, loop))
 
 
 def _may_act(job: JobState, move: Move) -> bool:
-    if move.hold is not None and move.hold.attempt == job.attempt.number:
+    """Whether the ranks may be ended, or brought to a stand for it."""
+    now_s, held = job.services.clock.monotonic_s(), _present_hold(job, move)
+    if (held is not None and held.saved_step < 0) or now_s - move.asked_s >= move.request.wait_s:
         return True
-    if job.services.clock.monotonic_s() - move.asked_s >= move.request.wait_s:
-        return True
-    asked = move.asked_in == job.attempt.number or not has_checkpointer(job)
-    saved = restorable_without(job, move.request.node) >= move.newer_than
-    return saved and (asked or saves_every_step(job))
+    if restorable_without(job, move.request.node) < move.newer_than:
+        return False
+    if has_checkpointer(job):
+        return move.asked_in == job.attempt.number or saves_every_step(job)
+    move.saved_s = move.saved_s or now_s
+    if held is not None and held.state == "asked":
+        return now_s - move.saved_s > hold.OWN_GRACE_S
+    return held is not None
+
+
+def _present_hold(job: JobState, move: Move) -> Hold | None:
+    """The hold of the ranks that run now."""
+    return move.hold if move.hold is not None and move.hold.attempt == job.attempt.number else None
 
 
 def _stands_saved(job: JobState, move: Move, loop: Loop) -> bool:
-    """Whether all ranks stand at a step that is saved. They are brought there where it saves work.
-
-    A script that saves by itself would do its last steps again anyway.
-    """
-    waited = job.services.clock.monotonic_s() - move.asked_s >= move.request.wait_s
-    if move.hold is None or move.hold.attempt != job.attempt.number:
+    """Whether all ranks stand at a saved step. They are brought there where a `Checkpointer` saves."""
+    held = _present_hold(job, move)
+    if held is None or held.saved_step >= 0:
+        waited = job.services.clock.monotonic_s() - move.asked_s >= move.request.wait_s
         if waited or not has_checkpointer(job):
             return True
-        move.hold = hold.begin(job, lambda: look(job, loop))
-    return hold.settled(job, move.hold, restorable_without(job, move.request.node))
+        held = move.hold = hold.begin(job, lambda: look(job, loop))
+    return hold.settled(job, held, restorable_without(job, move.request.node))
 
 
 def _act(job: JobState, request: MoveRequest, loop: Loop) -> None:

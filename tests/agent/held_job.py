@@ -53,8 +53,8 @@ class Rank:
         self.reader = RingReader(fd)
         os.close(fd)
 
-    def hold(self, number, past, until_ns):
-        self.reader.hold(number, past, until_ns)
+    def hold(self, number, past, until_ns, saved_step):
+        self.reader.hold(number, past, until_ns, saved_step)
 
     @property
     def stands(self):

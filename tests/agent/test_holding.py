@@ -21,7 +21,7 @@ class Rank:
     def __init__(self, rank, after):
         self.rank, self.after, self.asked, self.looks = rank, after, None, 0
 
-    def hold(self, number, past, until_ns):
+    def hold(self, number, past, until_ns, saved_step):
         self.asked = (number, past, until_ns)
 
     @property

@@ -1,7 +1,7 @@
 """Ranks are brought to a stand before they are ended, against fake agents."""
 
-from pulsetrain.protocol.messages import HoldRanks, SaveFrom, Stop
-from pulsetrain.recovery.hold import LIMIT_S, RENEW_S, SAVED_S
+from pulsetrain.protocol.messages import HoldRanks, OwnCheckpoint, SaveFrom, Stop
+from pulsetrain.recovery.hold import LIMIT_S, OWN_GRACE_S, RENEW_S, SAVED_S
 from pulsetrain.recovery.transitions import Phase
 from tests.recovery.fakes import run
 from tests.recovery.test_moving import Job
@@ -111,5 +111,53 @@ def test_a_job_that_saves_by_itself_is_not_held():
         assert job.phase is Phase.PREEMPTED
         assert not holds(job)
         assert job.last("preempted")["hold"] is None
+
+    run(scenario)
+
+
+def written(step):
+    return OwnCheckpoint(step=step, bytes=9, path=f"/c/{step}.pt", written_ns=int(1e12), files=1)
+
+
+async def saving_by_itself():
+    job = Job("ab")
+    await job.fleet.form()
+    for agent in job.fleet.agents.values():
+        agent.steps, agent.held = dict.fromkeys(agent.steps, 9), ()
+    job.fleet.agents["a"].writes(written(7))
+    job.fleet.agents["b"].send_heartbeat()
+    await job.fleet.settle(1)
+    return job
+
+
+def test_a_script_that_saves_by_itself_is_held_behind_its_next_save():
+    async def scenario():
+        job = await saving_by_itself()
+        await job.ask()
+        assert job.phase is Phase.RUNNING
+        assert holds(job)[-1].saved_step == 9
+        for agent in job.fleet.agents.values():
+            agent.steps = dict.fromkeys(agent.steps, 12)
+        job.fleet.agents["b"].send_heartbeat()
+        job.fleet.agents["a"].writes(written(12))
+        await job.fleet.settle(1)
+        assert job.phase is Phase.PREEMPTED
+        told = job.last("preempted")
+        assert (told["lost_steps"], told["hold"]["acquired"]) == (0, True)
+
+    run(scenario)
+
+
+def test_a_save_behind_which_nobody_stands_counts_after_a_while():
+    async def scenario():
+        job = await saving_by_itself()
+        for agent in job.fleet.agents.values():
+            agent.restless = {0, 1, 2, 3}
+        await job.ask()
+        job.fleet.agents["a"].writes(written(12))
+        await job.fleet.settle(1)
+        assert job.phase is Phase.RUNNING
+        await job.wait(int(OWN_GRACE_S) + 3)
+        assert job.phase is Phase.PREEMPTED
 
     run(scenario)

@@ -139,10 +139,10 @@ class Rank:
         with self.lock:
             return self.drain.profiled
 
-    def hold(self, number: int, past: int, until_ns: int) -> None:
+    def hold(self, number: int, past: int, until_ns: int, saved_step: int = -1) -> None:
         """Ask it to stand still after a step. See `RingReader.hold`."""
         with self.lock:
-            self.drain.hold(number, past, until_ns)
+            self.drain.hold(number, past, until_ns, saved_step)
 
     @property
     def stands(self) -> bool:

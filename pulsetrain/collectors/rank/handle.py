@@ -200,6 +200,11 @@ class Handle:
             self.state.words[W_STEP_START] = self._started
             self.state.words[W_LAST] = perf_counter_ns()
 
+    def hold_at_backward(self) -> None:
+        """Stand still before a backward pass where the agent asks for it."""
+        if self.state is not None and self.state.words[W_HOLD]:
+            self.after_hold(self.hold.at_backward(self.state))
+
     def _look_for_device(self, state: RankState) -> None:
         """Once the process uses a CUDA device, time phases there. The cached ones are made anew."""
         self._timer = device_timer(state)

@@ -1,7 +1,8 @@
 """Stands still between two steps while the agent asks for it through the ring.
 
 While nobody asks, a step costs one look at one word. A rank stands only on its main thread, after a step and,
-where a `Checkpointer` saves each step, after the save. It runs on when the agent says so, and by itself once
+where a `Checkpointer` saves each step, after the save. Where the script saves by itself, the agent asks for
+a stand between such a save and the next backward pass. It runs on when the agent says so, and by itself once
 its time is over. So a lost agent or hub cannot hold a job.
 """
 
@@ -12,12 +13,16 @@ from collections.abc import Callable, Mapping
 from threading import get_ident
 from typing import TYPE_CHECKING
 
+from pulsetrain.collectors.checkpoint_cell import read_cell
 from pulsetrain.collectors.layout import (
+    SAVED_AT,
     W_HOLD,
     W_HOLD_PAST,
+    W_HOLD_SAVED,
     W_HOLD_UNTIL,
     W_IN_FLIGHT,
     W_LAST,
+    W_LAST_STEP,
     W_RAN_ON,
     W_STANDS,
 )
@@ -51,6 +56,8 @@ class HoldPoint:
 
     def at_step(self, state: RankState) -> int:
         """A step has ended, and the agent asks. Where a save follows each step, the rank stands after it."""
+        if state.words[W_HOLD_SAVED]:
+            return 0
         self._begin(state)
         self._unsaved += 1
         return 0 if self.saves and self._unsaved <= SAVE_AGAIN else self._arrive(state)
@@ -58,10 +65,24 @@ class HoldPoint:
     def after_save(self, state: RankState) -> int:
         """The state of the last step has been saved, or is being copied beside what follows."""
         self.saves = True
-        if not state.words[W_HOLD]:
+        if not state.words[W_HOLD] or state.words[W_HOLD_SAVED]:
             return 0
         self._begin(state)
         self._unsaved = 0
+        return self._arrive(state)
+
+    def at_backward(self, state: RankState) -> int:
+        """A backward pass is about to begin, and the agent asks. The script may have saved by itself.
+
+        Where it has saved the last step, this is the earliest point at which its files have their last names.
+        """
+        words = state.words
+        if not words[W_HOLD_SAVED]:
+            return 0
+        saved = read_cell(state.ring.memory, SAVED_AT)
+        if saved is None or saved.step < max(words[W_HOLD_SAVED] - 1, words[W_LAST_STEP]):
+            return 0
+        self._begin(state)
         return self._arrive(state)
 
     def _begin(self, state: RankState) -> None:

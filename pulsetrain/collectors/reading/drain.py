@@ -80,9 +80,9 @@ class Drain:
         """See `RingReader.ask_for_profile`."""
         self._reader.ask_for_profile(number, first_step, steps)
 
-    def hold(self, number: int, past: int, until_ns: int) -> None:
+    def hold(self, number: int, past: int, until_ns: int, saved_step: int = -1) -> None:
         """See `RingReader.hold`."""
-        self._reader.hold(number, past, until_ns)
+        self._reader.hold(number, past, until_ns, saved_step)
 
     @property
     def stands(self) -> bool:

@@ -55,6 +55,7 @@ from pulsetrain.collectors.layout import (
     W_GROUPS,
     W_HOLD,
     W_HOLD_PAST,
+    W_HOLD_SAVED,
     W_HOLD_UNTIL,
     W_IN_FLIGHT,
     W_LAST,
@@ -141,12 +142,14 @@ class RingReader:
         self._writable[W_PROFILE_FROM], self._writable[W_PROFILE_STEPS] = first_step, steps
         self._writable[W_PROFILE] = number
 
-    def hold(self, number: int, past: int, until_ns: int) -> None:
+    def hold(self, number: int, past: int, until_ns: int, saved_step: int = -1) -> None:
         """Ask the rank to stand still after a step, at its first arrival after `past`. 0: let it run.
 
-        It stands until `until_ns` at most, on the ring's clock. `number` is new for each barrier.
+        It stands until `until_ns` at most, on the ring's clock. `number` is new for each barrier. From 0 on,
+        `saved_step` asks for a stand once the script itself has saved that step or a later one.
         """
         self._writable[W_HOLD_PAST], self._writable[W_HOLD_UNTIL] = past, until_ns
+        self._writable[W_HOLD_SAVED] = saved_step + 1
         self._writable[W_HOLD] = number
 
     @property

@@ -4,7 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from pulsetrain.collectors.layout import W_RAN_ON
+from pulsetrain.collectors.checkpoint_cell import CheckpointCell, write_cell
+from pulsetrain.collectors.layout import SAVED_AT, W_RAN_ON
 from pulsetrain.collectors.rank.hold import HoldPoint, in_flight
 
 FAR = 1 << 62
@@ -127,6 +128,39 @@ def test_other_threads_never_stand(rank):
     rank.point._main += 1
     rank.reader.hold(7, 0, FAR)
     assert rank.step() == 0
+
+
+def save_by_itself(rank, step):
+    cell = CheckpointCell(
+        step=step, bytes=1, files=1, start_ns=1, end_ns=2, path="/c.pt", file_bytes=1, file_mtime_ns=1
+    )
+    write_cell(rank.state.ring.memory, SAVED_AT, cell)
+
+
+def backward(rank):
+    before = rank.looks
+    rank.watched.handle.hold_at_backward()
+    return rank.looks - before
+
+
+def test_a_script_that_saves_by_itself_stands_before_the_backward_pass_behind_its_save(rank):
+    rank.step(), rank.step()  # 0 and 1
+    assert backward(rank) == 0
+    rank.reader.hold(7, 0, FAR, saved_step=2)
+    rank.meanwhile = lambda: rank.reader.hold(0, 0, 0)
+    assert (backward(rank), rank.step(), rank.save()) == (0, 0, 0)  # nothing is saved yet
+    save_by_itself(rank, 1)
+    assert backward(rank) == 0  # that is older than what is asked for
+    save_by_itself(rank, 2)
+    assert backward(rank) == 1
+    assert rank.watched.errors == 0
+
+
+def test_a_save_that_is_older_than_the_last_step_holds_nobody(rank):
+    rank.step(), rank.step(), rank.step()
+    rank.reader.hold(7, 0, FAR, saved_step=0)
+    save_by_itself(rank, 1)
+    assert backward(rank) == 0
 
 
 def operation(*, host_only=True, peer=-1, output=0):

@@ -120,6 +120,7 @@ class TrainingLoop:
         if self._in_backward > 1:
             return
         self._handle.start_clock()
+        self._handle.hold_at_backward()
         self.since.backwards += 1
         if loss is not None and "loss" not in self._given:
             self.since.losses.append(loss)
