@@ -1,5 +1,7 @@
 """A rank stands still between two steps while its agent asks for it."""
 
+import itertools
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -122,6 +124,23 @@ def test_a_hold_belongs_to_no_step(rank):
     rank.step()
     _, steps = rank.reader.drain()
     assert max(int(step["duration"]) for step in steps) < 10**12
+
+
+def test_a_rank_that_stands_is_not_silent(rank):
+    """Its agent sees that it lives, so nobody takes it for hung."""
+    last = []
+
+    def look():
+        rank.now_ns += 10**10
+        last.append(rank.reader.status().last_ns)
+        if len(last) == 4:
+            rank.reader.hold(0, 0, 0)
+
+    rank.now_ns = time.perf_counter_ns()
+    rank.reader.hold(7, 0, FAR)
+    rank.meanwhile = look
+    rank.step()
+    assert all(after - before > 10**9 for before, after in itertools.pairwise(last))
 
 
 def test_other_threads_never_stand(rank):
