@@ -12,7 +12,7 @@ from typing import Protocol, cast
 
 import structlog
 
-from pulsetrain.agent import profiling
+from pulsetrain.agent import holding, profiling
 from pulsetrain.agent.check_commands import CheckCommands
 from pulsetrain.agent.link import SendReply
 from pulsetrain.agent.processes.ranks import NodeIdentity, Ranks
@@ -25,6 +25,7 @@ from pulsetrain.protocol.messages import (
     Command,
     DumpStacks,
     Held,
+    HoldRanks,
     HostStore,
     Leave,
     LinkSend,
@@ -161,6 +162,8 @@ class Commands:
                     command.devices, command.timeout_s, dry_run=command.dry_run
                 )
                 return {"devices": {str(rank): device for rank, device in placed.items()}, "late": late}
+            case HoldRanks():
+                return holding.run(command, self._node.ranks.attempt, self._node.ranks.alive)
             case HostStore():
                 return self._host_store(command)
             case SelfCheck():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,6 +21,7 @@ from pulsetrain.agent.processes.zygote import Zygote, ZygoteHolder
 from pulsetrain.collectors.machine.activity import ActivityMeter
 from pulsetrain.core.errors import PulsetrainError
 from pulsetrain.core.supervisor import LoopStatus
+from pulsetrain.diagnostics import process_dump
 from pulsetrain.protocol.client import HubAddress
 from pulsetrain.protocol.messages import (
     Command,
@@ -223,8 +225,14 @@ class Node:
             version=__version__,
             switch=identity.switch,
             gpus=tuple(self._parts.machine.identities),
+            dump_lacks=self._dump_lacks,
         )
         return (hello, *self._attempt.exits)
+
+    @functools.cached_property
+    def _dump_lacks(self) -> str:
+        """What this host lacks to dump processes. It is asked once."""
+        return process_dump.lacks()
 
     def _on_command(self, command: Command, send_reply: SendReply) -> None:
         log.debug("command", type=type(command).__name__, id=command.id)

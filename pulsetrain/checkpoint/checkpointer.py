@@ -31,6 +31,7 @@ from pulsetrain.checkpoint.save_result import SaveResult
 from pulsetrain.checkpoint.slot_targets import LayoutCache, TargetCache
 from pulsetrain.checkpoint.state_restore import put_back, read_state
 from pulsetrain.checkpoint.statetree import collect, expected_bytes
+from pulsetrain.collectors.rank.handle import process_handle
 from pulsetrain.core.errors import CheckpointError, CorruptData
 
 log = structlog.get_logger(__name__)
@@ -84,8 +85,16 @@ class Checkpointer:
 
         Where the job is about to be moved, the agent asks for steps that `every` would skip. A save without
         enough memory, or without a free slot, is skipped: the result says why. Raises `CheckpointError` only
-        for a state that cannot be saved at all, with the name of the entry.
+        for a state that cannot be saved at all, with the name of the entry. Where somebody asks all ranks to
+        stand still for a moment, they do so at the end of this call.
         """
+        result = self._save(step, durable=durable)
+        handle = process_handle()
+        if handle.state is not None:
+            handle.after_hold(handle.hold.after_save(handle.state))
+        return result
+
+    def _save(self, step: int, *, durable: bool) -> SaveResult:
         if step % self._every and not durable and not self._arena.is_wanted(step):
             return SaveResult(step, skipped=f"not a multiple of every = {self._every}")
         started = time.perf_counter_ns()

@@ -143,7 +143,9 @@ def sentence(answer: JsonObject) -> str:
     start = f"resume from step {resume_step}" if resume_step >= 0 else "begin anew"
     lost = answer["lost_steps"]
     would = f"{job} would be {done}.{after} At once it would {start} and do {lost} steps again."
-    return f"{would} {price_sentence(answer)}".rstrip()
+    dump = str(answer.get("process_dump", ""))
+    why_no_dump = f" {dump[:1].upper()}{dump[1:]}." if dump else ""
+    return f"{would} {price_sentence(answer)}".rstrip() + why_no_dump
 
 
 _DONE = {"preempt": "pre-empted", "migrate": "taken"}

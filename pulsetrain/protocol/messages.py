@@ -187,6 +187,7 @@ class Hello:
 
     The job runs on `min_nnodes` to `nnodes` nodes, in multiples of `node_unit`. 0 for `min_nnodes`: on
     `nnodes`. `world_nodes` is the number of nodes of the attempt, 0 if unknown.
+    `dump_lacks` is what the host lacks to dump processes, "" for nothing.
     """
 
     node: str
@@ -207,6 +208,7 @@ class Hello:
     node_unit: int = 1
     world_nodes: int = 0
     gpus: tuple[GpuIdentity, ...] = ()
+    dump_lacks: str = "unknown"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -389,6 +391,25 @@ class ShareDevices:
 
 
 @dataclass(frozen=True, kw_only=True)
+class HoldRanks:
+    """Have the ranks of `attempt` stand still after a step, and say where they are. `number` 0: let them run.
+
+    A rank stands at its first arrival after `past[rank]`, by default 0, and for `lease_s` at most, unless the
+    command comes again. `number` is new for each barrier. Replied once a rank comes to stand that did not, or
+    after `wait_s`. `data` of the reply is {"ranks": {rank: position}}, as `elastic.positions` reads it.
+    From 0 on, `saved_step` has a rank stand once its script has saved that step or a later one by itself.
+    """
+
+    id: int
+    attempt: int
+    number: int
+    past: Mapping[str, int] = field(default_factory=dict)  # keys are ranks, as JSON has them
+    lease_s: float = 10.0
+    wait_s: float = 0.1
+    saved_step: int = -1
+
+
+@dataclass(frozen=True, kw_only=True)
 class SelfCheck:
     """Run the short self-check on this node. `data` of the reply is the suite's report."""
 
@@ -498,7 +519,8 @@ HEARTBEAT = '{"type":"Heartbeat",'
 
 Report = Hello | Heartbeat | RankExit | FirstStep | Leaving | Reply
 Checks = SelfCheck | PairCheck | LinkSink | LinkSend | ArithmeticCheck
-Command = Ping | HostStore | Start | Stop | SaveFrom | ShareDevices | Checks | DumpStacks | Profile | Leave
+Moves = SaveFrom | ShareDevices | HoldRanks
+Command = Ping | HostStore | Start | Stop | Moves | Checks | DumpStacks | Profile | Leave
 Message = Report | Command
 
 _MALFORMED = (ValueError, LookupError, TypeError, AttributeError, RecursionError, OverflowError, zlib.error)

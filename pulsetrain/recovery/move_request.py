@@ -45,11 +45,44 @@ _TAKES = {True: "takes no node", False: "needs the node to take the job off"}
 
 
 @dataclass(kw_only=True)
+class Hold:
+    """One barrier. `number` tells it from others. Times are monotonic seconds.
+
+    `state`: asked until all ranks stand, or missed where they did not come to. `steps`: how many ends of
+    steps the last rank came to. `why_not` says what a missed hold waited for. From 0 on, `saved_step` is the
+    step that the script itself must have saved. Then one rank that stands is enough.
+    """
+
+    number: int
+    began_s: float
+    limit_s: float
+    attempt: int
+    saved_step: int = -1
+    state: Literal["asked", "stands", "missed", "over"] = "asked"
+    steps: int = 0
+    stood_s: float = 0.0
+    renewed_s: float = 0.0
+    why_not: str = ""
+
+    def row(self) -> dict[str, object]:
+        """The hold as an event shows it."""
+        took_s = max(0.0, self.stood_s - self.began_s) if self.stood_s else None
+        return {
+            "acquired": bool(self.stood_s),
+            "steps": self.steps,
+            "took_s": took_s,
+            "why_not": self.why_not,
+        }
+
+
+@dataclass(kw_only=True)
 class Move:
     """A pre-emption or a migration from the request until the job has stopped, or is resumed.
 
     It waits for a checkpoint of step `newer_than` or later. `asked_in` is the attempt whose ranks were asked
     to save, `acted_in` the one that was stopped, None for none yet. `from_step` is the newest step then.
+    `hold` is the barrier at which the ranks are ended, and `held_ns` how long it took until they were.
+    `saved_s` is when the script was first seen to have saved by itself.
     `not_stopped` are nodes whose ranks would not end.
     """
 
@@ -60,6 +93,9 @@ class Move:
     asked_in: int | None = None
     acted_in: int | None = None
     saved_ns: int = 0
+    hold: Hold | None = None
+    held_ns: int = 0
+    saved_s: float = 0.0
     from_step: int = -1
     not_stopped: list[str] = field(default_factory=list)
 

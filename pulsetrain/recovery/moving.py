@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Protocol
 
 from pulsetrain.core.errors import UsageError
-from pulsetrain.recovery import faults
+from pulsetrain.recovery import faults, hold
 from pulsetrain.recovery.memory import Preemption
-from pulsetrain.recovery.move_request import Move, MoveRequest
+from pulsetrain.recovery.move_request import Hold, Move, MoveRequest
 from pulsetrain.recovery.nodes import NodeState
 from pulsetrain.recovery.record import Fault, Recovery
 from pulsetrain.recovery.saves import (
@@ -103,24 +103,53 @@ def _look_at_running(job: JobState, move: Move, loop: Loop) -> None:
     why_not = _why_it_stays(job, move.request.node) if move.request.node else ""
     if why_not:
         job.write("migrate_dropped", {"why_not": why_not}, node=move.request.node, actor=move.request.actor)
+        hold.release(job, move.hold)
         job.move = None
         end_saves(job)
-    elif _may_act(job, move):
+    elif _may_act(job, move) and _stands_saved(job, move, loop):
         move.acted_in, move.saved_ns = job.attempt.number, job.now_ns()
+        if move.hold is not None:
+            move.held_ns = int((job.services.clock.monotonic_s() - move.hold.began_s) * 1e9)
         _act(job, move.request, loop)
-    elif move.asked_in != job.attempt.number:
+    elif move.hold is None and move.asked_in != job.attempt.number:
         move.asked_in = job.attempt.number
         step = ask_for_saves(job)
         if has_checkpointer(job):
             move.newer_than = step
+        elif move.request.wait_s > 0:
+            step, limit_s = move.newer_than, move.request.wait_s
+            move.hold = hold.begin_after_own_save(job, step, limit_s, lambda: look(job, loop))
 
 
 def _may_act(job: JobState, move: Move) -> bool:
-    if job.services.clock.monotonic_s() - move.asked_s >= move.request.wait_s:
+    """Whether the ranks may be ended, or brought to a stand for it."""
+    now_s, held = job.services.clock.monotonic_s(), _present_hold(job, move)
+    if (held is not None and held.saved_step < 0) or now_s - move.asked_s >= move.request.wait_s:
         return True
-    asked = move.asked_in == job.attempt.number or not has_checkpointer(job)
-    saved = restorable_without(job, move.request.node) >= move.newer_than
-    return saved and (asked or saves_every_step(job))
+    if restorable_without(job, move.request.node) < move.newer_than:
+        return False
+    if has_checkpointer(job):
+        return move.asked_in == job.attempt.number or saves_every_step(job)
+    move.saved_s = move.saved_s or now_s
+    if held is not None and held.state == "asked":
+        return now_s - move.saved_s > hold.OWN_GRACE_S
+    return held is not None
+
+
+def _present_hold(job: JobState, move: Move) -> Hold | None:
+    """The hold of the ranks that run now."""
+    return move.hold if move.hold is not None and move.hold.attempt == job.attempt.number else None
+
+
+def _stands_saved(job: JobState, move: Move, loop: Loop) -> bool:
+    """Whether all ranks stand at a saved step. They are brought there where a `Checkpointer` saves."""
+    held = _present_hold(job, move)
+    if held is None or held.saved_step >= 0:
+        waited = job.services.clock.monotonic_s() - move.asked_s >= move.request.wait_s
+        if waited or not has_checkpointer(job):
+            return True
+        held = move.hold = hold.begin(job, lambda: look(job, loop))
+    return hold.settled(job, held, restorable_without(job, move.request.node))
 
 
 def _act(job: JobState, request: MoveRequest, loop: Loop) -> None:
@@ -149,13 +178,19 @@ async def rest(job: JobState) -> None:
     job.recovery = None
     if move is None:
         return
-    request, saved_ns = move.request, move.saved_ns or now_ns
+    request, stopping_ns = move.request, move.saved_ns or now_ns
+    began_ns = stopping_ns - move.held_ns
     detail = {
         "reason": request.reason,
         "step": move.from_step,
         "resume_step": step,
         "lost_steps": max(move.from_step - step, 0),
-        "stages_ns": {"save": saved_ns - move.asked_ns, "stop": now_ns - saved_ns},
+        "stages_ns": {
+            "save": began_ns - move.asked_ns,
+            "hold": move.held_ns,
+            "stop": now_ns - stopping_ns,
+        },
+        "hold": move.hold.row() if move.hold else None,
         "total_ns": now_ns - move.asked_ns,
         "not_stopped": move.not_stopped,
     }
@@ -200,6 +235,7 @@ def _resume(job: JobState, request: MoveRequest, loop: Loop) -> None:
     job.write("resume", {"reason": request.reason, "state": str(job.phase)}, actor=request.actor)
     job.services.memory.preemption(job.name, None)
     if job.phase is not Phase.PREEMPTED:
+        hold.release(job, move.hold if move else None)
         end_saves(job)
         return
     fault = faults.resumed(request.reason, request.actor, job.attempt.number, job.now_ns())

@@ -29,6 +29,7 @@ ANSWER = {
             "uses 4 devices. Its ranks take turns on them. A step takes up to 2 times as long.",
         ),
         ({"what": "resume", "dry_run": True}, "would go on."),
+        ({"dry_run": True, "process_dump": "processes are not dumped"}, " Processes are not dumped."),
         ({"dry_run": True, "why_not": "no standby"}, "cannot be done: no standby"),
     ],
 )

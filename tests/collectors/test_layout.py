@@ -29,9 +29,17 @@ def test_a_context_packs_step_microbatch_and_lane(step, microbatch, lane):
     assert row["microbatch"] == min(microbatch, 0x7FFF)
 
 
+@given(st.integers(0, layout.MAX_GROUPS - 1), st.integers(0, 2**32 - 1), st.booleans())
+def test_the_head_of_a_pair_comes_back(group, peer, sends):
+    head = layout.pair_head(group, peer, sends=sends)
+    assert 0 < head < 2**63
+    assert layout.read_pair_head(head) == (group, peer, sends)
+
+
 def test_the_parts_of_the_memory_follow_each_other():
     stack_end = layout.STACK_END
-    assert stack_end <= layout.NAMES_AT < layout.GROUPS_AT < layout.MEMBERS_AT < layout.SLOTS_AT
+    assert stack_end <= layout.NAMES_AT < layout.GROUPS_AT < layout.MEMBERS_AT
+    assert layout.MEMBERS_AT < layout.PAIRS_AT < layout.SLOTS_AT
     for record in (layout.SPAN_DTYPE, layout.STEP_DTYPE):
         assert record.itemsize == layout.SLOT_BYTES
         assert record.fields["commit"][1] == layout.SLOT_BYTES - 8  # the mark is written last

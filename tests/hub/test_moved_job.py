@@ -129,7 +129,9 @@ def test_a_job_that_is_pre_empted_again_and_again_ends_with_the_same_parameters(
     assert site.weights() == undisturbed
     told = site.events("preempted")
     assert len(told) == MOVES
-    assert max(event["lost_steps"] for event in told) <= 2
+    assert [event["lost_steps"] for event in told] == [0] * MOVES
+    assert all(event["hold"]["acquired"] for event in told)
+    assert max(event["hold"]["steps"] for event in told) <= 2
 
 
 def test_a_job_that_is_taken_off_a_node_ends_with_the_same_parameters(site, undisturbed):

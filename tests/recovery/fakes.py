@@ -7,12 +7,14 @@ from dataclasses import dataclass, field, replace
 
 from pulsetrain.core.errors import Unavailable
 from pulsetrain.core.supervisor import TaskSupervisor
+from pulsetrain.elastic.positions import encode
 from pulsetrain.protocol.messages import (
     ArithmeticCheck,
     FirstStep,
     Heartbeat,
     Held,
     Hello,
+    HoldRanks,
     HostStore,
     Leave,
     Leaving,
@@ -163,6 +165,7 @@ class FakeAgent:
         self.saved = {}
         self.unrestorable = set()
         self.cannot_share, self.late = "", ()
+        self.restless, self.held_number = set(), 0
         self.attempt = -1
         self.left = None
         self._seq = self.quiet_ns = 0
@@ -190,6 +193,8 @@ class FakeAgent:
             data = {"bits_per_s": 1e9 * self.link_rate, "error": "" if self.link_rate else "timed out"}
         elif isinstance(command, ArithmeticCheck):
             data = {"ok": not self.wrong, "wrong": self.wrong, "products": 100}
+        elif isinstance(command, HoldRanks):
+            data, error = self._hold(command)
         elif isinstance(command, Start) and (lost := self._lost(command)):
             data, error = {"unrestorable": lost}, "it is whole nowhere"
         elif isinstance(command, Start):
@@ -212,6 +217,19 @@ class FakeAgent:
                 node=self.hello.node, ts_ns=0, attempt=self.attempt, step=0, stages_ns={"init": 5}
             )
             self.controller.received(self.node, report)
+
+    def _hold(self, command):
+        """All ranks stand at once, but those that are `restless`."""
+        if self.restless is None:
+            return {}, "command HoldRanks is not known here"
+        self.held_number = command.number
+        written = {
+            str(rank): encode(
+                stands=rank not in self.restless, arrivals=1, in_flight=0, complete=True, groups=[], pairs=[]
+            )
+            for rank in self.steps
+        }
+        return {"ranks": written if command.number else {}}, ""
 
     def _lost(self, start):
         first = start.node_rank * self.hello.nproc_per_node
@@ -314,7 +332,19 @@ class Fleet:
         self.max_restarts, self.nnodes, self.sizes = max_restarts, nnodes, sizes
         self.agents = {n: self.join(n, **agent) for n in nodes}
 
-    def join(self, node, *, attempt=-1, node_rank=-1, pid=None, job="j", address="", world_nodes=0, **agent):
+    def join(
+        self,
+        node,
+        *,
+        attempt=-1,
+        node_rank=-1,
+        pid=None,
+        job="j",
+        address="",
+        world_nodes=0,
+        dump_lacks="",
+        **agent,
+    ):
         hello = Hello(
             node=node,
             address=address or "127.0.0.1",
@@ -329,6 +359,7 @@ class Fleet:
             attempt=attempt,
             node_rank=node_rank,
             world_nodes=world_nodes,
+            dump_lacks=dump_lacks,
         )
         return FakeAgent(self.controller, hello, **agent)
 

@@ -6,6 +6,7 @@ import pytest
 
 from pulsetrain.core.errors import UsageError
 from pulsetrain.protocol.messages import Held, Leave, SaveFrom, Start, Stop
+from pulsetrain.recovery.move_preview import why_no_dump
 from pulsetrain.recovery.move_request import MoveRequest
 from pulsetrain.recovery.nodes import NodeState
 from pulsetrain.recovery.transitions import Phase
@@ -35,8 +36,8 @@ class Job:
             agent.send_heartbeat()
         await self.fleet.settle()
 
-    async def ask(self, what="preempt", seconds=0.0, **changes):
-        answer = self.fleet.controller.move("j", request(what, **changes))
+    async def ask(self, what="preempt", seconds=0.0, *, dry_run=False, **changes):
+        answer = self.fleet.controller.move("j", request(what, **changes), dry_run=dry_run)
         await self.fleet.settle(seconds)
         return answer
 
@@ -94,9 +95,9 @@ def test_ranks_are_asked_to_save_and_the_job_trains_until_they_have():
         assert job.fleet.job.move.row()["newer_than"] == job.wanted
         await job.train(12, saved=11)  # by the script's own interval: steps after it would be lost
         assert job.phase is Phase.RUNNING
-        await job.train(job.wanted + 3, saved=job.wanted + 2)
+        await job.train(job.wanted + 3)
         assert job.phase is Phase.PREEMPTED
-        assert job.last("preempted")["lost_steps"] == 1
+        assert job.last("preempted")["lost_steps"] == 0
 
     run(scenario)
 
@@ -353,3 +354,27 @@ def test_a_dry_run_changes_nothing():
 def test_a_request_that_means_nothing_is_refused(changes, words):
     with pytest.raises(UsageError, match=words):
         request(**changes)
+
+
+def test_a_dry_run_says_what_hosts_lack_to_dump_processes():
+    async def scenario():
+        job = Job("ab", dump_lacks="criu is not installed")
+        await job.train(9)
+        answer = await job.ask(dry_run=True)
+        assert answer["process_dump"] == (
+            "processes are not dumped (criu is not installed on a, b): the job goes on from a saved step"
+        )
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("lacks", "words"),
+    [
+        ({"a": "", "b": ""}, "processes are not dumped (not done yet): the job goes on"),
+        ({"a": "no capability", "b": "unknown"}, "(no capability on a; unknown on b)"),
+        (dict.fromkeys("abcdef", "no criu"), "(no criu on a, b, c, d, ...)"),
+    ],
+)
+def test_hosts_that_lack_the_same_are_named_together(lacks, words):
+    assert words in why_no_dump(lacks)

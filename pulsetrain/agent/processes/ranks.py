@@ -25,6 +25,7 @@ from pulsetrain.collectors.rank.profile import VARIABLE as PROFILE
 from pulsetrain.collectors.rank.ring import create_ring
 from pulsetrain.collectors.reading.device_words import DeviceWords
 from pulsetrain.collectors.reading.drain import Drain
+from pulsetrain.collectors.reading.position import RankPosition
 from pulsetrain.collectors.reading.ring_reader import RingReader
 from pulsetrain.core.errors import Unavailable, UsageError
 from pulsetrain.protocol.messages import RankExit, RankStatus, Start, ranks_of_node
@@ -154,6 +155,22 @@ class Rank:
         """Number of its last profile, negative where it failed."""
         with self.lock:
             return self.drain.profiled
+
+    def hold(self, number: int, past: int, until_ns: int, saved_step: int = -1) -> None:
+        """Ask it to stand still after a step. See `RingReader.hold`."""
+        with self.lock:
+            self.drain.hold(number, past, until_ns, saved_step)
+
+    @property
+    def stands(self) -> bool:
+        """Whether it stands still."""
+        with self.lock:
+            return self.drain.stands
+
+    def position(self) -> RankPosition:
+        """How many operations it has entered, and whether it stands still."""
+        with self.lock:
+            return self.drain.position()
 
     def batches(self, now_ns: int) -> list[Columns]:
         """What the rank recorded and printed since the last call."""

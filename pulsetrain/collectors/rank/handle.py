@@ -10,14 +10,15 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from functools import cache
 from threading import get_ident
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from pulsetrain.collectors.layout import AXES, W_LAST, W_LAST_STEP, W_PROFILE, W_RESUMED, W_STEP_START
+from pulsetrain.collectors.layout import AXES, W_HOLD, W_LAST, W_LAST_STEP, W_PROFILE, W_RESUMED, W_STEP_START
 from pulsetrain.collectors.rank.description import EXPLICIT, Description
+from pulsetrain.collectors.rank.hold import HoldPoint
+from pulsetrain.collectors.rank.inference import Inference
 from pulsetrain.collectors.rank.numbers import Number, PendingStep, number
 from pulsetrain.collectors.rank.phases import (
     DEFAULT_CATEGORY,
@@ -42,31 +43,6 @@ RING_FD = "PULSETRAIN_RING_FD"
 LATE_STEPS = 16  # a step waits for its loss from the device for at most so many later steps
 
 
-@dataclass(frozen=True, slots=True)
-class InferredNumbers:
-    """What is inferred of a step. `tokens` 0 and `flops` None: unknown."""
-
-    tokens: int = 0
-    flops: float | None = None
-    numbers: Mapping[str, Number] = field(default_factory=dict)
-
-
-class Inference(Protocol):
-    """Infers what a script does not say. It is told what the script says, and leaves that to it."""
-
-    def stand_for(self, name: str, span: Span) -> Span:
-        """Infer the phase `name` no more: `span` stands for it. Returns the span to hand out."""
-        ...
-
-    def script_gives(self, kind: str) -> None:
-        """Note that the script gives its steps, loss, tokens or flops itself."""
-        ...
-
-    def take_numbers(self) -> InferredNumbers:
-        """Return what is known of the step that ends now."""
-        ...
-
-
 class Handle:
     """Phases, steps and numbers of one training process. Get it from `init`."""
 
@@ -78,6 +54,7 @@ class Handle:
         self._pending: deque[PendingStep] = deque()
         self._timer: DeviceTimer | None = None
         self.profiler = StepProfiler()
+        self.hold = HoldPoint()
         self._started = perf_counter_ns()
         self._clock_runs = False
         self._coordinates_given = False
@@ -213,6 +190,20 @@ class Handle:
         self._flush(state)
         if words[W_PROFILE] != self.profiler.answered:
             self.profiler.at_step(state)
+        if words[W_HOLD]:
+            self.after_hold(self.hold.at_step(state))
+
+    def after_hold(self, stood_ns: int) -> None:
+        """The rank stood still between two steps. That belongs to neither of them."""
+        if stood_ns and self.state is not None:
+            self._started += stood_ns
+            self.state.words[W_STEP_START] = self._started
+            self.state.words[W_LAST] = perf_counter_ns()
+
+    def hold_at_backward(self) -> None:
+        """Stand still before a backward pass where the agent asks for it."""
+        if self.state is not None and self.state.words[W_HOLD]:
+            self.after_hold(self.hold.at_backward(self.state))
 
     def _look_for_device(self, state: RankState) -> None:
         """Once the process uses a CUDA device, time phases there. The cached ones are made anew."""

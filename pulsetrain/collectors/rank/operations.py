@@ -16,10 +16,13 @@ from pulsetrain.collectors.layout import (
     G_COMPLETED,
     G_ENQUEUED,
     G_OP,
+    GROUP_WORDS,
+    GROUPS_AT,
     MAX_SEQ,
     PACK_SPAN,
     W_LAST,
     WAITING,
+    pair_head,
     span_head,
 )
 from pulsetrain.collectors.rank.phases import RankState
@@ -123,6 +126,7 @@ class Group:
         self._get_members = get_members
         self._members: Sequence[int] = ()
         self._transfers: dict[tuple[int, int], int] = {}  # by name and peer: how many were enqueued
+        self._pairs: dict[tuple[int, int], int] = {}  # by name and peer: the word that shows it, or -1
         self.heads: dict[int, tuple[int, int]] = {}
         self._kinds: dict[HookOpName, tuple[int, bool, bool]] = {}
 
@@ -176,6 +180,7 @@ class Group:
             peer = self._members[call.root] if 0 <= call.root < len(self._members) else -1
             self.state.transfers = True
             seq = self._transfers[name, peer] = self._transfers.get((name, peer), 0) + 1
+            self._show_count(kind.name == "SEND", name, peer, seq)
             return Operation(self, name, seq, size, peer)
         if self.in_flight:
             self._remove_failed()
@@ -186,6 +191,18 @@ class Group:
         if silent and call.output_tensors:
             operation.output = call.output_tensors[0].data_ptr()
         return operation
+
+    def _show_count(self, sends: bool, name: int, peer: int, count: int) -> None:
+        """Show how many were sent to or received from this peer: the barrier compares both sides."""
+        word = self._pairs.get((name, peer))
+        if word is None:
+            ring = self.state.ring
+            number = (self.cell - GROUPS_AT // 8) // GROUP_WORDS
+            known = self.cell >= 0 and peer >= 0
+            word = ring.add_pair(pair_head(number, peer, sends=sends)) if known else -1
+            self._pairs[name, peer] = word
+        if word >= 0:
+            self.state.words[word] = count
 
     def _remove_failed(self) -> None:
         """Remove what this thread announced and failed to enqueue: torch raised between the two hooks."""

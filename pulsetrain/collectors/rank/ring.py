@@ -11,6 +11,7 @@ Layout, in units of 8-byte little-endian words unless said otherwise::
     NAMES       2048 names of 64 bytes: length byte, then UTF-8. Slots hold an index into it
     GROUPS      256 cells of 16 words, one a process group: members, sequence numbers, operation in flight
     MEMBERS     65536 global ranks (4 bytes each) of groups whose members are not evenly spaced
+    PAIRS       2048 cells of 2 words, one for each peer and direction of a group's sends and receives
     slots       64 bytes each, spans and steps, a power of two of them
 
 A slot's last word is its commit mark: the number of the record plus one. A writer fills a slot by one
@@ -58,14 +59,19 @@ from pulsetrain.collectors.layout import (
     MAX_GROUPS,
     MAX_MEMBERS,
     MAX_NAMES,
+    MAX_PAIRS,
     MAX_SEQ,
     MEMBERS_AT,
     NAME_BYTES,
     NAMES_AT,
+    P_COUNT,
+    P_HEAD,
     PACK_OP,
     PACK_SPAN,
     PACK_STEP,
     PACK_WORD,
+    PAIR_WORDS,
+    PAIRS_AT,
     SLOT_BYTES,
     SLOTS_AT,
     STEP,
@@ -74,6 +80,7 @@ from pulsetrain.collectors.layout import (
     W_GROUPS,
     W_LAST,
     W_LAST_STEP,
+    W_PAIRS,
     W_PID,
     W_READ,
     W_RESUMED,
@@ -119,7 +126,7 @@ class RingWriter:
     """
 
     __slots__ = (
-        *("_end", "_groups", "_mask", "_name_numbers", "_names", "_pool", "_refilling", "_texts"),
+        *("_end", "_groups", "_mask", "_name_numbers", "_names", "_pairs", "_pool", "_refilling", "_texts"),
         *("claim", "drop", "memory", "words"),
     )
 
@@ -135,7 +142,7 @@ class RingWriter:
         self._names: dict[str, int] = {}
         self._name_numbers = itertools.count()
         self._groups = 0
-        self._pool = 0
+        self._pairs = self._pool = 0
         self._texts = 0
         self.intern("")
         words = self.words
@@ -281,6 +288,17 @@ class RingWriter:
         self.memory[at : at + 4 * len(members)] = np.asarray(members, "<u4").tobytes()
         self._pool += len(members)
         return first, 0, self._pool - len(members)
+
+    def add_pair(self, head: int) -> int:
+        """Return the index of the word in which to count what `layout.pair_head` names, -1 for no room."""
+        if self._pairs >= MAX_PAIRS:
+            self.words[W_PAIRS] = -1
+            return -1
+        at = PAIRS_AT // 8 + self._pairs * PAIR_WORDS
+        self.words[at + P_HEAD] = head
+        self._pairs += 1
+        self.words[W_PAIRS] = self._pairs
+        return at + P_COUNT
 
     def set_op(self, cell: int, op: int, seq: int, size: int, start: int, peer: int) -> None:
         """Publish a group's oldest operation in flight. `op` is an index into the names, 0 for none."""

@@ -13,6 +13,7 @@ import numpy as np
 from pulsetrain.collectors.checkpoint_cell import CheckpointCell
 from pulsetrain.collectors.layout import AXES, HAS_GRAD_NORM, HAS_LOSS, Structured
 from pulsetrain.collectors.reading.device_words import DeviceWords
+from pulsetrain.collectors.reading.position import RankPosition
 from pulsetrain.collectors.reading.ring_reader import RingReader
 from pulsetrain.collectors.reading.status_page import GroupCell, StatusPage
 from pulsetrain.protocol.messages import GroupStatus, OwnCheckpoint, ProcessState, RankStatus
@@ -90,6 +91,19 @@ class Drain:
     def ask_for_profile(self, number: int, first_step: int, steps: int) -> None:
         """See `RingReader.ask_for_profile`."""
         self._reader.ask_for_profile(number, first_step, steps)
+
+    def hold(self, number: int, past: int, until_ns: int, saved_step: int = -1) -> None:
+        """See `RingReader.hold`."""
+        self._reader.hold(number, past, until_ns, saved_step)
+
+    @property
+    def stands(self) -> bool:
+        """See `RingReader.stands`."""
+        return self._reader.stands
+
+    def position(self) -> RankPosition:
+        """See `RingReader.position`."""
+        return self._reader.position()
 
     @property
     def profile_number(self) -> int:

@@ -35,9 +35,12 @@ from pulsetrain.collectors.layout import (
     MAX_GROUPS,
     MAX_MEMBERS,
     MAX_NAMES,
+    MAX_PAIRS,
     MEMBERS_AT,
     NAME_BYTES,
     NAMES_AT,
+    PAIR_WORDS,
+    PAIRS_AT,
     PHASE,
     SAVED_AT,
     SLOTS_AT,
@@ -50,26 +53,36 @@ from pulsetrain.collectors.layout import (
     W_DROPPED,
     W_ERRORS,
     W_GROUPS,
+    W_HOLD,
+    W_HOLD_PAST,
+    W_HOLD_SAVED,
+    W_HOLD_UNTIL,
+    W_IN_FLIGHT,
     W_LAST,
     W_LAST_STEP,
     W_MAGIC,
+    W_PAIRS,
     W_PID,
     W_PROFILE,
     W_PROFILE_FROM,
     W_PROFILE_STEPS,
     W_PROFILED,
+    W_RAN_ON,
     W_READ,
     W_RESUMED,
     W_STACK,
+    W_STANDS,
     W_STEP,
     W_STEP_START,
     W_TEXT,
     W_TOPOLOGY,
     W_UTC,
     Structured,
+    read_pair_head,
 )
 from pulsetrain.collectors.rank.ring import map_ring
 from pulsetrain.collectors.reading.device_words import DeviceWords
+from pulsetrain.collectors.reading.position import PairCount, RankPosition
 from pulsetrain.collectors.reading.status_page import GroupCell, StatusPage, name_of, open_phase
 from pulsetrain.records.schema import CATEGORIES
 
@@ -130,6 +143,44 @@ class RingReader:
         """Ask the rank to profile `steps` steps from `first_step` on. `number` is above 0 and new."""
         self._writable[W_PROFILE_FROM], self._writable[W_PROFILE_STEPS] = first_step, steps
         self._writable[W_PROFILE] = number
+
+    def hold(self, number: int, past: int, until_ns: int, saved_step: int = -1) -> None:
+        """Ask the rank to stand still after a step, at its first arrival after `past`. 0: let it run.
+
+        It stands until `until_ns` at most, on the ring's clock. `number` is new for each barrier. From 0 on,
+        `saved_step` asks for a stand once the script itself has saved that step or a later one.
+        """
+        self._writable[W_HOLD_PAST], self._writable[W_HOLD_UNTIL] = past, until_ns
+        self._writable[W_HOLD_SAVED] = saved_step + 1
+        self._writable[W_HOLD] = number
+
+    @property
+    def stands(self) -> bool:
+        """Whether the rank stands still, and has not been told to run on."""
+        number, arrivals = divmod(int(self._words[W_STANDS]), 1 << 32)
+        return 0 < number == int(self._words[W_HOLD]) and arrivals > int(self._words[W_HOLD_PAST])
+
+    def position(self) -> RankPosition:
+        """Return where the rank is in its groups, and whether it stands."""
+        stands = self.stands
+        pairs, groups = int(self._words[W_PAIRS]), int(self._words[W_GROUPS])
+        names = self.names
+        cells = tuple(self._group(i, names) for i in range(min(max(groups, 0), MAX_GROUPS)))
+        counts = tuple(self._pair(i) for i in range(min(pairs, MAX_PAIRS) if pairs >= 0 else MAX_PAIRS))
+        return RankPosition(
+            stands=stands and self.stands,
+            arrivals=int(self._words[W_STANDS]) & 0xFFFFFFFF,
+            in_flight=int(self._words[W_IN_FLIGHT]),
+            ran_on=int(self._words[W_RAN_ON]),
+            complete=pairs >= 0 and groups < MAX_GROUPS,
+            groups=cells,
+            pairs=counts,
+        )
+
+    def _pair(self, index: int) -> PairCount:
+        at = PAIRS_AT // 8 + index * PAIR_WORDS
+        group, peer, sends = read_pair_head(int(self._words[at]))
+        return PairCount(group=group, peer=peer, sends=sends, count=int(self._words[at + 1]))
 
     @property
     def profile_number(self) -> int:

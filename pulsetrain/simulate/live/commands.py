@@ -11,6 +11,7 @@ from pulsetrain.protocol.messages import (
     ArithmeticCheck,
     Command,
     DumpStacks,
+    HoldRanks,
     HostStore,
     Leave,
     LinkSend,
@@ -91,6 +92,8 @@ def answer(command: Command, job: LiveJob, node: str, now_s: float) -> Answer:
             return Answer(after_s=0.01, data={})
         case ShareDevices():
             return Answer(after_s=0.01, data={"devices": {}, "late": []})
+        case HoldRanks():
+            return Answer(after_s=0.01, data={"ranks": {}})
         case SelfCheck():
             return Answer(after_s=command.seconds, data=_self_check(job, node, command.seconds))
         case PairCheck():

@@ -148,3 +148,15 @@ def test_in_whatever_order_operations_end_the_numbers_below_are_complete(order):
         open_numbers = [n for n in range(1, 7) if n not in ended]
         assert side.cell.completed == (open_numbers[0] - 1 if open_numbers else 6)
     assert sorted(seq for _, seq, _, _ in side.spans()) == [1, 2, 3, 4, 5, 6]
+
+
+def test_what_goes_to_and_comes_from_each_peer_is_counted_for_the_barrier():
+    side = Side()
+    for kind, root in (("SEND", 1), ("SEND", 1), ("RECV", 1), ("SEND", 2), ("ALLREDUCE", -1)):
+        side.enqueue(kind, root=root)
+    pairs = side.watched.reader.position().pairs
+    assert [(p.group, p.peer, p.sends, p.count) for p in pairs] == [
+        (0, 5, True, 2),
+        (0, 5, False, 1),
+        (0, 6, True, 1),
+    ]

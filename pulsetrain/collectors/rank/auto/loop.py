@@ -15,7 +15,8 @@ from pulsetrain.collectors.rank.auto.graph import GraphCount
 from pulsetrain.collectors.rank.auto.segments import Segments
 from pulsetrain.collectors.rank.auto.tally import Tally
 from pulsetrain.collectors.rank.description import EXPLICIT, INFERRED
-from pulsetrain.collectors.rank.handle import Handle, InferredNumbers
+from pulsetrain.collectors.rank.handle import Handle
+from pulsetrain.collectors.rank.inference import InferredNumbers
 from pulsetrain.collectors.rank.numbers import Number
 from pulsetrain.collectors.rank.phases import Span
 
@@ -119,6 +120,7 @@ class TrainingLoop:
         if self._in_backward > 1:
             return
         self._handle.start_clock()
+        self._handle.hold_at_backward()
         self.since.backwards += 1
         if loss is not None and "loss" not in self._given:
             self.since.losses.append(loss)

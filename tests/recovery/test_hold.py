@@ -1,0 +1,163 @@
+"""Ranks are brought to a stand before they are ended, against fake agents."""
+
+from pulsetrain.protocol.messages import HoldRanks, OwnCheckpoint, SaveFrom, Stop
+from pulsetrain.recovery.hold import LIMIT_S, OWN_GRACE_S, RENEW_S, SAVED_S
+from pulsetrain.recovery.transitions import Phase
+from tests.recovery.fakes import run
+from tests.recovery.test_moving import Job
+
+
+def holds(job, name="a"):
+    return job.fleet.of(name, HoldRanks)
+
+
+def test_all_ranks_stand_before_they_are_ended():
+    async def scenario():
+        job = Job()
+        await job.train(9)
+        await job.ask()
+        assert job.phase is Phase.PREEMPTED
+        commands = job.fleet.agents["b"].commands
+        kinds = [type(command) for command in commands]
+        assert kinds.index(HoldRanks) < kinds.index(Stop)
+        told = job.last("preempted")
+        assert (told["hold"]["acquired"], told["hold"]["steps"]) == (True, 1)
+        assert sum(told["stages_ns"].values()) == told["total_ns"]
+
+    run(scenario)
+
+
+def test_ranks_that_stand_wait_until_their_last_step_is_saved():
+    async def scenario():
+        job = Job()
+        await job.train(9, saved=0)
+        await job.ask()
+        step = job.fleet.of("a", SaveFrom)[-1].step
+        await job.train(step + 3, saved=step + 2)
+        assert job.phase is Phase.RUNNING
+        asked = len(holds(job))
+        await job.wait(int(RENEW_S) + 2)
+        assert len(holds(job)) > asked  # or they would run on
+        await job.train(step + 3)
+        assert job.phase is Phase.PREEMPTED
+        assert job.last("preempted")["lost_steps"] == 0
+
+    run(scenario)
+
+
+def test_a_step_that_is_never_saved_does_not_hold_the_job_for_ever():
+    async def scenario():
+        job = Job()
+        await job.train(9, saved=0)
+        await job.ask()
+        step = job.fleet.of("a", SaveFrom)[-1].step
+        await job.train(step + 3, saved=step + 2)
+        await job.wait(int(SAVED_S) + 4)
+        assert job.phase is Phase.PREEMPTED
+        assert job.last("preempted")["lost_steps"] == 1
+
+    run(scenario)
+
+
+def test_a_rank_that_comes_to_no_end_of_a_step_costs_no_more_than_the_limit():
+    async def scenario():
+        job = Job()
+        await job.train(9)
+        job.fleet.agents["b"].restless = {3}
+        await job.ask()
+        assert job.phase is Phase.RUNNING
+        await job.wait(int(LIMIT_S) + 4)
+        missed = job.last("hold_missed")
+        assert "rank 3 came to no end of a step" in missed["why_not"]
+        assert not missed["acquired"]
+        assert holds(job)[-1].number == 0  # let go
+        assert job.phase is Phase.PREEMPTED
+
+    run(scenario)
+
+
+def test_agents_of_an_older_version_are_no_obstacle():
+    async def scenario():
+        job = Job()
+        await job.train(9)
+        job.fleet.agents["b"].restless = None
+        await job.ask()
+        assert job.phase is Phase.PREEMPTED
+        assert "HoldRanks is not known" in job.last("hold_missed")["why_not"]
+
+    run(scenario)
+
+
+def test_what_is_taken_back_lets_the_ranks_run():
+    async def scenario():
+        job = Job()
+        await job.train(9)
+        job.fleet.agents["b"].restless = {3}
+        await job.ask()
+        await job.ask("resume")
+        assert holds(job)[-1].number == holds(job, "b")[-1].number == 0
+        await job.wait(20)
+        assert job.phase is Phase.RUNNING
+        assert "hold_missed" not in job.fleet.journal.kinds()
+
+    run(scenario)
+
+
+def test_a_job_that_saves_by_itself_is_not_held():
+    async def scenario():
+        job = Job("ab")
+        await job.fleet.form()
+        await job.ask(lose_progress=True, wait_s=0.0)
+        assert job.phase is Phase.PREEMPTED
+        assert not holds(job)
+        assert job.last("preempted")["hold"] is None
+
+    run(scenario)
+
+
+def written(step):
+    return OwnCheckpoint(step=step, bytes=9, path=f"/c/{step}.pt", written_ns=int(1e12), files=1)
+
+
+async def saving_by_itself():
+    job = Job("ab")
+    await job.fleet.form()
+    for agent in job.fleet.agents.values():
+        agent.steps, agent.held = dict.fromkeys(agent.steps, 9), ()
+    job.fleet.agents["a"].writes(written(7))
+    job.fleet.agents["b"].send_heartbeat()
+    await job.fleet.settle(1)
+    return job
+
+
+def test_a_script_that_saves_by_itself_is_held_behind_its_next_save():
+    async def scenario():
+        job = await saving_by_itself()
+        await job.ask()
+        assert job.phase is Phase.RUNNING
+        assert holds(job)[-1].saved_step == 9
+        for agent in job.fleet.agents.values():
+            agent.steps = dict.fromkeys(agent.steps, 12)
+        job.fleet.agents["b"].send_heartbeat()
+        job.fleet.agents["a"].writes(written(12))
+        await job.fleet.settle(1)
+        assert job.phase is Phase.PREEMPTED
+        told = job.last("preempted")
+        assert (told["lost_steps"], told["hold"]["acquired"]) == (0, True)
+
+    run(scenario)
+
+
+def test_a_save_behind_which_nobody_stands_counts_after_a_while():
+    async def scenario():
+        job = await saving_by_itself()
+        for agent in job.fleet.agents.values():
+            agent.restless = {0, 1, 2, 3}
+        await job.ask()
+        job.fleet.agents["a"].writes(written(12))
+        await job.fleet.settle(1)
+        assert job.phase is Phase.RUNNING
+        await job.wait(int(OWN_GRACE_S) + 3)
+        assert job.phase is Phase.PREEMPTED
+
+    run(scenario)
