@@ -335,7 +335,8 @@ class Start:
     `sources[rank]`: "memory", "storage", or "peer:NODE". `data` of the reply is {"load_ns": {rank: ns}}.
     `own_checkpoints` are files that the script wrote in earlier attempts, newest first. Agents of the job
     know each other by `peer_key`. "" from an older hub: by their token. `replica_attempt`: a rank takes what
-    any rank has saved in that attempt. -1: it takes its own.
+    any rank has saved in that attempt. -1: it takes its own. `check_store`: connect to the store first. Where
+    that fails, launch nothing. `data` of the reply is {"store_unreachable": why}.
     """
 
     id: int
@@ -350,6 +351,7 @@ class Start:
     own_checkpoints: tuple[OwnCheckpoint, ...] = ()
     peer_key: str = ""
     replica_attempt: int = -1
+    check_store: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
