@@ -205,7 +205,8 @@ class Job:
                 self._adopt()
             case Event.QUORUM:
                 self._joined_s = now_s
-                self._loop.post(Event.QUORUM)
+                interrupted = state.phase is Phase.FORMING and state.members.survived()
+                self._loop.post(Event.INTERRUPTED if interrupted else Event.QUORUM)
 
     def observe(self, new: Iterable[Observation], still_open: Iterable[Observation] = ()) -> None:
         """Decide what follows from the findings that begin now and those that are still open.

@@ -306,7 +306,19 @@ class Fleet:
         self.max_restarts, self.nnodes, self.sizes = max_restarts, nnodes, sizes
         self.agents = {n: self.join(n, **agent) for n in nodes}
 
-    def join(self, node, *, attempt=-1, node_rank=-1, pid=None, job="j", address="", world_nodes=0, **agent):
+    def join(
+        self,
+        node,
+        *,
+        attempt=-1,
+        node_rank=-1,
+        pid=None,
+        job="j",
+        address="",
+        world_nodes=0,
+        standby=False,
+        **agent,
+    ):
         hello = Hello(
             node=node,
             address=address or "127.0.0.1",
@@ -321,6 +333,7 @@ class Fleet:
             attempt=attempt,
             node_rank=node_rank,
             world_nodes=world_nodes,
+            standby=standby,
         )
         return FakeAgent(self.controller, hello, **agent)
 
