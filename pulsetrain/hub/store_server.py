@@ -72,13 +72,18 @@ def connected(ports: frozenset[int]) -> bool:
     return any(c.laddr.port in ports and c.raddr.port not in own for c in found)
 
 
-def wait_for_ranks(is_used: Callable[[], bool], idle_s: float) -> None:
+def wait_for_ranks(
+    is_used: Callable[[], bool],
+    idle_s: float,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
     """Return once nobody has used the stores for `idle_s`."""
-    used_s = time.monotonic()
-    while time.monotonic() - used_s < idle_s:
-        time.sleep(min(LOOK_S, idle_s))
+    used_s = clock()
+    while clock() - used_s < idle_s:
+        sleep(min(LOOK_S, idle_s))
         if is_used():
-            used_s = time.monotonic()
+            used_s = clock()
 
 
 def main() -> None:

@@ -59,13 +59,10 @@ def test_its_own_connection_is_nobody_and_a_rank_is_somebody():
 
 
 def test_it_ends_only_when_nobody_was_there_for_a_while():
-    seen = iter([True, True, False, True, *[False] * 100])
-    looks = []
+    seen, now_s = iter([True, True, False, True, *[False] * 100]), [0.0]
 
-    def is_used():
-        looks.append(next(seen))
-        return looks[-1]
+    def sleep(seconds):
+        now_s[0] += seconds
 
-    wait_for_ranks(is_used, 0.05)
-    assert looks[:4] == [True, True, False, True]
-    assert not looks[-1]
+    wait_for_ranks(lambda: next(seen), 5.0, clock=lambda: now_s[0], sleep=sleep)
+    assert now_s[0] == 9.0  # last seen after four seconds
