@@ -222,6 +222,9 @@ async def _measure(size: Size, address: HubAddress, hub: psutil.Process) -> Row:
         await asyncio.sleep(size.steady_s)
         sent, cpu_s = fleet.sent["Heartbeat"] - sent, _cpu_s(hub) - cpu_s
         steady_s, rss_mib = time.monotonic() - at_s, _rss_mib(hub)
+        if fleet.attempts[1] or fleet.received["Stop"]:
+            rate = round(sent / steady_s)
+            raise TimeoutError(f"{rate} heartbeats/s of {size.agents}: agents were late, and the job stopped")
         fleet.lost, lost_s = agents[1].name, time.monotonic()
         agents[1].cut()
         await _until(lambda: fleet.attempts[1] == size.agents, size.limit_s, f"a relaunch: {fleet.received}")
