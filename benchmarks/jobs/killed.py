@@ -3,7 +3,7 @@
 As the script of a rank it trains a small model. Some parameters differ between ranks. As ``run ...`` or
 ``agent ...`` it is Pulsetrain's own command line with one addition. Where a file `armed/MOMENT-NODE` exists,
 the process pauses in the middle of that moment and creates a file in `reached/`. It goes on after a second,
-unless it is killed.
+unless it is killed. Where a file `sick-NODE` exists, the self-check of that node fails.
 """
 
 from __future__ import annotations
@@ -36,10 +36,12 @@ def pause_at(moment: str) -> None:
 def agent() -> None:
     """Pulsetrain's command line, with moments at which it can pause."""
     from pulsetrain import cli
+    from pulsetrain.agent.commands import Commands
     from pulsetrain.checkpoint.peers import client
     from pulsetrain.checkpoint.peers.client import PeerClient
     from pulsetrain.checkpoint.restoring import Restorer
     from pulsetrain.checkpoint.storage.backend import LocalStorage
+    from pulsetrain.protocol.messages import SelfCheck
 
     put, send, fetch = LocalStorage.put, PeerClient._sendfile, Restorer._fetch
     send_frame = client.send_frame
@@ -61,7 +63,16 @@ def agent() -> None:
         pause_at("restore")
         return fetch(self, name, fd, rank, step)
 
+    dispatch = Commands._dispatch
+
+    def failing_dispatch(self: Any, command: Any) -> Any:
+        sick = FOLDER / f"sick-{os.environ.get('KILL_POINTS_NODE', '')}"
+        if isinstance(command, SelfCheck) and sick.exists():
+            return {"ok": False, "failed": ["gemm"], "seconds": 0.0, "checks": []}
+        return dispatch(self, command)
+
     patched: list[tuple[Any, str, Callable[..., Any]]] = [
+        (Commands, "_dispatch", failing_dispatch),
         (client, "send_frame", pausing_frame),
         (LocalStorage, "put", pausing_put),
         (PeerClient, "_sendfile", pausing_send),
@@ -222,6 +233,6 @@ if __name__ == "__main__":
     if "RANK" in os.environ:
         rank()
     elif sys.argv[1] == "reference":
-        reference(int(sys.argv[2]))
+        reference(*map(int, sys.argv[2:]))
     else:
         agent()

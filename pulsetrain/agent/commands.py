@@ -17,6 +17,7 @@ from pulsetrain.agent.check_commands import CheckCommands
 from pulsetrain.agent.link import SendReply
 from pulsetrain.agent.processes.ranks import NodeIdentity, Ranks
 from pulsetrain.agent.processes.zygote import Zygote
+from pulsetrain.agent.store_check import why_unreachable
 from pulsetrain.collectors.machine import stacks
 from pulsetrain.core.errors import PulsetrainError, Unavailable, Unrestorable
 from pulsetrain.core.json import JsonObject
@@ -186,6 +187,9 @@ class Commands:
     def _start(self, start: Start) -> JsonObject:
         began_ns = time.time_ns()
         epoch = self.stop(0.0)
+        unreachable = why_unreachable(start)
+        if unreachable:
+            return {"store_unreachable": unreachable}
         own_ranks = ranks_of_node(start.node_rank, self._node.identity.nproc_per_node)
         with self._restore_lock:
             load_ns = self._restore(start, own_ranks)

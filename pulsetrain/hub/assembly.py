@@ -19,6 +19,7 @@ from pulsetrain.core.clock import Clock, SystemClock
 from pulsetrain.core.supervisor import AsyncTurn, TaskSupervisor
 from pulsetrain.hub import audit_log
 from pulsetrain.hub.app import Parts
+from pulsetrain.hub.attempt_stores import stores_of
 from pulsetrain.hub.audit_log import AuditLog
 from pulsetrain.hub.check_watch import CheckWatch
 from pulsetrain.hub.event_writer import EventWriter
@@ -111,6 +112,7 @@ def assemble(
         memory=memory,
         peer_key=partial(peer_key, token),
         scheduler=scheduler,
+        stores=stores_of(settings.hub),
     )
     controller = Controller(services, loops, last_attempt=lambda job: views.last_attempt(store, job))
     inbox = HeartbeatInbox(controller, clock)

@@ -39,6 +39,11 @@ class HubConfig:
     """What keeps what must outlive this hub, ``etcd://host:port,...`` or ``kubernetes://NAMESPACE``: one of
     several hubs leads. Empty: this hub is alone and keeps it in the data folder."""
 
+    rendezvous: str = "auto"
+    """Where the ranks of a job of several nodes meet. ``hub``: at a store beside the hub, so that no node
+    hosts it. ``node``: at a store of the first node, the one of rank 0. Scripts that listen on MASTER_ADDR
+    themselves need it. ``auto``: ``hub`` if the hub listens beyond loopback, else ``node``."""
+
     device: str = ""
     """What all ranks run on, as DEVICE/DTYPE of the table of peaks, for the MFU. Empty: the GPUs that their
     agents report, and the data type that training on them usually computes in."""
@@ -51,3 +56,5 @@ class HubConfig:
         for name in ("port", "dashboard_port"):
             if not 0 <= getattr(self, name) <= 65535:
                 raise ValueError(f"{name} = {getattr(self, name)}: allowed 0 to 65535")
+        if self.rendezvous not in ("auto", "hub", "node"):
+            raise ValueError(f"rendezvous = {self.rendezvous!r}: allowed auto, hub, node")

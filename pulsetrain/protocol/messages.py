@@ -338,7 +338,8 @@ class Start:
     `own_checkpoints` are files that the script wrote in earlier attempts, newest first. Agents of the job
     know each other by `peer_key`. "" from an older hub: by their token. `replica_attempt`: a rank takes what
     any rank has saved in that attempt. -1: it takes its own. The ranks take turns on so many `devices`, 0: on
-    as many as the agent was started with.
+    as many as the agent was started with. `check_store`: connect to the store first. Where that fails, launch
+    nothing. `data` of the reply is {"store_unreachable": why}.
     """
 
     id: int
@@ -354,6 +355,7 @@ class Start:
     peer_key: str = ""
     replica_attempt: int = -1
     devices: int = 0
+    check_store: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

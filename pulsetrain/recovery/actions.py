@@ -223,6 +223,8 @@ async def _evict(job: JobState, node: Node, reason: str) -> None:
     if refusal:
         job.write("eviction_refused", {"reason": reason, "why_not": refusal}, node=node.name)
         return
+    node.state, node.reason, node.evicted_by = NodeState.EVICTED, reason, "controller"
+    job.remember(node)  # together with the budget: a new hub must neither forget it nor evict it once more
     await job.spend_eviction()
     await dismiss_node(job, node, reason, "controller", drain=not job.services.policy.observe_only)
 

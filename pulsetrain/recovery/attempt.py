@@ -14,7 +14,8 @@ class Attempt:
 
     `launched`: every node has answered the launch. `first_step_done`: all ranks have done useful work.
     `first_steps` holds the report of each node by name, `exits` the ranks that ended by themselves.
-    `restore_step` is the step that it began from, -1 for none.
+    `restore_step` is the step that it began from, -1 for none. `early_exits` are those that agents told a new
+    hub before it knew who runs which rank, by rank.
     """
 
     number: int = -1
@@ -22,6 +23,7 @@ class Attempt:
     launched: bool = False
     first_step_done: bool = False
     exits: list[RankExit] = field(default_factory=list)
+    early_exits: dict[int, RankExit] = field(default_factory=dict)
     first_steps: dict[str, FirstStep] = field(default_factory=dict)
     restore_step: int = -1
 

@@ -75,6 +75,8 @@ class Controller:
             services=self._services,
             last_attempt=self._last_attempt(hello.job) if hello.attempt < 0 else -1,
         )
+        if hello.nnodes > 1:
+            self._services.stores.prepare()
         limit_s = self._services.policy.start_timeout_s + STUCK_MARGIN_S
         self._loops.add(f"job {job.name}", job.turn, stale_after_s=limit_s)
         return job

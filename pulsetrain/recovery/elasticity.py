@@ -46,13 +46,25 @@ def size_to_begin(job: JobState, *, quiet_s: float) -> int:
     size = size_now(
         resizing,
         Nodes(
-            available=members.available(forming=forming),
+            available=members.available(forming=forming and _awaits_nodes(job, quiet_s)),
             checked=sum(n.cordon == standby_care.NEW for n in members.reserves()),
         ),
         waited_s=quiet_s if forming else short_s(job),
         wait_s=job.services.policy.shrink_wait_s,
     )
     return 0 if size < resizing.size and _refused(job, size) else size
+
+
+def _awaits_nodes(job: JobState, quiet_s: float) -> bool:
+    """Whether a job that forms waits for nodes that are no standbys.
+
+    A new hub does not wait long for those of an interrupted attempt, and not at all for evicted ones.
+    """
+    before = job.members.before
+    if before is None or not job.members.survived():
+        return True
+    away = any(name not in job.members.nodes for name in before.nodes)
+    return away and quiet_s <= job.services.policy.adopt_timeout_s
 
 
 def short_s(job: JobState) -> float:

@@ -154,12 +154,18 @@ class Job:
     def _rank_exited(self, exit_: RankExit) -> None:
         """Note an exit. It is no fault if the job itself stopped the rank, or if a node is leaving."""
         state, attempt = self._state, self._state.attempt
+        if state.phase is Phase.FORMING:
+            attempt.early_exits[exit_.rank] = exit_
         if exit_.attempt != attempt.number or node_of(state.members.world, exit_.rank) != exit_.node:
             return
         if state.phase is Phase.SUSPENDING and exit_.code not in (-SIGTERM, -SIGKILL):
             attempt.exits.append(exit_)
-        if state.phase not in (Phase.STARTING, Phase.RUNNING):
-            return
+        if state.phase in (Phase.STARTING, Phase.RUNNING):
+            self._take_exit(exit_)
+
+    def _take_exit(self, exit_: RankExit) -> None:
+        """A rank of the present attempt has ended."""
+        state, attempt = self._state, self._state.attempt
         attempt.exits.append(exit_)
         if exit_.code == 0:
             if len(attempt.finished_ranks()) == state.members.world_size:
@@ -201,7 +207,8 @@ class Job:
                 self._adopt()
             case Event.QUORUM:
                 self._joined_s = now_s
-                self._loop.post(Event.QUORUM)
+                interrupted = state.phase is Phase.FORMING and state.members.survived()
+                self._loop.post(Event.INTERRUPTED if interrupted else Event.QUORUM)
 
     def observe(self, new: Iterable[Observation], still_open: Iterable[Observation] = ()) -> None:
         """Decide what follows from the findings that begin now and those that are still open.
@@ -315,6 +322,9 @@ class Job:
         state.keep_world()
         state.write("adopted", {"world": [m.node for m in state.members.world]})
         self._loop.post(Event.ADOPTED)
+        for exit_ in state.attempt.early_exits.values():
+            if exit_.attempt == number and node_of(state.members.world, exit_.rank) == exit_.node:
+                self._take_exit(exit_)
         for member in state.members.world:
             if member.node not in state.members.nodes:
                 reason = "did not report to the new hub"

@@ -4,25 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from pulsetrain.protocol.messages import HostStore, Reply, Start, World, WorldNode
-from pulsetrain.recovery import device_resizing, elasticity, faults, world
+from pulsetrain.protocol.messages import Reply, Start, World, WorldNode
+from pulsetrain.recovery import device_resizing, elasticity, faults, rendezvous, world
 from pulsetrain.recovery.attempt import Attempt
 from pulsetrain.recovery.record import Fault
+from pulsetrain.recovery.rendezvous import Rendezvous
 from pulsetrain.recovery.state import JobState
 from pulsetrain.recovery.transitions import Event
 
 DOUBTFUL_FAILURES = 2
 """Attempts from one checkpoint that failed by themselves, after which an older one is loaded."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Rendezvous:
-    """Where the ranks of the attempt meet."""
-
-    address: str
-    port: int
 
 
 async def launch(job: JobState) -> Event | Fault:
@@ -32,8 +24,7 @@ async def launch(job: JobState) -> Event | Fault:
     members.refresh_world()
     plan = _plan(job)
     job.attempt.restore_step = plan.step
-    host = members.world[0]
-    store = await job.ask(members.nodes[host.node], HostStore(id=job.next_id(), job=job.name))
+    store = await rendezvous.open_store(job)
     detail = {
         "world": [m.node for m in members.world],
         "restore_step": plan.step,
@@ -44,11 +35,14 @@ async def launch(job: JobState) -> Event | Fault:
     if plan.step < 0:
         elasticity.tell_unfit(job)
     job.attempt.started_ns = job.now_ns()
-    if store.error:
-        return faults.launch_failed(host.node, store.error, job.attempt.number, job.now_ns())
-    rendezvous = _Rendezvous(address=host.address, port=int(store.data["port"]))
-    told = World(members.world)
-    replies = await asyncio.gather(*(_start(job, member, told, plan, rendezvous) for member in told))
+    if isinstance(store, Fault):
+        return store
+    replies = await _start_all(job, plan, store)
+    if not rendezvous.is_reached(job, store, replies):
+        store = await rendezvous.on_first_node(job)
+        if isinstance(store, Fault):
+            return store
+        replies = await _start_all(job, plan, store)
     return _result(job, plan, replies)
 
 
@@ -67,8 +61,13 @@ def _plan(job: JobState) -> world.RestorePlan:
     return world.plan_restore(members.world, members.held(), unrestorable)
 
 
+async def _start_all(job: JobState, plan: world.RestorePlan, store: Rendezvous) -> list[Reply]:
+    told = World(job.members.world)
+    return await asyncio.gather(*(_start(job, member, told, plan, store) for member in told))
+
+
 async def _start(
-    job: JobState, member: WorldNode, told: World, plan: world.RestorePlan, rendezvous: _Rendezvous
+    job: JobState, member: WorldNode, told: World, plan: world.RestorePlan, store: Rendezvous
 ) -> Reply:
     command = Start(
         id=job.next_id(),
@@ -76,8 +75,9 @@ async def _start(
         attempt=job.attempt.number,
         node_rank=member.node_rank,
         world=told,
-        store_address=rendezvous.address,
-        store_port=rendezvous.port,
+        store_address=store.addresses[member.node],
+        store_port=store.port,
+        check_store=store.on_hub,
         restore_step=plan.step,
         sources={str(r): plan.sources[r] for r in member.ranks if r in plan.sources},
         replica_attempt=plan.replica_attempt,

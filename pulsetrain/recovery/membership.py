@@ -85,9 +85,15 @@ class Membership:
         return {n.name: n.heartbeat.held for n in usable if n.heartbeat is not None}
 
     def available(self, *, forming: bool) -> int:
-        """Number of healthy nodes that are there. Declared standbys do not help to form the first world."""
+        """Number of healthy nodes that are there.
+
+        Declared standbys do not help to form a world, unless they have replaced others before.
+        """
+        before = self.before.nodes if self.before is not None else ()
         spare = [
-            n for n in self.standbys() if n.name not in self.failed and not (forming and n.hello.standby)
+            n
+            for n in self.standbys()
+            if n.name not in self.failed and not (forming and n.hello.standby and n.name not in before)
         ]
         return len(self.healthy()) + len(spare)
 

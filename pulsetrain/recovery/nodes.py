@@ -39,14 +39,15 @@ class Node:
 
     `cordon` says why a standby is not promoted, "" where it may be. It ends after `probation_s` without
     trouble since `clean_since_s`. `checked_s` is when it was last checked as a standby. `evicted_by` is who
-    sent it away. `ranks` are those that the world gave it last, None before that.
+    sent it away. `ranks` are those that the world gave it last, None before that. `hub_address` is the hub's
+    own IP address on its connection, "" where that is not known.
     """
 
     def __init__(self, hello: Hello, send: Send, now_s: float) -> None:
         self.name = hello.node
         self.hello = hello
         self.state = NodeState.STANDBY
-        self.reason = self.cordon = self.evicted_by = ""
+        self.reason = self.cordon = self.evicted_by = self.hub_address = ""
         self.heartbeat: Heartbeat | None = None
         self.ranks: range | None = None
         self.leaving: Leaving | None = None

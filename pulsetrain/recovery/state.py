@@ -29,6 +29,7 @@ from pulsetrain.recovery.resizing import Resizing
 from pulsetrain.recovery.restarts import Restarts
 from pulsetrain.recovery.scheduler import SchedulerRequests
 from pulsetrain.recovery.step_rate import StepRate
+from pulsetrain.recovery.store_host import NoStores, StoreHost
 from pulsetrain.recovery.time_use import TimeBook, Use
 from pulsetrain.recovery.transitions import TERMINAL, Event, Phase
 from pulsetrain.recovery.world_sizes import WorldSizes
@@ -59,6 +60,7 @@ class Services:
     memory: Memory
     peer_key: Callable[[str], str] = lambda job: ""
     scheduler: SchedulerRequests = field(default_factory=SchedulerRequests)
+    stores: StoreHost = field(default_factory=NoStores)
 
 
 class JobState:

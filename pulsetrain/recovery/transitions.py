@@ -32,6 +32,7 @@ class Event(StrEnum):
 
     QUORUM = "quorum"  # enough healthy nodes for the world
     SHORT = "short"  # checked, but fewer healthy nodes than the world needs
+    INTERRUPTED = "interrupted"  # the same under a new hub: the one before was lost while the job stood
     ADOPTED = "adopted"  # agents of a running attempt reported to a new hub
     STARTED = "started"  # every node launched its ranks
     START_FAILED = "start_failed"
@@ -78,6 +79,7 @@ def _table() -> dict[tuple[Phase, Event], Transition]:
     fail = Transition(Phase.FAILED, (Action.DISMISS,))
     table = {
         (Phase.FORMING, Event.QUORUM): launch,
+        (Phase.FORMING, Event.INTERRUPTED): Transition(Phase.CHECKING, (Action.CHECK,)),
         (Phase.FORMING, Event.ADOPTED): Transition(Phase.RUNNING),
         (Phase.STARTING, Event.STARTED): Transition(Phase.RUNNING),
         (Phase.STARTING, Event.ALL_DONE): Transition(Phase.FINISHED, (Action.DISMISS,)),

@@ -1,7 +1,9 @@
 """What an agent does for each command of the hub, with stand-ins for ranks, zygote and checkpoints."""
 
 import os
+import socket
 import threading
+from dataclasses import replace
 
 import pytest
 
@@ -195,3 +197,12 @@ def test_stacks_of_a_node_without_ranks_are_empty(session):
 def test_the_main_thread_gets_the_command_to_leave(session):
     session.commands.execute(Leave(id=1, reason="evicted"), print)
     assert session.node.happened == [("leave", "evicted")]
+
+
+def test_where_the_store_is_not_reached_no_rank_is_launched_and_the_reply_says_why(session):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    unreachable = replace(start(check_store=True), store_address="127.0.0.1", store_port=port)
+    reply = session.execute(unreachable)
+    assert (reply.error, session.node.ranks.all) == ("", ())
+    assert f"127.0.0.1:{port}" in reply.data["store_unreachable"]

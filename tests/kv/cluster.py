@@ -29,24 +29,21 @@ class Cluster:
         self.ports, peers = ports[:count], ports[count:]
         self.url = "etcd://" + ",".join(f"127.0.0.1:{port}" for port in self.ports)
         initial = ",".join(f"m{i}=http://127.0.0.1:{peer}" for i, peer in enumerate(peers))
-        self.members = [
-            subprocess.Popen(
-                [
-                    "etcd",
-                    f"--name=m{i}",
-                    f"--data-dir={folder / f'm{i}'}",
-                    f"--listen-client-urls=http://127.0.0.1:{port}",
-                    f"--advertise-client-urls=http://127.0.0.1:{port}",
-                    f"--listen-peer-urls=http://127.0.0.1:{peer}",
-                    f"--initial-advertise-peer-urls=http://127.0.0.1:{peer}",
-                    f"--initial-cluster={initial}",
-                    f"--initial-cluster-token={folder.name}",
-                ],
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-            )
+        self.commands = [
+            [
+                "etcd",
+                f"--name=m{i}",
+                f"--data-dir={folder / f'm{i}'}",
+                f"--listen-client-urls=http://127.0.0.1:{port}",
+                f"--advertise-client-urls=http://127.0.0.1:{port}",
+                f"--listen-peer-urls=http://127.0.0.1:{peer}",
+                f"--initial-advertise-peer-urls=http://127.0.0.1:{peer}",
+                f"--initial-cluster={initial}",
+                f"--initial-cluster-token={folder.name}",
+            ]
             for i, (port, peer) in enumerate(zip(self.ports, peers, strict=True))
         ]
+        self.members = [self._start(command) for command in self.commands]
 
     def __enter__(self):
         try:
@@ -64,6 +61,15 @@ class Cluster:
             member.kill()
         for member in self.members:
             member.wait(30)
+
+    def restart(self, number):
+        """A member that was killed comes back with its data."""
+        self.members[number].wait(30)
+        self.members[number] = self._start(self.commands[number])
+
+    @staticmethod
+    def _start(command):
+        return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
     @staticmethod
     def healthy(port):

@@ -343,6 +343,7 @@ class Fleet:
         address="",
         world_nodes=0,
         dump_lacks="",
+        standby=False,
         **agent,
     ):
         hello = Hello(
@@ -360,6 +361,7 @@ class Fleet:
             node_rank=node_rank,
             world_nodes=world_nodes,
             dump_lacks=dump_lacks,
+            standby=standby,
         )
         return FakeAgent(self.controller, hello, **agent)
 

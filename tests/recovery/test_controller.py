@@ -59,6 +59,25 @@ def test_a_new_hub_adopts_a_running_job_without_touching_it():
     run(scenario)
 
 
+@pytest.mark.parametrize(("codes", "phase"), [((0, 0, 0, 0), Phase.FINISHED), ((-9, 1), Phase.RUNNING)])
+def test_ranks_that_ended_while_the_hub_was_away_are_known_to_the_one_that_adopts_the_job(codes, phase):
+    """Agents tell of them right after their hello, before the new hub knows who runs which rank."""
+
+    async def scenario():
+        fleet = Fleet("")
+        fleet.agents = {n: fleet.join(n, attempt=5, node_rank=i) for i, n in enumerate("ab")}
+        for rank, code in enumerate(codes):
+            agent = fleet.agents["ab"[rank // 2]]
+            agent.attempt = 5
+            agent.rank_exits(rank, code)
+        for _ in range(10):
+            await fleet.settle(0.3)
+        assert fleet.job.phase is phase
+        assert fleet.job.attempt == (5 if phase is Phase.FINISHED else 6)
+
+    run(scenario)
+
+
 def test_a_node_that_died_while_the_hub_was_away_is_replaced_after_adoption():
     async def scenario():
         fleet = Fleet("")

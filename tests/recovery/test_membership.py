@@ -4,6 +4,7 @@ import pytest
 
 from pulsetrain.protocol.messages import Held, Leaving
 from pulsetrain.recovery.membership import Membership, Promotion
+from pulsetrain.recovery.memory import WorldMemory
 from pulsetrain.recovery.nodes import Node, NodeState
 from tests.recovery.builders import heartbeat, hello, status
 
@@ -45,6 +46,12 @@ def test_a_declared_standby_helps_a_running_job_but_not_to_form_one():
     members = joined("a", "b", standby=("b",))
     assert not members.enough(2, forming=True)
     assert members.enough(2, forming=False)
+
+
+def test_a_declared_standby_that_had_replaced_a_node_helps_to_form_the_world_again():
+    members = joined("a", "b", "z", standby=("b", "z"))
+    members.before = WorldMemory(attempt=3, nodes=["a", "b"], pids=[ord("a"), ord("b")])
+    assert members.available(forming=True) == 2
 
 
 def test_nodes_that_failed_the_check_do_not_count():

@@ -246,3 +246,73 @@ def test_a_new_hub_does_not_ask_for_the_same_node_again():
         assert len(scheduler.asked) == 1
 
     run(scenario)
+
+
+async def interrupted(memory, nodes, *, sick="", **join):
+    """A new hub, to which nodes come back whose ranks the hub before it has stopped."""
+    fleet = Fleet("", memory=memory)
+    for name in nodes:
+        fleet.agents[name] = fleet.join(name, sick=name == sick, **join)
+    await beat(fleet, 6)
+    return fleet
+
+
+async def beat(fleet, times):
+    """Let time pass in which all agents are heard."""
+    for _ in range(times):
+        for agent in fleet.agents.values():
+            agent.send_heartbeat()
+        await fleet.settle(0.9)
+
+
+def test_a_recovery_that_was_interrupted_begins_with_the_check_and_evicts_once():
+    async def scenario():
+        memory = FakeMemory()
+        await Fleet("ab", memory=memory).form()
+        fleet = await interrupted(memory, "abz", sick="b")
+        assert fleet.journal.kinds().count("evict") == 1
+        assert fleet.node("b").state is NodeState.EVICTED
+        assert [p.node for p in fleet.job.world] == ["a", "z"]
+        assert (fleet.job.phase, fleet.job.attempt) == (Phase.RUNNING, 1)
+        assert len(memory.times_ns["j"]) == 1
+        again = await interrupted(memory, "az")
+        assert [p.node for p in again.job.world] == ["a", "z"]
+        assert len(memory.times_ns["j"]) == 1
+
+    run(scenario)
+
+
+def test_an_eviction_that_was_counted_is_known_with_its_node():
+    """The hub may be lost while it stores the budget."""
+
+    class Lost(FakeMemory):
+        async def stored(self):
+            assert self.nodes["j", "b"].evicted
+            assert len(self.times_ns["j"]) == 1
+
+    async def scenario():
+        await evicted(Lost())
+
+    run(scenario)
+
+
+def test_a_new_job_is_not_checked_before_its_first_launch():
+    async def scenario():
+        fleet = await interrupted(FakeMemory(), "ab")
+        assert "self_check" not in fleet.journal.kinds()
+
+    run(scenario)
+
+
+def test_standbys_take_the_place_of_nodes_that_were_evicted_or_do_not_come_back_to_a_new_hub():
+    async def scenario():
+        memory = FakeMemory()
+        await Fleet("ab", memory=memory).form()
+        fleet = await interrupted(memory, "a")
+        fleet.agents["z"] = fleet.join("z", standby=True)
+        await beat(fleet, 4)
+        assert fleet.job.phase is Phase.FORMING  # b may still come
+        await beat(fleet, 10)
+        assert (fleet.job.phase, [p.node for p in fleet.job.world]) == (Phase.RUNNING, ["a", "z"])
+
+    run(scenario)

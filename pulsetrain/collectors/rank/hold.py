@@ -100,7 +100,13 @@ class HoldPoint:
             if self._phase is None:
                 self._phase = Phase(state, state.ring.intern(PHASE), category_number(PHASE, "other"))
             with self._phase:
-                return self._stand(state)
+                if state.turns is None:
+                    return self._stand(state)
+                state.turns.leave()  # the others need the device to get to where they stand
+                try:
+                    return self._stand(state)
+                finally:
+                    state.turns.enter()
         except Exception:  # noqa: BLE001 - the training loop must not see our faults
             state.fault()
             return 0

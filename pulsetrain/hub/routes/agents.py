@@ -66,6 +66,7 @@ async def serve_agent(
         hello = _hello(await socket.receive_text())
         await claim.take(hello)
         node = inbox.connected(hello, send)
+        node.hub_address = (socket.scope.get("server") or ("",))[0]
     except (CorruptData, UsageError) as error:
         await socket.close(POLICY_VIOLATION, str(error)[:120])
         return

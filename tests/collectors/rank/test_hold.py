@@ -194,3 +194,20 @@ def test_what_tells_its_end_only_to_who_waits_is_not_counted_as_in_flight():
         4: operation(host_only=False, peer=3),
     }
     assert in_flight(pending) == 2
+
+
+def test_a_rank_that_stands_gives_its_device_to_the_others(rank):
+    told = []
+    rank.state.turns = SimpleNamespace(
+        leave=lambda: told.append("leaves"), enter=lambda: told.append("enters")
+    )
+    rank.reader.hold(7, 0, FAR)
+
+    def look():
+        told.append("stands")
+        rank.reader.hold(0, 0, 0)
+
+    rank.meanwhile = look
+    rank.step()
+    rank.step()
+    assert told == ["leaves", "stands", "enters"]

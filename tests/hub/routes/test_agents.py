@@ -25,6 +25,7 @@ class Socket:
 
     def __init__(self, *texts, token=TOKEN):
         self.headers, self.query_params = {"authorization": f"Bearer {token}"}, {}
+        self.scope = {"server": ("10.0.0.5", 8780)}
         self.texts, self.sent, self.accepted, self.closed = list(texts), [], False, None
 
     async def accept(self):
@@ -77,6 +78,7 @@ def test_messages_arrive_in_order_and_the_end_of_the_connection_is_noticed():
     beats = [heartbeat("a", seq=seq) for seq in (1, 2)]
     serve(Socket(encode(hello()), *map(encode, beats)), controller)
     assert (controller.node.name, controller.heard, controller.gone) == ("a", beats, True)
+    assert controller.node.hub_address == "10.0.0.5"  # where this node reaches the hub
 
 
 def test_without_the_token_nobody_is_accepted():

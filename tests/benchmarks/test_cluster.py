@@ -1,0 +1,58 @@
+"""The parts of the cluster benchmark: which points there are, what is reported, and a quick run."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+from clustered import failover, parts, report
+
+from tests.repository import ROOT
+
+
+def test_every_state_is_hit_as_often_as_any_other():
+    points = failover.draw(seed=3, count=2 * len(failover.STATES))
+    assert set(Counter(point.state for point in points).values()) == {2}
+    assert points == failover.draw(seed=3, count=2 * len(failover.STATES))
+    assert sum(point.member for point in points) == 2
+
+
+def test_what_is_not_installed_is_left_out_with_the_reason(monkeypatch):
+    monkeypatch.setattr(failover, "which", lambda program: None)
+    (unit,) = parts.units(parts.Wanted(parts=("failover",)))
+    said = report.result([{"unit": unit.name, **row} for row in unit.run(ROOT)])
+    assert said["left_out"] == {"failover": "no etcd here: run deploy/test-services"}
+    assert said["failover"]["points"] == 0
+
+
+def point(seconds, *, spent=1, gone=1):
+    return {
+        "what": "point", "state": "checking", "seconds": seconds, "healed": seconds <= failover.HEALED_S,
+        "spent": spent, "gone": gone, "victim_gone": gone > 0,
+    }  # fmt: skip
+
+
+def test_points_that_took_long_or_evicted_twice_are_counted():
+    said = report.result([point(4.0), point(11.0), point(3.0, spent=2), point(2.0, spent=0, gone=0)])
+    found = said["failover"]
+    assert (found["points"], found["healed"], found["p95_s"]) == (4, 3, 11.0)
+    assert (found["double_evictions"], found["not_evicted"], found["budget_kept"]) == (1, 1, False)
+    assert said["slurm"] == {"evict_s": None, "lost_node_s": None}
+    assert said["agents"] == 0
+
+
+@pytest.mark.alone
+@pytest.mark.slow
+@pytest.mark.integration
+def test_a_quick_run_counts_messages_at_start_up_and_names_a_lost_agent(tmp_path):
+    command = [sys.executable, ROOT / "benchmarks" / "cluster.py", "--quick", "--part", "agents"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=140, cwd=tmp_path, check=False)
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout.splitlines()[-1])
+    assert (said["broken"], said["agents"]) == ([], 16)
+    assert 4 <= said["startup_messages_per_node"] < 5
+    assert said["agent_cpu_us"] > 0
+    assert said["named_s"] < 10
