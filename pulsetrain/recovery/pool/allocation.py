@@ -1,0 +1,112 @@
+"""Who holds which devices of a pool while a decision is made. Only `decide` changes it."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+
+from pulsetrain.recovery.pool.demand import JobDemand, Prices
+
+Placement = dict[str, int]
+
+
+class Allocation:
+    """Free devices of each node and blocks of each job. `why` says of each changed job what for.
+
+    Blocks on nodes that the pool does not have are left out: they are lost.
+    """
+
+    def __init__(self, slots: Mapping[str, int], jobs: Iterable[JobDemand], prices: Prices) -> None:
+        self.slots, self.prices = slots, prices
+        self.jobs = {job.name: job for job in jobs}
+        self.free = dict(slots)
+        self.placed: dict[str, Placement] = {}
+        self._sizes: dict[str, int] = {}
+        self._log: list[tuple[JobDemand, str, int]] = []
+        self.on: dict[str, set[str]] = defaultdict(set)
+        self.why: dict[str, str] = {}
+        self.before = {job.name: dict(job.placed) for job in self.jobs.values()}
+        for job in self.jobs.values():
+            held = {node: blocks for node, blocks in job.placed.items() if node in self.free and blocks > 0}
+            self.placed[job.name] = held
+            self._sizes[job.name] = sum(held.values())
+            for node, blocks in held.items():
+                self.free[node] -= blocks * job.unit
+                self.on[node].add(job.name)
+        self.total_free = sum(self.free.values())
+        self._nodes_by_free = Counter(self.free.values())
+
+    def size(self, job: JobDemand) -> int:
+        """Blocks of a job now."""
+        return self._sizes[job.name]
+
+    def fits(self, job: JobDemand) -> int:
+        """How many more blocks of this job fit into what is free."""
+        if job.nodes is not None:
+            free = [self.free[node] for node in job.nodes if node in self.free]
+            return sum(max(0, devices) // job.unit for devices in free)
+        by_free = self._nodes_by_free.items()
+        return sum(devices // job.unit * nodes for devices, nodes in by_free if devices > 0)
+
+    def add(self, job: JobDemand, node: str, blocks: int) -> None:
+        """Give a job blocks of a node."""
+        self._log.append((job, node, blocks))
+        self._add(job, node, blocks)
+
+    def remove(self, job: JobDemand, node: str, blocks: int) -> None:
+        """Take blocks of a node from a job."""
+        self.add(job, node, -blocks)
+
+    def _add(self, job: JobDemand, node: str, blocks: int) -> None:
+        held = self.placed[job.name]
+        held[node] = held.get(node, 0) + blocks
+        self._sizes[job.name] += blocks
+        if held[node]:
+            self.on[node].add(job.name)
+        else:
+            del held[node]
+            self.on[node].discard(job.name)
+        self._change(node, -blocks * job.unit)
+
+    def mark(self) -> tuple[int, dict[str, str]]:
+        """The present state, for `undo`."""
+        return len(self._log), dict(self.why)
+
+    def undo(self, mark: tuple[int, dict[str, str]]) -> None:
+        """Go back to a state."""
+        length, self.why = mark
+        while len(self._log) > length:
+            job, node, blocks = self._log.pop()
+            self._add(job, node, -blocks)
+
+    def _change(self, node: str, devices: int) -> None:
+        self._nodes_by_free[self.free[node]] -= 1
+        self.free[node] += devices
+        self.total_free += devices
+        self._nodes_by_free[self.free[node]] += 1
+
+    def release(self, job: JobDemand, why: str) -> None:
+        """Take everything from a job."""
+        for node, blocks in list(self.placed[job.name].items()):
+            self.remove(job, node, blocks)
+        self.why[job.name] = why
+
+    def place(self, job: JobDemand, blocks: int, why: str) -> None:
+        """Give a job so many more blocks. They must fit. The fullest nodes are filled first."""
+        room = self.room(job)
+        for _, node in sorted((self.free[node], node) for node in room):
+            take = min(blocks, self.free[node] // job.unit)
+            self.add(job, node, take)
+            blocks -= take
+            if not blocks:
+                break
+        self.why[job.name] = why
+
+    def room(self, job: JobDemand) -> list[str]:
+        """Nodes that have a free block for this job."""
+        nodes = self.free if job.nodes is None else [n for n in job.nodes if n in self.free]
+        return [node for node in nodes if self.free[node] >= job.unit]
+
+    def held_on(self, node: str) -> list[JobDemand]:
+        """The jobs that hold blocks of a node, by name."""
+        return [self.jobs[name] for name in sorted(self.on[node])]
