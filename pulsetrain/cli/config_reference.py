@@ -53,6 +53,7 @@ _READERS: Mapping[str, str] = MappingProxyType(
         "kafka": "The brokers. Read by `pulsetrain ingest`, `tail`, `run` and `agent`.",
         "notify": "One channel that gets alerts, under a name of your choice. Read by `pulsetrain serve`.",
         "recovery": "The plan of a simulation. Read by `pulsetrain simulate recovery`.",
+        "schedule": "The plan of a simulation. Read by `pulsetrain simulate schedule`.",
         "scheduler": "Who owns the machines, such as Slurm. Read by `pulsetrain serve`.",
         "store": "How tables are created. Read by `pulsetrain serve` and `ingest`.",
         "watch": "When silence counts as a hang. Read by `pulsetrain serve`.",

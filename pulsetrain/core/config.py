@@ -33,6 +33,7 @@ CONFIG_CLASSES: Mapping[str, str] = MappingProxyType(
         "kafka": "pulsetrain.stream.kafka.client:KafkaConfig",
         "notify": "pulsetrain.analytics.incidents.notify:ChannelConfig",
         "recovery": "pulsetrain.simulate.recovery_plan:RecoveryPlan",
+        "schedule": "pulsetrain.simulate.schedule_plan:SchedulePlan",
         "scheduler": "pulsetrain.recovery.scheduler:SchedulerConfig",
         "store": "pulsetrain.records.ddl:Engine",
         "watch": "pulsetrain.analytics.watch:WatchConfig",

@@ -14,7 +14,12 @@ from typing import Literal
 
 from pulsetrain.recovery.pool.allocation import Allocation
 from pulsetrain.recovery.pool.demand import JobDemand, Prices, Tier, rank_of
-from pulsetrain.recovery.pool.making_room import can_reclaim, defragment, reclaim
+from pulsetrain.recovery.pool.making_room import (
+    can_reclaim,
+    defragment,
+    reclaim,
+    reclaim_and_move,
+)
 
 MOST_ROUNDS = 4  # what one job leaves over may be enough for one that was looked at before
 LOST = "its devices failed"
@@ -69,7 +74,7 @@ def decide(slots: Mapping[str, int], jobs: Iterable[JobDemand], prices: Prices) 
     """
     nodes = {node: slots[node] for node in sorted(slots)}
     promised = promises(sum(nodes.values()), jobs, prices)
-    known = sorted((replace(j, promised=j.name in promised) for j in jobs), key=_turn)
+    known = sorted((_promised(j, j.name in promised) for j in jobs), key=_turn)
     allocation = Allocation(nodes, known, prices)
     _end_overload(allocation)
     free = [job for job in known if not job.busy]
@@ -82,10 +87,14 @@ def decide(slots: Mapping[str, int], jobs: Iterable[JobDemand], prices: Prices) 
                 _start(allocation, job)
         if allocation.mark()[0] == mark:
             break
-    if not any(allocation.size(job) < _floor(allocation, job) for job in free):
+    if not any(allocation.size(job) < allocation.floors[job.name] for job in free):
         for job in free:
             _grow(allocation, job)
     return _decision(allocation, promised)
+
+
+def _promised(job: JobDemand, promised: bool) -> JobDemand:
+    return job if job.promised == promised else replace(job, promised=promised)
 
 
 def _turn(job: JobDemand) -> tuple[int, int, str]:
@@ -128,23 +137,23 @@ def _end_overload(allocation: Allocation) -> None:
                 allocation.release(job, f"{node} has fewer devices than are in use")
 
 
-def _floor(allocation: Allocation, job: JobDemand) -> int:
-    return job.floor(allocation.prices.margin) if job.promised else 0
-
-
 def _give_floor(allocation: Allocation, job: JobDemand) -> None:
     """Bring a promised job to its floor. A job that lost devices gets others, or stops."""
     size = allocation.size(job)
-    floor = _floor(allocation, job)
-    before = sum(allocation.before[job.name].values())
+    floor = allocation.floors[job.name]
+    lost = job.name in allocation.lost
+    if not lost and size >= floor:
+        return
+    before = sum(allocation.before[job.name].values()) if lost else size
     wanted = max(floor, job.fit(before) if before > size else 0)
     if wanted <= size and job.fit(size) == size:
         return
-    missing = wanted - size
-    if _make_room(allocation, job, missing):
-        why = LOST if before > size else "its promised share"
-        allocation.place(job, missing, why)
-    elif job.fit(size) != size:
+    why = LOST if lost else "its promised share"
+    for blocks in sorted({wanted, floor} - {size}, reverse=True):
+        if blocks > size and _make_room(allocation, job, blocks - size):
+            allocation.place(job, blocks - size, why)
+            return
+    if lost:
         _settle(allocation, job, size)
 
 
@@ -163,11 +172,13 @@ def _make_room(allocation: Allocation, job: JobDemand, blocks: int) -> bool:
         return True
     if not can_reclaim(allocation, job, blocks):
         return False
-    return reclaim(allocation, job, blocks)
+    return reclaim(allocation, job, blocks) or reclaim_and_move(allocation, job, blocks)
 
 
 def _start(allocation: Allocation, job: JobDemand) -> None:
     """Start a job on what is free. One that waits for its promise may take the place of basic ones."""
+    if not job.guaranteed and allocation.total_free < job.least * job.unit:
+        return
     if job.promised:
         _start_small(allocation, job)
         return
@@ -179,10 +190,21 @@ def _start(allocation: Allocation, job: JobDemand) -> None:
     if not least:
         return
     enough = allocation.total_free >= least * job.unit
-    if (enough and defragment(allocation, job, least)) or (
-        job.guaranteed and _make_room(allocation, job, least)
-    ):
-        allocation.place(job, least, "devices are free" if enough else "it comes before basic jobs")
+    if enough and _together(allocation, job, least):
+        allocation.place(job, least, "devices are free")
+    elif job.guaranteed and _make_room(allocation, job, least):
+        allocation.place(job, least, "it comes before basic jobs")
+
+
+def _together(allocation: Allocation, job: JobDemand, blocks: int) -> bool:
+    """Move small jobs together for one without a promise. Where that failed, no larger job tries it again."""
+    devices = blocks * job.unit
+    if devices >= allocation.stuck:
+        return False
+    done = defragment(allocation, job, blocks)
+    if not done:
+        allocation.stuck = devices
+    return done
 
 
 def _start_small(allocation: Allocation, job: JobDemand) -> None:
@@ -193,15 +215,20 @@ def _start_small(allocation: Allocation, job: JobDemand) -> None:
 
 
 def _grow(allocation: Allocation, job: JobDemand) -> None:
-    """Let a job use what is free, where that gains more than the pause costs."""
+    """Let a job use what is free, where that gains more than its pause costs, or where it pauses anyway."""
     size, prices = allocation.size(job), allocation.prices
-    changed = job.name in allocation.why
-    if not size or size >= job.most or changed or job.still_s < prices.grow_after_s:
+    if not size or size >= job.most:
         return
+    before = sum(allocation.before[job.name].values())
     larger = job.fit(size + allocation.fits(job))
-    gain = (larger - size) * job.unit * prices.horizon_s
-    if larger > size and gain > larger * job.unit * prices.pause_s:
-        allocation.place(job, larger - size, "devices are free")
+    if larger <= size or size < before:
+        return
+    if size == before and allocation.placed[job.name] == allocation.before[job.name]:
+        gain = (larger - size) * job.unit * prices.horizon_s
+        if job.still_s < prices.grow_after_s or gain <= larger * job.unit * prices.pause_s:
+            return
+        allocation.why[job.name] = "devices are free"
+    allocation.place(job, larger - size, allocation.why[job.name])
 
 
 def _decision(allocation: Allocation, promised: frozenset[str]) -> Decision:
@@ -239,8 +266,8 @@ def _what(before: int, after: int) -> What:
 def _why_waits(allocation: Allocation, job: JobDemand) -> str:
     if job.name in allocation.why:
         return allocation.why[job.name]
-    if job.least * job.unit > sum(allocation.slots.values()):
-        return f"it needs {job.least * job.unit} devices, the pool has {sum(allocation.slots.values())}"
+    if job.least * job.unit > allocation.devices:
+        return f"it needs {job.least * job.unit} devices, the pool has {allocation.devices}"
     if job.guaranteed and not job.promised:
         return "the pool's promises to others leave too little for it"
     return f"{job.least * job.unit} free devices are needed, {max(0, allocation.total_free)} are free"

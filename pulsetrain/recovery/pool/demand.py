@@ -57,9 +57,9 @@ class JobDemand:
     node.
 
     `order` is the order of arrival. `placed` has the blocks that it holds now, by node. `promised`: its
-    guarantee was given. `nodes` are those that it can run on, None for any. `may_lose_s` is how long it may
-    stand still in its present hour without falling below its guarantee. `still_s` is the time since it was
-    changed. A job that is `busy` is left alone.
+    guarantee was given. `nodes` are those that it can run on, with the most blocks there, None for any.
+    `may_lose_s` is how long it may stand still in its present hour without falling below its guarantee.
+    `still_s` is the time since it was changed. A job that is `busy` is left alone.
     """
 
     name: str
@@ -71,7 +71,7 @@ class JobDemand:
     step: int = 1
     placed: Mapping[str, int] = field(default_factory=dict)
     promised: bool = False
-    nodes: frozenset[str] | None = None
+    nodes: Mapping[str, int] | None = None
     may_lose_s: float = math.inf
     still_s: float = math.inf
     busy: bool = False

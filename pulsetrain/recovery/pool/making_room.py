@@ -41,6 +41,36 @@ def reclaim(allocation: Allocation, job: JobDemand, blocks: int) -> bool:
     return True
 
 
+def reclaim_and_move(allocation: Allocation, job: JobDemand, blocks: int) -> bool:
+    """Where no node can be freed by taking alone: take devices anywhere, and move what is left together.
+
+    It takes twice as much each time that it was not enough.
+    """
+    mark, count = allocation.mark(), 1
+    while True:
+        offers = [_taking_from(allocation, job, other) for other in allocation.jobs.values()]
+        takings = sorted((o for o in offers if o is not None), key=lambda taking: _cost([taking]))
+        if not takings:
+            allocation.undo(mark)
+            return False
+        for number, taking in enumerate(takings):
+            if number >= count and allocation.total_free >= blocks * job.unit:
+                break
+            _take(allocation, taking, job)
+        if allocation.fits(job) >= blocks or defragment(allocation, job, blocks):
+            return True
+        count *= 2
+
+
+def _taking_from(allocation: Allocation, job: JobDemand, other: JobDemand) -> Taking | None:
+    """All that can be taken from one job."""
+    blocks = _blocks_to_take(allocation, job, other) if allocation.placed[other.name] else 0
+    if not blocks:
+        return None
+    node = min(allocation.placed[other.name])
+    return _taking(allocation, other, node, blocks, blocks * other.unit)
+
+
 def can_reclaim(allocation: Allocation, job: JobDemand, blocks: int) -> bool:
     """Whether lower ranks hold enough, if nobody had to stay together."""
     lower = [other for other in allocation.jobs.values() if allocation.placed[other.name]]
@@ -49,9 +79,10 @@ def can_reclaim(allocation: Allocation, job: JobDemand, blocks: int) -> bool:
 
 
 def _candidates(allocation: Allocation, job: JobDemand) -> Iterator[str]:
-    nodes = allocation.slots if job.nodes is None else sorted(job.nodes & allocation.slots.keys())
+    nodes = allocation.slots if job.nodes is None else sorted(job.nodes.keys() & allocation.slots.keys())
     for node in nodes:
-        if allocation.slots[node] >= job.unit and allocation.on[node]:
+        full = job.nodes is not None and allocation.placed[job.name].get(node, 0) >= job.nodes[node]
+        if allocation.slots[node] >= job.unit and allocation.on[node] and not full:
             yield node
 
 
@@ -86,7 +117,7 @@ def _blocks_to_take(allocation: Allocation, job: JobDemand, other: JobDemand) ->
     size = allocation.size(other)
     if other.rank > STANDARD:
         return size if other.rank > job.rank else 0
-    spare = size - other.floor(allocation.prices.margin)
+    spare = size - allocation.floors[other.name]
     if other.rank == STANDARD and job.rank <= STANDARD and other.may_lose_s >= allocation.prices.pause_s:
         return max(0, spare)
     return 0
@@ -95,7 +126,7 @@ def _blocks_to_take(allocation: Allocation, job: JobDemand, other: JobDemand) ->
 def _taking(allocation: Allocation, other: JobDemand, node: str, blocks: int, need: int) -> Taking:
     """Taking at least so many blocks. A job shrinks to an allowed size, or is pre-empted."""
     prices, size = allocation.prices, allocation.size(other)
-    least = other.floor(prices.margin) if other.rank == STANDARD else 0
+    least = allocation.floors[other.name]
     left = max(other.fit(size - blocks), least)
     devices = size * other.unit
     waste = max(0, devices - need) * prices.horizon_s if not left else 0.0
@@ -112,7 +143,7 @@ def _take(allocation: Allocation, taking: Taking, job: JobDemand) -> None:
     if taking.stops:
         allocation.release(other, why)
         return
-    least = other.floor(allocation.prices.margin) if other.rank == STANDARD else 0
+    least = allocation.floors[other.name]
     left = max(other.fit(size - taking.blocks), least)
     here = allocation.placed[other.name].get(taking.node, 0)
     allocation.remove(other, taking.node, min(here, size - left))
@@ -194,7 +225,7 @@ def _clearing(allocation: Allocation, job: JobDemand, node: str) -> Clearing | N
 
 def _movable(allocation: Allocation, other: JobDemand, job: JobDemand) -> bool:
     prices = allocation.prices
-    calm = other.still_s >= prices.grow_after_s or (job.promised and other.rank > STANDARD)
+    calm = other.still_s >= prices.grow_after_s or job.promised
     return not other.busy and calm and other.name != job.name and other.may_lose_s >= prices.pause_s
 
 
@@ -204,11 +235,10 @@ def _clear(allocation: Allocation, clearing: Clearing, kept: set[str]) -> list[t
     mark = allocation.mark()
     for other, blocks in clearing.moves:
         for _ in range(blocks):
-            targets = [n for n in allocation.room(other) if n != clearing.node and n not in kept]
-            if not targets:
+            to = allocation.tightest(other, kept | {clearing.node})
+            if not to:
                 allocation.undo(mark)
                 return []
-            to = min(targets, key=lambda n: (allocation.free[n], n))
             allocation.remove(other, clearing.node, 1)
             allocation.add(other, to, 1)
             done.append((other, clearing.node, to))
