@@ -1,0 +1,1 @@
+"""What moving jobs costs, and what it gives: the parts of a benchmark."""
