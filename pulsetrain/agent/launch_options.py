@@ -45,6 +45,8 @@ class NodeOptions:
     nproc_per_node: int = 1
     max_restarts: int = 3
     standby: bool = False
+    tier: str = "standard"
+    """What the job is promised of a pool."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,6 +114,7 @@ class LaunchOptions:
             node_unit=self.node.node_unit,
             max_restarts=self.node.max_restarts,
             standby=self.node.standby,
+            tier=self.node.tier,
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -221,6 +222,8 @@ class Node:
             standby=identity.standby,
             version=__version__,
             switch=identity.switch,
+            host=socket.gethostname(),
+            tier=identity.tier,
             gpus=tuple(self._parts.machine.identities),
         )
         return (hello, *self._attempt.exits)

@@ -52,6 +52,7 @@ _READERS: Mapping[str, str] = MappingProxyType(
         "ingest": "How records go from Kafka into the store. Read by `pulsetrain ingest`.",
         "kafka": "The brokers. Read by `pulsetrain ingest`, `tail`, `run` and `agent`.",
         "notify": "One channel that gets alerts, under a name of your choice. Read by `pulsetrain serve`.",
+        "pool": "Devices that several jobs share. Read by `pulsetrain serve`.",
         "recovery": "The plan of a simulation. Read by `pulsetrain simulate recovery`.",
         "schedule": "The plan of a simulation. Read by `pulsetrain simulate schedule`.",
         "scheduler": "Who owns the machines, such as Slurm. Read by `pulsetrain serve`.",

@@ -32,6 +32,7 @@ CONFIG_CLASSES: Mapping[str, str] = MappingProxyType(
         "ingest": "pulsetrain.stream.kafka.ingest_config:IngestConfig",
         "kafka": "pulsetrain.stream.kafka.client:KafkaConfig",
         "notify": "pulsetrain.analytics.incidents.notify:ChannelConfig",
+        "pool": "pulsetrain.recovery.pool.config:PoolConfig",
         "recovery": "pulsetrain.simulate.recovery_plan:RecoveryPlan",
         "schedule": "pulsetrain.simulate.schedule_plan:SchedulePlan",
         "scheduler": "pulsetrain.recovery.scheduler:SchedulerConfig",

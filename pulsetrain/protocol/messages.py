@@ -186,7 +186,8 @@ class Hello:
     """First message of an agent, also after each reconnect. `attempt` is -1 while it runs no ranks.
 
     The job runs on `min_nnodes` to `nnodes` nodes, in multiples of `node_unit`. 0 for `min_nnodes`: on
-    `nnodes`. `world_nodes` is the number of nodes of the attempt, 0 if unknown.
+    `nnodes`. `world_nodes` is the number of nodes of the attempt, 0 if unknown. `host` names the machine, ""
+    if unknown. `tier` is what the job is promised of a pool.
     """
 
     node: str
@@ -207,6 +208,8 @@ class Hello:
     node_unit: int = 1
     world_nodes: int = 0
     gpus: tuple[GpuIdentity, ...] = ()
+    host: str = ""
+    tier: str = "standard"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,6 +31,7 @@ from pulsetrain.recovery.actions import POLL_S
 from pulsetrain.recovery.controller import Controller
 from pulsetrain.recovery.memory import JobMemory
 from pulsetrain.recovery.policy import Policy
+from pulsetrain.recovery.pool.config import PoolConfig
 from pulsetrain.recovery.scheduler import SchedulerRequests
 from pulsetrain.recovery.state import Services
 from pulsetrain.recovery.transitions import Phase
@@ -288,6 +289,7 @@ class Fleet:
         memory=None,
         sizes=(0, 1),
         scheduler=None,
+        pool=None,
         **agent,
     ):
         self.clock, self.journal = FakeClock(), KeptJournal()
@@ -301,13 +303,29 @@ class Fleet:
             background=self.loops,
             memory=self.memory,
             scheduler=scheduler or SchedulerRequests(),
+            pool=pool or PoolConfig(),
         )
         self.controller = Controller(services, self.loops)
         self.max_restarts, self.nnodes, self.sizes = max_restarts, nnodes, sizes
         self.agents = {n: self.join(n, **agent) for n in nodes}
 
-    def join(self, node, *, attempt=-1, node_rank=-1, pid=None, job="j", address="", world_nodes=0, **agent):
+    def join(
+        self,
+        node,
+        *,
+        attempt=-1,
+        node_rank=-1,
+        pid=None,
+        job="j",
+        address="",
+        world_nodes=0,
+        host="",
+        tier="standard",
+        **agent,
+    ):
         hello = Hello(
+            host=host,
+            tier=tier,
             node=node,
             address=address or "127.0.0.1",
             job=job,

@@ -57,6 +57,7 @@ class NodeIdentity:
     max_restarts: int = 3
     standby: bool = False
     switch: str = ""
+    tier: str = "standard"
 
 
 def rank_environment(

@@ -32,9 +32,9 @@ class Allocation:
         for job in self.jobs.values():
             held = {node: blocks for node, blocks in job.placed.items() if node in self.free and blocks > 0}
             self.placed[job.name] = held
-            if held.keys() != job.placed.keys():
+            size = self._sizes[job.name] = sum(held.values())
+            if held.keys() != job.placed.keys() or job.fit(size) != size:
                 self.lost.add(job.name)
-            self._sizes[job.name] = sum(held.values())
             for node, blocks in held.items():
                 self.free[node] -= blocks * job.unit
                 self.on[node].add(job.name)

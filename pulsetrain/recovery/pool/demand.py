@@ -21,7 +21,7 @@ class Tier(StrEnum):
     BASIC = "basic"
 
 
-TIERS: tuple[str, ...] = tuple(Tier)
+TIERS: tuple[str, ...] = tuple(tier.value for tier in Tier)
 GUARANTEE: Mapping[Tier, float] = MappingProxyType({Tier.PREMIUM: 0.95, Tier.STANDARD: 0.70, Tier.BASIC: 0.0})
 """The share of its ideal work that a job gets in each hour (Singularity, arXiv 2202.07848)."""
 _RANK: Mapping[Tier, int] = MappingProxyType({tier: rank for rank, tier in enumerate(Tier)})
