@@ -17,6 +17,7 @@ from pulsetrain.recovery.pool.demand import JobDemand, Prices, Tier, rank_of
 from pulsetrain.recovery.pool.making_room import (
     can_reclaim,
     defragment,
+    drop,
     reclaim,
     reclaim_and_move,
 )
@@ -160,10 +161,13 @@ def _give_floor(allocation: Allocation, job: JobDemand) -> None:
 def _settle(allocation: Allocation, job: JobDemand, size: int) -> None:
     """Go on with what is left and what is free, or stop."""
     best = job.fit(min(size + allocation.fits(job), job.most))
-    if best >= size and best:
+    if not best:
+        allocation.release(job, "its devices failed, and too few are left")
+    elif best >= size:
         allocation.place(job, best - size, LOST)
     else:
-        allocation.release(job, "its devices failed, and too few are left")
+        drop(allocation, job, size - best)
+        allocation.why[job.name] = LOST
 
 
 def _make_room(allocation: Allocation, job: JobDemand, blocks: int) -> bool:

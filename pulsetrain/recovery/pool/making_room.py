@@ -147,11 +147,11 @@ def _take(allocation: Allocation, taking: Taking, job: JobDemand) -> None:
     left = max(other.fit(size - taking.blocks), least)
     here = allocation.placed[other.name].get(taking.node, 0)
     allocation.remove(other, taking.node, min(here, size - left))
-    _drop(allocation, other, allocation.size(other) - left)
+    drop(allocation, other, allocation.size(other) - left)
     allocation.why[other.name] = why
 
 
-def _drop(allocation: Allocation, job: JobDemand, blocks: int) -> None:
+def drop(allocation: Allocation, job: JobDemand, blocks: int) -> None:
     """Take more blocks, where a job shrinks in steps. Those on the emptiest nodes go first."""
     held = allocation.placed[job.name]
     for node in sorted(held, key=lambda n: (held[n], n)):

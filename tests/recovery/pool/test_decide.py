@@ -88,6 +88,11 @@ def test_when_devices_fail_the_newest_standard_job_waits_and_premium_does_not():
     assert decision.promised == {"p", "s", "t"}
 
 
+def test_a_job_goes_on_with_the_allowed_size_that_is_left():
+    jobs = [job("j", "premium", 4, least=1, step=2, placed={"a": 1, "b": 3}, promised=True)]
+    assert rows(decide({"b": 3}, jobs, EAGER)) == [("shrink", "j", {"b": 2})]
+
+
 def test_a_reserve_is_promised_to_nobody():
     wanting = [job("p", "premium", 9), job("q", "premium", 1, order=1), job("r", "standard", 1, order=2)]
     assert promises(10, wanting, Prices(reserve_ratio=0.1)) == {"p"}
