@@ -1,1 +1,1 @@
-"""Parts of move.py."""
+"""What moving jobs costs, and what it gives: the parts of move.py."""

@@ -13,6 +13,7 @@ from click.shell_completion import CompletionItem
 from pulsetrain.agent.hub_flags import DATA, HUB, TOKEN
 from pulsetrain.agent.slurm import step_of
 from pulsetrain.core.errors import UsageError
+from pulsetrain.recovery.pool.demand import TIERS
 
 if TYPE_CHECKING:  # the agent takes most of a command's start
     from pulsetrain.agent.launch import Say
@@ -102,6 +103,13 @@ _OURS = (
         metavar="M",
         help="Ranks of this node take turns on M devices. Default: each rank has one.",
     ),
+    click.option(
+        "--tier",
+        type=click.Choice(TIERS),
+        default="standard",
+        show_default=True,
+        help="What a hub with a pool promises this job.",
+    ),
     click.option("--job", metavar="NAME", help="Name of the job. Default: Slurm's, else the script's."),
     click.option("--node", metavar="NAME", help="Name of this node. Default: Slurm's, else the host's."),
     click.option(
@@ -146,6 +154,7 @@ class LaunchFlags(TypedDict):
     nnodes: str | None
     node_unit: int
     devices_per_node: int
+    tier: str
     nproc_per_node: str
     max_restarts: int
     standalone: bool
@@ -205,6 +214,7 @@ def launch_options(
             nproc_per_node=local_processes(flags["nproc_per_node"]),
             max_restarts=flags["max_restarts"],
             standby=standby,
+            tier=flags["tier"],
         ),
         output=OutputOptions(
             log_dir=_path(flags["log_dir"]),

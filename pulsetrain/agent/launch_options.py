@@ -47,6 +47,8 @@ class NodeOptions:
     """The ranks take turns on so many devices. 0: each has one."""
     max_restarts: int = 3
     standby: bool = False
+    tier: str = "standard"
+    """What the job is promised of a pool."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,6 +117,7 @@ class LaunchOptions:
             devices=self.node.devices,
             max_restarts=self.node.max_restarts,
             standby=self.node.standby,
+            tier=self.node.tier,
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import socket
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -224,6 +225,8 @@ class Node:
             standby=identity.standby,
             version=__version__,
             switch=identity.switch,
+            host=socket.gethostname(),
+            tier=identity.tier,
             gpus=tuple(self._parts.machine.identities),
             dump_lacks=self._dump_lacks,
         )

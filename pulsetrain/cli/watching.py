@@ -66,6 +66,7 @@ def _watch(client: HubClient, period_s: float, *, as_json: bool) -> None:
 def _print_status(client: HubClient, report: JsonObject) -> None:
     from pulsetrain.terminal import status_lines
     from pulsetrain.terminal.hub_answers import HubQuestions
+    from pulsetrain.terminal.pool_lines import pool_lines
     from pulsetrain.terminal.view import Answers, printable, view
 
     incidents = HubQuestions(client).incidents_of(report)
@@ -78,7 +79,7 @@ def _print_status(client: HubClient, report: JsonObject) -> None:
         for line in status_lines.job_lines(job, seen.now_ns):
             click.echo(line)
         _print_details(by_name[job.job])
-    for line in status_lines.past_lines(seen):
+    for line in (*pool_lines(report.get("pool")), *status_lines.past_lines(seen)):
         click.echo(line)
     troubled = [row for row in report.get("loops", ()) if row["stale"] or row["failures"]]
     if troubled:

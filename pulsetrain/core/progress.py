@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal, Protocol, TextIO
 if TYPE_CHECKING:
     import rich.progress
 
-Unit = Literal["bytes", "messages", "rows", "runs", "steps"]
+Unit = Literal["bytes", "days", "messages", "rows", "runs", "steps"]
 
 SHORT_S = 0.7
 """Work that is done sooner shows no bar."""

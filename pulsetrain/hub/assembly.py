@@ -51,6 +51,7 @@ from pulsetrain.hub.time_metrics import TimeCollector
 from pulsetrain.hub.token_file import KnownTokens, TokenFile
 from pulsetrain.protocol.access import peer_key
 from pulsetrain.recovery.controller import Controller
+from pulsetrain.recovery.pool_driver import PoolDriver
 from pulsetrain.recovery.state import Services
 from pulsetrain.stream.queries import views
 from pulsetrain.stream.store.clickhouse import Store
@@ -67,6 +68,7 @@ STALE_S: Mapping[str, float] = {
     "notifications": 120.0,
     "loop health": 10.0,
     "past jobs": 600.0,
+    "pool": 5.0,
     "job memory": 90.0,
 }
 """The age above which a loop counts as stuck. Analysis and delivery may take long."""
@@ -113,6 +115,7 @@ def assemble(
         peer_key=partial(peer_key, token),
         scheduler=scheduler,
         stores=stores_of(settings.hub),
+        pool=settings.pool,
     )
     controller = Controller(services, loops, last_attempt=lambda job: views.last_attempt(store, job))
     inbox = HeartbeatInbox(controller, clock)
@@ -129,6 +132,9 @@ def assemble(
     intake.metrics.registry.register(SchedulerCollector(scheduler))
     topology = KeptTopology(controller.jobs)
     notifier = Notifier(alerts, settings.channels, topology, clock)
+    pool = PoolDriver(controller.jobs, settings.pool, clock, observe_only=settings.policy.observe_only)
+    if settings.pool.enabled:
+        loops.add("pool", pool.turn, stale_after_s=STALE_S["pool"] + settings.pool.tick_s)
     _add_loops(loops, controller, detection, notifier, LoopHealth(table.rows, alerts, clock), memory)
     facts = _facts(url, data, clock) | {"observe_only": settings.policy.observe_only}
     return Parts(
@@ -152,6 +158,7 @@ def assemble(
             detection.records,
             clock,
             leadership,
+            pool,
         ),
         leadership=leadership,
         loops=loops,

@@ -13,6 +13,7 @@ from pulsetrain.core.config import load, read_toml
 from pulsetrain.hub.config import HubConfig
 from pulsetrain.records.ddl import Engine
 from pulsetrain.recovery.policy import Policy
+from pulsetrain.recovery.pool.config import PoolConfig
 from pulsetrain.recovery.scheduler import SchedulerConfig
 
 NOTIFY = "notify"
@@ -28,6 +29,7 @@ class Settings:
     channels: Mapping[str, Channel]
     store: Engine = field(default_factory=Engine)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    pool: PoolConfig = field(default_factory=PoolConfig)
 
 
 def load_settings(
@@ -45,4 +47,5 @@ def load_settings(
         channels=channels(file.get(NOTIFY, {})),
         store=load(Engine, "store", file=file, environ=environ),
         scheduler=load(SchedulerConfig, "scheduler", file=file, environ=environ),
+        pool=load(PoolConfig, "pool", file=file, environ=environ),
     )

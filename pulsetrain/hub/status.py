@@ -16,6 +16,7 @@ from pulsetrain.hub.loops import LoopRow, LoopTable
 from pulsetrain.hub.past_jobs import PastStatus
 from pulsetrain.hub.reporter import Reporter
 from pulsetrain.hub.summary import Summary, summarize
+from pulsetrain.recovery.pool_driver import PoolRow
 from pulsetrain.recovery.snapshot import JobSnapshot
 from pulsetrain.recovery.view import JobRow, job_row
 
@@ -55,6 +56,14 @@ class PastRows(Protocol):
         ...
 
 
+class PoolView(Protocol):
+    """Knows the pool of devices."""
+
+    def row(self) -> PoolRow | None:
+        """None where there is no pool."""
+        ...
+
+
 class JobStatus(JobRow):
     """A job with what the analyzers say of it."""
 
@@ -72,6 +81,7 @@ class Status(TypedDict):
     jobs: list[JobStatus]
     past_jobs: list[PastStatus]
     loops: list[LoopRow]
+    pool: PoolRow | None
 
 
 class StatusReport:
@@ -89,11 +99,12 @@ class StatusReport:
         ranking: Ranking,
         clock: Clock,
         leadership: Leadership,
+        pool: PoolView | None = None,
     ) -> None:
         self._facts, self._jobs, self._reporter = facts, jobs, reporter
         self._steps, self._rows, self._loops = steps, rows, loops
         self._past, self._ranking, self._clock = past, ranking, clock
-        self._leadership = leadership
+        self._leadership, self._pool = leadership, pool
 
     def status(self) -> Status:
         """The hub as it is now."""
@@ -111,6 +122,7 @@ class StatusReport:
             "jobs": [self._job(job.snapshot()) for job in self._jobs.values()],
             "past_jobs": self._past.rows(),
             "loops": self._loops.rows(),
+            "pool": self._pool.row() if self._pool else None,
         }
 
     def _job(self, job: JobSnapshot) -> JobStatus:

@@ -186,8 +186,9 @@ class Hello:
     """First message of an agent, also after each reconnect. `attempt` is -1 while it runs no ranks.
 
     The job runs on `min_nnodes` to `nnodes` nodes, in multiples of `node_unit`. 0 for `min_nnodes`: on
-    `nnodes`. `world_nodes` is the number of nodes of the attempt, 0 if unknown.
-    `dump_lacks` is what the host lacks to dump processes, "" for nothing.
+    `nnodes`. `world_nodes` is the number of nodes of the attempt, 0 if unknown. `dump_lacks` is what the host
+    lacks to dump processes, "" for nothing. `host` names the machine, "" if unknown. `tier` is what the job is
+    promised of a pool.
     """
 
     node: str
@@ -209,6 +210,8 @@ class Hello:
     world_nodes: int = 0
     gpus: tuple[GpuIdentity, ...] = ()
     dump_lacks: str = "unknown"
+    host: str = ""
+    tier: str = "standard"
 
 
 @dataclass(frozen=True, kw_only=True)

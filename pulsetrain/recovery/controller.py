@@ -16,6 +16,7 @@ from pulsetrain.recovery.job import Job
 from pulsetrain.recovery.move_preview import MovePreview
 from pulsetrain.recovery.move_request import MoveRequest
 from pulsetrain.recovery.nodes import GONE, Node, Send
+from pulsetrain.recovery.pool.demand import tier_of
 from pulsetrain.recovery.snapshot import JobSnapshot, NodeSnapshot
 from pulsetrain.recovery.state import Services
 from pulsetrain.recovery.world_sizes import WorldSizes
@@ -64,8 +65,19 @@ class Controller:
         """An agent said hello on a new connection. Raises `UsageError` where its job cannot take it."""
         job = self._jobs.get(hello.job)
         if job is None or job.over:
+            tier_of(hello.tier)
             job = self._new_job(hello)
+            node = job.connect(hello, send)
+            if self._pool_holds(hello):
+                job.sharing.hold()
+            return node
         return job.connect(hello, send)
+
+    def _pool_holds(self, hello: Hello) -> bool:
+        """Whether a job that has just come waits for the pool. One that a hub has launched before may run."""
+        services = self._services
+        pooled = services.pool.enabled and not services.policy.observe_only
+        return pooled and hello.attempt < 0 and services.memory.recall(hello.job).world is None
 
     def _new_job(self, hello: Hello) -> Job:
         job = self._jobs[hello.job] = Job(

@@ -164,7 +164,8 @@ def look(job: JobState, loop: Loop) -> None:
 def _steady(job: JobState) -> bool:
     """Whether the job trains, and nothing else is about to stop it."""
     policy = job.services.policy
-    busy = job.move is not None or job.recovery is not None or job.hangs.pending is not None
+    stops = (job.move, job.new_share, job.recovery, job.hangs.pending)
+    busy = any(stop is not None for stop in stops)
     if job.phase is not Phase.RUNNING or busy or policy.observe_only or not job.attempt.first_step_done:
         return False
     return job.now_ns() - job.phase_since_ns >= job.resizing.grow_after_s(policy.grow_after_s) * 1e9

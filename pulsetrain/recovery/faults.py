@@ -128,6 +128,11 @@ def resized(reason: str, attempt: int, now_ns: int) -> Fault:
     return replace(grown(reason, attempt, now_ns), cause="resize")
 
 
+def shared(reason: str, attempt: int, now_ns: int) -> Fault:
+    """The job stops to go on with the nodes that the pool gives it."""
+    return replace(grown(reason, attempt, now_ns), cause="share", actor="pool")
+
+
 def resumed(reason: str, actor: str, attempt: int, now_ns: int) -> Fault:
     """A person lets a pre-empted job go on. What its start takes is measured as that of a recovery."""
     return Fault(

@@ -19,6 +19,7 @@ from pulsetrain.recovery import (
     moving,
     responses,
     scheduling,
+    sharing,
     standby_care,
 )
 from pulsetrain.recovery.device_resizing import ResizePreview
@@ -55,6 +56,7 @@ class Job:
         self._services = services
         self._loop = JobLoop(self._state)
         self.turn = self._loop.turn
+        self.sharing = sharing.JobShare(self._state, self._loop)
         self._joined_s = services.clock.monotonic_s()
 
     @property
@@ -101,6 +103,8 @@ class Job:
         sizes, said = self._state.resizing.sizes, WorldSizes.of(hello)
         if said != sizes:
             raise UsageError(f"node {hello.node!r} says --nnodes={said}, its job {self.name!r} has {sizes}")
+        if self._state.members.nodes:
+            sharing.check_tier(hello.tier, self.sharing.tier, hello.node)
         node = self._state.members.nodes.get(hello.node)
         if node is not None and node.connected and node.hello.pid != hello.pid:
             raise UsageError(
@@ -190,6 +194,7 @@ class Job:
         state.rate.note(state.last_step, now_s)
         state.note_time()
         moving.look(state, self._loop)
+        sharing.look(state, self._loop)
         elasticity.look(state, self._loop)
         scheduling.look(state)
         standbys = standby_care.take_due(state)

@@ -24,7 +24,8 @@ class Promotion:
 class Membership:
     """Nodes by name, the present world, and which nodes failed the last check (node to reason).
 
-    `before` is the world that an earlier hub launched last, None where there was none.
+    `before` is the world that an earlier hub launched last, None where there was none. `allowed` are those
+    that the pool lets the job use, None for all.
     """
 
     def __init__(self) -> None:
@@ -32,6 +33,7 @@ class Membership:
         self.world: tuple[WorldNode, ...] = ()
         self.failed: dict[str, str] = {}
         self.before: WorldMemory | None = None
+        self.allowed: frozenset[str] | None = None
 
     @property
     def world_size(self) -> int:
@@ -48,7 +50,10 @@ class Membership:
 
     def standbys(self) -> list[Node]:
         """Nodes outside the world that could join it. One under a cordon could not."""
-        return [n for n in self.reserves() if not n.cordon]
+        return [n for n in self.reserves() if not n.cordon and self._may_use(n)]
+
+    def _may_use(self, node: Node) -> bool:
+        return self.allowed is None or node.name in self.allowed
 
     def reserves(self) -> list[Node]:
         """Nodes outside the world that can be given commands, also those under a cordon."""
@@ -99,7 +104,7 @@ class Membership:
 
     def healthy(self) -> list[str]:
         """Nodes of the world that can be given commands and did not fail the last check."""
-        return [n.name for n in self.active() if n.name not in self.failed]
+        return [n.name for n in self.active() if n.name not in self.failed and self._may_use(n)]
 
     def enough(self, count: int, *, forming: bool) -> bool:
         """Whether `count` healthy nodes are there, see `available`."""
@@ -171,15 +176,18 @@ class Membership:
         A world of another size is put together anew. Then nobody replaces anybody. Who is left out stands by.
         """
         standby = [n.hello for n in self.standbys()]
+        kept = [n.name for n in self.active() if self._may_use(n)]
         before = {m.node_rank: m.node for m in self.world}
         if self.world and len(self.world) != count:
             left = self.active()
-            self.world = world_sizes.resize(self.world, count, [n.name for n in left], standby)
+            self.world = world_sizes.resize(self.world, count, kept, standby)
             for node in left:
                 node.state = NodeState.STANDBY
             before = {}
         elif self.world:
-            self.world = world.replace_nodes(self.world, [n.name for n in self.active()], standby)
+            for node in self.active():
+                node.state = node.state if self._may_use(node) else NodeState.STANDBY
+            self.world = world.replace_nodes(self.world, kept, standby)
         else:
             order = self.before.nodes if self.before is not None and self.survived() else ()
             self.world = world.form_world(standby, count, order)

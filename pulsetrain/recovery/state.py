@@ -20,9 +20,11 @@ from pulsetrain.recovery.link_suspicion import LinkSuspicions
 from pulsetrain.recovery.membership import Membership
 from pulsetrain.recovery.memory import Memory, NodeMemory, SizeMemory, WorldMemory
 from pulsetrain.recovery.move_request import Move
+from pulsetrain.recovery.new_share import NewShare
 from pulsetrain.recovery.nodes import Node, NodeState
 from pulsetrain.recovery.own_checkpoints import OwnCheckpoints
 from pulsetrain.recovery.policy import EvictionBudget, Policy
+from pulsetrain.recovery.pool.config import PoolConfig
 from pulsetrain.recovery.record import Fault, Recovery, RecoveryDetail
 from pulsetrain.recovery.replacements import Replacements
 from pulsetrain.recovery.resizing import Resizing
@@ -61,6 +63,7 @@ class Services:
     peer_key: Callable[[str], str] = lambda job: ""
     scheduler: SchedulerRequests = field(default_factory=SchedulerRequests)
     stores: StoreHost = field(default_factory=NoStores)
+    pool: PoolConfig = field(default_factory=PoolConfig)
 
 
 class JobState:
@@ -79,6 +82,7 @@ class JobState:
         self.attempt = Attempt()
         self.recovery: Recovery | None = None
         self.move: Move | None = None
+        self.new_share: NewShare | None = None
         self.history: list[RecoveryDetail] = []
         self.failure = self.ended_by = ""
         self.restarts = Restarts()

@@ -34,6 +34,7 @@ from pulsetrain.recovery.actions import POLL_S
 from pulsetrain.recovery.controller import Controller
 from pulsetrain.recovery.memory import JobMemory
 from pulsetrain.recovery.policy import Policy
+from pulsetrain.recovery.pool.config import PoolConfig
 from pulsetrain.recovery.scheduler import SchedulerRequests
 from pulsetrain.recovery.state import Services
 from pulsetrain.recovery.transitions import Phase
@@ -314,6 +315,7 @@ class Fleet:
         memory=None,
         sizes=(0, 1),
         scheduler=None,
+        pool=None,
         **agent,
     ):
         self.clock, self.journal = FakeClock(), KeptJournal()
@@ -327,6 +329,7 @@ class Fleet:
             background=self.loops,
             memory=self.memory,
             scheduler=scheduler or SchedulerRequests(),
+            pool=pool or PoolConfig(),
         )
         self.controller = Controller(services, self.loops)
         self.max_restarts, self.nnodes, self.sizes = max_restarts, nnodes, sizes
@@ -344,9 +347,13 @@ class Fleet:
         world_nodes=0,
         dump_lacks="",
         standby=False,
+        host="",
+        tier="standard",
         **agent,
     ):
         hello = Hello(
+            host=host,
+            tier=tier,
             node=node,
             address=address or "127.0.0.1",
             job=job,

@@ -65,6 +65,7 @@ class NodeIdentity:
     standby: bool = False
     switch: str = ""
     devices: int = 0
+    tier: str = "standard"
 
 
 def rank_environment(

@@ -1,0 +1,213 @@
+"""Asks the policy of the pool, and carries out what it decides by what jobs can do: stop, go on, change over.
+
+Machines are known by host name. A job's agents are on the machines that it could use, and its ranks hold
+devices there only while they run. Actions that give devices come first, and who gets them starts after.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Protocol, TypedDict
+
+from pulsetrain.core.clock import Clock
+from pulsetrain.core.errors import UsageError
+from pulsetrain.recovery.pool.account import ShareAccount
+from pulsetrain.recovery.pool.config import PoolConfig
+from pulsetrain.recovery.pool.decide import Decision, PoolAction, decide
+from pulsetrain.recovery.pool.demand import GUARANTEE, JobDemand
+from pulsetrain.recovery.sharing import JobShare
+
+STAGES = (("preempt", "shrink"), ("migrate",), ("grow", "start"))
+KEPT_ACTIONS = 20
+
+
+class PooledJob(Protocol):
+    """A job, as far as the pool has to do with it."""
+
+    @property
+    def over(self) -> bool: ...
+    @property
+    def sharing(self) -> JobShare: ...
+
+
+class PoolJobRow(TypedDict):
+    """A job of the pool. `devices` it holds now, `most_devices` it could use. `hour_share` is its last whole
+    hour, None before. `why_waits` is "" where it runs."""
+
+    job: str
+    tier: str
+    promised: bool
+    devices: int
+    most_devices: int
+    hour_share: float | None
+    why_waits: str
+
+
+class PoolRow(TypedDict):
+    """The pool. `machines` has devices and those in use by host, `actions` the newest with time, reason and
+    price."""
+
+    machines: dict[str, dict[str, int]]
+    jobs: list[PoolJobRow]
+    actions: list[dict[str, object]]
+
+
+@dataclass(kw_only=True)
+class _Known:
+    """What the pool remembers of a job. `changed_s` is None before its first change."""
+
+    order: int
+    promised: bool = False
+    changed_s: float | None = None
+    account: ShareAccount | None = None
+    why_waits: str = ""
+
+
+class PoolDriver:
+    """One pool of one hub. `turn` belongs to the supervisor of loops."""
+
+    def __init__(
+        self, jobs: Mapping[str, PooledJob], config: PoolConfig, clock: Clock, *, observe_only: bool
+    ) -> None:
+        self._jobs, self._config, self._clock, self._observe_only = jobs, config, clock, observe_only
+        self._known: dict[str, _Known] = {}
+        self._arrived = 0
+        self._plan: list[PoolAction] = []
+        self._issued: list[PoolAction] = []
+        self._planned_s = 0.0
+        self._said: tuple[PoolAction, ...] = ()
+        self._done: deque[dict[str, object]] = deque(maxlen=KEPT_ACTIONS)
+
+    async def turn(self) -> float:
+        """One look at the pool."""
+        self.look()
+        return self._config.tick_s if not self._plan else min(1.0, self._config.tick_s)
+
+    def look(self) -> None:
+        """Go on with what was decided, or decide anew."""
+        present = {name: job for name, job in self._jobs.items() if not job.over and job.sharing.wanted}
+        self._count(present)
+        if self._observe_only:
+            self._say(self._decide(present), present)
+            return
+        if not self._plan and not self._issued:
+            self._plan = list(self._decide(present).actions)
+            self._planned_s = self._clock.monotonic_s()
+        self._go_on(present)
+
+    # -- deciding -----------------------------------------------------------------------------------------
+
+    def _count(self, present: Mapping[str, PooledJob]) -> None:
+        """Count the hours of jobs, and forget those that are over."""
+        now_s = self._clock.monotonic_s()
+        for name in sorted(present.keys() - self._known.keys()):
+            self._known[name] = _Known(order=self._arrived)
+            self._arrived += 1
+        for name in [name for name in self._known if name not in self._jobs or self._jobs[name].over]:
+            del self._known[name]
+        for name, job in present.items():
+            account = self._known[name].account
+            if account is not None:
+                account.add(now_s, job.sharing.speed())
+
+    def _decide(self, present: Mapping[str, PooledJob]) -> Decision:
+        demands = [self._demand(name, job) for name, job in present.items()]
+        decision = decide(self._slots(present), demands, self._config.prices)
+        for name in present:
+            known = self._known[name]
+            known.why_waits = decision.waiting.get(name, "")
+            known.promised = name in decision.promised
+            if known.promised and known.account is None:
+                known.account = ShareAccount(self._clock.monotonic_s())
+        return decision
+
+    def _slots(self, present: Mapping[str, PooledJob]) -> dict[str, int]:
+        hosts = {host for job in present.values() for host in job.sharing.reachable()}
+        return {host: self._config.devices(host) for host in hosts}
+
+    def _demand(self, name: str, job: PooledJob) -> JobDemand:
+        demand, known = job.sharing.demand(self._known[name].order), self._known[name]
+        now_s, margin = self._clock.monotonic_s(), self._config.prices.margin
+        if known.changed_s is not None:
+            demand = replace(demand, still_s=now_s - known.changed_s)
+        if known.account is not None and demand.guaranteed:
+            floor_share = demand.floor(margin) / demand.most
+            may_lose_s = known.account.may_lose_s(GUARANTEE[demand.tier], floor_share)
+            demand = replace(demand, may_lose_s=may_lose_s)
+        return replace(demand, promised=known.promised)
+
+    def _say(self, decision: Decision, present: Mapping[str, PooledJob]) -> None:
+        """Write down what would be done, once."""
+        for action in decision.actions:
+            if action not in self._said:
+                present[action.job].sharing.write("would", {"event": "pool", **action.row()})
+        self._said = decision.actions
+
+    # -- carrying out -------------------------------------------------------------------------------------
+
+    def _go_on(self, present: Mapping[str, PooledJob]) -> None:
+        self._issued = [action for action in self._issued if not self._is_done(action, present)]
+        if self._clock.monotonic_s() - self._planned_s > self._config.plan_s:
+            self._plan, self._issued = [], []
+        while self._plan and not self._issued:
+            stage = next(stage for stage in STAGES if any(a.what in stage for a in self._plan))
+            now = [action for action in self._plan if action.what in stage]
+            self._plan = [action for action in self._plan if action.what not in stage]
+            for action in now:
+                if action.job in present and not self._carry_out(action, present[action.job].sharing):
+                    self._plan, self._issued = [], []
+                    return
+
+    def _carry_out(self, action: PoolAction, share: JobShare) -> bool:
+        """Begin an action. Returns False where that could not be done now: the rest is decided anew."""
+        try:
+            if action.what == "preempt":
+                share.stop(action.reason, self._config.wait_s)
+            else:
+                share.give(action.after, action.reason, self._config.wait_s)
+        except UsageError as error:
+            share.write("pool_refused", {**action.row(), "why_not": str(error)})
+            return False
+        self._known[action.job].changed_s = self._clock.monotonic_s()
+        self._issued.append(action)
+        share.write("pool_action", action.row())
+        self._done.append({"ts_ns": self._clock.wall_ns(), **action.row()})
+        return True
+
+    def _is_done(self, action: PoolAction, present: Mapping[str, PooledJob]) -> bool:
+        job = present.get(action.job)
+        if job is None or action.what == "start":
+            return True
+        if action.what == "preempt":
+            return job.sharing.resting
+        return job.sharing.settled
+
+    # -- status -------------------------------------------------------------------------------------------
+
+    def row(self) -> PoolRow | None:
+        """The pool as the API shows it, None where there is none."""
+        if not self._config.enabled:
+            return None
+        present = {name: job for name, job in self._jobs.items() if name in self._known and not job.over}
+        used: Counter[str] = Counter()
+        jobs: list[PoolJobRow] = []
+        for name, job in present.items():
+            demand, known = job.sharing.demand(0), self._known[name]
+            used.update({host: blocks * demand.unit for host, blocks in demand.placed.items()})
+            hours = known.account.hours if known.account is not None else []
+            jobs.append(
+                {
+                    "job": name,
+                    "tier": demand.tier.value,
+                    "promised": known.promised,
+                    "devices": demand.size * demand.unit,
+                    "most_devices": demand.most * demand.unit,
+                    "hour_share": round(hours[-1], 4) if hours else None,
+                    "why_waits": known.why_waits if not demand.size else "",
+                }
+            )
+        slots = self._slots(present)
+        machines = {host: {"devices": slots[host], "used": used[host]} for host in sorted(slots)}
+        return {"machines": machines, "jobs": jobs, "actions": list(self._done)}

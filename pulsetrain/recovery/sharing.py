@@ -1,0 +1,202 @@
+"""One job of a pool: what it wants and holds, and how it takes up what the pool gives it.
+
+A job that gets other nodes changes over at a saved step, as a job that grows does. One that gets none is
+pre-empted.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Protocol
+
+from pulsetrain.core.errors import UsageError
+from pulsetrain.recovery import elasticity, faults, moving
+from pulsetrain.recovery.move_request import MoveRequest
+from pulsetrain.recovery.new_share import NewShare
+from pulsetrain.recovery.nodes import Node
+from pulsetrain.recovery.pool.demand import JobDemand, Tier, tier_of
+from pulsetrain.recovery.record import Fault
+from pulsetrain.recovery.saves import (
+    ask_for_saves,
+    end_saves,
+    has_checkpointer,
+    restorable_without,
+    saves_every_step,
+)
+from pulsetrain.recovery.state import JobState
+from pulsetrain.recovery.transitions import TERMINAL, Event, Phase
+
+ACTOR = "pool"
+HELD = "waits for its share of the pool"
+
+
+class Loop(Protocol):
+    """Takes what stops the job, or lets it go on."""
+
+    def post(self, event: Event) -> None: ...
+    def report(self, fault: Fault) -> None: ...
+
+
+def machine(node: Node) -> str:
+    """The host of a node's agent. An older agent says none: its node counts as a machine."""
+    return node.hello.host or node.name
+
+
+class JobShare:
+    """What the pool may ask one job, and do to it."""
+
+    def __init__(self, state: JobState, loop: Loop) -> None:
+        self._state, self._loop = state, loop
+
+    @property
+    def tier(self) -> Tier:
+        """The tier that its first agent said."""
+        nodes = self._state.members.nodes.values()
+        return tier_of(next((node.hello.tier for node in nodes), Tier.STANDARD))
+
+    @property
+    def wanted(self) -> bool:
+        """Whether it wants devices: not over, not stopped by a person, and enough of its agents are here."""
+        state = self._state
+        if state.phase in TERMINAL or state.ended_by:
+            return False
+        theirs = state.move is not None and state.move.request.actor != ACTOR
+        if state.phase in moving.PREEMPTED and theirs:
+            return False
+        return bool(self.holds()) or sum(self.reachable().values()) >= state.resizing.sizes.smallest
+
+    @property
+    def resting(self) -> bool:
+        """Whether it holds no devices. One that is about to go on holds what it was given."""
+        waits = self._state.phase is Phase.PREEMPTED and self._state.move is not None
+        return waits or self._state.phase in TERMINAL
+
+    @property
+    def settled(self) -> bool:
+        """Whether nothing is under way: it trains, waits for nodes, or is pre-empted."""
+        state = self._state
+        if state.phase is Phase.RUNNING:
+            idle = state.move is None and state.new_share is None and state.recovery is None
+            return idle and state.attempt.first_step_done
+        return self.resting or (state.phase is Phase.WAITING and state.new_share is None)
+
+    def reachable(self) -> Counter[str]:
+        """How many of its nodes could run ranks on each machine."""
+        nodes = self._state.members.nodes.values()
+        return Counter(machine(node) for node in nodes if node.usable and not node.cordon)
+
+    def holds(self) -> Counter[str]:
+        """How many of its nodes hold devices on each machine, those that it changes over to included."""
+        state = self._state
+        if self.resting or (state.phase is Phase.FORMING and state.move is not None):
+            return Counter()
+        world = {member.node for member in state.members.world}
+        allowed = state.members.allowed
+        names = world if allowed is None else allowed | world if state.new_share else allowed
+        return Counter(machine(n) for n in state.members.nodes.values() if n.usable and n.name in names)
+
+    def speed(self) -> float:
+        """The present share of its full speed."""
+        state = self._state
+        runs = state.phase is Phase.RUNNING and state.attempt.first_step_done
+        return len(state.members.world) / state.resizing.sizes.largest if runs else 0.0
+
+    def demand(self, order: int) -> JobDemand:
+        """What it wants. One that cannot be stopped now is busy, as is one that something is done to."""
+        state, sizes = self._state, self._state.resizing.sizes
+        world = len(state.members.world)
+        other = sizes.largest if world == sizes.smallest else sizes.smallest
+        rigid = bool(world and elasticity.why_not_size(state, other))
+        nproc = next(node.hello.nproc_per_node for node in state.members.nodes.values())
+        return JobDemand(
+            name=state.name,
+            tier=self.tier,
+            unit=nproc,
+            least=world if rigid else sizes.smallest,
+            most=world if rigid else sizes.largest,
+            step=1 if rigid else sizes.unit,
+            order=order,
+            placed=dict(self.holds()),
+            nodes=dict(self.reachable()),
+            busy=not self.settled or bool(self._refusal()),
+        )
+
+    def _refusal(self) -> str:
+        if self._state.phase is not Phase.RUNNING:
+            return ""
+        return moving.refusal(self._state, MoveRequest(what="preempt", reason=HELD, actor=ACTOR))
+
+    # -- what the pool does -------------------------------------------------------------------------------
+
+    def hold(self) -> None:
+        """A job that has just come waits until the pool gives it devices."""
+        request = MoveRequest(what="preempt", reason=HELD, actor=ACTOR, wait_s=0.0)
+        if not moving.refusal(self._state, request):
+            moving.begin(self._state, request, self._loop)
+
+    def stop(self, reason: str, wait_s: float) -> None:
+        """Pre-empt the job. Raises `UsageError` where that cannot be done now."""
+        request = MoveRequest(what="preempt", reason=reason, actor=ACTOR, wait_s=wait_s)
+        moving.begin(self._state, request, self._loop)
+
+    def give(self, blocks: Mapping[str, int], reason: str, wait_s: float) -> None:
+        """Let the job use so many nodes of each machine, and no others."""
+        state = self._state
+        state.members.allowed = self._choose(blocks)
+        if state.phase is Phase.PREEMPTED:
+            state.resizing.size = state.resizing.sizes.fit(sum(blocks.values())) or state.resizing.size
+            moving.begin(state, MoveRequest(what="resume", reason=reason, actor=ACTOR), self._loop)
+        elif state.phase is Phase.RUNNING and {m.node for m in state.members.world} != state.members.allowed:
+            now_s = state.services.clock.monotonic_s()
+            state.new_share = NewShare(
+                reason=reason, asked_s=now_s, wait_s=wait_s, newer_than=state.last_step
+            )
+
+    def _choose(self, blocks: Mapping[str, int]) -> frozenset[str]:
+        """Nodes of these machines. Those that run ranks are taken first."""
+        members, left = self._state.members, Counter(blocks)
+        world = {member.node for member in members.world}
+        chosen = set()
+        for node in sorted(members.nodes.values(), key=lambda n: (n.name not in world, n.name)):
+            if node.usable and not node.cordon and left[machine(node)] > 0:
+                left[machine(node)] -= 1
+                chosen.add(node.name)
+        return frozenset(chosen)
+
+    def write(self, kind: str, detail: Mapping[str, object]) -> None:
+        """Write an event of this job in the pool's name."""
+        self._state.write(kind, detail, actor=ACTOR)
+
+
+def check_tier(said: str, of_job: str, node: str) -> None:
+    """All agents of a job must say the same tier. Raises `UsageError`."""
+    tier_of(said)
+    if said != of_job:
+        raise UsageError(f"node {node!r} says --tier={said}, its job has {of_job}")
+
+
+def look(job: JobState, loop: Loop) -> None:
+    """Stop a job that is to go on with other nodes, once its step is saved."""
+    share = job.new_share
+    if share is None:
+        return
+    if share.acted_in is not None:
+        if share.acted_in != job.attempt.number:
+            job.new_share = None
+            end_saves(job)
+        return
+    if job.phase is Phase.RUNNING and job.move is None and _saved(job, share):
+        share.acted_in = job.attempt.number
+        job.resizing.size = job.resizing.sizes.fit(len(job.members.allowed or ())) or job.resizing.size
+        loop.report(faults.shared(share.reason, job.attempt.number, job.now_ns()))
+
+
+def _saved(job: JobState, share: NewShare) -> bool:
+    if share.asked_in != job.attempt.number:
+        share.asked_in = job.attempt.number
+        if has_checkpointer(job) and not saves_every_step(job):
+            share.newer_than = ask_for_saves(job)
+    saved = restorable_without(job, "")
+    late = job.services.clock.monotonic_s() - share.asked_s >= share.wait_s
+    return saved >= share.newer_than or (late and saved >= 0)

@@ -1,0 +1,200 @@
+"""Several jobs share the devices of a pool, against fake agents."""
+
+from __future__ import annotations
+
+import pytest
+
+from pulsetrain.core.errors import UsageError
+from pulsetrain.protocol.messages import Held, Start, Stop
+from pulsetrain.recovery.policy import Policy
+from pulsetrain.recovery.pool.config import PoolConfig
+from pulsetrain.recovery.pool_driver import PoolDriver
+from pulsetrain.recovery.transitions import Phase
+from tests.recovery.fakes import Fleet, run
+
+SMALL = PoolConfig(devices_per_machine=2, reserve_ratio=0.0, grow_after_s=0.0, pause_s=1.0, wait_s=5.0)
+
+
+class Pool:
+    """Jobs of two devices on each node, on machines of two devices."""
+
+    def __init__(self, config=SMALL, policy=None, sizes=(0, 1)):
+        self.fleet = Fleet("", nnodes=1, policy=policy, pool=config, sizes=sizes)
+        controller, observe = self.fleet.controller, bool(policy and policy.observe_only)
+        self.driver = PoolDriver(controller.jobs, config, self.fleet.clock, observe_only=observe)
+        self.agents = []
+        self.step = 0
+
+    def come(self, job, tier, host="h", *, node="", nnodes=1, least=0):
+        self.fleet.nnodes, self.fleet.sizes = nnodes, (least, 1)
+        agent = self.fleet.join(
+            node or f"{job}-{host}", job=job, tier=tier, host=host, pid=len(self.agents) + 1
+        )
+        self.agents.append(agent)
+        return agent
+
+    async def pass_(self, seconds=6):
+        """Time passes. All ranks that run complete a step each second, and keep the newest two everywhere."""
+        for _ in range(seconds):
+            self.step += 1
+            for agent in self.agents:
+                agent.steps = dict.fromkeys(agent.steps, self.step)
+                if agent.steps:
+                    agent.held = tuple(self._held(agent))
+                agent.send_heartbeat()
+            await self.fleet.settle(1.0)
+            self.driver.look()
+            await self.fleet.settle()
+
+    def _held(self, agent):
+        ranks = range(4) if self.replicated else agent.steps
+        for rank in ranks:
+            for step in (self.step - 1, self.step):
+                yield Held(
+                    rank=rank, step=step, tier="memory", replicated=self.replicated, attempt=agent.attempt
+                )
+
+    replicated = False
+
+    def phase(self, job):
+        return self.fleet.controller.jobs[job].snapshot().phase
+
+    def world(self, job):
+        return sorted(m.node for m in self.fleet.controller.jobs[job].snapshot().world)
+
+    def row(self, job):
+        return next(row for row in self.driver.row()["jobs"] if row["job"] == job)
+
+    def actions(self):
+        return [(a["what"], a["job"]) for a in self.driver.row()["actions"]]
+
+
+def test_a_job_starts_once_the_pool_has_room():
+    async def scenario():
+        pool = Pool()
+        pool.come("b", "basic")
+        assert pool.phase("b") is Phase.FORMING
+        await pool.pass_()
+        assert pool.phase("b") is Phase.RUNNING
+        pool.come("c", "basic")
+        await pool.pass_()
+        assert pool.phase("c") is Phase.PREEMPTED
+        assert pool.row("c")["why_waits"] == "2 free devices are needed, 0 are free"
+        assert pool.driver.row()["machines"] == {"h": {"devices": 2, "used": 2}}
+
+    run(scenario)
+
+
+def test_premium_takes_the_devices_of_basic_which_goes_on_later():
+    async def scenario():
+        pool = Pool()
+        basic = pool.come("b", "basic")
+        await pool.pass_()
+        premium = pool.come("p", "premium")
+        await pool.pass_(10)
+        assert (pool.phase("b"), pool.phase("p")) == (Phase.PREEMPTED, Phase.RUNNING)
+        preempted = pool.fleet.journal.last("preempted")["detail"]
+        assert (preempted["reason"], preempted["lost_steps"]) == ("premium job p needs devices", 0)
+        action = pool.fleet.journal.last("pool_action")
+        assert (action["actor"], action["detail"]["job"]) == ("pool", "p")
+        assert [type(c) for c in basic.commands if isinstance(c, Stop | Start)][:2] == [Start, Stop]
+        for rank in (0, 1):
+            premium.rank_exits(rank, 0)
+        await pool.pass_(10)
+        assert (pool.phase("p"), pool.phase("b")) == (Phase.FINISHED, Phase.RUNNING)
+        assert pool.actions() == [("start", "b"), ("preempt", "b"), ("start", "p"), ("start", "b")]
+        restored = [c.restore_step for c in basic.commands if isinstance(c, Start)]
+        assert restored[1] == preempted["resume_step"]
+
+    run(scenario)
+
+
+def test_an_elastic_job_gives_one_machine_and_gets_it_back():
+    async def scenario():
+        pool = Pool()
+        pool.replicated = True
+        for host in ("h", "i"):
+            pool.come("j", "basic", host, nnodes=2, least=1)
+        await pool.pass_(10)
+        assert pool.world("j") == ["j-h", "j-i"]
+        premium = pool.come("p", "premium", "i")
+        await pool.pass_(12)
+        assert (pool.world("j"), pool.phase("j"), pool.phase("p")) == (["j-h"], Phase.RUNNING, Phase.RUNNING)
+        for rank in (0, 1):
+            premium.rank_exits(rank, 0)
+        await pool.pass_(12)
+        assert (pool.world("j"), pool.phase("j")) == (["j-h", "j-i"], Phase.RUNNING)
+        assert [a for a in pool.actions() if a[0] in ("shrink", "grow")] == [("shrink", "j"), ("grow", "j")]
+
+    run(scenario)
+
+
+def test_a_job_without_a_checkpoint_is_not_stopped():
+    async def scenario():
+        pool = Pool()
+        pool.come("b", "basic")
+        await pool.pass_()
+        for agent in pool.agents:
+            agent.held = ()
+            agent.send_heartbeat()
+        pool.come("p", "premium")
+        for _ in range(4):
+            await pool.fleet.settle(1.0)
+            pool.driver.look()
+        assert (pool.phase("b"), pool.phase("p")) == (Phase.RUNNING, Phase.PREEMPTED)
+
+    run(scenario)
+
+
+def test_a_job_that_a_person_stopped_stays_stopped():
+    async def scenario():
+        from tests.recovery.test_moving import request
+
+        pool = Pool()
+        pool.come("b", "basic")
+        await pool.pass_()
+        pool.fleet.controller.move("b", request())
+        await pool.pass_(10)
+        assert pool.phase("b") is Phase.PREEMPTED
+        assert pool.driver.row()["machines"]["h"]["used"] == 0
+
+    run(scenario)
+
+
+def test_observing_it_says_what_it_would_do_once():
+    async def scenario():
+        pool = Pool(policy=Policy(observe_only=True))
+        pool.come("b", "basic")
+        pool.come("p", "premium")
+        await pool.pass_(8)
+        assert (pool.phase("b"), pool.phase("p")) == (Phase.RUNNING, Phase.RUNNING)
+        said = [e["detail"] for e in pool.fleet.journal.events if e["kind"] == "would"]
+        assert [(each["what"], each["job"]) for each in said] == [("preempt", "b")]
+        assert said[0]["price_device_s"] == 2.0
+
+    run(scenario)
+
+
+def test_agents_of_a_job_must_say_one_tier():
+    async def scenario():
+        pool = Pool()
+        pool.come("b", "basic")
+        await pool.pass_(2)
+        with pytest.raises(UsageError, match="node 'other' says --tier=premium, its job has basic"):
+            pool.come("b", "premium", node="other")
+        with pytest.raises(UsageError, match="tier = 'gold'"):
+            pool.come("g", "gold")
+
+    run(scenario)
+
+
+def test_without_a_pool_jobs_start_at_once():
+    async def scenario():
+        pool = Pool(PoolConfig())
+        pool.come("b", "basic")
+        await pool.fleet.settle()
+        await pool.fleet.settle(1.0)
+        assert pool.phase("b") is Phase.RUNNING
+        assert pool.driver.row() is None
+
+    run(scenario)
