@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from pulsetrain.protocol.late_rows import column
@@ -10,6 +10,7 @@ from pulsetrain.protocol.messages import Held, Hello, RankStatus, WorldNode
 from pulsetrain.recovery import world, world_sizes
 from pulsetrain.recovery.memory import WorldMemory
 from pulsetrain.recovery.nodes import GONE, Node, NodeState
+from pulsetrain.recovery.shard_plan import KnownShards
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +25,8 @@ class Promotion:
 class Membership:
     """Nodes by name, the present world, and which nodes failed the last check (node to reason).
 
-    `before` is the world that an earlier hub launched last, None where there was none.
+    `before` is the world that an earlier hub launched last, None where there was none. `shards` knows which
+    part of a sharded state each rank has.
     """
 
     def __init__(self) -> None:
@@ -32,6 +34,7 @@ class Membership:
         self.world: tuple[WorldNode, ...] = ()
         self.failed: dict[str, str] = {}
         self.before: WorldMemory | None = None
+        self.shards = KnownShards()
 
     @property
     def world_size(self) -> int:
@@ -78,6 +81,13 @@ class Membership:
             if rank in (status.rank, -1)
         ]
         return max(ages, default=0)
+
+    def plan_restore(
+        self, members: Sequence[WorldNode], unrestorable: Collection[tuple[int, int]] = (), without: str = ""
+    ) -> world.RestorePlan:
+        """How a world of these members would go on, if the node `without` were not there."""
+        held = {name: items for name, items in self.held().items() if name != without}
+        return world.plan_restore(members, held, unrestorable, self.shards.by_world)
 
     def held(self) -> dict[str, Sequence[Held]]:
         """What each reachable node could restore, by its last heartbeat."""

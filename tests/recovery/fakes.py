@@ -158,6 +158,7 @@ class FakeAgent:
         self.held = ()
         self.saved = {}
         self.unrestorable = set()
+        self.not_reshardable = ""
         self.attempt = -1
         self.left = None
         self._seq = self.quiet_ns = 0
@@ -187,6 +188,8 @@ class FakeAgent:
             data = {"ok": not self.wrong, "wrong": self.wrong, "products": 100}
         elif isinstance(command, Start) and (lost := self._lost(command)):
             data, error = {"unrestorable": lost}, "it is whole nowhere"
+        elif isinstance(command, Start) and command.shards and self.not_reshardable:
+            data, error = {"not_reshardable": self.not_reshardable}, self.not_reshardable
         elif isinstance(command, Start):
             self.attempt = command.attempt
             first = command.node_rank * self.hello.nproc_per_node

@@ -1,0 +1,199 @@
+"""Real jobs with sharded state: a whole replica is lost without a standby, and comes back."""
+
+import hashlib
+import json
+import re
+from collections import Counter
+
+import pytest
+import torch
+
+from tests.agent.real_processes import until
+from tests.hub.test_elastic_job import SOON_S, Elastic
+from tests.repository import ROOT
+
+pytestmark = [pytest.mark.alone, pytest.mark.integration, pytest.mark.timeout(600)]
+
+SAMPLES, BATCH = 6400, 16
+
+FSDP = """
+import hashlib, sys, time
+import torch, torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+import pulsetrain
+
+dist.init_process_group("gloo")
+torch.set_num_threads(1)
+watch = pulsetrain.init()
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(10, 18), torch.nn.Tanh(), torch.nn.Linear(18, 3))
+mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+fully_shard(model, mesh=mesh)
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+checkpointer = pulsetrain.Checkpointer({"model": model, "optimizer": optimizer})
+done = checkpointer.restore()
+if len(sys.argv) > 2 and done is not None:
+    whole = [p.full_tensor().detach() for p in model.parameters()]
+    whole += [s["exp_avg"].full_tensor() for s in optimizer.state.values()]
+    print("restored", done, dist.get_world_size(), [float(p.double().sum()) for p in whole], flush=True)
+for step in range(0 if done is None else done + 1, int(sys.argv[1])):
+    source = torch.Generator().manual_seed(step)
+    loss = model(torch.randn(16, 10, generator=source)).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    checkpointer.save(step)
+    watch.step()
+    time.sleep(0.03)
+digest = hashlib.sha256(b"".join(p.full_tensor().detach().numpy().tobytes() for p in model.parameters()))
+print("parameters", digest.hexdigest(), flush=True)
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+class Sharded(Elastic):
+    """A hub, and nodes of two ranks each that run the example with tensor parallelism."""
+
+    least, most, unit, pp = 1, 2, 1, 1
+
+    def start(self, *names):
+        for name in names:
+            self.nodes.append(
+                self.spawn(
+                    *("run", "--job", "j", "--node", name, "--nnodes", f"{self.least}:{self.most}"),
+                    *("--node-unit", str(self.unit), "--nproc-per-node", "2"),
+                    *("--log-dir", str(self.folder / name), str(ROOT / "examples" / "train_gpt_elastic.py")),
+                    *("--tp", "2", "--pp", str(self.pp), "--samples", str(SAMPLES), "--batch", str(BATCH)),
+                    *("--pause", "0.02", "--record", str(self.folder / "ids")),
+                )
+            )
+        return self.nodes[-1]
+
+    def finishes(self):
+        for node in self.nodes:
+            assert node.wait(timeout=240) == 0
+        said = "".join(p.read_text() for p in self.folder.rglob("*.out"))
+        assert len(set(re.findall(r"parameters (\w{64})", said))) == 1
+        assert self.samples_used() == Counter({(0, index): 1 for index in range(SAMPLES)})
+
+    def rows(self, name):
+        """Lines of the record, of attempts in order."""
+        for file in sorted((self.folder / "ids").glob(name)):
+            yield from (json.loads(line) for line in file.read_text().splitlines())
+
+
+@pytest.fixture
+def site(tmp_path):
+    site = Sharded(tmp_path / "site")
+    yield site
+    site.close()
+
+
+def test_a_tensor_parallel_job_loses_a_replica_and_grows_when_it_is_back(site):
+    site.start("a")
+    lost = site.start("b")
+    site.reach(20)
+    site.kill(lost)
+    assert site.seconds_until(2) < SOON_S
+    [shrunk] = (event for event in site.events("shrink"))
+    assert (shrunk["from_ranks"], shrunk["to_ranks"], shrunk["left"]) == (4, 2, ["b"])
+    site.start("b")
+    assert until(lambda: site.connected("b"), 60)
+    assert site.seconds_until(4) < SOON_S
+    assert site.recoveries()[-1]["lost_steps"] <= 2
+    assert all(event["storage_bytes"] == 0 for event in site.events("resharded"))
+    site.finishes()
+
+
+class Pipelined(Sharded):
+    """Two stages of two ranks each, twice: a replica is on two of the four nodes."""
+
+    least, most, unit, pp = 2, 4, 2, 2
+
+
+@pytest.fixture
+def pipelined(tmp_path):
+    site = Pipelined(tmp_path / "site")
+    yield site
+    site.close()
+
+
+def test_a_job_of_three_dimensions_loses_a_node_and_grows_when_it_is_back(pipelined):
+    site = pipelined
+    nodes = {name: site.start(name) for name in "abcd"}
+    site.reach(20)
+    site.kill(nodes["d"])
+    site.seconds_until(4)
+    [shrunk] = (event for event in site.events("shrink"))
+    assert (shrunk["from_ranks"], shrunk["to_ranks"]) == (8, 4)
+    site.start("d")
+    assert until(lambda: site.connected("d"), 60)
+    site.seconds_until(8)
+    assert site.recoveries()[-1]["lost_steps"] <= 2
+    assert all(event["storage_bytes"] == 0 for event in site.events("resharded"))
+    site.finishes()
+
+
+class FullyShardedJob(Sharded):
+    """A script whose parameters are split over all ranks, two on each node."""
+
+    def start(self, *names):
+        self.script.write_text(FSDP)
+        for name in names:
+            self.nodes.append(
+                self.spawn(
+                    *("run", "--job", "j", "--node", name, "--nnodes", "1:2", "--nproc-per-node", "2"),
+                    *("--log-dir", str(self.folder / name), str(self.script), "600", "say"),
+                )
+            )
+        return self.nodes[-1]
+
+    def said(self, word):
+        return [
+            line.removeprefix(word).strip()
+            for file in self.folder.rglob("*.out")
+            for line in file.read_text().splitlines()
+            if line.startswith(word)
+        ]
+
+
+@pytest.fixture
+def fsdp(tmp_path):
+    site = FullyShardedJob(tmp_path / "site")
+    yield site
+    site.close()
+
+
+def test_fully_sharded_parameters_of_four_ranks_go_on_in_two_and_again_in_four(fsdp):
+    site = fsdp
+    site.start("a")
+    lost = site.start("b")
+    site.reach(20)
+    site.kill(lost)
+    site.seconds_until(2)
+    site.start("b")
+    assert until(lambda: site.connected("b"), 60)
+    site.seconds_until(4)
+    for node in site.nodes:
+        assert node.wait(timeout=240) == 0
+    [digest] = set(site.said("parameters"))
+    assert len({line.split()[1] for line in site.said("restored")}) == 2
+    assert all(event["storage_bytes"] == 0 for event in site.events("resharded"))
+    # Every rank computes the same batch, so that the mean of all gradients is that of one process.
+    assert digest == undisturbed_digest(600)
+
+
+def undisturbed_digest(steps):
+    """The parameters after as many steps in one process, to the bits that sums of equal gradients keep."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(10, 18), torch.nn.Tanh(), torch.nn.Linear(18, 3))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    for step in range(steps):
+        source = torch.Generator().manual_seed(step)
+        model(torch.randn(16, 10, generator=source)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    parts = (p.detach().numpy().tobytes() for p in model.parameters())
+    return hashlib.sha256(b"".join(parts)).hexdigest()
