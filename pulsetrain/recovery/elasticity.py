@@ -121,6 +121,7 @@ def take_size(job: JobState) -> None:
         return
     resizing.changed(size, job.services.clock.monotonic_s())
     resizing.came_from = members.world
+    job.restarts.idle = 0  # nodes came or went: that is why attempts were short
     if members.world:
         _tell(job, before, size)
 

@@ -131,6 +131,24 @@ def test_what_cannot_be_restored_on_fewer_nodes_waits_and_says_why():
     run(scenario)
 
 
+def test_nodes_that_are_lost_before_the_first_step_do_not_use_up_the_attempts():
+    async def scenario():
+        fleet = fleet_of("abcd")
+        await fleet.form()
+        saved(fleet, 9)
+        for agent in fleet.agents.values():
+            agent.stepless = True
+        for lost in "dcb":
+            await lose(fleet, lost)
+            await later(fleet, 4)
+        assert nodes_of(fleet) == ["a"]
+        fleet.agents["a"].rank_exits(0, 1)
+        await later(fleet, 10)
+        assert fleet.job.phase is Phase.RUNNING
+
+    run(scenario)
+
+
 def sharded(fleet, step):
     """Every rank has saved its part: two parts, and each node has both."""
     world = fleet.job.world_size
