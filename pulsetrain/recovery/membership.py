@@ -50,8 +50,12 @@ class Membership:
         return [node for node in self.world_nodes() if node.usable]
 
     def standbys(self) -> list[Node]:
-        """Nodes outside the world that could join it. One under a cordon could not."""
-        return [n for n in self.reserves() if not n.cordon]
+        """Nodes outside the world that could join it. One under a cordon could not.
+
+        A node that came back while its place was still empty is in the world, not outside.
+        """
+        inside = {member.node for member in self.world}
+        return [n for n in self.reserves() if not n.cordon and n.name not in inside]
 
     def reserves(self) -> list[Node]:
         """Nodes outside the world that can be given commands, also those under a cordon."""

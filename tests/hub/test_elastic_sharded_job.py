@@ -127,7 +127,7 @@ def test_a_tensor_parallel_job_loses_a_replica_and_grows_when_it_is_back(site):
     [shrunk] = (event for event in site.events("shrink"))
     assert (shrunk["from_ranks"], shrunk["to_ranks"], shrunk["left"]) == (4, 2, ["b"])
     site.start("b")
-    assert until(lambda: site.connected("b"), 60)
+    assert until(lambda: site.connected("b"), 180)
     site.seconds_until(4)
     assert site.recoveries()[-1]["lost_steps"] <= 2
     assert all(event["storage_bytes"] == 0 for event in site.events("resharded"))
@@ -159,7 +159,7 @@ def test_a_job_of_three_dimensions_loses_a_node_and_grows_when_it_is_back(pipeli
     [shrunk] = (event for event in site.events("shrink"))
     assert (shrunk["from_ranks"], shrunk["to_ranks"]) == (8, 4)
     site.start("d")
-    assert until(lambda: site.connected("d"), 60)
+    assert until(lambda: site.connected("d"), 180)
     site.seconds_until(8)
     assert site.recoveries()[-1]["lost_steps"] <= 2
     assert all(event["storage_bytes"] == 0 for event in site.events("resharded"))
@@ -204,7 +204,7 @@ def test_fully_sharded_parameters_of_four_ranks_go_on_in_two_and_again_in_four(f
     site.kill(lost)
     site.seconds_until(2)
     site.start("b")
-    assert until(lambda: site.connected("b"), 60)
+    assert until(lambda: site.connected("b"), 180)
     site.seconds_until(4)
     for node in site.nodes:
         assert node.wait(timeout=240) == 0

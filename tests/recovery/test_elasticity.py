@@ -149,6 +149,28 @@ def test_nodes_that_are_lost_before_the_first_step_do_not_use_up_the_attempts():
     run(scenario)
 
 
+@pytest.mark.parametrize("sizes", [(2, 1), (4, 1)], ids=["elastic", "fixed"])
+def test_a_node_that_is_back_in_its_place_is_counted_once(sizes):
+    async def scenario():
+        fleet = fleet_of("abcd", sizes=sizes)
+        await fleet.form()
+        saved(fleet, 9)
+        await lose(fleet, "b", "c", "d")
+        assert fleet.job.phase is Phase.WAITING
+        fleet.agents["d"] = fleet.join("d", pid=77)
+        fleet.agents["c"] = fleet.join("c", pid=78)
+        await later(fleet, 10)
+        names = nodes_of(fleet)
+        assert len(names) == len(set(names))
+        if sizes[0] == 4:
+            assert fleet.job.phase is Phase.WAITING
+        else:
+            assert sorted(names) == ["a", "c", "d"]
+            assert fleet.job.phase is Phase.RUNNING
+
+    run(scenario)
+
+
 def sharded(fleet, step):
     """Every rank has saved its part: two parts, and each node has both."""
     world = fleet.job.world_size
