@@ -74,7 +74,7 @@ class Record:
             folder.mkdir(parents=True, exist_ok=True)
 
     def note(self, **values: object) -> None:
-        """Write a line before the step counts, so that no step can count without."""
+        """Write a line at once, so that it is there whatever happens next."""
         if self._file is not None:
             with self._file.open("a") as file:
                 file.write(json.dumps(values) + "\n")
@@ -97,10 +97,12 @@ def train(args: argparse.Namespace) -> None:
         for share in sampler:
             with watch.phase("data"):
                 inputs, targets = (t.to(device) for t in sequences(trainer.text, share, args.seq))
+            ids = [index for micro in share.microbatches for index in micro] if counts else []
+            where = {"step": step, "epoch": sampler.epoch, "world": dist.get_world_size()}
+            record.note(**where, ids=ids)  # before others can use its gradient
             loss = trainer.forward_backward(inputs, targets)
             trainer.average_gradients()
-            ids = [index for micro in share.microbatches for index in micro] if counts else []
-            record.note(step=step, epoch=sampler.epoch, world=dist.get_world_size(), ids=ids, loss=loss)
+            record.note(**where, ids=[], loss=loss)
             with watch.phase("optimizer"):
                 norm = trainer.update(step)
             sampler.advance(share)

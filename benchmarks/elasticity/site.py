@@ -51,6 +51,7 @@ class Site:
             "OMP_NUM_THREADS": "1",
             "PULSETRAIN_CONTROLLER_SELF_CHECK_S": "0.05",
             "PULSETRAIN_CONTROLLER_GROW_AFTER_S": "0.25",
+            "PULSETRAIN_CHECKPOINT_PERSIST_EVERY": "5",  # for parts of which every copy was killed
         }
         self.log = (folder / "log").open("ab")
         self.nodes: dict[str, subprocess.Popen[bytes]] = {}
@@ -69,6 +70,7 @@ class Site:
             *("run", "--job", "j", "--node", name, "--nnodes", f"{shape.unit}:{shape.nodes}"),
             *("--node-unit", str(shape.unit), "--nproc-per-node", str(shape.nproc)),
             *("--max-restarts", "100000", "--data", str(self.folder / name)),
+            *("--checkpoints", str(self.folder / "store")),
             *("--log-dir", str(self.folder / "logs" / name), str(JOB)),
             *("--tp", str(shape.tp), "--pp", str(shape.pp), "--epochs", "1000000"),
             *("--samples", str(SAMPLES), "--batch", str(BATCH), "--rows", "4", "--dim", "16", "--seq", "16"),

@@ -1,7 +1,7 @@
 """The sharded example job without an end. It writes down what it restored, bit by bit, and what it did.
 
-Each rank that is the first of its tensor-parallel group and of its replicas writes, for each step, digests of
-all whole tensors of its stage. A restore is right where the digests are those of the step as it was saved.
+Each rank writes the samples of a step before its gradient can be used, and digests of all whole tensors of
+its stage before it saves. A restore is right where the digests are those of the step as it was saved.
 """
 
 from __future__ import annotations
@@ -54,25 +54,21 @@ def train(args: argparse.Namespace) -> None:
     watch = pulsetrain.init(mesh=mesh)
     checkpointer = pulsetrain.Checkpointer({**trainer.state, "sampler": sampler})
     restored = checkpointer.restore()
-    first = mesh["tp"].get_local_rank() == 0 == mesh["dp"].get_local_rank()
     counts = mesh["tp"].get_local_rank() == 0 == mesh["pp"].get_local_rank()
     world = dist.get_world_size()
     if restored is not None:
-        seen = digests(trainer)
-        record.note(restored=restored, world=world, at=sampler.consumed, digests=seen if first else {})
+        record.note(restored=restored, world=world, at=sampler.consumed, digests=digests(trainer))
     step = 0 if restored is None else restored + 1
     while True:
         for share in sampler:
             inputs, targets = (t.to(device) for t in sequences(trainer.text, share, args.seq))
+            ids = [index for micro in share.microbatches for index in micro] if counts else []
+            record.note(step=step, world=world, ids=ids)  # before others can use its gradient
             loss = trainer.forward_backward(inputs, targets)
             trainer.average_gradients()
             trainer.update(step)
             sampler.advance(share)
-            ids = [index for micro in share.microbatches for index in micro] if counts else []
-            seen = digests(trainer)
-            record.note(
-                step=step, world=world, epoch=sampler.epoch, ids=ids, loss=loss, digests=seen if first else {}
-            )
+            record.note(step=step, world=world, ids=[], loss=loss, digests=digests(trainer))
             watch.step(tokens=inputs.numel())
             checkpointer.save(step)
             time.sleep(args.pause)

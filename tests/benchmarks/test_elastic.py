@@ -27,25 +27,21 @@ def ids_of(step, rank, world):
     return [index for micro in share.microbatches for index in micro]
 
 
-def steps(first, last, world, salt=""):
-    """What ranks write of steps `first` to `last`. The first one has the digests."""
+def steps(first, last, world):
+    """What ranks write of steps `first` to `last`."""
     return [
-        {
-            "step": step,
-            "world": world,
-            "ids": ids_of(step, rank, world),
-            "digests": {"w": f"{step}{salt}"} if rank == 0 else {},
-        }
+        row
         for step in range(first, last + 1)
         for rank in range(world)
+        for row in (
+            {"step": step, "world": world, "ids": ids_of(step, rank, world)},
+            {"step": step, "world": world, "ids": [], "digests": {"w": f"{step}"}},
+        )
     ]
 
 
 def restored(step, world, digest=""):
-    return [
-        {"restored": step, "world": world, "digests": {"w": digest or str(step)} if rank == 0 else {}}
-        for rank in range(world)
-    ]
+    return [{"restored": step, "world": world, "digests": {"w": digest or str(step)}} for _ in range(world)]
 
 
 def said(rows):
@@ -77,12 +73,18 @@ def test_samples_that_were_skipped_or_used_twice_are_counted():
     skipped = {0: steps(0, 1, 1) + steps(3, 3, 1)}
     assert said(skipped)["samples_lost"] == BATCH
     doubled = {0: steps(0, 1, 1)}
-    doubled[0][1]["ids"].append(doubled[0][0]["ids"][0])
+    doubled[0][2]["ids"].append(doubled[0][0]["ids"][0])
     assert said(doubled)["samples_doubled"] == 1
 
 
-def test_a_step_that_not_all_ranks_have_done_does_not_count():
-    rows = {0: steps(0, 3, 2)[:-1], 1: restored(2, 1) + steps(3, 3, 1)}
+def test_a_rank_that_died_before_it_could_say_that_the_step_was_done_took_part_all_the_same():
+    rows = {0: steps(0, 3, 2)[:-1], 1: restored(3, 1) + steps(4, 4, 1)}
+    assert (said(rows)["samples_lost"], said(rows)["samples_doubled"]) == (0, 0)
+
+
+def test_a_step_that_was_begun_and_not_done_does_not_count():
+    begun = [row for row in steps(3, 3, 2) if "digests" not in row]
+    rows = {0: steps(0, 2, 2) + begun, 1: restored(2, 1) + steps(3, 3, 1)}
     assert (said(rows)["samples_lost"], said(rows)["samples_doubled"]) == (0, 0)
 
 
