@@ -19,7 +19,8 @@ from pulsetrain.agent.recorder import Recorder, RecorderPeriods
 from pulsetrain.agent.shared_ticks import SharedTicks
 from pulsetrain.agent.sources import CheckpointSource, HardwareSource, HostSource, TeeSink
 from pulsetrain.agent.supervise import Agent
-from pulsetrain.checkpoint.service import CheckpointService, CheckpointServiceConfig
+from pulsetrain.checkpoint.service import CheckpointService
+from pulsetrain.checkpoint.service_config import CheckpointServiceConfig
 from pulsetrain.core.config import load
 from pulsetrain.core.json import JsonObject
 from pulsetrain.protocol.client import HubAddress

@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, cast
 
 import structlog
@@ -19,7 +19,7 @@ from pulsetrain.agent.processes.ranks import NodeIdentity, Ranks
 from pulsetrain.agent.processes.zygote import Zygote
 from pulsetrain.agent.store_check import why_unreachable
 from pulsetrain.collectors.machine import stacks
-from pulsetrain.core.errors import PulsetrainError, Unavailable, Unrestorable
+from pulsetrain.core.errors import NotReshardable, PulsetrainError, Unavailable, Unrestorable
 from pulsetrain.core.json import JsonObject
 from pulsetrain.protocol.messages import (
     ArithmeticCheck,
@@ -78,7 +78,12 @@ class Checkpoints(Protocol):
     def set_world(
         self, world: tuple[WorldNode, ...], node_rank: int, attempt: int, key: str = ""
     ) -> None: ...
-    def load(self, rank: int, step: int, source: str, replica_attempt: int = -1) -> int: ...
+    def load(
+        self, rank: int, step: int, source: str, replica_attempt: int = -1, saved_attempt: int = -1
+    ) -> int: ...
+    def reshard(self, ranks: Sequence[int], start: Start) -> int: ...
+    def retire(self, rank: int, arena_fd: int) -> None: ...
+    def reclaim(self, rank: int) -> int: ...
     def save_from(self, step: int) -> None: ...
     def persist_newest(self, timeout_s: float) -> int: ...
     def follow(self, rings: Mapping[int, int]) -> None: ...
@@ -138,6 +143,9 @@ class Commands:
             data = self._dispatch(command)
         except Unrestorable as failure:
             error, data = str(failure), {"unrestorable": [failure.rank, failure.step]}
+        except NotReshardable as failure:
+            error = str(failure)
+            data = {"not_reshardable": error}
         except PulsetrainError as failure:
             error = str(failure)
         except Exception as failure:  # the hub waits for a reply, whatever happened here
@@ -200,34 +208,37 @@ class Commands:
             self._node.ranks.spawn(self._node.zygote, start, {r: self._arenas[r] for r in own_ranks})
             self._checkpoints.follow({rank.rank: rank.ring_fd for rank in self._node.ranks.all})
             self._node.launched(start, began_ns + sum(load_ns.values()))
-        self._close_arenas_except(own_ranks)
+        self._give_arenas_except(own_ranks)
         return {"load_ns": load_ns, "spawn_ns": time.time_ns() - spawning_ns}
 
     def _restore(self, start: Start, own_ranks: range) -> dict[str, int]:
         """Bring each rank's state of `restore_step` into its arena; ns it took, by rank."""
         for rank in own_ranks:
             if rank not in self._arenas:
-                self._arenas[rank] = self._create_arena()
+                kept = self._checkpoints.reclaim(rank)
+                self._arenas[rank] = self._create_arena() if kept < 0 else kept
             self._checkpoints.attach(rank, self._arenas[rank])
         self._checkpoints.set_world(start.world, start.node_rank, start.attempt, start.peer_key)
         if start.restore_step < 0:
             self._checkpoints.clear()
             return {}
+        if start.shards:
+            return {str(own_ranks[0]): self._checkpoints.reshard(own_ranks, start)}
         return {
             str(rank): self._checkpoints.load(
                 rank,
                 start.restore_step,
                 start.sources.get(str(rank), "memory"),
                 start.replica_attempt,
+                start.saved_attempt,
             )
             for rank in own_ranks
         }
 
-    def _close_arenas_except(self, own_ranks: range) -> None:
-        """Close the arenas of ranks that run on another node by now."""
+    def _give_arenas_except(self, own_ranks: range) -> None:
+        """Give the arenas away of ranks that run on another node by now."""
         for rank in [r for r in self._arenas if r not in own_ranks]:
-            self._checkpoints.detach(rank)
-            os.close(self._arenas.pop(rank))
+            self._checkpoints.retire(rank, self._arenas.pop(rank))
 
     def _host_store(self, command: HostStore) -> JsonObject:
         """Start a new store, also where the job has one: a restarted rank would find the old keys in that."""

@@ -26,6 +26,8 @@ from pulsetrain.checkpoint.memory.arena import ArenaWriter, SlotWriter, create_a
 from pulsetrain.checkpoint.memory.layout import Layout, encode_values
 from pulsetrain.checkpoint.memory.slots import Header
 from pulsetrain.checkpoint.peer_lag import PeerLag
+from pulsetrain.checkpoint.reshaped_restore import ask_for_parts, take_form
+from pulsetrain.checkpoint.resharding.mailbox import read_offer
 from pulsetrain.checkpoint.rng import RngState, StateWithRng
 from pulsetrain.checkpoint.save_result import SaveResult
 from pulsetrain.checkpoint.slot_targets import LayoutCache, TargetCache
@@ -150,6 +152,7 @@ class Checkpointer:
             self._arena.clear()
             self._preparer.start(state)
             return None
+        self._take_parts(wanted)
         info = self._arena.find(self._identity.rank, wanted)
         if info is None:
             have = ", ".join(str(i.step) for i in self._arena.published()) or "none"
@@ -164,6 +167,19 @@ class Checkpointer:
         self._arena.forget_after(wanted)
         self._preparer.start(state)
         return wanted
+
+    def _take_parts(self, step: int) -> None:
+        """Where ranks of another world have saved the step, ask the agent for this rank's part of it."""
+        offer = read_offer(self._arena)
+        if offer is None or offer.step != step:
+            return
+        take_form(self.state, offer)
+        state = self._full_state()
+        leaves = collect(state)
+        head, layout = self._layouts.of(state, leaves)
+        values = encode_values(leaves.values)
+        header = self._header(step, len(head), len(values), layout, durable=False)
+        ask_for_parts(self._arena, header, head + values, layout, leaves)
 
     def close(self) -> None:
         """Finish the last save and remove the optimizer hook."""
@@ -187,6 +203,7 @@ class Checkpointer:
             pinned=identity.has_agent and (durable or (every > 0 and step % every == 0)),
             durable=identity.has_agent and durable,
             replicated=self._replicated,
+            shard=0 if self._replicated else layout.shard,
         )
 
     def _copy(self, writing: SlotWriter, pairs: Pairs, result: SaveResult) -> None:

@@ -20,6 +20,7 @@ def in_memory(tier: Tier, saved: Iterable[SlotInfo | Snapshot]) -> list[Held]:
             world=one.world,
             attempt=one.attempt,
             replicated=bool(one.replicated),
+            shard=one.shard,
         )
         for one in saved
     )
@@ -35,6 +36,7 @@ def in_storage(manifests: Iterable[Manifest]) -> list[Held]:
             world=manifest.world,
             attempt=manifest.attempt,
             replicated=table.replicated,
+            shard=table.shard,
         )
         for manifest in manifests
         for rank, table in manifest.tables.items()

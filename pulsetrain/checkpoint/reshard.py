@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -66,18 +67,46 @@ def _shown(index: TensorIndex, wanted: Mapping[str, Segment]) -> Iterator[None]:
         yield
 
 
-def _load(index: TensorIndex, state: Mapping[str, object]) -> None:
-    trees = _trees(index)
+class Kind(Protocol):
+    """Element type and global shape of a saved tensor."""
+
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+
+class SavedState(Protocol):
+    """A saved state, whatever ranks it was sharded over."""
+
+    @property
+    def step(self) -> int: ...
+    @property
+    def tensors(self) -> Mapping[str, Kind]: ...
+    def read(self, name: str, start: tuple[int, ...] = ..., size: tuple[int, ...] | None = ...) -> bytes:
+        """The raw elements of a part, by default of the whole tensor."""
+        ...
+
+
+def load_state(saved: SavedState, state: Mapping[str, object], tree: Mapping[str, layouts.Nested]) -> None:
+    """Fill `state`: tensors as they are sharded now, all else from the `tree` of one saved rank.
+
+    Raises `CheckpointError` where a tensor is missing or has another global shape.
+    """
     with torch.no_grad():
         for key, value in state.items():
             if isinstance(value, torch.optim.Optimizer):
-                _load_optimizer(key, value, state, index, trees)
+                _load_optimizer(key, value, state, saved, tree)
             elif isinstance(value, torch.nn.Module | torch.Tensor):
-                _fill(index, {key: value})
-            elif hasattr(value, "load_state_dict") and key in trees[0]:
-                value.load_state_dict(trees[0][key])
-            elif key in trees[0]:
-                state[key] = trees[0][key]  # type: ignore[index]  # numbers live in a mutable mapping
+                _fill(saved, {key: value})
+            elif hasattr(value, "load_state_dict") and key in tree:
+                value.load_state_dict(tree[key])
+            elif key in tree:
+                state[key] = tree[key]  # type: ignore[index]  # numbers live in a mutable mapping
+
+
+def _load(index: TensorIndex, state: Mapping[str, object]) -> None:
+    load_state(index, state, _tree(index))
 
 
 def exchange(index: TensorIndex, wanted: Mapping[str, Segment], group: dist.ProcessGroup) -> None:
@@ -129,13 +158,12 @@ def _manifest(checkpoints: Checkpoints, step: int | None) -> Manifest:
     return manifest
 
 
-def _trees(index: TensorIndex) -> dict[int, dict[str, layouts.Nested]]:
-    """Each saved rank's state without its tensors."""
-    trees = {}
-    for rank, (layout, values) in index.layouts.items():
-        tensors = [_NoTensor()] * len(layout.entries)
-        trees[rank] = layouts.rebuild(layout.tree, tensors, layouts.decode_values(values))
-    return trees
+def _tree(index: TensorIndex) -> dict[str, layouts.Nested]:
+    """The state of saved rank 0 without its tensors."""
+    layout, values = index.layouts[0]
+    tensors = [_NoTensor()] * len(layout.entries)
+    tree: dict[str, layouts.Nested] = layouts.rebuild(layout.tree, tensors, layouts.decode_values(values))
+    return tree
 
 
 class _NoTensor:
@@ -145,18 +173,18 @@ class _NoTensor:
         return None
 
 
-def _fill(index: TensorIndex, part: Mapping[str, object]) -> None:
+def _fill(index: SavedState, part: Mapping[str, object]) -> None:
     """Fill every tensor of `part` in place from its stored boxes."""
     leaves = collect(part)
     for entry, tensor in zip(layout_of(part, leaves).entries, leaves.tensors, strict=True):
         _read_into(index, entry, local(tensor.detach()))
 
 
-def _read_into(index: TensorIndex, entry: layouts.Entry, target: torch.Tensor) -> None:
+def _read_into(index: SavedState, entry: layouts.Entry, target: torch.Tensor) -> None:
     stored = index.tensors.get(entry.name)
     start, size, whole = entry.box
     if stored is None:
-        raise CheckpointError(f"checkpoint of step {index.manifest.step} has no tensor {entry.name}")
+        raise CheckpointError(f"checkpoint of step {index.step} has no tensor {entry.name}")
     if (stored.dtype, stored.shape) != (entry.dtype, whole):
         raise CheckpointError(
             f"{entry.name}: saved as {stored.dtype} {stored.shape}, wanted as {entry.dtype} {whole}"
@@ -170,8 +198,8 @@ def _load_optimizer(
     key: str,
     optimizer: torch.optim.Optimizer,
     state: Mapping[str, object],
-    index: TensorIndex,
-    trees: Mapping[int, Mapping[str, layouts.Nested]],
+    index: SavedState,
+    tree: Mapping[str, layouts.Nested],
 ) -> None:
     """Load state tensors as the parameters are sharded now, and settings from saved rank 0."""
     names = optimizer_names(state)[key]
@@ -181,11 +209,11 @@ def _load_optimizer(
         prefix = f"{key}.state.{names[number]}."
         kinds = [n.removeprefix(prefix) for n in index.tensors if n.startswith(prefix)]
         filled[number] = {k: _state_tensor(index, prefix + k, parameter) for k in kinds}
-    groups = _settings(key, optimizer, trees)
+    groups = _settings(key, optimizer, tree)
     optimizer.load_state_dict({"state": {n: s for n, s in filled.items() if s}, "param_groups": groups})
 
 
-def _state_tensor(index: TensorIndex, name: str, parameter: torch.Tensor) -> torch.Tensor:
+def _state_tensor(index: SavedState, name: str, parameter: torch.Tensor) -> torch.Tensor:
     """One state tensor. It is sharded like the parameter where it has the parameter's global shape."""
     stored = index.tensors[name]
     dtype = getattr(torch, stored.dtype)
@@ -206,7 +234,7 @@ def _device(shape: tuple[int, ...], parameter: torch.Tensor) -> torch.device:
     return parameter.device if shape else torch.device("cpu")
 
 
-def _fill_named(index: TensorIndex, name: str, tensor: torch.Tensor) -> None:
+def _fill_named(index: SavedState, name: str, tensor: torch.Tensor) -> None:
     leaves = collect({"x": tensor})
     (entry,) = layout_of({"x": tensor}, leaves).entries
     start, size, _ = entry.box
@@ -217,10 +245,10 @@ def _fill_named(index: TensorIndex, name: str, tensor: torch.Tensor) -> None:
 
 
 def _settings(
-    key: str, optimizer: torch.optim.Optimizer, trees: Mapping[int, Mapping[str, layouts.Nested]]
+    key: str, optimizer: torch.optim.Optimizer, tree: Mapping[str, layouts.Nested]
 ) -> list[layouts.Nested]:
     """Parameter groups with the saved settings and the parameters of this rank."""
-    saved = trees[0][key]["param_groups"]
+    saved = tree[key]["param_groups"]
     live = optimizer.state_dict()["param_groups"]
     if len(saved) != len(live):
         raise CheckpointError(f"{key}: saved with {len(saved)} parameter groups, has {len(live)}")

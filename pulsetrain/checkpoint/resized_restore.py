@@ -8,7 +8,7 @@ from pulsetrain.checkpoint.checkpoint_events import CheckpointEvents
 from pulsetrain.checkpoint.memory.arena import ArenaReader, ArenaWriter
 from pulsetrain.checkpoint.memory.slots import Header, SlotInfo
 from pulsetrain.checkpoint.peers.any_replica import AnyReplica
-from pulsetrain.checkpoint.peers.replicas import Snapshot
+from pulsetrain.checkpoint.peers.replicas import ANY, Snapshot
 from pulsetrain.checkpoint.restoring import Restorer, Sources, copy_bytes, write_slot
 from pulsetrain.core.errors import CheckpointError, CorruptData
 
@@ -65,10 +65,20 @@ def header_for(rank: int, snapshot: Snapshot) -> Header:
     return header if header.rank == rank else dataclasses.replace(header, rank=rank, world=ANOTHERS)
 
 
-def restorer_for(sources: Sources, events: CheckpointEvents, *, here: AnyReplica, attempt: int) -> Restorer:
-    """What restores the state that all ranks saved in `attempt`. -1: what each rank saved itself."""
+def restorer_for(
+    sources: Sources,
+    events: CheckpointEvents,
+    *,
+    here: AnyReplica,
+    attempt: int,
+    saved_attempt: int = -1,
+) -> Restorer:
+    """What restores the state that all ranks saved in `attempt`.
+
+    -1: what each rank saved itself, in `saved_attempt` (-1: in any).
+    """
     return (
         ResizedRestorer(sources, events, here=here, attempt=attempt)
         if attempt >= 0
-        else Restorer(sources, events)
+        else Restorer(sources, events, saved_attempt=saved_attempt if saved_attempt >= 0 else ANY)
     )

@@ -12,7 +12,7 @@ from pulsetrain.checkpoint.checkpoint_events import CheckpointEvents
 from pulsetrain.checkpoint.memory.arena import ArenaReader, ArenaWriter
 from pulsetrain.checkpoint.memory.slots import Header, SlotInfo
 from pulsetrain.checkpoint.peers.client import PeerClient
-from pulsetrain.checkpoint.peers.replicas import Replicas
+from pulsetrain.checkpoint.peers.replicas import ANY, Replicas, Snapshot
 from pulsetrain.checkpoint.storage.manifest import Checkpoints, Manifest, Segment
 from pulsetrain.checkpoint.storage.shards import Reads, Shards, readers
 from pulsetrain.core.errors import CheckpointError, CorruptData, PulsetrainError, Unrestorable
@@ -39,8 +39,9 @@ class Sources:
 class Restorer:
     """Fetches one rank's checkpoint. A source that fails is an event, and the next one is tried."""
 
-    def __init__(self, sources: Sources, events: CheckpointEvents) -> None:
-        self._sources = sources
+    def __init__(self, sources: Sources, events: CheckpointEvents, *, saved_attempt: int = ANY) -> None:
+        """Only what `saved_attempt` has saved counts, where that is given."""
+        self._sources, self._saved_attempt = sources, saved_attempt
         self._events = events
         self._reads = Reads()
 
@@ -51,7 +52,7 @@ class Restorer:
         whole.
         """
         started, reasons, away = time.monotonic_ns(), [], False
-        here = any((s.rank, s.step) == (rank, step) for s in self._sources.replicas.list())
+        here = any(self._fits(s, rank, step) for s in self._sources.replicas.list())
         peers = ((self._sources.node,) if here else ()) + self._sources.peers
         for name in order(source, peers):
             try:
@@ -86,10 +87,16 @@ class Restorer:
         reader.set_verified(info)
         return info
 
+    def _fits(self, saved: SlotInfo | Snapshot, rank: int, step: int) -> bool:
+        return saved.rank == rank and saved.step == step and self._saved_attempt in (ANY, saved.attempt)
+
     def _from_memory(self, reader: ArenaReader, rank: int, step: int) -> SlotInfo:
-        info = reader.find(rank, step)
+        saved = [info for info in reader.published() if (info.rank, info.step) == (rank, step)]
+        info = next((info for info in saved if self._fits(info, rank, step)), None)
         if info is None:
             raise CheckpointError("the arena does not have it")
+        for other in saved[: saved.index(info)]:  # the rank takes the newest
+            reader.invalidate(other)
         if not reader.verify(info):
             reader.invalidate(info)
             raise CorruptData("the arena's bytes do not have their checksum")
@@ -97,7 +104,7 @@ class Restorer:
 
     def _from_own_replica(self, writer: ArenaWriter, rank: int, step: int) -> SlotInfo:
         """From the replica that this node had before the rank moved here."""
-        with self._sources.replicas.reading(rank, step) as replica:
+        with self._sources.replicas.reading(rank, step, self._saved_attempt) as replica:
             if replica is None:
                 raise CheckpointError("no replica here")
             snapshot, data = replica
@@ -110,12 +117,14 @@ class Restorer:
     def _from_peer(self, writer: ArenaWriter, peer: str, rank: int, step: int) -> SlotInfo:
         client = self._sources.connect(peer)
         try:
-            return client.get(rank, step, writer)
+            return client.get(rank, step, writer, self._saved_attempt)
         finally:
             client.close()
 
     def _from_storage(self, writer: ArenaWriter, rank: int, step: int) -> SlotInfo:
         manifest = self._manifest(step)
+        if self._saved_attempt not in (ANY, manifest.attempt):
+            raise CheckpointError(f"step {step} in storage is of attempt {manifest.attempt}")
         if rank not in manifest.tables:
             raise CheckpointError(f"step {step} in storage has no rank {rank}; its world is {manifest.world}")
         return self._write_stored(writer, manifest, rank, rank=rank, world=manifest.world)
@@ -141,6 +150,7 @@ class Restorer:
             values_bytes=table.values_bytes,
             payload_bytes=table.payload_bytes,
             replicated=table.replicated,
+            shard=table.shard,
         )
         self._reads = Reads()
         return write_slot(writer, header, lambda target: self._read_shards(manifest, saved, target))

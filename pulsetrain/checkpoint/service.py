@@ -2,115 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import time
+from collections.abc import Mapping, Sequence
 from threading import Lock
 
 from pulsetrain.checkpoint import holdings
 from pulsetrain.checkpoint.checkpoint_events import CheckpointEvents, Origin
-from pulsetrain.checkpoint.memory.arena import ArenaReader
+from pulsetrain.checkpoint.memory.arena import ArenaReader, ArenaWriter
 from pulsetrain.checkpoint.peers.any_replica import AnyReplica
 from pulsetrain.checkpoint.peers.block_dedup import BlockDedup
 from pulsetrain.checkpoint.peers.client import PeerClient
 from pulsetrain.checkpoint.peers.interleave import Interleaver
-from pulsetrain.checkpoint.peers.placement import ACROSS, STRATEGIES
 from pulsetrain.checkpoint.peers.receivers import home_of, receivers
 from pulsetrain.checkpoint.peers.replicas import Replicas
 from pulsetrain.checkpoint.peers.replicate import Replicator
 from pulsetrain.checkpoint.peers.replication_schedule import ReplicationSchedule
 from pulsetrain.checkpoint.peers.server import PeerServer
+from pulsetrain.checkpoint.resharding import mailbox
+from pulsetrain.checkpoint.resharding.node_resharding import Resharding, ShardPlan
+from pulsetrain.checkpoint.resharding.saved_shards import SavedShards
+from pulsetrain.checkpoint.resharding.shard_requests import handlers
 from pulsetrain.checkpoint.resized_restore import restorer_for
 from pulsetrain.checkpoint.restoring import Sources
+from pulsetrain.checkpoint.service_config import CheckpointServiceConfig
 from pulsetrain.checkpoint.storage.backend import open_storage
 from pulsetrain.checkpoint.storage.manifest import Checkpoints
 from pulsetrain.checkpoint.storage.persist import PersistConfig, Persister
 from pulsetrain.checkpoint.storage.shards import Shards
-from pulsetrain.core.errors import CheckpointError, ConfigError, Unavailable
+from pulsetrain.core.errors import CheckpointError, Unavailable
 from pulsetrain.core.supervisor import LoopStatus
-from pulsetrain.protocol.messages import Held, WorldNode
+from pulsetrain.protocol.messages import Held, Start, WorldNode
 from pulsetrain.records.columns import Columns
-
-
-@dataclass(frozen=True, kw_only=True)
-class CheckpointServiceConfig:
-    """Table [checkpoint] of the configuration file."""
-
-    token: str = ""
-    """What agents prove to each other that they have and never send, until the hub gives them a key."""
-    port: int = 0
-    """TCP port for peers. 0: any free one."""
-    replicas: int = 2
-    """Copies of each checkpoint in memory, the rank's own node included. 1: no peers."""
-    placement: str = "mixed"
-    """Which nodes hold whose replicas: ring, mixed, group, or across.
-
-    across: outside every parallel group of the rank, so that the eviction of a whole group loses nothing. It
-    needs tp, pp and dp."""
-    tp: int = 0
-    """Tensor-parallel ranks, which have neighbouring numbers. For placement = across."""
-    pp: int = 0
-    """Pipeline stages. For placement = across."""
-    dp: int = 0
-    """Data-parallel replicas. For placement = across."""
-    sending: str = "interleaved"
-    """When replicas go to peers: interleaved (in the idle spans of training's own traffic) or at_once."""
-    share_equal: bool = True
-    """Do not send blocks that a rank of the peer's node has saved for the same step.
-
-    Data-parallel ranks have most of their state in common."""
-    chunk_bytes: int = 16 << 20
-    """Largest piece of a replica that is sent in one go when interleaved."""
-    lag_steps: int = 0
-    """Steps that training may be ahead of what its peers hold before it waits for them. 0: it never waits.
-
-    With 1, the loss of a node costs one step at most. Above 0, replicas are sent at once."""
-    profile_steps: int = 20
-    """Steps from which idle network spans are learnt. 0: never."""
-    poll_s: float = 0.025
-    """How often arenas are checked for new checkpoints, where one is due. Else every 0.25 s."""
-    peer_timeout_s: float = 5.0
-    """A peer that receives no byte for this time, is away."""
-    storage: str = ""
-    """Folder or fsspec URL where checkpoints are persisted, the same for all nodes. Empty: nowhere."""
-    persist_every: int = 100
-    """Steps that are a multiple of this are persisted. 0: only those that the script asks for."""
-    commit_timeout_s: float = 60.0
-    """A step whose ranks are not all persisted after this time, is abandoned."""
-    bandwidth_bytes_per_s: float = 0.0
-    """Limit for writing to storage, for each node. 0: none."""
-    keep_last: int = 2
-    """How many of the newest committed steps are kept, at least 2."""
-    keep_every: int = 0
-    """Committed steps that are a multiple of this are never removed. 0: none."""
-
-    def __post_init__(self) -> None:
-        if self.replicas < 1:
-            raise ConfigError(f"checkpoint.replicas = {self.replicas}: allowed: 1 or more")
-        allowed = (*sorted(STRATEGIES), ACROSS)
-        if self.placement not in allowed:
-            raise ConfigError(f"checkpoint.placement = {self.placement!r}: allowed: {', '.join(allowed)}")
-        if self.placement == ACROSS:
-            self._check_across()
-        if self.sending not in SENDING:
-            raise ConfigError(f"checkpoint.sending = {self.sending!r}: allowed: {', '.join(SENDING)}")
-        if self.chunk_bytes < 1 or min(self.profile_steps, self.lag_steps) < 0:
-            raise ConfigError("checkpoint: chunk_bytes: from 1; profile_steps and lag_steps: from 0")
-        if self.keep_last < 2:
-            raise ConfigError(f"checkpoint.keep_last = {self.keep_last}: allowed: 2 or more")
-        if self.persist_every < 0 or self.keep_every < 0 or self.bandwidth_bytes_per_s < 0:
-            raise ConfigError(
-                "checkpoint: persist_every, keep_every and bandwidth_bytes_per_s: allowed: 0 or more"
-            )
-        if min(self.poll_s, self.peer_timeout_s, self.commit_timeout_s) <= 0:
-            raise ConfigError("checkpoint: poll_s, peer_timeout_s and commit_timeout_s: allowed: above 0")
-
-    def _check_across(self) -> None:
-        if min(self.tp, self.pp, self.dp) < 1 or sum(n > 1 for n in (self.tp, self.pp, self.dp)) < 2:
-            sizes = f"tp = {self.tp}, pp = {self.pp}, dp = {self.dp}"
-            raise ConfigError(f"checkpoint.placement = 'across' with {sizes}: allowed: two of them above 1")
-
-
-SENDING = ("interleaved", "at_once")
 
 
 class CheckpointService:
@@ -130,11 +52,16 @@ class CheckpointService:
         self._lock = Lock()
         self._arenas: dict[int, ArenaReader] = {}
         self._world: tuple[WorldNode, ...] = ()
+        self._holders: tuple[WorldNode, ...] = ()
         self._replicas = Replicas()
         self._checkpoints = Checkpoints(open_storage(config.storage), job) if config.storage else None
         self._shards = Shards(self._checkpoints)
         self._block_dedup = BlockDedup() if config.share_equal else None
         self._any = AnyReplica(self._replicas)
+        self._saved = SavedShards(self._replicas)
+        self._resharding = Resharding(
+            self._saved, self._events, node=node, connect=self._connect, checkpoints=self._checkpoints
+        )
         self._server = PeerServer(
             self._replicas,
             address=address,
@@ -144,6 +71,8 @@ class CheckpointService:
             segments=self._shards.get,
             block_dedup=self._block_dedup,
             any_replica=self._any,
+            more=handlers(self._saved),
+            whole=self._saved.whole,
         )
         interleaver = Interleaver(chunk_bytes=config.chunk_bytes)
         self._schedule = ReplicationSchedule(
@@ -179,6 +108,7 @@ class CheckpointService:
         with self._lock:
             self._arenas[rank] = arena
         self._any.attach(rank, arena)
+        self._saved.attach(rank, arena)
         if self._block_dedup:
             self._block_dedup.attach(rank, arena_fd)
         self._replicator.attach(rank, arena)
@@ -196,11 +126,25 @@ class CheckpointService:
         with self._lock:
             self._arenas.pop(rank, None)
         self._any.detach(rank)
+        self._saved.detach(rank)
         self._replicator.detach(rank)
         if self._block_dedup:
             self._block_dedup.detach(rank)
         if self._persister:
             self._persister.detach(rank)
+
+    def retire(self, rank: int, arena_fd: int) -> None:
+        """The rank runs on another node by now. Takes over its arena.
+
+        What it has saved of a sharded state stays until the ranks here have saved something newer, because a
+        world of another size may still need it.
+        """
+        self.detach(rank)
+        self._saved.retire(rank, arena_fd)
+
+    def reclaim(self, rank: int) -> int:
+        """The arena of a rank that was retired and runs here again. -1: there is none."""
+        return self._saved.reclaim(rank)
 
     def set_world(self, world: tuple[WorldNode, ...], node_rank: int, attempt: int, key: str = "") -> None:
         """The nodes of an attempt, before its `load`s. Replicas go to the peers that placement chooses.
@@ -212,6 +156,7 @@ class CheckpointService:
             self._world = ordered
             self._server.token = self._key = key or self._config.token
         self._events.attempt = attempt
+        self._resharding.end()
         self._shards.clear()
         if self._block_dedup:
             self._block_dedup.forget()
@@ -244,17 +189,20 @@ class CheckpointService:
         own = [info for rank, arena in arenas for info in arena.published() if info.rank == rank]
         newest = self._persister.newest if self._persister else ()
         return (
-            *holdings.in_memory("memory", own),
+            *holdings.in_memory("memory", own + self._saved.kept()),
             *holdings.in_memory("peer", self._replicas.list()),
             *holdings.in_storage(newest),
         )
 
-    def load(self, rank: int, step: int, source: str, replica_attempt: int = -1) -> int:
+    def load(
+        self, rank: int, step: int, source: str, replica_attempt: int = -1, saved_attempt: int = -1
+    ) -> int:
         """Restore `step` into the attached arena of `rank` and forget everything later. Returns the ns taken.
 
         `source` is "memory", "storage" or "peer:NODE". Where it fails, that is an event, and the others are
-        tried. With a `replica_attempt` the rank gets what any rank saved in that attempt. Raises
-        `CheckpointError` where none has the whole step, or the rank is not attached.
+        tried. With a `replica_attempt` the rank gets what any rank saved in that attempt. Else it gets its
+        own, of `saved_attempt` where that is given. Raises `CheckpointError` where none has the whole step,
+        or the rank is not attached.
         """
         with self._lock:
             arena = self._arenas.get(rank)
@@ -270,13 +218,34 @@ class CheckpointService:
             shards=self._shards,
             home=home_of(world),
         )
-        restorer = restorer_for(sources, self._events, here=self._any, attempt=replica_attempt)
+        mailbox.take_back_offer(ArenaWriter(arena.fd))
+        restorer = restorer_for(
+            sources, self._events, here=self._any, attempt=replica_attempt, saved_attempt=saved_attempt
+        )
         took_ns = restorer.load(arena.fd, rank, step, source)
         self._replicas.forget_after(step, self._events.attempt)
         return took_ns
 
+    def reshard(self, ranks: Sequence[int], start: Start) -> int:
+        """Let each of `ranks` have the parts that it asks for of what a world of another size has saved.
+
+        Returns the ns taken to prepare that. Raises `NotReshardable` where it does not fit together,
+        `CheckpointError` where something is away.
+        """
+        began_ns = time.monotonic_ns()
+        plan = ShardPlan.of(start)
+        with self._lock:
+            self._holders = start.holders
+            arenas = {rank: self._arenas[rank] for rank in ranks}
+        self._resharding.prepare(plan)
+        for rank, arena in arenas.items():
+            self._resharding.offer(rank, arena.fd)
+        self._replicas.forget_after(plan.step, self._events.attempt)
+        return time.monotonic_ns() - began_ns
+
     def clear(self) -> None:
         """The job starts afresh: forget what is in memory."""
+        self._saved.clear()
         self._replicas.clear()
         with self._lock:
             for arena in self._arenas.values():
@@ -308,7 +277,7 @@ class CheckpointService:
         return sum(info.total_bytes for info in newest if info is not None)
 
     def _connect(self, name: str) -> PeerClient:
-        node = next((node for node in self._world if node.node == name), None)
+        node = next((node for node in (*self._world, *self._holders) if node.node == name), None)
         if node is None:
             raise Unavailable(f"node {name} is not in the world")
         return PeerClient(

@@ -25,7 +25,7 @@ T = TypeVar("T")
 CONFIG_CLASSES: Mapping[str, str] = MappingProxyType(
     {
         "agent": "pulsetrain.agent.supervise:AgentConfig",
-        "checkpoint": "pulsetrain.checkpoint.service:CheckpointServiceConfig",
+        "checkpoint": "pulsetrain.checkpoint.service_config:CheckpointServiceConfig",
         "controller": "pulsetrain.recovery.policy:Policy",
         "fleet": "pulsetrain.simulate.fleet_plan:FleetPlan",
         "hub": "pulsetrain.hub.config:HubConfig",

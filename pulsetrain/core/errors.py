@@ -8,7 +8,8 @@ PulsetrainError
 ├── CorruptData           bytes that fail their checksum or their format
 ├── SchemaMismatch        a batch whose columns or types are not the record's
 └── CheckpointError       a save or a restore that could not be done
-    └── Unrestorable      a step that no source has whole: trying again does not help
+    ├── Unrestorable      a step that no source has whole: trying again does not help
+    └── NotReshardable    what ranks have saved fits their own number of ranks only
 """
 
 from __future__ import annotations
@@ -44,6 +45,10 @@ class SchemaMismatch(PulsetrainError):
 
 class CheckpointError(PulsetrainError):
     """A checkpoint could not be saved or restored."""
+
+
+class NotReshardable(CheckpointError):
+    """What ranks have saved cannot be put together for another number of ranks."""
 
 
 class Unrestorable(CheckpointError):

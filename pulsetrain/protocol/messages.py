@@ -137,7 +137,8 @@ class Held:
 
     `world` is the number of ranks that saved the step, 0 if unknown. -1: it is a copy of what another rank
     saved. `attempt` saved it. With `replicated`, every rank saved the same state, so that any rank can use
-    it.
+    it. Ranks of one world with the same `shard` saved the same parts of the same tensors. 0: it is not known
+    which part of the whole state it is.
     """
 
     rank: int
@@ -146,6 +147,7 @@ class Held:
     world: int = 0
     attempt: int = -1
     replicated: bool = False
+    shard: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,8 +189,8 @@ class Hello:
 
     The job runs on `min_nnodes` to `nnodes` nodes, in multiples of `node_unit`. 0 for `min_nnodes`: on
     `nnodes`. `world_nodes` is the number of nodes of the attempt, 0 if unknown. `dump_lacks` is what the host
-    lacks to dump processes, "" for nothing. `host` names the machine, "" if unknown. `tier` is what the job is
-    promised of a pool.
+    lacks to dump processes, "" for nothing. `host` names the machine, "" if unknown. `tier` is what a pool
+    promises the job.
     """
 
     node: str
@@ -340,9 +342,13 @@ class Start:
     `sources[rank]`: "memory", "storage", or "peer:NODE". `data` of the reply is {"load_ns": {rank: ns}}.
     `own_checkpoints` are files that the script wrote in earlier attempts, newest first. Agents of the job
     know each other by `peer_key`. "" from an older hub: by their token. `replica_attempt`: a rank takes what
-    any rank has saved in that attempt. -1: it takes its own. The ranks take turns on so many `devices`, 0: on
-    as many as the agent was started with. `check_store`: connect to the store first. Where that fails, launch
-    nothing. `data` of the reply is {"store_unreachable": why}.
+    any rank has saved in that attempt. -1: it takes its own, which `saved_attempt` has saved (-1: any). The
+    ranks take turns on so many `devices`, 0: on as many as the agent was started with. `check_store`: connect
+    to the store first. Where that fails, launch nothing. `data` of the reply is {"store_unreachable": why}.
+
+    With `shards` a rank takes the parts that it needs of what `saved_world` ranks have saved. `shards` says
+    where the part of a saved rank is: "storage", or "peer:NODE". Saved ranks with the same number in `copies`
+    have saved the same. `holders` are nodes outside the world that have some.
     """
 
     id: int
@@ -359,6 +365,11 @@ class Start:
     replica_attempt: int = -1
     devices: int = 0
     check_store: bool = False
+    saved_attempt: int = -1
+    saved_world: int = 0
+    shards: Mapping[str, str] = field(default_factory=dict)  # keys are ranks, as JSON has them
+    copies: Mapping[str, int] = field(default_factory=dict)
+    holders: tuple[WorldNode, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

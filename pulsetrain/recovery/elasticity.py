@@ -6,9 +6,12 @@ migration waits for one. What its ranks have saved must fit the other size, else
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from pulsetrain.protocol.messages import Held
 from pulsetrain.recovery import faults, restart_cost, standby_care, world
+from pulsetrain.recovery.nodes import NodeState
 from pulsetrain.recovery.record import Fault
 from pulsetrain.recovery.resizing import Nodes, other_size, size_now
 from pulsetrain.recovery.saves import (
@@ -26,6 +29,10 @@ from pulsetrain.recovery.world_sizes import resize
 NOT_REPLICATED = (
     "each rank may have saved a part of the state of its own, which fits this number of ranks only. "
     "Where all ranks save the same, say so with Checkpointer(..., replicated=True)"
+)
+SHARDS_GONE = (
+    "some parts of the sharded state are in no memory that is left and not in storage, or not every rank has "
+    "saved a part whose place in the whole is known"
 )
 NOTHING_SAVED = "it has no checkpoint, so that all its steps would be lost"
 
@@ -96,8 +103,16 @@ def why_not_size(job: JobState, size: int) -> str:
         resized = resize(members.world, size, members.healthy(), standbys)
     else:
         resized = world.form_world(standbys, size)
-    plan = world.plan_restore(resized, held, job.restarts.unrestorable)
-    return "" if plan.step >= 0 else NOT_REPLICATED
+    plan = members.plan_restore(resized, job.restarts.unrestorable)
+    if plan.step < 0:
+        return _why_not_shards(held)
+    return job.resizing.not_reshardable if plan.shards.step >= 0 else ""
+
+
+def _why_not_shards(held: Mapping[str, Sequence[Held]]) -> str:
+    """Why what is held cannot be put together."""
+    sharded = any(item.shard for items in held.values() for item in items)
+    return SHARDS_GONE if sharded else NOT_REPLICATED
 
 
 def tell_unfit(job: JobState) -> None:
@@ -117,8 +132,26 @@ def take_size(job: JobState) -> None:
     if not size or size == before or (members.world and _refused(job, size)):
         return
     resizing.changed(size, job.services.clock.monotonic_s())
+    resizing.came_from = members.world
+    job.restarts.idle = 0  # nodes came or went: that is why attempts were short
     if members.world:
         _tell(job, before, size)
+
+
+def note_refusal(job: JobState, reasons: Sequence[str]) -> None:
+    """Agents could not put the state together for this world. The job goes back to the size that it had."""
+    resizing, members = job.resizing, job.members
+    if not reasons:
+        return
+    resizing.not_reshardable = reasons[0]
+    job.write("resize_refused", {"to": resizing.size, "why_not": reasons[0]})
+    if resizing.came_from:
+        for node in members.active():
+            node.state = NodeState.STANDBY
+        members.world, resizing.size = resizing.came_from, len(resizing.came_from)
+        names = {member.node for member in members.world}
+        for node in members.reserves():
+            node.state = NodeState.ACTIVE if node.name in names else node.state
 
 
 def _tell(job: JobState, before: int, size: int) -> None:

@@ -140,6 +140,7 @@ class Job:
         """A node's heartbeat arrived: its ranks may have written a checkpoint, or told of themselves."""
         self._state.own_checkpoints.note(heartbeat.attempt, heartbeat.ranks)
         self._state.instrumentation.note(heartbeat.attempt, heartbeat.ranks)
+        self._state.members.shards.note(heartbeat)
 
     def received(self, node: Node, message: RankExit | FirstStep | Leaving) -> None:
         """One report of an agent about its ranks or about itself."""

@@ -55,10 +55,10 @@ def _plan(job: JobState) -> world.RestorePlan:
     doubtful = {step for step, times in job.restarts.failed_from.items() if times >= DOUBTFUL_FAILURES}
     avoided = {(rank, step) for step in doubtful for rank in range(members.world_size)}
     if avoided:
-        older = world.plan_restore(members.world, members.held(), unrestorable | avoided)
+        older = members.plan_restore(members.world, unrestorable | avoided)
         if older.step >= 0:
             return older
-    return world.plan_restore(members.world, members.held(), unrestorable)
+    return members.plan_restore(members.world, unrestorable)
 
 
 async def _start_all(job: JobState, plan: world.RestorePlan, store: Rendezvous) -> list[Reply]:
@@ -81,6 +81,11 @@ async def _start(
         restore_step=plan.step,
         sources={str(r): plan.sources[r] for r in member.ranks if r in plan.sources},
         replica_attempt=plan.replica_attempt,
+        saved_attempt=plan.saved_attempt,
+        saved_world=plan.shards.world,
+        shards={str(rank): source for rank, source in plan.shards.sources.items()},
+        copies={str(rank): number for rank, number in plan.shards.copies.items()},
+        holders=_holders(job, plan),
         own_checkpoints=job.own_checkpoints.files(member.ranks),
         devices=device_resizing.devices_of(job, member),
         peer_key=job.services.peer_key(job.name),
@@ -88,9 +93,20 @@ async def _start(
     return await job.ask(job.members.nodes[member.node], command, job.services.policy.start_timeout_s)
 
 
+def _holders(job: JobState, plan: world.RestorePlan) -> tuple[WorldNode, ...]:
+    """Nodes outside the world that have a part of what is put together."""
+    members = job.members
+    inside = {member.node for member in members.world}
+    names = {source.removeprefix("peer:") for source in plan.shards.sources.values()} - inside - {"storage"}
+    return tuple(world.world_node(members.nodes[name].hello, -1) for name in sorted(names))
+
+
 def _result(job: JobState, plan: world.RestorePlan, replies: Sequence[Reply]) -> Event | Fault:
     job.restarts.unrestorable |= {tuple(r.data["unrestorable"]) for r in replies if "unrestorable" in r.data}
     job.keep_restarts()
+    elasticity.note_refusal(
+        job, [str(r.data["not_reshardable"]) for r in replies if "not_reshardable" in r.data]
+    )
     failed = next((r for r in replies if r.error), None)
     if failed is not None:
         return faults.launch_failed(failed.node, failed.error, job.attempt.number, job.now_ns())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from pulsetrain.protocol.late_rows import column
@@ -10,6 +10,7 @@ from pulsetrain.protocol.messages import Held, Hello, RankStatus, WorldNode
 from pulsetrain.recovery import world, world_sizes
 from pulsetrain.recovery.memory import WorldMemory
 from pulsetrain.recovery.nodes import GONE, Node, NodeState
+from pulsetrain.recovery.shard_plan import KnownShards
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +26,7 @@ class Membership:
     """Nodes by name, the present world, and which nodes failed the last check (node to reason).
 
     `before` is the world that an earlier hub launched last, None where there was none. `allowed` are those
-    that the pool lets the job use, None for all.
+    that the pool lets the job use, None for all. `shards` knows which part of a sharded state each rank has.
     """
 
     def __init__(self) -> None:
@@ -34,6 +35,7 @@ class Membership:
         self.failed: dict[str, str] = {}
         self.before: WorldMemory | None = None
         self.allowed: frozenset[str] | None = None
+        self.shards = KnownShards()
 
     @property
     def world_size(self) -> int:
@@ -49,8 +51,13 @@ class Membership:
         return [node for node in self.world_nodes() if node.usable]
 
     def standbys(self) -> list[Node]:
-        """Nodes outside the world that could join it. One under a cordon could not."""
-        return [n for n in self.reserves() if not n.cordon and self._may_use(n)]
+        """Nodes outside the world that could join it. One under a cordon could not.
+
+        A node that came back while its place was still empty is in the world, not outside.
+        """
+        inside = {member.node for member in self.world}
+        outside = (n for n in self.reserves() if n.name not in inside)
+        return [n for n in outside if not n.cordon and self._may_use(n)]
 
     def _may_use(self, node: Node) -> bool:
         return self.allowed is None or node.name in self.allowed
@@ -83,6 +90,13 @@ class Membership:
             if rank in (status.rank, -1)
         ]
         return max(ages, default=0)
+
+    def plan_restore(
+        self, members: Sequence[WorldNode], unrestorable: Collection[tuple[int, int]] = (), without: str = ""
+    ) -> world.RestorePlan:
+        """How a world of these members would go on, if the node `without` were not there."""
+        held = {name: items for name, items in self.held().items() if name != without}
+        return world.plan_restore(members, held, unrestorable, self.shards.by_world)
 
     def held(self) -> dict[str, Sequence[Held]]:
         """What each reachable node could restore, by its last heartbeat."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pulsetrain.protocol.messages import WorldNode
 from pulsetrain.recovery.world_sizes import WorldSizes
 
 CHECK_PATIENCE = 3.0
@@ -27,6 +28,9 @@ class Resizing:
     Before it grows, ranks of the attempt `asked_in` were asked to save, at `asked_s`. It then waits for a
     checkpoint of step `newer_than` or later. `acted_in` is the attempt that was stopped to grow. `grown_s` is
     when it grew last, None for never, and `short_lived` how often in a row it soon shrank again.
+
+    `came_from` is the world before the size changed last. `not_reshardable` says why agents could not put its
+    state together for another size, "" where they could.
     """
 
     sizes: WorldSizes
@@ -38,6 +42,8 @@ class Resizing:
     asked_s: float = 0.0
     newer_than: int = -1
     acted_in: int | None = None
+    came_from: tuple[WorldNode, ...] = ()
+    not_reshardable: str = ""
     cap: int = 0
     devices: int = 0
 

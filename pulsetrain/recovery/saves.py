@@ -7,7 +7,6 @@ import math
 from collections import defaultdict
 
 from pulsetrain.protocol.messages import SaveFrom
-from pulsetrain.recovery import world
 from pulsetrain.recovery.state import JobState
 
 LEAD_S = 3.0  # a heartbeat is up to a second old, and the request takes its way to every rank
@@ -19,8 +18,7 @@ def restorable_without(job: JobState, node: str) -> int:
     With "" for `node`, the newest step that it could go on from as it is. Who takes over the ranks changes
     where they restore from, not the step.
     """
-    held = {name: held for name, held in job.members.held().items() if name != node}
-    plan = world.plan_restore(job.members.world, held, job.restarts.unrestorable)
+    plan = job.members.plan_restore(job.members.world, job.restarts.unrestorable, without=node)
     own = job.own_checkpoints.newest()
     return max(plan.step, own.step if own is not None and own.complete else -1)
 

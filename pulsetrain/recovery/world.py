@@ -5,8 +5,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from pulsetrain.protocol.messages import Held, Hello, WorldNode
+from pulsetrain.recovery.shard_plan import NONE, SavedBy, ShardSources, plan_shards
+
+SHARDS = "shards"
+"""The source of a rank that puts its state together from several."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,12 +19,15 @@ class RestorePlan:
     """`step` is -1 for a fresh start. `sources` maps each rank to memory, storage or peer:NODE.
 
     `replica_attempt` is -1 where each rank gets what it has saved itself. Else each rank gets what any rank
-    has saved in that attempt, because all have saved the same.
+    has saved in that attempt, because all have saved the same. `saved_attempt` is the attempt that saved what
+    each rank gets of its own. With `shards`, ranks put together what ranks of another world have saved.
     """
 
     step: int
     sources: Mapping[int, str]
     replica_attempt: int = -1
+    saved_attempt: int = -1
+    shards: ShardSources = NONE
 
 
 def form_world(hellos: Iterable[Hello], nnodes: int, before: Sequence[str] = ()) -> tuple[WorldNode, ...]:
@@ -78,6 +86,7 @@ def plan_restore(
     world: Sequence[WorldNode],
     held: Mapping[str, Iterable[Held]],
     unrestorable: Collection[tuple[int, int]] = (),
+    known: Mapping[SavedBy, Mapping[int, int]] = MappingProxyType({}),
 ) -> RestorePlan:
     """The newest step that every rank of `world` can reach, and the nearest source for each rank.
 
@@ -85,13 +94,25 @@ def plan_restore(
     what they could give. `unrestorable` (rank, step) turned out to be whole nowhere. The step is -1, with
     no sources, where no step covers all ranks.
 
-    What a world of another size has saved counts only where every rank saved the same state. One copy of that
-    is then enough for all ranks.
+    What a world of another size has saved counts where every rank saved the same state: one copy of that is
+    then enough for all ranks. It counts too where ranks saved shards of which all are there. `known` says
+    which part of the whole state ranks of each world have. A world of the same size takes shards only where
+    it could not go on otherwise, because random generators are not restored from them.
     """
     holdings = {node: tuple(items) for node, items in held.items()}
     own = _plan_by_rank(world, holdings, unrestorable)
     replica = _plan_by_replica(world, holdings, unrestorable)
-    return replica if replica.step > own.step else own
+    best = replica if replica.step > own.step else own
+    shards = plan_shards(holdings, known, unrestorable)
+    ranks = sum(member.nproc for member in world)
+    if shards.step <= best.step or (shards.world == ranks and best.step >= 0):
+        return best
+    return RestorePlan(
+        step=shards.step,
+        sources=dict.fromkeys(range(ranks), SHARDS),
+        shards=shards,
+        saved_attempt=shards.attempt,
+    )
 
 
 def _plan_by_rank(
@@ -99,19 +120,21 @@ def _plan_by_rank(
     held: Mapping[str, tuple[Held, ...]],
     unrestorable: Collection[tuple[int, int]],
 ) -> RestorePlan:
-    """Each rank gets what it has saved itself."""
-    where: dict[int, dict[int, list[tuple[int, str]]]] = defaultdict(lambda: defaultdict(list))
+    """Each rank gets what it has saved itself, all of it in one attempt."""
+    where: dict[tuple[int, int], dict[int, list[tuple[int, str]]]] = defaultdict(lambda: defaultdict(list))
     home = {rank: member.node for member in world for rank in member.ranks}
     for node, holdings in held.items():
         for item in holdings:
             fits = item.world in (0, len(home)) and item.rank in home
             if fits and (item.rank, item.step) not in unrestorable:
-                where[item.step][item.rank].append(_source(item, node, home[item.rank]))
-    complete = [step for step, ranks in where.items() if len(ranks) == len(home)]
+                saved = where[item.step, item.attempt]
+                saved[item.rank].append(_source(item, node, home[item.rank]))
+    complete = [saved for saved, ranks in where.items() if len(ranks) == len(home)]
     if not complete:
         return RestorePlan(step=-1, sources={})
     newest = max(complete)
-    return RestorePlan(step=newest, sources={r: min(where[newest][r])[1] for r in sorted(home)})
+    sources = {r: min(where[newest][r])[1] for r in sorted(home)}
+    return RestorePlan(step=newest[0], sources=sources, saved_attempt=newest[1])
 
 
 def _plan_by_replica(

@@ -170,6 +170,9 @@ class FakeCheckpoints:
         self.save_from_step = -1
         self.persisted_for_s: list[float] = []
         self.load_error: Exception | None = None
+        self.resharded: list[tuple[tuple[int, ...], dict[str, str]]] = []
+        self.retired: dict[int, int] = {}
+        self.keeps_retired = False
         self.world: tuple[object, ...] = ()
 
     def attach(self, rank: int, arena_fd: int) -> None:
@@ -185,11 +188,29 @@ class FakeCheckpoints:
     def set_world(self, world: Any, node_rank: int, attempt: int, key: str = "") -> None:
         self.world = (world, node_rank, attempt)
 
-    def load(self, rank: int, step: int, source: str, replica_attempt: int = -1) -> int:
+    def load(
+        self, rank: int, step: int, source: str, replica_attempt: int = -1, saved_attempt: int = -1
+    ) -> int:
         if self.load_error is not None:
             raise self.load_error
         self.loads.append((rank, step, source))
         return 5
+
+    def reshard(self, ranks: Sequence[int], start: Start) -> int:
+        if self.load_error is not None:
+            raise self.load_error
+        self.resharded.append((tuple(ranks), dict(start.shards)))
+        return 7
+
+    def retire(self, rank: int, arena_fd: int) -> None:
+        self.detach(rank)
+        if self.keeps_retired:
+            self.retired[rank] = arena_fd
+        else:
+            os.close(arena_fd)
+
+    def reclaim(self, rank: int) -> int:
+        return self.retired.pop(rank, -1)
 
     def follow(self, rings: Mapping[int, int]) -> None: ...
 

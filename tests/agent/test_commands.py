@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from pulsetrain.agent.commands import Commands
-from pulsetrain.core.errors import PulsetrainError, Unavailable, Unrestorable
+from pulsetrain.core.errors import NotReshardable, PulsetrainError, Unavailable, Unrestorable
 from pulsetrain.protocol.messages import (
     DumpStacks,
     HostStore,
@@ -118,6 +118,28 @@ def test_arenas_stay_with_their_ranks_and_those_of_other_nodes_are_closed(sessio
             os.fstat(fd)
 
 
+def test_an_arena_that_still_has_shards_goes_back_to_its_rank(session):
+    session.checkpoints.keeps_retired = True
+    session.execute(start())
+    first = dict(session.checkpoints.attached)
+    session.execute(start(attempt=1, node_rank=1))
+    assert session.checkpoints.retired == first
+    session.execute(start(attempt=2))
+    assert session.checkpoints.attached == first
+
+
+def test_ranks_of_a_world_of_another_size_put_their_state_together(session):
+    reply = session.execute(start(restore_step=7, shards={"0": "peer:n2", "1": "storage"}))
+    assert session.checkpoints.resharded == [((0, 1), {"0": "peer:n2", "1": "storage"})]
+    assert (session.checkpoints.loads, reply.data["load_ns"]) == ([], {"0": 7})
+
+
+def test_a_state_that_cannot_be_put_together_is_told_apart_from_a_failure(session):
+    session.checkpoints.load_error = NotReshardable("w: ranks differ")
+    reply = session.execute(start(restore_step=7, shards={"0": "peer:n2"}))
+    assert (reply.error, reply.data) == ("w: ranks differ", {"not_reshardable": "w: ranks differ"})
+
+
 def test_a_step_that_is_whole_nowhere_is_named(session):
     session.checkpoints.load_error = Unrestorable("rank 1 has no step 7", rank=1, step=7)
     reply = session.execute(start(restore_step=7))
@@ -128,7 +150,7 @@ def test_a_step_that_is_whole_nowhere_is_named(session):
 def test_a_stop_overtakes_a_launch_that_still_restores(session):
     loading, go_on = threading.Event(), threading.Event()
 
-    def load(rank, step, source, replica_attempt):
+    def load(rank, step, source, *attempts):
         loading.set()
         assert go_on.wait(40)
         return 1

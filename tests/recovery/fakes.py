@@ -167,6 +167,7 @@ class FakeAgent:
         self.unrestorable = set()
         self.cannot_share, self.late = "", ()
         self.restless, self.held_number = set(), 0
+        self.not_reshardable = ""
         self.attempt = -1
         self.left = None
         self._seq = self.quiet_ns = 0
@@ -198,6 +199,8 @@ class FakeAgent:
             data, error = self._hold(command)
         elif isinstance(command, Start) and (lost := self._lost(command)):
             data, error = {"unrestorable": lost}, "it is whole nowhere"
+        elif isinstance(command, Start) and command.shards and self.not_reshardable:
+            data, error = {"not_reshardable": self.not_reshardable}, self.not_reshardable
         elif isinstance(command, Start):
             self.attempt = command.attempt
             first = command.node_rank * self.hello.nproc_per_node

@@ -131,6 +131,128 @@ def test_what_cannot_be_restored_on_fewer_nodes_waits_and_says_why():
     run(scenario)
 
 
+def test_nodes_that_are_lost_before_the_first_step_do_not_use_up_the_attempts():
+    async def scenario():
+        fleet = fleet_of("abcd")
+        await fleet.form()
+        saved(fleet, 9)
+        for agent in fleet.agents.values():
+            agent.stepless = True
+        for lost in "dcb":
+            await lose(fleet, lost)
+            await later(fleet, 4)
+        assert nodes_of(fleet) == ["a"]
+        fleet.agents["a"].rank_exits(0, 1)
+        await later(fleet, 10)
+        assert fleet.job.phase is Phase.RUNNING
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("sizes", [(2, 1), (4, 1)], ids=["elastic", "fixed"])
+def test_a_node_that_is_back_in_its_place_is_counted_once(sizes):
+    async def scenario():
+        fleet = fleet_of("abcd", sizes=sizes)
+        await fleet.form()
+        saved(fleet, 9)
+        await lose(fleet, "b", "c", "d")
+        assert fleet.job.phase is Phase.WAITING
+        fleet.agents["d"] = fleet.join("d", pid=77)
+        fleet.agents["c"] = fleet.join("c", pid=78)
+        await later(fleet, 10)
+        names = nodes_of(fleet)
+        assert len(names) == len(set(names))
+        if sizes[0] == 4:
+            assert fleet.job.phase is Phase.WAITING
+        else:
+            assert sorted(names) == ["a", "c", "d"]
+            assert fleet.job.phase is Phase.RUNNING
+
+    run(scenario)
+
+
+def sharded(fleet, step):
+    """Every rank has saved its part: two parts, and each node has both."""
+    world = fleet.job.world_size
+    for agent in fleet.agents.values():
+        agent.steps = dict.fromkeys(agent.steps, step)
+        fields = {"tier": "memory", "world": world, "attempt": agent.attempt}
+        agent.held = tuple(Held(rank=r, step=step, shard=1 + r % 2, **fields) for r in agent.steps)
+        agent.send_heartbeat()
+
+
+def test_a_sharded_job_goes_on_with_the_replica_that_is_left():
+    async def scenario():
+        fleet = fleet_of("ab")
+        await fleet.form()
+        sharded(fleet, 9)
+        await lose(fleet, "a")
+        await fleet.settle(3.0)
+        assert nodes_of(fleet) == ["b"]
+        start = fleet.of("b", Start)[-1]
+        assert (start.restore_step, start.saved_attempt, start.saved_world) == (9, 0, 4)
+        assert (start.shards, start.copies) == ({"2": "peer:b", "3": "peer:b"}, {"2": 1, "3": 2})
+
+    run(scenario)
+
+
+def test_a_node_that_stands_by_gives_what_it_has():
+    async def scenario():
+        fleet = fleet_of("abcd", sizes=(2, 2))
+        await fleet.form()
+        for agent in fleet.agents.values():
+            first, fields = min(agent.steps), {"tier": "memory", "world": 8, "attempt": 0}
+            agent.held = tuple(Held(rank=r, step=9, shard=1 + r // 2, **fields) for r in agent.steps)
+            agent.held += (
+                Held(rank=first ^ 2, step=9, shard=1 + (first ^ 2) // 2, **fields | {"tier": "peer"}),
+            )
+            agent.send_heartbeat()
+        await lose(fleet, "a")
+        await fleet.settle(3.0)
+        assert nodes_of(fleet) == ["b", "c"]
+        start = fleet.of("b", Start)[-1]
+        assert start.shards["6"] == "peer:d"
+        assert [(node.node, node.node_rank) for node in start.holders] == [("d", -1)]
+
+    run(scenario)
+
+
+def test_a_part_that_nobody_has_any_more_is_waited_for():
+    async def scenario():
+        fleet = fleet_of("ab")
+        await fleet.form()
+        for agent in fleet.agents.values():
+            fields = {"tier": "memory", "world": 4, "attempt": 0}
+            agent.held = tuple(Held(rank=r, step=9, shard=1 + r, **fields) for r in agent.steps)
+            agent.send_heartbeat()
+        await lose(fleet, "b")
+        await later(fleet, 20)
+        assert fleet.job.phase is Phase.WAITING
+        assert "in no memory that is left" in resizing_row(fleet.job)["why_not"]
+
+    run(scenario)
+
+
+def test_a_job_whose_agents_cannot_put_it_together_keeps_its_size():
+    async def scenario():
+        fleet = fleet_of("ab")
+        await fleet.form()
+        sharded(fleet, 9)
+        fleet.agents["b"].not_reshardable = "ranks 0 and 2 have saved different content as w"
+        await lose(fleet, "a")
+        await later(fleet, 30)
+        assert fleet.job.phase is Phase.WAITING
+        assert len(fleet.job.world) == 2
+        assert "different content as w" in resizing_row(fleet.job)["why_not"]
+        fleet.agents["a"] = fleet.join("a", pid=77)
+        fleet.agents["b"].held += tuple(Held(rank=r, step=9, tier="peer", world=4, attempt=0) for r in (0, 1))
+        await later(fleet, 5)
+        assert nodes_of(fleet) == ["a", "b"]
+        assert fleet.job.phase is Phase.RUNNING
+
+    run(scenario)
+
+
 async def shrunk(sizes=(1, 1)):
     fleet = fleet_of("ab", sizes=sizes)
     await fleet.form()

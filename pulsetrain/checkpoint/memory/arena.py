@@ -83,6 +83,10 @@ class Arena(HeaderPage):
         """Its bytes, in place. Check `still` after the last use."""
         return memoryview(self._memory.region(info.slot, info.total_bytes))[: info.total_bytes]
 
+    def slot_bytes(self, slot: int, size: int) -> memoryview:
+        """The first bytes of a slot, published or not."""
+        return memoryview(self._memory.region(slot, size))[:size]
+
     def digests(self, info: SlotInfo) -> bytes:
         """The digests of its blocks, as the writer left them. Empty where they are damaged or the slot is
         being overwritten."""
@@ -284,6 +288,7 @@ class ArenaWriter(Arena):
             layout_bytes=header.layout_bytes,
             values_bytes=header.values_bytes,
             payload_bytes=header.payload_bytes,
+            shard=header.shard,
             checksum=whole,
             flags=PINNED * header.pinned
             | UNCHANGED * same

@@ -15,7 +15,7 @@ from pulsetrain.checkpoint.memory.slots import MAX_SLOTS, PAGE, SlotInfo
 from pulsetrain.core.errors import CorruptData
 
 MAGIC = 0x414E455241545000
-VERSION = 4
+VERSION = 5
 SLOT_WORDS = (
     "seq",
     "generation",
@@ -32,11 +32,13 @@ SLOT_WORDS = (
     "copy_ns",
     "published_ns",
     "blocked_ns",
+    "shard",
 )
 """Fields of `SlotInfo` in the order in which a slot's header stores them. A seal follows them."""
 
 _FIRST_SLOT, _WORDS_PER_SLOT = 64, 32
 _REASON = slice(2048, 2304)  # bytes
+_REFUSAL = slice(2304, 2560)
 _FIELDS = struct.Struct(f"={len(SLOT_WORDS)}q")
 _SEALED = struct.Struct(f"={len(SLOT_WORDS) + 1}q")
 
@@ -64,6 +66,11 @@ class HeaderPage:
     """Generation and slot of the last publication. 0: nothing was ever published."""
     skip_count = Word(3)
     skip_step = Word(4)
+    asked = Word(5)
+    """Which slot the agent is asked to fill, see `resharding.mailbox`. 0: none."""
+    asked_layout_bytes = Word(6)
+    asked_payload_at = Word(7)
+    asked_total_bytes = Word(8)
 
     # Written by the agent.
     persist_every = Word(16)
@@ -76,6 +83,11 @@ class HeaderPage:
     """How many steps training may be ahead of what peers hold. 0: any number."""
     wanted_step = Word(20)
     """Save every step from this one on, also where the script saves fewer. -1: nobody asks for it."""
+    offered_slot = Word(21)
+    """One more than the slot that describes what another world has saved. 0: the rank needs none of it."""
+    offered_bytes = Word(22)
+    answered = Word(23)
+    """`asked` once that slot is filled, and its negative where that could not be done."""
 
     def __init__(self, fd: int) -> None:
         """Raises `CorruptData` where `fd` is not an arena of this version."""
@@ -99,12 +111,27 @@ class HeaderPage:
     @property
     def skip_reason(self) -> str:
         """Why the last save was skipped."""
-        return bytes(self._page[_REASON]).split(b"\0", 1)[0].decode(errors="replace")
+        return self._text(_REASON)
 
     @skip_reason.setter
     def skip_reason(self, reason: str) -> None:
-        size = _REASON.stop - _REASON.start
-        self._page[_REASON] = reason.encode()[: size - 1].ljust(size, b"\0")
+        self._set_text(_REASON, reason)
+
+    @property
+    def refusal(self) -> str:
+        """Why the agent could not fill what it was asked for."""
+        return self._text(_REFUSAL)
+
+    @refusal.setter
+    def refusal(self, reason: str) -> None:
+        self._set_text(_REFUSAL, reason)
+
+    def _text(self, where: slice) -> str:
+        return bytes(self._page[where]).split(b"\0", 1)[0].decode(errors="replace")
+
+    def _set_text(self, where: slice, text: str) -> None:
+        size = where.stop - where.start
+        self._page[where] = text.encode()[: size - 1].ljust(size, b"\0")
 
     def is_wanted(self, step: int) -> bool:
         """The agent asks for this step."""

@@ -7,6 +7,7 @@ each on a 64-byte boundary.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Sequence
@@ -73,6 +74,18 @@ class Layout:
         """Bytes from the first tensor to the end of the last."""
         return max((e.offset + e.bytes for e in self.entries), default=0)
 
+    @cached_property
+    def shard(self) -> int:
+        """A number that says which parts of which tensors these are. 0: no tensor says that it is a part.
+
+        Without that, equal names do not mean that ranks have saved the same.
+        """
+        if not any(e.whole for e in self.entries):
+            return 0
+        parts = sorted((e.name, e.dtype, *e.box) for e in self.entries if not of_one_rank(e.name))
+        digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
+        return int.from_bytes(digest, "little") >> 2 | 1
+
     def encode(self) -> bytes:
         """As JSON. The position in the whole is left out for tensors that are whole."""
         return json.dumps({"tensors": [_row(e) for e in self.entries], "tree": self.tree}).encode()
@@ -101,6 +114,11 @@ def decode_values(data: bytes | memoryview) -> list[Plain]:
     if not isinstance(values, list):
         raise CorruptData(f"not checkpoint values: {type(values).__name__}")
     return values
+
+
+def of_one_rank(name: str) -> bool:
+    """The state of random generators differs from rank to rank and is never put together."""
+    return name.startswith("pulsetrain.rng.")
 
 
 def aligned(offset: int) -> int:

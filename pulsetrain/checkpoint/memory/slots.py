@@ -15,7 +15,9 @@ PINNED, UNCHANGED, DURABLE, REPLICATED = 1, 2, 4, 8  # flags of a slot
 class Description:
     """Which rank's checkpoint of which step it is, and how long its parts are.
 
-    `world` is the number of ranks that saved the step. -1: it is a copy of what another rank saved.
+    `world` is the number of ranks that saved the step. -1: it is a copy of what another rank saved. Ranks of
+    one world with the same `shard` have saved the same parts of the same tensors. 0: which part it is of the
+    whole state is not known.
     """
 
     step: int
@@ -25,6 +27,7 @@ class Description:
     layout_bytes: int
     values_bytes: int
     payload_bytes: int
+    shard: int = 0
 
     @property
     def total_bytes(self) -> int:

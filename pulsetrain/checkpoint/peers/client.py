@@ -25,7 +25,7 @@ from pulsetrain.checkpoint.peers.framing import (
     send_frame,
     tune,
 )
-from pulsetrain.checkpoint.peers.replicas import Snapshot
+from pulsetrain.checkpoint.peers.replicas import ANY, Snapshot
 from pulsetrain.core.errors import CheckpointError, CorruptData, PulsetrainError, Unavailable
 from pulsetrain.core.json import JsonObject
 
@@ -166,13 +166,15 @@ class PeerClient:
         receive_into(self._sock, target)
         return True
 
-    def get(self, rank: int, step: int, arena: ArenaWriter) -> SlotInfo:
-        """Fetch a replica into the arena and publish it there.
+    def get(self, rank: int, step: int, arena: ArenaWriter, attempt: int = ANY) -> SlotInfo:
+        """Fetch a replica into the arena and publish it there. One that `attempt` saved, where it is given.
 
         Raises `CheckpointError` where the peer has none, `CorruptData` where it arrived with another
         checksum.
         """
-        return self._fetch({"op": "get", "rank": rank, "step": step}, arena, Snapshot.header)
+        return self._fetch(
+            {"op": "get", "rank": rank, "step": step, "attempt": attempt}, arena, Snapshot.header
+        )
 
     def get_any(
         self, step: int, attempt: int, arena: ArenaWriter, header: Callable[[Snapshot], Header]
@@ -182,6 +184,19 @@ class PeerClient:
         `header` says under which header it is kept.
         """
         return self._fetch({"op": "any", "step": step, "attempt": attempt}, arena, header)
+
+    def ask(self, request: JsonObject) -> tuple[JsonObject, bytes]:
+        """The answer to a request, and the bytes that follow it. Raises `CheckpointError` for a refusal."""
+        send_frame(self._sock, request)
+        answer = receive_frame(self._sock)
+        if "error" in answer:
+            raise CheckpointError(str(answer["error"]))
+        size = answer.get("bytes", 0)
+        if not isinstance(size, int) or size < 0:
+            raise CorruptData(f"peer announces {size!r} bytes")
+        data = bytearray(size)
+        receive_into(self._sock, memoryview(data))
+        return answer, bytes(data)
 
     def _fetch(
         self, request: JsonObject, arena: ArenaWriter, header: Callable[[Snapshot], Header]

@@ -14,12 +14,15 @@ from pulsetrain.checkpoint.memory.slots import Description, Header, SlotInfo, sl
 from pulsetrain.checkpoint.peers.shared_blocks import SharedBlocks
 from pulsetrain.core.errors import CorruptData
 
+ANY = -2
+"""Any attempt, or any number of ranks."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot(Description):
     """What identifies and describes the bytes of one rank's checkpoint, wherever they are.
 
-    `replicated` is as in the arena. It is left out by an older agent.
+    `replicated` is as in the arena. An older agent leaves out what it does not know.
     """
 
     checksum: int
@@ -35,13 +38,17 @@ class Snapshot(Description):
         """From a frame. Raises `CorruptData`."""
         values: dict[str, int] = {}
         for name in _SNAPSHOT_FIELDS:
-            value = raw.get(name, 0 if name == "replicated" else None)
+            value = raw.get(name, 0 if name in _LATER else None)
             if not isinstance(value, int):
                 raise CorruptData(f"not a checkpoint description: {name} = {value!r}")
             values[name] = value
         if min(values["layout_bytes"], values["values_bytes"], values["payload_bytes"]) < 0:
             raise CorruptData("checkpoint description with a negative size")
         return cls(**values)
+
+    def matches(self, step: int, attempt: int = ANY, world: int = ANY) -> bool:
+        """Whether it is of that step, and of that attempt and number of ranks where they are not `ANY`."""
+        return self.step == step and attempt in (ANY, self.attempt) and world in (ANY, self.world)
 
     def as_json(self) -> dict[str, int]:
         """For a frame."""
@@ -53,6 +60,7 @@ class Snapshot(Description):
         return Header(**described, replicated=bool(self.replicated))
 
 
+_LATER = ("replicated", "shard")
 _SNAPSHOT_FIELDS = tuple(field.name for field in dataclasses.fields(Snapshot))
 
 
@@ -132,13 +140,22 @@ class Replicas:
                 new.release()
                 self._spare[snapshot.rank] = memory
                 return
+            self._drop_another_worlds(snapshot)
             before = self._replicas.get(snapshot.rank, [])
-            older = [r for r in before if r.snapshot.step < snapshot.step]
-            kept = [*older, new][-keep:]
+            others = [r for r in before if _of_another_world(r.snapshot, snapshot)]
+            older = [r for r in before if r not in others and r.snapshot.step < snapshot.step]
+            kept = [*others, *[*older, new][-keep:]]
             self._replicas[snapshot.rank] = kept
             free = _release_unread(r for r in before if r not in kept)
             if free:
                 self._spare[snapshot.rank] = free[-1].memory
+
+    def _drop_another_worlds(self, new: Snapshot) -> None:
+        """What a world of another size saved goes once this world has saved a newer step."""
+        for rank, replicas in self._replicas.items():
+            gone = [r for r in replicas if _of_another_world(r.snapshot, new) and r.snapshot.step < new.step]
+            self._replicas[rank] = [r for r in replicas if r not in gone]
+            _release_unread(gone)
 
     def list(self) -> tuple[Snapshot, ...]:
         """The replicas that can be read."""
@@ -162,14 +179,17 @@ class Replicas:
             self._spare.clear()
 
     @contextmanager
-    def reading(self, rank: int, step: int) -> Iterator[tuple[Snapshot, memoryview] | None]:
+    def reading(
+        self, rank: int, step: int, attempt: int = ANY, world: int = ANY
+    ) -> Iterator[tuple[Snapshot, memoryview] | None]:
         """The newest replica of that rank and step, whole and unchanged until the block ends.
 
-        None where there is none, or where a block that it shared was overwritten.
+        Only of that attempt and number of ranks, where they are given. None where there is none, or where a
+        block that it shared was overwritten.
         """
         with self._lock:
             replicas = reversed(self._replicas.get(rank, []))
-            replica = next((r for r in replicas if r.snapshot.step == step), None)
+            replica = next((r for r in replicas if r.snapshot.matches(step, attempt, world)), None)
             if replica is not None:
                 replica.readers += 1
         try:
@@ -179,6 +199,11 @@ class Replicas:
             if replica is not None:
                 with self._lock:
                     replica.readers -= 1
+
+
+def _of_another_world(old: Snapshot, new: Snapshot) -> bool:
+    """Shards of a world of another size. A state that all ranks save alike is of no world."""
+    return bool(old.shard and new.shard) and old.world != new.world
 
 
 def _release_unread(dropped: Iterable[_Replica]) -> list[_Replica]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, ExitStack
 from threading import Lock, Thread
 
 import structlog
@@ -20,12 +20,18 @@ from pulsetrain.checkpoint.peers.framing import (
     tune,
 )
 from pulsetrain.checkpoint.peers.incoming import IncomingReplica
-from pulsetrain.checkpoint.peers.replicas import Replicas, Snapshot
+from pulsetrain.checkpoint.peers.replicas import ANY, Replicas, Snapshot
 from pulsetrain.core.errors import CheckpointError, CorruptData, PulsetrainError, Unavailable
 from pulsetrain.core.json import JsonObject
 from pulsetrain.core.supervisor import LoopStatus, LoopThread
 
 log = structlog.get_logger(__name__)
+
+Handler = Callable[[socket.socket, JsonObject], None]
+"""Answers one request on its connection."""
+
+Whole = Callable[[int, int, int], AbstractContextManager[tuple[Snapshot, memoryview] | None]]
+"""The bytes of a rank, a step and an attempt, None where they are not here."""
 
 ACCEPT_S = 1.0
 STALE_AFTER_S = 10.0
@@ -45,19 +51,29 @@ class PeerServer:
         segments: Callable[[int, str], memoryview] | None = None,
         block_dedup: BlockDedup | None = None,
         any_replica: AnyReplica | None = None,
+        more: Mapping[str, Handler] | None = None,
+        whole: Whole | None = None,
     ) -> None:
         """Listens at once. Raises `Unavailable` where the port is taken.
 
         `token` may be set anew: later connections prove that they have that one.
 
         `segments` gives stored content by step and hash. With `block_dedup`, peers may offer digests.
-        With `any_replica`, they may ask for a state that all ranks have saved alike.
+        With `any_replica`, they may ask for a state that all ranks have saved alike. `more` has what answers
+        other requests. `whole` gives what a rank has saved, by default from `replicas` alone.
         """
         self._replicas, self._segments, self._block_dedup = replicas, segments, block_dedup
         self._any = any_replica or AnyReplica(replicas)
-        self._requests = {"put": self._put, "get": self._get, "any": self._get_any, "segment": self._segment}
+        self._whole: Whole = whole or replicas.reading
+        self._requests: dict[str, Handler] = {
+            "put": self._put,
+            "get": self._get,
+            "any": self._get_any,
+            "segment": self._segment,
+        }
         if block_dedup is not None:
             self._requests["offer"] = self._offer
+        self._requests |= more or {}
         self.token, self._job = token, job
         self._connections: set[socket.socket] = set()
         self._closing = False
@@ -151,10 +167,10 @@ class PeerServer:
         send_bytes(sock, data)
 
     def _get(self, sock: socket.socket, request: JsonObject) -> None:
-        rank, step = request.get("rank"), request.get("step")
-        if not isinstance(rank, int) or not isinstance(step, int):
+        rank, step, attempt = request.get("rank"), request.get("step"), request.get("attempt", ANY)
+        if not isinstance(rank, int) or not isinstance(step, int) or not isinstance(attempt, int):
             raise CorruptData(f"peer asked for {request}")
-        with self._replicas.reading(rank, step) as replica:
+        with self._whole(rank, step, attempt) as replica:
             _hand_out(sock, replica, f"it has no step {step} of rank {rank}")
 
     def _get_any(self, sock: socket.socket, request: JsonObject) -> None:

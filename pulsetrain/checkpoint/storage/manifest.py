@@ -29,12 +29,13 @@ BlobJson = tuple[str, int, int]
 
 
 class TableJson(TypedDict):
-    """A table as files have it. `sizes` are those of layout, values, payload. Old files lack `replicated`."""
+    """A table as files have it. `sizes` are those of layout, values, payload. Old files lack the last two."""
 
     rank: int
     sizes: tuple[int, int, int]
     segments: list[tuple[int, int, str]]
     replicated: NotRequired[bool]
+    shard: NotRequired[int]
 
 
 class ManifestJson(TypedDict):
@@ -83,7 +84,7 @@ class Blob:
 class Table:
     """One rank's bytes: sizes as in its arena slot, and the segments that cover all but padding.
 
-    `replicated`: every rank has saved the same state.
+    `replicated`: every rank has saved the same state. `shard` is as in the slot.
     """
 
     rank: int
@@ -92,6 +93,7 @@ class Table:
     payload_bytes: int
     segments: tuple[Segment, ...]
     replicated: bool = False
+    shard: int = 0
 
     @property
     def bytes(self) -> int:
@@ -105,6 +107,7 @@ class Table:
             sizes=(self.layout_bytes, self.values_bytes, self.payload_bytes),
             segments=[(s.offset, s.bytes, s.hash) for s in self.segments],
             replicated=self.replicated,
+            shard=self.shard,
         )
 
     def encode(self) -> builtins.bytes:
@@ -122,6 +125,7 @@ class Table:
             payload_bytes=payload,
             segments=tuple(Segment(offset=o, bytes=b, hash=h) for o, b, h in raw["segments"]),
             replicated=raw.get("replicated", False),
+            shard=raw.get("shard", 0),
         )
 
 

@@ -143,6 +143,7 @@ def table_of(info: SlotInfo, data: memoryview) -> Table:
             for at, size in spans
         ),
         replicated=info.replicated,
+        shard=info.shard,
     )
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import xxhash
 
-from pulsetrain.checkpoint.memory.layout import Layout, element_bytes
+from pulsetrain.checkpoint.memory.layout import Layout, element_bytes, of_one_rank
 from pulsetrain.checkpoint.memory.slots import payload_offset
 from pulsetrain.checkpoint.storage.manifest import Checkpoints, Manifest, Segment
 from pulsetrain.core.errors import CheckpointError, CorruptData
@@ -75,7 +75,7 @@ class TensorIndex:
             for entry in layout.entries:
                 start, size, whole = entry.box
                 if kinds.setdefault(entry.name, (entry.dtype, whole)) != (entry.dtype, whole):
-                    if _of_one_rank(entry.name):
+                    if of_one_rank(entry.name):
                         continue
                     raise CheckpointError(f"{entry.name}: ranks differ in type or global shape")
                 box = Box(
@@ -89,6 +89,11 @@ class TensorIndex:
             name: Stored(name=name, dtype=kinds[name][0], shape=kinds[name][1], boxes=tuple(boxes.values()))
             for name, boxes in boxes_by_name.items()
         }
+
+    @property
+    def step(self) -> int:
+        """The committed step."""
+        return self.manifest.step
 
     def read(self, name: str, start: Shape = (), size: Shape | None = None) -> bytes:
         """The raw elements of a part in row-major order, by default of the whole tensor.
@@ -186,8 +191,3 @@ def intersection(
         inside.append(slice(low - b, high - b))
         outside.append(slice(low - a, high - a))
     return tuple(inside), tuple(outside)
-
-
-def _of_one_rank(name: str) -> bool:
-    """The state of random generators differs from rank to rank and is never assembled."""
-    return name.startswith("pulsetrain.rng.")

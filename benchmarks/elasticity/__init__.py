@@ -1,0 +1,1 @@
+"""What `elastic.py` runs: a job that shrinks and grows, kills at seeded points, and unequal replicas."""

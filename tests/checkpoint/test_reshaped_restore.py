@@ -1,0 +1,100 @@
+"""A training process gets its state from what ranks of another world have saved."""
+
+import os
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+
+from pulsetrain.checkpoint.checkpointer import Checkpointer
+from pulsetrain.core.errors import CheckpointError
+from pulsetrain.elastic import ElasticSampler
+from tests.checkpoint.cluster import Cluster
+from tests.checkpoint.resharding.test_node_resharding import start
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture
+def cluster(tmp_path):
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
+    c = Cluster(1)
+    yield c
+    c.close()
+    dist.destroy_process_group()
+
+
+class Job:
+    """A script with one sharded and one whole parameter."""
+
+    def __init__(self, fd, *, attempt=0, step=-1, width=6, world=1):
+        mesh = init_device_mesh("cpu", (1,))
+        torch.manual_seed(attempt)
+        self.model = torch.nn.Linear(width, 4)
+        weight = distribute_tensor(self.model.weight.detach().clone(), mesh, [Shard(0)])
+        self.model.weight = torch.nn.Parameter(weight)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.1 + attempt)
+        self.sampler = ElasticSampler(100, batch=10)
+        self.state = {
+            "model": self.model, "optimizer": self.optimizer, "sampler": self.sampler, "seen": attempt,
+        }  # fmt: skip
+        environ = {
+            "RANK": "0", "WORLD_SIZE": str(world), "PULSETRAIN_ARENA_FD": str(fd),
+            "PULSETRAIN_ATTEMPT": str(attempt), "PULSETRAIN_RESTORE_STEP": str(step),
+        }  # fmt: skip
+        self.checkpointer = Checkpointer(self.state, environ=environ, blocking=True)
+
+    def train(self):
+        for parameter in self.model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        self.optimizer.step()
+        self.sampler.advance(next(iter(self.sampler)))
+        self.state["seen"] = 42
+
+    def tensors(self):
+        moments = [m for p in self.model.parameters() for m in self.optimizer.state[p].values()]
+        whole = [*self.model.parameters(), *moments]
+        return [getattr(t, "full_tensor", lambda t=t: t)().detach().clone() for t in whole]
+
+
+def test_model_optimizer_sampler_and_numbers_come_back(cluster):
+    old = Job(cluster.fds[0], world=2)
+    old.train()
+    old.checkpointer.save(5).wait_finished()
+    old.checkpointer.close()
+    cluster.set_world(["n0"], 1)
+    cluster.services["n0"].reshard([0], start({0: "peer:n0"}, world=2))
+    new = Job(cluster.fds[0], attempt=1, step=5)
+    assert new.checkpointer.restore() == 5
+    assert all(torch.equal(a, b) for a, b in zip(old.tensors(), new.tensors(), strict=True))
+    assert new.sampler.consumed == 10
+    assert (new.state["seen"], new.optimizer.param_groups[0]["lr"]) == (42, 0.1)
+    [held] = [h for h in cluster.services["n0"].held() if h.attempt == 1]
+    assert (held.world, held.step) == (1, 5)
+    new.checkpointer.close()
+
+
+def test_a_model_of_another_size_is_refused_with_the_name_of_the_tensor(cluster):
+    old = Job(cluster.fds[0], world=2)
+    old.train()
+    old.checkpointer.save(5).wait_finished()
+    old.checkpointer.close()
+    cluster.set_world(["n0"], 1)
+    cluster.services["n0"].reshard([0], start({0: "peer:n0"}, world=2))
+    new = Job(cluster.fds[0], attempt=1, step=5, width=7)
+    with pytest.raises(CheckpointError, match=r"model\.weight: saved as float32 \(4, 6\)"):
+        new.checkpointer.restore()
+    new.checkpointer.close()
+
+
+def test_a_rank_that_is_offered_nothing_restores_its_own(cluster):
+    old = Job(cluster.fds[0])
+    old.train()
+    old.checkpointer.save(5).wait_finished()
+    again = Job(os.dup(cluster.fds[0]), attempt=1, step=5)
+    assert again.checkpointer.restore() == 5
+    assert all(torch.equal(a, b) for a, b in zip(old.tensors(), again.tensors(), strict=True))
+    old.checkpointer.close()
+    again.checkpointer.close()
