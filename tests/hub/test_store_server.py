@@ -11,6 +11,8 @@ from torch.distributed import TCPStore
 
 from pulsetrain.hub.store_server import Stores, connected, wait_for_ranks
 
+pytestmark = pytest.mark.integration
+
 HOST = "127.0.0.1"
 
 
