@@ -186,7 +186,8 @@ def _start(allocation: Allocation, job: JobDemand) -> None:
     if job.promised:
         _start_small(allocation, job)
         return
-    fits = job.fit(allocation.fits(job))
+    room, before = allocation.fits(job), sum(allocation.before[job.name].values())
+    fits = job.fit(min(room, before) if before else room)  # whether it may grow is decided later
     if fits:
         allocation.place(job, fits, "devices are free")
         return
