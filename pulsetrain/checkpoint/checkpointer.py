@@ -94,6 +94,7 @@ class Checkpointer:
         handle = process_handle()
         if handle.state is not None:
             handle.after_hold(handle.hold.after_save(handle.state))
+            handle.raise_of_hold()
         return result
 
     def _save(self, step: int, *, durable: bool) -> SaveResult:

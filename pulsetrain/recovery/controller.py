@@ -76,8 +76,7 @@ class Controller:
     def _pool_holds(self, hello: Hello) -> bool:
         """Whether a job that has just come waits for the pool. One that a hub has launched before may run."""
         services = self._services
-        pooled = services.pool.enabled and not services.policy.observe_only
-        return pooled and hello.attempt < 0 and services.memory.recall(hello.job).world is None
+        return services.pooled and hello.attempt < 0 and services.memory.recall(hello.job).world is None
 
     def _new_job(self, hello: Hello) -> Job:
         job = self._jobs[hello.job] = Job(

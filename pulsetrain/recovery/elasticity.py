@@ -150,6 +150,8 @@ def note_refusal(job: JobState, reasons: Sequence[str]) -> None:
             node.state = NodeState.STANDBY
         members.world, resizing.size = resizing.came_from, len(resizing.came_from)
         names = {member.node for member in members.world}
+        if members.allowed is not None:
+            members.allowed |= names
         for node in members.reserves():
             node.state = NodeState.ACTIVE if node.name in names else node.state
 

@@ -26,6 +26,7 @@ LEASE_S = 10.0
 RENEW_S = 2.0
 LOOK_S, OWN_LOOK_S = 0.1, 0.25
 """How long an agent waits for one more rank to stand before it answers. A save may be far away."""
+PAUSE_S = 0.02  # between two looks at ranks that only wait for operations to end
 OWN_GRACE_S = 3.0
 """How long a script's own checkpoint waits for the rank that wrote it to stand."""
 SAVED_S = 10.0
@@ -110,11 +111,16 @@ async def _bring_to_stand(job: JobState, hold: Hold) -> None:
             hold.stood_s = hold.renewed_s = clock.monotonic_s()
             hold.state = "stands"
             return
+        if hold.saved_step < 0 and any(not position.complete for position in seen.values()):
+            hold.why_not = "a rank exchanges with more others than it can count"
+            break
         past.update({rank: seen[rank].arrivals for rank in decision.run_on})
         if clock.monotonic_s() - hold.began_s > hold.limit_s:
             what = waited_for(seen, world) if hold.saved_step < 0 else "the script saved nothing by itself"
             hold.why_not = f"not within {hold.limit_s:g} s: {what}"
             break
+        if not decision.run_on and all(position.stands for position in seen.values()):
+            await asyncio.sleep(PAUSE_S)  # agents answer at once
     await _release(job, hold)
     if hold.state == "asked":
         hold.state = "missed"

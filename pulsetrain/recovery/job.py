@@ -325,6 +325,8 @@ class Job:
         number = state.members.adopt(state.resizing.size)
         state.attempt.number, state.attempt.first_step_done = number, True
         state.attempt.started_ns = state.now_ns()
+        if self._services.pooled:
+            state.members.allowed = frozenset(m.node for m in state.members.world)
         state.keep_world()
         state.write("adopted", {"world": [m.node for m in state.members.world]})
         self._loop.post(Event.ADOPTED)

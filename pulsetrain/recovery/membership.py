@@ -57,9 +57,10 @@ class Membership:
         """
         inside = {member.node for member in self.world}
         outside = (n for n in self.reserves() if n.name not in inside)
-        return [n for n in outside if not n.cordon and self._may_use(n)]
+        return [n for n in outside if not n.cordon and self.may_use(n)]
 
-    def _may_use(self, node: Node) -> bool:
+    def may_use(self, node: Node) -> bool:
+        """Whether the pool lets the job use this node."""
         return self.allowed is None or node.name in self.allowed
 
     def reserves(self) -> list[Node]:
@@ -118,7 +119,7 @@ class Membership:
 
     def healthy(self) -> list[str]:
         """Nodes of the world that can be given commands and did not fail the last check."""
-        return [n.name for n in self.active() if n.name not in self.failed and self._may_use(n)]
+        return [n.name for n in self.active() if n.name not in self.failed and self.may_use(n)]
 
     def enough(self, count: int, *, forming: bool) -> bool:
         """Whether `count` healthy nodes are there, see `available`."""
@@ -190,7 +191,7 @@ class Membership:
         A world of another size is put together anew. Then nobody replaces anybody. Who is left out stands by.
         """
         standby = [n.hello for n in self.standbys()]
-        kept = [n.name for n in self.active() if self._may_use(n)]
+        kept = [n.name for n in self.active() if self.may_use(n)]
         before = {m.node_rank: m.node for m in self.world}
         if self.world and len(self.world) != count:
             left = self.active()
@@ -200,7 +201,7 @@ class Membership:
             before = {}
         elif self.world:
             for node in self.active():
-                node.state = node.state if self._may_use(node) else NodeState.STANDBY
+                node.state = node.state if self.may_use(node) else NodeState.STANDBY
             self.world = world.replace_nodes(self.world, kept, standby)
         else:
             order = self.before.nodes if self.before is not None and self.survived() else ()

@@ -6,6 +6,7 @@ asked to save every step from one on that none has reached yet, so that little i
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Protocol
 
 from pulsetrain.core.errors import UsageError
@@ -24,6 +25,9 @@ from pulsetrain.recovery.saves import (
 from pulsetrain.recovery.state import JobState
 from pulsetrain.recovery.transitions import Event, Phase
 
+POOL = "pool"
+"""the actor of what the pool asks for"""
+SHARE = "waits for its share of the pool"
 PREEMPTED = (Phase.PREEMPTING, Phase.PREEMPTED)
 
 
@@ -41,7 +45,7 @@ def refusal(job: JobState, request: MoveRequest) -> str:
         can = waits or job.phase is Phase.PREEMPTED
         return "" if can else f"job {job.name!r} is {job.phase}, not pre-empted"
     if job.phase in PREEMPTED:
-        return f"job {job.name!r} is {job.phase} already"
+        return "" if _stays_stopped(job, request) else f"job {job.name!r} is {job.phase} already"
     if job.move is not None:
         return f"job {job.name!r} is about to be moved already ({job.move.request.what})"
     if request.what == "migrate":
@@ -50,6 +54,12 @@ def refusal(job: JobState, request: MoveRequest) -> str:
         steps = job.last_step + 1
         return f"job {job.name!r} has no checkpoint: {steps} steps would be lost (allow it: --lose-progress)"
     return ""
+
+
+def _stays_stopped(job: JobState, request: MoveRequest) -> bool:
+    """Whether a person wants that a job which the pool has stopped does not go on by itself."""
+    by_pool = job.move is not None and job.move.request.actor == POOL
+    return job.phase is Phase.PREEMPTED and by_pool and request.what == "preempt" and request.actor != POOL
 
 
 def _why_it_stays(job: JobState, name: str) -> str:
@@ -70,6 +80,9 @@ def begin(job: JobState, request: MoveRequest, loop: Loop) -> None:
     if request.what == "resume":
         _resume(job, request, loop)
         return
+    if job.move is not None and _stays_stopped(job, request):
+        _hand_over(job, job.move, request)
+        return
     now_s = job.services.clock.monotonic_s()
     job.move = Move(request=request, asked_ns=job.now_ns(), asked_s=now_s, newer_than=job.last_step)
     detail = {"reason": request.reason, "step": job.last_step, "wait_s": request.wait_s}
@@ -86,6 +99,8 @@ def look(job: JobState, loop: Loop) -> None:
         return
     node = job.members.nodes.get(move.request.node)
     if move.request.node and (node is None or node.state is not NodeState.ACTIVE):
+        hold.release(job, move.hold)
+        end_saves(job)
         job.move = None
     elif not move.request.node and _stands(job):
         loop.post(Event.PREEMPT)
@@ -111,7 +126,7 @@ def _look_at_running(job: JobState, move: Move, loop: Loop) -> None:
         if move.hold is not None:
             move.held_ns = int((job.services.clock.monotonic_s() - move.hold.began_s) * 1e9)
         _act(job, move.request, loop)
-    elif move.hold is None and move.asked_in != job.attempt.number:
+    elif _present_hold(job, move) is None and move.asked_in != job.attempt.number:
         move.asked_in = job.attempt.number
         step = ask_for_saves(job)
         if has_checkpointer(job):
@@ -229,8 +244,22 @@ def recall(job: JobState) -> None:
         job.enter(Phase.PREEMPTED)
 
 
+def _hand_over(job: JobState, move: Move, request: MoveRequest) -> None:
+    """A stopped job stays stopped, in another's name: who has stopped it says when it goes on."""
+    job.write(request.what, {"reason": request.reason, "state": str(job.phase)}, actor=request.actor)
+    move.request = request if request.what == "preempt" else replace(move.request, actor=POOL, reason=SHARE)
+    _keep(job, move, stopped_ns=job.now_ns())
+
+
 def _resume(job: JobState, request: MoveRequest, loop: Loop) -> None:
-    """Let a pre-empted job go on, or take back what was not carried out yet."""
+    """Let a pre-empted job go on, or take back what was not carried out yet.
+
+    In a pool a person's job goes on once the pool has devices for it.
+    """
+    by_person = job.services.pooled and request.actor != POOL
+    if job.move is not None and job.phase is Phase.PREEMPTED and by_person:
+        _hand_over(job, job.move, request)
+        return
     move, job.move = job.move, None
     job.write("resume", {"reason": request.reason, "state": str(job.phase)}, actor=request.actor)
     job.services.memory.preemption(job.name, None)

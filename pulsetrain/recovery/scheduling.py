@@ -61,7 +61,8 @@ def _missing(job: JobState) -> int:
         return 0
     working = [n for n in job.members.world_nodes() if n.state not in GONE]
     standbys = job.services.scheduler.config.standbys
-    return job.nnodes + standbys - len(working) - len(_spare(job))
+    wanted = job.resizing.fit(job.nnodes) or job.nnodes
+    return wanted + standbys - len(working) - len(_spare(job))
 
 
 def _spare(job: JobState) -> list[Node]:

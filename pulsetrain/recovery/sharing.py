@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from pulsetrain.core.errors import UsageError
-from pulsetrain.recovery import elasticity, faults, moving
+from pulsetrain.recovery import elasticity, faults, moving, standby_care
 from pulsetrain.recovery.move_request import MoveRequest
 from pulsetrain.recovery.new_share import NewShare
 from pulsetrain.recovery.nodes import Node
@@ -27,8 +27,8 @@ from pulsetrain.recovery.saves import (
 from pulsetrain.recovery.state import JobState
 from pulsetrain.recovery.transitions import TERMINAL, Event, Phase
 
-ACTOR = "pool"
-HELD = "waits for its share of the pool"
+ACTOR = moving.POOL
+HELD = moving.SHARE
 
 
 class Loop(Protocol):
@@ -41,6 +41,11 @@ class Loop(Protocol):
 def machine(node: Node) -> str:
     """The host of a node's agent. An older agent says none: its node counts as a machine."""
     return node.hello.host or node.name
+
+
+def _could_run(node: Node) -> bool:
+    """Whether a node could run ranks. One that is only unchecked is checked once the job has it."""
+    return node.usable and node.cordon in ("", standby_care.NEW)
 
 
 class JobShare:
@@ -84,7 +89,7 @@ class JobShare:
     def reachable(self) -> Counter[str]:
         """How many of its nodes could run ranks on each machine."""
         nodes = self._state.members.nodes.values()
-        return Counter(machine(node) for node in nodes if node.usable and not node.cordon)
+        return Counter(machine(node) for node in nodes if _could_run(node))
 
     def holds(self) -> Counter[str]:
         """How many of its nodes hold devices on each machine, those that it changes over to included."""
@@ -107,6 +112,7 @@ class JobShare:
         state, sizes = self._state, self._state.resizing.sizes
         world = len(state.members.world)
         other = sizes.largest if world == sizes.smallest else sizes.smallest
+        largest = sizes.fit(state.resizing.cap) or sizes.largest  # a person may want fewer
         rigid = bool(world and elasticity.why_not_size(state, other))
         nproc = next(node.hello.nproc_per_node for node in state.members.nodes.values())
         return JobDemand(
@@ -114,7 +120,7 @@ class JobShare:
             tier=self.tier,
             unit=nproc,
             least=world if rigid else sizes.smallest,
-            most=world if rigid else sizes.largest,
+            most=world if rigid else largest,
             step=1 if rigid else sizes.unit,
             order=order,
             placed=dict(self.holds()),
@@ -159,7 +165,7 @@ class JobShare:
         world = {member.node for member in members.world}
         chosen = set()
         for node in sorted(members.nodes.values(), key=lambda n: (n.name not in world, n.name)):
-            if node.usable and not node.cordon and left[machine(node)] > 0:
+            if _could_run(node) and left[machine(node)] > 0:
                 left[machine(node)] -= 1
                 chosen.add(node.name)
         return frozenset(chosen)
@@ -186,10 +192,21 @@ def look(job: JobState, loop: Loop) -> None:
             job.new_share = None
             end_saves(job)
         return
-    if job.phase is Phase.RUNNING and job.move is None and _saved(job, share):
+    if job.phase is Phase.RUNNING and frozenset(m.node for m in job.members.world) == job.members.allowed:
+        job.new_share = None  # a recovery came first, and took it up
+        end_saves(job)
+    elif job.phase is Phase.RUNNING and job.move is None and _saved(job, share):
         share.acted_in = job.attempt.number
-        job.resizing.size = job.resizing.sizes.fit(len(job.members.allowed or ())) or job.resizing.size
+        _change_size(job)
         loop.report(faults.shared(share.reason, job.attempt.number, job.now_ns()))
+
+
+def _change_size(job: JobState) -> None:
+    resizing = job.resizing
+    size = resizing.sizes.fit(len(job.members.allowed or ()))
+    if size and size != resizing.size:
+        resizing.came_from = job.members.world
+        resizing.changed(size, job.services.clock.monotonic_s())
 
 
 def _saved(job: JobState, share: NewShare) -> bool:

@@ -28,7 +28,8 @@ def welcome(job: JobState, node: Node, past: NodeMemory | None) -> None:
     """
     now_s = job.services.clock.monotonic_s()
     node.checked_s = node.clean_since_s = now_s
-    forming = job.phase is Phase.FORMING
+    held = job.phase is Phase.PREEMPTED and not job.members.world  # it was not launched yet by this hub
+    forming = job.phase is Phase.FORMING or held
     if job.services.policy.observe_only or (forming and (past is None or past.pid != node.hello.pid)):
         return
     if not forming:
@@ -56,7 +57,8 @@ def take_due(job: JobState) -> list[Node]:
     policy, now_s = job.services.policy, job.services.clock.monotonic_s()
     if policy.observe_only or job.phase not in _AWAKE:
         return []
-    reserves = [n for n in job.members.reserves() if n.cordon or job.phase is not Phase.FORMING]
+    usable = (n for n in job.members.reserves() if job.members.may_use(n))  # others train on the rest
+    reserves = [n for n in usable if n.cordon or job.phase is not Phase.FORMING]
     nodes = [n for n in reserves if _due(n, now_s, policy.standby_check_s, job)]
     for node in nodes:
         node.checked_s = now_s

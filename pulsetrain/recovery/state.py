@@ -65,6 +65,11 @@ class Services:
     stores: StoreHost = field(default_factory=NoStores)
     pool: PoolConfig = field(default_factory=PoolConfig)
 
+    @property
+    def pooled(self) -> bool:
+        """Whether jobs run on what a pool gives them."""
+        return self.pool.enabled and not self.policy.observe_only
+
 
 class JobState:
     """One job: its phase, nodes, present attempt and open recovery.
@@ -119,7 +124,9 @@ class JobState:
         if memory.replacements is not None:
             self.replacements = Replacements.recalled(memory.replacements, now_s, now_ns)
         if memory.size is not None:
-            self.resizing.cap, self.resizing.devices = memory.size.cap, memory.size.devices
+            cap, sizes = memory.size.cap, self.resizing.sizes
+            self.resizing.cap = cap if sizes.fit(cap) == cap else 0  # this run may have other sizes
+            self.resizing.devices = memory.size.devices
         if memory.world is not None:
             self.attempt.number, self.members.before = memory.world.attempt, memory.world
 

@@ -166,7 +166,7 @@ class FakeAgent:
         self.saved = {}
         self.unrestorable = set()
         self.cannot_share, self.late = "", ()
-        self.restless, self.held_number = set(), 0
+        self.restless, self.held_number, self.uncounted = set(), 0, False
         self.not_reshardable = ""
         self.attempt = -1
         self.left = None
@@ -229,7 +229,12 @@ class FakeAgent:
         self.held_number = command.number
         written = {
             str(rank): encode(
-                stands=rank not in self.restless, arrivals=1, in_flight=0, complete=True, groups=[], pairs=[]
+                stands=rank not in self.restless,
+                arrivals=1,
+                in_flight=0,
+                complete=not self.uncounted,
+                groups=[],
+                pairs=[],
             )
             for rank in self.steps
         }

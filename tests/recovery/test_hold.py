@@ -161,3 +161,15 @@ def test_a_save_behind_which_nobody_stands_counts_after_a_while():
         assert job.phase is Phase.PREEMPTED
 
     run(scenario)
+
+
+def test_a_rank_that_cannot_count_its_exchanges_holds_nobody_up():
+    async def scenario():
+        job = Job()
+        await job.train(9)
+        job.fleet.agents["b"].uncounted = True
+        await job.ask()
+        assert job.phase is Phase.PREEMPTED
+        assert "more others than it can count" in job.last("hold_missed")["why_not"]
+
+    run(scenario)

@@ -1,7 +1,9 @@
 """A hub that is started anew knows what the one before it knew. Against fake agents."""
 
+import pytest
+
 from pulsetrain.protocol.messages import Leave
-from pulsetrain.recovery.memory import NodeMemory
+from pulsetrain.recovery.memory import NodeMemory, SizeMemory
 from pulsetrain.recovery.nodes import NodeState
 from pulsetrain.recovery.policy import Policy
 from pulsetrain.recovery.scheduler import SchedulerConfig, SchedulerRequests
@@ -314,5 +316,19 @@ def test_standbys_take_the_place_of_nodes_that_were_evicted_or_do_not_come_back_
         assert fleet.job.phase is Phase.FORMING  # b may still come
         await beat(fleet, 10)
         assert (fleet.job.phase, [p.node for p in fleet.job.world]) == (Phase.RUNNING, ["a", "z"])
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(("cap", "taken"), [(2, 2), (1, 0), (5, 5)])
+def test_a_size_that_this_run_cannot_have_is_forgotten(cap, taken):
+    """Another run of the same name may have other sizes. It would wait for ever."""
+
+    memory = FakeMemory()
+    memory.size("j", SizeMemory(cap=cap, devices=0))
+
+    async def scenario():
+        fleet = Fleet("ab", nnodes=5, sizes=(2, 1), memory=memory)
+        assert fleet.controller.jobs["j"]._state.resizing.cap == taken
 
     run(scenario)

@@ -378,3 +378,20 @@ def test_a_dry_run_says_what_hosts_lack_to_dump_processes():
 )
 def test_hosts_that_lack_the_same_are_named_together(lacks, words):
     assert words in why_no_dump(lacks)
+
+
+def test_a_hold_of_an_earlier_attempt_does_not_keep_the_next_one_from_saving():
+    async def scenario():
+        job = Job("abz")
+        await job.train(9, saved=0)
+        await job.ask(wait_s=1000.0)
+        assert len(job.fleet.of("a", SaveFrom)) == 1
+        await job.train(14, saved=13)  # saved, so ranks are asked to stand
+        job.fleet.agents["b"].rank_exits(2, 1)
+        await job.fleet.wait_for_launch()
+        assert job.fleet.job.attempt == 1
+        await job.train(20, saved=13)
+        await job.wait(4)
+        assert len(job.fleet.of("a", SaveFrom)) >= 2
+
+    run(scenario)

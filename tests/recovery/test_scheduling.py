@@ -5,6 +5,7 @@ from pulsetrain.recovery.nodes import NodeState
 from pulsetrain.recovery.policy import Policy
 from pulsetrain.recovery.scheduler import NodeRequest, SchedulerConfig, SchedulerRequests
 from pulsetrain.recovery.transitions import Phase
+from pulsetrain.recovery.world_sizes import WorldSizes
 from tests.recovery.fakes import FakeScheduler, Fleet, at_once, run
 from tests.recovery.test_responses import trouble
 from tests.recovery.test_standby_care import pass_time
@@ -231,5 +232,20 @@ def test_a_machine_that_served_its_probation_is_given_back():
         await pass_time(fleet, 120)
         assert fleet.node("b").cordon == ""
         assert of(scheduler, "give_back") == [("b",)]
+
+    run(scenario)
+
+
+def test_nodes_that_a_person_gave_up_are_not_asked_for():
+    async def scenario():
+        scheduler = FakeScheduler()
+        fleet = await fleet_under(scheduler, "ab")
+        state = fleet.controller.jobs["j"]._state
+        state.resizing.sizes = WorldSizes(least=1, most=2)
+        state.resizing.cap, state.resizing.size = 1, 1
+        await fleet.controller.evict("b", "fan", "eve")
+        await pass_time(fleet, 5, 1.0)
+        assert fleet.job.phase is Phase.RUNNING
+        assert of(scheduler, "replace") == []
 
     run(scenario)

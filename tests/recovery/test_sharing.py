@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
+
+from pulsetrain.core.errors import UsageError
 from pulsetrain.protocol.messages import Stop
+from pulsetrain.recovery.move_request import MoveRequest
 from pulsetrain.recovery.pool.config import PoolConfig
 from pulsetrain.recovery.transitions import Phase
+from pulsetrain.recovery.world_sizes import WorldSizes
 from tests.recovery.fakes import Fleet, run
 
 POOL = PoolConfig(devices_per_machine=8)
@@ -75,5 +80,116 @@ def test_a_job_that_trains_alone_holds_what_it_runs_on():
         await fleet.form()
         assert fleet.controller.jobs["j"].sharing.holds() == {"a": 1, "b": 1}
         assert fleet.controller.jobs["j"].sharing.speed() == 1.0
+
+    run(scenario)
+
+
+def test_agents_of_a_held_job_may_come_at_different_moments():
+    async def scenario():
+        fleet = Held("a")
+        await fleet.settle(1.0)
+        assert fleet.job.phase is Phase.PREEMPTED
+        fleet.agents["b"] = fleet.join("b")
+        fleet.agents["a"].send_heartbeat()
+        await fleet.settle(0.5)
+        assert fleet.share.wanted
+        fleet.share.give({"a": 1, "b": 1}, "a test", 5.0)
+        await fleet.settle(1.0)
+        assert [m.node for m in fleet.job.world] == ["a", "b"]
+
+    run(scenario)
+
+
+def test_a_share_that_a_recovery_takes_up_stops_the_job_no_second_time():
+    async def scenario():
+        fleet = Held()
+        await fleet.settle(1.0)
+        fleet.share.give({"a": 1, "b": 1}, "a test", 5.0)
+        await fleet.settle(1.0)
+        fleet.share.give({"a": 1, "c": 1}, "a test", 600.0)
+        fleet.agents["a"].rank_exits(0, 1)
+        await fleet.wait_for_launch()
+        for _ in range(4):
+            for agent in fleet.agents.values():
+                agent.complete(7, peer_of=range(4))
+                agent.send_heartbeat()
+            await fleet.settle(1.0)
+        assert [m.node for m in fleet.job.world] == ["a", "c"]
+        causes = [e["detail"]["cause"] for e in fleet.journal.events if e["kind"] == "recovery"]
+        assert "share" not in causes
+        assert fleet.job.attempt == 1
+
+    run(scenario)
+
+
+def test_what_a_person_wants_no_more_is_free_for_others():
+    async def scenario():
+        fleet = Held("abc")
+        fleet.controller.jobs["j"]._state.resizing.sizes = WorldSizes(least=1, most=3)
+        state = fleet.controller.jobs["j"]._state
+        state.resizing.cap = 1
+        await fleet.settle(1.0)
+        assert fleet.share.demand(0).most == 1
+        state.resizing.cap = 0
+        assert fleet.share.demand(0).most == 3
+
+    run(scenario)
+
+
+def test_a_new_hub_keeps_a_job_to_the_nodes_that_it_runs_on():
+    async def scenario():
+        fleet = Fleet("", pool=POOL)
+        fleet.agents = {
+            name: fleet.join(name, attempt=4, node_rank=rank, world_nodes=2) for rank, name in enumerate("ab")
+        }
+        fleet.agents["c"] = fleet.join("c")
+        await fleet.settle(0.0)
+        await fleet.settle(0.6)
+        assert fleet.job.phase is Phase.RUNNING
+        assert fleet.controller.jobs["j"]._state.members.allowed == {"a", "b"}
+
+    run(scenario)
+
+
+def person(what, **changes):
+    return MoveRequest(what=what, reason="noon", actor="ann", **changes)
+
+
+def test_a_job_that_a_person_resumes_waits_for_the_pool():
+    async def scenario():
+        fleet = Held("ab")
+        await fleet.settle(1.0)
+        fleet.share.give({"a": 1, "b": 1}, "a test", 5.0)
+        await fleet.settle(1.0)
+        for agent in fleet.agents.values():
+            agent.complete(5, peer_of=range(4))
+        fleet.controller.move("j", person("preempt", wait_s=0.0), dry_run=False)
+        for _ in range(3):
+            for agent in fleet.agents.values():
+                agent.send_heartbeat()
+            await fleet.settle(1.0)
+        assert fleet.job.phase is Phase.PREEMPTED
+        assert not fleet.share.wanted
+        fleet.controller.move("j", person("resume"), dry_run=False)
+        await fleet.settle(1.0)
+        assert fleet.job.phase is Phase.PREEMPTED
+        assert fleet.share.wanted
+        fleet.share.give({"a": 1, "b": 1}, "a test", 5.0)
+        await fleet.settle(1.0)
+        assert fleet.job.phase is Phase.RUNNING
+
+    run(scenario)
+
+
+def test_a_person_may_keep_a_job_stopped_that_the_pool_has_stopped():
+    async def scenario():
+        fleet = Held("ab")
+        await fleet.settle(1.0)
+        assert fleet.share.wanted
+        fleet.controller.move("j", person("preempt"), dry_run=False)
+        await fleet.settle(1.0)
+        assert (fleet.job.phase, fleet.share.wanted) == (Phase.PREEMPTED, False)
+        with pytest.raises(UsageError, match="preempted already"):
+            fleet.controller.move("j", person("preempt"), dry_run=False)
 
     run(scenario)

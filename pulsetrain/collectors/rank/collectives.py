@@ -65,6 +65,8 @@ class Tracker:
         )
         if not group.host_only:
             self.state.words[W_DEVICE_REFUSED] = 1
+            if self.state.turns is not None:
+                self.state.turns.refuse()
         process_group.register_pre_hook(HOOK_ID, group.before)
         process_group.register_post_hook(HOOK_ID, group.after)
         self._attached.add(process_group)

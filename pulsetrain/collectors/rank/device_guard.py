@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from threading import get_ident
 
 from pulsetrain.collectors.layout import W_DEVICE
 from pulsetrain.collectors.rank.device_turns import DeviceTurns
@@ -44,17 +45,26 @@ class Standstill:
         return still_s >= STILL_S
 
 
+def _of_thread(ident: int) -> Callable[[], float]:
+    """Return what tells how long a thread has used a processor. Other threads may be busy meanwhile."""
+    clock = time.pthread_getcpuclockid(ident)
+    return lambda: time.clock_gettime(clock)
+
+
 class DeviceGuard:
-    """Watches one rank's turns from a thread of its own, while it shares a device."""
+    """Watches one rank's turns from a thread of its own, while it shares a device.
+
+    Create it on the rank's main thread.
+    """
 
     def __init__(
         self,
         turns: DeviceTurns,
         *,
         clock: Callable[[], float] = time.monotonic,
-        used: Callable[[], float] = time.process_time,
+        used: Callable[[], float] | None = None,
     ) -> None:
-        self._turns, self._clock, self._used = turns, clock, used
+        self._turns, self._clock, self._used = turns, clock, used or _of_thread(get_ident())
         self._still = Standstill()
         self._thread: threading.Thread | None = None
 

@@ -25,6 +25,7 @@ from pulsetrain.collectors.layout import (
     W_DEVICE_FOLLOWS,
     W_DEVICE_LENT,
     W_DEVICE_ORDER,
+    W_DEVICE_REFUSED,
     W_DEVICE_TURNS,
     W_DEVICE_WAITED,
     span_context,
@@ -129,8 +130,17 @@ class DeviceTurns:
         if get_ident() != self._main or not self._depth:
             return
         self._depth -= 1
-        if self._depth == 0 and self._state.words[W_DEVICE]:
+        words = self._state.words
+        if self._depth == 0 and words[W_DEVICE] and not words[W_DEVICE_REFUSED]:
             self.take()
+
+    def refuse(self) -> None:
+        """The rank has process groups that work on a device. From now on it waits for no turn.
+
+        Its waits are not the host's to see, so it could keep the device from ranks that it waits for.
+        """
+        self._state.words[W_DEVICE_REFUSED] = 1
+        self.give()
 
     def take(self) -> None:
         """Take the device that the agent has chosen, if it has chosen one."""
@@ -144,13 +154,14 @@ class DeviceTurns:
             self._take()
         except OSError:  # the kernel has no memory for a lock: the rank computes all the same
             self._state.fault()
+        finally:  # a signal handler of the script may raise
+            now = perf_counter_ns()
+            if processor is not None:
+                processor.leave_wait(now)
+            if at < STACK_END:
+                words[at >> 3] = 0
         if self.on_take is not None and self.held >= 0:
             self.on_take()
-        now = perf_counter_ns()
-        if processor is not None:
-            processor.leave_wait(now)
-        if at < STACK_END:
-            words[at >> 3] = 0
         self._waited(began, now)
 
     def _take(self) -> None:
@@ -166,10 +177,17 @@ class DeviceTurns:
                 words[W_DEVICE_FOLLOWS] = order
                 return
             if act.what == "take":
-                self._locks.take(act.device)
+                self._lock(act.device)
             else:
                 self._locks.give(act.device)
                 order = words[W_DEVICE_ORDER]
+
+    def _lock(self, device: int) -> None:
+        try:
+            self._locks.take(device)
+        except BaseException:
+            self._locks.give(device)  # a signal handler raised: it may have been locked before that
+            raise
 
     def _waited(self, began: int, now: int) -> None:
         """Count the wait. It is no work of the rank's own."""

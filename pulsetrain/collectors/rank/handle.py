@@ -116,6 +116,7 @@ class Handle:
             self.end_step(perf_counter_ns(), tokens, flops)
         except Exception:  # noqa: BLE001 - the training loop must not see our faults
             state.fault()
+        self.raise_of_hold()
 
     def log(
         self, loss: float | torch.Tensor | None = None, grad_norm: float | torch.Tensor | None = None
@@ -199,6 +200,12 @@ class Handle:
             self._started += stood_ns
             self.state.words[W_STEP_START] = self._started
             self.state.words[W_LAST] = perf_counter_ns()
+
+    def raise_of_hold(self) -> None:
+        """Raise what a signal handler of the script has raised while the rank stood still."""
+        error, self.hold.raised = self.hold.raised, None
+        if error is not None:
+            raise error
 
     def hold_at_backward(self) -> None:
         """Stand still before a backward pass where the agent asks for it."""

@@ -39,7 +39,10 @@ SAVE_AGAIN = 1
 
 
 class HoldPoint:
-    """Where a rank stands. Create it on the main thread. Methods return how long they stood, in ns."""
+    """Where a rank stands. Create it on the main thread. Methods return how long they stood, in ns.
+
+    A signal handler of the script may raise while the rank stands. `raised` keeps that for who called.
+    """
 
     def __init__(
         self,
@@ -48,6 +51,7 @@ class HoldPoint:
         clock_ns: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
         self.saves = False
+        self.raised: Exception | None = None
         self._main = get_ident()
         self._number = self._arrivals = self._unsaved = 0
         self._given_up = 0  # number of the barrier whose time was over
@@ -124,7 +128,11 @@ class HoldPoint:
             words[W_LAST] = self._clock_ns()  # it is not hung
             words[W_IN_FLIGHT] = in_flight(state.pending)
             words[W_STANDS] = number << 32 | self._arrivals
-            self._sleep(LOOK_S)
+            try:
+                self._sleep(LOOK_S)
+            except Exception as error:  # noqa: BLE001 - a signal handler of the script: it goes to the script
+                self.raised = error
+                break
         return self._clock_ns() - began_ns
 
 

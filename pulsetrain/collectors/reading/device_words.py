@@ -43,7 +43,11 @@ class DeviceWords:
     @property
     def followed(self) -> bool:
         """Whether the rank has obeyed the last order. One that shares no device keeps nothing from others."""
-        return not self._words[W_DEVICE] or self._words[W_DEVICE_FOLLOWS] == self._words[W_DEVICE_ORDER]
+        return (
+            not self._words[W_DEVICE]
+            or self.refused
+            or self._words[W_DEVICE_FOLLOWS] == self._words[W_DEVICE_ORDER]
+        )
 
     @property
     def refused(self) -> bool:

@@ -75,6 +75,8 @@ class Operator:
                 self._reconcile(item)
             except PulsetrainError as error:
                 log.warning("job_not_reconciled", job=name_of(item), error=str(error))
+            except (LookupError, TypeError, ValueError, AttributeError) as error:  # somebody's odd answer
+                log.warning("job_not_reconciled", job=name_of(item), error=repr(error))
         return LOOK_S
 
     def _reconcile(self, item: JsonObject) -> None:

@@ -167,7 +167,7 @@ def _settle(allocation: Allocation, job: JobDemand, size: int) -> None:
         allocation.place(job, best - size, LOST)
     else:
         drop(allocation, job, size - best)
-        allocation.why[job.name] = LOST
+        allocation.why[job.name] = "it wants no more" if size > job.most else LOST
 
 
 def _make_room(allocation: Allocation, job: JobDemand, blocks: int) -> bool:

@@ -1,5 +1,7 @@
 """A rank that stands still with a shared device gives it away."""
 
+import threading
+
 from pulsetrain.collectors.rank.device_guard import DeviceGuard
 from pulsetrain.collectors.rank.device_turns import DeviceTurns
 from tests.collectors.rank.test_device_turns import Locks
@@ -55,3 +57,12 @@ def test_its_next_wait_ends_with_a_turn_again(watched):
     process.turn()
     assert process.turns.held == 0
     assert process.locks.seen.count(("give", 0)) == 1
+
+
+def test_another_busy_thread_is_no_work_of_the_rank(watched):
+    guard = DeviceGuard(DeviceTurns(watched.handle.state, Locks()))
+    before = guard._used()
+    worker = threading.Thread(target=lambda: sum(range(3_000_000)))
+    worker.start()
+    worker.join()
+    assert guard._used() - before < 0.02

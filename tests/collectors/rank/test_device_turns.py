@@ -271,3 +271,28 @@ def clock(monkeypatch):
         later[0] += ns
 
     return passes
+
+
+def test_a_rank_whose_groups_work_on_a_device_gives_its_turn_away_and_takes_none(turns, locks, watched):
+    watched.reader.device.order(0)
+    turns.leave()
+    turns.enter()
+    turns.refuse()
+    turns.leave()
+    turns.enter()
+    assert (locks.seen, turns.held) == ([("take", 0), ("give", 0)], -1)
+    assert watched.reader.device.followed
+
+
+def test_a_signal_handler_that_raises_in_a_wait_for_a_device_leaves_nothing_locked_or_open(
+    turns, locks, watched
+):
+    def handler():
+        raise KeyboardInterrupt
+
+    watched.reader.device.order(0)
+    locks.before_take = handler
+    turns.leave()
+    with pytest.raises(KeyboardInterrupt):
+        turns.enter()
+    assert (locks.seen, watched.open()) == ([("give", 0)], [])

@@ -211,3 +211,20 @@ def test_a_rank_that_stands_gives_its_device_to_the_others(rank):
     rank.step()
     rank.step()
     assert told == ["leaves", "stands", "enters"]
+
+
+def test_what_a_signal_handler_of_the_script_raises_goes_to_the_script(rank):
+    class Preempted(Exception):
+        pass
+
+    def handler():
+        raise Preempted
+
+    rank.reader.hold(7, 0, FAR)
+    rank.meanwhile = handler
+    with pytest.raises(Preempted):
+        rank.watched.handle.step()
+    assert not rank.reader.stands
+    rank.reader.hold(0, 0, 0)
+    assert rank.step() == 0
+    assert rank.watched.errors == 0

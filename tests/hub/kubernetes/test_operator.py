@@ -150,3 +150,17 @@ def test_without_the_crd_it_ends_with_one_line(server):
     server.fails = lambda method, path: Refused(404, "NotFound", "the server could not find the resource")
     with pytest.raises(UsageError, match="could not find the resource"):
         run_operator({"PULSETRAIN_KUBERNETES_API": server.url}, print)
+
+
+def test_a_hub_with_an_odd_answer_holds_up_its_own_job_alone(api, cluster, look, views):
+    cluster.create("pulsetrainjobs", "train", pulsetrain_job("a"))
+    cluster.create("pulsetrainjobs", "train", pulsetrain_job("b"))
+
+    def view(hub, job, since_s):
+        if job == "a":
+            raise KeyError("jobs")
+        return None
+
+    views.view = view
+    look()
+    assert names(cluster) == ["b-0", "b-1", "b-2"]

@@ -73,6 +73,7 @@ def watched_backward(original: Callable[..., None], auto: Auto, losses: Losses) 
             loop.begin_backward(None if loop.in_backward else losses.of(tensors, gradients))
         except Exception:  # noqa: BLE001 - the script must not see our faults
             fault()
+        auto.handle.raise_of_hold()
         return True
 
     @untraced.hook
@@ -81,6 +82,7 @@ def watched_backward(original: Callable[..., None], auto: Auto, losses: Losses) 
             loop.end_backward()
         except Exception:  # noqa: BLE001 - as above
             fault()
+        auto.handle.raise_of_hold()
 
     @functools.wraps(original)
     @untraced.wrapper

@@ -16,6 +16,7 @@ from types import MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Protocol
 
 from pulsetrain.collectors.layout import AXES
+from pulsetrain.collectors.rank.auto import untraced
 from pulsetrain.collectors.rank.auto.after import call_after
 
 if TYPE_CHECKING:
@@ -168,9 +169,10 @@ def _watch_transfers(auto: Auto, coordinates: Coordinates) -> None:
 
     looked = 0
 
+    @untraced.hook
     def stepped(*_: object) -> None:
         nonlocal looked
-        if looked >= OBSERVED_STEPS or torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or looked >= OBSERVED_STEPS:
             return
         looked += 1
         try:

@@ -41,6 +41,7 @@ class OptimizerWatch:
             loop.begin_optimizer(id(optimizer), closure=callable(closure))
         except Exception:  # noqa: BLE001 - the script must not see our faults
             self._auto.handle.fault()
+        self._auto.handle.raise_of_hold()
 
     @untraced.hook
     def after(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
@@ -56,6 +57,7 @@ class OptimizerWatch:
             loop.end_optimizer(id(optimizer), count)
         except Exception:  # noqa: BLE001 - as above
             self._auto.handle.fault()
+        self._auto.handle.raise_of_hold()
 
 
 def watched_step(original: Callable[..., Any], auto: Auto) -> Callable[..., Any]:
@@ -70,6 +72,7 @@ def watched_step(original: Callable[..., Any], auto: Auto) -> Callable[..., Any]
                 loop.end_optimizer(id(optimizer))
         except Exception:  # noqa: BLE001 - the script must not see our faults
             auto.handle.fault()
+        auto.handle.raise_of_hold()
 
     @functools.wraps(original)
     @untraced.wrapper
