@@ -124,6 +124,12 @@ def tell_unfit(job: JobState) -> None:
         job.write("checkpoint_unfit", {"why_not": f"{why}: {NOT_REPLICATED}"})
 
 
+def change_size(job: JobState, size: int) -> None:
+    """The next launch has another size. If its state cannot be put together for that, it goes back."""
+    job.resizing.changed(size, job.services.clock.monotonic_s())
+    job.resizing.came_from = job.members.world
+
+
 def take_size(job: JobState) -> None:
     """A launch follows: use as many nodes as are there, if that fits what was saved."""
     resizing, members = job.resizing, job.members
@@ -131,8 +137,7 @@ def take_size(job: JobState) -> None:
     size = resizing.fit(members.available(forming=not members.world))
     if not size or size == before or (members.world and _refused(job, size)):
         return
-    resizing.changed(size, job.services.clock.monotonic_s())
-    resizing.came_from = members.world
+    change_size(job, size)
     job.restarts.idle = 0  # nodes came or went: that is why attempts were short
     if members.world:
         _tell(job, before, size)

@@ -202,11 +202,9 @@ def look(job: JobState, loop: Loop) -> None:
 
 
 def _change_size(job: JobState) -> None:
-    resizing = job.resizing
-    size = resizing.sizes.fit(len(job.members.allowed or ()))
-    if size and size != resizing.size:
-        resizing.came_from = job.members.world
-        resizing.changed(size, job.services.clock.monotonic_s())
+    size = job.resizing.sizes.fit(len(job.members.allowed or ()))
+    if size and size != job.resizing.size:
+        elasticity.change_size(job, size)
 
 
 def _saved(job: JobState, share: NewShare) -> bool:

@@ -1,5 +1,7 @@
 """Ranks are brought to a stand before they are ended, against fake agents."""
 
+import pytest
+
 from pulsetrain.protocol.messages import HoldRanks, OwnCheckpoint, SaveFrom, Stop
 from pulsetrain.recovery.hold import LIMIT_S, OWN_GRACE_S, RENEW_S, SAVED_S
 from pulsetrain.recovery.transitions import Phase
@@ -76,14 +78,22 @@ def test_a_rank_that_comes_to_no_end_of_a_step_costs_no_more_than_the_limit():
     run(scenario)
 
 
-def test_agents_of_an_older_version_are_no_obstacle():
+@pytest.mark.parametrize(
+    ("trouble", "why_not"),
+    [
+        ({"restless": None}, "HoldRanks is not known"),
+        ({"uncounted": True}, "more others than it can count"),
+    ],
+    ids=["an agent of an older version", "a rank that cannot count its exchanges"],
+)
+def test_a_hold_that_cannot_come_about_is_no_obstacle(trouble, why_not):
     async def scenario():
         job = Job()
         await job.train(9)
-        job.fleet.agents["b"].restless = None
+        vars(job.fleet.agents["b"]).update(trouble)
         await job.ask()
         assert job.phase is Phase.PREEMPTED
-        assert "HoldRanks is not known" in job.last("hold_missed")["why_not"]
+        assert why_not in job.last("hold_missed")["why_not"]
 
     run(scenario)
 
@@ -159,17 +169,5 @@ def test_a_save_behind_which_nobody_stands_counts_after_a_while():
         assert job.phase is Phase.RUNNING
         await job.wait(int(OWN_GRACE_S) + 3)
         assert job.phase is Phase.PREEMPTED
-
-    run(scenario)
-
-
-def test_a_rank_that_cannot_count_its_exchanges_holds_nobody_up():
-    async def scenario():
-        job = Job()
-        await job.train(9)
-        job.fleet.agents["b"].uncounted = True
-        await job.ask()
-        assert job.phase is Phase.PREEMPTED
-        assert "more others than it can count" in job.last("hold_missed")["why_not"]
 
     run(scenario)
