@@ -146,22 +146,26 @@ def rounds_bound(nodes: int, faulty: int, *, failures: int = FAILURES) -> int:
     """Return how many rounds find `faulty` of `nodes` at most, where links are good and nothing is noisy.
 
     One round for no fault. With four times as many nodes as faults and a few more, all pairs that failed are
-    settled at once: `failures` rounds for one fault, and one more where two faults may share a pair. No
-    method needs less than two, because the first round cannot tell the members of a group apart. With fewer
-    nodes the bound is larger and not tight. Raises `ValueError` where the faults cannot be found: fewer than
-    two good nodes, or so few that the search for them is given up.
+    settled at once: `failures` rounds for one fault, and one more where two faults may share a pair. An odd
+    number of nodes takes one more too: the fault may be in the group of three, and then the link between
+    the other two is still to be tested. No method needs less than two, because the first round cannot tell
+    the members of a group apart. With fewer nodes the bound is larger and not tight. Raises `ValueError`
+    where the faults cannot be found: fewer than two good nodes, or so few that the search for them is given
+    up.
 
     >>> [rounds_bound(64, k) for k in range(5)]
     [1, 2, 3, 3, 3]
+    >>> [rounds_bound(65, k) for k in range(5)]
+    [1, 3, 3, 3, 3]
     """
     good = nodes - faulty
     if good < 2 or good <= -(-nodes // (SEARCH_ROUNDS + 1)):
         raise ValueError(f"faulty = {faulty} of {nodes} nodes: too few good ones to find them")
     if faulty == 0:
         return 1
-    if nodes >= 4 * faulty + 2 + failures:
-        return failures + (faulty > 1)
     odd = nodes % 2
+    if nodes >= 4 * faulty + 2 + failures:
+        return failures + (faulty > 1 or odd)
     if nodes // 2 > faulty:
         search, helpers = 1, max(2, nodes - 2 * faulty - odd)
     else:
@@ -259,8 +263,19 @@ class _Evidence:
         """Pairs of good nodes that are to be asked once more."""
         for group in self.open_disputes():
             for pair in itertools.combinations(group, 2):
-                if len(group) == 2 or not (self._tally[pair, True] or self._tally[pair, False]):
+                if len(group) == 2 or not self._was_asked(pair):
                     yield pair
+        yield from self._behind_a_fault()
+
+    def _was_asked(self, pair: Group) -> bool:
+        return bool(self._tally[pair, True] or self._tally[pair, False])
+
+    def _behind_a_fault(self) -> Iterator[Group]:
+        """Pairs of good nodes that only failed beside a faulty third, so their link was never tested."""
+        for group, ok in list(self._tally):
+            rest = tuple(n for n in group if n in self.good)
+            if not ok and 1 < len(rest) < len(group):
+                yield from (pair for pair in itertools.combinations(rest, 2) if not self._was_asked(pair))
 
     def open_disputes(self) -> list[Group]:
         """Groups of good nodes that failed, of which it is not known why."""

@@ -88,7 +88,7 @@ def test_up_to_four_faults_of_many_nodes_take_three_rounds(count, k, random):
     broken = random.sample(nodes, k)
     fleet = Fleet(nodes, broken)
     assert exact(fleet.play(), broken)
-    assert fleet.rounds <= rounds_bound(count, k) == (1, 2, 3, 3, 3)[k]
+    assert fleet.rounds <= rounds_bound(count, k) == (1, 2 + count % 2, 3, 3, 3)[k]
 
 
 @given(st.integers(2, 40), st.data())
@@ -121,6 +121,16 @@ def test_a_link_between_good_nodes_is_named_and_its_nodes_are_not(count, data):
     broken = data.draw(st.sets(st.sampled_from(others), max_size=min(2, len(others) - 3)))
     verdict = Fleet(nodes, broken, [link]).play()
     assert (set(verdict.faulty), set(verdict.links), verdict.reason) == (broken, {link}, "")
+
+
+@pytest.mark.parametrize("count", range(6, 41))
+def test_a_link_beside_each_single_faulty_node_is_named(count):
+    nodes = names(count)
+    for pair in range(count // 2):
+        link = (nodes[2 * pair], nodes[2 * pair + 1])
+        for broken in set(nodes) - set(link):
+            verdict = Fleet(nodes, {broken}, [link]).play()
+            assert (set(verdict.faulty), set(verdict.links), verdict.reason) == ({broken}, {link}, "")
 
 
 def test_a_link_inside_the_group_of_three_is_told_from_its_nodes():
