@@ -31,12 +31,20 @@ def hub(chdb_store):
     listener.listen(64)
     app = Starlette(routes=routes(chdb_store, token=TOKEN))
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1))
-    thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])), daemon=True)
+    thread = threading.Thread(target=lambda: asyncio.run(serve_and_close(server, listener)), daemon=True)
     thread.start()
     yield f"http://127.0.0.1:{listener.getsockname()[1]}"
     server.should_exit = True
     thread.join(timeout=10)
     listener.close()
+
+
+async def serve_and_close(server: uvicorn.Server, listener: socket.socket) -> None:
+    """Serve, and leave no connection behind. One that is collected later fails whatever test runs then."""
+    await server.serve(sockets=[listener])
+    for connection in list(server.server_state.connections):  # a request outlived the graceful second
+        connection.transport.abort()
+    await asyncio.sleep(0)
 
 
 @pytest.fixture(scope="module")
