@@ -7,7 +7,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import structlog
@@ -147,7 +147,8 @@ class Node:
         self._attempt.ended(report, present=present)
         if present:
             self.send_heartbeat()
-            self.link.report(report)
+            why_not = self._parts.checkpoints.not_reshardable(report.rank) if report.code else ""
+            self.link.report(replace(report, not_reshardable=why_not))
 
     def launched(self, start: Start, began_ns: int) -> None:
         """Ranks of a new attempt are running."""

@@ -27,14 +27,14 @@ from pulsetrain.checkpoint.memory.layout import Layout, encode_values
 from pulsetrain.checkpoint.memory.slots import Header
 from pulsetrain.checkpoint.peer_lag import PeerLag
 from pulsetrain.checkpoint.reshaped_restore import ask_for_parts, take_form
-from pulsetrain.checkpoint.resharding.mailbox import read_offer
+from pulsetrain.checkpoint.resharding.mailbox import read_offer, refuse_offer
 from pulsetrain.checkpoint.rng import RngState, StateWithRng
 from pulsetrain.checkpoint.save_result import SaveResult
 from pulsetrain.checkpoint.slot_targets import LayoutCache, TargetCache
 from pulsetrain.checkpoint.state_restore import put_back, read_state
 from pulsetrain.checkpoint.statetree import collect, expected_bytes
 from pulsetrain.collectors.rank.handle import process_handle
-from pulsetrain.core.errors import CheckpointError, CorruptData
+from pulsetrain.core.errors import CheckpointError, CorruptData, NotReshardable
 
 log = structlog.get_logger(__name__)
 
@@ -174,7 +174,11 @@ class Checkpointer:
         offer = read_offer(self._arena)
         if offer is None or offer.step != step:
             return
-        take_form(self.state, offer)
+        try:
+            take_form(self.state, offer)
+        except CheckpointError as error:
+            refuse_offer(self._arena, str(error))
+            raise NotReshardable(str(error)) from error
         state = self._full_state()
         leaves = collect(state)
         head, layout = self._layouts.of(state, leaves)

@@ -243,6 +243,10 @@ class CheckpointService:
         self._replicas.forget_after(plan.step, self._events.attempt)
         return time.monotonic_ns() - began_ns
 
+    def not_reshardable(self, rank: int) -> str:
+        """Why `rank` could not take its part of what a world of another size has saved, "" where it could."""
+        return self._resharding.refusal(rank)
+
     def clear(self) -> None:
         """The job starts afresh: forget what is in memory."""
         self._saved.clear()

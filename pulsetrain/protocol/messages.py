@@ -235,7 +235,10 @@ class Heartbeat:
 
 @dataclass(frozen=True, kw_only=True)
 class RankExit:
-    """A rank ended. `code` is the exit code, or minus the signal's number. `last_lines` end its stderr."""
+    """A rank ended. `code` is the exit code, or minus the signal's number. `last_lines` end its stderr.
+
+    `not_reshardable`: why it could not take its part of what a world of another size has saved.
+    """
 
     node: str
     ts_ns: int
@@ -245,6 +248,7 @@ class RankExit:
     pid: int
     code: int
     last_lines: tuple[str, ...] = ()
+    not_reshardable: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -104,6 +104,7 @@ async def check(job: JobState) -> Outcome:
     if job.recovery is not None:
         job.recovery.checked_ns = job.now_ns()
     await _back_off(job)
+    elasticity.after_stop(job)
     return Event.QUORUM if members.enough(job.resizing.size, forming=False) else Event.SHORT
 
 

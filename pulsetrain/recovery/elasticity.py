@@ -145,11 +145,36 @@ def take_size(job: JobState) -> None:
 
 def note_refusal(job: JobState, reasons: Sequence[str]) -> None:
     """Agents could not put the state together for this world. The job goes back to the size that it had."""
+    if _tell_refusal(job, reasons):
+        _go_back(job)
+
+
+def note_late_refusal(job: JobState, reason: str) -> None:
+    """A rank of this world could not take its part of the state. The next launch has the size from before.
+
+    Ranks of this world still run. So its nodes stay as they are until they were stopped.
+    """
+    if not job.resizing.goes_back and _tell_refusal(job, [reason] if reason else []):
+        job.resizing.goes_back = True
+
+
+def after_stop(job: JobState) -> None:
+    """All ranks were stopped. A world that could not be used is given up for the one before it."""
+    if job.resizing.goes_back:
+        _go_back(job)
+
+
+def _tell_refusal(job: JobState, reasons: Sequence[str]) -> bool:
+    if reasons:
+        job.resizing.not_reshardable = job.resizing.why_not = reasons[0]
+        job.write("resize_refused", {"to": job.resizing.size, "why_not": reasons[0]})
+    return bool(reasons)
+
+
+def _go_back(job: JobState) -> None:
+    """The world becomes the one from before its size changed last."""
     resizing, members = job.resizing, job.members
-    if not reasons:
-        return
-    resizing.not_reshardable = reasons[0]
-    job.write("resize_refused", {"to": resizing.size, "why_not": reasons[0]})
+    resizing.goes_back = False
     if resizing.came_from:
         for node in members.active():
             node.state = NodeState.STANDBY

@@ -178,6 +178,7 @@ class Job:
             return
         detail = {"code": exit_.code, "pid": exit_.pid, "last_lines": exit_.last_lines[-5:]}
         state.write("rank_exit", detail, node=exit_.node, rank=exit_.rank, actor="agent")
+        elasticity.note_late_refusal(state, exit_.not_reshardable)
         if not state.members.any_leaving():
             self._loop.report(faults.rank_failed(exit_, state.now_ns()))
 

@@ -110,7 +110,7 @@ def _result(job: JobState, plan: world.RestorePlan, replies: Sequence[Reply]) ->
     failed = next((r for r in replies if r.error), None)
     if failed is not None:
         return faults.launch_failed(failed.node, failed.error, job.attempt.number, job.now_ns())
-    job.attempt.launched, job.resizing.came_from = True, ()
+    job.attempt.launched = True
     if job.recovery is not None:
         loads = [int(ns) for reply in replies for ns in reply.data.get("load_ns", {}).values()]
         job.recovery.launched(job.now_ns(), fetch_ns=max(loads, default=0), step=plan.step)

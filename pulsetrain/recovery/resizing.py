@@ -29,8 +29,9 @@ class Resizing:
     checkpoint of step `newer_than` or later. `acted_in` is the attempt that was stopped to grow. `grown_s` is
     when it grew last, None for never, and `short_lived` how often in a row it soon shrank again.
 
-    `came_from` is the world before the size changed last. `not_reshardable` says why agents could not put its
-    state together for another size, "" where they could.
+    `came_from` is the world before the size changed last, until the new one trains. `not_reshardable` says
+    why its state could not be put together for another size, "" where it could. `goes_back`: the next launch
+    is of `came_from` again.
     """
 
     sizes: WorldSizes
@@ -44,6 +45,7 @@ class Resizing:
     acted_in: int | None = None
     came_from: tuple[WorldNode, ...] = ()
     not_reshardable: str = ""
+    goes_back: bool = False
     cap: int = 0
     devices: int = 0
 

@@ -239,6 +239,7 @@ class JobState:
         self.restarts.idle = 0
         self.restarts.unrestorable.clear()
         self.keep_restarts()
+        self.resizing.came_from = ()
         if self.recovery is None:
             return
         reports = self.attempt.first_steps.values()

@@ -171,6 +171,7 @@ class FakeCheckpoints:
         self.persisted_for_s: list[float] = []
         self.load_error: Exception | None = None
         self.resharded: list[tuple[tuple[int, ...], dict[str, str]]] = []
+        self.refusals: dict[int, str] = {}
         self.retired: dict[int, int] = {}
         self.keeps_retired = False
         self.world: tuple[object, ...] = ()
@@ -201,6 +202,9 @@ class FakeCheckpoints:
             raise self.load_error
         self.resharded.append((tuple(ranks), dict(start.shards)))
         return 7
+
+    def not_reshardable(self, rank: int) -> str:
+        return self.refusals.get(rank, "")
 
     def retire(self, rank: int, arena_fd: int) -> None:
         self.detach(rank)

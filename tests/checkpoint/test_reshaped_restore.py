@@ -9,7 +9,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from pulsetrain.checkpoint.checkpointer import Checkpointer
-from pulsetrain.core.errors import CheckpointError
+from pulsetrain.core.errors import NotReshardable
 from pulsetrain.elastic import ElasticSampler
 from tests.checkpoint.cluster import Cluster
 from tests.checkpoint.resharding.test_node_resharding import start
@@ -84,8 +84,12 @@ def test_a_model_of_another_size_is_refused_with_the_name_of_the_tensor(cluster)
     cluster.set_world(["n0"], 1)
     cluster.services["n0"].reshard([0], start({0: "peer:n0"}, world=2))
     new = Job(cluster.fds[0], attempt=1, step=5, width=7)
-    with pytest.raises(CheckpointError, match=r"model\.weight: saved as float32 \(4, 6\)"):
+    assert cluster.services["n0"].not_reshardable(0) == ""
+    with pytest.raises(NotReshardable, match=r"model\.weight: saved as float32 \(4, 6\)"):
         new.checkpointer.restore()
+    assert "saved as float32 (4, 6)" in cluster.services["n0"].not_reshardable(0)
+    cluster.set_world(["n0"], 2)
+    assert cluster.services["n0"].not_reshardable(0) == ""
     new.checkpointer.close()
 
 

@@ -175,8 +175,10 @@ def test_a_job_of_three_dimensions_loses_a_node_and_grows_when_it_is_back(pipeli
 class FullyShardedJob(Sharded):
     """A script whose parameters are split over all ranks, two on each node."""
 
+    source = FSDP
+
     def start(self, *names):
-        self.script.write_text(FSDP)
+        self.script.write_text(self.source)
         for name in names:
             self.nodes.append(
                 self.spawn(
@@ -219,6 +221,39 @@ def test_fully_sharded_parameters_of_four_ranks_go_on_in_two_and_again_in_four(f
     assert all(event["storage_bytes"] == 0 for event in site.events("resharded"))
     # Every rank computes the same batch, so that the mean of all gradients is that of one process.
     assert digest == undisturbed_digest(600)
+
+
+class SizedByItsRanks(FullyShardedJob):
+    """Such a script with a buffer that has an entry for each rank: it fits no other number of ranks."""
+
+    source = FSDP.replace(
+        "mesh = init", 'model.register_buffer("by_rank", torch.zeros(dist.get_world_size()))\nmesh = init'
+    )
+
+
+@pytest.fixture
+def sized(tmp_path):
+    site = SizedByItsRanks(tmp_path / "site")
+    yield site
+    site.close()
+
+
+def test_a_job_whose_ranks_do_not_fit_another_size_tries_it_once_and_waits_for_its_node(sized):
+    site = sized
+    site.start("a")
+    lost = site.start("b")
+    site.reach(20)
+    site.kill(lost)
+    assert until(lambda: bool(site.events("resize_refused")), 60)
+    refused = site.events("resize_refused")[0]
+    assert "by_rank: saved as float32 (4,), wanted as float32 (2,)" in refused["why_not"]
+    assert until(lambda: (site.ask() or {}).get("state") == "waiting", 60)
+    site.start("b")
+    for node in site.nodes:
+        assert node.wait(timeout=240) == 0
+    assert len(site.said("parameters")) == 4
+    assert len(set(site.said("parameters"))) == 1
+    assert [r["to_ranks"] for r in site.events("shrink")] == [2]
 
 
 def undisturbed_digest(steps):

@@ -285,7 +285,7 @@ class FakeAgent:
         )
         self.controller.received(self.node, beat)
 
-    def rank_exits(self, rank, code, lines=()):
+    def rank_exits(self, rank, code, lines=(), not_reshardable=""):
         exit_ = RankExit(
             node=self.hello.node,
             ts_ns=int(1000e9),
@@ -295,6 +295,7 @@ class FakeAgent:
             pid=1,
             code=code,
             last_lines=lines,
+            not_reshardable=not_reshardable,
         )
         self.controller.received(self.node, exit_)
 

@@ -253,6 +253,30 @@ def test_a_job_whose_agents_cannot_put_it_together_keeps_its_size():
     run(scenario)
 
 
+def test_a_job_whose_ranks_cannot_take_their_part_goes_back_to_its_size():
+    async def scenario():
+        fleet = fleet_of("ab")
+        await fleet.form()
+        sharded(fleet, 9)
+        fleet.agents["b"].stepless = True
+        await lose(fleet, "a")
+        await later(fleet, 3)
+        assert nodes_of(fleet) == ["b"]
+        attempt = fleet.job.attempt
+        fleet.agents["b"].rank_exits(0, 1, not_reshardable="seen: saved as (4,), wanted as (2,)")
+        await later(fleet, 30)
+        assert fleet.job.attempt <= attempt + 1
+        assert (fleet.job.phase, len(fleet.job.world)) == (Phase.WAITING, 2)
+        assert "wanted as (2,)" in resizing_row(fleet.job)["why_not"]
+        fleet.agents["b"].stepless = False
+        fleet.agents["a"] = fleet.join("a", pid=77)
+        fleet.agents["b"].held += tuple(Held(rank=r, step=9, tier="peer", world=4, attempt=0) for r in (0, 1))
+        await later(fleet, 5)
+        assert (nodes_of(fleet), fleet.job.phase) == (["a", "b"], Phase.RUNNING)
+
+    run(scenario)
+
+
 async def shrunk(sizes=(1, 1)):
     fleet = fleet_of("ab", sizes=sizes)
     await fleet.form()

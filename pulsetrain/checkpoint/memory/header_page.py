@@ -119,7 +119,7 @@ class HeaderPage:
 
     @property
     def refusal(self) -> str:
-        """Why the agent could not fill what it was asked for."""
+        """Why the agent could not fill what it was asked for, or why the rank could not ask for it."""
         return self._text(_REFUSAL)
 
     @refusal.setter

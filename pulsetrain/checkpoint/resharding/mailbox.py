@@ -55,6 +55,17 @@ def read_offer(arena: ArenaWriter) -> Offer | None:
     return Offer.parse(bytes(arena.slot_bytes(arena.offered_slot - 1, arena.offered_bytes)))
 
 
+def refuse_offer(arena: ArenaWriter, reason: str) -> None:
+    """The rank cannot take the form that its part of the state would have."""
+    arena.refusal = reason
+    arena.answered = -1
+
+
+def refused_offer(arena: ArenaReader) -> str:
+    """Why the rank could not use the offer, "" where it has not said that."""
+    return arena.refusal if arena.answered < 0 and not arena.asked else ""
+
+
 def ask(
     arena: ArenaWriter,
     writing: SlotWriter,

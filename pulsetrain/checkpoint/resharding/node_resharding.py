@@ -34,6 +34,9 @@ log = structlog.get_logger(__name__)
 T = TypeVar("T")
 
 POLL_S = 0.005
+FILL_TRIES = 3
+AGAIN_S = 0.5
+"""between two tries to fill what a rank asked for: a peer may be late, and a restart costs seconds"""
 STORAGE = "storage"
 
 
@@ -144,6 +147,8 @@ class Resharding:
         self._plan: ShardPlan | None = None
         self._tensors: SavedTensors | None = None
         self._offer: Offer | None = None
+        self._arenas: dict[int, int] = {}
+        self._refusals: dict[int, str] = {}
         self._stop = Event()
 
     def prepare(self, plan: ShardPlan) -> None:
@@ -172,6 +177,7 @@ class Resharding:
     def offer(self, rank: int, fd: int) -> None:
         """Leave the offer for a new rank, and give it what it then asks for."""
         assert self._offer is not None, "prepare comes first"
+        self._arenas[rank] = fd
         put = ArenaWriter(fd)
         put.forget_after(self._offer.step)
         mailbox.put_offer(put, rank, self._offer)
@@ -180,8 +186,16 @@ class Resharding:
             target=self._serve, args=(rank, fd, stop), name=f"pulsetrain-reshard-{rank}", daemon=True
         ).start()
 
+    def refusal(self, rank: int) -> str:
+        """Why a rank of this plan cannot have its part, "" where it can or where a new attempt may help."""
+        if rank not in self._arenas:
+            return ""
+        return self._refusals.get(rank) or mailbox.refused_offer(ArenaReader(self._arenas[rank]))
+
     def end(self) -> None:
         """No rank is given anything any more."""
+        self._arenas.clear()
+        self._refusals.clear()
         self._stop.set()
         self._stop = Event()
 
@@ -197,9 +211,9 @@ class Resharding:
         return heads
 
     def _serve(self, rank: int, fd: int, stop: Event) -> None:
-        """Wait for the rank's request and fill it."""
-        arena = ArenaReader(fd)
-        while not stop.wait(POLL_S):
+        """Wait for the rank's request and fill it. What a peer or storage refuses is tried again."""
+        arena, tries = ArenaReader(fd), FILL_TRIES
+        while not stop.wait(POLL_S if tries == FILL_TRIES else AGAIN_S):
             refusal = ""
             try:
                 asked = mailbox.requested(arena)
@@ -207,9 +221,14 @@ class Resharding:
                     continue
                 self._fill(rank, asked[0].entries, asked[1])
             except (PulsetrainError, OSError, ValueError) as error:
-                refusal = str(error)
+                refusal, tries = str(error), tries - 1
+                lasting = isinstance(error, NotReshardable) and not stop.is_set()
                 log.warning("reshard_failed", rank=rank, error=refusal)
                 self._events.event("reshard_failed", {"error": refusal}, rank=rank)
+                if lasting:
+                    self._refusals[rank] = refusal
+                elif tries:
+                    continue
             mailbox.answer(arena, refusal)
             return
 

@@ -131,6 +131,20 @@ def test_a_rank_that_wants_what_nobody_has_is_told_so(cluster):
     c.services["n0"].reshard([0], start({0: "peer:n0"}, world=1))
     with pytest.raises(NotReshardable, match="no rank has saved it"):
         ask(c.fds[0], layout_of(rows(0, 1)), 0, 5, world=1)
+    assert "no rank has saved it" in c.services["n0"].not_reshardable(0)
+
+
+def test_a_holder_that_goes_while_parts_are_filled_in_is_no_refusal_for_good(cluster):
+    c = cluster(2)
+    for rank in (0, 1):
+        save(c.fds[rank], layout_of(rows(rank, 2)), rank, 5, world=2)
+    c.set_world(["n0", "n1"], 1)
+    c.services["n0"].reshard([0], start({0: "peer:n0", 1: "peer:n1"}, world=2))
+    c.services["n1"].close()
+    with pytest.raises(CheckpointError, match="rank 1"):
+        ask(c.fds[0], layout_of(rows(0, 1)), 0, 5, world=1)
+    assert len([kind for kind, _ in c.events("n0") if kind == "reshard_failed"]) == 3
+    assert c.services["n0"].not_reshardable(0) == ""
 
 
 def test_the_shards_of_ranks_that_moved_away_stay_until_something_newer_is_saved(cluster):
