@@ -106,6 +106,7 @@ def _body(asked: heat.HeatView, within: str, steps: str, last: int) -> None:
         )
         return
     st.html(_sentence(grid, chosen, view.sample))
+    page.tell_unknown_mesh(job)
     title = f"{view.phase}, first step of each window" if view.phase else ""
     clicked = page.clickable_chart(
         model.figure(grid, page.theme(), columns_title=title),

@@ -18,6 +18,7 @@ from pulsetrain.dashboard.models import charts
 from pulsetrain.dashboard.models.attribution import Accused, accused, with_alerts
 from pulsetrain.dashboard.models.overview import JobLine, job_lines, stale
 from pulsetrain.dashboard.models.states import JOB_STATES, RANK_STATES, look, pill
+from pulsetrain.dashboard.models.topology import mesh_note
 from pulsetrain.dashboard.source import Source
 from pulsetrain.protocol.client import find_hub
 from pulsetrain.stream.queries import views
@@ -78,6 +79,13 @@ def findings(job: str) -> list[JsonObject]:
     except PulsetrainError:
         alerts = []
     return with_alerts(live.get("findings", []), alerts, job)
+
+
+def tell_unknown_mesh(job: str) -> None:
+    """One line where nobody knows how the job's ranks are arranged."""
+    note = mesh_note(source().job(job).get("instrumentation", {}))
+    if note:
+        st.html(f"<div class='muted'>{escape(note)}</div>")
 
 
 def named(job: str) -> str:

@@ -104,6 +104,7 @@ def _body(shown: str, find: str, part: model.Part | None) -> None:
             "A rank reports them when it calls pulsetrain.init().",
         )
         return
+    page.tell_unknown_mesh(job)
     ranks = model.points(rows, model.heartbeats(rows), blame, now_ns=now)
     in_all = rows[0]["ranks_in_all"] if rows else 0
     if blocks and part is None and sum(row["ranks"] for row in blocks) > mesh.MOST_RANKS:

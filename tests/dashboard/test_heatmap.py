@@ -21,6 +21,11 @@ def test_what_stands_out_is_a_sentence_above_the_chart(draw, cells):
     assert len(shown.app.get("plotly_chart")) == 1
 
 
+def test_a_mesh_that_nobody_knows_is_said(draw, cells):
+    cells.answers["status"]["jobs"][0]["instrumentation"] = {"mesh": "unknown: ranks send to each other"}
+    assert "mesh is not known: ranks send to each other" in draw("heatmap").text
+
+
 @pytest.mark.parametrize(("name", "value"), [("range", "x:y"), ("within", "node=3")])
 def test_what_cannot_be_read_is_one_sentence(draw, cells, name, value):
     shown = draw("heatmap", **{name: value})

@@ -43,6 +43,12 @@ def test_the_mesh_stands_beside_a_table_with_the_culprit_first(draw, mesh):
     assert len(shown.app.get("plotly_chart")) == 1
 
 
+def test_a_mesh_that_nobody_knows_is_said(draw, mesh):
+    assert "mesh is not known" not in draw("topology").text
+    mesh.answers["status"]["jobs"][0]["instrumentation"] = {"mesh": "unknown: ranks send to each other"}
+    assert "mesh is not known: ranks send to each other" in draw("topology").text
+
+
 def test_the_table_alone_has_all_columns(draw, mesh):
     shown = draw("topology", show="table")
     assert [r[0] for r in shown.rows()] == ["1", "0", "3", "2"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import plotly.graph_objects as go
@@ -66,6 +66,18 @@ def part_of(text: str) -> Part | None:
         raise UsageError(f"block = {text!r}: allowed: stage/replicas, as in 3/40-47")
     stage, first, last = found.groups()
     return Part(stage=int(stage), dps=(int(first), int(last or first)))
+
+
+def mesh_note(instrumentation: Mapping[str, str]) -> str:
+    """What is to be said above a drawing of the mesh, "" where its ranks have told where they stand.
+
+    >>> mesh_note({"mesh": "unknown: ranks send to each other"})[:29]
+    "The job's mesh is not known: "
+    """
+    kind, _, reason = instrumentation.get("mesh", "").partition(": ")
+    if kind != "unknown":
+        return ""
+    return f"The job's mesh is not known: {reason}, and no group has a name. Ranks are drawn in their order."
 
 
 def heartbeats(rows: Sequence[JsonObject]) -> list[JsonObject]:
