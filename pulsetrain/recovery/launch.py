@@ -64,7 +64,7 @@ def _plan(job: JobState) -> world.RestorePlan:
 
 
 async def _start_all(job: JobState, plan: world.RestorePlan, store: Rendezvous) -> list[Reply]:
-    parts = WorldParts(job.members.world)
+    parts = WorldParts(job.members.world, _holders(job, plan))
     return await asyncio.gather(*(_start(job, member, parts, plan, store) for member in parts.whole))
 
 
@@ -73,7 +73,7 @@ async def _start(
 ) -> Reply:
     """Start one node. Where it needs more of the world than it was told, it is told the whole."""
     node, timeout_s = job.members.nodes[member.node], job.services.policy.start_timeout_s
-    command = _command(job, member, plan, store)
+    command = replace(_command(job, member, plan, store), holders=parts.holders)
     part = parts.of(node, member, (*command.sources.values(), *command.shards.values()))
     if part is not parts.whole:
         told = replace(command, world=part, world_nodes=len(parts.whole))
@@ -102,7 +102,6 @@ def _command(job: JobState, member: WorldNode, plan: world.RestorePlan, store: R
         saved_world=plan.shards.world,
         shards={str(rank): source for rank, source in plan.shards.sources.items()},
         copies={str(rank): number for rank, number in plan.shards.copies.items()},
-        holders=_holders(job, plan),
         own_checkpoints=job.own_checkpoints.files(member.ranks),
         devices=device_resizing.devices_of(job, member),
         peer_key=job.services.peer_key(job.name),
@@ -111,6 +110,8 @@ def _command(job: JobState, member: WorldNode, plan: world.RestorePlan, store: R
 
 def _holders(job: JobState, plan: world.RestorePlan) -> tuple[WorldNode, ...]:
     """Nodes outside the world that have a part of what is put together."""
+    if not plan.shards.sources:
+        return ()
     members = job.members
     inside = {member.node for member in members.world}
     names = {source.removeprefix("peer:") for source in plan.shards.sources.values()} - inside - {"storage"}

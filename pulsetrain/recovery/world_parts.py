@@ -22,10 +22,10 @@ NEAR = 8
 
 
 class WorldParts:
-    """The world of one launch, and what each node is told of it."""
+    """The world of one launch, and what each node is told of it. All are told the `holders`."""
 
-    def __init__(self, world: Sequence[WorldNode]) -> None:
-        self.whole = World(world)
+    def __init__(self, world: Sequence[WorldNode], holders: tuple[WorldNode, ...] = ()) -> None:
+        self.whole, self.holders = World(world), holders
         self._places = {member.node: place for place, member in enumerate(self.whole)}
 
     def of(self, node: Node, member: WorldNode, sources: Collection[str]) -> tuple[WorldNode, ...]:
