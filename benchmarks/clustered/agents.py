@@ -13,7 +13,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,6 @@ from pulsetrain.protocol.messages import (
     SelfCheck,
     Start,
     Stop,
-    World,
     encode,
 )
 
@@ -74,7 +73,7 @@ class Fleet:
         """The hub sent this to one agent."""
         self.received[type(message).__name__] += 1
         if isinstance(message, Start):
-            self.launch_bytes = self.launch_bytes or len(encode(replace(message, world=World(message.world))))
+            self.launch_bytes = self.launch_bytes or len(encode(message))
             self.attempts[message.attempt] += 1
         if isinstance(message, Stop) and self.lost and self.lost in message.reason and self.named_s is None:
             self.named_s = time.monotonic()
@@ -117,6 +116,7 @@ class Agent:
                 peer_port=1,
                 standby=self._standby,
                 attempt=self._attempt,
+                takes_world_part=True,
             )
             await self._send(hello)
 

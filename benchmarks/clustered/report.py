@@ -19,7 +19,9 @@ def result(rows: Sequence[Row]) -> dict[str, Any]:
         "agents": largest.get("agents", 0),
         "agent_cpu_us": largest.get("cpu_us"),
         "startup_messages_per_node": largest.get("messages_per_node"),
-        "hub_mib_per_1000_nodes": _per_1000(sizes),
+        "launch_bytes_per_node": largest.get("launch_bytes_per_node"),
+        "hub_mib_per_1000_nodes": _per_1000(sizes, "hub_mib"),
+        "hub_cpu_ratio_per_1000_nodes": _per_1000(sizes, "hub_cpu_ratio"),
         "named_s": largest.get("named_s"),
         "sizes": [{k: v for k, v in row.items() if k not in ("what", "unit")} for row in sizes],
         "left_out": {row["part"]: row["reason"] for row in _of(rows, "left out")},
@@ -54,10 +56,10 @@ def _slurm(rows: Sequence[Row]) -> dict[str, float | None]:
     return {"evict_s": last.get("evict_s"), "lost_node_s": last.get("lost_node_s")}
 
 
-def _per_1000(sizes: Sequence[Row]) -> float | None:
-    """Memory of the hub for each 1,000 nodes, from the smallest and the largest size."""
+def _per_1000(sizes: Sequence[Row], field: str) -> float | None:
+    """How much a figure of the hub grows with each 1,000 nodes, from the smallest and the largest size."""
     if len(sizes) < 2:
         return None
     small, large = sizes[0], sizes[-1]
     more = large["agents"] - small["agents"]
-    return round((large["hub_mib"] - small["hub_mib"]) / more * 1000, 1) if more else None
+    return round((large[field] - small[field]) / more * 1000, 3) if more else None

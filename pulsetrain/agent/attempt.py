@@ -47,7 +47,7 @@ class AttemptState:
         with self._lock:
             self._exits = [e for e in self._exits if e.attempt == start.attempt]  # one may have ended already
             self._earlier_exits = []
-            self.world_nodes = len(start.world)
+            self.world_nodes = start.node_count
             self._warmup = Warmup(
                 node=self._node,
                 attempt=start.attempt,

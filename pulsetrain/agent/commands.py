@@ -18,8 +18,15 @@ from pulsetrain.agent.link import SendReply
 from pulsetrain.agent.processes.ranks import NodeIdentity, Ranks
 from pulsetrain.agent.processes.zygote import Zygote
 from pulsetrain.agent.store_check import why_unreachable
+from pulsetrain.agent.world_part import world_of
 from pulsetrain.collectors.machine import stacks
-from pulsetrain.core.errors import NotReshardable, PulsetrainError, Unavailable, Unrestorable
+from pulsetrain.core.errors import (
+    NotReshardable,
+    PulsetrainError,
+    Unavailable,
+    Unrestorable,
+    WorldNeeded,
+)
 from pulsetrain.core.json import JsonObject
 from pulsetrain.protocol.messages import (
     ArithmeticCheck,
@@ -144,6 +151,9 @@ class Commands:
             data = self._dispatch(command)
         except Unrestorable as failure:
             error, data = str(failure), {"unrestorable": [failure.rank, failure.step]}
+        except WorldNeeded as failure:
+            log.info("world_needed", why=str(failure))
+            data = {"needs_world": True}
         except NotReshardable as failure:
             error = str(failure)
             data = {"not_reshardable": error}
@@ -219,7 +229,7 @@ class Commands:
                 kept = self._checkpoints.reclaim(rank)
                 self._arenas[rank] = self._create_arena() if kept < 0 else kept
             self._checkpoints.attach(rank, self._arenas[rank])
-        self._checkpoints.set_world(start.world, start.node_rank, start.attempt, start.peer_key)
+        self._checkpoints.set_world(world_of(start), start.node_rank, start.attempt, start.peer_key)
         if start.restore_step < 0:
             self._checkpoints.clear()
             return {}

@@ -230,6 +230,7 @@ class Node:
             tier=identity.tier,
             gpus=tuple(self._parts.machine.identities),
             dump_lacks=self._dump_lacks,
+            takes_world_part=True,
         )
         return (hello, *self._attempt.exits)
 

@@ -13,6 +13,7 @@ from pulsetrain.checkpoint.peers.any_replica import AnyReplica
 from pulsetrain.checkpoint.peers.block_dedup import BlockDedup
 from pulsetrain.checkpoint.peers.client import PeerClient
 from pulsetrain.checkpoint.peers.interleave import Interleaver
+from pulsetrain.checkpoint.peers.placement import ACROSS
 from pulsetrain.checkpoint.peers.receivers import home_of, receivers
 from pulsetrain.checkpoint.peers.replicas import Replicas
 from pulsetrain.checkpoint.peers.replicate import Replicator
@@ -29,7 +30,7 @@ from pulsetrain.checkpoint.storage.backend import open_storage
 from pulsetrain.checkpoint.storage.manifest import Checkpoints
 from pulsetrain.checkpoint.storage.persist import PersistConfig, Persister
 from pulsetrain.checkpoint.storage.shards import Shards
-from pulsetrain.core.errors import CheckpointError, Unavailable
+from pulsetrain.core.errors import CheckpointError, Unavailable, WorldNeeded
 from pulsetrain.core.supervisor import LoopStatus
 from pulsetrain.protocol.messages import Held, Start, WorldNode
 from pulsetrain.records.columns import Columns
@@ -149,7 +150,8 @@ class CheckpointService:
     def set_world(self, world: tuple[WorldNode, ...], node_rank: int, attempt: int, key: str = "") -> None:
         """The nodes of an attempt, before its `load`s. Replicas go to the peers that placement chooses.
 
-        They prove to each other that they have `key`, or the token where it is "".
+        They prove to each other that they have `key`, or the token where it is "". A node that is not known
+        has no name. Raises `WorldNeeded` where replicas would go to one of these.
         """
         ordered = tuple(sorted(world, key=lambda node: node.node_rank))
         with self._lock:
@@ -160,16 +162,23 @@ class CheckpointService:
         self._shards.clear()
         if self._block_dedup:
             self._block_dedup.forget()
-        shape = (self._config.tp, self._config.pp, self._config.dp)
-        peers = receivers(
-            ordered, node_rank, self._config.placement, copies=self._config.replicas - 1, shape=shape
-        )
+        peers = self._receivers(ordered, node_rank)
         counts = [sum(r is None or rank in r for r in peers.values()) for rank in ordered[node_rank].ranks]
         have = min(counts, default=0)
         if have < self._config.replicas - 1:
             detail = {"wanted": self._config.replicas - 1, "have": have, "nodes": len(ordered)}
             self._events.event("replicas_reduced", detail)
         self._replicator.set_peers(peers)
+
+    def _receivers(self, world: Sequence[WorldNode], node_rank: int) -> dict[str, frozenset[int] | None]:
+        config = self._config
+        shape, copies = (config.tp, config.pp, config.dp), config.replicas - 1
+        if config.placement == ACROSS and not _is_known(world):
+            raise WorldNeeded("placement across groups needs every node of the world")
+        peers = receivers(world, node_rank, config.placement, copies=copies, shape=shape)
+        if "" in peers:
+            raise WorldNeeded(f"replicas of node_rank {node_rank} go to a node that is not known")
+        return peers
 
     def follow(self, rings: Mapping[int, int]) -> None:
         """The rings (file descriptors, by rank) of the ranks that train here now. None: nobody trains.
@@ -202,7 +211,7 @@ class CheckpointService:
         `source` is "memory", "storage" or "peer:NODE". Where it fails, that is an event, and the others are
         tried. With a `replica_attempt` the rank gets what any rank saved in that attempt. Else it gets its
         own, of `saved_attempt` where that is given. Raises `CheckpointError` where none has the whole step,
-        or the rank is not attached.
+        or the rank is not attached. Raises `WorldNeeded` where nodes that are not known may have it.
         """
         with self._lock:
             arena = self._arenas.get(rank)
@@ -213,7 +222,7 @@ class CheckpointService:
             node=self._node,
             replicas=self._replicas,
             connect=self._connect,
-            peers=tuple(node.node for node in world if node.node != self._node),
+            peers=tuple(node.node for node in world if node.node not in ("", self._node)),
             checkpoints=self._checkpoints,
             shards=self._shards,
             home=home_of(world),
@@ -222,7 +231,12 @@ class CheckpointService:
         restorer = restorer_for(
             sources, self._events, here=self._any, attempt=replica_attempt, saved_attempt=saved_attempt
         )
-        took_ns = restorer.load(arena.fd, rank, step, source)
+        try:
+            took_ns = restorer.load(arena.fd, rank, step, source)
+        except CheckpointError as error:
+            if _is_known(world):
+                raise
+            raise WorldNeeded(f"no node that is known has it: {error}") from error
         self._replicas.forget_after(step, self._events.attempt)
         return took_ns
 
@@ -292,6 +306,11 @@ class CheckpointService:
             node=self._node,
             timeout_s=self._config.peer_timeout_s,
         )
+
+
+def _is_known(world: Sequence[WorldNode]) -> bool:
+    """Whether every node of the world has a name."""
+    return all(node.node for node in world)
 
 
 def _persister(

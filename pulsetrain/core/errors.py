@@ -9,7 +9,8 @@ PulsetrainError
 ├── SchemaMismatch        a batch whose columns or types are not the record's
 └── CheckpointError       a save or a restore that could not be done
     ├── Unrestorable      a step that no source has whole: trying again does not help
-    └── NotReshardable    what ranks have saved fits their own number of ranks only
+    ├── NotReshardable    what ranks have saved fits their own number of ranks only
+    └── WorldNeeded       an agent must be told all nodes of its world
 """
 
 from __future__ import annotations
@@ -45,6 +46,10 @@ class SchemaMismatch(PulsetrainError):
 
 class CheckpointError(PulsetrainError):
     """A checkpoint could not be saved or restored."""
+
+
+class WorldNeeded(CheckpointError):
+    """This node needs nodes of the world that it was not told."""
 
 
 class NotReshardable(CheckpointError):

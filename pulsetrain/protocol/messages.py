@@ -190,7 +190,7 @@ class Hello:
     The job runs on `min_nnodes` to `nnodes` nodes, in multiples of `node_unit`. 0 for `min_nnodes`: on
     `nnodes`. `world_nodes` is the number of nodes of the attempt, 0 if unknown. `dump_lacks` is what the host
     lacks to dump processes, "" for nothing. `host` names the machine, "" if unknown. `tier` is what a pool
-    promises the job.
+    promises the job. `takes_world_part`: a launch may tell it a part of the world.
     """
 
     node: str
@@ -214,6 +214,7 @@ class Hello:
     dump_lacks: str = "unknown"
     host: str = ""
     tier: str = "standard"
+    takes_world_part: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -353,6 +354,9 @@ class Start:
     With `shards` a rank takes the parts that it needs of what `saved_world` ranks have saved. `shards` says
     where the part of a saved rank is: "storage", or "peer:NODE". Saved ranks with the same number in `copies`
     have saved the same. `holders` are nodes outside the world that have some.
+
+    `world_nodes` above 0: `world` is a part of so many nodes. Where that is not enough, launch nothing.
+    `data` of the reply is {"needs_world": true}.
     """
 
     id: int
@@ -374,6 +378,12 @@ class Start:
     shards: Mapping[str, str] = field(default_factory=dict)  # keys are ranks, as JSON has them
     copies: Mapping[str, int] = field(default_factory=dict)
     holders: tuple[WorldNode, ...] = ()
+    world_nodes: int = 0
+
+    @property
+    def node_count(self) -> int:
+        """Number of nodes of the whole world."""
+        return self.world_nodes or len(self.world)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -189,7 +189,8 @@ class Job:
         if self.over or state.ended_by:
             return
         if not late:
-            for node, reason in liveness.overdue(state.members, self._services.policy, now_s):
+            policy, starting = self._services.policy, liveness.is_starting(state)
+            for node, reason in liveness.overdue(state.members, policy, now_s, starting=starting):
                 self._lose(node, reason)
         if state.works_without_steps():
             state.under_way()

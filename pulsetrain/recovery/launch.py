@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 
-from pulsetrain.protocol.messages import Reply, Start, World, WorldNode
+from pulsetrain.protocol.messages import Reply, Start, WorldNode
 from pulsetrain.recovery import device_resizing, elasticity, faults, rendezvous, world
 from pulsetrain.recovery.attempt import Attempt
 from pulsetrain.recovery.record import Fault
 from pulsetrain.recovery.rendezvous import Rendezvous
 from pulsetrain.recovery.state import JobState
 from pulsetrain.recovery.transitions import Event
+from pulsetrain.recovery.world_parts import NEEDS_WORLD, WorldParts
 
 DOUBTFUL_FAILURES = 2
 """Attempts from one checkpoint that failed by themselves, after which an older one is loaded."""
@@ -62,19 +64,34 @@ def _plan(job: JobState) -> world.RestorePlan:
 
 
 async def _start_all(job: JobState, plan: world.RestorePlan, store: Rendezvous) -> list[Reply]:
-    told = World(job.members.world)
-    return await asyncio.gather(*(_start(job, member, told, plan, store) for member in told))
+    parts = WorldParts(job.members.world, _holders(job, plan))
+    return await asyncio.gather(*(_start(job, member, parts, plan, store) for member in parts.whole))
 
 
 async def _start(
-    job: JobState, member: WorldNode, told: World, plan: world.RestorePlan, store: Rendezvous
+    job: JobState, member: WorldNode, parts: WorldParts, plan: world.RestorePlan, store: Rendezvous
 ) -> Reply:
-    command = Start(
+    """Start one node. Where it needs more of the world than it was told, it is told the whole."""
+    node, timeout_s = job.members.nodes[member.node], job.services.policy.start_timeout_s
+    command = replace(_command(job, member, plan, store), holders=parts.holders)
+    part = parts.of(node, member, (*command.sources.values(), *command.shards.values()))
+    if part is not parts.whole:
+        told = replace(command, world=part, world_nodes=len(parts.whole))
+        reply = await job.ask(node, told, timeout_s)
+        node.needs_world = bool(reply.data.get(NEEDS_WORLD))
+        if not node.needs_world:
+            return reply
+    return await job.ask(node, replace(command, id=job.next_id(), world=parts.whole), timeout_s)
+
+
+def _command(job: JobState, member: WorldNode, plan: world.RestorePlan, store: Rendezvous) -> Start:
+    """Start this node's ranks, without the world."""
+    return Start(
         id=job.next_id(),
         job=job.name,
         attempt=job.attempt.number,
         node_rank=member.node_rank,
-        world=told,
+        world=(),
         store_address=store.addresses[member.node],
         store_port=store.port,
         check_store=store.on_hub,
@@ -85,16 +102,16 @@ async def _start(
         saved_world=plan.shards.world,
         shards={str(rank): source for rank, source in plan.shards.sources.items()},
         copies={str(rank): number for rank, number in plan.shards.copies.items()},
-        holders=_holders(job, plan),
         own_checkpoints=job.own_checkpoints.files(member.ranks),
         devices=device_resizing.devices_of(job, member),
         peer_key=job.services.peer_key(job.name),
     )
-    return await job.ask(job.members.nodes[member.node], command, job.services.policy.start_timeout_s)
 
 
 def _holders(job: JobState, plan: world.RestorePlan) -> tuple[WorldNode, ...]:
     """Nodes outside the world that have a part of what is put together."""
+    if not plan.shards.sources:
+        return ()
     members = job.members
     inside = {member.node for member in members.world}
     names = {source.removeprefix("peer:") for source in plan.shards.sources.values()} - inside - {"storage"}

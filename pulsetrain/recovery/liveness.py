@@ -13,9 +13,18 @@ from pulsetrain.recovery.state import JobState
 from pulsetrain.recovery.transitions import Event, Phase
 
 
-def overdue(members: Membership, policy: Policy, now_s: float) -> Iterator[tuple[Node, str]]:
-    """Nodes that count as lost now, each with the reason."""
-    silence = Silence(members, policy, now_s)
+def is_starting(job: JobState) -> bool:
+    """Whether the job forms, or its attempt has not done a step."""
+    if job.phase in (Phase.STARTING, Phase.RUNNING):
+        return not job.attempt.first_step_done
+    return job.phase is Phase.FORMING
+
+
+def overdue(
+    members: Membership, policy: Policy, now_s: float, *, starting: bool = False
+) -> Iterator[tuple[Node, str]]:
+    """Nodes that count as lost now, each with the reason. `starting`: the job has done no step yet."""
+    silence = Silence(members, policy, now_s, starting=starting)
     for node in members.present():
         reason = _overdue(node, silence, policy, now_s)
         if reason:
@@ -40,7 +49,8 @@ def gathered(job: JobState, *, quiet_s: float) -> Event | None:
     policy = job.services.policy
     running = [n for n in job.members.nodes.values() if n.usable and n.hello.attempt >= 0]
     if job.phase is Phase.FORMING and running:
-        enough = len(running) >= job.members.attempt_nodes(job.nnodes) or quiet_s > policy.adopt_timeout_s
+        patience_s = policy.settle_s if job.members.all_back() else policy.adopt_timeout_s
+        enough = len(running) >= job.members.attempt_nodes(job.nnodes) or quiet_s > patience_s
         return Event.ADOPTED if enough else None
     if job.phase not in (Phase.FORMING, Phase.WAITING) or quiet_s <= policy.settle_s:
         return None

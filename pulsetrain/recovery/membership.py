@@ -131,6 +131,17 @@ class Membership:
         newest = max((hello.attempt for hello in hellos), default=-1)
         return max((h.world_nodes for h in hellos if h.attempt == newest), default=0) or count
 
+    def all_back(self) -> bool:
+        """Whether every node of the newest attempt that agents report has said hello to this hub.
+
+        Those that do not run it were not launched before the earlier hub ended.
+        """
+        before, present = self.before, self.present()
+        newest = max((n.hello.attempt for n in present), default=-1)
+        if before is None or before.attempt != newest:
+            return False
+        return set(before.nodes) <= {n.name for n in present if n.usable}
+
     def leaving_by(self) -> str:
         """The signal that ends every node the job depends on, "" where a node stays or none is there.
 

@@ -24,6 +24,10 @@ class Policy:
     Twice the longest silence that a node survived counts instead, if that is longer."""
     silent_node_s: float = 30.0
     """A connected node that is silent for this long is lost, whatever the other nodes do."""
+    starting_silence_s: float = 15.0
+    """The same before the first step of an attempt, and before the first world: machines are busy then.
+
+    A node whose connection closes is lost as at any other time."""
     reconnect_grace_s: float = 1.0
     """A node whose connection closed is lost unless it is back within this time."""
     settle_s: float = 0.5
@@ -91,11 +95,12 @@ class Policy:
     def __post_init__(self) -> None:
         if not 0 <= self.min_healthy_ratio <= 1:
             raise ValueError(f"min_healthy_ratio = {self.min_healthy_ratio}: allowed 0 to 1")
-        at_least_0 = ("evictions_per_hour", "no_progress_attempts", "silent_node_s", "faults_of_a_node")
+        at_least_0 = ("evictions_per_hour", "no_progress_attempts", "faults_of_a_node")
+        silences = ("silent_node_s", "starting_silence_s", "hang_patience_s", "pause_patience_s")
         checked = ("arithmetic_check_s", "link_check_mbit")
         periods = ("standby_check_s", "probation_s", "checkpoint_patience_s", "restart_progress_s")
         waits = ("restart_wait_s", "longest_restart_wait_s", "shrink_wait_s", "grow_after_s")
-        for name in (*checked, *at_least_0, *periods, *waits, "hang_patience_s", "pause_patience_s"):
+        for name in (*checked, *at_least_0, *silences, *periods, *waits):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} = {getattr(self, name)}: allowed 0 or more")
         if self.check_level not in LEVELS:

@@ -3,6 +3,9 @@
 An agent on a busy machine may be late while its ranks train. To give its node up then would cost a healthy
 job its steps. Training is synchronous: if the ranks of a node are gone, those of all other nodes soon wait.
 So silence counts at once only if nobody else moves either. Otherwise it counts late.
+
+Before the first step no rank moves, and machines are at their busiest: thousands of agents join, and ranks
+import and connect. To lose a node then makes all others start anew. So silence counts late there as well.
 """
 
 from __future__ import annotations
@@ -26,13 +29,16 @@ class Silence:
     A hub asks for every node several times a second, so the time must not grow with their square.
     """
 
-    def __init__(self, members: Membership, policy: Policy, now_s: float) -> None:
+    def __init__(self, members: Membership, policy: Policy, now_s: float, *, starting: bool = False) -> None:
         self._members, self._policy, self._now_s = members, policy, now_s
+        self._least_s = policy.heartbeat_timeout_s
+        if starting:
+            self._least_s = max(self._least_s, policy.starting_silence_s)
 
     def verdict(self, node: Node) -> str:
         """Return why the connected node counts as lost, "" where it does not."""
         silent_s = self._now_s - node.heard_s
-        if silent_s <= self._policy.heartbeat_timeout_s or silent_s <= self._limit_s:
+        if silent_s <= self._least_s or silent_s <= self._limit_s:
             return ""
         reason = f"no heartbeat for {silent_s:.1f} s"
         if node.state is not NodeState.ACTIVE or silent_s > self._policy.silent_node_s:
@@ -42,7 +48,7 @@ class Silence:
     @cached_property
     def _limit_s(self) -> float:
         survived_s = max((n.longest_silence_s for n in self._members.present()), default=0.0)
-        return max(self._policy.heartbeat_timeout_s, SURVIVED_FACTOR * survived_s)
+        return max(self._least_s, SURVIVED_FACTOR * survived_s)
 
     def _others_stand_still(self, node: Node) -> bool:
         """Whether other nodes are heard, and none of their ranks makes progress."""

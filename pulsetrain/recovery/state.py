@@ -254,7 +254,10 @@ class JobState:
 
     def note_first_step(self) -> None:
         """Once the launch was answered and every node has stepped, the attempt is under way."""
-        if not self.attempt.first_step_done and self.attempt.all_stepped(m.node for m in self.members.world):
+        stepped, world = self.attempt.first_steps, self.members.world
+        if self.attempt.first_step_done or len(stepped) < len(world):  # asked by each node of thousands
+            return
+        if self.attempt.all_stepped(m.node for m in world):
             self.under_way()
 
     def works_without_steps(self) -> bool:

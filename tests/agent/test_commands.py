@@ -8,7 +8,13 @@ from dataclasses import replace
 import pytest
 
 from pulsetrain.agent.commands import Commands
-from pulsetrain.core.errors import NotReshardable, PulsetrainError, Unavailable, Unrestorable
+from pulsetrain.core.errors import (
+    NotReshardable,
+    PulsetrainError,
+    Unavailable,
+    Unrestorable,
+    WorldNeeded,
+)
 from pulsetrain.protocol.messages import (
     DumpStacks,
     HostStore,
@@ -138,6 +144,14 @@ def test_a_state_that_cannot_be_put_together_is_told_apart_from_a_failure(sessio
     session.checkpoints.load_error = NotReshardable("w: ranks differ")
     reply = session.execute(start(restore_step=7, shards={"0": "peer:n2"}))
     assert (reply.error, reply.data) == ("w: ranks differ", {"not_reshardable": "w: ranks differ"})
+
+
+def test_an_agent_that_needs_nodes_it_was_not_told_asks_for_them_and_launches_nothing(session):
+    session.checkpoints.load_error = WorldNeeded("no node that is known has it")
+    reply = session.execute(start(restore_step=7, world_nodes=900))
+    assert (reply.error, reply.data) == ("", {"needs_world": True})
+    assert session.node.ranks.all == ()
+    assert len(session.checkpoints.world[0]) == 900
 
 
 def test_a_step_that_is_whole_nowhere_is_named(session):

@@ -44,6 +44,20 @@ def test_points_that_took_long_or_evicted_twice_are_counted():
     assert said["agents"] == 0
 
 
+def size(agents, mib, cpu):
+    return {
+        "what": "agents", "unit": f"agents/{agents}", "agents": agents, "hub_mib": mib, "hub_cpu_ratio": cpu,
+        "cpu_us": 100.0, "messages_per_node": 4.0, "launch_bytes_per_node": 780, "named_s": 1.1,
+    }  # fmt: skip
+
+
+def test_what_a_hub_needs_for_a_thousand_nodes_is_the_growth_from_the_smallest_size_to_the_largest():
+    said = report.result([size(2500, 500, 0.5), size(500, 420, 0.1)])
+    assert (said["hub_mib_per_1000_nodes"], said["hub_cpu_ratio_per_1000_nodes"]) == (40.0, 0.2)
+    assert (said["agents"], said["launch_bytes_per_node"]) == (2500, 780)
+    assert report.result([size(500, 420, 0.1)])["hub_cpu_ratio_per_1000_nodes"] is None
+
+
 @pytest.mark.alone
 @pytest.mark.slow
 @pytest.mark.integration
@@ -55,4 +69,5 @@ def test_a_quick_run_counts_messages_at_start_up_and_names_a_lost_agent(tmp_path
     assert (said["broken"], said["agents"]) == ([], 16)
     assert 4 <= said["startup_messages_per_node"] < 5
     assert said["agent_cpu_us"] > 0
+    assert said["launch_bytes_per_node"] > 0
     assert said["named_s"] < 10

@@ -5,7 +5,8 @@ import pytest
 from pulsetrain.checkpoint.memory.arena import ArenaReader
 from pulsetrain.checkpoint.peers.client import PeerClient
 from pulsetrain.checkpoint.service import CheckpointServiceConfig
-from pulsetrain.core.errors import AuthError, ConfigError
+from pulsetrain.core.errors import AuthError, ConfigError, WorldNeeded
+from pulsetrain.protocol.messages import WorldNode
 from tests.checkpoint.trainers import content, save, wait_until
 
 pytestmark = pytest.mark.integration
@@ -162,3 +163,49 @@ def test_agents_with_different_tokens_know_each_other_by_the_key_of_their_job(cl
         wait_until(lambda rank=rank, peer=peer: c.holds(peer, rank, 3, "peer"))
     with pytest.raises(AuthError):  # the token does not do any more
         PeerClient(address="127.0.0.1", port=c.services["n0"].peer_port, token="secret", job="j", node="n1")
+
+
+def part_of(c, names, known):
+    """The nodes `names`, of which only those in `known` have a name."""
+    return tuple(
+        WorldNode(
+            node=name if name in known else "",
+            node_rank=i,
+            address="127.0.0.1",
+            peer_port=c.services[name].peer_port,
+            nproc=1,
+        )
+        for i, name in enumerate(names)
+    )
+
+
+def test_a_node_that_knows_its_neighbours_alone_sends_them_its_replicas(cluster):
+    c = cluster(4)
+    for i, name in enumerate(c.names):
+        c.services[name].set_world(part_of(c, c.names, c.names[i // 2 * 2 :][:2]), i, 1)
+    c.save(3)
+    wait_until(lambda: c.holds("n2", 3, 3, "peer") and c.holds("n1", 0, 3, "peer"))
+
+
+@pytest.mark.parametrize(
+    "config", [{"placement": "ring", "replicas": 3}, {"placement": "across", "tp": 2, "pp": 2, "dp": 1}]
+)
+def test_a_node_whose_replicas_go_to_nodes_that_it_does_not_know_needs_the_world(cluster, config):
+    c = cluster(4, **config)
+    with pytest.raises(WorldNeeded):
+        c.services["n0"].set_world(part_of(c, c.names, ["n0", "n1", "n3"]), 0, 1)
+    c.services["n0"].set_world(part_of(c, c.names, c.names), 0, 1)
+
+
+def test_a_state_that_no_known_node_has_may_be_with_one_that_is_not_known(cluster):
+    c = cluster(4)
+    c.save(5)
+    wait_until(lambda: c.holds("n1", 0, 5, "peer"))
+    names = ["n2", "n3", "n0", "n1"]
+    c.services["n2"].set_world(part_of(c, names, ["n2", "n3"]), 0, 1)
+    fd = c.attach("n2", 0)
+    with pytest.raises(WorldNeeded):
+        c.services["n2"].load(0, 5, "memory")
+    c.services["n2"].set_world(part_of(c, names, names), 0, 1)
+    c.services["n2"].load(0, 5, "memory")
+    assert ArenaReader(fd).newest.step == 5

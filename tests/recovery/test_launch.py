@@ -4,6 +4,7 @@ import asyncio
 from dataclasses import replace
 
 from pulsetrain.protocol.messages import Held, HostStore, Reply, Start
+from pulsetrain.recovery import launch as launching
 from pulsetrain.recovery.launch import launch
 from pulsetrain.recovery.record import Fault
 from pulsetrain.recovery.transitions import Event
@@ -115,3 +116,11 @@ def test_a_new_checkpoint_is_not_doubted_for_what_an_older_one_did():
     for node, ranks in ((a, (0, 1)), (b, (2, 3))):
         holds(node, *ranks, step=9)
     assert launched_from(job, failures=1) == [9]
+
+
+def test_nodes_outside_the_world_are_looked_for_once_and_not_for_each_node(monkeypatch):
+    looked, holders = [], launching._holders
+    monkeypatch.setattr(launching, "_holders", lambda *given: looked.append(1) or holders(*given))
+    job = job_of(Launcher("a"), Launcher("b"))
+    assert asyncio.run(launch(job)) is Event.STARTED
+    assert len(looked) == 1

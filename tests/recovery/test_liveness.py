@@ -5,7 +5,9 @@ from types import SimpleNamespace
 import pytest
 
 from pulsetrain.protocol.messages import Leaving
-from pulsetrain.recovery.liveness import gathered, overdue
+from pulsetrain.recovery.attempt import Attempt
+from pulsetrain.recovery.liveness import gathered, is_starting, overdue
+from pulsetrain.recovery.memory import WorldMemory
 from pulsetrain.recovery.nodes import Node, NodeState
 from pulsetrain.recovery.policy import Policy
 from pulsetrain.recovery.resizing import Resizing
@@ -78,3 +80,45 @@ def test_a_running_attempt_is_adopted_when_all_reported_or_waiting_was_in_vain(n
     for rank, name in enumerate(nodes):
         members.nodes[name] = Node(hello(name, attempt=3, node_rank=rank), send, 0.0)
     assert gathered(job(members), quiet_s=quiet_s) is expected
+
+
+@pytest.mark.parametrize(
+    ("before", "quiet_s", "expected"),
+    [
+        ("ab", 0.6, Event.ADOPTED),
+        ("ab", 0.4, None),
+        ("ac", 0.6, None),  # c has not come back yet
+        ("", 0.6, None),
+    ],
+)
+def test_a_launch_that_an_earlier_hub_began_is_not_waited_for_once_all_its_nodes_are_back(
+    before, quiet_s, expected
+):
+    members = joined("a", "b")
+    members.nodes["a"] = Node(hello("a", attempt=3, node_rank=0), send, 0.0)
+    if before:
+        members.before = WorldMemory(attempt=3, nodes=list(before), pids=[1, 2])
+    assert gathered(job(members), quiet_s=quiet_s) is expected
+
+
+def test_what_an_earlier_hub_kept_of_another_attempt_says_nothing_of_this_one():
+    members = joined("a", "b")
+    members.nodes["a"] = Node(hello("a", attempt=4, node_rank=0), send, 0.0)
+    members.before = WorldMemory(attempt=3, nodes=["a", "b"], pids=[1, 2])
+    assert gathered(job(members), quiet_s=0.6) is None
+
+
+@pytest.mark.parametrize(
+    ("phase", "stepped", "expected"),
+    [
+        (Phase.FORMING, False, True),
+        (Phase.STARTING, False, True),
+        (Phase.RUNNING, False, True),
+        (Phase.RUNNING, True, False),
+        (Phase.CHECKING, True, False),
+    ],
+)
+def test_a_job_starts_until_its_first_step(phase, stepped, expected):
+    state = job(joined("a"), phase)
+    state.attempt = Attempt(number=0, first_step_done=stepped)
+    assert is_starting(state) is expected

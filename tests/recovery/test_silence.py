@@ -112,3 +112,22 @@ def test_the_nodes_of_a_large_job_are_gone_through_once_and_not_once_for_each(mo
     assert verdicts == ["no heartbeat for 9.0 s", "no heartbeat for 9.0 s", ""]
     assert calls.count("active") == 2
     assert calls.count("present") == 1
+
+
+def test_before_the_first_step_a_silent_node_is_only_late_for_longer():
+    members = formed("a", "b")
+    hear(members, "a", quiet(0, 20.0), at=16.0)
+    members.nodes["b"].heard_s = 2.0
+
+    def verdict(now_s):
+        return Silence(members, POLICY, now_s, starting=True).verdict(members.nodes["b"])
+
+    assert verdict(17.0) == ""
+    assert verdict(17.1) == "no heartbeat for 15.1 s"
+
+
+def test_a_policy_may_be_as_impatient_at_the_start_as_later():
+    members = formed("a", "b")
+    hear(members, "a", quiet(0, 9.0), at=2.5)
+    policy = Policy(heartbeat_timeout_s=2.5, starting_silence_s=0.0)
+    assert Silence(members, policy, 2.7, starting=True).verdict(members.nodes["b"])

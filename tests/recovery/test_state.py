@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from pulsetrain.protocol.messages import OwnCheckpoint, Reply, SelfCheck
+from pulsetrain.protocol.messages import FirstStep, OwnCheckpoint, Reply, SelfCheck
 from pulsetrain.recovery import faults
 from pulsetrain.recovery.attempt import Attempt
 from pulsetrain.recovery.policy import Policy
@@ -152,3 +152,14 @@ def test_steps_are_done_again_until_the_newest_one_before_the_fault_also_before_
         job.services.clock.now_s += 1
         uses.append(round(job.time.use(job.now_ns()).row()["seconds"]["recompute"]))
     assert uses == [1, 2, 3, 3, 3]
+
+
+def test_the_nodes_of_a_world_are_gone_through_once_the_last_has_stepped_and_not_for_each(job, monkeypatch):
+    asked, all_stepped = [], Attempt.all_stepped
+    monkeypatch.setattr(Attempt, "all_stepped", lambda *given: asked.append(1) or all_stepped(*given))
+    job.attempt.launched = True
+    for done, name in enumerate("ab"):
+        assert (job.attempt.first_step_done, len(asked)) == (False, 0), done
+        job.attempt.first_steps[name] = FirstStep(node=name, ts_ns=0, attempt=0, step=1)
+        job.note_first_step()
+    assert (job.attempt.first_step_done, len(asked)) == (True, 1)

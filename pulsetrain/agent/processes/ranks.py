@@ -74,14 +74,14 @@ def rank_environment(
     """torchrun's variables for one rank of an attempt, and Pulsetrain's own."""
     nproc = identity.nproc_per_node
     rank = ranks_of_node(start.node_rank, nproc)[local_rank]
-    world_size = sum(node.nproc for node in start.world)
+    world_size = start.node_count * nproc
     return {
         "RANK": str(rank),
         "LOCAL_RANK": str(local_rank),
         "WORLD_SIZE": str(world_size),
         "LOCAL_WORLD_SIZE": str(nproc),
         "GROUP_RANK": str(start.node_rank),
-        "GROUP_WORLD_SIZE": str(len(start.world)),
+        "GROUP_WORLD_SIZE": str(start.node_count),
         "ROLE_RANK": str(rank),
         "ROLE_WORLD_SIZE": str(world_size),
         "ROLE_NAME": role,

@@ -29,5 +29,5 @@ def receivers(
 
 
 def home_of(world: Sequence[WorldNode]) -> dict[int, str]:
-    """The node of each rank."""
-    return {rank: node.node for node in world for rank in node.ranks}
+    """The node of each rank, without those of nodes that are not known."""
+    return {rank: node.node for node in world if node.node for rank in node.ranks}

@@ -172,6 +172,7 @@ class SimulatedAgent:
             ranks=tuple(job.ranks(self.node)),
             standby=self.standby,
             version=f"{__version__} (simulated)",
+            takes_world_part=True,
         )
 
     async def _listen(self, socket: ClientConnection) -> None:

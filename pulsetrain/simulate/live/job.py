@@ -59,6 +59,7 @@ class LiveJob:
         self.number = -1
         self.restore_step = -1
         self.world: tuple[str, ...] = ()
+        self._told: dict[int, str] = {}  # nodes of the world by node rank
         self.attempt: Attempt | None = None
         self.exits: dict[int, int] = {}
         self.saved: list[int] = []
@@ -76,20 +77,28 @@ class LiveJob:
         """A node launches its ranks. The first step begins once every node of the world has."""
         if command.attempt > self.number:
             self.number, self.restore_step = command.attempt, command.restore_step
-            self.world = tuple(member.node for member in command.world)
+            self.world, self._told = (), {}
             self.attempt, self.exits, self._stepped = None, {}, False
             self._running.clear()
             self._ended = False
-            self._spec = replace(self._spec, attempt=command.attempt, nodes=self.world)
             self.saved = [step for step in self.saved if step <= command.restore_step]
         if command.attempt < self.number:
             return
         self._running[node] = command.node_rank
-        if self._running.keys() >= set(self.world) and self.attempt is None:
+        if not self.world:
+            self._hear_of(command)
+        if len(self._running) == len(self.world) and self.attempt is None:
             begins_s = now_s + self.fleet.relaunch_s
             self._begun_s = begins_s if self._begun_s is None else self._begun_s
             first = max(FIRST_STEP, self.restore_step + 1)
             self.attempt = Attempt(self._spec, first_step=first, begins_s=begins_s)
+
+    def _hear_of(self, command: Start) -> None:
+        """Each node is told a part of a large world. All of them together are told the whole."""
+        self._told.update({member.node_rank: member.node for member in command.world})
+        if len(self._told) == command.node_count:
+            self.world = tuple(self._told[rank] for rank in range(command.node_count))
+            self._spec = replace(self._spec, attempt=command.attempt, nodes=self.world)
 
     def stop(self, node: str) -> None:
         """A node ends its ranks."""

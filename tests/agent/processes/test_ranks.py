@@ -39,6 +39,11 @@ def test_a_rank_sees_what_torchrun_would_tell_it():
     assert expected.items() <= env.items()
 
 
+def test_a_rank_of_a_world_that_was_told_in_part_knows_its_whole_size():
+    env = rank_environment(dataclasses.replace(START, world_nodes=5000), IDENTITY, local_rank=1)
+    assert (env["WORLD_SIZE"], env["ROLE_WORLD_SIZE"], env["GROUP_WORLD_SIZE"]) == ("10000", "10000", "5000")
+
+
 @pytest.mark.parametrize("step", [-1, 41])
 def test_a_rank_knows_the_step_to_restore(step):
     env = rank_environment(dataclasses.replace(START, restore_step=step), IDENTITY, 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from pulsetrain.simulate.live.job import LiveJob
 from tests.simulate.live.fleets import FLEET, launch, launched, run_until, start
 
 HANG = {"kind": "hung_rank", "at_s": 3, "rank": 5}
@@ -21,6 +22,15 @@ def test_the_first_step_begins_once_every_node_was_launched():
     seen = run_until(job, 99.0, 105.0)
     assert steps(seen) == [1, 2]
     assert [h.stepped for h in seen].count(True) == 1
+
+
+def test_nodes_that_are_each_told_a_part_know_the_world_together():
+    job = LiveJob(FLEET, ())
+    for number, name in enumerate(FLEET.names[:4]):
+        whole = start(node_rank=number)
+        job.start(name, replace(whole, world=whole.world[number:][:2], world_nodes=4), 110.0)
+    assert job.world == FLEET.names[:4]
+    assert steps(run_until(job, 110.0, 114.0)) == [1]
 
 
 def test_a_launch_that_misses_a_node_does_not_train():
