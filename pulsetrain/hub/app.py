@@ -42,6 +42,7 @@ from pulsetrain.hub.stacks import Stacks
 from pulsetrain.hub.status import StatusReport
 from pulsetrain.hub.token_file import KnownTokens
 from pulsetrain.hub.token_gate import TokenGate
+from pulsetrain.hub.watch_pace import WatchPace
 from pulsetrain.recovery.controller import Controller
 from pulsetrain.stream.store import server
 from pulsetrain.stream.store.clickhouse import Store
@@ -69,6 +70,7 @@ class Parts:
     table: LoopTable
     topology: KeptTopology
     intake: Intake
+    pace: WatchPace
     clock: Clock
     token: str
     tokens: KnownTokens
@@ -134,4 +136,6 @@ def api(parts: Parts) -> list[BaseRoute]:
 def records(parts: Parts) -> list[BaseRoute]:
     """Ingest, query and metrics routes."""
     refusal = parts.claims.refusal_of_rows
-    return server.routes(parts.store, token=parts.token, intake=parts.intake, refusal=refusal)
+    return server.routes(
+        parts.store, token=parts.token, intake=parts.intake, refusal=refusal, pace=parts.pace
+    )

@@ -49,6 +49,7 @@ from pulsetrain.hub.stored_records import StoreRecords
 from pulsetrain.hub.suspects import Suspects
 from pulsetrain.hub.time_metrics import TimeCollector
 from pulsetrain.hub.token_file import KnownTokens, TokenFile
+from pulsetrain.hub.watch_pace import WatchPace
 from pulsetrain.protocol.access import peer_key
 from pulsetrain.recovery.controller import Controller
 from pulsetrain.recovery.pool_driver import PoolDriver
@@ -118,10 +119,11 @@ def assemble(
         pool=settings.pool,
     )
     controller = Controller(services, loops, last_attempt=lambda job: views.last_attempt(store, job))
-    inbox = HeartbeatInbox(controller, clock)
-    loops.add("heartbeats", inbox.turn, stale_after_s=STALE_S["heartbeats"])
     intake = Intake(store, data / "journal", clock)
-    detection = _detection(controller, alerts, writer, store, intake, memory, settings, clock, loops)
+    pace = WatchPace(clock, lambda: intake.spent_s)
+    inbox = HeartbeatInbox(controller, clock, pace.message)
+    loops.add("heartbeats", inbox.turn, stale_after_s=STALE_S["heartbeats"])
+    detection = _detection(controller, alerts, writer, store, intake, pace, memory, settings, clock, loops)
     own = [lambda: loops.statuses() if loops.started else (), lambda: [writer.status(), intake.status()]]
     table = LoopTable(own, controller.jobs)
     intake.metrics.registry.register(LoopCollector(table.rows))
@@ -165,6 +167,7 @@ def assemble(
         table=table,
         topology=topology,
         intake=intake,
+        pace=pace,
         clock=clock,
         token=token,
         tokens=KnownTokens(TokenFile(data)),
@@ -203,6 +206,7 @@ def _detection(
     writer: EventWriter,
     store: Store,
     intake: Intake,
+    pace: WatchPace,
     memory: KeptMemory,
     settings: Settings,
     clock: Clock,
@@ -221,7 +225,7 @@ def _detection(
         machines=HardwareWatch(jobs, reporter, site_tables(settings.hub.policies), clock),
         checks=CheckWatch(jobs, reporter),
         open_alerts=OpenAlerts(jobs, reporter, alerts, clock),
-        analysis=StoreAnalysis(jobs, records, reporter, clock, stacks.detector),
+        analysis=StoreAnalysis(jobs, records, reporter, clock, stacks.detector, pace),
         past=PastJobs(jobs, past, reporter, writer, clock),
         records=records,
     )

@@ -40,10 +40,10 @@ Takes = Callable[[Report], bool]
 
 
 class HeartbeatInbox:
-    """All methods run on the hub's event loop and do not block."""
+    """All methods run on the hub's event loop and do not block. `news` hears of all but heartbeats."""
 
-    def __init__(self, controller: Controller, clock: Clock) -> None:
-        self._controller, self._clock = controller, clock
+    def __init__(self, controller: Controller, clock: Clock, news: Callable[[], None] = lambda: None) -> None:
+        self._controller, self._clock, self._news = controller, clock, news
         self._waiting: dict[Key, tuple[Send, Callable[[], None]]] = {}
         self._refused: dict[Send, UsageError] = {}
         self._left_s, self._counted_s = BURST_S, clock.monotonic_s()
@@ -55,11 +55,13 @@ class HeartbeatInbox:
 
     def connected(self, hello: Hello, send: Send) -> Node:
         """An agent said hello on a new connection. See `Controller.connected`."""
+        self._news()
         self._settle((hello.job, hello.node))
         return self._controller.connected(hello, send)
 
     def disconnected(self, node: Node, send: Send) -> None:
         """A connection closed. See `Controller.disconnected`."""
+        self._news()
         self._settle(_key(node))
         self._refused.pop(send, None)
         self._controller.disconnected(node, send)
@@ -70,7 +72,10 @@ class HeartbeatInbox:
         Raises `UsageError` where the connection may not say this, or what it said before.
         """
         key, read = _key(node), partial(self._read, node, send, text, takes)
-        waits = text.startswith(HEARTBEAT) and (self._waiting or not self._has_time())
+        beat = text.startswith(HEARTBEAT)
+        waits = beat and (self._waiting or not self._has_time())
+        if not beat:
+            self._news()
         if not waits:
             self._settle(key)
         if send in self._refused:

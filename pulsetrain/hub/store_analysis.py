@@ -2,6 +2,9 @@
 
 Who is slow is asked each second, because it is told in steps, and as soon as rows have come. What else the
 steps show, and what machines show, costs more and may come some seconds later.
+
+While a job is steady all of that waits longer (`watch_pace`). A job is steady where its attempt is not young,
+its steps take as long as before, nothing is doubtful, and no finding is open that is new.
 """
 
 from __future__ import annotations
@@ -13,14 +16,20 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Literal, Protocol
 
+import structlog
+
+from pulsetrain.analytics.slowness.step_rate import StepRate
 from pulsetrain.analytics.verdict import Finding, Verdict, findings
 from pulsetrain.core.clock import Clock
 from pulsetrain.core.supervisor import FailureCollector
-from pulsetrain.hub.finding_dedup import FindingDedup
+from pulsetrain.hub.finding_dedup import FindingDedup, Key, key
 from pulsetrain.hub.live_watch import FindingSink, Watched
 from pulsetrain.hub.storage_lag import StorageLag
+from pulsetrain.hub.watch_pace import WatchPace, calm_wait_s
 from pulsetrain.recovery.snapshot import JobSnapshot
 from pulsetrain.recovery.transitions import TERMINAL, Phase
+
+log = structlog.get_logger()
 
 SOURCE = "stored"
 AGAIN_S = 0.2  # while a doubtful finding waits to be confirmed
@@ -32,6 +41,12 @@ SPARING_S = 2.0  # for this reason nobody waits longer
 STORE_SHARE = 5  # nor does it ever use more than a fifth
 AGAIN_SHARE = 2  # and half of it while something doubtful waits
 OTHERS_SHARE = 20  # each other group may use a twentieth
+CALM_SHARE = 0.006  # of the time, to ask who is slow while all is steady
+CALM_OTHERS_SHARE = 0.003  # and for each other group
+CALM_POLL_S = 0.5  # how often the hub asks then whether it is
+YOUNG_S = 30.0  # an attempt that began lately: nobody knows what is usual
+NEW_S = 60.0  # for so long after a finding began or ended, what follows is worth hurrying
+SUSPECT_S = 10.0  # longer steps are looked into for so long
 SURE = 0.9
 PATIENCE_S = 3.0  # a finding that is absent for longer, and in two looks at least, has ended
 
@@ -39,6 +54,8 @@ Group = Literal["ranks", "steps", "machines"]
 """Analyzers that are asked together: who is slow, what else steps show, and what machines show."""
 
 PERIODS_S: Mapping[Group, float] = MappingProxyType({"ranks": 1.0, "steps": 4.0, "machines": 5.0})
+LONGEST_S: Mapping[Group, float] = MappingProxyType({"ranks": 8.0, "steps": 30.0, "machines": 20.0})
+"""While all is steady, each group is asked at least so often."""
 TURN_S = min(PERIODS_S.values())
 FIRST: Group = "ranks"
 
@@ -103,23 +120,43 @@ class _Memory:
     )
     live: _Said = field(default_factory=lambda: _every(TURN_S))
     lag: StorageLag = field(default_factory=StorageLag)
+    rate: StepRate = field(default_factory=StepRate)
+    changed_s: float = -math.inf
+    """When the attempt was first looked at, or when a finding last began or ended."""
+    young_until_s: float = math.inf
+    open: frozenset[Key] = frozenset()
+
+    def note(self, job: JobSnapshot, now_s: float) -> None:
+        """Take in what the job's heartbeats say."""
+        self.rate.note(job.last_step, now_s - job.silent_s)
+        if self.young_until_s == math.inf:
+            self.young_until_s = now_s + YOUNG_S
+        seen = frozenset(key(f) for said in (*self.said.values(), self.live) for f in said.dedup.current())
+        if seen != self.open:
+            self.open, self.changed_s = seen, now_s
 
     @property
     def doubtful(self) -> bool:
         """Whether the last look found something that another look should confirm."""
         return any(said.dedup.doubtful for said in (*self.said.values(), self.live))
 
-    def due(self, now_s: float) -> list[Group]:
+    def due(self, now_s: float, *, calm: bool) -> list[Group]:
         """Who is slow, if that is to be asked, and at most one other group, so that the first is not late."""
-        first = [group for group in self.said if group == FIRST and self._overdue_s(group, now_s) >= 0]
-        others = [group for group in self.said if group != FIRST and self._overdue_s(group, now_s) >= 0]
-        return first + sorted(others, key=lambda group: -self._overdue_s(group, now_s))[:1]
+        overdue_s = {
+            group: now_s - said.looked_s - self._wait_s(group, calm) for group, said in self.said.items()
+        }
+        first = [group for group in self.said if group == FIRST and overdue_s[group] >= 0]
+        others = [group for group in self.said if group != FIRST and overdue_s[group] >= 0]
+        return first + sorted(others, key=lambda group: -overdue_s[group])[:1]
 
-    def _overdue_s(self, group: Group, now_s: float) -> float:
-        """For how long a group should have been asked. It waits longer where its last answer took long."""
+    def _wait_s(self, group: Group, calm: bool) -> float:
+        """How long after its last look a group is asked again. It waits longer where its answer took long."""
         said, share = self.said[group], 0 if group == FIRST else OTHERS_SHARE
-        wait_s = 0.0 if said.dedup.doubtful else max(PERIODS_S[group], share * said.took_s)
-        return now_s - said.looked_s - wait_s
+        if said.dedup.doubtful:
+            return 0.0
+        wait_s = max(PERIODS_S[group], share * said.took_s)
+        calm_share = CALM_SHARE if group == FIRST else CALM_OTHERS_SHARE
+        return max(wait_s, calm_wait_s(said.took_s, calm_share, wait_s, LONGEST_S[group])) if calm else wait_s
 
 
 class StoreAnalysis:
@@ -135,9 +172,10 @@ class StoreAnalysis:
         sink: AnalysisSink,
         clock: Clock,
         stack_detector: Callable[[str], Verdict],
+        pace: WatchPace,
     ) -> None:
         self._jobs, self._records, self._sink = jobs, records, sink
-        self._clock, self._stack_detector = clock, stack_detector
+        self._clock, self._stack_detector, self._pace = clock, stack_detector, pace
         self._memories: dict[str, _Memory] = {}
         self._phases: dict[str, Phase] = {}
         self._arrivals, self._latest_s = 0, -math.inf
@@ -147,9 +185,10 @@ class StoreAnalysis:
 
         The next look comes sooner to confirm a doubtful finding.
         """
+        self._consider()
         began_s, arrivals = self._clock.monotonic_s(), self._records.arrivals()
         if arrivals and arrivals == self._arrivals and began_s < self._latest_s:
-            return POLL_S
+            return CALM_POLL_S if self._pace.calm else POLL_S
         self._arrivals, failures, first_s = arrivals, FailureCollector(), 0.0
         for name, job in list(self._jobs.items()):
             with failures.collect(f"job {name}"):
@@ -160,6 +199,9 @@ class StoreAnalysis:
         doubtful = any(memory.doubtful for memory in running)
         if doubtful:
             self._records.hurry()
+        if self._pace.calm and not doubtful:
+            self._latest_s = began_s + TURN_S
+            return CALM_POLL_S
         wait_s = max(_period_s(first_s, doubtful=doubtful), took_s) - took_s
         self._latest_s = began_s + took_s + wait_s + TURN_S
         return wait_s
@@ -167,14 +209,13 @@ class StoreAnalysis:
     async def look(self, job: Watched) -> float:
         """Look at one job, if it trains. Returns how many seconds it took to say who is slow."""
         before = job.snapshot()
-        self._note(before)
-        if before.phase is not Phase.RUNNING or not before.first_step_done:
+        if not self._trains(before):
             return 0.0
-        memory = self._memories.get(before.job)
-        if memory is None or memory.attempt != before.attempt:
-            memory = self._memories[before.job] = _Memory(attempt=before.attempt)
-        first_s = 0.0
-        for group in memory.due(self._clock.monotonic_s()):
+        memory, calm = self._memory(before), self._pace.calm
+        due, first_s = memory.due(self._clock.monotonic_s(), calm=calm), 0.0
+        if calm and not due:
+            return 0.0
+        for group in due:
             took_s = await self._ask(job, before, memory, group)
             first_s += took_s if group == FIRST else 0.0
         newest_step = await asyncio.to_thread(self._records.newest_step, before.job, before.attempt)
@@ -182,6 +223,45 @@ class StoreAnalysis:
         verdicts = [self._lag(after, memory, newest_step), self._stack_detector(after.job)]
         self._report(after, memory, before.attempt, memory.live, verdicts)
         return first_s
+
+    def _consider(self) -> None:
+        """Say whether every job is steady. It asks the heartbeats alone."""
+        now_s, steady = self._clock.monotonic_s(), []
+        for name, watched in list(self._jobs.items()):
+            try:
+                job = watched.snapshot()
+            except Exception as error:  # noqa: BLE001 - `look` raises it again, after the other jobs
+                log.debug("no_snapshot", job=name, error=str(error))
+                steady.append(False)
+                continue
+            self._note(job)
+            if job.phase not in TERMINAL:
+                steady.append(self._trains(job) and self._is_steady(job, now_s))
+        if steady and all(steady):
+            self._pace.steady()
+        else:
+            self._pace.unsteady()
+
+    def _is_steady(self, job: JobSnapshot, now_s: float) -> bool:
+        """Whether nothing in a job that trains asks for a prompt look."""
+        memory = self._memory(job)
+        memory.note(job, now_s)
+        if memory.rate.suspicious(now_s):
+            self._pace.prompt(SUSPECT_S)
+        return (
+            memory.rate.known
+            and not memory.doubtful
+            and now_s >= max(memory.young_until_s, memory.changed_s + NEW_S)
+        )
+
+    def _trains(self, job: JobSnapshot) -> bool:
+        return job.phase is Phase.RUNNING and job.first_step_done
+
+    def _memory(self, job: JobSnapshot) -> _Memory:
+        memory = self._memories.get(job.job)
+        if memory is None or memory.attempt != job.attempt:
+            memory = self._memories[job.job] = _Memory(attempt=job.attempt)
+        return memory
 
     def _note(self, job: JobSnapshot) -> None:
         """Rows of a job that begins, recovers or has just ended should come soon."""

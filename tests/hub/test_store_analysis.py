@@ -7,6 +7,7 @@ import pytest
 from pulsetrain.analytics.verdict import Healthy, Inconclusive
 from pulsetrain.hub.storage_lag import LIMIT_S
 from pulsetrain.hub.store_analysis import AGAIN_S, PERIODS_S, POLL_S, TURN_S, StoreAnalysis
+from pulsetrain.hub.watch_pace import WatchPace
 from pulsetrain.recovery.transitions import Phase
 from tests.hub.fakes import Clock, FakeJob, Sink, finding
 from tests.recovery.builders import node_snapshot, status
@@ -43,7 +44,10 @@ class Site:
         self.clock, self.sink, self.job = Clock(), Sink(), FakeJob(**changes)
         self.records = Records(self.clock)
         self.jobs = {"j": self.job}
-        self.analysis = StoreAnalysis(self.jobs, self.records, self.sink, self.clock, lambda job: STACKS)
+        self.pace = WatchPace(self.clock)
+        self.analysis = StoreAnalysis(
+            self.jobs, self.records, self.sink, self.clock, lambda job: STACKS, self.pace
+        )
 
     def turn(self, after_s=0.0):
         self.clock.now_s += after_s
@@ -206,3 +210,41 @@ def test_what_steps_show_is_not_confirmed_by_a_look_at_ranks():
     site.records.steps = []
     site.turn(after_s=PERIODS_S["steps"])
     assert site.sink.new == []
+
+
+def train(site, seconds, step_s=0.1, began_step=0):
+    """Heartbeats tell of more steps each second, and the hub looks as often as it wants to."""
+    for second in range(seconds):
+        step = began_step + int((second + 1) / step_s)
+        site.job.changes = {"nodes": (node_snapshot("a", status(0, last_step=step)),)}
+        site.records.newest = step
+        site.clock.now_s += 1.0
+        asyncio.run(site.analysis.turn())
+    return began_step + int(seconds / step_s)
+
+
+def test_a_steady_job_is_looked_at_seldom_and_promptly_again_when_its_steps_become_longer():
+    site = Site()
+    site.records.took_s = 0.03
+    step = train(site, 120)
+    assert site.pace.calm
+    before = len(site.records.asked)
+    step = train(site, 30, began_step=step)
+    assert len(site.records.asked) - before < 14
+    train(site, 4, step_s=0.15, began_step=step)
+    assert not site.pace.calm
+
+
+def test_a_finding_that_begins_makes_the_hub_prompt():
+    site = Site()
+    step = train(site, 120)
+    site.records.machines = [finding("straggler", confidence=0.95)]
+    train(site, 25, began_step=step)
+    assert not site.pace.calm
+
+
+def test_an_attempt_that_is_young_is_watched_promptly():
+    site = Site()
+    train(site, 20)
+    assert not site.pace.calm
+    assert site.records.asked.count(["ranks"]) > 15

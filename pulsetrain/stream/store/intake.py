@@ -55,6 +55,7 @@ class Intake:
         self._writer = ExactlyOnceWriter(store, clock, self.metrics, Journal(folder))
         self._unfinished: dict[str, PreparedInsert] = {}
         self._inserts: Counter[str] = Counter()
+        self.spent_s = 0.0  # seconds that inserts have taken together
         self._thread = LoopThread(
             "intake", self._turn, stale_after_s=STALE_S, clock=clock, interrupt=self._queue.wake
         )
@@ -85,7 +86,9 @@ class Intake:
             self.metrics.waiting.dec(sum(each.batch.rows for each in waiting))
             self._store(record, waiting)
         if due:
-            self._queue.took(self._clock.monotonic_s() - began_s)
+            took_s = self._clock.monotonic_s() - began_s
+            self._queue.took(took_s)
+            self.spent_s += took_s
         self._inserts.update(due.keys())
         if self._clock.monotonic_s() - self._saved_s >= self._config.save_s:
             self._save()

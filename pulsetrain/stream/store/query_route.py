@@ -12,7 +12,7 @@ import json
 import re
 import uuid
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import pyarrow as pa
 from starlette.concurrency import run_in_threadpool
@@ -40,10 +40,13 @@ _MOST_FIELDS = 200
 
 
 class QueryRoute:
-    """Answers statements with `reader`. `refused` names functions that may not be called."""
+    """Answers statements with `reader`. `refused` names functions that may not be called. `asked` hears of
+    each statement before it runs."""
 
-    def __init__(self, reader: Reader, refused: frozenset[str], token: str) -> None:
-        self._reader, self._refused, self._token = reader, refused, token
+    def __init__(
+        self, reader: Reader, refused: frozenset[str], token: str, asked: Callable[[], None] = lambda: None
+    ) -> None:
+        self._reader, self._refused, self._token, self._asked = reader, refused, token, asked
 
     async def answer(self, request: Request) -> Response:
         """Run one statement and return its result or its error."""
@@ -55,6 +58,7 @@ class QueryRoute:
             sql, fields = await _statement(request)
             if not sql.strip() and request.method == "GET":
                 return PlainTextResponse("Ok.\n")
+            self._asked()
             _check_database(request.query_params.get("database", ""))
             sql = check(sql, self._refused)
             output_format = _format(sql, request)

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 import structlog
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -40,6 +41,28 @@ Refusal = Callable[[Request, Batch], str]
 """Why the sender of a request may not send this batch, "" where it may."""
 
 
+class Pace(Protocol):
+    """How soon a sender should send again."""
+
+    async def rest(self) -> None:
+        """Return when a sender whose rows are stored may be told so, and send more."""
+        ...
+
+    def looked(self) -> None:
+        """Somebody has asked for stored rows."""
+        ...
+
+
+class NoRest:
+    """Answers at once."""
+
+    async def rest(self) -> None:
+        """See `Pace`."""
+
+    def looked(self) -> None:
+        """See `Pace`."""
+
+
 def routes(
     store: Store,
     *,
@@ -48,22 +71,27 @@ def routes(
     clock: Clock | None = None,
     intake: Intake | None = None,
     refusal: Refusal | None = None,
+    pace: Pace | None = None,
 ) -> list[BaseRoute]:
     """Ingest and query routes over `store`. All but /ping require `token`.
 
     `intake` is started by its owner. Without one it is created and started here. All of its metrics are at
     /metrics. `journal` is a folder for batches on their way into the store. A chDB store has its own. Without
     one, a hub that is killed while it inserts may store those rows twice. `refusal` says which batches a
-    sender may not send.
+    sender may not send. `pace` says when those who send are answered.
     """
+    pace = pace or NoRest()
     intake = intake or _start_intake(store, journal, clock or SystemClock())
     refused = frozenset(map(str, outside_functions(store).column("name").to_pylist()))
-    query = QueryRoute(store.reader(ReaderConfig()), refused, token)
+    query = QueryRoute(store.reader(ReaderConfig()), refused, token, pace.looked)
 
     async def ingest(request: Request) -> Response:
         if not is_authorized(request, token):
             return JSONResponse({"error": "missing or wrong token"}, 401)
-        return await _ingest(request, intake, refusal)
+        answer = await _ingest(request, intake, refusal)
+        if answer.status_code == 200:
+            await pace.rest()
+        return answer
 
     async def ping(request: Request) -> Response:
         return PlainTextResponse("Ok.\n")
