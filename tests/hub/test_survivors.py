@@ -11,6 +11,7 @@ from functools import cache
 
 import pytest
 
+from pulsetrain.faults import outside
 from pulsetrain.protocol.client import find_hub
 from pulsetrain.stream.store.clickhouse import open_store
 from tests.agent.real_processes import alive, until
@@ -47,6 +48,31 @@ class Surviving(Moved):
                 )
             )
         return self.nodes[-1]
+
+    def start_gpt(self, out):
+        """The example on eight ranks, as a job named after the file that it writes."""
+        job = f"gpt{out.name.rpartition('-')[2]}"
+        command = ("run", "--job", job, "--node", "a", "--nproc-per-node", "8")
+        script = str(ROOT / "tests/agent/survivor_gpt.py")
+        shape = ("--layers", "2", "--dim", "32", "--batch", "8", "--seq", "16", "--steps", "60")
+        logs = ("--log-dir", str(self.folder / job))
+        self.nodes.append(self.spawn(*command, *logs, script, *shape, "--params-hash-out", str(out)))
+        return self.nodes[-1]
+
+    def reach_in(self, job, step):
+        """Wait until a job has done a step."""
+        assert until(lambda: self.rows(f"SELECT 1 FROM steps WHERE job = '{job}' AND step >= {step}"), 90)
+
+    @staticmethod
+    def ranks_after(job, before):
+        """The processes of all ranks once they are not the same as before."""
+
+        def changed():
+            now = outside.ranks_below(job.pid)
+            return now if len(now) == len(before) and now != before else None
+
+        assert until(changed, 60)
+        return changed()
 
     def kill(self, agent):
         """Kill a node's agent. Its ranks end with it."""
@@ -127,6 +153,24 @@ def test_only_the_rank_that_was_killed_gets_a_new_process(site):
     recoveries = site.recoveries()
     assert [r["resumed_by"] for r in recoveries] == ["checkpointer"] * 3
     assert max(r["lost_steps"] for r in recoveries) <= 1
+
+
+def test_three_dimensions_of_parallelism_go_on_in_their_processes(site):
+    generator, ends = random.Random(11), []
+    for times in (0, 2):
+        out = site.folder / f"hash-{times}"
+        job = site.start_gpt(out)
+        for attempt in range(1, times + 1):
+            site.reach_in(f"gpt{times}", 15 * attempt + generator.randrange(8))
+            before = outside.ranks_below(job.pid)
+            victim = generator.randrange(8)
+            os.kill(before[victim], signal.SIGKILL)
+            after = site.ranks_after(job, before)
+            assert {rank for rank in range(8) if before[rank] != after[rank]} == {victim}
+        assert job.wait(timeout=240) == 0
+        site.nodes.remove(job)
+        ends.append(out.read_text())
+    assert ends[0] == ends[1]
 
 
 def test_a_node_that_is_killed_is_replaced_and_the_others_processes_stay(site):
