@@ -117,5 +117,11 @@ def train(args: argparse.Namespace) -> None:
     dist.destroy_process_group()
 
 
-if __name__ == "__main__":
+@pulsetrain.restartable
+def main() -> None:
+    """Called again in the same process after a fault elsewhere, perhaps in a world of another size."""
     train(arguments())
+
+
+if __name__ == "__main__":
+    main()

@@ -10,15 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pulsetrain.checkpoint.checkpointer import Checkpointer
+    from pulsetrain.checkpoint.restarting.restartable import restartable
     from pulsetrain.collectors.rank.handle import Handle, init
 
-__all__ = ["Checkpointer", "Handle", "init"]
+__all__ = ["Checkpointer", "Handle", "init", "restartable"]
 __version__ = "0.1.0"
 
 _HOMES = {
     "init": "pulsetrain.collectors.rank.handle",
     "Handle": "pulsetrain.collectors.rank.handle",
     "Checkpointer": "pulsetrain.checkpoint.checkpointer",
+    "restartable": "pulsetrain.checkpoint.restarting.restartable",
 }
 
 

@@ -129,10 +129,23 @@ class Commands:
         threading.Thread(target=self._run, args=(command, send_reply), name=name, daemon=True).start()
 
     def stop(self, grace_s: float) -> int:
-        """End all ranks; the epoch that began with it. Raises `Unavailable` where one does not die."""
+        """End all ranks, and processes of ranks that were kept. See `_end_ranks`."""
+        return self._end_ranks(Stop(id=0, reason="", grace_s=grace_s))
+
+    def _end_ranks(self, stop: Stop | None) -> int:
+        """End all ranks; the epoch that began with it. None: leave processes alone that were kept.
+
+        Raises `Unavailable` where one does not die.
+        """
         epoch = self._epoch = next(self._epochs)
         with self._ranks_lock:
-            self._node.ranks.stop(self._node.zygote, grace_s)
+            ranks, zygote = self._node.ranks, self._node.zygote
+            if stop is not None and stop.keep:
+                ranks.keep(zygote, stop.fresh, stop.wake_s, lambda: epoch != self._epoch)
+            else:
+                ranks.stop(zygote, stop.grace_s if stop is not None else 0.0)
+                if stop is not None:
+                    ranks.drop_kept(zygote)
             self._node.stopped()
             self._checkpoints.follow({})
             self._node.ranks.close()
@@ -172,7 +185,7 @@ class Commands:
             case Start():
                 return self._start(command)
             case Stop():
-                self.stop(command.grace_s)
+                self._end_ranks(command)
                 return {}
             case SaveFrom():
                 self._checkpoints.save_from(command.step)
@@ -205,7 +218,7 @@ class Commands:
 
     def _start(self, start: Start) -> JsonObject:
         began_ns = time.time_ns()
-        epoch = self.stop(0.0)
+        epoch = self._end_ranks(None)
         unreachable = why_unreachable(start)
         if unreachable:
             return {"store_unreachable": unreachable}
@@ -220,7 +233,10 @@ class Commands:
             self._checkpoints.follow({rank.rank: rank.ring_fd for rank in self._node.ranks.all})
             self._node.launched(start, began_ns + sum(load_ns.values()))
         self._give_arenas_except(own_ranks)
-        return {"load_ns": load_ns, "spawn_ns": time.time_ns() - spawning_ns}
+        not_kept = {str(rank): why for rank, why in self._node.ranks.not_kept.items()}
+        kept = list(self._node.ranks.kept)
+        spawn_ns = time.time_ns() - spawning_ns
+        return {"load_ns": load_ns, "spawn_ns": spawn_ns, "kept": kept, "not_kept": not_kept}
 
     def _restore(self, start: Start, own_ranks: range) -> dict[str, int]:
         """Bring each rank's state of `restore_step` into its arena; ns it took, by rank."""

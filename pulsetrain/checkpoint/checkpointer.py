@@ -81,6 +81,8 @@ class Checkpointer:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="pulsetrain-checkpoint")
         self._last: SaveResult | None = None
         self._hook = register_optimizer_step_pre_hook(_wait_hook(weakref.ref(self)))
+        self._close_at_restart = _close_hook(weakref.ref(self))
+        process_handle().before_restart.append(self._close_at_restart)
 
     def save(self, step: int, *, durable: bool = False) -> SaveResult:
         """Save the state as of `step`, which is complete. `durable` asks the agent to persist this one.
@@ -188,6 +190,8 @@ class Checkpointer:
 
     def close(self) -> None:
         """Finish the last save and remove the optimizer hook."""
+        with contextlib.suppress(ValueError):  # closed before
+            process_handle().before_restart.remove(self._close_at_restart)
         self._hook.remove()
         self._thread.shutdown(wait=True)
         self._preparer.join()
@@ -291,6 +295,17 @@ class _Identity(NamedTuple):
             restore_step=int(environ.get("PULSETRAIN_RESTORE_STEP", "-1")),
             has_agent="PULSETRAIN_ARENA_FD" in environ,
         )
+
+
+def _close_hook(reference: weakref.ref[Checkpointer]) -> Callable[[], None]:
+    """Closes it before its process begins another attempt: nothing of this one may write then."""
+
+    def close() -> None:
+        checkpointer = reference()
+        if checkpointer is not None:
+            checkpointer.close()
+
+    return close
 
 
 def _wait_hook(reference: weakref.ref[Checkpointer]) -> Callable[..., None]:

@@ -388,11 +388,18 @@ class Start:
 
 @dataclass(frozen=True, kw_only=True)
 class Stop:
-    """End this node's ranks: SIGTERM and SIGCONT, SIGKILL after `grace_s`. Replied once none is left."""
+    """End this node's ranks: SIGTERM and SIGCONT, SIGKILL after `grace_s`. Replied once none is left.
+
+    With `keep`, processes stay whose scripts can go on in them and give up their attempt within `wake_s`. The
+    ranks of `fresh` are at fault and start anew.
+    """
 
     id: int
     reason: str
     grace_s: float = 0.0
+    keep: bool = False
+    wake_s: float = 3.0
+    fresh: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,6 +19,7 @@ from pulsetrain.recovery import (
     moving,
     responses,
     scheduling,
+    survivors,
 )
 from pulsetrain.recovery.back_off import COUNTED
 from pulsetrain.recovery.launch import launch
@@ -58,7 +59,9 @@ async def suspend(job: JobState) -> Outcome:
 
 async def _stop(job: JobState, nodes: Sequence[Node], reason: str) -> list[str]:
     """End the ranks of these nodes. Returns the nodes that could not."""
-    replies = await asyncio.gather(*(job.ask(n, Stop(id=job.next_id(), reason=reason)) for n in nodes))
+    wake_s = job.services.policy.reply_timeout_s + job.services.policy.survivor_wake_s
+    asked = (job.ask(n, survivors.stop_command(job, reason), wake_s) for n in nodes)
+    replies = await asyncio.gather(*asked)
     return [node.name for node, reply in zip(nodes, replies, strict=True) if reply.error]
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from pulsetrain.protocol.messages import Reply, Start, WorldNode
-from pulsetrain.recovery import device_resizing, elasticity, faults, rendezvous, world
+from pulsetrain.recovery import device_resizing, elasticity, faults, rendezvous, survivors, world
 from pulsetrain.recovery.attempt import Attempt
 from pulsetrain.recovery.record import Fault
 from pulsetrain.recovery.rendezvous import Rendezvous
@@ -128,6 +128,7 @@ def _result(job: JobState, plan: world.RestorePlan, replies: Sequence[Reply]) ->
     if failed is not None:
         return faults.launch_failed(failed.node, failed.error, job.attempt.number, job.now_ns())
     job.attempt.launched = True
+    survivors.tell(job, replies)
     if job.recovery is not None:
         loads = [int(ns) for reply in replies for ns in reply.data.get("load_ns", {}).values()]
         job.recovery.launched(job.now_ns(), fetch_ns=max(loads, default=0), step=plan.step)

@@ -79,6 +79,11 @@ class Policy:
     Each time it shrinks within a minute after it grew, this doubles, up to 10 minutes."""
     checkpoint_patience_s: float = 120.0
     """How long an eviction at a step boundary waits for a checkpoint that holds without the node."""
+    survivor_wake_s: float = 3.0
+    """How long a healthy rank may take to give up its attempt so that its process can go on in the next one.
+
+    One that takes longer is killed and started anew. It holds for scripts that use pulsetrain.restartable.
+    0: all ranks start anew after each fault."""
     no_progress_attempts: int = 3
     """Attempts in a row that end without one completed step, after which restarting is given up."""
     restart_wait_s: float = 1.0
@@ -99,7 +104,7 @@ class Policy:
         silences = ("silent_node_s", "starting_silence_s", "hang_patience_s", "pause_patience_s")
         checked = ("arithmetic_check_s", "link_check_mbit")
         periods = ("standby_check_s", "probation_s", "checkpoint_patience_s", "restart_progress_s")
-        waits = ("restart_wait_s", "longest_restart_wait_s", "shrink_wait_s", "grow_after_s")
+        waits = ("restart_wait_s", "longest_restart_wait_s", "shrink_wait_s", "grow_after_s", "survivor_wake_s")
         for name in (*checked, *at_least_0, *silences, *periods, *waits):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} = {getattr(self, name)}: allowed 0 or more")

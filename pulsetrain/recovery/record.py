@@ -74,6 +74,7 @@ class Recovery:
     `from_step` is the newest step before the fault. `restart_counted`: it was counted as one of the restarts
     that the job may use, `node_counted` as a fault of its node. `users_own`: an exception of the user's own
     code ended the first rank. `launch_at_s`: not launched before that, in monotonic seconds.
+    `none_kept`: why no process of a rank was kept, "" where those could be that were healthy.
     """
 
     fault: Fault
@@ -87,6 +88,7 @@ class Recovery:
     launch_at_s: float = 0.0
     node_counted: bool = False
     users_own: bool = False
+    none_kept: str = ""
 
     def blame(self, fault: Fault) -> None:
         """A better explanation came in while the job stopped: a lost node explains its peers' exits."""

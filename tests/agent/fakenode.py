@@ -72,6 +72,10 @@ class FakeRanks:
         self.all: tuple[FakeRank, ...] = ()
         self.stuck = False
         self.graces: list[float] = []
+        self.kept: list[int] = []
+        self.not_kept: dict[int, str] = {}
+        self.asked_to_keep: list[tuple[tuple[int, ...], float]] = []
+        self.dropped = 0
         self.devices = io.BytesIO()  # something that can be closed
 
     def share(
@@ -99,6 +103,13 @@ class FakeRanks:
             raise Unavailable("rank 0 (pid 1000) did not end 5 s after SIGKILL")
         for rank in self.alive:
             rank.code = -9
+
+    def keep(self, zygote: object, fresh: Sequence[int], timeout_s: float, given_up: object) -> None:
+        self.asked_to_keep.append((tuple(fresh), timeout_s))
+        self.not_kept = {rank.rank: "it is at fault" for rank in self.all if rank.rank in fresh}
+
+    def drop_kept(self, zygote: object) -> None:
+        self.dropped += 1
 
     def end(self, rank: FakeRank, code: int) -> None:
         rank.code = code

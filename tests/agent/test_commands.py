@@ -242,3 +242,26 @@ def test_where_the_store_is_not_reached_no_rank_is_launched_and_the_reply_says_w
     reply = session.execute(unreachable)
     assert (reply.error, session.node.ranks.all) == ("", ())
     assert f"127.0.0.1:{port}" in reply.data["store_unreachable"]
+
+
+def test_a_stop_that_keeps_survivors_parks_them_and_kills_nothing_else(session):
+    session.execute(start())
+    graces = list(session.node.ranks.graces)
+    stop = Stop(id=2, reason="rank 1 died", keep=True, wake_s=4.0, fresh=(1,))
+    assert session.execute(stop).error == ""
+    assert session.node.ranks.asked_to_keep == [((1,), 4.0)]
+    assert (session.node.ranks.graces, session.node.ranks.dropped) == (graces, 0)
+
+
+def test_a_start_leaves_kept_processes_alone_and_says_who_was_kept(session):
+    session.execute(start())
+    session.execute(Stop(id=2, reason="rank 1 died", keep=True, fresh=(1,)))
+    session.node.ranks.kept = [0]
+    reply = session.execute(start(attempt=1))
+    assert (reply.data["kept"], reply.data["not_kept"]) == ([0], {"1": "it is at fault"})
+    assert session.node.ranks.dropped == 0
+
+
+def test_a_stop_for_good_ends_kept_processes_too(session):
+    session.execute(Stop(id=2, reason="pre-empted"))
+    assert session.node.ranks.dropped == 1

@@ -7,14 +7,16 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import structlog
 
 from pulsetrain.agent.output import last_lines
+from pulsetrain.agent.processes import kept_ranks
 from pulsetrain.agent.processes.devices import SharedDevices
+from pulsetrain.agent.processes.kept_ranks import Seat, Seated
 from pulsetrain.agent.processes.zygote import Zygote
 from pulsetrain.agent.processes.zygote_protocol import Mode, RankProcess
 from pulsetrain.collectors.machine.host import process_state
@@ -28,6 +30,7 @@ from pulsetrain.collectors.reading.drain import Drain
 from pulsetrain.collectors.reading.position import RankPosition
 from pulsetrain.collectors.reading.ring_reader import RingReader
 from pulsetrain.core.errors import Unavailable, UsageError
+from pulsetrain.protocol import rank_channel
 from pulsetrain.protocol.messages import RankExit, RankStatus, Start, ranks_of_node
 from pulsetrain.records.columns import Columns
 
@@ -35,6 +38,8 @@ log = structlog.get_logger()
 
 LAST_LINES = 20
 KILL_TIMEOUT_S = 5.0
+RESUME_TIMEOUT_S = 3.0
+"""How long a kept rank may take to say that it goes on. Then it is killed and started anew."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +109,8 @@ def rank_environment(
 class Rank:
     """One rank of one attempt.
 
-    `code` is None while the process lives. `stopping` is true once the agent itself ends the rank.
+    `code` is None while the process lives. `stopping` is true once the agent itself ends the rank. `seat` is
+    its process. `kept`: the process was a rank of an earlier attempt.
     """
 
     rank: int
@@ -115,9 +121,11 @@ class Rank:
     ring_fd: int
     out: Path
     err: Path
+    seat: Seat | None = None
     pid: int = -1
     code: int | None = None
     stopping: bool = False
+    kept: bool = False
     ended: threading.Event = field(default_factory=threading.Event)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -222,6 +230,8 @@ class Ranks:
         self._ring_slots = ring_slots
         self.all: tuple[Rank, ...] = ()
         self.devices = SharedDevices()
+        self._kept: dict[int, Seat] = {}  # parked processes by local rank
+        self.not_kept: dict[int, str] = {}  # why ranks of the attempt before start anew
 
     @property
     def alive(self) -> tuple[Rank, ...]:
@@ -236,8 +246,8 @@ class Ranks:
     def spawn(self, zygote: Zygote, start: Start, arenas: Mapping[int, int]) -> None:
         """Launch every rank of this node, each with a new ring and the arena of its global rank.
 
-        No rank of an earlier attempt may be left. Raises `Unavailable` where one cannot be forked; the others
-        are then ended.
+        Those whose processes were kept go on there. No other rank of an earlier attempt may be left. Raises
+        `Unavailable` where one cannot be forked; the others are then ended.
         """
         folder = self._log_dir / f"attempt_{start.attempt}"
         with contextlib.suppress(OSError):  # the ranks' output then goes nowhere
@@ -246,11 +256,16 @@ class Ranks:
         self._close_rings()
         self.all = tuple(prepared)
         self.devices.begin(self.all, start.devices or self._identity.devices)
+        if self.devices.number:
+            self.drop_kept(zygote)
         try:
+            going_on = self._resume_kept(start, arenas)
             for rank in prepared:
-                self._fork(zygote, rank, start, arenas)
+                if rank.seat is None:
+                    self._fork(zygote, rank, start, arenas)
+            self._replace_silent(zygote, going_on, start, arenas)
         except Unavailable:
-            for rank in prepared:
+            for rank in self.all:
                 if rank.pid < 0:
                     rank.end(-signal.SIGKILL)
             self.stop(zygote, grace_s=0)
@@ -281,15 +296,54 @@ class Ranks:
             for signum in (signal.SIGTERM, signal.SIGCONT):
                 _send(zygote, alive, signum)
             _wait(alive, grace_s)
-        _send(zygote, self.alive, signal.SIGKILL)
-        left = _wait(alive, KILL_TIMEOUT_S)
+        self._end(zygote, alive)
+
+    def _end(self, zygote: Zygote, ranks: Sequence[Rank]) -> None:
+        _send(zygote, (r for r in ranks if r.code is None), signal.SIGKILL)
+        left = _wait(ranks, KILL_TIMEOUT_S)
         if left:
             names = ", ".join(f"rank {r.rank} (pid {r.pid})" for r in left)
             raise Unavailable(f"{names} did not end {KILL_TIMEOUT_S:g} s after SIGKILL")
 
+    def keep(
+        self, zygote: Zygote, fresh: Collection[int], timeout_s: float, given_up: Callable[[], bool]
+    ) -> None:
+        """End the attempt, and keep the processes of ranks that can go on in the next one.
+
+        `fresh` are at fault. What does not give up its attempt in `timeout_s` is killed, as all others are.
+        Raises `Unavailable` as `stop` does.
+        """
+        alive = self.alive
+        for rank in alive:
+            rank.stopping = True
+        shared = "ranks that share devices start anew" if self.devices.number else ""
+        seats = {r.rank: r.seat for r in alive if r.seat is not None and not shared}
+        if alive:  # else it was done before
+            self.not_kept = dict.fromkeys((r.rank for r in alive), shared) if shared else {}
+        _send(zygote, (r for r in alive if r.rank in fresh), signal.SIGKILL)
+        result = kept_ranks.park(seats, fresh, timeout_s, given_up)
+        self.not_kept |= result.refused
+        kept = [r for r in alive if r.rank in result.kept]
+        self._kept |= {r.local_rank: result.kept[r.rank] for r in kept}
+        self._end(zygote, [r for r in alive if r not in kept])
+
+    def drop_kept(self, zygote: Zygote) -> None:
+        """Kill the processes that were kept. Nothing is told of them."""
+        seats, self._kept, self.not_kept = list(self._kept.values()), {}, {}
+        kept_ranks.kill(seats, zygote.signal, KILL_TIMEOUT_S)
+
+    @property
+    def kept(self) -> list[int]:
+        """Ranks of the present attempt that go on in the process of an earlier one."""
+        return [rank.rank for rank in self.all if rank.kept]
+
     def close(self) -> None:
-        """Forget the ranks and close their rings."""
+        """Forget the ranks and close their rings. Processes that were kept stay."""
         self._close_rings()
+        parked = list(self._kept.values())
+        for rank in self.all:
+            if rank.seat is not None and rank.seat not in parked:
+                rank.seat.close()
         self.all = ()
 
     def _prepare(self, start: Start, local_rank: int, folder: Path) -> Rank:
@@ -320,13 +374,54 @@ class Ranks:
             err=files["stderr"],
         )
 
+    def _environment(self, rank: Rank, start: Start) -> dict[str, str]:
+        environment = rank_environment(start, self._identity, rank.local_rank, self._program.role)
+        return {**environment, PROFILE: rank.profile_prefix}
+
+    def _resume_kept(self, start: Start, arenas: Mapping[int, int]) -> dict[int, Seat]:
+        """Tell the processes that were kept to go on. Returns them by rank."""
+        kept, self._kept = self._kept, {}
+        going_on: dict[int, Seat] = {}
+        for rank in self.all:
+            seat = kept.get(rank.local_rank)
+            if seat is None or seat.rank is None or seat.rank.code is not None:
+                continue
+            rank.seat, rank.pid, rank.kept = seat, seat.rank.pid, True
+            seat.rank = rank
+            stdout, stderr = _open_log(rank.out), _open_log(rank.err)
+            try:
+                files = (stdout, stderr, rank.ring_fd, arenas[rank.rank])
+                kept_ranks.resume(seat, self._environment(rank, start), files)
+            finally:
+                os.close(stdout)
+                os.close(stderr)
+            going_on[rank.rank] = seat
+        return going_on
+
+    def _replace_silent(
+        self, zygote: Zygote, going_on: Mapping[int, Seat], start: Start, arenas: Mapping[int, int]
+    ) -> None:
+        """Start those anew that do not say in time that they go on."""
+        said = kept_ranks.resumed(going_on, start.attempt, RESUME_TIMEOUT_S)
+        silent = [rank for rank in self.all if rank.rank in going_on and rank.rank not in said]
+        for rank in silent:
+            rank.stopping = True
+        self._end(zygote, silent)
+        for rank in silent:
+            self.not_kept[rank.rank] = f"it did not go on in {RESUME_TIMEOUT_S:g} s"
+            again = self._prepare(start, rank.local_rank, rank.out.parent)
+            os.close(rank.ring_fd)
+            self.all = tuple(again if r is rank else r for r in self.all)
+            self._fork(zygote, again, start, arenas)
+
     def _fork(self, zygote: Zygote, rank: Rank, start: Start, arenas: Mapping[int, int]) -> None:
         stdout, stderr = _open_log(rank.out), _open_log(rank.err)
-        environment = rank_environment(start, self._identity, rank.local_rank, self._program.role)
+        seat = rank.seat = Seat(self._ended)
+        seat.rank = rank
         process = RankProcess(
             argv=self._program.argv,
             mode=self._program.mode,
-            env={**environment, PROFILE: rank.profile_prefix},
+            env=self._environment(rank, start),
             cwd=self._program.cwd,
             stdout=stdout,
             stderr=stderr,
@@ -334,17 +429,19 @@ class Ranks:
                 "PULSETRAIN_RING_FD": rank.ring_fd,
                 "PULSETRAIN_ARENA_FD": arenas[rank.rank],
                 DEVICES_FD: self.devices.fd,
+                rank_channel.VARIABLE: seat.rank_end.fileno(),
             },
         )
         try:
-            rank.pid = zygote.spawn(process, lambda code: self._ended(rank, code))
+            rank.pid = zygote.spawn(process, seat.exited)
         finally:
+            seat.forked()
             os.close(stdout)
             os.close(stderr)
 
-    def _ended(self, rank: Rank, code: int) -> None:
+    def _ended(self, rank: Seated, code: int) -> None:
         rank.end(code)
-        if not rank.stopping:
+        if isinstance(rank, Rank) and not rank.stopping:
             self._on_exit(rank)
 
     def _close_rings(self) -> None:

@@ -82,6 +82,16 @@ class Tracker:
                 process_group.unregister_pre_hook(HOOK_ID)
                 process_group.unregister_post_hook(HOOK_ID)
 
+    def forget(self) -> None:
+        """The attempt is over, and its process groups are gone. What they had in flight will not end."""
+        self.pending.clear()
+        self.coalesced.clear()
+        self._backward = -1
+        self._left = set()
+        if self._reducing:
+            self._reducing = False
+            self._blocking.end(counts=False)
+
     def is_coalescing(self, operation: Operation) -> bool:
         """Return whether the operation waits for the end of a coalesced batch."""
         return any(operation is other for other, _ in self.coalesced)

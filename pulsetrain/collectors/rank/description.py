@@ -42,6 +42,10 @@ class Description:
             self._entries = before
             raise
 
+    def write_again(self) -> None:
+        """Write all entries into the ring, which is a new one."""
+        self._write()
+
     def _write(self) -> None:
         text = json.dumps(self._entries, separators=(",", ":")).encode()
         if len(text) > TEXT_BYTES:

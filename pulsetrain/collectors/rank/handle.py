@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from threading import get_ident
 from time import perf_counter_ns
@@ -63,6 +63,7 @@ class Handle:
         self.inference: Inference | None = None
         self.script_calls = False  # whether the script has called `init`
         self.resumed = False  # whether somebody has said which step is the next
+        self.before_restart: list[Callable[[], None]] = []  # end what works for an attempt, in this process
 
     @property
     def active(self) -> bool:
@@ -144,6 +145,13 @@ class Handle:
             self.resumed = True
             self._clock_runs = False
             self.start_clock()
+
+    def begin_again(self) -> None:
+        """A new attempt begins in this process. Nothing is known of it yet."""
+        self._pending.clear()
+        self._numbers, self._phases = {}, {}
+        self._coordinates_given = self._clock_runs = self.resumed = False
+        self.profiler.answered = 0
 
     def count_from(self, step: int) -> None:
         """The present step is `step`. Its clock runs on."""

@@ -33,6 +33,7 @@ def install(handle: Handle) -> None:
     tracker = Tracker(handle.state)
     _hook_groups(tracker)
     _hook_waits(tracker)
+    handle.before_restart.append(tracker.forget)
     handle.profiler.watch()
 
 

@@ -59,6 +59,17 @@ class KnownFiles:
         return -1
 
 
+class FilesOfEnvironment(KnownFiles):
+    """Those that the environment names at the time of the question. It changes with the attempt."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self._environ = environ
+
+    def step_of(self, path: str | os.PathLike[str]) -> int:
+        """See `KnownFiles`. Raises `ValueError` as `decode` does."""
+        return decode(self._environ).step_of(path)
+
+
 def encode(files: Iterable[OwnCheckpoint]) -> str:
     """Return the files as the value of `OWN_CHECKPOINTS`."""
     rows = [[own.path, own.step, own.file_bytes, own.file_mtime_ns] for own in files if own.step >= 0]

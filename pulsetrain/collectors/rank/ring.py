@@ -133,18 +133,21 @@ class RingWriter:
     def __init__(self, fd: int) -> None:
         self.memory, capacity = map_ring(fd)
         self.words = memoryview(self.memory).cast("q")
-        self.claim: Callable[[], tuple[int, int]] = iter(()).__next__
         self._mask = capacity - 1
-        self._end = 0  # the first number that `claim` will not give
         self._refilling = threading.Lock()
-        # One `next` counts and publishes without a bytecode in between: exact from any number of threads.
-        self.drop = map(partial(PACK_WORD, self.memory, W_DROPPED * 8), itertools.count(1)).__next__
         self._names: dict[str, int] = {}
         self._name_numbers = itertools.count()
+        self.intern("")
+        self._begin()
+
+    def _begin(self) -> None:
+        self.claim: Callable[[], tuple[int, int]] = iter(()).__next__
+        self._end = 0  # the first number that `claim` will not give
+        # One `next` counts and publishes without a bytecode in between: exact from any number of threads.
+        self.drop = map(partial(PACK_WORD, self.memory, W_DROPPED * 8), itertools.count(1)).__next__
         self._groups = 0
         self._pairs = self._pool = 0
         self._texts = 0
-        self.intern("")
         words = self.words
         words[W_PID] = os.getpid()
         words[W_UTC] = time.time_ns() - time.perf_counter_ns()
@@ -156,12 +159,29 @@ class RingWriter:
 
         Phases and hooks that the child inherited hold this mapping, so it is replaced where it stands.
         """
+        self._map_again(mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1)
+
+    def move_to(self, fd: int) -> None:
+        """Write into another ring of the same size from now on. Names keep their numbers.
+
+        Phases and hooks hold this mapping, so the new ring takes its place where it stands. No thread may
+        write meanwhile. Raises `CorruptData` for a ring of another size.
+        """
+        other, capacity = map_ring(fd)
+        other.close()
+        if capacity != self._mask + 1:
+            raise CorruptData(f"descriptor {fd} has {capacity} slots, the ring before had {self._mask + 1}")
+        self._map_again(mmap.MAP_SHARED, fd)
+        for name, index in self._names.items():
+            self._write_name(name, index)
+        self._begin()
+
+    def _map_again(self, how: int, fd: int) -> None:
         address = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
         libc = ctypes.CDLL(None, use_errno=True)
         libc.mmap.restype = ctypes.c_void_p
         libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
-        how = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED
-        libc.mmap(address, len(self.memory), mmap.PROT_READ | mmap.PROT_WRITE, how, -1, 0)
+        libc.mmap(address, len(self.memory), mmap.PROT_READ | mmap.PROT_WRITE, how | _MAP_FIXED, fd, 0)
 
     def refill(self) -> tuple[int, int] | None:
         """Like `next_slot`, when `claim` has none left.
@@ -252,11 +272,14 @@ class RingWriter:
             index = next(self._name_numbers)
             if index >= MAX_NAMES:
                 return 0
-            text = name.encode()[: NAME_BYTES - 1]
-            at = NAMES_AT + index * NAME_BYTES
-            self.memory[at : at + NAME_BYTES] = bytes([len(text)]) + text.ljust(NAME_BYTES - 1, b"\0")
+            self._write_name(name, index)
             self._names[name] = index
         return index
+
+    def _write_name(self, name: str, index: int) -> None:
+        text = name.encode()[: NAME_BYTES - 1]
+        at = NAMES_AT + index * NAME_BYTES
+        self.memory[at : at + NAME_BYTES] = bytes([len(text)]) + text.ljust(NAME_BYTES - 1, b"\0")
 
     def add_group(self, name: str, members: Sequence[int], timeout_ns: int = 0) -> int:
         """Return the word index of a new group's cell, -1 if the table is full.

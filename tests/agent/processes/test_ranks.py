@@ -1,6 +1,7 @@
 """The ranks of a node: what each is started with, and how they end."""
 
 import dataclasses
+import os
 import signal
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from pulsetrain.agent.processes.ranks import NodeIdentity, Program, Ranks, rank_environment
 from pulsetrain.core.errors import Unavailable, UsageError
 from pulsetrain.protocol.messages import Start, WorldNode
+from pulsetrain.protocol.rank_channel import LISTENING, PARKED, RESUMED, VARIABLE, RankChannel
 
 WORLD = tuple(
     WorldNode(node=f"n{r}", node_rank=r, address=f"127.0.0.{r + 1}", peer_port=0, nproc=2) for r in range(4)
@@ -88,7 +90,7 @@ def test_ranks_are_forked_with_a_ring_and_an_arena_each(node, tmp_path):
     assert [(r.rank, r.local_rank, r.attempt) for r in node.all] == [(6, 0, 5), (7, 1, 5)]
     assert node.attempt == 5
     assert [process.env["RANK"] for process in zygote.spawned] == ["6", "7"]
-    inherited = {"PULSETRAIN_RING_FD", "PULSETRAIN_ARENA_FD", "PULSETRAIN_DEVICES_FD"}
+    inherited = {"PULSETRAIN_RING_FD", "PULSETRAIN_ARENA_FD", "PULSETRAIN_DEVICES_FD", VARIABLE}
     assert zygote.spawned[0].files.keys() == inherited
     assert node.all[0].ring_fd != node.all[1].ring_fd
     assert node.all[1].err == tmp_path / "attempt_5" / "rank_7.err"
@@ -173,3 +175,110 @@ def test_ranks_in_which_nothing_of_ours_runs_share_no_device(tmp_path):
     with pytest.raises(UsageError, match="--no-python"):
         ranks.share(1, 0.0)
     ranks.devices.close()
+
+
+class Listening(Zygote):
+    """Its ranks can go on in their processes. Those of `deaf` never answer."""
+
+    def __init__(self, deaf=()):
+        super().__init__()
+        self.deaf, self.ends = deaf, []
+
+    def spawn(self, process, on_exit):
+        end = RankChannel.inherited({VARIABLE: str(os.dup(process.files[VARIABLE]))})
+        self.ends.append(end)
+        end.send(LISTENING)
+        if len(self.ends) - 1 not in self.deaf:
+            end.send(PARKED)
+        return super().spawn(process, on_exit)
+
+
+NEXT = dataclasses.replace(START, attempt=6, store_port=77, restore_step=8)
+
+
+@pytest.fixture
+def arenas():
+    fds = {rank: os.memfd_create("arena") for rank in ARENAS}
+    yield fds
+    for fd in fds.values():
+        os.close(fd)
+
+
+def test_a_kept_process_is_a_rank_of_the_next_attempt(node, arenas):
+    zygote = Listening()
+    node.spawn(zygote, START, arenas)
+    pids = [rank.pid for rank in node.all]
+    node.keep(zygote, (6,), 5.0, lambda: False)
+    node.close()
+    assert zygote.signals == [(0, signal.SIGKILL)]
+    zygote.ends[1].send(RESUMED, attempt="6")
+    node.spawn(zygote, NEXT, arenas)
+    assert [rank.pid == pid for rank, pid in zip(node.all, pids, strict=True)] == [False, True]
+    assert (node.kept, node.not_kept, node.ended) == ([7], {6: "it is at fault"}, [])
+    assert zygote.ends[1].receive(1.0)[0] == {"op": "abort"}
+    resume, files = zygote.ends[1].receive(1.0)
+    assert (resume["env"]["PULSETRAIN_ATTEMPT"], resume["env"]["MASTER_PORT"]) == ("6", "77")
+    assert os.fstat(files[2]).st_ino == os.fstat(node.all[1].ring_fd).st_ino
+    assert os.fstat(files[3]).st_ino == os.fstat(arenas[7]).st_ino
+    for fd in files:
+        os.close(fd)
+    zygote.exits[1](1)
+    assert [(rank.rank, rank.attempt, rank.code) for rank in node.ended] == [(7, 6, 1)]
+
+
+def test_a_rank_that_does_not_give_up_its_attempt_is_killed(node, arenas):
+    zygote = Listening(deaf=(1,))
+    node.spawn(zygote, START, arenas)
+    node.keep(zygote, (), 0.01, lambda: False)
+    assert zygote.signals == [(1, signal.SIGKILL)]
+    assert "did not give up" in node.not_kept[7]
+
+
+def test_a_rank_that_does_not_go_on_is_killed_and_started_anew(node, arenas, monkeypatch):
+    monkeypatch.setattr("pulsetrain.agent.processes.ranks.RESUME_TIMEOUT_S", 0.01)
+    zygote = Listening()
+    node.spawn(zygote, START, arenas)
+    node.keep(zygote, (6,), 5.0, lambda: False)
+    node.close()
+    node.spawn(zygote, NEXT, arenas)
+    assert zygote.signals == [(0, signal.SIGKILL), (1, signal.SIGKILL)]
+    assert len(zygote.spawned) == 4
+    assert (node.kept, node.ended, [rank.code for rank in node.all]) == ([], [], [None, None])
+    assert "did not go on" in node.not_kept[7]
+
+
+def test_a_kept_process_that_died_meanwhile_is_started_anew(node, arenas):
+    zygote = Listening()
+    node.spawn(zygote, START, arenas)
+    node.keep(zygote, (6,), 5.0, lambda: False)
+    node.close()
+    zygote.exits[1](-9)
+    node.spawn(zygote, NEXT, arenas)
+    assert (len(zygote.spawned), node.kept, node.ended) == (4, [], [])
+
+
+def test_kept_processes_end_where_the_job_does(node, arenas):
+    zygote = Listening()
+    node.spawn(zygote, START, arenas)
+    node.keep(zygote, (), 5.0, lambda: False)
+    node.close()
+    node.drop_kept(zygote)
+    assert zygote.signals == [(0, signal.SIGKILL), (1, signal.SIGKILL)]
+
+
+def test_after_a_stop_for_good_nothing_is_said_of_those_that_were_not_kept(node, arenas):
+    zygote = Listening()
+    node.spawn(zygote, START, arenas)
+    node.keep(zygote, (6,), 5.0, lambda: False)
+    node.close()
+    node.drop_kept(zygote)
+    assert node.not_kept == {}
+
+
+def test_ranks_that_share_devices_start_anew(node, arenas, monkeypatch):
+    zygote = Listening()
+    node.spawn(zygote, START, arenas)
+    node.devices.number = 1
+    node.keep(zygote, (), 5.0, lambda: False)
+    assert node.not_kept == dict.fromkeys((6, 7), "ranks that share devices start anew")
+    assert node.alive == ()

@@ -8,7 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pulsetrain.collectors.rank.known_files import METADATA, OWN_CHECKPOINTS, decode, encode, mark_of
+from pulsetrain.collectors.rank.known_files import (
+    METADATA,
+    OWN_CHECKPOINTS,
+    FilesOfEnvironment,
+    decode,
+    encode,
+    mark_of,
+)
 from pulsetrain.protocol.messages import OwnCheckpoint
 
 
@@ -82,3 +89,12 @@ def test_any_path_survives_the_environment(files):
     for path, step in first.items():
         if "\0" not in path and len(path.encode()) < 400:
             assert decode({OWN_CHECKPOINTS: text}).step_of(path) == step
+
+
+def test_files_of_the_environment_are_those_of_the_present_attempt(tmp_path):
+    environ = {}
+    files = FilesOfEnvironment(environ)
+    own = written(tmp_path / "ckpt.pt", 7)
+    assert files.step_of(own.path) == -1
+    environ[OWN_CHECKPOINTS] = encode([own])
+    assert files.step_of(own.path) == 7

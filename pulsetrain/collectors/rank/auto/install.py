@@ -41,6 +41,7 @@ def install(handle: Handle) -> None:
     for name in PARTS:
         _install_part(name, auto)
     atexit.register(_finish, auto)
+    handle.before_restart.append(auto.loop.begin_again)
 
 
 def context(handle: Handle) -> Auto:

@@ -14,13 +14,12 @@ from types import ModuleType
 
 from pulsetrain.collectors.checkpoint_cell import CheckpointCell, shown_path, write_cell
 from pulsetrain.collectors.layout import LOADED_AT, W_LAST_STEP, W_RESUMED
-from pulsetrain.collectors.rank import known_files
 from pulsetrain.collectors.rank.auto.context import Auto
 from pulsetrain.collectors.rank.auto.saves import Arguments, Named, folder_of, hook_package, path_of
 from pulsetrain.collectors.rank.auto.segments import Segments
 from pulsetrain.collectors.rank.auto.wrapping import Call, argument, wrap
 from pulsetrain.collectors.rank.handle import Handle
-from pulsetrain.collectors.rank.known_files import KnownFiles, mark_of
+from pulsetrain.collectors.rank.known_files import FilesOfEnvironment, KnownFiles, mark_of
 
 PHASE = "load"
 LOADER = "torch.distributed.checkpoint.state_dict_loader"
@@ -33,7 +32,7 @@ def install(auto: Auto) -> None:
 
     if auto.handle.state is None:
         return
-    watch = LoadWatch(auto.handle, auto.segments, known_files.decode(os.environ))
+    watch = LoadWatch(auto.handle, auto.segments, FilesOfEnvironment(os.environ))
     wrap(torch.serialization, "load", watch.torch_load)
     torch.load = torch.serialization.load
     auto.imports.when_imported(SAFETENSORS, lambda module: wrap(module, "load_file", watch.load_file))

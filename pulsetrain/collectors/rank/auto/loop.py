@@ -199,6 +199,16 @@ class TrainingLoop:
         if self._ended_at:
             self._close(self._ended_at)
 
+    def begin_again(self) -> None:
+        """The attempt is over, in the middle of whatever it did. The script begins anew in this process."""
+        self.segments.switch("")
+        self._cycle = OptimizerCycle()
+        self.done, self.since = Tally(), Tally()
+        self._graphs, self._stepping = [], []
+        self._in_backward = self._ended_at = self._waited = self._closed_steps = 0
+        self._stepped_in_backward = self._closing = False
+        self._first_count = None
+
     # What the script says itself: `handle.Inference`.
 
     def stand_for(self, name: str, span: Span) -> Span:

@@ -1,0 +1,1 @@
+"""A rank that outlives its attempt: its training function is called again in the same process."""
