@@ -93,7 +93,7 @@ def visits(rank: int, node: str) -> list[Visit]:
         ("nodes", "nodes", ".t", _fill("Find", node), here),
         ("rank", f"rank?rank={rank}", f"{cohort} && {chart}", _fill("Rank", "0"), "text=Rank 0 works"),
         ("node", f"node?node={node}", f"{cohort} && {chart}", _nothing, cohort),
-        ("logs", "logs", table, _fill("Text", "nothing has this"), ".empty"),
+        ("logs", "logs", table, _fill("Search", "nothing has this"), ".empty"),
         ("metrics", "metrics", f"{chart}, .empty", _nothing, f"{chart}, .empty"),
         ("events", "events?last=30+days", ".t", _fill("Kind", "simulated"), ".t"),
         ("recovery", "recovery", table, _nothing, table),

@@ -41,6 +41,8 @@ _AHEAD = MappingProxyType(
         "heatmap": heatmap.ahead,
         "topology": topology.ahead,
         "nodes": nodes.ahead,
+        "rank": rank.ahead,
+        "node": node.ahead,
     }
 )
 """What a page asks, by its place in the address."""

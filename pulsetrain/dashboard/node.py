@@ -13,9 +13,11 @@ from pulsetrain.dashboard.models.attribution import attribute, node_state
 from pulsetrain.dashboard.models.explore import about
 from pulsetrain.dashboard.models.nodes import heartbeat_age_text
 from pulsetrain.dashboard.models.states import NODE_STATES, pill
+from pulsetrain.dashboard.source import Questions, Source
 from pulsetrain.stream.queries import explore, past, views
 
 _LINES = 30
+_MOST_RANKS = 8
 
 
 def show() -> None:
@@ -37,18 +39,33 @@ def show() -> None:
     page.live(partial(_counters, name, span), every_s=4.0)
 
 
-def _known(name: str) -> JsonObject:
+def ahead(source: Source, job: str) -> Questions:
+    """What the page is going to ask."""
+    name = str(st.query_params.get("node", "")).strip()
+
+    def work() -> None:
+        if ranks := _ranks(_known(source, job, name)):
+            parts.work_rows(source, job, ranks)
+
+    return (work, partial(source.rows, views.findings, job, limit=500)) if name else ()
+
+
+def _known(source: Source, job: str, name: str) -> JsonObject:
     """The node as the hub knows it, else as it is on record. {} for a node of another job."""
-    job = page.chosen_job()
-    live = next((n for n in page.source().nodes() if n["node"] == name), None)
+    live = next((n for n in source.nodes() if n["node"] == name), None)
     if live is not None:
         return dict(live)
-    row = next((r for r in page.source().rows(past.job_nodes, job) if r["node"] == name), None)
+    row = next((r for r in source.rows(past.job_nodes, job) if r["node"] == name), None)
     return {} if row is None else {**row, "state": "left", "reason": "the job does not run"}
 
 
+def _ranks(node: JsonObject) -> tuple[int, ...]:
+    return tuple(node.get("ranks") or ())[:_MOST_RANKS]
+
+
 def _place(name: str) -> None:
-    job, node = page.chosen_job(), _known(name)
+    job = page.chosen_job()
+    node = _known(page.source(), job, name)
     if not node:
         page.empty(f"No data: {name} has not taken part in this job.")
         return
@@ -72,12 +89,13 @@ def _place(name: str) -> None:
 
 
 def _findings(name: str) -> None:
-    rows = page.source().rows(views.findings, page.chosen_job(), limit=500)
-    parts.findings(about(rows, ranks=_known(name).get("ranks") or (), node=name))
+    job = page.chosen_job()
+    rows = page.source().rows(views.findings, job, limit=500)
+    parts.findings(about(rows, ranks=_known(page.source(), job, name).get("ranks") or (), node=name))
 
 
 def _cohort(name: str) -> None:
-    ranks = list(_known(name).get("ranks") or ())[:8]
+    ranks = _ranks(_known(page.source(), page.chosen_job(), name))
     if not ranks:
         page.empty("No rank runs on this node.")
         return

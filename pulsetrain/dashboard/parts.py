@@ -13,6 +13,7 @@ from pulsetrain.dashboard.models import explore as model
 from pulsetrain.dashboard.models.states import LOG_SEVERITIES, SEVERITIES, pill
 from pulsetrain.dashboard.models.steps import sample, window
 from pulsetrain.dashboard.models.text import ago, clock
+from pulsetrain.dashboard.source import Source
 from pulsetrain.stream.queries import explore, views
 
 _STEPS = 100
@@ -96,17 +97,24 @@ def findings(rows: Sequence[JsonObject]) -> None:
     )
 
 
-def beside_cohort(job: str, ranks: Sequence[int]) -> None:
-    """The working time of ranks in the last steps, beside the other ranks of their stage."""
-    jobs = page.source().rows(views.jobs)
+def work_rows(source: Source, job: str, ranks: Sequence[int]) -> Sequence[JsonObject] | None:
+    """The working time of ranks in the last steps, beside their stage. None for a job without steps."""
+    jobs = source.rows(views.jobs)
     chosen = window(jobs, job, steps="", last=_STEPS)
     if chosen is None:
-        page.empty("No data: no step of this job is on record.")
-        return
-    rows = page.source().rows(
+        return None
+    return source.rows(
         explore.work_beside_cohort, job, ranks=tuple(ranks), first=chosen.first, last=chosen.last,
         most_steps=min(sample(jobs, job), _STEPS),
     )  # fmt: skip
+
+
+def beside_cohort(job: str, ranks: Sequence[int]) -> None:
+    """The working time of ranks in the last steps, beside the other ranks of their stage."""
+    rows = work_rows(page.source(), job, ranks)
+    if rows is None:
+        page.empty("No data: no step of this job is on record.")
+        return
     st.html(f"<div><b>{escape(model.beside_cohort(rows))}</b></div>")
     if rows:
         page.chart(

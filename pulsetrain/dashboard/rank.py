@@ -15,6 +15,7 @@ from pulsetrain.dashboard.models.explore import about
 from pulsetrain.dashboard.models.states import RANK_STATES, pill
 from pulsetrain.dashboard.models.text import ago, duration, size
 from pulsetrain.dashboard.models.topology import points
+from pulsetrain.dashboard.source import Questions, Source
 from pulsetrain.stream.queries import explore, views
 
 _LINES = 30
@@ -39,15 +40,28 @@ def show() -> None:
     page.live(partial(_checkpoints, rank), every_s=8.0)
 
 
+def ahead(source: Source, job: str) -> Questions:
+    """What the page is going to ask."""
+    named = str(st.query_params.get("rank", ""))
+    rank = int(named) if named.isdigit() else 0
+    return (
+        partial(source.rows, views.topology, job, rank=rank),
+        partial(source.rows, views.findings, job, limit=500),
+        partial(parts.work_rows, source, job, (rank,)),
+        partial(source.rows, explore.rank_checkpoints, job, rank),
+    )
+
+
 def _place(rank: int) -> None:
     """Where it is and what it does now."""
     job = page.chosen_job()
-    row = next((r for r in page.source().rows(views.topology, job) if r["rank"] == rank), None)
+    row = next(iter(page.source().rows(views.topology, job, rank=rank)), None)
     if row is None:
         page.empty(f"No data: rank {rank} of this job has not reported where it is.")
         return
     now = page.now_ns()
-    beats = page.source().rows(views.rank_states, job, since_ns=now // 10**11 * 10**11 - _HEARTBEATS_NS)
+    since_ns = now // 10**11 * 10**11 - _HEARTBEATS_NS
+    beats = page.source().rows(views.rank_states, job, since_ns=since_ns, rank=rank, node=row["node"])
     blame = attribute(page.findings(job))
     (point,) = points([row], beats, blame, now_ns=now)
     parts.facts(

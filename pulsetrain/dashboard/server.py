@@ -15,15 +15,17 @@ from typing import Any
 import streamlit as st
 from starlette.middleware import Middleware
 
+from pulsetrain.dashboard.preload import with_scripts
+
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 Asgi = Callable[[Message, Receive, Send], Awaitable[None]]
-_PAGE = re.compile(r"/[a-z]+")
+_PAGE = re.compile(r"/[a-z]*")
 
 
 class PageAddresses:
-    """Adds the address of the server to the document of each page."""
+    """Adds the address of the server, and what the page will draw with, to the document of each page."""
 
     def __init__(self, app: Asgi) -> None:
         self._app = app
@@ -55,7 +57,7 @@ class _Document:
         self._body += message.get("body", b"")
         if message.get("more_body"):
             return
-        body = with_address(self._body, self._path) if self._body else b""
+        body = with_scripts(with_address(self._body, self._path), self._path) if self._body else b""
         headers = [(k, v) for k, v in self._start["headers"] if k.lower() != b"content-length" or not body]
         length = [(b"content-length", str(len(body)).encode())] if body else []
         await self._send({**self._start, "headers": [*headers, *length]})
@@ -68,6 +70,8 @@ def _is_html(start: Message) -> bool:
 
 def with_address(document: bytes, path: str) -> bytes:
     """The document of the page at `path` with a script that says where its server is."""
+    if path == "/":
+        return document
     base = f'location.origin + location.pathname.slice(0, -{len(path)}) + "/"'
     script = f"<script>window.__streamlit = {{BACKEND_BASE_URL: {base}}};</script>"
     return document.replace(b"<head>", b"<head>" + script.encode(), 1)

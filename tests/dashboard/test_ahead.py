@@ -2,11 +2,11 @@
 
 import pytest
 
-from pulsetrain.dashboard import heatmap, nodes, overview, topology
+from pulsetrain.dashboard import heatmap, node, nodes, overview, rank, topology
 from tests.dashboard.conftest import FakeSource
 
 STORED = {
-    "jobs": [{"job": "gpt", "ranks": 16, "first_step": 0, "last_step": 99}],
+    "jobs": [{"job": "gpt", "ranks": 16, "first_step": 0, "last_step": 99, "last_ns": 10**18}],
     "curve": [
         {
             "attempt": 0, "step": 99, "start_ns": 10**18, "step_ns": 10**9, "worst_ns": 10**9,
@@ -26,6 +26,27 @@ def test_the_page_asks_what_was_asked_ahead(draw, source, name):
     draw(name)
     assert before.asked or name == "nodes"
     assert set(before.asked) <= set(source.asked)
+
+
+@pytest.mark.parametrize(("name", "chosen"), [("rank", "5"), ("node", "node-2")])
+def test_a_page_about_one_asks_ahead_for_that_one(draw, source, monkeypatch, name, chosen):
+    known = [{"node": "node-2", "job": "gpt", "state": "active", "ranks": [4, 5]}]
+    before = FakeSource(stored=STORED, answers={"nodes": known})
+    page = {"rank": rank, "node": node}[name]
+    with monkeypatch.context() as address:
+        address.setattr("streamlit.query_params", {name: chosen})
+        for question in page.ahead(before, "gpt"):
+            question()
+    source.stored |= STORED
+    source.answers["nodes"] = known
+    source.stored["work_beside_cohort"] = []
+    draw(name, **{name: chosen})
+    assert "work_beside_cohort" in {view for view, _, _ in before.asked}
+    assert set(before.asked) <= set(source.asked)
+
+
+def test_no_node_asks_nothing_ahead(source):
+    assert node.ahead(FakeSource(stored=STORED), "gpt") == ()
 
 
 def test_the_time_is_no_part_of_a_question_on_the_last_heartbeats(monkeypatch):

@@ -80,6 +80,7 @@ def test_a_rank_has_a_page(draw, known):
         assert words in shown.text
     assert "all_reduce" not in shown.text
     assert 'href="nodes?job=gpt&node=node-2"' in shown.html
+    known.stored["topology"] = []
     assert "No data: rank 77" in draw("rank", rank="77").text
 
 
@@ -89,3 +90,10 @@ def test_a_node_has_a_page(draw, known):
         assert words in shown.text
     assert "No node is chosen." in draw("node").text
     assert "nosuch has not taken part" in draw("node", node="nosuch").text
+
+
+def test_a_rank_asks_for_nobody_but_itself(draw, known):
+    draw("rank", rank="5")
+    asked = {name: dict(options) for name, _, options in known.asked}
+    assert asked["topology"]["rank"] == asked["rank_states"]["rank"] == 5
+    assert asked["rank_states"]["node"] == "node-2"

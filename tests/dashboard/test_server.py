@@ -43,8 +43,13 @@ def test_a_page_opened_by_its_address_is_told_the_root():
 
 def test_everything_else_goes_through_unchanged():
     for path, kind in (
-        ("/", "text/html"),
         ("/static/js/index.js", "text/javascript"),
         ("/logs", "text/plain"),
     ):
         assert asked(path, DOCUMENT, kind)[0] == DOCUMENT
+
+
+def test_the_root_is_told_no_address_but_what_it_will_draw_with():
+    body, _, _ = asked("/", DOCUMENT)
+    assert b"BACKEND_BASE_URL" not in body
+    assert b"PlotlyChart" in body

@@ -166,6 +166,9 @@ def work_beside_cohort(
         places AS (
             SELECT rank, argMax(pp, (attempt, ts)) AS pp
             FROM topology WHERE job = {job:String} GROUP BY rank),
+        others AS (  -- the ranks of the same stages: all, where the stage of a chosen rank is not known
+            SELECT rank FROM places
+            WHERE pp IN (SELECT pp FROM places WHERE has({ranks:Array(Int32)}, rank))),
         work AS (
             SELECT attempt, step, rank,
                    sumIf(duration_ns, category = 'compute' AND parent = '') AS took,
@@ -178,6 +181,8 @@ def work_beside_cohort(
             WHERE job = {job:String} AND step IN (
                 SELECT {first:Int64} + intDiv(toInt64(number) * ({last:Int64} - {first:Int64} + 1), {n:Int64})
                 FROM numbers({n:UInt64}))
+              AND ({n_ranks:UInt64} > (SELECT count() FROM places WHERE has({ranks:Array(Int32)}, rank))
+                   OR rank IN others)
             GROUP BY attempt, step, rank HAVING work_ns > 0),
         of_stage AS (
             SELECT attempt, step, ifNull(pp, 0) AS stage, quantileExactLow(work_ns) AS usual_ns,
@@ -188,7 +193,7 @@ def work_beside_cohort(
         FROM of_stage ARRAY JOIN chosen AS one ORDER BY rank, attempt, step
         """,
         {
-            "job": job, "ranks": list(ranks), "first": first, "last": last,
+            "job": job, "ranks": list(ranks), "first": first, "last": last, "n_ranks": len(set(ranks)),
             "n": max(1, min(most_steps, last - first + 1)),
         },
     )  # fmt: skip

@@ -111,8 +111,8 @@ def findings(store: Queryable, job: str, *, limit: int = 50) -> pa.Table:
     )
 
 
-def topology(store: Queryable, job: str) -> pa.Table:
-    """The node and the mesh coordinates of each rank of the newest attempt.
+def topology(store: Queryable, job: str, *, rank: int = -1) -> pa.Table:
+    """The node and the mesh coordinates of each rank of the newest attempt, or of one.
 
     Columns: attempt, rank, local_rank, node, ip, switch, tp, pp, dp, cp, ep.
     """
@@ -124,25 +124,28 @@ def topology(store: Queryable, job: str) -> pa.Table:
         FROM topology
         WHERE job = {job:String}
           AND attempt = (SELECT max(attempt) FROM topology WHERE job = {job:String})
+          AND ({rank:Int32} < 0 OR rank = {rank:Int32})
         GROUP BY attempt, rank ORDER BY rank
         """,
-        {"job": job},
+        {"job": job, "rank": rank},
     )
 
 
-def rank_states(store: Queryable, job: str, *, since_ns: int) -> pa.Table:
-    """The last heartbeat of each rank since `since_ns`: rank, node, attempt, state, last_step, last_phase,
-    phase_age_ns, ts_ns."""
+def rank_states(store: Queryable, job: str, *, since_ns: int, rank: int = -1, node: str = "") -> pa.Table:
+    """The last heartbeat of each rank since `since_ns`, or of one rank, on one node: rank, node, attempt,
+    state, last_step, last_phase, phase_age_ns, ts_ns."""
+    chosen = "rank = {rank:Int32}" if rank >= 0 else "rank >= 0"
+    there = " AND heartbeats.node = {node:String}" if node else ""
     return store.query(
-        """
+        f"""
         SELECT rank, argMax(node, ts) AS node, argMax(attempt, ts) AS attempt, argMax(state, ts) AS state,
                argMax(last_step, ts) AS last_step, argMax(last_phase, ts) AS last_phase,
                argMax(phase_age_ns, ts) AS phase_age_ns, toUnixTimestamp64Nano(max(ts)) AS ts_ns
         FROM heartbeats
-        WHERE job = {job:String} AND rank >= 0 AND ts >= fromUnixTimestamp64Nano({since_ns:Int64})
+        WHERE job = {{job:String}} AND {chosen}{there} AND ts >= fromUnixTimestamp64Nano({{since_ns:Int64}})
         GROUP BY rank ORDER BY rank
         """,
-        {"job": job, "since_ns": since_ns},
+        {"job": job, "since_ns": since_ns, "rank": rank, "node": node},
     )
 
 

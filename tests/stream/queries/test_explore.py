@@ -97,6 +97,17 @@ def test_a_slow_rank_stands_above_its_stage(store):
     assert {row["cohort"] for row in rows} == {4}
 
 
+def test_a_rank_without_a_place_is_beside_all_ranks_without_one(store):
+    spans = [
+        {"job": "unplaced", "node": "n", "rank": rank, "step": 1, "phase": "forward", "category": "compute",
+         "lane": "host", "start": NOW, "duration_ns": 10 + rank}
+        for rank in range(4)
+    ]  # fmt: skip
+    store.insert("spans", table("spans", spans))
+    (row,) = explore.work_beside_cohort(store, "unplaced", ranks=(3,), first=1, last=1).to_pylist()
+    assert (row["work_ns"], row["usual_ns"], row["cohort"]) == (13, 11, 4)
+
+
 def test_checkpoints_of_a_rank(store):
     rows = explore.rank_checkpoints(store, "gpt", 3).to_pylist()
     assert {(row["tier"], row["stage"]): row["newest"] for row in rows}["peer", "replicate"] == 119
