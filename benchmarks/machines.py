@@ -5,7 +5,9 @@
 `simulated`: nodes whose all-gathers fail or whose times vary by 5 % from round to round. Both
 schemes see the same seeds. `links`: network namespaces as nodes, with real transfers over links that tc makes
 bad (`machinecheck/namespaces.py`). It needs root and is left out with --cases 0. `policies`: hardware trouble
-on a running job (`machinecheck/policies.py`), left out with --no-policies. The last line is one JSON object.
+on a running job (`machinecheck/policies.py`), left out with --no-policies. `injected`: NaNs, wrong products
+and clocks that drop, on real processes (`machinecheck/injected.py`), only with --injected RUNS. The last line
+is one JSON object.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import argparse
 import json
 import sys
 
-from machinecheck import namespaces, policies, simulated
+from machinecheck import injected, namespaces, policies, simulated
 
 
 def main() -> None:
@@ -26,6 +28,10 @@ def main() -> None:
     parser.add_argument(
         "--no-policies", action="store_true", help="leave out hardware trouble on a running job"
     )
+    parser.add_argument(
+        "--injected", type=int, default=0, help="runs with a NaN, wrong products, a slow clock or nothing"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the runs of --injected")
     parser.add_argument("--quick", action="store_true", help="a few seeds and trials only")
     args = parser.parse_args()
     if args.quick:
@@ -38,6 +44,8 @@ def main() -> None:
         found["links"] = namespaces.run(args.cases, args.clean)
     if not args.no_policies:
         found["policies"] = policies.run(quick=args.quick)
+    if args.injected:
+        found["injected"] = injected.run(args.injected, seed=args.seed)
     print(json.dumps(found))
 
 

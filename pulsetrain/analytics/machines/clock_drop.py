@@ -23,6 +23,9 @@ from pulsetrain.diagnostics.slow_nodes import LEAST_COHORT, deviations_limit
 Floats = NDArray[np.float64]
 
 CLOCK = "gpu_sm_clock_hz"
+FARTHER = 2.0
+"""A change so many times as far out as that of any peer is the GPU's own. The spread of few peers is not well
+known, so the limit in standard deviations alone would hide a drop of 10 % among six."""
 ON_PURPOSE = 0x2 | 0x4
 """clocks set by a person, and the power cap (nvml.h: nvmlClocksEventReason...)"""
 
@@ -34,7 +37,7 @@ class ClockConfig:
     busy_ratio: float = 0.5
     """an idle GPU lowers its clock on purpose, so only samples above this utilization count"""
     window: int = 5
-    """samples whose median is one value"""
+    """samples that make one value: their mean without the highest and the lowest"""
     recent: int = 2
     """so many of the newest values must all be low"""
     least_before: int = 4
@@ -90,7 +93,8 @@ def change_of(gpu: Gpu, config: ClockConfig) -> ClockChange | None:
     count = busy.size // config.window
     if count < config.recent + config.least_before:
         return None
-    values = np.median(busy[busy.size - count * config.window :].reshape(count, config.window), axis=1)
+    windows = np.sort(busy[busy.size - count * config.window :].reshape(count, config.window), axis=1)
+    values = windows[:, 1:-1].mean(axis=1)  # clocks come in steps, so a median would too
     before, recent = np.log(values[: -config.recent]), values[-config.recent :]
     held = np.median(np.lib.stride_tricks.sliding_window_view(before, config.least_before), axis=1)
     return ClockChange(
@@ -126,12 +130,13 @@ def _dropped(own: ClockChange, config: ClockConfig) -> bool:
 
 
 def _alone(own: ClockChange, cohort: Sequence[ClockChange], config: ClockConfig) -> bool:
-    """Whether the peers did not lose clock likewise."""
+    """Whether the peers did not lose clock likewise. `_dropped` has shown that it is no noise."""
     if len(cohort) < LEAST_COHORT:
         return not own.reasons & ON_PURPOSE
     peers = np.array([peer.change for peer in cohort if peer is not own])
     middle = float(np.median(peers))
-    limit = deviations_limit(len(cohort)) * float(sigma(peers - middle))
+    apart = np.abs(peers - middle)
+    limit = min(deviations_limit(len(cohort)) * float(sigma(apart)), FARTHER * float(apart.max()))
     return own.change - middle < -max(-math.log1p(-config.least_drop), limit)
 
 

@@ -39,6 +39,13 @@ def test_a_drop_of_ten_percent_is_named_without_a_reason_of_the_driver():
     assert finding.evidence["peers"] == 7
 
 
+@pytest.mark.parametrize("seed", range(10))
+def test_few_peers_are_enough(seed):
+    peers = [gpu(100 * seed + n) for n in range(1, 6)]
+    made = gpu(100 * seed, samples=100, ratio=0.9)
+    assert reported(made, *peers) == {("throttle", f"n1/GPU-{100 * seed}", "warning")}
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_clocks_that_only_wander_name_nobody(seed):
     assert reported(*(gpu(100 * seed + n, jitter=4) for n in range(8))) == set()
