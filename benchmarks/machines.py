@@ -6,17 +6,28 @@
 schemes see the same seeds. `links`: network namespaces as nodes, with real transfers over links that tc makes
 bad (`machinecheck/namespaces.py`). It needs root and is left out with --cases 0. `policies`: hardware trouble
 on a running job (`machinecheck/policies.py`), left out with --no-policies. `injected`: NaNs, wrong products
-and clocks that drop, on real processes (`machinecheck/injected.py`), only with --injected RUNS. The last line
-is one JSON object.
+and clocks that drop, on real processes (`machinecheck/injected.py`), only with --injected RUNS. `light`: what
+a light check costs (`machinecheck/light.py`, a process of its own). The last line is one JSON object.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import subprocess
 import sys
+from pathlib import Path
 
-from machinecheck import injected, namespaces, policies, simulated
+from machinecheck import injected, light, namespaces, policies, simulated
+
+
+def light_check() -> object:
+    """The cost of a light check, in a process that no thread was started in before it forks."""
+    script = Path(light.__file__)
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, check=True, timeout=120
+    )
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def main() -> None:
@@ -44,6 +55,7 @@ def main() -> None:
         found["links"] = namespaces.run(args.cases, args.clean)
     if not args.no_policies:
         found["policies"] = policies.run(quick=args.quick)
+    found["light"] = light_check()
     if args.injected:
         found["injected"] = injected.run(args.injected, seed=args.seed)
     print(json.dumps(found))
