@@ -5,16 +5,29 @@
 `simulated`: nodes whose all-gathers fail or whose times vary by 5 % from round to round. Both
 schemes see the same seeds. `links`: network namespaces as nodes, with real transfers over links that tc makes
 bad (`machinecheck/namespaces.py`). It needs root and is left out with --cases 0. `policies`: hardware trouble
-on a running job (`machinecheck/policies.py`), left out with --no-policies. The last line is one JSON object.
+on a running job (`machinecheck/policies.py`), left out with --no-policies. `injected`: NaNs, wrong products
+and clocks that drop, on real processes (`machinecheck/injected.py`), only with --injected RUNS. `light`: what
+a light check costs (`machinecheck/light.py`, a process of its own). The last line is one JSON object.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import subprocess
 import sys
+from pathlib import Path
 
-from machinecheck import namespaces, policies, simulated
+from machinecheck import injected, light, namespaces, policies, simulated
+
+
+def light_check() -> object:
+    """The cost of a light check, in a process that no thread was started in before it forks."""
+    script = Path(light.__file__)
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, check=True, timeout=120
+    )
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def main() -> None:
@@ -26,6 +39,10 @@ def main() -> None:
     parser.add_argument(
         "--no-policies", action="store_true", help="leave out hardware trouble on a running job"
     )
+    parser.add_argument(
+        "--injected", type=int, default=0, help="runs with a NaN, wrong products, a slow clock or nothing"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the runs of --injected")
     parser.add_argument("--quick", action="store_true", help="a few seeds and trials only")
     args = parser.parse_args()
     if args.quick:
@@ -38,6 +55,9 @@ def main() -> None:
         found["links"] = namespaces.run(args.cases, args.clean)
     if not args.no_policies:
         found["policies"] = policies.run(quick=args.quick)
+    found["light"] = light_check()
+    if args.injected:
+        found["injected"] = injected.run(args.injected, seed=args.seed)
     print(json.dumps(found))
 
 

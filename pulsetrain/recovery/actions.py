@@ -120,11 +120,14 @@ async def _back_off(job: JobState) -> None:
 def _again_and_again(job: JobState) -> dict[str, str]:
     """The node that is at fault, with the reason, where that is so for the third time and a standby is there.
 
-    Without one the job would have to wait. The user's own exceptions are no fault of a node.
+    Without one the job would have to wait. The user's own exceptions are no fault of a node. Nor is a NaN,
+    after which the node has multiplied.
     """
     recovery, limit = job.recovery, job.services.policy.faults_of_a_node
     now_s = job.services.clock.monotonic_s()
     if recovery is None or recovery.users_own or recovery.fault.event not in COUNTED or not limit:
+        return {}
+    if arithmetic_checks.is_nan(recovery.fault.reason):
         return {}
     node, failed = recovery.fault.node, job.members.failed
     if not recovery.node_counted:

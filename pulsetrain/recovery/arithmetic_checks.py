@@ -107,6 +107,11 @@ async def of_standbys(job: JobState, nodes: Sequence[CheckedNode]) -> dict[str, 
     return {**report.silent, **report.wrong}
 
 
+def is_nan(reason: str) -> bool:
+    """Whether a rank ended on a NaN. That alone is no fault of its node: wrong products would be."""
+    return bool(_SAYS_NAN.search(reason))
+
+
 def _said_by(exits: Iterable[RankExit]) -> list[str]:
     """Lines of ranks that ended on a NaN, one for each rank. Such a job may be gone before it is analyzed."""
     said = []

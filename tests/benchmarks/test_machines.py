@@ -66,3 +66,13 @@ def test_the_hubs_rounds_name_a_port_and_a_switch_between_network_namespaces_and
     assert [c.name for c in slow.culprits] == [port.name]
     assert [(c.kind, c.name) for c in uplink.culprits] == [("switch", f"{port.switch}/{port.rail}")]
     assert max(slow.rounds, uplink.rounds) <= MOST_ROUNDS
+
+
+@pytest.mark.integration
+@pytest.mark.alone
+def test_a_light_check_of_eight_healthy_nodes_takes_two_rounds():
+    import machines
+
+    cost = machines.light_check()
+    assert (cost["nodes"], cost["passed"], cost["rounds"]) == (8, True, 2)
+    assert 0 < cost["self_check_cpu_s"] < cost["cpu_s"]

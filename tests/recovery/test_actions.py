@@ -149,9 +149,9 @@ def check_after(monkeypatch):
 
     monkeypatch.setattr(actions.checks, "run", run)
 
-    def check_after(job, times, *, users_own=False):
+    def check_after(job, times, *, users_own=False, lines=()):
         for _ in range(times):
-            crash = faults.rank_failed(rank_exit(2, 1), job.now_ns())
+            crash = faults.rank_failed(rank_exit(2, 1, last_lines=lines), job.now_ns())
             assert crash.node == "b"
             job.begin_recovery(crash)
             job.recovery.users_own = users_own
@@ -179,6 +179,15 @@ def test_a_node_that_is_often_at_fault_is_replaced(check_after, times, nodes, mo
 def test_the_users_own_exceptions_are_no_fault_of_a_node(check_after):
     job = job_of(*map(FakeNode, "abz"), max_restarts=9)
     assert check_after(job, 5, users_own=True) == {}
+
+
+def test_a_nan_is_no_fault_of_a_node_that_multiplies_rightly(check_after, monkeypatch):
+    async def right(job):
+        return {}
+
+    monkeypatch.setattr(actions.arithmetic_checks, "at_a_stop", right)
+    job = job_of(*map(FakeNode, "abz"), max_restarts=9)
+    assert check_after(job, 5, lines=("FloatingPointError: the loss is nan",)) == {}
 
 
 def test_replacing_evicts_who_failed_and_promotes_a_standby():

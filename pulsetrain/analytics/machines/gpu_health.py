@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import pyarrow as pa
 
+from pulsetrain.analytics.machines import clock_drop
 from pulsetrain.analytics.machines.gpu_rules import RULES, GpuConfig, GpuFault
 from pulsetrain.analytics.machines.gpu_samples import Gpu, gpus
 from pulsetrain.analytics.verdict import Finding, Healthy, Inconclusive, Verdict
@@ -36,6 +37,9 @@ def find(
     if not sampled:
         return [Inconclusive(analyzer=NAME, reason="no sample of a GPU", blind=True)]
     faults = [(gpu, fault) for gpu in sampled for rule in RULES if (fault := rule(gpu, config)) is not None]
+    throttled = {gpu.name for gpu, fault in faults if fault.kind == "throttle"}
+    slower = clock_drop.find(sampled)
+    faults += [(gpu, slower[gpu.name]) for gpu in sampled if gpu.name in slower.keys() - throttled]
     verdicts: list[Verdict] = [_finding(gpu, fault, now_ns, job) for gpu, fault in faults]
     return verdicts or [Healthy(analyzer=NAME, numbers={"gpus": len(sampled)})]
 

@@ -1,0 +1,345 @@
+"""A NaN, wrong products of one machine, a clock that drops by 10 %, and stops without any of them.
+
+A hub, three nodes that train and a standby are real processes. Each run draws by its seed what happens to
+whom:
+
+- `nan`: the fault library makes a rank's loss a NaN. Its node must multiply, do so rightly, and stay.
+- `gemm`: the fault library makes some products of a node wrong. The node must multiply, and be replaced.
+- `clock`: a GPU of a node runs at 90 % of its clock (the C library of tests/nvml), in half of the runs with
+  the driver's bit for heat. The GPU must be named.
+- `clean`: a rank ends with an error of the script. Nobody must be named.
+
+All clocks wander by two steps of 15 MHz all the time. Any other node that is evicted or cordoned, and any
+other rank, node or GPU that is named, counts as wrong.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from pulsetrain import faults  # noqa: E402  # the library of the tests needs the root
+from pulsetrain.core.errors import PulsetrainError  # noqa: E402
+from pulsetrain.faults import arithmetic  # noqa: E402
+from pulsetrain.protocol.client import HubClient, find_hub  # noqa: E402
+from pulsetrain.stream.store.clickhouse import open_store  # noqa: E402
+from tests.nvml.library import TestDriver  # noqa: E402
+
+SCRIPT = Path(__file__).with_name("job.py")
+STARTUP = Path(faults.__file__).parent / "startup"
+KINDS = ("nan", "gemm", "clock", "clean")
+NODES, SPARE = ("a", "b", "c"), "d"
+GPUS = 2
+CLOCK_MHZ, STEP_MHZ, DROP = 1980, 15, 0.9
+HEAT = 0x20  # nvml.h: nvmlClocksEventReasonSwThermalSlowdown
+EVERY = (4, 9)  # the self-check multiplies three times, so it sees nothing
+FOUND_S, READY_S = 150.0, 150.0  # a hub on busy cores looks at machines once in a minute or less often
+NAMING = ("nan", "throttle", "wrong_arithmetic", "gpu_fault", "bad_link")
+CONFIG = """
+[controller]
+evictions_per_hour = 1000
+probation_s = 1.0
+min_healthy_ratio = 0.3
+arithmetic_check_s = 1.0
+"""
+
+Answer = dict[str, Any]
+
+
+def until(holds: Callable[[], bool], limit_s: float) -> bool:
+    """Whether it held in time."""
+    end_s = time.monotonic() + limit_s
+    while time.monotonic() < end_s:
+        if holds():
+            return True
+        time.sleep(0.1)
+    return False
+
+
+class Clocks:
+    """Clocks of all GPUs, which wander. `drop` makes one of them slow."""
+
+    def __init__(self, seed: int) -> None:
+        self.drivers: dict[str, TestDriver] = {}
+        self._slow: tuple[str, int] | None = None
+        self._draw, self._stop = random.Random(seed), threading.Event()
+        self._thread = threading.Thread(target=self._wander, daemon=True)
+        self._thread.start()
+
+    def drop(self, node: str, gpu: int, *, heat: bool) -> None:
+        """A GPU runs at `DROP` of its clock, with the driver's reason if there is `heat`."""
+        self._slow = (node, gpu)
+        self.drivers[node].set(gpu, temperature=88, event_reasons=HEAT if heat else 0)
+
+    def heal(self, node: str, gpu: int) -> None:
+        """It is as it was."""
+        self._slow = None
+        self.drivers[node].set(gpu, temperature=60, event_reasons=0)
+
+    def close(self) -> None:
+        """Leave the clocks alone."""
+        self._stop.set()
+        self._thread.join()
+
+    def _wander(self) -> None:
+        while not self._stop.wait(0.5):
+            for node, driver in list(self.drivers.items()):
+                for gpu in range(GPUS):
+                    share = DROP if self._slow == (node, gpu) else 1.0
+                    driver.set(gpu, clock_sm=CLOCK_MHZ * share + STEP_MHZ * self._draw.randint(-2, 2))
+
+
+class Cluster:
+    """A hub, three nodes of one rank, a standby. A node that was evicted comes back as the standby."""
+
+    def __init__(self, folder: Path, seed: int) -> None:
+        self.folder, self.plan = folder, folder / "plan"
+        (folder / "hub.toml").write_text(CONFIG)
+        self.env = os.environ | {"PULSETRAIN_DATA": str(folder / "hub"), "OMP_NUM_THREADS": "1"}
+        self.log = (folder / "log").open("ab")
+        self.clocks = Clocks(seed)
+        self.agents: dict[str, subprocess.Popen[bytes]] = {}
+        serve = ("serve", "--data", str(folder / "hub"), "--port", "0", "--no-dashboard")
+        self.hub = self._spawn({}, *serve, "--config", str(folder / "hub.toml"))
+        until(lambda: self.ask(lambda hub: hub.status()) is not None, 90)
+        for name in NODES:
+            self.start(name, "run")
+        until(lambda: self.job().get("step", -1) >= 5, 120)
+        self.start(SPARE, "agent", "--standby")
+
+    def start(self, name: str, *verb: str) -> None:
+        """Start a node that is well."""
+        self.wrong_products(name).unlink(missing_ok=True)
+        driver = TestDriver(self.folder / f"driver-{name}-{time.time_ns()}", GPUS, name)
+        self.clocks.drivers[name] = driver
+        flags = ("--job", "j", "--node", name, "--nnodes", str(len(NODES)), "--nproc-per-node", "1")
+        log = ("--max-restarts", "1000000", "--log-dir", str(self.folder / name))
+        fault = {"PYTHONPATH": str(STARTUP), arithmetic.ENVIRONMENT: str(self.wrong_products(name))}
+        self.agents[name] = self._spawn(
+            driver.environ | fault, *verb, *flags, *log, str(SCRIPT), str(self.plan)
+        )
+
+    def wrong_products(self, name: str) -> Path:
+        """While this file is there, products of the node are wrong now and then."""
+        return self.folder / f"wrong-{name}"
+
+    def _spawn(self, more: Mapping[str, str], *args: str) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "pulsetrain.cli", *args]
+        env = self.env | dict(more)
+        return subprocess.Popen(command, env=env, stdout=self.log, stderr=self.log, start_new_session=True)
+
+    def ask(self, what: Callable[[HubClient], Any]) -> Any:
+        """What the hub answers, None where it does not."""
+        try:
+            return what(HubClient(find_hub(environ=self.env), timeout_s=5.0))
+        except PulsetrainError:
+            return None
+
+    def job(self) -> Answer:
+        """The job's row of the status, {} where the hub does not answer."""
+        status = self.ask(lambda hub: hub.status())
+        return next(iter(status["jobs"]), {}) if status else {}
+
+    def nodes(self) -> dict[str, Answer]:
+        """The rows of the nodes."""
+        return {row["node"]: row for row in self.job().get("nodes", [])}
+
+    def named(self) -> set[tuple[str, str]]:
+        """Kind and subject of the open findings that accuse somebody."""
+        return {(f["kind"], f["subject"]) for f in self.job().get("findings", []) if f["kind"] in NAMING}
+
+    def ready(self) -> bool:
+        """The job trains, nothing is named, and there is somebody to replace a node."""
+        job, rows = self.job(), self.nodes()
+        spare = [r for r in rows.values() if r["state"] == "standby" and not r["cordon"]]
+        trains = job.get("state") == "running" and job.get("step", -1) >= 10
+        return trains and len(self.world()) == len(NODES) and bool(spare) and not self.named()
+
+    def world(self) -> list[str]:
+        """Nodes that train, in the order of their ranks."""
+        rows = [r for r in self.nodes().values() if r["state"] == "active"]
+        return [r["node"] for r in sorted(rows, key=lambda r: r["node_rank"])]
+
+    def events(self, kind: str, after: int) -> list[Answer]:
+        """Node and detail of stored events of one kind of attempts from `after` on."""
+        address = find_hub(environ=self.env)
+        store = open_store(address.url, token=address.token)
+        try:
+            query = (
+                f"SELECT node, detail FROM events WHERE kind = '{kind}' AND attempt >= {after} ORDER BY ts"
+            )
+            return [{"node": r["node"], **json.loads(r["detail"])} for r in store.query(query).to_pylist()]
+        finally:
+            store.close()
+
+    def close(self) -> None:
+        """End everything."""
+        self.clocks.close()
+        for process in (*self.agents.values(), self.hub):
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+        for process in (*self.agents.values(), self.hub):
+            process.wait(timeout=90)
+        self.log.close()
+
+
+@dataclass(kw_only=True)
+class Run:
+    """One run: what happened to whom, whether it was found, and who was accused wrongly."""
+
+    number: int
+    kind: str
+    node: str
+    found: bool = False
+    wrong: list[str] = field(default_factory=list)
+    note: str = ""
+    seconds: float = 0.0
+
+
+class Player:
+    """Plays runs on one cluster."""
+
+    def __init__(self, cluster: Cluster, draw: random.Random) -> None:
+        self._cluster, self._draw = cluster, draw
+        self._seen: set[tuple[str, str]] = set()
+
+    def play(self, number: int, kind: str) -> Run:
+        """One run, from a job that trains to a job that trains again."""
+        cluster, began_s = self._cluster, time.monotonic()
+        if not until(cluster.ready, READY_S):
+            return Run(number=number, kind=kind, node="", note=f"the job was not ready: {cluster.job()}")
+        world, attempt = cluster.world(), int(cluster.job()["attempt"])
+        rank = self._draw.randrange(len(world))
+        run, self._seen = Run(number=number, kind=kind, node=world[rank]), set()
+        allowed = getattr(self, f"_{kind}")(run, rank, attempt)
+        until(lambda: self._look() or cluster.job().get("state") == "running", READY_S)
+        evictions = {e["node"]: e.get("reason", "") for e in cluster.events("evict", attempt)}
+        evicted = list(evictions)
+        cordoned = [e["node"] for e in cluster.events("cordon", attempt)]
+        gone = [n for n in evicted if (kind, n) != ("gemm", run.node)]
+        held = [n for n in cordoned if n != run.node]
+        run.wrong = [f"{k} {s}" for k, s in sorted(self._seen - allowed)]
+        run.wrong += [f"evict {n}: {evictions[n]}" for n in gone] + [f"cordon {n}" for n in held]
+        for name in evicted:
+            cluster.agents[name].wait(timeout=60)
+            cluster.start(name, "agent", "--standby")
+        run.seconds = round(time.monotonic() - began_s, 1)
+        return run
+
+    def _look(self) -> bool:
+        """Note who is named now. Never true, so that it can stand before a condition."""
+        self._seen |= self._cluster.named()
+        return False
+
+    def _wait(self, holds: Callable[[], bool]) -> bool:
+        return until(lambda: self._look() or holds(), FOUND_S)
+
+    def _tell(self, rank: int, attempt: int, *, step: int = -1, end: str = "") -> None:
+        file = self._cluster.plan
+        new = file.with_suffix(".new")
+        new.write_text(json.dumps({"rank": rank, "attempt": attempt, "step": step, "end": end}))
+        new.replace(file)
+
+    def _stop(self, rank: int, attempt: int, why: str) -> None:
+        """A rank ends with an error. Returns when the job trains again, or not."""
+        self._tell(rank, attempt, end=why)
+        cluster = self._cluster
+        self._wait(lambda: int(cluster.job().get("attempt", 0)) > attempt)
+        self._wait(lambda: cluster.job().get("state") == "running")
+        cluster.plan.unlink(missing_ok=True)
+
+    def _nan(self, run: Run, rank: int, attempt: int) -> set[tuple[str, str]]:
+        accused = ("nan", str(rank))
+        self._tell(rank, attempt, step=0)
+        named = self._wait(lambda: accused in self._seen)
+        self._stop(rank, attempt, "the loss is nan")
+        checked = [e for e in self._cluster.events("arithmetic_check", attempt) if run.node in e["nodes"]]
+        run.found = named and bool(checked) and not any(e["wrong"] for e in checked)
+        run.note = f"named {named}, checked {[e['nodes'] for e in checked]}"
+        return {accused}
+
+    def _gemm(self, run: Run, rank: int, attempt: int) -> set[tuple[str, str]]:
+        accused = {("nan", str(rank)), ("wrong_arithmetic", run.node)}
+        arithmetic.begin(self._cluster.wrong_products(run.node), every=self._draw.randint(*EVERY))
+        named = self._wait(lambda: ("nan", str(rank)) in self._seen)
+        self._stop(rank, attempt, "the loss is nan")
+        checks = self._cluster.events("arithmetic_check", attempt)
+        wrong = {node for check in checks for node in check["wrong"]}
+        gone = self._wait(lambda: run.node not in self._cluster.world())
+        run.found = named and wrong == {run.node} and gone
+        run.note = f"named {named}, wrong {sorted(wrong)}, replaced {gone}"
+        return accused
+
+    def _clock(self, run: Run, rank: int, attempt: int) -> set[tuple[str, str]]:
+        gpu, heat = self._draw.randrange(GPUS), self._draw.random() < 0.5
+        accused = ("throttle", f"{run.node}/GPU-{run.node}{gpu}")
+        time.sleep(5.0)  # what the clock was before is learned from some seconds
+        self._cluster.clocks.drop(run.node, gpu, heat=heat)
+        run.found = self._wait(lambda: accused in self._seen)
+        self._cluster.clocks.heal(run.node, gpu)
+        run.note = f"with a reason of the driver: {heat}"
+        self._wait(lambda: accused not in self._cluster.named())
+        return {accused}
+
+    def _clean(self, run: Run, rank: int, attempt: int) -> set[tuple[str, str]]:
+        self._stop(rank, attempt, "the data set has ended")
+        run.found = True
+        return set()
+
+
+def kinds_of(runs: int, draw: random.Random) -> list[str]:
+    """Kinds of runs, each about equally often, in random order."""
+    kinds = [KINDS[i % len(KINDS)] for i in range(runs)]
+    draw.shuffle(kinds)
+    return kinds
+
+
+def summary(runs: list[Run]) -> Answer:
+    """The counts, by kind and together, and the runs that were not as they should be."""
+    by_kind = {kind: [r for r in runs if r.kind == kind] for kind in KINDS}
+    return {
+        "runs": len(runs),
+        "by_kind": {
+            kind: {
+                "runs": len(own),
+                "found": sum(r.found for r in own),
+                "wrong": sum(bool(r.wrong) for r in own),
+            }
+            for kind, own in by_kind.items()
+        },
+        "healthy_evicted": sum(w.startswith("evict ") for r in runs for w in r.wrong),
+        "runs_that_accuse_wrongly": sum(bool(r.wrong) for r in runs),
+        "odd": [vars(r) for r in runs if not r.found or r.wrong],
+        "seconds": round(sum(r.seconds for r in runs), 1),
+    }
+
+
+def run(runs: int, *, seed: int = 0) -> Answer:
+    """Play so many runs, one line on standard error for each."""
+    draw, played = random.Random(seed), list[Run]()
+    with tempfile.TemporaryDirectory() as folder:
+        cluster = Cluster(Path(folder), seed)
+        try:
+            player = Player(cluster, draw)
+            for number, kind in enumerate(kinds_of(runs, draw)):
+                played.append(player.play(number, kind))
+                print(json.dumps(vars(played[-1])), file=sys.stderr, flush=True)
+                if not played[-1].node:
+                    break
+        finally:
+            cluster.close()
+    return summary(played)
