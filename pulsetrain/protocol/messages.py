@@ -349,6 +349,8 @@ class Start:
     With `shards` a rank takes the parts that it needs of what `saved_world` ranks have saved. `shards` says
     where the part of a saved rank is: "storage", or "peer:NODE". Saved ranks with the same number in `copies`
     have saved the same. `holders` are nodes outside the world that have some.
+
+    With `image` the ranks are not launched: those of that image are restored, which stood at `restore_step`.
     """
 
     id: int
@@ -370,6 +372,7 @@ class Start:
     shards: Mapping[str, str] = field(default_factory=dict)  # keys are ranks, as JSON has them
     copies: Mapping[str, int] = field(default_factory=dict)
     holders: tuple[WorldNode, ...] = ()
+    image: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -423,6 +426,18 @@ class HoldRanks:
     lease_s: float = 10.0
     wait_s: float = 0.1
     saved_step: int = -1
+
+
+@dataclass(frozen=True, kw_only=True)
+class DumpRanks:
+    """Dump the ranks of `attempt`, which stand still, into the image `name`, and leave them stopped.
+
+    `data` of the reply is {"bytes", "dump_ns", "processes"}. Where it fails, the ranks stand on as before.
+    """
+
+    id: int
+    attempt: int
+    name: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -535,7 +550,7 @@ HEARTBEAT = '{"type":"Heartbeat",'
 
 Report = Hello | Heartbeat | RankExit | FirstStep | Leaving | Reply
 Checks = SelfCheck | PairCheck | LinkSink | LinkSend | ArithmeticCheck
-Moves = SaveFrom | ShareDevices | HoldRanks
+Moves = SaveFrom | ShareDevices | HoldRanks | DumpRanks
 Command = Ping | HostStore | Start | Stop | Moves | Checks | DumpStacks | Profile | Leave
 Message = Report | Command
 

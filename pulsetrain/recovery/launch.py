@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 
 from pulsetrain.protocol.messages import Reply, Start, World, WorldNode
-from pulsetrain.recovery import device_resizing, elasticity, faults, rendezvous, world
+from pulsetrain.recovery import device_resizing, elasticity, faults, images, rendezvous, world
 from pulsetrain.recovery.attempt import Attempt
 from pulsetrain.recovery.record import Fault
 from pulsetrain.recovery.rendezvous import Rendezvous
@@ -19,6 +19,8 @@ DOUBTFUL_FAILURES = 2
 
 async def launch(job: JobState) -> Event | Fault:
     """Start an attempt from the newest step that all ranks can reach. `STARTED`, or why it failed."""
+    if await images.restore(job):
+        return Event.STARTED
     members = job.members
     job.attempt = Attempt(number=job.attempt.number + 1)
     members.refresh_world()

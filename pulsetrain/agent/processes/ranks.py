@@ -9,12 +9,14 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import structlog
 
 from pulsetrain.agent.output import last_lines
 from pulsetrain.agent.processes.devices import SharedDevices
+from pulsetrain.agent.processes.process_images import Manifest, ProcessImages, ring_of
 from pulsetrain.agent.processes.zygote import Zygote
 from pulsetrain.agent.processes.zygote_protocol import Mode, RankProcess
 from pulsetrain.collectors.machine.host import process_state
@@ -118,12 +120,15 @@ class Rank:
     pid: int = -1
     code: int | None = None
     stopping: bool = False
+    dumped: bool = False
     ended: threading.Event = field(default_factory=threading.Event)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def status(self, now_ns: int) -> RankStatus:
         """The rank's status page, with the state of its process from /proc."""
         state = "gone" if self.code is not None else process_state(self.pid, Path("/"))
+        if self.dumped and state != "gone":
+            state = "sleeping"  # whoever dumps it has stopped it
         with self.lock:
             return self.drain.status(self.pid, state, now_ns)
 
@@ -167,6 +172,12 @@ class Rank:
         """Whether it stands still."""
         with self.lock:
             return self.drain.stands
+
+    @property
+    def standing_number(self) -> tuple[int, int]:
+        """The number of the hold that it was asked for, and the arrivals that it may pass."""
+        with self.lock:
+            return self.drain.asked_hold
 
     def position(self) -> RankPosition:
         """How many operations it has entered, and whether it stands still."""
@@ -221,6 +232,7 @@ class Ranks:
         self._on_exit = on_exit
         self._ring_slots = ring_slots
         self.all: tuple[Rank, ...] = ()
+        self.restored = False  # they came from an image
         self.devices = SharedDevices()
 
     @property
@@ -244,7 +256,7 @@ class Ranks:
             folder.mkdir(parents=True, exist_ok=True)
         prepared = [self._prepare(start, local, folder) for local in range(self._identity.nproc_per_node)]
         self._close_rings()
-        self.all = tuple(prepared)
+        self.all, self.restored = tuple(prepared), False
         self.devices.begin(self.all, start.devices or self._identity.devices)
         try:
             for rank in prepared:
@@ -256,6 +268,43 @@ class Ranks:
             self.stop(zygote, grace_s=0)
             raise
 
+    def restore(self, zygote: Zygote, start: Start, images: ProcessImages, manifest: Manifest) -> None:
+        """Bring the ranks of an image back. They stand where they stood.
+
+        No rank of another attempt may be left. Raises `Unavailable`. Then none of these is left either.
+        """
+        own = {f"rank_{r}": r for r in ranks_of_node(start.node_rank, self._identity.nproc_per_node)}
+        if own.keys() != manifest.outputs.keys():
+            raise Unavailable(f"image {manifest.name!r}: it is of other ranks")
+        ends: dict[str, int] = {}
+        by_name: dict[str, Rank] = {}
+
+        def ended(name: str, code: int) -> None:
+            ends[name] = code
+            if name in by_name:
+                self._ended(by_name[name], code)
+
+        images.restore(manifest, zygote, {name: partial(ended, name) for name in manifest.processes})
+        rings: dict[str, int] = {}
+        try:
+            for name in own:
+                rings[name] = ring_of(manifest.processes[name])
+        except Unavailable:
+            for fd in rings.values():
+                os.close(fd)
+            for pid in manifest.processes.values():
+                zygote.signal(pid, signal.SIGKILL)
+            raise
+        for name, rank in own.items():
+            files = dict(zip(("stdout", "stderr"), map(Path, manifest.outputs[name]), strict=True))
+            by_name[name] = self._rank(start, rank, rings[name], files, restored=True)
+            by_name[name].pid = manifest.processes[name]
+        self._close_rings()
+        self.all, self.restored = tuple(by_name.values()), True
+        for name in own.keys() & ends.keys():
+            if by_name[name].code is None:
+                self._ended(by_name[name], ends[name])
+
     def share(
         self, devices: int, timeout_s: float, *, dry_run: bool = False
     ) -> tuple[dict[int, int], list[int]]:
@@ -266,6 +315,8 @@ class Ranks:
         """
         if self._program.mode == "exec" and devices:
             raise UsageError("ranks of --no-python cannot share devices: nothing of Pulsetrain runs in them")
+        if self.restored and devices:
+            raise UsageError("ranks that were restored from an image cannot share devices")
         placed = self.devices.share(self.all, devices, dry_run=dry_run)
         return placed, [] if dry_run else self.devices.wait(self.all, timeout_s)
 
@@ -293,10 +344,16 @@ class Ranks:
         self.all = ()
 
     def _prepare(self, start: Start, local_rank: int, folder: Path) -> Rank:
-        job, node, attempt = self._identity.job, self._identity.node, start.attempt
         rank = ranks_of_node(start.node_rank, self._identity.nproc_per_node)[local_rank]
-        ring_fd = create_ring(self._ring_slots)
         files = {"stdout": folder / f"rank_{rank}.out", "stderr": folder / f"rank_{rank}.err"}
+        return self._rank(start, rank, create_ring(self._ring_slots), files)
+
+    def _rank(
+        self, start: Start, rank: int, ring_fd: int, files: Mapping[str, Path], *, restored: bool = False
+    ) -> Rank:
+        """A rank with its ring. What a restored one has printed before was read already."""
+        job, node, attempt = self._identity.job, self._identity.node, start.attempt
+        local_rank = rank - ranks_of_node(start.node_rank, self._identity.nproc_per_node)[0]
         return Rank(
             rank=rank,
             local_rank=local_rank,
@@ -312,7 +369,15 @@ class Ranks:
                 switch=self._identity.switch,
             ),
             tails=tuple(
-                Tail(path, source=source, job=job, attempt=attempt, node=node, rank=rank)
+                Tail(
+                    path,
+                    source=source,
+                    job=job,
+                    attempt=attempt,
+                    node=node,
+                    rank=rank,
+                    offset=path.stat().st_size if restored and path.exists() else 0,
+                )
                 for source, path in files.items()
             ),
             ring_fd=ring_fd,
