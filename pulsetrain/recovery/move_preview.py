@@ -12,7 +12,6 @@ from pulsetrain.recovery.nodes import NodeState
 from pulsetrain.recovery.restart_cost import Price
 from pulsetrain.recovery.snapshot import JobSnapshot
 
-
 _ONLY = "only those of a job of one node that nothing else saves"
 
 
