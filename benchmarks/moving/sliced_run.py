@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from pulsetrain.agent.commands import STORE
-from pulsetrain.agent.processes.ranks import NodeIdentity, Program, Ranks
+from pulsetrain.agent.processes.rank import NodeIdentity, Program
+from pulsetrain.agent.processes.ranks import Ranks
 from pulsetrain.agent.processes.zygote import Zygote
 from pulsetrain.checkpoint.memory.arena import create_arena
 from pulsetrain.protocol.messages import Start, WorldNode

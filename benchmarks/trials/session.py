@@ -17,7 +17,8 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
-from pulsetrain.agent.processes.ranks import NodeIdentity, Program, Rank, Ranks
+from pulsetrain.agent.processes.rank import NodeIdentity, Program, Rank
+from pulsetrain.agent.processes.ranks import Ranks
 from pulsetrain.agent.processes.zygote import Zygote
 from pulsetrain.analytics import watch
 from pulsetrain.analytics.analyze import StepRange, analyze

@@ -13,7 +13,9 @@ from pulsetrain.agent.config import AgentConfig
 from pulsetrain.agent.launch_options import LaunchOptions
 from pulsetrain.agent.log_lines import LogLineSink
 from pulsetrain.agent.node import NodeParts
-from pulsetrain.agent.processes.ranks import NodeIdentity, Ranks
+from pulsetrain.agent.processes.process_images import ProcessImages
+from pulsetrain.agent.processes.rank import NodeIdentity
+from pulsetrain.agent.processes.ranks import Ranks
 from pulsetrain.agent.processes.zygote import ZygoteHolder
 from pulsetrain.agent.recorder import Recorder, RecorderPeriods
 from pulsetrain.agent.shared_ticks import SharedTicks
@@ -74,6 +76,7 @@ def assemble(setup: AgentSetup, zygotes: ZygoteHolder) -> Iterator[Agent]:
             checkpoints=checkpoints,
             recorder=recorder,
             machine=hardware.health,
+            images=ProcessImages(setup.folder, allowed=config.images),
             loops=lambda: (shipper.loop, *checkpoints.loops, *recorder.loops, *hardware.loops),
         )
         agent = Agent(identity, config, setup.hub, parts)

@@ -8,14 +8,18 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Protocol, cast
 
 import structlog
 
-from pulsetrain.agent import holding, profiling
+from pulsetrain.agent import holding, image_commands, profiling
 from pulsetrain.agent.check_commands import CheckCommands
 from pulsetrain.agent.link import SendReply
-from pulsetrain.agent.processes.ranks import NodeIdentity, Ranks
+from pulsetrain.agent.processes.process_images import ProcessImages
+from pulsetrain.agent.processes.rank import NodeIdentity, Rank
+from pulsetrain.agent.processes.ranks import Ranks
 from pulsetrain.agent.processes.zygote import Zygote
 from pulsetrain.agent.store_check import why_unreachable
 from pulsetrain.agent.world_part import world_of
@@ -31,6 +35,7 @@ from pulsetrain.core.json import JsonObject
 from pulsetrain.protocol.messages import (
     ArithmeticCheck,
     Command,
+    DumpRanks,
     DumpStacks,
     Held,
     HoldRanks,
@@ -70,6 +75,7 @@ class Node(Protocol):
     def zygote(self) -> Zygote: ...
     def launched(self, start: Start, began_ns: int) -> None: ...
     def stopped(self) -> None: ...
+    def drain(self) -> None: ...
     def send_heartbeat(self) -> None: ...
     def leave(self, command: Leave, send_reply: SendReply) -> None: ...
 
@@ -106,9 +112,15 @@ class Commands:
     """
 
     def __init__(
-        self, node: Node, checkpoints: Checkpoints, create_arena: Callable[[], int] | None = None
+        self,
+        node: Node,
+        checkpoints: Checkpoints,
+        create_arena: Callable[[], int] | None = None,
+        *,
+        images: ProcessImages | None = None,
     ) -> None:
         self._node, self._checkpoints = node, checkpoints
+        self._images = images or ProcessImages(Path("."), allowed="never")
         self._create_arena = create_arena or _create_arena
         self._ranks_lock, self._restore_lock = threading.Lock(), threading.Lock()
         self._epochs = itertools.count(1)
@@ -197,6 +209,8 @@ class Commands:
                 return {"devices": {str(rank): device for rank, device in placed.items()}, "late": late}
             case HoldRanks():
                 return holding.run(command, self._node.ranks.attempt, self._node.ranks.alive)
+            case DumpRanks():
+                return self._dump_ranks(command)
             case HostStore():
                 return self._host_store(command)
             case SelfCheck():
@@ -219,6 +233,9 @@ class Commands:
     def _start(self, start: Start) -> JsonObject:
         began_ns = time.time_ns()
         epoch = self._end_ranks(None)
+        if start.image:
+            return self._restore_ranks(start, epoch, began_ns)
+        self._images.clear()  # its ranks would write into files that others write by then
         unreachable = why_unreachable(start)
         if unreachable:
             return {"store_unreachable": unreachable}
@@ -237,6 +254,46 @@ class Commands:
         kept = list(self._node.ranks.kept)
         spawn_ns = time.time_ns() - spawning_ns
         return {"load_ns": load_ns, "spawn_ns": spawn_ns, "kept": kept, "not_kept": not_kept}
+
+    def _dump_ranks(self, command: DumpRanks) -> JsonObject:
+        with self._ranks_lock:
+            self._node.drain()  # or the same rows would be read from the image again
+            store, ranks = self._stores.get(self._node.identity.job), self._node.ranks
+            done = image_commands.dump(command, ranks, self._images, store, devices=ranks.devices.number)
+            timer = threading.Timer(image_commands.STOPPED_S, self._go_on, (ranks.alive, store))
+            timer.daemon = True
+            timer.start()
+        return done
+
+    def _go_on(self, ranks: Sequence[Rank], store: int | None) -> None:
+        """Nobody has ended the ranks that were dumped: a hub that is lost must not stop a job."""
+        with self._ranks_lock:
+            if any(rank.code is None for rank in ranks):
+                self._images.clear()
+                image_commands.go_on([rank for rank in ranks if rank.code is None], store)
+
+    def _restore_ranks(self, start: Start, epoch: int, began_ns: int) -> JsonObject:
+        """Bring the ranks of an image back, and let them run on. The image is gone then in any case."""
+        store = self._stores.pop(start.job, None)
+        if store is not None:
+            self._node.zygote.signal(store, signal.SIGKILL)
+        own_ranks = ranks_of_node(start.node_rank, self._node.identity.nproc_per_node)
+        try:
+            manifest = image_commands.read(start, self._images, store)
+            with self._restore_lock:
+                self._restore(replace(start, restore_step=-1), own_ranks)
+            with self._ranks_lock:
+                if epoch != self._epoch:
+                    raise Unavailable(f"attempt {start.attempt} was stopped while it started")
+                self._node.ranks.restore(self._node.zygote, start, self._images, manifest)
+                self._stores |= image_commands.store_of(start.job, manifest)
+                self._checkpoints.follow({rank.rank: rank.ring_fd for rank in self._node.ranks.all})
+                self._node.launched(start, began_ns)
+                for rank in self._node.ranks.all:
+                    rank.hold(0, 0, 0)
+        finally:
+            self._images.clear()
+        return {"restore_ns": time.time_ns() - began_ns}
 
     def _restore(self, start: Start, own_ranks: range) -> dict[str, int]:
         """Bring each rank's state of `restore_step` into its arena; ns it took, by rank."""
@@ -270,7 +327,7 @@ class Commands:
     def _host_store(self, command: HostStore) -> JsonObject:
         """Start a new store, also where the job has one: a restarted rank would find the old keys in that."""
         zygote = self._node.zygote
-        pid, value = zygote.serve(STORE, {}, WORKER_TIMEOUT_S)
+        pid, value = zygote.serve(STORE, {"dumpable": self._images.possible}, WORKER_TIMEOUT_S)
         with self._ranks_lock:
             before, self._stores[command.job] = self._stores.get(command.job), pid
         if before is not None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 class AgentConfig:
     """Configuration of an agent: table ``[agent]``, environment ``PULSETRAIN_AGENT_*``.
 
-    Raises `ValueError` for a period that is not above 0.
+    Raises `ValueError` for a period that is not above 0, or for other `images`.
     """
 
     watch_s: float = 0.2
@@ -41,6 +41,9 @@ class AgentConfig:
     """File that says under which switch each node is: Slurm's topology.conf, or TOML if its name ends so."""
     log_rules: str = ""
     """TOML file with the site's rules for log lines, tried on each line as it is read. None by default."""
+    images: str = "never"
+    """Whether a pre-emption dumps the ranks' processes, where the host can and nothing else saves each step:
+    auto or never. Experimental. An image rests in the node's data folder."""
     ca_certificate: str = ""
     """CA by which the agent checks a hub whose address begins with https://. Empty: PULSETRAIN_CA, else
     those that the system knows."""
@@ -48,6 +51,8 @@ class AgentConfig:
     """How long the zygote may take to import torch and the modules to preload."""
 
     def __post_init__(self) -> None:
+        if self.images not in ("auto", "never"):
+            raise ValueError(f"images = {self.images!r}: allowed: auto, never")
         for name in ("watch_s", "drain_s", "echo_s", "heartbeat_s"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} = {getattr(self, name)}: must be above 0")

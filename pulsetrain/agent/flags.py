@@ -193,7 +193,7 @@ def launch_options(
     """
     from pulsetrain.agent.launch import local_processes
     from pulsetrain.agent.launch_options import LaunchOptions, NodeOptions, OutputOptions
-    from pulsetrain.agent.processes.ranks import Program
+    from pulsetrain.agent.processes.rank import Program
 
     flags, step = cast("LaunchFlags", given), step_of(environ)
     sizes, script = _nodes(flags["nnodes"] or str(step.nodes or 1)), Path(flags["script"]).stem

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from pulsetrain.agent.processes.ranks import NodeIdentity
+from pulsetrain.agent.processes.rank import NodeIdentity
 from pulsetrain.core.supervisor import LoopStatus
 from pulsetrain.protocol.messages import HardwareSign, Heartbeat, Held, RankActivity, RankStatus
 from pulsetrain.records.columns import Columns

@@ -19,7 +19,7 @@ from pulsetrain.agent.config import AgentConfig
 from pulsetrain.agent.launch_options import LaunchOptions
 from pulsetrain.agent.local_hub import join_hub, local_hub, wait_for_guests
 from pulsetrain.agent.outcome import Outcome
-from pulsetrain.agent.processes.ranks import Program
+from pulsetrain.agent.processes.rank import Program
 from pulsetrain.agent.processes.zygote import Zygote, ZygoteHolder
 from pulsetrain.core.config import load, read_toml
 from pulsetrain.core.errors import ConfigError, UsageError

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from pulsetrain.agent.processes.ranks import NodeIdentity, Program
+from pulsetrain.agent.processes.rank import NodeIdentity, Program
 from pulsetrain.protocol.client import data_folder
 
 

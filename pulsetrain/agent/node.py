@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import socket
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Protocol
 
 import structlog
@@ -17,12 +17,13 @@ from pulsetrain.agent.attempt import AttemptState
 from pulsetrain.agent.commands import Checkpoints, Commands
 from pulsetrain.agent.heartbeat import HeartbeatSender, NodeState
 from pulsetrain.agent.link import Link, SendReply
-from pulsetrain.agent.processes.ranks import NodeIdentity, Rank, Ranks
+from pulsetrain.agent.processes.process_images import ProcessImages
+from pulsetrain.agent.processes.rank import NodeIdentity, Rank
+from pulsetrain.agent.processes.ranks import Ranks
 from pulsetrain.agent.processes.zygote import Zygote, ZygoteHolder
 from pulsetrain.collectors.machine.activity import ActivityMeter
 from pulsetrain.core.errors import PulsetrainError
 from pulsetrain.core.supervisor import LoopStatus
-from pulsetrain.diagnostics import process_dump
 from pulsetrain.protocol.client import HubAddress
 from pulsetrain.protocol.messages import (
     Command,
@@ -78,6 +79,7 @@ class NodeParts:
     checkpoints: Checkpoints
     recorder: Recorder
     machine: Machine = field(default_factory=UnknownMachine)
+    images: ProcessImages = field(default_factory=lambda: ProcessImages(Path("."), allowed="never"))
     loops: Callable[[], Iterable[LoopStatus]] = tuple
 
 
@@ -106,7 +108,7 @@ class Node:
         self._parts = parts
         self._attempt = AttemptState(identity.node)
         self._activity = ActivityMeter()
-        self._commands = Commands(self, parts.checkpoints)
+        self._commands = Commands(self, parts.checkpoints, images=parts.images)
         self._heartbeats = HeartbeatSender(
             identity, self._state, (self.link.send_heartbeat, parts.recorder.heartbeat)
         )
@@ -161,6 +163,10 @@ class Node:
         self._parts.recorder.drain()
         self._parts.recorder.follow(())
         self._attempt.stopped()
+
+    def drain(self) -> None:
+        """Record what ranks have written until now."""
+        self._parts.recorder.drain()
 
     def stop_ranks(self, grace_s: float) -> str:
         """End all ranks; "" or one line about those that do not end."""
@@ -229,15 +235,10 @@ class Node:
             host=socket.gethostname(),
             tier=identity.tier,
             gpus=tuple(self._parts.machine.identities),
-            dump_lacks=self._dump_lacks,
+            dump_lacks=self._parts.images.lacks,
             takes_world_part=True,
         )
         return (hello, *self._attempt.exits)
-
-    @functools.cached_property
-    def _dump_lacks(self) -> str:
-        """What this host lacks to dump processes. It is asked once."""
-        return process_dump.lacks()
 
     def _on_command(self, command: Command, send_reply: SendReply) -> None:
         log.debug("command", type=type(command).__name__, id=command.id)

@@ -11,7 +11,7 @@ import structlog
 
 from pulsetrain.agent import heartbeat
 from pulsetrain.agent.output import Echo
-from pulsetrain.agent.processes.ranks import Rank
+from pulsetrain.agent.processes.rank import Rank
 from pulsetrain.agent.shared_ticks import SharedTicks
 from pulsetrain.agent.sources import Batches, Sink, Source
 from pulsetrain.core.supervisor import FailureCollector, LoopStatus, ThreadSupervisor

@@ -19,7 +19,7 @@ from pulsetrain.agent.config import AgentConfig
 from pulsetrain.agent.link import SendReply
 from pulsetrain.agent.node import Node, NodeParts
 from pulsetrain.agent.outcome import USAGE_EXIT, Outcome
-from pulsetrain.agent.processes.ranks import NodeIdentity, Rank
+from pulsetrain.agent.processes.rank import NodeIdentity, Rank
 from pulsetrain.core.clock import Clock, SystemClock
 from pulsetrain.core.supervisor import RESTART_DELAY_S, LoopMonitor
 from pulsetrain.protocol.client import HubAddress

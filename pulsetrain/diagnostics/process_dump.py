@@ -1,12 +1,13 @@
 """What a host lacks to dump a running process and restore it elsewhere, with CRIU.
 
-Pulsetrain does not dump processes. A job that is moved goes on from a saved step. This check tells a person
-why, before a move.
+Where nothing is lacking, a pre-empted job of one node goes on from its processes. Else it goes on from
+a saved step, and this check tells a person why, before a move.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Callable, Sequence
@@ -42,7 +43,22 @@ def lacks(*, root: Path = Path("/"), path: str | None = None, run: Run | None = 
     if status:
         last = next((line.strip() for line in reversed(said.splitlines()) if line.strip()), "")
         return f"criu check fails: {last or f'status {status}'}"[:200]
-    return ""
+    return _too_old(run((criu, "--version"))[1], root / "proc/sys/kernel/osrelease")
+
+
+def _too_old(said: str, release: Path) -> str:
+    """From 6.16 on, Linux refuses options of TCP sockets that CRIU before 4.2 asks for."""
+    version = re.search(r"Version: (\d+)\.(\d+)", said)
+    try:
+        kernel = re.match(r"(\d+)\.(\d+)", release.read_text())
+    except OSError:
+        return ""
+    if version is None or kernel is None:
+        return ""
+    old = (int(version[1]), int(version[2])) < (4, 2)
+    if not old or (int(kernel[1]), int(kernel[2])) < (6, 16):
+        return ""
+    return f"criu {version[1]}.{version[2]} cannot dump TCP sockets on Linux {kernel[0]}: 4.2 or later can"
 
 
 def _capabilities(status: Path) -> int:

@@ -357,6 +357,8 @@ class Start:
 
     `world_nodes` above 0: `world` is a part of so many nodes. Where that is not enough, launch nothing.
     `data` of the reply is {"needs_world": true}.
+
+    With `image` the ranks are not launched: those of that image are restored, which stood at `restore_step`.
     """
 
     id: int
@@ -379,6 +381,7 @@ class Start:
     copies: Mapping[str, int] = field(default_factory=dict)
     holders: tuple[WorldNode, ...] = ()
     world_nodes: int = 0
+    image: str = ""
 
     @property
     def node_count(self) -> int:
@@ -444,6 +447,18 @@ class HoldRanks:
     lease_s: float = 10.0
     wait_s: float = 0.1
     saved_step: int = -1
+
+
+@dataclass(frozen=True, kw_only=True)
+class DumpRanks:
+    """Dump the ranks of `attempt`, which stand still, into the image `name`, and leave them stopped.
+
+    `data` of the reply is {"bytes", "dump_ns", "processes"}. Where it fails, the ranks stand on as before.
+    """
+
+    id: int
+    attempt: int
+    name: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -556,7 +571,7 @@ HEARTBEAT = '{"type":"Heartbeat",'
 
 Report = Hello | Heartbeat | RankExit | FirstStep | Leaving | Reply
 Checks = SelfCheck | PairCheck | LinkSink | LinkSend | ArithmeticCheck
-Moves = SaveFrom | ShareDevices | HoldRanks
+Moves = SaveFrom | ShareDevices | HoldRanks | DumpRanks
 Command = Ping | HostStore | Start | Stop | Moves | Checks | DumpStacks | Profile | Leave
 Message = Report | Command
 

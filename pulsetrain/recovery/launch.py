@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from pulsetrain.protocol.messages import Reply, Start, WorldNode
-from pulsetrain.recovery import device_resizing, elasticity, faults, rendezvous, survivors, world
+from pulsetrain.recovery import device_resizing, elasticity, faults, images, rendezvous, survivors, world
 from pulsetrain.recovery.attempt import Attempt
 from pulsetrain.recovery.record import Fault
 from pulsetrain.recovery.rendezvous import Rendezvous
@@ -21,6 +21,8 @@ DOUBTFUL_FAILURES = 2
 
 async def launch(job: JobState) -> Event | Fault:
     """Start an attempt from the newest step that all ranks can reach. `STARTED`, or why it failed."""
+    if await images.restore(job):
+        return Event.STARTED
     members = job.members
     job.attempt = Attempt(number=job.attempt.number + 1)
     members.refresh_world()

@@ -27,6 +27,7 @@ class Preemption:
     """Why a job is to stop, who wanted it, and its newest step (-1: none).
 
     `stopped_ns` is 0 until it has stopped. `wait_s` is how long it may wait for a checkpoint before.
+    `image` names what its processes were dumped into, on `image_node`.
     """
 
     reason: str
@@ -34,6 +35,8 @@ class Preemption:
     step: int
     stopped_ns: int
     wait_s: float = 60.0
+    image: str = ""
+    image_node: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,6 +12,8 @@ from pulsetrain.recovery.nodes import NodeState
 from pulsetrain.recovery.restart_cost import Price
 from pulsetrain.recovery.snapshot import JobSnapshot
 
+_ONLY = "only those of a job of one node that nothing else saves"
+
 
 class MovePreview(TypedDict):
     """`standby` is the node that would take over, None where none has to. `why_not`: why it cannot be done.
@@ -75,4 +77,4 @@ def why_no_dump(lacks: Mapping[str, str]) -> str:
     said = "; ".join(
         f"{why} on {', '.join(names[:4])}{', ...' * (len(names) > 4)}" for why, names in hosts.items()
     )
-    return f"processes are not dumped ({said or 'not done yet'}): the job goes on from a saved step"
+    return f"processes are not dumped ({said or _ONLY}): the job goes on from a saved step"

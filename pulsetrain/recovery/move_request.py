@@ -76,6 +76,32 @@ class Hold:
 
 
 @dataclass(kw_only=True)
+class Image:
+    """The processes of a job as they stood after `step`, on `node`. `name` is "" until they are dumped.
+
+    `state`: asked until they are dumped, or missed where they could not be.
+    """
+
+    node: str
+    attempt: int
+    name: str = ""
+    step: int = -1
+    state: Literal["asked", "taken", "missed"] = "asked"
+    dump_ns: int = 0
+    bytes: int = 0
+    why_not: str = ""
+
+    def row(self) -> dict[str, object]:
+        """The image as an event shows it."""
+        return {
+            "node": self.node,
+            "taken": self.state == "taken",
+            "bytes": self.bytes,
+            "why_not": self.why_not,
+        }
+
+
+@dataclass(kw_only=True)
 class Move:
     """A pre-emption or a migration from the request until the job has stopped, or is resumed.
 
@@ -83,7 +109,7 @@ class Move:
     to save, `acted_in` the one that was stopped, None for none yet. `from_step` is the newest step then.
     `hold` is the barrier at which the ranks are ended, and `held_ns` how long it took until they were.
     `saved_s` is when the script was first seen to have saved by itself.
-    `not_stopped` are nodes whose ranks would not end.
+    `image` is what its processes were dumped into. `not_stopped` are nodes whose ranks would not end.
     """
 
     request: MoveRequest
@@ -94,6 +120,7 @@ class Move:
     acted_in: int | None = None
     saved_ns: int = 0
     hold: Hold | None = None
+    image: Image | None = None
     held_ns: int = 0
     saved_s: float = 0.0
     from_step: int = -1

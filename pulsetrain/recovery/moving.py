@@ -10,9 +10,9 @@ from dataclasses import replace
 from typing import Protocol
 
 from pulsetrain.core.errors import UsageError
-from pulsetrain.recovery import faults, hold
+from pulsetrain.recovery import faults, hold, images
 from pulsetrain.recovery.memory import Preemption
-from pulsetrain.recovery.move_request import Hold, Move, MoveRequest
+from pulsetrain.recovery.move_request import Hold, Image, Move, MoveRequest
 from pulsetrain.recovery.nodes import NodeState
 from pulsetrain.recovery.record import Fault, Recovery
 from pulsetrain.recovery.saves import (
@@ -50,7 +50,8 @@ def refusal(job: JobState, request: MoveRequest) -> str:
         return f"job {job.name!r} is about to be moved already ({job.move.request.what})"
     if request.what == "migrate":
         return _why_it_stays(job, request.node)
-    if not request.lose_progress and job.last_step >= 0 and not job.can_resume():
+    dumped = request.what == "preempt" and images.possible(job)
+    if not (request.lose_progress or dumped) and job.last_step >= 0 and not job.can_resume():
         steps = job.last_step + 1
         return f"job {job.name!r} has no checkpoint: {steps} steps would be lost (allow it: --lose-progress)"
     return ""
@@ -114,7 +115,39 @@ def _stands(job: JobState) -> bool:
     return job.phase is Phase.WAITING or (job.phase is Phase.FORMING and not running)
 
 
+def _dumps(job: JobState, move: Move, loop: Loop) -> bool:
+    """Dump the processes of the job where that can be done. Whether nothing else is to be done meanwhile."""
+    image = move.image
+    if image is None or image.attempt != job.attempt.number:
+        if move.request.what != "preempt" or not images.possible(job):
+            return False
+        move.image, move.hold = images.take(job, lambda: look(job, loop))
+    elif image.state == "missed":
+        return _gives_up(job, move, image)
+    elif image.state == "taken":
+        move.acted_in, move.saved_ns = job.attempt.number, job.now_ns()
+        if move.hold is not None:
+            held_ns = int((job.services.clock.monotonic_s() - move.hold.began_s) * 1e9)
+            move.held_ns = held_ns - image.dump_ns
+        loop.post(Event.PREEMPT)
+    return True
+
+
+def _gives_up(job: JobState, move: Move, image: Image) -> bool:
+    """The job goes on from a saved step. Where there is none, it is not pre-empted. Whether that is so."""
+    if move.hold is not None and move.hold.state in ("missed", "over"):
+        move.hold = None
+    if move.request.lose_progress or job.last_step < 0 or job.can_resume():
+        return False
+    job.write("preempt_dropped", {"why_not": image.why_not}, actor=move.request.actor)
+    job.services.memory.preemption(job.name, None)
+    job.move = None
+    return True
+
+
 def _look_at_running(job: JobState, move: Move, loop: Loop) -> None:
+    if _dumps(job, move, loop):
+        return
     why_not = _why_it_stays(job, move.request.node) if move.request.node else ""
     if why_not:
         job.write("migrate_dropped", {"why_not": why_not}, node=move.request.node, actor=move.request.actor)
@@ -194,7 +227,9 @@ async def rest(job: JobState) -> None:
     if move is None:
         return
     request, stopping_ns = move.request, move.saved_ns or now_ns
-    began_ns = stopping_ns - move.held_ns
+    image = move.image if move.image is not None and move.image.state == "taken" else None
+    dump_ns, step = (image.dump_ns, move.from_step) if image else (0, step)
+    began_ns = stopping_ns - move.held_ns - dump_ns
     detail = {
         "reason": request.reason,
         "step": move.from_step,
@@ -203,9 +238,11 @@ async def rest(job: JobState) -> None:
         "stages_ns": {
             "save": began_ns - move.asked_ns,
             "hold": move.held_ns,
+            "dump": dump_ns,
             "stop": now_ns - stopping_ns,
         },
         "hold": move.hold.row() if move.hold else None,
+        "image": move.image.row() if move.image else None,
         "total_ns": now_ns - move.asked_ns,
         "not_stopped": move.not_stopped,
     }
@@ -223,6 +260,8 @@ def _keep(job: JobState, move: Move, *, stopped_ns: int) -> None:
         step=max(move.from_step, move.newer_than),
         stopped_ns=stopped_ns,
         wait_s=request.wait_s,
+        image=move.image.name if move.image else "",
+        image_node=move.image.node if move.image else "",
     )
     job.services.memory.preemption(job.name, kept)
 
@@ -240,6 +279,9 @@ def recall(job: JobState) -> None:
         newer_than=kept.step,
         from_step=kept.step,
     )
+    if kept.stopped_ns and kept.image:
+        step, node = kept.step, kept.image_node
+        job.move.image = Image(node=node, attempt=-1, name=kept.image, step=step, state="taken")
     if kept.stopped_ns:
         job.enter(Phase.PREEMPTED)
 
@@ -269,4 +311,5 @@ def _resume(job: JobState, request: MoveRequest, loop: Loop) -> None:
         return
     fault = faults.resumed(request.reason, request.actor, job.attempt.number, job.now_ns())
     job.recovery = Recovery(fault=fault, from_step=move.from_step if move else -1)
+    job.recovery.image = move.image if move else None
     loop.post(Event.RESUME)

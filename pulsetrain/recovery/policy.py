@@ -104,8 +104,8 @@ class Policy:
         silences = ("silent_node_s", "starting_silence_s", "hang_patience_s", "pause_patience_s")
         checked = ("arithmetic_check_s", "link_check_mbit")
         periods = ("standby_check_s", "probation_s", "checkpoint_patience_s", "restart_progress_s")
-        waits = ("restart_wait_s", "longest_restart_wait_s", "shrink_wait_s", "grow_after_s", "survivor_wake_s")
-        for name in (*checked, *at_least_0, *silences, *periods, *waits):
+        waits = ("restart_wait_s", "longest_restart_wait_s", "shrink_wait_s", "grow_after_s")
+        for name in (*checked, *at_least_0, *silences, *periods, *waits, "survivor_wake_s"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} = {getattr(self, name)}: allowed 0 or more")
         if self.check_level not in LEVELS:

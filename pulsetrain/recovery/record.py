@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TypedDict
 
 from pulsetrain.protocol.messages import FirstStep
+from pulsetrain.recovery.move_request import Image
 from pulsetrain.recovery.transitions import Event
 
 STAGES = ("detect", "diagnose", "evict", "rendezvous", "load", "first_step")
@@ -36,8 +37,9 @@ class Fault:
 class RecoveryDetail(TypedDict):
     """The detail of a `recovery` event. `stages_ns` has a duration for each of `STAGES`.
 
-    `resumed_by` is "checkpointer", "script" (`resumed_path` is then its file, if known), or "nothing": the
-    job began anew and all its steps are lost. `lost_gpu_s` is `total_ns` for every rank, in GPU seconds.
+    `resumed_by` is "checkpointer", "image": its processes were restored, "script": `resumed_path` is then its
+    file, if known, or "nothing": the job began anew and all its steps are lost. `lost_gpu_s`
+    is `total_ns` for every rank, in GPU seconds.
     """
 
     cause: str
@@ -71,8 +73,9 @@ class _Resumed:
 class Recovery:
     """Collects the moments of one recovery, all in UTC nanoseconds.
 
-    `from_step` is the newest step before the fault. `restart_counted`: it was counted as one of the restarts
-    that the job may use, `node_counted` as a fault of its node. `users_own`: an exception of the user's own
+    `from_step` is the newest step before the fault, and `image` the processes that are to be restored.
+    `restart_counted`: it was counted as one of the restarts that the job may use,
+    `node_counted` as a fault of its node. `users_own`: an exception of the user's own
     code ended the first rank. `launch_at_s`: not launched before that, in monotonic seconds.
     `none_kept`: why no process of a rank was kept, "" where those could be that were healthy.
     """
@@ -89,6 +92,8 @@ class Recovery:
     node_counted: bool = False
     users_own: bool = False
     none_kept: str = ""
+    image: Image | None = None
+    resumed_by: str = "checkpointer"
 
     def blame(self, fault: Fault) -> None:
         """A better explanation came in while the job stopped: a lost node explains its peers' exits."""
@@ -132,7 +137,7 @@ class Recovery:
     def _resumed(self, reports: Iterable[FirstStep]) -> _Resumed:
         """From where the job goes on: from our checkpoint, else from what the script says or has read."""
         if self.resumed_step >= 0:
-            return _Resumed(step=self.resumed_step, by="checkpointer")
+            return _Resumed(step=self.resumed_step, by=self.resumed_by)
         newest = max(reports, key=lambda report: report.resumed_step, default=None)
         if newest is None or newest.resumed_step < 0:
             return _Resumed(step=-1, by="nothing")

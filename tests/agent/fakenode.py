@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pulsetrain.agent.processes.ranks import NodeIdentity
+from pulsetrain.agent.processes.rank import NodeIdentity
 from pulsetrain.core.errors import Unavailable, UsageError
 from pulsetrain.core.supervisor import LoopStatus
 from pulsetrain.protocol.messages import Heartbeat, Held, RankExit, RankStatus, Start, ranks_of_node

@@ -8,7 +8,7 @@ import pytest
 from pulsetrain.agent.assembly import AgentSetup, assemble
 from pulsetrain.agent.config import AgentConfig
 from pulsetrain.agent.launch_options import LaunchOptions, NodeOptions
-from pulsetrain.agent.processes.ranks import Program
+from pulsetrain.agent.processes.rank import Program
 from pulsetrain.core.errors import ConfigError
 from pulsetrain.protocol.client import HubAddress
 from pulsetrain.protocol.messages import Heartbeat, Hello, Leave

@@ -3,7 +3,7 @@
 import threading
 
 from pulsetrain.agent.heartbeat import HeartbeatSender, NodeState, rows
-from pulsetrain.agent.processes.ranks import NodeIdentity
+from pulsetrain.agent.processes.rank import NodeIdentity
 from pulsetrain.core.supervisor import LoopStatus
 from pulsetrain.protocol.messages import Heartbeat, RankStatus, decode, encode
 

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from pulsetrain.agent.launch import local_processes, node_folder, own_hub_folder, visible_gpus
 from pulsetrain.agent.launch_options import HubOptions, LaunchOptions, NodeOptions
-from pulsetrain.agent.processes.ranks import Program
+from pulsetrain.agent.processes.rank import Program
 from pulsetrain.cli import pulsetrain
 from tests.agent.real_processes import TRAIN, until, with_environment
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from pulsetrain.agent.launch_options import LaunchOptions, NodeOptions, OutputOptions, address_towards
-from pulsetrain.agent.processes.ranks import Program
+from pulsetrain.agent.processes.rank import Program
 
 PROGRAM = Program(argv=("/jobs/train_gpt.py", "--steps", "3"))
 

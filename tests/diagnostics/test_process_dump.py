@@ -11,7 +11,7 @@ ROOT_USER, NONE, RESTORES = 0x1FFFFFFFFFF, 0, 1 << 40 | 1 << 19
 
 class Host:
     def __init__(self, folder):
-        self.folder, self.ran = folder, []
+        self.folder, self.ran, self.version = folder, [], "Version: 4.2.1\n"
         (folder / "bin").mkdir()
         (folder / "proc/self").mkdir(parents=True)
         self.capabilities(ROOT_USER)
@@ -31,7 +31,7 @@ class Host:
     def lacks(self, status=0, said="Looks good.\n"):
         def run(command):
             self.ran.append([os.path.basename(command[0]), *command[1:]])
-            return status, said
+            return (0, self.version) if "--version" in command else (status, said)
 
         return lacks(root=self.folder, path=str(self.folder / "bin"), run=run)
 
@@ -43,7 +43,7 @@ def host(tmp_path):
 
 def test_a_host_that_can_lacks_nothing(host):
     assert host.lacks() == ""
-    assert host.ran == [["criu", "check"]]
+    assert host.ran == [["criu", "check"], ["criu", "--version"]]
     host.capabilities(RESTORES)
     assert host.lacks() == ""
 
@@ -77,6 +77,17 @@ def test_what_criu_says_of_the_kernel_is_passed_on_in_one_line(host):
     said = "Warn: a\n\nError (criu/cr-check.c:1): The kernel is too old\n\n"
     assert host.lacks(1, said) == "criu check fails: Error (criu/cr-check.c:1): The kernel is too old"
     assert host.lacks(3, "") == "criu check fails: status 3"
+
+
+@pytest.mark.parametrize(
+    ("kernel", "version", "works"),
+    [("6.18.4", "4.1.1", False), ("6.18.4", "4.2", True), ("6.15.0", "3.17.1", True), ("7.0", "4.1", False)],
+)
+def test_an_old_criu_cannot_dump_sockets_on_a_new_kernel(host, kernel, version, works):
+    (host.folder / "proc/sys/kernel").mkdir(parents=True)
+    (host.folder / "proc/sys/kernel/osrelease").write_text(kernel + "\n")
+    host.version = f"Version: {version}\n"
+    assert (host.lacks() == "") is works
 
 
 def test_the_check_runs_here_and_gives_one_line(tmp_path):

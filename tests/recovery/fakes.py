@@ -10,6 +10,7 @@ from pulsetrain.core.supervisor import TaskSupervisor
 from pulsetrain.elastic.positions import encode
 from pulsetrain.protocol.messages import (
     ArithmeticCheck,
+    DumpRanks,
     FirstStep,
     Heartbeat,
     Held,
@@ -167,7 +168,7 @@ class FakeAgent:
         self.unrestorable = set()
         self.cannot_share, self.late = "", ()
         self.restless, self.held_number, self.uncounted = set(), 0, False
-        self.not_reshardable = ""
+        self.not_reshardable = self.cannot_dump = self.cannot_restore = ""
         self.attempt = -1
         self.left = None
         self._seq = self.quiet_ns = 0
@@ -197,6 +198,10 @@ class FakeAgent:
             data = {"ok": not self.wrong, "wrong": self.wrong, "products": 100}
         elif isinstance(command, HoldRanks):
             data, error = self._hold(command)
+        elif isinstance(command, DumpRanks):
+            data, error = {"dump_ns": 5, "bytes": 1000, "processes": 3}, self.cannot_dump
+        elif isinstance(command, Start) and command.image and self.cannot_restore:
+            error = self.cannot_restore
         elif isinstance(command, Start) and (lost := self._lost(command)):
             data, error = {"unrestorable": lost}, "it is whole nowhere"
         elif isinstance(command, Start) and command.shards and self.not_reshardable:
@@ -354,7 +359,7 @@ class Fleet:
         job="j",
         address="",
         world_nodes=0,
-        dump_lacks="",
+        dump_lacks="images are off",
         standby=False,
         host="",
         tier="standard",

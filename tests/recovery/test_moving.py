@@ -371,7 +371,7 @@ def test_a_dry_run_says_what_hosts_lack_to_dump_processes():
 @pytest.mark.parametrize(
     ("lacks", "words"),
     [
-        ({"a": "", "b": ""}, "processes are not dumped (not done yet): the job goes on"),
+        ({"a": "", "b": ""}, "processes are not dumped (only those of a job of one node"),
         ({"a": "no capability", "b": "unknown"}, "(no capability on a; unknown on b)"),
         (dict.fromkeys("abcdef", "no criu"), "(no criu on a, b, c, d, ...)"),
     ],

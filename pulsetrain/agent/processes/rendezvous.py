@@ -6,8 +6,11 @@ from collections.abc import Iterator
 from datetime import timedelta
 
 
-def host(*, timeout_s: float = 1800.0) -> Iterator[dict[str, int]]:
-    """A service for `Zygote.serve`: {"port": int} of a store that lives as long as the worker."""
+def host(*, timeout_s: float = 1800.0, dumpable: bool = False) -> Iterator[dict[str, int]]:
+    """A service for `Zygote.serve`: {"port": int} of a store that lives as long as the worker.
+
+    A `dumpable` one does without libuv. That uses io_uring, which CRIU cannot dump.
+    """
     from torch.distributed import TCPStore
 
     store = TCPStore(
@@ -16,6 +19,7 @@ def host(*, timeout_s: float = 1800.0) -> Iterator[dict[str, int]]:
         is_master=True,
         wait_for_workers=False,
         timeout=timedelta(seconds=timeout_s),
+        use_libuv=not dumpable,
     )
     yield {"port": store.port}
     del store

@@ -87,6 +87,10 @@ class ForkTable:
         """A child ended."""
         self._on_exit.pop(pid, _ignore_exit)(code)
 
+    def adopt(self, pid: int, on_exit: OnExit) -> None:
+        """A child that nobody requested. `on_exit` is called with its exit code."""
+        self._on_exit[pid] = on_exit
+
     def fail_all(self, error: Exception) -> None:
         """Every request fails, and every child has been killed. One callback that raises stops no other."""
         for number in list(self._pending):
@@ -213,6 +217,18 @@ class Zygote:
         """Send `signum` to the process group of a child; nothing where it has ended."""
         with contextlib.suppress(OSError), self._send_lock:
             self._channel.send({"op": "signal", "pid": pid, "signal": int(signum)})
+
+    def adopt(self, pid: int, on_exit: OnExit) -> None:
+        """Take over a process that CRIU restored as a child of the zygote. See `spawn` for `on_exit`.
+
+        Raises `Unavailable` where the zygote has ended.
+        """
+        self._forks.adopt(pid, on_exit)
+        try:
+            with self._send_lock:
+                self._channel.send({"op": "adopt", "pid": pid})
+        except OSError as error:
+            raise Unavailable(f"zygote: {error}") from error
 
     def close(self) -> None:
         """Kill everything that was forked and the zygote itself; returns once they are gone."""

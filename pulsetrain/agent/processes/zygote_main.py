@@ -132,6 +132,9 @@ class RequestLoop:
             if request["pid"] in self._children:
                 _kill_group(request["pid"], request["signal"])
             return None
+        if request["op"] == "adopt":
+            self._children.add(request["pid"])
+            return None
         zygote = os.getpid()
         try:
             pid = os.fork()

@@ -81,8 +81,15 @@ class SignalRequest(TypedDict):
     signal: int
 
 
+class AdoptRequest(TypedDict):
+    """A child that the zygote has not forked: CRIU has restored it. Its end is reported, too."""
+
+    op: Literal["adopt"]
+    pid: int
+
+
 ForkRequest = SpawnRequest | CallRequest
-Request = ForkRequest | SignalRequest
+Request = ForkRequest | SignalRequest | AdoptRequest
 
 
 class ReadyEvent(TypedDict):

@@ -82,11 +82,12 @@ class Tail:
         attempt: int = 0,
         rank: int = -1,
         config: TailConfig | None = None,
+        offset: int = 0,
     ) -> None:
         self._path = path
         self._same = {"source": source, "node": node, "job": job, "attempt": attempt, "rank": rank}
         self._config = config or TailConfig()
-        self._offset = 0
+        self._offset = offset
         self._partial = b""
         self._cut = False  # the line in `_partial` was cut, and the rest of it is thrown away
         self._in_traceback = False

@@ -101,6 +101,11 @@ class Drain:
         """See `RingReader.stands`."""
         return self._reader.stands
 
+    @property
+    def asked_hold(self) -> tuple[int, int]:
+        """See `RingReader.asked_hold`."""
+        return self._reader.asked_hold
+
     def position(self) -> RankPosition:
         """See `RingReader.position`."""
         return self._reader.position()

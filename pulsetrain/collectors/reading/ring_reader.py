@@ -155,6 +155,11 @@ class RingReader:
         self._writable[W_HOLD] = number
 
     @property
+    def asked_hold(self) -> tuple[int, int]:
+        """Return the number of the hold that was asked for last, and the arrivals that the rank may pass."""
+        return int(self._words[W_HOLD]), int(self._words[W_HOLD_PAST])
+
+    @property
     def stands(self) -> bool:
         """Whether the rank stands still, and has not been told to run on."""
         number, arrivals = divmod(int(self._words[W_STANDS]), 1 << 32)

@@ -10,6 +10,7 @@ from pulsetrain.core.json import JsonObject
 from pulsetrain.protocol.messages import (
     ArithmeticCheck,
     Command,
+    DumpRanks,
     DumpStacks,
     HoldRanks,
     HostStore,
@@ -94,6 +95,8 @@ def answer(command: Command, job: LiveJob, node: str, now_s: float) -> Answer:
             return Answer(after_s=0.01, data={"devices": {}, "late": []})
         case HoldRanks():
             return Answer(after_s=0.01, data={"ranks": {}})
+        case DumpRanks():
+            return Answer(after_s=0.01, data={}, error="simulated ranks have no processes")
         case SelfCheck():
             return Answer(after_s=command.seconds, data=_self_check(job, node, command.seconds))
         case PairCheck():

@@ -6,7 +6,8 @@ import signal
 
 import pytest
 
-from pulsetrain.agent.processes.ranks import NodeIdentity, Program, Ranks, rank_environment
+from pulsetrain.agent.processes.rank import NodeIdentity, Program, rank_environment
+from pulsetrain.agent.processes.ranks import Ranks
 from pulsetrain.core.errors import Unavailable, UsageError
 from pulsetrain.protocol.messages import Start, WorldNode
 from pulsetrain.protocol.rank_channel import LISTENING, PARKED, RESUMED, VARIABLE, RankChannel

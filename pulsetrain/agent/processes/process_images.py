@@ -1,0 +1,287 @@
+"""Dumps the ranks of a node as they stand, with CRIU, and restores the same processes on the same host.
+
+Each rank is dumped by itself, and so is the store at which they met. Connections between them are restored
+because all of them come back: each waits in CRIU until every other one is there too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import structlog
+
+from pulsetrain.agent.processes.zygote import Zygote
+from pulsetrain.agent.processes.zygote_protocol import RankProcess
+from pulsetrain.core.errors import PulsetrainError, Unavailable
+from pulsetrain.diagnostics import process_dump
+
+log = structlog.get_logger()
+
+DUMP_TIMEOUT_S = 60.0
+RESTORE_TIMEOUT_S = 60.0
+LOOK_S = 0.02
+MANIFEST = "manifest.json"
+BOOT = Path("/proc/sys/kernel/random/boot_id")
+DUMP = ("--tcp-established", "--file-locks", "--link-remap", "--network-lock", "skip", "--leave-stopped")
+RESTORE = ("--tcp-established", "--file-locks", "--link-remap", "-d", "-S")
+# CRIU runs this at each stage. Connections must not go on before both of their ends are there.
+GATE = """#!/bin/sh
+[ "$CRTOOLS_SCRIPT_ACTION" = post-restore ] || exit 0
+folder=$(dirname "$0")
+: >"$folder/ready.$CRTOOLS_INIT_PID"
+tries=0
+while [ ! -e "$folder/go" ]; do
+    [ -e "$folder/stop" ] && exit 1
+    tries=$((tries + 1))
+    [ "$tries" -gt 1500 ] && exit 1
+    sleep 0.04
+done
+"""
+
+Run = Callable[[Sequence[str], float], tuple[int, str]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """What an image is. `processes` are pids by name, `files` SHA-256 by name.
+
+    `outputs` are the two log files of each process, "" where it has none. `boot` tells one start of the host
+    from another: clocks of processes do not go on after a new one.
+    """
+
+    name: str
+    host: str
+    boot: str
+    attempt: int
+    processes: Mapping[str, int]
+    outputs: Mapping[str, Sequence[str]]
+    files: Mapping[str, str]
+    bytes: int
+
+
+class ProcessImages:
+    """The images of a node's ranks, one at a time. `folder` is the node's own."""
+
+    def __init__(self, folder: Path, *, allowed: str = "auto", run: Run | None = None) -> None:
+        self._folder, self._allowed, self._run = folder / "images", allowed, run or _run
+
+    @functools.cached_property
+    def lacks(self) -> str:
+        """What the host lacks, "" where it can. It is asked once."""
+        return process_dump.lacks() if self._allowed == "auto" else 'images = "never" in its configuration'
+
+    @property
+    def possible(self) -> bool:
+        """Whether processes can be dumped here."""
+        return not self.lacks
+
+    def dump(
+        self, name: str, attempt: int, processes: Mapping[str, int], outputs: Mapping[str, Sequence[str]]
+    ) -> Manifest:
+        """Dump processes by their names, and leave them stopped. Every other image is removed.
+
+        Raises `Unavailable` where one cannot be dumped. Then all of them run on, and no image is left.
+        """
+        if not self.possible:
+            raise Unavailable(f"processes cannot be dumped here: {self.lacks}")
+        self.clear()
+        folder = self._folder / name
+        try:
+            folder.mkdir(parents=True, mode=0o700)
+            for process, pid in processes.items():
+                self._dump_one(pid, process, folder / process)
+            files = {str(p.relative_to(folder)): _digest(p) for p in _images(folder)}
+            manifest = Manifest(
+                name=name,
+                host=socket.gethostname(),
+                boot=BOOT.read_text().strip(),
+                attempt=attempt,
+                processes=dict(processes),
+                outputs={key: list(paths) for key, paths in outputs.items()},
+                files=files,
+                bytes=sum(p.stat().st_size for p in _images(folder)),
+            )
+            (folder / MANIFEST).write_text(json.dumps(asdict(manifest)))
+        except (OSError, PulsetrainError) as error:
+            let_go(processes.values())
+            self.clear()
+            raise Unavailable(f"image: {error}") from error
+        return manifest
+
+    def read(self, name: str) -> Manifest:
+        """The manifest of an image that can be restored now. Raises `Unavailable` where it cannot."""
+        folder = self._folder / name
+        try:
+            manifest = Manifest(**json.loads((folder / MANIFEST).read_text()))
+        except (OSError, ValueError, TypeError) as error:
+            raise Unavailable(f"image {name!r}: {error}") from error
+        if manifest.host != socket.gethostname():
+            raise Unavailable(f"image {name!r}: it is of host {manifest.host!r}")
+        if manifest.boot != BOOT.read_text().strip():
+            raise Unavailable(f"image {name!r}: the host was started anew since")
+        for file, digest in manifest.files.items():
+            if not (folder / file).is_file() or _digest(folder / file) != digest:
+                raise Unavailable(f"image {name!r}: {file} is not what was written")
+        return manifest
+
+    def restore(
+        self, manifest: Manifest, zygote: Zygote, on_exit: Mapping[str, Callable[[int], None]]
+    ) -> None:
+        """Bring all processes back as children of the zygote, or none. Raises `Unavailable`.
+
+        `on_exit` is called with the exit code of each process once it ends.
+        """
+        taken = [pid for pid in manifest.processes.values() if Path(f"/proc/{pid}").exists()]
+        if taken:
+            raise Unavailable(f"image {manifest.name!r}: pid {taken[0]} is in use")
+        folder = self._folder / manifest.name
+        for mark in ("go", "stop", *(f"ready.{pid}" for pid in manifest.processes.values())):
+            (folder / mark).unlink(missing_ok=True)
+        gate = folder / "gate"
+        gate.write_text(GATE)
+        gate.chmod(0o700)
+        codes: dict[str, int] = {}
+        started: dict[str, int] = {}
+        try:
+            for process in manifest.processes:
+                started[process] = _begin(folder / process, gate, zygote, process, codes)
+            _await(lambda: all((folder / f"ready.{p}").exists() for p in manifest.processes.values()), codes)
+            for process, pid in manifest.processes.items():
+                zygote.adopt(pid, on_exit[process])
+            (folder / "go").touch()
+            _await(lambda: len(codes) == len(started), codes)
+        except (OSError, PulsetrainError) as error:
+            (folder / "stop").touch()
+            _end(zygote, [*started.values(), *manifest.processes.values()])
+            raise Unavailable(f"image {manifest.name!r}: {error}{_said(folder)}") from error
+
+    def clear(self) -> None:
+        """Remove every image."""
+        with contextlib.suppress(OSError):
+            shutil.rmtree(self._folder)
+
+    def _dump_one(self, pid: int, process: str, folder: Path) -> None:
+        folder.mkdir()
+        command = (_criu(), "dump", "-t", str(pid), "-D", str(folder), "-v1", "-o", "dump.log", *DUMP)
+        status, said = self._run(command, DUMP_TIMEOUT_S)
+        if status:
+            raise Unavailable(f"{process}: {last_error(_text(folder / 'dump.log') or said)}")
+
+
+def let_go(pids: Iterable[int]) -> None:
+    """Let stopped processes and their children run on."""
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            os.killpg(pid, signal.SIGCONT)
+
+
+def last_error(text: str) -> str:
+    """The error that a log of CRIU ends with because of, in one line.
+
+    >>> last_error("(00.1) Error (criu/util.c:1): rlimit: no\\n(00.2) Error (criu/a.c:9): no\\n(00.3) x\\n")
+    'Error (criu/a.c:9): no'
+    """
+    lines = [line.partition(") ")[2] for line in text.splitlines() if "Error (" in line]
+    telling = [line for line in lines if "FAILED" not in line and "rlimit" not in line]
+    return (telling or lines or [text.strip() or "it said nothing"])[0][:200]
+
+
+def ring_of(pid: int) -> int:
+    """An open file of the ring of a restored rank. Raises `Unavailable` where it has none."""
+    folder = Path(f"/proc/{pid}/fd")
+    try:
+        for link in folder.iterdir():
+            if os.readlink(link).startswith("/memfd:pulsetrain-ring"):
+                return os.open(link, os.O_RDWR | os.O_CLOEXEC)
+    except OSError as error:
+        raise Unavailable(f"pid {pid}: its ring cannot be opened: {error.strerror}") from error
+    raise Unavailable(f"pid {pid}: it has no ring")
+
+
+def _begin(folder: Path, gate: Path, zygote: Zygote, process: str, codes: dict[str, int]) -> int:
+    """Start CRIU as a child of the zygote, so that what it restores is one too. Its pid."""
+    log_file = os.open(folder / "criu.out", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    argv = (_criu(), "restore", "-D", str(folder), "-v1", "-o", "restore.log", *RESTORE)
+    restoring = RankProcess(
+        argv=(*argv, "--action-script", str(gate)),
+        mode="exec",
+        env={},
+        cwd=folder,
+        stdout=log_file,
+        stderr=log_file,
+        files={},
+    )
+    try:
+        return zygote.spawn(restoring, lambda code: codes.__setitem__(process, code))
+    finally:
+        os.close(log_file)
+
+
+def _await(holds: Callable[[], bool], codes: Mapping[str, int]) -> None:
+    deadline_s = time.monotonic() + RESTORE_TIMEOUT_S
+    while not holds():
+        failed = next((name for name, code in dict(codes).items() if code), None)
+        if failed is not None:
+            raise Unavailable(f"{failed} was not restored")
+        if time.monotonic() > deadline_s:
+            raise Unavailable(f"not restored in {RESTORE_TIMEOUT_S:g} s")
+        time.sleep(LOOK_S)
+    failed = next((name for name, code in dict(codes).items() if code), None)
+    if failed is not None:
+        raise Unavailable(f"{failed} was not restored")
+
+
+def _end(zygote: Zygote, pids: Sequence[int]) -> None:
+    """End what was begun. Who is no child of the zygote is left alone."""
+    deadline_s = time.monotonic() + 2.0
+    while time.monotonic() < deadline_s and any(Path(f"/proc/{pid}").exists() for pid in pids):
+        time.sleep(LOOK_S)
+    for pid in pids:
+        zygote.signal(pid, signal.SIGKILL)
+
+
+def _said(folder: Path) -> str:
+    """What CRIU wrote of the failure."""
+    texts = [_text(path) for path in sorted(folder.glob("*/restore.log"))]
+    said = next((last_error(text) for text in texts if "Error (" in text.replace("rlimit", "")), "")
+    return f" ({said})" if said else ""
+
+
+def _criu() -> str:
+    return shutil.which("criu") or "criu"
+
+
+def _images(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*/*.img"))
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+def _run(command: Sequence[str], timeout_s: float) -> tuple[int, str]:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return 1, f"{type(error).__name__}: {error}"
+    return done.returncode, done.stdout + done.stderr

@@ -1,0 +1,198 @@
+"""One rank of one attempt, its environment, and the program that it runs."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pulsetrain.agent.output import last_lines
+from pulsetrain.agent.processes.kept_ranks import Seat
+from pulsetrain.agent.processes.zygote_protocol import Mode
+from pulsetrain.collectors.machine.host import process_state
+from pulsetrain.collectors.machine.tail import Tail
+from pulsetrain.collectors.rank import known_files
+from pulsetrain.collectors.reading.device_words import DeviceWords
+from pulsetrain.collectors.reading.drain import Drain
+from pulsetrain.collectors.reading.position import RankPosition
+from pulsetrain.protocol.messages import RankExit, RankStatus, Start, ranks_of_node
+from pulsetrain.records.columns import Columns
+
+LAST_LINES = 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    """What every rank runs. `argv[0]` is a script's path, a module's name or a program."""
+
+    argv: tuple[str, ...]
+    mode: Mode = "script"
+    cwd: Path = field(default_factory=Path.cwd)
+    role: str = "default"
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeIdentity:
+    """Who this node is to its job. 0 for `min_nnodes`: as many as `nnodes`.
+
+    The ranks take turns on so many `devices`, unless the hub wants another number. 0: each has one.
+    """
+
+    job: str
+    node: str
+    address: str
+    nproc_per_node: int
+    nnodes: int = 1
+    min_nnodes: int = 0
+    node_unit: int = 1
+    max_restarts: int = 3
+    standby: bool = False
+    switch: str = ""
+    devices: int = 0
+    tier: str = "standard"
+
+
+def rank_environment(
+    start: Start, identity: NodeIdentity, local_rank: int, role: str = "default"
+) -> dict[str, str]:
+    """torchrun's variables for one rank of an attempt, and Pulsetrain's own."""
+    nproc = identity.nproc_per_node
+    rank = ranks_of_node(start.node_rank, nproc)[local_rank]
+    world_size = start.node_count * nproc
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(local_rank),
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_WORLD_SIZE": str(nproc),
+        "GROUP_RANK": str(start.node_rank),
+        "GROUP_WORLD_SIZE": str(start.node_count),
+        "ROLE_RANK": str(rank),
+        "ROLE_WORLD_SIZE": str(world_size),
+        "ROLE_NAME": role,
+        "MASTER_ADDR": start.store_address,
+        "MASTER_PORT": str(start.store_port),
+        "TORCHELASTIC_RUN_ID": start.job,
+        "TORCHELASTIC_RESTART_COUNT": str(start.attempt),
+        "TORCHELASTIC_MAX_RESTARTS": str(identity.max_restarts),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "PULSETRAIN_JOB": start.job,
+        "PULSETRAIN_NODE": identity.node,
+        "PULSETRAIN_ATTEMPT": str(start.attempt),
+        "PULSETRAIN_RESTORE_STEP": str(start.restore_step),
+        "PULSETRAIN_ADDRESS": identity.address,
+        known_files.OWN_CHECKPOINTS: known_files.encode(start.own_checkpoints),
+    }
+
+
+@dataclass(kw_only=True)
+class Rank:
+    """One rank of one attempt.
+
+    `code` is None while the process lives. `stopping` is true once the agent itself ends the rank. `seat` is
+    its process. `kept`: the process was a rank of an earlier attempt.
+    """
+
+    rank: int
+    local_rank: int
+    attempt: int
+    drain: Drain
+    tails: tuple[Tail, ...]
+    ring_fd: int
+    out: Path
+    err: Path
+    seat: Seat | None = None
+    pid: int = -1
+    code: int | None = None
+    stopping: bool = False
+    kept: bool = False
+    dumped: bool = False
+    ended: threading.Event = field(default_factory=threading.Event)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def status(self, now_ns: int) -> RankStatus:
+        """The rank's status page, with the state of its process from /proc."""
+        state = "gone" if self.code is not None else process_state(self.pid, Path("/"))
+        if self.dumped and state != "gone":
+            state = "sleeping"  # whoever dumps it has stopped it
+        with self.lock:
+            return self.drain.status(self.pid, state, now_ns)
+
+    @property
+    def profile_prefix(self) -> str:
+        """Where its profiles are written, without number and suffix."""
+        return str(self.out.with_suffix(".profile"))
+
+    @property
+    def device(self) -> DeviceWords:
+        """Which device it takes turns on."""
+        return self.drain.device
+
+    @property
+    def coordinates(self) -> Mapping[str, int] | None:
+        """Its coordinates by axis, None until it has set them."""
+        return self.drain.coordinates
+
+    def ask_for_profile(self, number: int, first_step: int, steps: int) -> None:
+        """Ask it to profile `steps` steps from `first_step` on."""
+        with self.lock:
+            self.drain.ask_for_profile(number, first_step, steps)
+
+    def profile_number(self) -> int:
+        """Number of the profile that it was asked for last, 0 for none."""
+        with self.lock:
+            return self.drain.profile_number
+
+    def profiled(self) -> int:
+        """Number of its last profile, negative where it failed."""
+        with self.lock:
+            return self.drain.profiled
+
+    def hold(self, number: int, past: int, until_ns: int, saved_step: int = -1) -> None:
+        """Ask it to stand still after a step. See `RingReader.hold`."""
+        with self.lock:
+            self.drain.hold(number, past, until_ns, saved_step)
+
+    @property
+    def stands(self) -> bool:
+        """Whether it stands still."""
+        with self.lock:
+            return self.drain.stands
+
+    @property
+    def standing_number(self) -> tuple[int, int]:
+        """The number of the hold that it was asked for, and the arrivals that it may pass."""
+        with self.lock:
+            return self.drain.asked_hold
+
+    def position(self) -> RankPosition:
+        """How many operations it has entered, and whether it stands still."""
+        with self.lock:
+            return self.drain.position()
+
+    def batches(self, now_ns: int) -> list[Columns]:
+        """What the rank recorded and printed since the last call."""
+        ended = self.code is not None
+        with self.lock:
+            printed = [tail.poll(now_ns, final=ended) for tail in self.tails]
+            recorded = self.drain.batches(now_ns, final=ended)
+        return [*recorded, *(batch for batch in printed if batch is not None)]
+
+    def report(self, identity: NodeIdentity, now_ns: int) -> RankExit:
+        """How the rank ended. Call it only once `code` is set."""
+        assert self.code is not None
+        return RankExit(
+            node=identity.node,
+            ts_ns=now_ns,
+            job=identity.job,
+            attempt=self.attempt,
+            rank=self.rank,
+            pid=self.pid,
+            code=self.code,
+            last_lines=last_lines(self.err, LAST_LINES),
+        )
+
+    def end(self, code: int) -> None:
+        """The process has ended."""
+        self.code = code
+        self.ended.set()

@@ -1,0 +1,104 @@
+"""An agent dumps its ranks as they stand, or says why it cannot. CRIU is a fake here."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from pulsetrain.agent import image_commands
+from pulsetrain.agent.processes.process_images import Manifest
+from pulsetrain.core.errors import Unavailable, UsageError
+from pulsetrain.protocol.messages import DumpRanks
+
+
+@dataclass
+class Rank:
+    """A rank that stands, or not."""
+
+    rank: int
+    stands: bool = True
+    dumped: bool = False
+    standing_number: tuple[int, int] = (3, 9)
+    holds: list = field(default_factory=list)
+
+    @property
+    def pid(self):
+        return 100 + self.rank
+
+    @property
+    def out(self):
+        return Path(f"{self.rank}.out")
+
+    @property
+    def err(self):
+        return Path(f"{self.rank}.err")
+
+    def hold(self, number, past, until_ns, saved_step=-1):
+        self.holds.append((number, past, until_ns))
+
+
+@dataclass
+class Ranks:
+    alive: list
+    attempt: int = 2
+
+
+@dataclass
+class Images:
+    """Notes what is dumped, or refuses."""
+
+    refuses: str = ""
+    dumped: dict = field(default_factory=dict)
+
+    def dump(self, name, attempt, processes, outputs):
+        if self.refuses:
+            raise Unavailable(self.refuses)
+        self.dumped = dict(processes)
+        return Manifest(
+            name=name, host="h", boot="b", attempt=attempt, processes=self.dumped, outputs=outputs,
+            files={}, bytes=77,
+        )  # fmt: skip
+
+
+COMMAND = DumpRanks(id=1, attempt=2, name="attempt-2-3")
+
+
+def dump(ranks, images, store=50, **more):
+    return image_commands.dump(COMMAND, Ranks(ranks), images, store, clock_ns=lambda: 1000, **more)
+
+
+def test_all_ranks_and_the_store_are_dumped_and_stand_for_a_bounded_time():
+    ranks, images = [Rank(0), Rank(1)], Images()
+    answer = dump(ranks, images)
+    assert images.dumped == {"rank_0": 100, "rank_1": 101, "store": 50}
+    assert (answer["bytes"], answer["processes"]) == (77, 3)
+    assert all(rank.dumped for rank in ranks)
+    assert [rank.holds[-1] for rank in ranks] == [(3, 9, 1000 + int(image_commands.STOPPED_S * 1e9))] * 2
+
+
+def test_ranks_that_cannot_be_dumped_stand_on_for_a_bounded_time():
+    rank = Rank(0)
+    with pytest.raises(Unavailable, match="no space"):
+        dump([rank], Images("no space left"))
+    assert not rank.dumped
+    assert rank.holds[-1][2] == 1000 + int(image_commands.STOPPED_S * 1e9)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "more", "why"),
+    [
+        ([Rank(0), Rank(1, stands=False)], {}, "rank 1 does not stand"),
+        ([], {}, "no rank runs here"),
+        ([Rank(0)], {"store": None}, "not on this node"),
+        ([Rank(0)], {"devices": 1}, "take turns on devices"),
+    ],
+)
+def test_what_cannot_be_dumped_is_refused_before_anything_is_held(ranks, more, why):
+    with pytest.raises(UsageError, match=why):
+        dump(ranks, Images(), **more)
+    assert not any(rank.holds or rank.dumped for rank in ranks)
+
+
+def test_another_attempt_is_not_dumped():
+    with pytest.raises(UsageError, match="attempt 2 does not run here; attempt 5 does"):
+        image_commands.dump(COMMAND, Ranks([Rank(0)], attempt=5), Images(), 50)

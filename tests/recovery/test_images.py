@@ -1,0 +1,109 @@
+"""A job that nothing saves is pre-empted by dumping its processes, against a fake agent."""
+
+import pytest
+
+from pulsetrain.protocol.messages import DumpRanks, Start, Stop
+from pulsetrain.recovery.transitions import Phase
+from tests.recovery.fakes import Fleet, run
+from tests.recovery.test_moving import request
+
+
+class Job:
+    """A job of one node whose host can dump, and whose ranks save nothing."""
+
+    def __init__(self, nodes="a", **more):
+        self.fleet = Fleet(nodes, nnodes=len(nodes), **{"dump_lacks": ""} | more)
+
+    @property
+    def agent(self):
+        return self.fleet.agents["a"]
+
+    async def train(self, step=9):
+        await self.fleet.form()
+        self.agent.steps = dict.fromkeys(self.agent.steps, step)
+        self.agent.held = ()
+        self.agent.send_heartbeat()
+        await self.fleet.settle()
+
+    async def move(self, what, times=6):
+        self.fleet.controller.move("j", request(what))
+        for _ in range(times):
+            self.agent.send_heartbeat()
+            await self.fleet.settle(0.5)
+
+    @property
+    def phase(self):
+        return self.fleet.job.phase
+
+    def told(self, kind):
+        return self.fleet.journal.last(kind)["detail"]
+
+
+def test_the_processes_are_dumped_once_they_stand_and_then_ended():
+    async def scenario():
+        job = Job()
+        await job.train()
+        await job.move("preempt")
+        assert job.phase is Phase.PREEMPTED
+        kinds = [type(c) for c in job.agent.commands if isinstance(c, DumpRanks | Stop)]
+        assert kinds[0] is DumpRanks
+        assert set(kinds[1:]) == {Stop}
+        told = job.told("preempted")["image"]
+        assert told["bytes"] == 1000
+
+    run(scenario)
+
+
+def test_they_are_restored_when_the_job_is_resumed():
+    async def scenario():
+        job = Job()
+        await job.train()
+        await job.move("preempt")
+        [dump] = job.fleet.of("a", DumpRanks)
+        await job.move("resume")
+        start = job.fleet.of("a", Start)[-1]
+        assert (start.image, start.restore_step, start.attempt) == (dump.name, 9, 1)
+        assert job.phase is Phase.RUNNING
+        assert job.told("recovery")["resumed_by"] == "image"
+
+    run(scenario)
+
+
+def test_a_job_that_cannot_be_dumped_runs_on():
+    async def scenario():
+        job = Job()
+        await job.train()
+        job.agent.cannot_dump = "criu: no space left"
+        await job.move("preempt")
+        assert job.phase is Phase.RUNNING
+        assert not job.fleet.of("a", Stop)
+        assert "no space left" in job.told("image_missed")["why_not"]
+        assert "no space left" in job.told("preempt_dropped")["why_not"]
+
+    run(scenario)
+
+
+def test_an_image_that_cannot_be_restored_is_told_and_the_job_starts_without_it():
+    async def scenario():
+        job = Job()
+        await job.train()
+        await job.move("preempt")
+        job.agent.cannot_restore = "pid 77 is in use"
+        await job.move("resume")
+        assert job.told("image_missed")["why_not"] == "pid 77 is in use"
+        assert [bool(start.image) for start in job.fleet.of("a", Start)] == [False, True, False]
+        assert job.phase is Phase.RUNNING
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(("nodes", "lacks"), [("ab", ""), ("a", "criu is not installed")])
+def test_nothing_is_dumped_of_several_nodes_or_where_the_host_cannot(nodes, lacks):
+    async def scenario():
+        job = Job(nodes, dump_lacks=lacks)
+        await job.train()
+        job.fleet.controller.move("j", request("preempt", lose_progress=True))
+        await job.fleet.settle(2)
+        assert not job.fleet.of("a", DumpRanks)
+
+    run(scenario)
