@@ -63,12 +63,14 @@ def assemble(setup: AgentSetup, zygotes: ZygoteHolder) -> Iterator[Agent]:
         stack.callback(hardware.stop)
         lines = LogLineSink(TeeSink(spool, checkpoints), log_rules(config), identity.nproc_per_node)
         recorder = _recorder(setup, lines, checkpoints, hardware, lambda: agent.node.ranks)
+        images = ProcessImages(setup.folder, allowed=config.images)
         ranks = partial(
             Ranks,
             identity,
             setup.options.program,
             setup.options.output.log_dir or setup.folder / "logs",
             ring_slots=config.ring_slots,
+            keeps=lambda: not images.possible,
         )
         parts = NodeParts(
             ranks=ranks,
@@ -76,7 +78,7 @@ def assemble(setup: AgentSetup, zygotes: ZygoteHolder) -> Iterator[Agent]:
             checkpoints=checkpoints,
             recorder=recorder,
             machine=hardware.health,
-            images=ProcessImages(setup.folder, allowed=config.images),
+            images=images,
             loops=lambda: (shipper.loop, *checkpoints.loops, *recorder.loops, *hardware.loops),
         )
         agent = Agent(identity, config, setup.hub, parts)

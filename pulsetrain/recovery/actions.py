@@ -6,7 +6,7 @@ An action returns the event or the fault that it leads to, or None. One that rai
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from signal import Signals
 
 from pulsetrain.diagnostics.node_check import LEVELS
@@ -120,14 +120,14 @@ async def _back_off(job: JobState) -> None:
 def _again_and_again(job: JobState) -> dict[str, str]:
     """The node that is at fault, with the reason, where that is so for the third time and a standby is there.
 
-    Without one the job would have to wait. The user's own exceptions are no fault of a node. Nor is a NaN,
-    after which the node has multiplied.
+    Without one the job would have to wait. The user's own exceptions are no fault of a node. Nor is a NaN of
+    a node whose products were right at this stop.
     """
     recovery, limit = job.recovery, job.services.policy.faults_of_a_node
     now_s = job.services.clock.monotonic_s()
     if recovery is None or recovery.users_own or recovery.fault.event not in COUNTED or not limit:
         return {}
-    if arithmetic_checks.is_nan(recovery.fault.reason):
+    if arithmetic_checks.explains(job, recovery.fault):
         return {}
     node, failed = recovery.fault.node, job.members.failed
     if not recovery.node_counted:
@@ -207,12 +207,22 @@ async def replace(job: JobState) -> Outcome:
         job.restarts = Restarts()
     if job.phase is Phase.STARTING:
         elasticity.take_size(job)
+    before = members.active()
     for promotion in members.fill_world(job.resizing.size):
         detail = {"node_rank": promotion.node_rank, "replaces": promotion.replaces}
         job.write("standby_promoted", detail, node=promotion.node)
+    left_out = [node for node in before if node.state is NodeState.STANDBY]
+    await _end_parked(job, left_out, "the job goes on without this node")
     if job.recovery is not None:
         job.recovery.replaced_ns = job.now_ns()
     return None
+
+
+async def _end_parked(job: JobState, nodes: Iterable[Node], reason: str) -> None:
+    """End processes that survived an attempt and are in none now. Their devices are free after that."""
+    timeout_s = job.services.policy.reply_timeout_s
+    usable = [node for node in nodes if node.usable]
+    await asyncio.gather(*(job.ask(n, Stop(id=job.next_id(), reason=reason), timeout_s) for n in usable))
 
 
 async def _evict(job: JobState, node: Node, reason: str) -> None:
@@ -255,7 +265,9 @@ async def clear_node(job: JobState, node: Node) -> None:
 
 
 async def rest(job: JobState) -> Outcome:
-    """The job is pre-empted."""
+    """The job is pre-empted. One that waited for nodes may have parked processes."""
+    if job.recovery is not None and not job.recovery.none_kept:
+        await _end_parked(job, job.members.present(), "pre-empted")
     await moving.rest(job)
     return None
 

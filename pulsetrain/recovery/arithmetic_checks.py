@@ -15,6 +15,7 @@ from typing import Protocol
 from pulsetrain.core.json import JsonObject
 from pulsetrain.protocol.messages import ArithmeticCheck, Command, RankExit, Reply, WorldNode
 from pulsetrain.recovery.faults import Observation
+from pulsetrain.recovery.record import Fault
 from pulsetrain.recovery.state import JobState
 from pulsetrain.recovery.world import node_of
 
@@ -77,11 +78,14 @@ def take(job: JobState, present: Iterable[Observation]) -> None:
 
 async def at_a_stop(job: JobState) -> dict[str, str]:
     """Check the nodes that are suspected. Those to evict, with the reason."""
+    job.arithmetic.right = frozenset()
     reasons = [*job.arithmetic.reasons(), *_said_by(job.attempt.exits)]
     if not reasons or job.services.policy.observe_only:
         return {}
     everybody = [n for n in job.members.active() if n.name not in job.members.failed]
     named = job.arithmetic.nodes()
+    if named:
+        named |= {exit_.node for exit_ in job.attempt.exits if _ended_on_nan(exit_)}
     nodes = [n for n in everybody if not named or n.name in named]
     report = await run(job, nodes)
     job.arithmetic.checked(report, job.now_ns())
@@ -107,9 +111,16 @@ async def of_standbys(job: JobState, nodes: Sequence[CheckedNode]) -> dict[str, 
     return {**report.silent, **report.wrong}
 
 
-def is_nan(reason: str) -> bool:
-    """Whether a rank ended on a NaN. That alone is no fault of its node: wrong products would be."""
-    return bool(_SAYS_NAN.search(reason))
+def explains(job: JobState, fault: Fault) -> bool:
+    """Whether a NaN ended the rank, and its node's products were right at this stop. It is no fault then."""
+    exits = [e for e in job.attempt.exits if (e.node, e.rank) == (fault.node, fault.rank)]
+    multiplied = fault.node in job.arithmetic.right and job.services.policy.arithmetic_check_s > 0
+    return multiplied and any(map(_ended_on_nan, exits))
+
+
+def _ended_on_nan(exit_: RankExit) -> bool:
+    """Whether a rank ended by itself and said that it saw a NaN. A signal has another cause."""
+    return exit_.code > 0 and any(_SAYS_NAN.search(line) for line in exit_.last_lines)
 
 
 def _said_by(exits: Iterable[RankExit]) -> list[str]:

@@ -32,6 +32,7 @@ class ArithmeticSuspicions:
 
     def __init__(self) -> None:
         self.wrong: dict[str, WrongArithmetic] = {}
+        self.right: frozenset[str] = frozenset()  # at the last stop
         self._open: dict[Key, tuple[tuple[str, ...], str]] = {}
         self._checked: set[Key] = set()
 
@@ -56,6 +57,7 @@ class ArithmeticSuspicions:
         """A check has looked into all suspicions."""
         self._checked |= self._open.keys()
         self._open.clear()
+        self.right = frozenset(report.right)
         for node in report.right:
             self.wrong.pop(node, None)
         for node, reason in report.wrong.items():

@@ -149,9 +149,10 @@ def check_after(monkeypatch):
 
     monkeypatch.setattr(actions.checks, "run", run)
 
-    def check_after(job, times, *, users_own=False, lines=()):
+    def check_after(job, times, *, users_own=False, lines=(), code=1):
         for _ in range(times):
-            crash = faults.rank_failed(rank_exit(2, 1, last_lines=lines), job.now_ns())
+            job.attempt.exits = [rank_exit(2, code, last_lines=lines)]
+            crash = faults.rank_failed(job.attempt.exits[0], job.now_ns())
             assert crash.node == "b"
             job.begin_recovery(crash)
             job.recovery.users_own = users_own
@@ -181,13 +182,38 @@ def test_the_users_own_exceptions_are_no_fault_of_a_node(check_after):
     assert check_after(job, 5, users_own=True) == {}
 
 
-def test_a_nan_is_no_fault_of_a_node_that_multiplies_rightly(check_after, monkeypatch):
-    async def right(job):
-        return {}
+NAN = ("FloatingPointError: the loss is nan",)
 
-    monkeypatch.setattr(actions.arithmetic_checks, "at_a_stop", right)
+
+def test_a_nan_is_no_fault_of_a_node_that_multiplies_rightly(check_after):
     job = job_of(*map(FakeNode, "abz"), max_restarts=9)
-    assert check_after(job, 5, lines=("FloatingPointError: the loss is nan",)) == {}
+    assert check_after(job, 5, lines=NAN) == {}
+
+
+@pytest.mark.parametrize(
+    ("code", "more"), [(-11, {}), (1, {"arithmetic_check_s": 0}), (1, {"observe_only": True})]
+)
+def test_a_signal_beside_a_nan_and_a_nan_without_products_count_as_faults(check_after, code, more):
+    job = job_of(*map(FakeNode, "abz"), max_restarts=9, **more)
+    assert list(check_after(job, 3, lines=NAN, code=code)) == ["b"]
+
+
+def test_a_node_that_the_world_leaves_out_ends_the_processes_that_it_kept():
+    a, b = FakeNode("a"), FakeNode("b")
+    job = job_of(a, b)
+    job.resizing.size = 1
+    do(Action.REPLACE, job)
+    assert [m.node for m in job.members.world] == ["a"]
+    assert [(c.keep, c.reason) for c in b.commands] == [(False, "the job goes on without this node")]
+    assert a.commands == []
+
+
+def test_a_job_that_is_pre_empted_while_it_waits_ends_the_processes_that_it_kept():
+    a = FakeNode("a")
+    job = job_of(a, FakeNode("b"))
+    crashed(job)
+    do(Action.REST, job)
+    assert [(c.keep, c.reason) for c in a.commands] == [(False, "pre-empted")]
 
 
 def test_replacing_evicts_who_failed_and_promotes_a_standby():

@@ -39,7 +39,9 @@ RESUME_TIMEOUT_S = 3.0
 class Ranks:
     """The ranks of the present attempt.
 
-    `on_exit` is called on the zygote's reader thread for each rank that the agent did not end itself.
+    `on_exit` is called on the zygote's reader thread for each rank that the agent did not end itself. `keeps`
+    says whether ranks may be asked to go on in their processes. Then each has a channel to the agent, with
+    which CRIU cannot dump it.
     """
 
     def __init__(
@@ -50,7 +52,9 @@ class Ranks:
         on_exit: Callable[[Rank], None],
         *,
         ring_slots: int = 65536,
+        keeps: Callable[[], bool] = lambda: True,
     ) -> None:
+        self._keeps = keeps
         self._identity, self._program = identity, program
         self._log_dir = log_dir
         self._on_exit = on_exit
@@ -299,6 +303,7 @@ class Ranks:
         stdout, stderr = _open_log(rank.out), _open_log(rank.err)
         seat = rank.seat = Seat(self._ended)
         seat.rank = rank
+        channel = {rank_channel.VARIABLE: seat.rank_end.fileno()} if self._keeps() else {}
         process = RankProcess(
             argv=self._program.argv,
             mode=self._program.mode,
@@ -310,7 +315,7 @@ class Ranks:
                 "PULSETRAIN_RING_FD": rank.ring_fd,
                 "PULSETRAIN_ARENA_FD": arenas[rank.rank],
                 DEVICES_FD: self.devices.fd,
-                rank_channel.VARIABLE: seat.rank_end.fileno(),
+                **channel,
             },
         )
         try:

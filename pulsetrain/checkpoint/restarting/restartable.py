@@ -14,6 +14,8 @@ import sys
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
+import torch
+
 from pulsetrain.checkpoint.restarting.parked_rank import ParkedRank, Restart
 from pulsetrain.checkpoint.restarting.peer_loss import is_peer_loss
 from pulsetrain.checkpoint.rng import RngState
@@ -65,9 +67,16 @@ def _call_until_it_ends(rank: ParkedRank, function: Callable[[], T]) -> T:
             reason = _one_line(error)
         _say(f"gives up its attempt and goes on in the same process: {reason}")
         rank.end_attempt()
-        gc.collect()
+        _free_memory()
         rank.park(reason)
         generators.load_state_dict(first)
+
+
+def _free_memory() -> None:
+    """Give the model's memory back to the device: the node is checked while the process is parked."""
+    gc.collect()
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
 
 
 def _is_elsewhere(rank: ParkedRank, error: BaseException) -> bool:

@@ -89,7 +89,8 @@ def routes(
         if not is_authorized(request, token):
             return JSONResponse({"error": "missing or wrong token"}, 401)
         answer = await _ingest(request, intake, refusal)
-        if answer.status_code == 200:
+        from_an_agent = "record" not in request.path_params  # it gathers rows meanwhile
+        if answer.status_code == 200 and from_an_agent:
             await pace.rest()
         return answer
 
