@@ -16,26 +16,22 @@ other rank, node or GPU that is named, counts as wrong.
 from __future__ import annotations
 
 import json
-import os
 import random
-import signal
-import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from pulsetrain import faults  # noqa: E402  # the library of the tests needs the root
-from pulsetrain.core.errors import PulsetrainError  # noqa: E402
+from machinecheck.site import Answer, Site  # noqa: E402  # the library of the tests needs the root
+from pulsetrain import faults  # noqa: E402
 from pulsetrain.faults import arithmetic  # noqa: E402
-from pulsetrain.protocol.client import HubClient, find_hub  # noqa: E402
+from pulsetrain.protocol.client import find_hub  # noqa: E402
 from pulsetrain.stream.store.clickhouse import open_store  # noqa: E402
 from tests.nvml.library import TestDriver  # noqa: E402
 
@@ -56,8 +52,6 @@ probation_s = 1.0
 min_healthy_ratio = 0.3
 arithmetic_check_s = 1.0
 """
-
-Answer = dict[str, Any]
 
 
 def until(holds: Callable[[], bool], limit_s: float) -> bool:
@@ -103,18 +97,12 @@ class Clocks:
                     driver.set(gpu, clock_sm=CLOCK_MHZ * share + STEP_MHZ * self._draw.randint(-2, 2))
 
 
-class Cluster:
+class Cluster(Site):
     """A hub, three nodes of one rank, a standby. A node that was evicted comes back as the standby."""
 
     def __init__(self, folder: Path, seed: int) -> None:
-        self.folder, self.plan = folder, folder / "plan"
-        (folder / "hub.toml").write_text(CONFIG)
-        self.env = os.environ | {"PULSETRAIN_DATA": str(folder / "hub"), "OMP_NUM_THREADS": "1"}
-        self.log = (folder / "log").open("ab")
-        self.clocks = Clocks(seed)
-        self.agents: dict[str, subprocess.Popen[bytes]] = {}
-        serve = ("serve", "--data", str(folder / "hub"), "--port", "0", "--no-dashboard")
-        self.hub = self._spawn({}, *serve, "--config", str(folder / "hub.toml"))
+        super().__init__(folder, CONFIG)
+        self.plan, self.clocks = folder / "plan", Clocks(seed)
         until(lambda: self.ask(lambda hub: hub.status()) is not None, 90)
         for name in NODES:
             self.start(name, "run")
@@ -129,34 +117,13 @@ class Cluster:
         flags = ("--job", "j", "--node", name, "--nnodes", str(len(NODES)), "--nproc-per-node", "1")
         log = ("--max-restarts", "1000000", "--log-dir", str(self.folder / name))
         fault = {"PYTHONPATH": str(STARTUP), arithmetic.ENVIRONMENT: str(self.wrong_products(name))}
-        self.agents[name] = self._spawn(
+        self.agents[name] = self.spawn(
             driver.environ | fault, *verb, *flags, *log, str(SCRIPT), str(self.plan)
         )
 
     def wrong_products(self, name: str) -> Path:
         """While this file is there, products of the node are wrong now and then."""
         return self.folder / f"wrong-{name}"
-
-    def _spawn(self, more: Mapping[str, str], *args: str) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "pulsetrain.cli", *args]
-        env = self.env | dict(more)
-        return subprocess.Popen(command, env=env, stdout=self.log, stderr=self.log, start_new_session=True)
-
-    def ask(self, what: Callable[[HubClient], Any]) -> Any:
-        """What the hub answers, None where it does not."""
-        try:
-            return what(HubClient(find_hub(environ=self.env), timeout_s=5.0))
-        except PulsetrainError:
-            return None
-
-    def job(self) -> Answer:
-        """The job's row of the status, {} where the hub does not answer."""
-        status = self.ask(lambda hub: hub.status())
-        return next(iter(status["jobs"]), {}) if status else {}
-
-    def nodes(self) -> dict[str, Answer]:
-        """The rows of the nodes."""
-        return {row["node"]: row for row in self.job().get("nodes", [])}
 
     def named(self) -> set[tuple[str, str]]:
         """Kind and subject of the open findings that accuse somebody."""
@@ -179,32 +146,32 @@ class Cluster:
         address = find_hub(environ=self.env)
         store = open_store(address.url, token=address.token)
         try:
-            query = (
-                f"SELECT node, detail FROM events WHERE kind = '{kind}' AND attempt >= {after} ORDER BY ts"
-            )
-            return [{"node": r["node"], **json.loads(r["detail"])} for r in store.query(query).to_pylist()]
+            rows = store.query(
+                "SELECT node, detail FROM events WHERE kind = {kind:String} AND attempt >= {after:Int64} "
+                "ORDER BY ts",
+                {"kind": kind, "after": after},
+            ).to_pylist()
+            return [{"node": r["node"], **json.loads(r["detail"])} for r in rows]
         finally:
             store.close()
 
     def close(self) -> None:
         """End everything."""
         self.clocks.close()
-        for process in (*self.agents.values(), self.hub):
-            if process.poll() is None:
-                process.send_signal(signal.SIGTERM)
-        for process in (*self.agents.values(), self.hub):
-            process.wait(timeout=90)
-        self.log.close()
+        super().close()
 
 
 @dataclass(kw_only=True)
 class Run:
-    """One run: what happened to whom, whether it was found, and who was accused wrongly."""
+    """One run: what happened to whom, whether it was found, and who was accused wrongly.
+
+    `found` is None in a clean run: there is nothing to find.
+    """
 
     number: int
     kind: str
     node: str
-    found: bool = False
+    found: bool | None = False
     wrong: list[str] = field(default_factory=list)
     note: str = ""
     seconds: float = 0.0
@@ -297,7 +264,7 @@ class Player:
 
     def _clean(self, run: Run, rank: int, attempt: int) -> set[tuple[str, str]]:
         self._stop(rank, attempt, "the data set has ended")
-        run.found = True
+        run.found = None
         return set()
 
 
@@ -316,14 +283,14 @@ def summary(runs: list[Run]) -> Answer:
         "by_kind": {
             kind: {
                 "runs": len(own),
-                "found": sum(r.found for r in own),
+                "found": sum(r.found is True for r in own),
                 "wrong": sum(bool(r.wrong) for r in own),
             }
             for kind, own in by_kind.items()
         },
         "healthy_evicted": sum(w.startswith("evict ") for r in runs for w in r.wrong),
         "runs_that_accuse_wrongly": sum(bool(r.wrong) for r in runs),
-        "odd": [vars(r) for r in runs if not r.found or r.wrong],
+        "odd": [vars(r) for r in runs if r.found is False or r.wrong],
         "seconds": round(sum(r.seconds for r in runs), 1),
     }
 

@@ -8,22 +8,17 @@ parameters stay the same is shown by tests/hub/test_hardware_job.py.
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from pulsetrain.core.errors import PulsetrainError  # noqa: E402  # the library of the tests needs the root
-from pulsetrain.protocol.client import HubClient, find_hub  # noqa: E402
+from machinecheck.site import Site  # noqa: E402  # the library of the tests needs the root
 from tests.nvml.library import TestDriver  # noqa: E402
 
 SCRIPT = ROOT / "examples" / "train_gpt.py"
@@ -86,19 +81,13 @@ EVICTING = (
 )
 
 
-class Cluster:
+class Cluster(Site):
     """A hub, two nodes of one rank, two standbys. A node that was evicted comes back as a standby."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        (folder / "hub.toml").write_text(CONFIG)
-        self.env = os.environ | {"PULSETRAIN_DATA": str(folder / "hub"), "OMP_NUM_THREADS": "1"}
-        self.log = (folder / "log").open("ab")
+        super().__init__(folder, CONFIG)
         self.drivers: dict[str, TestDriver] = {}
-        self.agents: dict[str, subprocess.Popen[bytes]] = {}
-        serve = ("serve", "--data", str(folder / "hub"), "--port", "0", "--no-dashboard")
-        self.hub = self._spawn({}, *serve, "--config", str(folder / "hub.toml"))
-        _until(lambda: self._ask(lambda hub: hub.status()) is not None, 90)
+        _until(lambda: self.ask(lambda hub: hub.status()) is not None, 90)
         for name in ("a", "b"):
             self.start(name, "run")
         _until(lambda: self.job().get("step", -1) >= 5, 120)
@@ -110,29 +99,7 @@ class Cluster:
         driver = self.drivers[name] = TestDriver(self.folder / f"driver-{name}-{time.time_ns()}", GPUS, name)
         flags = ("--job", "j", "--node", name, "--nnodes", "2", "--nproc-per-node", "1")
         script = (str(SCRIPT), *SHAPE, "--heads", "2", "--steps", str(STEPS))
-        self.agents[name] = self._spawn(
-            driver.environ, *verb, *flags, *script, "--params-hash-out", str(self.out)
-        )
-
-    def _spawn(self, more: Mapping[str, str], *args: str) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "pulsetrain.cli", *args]
-        env = self.env | dict(more)
-        return subprocess.Popen(command, env=env, stdout=self.log, stderr=self.log, start_new_session=True)
-
-    def _ask(self, what: Callable[[HubClient], Any]) -> Any:
-        try:
-            return what(HubClient(find_hub(environ=self.env), timeout_s=2.0))
-        except PulsetrainError:
-            return None
-
-    def job(self) -> dict[str, Any]:
-        """The job's row of the status, {} where the hub does not answer."""
-        status = self._ask(lambda hub: hub.status())
-        return next(iter(status["jobs"]), {}) if status else {}
-
-    def nodes(self) -> dict[str, dict[str, Any]]:
-        """The rows of the nodes."""
-        return {row["node"]: row for row in self.job().get("nodes", [])}
+        self.agents[name] = self.spawn(driver.environ, *verb, *flags, *script)
 
     def world(self) -> list[str]:
         """Nodes that train."""
@@ -144,15 +111,6 @@ class Cluster:
         found = [json.loads(row["evidence"]) for row in rows]
         order = ("inform", "cordon", "evict_at_step", "evict_now")
         return max((e["response"] for e in found if "response" in e), key=order.index, default="")
-
-    def close(self) -> None:
-        """End everything."""
-        for process in (*self.agents.values(), self.hub):
-            if process.poll() is None:
-                process.send_signal(signal.SIGTERM)
-        for process in (*self.agents.values(), self.hub):
-            process.wait(timeout=60)
-        self.log.close()
 
 
 def _until(holds: Callable[[], bool], limit_s: float) -> float | None:

@@ -7,16 +7,14 @@ resume, with the new environment, and the rank says that it does.
 
 from __future__ import annotations
 
-import array
-import json
 import select
 import socket
 import stat
 from collections.abc import Mapping, Sequence
 from os import fstat
 
-PACKET_BYTES = 1 << 20
-FILES_PER_PACKET = 8
+from pulsetrain.protocol import packets
+
 VARIABLE = "PULSETRAIN_RESTART_FD"
 """The environment variable that holds the descriptor of the rank's end."""
 
@@ -52,10 +50,10 @@ class RankChannel:
 
     def send(self, op: str, files: Sequence[int] = (), **fields: object) -> bool:
         """Send one packet. Returns False where the other end is gone or takes none."""
-        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", files))] if files else []
-        body = json.dumps({"op": op, **fields}).encode()
         try:
-            self._end.sendmsg([body], rights, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+            packets.send(
+                self._end, {"op": op, **fields}, files, flags=socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
+            )
         except OSError:
             return False
         return True
@@ -64,18 +62,7 @@ class RankChannel:
         """The next packet and its open files. None where none comes in time, or the other end is gone."""
         if timeout_s is not None and not select.select([self._end], [], [], max(0.0, timeout_s))[0]:
             return None
-        try:
-            space = socket.CMSG_SPACE(4 * FILES_PER_PACKET)
-            body, ancillary, _, _ = self._end.recvmsg(PACKET_BYTES, space, socket.MSG_CMSG_CLOEXEC)
-        except OSError:
-            return None
-        if not body:
-            return None
-        files = array.array("i")
-        for level, kind, data in ancillary:
-            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-                files.frombytes(data[: len(data) - len(data) % files.itemsize])
-        return json.loads(body), list(files)
+        return packets.receive(self._end, flags=socket.MSG_CMSG_CLOEXEC)
 
     def close(self) -> None:
         """Close this end."""
@@ -84,7 +71,5 @@ class RankChannel:
 
 def pair() -> tuple[RankChannel, RankChannel]:
     """Two connected ends: the agent's, the rank's."""
-    ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    for end in ends:
-        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, PACKET_BYTES)
-    return RankChannel(ends[0]), RankChannel(ends[1])
+    agents, ranks = packets.pair()
+    return RankChannel(agents), RankChannel(ranks)

@@ -91,7 +91,7 @@ async def restore(job: JobState) -> bool:
     if why_not:
         job.write("image_missed", {**image.row(), "why_not": why_not}, node=image.node)
         return False
-    job.attempt.launched, job.resizing.came_from = True, ()
+    job.attempt.launched = True
     job.recovery.launched(job.now_ns(), fetch_ns=0, step=image.step)
     job.recovery.resumed_by = "image"
     return True

@@ -17,6 +17,7 @@ from pulsetrain.checkpoint.service import CheckpointService, CheckpointServiceCo
 from pulsetrain.collectors.machine.samples import metrics
 from pulsetrain.core import supervisor
 from pulsetrain.core.errors import Unavailable
+from pulsetrain.protocol import packets
 from pulsetrain.protocol.client import HubAddress
 from pulsetrain.stream.spool.queue import Spool
 from pulsetrain.stream.spool.shipper import Shipper, ShipperConfig
@@ -191,9 +192,8 @@ def test_zygote_reader(monkeypatch):
 
 
 def os_pair():
-    from pulsetrain.agent.processes import zygote_protocol
 
-    return zygote_protocol.pair()
+    return packets.pair()
 
 
 class Ended:

@@ -116,13 +116,21 @@ def _attempt(file):
 
 
 @pytest.fixture
-def site(tmp_path):
-    site = Sharded(tmp_path / "site")
-    yield site
-    site.close()
+def open_site(tmp_path):
+    """Opens a site of a kind. It is closed after the test."""
+    opened = []
+
+    def open_site(kind):
+        opened.append(kind(tmp_path / "site"))
+        return opened[-1]
+
+    yield open_site
+    for site in opened:
+        site.close()
 
 
-def test_a_tensor_parallel_job_loses_a_replica_and_grows_when_it_is_back(site):
+def test_a_tensor_parallel_job_loses_a_replica_and_grows_when_it_is_back(open_site):
+    site = open_site(Sharded)
     site.start("a")
     lost = site.start("b")
     site.reach(20)
@@ -149,15 +157,8 @@ class Pipelined(Sharded):
     least, most, unit, pp = 2, 4, 2, 2
 
 
-@pytest.fixture
-def pipelined(tmp_path):
-    site = Pipelined(tmp_path / "site")
-    yield site
-    site.close()
-
-
-def test_a_job_of_three_dimensions_loses_a_node_and_grows_when_it_is_back(pipelined):
-    site = pipelined
+def test_a_job_of_three_dimensions_loses_a_node_and_grows_when_it_is_back(open_site):
+    site = open_site(Pipelined)
     nodes = {name: site.start(name) for name in "abcd"}
     site.reach(20)
     site.kill(nodes["d"])
@@ -197,15 +198,8 @@ class FullyShardedJob(Sharded):
         ]
 
 
-@pytest.fixture
-def fsdp(tmp_path):
-    site = FullyShardedJob(tmp_path / "site")
-    yield site
-    site.close()
-
-
-def test_fully_sharded_parameters_of_four_ranks_go_on_in_two_and_again_in_four(fsdp):
-    site = fsdp
+def test_fully_sharded_parameters_of_four_ranks_go_on_in_two_and_again_in_four(open_site):
+    site = open_site(FullyShardedJob)
     site.start("a")
     lost = site.start("b")
     site.reach(20)
@@ -231,15 +225,8 @@ class SizedByItsRanks(FullyShardedJob):
     )
 
 
-@pytest.fixture
-def sized(tmp_path):
-    site = SizedByItsRanks(tmp_path / "site")
-    yield site
-    site.close()
-
-
-def test_a_job_whose_ranks_do_not_fit_another_size_tries_it_once_and_waits_for_its_node(sized):
-    site = sized
+def test_a_job_whose_ranks_do_not_fit_another_size_tries_it_once_and_waits_for_its_node(open_site):
+    site = open_site(SizedByItsRanks)
     site.start("a")
     lost = site.start("b")
     site.reach(20)

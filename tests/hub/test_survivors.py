@@ -32,17 +32,8 @@ class Surviving(Moved):
         for name in names:
             self.nodes.append(
                 self.spawn(
-                    *(
-                        "run",
-                        "--job",
-                        "j",
-                        "--node",
-                        name,
-                        "--nnodes",
-                        nnodes,
-                        "--nproc-per-node",
-                        str(ranks),
-                    ),
+                    *("run", "--job", "j", "--node", name, "--nnodes", nnodes),
+                    *("--nproc-per-node", str(ranks)),
                     *("--log-dir", str(self.folder / name), str(ROOT / "tests/agent/survivor_job.py")),
                     *("--steps", str(STEPS), "--out", str(self.folder / "out"), *more),
                 )

@@ -230,17 +230,18 @@ def _begin(folder: Path, gate: Path, zygote: Zygote, process: str, codes: dict[s
 
 
 def _await(holds: Callable[[], bool], codes: Mapping[str, int]) -> None:
+    """Wait until it holds. Raises `Unavailable` where a restore ends with an error, or takes too long."""
     deadline_s = time.monotonic() + RESTORE_TIMEOUT_S
-    while not holds():
+    while True:
+        held = holds()
         failed = next((name for name, code in dict(codes).items() if code), None)
         if failed is not None:
             raise Unavailable(f"{failed} was not restored")
+        if held:
+            return
         if time.monotonic() > deadline_s:
             raise Unavailable(f"not restored in {RESTORE_TIMEOUT_S:g} s")
         time.sleep(LOOK_S)
-    failed = next((name for name, code in dict(codes).items() if code), None)
-    if failed is not None:
-        raise Unavailable(f"{failed} was not restored")
 
 
 def _end(zygote: Zygote, pids: Sequence[int]) -> None:

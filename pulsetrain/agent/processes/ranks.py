@@ -187,16 +187,22 @@ class Ranks:
         alive = self.alive
         for rank in alive:
             rank.stopping = True
-        shared = "ranks that share devices start anew" if self.devices.number else ""
-        seats = {r.rank: r.seat for r in alive if r.seat is not None and not shared}
+        why_none = self._why_none()
+        seats = {r.rank: r.seat for r in alive if r.seat is not None and not why_none}
         if alive:  # else it was done before
-            self.not_kept = dict.fromkeys((r.rank for r in alive), shared) if shared else {}
+            self.not_kept = dict.fromkeys((r.rank for r in alive), why_none) if why_none else {}
         _send(zygote, (r for r in alive if r.rank in fresh), signal.SIGKILL)
         result = kept_ranks.park(seats, fresh, timeout_s, given_up)
         self.not_kept |= result.refused
         kept = [r for r in alive if r.rank in result.kept]
         self._kept |= {r.local_rank: result.kept[r.rank] for r in kept}
         self._end(zygote, [r for r in alive if r not in kept])
+
+    def _why_none(self) -> str:
+        """Why no rank of this node is kept, "" where they may be."""
+        if self.devices.number:
+            return "ranks that share devices start anew"
+        return "" if self._keeps() else "ranks of a host that dumps processes start anew"
 
     def drop_kept(self, zygote: Zygote) -> None:
         """Kill the processes that were kept. Nothing is told of them."""

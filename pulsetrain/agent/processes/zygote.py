@@ -32,6 +32,7 @@ from pulsetrain.agent.processes.zygote_protocol import (
 from pulsetrain.core.errors import PulsetrainError, Unavailable, UsageError
 from pulsetrain.core.json import JsonObject
 from pulsetrain.core.supervisor import FailureCollector, LoopStatus, LoopThread
+from pulsetrain.protocol import packets
 
 log = structlog.get_logger()
 
@@ -131,7 +132,7 @@ class Zygote:
         env: Mapping[str, str] = os.environ,
     ) -> Zygote:
         """Start it and return at once. `wait_ready` waits for its imports."""
-        ours, theirs = zygote_protocol.pair()
+        ours, theirs = packets.pair()
         options = ZygoteOptions(node=node, preload=list(preload), path=[str(p) for p in path])
         process = subprocess.Popen(
             [sys.executable, "-c", BOOT, str(theirs.fileno()), str(os.getpid()), json.dumps(options)],

@@ -5,9 +5,7 @@ The agent sends requests, the zygote sends events. Every message names its kind 
 
 from __future__ import annotations
 
-import array
 import ctypes
-import json
 import os
 import signal
 import socket
@@ -17,9 +15,8 @@ from pathlib import Path
 from typing import Generic, Literal, TypedDict, TypeVar
 
 from pulsetrain.core.json import JsonObject
+from pulsetrain.protocol import packets
 
-PACKET_BYTES = 1 << 20
-FILES_PER_PACKET = 16
 _PR_SET_PDEATHSIG = 1
 _PR_SET_PTRACER = 0x59616D61  # prctl(2); only where the Yama module restricts who may trace
 
@@ -145,22 +142,11 @@ class Channel(Generic[Out, In]):
 
     def send(self, message: Out, files: Sequence[int] = ()) -> None:
         """Send one packet. Raises `OSError` where the other end is gone."""
-        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", files))] if files else []
-        self.socket.sendmsg([json.dumps(message).encode()], rights)
+        packets.send(self.socket, message, files)
 
     def receive(self) -> tuple[In, list[int]] | None:
         """The next packet and the open files that came with it; None once the other end is closed."""
-        try:
-            body, ancillary, _, _ = self.socket.recvmsg(PACKET_BYTES, socket.CMSG_SPACE(4 * FILES_PER_PACKET))
-        except OSError:
-            return None
-        if not body:
-            return None
-        files = array.array("i")
-        for level, kind, data in ancillary:
-            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-                files.frombytes(data[: len(data) - len(data) % files.itemsize])
-        return json.loads(body), list(files)
+        return packets.receive(self.socket)
 
     def close(self) -> None:
         """Close this end."""
@@ -169,14 +155,6 @@ class Channel(Generic[Out, In]):
 
 AgentChannel = Channel[Request, Event]
 ZygoteChannel = Channel[Event, Request]
-
-
-def pair() -> tuple[socket.socket, socket.socket]:
-    """Two connected ends. A packet holds up to `PACKET_BYTES`, or less where the kernel's limit is lower."""
-    ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    for end in ends:
-        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, PACKET_BYTES)
-    return ends
 
 
 def die_with(parent: int, signum: int = signal.SIGKILL) -> None:

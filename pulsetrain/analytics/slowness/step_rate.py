@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import deque
+from collections.abc import Sequence
 
 REMEMBERED_S = 60.0
 REMEMBERED_POINTS = 60
@@ -61,15 +62,16 @@ class StepRate:
         (None, None, True)
         """
         lengths = self._lengths()
-        if len(lengths) <= LEAST_WINDOWS:
-            return True
+        return len(lengths) <= LEAST_WINDOWS or self._is_longer(lengths, now_s)
+
+    def _is_longer(self, lengths: Sequence[float], now_s: float) -> bool:
         newest, *before = lengths
         usual = statistics.median(before)
         spread = statistics.median(abs(length - usual) for length in before) / usual
         counted_s = min(usual, HEARTBEAT_S)  # a count is up to one step or one heartbeat old
         window_s = min(max(WINDOW_S, WINDOW_STEPS * usual), LONGEST_WINDOW_S)
         limit = max(min(max(LOWEST, 1 + SPREAD * spread), HIGHEST), 1 + 2 * counted_s / window_s)
-        still = now_s - self._points[-1][0] > max(STILL_S, STILL_STEPS * usual)
+        still = self._still_s(now_s) > max(STILL_S, STILL_STEPS * usual)
         return still or newest > limit * usual
 
     def suspicious(self, now_s: float) -> bool:
@@ -80,15 +82,18 @@ class StepRate:
         a look now and then.
         """
         lengths = self._lengths()
-        if len(lengths) <= LEAST_WINDOWS or not self.changed(now_s):
+        if len(lengths) <= LEAST_WINDOWS or not self._is_longer(lengths, now_s):
             return False
-        length_s = max(
-            lengths[0], now_s - self._points[-1][0] if now_s - self._points[-1][0] > STILL_S else 0.0
-        )
+        still_s = self._still_s(now_s)
+        length_s = max(lengths[0], still_s if still_s > STILL_S else 0.0)
         if now_s - self._suspected_s < AGAIN_S and length_s <= LOWEST * self._suspected_length_s:
             return False
         self._suspected_s, self._suspected_length_s = now_s, length_s
         return True
+
+    def _still_s(self, now_s: float) -> float:
+        """How long ago the newest step was completed."""
+        return now_s - self._points[-1][0]
 
     def _lengths(self) -> list[float]:
         """Length of a step in each window, the newest first."""

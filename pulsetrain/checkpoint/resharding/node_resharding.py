@@ -147,7 +147,7 @@ class Resharding:
         self._plan: ShardPlan | None = None
         self._tensors: SavedTensors | None = None
         self._offer: Offer | None = None
-        self._arenas: dict[int, int] = {}
+        self._arenas: dict[int, ArenaReader] = {}
         self._refusals: dict[int, str] = {}
         self._stop = Event()
 
@@ -177,20 +177,20 @@ class Resharding:
     def offer(self, rank: int, fd: int) -> None:
         """Leave the offer for a new rank, and give it what it then asks for."""
         assert self._offer is not None, "prepare comes first"
-        self._arenas[rank] = fd
+        arena = self._arenas[rank] = ArenaReader(fd)
         put = ArenaWriter(fd)
         put.forget_after(self._offer.step)
         mailbox.put_offer(put, rank, self._offer)
         stop = self._stop
         Thread(
-            target=self._serve, args=(rank, fd, stop), name=f"pulsetrain-reshard-{rank}", daemon=True
+            target=self._serve, args=(rank, arena, stop), name=f"pulsetrain-reshard-{rank}", daemon=True
         ).start()
 
     def refusal(self, rank: int) -> str:
         """Why a rank of this plan cannot have its part, "" where it can or where a new attempt may help."""
         if rank not in self._arenas:
             return ""
-        return self._refusals.get(rank) or mailbox.refused_offer(ArenaReader(self._arenas[rank]))
+        return self._refusals.get(rank) or mailbox.refused_offer(self._arenas[rank])
 
     def end(self) -> None:
         """No rank is given anything any more."""
@@ -210,9 +210,9 @@ class Resharding:
             raise CheckpointError(f"step {plan.step} cannot be put together: {'; '.join(reasons)}")
         return heads
 
-    def _serve(self, rank: int, fd: int, stop: Event) -> None:
+    def _serve(self, rank: int, arena: ArenaReader, stop: Event) -> None:
         """Wait for the rank's request and fill it. What a peer or storage refuses is tried again."""
-        arena, tries = ArenaReader(fd), FILL_TRIES
+        tries = FILL_TRIES
         while not stop.wait(POLL_S if tries == FILL_TRIES else AGAIN_S):
             refusal = ""
             try:

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from pulsetrain.agent.processes.rank import NodeIdentity, Program, rank_environment
+from pulsetrain.agent.processes.rank import NodeIdentity, Program
 from pulsetrain.agent.processes.ranks import Ranks
 from pulsetrain.core.errors import Unavailable, UsageError
 from pulsetrain.protocol.messages import Start, WorldNode
@@ -19,39 +19,6 @@ START = Start(
     id=1, job="gpt", attempt=5, node_rank=3, world=WORLD, store_address="127.0.0.1", store_port=1234
 )
 IDENTITY = NodeIdentity(job="gpt", node="n3", address="127.0.0.4", nproc_per_node=2, max_restarts=9)
-
-
-def test_a_rank_sees_what_torchrun_would_tell_it():
-    env = rank_environment(START, IDENTITY, local_rank=1)
-    expected = {
-        "RANK": "7",
-        "LOCAL_RANK": "1",
-        "WORLD_SIZE": "8",
-        "LOCAL_WORLD_SIZE": "2",
-        "GROUP_RANK": "3",
-        "GROUP_WORLD_SIZE": "4",
-        "ROLE_RANK": "7",
-        "ROLE_WORLD_SIZE": "8",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": "1234",
-        "TORCHELASTIC_RUN_ID": "gpt",
-        "TORCHELASTIC_RESTART_COUNT": "5",
-        "TORCHELASTIC_MAX_RESTARTS": "9",
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
-    }
-    assert expected.items() <= env.items()
-
-
-def test_a_rank_of_a_world_that_was_told_in_part_knows_its_whole_size():
-    env = rank_environment(dataclasses.replace(START, world_nodes=5000), IDENTITY, local_rank=1)
-    assert (env["WORLD_SIZE"], env["ROLE_WORLD_SIZE"], env["GROUP_WORLD_SIZE"]) == ("10000", "10000", "5000")
-
-
-@pytest.mark.parametrize("step", [-1, 41])
-def test_a_rank_knows_the_step_to_restore(step):
-    env = rank_environment(dataclasses.replace(START, restore_step=step), IDENTITY, 0)
-    assert env["PULSETRAIN_RESTORE_STEP"] == str(step)
-    assert (env["PULSETRAIN_JOB"], env["PULSETRAIN_NODE"], env["PULSETRAIN_ATTEMPT"]) == ("gpt", "n3", "5")
 
 
 class Zygote:
@@ -274,6 +241,15 @@ def test_after_a_stop_for_good_nothing_is_said_of_those_that_were_not_kept(node,
     node.close()
     node.drop_kept(zygote)
     assert node.not_kept == {}
+
+
+def test_ranks_of_a_host_that_dumps_processes_start_anew(tmp_path, arenas):
+    host = Ranks(IDENTITY, Program(argv=("train.py",)), tmp_path, lambda rank: None, keeps=lambda: False)
+    zygote = Zygote()
+    host.spawn(zygote, START, arenas)
+    host.keep(zygote, (), 5.0, lambda: False)
+    assert host.not_kept == dict.fromkeys((6, 7), "ranks of a host that dumps processes start anew")
+    assert host.alive == ()
 
 
 def test_ranks_that_share_devices_start_anew(node, arenas, monkeypatch):

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from pulsetrain.agent.processes import zygote_protocol
 from pulsetrain.agent.processes.zygote import BOOT, ForkTable, Zygote, ZygoteHolder
 from pulsetrain.agent.processes.zygote_protocol import RankProcess
 from pulsetrain.core.errors import PulsetrainError, Unavailable, UsageError
+from pulsetrain.protocol import packets
 from tests.agent.real_processes import alive, until
 
 
@@ -301,7 +301,7 @@ def test_a_module_that_cannot_be_preloaded_is_named(tmp_path):
 @pytest.mark.parametrize("text", ["", "raise RuntimeError('no licence')"])
 def test_an_agent_that_leaves_during_the_imports_leaves_no_complaint(tmp_path, text):
     (tmp_path / "mine.py").write_text(text)
-    ours, theirs = zygote_protocol.pair()
+    ours, theirs = packets.pair()
     ours.close()
     options = json.dumps({"node": "a", "preload": ["mine"], "path": [str(tmp_path)]})
     command = [sys.executable, "-c", BOOT, str(theirs.fileno()), str(os.getpid()), options]

@@ -7,13 +7,13 @@ import sys
 
 import pytest
 
-from pulsetrain.agent.processes import zygote_protocol
 from pulsetrain.agent.processes.zygote_protocol import AgentChannel, ZygoteChannel
+from pulsetrain.protocol import packets
 
 
 @pytest.fixture
 def channels():
-    ours, theirs = zygote_protocol.pair()
+    ours, theirs = packets.pair()
     agent, zygote = AgentChannel(ours), ZygoteChannel(theirs)
     yield agent, zygote
     agent.close()
