@@ -76,3 +76,11 @@ def test_a_light_check_of_eight_healthy_nodes_takes_two_rounds():
     cost = machines.light_check()
     assert (cost["nodes"], cost["passed"], cost["rounds"]) == (8, True, 2)
     assert 0 < cost["self_check_cpu_s"] < cost["cpu_s"]
+
+
+@pytest.mark.alone
+@pytest.mark.integration
+@pytest.mark.slow
+def test_trouble_of_a_gpu_on_a_running_job_gets_its_response():
+    told = policies.run(quick=True)
+    assert (told["cases"], told["right"]) == (2, 2), told
