@@ -3,6 +3,8 @@
 Who is slow is asked each second, because it is told in steps, and as soon as rows have come. What else the
 steps show, and what machines show, costs more and may come some seconds later.
 
+Where heartbeats say that steps take longer, rows and looks come as fast as they may for some seconds.
+
 While a job is steady all of that waits longer (`watch_pace`). A job is steady where its attempt is not young,
 its steps take as long as before, nothing is doubtful, and no finding is open that is new.
 """
@@ -43,7 +45,7 @@ AGAIN_SHARE = 2  # and half of it while something doubtful waits
 OTHERS_SHARE = 20  # each other group may use a twentieth
 CALM_SHARE = 0.006  # of the time, to ask who is slow while all is steady
 CALM_OTHERS_SHARE = 0.003  # and for each other group
-CALM_POLL_S = 0.5  # how often the hub asks then whether it is
+CONSIDER_S = 0.5  # how often heartbeats are asked whether steps take longer
 YOUNG_S = 30.0  # an attempt that began lately: nobody knows what is usual
 NEW_S = 60.0  # for so long after a finding began or ended, what follows is worth hurrying
 SUSPECT_S = 10.0  # longer steps are looked into for so long
@@ -125,6 +127,8 @@ class _Memory:
     """When the attempt was first looked at, or when a finding last began or ended."""
     young_until_s: float = math.inf
     open: frozenset[Key] = frozenset()
+    urgent_until_s: float = -math.inf
+    """Until when it is worth its cost to learn soon why steps take longer."""
 
     def note(self, job: JobSnapshot, now_s: float) -> None:
         """Take in what the job's heartbeats say."""
@@ -143,16 +147,17 @@ class _Memory:
     def due(self, now_s: float, *, calm: bool) -> list[Group]:
         """Who is slow, if that is to be asked, and at most one other group, so that the first is not late."""
         overdue_s = {
-            group: now_s - said.looked_s - self._wait_s(group, calm) for group, said in self.said.items()
+            group: now_s - said.looked_s - self._wait_s(group, now_s, calm=calm)
+            for group, said in self.said.items()
         }
         first = [group for group in self.said if group == FIRST and overdue_s[group] >= 0]
         others = [group for group in self.said if group != FIRST and overdue_s[group] >= 0]
         return first + sorted(others, key=lambda group: -overdue_s[group])[:1]
 
-    def _wait_s(self, group: Group, calm: bool) -> float:
+    def _wait_s(self, group: Group, now_s: float, *, calm: bool) -> float:
         """How long after its last look a group is asked again. It waits longer where its answer took long."""
         said, share = self.said[group], 0 if group == FIRST else OTHERS_SHARE
-        if said.dedup.doubtful:
+        if said.dedup.doubtful or (group == FIRST and now_s < self.urgent_until_s):
             return 0.0
         wait_s = max(PERIODS_S[group], share * said.took_s)
         calm_share = CALM_SHARE if group == FIRST else CALM_OTHERS_SHARE
@@ -179,29 +184,40 @@ class StoreAnalysis:
         self._memories: dict[str, _Memory] = {}
         self._phases: dict[str, Phase] = {}
         self._arrivals, self._latest_s = 0, -math.inf
+        self._look_s = -math.inf
 
     async def turn(self) -> float:
+        """Ask the heartbeats, and look when it is time. Returns when to come back."""
+        self.consider()
+        now_s = self._clock.monotonic_s()
+        if now_s >= self._look_s:
+            wait_s = await self.look_round()
+            now_s = self._clock.monotonic_s()
+            self._look_s = now_s + wait_s
+        return min(self._look_s - now_s, CONSIDER_S)
+
+    async def look_round(self) -> float:
         """Look at every job, as soon as rows have come since the last look, a second late at most.
 
-        The next look comes sooner to confirm a doubtful finding.
+        Returns when to look again: sooner to confirm a doubtful finding, and where steps take longer.
         """
-        self._consider()
         began_s, arrivals = self._clock.monotonic_s(), self._records.arrivals()
         if arrivals and arrivals == self._arrivals and began_s < self._latest_s:
-            return CALM_POLL_S if self._pace.calm else POLL_S
+            return CONSIDER_S if self._pace.calm else POLL_S
         self._arrivals, failures, first_s = arrivals, FailureCollector(), 0.0
         for name, job in list(self._jobs.items()):
             with failures.collect(f"job {name}"):
                 first_s += await self.look(job)
         failures.raise_any()
-        took_s = self._clock.monotonic_s() - began_s
+        now_s = self._clock.monotonic_s()
+        took_s = now_s - began_s
         running = [memory for name, memory in self._memories.items() if self._phases[name] is Phase.RUNNING]
-        doubtful = any(memory.doubtful for memory in running)
+        doubtful = any(memory.doubtful or now_s < memory.urgent_until_s for memory in running)
         if doubtful:
             self._records.hurry()
         if self._pace.calm and not doubtful:
             self._latest_s = began_s + TURN_S
-            return CALM_POLL_S
+            return CONSIDER_S
         wait_s = max(_period_s(first_s, doubtful=doubtful), took_s) - took_s
         self._latest_s = began_s + took_s + wait_s + TURN_S
         return wait_s
@@ -224,7 +240,7 @@ class StoreAnalysis:
         self._report(after, memory, before.attempt, memory.live, verdicts)
         return first_s
 
-    def _consider(self) -> None:
+    def consider(self) -> None:
         """Say whether every job is steady. It asks the heartbeats alone."""
         now_s, steady = self._clock.monotonic_s(), []
         for name, watched in list(self._jobs.items()):
@@ -248,6 +264,9 @@ class StoreAnalysis:
         memory.note(job, now_s)
         if memory.rate.suspicious(now_s):
             self._pace.prompt(SUSPECT_S)
+            self._records.hurry()
+            memory.urgent_until_s = now_s + SUSPECT_S
+            self._look_s = now_s
         return (
             memory.rate.known
             and not memory.doubtful

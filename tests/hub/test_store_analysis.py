@@ -51,7 +51,8 @@ class Site:
 
     def turn(self, after_s=0.0):
         self.clock.now_s += after_s
-        return asyncio.run(self.analysis.turn())
+        self.analysis.consider()
+        return asyncio.run(self.analysis.look_round())
 
 
 @pytest.mark.parametrize("change", [{"phase": Phase.STARTING}, {"first_step_done": False}])
@@ -233,6 +234,21 @@ def test_a_steady_job_is_looked_at_seldom_and_promptly_again_when_its_steps_beco
     assert len(site.records.asked) - before < 14
     train(site, 4, step_s=0.15, began_step=step)
     assert not site.pace.calm
+
+
+def test_longer_steps_have_rows_and_looks_come_as_fast_as_they_may_for_some_seconds():
+    site = Site()
+    site.records.took_s = 0.05
+    step = train(site, 20)
+    before, hurries = site.records.asked.count(["ranks"]), site.records.hurries
+    site.job.changes = {"nodes": (node_snapshot("a", status(0, last_step=step + 10)),)}
+    while site.records.hurries == hurries:
+        site.clock.now_s += 0.5
+        asyncio.run(site.analysis.turn())
+    for _ in range(4):
+        site.clock.now_s += AGAIN_S
+        asyncio.run(site.analysis.turn())
+    assert site.records.asked.count(["ranks"]) - before >= 4
 
 
 def test_a_finding_that_begins_makes_the_hub_prompt():

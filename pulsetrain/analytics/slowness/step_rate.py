@@ -25,6 +25,8 @@ LOWEST, HIGHEST = 1.1, 1.2
 SPREAD = 3.0
 HEARTBEAT_S = 1.0
 AGAIN_S = 40.0
+USUAL_AGAIN_S = 5.0
+"""Steps that have been as long as usual for so long may become suspicious again."""
 STILL_STEPS = 4
 STILL_S = 2.5
 """A step that takes so long, and several times as long as usual, is longer whatever it ends as."""
@@ -36,6 +38,7 @@ class StepRate:
     def __init__(self) -> None:
         self._points: deque[tuple[float, int]] = deque()
         self._suspected_s, self._suspected_length_s = -math.inf, 0.0
+        self._longer_s = -math.inf
 
     def note(self, step: int, at_s: float) -> None:
         """The newest completed step at a time, -1 for none. What is not newer says nothing."""
@@ -82,8 +85,13 @@ class StepRate:
         a look now and then.
         """
         lengths = self._lengths()
-        if len(lengths) <= LEAST_WINDOWS or not self._is_longer(lengths, now_s):
+        if len(lengths) <= LEAST_WINDOWS:
             return False
+        if not self._is_longer(lengths, now_s):
+            if now_s - self._longer_s >= USUAL_AGAIN_S:
+                self._suspected_s = -math.inf
+            return False
+        self._longer_s = now_s
         still_s = self._still_s(now_s)
         length_s = max(lengths[0], still_s if still_s > STILL_S else 0.0)
         if now_s - self._suspected_s < AGAIN_S and length_s <= LOWEST * self._suspected_length_s:

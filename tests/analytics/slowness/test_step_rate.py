@@ -47,6 +47,15 @@ def test_what_was_looked_into_is_not_said_again_soon_unless_it_gets_worse():
     assert len(worse) <= 4
 
 
+def test_steps_that_were_as_usual_for_a_while_may_become_suspicious_again():
+    rate = StepRate()
+    now_s, done, _ = heartbeats(rate, lambda: 0.1, 60)
+    now_s, done, first = heartbeats(rate, lambda: 0.17, 8, now_s, done)
+    now_s, done, between = heartbeats(rate, lambda: 0.1, 12, now_s, done)
+    again = heartbeats(rate, lambda: 0.15, 6, now_s, done)[2]
+    assert (bool(first), between, bool(again)) == (True, [], True)
+
+
 def test_steps_that_stand_still_are_suspicious():
     rate = StepRate()
     now_s, _, _ = heartbeats(rate, lambda: 0.1, 60)
