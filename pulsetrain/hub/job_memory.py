@@ -21,6 +21,7 @@ from pulsetrain.recovery.memory import (
     ReplacementMemory,
     RestartMemory,
     SizeMemory,
+    TimeMemory,
     WorldMemory,
 )
 
@@ -30,14 +31,14 @@ T = TypeVar("T")
 
 JOBS = "jobs/"
 EVICTIONS, NODES, PREEMPTION, PAUSES = "evictions", "nodes/", "preemption", "pauses"
-RESTARTS, WORLD, REPLACEMENTS, SIZE = "restarts", "world", "replacements", "size"
+RESTARTS, WORLD, REPLACEMENTS, SIZE, TIME = "restarts", "world", "replacements", "size", "time"
 IDLE_S = 30.0
 STORED_S = 2.0  # an eviction waits for so long, then it goes on without its memory
 
 
 class KeptMemory:
     """A `Memory` with the keys ``evictions``, ``nodes/NODE``, ``preemption``, ``pauses``, ``restarts``,
-    ``world``, ``replacements`` and ``size`` below ``jobs/JOB/``. The values are JSON.
+    ``world``, ``replacements``, ``size`` and ``time`` below ``jobs/JOB/``. The values are JSON.
 
     `load` reads the store. `turn` writes and belongs to the supervisor of loops. A write that fails is tried
     again. Every write has the conditions `fence()`. Where they do not hold, `refused` is called.
@@ -84,6 +85,7 @@ class KeptMemory:
                 world=self._value(WorldMemory, prefix + WORLD),
                 replacements=self._value(ReplacementMemory, prefix + REPLACEMENTS),
                 size=self._value(SizeMemory, prefix + SIZE),
+                time=self._value(TimeMemory, prefix + TIME),
             )
         except (ValueError, TypeError, AttributeError) as error:
             raise CorruptData(f"what is kept of job {job!r} cannot be read: {error}") from error
@@ -126,6 +128,10 @@ class KeptMemory:
     def size(self, job: str, memory: SizeMemory) -> None:
         """See `Memory.size`."""
         self._note(_prefix(job) + SIZE, json.dumps(asdict(memory)))
+
+    def time(self, job: str, memory: TimeMemory) -> None:
+        """See `Memory.time`."""
+        self._note(_prefix(job) + TIME, json.dumps(asdict(memory)))
 
     def forget(self, job: str) -> None:
         """See `Memory.forget`."""

@@ -78,6 +78,20 @@ class SizeMemory:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TimeMemory:
+    """See `TimeBook`. Times are UTC nanoseconds. A stretch is its use, its begin and its end.
+
+    `old_ns` has the sums of what is not among the stretches.
+    """
+
+    began_ns: int
+    use: str
+    since_ns: int
+    old_ns: Mapping[str, int]
+    stretches: Sequence[tuple[str, int, int]]
+
+
+@dataclass(frozen=True, kw_only=True)
 class JobMemory:
     """`evictions_ns` are the times (UTC) of the evictions that count towards the budget. `pauses_ns` are the
     longest silences that ended by themselves, by the place in the code."""
@@ -90,6 +104,7 @@ class JobMemory:
     world: WorldMemory | None = None
     replacements: ReplacementMemory | None = None
     size: SizeMemory | None = None
+    time: TimeMemory | None = None
 
 
 class Memory(Protocol):
@@ -129,6 +144,10 @@ class Memory(Protocol):
 
     def size(self, job: str, memory: SizeMemory) -> None:
         """The job is to be of this size."""
+        ...
+
+    def time(self, job: str, memory: TimeMemory) -> None:
+        """What the job's time went to."""
         ...
 
     def forget(self, job: str) -> None:

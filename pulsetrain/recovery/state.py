@@ -103,6 +103,7 @@ class JobState:
         self.instrumentation = Instrumentation()
         self.rate = StepRate()
         self.time = TimeBook(self.phase_since_ns)
+        self._time_goes_on = False  # until it is seen whether the job still does what it did
         self._redone_at = -1  # the step at which everything that was lost has been done again
         self._ids = itertools.count(1)
         self._recall()
@@ -127,6 +128,8 @@ class JobState:
             cap, sizes = memory.size.cap, self.resizing.sizes
             self.resizing.cap = cap if sizes.fit(cap) == cap else 0  # this run may have other sizes
             self.resizing.devices = memory.size.devices
+        if memory.time is not None:
+            self.time, self._time_goes_on = TimeBook.recalled(memory.time), True
         if memory.world is not None:
             self.attempt.number, self.members.before = memory.world.attempt, memory.world
 
@@ -187,14 +190,26 @@ class JobState:
 
     def enter(self, phase: Phase) -> None:
         """Begin a phase."""
+        if self._time_goes_on and phase is Phase.STARTING:  # all agents are new: another run of that name
+            self.time = TimeBook(self.now_ns())
+        self._time_goes_on = False
         self.phase, self.phase_since_ns = phase, self.now_ns()
         self.note_time()
 
     def note_time(self) -> None:
         """Note what the job does now."""
-        self.time.note(self._use(), self.now_ns())
+        use = self._use()
+        if use is not self.time.present:
+            self.time.note(use, self.now_ns())
+            self._keep_time()
+
+    def _keep_time(self) -> None:
+        """A new hub must know what the job's time went to."""
+        self.services.memory.time(self.name, self.time.kept())
 
     def _use(self) -> Use:
+        if self.phase is Phase.FORMING and self._time_goes_on:
+            return self.time.present
         if self.phase in (*TERMINAL, Phase.PREEMPTED):
             return Use.AWAY
         if self.recovery is not None:
@@ -209,6 +224,7 @@ class JobState:
     def begin_recovery(self, fault: Fault) -> None:
         """The job stops because of `fault`."""
         self.time.misjudged(fault.onset_ns, self.now_ns())
+        self._keep_time()
         self.recovery = Recovery(fault=fault, from_step=self.last_step)
         self.resizing.why_not = ""
         self.hangs.forget()

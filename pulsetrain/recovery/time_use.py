@@ -13,7 +13,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypedDict
 
+from pulsetrain.recovery.memory import TimeMemory
+
 HOUR_NS = 3_600_000_000_000
+KEPT_STRETCHES = 200
+"""So many of the newest stretches are kept apart for a new hub. Older ones are kept as sums."""
 
 
 class Use(StrEnum):
@@ -103,6 +107,38 @@ class TimeBook:
         self._use = Use.START
         self._old: Counter[Use] = Counter()
         self._stretches: deque[_Stretch] = deque()
+
+    @classmethod
+    def recalled(cls, memory: TimeMemory) -> TimeBook:
+        """The book as `kept` described it. What was under way then still is.
+
+        Raises `ValueError` for a use that does not exist.
+        """
+        book = cls(memory.began_ns)
+        book._use, book._since_ns = Use(memory.use), memory.since_ns
+        book._old = Counter({Use(use): spent_ns for use, spent_ns in memory.old_ns.items()})
+        book._stretches = deque(
+            _Stretch(Use(use), int(begin), int(end)) for use, begin, end in memory.stretches
+        )
+        return book
+
+    def kept(self) -> TimeMemory:
+        """What a new hub must know."""
+        stretches = list(self._stretches)
+        old, newest = self._old.copy(), stretches[-KEPT_STRETCHES:]
+        old.update(_sums(stretches[:-KEPT_STRETCHES], 0))
+        return TimeMemory(
+            began_ns=self._began_ns,
+            use=str(self._use),
+            since_ns=self._since_ns,
+            old_ns={str(use): spent_ns for use, spent_ns in old.items()},
+            stretches=[(str(each.use), each.begin_ns, each.end_ns) for each in newest],
+        )
+
+    @property
+    def present(self) -> Use:
+        """What the job does now."""
+        return self._use
 
     def note(self, use: Use, now_ns: int) -> None:
         """From now on the job does this."""

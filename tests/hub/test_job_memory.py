@@ -15,6 +15,7 @@ from pulsetrain.recovery.memory import (
     ReplacementMemory,
     RestartMemory,
     SizeMemory,
+    TimeMemory,
     WorldMemory,
 )
 
@@ -25,6 +26,7 @@ RESTARTS = RestartMemory(
 )
 WORLD = WorldMemory(attempt=3, nodes=["a", "b"], pids=[7, 8])
 ASKED = ReplacementMemory(pending_ns=[9], hour_ns=[5, 9])
+TIME = TimeMemory(began_ns=3, use="train", since_ns=9, old_ns={"start": 1}, stretches=[["train", 4, 9]])
 NOTHING = JobMemory(evictions_ns=(), nodes={})
 
 
@@ -58,6 +60,7 @@ def test_a_new_hub_recalls_what_was_noted_of_each_job(store):
         memory.world("team/j", WORLD)
         memory.replacements("team/j", ASKED)
         memory.size("team/j", SizeMemory(cap=2, devices=3))
+        memory.time("team/j", TIME)
         await memory.turn()
         memory.node("team/j", "c", None)
         memory.node("team/j", "e", None)
@@ -73,6 +76,7 @@ def test_a_new_hub_recalls_what_was_noted_of_each_job(store):
         world=WORLD,
         replacements=ASKED,
         size=SizeMemory(cap=2, devices=3),
+        time=TIME,
     )
     assert again.recall("team").nodes == {"d": CORDONED}
     assert again.recall("other") == NOTHING

@@ -100,6 +100,9 @@ class FakeMemory:
     def size(self, job, memory):
         self.values[job, "size"] = memory
 
+    def time(self, job, memory):
+        self.values[job, "time"] = memory
+
     def evictions(self, job, times_ns):
         self.times_ns[job] = times_ns
 

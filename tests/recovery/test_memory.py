@@ -171,6 +171,44 @@ def test_restarts_that_were_used_up_stay_so_for_a_new_hub():
     run(scenario)
 
 
+async def trained(memory):
+    """A fleet of two that has trained for 40 s."""
+    fleet = Fleet("ab", memory=memory)
+    await fleet.form()
+    await pass_time(fleet, 40.0)
+    return fleet
+
+
+def test_a_new_hub_goes_on_to_tell_what_the_time_of_a_running_job_went_to():
+    async def scenario():
+        memory = FakeMemory()
+        first = await trained(memory)
+        fleet = Fleet("", memory=memory)
+        fleet.clock.now_s = first.clock.now_s + 20.0
+        fleet.agents = {n: fleet.join(n, attempt=0, node_rank=i) for i, n in enumerate("ab")}
+        await fleet.settle()
+        assert fleet.job.phase is Phase.RUNNING
+        before, after = first.job.time_use.row(), fleet.job.time_use.row()
+        assert after["since_ns"] == before["since_ns"]
+        assert after["seconds"] == {**before["seconds"], "train": before["seconds"]["train"] + 20.0}
+
+    run(scenario)
+
+
+def test_another_run_of_the_same_name_begins_with_no_time_spent():
+    async def scenario():
+        memory = FakeMemory()
+        first = await trained(memory)
+        fleet = Fleet("", memory=memory)
+        fleet.clock.now_s = first.clock.now_s + 500.0
+        for name in "ab":
+            fleet.agents[name] = fleet.join(name, pid=4000 + ord(name))
+        await fleet.form()
+        assert fleet.job.time_use.row()["seconds"]["train"] == 0.0
+
+    run(scenario)
+
+
 def test_agents_that_were_all_started_anew_begin_with_all_restarts():
     async def scenario():
         memory = FakeMemory()

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pulsetrain.recovery.time_use import COUNTED, HOUR_NS, TimeBook, Use
+from pulsetrain.recovery.time_use import COUNTED, HOUR_NS, KEPT_STRETCHES, TimeBook, Use
 
 S = 10**9
 START = 1_700_000_000 * S
@@ -27,6 +27,22 @@ def test_the_time_until_the_first_step_is_the_start_and_the_rest_trains():
     book = book_of((Use.TRAIN, 10))
     assert seconds(book, 100) == {"start": 10, "train": 90}
     assert book.use(START + 100 * S).ettr == pytest.approx(0.9)
+
+
+def test_a_new_hub_goes_on_with_what_the_one_before_it_kept():
+    book = book_of((Use.TRAIN, 10), (Use.FAIL_OVER, 50), (Use.TRAIN, 60))
+    again = TimeBook.recalled(book.kept())
+    assert again.use(START + 100 * S) == book.use(START + 100 * S)
+    assert again.present is Use.TRAIN
+
+
+def test_of_very_many_changes_the_oldest_are_kept_as_sums_alone():
+    book = book_of(*((use, at_s) for at_s in range(1, 1200, 2) for use in (Use.TRAIN, Use.RECOMPUTE)))
+    for second in range(1200, 1800):
+        book.note(Use.TRAIN if second % 2 else Use.RECOMPUTE, START + second * S)
+    kept = book.kept()
+    assert len(kept.stretches) == KEPT_STRETCHES
+    assert TimeBook.recalled(kept).use(START + 1800 * S).total_ns == book.use(START + 1800 * S).total_ns
 
 
 def test_no_time_has_no_ratio():
