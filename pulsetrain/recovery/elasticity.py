@@ -106,7 +106,7 @@ def why_not_size(job: JobState, size: int) -> str:
     plan = members.plan_restore(resized, job.restarts.unrestorable)
     if plan.step < 0:
         return _why_not_shards(held)
-    return job.resizing.not_reshardable if plan.shards.step >= 0 else ""
+    return job.resizing.refusal(size) if plan.shards.step >= 0 else ""
 
 
 def _why_not_shards(held: Mapping[str, Sequence[Held]]) -> str:
@@ -166,7 +166,7 @@ def after_stop(job: JobState) -> None:
 
 def _tell_refusal(job: JobState, reasons: Sequence[str]) -> bool:
     if reasons:
-        job.resizing.not_reshardable = job.resizing.why_not = reasons[0]
+        job.resizing.refused[job.resizing.size] = job.resizing.why_not = reasons[0]
         job.write("resize_refused", {"to": job.resizing.size, "why_not": reasons[0]})
     return bool(reasons)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pulsetrain.protocol.messages import WorldNode
 from pulsetrain.recovery.world_sizes import WorldSizes
@@ -13,6 +13,8 @@ CHECK_PATIENCE = 3.0
 SOON_S = 60.0
 """A job that shrinks so soon after it grew has grown for nothing."""
 LONGEST_GROW_S = 600.0
+REFUSALS = 3
+"""State that did not fit so many sizes is taken to fit none but the one from which it comes."""
 
 
 @dataclass(kw_only=True)
@@ -29,9 +31,8 @@ class Resizing:
     checkpoint of step `newer_than` or later. `acted_in` is the attempt that was stopped to grow. `grown_s` is
     when it grew last, None for never, and `short_lived` how often in a row it soon shrank again.
 
-    `came_from` is the world before the size changed last, until the new one trains. `not_reshardable` says
-    why its state could not be put together for another size, "" where it could. `goes_back`: the next launch
-    is of `came_from` again.
+    `came_from` is the world before the size changed last, until the new one trains. `refused` says for which
+    sizes its state could not be put together, and why. `goes_back`: the next launch is of `came_from` again.
     """
 
     sizes: WorldSizes
@@ -44,14 +45,30 @@ class Resizing:
     newer_than: int = -1
     acted_in: int | None = None
     came_from: tuple[WorldNode, ...] = ()
-    not_reshardable: str = ""
+    refused: dict[int, str] = field(default_factory=dict)
     goes_back: bool = False
     cap: int = 0
     devices: int = 0
 
     def fit(self, nodes: int) -> int:
-        """The largest size that so many nodes can make up and that is wanted. 0 where they are too few."""
-        return self.sizes.fit(min(nodes, self.cap) if self.cap else nodes)
+        """The largest size that so many nodes can make up and that is wanted. 0 where they are too few.
+
+        A size that was refused is passed over where there is a smaller one: that may divide.
+        """
+        largest = size = self.sizes.fit(min(nodes, self.cap) if self.cap else nodes)
+        while size in self.refused and size != self.size and len(self.refused) < REFUSALS:
+            size = self.sizes.fit(size - 1)
+        return size or largest
+
+    def refusal(self, size: int) -> str:
+        """Why the state cannot be put together for this size, "" where that is not known.
+
+        One size that was refused says little about others: it may not divide. After `REFUSALS` sizes no other
+        is tried.
+        """
+        if len(self.refused) >= REFUSALS:
+            return self.refused.get(size) or next(reversed(self.refused.values()))
+        return self.refused.get(size, "")
 
     def changed(self, size: int, now_s: float) -> None:
         """The world gets another size."""

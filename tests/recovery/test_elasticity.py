@@ -277,6 +277,26 @@ def test_a_job_whose_ranks_cannot_take_their_part_goes_back_to_its_size():
     run(scenario)
 
 
+def test_a_size_that_ranks_refuse_is_given_up_for_a_smaller_one():
+    async def scenario():
+        fleet = fleet_of("abcd")
+        await fleet.form()
+        sharded(fleet, 9)
+        for agent in fleet.agents.values():
+            agent.stepless = True
+        await lose(fleet, "d")
+        await later(fleet, 3)
+        assert nodes_of(fleet) == ["a", "b", "c"]
+        for agent in fleet.agents.values():
+            agent.stepless = False
+        fleet.agents["b"].rank_exits(2, 1, not_reshardable="heads: 3 does not divide 8")
+        await later(fleet, 30)
+        assert fleet.job.phase is Phase.RUNNING
+        assert nodes_of(fleet) == ["a", "b"]
+
+    run(scenario)
+
+
 async def shrunk(sizes=(1, 1)):
     fleet = fleet_of("ab", sizes=sizes)
     await fleet.form()

@@ -29,6 +29,20 @@ def test_a_running_job_grows_to_what_is_there_and_never_shrinks(available, size)
     assert larger_size(OF_FOUR, available) == size
 
 
+def test_a_size_that_was_refused_is_passed_over_for_one_that_may_divide():
+    resizing = Resizing.of(WorldSizes(least=1, most=4))
+    resizing.refused[3] = "seen: saved as (4,), wanted as (3,)"
+    assert [resizing.fit(nodes) for nodes in (4, 3, 2, 1)] == [4, 2, 2, 1]
+    assert [resizing.refusal(size) for size in (3, 2)] == ["seen: saved as (4,), wanted as (3,)", ""]
+
+
+def test_state_that_fits_none_of_several_sizes_is_not_tried_with_others():
+    resizing = Resizing.of(WorldSizes(least=1, most=6))
+    resizing.refused |= {5: "not 5", 4: "not 4", 3: "not 3"}
+    assert resizing.fit(5) == 5
+    assert [resizing.refusal(size) for size in (4, 2)] == ["not 4", "not 3"]
+
+
 def test_a_node_that_comes_and_goes_is_waited_for_longer_each_time():
     resizing, waits = Resizing.of(WorldSizes(least=1, most=2)), []
     resizing.changed(1, 0.0)
