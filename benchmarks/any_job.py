@@ -36,6 +36,10 @@ def arguments() -> argparse.Namespace:
         "--resume", type=Path, metavar="FILE", help="keep finished units here and go on from it"
     )
     parser.add_argument("--logs", type=Path, metavar="DIR", help="keep the folders of launches here")
+    parser.add_argument("--steps", type=int, default=parts.STEPS, help="steps of each run of a script")
+    parser.add_argument(
+        "--after", type=float, default=0.0, metavar="SECONDS", help="a script's steps count from then on"
+    )
     parser.add_argument("--quick", action="store_true", help="one small unit of each part, for tests")
     return parser.parse_args()
 
@@ -61,6 +65,8 @@ def main() -> None:
         clean=args.clean,
         seed=args.seed,
         shape=args.shape,
+        steps=args.steps,
+        after_s=args.after,
         quick=args.quick,
         logs=args.logs,
     )

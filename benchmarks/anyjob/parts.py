@@ -42,6 +42,9 @@ class Wanted:
     seed: int = 0
     shape: tuple[int, int] = (2, 2)
     """local nodes of the slow and clean parts, and ranks of each, where ranks share cores"""
+    steps: int = STEPS
+    after_s: float = 0.0
+    """steps of each run of a script, and for how long after the first they do not count"""
     quick: bool = False
     logs: Path | None = None
 
@@ -190,17 +193,25 @@ def _clean(wanted: Wanted, cores: int) -> list[Unit]:
 def _scripts(wanted: Wanted, cores: int) -> list[Unit]:
     """Pairs of runs, the first of each script before the second of any."""
     names = untouched.runnable(wanted.jobs)
-    steps, pairs = (20, 1) if wanted.quick else (STEPS, PAIRS)
+    steps, pairs = (20, 1) if wanted.quick else (wanted.steps, PAIRS)
+    after = f"+{wanted.after_s:g}s" if wanted.after_s else ""
 
     def unit(name: str, number: int) -> Unit:
         def rows(folder: Path) -> Iterator[Row]:
             with quiet_hub(folder / "hub") as hub:
                 script, ranks = untouched.short(name, steps)
                 yield from scripts.pair(
-                    name, script, ranks, hub.address, folder, number=number, timeout_s=PAIR_S
+                    name,
+                    script,
+                    ranks,
+                    hub.address,
+                    folder,
+                    number=number,
+                    timeout_s=PAIR_S,
+                    after_s=wanted.after_s,
                 )
 
-        return Unit(name=f"scripts/{steps}/{name}/{number}", run=rows)
+        return Unit(name=f"scripts/{steps}{after}/{name}/{number}", run=rows)
 
     def check(name: str) -> Unit:
         def rows(folder: Path) -> Iterator[Row]:

@@ -73,13 +73,16 @@ class Stamps:
                 self.steps.setdefault(int(match[1]), now_s)
 
 
-def step_s(stamps: Mapping[int, float]) -> float | None:
+def step_s(stamps: Mapping[int, float], after_s: float = 0.0) -> float | None:
     """Return the seconds of a step: the median slope over pairs half a run apart. None below 10 steps.
+
+    Steps within `after_s` of the first do not count.
 
     >>> step_s({step: 0.25 * step for step in range(100)})
     0.25
     """
-    steps = [step for step in sorted(stamps) if step >= SKIPPED]
+    from_s = min(stamps.values(), default=0.0) + after_s
+    steps = [step for step in sorted(stamps) if step >= SKIPPED and stamps[step] >= from_s]
     half = len(steps) // 2
     if half < 5:
         return None
@@ -130,8 +133,10 @@ def pulsetrain(folder: Path, ranks: int, script: Sequence[str], hub: HubAddress,
     return [sys.executable, "-m", "pulsetrain.cli", "run", *flags, *script]
 
 
-def watched_run(command: Sequence[str], folder: Path, env: Mapping[str, str], timeout_s: float) -> Row:
-    """Run a command to its end. Raises `PulsetrainError` where it takes too long."""
+def watched_run(
+    command: Sequence[str], folder: Path, env: Mapping[str, str], timeout_s: float, after_s: float = 0.0
+) -> Row:
+    """Run a command to its end. Raises `PulsetrainError` where it takes too long. See `step_s`."""
     folder.mkdir(parents=True, exist_ok=True)
     process = begin(command, folder, {**environment(folder / "tmp"), **env}, folder / "output.log")
     began_s, samples = time.monotonic(), list[tuple[int, int, float]]()
@@ -154,7 +159,7 @@ def watched_run(command: Sequence[str], folder: Path, env: Mapping[str, str], ti
         "exit": process.returncode,
         "final_loss": final_loss(folder / "logs"),
         "steps": len(stamps.steps),
-        "step_s": step_s(stamps.steps),
+        "step_s": step_s(stamps.steps, after_s),
         "cpu_s": cpu_a_step(samples),
         "wall_s": round(time.monotonic() - began_s, 2),
     }
@@ -178,15 +183,16 @@ def pair(
     *,
     number: int,
     timeout_s: float,
+    after_s: float = 0.0,
 ) -> Iterator[Row]:
-    """Run a script both ways, and yield one row."""
+    """Run a script both ways, and yield one row. Steps count from `after_s` after the first."""
     runs: dict[str, Row] = {}
     for way in ("torchrun", "pulsetrain") if number % 2 == 0 else ("pulsetrain", "torchrun"):
         own = folder / way
         plain = way == "torchrun"
         job = f"{name}-{number}"
         command = torchrun(own, ranks, script) if plain else pulsetrain(own, ranks, script, hub, job)
-        runs[way] = watched_run(command, own, {}, timeout_s)
+        runs[way] = watched_run(command, own, {}, timeout_s, after_s)
     yield {"what": "pair", "job": name, "restarts": restarts(hub, f"{name}-{number}"), **runs}
 
 

@@ -125,6 +125,13 @@ def test_a_late_look_at_the_log_does_not_change_a_step(step_s, seed):
     assert scripts.step_s(stamps) == pytest.approx(step_s, rel=0.01)
 
 
+def test_steps_of_a_young_job_do_not_count_where_that_is_wanted():
+    slow = {step: 0.5 * step for step in range(60)}
+    quick = {60 + step: 30.0 + 0.2 * step for step in range(60)}
+    assert scripts.step_s(slow | quick, after_s=30.0) == pytest.approx(0.2)
+    assert scripts.step_s(slow | quick, after_s=60.0) is None
+
+
 def pause(kind="save", restarts=0, exit_=0, **more):
     return {
         "what": "pause", "kind": kind, "seconds": 5, "save": True, "exit": exit_, "finished": exit_ == 0,
