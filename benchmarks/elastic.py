@@ -4,10 +4,12 @@
     python benchmarks/elastic.py --part points --points 20
     python benchmarks/elastic.py --quick
 
-Parts are `example`, `points` and `ntp`. `example` is the GPT of three dimensions on four nodes: a node is
-killed without a standby, and comes back. `points` kills up to three nodes at once at seeded points and lets
+Parts are `example`, `survivors`, `points` and `ntp`. `example` is the GPT of three dimensions on four nodes:
+a node is killed without a standby, and comes back. `points` kills up to three nodes at once at seeded points and lets
 them return. After each point the job must train, or say for how many nodes it waits. Every restore is
-compared bit by bit with what was saved, and every sample must have been used once. `ntp` compares replicas of
+compared bit by bit with what was saved, and every sample must have been used once. `survivors` kills one of
+three replicas, and measures how long the processes of the others stand still. With `--peers PYTHON`, an
+interpreter in which torchft is installed, it measures torchft by turns. `ntp` compares replicas of
 unequal tensor parallelism with equal ones. The last line is one JSON object. Exit status 1: a promise was
 broken.
 """
@@ -25,9 +27,10 @@ from pathlib import Path
 from typing import Any
 
 from anyjob.kept import Kept
-from elasticity import ntp, points, report
+from elasticity import ntp, points, report, survivors
 
-PARTS = ("example", "points", "ntp")
+PARTS = ("example", "survivors", "points", "ntp")
+REPEATS = 3
 Row = dict[str, Any]
 Unit = tuple[str, Callable[[Path], Iterator[Row]]]
 
@@ -43,6 +46,9 @@ def arguments() -> argparse.Namespace:
         "--resume", type=Path, metavar="FILE", help="keep finished units here and go on from it"
     )
     parser.add_argument("--logs", type=Path, metavar="DIR", help="keep the folders of jobs here")
+    parser.add_argument(
+        "--peers", default="", metavar="PYTHON", help="measure torchft of this Python as well"
+    )
     parser.add_argument("--quick", action="store_true", help="one small unit of each part, for tests")
     return parser.parse_args()
 
@@ -52,6 +58,9 @@ def units(args: argparse.Namespace) -> Iterator[Unit]:
     wanted, quick = args.part or PARTS, args.quick
     if "example" in wanted and not quick:
         yield "example", lambda folder: points.example(folder, say)
+    if "survivors" in wanted:
+        repeats = 1 if quick else REPEATS
+        yield "survivors", lambda folder: survivors.rows(folder, args.peers, say, repeats)
     if "ntp" in wanted:
         yield "ntp", lambda folder: ntp.rows(folder, quick=quick)
     if "points" in wanted:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import median
 from typing import Any
-
-SURVIVORS_RESTART = "surviving processes are restarted by the job that this measures"
 
 
 def result(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -18,8 +17,9 @@ def result(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     wrong = [reason for job in jobs for reason in job["wrong"]]
     return {
         "shrink_s": max((row["shrink_s"] for row in timed), default=None),
-        "survivors_s": None,
-        "survivors_why_not": SURVIVORS_RESTART,
+        "survivors_s": _stall_s(rows, "pulsetrain"),
+        "torchft_s": _stall_s(rows, "torchft"),
+        "torchft_why_not": next((row["why_not"] for row in rows if row.get("why_not")), ""),
         "regrow_s": max((row["regrow_s"] for row in timed), default=None),
         "points": len(points),
         "wrong": len(wrong),
@@ -33,3 +33,10 @@ def result(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
             (row["overhead_ratio"] for row in ntp if row["overhead_ratio"]), default=None
         ),
     }
+
+
+def _stall_s(rows: Sequence[dict[str, Any]], library: str) -> float | None:
+    """For how long survivors stood still, the median of the runs. None where there was none."""
+    stalls = [row["stall_s"] for row in rows if row["what"] == "survivors" and row["library"] == library]
+    known = [stall_s for stall_s in stalls if stall_s is not None]
+    return round(median(known), 3) if known else None

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from elasticity import ntp, points, report
+from elasticity import ntp, points, report, survivors
 from elasticity.judge import judge, read
 from elasticity.site import Shape
 
@@ -109,8 +109,27 @@ def test_a_shape_knows_how_many_ranks_fit_on_the_nodes_that_are_left():
 def test_fields_are_there_without_any_row_and_tell_why_one_is_missing():
     found = report.result([])
     assert set(found) >= FIELDS
-    assert found["survivors_s"] is None
-    assert found["survivors_why_not"]
+    assert (found["survivors_s"], found["torchft_s"]) == (None, None)
+
+
+def test_survivors_stand_still_for_the_median_of_the_runs():
+    run = {"what": "survivors", "library": "pulsetrain", "survivors": 2}
+    rows = [{**run, "stall_s": stall_s} for stall_s in (0.5, 9.0, 0.7)]
+    found = report.result([*rows, {**run, "library": "torchft", "stall_s": None, "why_not": "no module"}])
+    assert (found["survivors_s"], found["torchft_s"], found["torchft_why_not"]) == (0.7, None, "no module")
+
+
+def test_a_process_that_was_killed_or_is_new_is_no_survivor():
+    stayed = [(0, 3, 1.0), (1, 3, 1.1), (1, 2, 2.1), (2, 2, 2.2)]
+    killed, new = [(0, 3, 1.0), (1, 3, 1.2)], [(1, 2, 2.1), (2, 2, 2.2)]
+    assert survivors.stalls_s({1: stayed, 2: killed, 3: new}, killed_s=1.15) == [1.0]
+
+
+def test_what_was_done_with_fewer_replicas_before_the_kill_does_not_count():
+    before = [(step, 2, 0.1 * step) for step in range(survivors.STEPS_AFTER)]
+    after = [(step, 2, 9.0 + 0.1 * step) for step in range(survivors.STEPS_AFTER)]
+    assert not survivors.moved_on({1: before, 2: before}, killed_s=8.0)
+    assert survivors.moved_on({1: after, 2: before + after, 3: []}, killed_s=8.0)
 
 
 def test_what_jobs_found_is_added_up():
