@@ -70,10 +70,11 @@ def test_a_replica_that_lost_a_rank_goes_on_with_three_and_nobody_else_is_starte
     assert STEPS - last[0].first >= 50
     [shrunk] = site.events("shrink")
     assert (shrunk["units"], shrunk["worth_replicas"], shrunk["whole_replicas"]) == ([4, 3], 1.75, 1.0)
+    assert until(lambda: len(site.events("resharded")) == 7, 60)
+    assert all(event["storage_bytes"] == 0 for event in site.events("resharded"))
     site.finishes()
     assert max(site.error((4, 3), number) for number in (0, 1)) < TOLERANCE
     assert site.recoveries()[-1]["lost_steps"] <= 2
-    assert all(event["storage_bytes"] == 0 for event in site.events("resharded"))
 
 
 def test_it_goes_back_to_its_full_degree_when_the_node_returns(site):
