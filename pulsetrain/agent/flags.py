@@ -97,6 +97,13 @@ _OURS = (
         help="With --nnodes MIN:MAX, run on a multiple of U nodes.",
     ),
     click.option(
+        "--node-unit-min",
+        default=0,
+        type=click.IntRange(0),
+        metavar="L",
+        help="A unit may go on with L nodes: the script can train with replicas of unequal size.",
+    ),
+    click.option(
         "--devices-per-node",
         default=0,
         type=click.IntRange(0),
@@ -153,6 +160,7 @@ class LaunchFlags(TypedDict):
     args: tuple[str, ...]
     nnodes: str | None
     node_unit: int
+    node_unit_min: int
     devices_per_node: int
     tier: str
     nproc_per_node: str
@@ -198,7 +206,7 @@ def launch_options(
     flags, step = cast("LaunchFlags", given), step_of(environ)
     sizes, script = _nodes(flags["nnodes"] or str(step.nodes or 1)), Path(flags["script"]).stem
     min_nnodes, nnodes = sizes
-    _check_unit(sizes, flags["node_unit"])
+    _check_unit(sizes, flags["node_unit"], flags["node_unit_min"])
     _check_torchrun_flags(given, say, alone=nnodes == 1)
     return LaunchOptions(
         program=Program(argv=(flags["script"], *flags["args"]), mode=_mode(flags), role=flags["role"]),
@@ -210,6 +218,7 @@ def launch_options(
             nnodes=nnodes,
             min_nnodes=min_nnodes,
             node_unit=flags["node_unit"],
+            node_unit_min=flags["node_unit_min"],
             devices=_devices(flags),
             nproc_per_node=local_processes(flags["nproc_per_node"]),
             max_restarts=flags["max_restarts"],
@@ -268,8 +277,10 @@ def _nodes(text: str) -> tuple[int, int]:
     return int(numbers[0]), int(numbers[1])
 
 
-def _check_unit(sizes: tuple[int, int], unit: int) -> None:
+def _check_unit(sizes: tuple[int, int], unit: int, unit_least: int) -> None:
     least, most = sizes
+    if unit_least > unit:
+        raise UsageError(f"--node-unit-min={unit_least}: allowed: 1 to --node-unit={unit}")
     if most // unit * unit < least:
         said = f"{least}:{most}" if least < most else str(most)
         raise UsageError(f"--node-unit={unit}: --nnodes={said} allows no multiple of it")

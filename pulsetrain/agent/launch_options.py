@@ -42,6 +42,8 @@ class NodeOptions:
     """The job goes on with so few nodes. 0: with no fewer than `nnodes`."""
     node_unit: int = 1
     """It runs on a multiple of this number of nodes."""
+    node_unit_min: int = 0
+    """A unit may go on with so few nodes. 0: with all of them only."""
     nproc_per_node: int = 1
     devices: int = 0
     """The ranks take turns on so many devices. 0: each has one."""
@@ -114,6 +116,7 @@ class LaunchOptions:
             nnodes=self.node.nnodes,
             min_nnodes=self.node.min_nnodes,
             node_unit=self.node.node_unit,
+            node_unit_min=self.node.node_unit_min,
             devices=self.node.devices,
             max_restarts=self.node.max_restarts,
             standby=self.node.standby,

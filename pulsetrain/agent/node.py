@@ -223,6 +223,7 @@ class Node:
             nnodes=identity.nnodes,
             min_nnodes=identity.min_nnodes,
             node_unit=identity.node_unit,
+            node_unit_min=identity.node_unit_min,
             world_nodes=self._attempt.world_nodes if ranks else 0,
             max_restarts=identity.max_restarts,
             peer_port=self._parts.checkpoints.peer_port,

@@ -9,8 +9,9 @@ ranks of the old shape.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
-from typing import Protocol
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from typing import Protocol, runtime_checkable
 
 import torch
 import torch.distributed as dist
@@ -88,6 +89,21 @@ class SavedState(Protocol):
         ...
 
 
+@runtime_checkable
+class TakesParts(Protocol):
+    """A part of the state that reads its tensors by itself, as those of `pulsetrain.elastic.split_state` do.
+
+    `kinds` has what was saved below the entry's key, and `read` fills a tensor with what a name has.
+    """
+
+    def take_parts(
+        self,
+        kinds: Mapping[str, Kind],
+        read: Callable[[str, torch.Tensor], None],
+        saved: Mapping[str, layouts.Nested],
+    ) -> None: ...
+
+
 def load_state(saved: SavedState, state: Mapping[str, object], tree: Mapping[str, layouts.Nested]) -> None:
     """Fill `state`: tensors as they are sharded now, all else from the `tree` of one saved rank.
 
@@ -99,6 +115,8 @@ def load_state(saved: SavedState, state: Mapping[str, object], tree: Mapping[str
                 _load_optimizer(key, value, state, saved, tree)
             elif isinstance(value, torch.nn.Module | torch.Tensor):
                 _fill(saved, {key: value})
+            elif isinstance(value, TakesParts) and key in tree:
+                _give_parts(key, value, saved, tree[key])
             elif hasattr(value, "load_state_dict") and key in tree:
                 value.load_state_dict(tree[key])
             elif key in tree:
@@ -192,6 +210,18 @@ def _read_into(index: SavedState, entry: layouts.Entry, target: torch.Tensor) ->
     data = index.read(entry.name, start, size)
     if data:
         target.copy_(torch.frombuffer(bytearray(data), dtype=target.dtype).view(target.shape))
+
+
+def _give_parts(key: str, value: TakesParts, saved: SavedState, tree: Mapping[str, layouts.Nested]) -> None:
+    """Let an entry read what it holds now, by the names of its tensors."""
+
+    def read(name: str, tensor: torch.Tensor) -> None:
+        (entry,) = layout_of({"x": tensor}, collect({"x": tensor})).entries
+        _read_into(saved, dataclasses.replace(entry, name=f"{key}.{name}"), tensor)
+
+    prefix = f"{key}."
+    kinds = {name.removeprefix(prefix): k for name, k in saved.tensors.items() if name.startswith(prefix)}
+    value.take_parts(kinds, read, tree)
 
 
 def _load_optimizer(

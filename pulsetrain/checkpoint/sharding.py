@@ -1,4 +1,4 @@
-"""DTensors (tensor parallelism, FSDP2): the part of a tensor that this rank holds, and its position."""
+"""The part of a tensor that this rank holds, and its position: of DTensors, and of tensors split by units."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from pulsetrain.core.errors import CheckpointError
+from pulsetrain.elastic.split_state import box_of
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
@@ -18,9 +19,9 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def position(tensor: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Where a DTensor's shard begins, and the global shape. Both are empty for a tensor that is whole."""
+    """Where a shard begins, and the global shape. Both are empty for a tensor that is whole."""
     if not isinstance(tensor, DTensor):
-        return (), ()
+        return box_of(tensor)
     shape, start = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
     if tuple(shape) != tuple(local(tensor).shape):
         raise CheckpointError(

@@ -22,6 +22,7 @@ from pulsetrain.checkpoint.memory.layout import Entry, Layout, Nested, Plain, Tr
 from pulsetrain.checkpoint.optimizers import future_state_bytes, optimizer_names
 from pulsetrain.checkpoint.sharding import local, position
 from pulsetrain.core.errors import CheckpointError
+from pulsetrain.elastic.split_state import OPTIMIZER_OWNED, PART
 
 Form: TypeAlias = object
 """The nested structure of a state without its contents: ("d", keys, forms) is a mapping, ("l", forms) a list,
@@ -131,7 +132,8 @@ def _walk_entry(key: str, value: object, leaves: Leaves) -> Form:
         ]
         return form
     form = _walk(value.state_dict() if hasattr(value, "state_dict") else value, (key,), leaves)
-    leaves.optimizer_owned += [isinstance(value, torch.optim.Optimizer)] * (len(leaves.tensors) - before)
+    owned = isinstance(value, torch.optim.Optimizer) or getattr(value, OPTIMIZER_OWNED, False)
+    leaves.optimizer_owned += [owned] * (len(leaves.tensors) - before)
     return form
 
 
@@ -228,11 +230,12 @@ def _tree(form: Form, tensors: Iterator[int], values: Iterator[int]) -> TreeNode
 
 
 def _name_leaves(node: TreeNode, path: Path, alias: Mapping[int, str], out: list[str]) -> None:
-    """In an optimizer, a parameter's number is replaced by the parameter's name."""
+    """In an optimizer, a parameter's number is replaced by its name. Parts have the name of their tensor."""
     ((kind, body),) = node.items()
     if kind in "tn":
         renamed = len(path) > 2 and path[1] == "state" and path[2] in alias
         parts = (path[0], "state", alias[path[2]], *path[3:]) if renamed else path
+        parts = parts[:-1] if str(parts[-1]).startswith(PART) and str(parts[-1])[1:].isdecimal() else parts
         out.append(".".join(map(str, parts)))
     elif kind != "v":
         for key, child in body if kind == "d" else enumerate(body):

@@ -188,9 +188,10 @@ class Hello:
     """First message of an agent, also after each reconnect. `attempt` is -1 while it runs no ranks.
 
     The job runs on `min_nnodes` to `nnodes` nodes, in multiples of `node_unit`. 0 for `min_nnodes`: on
-    `nnodes`. `world_nodes` is the number of nodes of the attempt, 0 if unknown. `dump_lacks` is what the host
-    lacks to dump processes, "" for nothing. `host` names the machine, "" if unknown. `tier` is what a pool
-    promises the job. `takes_world_part`: a launch may tell it a part of the world.
+    `nnodes`. A unit may go on with `node_unit_min` nodes, 0: only with all. `world_nodes` is the number of
+    nodes of the attempt, 0 if unknown. `dump_lacks` is what the host lacks to dump processes, "" for nothing.
+    `host` names the machine, "" if unknown. `tier` is what a pool promises the job. `takes_world_part`: a
+    launch may tell it a part of the world.
     """
 
     node: str
@@ -209,6 +210,7 @@ class Hello:
     switch: str = ""  # access switch (ToR), "" where that is not known
     min_nnodes: int = 0
     node_unit: int = 1
+    node_unit_min: int = 0
     world_nodes: int = 0
     gpus: tuple[GpuIdentity, ...] = ()
     dump_lacks: str = "unknown"

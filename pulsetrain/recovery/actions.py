@@ -208,7 +208,7 @@ async def replace(job: JobState) -> Outcome:
     if job.phase is Phase.STARTING:
         elasticity.take_size(job)
     before = members.active()
-    for promotion in members.fill_world(job.resizing.size):
+    for promotion in members.fill_world(job.resizing.size, job.resizing.sizes):
         detail = {"node_rank": promotion.node_rank, "replaces": promotion.replaces}
         job.write("standby_promoted", detail, node=promotion.node)
     left_out = [node for node in before if node.state is NodeState.STANDBY]

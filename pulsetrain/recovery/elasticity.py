@@ -24,6 +24,7 @@ from pulsetrain.recovery.saves import (
 from pulsetrain.recovery.snapshot import snapshot
 from pulsetrain.recovery.state import JobState
 from pulsetrain.recovery.transitions import Phase
+from pulsetrain.recovery.unequal_units import unequal_detail
 from pulsetrain.recovery.world_sizes import resize
 
 NOT_REPLICATED = (
@@ -203,6 +204,7 @@ def _tell(job: JobState, before: int, size: int) -> None:
         "stood_s": round(stood_s, 3),
         "stood_gpu_s": round(stood_s * min(before, size) * nproc, 1),
         "price": restart_cost.of_restart(snapshot(job)),
+        **(unequal_detail(job.resizing.sizes, size) or {}),
     }
     job.write("shrink" if size < before else "grow", detail)
 

@@ -11,6 +11,7 @@ from pulsetrain.recovery import world, world_sizes
 from pulsetrain.recovery.memory import WorldMemory
 from pulsetrain.recovery.nodes import GONE, Node, NodeState
 from pulsetrain.recovery.shard_plan import KnownShards
+from pulsetrain.recovery.world_sizes import WorldSizes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,7 +197,7 @@ class Membership:
         name = before.nodes[node_rank]
         return "" if name in self.nodes else name
 
-    def fill_world(self, count: int) -> list[Promotion]:
+    def fill_world(self, count: int, sizes: WorldSizes | None = None) -> list[Promotion]:
         """Form the first world, or replace lost nodes by standbys. Returns who replaced whom.
 
         A world of another size is put together anew. Then nobody replaces anybody. Who is left out stands by.
@@ -206,7 +207,7 @@ class Membership:
         before = {m.node_rank: m.node for m in self.world}
         if self.world and len(self.world) != count:
             left = self.active()
-            self.world = world_sizes.resize(self.world, count, kept, standby)
+            self.world = world_sizes.resize(self.world, count, kept, standby, sizes)
             for node in left:
                 node.state = NodeState.STANDBY
             before = {}

@@ -43,6 +43,10 @@ def refused(tmp_path, monkeypatch):
         (["--nnodes", "4:1", "train.py"], "--nnodes=4:1: MIN is above MAX"),
         (["--nnodes", "1:4", "train.py"], "--nnodes=4 needs a hub that all nodes reach: give --hub URL"),
         (["--nnodes", "1:3", "--node-unit", "4", "train.py"], "--node-unit=4: --nnodes=1:3 allows no"),
+        (
+            ["--nnodes", "4:8", "--node-unit", "4", "--node-unit-min", "5", "train.py"],
+            "--node-unit-min=5: allowed: 1 to --node-unit=4",
+        ),
         (["--devices-per-node", "3", "train.py"], "--devices-per-node=3: allowed: 1 to 1"),
         (["--nnodes", "0", "train.py"], "--nnodes=0: allowed: a number from 1"),
         (["--nnodes", "2", "train.py"], "--nnodes=2 needs a hub that all nodes reach: give --hub URL"),

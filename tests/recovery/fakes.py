@@ -379,6 +379,7 @@ class Fleet:
             nnodes=self.nnodes,
             min_nnodes=self.sizes[0],
             node_unit=self.sizes[1],
+            node_unit_min=sum(self.sizes[2:3]),
             max_restarts=self.max_restarts,
             peer_port=1,
             attempt=attempt,

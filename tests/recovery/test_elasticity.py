@@ -117,6 +117,22 @@ def test_only_whole_units_are_used():
     run(scenario)
 
 
+def test_a_unit_that_may_be_incomplete_goes_on_without_the_lost_node_and_says_what_that_is_worth():
+    async def scenario():
+        fleet = fleet_of("abcdefgh", sizes=(4, 4, 3))
+        await fleet.form()
+        saved(fleet, 9)
+        await lose(fleet, "b")
+        await fleet.settle(3.1)
+        assert nodes_of(fleet) == list("efghacd")
+        told = fleet.journal.last("shrink")["detail"]
+        assert (told["from"], told["to"], told["units"]) == (8, 7, [4, 3])
+        assert (told["worth_replicas"], told["whole_replicas"]) == (1.75, 1.0)
+        assert fleet.of("a", Start)[-1].node_rank == 4
+
+    run(scenario)
+
+
 def test_what_cannot_be_restored_on_fewer_nodes_waits_and_says_why():
     async def scenario():
         fleet = fleet_of("ab")

@@ -35,7 +35,14 @@ def test_an_agent_that_names_no_minimum_has_a_fixed_size():
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"least": 3, "most": 2}, {"least": 0, "most": 2}, {"least": 3, "most": 3, "unit": 2}]
+    "wrong",
+    [
+        {"least": 3, "most": 2},
+        {"least": 0, "most": 2},
+        {"least": 3, "most": 3, "unit": 2},
+        {"least": 4, "most": 8, "unit": 4, "unit_least": 5},
+        {"least": 1, "most": 8, "unit": 4, "unit_least": -1},
+    ],
 )
 def test_sizes_that_allow_nothing_are_refused(wrong):
     with pytest.raises(UsageError, match="allowed"):
@@ -49,3 +56,38 @@ def test_survivors_keep_their_order_and_ranks_have_no_gaps(size, lost, standbys)
     after = resize(before, size, healthy, [hello(n) for n in "zyxw"[:standbys]])
     assert names(after) == [*healthy, *sorted("zyxw"[:standbys])][:size]
     assert [m.node_rank for m in after] == list(range(len(after)))
+
+
+UNEQUAL = WorldSizes(least=4, most=8, unit=4, unit_least=3)
+
+
+def test_a_unit_that_may_go_on_without_some_nodes_allows_more_sizes():
+    assert [UNEQUAL.fit(nodes) for nodes in range(3, 10)] == [0, 4, 4, 6, 7, 8, 8]
+    assert (UNEQUAL.smallest, UNEQUAL.largest, UNEQUAL.elastic) == (4, 8, True)
+    assert str(UNEQUAL) == "4:8 in units of 4, of 3 at least"
+
+
+def test_an_agent_says_how_few_nodes_a_unit_may_have():
+    assert WorldSizes.of(hello(nnodes=8, min_nnodes=4, node_unit=4, node_unit_min=3)) == UNEQUAL
+
+
+@pytest.mark.parametrize(
+    ("lost", "order"), [("c", "efghabd"), ("f", "abcdegh"), ("cf", "abdegh"), ("cd", "efghab")]
+)
+def test_the_fullest_unit_comes_first_so_that_others_keep_their_replica(lost, order):
+    healthy = [name for name in "abcdefgh" if name not in lost]
+    after = resize(world(*"abcdefgh"), len(healthy), healthy, [], UNEQUAL)
+    assert names(after) == list(order)
+    assert [m.node_rank for m in after] == list(range(len(healthy)))
+
+
+def test_a_node_that_returns_completes_the_unit_that_lacks_one():
+    before = world(*"efghabd")
+    after = resize(before, 8, list("efghabd"), [hello("c")], UNEQUAL)
+    assert names(after) == list("efghabdc")
+
+
+def test_whole_units_keep_the_order_that_they_had():
+    whole = WorldSizes(least=4, most=8, unit=4)
+    healthy = [name for name in "abcdefgh" if name != "c"]
+    assert resize(world(*"abcdefgh"), 4, healthy, [], whole) == resize(world(*"abcdefgh"), 4, healthy, [])

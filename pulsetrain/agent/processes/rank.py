@@ -16,6 +16,7 @@ from pulsetrain.collectors.rank import known_files
 from pulsetrain.collectors.reading.device_words import DeviceWords
 from pulsetrain.collectors.reading.drain import Drain
 from pulsetrain.collectors.reading.position import RankPosition
+from pulsetrain.elastic.unit_sizes import REPLICA_DEGREES, unit_sizes
 from pulsetrain.protocol.messages import RankExit, RankStatus, Start, ranks_of_node
 from pulsetrain.records.columns import Columns
 
@@ -36,6 +37,8 @@ class Program:
 class NodeIdentity:
     """Who this node is to its job. 0 for `min_nnodes`: as many as `nnodes`.
 
+    A unit may go on with `node_unit_min` of its nodes. 0: with all of them only.
+
     The ranks take turns on so many `devices`, unless the hub wants another number. 0: each has one.
     """
 
@@ -46,6 +49,7 @@ class NodeIdentity:
     nnodes: int = 1
     min_nnodes: int = 0
     node_unit: int = 1
+    node_unit_min: int = 0
     max_restarts: int = 3
     standby: bool = False
     switch: str = ""
@@ -82,7 +86,16 @@ def rank_environment(
         "PULSETRAIN_RESTORE_STEP": str(start.restore_step),
         "PULSETRAIN_ADDRESS": identity.address,
         known_files.OWN_CHECKPOINTS: known_files.encode(start.own_checkpoints),
+        **_replica_degrees(start, identity),
     }
+
+
+def _replica_degrees(start: Start, identity: NodeIdentity) -> dict[str, str]:
+    """How many ranks each replica has, where a unit may go on without some of its nodes."""
+    if not identity.node_unit_min:
+        return {}
+    units = unit_sizes(start.node_count, identity.node_unit, identity.node_unit_min)
+    return {REPLICA_DEGREES: ",".join(str(nodes * identity.nproc_per_node) for nodes in units)}
 
 
 @dataclass(kw_only=True)

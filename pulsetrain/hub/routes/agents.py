@@ -27,6 +27,7 @@ _LIMITS: Mapping[str, tuple[int, int]] = MappingProxyType(
         "nnodes": (1, 1 << 20),
         "min_nnodes": (0, 1 << 20),
         "node_unit": (1, 1 << 20),
+        "node_unit_min": (0, 1 << 20),
         "world_nodes": (0, 1 << 20),
         "peer_port": (0, 65535),
     }

@@ -39,3 +39,10 @@ def test_a_rank_knows_the_step_to_restore(step):
     env = rank_environment(dataclasses.replace(START, restore_step=step), IDENTITY, 0)
     assert env["PULSETRAIN_RESTORE_STEP"] == str(step)
     assert (env["PULSETRAIN_JOB"], env["PULSETRAIN_NODE"], env["PULSETRAIN_ATTEMPT"]) == ("gpt", "n3", "5")
+
+
+def test_ranks_are_told_the_sizes_of_their_replicas_where_these_may_differ():
+    identity = dataclasses.replace(IDENTITY, nproc_per_node=2, node_unit=2, node_unit_min=1)
+    start = dataclasses.replace(START, world_nodes=3)
+    assert rank_environment(start, identity, 0)["PULSETRAIN_REPLICA_DEGREES"] == "4,2"
+    assert "PULSETRAIN_REPLICA_DEGREES" not in rank_environment(START, IDENTITY, 0)

@@ -1,0 +1,191 @@
+"""State of ranks that hold units which are no neighbours: saved at some degrees, taken at others."""
+
+import itertools
+
+import pytest
+import torch
+from torch import nn
+
+from pulsetrain.checkpoint.memory.layout import decode, decode_values, encode_values, rebuild
+from pulsetrain.checkpoint.reshard import load_state
+from pulsetrain.checkpoint.resharding.saved_tensors import SavedTensors
+from pulsetrain.checkpoint.state_restore import put_back
+from pulsetrain.checkpoint.statetree import collect, layout_of
+from pulsetrain.core.errors import CheckpointError, UsageError
+from pulsetrain.elastic.gradient_sync import ParameterLayout
+from pulsetrain.elastic.split_state import split_state
+from pulsetrain.elastic.unequal_replicas import UnequalReplicas
+from tests.elastic.unequal_job import SPLIT, rows_of, whole_model
+
+RATE = 0.125
+
+
+class Rank:
+    """One rank's share of a model that everybody changes alike."""
+
+    def __init__(self, degrees, rank, *, seed=0.0):
+        self.at = UnequalReplicas(degrees=degrees, rank=rank)
+        self.layouts = {name: self.layout(name, tensor + seed) for name, tensor in whole_model().items()}
+        parameters = [layout.parameter for layout in self.layouts.values()]
+        self.optimizer = torch.optim.AdamW(parameters, lr=RATE)
+        self.state = split_state(self.layouts, self.optimizer, self.at.local_rank)
+
+    def layout(self, name, tensor):
+        if name not in SPLIT:
+            return ParameterLayout(parameter=nn.Parameter(tensor.clone()))
+        axis, units, size = SPLIT[name]
+        part = self.cut(name, tensor)
+        mapping = self.at.mapping(units)
+        return ParameterLayout(parameter=nn.Parameter(part), mapping=mapping, dim=axis, unit_size=size)
+
+    def cut(self, name, tensor):
+        axis, units, size = SPLIT[name]
+        return tensor.index_select(axis, torch.tensor(rows_of(self.at.held(units), size), dtype=torch.long))
+
+    def step(self):
+        """A step whose gradients are those of the whole model, whatever the degrees."""
+        for name, layout in self.layouts.items():
+            gradient = whole_model()[name].sin()
+            layout.parameter.grad = self.cut(name, gradient) if name in SPLIT else gradient
+        self.optimizer.step()
+
+    def content(self):
+        """All that a checkpoint has, by name and place."""
+        leaves = collect(self.state)
+        layout = layout_of(self.state, leaves)
+        found = {(e.name, e.box): t.clone() for e, t in zip(layout.entries, leaves.locals, strict=True)}
+        return found, layout, leaves.values
+
+
+class Saved:
+    """What all ranks of a world have saved, as a restore reads it."""
+
+    step = 1
+
+    def __init__(self, ranks):
+        self.contents = [rank.content() for rank in ranks]
+        layouts = {n: decode(layout.encode()) for n, (_, layout, _) in enumerate(self.contents)}
+        self.index = SavedTensors(layouts)
+        self.index.check_whole()
+        self.tensors = self.index.tensors
+        self.wholes = {name: self.whole(name) for name in self.tensors}
+        _, layout, values = self.contents[0]
+        zeros = [torch.zeros(e.shape) for e in layout.entries]
+        self.tree = rebuild(layout.tree, zeros, decode_values(encode_values(values)))
+
+    def whole(self, name):
+        kind = self.tensors[name]
+        whole = torch.full(kind.shape, torch.nan, dtype=getattr(torch, kind.dtype))
+        for (saved, (start, size, _)), tensor in itertools.chain(*(c[0].items() for c in self.contents)):
+            if saved == name:
+                place = tuple(slice(a, a + n) for a, n in zip(start, size, strict=True))
+                assert torch.isnan(whole[place]).all() or torch.equal(whole[place], tensor)
+                whole[place] = tensor
+        assert not torch.isnan(whole).any(), name
+        return whole
+
+    def read(self, name, start=(), size=None):
+        whole = self.wholes[name]
+        ends = whole.shape if size is None else [a + n for a, n in zip(start, size, strict=True)]
+        place = tuple(slice(a, end) for a, end in zip(start or [0] * whole.dim(), ends, strict=True))
+        return whole[place].contiguous().numpy().tobytes()
+
+
+def world(degrees, **more):
+    return [Rank(degrees, rank, **more) for rank in range(sum(degrees))]
+
+
+def trained(degrees, steps=2):
+    ranks = world(degrees)
+    for _ in range(steps):
+        for rank in ranks:
+            rank.step()
+    return ranks
+
+
+@pytest.mark.parametrize("before", [(4, 4), (4, 3), (3,)], ids=str)
+@pytest.mark.parametrize("after", [(4, 3), (4, 4), (3, 2), (12,)], ids=str)
+def test_ranks_of_other_degrees_get_what_they_hold_now_and_train_on_alike(before, after):
+    saved = Saved(trained(before))
+    ranks = world(after, seed=9.0)
+    for rank in ranks:
+        load_state(saved, rank.state, saved.tree)
+        rank.step()
+    for rank, expected in zip(ranks, trained(after, steps=3), strict=True):
+        found, wanted = rank.content()[0], expected.content()[0]
+        assert found.keys() == wanted.keys()
+        assert all(torch.equal(found[key], wanted[key]) for key in wanted)
+
+
+def test_names_are_those_of_a_model_that_is_split_otherwise():
+    names = set(Saved(trained((4, 3))).tensors)
+    assert {"model.up", "model.bias", "optimizer.state.up.exp_avg", "optimizer.state.up.step"} <= names
+    assert not [name for name in names if "@" in name]
+
+
+class Unsplit(Rank):
+    """The same model in an ordinary module, which one rank holds whole."""
+
+    def __init__(self, *, seed=0.0):
+        self.module = nn.Module()
+        for name, tensor in whole_model().items():
+            self.module.register_parameter(name, nn.Parameter(tensor + seed))
+        self.optimizer = torch.optim.AdamW(self.module.parameters(), lr=RATE)
+        self.state = {"model": self.module, "optimizer": self.optimizer}
+
+    def step(self):
+        for name, parameter in self.module.named_parameters():
+            parameter.grad = whole_model()[name].sin()
+        self.optimizer.step()
+
+
+def test_an_ordinary_model_loads_what_ranks_of_unequal_replicas_have_saved_and_they_load_what_it_has():
+    ordinary = Unsplit(seed=9.0)
+    saved = Saved(trained((4, 3)))
+    load_state(saved, ordinary.state, saved.tree)
+    for (name, _), tensor in ordinary.content()[0].items():
+        assert torch.equal(saved.wholes[name], tensor), name
+    ordinary.step()
+    saved = Saved([ordinary])
+    for rank, expected in zip(world((4, 3), seed=9.0), trained((4, 3), steps=3), strict=True):
+        load_state(saved, rank.state, saved.tree)
+        found, wanted = rank.content()[0], expected.content()[0]
+        assert all(torch.equal(found[key], wanted[key]) for key in wanted)
+
+
+def test_a_rank_gets_back_what_it_has_saved_itself():
+    ranks = trained((4, 3))
+    for number, rank in enumerate(ranks):
+        content, layout, values = rank.content()
+        saved = rebuild(layout.tree, list(content.values()), values)
+        again = Rank((4, 3), number, seed=5.0)
+        put_back(again.state, saved)
+        found = again.content()[0]
+        assert all(torch.equal(found[key], tensor) for key, tensor in content.items())
+
+
+def test_what_was_saved_at_other_degrees_is_refused_where_parts_cannot_be_read():
+    content, layout, values = trained((4, 3))[3].content()
+    saved = rebuild(layout.tree, list(content.values()), values)
+    with pytest.raises(CheckpointError, match="qkv: saved at other degrees of tensor parallelism"):
+        put_back(Rank((4, 4), 3).state, saved)
+
+
+def test_an_optimizer_with_a_parameter_that_nobody_named_is_refused():
+    rank = Rank((4, 3), 0)
+    other = torch.optim.SGD([nn.Parameter(torch.ones(2))])
+    with pytest.raises(UsageError, match="1 parameters of the optimizer have no layout"):
+        split_state(rank.layouts, other, 0)
+
+
+def test_ranks_that_hold_other_parts_have_other_numbers_and_replicas_the_same():
+    numbers = [rank.content()[1].shard for rank in trained((3, 3))]
+    assert numbers[:3] == numbers[3:]
+    assert len(set(numbers)) == 3
+    assert 0 not in numbers
+
+
+def test_copies_overlap_with_forward_and_backward_because_only_the_optimizer_changes_it():
+    leaves = collect(trained((4, 3))[0].state)
+    assert leaves.tensors
+    assert all(leaves.optimizer_owned)
