@@ -5,11 +5,11 @@
     python benchmarks/elastic.py --quick
 
 Parts are `example`, `survivors`, `points` and `ntp`. `example` is the GPT of three dimensions on four nodes:
-a node is killed without a standby, and comes back. `points` kills up to three nodes at once at seeded points and lets
+a node is killed without a standby, and comes back. `survivors` kills one of three replicas, and measures how
+long the processes of the others stand still. With `--peers PYTHON`, an interpreter in which torchft is
+installed, it measures torchft by turns. `points` kills up to three nodes at once at seeded points and lets
 them return. After each point the job must train, or say for how many nodes it waits. Every restore is
-compared bit by bit with what was saved, and every sample must have been used once. `survivors` kills one of
-three replicas, and measures how long the processes of the others stand still. With `--peers PYTHON`, an
-interpreter in which torchft is installed, it measures torchft by turns. `ntp` compares replicas of
+compared bit by bit with what was saved, and every sample must have been used once. `ntp` compares replicas of
 unequal tensor parallelism with equal ones. The last line is one JSON object. Exit status 1: a promise was
 broken.
 """
