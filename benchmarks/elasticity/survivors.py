@@ -108,13 +108,12 @@ class Spawned:
 
 
 def ours(folder: Path) -> Row:
-    """A job under Pulsetrain that does not wait for a standby, as torchft does not."""
+    """A job under Pulsetrain. It waits for a standby as long as it does by default."""
     record, data = folder / "record", folder / "hub"
     env = {
         **os.environ,
         "PULSETRAIN_DATA": str(data),
         "OMP_NUM_THREADS": "1",
-        "PULSETRAIN_CONTROLLER_SHRINK_WAIT_S": "0",
         "PULSETRAIN_CONTROLLER_SELF_CHECK_S": "0.05",
     }
     cli = (sys.executable, "-m", "pulsetrain.cli")

@@ -198,7 +198,7 @@ class Commands:
                 return self._start(command)
             case Stop():
                 self._end_ranks(command)
-                return {}
+                return {"parked": self._node.ranks.parked}
             case SaveFrom():
                 self._checkpoints.save_from(command.step)
                 return {}

@@ -62,6 +62,7 @@ async def _stop(job: JobState, nodes: Sequence[Node], reason: str) -> list[str]:
     wake_s = job.services.policy.reply_timeout_s + job.services.policy.survivor_wake_s
     asked = (job.ask(n, survivors.stop_command(job, reason), wake_s) for n in nodes)
     replies = await asyncio.gather(*asked)
+    survivors.note_parked(job, replies)
     return [node.name for node, reply in zip(nodes, replies, strict=True) if reply.error]
 
 

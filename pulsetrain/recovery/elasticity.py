@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from pulsetrain.protocol.messages import Held
-from pulsetrain.recovery import faults, restart_cost, standby_care, world
+from pulsetrain.recovery import faults, restart_cost, standby_care, survivors, world
 from pulsetrain.recovery.nodes import NodeState
 from pulsetrain.recovery.record import Fault
 from pulsetrain.recovery.resizing import Nodes, other_size, size_now
@@ -58,9 +58,17 @@ def size_to_begin(job: JobState, *, quiet_s: float) -> int:
             checked=sum(n.cordon == standby_care.NEW for n in members.reserves()),
         ),
         waited_s=quiet_s if forming else short_s(job),
-        wait_s=job.services.policy.shrink_wait_s,
+        wait_s=_wait_s(job),
     )
     return 0 if size < resizing.size and _refused(job, size) else size
+
+
+def _wait_s(job: JobState) -> float:
+    """How long a job that stands waits for a standby. Processes that were kept make both stops cheap."""
+    policy = job.services.policy
+    if survivors.all_parked(job):
+        return min(policy.shrink_wait_s, policy.survivor_shrink_wait_s)
+    return policy.shrink_wait_s
 
 
 def _awaits_nodes(job: JobState, quiet_s: float) -> bool:

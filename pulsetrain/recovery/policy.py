@@ -73,6 +73,10 @@ class Policy:
     """How long a job of --nnodes MIN:MAX waits for a standby before it goes on with fewer nodes.
 
     It waits as long for further nodes before it first begins with fewer than MAX."""
+    survivor_shrink_wait_s: float = 0.5
+    """The same where all healthy ranks have kept their processes, if that is shorter.
+
+    To go on without the others and to grow again costs little then."""
     grow_after_s: float = 2.0
     """How long a shrunk job must train before it grows again.
 
@@ -104,7 +108,13 @@ class Policy:
         silences = ("silent_node_s", "starting_silence_s", "hang_patience_s", "pause_patience_s")
         checked = ("arithmetic_check_s", "link_check_mbit")
         periods = ("standby_check_s", "probation_s", "checkpoint_patience_s", "restart_progress_s")
-        waits = ("restart_wait_s", "longest_restart_wait_s", "shrink_wait_s", "grow_after_s")
+        waits = (
+            "restart_wait_s",
+            "longest_restart_wait_s",
+            "shrink_wait_s",
+            "survivor_shrink_wait_s",
+            "grow_after_s",
+        )
         for name in (*checked, *at_least_0, *silences, *periods, *waits, "survivor_wake_s"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} = {getattr(self, name)}: allowed 0 or more")

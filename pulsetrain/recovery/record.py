@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypedDict
 
 from pulsetrain.protocol.messages import FirstStep
@@ -77,7 +77,8 @@ class Recovery:
     `restart_counted`: it was counted as one of the restarts that the job may use,
     `node_counted` as a fault of its node. `users_own`: an exception of the user's own
     code ended the first rank. `launch_at_s`: not launched before that, in monotonic seconds.
-    `none_kept`: why no process of a rank was kept, "" where those could be that were healthy.
+    `none_kept`: why no process of a rank was kept, "" where those could be that were healthy. `parked` says
+    how many processes of each node wait to go on.
     """
 
     fault: Fault
@@ -92,6 +93,7 @@ class Recovery:
     node_counted: bool = False
     users_own: bool = False
     none_kept: str = ""
+    parked: dict[str, int] = field(default_factory=dict)
     image: Image | None = None
     resumed_by: str = "checkpointer"
 

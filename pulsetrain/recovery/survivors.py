@@ -39,6 +39,25 @@ def why_none(job: JobState) -> str:
     return ""
 
 
+def note_parked(job: JobState, replies: Iterable[Reply]) -> None:
+    """Remember how many processes of each node wait to go on. An agent that does not say so has none."""
+    if job.recovery is not None:
+        job.recovery.parked |= {reply.node: int(reply.data.get("parked", 0)) for reply in replies}
+
+
+def all_parked(job: JobState) -> bool:
+    """Whether every healthy rank of the nodes that are left waits in its process to go on."""
+    recovery, members = job.recovery, job.members
+    if recovery is None:
+        return False
+    at_fault = recovery.fault.node if recovery.fault.rank >= 0 else ""
+    missing = [
+        node.hello.nproc_per_node - recovery.parked.get(node.name, 0) - (node.name == at_fault)
+        for node in members.active()
+    ]
+    return bool(missing) and max(missing) <= 0
+
+
 def tell(job: JobState, replies: Iterable[Reply]) -> None:
     """Write down which ranks go on in their processes, and why each other one started anew."""
     kept: list[int] = []

@@ -75,7 +75,7 @@ class FakeRanks:
         self.kept: list[int] = []
         self.not_kept: dict[int, str] = {}
         self.asked_to_keep: list[tuple[tuple[int, ...], float]] = []
-        self.dropped = 0
+        self.dropped = self.parked = 0
         self.devices = io.BytesIO()  # something that can be closed
 
     def share(
@@ -107,6 +107,7 @@ class FakeRanks:
     def keep(self, zygote: object, fresh: Sequence[int], timeout_s: float, given_up: object) -> None:
         self.asked_to_keep.append((tuple(fresh), timeout_s))
         self.not_kept = {rank.rank: "it is at fault" for rank in self.all if rank.rank in fresh}
+        self.parked = len(self.all) - len(self.not_kept)
 
     def drop_kept(self, zygote: object) -> None:
         self.dropped += 1

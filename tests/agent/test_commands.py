@@ -248,7 +248,8 @@ def test_a_stop_that_keeps_survivors_parks_them_and_kills_nothing_else(session):
     session.execute(start())
     graces = list(session.node.ranks.graces)
     stop = Stop(id=2, reason="rank 1 died", keep=True, wake_s=4.0, fresh=(1,))
-    assert session.execute(stop).error == ""
+    reply = session.execute(stop)
+    assert (reply.error, reply.data) == ("", {"parked": 1})
     assert session.node.ranks.asked_to_keep == [((1,), 4.0)]
     assert (session.node.ranks.graces, session.node.ranks.dropped) == (graces, 0)
 

@@ -171,6 +171,7 @@ class FakeAgent:
         self.unrestorable = set()
         self.cannot_share, self.late = "", ()
         self.restless, self.held_number, self.uncounted = set(), 0, False
+        self.parks = False
         self.not_reshardable = self.cannot_dump = self.cannot_restore = ""
         self.attempt = -1
         self.left = None
@@ -213,6 +214,8 @@ class FakeAgent:
             self.attempt = command.attempt
             first = command.node_rank * self.hello.nproc_per_node
             self.steps = {first + i: command.restore_step for i in range(self.hello.nproc_per_node)}
+        elif isinstance(command, Stop) and command.keep and self.parks:
+            data = {"parked": self.hello.nproc_per_node}
         elif isinstance(command, ShareDevices):
             error = self.cannot_share
             data = {"devices": {}, "late": list(self.late)}

@@ -313,6 +313,25 @@ def test_a_size_that_ranks_refuse_is_given_up_for_a_smaller_one():
     run(scenario)
 
 
+@pytest.mark.parametrize(("parks", "world"), [(True, ["a", "b"]), (False, ["a", "b", "c"])])
+def test_a_job_whose_healthy_ranks_kept_their_processes_hardly_waits_for_a_standby(parks, world):
+    async def scenario():
+        fleet = fleet_of("abc")
+        await fleet.form()
+        saved(fleet, 9)
+        for agent in fleet.agents.values():
+            agent.parks = parks
+        await lose(fleet, "c")
+        await fleet.settle(0.3)
+        assert fleet.job.phase is Phase.WAITING
+        await fleet.settle(0.4)
+        assert nodes_of(fleet) == world
+        await later(fleet, 4)
+        assert (nodes_of(fleet), fleet.job.phase) == (["a", "b"], Phase.RUNNING)
+
+    run(scenario)
+
+
 async def shrunk(sizes=(1, 1)):
     fleet = fleet_of("ab", sizes=sizes)
     await fleet.form()

@@ -210,6 +210,11 @@ class Ranks:
         kept_ranks.kill(seats, zygote.signal, KILL_TIMEOUT_S)
 
     @property
+    def parked(self) -> int:
+        """How many processes wait to go on in another attempt."""
+        return len(self._kept)
+
+    @property
     def kept(self) -> list[int]:
         """Ranks of the present attempt that go on in the process of an earlier one."""
         return [rank.rank for rank in self.all if rank.kept]
