@@ -177,6 +177,13 @@ def test_a_node_that_is_often_at_fault_is_replaced(check_after, times, nodes, mo
     assert list(check_after(job, times)) == failed
 
 
+def test_faults_that_come_to_all_nodes_alike_are_no_fault_of_one(check_after):
+    job = job_of(*map(FakeNode, "abz"), max_restarts=19)
+    job.restarts.by_node["a"] = [job.services.clock.monotonic_s()] * 2
+    assert check_after(job, 4) == {}
+    assert list(check_after(job, 1)) == ["b"]
+
+
 def test_the_users_own_exceptions_are_no_fault_of_a_node(check_after):
     job = job_of(*map(FakeNode, "abz"), max_restarts=9)
     assert check_after(job, 5, users_own=True) == {}
