@@ -63,16 +63,25 @@ def site(tmp_path):
     assert until(lambda: not with_environment("SITE_MARK", site.mark))
 
 
-def start(site, *names, standby=()):
+def start(site, *names, standby=(), nproc=1):
     for name in (*names, *standby):
         script = (str(site.script), str(site.folder / "pause"), str(PAUSE_S))
-        site.start_node(name, len(names), *script, standby=name in standby)
+        site.start_node(name, len(names), *script, standby=name in standby, nproc=nproc)
     site.reach(20)
 
 
 def hangs(site):
     found = (site.ask() or {}).get("findings", [])
     return [{**f, "evidence": json.loads(f["evidence"])} for f in found if f["kind"] == "hang"]
+
+
+def stopped(site):
+    """Whether agents tell that no port carries traffic."""
+    return any(h["evidence"].get("traffic_stopped_s") for h in hangs(site))
+
+
+def attempt(site):
+    return (site.ask() or {}).get("attempt", 0)
 
 
 def rows(site):
@@ -86,9 +95,9 @@ def learn(site):
     return site.ask()["step"]
 
 
-@pytest.mark.parametrize("cut", ["lose_all", "pull"])
-def test_a_link_that_carries_nothing_is_named_and_the_job_trains_without_it(site, cut):
-    start(site, "a", "b", standby=("x",))
+@pytest.mark.parametrize(("cut", "nproc"), [("lose_all", 1), ("pull", 2)])
+def test_a_link_that_carries_nothing_is_named_and_the_job_trains_without_it(site, cut, nproc):
+    start(site, "a", "b", standby=("x",), nproc=nproc)
     step = learn(site)
     assert (hangs(site), site.ask()["attempt"]) == ([], 0)
 
@@ -98,10 +107,10 @@ def test_a_link_that_carries_nothing_is_named_and_the_job_trains_without_it(site
     named_s = time.monotonic() - began_s
     (hang,) = [h for h in hangs(site) if h["subject"] in ("a-b", "b")]
     assert (hang["evidence"]["class"], hang["evidence"]["culprits"]) == ("network", [])
-    assert until(lambda: any(h["evidence"].get("traffic_stopped_s") for h in hangs(site)), 25), hangs(site)
+    assert until(lambda: stopped(site) or attempt(site) > 0, 40), hangs(site)  # gloo may give up first
 
-    assert until(lambda: site.ask()["attempt"] > 0, 60), site.ask()
-    assert until(lambda: site.ask().get("step", -1) > step + 200, 120), site.ask()
+    assert until(lambda: attempt(site) > 0, 90), site.ask()
+    assert until(lambda: (site.ask() or {}).get("step", -1) > step + 200, 150), site.ask()
     states = {name: row["state"] for name, row in rows(site).items()}
     print(f"{cut}: named after {named_s:.1f} s, went on after {time.monotonic() - began_s:.1f} s: {states}")
     assert (states["a"], states["x"]) == ("active", "active"), rows(site)
@@ -118,7 +127,7 @@ def test_a_healthy_job_whose_traffic_pauses_is_left_alone(site, how):
         (site.folder / f"pause{rank}").write_text(how)
         end_s = time.monotonic() + PAUSE_S - 2
         until(lambda end_s=end_s: seen.extend(hangs(site)) or time.monotonic() > end_s, PAUSE_S)
-        assert until(lambda before=before: site.ask()["step"] > before + 50, 60)
+        assert until(lambda before=before: (site.ask() or {}).get("step", -1) > before + 50, 60)
     assert site.ask()["attempt"] == 0
     assert [h["summary"] for h in seen if h["evidence"]["class"] == "network"] == []
     assert not site.ask().get("recoveries")
