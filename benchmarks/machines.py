@@ -6,8 +6,9 @@
 schemes see the same seeds. `links`: network namespaces as nodes, with real transfers over links that tc makes
 bad (`machinecheck/namespaces.py`). It needs root and is left out with --cases 0. `policies`: hardware trouble
 on a running job (`machinecheck/policies.py`), left out with --no-policies. `injected`: NaNs, wrong products
-and clocks that drop, on real processes (`machinecheck/injected.py`), only with --injected RUNS. `light`: what
-a light check costs (`machinecheck/light.py`, a process of its own). The last line is one JSON object.
+and clocks that drop, on real processes (`machinecheck/injected.py`), only with --injected RUNS. With
+--resume FILE it goes on where an earlier start ended. `light`: what a light check costs
+(`machinecheck/light.py`, a process of its own). The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -43,6 +44,12 @@ def main() -> None:
         "--injected", type=int, default=0, help="runs with a NaN, wrong products, a slow clock or nothing"
     )
     parser.add_argument("--seed", type=int, default=0, help="of the runs of --injected")
+    parser.add_argument(
+        "--resume", type=Path, help="file of the runs of --injected: those in it are not played again"
+    )
+    parser.add_argument(
+        "--limit", type=float, default=float("inf"), help="seconds after which --injected begins no run"
+    )
     parser.add_argument("--quick", action="store_true", help="a few seeds and trials only")
     args = parser.parse_args()
     if args.quick:
@@ -57,7 +64,9 @@ def main() -> None:
         found["policies"] = policies.run(quick=args.quick)
     found["light"] = light_check()
     if args.injected:
-        found["injected"] = injected.run(args.injected, seed=args.seed)
+        found["injected"] = injected.run(
+            args.injected, seed=args.seed, resume=args.resume, limit_s=args.limit
+        )
     print(json.dumps(found))
 
 

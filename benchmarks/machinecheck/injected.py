@@ -11,6 +11,9 @@ whom:
 
 All clocks wander by two steps of 15 MHz all the time. Any other node that is evicted or cordoned, and any
 other rank, node or GPU that is named, counts as wrong.
+
+With a file to resume from, each run is a line of it as soon as it is over. The next start leaves out the runs
+of the same seed and number that are in it. What happens to whom in a run depends on nothing but both.
 """
 
 from __future__ import annotations
@@ -126,8 +129,13 @@ class Cluster(Site):
         return self.folder / f"wrong-{name}"
 
     def named(self) -> set[tuple[str, str]]:
-        """Kind and subject of the open findings that accuse somebody."""
-        return {(f["kind"], f["subject"]) for f in self.job().get("findings", []) if f["kind"] in NAMING}
+        """Kind and subject of what accuses somebody now.
+
+        What analyzers say of machines belongs to no attempt. So it is among the detectors, not the findings.
+        """
+        job = self.job()
+        said = [d for d in job.get("detectors", []) if d["state"] == "finding"]
+        return {(f["kind"], f["subject"]) for f in (*job.get("findings", []), *said) if f["kind"] in NAMING}
 
     def ready(self) -> bool:
         """The job trains, nothing is named, and there is somebody to replace a node."""
@@ -180,13 +188,15 @@ class Run:
 class Player:
     """Plays runs on one cluster."""
 
-    def __init__(self, cluster: Cluster, draw: random.Random) -> None:
-        self._cluster, self._draw = cluster, draw
+    def __init__(self, cluster: Cluster, seed: int) -> None:
+        self._cluster, self.seed = cluster, seed
+        self._draw = random.Random(seed)
         self._seen: set[tuple[str, str]] = set()
 
     def play(self, number: int, kind: str) -> Run:
         """One run, from a job that trains to a job that trains again."""
         cluster, began_s = self._cluster, time.monotonic()
+        self._draw = random.Random(f"{self.seed}/{number}")
         if not until(cluster.ready, READY_S):
             return Run(number=number, kind=kind, node="", note=f"the job was not ready: {cluster.job()}")
         world, attempt = cluster.world(), int(cluster.job()["attempt"])
@@ -295,18 +305,50 @@ def summary(runs: list[Run]) -> Answer:
     }
 
 
-def run(runs: int, *, seed: int = 0) -> Answer:
-    """Play so many runs, one line on standard error for each."""
-    draw, played = random.Random(seed), list[Run]()
-    with tempfile.TemporaryDirectory() as folder:
-        cluster = Cluster(Path(folder), seed)
-        try:
-            player = Player(cluster, draw)
-            for number, kind in enumerate(kinds_of(runs, draw)):
-                played.append(player.play(number, kind))
-                print(json.dumps(vars(played[-1])), file=sys.stderr, flush=True)
-                if not played[-1].node:
-                    break
-        finally:
-            cluster.close()
-    return summary(played)
+def earlier(file: Path | None, kinds: list[str], seed: int) -> list[Run]:
+    """The runs of this seed that the file has, by number. One that was not ready is played again.
+
+    Raises `ValueError` for a file of runs of other kinds: they were drawn for another number of runs.
+    """
+    lines = file.read_text().splitlines() if file is not None and file.exists() else []
+    rows = [row for row in map(json.loads, lines) if row.pop("seed") == seed and row["node"]]
+    found = {row["number"]: Run(**row) for row in rows}
+    for number, known in found.items():
+        if number >= len(kinds) or kinds[number] != known.kind:
+            raise ValueError(f"{file}: run {number} is of another set; give the same number of runs")
+    return [found[number] for number in sorted(found)]
+
+
+def keep(played: Run, seed: int, file: Path | None) -> None:
+    """Print a run, and add it to the file if there is one."""
+    line = json.dumps({"seed": seed, **vars(played)})
+    print(line, file=sys.stderr, flush=True)
+    if file is not None:
+        with file.open("a") as lines:
+            lines.write(line + "\n")
+
+
+def run(runs: int, *, seed: int = 0, resume: Path | None = None, limit_s: float = float("inf")) -> Answer:
+    """Play so many runs, one line on standard error for each. None begins after `limit_s`."""
+    kinds = kinds_of(runs, random.Random(seed))
+    played = earlier(resume, kinds, seed)
+    known = {r.number for r in played}
+    left = [number for number in range(runs) if number not in known]
+    if left:
+        with tempfile.TemporaryDirectory() as folder:
+            cluster = Cluster(Path(folder), seed)
+            try:
+                played += _play(Player(cluster, seed), left, kinds, resume, limit_s)
+            finally:
+                cluster.close()
+    return summary(sorted(played, key=lambda r: r.number))
+
+
+def _play(player: Player, left: list[int], kinds: list[str], file: Path | None, limit_s: float) -> list[Run]:
+    played, end_s = list[Run](), time.monotonic() + limit_s
+    for number in left:
+        if time.monotonic() > end_s or (played and not played[-1].node):
+            break
+        played.append(player.play(number, kinds[number]))
+        keep(played[-1], player.seed, file)
+    return played

@@ -23,6 +23,7 @@ from pulsetrain.agent.sources import CheckpointSource, HardwareSource, HostSourc
 from pulsetrain.agent.supervise import Agent
 from pulsetrain.checkpoint.service import CheckpointService
 from pulsetrain.checkpoint.service_config import CheckpointServiceConfig
+from pulsetrain.collectors.config import CollectorConfig
 from pulsetrain.core.config import load
 from pulsetrain.core.json import JsonObject
 from pulsetrain.protocol.client import HubAddress
@@ -58,7 +59,9 @@ def assemble(setup: AgentSetup, zygotes: ZygoteHolder) -> Iterator[Agent]:
         spool, shipper = _start_shipping(setup, stack)
         checkpoints = _open_checkpoints(setup)
         stack.callback(checkpoints.close)
-        hardware = HardwareSource.of_node(identity.node, config.heartbeat_s)
+        hardware = HardwareSource.of_node(
+            identity.node, config.heartbeat_s, _collectors(setup), setup.options.environ
+        )
         hardware.start()
         stack.callback(hardware.stop)
         lines = LogLineSink(TeeSink(spool, checkpoints), log_rules(config), identity.nproc_per_node)
@@ -109,6 +112,10 @@ def _recorder(
         node_gauges=lambda: {**hardware.gauges, **sink.gauges},
         ticks=partial(SharedTicks.of_node, setup.identity.node, setup.identity.nnodes),
     )
+
+
+def _collectors(setup: AgentSetup) -> CollectorConfig:
+    return load(CollectorConfig, "collectors", file=setup.file, environ=setup.options.environ)
 
 
 def log_rules(config: AgentConfig) -> tuple[site_rules.SiteRule, ...]:

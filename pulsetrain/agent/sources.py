@@ -11,8 +11,10 @@ import structlog
 
 from pulsetrain.agent.machine_health import MachineHealth
 from pulsetrain.agent.traffic_watch import TrafficWatch
+from pulsetrain.collectors.config import CollectorConfig
 from pulsetrain.collectors.machine.gpu import GpuSampler
 from pulsetrain.collectors.machine.host import HostSampler
+from pulsetrain.collectors.machine.interfaces import InterfaceChoice
 from pulsetrain.collectors.machine.kmsg import KmsgReader
 from pulsetrain.collectors.machine.nic import NicSampler
 from pulsetrain.collectors.machine.rdma import RdmaSampler
@@ -113,11 +115,14 @@ class HardwareSource:
         self._thread = LoopThread("hardware", self.sample, stale_after_s=max(STALE_AFTER_S, 5 * period_s))
 
     @classmethod
-    def of_node(cls, node: str, period_s: float) -> HardwareSource:
-        """Everything that this machine has."""
-        gpus = GpuSampler(node=node)
-        samplers = (gpus, RdmaSampler(node=node), NicSampler(node=node))
-        traffic, health = TrafficWatch(node), MachineHealth(gpus.identities(), gpus.events())
+    def of_node(
+        cls, node: str, period_s: float, config: CollectorConfig, environ: Mapping[str, str]
+    ) -> HardwareSource:
+        """Everything that this machine has. Ranks have this environment."""
+        gpus, ports = GpuSampler(node=node), config.port_names
+        choice = InterfaceChoice.of(ports, environ)
+        samplers = (gpus, RdmaSampler(node=node), NicSampler(node=node, choice=choice))
+        traffic, health = TrafficWatch(node, listed=ports), MachineHealth(gpus.identities(), gpus.events())
         log_reader = KmsgReader(node=node)
         return cls(samplers, log_reader, period_s, gpus.inventory, gpus.count, traffic, health)
 

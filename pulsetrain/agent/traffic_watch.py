@@ -11,14 +11,14 @@ import json
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
 import structlog
 
-from pulsetrain.analytics.machines.traffic_signature import Traffic, judge
+from pulsetrain.analytics.machines.traffic_signature import QUIET_SHARE, Traffic, judge
 from pulsetrain.collectors.machine import port_sampling
 from pulsetrain.collectors.machine.port_sampling import Port, PortRow
 from pulsetrain.records.columns import Columns
@@ -28,12 +28,15 @@ log = structlog.get_logger()
 KEPT_S = 600
 """So much of the past is learned from."""
 LOOK_EVERY = 5
-"""Samples between two judgements of a port: a judgement costs some hundred microseconds."""
+"""Samples between two judgements of a port: a judgement costs some hundred microseconds. One that just went
+quiet is judged each time, so that a stop is seen at once."""
 SAMPLE_S = 5.0
 AGAIN_S = 300.0
 """A port that stays suspicious is sampled again after so long."""
 LEAST_BYTES_PER_S = 1e6
 """A port that usually carries less is not the job's: gossip of the system is no signature."""
+LISTED_BYTES_PER_S = 1e4
+"""The same of a port that a person says is the job's."""
 FAMILIES = ("rdma", "nic")
 
 Sampling = Callable[[str], PortRow | None]
@@ -49,11 +52,20 @@ class _Past:
     sampled_s: float = -AGAIN_S
     noted: int = 0
 
+    @property
+    def is_quiet(self) -> bool:
+        """Whether the newest second moved next to nothing of what is usual. False while that is learned."""
+        usual = self.traffic.signature
+        if usual is None or len(self.moved) < 2:
+            return False
+        return self.moved[-1] - self.moved[-2] <= QUIET_SHARE * usual.bytes_per_s
+
 
 class TrafficWatch:
     """Learns from batches of `metrics`, and keeps events until they are taken. Call it from one thread.
 
-    `sample` looks at one port by name every millisecond, and blocks meanwhile. None: it could not.
+    `sample` looks at one port by name every millisecond, and blocks meanwhile. None: it could not. `listed`
+    names the ports that are the job's. Empty: RDMA ports, else busy network interfaces.
     """
 
     def __init__(
@@ -61,8 +73,10 @@ class TrafficWatch:
         node: str,
         sample: Sampling | None = None,
         start: Callable[[Callable[[], None]], None] | None = None,
+        *,
+        listed: Sequence[str] = (),
     ) -> None:
-        self._node = node
+        self._node, self._listed = node, frozenset(listed)
         self._sample = sample or sample_port
         self._start = start or _on_a_thread
         self._ports: dict[str, dict[str, _Past]] = {family: {} for family in FAMILIES}
@@ -94,7 +108,7 @@ class TrafficWatch:
                 past.times_s.append(now_ns / 1e9)
                 past.moved.append(moved)
                 past.noted += 1
-                if past.noted % LOOK_EVERY == 0:
+                if past.noted % LOOK_EVERY == 0 or past.is_quiet:
                     self._judge(device, past)
 
     def take(self) -> list[Columns]:
@@ -102,14 +116,25 @@ class TrafficWatch:
         return [self._rows.get_nowait() for _ in range(self._rows.qsize())]
 
     def _of_job(self) -> Iterable[_Past]:
-        """RDMA ports where there are any, else network interfaces that usually carry something."""
+        """The listed ports, else RDMA ports, else interfaces, that usually carry something.
+
+        Heartbeats ask on their own thread.
+        """
+        if self._listed:
+            named = [item for ports in self._ports.values() for item in list(ports.items())]
+            return [p for d, p in named if d in self._listed and self._carries(d, p.traffic)]
         ports = self._ports["rdma"] or self._ports["nic"]
-        return [p for p in list(ports.values()) if _carries(p.traffic)]  # heartbeats ask on their thread
+        return [p for d, p in list(ports.items()) if self._carries(d, p.traffic)]
+
+    def _carries(self, device: str, traffic: Traffic) -> bool:
+        least = LISTED_BYTES_PER_S if device in self._listed else LEAST_BYTES_PER_S
+        return traffic.signature is not None and traffic.signature.bytes_per_s >= least
 
     def _judge(self, device: str, past: _Past) -> None:
         past.traffic = judge(np.array(past.times_s), np.array(past.moved))
         now_s = past.times_s[-1]
-        suspicious = past.traffic.state in ("drop", "fluctuation", "stop") and _carries(past.traffic)
+        suspicious = past.traffic.state in ("drop", "fluctuation", "stop")
+        suspicious = suspicious and self._carries(device, past.traffic)
         if suspicious and now_s - past.sampled_s >= AGAIN_S and self._sampling.acquire(blocking=False):
             past.sampled_s = now_s
             self._start(partial(self._look_closely, device, past.traffic, int(now_s * 1e9)))
@@ -149,10 +174,6 @@ def sample_port(device: str) -> PortRow | None:
 def _summary(port: Port) -> PortRow:
     (samples,) = port_sampling.sample([port], seconds=SAMPLE_S)
     return port_sampling.summary(port, samples)
-
-
-def _carries(traffic: Traffic) -> bool:
-    return traffic.signature is not None and traffic.signature.bytes_per_s >= LEAST_BYTES_PER_S
 
 
 def _totals(batch: Columns, family: str) -> dict[str, float]:

@@ -46,6 +46,7 @@ _READERS: Mapping[str, str] = MappingProxyType(
     {
         "agent": "The agent of a node. Read by `pulsetrain run` and `pulsetrain agent`.",
         "checkpoint": "Checkpoints and their replicas. Read by `pulsetrain run` and `pulsetrain agent`.",
+        "collectors": "What an agent samples. Read by `pulsetrain run` and `pulsetrain agent`.",
         "controller": "What the hub does about faults. Read by `pulsetrain serve`.",
         "fleet": "The plan of a simulation. Read by `pulsetrain simulate fleet`.",
         "hub": "Addresses, store and dashboard of the hub. Read by `pulsetrain serve`.",

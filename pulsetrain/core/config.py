@@ -26,6 +26,7 @@ CONFIG_CLASSES: Mapping[str, str] = MappingProxyType(
     {
         "agent": "pulsetrain.agent.supervise:AgentConfig",
         "checkpoint": "pulsetrain.checkpoint.service_config:CheckpointServiceConfig",
+        "collectors": "pulsetrain.collectors.config:CollectorConfig",
         "controller": "pulsetrain.recovery.policy:Policy",
         "fleet": "pulsetrain.simulate.fleet_plan:FleetPlan",
         "hub": "pulsetrain.hub.config:HubConfig",

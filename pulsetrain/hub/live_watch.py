@@ -160,7 +160,8 @@ class LiveWatch:
         memory.verdicts = look.verdicts
         self._suspects.consider(job.job, job.attempt, look.suspects)
         self._stacks.consider(job, view, look.verdicts)
-        seen = traffic_stop.with_evidence(job, findings(look.verdicts))
+        longest_ns = max(pauses.longest_ns.values(), default=0)
+        seen = traffic_stop.with_evidence(job, findings(look.verdicts), longest_ns)
         self._report(job, memory, self._stacks.attach(job.job, job.attempt, seen))
 
     def _forget_silence(self, job: JobSnapshot) -> None:

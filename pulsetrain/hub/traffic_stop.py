@@ -1,9 +1,11 @@
 """A stop of a job's traffic as a hang: where nothing else says that the job stands still. Pure.
 
-MegaScale (arXiv 2402.15627) restarts a job whose RDMA traffic is zero. A program of which nothing is
-recorded, such as one that is no Python, has no other sign. Of all others the hang analyzer knows more, and a
-stop of their traffic is only evidence. `HangPatience` decides how long it must last, as for every hang that
-may be a pause: ByteRobust (arXiv 2509.16293) waits ten minutes too.
+MegaScale (arXiv 2402.15627) restarts a job whose RDMA traffic is zero. A healthy job may carry nothing for
+minutes, while it saves, evaluates or compiles. So a stop is a hang in two cases. All ranks wait in a
+collective, of which the hang analyzer can say nothing: then the network is at fault. Or nothing is recorded
+of the program, such as of one that is no Python: then there is no other sign. Where the hang analyzer names
+somebody, it knows more, and the stop is only evidence. `HangPatience` decides how long it must last, as for
+every hang that may be a pause: ByteRobust (arXiv 2509.16293) waits ten minutes too.
 """
 
 from __future__ import annotations
@@ -11,10 +13,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from pulsetrain.analytics.hangs.condition import moves_bytes
+from pulsetrain.analytics.hangs.broken_links import waits
+from pulsetrain.analytics.hangs.condition import BUSY, FROZEN, moves_bytes
 from pulsetrain.analytics.verdict import Finding
+from pulsetrain.protocol.messages import RankStatus
 from pulsetrain.recovery.snapshot import JobSnapshot
 
+SILENT_NS = 10_000_000_000
+"""So long each rank must have stood in its collective."""
 CONFIDENCE = 0.7
 """Nobody counted how often a stop of traffic is a hang."""
 
@@ -27,11 +33,14 @@ def stopped_for_s(job: JobSnapshot) -> float:
     return min(heartbeat.gauges.get("traffic_stopped_s", 0.0) for _, heartbeat in reporting)
 
 
-def with_evidence(job: JobSnapshot, seen: Sequence[Finding]) -> list[Finding]:
-    """The findings, hangs with `traffic_stopped_s` as evidence, and with a hang that only traffic shows."""
+def with_evidence(job: JobSnapshot, seen: Sequence[Finding], usual_ns: int = 0) -> list[Finding]:
+    """The findings, hangs with `traffic_stopped_s` as evidence, and with a hang that only traffic shows.
+
+    `usual_ns` is the longest silence that the job survived.
+    """
     stopped_s = stopped_for_s(job)
     hangs = [f for f in seen if f.kind == "hang"]
-    alone = find(job) if not hangs else None
+    alone = find(job, usual_ns) if not hangs else None
     told = [
         replace(f, evidence={**f.evidence, "traffic_stopped_s": stopped_s})
         if f.kind == "hang" and stopped_s > 0
@@ -41,16 +50,22 @@ def with_evidence(job: JobSnapshot, seen: Sequence[Finding]) -> list[Finding]:
     return [*told, alone] if alone is not None else told
 
 
-def find(job: JobSnapshot) -> Finding | None:
-    """A finding of kind `hang` on a job of which nothing is recorded. None where its traffic flows or is not
-    known, or where a rank reads, writes or is debugged."""
+def find(job: JobSnapshot, usual_ns: int = 0) -> Finding | None:
+    """A finding of kind `hang` on a job whose ranks all wait, or of which nothing is recorded.
+
+    None where its traffic flows or is not known, where a rank reads, writes, has children that compute or is
+    debugged, or where one is known to do something else than to wait.
+    """
     reporting, stopped_s = job.reporting(), stopped_for_s(job)
-    if stopped_s <= 0 or any(status.progress for status in job.statuses()):
+    statuses = list(job.statuses())
+    recorded = any(status.progress for status in statuses)
+    if stopped_s <= 0 or (recorded and not _all_wait(job, statuses)):
         return None
     activity = [a for _, heartbeat in reporting for a in heartbeat.activity]
-    if any(moves_bytes(a) or a.traced for a in activity):
+    if any(moves_bytes(a) or a.traced or a.helper_cpu_ratio >= BUSY for a in activity):
         return None
     usual = sum(heartbeat.gauges.get("traffic_bytes_per_s", 0.0) for _, heartbeat in reporting)
+    where = ", and every rank waits in a collective" if recorded else ""
     return Finding(
         ts_ns=job.now_ns,
         job=job.job,
@@ -60,15 +75,16 @@ def find(job: JobSnapshot) -> Finding | None:
         subject=job.job,
         severity="critical",
         confidence=CONFIDENCE,
-        summary=f"The job hangs: no port has carried its traffic for {stopped_s:.0f} s",
+        summary=f"The job hangs: no port has carried its traffic for {stopped_s:.0f} s{where}",
         evidence={
             "query": "heartbeats traffic_stopped_s",
             "class": "network",
             "certain": False,
-            "condition": "unknown",
+            "condition": "network" if recorded else "unknown",
             "condition_why": "no port carries traffic",
             "condition_ns": int(stopped_s * 1e9),
             "place": "",
+            "usual_ns": usual_ns,
             "stall_ns": int(stopped_s * 1e9),
             "usual_bytes_per_s": usual,
             "nodes": sorted(node.name for node, _ in reporting),
@@ -76,3 +92,10 @@ def find(job: JobSnapshot) -> Finding | None:
             "victims": [],
         },
     )
+
+
+def _all_wait(job: JobSnapshot, statuses: Sequence[RankStatus]) -> bool:
+    """Whether every rank of the world has been in a collective for long."""
+    size = sum(node.nproc for node in job.world)
+    still = [s for s in statuses if waits(s) and s.progress_age_ns >= SILENT_NS and s.state not in FROZEN]
+    return len(still) == len(statuses) == size

@@ -112,6 +112,15 @@ class RankStatus:
 
 
 @dataclass(frozen=True, kw_only=True)
+class StuckConnection:
+    """A TCP connection between two addresses on which the same bytes were resent so many times in a row."""
+
+    local: str
+    remote: str
+    resends: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class RankActivity:
     """How busy the processes of a silent rank are. Rates are those of about the last second.
 
@@ -119,6 +128,7 @@ class RankActivity:
     compilers). `io_bytes_s` is what all of them read and wrote, `faults_s` the rank's page faults. `still_ns`
     is the time since any of these was above the noise. `waits_in` is what its main thread waits in: "sleep",
     "poll", "read", "lock", "child", "other", "" for none or unknown. `traced`: a debugger is attached.
+    `stuck` are connections over which nothing comes back.
     """
 
     rank: int
@@ -129,6 +139,7 @@ class RankActivity:
     faults_s: float = 0.0
     waits_in: str = ""
     traced: bool = False
+    stuck: tuple[StuckConnection, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,6 +17,7 @@ from pulsetrain.recovery import (
     elasticity,
     link_actions,
     moving,
+    repeat_faults,
     responses,
     scheduling,
     survivors,
@@ -32,7 +33,6 @@ from pulsetrain.recovery.transitions import Action, Event, Phase
 USAGE_EXIT = 2
 POLL_S = 0.02
 STOP_TRIES, STOP_AGAIN_S = 3, 1.0
-REMEMBERED_S = 86400.0  # a fault of a node
 STACKS_MARGIN_S = 1.0
 PROFILE_MARGIN_S = 30.0  # a large trace takes long to write and to send
 
@@ -102,7 +102,7 @@ async def check(job: JobState) -> Outcome:
     members.failed |= responses.at_a_stop(job)
     members.failed |= await arithmetic_checks.at_a_stop(job)
     members.failed |= await link_actions.at_a_stop(job)
-    members.failed |= _again_and_again(job)
+    members.failed |= repeat_faults.at_a_stop(job)
     job.keep_restarts()
     job.write("self_check", {**report.detail(), "level": level, "why_this_level": why})
     if job.recovery is not None:
@@ -116,29 +116,6 @@ async def _back_off(job: JobState) -> None:
     """Wait before the next launch where attempts fail again and again. Who ends the job ends the wait."""
     while job.launches_in_s() > 0 and not job.ended_by:
         await asyncio.sleep(POLL_S)
-
-
-def _again_and_again(job: JobState) -> dict[str, str]:
-    """The node that is at fault, with the reason, where that is so for the third time and a standby is there.
-
-    Without one the job would have to wait. The user's own exceptions are no fault of a node. Nor is a NaN of
-    a node whose products were right at this stop.
-    """
-    recovery, limit = job.recovery, job.services.policy.faults_of_a_node
-    now_s = job.services.clock.monotonic_s()
-    if recovery is None or recovery.users_own or recovery.fault.event not in COUNTED or not limit:
-        return {}
-    if arithmetic_checks.explains(job, recovery.fault):
-        return {}
-    node, failed = recovery.fault.node, job.members.failed
-    if not recovery.node_counted:
-        recovery.node_counted = True
-        job.restarts.by_node.setdefault(node, []).append(now_s)
-    times = sum(now_s - at_s < REMEMBERED_S for at_s in job.restarts.by_node[node])
-    spare = [standby for standby in job.members.standbys() if standby.name not in failed]
-    if not node or times < limit or node in failed or not spare:
-        return {}
-    return {node: f"it has stopped the job {times} times in a day: {recovery.fault.reason}"}
 
 
 def _by_policy(fault: Fault) -> bool:

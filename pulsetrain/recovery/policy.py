@@ -99,7 +99,8 @@ class Policy:
     restart_progress_s: float = 60.0
     """How long an attempt must run so that the next fault counts as a first one."""
     faults_of_a_node: int = 3
-    """At which fault in a day a node is evicted, if there is a standby. 0: never for that."""
+    """At which fault in a day a node is evicted, if there is a standby and no other node that trains was at
+    fault half as often. What ranks of several nodes ended with does not count. 0: never for that."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.min_healthy_ratio <= 1:

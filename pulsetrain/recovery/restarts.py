@@ -13,7 +13,8 @@ class Restarts:
     """What counts towards giving up. `idle` attempts in a row completed no step. `unrestorable` holds (rank,
     step) of checkpoints that turned out to be whole nowhere, until an attempt trains again. `unexplained`
     counts faults in a row that name nobody and whose checks found nobody. `by_node` has the times at which
-    a fault of a node has stopped the job, `failed_from` how often an attempt failed soon after that step."""
+    a fault of a node has stopped the job, `failed_from` how often an attempt failed soon after that step.
+    `errors` has the nodes whose ranks ended with an error. A new hub does not know it."""
 
     used: int = 0
     idle: int = 0
@@ -21,6 +22,7 @@ class Restarts:
     by_node: dict[str, list[float]] = field(default_factory=dict)
     failed_from: Counter[int] = field(default_factory=Counter)
     unrestorable: set[tuple[int, int]] = field(default_factory=set)
+    errors: dict[str, frozenset[str]] = field(default_factory=dict)
 
     def kept(self, now_s: float, now_ns: int) -> RestartMemory:
         """What a new hub must know. `now_s` and `now_ns` are the same moment."""

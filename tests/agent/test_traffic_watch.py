@@ -14,9 +14,9 @@ S = 10**9
 class Site:
     """A watch whose samplings happen at once; `row` is what they see."""
 
-    def __init__(self, row=None):
+    def __init__(self, row=None, listed=()):
         self.sampled, self.row, self.second, self.total = [], row or {"samples": 3}, 0, {}
-        self.watch = TrafficWatch("n0", self.sample, lambda work: work())
+        self.watch = TrafficWatch("n0", self.sample, lambda work: work(), listed=listed)
 
     def sample(self, device):
         self.sampled.append(device)
@@ -74,6 +74,23 @@ def test_interfaces_count_only_where_there_is_no_rdma_port_and_they_carry_much()
     assert Site().run(120, eth0=1e9).watch.gauges["traffic_bytes_per_s"] == pytest.approx(1e9)
     quiet = Site().run(120, eth0=1e4).run(60, eth0=0.0)
     assert (quiet.watch.gauges, quiet.sampled) == ({}, [])
+
+
+def test_a_stop_is_told_in_the_second_in_which_it_is_long_enough():
+    site = Site().run(123, mlx5=1e9).run(9, mlx5=0.0)
+    assert site.watch.gauges["traffic_stopped_s"] == 0.0
+    assert site.run(1, mlx5=0.0).watch.gauges["traffic_stopped_s"] == pytest.approx(10)
+
+
+def test_listed_ports_are_the_jobs_whatever_else_there_is():
+    site = Site(listed=("eth1",)).run(120, mlx5=1e9, eth0=1e9, eth1=1e5)
+    assert site.watch.gauges["traffic_bytes_per_s"] == pytest.approx(1e5)
+    site.run(15, mlx5=1e9, eth0=1e9, eth1=0.0)
+    assert site.watch.gauges["traffic_stopped_s"] > 0
+
+
+def test_a_listed_port_that_carries_next_to_nothing_is_not_used():
+    assert Site(listed=("eth1",)).run(120, eth0=1e9, eth1=1e3).watch.gauges == {}
 
 
 def test_a_port_that_cannot_be_sampled_costs_nothing_else():

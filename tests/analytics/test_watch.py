@@ -12,7 +12,14 @@ from pulsetrain.analytics.hangs.evidence import HashedGroupKey
 from pulsetrain.analytics.hangs.posture import Posture, StackSample, begin
 from pulsetrain.analytics.verdict import Finding, Healthy, Inconclusive, findings
 from pulsetrain.analytics.watch import JobView, WatchConfig, crash, hang, hang_limit_ns, look
-from pulsetrain.protocol.messages import GroupStatus, RankActivity, RankExit, RankStatus, WorldNode
+from pulsetrain.protocol.messages import (
+    GroupStatus,
+    RankActivity,
+    RankExit,
+    RankStatus,
+    StuckConnection,
+    WorldNode,
+)
 from pulsetrain.simulate.live.fleet import LiveFleet
 from pulsetrain.simulate.live.job import LiveJob
 from pulsetrain.simulate.live.plan import parse_plan
@@ -224,6 +231,40 @@ def test_a_joined_transfer_that_does_not_move_is_the_network():
     b = status(4, 4.0, group("pp", (0, 4), 3, "recv", peer=0), phase="recv")
     (finding,) = hang(view([a, b], world=()))
     assert finding.evidence["class"] == "network"
+
+
+TWO_NODES = tuple(
+    WorldNode(node=name, node_rank=n, address=f"10.0.0.{n}", peer_port=1, nproc=1)
+    for n, name in enumerate("ab")
+)
+
+
+def resends(rank, **more) -> RankActivity:
+    stuck = (StuckConnection(local=f"10.0.0.{rank}", remote=f"10.0.0.{1 - rank}", resends=5),)
+    fields = {"still_ns": 4 * S, "waits_in": "poll", "stuck": stuck} | more
+    return replace(idle(rank), **fields)
+
+
+def cut(*, behind=False, phase="all_reduce", **more) -> JobView:
+    """Two ranks whose link carries nothing. `behind`: one of them had finished the collective before."""
+    first = group("dp", (0, 1), 40, "all_reduce", op_bytes=64)
+    other = group("dp", (0, 1), 39, "all_reduce", op_bytes=64) if behind else first
+    ranks = [status(0, 4.0, first), status(1, 4.0, other, phase=phase)]
+    return view(ranks, world=TWO_NODES, activity={0: resends(0), 1: resends(1, **more)})
+
+
+@pytest.mark.parametrize("behind", [False, True])
+def test_a_link_that_carries_nothing_is_named_and_no_rank(behind):
+    (finding,) = findings(hang(cut(behind=behind)))
+    assert (finding.subject_type, finding.subject) == ("link", "a-b")
+    assert finding.summary == "The job hangs in the network: no data passes between a and b"
+    told = finding.evidence
+    assert (told["class"], told["culprits"], told["condition"]) == ("network", [], "network")
+    assert (told["nodes"], told["links"], told["certain"]) == (["a", "b"], [["a", "b"]], False)
+
+
+def test_a_rank_that_works_behind_a_broken_link_is_left_alone():
+    assert findings(hang(cut(behind=True, still_ns=0, io_bytes_s=5e7))) == []
 
 
 def test_different_operations_at_one_seq_are_a_desync_of_the_minority():

@@ -33,3 +33,28 @@ def test_a_nan_and_wrong_products_of_a_real_job_are_told_apart(monkeypatch):
     monkeypatch.setattr(injected, "kinds_of", lambda runs, draw: ["nan", "gemm"])
     told = injected.run(2, seed=5)
     assert (told["runs"], told["odd"]) == (2, [])
+
+
+def test_runs_that_a_file_has_are_not_played_again(tmp_path):
+    file, kinds = tmp_path / "runs", ["nan", "gemm", "clean"]
+    assert injected.earlier(file, kinds, 5) == []
+    kept = [
+        Run(number=1, kind="gemm", node="a", found=True),
+        Run(number=0, kind="nan", node="b", wrong=["x"]),
+    ]
+    for run in kept:
+        injected.keep(run, 5, file)
+    injected.keep(Run(number=2, kind="clean", node="c"), 6, file)
+    injected.keep(Run(number=2, kind="clean", node="", note="the job was not ready"), 5, file)
+    assert injected.earlier(file, kinds, 5) == [kept[1], kept[0]]
+    with pytest.raises(ValueError, match="run 0 is of another set; give the same number of runs"):
+        injected.earlier(file, ["clean", "gemm", "nan"], 5)
+
+
+def test_a_start_with_all_runs_in_its_file_starts_no_process(tmp_path):
+    file, kinds = tmp_path / "runs", injected.kinds_of(4, random.Random(5))
+    for number, kind in enumerate(kinds):
+        injected.keep(
+            Run(number=number, kind=kind, node="a", found=None if kind == "clean" else True), 5, file
+        )
+    assert injected.run(4, seed=5, resume=file)["odd"] == []

@@ -46,6 +46,43 @@ def test_no_hang_is_named(nodes):
     assert find(job(*nodes)) is None
 
 
+def waiting(name, first, *, phase="all_reduce", age_s=60, stopped_s=60.0, activity=(), **more):
+    fields = {"progress": 9, "progress_age_ns": age_s * S, "last_phase": phase} | more
+    ranks = [status(r, **fields) for r in (first, first + 1)]
+    gauges = {"traffic_stopped_s": stopped_s, "traffic_bytes_per_s": 1e9}
+    return node_snapshot(name, heartbeat=heartbeat(name, *ranks, gauges=gauges, activity=activity))
+
+
+def test_ranks_that_all_wait_in_a_collective_without_traffic_hang_in_the_network():
+    finding = find(job(waiting("a", 0), waiting("b", 2)), usual_ns=7 * S)
+    assert (finding.evidence["condition"], finding.evidence["class"]) == ("network", "network")
+    assert (finding.evidence["usual_ns"], finding.evidence["culprits"]) == (7 * S, [])
+    assert finding.summary.endswith("for 60 s, and every rank waits in a collective")
+
+
+def computes(rank):
+    return RankActivity(rank=rank, cpu_ratio=0.0, helper_cpu_ratio=1.0, io_bytes_s=0.0, still_ns=0)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        waiting("b", 2, phase="evaluate"),
+        waiting("b", 2, phase="checkpoint"),
+        waiting("b", 2, phase="forward"),
+        waiting("b", 2, age_s=5),
+        waiting("b", 2, state="stopped"),
+        waiting("b", 2, stopped_s=0.0),
+        waiting("b", 2, activity=(moves(2),)),
+        waiting("b", 2, activity=(computes(2),)),
+        node_snapshot("b", heartbeat=heartbeat("b", gauges={"traffic_stopped_s": 60.0})),
+    ],
+    ids=["evaluates", "saves", "computes", "moved", "stopped", "traffic", "reads", "compiles", "no ranks"],
+)
+def test_one_rank_that_does_not_wait_is_enough_for_no_hang(other):
+    assert find(job(waiting("a", 0), other)) is None
+
+
 def test_a_node_that_knows_no_usual_traffic_says_nothing():
     unknown = node_snapshot("b", status(2), status(3))
     assert stopped_for_s(job(node("a", 0), unknown)) == 0.0

@@ -140,64 +140,6 @@ def test_a_check_that_is_done_again_counts_its_restart_once():
     assert job.restarts.used == 1
 
 
-@pytest.fixture
-def check_after(monkeypatch):
-    """Which nodes have failed after the check that follows so many faults of node b. All are healthy."""
-
-    async def run(nodes, policy, ids, *, level):
-        return CheckReport(failed={}, reports={})
-
-    monkeypatch.setattr(actions.checks, "run", run)
-
-    def check_after(job, times, *, users_own=False, lines=(), code=1):
-        for _ in range(times):
-            job.attempt.exits = [rank_exit(2, code, last_lines=lines)]
-            crash = faults.rank_failed(job.attempt.exits[0], job.now_ns())
-            assert crash.node == "b"
-            job.begin_recovery(crash)
-            job.recovery.users_own = users_own
-            do(Action.CHECK, job)
-        return job.members.failed
-
-    return check_after
-
-
-@pytest.mark.parametrize(
-    ("times", "nodes", "more", "failed"),
-    [
-        (2, "abz", {}, []),
-        (3, "abz", {}, ["b"]),
-        (3, "ab", {}, []),
-        (3, "abz", {"faults_of_a_node": 0}, []),
-        (2, "abz", {"faults_of_a_node": 2}, ["b"]),
-    ],
-)
-def test_a_node_that_is_often_at_fault_is_replaced(check_after, times, nodes, more, failed):
-    job = job_of(*map(FakeNode, nodes), max_restarts=9, **more)
-    assert list(check_after(job, times)) == failed
-
-
-def test_the_users_own_exceptions_are_no_fault_of_a_node(check_after):
-    job = job_of(*map(FakeNode, "abz"), max_restarts=9)
-    assert check_after(job, 5, users_own=True) == {}
-
-
-NAN = ("FloatingPointError: the loss is nan",)
-
-
-def test_a_nan_is_no_fault_of_a_node_that_multiplies_rightly(check_after):
-    job = job_of(*map(FakeNode, "abz"), max_restarts=9)
-    assert check_after(job, 5, lines=NAN) == {}
-
-
-@pytest.mark.parametrize(
-    ("code", "more"), [(-11, {}), (1, {"arithmetic_check_s": 0}), (1, {"observe_only": True})]
-)
-def test_a_signal_beside_a_nan_and_a_nan_without_products_count_as_faults(check_after, code, more):
-    job = job_of(*map(FakeNode, "abz"), max_restarts=9, **more)
-    assert list(check_after(job, 3, lines=NAN, code=code)) == ["b"]
-
-
 def test_a_node_that_the_world_leaves_out_ends_the_processes_that_it_kept():
     a, b = FakeNode("a"), FakeNode("b")
     job = job_of(a, b)

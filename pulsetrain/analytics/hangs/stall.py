@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
-from pulsetrain.analytics.hangs import condition
+from pulsetrain.analytics.hangs import broken_links, condition
+from pulsetrain.analytics.hangs.broken_links import BrokenLinks
 from pulsetrain.analytics.hangs.condition import Condition
 from pulsetrain.analytics.hangs.hang import HangDiagnosis
 from pulsetrain.analytics.hangs.job_view import JobView, WatchConfig, slow_phase
-from pulsetrain.analytics.verdict import Finding, Inconclusive, Verdict
+from pulsetrain.analytics.verdict import Finding, Inconclusive, SubjectType, Verdict
 
+OF_BROKEN_LINKS = ("waits", "still", "unknown", "network")  # conditions of a rank that waits for a network
 PROVEN = ("frozen", "mismatch", "held_gil", "loop")  # conditions that are named without patience
 _MAX_SILENCES = 64  # ranks whose silences are listed in the evidence; of a larger job none are
 _MAX_GROUPS = 16
@@ -29,6 +32,8 @@ class Stall:
         """Return a finding for each rank at fault that does not work, or why there is none."""
         diagnosis = self.diagnosis
         silence = f"no progress for {self.stall_ns / 1e9:.1f} s, but"
+        if self.broken.pairs and (found := self._of_links()):
+            return [found]
         if diagnosis.verdict in ("none", "uncertain"):
             return [Inconclusive(analyzer="hang", reason=f"{silence} {diagnosis.reason}")]
         if not diagnosis.culprits:
@@ -40,6 +45,25 @@ class Stall:
         hangs = [self._of_rank(r, what) for r, what in conditions.items() if self._is_hang(what)]
         excuses = ", ".join(f"rank {r} {what.why}" for r, what in conditions.items())
         return [*hangs] or [Inconclusive(analyzer="hang", reason=f"{silence} {excuses}")]
+
+    @cached_property
+    def broken(self) -> BrokenLinks:
+        """Links that carry nothing."""
+        return broken_links.find(self.view)
+
+    def _of_links(self) -> Finding | None:
+        """Return the finding on links that carry nothing, None where the ranks at fault do something else.
+
+        A rank behind such a link may have finished less than its peers. So it looks as if they waited for it.
+        """
+        culprits = self.diagnosis.culprits
+        does = [self._condition(rank) for rank in culprits]
+        if any(rank not in self.broken.ranks for rank in culprits):
+            return None
+        if any(what.kind not in OF_BROKEN_LINKS for what in does):
+            return None
+        stuck = self._network()
+        return self._finding(stuck) if self._is_hang(stuck) else None
 
     def place(self) -> str:
         """Return where the job spends this silence: the first rank's place in its code, else its phase."""
@@ -73,7 +97,8 @@ class Stall:
         if flows:
             rate = sum(a.io_bytes_s for a in flows) / 1e6
             return Condition(kind="working", why=f"its members move {rate:.1f} MB/s")
-        return Condition(kind="network", why="every member waits", lasts_ns=self.stall_ns)
+        why = self.broken.why if self.broken.pairs else "every member waits"
+        return Condition(kind="network", why=why, lasts_ns=self.stall_ns)
 
     def _is_hang(self, found: Condition) -> bool:
         if found.kind in PROVEN:
@@ -105,18 +130,24 @@ class Stall:
     def _finding(self, found: Condition) -> Finding:
         """Return the finding on the stuck group. `_of_rank` turns it into one on a rank."""
         view, diagnosis = self.view, self.diagnosis
-        network = not diagnosis.culprits
+        links = self.broken if found.kind == "network" else BrokenLinks()
+        network = bool(links.pairs) or not diagnosis.culprits
+        reason = links.why if links.pairs else diagnosis.reason
+        subject_type: SubjectType = "group"
+        subject = diagnosis.group[0] if diagnosis.group else ""
+        if links.subject is not None:
+            subject_type, subject = links.subject
         return Finding(
             ts_ns=view.now_ns,
             job=view.job,
             attempt=view.attempt,
             kind="hang",
-            subject_type="group",
-            subject=diagnosis.group[0] if diagnosis.group else "",
+            subject_type=subject_type,
+            subject=subject,
             severity="critical",
             confidence=diagnosis.confidence,
-            summary=f"The job hangs in the network: {diagnosis.reason}" if network else diagnosis.reason,
-            evidence={**self._evidence(), **self._evidence_of(found)},
+            summary=f"The job hangs in the network: {reason}" if network else reason,
+            evidence={**self._evidence(), **self._evidence_of(found), **_evidence_of_links(links)},
         )
 
     def _evidence_of(self, found: Condition) -> dict[str, object]:
@@ -151,3 +182,11 @@ class Stall:
             "median_step_ns": view.median_step_ns,
             "groups": [group.answer() for group in diagnosis.groups[:_MAX_GROUPS]],
         }
+
+
+def _evidence_of_links(links: BrokenLinks) -> dict[str, object]:
+    """Return what links that carry nothing change: the network is at fault, and no rank."""
+    if not links.pairs:
+        return {}
+    pairs = [list(pair) for pair in links.pairs]
+    return {"class": "network", "culprits": [], "nodes": links.nodes, "links": pairs}

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
-from pulsetrain.analytics.machines import gpu_health, hardware, logs, network
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pulsetrain.analytics.machines import clock_drop, gpu_health, hardware, logs, network
 from pulsetrain.analytics.machines import rule_matches as rules
 from pulsetrain.analytics.machines.job_hardware import JobHardware
 from pulsetrain.analytics.verdict import Finding, Healthy, Inconclusive, Verdict
@@ -15,6 +18,9 @@ from pulsetrain.stream.queries import machines
 from pulsetrain.stream.queries.queryable import AttemptSteps, Queryable
 
 MARGIN_NS = 60 * 1_000_000_000  # a cause is often logged before the step that it slows, or after it
+CLOCKS_NS = 600 * 1_000_000_000
+MOST_CLOCKS = 500_000
+"""Samples of clocks that are read of the time before `MARGIN_NS`."""
 LIVE_LINES, SCAN_LINES = 2_000, 50_000
 
 
@@ -61,10 +67,24 @@ def ports(source: MachineSource) -> list[Verdict]:
 
 
 def gpus(source: MachineSource) -> list[Verdict]:
-    """`gpu_health.find` over the GPUs of the attempt's nodes, with the limits of their models."""
+    """`gpu_health.find` over the GPUs of the attempt's nodes, with the limits of their models.
+
+    Clocks are looked at over some minutes: what is usual is not forgotten because a job was launched again.
+    """
     table = machines.metrics(source.store, source.during, "gpu_")
-    models = JobHardware.read(source.store, source.steps).by_uuid if table.num_rows else {}
-    return gpu_health.find(table, now_ns=source.now_ns, job=source.steps.job, models=models)
+    if not table.num_rows:
+        return gpu_health.find(table, now_ns=source.now_ns, job=source.steps.job)
+    models = JobHardware.read(source.store, source.steps).by_uuid
+    clocks = None if source.scan else _clocks(source, table)
+    return gpu_health.find(table, now_ns=source.now_ns, job=source.steps.job, models=models, clocks=clocks)
+
+
+def _clocks(source: MachineSource, table: pa.Table) -> pa.Table:
+    """Samples of clocks of the last `CLOCKS_NS`, of fewer where there are many GPUs."""
+    gpus = max(1, len(pc.unique(table["device"])))
+    past_ns = min(CLOCKS_NS, MOST_CLOCKS * 1_000_000_000 // (gpus * len(clock_drop.METRICS)))
+    during = replace(source.during, from_ns=min(source.during.from_ns, source.now_ns - past_ns))
+    return machines.metrics_named(source.store, during, clock_drop.METRICS)
 
 
 def kernel(source: MachineSource) -> list[Verdict]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,9 @@ from pulsetrain.diagnostics.slow_nodes import LEAST_COHORT, deviations_limit
 Floats = NDArray[np.float64]
 
 CLOCK = "gpu_sm_clock_hz"
+UTILIZATION, REASONS = "gpu_utilization_ratio", "gpu_clock_event_reasons"
+METRICS = (CLOCK, UTILIZATION, REASONS)
+"""All that is read here."""
 FARTHER = 2.0
 """A change so many times as far out as that of any peer is the GPU's own. The spread of few peers is not well
 known, so the limit in standard deviations alone would hide a drop of 10 % among six."""
@@ -42,6 +45,8 @@ class ClockConfig:
     """so many of the newest values must all be low"""
     least_before: int = 4
     """what the clock held for so many values is usual"""
+    alone_s: float = 120.0
+    """so much of the past counts without peers: a GPU that warms up slowly loses clock over minutes"""
     least_drop: float = 0.05
     """a smaller drop is not worth a name: GPUs of one model differ by more (Sinha et al., SC22)"""
 
@@ -73,13 +78,30 @@ def find(gpus: Sequence[Gpu], config: ClockConfig | None = None) -> dict[str, Gp
     """
     config = config or ClockConfig()
     found: dict[str, GpuFault] = {}
-    known = [change for gpu in gpus if (change := change_of(gpu, config)) is not None]
-    for model in sorted({change.gpu.model for change in known}):
-        cohort = [change for change in known if change.gpu.model == model]
+    for model in sorted({gpu.model for gpu in gpus}):
+        peers = [gpu for gpu in gpus if gpu.model == model]
+        cohort = _changes(peers, config)
+        if len(cohort) < LEAST_COHORT:
+            cohort = _changes([_newest(gpu, config.alone_s) for gpu in peers], config)
         for own in cohort:
             if _dropped(own, config) and _alone(own, cohort, config):
                 found[own.gpu.name] = _fault(own, cohort)
     return found
+
+
+def _changes(gpus: Sequence[Gpu], config: ClockConfig) -> list[ClockChange]:
+    return [change for gpu in gpus if (change := change_of(gpu, config)) is not None]
+
+
+def _newest(gpu: Gpu, seconds: float) -> Gpu:
+    """The GPU with the samples of the last `seconds` alone."""
+    end_ns = max((int(times[-1]) for times, _ in gpu.series.values() if times.size), default=0)
+    since_ns = end_ns - int(seconds * 1e9)
+    series = {
+        name: (times[times >= since_ns], values[times >= since_ns])
+        for name, (times, values) in gpu.series.items()
+    }
+    return replace(gpu, series=series)
 
 
 def change_of(gpu: Gpu, config: ClockConfig) -> ClockChange | None:
@@ -109,7 +131,7 @@ def change_of(gpu: Gpu, config: ClockConfig) -> ClockChange | None:
 
 def _busy_clock(gpu: Gpu, config: ClockConfig) -> Floats:
     """Samples of the clock while the GPU was busy, in order of time."""
-    utilization = gpu.series.get("gpu_utilization_ratio")
+    utilization = gpu.series.get(UTILIZATION)
     if CLOCK not in gpu.series or utilization is None or not utilization[1].size:
         return np.empty(0)
     times, clock = gpu.series[CLOCK]
@@ -119,7 +141,7 @@ def _busy_clock(gpu: Gpu, config: ClockConfig) -> Floats:
 
 def _reasons(gpu: Gpu, config: ClockConfig) -> int:
     """Bits that more than half of the newest samples have."""
-    newest = gpu.values("gpu_clock_event_reasons")[-config.window * config.recent :].astype(np.int64)
+    newest = gpu.values(REASONS)[-config.window * config.recent :].astype(np.int64)
     bits = [1 << i for i in range(16)] if newest.size else []
     return sum(bit for bit in bits if ((newest & bit) > 0).mean() > 0.5)
 

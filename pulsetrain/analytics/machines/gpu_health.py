@@ -21,10 +21,12 @@ def find(
     job: str = "",
     models: Mapping[str, str] | None = None,
     config: GpuConfig | None = None,
+    clocks: pa.Table | None = None,
 ) -> list[Verdict]:
     """Findings of kind `throttle`, `gpu_fault`, `gpu_hang`, `pcie_degraded` and `link_errors` from `metrics`.
 
     `models` names the models of GPUs by UUID. `Inconclusive` and blind where no GPU was sampled.
+    `clocks` are samples of clocks over a longer time. None: those of `table`.
 
     >>> columns = {"node": ["n1"], "device": ["GPU-7"], "name": ["gpu_remapped_rows_failed"], "value": [1.0]}
     >>> table = pa.table({**columns, "ts": pa.array([0], pa.timestamp("ns", "UTC"))})
@@ -38,7 +40,7 @@ def find(
         return [Inconclusive(analyzer=NAME, reason="no sample of a GPU", blind=True)]
     faults = [(gpu, fault) for gpu in sampled for rule in RULES if (fault := rule(gpu, config)) is not None]
     throttled = {gpu.name for gpu, fault in faults if fault.kind == "throttle"}
-    slower = clock_drop.find(sampled)
+    slower = clock_drop.find(sampled if clocks is None else gpus(clocks, models))
     faults += [(gpu, slower[gpu.name]) for gpu in sampled if gpu.name in slower.keys() - throttled]
     verdicts: list[Verdict] = [_finding(gpu, fault, now_ns, job) for gpu, fault in faults]
     return verdicts or [Healthy(analyzer=NAME, numbers={"gpus": len(sampled)})]

@@ -18,6 +18,9 @@ Floats = NDArray[np.float64]
 State = Literal["learning", "steady", "drop", "fluctuation", "stop"]
 
 
+QUIET_SHARE = 0.02
+
+
 @dataclass(frozen=True, kw_only=True)
 class SignatureConfig:
     """What counts as a change. Times in seconds."""
@@ -30,7 +33,7 @@ class SignatureConfig:
     """the newest windows, which a drop must last"""
     restless: int = 6
     """the newest windows, which are asked for a fluctuation"""
-    quiet_share: float = 0.02
+    quiet_share: float = QUIET_SHARE
     """below this share of the usual rate a second is quiet: the system's own talk goes on"""
     stop_s: float = 10.0
     """quiet for so long is a stop, and for 3 times the longest pause that was seen before"""
@@ -155,7 +158,9 @@ def _period(rates: Floats, config: SignatureConfig) -> float | None:
 
 
 def _longest_quiet(rates: Floats, config: SignatureConfig) -> float:
-    quiet = (rates <= config.quiet_share * _usual(rates)).astype(np.int8)
+    """The longest pause. What was before the job's first traffic is none."""
+    still = rates <= config.quiet_share * _usual(rates)
+    quiet = still[int(np.argmin(still)) :].astype(np.int8)
     edges = np.flatnonzero(np.diff(np.concatenate(([0], quiet, [0]))))
     return float((edges[1::2] - edges[::2]).max(initial=0))
 

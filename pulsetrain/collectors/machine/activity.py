@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pulsetrain.protocol.messages import RankActivity, RankStatus
+from pulsetrain.collectors.machine.tcp import stuck_connections
+from pulsetrain.protocol.messages import RankActivity, RankStatus, StuckConnection
 
 SILENT_NS = 1_000_000_000  # a rank that recorded nothing for so long is read
 SHORTEST_NS = 500_000_000  # rates over a shorter time say little: the kernel counts in ticks of 10 ms
@@ -79,11 +80,12 @@ class ActivityMeter:
         if not silent:
             return ()
         children = self._children()
+        stuck = stuck_connections(list(silent.values()), self._proc)
         for rank, pid in silent.items():
-            self._note(rank, self._counters(pid, children, now_ns))
+            self._note(rank, self._counters(pid, children, now_ns), stuck.get(pid, ()))
         return tuple(known.activity for known in self._known.values() if known.activity is not None)
 
-    def _note(self, rank: int, now: _Counters) -> None:
+    def _note(self, rank: int, now: _Counters, stuck: Sequence[StuckConnection]) -> None:
         known = self._known.get(rank)
         if known is None or known.counters.pid != now.pid:
             self._known[rank] = _Known(counters=now, worked_ns=now.at_ns)
@@ -105,6 +107,7 @@ class ActivityMeter:
             still_ns=now.at_ns - known.worked_ns,
             waits_in=self._waits_in(now.pid),
             traced=self._is_traced(now.pid),
+            stuck=tuple(stuck),
         )
 
     def _counters(self, pid: int, children: Mapping[int, list[int]], now_ns: int) -> _Counters:

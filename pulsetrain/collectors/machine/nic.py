@@ -1,7 +1,7 @@
 """Samples the network interfaces of a machine from /sys/class/net and from what `ethtool -S` prints.
 
-Only interfaces with hardware behind them. A file or a name that an interface lacks gives no sample, never a
-zero, and is not asked for again. ethtool's ioctl needs no privilege, but a card may ask its firmware, so it
+`InterfaceChoice` says which interfaces count. A file or a name that an interface lacks gives no sample, never
+a zero, and is not asked for again. ethtool's ioctl needs no privilege, but a card may ask its firmware, so it
 is used once in ten seconds. Source: linux/ethtool.h.
 """
 
@@ -16,6 +16,7 @@ import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
+from pulsetrain.collectors.machine.interfaces import InterfaceChoice
 from pulsetrain.collectors.machine.kernel_files import read_text
 from pulsetrain.collectors.machine.samples import metrics
 from pulsetrain.records.columns import Columns
@@ -35,10 +36,20 @@ Read = Callable[[str], Mapping[str, int]]
 
 
 class NicSampler:
-    """Samples every interface that has hardware. `driver` reads the statistics of one interface by name."""
+    """Samples every interface that counts, by default one with hardware or a default route.
 
-    def __init__(self, path: Path = CLASS, *, node: str = "", driver: Read | None = None) -> None:
-        self._path, self._node = path, node
+    `driver` reads the statistics of one interface by name.
+    """
+
+    def __init__(
+        self,
+        path: Path = CLASS,
+        *,
+        node: str = "",
+        driver: Read | None = None,
+        choice: InterfaceChoice | None = None,
+    ) -> None:
+        self._path, self._node, self._choice = path, node, choice or InterfaceChoice()
         self._driver = driver or driver_statistics
         known = counters("nic").values()
         self._files = [c for c in known if c.folder != "ethtool"]
@@ -46,25 +57,30 @@ class NicSampler:
         self._unreadable: set[Path] = set()
         self._without: set[str] = set()
         self._asked_ns = 0
+        self._seen: list[Path] = []
+        self._counting: list[Path] = []
 
     @property
     def blind(self) -> str:
         """Why there is nothing to sample. Empty if there is something."""
-        return "" if any(self._devices()) else f"no network hardware under {self._path}"
+        return "" if self._devices() else f"no network hardware and no default route under {self._path}"
 
     def sample(self, now_ns: int) -> Columns:
         """Return one batch of `metrics`, all stamped `now_ns` (UTC)."""
         asks = now_ns - self._asked_ns >= DRIVER_PERIOD_NS
-        self._asked_ns = now_ns if asks else self._asked_ns
+        if asks:
+            self._asked_ns, self._seen = now_ns, []  # routes may have changed
         rows = [(d.name, *s) for d in self._devices() for s in self._device(d, asks)]
         return metrics(self._node, rows, now_ns)
 
-    def _devices(self) -> Iterator[Path]:
+    def _devices(self) -> list[Path]:
         try:
             devices = sorted(self._path.iterdir())
         except OSError:
-            return
-        yield from (device for device in devices if (device / "device").exists())
+            return []
+        if devices != self._seen:
+            self._seen, self._counting = devices, self._choice.counting(devices)
+        return self._counting
 
     def _device(self, device: Path, asks: bool) -> Iterator[tuple[str, float]]:
         for counter in self._files:

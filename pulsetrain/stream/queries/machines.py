@@ -64,6 +64,19 @@ def metrics(store: Queryable, during: AttemptTime, prefix: str) -> pa.Table:
     )
 
 
+def metrics_named(store: Queryable, during: AttemptTime, names: Sequence[str]) -> pa.Table:
+    """Samples of the attempt's nodes of these names: node, device, name, ts, value. At least one name."""
+    placeholders = {f"name{i}": name for i, name in enumerate(names)}
+    named = ", ".join(f"{{{key}:String}}" for key in placeholders)
+    return store.query(
+        f"""
+        SELECT node, device, name, ts, value FROM metrics
+        WHERE name IN ({named}) AND {_DURING} AND node IN {_NODES}
+        """,
+        {**during.params, **placeholders},
+    )
+
+
 def changing_metrics(
     store: Queryable, during: AttemptTime, prefixes: Sequence[str], *, most_rows: int = 2_000_000
 ) -> pa.Table:

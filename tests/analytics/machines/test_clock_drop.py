@@ -105,3 +105,17 @@ def test_a_deeper_drop_is_never_milder():
     found = [findings(find(table(gpu(0, ratio=r), *PEERS), now_ns=1)) for r in (1.0, 0.97, 0.9, 0.5)]
     assert [len(f) for f in found] == [0, 0, 1, 1]
     assert found[3][0].evidence["clock_ratio"] < found[2][0].evidence["clock_ratio"]
+
+
+def test_a_longer_past_of_clocks_tells_what_is_usual():
+    """An attempt that began when the clock was low already: in its own time nothing falls."""
+    all_rows = [gpu(0, ratio=0.9), *PEERS]
+    own = table(*(made[-len(READ) * 25 :] for made in all_rows))
+    assert findings(find(own, now_ns=1)) == []
+    (finding,) = findings(find(own, now_ns=1, clocks=table(*all_rows)))
+    assert (finding.kind, finding.subject) == ("throttle", "n1/GPU-0")
+
+
+def test_without_peers_a_gpu_that_warms_up_over_minutes_is_left_alone():
+    slowly = rows("GPU-0", 600, period_s=1, gpu_sm_clock_hz=lambda i: 1.98e9 * (1 - 0.1 * i / 600))
+    assert reported([row for row in slowly if row[2] in READ]) == set()

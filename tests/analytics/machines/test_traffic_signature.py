@@ -92,3 +92,10 @@ def test_a_card_that_was_reset_did_not_stop():
     total = np.cumsum(steps(200, 1))
     total[100:] -= total[99]
     assert judge(np.arange(200.0), total).state == "steady"
+
+
+def test_what_was_before_the_first_traffic_is_no_pause():
+    quiet_first = np.concatenate((np.full(40, 1e3), np.full(80, 1e9), np.full(12, 1e3)))
+    assert now(quiet_first).state == "stop"
+    paused = np.concatenate((np.full(40, 1e9), np.full(20, 1e3), np.full(80, 1e9), np.full(12, 1e3)))
+    assert now(paused).state != "stop"

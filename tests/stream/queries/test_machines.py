@@ -94,3 +94,11 @@ def test_of_very_many_samples_each_series_keeps_some_with_its_last(ports):
     rises = [value for _, value in samples(ports, most_rows=4)["nic_rises"]]
     assert 2 <= len(rises) <= 6
     assert max(rises) == 9.0
+
+
+def test_samples_by_name_are_those_of_the_jobs_nodes_in_its_time(store):
+    names = sorted({row["name"] for row in machines.metrics(store, DURING, "").to_pylist()})
+    rows = machines.metrics_named(store, DURING, names[:1]).to_pylist()
+    assert {row["name"] for row in rows} == set(names[:1])
+    assert len(machines.metrics_named(store, DURING, names)) == len(machines.metrics(store, DURING, ""))
+    assert machines.metrics_named(store, DURING, ("no_such",)).num_rows == 0

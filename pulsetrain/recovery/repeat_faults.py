@@ -1,0 +1,63 @@
+"""A node that stops its job again and again is replaced, if that is the node's fault and not the job's.
+
+What ends ranks on all nodes alike is no fault of one of them. So an error that ranks of several nodes have
+ended with does not count, whatever it is called, and a node must be at fault far more often than any other.
+"""
+
+from __future__ import annotations
+
+import re
+
+from pulsetrain.protocol.exits import last_error
+from pulsetrain.recovery import arithmetic_checks
+from pulsetrain.recovery.back_off import COUNTED
+from pulsetrain.recovery.record import Fault
+from pulsetrain.recovery.state import JobState
+
+REMEMBERED_S = 86400.0  # a fault of a node
+MORE_OFTEN = 2  # than any other node that trains must a node be at fault
+MOST_ERRORS = 256
+"""Errors that are remembered, the newest."""
+_NUMBERS = re.compile(r"0x[0-9a-fA-F]+|\d+")
+
+
+def at_a_stop(job: JobState) -> dict[str, str]:
+    """The node that is at fault, with the reason, where that is so for the third time and a standby is there.
+
+    Without one the job would have to wait. The user's own exceptions are no fault of a node. Nor is a NaN of
+    a node whose products were right at this stop, nor an error that another node's ranks ended with, too.
+    """
+    recovery, limit = job.recovery, job.services.policy.faults_of_a_node
+    now_s = job.services.clock.monotonic_s()
+    if recovery is None or recovery.users_own or recovery.fault.event not in COUNTED or not limit:
+        return {}
+    if arithmetic_checks.explains(job, recovery.fault) or _is_the_jobs(job, recovery.fault):
+        return {}
+    node, failed = recovery.fault.node, job.members.failed
+    if not recovery.node_counted:
+        recovery.node_counted = True
+        job.restarts.by_node.setdefault(node, []).append(now_s)
+    times, others = _times(job, node, now_s), [n.name for n in job.members.active() if n.name != node]
+    if times <= MORE_OFTEN * max((_times(job, other, now_s) for other in others), default=0):
+        return {}
+    spare = [standby for standby in job.members.standbys() if standby.name not in failed]
+    if not node or times < limit or node in failed or not spare:
+        return {}
+    return {node: f"it has stopped the job {times} times in a day: {recovery.fault.reason}"}
+
+
+def _is_the_jobs(job: JobState, fault: Fault) -> bool:
+    """Whether ranks of other nodes have ended with the same error, numbers aside. Notes who has."""
+    exits = [e for e in job.attempt.exits if (e.node, e.rank) == (fault.node, fault.rank) and e.code > 0]
+    errors = {_NUMBERS.sub("0", last_error(e.last_lines)) for e in exits} - {""}
+    known = job.restarts.errors
+    for error in errors:
+        known[error] = known.pop(error, frozenset()) | {fault.node}
+    while len(known) > MOST_ERRORS:
+        del known[next(iter(known))]
+    return any(len(known[error]) > 1 for error in errors)
+
+
+def _times(job: JobState, node: str, now_s: float) -> int:
+    """How often a node was at fault within a day."""
+    return sum(now_s - at_s < REMEMBERED_S for at_s in job.restarts.by_node.get(node, ()))

@@ -1,0 +1,95 @@
+"""A node that stops its job again and again, and errors that are the job's own."""
+
+import pytest
+
+from pulsetrain.recovery import actions, faults
+from pulsetrain.recovery.checks import CheckReport
+from pulsetrain.recovery.repeat_faults import MOST_ERRORS
+from pulsetrain.recovery.transitions import Action
+from tests.recovery.builders import rank_exit
+from tests.recovery.test_actions import FakeNode, do, job_of
+
+
+@pytest.fixture
+def check_after(monkeypatch):
+    """Which nodes have failed after the check that follows so many faults of node b. All are healthy."""
+
+    async def run(nodes, policy, ids, *, level):
+        return CheckReport(failed={}, reports={})
+
+    monkeypatch.setattr(actions.checks, "run", run)
+
+    def check_after(job, times, *, users_own=False, lines=(), code=1, rank=2):
+        for _ in range(times):
+            job.attempt.exits = [rank_exit(rank, code, last_lines=lines)]
+            crash = faults.rank_failed(job.attempt.exits[0], job.now_ns())
+            job.begin_recovery(crash)
+            job.recovery.users_own = users_own
+            do(Action.CHECK, job)
+        return job.members.failed
+
+    return check_after
+
+
+@pytest.mark.parametrize(
+    ("times", "nodes", "more", "failed"),
+    [
+        (2, "abz", {}, []),
+        (3, "abz", {}, ["b"]),
+        (3, "ab", {}, []),
+        (3, "abz", {"faults_of_a_node": 0}, []),
+        (2, "abz", {"faults_of_a_node": 2}, ["b"]),
+    ],
+)
+def test_a_node_that_is_often_at_fault_is_replaced(check_after, times, nodes, more, failed):
+    job = job_of(*map(FakeNode, nodes), max_restarts=9, **more)
+    assert list(check_after(job, times)) == failed
+
+
+def test_faults_that_come_to_all_nodes_alike_are_no_fault_of_one(check_after):
+    job = job_of(*map(FakeNode, "abz"), max_restarts=19)
+    job.restarts.by_node["a"] = [job.services.clock.monotonic_s()] * 2
+    assert check_after(job, 4) == {}
+    assert list(check_after(job, 1)) == ["b"]
+
+
+def test_an_error_that_other_nodes_ended_with_too_is_the_jobs(check_after):
+    job = job_of(*map(FakeNode, "abz"), max_restarts=29)
+    assert check_after(job, 1, rank=0, lines=("DataEnded: row 17 of 900",)) == {}
+    assert check_after(job, 5, lines=("DataEnded: row 21 of 900",)) == {}
+    assert list(check_after(job, 3, lines=("DriverError: a card is gone",))) == ["b"]
+
+
+def test_signals_say_nothing_that_two_nodes_could_share(check_after):
+    job = job_of(*map(FakeNode, "abz"), max_restarts=29)
+    check_after(job, 1, rank=0, lines=("step 9",), code=-11)
+    assert list(check_after(job, 3, lines=("step 9",), code=-11)) == ["b"]
+
+
+def test_errors_that_are_remembered_are_bounded(check_after):
+    job = job_of(*map(FakeNode, "abz"), max_restarts=9)
+    job.restarts.errors.update({f"Error {chr(97 + n % 26)} {n}": frozenset("a") for n in range(MOST_ERRORS)})
+    check_after(job, 1, lines=("NewError: x",))
+    assert len(job.restarts.errors) == MOST_ERRORS
+    assert job.restarts.errors["NewError: x"] == {"b"}
+
+
+def test_the_users_own_exceptions_are_no_fault_of_a_node(check_after):
+    job = job_of(*map(FakeNode, "abz"), max_restarts=9)
+    assert check_after(job, 5, users_own=True) == {}
+
+
+NAN = ("FloatingPointError: the loss is nan",)
+
+
+def test_a_nan_is_no_fault_of_a_node_that_multiplies_rightly(check_after):
+    job = job_of(*map(FakeNode, "abz"), max_restarts=9)
+    assert check_after(job, 5, lines=NAN) == {}
+
+
+@pytest.mark.parametrize(
+    ("code", "more"), [(-11, {}), (1, {"arithmetic_check_s": 0}), (1, {"observe_only": True})]
+)
+def test_a_signal_beside_a_nan_and_a_nan_without_products_count_as_faults(check_after, code, more):
+    job = job_of(*map(FakeNode, "abz"), max_restarts=9, **more)
+    assert list(check_after(job, 3, lines=NAN, code=code)) == ["b"]
