@@ -32,6 +32,8 @@ _SENTENCES: Mapping[str, str] = {
 _SUBJECT = re.compile(r"\b(?:rank (\d+)|(sim-\d{5}))", re.IGNORECASE)
 _MARKS = tuple(state.glyph for name, state in RANK_STATES.items() if name in ("culprit", "slow", "part"))
 _COLOURS = tuple(state.colour for name, state in RANK_STATES.items() if name in ("culprit", "slow", "part"))
+_LOOKS, _BETWEEN_MS = 6, 2_000.0
+"""So often a page is looked at until everybody is seen. It draws anew every two to four seconds."""
 _CELL_RED = 40  # a cell of the heatmap is red where red exceeds blue by so much
 
 
@@ -48,9 +50,20 @@ def _on(page: Page, name: str, site: str, job: str, planted: Sequence[Planted]) 
     except PlaywrightError as error:
         return [error.message.splitlines()[0]]
     wrong = _named(page, planted)
+    problems: list[str] = []
+    for _ in range(_LOOKS):  # a drawing may follow the text
+        page.wait_for_timeout(_BETWEEN_MS)
+        problems = _look(page, name, planted)
+        if not problems:
+            break
+    return wrong + problems
+
+
+def _look(page: Page, name: str, planted: Sequence[Planted]) -> list[str]:
+    """One look at a page as it is now."""
     text = ". ".join(page.locator(_SENTENCES[name]).all_inner_texts())
     screen = np.asarray(Image.open(io.BytesIO(page.screenshot())).convert("RGB")).astype(int)
-    wrong += _chips(page, screen, planted)
+    wrong = _chips(page, screen, planted)
     wrong += [f"{other} is named in {text!r}" for other in strangers(text, planted)]
     if not names_one(text, planted):
         wrong.append(f"nobody at fault is named in {text!r}")
@@ -69,14 +82,13 @@ def _chip(page: Page, each: Planted) -> Locator:
 
 
 def _named(page: Page, planted: Sequence[Planted]) -> list[str]:
-    """Wait until everybody planted is named above the page, and the drawing has followed. Who is not."""
+    """Wait until everybody planted is named above the page. Who is not."""
     wrong = []
     for each in planted:
         try:
             _chip(page, each).wait_for(timeout=60_000)
         except PlaywrightError:
             wrong.append(f"{each.name}: not named")
-    page.wait_for_timeout(1_500)  # a drawing may follow the text
     return wrong
 
 
