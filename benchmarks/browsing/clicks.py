@@ -87,15 +87,14 @@ def _type(page: Page, chance: random.Random) -> str:
 
 def _menu(page: Page, chance: random.Random) -> str:
     menus = [
-        each
-        for each in _visible(page, '[data-testid="stSelectbox"]')
-        if each.locator("label").first.inner_text(timeout=_PATIENCE_MS).strip() not in _UNBOUND
+        (label, each)
+        for each in _visible(page, '[data-testid="stSelectbox"] input')
+        if (label := each.get_attribute("aria-label", timeout=_PATIENCE_MS) or "") not in _UNBOUND
     ]
     if not menus:
         return ""
-    menu = chance.choice(menus)
-    label = menu.locator("label").first.inner_text(timeout=_PATIENCE_MS).strip()
-    menu.locator('[data-baseweb="select"]').first.click(timeout=_PATIENCE_MS)
+    label, menu = chance.choice(menus)
+    menu.click(timeout=_PATIENCE_MS)
     page.locator('[role="option"]').first.wait_for(timeout=_PATIENCE_MS)
     option = chance.choice(page.locator('[role="option"]').all())
     said = option.inner_text(timeout=_PATIENCE_MS)
@@ -166,7 +165,7 @@ ACTS: Mapping[str, Act] = MappingProxyType(
     {
         "page": _clicks('[data-testid="stTopNavLink"]'),
         "link": _clicks(".t a, #links a, #named a, .links a, .figures a, .legend a"),
-        "choice": _clicks('[data-testid^="stBaseButton-segmented_control"]'),
+        "choice": _clicks('[role="radiogroup"] [role="radio"]'),
         "unfold": _clicks('[data-testid="stExpander"] summary'),
         "switch": _clicks('[data-testid="stCheckbox"] label'),
         "button": _clicks('button:has-text("Up"), button:has-text("Show the cost")'),

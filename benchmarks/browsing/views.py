@@ -24,15 +24,17 @@ _FORMS = ("Note", "Reason", "In the name of", "Devices", "Silence for")
 STATE = """(forms) => {
   const texts = (selector) => [...document.querySelectorAll(selector)].map(e => e.innerText.trim());
   const inputs = [...document.querySelectorAll('input[aria-label]')]
-    .filter(e => e.type !== 'radio' && !forms.some(form => e.ariaLabel.endsWith(form)));
+    .filter(e => e.type === 'text' && !forms.some(form => e.ariaLabel.endsWith(form)));
   const host = document.querySelector('[data-testid=stBidiComponentIsolated]');
   const canvas = host && host.shadowRoot && host.shadowRoot.querySelector('.timeline');
   const held = new URLSearchParams(location.search).has('view');
   const subheads = texts('[data-testid="stHeading"]');
   return {
     path: location.pathname,
-    inputs: inputs.map(e => [e.ariaLabel, e.type === 'checkbox' ? String(e.checked) : e.value]).sort(),
-    chosen: texts('[data-testid="stBaseButton-segmented_controlActive"]').sort(),
+    inputs: inputs.map(e => [e.ariaLabel, e.value]).sort(),
+    chosen: texts('[role="radiogroup"] [role="radio"][aria-checked="true"]').sort(),
+    switches: [...document.querySelectorAll('[data-testid="stCheckbox"]')]
+      .map(e => [e.innerText.trim(), e.querySelector('input').checked]).sort(),
     heads: [...new Set(subheads)].sort(),
     view: held && canvas ? canvas.dataset.view : '',
   };

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import sys
 
 import pytest
@@ -9,7 +10,8 @@ import pytest
 from tests.repository import ROOT
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
-from browsing.views import restored, whole
+from browsing.clicks import ACTS
+from browsing.views import restored, settle, view, whole
 from browsing.walks import walk
 
 pytestmark = [pytest.mark.browser, pytest.mark.integration]
@@ -79,6 +81,31 @@ def test_an_error_in_the_console_is_a_problem_of_the_walk(page):
     page.context.route(f"{SITE}/**", lambda r: r.fulfill(body=document, content_type="text/html"))
     found = walk(page.context, SITE, "gpt", seed=1, clicks=0)
     assert [problem for problem in found.problems if "lost" in problem]
+
+
+@pytest.mark.parametrize(
+    ("path", "kinds"),
+    [
+        ("heatmap", ("page", "choice", "menu", "type", "button", "link", "cell")),
+        ("timeline", ("unfold", "lane", "canvas")),
+        ("stacks", ("switch", "browser")),
+    ],
+)
+def test_a_walk_finds_the_controls_of_a_page(page, site, path, kinds):
+    for kind in kinds:
+        page.goto(f"{site}/{path}?job=gpt")
+        settle(page)
+        assert any(ACTS[kind](page, random.Random(seed)) for seed in range(4)), kind
+
+
+def test_what_is_chosen_is_part_of_the_view(page, site):
+    page.goto(f"{site}/heatmap?job=gpt&by=stage&window=last+100")
+    settle(page)
+    assert view(page)["chosen"] == ["stage"]
+    assert ["Window", "last 100"] in view(page)["inputs"]
+    page.goto(f"{site}/stacks?job=gpt&threads=true")
+    settle(page)
+    assert view(page)["switches"] == [["all threads", True]]
 
 
 @pytest.mark.parametrize("seed", [7, 8])
