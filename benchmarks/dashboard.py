@@ -9,8 +9,9 @@ page is opened `--runs` times in a fresh tab. `cold_s` is the median time until 
 the JavaScript heap after them. `culprit_visible`: on Overview, heatmap, topology and timeline each of the
 three is named in the text and has its mark in the drawing (looked for in a screenshot), nobody else is
 named or marked, and the same holds for a rank that stops in a second fleet. `--walks` adds random walks of
-clicks with their problems. `cpu_s` is what hub and dashboard used meanwhile. It needs Debian's chromium.
-The last line is one JSON object (minutes).
+clicks with their problems: after each click the page must be whole, and its address must restore the view
+in a fresh tab. `--walks-file` keeps them, so that a later run goes on. `cpu_s` is what hub and
+dashboard used meanwhile. It needs Debian's chromium. The last line is one JSON object (minutes).
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from typing import Any
 import psutil
 from browsing.live_site import PER_NODE, LiveSite, Planted, faults, fleet, hang, live_site, until
 from browsing.seen import faults_seen
-from browsing.walks import walk
+from browsing.walks import WalkLog, walks
 from playwright.sync_api import Browser, Page, sync_playwright
 
 JOB, HUNG = "fleet", "hung"
@@ -171,7 +172,11 @@ def cpu_s() -> dict[str, float]:
 def seen(browser: Browser, site: LiveSite, job: str, planted: tuple[Planted, ...]) -> bool:
     """Whether everybody planted is seen on every page, and nobody else, once the hub names them."""
     wanted = {each.name for each in planted}
-    until(lambda: wanted <= site.named(job), NAMED_S)
+    try:
+        until(lambda: wanted <= site.named(job), NAMED_S)
+    except TimeoutError:
+        missing = sorted(wanted - site.named(job))
+        print(f"{job}: the hub does not name {missing} within {NAMED_S:g} s", file=sys.stderr, flush=True)
     page = browser.new_page(viewport={"width": 1400, "height": 900})
     try:
         wrong = faults_seen(page, site.dashboard, job, planted)
@@ -183,17 +188,15 @@ def seen(browser: Browser, site: LiveSite, job: str, planted: tuple[Planted, ...
     return not any(wrong.values())
 
 
-def walks(browser: Browser, site: str, count: int) -> dict[str, Any]:
-    """Random walks of ten clicks."""
-    found = []
-    for seed in range(count):
-        context = browser.new_context(viewport={"width": 1400, "height": 900})
-        found.append(walk(context, site, JOB, seed=seed, clicks=10))
-        context.close()
-        for problem in found[-1].problems:
-            print(f"walk {seed}: {problem}", file=sys.stderr, flush=True)
-    problems = [problem for each in found for problem in each.problems]
-    return {"walks": count, "clicks": sum(each.clicks for each in found), "problems": problems}
+def walked(browser: Browser, site: str, options: argparse.Namespace) -> dict[str, Any]:
+    """Random walks, without those that the file has already."""
+    log = WalkLog(options.walks_file)
+    seeds = log.missing(range(options.first_walk, options.first_walk + options.walks))
+    for made in walks(browser, site, JOB, seeds, options.clicks):
+        log.add(made)
+        for problem in made.problems:
+            print(f"walk {made.seed}: {problem}", file=sys.stderr, flush=True)
+    return log.report()
 
 
 def hang_seen(nodes: int, step_s: float) -> bool:
@@ -224,7 +227,10 @@ def main() -> None:
     parser.add_argument("--step-s", type=float, default=4.0, help="length of a step of the fleet")
     parser.add_argument("--data", type=Path, help="folder of the hub's data, kept")
     parser.add_argument("--pages", help="only these pages, with commas between. '' for none")
-    parser.add_argument("--walks", type=int, default=0, help="random walks of ten clicks")
+    parser.add_argument("--walks", type=int, default=0, help="random walks of clicks")
+    parser.add_argument("--clicks", type=int, default=5, help="clicks of each walk")
+    parser.add_argument("--first-walk", type=int, default=0, help="seed of the first walk")
+    parser.add_argument("--walks-file", type=Path, help="keeps the walks. Those in it are not made again")
     parser.add_argument("--no-seen", action="store_true", help="do not look for the culprits")
     parser.add_argument("--quick", action="store_true", help="1,024 ranks, one run")
     options = parser.parse_args()
@@ -250,7 +256,7 @@ def main() -> None:
                     report["pages"].append(measure(browser, site.dashboard, visit, runs, watched_s))
                     print(report["pages"][-1], file=sys.stderr, flush=True)
             if options.walks:
-                report["walks"] = walks(browser, site.dashboard, options.walks)
+                report["walks"] = walked(browser, site.dashboard, options)
     if not options.no_seen:
         visible.append(hang_seen(nodes, step_s))
         report["culprit_visible"] = all(visible)

@@ -11,9 +11,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 from PIL import Image
+from playwright.sync_api import Error as PlaywrightError
 from playwright.sync_api import FloatRect, Locator, Page
 
-from browsing.live_site import Planted
+from browsing.live_site import PER_NODE, Planted
 from pulsetrain.dashboard.models.states import RANK_STATES
 
 PAGES: Mapping[str, str] = {
@@ -22,8 +23,17 @@ PAGES: Mapping[str, str] = {
     "topology": ".js-plotly-plot .textpoint",
     "timeline": ".timeline[data-view]",
 }
+_SENTENCES: Mapping[str, str] = {
+    "overview": "#verdict",
+    "heatmap": "#worst, .strip .sentence",
+    "topology": ".strip .sentence",
+    "timeline": ".strip .sentence",
+}
+_SUBJECT = re.compile(r"\b(?:rank (\d+)|(sim-\d{5}))", re.IGNORECASE)
 _MARKS = tuple(state.glyph for name, state in RANK_STATES.items() if name in ("culprit", "slow", "part"))
 _COLOURS = tuple(state.colour for name, state in RANK_STATES.items() if name in ("culprit", "slow", "part"))
+_LOOKS, _BETWEEN_MS = 6, 2_000.0
+"""So often a page is looked at until everybody is seen. It draws anew every two to four seconds."""
 _CELL_RED = 40  # a cell of the heatmap is red where red exceeds blue by so much
 
 
@@ -34,18 +44,29 @@ def faults_seen(page: Page, site: str, job: str, planted: Sequence[Planted]) -> 
 
 def _on(page: Page, name: str, site: str, job: str, planted: Sequence[Planted]) -> list[str]:
     page.goto(f"{site}/{name}?job={job}")
-    for selector in PAGES[name].split(" && "):
-        page.wait_for_selector(selector, timeout=120_000)
-    for each in planted:
-        page.locator("#named a", has_text=re.compile(rf"{re.escape(each.name)}$")).wait_for(timeout=60_000)
-    page.wait_for_timeout(1_500)  # a drawing may follow the text
+    try:
+        for selector in PAGES[name].split(" && "):
+            page.wait_for_selector(selector, timeout=120_000)
+    except PlaywrightError as error:
+        return [error.message.splitlines()[0]]
+    wrong = _named(page, planted)
+    problems: list[str] = []
+    for _ in range(_LOOKS):  # a drawing may follow the text
+        page.wait_for_timeout(_BETWEEN_MS)
+        problems = _look(page, name, planted)
+        if not problems:
+            break
+    return wrong + problems
+
+
+def _look(page: Page, name: str, planted: Sequence[Planted]) -> list[str]:
+    """One look at a page as it is now."""
+    text = ". ".join(page.locator(_SENTENCES[name]).all_inner_texts())
     screen = np.asarray(Image.open(io.BytesIO(page.screenshot())).convert("RGB")).astype(int)
-    texts = [text.split(" ", 1)[-1].strip() for text in page.locator("#named a").all_text_contents()]
-    wrong = [f"{text} is named" for text in texts if text not in {each.name for each in planted}]
-    for each in planted:
-        chip = page.locator("#named a", has_text=re.compile(rf"{re.escape(each.name)}$")).first
-        if not _shows(screen, chip.bounding_box(), _COLOURS, 20):
-            wrong.append(f"{each.name}: no mark beside its name")
+    wrong = _chips(page, screen, planted)
+    wrong += [f"{other} is named in {text!r}" for other in strangers(text, planted)]
+    if not names_one(text, planted):
+        wrong.append(f"nobody at fault is named in {text!r}")
     match name:
         case "heatmap":
             return wrong + _heatmap(page, screen, planted)
@@ -54,6 +75,56 @@ def _on(page: Page, name: str, site: str, job: str, planted: Sequence[Planted]) 
         case "timeline":
             return wrong + _timeline(page, screen, planted)
     return wrong
+
+
+def _chip(page: Page, each: Planted) -> Locator:
+    return page.locator("#named a", has_text=re.compile(rf"{re.escape(each.name)}$")).first
+
+
+def _named(page: Page, planted: Sequence[Planted]) -> list[str]:
+    """Wait until everybody planted is named above the page. Who is not."""
+    wrong = []
+    for each in planted:
+        try:
+            _chip(page, each).wait_for(timeout=60_000)
+        except PlaywrightError:
+            wrong.append(f"{each.name}: not named")
+    return wrong
+
+
+def _chips(page: Page, screen: np.ndarray, planted: Sequence[Planted]) -> list[str]:
+    """Whose name wears no mark, and who is named beside those who were planted."""
+    texts = [text.split(" ", 1)[-1].strip() for text in page.locator("#named a").all_text_contents()]
+    wrong = [f"{text} is named" for text in texts if text not in {each.name for each in planted}]
+    there = [each for each in planted if each.name in texts]
+    return wrong + [
+        f"{each.name}: no mark beside its name"
+        for each in there
+        if not _shows(screen, _chip(page, each).bounding_box(), _COLOURS, 20)
+    ]
+
+
+def strangers(text: str, planted: Sequence[Planted]) -> list[str]:
+    """Ranks and nodes that a sentence names and that have nothing to do with what was planted.
+
+    >>> slow = Planted(table={}, name="rank 17", ranks=(17,))
+    >>> strangers("Rank 17 on sim-00002 is slow, rank 3 waits", [slow])
+    ['rank 3']
+    """
+    known = {f"rank {rank}" for each in planted for rank in each.ranks}
+    known |= {f"sim-{rank // PER_NODE:05d}" for each in planted for rank in each.ranks}
+    return sorted(_subjects(text) - known)
+
+
+def names_one(text: str, planted: Sequence[Planted]) -> bool:
+    """Whether a sentence names somebody who was planted, or the machine that was."""
+    return any(
+        each.name in text or _subjects(text) & {f"rank {rank}" for rank in each.ranks} for each in planted
+    )
+
+
+def _subjects(text: str) -> set[str]:
+    return {f"rank {int(rank)}" if rank else node for rank, node in _SUBJECT.findall(text)}
 
 
 def _heatmap(page: Page, screen: np.ndarray, planted: Sequence[Planted]) -> list[str]:

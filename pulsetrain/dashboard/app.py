@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
+from typing import Literal
 from urllib.parse import urlsplit
 
 import streamlit as st
@@ -23,6 +24,7 @@ from pulsetrain.dashboard import (
     overview,
     page,
     pipeline,
+    pool,
     rank,
     recovery,
     stacks,
@@ -77,6 +79,7 @@ def main() -> None:
         "recovery": st.Page(recovery.show, title="Recovery", url_path="recovery"),
         "checkpoints": st.Page(checkpoints.show, title="Checkpoints", url_path="checkpoints"),
         "pipeline": st.Page(pipeline.show, title="Pipeline", url_path="pipeline"),
+        "pool": st.Page(pool.show, title="Pool", url_path="pool", visibility=_pool_visibility()),
     }
     st.session_state["pages"] = pages
     chosen = st.navigation(list(pages.values()), position="top")
@@ -97,6 +100,14 @@ def _begin(source: Source) -> None:
     ahead = _AHEAD.get(urlsplit(st.context.url or "").path.rsplit("/", 1)[-1])
     own = ahead(source, job) if ahead is not None and job else ()
     begin([source.alerts, partial(source.rows, views.jobs), *own])
+
+
+def _pool_visibility() -> Literal["visible", "hidden"]:
+    """A hub without a pool does not offer the page."""
+    try:
+        return "visible" if page.source().status().get("pool") else "hidden"
+    except PulsetrainError:
+        return "hidden"
 
 
 def _alerts_title() -> str:
