@@ -19,6 +19,7 @@ from pulsetrain.stream.queries.queryable import Queryable
 LEVELS = ("job", "stage", "dp", "node", "rank")
 MOST_ROWS = 64
 MOST_SUSPECTS = 24  # of a row
+_BITS, _FEW = 64, 256
 
 _ITEM: Mapping[str, str] = MappingProxyType(
     {"job": "0", "stage": "pp", "dp": "dp", "node": "first_rank", "rank": "rank"}
@@ -57,6 +58,22 @@ class HeatView:
         offset = f"intDiv(toInt64(number) * {self.steps:d}, {self.sample:d})"
         return f"step IN (SELECT {{first:Int64}} + {offset} FROM numbers({self.sample:d}))"
 
+    def seen(self, low: int, high: int) -> str:
+        """SQL that counts the steps of a group, each attempt at one for itself. Attempts are `low`..`high`.
+
+        A bit for each is the quickest, where 64 are enough.
+        """
+        sampled, attempts = 0 < self.sample < self.steps, max(1, high - low + 1)
+        read = self.sample if sampled else self.steps
+        place = "toUInt64(step - {first:Int64})"
+        if read * attempts > _BITS:
+            if attempts > _FEW:
+                return f"uniqExact(({place}, attempt))"
+            return f"groupBitmap(toUInt32({place} * {_FEW:d} + attempt - {low:d}))"
+        if sampled:
+            place = f"intDiv({place} * {read:d} + {self.steps - 1:d}, {self.steps:d})"
+        return f"bitCount(groupBitOr(bitShiftLeft(toUInt64(1), {place} * {attempts:d} + attempt - {low:d})))"
+
     def within(self) -> str:
         """SQL that is true for the ranks that are shown."""
         named = (("pp", self.stages), ("dp", self.dps), ("rank", self.ranks))
@@ -84,8 +101,7 @@ _COMPARED = """
         SELECT rank, {column} AS col, phase, parent, any(category) AS category, any(node) AS ran_on,
                sum(duration_ns) AS took, category = 'communication' AS communicates,
                NOT communicates AND sum(blocked_known) = sum(spans) AS known,
-               took - if(known, sum(blocked_ns), 0) AS own,
-               groupBitmap(toUInt32((step - {{first:Int64}}) * 256 + attempt % 256)) AS n
+               took - if(known, sum(blocked_ns), 0) AS own, {seen} AS n
         FROM span_rollup
         WHERE job = {{job:String}} AND {steps} AND phase != parent
           AND ({{phase:String}} = '' OR phase = {{phase:String}} OR parent = {{phase:String}})
@@ -151,6 +167,16 @@ _BINS = """
 """
 
 
+def _attempts(store: Queryable, job: str, view: HeatView) -> tuple[int, int]:
+    """The first and the last attempt at the steps of a view. (0, 0) for none."""
+    found = store.query(
+        "SELECT min(attempt) AS low, max(attempt) AS high FROM span_rollup "
+        f"WHERE job = {{job:String}} AND {view.condition()}",
+        {"job": job, "first": view.first, "last": view.last},
+    ).to_pylist()[0]
+    return int(found["low"]), int(found["high"])
+
+
 def heat(store: Queryable, job: str, view: HeatView) -> pa.Table:
     """The rows of a level, never more than `view.rows`: neighbours share one. A cell is the worst of its row.
 
@@ -164,7 +190,10 @@ def heat(store: Queryable, job: str, view: HeatView) -> pa.Table:
     usual_ns, cohort, node). A rank stands out where it works longer than its cohort, by 1 % of the step and
     by four times the spread of the quicker half.
     """
-    compared = _COMPARED.format(column=view.column(), steps=view.condition(), within=view.within())
+    compared = _COMPARED.format(
+        column=view.column(), steps=view.condition(), within=view.within(),
+        seen=view.seen(*_attempts(store, job, view)),
+    )  # fmt: skip
     sql = _BINS.format(compared=compared, item=_ITEM[view.by], most=MOST_SUSPECTS)
     limits = {"first": view.first, "last": view.last, "rows": view.rows}
     return store.query(sql, {"job": job, "phase": view.phase, **limits})

@@ -11,7 +11,11 @@ from pulsetrain.stream.queries.queryable import Queryable
 MOST_BLOCKS = 64  # along the data-parallel axis
 MOST_RANKS = 512
 
-_RANKS = """
+_BEAT = """rank, argMax(heartbeats.attempt, ts) AS beat_attempt, argMax(state, ts) AS beat_state,
+               argMax(heartbeats.last_step, ts) AS last_step, argMax(heartbeats.last_phase, ts) AS last_phase,
+               argMax(heartbeats.phase_age_ns, ts) AS phase_age_ns, toUnixTimestamp64Nano(max(ts)) AS ts_ns"""
+_OF_RANKS = "job = {job:String} AND rank >= 0"
+_RANKS = f"""
     places AS (
         SELECT rank, max(topology.attempt) AS attempt, argMax(topology.local_rank, ts) AS local_rank,
                argMax(topology.node, ts) AS node, argMax(topology.ip, ts) AS ip,
@@ -19,19 +23,23 @@ _RANKS = """
                argMax(topology.pp, ts) AS pp, argMax(topology.dp, ts) AS dp, argMax(topology.cp, ts) AS cp,
                argMax(topology.ep, ts) AS ep
         FROM topology
-        WHERE job = {job:String}
-          AND topology.attempt = (SELECT max(attempt) FROM topology WHERE job = {job:String})
+        WHERE job = {{job:String}}
+          AND topology.attempt = (SELECT max(attempt) FROM topology WHERE job = {{job:String}})
         GROUP BY rank),
-    beats AS (
-        SELECT rank, argMax(heartbeats.attempt, ts) AS beat_attempt, argMax(state, ts) AS beat_state,
-               argMax(heartbeats.last_step, ts) AS last_step, argMax(heartbeats.last_phase, ts) AS last_phase,
-               argMax(heartbeats.phase_age_ns, ts) AS phase_age_ns, toUnixTimestamp64Nano(max(ts)) AS ts_ns
-        FROM heartbeats
-        WHERE job = {job:String} AND rank >= 0 AND ts >= fromUnixTimestamp64Nano({since_ns:Int64})
+    beats AS (  -- of nearly all ranks the last seconds tell, so few of the older rows are read
+        SELECT {_BEAT} FROM heartbeats
+        WHERE {_OF_RANKS} AND ts >= fromUnixTimestamp64Nano({{fresh_ns:Int64}})
+        GROUP BY rank
+        UNION ALL
+        SELECT {_BEAT} FROM heartbeats
+        WHERE {_OF_RANKS} AND ts >= fromUnixTimestamp64Nano({{since_ns:Int64}})
+          AND ts < fromUnixTimestamp64Nano({{fresh_ns:Int64}})
+          AND rank NOT IN (SELECT rank FROM heartbeats
+                           WHERE {_OF_RANKS} AND ts >= fromUnixTimestamp64Nano({{fresh_ns:Int64}}))
         GROUP BY rank),
     ranks AS (
         SELECT places.*, beat_attempt, beat_state, last_step, last_phase, phase_age_ns, ts_ns,
-               multiIf(ts_ns < {fresh_ns:Int64} OR beat_attempt < attempt, 'no_data',
+               multiIf(ts_ns < {{fresh_ns:Int64}} OR beat_attempt < attempt, 'no_data',
                        beat_state = 'stopped', 'stopped', beat_state IN ('zombie', 'gone'), 'gone', 'running')
                  AS state
         FROM places LEFT JOIN beats USING (rank))

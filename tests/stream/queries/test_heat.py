@@ -126,3 +126,20 @@ def test_a_phase_over_steps(store):
 def test_a_sample_of_steps_says_the_same(store):
     some = {c["first_node"]: c["rank"] for c in cells(store, sample=3) if c["col"] == "forward"}
     assert some[f"node-{SLOW // 8}"] == SLOW
+
+
+@pytest.mark.parametrize(("attempts", "sample"), [(1, 0), (5, 0), (5, 3), (20, 0), (300, 3)])
+def test_a_step_that_is_done_again_counts_once_for_each_attempt(store, attempts, sample):
+    """However many attempts there are, the time of a step is the mean of all of them."""
+    job = f"again-{attempts}-{sample}"
+    spans = [
+        {**span, "job": job, "attempt": 2 + attempt}
+        for attempt in range(attempts)
+        for step in range(STEPS)
+        for span in step_spans(step, rank=4)
+        if span["phase"] == "data"
+    ]
+    store.insert("spans", table("spans", spans))
+    view = HeatView(by="rank", first=0, last=STEPS - 1, sample=sample)
+    (cell,) = heat(store, job, view).to_pylist()
+    assert cell["value_ns"] == MS // 4

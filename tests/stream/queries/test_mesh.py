@@ -52,6 +52,12 @@ def test_ranks_that_need_a_look_come_first(store):
     assert mesh_ranks(store, "j", nodes=("node-7",), limit=1, **HEARD).to_pylist()[0]["rank"] == 56
 
 
+def test_a_silent_rank_shows_its_last_heartbeat_and_no_other_rank_comes_twice(store):
+    rows = {row["rank"]: row for row in mesh_ranks(store, "j", **HEARD).to_pylist()}
+    assert (rows[7]["state"], rows[7]["ts_ns"], rows[7]["last_step"]) == ("no_data", NOW - 30 * S, 9)
+    assert len(rows) == rows[0]["ranks_in_all"] == RANKS
+
+
 @pytest.mark.parametrize(
     ("part", "count"),
     [
