@@ -45,6 +45,7 @@ _AHEAD = MappingProxyType(
         "nodes": nodes.ahead,
         "rank": rank.ahead,
         "node": node.ahead,
+        "metrics": metrics.ahead,
     }
 )
 """What a page asks, by its place in the address."""

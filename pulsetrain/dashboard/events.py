@@ -29,7 +29,7 @@ def _body(span: str, kind: str, text: str) -> None:
     if not job:
         page.empty("No data: no job has been seen yet.")
         return
-    from_ns, to_ns = parts.times(job, span)
+    from_ns, to_ns = parts.times(page.source(), job, span)
     within = {"from_ns": from_ns, "to_ns": to_ns}
     kinds = page.source().rows(explore.event_kinds, job, **within)
     links = (

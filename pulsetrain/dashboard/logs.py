@@ -48,5 +48,5 @@ def _body(span: str, wanted: explore.LogFilter) -> None:
     if not job:
         page.empty("No data: no job has been seen yet.")
         return
-    from_ns, to_ns = parts.times(job, span)
+    from_ns, to_ns = parts.times(page.source(), job, span)
     parts.logs(page.source().rows(explore.log_lines, job, replace(wanted, from_ns=from_ns, to_ns=to_ns)))

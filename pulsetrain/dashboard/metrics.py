@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from html import escape
 
@@ -10,6 +11,7 @@ import streamlit as st
 from pulsetrain.core.json import JsonObject
 from pulsetrain.dashboard import page, parts
 from pulsetrain.dashboard.models.explore import metric_figure
+from pulsetrain.dashboard.source import Questions, Source
 from pulsetrain.stream.queries import explore, views
 
 _SERIES = 12
@@ -31,14 +33,38 @@ def show() -> None:
     )
 
 
+def ahead(source: Source, job: str) -> Questions:
+    """What the page is going to ask."""
+    asked = {key: str(st.query_params.get(key, "")).strip() for key in ("last", "find", "counter", "node")}
+
+    def counters() -> None:
+        from_ns, to_ns = parts.times(source, job, asked["last"])
+        if known := _known(source, job, asked["find"], from_ns, to_ns):
+            _series(source, job, asked["counter"] or known[0]["name"], asked["node"], from_ns, to_ns)
+
+    return (counters, partial(source.rows, views.events, job, ("attempt_started",)))
+
+
+def _known(source: Source, job: str, find: str, from_ns: int, to_ns: int) -> list[JsonObject]:
+    """The counters that are on record in this time and match."""
+    rows = source.rows(explore.metric_names, job, from_ns=from_ns, to_ns=to_ns)
+    return [row for row in rows if find.lower() in row["name"].lower()]
+
+
+def _series(source: Source, job: str, name: str, node: str, from_ns: int, to_ns: int) -> Sequence[JsonObject]:
+    nodes = (node,) if node else ()
+    return source.rows(
+        explore.metric_series, job, name=name, from_ns=from_ns, to_ns=to_ns, nodes=nodes, series=_SERIES
+    )
+
+
 def _body(span: str, find: str, name: str, node: str) -> None:
     job = page.chosen_job()
     if not job:
         page.empty("No data: no job has been seen yet.")
         return
-    from_ns, to_ns = parts.times(job, span)
-    rows = page.source().rows(explore.metric_names, job, from_ns=from_ns, to_ns=to_ns)
-    known = [row for row in rows if find.lower() in row["name"].lower()]
+    from_ns, to_ns = parts.times(page.source(), job, span)
+    known = _known(page.source(), job, find, from_ns, to_ns)
     if not known:
         page.empty(
             "No data: no counter of this job's nodes is on record in this time.", "Choose a longer time."
@@ -54,10 +80,7 @@ def _body(span: str, find: str, name: str, node: str) -> None:
 
 
 def _chart(job: str, name: str, node: str, from_ns: int, to_ns: int) -> None:
-    nodes = (node,) if node else ()
-    rows = page.source().rows(
-        explore.metric_series, job, name=name, from_ns=from_ns, to_ns=to_ns, nodes=nodes, series=_SERIES
-    )
+    rows = _series(page.source(), job, name, node, from_ns, to_ns)
     if not rows:
         page.empty(f"No data: no sample of {name} in this time.")
         return

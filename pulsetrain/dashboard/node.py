@@ -104,11 +104,11 @@ def _cohort(name: str) -> None:
 
 def _logs(name: str, span: str) -> None:
     job = page.chosen_job()
-    from_ns, to_ns = parts.times(job, span)
+    from_ns, to_ns = parts.times(page.source(), job, span)
     wanted = explore.LogFilter(from_ns=from_ns, to_ns=to_ns, node=name, limit=_LINES)
     parts.logs(page.source().rows(explore.log_lines, job, wanted))
 
 
 def _counters(name: str, span: str) -> None:
-    from_ns, to_ns = parts.times(page.chosen_job(), span)
+    from_ns, to_ns = parts.times(page.source(), page.chosen_job(), span)
     parts.counters(page.source().rows(explore.node_counters, name, from_ns=from_ns, to_ns=to_ns))

@@ -31,11 +31,11 @@ def span_menu() -> str:
     return chosen
 
 
-def times(job: str, span: str) -> tuple[int, int]:
+def times(source: Source, job: str, span: str) -> tuple[int, int]:
     """The time range that a page is about, UTC nanoseconds."""
-    row = next((r for r in page.source().rows(views.jobs) if r["job"] == job), None)
+    row = next((r for r in source.rows(views.jobs) if r["job"] == job), None)
     last_ns = int(row["last_ns"]) if row else 0
-    running = page.source().job(job).get("state", "past") not in ("past", "finished", "failed")
+    running = source.job(job).get("state", "past") not in ("past", "finished", "failed")
     return model.time_range(span, running=running, last_ns=last_ns, now_ns=page.now_ns())
 
 

@@ -119,7 +119,7 @@ def _path(tree: list[JsonObject], rank: int) -> list[tuple[str, str]]:
 
 def _logs(rank: int, span: str) -> None:
     job = page.chosen_job()
-    from_ns, to_ns = parts.times(job, span)
+    from_ns, to_ns = parts.times(page.source(), job, span)
     wanted = explore.LogFilter(from_ns=from_ns, to_ns=to_ns, ranks=(rank,), limit=_LINES)
     parts.logs(page.source().rows(explore.log_lines, job, wanted))
 

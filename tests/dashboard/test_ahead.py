@@ -2,7 +2,7 @@
 
 import pytest
 
-from pulsetrain.dashboard import heatmap, node, nodes, overview, rank, topology
+from pulsetrain.dashboard import heatmap, metrics, node, nodes, overview, rank, topology
 from tests.dashboard.conftest import FakeSource
 
 STORED = {
@@ -43,6 +43,18 @@ def test_a_page_about_one_asks_ahead_for_that_one(draw, source, monkeypatch, nam
     draw(name, **{name: chosen})
     assert "work_beside_cohort" in {view for view, _, _ in before.asked}
     assert set(before.asked) <= set(source.asked)
+
+
+def test_metrics_asks_ahead_for_the_counter_that_it_is_going_to_show(draw, source, monkeypatch):
+    monkeypatch.setattr(metrics.page, "now_ns", lambda: 10**18)
+    counter = {"name": "cpu_ratio", "nodes": 2, "devices": 2, "samples": 9, "last_ns": 10**18}
+    source.stored |= {**STORED, "metric_names": [counter]}
+    before = FakeSource(stored=source.stored, answers=source.answers)
+    for question in metrics.ahead(before, "gpt"):
+        question()
+    draw("metrics")
+    assert {"metric_names", "metric_series", "jobs"} <= {view for view, _, _ in before.asked}
+    assert {asked for asked in before.asked if asked[0] != "events"} <= set(source.asked)
 
 
 def test_no_node_asks_nothing_ahead(source):
