@@ -67,6 +67,7 @@ def assemble(setup: AgentSetup, zygotes: ZygoteHolder) -> Iterator[Agent]:
         lines = LogLineSink(TeeSink(spool, checkpoints), log_rules(config), identity.nproc_per_node)
         recorder = _recorder(setup, lines, checkpoints, hardware, lambda: agent.node.ranks)
         images = ProcessImages(setup.folder, allowed=config.images)
+        images.tidy()
         ranks = partial(
             Ranks,
             identity,

@@ -85,7 +85,13 @@ def dump(
         until_ns = clock_ns() + int(STOPPED_S * 1e9)
         for rank in standing:
             rank.hold(*rank.standing_number, until_ns)
-    return {"bytes": manifest.bytes, "dump_ns": clock_ns() - began_ns, "processes": len(processes)}
+    return {
+        "bytes": manifest.bytes,
+        "stored_bytes": manifest.stored_bytes,
+        "new_bytes": manifest.new_bytes,
+        "dump_ns": clock_ns() - began_ns,
+        "processes": len(processes),
+    }
 
 
 def go_on(ranks: Sequence[StandingRank], store: int | None) -> None:

@@ -466,7 +466,8 @@ class HoldRanks:
 class DumpRanks:
     """Dump the ranks of `attempt`, which stand still, into the image `name`, and leave them stopped.
 
-    `data` of the reply is {"bytes", "dump_ns", "processes"}. Where it fails, the ranks stand on as before.
+    `data` of the reply is {"bytes", "stored_bytes", "new_bytes", "dump_ns", "processes"}. Where it fails, the
+    ranks stand on as before.
     """
 
     id: int

@@ -51,6 +51,8 @@ async def _dump(job: JobState, image: Image, held: Hold, on_end: Callable[[], No
         if not reply.error:
             image.name, image.step, image.state = name, job.last_step, "taken"
             image.dump_ns, image.bytes = int(reply.data["dump_ns"]), int(reply.data["bytes"])
+            image.stored_bytes = int(reply.data.get("stored_bytes", image.bytes))
+            image.new_bytes = int(reply.data.get("new_bytes", image.bytes))
     if image.state == "asked":
         image.state = "missed"
         hold.release(job, held)
@@ -68,6 +70,7 @@ async def restore(job: JobState) -> bool:
     job.attempt = Attempt(number=job.attempt.number + 1, restore_step=image.step)
     members.refresh_world()
     why_not = "" if [m.node for m in members.world] == [image.node] else "the job has another node now"
+    restore_ns = 0
     job.write(
         "attempt_started", {"world": [m.node for m in members.world], "image": image.name, "sources": {}}
     )
@@ -87,10 +90,13 @@ async def restore(job: JobState) -> bool:
             peer_key=job.services.peer_key(job.name),
             image=image.name,
         )
-        why_not = (await job.ask(members.nodes[member.node], command, DUMP_TIMEOUT_S)).error
+        reply = await job.ask(members.nodes[member.node], command, DUMP_TIMEOUT_S)
+        why_not, restore_ns = reply.error, int(reply.data.get("restore_ns", 0))
     if why_not:
         job.write("image_missed", {**image.row(), "why_not": why_not}, node=image.node)
         return False
+    told = {"image": image.name, "step": image.step, "restore_ns": restore_ns}
+    job.write("image_restored", told, node=image.node)
     job.attempt.launched = True
     job.recovery.launched(job.now_ns(), fetch_ns=0, step=image.step)
     job.recovery.resumed_by = "image"

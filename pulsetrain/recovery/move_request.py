@@ -79,7 +79,8 @@ class Hold:
 class Image:
     """The processes of a job as they stood after `step`, on `node`. `name` is "" until they are dumped.
 
-    `state`: asked until they are dumped, or missed where they could not be.
+    `state`: asked until they are dumped, or missed where they could not be. `bytes` is what was dumped,
+    `stored_bytes` what its node keeps, with each page once, and `new_bytes` what the last image had not.
     """
 
     node: str
@@ -89,6 +90,8 @@ class Image:
     state: Literal["asked", "taken", "missed"] = "asked"
     dump_ns: int = 0
     bytes: int = 0
+    stored_bytes: int = 0
+    new_bytes: int = 0
     why_not: str = ""
 
     def row(self) -> dict[str, object]:
@@ -97,6 +100,8 @@ class Image:
             "node": self.node,
             "taken": self.state == "taken",
             "bytes": self.bytes,
+            "stored_bytes": self.stored_bytes,
+            "new_bytes": self.new_bytes,
             "why_not": self.why_not,
         }
 

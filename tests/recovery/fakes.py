@@ -203,7 +203,8 @@ class FakeAgent:
         elif isinstance(command, HoldRanks):
             data, error = self._hold(command)
         elif isinstance(command, DumpRanks):
-            data, error = {"dump_ns": 5, "bytes": 1000, "processes": 3}, self.cannot_dump
+            sizes = {"bytes": 1000, "stored_bytes": 600, "new_bytes": 50}
+            data, error = sizes | {"dump_ns": 5, "processes": 3}, self.cannot_dump
         elif isinstance(command, Start) and command.image and self.cannot_restore:
             error = self.cannot_restore
         elif isinstance(command, Start) and (lost := self._lost(command)):
@@ -214,6 +215,7 @@ class FakeAgent:
             self.attempt = command.attempt
             first = command.node_rank * self.hello.nproc_per_node
             self.steps = {first + i: command.restore_step for i in range(self.hello.nproc_per_node)}
+            data = {"restore_ns": 7} if command.image else data
         elif isinstance(command, Stop) and command.keep and self.parks:
             data = {"parked": self.hello.nproc_per_node}
         elif isinstance(command, ShareDevices):

@@ -49,7 +49,7 @@ def test_the_processes_are_dumped_once_they_stand_and_then_ended():
         assert kinds[0] is DumpRanks
         assert set(kinds[1:]) == {Stop}
         told = job.told("preempted")["image"]
-        assert told["bytes"] == 1000
+        assert (told["bytes"], told["stored_bytes"], told["new_bytes"]) == (1000, 600, 50)
 
     run(scenario)
 
@@ -65,6 +65,7 @@ def test_they_are_restored_when_the_job_is_resumed():
         assert (start.image, start.restore_step, start.attempt) == (dump.name, 9, 1)
         assert job.phase is Phase.RUNNING
         assert job.told("recovery")["resumed_by"] == "image"
+        assert job.told("image_restored") == {"image": dump.name, "step": 9, "restore_ns": 7}
 
     run(scenario)
 

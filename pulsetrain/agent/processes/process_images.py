@@ -2,6 +2,8 @@
 
 Each rank is dumped by itself, and so is the store at which they met. Connections between them are restored
 because all of them come back: each waits in CRIU until every other one is there too.
+
+Pages of memory are kept by content. Those of the last image stay, so that the next one adds its changes only.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from pathlib import Path
 
 import structlog
 
+from pulsetrain.agent.processes.image_blocks import ImageBlocks
 from pulsetrain.agent.processes.zygote import Zygote
 from pulsetrain.agent.processes.zygote_protocol import RankProcess
 from pulsetrain.core.errors import PulsetrainError, Unavailable
@@ -58,7 +61,8 @@ class Manifest:
     """What an image is. `processes` are pids by name, `files` SHA-256 by name.
 
     `outputs` are the two log files of each process, "" where it has none. `boot` tells one start of the host
-    from another: clocks of processes do not go on after a new one.
+    from another: clocks of processes do not go on after a new one. `bytes` is what CRIU wrote, `stored_bytes`
+    what is left with each page counted once, and `new_bytes` what of that the last image had not.
     """
 
     name: str
@@ -69,6 +73,8 @@ class Manifest:
     outputs: Mapping[str, Sequence[str]]
     files: Mapping[str, str]
     bytes: int
+    stored_bytes: int = 0
+    new_bytes: int = 0
 
 
 class ProcessImages:
@@ -76,6 +82,7 @@ class ProcessImages:
 
     def __init__(self, folder: Path, *, allowed: str = "auto", run: Run | None = None) -> None:
         self._folder, self._allowed, self._run = folder / "images", allowed, run or _run
+        self._blocks = ImageBlocks(folder / "image-blocks")
 
     @functools.cached_property
     def lacks(self) -> str:
@@ -100,9 +107,15 @@ class ProcessImages:
         folder = self._folder / name
         try:
             folder.mkdir(parents=True, mode=0o700)
+            files: dict[str, str] = {}
+            sizes: list[tuple[int, int]] = []
             for process, pid in processes.items():
                 self._dump_one(pid, process, folder / process)
-            files = {str(p.relative_to(folder)): _digest(p) for p in _images(folder)}
+                found = _images(folder / process)
+                files |= {str(p.relative_to(folder)): _digest(p) for p in found}
+                sizes += [self._keep(name, p) for p in found]
+            self._blocks.delete("", but=f"{name}/")
+            own_bytes = sum(p.stat().st_size for process in processes for p in _images(folder / process))
             manifest = Manifest(
                 name=name,
                 host=socket.gethostname(),
@@ -111,12 +124,18 @@ class ProcessImages:
                 processes=dict(processes),
                 outputs={key: list(paths) for key, paths in outputs.items()},
                 files=files,
-                bytes=sum(p.stat().st_size for p in _images(folder)),
+                bytes=sum(size for size, _ in sizes),
+                stored_bytes=own_bytes + self._blocks.stored_bytes(f"{name}/"),
+                new_bytes=sum(new for _, new in sizes),
             )
-            (folder / MANIFEST).write_text(json.dumps(asdict(manifest)))
-        except (OSError, PulsetrainError) as error:
+            written = folder / f"{MANIFEST}.new"
+            written.write_text(json.dumps(asdict(manifest)))
+            written.rename(folder / MANIFEST)
+        except (OSError, ValueError, PulsetrainError) as error:
             let_go(processes.values())
             self.clear()
+            with contextlib.suppress(OSError, ValueError):
+                self._blocks.delete("")
             raise Unavailable(f"image: {error}") from error
         return manifest
 
@@ -132,6 +151,8 @@ class ProcessImages:
         if manifest.boot != BOOT.read_text().strip():
             raise Unavailable(f"image {name!r}: the host was started anew since")
         for file, digest in manifest.files.items():
+            if _has_pages(Path(file)):
+                self._blocks.get(f"{name}/{file}", folder / file)
             if not (folder / file).is_file() or _digest(folder / file) != digest:
                 raise Unavailable(f"image {name!r}: {file} is not what was written")
         return manifest
@@ -168,9 +189,28 @@ class ProcessImages:
             raise Unavailable(f"image {manifest.name!r}: {error}{_said(folder)}") from error
 
     def clear(self) -> None:
-        """Remove every image."""
+        """Remove every image. Pages of the last one stay until the next."""
         with contextlib.suppress(OSError):
             shutil.rmtree(self._folder)
+
+    def tidy(self) -> None:
+        """Remove what an agent that was killed has left of an image: one that has no manifest."""
+        if self._allowed != "auto" or not self._folder.exists():
+            return
+        if not any(self._folder.glob(f"*/{MANIFEST}")):
+            self.clear()
+            with contextlib.suppress(OSError, ValueError):
+                self._blocks.delete("")
+            log.info("an image that was not whole is removed", folder=str(self._folder))
+
+    def _keep(self, name: str, file: Path) -> tuple[int, int]:
+        """Take pages out of the image's folder. The file's size, and what of it is new."""
+        size = file.stat().st_size
+        if not _has_pages(file):
+            return size, size
+        kept = self._blocks.put(f"{name}/{file.parent.name}/{file.name}", file)
+        file.unlink()
+        return size, kept.new_bytes
 
     def _dump_one(self, pid: int, process: str, folder: Path) -> None:
         folder.mkdir()
@@ -265,7 +305,11 @@ def _criu() -> str:
 
 
 def _images(folder: Path) -> list[Path]:
-    return sorted(folder.glob("*/*.img"))
+    return sorted(folder.glob("*.img"))
+
+
+def _has_pages(file: Path) -> bool:
+    return file.name.startswith("pages-")
 
 
 def _digest(path: Path) -> str:

@@ -21,6 +21,7 @@ def images(folder, *, fails="", allowed="auto"):
     def run(command, timeout_s):
         target = folder / "images/one" / command[command.index("-D") + 1].rpartition("/")[2]
         (target / "pages-1.img").write_text(command[3])
+        (target / "core-1.img").touch()
         if target.name == fails:
             (target / "dump.log").write_text("(00.1) Error (criu/x.c:1): no such thing\n")
             return 1, ""
@@ -41,7 +42,9 @@ def test_an_image_is_read_as_it_was_written(tmp_path, sleeper):
     written = dump(made, sleeper)
     assert made.read("one") == written
     assert written.processes == {"rank_0": sleeper, "store": sleeper}
-    assert set(written.files) == {"rank_0/pages-1.img", "store/pages-1.img"}
+    assert set(written.files) == {
+        f"{process}/{file}-1.img" for process in ("rank_0", "store") for file in ("core", "pages")
+    }
 
 
 def test_where_one_process_cannot_be_dumped_no_image_is_left(tmp_path, sleeper):
@@ -53,8 +56,8 @@ def test_where_one_process_cannot_be_dumped_no_image_is_left(tmp_path, sleeper):
 def test_an_image_that_has_changed_is_refused(tmp_path, sleeper):
     made = images(tmp_path)
     dump(made, sleeper)
-    (tmp_path / "images/one/store/pages-1.img").write_text("other")
-    with pytest.raises(Unavailable, match=r"store/pages-1\.img is not what was written"):
+    (tmp_path / "images/one/store/core-1.img").write_text("other")
+    with pytest.raises(Unavailable, match=r"store/core-1\.img is not what was written"):
         made.read("one")
 
 
@@ -76,3 +79,47 @@ def test_a_pid_that_is_in_use_is_not_taken(tmp_path, sleeper):
 def test_who_does_not_want_images_gets_none(tmp_path, sleeper):
     with pytest.raises(Unavailable, match="never"):
         dump(images(tmp_path, allowed="never"), sleeper)
+
+
+def test_pages_of_ranks_that_are_the_same_are_kept_once_and_the_next_image_adds_nothing(tmp_path, sleeper):
+    made = images(tmp_path)
+    first = dump(made, sleeper, ("rank_0", "rank_1", "store"))
+    made.read("one")
+    made.clear()
+    again = dump(made, sleeper, ("rank_0", "rank_1", "store"))
+    assert (first.bytes, first.stored_bytes) == (3 * len(str(sleeper)), 4096)
+    assert (first.new_bytes, again.new_bytes) == (4096, 0)
+    assert made.read("one") == again
+
+
+def test_pages_that_are_not_what_was_kept_are_refused(tmp_path, sleeper):
+    made = images(tmp_path)
+    dump(made, sleeper)
+    [pack] = (tmp_path / "image-blocks").glob("*.pack")
+    pack.write_bytes(b"other" + pack.read_bytes()[5:])
+    with pytest.raises(Unavailable, match=r"pages-1\.img is not what was written"):
+        made.read("one")
+
+
+def test_a_full_disk_leaves_no_image_and_nothing_of_its_pages(tmp_path, sleeper, monkeypatch):
+    made = images(tmp_path)
+
+    def full(name, source):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(made._blocks, "put", full)
+    with pytest.raises(Unavailable, match="No space left"):
+        dump(made, sleeper)
+    assert not (tmp_path / "images").exists()
+    assert not list(tmp_path.glob("image-blocks/*"))
+
+
+def test_what_an_agent_that_was_killed_has_left_is_removed_and_a_whole_image_stays(tmp_path, sleeper):
+    made = images(tmp_path)
+    written = dump(made, sleeper)
+    made.tidy()
+    assert made.read("one") == written
+    (tmp_path / "images/one/manifest.json").unlink()
+    made.tidy()
+    assert not (tmp_path / "images").exists()
+    assert not list(tmp_path.glob("image-blocks/*"))

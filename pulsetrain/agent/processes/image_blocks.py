@@ -1,0 +1,198 @@
+"""Keeps files of memory pages by content, so that a page which several processes or images have is kept once.
+
+Pages of ranks are mostly those of the same libraries, and most stay as they were from one image to the next.
+A file is a list of digests (its recipe). Its blocks that nobody kept before make up one pack. A pack ends
+with the digests of its blocks and their number.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from pulsetrain.core.errors import Unavailable
+
+BLOCK = 4096
+DIGEST = 16
+COUNT = 8
+RECIPE, PACK, NEW = ".recipe", ".pack", ".new"
+READ = 256 * BLOCK
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kept:
+    """What one file took. `bytes` is its size, `new_bytes` are those of blocks that nobody kept before."""
+
+    bytes: int
+    new_bytes: int
+
+
+class ImageBlocks:
+    """Files by name, kept as blocks in a folder. Names are paths. One thread at a time.
+
+    The last block of a file is filled up with zeros.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def put(self, name: str, source: Path) -> Kept:
+        """Keep a file. A file of that name is replaced. Nothing changes where it raises `OSError`."""
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        known = {digest for pack in self._packs() for digest in _digests_of(pack)}
+        at = self._folder / _plain(name)
+        pack, recipe = at.with_name(at.name + PACK), at.with_name(at.name + RECIPE)
+        pack_new, recipe_new = at.with_name(at.name + PACK + NEW), at.with_name(at.name + RECIPE + NEW)
+        if pack.exists():  # others may have blocks of it
+            pack = _free_name(at)
+        try:
+            size, fresh = _write(source, pack_new, recipe_new, known)
+            pack_new.rename(pack)
+            recipe_new.rename(recipe)
+        except OSError:
+            pack_new.unlink(missing_ok=True)
+            recipe_new.unlink(missing_ok=True)
+            raise
+        if not fresh:
+            pack.unlink()
+        return Kept(bytes=size, new_bytes=fresh * BLOCK)
+
+    def get(self, name: str, target: Path) -> None:
+        """Write a file as it was put. Raises `Unavailable` where that is not possible any more."""
+        try:
+            size, wanted = _read_recipe(self._folder / (_plain(name) + RECIPE))
+            with contextlib.ExitStack() as stack:
+                places: dict[bytes, tuple[int, int]] = {}
+                for pack in self._packs():
+                    file = os.open(pack, os.O_RDONLY | os.O_CLOEXEC)
+                    stack.callback(os.close, file)
+                    places |= {digest: (file, i * BLOCK) for i, digest in enumerate(_digests_of(pack))}
+                with target.open("wb") as written:
+                    for digest in wanted:
+                        file, offset = places[digest]
+                        written.write(os.pread(file, BLOCK, offset))
+                    written.truncate(size)
+        except KeyError as error:
+            raise Unavailable(f"{name}: a block of it is missing") from error
+        except (OSError, ValueError) as error:
+            raise Unavailable(f"{name}: {error}") from error
+
+    def names(self) -> list[str]:
+        """The files that are kept."""
+        return sorted(_full(path.name.removesuffix(RECIPE)) for path in self._recipes())
+
+    def stored_bytes(self, prefix: str = "") -> int:
+        """What the blocks of the files whose names begin so take, each counted once."""
+        return len(self._wanted(prefix)) * BLOCK
+
+    def delete(self, prefix: str, *, but: str = "\0") -> None:
+        """Forget files whose names begin with `prefix`, not with `but`, and blocks that no other file has."""
+        for name in self.names():
+            if name.startswith(prefix) and not name.startswith(but):
+                (self._folder / (_plain(name) + RECIPE)).unlink(missing_ok=True)
+        for left in self._folder.glob("*" + NEW):
+            left.unlink(missing_ok=True)
+        wanted = self._wanted("")
+        for pack in list(self._packs()):
+            _shrink(pack, wanted)
+
+    def _wanted(self, prefix: str) -> set[bytes]:
+        paths = [self._folder / (_plain(n) + RECIPE) for n in self.names() if n.startswith(prefix)]
+        return {digest for path in paths for digest in _read_recipe(path)[1]}
+
+    def _packs(self) -> list[Path]:
+        return sorted(self._folder.glob("*" + PACK))
+
+    def _recipes(self) -> list[Path]:
+        return sorted(self._folder.glob("*" + RECIPE))
+
+
+def _plain(name: str) -> str:
+    return name.replace("%", "%25").replace("/", "%2F")
+
+
+def _full(name: str) -> str:
+    return name.replace("%2F", "/").replace("%25", "%")
+
+
+def _free_name(at: Path) -> Path:
+    number = 1
+    while (path := at.with_name(f"{at.name}.{number}{PACK}")).exists():
+        number += 1
+    return path
+
+
+def _digest(block: bytes) -> bytes:
+    return hashlib.blake2b(block, digest_size=DIGEST).digest()
+
+
+def _blocks(source: Path) -> Iterator[bytes]:
+    with source.open("rb") as file:
+        while chunk := file.read(READ):
+            chunk += bytes(-len(chunk) % BLOCK)
+            yield from (chunk[at : at + BLOCK] for at in range(0, len(chunk), BLOCK))
+
+
+def _write(source: Path, pack: Path, recipe: Path, known: set[bytes]) -> tuple[int, int]:
+    """Write a file's recipe, and a pack of its blocks that are not known. Its size, and how many blocks."""
+    fresh: dict[bytes, None] = {}
+    size = source.stat().st_size
+    with recipe.open("wb") as listed, pack.open("wb") as written:
+        listed.write(size.to_bytes(COUNT, "little"))
+        for block in _blocks(source):
+            digest = _digest(block)
+            listed.write(digest)
+            if digest not in known and digest not in fresh:
+                fresh[digest] = None
+                written.write(block)
+        written.write(_index(fresh))
+    return size, len(fresh)
+
+
+def _index(digests: Iterable[bytes]) -> bytes:
+    joined = b"".join(digests)
+    return joined + (len(joined) // DIGEST).to_bytes(COUNT, "little")
+
+
+def _digests_of(pack: Path) -> list[bytes]:
+    """The digests of a pack's blocks, none where it is not whole."""
+    size = pack.stat().st_size
+    with pack.open("rb") as file:
+        file.seek(max(0, size - COUNT))
+        count = int.from_bytes(file.read(COUNT), "little")
+        if count * (BLOCK + DIGEST) + COUNT != size:
+            return []
+        file.seek(count * BLOCK)
+        return _split(file.read(count * DIGEST))
+
+
+def _read_recipe(path: Path) -> tuple[int, list[bytes]]:
+    data = path.read_bytes()
+    size, digests = int.from_bytes(data[:COUNT], "little"), _split(data[COUNT:])
+    if len(digests) != -(-size // BLOCK):
+        raise ValueError("its recipe is not whole")
+    return size, digests
+
+
+def _split(joined: bytes) -> list[bytes]:
+    return [joined[at : at + DIGEST] for at in range(0, len(joined), DIGEST)]
+
+
+def _shrink(pack: Path, wanted: set[bytes]) -> None:
+    """Leave only blocks that are wanted."""
+    digests = _digests_of(pack)
+    kept = [(i, digest) for i, digest in enumerate(digests) if digest in wanted]
+    if not kept:
+        pack.unlink(missing_ok=True)
+    elif len(kept) < len(digests):
+        new = pack.with_name(pack.name + NEW)
+        with pack.open("rb") as file, new.open("wb") as written:
+            for i, _ in kept:
+                file.seek(i * BLOCK)
+                written.write(file.read(BLOCK))
+            written.write(_index(digest for _, digest in kept))
+        new.rename(pack)
