@@ -27,7 +27,7 @@ from pulsetrain.core.supervisor import FailureCollector
 from pulsetrain.hub.finding_dedup import FindingDedup, Key, key
 from pulsetrain.hub.live_watch import FindingSink, Watched
 from pulsetrain.hub.storage_lag import StorageLag
-from pulsetrain.hub.watch_pace import WatchPace, calm_wait_s
+from pulsetrain.hub.watch_pace import STEADY_S, WatchPace, calm_wait_s
 from pulsetrain.recovery.snapshot import JobSnapshot
 from pulsetrain.recovery.transitions import TERMINAL, Phase
 
@@ -46,6 +46,7 @@ OTHERS_SHARE = 20  # each other group may use a twentieth
 CALM_SHARE = 0.006  # of the time, to ask who is slow while all is steady
 CALM_OTHERS_SHARE = 0.003  # and for each other group
 CONSIDER_S = 0.5  # how often heartbeats are asked whether steps take longer
+CONSIDER_SHARE = 0.02  # of the time, for that. A large job has many heartbeats
 YOUNG_S = 30.0  # an attempt that began lately: nobody knows what is usual
 NEW_S = 60.0  # for so long after a finding began or ended, what follows is worth hurrying
 SUSPECT_S = 10.0  # longer steps are looked into for so long
@@ -184,17 +185,18 @@ class StoreAnalysis:
         self._memories: dict[str, _Memory] = {}
         self._phases: dict[str, Phase] = {}
         self._arrivals, self._latest_s = 0, -math.inf
-        self._look_s = -math.inf
+        self._look_s = self._consider_s = -math.inf
 
     async def turn(self) -> float:
-        """Ask the heartbeats, and look when it is time. Returns when to come back."""
-        self.consider()
+        """Ask the heartbeats and look, each when it is time. Returns when to come back."""
+        if self._clock.monotonic_s() >= self._consider_s:
+            self.consider()
         now_s = self._clock.monotonic_s()
         if now_s >= self._look_s:
             wait_s = await self.look_round()
             now_s = self._clock.monotonic_s()
             self._look_s = now_s + wait_s
-        return min(self._look_s - now_s, CONSIDER_S)
+        return max(0.0, min(self._look_s, self._consider_s) - now_s)
 
     async def look_round(self) -> float:
         """Look at every job, as soon as rows have come since the last look, a second late at most.
@@ -211,14 +213,14 @@ class StoreAnalysis:
         failures.raise_any()
         now_s = self._clock.monotonic_s()
         took_s = now_s - began_s
-        running = [memory for name, memory in self._memories.items() if self._phases[name] is Phase.RUNNING]
-        doubtful = any(memory.doubtful or now_s < memory.urgent_until_s for memory in running)
-        if doubtful:
+        running = [m for name, m in self._memories.items() if self._phases.get(name) is Phase.RUNNING]
+        soon = any(memory.doubtful or now_s < memory.urgent_until_s for memory in running)
+        if soon:
             self._records.hurry()
-        if self._pace.calm and not doubtful:
+        if self._pace.calm and not soon:
             self._latest_s = began_s + TURN_S
             return CONSIDER_S
-        wait_s = max(_period_s(first_s, doubtful=doubtful), took_s) - took_s
+        wait_s = max(_period_s(first_s, soon=soon), took_s) - took_s
         self._latest_s = began_s + took_s + wait_s + TURN_S
         return wait_s
 
@@ -241,8 +243,23 @@ class StoreAnalysis:
         return first_s
 
     def consider(self) -> None:
-        """Say whether every job is steady. It asks the heartbeats alone."""
-        now_s, steady = self._clock.monotonic_s(), []
+        """Say whether every job is steady. It asks the heartbeats alone.
+
+        What that costs grows with the number of ranks. It sets when to ask again.
+        """
+        began_s = self._clock.monotonic_s()
+        steady = self._all_steady(began_s)
+        now_s = self._clock.monotonic_s()
+        wait_s = calm_wait_s(now_s - began_s, CONSIDER_SHARE, CONSIDER_S, math.inf)
+        self._consider_s = now_s + wait_s
+        if steady:
+            self._pace.steady(max(STEADY_S, 2 * wait_s))
+        else:
+            self._pace.unsteady()
+
+    def _all_steady(self, now_s: float) -> bool:
+        """Whether every job is steady, and one is there. Notes what their heartbeats say."""
+        steady = []
         for name, watched in list(self._jobs.items()):
             try:
                 job = watched.snapshot()
@@ -253,10 +270,7 @@ class StoreAnalysis:
             self._note(job)
             if job.phase not in TERMINAL:
                 steady.append(self._trains(job) and self._is_steady(job, now_s))
-        if steady and all(steady):
-            self._pace.steady()
-        else:
-            self._pace.unsteady()
+        return bool(steady) and all(steady)
 
     def _is_steady(self, job: JobSnapshot, now_s: float) -> bool:
         """Whether nothing in a job that trains asks for a prompt look."""
@@ -321,14 +335,14 @@ class StoreAnalysis:
         )
 
 
-def _period_s(first_s: float, *, doubtful: bool) -> float:
+def _period_s(first_s: float, *, soon: bool) -> float:
     """Seconds from one look to the next, where it took `first_s` to say who is slow.
 
-    >>> _period_s(0.03, doubtful=False), _period_s(0.0625, doubtful=False), _period_s(0.25, doubtful=True)
+    >>> _period_s(0.03, soon=False), _period_s(0.0625, soon=False), _period_s(0.25, soon=True)
     (1.0, 1.25, 0.5)
-    >>> _period_s(0.3, doubtful=False), _period_s(1.0, doubtful=False)
+    >>> _period_s(0.3, soon=False), _period_s(1.0, soon=False)
     (2.0, 5.0)
     """
-    if doubtful:
+    if soon:
         return max(AGAIN_S, AGAIN_SHARE * first_s)
     return max(TURN_S, min(SPARING_SHARE * first_s, SPARING_S), STORE_SHARE * first_s)

@@ -57,9 +57,9 @@ class WatchPace:
         now_s = self._clock.monotonic_s()
         return self._prompt_until_s <= now_s < self._steady_until_s
 
-    def steady(self) -> None:
+    def steady(self, seconds: float = STEADY_S) -> None:
         """Nothing needs attention now. It holds for a short while."""
-        self._steady_until_s = self._clock.monotonic_s() + STEADY_S
+        self._steady_until_s = self._clock.monotonic_s() + seconds
 
     def unsteady(self) -> None:
         """Something may need attention. It holds until the next `steady`."""

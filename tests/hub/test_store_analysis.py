@@ -6,7 +6,15 @@ import pytest
 
 from pulsetrain.analytics.verdict import Healthy, Inconclusive
 from pulsetrain.hub.storage_lag import LIMIT_S
-from pulsetrain.hub.store_analysis import AGAIN_S, PERIODS_S, POLL_S, TURN_S, StoreAnalysis
+from pulsetrain.hub.store_analysis import (
+    AGAIN_S,
+    CONSIDER_S,
+    CONSIDER_SHARE,
+    PERIODS_S,
+    POLL_S,
+    TURN_S,
+    StoreAnalysis,
+)
 from pulsetrain.hub.watch_pace import WatchPace
 from pulsetrain.recovery.transitions import Phase
 from tests.hub.fakes import Clock, FakeJob, Sink, finding
@@ -264,3 +272,41 @@ def test_an_attempt_that_is_young_is_watched_promptly():
     train(site, 20)
     assert not site.pace.calm
     assert site.records.asked.count(["ranks"]) > 15
+
+
+@pytest.mark.parametrize("cost_s", [0.001, 0.05, 0.3])
+def test_heartbeats_are_asked_as_often_as_a_fiftieth_of_the_time_allows(cost_s, monkeypatch):
+    site, asked, calm = Site(), [], []
+    site.records.stored = 1  # a look is due and waits for rows, so that turns come quickly
+    snapshot, consider, began_s = site.job.snapshot, site.analysis.consider, site.clock.now_s
+
+    def dear():
+        site.clock.now_s += cost_s
+        return snapshot()
+
+    def counted():
+        asked.append(site.clock.now_s)
+        monkeypatch.setattr(site.job, "snapshot", dear)
+        consider()
+        monkeypatch.setattr(site.job, "snapshot", snapshot)
+
+    monkeypatch.setattr(site.analysis, "consider", counted)
+    while site.clock.now_s < began_s + 300.0:
+        step = int((site.clock.now_s - began_s) / 0.1)
+        site.job.changes = {"nodes": (node_snapshot("a", status(0, last_step=step)),)}
+        site.records.newest = step
+        site.clock.now_s += max(POLL_S, asyncio.run(site.analysis.turn()))
+        if site.clock.now_s > began_s + 250.0:
+            calm.append(site.pace.calm)
+    assert len(asked) * cost_s <= 1.05 * CONSIDER_SHARE * 300.0
+    assert len(asked) >= 0.7 * min(300.0 / CONSIDER_S, CONSIDER_SHARE * 300.0 / cost_s)
+    assert all(calm)
+
+
+def test_a_job_that_could_not_be_seen_before_the_round_and_can_be_in_it_harms_no_other():
+    site = Site()
+    site.jobs["late"] = FakeJob(job="late", broken=RuntimeError("no snapshot"))
+    site.analysis.consider()
+    del site.jobs["late"].changes["broken"]
+    assert asyncio.run(site.analysis.look_round()) == TURN_S
+    assert set(site.sink.detected) == {"j", "late"}
