@@ -26,7 +26,8 @@ SPREAD = 3.0
 HEARTBEAT_S = 1.0
 AGAIN_S = 40.0
 USUAL_AGAIN_S = 5.0
-"""Steps that have been as long as usual for so long may become suspicious again."""
+"""Steps that have been as long as usual for so long may become suspicious again. Where they do within
+`2 * AGAIN_S`, it takes twice as long each time, up to `AGAIN_S`: many jobs save every few seconds."""
 STILL_STEPS = 4
 STILL_S = 2.5
 """A step that takes so long, and several times as long as usual, is longer whatever it ends as."""
@@ -38,7 +39,8 @@ class StepRate:
     def __init__(self) -> None:
         self._points: deque[tuple[float, int]] = deque()
         self._suspected_s, self._suspected_length_s = -math.inf, 0.0
-        self._longer_s = -math.inf
+        self._longer_s = self._said_s = -math.inf
+        self._usual_again_s = USUAL_AGAIN_S
 
     def note(self, step: int, at_s: float) -> None:
         """The newest completed step at a time, -1 for none. What is not newer says nothing."""
@@ -88,7 +90,7 @@ class StepRate:
         if len(lengths) <= LEAST_WINDOWS:
             return False
         if not self._is_longer(lengths, now_s):
-            if now_s - self._longer_s >= USUAL_AGAIN_S:
+            if now_s - self._longer_s >= self._usual_again_s:
                 self._suspected_s = -math.inf
             return False
         self._longer_s = now_s
@@ -97,6 +99,9 @@ class StepRate:
         if now_s - self._suspected_s < AGAIN_S and length_s <= LOWEST * self._suspected_length_s:
             return False
         self._suspected_s, self._suspected_length_s = now_s, length_s
+        soon = now_s - self._said_s < 2 * AGAIN_S
+        self._usual_again_s = min(2 * self._usual_again_s, AGAIN_S) if soon else USUAL_AGAIN_S
+        self._said_s = now_s
         return True
 
     def _still_s(self, now_s: float) -> float:

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from pulsetrain.analytics.slowness.step_rate import STILL_S, StepRate
+from pulsetrain.analytics.slowness.step_rate import AGAIN_S, STILL_S, StepRate
 
 
 def heartbeats(rate, step_s, seconds, began_s=0.0, done=0.0):
@@ -69,3 +69,15 @@ def test_nothing_is_usual_before_some_windows_have_passed():
     heartbeats(rate, lambda: 0.1, 5)
     assert not rate.known
     assert not rate.suspicious(5.0)
+
+
+@pytest.mark.parametrize("every_s", [8, 12, 20])
+def test_pauses_that_come_again_and_again_are_looked_into_now_and_then(every_s):
+    rate, seconds, done, suspicious = StepRate(), 600, 0, []
+    for second in range(1, seconds + 1):
+        done += 1 if second % every_s == 0 else 10  # it saves or evaluates then
+        rate.note(done, float(second))
+        if rate.suspicious(float(second)):
+            suspicious.append(second)
+    assert suspicious
+    assert len(suspicious) <= seconds / AGAIN_S + 4
