@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +21,8 @@ DIGEST = 16
 COUNT = 8
 RECIPE, PACK, NEW = ".recipe", ".pack", ".new"
 READ = 256 * BLOCK
+MOST_PACKS = 64
+"""More are put together: each image may leave some that a page of is still in use, and `get` opens all."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,8 +99,15 @@ class ImageBlocks:
         for left in self._folder.glob("*" + NEW):
             left.unlink(missing_ok=True)
         wanted = self._wanted("")
-        for pack in list(self._packs()):
+        for pack in self._packs():
             _shrink(pack, wanted)
+        self._merge()
+
+    def _merge(self) -> None:
+        """Put the smallest packs together where there are many. A full disk leaves them as they are."""
+        packs = sorted(self._packs(), key=lambda pack: (pack.stat().st_size, pack.name))
+        if len(packs) > MOST_PACKS:
+            _join(packs[: len(packs) - MOST_PACKS // 2])
 
     def _wanted(self, prefix: str) -> set[bytes]:
         paths = [self._folder / (_plain(n) + RECIPE) for n in self.names() if n.startswith(prefix)]
@@ -180,6 +189,33 @@ def _read_recipe(path: Path) -> tuple[int, list[bytes]]:
 
 def _split(joined: bytes) -> list[bytes]:
     return [joined[at : at + DIGEST] for at in range(0, len(joined), DIGEST)]
+
+
+def _join(packs: Sequence[Path]) -> None:
+    """Move the blocks of packs into the first of them."""
+    new = packs[0].with_name(packs[0].name + NEW)
+    moved: dict[bytes, None] = {}
+    try:
+        with new.open("wb") as written:
+            for pack in packs:
+                for digest, block in _contents(pack):
+                    if digest not in moved:
+                        moved[digest] = None
+                        written.write(block)
+            written.write(_index(moved))
+        new.rename(packs[0])
+    except OSError:
+        new.unlink(missing_ok=True)
+        return
+    for pack in packs[1:]:
+        pack.unlink(missing_ok=True)
+
+
+def _contents(pack: Path) -> Iterator[tuple[bytes, bytes]]:
+    """The digest and the bytes of each block."""
+    with pack.open("rb") as file:
+        for digest in _digests_of(pack):
+            yield digest, file.read(BLOCK)
 
 
 def _shrink(pack: Path, wanted: set[bytes]) -> None:

@@ -134,8 +134,7 @@ class ProcessImages:
         except (OSError, ValueError, PulsetrainError) as error:
             let_go(processes.values())
             self.clear()
-            with contextlib.suppress(OSError, ValueError):
-                self._blocks.delete("")
+            self._forget_pages()
             raise Unavailable(f"image: {error}") from error
         return manifest
 
@@ -150,12 +149,20 @@ class ProcessImages:
             raise Unavailable(f"image {name!r}: it is of host {manifest.host!r}")
         if manifest.boot != BOOT.read_text().strip():
             raise Unavailable(f"image {name!r}: the host was started anew since")
+        try:
+            self._fetch(manifest, folder)
+        except Unavailable:
+            self._forget_pages()  # or the next image would have the damaged ones, too
+            raise
+        return manifest
+
+    def _fetch(self, manifest: Manifest, folder: Path) -> None:
+        """Bring the pages back into the image's folder. Raises `Unavailable` where a file is another one."""
         for file, digest in manifest.files.items():
             if _has_pages(Path(file)):
-                self._blocks.get(f"{name}/{file}", folder / file)
+                self._blocks.get(f"{manifest.name}/{file}", folder / file)
             if not (folder / file).is_file() or _digest(folder / file) != digest:
-                raise Unavailable(f"image {name!r}: {file} is not what was written")
-        return manifest
+                raise Unavailable(f"image {manifest.name!r}: {file} is not what was written")
 
     def restore(
         self, manifest: Manifest, zygote: Zygote, on_exit: Mapping[str, Callable[[int], None]]
@@ -194,14 +201,21 @@ class ProcessImages:
             shutil.rmtree(self._folder)
 
     def tidy(self) -> None:
-        """Remove what an agent that was killed has left of an image: one that has no manifest."""
-        if self._allowed != "auto" or not self._folder.exists():
+        """Remove what an earlier agent has left that no restore can use, with its pages.
+
+        That is an image without a manifest, of an agent that was killed, and one from before the host was
+        started anew. Its pages may not have reached the disk.
+        """
+        if self._allowed != "auto" or any(map(_is_of_this_boot, self._folder.glob(f"*/{MANIFEST}"))):
             return
-        if not any(self._folder.glob(f"*/{MANIFEST}")):
-            self.clear()
-            with contextlib.suppress(OSError, ValueError):
-                self._blocks.delete("")
-            log.info("an image that was not whole is removed", folder=str(self._folder))
+        if self._folder.exists():
+            log.info("an image that cannot be restored is removed", folder=str(self._folder))
+        self.clear()
+        self._forget_pages()
+
+    def _forget_pages(self) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            self._blocks.delete("")
 
     def _keep(self, name: str, file: Path) -> tuple[int, int]:
         """Take pages out of the image's folder. The file's size, and what of it is new."""
@@ -302,6 +316,13 @@ def _said(folder: Path) -> str:
 
 def _criu() -> str:
     return shutil.which("criu") or "criu"
+
+
+def _is_of_this_boot(manifest: Path) -> bool:
+    try:
+        return bool(json.loads(manifest.read_text())["boot"] == BOOT.read_text().strip())
+    except (OSError, ValueError, TypeError, KeyError):
+        return False
 
 
 def _images(folder: Path) -> list[Path]:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pulsetrain.agent.processes.image_blocks import BLOCK, ImageBlocks
+from pulsetrain.agent.processes.image_blocks import BLOCK, MOST_PACKS, ImageBlocks
 from pulsetrain.core.errors import Unavailable
 
 CONTENT = st.tuples(
@@ -105,3 +105,32 @@ def test_a_file_that_was_cut_short_is_refused(kept, kind):
     path.write_bytes(path.read_bytes()[:-5])
     with pytest.raises(Unavailable, match=r"a: a block of it is missing|a: its recipe is not whole"):
         kept.get("a")
+
+
+def images_that_share_a_page_each(kept, count):
+    """Each image has one page more than the one before, and only the newest is left."""
+    pages = []
+    for number in range(count):
+        pages.append(f"{number:04d}".encode() * (BLOCK // 4))
+        kept.put(f"{number}/rank_0", b"".join(pages))
+        kept.blocks.delete("", but=f"{number}/")
+    return f"{count - 1}/rank_0", b"".join(pages)
+
+
+def test_however_many_images_there_were_few_files_are_opened_for_one(kept):
+    name, content = images_that_share_a_page_each(kept, 3 * MOST_PACKS)
+    assert len(list((kept.folder / "blocks").glob("*.pack"))) <= MOST_PACKS
+    assert (kept.get(name), kept.disk_blocks()) == (content, 3 * MOST_PACKS)
+
+
+def test_a_disk_too_full_to_put_packs_together_loses_nothing(kept, monkeypatch):
+    name, content = images_that_share_a_page_each(kept, MOST_PACKS)
+    kept.put("next/rank_0", content + b"new" * BLOCK)
+
+    def full(self, target):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "rename", full)
+    kept.blocks.delete("gone/")
+    assert (kept.get(name), kept.get("next/rank_0")) == (content, content + b"new" * BLOCK)
+    assert not list((kept.folder / "blocks").glob("*.new"))

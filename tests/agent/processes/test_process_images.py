@@ -123,3 +123,33 @@ def test_what_an_agent_that_was_killed_has_left_is_removed_and_a_whole_image_sta
     made.tidy()
     assert not (tmp_path / "images").exists()
     assert not list(tmp_path.glob("image-blocks/*"))
+
+
+def test_damaged_pages_do_not_get_into_the_next_image(tmp_path, sleeper):
+    made = images(tmp_path)
+    dump(made, sleeper)
+    [pack] = (tmp_path / "image-blocks").glob("*.pack")
+    pack.write_bytes(b"other" + pack.read_bytes()[5:])
+    with pytest.raises(Unavailable, match="not what was written"):
+        made.read("one")
+    made.clear()
+    again = dump(made, sleeper)
+    assert made.read("one") == again
+
+
+def test_nothing_from_before_the_host_was_started_anew_is_kept(tmp_path, sleeper, monkeypatch):
+    made = images(tmp_path)
+    dump(made, sleeper)
+    (tmp_path / "boot").write_text("another")
+    monkeypatch.setattr(process_images, "BOOT", tmp_path / "boot")
+    made.tidy()
+    assert not (tmp_path / "images").exists()
+    assert not list(tmp_path.glob("image-blocks/*"))
+
+
+def test_pages_whose_image_is_gone_do_not_outlive_the_agent(tmp_path, sleeper):
+    made = images(tmp_path)
+    dump(made, sleeper)
+    made.clear()
+    made.tidy()
+    assert not list(tmp_path.glob("image-blocks/*"))
