@@ -106,6 +106,7 @@ def resize(
     Where there are more survivors than `size`, the last ones are left out. Where there are too few nodes, the
     world is smaller than `size`. Where `sizes` allow units of unequal size, the fullest ones come first.
     """
+    healthy = set(healthy)
     survivors = [member for member in world if member.node in healthy]
     if sizes is not None and sizes.unequal:
         survivors = _fullest_first(world, survivors, sizes)
@@ -120,7 +121,8 @@ def _fullest_first(
     """The survivors by unit, so that few of them change their unit: larger units have the lower ranks."""
     ends = list(accumulate(sizes.units(len(world))))
     units: list[list[WorldNode]] = [[] for _ in (*ends, 0)]
+    left = {member.node for member in survivors}
     for place, member in enumerate(world):
-        if member in survivors:
+        if member.node in left:
             units[bisect_right(ends, place)].append(member)
     return [member for unit in sorted(units, key=len, reverse=True) for member in unit]

@@ -1,5 +1,7 @@
 """How many nodes a job may run on, and who stays where when that changes."""
 
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -91,3 +93,14 @@ def test_whole_units_keep_the_order_that_they_had():
     whole = WorldSizes(least=4, most=8, unit=4)
     healthy = [name for name in "abcdefgh" if name != "c"]
     assert resize(world(*"abcdefgh"), 4, healthy, [], whole) == resize(world(*"abcdefgh"), 4, healthy, [])
+
+
+def test_a_world_of_many_thousand_nodes_is_put_together_in_a_moment():
+    before, sizes = (
+        world(*(f"n{i}" for i in range(6000))),
+        WorldSizes(least=4, most=6000, unit=4, unit_least=3),
+    )
+    began_s = time.process_time()
+    after = resize(before, 5999, [m.node for m in before[1:]], [], sizes)
+    assert time.process_time() - began_s < 1.0
+    assert len(after) == 5999
