@@ -263,6 +263,22 @@ def test_a_link_that_carries_nothing_is_named_and_no_rank(behind):
     assert (told["nodes"], told["links"], told["certain"]) == (["a", "b"], [["a", "b"]], False)
 
 
+def test_of_very_many_links_some_are_listed_and_every_node():
+    members = tuple(range(20))
+    world = tuple(
+        WorldNode(node=f"n{r:02}", node_rank=r, address=f"10.0.0.{r}", peer_port=1, nproc=1) for r in members
+    )
+    ranks = [status(r, 4.0, group("dp", members, 40, "all_reduce", op_bytes=64)) for r in members]
+    activity = {}
+    for rank in members:
+        stuck = [StuckConnection(local=f"10.0.0.{rank}", remote=f"10.0.0.{r}", resends=5) for r in members]
+        activity[rank] = replace(idle(rank), still_ns=4 * S, waits_in="poll", stuck=tuple(stuck))
+    (finding,) = findings(hang(view(ranks, world=world, activity=activity)))
+    assert finding.summary == "The job hangs in the network: no data passes over 190 links"
+    assert len(finding.evidence["nodes"]) == 20
+    assert len(finding.evidence["links"]) == 64
+
+
 def test_a_rank_that_works_behind_a_broken_link_is_left_alone():
     assert findings(hang(cut(behind=True, still_ns=0, io_bytes_s=5e7))) == []
 

@@ -16,6 +16,7 @@ OF_BROKEN_LINKS = ("waits", "still", "unknown", "network")  # conditions of a ra
 PROVEN = ("frozen", "mismatch", "held_gil", "loop")  # conditions that are named without patience
 _MAX_SILENCES = 64  # ranks whose silences are listed in the evidence; of a larger job none are
 _MAX_GROUPS = 16
+_MAX_LINKS = 64  # that are listed in the evidence
 _USUAL = 1.25  # a silence shorter than so many times the longest that ended at the same place is no hang
 
 
@@ -188,5 +189,5 @@ def _evidence_of_links(links: BrokenLinks) -> dict[str, object]:
     """Return what links that carry nothing change: the network is at fault, and no rank."""
     if not links.pairs:
         return {}
-    pairs = [list(pair) for pair in links.pairs]
+    pairs = [list(pair) for pair in links.pairs[:_MAX_LINKS]]
     return {"class": "network", "culprits": [], "nodes": links.nodes, "links": pairs}
