@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from pulsetrain.hub.traffic_stop import find, stopped_for_s, with_evidence
-from pulsetrain.protocol.messages import RankActivity
+from pulsetrain.protocol.messages import GroupStatus, RankActivity
 from tests.recovery.builders import S, heartbeat, job_snapshot, node_snapshot, status
 
 
@@ -14,6 +14,9 @@ def node(name, first, stopped_s=60.0, progress=0, activity=(), usual=1e9):
     gauges = {"traffic_stopped_s": stopped_s, "traffic_bytes_per_s": usual}
     beat = heartbeat(name, *ranks, gauges=gauges, activity=activity)
     return node_snapshot(name, heartbeat=beat)
+
+
+IN_FLIGHT = (GroupStatus(group="dp", members=(0, 1, 2, 3), enqueued=8, completed=7, op="all_reduce"),)
 
 
 def job(*nodes):
@@ -60,6 +63,11 @@ def test_ranks_that_all_wait_in_a_collective_without_traffic_hang_in_the_network
     assert finding.summary.endswith("for 60 s, and every rank waits in a collective")
 
 
+def test_a_rank_whose_program_went_on_to_its_step_waits_for_what_is_in_flight():
+    went_on = waiting("b", 2, phase="backward", groups=IN_FLIGHT)
+    assert find(job(waiting("a", 0), went_on)).evidence["condition"] == "network"
+
+
 def computes(rank):
     return RankActivity(rank=rank, cpu_ratio=0.0, helper_cpu_ratio=1.0, io_bytes_s=0.0, still_ns=0)
 
@@ -69,6 +77,7 @@ def computes(rank):
     [
         waiting("b", 2, phase="evaluate"),
         waiting("b", 2, phase="checkpoint"),
+        waiting("b", 2, phase="evaluate", groups=IN_FLIGHT),
         waiting("b", 2, phase="forward"),
         waiting("b", 2, age_s=5),
         waiting("b", 2, state="stopped"),
@@ -77,7 +86,18 @@ def computes(rank):
         waiting("b", 2, activity=(computes(2),)),
         node_snapshot("b", heartbeat=heartbeat("b", gauges={"traffic_stopped_s": 60.0})),
     ],
-    ids=["evaluates", "saves", "computes", "moved", "stopped", "traffic", "reads", "compiles", "no ranks"],
+    ids=[
+        "evaluates",
+        "saves",
+        "evaluates meanwhile",
+        "computes",
+        "moved",
+        "stopped",
+        "traffic",
+        "reads",
+        "compiles",
+        "no ranks",
+    ],
 )
 def test_one_rank_that_does_not_wait_is_enough_for_no_hang(other):
     assert find(job(waiting("a", 0), other)) is None

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from pulsetrain.analytics.hangs.job_view import COMMUNICATION, JobView
+from pulsetrain.analytics.hangs.job_view import COMMUNICATION, JobView, slow_phase
 from pulsetrain.protocol.messages import RankStatus
 
 Pair = tuple[str, str]
@@ -72,7 +72,12 @@ def find(view: JobView) -> BrokenLinks:
 
 
 def waits(status: RankStatus) -> bool:
-    """Whether a rank is in a collective or in a transfer."""
+    """Whether a rank is in a collective or in a transfer.
+
+    A rank that evaluates, saves or is in a phase of the user's own works, whatever is in flight meanwhile.
+    """
+    if slow_phase(status):
+        return False
     return status.last_phase in COMMUNICATION or any(group.op for group in status.groups)
 
 
