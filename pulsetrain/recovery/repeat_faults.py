@@ -36,6 +36,7 @@ def at_a_stop(job: JobState) -> dict[str, str]:
     node, failed = recovery.fault.node, job.members.failed
     if not recovery.node_counted:
         recovery.node_counted = True
+        _forget_old(job, now_s)
         job.restarts.by_node.setdefault(node, []).append(now_s)
     times, others = _times(job, node, now_s), [n.name for n in job.members.active() if n.name != node]
     if times <= MORE_OFTEN * max((_times(job, other, now_s) for other in others), default=0):
@@ -56,6 +57,12 @@ def _is_the_jobs(job: JobState, fault: Fault) -> bool:
     while len(known) > MOST_ERRORS:
         del known[next(iter(known))]
     return any(len(known[error]) > 1 for error in errors)
+
+
+def _forget_old(job: JobState, now_s: float) -> None:
+    """Drop faults that count no more: all that are kept are written at each restart."""
+    recent = {n: [at for at in s if now_s - at < REMEMBERED_S] for n, s in job.restarts.by_node.items()}
+    job.restarts.by_node = {node: times_s for node, times_s in recent.items() if times_s}
 
 
 def _times(job: JobState, node: str, now_s: float) -> int:

@@ -4,7 +4,7 @@ import pytest
 
 from pulsetrain.recovery import actions, faults
 from pulsetrain.recovery.checks import CheckReport
-from pulsetrain.recovery.repeat_faults import MOST_ERRORS
+from pulsetrain.recovery.repeat_faults import MOST_ERRORS, REMEMBERED_S
 from pulsetrain.recovery.transitions import Action
 from tests.recovery.builders import rank_exit
 from tests.recovery.test_actions import FakeNode, do, job_of
@@ -93,3 +93,11 @@ def test_a_nan_is_no_fault_of_a_node_that_multiplies_rightly(check_after):
 def test_a_signal_beside_a_nan_and_a_nan_without_products_count_as_faults(check_after, code, more):
     job = job_of(*map(FakeNode, "abz"), max_restarts=9, **more)
     assert list(check_after(job, 3, lines=NAN, code=code)) == ["b"]
+
+
+def test_faults_of_another_day_are_not_kept(check_after):
+    job = job_of(*map(FakeNode, "abz"), max_restarts=9)
+    now_s = job.services.clock.monotonic_s()
+    job.restarts.by_node = {"gone": [now_s - REMEMBERED_S - 1], "b": [now_s - 2 * REMEMBERED_S, now_s - 9]}
+    check_after(job, 1)
+    assert job.restarts.by_node == {"b": [now_s - 9, now_s]}
