@@ -263,6 +263,14 @@ def test_a_link_that_carries_nothing_is_named_and_no_rank(behind):
     assert (told["nodes"], told["links"], told["certain"]) == (["a", "b"], [["a", "b"]], False)
 
 
+def test_how_sure_it_is_of_a_link_does_not_depend_on_what_is_known_of_ranks():
+    gpus = {"has_gpus": True}  # for which no campaign counted how often a hang was right
+    (known,) = findings(hang(replace(cut(), **gpus)))
+    ranks = [status(0, 90.0), status(1, 90.0)]  # no group is recorded, so that no rank seems to wait
+    (alone,) = findings(hang(view(ranks, world=TWO_NODES, activity={0: resends(0), 1: resends(1)}, **gpus)))
+    assert (alone.subject, alone.confidence) == (known.subject, known.confidence)
+
+
 def test_of_very_many_links_some_are_listed_and_every_node():
     members = tuple(range(20))
     world = tuple(

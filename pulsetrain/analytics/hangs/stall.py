@@ -16,6 +16,7 @@ OF_BROKEN_LINKS = ("waits", "still", "unknown", "network")  # conditions of a ra
 PROVEN = ("frozen", "mismatch", "held_gil", "loop")  # conditions that are named without patience
 _MAX_SILENCES = 64  # ranks whose silences are listed in the evidence; of a larger job none are
 _MAX_GROUPS = 16
+_OF_LINKS = 0.8  # stated confidence in a link that carries nothing, as in a network where every member waits
 _MAX_LINKS = 64  # that are listed in the evidence
 _USUAL = 1.25  # a silence shorter than so many times the longest that ended at the same place is no hang
 
@@ -146,7 +147,7 @@ class Stall:
             subject_type=subject_type,
             subject=subject,
             severity="critical",
-            confidence=diagnosis.confidence,
+            confidence=_OF_LINKS if links.pairs else diagnosis.confidence,
             summary=f"The job hangs in the network: {reason}" if network else reason,
             evidence={**self._evidence(), **self._evidence_of(found), **_evidence_of_links(links)},
         )
