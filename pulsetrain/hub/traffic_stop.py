@@ -4,8 +4,9 @@ MegaScale (arXiv 2402.15627) restarts a job whose RDMA traffic is zero. A health
 minutes, while it saves, evaluates or compiles. So a stop is a hang in two cases. All ranks wait in a
 collective, of which the hang analyzer can say nothing: then the network is at fault. Or nothing is recorded
 of the program, such as of one that is no Python: then there is no other sign. Where the hang analyzer names
-somebody, it knows more, and the stop is only evidence. `HangPatience` decides how long it must last, as for
-every hang that may be a pause: ByteRobust (arXiv 2509.16293) waits ten minutes too.
+somebody, it knows more, and the stop is only evidence. `HangPatience` decides how long it must last. Where
+all ranks wait, that is as long as for any hang of the network. Where nothing is recorded of the program, it
+is as long as for a pause: ByteRobust (arXiv 2509.16293) waits ten minutes too.
 """
 
 from __future__ import annotations

@@ -109,7 +109,7 @@ def why_not_size(job: JobState, size: int) -> str:
         return ""
     standbys = [node.hello for node in members.standbys()]
     if members.world:
-        resized = resize(members.world, size, members.healthy(), standbys)
+        resized = resize(members.world, size, members.healthy(), standbys, job.resizing.sizes)
     else:
         resized = world.form_world(standbys, size)
     plan = members.plan_restore(resized, job.restarts.unrestorable)
@@ -199,7 +199,8 @@ def _tell(job: JobState, before: int, size: int) -> None:
     """Write down that the world changes, and what it costs."""
     members = job.members
     nproc = members.world[0].nproc
-    after = resize(members.world, size, members.healthy(), [n.hello for n in members.standbys()])
+    standbys = [node.hello for node in members.standbys()]
+    after = resize(members.world, size, members.healthy(), standbys, job.resizing.sizes)
     names, old = [m.node for m in after], [m.node for m in members.world]
     stood_s = short_s(job)
     detail = {

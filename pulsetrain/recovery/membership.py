@@ -197,7 +197,7 @@ class Membership:
         name = before.nodes[node_rank]
         return "" if name in self.nodes else name
 
-    def fill_world(self, count: int, sizes: WorldSizes | None = None) -> list[Promotion]:
+    def fill_world(self, count: int, sizes: WorldSizes) -> list[Promotion]:
         """Form the first world, or replace lost nodes by standbys. Returns who replaced whom.
 
         A world of another size is put together anew. Then nobody replaces anybody. Who is left out stands by.

@@ -99,7 +99,7 @@ def resize(
     size: int,
     healthy: Collection[str],
     standbys: Iterable[Hello],
-    sizes: WorldSizes | None = None,
+    sizes: WorldSizes,
 ) -> tuple[WorldNode, ...]:
     """A world of `size` nodes. Survivors keep their order, standbys follow in order of their names.
 
@@ -108,7 +108,7 @@ def resize(
     """
     healthy = set(healthy)
     survivors = [member for member in world if member.node in healthy]
-    if sizes is not None and sizes.unequal:
+    if sizes.unequal:
         survivors = _fullest_first(world, survivors, sizes)
     joined = sorted(standbys, key=lambda hello: hello.node)
     members = [*survivors, *(world_node(hello, 0) for hello in joined)][:size]

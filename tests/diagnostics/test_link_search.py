@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pulsetrain.diagnostics.link_search import MOST_ROUNDS, ROUNDS_BOUND, LinkSearch, comparable
+from pulsetrain.diagnostics.link_search import ERROR, MOST_ROUNDS, ROUNDS_BOUND, LinkSearch, comparable
 from pulsetrain.diagnostics.link_tests import Measured, Port
 
 BOTH, OUT, IN = ("out", "in"), ("out",), ("in",)
@@ -86,10 +86,13 @@ def test_nobody_is_named_where_all_is_well(count, per_switch, seed):
     assert verdict.rounds <= 4
 
 
-@settings(max_examples=60, deadline=None)
-@given(st.integers(8, 24), st.sets(st.integers(1, 80), max_size=8), st.integers(0, 10**6))
-def test_a_processor_that_was_busy_now_and_then_names_nobody(count, spoiled, seed):
-    assert not Network(ports(count, 4), spoiled=spoiled, seed=seed).search().culprits
+def test_a_processor_that_was_busy_now_and_then_names_somebody_once_in_a_thousand_searches():
+    wrong = 0
+    for seed in range(1000):
+        draw = random.Random(seed)
+        spoiled = draw.sample(range(1, 81), draw.randint(0, 8))
+        wrong += bool(Network(ports(draw.randint(8, 24), 4), spoiled=spoiled, seed=seed).search().culprits)
+    assert wrong <= 1000 * 2 * ERROR
 
 
 @settings(max_examples=40, deadline=None)

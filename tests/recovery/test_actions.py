@@ -47,7 +47,7 @@ def job_of(*nodes, nnodes=2, max_restarts=3, **policy):
     )
     job.members = Membership()
     job.members.nodes = {node.name: node for node in nodes}
-    job.members.fill_world(nnodes)
+    job.members.fill_world(nnodes, job.resizing.sizes)
     job.attempt = Attempt(number=0, first_step_done=True)
     return job
 

@@ -72,6 +72,20 @@ def test_a_job_that_lost_a_node_waits_and_then_goes_on_with_the_rest_in_their_or
     run(scenario)
 
 
+def test_what_is_told_of_units_of_unequal_size_is_what_is_launched():
+    async def scenario():
+        fleet = fleet_of("abcdefgh", sizes=(4, 4, 3))
+        await fleet.form()
+        saved(fleet, 9)
+        await lose(fleet, "b", "c", "d")
+        await fleet.settle(3.1)
+        assert fleet.job.phase is Phase.RUNNING
+        assert nodes_of(fleet) == ["e", "f", "g", "h"]
+        assert fleet.journal.last("shrink")["detail"]["left"] == ["a", "b", "c", "d"]
+
+    run(scenario)
+
+
 def test_a_standby_that_comes_in_time_keeps_the_size():
     async def scenario():
         fleet = fleet_of("ab")

@@ -6,6 +6,7 @@ from pulsetrain.protocol.messages import Held, Leaving
 from pulsetrain.recovery.membership import Membership, Promotion
 from pulsetrain.recovery.memory import WorldMemory
 from pulsetrain.recovery.nodes import Node, NodeState
+from pulsetrain.recovery.world_sizes import WorldSizes
 from tests.recovery.builders import heartbeat, hello, status
 
 
@@ -20,15 +21,19 @@ def joined(*names, standby=(), **hello_changes):
     return members
 
 
+def fixed(size):
+    return WorldSizes(least=size, most=size)
+
+
 def formed(*names, count=2):
     members = joined(*names)
-    members.fill_world(count)
+    members.fill_world(count, fixed(count))
     return members
 
 
 def test_forming_a_world_makes_its_nodes_active_and_promotes_nobody():
     members = joined("b", "a", "z")
-    assert members.fill_world(2) == []
+    assert members.fill_world(2, fixed(2)) == []
     assert [m.node for m in members.world] == ["a", "b"]
     assert {n.name: str(n.state) for n in members.nodes.values()} == {
         "a": "active", "b": "active", "z": "standby",
@@ -38,7 +43,7 @@ def test_forming_a_world_makes_its_nodes_active_and_promotes_nobody():
 def test_a_standby_replaces_a_lost_node_at_its_rank():
     members = formed("a", "b", "z")
     members.nodes["a"].state = NodeState.LOST
-    assert members.fill_world(2) == [Promotion(node="z", node_rank=0, replaces="a")]
+    assert members.fill_world(2, fixed(2)) == [Promotion(node="z", node_rank=0, replaces="a")]
     assert [m.node for m in members.world] == ["z", "b"]
 
 

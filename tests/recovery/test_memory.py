@@ -179,12 +179,17 @@ async def trained(memory):
     return fleet
 
 
+def hub_after(first, seconds):
+    """A new hub with the memory of another one, so many seconds later."""
+    fleet = Fleet("", memory=first.memory)
+    fleet.clock.now_s = first.clock.now_s + seconds
+    return fleet
+
+
 def test_a_new_hub_goes_on_to_tell_what_the_time_of_a_running_job_went_to():
     async def scenario():
-        memory = FakeMemory()
-        first = await trained(memory)
-        fleet = Fleet("", memory=memory)
-        fleet.clock.now_s = first.clock.now_s + 20.0
+        first = await trained(FakeMemory())
+        fleet = hub_after(first, 20.0)
         fleet.agents = {n: fleet.join(n, attempt=0, node_rank=i) for i, n in enumerate("ab")}
         await fleet.settle()
         assert fleet.job.phase is Phase.RUNNING
@@ -197,10 +202,8 @@ def test_a_new_hub_goes_on_to_tell_what_the_time_of_a_running_job_went_to():
 
 def test_another_run_of_the_same_name_begins_with_no_time_spent():
     async def scenario():
-        memory = FakeMemory()
-        first = await trained(memory)
-        fleet = Fleet("", memory=memory)
-        fleet.clock.now_s = first.clock.now_s + 500.0
+        first = await trained(FakeMemory())
+        fleet = hub_after(first, 500.0)
         for name in "ab":
             fleet.agents[name] = fleet.join(name, pid=4000 + ord(name))
         await fleet.form()
