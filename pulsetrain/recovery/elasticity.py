@@ -79,8 +79,16 @@ def _awaits_nodes(job: JobState, quiet_s: float) -> bool:
     before = job.members.before
     if before is None or not job.members.survived():
         return True
-    away = any(name not in job.members.nodes for name in before.nodes)
+    agents = dict(zip(before.nodes, before.pids, strict=True))
+    missing = {name: pid for name, pid in agents.items() if name not in job.members.nodes}
+    away = not all(_was_evicted(job, name, pid) for name, pid in missing.items())
     return away and quiet_s <= job.services.policy.adopt_timeout_s
+
+
+def _was_evicted(job: JobState, node: str, pid: int) -> bool:
+    """Whether an earlier hub has evicted this agent."""
+    past = job.remembered.get(node)
+    return past is not None and bool(past.evicted) and past.pid == pid
 
 
 def short_s(job: JobState) -> float:

@@ -361,6 +361,24 @@ def test_standbys_take_the_place_of_nodes_that_were_evicted_or_do_not_come_back_
     run(scenario)
 
 
+@pytest.mark.parametrize(
+    ("pid", "taken_over"), [(ord("b"), Phase.RUNNING), (ord("b") + 1, Phase.FORMING)], ids=["it", "another"]
+)
+def test_a_new_hub_does_not_wait_for_an_agent_that_was_evicted(pid, taken_over):
+    """The hub ended after the eviction and before the launch. Another agent of that node may still come."""
+
+    async def scenario():
+        memory = FakeMemory()
+        await Fleet("ab", memory=memory).form()
+        memory.node("j", "b", NodeMemory(pid=pid, evicted="fan", evicted_by="controller"))
+        fleet = await interrupted(memory, "a")
+        fleet.agents["z"] = fleet.join("z", standby=True)
+        await beat(fleet, 4)
+        assert fleet.job.phase is taken_over
+
+    run(scenario)
+
+
 @pytest.mark.parametrize(("cap", "taken"), [(2, 2), (1, 0), (5, 5)])
 def test_a_size_that_this_run_cannot_have_is_forgotten(cap, taken):
     """Another run of the same name may have other sizes. It would wait for ever."""
