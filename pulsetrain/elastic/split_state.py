@@ -7,7 +7,7 @@ jobs that split the same tensors as DTensors.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -169,13 +169,14 @@ class SplitOptimizer:
     def take_parts(self, kinds: Mapping[str, Kind], read: Read, saved: Mapping[str, Any]) -> None:
         """Read the parts that this rank holds now, whoever saved them. Settings come from one of them."""
         state: dict[int, dict[str, Any]] = {}
-        for number, name in enumerate(self._names):
-            prefix = f"state.{name}."
-            for full in (full for full in kinds if full.startswith(prefix)):
-                tensor = self._empty(number, kinds[full])
+        numbers = {name: number for number, name in enumerate(self._names)}
+        for full, kind in kinds.items():
+            name = _parameter_of(full, numbers)
+            if name:
+                tensor = self._empty(numbers[name], kind)
                 for part in _leaves(self._splits.saved(name, tensor)):
                     read(full, part)
-                state.setdefault(number, {})[full.removeprefix(prefix)] = tensor
+                state.setdefault(numbers[name], {})[full.removeprefix(f"state.{name}.")] = tensor
         self._take(state, saved["param_groups"])
 
     def _empty(self, number: int, kind: Kind) -> torch.Tensor:
@@ -215,6 +216,20 @@ def split_state(
     """
     splits = _Splits(layouts, local_rank)
     return {"model": SplitParameters(splits), "optimizer": SplitOptimizer(optimizer, splits)}
+
+
+def _parameter_of(full: str, names: Container[str]) -> str:
+    """The parameter to which a name in the optimizer's state belongs, "" for none.
+
+    >>> _parameter_of("state.a.b.exp_avg", {"a", "a.b"}), _parameter_of("param_groups.0.lr", {"a"})
+    ('a.b', '')
+    """
+    if not full.startswith("state."):
+        return ""
+    name = full.removeprefix("state.").rpartition(".")[0]
+    while name and name not in names:
+        name = name.rpartition(".")[0]
+    return name
 
 
 def _leaves(value: object) -> list[torch.Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
@@ -129,7 +130,8 @@ class JobState:
             self.resizing.cap = cap if sizes.fit(cap) == cap else 0  # this run may have other sizes
             self.resizing.devices = memory.size.devices
         if memory.time is not None:
-            self.time, self._time_goes_on = TimeBook.recalled(memory.time), True
+            with contextlib.suppress(ValueError):  # of another version: the hub must begin all the same
+                self.time, self._time_goes_on = TimeBook.recalled(memory.time), True
         if memory.world is not None:
             self.attempt.number, self.members.before = memory.world.attempt, memory.world
 

@@ -171,6 +171,22 @@ def test_what_was_saved_at_other_degrees_is_refused_where_parts_cannot_be_read()
         put_back(Rank((4, 4), 3).state, saved)
 
 
+def test_a_parameter_whose_name_begins_another_one_takes_its_own_state_alone():
+    class Kind:
+        shape, dtype = (2,), "float32"
+
+    parameters = {name: nn.Parameter(torch.zeros(2)) for name in ("a", "a.b")}
+    optimizer = torch.optim.SGD(parameters.values(), lr=RATE, momentum=0.5)
+    layouts = {name: ParameterLayout(parameter=p) for name, p in parameters.items()}
+    kinds = {f"state.{name}.momentum_buffer": Kind() for name in parameters}
+    state = split_state(layouts, optimizer, 0)["optimizer"]
+    state.take_parts(kinds, lambda full, part: part.fill_(len(full)), optimizer.state_dict())
+    taken = {name: optimizer.state[parameter] for name, parameter in parameters.items()}
+    lengths = {name: len(f"state.{name}.momentum_buffer") for name in parameters}
+    assert {name: list(of) for name, of in taken.items()} == {n: ["momentum_buffer"] for n in parameters}
+    assert {name: of["momentum_buffer"][0].item() for name, of in taken.items()} == lengths
+
+
 def test_an_optimizer_with_a_parameter_that_nobody_named_is_refused():
     rank = Rank((4, 3), 0)
     other = torch.optim.SGD([nn.Parameter(torch.ones(2))])

@@ -1,5 +1,7 @@
 """A hub that is started anew knows what the one before it knew. Against fake agents."""
 
+from dataclasses import replace
+
 import pytest
 
 from pulsetrain.protocol.messages import Leave
@@ -196,6 +198,19 @@ def test_a_new_hub_goes_on_to_tell_what_the_time_of_a_running_job_went_to():
         before, after = first.job.time_use.row(), fleet.job.time_use.row()
         assert after["since_ns"] == before["since_ns"]
         assert after["seconds"] == {**before["seconds"], "train": before["seconds"]["train"] + 20.0}
+
+    run(scenario)
+
+
+def test_a_use_of_time_that_only_a_later_version_knows_does_not_keep_the_hub_from_beginning():
+    async def scenario():
+        first = await trained(FakeMemory())
+        first.memory.time("j", replace(first.memory.values["j", "time"], use="dream"))
+        fleet = hub_after(first, 20.0)
+        fleet.agents = {n: fleet.join(n, attempt=0, node_rank=i) for i, n in enumerate("ab")}
+        await fleet.settle()
+        assert fleet.job.phase is Phase.RUNNING
+        assert fleet.job.time_use.row()["seconds"]["train"] <= 20.0
 
     run(scenario)
 

@@ -76,8 +76,17 @@ def _rows(file: Path) -> list[list[str]]:
 
 
 def _words(value: str) -> list[str]:
-    """The words of a list that includes interfaces. One that begins with ^ excludes, and chooses none."""
-    return [] if value.startswith("^") else [word.strip() for word in value.split(",") if word.strip()]
+    """The words of a list that includes interfaces. One that begins with ^ excludes, and chooses none.
+
+    NCCL takes = at the beginning for the whole list.
+
+    >>> _words("=eth0, eth1"), _words("^lo")
+    (['=eth0', '=eth1'], [])
+    """
+    if value.startswith("^"):
+        return []
+    sign = "=" if value.startswith("=") else ""
+    return [sign + word.strip() for word in value.removeprefix("=").split(",") if word.strip()]
 
 
 def _names(word: str, interface: str) -> bool:

@@ -47,6 +47,7 @@ def test_default_routes_of_both_versions_are_known_where_they_are_up(machine):
     [
         ({"GLOO_SOCKET_IFNAME": "data"}, ["data", "data1"]),
         ({"NCCL_SOCKET_IFNAME": "=data"}, ["data"]),
+        ({"NCCL_SOCKET_IFNAME": "=veth9,data"}, ["data", "veth9"]),
         ({"NCCL_SOCKET_IFNAME": "^data,lo"}, []),
         ({"NCCL_SOCKET_IFNAME": "lo, docker0"}, ["docker0"]),
     ],
