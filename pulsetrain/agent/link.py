@@ -43,7 +43,8 @@ Greeting = Callable[[], Sequence[Hello | RankExit]]
 class Link:
     """Sends reports and receives commands, on a thread of its own. No method blocks.
 
-    Of several hubs it stays with the one that takes it. Each failure leads on to the next.
+    Of several hubs it stays with the one that takes it. Each failure leads on to the next. It waits only once
+    all have failed.
 
     Each connection begins with `greeting()`: a `Hello`, then the exits of the present attempt. So a restarted
     hub learns the present state. `on_command` runs on the link's thread and must return at once; its second
@@ -60,7 +61,7 @@ class Link:
         self._outbox: Outbox[HubConnection] = Outbox()
         self._connection: HubConnection | None = None
         self._accepted = False
-        self._backoff_s = FIRST_BACKOFF_S
+        self._backoff_s, self._tried = FIRST_BACKOFF_S, 0
         self._introduced, self._closing = threading.Event(), threading.Event()
         self.connected = threading.Event()
         self.refused: Future[None] = Future()
@@ -124,7 +125,9 @@ class Link:
                 await self._exchange(self._connection)
         except Unavailable as error:
             log.debug("hub_unreachable", error=str(error))
-            self._hubs.rotate(-1)
+            if self._another_hub():
+                await self._disconnect()
+                return 0.0
         except (AuthError, UsageError) as error:
             if not self._accepted:
                 self.refused.set_exception(error)
@@ -140,9 +143,15 @@ class Link:
         self._backoff_s, wait_s = min(self._backoff_s * 2, LAST_BACKOFF_S), self._backoff_s
         return wait_s
 
+    def _another_hub(self) -> bool:
+        """Go on to the next hub. Whether it has not been tried since the last wait."""
+        self._hubs.rotate(-1)
+        self._tried = (self._tried + 1) % len(self._hubs)
+        return self._tried > 0
+
     async def _connect(self) -> None:
         connection = self._connection = await HubConnection.open(self._hubs[0], self._received)
-        self._backoff_s = FIRST_BACKOFF_S
+        self._backoff_s, self._tried = FIRST_BACKOFF_S, 0
         self._wakeup.set()
         self._event_loop.call_later(SETTLED_S, self._settle, connection)
 

@@ -112,6 +112,18 @@ def test_of_several_hubs_the_one_that_is_there_is_found_also_when_it_changes(hub
     other.down()
 
 
+def test_it_waits_only_once_all_hubs_have_failed():
+    hubs = [FakeHub(), FakeHub()]
+    for hub in hubs:
+        hub.down()
+    first, second = (hub.url for hub in hubs)
+    link = Link(HubAddress(url=first, token=TOKEN, others=(second,)), lambda: (), lambda *_: None)
+    try:
+        assert [link._turn() for _ in range(6)] == [0.0, 0.05, 0.0, 0.1, 0.0, 0.2]
+    finally:
+        link.close(flush_s=0)
+
+
 def test_a_reply_to_a_lost_connection_is_dropped(hub, connect):
     asked, answers = threading.Event(), []
 
