@@ -65,10 +65,10 @@ class TrafficSite(Site):
         )
         assert until(lambda: self.ask() is not None, 90), (self.folder / "log").read_text()[-2000:]
 
-    def start_node(self, name, nnodes, *script, standby=False, nproc=1):
+    def start_node(self, name, nnodes, *script, standby=False):
         address = self.add(name)
         verb = ("agent", "--standby") if standby else ("run",)
-        job = ("--job", "j", "--node", name, "--nnodes", str(nnodes), "--nproc-per-node", str(nproc))
+        job = ("--job", "j", "--node", name, "--nnodes", str(nnodes), "--nproc-per-node", "1")
         where = ("--address", address, "--log-dir", str(self.folder / name))
         inside = ("ip", "netns", "exec", self.space(name), sys.executable, "-m", "pulsetrain.cli")
         env = self.env | {"GLOO_SOCKET_IFNAME": "data", "OMP_NUM_THREADS": "1"}
@@ -93,10 +93,6 @@ class TrafficSite(Site):
         outer, space = f"{self.space(name)}d", self.space(name)
         subprocess.run(["tc", "qdisc", "del", "dev", outer, "root"], capture_output=True, check=False)
         shell(f"tc -n {space} qdisc replace dev data root {bucket(RATE_MBIT)}")
-
-    def pull(self, name):
-        """The link goes down at the switch."""
-        shell(f"ip link set {self.space(name)}d down")
 
     def close(self):
         super().close()
