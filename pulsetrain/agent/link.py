@@ -61,7 +61,7 @@ class Link:
         self._outbox: Outbox[HubConnection] = Outbox()
         self._connection: HubConnection | None = None
         self._accepted = False
-        self._backoff_s, self._tried = FIRST_BACKOFF_S, 0
+        self._backoff_s, self._failed = FIRST_BACKOFF_S, 0  # hubs that failed one after another
         self._introduced, self._closing = threading.Event(), threading.Event()
         self.connected = threading.Event()
         self.refused: Future[None] = Future()
@@ -125,33 +125,33 @@ class Link:
                 await self._exchange(self._connection)
         except Unavailable as error:
             log.debug("hub_unreachable", error=str(error))
-            if self._another_hub():
-                await self._disconnect()
-                return 0.0
+            self._hubs.rotate(-1)
+            self._failed += 1
         except (AuthError, UsageError) as error:
             if not self._accepted:
                 self.refused.set_exception(error)
                 self._thread.stop()
                 return 0.0
             log.warning("hub_refuses", error=str(error))
+            self._failed = 0
         except Exception:
             await self._disconnect()
             raise
         else:
             return 0.0
         await self._disconnect()
+        return self._wait_s()
+
+    def _wait_s(self) -> float:
+        """How long to wait after a failure: not before a hub that was not tried since the last wait."""
+        if self._failed % len(self._hubs):
+            return 0.0
         self._backoff_s, wait_s = min(self._backoff_s * 2, LAST_BACKOFF_S), self._backoff_s
         return wait_s
 
-    def _another_hub(self) -> bool:
-        """Go on to the next hub. Whether it has not been tried since the last wait."""
-        self._hubs.rotate(-1)
-        self._tried = (self._tried + 1) % len(self._hubs)
-        return self._tried > 0
-
     async def _connect(self) -> None:
         connection = self._connection = await HubConnection.open(self._hubs[0], self._received)
-        self._backoff_s, self._tried = FIRST_BACKOFF_S, 0
+        self._backoff_s = FIRST_BACKOFF_S
         self._wakeup.set()
         self._event_loop.call_later(SETTLED_S, self._settle, connection)
 

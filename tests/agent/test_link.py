@@ -4,8 +4,9 @@ import threading
 
 import pytest
 
+from pulsetrain.agent.hub_connection import HubConnection
 from pulsetrain.agent.link import Link
-from pulsetrain.core.errors import AuthError, UsageError
+from pulsetrain.core.errors import AuthError, Unavailable, UsageError
 from pulsetrain.protocol.client import HubAddress
 from pulsetrain.protocol.messages import Heartbeat, Hello, RankExit, Reply, SelfCheck
 from tests.agent.fakehub import TOKEN, FakeHub
@@ -120,6 +121,28 @@ def test_it_waits_only_once_all_hubs_have_failed():
     link = Link(HubAddress(url=first, token=TOKEN, others=(second,)), lambda: (), lambda *_: None)
     try:
         assert [link._turn() for _ in range(6)] == [0.0, 0.05, 0.0, 0.1, 0.0, 0.2]
+    finally:
+        link.close(flush_s=0)
+
+
+def test_hubs_that_take_it_and_close_at_once_are_not_tried_without_a_wait(monkeypatch):
+    class Closed:
+        greeted = False
+
+        async def wait(self, event, timeout_s):
+            raise Unavailable("closed")
+
+        async def close(self):
+            pass
+
+    async def open_(hub, on_message):
+        return Closed()
+
+    monkeypatch.setattr(HubConnection, "open", open_)
+    hub = HubAddress(url="http://127.0.0.1:1", token=TOKEN, others=("http://127.0.0.1:2",))
+    link = Link(hub, lambda: (), lambda *_: None)
+    try:
+        assert [link._turn() for _ in range(8)] == [0.0, 0.0, 0.0, 0.05] * 2
     finally:
         link.close(flush_s=0)
 
