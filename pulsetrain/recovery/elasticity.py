@@ -79,9 +79,10 @@ def _awaits_nodes(job: JobState, quiet_s: float) -> bool:
     before = job.members.before
     if before is None or not job.members.survived():
         return True
-    agents = dict(zip(before.nodes, before.pids, strict=True))
-    missing = {name: pid for name, pid in agents.items() if name not in job.members.nodes}
-    away = not all(_was_evicted(job, name, pid) for name, pid in missing.items())
+    away = any(
+        name not in job.members.nodes and not _was_evicted(job, name, pid)
+        for name, pid in zip(before.nodes, before.pids, strict=True)
+    )
     return away and quiet_s <= job.services.policy.adopt_timeout_s
 
 
