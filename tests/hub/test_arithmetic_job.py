@@ -7,8 +7,8 @@ import pytest
 from pulsetrain import faults
 from pulsetrain.faults import arithmetic
 from pulsetrain.protocol.client import HubClient, find_hub
-from tests.agent.real_processes import until, with_environment
-from tests.hub.test_real_job import Site
+from tests.agent.real_processes import until
+from tests.hub.test_real_job import Site, opened
 
 pytestmark = [pytest.mark.alone, pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -37,10 +37,8 @@ dist.destroy_process_group()
 def site(tmp_path):
     site = Site(tmp_path)
     site.script.write_text(SCRIPT)
-    site.start_hub()
-    yield site
-    site.close()
-    assert until(lambda: not with_environment("SITE_MARK", site.mark))
+    with opened(site):
+        yield site
 
 
 def start(site, name, verb, *more, wrong=False):

@@ -11,8 +11,8 @@ import time
 import pytest
 
 from pulsetrain.protocol.client import HubClient, find_hub
-from tests.agent.real_processes import until, with_environment
-from tests.hub.test_real_job import Site
+from tests.agent.real_processes import until
+from tests.hub.test_real_job import Site, opened
 from tests.nvml.library import TestDriver
 
 pytest.importorskip("pynvml")
@@ -81,13 +81,8 @@ class Clocked(Site):
 
 @pytest.fixture
 def site(tmp_path):
-    site = Clocked(tmp_path)
-    try:
-        site.start_hub()
+    with opened(Clocked(tmp_path)) as site:
         yield site
-    finally:
-        site.close()
-    assert until(lambda: not with_environment("SITE_MARK", site.mark))
 
 
 def test_the_gpu_whose_clock_fell_is_named_and_nobody_else_before_and_after(site):

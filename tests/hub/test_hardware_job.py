@@ -11,8 +11,8 @@ import time
 import pytest
 
 from pulsetrain.protocol.client import HubClient, find_hub
-from tests.agent.real_processes import until, with_environment
-from tests.hub.test_real_job import Site
+from tests.agent.real_processes import until
+from tests.hub.test_real_job import Site, opened
 from tests.nvml.library import TestDriver
 from tests.repository import ROOT
 
@@ -54,11 +54,8 @@ class Machines(Site):
 
 @pytest.fixture
 def site(tmp_path):
-    site = Machines(tmp_path)
-    site.start_hub()
-    yield site
-    site.close()
-    assert until(lambda: not with_environment("SITE_MARK", site.mark))
+    with opened(Machines(tmp_path)) as site:
+        yield site
 
 
 def undisturbed(folder):

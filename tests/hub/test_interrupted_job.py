@@ -5,19 +5,16 @@ import signal
 import pytest
 
 from pulsetrain.protocol.client import HubClient, find_hub
-from tests.agent.real_processes import until, with_environment
-from tests.hub.test_real_job import Site
+from tests.agent.real_processes import until
+from tests.hub.test_real_job import Site, opened
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
 
 @pytest.fixture
 def site(tmp_path):
-    site = Site(tmp_path)
-    site.start_hub()
-    yield site
-    site.close()
-    assert until(lambda: not with_environment("SITE_MARK", site.mark))
+    with opened(Site(tmp_path)) as site:
+        yield site
 
 
 def test_ctrl_c_on_every_node_ends_the_job_without_an_alert(site):

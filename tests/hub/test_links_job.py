@@ -12,8 +12,8 @@ from pulsetrain.diagnostics.link_search import MOST_ROUNDS
 from pulsetrain.faults import links
 from pulsetrain.protocol.client import HubClient, find_hub
 from pulsetrain.stream.store.clickhouse import open_store
-from tests.agent.real_processes import until, with_environment
-from tests.hub.test_real_job import Site
+from tests.agent.real_processes import until
+from tests.hub.test_real_job import Site, opened
 
 pytestmark = [pytest.mark.alone, pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -110,11 +110,8 @@ class Network(Site):
 
 @pytest.fixture
 def site(tmp_path):
-    site = Network(tmp_path)
-    site.start_hub()
-    yield site
-    site.close()
-    assert until(lambda: not with_environment("SITE_MARK", site.mark))
+    with opened(Network(tmp_path)) as site:
+        yield site
 
 
 def test_real_agents_name_the_slow_port_and_nobody_where_links_are_good(site):

@@ -10,7 +10,7 @@ import pytest
 
 from pulsetrain.protocol.client import HubClient, find_hub
 from tests.agent.real_processes import until, with_environment
-from tests.hub.test_real_job import Site
+from tests.hub.test_real_job import Site, opened
 from tests.repository import ROOT
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(300)]
@@ -21,11 +21,8 @@ JOB = ROOT / "benchmarks" / "jobs" / "ddp.py"
 
 @pytest.fixture
 def site(tmp_path):
-    site = Site(tmp_path)
-    site.start_hub()
-    yield site
-    site.close()
-    assert until(lambda: not with_environment("SITE_MARK", site.mark))
+    with opened(Site(tmp_path)) as site:
+        yield site
 
 
 def launch(site, job, out):
@@ -60,6 +57,9 @@ def final_loss(output):
 def kill_a_rank(site, job):
     """Kill rank 1 with SIGKILL once two of the script's own checkpoints are known. Returns the newest."""
     assert until(lambda: newest_step(site, job) >= 2 * EVERY - 1, 120)
+    assert until(
+        lambda: status(site, job)["own_checkpoint"]["complete"], 10
+    )  # the first one seen takes longer
     (pid,) = [
         pid for pid in with_environment("SITE_MARK", site.mark) if f"rank 1 of job {job}" in _title(pid)
     ]

@@ -9,8 +9,7 @@ from textwrap import dedent
 import pytest
 
 from pulsetrain.protocol.client import HubClient, find_hub
-from tests.agent.real_processes import until, with_environment
-from tests.hub.test_real_job import Site
+from tests.hub.test_real_job import Site, opened
 from tests.repository import ROOT
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(200)]
@@ -39,11 +38,8 @@ JOB = ROOT / "benchmarks" / "jobs" / "pausing.py"  # its pauses and hangs need n
 
 @pytest.fixture
 def site(tmp_path):
-    site = Site(tmp_path)
-    site.start_hub()
-    yield site
-    site.close()
-    assert until(lambda: not with_environment("SITE_MARK", site.mark))
+    with opened(Site(tmp_path)) as site:
+        yield site
 
 
 def launch(site, script, *arguments):

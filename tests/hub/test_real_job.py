@@ -86,13 +86,21 @@ class Site:
         self.log.close()
 
 
+@contextlib.contextmanager
+def opened(site):
+    """A site whose hub runs. In the end no process of it is left."""
+    try:
+        site.start_hub()
+        yield site
+    finally:
+        site.close()
+    assert until(lambda: not with_environment("SITE_MARK", site.mark))
+
+
 @pytest.fixture
 def site(tmp_path):
-    site = Site(tmp_path)
-    site.start_hub()
-    yield site
-    site.close()
-    assert until(lambda: not with_environment("SITE_MARK", site.mark))
+    with opened(Site(tmp_path)) as site:
+        yield site
 
 
 def finished(site):

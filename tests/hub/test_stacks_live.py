@@ -13,7 +13,7 @@ from pulsetrain.core.errors import UsageError
 from pulsetrain.protocol.client import HubClient, find_hub
 from pulsetrain.stream.store.clickhouse import open_store
 from tests.agent.real_processes import until, with_environment
-from tests.hub.test_real_job import Site
+from tests.hub.test_real_job import Site, opened
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 RANKS = 4
@@ -25,12 +25,10 @@ SLOWLY = {"PULSETRAIN_WATCH_STOPPED_S": "12", "PULSETRAIN_WATCH_STALL_S": "16"}
 def site(tmp_path):
     site = Site(tmp_path)
     site.env |= SLOWLY
-    site.start_hub()
     flags = ("--nnodes", "1", "--nproc-per-node", str(RANKS), "--log-dir", str(tmp_path / "a"))
-    site.nodes.append(site.spawn("run", "--job", "j", "--node", "a", *flags, str(site.script), "5000"))
-    yield site
-    site.close()
-    assert until(lambda: not with_environment("SITE_MARK", site.mark))
+    with opened(site):
+        site.nodes.append(site.spawn("run", "--job", "j", "--node", "a", *flags, str(site.script), "5000"))
+        yield site
 
 
 def rows(site, sql):

@@ -9,7 +9,8 @@ import time
 import pytest
 
 from pulsetrain.protocol.client import HubClient, find_hub
-from tests.agent.real_processes import until, with_environment
+from tests.agent.real_processes import until
+from tests.hub.test_real_job import opened
 from tests.hub.traffic_site import MISSING, TrafficSite
 
 pytestmark = [
@@ -55,12 +56,8 @@ def site(tmp_path):
     site = TrafficSite(tmp_path)
     site.script.write_text(SCRIPT)
     site.env["PULSETRAIN_CONTROLLER_HANG_PATIENCE_S"] = "15"
-    try:
-        site.start_hub()
+    with opened(site):
         yield site
-    finally:
-        site.close()
-    assert until(lambda: not with_environment("SITE_MARK", site.mark))
 
 
 def start(site, *names, standby=()):

@@ -89,11 +89,6 @@ class TrafficSite(Site):
         shell(f"tc qdisc add dev {outer} root bfifo limit 1")
         shell(f"tc -n {space} qdisc replace dev data root bfifo limit 1")
 
-    def heal(self, name):
-        outer, space = f"{self.space(name)}d", self.space(name)
-        subprocess.run(["tc", "qdisc", "del", "dev", outer, "root"], capture_output=True, check=False)
-        shell(f"tc -n {space} qdisc replace dev data root {bucket(RATE_MBIT)}")
-
     def close(self):
         super().close()
         for pid in with_environment("SITE_MARK", self.mark):  # the stores of ranks wait for two minutes

@@ -37,6 +37,11 @@ def dump(made, pid, names=("rank_0", "store")):
     return made.dump("one", 3, dict.fromkeys(names, pid), {"rank_0": ("a.out", "a.err")})
 
 
+def nothing_is_left(folder):
+    """No image, and none of its pages."""
+    return not (folder / "images").exists() and not list(folder.glob("image-blocks/*"))
+
+
 def test_an_image_is_read_as_it_was_written(tmp_path, sleeper):
     made = images(tmp_path)
     written = dump(made, sleeper)
@@ -110,8 +115,7 @@ def test_a_full_disk_leaves_no_image_and_nothing_of_its_pages(tmp_path, sleeper,
     monkeypatch.setattr(made._blocks, "put", full)
     with pytest.raises(Unavailable, match="No space left"):
         dump(made, sleeper)
-    assert not (tmp_path / "images").exists()
-    assert not list(tmp_path.glob("image-blocks/*"))
+    assert nothing_is_left(tmp_path)
 
 
 def test_what_an_agent_that_was_killed_has_left_is_removed_and_a_whole_image_stays(tmp_path, sleeper):
@@ -121,8 +125,7 @@ def test_what_an_agent_that_was_killed_has_left_is_removed_and_a_whole_image_sta
     assert made.read("one") == written
     (tmp_path / "images/one/manifest.json").unlink()
     made.tidy()
-    assert not (tmp_path / "images").exists()
-    assert not list(tmp_path.glob("image-blocks/*"))
+    assert nothing_is_left(tmp_path)
 
 
 def test_damaged_pages_do_not_get_into_the_next_image(tmp_path, sleeper):
@@ -143,8 +146,7 @@ def test_nothing_from_before_the_host_was_started_anew_is_kept(tmp_path, sleeper
     (tmp_path / "boot").write_text("another")
     monkeypatch.setattr(process_images, "BOOT", tmp_path / "boot")
     made.tidy()
-    assert not (tmp_path / "images").exists()
-    assert not list(tmp_path.glob("image-blocks/*"))
+    assert nothing_is_left(tmp_path)
 
 
 def test_pages_whose_image_is_gone_do_not_outlive_the_agent(tmp_path, sleeper):
