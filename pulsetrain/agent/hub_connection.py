@@ -10,10 +10,12 @@ from urllib.parse import urlsplit
 
 import structlog
 
+from pulsetrain.agent.lead_check import LeadCheck
+from pulsetrain.core.clock import SystemClock
 from pulsetrain.core.errors import AuthError, CorruptData, Unavailable, UsageError
 from pulsetrain.protocol import tls
 from pulsetrain.protocol.client import HubAddress
-from pulsetrain.protocol.messages import Message, Report, decode, encode
+from pulsetrain.protocol.messages import CONFIRM_HEADER, Message, Report, decode, encode
 
 if TYPE_CHECKING:
     from websockets.asyncio.client import ClientConnection
@@ -40,12 +42,15 @@ class HubConnection:
     """A connection to one hub. All calls belong to one event loop.
 
     They raise `AuthError` or `UsageError` where the hub turns this agent away, and `Unavailable` where the
-    connection cannot be made or is gone. `greeted` says whether the agent has said hello on it.
+    connection cannot be made or is gone. `greeted` says whether the agent has said hello on it. `lead_check`
+    holds the commands of a hub that may lose the lead, None where they need no confirmation.
     """
 
     def __init__(self, socket: ClientConnection, url: str, on_message: OnMessage) -> None:
         self._socket, self._url = socket, url
         self._on_message = on_message
+        confirms = socket.response is not None and CONFIRM_HEADER in socket.response.headers
+        self.lead_check = LeadCheck(SystemClock()) if confirms else None
         self._reader = asyncio.create_task(self._read())
         self.greeted = False
 
@@ -86,6 +91,13 @@ class HubConnection:
         if self._reader.done():
             self._reader.result()
             raise Unavailable(f"hub {self._url} has closed the connection")
+
+    async def answers(self, timeout_s: float) -> bool:
+        """Whether the hub answers a ping in time."""
+        with _hub_errors(self._url):
+            pong = await self._socket.ping()
+        done, _ = await asyncio.wait({asyncio.ensure_future(pong)}, timeout=timeout_s)
+        return bool(done)
 
     async def close(self) -> None:
         """Disconnect."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -12,12 +13,15 @@ from concurrent.futures import Future
 import structlog
 
 from pulsetrain.agent.hub_connection import HubConnection, websocket_url
+from pulsetrain.agent.lead_check import ANSWER_S
 from pulsetrain.agent.outbox import Outbox
 from pulsetrain.core.errors import AuthError, Unavailable, UsageError
 from pulsetrain.core.supervisor import LoopStatus, LoopThread
-from pulsetrain.protocol.client import HubAddress
+from pulsetrain.protocol.client import HubAddress, leading_url
 from pulsetrain.protocol.messages import (
     Command,
+    Confirm,
+    Confirmed,
     FirstStep,
     Heartbeat,
     Hello,
@@ -33,6 +37,7 @@ log = structlog.get_logger()
 FIRST_BACKOFF_S, LAST_BACKOFF_S = 0.05, 2.0
 SETTLED_S = 1.0
 TURN_S = 1.0
+LOOK_S, PONG_S = 2.0, 2.0
 STALE_AFTER_S = 45.0  # a send to a hub that stands still takes up to 30 s
 
 SendReply = Callable[[Reply], None]
@@ -44,7 +49,8 @@ class Link:
     """Sends reports and receives commands, on a thread of its own. No method blocks.
 
     Of several hubs it stays with the one that takes it. Each failure leads on to the next. It waits only once
-    all have failed.
+    all have failed. A hub that does not answer is left as soon as another one says that it leads. A command
+    of a hub that may have lost the lead is carried out once that hub has shown that it leads.
 
     Each connection begins with `greeting()`: a `Hello`, then the exits of the present attempt. So a restarted
     hub learns the present state. `on_command` runs on the link's thread and must return at once; its second
@@ -60,6 +66,7 @@ class Link:
         self._greeting, self._on_command = greeting, on_command
         self._outbox: Outbox[HubConnection] = Outbox()
         self._connection: HubConnection | None = None
+        self._leader_watch: asyncio.Task[None] | None = None
         self._accepted = False
         self._backoff_s, self._failed = FIRST_BACKOFF_S, 0  # hubs that failed one after another
         self._introduced, self._closing = threading.Event(), threading.Event()
@@ -154,16 +161,34 @@ class Link:
         self._backoff_s = FIRST_BACKOFF_S
         self._wakeup.set()
         self._event_loop.call_later(SETTLED_S, self._settle, connection)
+        if len(self._hubs) > 1:
+            self._leader_watch = asyncio.create_task(self._until_another_leads(connection))
+
+    async def _until_another_leads(self, connection: HubConnection) -> None:
+        """Return once the hub does not answer and another one leads."""
+        others = [hub.url for hub in list(self._hubs)[1:]]
+        leader = ""
+        while not leader:
+            await asyncio.sleep(LOOK_S)
+            if not await connection.answers(PONG_S):
+                leader = await asyncio.to_thread(leading_url, others, self._hubs[0].ca, PONG_S)
+        log.warning("another_hub_leads", leader=leader)
+        self._wakeup.set()
 
     async def _exchange(self, connection: HubConnection) -> None:
         """Wait for something to send, at most `TURN_S`, and send it."""
         await connection.wait(self._wakeup, TURN_S)
         self._wakeup.clear()
+        if self._leader_watch is not None and self._leader_watch.done():
+            self._leader_watch.result()
+            raise Unavailable(f"hub {self._hubs[0].url} does not answer, and another one leads")
         if not connection.greeted and self._introduced.is_set():
             greeting = self._greeting()
             self._outbox.remove_reports(greeting)
             for message in greeting:
                 await connection.send(message)
+                if connection.lead_check is not None:
+                    connection.lead_check.node = message.node
             connection.greeted = True
             self.connected.set()
         if connection.greeted:
@@ -172,6 +197,10 @@ class Link:
     async def _disconnect(self) -> None:
         self.connected.clear()
         connection, self._connection = self._connection, None
+        watch, self._leader_watch = self._leader_watch, None
+        if watch is not None:
+            watch.cancel()
+            await asyncio.gather(watch, return_exceptions=True)
         if connection is not None:
             await connection.close()
 
@@ -185,9 +214,26 @@ class Link:
             log.warning("unexpected_message", type=type(message).__name__)
             return
         self._accepted = True
+        check = connection.lead_check
+        if isinstance(message, Confirmed):
+            self._carry_out(connection, check.confirmed(message) if check else None)
+            return
+        question = check.hold(message) if check else None
+        if check is None or question is None:
+            self._carry_out(connection, message)
+            return
+        self._answer(connection, question)
+        give_up = functools.partial(check.give_up, message.id)
+        self._event_loop.call_later(ANSWER_S, lambda: self._carry_out(connection, give_up()))
 
-        def send_reply(reply: Reply) -> None:
-            self._outbox.add_reply(connection, reply)
-            self._wake()
+    def _carry_out(self, connection: HubConnection, message: Command | Reply | None) -> None:
+        """Pass a command on, or send the reply that refuses one."""
+        if isinstance(message, Reply):
+            log.warning("command_refused", command=message.id, error=message.error)
+            self._answer(connection, message)
+        elif message is not None:
+            self._on_command(message, functools.partial(self._answer, connection))
 
-        self._on_command(message, send_reply)
+    def _answer(self, connection: HubConnection, reply: Reply | Confirm) -> None:
+        self._outbox.add_reply(connection, reply)
+        self._wake()

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Collection
 from typing import Generic, TypeVar
 
-from pulsetrain.protocol.messages import Heartbeat, Reply, Report
+from pulsetrain.protocol.messages import Confirm, Heartbeat, Reply, Report
 
 C = TypeVar("C")
 
@@ -25,7 +25,7 @@ class Outbox(Generic[C]):
     def __init__(self) -> None:
         self._reports: deque[Report] = deque()
         self._heartbeat: Heartbeat | None = None
-        self._replies: deque[tuple[C, Reply]] = deque()
+        self._replies: deque[tuple[C, Reply | Confirm]] = deque()
         self.empty = threading.Event()
         self.empty.set()
 
@@ -39,7 +39,7 @@ class Outbox(Generic[C]):
         self._heartbeat = heartbeat
         self.empty.clear()
 
-    def add_reply(self, connection: C, reply: Reply) -> None:
+    def add_reply(self, connection: C, reply: Reply | Confirm) -> None:
         """Send it, if `connection` is still the present one by then."""
         self._replies.append((connection, reply))
         self.empty.clear()

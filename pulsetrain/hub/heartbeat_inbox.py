@@ -21,7 +21,7 @@ import structlog
 from pulsetrain.core.clock import Clock
 from pulsetrain.core.errors import CorruptData, UsageError
 from pulsetrain.core.supervisor import FailureCollector
-from pulsetrain.protocol.messages import HEARTBEAT, Command, Hello, Report, decode
+from pulsetrain.protocol.messages import HEARTBEAT, Command, Confirmed, Hello, Report, decode
 from pulsetrain.recovery.controller import Controller
 from pulsetrain.recovery.nodes import Node, Send
 
@@ -112,7 +112,7 @@ class HeartbeatInbox:
         except CorruptData as error:
             log.warning("bad_message", node=node.name, error=str(error))
             return
-        if isinstance(message, Command):
+        if isinstance(message, Command | Confirmed):
             log.warning("unexpected_message", node=node.name, type=type(message).__name__)
         elif node.owns(send) and takes(message):  # else it was given up since the message came
             self._controller.received(node, message)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import queue
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from enum import StrEnum
 from typing import Protocol
 
@@ -21,6 +24,7 @@ RENEWALS = 3  # in the time of one lease
 WAIT_S = 1.0  # for a change of the leader's key, in one turn
 GUARD_S = 0.1
 STALE_S = 10.0
+ALONE_S = 3600.0
 
 
 class Role(StrEnum):
@@ -44,6 +48,10 @@ class Leadership(Protocol):
         """The URL of the hub that leads, as it was last seen, "" where none is known."""
         ...
 
+    def confirm(self) -> Future[float]:
+        """The seconds from now for which this hub certainly leads, 0 where another one may."""
+        ...
+
 
 class Alone:
     """The only hub of its data folder: it always leads."""
@@ -56,6 +64,12 @@ class Alone:
     def leader(self) -> str:
         """See `Leadership`."""
         return self._url
+
+    def confirm(self) -> Future[float]:
+        """See `Leadership`."""
+        leads: Future[float] = Future()
+        leads.set_result(ALONE_S)
+        return leads
 
 
 class Candidate:
@@ -70,6 +84,7 @@ class Candidate:
         self._election, self._prepare = election, prepare
         self._led = self._deposed = False
         self._leader = ""
+        self._asked: queue.SimpleQueue[Future[float]] = queue.SimpleQueue()
         self._thread = LoopThread("election", self.turn, stale_after_s=STALE_S, clock=clock)
 
     @property
@@ -84,6 +99,13 @@ class Candidate:
     def leader(self) -> str:
         """See `Leadership`."""
         return self._leader
+
+    def confirm(self) -> Future[float]:
+        """See `Leadership`. The store answers all who ask at the same time at once."""
+        leads: Future[float] = Future()
+        self._asked.put(leads)
+        self._thread.wake()
+        return leads
 
     def fence(self) -> tuple[Compare, ...]:
         """The condition of every write of this hub."""
@@ -111,7 +133,28 @@ class Candidate:
         return self._election.leader().partition("#")[0]
 
     def turn(self) -> float:
-        """Keep the lease, or wait for the lead."""
+        """Keep the lease, or wait for the lead. Whoever asked `confirm` before gets an answer."""
+        asked, leads_s = self._all_asked(), 0.0
+        try:
+            if self.role is Role.LEADER and asked:
+                leads_s = self._election.confirm()
+                return self._election.ttl_s / RENEWALS
+            return self._advance()
+        finally:
+            for future in asked:
+                future.set_result(leads_s)
+
+    def _all_asked(self) -> list[Future[float]]:
+        """Who waits for an answer. Nobody can take back the question from here on."""
+        asked = []
+        with contextlib.suppress(queue.Empty):
+            while True:
+                future = self._asked.get_nowait()
+                if future.set_running_or_notify_cancel():
+                    asked.append(future)
+        return asked
+
+    def _advance(self) -> float:
         if self.role is Role.DEPOSED:
             return WAIT_S
         if self._led:

@@ -15,7 +15,7 @@ class Election:
 
     The lease lasts `ttl_s` seconds. `leading` trusts it for no longer than that after the last renewal was
     sent, by this process's own clock, and so ends before the store lets another candidate lead. Only one
-    thread may call `campaign`, `renew` and `resign`.
+    thread may call `campaign`, `renew`, `confirm` and `resign`.
     """
 
     def __init__(self, store: KeyValueStore, name: str, clock: Clock, *, ttl_s: int = 3) -> None:
@@ -72,6 +72,20 @@ class Election:
         if not self.leading:
             self._revision = 0
         return self.leading
+
+    def confirm(self) -> float:
+        """Have the store itself say whether this candidate leads, whatever this process's clock says.
+
+        Returns the seconds for which no other candidate can lead, counted from the call. 0 where another one
+        may lead: this one never does again without `campaign`.
+        """
+        if not self.renew():
+            return 0.0
+        entry = self._store.get(LEADER)
+        if entry is None or entry.created != self._revision:
+            self._revision = 0
+            return 0.0
+        return float(self.ttl_s)
 
     def resign(self) -> None:
         """Give up the lead, so that another candidate need not wait."""

@@ -6,7 +6,7 @@ import contextlib
 import getpass
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -77,16 +77,22 @@ def find_hub(
 
 def leading(address: HubAddress, timeout_s: float = 2.0) -> HubAddress:
     """The one of several hubs that leads now, the first where none says so. One alone is not asked."""
+    leader = leading_url(address.urls, address.ca, timeout_s) if address.others else ""
+    return replace(address, url=leader or address.url, others=())
+
+
+def leading_url(urls: Iterable[str], ca: str = "", timeout_s: float = 2.0) -> str:
+    """The first of these hubs that says that it leads, "" for none."""
     from pulsetrain.protocol.http import HubHttp  # late: it takes most of a command's start
 
-    for url in address.urls if address.others else ():
+    for url in urls:
         with (
             contextlib.suppress(Unavailable, AuthError),
-            contextlib.closing(HubHttp(url, "", timeout_s=timeout_s, ca=address.ca)) as http,
+            contextlib.closing(HubHttp(url, "", timeout_s=timeout_s, ca=ca)) as http,
         ):
             if http.request("GET", "/v1/leader").status == 200:
-                return replace(address, url=url, others=())
-    return replace(address, others=())
+                return url
+    return ""
 
 
 def _hub_file(path: Path) -> dict[str, str]:

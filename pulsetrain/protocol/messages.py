@@ -2,8 +2,9 @@
 
 Every message is one JSON object ``{"type": ..., ...fields}``. Only `encode` writes them, only `decode` reads
 them. Times are UTC nanoseconds, ages and durations are nanoseconds, ranks are global. An agent sends reports.
-The hub sends commands: each has an `id`, and the agent answers it with exactly one `Reply`. A field that is a
-`Sequence` holds many objects, which are made when somebody looks at them (`late_rows`).
+The hub sends commands: each has an `id`, and the agent answers it with exactly one `Reply`. Where another hub
+may lead in its place, the agent asks it first (`Confirm`, `Confirmed`). A field that is a `Sequence` holds
+many objects, which are made when somebody looks at them (`late_rows`).
 """
 
 from __future__ import annotations
@@ -295,6 +296,14 @@ class Leaving:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Confirm:
+    """Of several hubs one leads: does this one still, that has sent the command `id`?"""
+
+    id: int
+    node: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Reply:
     """The one answer to a command. `error` is one line, "" when it was done."""
 
@@ -580,17 +589,28 @@ class Leave:
     persist: bool = False
 
 
+@dataclass(frozen=True, kw_only=True)
+class Confirmed:
+    """The answer to a `Confirm`. The hub leads for `leads_s` from when it was asked. 0: it may not."""
+
+    id: int
+    leads_s: float
+
+
 HEARTBEAT = '{"type":"Heartbeat",'
 """How the text of a heartbeat begins."""
+CONFIRM = '{"type":"Confirm",'
+CONFIRM_HEADER = "Pulsetrain-Confirm"
+"""Of the hub's answer to a new connection: it may lose the lead, so its commands have to be confirmed."""
 
-Report = Hello | Heartbeat | RankExit | FirstStep | Leaving | Reply
+Report = Hello | Heartbeat | RankExit | FirstStep | Leaving | Reply | Confirm
 Checks = SelfCheck | PairCheck | LinkSink | LinkSend | ArithmeticCheck
 Moves = SaveFrom | ShareDevices | HoldRanks | DumpRanks
 Command = Ping | HostStore | Start | Stop | Moves | Checks | DumpStacks | Profile | Leave
-Message = Report | Command
+Message = Report | Command | Confirmed
 
 _MALFORMED = (ValueError, LookupError, TypeError, AttributeError, RecursionError, OverflowError, zlib.error)
-_TYPES: Mapping[str, type] = {cls.__name__: cls for cls in typing.get_args(Report) + typing.get_args(Command)}
+_TYPES: Mapping[str, type] = {cls.__name__: cls for cls in typing.get_args(Message)}
 
 
 def encode(message: Message) -> str:

@@ -12,16 +12,31 @@ from typing import Any, TypeVar
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.server import Server, ServerConnection, serve
 
-from pulsetrain.protocol.messages import Command, Message, Reply, Start, WorldNode, decode, encode
+from pulsetrain.protocol.messages import (
+    CONFIRM_HEADER,
+    Command,
+    Confirm,
+    Confirmed,
+    Message,
+    Reply,
+    Start,
+    WorldNode,
+    decode,
+    encode,
+)
 
 M = TypeVar("M")
 TOKEN = "let-me-in"
 
 
 class FakeHub:
-    """Listens on 127.0.0.1; `received` holds (monotonic time, message) of everything that agents said."""
+    """Listens on 127.0.0.1; `received` holds (monotonic time, message) of everything that agents said.
 
-    def __init__(self) -> None:
+    With `leads_s` it is one of several hubs and answers so when it is asked whether it leads, below 0: never.
+    """
+
+    def __init__(self, leads_s: float | None = None) -> None:
+        self.leads_s = leads_s
         self.received: list[tuple[float, Message]] = []
         self._new = threading.Condition()
         self._agents: dict[str, ServerConnection] = {}
@@ -35,7 +50,9 @@ class FakeHub:
         return f"http://127.0.0.1:{self._port}"
 
     def up(self) -> None:
-        self._server = serve(self._serve, "127.0.0.1", self._port, process_request=self._admit)
+        self._server = serve(
+            self._serve, "127.0.0.1", self._port, process_request=self._admit, process_response=self._mark
+        )
         self._port = self._server.socket.getsockname()[1]
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
@@ -100,6 +117,10 @@ class FakeHub:
             return connection.respond(HTTPStatus.UNAUTHORIZED, "wrong token\n")
         return None
 
+    def _mark(self, connection: ServerConnection, request: Any, response: Any) -> None:
+        if self.leads_s is not None:
+            response.headers[CONFIRM_HEADER] = "1"
+
     def _serve(self, connection: ServerConnection) -> None:
         try:
             for text in connection:
@@ -108,5 +129,7 @@ class FakeHub:
                     self._agents[message.node] = connection  # type: ignore[union-attr]  # reports have a node
                     self.received.append((time.monotonic(), message))
                     self._new.notify_all()
+                if isinstance(message, Confirm) and self.leads_s is not None and self.leads_s >= 0:
+                    connection.send(encode(Confirmed(id=message.id, leads_s=self.leads_s)))
         except ConnectionClosed:
             return

@@ -5,10 +5,11 @@ import threading
 import pytest
 
 from pulsetrain.agent.hub_connection import HubConnection
+from pulsetrain.agent.lead_check import UNCONFIRMED
 from pulsetrain.agent.link import Link
 from pulsetrain.core.errors import AuthError, Unavailable, UsageError
 from pulsetrain.protocol.client import HubAddress
-from pulsetrain.protocol.messages import Heartbeat, Hello, RankExit, Reply, SelfCheck
+from pulsetrain.protocol.messages import Confirm, Heartbeat, Hello, Ping, RankExit, Reply, SelfCheck
 from tests.agent.fakehub import TOKEN, FakeHub
 
 HELLO = Hello(
@@ -145,6 +146,38 @@ def test_hubs_that_take_it_and_close_at_once_are_not_tried_without_a_wait(monkey
         assert [link._turn() for _ in range(8)] == [0.0, 0.0, 0.0, 0.05] * 2
     finally:
         link.close(flush_s=0)
+
+
+@pytest.fixture
+def elected_hub():
+    hub = FakeHub(leads_s=3.0)
+    yield hub
+    hub.down()
+
+
+def test_one_of_several_hubs_shows_that_it_leads_before_its_command_is_carried_out(elected_hub, connect):
+    carried_out = []
+
+    def on_command(command, answer):
+        carried_out.append(type(command))
+        answer(Reply(id=command.id, node="a"))
+
+    connect(hubs=[elected_hub], on_command=on_command).introduce()
+    elected_hub.wait(Hello)
+    assert elected_hub.ask("a", SelfCheck).error == ""
+    assert elected_hub.ask("a", Ping).error == ""
+    assert (carried_out, elected_hub.count(Confirm)) == ([SelfCheck, Ping], 1)
+
+
+@pytest.mark.parametrize("leads_s", [0.0, -1.0], ids=["says no", "says nothing"])
+def test_a_hub_that_cannot_show_that_it_leads_is_refused(elected_hub, connect, monkeypatch, leads_s):
+    monkeypatch.setattr("pulsetrain.agent.link.ANSWER_S", 0.1)
+    carried_out = []
+    connect(hubs=[elected_hub], on_command=lambda command, answer: carried_out.append(command)).introduce()
+    elected_hub.wait(Hello)
+    elected_hub.leads_s = leads_s
+    assert elected_hub.ask("a", SelfCheck).error == UNCONFIRMED
+    assert carried_out == []
 
 
 def test_a_reply_to_a_lost_connection_is_dropped(hub, connect):

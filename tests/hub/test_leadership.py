@@ -84,6 +84,49 @@ def test_a_write_that_was_refused_ends_the_lead(store, clock):
     assert a.role is Role.DEPOSED
 
 
+def test_whoever_asks_a_leader_is_told_once_the_store_has_answered(store, clock):
+    a = candidate(store, clock, "a")
+    a.turn()
+    asked = [a.confirm(), a.confirm()]
+    assert not any(future.done() for future in asked)
+    a.turn()
+    assert [future.result(0) for future in asked] == [3.0, 3.0]
+
+
+def test_a_hub_that_waits_was_deposed_or_cannot_ask_confirms_nothing(store, clock, monkeypatch):
+    a, b = candidate(store, clock, "a"), candidate(store, clock, "b")
+    waiting = b.confirm()
+    a.turn()
+    b.turn()
+    assert waiting.result(0) == 0.0
+
+    cut_off = a.confirm()
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "get", lambda key: (_ for _ in ()).throw(Unavailable("etcd is away")))
+        with pytest.raises(Unavailable):
+            a.turn()
+    assert cut_off.result(0) == 0.0
+    assert a.role is Role.LEADER
+
+    clock.now_s += 3
+    deposed = a.confirm()
+    a.turn()
+    assert deposed.result(0) == 0.0
+
+
+def test_a_question_that_was_taken_back_disturbs_nobody(store, clock):
+    a = candidate(store, clock, "a")
+    a.turn()
+    gone, other = a.confirm(), a.confirm()
+    gone.cancel()
+    a.turn()
+    assert other.result(0) == 3.0
+
+
+def test_a_hub_that_is_alone_always_leads():
+    assert Alone("http://a").confirm().result(0) > 0
+
+
 def test_prometheus_sees_who_leads(store, clock):
     for leadership, value in ((Alone("http://a"), "1.0"), (candidate(store, clock, "b"), "0.0")):
         registry = CollectorRegistry()

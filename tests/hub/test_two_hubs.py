@@ -14,7 +14,7 @@ from pulsetrain.kv.address import parse
 from pulsetrain.kv.etcd import EtcdStore
 from pulsetrain.kv.store import Compare, Of, Write
 from tests.agent.real_processes import TRAIN, until
-from tests.kv.cluster import Cluster, free_ports, needs_etcd
+from tests.kv.cluster import Cluster, Wires, free_ports, needs_etcd
 
 pytestmark = [pytest.mark.integration, pytest.mark.alone, needs_etcd, pytest.mark.timeout(300)]
 
@@ -68,8 +68,19 @@ def cluster(tmp_path):
 
 
 @pytest.fixture
-def hubs(tmp_path, cluster):
-    hubs = [Hub(tmp_path / name, cluster.url) for name in "ab"]
+def wires(cluster):
+    """Of each hub to etcd."""
+    wires = [Wires(cluster) for _ in "ab"]
+    yield wires
+    for each in wires:
+        each.close()
+
+
+@pytest.fixture
+def hubs(tmp_path, wires):
+    hubs = [Hub(tmp_path / name, each.url) for name, each in zip("ab", wires, strict=True)]
+    for hub, each in zip(hubs, wires, strict=True):
+        hub.wires = each
     try:
         roles = ["leader", "waiting"]
         assert until(lambda: sorted(str(h.role()) for h in hubs) == roles, 120), hubs[0].log.read_text()
@@ -135,6 +146,36 @@ def test_a_leader_that_ends_hands_over_at_once(hubs):
     assert leads_after(other) < 2
 
 
+@contextlib.contextmanager
+def running_agent(hubs, tmp_path, script, *arguments, flags=()):
+    """An agent of one rank, that knows both hubs. Yields its process and its log."""
+    command = (
+        "run",
+        "--hub",
+        ",".join(hub.url for hub in hubs),
+        "--job",
+        "j",
+        "--nproc-per-node",
+        "1",
+        *flags,
+    )
+    path, log_path = tmp_path / "train.py", tmp_path / "agent.log"
+    path.write_text(script)
+    own = {"PULSETRAIN_TOKEN": TOKEN, "PULSETRAIN_DATA": str(tmp_path / "agent")}
+    with log_path.open("wb") as log:
+        agent = subprocess.Popen(
+            [sys.executable, "-m", "pulsetrain.cli", *command, str(path), *arguments],
+            env=os.environ | own,
+            stdout=log,
+            stderr=log,
+        )
+    try:
+        yield agent, log_path
+    finally:
+        agent.terminate()
+        agent.wait(60)
+
+
 FAILING = """
 import os, sys, time
 import pulsetrain
@@ -151,49 +192,60 @@ for step in range(100_000):
 
 def test_restarts_that_a_job_has_used_up_are_known_to_the_hub_that_takes_over(hubs, store, tmp_path):
     leader, other = hubs
-    script, fail = tmp_path / "train.py", tmp_path / "fail"
-    script.write_text(FAILING)
-    command = ("run", "--hub", f"{leader.url},{other.url}", "--job", "j", "--max-restarts", "1")
-    with (tmp_path / "agent.log").open("wb") as log:
-        agent = subprocess.Popen(
-            [sys.executable, "-m", "pulsetrain.cli", *command, str(script), str(fail)],
-            env=os.environ | {"PULSETRAIN_TOKEN": TOKEN},
-            stdout=log,
-            stderr=log,
-        )
-    try:
+    fail = tmp_path / "fail"
+    once = ("--max-restarts", "1")
+    with running_agent(hubs, tmp_path, FAILING, str(fail), flags=once) as (agent, log):
         assert until(lambda: leader.job("j").get("attempt") == 1 and leader.step("j") > 5, 120)
         assert until(lambda: '"attempt": 1' in store.get("jobs/j/world").value, 10)
         leader.process.kill()
         assert until(lambda: other.step("j") > 20, 60), other.log.read_text()[-2000:]
         fail.touch()
-        assert agent.wait(60) == 3, (tmp_path / "agent.log").read_text()[-2000:]
+        assert agent.wait(60) == 3, log.read_text()[-2000:]
         verdict = other.job("j")["verdict"]
         assert (verdict["state"], other.job("j")["attempt"]) == ("failed", 1), verdict
-    finally:
-        agent.terminate()
-        agent.wait(60)
+
+
+DYING = """
+import os, sys, time
+import pulsetrain
+
+pulse = pulsetrain.init()
+for step in range(100_000):
+    pulse.step()
+    time.sleep(0.02)
+    if os.path.exists(sys.argv[1]):
+        os.remove(sys.argv[1])
+        raise SystemExit(3)
+"""
+
+
+def test_commands_of_a_leader_that_is_cut_off_are_refused_and_the_next_leader_heals_the_job(hubs, tmp_path):
+    leader, other = hubs
+    die = tmp_path / "die"
+    with running_agent(hubs, tmp_path, DYING, str(die)) as (_, log):
+        assert until(lambda: leader.step("j") > 20, 120), log.read_text()[-2000:]
+        leader.wires.cut()
+        die.touch()
+        assert until(lambda: other.job("j").get("attempt") == 1 and other.step("j") > 5, 30), log.read_text()
+        assert until(lambda: "nothing done: the hub did not show that it leads" in log.read_text(), 10)
+        assert leader.process.wait(30) == 1
+
+
+def test_an_agent_leaves_a_leader_that_stands_still_once_another_one_leads(hubs, tmp_path):
+    leader, other = hubs
+    with running_agent(hubs, tmp_path, TRAIN, "2000") as (_, log):
+        assert until(lambda: leader.step("j") > 20, 120), log.read_text()[-2000:]
+        leader.process.send_signal(signal.SIGSTOP)
+        assert until(lambda: other.step("j") > 20, 10), log.read_text()[-2000:]
+        assert other.job("j")["attempt"] == 0
 
 
 def test_an_agent_that_is_told_of_both_hubs_follows_the_leader_while_its_job_trains_on(hubs, tmp_path):
     leader, other = hubs
-    script = tmp_path / "train.py"
-    script.write_text(TRAIN)
-    command = ("run", "--hub", f"{other.url},{leader.url}", "--job", "j", "--nproc-per-node", "1")
-    with (tmp_path / "agent.log").open("wb") as log:
-        agent = subprocess.Popen(
-            [sys.executable, "-m", "pulsetrain.cli", *command, str(script), "600"],
-            env=os.environ | {"PULSETRAIN_TOKEN": TOKEN},
-            stdout=log,
-            stderr=log,
-        )
-    try:
-        assert until(lambda: leader.step("j") > 20, 120), (tmp_path / "agent.log").read_text()[-2000:]
+    with running_agent([other, leader], tmp_path, TRAIN, "600") as (agent, log):
+        assert until(lambda: leader.step("j") > 20, 120), log.read_text()[-2000:]
         leader.process.kill()
         assert until(lambda: other.step("j") > 100, 60)
         assert other.job("j")["attempt"] == 0
         assert agent.wait(120) == 0
         assert until(lambda: other.job("j")["verdict"]["state"] == "finished")
-    finally:
-        agent.terminate()
-        agent.wait(60)

@@ -1,9 +1,12 @@
 """Real etcd members on ports of their own."""
 
+import contextlib
+import selectors
 import subprocess
+import threading
 import time
 from shutil import which
-from socket import socket
+from socket import create_connection, create_server, socket
 
 import httpx
 import pytest
@@ -19,6 +22,59 @@ def free_ports(count):
     for one in held:
         one.close()
     return ports
+
+
+class Wires:
+    """What a hub speaks to the members of a cluster through. Once it is cut, nothing passes any more."""
+
+    def __init__(self, cluster):
+        self._cut, self._selector, self._closed = False, selectors.DefaultSelector(), False
+        self._listeners = [create_server(("127.0.0.1", 0)) for _ in cluster.ports]
+        for listener, port in zip(self._listeners, cluster.ports, strict=True):
+            self._selector.register(listener, selectors.EVENT_READ, port)
+        ports = [listener.getsockname()[1] for listener in self._listeners]
+        self.url = "etcd://" + ",".join(f"127.0.0.1:{port}" for port in ports)
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def cut(self):
+        self._cut = True
+
+    def close(self):
+        self._closed = True
+        self._thread.join(10)
+        for key in list(self._selector.get_map().values()):
+            key.fileobj.close()
+        self._selector.close()
+
+    def _run(self):
+        while not self._closed:
+            for key, _ in self._selector.select(0.05):
+                if self._cut:
+                    time.sleep(0.01)
+                elif key.fileobj in self._listeners:
+                    self._join(key.fileobj.accept()[0], key.data)
+                else:
+                    self._pass(key.fileobj, key.data)
+
+    def _join(self, near, port):
+        try:
+            far = create_connection(("127.0.0.1", port))
+        except OSError:  # this member was killed
+            near.close()
+            return
+        self._selector.register(near, selectors.EVENT_READ, far)
+        self._selector.register(far, selectors.EVENT_READ, near)
+
+    def _pass(self, source, sink):
+        with contextlib.suppress(OSError):
+            data = source.recv(1 << 16)
+            if data:
+                sink.sendall(data)
+                return
+        for end in (source, sink):
+            self._selector.unregister(end)
+            end.close()
 
 
 class Cluster:

@@ -78,3 +78,37 @@ def test_a_key_that_an_unanswered_request_of_ours_created_is_ours(store, clock):
     a = Election(store, "a", clock)
     assert a.campaign(0)
     assert write(store, a, "1")
+
+
+def test_a_leader_that_confirms_holds_the_lead_for_a_whole_lease_from_then_on(store, clock):
+    a, b = Election(store, "a", clock), Election(store, "b", clock)
+    a.campaign(0)
+    clock.now_s += 2.5
+    assert a.confirm() == 3.0
+    clock.now_s += 2.5
+    assert not b.campaign(0)
+
+
+def test_the_store_and_not_the_clock_says_whether_a_leader_leads(store, clock):
+    suspended = FakeClock()  # of a virtual machine that stood still
+    a, b = Election(store, "a", suspended), Election(store, "b", clock)
+    a.campaign(0)
+    clock.now_s += 10
+    assert b.campaign(0)
+    assert a.leading
+    assert a.confirm() == 0.0
+    assert not a.leading
+    assert b.confirm() == 3.0
+
+
+def test_a_lead_whose_key_is_somebody_elses_is_not_confirmed(store, clock):
+    a = Election(store, "a", clock)
+    a.campaign(0)
+    store.commit((), [Write(key="leader", value=None)])
+    store.commit((), [Write(key="leader", value="b")])
+    assert a.confirm() == 0.0
+    assert not a.leading
+
+
+def test_who_never_led_confirms_nothing(store, clock):
+    assert Election(store, "a", clock).confirm() == 0.0

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Mapping
 from types import MappingProxyType
 
+import structlog
 from starlette.routing import BaseRoute, WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
@@ -15,8 +17,10 @@ from pulsetrain.hub.leadership import Leadership, Role
 from pulsetrain.hub.node_claims import Claim, NodeClaims
 from pulsetrain.hub.token_gate import GRANT
 from pulsetrain.protocol.access import is_authorized
-from pulsetrain.protocol.messages import Hello, decode
+from pulsetrain.protocol.messages import CONFIRM, CONFIRM_HEADER, Confirm, Confirmed, Hello, decode, encode
 from pulsetrain.recovery.nodes import Node, Send
+
+log = structlog.get_logger()
 
 POLICY_VIOLATION = 1008
 UNAUTHORIZED = 4401
@@ -47,11 +51,13 @@ def routes(inbox: HeartbeatInbox, token: str, leadership: Leadership, claims: No
 async def serve_agent(
     socket: WebSocket, inbox: HeartbeatInbox, token: str, leadership: Leadership, claim: Claim
 ) -> None:
-    """One agent's connection, from its hello until it closes. A hub that was deposed sends no command."""
+    """One agent's connection, from its hello until it closes. A hub that was deposed sends no command. One of
+    several has each of its commands confirmed, so that none is carried out that comes late."""
     if not is_authorized(socket, token):
         await socket.close(UNAUTHORIZED)  # before accept: the client sees HTTP 403
         return
-    await socket.accept()
+    confirms = leadership.role is not Role.ALONE
+    await socket.accept(headers=[(CONFIRM_HEADER.lower().encode(), b"1")] if confirms else None)
     lock = asyncio.Lock()
 
     async def send(text: str) -> None:
@@ -73,7 +79,42 @@ async def serve_agent(
         return
     except WebSocketDisconnect:
         return
-    await _listen(socket, inbox, node, send, claim)
+    async with contextlib.AsyncExitStack() as stack:
+        answers = Answers(leadership, send)
+        stack.push_async_callback(answers.end)
+        await _listen(socket, inbox, node, claim, answers)
+
+
+class Answers:
+    """Answers an agent that asks whether this hub leads, beside whatever else it says."""
+
+    def __init__(self, leadership: Leadership, send: Send) -> None:
+        self._leadership, self.send = leadership, send
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def begin(self, text: str) -> None:
+        """Answer one question, as it came. A damaged one is skipped."""
+        try:
+            asked = decode(text)
+        except CorruptData as error:
+            log.warning("bad_message", error=str(error))
+            return
+        if isinstance(asked, Confirm):
+            task = asyncio.create_task(self._answer(asked.id))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def end(self) -> None:
+        """Nobody waits any more."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _answer(self, command: int) -> None:
+        leads_s = await asyncio.wrap_future(self._leadership.confirm())
+        with contextlib.suppress(Unavailable):
+            await self.send(encode(Confirmed(id=command, leads_s=leads_s)))
 
 
 def _hello(text: str) -> Hello:
@@ -91,13 +132,19 @@ def _hello(text: str) -> Hello:
     return message
 
 
-async def _listen(socket: WebSocket, inbox: HeartbeatInbox, node: Node, send: Send, claim: Claim) -> None:
+async def _listen(
+    socket: WebSocket, inbox: HeartbeatInbox, node: Node, claim: Claim, answers: Answers
+) -> None:
+    send = answers.send
     try:
         while True:
             text = await socket.receive_text()
             if not node.owns(send):  # given up meanwhile: it has to say hello again
                 await socket.close(POLICY_VIOLATION, "this node counted as lost")
                 return
+            if text.startswith(CONFIRM):
+                answers.begin(text)
+                continue
             inbox.take(node, send, text, claim.takes)
     except UsageError as error:
         await socket.close(POLICY_VIOLATION, str(error)[:120])

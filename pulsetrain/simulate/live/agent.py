@@ -17,7 +17,7 @@ from pulsetrain import __version__
 from pulsetrain.core.errors import AuthError, CorruptData, UsageError
 from pulsetrain.protocol import tls
 from pulsetrain.protocol.client import HubAddress
-from pulsetrain.protocol.messages import Command, Hello, Leave, Reply, Report, Start, Stop, encode
+from pulsetrain.protocol.messages import Command, Confirmed, Hello, Leave, Reply, Report, Start, Stop, encode
 from pulsetrain.simulate.live.commands import CommandReader, answer, carry_out
 from pulsetrain.simulate.live.job import LiveJob
 
@@ -193,7 +193,7 @@ class SimulatedAgent:
         except CorruptData as error:
             log.warning("bad_message", node=self.node, error=str(error))
             return
-        if isinstance(message, Report):
+        if isinstance(message, Report | Confirmed):
             log.warning("unexpected_message", node=self.node, type=type(message).__name__)
             return
         self._shared.traffic.commands[type(message).__name__] += 1

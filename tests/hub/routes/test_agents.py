@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from concurrent.futures import Future
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -13,7 +14,7 @@ from pulsetrain.hub.heartbeat_inbox import HeartbeatInbox
 from pulsetrain.hub.leadership import Alone, Role
 from pulsetrain.hub.node_claims import NodeClaims
 from pulsetrain.hub.routes.agents import POLICY_VIOLATION, UNAUTHORIZED, serve_agent
-from pulsetrain.protocol.messages import Leave, encode
+from pulsetrain.protocol.messages import Confirm, Confirmed, Leave, encode
 from pulsetrain.recovery.nodes import Node
 from tests.hub.fakes import TOKEN, Clock
 from tests.recovery.builders import heartbeat, hello
@@ -28,10 +29,11 @@ class Socket:
         self.scope = {"server": ("10.0.0.5", 8780)}
         self.texts, self.sent, self.accepted, self.closed = list(texts), [], False, None
 
-    async def accept(self):
-        self.accepted = True
+    async def accept(self, headers=None):
+        self.accepted, self.response_headers = True, headers
 
     async def receive_text(self):
+        await asyncio.sleep(0)  # what was begun goes on
         if not self.texts:
             raise WebSocketDisconnect(1000)
         text = self.texts.pop(0)
@@ -142,3 +144,27 @@ def test_a_hub_that_was_deposed_sends_no_command():
 
     socket = serve(Socket(encode(hello()), encode(heartbeat("a"))), Deposed(), leadership)
     assert socket.sent == []
+
+
+def elected(leads_s):
+    answer = Future()
+    answer.set_result(leads_s)
+    return SimpleNamespace(role=Role.LEADER, confirm=lambda: answer)
+
+
+def test_one_of_several_hubs_says_that_it_must_be_asked_and_answers():
+    question, end = encode(Confirm(id=7, node="a")), encode(heartbeat("a"))
+    socket = serve(Socket(encode(hello()), question, end, end, end), Controller(), elected(3.0))
+    assert socket.response_headers == [(b"pulsetrain-confirm", b"1")]
+    assert socket.sent == [encode(Confirmed(id=7, leads_s=3.0))]
+
+
+def test_a_damaged_question_is_skipped_and_the_rest_is_heard():
+    controller = Controller()
+    damaged = '{"type":"Confirm","id":'
+    socket = serve(Socket(encode(hello()), damaged, encode(heartbeat("a"))), controller, elected(3.0))
+    assert (socket.sent, controller.heard) == ([], [heartbeat("a")])
+
+
+def test_the_only_hub_need_not_be_asked():
+    assert serve(Socket(encode(hello())), Controller()).response_headers is None
