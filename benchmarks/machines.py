@@ -17,7 +17,9 @@ import argparse
 import json
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from machinecheck import injected, light, namespaces, policies, simulated
 
@@ -43,7 +45,10 @@ def main() -> None:
     parser.add_argument(
         "--injected", type=int, default=0, help="runs with a NaN, wrong products, a slow clock or nothing"
     )
-    parser.add_argument("--seed", type=int, default=0, help="of the runs of --injected")
+    parser.add_argument("--seed", type=int, default=0, help="of bad links and of the runs of --injected")
+    parser.add_argument(
+        "--resume-links", type=Path, help="file of the checks of links: those in it are not made again"
+    )
     parser.add_argument(
         "--resume", type=Path, help="file of the runs of --injected: those in it are not played again"
     )
@@ -59,7 +64,7 @@ def main() -> None:
     if args.cases and namespaces.missing():
         print(f"links: left out: {namespaces.missing()}", file=sys.stderr)
     elif args.cases:
-        found["links"] = namespaces.run(args.cases, args.clean)
+        found["links"] = namespaces.run(args.cases, args.clean, seed=args.seed, resume=args.resume_links)
     if not args.no_policies:
         found["policies"] = policies.run(quick=args.quick)
     found["light"] = light_check()
@@ -67,7 +72,27 @@ def main() -> None:
         found["injected"] = injected.run(
             args.injected, seed=args.seed, resume=args.resume, limit_s=args.limit
         )
-    print(json.dumps(found))
+    print(json.dumps(summary(found) | found))
+
+
+def summary(found: Mapping[str, Any]) -> dict[str, object]:
+    """The fields that other programs read, None for parts that were left out. The details stand beside them.
+
+    `groups` is about the searches for faulty nodes: `rounds` and `rounds_bound` are the largest.
+    """
+    links, groups = found.get("links"), found.get("simulated", {}).get("faulty")
+    return {
+        "clean_runs": links and links["clean"],
+        "false_alarms": links and links["clean_checks_that_name_somebody"],
+        "groups": groups
+        and {
+            "seeds": sum(row["seeds"] for row in groups),
+            "exact": sum(row["exact"] for row in groups),
+            "rounds": max(row["most_rounds"] for row in groups),
+            "rounds_bound": max(row["rounds_bound"] for row in groups),
+        },
+        "light_check_s": found["light"]["light_check_s"],
+    }
 
 
 if __name__ == "__main__":

@@ -17,14 +17,15 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 
+from anyjob.kept import Kept
+
+from machinecheck import link_worker
 from pulsetrain.diagnostics.link_search import LinkSearch, SearchVerdict
-from pulsetrain.diagnostics.link_tests import LinkVerdict, Measured, Port, Transfer, again, judge, rounds
-from pulsetrain.diagnostics.transfers import Sink, TransferReport, send
+from pulsetrain.diagnostics.link_tests import Measured, Port, Transfer
+from pulsetrain.diagnostics.transfers import TransferReport
 
 NODES, RAILS, TORS = 8, 2, 2
 RATE_MBIT = 20
@@ -95,7 +96,7 @@ def drop_some(end: tuple[str, str], rate_mbit: float) -> None:
 def ports() -> list[Port]:
     """Two rails of eight nodes."""
     return [
-        Port(node=f"n{i}", rail=f"r{rail}", switch=f"s{i // (NODES // TORS)}")
+        Port(node=f"n{i}", rail=f"r{rail}", switch=f"s{i // (NODES // TORS)}", memories=(MEMORY,))
         for rail in range(RAILS)
         for i in range(NODES)
     ]
@@ -175,29 +176,7 @@ class Network:
         """Take a port's link down or up, at the switch."""
         shell(f"ip -n {self.fabric} link set {port.node}{port.rail} {state}")
 
-    def downs(self) -> dict[str, int]:
-        """How often each port has lost its carrier."""
-        found = {}
-        for node, worker in self._workers.items():
-            counts = worker.ask({"what": "downs", "devices": [f"er{r}" for r in range(RAILS)]})
-            found |= {f"{node}/{device[1:]}": int(count) for device, count in counts.items()}
-        return found
-
-    def check(self) -> tuple[LinkVerdict, float]:
-        """One check of all links, and the seconds that it took."""
-        began = time.perf_counter()
-        before = self.downs()
-        measured: list[Measured] = []
-        for transfers in rounds(ports(), memory=MEMORY):
-            measured += self._round(transfers)
-        while repeated := again(measured):
-            for transfers in repeated:
-                measured += self._round(transfers)
-        after = self.downs()
-        grown = {name: after[name] - count for name, count in before.items()}
-        return judge(measured, grown), time.perf_counter() - began
-
-    def search(self) -> SearchVerdict:
+    def check(self) -> SearchVerdict:
         """The rounds of the hub's own check, over all ports."""
         search = LinkSearch(ports())
         while planned := search.next_round():
@@ -211,7 +190,6 @@ class Network:
         for node, own in by_node.items():
             self._workers[node].tell(
                 {
-                    "what": "send",
                     "seconds": SECONDS,
                     "to": [
                         [
@@ -249,7 +227,7 @@ class Worker:
     """A process in a node's namespace that sends and receives. It ends with its standard input."""
 
     def __init__(self, space: str, addresses: Sequence[tuple[str, str]]) -> None:
-        command = ["ip", "netns", "exec", space, sys.executable, str(Path(__file__).resolve())]
+        command = ["ip", "netns", "exec", space, sys.executable, str(Path(link_worker.__file__))]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.sinks: dict[str, int] = {}
         self.tell([a for pair in addresses for a in pair])
@@ -278,27 +256,6 @@ class Worker:
         """End it."""
         with self._process:  # closes both pipes and waits
             pass
-
-
-def work() -> None:
-    """What a worker does: listen on its addresses, then carry out one request for each line."""
-    sinks = {a: Sink(a) for a in json.loads(sys.stdin.readline())}
-    print(json.dumps({a: sink.port for a, sink in sinks.items()}), flush=True)
-    for line in sys.stdin:
-        request = json.loads(line)
-        if request["what"] == "downs":
-            print(json.dumps({d: carrier_downs(d) for d in request["devices"]}), flush=True)
-            continue
-        seconds = request["seconds"]
-        with ThreadPoolExecutor(max(1, len(request["to"]))) as pool:
-            sent = [
-                pool.submit(send, to, port, seconds=seconds, source=own) for to, port, own in request["to"]
-            ]
-            print(json.dumps([asdict(future.result()) for future in sent]), flush=True)
-
-
-def carrier_downs(device: str) -> int:
-    return int(Path(f"/sys/class/net/{device}/carrier_down_count").read_text())
 
 
 # -- cases ------------------------------------------------------------------------------------------------
@@ -366,53 +323,67 @@ CASES: Mapping[str, tuple[Fault, Callable[[Port], str]]] = {
 }
 
 
-def run(cases: int, clean: int, *, seed: int = 0) -> Answer:
-    """How often each fault is named, and nothing else, and how many clean checks named somebody."""
-    network, draw = Network(), random.Random(seed)
-    named: dict[str, int] = dict.fromkeys(CASES, 0)
-    wrong: list[Answer] = []
-    seconds: list[float] = []
-    alarms: list[Answer] = []
-    undecided = 0
+def run(cases: int, clean: int, *, seed: int = 0, resume: Path | None = None) -> Answer:
+    """How often each fault is named, and nothing else, and how many clean checks named somebody.
+
+    With `resume` the rows of finished checks are kept in that file, and are not measured again.
+    """
+    kept, draw = Kept(resume), random.Random(seed)
+    planned = [("clean", f"clean-{number}", ports()[0]) for number in range(clean)]
+    planned += [(name, f"{name}-{number}", draw.choice(ports())) for number in range(cases) for name in CASES]
+    left = [plan for plan in planned if not kept.done(plan[1])]
+    network = Network()
     try:
-        network.open()
-        network.check()  # opens neighbour tables
-        for _ in range(clean):
-            verdict, took = network.check()
-            seconds.append(took)
-            undecided += bool(verdict.reason and not verdict.named)
-            if verdict.named:
-                alarms.append(asdict(verdict))
-        for number in range(cases):
-            for name, (fault, expected) in CASES.items():
-                port = draw.choice(ports())
-                with fault(network, port):
-                    verdict, took = network.check()
-                seconds.append(took)
-                if verdict.named == (expected(port),):
-                    named[name] += 1
-                else:
-                    wrong.append(
-                        {"case": name, "number": number, "wanted": expected(port), **asdict(verdict)}
-                    )
+        if left:
+            network.open()
+            network.check()  # opens neighbour tables
+        for name, unit, port in left:
+            kept.add(unit, [_one(network, name, port)])
     finally:
         network.close()
+    units = {unit for _, unit, _ in planned}
+    return _summary([row for row in kept.rows if row["unit"] in units], cases)
+
+
+def _one(network: Network, name: str, port: Port) -> Answer:
+    """One check, with a fault or without."""
+    fault, expected = CASES.get(name, (lambda *_: contextlib.nullcontext(), lambda _: ""))
+    with fault(network, port):
+        began = time.perf_counter()
+        verdict = network.check()
+    named = [culprit.name for culprit in verdict.culprits]
+    return {
+        "what": name,
+        "wanted": expected(port),
+        "named": named,
+        "right": named == [expected(port)] if name in CASES else not named,
+        "reason": verdict.reason,
+        "rounds": verdict.rounds,
+        "seconds": round(time.perf_counter() - began, 2),
+        "load": round(os.getloadavg()[0], 1),
+    }
+
+
+def _summary(rows: Sequence[Answer], cases: int) -> Answer:
+    clean = [row for row in rows if row["what"] == "clean"]
+    faulty = [row for row in rows if row["what"] != "clean"]
+    seconds = [float(str(row["seconds"])) for row in rows]
     return {
         "nodes": NODES,
         "rails": RAILS,
         "switches": TORS,
         "rate_mbit": RATE_MBIT,
         "cases_each": cases,
-        "named": named,
-        "not_named": wrong,
-        "clean": clean,
-        "clean_checks_that_name_somebody": len(alarms),
-        "clean_checks_without_an_answer": undecided,
-        "alarms": alarms[:10],
+        "cases": len(faulty),
+        "named": sum(bool(row["right"]) for row in faulty),
+        "named_by_kind": {
+            name: sum(bool(row["right"]) for row in faulty if row["what"] == name) for name in CASES
+        },
+        "not_named": [row for row in faulty if not row["right"]],
+        "clean": len(clean),
+        "clean_checks_that_name_somebody": sum(not row["right"] for row in clean),
+        "clean_checks_without_an_answer": sum(bool(row["reason"] and row["right"]) for row in clean),
+        "alarms": [row for row in clean if not row["right"]][:10],
         "median_check_s": round(median(seconds), 2) if seconds else 0.0,
         "longest_check_s": round(max(seconds, default=0.0), 2),
     }
-
-
-if __name__ == "__main__":
-    work()

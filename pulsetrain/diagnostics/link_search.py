@@ -1,10 +1,11 @@
 """Which node, port or switch is bad, in few rounds of transfers between nodes. Pure.
 
 Adaptive group testing over the transfers of `link_tests`. The first rounds are the same for all: two
-neighbours under the same switch, and two nodes under other switches. A transfer uses parts: the sender's port
-outwards, the receiver's port inwards, and between switches the uplink of the sender's switch. All parts of a
-good transfer are good. Each part that is still in doubt is then measured beside parts that are good, all of
-them at the same time. It is named if it was bad there often enough and never good anywhere.
+neighbours under the same switch, one of them at its other memory nodes, and two nodes under other switches. A
+transfer uses parts: the sender's port outwards, the receiver's port inwards and its memory, and between
+switches the uplink of the sender's switch. All parts of a good transfer are good. Each part that is still in
+doubt is then measured beside parts that are good, all of them at the same time. It is named if it was bad
+there often enough and never good anywhere.
 
 How often is enough is known from the good parts: a busy processor spoils a share p of their measurements.
 With chance p^n it spoils n in a row. So n is chosen such that any healthy part of a search is named with a
@@ -52,9 +53,10 @@ _BOTH = {"out", "in"}
 
 @dataclass(frozen=True, kw_only=True)
 class Culprit:
-    """Something that is bad. `kind` is node, port, switch or path. `node` is "" for a switch.
+    """Something that is bad. `kind` is node, port, memory, switch or path. `node` is "" for a switch.
 
-    A node's ports are bad in both directions. A path is bad between two ports that are good with others.
+    A node's ports are bad in both directions. A path is bad between two ports that are good with others. The
+    way from a good port to a memory node of its machine may be bad.
     """
 
     kind: str
@@ -113,16 +115,24 @@ class LinkSearch:
         """What is known after the rounds so far."""
         state = _State.of(self._measured, self._test)
         certain = [p for p in state.suspects if state.tries(p) >= state.needed]
-        culprits = [*_ports(certain, state, self._ports), *_switches(certain, state, self._ports)]
+        culprits = [
+            *_ports(certain, state, self._ports),
+            *_memories(certain, state),
+            *_switches(certain, state, self._ports),
+        ]
         culprits += _paths(state, {c.name for c in culprits} | {c.node for c in culprits})
-        reasons = [f"{_said(p)}: {state.why(p)}" for p in state.suspects if p not in certain]
+        behind = {
+            port.memory_name(m) for port in self._ports for m in port.memories if _named(port, culprits)
+        }
+        doubtful = [p for p in state.suspects if p not in certain and p[1] not in behind]
+        reasons = [f"{_said(p)}: {state.why(p)}" for p in doubtful]
         if reasons and state.needed > MOST_TRIES:
             reasons = ["times scatter too much to tell a bad port from a busy machine", *reasons]
-        worked = Counter(m.transfer.kind for m in self._measured if not m.error)
+        worked = Counter(m.transfer.cohort for m in self._measured if not m.error)
         reasons += [
-            f"{kind}: fewer than {LEAST_PEERS} transfers to compare"
-            for kind in dict.fromkeys(m.transfer.kind for m in self._measured)
-            if worked[kind] < LEAST_PEERS
+            f"{cohort}: fewer than {LEAST_PEERS} transfers to compare"
+            for cohort in dict.fromkeys(m.transfer.cohort for m in self._measured)
+            if worked[cohort] < LEAST_PEERS
         ]
         if len({c.name for c in culprits if c.node}) > MOST_SHARE * len(self._ports):
             reasons = ["more than a third of the ports look bad, so it is not known what is usual"]
@@ -168,13 +178,23 @@ class LinkSearch:
         """Every transfer that could use a part."""
         what, name = part
         for port in self._ports:
-            if what == "uplink" and f"{port.switch}/{port.rail}" != name:
-                continue
-            if what != "uplink" and port.name != name:
+            if name not in _names(what, port):
                 continue
             for other in self._ports:
-                if other.rail == port.rail and other.node != port.node:
+                if other.rail != port.rail or other.node == port.node:
+                    continue
+                if what == "memory":
+                    to = _transfer(other, port)
+                    yield from (replace(to, kind="memory", memory=memory) for memory in port.memories)
+                else:
                     yield _transfer(other, port) if what == "in" else _transfer(port, other)
+
+
+def _names(what: str, port: Port) -> list[str]:
+    """The parts of one kind that a port has or uses, by name."""
+    if what == "uplink":
+        return [f"{port.switch}/{port.rail}"]
+    return [port.memory_name(memory) for memory in port.memories] if what == "memory" else [port.name]
 
 
 def comparable(ports: Sequence[Port]) -> list[Port]:
@@ -184,7 +204,7 @@ def comparable(ports: Sequence[Port]) -> list[Port]:
     ['', '', '']
     """
     planned = {t for transfers in rounds(ports) for t in transfers}
-    kinds = Counter(t.kind for t in planned)
+    kinds = Counter(t.kind for t in planned if not t.memory)
     if all(count >= LEAST_PEERS for count in kinds.values()):
         return list(ports)
     return [replace(port, switch="") for port in ports]
@@ -264,9 +284,15 @@ def _transfer(sender: Port, receiver: Port) -> Transfer:
     return Transfer(kind="neighbour" if same else "between", sender=sender, receiver=receiver)
 
 
+def _named(port: Port, culprits: Sequence[Culprit]) -> bool:
+    """Whether a port is named. The memory behind it cannot be measured then, and is not at fault."""
+    return any(c.name == port.name or (c.kind, c.name) == ("node", port.node) for c in culprits)
+
+
 def _said(part: Part) -> str:
     what, name = part
-    return {"out": f"{name} outwards", "in": f"{name} inwards"}.get(what, f"{what} {name}") + " is in doubt"
+    said = {"out": f"{name} outwards", "in": f"{name} inwards", "memory": name}
+    return f"{said.get(what, f'{what} {name}')} is in doubt"
 
 
 def _ports(certain: Sequence[Part], state: _State, ports: Sequence[Port]) -> list[Culprit]:
@@ -294,6 +320,21 @@ def _ports(certain: Sequence[Part], state: _State, ports: Sequence[Port]) -> lis
                 )
             )
     return named
+
+
+def _memories(certain: Sequence[Part], state: _State) -> list[Culprit]:
+    """Ways from a port to a memory node that are bad."""
+    return [
+        Culprit(
+            kind="memory",
+            name=name,
+            node=name.partition("/")[0],
+            reason=state.why((what, name)),
+            broken=all(t in state.errors for t in state.alone((what, name))),
+        )
+        for what, name in certain
+        if what == "memory"
+    ]
 
 
 def _switches(certain: Sequence[Part], state: _State, ports: Sequence[Port]) -> list[Culprit]:

@@ -8,7 +8,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 
@@ -62,12 +62,19 @@ def _drain(taken: socket.socket) -> None:
             pass
 
 
-def host_sink(*, address: str, seconds: float) -> Iterator[dict[str, int]]:
+def host_sink(*, address: str, seconds: float, cpus: Sequence[int] = ()) -> Iterator[dict[str, int]]:
     """A service for `Zygote.serve`: {"port": int} of a sink.
 
     It ends itself after `seconds`, even if nobody says so. An `address` that no interface has, as behind a
-    translation of addresses, is taken for all of them.
+    translation of addresses, is taken for all of them. With `cpus` it runs on these, so that what it takes
+    ends in the memory next to them. Where they are not this process's to use, nothing is served.
     """
+    if cpus:
+        try:
+            os.sched_setaffinity(0, cpus)
+        except OSError:
+            yield {"port": 0}
+            return
     sink = Sink(_own(address) or "0.0.0.0")
     threading.Timer(seconds, os._exit, (0,)).start()
     yield {"port": sink.port}

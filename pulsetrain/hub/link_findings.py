@@ -6,6 +6,7 @@ A finding `bad_link` stays open until other rounds find the link good, its node 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import MappingProxyType
 
 from pulsetrain.analytics.incidents.locations import SWITCH
 from pulsetrain.analytics.verdict import Finding
@@ -49,12 +50,20 @@ def _finding(job: JobSnapshot, outcome: LinkOutcome, culprit: Culprit) -> Findin
     )
 
 
+_CALLED = MappingProxyType(
+    {
+        "node": "The network of node",
+        "port": "Port",
+        "memory": "The way from port",
+        "path": "The path from",
+    }
+)
+
+
 def _called(culprit: Culprit) -> str:
     if culprit.kind == "switch":
         return f"The uplink of switch {culprit.name}"
-    return {"node": "The network of node", "port": "Port", "path": "The path from"}[
-        culprit.kind
-    ] + f" {culprit.name}"
+    return _CALLED[culprit.kind] + f" {culprit.name}"
 
 
 def _nodes(job: JobSnapshot, culprit: Culprit) -> Sequence[str]:

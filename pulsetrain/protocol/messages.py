@@ -513,7 +513,8 @@ class PairCheck:
 class LinkSink:
     """Take what other nodes send to this one for `seconds`, and throw it away. 0: end that now.
 
-    `data` of the reply is {"port": int}, 0 where it ended.
+    `data` of the reply is {"port": int, "memory_ports": {memory node: int}}, 0 where it ended. What is sent
+    to one of the latter ends in that memory node of the machine, which is not the one next to its port.
     """
 
     id: int

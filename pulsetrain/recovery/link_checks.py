@@ -105,6 +105,7 @@ class _Rounds:
         self._nodes = {node.name: node for node in nodes}
         self._ids, self._options = ids, options
         self.ports: dict[str, int] = {}
+        self._memory_ports: dict[str, dict[str, int]] = {}
         self.silent: dict[str, str] = {}
 
     async def open(self) -> None:
@@ -115,6 +116,8 @@ class _Rounds:
                 self.silent[name] = reply.error or "it opened no port"
             else:
                 self.ports[name] = int(reply.data["port"])
+                others = reply.data.get("memory_ports") or {}
+                self._memory_ports[name] = {str(node): int(port) for node, port in others.items()}
 
     async def close(self) -> None:
         """End the sinks. One that does not hear of it ends by itself."""
@@ -130,14 +133,15 @@ class _Rounds:
         """Measure in rounds until nothing is open, or the time is up."""
         if len(self.ports) < LEAST_NODES:
             return SearchVerdict(reason=f"only {len(self.ports)} nodes take part; {LEAST_NODES} are needed")
-        ports = [
-            Port(node=name, rail=RAIL, switch=self._nodes[name].hello.switch) for name in sorted(self.ports)
-        ]
-        search = LinkSearch(ports)
+        search = LinkSearch([self._port(name) for name in sorted(self.ports)])
         while end_s - now_s() >= LEAST_ROUND_S and (planned := search.next_round()):
             measured = await asyncio.gather(*(self._measure(transfer) for transfer in planned))
             search.take([m for m in measured if m is not None and not self._silent(m.transfer)])
         return self._without_silent(search.verdict())
+
+    def _port(self, name: str) -> Port:
+        memories = tuple(sorted(self._memory_ports[name]))
+        return Port(node=name, rail=RAIL, switch=self._nodes[name].hello.switch, memories=memories)
 
     def _silent(self, transfer: Transfer) -> bool:
         return bool({transfer.sender.node, transfer.receiver.node} & self.silent.keys())
@@ -154,10 +158,11 @@ class _Rounds:
         sender, receiver = transfer.sender.node, transfer.receiver.node
         if self._silent(transfer):
             return None
+        memory = transfer.memory
         command = LinkSend(
             id=self._ids(),
             address=self._nodes[receiver].hello.address,
-            port=self.ports[receiver],
+            port=self._memory_ports[receiver][memory] if memory else self.ports[receiver],
             seconds=self._options.seconds,
             bits_per_s=self._options.bits_per_s,
         )

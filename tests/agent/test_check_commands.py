@@ -26,13 +26,22 @@ class Workers:
 
 
 def test_a_new_sink_ends_the_one_before_and_0_seconds_end_the_last():
-    workers, checks = Workers(), CheckCommands()
+    workers, checks = Workers(), CheckCommands(lambda address: {})
     ports = [checks.link_sink(workers, "10.0.0.1", LinkSink(id=i, seconds=30))["port"] for i in range(2)]
     assert ports == [9001, 9002]
     assert workers.calls[0][:2] == ("host_sink", {"address": "10.0.0.1", "seconds": 30})
-    assert checks.link_sink(workers, "10.0.0.1", LinkSink(id=3, seconds=0)) == {"port": 0}
+    assert checks.link_sink(workers, "10.0.0.1", LinkSink(id=3, seconds=0)) == {"port": 0, "memory_ports": {}}
     checks.link_sink(workers, "10.0.0.1", LinkSink(id=4, seconds=0))
     assert workers.signals == [(501, signal.SIGKILL), (502, signal.SIGKILL)]
+
+
+def test_each_other_memory_node_has_a_sink_on_its_processors_and_all_end_together():
+    workers, checks = Workers(), CheckCommands(lambda address: {1: (4, 5), 2: (8,)})
+    answer = checks.link_sink(workers, "10.0.0.1", LinkSink(id=1, seconds=30))
+    assert answer == {"port": 9001, "memory_ports": {"1": 9002, "2": 9003}}
+    assert [kwargs.get("cpus") for _, kwargs, _ in workers.calls] == [None, [4, 5], [8]]
+    checks.link_sink(workers, "10.0.0.1", LinkSink(id=2, seconds=0))
+    assert [pid for pid, _ in workers.signals] == [501, 502, 503]
 
 
 def test_a_node_sends_from_its_own_address_at_the_rate_that_is_allowed():

@@ -13,16 +13,17 @@ from pulsetrain.diagnostics.link_tests import Measured, Port
 BOTH, OUT, IN = ("out", "in"), ("out",), ("in",)
 
 
-def ports(count, per_switch=0):
+def ports(count, per_switch=0, memories=()):
     switch = (lambda i: f"s{i // per_switch}") if per_switch else (lambda i: "")
-    return [Port(node=f"n{i}", rail="net", switch=switch(i)) for i in range(count)]
+    return [Port(node=f"n{i}", rail="net", switch=switch(i), memories=memories) for i in range(count)]
 
 
 class Network:
     """Transfers take 1e10 bits a second, 3 % more or less. `bad` has ways by port, `factor` is theirs."""
 
-    def __init__(self, of, *, bad=(), uplinks=(), paths=(), factor=0.5, spoiled=(), seed=0):
+    def __init__(self, of, *, bad=(), uplinks=(), paths=(), memories=(), factor=0.5, spoiled=(), seed=0):
         self.ports, self.bad, self.uplinks, self.paths = of, dict(bad), set(uplinks), set(paths)
+        self.memories = set(memories)
         self.factor, self.spoiled, self.random = factor, set(spoiled), random.Random(seed)
         self.number = 0
 
@@ -31,6 +32,7 @@ class Network:
         hit = any(
             (kind in ("out", "in") and kind in self.bad.get(name, ()))
             or (kind == "uplink" and name in self.uplinks)
+            or (kind == "memory" and name in self.memories)
             for kind, name in transfer.parts
         )
         hit |= (transfer.sender.node, transfer.receiver.node) in self.paths
@@ -100,6 +102,36 @@ def test_a_processor_that_was_busy_now_and_then_names_somebody_once_in_a_thousan
 def test_an_uplink_is_the_switchs_and_no_nodes(switch, factor, seed):
     verdict = Network(ports(12, 4), uplinks={f"{switch}/net"}, factor=factor, seed=seed).search()
     assert [(c.kind, c.name, c.node) for c in verdict.culprits] == [("switch", switch, "")]
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.integers(6, 24),
+    st.sampled_from([0, 6]),
+    st.sampled_from([0.0, 0.5]),
+    st.integers(0, 3),
+    st.integers(0, 10**6),
+)
+def test_a_port_that_is_slow_towards_one_memory_is_named_with_it_and_nobody_else(
+    count, per_switch, factor, node, seed
+):
+    name = f"n{node}/net to memory 1"
+    of = ports(count, per_switch, memories=("1", "2"))
+    verdict = Network(of, memories={name}, factor=factor, seed=seed).search()
+    assert [(c.kind, c.name, c.node) for c in verdict.culprits] == [("memory", name, f"n{node}")]
+    assert (verdict.reason, verdict.culprits[0].broken) == ("", factor == 0)
+
+
+def test_of_the_memories_behind_a_bad_port_nothing_is_said():
+    verdict = Network(ports(8, memories=("1",)), bad={"n3/net": IN}).search()
+    assert [(c.kind, c.name) for c in verdict.culprits] == [("port", "n3/net")]
+    assert verdict.reason == ""
+
+
+def test_memories_without_trouble_name_nobody_and_leave_the_switches_as_they_are():
+    of = ports(8, 4, memories=("1",))
+    assert comparable(of) == of
+    assert Network(of).search().state == "healthy"
 
 
 def test_a_path_between_two_good_ports_is_told_and_blames_neither():

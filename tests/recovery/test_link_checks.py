@@ -14,7 +14,8 @@ from tests.recovery.builders import hello
 class FakeNode:
     """A node of a fleet. `factors` has the share of the usual rate by (sender, receiver), "" for all."""
 
-    def __init__(self, name, factors=(), *, error="", switch=""):
+    def __init__(self, name, factors=(), *, error="", switch="", memory_port=0):
+        self.memory_port = memory_port
         self.name, self.error, self.factors = name, error, dict(factors)
         self.hello = hello(name, address=f"at-{name}", switch=switch)
         self.commands = []
@@ -24,8 +25,11 @@ class FakeNode:
         if self.error:
             return Reply(id=command.id, node=self.name, error=self.error)
         if isinstance(command, LinkSink):
-            return Reply(id=command.id, node=self.name, data={"port": 4242 if command.seconds else 0})
+            ports = {"1": self.memory_port} if self.memory_port else {}
+            data = {"port": 4242 if command.seconds else 0, "memory_ports": ports}
+            return Reply(id=command.id, node=self.name, data=data)
         to = command.address.removeprefix("at-")
+        to = f"{to}:{command.port}" if command.port != 4242 else to
         factor = self.factors.get((self.name, "")) or self.factors.get(("", to)) or 1.0
         if factor < 0:
             return Reply(id=command.id, node=self.name, data={"bits_per_s": 0.0, "error": "timed out"})
@@ -63,6 +67,13 @@ def test_what_nothing_gets_through_is_broken():
     report = measure(*(FakeNode(name, {("", "b"): -1, ("b", ""): -1}) for name in "abcde"))
     assert named(report) == [("node", "b")]
     assert report.verdict.culprits[0].broken
+
+
+def test_a_port_that_is_slow_towards_its_other_memory_is_named_with_it():
+    slow = {("", "c:77"): 0.5}
+    report = measure(*(FakeNode(name, slow, memory_port=77) for name in "abcdef"))
+    assert named(report) == [("memory", "c/net to memory 1")]
+    assert report.verdict.culprits[0].node == "c"
 
 
 def test_links_without_trouble_name_nobody():
