@@ -4,10 +4,10 @@
     python benchmarks/cluster.py --part failover --points 30
     python benchmarks/cluster.py --quick
 
-Parts are `failover` (real etcd and two hubs), `slurm` (a real Slurm, left out where it is not installed) and
-`agents` (agents without ranks, in one process). No unit begins after `--seconds`. `--resume` keeps rows of
-finished units in a file, and goes on from there. Larger fleets are simulated by `pulsetrain simulate
-fleet-live`. The last line is one JSON object.
+Parts are `failover` (real etcd and two hubs), `slurm` (a real Slurm, left out where it is not installed),
+`failing` (jobs that fail in every attempt) and `agents` (agents without ranks, in one process). No unit
+begins after `--seconds`. `--resume` keeps rows of finished units in a file, and goes on from there. Larger
+fleets are simulated by `pulsetrain simulate fleet-live`. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--part", action="append", choices=parts.PARTS, help="only this part; repeatable")
     parser.add_argument("--points", type=int, default=30, help="leaders that are killed")
+    parser.add_argument("--failing", type=int, default=50, help="jobs that fail in every attempt")
     parser.add_argument(
         "--agents", type=_counts, default=parts.SIZES, metavar="N,N", help="sizes of the fleet"
     )
@@ -49,6 +50,7 @@ def main() -> None:
     wanted = parts.Wanted(
         parts=tuple(args.part or parts.PARTS),
         points=1 if args.quick else args.points,
+        failing=1 if args.quick else args.failing,
         seed=args.seed,
         agents=(8, 16) if args.quick else args.agents,
         steady_s=2.0 if args.quick else 20.0,

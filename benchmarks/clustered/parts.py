@@ -13,10 +13,11 @@ from typing import Any
 
 from anyjob.kept import Kept
 
-from clustered import agents, failover, slurm
+from clustered import agents, failing, failover, slurm
 
-PARTS = ("failover", "slurm", "agents")
+PARTS = ("failover", "slurm", "failing", "agents")
 POINTS_A_JOB = 10
+CASES_A_HUB = 5
 SIZES = (250, 500, 1000, 2000)
 Row = dict[str, Any]
 
@@ -27,6 +28,7 @@ class Wanted:
 
     parts: tuple[str, ...] = PARTS
     points: int = 30
+    failing: int = 50
     seed: int = 0
     agents: tuple[int, ...] = SIZES
     steady_s: float = 20.0
@@ -42,7 +44,7 @@ class Unit:
 
 def units(wanted: Wanted) -> list[Unit]:
     """All units of the wanted parts, in their order."""
-    made = {"failover": _failover, "slurm": _slurm, "agents": _agents}
+    made = {"failover": _failover, "slurm": _slurm, "failing": _failing, "agents": _agents}
     return [unit for part in wanted.parts for unit in made[part](wanted)]
 
 
@@ -93,6 +95,17 @@ def _slurm(wanted: Wanted) -> list[Unit]:
     if slurm.missing():
         return _left_out("slurm", slurm.missing())
     return [Unit(name="slurm", run=slurm.run)]
+
+
+def _failing(wanted: Wanted) -> list[Unit]:
+    cases = failing.draw(wanted.seed, wanted.failing)
+    return [
+        Unit(
+            name=f"failing/{wanted.seed}/{at}-{at + len(cases[at : at + CASES_A_HUB])}",
+            run=partial(failing.run, cases[at : at + CASES_A_HUB]),
+        )
+        for at in range(0, len(cases), CASES_A_HUB)
+    ]
 
 
 def _agents(wanted: Wanted) -> list[Unit]:

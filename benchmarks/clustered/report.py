@@ -16,6 +16,7 @@ def result(rows: Sequence[Row]) -> dict[str, Any]:
         "benchmark": "cluster",
         "failover": _failover(rows),
         "slurm": _slurm(rows),
+        "failing": _failing(rows),
         "agents": largest.get("agents", 0),
         "agent_cpu_us": largest.get("cpu_us"),
         "startup_messages_per_node": largest.get("messages_per_node"),
@@ -48,6 +49,18 @@ def _failover(rows: Sequence[Row]) -> dict[str, Any]:
         "budget_kept": all(row["spent"] == row["gone"] for row in points),
         "identical": all(row["identical"] for row in jobs) if jobs else None,
         "by_state": {state: sorted(seconds) for state, seconds in sorted(by_state.items())},
+    }
+
+
+def _failing(rows: Sequence[Row]) -> dict[str, Any]:
+    """Jobs that failed in every attempt: `right` ended as stated, `most_attempts` is the largest number."""
+    jobs = _of(rows, "failing")
+    return {
+        "jobs": len(jobs),
+        "right": sum(not row["wrong"] for row in jobs),
+        "healed": sum(row["state"] == "finished" for row in jobs),
+        "most_attempts": max((row["attempts"] for row in jobs), default=0),
+        "wrong": [{k: row[k] for k in ("number", "way", "by", "wrong")} for row in jobs if row["wrong"]],
     }
 
 

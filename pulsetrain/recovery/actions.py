@@ -91,7 +91,7 @@ async def check(job: JobState) -> Outcome:
     members, fault = job.members, job.recovery.fault if job.recovery else None
     going = fault.node if fault is not None and _by_policy(fault) else ""
     nodes = [n for n in members.active() + members.standbys() if n.name != going]
-    level, why = _check_level(job, fault)
+    level, why_level = _check_level(job, fault)
     thorough = LEVELS[level] if level else None
     report = await checks.run(nodes, job.services.policy, job.next_id, level=thorough)
     members.failed = dict(report.failed)
@@ -104,7 +104,11 @@ async def check(job: JobState) -> Outcome:
     members.failed |= await link_actions.at_a_stop(job)
     members.failed |= repeat_faults.at_a_stop(job)
     job.keep_restarts()
-    job.write("self_check", {**report.detail(), "level": level, "why_this_level": why})
+    job.write("self_check", {**report.detail(), "level": level, "why_this_level": why_level})
+    why = _stuck(job)
+    if why:
+        job.failure = why
+        return Event.EXHAUSTED
     if job.recovery is not None:
         job.recovery.checked_ns = job.now_ns()
     await _back_off(job)
@@ -156,14 +160,23 @@ def _hopeless(job: JobState) -> str:
         recovery.restart_counted = True
         restarts.used += 1
         recovery.launch_at_s = job.services.clock.monotonic_s() + _wait_s(job, recovery)
-    fault, limit = recovery.fault, job.services.policy.no_progress_attempts
+    fault = recovery.fault
     if fault.exit_code == USAGE_EXIT:
         return fault.reason
     if restarts.used > job.max_restarts:
         return f"{fault.reason}; {job.max_restarts} restarts are used up"
-    if restarts.idle >= limit:
-        return f"{fault.reason}; {restarts.idle} attempts in a row completed no step"
     return ""
+
+
+def _stuck(job: JobState) -> str:
+    """Why another attempt on the same nodes is pointless, "" where it may help or a node is replaced."""
+    recovery, restarts = job.recovery, job.restarts
+    if recovery is None or recovery.fault.event not in COUNTED:
+        return ""
+    changes = any(node.name in job.members.failed for node in job.members.active())
+    if changes or restarts.idle < job.services.policy.no_progress_attempts:
+        return ""
+    return f"{recovery.fault.reason}; {restarts.idle} attempts in a row completed no step"
 
 
 def _wait_s(job: JobState, recovery: Recovery) -> float:

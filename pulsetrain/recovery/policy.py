@@ -89,7 +89,8 @@ class Policy:
     One that takes longer is killed and started anew. It holds for scripts that use pulsetrain.restartable.
     0: all ranks start anew after each fault."""
     no_progress_attempts: int = 3
-    """Attempts in a row that end without one completed step, after which restarting is given up."""
+    """Attempts in a row that end without one completed step, after which restarting is given up, unless a
+    node is replaced then."""
     restart_wait_s: float = 1.0
     """How long to wait before a launch after the second fault in a row. It doubles with each further one.
 

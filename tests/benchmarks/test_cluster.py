@@ -8,7 +8,7 @@ import sys
 from collections import Counter
 
 import pytest
-from clustered import failover, parts, report
+from clustered import failing, failover, parts, report
 
 from tests.repository import ROOT
 
@@ -71,3 +71,27 @@ def test_a_quick_run_counts_messages_at_start_up_and_names_a_lost_agent(tmp_path
     assert said["agent_cpu_us"] > 0
     assert said["launch_bytes_per_node"] > 0
     assert said["named_s"] < 10
+
+
+def test_jobs_that_fail_are_drawn_by_the_seed_in_every_way_by_one_node_and_by_none():
+    cases = failing.draw(seed=3, count=16)
+    assert cases == failing.draw(seed=3, count=16)
+    assert {(case.way, case.by) for case in cases} == {(w, b) for w in failing.WAYS for b in ("one", "none")}
+    assert all(case.most_attempts <= max(case.max_restarts + 1, failing.OFFENCES + 1) for case in cases)
+
+
+def test_a_failing_job_is_right_only_if_it_ends_as_stated_and_leaves_nothing_behind():
+    case = failing.Case(number=0, way="kill", by="one", standby=True, after=8, max_restarts=5)
+    good = {"state": "finished", "attempts": 4, "evicted": ["j-n1"], "sentence": "Finished."}
+    codes = {"j-n0": 0, "j-n1": 1}
+    assert failing.judge(case, "j", good, codes, []) == []
+    for worse in (
+        {"state": "failed"},
+        {"attempts": 5},
+        {"evicted": []},
+        {"evicted": ["j-n0"]},
+        {"sentence": ""},
+    ):
+        assert len(failing.judge(case, "j", good | worse, codes, [])) == 1
+    assert len(failing.judge(case, "j", good, codes | {"j-n0": None}, [])) == 1
+    assert len(failing.judge(case, "j", good, codes, ["a rank"])) == 1

@@ -103,18 +103,24 @@ def test_the_check_says_whether_enough_healthy_nodes_are_left():
     assert job.members.failed == {"b": "self-check failed: gemm"}
 
 
-@pytest.mark.parametrize(
-    ("code", "used", "idle", "words"),
-    [(2, 0, 0, "exit code 2"), (1, 3, 0, "3 restarts are used up"), (1, 0, 3, "3 attempts in a row")],
-)
-def test_a_restart_that_cannot_help_is_not_tried(code, used, idle, words):
+@pytest.mark.parametrize(("code", "used", "words"), [(2, 0, "exit code 2"), (1, 3, "3 restarts are used up")])
+def test_a_restart_that_cannot_help_is_not_tried(code, used, words):
     a = FakeNode("a")
     job = job_of(a, FakeNode("b"))
     crashed(job, code)
-    job.restarts.used, job.restarts.idle = used, idle
+    job.restarts.used = used
     assert do(Action.CHECK, job) is Event.EXHAUSTED
     assert words in job.failure
     assert SelfCheck not in kinds(a)
+
+
+def test_a_job_that_completes_no_step_ends_unless_a_check_replaces_a_node():
+    for healthy, standby, ends in ((True, "z", True), (False, "z", False), (True, "", True)):
+        job = job_of(FakeNode("a"), FakeNode("b", ok=healthy), *map(FakeNode, standby))
+        crashed(job, 1)
+        job.restarts.idle = 3
+        assert (do(Action.CHECK, job) is Event.EXHAUSTED) is ends
+        assert ("3 attempts in a row completed no step" in job.failure) is ends
 
 
 def test_the_policy_says_how_thorough_a_check_is(monkeypatch):

@@ -46,6 +46,14 @@ def test_a_node_that_is_often_at_fault_is_replaced(check_after, times, nodes, mo
     assert list(check_after(job, times)) == failed
 
 
+def test_a_node_whose_rank_dies_before_each_first_step_is_replaced_and_the_job_goes_on(check_after):
+    job = job_of(*map(FakeNode, "abz"), max_restarts=9)
+    check_after(job, 2)
+    job.restarts.idle = 3
+    assert list(check_after(job, 1)) == ["b"]
+    assert job.failure == ""
+
+
 def test_faults_that_come_to_all_nodes_alike_are_no_fault_of_one(check_after):
     job = job_of(*map(FakeNode, "abz"), max_restarts=19)
     job.restarts.by_node["a"] = [job.services.clock.monotonic_s()] * 2
