@@ -115,11 +115,12 @@ class LinkSearch:
         """What is known after the rounds so far."""
         state = _State.of(self._measured, self._test)
         certain = [p for p in state.suspects if state.tries(p) >= state.needed]
-        culprits = [
-            *_ports(certain, state, self._ports),
-            *_memories(certain, state),
-            *_switches(certain, state, self._ports),
-        ]
+        culprits = _ports(certain, state, self._ports)
+        behind = {
+            port.memory_name(m) for port in self._ports for m in port.memories if _named(port, culprits)
+        }
+        culprits += _memories([part for part in certain if part[1] not in behind], state)
+        culprits += _switches(certain, state, self._ports)
         culprits += _paths(state, {c.name for c in culprits} | {c.node for c in culprits})
         behind = {
             port.memory_name(m) for port in self._ports for m in port.memories if _named(port, culprits)
@@ -285,7 +286,7 @@ def _transfer(sender: Port, receiver: Port) -> Transfer:
 
 
 def _named(port: Port, culprits: Sequence[Culprit]) -> bool:
-    """Whether a port is named. The memory behind it cannot be measured then, and is not at fault."""
+    """Whether a port is named. What is behind it cannot be told from it then."""
     return any(c.name == port.name or (c.kind, c.name) == ("node", port.node) for c in culprits)
 
 

@@ -128,6 +128,23 @@ def test_of_the_memories_behind_a_bad_port_nothing_is_said():
     assert verdict.reason == ""
 
 
+@settings(max_examples=40, deadline=None)
+@given(st.integers(6, 16), st.floats(0.2, 0.8), st.integers(0, 10**6))
+def test_a_port_that_flaps_is_named_and_not_the_memory_behind_it(count, share, seed):
+    class Flapping(Network):
+        """The port takes nothing now and then, and never when it sends to the other memory."""
+
+        def measure(self, transfer):
+            away = "n2/net" in (transfer.sender.name, transfer.receiver.name)
+            if away and (transfer.memory or transfer.sender.node == "n2" or self.random.random() < share):
+                return Measured(transfer=transfer, bits_per_s=0.0, error="timed out")
+            return super().measure(transfer)
+
+    found = Flapping(ports(count, memories=("1",)), seed=seed).search()
+    assert {(c.kind, c.node) for c in found.culprits} <= {("port", "n2"), ("node", "n2")}
+    assert found.culprits
+
+
 def test_memories_without_trouble_name_nobody_and_leave_the_switches_as_they_are():
     of = ports(8, 4, memories=("1",))
     assert comparable(of) == of
