@@ -6,7 +6,7 @@ An action returns the event or the fault that it leads to, or None. One that rai
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
 from signal import Signals
 
 from pulsetrain.diagnostics.node_check import LEVELS
@@ -94,8 +94,8 @@ async def check(job: JobState) -> Outcome:
     level, why_level = _check_level(job, fault)
     thorough = LEVELS[level] if level else None
     report = await checks.run(nodes, job.services.policy, job.next_id, level=thorough)
-    members.failed = dict(report.failed)
-    if report.failed:
+    members.failed = {**report.failed, **await _failed_once_back(job, nodes, report.unreached)}
+    if members.failed:
         job.restarts.unexplained = 0
     if fault is not None and fault.event is Event.EVICT:
         members.failed[fault.node] = fault.reason
@@ -114,6 +114,23 @@ async def check(job: JobState) -> Outcome:
     await _back_off(job)
     elasticity.after_stop(job)
     return Event.QUORUM if members.enough(job.resizing.size, forming=False) else Event.SHORT
+
+
+async def _failed_once_back(
+    job: JobState, nodes: Sequence[Node], unreached: Container[str]
+) -> dict[str, str]:
+    """Nodes that lost their connection while they were checked are lost, or they are back and checked again.
+
+    A lost node is no failed one: its machine is not held responsible when it returns.
+    """
+    cut = [node for node in nodes if node.name in unreached]
+    while any(_unsettled(node) for node in cut):
+        await asyncio.sleep(POLL_S)
+    back = [node for node in cut if node.usable and node.leaving is None]
+    if not back:
+        return {}
+    report = await checks.run(back, job.services.policy, job.next_id, level=None)
+    return {**report.failed, **report.unreached}
 
 
 async def _back_off(job: JobState) -> None:

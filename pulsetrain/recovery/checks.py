@@ -14,7 +14,7 @@ from pulsetrain.diagnostics.compare import slow_checks
 from pulsetrain.diagnostics.node_check import Level, NodeCheck, NodeVerdict
 from pulsetrain.diagnostics.rounds import Group, GroupResult
 from pulsetrain.protocol.messages import HostStore, PairCheck, Reply, SelfCheck
-from pulsetrain.recovery.nodes import Node
+from pulsetrain.recovery.nodes import Node, was_reached
 from pulsetrain.recovery.policy import Policy
 
 Ids = Callable[[], int]
@@ -31,6 +31,9 @@ STORE_JOB = "pairwise"
 class CheckReport:
     """`failed` maps a node to the reason. `reports` holds what each node measured.
 
+    `unreached` are nodes that lost their connection meanwhile, with what was asked of them. Nothing is known
+    about their machines, so they have not failed.
+
     `verdict` is what the rounds of all-gathers say, None where there were none. `seconds` is how long all
     of it took.
     """
@@ -40,6 +43,7 @@ class CheckReport:
     groups: Sequence[GroupResult] = field(default_factory=tuple)
     verdict: NodeVerdict | None = None
     seconds: float = 0.0
+    unreached: Mapping[str, str] = field(default_factory=dict)
 
     def detail(self) -> dict[str, object]:
         """Return the report as the detail of a `self_check` event. Slow nodes are a note, not a failure."""
@@ -49,6 +53,7 @@ class CheckReport:
         shown = [g for g in self.groups if not g.ok or g.round < SHOWN_ROUNDS]
         return {
             "failed": dict(self.failed),
+            "unreached": dict(self.unreached),
             "reports": dict(self.reports),
             "pairs": [group.row() for group in shown],
             "links": verdict.get("links", []),
@@ -73,36 +78,46 @@ async def run(
     `store_job` names the rendezvous store. Checks that run at the same time need different names.
     """
     began_s = now_s()
-    failed, reports = await _self_checks(nodes, policy, ids)
-    healthy = sorted((n for n in nodes if n.name not in failed), key=lambda n: n.name)
+    failed, unreached, reports = await _self_checks(nodes, policy, ids)
+    healthy = sorted((n for n in nodes if n.name not in failed | unreached), key=lambda n: n.name)
     if level is None or len(healthy) < 2:
-        return CheckReport(failed=failed, reports=reports, seconds=now_s() - began_s)
+        seconds = now_s() - began_s
+        return CheckReport(failed=failed, reports=reports, unreached=unreached, seconds=seconds)
     check = NodeCheck({n.name: str(reports[n.name].get("kind", "")) for n in healthy}, level, seed=ids())
     rounds = _Rounds(healthy, policy, ids, store_job, now_s)
     await rounds.run(check, level)
     verdict = check.verdict()
     return CheckReport(
-        failed=failed | rounds.failed | dict(verdict.faults.faulty),
+        failed=failed | _without(rounds.unreached, rounds.failed | dict(verdict.faults.faulty)),
         reports=reports,
+        unreached=unreached | rounds.unreached,
         groups=check.results,
         verdict=verdict,
         seconds=now_s() - began_s,
     )
 
 
+def _without(names: Mapping[str, str], failed: Mapping[str, str]) -> dict[str, str]:
+    return {name: reason for name, reason in failed.items() if name not in names}
+
+
 async def _self_checks(
     nodes: Sequence[Node], policy: Policy, ids: Ids
-) -> tuple[dict[str, str], dict[str, JsonObject]]:
+) -> tuple[dict[str, str], dict[str, str], dict[str, JsonObject]]:
+    """Nodes that failed, nodes that lost their connection, and what each one measured."""
     replies = await asyncio.gather(
         *(n.ask(SelfCheck(id=ids(), seconds=policy.self_check_s), policy.reply_timeout_s) for n in nodes)
     )
     failed: dict[str, str] = {}
+    unreached: dict[str, str] = {}
     for node, reply in zip(nodes, replies, strict=True):
-        if reply.error:
+        if not was_reached(reply):
+            unreached[node.name] = f"self-check: {reply.error}"
+        elif reply.error:
             failed[node.name] = f"self-check: {reply.error}"
         elif not reply.data.get("ok", False):
             failed[node.name] = f"self-check failed: {', '.join(reply.data.get('failed', []))}"
-    return failed, {n.name: dict(r.data) for n, r in zip(nodes, replies, strict=True)}
+    return failed, unreached, {n.name: dict(r.data) for n, r in zip(nodes, replies, strict=True)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +133,8 @@ class _Rounds:
     """Rounds of all-gathers. The groups of a round run at the same time and meet at one rendezvous store.
 
     While no group has passed, each round has its store on another node: a node that nobody reaches would make
-    every group fail. `failed` maps nodes that could not host a store to the reason.
+    every group fail. `failed` maps nodes that could not host a store to the reason, `unreached` those that
+    lost their connection to what was asked of them.
     """
 
     def __init__(
@@ -134,6 +150,7 @@ class _Rounds:
         self._hosts = itertools.cycle(nodes)
         self._slowest_s: float | None = None
         self.failed: dict[str, str] = {}
+        self.unreached: dict[str, str] = {}
 
     async def run(self, check: NodeCheck, level: Level) -> None:
         """Run rounds until nothing is open, or the time of the level is up."""
@@ -168,12 +185,13 @@ class _Rounds:
         """Start a rendezvous store on the next node that can. None if no node can."""
         for _ in range(len(self._nodes)):
             host = next(self._hosts)
-            if host.name not in self.failed:
+            if host.name not in self.failed and host.name not in self.unreached:
                 command = HostStore(id=self._ids(), job=self._store_job)
                 reply = await host.ask(command, self._policy.reply_timeout_s)
                 if not reply.error:
                     return _Store(node=host.name, address=host.hello.address, port=int(reply.data["port"]))
-                self.failed[host.name] = f"pairwise store: {reply.error}"
+                kept = self.failed if was_reached(reply) else self.unreached
+                kept[host.name] = f"pairwise store: {reply.error}"
         return None
 
     async def _gather(
@@ -187,6 +205,7 @@ class _Rounds:
         replies = await asyncio.gather(
             *(self._nodes[n].ask(c, c.timeout_s + MARGIN_S) for n, c in zip(members, commands, strict=True))
         )
+        self.unreached |= {r.node: f"pairwise check: {r.error}" for r in replies if not was_reached(r)}
         result = _result(members, replies, store, number)
         if result.ok:
             self._slowest_s = max(self._slowest_s or 0.0, self._now_s() - began_s)

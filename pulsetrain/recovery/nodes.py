@@ -14,6 +14,17 @@ from pulsetrain.protocol.messages import Command, Heartbeat, Hello, Leaving, Rep
 Send = Callable[[str], Awaitable[None]]
 
 
+CLOSED, NOT_CONNECTED = "connection closed", "not connected"
+
+
+def was_reached(reply: Reply) -> bool:
+    """Whether the node had a connection until it answered, or until its time was up.
+
+    Without one a reply says nothing about the machine.
+    """
+    return not reply.error.startswith((CLOSED, NOT_CONNECTED))
+
+
 class NodeState(StrEnum):
     """What a node is to its job."""
 
@@ -111,7 +122,7 @@ class Node:
         self._send, self.closed_s = None, now_s
         for command, future in self._pending.items():
             if not future.done():
-                future.set_result(Reply(id=command, node=self.name, error="connection closed"))
+                future.set_result(Reply(id=command, node=self.name, error=CLOSED))
         self._pending.clear()
 
     def owns(self, send: Send) -> bool:
@@ -127,7 +138,7 @@ class Node:
     async def ask(self, command: Command, timeout_s: float) -> Reply:
         """Send `command` and wait for its reply. A timeout or a lost connection is a reply with an error."""
         if self._send is None:
-            return Reply(id=command.id, node=self.name, error="not connected")
+            return Reply(id=command.id, node=self.name, error=NOT_CONNECTED)
         future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self._pending[command.id] = future
         try:

@@ -78,14 +78,25 @@ def _clean(job: JobState, node: Node, now_s: float) -> bool:
 
 
 async def check(job: JobState, nodes: list[Node]) -> None:
-    """Run the light check on standbys. One that fails is cordoned, one that passed may be readmitted."""
+    """Run the light check on standbys. One that fails is cordoned, one that passed may be readmitted.
+
+    One that lost its connection meanwhile is checked again when it is back. Its machine has not failed.
+    """
     report = await checks.run(nodes, job.services.policy, job.next_id, level=LEVELS[LIGHT], store_job=STORE)
     now_s = job.services.clock.monotonic_s()
     failed = {**report.failed, **await arithmetic_checks.of_standbys(job, nodes)}
-    detail = {"nodes": [n.name for n in nodes], "failed": failed, "seconds": report.seconds}
+    unreached = dict(report.unreached)
+    detail = {
+        "nodes": [n.name for n in nodes],
+        "failed": failed,
+        "unreached": unreached,
+        "seconds": report.seconds,
+    }
     job.write("standby_check", detail)
     for node in nodes:
-        if node.name in failed:
+        if node.name in unreached:
+            node.checked_s = float("-inf")
+        elif node.name in failed:
             node.cordon = f"light check: {failed[node.name]}"
             node.clean_since_s, node.probation_s = now_s, job.services.policy.probation_s
             job.remember(node)

@@ -148,7 +148,36 @@ def test_a_node_that_cannot_host_the_store_fails():
 def test_the_report_is_the_detail_of_an_event():
     detail = check(FakeNode("a"), FakeNode("b"), level=LIGHT).detail()
     assert set(detail) == {
-        *("failed", "reports", "pairs", "links", "inconclusive", "slow", "verdict", "seconds")
+        *("failed", "unreached", "reports", "pairs", "links", "inconclusive", "slow", "verdict", "seconds")
     }
     assert set(detail["slow"]) == {"checks", "nodes", "all_gathers", "products"}
     assert detail["pairs"][0]["members"] == ["a", "b"]
+
+
+def test_a_node_that_loses_its_connection_in_its_self_check_has_not_failed():
+    cut = [FakeNode("b", error="not connected"), FakeNode("c", error="connection closed: 1006")]
+    report = check(FakeNode("a"), *cut, FakeNode("d"), level=LIGHT)
+    assert report.failed == {}
+    assert report.unreached == {"b": "self-check: not connected", "c": "self-check: connection closed: 1006"}
+    assert {name for group in report.groups for name in group.members} == {"a", "d"}
+
+
+class Cut(FakeNode):
+    """It loses its connection at the first command of a kind."""
+
+    def __init__(self, name, at):
+        super().__init__(name)
+        self.at = at
+
+    async def ask(self, command, timeout_s):
+        reply = await super().ask(command, timeout_s)
+        if isinstance(command, self.at):
+            reply = dataclasses.replace(reply, error="connection closed", data={})
+        return reply
+
+
+def test_a_node_that_loses_its_connection_in_the_rounds_has_not_failed():
+    for at in (HostStore, PairCheck):
+        report = check(Cut("a", at), *map(FakeNode, "bcd"), level=LIGHT)
+        assert report.failed == {}
+        assert set(report.unreached) == {"a"}

@@ -3,7 +3,7 @@
 import pytest
 
 from pulsetrain.core.errors import UsageError
-from pulsetrain.protocol.messages import Held, SaveFrom, Start, Stop
+from pulsetrain.protocol.messages import Held, SaveFrom, SelfCheck, Start, Stop
 from pulsetrain.recovery import actions
 from pulsetrain.recovery.policy import Policy
 from pulsetrain.recovery.resizing_view import resizing_row
@@ -542,5 +542,49 @@ def test_a_job_that_begins_anew_beside_checkpoints_of_other_ranks_says_so():
         await fleet.form()
         told = fleet.journal.last("checkpoint_unfit")["detail"]["why_not"]
         assert told.startswith("checkpoints of 8 ranks do not fit 4")
+
+    run(scenario)
+
+
+def test_a_node_that_is_lost_while_the_job_is_checked_has_no_probation_and_the_job_grows_to_all():
+    async def scenario():
+        fleet = fleet_of("abcd")
+        await fleet.form()
+        saved(fleet, 7)
+        fleet.agents["c"].mute = (SelfCheck,)
+        await lose(fleet, "d")
+        assert len(fleet.of("c", SelfCheck)) == 1
+        assert fleet.job.phase is Phase.CHECKING
+        await lose(fleet, "c")
+        await fleet.wait_for_launch()
+        assert "evict" not in fleet.journal.kinds()
+        await later(fleet, 4)
+        assert [m.node for m in fleet.job.world] == ["a", "b"]
+        saved(fleet, 9)
+        for name in "cd":
+            fleet.agents[name] = fleet.join(name, pid=4242)
+        await later(fleet, 4)
+        assert {n.cordon for n in fleet.job.nodes} == {""}
+        assert sorted(m.node for m in fleet.job.world) == ["a", "b", "c", "d"]
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("sick", [False, True])
+def test_a_node_that_is_back_after_it_lost_its_connection_in_a_check_is_checked_again(sick):
+    async def scenario():
+        fleet = fleet_of("abcd")
+        await fleet.form()
+        saved(fleet, 7)
+        flickering = fleet.agents["c"]
+        flickering.mute = (SelfCheck,)
+        await lose(fleet, "d")
+        flickering.drop()
+        flickering.mute, flickering.sick = (), sick
+        flickering.reconnect()
+        await fleet.wait_for_launch()
+        await later(fleet, 4)
+        assert len(fleet.of("c", SelfCheck)) == 2
+        assert [m.node for m in fleet.job.world] == (["a", "b"] if sick else ["a", "b", "c"])
 
     run(scenario)

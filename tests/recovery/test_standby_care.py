@@ -133,3 +133,24 @@ def test_observe_only_leaves_standbys_alone():
         assert checks(fleet, "z") == 0
 
     run(scenario)
+
+
+def test_a_standby_whose_agent_ends_while_it_is_checked_comes_back_without_a_cordon():
+    async def scenario():
+        fleet = Fleet("abz", policy=Policy(standby_check_s=100))
+        await fleet.form()
+        fleet.agents["z"].mute = (SelfCheck,)
+        for _ in range(30):
+            await pass_time(fleet, 10)
+            if checks(fleet, "z"):
+                break
+        assert checks(fleet, "z") == 1
+        fleet.agents["z"].drop()
+        await fleet.settle()
+        assert fleet.journal.last("standby_check")["detail"]["failed"] == {}
+        await fleet.settle(1.1)
+        fleet.agents["z"] = fleet.join("z", pid=4242)
+        await pass_time(fleet, 20)
+        assert (fleet.node("z").cordon, checks(fleet, "z")) == ("", 1)
+
+    run(scenario)
