@@ -1,8 +1,8 @@
 """Deals the samples of an epoch to a number of ranks that may change: each sample is used exactly once.
 
 The order of an epoch depends on seed and epoch alone. How far it has come is a number of samples, not of
-batches of some rank. So a job of any size goes on where one of another size has ended. Map-style data sets
-only: a sample is an index.
+batches of some rank. So a job of any size goes on where one of another size has ended. A sample is an
+index. Data sets without one have `ElasticStream`.
 """
 
 from __future__ import annotations
