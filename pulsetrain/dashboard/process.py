@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pulsetrain.core.process_title import set_process_title
+from pulsetrain.dashboard.late_refreshes import drop_late_refreshes
 
 
 def main() -> None:
@@ -12,6 +13,7 @@ def main() -> None:
 
     # its options are on the command line. Streamlit would look for configuration files 15 times a second
     bootstrap._install_config_watchers = lambda flag_options: None
+    drop_late_refreshes()
     cli.main(prog_name="streamlit")
 
 
