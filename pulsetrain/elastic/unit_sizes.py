@@ -15,8 +15,13 @@ def unit_sizes(nodes: int, unit: int, least: int) -> tuple[int, ...]:
     >>> unit_sizes(7, unit=4, least=3), unit_sizes(6, unit=4, least=3), unit_sizes(5, unit=4, least=3)
     ((4, 3), (3, 3), ())
     """
-    units = -(-nodes // unit)
-    if nodes < max(1, units * least):
+    if not can_deal(nodes, unit, least):
         return ()
+    units = -(-nodes // unit)
     share, more = divmod(nodes, units)
     return tuple(share + (number < more) for number in range(units))
+
+
+def can_deal(nodes: int, unit: int, least: int) -> bool:
+    """Whether `unit_sizes` has an answer. It costs the same for any number: every agent that joins asks."""
+    return nodes >= max(1, -(-nodes // unit) * least)

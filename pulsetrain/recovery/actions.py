@@ -187,13 +187,17 @@ def _hopeless(job: JobState) -> str:
 
 def _stuck(job: JobState) -> str:
     """Why another attempt on the same nodes is pointless, "" where it may help or a node is replaced."""
-    recovery, restarts = job.recovery, job.restarts
-    if recovery is None or recovery.fault.event not in COUNTED:
+    recovery, idle = job.recovery, job.restarts.idle
+    if recovery is None or not repeat_faults.counts(job, recovery.fault):
         return ""
-    changes = any(node.name in job.members.failed for node in job.members.active())
-    if changes or restarts.idle < job.services.policy.no_progress_attempts:
+    fault, failed = recovery.fault, job.members.failed
+    if fault.node in failed or any(node.name in failed for node in job.members.active()):
         return ""
-    return f"{recovery.fault.reason}; {restarts.idle} attempts in a row completed no step"
+    if fault.event is Event.NODE_LOST:  # nodes that are lost one after the other are no reason to give up
+        idle = min(idle, repeat_faults.times(job, fault.node, job.services.clock.monotonic_s()))
+    if idle < job.services.policy.no_progress_attempts:
+        return ""
+    return f"{fault.reason}; {idle} attempts in a row completed no step"
 
 
 def _wait_s(job: JobState, recovery: Recovery) -> float:

@@ -90,7 +90,7 @@ class Policy:
     0: all ranks start anew after each fault."""
     no_progress_attempts: int = 3
     """Attempts in a row that end without one completed step, after which restarting is given up, unless a
-    node is replaced then."""
+    node is replaced then. Lost nodes count where it is the same node each time."""
     restart_wait_s: float = 1.0
     """How long to wait before a launch after the second fault in a row. It doubles with each further one.
 
@@ -101,7 +101,8 @@ class Policy:
     """How long an attempt must run so that the next fault counts as a first one."""
     faults_of_a_node: int = 3
     """At which fault in a day a node is evicted, if there is a standby and no other node that trains was at
-    fault half as often. What ranks of several nodes ended with does not count. 0: never for that."""
+    fault half as often. To be lost before the first step counts. What ranks of several nodes ended with does
+    not. 0: never for that."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.min_healthy_ratio <= 1:

@@ -2,6 +2,8 @@
 
 What ends ranks on all nodes alike is no fault of one of them. So an error that ranks of several nodes have
 ended with does not count, whatever it is called, and a node must be at fault far more often than any other.
+A node that is lost before the first step counts as well: one whose agent dies in each attempt and comes back
+would stop the job for ever. Later on nodes come and go for reasons of others, too.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from pulsetrain.recovery import arithmetic_checks
 from pulsetrain.recovery.back_off import COUNTED
 from pulsetrain.recovery.record import Fault
 from pulsetrain.recovery.state import JobState
+from pulsetrain.recovery.transitions import Event
 
 REMEMBERED_S = 86400.0  # a fault of a node
 MORE_OFTEN = 2  # than any other node that trains must a node be at fault
@@ -29,7 +32,7 @@ def at_a_stop(job: JobState) -> dict[str, str]:
     """
     recovery, limit = job.recovery, job.services.policy.faults_of_a_node
     now_s = job.services.clock.monotonic_s()
-    if recovery is None or recovery.users_own or recovery.fault.event not in COUNTED or not limit:
+    if recovery is None or recovery.users_own or not counts(job, recovery.fault):
         return {}
     if arithmetic_checks.explains(job, recovery.fault) or _is_the_jobs(job, recovery.fault):
         return {}
@@ -38,13 +41,19 @@ def at_a_stop(job: JobState) -> dict[str, str]:
         recovery.node_counted = True
         _forget_old(job, now_s)
         job.restarts.by_node.setdefault(node, []).append(now_s)
-    times, others = _times(job, node, now_s), [n.name for n in job.members.active() if n.name != node]
-    if times <= MORE_OFTEN * max((_times(job, other, now_s) for other in others), default=0):
+    count, others = times(job, node, now_s), [n.name for n in job.members.active() if n.name != node]
+    if count <= MORE_OFTEN * max((times(job, other, now_s) for other in others), default=0):
         return {}
     spare = [standby for standby in job.members.standbys() if standby.name not in failed]
-    if not node or times < limit or node in failed or not spare:
+    if node not in job.members.nodes or not limit or count < limit or node in failed or not spare:
         return {}
-    return {node: f"it has stopped the job {times} times in a day: {recovery.fault.reason}"}
+    return {node: f"it has stopped the job {count} times in a day: {recovery.fault.reason}"}
+
+
+def counts(job: JobState, fault: Fault) -> bool:
+    """Whether this fault may be one that comes again in each attempt."""
+    lost_at_once = fault.event is Event.NODE_LOST and not job.attempt.first_step_done
+    return fault.event in COUNTED or lost_at_once
 
 
 def _is_the_jobs(job: JobState, fault: Fault) -> bool:
@@ -65,6 +74,6 @@ def _forget_old(job: JobState, now_s: float) -> None:
     job.restarts.by_node = {node: times_s for node, times_s in recent.items() if times_s}
 
 
-def _times(job: JobState, node: str, now_s: float) -> int:
+def times(job: JobState, node: str, now_s: float) -> int:
     """How often a node was at fault within a day."""
     return sum(now_s - at_s < REMEMBERED_S for at_s in job.restarts.by_node.get(node, ()))

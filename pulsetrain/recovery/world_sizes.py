@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from pulsetrain.core.errors import UsageError
-from pulsetrain.elastic.unit_sizes import unit_sizes
+from pulsetrain.elastic.unit_sizes import can_deal, unit_sizes
 from pulsetrain.protocol.messages import Hello, WorldNode
 from pulsetrain.recovery.world import world_node
 
@@ -54,7 +54,7 @@ class WorldSizes:
     @property
     def smallest(self) -> int:
         """The fewest nodes that are enough."""
-        return next(size for size in range(self.least, self.most + 1) if self.units(size))
+        return next(size for size in range(self.least, self.most + 1) if self._allows(size))
 
     @property
     def largest(self) -> int:
@@ -83,7 +83,11 @@ class WorldSizes:
         [0, 2, 2, 6, 8]
         """
         sizes = range(min(nodes, self.most), self.least - 1, -1)
-        return next((size for size in sizes if self.units(size)), 0)
+        return next((size for size in sizes if self._allows(size)), 0)
+
+    def _allows(self, nodes: int) -> bool:
+        """Whether a world may have this size."""
+        return can_deal(nodes, self.unit, self.unit_least or self.unit)
 
     def __str__(self) -> str:
         """As the flags say it."""

@@ -109,3 +109,47 @@ def test_faults_of_another_day_are_not_kept(check_after):
     job.restarts.by_node = {"gone": [now_s - REMEMBERED_S - 1], "b": [now_s - 2 * REMEMBERED_S, now_s - 9]}
     check_after(job, 1)
     assert job.restarts.by_node == {"b": [now_s - 9, now_s]}
+
+
+@pytest.fixture
+def check_after_loss(monkeypatch):
+    """The job after the checks that follow so many losses of a node, none of which came before a step."""
+
+    async def run(nodes, policy, ids, *, level):
+        return CheckReport(failed={}, reports={})
+
+    monkeypatch.setattr(actions.checks, "run", run)
+
+    def check_after_loss(job, *nodes, stepped=False):
+        job.attempt.first_step_done = stepped
+        for node in nodes:
+            job.begin_recovery(faults.node_lost(node, f"node {node} is lost", 0, job.now_ns()))
+            do(Action.CHECK, job)
+        return job
+
+    return check_after_loss
+
+
+def test_a_node_whose_agent_dies_again_and_again_is_replaced(check_after_loss):
+    job = check_after_loss(job_of(*map(FakeNode, "abz"), max_restarts=9), "b", "b")
+    assert (job.members.failed, job.failure) == ({}, "")
+    assert list(check_after_loss(job, "b").members.failed) == ["b"]
+    assert job.failure == ""
+
+
+def test_a_job_ends_that_one_node_leaves_before_each_first_step_where_none_can_take_its_place(
+    check_after_loss,
+):
+    job = check_after_loss(job_of(*map(FakeNode, "ab"), max_restarts=9), "b", "b")
+    assert job.failure == ""
+    assert "3 attempts in a row completed no step" in check_after_loss(job, "b").failure
+
+
+def test_a_job_goes_on_when_one_node_after_the_other_is_lost(check_after_loss):
+    job = check_after_loss(job_of(*map(FakeNode, "abcdez"), max_restarts=9), *"abcde")
+    assert (job.members.failed, job.failure) == ({}, "")
+
+
+def test_a_node_that_is_lost_while_the_job_trains_is_no_offender(check_after_loss):
+    job = check_after_loss(job_of(*map(FakeNode, "abz"), max_restarts=9), *"bbbb", stepped=True)
+    assert (job.members.failed, job.failure) == ({}, "")
