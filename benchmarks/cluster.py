@@ -5,9 +5,10 @@
     python benchmarks/cluster.py --quick
 
 Parts are `failover` (real etcd and two hubs), `slurm` (a real Slurm, left out where it is not installed),
-`failing` (jobs that fail in every attempt) and `agents` (agents without ranks, in one process). No unit
-begins after `--seconds`. `--resume` keeps rows of finished units in a file, and goes on from there. Larger
-fleets are simulated by `pulsetrain simulate fleet-live`. The last line is one JSON object.
+`failing` (jobs that fail in every attempt), `agents` (agents without ranks, in one process, and a real hub)
+and `simulated` (a real controller in virtual time, up to 100,000 agents). No unit begins after `--seconds`.
+`--resume` keeps rows of finished units in a file, and goes on from there. What larger fleets record is
+simulated by `pulsetrain simulate fleet-live`. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from pathlib import Path
 from anyjob.kept import Kept
 from clustered import parts, report
 
+from pulsetrain.core import log
+
 
 def arguments() -> argparse.Namespace:
     """Return the parsed command line."""
@@ -29,6 +32,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--failing", type=int, default=50, help="jobs that fail in every attempt")
     parser.add_argument(
         "--agents", type=_counts, default=parts.SIZES, metavar="N,N", help="sizes of the fleet"
+    )
+    parser.add_argument(
+        "--simulated", type=_counts, default=parts.SIMULATED, metavar="N,N", help="sizes that are simulated"
     )
     parser.add_argument("--seconds", type=float, default=3600.0, help="begin nothing new after this time")
     parser.add_argument("--seed", type=int, default=0)
@@ -46,6 +52,7 @@ def _counts(text: str) -> tuple[int, ...]:
 def main() -> None:
     """Run the parts that are wanted. Print what they show, and one JSON object last."""
     args = arguments()
+    log.configure(level="error")  # a played fleet says each transition
     began_s, kept = time.monotonic(), Kept(args.resume)
     wanted = parts.Wanted(
         parts=tuple(args.part or parts.PARTS),
@@ -53,6 +60,7 @@ def main() -> None:
         failing=1 if args.quick else args.failing,
         seed=args.seed,
         agents=(8, 16) if args.quick else args.agents,
+        simulated=(8, 200) if args.quick else args.simulated,
         steady_s=2.0 if args.quick else 20.0,
     )
     parts.run(parts.units(wanted), kept, until_s=began_s + args.seconds)

@@ -13,12 +13,13 @@ from typing import Any
 
 from anyjob.kept import Kept
 
-from clustered import agents, failing, failover, slurm
+from clustered import agents, failing, failover, simulated, slurm
 
-PARTS = ("failover", "slurm", "failing", "agents")
+PARTS = ("failover", "slurm", "failing", "agents", "simulated")
 POINTS_A_JOB = 10
 CASES_A_HUB = 5
 SIZES = (250, 500, 1000, 2000)
+SIMULATED = (1000, 10_000, 100_000)
 Row = dict[str, Any]
 
 
@@ -31,6 +32,7 @@ class Wanted:
     failing: int = 50
     seed: int = 0
     agents: tuple[int, ...] = SIZES
+    simulated: tuple[int, ...] = SIMULATED
     steady_s: float = 20.0
 
 
@@ -44,7 +46,13 @@ class Unit:
 
 def units(wanted: Wanted) -> list[Unit]:
     """All units of the wanted parts, in their order."""
-    made = {"failover": _failover, "slurm": _slurm, "failing": _failing, "agents": _agents}
+    made = {
+        "failover": _failover,
+        "slurm": _slurm,
+        "failing": _failing,
+        "agents": _agents,
+        "simulated": _simulated,
+    }
     return [unit for part in wanted.parts for unit in made[part](wanted)]
 
 
@@ -111,3 +119,8 @@ def _failing(wanted: Wanted) -> list[Unit]:
 def _agents(wanted: Wanted) -> list[Unit]:
     sizes = [agents.Size(agents=count, steady_s=wanted.steady_s) for count in wanted.agents]
     return [Unit(name=f"agents/{size.agents}", run=partial(agents.run, size)) for size in sizes]
+
+
+def _simulated(wanted: Wanted) -> list[Unit]:
+    sizes = [agents.Size(agents=count, steady_s=wanted.steady_s) for count in wanted.simulated]
+    return [Unit(name=f"simulated/{size.agents}", run=partial(simulated.run, size)) for size in sizes]

@@ -25,6 +25,7 @@ def result(rows: Sequence[Row]) -> dict[str, Any]:
         "hub_cpu_ratio_per_1000_nodes": _per_1000(sizes, "hub_cpu_ratio"),
         "named_s": largest.get("named_s"),
         "sizes": [{k: v for k, v in row.items() if k not in ("what", "unit")} for row in sizes],
+        "simulated": _simulated(rows),
         "left_out": {row["part"]: row["reason"] for row in _of(rows, "left out")},
         "broken": [{"unit": row["unit"], "reason": row["reason"]} for row in _of(rows, "broken")],
     }
@@ -61,6 +62,25 @@ def _failing(rows: Sequence[Row]) -> dict[str, Any]:
         "healed": sum(row["state"] == "finished" for row in jobs),
         "most_attempts": max((row["attempts"] for row in jobs), default=0),
         "wrong": [{k: row[k] for k in ("number", "way", "by", "wrong")} for row in jobs if row["wrong"]],
+    }
+
+
+def _simulated(rows: Sequence[Row]) -> dict[str, Any]:
+    """The largest simulated fleet, and what the controller needs for each 1,000 nodes of each fleet."""
+    sizes = sorted(_of(rows, "simulated"), key=lambda row: row["agents"])
+    largest = sizes[-1] if sizes else {}
+    return {
+        "agents": largest.get("agents", 0),
+        "named_s": largest.get("named_s"),
+        "startup_messages_per_node": largest.get("messages_per_node"),
+        "sizes": [
+            {
+                **{k: v for k, v in row.items() if k not in ("what", "unit", "events")},
+                "cpu_ratio_per_1000_nodes": round(1000 * row["controller_cpu_ratio"] / row["agents"], 4),
+                "mib_per_1000_nodes": round(1000 * row["controller_mib"] / row["agents"], 1),
+            }
+            for row in sizes
+        ],
     }
 
 

@@ -2,8 +2,8 @@
 
 Thousands of nodes send one each second, and reading one takes a tenth of a millisecond or more. If each were
 read when it comes, requests would wait for as long as nodes send. So reading takes half of the event loop's
-time at most, in pieces of some milliseconds. A heartbeat that comes while time is left is read at once: that
-is so in all but the largest jobs.
+time at most, in pieces of some hundredths of a second. A heartbeat that comes while time is left is read at
+once: that is so in all but the largest jobs.
 
 An older heartbeat of a node is dropped when a newer one comes, as agents do that cannot send. Nothing else
 that a node says overtakes its heartbeat, nor does its next connection or the end of this one. Whether a
@@ -28,7 +28,7 @@ from pulsetrain.recovery.nodes import Node, Send
 log = structlog.get_logger()
 
 SHARE = 0.5
-BURST_S = 0.005
+BURST_S = 0.025
 """So much beyond its share may be used at once. It then reads for twice as long at a stretch."""
 PAUSE_S = 0.005
 IDLE_S = 0.1

@@ -60,8 +60,11 @@ async def suspend(job: JobState) -> Outcome:
 async def _stop(job: JobState, nodes: Sequence[Node], reason: str) -> list[str]:
     """End the ranks of these nodes. Returns the nodes that could not."""
     wake_s = job.services.policy.reply_timeout_s + job.services.policy.survivor_wake_s
-    asked = (job.ask(n, survivors.stop_command(job, reason), wake_s) for n in nodes)
-    replies = await asyncio.gather(*asked)
+
+    async def stop(node: Node) -> Reply:
+        return await job.ask(node, survivors.stop_command(job, reason), wake_s)
+
+    replies = await asyncio.gather(*map(stop, nodes))
     survivors.note_parked(job, replies)
     return [node.name for node, reply in zip(nodes, replies, strict=True) if reply.error]
 

@@ -26,6 +26,7 @@ log = structlog.get_logger()
 TICK_S = 0.25
 IDLE_TICK_S = 0.5  # without a job
 LATE_TICK_S = 1.0
+TICK_SHARE = 0.2  # of the event loop's time: a job of 100,000 nodes is looked at less often
 STUCK_MARGIN_S = 60.0  # on top of the longest command, for the other actions of one turn
 
 
@@ -44,7 +45,7 @@ class Controller:
     ) -> None:
         self._jobs: dict[str, Job] = {}
         self._services, self._loops, self._last_attempt = services, loops, last_attempt
-        self._ticked_s = services.clock.monotonic_s()
+        self._due_s = services.clock.monotonic_s()
 
     @property
     def jobs(self) -> Mapping[str, Job]:
@@ -120,16 +121,19 @@ class Controller:
     async def turn(self) -> float:
         """One turn of the loop that lets time pass."""
         self.tick()
-        return TICK_S if self._jobs else IDLE_TICK_S
+        return self._due_s - self._services.clock.monotonic_s()
 
     def tick(self) -> None:
         """Let every job look at the clock. If this call itself comes late, no node counts as silent."""
-        now_s = self._services.clock.monotonic_s()
-        late, self._ticked_s = now_s - self._ticked_s > LATE_TICK_S, now_s
+        began_s = self._services.clock.monotonic_s()
+        late = began_s - self._due_s > LATE_TICK_S
         failures = FailureCollector()
         for job in self._jobs.values():
             with failures.collect(f"job {job.name}"):
                 job.tick(late=late)
+        ended_s = self._services.clock.monotonic_s()
+        tick_s = TICK_S if self._jobs else IDLE_TICK_S
+        self._due_s = ended_s + max(tick_s, (ended_s - began_s) * (1 / TICK_SHARE - 1))
         failures.raise_any()
 
     # -- what people ask ----------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from pulsetrain.recovery import elasticity
 from pulsetrain.recovery.membership import Membership
-from pulsetrain.recovery.nodes import Node
+from pulsetrain.recovery.nodes import GONE, Node
 from pulsetrain.recovery.policy import Policy
 from pulsetrain.recovery.silence import Silence
 from pulsetrain.recovery.state import JobState
@@ -25,7 +25,10 @@ def overdue(
 ) -> Iterator[tuple[Node, str]]:
     """Nodes that count as lost now, each with the reason. `starting`: the job has done no step yet."""
     silence = Silence(members, policy, now_s, starting=starting)
-    for node in members.present():
+    doubtful = [n for n in members.nodes.values() if silence.doubts(n)]
+    for node in doubtful:
+        if node.state in GONE:
+            continue
         reason = _overdue(node, silence, policy, now_s)
         if reason:
             yield node, reason
@@ -47,11 +50,13 @@ def gathered(job: JobState, *, quiet_s: float) -> Event | None:
     `quiet_s` is the time since a node joined last.
     """
     policy = job.services.policy
+    if job.phase not in (Phase.FORMING, Phase.WAITING):
+        return None
     running = [n for n in job.members.nodes.values() if n.usable and n.hello.attempt >= 0]
     if job.phase is Phase.FORMING and running:
         patience_s = policy.settle_s if job.members.all_back() else policy.adopt_timeout_s
         enough = len(running) >= job.members.attempt_nodes(job.nnodes) or quiet_s > patience_s
         return Event.ADOPTED if enough else None
-    if job.phase not in (Phase.FORMING, Phase.WAITING) or quiet_s <= policy.settle_s:
+    if quiet_s <= policy.settle_s:
         return None
     return Event.QUORUM if elasticity.size_to_begin(job, quiet_s=quiet_s) else None

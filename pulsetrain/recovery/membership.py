@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from pulsetrain.protocol.late_rows import column
@@ -45,7 +45,10 @@ class Membership:
 
     def world_nodes(self) -> list[Node]:
         """Nodes of the world that have ever joined, lost ones included, by node rank."""
-        return [self.nodes[member.node] for member in self.world if member.node in self.nodes]
+        return list(self._world_nodes())
+
+    def _world_nodes(self) -> Iterator[Node]:
+        return (self.nodes[member.node] for member in self.world if member.node in self.nodes)
 
     def active(self) -> list[Node]:
         """Nodes of the world that can be given commands."""
@@ -66,7 +69,7 @@ class Membership:
 
     def reserves(self) -> list[Node]:
         """Nodes outside the world that can be given commands, also those under a cordon."""
-        return [n for n in self.nodes.values() if n.usable and n.state is NodeState.STANDBY]
+        return [n for n in self.nodes.values() if n.state is NodeState.STANDBY and n.usable]
 
     def present(self) -> list[Node]:
         """Nodes that are neither lost nor evicted and have not left."""
@@ -76,6 +79,11 @@ class Membership:
         """The last status of every rank in this attempt, those of lost nodes included."""
         beats = (node.heartbeat for node in self.world_nodes())
         return [s for beat in beats if beat is not None and beat.attempt == attempt for s in beat.ranks]
+
+    def newest_step(self, attempt: int) -> int:
+        """The newest step that a rank of this attempt completed, -1 for none."""
+        steps = (n.newest_step for n in self._world_nodes() if n.heartbeat and n.heartbeat.attempt == attempt)
+        return max(steps, default=-1)
 
     def values(self, attempt: int, field: str) -> list[int]:
         """One field of the last status of every rank in this attempt. It takes a fraction of `statuses`."""
@@ -148,13 +156,18 @@ class Membership:
 
         Before the first world the job depends on all nodes.
         """
-        nodes = self.world_nodes() if self.world else list(self.nodes.values())
-        signals = [n.leaving.signal if n.leaving else "" for n in nodes if n.state not in GONE]
-        return signals[-1] if signals and all(signals) else ""
+        signal = ""
+        for node in self._world_nodes() if self.world else self.nodes.values():
+            if node.state in GONE:
+                continue
+            signal = node.leaving.signal if node.leaving else ""
+            if not signal:  # the first of thousands, several times a second
+                return ""
+        return signal
 
     def any_leaving(self) -> bool:
         """Whether a node of the world has said that it leaves."""
-        return any(n.leaving is not None and n.state not in GONE for n in self.world_nodes())
+        return any(n.leaving is not None and n.state not in GONE for n in self._world_nodes())
 
     def adopt(self, count: int) -> int:
         """Take over the world of the newest attempt that agents report. Returns the attempt's number.

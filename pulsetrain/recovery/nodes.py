@@ -52,6 +52,7 @@ class Node:
     trouble since `clean_since_s`. `checked_s` is when it was last checked as a standby. `evicted_by` is who
     sent it away. `ranks` are those that the world gave it last, None before that. `hub_address` is the hub's
     own IP address on its connection, "" where that is not known. `needs_world`: it could not do with a part.
+    `newest_step` is that of the ranks of its last heartbeat.
     """
 
     def __init__(self, hello: Hello, send: Send, now_s: float) -> None:
@@ -60,6 +61,7 @@ class Node:
         self.state = NodeState.STANDBY
         self.reason = self.cordon = self.evicted_by = self.hub_address = ""
         self.heartbeat: Heartbeat | None = None
+        self.newest_step = -1
         self.ranks: range | None = None
         self.leaving: Leaving | None = None
         self.heartbeat_s = self.heard_s = self.leaving_s = now_s
@@ -95,6 +97,7 @@ class Node:
         if self.heartbeat is not None:
             self.longest_quiet_s = max(self.longest_quiet_s, _ended_quiet_s(self.heartbeat, heartbeat))
         self.heartbeat, self.heartbeat_s = heartbeat, now_s
+        self.newest_step = max(column(heartbeat.ranks, "last_step"), default=-1)
         return heartbeat
 
     def heartbeat_came(self, now_s: float) -> None:

@@ -184,7 +184,7 @@ class JobState:
     @property
     def last_step(self) -> int:
         """The newest step that any rank of this attempt completed, -1 for none."""
-        return max(self.members.values(self.attempt.number, "last_step"), default=-1)
+        return self.members.newest_step(self.attempt.number)
 
     def can_resume(self) -> bool:
         """Whether a restart can go on from somewhere: from a held checkpoint, or from the script's own."""

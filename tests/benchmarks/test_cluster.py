@@ -8,7 +8,7 @@ import sys
 from collections import Counter
 
 import pytest
-from clustered import failing, failover, parts, report
+from clustered import agents, failing, failover, parts, report, simulated
 
 from tests.repository import ROOT
 
@@ -56,6 +56,21 @@ def test_what_a_hub_needs_for_a_thousand_nodes_is_the_growth_from_the_smallest_s
     assert (said["hub_mib_per_1000_nodes"], said["hub_cpu_ratio_per_1000_nodes"]) == (40.0, 0.2)
     assert (said["agents"], said["launch_bytes_per_node"]) == (2500, 780)
     assert report.result([size(500, 420, 0.1)])["hub_cpu_ratio_per_1000_nodes"] is None
+
+
+def test_a_simulated_fleet_joins_launches_and_names_a_lost_agent_in_virtual_time(tmp_path):
+    rows = [
+        {"unit": "simulated", **row}
+        for count in (20, 60)
+        for row in simulated.run(agents.Size(agents=count, steady_s=5.0), tmp_path / str(count))
+    ]
+    said = report.result(rows)["simulated"]
+    assert (said["agents"], said["startup_messages_per_node"]) == (60, pytest.approx(4.0, abs=0.1))
+    assert 1.0 < said["named_s"] < 3.0
+    assert [size["agents"] for size in said["sizes"]] == [20, 60]
+    for size in said["sizes"]:
+        assert size["heartbeats_read_per_s"] == pytest.approx(size["agents"] + 1, rel=0.05)
+        assert 0 < size["cpu_ratio_per_1000_nodes"] < 10
 
 
 @pytest.mark.alone

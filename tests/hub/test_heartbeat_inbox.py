@@ -14,7 +14,7 @@ from pulsetrain.recovery.nodes import Node
 from tests.hub.fakes import Clock
 from tests.recovery.builders import heartbeat, hello, status
 
-COST_S = 0.004
+COST_S = 0.8 * BURST_S
 """What it takes the controller of these tests to hear one message."""
 
 
@@ -116,7 +116,7 @@ def test_reading_takes_its_share_of_the_time_and_the_newest_of_each_node_is_read
 def test_a_turn_that_leaves_something_comes_again_soon(hub):
     hub.busy()
     hub.beat("a", "b", "c", "d", "e")
-    hub.clock.now_s += PAUSE_S
+    hub.clock.now_s += BURST_S
     assert hub.turn() == PAUSE_S
     assert hub.listener.said
 

@@ -9,6 +9,27 @@ from pulsetrain.recovery.transitions import Phase
 from tests.recovery.fakes import Fleet, run
 
 
+def test_a_look_that_takes_long_comes_less_often_and_is_not_late_for_that(monkeypatch):
+    lates, costs = [], [0.01, 0.5, 0.5, 0.01]
+
+    async def scenario():
+        fleet = Fleet("ab")
+
+        def tick(job, *, late):
+            lates.append(late)
+            fleet.clock.now_s += costs.pop(0)
+
+        monkeypatch.setattr(Job, "tick", tick)
+        for pause_s in (0.25, 2.0, 2.0):
+            assert await fleet.controller.turn() == pytest.approx(pause_s)
+            fleet.clock.now_s += pause_s
+        fleet.clock.now_s += 1.1
+        await fleet.controller.turn()
+
+    run(scenario)
+    assert lates == [False, False, False, True]
+
+
 def test_a_late_tick_accuses_nobody():
     async def scenario():
         fleet = Fleet("ab")
