@@ -49,7 +49,7 @@ class Case:
     def heals(self) -> bool:
         """Whether another node in the offender's place ends the trouble: what a script raises is its own."""
         enough = self.max_restarts >= OFFENCES
-        return self.by == "one" and self.standby and self.way in ("hang", "kill") and enough
+        return self.by == "one" and self.standby and self.way != "raise" and enough
 
     @property
     def most_attempts(self) -> int:

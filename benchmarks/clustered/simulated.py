@@ -5,8 +5,8 @@ keep up is late here too. Agents cost nothing. Connections are not part of it: r
 and writing one are left out. What part `agents` measures has them.
 
 Each agent says hello, sends a heartbeat a second and answers what the controller asks after `ANSWER_S`. It
-has one rank, which does a step each second. One agent's connection ends in the middle. The controller's next
-command to the others names that node: this is when it was named.
+has one rank, which does a step each second. One agent's connection ends in the middle. It is named when the
+controller writes down that it is lost, and the others are told of it with the command that stops them.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import psutil
 
 from clustered import virtual_time
 from clustered.agents import JOB, Size
+from pulsetrain.core.clock import Clock
 from pulsetrain.core.supervisor import TaskSupervisor
 from pulsetrain.hub.heartbeat_inbox import HeartbeatInbox
 from pulsetrain.hub.job_memory import KeptMemory
@@ -47,11 +48,12 @@ from pulsetrain.recovery.controller import Controller
 from pulsetrain.recovery.nodes import Node
 from pulsetrain.recovery.policy import Policy
 from pulsetrain.recovery.state import Services
+from pulsetrain.recovery.transitions import Phase
 
 ANSWER_S = 0.01
 TICKS = 20  # of a second: agents speak one after the other
 JOINS = 100  # at a time
-SETTLED_S = 2.0
+SETTLED_S = 5.0
 Row = dict[str, Any]
 
 
@@ -66,14 +68,17 @@ class _Seen:
 
 
 class CountingJournal:
-    """A journal that keeps nothing: it makes each event's JSON and counts its kind."""
+    """A journal that keeps nothing: it makes each event's JSON, counts its kind and notes its first time."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock) -> None:
         self.kinds: Counter[str] = Counter()
+        self.first_s: dict[str, float] = {}
+        self._clock = clock
 
     def event(self, kind: str, *, detail: Mapping[str, object], **_where: object) -> None:
         """See `Journal`."""
         self.kinds[kind] += 1
+        self.first_s.setdefault(kind, self._clock.monotonic_s())
         json.dumps(detail, default=str)
 
 
@@ -82,7 +87,7 @@ class Fleet:
 
     def __init__(self, size: Size, clock: virtual_time.VirtualClock, memory: KeptMemory) -> None:
         self.size, self.clock = size, clock
-        self.journal = CountingJournal()
+        self.journal = CountingJournal(clock)
         self.loops = TaskSupervisor(clock)
         services = Services(
             policy=Policy(), journal=self.journal, clock=clock, background=self.loops, memory=memory
@@ -97,7 +102,7 @@ class Fleet:
         self.attempts: Counter[int] = Counter()
         self.launch_bytes = 0
         self.lost = ""
-        self.named_s: float | None = None
+        self.told_s: float | None = None
 
     async def join(self) -> None:
         """All agents say hello, one after the other."""
@@ -124,8 +129,13 @@ class Fleet:
         if isinstance(message, Start):
             self.launch_bytes = self.launch_bytes or len(text)
             self.attempts[message.attempt] += 1
-        if isinstance(message, Stop) and self.lost and self.lost in message.reason and self.named_s is None:
-            self.named_s = self.clock.monotonic_s()
+        if isinstance(message, Stop) and self.lost and self.lost in message.reason and self.told_s is None:
+            self.told_s = self.clock.monotonic_s()
+
+    def trains(self) -> bool:
+        """Whether the launch was answered and all have done a step. Asking costs nothing."""
+        with self.clock.outside():
+            return self.controller.jobs[JOB].snapshot().phase is Phase.RUNNING
 
     def seen(self) -> _Seen:
         """What has happened so far. Reading it costs nothing."""
@@ -279,6 +289,7 @@ async def _measure(size: Size, clock: virtual_time.VirtualClock, memory: KeptMem
     try:
         await _until(lambda: fleet.attempts[0] == size.agents, size.limit_s, fleet, beating, "the launch")
         launched_s = clock.monotonic_s() - began_s
+        await _until(fleet.trains, size.limit_s, fleet, beating, "the first step")
         await asyncio.sleep(SETTLED_S)
         start = {"sent": dict(fleet.sent), "received": dict(fleet.received)}
         before = fleet.seen()
@@ -308,7 +319,8 @@ async def _measure(size: Size, clock: virtual_time.VirtualClock, memory: KeptMem
         "heartbeats_read_per_s": round((after.read - before.read) / steady_s),
         "controller_cpu_ratio": round((after.worked_s - before.worked_s) / steady_s, 3),
         "controller_mib": round(grown_mib),
-        "named_s": round(fleet.named_s - lost_s, 2) if fleet.named_s is not None else None,
+        "named_s": round(fleet.journal.first_s["node_lost"] - lost_s, 2),
+        "others_told_s": round((fleet.told_s or 0.0) - lost_s, 2),
         "relaunch_s": round(relaunched_s, 2),
         "events": dict(fleet.journal.kinds),
     }
