@@ -26,6 +26,7 @@ from pulsetrain.agent.world_part import world_of
 from pulsetrain.collectors.machine import stacks
 from pulsetrain.core.errors import (
     NotReshardable,
+    ProgramRefused,
     PulsetrainError,
     Unavailable,
     Unrestorable,
@@ -182,6 +183,9 @@ class Commands:
         except NotReshardable as failure:
             error = str(failure)
             data = {"not_reshardable": error}
+        except ProgramRefused as failure:
+            error = str(failure)
+            data = {"program_refused": error}
         except PulsetrainError as failure:
             error = str(failure)
         except Exception as failure:  # the hub waits for a reply, whatever happened here
@@ -235,6 +239,7 @@ class Commands:
         epoch = self._end_ranks(None)
         if start.image:
             return self._restore_ranks(start, epoch, began_ns)
+        self._node.ranks.refuse_update(start.program)
         self._images.clear()  # its ranks would write into files that others write by then
         unreachable = why_unreachable(start)
         if unreachable:
@@ -253,7 +258,8 @@ class Commands:
         not_kept = {str(rank): why for rank, why in self._node.ranks.not_kept.items()}
         kept = list(self._node.ranks.kept)
         spawn_ns = time.time_ns() - spawning_ns
-        return {"load_ns": load_ns, "spawn_ns": spawn_ns, "kept": kept, "not_kept": not_kept}
+        data = {"load_ns": load_ns, "spawn_ns": spawn_ns, "kept": kept, "not_kept": not_kept}
+        return {**data, "program": start.program.number}
 
     def _dump_ranks(self, command: DumpRanks) -> JsonObject:
         with self._ranks_lock:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
-import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -19,7 +17,7 @@ from pulsetrain.agent.config import AgentConfig
 from pulsetrain.agent.launch_options import LaunchOptions
 from pulsetrain.agent.local_hub import join_hub, local_hub, wait_for_guests
 from pulsetrain.agent.outcome import Outcome
-from pulsetrain.agent.processes.rank import Program
+from pulsetrain.agent.processes.program_check import check_program
 from pulsetrain.agent.processes.zygote import Zygote, ZygoteHolder
 from pulsetrain.core.config import load, read_toml
 from pulsetrain.core.errors import ConfigError, UsageError
@@ -106,24 +104,6 @@ def _start_zygote(options: LaunchOptions) -> Zygote:
     program = options.program
     path = Path(program.argv[0]).resolve().parent if program.mode == "script" else Path.cwd()
     return Zygote.start(node=options.node_name, preload=options.preload, path=(path,), env=env)
-
-
-def check_program(program: Program) -> None:
-    """Raises `UsageError` where the script, module or program is not there."""
-    name = program.argv[0]
-    if program.mode == "script" and not Path(name).is_file():
-        raise UsageError(f"script {name!r}: no such file")
-    if program.mode == "exec" and shutil.which(name) is None:
-        raise UsageError(f"program {name!r}: not found; with --no-python give a path or a name in PATH")
-    if program.mode == "module" and not _importable(name):
-        raise UsageError(f"module {name!r}: not found from {Path.cwd()}")
-
-
-def _importable(module: str) -> bool:
-    """Whether the top-level package is there; the ranks find the module itself."""
-    from importlib.machinery import PathFinder
-
-    return PathFinder.find_spec(module.partition(".")[0], [str(Path.cwd()), *sys.path]) is not None
 
 
 def own_hub_folder(options: LaunchOptions) -> Path:

@@ -26,6 +26,7 @@ with importing():
         standbys,
         stored,
         tokens,
+        updating,
         watching,
     )
     from pulsetrain.cli.entry import main
@@ -53,5 +54,6 @@ __all__ = [
     "standbys",
     "stored",
     "tokens",
+    "updating",
     "watching",
 ]

@@ -78,7 +78,7 @@ def _print_status(client: HubClient, report: JsonObject) -> None:
     for job in (each for each in seen.jobs if each.runs_here):
         for line in status_lines.job_lines(job, seen.now_ns):
             click.echo(line)
-        _print_details(by_name[job.job])
+        _print_details(by_name[job.job], seen.now_ns)
     for line in (*pool_lines(report.get("pool")), *status_lines.past_lines(seen)):
         click.echo(line)
     troubled = [row for row in report.get("loops", ()) if row["stale"] or row["failures"]]
@@ -88,14 +88,16 @@ def _print_status(client: HubClient, report: JsonObject) -> None:
         print_table(troubled, shown, "")
 
 
-def _print_details(job: JsonObject) -> None:
-    """What the script saves and says by itself, and the nodes."""
+def _print_details(job: JsonObject, now_ns: int) -> None:
+    """What the script saves and says by itself, how it is updated, and the nodes."""
     from pulsetrain.terminal import status_lines
 
     if job.get("own_checkpoint"):
         click.echo(f"  {status_lines.own_checkpoint_line(job['own_checkpoint'])}")
     if status_lines.tells_instrumentation(job):
         click.echo(f"  {status_lines.instrumentation_line(job['instrumentation'])}")
+    if job.get("update"):
+        click.echo(f"  {status_lines.update_line(job['update'], now_ns)}")
     rows = [{**node, "dropped": status_lines.dropped(node.get("gauges", {}))} for node in job["nodes"]]
     print_table(
         rows, ("node", "state", "node_rank", "ranks", "last_heartbeat_age_s", "dropped", "reason"), ""

@@ -6,6 +6,7 @@ PulsetrainError
 │   └── AuthError         the token is missing or wrong
 ├── Unavailable           something outside is away for now (hub, broker, disk): try again
 ├── CorruptData           bytes that fail their checksum or their format
+├── ProgramRefused        the program that an update wants is not on this node
 ├── SchemaMismatch        a batch whose columns or types are not the record's
 └── CheckpointError       a save or a restore that could not be done
     ├── Unrestorable      a step that no source has whole: trying again does not help
@@ -38,6 +39,10 @@ class Unavailable(PulsetrainError):
 
 class CorruptData(PulsetrainError):
     """Bytes that fail their checksum or do not follow their format."""
+
+
+class ProgramRefused(PulsetrainError):
+    """What an update wants to launch is not there."""
 
 
 class SchemaMismatch(PulsetrainError):

@@ -37,6 +37,7 @@ from pulsetrain.hub.routes import (
     silences,
     stacks,
     status,
+    updates,
 )
 from pulsetrain.hub.stacks import Stacks
 from pulsetrain.hub.status import StatusReport
@@ -129,6 +130,7 @@ def api(parts: Parts) -> list[BaseRoute]:
         *nodes.routes(controller, clock, token),
         *hangs.routes(controller, token),
         *moves.routes(controller, token),
+        *updates.routes(controller, token),
         *agents.routes(parts.inbox, token, parts.leadership, parts.claims),
     ]
 

@@ -1,4 +1,4 @@
-"""Findings that checks of nodes and links made, for as long as nothing says that they are over."""
+"""Findings that checks of nodes, links and updates made, for as long as nothing says that they are over."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from pulsetrain.analytics.verdict import Finding
 from pulsetrain.core.supervisor import FailureCollector
-from pulsetrain.hub import arithmetic_findings, link_findings
+from pulsetrain.hub import arithmetic_findings, link_findings, update_findings
 from pulsetrain.hub.finding_dedup import FindingDedup
 from pulsetrain.hub.live_watch import FindingSink, Watched
 from pulsetrain.recovery.snapshot import JobSnapshot
@@ -15,7 +15,7 @@ SOURCE = "checks"
 PERIOD_S = 1.0
 
 Source = Callable[[JobSnapshot], list[Finding]]
-SOURCES: Sequence[Source] = (link_findings.found, arithmetic_findings.found)
+SOURCES: Sequence[Source] = (link_findings.found, arithmetic_findings.found, update_findings.found)
 
 
 class CheckWatch:

@@ -22,6 +22,7 @@ from pulsetrain.recovery.memory import (
     RestartMemory,
     SizeMemory,
     TimeMemory,
+    UpdateMemory,
     WorldMemory,
 )
 
@@ -32,13 +33,14 @@ T = TypeVar("T")
 JOBS = "jobs/"
 EVICTIONS, NODES, PREEMPTION, PAUSES = "evictions", "nodes/", "preemption", "pauses"
 RESTARTS, WORLD, REPLACEMENTS, SIZE, TIME = "restarts", "world", "replacements", "size", "time"
+UPDATE = "update"
 IDLE_S = 30.0
 STORED_S = 2.0  # an eviction waits for so long, then it goes on without its memory
 
 
 class KeptMemory:
     """A `Memory` with the keys ``evictions``, ``nodes/NODE``, ``preemption``, ``pauses``, ``restarts``,
-    ``world``, ``replacements``, ``size`` and ``time`` below ``jobs/JOB/``. The values are JSON.
+    ``world``, ``replacements``, ``size``, ``time`` and ``update`` below ``jobs/JOB/``. The values are JSON.
 
     `load` reads the store. `turn` writes and belongs to the supervisor of loops. A write that fails is tried
     again. Every write has the conditions `fence()`. Where they do not hold, `refused` is called.
@@ -86,6 +88,7 @@ class KeptMemory:
                 replacements=self._value(ReplacementMemory, prefix + REPLACEMENTS),
                 size=self._value(SizeMemory, prefix + SIZE),
                 time=self._value(TimeMemory, prefix + TIME),
+                update=self._value(UpdateMemory, prefix + UPDATE),
             )
         except (ValueError, TypeError, AttributeError) as error:
             raise CorruptData(f"what is kept of job {job!r} cannot be read: {error}") from error
@@ -132,6 +135,11 @@ class KeptMemory:
     def time(self, job: str, memory: TimeMemory) -> None:
         """See `Memory.time`."""
         self._note(_prefix(job) + TIME, json.dumps(asdict(memory)))
+
+    def update(self, job: str, memory: UpdateMemory | None) -> None:
+        """See `Memory.update`."""
+        text = json.dumps(asdict(memory), ensure_ascii=False) if memory is not None else None
+        self._note(_prefix(job) + UPDATE, text)
 
     def forget(self, job: str) -> None:
         """See `Memory.forget`."""

@@ -6,7 +6,7 @@ import contextlib
 import getpass
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -223,6 +223,28 @@ class HubClient:
         if devices:
             body["devices"] = devices
         return self._call("POST", f"/v1/jobs/{quote(job, safe='')}/moves", body)
+
+    def update(
+        self,
+        job: str,
+        what: str,
+        reason: str,
+        *,
+        argv: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+        within_s: float | None = None,
+        dry_run: bool = False,
+    ) -> JsonObject:
+        """Say "apply", "revert" or "cancel" to an update of what a job runs, in the caller's name.
+
+        {"job", "what", "state", "number", "argv", "environment", "until_ns", "now", "step", "price",
+        "dry_run", "can_do", "why_not"}
+        """
+        body: JsonObject = {"what": what, "reason": reason, "actor": getpass.getuser(), "dry_run": dry_run}
+        body |= {"argv": list(argv), "environment": dict(environment or {})}
+        if within_s is not None:
+            body["within_s"] = within_s
+        return self._call("POST", f"/v1/jobs/{quote(job, safe='')}/updates", body)
 
     def pending_hang(self, job: str) -> JsonObject:
         """{"job", "pending_hang": {rank, since_ns, act_at_ns, action, why, condition, place} or None}."""

@@ -362,6 +362,19 @@ class HostStore:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ProgramUpdate:
+    """What is changed of what ranks run. `number` tells it from others, 0 for nothing.
+
+    `argv` takes the place of the script (or module, or program) and its arguments, unless it is empty.
+    `environment` is added to that of the ranks. It may hold secrets, so it is in no `repr`.
+    """
+
+    number: int = 0
+    argv: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Start:
     """Launch this node's ranks. The store prefix is `attempt`. `restore_step` is -1 for a fresh start.
 
@@ -381,6 +394,9 @@ class Start:
     `data` of the reply is {"needs_world": true}.
 
     With `image` the ranks are not launched: those of that image are restored, which stood at `restore_step`.
+
+    `program` is what an update has changed. `data` of the reply is then {"program": its number}. Where the
+    program is not there, nothing is launched, and `data` of the reply is {"program_refused": why}.
     """
 
     id: int
@@ -404,6 +420,7 @@ class Start:
     holders: tuple[WorldNode, ...] = ()
     world_nodes: int = 0
     image: str = ""
+    program: ProgramUpdate = field(default_factory=ProgramUpdate)
 
     @property
     def node_count(self) -> int:

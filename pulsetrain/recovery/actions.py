@@ -21,6 +21,7 @@ from pulsetrain.recovery import (
     responses,
     scheduling,
     survivors,
+    updating,
 )
 from pulsetrain.recovery.back_off import COUNTED
 from pulsetrain.recovery.launch import launch
@@ -87,6 +88,7 @@ def _unsettled(node: Node) -> bool:
 
 async def check(job: JobState) -> Outcome:
     """Self-check on every node, pairwise all-gather where more than one process is in doubt."""
+    updating.after_stop(job)
     why = _hopeless(job)
     if why:
         job.failure = why
@@ -156,6 +158,10 @@ def _check_level(job: JobState, fault: Fault | None) -> tuple[str, str]:
     """
     if fault is not None and fault.event is Event.RESUME:
         return "", "the job was pre-empted, nothing was wrong"
+    if fault is not None and fault.event is Event.UPDATE:
+        return "", "the program is updated, nothing was wrong"
+    if job.recovery is not None and job.recovery.rolled_back:
+        return "", "an update of the program was at fault"
     if fault is not None and fault.event is Event.GROW:
         return "", "the job changes its size, nothing was wrong"
     if fault is None or (fault.event is Event.RANK_FAILED and job.restarts.used <= 1):
@@ -174,7 +180,7 @@ def _check_level(job: JobState, fault: Fault | None) -> tuple[str, str]:
 def _hopeless(job: JobState) -> str:
     """Why another attempt would be pointless, "" where it may help."""
     recovery, restarts = job.recovery, job.restarts
-    if recovery is None or recovery.fault.event not in COUNTED:
+    if recovery is None or recovery.rolled_back or recovery.fault.event not in COUNTED:
         return ""
     if not recovery.restart_counted:
         recovery.restart_counted = True
@@ -220,6 +226,7 @@ async def replace(job: JobState) -> Outcome:
     members.failed.clear()
     if not members.world and not members.survived():
         job.restarts = Restarts()
+        updating.forget_another_run(job)
     if job.phase is Phase.STARTING:
         elasticity.take_size(job)
     before = members.active()

@@ -15,7 +15,8 @@ class Attempt:
     `launched`: every node has answered the launch. `first_step_done`: all ranks have done useful work.
     `first_steps` holds the report of each node by name, `exits` the ranks that ended by themselves.
     `restore_step` is the step that it began from, -1 for none. `early_exits` are those that agents told a new
-    hub before it knew who runs which rank, by rank.
+    hub before it knew who runs which rank, by rank. `program_refused` says why a node could not launch what
+    an update wants, "" where all could.
     """
 
     number: int = -1
@@ -26,6 +27,7 @@ class Attempt:
     early_exits: dict[int, RankExit] = field(default_factory=dict)
     first_steps: dict[str, FirstStep] = field(default_factory=dict)
     restore_step: int = -1
+    program_refused: str = ""
 
     def finished_ranks(self) -> set[int]:
         """Ranks that ended with status 0."""

@@ -19,6 +19,8 @@ from pulsetrain.recovery.nodes import GONE, Node, Send
 from pulsetrain.recovery.pool.demand import tier_of
 from pulsetrain.recovery.snapshot import JobSnapshot, NodeSnapshot
 from pulsetrain.recovery.state import Services
+from pulsetrain.recovery.update_preview import UpdatePreview
+from pulsetrain.recovery.update_request import UpdateRequest
 from pulsetrain.recovery.world_sizes import WorldSizes
 
 log = structlog.get_logger()
@@ -161,6 +163,10 @@ class Controller:
     def move(self, name: str, request: MoveRequest, *, dry_run: bool = False) -> MovePreview:
         """Stop a job, let it go on, or take it off a node. Raises `UsageError`, see `Job.move`."""
         return self._job(name).move(request, dry_run=dry_run)
+
+    def update(self, name: str, request: UpdateRequest, *, dry_run: bool = False) -> UpdatePreview:
+        """Change what the ranks of a job run. Raises `UsageError`, see `Job.update`."""
+        return self._job(name).update(request, dry_run=dry_run)
 
     async def resize(self, name: str, request: MoveRequest, *, dry_run: bool = False) -> ResizePreview:
         """Let a job use another number of devices. Raises `UsageError`, see `Job.resize`."""

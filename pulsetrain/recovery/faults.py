@@ -133,6 +133,19 @@ def shared(reason: str, attempt: int, now_ns: int) -> Fault:
     return replace(grown(reason, attempt, now_ns), cause="share", actor="pool")
 
 
+def updated(reason: str, actor: str, attempt: int, now_ns: int) -> Fault:
+    """The job stops so that a person's update of its program comes into force."""
+    return Fault(
+        event=Event.UPDATE,
+        attempt=attempt,
+        cause="update",
+        reason=f"updated by {actor}: {reason}",
+        actor=actor,
+        onset_ns=now_ns,
+        detected_ns=now_ns,
+    )
+
+
 def resumed(reason: str, actor: str, attempt: int, now_ns: int) -> Fault:
     """A person lets a pre-empted job go on. What its start takes is measured as that of a recovery."""
     return Fault(

@@ -21,6 +21,8 @@ from pulsetrain.recovery import (
     scheduling,
     sharing,
     standby_care,
+    update_preview,
+    updating,
 )
 from pulsetrain.recovery.device_resizing import ResizePreview
 from pulsetrain.recovery.faults import Observation
@@ -33,6 +35,8 @@ from pulsetrain.recovery.nodes import GONE, Node, NodeState, Send
 from pulsetrain.recovery.snapshot import JobSnapshot, snapshot
 from pulsetrain.recovery.state import JobState, Services
 from pulsetrain.recovery.transitions import TERMINAL, Event, Phase
+from pulsetrain.recovery.update_preview import UpdatePreview
+from pulsetrain.recovery.update_request import UpdateRequest
 from pulsetrain.recovery.world import node_of
 from pulsetrain.recovery.world_sizes import WorldSizes
 
@@ -53,6 +57,7 @@ class Job:
         self._state = JobState(name, sizes=sizes, max_restarts=max_restarts, services=services)
         self._state.attempt.number = max(last_attempt, self._state.attempt.number)
         moving.recall(self._state)
+        updating.recall(self._state)
         self._services = services
         self._loop = JobLoop(self._state)
         self.turn = self._loop.turn
@@ -197,6 +202,7 @@ class Job:
         state.rate.note(state.last_step, now_s)
         state.note_time()
         moving.look(state, self._loop)
+        updating.look(state, self._loop)
         sharing.look(state, self._loop)
         elasticity.look(state, self._loop)
         scheduling.look(state)
@@ -283,6 +289,19 @@ class Job:
         if not dry_run:
             moving.begin(self._state, request, self._loop)
         return cost
+
+    def update(self, request: UpdateRequest, *, dry_run: bool = False) -> UpdatePreview:
+        """Change what the ranks run, in a person's name. Returns when that happens and what it costs.
+
+        Raises `UsageError` where it cannot be done now. With `dry_run` the answer says why.
+        """
+        state = self._state
+        why_not = updating.refusal(state, request)
+        within_s = self._services.policy.update_within_s
+        answer = update_preview.preview(self.snapshot(), request, why_not, within_s=within_s, dry_run=dry_run)
+        if not dry_run:
+            updating.begin(state, request, self._loop)
+        return answer
 
     async def resize(self, request: MoveRequest, *, dry_run: bool = False) -> ResizePreview:
         """Let the job use another number of devices, in a person's name. Returns what that costs.

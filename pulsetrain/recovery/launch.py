@@ -7,7 +7,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from pulsetrain.protocol.messages import Reply, Start, WorldNode
-from pulsetrain.recovery import device_resizing, elasticity, faults, images, rendezvous, survivors, world
+from pulsetrain.recovery import (
+    device_resizing,
+    elasticity,
+    faults,
+    images,
+    rendezvous,
+    survivors,
+    updating,
+    world,
+)
 from pulsetrain.recovery.attempt import Attempt
 from pulsetrain.recovery.record import Fault
 from pulsetrain.recovery.rendezvous import Rendezvous
@@ -15,6 +24,7 @@ from pulsetrain.recovery.state import JobState
 from pulsetrain.recovery.transitions import Event
 from pulsetrain.recovery.world_parts import NEEDS_WORLD, WorldParts
 
+PROGRAM_REFUSED = "program_refused"
 DOUBTFUL_FAILURES = 2
 """Attempts from one checkpoint that failed by themselves, after which an older one is loaded."""
 
@@ -28,6 +38,10 @@ async def launch(job: JobState) -> Event | Fault:
     members.refresh_world()
     plan = _plan(job)
     job.attempt.restore_step = plan.step
+    own = job.own_checkpoints.newest()
+    updating.take(job, plan.step if own is None else max(plan.step, own.step))
+    if job.updates.trial is not None:
+        await job.services.memory.stored()
     store = await rendezvous.open_store(job)
     detail = {
         "world": [m.node for m in members.world],
@@ -107,6 +121,7 @@ def _command(job: JobState, member: WorldNode, plan: world.RestorePlan, store: R
         own_checkpoints=job.own_checkpoints.files(member.ranks),
         devices=device_resizing.devices_of(job, member),
         peer_key=job.services.peer_key(job.name),
+        program=job.updates.program,
     )
 
 
@@ -120,13 +135,25 @@ def _holders(job: JobState, plan: world.RestorePlan) -> tuple[WorldNode, ...]:
     return tuple(world.world_node(members.nodes[name].hello, -1) for name in sorted(names))
 
 
+def _unaware(job: JobState, replies: Sequence[Reply]) -> Reply | None:
+    """An agent that has launched its own program, because it is too old to know of updates."""
+    number = job.updates.program.number
+    reply = next((r for r in replies if number and int(r.data.get("program", 0)) != number), None)
+    if reply is None:
+        return None
+    job.attempt.program_refused = "its agent is of a version that knows no updates"
+    return Reply(id=reply.id, node=reply.node, error=job.attempt.program_refused)
+
+
 def _result(job: JobState, plan: world.RestorePlan, replies: Sequence[Reply]) -> Event | Fault:
     job.restarts.unrestorable |= {tuple(r.data["unrestorable"]) for r in replies if "unrestorable" in r.data}
     job.keep_restarts()
     elasticity.note_refusal(
         job, [str(r.data["not_reshardable"]) for r in replies if "not_reshardable" in r.data]
     )
-    failed = next((r for r in replies if r.error), None)
+    refused = next((r for r in replies if PROGRAM_REFUSED in r.data), None)
+    job.attempt.program_refused = str(refused.data[PROGRAM_REFUSED]) if refused is not None else ""
+    failed = next((r for r in replies if r.error), None) or _unaware(job, replies)
     if failed is not None:
         return faults.launch_failed(failed.node, failed.error, job.attempt.number, job.now_ns())
     job.attempt.launched = True

@@ -92,6 +92,18 @@ class TimeMemory:
 
 
 @dataclass(frozen=True, kw_only=True)
+class UpdateMemory:
+    """See `Updates`. Each value is what one of its fields holds, None for nothing. Times are UTC."""
+
+    number: int
+    in_force: Mapping[str, object]
+    before: Mapping[str, object] | None = None
+    pending: Mapping[str, object] | None = None
+    trial: Mapping[str, object] | None = None
+    outcome: Mapping[str, object] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class JobMemory:
     """`evictions_ns` are the times (UTC) of the evictions that count towards the budget. `pauses_ns` are the
     longest silences that ended by themselves, by the place in the code."""
@@ -105,6 +117,7 @@ class JobMemory:
     replacements: ReplacementMemory | None = None
     size: SizeMemory | None = None
     time: TimeMemory | None = None
+    update: UpdateMemory | None = None
 
 
 class Memory(Protocol):
@@ -148,6 +161,10 @@ class Memory(Protocol):
 
     def time(self, job: str, memory: TimeMemory) -> None:
         """What the job's time went to."""
+        ...
+
+    def update(self, job: str, memory: UpdateMemory | None) -> None:
+        """How the program of the job was changed, or with None that it was not."""
         ...
 
     def forget(self, job: str) -> None:

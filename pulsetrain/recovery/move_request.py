@@ -7,8 +7,10 @@ from typing import Literal, get_args
 
 from pulsetrain.core.errors import UsageError
 
-What = Literal["preempt", "resume", "migrate", "resize"]
+What = Literal["preempt", "resume", "migrate", "resize", "update"]
 WHATS: tuple[str, ...] = get_args(What)
+ASKED = tuple(what for what in WHATS if what != "update")
+"""Those that a person asks for. The hub itself stops a job for an update."""
 WAIT_S = 60.0  # for a checkpoint, where nobody says how long
 LONGEST_S = 86400.0
 
@@ -31,7 +33,7 @@ class MoveRequest:
 
     def __post_init__(self) -> None:
         if self.what not in WHATS:
-            raise UsageError(f"what = {self.what!r}: allowed: {', '.join(WHATS)}")
+            raise UsageError(f"what = {self.what!r}: allowed: {', '.join(ASKED)}")
         if (self.what == "migrate") != bool(self.node):
             raise UsageError(f"node = {self.node!r}: {self.what} {_TAKES[bool(self.node)]}")
         if (self.what == "resize") != (self.devices > 0) or self.devices < 0:
@@ -108,7 +110,7 @@ class Image:
 
 @dataclass(kw_only=True)
 class Move:
-    """A pre-emption or a migration from the request until the job has stopped, or is resumed.
+    """A pre-emption, a migration or a stop for an update, until the job has stopped or is resumed.
 
     It waits for a checkpoint of step `newer_than` or later. `asked_in` is the attempt whose ranks were asked
     to save, `acted_in` the one that was stopped, None for none yet. `from_step` is the newest step then.

@@ -12,7 +12,7 @@ from typing import Protocol
 from pulsetrain.core.errors import UsageError
 from pulsetrain.recovery import faults, hold, images
 from pulsetrain.recovery.memory import Preemption
-from pulsetrain.recovery.move_request import Hold, Image, Move, MoveRequest
+from pulsetrain.recovery.move_request import ASKED, LONGEST_S, Hold, Image, Move, MoveRequest
 from pulsetrain.recovery.nodes import NodeState
 from pulsetrain.recovery.record import Fault, Recovery
 from pulsetrain.recovery.saves import (
@@ -40,13 +40,15 @@ class Loop(Protocol):
 
 def refusal(job: JobState, request: MoveRequest) -> str:
     """Why the job cannot be moved like that now, "" where it can."""
+    if request.what not in ASKED:
+        return f"what = {request.what!r}: allowed: {', '.join(ASKED)}"
     if request.what == "resume":
-        waits = job.move is not None and job.phase is not Phase.PREEMPTING
+        waits = job.move is not None and not _updates(job) and job.phase is not Phase.PREEMPTING
         can = waits or job.phase is Phase.PREEMPTED
         return "" if can else f"job {job.name!r} is {job.phase}, not pre-empted"
     if job.phase in PREEMPTED:
         return "" if _stays_stopped(job, request) else f"job {job.name!r} is {job.phase} already"
-    if job.move is not None:
+    if job.move is not None and not _updates(job):
         return f"job {job.name!r} is about to be moved already ({job.move.request.what})"
     if request.what == "migrate":
         return _why_it_stays(job, request.node)
@@ -84,13 +86,39 @@ def begin(job: JobState, request: MoveRequest, loop: Loop) -> None:
     if job.move is not None and _stays_stopped(job, request):
         _hand_over(job, job.move, request)
         return
-    now_s = job.services.clock.monotonic_s()
-    job.move = Move(request=request, asked_ns=job.now_ns(), asked_s=now_s, newer_than=job.last_step)
+    give_way(job)
+    job.move = _move(job, request)
     detail = {"reason": request.reason, "step": job.last_step, "wait_s": request.wait_s}
     job.write(request.what, detail, node=request.node, actor=request.actor)
     if request.what == "preempt":
         _keep(job, job.move, stopped_ns=0)
     look(job, loop)
+
+
+def _move(job: JobState, request: MoveRequest) -> Move:
+    now_s = job.services.clock.monotonic_s()
+    return Move(request=request, asked_ns=job.now_ns(), asked_s=now_s, newer_than=job.last_step)
+
+
+def begin_update(job: JobState, reason: str, actor: str, loop: Loop) -> None:
+    """Stop the job at a saved step so that an update of its program comes into force."""
+    wait_s = min(job.services.policy.checkpoint_patience_s, LONGEST_S)
+    job.move = _move(job, MoveRequest(what="update", reason=reason, actor=actor, wait_s=wait_s))
+    look(job, loop)
+
+
+def _updates(job: JobState) -> bool:
+    """Whether the job is about to stop for an update. Anything else that a person wants goes first."""
+    return job.move is not None and job.move.request.what == "update"
+
+
+def give_way(job: JobState) -> None:
+    """Do not stop the job for an update any more, because it was launched with it or should do otherwise."""
+    if job.move is not None and _updates(job):
+        hold.release(job, job.move.hold)
+        job.move = None
+        if job.phase is Phase.RUNNING:
+            end_saves(job)
 
 
 def look(job: JobState, loop: Loop) -> None:
@@ -103,7 +131,7 @@ def look(job: JobState, loop: Loop) -> None:
         hold.release(job, move.hold)
         end_saves(job)
         job.move = None
-    elif not move.request.node and _stands(job):
+    elif move.request.what == "preempt" and _stands(job):
         loop.post(Event.PREEMPT)
     elif job.phase is Phase.RUNNING and move.acted_in != job.attempt.number:
         _look_at_running(job, move, loop)
@@ -205,6 +233,9 @@ def _act(job: JobState, request: MoveRequest, loop: Loop) -> None:
         loop.post(Event.PREEMPT)
         return
     number, now_ns = job.attempt.number, job.now_ns()
+    if request.what == "update":
+        loop.report(faults.updated(request.reason, request.actor, number, now_ns))
+        return
     loop.report(faults.migrated(request.node, request.reason, request.actor, number, now_ns))
 
 

@@ -99,6 +99,14 @@ class Policy:
     """The longest wait before a launch."""
     restart_progress_s: float = 60.0
     """How long an attempt must run so that the next fault counts as a first one."""
+    update_within_s: float = 86400.0
+    """How long an update of a program waits for a restart before it stops the job at a saved step."""
+    update_steps: int = 10
+    """New steps that an attempt must do with an update before the update counts as good.
+
+    An attempt without steps must run for `restart_progress_s`."""
+    update_attempts: int = 2
+    """How many attempts may fail with an update before it is good. Then it is rolled back."""
     faults_of_a_node: int = 3
     """At which fault in a day a node is evicted, if there is a standby and no other node that trains was at
     fault half as often. To be lost before the first step counts. What ranks of several nodes ended with does
@@ -110,7 +118,13 @@ class Policy:
         at_least_0 = ("evictions_per_hour", "no_progress_attempts", "faults_of_a_node")
         silences = ("silent_node_s", "starting_silence_s", "hang_patience_s", "pause_patience_s")
         checked = ("arithmetic_check_s", "link_check_mbit")
-        periods = ("standby_check_s", "probation_s", "checkpoint_patience_s", "restart_progress_s")
+        periods = (
+            "standby_check_s",
+            "probation_s",
+            "checkpoint_patience_s",
+            "restart_progress_s",
+            "update_within_s",
+        )
         waits = (
             "restart_wait_s",
             "longest_restart_wait_s",
@@ -121,6 +135,9 @@ class Policy:
         for name in (*checked, *at_least_0, *silences, *periods, *waits, "survivor_wake_s"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} = {getattr(self, name)}: allowed 0 or more")
+        for name in ("update_steps", "update_attempts"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} = {getattr(self, name)}: allowed 1 or more")
         if self.check_level not in LEVELS:
             raise ValueError(f"check_level = {self.check_level!r}: allowed {', '.join(LEVELS)}")
 

@@ -78,7 +78,8 @@ class Recovery:
     `node_counted` as a fault of its node. `users_own`: an exception of the user's own
     code ended the first rank. `launch_at_s`: not launched before that, in monotonic seconds.
     `none_kept`: why no process of a rank was kept, "" where those could be that were healthy. `parked` says
-    how many processes of each node wait to go on.
+    how many processes of each node wait to go on. `rolled_back`: an update of the program was at fault, and
+    was taken back.
     """
 
     fault: Fault
@@ -95,6 +96,7 @@ class Recovery:
     none_kept: str = ""
     parked: dict[str, int] = field(default_factory=dict)
     image: Image | None = None
+    rolled_back: bool = False
     resumed_by: str = "checkpointer"
 
     def blame(self, fault: Fault) -> None:

@@ -18,6 +18,7 @@ from pulsetrain.recovery.resizing import Resizing
 from pulsetrain.recovery.state import JobState
 from pulsetrain.recovery.time_use import TimeUse
 from pulsetrain.recovery.transitions import Phase
+from pulsetrain.recovery.updates import Updates
 from pulsetrain.recovery.world import node_of
 
 
@@ -56,7 +57,7 @@ class JobSnapshot:
     time of a step lately, 0 while unknown. `launches_in_s` is above 0 while it waits because attempts failed.
     `links` is what the last rounds over links said, None for none.
     `wrong_arithmetic` has the nodes that computed wrongly.
-    `resizing` says how large its world is and may be.
+    `resizing` says how large its world is and may be. `updates` says how its program was changed.
     """
 
     job: str
@@ -84,6 +85,7 @@ class JobSnapshot:
     links: LinkOutcome | None = None
     wrong_arithmetic: Mapping[str, WrongArithmetic] = field(default_factory=dict)
     resizing: Resizing | None = None
+    updates: Updates = field(default_factory=Updates)
 
     @property
     def world_size(self) -> int:
@@ -171,6 +173,7 @@ def snapshot(job: JobState) -> JobSnapshot:
         links=job.links.outcome,
         wrong_arithmetic=dict(job.arithmetic.wrong),
         resizing=replace(job.resizing),
+        updates=job.updates.copy(),
         step_s=1 / job.rate.per_s if job.rate.per_s else 0.0,
         launches_in_s=job.launches_in_s(),
     )

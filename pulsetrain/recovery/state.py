@@ -35,6 +35,7 @@ from pulsetrain.recovery.step_rate import StepRate
 from pulsetrain.recovery.store_host import NoStores, StoreHost
 from pulsetrain.recovery.time_use import TimeBook, Use
 from pulsetrain.recovery.transitions import TERMINAL, Event, Phase
+from pulsetrain.recovery.updates import Updates
 from pulsetrain.recovery.world_sizes import WorldSizes
 
 SOON_STEPS = 5  # after the step that was restored. A failure so soon may be the checkpoint's own.
@@ -89,6 +90,7 @@ class JobState:
         self.recovery: Recovery | None = None
         self.move: Move | None = None
         self.new_share: NewShare | None = None
+        self.updates = Updates()
         self.history: list[RecoveryDetail] = []
         self.failure = self.ended_by = ""
         self.restarts = Restarts()
@@ -160,6 +162,10 @@ class JobState:
         """A new hub must know which size a person wants."""
         size = SizeMemory(cap=self.resizing.cap, devices=self.resizing.devices)
         self.services.memory.size(self.name, size)
+
+    def keep_updates(self) -> None:
+        """A new hub must launch the same program, and know what waits."""
+        self.services.memory.update(self.name, self.updates.kept())
 
     def keep_replacements(self) -> None:
         """A new hub must not ask for the same nodes again."""

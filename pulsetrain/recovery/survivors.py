@@ -34,6 +34,8 @@ def why_none(job: JobState) -> str:
         return "the job does not go on at once"
     if job.services.policy.survivor_wake_s <= 0:
         return "survivor_wake_s is 0"
+    if job.updates.changes_program:
+        return "an update of the program needs new processes"
     if not job.attempt.first_step_done:
         return "the attempt before has done no step"
     return ""

@@ -41,6 +41,7 @@ class Event(StrEnum):
     HANG = "hang"
     EVICT = "evict"  # an active node is to go, by a person or by policy
     GROW = "grow"  # nodes are back: a shrunk job goes on with more of them
+    UPDATE = "update"  # a person's update of the program comes into force now
     PREEMPT = "preempt"  # somebody needs the devices: the job stops and keeps its state
     RESUME = "resume"  # a pre-empted job may go on
     LEFT = "left"  # a signal ended the agents of all active nodes: somebody ended the job
@@ -61,7 +62,15 @@ class Action(StrEnum):
     DISMISS = "dismiss"
 
 
-FAULTS = (Event.RANK_FAILED, Event.NODE_LOST, Event.HANG, Event.EVICT, Event.GROW, Event.START_FAILED)
+FAULTS = (
+    Event.RANK_FAILED,
+    Event.NODE_LOST,
+    Event.HANG,
+    Event.EVICT,
+    Event.GROW,
+    Event.UPDATE,
+    Event.START_FAILED,
+)
 TERMINAL = (Phase.FINISHED, Phase.FAILED)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TypedDict
 
 from pulsetrain.protocol.messages import WorldNode
+from pulsetrain.recovery import updates
 from pulsetrain.recovery.record import RecoveryDetail
 from pulsetrain.recovery.resizing_view import ResizingRow, resizing_row
 from pulsetrain.recovery.snapshot import JobSnapshot, NodeSnapshot
@@ -49,6 +50,7 @@ class JobRow(TypedDict):
     pending_hang: dict[str, object] | None
     own_checkpoint: dict[str, object] | None
     move: dict[str, object] | None
+    update: dict[str, object] | None
     instrumentation: dict[str, str]
     time_use: TimeUseRow | None
     resizing: ResizingRow | None
@@ -95,6 +97,7 @@ def job_row(job: JobSnapshot) -> JobRow:
         "pending_hang": job.pending_hang.row() if job.pending_hang else None,
         "own_checkpoint": job.own_checkpoint.row(job.now_ns) if job.own_checkpoint else None,
         "move": job.move.row() if job.move else None,
+        "update": updates.row(job.updates),
         "instrumentation": dict(job.instrumentation),
         "time_use": job.time_use.row() if job.time_use else None,
         "resizing": resizing_row(job),

@@ -75,6 +75,28 @@ def own_checkpoint_line(own: JsonObject) -> str:
     return f"Own checkpoint: step {own['step']}, {size}, {age}, {printable(own['path'])}{whole}"
 
 
+def update_line(update: JsonObject, now_ns: int) -> str:
+    """Return one line about the newest update of a job's program.
+
+    >>> update = {"number": 2, "state": "rolled_back", "why": "rank 0 on a ended with exit code 1"}
+    >>> update_line(update, 0)
+    'Update 2: rolled back: rank 0 on a ended with exit code 1'
+    """
+    head = f"Update {update['number']}"
+    state = update["state"]
+    if state == "in_force":
+        return f"{head}: in force"
+    if state in ("rolled_back", "cancelled"):
+        return f"{head}: {state.replace('_', ' ')}: {printable(update['why'])}"
+    who = f"{head} of {printable(update['actor'])} ({printable(update['reason'])})"
+    if state == "trying":
+        failed = len(update["failed_attempts"])
+        return f"{who}: is tried{f', {failed} attempts failed' if failed else ''}"
+    left_ns = update["until_ns"] - now_ns
+    when = f"at the latest in {duration(left_ns)}" if left_ns > 0 else "or for the next saved step"
+    return f"{who}: waits for the next restart, {when}"
+
+
 def tells_instrumentation(job: JsonObject) -> bool:
     """Return whether it is known how a job is instrumented.
 

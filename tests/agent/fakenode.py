@@ -9,9 +9,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pulsetrain.agent.processes.rank import NodeIdentity
-from pulsetrain.core.errors import Unavailable, UsageError
+from pulsetrain.core.errors import ProgramRefused, Unavailable, UsageError
 from pulsetrain.core.supervisor import LoopStatus
-from pulsetrain.protocol.messages import Heartbeat, Held, RankExit, RankStatus, Start, ranks_of_node
+from pulsetrain.protocol.messages import (
+    Heartbeat,
+    Held,
+    ProgramUpdate,
+    RankExit,
+    RankStatus,
+    Start,
+    ranks_of_node,
+)
 
 IDENTITY = NodeIdentity(job="job", node="a", address="127.0.0.1", nproc_per_node=2, nnodes=1)
 LOOP = LoopStatus(
@@ -77,6 +85,11 @@ class FakeRanks:
         self.asked_to_keep: list[tuple[tuple[int, ...], float]] = []
         self.dropped = self.parked = 0
         self.devices = io.BytesIO()  # something that can be closed
+        self.lacks_program = ""
+
+    def refuse_update(self, update: ProgramUpdate) -> None:
+        if update.number and self.lacks_program:
+            raise ProgramRefused(self.lacks_program)
 
     def share(
         self, devices: int, timeout_s: float, *, dry_run: bool = False

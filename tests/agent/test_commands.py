@@ -20,6 +20,7 @@ from pulsetrain.protocol.messages import (
     HostStore,
     Leave,
     PairCheck,
+    ProgramUpdate,
     SaveFrom,
     SelfCheck,
     ShareDevices,
@@ -261,6 +262,19 @@ def test_a_start_leaves_kept_processes_alone_and_says_who_was_kept(session):
     reply = session.execute(start(attempt=1))
     assert (reply.data["kept"], reply.data["not_kept"]) == ([0], {"1": "it is at fault"})
     assert session.node.ranks.dropped == 0
+
+
+def test_a_start_says_which_update_it_has_launched(session):
+    reply = session.execute(start(program=ProgramUpdate(number=4, argv=("b.py",))))
+    assert (reply.error, reply.data["program"]) == ("", 4)
+    assert session.execute(start(attempt=1)).data["program"] == 0
+
+
+def test_where_the_program_of_an_update_is_not_there_nothing_is_launched(session):
+    session.node.ranks.lacks_program = "script 'b.py': no such file"
+    reply = session.execute(start(program=ProgramUpdate(number=4, argv=("b.py",))))
+    assert reply.error == reply.data["program_refused"] == "script 'b.py': no such file"
+    assert session.node.ranks.all == ()
 
 
 def test_a_stop_for_good_ends_kept_processes_too(session):

@@ -62,6 +62,12 @@ def test_status_says_what_the_script_saves_and_says_by_itself(ask, hub):
     assert "Instrumentation: loss x" in ask("status").output
 
 
+def test_status_says_how_a_job_was_updated(ask, hub):
+    update = {"number": 2, "state": "rolled_back", "why": "exit code 1"}
+    hub.answers["GET /v1/status"] = status(HUNG | {"update": update})
+    assert "  Update 2: rolled back: exit code 1\n" in ask("status").output
+
+
 def test_status_of_an_idle_hub_and_of_one_with_recordings(ask, canned_hub):
     canned_hub.answers["GET /v1/status"] = {"hub": {}, "jobs": []}
     assert ask("status").output == "No job has joined this hub.\n"

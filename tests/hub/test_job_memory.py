@@ -16,6 +16,7 @@ from pulsetrain.recovery.memory import (
     RestartMemory,
     SizeMemory,
     TimeMemory,
+    UpdateMemory,
     WorldMemory,
 )
 
@@ -27,6 +28,8 @@ RESTARTS = RestartMemory(
 WORLD = WorldMemory(attempt=3, nodes=["a", "b"], pids=[7, 8])
 ASKED = ReplacementMemory(pending_ns=[9], hour_ns=[5, 9])
 TIME = TimeMemory(began_ns=3, use="train", since_ns=9, old_ns={"start": 1}, stretches=[["train", 4, 9]])
+PROGRAM = {"number": 3, "argv": ["train.py", "--name", "träin"], "environment": {"K": "1"}}
+UPDATE = UpdateMemory(number=3, in_force=PROGRAM)
 NOTHING = JobMemory(evictions_ns=(), nodes={})
 
 
@@ -61,6 +64,7 @@ def test_a_new_hub_recalls_what_was_noted_of_each_job(store):
         memory.replacements("team/j", ASKED)
         memory.size("team/j", SizeMemory(cap=2, devices=3))
         memory.time("team/j", TIME)
+        memory.update("team/j", UPDATE)
         await memory.turn()
         memory.node("team/j", "c", None)
         memory.node("team/j", "e", None)
@@ -77,6 +81,7 @@ def test_a_new_hub_recalls_what_was_noted_of_each_job(store):
         replacements=ASKED,
         size=SizeMemory(cap=2, devices=3),
         time=TIME,
+        update=UPDATE,
     )
     assert again.recall("team").nodes == {"d": CORDONED}
     assert again.recall("other") == NOTHING
@@ -92,6 +97,18 @@ def test_a_new_hub_recalls_that_a_job_is_pre_empted_until_it_was_resumed(store):
     run(lambda: note(loaded(store), kept))
     assert loaded(store).recall("j").preemption == kept
     run(lambda: note(loaded(store), None))
+    assert loaded(store).recall("j") == NOTHING
+
+
+def test_a_program_that_is_no_more_updated_leaves_nothing(store):
+    async def scenario():
+        memory = loaded(store)
+        memory.update("j", UPDATE)
+        await memory.turn()
+        memory.update("j", None)
+        await memory.turn()
+
+    run(scenario)
     assert loaded(store).recall("j") == NOTHING
 
 

@@ -103,6 +103,9 @@ class FakeMemory:
     def time(self, job, memory):
         self.values[job, "time"] = memory
 
+    def update(self, job, memory):
+        self.values[job, "update"] = memory
+
     def evictions(self, job, times_ns):
         self.times_ns[job] = times_ns
 
@@ -173,6 +176,7 @@ class FakeAgent:
         self.restless, self.held_number, self.uncounted = set(), 0, False
         self.parks = False
         self.not_reshardable = self.cannot_dump = self.cannot_restore = ""
+        self.lacks_program, self.too_old, self.broken_update = "", False, 0
         self.attempt = -1
         self.left = None
         self._seq = self.quiet_ns = 0
@@ -207,6 +211,8 @@ class FakeAgent:
             data, error = sizes | {"dump_ns": 5, "processes": 3}, self.cannot_dump
         elif isinstance(command, Start) and command.image and self.cannot_restore:
             error = self.cannot_restore
+        elif isinstance(command, Start) and command.program.number and self.lacks_program:
+            data, error = {"program_refused": self.lacks_program}, self.lacks_program
         elif isinstance(command, Start) and (lost := self._lost(command)):
             data, error = {"unrestorable": lost}, "it is whole nowhere"
         elif isinstance(command, Start) and command.shards and self.not_reshardable:
@@ -215,7 +221,8 @@ class FakeAgent:
             self.attempt = command.attempt
             first = command.node_rank * self.hello.nproc_per_node
             self.steps = {first + i: command.restore_step for i in range(self.hello.nproc_per_node)}
-            data = {"restore_ns": 7} if command.image else data
+            data = {"restore_ns": 7} if command.image else {"program": command.program.number}
+            data = {} if self.too_old else data
         elif isinstance(command, Stop) and command.keep and self.parks:
             data = {"parked": self.hello.nproc_per_node}
         elif isinstance(command, ShareDevices):
@@ -228,7 +235,8 @@ class FakeAgent:
         )
         if isinstance(command, Stop):
             self.steps = {}
-        if isinstance(command, Start) and not self.stepless and not error:
+        broken = isinstance(command, Start) and command.program.number == self.broken_update > 0
+        if isinstance(command, Start) and not (self.stepless or error or broken):
             self.complete(command.restore_step + 1)
             report = FirstStep(
                 node=self.hello.node, ts_ns=0, attempt=self.attempt, step=0, stages_ns={"init": 5}

@@ -52,6 +52,31 @@ def test_a_job_that_was_over_at_once_does_not_say_how_it_was_instrumented(descri
     assert status_lines.tells_instrumentation({"instrumentation": described, "state": state}) is told
 
 
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (
+            {"state": "waiting", "until_ns": 7200 * S},
+            " of ann (a fix): waits for the next restart, at the latest in 2 h 00 min",
+        ),
+        ({"state": "waiting"}, " of ann (a fix): waits for the next restart, or for the next saved step"),
+        ({"state": "trying"}, " of ann (a fix): is tried"),
+        (
+            {"state": "trying", "failed_attempts": ["exit code 1"]},
+            " of ann (a fix): is tried, 1 attempts failed",
+        ),
+        ({"state": "in_force"}, ": in force"),
+        ({"state": "cancelled", "why": "not yet"}, ": cancelled: not yet"),
+    ],
+)
+def test_an_update_says_how_far_it_is(changes, words):
+    update = {
+        "number": 3, "state": "trying", "actor": "ann", "reason": "a fix", "until_ns": 0,
+        "failed_attempts": [], "why": "",
+    }  # fmt: skip
+    assert status_lines.update_line(update | changes, 0) == f"Update 3{words}"
+
+
 def test_the_mfu_is_shown_where_it_is_known():
     detectors = [{"analyzer": "mfu", "numbers": {"mfu": 0.413}}]
     assert "MFU 41.3%" in lines(job(detectors=detectors))[1]

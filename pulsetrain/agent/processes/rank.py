@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pulsetrain.agent.output import last_lines
@@ -17,7 +17,7 @@ from pulsetrain.collectors.reading.device_words import DeviceWords
 from pulsetrain.collectors.reading.drain import Drain
 from pulsetrain.collectors.reading.position import RankPosition
 from pulsetrain.elastic.unit_sizes import REPLICA_DEGREES, unit_sizes
-from pulsetrain.protocol.messages import RankExit, RankStatus, Start, ranks_of_node
+from pulsetrain.protocol.messages import ProgramUpdate, RankExit, RankStatus, Start, ranks_of_node
 from pulsetrain.records.columns import Columns
 
 LAST_LINES = 20
@@ -31,6 +31,10 @@ class Program:
     mode: Mode = "script"
     cwd: Path = field(default_factory=Path.cwd)
     role: str = "default"
+
+    def updated(self, update: ProgramUpdate) -> Program:
+        """The same after an update."""
+        return replace(self, argv=update.argv or self.argv)
 
 
 @dataclass(frozen=True, kw_only=True)

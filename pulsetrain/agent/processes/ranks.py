@@ -16,6 +16,7 @@ from pulsetrain.agent.processes import kept_ranks
 from pulsetrain.agent.processes.devices import SharedDevices
 from pulsetrain.agent.processes.kept_ranks import Seat, Seated
 from pulsetrain.agent.processes.process_images import Manifest, ProcessImages, ring_of
+from pulsetrain.agent.processes.program_check import check_program
 from pulsetrain.agent.processes.rank import NodeIdentity, Program, Rank, rank_environment
 from pulsetrain.agent.processes.zygote import Zygote
 from pulsetrain.agent.processes.zygote_protocol import RankProcess
@@ -25,9 +26,9 @@ from pulsetrain.collectors.rank.profile import VARIABLE as PROFILE
 from pulsetrain.collectors.rank.ring import create_ring
 from pulsetrain.collectors.reading.drain import Drain
 from pulsetrain.collectors.reading.ring_reader import RingReader
-from pulsetrain.core.errors import Unavailable, UsageError
+from pulsetrain.core.errors import ProgramRefused, Unavailable, UsageError
 from pulsetrain.protocol import rank_channel
-from pulsetrain.protocol.messages import Start, ranks_of_node
+from pulsetrain.protocol.messages import ProgramUpdate, Start, ranks_of_node
 
 log = structlog.get_logger()
 
@@ -64,6 +65,7 @@ class Ranks:
         self.devices = SharedDevices()
         self._kept: dict[int, Seat] = {}  # parked processes by local rank
         self.not_kept: dict[int, str] = {}  # why ranks of the attempt before start anew
+        self._update = 0  # number of the update with which processes were forked last
 
     @property
     def alive(self) -> tuple[Rank, ...]:
@@ -90,6 +92,7 @@ class Ranks:
         self.devices.begin(self.all, start.devices or self._identity.devices)
         if self.devices.number:
             self.drop_kept(zygote)
+        self._drop_outdated(zygote, start.program.number)
         try:
             going_on = self._resume_kept(start, arenas)
             for rank in prepared:
@@ -209,6 +212,24 @@ class Ranks:
         seats, self._kept, self.not_kept = list(self._kept.values()), {}, {}
         kept_ranks.kill(seats, zygote.signal, KILL_TIMEOUT_S)
 
+    def _drop_outdated(self, zygote: Zygote, update: int) -> None:
+        """Kill processes that were kept and run the program from before an update."""
+        outdated = bool(self._kept) and update != self._update
+        self._update = update
+        if outdated:
+            ranks = [seat.rank.rank for seat in self._kept.values() if seat.rank is not None]
+            self.drop_kept(zygote)
+            self.not_kept = dict.fromkeys(ranks, "it runs the program from before an update")
+
+    def refuse_update(self, update: ProgramUpdate) -> None:
+        """Raises `ProgramRefused` where what an update wants to launch is not on this node."""
+        if not update.number:
+            return
+        try:
+            check_program(self._program.updated(update))
+        except UsageError as error:
+            raise ProgramRefused(str(error)) from error
+
     @property
     def parked(self) -> int:
         """How many processes wait to go on in another attempt."""
@@ -272,7 +293,7 @@ class Ranks:
 
     def _environment(self, rank: Rank, start: Start) -> dict[str, str]:
         environment = rank_environment(start, self._identity, rank.local_rank, self._program.role)
-        return {**environment, PROFILE: rank.profile_prefix}
+        return {**start.program.environment, **environment, PROFILE: rank.profile_prefix}
 
     def _resume_kept(self, start: Start, arenas: Mapping[int, int]) -> dict[int, Seat]:
         """Tell the processes that were kept to go on. Returns them by rank."""
@@ -315,11 +336,12 @@ class Ranks:
         seat = rank.seat = Seat(self._ended)
         seat.rank = rank
         channel = {rank_channel.VARIABLE: seat.rank_end.fileno()} if self._keeps() else {}
+        program = self._program.updated(start.program)
         process = RankProcess(
-            argv=self._program.argv,
-            mode=self._program.mode,
+            argv=program.argv,
+            mode=program.mode,
             env=self._environment(rank, start),
-            cwd=self._program.cwd,
+            cwd=program.cwd,
             stdout=stdout,
             stderr=stderr,
             files={

@@ -15,7 +15,8 @@ WORDS = {
 
 def choices(job: JsonObject, node: str) -> list[str]:
     """What can be asked for now: keys of `WORDS`. `node` is the chosen one, "" for none."""
-    if job.get("move") or job.get("state") == "preempted":
+    move = job.get("move") or {}
+    if move.get("what") not in (None, "update") or job.get("state") == "preempted":
         return ["resume"]
     if job.get("state") not in ("forming", "starting", "running", "suspending", "checking", "waiting"):
         return []
@@ -36,7 +37,8 @@ def under_way(job: JsonObject) -> str:
     move = job.get("move")
     if not move:
         return ""
-    does = "pre-empts it" if move["what"] == "preempt" else f"takes it off {move['node']}"
+    kinds = {"preempt": "pre-empts it", "update": "updates its program"}
+    does = kinds.get(move["what"], f"takes it off {move['node']}")
     told = f"{move['actor']} {does}: {move['reason']}."
     if job.get("state") in ("preempting", "preempted"):
         return told

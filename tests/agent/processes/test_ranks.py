@@ -8,8 +8,8 @@ import pytest
 
 from pulsetrain.agent.processes.rank import NodeIdentity, Program
 from pulsetrain.agent.processes.ranks import Ranks
-from pulsetrain.core.errors import Unavailable, UsageError
-from pulsetrain.protocol.messages import Start, WorldNode
+from pulsetrain.core.errors import ProgramRefused, Unavailable, UsageError
+from pulsetrain.protocol.messages import ProgramUpdate, Start, WorldNode
 from pulsetrain.protocol.rank_channel import LISTENING, PARKED, RESUMED, VARIABLE, RankChannel
 
 WORLD = tuple(
@@ -145,6 +145,38 @@ def test_ranks_in_which_nothing_of_ours_runs_share_no_device(tmp_path):
     ranks.devices.close()
 
 
+def updated(start, **changes):
+    return dataclasses.replace(start, program=ProgramUpdate(**{"number": 1} | changes))
+
+
+def test_an_update_replaces_arguments_and_adds_variables(node):
+    zygote = Zygote()
+    node.spawn(zygote, updated(START, argv=("b.py", "--lr", "2"), environment={"K": "1"}), ARENAS)
+    assert [(process.argv, process.env["K"]) for process in zygote.spawned] == [
+        (("b.py", "--lr", "2"), "1"),
+        (("b.py", "--lr", "2"), "1"),
+    ]
+    assert [process.env["RANK"] for process in zygote.spawned] == ["6", "7"]
+    node.spawn(zygote, START, ARENAS)
+    assert zygote.spawned[-1].argv == ("train.py", "-v")
+    assert "K" not in zygote.spawned[-1].env
+
+
+def test_a_variable_of_an_update_takes_the_place_of_none_of_ours(node):
+    zygote = Zygote()
+    node.spawn(zygote, updated(START, environment={"RANK": "0", "MASTER_PORT": "9"}), ARENAS)
+    assert (zygote.spawned[0].env["RANK"], zygote.spawned[0].env["MASTER_PORT"]) == ("6", "1234")
+
+
+def test_an_update_to_a_script_that_is_not_there_is_refused(node, tmp_path):
+    with pytest.raises(ProgramRefused, match=r"nosuch\.py"):
+        node.refuse_update(ProgramUpdate(number=1, argv=("nosuch.py",)))
+    script = tmp_path / "b.py"
+    script.touch()
+    node.refuse_update(ProgramUpdate(number=1, argv=(str(script),)))
+    node.refuse_update(ProgramUpdate())
+
+
 class Listening(Zygote):
     """Its ranks can go on in their processes. Those of `deaf` never answer."""
 
@@ -213,6 +245,16 @@ def test_a_rank_that_does_not_go_on_is_killed_and_started_anew(node, arenas, mon
     assert len(zygote.spawned) == 4
     assert (node.kept, node.ended, [rank.code for rank in node.all]) == ([], [], [None, None])
     assert "did not go on" in node.not_kept[7]
+
+
+def test_a_kept_process_with_the_program_from_before_an_update_is_started_anew(node, arenas):
+    zygote = Listening()
+    node.spawn(zygote, START, arenas)
+    node.keep(zygote, (6,), 5.0, lambda: False)
+    node.close()
+    node.spawn(zygote, updated(NEXT), arenas)
+    assert (len(zygote.spawned), node.kept) == (4, [])
+    assert "from before an update" in node.not_kept[7]
 
 
 def test_a_kept_process_that_died_meanwhile_is_started_anew(node, arenas):

@@ -5,6 +5,7 @@ import pytest
 from pulsetrain.dashboard.models.moves import choices, cost, under_way
 
 MOVE = {"what": "migrate", "node": "b", "actor": "ann", "reason": "kernel", "newer_than": 7}
+UPDATE = {**MOVE, "what": "update", "node": ""}
 
 
 @pytest.mark.parametrize(
@@ -15,6 +16,7 @@ MOVE = {"what": "migrate", "node": "b", "actor": "ann", "reason": "kernel", "new
         ("running", None, "b", ["preempt", "migrate", "resize"]),
         ("running", MOVE, "b", ["resume"]),
         ("preempted", MOVE, "", ["resume"]),
+        ("running", UPDATE, "b", ["preempt", "migrate", "resize"]),
         ("finished", None, "b", []),
         ("past", None, "", []),
     ],
@@ -28,6 +30,7 @@ def test_what_is_under_way_says_what_it_waits_for_until_the_job_stops():
     assert under_way(job) == "ann takes it off b: kernel. It waits for a checkpoint of step 7 or later."
     assert under_way({**job, "state": "preempted"}) == "ann takes it off b: kernel."
     assert under_way({"state": "running"}) == ""
+    assert under_way({**job, "move": UPDATE}).startswith("ann updates its program: kernel.")
 
 
 @pytest.mark.parametrize(
