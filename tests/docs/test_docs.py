@@ -134,7 +134,7 @@ def unknown_flag(words: list[str]) -> str:
     known |= {"-h", "--help", "--version"}
     takes_script = any(parameter.name == "script" for parameter in command.params)
     for word in (w.strip("[]()") for w in words):
-        if takes_script and word.endswith(".py"):
+        if word == "--" or (takes_script and word.endswith(".py")):
             return ""
         if re.match(r"--?[a-z]", word) and word.partition("=")[0].replace("_", "-") not in known:
             return word
