@@ -21,8 +21,8 @@ class VirtualClock:
     """A `Clock` of one thread: seconds that were waited, and its processor time without that of `outside`."""
 
     def __init__(self) -> None:
-        self._waited_s = self._outside_s = 0.0
-        self._began_s = time.thread_time()
+        self._outside_s = 0.0
+        self._began_s = self._base_s = time.thread_time()
         self._stands_at_s: float | None = None
 
     def worked_s(self) -> float:
@@ -31,8 +31,9 @@ class VirtualClock:
         return now_s - self._began_s - self._outside_s
 
     def monotonic_s(self) -> float:
-        """See `Clock`."""
-        return self._waited_s + self.worked_s()
+        """See `Clock`. It is asked for each message, so its own time counts little."""
+        now_s = self._stands_at_s
+        return (time.thread_time() if now_s is None else now_s) - self._base_s
 
     def wall_ns(self) -> int:
         """See `Clock`."""
@@ -40,7 +41,7 @@ class VirtualClock:
 
     def wait(self, seconds: float) -> None:
         """Nothing is to be done for so long."""
-        self._waited_s += seconds
+        self._base_s -= seconds
 
     @contextmanager
     def outside(self) -> Iterator[None]:
@@ -50,7 +51,9 @@ class VirtualClock:
             yield
         finally:
             self._stands_at_s = None
-            self._outside_s += time.thread_time() - began_s
+            outside_s = time.thread_time() - began_s
+            self._outside_s += outside_s
+            self._base_s += outside_s
 
 
 class _Selector(selectors.DefaultSelector):  # type: ignore[misc, valid-type]

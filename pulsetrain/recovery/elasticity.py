@@ -230,7 +230,8 @@ def _tell(job: JobState, before: int, size: int) -> None:
 def look(job: JobState, loop: Loop) -> None:
     """At a saved step let a running job grow where nodes are there, or shrink where fewer are wanted."""
     resizing = job.resizing
-    size = other_size(resizing, len(job.members.active()) + len(job.members.standbys()))
+    members = job.members
+    size = 0 if resizing.is_final else other_size(resizing, len(members.active()) + len(members.standbys()))
     if not size or not _steady(job):
         _forget(job)
         return

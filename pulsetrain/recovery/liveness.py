@@ -25,8 +25,7 @@ def overdue(
 ) -> Iterator[tuple[Node, str]]:
     """Nodes that count as lost now, each with the reason. `starting`: the job has done no step yet."""
     silence = Silence(members, policy, now_s, starting=starting)
-    doubtful = [n for n in members.nodes.values() if silence.doubts(n)]
-    for node in doubtful:
+    for node in silence.doubtful():
         if node.state in GONE:
             continue
         reason = _overdue(node, silence, policy, now_s)

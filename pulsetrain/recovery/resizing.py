@@ -60,6 +60,11 @@ class Resizing:
             size = self.sizes.fit(size - 1)
         return size or largest
 
+    @property
+    def is_final(self) -> bool:
+        """Whether the world has the most nodes that are wanted: no node that comes changes it."""
+        return self.size >= self.sizes.largest and not 0 < self.cap < self.size
+
     def refusal(self, size: int) -> str:
         """Why the state cannot be put together for this size, "" where that is not known.
 

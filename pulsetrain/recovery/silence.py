@@ -35,10 +35,14 @@ class Silence:
         if starting:
             self._least_s = max(self._least_s, policy.starting_silence_s)
 
-    def doubts(self, node: Node) -> bool:
-        """Whether there is anything to ask of a node. Of thousands it is of a few."""
-        silent = self._now_s - node.heard_s > self._least_s
-        return silent or node.closed_s is not None or node.leaving is not None
+    def doubtful(self) -> list[Node]:
+        """The nodes of which there is anything to ask: of thousands it is of a few."""
+        heard_s = self._now_s - self._least_s
+        return [
+            node
+            for node in self._members.nodes.values()
+            if node.heard_s < heard_s or node.closed_s is not None or node.leaving is not None
+        ]
 
     def verdict(self, node: Node) -> str:
         """Return why the connected node counts as lost, "" where it does not."""
