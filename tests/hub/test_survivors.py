@@ -50,9 +50,10 @@ class Surviving(Moved):
         self.nodes.append(self.spawn(*command, *logs, script, *shape, "--params-hash-out", str(out)))
         return self.nodes[-1]
 
-    def reach_in(self, job, step):
-        """Wait until a job has done a step."""
-        assert until(lambda: self.rows(f"SELECT 1 FROM steps WHERE job = '{job}' AND step >= {step}"), 90)
+    def reach_in(self, job, step, attempt):
+        """Wait until an attempt of a job has done a step. One before it may have come further."""
+        where = f"job = '{job}' AND step >= {step} AND attempt = {attempt}"
+        assert until(lambda: self.rows(f"SELECT 1 FROM steps WHERE {where}"), 90)
 
     @staticmethod
     def ranks_after(job, before):
@@ -152,7 +153,7 @@ def test_three_dimensions_of_parallelism_go_on_in_their_processes(site):
         out = site.folder / f"hash-{times}"
         job = site.start_gpt(out)
         for attempt in range(1, times + 1):
-            site.reach_in(f"gpt{times}", 15 * attempt + generator.randrange(8))
+            site.reach_in(f"gpt{times}", 15 * attempt + generator.randrange(8), attempt - 1)
             before = outside.ranks_below(job.pid)
             victim = generator.randrange(8)
             os.kill(before[victim], signal.SIGKILL)
