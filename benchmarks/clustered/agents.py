@@ -79,6 +79,21 @@ class Fleet:
             self.named_s = time.monotonic()
 
 
+def answer_of(message: Message) -> dict[str, Any]:
+    """What an agent of a healthy machine replies to a command."""
+    match message:
+        case Start():
+            return {"load_ns": {}, "spawn_ns": 1}
+        case Stop() | Leave():
+            return {}
+        case SelfCheck():
+            return {"ok": True, "failed": []}
+        case PairCheck():
+            return {"ok": True, "seconds": 0.01}
+        case _:
+            return {"port": 1}
+
+
 class Agent:
     """One agent. The last one is a standby."""
 
@@ -176,18 +191,12 @@ class Agent:
 
     async def _answer(self, message: Message) -> None:
         """As a real agent: a heartbeat with the new state, then the reply."""
-        data: dict[str, Any] = {}
         match message:
             case Start():
-                self._attempt, data = message.attempt, {"load_ns": {}, "spawn_ns": 1}
+                self._attempt = message.attempt
             case Stop() | Leave():
                 self._attempt = -1
-            case SelfCheck():
-                data = {"ok": True, "failed": []}
-            case PairCheck():
-                data = {"ok": True, "seconds": 0.01}
-            case _:
-                data = {"port": 1}
+        data = answer_of(message)
         try:
             await self.heartbeat()
             await self._send(Reply(id=message.id, node=self.name, data=data))  # type: ignore[union-attr]

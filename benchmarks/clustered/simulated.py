@@ -22,7 +22,7 @@ from typing import Any
 import psutil
 
 from clustered import virtual_time
-from clustered.agents import JOB, Size
+from clustered.agents import JOB, Size, answer_of
 from pulsetrain.core.clock import Clock
 from pulsetrain.core.supervisor import TaskSupervisor
 from pulsetrain.hub.heartbeat_inbox import HeartbeatInbox
@@ -34,11 +34,9 @@ from pulsetrain.protocol.messages import (
     Hello,
     Leave,
     Message,
-    PairCheck,
     RankStatus,
     Reply,
     Report,
-    SelfCheck,
     Start,
     Stop,
     decode,
@@ -208,20 +206,13 @@ class Agent:
             self.say(text)
 
     def _answers(self, message: Message) -> list[str]:
-        data: dict[str, Any] = {}
         match message:
             case Start():
                 self._attempt, self._rank = message.attempt, message.node_rank
-                self._began_s, data = self._fleet.clock.monotonic_s(), {"load_ns": {}, "spawn_ns": 1}
+                self._began_s = self._fleet.clock.monotonic_s()
             case Stop() | Leave():
                 self._attempt = -1
-            case SelfCheck():
-                data = {"ok": True, "failed": []}
-            case PairCheck():
-                data = {"ok": True, "seconds": 0.01}
-            case _:
-                data = {"port": 1}
-        reply = Reply(id=message.id, node=self.name, data=data)  # type: ignore[union-attr]
+        reply = Reply(id=message.id, node=self.name, data=answer_of(message))  # type: ignore[union-attr]
         texts = [self.heartbeat(), self._encode(reply)]
         if isinstance(message, Start):
             now_ns = self._fleet.clock.wall_ns()
