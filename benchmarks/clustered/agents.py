@@ -12,7 +12,7 @@ import json
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -241,14 +241,11 @@ async def _measure(size: Size, address: HubAddress, hub: psutil.Process) -> Row:
     finally:
         beating.cancel()
         await asyncio.gather(*(agent.close() for agent in agents), return_exceptions=True)
-    messages = sum(start["received"].values()) + sum(
-        count for kind, count in start["sent"].items() if kind != "Heartbeat"
-    )
     return {
         "agents": size.agents,
         "join_s": round(joined_s, 2),
         "launch_s": round(launched_s, 2),
-        "messages_per_node": round(messages / size.agents, 3),
+        "messages_per_node": messages_per_node(start, size),
         "messages": start,
         "reconnects": fleet.reconnects,
         "launch_bytes_per_node": fleet.launch_bytes,
@@ -261,6 +258,12 @@ async def _measure(size: Size, address: HubAddress, hub: psutil.Process) -> Row:
         "named_s": round(fleet.named_s - lost_s, 2) if fleet.named_s is not None else None,
         "relaunch_s": round(relaunched_s, 2),
     }
+
+
+def messages_per_node(start: Mapping[str, Mapping[str, int]], size: Size) -> float:
+    """Messages both ways until the job trains, heartbeats left out."""
+    sent = sum(count for kind, count in start["sent"].items() if kind != "Heartbeat")
+    return round((sent + sum(start["received"].values())) / size.agents, 3)
 
 
 async def _beat(agents: list[Agent]) -> None:

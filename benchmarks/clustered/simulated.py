@@ -22,7 +22,7 @@ from typing import Any
 import psutil
 
 from clustered import virtual_time
-from clustered.agents import JOB, Size, answer_of
+from clustered.agents import JOB, Size, answer_of, messages_per_node
 from pulsetrain.core.clock import Clock
 from pulsetrain.core.supervisor import TaskSupervisor
 from pulsetrain.hub.heartbeat_inbox import HeartbeatInbox
@@ -131,7 +131,7 @@ class Fleet:
             self.told_s = self.clock.monotonic_s()
 
     def trains(self) -> bool:
-        """Whether the launch was answered and all have done a step. Asking costs nothing."""
+        """Whether all agents have answered the launch. Asking costs nothing."""
         with self.clock.outside():
             return self.controller.jobs[JOB].snapshot().phase is Phase.RUNNING
 
@@ -280,7 +280,7 @@ async def _measure(size: Size, clock: virtual_time.VirtualClock, memory: KeptMem
     try:
         await _until(lambda: fleet.attempts[0] == size.agents, size.limit_s, fleet, beating, "the launch")
         launched_s = clock.monotonic_s() - began_s
-        await _until(fleet.trains, size.limit_s, fleet, beating, "the first step")
+        await _until(fleet.trains, size.limit_s, fleet, beating, "all answers to it")
         await asyncio.sleep(SETTLED_S)
         start = {"sent": dict(fleet.sent), "received": dict(fleet.received)}
         before = fleet.seen()
@@ -288,8 +288,8 @@ async def _measure(size: Size, clock: virtual_time.VirtualClock, memory: KeptMem
         after = fleet.seen()
         with clock.outside():
             grown_mib = _rss_mib() - before_mib
-        if fleet.attempts[1] or fleet.received["Stop"]:
-            raise TimeoutError(f"the job of {size.agents} agents stopped by itself")
+        if fleet.attempts[1] or fleet.received["Stop"] or fleet.journal.kinds["node_lost"]:
+            raise TimeoutError(f"a healthy node of {size.agents} was lost, or their job stopped by itself")
         fleet.lost, lost_s = fleet.agents[1].name, clock.monotonic_s()
         fleet.agents[1].cut()
         await _until(lambda: fleet.attempts[1] == size.agents, size.limit_s, fleet, beating, "a relaunch")
@@ -297,21 +297,18 @@ async def _measure(size: Size, clock: virtual_time.VirtualClock, memory: KeptMem
     finally:
         beating.cancel()
     steady_s = after.at_s - before.at_s
-    messages = sum(start["received"].values()) + sum(
-        count for kind, count in start["sent"].items() if kind != "Heartbeat"
-    )
     return {
         "agents": size.agents,
         "join_s": round(joined_s, 2),
         "launch_s": round(launched_s, 2),
-        "messages_per_node": round(messages / size.agents, 3),
+        "messages_per_node": messages_per_node(start, size),
         "launch_bytes_per_node": fleet.launch_bytes,
         "heartbeats_per_s": round((after.sent - before.sent) / steady_s),
         "heartbeats_read_per_s": round((after.read - before.read) / steady_s),
         "controller_cpu_ratio": round((after.worked_s - before.worked_s) / steady_s, 3),
         "controller_mib": round(grown_mib),
         "named_s": round(fleet.journal.first_s["node_lost"] - lost_s, 2),
-        "others_told_s": round((fleet.told_s or 0.0) - lost_s, 2),
+        "others_told_s": round(fleet.told_s - lost_s, 2) if fleet.told_s is not None else None,
         "relaunch_s": round(relaunched_s, 2),
         "events": dict(fleet.journal.kinds),
     }

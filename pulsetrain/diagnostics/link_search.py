@@ -116,15 +116,11 @@ class LinkSearch:
         state = _State.of(self._measured, self._test)
         certain = [p for p in state.suspects if state.tries(p) >= state.needed]
         culprits = _ports(certain, state, self._ports)
-        behind = {
-            port.memory_name(m) for port in self._ports for m in port.memories if _named(port, culprits)
-        }
+        behind = _behind(self._ports, culprits)
         culprits += _memories([part for part in certain if part[1] not in behind], state)
         culprits += _switches(certain, state, self._ports)
         culprits += _paths(state, {c.name for c in culprits} | {c.node for c in culprits})
-        behind = {
-            port.memory_name(m) for port in self._ports for m in port.memories if _named(port, culprits)
-        }
+        behind = _behind(self._ports, culprits)
         doubtful = [p for p in state.suspects if p not in certain and p[1] not in behind]
         reasons = [f"{_said(p)}: {state.why(p)}" for p in doubtful]
         if reasons and state.needed > MOST_TRIES:
@@ -283,6 +279,11 @@ class _State:
 def _transfer(sender: Port, receiver: Port) -> Transfer:
     same = sender.switch == receiver.switch
     return Transfer(kind="neighbour" if same else "between", sender=sender, receiver=receiver)
+
+
+def _behind(ports: Sequence[Port], culprits: Sequence[Culprit]) -> set[str]:
+    """The memories behind ports that are named."""
+    return {port.memory_name(m) for port in ports for m in port.memories if _named(port, culprits)}
 
 
 def _named(port: Port, culprits: Sequence[Culprit]) -> bool:
