@@ -9,6 +9,7 @@ from collections import defaultdict
 from pulsetrain.protocol.messages import SaveFrom
 from pulsetrain.recovery.state import JobState
 
+UNKNOWN = -1  # of which attempt a checkpoint is: an older agent does not say
 LEAD_S = 3.0  # a heartbeat is up to a second old, and the request takes its way to every rank
 
 
@@ -29,11 +30,14 @@ def has_checkpointer(job: JobState) -> bool:
 
 
 def saves_every_step(job: JobState) -> bool:
-    """Whether every rank has its two newest steps in memory, so that hardly a step would be lost."""
+    """Whether every rank has its two newest steps in memory, so that hardly a step would be lost.
+
+    What an earlier attempt saved does not count: its ranks may have been asked to.
+    """
     steps: dict[int, list[int]] = defaultdict(list)
     for holdings in job.members.held().values():
         for held in holdings:
-            if held.tier == "memory":
+            if held.tier == "memory" and held.attempt in (UNKNOWN, job.attempt.number):
                 steps[held.rank].append(held.step)
     newest = [sorted(of_rank)[-2:] for of_rank in steps.values()]
     return bool(newest) and all(len(two) == 2 and two[1] - two[0] == 1 for two in newest)

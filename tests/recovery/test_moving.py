@@ -1,6 +1,7 @@
 """Pre-empting, resuming and migrating a job, against fake agents."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -96,6 +97,26 @@ def test_ranks_are_asked_to_save_and_the_job_trains_until_they_have():
         await job.train(12, saved=11)  # by the script's own interval: steps after it would be lost
         assert job.phase is Phase.RUNNING
         await job.train(job.wanted + 3)
+        assert job.phase is Phase.PREEMPTED
+        assert job.last("preempted")["lost_steps"] == 0
+
+    run(scenario)
+
+
+def test_steps_that_an_earlier_attempt_was_asked_to_save_do_not_count_as_saving_every_step():
+    async def scenario():
+        job = Job()
+        await job.train(9)
+        await job.ask()
+        await job.ask("resume")
+        await job.train(9)
+        for agent in job.fleet.agents.values():
+            agent.held = tuple(replace(held, attempt=0) for held in agent.held)
+            agent.send_heartbeat()
+        await job.ask(seconds=2)
+        assert job.phase is Phase.RUNNING
+        assert job.wanted > 9
+        await job.train(job.wanted + 1)
         assert job.phase is Phase.PREEMPTED
         assert job.last("preempted")["lost_steps"] == 0
 
