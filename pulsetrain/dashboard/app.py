@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import Literal
 from urllib.parse import urlsplit
 
@@ -31,24 +29,11 @@ from pulsetrain.dashboard import (
     timeline,
     topology,
 )
+from pulsetrain.dashboard.ahead import begin_page
 from pulsetrain.dashboard.models.alerts import open_alerts
-from pulsetrain.dashboard.source import Source, begin
-from pulsetrain.stream.queries import views
+from pulsetrain.dashboard.source import Source
 
 _HERE = Path(__file__).parent
-_AHEAD = MappingProxyType(
-    {
-        "": overview.ahead,
-        "overview": overview.ahead,
-        "heatmap": heatmap.ahead,
-        "topology": topology.ahead,
-        "nodes": nodes.ahead,
-        "rank": rank.ahead,
-        "node": node.ahead,
-        "metrics": metrics.ahead,
-    }
-)
-"""What a page asks, by its place in the address."""
 
 
 def main() -> None:
@@ -98,9 +83,7 @@ def main() -> None:
 def _begin(source: Source) -> None:
     """Ask what every page needs and what this one is going to, before the first of them is waited for."""
     job = str(st.query_params.get("job") or st.session_state.get("last_job", ""))
-    ahead = _AHEAD.get(urlsplit(st.context.url or "").path.rsplit("/", 1)[-1])
-    own = ahead(source, job) if ahead is not None and job else ()
-    begin([source.alerts, partial(source.rows, views.jobs), *own])
+    begin_page(source, urlsplit(st.context.url or "").path, job, st.query_params.to_dict())
 
 
 def _pool_visibility() -> Literal["visible", "hidden"]:

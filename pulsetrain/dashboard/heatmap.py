@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from html import escape
@@ -64,7 +65,7 @@ def show() -> None:
     )
 
 
-def ahead(source: Source, job: str) -> Questions:
+def ahead(source: Source, job: str, asked: Mapping[str, str]) -> Questions:
     """What the page is going to ask, as it is before a view is chosen."""
 
     def heat_now() -> None:
@@ -72,7 +73,7 @@ def ahead(source: Source, job: str) -> Questions:
         if chosen is not None:
             source.rows(heat.heat, job, view)
 
-    return () if _VIEW & st.query_params.keys() else (heat_now,)
+    return () if _VIEW & asked.keys() else (heat_now,)
 
 
 def _view(

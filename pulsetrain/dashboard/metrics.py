@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from html import escape
 
@@ -33,14 +33,14 @@ def show() -> None:
     )
 
 
-def ahead(source: Source, job: str) -> Questions:
+def ahead(source: Source, job: str, asked: Mapping[str, str]) -> Questions:
     """What the page is going to ask."""
-    asked = {key: str(st.query_params.get(key, "")).strip() for key in ("last", "find", "counter", "node")}
+    last, find, counter, node = (asked.get(key, "").strip() for key in ("last", "find", "counter", "node"))
 
     def counters() -> None:
-        from_ns, to_ns = parts.times(source, job, asked["last"])
-        if known := _known(source, job, asked["find"], from_ns, to_ns):
-            _series(source, job, asked["counter"] or known[0]["name"], asked["node"], from_ns, to_ns)
+        from_ns, to_ns = parts.times(source, job, last)
+        if known := _known(source, job, find, from_ns, to_ns):
+            _series(source, job, counter or known[0]["name"], node, from_ns, to_ns)
 
     return (counters, partial(source.rows, views.events, job, ("attempt_started",)))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from html import escape
 
@@ -39,9 +40,9 @@ def show() -> None:
     page.live(partial(_counters, name, span), every_s=4.0)
 
 
-def ahead(source: Source, job: str) -> Questions:
+def ahead(source: Source, job: str, asked: Mapping[str, str]) -> Questions:
     """What the page is going to ask."""
-    name = str(st.query_params.get("node", "")).strip()
+    name = asked.get("node", "").strip()
 
     def work() -> None:
         if ranks := _ranks(_known(source, job, name)):

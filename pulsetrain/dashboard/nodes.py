@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import getpass
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from html import escape
 
@@ -36,7 +36,7 @@ def show() -> None:
     page.live(moves.show, every_s=5.0)
 
 
-def ahead(source: Source, job: str) -> Questions:
+def ahead(source: Source, job: str, _asked: Mapping[str, str]) -> Questions:
     """What the page is going to ask."""
     return (source.nodes,)
 

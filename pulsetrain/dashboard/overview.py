@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from html import escape
 
@@ -31,7 +32,7 @@ def show() -> None:
     page.live(_evidence, every_s=_SLOWLY_S)
 
 
-def ahead(source: Source, job: str) -> Questions:
+def ahead(source: Source, job: str, _asked: Mapping[str, str]) -> Questions:
     """What the page is going to ask."""
     return (
         source.incidents,

@@ -67,15 +67,20 @@ def _stored() -> Sequence[JsonObject]:
 
 
 def findings(job: str) -> list[JsonObject]:
+    """What accuses somebody in a job. See `findings_of`."""
+    return findings_of(source(), job)
+
+
+def findings_of(hub: Source, job: str) -> list[JsonObject]:
     """What accuses somebody in a job, the worst first: its open findings, and alerts about its machines.
 
     Of a recording those that it was judged by.
     """
-    live = source().job(job)
+    live = hub.job(job)
     if not live:
-        return list(source().past_job(job).get("findings", []))
+        return list(hub.past_job(job).get("findings", []))
     try:
-        alerts = source().alerts()
+        alerts = hub.alerts()
     except PulsetrainError:
         alerts = []
     return with_alerts(live.get("findings", []), alerts, job)

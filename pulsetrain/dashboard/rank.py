@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from html import escape
 
@@ -40,9 +41,9 @@ def show() -> None:
     page.live(partial(_checkpoints, rank), every_s=8.0)
 
 
-def ahead(source: Source, job: str) -> Questions:
+def ahead(source: Source, job: str, asked: Mapping[str, str]) -> Questions:
     """What the page is going to ask."""
-    named = str(st.query_params.get("rank", ""))
+    named = asked.get("rank", "")
     rank = int(named) if named.isdigit() else 0
     return (
         partial(source.rows, views.topology, job, rank=rank),

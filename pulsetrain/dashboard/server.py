@@ -15,6 +15,7 @@ from typing import Any
 import streamlit as st
 from starlette.middleware import Middleware
 
+from pulsetrain.dashboard.ahead import begin_document
 from pulsetrain.dashboard.preload import with_scripts
 
 Message = MutableMapping[str, Any]
@@ -27,14 +28,16 @@ _PAGE = re.compile(r"/[a-z]*")
 class PageAddresses:
     """Adds the address of the server, and what the page will draw with, to the document of each page."""
 
-    def __init__(self, app: Asgi) -> None:
-        self._app = app
+    def __init__(self, app: Asgi, ahead: Callable[[str, str], None] = lambda path, query: None) -> None:
+        """`ahead` is told the path and the query of each document, before the application is."""
+        self._app, self._ahead = app, ahead
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """One request. See the ASGI specification."""
         if scope["type"] != "http" or not _PAGE.fullmatch(scope["path"]):
             await self._app(scope, receive, send)
             return
+        self._ahead(scope["path"], scope["query_string"].decode())
         headers = [(k, v) for k, v in scope["headers"] if k != b"accept-encoding"]  # what comes is text
         await self._app({**scope, "headers": headers}, receive, _Document(scope["path"], send))
 
@@ -77,4 +80,4 @@ def with_address(document: bytes, path: str) -> bytes:
     return document.replace(b"<head>", b"<head>" + script.encode(), 1)
 
 
-app = st.App(Path(__file__).with_name("app.py"), middleware=[Middleware(PageAddresses)])
+app = st.App(Path(__file__).with_name("app.py"), middleware=[Middleware(PageAddresses, ahead=begin_document)])

@@ -6,7 +6,7 @@ block of data-parallel replicas, and a click shows one block rank by rank.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial, wraps
 from html import escape
 
@@ -89,14 +89,9 @@ def _body(shown: str, find: str, part: model.Part | None) -> None:
     job, source = page.chosen_job(), page.source()
     now = page.now_ns() // _ROUND_NS * _ROUND_NS
     blame = attribute(page.findings(job))
-    chosen = {"stage": part.stage, "dps": part.dps} if part else {}
     ask_blocks = partial(source.rows, _BLOCKS, job)
     begin([ask_blocks] if job else [])
-    rows = source.rows(
-        _IN_MESH, job, named=tuple(sorted(blame.ranks)),
-        nodes=tuple(sorted({*blame.nodes, *blame.parts})),
-        find=find.lower().removeprefix("rank").strip(), **chosen,
-    ) if job else []  # fmt: skip
+    rows = _in_mesh(source, job, blame, find, part) if job else []
     blocks = ask_blocks() if job else []
     if not rows and not find:
         page.empty(
@@ -116,9 +111,27 @@ def _body(shown: str, find: str, part: model.Part | None) -> None:
     _ranks(shown, find, ranks)
 
 
-def ahead(source: Source, job: str) -> Questions:
+def ahead(source: Source, job: str, asked: Mapping[str, str]) -> Questions:
     """What the page is going to ask."""
-    return (partial(source.rows, _BLOCKS, job),)
+
+    def ranks() -> None:
+        blame = attribute(page.findings_of(source, job))
+        part = model.part_of(asked.get("block", "").strip())
+        _in_mesh(source, job, blame, asked.get("find", "").strip(), part)
+
+    return (ranks, partial(source.rows, _BLOCKS, job))
+
+
+def _in_mesh(
+    source: Source, job: str, blame: Attribution, find: str, part: model.Part | None
+) -> Sequence[JsonObject]:
+    """The most urgent ranks of the job, or of a part of it."""
+    chosen = {"stage": part.stage, "dps": part.dps} if part else {}
+    return source.rows(
+        _IN_MESH, job, named=tuple(sorted(blame.ranks)),
+        nodes=tuple(sorted({*blame.nodes, *blame.parts})),
+        find=find.lower().removeprefix("rank").strip(), **chosen,
+    )  # fmt: skip
 
 
 def _grid(

@@ -2,7 +2,8 @@
 
 import pytest
 
-from pulsetrain.dashboard import heatmap, metrics, node, nodes, overview, rank, topology
+from pulsetrain.core.errors import Unavailable
+from pulsetrain.dashboard import ahead, heatmap, metrics, node, nodes, overview, page, rank, topology
 from tests.dashboard.conftest import FakeSource
 
 STORED = {
@@ -20,7 +21,7 @@ PAGES = {"overview": overview, "heatmap": heatmap, "topology": topology, "nodes"
 @pytest.mark.parametrize("name", PAGES)
 def test_the_page_asks_what_was_asked_ahead(draw, source, name):
     before = FakeSource(stored=STORED)
-    for question in PAGES[name].ahead(before, "gpt"):
+    for question in PAGES[name].ahead(before, "gpt", {}):
         question()
     source.stored |= STORED
     draw(name)
@@ -29,14 +30,12 @@ def test_the_page_asks_what_was_asked_ahead(draw, source, name):
 
 
 @pytest.mark.parametrize(("name", "chosen"), [("rank", "5"), ("node", "node-2")])
-def test_a_page_about_one_asks_ahead_for_that_one(draw, source, monkeypatch, name, chosen):
+def test_a_page_about_one_asks_ahead_for_that_one(draw, source, name, chosen):
     known = [{"node": "node-2", "job": "gpt", "state": "active", "ranks": [4, 5]}]
     before = FakeSource(stored=STORED, answers={"nodes": known})
-    page = {"rank": rank, "node": node}[name]
-    with monkeypatch.context() as address:
-        address.setattr("streamlit.query_params", {name: chosen})
-        for question in page.ahead(before, "gpt"):
-            question()
+    shown = {"rank": rank, "node": node}[name]
+    for question in shown.ahead(before, "gpt", {name: chosen}):
+        question()
     source.stored |= STORED
     source.answers["nodes"] = known
     source.stored["work_beside_cohort"] = []
@@ -50,7 +49,7 @@ def test_metrics_asks_ahead_for_the_counter_that_it_is_going_to_show(draw, sourc
     counter = {"name": "cpu_ratio", "nodes": 2, "devices": 2, "samples": 9, "last_ns": 10**18}
     source.stored |= {**STORED, "metric_names": [counter]}
     before = FakeSource(stored=source.stored, answers=source.answers)
-    for question in metrics.ahead(before, "gpt"):
+    for question in metrics.ahead(before, "gpt", {}):
         question()
     draw("metrics")
     assert {"metric_names", "metric_series", "jobs"} <= {view for view, _, _ in before.asked}
@@ -58,7 +57,39 @@ def test_metrics_asks_ahead_for_the_counter_that_it_is_going_to_show(draw, sourc
 
 
 def test_no_node_asks_nothing_ahead(source):
-    assert node.ahead(FakeSource(stored=STORED), "gpt") == ()
+    assert node.ahead(FakeSource(stored=STORED), "gpt", {}) == ()
+
+
+@pytest.mark.parametrize("address", [{"find": "Rank 5"}, {"block": "3/40-47"}])
+def test_topology_asks_ahead_for_the_part_that_its_address_names(draw, source, address):
+    before = FakeSource(stored=STORED)
+    for question in topology.ahead(before, "gpt", address):
+        question()
+    draw("topology", **address)
+    assert "mesh_ranks" in {view for view, _, _ in before.asked}
+    assert set(before.asked) <= set(source.asked)
+
+
+def test_a_document_has_its_page_asked_ahead(source, monkeypatch):
+    monkeypatch.setattr(ahead, "begin", lambda questions: [question() for question in questions])
+    ahead.begin_document("/topology", "job=gpt&find=5&find=7")
+    assert ("jobs", (), ()) in source.asked
+    (ranks,) = [options for view, _, options in source.asked if view == "mesh_ranks"]
+    assert dict(ranks)["find"] == "7"
+
+
+@pytest.mark.parametrize(("path", "query"), [("/topology", ""), ("/", "job=")])
+def test_a_document_without_a_job_asks_nothing_ahead(source, path, query):
+    ahead.begin_document(path, query)
+    assert source.asked == []
+
+
+def test_a_document_comes_also_where_nobody_knows_the_hub(monkeypatch):
+    def none():
+        raise Unavailable("no hub is known")
+
+    monkeypatch.setattr(page, "_connect", none)
+    ahead.begin_document("/topology", "job=gpt")
 
 
 def test_the_time_is_no_part_of_a_question_on_the_last_heartbeats(monkeypatch):

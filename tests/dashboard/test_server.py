@@ -7,7 +7,7 @@ import asyncio
 from pulsetrain.dashboard.server import PageAddresses
 
 
-def asked(path, answer, kind="text/html; charset=utf-8", headers=()):
+def asked(path, answer, kind="text/html; charset=utf-8", headers=(), ahead=lambda path, query: None):
     """What a browser gets for a path, and the headers that the application saw."""
     sent, seen = [], []
 
@@ -25,8 +25,8 @@ def asked(path, answer, kind="text/html; charset=utf-8", headers=()):
     async def receive():
         return {}
 
-    scope = {"type": "http", "path": path, "headers": list(headers)}
-    asyncio.run(PageAddresses(application)(scope, receive, send))
+    scope = {"type": "http", "path": path, "query_string": b"job=gpt", "headers": list(headers)}
+    asyncio.run(PageAddresses(application, ahead)(scope, receive, send))
     body = b"".join(message.get("body", b"") for message in sent)
     return body, dict(sent[0]["headers"]), seen
 
@@ -53,3 +53,10 @@ def test_the_root_is_told_no_address_but_what_it_will_draw_with():
     body, _, _ = asked("/", DOCUMENT)
     assert b"BACKEND_BASE_URL" not in body
     assert b"PlotlyChart" in body
+
+
+def test_what_a_page_needs_is_asked_when_its_document_is():
+    told = []
+    asked("/timeline", DOCUMENT, ahead=lambda *address: told.append(address))
+    asked("/static/js/index.js", DOCUMENT, ahead=lambda *address: told.append(address))
+    assert told == [("/timeline", "job=gpt")]
