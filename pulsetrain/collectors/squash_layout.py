@@ -19,6 +19,9 @@ REGION_BYTES = 1 << 36
 MAX_TENSORS = 1 << 16
 DIGESTS_BYTES = MAX_TENSORS * 8
 BUFFERS_AT = 2 * DIGESTS_BYTES  # in a region, behind the digests from before and after an update
+BUFFER_BYTES = (
+    REGION_BYTES - BUFFERS_AT
+) // 2  # where an optimizer's state grows, its buffers do not overlap
 NUMBERS_BYTES = 1 << 16  # at the end of a buffer: what an optimizer keeps beside tensors, as JSON
 ALIGNED, PAGE_BYTES = 64, 4096
 

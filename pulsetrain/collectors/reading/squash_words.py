@@ -35,8 +35,9 @@ class SquashMemory:
 
     def reset(self) -> None:
         """Give all pages back. No rank may use the memory meanwhile."""
-        os.ftruncate(self.fd, 0)
+        os.ftruncate(self.fd, layout.REGIONS_AT)  # cells stay: another thread may look at them
         os.ftruncate(self.fd, layout.size_bytes())
+        self._memory[:] = bytes(layout.REGIONS_AT)
 
     def group(self, groups: Collection[Collection[int]]) -> None:
         """Let the members of each group, local ranks, squash. All others do not."""

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from pulsetrain.collectors.rank.squash.contents import Contents, Entry
-from pulsetrain.collectors.squash_layout import BUFFERS_AT, NUMBERS_BYTES, PAGE_BYTES
+from pulsetrain.collectors.squash_layout import BUFFER_BYTES, BUFFERS_AT, NUMBERS_BYTES, PAGE_BYTES
 
 _MAP_FIXED = 0x10  # of Linux's mmap(2)
 _SOLE_OWNER = 2  # a tensor, and the object that asks
@@ -49,7 +49,7 @@ class SharedPages:
 
     def __init__(self, fd: int, region_at: int) -> None:
         self._fd, self._buffers_at = fd, region_at + BUFFERS_AT
-        self._buffers: mmap.mmap | None = None
+        self._buffers: dict[int, mmap.mmap] = {}
         self._window: mmap.mmap | None = None
         self._address = 0
         self._shows = False
@@ -57,13 +57,13 @@ class SharedPages:
     def publish(self, contents: Contents, buffer: int) -> None:
         """See `Handover`."""
         size = contents.size_bytes
-        if self._buffers is None or len(self._buffers) != 2 * size:
-            self._buffers = mmap.mmap(self._fd, 2 * size, offset=self._buffers_at)
-        memory, start = self._buffers, buffer * size
+        memory = self._buffers.get(buffer)
+        if memory is None or len(memory) != size:
+            memory = self._buffers[buffer] = mmap.mmap(self._fd, size, offset=self._at(buffer))
         for entry in contents.entries:
             if entry.tensor.numel():
-                _view(entry, memory, start).copy_(entry.tensor.detach())
-        at = start + size - NUMBERS_BYTES
+                _view(entry, memory).copy_(entry.tensor.detach())
+        at = size - NUMBERS_BYTES
         memory[at : at + len(contents.numbers)] = contents.numbers
 
     def take(self, contents: Contents, buffer: int, numbers_bytes: int) -> bytes:
@@ -79,6 +79,9 @@ class SharedPages:
         at = size - NUMBERS_BYTES
         return self._window[at : at + numbers_bytes]
 
+    def _at(self, buffer: int) -> int:
+        return self._buffers_at + buffer * BUFFER_BYTES
+
     def _open(self, size: int) -> None:
         """Make a window. Tensors that lie in an earlier one keep it, with pages of their own."""
         self.close()
@@ -88,7 +91,7 @@ class SharedPages:
     def _show(self, buffer: int) -> None:
         assert self._window is not None
         self._shows = True
-        self._map(mmap.MAP_PRIVATE, self._fd, self._buffers_at + buffer * len(self._window))
+        self._map(mmap.MAP_PRIVATE, self._fd, self._at(buffer))
 
     def _map(self, how: int, fd: int, offset: int) -> None:
         """Put other pages where the window is."""
@@ -103,7 +106,7 @@ class SharedPages:
     def _move(self, entry: Entry) -> None:
         """Let a tensor lie in the window. One whose memory others see stays where it is, and is filled."""
         assert self._window is not None
-        shown = _view(entry, self._window, 0)
+        shown = _view(entry, self._window)
         if _is_sole_owner(entry.tensor):
             entry.tensor.data = shown
         else:
@@ -122,14 +125,14 @@ class SharedPages:
             data = self._window[:]
             self._map(mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
             self._window[:] = data
-        self._window = self._buffers = None
+        self._window, self._buffers = None, {}
         self._shows = False
 
 
-def _view(entry: Entry, memory: mmap.mmap, start: int) -> torch.Tensor:
+def _view(entry: Entry, memory: mmap.mmap) -> torch.Tensor:
     """A tensor like the entry's in `memory`, with a storage of its own."""
     tensor = entry.tensor
-    flat = torch.frombuffer(memory, dtype=tensor.dtype, count=tensor.numel(), offset=start + entry.at)
+    flat = torch.frombuffer(memory, dtype=tensor.dtype, count=tensor.numel(), offset=entry.at)
     return flat.view(tensor.shape)
 
 

@@ -186,6 +186,17 @@ def test_a_root_whose_update_fails_says_so_and_its_error_passes():
     memory.close()
 
 
+def test_a_state_that_grows_while_ranks_squash_changes_no_result():
+    def before(rank, step, optimizer):
+        if step < 6:
+            optimizer.param_groups[0]["params"][0].grad = None
+
+    job = Job(before=before).run()
+    assert job.results == alone(before=before)
+    assert job.said == []
+    assert all(use.taken_over >= 2 for use in job.used[1:])
+
+
 def test_an_optimizer_that_is_refused_is_said_and_computed_by_all():
     class Own(torch.optim.SGD):
         pass
