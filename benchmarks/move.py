@@ -3,8 +3,9 @@
     python benchmarks/move.py [--quick] [--part barrier] [--seed 0]
 
 `barrier` pre-empts and resumes real jobs and compares their parameters with an undisturbed run's. `shares`
-schedules many jobs on simulated devices. `slicing` runs ranks on fewer devices than there are ranks. Fields
-of a part that was not run are null. The last line is one JSON object.
+schedules many jobs on simulated devices. `slicing` runs ranks on fewer devices than there are ranks. `squash`
+computes the updates of those that share a device once. Fields of a part that was not run are null. The last
+line is one JSON object.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ FIELDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "barrier": ("moves", "identical", "steps_redone", "barrier_ratio", "preempt_s"),
         "shares": ("premium_share", "standard_share"),
         "slicing": ("slicing_ratio", "image_ratio_8"),
+        "squash": ("squash_saving_ratio", "squash_identical", "squash_caught"),
     }
 )
 """What others read of each part. Each is a module of `moving` with `run(quick=)`, or `run(quick=, seed=)`."""

@@ -37,6 +37,23 @@ class SlicedRun:
             raise TimeoutError(f"ranks {late} do not follow")
         return placed
 
+    def squash(self, devices: int, *, on: bool) -> None:
+        """Let the ranks of each device compute an optimizer's update once, or each for itself again."""
+        memory = self.ranks.devices.squash
+        assert memory is not None, "the run was started without"
+        placed = self.ranks.devices.share(self.ranks.all, devices)
+        if not on:
+            memory.group(())
+        assert placed
+
+    def stopped(self) -> list[dict[str, Any]]:
+        """What ranks say that squash no more."""
+        memory = self.ranks.devices.squash
+        if memory is None:
+            return []
+        said = [memory.stopped(rank.local_rank) for rank in self.ranks.all]
+        return [json.loads(text) for text in said if text]
+
     def step(self) -> int:
         """The newest step that every rank has completed."""
         return min(rank.status(time.time_ns()).last_step for rank in self.ranks.all)
@@ -69,14 +86,19 @@ class SlicedRun:
 
 
 @contextlib.contextmanager
-def sliced(out: Path, nproc: int, devices: int, script: Path = JOB, *args: str) -> Iterator[SlicedRun]:
-    """Run `script` on `nproc` ranks that share `devices`, 0: one each. All ends with the block."""
+def sliced(
+    out: Path, nproc: int, devices: int, script: Path = JOB, *args: str, squash_every: int = 0
+) -> Iterator[SlicedRun]:
+    """Run `script` on `nproc` ranks that share `devices`, 0: one each. All ends with the block.
+
+    The ranks of a device squash where `squash_every` is not 0.
+    """
     out.mkdir(parents=True, exist_ok=True)
     identity = NodeIdentity(job="sliced", node="here", address="127.0.0.1", nproc_per_node=nproc)
     program = Program(argv=(str(script), *args))
     zygote = Zygote.start(node="here", env={**os.environ, "OMP_NUM_THREADS": "1"})
     arenas = {rank: create_arena() for rank in range(nproc)}
-    ranks = Ranks(identity, program, out / "logs", lambda rank: None)
+    ranks = Ranks(identity, program, out / "logs", lambda rank: None, squash_every=squash_every)
     try:
         zygote.wait_ready(READY_S)
         _, store = zygote.serve(STORE, {}, 60.0)

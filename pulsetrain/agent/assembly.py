@@ -20,6 +20,7 @@ from pulsetrain.agent.processes.zygote import ZygoteHolder
 from pulsetrain.agent.recorder import Recorder, RecorderPeriods
 from pulsetrain.agent.shared_ticks import SharedTicks
 from pulsetrain.agent.sources import CheckpointSource, HardwareSource, HostSource, TeeSink
+from pulsetrain.agent.squash_events import SquashEvents
 from pulsetrain.agent.supervise import Agent
 from pulsetrain.checkpoint.service import CheckpointService
 from pulsetrain.checkpoint.service_config import CheckpointServiceConfig
@@ -75,6 +76,7 @@ def assemble(setup: AgentSetup, zygotes: ZygoteHolder) -> Iterator[Agent]:
             setup.options.output.log_dir or setup.folder / "logs",
             ring_slots=config.ring_slots,
             keeps=lambda: not images.possible,
+            squash_every=config.squash_compare_steps if config.squash else 0,
         )
         parts = NodeParts(
             ranks=ranks,
@@ -100,18 +102,18 @@ def _recorder(
     ranks: Callable[[], Ranks],
 ) -> Recorder:
     """What moves the node's rows to `sink`. `ranks` is called once the agent is there."""
-    config = setup.config
-    processes = HostSource(setup.identity.node, lambda: {f"rank {r.rank}": r.pid for r in ranks().alive})
+    config, identity = setup.config, setup.identity
+    processes = HostSource(identity.node, lambda: {f"rank {r.rank}": r.pid for r in ranks().alive})
     return Recorder(
         sink,
         lambda: ranks().all,
         RecorderPeriods(drain_s=config.drain_s, echo_s=config.echo_s, sample_s=config.heartbeat_s),
         agent_pid=os.getpid(),
-        sources=(processes, CheckpointSource(checkpoints, "events"), hardware),
+        sources=(processes, CheckpointSource(checkpoints, "events"), hardware, SquashEvents(identity, ranks)),
         rare_sources=(CheckpointSource(checkpoints, "checkpoints"),),
         echo_ranks=setup.options.output.echoes,
         node_gauges=lambda: {**hardware.gauges, **sink.gauges},
-        ticks=partial(SharedTicks.of_node, setup.identity.node, setup.identity.nnodes),
+        ticks=partial(SharedTicks.of_node, identity.node, identity.nnodes),
     )
 
 

@@ -49,10 +49,17 @@ class AgentConfig:
     those that the system knows."""
     import_timeout_s: float = 180.0
     """How long the zygote may take to import torch and the modules to preload."""
+    squash: bool = False
+    """Whether data-parallel ranks that take turns on one device compute an optimizer's update once. Only
+    optimizers of torch.optim, on processors."""
+    squash_compare_steps: int = 100
+    """After so many updates all ranks of a device compute one, and compare what it reads and writes."""
 
     def __post_init__(self) -> None:
         if self.images not in ("auto", "never"):
             raise ValueError(f"images = {self.images!r}: allowed: auto, never")
+        if self.squash_compare_steps < 1:
+            raise ValueError(f"squash_compare_steps = {self.squash_compare_steps}: must be above 0")
         for name in ("watch_s", "drain_s", "echo_s", "heartbeat_s"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} = {getattr(self, name)}: must be above 0")

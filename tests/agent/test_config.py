@@ -13,6 +13,11 @@ def test_a_period_of_zero_is_refused_by_name(key):
         load(AgentConfig, "agent", file={"agent": {key: 0.0}})
 
 
+def test_a_comparison_after_no_update_is_refused():
+    with pytest.raises(ConfigError, match="squash_compare_steps = 0: must be above 0"):
+        load(AgentConfig, "agent", file={"agent": {"squash_compare_steps": 0}})
+
+
 def test_the_environment_goes_before_the_file():
     file, environ = {"agent": {"drain_s": 3}}, {"PULSETRAIN_AGENT_DRAIN_S": "0.25"}
     assert load(AgentConfig, "agent", file=file, environ=environ).drain_s == 0.25

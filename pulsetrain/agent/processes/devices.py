@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import time
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import structlog
 
 from pulsetrain.collectors.reading.device_words import DeviceWords
+from pulsetrain.collectors.reading.squash_words import SquashMemory
 from pulsetrain.core.errors import UsageError
 from pulsetrain.elastic.device_sharing import place
 
@@ -34,10 +36,13 @@ class SharingRank(Protocol):
 class SharedDevices:
     """Which rank of a node takes turns on which device. `fd` is the file that ranks lock.
 
-    `number` is how many devices the ranks share, 0: each has its own.
+    `number` is how many devices the ranks share, 0: each has its own. `squash` is by what those of a device
+    compute an optimizer's update once, None: each computes it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, squash: SquashMemory | None = None) -> None:
+        self.squash = squash
+        self._squashes = squash is not None
         self.fd = os.memfd_create("pulsetrain-devices", os.MFD_CLOEXEC)
         self.number = 0
         self._known: dict[int, Mapping[str, int]] = {}
@@ -56,10 +61,27 @@ class SharedDevices:
             wanted = placed.get(rank.rank, -1)
             if rank.device.device != wanted:
                 rank.device.order(wanted)
+        self._group(ranks, placed)
         return placed
+
+    def _group(self, ranks: Sequence[SharingRank], placed: Mapping[int, int]) -> None:
+        """Let those of each device squash. `ranks` are in the order of their local ranks."""
+        groups: dict[int, list[int]] = defaultdict(list)
+        for local_rank, rank in enumerate(ranks):
+            if self._squashes and rank.rank in placed:
+                groups[placed[rank.rank]].append(local_rank)
+        if self.squash is not None:
+            self.squash.group(groups.values())
+
+    def squash_no_more(self) -> None:
+        """Replicas have differed, or could not take part. From now on each computes its own updates."""
+        self._squashes = False
+        self._group((), {})
 
     def begin(self, ranks: Sequence[SharingRank], devices: int) -> None:
         """Ranks are about to start. Those that cannot share so few devices get one each, and start."""
+        if self.squash is not None and devices:
+            self.squash.reset()
         try:
             self.share(ranks, devices)
         except UsageError as error:
@@ -88,7 +110,9 @@ class SharedDevices:
             time.sleep(POLL_S)
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the files."""
+        if self.squash is not None:
+            self.squash.close()
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1

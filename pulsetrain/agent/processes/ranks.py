@@ -24,8 +24,10 @@ from pulsetrain.collectors.machine.tail import Tail
 from pulsetrain.collectors.rank.device_hooks import DEVICES_FD
 from pulsetrain.collectors.rank.profile import VARIABLE as PROFILE
 from pulsetrain.collectors.rank.ring import create_ring
+from pulsetrain.collectors.rank.squash.hooks import SQUASH_FD
 from pulsetrain.collectors.reading.drain import Drain
 from pulsetrain.collectors.reading.ring_reader import RingReader
+from pulsetrain.collectors.reading.squash_words import SquashMemory
 from pulsetrain.core.errors import ProgramRefused, Unavailable, UsageError
 from pulsetrain.protocol import rank_channel
 from pulsetrain.protocol.messages import ProgramUpdate, Start, ranks_of_node
@@ -42,7 +44,8 @@ class Ranks:
 
     `on_exit` is called on the zygote's reader thread for each rank that the agent did not end itself. `keeps`
     says whether ranks may be asked to go on in their processes. Then each has a channel to the agent, with
-    which CRIU cannot dump it.
+    which CRIU cannot dump it. Replicas of one device compute an optimizer's update once where
+    `squash_every` is not 0. After so many steps all of them compute it, and compare.
     """
 
     def __init__(
@@ -54,6 +57,7 @@ class Ranks:
         *,
         ring_slots: int = 65536,
         keeps: Callable[[], bool] = lambda: True,
+        squash_every: int = 0,
     ) -> None:
         self._keeps = keeps
         self._identity, self._program = identity, program
@@ -62,7 +66,7 @@ class Ranks:
         self._ring_slots = ring_slots
         self.all: tuple[Rank, ...] = ()
         self.restored = False  # they came from an image
-        self.devices = SharedDevices()
+        self.devices = SharedDevices(SquashMemory(squash_every) if squash_every else None)
         self._kept: dict[int, Seat] = {}  # parked processes by local rank
         self.not_kept: dict[int, str] = {}  # why ranks of the attempt before start anew
         self._update = 0  # number of the update with which processes were forked last
@@ -336,6 +340,7 @@ class Ranks:
         seat = rank.seat = Seat(self._ended)
         seat.rank = rank
         channel = {rank_channel.VARIABLE: seat.rank_end.fileno()} if self._keeps() else {}
+        squash = {SQUASH_FD: self.devices.squash.fd} if self.devices.squash is not None else {}
         program = self._program.updated(start.program)
         process = RankProcess(
             argv=program.argv,
@@ -349,6 +354,7 @@ class Ranks:
                 "PULSETRAIN_ARENA_FD": arenas[rank.rank],
                 DEVICES_FD: self.devices.fd,
                 **channel,
+                **squash,
             },
         )
         try:

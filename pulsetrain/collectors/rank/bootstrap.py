@@ -9,6 +9,7 @@ from pulsetrain.collectors.rank.handle import Handle, process_handle
 HOOKS = (
     "pulsetrain.collectors.rank.hooks",
     "pulsetrain.collectors.rank.device_hooks",
+    "pulsetrain.collectors.rank.squash.hooks",
     "pulsetrain.collectors.rank.pipeline",
     "pulsetrain.collectors.rank.garbage",
     "pulsetrain.collectors.rank.processor",
@@ -19,7 +20,8 @@ HOOKS = (
 def install() -> None:
     """Open the ring that the environment names.
 
-    Hook collectives, pipeline stages, garbage collection, run queue, and what infers steps and phases.
+    Hook collectives, shared devices, pipeline stages, garbage collection, run queue, and what infers steps
+    and phases.
 
     Never raises. Without an agent it does nothing. A hook that does not fit this version of torch is counted
     on the status page and left out. The others work without it.

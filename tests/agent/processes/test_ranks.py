@@ -8,6 +8,9 @@ import pytest
 
 from pulsetrain.agent.processes.rank import NodeIdentity, Program
 from pulsetrain.agent.processes.ranks import Ranks
+from pulsetrain.collectors.rank.squash.cell import Page
+from pulsetrain.collectors.rank.squash.hooks import SQUASH_FD
+from pulsetrain.collectors.squash_layout import W_MASK
 from pulsetrain.core.errors import ProgramRefused, Unavailable, UsageError
 from pulsetrain.protocol.messages import ProgramUpdate, Start, WorldNode
 from pulsetrain.protocol.rank_channel import LISTENING, PARKED, RESUMED, VARIABLE, RankChannel
@@ -59,9 +62,19 @@ def test_ranks_are_forked_with_a_ring_and_an_arena_each(node, tmp_path):
     assert node.attempt == 5
     assert [process.env["RANK"] for process in zygote.spawned] == ["6", "7"]
     inherited = {"PULSETRAIN_RING_FD", "PULSETRAIN_ARENA_FD", "PULSETRAIN_DEVICES_FD", VARIABLE}
-    assert zygote.spawned[0].files.keys() == inherited
+    assert zygote.spawned[0].files.keys() == inherited, "nothing for squashing, which nobody asked for"
     assert node.all[0].ring_fd != node.all[1].ring_fd
     assert node.all[1].err == tmp_path / "attempt_5" / "rank_7.err"
+
+
+def test_ranks_that_may_squash_inherit_the_memory_for_it(tmp_path):
+    ranks = Ranks(IDENTITY, Program(argv=("train.py",)), tmp_path, print, ring_slots=64, squash_every=9)
+    zygote = Zygote()
+    ranks.spawn(zygote, dataclasses.replace(START, devices=1), ARENAS)
+    assert zygote.spawned[1].files[SQUASH_FD] == ranks.devices.squash.fd
+    assert Page(ranks.devices.squash.fd, 1).words[W_MASK] == 0b11
+    ranks.close()
+    ranks.devices.close()
 
 
 def test_a_rank_that_ends_by_itself_is_reported_with_its_last_lines(node):

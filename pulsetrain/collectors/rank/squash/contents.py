@@ -1,0 +1,195 @@
+"""What an optimizer's update reads and writes: tensors and numbers, in an order that all replicas share."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import xxhash
+
+from pulsetrain.collectors.squash_layout import ALIGNED, MAX_TENSORS, NUMBERS_BYTES, pages
+
+CLOSURES = "LBFGS"
+SCALED = ("grad_scale", "found_inf")  # set by a `GradScaler` whose optimizer decides about a step by itself
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One tensor. `name` says which one it is. `at` is its place in a buffer."""
+
+    name: str
+    tensor: torch.Tensor
+    at: int
+
+
+@dataclass(frozen=True)
+class Contents:
+    """Tensors that an update may write (`entries`), gradients, and what the optimizer keeps beside tensors.
+
+    `parameters` is how many of the first entries are parameters. `numbers` is JSON.
+    """
+
+    entries: tuple[Entry, ...]
+    parameters: int
+    gradients: tuple[Entry, ...]
+    numbers: bytes
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of a buffer, room for the numbers included."""
+        end = self.entries[-1].at + self.entries[-1].tensor.nbytes if self.entries else 0
+        return pages(end) + NUMBERS_BYTES
+
+    @property
+    def layout(self) -> int:
+        """A digest of names, shapes and types. 63 bits."""
+        said = [(e.name, tuple(e.tensor.shape), str(e.tensor.dtype)) for e in self.entries]
+        return xxhash.xxh3_64_intdigest(repr(said).encode()) >> 1
+
+    def inputs(self) -> list[Entry]:
+        """What an update begins with that anybody but the optimizer may have written."""
+        return [*self.entries[: self.parameters], *self.gradients]
+
+    def everything(self) -> list[Entry]:
+        """All tensors."""
+        return [*self.entries, *self.gradients]
+
+
+def refusal(optimizer: torch.optim.Optimizer) -> str:
+    """Why this optimizer's update cannot be taken over, "" where it can.
+
+    Only torch's own optimizers keep all that they know in their state and their groups.
+    """
+    kind = type(optimizer)
+    if not f"{kind.__module__}.".startswith("torch.optim.") or kind.__name__ == CLOSURES:
+        return f"{kind.__name__} may keep more than its state"
+    if any(getattr(optimizer, name, None) is not None for name in SCALED):
+        return "a GradScaler decides inside the update"
+    tensors = [t for _, t in _tensors(optimizer)]
+    if len(tensors) + sum(t.grad is not None for t in _parameters(optimizer)) > MAX_TENSORS:
+        return f"{len(tensors)} tensors"
+    for tensor in tensors:
+        why = _unfit(tensor) or (_unfit(tensor.grad) if tensor.grad is not None else "")
+        if why:
+            return why
+    if any(not isinstance(value, (int, float, str, type(None))) for value in _values(optimizer)):
+        return "its state holds more than tensors and numbers"
+    return ""
+
+
+def read(optimizer: torch.optim.Optimizer) -> Contents:
+    """Return what the optimizer has now. Only for one that is not refused."""
+    entries, at = [], 0
+    for name, tensor in _tensors(optimizer):
+        entries.append(Entry(name, tensor, at))
+        at += -(-tensor.nbytes // ALIGNED) * ALIGNED
+    parameters = list(_parameters(optimizer))
+    gradients = tuple(
+        Entry(f"gradient of parameter {i}", p.grad, 0) for i, p in enumerate(parameters) if p.grad is not None
+    )
+    numbers = json.dumps(list(_values(optimizer))).encode()
+    if len(numbers) > NUMBERS_BYTES:
+        raise ValueError(f"{len(numbers)} bytes of numbers")
+    return Contents(tuple(entries), len(parameters), gradients, numbers)
+
+
+def set_numbers(optimizer: torch.optim.Optimizer, numbers: bytes) -> None:
+    """Take over what another replica keeps beside tensors."""
+    values = iter(json.loads(numbers))
+    for group in optimizer.param_groups:
+        for key in _number_keys(group):
+            group[key] = _like(group[key], values)
+    for parameter in _parameters(optimizer):
+        state = optimizer.state.get(parameter, {})
+        for key in _number_keys(state):
+            state[key] = _like(state[key], values)
+
+
+def digest(tensor: torch.Tensor) -> int:
+    """A digest of a tensor's bytes. 63 bits.
+
+    >>> zero = digest(torch.tensor([0.0]))
+    >>> zero == digest(torch.zeros(1)), zero == digest(torch.tensor([-0.0]))
+    (True, False)
+    """
+    flat = tensor.detach().reshape(-1).view(torch.uint8)
+    return xxhash.xxh3_64_intdigest(flat.numpy().data) >> 1 if flat.numel() else 0
+
+
+def digests(entries: Sequence[Entry], numbers: bytes) -> list[int]:
+    """Digests of the tensors, and of the numbers behind them."""
+    return [*(digest(entry.tensor) for entry in entries), xxhash.xxh3_64_intdigest(numbers) >> 1]
+
+
+def first_difference(ours: Sequence[int], theirs: Sequence[int], entries: Sequence[Entry]) -> str:
+    """The name of the first tensor whose digests differ, "" for none.
+
+    >>> first_difference([1, 2], [1, 3], [Entry("parameter 0", torch.zeros(1), 0)])
+    'the numbers beside the tensors'
+    """
+    if len(ours) != len(theirs):
+        return "the number of tensors"
+    for i, (our, their) in enumerate(zip(ours, theirs, strict=True)):
+        if our != their:
+            return entries[i].name if i < len(entries) else "the numbers beside the tensors"
+    return ""
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
+    for group in optimizer.param_groups:
+        yield from group["params"]
+
+
+def _tensors(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, torch.Tensor]]:
+    """Parameters, then their states, then tensors of the groups, such as a learning rate."""
+    parameters = list(_parameters(optimizer))
+    for i, parameter in enumerate(parameters):
+        yield f"parameter {i}", parameter
+    for i, parameter in enumerate(parameters):
+        for key, value in sorted(optimizer.state.get(parameter, {}).items()):
+            if isinstance(value, torch.Tensor):
+                yield f"{key} of parameter {i}", value
+    for i, group in enumerate(optimizer.param_groups):
+        for key, value in sorted(group.items()):
+            if isinstance(value, torch.Tensor):
+                yield f"{key} of group {i}", value
+
+
+def _number_keys(values: dict[str, Any]) -> list[str]:
+    return sorted(key for key, v in values.items() if key != "params" and not isinstance(v, torch.Tensor))
+
+
+def _values(optimizer: torch.optim.Optimizer) -> Iterator[object]:
+    """What groups and states hold beside tensors. A tuple, such as `betas`, gives each of its values."""
+    for group in optimizer.param_groups:
+        for key in _number_keys(group):
+            yield from _flat(group[key])
+    for parameter in _parameters(optimizer):
+        state = optimizer.state.get(parameter, {})
+        for key in _number_keys(state):
+            yield from _flat(state[key])
+
+
+def _flat(value: object) -> Iterator[object]:
+    if isinstance(value, (tuple, list)):
+        for part in value:
+            yield from _flat(part)
+    else:
+        yield value
+
+
+def _like(value: Any, values: Iterator[Any]) -> Any:
+    if isinstance(value, (tuple, list)):
+        return type(value)(_like(part, values) for part in value)
+    return next(values)
+
+
+def _unfit(tensor: torch.Tensor) -> str:
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+        return f"a {type(tensor).__name__} is no plain tensor"
+    if tensor.device.type != "cpu" or tensor.layout is not torch.strided or not tensor.is_contiguous():
+        return "a tensor is not contiguous in the host's memory"
+    return ""

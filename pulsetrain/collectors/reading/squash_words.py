@@ -1,0 +1,81 @@
+"""The memory by which ranks that share a device hand on updates, as the agent sees it."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from pulsetrain.collectors import squash_layout as layout
+
+
+@dataclass(frozen=True, kw_only=True)
+class SquashUse:
+    """What a rank did so far: updates taken over, those that all compared, those computed by need alone."""
+
+    taken_over: int
+    compared: int
+    alone: int
+    waited_ns: int
+
+
+class SquashMemory:
+    """Tells ranks which of them share a device, and reads why one of them stopped.
+
+    `fd` is the memory, which ranks inherit. Local ranks from 62 on never squash.
+    """
+
+    def __init__(self, every: int) -> None:
+        self.fd = os.memfd_create("pulsetrain-squash", os.MFD_CLOEXEC)
+        self._every, self._group = every, 0
+        os.ftruncate(self.fd, layout.size_bytes())
+        self._memory = mmap.mmap(self.fd, layout.REGIONS_AT)
+        self._words = memoryview(self._memory).cast("q")
+
+    def reset(self) -> None:
+        """Give all pages back. No rank may use the memory meanwhile."""
+        os.ftruncate(self.fd, layout.REGIONS_AT)  # cells stay: another thread may look at them
+        os.ftruncate(self.fd, layout.size_bytes())
+        self._memory[:] = bytes(layout.REGIONS_AT)
+
+    def group(self, groups: Collection[Collection[int]]) -> None:
+        """Let the members of each group, local ranks, squash. All others do not."""
+        self._group += 1
+        masks = dict.fromkeys(range(layout.MAX_RANKS), 0)
+        for members in groups:
+            if len(members) > 1 and max(members) < layout.MAX_RANKS:
+                masks |= dict.fromkeys(members, sum(1 << member for member in members))
+        for local_rank, mask in masks.items():
+            at = layout.page_at(local_rank) // 8
+            self._words[at + layout.W_MASK] = 0
+            self._words[at + layout.W_EVERY] = self._every
+            self._words[at + layout.W_GROUP] = self._group
+            self._words[at + layout.W_MASK] = mask
+
+    def stopped(self, local_rank: int) -> str:
+        """Why a rank has stopped, as JSON. "" where it has not."""
+        if local_rank >= layout.MAX_RANKS:
+            return ""
+        at = layout.page_at(local_rank)
+        length = self._words[at // 8 + layout.W_STOPPED]
+        return self._memory[at + layout.TEXT_AT : at + layout.TEXT_AT + length].decode(errors="replace")
+
+    def use(self, local_rank: int) -> SquashUse:
+        """What a rank did."""
+        at = layout.page_at(local_rank) // 8
+        words = self._words
+        return SquashUse(
+            taken_over=words[at + layout.W_TAKEN_OVER],
+            compared=words[at + layout.W_COMPARED],
+            alone=words[at + layout.W_ALONE],
+            waited_ns=words[at + layout.W_WAITED],
+        )
+
+    def close(self) -> None:
+        """Close the memory."""
+        if self.fd >= 0:
+            self._words.release()
+            self._memory.close()
+            os.close(self.fd)
+            self.fd = -1

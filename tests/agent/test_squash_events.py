@@ -1,0 +1,52 @@
+"""Why ranks compute every update themselves again, as events."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from pulsetrain.agent.processes.devices import SharedDevices
+from pulsetrain.agent.processes.rank import NodeIdentity
+from pulsetrain.agent.squash_events import SquashEvents
+from pulsetrain.collectors import squash_layout as layout
+from pulsetrain.collectors.rank.squash.cell import Page
+from pulsetrain.collectors.reading.squash_words import SquashMemory
+from tests.agent.processes.test_devices import Rank
+
+IDENTITY = NodeIdentity(job="gpt", node="n3", address="127.0.0.4", nproc_per_node=2)
+
+
+@pytest.fixture
+def devices():
+    shared = SharedDevices(SquashMemory(every=9))
+    yield shared
+    shared.close()
+
+
+def source(devices):
+    ranks = tuple(SimpleNamespace(rank=6 + local, local_rank=local, attempt=5) for local in range(2))
+    return SquashEvents(IDENTITY, lambda: SimpleNamespace(devices=devices, all=ranks))
+
+
+def test_a_rank_that_differs_is_told_once_and_nobody_squashes_any_more(devices):
+    ranks = [Rank(6), Rank(7)]
+    devices.share(ranks, 1)
+    page = Page(devices.squash.fd, 1)
+    assert page.words[layout.W_MASK] == 0b11
+    events = source(devices)
+    assert list(events.take(1)) == []
+    page.stop(json.dumps({"rank": 7, "step": 12}))
+    (batch,) = events.take(2)
+    (row,) = batch.to_rows()
+    assert (row["kind"], row["job"], row["attempt"], row["rank"]) == ("squash_stopped", "gpt", 5, 7)
+    assert json.loads(row["detail"])["step"] == 12
+    assert list(events.take(3)) == []
+    assert page.words[layout.W_MASK] == 0
+    devices.begin(ranks, 1)
+    assert page.words[layout.W_MASK] == 0, "nor in later attempts"
+
+
+def test_a_node_that_does_not_squash_has_nothing_to_tell():
+    shared = SharedDevices()
+    assert list(source(shared).take(1)) == []
+    shared.close()

@@ -1,0 +1,218 @@
+"""Replicas that share a device, on threads: one computes, and no update has another result than alone."""
+
+import json
+import threading
+import time
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pulsetrain.collectors import squash_layout as layout
+from pulsetrain.collectors.rank.squash import contents, squasher
+from pulsetrain.collectors.rank.squash.cell import Page
+from pulsetrain.collectors.rank.squash.squasher import Squasher
+from pulsetrain.collectors.reading.squash_words import SquashMemory
+from tests.collectors.rank.watched import Watched
+
+OPTIMIZERS = {
+    "adamw": lambda p: torch.optim.AdamW(p, lr=0.1),
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+    "adagrad": lambda p: torch.optim.Adagrad(p, lr=0.1),
+}
+
+
+class Job:
+    """Replicas that train in step. `before(rank, step, optimizer)` runs before each update."""
+
+    def __init__(
+        self, ranks=3, steps=12, *, every=5, optimizer="adamw", before=None, wait_s=20.0, groups=None
+    ):
+        self.ranks, self.steps, self.before, self.wait_s = ranks, steps, before, wait_s
+        self.make = OPTIMIZERS[optimizer]
+        self.memory = SquashMemory(every=every)
+        self.groups = groups if groups is not None else {0: [range(ranks)]}
+        self.turn = threading.Barrier(ranks, action=self.regroup)
+        self.step = 0
+        self.computed = [0] * ranks
+        self.errors = [0] * ranks
+        self.results = [[] for _ in range(ranks)]
+        self.failures = []
+
+    def regroup(self):
+        if self.step in self.groups:
+            self.memory.group(self.groups[self.step])
+        self.step += 1
+
+    def run(self):
+        threads = [threading.Thread(target=self.train, args=(rank,)) for rank in range(self.ranks)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert not any(thread.is_alive() for thread in threads), "nobody waits for ever"
+        assert not self.failures
+        self.said = [json.loads(t) for t in map(self.memory.stopped, range(self.ranks)) if t]
+        self.used = [self.memory.use(rank) for rank in range(self.ranks)]
+        self.memory.close()
+        return self
+
+    def train(self, rank):
+        try:
+            self._train(rank)
+        except Exception as error:
+            self.failures.append(error)
+            self.turn.abort()
+            raise
+
+    def _train(self, rank):
+        watched = Watched(slots=64)
+        source = torch.Generator().manual_seed(1)
+        parameters = [torch.nn.Parameter(torch.randn(shape, generator=source)) for shape in ((40, 30), (5,))]
+        optimizer = self.make(parameters)
+        squash = Squasher(watched.handle.state, Page(self.memory.fd, rank), rank, wait_s=self.wait_s)
+
+        def compute():
+            self.computed[rank] += 1
+            optimizer.step()
+
+        for step in range(self.steps):
+            self.turn.wait(30)
+            watched.handle.state.enter_step(step)
+            for parameter in parameters:
+                parameter.grad = torch.randn(parameter.shape, generator=source)
+            if self.before is not None:
+                self.before(rank, step, optimizer)
+            squash.step(optimizer, compute, plain=True)
+            now = contents.read(optimizer)
+            self.results[rank].append(contents.digests(now.everything(), now.numbers))
+        self.errors[rank] = watched.errors
+
+
+def alone(**how):
+    """What the same replicas have where none of them squashes."""
+    return Job(groups={}, **how).run().results
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_every_update_has_the_result_that_it_has_alone_and_one_rank_computes(optimizer):
+    job = Job(optimizer=optimizer).run()
+    assert job.results == alone(optimizer=optimizer)
+    assert job.said == []
+    assert job.errors == [0, 0, 0]
+    assert job.computed[0] == 12
+    assert all(3 <= computed <= 6 for computed in job.computed[1:]), "the first ones, and updates 5 and 10"
+    assert [use.taken_over for use in job.used] == [12 - c for c in job.computed]
+
+
+@settings(max_examples=12, deadline=None)
+@given(data=st.data())
+def test_groups_may_change_at_any_time(data):
+    ranks = 4
+    steps = data.draw(st.lists(st.integers(0, 11), max_size=4, unique=True), label="changes at")
+    groups = {}
+    for step in steps:
+        device = data.draw(st.lists(st.integers(0, 2), min_size=ranks, max_size=ranks), label="devices")
+        groups[step] = [[r for r in range(ranks) if device[r] == d] for d in range(3)]
+    every = data.draw(st.integers(1, 6), label="every")
+    job = Job(ranks, every=every, groups=groups).run()
+    assert job.results == alone(ranks=ranks)
+    assert job.said == []
+
+
+def changes(rank, step, what):
+    def before(who, when, optimizer):
+        if (who, when) == (rank, step):
+            parameter = optimizer.param_groups[0]["params"][1]
+            tensor = parameter.grad if what == "gradient" else parameter
+            tensor = optimizer.state[parameter]["exp_avg"] if what == "state" else tensor
+            with torch.no_grad():
+                tensor[3] += 1
+
+    return before
+
+
+@pytest.mark.parametrize(
+    ("what", "step"), [("parameter", 7), ("parameter", 9), ("gradient", 6), ("state", 9)]
+)
+def test_a_replica_that_differs_is_named_and_everyone_goes_on_with_its_own(what, step):
+    before = changes(2, step, what)
+    job = Job(before=before).run()
+    assert job.results == alone(before=before)
+    (said,) = job.said
+    assert (said["rank"], said["root"], said["step"]) == (2, 0, step)
+    assert "parameter 1" in said["tensor"]
+    assert job.computed[1] >= 2 + (12 - step - 1), "nobody takes over after that"
+
+
+def test_a_root_that_is_late_is_waited_for_only_so_long(monkeypatch):
+    def before(rank, step, optimizer):
+        if (rank, step) == (0, 6):
+            time.sleep(0.5)
+
+    job = Job(before=before, wait_s=0.05).run()
+    assert job.results == alone()
+    assert job.said == []
+    assert all(use.alone >= 1 for use in job.used[1:])
+    assert all(use.taken_over >= 2 for use in job.used[1:]), "they squash again"
+
+
+def test_who_waits_for_a_root_that_is_gone_computes(monkeypatch):
+    def before(rank, step, optimizer):
+        if (rank, step) == (0, 6):
+            monkeypatch.setattr(squasher.Cell, "root_lives", property(lambda cell: False))
+            time.sleep(0.5)
+
+    began = time.monotonic()
+    job = Job(before=before, wait_s=50.0).run()
+    assert time.monotonic() - began < 20
+    assert job.results == alone()
+
+
+def test_a_root_whose_update_fails_says_so_and_its_error_passes():
+    memory = SquashMemory(every=5)
+    memory.group([[0, 1]])
+    squash = Squasher(Watched(slots=64).handle.state, Page(memory.fd, 0), 0)
+    optimizer = OPTIMIZERS["adamw"]([torch.nn.Parameter(torch.ones(3))])
+
+    def fails():
+        raise RuntimeError("no memory")
+
+    with pytest.raises(RuntimeError, match="no memory"):
+        squash.step(optimizer, fails, plain=True)
+    words = Page(memory.fd, 1).cell(0, 0).words
+    assert (words[layout.C_ANNOUNCED], words[layout.C_MODE]) == (1, layout.COMPUTES)
+    memory.close()
+
+
+def test_a_state_that_grows_while_ranks_squash_changes_no_result():
+    def before(rank, step, optimizer):
+        if step < 6:
+            optimizer.param_groups[0]["params"][0].grad = None
+
+    job = Job(before=before).run()
+    assert job.results == alone(before=before)
+    assert job.said == []
+    assert all(use.taken_over >= 2 for use in job.used[1:])
+
+
+def test_an_optimizer_that_is_refused_is_said_and_computed_by_all():
+    class Own(torch.optim.SGD):
+        pass
+
+    OPTIMIZERS["own"] = lambda p: Own(p, lr=0.1)
+    try:
+        job = Job(optimizer="own").run()
+        assert job.computed == [12] * 3
+        assert len(job.said) == 3
+        assert all("Own" in said["why"] for said in job.said)
+    finally:
+        del OPTIMIZERS["own"]
+
+
+def test_a_root_whose_sharer_takes_no_part_gives_up():
+    job = Job(groups={0: [[0, 1, 2, 9]]}).run()
+    assert job.results == alone()
+    assert job.said[0]["why"] == "a rank that shares the device does not take part"
+    assert job.computed == [12] * 3
