@@ -12,9 +12,11 @@ controller writes down that it is lost, and the others are told of it with the c
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,7 @@ from clustered import virtual_time
 from clustered.agents import JOB, Size, answer_of, messages_per_node
 from pulsetrain.core.clock import Clock
 from pulsetrain.core.supervisor import TaskSupervisor
+from pulsetrain.hub.garbage import collect_seldom
 from pulsetrain.hub.heartbeat_inbox import HeartbeatInbox
 from pulsetrain.hub.job_memory import KeptMemory
 from pulsetrain.kv.files import FileStore
@@ -265,7 +268,20 @@ def run(size: Size, folder: Path) -> Iterator[Row]:
     """One row: what so many agents cost the controller, and when a lost one was named."""
     clock = virtual_time.VirtualClock()
     memory = KeptMemory(FileStore(folder / "kv"))
-    yield {"what": "simulated", **virtual_time.run(_measure(size, clock, memory), clock)}
+    with _as_in_a_hub():
+        yield {"what": "simulated", **virtual_time.run(_measure(size, clock, memory), clock)}
+
+
+@contextmanager
+def _as_in_a_hub() -> Iterator[None]:
+    """Look for garbage as seldom as a hub does."""
+    before = gc.get_threshold()
+    collect_seldom()
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+        gc.unfreeze()
 
 
 async def _measure(size: Size, clock: virtual_time.VirtualClock, memory: KeptMemory) -> Row:

@@ -13,8 +13,9 @@ at its next message where the heartbeat had to wait.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
-from functools import partial
+from typing import NamedTuple
 
 import structlog
 
@@ -39,12 +40,22 @@ Takes = Callable[[Report], bool]
 """Whether a message counts. Raises `UsageError` where its connection must end."""
 
 
+class _Message(NamedTuple):
+    """One message as it came."""
+
+    node: Node
+    send: Send
+    text: str
+    takes: Takes
+
+
 class HeartbeatInbox:
     """All methods run on the hub's event loop and do not block. `news` hears of all but heartbeats."""
 
     def __init__(self, controller: Controller, clock: Clock, news: Callable[[], None] = lambda: None) -> None:
         self._controller, self._clock, self._news = controller, clock, news
-        self._waiting: dict[Key, tuple[Send, Callable[[], None]]] = {}
+        self._waiting: OrderedDict[Key, _Message] = OrderedDict()
+        """The oldest first. A plain dictionary that has given many away is slow to say which that is."""
         self._refused: dict[Send, UsageError] = {}
         self._left_s, self._counted_s = BURST_S, clock.monotonic_s()
 
@@ -62,7 +73,7 @@ class HeartbeatInbox:
     def disconnected(self, node: Node, send: Send) -> None:
         """A connection closed. See `Controller.disconnected`."""
         self._news()
-        self._settle(_key(node))
+        self._settle(node.key)
         self._refused.pop(send, None)
         self._controller.disconnected(node, send)
 
@@ -71,20 +82,20 @@ class HeartbeatInbox:
 
         Raises `UsageError` where the connection may not say this, or what it said before.
         """
-        key, read = _key(node), partial(self._read, node, send, text, takes)
         beat = text.startswith(HEARTBEAT)
         waits = beat and (self._waiting or not self._has_time())
         if not beat:
             self._news()
         if not waits:
-            self._settle(key)
-        if send in self._refused:
+            self._settle(node.key)
+        if self._refused and send in self._refused:
             raise self._refused.pop(send)
+        message = _Message(node, send, text, takes)
         if waits:
-            self._waiting[key] = send, read  # keeps the turn of the one that it replaces
+            self._waiting[node.key] = message  # keeps the turn of the one that it replaces
             self._controller.arrived(node)
         else:
-            self._spend(read)
+            self._spend(message)
 
     async def turn(self) -> float:
         """One turn of the loop that reads what waits, the oldest first."""
@@ -98,13 +109,13 @@ class HeartbeatInbox:
 
     def _settle(self, key: Key) -> None:
         """Read what waits of a node."""
-        send, read = self._waiting.pop(key, (None, None))
-        if send is None or read is None:
+        message = self._waiting.pop(key, None)
+        if message is None:
             return
         try:
-            self._spend(read)
+            self._spend(message)
         except UsageError as error:
-            self._refused[send] = error
+            self._refused[message.send] = error
 
     def _read(self, node: Node, send: Send, text: str, takes: Takes) -> None:
         try:
@@ -123,13 +134,9 @@ class HeartbeatInbox:
         self._counted_s = now_s
         return self._left_s > 0
 
-    def _spend(self, read: Callable[[], None]) -> None:
+    def _spend(self, message: _Message) -> None:
         began_s = self._clock.monotonic_s()
         try:
-            read()
+            self._read(*message)
         finally:
             self._left_s -= self._clock.monotonic_s() - began_s
-
-
-def _key(node: Node) -> Key:
-    return node.hello.job, node.name

@@ -52,11 +52,12 @@ class Node:
     trouble since `clean_since_s`. `checked_s` is when it was last checked as a standby. `evicted_by` is who
     sent it away. `ranks` are those that the world gave it last, None before that. `hub_address` is the hub's
     own IP address on its connection, "" where that is not known. `needs_world`: it could not do with a part.
-    `newest_step` is that of the ranks of its last heartbeat.
+    `newest_step` is that of the ranks of its last heartbeat. `key` is its job and its name.
     """
 
     def __init__(self, hello: Hello, send: Send, now_s: float) -> None:
         self.name = hello.node
+        self.key = hello.job, hello.node
         self.hello = hello
         self.state = NodeState.STANDBY
         self.reason = self.cordon = self.evicted_by = self.hub_address = ""
@@ -108,7 +109,9 @@ class Node:
 
     def heard(self, now_s: float) -> None:
         """A message arrived."""
-        self.longest_silence_s = max(self.longest_silence_s, now_s - self.heard_s)
+        silence_s = now_s - self.heard_s
+        if silence_s > self.longest_silence_s:
+            self.longest_silence_s = silence_s
         self.heard_s = now_s
 
     def leaves(self, leaving: Leaving, now_s: float) -> None:
