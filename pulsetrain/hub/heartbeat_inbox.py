@@ -1,7 +1,7 @@
 """What agents say, on its way to the controller. Heartbeats may wait here, the newest of each node.
 
 Thousands of nodes send one each second, and reading one takes a tenth of a millisecond or more. If each were
-read when it comes, requests would wait for as long as nodes send. So reading takes half of the event loop's
+read when it comes, requests would wait for as long as nodes send. So reading takes two fifths of the event loop's
 time at most, in pieces of some hundredths of a second. A heartbeat that comes while time is left is read at
 once: that is so in all but the largest jobs.
 
@@ -28,7 +28,7 @@ from pulsetrain.recovery.nodes import Node, Send
 
 log = structlog.get_logger()
 
-SHARE = 0.5
+SHARE = 0.4
 BURST_S = 0.025
 """So much beyond its share may be used at once. It then reads for twice as long at a stretch."""
 PAUSE_S = 0.005
