@@ -29,6 +29,11 @@ def attempt_of(lines: Iterable[Line]) -> int:
     return max((attempt for _, attempt, *_ in lines), default=-1)
 
 
+def done(lines: Iterable[Line]) -> int:
+    """How many steps all ranks have done together, those that were done again included."""
+    return sum(word == "did" for _, _, _, word, _ in lines)
+
+
 def redone(lines: Iterable[Line]) -> int:
     """Steps that were done again, by the rank that did most of them again."""
     times = Counter((rank, step) for rank, _, _, word, step in lines if word == "did")

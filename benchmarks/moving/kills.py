@@ -71,8 +71,7 @@ def strike(point: Point, folder: Path, expected: str) -> Row:
     began_s = time.monotonic()
     try:
         _begin(site, point)
-        _kill(site, point, seen)
-        _watch(site, seen)
+        _watch(site, seen, *_kill(site, point, seen))
         _judge(site, point, seen, expected)
     except TimeoutError as error:
         seen.wrong.append(f"{error}; {_told(site)}")
@@ -137,8 +136,8 @@ def _standbys(site: Site) -> int:
     return sum(node["state"] == "standby" and not node["cordon"] for node in nodes)
 
 
-def _kill(site: Site, point: Point, seen: Seen) -> None:
-    """Ask for the move, and kill the victim once it has come to the stage."""
+def _kill(site: Site, point: Point, seen: Seen) -> tuple[float, int]:
+    """Ask for the move, and kill the victim once it has come to the stage. When, and after how many steps of all ranks."""
     (site.folder / "armed").write_text(point.stage)
     what, node = ("migrate", MOVED_OFF) if point.kind == "migrate" else ("preempt", "")
     threading.Thread(target=site.ask, args=(what, node, WAIT_S), daemon=True).start()
@@ -169,12 +168,14 @@ def _kill(site: Site, point: Point, seen: Seen) -> None:
         victim.wait(60)
     if point.victim == "rank":
         _note(site, point, seen, known["restorable"])
+    killed_s, done = time.monotonic(), judge.done(site.lines())
     (site.folder / "go").touch()
     time.sleep(point.back_s)
     if point.victim == "hub":
         site.start_hub()
     elif point.victim == "agent":
         site.start_agent("y" if point.other else point.node)
+    return killed_s, done
 
 
 def _kill_rank(site: Site, point: Point) -> None:
@@ -202,20 +203,19 @@ def _note(site: Site, point: Point, seen: Seen, restorable: dict[str, int]) -> N
         seen.bound = max(did, default=-1)
 
 
-def _watch(site: Site, seen: Seen) -> None:
-    """Until the job has ended. Who finds it pre-empted resumes it."""
-    killed_s = moved_s = time.monotonic()
-    before, preempted, trained = len(site.lines()), 0, False
+def _watch(site: Site, seen: Seen, killed_s: float, before: int) -> None:
+    """Until the job has ended. Who finds it pre-empted resumes it. `before` steps were done at the kill."""
+    moved_s, preempted, trained = killed_s, 0, False
     while not _digests(site):
         now_s = time.monotonic()
-        lines = site.lines()
-        if len(lines) > before and any(word == "did" for *_, word, _ in lines[before:]):
+        done = judge.done(site.lines())
+        if done > before:
             seen.worst_s = round(max(seen.worst_s, now_s - moved_s), 2)
             moved_s = now_s
             if not trained:
                 trained, seen.again_s = True, round(now_s - killed_s, 2)
                 seen.wrong += judge.doubled(site.live_ranks())
-        before = len(lines)
+        before = done
         job = site.job() or {}
         preempted = preempted + 1 if job.get("state") == "preempted" else 0
         if preempted >= LOOKS:

@@ -112,6 +112,16 @@ def _updates(job: JobState) -> bool:
     return job.move is not None and job.move.request.what == "update"
 
 
+def take_over(job: JobState) -> None:
+    """A new hub has found the ranks as an earlier one has left them, perhaps in the middle of a move.
+
+    Of a migration nobody knows any more. So no rank may stand for it, or save every step from now on.
+    """
+    if job.move is None:
+        hold.release_any(job)
+        end_saves(job)
+
+
 def give_way(job: JobState) -> None:
     """Do not stop the job for an update any more, because it was launched with it or should do otherwise."""
     if job.move is not None and _updates(job):
