@@ -32,7 +32,8 @@ class Site:
         port = _free_port()
         self._address = HubAddress(url=f"http://127.0.0.1:{port}", token=TOKEN)
         self._port = port
-        self.env = os.environ | {
+        inherited = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+        self.env = inherited | {  # each of many processes would compile everything anew
             "PULSETRAIN_DATA": str(folder / "hub"),
             "PULSETRAIN_HUB": self._address.url,
             "PULSETRAIN_HUB_TOKEN": TOKEN,
@@ -150,5 +151,5 @@ def until(holds: Callable[[], Any], timeout_s: float, what: str) -> Any:
     while not (value := holds()):
         if time.monotonic() > deadline_s:
             raise TimeoutError(f"{what}: not in {timeout_s:g} s")
-        time.sleep(0.002)
+        time.sleep(0.03)
     return value
