@@ -54,8 +54,12 @@ def lost(lines: Iterable[Line], after: int, bound: int) -> list[str]:
 
 
 def still_saves(lines: Sequence[Line], steps: int) -> list[str]:
-    """Ranks that save every step in the end, as they are asked to before a move only."""
-    late = Counter(rank for rank, _, _, word, step in lines if word == "saved" and step >= steps - LAST_STEPS)
+    """Ranks that save every step in the end, in the last attempt, as they are asked to before a move only."""
+    last, first = attempt_of(lines), steps - LAST_STEPS
+    found = (
+        r for r, attempt, _, word, step in lines if word == "saved" and attempt == last and step >= first
+    )
+    late = Counter(found)
     return [f"rank {rank} saves every step for ever" for rank, n in sorted(late.items()) if n > MOST_SAVES]
 
 

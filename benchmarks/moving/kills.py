@@ -28,6 +28,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from statistics import median
 from types import MappingProxyType
 from typing import Any
 
@@ -56,11 +57,11 @@ Row = dict[str, Any]
 class Seen:
     """What became of one point. `bound` is a step that must not be lost, `wrong` why it was not passed."""
 
+    killed: bool = False
     attempt: int = -1
     phase: str = ""
     bound: int = -1
     resumes: int = 0
-    again_s: float = 0.0
     worst_s: float = 0.0
     wrong: list[str] = field(default_factory=list)
 
@@ -81,7 +82,7 @@ def strike(point: Point, folder: Path, expected: str) -> Row:
         site.close()
     lines = site.lines()
     return {
-        "what": "point",
+        "what": "point" if seen.killed else "broken",  # then it is run again
         **asdict(point),
         **asdict(seen),
         "redone": judge.redone(lines),
@@ -174,6 +175,7 @@ def _kill(site: Site, point: Point, seen: Seen) -> tuple[float, int]:
     if point.victim == "rank":
         _note(site, point, seen, known["restorable"])
     killed_s, done = time.monotonic(), judge.done(site.lines())
+    seen.killed = True
     (site.folder / "go").touch()
     time.sleep(point.back_s)
     if point.victim == "hub":
@@ -218,7 +220,7 @@ def _watch(site: Site, seen: Seen, killed_s: float, before: int) -> None:
             seen.worst_s = round(max(seen.worst_s, now_s - moved_s), 2)
             moved_s = now_s
             if not trained:
-                trained, seen.again_s = True, round(now_s - killed_s, 2)
+                trained = True
                 seen.wrong += judge.doubled(site.live_ranks())
         before = done
         job = site.job() or {}
@@ -313,7 +315,7 @@ def report(rows: Sequence[Row]) -> dict[str, object]:
         "kill_points": len(rows),
         "kill_passed": len(passed),
         "kill_worst_s": max((row["worst_s"] for row in passed), default=None),
-        "kill_again_s": sorted(row["again_s"] for row in passed)[len(passed) // 2] if passed else None,
+        "kill_median_s": median(row["worst_s"] for row in passed) if passed else None,
         "kill_kinds": dict(sorted(Counter(row["kind"] for row in rows).items())),
         "kill_stages": dict(sorted(Counter(row["stage"] for row in rows).items())),
         "kill_victims": dict(sorted(Counter(row["victim"] for row in rows).items())),

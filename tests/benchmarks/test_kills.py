@@ -58,6 +58,8 @@ def test_steps_that_are_done_again_are_counted_once_for_all_ranks():
 def test_ranks_that_go_on_saving_every_step_are_named():
     assert kill_judge.still_saves(did(0, 1, "saved", 400) + did(1, 1, "saved", *range(440, 450)), 450)
     assert not kill_judge.still_saves(did(0, 1, "saved", *range(300, 400)), 450)
+    moved_late = did(0, 1, "saved", *range(400, 440)) + did(0, 2, "restored", 439)
+    assert not kill_judge.still_saves(moved_late, 450)
 
 
 def test_a_rank_that_runs_twice_is_named():
@@ -65,7 +67,7 @@ def test_a_rank_that_runs_twice_is_named():
 
 
 def test_the_report_says_why_points_failed():
-    point = {"kind": "preempt", "stage": "saving", "victim": "hub", "redone": 1, "again_s": 1.0}
+    point = {"kind": "preempt", "stage": "saving", "victim": "hub", "redone": 1}
     rows = [
         {**point, "number": 0, "passed": True, "worst_s": 2.0, "wrong": []},
         {**point, "number": 1, "passed": False, "worst_s": 9.0, "wrong": ["it stands"]},
@@ -81,7 +83,7 @@ def test_the_report_says_why_points_failed():
 def test_points_that_are_kept_are_not_run_again(tmp_path, monkeypatch):
     def struck(point, folder, expected):
         done.append((point.number, expected))
-        return {"what": "point", **vars(point), "passed": True, "wrong": [], "worst_s": 1.0, "again_s": 1.0}
+        return {"what": "point", **vars(point), "passed": True, "wrong": [], "worst_s": 1.0}
 
     done = []
     monkeypatch.setattr(kills, "strike", struck)
