@@ -189,6 +189,8 @@ def _kill_rank(site: Site, point: Point) -> None:
     def found() -> list[int]:
         if _digests(site):
             raise TimeoutError("the job ended before the kill")
+        if (site.job() or {}).get("state") == "preempted":  # the stage is over, so the next rank is killed
+            site.ask("resume")
         return site.live_ranks().get(point.rank, [])
 
     if not found():  # it was forked, and has not come to its first line
@@ -251,7 +253,9 @@ def _judge(site: Site, point: Point, seen: Seen, expected: str) -> None:
     seen.wrong += judge.still_saves(lines, STEPS[point.kind])
     left = [pids for pids in site.live_ranks().values() if pids]
     seen.wrong += [f"ranks run after the end: {left}"] if left else []
-    images = [path for path in site.folder.glob("*/images/*") if not (path / "manifest.json").exists()]
+    images = [
+        path for path in site.folder.glob("*/nodes/*/*/images/*") if not (path / "manifest.json").exists()
+    ]
     seen.wrong += [f"half-written image: {path.name}" for path in images]
     state = (site.job() or {}).get("state")
     if state not in (None, "finished") and not _late(point):
