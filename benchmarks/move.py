@@ -1,11 +1,12 @@
 """Moving running jobs: what a pre-emption takes, what waiting for one costs, and what devices are shared at.
 
     python benchmarks/move.py [--quick] [--part barrier] [--seed 0]
+    python benchmarks/move.py --part kills --points 50 --resume rows.jsonl
 
 `barrier` pre-empts and resumes real jobs and compares their parameters with an undisturbed run's. `shares`
 schedules many jobs on simulated devices. `slicing` runs ranks on fewer devices than there are ranks. `squash`
-computes the updates of those that share a device once. Fields of a part that was not run are null. The last
-line is one JSON object.
+computes the updates of those that share a device once. `kills` kills a hub, an agent or a rank at each stage
+of a move. Fields of a part that was not run are null. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import inspect
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import MappingProxyType
 
 FIELDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
@@ -24,13 +26,14 @@ FIELDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "shares": ("premium_share", "standard_share"),
         "slicing": ("slicing_ratio", "image_ratio_8"),
         "squash": ("squash_saving_ratio", "squash_identical", "squash_caught"),
+        "kills": ("kill_points", "kill_passed", "kill_worst_s"),
     }
 )
-"""What others read of each part. Each is a module of `moving` with `run(quick=)`, or `run(quick=, seed=)`."""
+"""What others read of each part. Each is a module of `moving` with `run(quick=)`, or with more arguments."""
 
 
-def gather(parts: Sequence[str], *, quick: bool, seed: int) -> dict[str, object]:
-    """Run the parts. Returns all fields, null for those of other parts, and what else the parts say."""
+def gather(parts: Sequence[str], *, quick: bool, **more: object) -> dict[str, object]:
+    """Run the parts, each with what it takes. Returns all fields, null for those of other parts, and more."""
     found: dict[str, object] = dict.fromkeys(name for names in FIELDS.values() for name in names)
     for part in parts:
         try:
@@ -41,7 +44,7 @@ def gather(parts: Sequence[str], *, quick: bool, seed: int) -> dict[str, object]
             print(f"{part}: left out: there is no benchmarks/moving/{part}.py", file=sys.stderr)
             continue
         takes = inspect.signature(module.run).parameters
-        found |= module.run(**{"quick": quick} | ({"seed": seed} if "seed" in takes else {}))
+        found |= module.run(quick=quick, **{name: value for name, value in more.items() if name in takes})
     return found
 
 
@@ -50,9 +53,14 @@ def main() -> None:
     parser.add_argument("--part", choices=(*FIELDS, "all"), default="all", help="only this part")
     parser.add_argument("--seed", type=int, default=0, help="of the moments at which jobs are moved")
     parser.add_argument("--quick", action="store_true", help="a few moves and small jobs, for tests")
-    args = parser.parse_args()
-    parts = tuple(FIELDS) if args.part == "all" else (args.part,)
-    print(json.dumps(gather(parts, quick=args.quick, seed=args.seed)))
+    parser.add_argument("--points", type=int, default=50, help="of the part kills")
+    parser.add_argument("--beside", type=int, default=1, help="points of the part kills that run at once")
+    parser.add_argument(
+        "--resume", type=Path, metavar="FILE", help="keep finished points, and go on from them"
+    )
+    args = vars(parser.parse_args())
+    part = args.pop("part")
+    print(json.dumps(gather(tuple(FIELDS) if part == "all" else (part,), **args)))
 
 
 if __name__ == "__main__":

@@ -212,6 +212,7 @@ class Commands:
                 )
                 return {"devices": {str(rank): device for rank, device in placed.items()}, "late": late}
             case HoldRanks():
+                self._let_dumped_go(command.number)
                 return holding.run(command, self._node.ranks.attempt, self._node.ranks.alive)
             case DumpRanks():
                 return self._dump_ranks(command)
@@ -265,11 +266,30 @@ class Commands:
         with self._ranks_lock:
             self._node.drain()  # or the same rows would be read from the image again
             store, ranks = self._stores.get(self._node.identity.job), self._node.ranks
+            held = image_commands.holds(ranks.alive)
             done = image_commands.dump(command, ranks, self._images, store, devices=ranks.devices.number)
+            if image_commands.holds(ranks.alive) != held:
+                self._images.clear()
+                image_commands.go_on(ranks.alive, store)
+                raise Unavailable("another hub wants the ranks to run, or to stand for something else")
             timer = threading.Timer(image_commands.STOPPED_S, self._go_on, (ranks.alive, store))
             timer.daemon = True
             timer.start()
         return done
+
+    def _let_dumped_go(self, number: int) -> None:
+        """Who asks for another hold than that of the dump is another hub. It does not end these ranks.
+
+        While they are dumped, the dump itself looks for that at its end.
+        """
+        if self._ranks_lock.acquire(blocking=False):
+            try:
+                dumped = [rank for rank in self._node.ranks.alive if rank.dumped]
+                if dumped and image_commands.holds(dumped) != {number}:
+                    self._images.clear()
+                    image_commands.go_on(dumped, self._stores.get(self._node.identity.job))
+            finally:
+                self._ranks_lock.release()
 
     def _go_on(self, ranks: Sequence[Rank], store: int | None) -> None:
         """Nobody has ended the ranks that were dumped: a hub that is lost must not stop a job."""

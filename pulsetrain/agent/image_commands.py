@@ -94,6 +94,11 @@ def dump(
     }
 
 
+def holds(ranks: Sequence[StandingRank]) -> set[int]:
+    """The numbers of the holds that were asked for last."""
+    return {rank.standing_number[0] for rank in ranks}
+
+
 def go_on(ranks: Sequence[StandingRank], store: int | None) -> None:
     """Let ranks that were dumped, and their store, run on."""
     for rank in ranks:

@@ -84,7 +84,12 @@ def release(job: JobState, hold: Hold | None) -> None:
     """Let the ranks run again."""
     if hold is not None and hold.state != "over":
         hold.state = "over"
-        job.services.background.once("end hold", _release(job, hold))
+        job.services.background.once("end hold", _release(job, hold.attempt))
+
+
+def release_any(job: JobState) -> None:
+    """Let ranks run again that an earlier hub has asked to stand."""
+    job.services.background.once("end hold", _release(job, job.attempt.number))
 
 
 async def _ask_until_settled(job: JobState, hold: Hold, on_end: Callable[[], None]) -> None:
@@ -121,7 +126,7 @@ async def _bring_to_stand(job: JobState, hold: Hold) -> None:
             break
         if not decision.run_on and all(position.stands for position in seen.values()):
             await asyncio.sleep(PAUSE_S)  # agents answer at once
-    await _release(job, hold)
+    await _release(job, hold.attempt)
     if hold.state == "asked":
         hold.state = "missed"
         job.write("hold_missed", hold.row())
@@ -166,8 +171,8 @@ async def _renew(job: JobState, hold: Hold) -> None:
         await _look(job, hold, {})
 
 
-async def _release(job: JobState, hold: Hold) -> None:
+async def _release(job: JobState, attempt: int) -> None:
     commands = [
-        (node, HoldRanks(id=job.next_id(), attempt=hold.attempt, number=0)) for node in job.members.active()
+        (node, HoldRanks(id=job.next_id(), attempt=attempt, number=0)) for node in job.members.active()
     ]
     await asyncio.gather(*(job.ask(node, command) for node, command in commands))

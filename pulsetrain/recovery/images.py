@@ -66,6 +66,7 @@ async def restore(job: JobState) -> bool:
     if image is None or job.recovery is None or not image.name:
         return False
     job.recovery.image = None  # it is used once
+    job.services.memory.preemption(job.name, None)
     members = job.members
     job.attempt = Attempt(number=job.attempt.number + 1, restore_step=image.step)
     members.refresh_world()

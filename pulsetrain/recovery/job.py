@@ -351,6 +351,7 @@ class Job:
         state.keep_world()
         state.write("adopted", {"world": [m.node for m in state.members.world]})
         self._loop.post(Event.ADOPTED)
+        moving.take_over(state)
         for exit_ in state.attempt.early_exits.values():
             if exit_.attempt == number and node_of(state.members.world, exit_.rank) == exit_.node:
                 self._take_exit(exit_)

@@ -112,6 +112,16 @@ def _updates(job: JobState) -> bool:
     return job.move is not None and job.move.request.what == "update"
 
 
+def take_over(job: JobState) -> None:
+    """A new hub has found the ranks as an earlier one has left them, perhaps in the middle of a move.
+
+    Of a migration nobody knows any more. So no rank may stand for it, or save every step from now on.
+    """
+    if job.move is None:
+        hold.release_any(job)
+        end_saves(job)
+
+
 def give_way(job: JobState) -> None:
     """Do not stop the job for an update any more, because it was launched with it or should do otherwise."""
     if job.move is not None and _updates(job):
@@ -335,11 +345,13 @@ def _resume(job: JobState, request: MoveRequest, loop: Loop) -> None:
         return
     move, job.move = job.move, None
     job.write("resume", {"reason": request.reason, "state": str(job.phase)}, actor=request.actor)
-    job.services.memory.preemption(job.name, None)
     if job.phase is not Phase.PREEMPTED:
+        job.services.memory.preemption(job.name, None)
         hold.release(job, move.hold if move else None)
         end_saves(job)
         return
+    if move is None or move.image is None or move.image.state != "taken":
+        job.services.memory.preemption(job.name, None)  # an image is kept until it is used: `images.restore`
     fault = faults.resumed(request.reason, request.actor, job.attempt.number, job.now_ns())
     job.recovery = Recovery(fault=fault, from_step=move.from_step if move else -1)
     job.recovery.image = move.image if move else None

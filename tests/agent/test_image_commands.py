@@ -2,10 +2,12 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from pulsetrain.agent import image_commands
+from pulsetrain.agent.commands import Commands
 from pulsetrain.agent.processes.process_images import Manifest
 from pulsetrain.core.errors import Unavailable, UsageError
 from pulsetrain.protocol.messages import DumpRanks
@@ -49,11 +51,18 @@ class Images:
 
     refuses: str = ""
     dumped: dict = field(default_factory=dict)
+    meanwhile: object = None
+    cleared: bool = False
+
+    def clear(self):
+        self.cleared = True
 
     def dump(self, name, attempt, processes, outputs):
         if self.refuses:
             raise Unavailable(self.refuses)
         self.dumped = dict(processes)
+        if self.meanwhile:
+            self.meanwhile()
         return Manifest(
             name=name, host="h", boot="b", attempt=attempt, processes=self.dumped, outputs=outputs,
             files={}, bytes=77,
@@ -102,3 +111,41 @@ def test_what_cannot_be_dumped_is_refused_before_anything_is_held(ranks, more, w
 def test_another_attempt_is_not_dumped():
     with pytest.raises(UsageError, match="attempt 2 does not run here; attempt 5 does"):
         image_commands.dump(COMMAND, Ranks([Rank(0)], attempt=5), Images(), 50)
+
+
+class Node:
+    def __init__(self, *ranks):
+        self.ranks = Ranks(list(ranks))
+        self.ranks.devices = SimpleNamespace(number=0)
+        self.identity = SimpleNamespace(job="j")
+
+    def drain(self):
+        pass
+
+
+def commands(node, images):
+    made = Commands(node, None, images=images)
+    made._stores["j"] = 50
+    return made
+
+
+@pytest.mark.parametrize(("number", "goes_on"), [(3, False), (4, True), (0, True)])
+def test_dumped_ranks_run_on_once_another_hub_asks_for_something_else(monkeypatch, number, goes_on):
+    let_go = []
+    monkeypatch.setattr(image_commands, "let_go", let_go.extend)
+    rank, images = Rank(0, dumped=True), Images()
+    commands(Node(rank), images)._let_dumped_go(number)
+    assert (let_go, images.cleared, rank.dumped) == ([100, 50] * goes_on, goes_on, not goes_on)
+
+
+def test_ranks_that_were_asked_for_something_else_while_they_were_dumped_run_on(monkeypatch):
+    def asked(*_):
+        rank.standing_number = (4, 9)
+
+    let_go = []
+    monkeypatch.setattr(image_commands, "let_go", let_go.extend)
+    rank, images = Rank(0), Images(meanwhile=asked)
+    made = commands(Node(rank), images)
+    with pytest.raises(Unavailable, match="another hub"):
+        made._dump_ranks(COMMAND)
+    assert (let_go, images.cleared, rank.dumped) == ([100, 50], True, False)

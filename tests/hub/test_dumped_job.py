@@ -3,6 +3,8 @@
 import pytest
 
 from pulsetrain.diagnostics import process_dump
+from pulsetrain.protocol.client import find_hub
+from pulsetrain.stream.store.clickhouse import open_store
 from tests.agent.real_processes import until
 from tests.hub.test_moved_job import Moved
 
@@ -55,6 +57,19 @@ class Dumped(Moved):
         said = [[int(w) for k, w in map(str.split, _pairs(f)) if k == "did"] for f in files]
         return [steps for steps in said if steps]
 
+    def first_start_ns(self, attempt):
+        """When the first step of an attempt began, as its ranks' records say."""
+        address = find_hub(environ=self.env)
+        store = open_store(address.url, token=address.token)
+        try:
+            rows = store.query(
+                "SELECT toUnixTimestamp64Nano(min(start)) AS ns FROM steps WHERE attempt = {attempt:Int32}",
+                {"attempt": attempt},
+            )
+            return rows.to_pylist()[0]["ns"]
+        finally:
+            store.close()
+
 
 def _pairs(file):
     return [line for line in file.read_text().splitlines() if len(line.split()) == 2]
@@ -94,3 +109,6 @@ def test_a_plain_job_that_is_dumped_and_restored_twice_ends_with_the_same_parame
     assert all(image["stored_bytes"] < 0.75 * image["bytes"] for image in images)
     assert images[1]["new_bytes"] < 0.5 * images[1]["stored_bytes"]
     assert all(event["restore_ns"] > 0 for event in moved.events("image_restored"))
+    began_ns = {attempt: moved.first_start_ns(attempt) for attempt in (0, 1, 2)}
+    dumped_ns = sum(event["stages_ns"]["dump"] for event in told[:1])
+    assert began_ns[1] - began_ns[0] > dumped_ns  # a clock that stood while the job was away is set right

@@ -3,7 +3,7 @@
 import pytest
 
 from pulsetrain.core.errors import UsageError
-from pulsetrain.protocol.messages import FirstStep, Leave, Stop
+from pulsetrain.protocol.messages import FirstStep, HoldRanks, Leave, SaveFrom, Stop
 from pulsetrain.recovery.job import Job
 from pulsetrain.recovery.transitions import Phase
 from tests.recovery.fakes import Fleet, run
@@ -69,13 +69,16 @@ def test_evicting_an_unknown_node_names_those_that_are_there():
     run(scenario)
 
 
-def test_a_new_hub_adopts_a_running_job_without_touching_it():
+def test_a_new_hub_adopts_a_running_job_and_only_ends_what_a_move_had_asked_of_its_ranks():
     async def scenario():
         fleet = Fleet("")
         fleet.agents = {n: fleet.join(n, attempt=5, node_rank=i) for i, n in enumerate("ab")}
         await fleet.settle()
         assert fleet.job.phase is Phase.RUNNING
-        assert (fleet.job.attempt, fleet.agents["a"].commands) == (5, [])
+        assert fleet.job.attempt == 5
+        assert {type(command) for command in fleet.agents["a"].commands} == {HoldRanks, SaveFrom}
+        assert [command.number for command in fleet.of("a", HoldRanks)] == [0]
+        assert [command.step for command in fleet.of("a", SaveFrom)] == [-1]
 
     run(scenario)
 

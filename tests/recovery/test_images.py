@@ -4,7 +4,7 @@ import pytest
 
 from pulsetrain.protocol.messages import DumpRanks, Start, Stop
 from pulsetrain.recovery.transitions import Phase
-from tests.recovery.fakes import Fleet, run
+from tests.recovery.fakes import FakeMemory, Fleet, run
 from tests.recovery.test_moving import request
 
 
@@ -66,6 +66,23 @@ def test_they_are_restored_when_the_job_is_resumed():
         assert job.phase is Phase.RUNNING
         assert job.told("recovery")["resumed_by"] == "image"
         assert job.told("image_restored") == {"image": dump.name, "step": 9, "restore_ns": 7}
+
+    run(scenario)
+
+
+def test_a_new_hub_knows_of_the_image_until_it_is_used():
+    async def scenario():
+        memory = FakeMemory()
+        job = Job(memory=memory)
+        await job.train()
+        await job.move("preempt")
+        job.fleet.controller.move("j", request("resume"))
+        kept = memory.recall("j").preemption
+        assert kept is not None
+        assert kept.image
+        await job.fleet.settle(3)
+        assert job.fleet.of("a", Start)[-1].image == kept.image
+        assert memory.recall("j").preemption is None
 
     run(scenario)
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from pulsetrain.core.errors import UsageError
-from pulsetrain.protocol.messages import Held, Leave, SaveFrom, Start, Stop
+from pulsetrain.protocol.messages import Held, HoldRanks, Leave, SaveFrom, Start, Stop
 from pulsetrain.recovery.move_preview import why_no_dump
 from pulsetrain.recovery.move_request import MoveRequest
 from pulsetrain.recovery.nodes import NodeState
@@ -240,6 +240,26 @@ def test_a_new_hub_goes_on_to_wait_for_the_checkpoint_that_an_earlier_one_waited
             agent.complete(asked.step, peer_of=(0, 1, 2, 3))
         await again.settle()
         assert again.job.phase is Phase.PREEMPTED
+
+    run(scenario)
+
+
+def test_a_new_hub_ends_what_ranks_still_do_for_a_migration_that_nobody_knows_of():
+    async def scenario():
+        memory = FakeMemory()
+        job = Job("abz", memory=memory)
+        await job.train(9, saved=0)
+        await job.ask("migrate", node="b", wait_s=3600.0)
+        assert job.wanted > 9
+        again = Fleet((), memory=memory)
+        for rank, name in enumerate("ab"):
+            again.agents[name] = again.join(name, attempt=0, node_rank=rank)
+            again.agents[name].attempt = 0
+        await again.settle(1)
+        assert again.job.phase is Phase.RUNNING
+        for name in "ab":
+            assert [command.step for command in again.of(name, SaveFrom)] == [-1]
+            assert [command.number for command in again.of(name, HoldRanks)] == [0]
 
     run(scenario)
 

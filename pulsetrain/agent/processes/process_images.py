@@ -264,6 +264,24 @@ def ring_of(pid: int) -> int:
     raise Unavailable(f"pid {pid}: it has no ring")
 
 
+def clock_ahead_ns(pid: int, proc: Path = Path("/proc")) -> int:
+    """How far the monotonic clock of a process is ahead of ours.
+
+    CRIU restores a process in a time namespace, in which this clock goes on from where it was dumped.
+    """
+    return _clock_ns(proc / str(pid)) - _clock_ns(proc / "self")
+
+
+def _clock_ns(process: Path) -> int:
+    """Offset of its monotonic clock from the host's. 0 where the kernel has no time namespaces."""
+    with contextlib.suppress(OSError, ValueError):
+        for line in (process / "timens_offsets").read_text().splitlines():
+            clock, seconds, ns = line.split()
+            if clock == "monotonic":
+                return int(seconds) * 1_000_000_000 + int(ns)
+    return 0
+
+
 def _begin(folder: Path, gate: Path, zygote: Zygote, process: str, codes: dict[str, int]) -> int:
     """Start CRIU as a child of the zygote, so that what it restores is one too. Its pid."""
     log_file = os.open(folder / "criu.out", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)

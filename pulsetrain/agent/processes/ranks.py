@@ -15,7 +15,7 @@ import structlog
 from pulsetrain.agent.processes import kept_ranks
 from pulsetrain.agent.processes.devices import SharedDevices
 from pulsetrain.agent.processes.kept_ranks import Seat, Seated
-from pulsetrain.agent.processes.process_images import Manifest, ProcessImages, ring_of
+from pulsetrain.agent.processes.process_images import Manifest, ProcessImages, clock_ahead_ns, ring_of
 from pulsetrain.agent.processes.program_check import check_program
 from pulsetrain.agent.processes.rank import NodeIdentity, Program, Rank, rank_environment
 from pulsetrain.agent.processes.zygote import Zygote
@@ -140,7 +140,8 @@ class Ranks:
         for name, rank in own.items():
             files = dict(zip(("stdout", "stderr"), map(Path, manifest.outputs[name]), strict=True))
             by_name[name] = self._rank(start, rank, rings[name], files, restored=True)
-            by_name[name].pid = manifest.processes[name]
+            by_name[name].pid = pid = manifest.processes[name]
+            by_name[name].drain.restored(clock_ahead_ns(pid), time.time_ns() - time.perf_counter_ns())
         self._close_rings()
         self.all, self.restored = tuple(by_name.values()), True
         for name in own.keys() & ends.keys():

@@ -92,6 +92,10 @@ class Drain:
         """See `RingReader.ask_for_profile`."""
         self._reader.ask_for_profile(number, first_step, steps)
 
+    def restored(self, ahead_ns: int, utc_offset_ns: int) -> None:
+        """See `RingReader.restored`."""
+        self._reader.restored(ahead_ns, utc_offset_ns)
+
     def hold(self, number: int, past: int, until_ns: int, saved_step: int = -1) -> None:
         """See `RingReader.hold`."""
         self._reader.hold(number, past, until_ns, saved_step)

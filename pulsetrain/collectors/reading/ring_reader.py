@@ -127,7 +127,7 @@ class RingReader:
         self._stuck = 0
         self._weak_order = platform.machine() not in ("x86_64", "AMD64", "i686")
         self.read = int(self._words[W_READ])
-        self._latest_end = 0
+        self._latest_end = self._ahead_ns = 0
         self._description = ""
         self.drained = 0  # records handed out
         self.fill = 0.0  # share of the ring that the last drain found used
@@ -144,13 +144,21 @@ class RingReader:
         self._writable[W_PROFILE_FROM], self._writable[W_PROFILE_STEPS] = first_step, steps
         self._writable[W_PROFILE] = number
 
+    def restored(self, ahead_ns: int, utc_offset_ns: int) -> None:
+        """The rank was restored from an image, and its clock is `ahead_ns` ahead of the reader's.
+
+        `utc_offset_ns` is what the reader's clock lacks to UTC.
+        """
+        self._ahead_ns = ahead_ns
+        self._writable[W_UTC] = utc_offset_ns - ahead_ns
+
     def hold(self, number: int, past: int, until_ns: int, saved_step: int = -1) -> None:
         """Ask the rank to stand still after a step, at its first arrival after `past`. 0: let it run.
 
-        It stands until `until_ns` at most, on the ring's clock. `number` is new for each barrier. From 0 on,
-        `saved_step` asks for a stand once the script itself has saved that step or a later one.
+        It stands until `until_ns` at most, on the reader's clock. `number` is new for each barrier. From 0
+        on, `saved_step` asks for a stand once the script itself has saved that step or a later one.
         """
-        self._writable[W_HOLD_PAST], self._writable[W_HOLD_UNTIL] = past, until_ns
+        self._writable[W_HOLD_PAST], self._writable[W_HOLD_UNTIL] = past, until_ns + self._ahead_ns
         self._writable[W_HOLD_SAVED] = saved_step + 1
         self._writable[W_HOLD] = number
 

@@ -155,3 +155,20 @@ def test_pages_whose_image_is_gone_do_not_outlive_the_agent(tmp_path, sleeper):
     made.clear()
     made.tidy()
     assert not list(tmp_path.glob("image-blocks/*"))
+
+
+@pytest.mark.parametrize(
+    ("offsets", "ahead_ns"),
+    [
+        ("monotonic         -33 967000000\nboottime          -33 0\n", -32_033_000_000),
+        ("monotonic           0         0\nboottime            5 0\n", 0),
+        (None, 0),
+        ("monotonic nonsense\n", 0),
+    ],
+)
+def test_how_far_the_clock_of_a_restored_process_is_ahead(tmp_path, offsets, ahead_ns):
+    for name, text in (("77", offsets), ("self", "monotonic 0 0\n")):
+        (tmp_path / name).mkdir()
+        if text is not None:
+            (tmp_path / name / "timens_offsets").write_text(text)
+    assert process_images.clock_ahead_ns(77, tmp_path) == ahead_ns

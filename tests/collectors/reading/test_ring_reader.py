@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pulsetrain.collectors.layout import SLOT_BYTES, SLOTS_AT
+from pulsetrain.collectors.layout import SLOT_BYTES, SLOTS_AT, W_HOLD_UNTIL
 from pulsetrain.collectors.reading.ring_reader import RingReader
 from pulsetrain.core.errors import CorruptData
 from tests.collectors.rank.both_ends import CAPACITY, Ring
+from tests.collectors.rank.watched import Watched
 
 
 @given(st.integers(0, SLOT_BYTES - 8), st.integers(0, 5), st.integers(1, 5))
@@ -85,3 +86,11 @@ def test_written_counts_what_is_ready_and_not_yet_read():
     ring.drained()
     ring.write(9)
     assert (ring.reader.read, ring.reader.written) == (5, 6)
+
+
+def test_a_rank_whose_clock_was_restored_from_an_image_stands_no_longer_than_it_should():
+    watched = Watched()
+    watched.reader.restored(-32_000, 7_000_000)
+    watched.reader.hold(1, 0, 100_000)
+    assert watched.handle.state.words[W_HOLD_UNTIL] == 68_000
+    assert watched.reader.status().utc_offset_ns == 7_032_000
