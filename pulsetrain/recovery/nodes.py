@@ -150,10 +150,13 @@ class Node:
         future: asyncio.Future[Reply] = loop.create_future()
         self._pending[command.id] = future
         timer: asyncio.TimerHandle | None = None
+        no_answer = f"no answer in {timeout_s:g} s"
         try:
             await self._send(encode(command))
-            timer = loop.call_later(timeout_s, self._give_up, command.id, f"no answer in {timeout_s:g} s")
+            timer = loop.call_later(timeout_s, self._give_up, command.id, no_answer)
             return await future
+        except TimeoutError:  # of the connection itself
+            return Reply(id=command.id, node=self.name, error=no_answer)
         except Unavailable as error:
             return Reply(id=command.id, node=self.name, error=str(error))
         finally:
