@@ -1,9 +1,9 @@
 """What agents say, on its way to the controller. Heartbeats may wait here, the newest of each node.
 
-Thousands of nodes send one each second, and reading one takes a tenth of a millisecond or more. If each were
-read when it comes, requests would wait for as long as nodes send. So reading takes two fifths of the event loop's
-time at most, in pieces of some hundredths of a second. A heartbeat that comes while time is left is read at
-once: that is so in all but the largest jobs.
+Thousands of nodes send one each second, and reading one takes some hundredths of a millisecond. If each were
+read when it comes, requests would wait for as long as nodes send. So reading takes two fifths of the event
+loop's time at most, in pieces of some hundredths of a second. A heartbeat that comes while time is left is
+read at once: that is so in all but the largest jobs.
 
 An older heartbeat of a node is dropped when a newer one comes, as agents do that cannot send. Nothing else
 that a node says overtakes its heartbeat, nor does its next connection or the end of this one. Whether a
@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import NamedTuple
 
 import structlog
 
@@ -24,7 +23,7 @@ from pulsetrain.core.errors import CorruptData, UsageError
 from pulsetrain.core.supervisor import FailureCollector
 from pulsetrain.protocol.messages import HEARTBEAT, Command, Confirmed, Hello, Report, decode
 from pulsetrain.recovery.controller import Controller
-from pulsetrain.recovery.nodes import Node, Send
+from pulsetrain.recovery.nodes import Key, Node, Send
 
 log = structlog.get_logger()
 
@@ -34,19 +33,12 @@ BURST_S = 0.025
 PAUSE_S = 0.005
 IDLE_S = 0.1
 
-Key = tuple[str, str]
-"""Job and name of a node."""
 Takes = Callable[[Report], bool]
 """Whether a message counts. Raises `UsageError` where its connection must end."""
 
 
-class _Message(NamedTuple):
-    """One message as it came."""
-
-    node: Node
-    send: Send
-    text: str
-    takes: Takes
+Said = tuple[Node, Send, str, Takes]
+"""A message: the node, the connection on which it came, its text, and whether that may say it."""
 
 
 class HeartbeatInbox:
@@ -54,8 +46,7 @@ class HeartbeatInbox:
 
     def __init__(self, controller: Controller, clock: Clock, news: Callable[[], None] = lambda: None) -> None:
         self._controller, self._clock, self._news = controller, clock, news
-        self._waiting: OrderedDict[Key, _Message] = OrderedDict()
-        """The oldest first. A plain dictionary that has given many away is slow to say which that is."""
+        self._waiting: OrderedDict[Key, Said] = OrderedDict()  # the first of a plain dict is found slowly
         self._refused: dict[Send, UsageError] = {}
         self._left_s, self._counted_s = BURST_S, clock.monotonic_s()
 
@@ -80,22 +71,19 @@ class HeartbeatInbox:
     def take(self, node: Node, send: Send, text: str, takes: Takes) -> None:
         """One message of a node, as it came over the connection `send`. A damaged one is skipped.
 
-        Raises `UsageError` where the connection may not say this, or what it said before.
+        Raises `UsageError` where the connection may not say this, or what it said before. A hundred thousand
+        come in a second, so a heartbeat that has to wait is only put down.
         """
-        beat = text.startswith(HEARTBEAT)
-        waits = beat and (self._waiting or not self._has_time())
-        if not beat:
+        if not text.startswith(HEARTBEAT):
             self._news()
-        if not waits:
-            self._settle(node.key)
-        if self._refused and send in self._refused:
-            raise self._refused.pop(send)
-        message = _Message(node, send, text, takes)
-        if waits:
-            self._waiting[node.key] = message  # keeps the turn of the one that it replaces
+        elif self._waiting or not self._has_time():
+            self._raise_refused(send)
+            self._waiting[node.key] = node, send, text, takes  # keeps the turn of the one that it replaces
             self._controller.arrived(node)
-        else:
-            self._spend(message)
+            return
+        self._settle(node.key)
+        self._raise_refused(send)
+        self._read((node, send, text, takes))
 
     async def turn(self) -> float:
         """One turn of the loop that reads what waits, the oldest first."""
@@ -109,15 +97,28 @@ class HeartbeatInbox:
 
     def _settle(self, key: Key) -> None:
         """Read what waits of a node."""
-        message = self._waiting.pop(key, None)
-        if message is None:
+        said = self._waiting.pop(key, None)
+        if said is None:
             return
         try:
-            self._spend(message)
+            self._read(said)
         except UsageError as error:
-            self._refused[message.send] = error
+            self._refused[said[1]] = error
 
-    def _read(self, node: Node, send: Send, text: str, takes: Takes) -> None:
+    def _raise_refused(self, send: Send) -> None:
+        """Raise why the connection has to end, where what it said before has shown that."""
+        if self._refused and send in self._refused:
+            raise self._refused.pop(send)
+
+    def _read(self, said: Said) -> None:
+        """Read a message. The time that it takes counts."""
+        began_s = self._clock.monotonic_s()
+        try:
+            self._hear(*said)
+        finally:
+            self._left_s -= self._clock.monotonic_s() - began_s
+
+    def _hear(self, node: Node, send: Send, text: str, takes: Takes) -> None:
         try:
             message = decode(text)
         except CorruptData as error:
@@ -133,10 +134,3 @@ class HeartbeatInbox:
         self._left_s = min(BURST_S, self._left_s + SHARE * (now_s - self._counted_s))
         self._counted_s = now_s
         return self._left_s > 0
-
-    def _spend(self, message: _Message) -> None:
-        began_s = self._clock.monotonic_s()
-        try:
-            self._read(*message)
-        finally:
-            self._left_s -= self._clock.monotonic_s() - began_s

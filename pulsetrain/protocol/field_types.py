@@ -30,6 +30,36 @@ def refuse_others(cls: type, columns: Mapping[str, Iterable[Any]]) -> None:
             raise TypeError(f"{cls.__name__}.{name} = {repr(wrong)[:80]}")
 
 
+def refuse_other(cls: type, fields: Mapping[str, Any]) -> None:
+    """The same for the fields of one object. Most hold a plain value or nothing, which is seen at once."""
+    plain, checks = _plain(cls), _checks(cls)
+    for name, value in fields.items():
+        kind = type(value)
+        if kind is plain[name] and (
+            not value or kind is str or kind is bool or (kind is int and _SMALLEST <= value <= _LARGEST)
+        ):
+            continue
+        if not checks[name]([value]):
+            raise TypeError(f"{cls.__name__}.{name} = {repr(value)[:80]}")
+
+
+@functools.cache
+def _plain(cls: type) -> dict[str, type | None]:
+    """The type of each field as JSON's values have it, None where the type alone does not say enough."""
+    hints = typing.get_type_hints(cls)
+    return {each.name: _plain_type(hints[each.name]) for each in dataclasses.fields(cls)}
+
+
+def _plain_type(annotation: Any) -> type | None:
+    if annotation in (int, str, bool):
+        return typing.cast("type", annotation)
+    origin = typing.get_origin(annotation)
+    if origin is typing.Literal:
+        kinds = set(map(type, typing.get_args(annotation)))
+        return kinds.pop() if len(kinds) == 1 else None
+    return {tuple: tuple, Sequence: tuple, Mapping: dict}.get(origin)
+
+
 @functools.cache
 def _checks(cls: type) -> dict[str, Check]:
     """What values of each field must be. Fields that hold objects were made by their own readers."""
@@ -72,7 +102,10 @@ def _tuples(item: Check, values: Sequence[Any]) -> bool:
 
 def _objects(values: Sequence[Any]) -> bool:
     """Sequences whose objects were checked by who read them."""
-    return all(isinstance(value, Sequence) and not isinstance(value, str) for value in values)
+    return all(
+        type(value) is tuple or (isinstance(value, Sequence) and not isinstance(value, str))
+        for value in values
+    )
 
 
 def _whole_numbers(values: Sequence[Any]) -> bool:
@@ -86,7 +119,7 @@ def _numbers(values: Sequence[Any]) -> bool:
 
 
 def _is_mapping(value: object, item: Check) -> bool:
-    return isinstance(value, Mapping) and (not value or item(list(value.values())))
+    return isinstance(value, dict | Mapping) and (not value or item(list(value.values())))
 
 
 def _anything(values: Sequence[Any]) -> bool:

@@ -142,3 +142,10 @@ def make(cls: type, names: Sequence[str], rows: Iterable[Sequence[object]]) -> l
         each.__dict__.update(zip(names, row, strict=True))
         made.append(each)
     return made
+
+
+def make_one(cls: type, fields: Mapping[str, object]) -> Any:
+    """One object of a frozen dataclass, of all its fields. See `make`."""
+    each: Any = object.__new__(cls)
+    each.__dict__.update(fields)
+    return each

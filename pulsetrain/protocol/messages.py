@@ -25,8 +25,8 @@ from pulsetrain.core.errors import CorruptData
 from pulsetrain.core.json import JsonObject, refuse_half_pairs
 from pulsetrain.core.supervisor import LoopStatus
 from pulsetrain.protocol import packing
-from pulsetrain.protocol.field_types import refuse_others
-from pulsetrain.protocol.late_rows import LateRows, make
+from pulsetrain.protocol.field_types import refuse_other
+from pulsetrain.protocol.late_rows import LateRows, make_one
 
 ProcessState = Literal["running", "sleeping", "disk", "stopped", "zombie", "gone"]
 COMPRESSED_BYTES = 1 << 15  # of a world, from which on it is sent compressed
@@ -661,7 +661,8 @@ def decode(text: str | bytes) -> Message:
 def _parsed(text: str | bytes) -> typing.Any:
     """What JSON says. Raises `ValueError` for half a surrogate pair as well, which nobody could store."""
     value = json.loads(text)
-    if "\\ud" in (text if isinstance(text, str) else text.decode()).lower():
+    said = text if isinstance(text, str) else text.decode()
+    if "\\u" in said and "\\ud" in said.lower():  # few texts have any escape
         refuse_half_pairs(value)
     return value
 
@@ -764,12 +765,11 @@ def _reader_of(cls: type) -> _Reader:
         for name, convert in nested:
             if name in known:
                 known[name] = convert(known[name])
-        for name, factory in factories.items():
-            if name not in known:
-                known[name] = factory()
-        refuse_others(cls, {name: [value] for name, value in known.items()})
-        row = [known[name] if name in known else defaults[name] for name in names]
-        return make(cls, names, [row])[0]
+        refuse_other(cls, known)
+        if len(known) < len(names):
+            spare = {**defaults, **{name: factory() for name, factory in factories.items()}}
+            known = {name: known[name] if name in known else spare[name] for name in names}
+        return make_one(cls, known)
 
     return read
 
@@ -815,11 +815,11 @@ def _many_reader(item: type) -> _Reader:
     kind, read = _packed(item), _reader_of(item)
 
     def many(written: typing.Any) -> Sequence[object]:
-        if isinstance(written, dict) and "zlib" in written:
+        if not isinstance(written, dict):
+            return tuple([read(each) for each in written])
+        if "zlib" in written:
             return many(_parsed(_inflated(written["zlib"])))
-        if isinstance(written, dict):
-            return packing.unpack(kind, written)
-        return tuple([read(each) for each in written])
+        return packing.unpack(kind, written)
 
     return many
 

@@ -12,7 +12,8 @@ from pulsetrain.protocol.late_rows import column
 from pulsetrain.protocol.messages import Command, Heartbeat, Hello, Leaving, Reply, encode
 
 Send = Callable[[str], Awaitable[None]]
-
+Key = tuple[str, str]
+"""Job and name of a node."""
 
 CLOSED, NOT_CONNECTED = "connection closed", "not connected"
 
@@ -52,12 +53,12 @@ class Node:
     trouble since `clean_since_s`. `checked_s` is when it was last checked as a standby. `evicted_by` is who
     sent it away. `ranks` are those that the world gave it last, None before that. `hub_address` is the hub's
     own IP address on its connection, "" where that is not known. `needs_world`: it could not do with a part.
-    `newest_step` is that of the ranks of its last heartbeat. `key` is its job and its name.
+    `newest_step` is that of the ranks of its last heartbeat.
     """
 
     def __init__(self, hello: Hello, send: Send, now_s: float) -> None:
         self.name = hello.node
-        self.key = hello.job, hello.node
+        self.key: Key = hello.job, hello.node
         self.hello = hello
         self.state = NodeState.STANDBY
         self.reason = self.cordon = self.evicted_by = self.hub_address = ""
@@ -96,7 +97,7 @@ class Node:
             kept = tuple(status for status in heartbeat.ranks if status.rank in own)
             heartbeat = replace(heartbeat, ranks=kept)
         if self.heartbeat is not None:
-            self.longest_quiet_s = max(self.longest_quiet_s, _ended_quiet_s(self.heartbeat, heartbeat))
+            self.longest_quiet_s = _longest_quiet_s(self.longest_quiet_s, self.heartbeat, heartbeat)
         self.heartbeat, self.heartbeat_s = heartbeat, now_s
         self.newest_step = max(column(heartbeat.ranks, "last_step"), default=-1)
         return heartbeat
@@ -109,9 +110,9 @@ class Node:
 
     def heard(self, now_s: float) -> None:
         """A message arrived."""
-        silence_s = now_s - self.heard_s
-        if silence_s > self.longest_silence_s:
-            self.longest_silence_s = silence_s
+        silent_s = now_s - self.heard_s
+        if silent_s > self.longest_silence_s:
+            self.longest_silence_s = silent_s
         self.heard_s = now_s
 
     def leaves(self, leaving: Leaving, now_s: float) -> None:
@@ -145,23 +146,39 @@ class Node:
         """Send `command` and wait for its reply. A timeout or a lost connection is a reply with an error."""
         if self._send is None:
             return Reply(id=command.id, node=self.name, error=NOT_CONNECTED)
-        future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Reply] = loop.create_future()
         self._pending[command.id] = future
+        timer: asyncio.TimerHandle | None = None
+        no_answer = f"no answer in {timeout_s:g} s"
         try:
             await self._send(encode(command))
-            return await asyncio.wait_for(future, timeout_s)
-        except TimeoutError:
-            return Reply(id=command.id, node=self.name, error=f"no answer in {timeout_s:g} s")
+            timer = loop.call_later(timeout_s, self._give_up, command.id, no_answer)
+            return await future
+        except TimeoutError:  # of the connection itself
+            return Reply(id=command.id, node=self.name, error=no_answer)
         except Unavailable as error:
             return Reply(id=command.id, node=self.name, error=str(error))
         finally:
+            if timer is not None:
+                timer.cancel()
             self._pending.pop(command.id, None)
 
+    def _give_up(self, command: int, why: str) -> None:
+        """Nobody waits any longer for the answer to a command."""
+        self.answered(Reply(id=command, node=self.name, error=why))
 
-def _ended_quiet_s(before: Heartbeat, after: Heartbeat) -> float:
-    """The longest time without progress after which a rank went on between two heartbeats, 0 for none."""
+
+def _longest_quiet_s(known_s: float, before: Heartbeat, after: Heartbeat) -> float:
+    """The longest time without progress after which a rank went on, `known_s` before these two heartbeats.
+
+    Only a longer one is of interest. There is none between most heartbeats.
+    """
+    ages_ns = column(before.ranks, "progress_age_ns")
+    if max(ages_ns, default=0) / 1e9 <= known_s:
+        return known_s
     progress = dict(zip(column(after.ranks, "rank"), column(after.ranks, "progress"), strict=True))
-    names = ("rank", "last_step", "progress", "progress_age_ns")
-    earlier = zip(*(column(before.ranks, name) for name in names), strict=True)
+    names = ("rank", "last_step", "progress")
+    earlier = zip(*(column(before.ranks, name) for name in names), ages_ns, strict=True)
     quiet_ns = [age for rank, step, done, age in earlier if step >= 0 and done < progress.get(rank, done)]
-    return max(quiet_ns, default=0) / 1e9
+    return max(known_s, max(quiet_ns, default=0) / 1e9)

@@ -116,7 +116,7 @@ def test_reading_takes_its_share_of_the_time_and_the_newest_of_each_node_is_read
 def test_a_turn_that_leaves_something_comes_again_soon(hub):
     hub.busy()
     hub.beat("a", "b", "c", "d", "e")
-    hub.clock.now_s += BURST_S
+    hub.clock.now_s += 1.5 * COST_S / SHARE
     assert hub.turn() == PAUSE_S
     assert hub.listener.said
 
