@@ -2,7 +2,8 @@
 
 A step is settled 3 s after every rank's row of it has come, or 20 s after the first row. Nothing is settled
 in the first 20 s of an attempt, when not all ranks are known. Settled steps are not read again. What comes
-later still (a node that was cut off sends its spool) is seen at the next reload, a minute later at most.
+later still (a node that was cut off sends its spool) is seen at the next reload, a minute later at most. So
+are the steps of a rank that was behind by more than the window, because it had none in it.
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ from tests.analytics.slowness.test_load_timings import FakeStore, same
 
 SECOND = 1_000_000_000
 RANKS = 4
+MOST_BEHIND = 8  # steps of a rank, fewer than the window has: else it is found by a reload alone
 
 
 class GrowingStore(FakeStore):
@@ -70,9 +71,11 @@ def whole_steps(store, *steps):
 @settings(max_examples=15, phases=(Phase.explicit, Phase.reuse, Phase.generate))
 @given(data=st.data())
 def test_whatever_comes_late_the_timings_are_those_of_a_store_read_anew(data):
-    steps, window = 36, data.draw(st.integers(6, 36), label="window")
+    steps, window = 36, data.draw(st.integers(MOST_BEHIND + 2, 36), label="window")
     store = GrowingStore(fleet(ranks=RANKS, steps=steps))
-    late = data.draw(st.lists(st.integers(0, 8), min_size=RANKS, max_size=RANKS), label="steps behind")
+    late = data.draw(
+        st.lists(st.integers(0, MOST_BEHIND), min_size=RANKS, max_size=RANKS), label="steps behind"
+    )
     spans_late = data.draw(st.booleans(), label="phases come a look later")
     recent, now_ns = RecentTimings("j", 0, window=window), 0
     for newest in range(steps + max(late)):
