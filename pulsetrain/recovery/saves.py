@@ -46,10 +46,12 @@ def saves_every_step(job: JobState) -> bool:
 def ask_for_saves(job: JobState) -> int:
     """Ask all ranks to save every step from one on that none of them has reached yet. Returns that step.
 
-    So all save the same steps, also where saving is an operation of all ranks together. Nobody waits for the
-    answers: an agent that cannot says so, and that is all.
+    So all save the same steps, also where saving is an operation of all ranks together. It is newer than what
+    is saved already: right after a launch nobody has reported a step. Nobody waits for the answers: an agent
+    that cannot says so, and that is all.
     """
-    step = job.last_step + 1 + math.ceil(LEAD_S * job.rate.per_s)
+    newest = max(job.last_step, restorable_without(job, ""))
+    step = newest + 1 + math.ceil(LEAD_S * job.rate.per_s)
     job.services.background.once("ask for saves", _tell(job, step))
     return step
 

@@ -123,6 +123,25 @@ def test_steps_that_an_earlier_attempt_was_asked_to_save_do_not_count_as_saving_
     run(scenario)
 
 
+def test_a_job_that_has_not_reported_a_step_since_its_launch_is_asked_for_one_that_is_not_saved():
+    async def scenario():
+        job = Job()
+        await job.train(9)
+        await job.ask()
+        await job.ask("resume")
+        for agent in job.fleet.agents.values():
+            agent.steps = dict.fromkeys(agent.steps, -1)
+            agent.held = tuple(replace(held, step=9, attempt=0) for held in agent.held)
+            agent.send_heartbeat()
+        await job.fleet.settle()
+        assert job.fleet.job.last_step < 9
+        await job.ask(seconds=2)
+        assert job.phase is Phase.RUNNING
+        assert job.wanted > 9
+
+    run(scenario)
+
+
 def test_after_the_wait_the_job_stops_with_what_there_is_and_says_what_is_lost():
     async def scenario():
         job = Job()
