@@ -31,6 +31,8 @@ _OF_PAGE: Mapping[str, Callable[[Source, str, Asked], Questions]] = MappingProxy
     }
 )
 """By the page's place in the address."""
+_NOT_SO_EARLY = frozenset({"heatmap"})
+"""Pages whose question names the newest steps. A second later it may be another one, and this one costs."""
 
 
 def begin_page(source: Source, path: str, job: str, asked: Asked) -> None:
@@ -41,9 +43,12 @@ def begin_page(source: Source, path: str, job: str, asked: Asked) -> None:
 
 
 def begin_document(path: str, query: str) -> None:
-    """A browser wants the document of the page at `path`. Asks nothing where no job is named."""
+    """A browser wants the document of the page at `path`. Asks nothing where no job is named.
+
+    Nor does it for a page whose question would be another one when its script runs.
+    """
     asked = dict(parse_qsl(query))
-    if not asked.get("job"):
+    if not asked.get("job") or path.rsplit("/", 1)[-1] in _NOT_SO_EARLY:
         return
     try:
         source = page.source()

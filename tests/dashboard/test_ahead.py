@@ -78,8 +78,8 @@ def test_a_document_has_its_page_asked_ahead(source, monkeypatch):
     assert dict(ranks)["find"] == "7"
 
 
-@pytest.mark.parametrize(("path", "query"), [("/topology", ""), ("/", "job=")])
-def test_a_document_without_a_job_asks_nothing_ahead(source, path, query):
+@pytest.mark.parametrize(("path", "query"), [("/topology", ""), ("/", "job="), ("/heatmap", "job=gpt")])
+def test_a_document_without_a_job_or_of_the_newest_steps_asks_nothing_ahead(source, path, query):
     ahead.begin_document(path, query)
     assert source.asked == []
 
