@@ -29,14 +29,12 @@ log = structlog.get_logger()
 
 SHARE = 0.4
 BURST_S = 0.025
-"""So much beyond its share may be used at once. It then reads for twice as long at a stretch."""
+"""So much beyond its share may be used at once. A stretch of reading is 1 / (1 - SHARE) times as long."""
 PAUSE_S = 0.005
 IDLE_S = 0.1
 
 Takes = Callable[[Report], bool]
 """Whether a message counts. Raises `UsageError` where its connection must end."""
-
-
 Said = tuple[Node, Send, str, Takes]
 """A message: the node, the connection on which it came, its text, and whether that may say it."""
 

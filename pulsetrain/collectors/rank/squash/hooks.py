@@ -3,8 +3,8 @@
 torch's public hooks run before and after an optimizer's step, and none of them can leave out the step
 between them. So the function by which torch puts them around the step of each class,
 `Optimizer.profile_hook_step`, is replaced by one that puts squashing inside them first. Hooks of the script
-see gradients and updated parameters as ever. While nobody shares a device, a
-step costs one look at a word more.
+see gradients and updated parameters as ever. While nobody shares a device, a step costs one look at a word
+more.
 """
 
 from __future__ import annotations
