@@ -160,6 +160,15 @@ class HubClient:
         path = f"/v1/jobs/{quote(job, safe='')}/stacks"
         return self._call("POST", path, {"actor": getpass.getuser()}) if fresh else self._call("GET", path)
 
+    def rank(self, job: str, rank: int) -> JsonObject:
+        """What the last heartbeat of its node says of one rank: its groups, and what it has in flight.
+
+        {"job", "attempt", "rank", "node", "heard_ns", "state", "last_step", "last_phase", "groups":
+        [{"group", "size", "runs": [[first, distance, number]], "enqueued", "completed", "op", "op_seq",
+        "op_bytes", "op_since_ns", "peer", "timeout_s"}]}
+        """
+        return self._call("GET", f"/v1/jobs/{quote(job, safe='')}/ranks/{rank}")
+
     def profile(self, job: str, ranks: list[int], steps: int) -> JsonObject:
         """Profile the next `steps` steps of some ranks. Returns once they are over.
 

@@ -17,6 +17,7 @@ from pulsetrain.recovery.move_preview import MovePreview
 from pulsetrain.recovery.move_request import MoveRequest
 from pulsetrain.recovery.nodes import GONE, Node, Send
 from pulsetrain.recovery.pool.demand import tier_of
+from pulsetrain.recovery.rank_view import RankRow
 from pulsetrain.recovery.snapshot import JobSnapshot, NodeSnapshot
 from pulsetrain.recovery.state import Services
 from pulsetrain.recovery.update_preview import UpdatePreview
@@ -171,6 +172,10 @@ class Controller:
     async def resize(self, name: str, request: MoveRequest, *, dry_run: bool = False) -> ResizePreview:
         """Let a job use another number of devices. Raises `UsageError`, see `Job.resize`."""
         return await self._job(name).resize(request, dry_run=dry_run)
+
+    def rank(self, name: str, rank: int) -> RankRow:
+        """What is known of one rank. Raises `UsageError` for a job or a rank that is not there."""
+        return self._job(name).rank(rank)
 
     def pending_hang(self, name: str) -> HangAnswer:
         """The hang of a job that waits for its time. Raises `UsageError` for a job that is not there."""

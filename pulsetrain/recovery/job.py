@@ -17,6 +17,7 @@ from pulsetrain.recovery import (
     link_actions,
     liveness,
     moving,
+    rank_view,
     responses,
     scheduling,
     sharing,
@@ -72,6 +73,10 @@ class Job:
     def snapshot(self) -> JobSnapshot:
         """The job as it is now."""
         return snapshot(self._state)
+
+    def rank(self, rank: int) -> rank_view.RankRow:
+        """What is known of one rank. Raises `UsageError` for one that the job does not have."""
+        return rank_view.rank_of(self._state, rank)
 
     def asks_scheduler(self, node: str, *, drain: bool) -> list[str]:
         """What the cluster's scheduler would be asked for if `node` was evicted."""

@@ -68,7 +68,7 @@ def ask(parts, method, path, content=b""):
 
 def paths(parts, method):
     found = [route.path for route in api(parts) if method in (getattr(route, "methods", None) or ())]
-    names = ("job", "alert", "silence")
+    names = ("job", "alert", "silence", "rank")
     return [path.format(**dict.fromkeys(names, "j")) for path in found]
 
 
@@ -98,7 +98,16 @@ def test_every_route_that_takes_a_body_survives_any_body(parts):
 
 
 @pytest.mark.parametrize("job", ["\x00", "\udcff", "a" * 5000, "..", "\r\nX: y", "{job}"])
-@pytest.mark.parametrize("path", ["/v1/jobs/{}/stacks", "/v1/jobs/{}/pending_hang", "/v1/alerts/{}/history"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/jobs/{}/stacks",
+        "/v1/jobs/{}/pending_hang",
+        "/v1/jobs/{}/ranks/0",
+        "/v1/jobs/j/ranks/{}",
+        "/v1/alerts/{}/history",
+    ],
+)
 def test_a_job_of_any_name_is_answered(parts, path, job):
     name = urllib.parse.quote(job, safe="", errors="surrogateescape")
     assert ask(parts, "GET", path.format(name)).status_code < 500
