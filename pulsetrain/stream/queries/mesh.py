@@ -1,4 +1,4 @@
-"""SELECTs behind the topology of a large job: blocks of the mesh, and the ranks of a part of it."""
+"""SELECTs behind the topology: blocks of the mesh, the ranks of a part of it, and the peers of one rank."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pulsetrain.stream.queries.queryable import Queryable
 
 MOST_BLOCKS = 64  # along the data-parallel axis
 MOST_RANKS = 512
+MOST_PEERS = 64  # of a rank along one axis
 
 _BEAT = """rank, argMax(heartbeats.attempt, ts) AS beat_attempt, argMax(state, ts) AS beat_state,
                argMax(heartbeats.last_step, ts) AS last_step, argMax(heartbeats.last_phase, ts) AS last_phase,
@@ -107,3 +108,44 @@ def mesh_ranks(
             "named": list(named), "nodes": list(nodes), "find": find, "limit": limit,
         },
     )  # fmt: skip
+
+
+def mesh_peers(
+    store: Queryable, job: str, *, rank: int, at: tuple[int, int, int, int, int], limit: int = MOST_PEERS
+) -> pa.Table:
+    """Ranks of the newest attempt that differ from a rank in one coordinate, the nearest first.
+
+    `at` are its own coordinates: tp, pp, dp, cp, ep. The expert-parallel one counts only where ranks differ
+    in it alone. Elsewhere it follows from the others. Columns: axis (of the difference), rank, node, tp, pp,
+    dp, cp, ep, peers_in_all (along that axis, of which `limit` are returned).
+    """
+    tp, pp, dp, cp, ep = at
+    same = ("(tp = {tp:Int32})", "(pp = {pp:Int32})", "(dp = {dp:Int32})", "(cp = {cp:Int32})")
+    matching = " + ".join(same)
+    away = "multiIf(axis = 'tp', tp - {tp:Int32}, axis = 'pp', pp - {pp:Int32}, axis = 'dp', dp - {dp:Int32},"
+    return store.query(
+        f"""
+        WITH
+        places AS (
+            SELECT rank, argMax(topology.node, ts) AS node, argMax(topology.tp, ts) AS tp,
+                   argMax(topology.pp, ts) AS pp, argMax(topology.dp, ts) AS dp,
+                   argMax(topology.cp, ts) AS cp, argMax(topology.ep, ts) AS ep
+            FROM topology
+            WHERE job = {{job:String}}
+              AND topology.attempt = (SELECT max(attempt) FROM topology WHERE job = {{job:String}})
+            GROUP BY rank),
+        near AS (
+            SELECT *, {matching} AS matching, countIf(matching = 4) OVER () AS here FROM places),
+        peers AS (
+            SELECT *, multiIf(matching = 4, 'ep', NOT {same[0]}, 'tp', NOT {same[1]}, 'pp', NOT {same[2]},
+                              'dp', 'cp') AS axis
+            FROM near
+            WHERE rank != {{rank:Int32}} AND if(ep = {{ep:Int32}}, matching = 3,
+                                                matching = 4 OR (matching = 3 AND here = 1)))
+        SELECT axis, rank, node, tp, pp, dp, cp, ep, count() OVER (PARTITION BY axis) AS peers_in_all
+        FROM peers
+        ORDER BY axis, abs({away} axis = 'cp', cp - {{cp:Int32}}, ep - {{ep:Int32}})), rank
+        LIMIT {{limit:Int64}} BY axis
+        """,
+        {"job": job, "rank": rank, "tp": tp, "pp": pp, "dp": dp, "cp": cp, "ep": ep, "limit": limit},
+    )

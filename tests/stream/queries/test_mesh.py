@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pulsetrain.stream.queries.mesh import mesh_blocks, mesh_ranks
+from pulsetrain.stream.queries.mesh import mesh_blocks, mesh_peers, mesh_ranks
 from pulsetrain.stream.store.clickhouse import open_store
 from tests.dashboard.recorded_job import S, table
 
@@ -76,3 +76,41 @@ def test_a_part_of_the_mesh(store, part, count):
 def test_silence_and_an_older_attempt_are_no_data(store):
     states = {row["rank"]: row["state"] for row in mesh_ranks(store, "j", **HEARD).to_pylist()}
     assert {states[5], states[6], states[7], states[8]} == {"stopped", "gone", "no_data", "running"}
+
+
+@pytest.fixture(scope="module")
+def axes(store):
+    """Job a: TP2 x CP2 x DP4, in which ep follows from dp. Job b: TP2 x EP4. Job w: dp alone, 200 ranks."""
+    common = {"attempt": 2, "pp": 0, "ts": NOW}
+    rows = [
+        {**common, "job": "a", "rank": r, "node": f"n{r // 8}", "tp": r % 2, "cp": r // 2 % 2, "dp": r // 4,
+         "ep": r // 4 % 2}
+        for r in range(16)
+    ]  # fmt: skip
+    rows += [{**r, "attempt": 1, "dp": 9 - r["dp"]} for r in rows]
+    rows += [{**common, "job": "b", "rank": r, "tp": r % 2, "dp": 0, "cp": 0, "ep": r // 2} for r in range(8)]
+    rows += [{**common, "job": "w", "rank": r, "tp": 0, "dp": r, "cp": 0, "ep": 0} for r in range(200)]
+    store.insert("topology", table("topology", rows))
+    return store
+
+
+def peers(store, job, rank, at, **options):
+    found = {}
+    for row in mesh_peers(store, job, rank=rank, at=at, **options).to_pylist():
+        found.setdefault(row["axis"], []).append(row["rank"])
+    return found
+
+
+def test_peers_differ_in_one_coordinate_of_the_newest_attempt(axes):
+    # rank 5: tp 1, cp 0, dp 1, ep 1
+    assert peers(axes, "a", 5, (1, 0, 1, 0, 1)) == {"tp": [4], "cp": [7], "dp": [1, 9, 13]}
+
+
+def test_expert_parallel_ranks_are_peers_where_they_differ_in_that_alone(axes):
+    assert peers(axes, "b", 3, (1, 0, 0, 0, 1)) == {"tp": [2], "ep": [1, 5, 7]}
+
+
+def test_of_many_peers_the_nearest_are_told_and_all_are_counted(axes):
+    rows = mesh_peers(axes, "w", rank=50, at=(0, 0, 50, 0, 0), limit=4).to_pylist()
+    assert [row["rank"] for row in rows] == [49, 51, 48, 52]
+    assert {row["peers_in_all"] for row in rows} == {199}
