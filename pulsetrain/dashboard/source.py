@@ -18,7 +18,7 @@ from typing import TypeVar, cast
 
 import pyarrow as pa
 
-from pulsetrain.core.errors import PulsetrainError, Unavailable
+from pulsetrain.core.errors import AuthError, PulsetrainError, Unavailable, UsageError
 from pulsetrain.core.json import JsonObject
 from pulsetrain.dashboard.pulse import Pulse
 from pulsetrain.protocol.client import PROFILE_PATIENCE_S, HubAddress, HubClient
@@ -241,6 +241,18 @@ class Source:
     def stacks(self, job: str) -> JsonObject:
         """The stacks of a job that were read last. See `HubClient.stacks`."""
         return self.cache.ask(("stacks", job), lambda: self.client.stacks(job, fresh=False))
+
+    def rank(self, job: str, rank: int) -> JsonObject:
+        """What the hub knows of one rank now. {} where it does not run it. See `HubClient.rank`."""
+        return self.cache.ask(("rank", job, rank), lambda: self._rank(job, rank))
+
+    def _rank(self, job: str, rank: int) -> JsonObject:
+        try:
+            return self.client.rank(job, rank)
+        except AuthError:
+            raise
+        except UsageError:
+            return {}
 
     def rows(self, view: Callable[..., pa.Table], *args: object, **options: object) -> Sequence[JsonObject]:
         """The rows of one of `stream.queries.views`, as dictionaries."""

@@ -1,7 +1,7 @@
 """Topology: the mesh as a grid of blocks, in three dimensions and as a table.
 
 The culprit looks different from ranks that wait. A job of more than 512 ranks is shown as a grid of stage by
-block of data-parallel replicas, and a click shows one block rank by rank.
+block of data-parallel replicas, and a click shows one block rank by rank. A click on a rank opens its panel.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from html import escape
 import pyarrow as pa
 import streamlit as st
 
-from pulsetrain.core.errors import UsageError
+from pulsetrain.core.errors import PulsetrainError, UsageError
 from pulsetrain.core.json import JsonObject
-from pulsetrain.dashboard import page
+from pulsetrain.dashboard import page, rank_clicks, topology_panel
 from pulsetrain.dashboard.models import mesh as grid_model
 from pulsetrain.dashboard.models import topology as model
+from pulsetrain.dashboard.models import topology_arrows, topology_rank
 from pulsetrain.dashboard.models.attribution import Attribution, attribute
 from pulsetrain.dashboard.models.states import RANK_STATES, look, pill
 from pulsetrain.dashboard.source import Questions, Source, begin
@@ -77,20 +78,26 @@ def show() -> None:
             "Block", key="block", bind="query-params", width=170, placeholder="3/40-47",
             help="A part of a large job: stage/replicas. Empty: the whole job.",
         )  # fmt: skip
+        named = st.text_input(
+            "Rank", key="rank", bind="query-params", width=110, placeholder="371",
+            help="Its groups, peers and errors, as a click on it shows them. Empty: none.",
+        )  # fmt: skip
     try:
         part = model.part_of((block or "").strip())
+        rank = topology_rank.rank_in(named or "")
     except UsageError as error:
         st.warning(str(error))
         return
-    page.live(partial(_body, str(as_), (find or "").strip(), part), every_s=_REFRESH_S)
+    page.live(partial(_body, str(as_), (find or "").strip(), part, rank), every_s=_REFRESH_S)
 
 
-def _body(shown: str, find: str, part: model.Part | None) -> None:
+def _body(shown: str, find: str, part: model.Part | None, rank: int | None) -> None:
     job, source = page.chosen_job(), page.source()
     now = page.now_ns() // _ROUND_NS * _ROUND_NS
     blame = attribute(page.findings(job))
     ask_blocks = partial(source.rows, _BLOCKS, job)
-    begin([ask_blocks] if job else [])
+    ahead_of_panel = topology_panel.questions(source, job, rank) if job and rank is not None else ()
+    begin([ask_blocks, *ahead_of_panel] if job else [])
     rows = _in_mesh(source, job, blame, find, part) if job else []
     blocks = ask_blocks() if job else []
     if not rows and not find:
@@ -102,13 +109,37 @@ def _body(shown: str, find: str, part: model.Part | None) -> None:
     page.tell_unknown_mesh(job)
     ranks = model.points(rows, model.heartbeats(rows), blame, now_ns=now)
     in_all = rows[0]["ranks_in_all"] if rows else 0
+    panel = partial(_panel, job, rank, blame) if rank is not None else _no_panel
     if blocks and part is None and sum(row["ranks"] for row in blocks) > mesh.MOST_RANKS:
-        _grid(job, blocks, rows, blame, ranks)
+        _grid(job, blocks, rows, blame, ranks, panel)
         return
     st.html(f"<div><b>{model.tally(ranks)}.</b> <span class='muted'>{escape(blame.sentence)}</span></div>")
     if in_all > len(ranks):
         st.html(f"<div class='muted'>{len(ranks):,} of {in_all:,} ranks, the most urgent first.</div>")
-    _ranks(shown, find, ranks)
+    _ranks(job, shown, find, ranks, panel)
+
+
+Panel = Callable[[], topology_panel.Chosen | None]
+"""Draws the chosen rank where it is called, and returns what it drew."""
+
+
+def _no_panel() -> topology_panel.Chosen | None:
+    return None
+
+
+def _panel(job: str, rank: int, blame: Attribution) -> topology_panel.Chosen | None:
+    with st.container(border=True, key="rank_panel"):
+        closed = topology_panel.address(job, "")
+        try:
+            chosen = topology_panel.look_at(job, rank, blame)
+        except PulsetrainError as error:
+            page.empty(f"Rank {rank}: {error}.")
+            return None
+        if chosen is None:
+            page.empty(f"No data: rank {rank} of this job has not reported where it is.")
+            return None
+        topology_panel.draw(job, chosen, closed)
+        return chosen
 
 
 def ahead(source: Source, job: str, asked: Mapping[str, str]) -> Questions:
@@ -119,7 +150,15 @@ def ahead(source: Source, job: str, asked: Mapping[str, str]) -> Questions:
         part = model.part_of(asked.get("block", "").strip())
         _in_mesh(source, job, blame, asked.get("find", "").strip(), part)
 
-    return (ranks, partial(source.rows, _BLOCKS, job))
+    return (ranks, partial(source.rows, _BLOCKS, job), *_ahead_of_panel(source, job, asked.get("rank", "")))
+
+
+def _ahead_of_panel(source: Source, job: str, named: str) -> Questions:
+    try:
+        rank = topology_rank.rank_in(named)
+    except UsageError:
+        return ()  # the page says what is wrong
+    return () if rank is None else topology_panel.questions(source, job, rank)
 
 
 def _in_mesh(
@@ -140,8 +179,9 @@ def _grid(
     named: Sequence[JsonObject],
     blame: Attribution,
     ranks: list[model.RankPoint],
+    panel: Panel,
 ) -> None:
-    """The whole of a large job, and beside it the ranks that need a look."""
+    """The whole of a large job, and beside it the ranks that need a look, and the chosen one."""
     blamed = [r for r in named if blame.state(r["rank"], r["node"])]
     st.html(
         f"<div><b>{grid_model.tally(rows, blame, blamed)}.</b> "
@@ -158,6 +198,7 @@ def _grid(
     if block is not None:
         page.open_page("topology", job=job, block=f"{block.stage}/{block.dps[0]}-{block.dps[1]}")
     with names:
+        panel()
         _table(ranks[:_BESIDE], _NARROW)
 
 
@@ -165,18 +206,27 @@ def _ended(sentence: str) -> str:
     return f"{sentence}." if sentence and not sentence.endswith(".") else sentence
 
 
-def _ranks(shown: str, find: str, ranks: list[model.RankPoint]) -> None:
+def _ranks(job: str, shown: str, find: str, ranks: list[model.RankPoint], panel: Panel) -> None:
     """At most 512 ranks, in three dimensions with a table beside them, or as a wide table."""
     in_mesh = [r for r in ranks if r.has_coordinates]
     if shown == "table" or not in_mesh:
+        panel()
         _table(ranks, _WIDE)
         return
     space, names = st.columns([3, 2])
+    with names:
+        chosen = panel()
+        _table(ranks, _NARROW)
     with space:
         figure = model.figure(in_mesh, {r.rank for r in ranks} if find else set(), page.theme())
-        page.chart(figure, key="mesh", alt="Ranks in the tensor, pipeline and data parallel mesh, by state")
-    with names:
-        _table(ranks, _NARROW)
+        if chosen is not None and chosen.point.has_coordinates:
+            there = {r.rank for r in in_mesh}
+            topology_arrows.add_chosen(figure, chosen.point, chosen.peers, there, page.theme())
+        alt = "Ranks in the tensor, pipeline and data parallel mesh, by state"
+        page.chart(figure, key=rank_clicks.CHART_KEY, alt=alt)
+        clicked = rank_clicks.listener()(key="rank_clicks", on_rank_change=lambda: None)
+    if clicked["rank"] is not None:
+        page.open_page("topology", job=job, rank=clicked["rank"])
 
 
 def _table(ranks: list[model.RankPoint], columns: tuple[str, ...]) -> None:
@@ -194,7 +244,7 @@ def _table(ranks: list[model.RankPoint], columns: tuple[str, ...]) -> None:
 
 def _cells(r: model.RankPoint) -> dict[str, str]:
     return {
-        "rank": f'<a href="{page.href("rank", job=page.chosen_job(), rank=r.rank)}">{r.rank}</a>',
+        "rank": f'<a href="{escape(topology_panel.address(page.chosen_job(), r.rank))}">{r.rank}</a>',
         "state": pill(r.state, RANK_STATES),
         "node": f'<span class="nw">{escape(r.node)}</span>',
         "address": escape(r.ip),

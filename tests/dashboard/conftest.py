@@ -120,6 +120,10 @@ class FakeSource:
     def stacks(self, job: str) -> JsonObject:
         return self._answer("stacks", {})
 
+    def rank(self, job: str, rank: int) -> JsonObject:
+        self.asked.append(("rank", (job, rank), ()))
+        return self._answer("rank", {})
+
     def rows(self, view: Callable[..., object], *args: object, **options: object) -> Sequence[JsonObject]:
         self.asked.append((view.__name__, args, tuple(sorted(options.items()))))
         if self.error is not None:

@@ -22,7 +22,9 @@ from starlette.routing import Route
 
 from pulsetrain.analytics.hangs.stacks import MAIN, RankStack, compare, tree
 from pulsetrain.analytics.incidents.correlate import join
+from pulsetrain.protocol.messages import GroupStatus, Heartbeat, RankStatus
 from pulsetrain.records.findings import Finding
+from pulsetrain.recovery.rank_view import RankRow, rank_row
 from pulsetrain.stream.store import server
 from pulsetrain.stream.store.clickhouse import Store, open_store
 from tests.dashboard.recorded_job import STUCK_RANK, RecordedJob, table
@@ -122,6 +124,28 @@ class FakeHub:
         facts = {"job": self.job.name, "attempt": 1, "ts_ns": self.job.now_ns, "why": "tester"}
         return {**facts, **seen, "tree": tree(held)}
 
+    def rank(self, rank: int) -> RankRow:
+        """What the real code makes of a heartbeat. All but the stuck rank wait in an all-reduce."""
+        busy = {"op": "all_reduce", "op_seq": 120, "op_bytes": 4 << 20, "op_age_ns": 7_000_000_000}
+        groups = [
+            GroupStatus(group=name, members=members, enqueued=119, completed=119)
+            for name, members in (
+                ("mesh_tp:1", tuple(sorted({rank, rank ^ 1}))),
+                ("mesh_pp:3", tuple(sorted({rank, rank ^ 2}))),
+            )
+        ]
+        waits = {**busy, "enqueued": 120} if rank != STUCK_RANK else {"enqueued": 119}
+        pair = tuple(sorted({rank, rank ^ 4}))
+        groups.append(GroupStatus(group="mesh_dp:5", members=pair, completed=119, timeout_s=600, **waits))
+        status = RankStatus(
+            rank=rank, local_rank=rank % 2, pid=1000 + rank, state="running", last_step=119,
+            last_phase="all_reduce", phase_age_ns=7_000_000_000, progress=9, progress_age_ns=7_000_000_000,
+            groups=tuple(groups),
+        )  # fmt: skip
+        node, now_ns = self.job.node(rank, 1), time.time_ns()
+        beat = Heartbeat(node=node, seq=1, ts_ns=now_ns, job=self.job.name, attempt=1, ranks=(status,))
+        return rank_row(self.job.name, 1, rank, node, beat, now_ns)
+
     def evict(self, body: dict[str, Any]) -> dict[str, Any]:
         node = self.nodes[body["node"]]
         answer = {
@@ -181,6 +205,9 @@ def application(hub: FakeHub, store: Store) -> Starlette:
         hub.stack_reads += request.method == "POST"
         return JSONResponse(hub.stacks())
 
+    async def rank(request: Request) -> Response:
+        return JSONResponse(hub.rank(request.path_params["rank"]))
+
     async def evict(request: Request) -> Response:
         return JSONResponse(hub.evict(await request.json()))
 
@@ -206,6 +233,7 @@ def application(hub: FakeHub, store: Store) -> Starlette:
             Route("/v1/silences/{silence}/end", end_silence, methods=["POST"]),
             Route("/v1/incidents", incidents),
             Route("/v1/jobs/{job}/stacks", stacks, methods=["GET", "POST"]),
+            Route("/v1/jobs/{job}/ranks/{rank:int}", rank),
             Route("/v1/evict", evict, methods=["POST"]),
             Route("/v1/jobs/{job}/pending_hang", decide, methods=["POST"]),
             Route("/v1/decisions", decided),

@@ -193,12 +193,13 @@ def _add_state(
     *,
     faint: bool = False,
 ) -> None:
-    """The ranks of one state. Those that are faint do not hide the others."""
+    """The ranks of one state. Those that are faint do not hide the others. The id of a point is its rank."""
     state = look(name, RANK_STATES)
     chart.add_scatter3d(
         **_xyz(ranks),
         mode="markers+text" if named else "markers",
         name=f"{state.glyph} {state.label} ({len(ranks):,})",
+        ids=[str(r.rank) for r in ranks],
         text=[f"{r.rank}" for r in ranks] if named else None,
         textposition="top center",
         textfont={"color": theme.text, "size": 12},
