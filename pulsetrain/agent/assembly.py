@@ -85,6 +85,7 @@ def assemble(setup: AgentSetup, zygotes: ZygoteHolder) -> Iterator[Agent]:
             recorder=recorder,
             machine=hardware.health,
             images=images,
+            environ=setup.options.environ,
             loops=lambda: (shipper.loop, *checkpoints.loops, *recorder.loops, *hardware.loops),
         )
         agent = Agent(identity, config, setup.hub, parts)
