@@ -10,6 +10,7 @@ from functools import cached_property, partial
 from pathlib import Path
 
 from pulsetrain.agent.config import AgentConfig
+from pulsetrain.agent.inspector_source import InspectorSource
 from pulsetrain.agent.launch_options import LaunchOptions
 from pulsetrain.agent.log_lines import LogLineSink
 from pulsetrain.agent.node import NodeParts
@@ -65,8 +66,12 @@ def assemble(setup: AgentSetup, zygotes: ZygoteHolder) -> Iterator[Agent]:
         )
         hardware.start()
         stack.callback(hardware.stop)
+        inspector = InspectorSource.of_node(
+            identity.node, setup.options.environ, lambda: {r.rank: r.pid for r in agent.node.ranks.alive}
+        )
+        stack.callback(inspector.stop)
         lines = LogLineSink(TeeSink(spool, checkpoints), log_rules(config), identity.nproc_per_node)
-        recorder = _recorder(setup, lines, checkpoints, hardware, lambda: agent.node.ranks)
+        recorder = _recorder(setup, lines, checkpoints, hardware, inspector, lambda: agent.node.ranks)
         images = ProcessImages(setup.folder, allowed=config.images)
         images.tidy()
         ranks = partial(
@@ -85,11 +90,19 @@ def assemble(setup: AgentSetup, zygotes: ZygoteHolder) -> Iterator[Agent]:
             recorder=recorder,
             machine=hardware.health,
             images=images,
-            loops=lambda: (shipper.loop, *checkpoints.loops, *recorder.loops, *hardware.loops),
+            environ=setup.options.environ,
+            loops=lambda: (
+                shipper.loop,
+                *checkpoints.loops,
+                *recorder.loops,
+                *hardware.loops,
+                *inspector.loops,
+            ),
         )
         agent = Agent(identity, config, setup.hub, parts)
         stack.callback(agent.close)
         recorder.start()
+        inspector.start()
         stack.callback(recorder.stop)
         yield agent
 
@@ -99,6 +112,7 @@ def _recorder(
     sink: LogLineSink,
     checkpoints: CheckpointService,
     hardware: HardwareSource,
+    inspector: InspectorSource,
     ranks: Callable[[], Ranks],
 ) -> Recorder:
     """What moves the node's rows to `sink`. `ranks` is called once the agent is there."""
@@ -109,7 +123,13 @@ def _recorder(
         lambda: ranks().all,
         RecorderPeriods(drain_s=config.drain_s, echo_s=config.echo_s, sample_s=config.heartbeat_s),
         agent_pid=os.getpid(),
-        sources=(processes, CheckpointSource(checkpoints, "events"), hardware, SquashEvents(identity, ranks)),
+        sources=(
+            processes,
+            CheckpointSource(checkpoints, "events"),
+            hardware,
+            inspector,
+            SquashEvents(identity, ranks),
+        ),
         rare_sources=(CheckpointSource(checkpoints, "checkpoints"),),
         echo_ranks=setup.options.output.echoes,
         node_gauges=lambda: {**hardware.gauges, **sink.gauges},

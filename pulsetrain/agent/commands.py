@@ -14,7 +14,7 @@ from typing import Protocol, cast
 
 import structlog
 
-from pulsetrain.agent import holding, image_commands, profiling
+from pulsetrain.agent import holding, image_commands, profiling, ras_command
 from pulsetrain.agent.check_commands import CheckCommands
 from pulsetrain.agent.link import SendReply
 from pulsetrain.agent.processes.process_images import ProcessImages
@@ -47,6 +47,7 @@ from pulsetrain.protocol.messages import (
     PairCheck,
     Ping,
     Profile,
+    ReadRas,
     Reply,
     SaveFrom,
     SelfCheck,
@@ -109,7 +110,7 @@ class Commands:
     """Carries out commands.
 
     A command that ends ranks overtakes one that launches them: each begins a new epoch, and a launch whose
-    epoch has passed gives up.
+    epoch has passed gives up. `environ` is what the ranks have.
     """
 
     def __init__(
@@ -119,8 +120,10 @@ class Commands:
         create_arena: Callable[[], int] | None = None,
         *,
         images: ProcessImages | None = None,
+        environ: Mapping[str, str] | None = None,
     ) -> None:
         self._node, self._checkpoints = node, checkpoints
+        self._environ = {} if environ is None else environ
         self._images = images or ProcessImages(Path("."), allowed="never")
         self._create_arena = create_arena or _create_arena
         self._ranks_lock, self._restore_lock = threading.Lock(), threading.Lock()
@@ -230,6 +233,8 @@ class Commands:
                 wanted = [r for r in self._node.ranks.alive if not command.ranks or r.rank in command.ranks]
                 pids = {r.rank: r.pid for r in wanted[: 1 if command.first_only else None]}
                 return dict(stacks.of_node(pids, timeout_s=command.timeout_s))
+            case ReadRas():
+                return ras_command.run(command, self._environ)
             case Profile():
                 return profiling.run(command, self._node.ranks.alive)
             case _:

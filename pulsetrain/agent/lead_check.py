@@ -7,11 +7,11 @@ hub that stood still or was cut off, is never carried out, whatever the clocks o
 from __future__ import annotations
 
 from pulsetrain.core.clock import Clock
-from pulsetrain.protocol.messages import Command, Confirm, Confirmed, DumpStacks, Ping, Reply
+from pulsetrain.protocol.messages import Command, Confirm, Confirmed, DumpStacks, Ping, ReadRas, Reply
 
 ANSWER_S = 5.0
 """Longer than a lease: a hub that cannot ask the store for so long leads no more."""
-HARMLESS = (Ping, DumpStacks)
+HARMLESS = (Ping, DumpStacks, ReadRas)
 UNCONFIRMED = "nothing done: the hub did not show that it leads"
 
 

@@ -71,7 +71,7 @@ class NodeParts:
     """What a node is made of.
 
     `ranks` makes the node's ranks; it gets a function to call with each rank that ends. `loops` gives the
-    statuses of the loops that belong to none of the other parts.
+    statuses of the loops that belong to none of the other parts. `environ` is the environment of the ranks.
     """
 
     ranks: Callable[[Callable[[Rank], None]], Ranks]
@@ -81,6 +81,7 @@ class NodeParts:
     machine: Machine = field(default_factory=UnknownMachine)
     images: ProcessImages = field(default_factory=lambda: ProcessImages(Path("."), allowed="never"))
     loops: Callable[[], Iterable[LoopStatus]] = tuple
+    environ: Mapping[str, str] = field(default_factory=dict)
 
 
 class Node:
@@ -108,7 +109,7 @@ class Node:
         self._parts = parts
         self._attempt = AttemptState(identity.node)
         self._activity = ActivityMeter()
-        self._commands = Commands(self, parts.checkpoints, images=parts.images)
+        self._commands = Commands(self, parts.checkpoints, images=parts.images, environ=parts.environ)
         self._heartbeats = HeartbeatSender(
             identity, self._state, (self.link.send_heartbeat, parts.recorder.heartbeat)
         )

@@ -151,28 +151,3 @@ def failslow(file: Path, as_json: bool) -> None:
         return
     for line in report.lines(answer, everything=True):
         click.echo(line)
-
-
-@pulsetrain.command()
-@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
-@json_option
-def hang(folder: Path, as_json: bool) -> int:
-    """Name the ranks that hold up a hung job.
-
-    DIR holds one PyTorch Flight Recorder dump for each rank. It may hold NCCL RAS reports instead: two or
-    more files that ncclras -f json wrote some seconds apart. The exit status is 1 if somebody is at fault.
-
-    Example: pulsetrain hang /tmp/nccl_trace --json
-    """
-    from pulsetrain.analytics.hangs import ras
-    from pulsetrain.analytics.hangs.flight_recorder import sentences, verdict
-
-    with progress(f"Reading {folder}"):
-        reports = ras.reports_in(folder)
-        answer = ras.verdict(reports) if reports else verdict(folder)
-    if as_json:
-        print_json(answer)
-    else:
-        for sentence in sentences(answer):
-            click.echo(sentence)
-    return int(answer["verdict"] in ("rank", "network", "desync"))

@@ -20,20 +20,27 @@ from pulsetrain.core.progress import after, progress
 @store_options
 @json_option
 def import_(folder: Path, store: StoreOptions, as_json: bool) -> None:
-    """Load Parquet files into the store.
+    """Load Parquet files, or those of NCCL Inspector, into the store.
 
-    DIR holds files named after the records, such as steps.parquet. Importing a file twice adds nothing.
+    DIR holds files named after the records, such as steps.parquet, or HOST-pidPID.log as the Inspector writes
+    them. Importing a file twice adds nothing.
 
     Example: pulsetrain import recording/ --store chdb:///tmp/pulsetrain
     """
+    from pulsetrain.collectors.machine import nccl_inspector
     from pulsetrain.stream.store import parquet
 
-    files = parquet.files(folder)
+    inspected = nccl_inspector.files_in(folder)
+    files = parquet.files(folder, required=not inspected)
     rows_of = {record: parquet.rows_of(path) for record, path in files.items()}
     with store.sink() as sink, progress("Importing", total=sum(rows_of.values())) as report:
         loaded = [
             parquet.load(record, files[record], sink, now_ns=time.time_ns(), report=after(report, before))
             for record, before in zip(rows_of, accumulate(rows_of.values(), initial=0), strict=False)
+        ]
+        loaded += [
+            parquet.load_rows("metrics", path, nccl_inspector.batches(path, now_ns=time.time_ns()), sink)
+            for path in inspected
         ]
     rows = [dataclasses.asdict(item) for item in loaded]
     if as_json:

@@ -1,4 +1,4 @@
-"""Stacks: where the code of every rank stands, merged, and whose stack differs. A click reads them."""
+"""Stacks: where the code of every rank stands, whose stack differs, and who lags by NCCL's own counts."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from pulsetrain.dashboard.models.text import ago, clock
 from pulsetrain.stream.queries import views
 
 _MOST_LINES = 400
+_RAS_COLUMNS = ("communicator", "size", "behind", "silent", "ahead", "sentence")
 
 
 def show() -> None:
@@ -38,6 +39,7 @@ def _read() -> None:
 def _body() -> None:
     page.said()
     job = page.chosen_job()
+    _ras(job)
     reading = (page.source().stacks(job) if page.source().job(job) else {}) or _stored(job)
     if not reading:
         page.empty(
@@ -59,9 +61,24 @@ def _body() -> None:
         st.html(f'<div class="muted">The first {_MOST_LINES} of {len(lines):,} lines.</div>')
 
 
-def _stored(job: str) -> JsonObject:
+def _ras(job: str) -> None:
+    """What NCCL's RAS said of the job, where it said anything: who lags in which communicator."""
+    said = _stored(job, "nccl_ras")
+    if not isinstance(said.get("communicators"), list):
+        return
+    taken = int(said["ts_ns"])
+    st.html(
+        f'<div id="ras"><b>{escape(str(said["sentence"]))}</b> <span class="muted">attempt '
+        f"{said['attempt']}, {clock(taken)} UTC, {ago(taken, page.now_ns())}</span></div>"
+    )
+    rows = [[escape(str(c.get(name, ""))) for name in _RAS_COLUMNS] for c in said["communicators"]]
+    if rows:
+        page.table(list(_RAS_COLUMNS), rows)
+
+
+def _stored(job: str, kind: str = "stacks") -> JsonObject:
     """The newest reading on record: of a job that is over, or from before the hub was restarted."""
-    rows = page.source().rows(views.events, job, ("stacks",), limit=1) if job else []
+    rows = page.source().rows(views.events, job, (kind,), limit=1) if job else []
     if not rows:
         return {}
     try:

@@ -24,6 +24,7 @@ from pulsetrain.hub.loops import LoopTable
 from pulsetrain.hub.node_claims import NodeClaims
 from pulsetrain.hub.notifier import KeptTopology
 from pulsetrain.hub.profiles import Profiles
+from pulsetrain.hub.ras_reports import RasReports
 from pulsetrain.hub.reporter import Reporter
 from pulsetrain.hub.routes import (
     agents,
@@ -35,6 +36,7 @@ from pulsetrain.hub.routes import (
     nodes,
     profiles,
     ranks,
+    ras,
     silences,
     stacks,
     status,
@@ -64,6 +66,7 @@ class Parts:
     inbox: HeartbeatInbox
     reporter: Reporter
     stacks: Stacks
+    ras: RasReports
     profiles: Profiles
     links: Links
     report: StatusReport
@@ -116,6 +119,7 @@ def api(parts: Parts) -> list[BaseRoute]:
     controller, clock, token = parts.controller, parts.clock, parts.token
     return [
         *stacks.routes(parts.stacks, token),
+        *ras.routes(parts.ras, token),
         *profiles.routes(parts.profiles, token),
         *links.routes(parts.links, token),
         *status.routes(parts.report.status, clock, token),

@@ -23,6 +23,7 @@ from pulsetrain.hub.attempt_stores import stores_of
 from pulsetrain.hub.audit_log import AuditLog
 from pulsetrain.hub.check_watch import CheckWatch
 from pulsetrain.hub.event_writer import EventWriter
+from pulsetrain.hub.hang_evidence import HangEvidence
 from pulsetrain.hub.hardware_watch import HardwareWatch
 from pulsetrain.hub.heartbeat_inbox import HeartbeatInbox
 from pulsetrain.hub.job_memory import KeptMemory
@@ -38,6 +39,7 @@ from pulsetrain.hub.open_alerts import OpenAlerts
 from pulsetrain.hub.past_jobs import PastJobs
 from pulsetrain.hub.past_store import PastStore
 from pulsetrain.hub.profiles import Profiles
+from pulsetrain.hub.ras_reports import RasReports
 from pulsetrain.hub.reporter import Reporter
 from pulsetrain.hub.scheduler_metrics import SchedulerCollector
 from pulsetrain.hub.schedulers import requests_to
@@ -81,6 +83,7 @@ class Detection:
 
     reporter: Reporter
     stacks: Stacks
+    ras: RasReports
     live: LiveWatch
     machines: HardwareWatch
     checks: CheckWatch
@@ -147,6 +150,7 @@ def assemble(
         inbox=inbox,
         reporter=detection.reporter,
         stacks=detection.stacks,
+        ras=detection.ras,
         profiles=Profiles(controller.jobs, detection.live, writer),
         links=Links(controller.jobs),
         report=StatusReport(
@@ -217,11 +221,15 @@ def _detection(
     past = PastStore(store, dict(for_device(device)), store.inserts)
     reporter.recall(past.findings())
     stacks = Stacks(jobs, writer, clock, loops, stopped_s=config.stopped_s)
+    ras = RasReports(jobs, writer, clock, loops, stopped_s=config.stopped_s)
     records = StoreRecords(store, device, inserts=intake.inserts, hurry=intake.hurry, versions=store.inserts)
     return Detection(
         reporter=reporter,
         stacks=stacks,
-        live=LiveWatch(jobs, stacks, reporter, clock, config, Suspects(jobs, clock, loops), memory),
+        ras=ras,
+        live=LiveWatch(
+            jobs, HangEvidence(stacks, ras), reporter, clock, config, Suspects(jobs, clock, loops), memory
+        ),
         machines=HardwareWatch(jobs, reporter, site_tables(settings.hub.policies), clock),
         checks=CheckWatch(jobs, reporter),
         open_alerts=OpenAlerts(jobs, reporter, alerts, clock),

@@ -105,7 +105,7 @@ class Stacks:
         """Begin to read where the job is on its way to a hang. Soon after the first step, try one rank."""
         memory, now_s = self._of(job.job), self._clock.monotonic_s()
         memory.begin_attempt(job.attempt)
-        memory.silent = _silent(view, verdicts, self._stopped_s)
+        memory.silent = nearly_hung(view, verdicts, self._stopped_s)
         if memory.busy:
             return
         if memory.silent and now_s - memory.read_s > AGAIN_S:
@@ -173,7 +173,7 @@ class Stacks:
         memory.blind = await self._sampler.self_test(job)
 
 
-def _silent(view: watch.JobView, verdicts: Sequence[Verdict], stopped_s: float) -> bool:
+def nearly_hung(view: watch.JobView, verdicts: Sequence[Verdict], stopped_s: float) -> bool:
     """Whether nobody moved for half of the time that is a hang, or a stopped rank for half of its own."""
     for verdict in verdicts:
         if isinstance(verdict, Finding):

@@ -169,6 +169,15 @@ class HubClient:
         """
         return self._call("GET", f"/v1/jobs/{quote(job, safe='')}/ranks/{rank}")
 
+    def ras(self, job: str, *, fresh: bool = True) -> JsonObject:
+        """What NCCL's RAS says of a job's ranks: asked for now, or with `fresh` false the last answer or {}.
+
+        {"job", "attempt", "ts_ns", "why", "node", "state", "sentence", "verdict", "culprits", "confidence",
+        "communicators": [{"communicator", "size", "ahead", "behind", "silent", "counts", "sentence"}]}.
+        """
+        path = f"/v1/jobs/{quote(job, safe='')}/ras"
+        return self._call("POST", path, {"actor": getpass.getuser()}) if fresh else self._call("GET", path)
+
     def profile(self, job: str, ranks: list[int], steps: int) -> JsonObject:
         """Profile the next `steps` steps of some ranks. Returns once they are over.
 

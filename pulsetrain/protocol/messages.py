@@ -580,6 +580,17 @@ class DumpStacks:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ReadRas:
+    """Ask the NCCL RAS of this node's ranks what every rank of the job has begun. One node is enough.
+
+    `data` of the reply is {"report": what `analytics.hangs.ras_lag.pack` makes}, or {"why_not": one line}.
+    """
+
+    id: int
+    limit_s: float = 9.0
+
+
+@dataclass(frozen=True, kw_only=True)
 class Profile:
     """Profile the same steps of some ranks with torch.profiler, all of the node's where `ranks` is empty.
 
@@ -624,7 +635,7 @@ CONFIRM_HEADER = "Pulsetrain-Confirm"
 Report = Hello | Heartbeat | RankExit | FirstStep | Leaving | Reply | Confirm
 Checks = SelfCheck | PairCheck | LinkSink | LinkSend | ArithmeticCheck
 Moves = SaveFrom | ShareDevices | HoldRanks | DumpRanks
-Command = Ping | HostStore | Start | Stop | Moves | Checks | DumpStacks | Profile | Leave
+Command = Ping | HostStore | Start | Stop | Moves | Checks | DumpStacks | ReadRas | Profile | Leave
 Message = Report | Command | Confirmed
 
 _MALFORMED = (ValueError, LookupError, TypeError, AttributeError, RecursionError, OverflowError, zlib.error)

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, S
 from signal import Signals
 
 from pulsetrain.diagnostics.node_check import LEVELS
-from pulsetrain.protocol.messages import DumpStacks, Leave, Profile, Reply, Stop
+from pulsetrain.protocol.messages import DumpStacks, Leave, Profile, ReadRas, Reply, Stop
 from pulsetrain.recovery import (
     arithmetic_checks,
     checks,
@@ -345,6 +345,14 @@ async def read_stacks(
 
     patience_s = timeout_s + STACKS_MARGIN_S
     return await asyncio.gather(*(job.ask(n, command(), patience_s) for n in _nodes_of(job, ranks)))
+
+
+async def read_ras(job: JobState, node: str, limit_s: float) -> Reply | None:
+    """Ask one node for what NCCL RAS says of the whole job, None where the node cannot be asked."""
+    asked = next((n for n in job.members.active() if n.name == node), None)
+    if asked is None:
+        return None
+    return await job.ask(asked, ReadRas(id=job.next_id(), limit_s=limit_s), limit_s + STACKS_MARGIN_S)
 
 
 async def profile(

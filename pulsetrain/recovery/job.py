@@ -93,6 +93,10 @@ class Job:
         """Ask the nodes of the world, or those of `ranks`, where code stands. One reply for each of them."""
         return await actions.read_stacks(self._state, timeout_s, first_only=first_only, ranks=ranks)
 
+    async def read_ras(self, node: str, limit_s: float) -> Reply | None:
+        """Ask one node what NCCL RAS says of the job, None where the node cannot be asked."""
+        return await actions.read_ras(self._state, node, limit_s)
+
     async def profile(
         self, *, first_step: int, steps: int, ranks: Sequence[int], timeout_s: float
     ) -> list[Reply]:

@@ -3,7 +3,7 @@
 import pytest
 
 from pulsetrain.agent.lead_check import UNCONFIRMED, LeadCheck
-from pulsetrain.protocol.messages import Confirm, Confirmed, DumpStacks, Leave, Ping, Reply, Stop
+from pulsetrain.protocol.messages import Confirm, Confirmed, DumpStacks, Leave, Ping, ReadRas, Reply, Stop
 from tests.hub.fakes import Clock
 
 STOP = Stop(id=4, reason="a rank died")
@@ -53,6 +53,6 @@ def test_an_answer_is_for_one_command_alone(check):
     assert check.give_up(4) == REFUSED
 
 
-@pytest.mark.parametrize("command", [Ping(id=1), DumpStacks(id=2)])
+@pytest.mark.parametrize("command", [Ping(id=1), DumpStacks(id=2), ReadRas(id=3)])
 def test_what_changes_nothing_need_not_wait(check, command):
     assert check.hold(command) is None

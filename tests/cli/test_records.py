@@ -9,6 +9,7 @@ from pyarrow import parquet
 import pulsetrain.core.log
 import pulsetrain.hub.ingest
 from pulsetrain.core.errors import ConfigError, UsageError
+from tests.collectors.machine.test_nccl_inspector import line
 
 
 @pytest.fixture
@@ -33,6 +34,14 @@ def test_import_straight_into_a_store_stores_each_row_once(cli, recording, tmp_p
     first, second = cli(*words).output, cli(*words).output
     assert first.splitlines()[1].split()[:3] == ["steps", "2", "2"]
     assert second.splitlines()[1].split()[:3] == ["steps", "2", "0"]
+
+
+def test_import_takes_files_of_nccl_inspector_too(ask, canned_hub, tmp_path):
+    (tmp_path / "node-3-pid7.log").write_text(f"{line(1)}\n{line(2)}\n")
+    canned_hub.answers["POST /v1/records/metrics"] = {"stored": 5}
+    (row,) = json.loads(ask("import", tmp_path, "--json").output)
+    assert (row["record"], row["rows"], row["stored"]) == ("metrics", 5, 5)
+    assert row["file"].endswith("node-3-pid7.log")
 
 
 def test_import_of_a_folder_without_records_is_bad_usage(cli, tmp_path):

@@ -48,3 +48,24 @@ def test_stacks_of_a_job_that_is_over_come_from_the_store(draw, source, detail, 
     source.answers["status"] = {"jobs": [], "hub": {}}
     source.stored["events"] = [{"attempt": 3, "detail": detail}]
     assert words in draw("stacks").text
+
+
+RAS = {
+    "ts_ns": 10**18, "sentence": "NCCL RAS: communicator <0x1>", "state": "lagging", "culprits": [5],
+    "communicators": [
+        {
+            "communicator": "0x1/0xa", "size": 8, "behind": "5", "silent": "", "ahead": "0-4,6-7",
+            "sentence": "s",
+        }
+    ],
+}  # fmt: skip
+
+
+def test_what_ras_said_is_above_the_stacks(draw, source):
+    source.answers["stacks"] = READ
+    source.stored["events"] = [{"attempt": 1, "detail": json.dumps(RAS)}]
+    shown = draw("stacks")
+    assert "NCCL RAS: communicator <0x1>" in shown.text
+    assert "&lt;0x1&gt;" in shown.html
+    assert shown.rows() == [["0x1/0xa", "8", "5", "", "0-4,6-7", "s"]]
+    assert shown.rows(1)[0] == ["0-7", "MainThread"]

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from pulsetrain.diagnostics.node_check import FULL, LIGHT
-from pulsetrain.protocol.messages import DumpStacks, Leave, Leaving, Reply, SelfCheck, Stop
+from pulsetrain.protocol.messages import DumpStacks, Leave, Leaving, ReadRas, Reply, SelfCheck, Stop
 from pulsetrain.recovery import actions, faults
 from pulsetrain.recovery.attempt import Attempt
 from pulsetrain.recovery.checks import CheckReport
@@ -229,6 +229,15 @@ def test_stacks_are_read_on_the_nodes_of_the_world():
     replies = asyncio.run(actions.read_stacks(job, 3.0, first_only=True))
     assert [r.node for r in replies] == ["a", "b"]
     assert [(type(c), c.first_only) for c in a.commands] == [(DumpStacks, True)]
+    assert z.commands == []
+
+
+def test_one_node_of_the_world_is_asked_for_ras():
+    a, z = FakeNode("a"), FakeNode("z")
+    job = job_of(a, FakeNode("b"), z)
+    assert asyncio.run(actions.read_ras(job, "a", 9.0)).node == "a"
+    assert [(type(c), c.limit_s) for c in a.commands] == [(ReadRas, 9.0)]
+    assert asyncio.run(actions.read_ras(job, "z", 9.0)) is None
     assert z.commands == []
 
 

@@ -43,7 +43,7 @@ class Member:
     position: int = -1
 
 
-Report = Mapping[str, tuple[Member, ...]]  # communicator hash -> its members
+Report = Mapping[str, tuple[Member, ...]]  # communicator -> its members
 
 
 def parse(text: str) -> Report:
@@ -58,11 +58,17 @@ def parse(text: str) -> Report:
     communicators = raw.get("communicators", raw.get("comms")) if isinstance(raw, dict) else None
     if not isinstance(communicators, list):
         raise CorruptData("not a NCCL RAS report: no list of communicators in it")
-    named = [(str(c.get("hash", i)), c) for i, c in enumerate(communicators) if isinstance(c, dict)]
+    named = [(_name(c, i), c) for i, c in enumerate(communicators) if isinstance(c, dict)]
     report = {name: tuple(_members(name, c)) for name, c in named}
     if any(c.get("ranks") for _, c in named) and not any(report.values()):
         raise CorruptData("not a NCCL RAS report: none of its ranks can be identified")
     return report
+
+
+def _name(communicator: RawObject, place: int) -> str:
+    """Return the communicator's hash, with the second one where there is one: the first may repeat."""
+    name, second = str(communicator.get("hash", place)), communicator.get("secondary_hash")
+    return f"{name}/{second}" if isinstance(second, str) and second else name
 
 
 def _members(name: str, communicator: RawObject) -> Iterator[Member]:
@@ -177,14 +183,18 @@ def _waiting(members: Sequence[Member], before: Sequence[Member]) -> list[Member
     Members wait that are ahead of another one. All wait where they began equally many collectives, but of
     other kinds.
     """
-    counts = {m.process: (m.count, m.kinds) for m in members}
-    earlier = [m for m in before if m.count != UNKNOWN]
-    changed = not earlier or any(counts.get(m.process) != (m.count, m.kinds) for m in earlier)
     most = max((m.count for m in members), default=0)
     level = min((m.count for m in members), default=0) == most
-    if changed or (level and len({m.kinds for m in members}) < 2):
+    if changed(members, before) or (level and len({m.kinds for m in members}) < 2):
         return []
     return [m for m in members if m.count == most]
+
+
+def changed(members: Sequence[Member], before: Sequence[Member]) -> bool:
+    """Return whether a count of a communicator changed between two reports, or nothing is known of before."""
+    counts = {m.process: (m.count, m.kinds) for m in members}
+    earlier = [m for m in before if m.count != UNKNOWN]
+    return not earlier or any(counts.get(m.process) != (m.count, m.kinds) for m in earlier)
 
 
 # -- files -----------------------------------------------------------------------------------------------
@@ -203,11 +213,10 @@ def reports_in(folder: Path) -> list[tuple[str, str]]:
     return reports
 
 
-def verdict(texts: Sequence[tuple[str, str]]) -> HangAnswer:
-    """Return the verdict on reports (name, content) in order of time.
+def read(texts: Sequence[tuple[str, str]]) -> tuple[list[Report], list[str]]:
+    """Return the reports among texts (name, content), and one line for each that is none.
 
-    The first report is compared with the last. One report alone proves nothing, so its verdict is
-    "uncertain". Raises `CorruptData` where no text is a report.
+    Raises `CorruptData` where no text is a report.
     """
     reports, notes = [], []
     for name, text in texts:
@@ -217,6 +226,23 @@ def verdict(texts: Sequence[tuple[str, str]]) -> HangAnswer:
             notes.append(f"{name}: {error}")
     if not reports:
         raise CorruptData(notes[0] if notes else "no NCCL RAS report")
+    return reports, notes
+
+
+def verdict(texts: Sequence[tuple[str, str]]) -> HangAnswer:
+    """Return the verdict on reports (name, content) in order of time.
+
+    Raises `CorruptData` where no text is a report.
+    """
+    return answer(*read(texts))
+
+
+def answer(reports: Sequence[Report], notes: Sequence[str]) -> HangAnswer:
+    """Return the verdict on reports in order of time. `notes` are of texts that were none.
+
+    The first report is compared with the last. One report alone proves nothing, so its verdict is
+    "uncertain".
+    """
     diagnosis = judge(reports[0], reports[-1])
     if len(reports) < 2:
         reason = "one report alone: counts that differ once are normal; give two, some seconds apart"

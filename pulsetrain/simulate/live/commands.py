@@ -21,6 +21,7 @@ from pulsetrain.protocol.messages import (
     PairCheck,
     Ping,
     Profile,
+    ReadRas,
     SaveFrom,
     SelfCheck,
     ShareDevices,
@@ -109,6 +110,8 @@ def answer(command: Command, job: LiveJob, node: str, now_s: float) -> Answer:
             return Answer(after_s=command.seconds, data={"ok": True, "wrong": []})
         case DumpStacks():
             return Answer(after_s=STACKS_S, data=_stacks(command, job, node, now_s))
+        case ReadRas():
+            return Answer(after_s=0.01, data={"why_not": "simulated ranks have no NCCL"})
         case Profile():
             failed = {str(rank): "a simulated rank has no profile" for rank in command.ranks}
             return Answer(after_s=0.01, data={"profiles": {}, "failed": failed})

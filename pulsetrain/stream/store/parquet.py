@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -22,12 +22,15 @@ from pulsetrain.core.errors import AuthError, SchemaMismatch, Unavailable, Usage
 from pulsetrain.core.progress import Report, unseen
 from pulsetrain.protocol import tls
 from pulsetrain.protocol.client import HubAddress, find_hub
-from pulsetrain.records.batch import Batch, adopt, encode
+from pulsetrain.records.arrow import to_table
+from pulsetrain.records.batch import Batch, adopt, conform, encode
+from pulsetrain.records.columns import Columns, record_of
 from pulsetrain.records.schema import RECORDS, SCHEMA_VERSION
 from pulsetrain.stream.store.clickhouse import open_store
 from pulsetrain.stream.store.intake import Intake
 
 _ROWS = 100_000
+_GATHERED_ROWS = 10_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,12 +115,15 @@ def open_sink(store: str | None, hub: str | None, token: str | None) -> Iterator
         yield StoreSink(intake)
 
 
-def files(folder: Path) -> dict[str, Path]:
-    """Record name to its file. Raises `UsageError` where there is no folder or no such file."""
+def files(folder: Path, *, required: bool = True) -> dict[str, Path]:
+    """Record name to its file. Raises `UsageError` where there is no folder or no such file.
+
+    There may be none of them unless they are `required`.
+    """
     if not folder.is_dir():
         raise UsageError(f"folder {folder}: not a directory")
     paths = {r: folder / f"{r}.parquet" for r in RECORDS if (folder / f"{r}.parquet").is_file()}
-    if not paths:
+    if required and not paths:
         raise UsageError(f"folder {folder}: no file named after a record: {', '.join(RECORDS)} (.parquet)")
     return paths
 
@@ -150,6 +156,34 @@ def load(record: str, path: Path, sink: Sink, *, now_ns: int, report: Report = u
     except (pa.ArrowException, OSError) as error:
         raise _unreadable(path, error) from error
     return Imported(file=str(path), record=record, rows=rows, stored=stored)
+
+
+def load_rows(record: str, path: Path, batches: Iterable[Columns], sink: Sink) -> Imported:
+    """Send rows that were made of a file of another format. Raises `UsageError` where it cannot be read."""
+    rows = stored = 0
+    try:
+        source = f"import/{_digest(path)}"
+        for batch in _gathered(batches):
+            table = conform(to_table(batch), record_of(record), SCHEMA_VERSION)
+            stored += sink.put(
+                Batch(record=record, source=source, first_row=rows, version=SCHEMA_VERSION, table=table)
+            )
+            rows += table.num_rows
+    except OSError as error:
+        raise UsageError(f"file {path} cannot be read: {error.strerror}") from error
+    return Imported(file=str(path), record=record, rows=rows, stored=stored)
+
+
+def _gathered(batches: Iterable[Columns]) -> Iterator[Columns]:
+    """The same rows in larger batches: each costs an insert."""
+    waiting: list[Columns] = []
+    for batch in batches:
+        waiting.append(batch)
+        if sum(b.num_rows for b in waiting) >= _GATHERED_ROWS:
+            yield Columns.concat(waiting)
+            waiting = []
+    if waiting:
+        yield Columns.concat(waiting)
 
 
 def _unreadable(path: Path, error: Exception) -> UsageError:

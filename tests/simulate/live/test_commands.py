@@ -15,6 +15,7 @@ from pulsetrain.protocol.messages import (
     LinkSend,
     LinkSink,
     PairCheck,
+    ReadRas,
     SelfCheck,
     Stop,
     WorldNode,
@@ -111,5 +112,12 @@ def test_other_commands_are_read_too_and_what_is_none_is_refused():
 
 
 def test_every_answer_takes_some_time():
-    commands = (start(), HostStore(id=1, job="j"), SelfCheck(id=1), DumpStacks(id=1), Stop(id=1, reason=""))
+    commands = (
+        start(),
+        HostStore(id=1, job="j"),
+        SelfCheck(id=1),
+        DumpStacks(id=1),
+        ReadRas(id=1),
+        Stop(id=1, reason=""),
+    )
     assert all(ask(command).after_s > 0 for command in commands)
