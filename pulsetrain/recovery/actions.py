@@ -20,6 +20,7 @@ from pulsetrain.recovery import (
     repeat_faults,
     responses,
     scheduling,
+    standby_care,
     survivors,
     updating,
 )
@@ -99,6 +100,7 @@ async def check(job: JobState) -> Outcome:
     level, why_level = _check_level(job, fault)
     thorough = LEVELS[level] if level else None
     report = await checks.run(nodes, job.services.policy, job.next_id, level=thorough)
+    standby_care.note_passed(job, nodes, report)
     members.failed = {**report.failed, **await _failed_once_back(job, nodes, report.unreached)}
     if members.failed:
         job.restarts.unexplained = 0
@@ -110,6 +112,10 @@ async def check(job: JobState) -> Outcome:
     members.failed |= repeat_faults.at_a_stop(job)
     job.keep_restarts()
     job.write("self_check", {**report.detail(), "level": level, "why_this_level": why_level})
+    if thorough is None:
+        await standby_care.check_before_promotion(job)
+        while any(map(_unsettled, members.world_nodes())):
+            await asyncio.sleep(POLL_S)
     why = _stuck(job)
     if why:
         job.failure = why
