@@ -128,7 +128,8 @@ async def check_before_promotion(job: JobState) -> None:
     """All ranks are stopped. Standbys that may be promoted now and have passed no light check lately run it.
 
     Their partners are nodes that stay in the world. A standby that fails is cordoned. An active node that
-    fails has failed the check of the job. Where nothing passed, nobody can be blamed: then the standbys are promoted all the same.
+    fails has failed the check of the job. Where nothing passed, nobody can be blamed: then the standbys are
+    promoted all the same.
     """
     limit_s, late = job.services.policy.promotion_check_s, _late(job)
     if not late or limit_s <= 0 or job.services.policy.observe_only:
