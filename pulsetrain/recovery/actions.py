@@ -112,14 +112,14 @@ async def check(job: JobState) -> Outcome:
     members.failed |= repeat_faults.at_a_stop(job)
     job.keep_restarts()
     job.write("self_check", {**report.detail(), "level": level, "why_this_level": why_level})
-    if thorough is None:
-        await standby_care.check_before_promotion(job)
-        while any(map(_unsettled, members.world_nodes())):
-            await asyncio.sleep(POLL_S)
     why = _stuck(job)
     if why:
         job.failure = why
         return Event.EXHAUSTED
+    if thorough is None:
+        cut = await standby_care.check_before_promotion(job)
+        while any(_unsettled(node) for node in nodes if node.name in cut):
+            await asyncio.sleep(POLL_S)
     if job.recovery is not None:
         job.recovery.checked_ns = job.now_ns()
     await _back_off(job)

@@ -10,7 +10,7 @@ partners.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import replace
 
 from pulsetrain.diagnostics.node_check import LEVELS
@@ -124,21 +124,21 @@ def note_passed(job: JobState, nodes: Sequence[Node], report: CheckReport) -> No
             node.passed_s = now_s
 
 
-async def check_before_promotion(job: JobState) -> None:
+async def check_before_promotion(job: JobState) -> Set[str]:
     """All ranks are stopped. Standbys that may be promoted now and have passed no light check lately run it.
 
     Their partners are nodes that stay in the world. A standby that fails is cordoned. An active node that
     fails has failed the check of the job. Where nothing passed, nobody can be blamed: then the standbys are
-    promoted all the same.
+    promoted all the same. Returns the nodes that lost their connection meanwhile.
     """
     limit_s, late = job.services.policy.promotion_check_s, _late(job)
     if not late or limit_s <= 0 or job.services.policy.observe_only:
-        return
+        return set()
     stay = [node for node in job.members.active() if node.name not in job.members.failed]
     beside = _partners(job, stay, len(late))
     nodes = [*late, *beside]
     if len(nodes) < 2:
-        return
+        return set()
     level = replace(LEVELS[LIGHT], limit_s=min(limit_s, LEVELS[LIGHT].limit_s))
     report = await checks.beside_others(nodes, job.services.policy, job.next_id, level)
     if report.passed:
@@ -153,6 +153,7 @@ async def check_before_promotion(job: JobState) -> None:
             _hold_back(job, node, report.failed[node.name])
     names = {node.name for node in beside}
     job.members.failed |= {name: why for name, why in report.failed.items() if name in names}
+    return report.unreached.keys()
 
 
 def _late(job: JobState) -> list[Node]:

@@ -157,6 +157,6 @@ def test_a_command_that_checks_keeps_the_settings_and_another_one_does_not(drive
         with commands._kept_settings(command):
             change(driver)
         assert settings(nvml) == (2619, 1980, 700_000)
-    with commands._kept_settings(Stop(id=1)):
+    with commands._kept_settings(Stop(id=1, reason="")):
         change(driver)
     assert settings(nvml) == (1593, 1200, 400_000)
