@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 
+from pulsetrain.agent import node_switch
 from pulsetrain.agent.config import AgentConfig
 from pulsetrain.agent.inspector_source import InspectorSource
 from pulsetrain.agent.launch_options import LaunchOptions
@@ -29,8 +30,7 @@ from pulsetrain.collectors.config import CollectorConfig
 from pulsetrain.core.config import load
 from pulsetrain.core.json import JsonObject
 from pulsetrain.protocol.client import HubAddress
-from pulsetrain.records import encoding, network_layout, site_rules
-from pulsetrain.records.network_layout import NetworkLayout
+from pulsetrain.records import encoding, site_rules
 from pulsetrain.stream.spool.queue import Encoder, Spool, SpoolConfig
 from pulsetrain.stream.spool.shipper import Shipper
 from pulsetrain.stream.spool.transport import HttpTransport, Transport
@@ -50,7 +50,9 @@ class AgentSetup:
     def identity(self) -> NodeIdentity:
         """Who the node is to its job."""
         identity = self.options.identity(self.hub.url)
-        return replace(identity, switch=layout(self.config).switch_of(identity.node))
+        environ = self.options.environ
+        switch = node_switch.find(identity.node, identity.address, self.config, environ)
+        return replace(identity, switch=switch)
 
 
 @contextlib.contextmanager
@@ -144,11 +146,6 @@ def _collectors(setup: AgentSetup) -> CollectorConfig:
 def log_rules(config: AgentConfig) -> tuple[site_rules.SiteRule, ...]:
     """The site's rules for log lines. Raises `ConfigError` for a file that cannot be used."""
     return site_rules.read(Path(config.log_rules).expanduser()) if config.log_rules else ()
-
-
-def layout(config: AgentConfig) -> NetworkLayout:
-    """Which node is under which switch. Raises `ConfigError` for a file that cannot be used."""
-    return network_layout.read(Path(config.topology).expanduser()) if config.topology else NetworkLayout()
 
 
 def _start_shipping(setup: AgentSetup, stack: contextlib.ExitStack) -> tuple[Spool, Shipper]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import signal
@@ -24,6 +25,7 @@ from pulsetrain.agent.processes.zygote import Zygote
 from pulsetrain.agent.store_check import why_unreachable
 from pulsetrain.agent.world_part import world_of
 from pulsetrain.collectors.machine import stacks
+from pulsetrain.collectors.machine.gpu_settings import SettingsKeeper
 from pulsetrain.core.errors import (
     NotReshardable,
     ProgramRefused,
@@ -121,9 +123,11 @@ class Commands:
         *,
         images: ProcessImages | None = None,
         environ: Mapping[str, str] | None = None,
+        settings: SettingsKeeper | None = None,
     ) -> None:
         self._node, self._checkpoints = node, checkpoints
         self._environ = {} if environ is None else environ
+        self._settings = settings or SettingsKeeper()
         self._images = images or ProcessImages(Path("."), allowed="never")
         self._create_arena = create_arena or _create_arena
         self._ranks_lock, self._restore_lock = threading.Lock(), threading.Lock()
@@ -177,7 +181,8 @@ class Commands:
         data: JsonObject = {}
         error = ""
         try:
-            data = self._dispatch(command)
+            with self._kept_settings(command):
+                data = self._dispatch(command)
         except Unrestorable as failure:
             error, data = str(failure), {"unrestorable": [failure.rank, failure.step]}
         except WorldNeeded as failure:
@@ -198,6 +203,11 @@ class Commands:
             log.warning("command_refused", type=type(command).__name__, error=error)
         self._node.send_heartbeat()  # before the reply: what the hub decides next rests on the present state
         send_reply(Reply(id=command.id, node=self._node.identity.node, error=error, data=data))
+
+    def _kept_settings(self, command: Command) -> contextlib.AbstractContextManager[None]:
+        """Checks that use GPUs leave their clocks and power limits as they were, also if they are killed."""
+        touches = isinstance(command, SelfCheck | PairCheck | ArithmeticCheck)
+        return self._settings.kept() if touches else contextlib.nullcontext()
 
     def _dispatch(self, command: Command) -> JsonObject:
         match command:

@@ -39,6 +39,13 @@ class AgentConfig:
     """How long to go on shipping records at the end. What is left stays in the spool."""
     topology: str = ""
     """File that says under which switch each node is: Slurm's topology.conf, or TOML if its name ends so."""
+    switch_label: str = ""
+    """Label of the Kubernetes node that names its switch. Empty: the well-known ones."""
+    labels_file: str = ""
+    """File with labels of the node, as a downwardAPI volume writes labels or annotations. Empty: the API is
+    asked, where a service account is mounted."""
+    lldp: bool = True
+    """Whether lldpd is asked for the switch where neither a file nor a label names it."""
     log_rules: str = ""
     """TOML file with the site's rules for log lines, tried on each line as it is read. None by default."""
     images: str = "never"

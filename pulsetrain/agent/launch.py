@@ -47,7 +47,8 @@ def launch(options: LaunchOptions, say: Say) -> Outcome:
         set_process_title(f"agent of node {options.node_name}, job {options.job_name}")
         zygotes = ZygoteHolder(lambda: _start_zygote(options))
         stack.callback(zygotes.close)
-        from pulsetrain.agent.assembly import AgentSetup, layout, log_rules  # while the zygote imports torch
+        from pulsetrain.agent.assembly import AgentSetup, log_rules  # while the zygote imports torch
+        from pulsetrain.agent.node_switch import layout
 
         config = load(AgentConfig, "agent", file=file, environ=options.environ)
         log_rules(config), layout(config)  # what cannot be used is told before a hub is started

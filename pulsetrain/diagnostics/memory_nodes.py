@@ -26,7 +26,7 @@ def other_memory_nodes(address: str, sys_root: Path = Path("/sys")) -> Mapping[i
     nodes = {number: cpus for number, cpus in sorted(known.items()) if cpus}
     if len(nodes) < 2:
         return {}
-    near = _number(sys_root / "class" / "net" / _interface(address) / "device" / "numa_node")
+    near = _number(sys_root / "class" / "net" / interface_of(address) / "device" / "numa_node")
     return dict([(number, cpus) for number, cpus in nodes.items() if number != near][:MOST_NODES])
 
 
@@ -57,7 +57,7 @@ def _number(file: Path) -> int:
         return -1
 
 
-def _interface(address: str) -> str:
+def interface_of(address: str) -> str:
     """The interface that has an address, "-" for none."""
     rows = psutil.net_if_addrs().items()
     return next((name for name, own in rows if any(a.address == address for a in own)), "-")

@@ -49,6 +49,7 @@ from pulsetrain.hub.status import StatusReport
 from pulsetrain.hub.store_analysis import StoreAnalysis
 from pulsetrain.hub.stored_records import StoreRecords
 from pulsetrain.hub.suspects import Suspects
+from pulsetrain.hub.switch_watch import SwitchWatch
 from pulsetrain.hub.time_metrics import TimeCollector
 from pulsetrain.hub.token_file import KnownTokens, TokenFile
 from pulsetrain.hub.watch_pace import WatchPace
@@ -66,6 +67,7 @@ STALE_S: Mapping[str, float] = {
     "live watch": 5.0,
     "hardware watch": 10.0,
     "check watch": 10.0,
+    "switch watch": 30.0,
     "open alerts": 120.0,
     "store analysis": 120.0,
     "notifications": 120.0,
@@ -87,6 +89,7 @@ class Detection:
     live: LiveWatch
     machines: HardwareWatch
     checks: CheckWatch
+    switches: SwitchWatch
     open_alerts: OpenAlerts
     analysis: StoreAnalysis
     past: PastJobs
@@ -193,6 +196,7 @@ def _add_loops(
         "live watch": detection.live.turn,
         "hardware watch": detection.machines.turn,
         "check watch": detection.checks.turn,
+        "switch watch": detection.switches.turn,
         "open alerts": detection.open_alerts.turn,
         "store analysis": detection.analysis.turn,
         "notifications": notifier.turn,
@@ -232,6 +236,7 @@ def _detection(
         ),
         machines=HardwareWatch(jobs, reporter, site_tables(settings.hub.policies), clock),
         checks=CheckWatch(jobs, reporter),
+        switches=SwitchWatch(jobs, reporter, reporter, clock),
         open_alerts=OpenAlerts(jobs, reporter, alerts, clock),
         analysis=StoreAnalysis(jobs, records, reporter, clock, stacks.detector, pace),
         past=PastJobs(jobs, past, reporter, writer, clock),

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from pulsetrain.core.errors import ConfigError
-from pulsetrain.hub.kubernetes.access import find_api
 from pulsetrain.hub.kubernetes.api import KubernetesApi
 from pulsetrain.hub.kubernetes.scheduler import KubernetesScheduler
 from pulsetrain.hub.slurm_scheduler import SlurmScheduler
+from pulsetrain.protocol.kubernetes_access import find_api
 from pulsetrain.recovery.scheduler import (
     KUBERNETES,
     NONE,

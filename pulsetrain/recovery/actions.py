@@ -20,6 +20,7 @@ from pulsetrain.recovery import (
     repeat_faults,
     responses,
     scheduling,
+    standby_care,
     survivors,
     updating,
 )
@@ -99,6 +100,7 @@ async def check(job: JobState) -> Outcome:
     level, why_level = _check_level(job, fault)
     thorough = LEVELS[level] if level else None
     report = await checks.run(nodes, job.services.policy, job.next_id, level=thorough)
+    standby_care.note_passed(job, nodes, report)
     members.failed = {**report.failed, **await _failed_once_back(job, nodes, report.unreached)}
     if members.failed:
         job.restarts.unexplained = 0
@@ -114,6 +116,10 @@ async def check(job: JobState) -> Outcome:
     if why:
         job.failure = why
         return Event.EXHAUSTED
+    if thorough is None:
+        cut = await standby_care.check_before_promotion(job)
+        while any(_unsettled(node) for node in nodes if node.name in cut):
+            await asyncio.sleep(POLL_S)
     if job.recovery is not None:
         job.recovery.checked_ns = job.now_ns()
     await _back_off(job)

@@ -7,7 +7,8 @@ import functools
 import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 from pulsetrain.core.json import JsonObject
 from pulsetrain.diagnostics.compare import slow_checks
@@ -44,6 +45,12 @@ class CheckReport:
     verdict: NodeVerdict | None = None
     seconds: float = 0.0
     unreached: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def passed(self) -> frozenset[str]:
+        """Nodes that passed beside another one and did not fail."""
+        together = {name for group in self.groups if group.ok for name in group.members}
+        return frozenset(together - self.failed.keys() - self.unreached.keys())
 
     def detail(self) -> dict[str, object]:
         """Return the report as the detail of a `self_check` event. Slow nodes are a note, not a failure."""
@@ -83,14 +90,37 @@ async def run(
     if level is None or len(healthy) < 2:
         seconds = now_s() - began_s
         return CheckReport(failed=failed, reports=reports, unreached=unreached, seconds=seconds)
-    check = NodeCheck({n.name: str(reports[n.name].get("kind", "")) for n in healthy}, level, seed=ids())
-    rounds = _Rounds(healthy, policy, ids, store_job, now_s)
+    kinds = {name: str(data.get("kind", "")) for name, data in reports.items()}
+    report = await beside_others(healthy, policy, ids, level, kinds=kinds, store_job=store_job, now_s=now_s)
+    return replace(
+        report,
+        failed=failed | dict(report.failed),
+        reports=reports,
+        unreached=unreached | dict(report.unreached),
+        seconds=now_s() - began_s,
+    )
+
+
+async def beside_others(
+    nodes: Sequence[Node],
+    policy: Policy,
+    ids: Ids,
+    level: Level,
+    *,
+    kinds: Mapping[str, str] = MappingProxyType({}),
+    store_job: str = STORE_JOB,
+    now_s: Callable[[], float] = time.monotonic,
+) -> CheckReport:
+    """Rounds of all-gathers alone, among nodes that have passed the self-check. `kinds` says what each is."""
+    began_s = now_s()
+    check = NodeCheck({n.name: kinds.get(n.name, "") for n in nodes}, level, seed=ids())
+    rounds = _Rounds(nodes, policy, ids, store_job, now_s)
     await rounds.run(check, level)
     verdict = check.verdict()
     return CheckReport(
-        failed=failed | _without(rounds.unreached, rounds.failed | dict(verdict.faults.faulty)),
-        reports=reports,
-        unreached=unreached | rounds.unreached,
+        failed=_without(rounds.unreached, rounds.failed | dict(verdict.faults.faulty)),
+        reports={},
+        unreached=rounds.unreached,
         groups=check.results,
         verdict=verdict,
         seconds=now_s() - began_s,

@@ -1,8 +1,9 @@
 """Which findings suspect the links of which nodes. Pure.
 
-After the ladder of ByteRobust (arXiv 2509.16293, section 4). A slow group of ranks and a hang without a
-culprit suspect links at once. A network alert waits for a second one of the same node within five minutes,
-or until it has lasted that long itself. Exceptions of the user's own code suspect no link.
+After the ladder of ByteRobust (arXiv 2509.16293, section 4). These suspect links at once: a slow group of
+ranks, a hang without a culprit, and several nodes of one switch that are slow or whose traffic suffers. A
+network alert waits for a second one of the same node within five minutes, or until it has lasted that long
+itself. Exceptions of the user's own code suspect no link.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ ALERTS = frozenset(
     }
 )
 """Kinds of findings that come from the counters of ports."""
+SWITCH_FAULT = "switch_fault"
 SECOND_WITHIN_S = 300.0
 KEPT_S = 3600.0
 """after which a suspicion that nobody could check is given up"""
@@ -117,9 +119,12 @@ def concerned(suspicions: Sequence[Suspicion], names: Iterable[str]) -> set[str]
 
 
 def _suspects(finding: Observation) -> bool:
-    """Whether a finding is about links: a slow group, an alert of a port, or a hang that names no rank."""
+    """Whether a finding is about links: a slow group, an alert of a port, a hang that names no rank, or nodes
+    of one switch that are slow or whose traffic suffers."""
     if finding.kind == "hang":
         return finding.subject_type != "rank" and not finding.evidence.get("culprits")
+    if finding.kind == SWITCH_FAULT:
+        return bool(finding.evidence.get("suspects_links"))
     return finding.kind == "slow_link" or finding.kind in ALERTS
 
 

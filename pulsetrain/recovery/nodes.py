@@ -50,10 +50,11 @@ class Node:
     went on.
 
     `cordon` says why a standby is not promoted, "" where it may be. It ends after `probation_s` without
-    trouble since `clean_since_s`. `checked_s` is when it was last checked as a standby. `evicted_by` is who
-    sent it away. `ranks` are those that the world gave it last, None before that. `hub_address` is the hub's
-    own IP address on its connection, "" where that is not known. `needs_world`: it could not do with a part.
-    `newest_step` is that of the ranks of its last heartbeat.
+    trouble since `clean_since_s`. `checked_s` is when it was last checked as a standby, `passed_s` when it
+    last passed all-gathers beside another node, -inf for never. `evicted_by` is who sent it away. `ranks` are
+    those that the world gave it last, None before that. `hub_address` is the hub's own IP address on its
+    connection, "" where that is not known. `needs_world`: it could not do with a part. `newest_step` is that
+    of the ranks of its last heartbeat.
     """
 
     def __init__(self, hello: Hello, send: Send, now_s: float) -> None:
@@ -70,6 +71,7 @@ class Node:
         self.longest_silence_s = self.longest_quiet_s = 0.0
         self.clean_since_s = self.checked_s = now_s
         self.probation_s = 0.0
+        self.passed_s = float("-inf")
         self.needs_world = False
         self.closed_s: float | None = None
         self._send: Send | None = send

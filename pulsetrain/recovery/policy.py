@@ -65,6 +65,11 @@ class Policy:
     """The same for a rank that may well go on: it sleeps, waits for input, saves, evaluates or loads data."""
     standby_check_s: float = 600.0
     """How often standbys run the light check. They run it when they join and before a promotion too."""
+    promotion_check_s: float = 9.0
+    """How long the light check before a promotion may take, where the last one is older than
+    `standby_check_s`.
+
+    One round is enough where all pass. 0: there is none, only the self-check."""
     probation_s: float = 600.0
     """How long a machine must be without trouble before it counts as a standby again.
 
@@ -120,6 +125,7 @@ class Policy:
         checked = ("arithmetic_check_s", "link_check_mbit")
         periods = (
             "standby_check_s",
+            "promotion_check_s",
             "probation_s",
             "checkpoint_patience_s",
             "restart_progress_s",

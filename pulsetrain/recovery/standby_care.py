@@ -1,13 +1,21 @@
-"""Standbys: a light check when one joins, every ten minutes, and at the end of a probation.
+"""Standbys: a light check when one joins, every ten minutes, after a probation, and before a promotion.
 
 A standby under a cordon is not promoted. Its reason ends only once the machine has been clean for a while and
 has passed a light check.
+
+While a job trains, only other standbys can be partners in all-gathers. So one that is alone has passed
+nothing but its self-check. Before it is promoted all ranks are stopped, and nodes that were active are its
+partners.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence, Set
+from dataclasses import replace
+
 from pulsetrain.diagnostics.node_check import LEVELS
 from pulsetrain.recovery import arithmetic_checks, checks, scheduling
+from pulsetrain.recovery.checks import CheckReport
 from pulsetrain.recovery.memory import NodeMemory
 from pulsetrain.recovery.nodes import Node
 from pulsetrain.recovery.state import JobState
@@ -17,7 +25,10 @@ LIGHT = "light"
 STORE = "standby checks"
 NEW = "it has not passed a light check yet"
 PROBATION = "probation: "
+NEVER_PASSED = "it passed beside no other node, and others passed"
 AGAIN_S = 30.0  # after a check that failed, or one that could not end a probation
+LATE_S = 30.0  # so long after it was due the next periodic check is over
+PARTNERS = 2  # good nodes, beside which a node must fail to count as faulty
 
 
 def welcome(job: JobState, node: Node, past: NodeMemory | None) -> None:
@@ -82,28 +93,106 @@ async def check(job: JobState, nodes: list[Node]) -> None:
 
     One that lost its connection meanwhile is checked again when it is back. Its machine has not failed.
     """
-    report = await checks.run(nodes, job.services.policy, job.next_id, level=LEVELS[LIGHT], store_job=STORE)
+    stopped = job.members.active() if job.phase is Phase.WAITING else []
+    beside = _partners(job, stopped, len(nodes))
+    everybody = [*nodes, *beside]
+    report = await checks.run(
+        everybody, job.services.policy, job.next_id, level=LEVELS[LIGHT], store_job=STORE
+    )
     now_s = job.services.clock.monotonic_s()
-    failed = {**report.failed, **await arithmetic_checks.of_standbys(job, nodes)}
-    unreached = dict(report.unreached)
-    detail = {
-        "nodes": [n.name for n in nodes],
-        "failed": failed,
-        "unreached": unreached,
-        "seconds": report.seconds,
-    }
-    job.write("standby_check", detail)
+    report = replace(report, failed={**report.failed, **await arithmetic_checks.of_standbys(job, nodes)})
+    note_passed(job, everybody, report)
+    _tell(job, nodes, beside, report)
     for node in nodes:
-        if node.name in unreached:
+        if node.name in report.unreached:
             node.checked_s = float("-inf")
-        elif node.name in failed:
-            node.cordon = f"light check: {failed[node.name]}"
-            node.clean_since_s, node.probation_s = now_s, job.services.policy.probation_s
-            job.remember(node)
-            job.write("cordon", {"reason": node.cordon, "response": "cordon"}, node=node.name)
+        elif node.name in report.failed:
+            _hold_back(job, node, report.failed[node.name])
         elif node.cordon and _clean(job, node, now_s):
             job.write("uncordon", {"reason": node.cordon}, node=node.name)
             if node.cordon.startswith(PROBATION):
                 scheduling.give_back(job, node.name)
             node.cordon = ""
             job.forget(node.name)
+
+
+def note_passed(job: JobState, nodes: Sequence[Node], report: CheckReport) -> None:
+    """Nodes that passed beside another one are well enough to be promoted for a while."""
+    passed, now_s = report.passed, job.services.clock.monotonic_s()
+    for node in nodes:
+        if node.name in passed:
+            node.passed_s = now_s
+
+
+async def check_before_promotion(job: JobState) -> Set[str]:
+    """All ranks are stopped. Standbys that may be promoted now and have passed no light check lately run it.
+
+    Their partners are nodes that stay in the world. A standby that fails is cordoned. An active node that
+    fails has failed the check of the job. Where nothing passed, nobody can be blamed: then the standbys are
+    promoted all the same. Returns the nodes that lost their connection meanwhile.
+    """
+    limit_s, late = job.services.policy.promotion_check_s, _late(job)
+    if not late or limit_s <= 0 or job.services.policy.observe_only:
+        return set()
+    stay = [node for node in job.members.active() if node.name not in job.members.failed]
+    beside = _partners(job, stay, len(late))
+    nodes = [*late, *beside]
+    if len(nodes) < 2:
+        return set()
+    level = replace(LEVELS[LIGHT], limit_s=min(limit_s, LEVELS[LIGHT].limit_s))
+    report = await checks.beside_others(nodes, job.services.policy, job.next_id, level)
+    if report.passed:
+        never = {n.name for n in late} - report.passed - report.failed.keys() - report.unreached.keys()
+        report = replace(report, failed={**report.failed, **dict.fromkeys(never, NEVER_PASSED)})
+    note_passed(job, nodes, report)
+    _tell(job, late, beside, report)
+    for node in late:
+        if node.name in report.unreached:
+            node.checked_s = float("-inf")
+        elif node.name in report.failed:
+            _hold_back(job, node, report.failed[node.name])
+    names = {node.name for node in beside}
+    job.members.failed |= {name: why for name, why in report.failed.items() if name in names}
+    return report.unreached.keys()
+
+
+def _late(job: JobState) -> list[Node]:
+    """Standbys that passed no light check lately, where one of those that are promoted next is among them."""
+    members, policy = job.members, job.services.policy
+    if not members.world:
+        return []  # a first world is formed: nobody is promoted
+    size = max(job.resizing.size, job.resizing.fit(members.available(forming=False)))
+    missing = max(0, size - len(members.healthy()))
+    spare = sorted((n for n in members.standbys() if n.name not in members.failed), key=lambda n: n.name)
+    oldest_s = job.services.clock.monotonic_s() - policy.standby_check_s - LATE_S
+    late = [node for node in spare if node.passed_s < oldest_s]
+    return late if any(node in late for node in spare[:missing]) else []
+
+
+def _partners(job: JobState, nodes: Sequence[Node], count: int) -> list[Node]:
+    """As many of these nodes as `count` standbys need, so that a faulty one is told from its partners."""
+    usable = sorted((n for n in nodes if n.usable and job.members.may_use(n)), key=lambda n: n.name)
+    return usable[: count + PARTNERS]
+
+
+def _tell(job: JobState, nodes: Sequence[Node], beside: Sequence[Node], report: CheckReport) -> None:
+    verdict = report.verdict
+    detail = {
+        "nodes": [n.name for n in nodes],
+        "beside": [n.name for n in beside],
+        "failed": dict(report.failed),
+        "unreached": dict(report.unreached),
+        "inconclusive": verdict.reason if verdict else "",
+        "seconds": report.seconds,
+    }
+    job.write("standby_check", detail)
+
+
+def _hold_back(job: JobState, node: Node, reason: str) -> None:
+    """A standby failed the light check. It is not promoted until it was well for a while and passes one."""
+    node.cordon = f"light check: {reason}"
+    node.clean_since_s = job.services.clock.monotonic_s()
+    node.probation_s = job.services.policy.probation_s
+    node.passed_s = float("-inf")
+    job.remember(node)
+    job.write("cordon", {"reason": node.cordon, "response": "cordon"}, node=node.name)

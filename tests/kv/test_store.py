@@ -6,13 +6,13 @@ import uuid
 
 import pytest
 
-from pulsetrain.hub.kubernetes.access import ApiAccess
 from pulsetrain.hub.kubernetes.api import KubernetesApi
 from pulsetrain.hub.kubernetes.state_store import ConfigMapStore
 from pulsetrain.kv.address import parse
 from pulsetrain.kv.etcd import EtcdStore
 from pulsetrain.kv.files import FileStore
 from pulsetrain.kv.store import Change, Compare, Of, Write
+from pulsetrain.protocol.kubernetes_access import ApiAccess
 from tests.hub.kubernetes.emulator import Emulator
 from tests.hub.kubernetes.models import check
 from tests.hub.kubernetes.server import ApiServer

@@ -28,6 +28,8 @@ HEALTHY = {
     "nvlink_crc_flit": 0, "nvlink_crc_data": 0, "nvlink_replays": 0, "nvlink_recoveries": 0,
     "nvlink_transmit": 7, "nvlink_receive": 7, "numa": 1, "fabric_state": 3, "fabric_clique": 4,
     "gpm_sm": 81, "gpm_tensor": 52, "gpm_memory": 33, "event_types": XID_AND_ECC,
+    "set_clock_graphics": 1980, "set_clock_memory": 2619, "set_power": 700_000, "clocks_restricted": 1,
+    "privileged": 1,
 }  # fmt: skip
 
 

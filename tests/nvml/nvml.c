@@ -21,7 +21,7 @@
 
 enum {
     SUCCESS = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, DRIVER_NOT_LOADED = 9, TIMEOUT = 10,
-    GPU_IS_LOST = 15, UNKNOWN = 999
+    GPU_IS_LOST = 15, NO_PERMISSION = 4, UNKNOWN = 999
 };
 enum { XID_EVENT = 0x8 };
 enum { MOST_GPUS = 16, TEXT = 96, RING = 256 };
@@ -33,7 +33,8 @@ enum { MOST_GPUS = 16, TEXT = 96, RING = 256 };
     X(pcie_generation_max) X(pcie_width) X(pcie_width_max) X(pcie_replays) X(ecc_corrected) X(ecc_uncorrected) \
     X(rows_correctable) X(rows_uncorrectable) X(rows_pending) X(rows_failed) X(nvlink_crc_flit) \
     X(nvlink_crc_data) X(nvlink_replays) X(nvlink_recoveries) X(nvlink_transmit) X(nvlink_receive) X(numa) \
-    X(fabric_state) X(fabric_clique) X(gpm_sm) X(gpm_tensor) X(gpm_memory) X(event_types) X(lost)
+    X(fabric_state) X(fabric_clique) X(gpm_sm) X(gpm_tensor) X(gpm_memory) X(event_types) X(lost) \
+    X(set_clock_graphics) X(set_clock_memory) X(set_power) X(clocks_restricted) X(privileged) X(delay_ms)
 #define DECLARE(name) double name;
 #define ENTRY(name) {#name, offsetof(struct gpu, name)},
 
@@ -159,6 +160,7 @@ const char *nvmlErrorString(int code) {
         case INVALID_ARGUMENT: return "Invalid Argument";
         case NOT_SUPPORTED: return "Not Supported";
         case DRIVER_NOT_LOADED: return "Driver Not Loaded";
+        case NO_PERMISSION: return "Insufficient Permissions";
         case TIMEOUT: return "Timeout";
         case GPU_IS_LOST: return "GPU is lost";
         default: return "Unknown Error";
@@ -215,6 +217,31 @@ int nvmlDeviceGetTemperatureV(device_t d, struct temperature *out) {
 }
 int nvmlDeviceGetPcieThroughput(device_t d, int kind, unsigned *out) {
     return chosen(d, kind == 0 ? d->pcie_transmit : d->pcie_receive, out);
+}
+
+// -- settings. `privileged` stands for a caller that is root, `delay_ms` for a driver that is slow ------------
+
+int nvmlDeviceGetApplicationsClock(device_t d, int kind, unsigned *out) {
+    if (d->delay_ms > 0) usleep((useconds_t)(d->delay_ms * 1000));
+    return chosen(d, kind == 0 ? d->set_clock_graphics : kind == 2 ? d->set_clock_memory : NAN, out);
+}
+int nvmlDeviceSetApplicationsClocks(device_t d, unsigned memory, unsigned graphics) {
+    int failed = checked(d);
+    if (!failed && isnan(d->set_clock_graphics)) failed = NOT_SUPPORTED;
+    if (!failed && d->clocks_restricted > 0 && !(d->privileged > 0)) failed = NO_PERMISSION;
+    if (!failed) { d->set_clock_memory = memory; d->set_clock_graphics = graphics; }
+    return failed;
+}
+NUMBER(nvmlDeviceGetPowerManagementLimit, unsigned, set_power)
+int nvmlDeviceSetPowerManagementLimit(device_t d, unsigned milliwatts) {
+    int failed = checked(d);
+    if (!failed && isnan(d->set_power)) failed = NOT_SUPPORTED;
+    if (!failed && !(d->privileged > 0)) failed = NO_PERMISSION;
+    if (!failed) d->set_power = milliwatts;
+    return failed;
+}
+int nvmlDeviceGetAPIRestriction(device_t d, int api, int *out) {
+    return chosen(d, api == 0 ? d->clocks_restricted : NAN, (unsigned *)out);
 }
 
 struct utilization { unsigned gpu, memory; };

@@ -166,6 +166,7 @@ class FakeAgent:
     def __init__(self, controller, hello, *, sick=False, mute=(), stepless=False):
         self.controller, self.hello, self.sick, self.mute = controller, hello, sick, mute
         self.link_rate, self.wrong = 1.0, {}
+        self.deaf = False
         self.stepless, self.worked = stepless, 0
         self.commands = []
         self.steps = {}
@@ -197,7 +198,7 @@ class FakeAgent:
         elif isinstance(command, SelfCheck):
             data = {"ok": not self.sick, "failed": ["gemm"] if self.sick else []}
         elif isinstance(command, PairCheck):
-            data = {"ok": True, "seconds": 0.1}
+            data = {"ok": not self.deaf, "seconds": 0.1}
         elif isinstance(command, LinkSink):
             data = {"port": 4243}
         elif isinstance(command, LinkSend):

@@ -31,7 +31,7 @@ class FakeNode(Node):
 
     async def ask(self, command, timeout_s):
         self.commands.append(command)
-        return Reply(id=command.id, node=self.name, data={"ok": self.ok, "failed": ["gemm"]})
+        return Reply(id=command.id, node=self.name, data={"ok": self.ok, "failed": ["gemm"], "port": 4242})
 
 
 def job_of(*nodes, nnodes=2, max_restarts=3, **policy):

@@ -49,8 +49,8 @@ def test_evict_now_replaces_the_node_without_a_check_of_it():
         assert job.fleet.job.phase is Phase.RUNNING
         assert job.fleet.of("b", Leave)
         assert not job.fleet.of("b", SelfCheck)
-        assert not job.fleet.of("a", PairCheck)
         assert job.fleet.of("z", SelfCheck)  # a standby is checked before it is promoted
+        assert {c.members for c in job.fleet.of("a", PairCheck)} == {("z", "a")}  # as the standby's partner
         recovery = job.fleet.journal.last("recovery")["detail"]
         assert (recovery["cause"], recovery["node"], recovery["lost_steps"]) == ("gpu_fault", "b", 0)
         (evict,) = job.told("evict")

@@ -1,6 +1,6 @@
 """Standbys are checked, and readmitted after a probation. Against fake agents."""
 
-from pulsetrain.protocol.messages import SelfCheck, Start
+from pulsetrain.protocol.messages import PairCheck, SelfCheck, Start
 from pulsetrain.recovery.nodes import NodeState
 from pulsetrain.recovery.policy import Policy
 from pulsetrain.recovery.transitions import Phase
@@ -21,6 +21,16 @@ async def pass_time(fleet, seconds, step_s=20.0):
 
 def checks(fleet, node):
     return len(fleet.of(node, SelfCheck))
+
+
+def pairs(fleet, node):
+    return {tuple(sorted(c.members)) for c in fleet.of(node, PairCheck)}
+
+
+async def replace_node(fleet, node):
+    """The policy table wants the node to go: nothing but a promotion asks for rounds of all-gathers."""
+    fleet.controller.jobs["j"].observe((), [trouble(node, "evict_now")])
+    await fleet.settle()
 
 
 def test_standbys_run_the_light_check_every_ten_minutes_and_nodes_that_train_do_not():
@@ -103,6 +113,7 @@ def test_a_node_that_joins_late_is_checked_before_the_job_takes_it():
         assert [m.node for m in fleet.job.world] == ["a", "z"]
         assert fleet.job.phase is Phase.RUNNING
         assert checks(fleet, "z") >= 1
+        assert pairs(fleet, "z") == {("a", "z")}  # the job stands, so a node of it can be a partner
         assert not fleet.of("y", Start)
 
     run(scenario)
@@ -152,5 +163,106 @@ def test_a_standby_whose_agent_ends_while_it_is_checked_comes_back_without_a_cor
         fleet.agents["z"] = fleet.join("z", pid=4242)
         await pass_time(fleet, 20)
         assert (fleet.node("z").cordon, checks(fleet, "z")) == ("", 1)
+
+    run(scenario)
+
+
+def test_a_lone_standby_passes_beside_nodes_that_stay_before_it_is_promoted():
+    async def scenario():
+        fleet = Fleet("abz")
+        await fleet.form()
+        await pass_time(fleet, 610)
+        assert not pairs(fleet, "z")  # nobody was free to be its partner
+        await replace_node(fleet, "b")
+        assert [m.node for m in fleet.job.world] == ["a", "z"]
+        assert (pairs(fleet, "z"), pairs(fleet, "b")) == ({("a", "z")}, set())
+        told = fleet.journal.last("standby_check")["detail"]
+        assert (told["nodes"], told["beside"], told["failed"]) == (["z"], ["a"], {})
+
+    run(scenario)
+
+
+def test_a_standby_that_passed_a_while_ago_is_promoted_without_another_check():
+    async def scenario():
+        fleet = Fleet("abyz")
+        await fleet.form()
+        await pass_time(fleet, 610)
+        assert pairs(fleet, "y") == {("y", "z")}
+        asked = len(fleet.of("y", PairCheck))
+        await pass_time(fleet, 300)
+        await replace_node(fleet, "b")
+        assert [m.node for m in fleet.job.world] == ["a", "y"]
+        assert len(fleet.of("y", PairCheck)) == asked
+        assert not pairs(fleet, "a")
+
+    run(scenario)
+
+
+def test_a_standby_that_fails_the_light_check_is_held_back_and_another_is_promoted():
+    async def scenario():
+        fleet = Fleet("abcyz", nnodes=3)
+        await fleet.form()
+        fleet.agents["y"].deaf = True
+        await replace_node(fleet, "c")
+        assert [m.node for m in fleet.job.world] == ["a", "b", "z"]
+        assert fleet.job.phase is Phase.RUNNING
+        assert fleet.node("y").cordon.startswith("light check: ")
+        assert fleet.node("y").state is NodeState.STANDBY  # held back, not evicted
+        assert not fleet.of("y", Start)
+
+    run(scenario)
+
+
+def test_where_no_pair_passes_nobody_is_blamed_and_the_job_goes_on():
+    async def scenario():
+        fleet = Fleet("abz")
+        await fleet.form()
+        fleet.agents["z"].deaf = True
+        await replace_node(fleet, "b")
+        assert [m.node for m in fleet.job.world] == ["a", "z"]
+        assert fleet.node("z").cordon == ""
+        assert fleet.journal.last("standby_check")["detail"]["inconclusive"]
+
+    run(scenario)
+
+
+def test_the_check_before_a_promotion_is_bounded_and_can_be_turned_off():
+    async def scenario(limit_s):
+        fleet = Fleet("abz", policy=Policy(promotion_check_s=limit_s))
+        await fleet.form()
+        await replace_node(fleet, "b")
+        assert [m.node for m in fleet.job.world] == ["a", "z"]
+        return [c.timeout_s for c in fleet.of("z", PairCheck)]
+
+    async def both():
+        assert await scenario(0) == []
+        limits_s = await scenario(3.0)
+        assert limits_s
+        assert max(limits_s) <= 3.0
+
+    run(both)
+
+
+def test_a_rank_that_ends_for_the_first_time_brings_no_rounds_where_nobody_is_promoted():
+    async def scenario():
+        fleet = Fleet("abz")
+        await fleet.form()
+        fleet.agents["a"].rank_exits(0, 1)
+        await fleet.wait_for_launch()
+        assert fleet.job.phase is Phase.RUNNING
+        assert not pairs(fleet, "z")
+
+    run(scenario)
+
+
+def test_a_first_exit_of_a_rank_checks_the_standby_that_replaces_its_sick_node():
+    async def scenario():
+        fleet = Fleet("abcz", nnodes=3)
+        await fleet.form()
+        fleet.agents["b"].sick = True
+        fleet.agents["b"].rank_exits(2, 1)
+        await fleet.wait_for_launch()
+        assert [m.node for m in fleet.job.world] == ["a", "z", "c"]
+        assert pairs(fleet, "z")
 
     run(scenario)

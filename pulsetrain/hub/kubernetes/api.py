@@ -14,9 +14,9 @@ import httpx
 
 from pulsetrain.core.errors import PulsetrainError, Unavailable, UsageError
 from pulsetrain.core.json import JsonObject
-from pulsetrain.hub.kubernetes.access import ApiAccess
 from pulsetrain.hub.kubernetes.errors import Conflict, Expired, NotFound, Throttled, error_of
 from pulsetrain.hub.kubernetes.objects import PODS, Resource, version_of
+from pulsetrain.protocol.kubernetes_access import ApiAccess
 
 TIMEOUT_S = 10.0
 LARGEST = 64 << 20  # bytes of one answer, or of one line of a watch

@@ -13,7 +13,6 @@ from pulsetrain.core.clock import Clock, SystemClock
 from pulsetrain.core.errors import PulsetrainError, UsageError
 from pulsetrain.core.json import JsonObject
 from pulsetrain.core.supervisor import LoopThread
-from pulsetrain.hub.kubernetes.access import find_api
 from pulsetrain.hub.kubernetes.api import KubernetesApi
 from pulsetrain.hub.kubernetes.errors import Conflict, NotFound
 from pulsetrain.hub.kubernetes.hub_views import HubViews
@@ -22,6 +21,7 @@ from pulsetrain.hub.kubernetes.objects import JOB_LABEL, JOBS, PODS, SERVICES, l
 from pulsetrain.hub.kubernetes.plan import PENDING, Plan, plan, time_s
 from pulsetrain.hub.kubernetes.pods import service_of
 from pulsetrain.hub.kubernetes.reflector import Reflector
+from pulsetrain.protocol.kubernetes_access import find_api
 
 log = structlog.get_logger()
 

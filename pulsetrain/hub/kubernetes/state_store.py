@@ -10,13 +10,13 @@ from urllib.parse import urlsplit
 from pulsetrain.core.clock import Clock, SystemClock
 from pulsetrain.core.errors import Unavailable, UsageError
 from pulsetrain.core.json import JsonObject
-from pulsetrain.hub.kubernetes.access import find_api
 from pulsetrain.hub.kubernetes.api import BOOKMARK, KubernetesApi
 from pulsetrain.hub.kubernetes.errors import Conflict, Expired
 from pulsetrain.hub.kubernetes.kept_state import KeptState
 from pulsetrain.hub.kubernetes.leases import KubernetesLeases
 from pulsetrain.hub.kubernetes.objects import CONFIG_MAPS, checked_label, checked_name, version_of
 from pulsetrain.kv.store import Change, Committed, Compare, Entry, Listing, Write
+from pulsetrain.protocol.kubernetes_access import find_api
 
 SCHEME = "kubernetes"
 NAME = "pulsetrain-state"

@@ -1,7 +1,7 @@
 import pytest
 
-from pulsetrain.hub.kubernetes.access import ApiAccess
 from pulsetrain.hub.kubernetes.api import KubernetesApi
+from pulsetrain.protocol.kubernetes_access import ApiAccess
 from tests.hub.kubernetes.emulator import Emulator
 from tests.hub.kubernetes.models import check
 from tests.hub.kubernetes.server import ApiServer

@@ -8,11 +8,11 @@ import httpx
 import pytest
 
 from pulsetrain.core.errors import AuthError, Unavailable, UsageError
-from pulsetrain.hub.kubernetes.access import ApiAccess
 from pulsetrain.hub.kubernetes.api import BOOKMARK, LARGEST, TRIES, KubernetesApi
 from pulsetrain.hub.kubernetes.errors import Conflict, Expired, NotFound, Throttled
 from pulsetrain.hub.kubernetes.objects import CONFIG_MAPS, PODS, version_of
 from pulsetrain.hub.private_ca import PrivateCa
+from pulsetrain.protocol.kubernetes_access import ApiAccess
 from tests.hub.kubernetes.emulator import Refused
 from tests.hub.kubernetes.server import ApiServer
 

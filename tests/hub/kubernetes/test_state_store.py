@@ -6,11 +6,11 @@ import pytest
 
 from pulsetrain.core.errors import CorruptData, Unavailable, UsageError
 from pulsetrain.hub.kept_store import open_kept
-from pulsetrain.hub.kubernetes.access import ApiAccess
 from pulsetrain.hub.kubernetes.api import KubernetesApi
 from pulsetrain.hub.kubernetes.state_store import NAME, ConfigMapStore, open_state
 from pulsetrain.kv.election import Election
 from pulsetrain.kv.store import Compare, Of, Write
+from pulsetrain.protocol.kubernetes_access import ApiAccess
 from tests.hub.kubernetes.emulator import Refused
 from tests.kv.test_election import FakeClock
 

@@ -1,7 +1,7 @@
 import pytest
 
 from pulsetrain.core.errors import UsageError
-from pulsetrain.hub.kubernetes.access import find_api
+from pulsetrain.protocol.kubernetes_access import find_api
 
 IN_A_POD = {"KUBERNETES_SERVICE_HOST": "10.96.0.1", "KUBERNETES_SERVICE_PORT": "6443"}
 
