@@ -9,7 +9,7 @@ from html import escape
 import streamlit as st
 
 from pulsetrain.dashboard import decisions, page
-from pulsetrain.dashboard.models.answer import CONTROLLER_KINDS, answer
+from pulsetrain.dashboard.models.answer import CONTROLLER_KINDS, MOST_EVENTS, answer
 from pulsetrain.dashboard.models.overview import JobLine, evidence, live_facts
 from pulsetrain.dashboard.models.progress import MARKER_KINDS, headline, progress_figure
 from pulsetrain.dashboard.models.states import JOB_STATES, SEVERITIES, look, pill
@@ -36,7 +36,7 @@ def ahead(source: Source, job: str, _asked: Mapping[str, str]) -> Questions:
     """What the page is going to ask."""
     return (
         source.incidents,
-        partial(source.rows, views.events, job, CONTROLLER_KINDS, limit=20),
+        partial(source.rows, views.events, job, CONTROLLER_KINDS, limit=MOST_EVENTS),
         partial(source.rows, views.curve, job),
         partial(source.rows, views.events, job, MARKER_KINDS),
         partial(source.rows, views.findings, job),
@@ -66,7 +66,7 @@ def _verdict(line: JobLine) -> None:
     found = answer(
         job,
         source.incidents(),
-        source.rows(views.events, line.job, CONTROLLER_KINDS, limit=20),
+        source.rows(views.events, line.job, CONTROLLER_KINDS, limit=MOST_EVENTS),
         observe_only=bool(source.status().get("hub", {}).get("observe_only")),
         now_ns=page.now_ns(),
     )
