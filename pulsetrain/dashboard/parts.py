@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
 
 import streamlit as st
@@ -49,7 +49,7 @@ def logs(rows: Sequence[JsonObject]) -> None:
         st.html(f'<div class="muted">The newest {len(rows):,} of {rows[0]["lines_in_all"]:,} lines.</div>')
     job = page.chosen_job()
     page.table(
-        ["time (UTC)", "severity", "node", "rank", "source", "line"],
+        ["time (UTC)", "severity", "node", "rank", "source", "rule", "line"],
         [
             [
                 clock(row["ts_ns"]),
@@ -57,12 +57,19 @@ def logs(rows: Sequence[JsonObject]) -> None:
                 node_link(job, row["node"]),
                 rank_link(job, row["rank"]),
                 escape(row["source"]),
+                escape(row["rule"]) or "-",
                 f"<code>{escape(row['message'][:600])}</code>",
             ]
             for row in rows
         ],
         right=(3,),
     )
+
+
+def links(found: Iterable[tuple[str, str]]) -> None:
+    """Links in one line, each as (words, address)."""
+    words = " · ".join(f'<a href="{escape(href)}">{escape(word)}</a>' for word, href in found)
+    st.html(f'<div class="links">{words}</div>')
 
 
 def rank_link(job: str, rank: int) -> str:

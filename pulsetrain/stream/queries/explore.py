@@ -17,9 +17,15 @@ _NODES = """(SELECT DISTINCT node FROM topology WHERE job = {job:String}
              AND attempt = (SELECT max(attempt) FROM topology WHERE job = {job:String}))"""
 
 
+_THEIR_NODES = _NODES[:-1] + " AND has({ranks:Array(Int32)}, rank))"
+
+
 @dataclass(frozen=True, kw_only=True)
 class LogFilter:
-    """Which lines. Empty `ranks`, `severities`, `node` and `source` mean all. `text` is inside a line."""
+    """Which lines. Empty `ranks`, `severities`, `node` and `source` mean all. `text` is inside a line.
+
+    With `ranks` come the lines of the kernels of their nodes.
+    """
 
     from_ns: int = 0
     to_ns: int = 0
@@ -36,13 +42,14 @@ def log_lines(store: Queryable, job: str, wanted: LogFilter) -> pa.Table:
 
     Columns: ts_ns, node, rank, attempt, source, severity, message, rule, lines_in_all.
     """
+    of_ranks = f"AND (has({{ranks:Array(Int32)}}, rank) OR (job = '' AND node IN {_THEIR_NODES}))"
     return store.query(
         f"""
         SELECT toUnixTimestamp64Nano(ts) AS ts_ns, node, rank, attempt, source, severity, message, rule,
                count() OVER () AS lines_in_all
         FROM logs
         WHERE {_DURING} AND (job = {{job:String}} OR (job = '' AND node IN {_NODES}))
-          AND (empty({{ranks:Array(Int32)}}) OR has({{ranks:Array(Int32)}}, rank))
+          {of_ranks if wanted.ranks else ""}
           AND ({{node:String}} = '' OR node = {{node:String}})
           AND ({{source:String}} = '' OR source = {{source:String}})
           AND (empty({{severities:Array(String)}}) OR has({{severities:Array(String)}}, severity))
@@ -197,6 +204,40 @@ def work_beside_cohort(
             "n": max(1, min(most_steps, last - first + 1)),
         },
     )  # fmt: skip
+
+
+def node_checkpoints(store: Queryable, job: str, ranks: Sequence[int]) -> pa.Table:
+    """What ranks of a node have checkpointed in the newest 200 steps with any, by tier and stage.
+
+    Columns: tier, stage, ranks, newest (step that all of these ranks have), size (bytes of it, all ranks),
+    took_ns (the longest of it), ts_ns.
+    """
+    return store.query(
+        """
+        WITH last AS (
+            SELECT stage, tier, rank, max(step) AS step, argMax(bytes, (step, ts)) AS size,
+                   argMax(duration_ns, (step, ts)) AS took_ns, max(ts) AS at
+            FROM checkpoints
+            WHERE job = {job:String} AND has({ranks:Array(Int32)}, rank)
+              AND step > (SELECT max(step) FROM checkpoints WHERE job = {job:String}) - 200
+            GROUP BY stage, tier, rank)
+        SELECT tier, stage, count() AS ranks, min(step) AS newest, sum(size) AS size, max(took_ns) AS took_ns,
+               toUnixTimestamp64Nano(max(at)) AS ts_ns
+        FROM last GROUP BY tier, stage ORDER BY tier, stage
+        """,
+        {"job": job, "ranks": list(ranks)},
+    )
+
+
+def node_gpus(store: Queryable, node: str) -> pa.Table:
+    """The newest list of GPUs that a node's agent sent: detail (JSON, `{"gpus": [...]}`). Or no row."""
+    return store.query(
+        """
+        SELECT argMax(detail, ts) AS detail FROM events WHERE events.kind = 'gpus' AND node = {node:String}
+        HAVING count() > 0
+        """,
+        {"node": node},
+    )
 
 
 def rank_checkpoints(store: Queryable, job: str, rank: int) -> pa.Table:

@@ -59,7 +59,10 @@ def test_lines_of_the_job_and_of_its_nodes_kernels_newest_first(store):
 @pytest.mark.parametrize(
     ("wanted", "count"),
     [
-        ({"ranks": (1,)}, 20),
+        ({"ranks": (1,)}, 21),
+        ({"ranks": (7,)}, 0),
+        ({"ranks": (1,), "source": "stderr"}, 20),
+        ({"ranks": (1,), "source": "kmsg"}, 1),
         ({"text": "LINE 3"}, 11),
         ({"severities": ("error", "critical")}, 4),
         ({"source": "kmsg"}, 1),
@@ -111,6 +114,23 @@ def test_a_rank_without_a_place_is_beside_all_ranks_without_one(store):
 def test_checkpoints_of_a_rank(store):
     rows = explore.rank_checkpoints(store, "gpt", 3).to_pylist()
     assert {(row["tier"], row["stage"]): row["newest"] for row in rows}["peer", "replicate"] == 119
+
+
+def test_checkpoints_of_the_ranks_of_a_node(store):
+    rows = explore.node_checkpoints(store, "gpt", (2, 3)).to_pylist()
+    peer = next(row for row in rows if (row["tier"], row["stage"]) == ("peer", "replicate"))
+    assert (peer["ranks"], peer["newest"]) == (2, 119)
+    assert explore.node_checkpoints(store, "gpt", (99,)).to_pylist() == []
+
+
+def test_the_gpus_of_a_node_are_those_it_listed_last(store):
+    assert explore.node_gpus(store, "listed").to_pylist() == []
+    told = [
+        {"ts": NOW - age * S, "node": "listed", "kind": "gpus", "actor": "agent", "detail": detail}
+        for age, detail in ((9, "old"), (1, "new"), (5, "older"))
+    ]
+    store.insert("events", table("events", told))
+    assert explore.node_gpus(store, "listed").to_pylist() == [{"detail": "new"}]
 
 
 def test_jobs_that_do_not_run(store):
