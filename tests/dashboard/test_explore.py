@@ -59,6 +59,17 @@ def test_metrics_draw_the_chosen_counter_and_list_the_others(draw, known):
     assert "No data: no counter" in draw("metrics").text
 
 
+def test_metrics_of_chosen_nodes_and_ranks_with_steps_on_the_time_axis(draw, known):
+    known.stored["step_starts"] = [{"attempt": 0, "step": step, "ts_ns": 10**18 - step} for step in (40, 60)]
+    shown = draw("metrics", node="node-2, node-3", ranks="4-5", counter="net_rx_bytes")
+    asked = {name: dict(options) for name, _, options in known.asked}
+    for view in ("metric_names", "metric_series"):
+        assert (asked[view]["nodes"], asked[view]["ranks"]) == (("node-2", "node-3"), (4, 5))
+    assert '"text":"step 60"' in shown.app.get("plotly_chart")[0].proto.spec
+    assert "node=node-2%2C+node-3&ranks=4-5" in shown.html
+    assert "seven" in draw("metrics", ranks="seven").app.warning[0].value
+
+
 def test_events_are_the_audit_of_every_action(draw, known):
     shown = draw("events")
     assert shown.rows()[0][1:4] == ["evict", "ann", "node-2"]

@@ -10,6 +10,7 @@ import plotly.graph_objects as go
 
 from pulsetrain.core.json import JsonObject
 from pulsetrain.dashboard.models.charts import Theme, frame
+from pulsetrain.dashboard.models.step_marks import StepMark
 from pulsetrain.dashboard.models.text import duration, size, thousands
 
 MINUTE_NS = 60 * 10**9
@@ -77,8 +78,18 @@ def detail_text(detail: str, *, most: int = 300) -> str:
     return text if len(text) <= most else f"{text[:most]} ..."
 
 
-def metric_figure(rows: Sequence[JsonObject], name: str, marks: Sequence[int], theme: Theme) -> go.Figure:
-    """One counter over time, a line for each node and device. `marks` are moments of steps, UTC ns."""
+def metric_figure(
+    rows: Sequence[JsonObject],
+    name: str,
+    launches: Sequence[int],
+    theme: Theme,
+    *,
+    steps: Sequence[StepMark] = (),
+) -> go.Figure:
+    """One counter over time, a line for each node and device.
+
+    `launches` of the job are moments, UTC ns. `steps` stand at the foot of the chart.
+    """
     chart = frame(theme, height=380, hovermode="x unified")
     lines: dict[str, list[JsonObject]] = {}
     for row in rows:
@@ -93,11 +104,24 @@ def metric_figure(rows: Sequence[JsonObject], name: str, marks: Sequence[int], t
             text=[number(name, row["value"]) for row in points],
             hovertemplate="%{text}",
         )
-    for at in marks:
+    for at in launches:
         chart.add_vline(x=at / 1e6, line={"width": 1, "dash": "dot", "color": theme.muted})
+    for index, mark in enumerate(steps):
+        _mark_step(chart, mark, theme, words="step " if index == 0 else "")
     chart.update_xaxes(type="date", title_text="UTC")
     chart.update_yaxes(title_text=name)
     return chart
+
+
+def _mark_step(chart: go.Figure, mark: StepMark, theme: Theme, *, words: str) -> None:
+    """A step's number at the foot of the chart, and a line up from the axis beside it."""
+    at = mark.ts_ns / 1e6
+    line = {"width": 1, "color": theme.muted}
+    chart.add_shape(type="line", xref="x", yref="paper", x0=at, x1=at, y0=0, y1=0.045, line=line)
+    chart.add_annotation(
+        x=at, xref="x", y=0, yref="paper", text=f"{words}{mark.step:,}", showarrow=False, xanchor="left",
+        yanchor="bottom", xshift=2, font={"size": 11, "color": theme.muted},
+    )  # fmt: skip
 
 
 def work_figure(rows: Sequence[JsonObject], theme: Theme) -> go.Figure:

@@ -64,15 +64,34 @@ def log_lines(store: Queryable, job: str, wanted: LogFilter) -> pa.Table:
     )  # fmt: skip
 
 
-def metric_names(store: Queryable, job: str, *, from_ns: int, to_ns: int) -> pa.Table:
-    """Counters and gauges of a job's nodes: name, nodes, devices, samples."""
+def _on(nodes: Sequence[str], ranks: Sequence[int]) -> str:
+    """A condition on `node`: of the job, and one of these, or of these ranks. Both empty: all of the job."""
+    named = "has({nodes:Array(String)}, node)" if nodes else ""
+    theirs = f"node IN {_THEIR_NODES}" if ranks else ""
+    either = " OR ".join(condition for condition in (named, theirs) if condition)
+    return f"node IN {_NODES}" + (f" AND ({either})" if either else "")
+
+
+def metric_names(
+    store: Queryable,
+    job: str,
+    *,
+    from_ns: int,
+    to_ns: int,
+    nodes: Sequence[str] = (),
+    ranks: Sequence[int] = (),
+) -> pa.Table:
+    """Counters and gauges of a job's nodes: name, nodes, devices, samples.
+
+    With `nodes` or `ranks`: of these nodes, and of the nodes of these ranks.
+    """
     return store.query(
         f"""
         SELECT name, uniq(node) AS nodes, uniq(node, device) AS devices, count() AS samples
-        FROM metrics WHERE {_DURING} AND node IN {_NODES}
+        FROM metrics WHERE {_DURING} AND {_on(nodes, ranks)}
         GROUP BY name ORDER BY name
         """,
-        {"job": job, "from_ns": from_ns, "to_ns": to_ns},
+        {"job": job, "from_ns": from_ns, "to_ns": to_ns, "nodes": list(nodes), "ranks": list(ranks)},
     )
 
 
@@ -84,12 +103,14 @@ def metric_series(
     from_ns: int,
     to_ns: int,
     nodes: Sequence[str] = (),
+    ranks: Sequence[int] = (),
     points: int = 240,
     series: int = 12,
 ) -> pa.Table:
     """One counter over time: at most `series` lines of at most `points` points, the largest first.
 
-    Columns: node, device, ts_ns, value (the last of its bin), series_in_all. `nodes` empty: all of the job.
+    Columns: node, device, ts_ns, value (the last of its bin), series_in_all. `nodes` and `ranks` as for
+    `metric_names`.
     """
     return store.query(
         f"""
@@ -98,8 +119,7 @@ def metric_series(
                        greatest(1, intDiv({{to_ns:Int64}} - {{from_ns:Int64}}, {{points:Int64}})))) AS bin,
                    toUnixTimestamp64Nano(max(ts)) AS ts_ns, argMax(value, ts) AS value
             FROM metrics
-            WHERE {_DURING} AND name = {{name:String}} AND node IN {_NODES}
-              AND (empty({{nodes:Array(String)}}) OR has({{nodes:Array(String)}}, node))
+            WHERE {_DURING} AND name = {{name:String}} AND {_on(nodes, ranks)}
             GROUP BY node, device, bin),
         ranked AS (
             SELECT node, device, max(value) - min(value) AS moved, count() OVER () AS series_in_all
@@ -109,9 +129,24 @@ def metric_series(
         """,
         {
             "job": job, "name": name, "from_ns": from_ns, "to_ns": to_ns, "nodes": list(nodes),
-            "points": points, "series": series,
+            "ranks": list(ranks), "points": points, "series": series,
         },
     )  # fmt: skip
+
+
+def step_starts(store: Queryable, job: str, steps: Sequence[int]) -> pa.Table:
+    """When these steps first began on any rank: attempt, step, ts_ns, in order of attempt and step.
+
+    It reads these steps alone: the table is sorted by them.
+    """
+    return store.query(
+        """
+        SELECT attempt, step, toUnixTimestamp64Nano(min(start)) AS ts_ns
+        FROM steps WHERE job = {job:String} AND step IN {steps:Array(Int64)}
+        GROUP BY attempt, step ORDER BY attempt, step
+        """,
+        {"job": job, "steps": list(steps)},
+    )
 
 
 def node_counters(store: Queryable, node: str, *, from_ns: int, to_ns: int) -> pa.Table:

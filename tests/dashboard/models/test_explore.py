@@ -9,6 +9,7 @@ from pulsetrain.dashboard.models.explore import (
     time_range,
     work_figure,
 )
+from pulsetrain.dashboard.models.step_marks import StepMark
 
 S = 10**9
 
@@ -53,6 +54,17 @@ def test_a_line_for_each_node_and_device():
     chart = metric_figure(rows, "net_rx_bytes", [S], LIGHT)
     assert [trace.name for trace in chart.data] == ["a eth0", "b eth0"]
     assert len(chart.layout.shapes) == 1
+
+
+def test_steps_stand_at_the_foot_of_a_counter():
+    rows = [{"node": "a", "device": "", "ts_ns": S, "value": 1.0}]
+    chart = metric_figure(
+        rows, "cpu_ratio", [], LIGHT, steps=[StepMark(ts_ns=S, step=1200), StepMark(ts_ns=2 * S, step=1300)]
+    )
+    assert [(note.text, note.x) for note in chart.layout.annotations] == [
+        ("step 1,200", 1000),
+        ("1,300", 2000),
+    ]
 
 
 def test_details_are_pairs_and_never_endless():

@@ -84,6 +84,29 @@ def test_counters_are_listed_and_binned(store):
     assert newest["value"] == 0.0
 
 
+@pytest.mark.parametrize(
+    ("chosen", "nodes"),
+    [
+        ({"nodes": ("node-0",)}, 1),
+        ({"ranks": (6,)}, 1),
+        ({"nodes": ("node-0",), "ranks": (6, 7)}, 2),
+        ({"nodes": ("elsewhere",)}, 0),
+        ({"ranks": (2,)}, 0),
+    ],
+)
+def test_counters_of_chosen_nodes_and_of_the_nodes_of_ranks(store, chosen, nodes):
+    names = explore.metric_names(store, "gpt", **DURING, **chosen).to_pylist()
+    assert [row["nodes"] for row in names] == [nodes] * bool(nodes)
+    series = explore.metric_series(store, "gpt", name="net_rx_bytes", **DURING, **chosen).to_pylist()
+    assert len({row["node"] for row in series}) == nodes
+
+
+def test_single_steps_are_looked_up_in_every_attempt(store):
+    rows = explore.step_starts(store, "gpt", (0, 79, 500)).to_pylist()
+    assert [(row["attempt"], row["step"]) for row in rows] == [(0, 0), (0, 79), (1, 79)]
+    assert rows[2]["ts_ns"] > rows[1]["ts_ns"]
+
+
 def test_events_by_kind_and_text(store):
     kinds = explore.event_kinds(store, "gpt", **DURING).to_pylist()
     assert {"kind": "attempt_started", "times": 2} in kinds
