@@ -15,6 +15,7 @@ from pulsetrain.core.json import JsonObject
 from pulsetrain.dashboard import page, parts
 from pulsetrain.dashboard.models.explore import metric_figure
 from pulsetrain.dashboard.models.step_marks import MOST_ROUNDS, StepMark, marks, narrower, round_steps
+from pulsetrain.dashboard.models.times import TimeChoice, read
 from pulsetrain.dashboard.source import Questions, Source
 from pulsetrain.stream.queries import explore, views
 
@@ -57,7 +58,6 @@ def _view(asked: Mapping[str, str]) -> _View:
 def show() -> None:
     """The page."""
     with st.container(horizontal=True, vertical_alignment="bottom"):
-        span = parts.span_menu()
         asked = {
             name: st.text_input(label, key=name, bind="query-params", width=width, placeholder=empty) or ""
             for name, label, width, empty in _FIELDS
@@ -67,24 +67,24 @@ def show() -> None:
     except UsageError as error:
         st.warning(str(error))
         return
-    page.live(partial(_body, span, view), every_s=4.0)
+    page.live(partial(_body, page.chosen_time(), view), every_s=4.0)
 
 
 def ahead(source: Source, job: str, asked: Mapping[str, str]) -> Questions:
     """What the page is going to ask."""
-    last = asked.get("last", "").strip()
+    time = read(asked)
     try:
         view = _view(asked)
     except UsageError:
         return ()
 
     def counters() -> None:
-        from_ns, to_ns = parts.times(source, job, last)
+        from_ns, to_ns = parts.times(source, job, time)
         if known := _known(source, job, view, from_ns, to_ns):
             _series(source, job, view.counter or known[0]["name"], view, from_ns, to_ns)
 
     def steps() -> None:
-        _steps(source, job, *parts.times(source, job, last))
+        _steps(source, job, *parts.times(source, job, time))
 
     return (counters, steps, partial(source.rows, views.events, job, ("attempt_started",)))
 
@@ -118,12 +118,12 @@ def _steps(source: Source, job: str, from_ns: int, to_ns: int) -> list[StepMark]
     return marks(rows, from_ns, to_ns)
 
 
-def _body(span: str, view: _View) -> None:
+def _body(time: TimeChoice, view: _View) -> None:
     job = page.chosen_job()
     if not job:
         page.empty("No data: no job has been seen yet.")
         return
-    from_ns, to_ns = parts.times(page.source(), job, span)
+    from_ns, to_ns = parts.times(page.source(), job, time)
     known = _known(page.source(), job, view, from_ns, to_ns)
     if not known:
         page.empty(

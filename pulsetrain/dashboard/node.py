@@ -16,6 +16,7 @@ from pulsetrain.dashboard.models.explore import about
 from pulsetrain.dashboard.models.nodes import gpu_cells, heartbeat_age_text, stored_gpus
 from pulsetrain.dashboard.models.states import NODE_STATES, pill
 from pulsetrain.dashboard.models.text import ago, duration, size
+from pulsetrain.dashboard.models.times import TimeChoice, read
 from pulsetrain.dashboard.source import Questions, Source
 from pulsetrain.stream.queries import explore, past, views
 
@@ -26,21 +27,19 @@ _MOST_DRAWN = 64
 
 def show() -> None:
     """The page."""
-    with st.container(horizontal=True, vertical_alignment="bottom"):
-        node = st.text_input("Node", key="node", bind="query-params", width=220, placeholder="name of a node")
-        span = parts.span_menu()
-    name = (node or "").strip()
+    node = st.text_input("Node", key="node", bind="query-params", width=220, placeholder="name of a node")
+    name, time = (node or "").strip(), page.chosen_time()
     if not name:
         page.empty("No node is chosen.", "Give its name, or choose one on the page Nodes.")
         return
     page.live(partial(_place, name))
     page.live(partial(_findings, name), every_s=4.0)
     st.subheader("Its ranks beside their cohort", anchor=False)
-    page.live(partial(_cohort, name), every_s=8.0)
+    page.live(partial(_cohort, name, time), every_s=8.0)
     st.subheader("Lines of its kernel and its ranks", anchor=False)
-    page.live(partial(_logs, name, span), every_s=4.0)
+    page.live(partial(_logs, name, time), every_s=4.0)
     st.subheader("Counters", anchor=False)
-    page.live(partial(_counters, name, span), every_s=4.0)
+    page.live(partial(_counters, name, time), every_s=4.0)
     st.subheader("Checkpoints of its ranks", anchor=False)
     page.live(partial(_checkpoints, name), every_s=8.0)
     st.subheader("Hardware", anchor=False)
@@ -55,7 +54,7 @@ def ahead(source: Source, job: str, asked: Mapping[str, str]) -> Questions:
 
     def work() -> None:
         if ranks := _ranks(_known(source, job, name)):
-            parts.work_rows(source, job, ranks)
+            parts.work_rows(source, job, ranks, read(asked))
 
     return (work, partial(source.rows, views.findings, job, limit=500)) if name else ()
 
@@ -111,23 +110,23 @@ def _findings(name: str) -> None:
     parts.findings(about(rows, ranks=_known(page.source(), job, name).get("ranks") or (), node=name))
 
 
-def _cohort(name: str) -> None:
+def _cohort(name: str, time: TimeChoice) -> None:
     ranks = _ranks(_known(page.source(), page.chosen_job(), name))
     if not ranks:
         page.empty("No rank runs on this node.")
         return
-    parts.beside_cohort(page.chosen_job(), ranks)
+    parts.beside_cohort(page.chosen_job(), ranks, time)
 
 
-def _logs(name: str, span: str) -> None:
+def _logs(name: str, time: TimeChoice) -> None:
     job = page.chosen_job()
-    from_ns, to_ns = parts.times(page.source(), job, span)
+    from_ns, to_ns = parts.times(page.source(), job, time)
     wanted = explore.LogFilter(from_ns=from_ns, to_ns=to_ns, node=name, limit=_LINES)
     parts.logs(page.source().rows(explore.log_lines, job, wanted))
 
 
-def _counters(name: str, span: str) -> None:
-    from_ns, to_ns = parts.times(page.source(), page.chosen_job(), span)
+def _counters(name: str, time: TimeChoice) -> None:
+    from_ns, to_ns = parts.times(page.source(), page.chosen_job(), time)
     parts.counters(page.source().rows(explore.node_counters, name, from_ns=from_ns, to_ns=to_ns))
 
 

@@ -15,6 +15,7 @@ from pulsetrain.dashboard.models.explore import about
 from pulsetrain.dashboard.models.stacks import of_ranks
 from pulsetrain.dashboard.models.states import RANK_STATES, pill
 from pulsetrain.dashboard.models.text import ago, duration, size
+from pulsetrain.dashboard.models.times import TimeChoice, read
 from pulsetrain.dashboard.models.topology import points
 from pulsetrain.dashboard.source import Questions, Source
 from pulsetrain.stream.queries import explore, views
@@ -25,20 +26,19 @@ _HEARTBEATS_NS = 10 * 60 * 10**9
 
 def show() -> None:
     """The page."""
-    with st.container(horizontal=True, vertical_alignment="bottom"):
-        named = st.text_input("Rank", key="rank", bind="query-params", width=120, placeholder="0")
-        span = parts.span_menu()
+    named = st.text_input("Rank", key="rank", bind="query-params", width=120, placeholder="0")
+    time = page.chosen_time()
     rank = int(named) if (named or "").isdigit() else 0
     page.live(partial(_place, rank))
     page.live(partial(_findings, rank), every_s=4.0)
     st.subheader("Beside its cohort", anchor=False)
-    page.live(partial(_cohort, rank), every_s=8.0)
+    page.live(partial(_cohort, rank, time), every_s=8.0)
     st.subheader("Stack", anchor=False)
     page.live(partial(_stack, rank), every_s=4.0)
     st.subheader("Lines of the rank and of its node's kernel", anchor=False)
-    page.live(partial(_logs, rank, span), every_s=4.0)
+    page.live(partial(_logs, rank, time), every_s=4.0)
     st.subheader("Counters of its node", anchor=False)
-    page.live(partial(_counters, rank, span), every_s=8.0)
+    page.live(partial(_counters, rank, time), every_s=8.0)
     st.subheader("Checkpoints", anchor=False)
     page.live(partial(_checkpoints, rank), every_s=8.0)
     st.subheader("Evict its node", anchor=False)
@@ -52,7 +52,7 @@ def ahead(source: Source, job: str, asked: Mapping[str, str]) -> Questions:
     return (
         partial(source.rows, views.topology, job, rank=rank),
         partial(source.rows, views.findings, job, limit=500),
-        partial(parts.work_rows, source, job, (rank,)),
+        partial(parts.work_rows, source, job, (rank,), read(asked)),
         partial(source.rows, explore.rank_checkpoints, job, rank),
     )
 
@@ -101,8 +101,8 @@ def _findings(rank: int) -> None:
     parts.findings(about(rows, ranks=(rank,)))
 
 
-def _cohort(rank: int) -> None:
-    parts.beside_cohort(page.chosen_job(), (rank,))
+def _cohort(rank: int, time: TimeChoice) -> None:
+    parts.beside_cohort(page.chosen_job(), (rank,), time)
 
 
 def _stack(rank: int) -> None:
@@ -128,20 +128,20 @@ def _path(tree: list[JsonObject]) -> list[tuple[str, str]]:
     ]
 
 
-def _logs(rank: int, span: str) -> None:
+def _logs(rank: int, time: TimeChoice) -> None:
     job = page.chosen_job()
-    from_ns, to_ns = parts.times(page.source(), job, span)
+    from_ns, to_ns = parts.times(page.source(), job, time)
     wanted = explore.LogFilter(from_ns=from_ns, to_ns=to_ns, ranks=(rank,), limit=_LINES)
     parts.logs(page.source().rows(explore.log_lines, job, wanted))
 
 
-def _counters(rank: int, span: str) -> None:
+def _counters(rank: int, time: TimeChoice) -> None:
     job = page.chosen_job()
     row = _where(job, rank)
     if row is None:
         page.empty("No data: it is not known where the rank runs.")
         return
-    from_ns, to_ns = parts.times(page.source(), job, span)
+    from_ns, to_ns = parts.times(page.source(), job, time)
     parts.counters(page.source().rows(explore.node_counters, row["node"], from_ns=from_ns, to_ns=to_ns))
 
 

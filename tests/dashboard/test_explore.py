@@ -70,6 +70,42 @@ def test_metrics_of_chosen_nodes_and_ranks_with_steps_on_the_time_axis(draw, kno
     assert "seven" in draw("metrics", ranks="seven").app.warning[0].value
 
 
+NIGHT = {"from": "2026-11-25T03:00", "to": "2026-11-25T03:30"}
+FROM_NS, TO_NS = 1_795_575_600 * 10**9, 1_795_577_400 * 10**9
+
+
+@pytest.mark.parametrize(
+    ("name", "view", "more"),
+    [
+        ("metrics", "metric_series", {"counter": "net_rx_bytes"}),
+        ("events", "event_lines", {}),
+        ("node", "node_counters", {"node": "node-2"}),
+        ("rank", "node_counters", {"rank": "5"}),
+        ("node", "steps_during", {"node": "node-2"}),
+        ("rank", "steps_during", {"rank": "5"}),
+    ],
+)
+def test_pages_ask_for_the_chosen_time(draw, known, name, view, more):
+    draw(name, **NIGHT, **more)
+    asked = {name: dict(options) for name, _, options in known.asked}
+    assert (asked[view]["from_ns"], asked[view]["to_ns"]) == (FROM_NS, TO_NS)
+
+
+def test_lines_of_the_chosen_time(draw, known):
+    draw("logs", **NIGHT)
+    (wanted,) = [args[1] for name, args, _ in known.asked if name == "log_lines"]
+    assert (wanted.from_ns, wanted.to_ns) == (FROM_NS, TO_NS)
+
+
+def test_a_rank_stands_beside_its_cohort_in_the_steps_of_the_chosen_time(draw, known):
+    known.stored["steps_during"] = [{"first_step": 40, "last_step": 60}]
+    draw("rank", rank="5", **NIGHT)
+    asked = {name: dict(options) for name, _, options in known.asked}
+    assert (asked["work_beside_cohort"]["first"], asked["work_beside_cohort"]["last"]) == (40, 60)
+    known.stored["steps_during"] = []
+    assert "No data: no step of this job began in this time." in draw("rank", rank="5", **NIGHT).text
+
+
 def test_events_are_the_audit_of_every_action(draw, known):
     shown = draw("events")
     assert shown.rows()[0][1:4] == ["evict", "ann", "node-2"]

@@ -13,16 +13,6 @@ from pulsetrain.dashboard.models.charts import Theme, frame
 from pulsetrain.dashboard.models.step_marks import StepMark
 from pulsetrain.dashboard.models.text import duration, size, thousands
 
-MINUTE_NS = 60 * 10**9
-SPANS_NS: Mapping[str, int] = MappingProxyType(
-    {
-        "15 minutes": 15 * MINUTE_NS,
-        "1 hour": 60 * MINUTE_NS,
-        "6 hours": 360 * MINUTE_NS,
-        "1 day": 1440 * MINUTE_NS,
-        "30 days": 43_200 * MINUTE_NS,
-    }
-)
 SEVERE: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "all": (),
@@ -30,21 +20,7 @@ SEVERE: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "errors": ("error", "critical"),
     }
 )
-_ROUND_NS = 10 * 10**9
 _LINES = ("#3B7DB8", "#E1A034", "#5BA884", "#B07AA1", "#7A5BB5", "#8C6D46", "#2E8B9A", "#9AA0A8")
-
-
-def time_range(span: str, *, running: bool, last_ns: int, now_ns: int) -> tuple[int, int]:
-    """The last `span` of a job: up to now while it runs, else up to a minute after its last step.
-
-    In whole ten seconds, so that answers can be kept.
-
-    >>> time_range("1 hour", running=False, last_ns=7_200 * 10**9, now_ns=10**18)[1] // 10**9
-    7270
-    """
-    end = now_ns if running or not last_ns else last_ns + MINUTE_NS
-    end = (end // _ROUND_NS + 1) * _ROUND_NS
-    return end - SPANS_NS.get(span, SPANS_NS["1 hour"]), end
 
 
 def number(name: str, value: float) -> str:

@@ -149,6 +149,19 @@ def step_starts(store: Queryable, job: str, steps: Sequence[int]) -> pa.Table:
     )
 
 
+def steps_during(store: Queryable, job: str, *, from_ns: int, to_ns: int) -> pa.Table:
+    """The steps that began on any rank in a time: first_step, last_step. No row for none."""
+    return store.query(
+        """
+        SELECT min(step) AS first_step, max(step) AS last_step FROM steps
+        WHERE job = {job:String} AND start BETWEEN fromUnixTimestamp64Nano({from_ns:Int64})
+                                               AND fromUnixTimestamp64Nano({to_ns:Int64})
+        HAVING count() > 0
+        """,
+        {"job": job, "from_ns": from_ns, "to_ns": to_ns},
+    )
+
+
 def node_counters(store: Queryable, node: str, *, from_ns: int, to_ns: int) -> pa.Table:
     """The newest value of every counter of a node: name, device, value, ts_ns."""
     return store.query(

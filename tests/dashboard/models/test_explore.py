@@ -6,7 +6,6 @@ from pulsetrain.dashboard.models.explore import (
     beside_cohort,
     detail_text,
     metric_figure,
-    time_range,
     work_figure,
 )
 from pulsetrain.dashboard.models.step_marks import StepMark
@@ -24,13 +23,6 @@ def row(rank, step, work, usual=100):
         "high_ns": 103,
         "cohort": 64,
     }
-
-
-def test_a_running_job_is_looked_at_up_to_now_and_one_that_is_over_up_to_its_end():
-    now, last = 10_000 * S, 5_000 * S
-    assert time_range("15 minutes", running=True, last_ns=last, now_ns=now) == (9_110 * S, 10_010 * S)
-    assert time_range("15 minutes", running=False, last_ns=last, now_ns=now) == (4_170 * S, 5_070 * S)
-    assert time_range("nonsense", running=True, last_ns=0, now_ns=now)[0] == 6_410 * S
 
 
 def test_the_rank_that_differs_most_is_named():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pulsetrain.stream.queries import explore, past
+from pulsetrain.stream.queries import explore, past, views
 from pulsetrain.stream.queries.explore import LogFilter
 from pulsetrain.stream.store.clickhouse import open_store
 from tests.dashboard.recorded_job import RecordedJob, S, table
@@ -99,6 +99,26 @@ def test_counters_of_chosen_nodes_and_of_the_nodes_of_ranks(store, chosen, nodes
     assert [row["nodes"] for row in names] == [nodes] * bool(nodes)
     series = explore.metric_series(store, "gpt", name="net_rx_bytes", **DURING, **chosen).to_pylist()
     assert len({row["node"] for row in series}) == nodes
+
+
+def test_the_steps_that_began_in_a_time(store):
+    job = RecordedJob(now_ns=NOW)
+    second = {"from_ns": job.began_ns, "to_ns": job.began_ns + S}
+    assert explore.steps_during(store, "gpt", **second).to_pylist() == [{"first_step": 0, "last_step": 4}]
+    assert explore.steps_during(store, "gpt", from_ns=0, to_ns=S).to_pylist() == []
+
+
+def test_history_events_and_checkpoints_of_a_time(store):
+    job = RecordedJob(now_ns=NOW)
+    first = {"from_ns": job.began_ns, "to_ns": job.began_ns + 10 * S}
+    steps = [row["step"] for row in views.curve(store, "gpt", **first).to_pylist()]
+    assert (steps[0], steps[-1], len(steps)) == (0, 41, 42)
+    everything = views.events(store, "gpt").to_pylist()
+    early = views.events(store, "gpt", **first).to_pylist()
+    assert early == [event for event in everything if event["ts_ns"] <= first["to_ns"]] != everything
+    saved = views.checkpoints(store, "gpt", **first).to_pylist()
+    assert {row["ts_ns"] <= first["to_ns"] for row in saved} == {True}
+    assert len(saved) < len(views.checkpoints(store, "gpt").to_pylist())
 
 
 def test_single_steps_are_looked_up_in_every_attempt(store):
