@@ -61,7 +61,8 @@ def test_metrics_draw_the_chosen_counter_and_list_the_others(draw, known):
 
 def test_metrics_of_chosen_nodes_and_ranks_with_steps_on_the_time_axis(draw, known):
     known.stored["step_starts"] = [{"attempt": 0, "step": step, "ts_ns": 10**18 - step} for step in (40, 60)]
-    shown = draw("metrics", node="node-2, node-3", ranks="4-5", counter="net_rx_bytes")
+    day = {"from": "2001-09-09", "to": "2001-09-10"}
+    shown = draw("metrics", node="node-2, node-3", ranks="4-5", counter="net_rx_bytes", **day)
     asked = {name: dict(options) for name, _, options in known.asked}
     for view in ("metric_names", "metric_series"):
         assert (asked[view]["nodes"], asked[view]["ranks"]) == (("node-2", "node-3"), (4, 5))

@@ -62,12 +62,12 @@ def test_the_time_range_is_one_choice_in_the_frame(run):
     menu = shown.selectbox(key="time_menu")
     assert menu.options[:2] == ["default: all", "15 minutes"]
     menu.set_value("6 hours").run()
-    assert shown.query_params["last"] == ["6 hours"]
+    assert shown.query_params["last"] in ("6 hours", ["6 hours"])
     shown.selectbox(key="time_menu").set_value("from ... to (UTC)").run()
     assert "last" not in shown.query_params
-    assert shown.text_input(key="time_to").value == shown.query_params["to"][0]
+    assert shown.text_input(key="time_to").value in shown.query_params["to"]
     shown.text_input(key="time_from").set_value("2026-11-25T03:00").run()
-    assert shown.query_params["from"] == ["2026-11-25T03:00"]
+    assert shown.query_params["from"] in ("2026-11-25T03:00", ["2026-11-25T03:00"])
     shown.selectbox(key="time_menu").set_value("").run()
     assert not {"last", "from", "to"} & {*shown.query_params}
 
@@ -109,7 +109,7 @@ def test_the_time_range_goes_along_to_the_next_page_and_into_links(run):
     shown.app.session_state["shown"] = "heatmap"
     del shown.app.query_params["last"]
     shown.app.run()
-    assert shown.app.query_params["last"] == ["1 day"]
+    assert shown.app.query_params["last"] in ("1 day", ["1 day"])
     del shown.app.query_params["last"]
     shown.app.run()
     assert "last" not in shown.app.query_params

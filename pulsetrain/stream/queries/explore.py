@@ -263,13 +263,14 @@ def node_checkpoints(store: Queryable, job: str, ranks: Sequence[int]) -> pa.Tab
     return store.query(
         """
         WITH last AS (
-            SELECT stage, tier, rank, max(step) AS step, argMax(bytes, (step, ts)) AS size,
+            SELECT stage, tier, rank, max(step) AS newest_step, argMax(bytes, (step, ts)) AS size,
                    argMax(duration_ns, (step, ts)) AS took_ns, max(ts) AS at
             FROM checkpoints
             WHERE job = {job:String} AND has({ranks:Array(Int32)}, rank)
               AND step > (SELECT max(step) FROM checkpoints WHERE job = {job:String}) - 200
             GROUP BY stage, tier, rank)
-        SELECT tier, stage, count() AS ranks, min(step) AS newest, sum(size) AS size, max(took_ns) AS took_ns,
+        SELECT tier, stage, count() AS ranks, min(newest_step) AS newest, sum(last.size) AS size,
+               max(last.took_ns) AS took_ns,
                toUnixTimestamp64Nano(max(at)) AS ts_ns
         FROM last GROUP BY tier, stage ORDER BY tier, stage
         """,

@@ -40,7 +40,7 @@ def test_an_hour_of_a_month_has_round_steps_at_their_time():
 
 def test_steps_that_were_done_twice_are_marked_twice():
     found, _ = search([(0, 500, 0, 1), (400, 900, 700, 1)], 350, 850)
-    assert [mark.step for mark in found] == [400, 450, 500, 400, 450, 500]
+    assert [mark.step for mark in found] == [350, 400, 450, 500, 400, 450, 500, 550]
 
 
 def test_a_job_that_began_anew_is_not_mistaken_for_its_first_attempt():

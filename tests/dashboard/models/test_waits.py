@@ -87,8 +87,8 @@ def test_checks_that_wait_for_a_stop_are_said_until_they_were_done():
         "arithmetic_suspected", nodes=[], reason="a NaN", checked="at the next stop or end of the job"
     )
     assert waits(job(), [links, nan], NOW) == [
-        "It measures the links of b, c at the next stop: slow group.",
-        "It checks the arithmetic of all nodes at its next stop or end: a NaN.",
+        "It measures the links of b, c at the next stop of the job: slow group.",
+        "It checks the arithmetic of all nodes at the next stop or end of the job: a NaN.",
     ]
     asked_for = event("link_check", actor="ann")
     assert len(waits(job(), [asked_for, event("link_check_skipped"), links], NOW)) == 1

@@ -116,9 +116,11 @@ def test_history_events_and_checkpoints_of_a_time(store):
     everything = views.events(store, "gpt").to_pylist()
     early = views.events(store, "gpt", **first).to_pylist()
     assert early == [event for event in everything if event["ts_ns"] <= first["to_ns"]] != everything
-    saved = views.checkpoints(store, "gpt", **first).to_pylist()
-    assert {row["ts_ns"] <= first["to_ns"] for row in saved} == {True}
-    assert len(saved) < len(views.checkpoints(store, "gpt").to_pylist())
+    saved = views.checkpoints(store, "gpt").to_pylist()
+    until = sorted(row["ts_ns"] for row in saved)[len(saved) // 2]
+    earlier = views.checkpoints(store, "gpt", from_ns=job.began_ns, to_ns=until).to_pylist()
+    assert 0 < len(earlier) < len(saved) + 1
+    assert {row["ts_ns"] <= until for row in earlier} == {True}
 
 
 def test_single_steps_are_looked_up_in_every_attempt(store):
