@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from html import escape
 
 import streamlit as st
 
 from pulsetrain.core.errors import PulsetrainError
 from pulsetrain.core.json import JsonObject
-from pulsetrain.dashboard import page
+from pulsetrain.dashboard import page, parts
 from pulsetrain.dashboard.models.alerts import (
     about,
+    during,
     moment_ns,
     needs_a_person,
     ordered_alerts,
@@ -20,6 +22,7 @@ from pulsetrain.dashboard.models.alerts import (
 )
 from pulsetrain.dashboard.models.states import SEVERITIES, pill
 from pulsetrain.dashboard.models.text import ago, clock, duration
+from pulsetrain.dashboard.models.times import TimeChoice
 
 _WITH_BUTTON = 20
 _LENGTHS_S = {"30 minutes": 1800, "2 hours": 7200, "8 hours": 28_800, "1 day": 86_400, "1 week": 604_800}
@@ -30,12 +33,12 @@ def show() -> None:
     with st.container(horizontal=True, vertical_alignment="bottom"):
         st.text_input("Note", key="ack_note", placeholder="optional: what you know about it", width=420)
         st.selectbox("Silence for", list(_LENGTHS_S), index=1, key="silence_for", width=160)
-    page.live(_body)
+    page.live(partial(_body, page.chosen_time()))
     st.subheader("Silences", anchor=False)
     page.live(_silences)
 
 
-def _body() -> None:
+def _body(time: TimeChoice) -> None:
     page.said()
     alerts = ordered_alerts(page.source().alerts())
     if not alerts:
@@ -48,6 +51,11 @@ def _body() -> None:
     for alert in waiting[:_WITH_BUTTON]:
         _card(alert)
     rest = [alert for alert in alerts if alert not in waiting[:_WITH_BUTTON]]
+    if time.given:
+        from_ns, to_ns = parts.times(page.source(), page.chosen_job(), time)
+        rest = [alert for alert in rest if during(alert, from_ns, to_ns, page.now_ns())]
+        if not rest:
+            st.html('<div class="muted">No other alert is on record in this time.</div>')
     if rest:
         page.table(
             ["severity", "state", "kind", "about", "what was seen", "since", "seen", "acknowledged by"],

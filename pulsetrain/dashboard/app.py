@@ -34,6 +34,13 @@ from pulsetrain.dashboard.models.alerts import open_alerts
 from pulsetrain.dashboard.source import Source
 
 _HERE = Path(__file__).parent
+_LAST_HOUR, _ALL, _NEWEST = "default: 1 hour", "default: all", "default: newest steps"
+_USUAL_TIME = {
+    "overview": _ALL, "heatmap": _NEWEST, "timeline": _NEWEST, "incidents": _ALL, "alerts": _ALL,
+    "rank": _LAST_HOUR, "node": _LAST_HOUR, "logs": _LAST_HOUR, "metrics": _LAST_HOUR, "events": _LAST_HOUR,
+    "recovery": _ALL, "checkpoints": _NEWEST,
+}  # fmt: skip
+"""Pages about a time range, by their place in the address, and what they show where none is chosen."""
 
 
 def main() -> None:
@@ -76,7 +83,9 @@ def main() -> None:
         if chosen is not pages[name]:
             st.switch_page(pages[name], query_params=params)
         st.session_state.update({key: value for key, value in params.items() if key != "job"})
-    page.strip(sentence=chosen is not pages["overview"])
+    name = chosen.url_path or "overview"
+    page.keep_time(name)
+    page.strip(sentence=chosen is not pages["overview"], usual_time=_USUAL_TIME.get(name, ""))
     chosen.run()
 
 

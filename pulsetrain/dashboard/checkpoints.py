@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
+
 import streamlit as st
 
-from pulsetrain.dashboard import page
+from pulsetrain.core.json import JsonObject
+from pulsetrain.dashboard import page, parts
 from pulsetrain.dashboard.models.checkpoints import (
     Cost,
     Safe,
@@ -16,17 +20,23 @@ from pulsetrain.dashboard.models.checkpoints import (
 )
 from pulsetrain.dashboard.models.recovery import recoveries
 from pulsetrain.dashboard.models.text import ago, clock, duration, size
+from pulsetrain.dashboard.models.times import TimeChoice
 from pulsetrain.stream.queries import views
+
+_STEPS_OF_A_TIME = 200
 
 
 def show() -> None:
     """The page."""
-    page.live(_body)
+    page.live(partial(_body, page.chosen_time()))
 
 
-def _body() -> None:
+def _body(time: TimeChoice) -> None:
     job = page.chosen_job()
-    lines = checkpoint_lines(page.source().rows(views.checkpoints, job)) if job else []
+    lines = checkpoint_lines(_rows(job, time)) if job else []
+    if not lines and time.given:
+        page.empty("No data: no checkpoint of this job was reported in this time.", "Choose another time.")
+        return
     if not lines:
         page.empty(
             "No data: no checkpoint of this job is on record.",
@@ -49,6 +59,13 @@ def _body() -> None:
         ],
         right=(0, 1, 3, *range(4, 4 + len(stages))),
     )
+
+
+def _rows(job: str, time: TimeChoice) -> Sequence[JsonObject]:
+    """What was reported of the newest steps with checkpoints, or of those of the chosen time."""
+    source = page.source()
+    within = parts.within(source, job, time)
+    return source.rows(views.checkpoints, job, **({"steps": _STEPS_OF_A_TIME, **within} if within else {}))
 
 
 def _now(job: str) -> None:

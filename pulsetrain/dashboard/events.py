@@ -10,26 +10,26 @@ import streamlit as st
 from pulsetrain.dashboard import page, parts
 from pulsetrain.dashboard.models.explore import detail_text
 from pulsetrain.dashboard.models.text import clock
+from pulsetrain.dashboard.models.times import TimeChoice
 from pulsetrain.stream.queries import explore
 
 
 def show() -> None:
     """The page."""
     with st.container(horizontal=True, vertical_alignment="bottom"):
-        span = parts.span_menu()
         kind = st.text_input("Kind", key="kind", bind="query-params", width=180, placeholder="all")
         text = st.text_input(
             "Search", key="text", bind="query-params", width=280, placeholder="node, person, reason"
         )
-    page.live(partial(_body, span, (kind or "").strip(), (text or "").strip()))
+    page.live(partial(_body, page.chosen_time(), (kind or "").strip(), (text or "").strip()))
 
 
-def _body(span: str, kind: str, text: str) -> None:
+def _body(time: TimeChoice, kind: str, text: str) -> None:
     job = page.chosen_job()
     if not job:
         page.empty("No data: no job has been seen yet.")
         return
-    from_ns, to_ns = parts.times(page.source(), job, span)
+    from_ns, to_ns = parts.times(page.source(), job, time)
     within = {"from_ns": from_ns, "to_ns": to_ns}
     kinds = page.source().rows(explore.event_kinds, job, **within)
     links = (

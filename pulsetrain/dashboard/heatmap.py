@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from html import escape
 
@@ -11,10 +11,11 @@ import streamlit as st
 
 from pulsetrain.analytics.selection import parse_steps
 from pulsetrain.core.errors import UsageError
-from pulsetrain.dashboard import page
+from pulsetrain.dashboard import page, parts
 from pulsetrain.dashboard.models import heatmap as model
 from pulsetrain.dashboard.models.attribution import accused
-from pulsetrain.dashboard.models.steps import Window, sample, window
+from pulsetrain.dashboard.models.steps import Window, sample
+from pulsetrain.dashboard.models.times import NAMES, TimeChoice
 from pulsetrain.dashboard.source import Questions, Source
 from pulsetrain.stream.queries import heat, views
 
@@ -25,7 +26,16 @@ _HINT = (
 )
 _LAST = 20
 _WINDOWS = {f"last {_LAST} steps": _LAST, "last 100": 100, "last 1,000": 1000}
-_VIEW = frozenset({"by", "phase", "window", "range", "within"})
+_VIEW = frozenset({"by", "phase", "window", "range", "within", *NAMES})
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Steps:
+    """Which steps: those typed, else those that began in the chosen time, else the `last` newest."""
+
+    typed: str = ""
+    time: TimeChoice = field(default_factory=TimeChoice)
+    last: int = _LAST
 
 
 def show() -> None:
@@ -45,6 +55,7 @@ def show() -> None:
             help="Only these ranks: stage, dp or rank, each one number or first:last.",
         )  # fmt: skip
         st.button("Up", key="up", on_click=_up, help="All ranks of the job again")
+    chosen = _Steps(typed=steps or "", time=page.chosen_time(), last=_WINDOWS[recent])
     try:
         parse_steps(steps or "")
         spans = model.spans_of((within or "").strip())
@@ -60,16 +71,14 @@ def show() -> None:
         dps=spans.get("dps"),
         ranks=spans.get("ranks"),
     )
-    page.live(
-        partial(_body, shown, (within or "").strip(), steps or "", _WINDOWS[recent]), every_s=_REFRESH_S
-    )
+    page.live(partial(_body, shown, (within or "").strip(), chosen), every_s=_REFRESH_S)
 
 
 def ahead(source: Source, job: str, asked: Mapping[str, str]) -> Questions:
     """What the page is going to ask, as it is before a view is chosen."""
 
     def heat_now() -> None:
-        chosen, view = _view(source, job, heat.HeatView(by="node", first=0, last=0), "", _LAST)
+        chosen, view = _view(source, job, heat.HeatView(by="node", first=0, last=0), _Steps())
         if chosen is not None:
             source.rows(heat.heat, job, view)
 
@@ -77,14 +86,13 @@ def ahead(source: Source, job: str, asked: Mapping[str, str]) -> Questions:
 
 
 def _view(
-    source: Source, job: str, asked: heat.HeatView, steps: str, last: int
+    source: Source, job: str, asked: heat.HeatView, steps: _Steps
 ) -> tuple[Window | None, heat.HeatView]:
-    """The steps to show, None where the job has none, and the view of them."""
-    jobs = source.rows(views.jobs)
-    chosen = window(jobs, job, steps=steps, last=last)
+    """The steps to show, None where there are none, and the view of them."""
+    chosen = parts.window(source, job, steps.time, steps=steps.typed, last=steps.last)
     if chosen is None:
         return None, asked
-    sampled = min(sample(jobs, job), chosen.width)
+    sampled = min(sample(source.rows(views.jobs), job), chosen.width)
     return chosen, replace(asked, first=chosen.first, last=chosen.last, sample=sampled)
 
 
@@ -92,11 +100,11 @@ def _up() -> None:
     st.session_state["within"], st.session_state["by"] = "", "node"
 
 
-def _body(asked: heat.HeatView, within: str, steps: str, last: int) -> None:
+def _body(asked: heat.HeatView, within: str, steps: _Steps) -> None:
     job = page.chosen_job()
-    chosen, view = _view(page.source(), job, asked, steps, last)
+    chosen, view = _view(page.source(), job, asked, steps)
     if chosen is None:
-        page.empty("No data: no step of this job is on record.")
+        page.empty(parts.no_steps(steps.time))
         return
     named = accused(page.findings(job))
     grid = model.grid(page.source().rows(heat.heat, job, view), by=view.by, within=within, named=named)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
 from html import escape
 
 import streamlit as st
 
 from pulsetrain.core.json import JsonObject
-from pulsetrain.dashboard import page
+from pulsetrain.dashboard import page, parts
 from pulsetrain.dashboard.models.detectors import detectors
-from pulsetrain.dashboard.models.postmortem import file_name, postmortem
+from pulsetrain.dashboard.models.postmortem import during, file_name, postmortem
 from pulsetrain.dashboard.models.states import DETECTOR_STATES, INCIDENT_STATES, SEVERITIES, pill
 from pulsetrain.dashboard.models.text import ago, clock
+from pulsetrain.dashboard.models.times import TimeChoice
 from pulsetrain.stream.queries import views
 
 _SHOWN = 10
@@ -21,14 +23,20 @@ _VICTIMS = 24
 
 def show() -> None:
     """The page."""
-    page.live(_body)
+    page.live(partial(_body, page.chosen_time()))
 
 
-def _body() -> None:
+def _body(time: TimeChoice) -> None:
     job = page.chosen_job()
     verdicts = page.source().job(job).get("detectors", [])
     _blind(verdicts)
     incidents = [i for i in page.source().incidents() if i.get("job") in (job, "")]
+    if time.given:
+        from_ns, to_ns = parts.times(page.source(), job, time)
+        incidents = [i for i in incidents if during(i, from_ns, to_ns)]
+        if not incidents:
+            page.empty("No incident of this job is on record in this time.", "Choose another time.")
+            return
     if not incidents:
         page.empty(
             "No incident is on record for this job.",

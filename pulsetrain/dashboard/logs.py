@@ -11,13 +11,13 @@ from pulsetrain.analytics.selection import parse_ranks
 from pulsetrain.core.errors import UsageError
 from pulsetrain.dashboard import page, parts
 from pulsetrain.dashboard.models.explore import SEVERE
+from pulsetrain.dashboard.models.times import TimeChoice
 from pulsetrain.stream.queries import explore
 
 
 def show() -> None:
     """The page."""
     with st.container(horizontal=True, vertical_alignment="bottom"):
-        span = parts.span_menu()
         text = st.text_input(
             "Search", key="text", bind="query-params", width=240, placeholder="words in a line"
         )
@@ -40,13 +40,13 @@ def show() -> None:
         node=(node or "").strip(),
         source=source or "",
     )
-    page.live(partial(_body, span, wanted))
+    page.live(partial(_body, page.chosen_time(), wanted))
 
 
-def _body(span: str, wanted: explore.LogFilter) -> None:
+def _body(time: TimeChoice, wanted: explore.LogFilter) -> None:
     job = page.chosen_job()
     if not job:
         page.empty("No data: no job has been seen yet.")
         return
-    from_ns, to_ns = parts.times(page.source(), job, span)
+    from_ns, to_ns = parts.times(page.source(), job, time)
     parts.logs(page.source().rows(explore.log_lines, job, replace(wanted, from_ns=from_ns, to_ns=to_ns)))

@@ -1,43 +1,51 @@
-"""One node: its state, its ranks beside their cohort, its findings, kernel and other lines, its counters."""
+"""One node: state, hardware, ranks beside their cohort, findings, lines, counters, checkpoints, eviction."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from html import escape
 
 import streamlit as st
 
+from pulsetrain.analytics.selection import ranges
 from pulsetrain.core.json import JsonObject
-from pulsetrain.dashboard import page, parts
+from pulsetrain.dashboard import evictions, page, parts
 from pulsetrain.dashboard.models.attribution import attribute, node_state
 from pulsetrain.dashboard.models.explore import about
-from pulsetrain.dashboard.models.nodes import heartbeat_age_text
+from pulsetrain.dashboard.models.nodes import gpu_cells, heartbeat_age_text, stored_gpus
 from pulsetrain.dashboard.models.states import NODE_STATES, pill
+from pulsetrain.dashboard.models.text import ago, duration, size
+from pulsetrain.dashboard.models.times import TimeChoice, read
 from pulsetrain.dashboard.source import Questions, Source
 from pulsetrain.stream.queries import explore, past, views
 
 _LINES = 30
 _MOST_RANKS = 8
+_MOST_DRAWN = 64
 
 
 def show() -> None:
     """The page."""
-    with st.container(horizontal=True, vertical_alignment="bottom"):
-        node = st.text_input("Node", key="node", bind="query-params", width=220, placeholder="name of a node")
-        span = parts.span_menu()
-    name = (node or "").strip()
+    node = st.text_input("Node", key="node", bind="query-params", width=220, placeholder="name of a node")
+    name, time = (node or "").strip(), page.chosen_time()
     if not name:
         page.empty("No node is chosen.", "Give its name, or choose one on the page Nodes.")
         return
     page.live(partial(_place, name))
     page.live(partial(_findings, name), every_s=4.0)
     st.subheader("Its ranks beside their cohort", anchor=False)
-    page.live(partial(_cohort, name), every_s=8.0)
+    page.live(partial(_cohort, name, time), every_s=8.0)
     st.subheader("Lines of its kernel and its ranks", anchor=False)
-    page.live(partial(_logs, name, span), every_s=4.0)
+    page.live(partial(_logs, name, time), every_s=4.0)
     st.subheader("Counters", anchor=False)
-    page.live(partial(_counters, name, span), every_s=4.0)
+    page.live(partial(_counters, name, time), every_s=4.0)
+    st.subheader("Checkpoints of its ranks", anchor=False)
+    page.live(partial(_checkpoints, name), every_s=8.0)
+    st.subheader("Hardware", anchor=False)
+    page.live(partial(_hardware, name), every_s=8.0)
+    st.subheader("Evict it", anchor=False)
+    page.live(partial(evictions.of_node, name), every_s=8.0)
 
 
 def ahead(source: Source, job: str, asked: Mapping[str, str]) -> Questions:
@@ -46,7 +54,7 @@ def ahead(source: Source, job: str, asked: Mapping[str, str]) -> Questions:
 
     def work() -> None:
         if ranks := _ranks(_known(source, job, name)):
-            parts.work_rows(source, job, ranks)
+            parts.work_rows(source, job, ranks, read(asked))
 
     return (work, partial(source.rows, views.findings, job, limit=500)) if name else ()
 
@@ -80,13 +88,20 @@ def _place(name: str) -> None:
             "reason": escape(str(node.get("reason") or "-")),
         }
     )
-    links = (
-        ("all its lines", page.href("logs", job=job, node=name)),
-        ("its counters over time", page.href("metrics", job=job, node=name)),
-        ("evict it", page.href("nodes", job=job, node=name)),
+    ranks = ranges((node.get("ranks") or ())[:_MOST_DRAWN])
+    of_ranks = (
+        ("timeline of its ranks", page.href("timeline", job=job, ranks=ranks)),
+        ("stacks of its ranks", page.href("stacks", job=job, ranks=ranks)),
     )
-    words = " · ".join(f'<a href="{href}">{word}</a>' for word, href in links)
-    st.html(f'<div class="links">{words}</div>')
+    parts.links(
+        (
+            *(of_ranks if ranks else ()),
+            ("all its lines", page.href("logs", job=job, node=name)),
+            ("its counters over time", page.href("metrics", job=job, node=name)),
+            ("what happened to it", page.href("events", job=job, text=name)),
+            ("evict it", page.href("nodes", job=job, node=name)),
+        )
+    )
 
 
 def _findings(name: str) -> None:
@@ -95,21 +110,67 @@ def _findings(name: str) -> None:
     parts.findings(about(rows, ranks=_known(page.source(), job, name).get("ranks") or (), node=name))
 
 
-def _cohort(name: str) -> None:
+def _cohort(name: str, time: TimeChoice) -> None:
     ranks = _ranks(_known(page.source(), page.chosen_job(), name))
     if not ranks:
         page.empty("No rank runs on this node.")
         return
-    parts.beside_cohort(page.chosen_job(), ranks)
+    parts.beside_cohort(page.chosen_job(), ranks, time)
 
 
-def _logs(name: str, span: str) -> None:
+def _logs(name: str, time: TimeChoice) -> None:
     job = page.chosen_job()
-    from_ns, to_ns = parts.times(page.source(), job, span)
+    from_ns, to_ns = parts.times(page.source(), job, time)
     wanted = explore.LogFilter(from_ns=from_ns, to_ns=to_ns, node=name, limit=_LINES)
     parts.logs(page.source().rows(explore.log_lines, job, wanted))
 
 
-def _counters(name: str, span: str) -> None:
-    from_ns, to_ns = parts.times(page.source(), page.chosen_job(), span)
+def _counters(name: str, time: TimeChoice) -> None:
+    from_ns, to_ns = parts.times(page.source(), page.chosen_job(), time)
     parts.counters(page.source().rows(explore.node_counters, name, from_ns=from_ns, to_ns=to_ns))
+
+
+def _checkpoints(name: str) -> None:
+    job = page.chosen_job()
+    ranks = tuple(_known(page.source(), job, name).get("ranks") or ())
+    rows = page.source().rows(explore.node_checkpoints, job, ranks) if ranks else []
+    if not rows:
+        page.empty("No checkpoint of its ranks is on record.")
+        return
+    page.table(
+        ["tier", "stage", "ranks", "newest step of all of them", "size", "longest", "when"],
+        [
+            [
+                escape(row["tier"]),
+                escape(row["stage"]),
+                f"{row['ranks']} of {len(ranks)}",
+                str(row["newest"]),
+                size(row["size"]),
+                duration(row["took_ns"]),
+                ago(row["ts_ns"], page.now_ns()),
+            ]
+            for row in rows
+        ],
+        right=(2, 3, 4, 5, 6),
+    )
+
+
+def _hardware(name: str) -> None:
+    """Its switch, and who its GPUs are."""
+    source, job = page.source(), page.chosen_job()
+    node = _known(source, job, name)
+    ranks = node.get("ranks") or ()
+    places = source.rows(views.topology, job, rank=ranks[0]) if ranks else []
+    switch = next((str(place["switch"]) for place in places if place["switch"]), "-")
+    parts.facts({"switch": escape(switch)})
+    gpus: Sequence[JsonObject] = node.get("gpus") or ()
+    if "gpus" not in node:  # a node that the hub does not know
+        gpus = stored_gpus(source.rows(explore.node_gpus, name))
+    if not gpus:
+        page.empty("No GPU of this node is on record.")
+        return
+    page.table(
+        ["GPU", "model", "UUID", "serial", "PCI address", "memory node", "NVLink domain"],
+        [[escape(cell) for cell in gpu_cells(number, gpu)] for number, gpu in enumerate(gpus)],
+        right=(0, 5),
+    )

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import getpass
 from collections.abc import Mapping, Sequence
 from functools import partial
 from html import escape
 
 import streamlit as st
 
-from pulsetrain.core.errors import PulsetrainError
 from pulsetrain.core.json import JsonObject
-from pulsetrain.dashboard import moves, page
+from pulsetrain.dashboard import evictions, moves, page
 from pulsetrain.dashboard.models.attribution import attribute, node_state
 from pulsetrain.dashboard.models.nodes import (
     can_be_evicted,
     heartbeat_age_text,
     ordered_nodes,
     past_nodes,
-    plan,
     ranks_text,
 )
 from pulsetrain.dashboard.models.states import NODE_STATES, pill
@@ -92,10 +89,7 @@ def _eviction() -> None:
         for n in ordered_nodes(page.source().nodes(), job=page.chosen_job())
         if can_be_evicted(n)
     ]
-    page.said()
-    done = st.session_state.get("evicted")
-    if done:
-        st.success(done)
+    evictions.tell()
     named = st.query_params.get("node", "")
     if named and named not in names:
         names = [named, *names]
@@ -109,53 +103,9 @@ def _eviction() -> None:
             width=260,
             placeholder="choose a node",
         )
-        actor = st.text_input("In the name of", key="actor", value=getpass.getuser(), width=180)
-        st.button("Show the cost", key="dry_run", disabled=not node, on_click=_ask, args=(node,))
-    answer = st.session_state.get("plan")
-    if node and answer and answer.get("node") == node:
-        _confirm(node, actor, answer)
+        evictions.ask(node)
+    evictions.confirm(node, _choose_none)
 
 
-def _ask(node: str) -> None:
-    st.session_state.pop("evicted", None)
-    try:
-        st.session_state["plan"] = page.source().client.evict(
-            node, "dry run from the dashboard", dry_run=True
-        )
-    except PulsetrainError as error:
-        st.session_state["plan"] = {
-            "node": node,
-            "allowed": False,
-            "why_not": str(error),
-            "job": page.chosen_job(),
-        }
-
-
-def _confirm(node: str, actor: str, answer: JsonObject) -> None:
-    cost = plan(answer)
-    with st.container(border=True):
-        points = "".join(f"<li>{escape(sentence)}</li>" for sentence in cost.sentences)
-        st.html(f"<b>What evicting {escape(node)} would cost</b><ul>{points}</ul>")
-        with st.container(horizontal=True, vertical_alignment="bottom"):
-            reason = st.text_input("Reason", key="reason", placeholder="kept in the audit log", width=420)
-            st.button(
-                f"Evict {node}", type="primary", key="evict", disabled=not cost.allowed, on_click=_evict,
-                args=(node, actor), help=None if reason else "Give a reason first.",
-            )  # fmt: skip
-
-
-def _evict(node: str, actor: str) -> None:
-    reason = str(st.session_state.get("reason", "")).strip()
-    if not reason:
-        st.session_state["evicted"] = ""
-        page.say("Give a reason first: it is kept in the audit log.")
-        return
-    try:
-        page.source().client.evict(node, reason, actor=actor or getpass.getuser())
-    except PulsetrainError as error:
-        page.say(f"Not evicted: {error}")
-        return
-    st.session_state["evicted"] = f"{node} was evicted: {reason}"
-    st.session_state.pop("plan", None)
+def _choose_none() -> None:
     st.session_state["node"] = None
-    page.source().forget("nodes", "status")

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from html import escape
 
 import streamlit as st
 
-from pulsetrain.dashboard import decisions, page
-from pulsetrain.dashboard.models.answer import CONTROLLER_KINDS, answer
+from pulsetrain.core.json import JsonObject
+from pulsetrain.dashboard import decisions, page, parts
+from pulsetrain.dashboard.models.answer import CONTROLLER_KINDS, MOST_EVENTS, answer
 from pulsetrain.dashboard.models.overview import JobLine, evidence, live_facts
 from pulsetrain.dashboard.models.progress import MARKER_KINDS, headline, progress_figure
 from pulsetrain.dashboard.models.states import JOB_STATES, SEVERITIES, look, pill
 from pulsetrain.dashboard.models.text import ago, clock
+from pulsetrain.dashboard.models.times import TimeChoice, read
 from pulsetrain.dashboard.source import Questions, Source
 from pulsetrain.stream.queries import views
 
@@ -28,15 +30,17 @@ def show() -> None:
         "Along", ["step", "time"], default="step", required=True, key="axis", bind="query-params",
         label_visibility="collapsed",
     )  # fmt: skip
-    page.live(_progress, every_s=_SLOWLY_S)
+    page.live(partial(_progress, page.chosen_time()), every_s=_SLOWLY_S)
     page.live(_evidence, every_s=_SLOWLY_S)
 
 
-def ahead(source: Source, job: str, _asked: Mapping[str, str]) -> Questions:
+def ahead(source: Source, job: str, asked: Mapping[str, str]) -> Questions:
     """What the page is going to ask."""
+    time = read(asked)
     return (
+        *((partial(_history, source, job, time),) if time.given else ()),
         source.incidents,
-        partial(source.rows, views.events, job, CONTROLLER_KINDS, limit=20),
+        partial(source.rows, views.events, job, CONTROLLER_KINDS, limit=MOST_EVENTS),
         partial(source.rows, views.curve, job),
         partial(source.rows, views.events, job, MARKER_KINDS),
         partial(source.rows, views.findings, job),
@@ -66,12 +70,14 @@ def _verdict(line: JobLine) -> None:
     found = answer(
         job,
         source.incidents(),
-        source.rows(views.events, line.job, CONTROLLER_KINDS, limit=20),
+        source.rows(views.events, line.job, CONTROLLER_KINDS, limit=MOST_EVENTS),
         observe_only=bool(source.status().get("hub", {}).get("observe_only")),
         now_ns=page.now_ns(),
     )
     sure = "" if found.confidence is None else f" · {found.confidence:.0%} sure"
-    links = " · ".join(f'<a href="{escape(href)}">{escape(words)}</a>' for words, href in found.links)
+    links = " · ".join(
+        f'<a href="{escape(page.with_time(href))}">{escape(words)}</a>' for words, href in found.links
+    )
     st.html(
         f'<div class="verdict" data-state="{line.state}" style="--c:{state.colour}">'
         f"<div>{pill(line.state, JOB_STATES)}</div>"
@@ -105,13 +111,20 @@ def _row(line: JobLine) -> list[str]:
     ]
 
 
-def _progress() -> None:
+def _history(source: Source, job: str, time: TimeChoice) -> tuple[Sequence[JsonObject], Sequence[JsonObject]]:
+    """The steps of the chosen time, all without a choice, and what interrupted them."""
+    within = parts.within(source, job, time)
+    curve = source.rows(views.curve, job, **within)
+    return curve, source.rows(views.events, job, MARKER_KINDS, **within)
+
+
+def _progress(time: TimeChoice) -> None:
     job = page.chosen_job()
-    rows = page.source().rows(views.curve, job) if job else []
+    rows, events = _history(page.source(), job, time) if job else ([], [])
     if not rows:
-        page.empty("No data: no completed step of this job is on record.")
+        when = "in this time" if time.given else "on record"
+        page.empty(f"No data: no completed step of this job is {when}.")
         return
-    events = page.source().rows(views.events, job, MARKER_KINDS)
     figure = progress_figure(rows, events, page.theme(), axis=str(st.query_params.get("axis", "step")))
     page.chart(figure, key="progress", alt="Loss, step time and tokens per second of the job")
 
@@ -129,7 +142,7 @@ def _evidence() -> None:
             [
                 pill(e.severity, SEVERITIES),
                 escape(e.kind),
-                f'<a href="{escape(e.href)}">{escape(e.subject)}</a>',
+                f'<a href="{escape(page.with_time(e.href))}">{escape(e.subject)}</a>',
                 escape(e.summary),
                 f"{e.confidence:.2f}",
                 f'<span title="{clock(e.ts_ns)} UTC">{ago(e.ts_ns, page.now_ns())}</span>',

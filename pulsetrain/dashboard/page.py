@@ -12,9 +12,9 @@ from urllib.parse import urlencode
 import plotly.graph_objects as go
 import streamlit as st
 
-from pulsetrain.core.errors import AuthError, PulsetrainError
+from pulsetrain.core.errors import AuthError, PulsetrainError, UsageError
 from pulsetrain.core.json import JsonObject
-from pulsetrain.dashboard.models import charts
+from pulsetrain.dashboard.models import charts, times
 from pulsetrain.dashboard.models.attribution import Accused, accused, with_alerts
 from pulsetrain.dashboard.models.overview import JobLine, job_lines, stale
 from pulsetrain.dashboard.models.states import JOB_STATES, RANK_STATES, look, pill
@@ -26,6 +26,8 @@ from pulsetrain.stream.queries import views
 REFRESH_S = 2.0
 _SAID_S = 12.0
 _MOST_NAMED = 8
+_BETWEEN = "from ... to (UTC)"
+_KEPT_TIME, _TIME_PAGE, _TIME_ADDRESS = "time_kept", "time_page", "time_address"
 
 
 def source() -> Source:
@@ -47,8 +49,13 @@ def now_ns() -> int:
 
 
 def href(page: str, **params: object) -> str:
-    """The address of a page with its state, as a relative link."""
-    return f"{page}?{urlencode({k: v for k, v in params.items() if v not in ('', None)})}"
+    """The address of a page with its state and the chosen time range, as a relative link."""
+    return with_time(f"{page}?{urlencode({k: v for k, v in params.items() if v not in ('', None)})}")
+
+
+def with_time(address: str) -> str:
+    """A relative link that has parameters, with the chosen time range."""
+    return f"{address}{st.session_state.get(_TIME_ADDRESS, '')}"
 
 
 def lines() -> list[JobLine]:
@@ -135,10 +142,85 @@ def chosen_job() -> str:
     return str(named)
 
 
-def strip(*, sentence: bool) -> None:
-    """Draw the top of every page: which job, whether the hub answers, and with `sentence` the verdict."""
-    _job_menu()
+def strip(*, sentence: bool, usual_time: str = "") -> None:
+    """Draw the top of every page: which job, whether the hub answers, and with `sentence` the verdict.
+
+    `usual_time` is for a page that is about a time range: what it shows while none is chosen, in words.
+    """
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        _job_menu()
+        if usual_time:
+            _time_menu(usual_time)
+    try:
+        times.choice(_time_asked())
+    except UsageError as error:
+        st.warning(f"{error}. The page shows what it does without a time.")
     st.fragment(partial(_strip, sentence), run_every=REFRESH_S)()
+
+
+def chosen_time() -> times.TimeChoice:
+    """The time range of this view. Nothing is chosen where the address has none, or one that is wrong."""
+    return times.read(_time_asked())
+
+
+def keep_time(name: str) -> None:
+    """Take the time range along from one page to the next: it is the same on all of them.
+
+    `name` is the page that is shown. The address of a page goes before what is kept.
+    """
+    asked = _time_asked()
+    if not asked and st.session_state.get(_TIME_PAGE, name) != name:
+        asked = st.session_state.get(_KEPT_TIME, {})
+        st.query_params.update(asked)
+    st.session_state[_KEPT_TIME], st.session_state[_TIME_PAGE] = asked, name
+    st.session_state[_TIME_ADDRESS] = f"&{urlencode(asked)}" if asked else ""
+
+
+def _time_asked() -> dict[str, str]:
+    """What the address says of the time range."""
+    return {name: value for name in times.NAMES if (value := st.query_params.get(name, ""))}
+
+
+def _time_menu(usual: str) -> None:
+    """The choice of the time range: up to now, or from one moment to another."""
+    asked = _time_asked()
+    between = "from" in asked or "to" in asked
+    last = asked.get("last", "")
+    st.session_state["time_menu"] = _BETWEEN if between else last if last in times.SPANS_NS else ""
+    st.selectbox(
+        "Time", ["", *times.SPANS_NS, _BETWEEN], key="time_menu", on_change=_choose_time, width=190,
+        label_visibility="collapsed", format_func=lambda span: span or usual,
+        help="The same on all pages. Up to now, or up to the end of a job that is over.",
+    )  # fmt: skip
+    if not between:
+        return
+    for name, label in (("from", "From, UTC"), ("to", "To, UTC")):
+        st.session_state[f"time_{name}"] = asked.get(name, "")
+        st.text_input(
+            label, key=f"time_{name}", on_change=partial(_choose_moment, name), width=170,
+            label_visibility="collapsed", placeholder=f"{label}, 2026-11-25T03:00",
+        )  # fmt: skip
+
+
+def _choose_time() -> None:
+    """Put what was chosen in the menu into the address. For moments that is the last hour at first."""
+    span = str(st.session_state["time_menu"])
+    for name in times.NAMES:
+        st.query_params.pop(name, None)
+    if span == _BETWEEN:
+        now = now_ns()
+        begin = now - times.SPANS_NS[times.USUAL]
+        st.query_params.update({"from": times.moment_text(begin), "to": times.moment_text(now)})
+    elif span:
+        st.query_params["last"] = span
+
+
+def _choose_moment(name: str) -> None:
+    moment = str(st.session_state[f"time_{name}"] or "").strip()
+    if moment:
+        st.query_params[name] = moment
+    else:
+        st.query_params.pop(name, None)
 
 
 def _job_menu() -> None:

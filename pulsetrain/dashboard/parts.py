@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
 
 import streamlit as st
@@ -11,32 +11,42 @@ from pulsetrain.core.json import JsonObject
 from pulsetrain.dashboard import page
 from pulsetrain.dashboard.models import explore as model
 from pulsetrain.dashboard.models.states import LOG_SEVERITIES, SEVERITIES, pill
-from pulsetrain.dashboard.models.steps import sample, window
+from pulsetrain.dashboard.models.steps import Window, sample
+from pulsetrain.dashboard.models.steps import window as newest
 from pulsetrain.dashboard.models.text import ago, clock
+from pulsetrain.dashboard.models.times import TimeChoice
 from pulsetrain.dashboard.source import Source
 from pulsetrain.stream.queries import explore, views
 
 _STEPS = 100
 
 
-def span_menu() -> str:
-    """The menu of the time range. It is in the address and the same on every page that has one."""
-    kept = st.session_state.get("kept_last", "1 hour")
-    spans = list(model.SPANS_NS)
-    chosen = st.selectbox(
-        "Time", spans, index=spans.index(kept), key="last", bind="query-params", width=130,
-        help="Up to now, or up to the end of a job that is over.",
-    )  # fmt: skip
-    st.session_state["kept_last"] = chosen
-    return chosen
-
-
-def times(source: Source, job: str, span: str) -> tuple[int, int]:
-    """The time range that a page is about, UTC nanoseconds."""
+def times(source: Source, job: str, chosen: TimeChoice) -> tuple[int, int]:
+    """The time range that a page is about, UTC nanoseconds. The last hour where none is chosen."""
     row = next((r for r in source.rows(views.jobs) if r["job"] == job), None)
     last_ns = int(row["last_ns"]) if row else 0
     running = source.job(job).get("state", "past") not in ("past", "finished", "failed")
-    return model.time_range(span, running=running, last_ns=last_ns, now_ns=page.now_ns())
+    return chosen.bounds(running=running, last_ns=last_ns, now_ns=page.now_ns())
+
+
+def within(source: Source, job: str, chosen: TimeChoice) -> dict[str, int]:
+    """The chosen time range as the queries take it. Nothing where none is chosen: then they tell all."""
+    if not chosen.given:
+        return {}
+    from_ns, to_ns = times(source, job, chosen)
+    return {"from_ns": from_ns, "to_ns": to_ns}
+
+
+def window(source: Source, job: str, chosen: TimeChoice, *, steps: str = "", last: int) -> Window | None:
+    """The steps that a view is about: those typed, else those that began in the chosen time, else the newest.
+
+    None where there are none. Raises `UsageError` for steps that cannot be read.
+    """
+    if steps or not chosen.given:
+        return newest(source.rows(views.jobs), job, steps=steps, last=last)
+    from_ns, to_ns = times(source, job, chosen)
+    rows = source.rows(explore.steps_during, job, from_ns=from_ns, to_ns=to_ns)
+    return next((Window(first=row["first_step"], last=row["last_step"]) for row in rows), None)
 
 
 def logs(rows: Sequence[JsonObject]) -> None:
@@ -49,7 +59,7 @@ def logs(rows: Sequence[JsonObject]) -> None:
         st.html(f'<div class="muted">The newest {len(rows):,} of {rows[0]["lines_in_all"]:,} lines.</div>')
     job = page.chosen_job()
     page.table(
-        ["time (UTC)", "severity", "node", "rank", "source", "line"],
+        ["time (UTC)", "severity", "node", "rank", "source", "rule", "line"],
         [
             [
                 clock(row["ts_ns"]),
@@ -57,12 +67,19 @@ def logs(rows: Sequence[JsonObject]) -> None:
                 node_link(job, row["node"]),
                 rank_link(job, row["rank"]),
                 escape(row["source"]),
+                escape(row["rule"]) or "-",
                 f"<code>{escape(row['message'][:600])}</code>",
             ]
             for row in rows
         ],
         right=(3,),
     )
+
+
+def links(found: Iterable[tuple[str, str]]) -> None:
+    """Links in one line, each as (words, address)."""
+    words = " · ".join(f'<a href="{escape(href)}">{escape(word)}</a>' for word, href in found)
+    st.html(f'<div class="links">{words}</div>')
 
 
 def rank_link(job: str, rank: int) -> str:
@@ -97,23 +114,27 @@ def findings(rows: Sequence[JsonObject]) -> None:
     )
 
 
-def work_rows(source: Source, job: str, ranks: Sequence[int]) -> Sequence[JsonObject] | None:
-    """The working time of ranks in the last steps, beside their stage. None for a job without steps."""
-    jobs = source.rows(views.jobs)
-    chosen = window(jobs, job, steps="", last=_STEPS)
+def work_rows(
+    source: Source, job: str, ranks: Sequence[int], time: TimeChoice
+) -> Sequence[JsonObject] | None:
+    """The working time of ranks beside their stage, in the last steps or in those that began in a time.
+
+    None where there are no steps.
+    """
+    chosen = window(source, job, time, last=_STEPS)
     if chosen is None:
         return None
     return source.rows(
         explore.work_beside_cohort, job, ranks=tuple(ranks), first=chosen.first, last=chosen.last,
-        most_steps=min(sample(jobs, job), _STEPS),
+        most_steps=min(sample(source.rows(views.jobs), job), _STEPS),
     )  # fmt: skip
 
 
-def beside_cohort(job: str, ranks: Sequence[int]) -> None:
-    """The working time of ranks in the last steps, beside the other ranks of their stage."""
-    rows = work_rows(page.source(), job, ranks)
+def beside_cohort(job: str, ranks: Sequence[int], time: TimeChoice) -> None:
+    """The working time of ranks, beside the other ranks of their stage. See `work_rows`."""
+    rows = work_rows(page.source(), job, ranks, time)
     if rows is None:
-        page.empty("No data: no step of this job is on record.")
+        page.empty(no_steps(time))
         return
     st.html(f"<div><b>{escape(model.beside_cohort(rows))}</b></div>")
     if rows:
@@ -140,6 +161,13 @@ def counters(rows: Sequence[JsonObject]) -> None:
         ],
         right=(2, 3),
     )
+
+
+def no_steps(time: TimeChoice) -> str:
+    """What is said where a job has no steps, or none in the chosen time."""
+    if time.given:
+        return "No data: no step of this job began in this time."
+    return "No data: no step of this job is on record."
 
 
 def facts(cells: dict[str, str]) -> None:

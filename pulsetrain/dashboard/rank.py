@@ -1,4 +1,4 @@
-"""One rank: where it is, how it works beside its cohort, its findings, stack, lines and checkpoints."""
+"""One rank: where it is, how it works beside its cohort, findings, stack, lines, counters, checkpoints."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from html import escape
 
 import streamlit as st
 
-from pulsetrain.analytics.selection import parse_ranks
 from pulsetrain.core.json import JsonObject
-from pulsetrain.dashboard import page, parts
+from pulsetrain.dashboard import evictions, page, parts
 from pulsetrain.dashboard.models.attribution import attribute
 from pulsetrain.dashboard.models.explore import about
+from pulsetrain.dashboard.models.stacks import of_ranks
 from pulsetrain.dashboard.models.states import RANK_STATES, pill
 from pulsetrain.dashboard.models.text import ago, duration, size
+from pulsetrain.dashboard.models.times import TimeChoice, read
 from pulsetrain.dashboard.models.topology import points
 from pulsetrain.dashboard.source import Questions, Source
 from pulsetrain.stream.queries import explore, views
@@ -25,20 +26,23 @@ _HEARTBEATS_NS = 10 * 60 * 10**9
 
 def show() -> None:
     """The page."""
-    with st.container(horizontal=True, vertical_alignment="bottom"):
-        named = st.text_input("Rank", key="rank", bind="query-params", width=120, placeholder="0")
-        span = parts.span_menu()
+    named = st.text_input("Rank", key="rank", bind="query-params", width=120, placeholder="0")
+    time = page.chosen_time()
     rank = int(named) if (named or "").isdigit() else 0
     page.live(partial(_place, rank))
     page.live(partial(_findings, rank), every_s=4.0)
     st.subheader("Beside its cohort", anchor=False)
-    page.live(partial(_cohort, rank), every_s=8.0)
+    page.live(partial(_cohort, rank, time), every_s=8.0)
     st.subheader("Stack", anchor=False)
     page.live(partial(_stack, rank), every_s=4.0)
-    st.subheader("Lines", anchor=False)
-    page.live(partial(_logs, rank, span), every_s=4.0)
+    st.subheader("Lines of the rank and of its node's kernel", anchor=False)
+    page.live(partial(_logs, rank, time), every_s=4.0)
+    st.subheader("Counters of its node", anchor=False)
+    page.live(partial(_counters, rank, time), every_s=8.0)
     st.subheader("Checkpoints", anchor=False)
     page.live(partial(_checkpoints, rank), every_s=8.0)
+    st.subheader("Evict its node", anchor=False)
+    page.live(partial(_eviction, rank), every_s=8.0)
 
 
 def ahead(source: Source, job: str, asked: Mapping[str, str]) -> Questions:
@@ -48,15 +52,20 @@ def ahead(source: Source, job: str, asked: Mapping[str, str]) -> Questions:
     return (
         partial(source.rows, views.topology, job, rank=rank),
         partial(source.rows, views.findings, job, limit=500),
-        partial(parts.work_rows, source, job, (rank,)),
+        partial(parts.work_rows, source, job, (rank,), read(asked)),
         partial(source.rows, explore.rank_checkpoints, job, rank),
     )
+
+
+def _where(job: str, rank: int) -> JsonObject | None:
+    """Its row of the topology. None where it has not reported."""
+    return next(iter(page.source().rows(views.topology, job, rank=rank)), None)
 
 
 def _place(rank: int) -> None:
     """Where it is and what it does now."""
     job = page.chosen_job()
-    row = next(iter(page.source().rows(views.topology, job, rank=rank)), None)
+    row = _where(job, rank)
     if row is None:
         page.empty(f"No data: rank {rank} of this job has not reported where it is.")
         return
@@ -80,11 +89,11 @@ def _place(rank: int) -> None:
     links = (
         ("timeline", page.href("timeline", job=job, ranks=rank)),
         ("all its lines", page.href("logs", job=job, ranks=rank)),
-        ("counters of its node", page.href("metrics", job=job, node=point.node)),
+        ("all stacks", page.href("stacks", job=job)),
+        ("counters over time", page.href("metrics", job=job, node=point.node)),
         ("evict its node", page.href("nodes", job=job, node=point.node)),
     )
-    words = " · ".join(f'<a href="{href}">{word}</a>' for word, href in links)
-    st.html(f'<div class="links">{words}</div>')
+    parts.links(links)
 
 
 def _findings(rank: int) -> None:
@@ -92,8 +101,8 @@ def _findings(rank: int) -> None:
     parts.findings(about(rows, ranks=(rank,)))
 
 
-def _cohort(rank: int) -> None:
-    parts.beside_cohort(page.chosen_job(), (rank,))
+def _cohort(rank: int, time: TimeChoice) -> None:
+    parts.beside_cohort(page.chosen_job(), (rank,), time)
 
 
 def _stack(rank: int) -> None:
@@ -103,26 +112,45 @@ def _stack(rank: int) -> None:
     if not reading:
         page.empty("No stack was read.", "Stacks are read when the job falls silent, or on the page Stacks.")
         return
-    lines = _path(reading["tree"][:1], rank)
+    lines = _path(of_ranks(reading["tree"][:1], (rank,)))
     st.html(f'<div class="muted">Read {ago(int(reading["ts_ns"]), page.now_ns())}.</div>')
     page.table(
         ["ranks", "frame"], [[escape(ranks), f"<code>{escape(frame)}</code>"] for ranks, frame in lines]
     )
 
 
-def _path(tree: list[JsonObject], rank: int) -> list[tuple[str, str]]:
-    """(ranks, frame) from the outermost frame to the one that the rank is in."""
-    for branch in tree:
-        if rank in parse_ranks(str(branch["ranks"])):
-            return [(str(branch["ranks"]), str(branch["frame"])), *_path(branch["children"], rank)]
-    return []
+def _path(tree: list[JsonObject]) -> list[tuple[str, str]]:
+    """(ranks, frame) from the outermost frame to the innermost. `tree` is that of one rank."""
+    return [
+        line
+        for branch in tree[:1]
+        for line in ((str(branch["ranks"]), str(branch["frame"])), *_path(branch["children"]))
+    ]
 
 
-def _logs(rank: int, span: str) -> None:
+def _logs(rank: int, time: TimeChoice) -> None:
     job = page.chosen_job()
-    from_ns, to_ns = parts.times(page.source(), job, span)
+    from_ns, to_ns = parts.times(page.source(), job, time)
     wanted = explore.LogFilter(from_ns=from_ns, to_ns=to_ns, ranks=(rank,), limit=_LINES)
     parts.logs(page.source().rows(explore.log_lines, job, wanted))
+
+
+def _counters(rank: int, time: TimeChoice) -> None:
+    job = page.chosen_job()
+    row = _where(job, rank)
+    if row is None:
+        page.empty("No data: it is not known where the rank runs.")
+        return
+    from_ns, to_ns = parts.times(page.source(), job, time)
+    parts.counters(page.source().rows(explore.node_counters, row["node"], from_ns=from_ns, to_ns=to_ns))
+
+
+def _eviction(rank: int) -> None:
+    row = _where(page.chosen_job(), rank)
+    if row is None:
+        page.empty("No data: it is not known where the rank runs.")
+        return
+    evictions.of_node(row["node"])
 
 
 def _checkpoints(rank: int) -> None:

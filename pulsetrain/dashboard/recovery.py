@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from html import escape
 
 import streamlit as st
 
-from pulsetrain.dashboard import page
+from pulsetrain.core.json import JsonObject
+from pulsetrain.dashboard import page, parts
 from pulsetrain.dashboard.models.recovery import RecoveryLine, recoveries, recovery_figure
 from pulsetrain.dashboard.models.text import clock, duration
 from pulsetrain.dashboard.models.time_use import time_sentence
+from pulsetrain.dashboard.models.times import TimeChoice
 from pulsetrain.stream.queries import views
 
 _BARS = 20
@@ -28,18 +32,18 @@ _COLUMNS = (
 
 def show() -> None:
     """The page."""
-    page.live(_body)
+    page.live(partial(_body, page.chosen_time()))
 
 
-def _body() -> None:
+def _body(time: TimeChoice) -> None:
     job = page.chosen_job()
-    rows = page.source().rows(views.events, job, ("recovery",)) if job else []
+    rows = _recoveries(job, time) if job else []
     history = recoveries(rows)
     went = time_sentence(page.source().job(job) or {}) if job else ""
     if went:
         st.html(f'<div id="time-use">{escape(went)}</div>')
     if not history:
-        page.empty("No recovery is on record for this job.")
+        page.empty(f"No recovery is on record for this job{' in this time' if time.given else ''}.")
         return
     mean = sum(line.total_ns for line in history) / len(history)
     lost = sum(line.lost_steps for line in history)
@@ -54,6 +58,11 @@ def _body() -> None:
         alt="Duration of each recovery by stage",
     )
     page.table(list(_COLUMNS), [_row(line) for line in history], right=(1, 4, 5, 6, 7))
+
+
+def _recoveries(job: str, time: TimeChoice) -> Sequence[JsonObject]:
+    source = page.source()
+    return source.rows(views.events, job, ("recovery",), **parts.within(source, job, time))
 
 
 def _row(line: RecoveryLine) -> list[str]:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from html import escape
 
 import streamlit as st
 
-from pulsetrain.core.errors import PulsetrainError
+from pulsetrain.analytics.selection import parse_ranks
+from pulsetrain.core.errors import PulsetrainError, UsageError
 from pulsetrain.core.json import JsonObject
 from pulsetrain.dashboard import page
 from pulsetrain.dashboard.models.attribution import attribute
-from pulsetrain.dashboard.models.stacks import StackLine, stack_lines, suspects
-from pulsetrain.dashboard.models.text import ago, clock
+from pulsetrain.dashboard.models.stacks import StackLine, of_ranks, stack_lines, suspects
+from pulsetrain.dashboard.models.text import ago, clock, fold
 from pulsetrain.stream.queries import views
 
 _MOST_LINES = 400
@@ -21,10 +23,16 @@ _RAS_COLUMNS = ("communicator", "size", "behind", "silent", "ahead", "sentence")
 
 def show() -> None:
     """The page."""
-    with st.container(horizontal=True, vertical_alignment="center"):
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        ranks = st.text_input("Ranks", key="ranks", bind="query-params", width=220, placeholder="all")
         st.button("Read the stacks now", key="read_stacks", on_click=_read)
         st.toggle("all threads", key="threads", bind="query-params")
-    page.live(_body)
+    try:
+        chosen = parse_ranks(ranks or "")
+    except UsageError as error:
+        st.warning(str(error))
+        return
+    page.live(partial(_body, chosen))
 
 
 def _read() -> None:
@@ -36,7 +44,7 @@ def _read() -> None:
     page.source().forget(("stacks", job))
 
 
-def _body() -> None:
+def _body(ranks: tuple[int, ...]) -> None:
     page.said()
     job = page.chosen_job()
     _ras(job)
@@ -55,7 +63,11 @@ def _body() -> None:
     for part in reading["blind"]:
         st.html(f'<div class="stale">ranks {escape(part["ranks"])}: {escape(part["reason"])}</div>')
     blamed = attribute(page.findings(job))
-    lines = stack_lines(_chosen(reading), suspects(reading, blamed.culprits))
+    tree = _chosen(reading)
+    lines = stack_lines(of_ranks(tree, ranks) if ranks else tree, suspects(reading, blamed.culprits))
+    if not lines:
+        page.empty(f"No stack of ranks {fold(ranks)} was read.", "Choose other ranks.")
+        return
     page.table(["ranks", "frame"], [_row(line) for line in lines[:_MOST_LINES]])
     if len(lines) > _MOST_LINES:
         st.html(f'<div class="muted">The first {_MOST_LINES} of {len(lines):,} lines.</div>')

@@ -18,13 +18,14 @@ from pulsetrain.dashboard import page, parts, profile
 from pulsetrain.dashboard.canvas import canvas
 from pulsetrain.dashboard.models.attribution import attribute
 from pulsetrain.dashboard.models.states import RANK_STATES, pill
-from pulsetrain.dashboard.models.steps import Window, window
+from pulsetrain.dashboard.models.steps import Window
 from pulsetrain.dashboard.models.text import duration, fold
 from pulsetrain.dashboard.models.timeline import words
 from pulsetrain.dashboard.models.timeline.drawing import Drawing
 from pulsetrain.dashboard.models.timeline.node_clocks import node_clocks
 from pulsetrain.dashboard.models.timeline.payload import fitting
 from pulsetrain.dashboard.models.timeline.spans import AGE_NS, spans_of
+from pulsetrain.dashboard.models.times import TimeChoice
 from pulsetrain.dashboard.source import begin
 from pulsetrain.stream.queries import timeline as queries
 from pulsetrain.stream.queries import views
@@ -46,11 +47,10 @@ def show() -> None:
             "Steps", key="steps", bind="query-params", width=150, placeholder=f"last {_LAST}"
         )
         download = st.container(width="content")
-    job = page.chosen_job()
+    job, time = page.chosen_job(), page.chosen_time()
     try:
-        jobs = page.source().rows(views.jobs)
-        wanted = parse_ranks(ranks or "") or _first_ranks(jobs, job)
-        chosen = window(jobs, job, steps=steps or "", last=_LAST)
+        wanted = parse_ranks(ranks or "") or _first_ranks(page.source().rows(views.jobs), job)
+        chosen = _window(job, steps or "", time)
     except UsageError as error:
         st.warning(str(error))
         return
@@ -60,8 +60,16 @@ def show() -> None:
     if chosen is not None:
         with download:
             _download(job, wanted, chosen)
-    page.live(partial(_body, job, wanted, steps or ""))
+    page.live(partial(_body, job, wanted, steps or "", time))
     profile.show(job, wanted)
+
+
+def _window(job: str, steps: str, time: TimeChoice) -> Window | None:
+    """The steps to draw: those typed, else the last ones that began in the chosen time, else the newest."""
+    chosen = parts.window(page.source(), job, time, steps=steps, last=_LAST)
+    if chosen is None or steps or not time.given:
+        return chosen
+    return Window(first=max(chosen.first, chosen.last - _LAST_MAX + 1), last=chosen.last)
 
 
 def _first_ranks(jobs: Sequence[JsonObject], job: str) -> tuple[int, ...]:
@@ -88,13 +96,16 @@ def _download(job: str, ranks: tuple[int, ...], chosen: Window) -> None:
     )
 
 
-def _body(job: str, ranks: tuple[int, ...], steps: str) -> None:
+def _body(job: str, ranks: tuple[int, ...], steps: str, time: TimeChoice) -> None:
     if st.session_state.pop(_RENEW, False):
         st.rerun()  # a callback has changed what stands in the field Steps
-    chosen = window(page.source().rows(views.jobs), job, steps=steps, last=_LAST)
+    chosen = _window(job, steps, time)
+    if chosen is None and time.given:
+        page.empty(parts.no_steps(time), "Choose another time, or give steps.")
+        return
     first, last = (chosen.first, chosen.last) if chosen else (0, _LAST_MAX)
     # A step in progress is not in `steps` yet: its open spans are one step further on.
-    last += 0 if steps else 1
+    last += 0 if steps or time.given else 1
     asked = {"ranks": ranks, "first": first, "last": last}
     ask_ends = partial(
         page.source().table, queries.collective_ends, job, **{**asked, "first": max(0, last - _CLOCK_STEPS)}
@@ -108,7 +119,8 @@ def _body(job: str, ranks: tuple[int, ...], steps: str) -> None:
         )
         return
     shown = _shown(job, spans, ask_ends())
-    st.html(f"<div class='muted'>{escape(_sentence(shown.drawing, ranks, first, last))}</div>")
+    of_time = " They are the last ones that began in the chosen time." if time.given and not steps else ""
+    st.html(f"<div class='muted'>{escape(_sentence(shown.drawing, ranks, first, last))}{of_time}</div>")
     _canvas(shown.data, job, Window(first=first, last=last))
     with st.expander("The same in words and as a table"):
         st.html(f"<div id='timeline-words'>{escape(shown.drawing.summary)}</div>")

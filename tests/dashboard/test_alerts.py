@@ -68,3 +68,19 @@ def test_no_alert_does_not_mean_that_the_job_is_healthy(draw):
     text = draw("alerts").text
     assert "No alert is on record." in text
     assert "healthy" not in text
+
+
+def test_what_needs_a_person_stays_and_the_rest_is_that_of_the_chosen_time(draw, alerts):
+    over = {
+        **SEEN,
+        "id": "a3",
+        "state": "resolved",
+        "resolved_ns": 10**18 + 60 * 10**9,
+        "acknowledged_by": "bob",
+    }
+    alerts.answers["alerts"] = [over, FIRING]
+    shown = draw("alerts", **{"from": "2001-09-09", "to": "2001-09-10"})
+    assert [row[-1] for row in shown.rows()] == ["bob"]
+    shown = draw("alerts", **{"from": "2001-09-10", "to": "2001-09-11"})
+    assert [button.key for button in shown.app.button] == ["ack-a1", "silence-a1"]
+    assert "No other alert is on record in this time." in shown.text

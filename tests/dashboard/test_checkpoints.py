@@ -39,3 +39,11 @@ def test_a_job_without_checkpoints_says_how_to_save(draw):
     text = draw("checkpoints").text
     assert "No data: no checkpoint of this job is on record." in text
     assert "pulsetrain.Checkpointer" in text
+
+
+def test_checkpoints_of_the_chosen_time(draw, checkpoints):
+    draw("checkpoints", **{"from": "2026-11-25T03:00", "to": "2026-11-25T03:30"})
+    (options,) = [dict(options) for view, _, options in checkpoints.asked if view == "checkpoints"]
+    assert (options["from_ns"], options["steps"]) == (1_795_575_600 * 10**9, 200)
+    checkpoints.stored["checkpoints"] = []
+    assert "no checkpoint of this job was reported in this time" in draw("checkpoints", last="1 day").text

@@ -29,3 +29,12 @@ def test_blind_and_broken_detectors_are_said_first(draw, source):
     assert "network: no port" in text
     assert "hang:" not in text
     assert "No incident is on record" in text
+
+
+def test_incidents_of_the_chosen_time(draw, source):
+    source.answers["incidents"] = [{**INCIDENT, "state": "closed"}]
+    assert "It <hangs>." in draw("incidents", **{"from": "2001-09-09", "to": "2001-09-10"}).text
+    for begin, end in (("2001-09-01", "2001-09-02"), ("2001-09-10", "2001-09-11")):
+        assert "No incident of this job" in draw("incidents", **{"from": begin, "to": end}).text
+    source.answers["incidents"] = [INCIDENT]
+    assert "It <hangs>." in draw("incidents", **{"from": "2001-09-10"}).text

@@ -80,3 +80,20 @@ def test_other_jobs_are_a_table(draw, source):
 def test_a_hub_without_jobs_says_how_to_start_one(draw, source):
     source.answers["status"] = {"jobs": [], "hub": {}}
     assert "pulsetrain run script.py" in draw("overview", job="").text
+
+
+def test_the_history_is_that_of_the_chosen_time(draw, source):
+    source.stored["curve"] = [STEP]
+    draw("overview", **{"from": "2026-11-25T03:00", "to": "2026-11-25T03:30"})
+    asked = [dict(options) for view, _, options in source.asked if view in ("curve", "events")]
+    assert [o for o in asked if o.get("from_ns")] == [
+        {"from_ns": 1_795_575_600 * 10**9, "to_ns": 1_795_577_400 * 10**9}
+    ] * 2
+    source.stored["curve"] = []
+    assert "no completed step of this job is in this time" in draw("overview", last="1 day").text
+
+
+def test_without_a_chosen_time_nothing_more_is_asked(draw, source):
+    draw("overview")
+    assert {view for view, _, _ in source.asked} == {"jobs", "curve", "events", "findings"}
+    assert not any("to_ns" in dict(options) for _, _, options in source.asked)

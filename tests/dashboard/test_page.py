@@ -54,6 +54,68 @@ def test_a_hub_without_jobs(run, source):
     assert "No job has been seen yet." in run("page.strip(sentence=True)").text
 
 
+TIMES = "page.keep_time('logs')\npage.strip(sentence=True, usual_time='default: all')"
+
+
+def test_the_time_range_is_one_choice_in_the_frame(run):
+    shown = run(TIMES).app
+    menu = shown.selectbox(key="time_menu")
+    assert menu.options[:2] == ["default: all", "15 minutes"]
+    menu.set_value("6 hours").run()
+    assert shown.query_params["last"] in ("6 hours", ["6 hours"])
+    shown.selectbox(key="time_menu").set_value("from ... to (UTC)").run()
+    assert "last" not in shown.query_params
+    assert shown.text_input(key="time_to").value in shown.query_params["to"]
+    shown.text_input(key="time_from").set_value("2026-11-25T03:00").run()
+    assert shown.query_params["from"] in ("2026-11-25T03:00", ["2026-11-25T03:00"])
+    shown.selectbox(key="time_menu").set_value("").run()
+    assert not {"last", "from", "to"} & {*shown.query_params}
+
+
+def test_the_address_restores_the_time_range(run):
+    shown = run(TIMES, **{"from": "2026-11-25T03:00", "to": "2026-11-25T04:00"}).app
+    assert shown.selectbox(key="time_menu").value == "from ... to (UTC)"
+    assert shown.text_input(key="time_from").value == "2026-11-25T03:00"
+    assert run(TIMES, last="1 day").app.selectbox(key="time_menu").value == "1 day"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("from", "3am", "time from=3am: give a date and time in UTC"),
+        ("last", "2 weeks", "allowed are 15 minutes"),
+    ],
+)
+def test_a_time_that_cannot_be_read_is_one_line(run, name, value, words):
+    (warning,) = run(TIMES, **{name: value}).app.warning
+    assert words in warning.value
+
+
+def test_a_page_that_is_about_no_time_has_no_choice(run):
+    assert not run("page.strip(sentence=True)").app.selectbox
+
+
+FLIP = """
+import streamlit as st
+
+page.keep_time(st.session_state.get("shown", "logs"))
+page.table(["a"], [[page.href("rank", job="gpt")]])
+"""
+
+
+def test_the_time_range_goes_along_to_the_next_page_and_into_links(run):
+    shown = run(FLIP, last="1 day")
+    assert "rank?job=gpt&last=1+day" in shown.html
+    shown.app.session_state["shown"] = "heatmap"
+    del shown.app.query_params["last"]
+    shown.app.run()
+    assert shown.app.query_params["last"] in ("1 day", ["1 day"])
+    del shown.app.query_params["last"]
+    shown.app.run()
+    assert "last" not in shown.app.query_params
+    assert "last" not in shown.html
+
+
 BROKEN = """
 from pulsetrain.core.errors import Unavailable
 

@@ -19,3 +19,10 @@ def test_each_recovery_is_a_row_and_the_mean_is_said(draw, source):
 
 def test_a_job_that_never_failed(draw):
     assert "No recovery is on record" in draw("recovery").text
+
+
+def test_recoveries_of_the_chosen_time(draw, source):
+    text = draw("recovery", **{"from": "2026-11-25T03:00", "to": "2026-11-25T03:30"}).text
+    assert "No recovery is on record for this job in this time." in text
+    (options,) = [dict(options) for view, _, options in source.asked if view == "events"]
+    assert options == {"from_ns": 1_795_575_600 * 10**9, "to_ns": 1_795_577_400 * 10**9}

@@ -29,6 +29,13 @@ def test_the_merged_stacks_of_the_main_thread_are_shown_and_who_differs_is_bold(
     assert '<b class="culprit">&lt;forward&gt;</b>' in shown.html
 
 
+def test_only_the_chosen_ranks_are_shown(draw, source):
+    source.answers["stacks"] = READ
+    assert draw("stacks", ranks="5").rows() == [["0-7", "MainThread"], ["5", "<forward>"]]
+    assert "No stack of ranks 9 was read." in draw("stacks", ranks="9").text
+    assert "seven" in draw("stacks", ranks="seven").app.warning[0].value
+
+
 def test_a_click_reads_them(draw, source):
     shown = draw("stacks")
     assert "No stacks were read" in shown.text

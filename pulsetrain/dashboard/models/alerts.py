@@ -62,6 +62,18 @@ def times(count: int | None) -> str:
     return "once" if count in (None, 0, 1) else f"{count:,} times"
 
 
+def during(alert: JsonObject, from_ns: int, to_ns: int, now_ns: int) -> bool:
+    """Whether an alert was there at any moment of a time range. One that is not resolved goes on until now.
+
+    >>> during({"state": "resolved", "since_ns": 2 * 10**18, "resolved_ns": 3 * 10**18}, 0, 10**18, 0)
+    False
+    """
+    begin = moment_ns(alert.get("since_ns", alert.get("since")))
+    over = alert.get("state") == "resolved"
+    end = moment_ns(alert.get("resolved_ns") or alert.get("last_seen_ns")) if over else now_ns
+    return begin <= to_ns and max(end, begin) >= from_ns
+
+
 def moment_ns(value: float | str | None) -> int:
     """Return a time from the hub's JSON as UTC nanoseconds, 0 for anything else.
 

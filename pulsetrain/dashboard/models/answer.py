@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from urllib.parse import urlencode
 
 from pulsetrain.core.json import JsonObject
 from pulsetrain.dashboard.models.text import ago, clock, duration
+from pulsetrain.dashboard.models.waits import detail_of, names, waits
 
 RECENT_NS = 600 * 10**9
 CONTROLLER_KINDS = (
@@ -16,12 +16,22 @@ CONTROLLER_KINDS = (
     "recovery",
     "evict",
     "eviction_refused",
+    "eviction_deferred",
+    "cordon",
+    "uncordon",
+    "links_suspected",
+    "link_check",
+    "link_check_skipped",
+    "arithmetic_suspected",
+    "arithmetic_check",
     "waiting",
     "standby_promoted",
     "shrink",
     "grow",
     "preempted",
 )
+"""Events that say what the controller did, would do or waits for."""
+MOST_EVENTS = 40
 _ACTS = {
     "suspending": "It ends the ranks now. Their state is safe in the arenas.",
     "checking": "It checks every node now.",
@@ -113,11 +123,13 @@ def _controller(
         return _ACTS[state]
     if pending := job.get("pending_hang"):
         return _pending(pending, now_ns)
-    last = next((e for e in events if now_ns - e["ts_ns"] < RECENT_NS), None)
-    did = _did(last, now_ns) if last else ""
+    said = waits(job, events, now_ns)
+    if not said:
+        recent = (_did(event, now_ns) for event in events if now_ns - event["ts_ns"] < RECENT_NS)
+        said = [did for did in recent if did][:1]
     if worst is not None and worst["kind"] in _SLOW:
-        return f"It leaves slow machines to a person. {did}".strip()
-    return did or "Nothing needs to be done."
+        said = ["It leaves slow machines to a person.", *said]
+    return " ".join(said) or "Nothing needs to be done."
 
 
 def _would(events: Sequence[JsonObject], now_ns: int) -> str:
@@ -125,7 +137,7 @@ def _would(events: Sequence[JsonObject], now_ns: int) -> str:
     if last is None:
         return "It only observes. It would not have acted so far."
     where = last["node"] or (f"rank {last['rank']}" if last["rank"] >= 0 else "the job")
-    reason = _detail(last).get("reason", "")
+    reason = detail_of(last).get("reason", "")
     return f"It only observes. {ago(last['ts_ns'], now_ns)} it would have acted on {where}: {reason}."
 
 
@@ -174,7 +186,7 @@ def _held(span: str) -> list[str]:
 
 
 def _did(event: JsonObject, now_ns: int) -> str:
-    detail, when = _detail(event), ago(event["ts_ns"], now_ns)
+    detail, when = detail_of(event), ago(event["ts_ns"], now_ns)
     match event["kind"]:
         case "recovery":
             took = duration(int(detail.get("total_ns", 0)))
@@ -184,6 +196,19 @@ def _did(event: JsonObject, now_ns: int) -> str:
             return f"It evicted {event['node']} {when}: {detail.get('reason', 'no reason given')}."
         case "eviction_refused":
             return f"It did not evict {event['node']} {when}: {detail.get('why_not', '')}."
+        case "cordon":
+            why = detail.get("reason", "")
+            return f"It cordoned {event['node']} {when}, so it takes no other node's place: {why}."
+        case "uncordon":
+            return f"It ended the cordon of {event['node']} {when}."
+        case "link_check":
+            return f"It measured links {when}: {_links_named(detail)}."
+        case "link_check_skipped":
+            return f"It could not measure links {when}: {detail.get('reason', '')}."
+        case "arithmetic_check":
+            wrong = detail.get("wrong") or {}
+            said = f"wrong products on {names(list(wrong))}" if wrong else "no wrong product"
+            return f"It checked the arithmetic of {names(detail.get('nodes') or [])} {when}: {said}."
         case "standby_promoted":
             return f"It gave the place of a lost node to {event['node']} {when}."
         case "shrink" | "grow":
@@ -195,12 +220,10 @@ def _did(event: JsonObject, now_ns: int) -> str:
     return ""
 
 
-def _detail(event: JsonObject) -> JsonObject:
-    try:
-        detail = json.loads(event["detail"] or "{}")
-    except ValueError:
-        return {}
-    return detail if isinstance(detail, dict) else {}
+def _links_named(detail: JsonObject) -> str:
+    """What the rounds over links said."""
+    named = [f"{culprit.get('kind')} {culprit.get('name')}" for culprit in detail.get("named") or []]
+    return names(named) if named else str(detail.get("reason") or "nothing is wrong with them")
 
 
 def _links(job: JsonObject, worst: JsonObject | None) -> list[tuple[str, str]]:

@@ -10,18 +10,9 @@ import plotly.graph_objects as go
 
 from pulsetrain.core.json import JsonObject
 from pulsetrain.dashboard.models.charts import Theme, frame
+from pulsetrain.dashboard.models.step_marks import StepMark
 from pulsetrain.dashboard.models.text import duration, size, thousands
 
-MINUTE_NS = 60 * 10**9
-SPANS_NS: Mapping[str, int] = MappingProxyType(
-    {
-        "15 minutes": 15 * MINUTE_NS,
-        "1 hour": 60 * MINUTE_NS,
-        "6 hours": 360 * MINUTE_NS,
-        "1 day": 1440 * MINUTE_NS,
-        "30 days": 43_200 * MINUTE_NS,
-    }
-)
 SEVERE: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "all": (),
@@ -29,21 +20,7 @@ SEVERE: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "errors": ("error", "critical"),
     }
 )
-_ROUND_NS = 10 * 10**9
 _LINES = ("#3B7DB8", "#E1A034", "#5BA884", "#B07AA1", "#7A5BB5", "#8C6D46", "#2E8B9A", "#9AA0A8")
-
-
-def time_range(span: str, *, running: bool, last_ns: int, now_ns: int) -> tuple[int, int]:
-    """The last `span` of a job: up to now while it runs, else up to a minute after its last step.
-
-    In whole ten seconds, so that answers can be kept.
-
-    >>> time_range("1 hour", running=False, last_ns=7_200 * 10**9, now_ns=10**18)[1] // 10**9
-    7270
-    """
-    end = now_ns if running or not last_ns else last_ns + MINUTE_NS
-    end = (end // _ROUND_NS + 1) * _ROUND_NS
-    return end - SPANS_NS.get(span, SPANS_NS["1 hour"]), end
 
 
 def number(name: str, value: float) -> str:
@@ -77,8 +54,18 @@ def detail_text(detail: str, *, most: int = 300) -> str:
     return text if len(text) <= most else f"{text[:most]} ..."
 
 
-def metric_figure(rows: Sequence[JsonObject], name: str, marks: Sequence[int], theme: Theme) -> go.Figure:
-    """One counter over time, a line for each node and device. `marks` are moments of steps, UTC ns."""
+def metric_figure(
+    rows: Sequence[JsonObject],
+    name: str,
+    launches: Sequence[int],
+    theme: Theme,
+    *,
+    steps: Sequence[StepMark] = (),
+) -> go.Figure:
+    """One counter over time, a line for each node and device.
+
+    `launches` of the job are moments, UTC ns. `steps` stand at the foot of the chart.
+    """
     chart = frame(theme, height=380, hovermode="x unified")
     lines: dict[str, list[JsonObject]] = {}
     for row in rows:
@@ -93,11 +80,24 @@ def metric_figure(rows: Sequence[JsonObject], name: str, marks: Sequence[int], t
             text=[number(name, row["value"]) for row in points],
             hovertemplate="%{text}",
         )
-    for at in marks:
+    for at in launches:
         chart.add_vline(x=at / 1e6, line={"width": 1, "dash": "dot", "color": theme.muted})
+    for index, mark in enumerate(steps):
+        _mark_step(chart, mark, theme, words="step " if index == 0 else "")
     chart.update_xaxes(type="date", title_text="UTC")
     chart.update_yaxes(title_text=name)
     return chart
+
+
+def _mark_step(chart: go.Figure, mark: StepMark, theme: Theme, *, words: str) -> None:
+    """A step's number at the foot of the chart, and a line up from the axis beside it."""
+    at = mark.ts_ns / 1e6
+    line = {"width": 1, "color": theme.muted}
+    chart.add_shape(type="line", xref="x", yref="paper", x0=at, x1=at, y0=0, y1=0.045, line=line)
+    chart.add_annotation(
+        x=at, xref="x", y=0, yref="paper", text=f"{words}{mark.step:,}", showarrow=False, xanchor="left",
+        yanchor="bottom", xshift=2, font={"size": 11, "color": theme.muted},
+    )  # fmt: skip
 
 
 def work_figure(rows: Sequence[JsonObject], theme: Theme) -> go.Figure:

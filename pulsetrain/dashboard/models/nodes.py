@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -42,6 +43,29 @@ def past_nodes(job: str, placed: Sequence[JsonObject], gone: Sequence[JsonObject
 def ranks_text(ranks: Sequence[int] | None) -> str:
     """A node's ranks as ranges, "-" for none."""
     return fold(ranks) if ranks else "-"
+
+
+def stored_gpus(rows: Sequence[JsonObject]) -> list[JsonObject]:
+    """The GPUs of a node as its agent listed them (`explore.node_gpus`). [] where it did not."""
+    for row in rows[:1]:
+        try:
+            gpus = json.loads(row["detail"]).get("gpus", [])
+        except (ValueError, AttributeError):
+            return []
+        return [gpu for gpu in gpus if isinstance(gpu, dict)]
+    return []
+
+
+def gpu_cells(number: int, gpu: JsonObject) -> list[str]:
+    """Who a GPU is: its number, model, UUID, serial number, PCI address, memory node, NVLink domain.
+
+    >>> gpu_cells(0, {"uuid": "GPU-1", "model": "H100", "numa": -1})
+    ['0', 'H100', 'GPU-1', '-', '-', '-', '-']
+    """
+    numa = gpu.get("numa", -1)
+    words = [str(gpu.get(name) or "-") for name in ("model", "uuid", "serial", "pci")]
+    near = "-" if numa in (None, -1) else str(numa)
+    return [str(gpu.get("index", number)), *words, near, str(gpu.get("nvlink_domain") or "-")]
 
 
 def can_be_evicted(node: JsonObject) -> bool:

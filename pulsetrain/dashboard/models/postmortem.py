@@ -33,6 +33,13 @@ def postmortem(incident: JsonObject, events: Sequence[JsonObject]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def during(incident: JsonObject, from_ns: int, to_ns: int) -> bool:
+    """Whether an incident was seen at any moment of a time range. One that is open goes on."""
+    last_ns = max((int(line["ts_ns"]) for line in incident["timeline"]), default=0)
+    ended = incident["state"] != "open" and max(last_ns, int(incident["since_ns"])) < from_ns
+    return int(incident["since_ns"]) <= to_ns and not ended
+
+
 def file_name(incident: JsonObject) -> str:
     """A name for the file.
 

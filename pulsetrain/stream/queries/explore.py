@@ -17,9 +17,15 @@ _NODES = """(SELECT DISTINCT node FROM topology WHERE job = {job:String}
              AND attempt = (SELECT max(attempt) FROM topology WHERE job = {job:String}))"""
 
 
+_THEIR_NODES = _NODES[:-1] + " AND has({ranks:Array(Int32)}, rank))"
+
+
 @dataclass(frozen=True, kw_only=True)
 class LogFilter:
-    """Which lines. Empty `ranks`, `severities`, `node` and `source` mean all. `text` is inside a line."""
+    """Which lines. Empty `ranks`, `severities`, `node` and `source` mean all. `text` is inside a line.
+
+    With `ranks` come the lines of the kernels of their nodes.
+    """
 
     from_ns: int = 0
     to_ns: int = 0
@@ -36,13 +42,14 @@ def log_lines(store: Queryable, job: str, wanted: LogFilter) -> pa.Table:
 
     Columns: ts_ns, node, rank, attempt, source, severity, message, rule, lines_in_all.
     """
+    of_ranks = f"AND (has({{ranks:Array(Int32)}}, rank) OR (job = '' AND node IN {_THEIR_NODES}))"
     return store.query(
         f"""
         SELECT toUnixTimestamp64Nano(ts) AS ts_ns, node, rank, attempt, source, severity, message, rule,
                count() OVER () AS lines_in_all
         FROM logs
         WHERE {_DURING} AND (job = {{job:String}} OR (job = '' AND node IN {_NODES}))
-          AND (empty({{ranks:Array(Int32)}}) OR has({{ranks:Array(Int32)}}, rank))
+          {of_ranks if wanted.ranks else ""}
           AND ({{node:String}} = '' OR node = {{node:String}})
           AND ({{source:String}} = '' OR source = {{source:String}})
           AND (empty({{severities:Array(String)}}) OR has({{severities:Array(String)}}, severity))
@@ -57,15 +64,34 @@ def log_lines(store: Queryable, job: str, wanted: LogFilter) -> pa.Table:
     )  # fmt: skip
 
 
-def metric_names(store: Queryable, job: str, *, from_ns: int, to_ns: int) -> pa.Table:
-    """Counters and gauges of a job's nodes: name, nodes, devices, samples."""
+def _on(nodes: Sequence[str], ranks: Sequence[int]) -> str:
+    """A condition on `node`: of the job, and one of these, or of these ranks. Both empty: all of the job."""
+    named = "has({nodes:Array(String)}, node)" if nodes else ""
+    theirs = f"node IN {_THEIR_NODES}" if ranks else ""
+    either = " OR ".join(condition for condition in (named, theirs) if condition)
+    return f"node IN {_NODES}" + (f" AND ({either})" if either else "")
+
+
+def metric_names(
+    store: Queryable,
+    job: str,
+    *,
+    from_ns: int,
+    to_ns: int,
+    nodes: Sequence[str] = (),
+    ranks: Sequence[int] = (),
+) -> pa.Table:
+    """Counters and gauges of a job's nodes: name, nodes, devices, samples.
+
+    With `nodes` or `ranks`: of these nodes, and of the nodes of these ranks.
+    """
     return store.query(
         f"""
         SELECT name, uniq(node) AS nodes, uniq(node, device) AS devices, count() AS samples
-        FROM metrics WHERE {_DURING} AND node IN {_NODES}
+        FROM metrics WHERE {_DURING} AND {_on(nodes, ranks)}
         GROUP BY name ORDER BY name
         """,
-        {"job": job, "from_ns": from_ns, "to_ns": to_ns},
+        {"job": job, "from_ns": from_ns, "to_ns": to_ns, "nodes": list(nodes), "ranks": list(ranks)},
     )
 
 
@@ -77,12 +103,14 @@ def metric_series(
     from_ns: int,
     to_ns: int,
     nodes: Sequence[str] = (),
+    ranks: Sequence[int] = (),
     points: int = 240,
     series: int = 12,
 ) -> pa.Table:
     """One counter over time: at most `series` lines of at most `points` points, the largest first.
 
-    Columns: node, device, ts_ns, value (the last of its bin), series_in_all. `nodes` empty: all of the job.
+    Columns: node, device, ts_ns, value (the last of its bin), series_in_all. `nodes` and `ranks` as for
+    `metric_names`.
     """
     return store.query(
         f"""
@@ -91,8 +119,7 @@ def metric_series(
                        greatest(1, intDiv({{to_ns:Int64}} - {{from_ns:Int64}}, {{points:Int64}})))) AS bin,
                    toUnixTimestamp64Nano(max(ts)) AS ts_ns, argMax(value, ts) AS value
             FROM metrics
-            WHERE {_DURING} AND name = {{name:String}} AND node IN {_NODES}
-              AND (empty({{nodes:Array(String)}}) OR has({{nodes:Array(String)}}, node))
+            WHERE {_DURING} AND name = {{name:String}} AND {_on(nodes, ranks)}
             GROUP BY node, device, bin),
         ranked AS (
             SELECT node, device, max(value) - min(value) AS moved, count() OVER () AS series_in_all
@@ -102,9 +129,37 @@ def metric_series(
         """,
         {
             "job": job, "name": name, "from_ns": from_ns, "to_ns": to_ns, "nodes": list(nodes),
-            "points": points, "series": series,
+            "ranks": list(ranks), "points": points, "series": series,
         },
     )  # fmt: skip
+
+
+def step_starts(store: Queryable, job: str, steps: Sequence[int]) -> pa.Table:
+    """When these steps first began on any rank: attempt, step, ts_ns, in order of attempt and step.
+
+    It reads these steps alone: the table is sorted by them.
+    """
+    return store.query(
+        """
+        SELECT attempt, step, toUnixTimestamp64Nano(min(start)) AS ts_ns
+        FROM steps WHERE job = {job:String} AND step IN {steps:Array(Int64)}
+        GROUP BY attempt, step ORDER BY attempt, step
+        """,
+        {"job": job, "steps": list(steps)},
+    )
+
+
+def steps_during(store: Queryable, job: str, *, from_ns: int, to_ns: int) -> pa.Table:
+    """The steps that began on any rank in a time: first_step, last_step. No row for none."""
+    return store.query(
+        """
+        SELECT min(step) AS first_step, max(step) AS last_step FROM steps
+        WHERE job = {job:String} AND start BETWEEN fromUnixTimestamp64Nano({from_ns:Int64})
+                                               AND fromUnixTimestamp64Nano({to_ns:Int64})
+        HAVING count() > 0
+        """,
+        {"job": job, "from_ns": from_ns, "to_ns": to_ns},
+    )
 
 
 def node_counters(store: Queryable, node: str, *, from_ns: int, to_ns: int) -> pa.Table:
@@ -197,6 +252,41 @@ def work_beside_cohort(
             "n": max(1, min(most_steps, last - first + 1)),
         },
     )  # fmt: skip
+
+
+def node_checkpoints(store: Queryable, job: str, ranks: Sequence[int]) -> pa.Table:
+    """What ranks of a node have checkpointed in the newest 200 steps with any, by tier and stage.
+
+    Columns: tier, stage, ranks, newest (step that all of these ranks have), size (bytes of it, all ranks),
+    took_ns (the longest of it), ts_ns.
+    """
+    return store.query(
+        """
+        WITH last AS (
+            SELECT stage, tier, rank, max(step) AS newest_step, argMax(bytes, (step, ts)) AS size,
+                   argMax(duration_ns, (step, ts)) AS took_ns, max(ts) AS at
+            FROM checkpoints
+            WHERE job = {job:String} AND has({ranks:Array(Int32)}, rank)
+              AND step > (SELECT max(step) FROM checkpoints WHERE job = {job:String}) - 200
+            GROUP BY stage, tier, rank)
+        SELECT tier, stage, count() AS ranks, min(newest_step) AS newest, sum(last.size) AS size,
+               max(last.took_ns) AS took_ns,
+               toUnixTimestamp64Nano(max(at)) AS ts_ns
+        FROM last GROUP BY tier, stage ORDER BY tier, stage
+        """,
+        {"job": job, "ranks": list(ranks)},
+    )
+
+
+def node_gpus(store: Queryable, node: str) -> pa.Table:
+    """The newest list of GPUs that a node's agent sent: detail (JSON, `{"gpus": [...]}`). Or no row."""
+    return store.query(
+        """
+        SELECT argMax(detail, ts) AS detail FROM events WHERE events.kind = 'gpus' AND node = {node:String}
+        HAVING count() > 0
+        """,
+        {"node": node},
+    )
 
 
 def rank_checkpoints(store: Queryable, job: str, rank: int) -> pa.Table:

@@ -15,6 +15,12 @@ from pulsetrain.stream.queries.queryable import Queryable
 MAX_CELLS = 10_000
 
 
+def _during(column: str, to_ns: int) -> str:
+    """A condition on the time of a row, from {from_ns} to {to_ns}. None for `to_ns` 0."""
+    between = "BETWEEN fromUnixTimestamp64Nano({from_ns:Int64}) AND fromUnixTimestamp64Nano({to_ns:Int64})"
+    return f"AND {column} {between}" if to_ns else ""
+
+
 def jobs(store: Queryable) -> pa.Table:
     """Jobs with steps on record, newest first: job, attempts, first_ns, last_ns, first_step, last_step,
     ranks."""
@@ -39,8 +45,10 @@ def last_attempt(store: Queryable, job: str) -> int:
     return int(row["attempt"]) if row["n"] else -1
 
 
-def curve(store: Queryable, job: str, *, points: int = 400) -> pa.Table:
+def curve(store: Queryable, job: str, *, points: int = 400, from_ns: int = 0, to_ns: int = 0) -> pa.Table:
     """Step time, throughput and loss over the whole job, in about `points` rows or fewer, oldest first.
+
+    With `to_ns`: of the steps that began from `from_ns` to `to_ns` on every rank.
 
     Columns: attempt, step, start_ns, step_ns (median over steps of the slowest rank), worst_ns, tokens_per_s,
     loss (NULL: not logged). Steps that some rank has not finished are left out.
@@ -48,22 +56,22 @@ def curve(store: Queryable, job: str, *, points: int = 400) -> pa.Table:
     Ranks of one replica count the same tokens, so each replica counts once: ranks with the same dp and cp.
     """
     return store.query(
-        """
+        f"""
         WITH
         each AS (
             SELECT attempt, step, count() AS ranks, max(duration_ns) AS wall_ns,
                    sum(tokens) / greatest(1, countIf(tokens > 0)) AS tokens,
                    avg(loss) AS loss, min(start) AS began
-            FROM steps WHERE job = {job:String} GROUP BY attempt, step),
+            FROM steps WHERE job = {{job:String}} {_during("start", to_ns)} GROUP BY attempt, step),
         replicas AS (
             SELECT attempt, count() AS known, uniqExact((dp, cp)) AS replicas
             FROM (
                 SELECT attempt, rank, argMax(topology.dp, ts) AS dp, argMax(topology.cp, ts) AS cp
-                FROM topology WHERE job = {job:String} GROUP BY attempt, rank)
+                FROM topology WHERE job = {{job:String}} GROUP BY attempt, rank)
             GROUP BY attempt),
         whole AS (
             SELECT *, max(ranks) OVER (PARTITION BY attempt) AS world, min(step) OVER () AS low,
-                   greatest(1, intDiv(max(step) OVER () - min(step) OVER (), {points:Int64}) + 1) AS width
+                   greatest(1, intDiv(max(step) OVER () - min(step) OVER (), {{points:Int64}}) + 1) AS width
             FROM each)
         SELECT attempt, max(whole.step) AS step, toUnixTimestamp64Nano(min(began)) AS start_ns,
                toInt64(median(wall_ns)) AS step_ns, max(wall_ns) AS worst_ns,
@@ -74,20 +82,32 @@ def curve(store: Queryable, job: str, *, points: int = 400) -> pa.Table:
         GROUP BY attempt, intDiv(whole.step - low, width)
         ORDER BY attempt, step
         """,
-        {"job": job, "points": points},
+        {"job": job, "points": points, "from_ns": from_ns, "to_ns": to_ns},
     )
 
 
-def events(store: Queryable, job: str, kinds: Sequence[str] = (), *, limit: int = 200) -> pa.Table:
-    """The newest events of a job, newest first: ts_ns, kind, node, rank, attempt, actor, detail (JSON)."""
+def events(
+    store: Queryable,
+    job: str,
+    kinds: Sequence[str] = (),
+    *,
+    limit: int = 200,
+    from_ns: int = 0,
+    to_ns: int = 0,
+) -> pa.Table:
+    """The newest events of a job, newest first: ts_ns, kind, node, rank, attempt, actor, detail (JSON).
+
+    With `to_ns`: of those from `from_ns` to `to_ns`.
+    """
     return store.query(
-        """
+        f"""
         SELECT toUnixTimestamp64Nano(ts) AS ts_ns, kind, node, rank, attempt, actor, detail
         FROM events
-        WHERE job = {job:String} AND ({kinds:String} = '' OR has(splitByChar(',', {kinds:String}), kind))
-        ORDER BY ts DESC, kind, node, rank, detail LIMIT {limit:Int64}
+        WHERE job = {{job:String}} {_during("ts", to_ns)}
+          AND ({{kinds:String}} = '' OR has(splitByChar(',', {{kinds:String}}), kind))
+        ORDER BY ts DESC, kind, node, rank, detail LIMIT {{limit:Int64}}
         """,
-        {"job": job, "kinds": ",".join(kinds), "limit": limit},
+        {"job": job, "kinds": ",".join(kinds), "limit": limit, "from_ns": from_ns, "to_ns": to_ns},
     )
 
 
@@ -149,20 +169,21 @@ def rank_states(store: Queryable, job: str, *, since_ns: int, rank: int = -1, no
     )
 
 
-def checkpoints(store: Queryable, job: str, *, steps: int = 40) -> pa.Table:
+def checkpoints(store: Queryable, job: str, *, steps: int = 40, from_ns: int = 0, to_ns: int = 0) -> pa.Table:
     """The newest `steps` checkpointed steps of a job: attempt, step, stage, tier, ranks, bytes, longest_ns,
-    ts_ns."""
+    ts_ns. With `to_ns`: of what was reported from `from_ns` to `to_ns`."""
+    during = _during("checkpoints.ts", to_ns)
     return store.query(
-        """
+        f"""
         SELECT attempt, step, stage, tier, uniq(rank) AS ranks, sum(bytes) AS bytes,
                max(duration_ns) AS longest_ns, toUnixTimestamp64Nano(max(ts)) AS ts_ns
         FROM checkpoints
-        WHERE job = {job:String}
-          AND step > (SELECT max(step) FROM checkpoints WHERE job = {job:String}) - {steps:Int64}
+        WHERE job = {{job:String}} {during}
+          AND step > (SELECT max(step) FROM checkpoints WHERE job = {{job:String}} {during}) - {{steps:Int64}}
         GROUP BY attempt, step, stage, tier
         ORDER BY attempt DESC, step DESC, ts_ns, stage, tier LIMIT 2000
         """,
-        {"job": job, "steps": steps},
+        {"job": job, "steps": steps, "from_ns": from_ns, "to_ns": to_ns},
     )
 
 

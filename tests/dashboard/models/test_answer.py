@@ -57,6 +57,40 @@ def test_what_the_controller_does_waits_for_or_would_do(now, events, observe_onl
     assert asked(now, events, observe_only=observe_only).controller == says
 
 
+@pytest.mark.parametrize(
+    ("event", "says"),
+    [
+        (
+            event("cordon", node="n3", reason="Xid 94"),
+            "It cordoned n3 20 s ago, so it takes no other node's place: Xid 94.",
+        ),
+        (event("uncordon", node="n3"), "It ended the cordon of n3 20 s ago."),
+        (
+            event("link_check", named=[{"kind": "port", "name": "n3/mlx5_0"}]),
+            "It measured links 20 s ago: port n3/mlx5_0.",
+        ),
+        (event("link_check"), "It measured links 20 s ago: nothing is wrong with them."),
+        (event("link_check_skipped", reason="2 of 3"), "It could not measure links 20 s ago: 2 of 3."),
+        (
+            event("arithmetic_check", nodes=["n1", "n2"], wrong={"n2": "3 elements"}),
+            "It checked the arithmetic of n1, n2 20 s ago: wrong products on n2.",
+        ),
+        (
+            event("arithmetic_check", nodes=["n1"]),
+            "It checked the arithmetic of n1 20 s ago: no wrong product.",
+        ),
+    ],
+)
+def test_what_the_controller_did_about_machines(event, says):
+    assert asked(job(findings=[]), [event]).controller == says
+
+
+def test_an_event_without_a_sentence_does_not_hide_the_one_before():
+    events = [event("links_suspected", age_s=1), event("evict", node="n3", reason="lost")]
+    events[0]["ts_ns"] = NOW - 3700 * S
+    assert asked(job(findings=[]), events).controller == "It evicted n3 20 s ago: lost."
+
+
 def test_how_sure_and_one_click_to_the_evidence():
     found = asked(job())
     assert found.confidence == 0.97

@@ -6,9 +6,9 @@ from pulsetrain.dashboard.models.explore import (
     beside_cohort,
     detail_text,
     metric_figure,
-    time_range,
     work_figure,
 )
+from pulsetrain.dashboard.models.step_marks import StepMark
 
 S = 10**9
 
@@ -23,13 +23,6 @@ def row(rank, step, work, usual=100):
         "high_ns": 103,
         "cohort": 64,
     }
-
-
-def test_a_running_job_is_looked_at_up_to_now_and_one_that_is_over_up_to_its_end():
-    now, last = 10_000 * S, 5_000 * S
-    assert time_range("15 minutes", running=True, last_ns=last, now_ns=now) == (9_110 * S, 10_010 * S)
-    assert time_range("15 minutes", running=False, last_ns=last, now_ns=now) == (4_170 * S, 5_070 * S)
-    assert time_range("nonsense", running=True, last_ns=0, now_ns=now)[0] == 6_410 * S
 
 
 def test_the_rank_that_differs_most_is_named():
@@ -53,6 +46,17 @@ def test_a_line_for_each_node_and_device():
     chart = metric_figure(rows, "net_rx_bytes", [S], LIGHT)
     assert [trace.name for trace in chart.data] == ["a eth0", "b eth0"]
     assert len(chart.layout.shapes) == 1
+
+
+def test_steps_stand_at_the_foot_of_a_counter():
+    rows = [{"node": "a", "device": "", "ts_ns": S, "value": 1.0}]
+    chart = metric_figure(
+        rows, "cpu_ratio", [], LIGHT, steps=[StepMark(ts_ns=S, step=1200), StepMark(ts_ns=2 * S, step=1300)]
+    )
+    assert [(note.text, note.x) for note in chart.layout.annotations] == [
+        ("step 1,200", 1000),
+        ("1,300", 2000),
+    ]
 
 
 def test_details_are_pairs_and_never_endless():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pulsetrain.stream.queries import explore, past
+from pulsetrain.stream.queries import explore, past, views
 from pulsetrain.stream.queries.explore import LogFilter
 from pulsetrain.stream.store.clickhouse import open_store
 from tests.dashboard.recorded_job import RecordedJob, S, table
@@ -59,7 +59,10 @@ def test_lines_of_the_job_and_of_its_nodes_kernels_newest_first(store):
 @pytest.mark.parametrize(
     ("wanted", "count"),
     [
-        ({"ranks": (1,)}, 20),
+        ({"ranks": (1,)}, 21),
+        ({"ranks": (7,)}, 0),
+        ({"ranks": (1,), "source": "stderr"}, 20),
+        ({"ranks": (1,), "source": "kmsg"}, 1),
         ({"text": "LINE 3"}, 11),
         ({"severities": ("error", "critical")}, 4),
         ({"source": "kmsg"}, 1),
@@ -79,6 +82,51 @@ def test_counters_are_listed_and_binned(store):
     assert len(series) <= 2 * 37
     (newest,) = explore.node_counters(store, "node-3", **DURING).to_pylist()
     assert newest["value"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("chosen", "nodes"),
+    [
+        ({"nodes": ("node-0",)}, 1),
+        ({"ranks": (6,)}, 1),
+        ({"nodes": ("node-0",), "ranks": (6, 7)}, 2),
+        ({"nodes": ("elsewhere",)}, 0),
+        ({"ranks": (2,)}, 0),
+    ],
+)
+def test_counters_of_chosen_nodes_and_of_the_nodes_of_ranks(store, chosen, nodes):
+    names = explore.metric_names(store, "gpt", **DURING, **chosen).to_pylist()
+    assert [row["nodes"] for row in names] == [nodes] * bool(nodes)
+    series = explore.metric_series(store, "gpt", name="net_rx_bytes", **DURING, **chosen).to_pylist()
+    assert len({row["node"] for row in series}) == nodes
+
+
+def test_the_steps_that_began_in_a_time(store):
+    job = RecordedJob(now_ns=NOW)
+    second = {"from_ns": job.began_ns, "to_ns": job.began_ns + S}
+    assert explore.steps_during(store, "gpt", **second).to_pylist() == [{"first_step": 0, "last_step": 4}]
+    assert explore.steps_during(store, "gpt", from_ns=0, to_ns=S).to_pylist() == []
+
+
+def test_history_events_and_checkpoints_of_a_time(store):
+    job = RecordedJob(now_ns=NOW)
+    first = {"from_ns": job.began_ns, "to_ns": job.began_ns + 10 * S}
+    steps = [row["step"] for row in views.curve(store, "gpt", **first).to_pylist()]
+    assert (steps[0], steps[-1], len(steps)) == (0, 41, 42)
+    everything = views.events(store, "gpt").to_pylist()
+    early = views.events(store, "gpt", **first).to_pylist()
+    assert early == [event for event in everything if event["ts_ns"] <= first["to_ns"]] != everything
+    saved = views.checkpoints(store, "gpt").to_pylist()
+    until = sorted(row["ts_ns"] for row in saved)[len(saved) // 2]
+    earlier = views.checkpoints(store, "gpt", from_ns=job.began_ns, to_ns=until).to_pylist()
+    assert 0 < len(earlier) < len(saved) + 1
+    assert {row["ts_ns"] <= until for row in earlier} == {True}
+
+
+def test_single_steps_are_looked_up_in_every_attempt(store):
+    rows = explore.step_starts(store, "gpt", (0, 79, 500)).to_pylist()
+    assert [(row["attempt"], row["step"]) for row in rows] == [(0, 0), (0, 79), (1, 79)]
+    assert rows[2]["ts_ns"] > rows[1]["ts_ns"]
 
 
 def test_events_by_kind_and_text(store):
@@ -111,6 +159,23 @@ def test_a_rank_without_a_place_is_beside_all_ranks_without_one(store):
 def test_checkpoints_of_a_rank(store):
     rows = explore.rank_checkpoints(store, "gpt", 3).to_pylist()
     assert {(row["tier"], row["stage"]): row["newest"] for row in rows}["peer", "replicate"] == 119
+
+
+def test_checkpoints_of_the_ranks_of_a_node(store):
+    rows = explore.node_checkpoints(store, "gpt", (2, 3)).to_pylist()
+    peer = next(row for row in rows if (row["tier"], row["stage"]) == ("peer", "replicate"))
+    assert (peer["ranks"], peer["newest"]) == (2, 119)
+    assert explore.node_checkpoints(store, "gpt", (99,)).to_pylist() == []
+
+
+def test_the_gpus_of_a_node_are_those_it_listed_last(store):
+    assert explore.node_gpus(store, "listed").to_pylist() == []
+    told = [
+        {"ts": NOW - age * S, "node": "listed", "kind": "gpus", "actor": "agent", "detail": detail}
+        for age, detail in ((9, "old"), (1, "new"), (5, "older"))
+    ]
+    store.insert("events", table("events", told))
+    assert explore.node_gpus(store, "listed").to_pylist() == [{"detail": "new"}]
 
 
 def test_jobs_that_do_not_run(store):
