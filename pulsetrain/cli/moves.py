@@ -10,7 +10,7 @@ from pulsetrain.cli.names import node_names
 from pulsetrain.cli.options import HubOptions, grouped, hub_options, job_argument, json_option
 from pulsetrain.cli.root import print_json, pulsetrain
 from pulsetrain.core.json import JsonObject
-from pulsetrain.dashboard.models.moves import resize_sentence
+from pulsetrain.dashboard.models.moves import dump_sentence, resize_sentence
 from pulsetrain.dashboard.models.time_use import price_sentence
 
 
@@ -137,15 +137,17 @@ def sentence(answer: JsonObject) -> str:
     off = f" off {answer['node']}" if answer["node"] else ""
     after = f" {answer['standby']} takes over." if answer["node"] else ""
     done = f"{_DONE[what]}{off}"
+    dump = dump_sentence(answer)
+    if what == "preempt" and answer.get("process_dump") == "":
+        return f"{job} {'would' if answer['dry_run'] else 'will'} be {done}. {dump}"
     if not answer["dry_run"]:
-        return f"{job} will be {done} once a newer checkpoint is there.{after}"
+        why_no_dump = f" {dump}" if what == "preempt" and dump else ""
+        return f"{job} will be {done} once a newer checkpoint is there.{after}{why_no_dump}"
     resume_step = answer["resume_step"]
     start = f"resume from step {resume_step}" if resume_step >= 0 else "begin anew"
     lost = answer["lost_steps"]
     would = f"{job} would be {done}.{after} At once it would {start} and do {lost} steps again."
-    dump = str(answer.get("process_dump", ""))
-    why_no_dump = f" {dump[:1].upper()}{dump[1:]}." if dump else ""
-    return f"{would} {price_sentence(answer)}".rstrip() + why_no_dump
+    return " ".join(part for part in (would, price_sentence(answer), dump) if part)
 
 
 _DONE = {"preempt": "pre-empted", "migrate": "taken"}

@@ -13,7 +13,7 @@ import streamlit as st
 from pulsetrain.core.errors import PulsetrainError
 from pulsetrain.core.json import JsonObject
 from pulsetrain.dashboard import page
-from pulsetrain.dashboard.models.moves import WORDS, choices, cost, under_way
+from pulsetrain.dashboard.models.moves import WORDS, asked_for, choices, cost, under_way
 
 _PLAN, _DONE = "move_plan", "moved"
 
@@ -79,7 +79,7 @@ def _move(plan: JsonObject, actor: str) -> None:
         page.say("Give a reason first: it is kept in the audit log.")
         return
     try:
-        page.source().client.move(
+        answer = page.source().client.move(
             plan["job"],
             plan["what"],
             reason,
@@ -90,6 +90,6 @@ def _move(plan: JsonObject, actor: str) -> None:
     except PulsetrainError as error:
         page.say(f"Not done: {error}")
         return
-    st.session_state[_DONE] = f"{WORDS[plan['what']]}: asked for, {reason}"
+    st.session_state[_DONE] = asked_for(answer, reason)
     st.session_state.pop(_PLAN, None)
     page.source().forget("nodes", "status")

@@ -52,11 +52,13 @@ def refusal(job: JobState, request: MoveRequest) -> str:
         return f"job {job.name!r} is about to be moved already ({job.move.request.what})"
     if request.what == "migrate":
         return _why_it_stays(job, request.node)
-    dumped = request.what == "preempt" and images.possible(job)
-    if not (request.lose_progress or dumped) and job.last_step >= 0 and not job.can_resume():
-        steps = job.last_step + 1
-        return f"job {job.name!r} has no checkpoint: {steps} steps would be lost (allow it: --lose-progress)"
-    return ""
+    if request.lose_progress or job.last_step < 0 or job.can_resume():
+        return ""
+    no_dump = images.why_not(job)
+    if not no_dump:
+        return ""
+    lost = f"{job.last_step + 1} steps would be lost (allow it: --lose-progress)"
+    return f"job {job.name!r} has no checkpoint, and its processes are not dumped ({no_dump}): {lost}"
 
 
 def _stays_stopped(job: JobState, request: MoveRequest) -> bool:

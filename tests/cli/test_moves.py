@@ -30,6 +30,15 @@ ANSWER = {
         ),
         ({"what": "resume", "dry_run": True}, "would go on."),
         ({"dry_run": True, "process_dump": "processes are not dumped"}, " Processes are not dumped."),
+        (
+            {"process_dump": "processes are not dumped (no criu on a)"},
+            "once a newer checkpoint is there. Processes are not dumped (no criu on a).",
+        ),
+        (
+            {"process_dump": ""},
+            "gpt will be pre-empted. Its processes are dumped, and no step is done again.",
+        ),
+        ({"dry_run": True, "process_dump": ""}, "gpt would be pre-empted. Its processes are dumped"),
         ({"dry_run": True, "why_not": "no standby"}, "cannot be done: no standby"),
     ],
 )

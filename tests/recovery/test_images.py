@@ -54,6 +54,21 @@ def test_the_processes_are_dumped_once_they_stand_and_then_ended():
     run(scenario)
 
 
+def test_the_answer_says_whether_processes_are_dumped():
+    async def scenario():
+        job = Job()
+        await job.train()
+        assert job.fleet.controller.move("j", request(), dry_run=True)["process_dump"] == ""
+        other = job.fleet.controller.move("j", request("resume"), dry_run=True)
+        assert "only a pre-emption dumps them" in other["process_dump"]
+        several = Job("ab")
+        await several.train()
+        answer = several.fleet.controller.move("j", request(), dry_run=True)
+        assert "(only those of a job of one node that nothing else saves)" in answer["process_dump"]
+
+    run(scenario)
+
+
 def test_they_are_restored_when_the_job_is_resumed():
     async def scenario():
         job = Job()

@@ -39,6 +39,11 @@ def test_what_is_under_way_says_what_it_waits_for_until_the_job_stops():
         ({"why_not": "no standby"}, "The hub refuses: no standby."),
         ({"resume_step": -1, "lost_steps": 8}, "it would begin anew, and 8 steps"),
         ({"what": "migrate"}, "with z in the place of b"),
+        (
+            {"process_dump": "processes are not dumped (no criu on a)"},
+            "Processes are not dumped (no criu on a).",
+        ),
+        ({"process_dump": ""}, "Its processes are dumped, and no step is done again."),
         ({"what": "resume"}, "from the newest step"),
         (
             {
