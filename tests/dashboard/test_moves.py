@@ -59,6 +59,19 @@ def test_a_pre_empted_job_can_only_be_resumed(draw, source, job):
     assert not keys & {"move_preempt", "move_migrate"}
 
 
+def test_a_pre_empted_job_goes_on_on_the_chosen_nodes(draw, source, job):
+    job |= {"state": "preempted", "move": {"what": "preempt", "node": "", "actor": "ann", "reason": "noon"}}
+    about = {"job": "gpt", "connected": True, "state": "standby"}
+    source.answers["nodes"] = [{**about, "node": name} for name in ("c", "d", "e")]
+    shown = draw("nodes")
+    shown.app.multiselect(key="move_nodes").set_value(["c", "e"])
+    shown.click("move_resume")
+    assert "Then the job starts on c, e from the newest step" in shown.text
+    shown.app.text_input(key="move_reason").set_value("noon")
+    shown.click("move")
+    assert source.client.done[1] == ("move", "gpt", "resume", "noon", "", ["c", "e"], False)
+
+
 def test_a_refused_move_cannot_be_confirmed(draw, source, job):
     source.client.refusal = UsageError("no checkpoint")
     shown = draw("nodes").click("move_preempt")

@@ -85,6 +85,22 @@ def test_they_are_restored_when_the_job_is_resumed():
     run(scenario)
 
 
+def test_they_go_on_only_on_the_node_that_has_dumped_them():
+    async def scenario():
+        job = Job()
+        await job.train()
+        job.fleet.agents["z"] = job.fleet.join("z")
+        await job.move("preempt")
+        refused = job.fleet.controller.move("j", request("resume", nodes=("z",)), dry_run=True)
+        words = "were dumped on node 'a' after step 9, and can go on only there, not on: z"
+        assert words in refused["why_not"]
+        job.fleet.controller.move("j", request("resume", nodes=("a",)))
+        await job.fleet.settle(1)
+        assert job.told("recovery")["resumed_by"] == "image"
+
+    run(scenario)
+
+
 def test_a_new_hub_knows_of_the_image_until_it_is_used():
     async def scenario():
         memory = FakeMemory()

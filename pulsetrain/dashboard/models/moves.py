@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from pulsetrain.core.json import JsonObject
 from pulsetrain.dashboard.models.time_use import price_sentence
 
@@ -27,6 +29,12 @@ def choices(job: JsonObject, node: str) -> list[str]:
     ]
 
 
+def places(nodes: Sequence[JsonObject], job: str) -> list[str]:
+    """Names of nodes on which a pre-empted job could go on: those that it has, and its standbys."""
+    here = (n for n in nodes if n.get("job") == job and n.get("connected"))
+    return sorted(str(n["node"]) for n in here if n.get("state") in ("active", "standby"))
+
+
 def under_way(job: JsonObject) -> str:
     """What was asked for and is not over, "" for nothing.
 
@@ -50,7 +58,8 @@ def cost(answer: JsonObject) -> list[str]:
     if answer["why_not"]:
         return [f"The hub refuses: {answer['why_not']}."]
     if answer["what"] == "resume":
-        return ["Nodes are checked. Then the job starts from the newest step that every rank can get."]
+        on = f" on {', '.join(nodes)}" if (nodes := answer.get("nodes")) else ""
+        return [f"Nodes are checked. Then the job starts{on} from the newest step that every rank can get."]
     if answer["what"] == "resize":
         return [resize_sentence(answer), price_sentence(answer)]
     where = "Its ranks end and its agents stay. Its devices are free until somebody resumes it."
