@@ -147,7 +147,7 @@ def sentence(answer: JsonObject) -> str:
     if answer["why_not"]:
         return f"{job}: cannot be done: {answer['why_not']}"
     if what == "resume":
-        on = f" on {', '.join(nodes)}" if (nodes := answer.get("nodes")) else ""
+        on = f" on {', '.join(nodes)}" if (nodes := answer.get("on_nodes")) else ""
         return f"{job}: {'would go on' if answer['dry_run'] else 'goes on'}{on}."
     if what == "resize":
         return resize_sentence(answer)

@@ -92,7 +92,7 @@ def _move(plan: JsonObject, actor: str) -> None:
             node=plan["node"],
             actor=actor or getpass.getuser(),
             devices=plan.get("devices", 0),
-            nodes=plan.get("nodes", ()),
+            nodes=plan.get("on_nodes", ()),
         )
     except PulsetrainError as error:
         page.say(f"Not done: {error}")

@@ -214,8 +214,8 @@ class HubClient:
 
         `actor`: the caller by default.
 
-        {"job", "what", "node", "nodes", "state", "step", "resume_step", "lost_steps", "process_dump",
-        "standby", "dry_run", "can_do", "why_not"}
+        {"job", "what", "node", "on_nodes", "state", "step", "resume_step", "lost_steps",
+        "process_dump", "standby", "dry_run", "can_do", "why_not"}
         """
         body: JsonObject = {"what": what, "reason": reason, "node": node, "dry_run": dry_run}
         body |= {"lose_progress": lose_progress, "actor": actor or getpass.getuser()}

@@ -17,7 +17,7 @@ _PREEMPTED = "only a pre-emption dumps them"
 
 class MovePreview(TypedDict):
     """`standby` is the node that would take over, None where none has to. `why_not`: why it cannot be done.
-    `nodes` are those that the job is resumed on, [] for those that it has.
+    `on_nodes` are those that the job is resumed on, [] for those that it has.
 
     `lost_steps` would be done again if it were done at once, without waiting for a checkpoint. `price` holds
     for that. `process_dump` says in one line why the job goes on from a saved step, not from a dump. It is ""
@@ -27,7 +27,7 @@ class MovePreview(TypedDict):
     job: str
     what: str
     node: str
-    nodes: list[str]
+    on_nodes: list[str]
     state: str
     step: int
     resume_step: int
@@ -51,7 +51,7 @@ def preview(
         "job": job.job,
         "what": request.what,
         "node": without,
-        "nodes": list(request.nodes),
+        "on_nodes": list(request.nodes),
         "state": str(job.phase),
         "step": job.last_step,
         "resume_step": resume_step,

@@ -67,7 +67,7 @@ class FakeJob:
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch):
-    monkeypatch.setattr(requests, "LIMIT_S", 0.0)
+    monkeypatch.setattr(requests, "LIMIT_S", 0.2)
     monkeypatch.setattr(requests, "LIMIT_STEPS", 1)
     monkeypatch.setattr(requests, "STILL_S", 0.0)
 

@@ -24,7 +24,7 @@ ANSWER = {
             "will be taken off b once a newer checkpoint is there. z takes over.",
         ),
         ({"what": "resume"}, "goes on."),
-        ({"what": "resume", "nodes": ["c", "d"]}, "goes on on c, d."),
+        ({"what": "resume", "on_nodes": ["c", "d"]}, "goes on on c, d."),
         (
             {"what": "resize", "devices": 4, "nodes": 1, "how": "turns", "step_ratio": 2.0},
             "uses 4 devices. Its ranks take turns on them. A step takes up to 2 times as long.",

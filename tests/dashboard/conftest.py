@@ -61,7 +61,14 @@ class FakeClient:
     ) -> JsonObject:
         more = [*([devices] if devices else []), *([list(nodes)] if nodes else [])]
         self._do("move", job, what, reason, node, *more, dry_run)
-        told = {"job": job, "what": what, "node": node, "nodes": list(nodes), "can_do": True, "why_not": ""}
+        told = {
+            "job": job,
+            "what": what,
+            "node": node,
+            "on_nodes": list(nodes),
+            "can_do": True,
+            "why_not": "",
+        }
         return {**told, **self.plan}
 
     def decide_hang(

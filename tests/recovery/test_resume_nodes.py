@@ -28,7 +28,7 @@ def test_the_job_goes_on_there_from_what_the_nodes_that_it_leaves_have_saved():
     async def scenario():
         job = await stopped()
         answer = await job.ask("resume", nodes=("z", "y"))
-        assert answer["nodes"] == ["z", "y"]
+        assert answer["on_nodes"] == ["z", "y"]
         assert (job.phase, world(job)) == (Phase.RUNNING, ["y", "z"])
         [start] = job.fleet.of("y", Start)
         assert (start.restore_step, start.sources) == (9, {"0": "peer:a", "1": "peer:a"})

@@ -58,7 +58,7 @@ def cost(answer: JsonObject) -> list[str]:
     if answer["why_not"]:
         return [f"The hub refuses: {answer['why_not']}."]
     if answer["what"] == "resume":
-        on = f" on {', '.join(nodes)}" if (nodes := answer.get("nodes")) else ""
+        on = f" on {', '.join(nodes)}" if (nodes := answer.get("on_nodes")) else ""
         return [f"Nodes are checked. Then the job starts{on} from the newest step that every rank can get."]
     if answer["what"] == "resize":
         return [resize_sentence(answer), price_sentence(answer)]
