@@ -41,6 +41,7 @@ SPREAD = 1.3
 """steps over which the ranks hear of one request"""
 STEPS_EACH = 6
 """that a round has for each request, with what passes between them"""
+START_S, FIRST_STEP = 240.0, 2
 STILL_S, PAUSE_S, NEXT_S = 0.01, 0.001, 0.5
 GPT = (ROOT / "examples/train_gpt.py", "--layers", 2, "--dim", 32, "--batch", 8, "--seq", 16)
 Row = dict[str, Any]
@@ -123,7 +124,7 @@ def train(folder: Path, steps: int, requests: int, generator: random.Random) -> 
     command = (*GPT, "--steps", steps, "--params-hash-out", out)
     job = HeldJob(folder, WORLD, *command)
     try:
-        job.reach(2)
+        _begin(job)
         began_s, first = time.monotonic(), min(job.last_steps())
         job.reach(first + 3)
         step_s = (time.monotonic() - began_s) / 3
@@ -139,6 +140,17 @@ def train(folder: Path, steps: int, requests: int, generator: random.Random) -> 
     finally:
         job.close()
     return made, out.read_text()
+
+
+def _begin(job: HeldJob) -> None:
+    """Wait until the job trains. Eight processes that import torch on two busy cores take a while."""
+    deadline_s = time.monotonic() + START_S
+    while min(job.last_steps()) < FIRST_STEP:
+        job.drain()
+        if time.monotonic() > deadline_s:
+            said = [rank.output.read_text()[-500:] for rank in job.ranks]
+            raise TimeoutError(f"no step {FIRST_STEP} within {START_S:g} s: {said}")
+        time.sleep(0.05)
 
 
 def run(*, quick: bool, seed: int, points: int = 200, resume: Path | None = None) -> dict[str, object]:
