@@ -1,36 +1,41 @@
 """The barrier: jobs that are pre-empted at seeded moments, and what it costs while nobody asks.
 
+Each job has four nodes on this machine. It is resumed on the two that did not run it, in turn.
+
 `moves`: pre-emptions that were resumed, of examples/train_gpt.py and of jobs/ddp.py, which has no line of
-Pulsetrain and saves by itself. `identical`: those of jobs that ended with the parameters of an undisturbed
-run. `steps_redone`: the steps that were done again, by all of them. `preempt_s`: median seconds from the
-request until the ranks have ended. `barrier_ratio`: the time of a step with the barrier's code by that
-without it.
+Pulsetrain and saves by itself. `moved`: those after which no node from before ran a rank. `identical`: those
+of jobs that ended with the parameters of an undisturbed run. `steps_redone`: the steps that were done again,
+by all of them. `preempt_s`: median seconds from the request until the ranks have ended. `barrier_ratio`: the
+time of a step with the barrier's code by that without it (`barrier_idle`). `stages_s` has medians of each
+job: until its step was saved, until its ranks stood, until they had ended, until their state had come from
+other nodes, and until the first step after the resume.
 """
 
 from __future__ import annotations
 
 import hashlib
-import inspect
 import json
+import os
 import random
 import statistics
 import sys
 import tempfile
-import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from overhead import Job, block, interval, median_ns
 
-from moving.site import ROOT, Site, site
-from pulsetrain.collectors.layout import W_HOLD
-from pulsetrain.collectors.rank import handle as handle_module
-from pulsetrain.collectors.rank.handle import Handle
-from pulsetrain.collectors.rank.ring import RingWriter, create_ring
+from moving import barrier_idle
+from moving.site import NODES, ROOT, Site, site
+from pulsetrain.core.json import JsonObject
+from pulsetrain.protocol.client import HubClient, find_hub
+from pulsetrain.stream.store.clickhouse import open_store
 
-CHECK = "if words[W_HOLD]:"
+SPARES = ("c", "d")
+STEPS = {True: 150, False: 1500}
+TRANSFERS = """SELECT attempt, max(duration_ns) AS ns, sum(bytes) AS bytes FROM checkpoints
+WHERE stage = 'restore' AND tier = 'peer' GROUP BY attempt"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,19 +55,36 @@ class Found:
     """What became of the moves of one job."""
 
     moves: int = 0
+    moved: int = 0
     identical: bool = False
     redone: list[int] = field(default_factory=list)
     preempt_s: list[float] = field(default_factory=list)
+    save_s: list[float] = field(default_factory=list)
     hold_s: list[float] = field(default_factory=list)
     hold_steps: list[int] = field(default_factory=list)
+    stop_s: list[float] = field(default_factory=list)
+    transfer_s: list[float] = field(default_factory=list)
+    transfer_bytes: list[int] = field(default_factory=list)
+    restore_s: list[float] = field(default_factory=list)
     missed: int = 0
+
+    def stages_s(self) -> dict[str, float | None]:
+        """Median seconds of each stage, None for one that this job has not."""
+        stages = {
+            "save": self.save_s,
+            "barrier": self.hold_s,
+            "stop": self.stop_s,
+            "transfer": self.transfer_s,
+            "restore": self.restore_s,
+        }
+        return {name: round(statistics.median(s), 3) if s else None for name, s in stages.items()}
 
 
 def jobs(*, quick: bool) -> tuple[Moved, ...]:
     """The example job with three dimensions of parallelism, and a DDP script of somebody else."""
     gpt, ddp = ROOT / "examples/train_gpt.py", ROOT / "benchmarks/jobs/ddp.py"
     small = ("--layers", 2, "--dim", 32, "--batch", 8, "--seq", 16) if quick else ("--layers", 2, "--dim", 64)
-    steps = 150 if quick else 1500
+    steps = STEPS[quick]
     return (
         Moved(
             name="example",
@@ -102,17 +124,20 @@ def undisturbed(job: Moved, folder: Path) -> str:
 
 
 def moved(job: Moved, folder: Path, times: int, generator: random.Random) -> tuple[Found, str]:
-    """Pre-empt and resume it so many times. Returns what became of it, and what it ended with."""
+    """Pre-empt it and resume it elsewhere so often. Returns what became of it, and what it ended with."""
     found = Found()
     last = job.steps * 3 // 4
     moments = sorted(generator.sample(range(job.first, last), times))
     with site(folder) as here:
         here.launch(job.ranks, job.command(folder))
+        here.launch(job.ranks, job.command(folder), nodes=SPARES)
+        here.until(lambda: here.job().get("state") == "running" and len(_connected(here)) == 4)
         for step in moments:
             here.until(lambda step=step: here.job().get("step", -1) >= step)
+            before = _connected(here, state="active")
             here.move("preempt")
             here.until(lambda: here.job().get("state") == "preempted")
-            here.move("resume")
+            _resume(here, sorted({*NODES, *SPARES} - before))
             here.until(lambda: here.job().get("state") == "running")
             found.moves += 1
         _read_events(here, found)
@@ -120,55 +145,55 @@ def moved(job: Moved, folder: Path, times: int, generator: random.Random) -> tup
     return found, job.digest(folder)
 
 
+def _connected(here: Site, *, state: str = "") -> set[str]:
+    """Names of the nodes that are here, and in this state where one is given."""
+    nodes = here.job().get("nodes", ())
+    return {str(n["node"]) for n in nodes if n["connected"] and state in ("", n["state"])}
+
+
+def _resume(here: Site, nodes: Sequence[str]) -> None:
+    client = HubClient(find_hub(environ=here.environ))
+    client.move(here.name, "resume", "a benchmark", nodes=nodes)
+
+
 def _read_events(here: Site, found: Found) -> None:
-    here.until(lambda: len(here.events("preempted")) >= found.moves)
-    for told in map(json.loads, here.events("preempted")):
-        found.redone.append(int(told["lost_steps"]))
-        found.preempt_s.append(told["total_ns"] / 1e9)
-        if told["hold"] is not None:
-            found.hold_steps.append(int(told["hold"]["steps"]))
-            found.hold_s += [told["hold"]["took_s"]] if told["hold"]["acquired"] else []
-            found.missed += not told["hold"]["acquired"]
+    """Read what the job's own records say of each move."""
+    here.until(lambda: len(here.events("preempted")) >= found.moves and len(_resumed(here)) >= found.moves)
+    resumed = _resumed(here)
+    for stop, start in zip(map(json.loads, here.events("preempted")), resumed, strict=True):
+        stages_ns = stop["stages_ns"]
+        found.redone.append(max(int(stop["lost_steps"]), int(start["lost_steps"])))
+        found.preempt_s.append(stop["total_ns"] / 1e9)
+        found.save_s.append((stages_ns["save"] + stages_ns["dump"]) / 1e9)
+        found.stop_s.append(stages_ns["stop"] / 1e9)
+        found.restore_s.append(start["total_ns"] / 1e9)
+        found.moved += len(start["joined_nodes"]) == len(start["left_nodes"]) == len(NODES)
+        if stop["hold"] is not None:
+            found.hold_steps.append(int(stop["hold"]["steps"]))
+            found.hold_s += [stop["hold"]["took_s"]] if stop["hold"]["acquired"] else []
+            found.missed += not stop["hold"]["acquired"]
+    sent = {start["attempt"] for start in resumed if start["resumed_by"] == "checkpointer"}
+    here.until(lambda: sent <= _transfers(here).keys())
+    for attempt, (seconds, size) in sorted(_transfers(here).items()):
+        if attempt in sent:
+            found.transfer_s.append(seconds)
+            found.transfer_bytes.append(size)
 
 
-def without_check() -> Callable[..., None]:
-    """`Handle.end_step` as it is without the barrier: the same source, less its check."""
-    lines = textwrap.dedent(inspect.getsource(Handle.end_step)).splitlines()
-    at = next(i for i, line in enumerate(lines) if line.strip() == CHECK)
-    names: dict[str, Callable[..., None]] = {}
-    exec("\n".join(lines[:at] + lines[at + 2 :]), vars(handle_module), names)
-    return names["end_step"]
+def _resumed(here: Site) -> list[JsonObject]:
+    """The recoveries that followed pre-emptions, in their order."""
+    return [r for r in map(json.loads, here.events("recovery")) if r["cause"] == "preemption"]
 
 
-def idle_cost(*, quick: bool) -> dict[str, float]:
-    """What a step costs while nobody asks: interleaved blocks with and without the check."""
-    torch.set_num_threads(1)
-    handle = Handle(RingWriter(create_ring()))
-    job, blocks = Job("cpu", dim=64, batch=4), 600 if quick else 4000
-    variants = {True: Handle.end_step, False: without_check()}
-
-    def timed(*, checks: bool) -> float:
-        Handle.end_step = variants[checks]  # type: ignore[method-assign]
-        return block(job, handle, 1, "cpu")
-
+def _transfers(here: Site) -> dict[int, tuple[float, int]]:
+    """By attempt: the longest seconds in which a rank got its state from another node, and bytes of all."""
+    address = find_hub(environ=here.environ)
+    store = open_store(address.url, token=address.token)
     try:
-        timed(checks=True), timed(checks=False)
-        pairs = []
-        for number in range(blocks):
-            first = timed(checks=bool(number % 2))
-            second = timed(checks=not number % 2)
-            pairs.append((second, first) if number % 2 else (first, second))
+        rows = store.query(TRANSFERS).to_pylist()
     finally:
-        Handle.end_step = variants[True]  # type: ignore[method-assign]
-    assert handle.state is not None
-    words = handle.state.words
-    ratio, low, high = interval(pairs, draws=1000)
-    return {
-        "barrier_ratio": round(ratio, 5),
-        "barrier_ratio_low": round(low, 5),
-        "barrier_ratio_high": round(high, 5),
-        "barrier_look_ns": round(median_ns(lambda: words[W_HOLD]), 1),
-    }
+        store.close()
+    return {int(row["attempt"]): (int(row["ns"]) / 1e9, int(row["bytes"])) for row in rows}
 
 
 def run(*, quick: bool, seed: int) -> dict[str, object]:
@@ -180,13 +205,15 @@ def run(*, quick: bool, seed: int) -> dict[str, object]:
             found, digest = moved(job, Path(name) / job.name / "moved", 2 if quick else 10, generator)
             found.identical = digest == expected
             by_job[job.name] = found
-            print(f"{job.name}: {found}", file=sys.stderr)
+            print(f"{job.name}: {found.stages_s()} {found}", file=sys.stderr)
     all_found = list(by_job.values())
     return {
         "moves": sum(found.moves for found in all_found),
         "identical": sum(found.moves for found in all_found if found.identical),
         "steps_redone": sum(sum(found.redone) for found in all_found),
         "preempt_s": statistics.median(s for found in all_found for s in found.preempt_s),
-        "by_job": {name: vars(found) for name, found in by_job.items()},
-        **idle_cost(quick=quick),
+        "moved": sum(found.moved for found in all_found),
+        "by_job": {name: vars(found) | {"stages_s": found.stages_s()} for name, found in by_job.items()},
+        "load": os.getloadavg()[0],
+        **barrier_idle.measure(quick=quick),
     }

@@ -1,4 +1,4 @@
-"""A hub and two nodes on this machine, and a job that is pre-empted and resumed."""
+"""A hub and nodes on this machine, and a job that is pre-empted and resumed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WAIT_S = 180.0
 
 
 class Site:
-    """One hub with one job of two nodes."""
+    """One hub with one job, of two nodes where nothing else is said."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -32,11 +32,18 @@ class Site:
         self._hub = self._spawn("serve", "--data", str(folder / "hub"), "--port", "0", "--no-dashboard")
         self.until(lambda: self._found() is not None)
 
-    def launch(self, ranks: int, command: Sequence[object]) -> None:
+    def launch(
+        self,
+        ranks: int,
+        command: Sequence[object],
+        *,
+        nodes: Sequence[str] = NODES,
+        config: Path | None = None,
+    ) -> None:
         """Start the job with so many ranks on each node."""
-        for node in NODES:
-            shape = ("--nnodes", str(len(NODES)), "--nproc-per-node", str(ranks))
-            log = ("--log-dir", str(self.folder / node))
+        for node in nodes:
+            shape = ("--nnodes", str(len(nodes)), "--nproc-per-node", str(ranks))
+            log = ("--log-dir", str(self.folder / node), *(("--config", str(config)) if config else ()))
             words = [str(word) for word in command]
             self._nodes.append(self._spawn("run", "--job", self.name, "--node", node, *shape, *log, *words))
 

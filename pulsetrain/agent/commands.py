@@ -93,7 +93,12 @@ class Checkpoints(Protocol):
     def detach(self, rank: int) -> None: ...
     def clear(self) -> None: ...
     def set_world(
-        self, world: tuple[WorldNode, ...], node_rank: int, attempt: int, key: str = ""
+        self,
+        world: tuple[WorldNode, ...],
+        node_rank: int,
+        attempt: int,
+        key: str = "",
+        holders: tuple[WorldNode, ...] = (),
     ) -> None: ...
     def load(
         self, rank: int, step: int, source: str, replica_attempt: int = -1, saved_attempt: int = -1
@@ -343,7 +348,8 @@ class Commands:
                 kept = self._checkpoints.reclaim(rank)
                 self._arenas[rank] = self._create_arena() if kept < 0 else kept
             self._checkpoints.attach(rank, self._arenas[rank])
-        self._checkpoints.set_world(world_of(start), start.node_rank, start.attempt, start.peer_key)
+        world, key = world_of(start), start.peer_key
+        self._checkpoints.set_world(world, start.node_rank, start.attempt, key, start.holders)
         if start.restore_step < 0:
             self._checkpoints.clear()
             return {}

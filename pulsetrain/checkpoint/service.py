@@ -147,15 +147,23 @@ class CheckpointService:
         """The arena of a rank that was retired and runs here again. -1: there is none."""
         return self._saved.reclaim(rank)
 
-    def set_world(self, world: tuple[WorldNode, ...], node_rank: int, attempt: int, key: str = "") -> None:
+    def set_world(
+        self,
+        world: tuple[WorldNode, ...],
+        node_rank: int,
+        attempt: int,
+        key: str = "",
+        holders: tuple[WorldNode, ...] = (),
+    ) -> None:
         """The nodes of an attempt, before its `load`s. Replicas go to the peers that placement chooses.
 
-        They prove to each other that they have `key`, or the token where it is "". A node that is not known
-        has no name. Raises `WorldNeeded` where replicas would go to one of these.
+        `holders` are nodes outside of it that have what ranks saved before. All prove to each other that they
+        have `key`, or the token where it is "". A node that is not known has no name. Raises `WorldNeeded`
+        where replicas would go to one of these.
         """
         ordered = tuple(sorted(world, key=lambda node: node.node_rank))
         with self._lock:
-            self._world = ordered
+            self._world, self._holders = ordered, holders
             self._server.token = self._key = key or self._config.token
         self._events.attempt = attempt
         self._resharding.end()

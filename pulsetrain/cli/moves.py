@@ -10,7 +10,7 @@ from pulsetrain.cli.names import node_names
 from pulsetrain.cli.options import HubOptions, grouped, hub_options, job_argument, json_option
 from pulsetrain.cli.root import print_json, pulsetrain
 from pulsetrain.core.json import JsonObject
-from pulsetrain.dashboard.models.moves import resize_sentence
+from pulsetrain.dashboard.models.moves import dump_sentence, resize_sentence
 from pulsetrain.dashboard.models.time_use import price_sentence
 
 
@@ -62,17 +62,25 @@ def preempt(
 
 @pulsetrain.command()
 @job_argument
+@click.option(
+    "--nodes",
+    callback=lambda _context, _parameter, value: _names(value),
+    metavar="NODE,NODE,...",
+    help="Go on on these nodes, by default on those that it has.",
+)
 @_move_options
 @hub_options
 @json_option
-def resume(job: str, move: MoveOptions, hub: HubOptions, as_json: bool) -> None:
+def resume(job: str, nodes: tuple[str, ...], move: MoveOptions, hub: HubOptions, as_json: bool) -> None:
     """Let JOB go on after a pre-emption, from its newest checkpoint.
 
     It also takes back a pre-emption or migration that still waits for a checkpoint.
 
     Example: pulsetrain resume gpt --reason "the cluster is free again"
+
+    Example: pulsetrain resume gpt --nodes node-c,node-d --reason "the rack is free"
     """
-    _show(hub.client().move(job, "resume", move.reason, dry_run=move.dry_run), as_json)
+    _show(hub.client().move(job, "resume", move.reason, nodes=nodes, dry_run=move.dry_run), as_json)
 
 
 @pulsetrain.command()
@@ -113,6 +121,14 @@ def resize(job: str, devices: int, move: MoveOptions, hub: HubOptions, as_json: 
     _show(client.move(job, "resize", move.reason, devices=devices, dry_run=move.dry_run), as_json)
 
 
+def _names(value: str | None) -> tuple[str, ...]:
+    """Names of nodes, separated by commas."""
+    names = tuple(name.strip() for name in value.split(",")) if value is not None else ()
+    if "" in names:
+        raise click.BadParameter(f"{value!r}: allowed: names of nodes, separated by commas")
+    return names
+
+
 def _show(answer: JsonObject, as_json: bool) -> None:
     if as_json:
         print_json(answer)
@@ -131,21 +147,24 @@ def sentence(answer: JsonObject) -> str:
     if answer["why_not"]:
         return f"{job}: cannot be done: {answer['why_not']}"
     if what == "resume":
-        return f"{job}: {'would go on' if answer['dry_run'] else 'goes on'}."
+        on = f" on {', '.join(nodes)}" if (nodes := answer.get("on_nodes")) else ""
+        return f"{job}: {'would go on' if answer['dry_run'] else 'goes on'}{on}."
     if what == "resize":
         return resize_sentence(answer)
     off = f" off {answer['node']}" if answer["node"] else ""
     after = f" {answer['standby']} takes over." if answer["node"] else ""
     done = f"{_DONE[what]}{off}"
+    dump = dump_sentence(answer)
+    if what == "preempt" and answer.get("process_dump") == "":
+        return f"{job} {'would' if answer['dry_run'] else 'will'} be {done}. {dump}"
     if not answer["dry_run"]:
-        return f"{job} will be {done} once a newer checkpoint is there.{after}"
+        why_no_dump = f" {dump}" if what == "preempt" and dump else ""
+        return f"{job} will be {done} once a newer checkpoint is there.{after}{why_no_dump}"
     resume_step = answer["resume_step"]
     start = f"resume from step {resume_step}" if resume_step >= 0 else "begin anew"
     lost = answer["lost_steps"]
     would = f"{job} would be {done}.{after} At once it would {start} and do {lost} steps again."
-    dump = str(answer.get("process_dump", ""))
-    why_no_dump = f" {dump[:1].upper()}{dump[1:]}." if dump else ""
-    return f"{would} {price_sentence(answer)}".rstrip() + why_no_dump
+    return " ".join(part for part in (would, price_sentence(answer), dump) if part)
 
 
 _DONE = {"preempt": "pre-empted", "migrate": "taken"}

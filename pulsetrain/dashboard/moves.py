@@ -13,7 +13,7 @@ import streamlit as st
 from pulsetrain.core.errors import PulsetrainError
 from pulsetrain.core.json import JsonObject
 from pulsetrain.dashboard import page
-from pulsetrain.dashboard.models.moves import WORDS, choices, cost, under_way
+from pulsetrain.dashboard.models.moves import WORDS, asked_for, choices, cost, places, under_way
 
 _PLAN, _DONE = "move_plan", "moved"
 
@@ -37,6 +37,11 @@ def show() -> None:
             if what == "resize":
                 now = int(job.get("devices") or 1)
                 st.number_input("Devices", min_value=1, value=now, step=1, key="move_devices", width=120)
+            if what == "resume" and job.get("state") == "preempted":
+                st.multiselect(
+                    "On these nodes", places(page.source().nodes(), name), key="move_nodes", width=320,
+                    placeholder="those that it has",
+                )  # fmt: skip
             words = f"Take the job off {node}" if what == "migrate" else WORDS[what]
             st.button(words, key=f"move_{what}", on_click=_ask, args=(name, what, node))
     plan = st.session_state.get(_PLAN)
@@ -49,9 +54,10 @@ def _ask(job: str, what: str, node: str) -> None:
     st.session_state.pop(_DONE, None)
     chosen = node if what == "migrate" else ""
     devices = int(st.session_state.get("move_devices", 1)) if what == "resize" else 0
+    nodes = list(st.session_state.get("move_nodes", ())) if what == "resume" else []
     try:
         plan = page.source().client.move(
-            job, what, "dry run from the dashboard", node=chosen, devices=devices, dry_run=True
+            job, what, "dry run from the dashboard", node=chosen, devices=devices, nodes=nodes, dry_run=True
         )
     except PulsetrainError as error:
         plan = {"job": job, "what": what, "node": chosen, "can_do": False, "why_not": str(error)}
@@ -79,17 +85,18 @@ def _move(plan: JsonObject, actor: str) -> None:
         page.say("Give a reason first: it is kept in the audit log.")
         return
     try:
-        page.source().client.move(
+        answer = page.source().client.move(
             plan["job"],
             plan["what"],
             reason,
             node=plan["node"],
             actor=actor or getpass.getuser(),
             devices=plan.get("devices", 0),
+            nodes=plan.get("on_nodes", ()),
         )
     except PulsetrainError as error:
         page.say(f"Not done: {error}")
         return
-    st.session_state[_DONE] = f"{WORDS[plan['what']]}: asked for, {reason}"
+    st.session_state[_DONE] = asked_for(answer, reason)
     st.session_state.pop(_PLAN, None)
     page.source().forget("nodes", "status")

@@ -226,13 +226,14 @@ class HubClient:
         dry_run: bool = False,
         actor: str = "",
         devices: int = 0,
+        nodes: Sequence[str] = (),
     ) -> JsonObject:
-        """Say "preempt", "resume", "migrate" (off `node`) or "resize" (to `devices`) to a job.
+        """Say "preempt", "resume" (on `nodes`), "migrate" (off `node`) or "resize" (to `devices`) to a job.
 
         `actor`: the caller by default.
 
-        {"job", "what", "node", "state", "step", "resume_step", "lost_steps", "standby", "dry_run", "can_do",
-        "why_not"}
+        {"job", "what", "node", "on_nodes", "state", "step", "resume_step", "lost_steps",
+        "process_dump", "standby", "dry_run", "can_do", "why_not"}
         """
         body: JsonObject = {"what": what, "reason": reason, "node": node, "dry_run": dry_run}
         body |= {"lose_progress": lose_progress, "actor": actor or getpass.getuser()}
@@ -240,6 +241,8 @@ class HubClient:
             body["wait_s"] = wait_s
         if devices:
             body["devices"] = devices
+        if nodes:
+            body["nodes"] = list(nodes)
         return self._call("POST", f"/v1/jobs/{quote(job, safe='')}/moves", body)
 
     def update(

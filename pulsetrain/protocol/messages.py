@@ -388,7 +388,7 @@ class Start:
 
     With `shards` a rank takes the parts that it needs of what `saved_world` ranks have saved. `shards` says
     where the part of a saved rank is: "storage", or "peer:NODE". Saved ranks with the same number in `copies`
-    have saved the same. `holders` are nodes outside the world that have some.
+    have saved the same. `holders` are nodes outside the world that have some, or that a source names.
 
     `world_nodes` above 0: `world` is a part of so many nodes. Where that is not enough, launch nothing.
     `data` of the reply is {"needs_world": true}.

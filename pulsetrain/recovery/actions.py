@@ -19,6 +19,7 @@ from pulsetrain.recovery import (
     moving,
     repeat_faults,
     responses,
+    resume_nodes,
     scheduling,
     standby_care,
     survivors,
@@ -96,7 +97,9 @@ async def check(job: JobState) -> Outcome:
         return Event.EXHAUSTED
     members, fault = job.members, job.recovery.fault if job.recovery else None
     going = fault.node if fault is not None and _by_policy(fault) else ""
-    nodes = [n for n in members.active() + members.standbys() if n.name != going]
+    await resume_nodes.checked_first(job)
+    here = [n for n in members.active() + members.standbys() if n.name != going]
+    nodes = [n for n in here if resume_nodes.may_be_checked(job, n)]
     level, why_level = _check_level(job, fault)
     thorough = LEVELS[level] if level else None
     report = await checks.run(nodes, job.services.policy, job.next_id, level=thorough)
@@ -120,6 +123,8 @@ async def check(job: JobState) -> Outcome:
         cut = await standby_care.check_before_promotion(job)
         while any(_unsettled(node) for node in nodes if node.name in cut):
             await asyncio.sleep(POLL_S)
+    if resume_nodes.given_up(job):
+        return await check(job)
     if job.recovery is not None:
         job.recovery.checked_ns = job.now_ns()
     await _back_off(job)
@@ -239,6 +244,7 @@ async def replace(job: JobState) -> Outcome:
     for promotion in members.fill_world(job.resizing.size, job.resizing.sizes):
         detail = {"node_rank": promotion.node_rank, "replaces": promotion.replaces}
         job.write("standby_promoted", detail, node=promotion.node)
+    members.chosen = None
     left_out = [node for node in before if node.state is NodeState.STANDBY]
     await _end_parked(job, left_out, "the job goes on without this node")
     if job.recovery is not None:

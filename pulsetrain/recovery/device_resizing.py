@@ -13,7 +13,7 @@ from typing import Literal
 from pulsetrain.core.errors import UsageError
 from pulsetrain.elastic.device_sharing import devices_of_nodes
 from pulsetrain.protocol.messages import ShareDevices, WorldNode
-from pulsetrain.recovery import elasticity, restart_cost
+from pulsetrain.recovery import elasticity, images, restart_cost
 from pulsetrain.recovery.move_preview import MovePreview, preview
 from pulsetrain.recovery.move_request import MoveRequest
 from pulsetrain.recovery.snapshot import JobSnapshot
@@ -147,7 +147,7 @@ def _answer(
     world = job.members.world
     ranks = sum(member.nproc for member in world)
     before = job.resizing.devices or ranks
-    cost = preview(snapshot, request, why_not, dry_run=dry_run)
+    cost = preview(snapshot, request, why_not, why_no_dump=images.why_not(job), dry_run=dry_run)
     if plan.how != "nodes":
         cost |= {"resume_step": cost["step"], "lost_steps": 0, "price": restart_cost.price(0.0, ranks)}
     return {

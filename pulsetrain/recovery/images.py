@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pulsetrain.protocol.messages import DumpRanks, Start, World
 from pulsetrain.recovery import hold
 from pulsetrain.recovery.attempt import Attempt
+from pulsetrain.recovery.move_preview import ONLY, lacking
 from pulsetrain.recovery.move_request import Hold, Image
 from pulsetrain.recovery.saves import has_checkpointer
 from pulsetrain.recovery.state import JobState
@@ -18,13 +19,20 @@ from pulsetrain.recovery.state import JobState
 DUMP_TIMEOUT_S = 120.0
 
 
+def why_not(job: JobState) -> str:
+    """Why the processes that run now are not dumped, "" where they may be: what hosts lack, or the job."""
+    world, active = job.members.world, job.members.active()
+    lacks = lacking({node.name: node.hello.dump_lacks for node in active})
+    if lacks:
+        return lacks
+    if len(world) != 1 or has_checkpointer(job):
+        return ONLY
+    return "" if active else f"node {world[0].node} cannot be reached"
+
+
 def possible(job: JobState) -> bool:
     """Whether the processes that run now may be dumped."""
-    world = job.members.world
-    if len(world) != 1 or has_checkpointer(job):
-        return False
-    node = job.members.nodes.get(world[0].node)
-    return node is not None and node.usable and not node.hello.dump_lacks
+    return len(job.members.world) == 1 and not why_not(job)
 
 
 def take(job: JobState, on_end: Callable[[], None]) -> tuple[Image, Hold]:

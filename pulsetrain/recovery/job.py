@@ -14,6 +14,7 @@ from pulsetrain.recovery import (
     device_resizing,
     elasticity,
     faults,
+    images,
     link_actions,
     liveness,
     moving,
@@ -294,9 +295,11 @@ class Job:
 
         Raises `UsageError` where it cannot be done now. With `dry_run` the answer says why.
         """
-        cost = preview(self.snapshot(), request, moving.refusal(self._state, request), dry_run=dry_run)
+        state = self._state
+        why_not, why_no_dump = moving.refusal(state, request), images.why_not(state)
+        cost = preview(self.snapshot(), request, why_not, why_no_dump=why_no_dump, dry_run=dry_run)
         if not dry_run:
-            moving.begin(self._state, request, self._loop)
+            moving.begin(state, request, self._loop)
         return cost
 
     def update(self, request: UpdateRequest, *, dry_run: bool = False) -> UpdatePreview:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from pulsetrain.protocol.messages import Reply, Start, WorldNode
@@ -50,6 +50,8 @@ async def launch(job: JobState) -> Event | Fault:
     }
     job.write("attempt_started", detail)
     job.keep_world()
+    if job.recovery is not None and job.recovery.fault.event is Event.RESUME:
+        job.services.memory.preemption(job.name, None)
     if plan.step < 0:
         elasticity.tell_unfit(job)
     job.attempt.started_ns = job.now_ns()
@@ -89,7 +91,9 @@ async def _start(
 ) -> Reply:
     """Start one node. Where it needs more of the world than it was told, it is told the whole."""
     node, timeout_s = job.members.nodes[member.node], job.services.policy.start_timeout_s
-    command = replace(_command(job, member, plan, store), holders=parts.holders)
+    command = _command(job, member, plan, store)
+    outside = _outside(job, command.sources.values(), parts)
+    command = replace(command, holders=(*parts.holders, *outside))
     part = parts.of(node, member, (*command.sources.values(), *command.shards.values()))
     if part is not parts.whole:
         told = replace(command, world=part, world_nodes=len(parts.whole))
@@ -133,6 +137,13 @@ def _holders(job: JobState, plan: world.RestorePlan) -> tuple[WorldNode, ...]:
     inside = {member.node for member in members.world}
     names = {source.removeprefix("peer:") for source in plan.shards.sources.values()} - inside - {"storage"}
     return tuple(world.world_node(members.nodes[name].hello, -1) for name in sorted(names))
+
+
+def _outside(job: JobState, sources: Iterable[str], parts: WorldParts) -> tuple[WorldNode, ...]:
+    """Nodes outside the world in whose memory ranks find what they saved, as after a resume elsewhere."""
+    names = {source.removeprefix("peer:") for source in sources if source.startswith("peer:")}
+    nodes = job.members.nodes
+    return tuple(world.world_node(nodes[name].hello, -1) for name in sorted(names) if name not in parts)
 
 
 def _unaware(job: JobState, replies: Sequence[Reply]) -> Reply | None:

@@ -27,7 +27,8 @@ class Membership:
     """Nodes by name, the present world, and which nodes failed the last check (node to reason).
 
     `before` is the world that an earlier hub launched last, None where there was none. `allowed` are those
-    that the pool lets the job use, None for all. `shards` knows which part of a sharded state each rank has.
+    that the pool lets the job use, None for all. `chosen` are those that a person wants for the next launch,
+    None for any. `shards` knows which part of a sharded state each rank has.
     """
 
     def __init__(self) -> None:
@@ -36,6 +37,7 @@ class Membership:
         self.failed: dict[str, str] = {}
         self.before: WorldMemory | None = None
         self.allowed: frozenset[str] | None = None
+        self.chosen: frozenset[str] | None = None
         self.shards = KnownShards()
 
     @property
@@ -64,8 +66,8 @@ class Membership:
         return [n for n in outside if not n.cordon and self.may_use(n)]
 
     def may_use(self, node: Node) -> bool:
-        """Whether the pool lets the job use this node."""
-        return self.allowed is None or node.name in self.allowed
+        """Whether the pool lets the job use this node, and a person wants it where that was said."""
+        return all(names is None or node.name in names for names in (self.allowed, self.chosen))
 
     def reserves(self) -> list[Node]:
         """Nodes outside the world that can be given commands, also those under a cordon."""

@@ -8,23 +8,26 @@ from typing import TypedDict
 
 from pulsetrain.recovery import restart_cost
 from pulsetrain.recovery.move_request import MoveRequest
-from pulsetrain.recovery.nodes import NodeState
 from pulsetrain.recovery.restart_cost import Price
 from pulsetrain.recovery.snapshot import JobSnapshot
 
-_ONLY = "only those of a job of one node that nothing else saves"
+ONLY = "only those of a job of one node that nothing else saves"
+_PREEMPTED = "only a pre-emption dumps them"
 
 
 class MovePreview(TypedDict):
     """`standby` is the node that would take over, None where none has to. `why_not`: why it cannot be done.
+    `on_nodes` are those that the job is resumed on, [] for those that it has.
 
     `lost_steps` would be done again if it were done at once, without waiting for a checkpoint. `price` holds
-    for that. `process_dump` says in one line why the job goes on from a saved step, not from a dump.
+    for that. `process_dump` says in one line why the job goes on from a saved step, not from a dump. It is ""
+    where its processes are dumped.
     """
 
     job: str
     what: str
     node: str
+    on_nodes: list[str]
     state: str
     step: int
     resume_step: int
@@ -37,8 +40,10 @@ class MovePreview(TypedDict):
     why_not: str
 
 
-def preview(job: JobSnapshot, request: MoveRequest, why_not: str, *, dry_run: bool) -> MovePreview:
-    """What happens to `job`."""
+def preview(
+    job: JobSnapshot, request: MoveRequest, why_not: str, *, why_no_dump: str, dry_run: bool
+) -> MovePreview:
+    """What happens to `job`. `why_no_dump`: why its processes are not dumped, "" where they may be."""
     without = request.node
     resume_step = restart_cost.resume_step(job, without=without)
     lost_steps = max(job.last_step - resume_step, 0)
@@ -46,12 +51,13 @@ def preview(job: JobSnapshot, request: MoveRequest, why_not: str, *, dry_run: bo
         "job": job.job,
         "what": request.what,
         "node": without,
+        "on_nodes": list(request.nodes),
         "state": str(job.phase),
         "step": job.last_step,
         "resume_step": resume_step,
         "lost_steps": lost_steps,
         "price": restart_cost.of_stop(job, lost_steps=lost_steps),
-        "process_dump": process_dump(job),
+        "process_dump": process_dump(request, why_no_dump, resume_step),
         "standby": min((n.name for n in job.standbys()), default=None) if without else None,
         "dry_run": dry_run,
         "can_do": not why_not,
@@ -59,22 +65,30 @@ def preview(job: JobSnapshot, request: MoveRequest, why_not: str, *, dry_run: bo
     }
 
 
-def process_dump(job: JobSnapshot) -> str:
-    """Say why ranks are not dumped as they are, with what their hosts lack for it."""
-    return why_no_dump({n.name: n.hello.dump_lacks for n in job.nodes if n.state is NodeState.ACTIVE})
+def process_dump(request: MoveRequest, why_no_dump: str, resume_step: int) -> str:
+    """Say why ranks are not dumped as they are, and from what the job goes on. "" where they are dumped.
+
+    >>> request = MoveRequest(what="preempt", reason="noon", actor="ann")
+    >>> process_dump(request, "criu is not installed on a", 7)
+    'processes are not dumped (criu is not installed on a): the job goes on from a saved step'
+    """
+    why = why_no_dump or ("" if request.what == "preempt" else _PREEMPTED)
+    if not why:
+        return ""
+    start = "a saved step" if resume_step >= 0 else "what is saved until then"
+    return f"processes are not dumped ({why}): the job goes on from {start}"
 
 
-def why_no_dump(lacks: Mapping[str, str]) -> str:
-    """The same, from what each host lacks by its name.
+def lacking(lacks: Mapping[str, str]) -> str:
+    """What hosts lack to dump processes, from what each one lacks by its name. "" where all of them can.
 
-    >>> why_no_dump({"a": "criu is not installed", "b": "criu is not installed", "c": ""})
-    'processes are not dumped (criu is not installed on a, b): the job goes on from a saved step'
+    >>> lacking({"a": "criu is not installed", "b": "criu is not installed", "c": ""})
+    'criu is not installed on a, b'
     """
     hosts: dict[str, list[str]] = defaultdict(list)
     for name in sorted(lacks):
         if lacks[name]:
             hosts[lacks[name]].append(name)
-    said = "; ".join(
+    return "; ".join(
         f"{why} on {', '.join(names[:4])}{', ...' * (len(names) > 4)}" for why, names in hosts.items()
     )
-    return f"processes are not dumped ({said or _ONLY}): the job goes on from a saved step"

@@ -19,8 +19,8 @@ LONGEST_S = 86400.0
 class MoveRequest:
     """`node` is the one that a job is taken off. `wait_s` is how long a newer checkpoint is waited for.
 
-    `lose_progress`: also where the job would begin anew. `devices` are those that a job is to use. Raises
-    `UsageError` for other values.
+    `lose_progress`: also where the job would begin anew. `devices` are those that a job is to use. `nodes`
+    are those that it is resumed on, () for those that it has. Raises `UsageError` for other values.
     """
 
     what: str
@@ -30,6 +30,7 @@ class MoveRequest:
     wait_s: float = WAIT_S
     lose_progress: bool = False
     devices: int = 0
+    nodes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.what not in WHATS:
@@ -39,6 +40,10 @@ class MoveRequest:
         if (self.what == "resize") != (self.devices > 0) or self.devices < 0:
             allowed = "1 or more" if self.what == "resize" else f"{self.what} takes no devices"
             raise UsageError(f"devices = {self.devices}: {allowed}")
+        if self.nodes and self.what != "resume":
+            raise UsageError(f"nodes = {', '.join(self.nodes)}: {self.what} takes no nodes")
+        if "" in self.nodes or len(set(self.nodes)) < len(self.nodes):
+            raise UsageError(f"nodes = {', '.join(self.nodes)!r}: allowed: the name of each node once")
         if not 0 <= self.wait_s <= LONGEST_S:
             raise UsageError(f"wait_s = {self.wait_s}: allowed: 0 to {LONGEST_S:.0f}")
 

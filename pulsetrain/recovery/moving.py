@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from pulsetrain.core.errors import UsageError
-from pulsetrain.recovery import faults, hold, images
+from pulsetrain.recovery import faults, hold, images, resume_nodes
 from pulsetrain.recovery.memory import Preemption
 from pulsetrain.recovery.move_request import ASKED, LONGEST_S, Hold, Image, Move, MoveRequest
 from pulsetrain.recovery.nodes import NodeState
@@ -45,18 +45,22 @@ def refusal(job: JobState, request: MoveRequest) -> str:
     if request.what == "resume":
         waits = job.move is not None and not _updates(job) and job.phase is not Phase.PREEMPTING
         can = waits or job.phase is Phase.PREEMPTED
-        return "" if can else f"job {job.name!r} is {job.phase}, not pre-empted"
+        if not can:
+            return f"job {job.name!r} is {job.phase}, not pre-empted"
+        return resume_nodes.refusal(job, request.nodes)
     if job.phase in PREEMPTED:
         return "" if _stays_stopped(job, request) else f"job {job.name!r} is {job.phase} already"
     if job.move is not None and not _updates(job):
         return f"job {job.name!r} is about to be moved already ({job.move.request.what})"
     if request.what == "migrate":
         return _why_it_stays(job, request.node)
-    dumped = request.what == "preempt" and images.possible(job)
-    if not (request.lose_progress or dumped) and job.last_step >= 0 and not job.can_resume():
-        steps = job.last_step + 1
-        return f"job {job.name!r} has no checkpoint: {steps} steps would be lost (allow it: --lose-progress)"
-    return ""
+    if request.lose_progress or job.last_step < 0 or job.can_resume():
+        return ""
+    no_dump = images.why_not(job)
+    if not no_dump:
+        return ""
+    lost = f"{job.last_step + 1} steps would be lost (allow it: --lose-progress)"
+    return f"job {job.name!r} has no checkpoint, and its processes are not dumped ({no_dump}): {lost}"
 
 
 def _stays_stopped(job: JobState, request: MoveRequest) -> bool:
@@ -344,15 +348,20 @@ def _resume(job: JobState, request: MoveRequest, loop: Loop) -> None:
         _hand_over(job, job.move, request)
         return
     move, job.move = job.move, None
-    job.write("resume", {"reason": request.reason, "state": str(job.phase)}, actor=request.actor)
+    told = {"reason": request.reason, "state": str(job.phase), "nodes": list(request.nodes)}
+    job.write("resume", told, actor=request.actor)
     if job.phase is not Phase.PREEMPTED:
         job.services.memory.preemption(job.name, None)
         hold.release(job, move.hold if move else None)
         end_saves(job)
         return
-    if move is None or move.image is None or move.image.state != "taken":
-        job.services.memory.preemption(job.name, None)  # an image is kept until it is used: `images.restore`
+    image_waits = move is not None and move.image is not None and move.image.state == "taken"
+    if not image_waits and not request.nodes:  # both are kept until the launch: a new hub asks once more
+        job.services.memory.preemption(job.name, None)
+    resume_nodes.choose(job, request.nodes)
     fault = faults.resumed(request.reason, request.actor, job.attempt.number, job.now_ns())
-    job.recovery = Recovery(fault=fault, from_step=move.from_step if move else -1)
+    job.recovery = Recovery(
+        fault=fault, from_step=move.from_step if move else -1, from_nodes=resume_nodes.world_before(job)
+    )
     job.recovery.image = move.image if move else None
     loop.post(Event.RESUME)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TypedDict
 
@@ -34,12 +34,18 @@ class Fault:
     drain: bool = False
 
 
-class RecoveryDetail(TypedDict):
+class _Moved(TypedDict):
+    joined_nodes: list[str]
+    left_nodes: list[str]
+
+
+class RecoveryDetail(_Moved):
     """The detail of a `recovery` event. `stages_ns` has a duration for each of `STAGES`.
 
     `resumed_by` is "checkpointer", "image": its processes were restored, "script": `resumed_path` is then its
     file, if known, or "nothing": the job began anew and all its steps are lost. `lost_gpu_s`
-    is `total_ns` for every rank, in GPU seconds.
+    is `total_ns` for every rank, in GPU seconds. `joined_nodes` run the job now and did not before, and
+    `left_nodes` did before.
     """
 
     cause: str
@@ -73,7 +79,8 @@ class _Resumed:
 class Recovery:
     """Collects the moments of one recovery, all in UTC nanoseconds.
 
-    `from_step` is the newest step before the fault, and `image` the processes that are to be restored.
+    `from_step` is the newest step before the fault, `from_nodes` are the nodes of the world then, and `image`
+    the processes that are to be restored.
     `restart_counted`: it was counted as one of the restarts that the job may use,
     `node_counted` as a fault of its node. `users_own`: an exception of the user's own
     code ended the first rank. `launch_at_s`: not launched before that, in monotonic seconds.
@@ -84,6 +91,7 @@ class Recovery:
 
     fault: Fault
     from_step: int
+    from_nodes: tuple[str, ...] = ()
     checked_ns: int = 0
     replaced_ns: int = 0
     launched_ns: int = 0
@@ -108,13 +116,19 @@ class Recovery:
         self.launched_ns, self.fetch_ns, self.resumed_step = now_ns, fetch_ns, step
 
     def finish(
-        self, now_ns: int, attempt: int, reports: Iterable[FirstStep], *, ranks: int
+        self,
+        now_ns: int,
+        attempt: int,
+        reports: Iterable[FirstStep],
+        *,
+        ranks: int,
+        nodes: Sequence[str] = (),
     ) -> RecoveryDetail:
         """The detail of the `recovery` event: cause, culprit, stages, steps.
 
-        `ranks` is the size of the world. Every stage but `detect` is measured on the hub's clock and they add
-        up to the whole. Within the launch, `load` and the process-group set-up are the slowest rank's own
-        report.
+        `ranks` is the size of the world, and `nodes` are its nodes. Every stage but `detect` is measured on
+        the hub's clock and they add up to the whole. Within the launch, `load` and the process-group set-up
+        are the slowest rank's own report.
         """
         reports = tuple(reports)
         stages = self._stages(now_ns, reports)
@@ -136,6 +150,15 @@ class Recovery:
             "lost_steps": max(self.from_step - resumed.step, 0),
             "lost_gpu_s": round(sum(stages.values()) / 1e9 * ranks, 1),
             "attempt": attempt,
+            **self._moved(nodes),
+        }
+
+    def _moved(self, nodes: Sequence[str]) -> _Moved:
+        """Who joined and who left, where the nodes from before are known."""
+        before = set(self.from_nodes or nodes)
+        return {
+            "joined_nodes": sorted(set(nodes) - before),
+            "left_nodes": sorted(before.difference(nodes)),
         }
 
     def _resumed(self, reports: Iterable[FirstStep]) -> _Resumed:

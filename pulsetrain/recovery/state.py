@@ -233,7 +233,8 @@ class JobState:
         """The job stops because of `fault`."""
         self.time.misjudged(fault.onset_ns, self.now_ns())
         self._keep_time()
-        self.recovery = Recovery(fault=fault, from_step=self.last_step)
+        world = tuple(member.node for member in self.members.world)
+        self.recovery = Recovery(fault=fault, from_step=self.last_step, from_nodes=world)
         self.resizing.why_not = ""
         self.hangs.forget()
         self._doubt(fault)
@@ -268,7 +269,11 @@ class JobState:
             return
         reports = self.attempt.first_steps.values()
         detail = self.recovery.finish(
-            self.now_ns(), self.attempt.number, reports, ranks=self.members.world_size
+            self.now_ns(),
+            self.attempt.number,
+            reports,
+            ranks=self.members.world_size,
+            nodes=[member.node for member in self.members.world],
         )
         self.recovery = None
         self._redone_at = max(self._redone_at, detail["from_step"])

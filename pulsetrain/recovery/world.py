@@ -144,12 +144,11 @@ def _plan_by_replica(
 ) -> RestorePlan:
     """Every rank gets one and the same state: of the newest step, of the newest attempt that saved it."""
     doubted = {step for _, step in unrestorable}
-    nodes = {member.node for member in world}
     found = [
         ((item.step, item.attempt), item, node)
         for node, holdings in held.items()
         for item in holdings
-        if item.replicated and item.step not in doubted and (node in nodes or item.tier == "storage")
+        if item.replicated and item.step not in doubted
     ]
     if not found:
         return RestorePlan(step=-1, sources={})

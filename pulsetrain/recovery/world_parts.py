@@ -28,6 +28,10 @@ class WorldParts:
         self.whole, self.holders = World(world), holders
         self._places = {member.node: place for place, member in enumerate(self.whole)}
 
+    def __contains__(self, node: str) -> bool:
+        """Whether a node of this name is in the world."""
+        return node in self._places
+
     def of(self, node: Node, member: WorldNode, sources: Collection[str]) -> tuple[WorldNode, ...]:
         """What `node` is told at first. `sources` are where its ranks restore from."""
         count = len(self.whole)

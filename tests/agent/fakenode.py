@@ -211,8 +211,8 @@ class FakeCheckpoints:
     def clear(self) -> None:
         self.cleared += 1
 
-    def set_world(self, world: Any, node_rank: int, attempt: int, key: str = "") -> None:
-        self.world = (world, node_rank, attempt)
+    def set_world(self, world: Any, node_rank: int, attempt: int, key: str = "", holders: Any = ()) -> None:
+        self.world, self.holders = (world, node_rank, attempt), holders
 
     def load(
         self, rank: int, step: int, source: str, replica_attempt: int = -1, saved_attempt: int = -1

@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Sequence
 
 from pulsetrain.checkpoint.memory.arena import create_arena
 from pulsetrain.checkpoint.service import CheckpointService, CheckpointServiceConfig
@@ -28,19 +29,20 @@ class Cluster:
         self.services[name] = CheckpointService(self.config, job="j", node=name, address="127.0.0.1")
         return self.services[name]
 
-    def set_world(self, names: list[str], attempt: int, key: str = "") -> None:
-        places = tuple(
-            WorldNode(
-                node=n,
-                node_rank=i,
-                address="127.0.0.1",
-                peer_port=self.services[n].peer_port,
-                nproc=self.nproc,
-            )
-            for i, n in enumerate(names)
-        )
+    def set_world(self, names: list[str], attempt: int, key: str = "", holders: Sequence[str] = ()) -> None:
+        places = tuple(self.place(name, i) for i, name in enumerate(names))
+        outside = tuple(self.place(name, -1) for name in holders)
         for i, name in enumerate(names):
-            self.services[name].set_world(places, i, attempt, key)
+            self.services[name].set_world(places, i, attempt, key, outside)
+
+    def place(self, name: str, node_rank: int) -> WorldNode:
+        return WorldNode(
+            node=name,
+            node_rank=node_rank,
+            address="127.0.0.1",
+            peer_port=self.services[name].peer_port,
+            nproc=self.nproc,
+        )
 
     def attach(self, name: str, rank: int) -> int:
         self.fds[rank] = create_arena()

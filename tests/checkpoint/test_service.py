@@ -38,6 +38,19 @@ def test_a_promoted_standby_gets_the_lost_nodes_states_from_its_peer(cluster):
     wait_until(lambda: c.holds("n0", 1, 5, "peer"))
 
 
+def test_ranks_that_moved_to_other_nodes_get_their_state_from_those_that_they_left(cluster):
+    c = cluster(2)
+    for name in ("spare0", "spare1"):
+        c.start(name)
+    c.save(5)
+    expected = [content(c.fds[rank], rank, 5) for rank in range(2)]
+    c.set_world(["spare0", "spare1"], 1, holders=["n0", "n1"])
+    for rank in range(2):
+        fd = c.attach(f"spare{rank}", rank)
+        c.services[f"spare{rank}"].load(rank, 5, f"peer:n{rank}", saved_attempt=0)
+        assert content(fd, rank, 5) == expected[rank]
+
+
 def test_placement_across_groups_sends_each_rank_to_its_partners_node(cluster):
     c = cluster(4, nproc=2, placement="across", tp=2, pp=2, dp=2)
     c.save(1)

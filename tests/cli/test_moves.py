@@ -24,12 +24,22 @@ ANSWER = {
             "will be taken off b once a newer checkpoint is there. z takes over.",
         ),
         ({"what": "resume"}, "goes on."),
+        ({"what": "resume", "on_nodes": ["c", "d"]}, "goes on on c, d."),
         (
             {"what": "resize", "devices": 4, "nodes": 1, "how": "turns", "step_ratio": 2.0},
             "uses 4 devices. Its ranks take turns on them. A step takes up to 2 times as long.",
         ),
         ({"what": "resume", "dry_run": True}, "would go on."),
         ({"dry_run": True, "process_dump": "processes are not dumped"}, " Processes are not dumped."),
+        (
+            {"process_dump": "processes are not dumped (no criu on a)"},
+            "once a newer checkpoint is there. Processes are not dumped (no criu on a).",
+        ),
+        (
+            {"process_dump": ""},
+            "gpt will be pre-empted. Its processes are dumped, and no step is done again.",
+        ),
+        ({"dry_run": True, "process_dump": ""}, "gpt would be pre-empted. Its processes are dumped"),
         ({"dry_run": True, "why_not": "no standby"}, "cannot be done: no standby"),
     ],
 )
@@ -43,6 +53,7 @@ def test_the_answer_is_one_sentence(changes, words):
         (("preempt", "gpt", "--wait", "5", "--lose-progress"), {"wait_s": 5.0, "lose_progress": True}),
         (("migrate", "gpt", "--from", "b", "--dry-run"), {"node": "b", "dry_run": True, "wait_s": 60.0}),
         (("resume", "gpt"), {"what": "resume"}),
+        (("resume", "gpt", "--nodes", "c, d"), {"what": "resume", "nodes": ["c", "d"]}),
         (("resize", "gpt", "--devices", "4"), {"what": "resize", "devices": 4}),
     ],
 )
@@ -54,6 +65,13 @@ def test_the_request_goes_to_the_hub_with_its_reason(ask, canned_hub, arguments,
     sent = canned_hub.requests[-1][1]
     assert {key: sent[key] for key in body} == body
     assert (sent["what"], sent["reason"]) == (arguments[0], "noon")
+
+
+@pytest.mark.parametrize("nodes", ["", "c,,d"])
+def test_empty_names_of_nodes_are_refused(ask, canned_hub, nodes):
+    refused = ask("resume", "gpt", "--nodes", nodes, "--reason", "noon").exception
+    assert isinstance(refused, click.BadParameter)
+    assert "names of nodes, separated by commas" in str(refused)
 
 
 def test_a_reason_is_required(ask, canned_hub):

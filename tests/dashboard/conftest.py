@@ -57,9 +57,19 @@ class FakeClient:
         dry_run: bool = False,
         actor: str = "",
         devices: int = 0,
+        nodes: Sequence[str] = (),
     ) -> JsonObject:
-        self._do("move", job, what, reason, node, *([devices] if devices else []), dry_run)
-        return {"job": job, "what": what, "node": node, "can_do": True, "why_not": "", **self.plan}
+        more = [*([devices] if devices else []), *([list(nodes)] if nodes else [])]
+        self._do("move", job, what, reason, node, *more, dry_run)
+        told = {
+            "job": job,
+            "what": what,
+            "node": node,
+            "on_nodes": list(nodes),
+            "can_do": True,
+            "why_not": "",
+        }
+        return {**told, **self.plan}
 
     def decide_hang(
         self, job: str, decision: str, reason: str, *, seconds: float, dry_run: bool = False, actor: str = ""

@@ -5,6 +5,7 @@ import pytest
 from pulsetrain.core.errors import UsageError
 
 COST = {"resume_step": 9, "lost_steps": 2, "standby": "node-5"}
+COST["process_dump"] = "processes are not dumped (no criu on a)"
 
 
 @pytest.fixture
@@ -20,12 +21,14 @@ def test_nothing_is_stopped_before_its_cost_was_shown_and_a_reason_given(draw, s
     shown = draw("nodes").click("move_preempt")
     assert source.client.done == [("move", "gpt", "preempt", "dry run from the dashboard", "", True)]
     assert "it would go on from step 9, and 2 steps would be done again" in shown.text
+    assert "Processes are not dumped (no criu on a)." in shown.text
     shown.click("move")
     assert len(source.client.done) == 1
     shown.app.text_input(key="move_reason").set_value("noon")
     shown.click("move")
     assert source.client.done[1] == ("move", "gpt", "preempt", "noon", "", False)
     assert "asked for, noon" in shown.app.success[0].value
+    assert shown.app.success[0].value.endswith("Processes are not dumped (no criu on a).")
 
 
 def test_a_job_is_taken_off_the_chosen_node(draw, source, job):
@@ -54,6 +57,19 @@ def test_a_pre_empted_job_can_only_be_resumed(draw, source, job):
     keys = {button.key for button in shown.app.button}
     assert "move_resume" in keys
     assert not keys & {"move_preempt", "move_migrate"}
+
+
+def test_a_pre_empted_job_goes_on_on_the_chosen_nodes(draw, source, job):
+    job |= {"state": "preempted", "move": {"what": "preempt", "node": "", "actor": "ann", "reason": "noon"}}
+    about = {"job": "gpt", "connected": True, "state": "standby"}
+    source.answers["nodes"] = [{**about, "node": name} for name in ("c", "d", "e")]
+    shown = draw("nodes")
+    shown.app.multiselect(key="move_nodes").set_value(["c", "e"])
+    shown.click("move_resume")
+    assert "Then the job starts on c, e from the newest step" in shown.text
+    shown.app.text_input(key="move_reason").set_value("noon")
+    shown.click("move")
+    assert source.client.done[1] == ("move", "gpt", "resume", "noon", "", ["c", "e"], False)
 
 
 def test_a_refused_move_cannot_be_confirmed(draw, source, job):

@@ -123,11 +123,20 @@ def test_a_job_that_is_pre_empted_again_and_again_ends_with_the_same_parameters(
     steps = sorted(random.Random(7).sample(range(5, STEPS - 650), MOVES))
     for step in steps:
         site.reach(step)
+        if step == steps[0]:
+            site.start("c", "d")
         site.move("preempt", "j")
         assert until(lambda: site.state() == "preempted")
-        site.move("resume", "j")
+        if step != steps[-1]:
+            site.move("resume", "j")
+        else:
+            assert until(lambda: sum(node["connected"] for node in site.ask()["nodes"]) == 4, 60)
+            site.move("resume", "j", "--nodes", "c,d")
         assert until(lambda: site.state() == "running", 90)
-    assert site.weights() == undisturbed
+    assert until(lambda: len(site.recoveries()) == MOVES, 90)
+    last = site.recoveries()[-1]
+    assert site.weights(("c", "d")) == undisturbed
+    assert (last["joined_nodes"], last["left_nodes"]) == (["c", "d"], ["a", "b"])
     told = site.events("preempted")
     assert len(told) == MOVES
     assert [event["lost_steps"] for event in told] == [0] * MOVES

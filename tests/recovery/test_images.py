@@ -54,6 +54,21 @@ def test_the_processes_are_dumped_once_they_stand_and_then_ended():
     run(scenario)
 
 
+def test_the_answer_says_whether_processes_are_dumped():
+    async def scenario():
+        job = Job()
+        await job.train()
+        assert job.fleet.controller.move("j", request(), dry_run=True)["process_dump"] == ""
+        other = job.fleet.controller.move("j", request("resume"), dry_run=True)
+        assert "only a pre-emption dumps them" in other["process_dump"]
+        several = Job("ab")
+        await several.train()
+        answer = several.fleet.controller.move("j", request(), dry_run=True)
+        assert "(only those of a job of one node that nothing else saves)" in answer["process_dump"]
+
+    run(scenario)
+
+
 def test_they_are_restored_when_the_job_is_resumed():
     async def scenario():
         job = Job()
@@ -66,6 +81,22 @@ def test_they_are_restored_when_the_job_is_resumed():
         assert job.phase is Phase.RUNNING
         assert job.told("recovery")["resumed_by"] == "image"
         assert job.told("image_restored") == {"image": dump.name, "step": 9, "restore_ns": 7}
+
+    run(scenario)
+
+
+def test_they_go_on_only_on_the_node_that_has_dumped_them():
+    async def scenario():
+        job = Job()
+        await job.train()
+        job.fleet.agents["z"] = job.fleet.join("z")
+        await job.move("preempt")
+        refused = job.fleet.controller.move("j", request("resume", nodes=("z",)), dry_run=True)
+        words = "were dumped on node 'a' after step 9, and can go on only there, not on: z"
+        assert words in refused["why_not"]
+        job.fleet.controller.move("j", request("resume", nodes=("a",)))
+        await job.fleet.settle(1)
+        assert job.told("recovery")["resumed_by"] == "image"
 
     run(scenario)
 

@@ -7,7 +7,7 @@ import pytest
 
 from pulsetrain.core.errors import UsageError
 from pulsetrain.protocol.messages import Held, HoldRanks, Leave, SaveFrom, Start, Stop
-from pulsetrain.recovery.move_preview import why_no_dump
+from pulsetrain.recovery.move_preview import lacking
 from pulsetrain.recovery.move_request import MoveRequest
 from pulsetrain.recovery.nodes import NodeState
 from pulsetrain.recovery.transitions import Phase
@@ -166,9 +166,12 @@ def test_a_job_without_a_checkpoint_is_stopped_only_if_that_is_wanted():
             agent.steps = dict.fromkeys(agent.steps, 4)
             agent.held = ()
             agent.send_heartbeat()
-        with pytest.raises(UsageError, match="5 steps would be lost"):
+        why = "has no checkpoint, and its processes are not dumped \\(images are off on a, b\\): 5 steps"
+        with pytest.raises(UsageError, match=why):
             await job.ask()
-        await job.ask(lose_progress=True, wait_s=0.0)
+        assert "images are off on a, b" in (await job.ask(dry_run=True))["why_not"]
+        answer = await job.ask(lose_progress=True, wait_s=0.0)
+        assert answer["process_dump"].endswith("the job goes on from what is saved until then")
         assert job.phase is Phase.PREEMPTED
 
     run(scenario)
@@ -416,11 +419,12 @@ def test_a_request_that_means_nothing_is_refused(changes, words):
         request(**changes)
 
 
-def test_a_dry_run_says_what_hosts_lack_to_dump_processes():
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_the_answer_says_what_hosts_lack_to_dump_processes(dry_run):
     async def scenario():
         job = Job("ab", dump_lacks="criu is not installed")
         await job.train(9)
-        answer = await job.ask(dry_run=True)
+        answer = await job.ask(dry_run=dry_run)
         assert answer["process_dump"] == (
             "processes are not dumped (criu is not installed on a, b): the job goes on from a saved step"
         )
@@ -431,13 +435,13 @@ def test_a_dry_run_says_what_hosts_lack_to_dump_processes():
 @pytest.mark.parametrize(
     ("lacks", "words"),
     [
-        ({"a": "", "b": ""}, "processes are not dumped (only those of a job of one node"),
-        ({"a": "no capability", "b": "unknown"}, "(no capability on a; unknown on b)"),
-        (dict.fromkeys("abcdef", "no criu"), "(no criu on a, b, c, d, ...)"),
+        ({"a": "", "b": ""}, ""),
+        ({"a": "no capability", "b": "unknown"}, "no capability on a; unknown on b"),
+        (dict.fromkeys("abcdef", "no criu"), "no criu on a, b, c, d, ..."),
     ],
 )
 def test_hosts_that_lack_the_same_are_named_together(lacks, words):
-    assert words in why_no_dump(lacks)
+    assert lacking(lacks) == words
 
 
 def test_a_hold_of_an_earlier_attempt_does_not_keep_the_next_one_from_saving():

@@ -71,6 +71,14 @@ def test_a_restore_from_a_step_that_a_laggard_had_reached_loses_nothing():
     assert recovery.finish(1, 1, [], ranks=4)["lost_steps"] == 0
 
 
+def test_the_record_says_which_nodes_joined_and_left():
+    recovery = Recovery(fault=fault(), from_step=4, from_nodes=("a", "b"))
+    detail = recovery.finish(1, 1, [], ranks=4, nodes=["c", "b"])
+    assert (detail["joined_nodes"], detail["left_nodes"]) == (["c"], ["a"])
+    unknown = Recovery(fault=fault(), from_step=4).finish(1, 1, [], ranks=4, nodes=["c"])
+    assert (unknown["joined_nodes"], unknown["left_nodes"]) == ([], [])
+
+
 @pytest.mark.parametrize(
     ("restored", "reports", "expected"),
     [

@@ -150,8 +150,9 @@ def test_of_two_attempts_that_saved_a_step_the_newer_one_counts_for_all_ranks():
     assert (plan.replica_attempt, plan.sources) == (2, {0: "memory", 1: "peer:a"})
 
 
-def test_a_copy_on_a_node_outside_the_world_counts_only_in_storage():
-    assert plan_for("ab", {"z": [replica(9, 0, saved_by=1)]}).step == -1
+def test_a_copy_on_a_node_outside_the_world_counts_too():
+    kept = plan_for("ab", {"z": [replica(9, 0, saved_by=1)]})
+    assert kept.sources == {0: "peer:z", 1: "peer:z"}
     stored = plan_for("ab", {"z": [replica(9, 0, saved_by=1, tier="storage")]})
     assert stored.sources == {0: "storage", 1: "storage"}
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from pulsetrain.core.json import JsonObject
 from pulsetrain.dashboard.models.time_use import price_sentence
 
@@ -27,6 +29,12 @@ def choices(job: JsonObject, node: str) -> list[str]:
     ]
 
 
+def places(nodes: Sequence[JsonObject], job: str) -> list[str]:
+    """Names of nodes on which a pre-empted job could go on: those that it has, and its standbys."""
+    here = (n for n in nodes if n.get("job") == job and n.get("connected"))
+    return sorted(str(n["node"]) for n in here if n.get("state") in ("active", "standby"))
+
+
 def under_way(job: JsonObject) -> str:
     """What was asked for and is not over, "" for nothing.
 
@@ -50,12 +58,15 @@ def cost(answer: JsonObject) -> list[str]:
     if answer["why_not"]:
         return [f"The hub refuses: {answer['why_not']}."]
     if answer["what"] == "resume":
-        return ["Nodes are checked. Then the job starts from the newest step that every rank can get."]
+        on = f" on {', '.join(nodes)}" if (nodes := answer.get("on_nodes")) else ""
+        return [f"Nodes are checked. Then the job starts{on} from the newest step that every rank can get."]
     if answer["what"] == "resize":
         return [resize_sentence(answer), price_sentence(answer)]
     where = "Its ranks end and its agents stay. Its devices are free until somebody resumes it."
     if answer["what"] == "migrate":
         where = f"The job restarts with {answer['standby']} in the place of {answer['node']}."
+    if answer["what"] == "preempt" and answer.get("process_dump") == "":
+        return [where, dump_sentence(answer)]
     resume_step = answer["resume_step"]
     start = f"it would go on from step {resume_step}" if resume_step >= 0 else "it would begin anew"
     lines = [
@@ -63,8 +74,29 @@ def cost(answer: JsonObject) -> list[str]:
         "It trains on until a checkpoint is there that is newer than the request, for a minute at most.",
         f"At once {start}, and {answer['lost_steps']} steps would be done again.",
         price_sentence(answer),
+        dump_sentence(answer),
     ]
     return [line for line in lines if line]
+
+
+def dump_sentence(answer: JsonObject) -> str:
+    """Whether a job's processes are dumped, and why not. "" where an older hub does not say it.
+
+    >>> dump_sentence({"process_dump": "processes are not dumped (no criu on a): it goes on from a step"})
+    'Processes are not dumped (no criu on a): it goes on from a step.'
+    """
+    told = answer.get("process_dump")
+    if told is None:
+        return ""
+    return (
+        f"{told[:1].upper()}{told[1:]}." if told else "Its processes are dumped, and no step is done again."
+    )
+
+
+def asked_for(answer: JsonObject, reason: str) -> str:
+    """What was asked for, once the hub has taken it up."""
+    dump = dump_sentence(answer) if answer["what"] == "preempt" else ""
+    return f"{WORDS[answer['what']]}: asked for, {reason}" + (f". {dump}" if dump else "")
 
 
 def resize_sentence(answer: JsonObject) -> str:

@@ -7,6 +7,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from pulsetrain.core.errors import UsageError
+from pulsetrain.core.json import JsonObject
 from pulsetrain.hub.routes.guard import guarded, json_body, number, text
 from pulsetrain.recovery.controller import Controller
 from pulsetrain.recovery.move_request import WAIT_S, MoveRequest
@@ -25,6 +26,7 @@ def routes(controller: Controller, token: str) -> list[BaseRoute]:
             wait_s=number(body, "wait_s", WAIT_S),
             lose_progress=bool(body.get("lose_progress")),
             devices=whole(number(body, "devices", 0.0)),
+            nodes=names(body),
         )
         job, dry_run = request.path_params["job"], bool(body.get("dry_run"))
         if wanted.what == "resize":
@@ -35,5 +37,11 @@ def routes(controller: Controller, token: str) -> list[BaseRoute]:
         if devices != int(devices):
             raise UsageError(f"devices = {devices}: allowed: whole numbers")
         return int(devices)
+
+    def names(body: JsonObject) -> tuple[str, ...]:
+        value = body.get("nodes") or []
+        if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
+            raise UsageError(f"nodes = {str(value)[:80]!r}: allowed: a list of names")
+        return tuple(value)
 
     return [Route("/v1/jobs/{job}/moves", guarded(move, token), methods=["POST"])]

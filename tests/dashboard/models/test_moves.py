@@ -2,7 +2,7 @@
 
 import pytest
 
-from pulsetrain.dashboard.models.moves import choices, cost, under_way
+from pulsetrain.dashboard.models.moves import choices, cost, places, under_way
 
 MOVE = {"what": "migrate", "node": "b", "actor": "ann", "reason": "kernel", "newer_than": 7}
 UPDATE = {**MOVE, "what": "update", "node": ""}
@@ -25,6 +25,18 @@ def test_what_can_be_asked_for_follows_from_the_jobs_state(state, move, node, of
     assert choices({"state": state, "move": move}, node) == offered
 
 
+def test_a_job_can_go_on_on_its_own_nodes_and_on_standbys():
+    about = {"job": "j", "connected": True, "state": "standby"}
+    nodes = [
+        {**about, "node": "b", "state": "active"},
+        {**about, "node": "a"},
+        {**about, "node": "c", "connected": False},
+        {**about, "node": "d", "state": "evicted"},
+        {**about, "node": "e", "job": "other"},
+    ]
+    assert places(nodes, "j") == ["a", "b"]
+
+
 def test_what_is_under_way_says_what_it_waits_for_until_the_job_stops():
     job = {"state": "running", "move": MOVE}
     assert under_way(job) == "ann takes it off b: kernel. It waits for a checkpoint of step 7 or later."
@@ -39,7 +51,13 @@ def test_what_is_under_way_says_what_it_waits_for_until_the_job_stops():
         ({"why_not": "no standby"}, "The hub refuses: no standby."),
         ({"resume_step": -1, "lost_steps": 8}, "it would begin anew, and 8 steps"),
         ({"what": "migrate"}, "with z in the place of b"),
-        ({"what": "resume"}, "from the newest step"),
+        (
+            {"process_dump": "processes are not dumped (no criu on a)"},
+            "Processes are not dumped (no criu on a).",
+        ),
+        ({"process_dump": ""}, "Its processes are dumped, and no step is done again."),
+        ({"what": "resume"}, "Then the job starts from the newest step"),
+        ({"what": "resume", "on_nodes": ["c", "d"]}, "Then the job starts on c, d from the newest step"),
         (
             {
                 "what": "resize",

@@ -54,6 +54,15 @@ def test_a_resize_has_a_whole_number_of_devices(site):
     assert "devices = 2.5: allowed: whole numbers" in refused.text
 
 
+def test_a_job_is_resumed_on_named_nodes(site):
+    resume = {**PREEMPT, "what": "resume"}
+    site.client.post(PATH, json=resume | {"nodes": ["c", "d"]})
+    assert site.controller.asked[-1][1].nodes == ("c", "d")
+    refused = site.client.post(PATH, json=resume | {"nodes": "c,d"})
+    assert refused.status_code == 400
+    assert "nodes = 'c,d': allowed: a list of names" in refused.text
+
+
 def test_a_dry_run_is_passed_on(site):
     site.client.post(PATH, json={**PREEMPT, "what": "migrate", "node": "b", "dry_run": True})
     [(_, request, dry_run)] = site.controller.asked

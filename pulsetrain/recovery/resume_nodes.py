@@ -1,0 +1,98 @@
+"""The nodes on which a person wants a pre-empted job to go on.
+
+They are chosen for one launch. Where one of them fails its check, the job goes on where it can, as after any
+fault. What its ranks have saved is in the memory of the nodes that they leave, so these stay and give it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pulsetrain.recovery import standby_care
+from pulsetrain.recovery.nodes import Node, NodeState
+from pulsetrain.recovery.state import JobState
+from pulsetrain.recovery.transitions import Phase
+
+
+def refusal(job: JobState, names: Sequence[str]) -> str:
+    """Why a job cannot go on on exactly these nodes, "" where it can. It names all that are at fault."""
+    if not names:
+        return ""
+    if job.phase is not Phase.PREEMPTED:
+        return f"job {job.name!r} is {job.phase}: only a job that is pre-empted goes on on other nodes"
+    if job.services.pooled:
+        return f"the pool chooses the nodes of job {job.name!r}: leave the nodes out"
+    away = [why for name in names if (why := _why_away(job, name))]
+    if away:
+        here = sorted(name for name in job.members.nodes if not _why_away(job, name))
+        return f"{'; '.join(away)}; job {job.name!r} can use: {', '.join(here) or 'none'}"
+    size = job.resizing.size
+    if len(names) != size:
+        return f"job {job.name!r} needs {size} nodes, and {len(names)} are named: {', '.join(names)}"
+    return _image_elsewhere(job, names)
+
+
+def _why_away(job: JobState, name: str) -> str:
+    node = job.members.nodes.get(name)
+    if node is None:
+        return f"node {name!r} has not joined"
+    if node.state is NodeState.EVICTED:
+        return f"node {name!r} was evicted: {node.reason}"
+    if not node.usable or node.leaving is not None:
+        return f"node {name!r} is not connected"
+    if node.cordon not in ("", standby_care.NEW):
+        return f"node {name!r} is under a cordon: {node.cordon}"
+    return ""
+
+
+def _image_elsewhere(job: JobState, names: Sequence[str]) -> str:
+    """Processes are restored on the host that has dumped them."""
+    image = job.move.image if job.move else None
+    if image is None or image.state != "taken" or list(names) == [image.node]:
+        return ""
+    return (
+        f"the processes of job {job.name!r} were dumped on node {image.node!r} after step {image.step}, "
+        f"and can go on only there, not on: {', '.join(names)}"
+    )
+
+
+def world_before(job: JobState) -> tuple[str, ...]:
+    """The nodes that ran the job last, by node rank. () for a job that was not launched yet."""
+    if job.members.world:
+        return tuple(member.node for member in job.members.world)
+    return tuple(job.members.before.nodes) if job.members.before is not None else ()
+
+
+def choose(job: JobState, names: Sequence[str]) -> None:
+    """The next launch is on these nodes. Without names, on those that the job has, and on standbys."""
+    job.members.chosen = frozenset(names) or None
+
+
+async def checked_first(job: JobState) -> None:
+    """Run the light check on chosen nodes that have not passed one since they joined."""
+    chosen = job.members.chosen or ()
+    new = [n for n in job.members.reserves() if n.name in chosen and n.cordon == standby_care.NEW]
+    if new:
+        await standby_care.check(job, new)
+
+
+def may_be_checked(job: JobState, node: Node) -> bool:
+    """Whether the check before a launch may use a node. The devices of one that was not chosen may be
+    somebody else's by now."""
+    return job.members.chosen is None or node.name in job.members.chosen
+
+
+def given_up(job: JobState) -> bool:
+    """Whether the chosen nodes do not suffice any more. Then the choice is dropped, and written down."""
+    members = job.members
+    if members.chosen is None or members.enough(job.resizing.size, forming=False):
+        return False
+    why_not = {name: why for name in sorted(members.chosen) if (why := _why_failed(job, name))}
+    job.write("resume_elsewhere", {"nodes": sorted(members.chosen), "why_not": why_not})
+    members.chosen = None
+    job.services.memory.preemption(job.name, None)
+    return True
+
+
+def _why_failed(job: JobState, name: str) -> str:
+    return job.members.failed.get(name, "") or _why_away(job, name)
