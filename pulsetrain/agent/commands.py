@@ -219,9 +219,7 @@ class Commands:
             case HostStore():
                 return self._host_store(command)
             case SelfCheck():
-                timeout_s = command.seconds + SELF_CHECK_MARGIN_S
-                report = self._node.zygote.call(SELF_CHECK, {"seconds": command.seconds}, timeout_s)
-                return cast("JsonObject", report)
+                return self._self_check(command)
             case PairCheck():
                 return self._pair_check(command)
             case LinkSink() | LinkSend() | ArithmeticCheck():
@@ -369,6 +367,14 @@ class Commands:
                 return self._checks.link_send(zygote, address, command)
             case ArithmeticCheck():
                 return self._checks.arithmetic(zygote, command)
+
+    def _self_check(self, check: SelfCheck) -> JsonObject:
+        kwargs: JsonObject = {"seconds": check.seconds}
+        timeout_s = check.seconds + SELF_CHECK_MARGIN_S
+        if check.gpus_together:
+            kwargs |= {"gpus_together": True, "timeout_s": check.group_timeout_s}
+            timeout_s += check.group_timeout_s
+        return cast("JsonObject", self._node.zygote.call(SELF_CHECK, kwargs, timeout_s))
 
     def _pair_check(self, check: PairCheck) -> JsonObject:
         kwargs: JsonObject = {

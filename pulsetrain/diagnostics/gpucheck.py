@@ -115,6 +115,8 @@ def _best(device: torch.device, work: Callable[[], object], seconds: float) -> f
 
 
 def _name(device: torch.device) -> str:
+    """Model and UUID."""
     import torch
 
-    return str(torch.cuda.get_device_name(device))
+    properties = torch.cuda.get_device_properties(device)
+    return f"{properties.name}, GPU-{properties.uuid}"

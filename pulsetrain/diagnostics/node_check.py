@@ -23,7 +23,8 @@ class Level:
     """How thorough a check is, and what it is able to find.
 
     `limit_s` is for all rounds together. `failures` is beside how many good nodes a faulty node must fail.
-    Each member of a group gathers `payload_bytes`. Without a `slow_test` slow nodes are only noted.
+    Each member of a group gathers `payload_bytes`. Without a `slow_test` slow nodes are only noted. With
+    `gpus_together` all GPUs of each node send to each other first.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Level:
     payload_bytes: int
     finds: str
     slow_test: SlowTest | None = None
+    gpus_together: bool = False
 
 
 LIGHT = Level(
@@ -46,8 +48,10 @@ FULL = Level(
     limit_s=110.0,
     failures=3,
     payload_bytes=16 << 20,
-    finds="faulty nodes and links, and nodes that are 1.2 times as slow as others of their kind.",
+    finds="faulty nodes and links, GPUs that fail or are slow beside others of their node, and nodes that "
+    "are 1.2 times as slow as others of their kind.",
     slow_test=SlowTest(),
+    gpus_together=True,
 )
 LEVELS: Mapping[str, Level] = MappingProxyType({level.name: level for level in (LIGHT, FULL)})
 

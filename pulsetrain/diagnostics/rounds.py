@@ -18,7 +18,8 @@ class GroupResult:
 
     `seconds` is the sum over its repetitions and has no meaning if not `ok`. `error` is the first member's
     reason in one line. `store` is the node at whose store the group met, "" if that is none of them.
-    `own_times_s` has what each member does alone, by node and name of the measure.
+    `own_times_s` has what each member does alone, by node and name of the measure. `gpus` has the UUID of the
+    GPU that each member used, by node, and nothing where they used processors.
     """
 
     members: Group
@@ -28,6 +29,7 @@ class GroupResult:
     round: int = 0
     store: str = ""
     own_times_s: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    gpus: Mapping[str, str] = field(default_factory=dict)
 
     def row(self) -> dict[str, object]:
         """The result as JSON-able evidence, without what members did alone."""

@@ -15,24 +15,32 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from pulsetrain.core.errors import UsageError
-from pulsetrain.diagnostics import gpucheck, machine_kind
+from pulsetrain.diagnostics import all_to_all, gpu_pairs, gpucheck, local_group, machine_kind
 from pulsetrain.diagnostics.measurement import SEED, Check, Limits, Report, exact_operands
 
 DEVICES = ("auto", "cpu", "cuda")
 
 
-def run(*, seconds: float, device: str = "auto", limits: Limits | None = None) -> Report:
+def run(
+    *,
+    seconds: float,
+    device: str = "auto",
+    limits: Limits | None = None,
+    gpus_together: bool = False,
+    timeout_s: float = 30.0,
+) -> Report:
     """Check this machine for about `seconds`. A check that cannot run has failed.
 
     `device` is "cpu", "cuda" (GPUs too) or "auto" (GPUs too if there are some). Raises `UsageError` for
-    another.
+    another. With `gpus_together` all GPUs send to each other first, which takes up to `timeout_s` more and
+    needs a process without a CUDA context.
     """
-    if device not in DEVICES:
-        raise UsageError(f"device = {device!r}: allowed {', '.join(DEVICES)}")
+    refuse_unknown(device)
     began = time.perf_counter()
     limits = limits or Limits()
+    checks = _together(device, timeout_s) if gpus_together else []
     cuda = device == "cuda" or (device == "auto" and _cuda_devices() > 0)
-    checks = list(_cpu_checks(seconds / (2 if cuda else 1), limits))
+    checks += _cpu_checks(seconds / (2 if cuda else 1), limits)
     if cuda:
         checks += _guarded("cuda", lambda: gpucheck.checks(seconds / 2, limits))
     return Report(
@@ -42,6 +50,23 @@ def run(*, seconds: float, device: str = "auto", limits: Limits | None = None) -
         kind=machine_kind.describe(_gpu_models() if cuda else ()),
         seconds=time.perf_counter() - began,
         checks=[c.row() for c in checks],
+    )
+
+
+def refuse_unknown(device: str) -> None:
+    """Raise `UsageError` for a device that is none of `DEVICES`."""
+    if device not in DEVICES:
+        raise UsageError(f"device = {device!r}: allowed {', '.join(DEVICES)}")
+
+
+def _together(device: str, timeout_s: float) -> list[Check]:
+    """Let all GPUs send to each other. No check where there are fewer than two."""
+    size = 0 if device == "cpu" else local_group.gpu_count()
+    if size < local_group.LEAST_MEMBERS:
+        return []
+    return _guarded(
+        "all_to_all",
+        lambda: gpu_pairs.checks(local_group.run(all_to_all.run, size=size, timeout_s=timeout_s)),
     )
 
 

@@ -503,10 +503,15 @@ class DumpRanks:
 
 @dataclass(frozen=True, kw_only=True)
 class SelfCheck:
-    """Run the short self-check on this node. `data` of the reply is the suite's report."""
+    """Run the short self-check on this node. `data` of the reply is the report of `diagnostics.selfcheck`.
+
+    With `gpus_together` all GPUs of the node send to each other, for which a worker has `group_timeout_s`.
+    """
 
     id: int
     seconds: float = 1.0
+    gpus_together: bool = False
+    group_timeout_s: float = 30.0
 
 
 @dataclass(frozen=True, kw_only=True)

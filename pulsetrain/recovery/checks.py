@@ -23,6 +23,7 @@ LEAST_ROUND_S = 1.0  # a round that would have less time is not begun
 LEAST_TIMEOUT_S = 2.0
 PATIENCE = 5.0  # times what the slowest group that passed took, from the second round on
 MARGIN_S = 2.0  # for the way of a command and its reply
+GPUS_TOGETHER_S = 30.0  # for processes to begin on each GPU, to meet and to exchange
 SHOWN_ROUNDS = 2  # whose groups are all part of the event. Of later rounds the failures are
 STORE_JOB = "pairwise"
 
@@ -78,7 +79,7 @@ async def run(
     `store_job` names the rendezvous store. Checks that run at the same time need different names.
     """
     began_s = now_s()
-    failed, unreached, reports = await _self_checks(nodes, policy, ids)
+    failed, unreached, reports = await _self_checks(nodes, policy, ids, level)
     healthy = sorted((n for n in nodes if n.name not in failed | unreached), key=lambda n: n.name)
     if level is None or len(healthy) < 2:
         seconds = now_s() - began_s
@@ -102,12 +103,10 @@ def _without(names: Mapping[str, str], failed: Mapping[str, str]) -> dict[str, s
 
 
 async def _self_checks(
-    nodes: Sequence[Node], policy: Policy, ids: Ids
+    nodes: Sequence[Node], policy: Policy, ids: Ids, level: Level | None
 ) -> tuple[dict[str, str], dict[str, str], dict[str, JsonObject]]:
     """Nodes that failed, nodes that lost their connection, and what each one measured."""
-    replies = await asyncio.gather(
-        *(n.ask(SelfCheck(id=ids(), seconds=policy.self_check_s), policy.reply_timeout_s) for n in nodes)
-    )
+    replies = await asyncio.gather(*(_self_check(node, policy, ids, level) for node in nodes))
     failed: dict[str, str] = {}
     unreached: dict[str, str] = {}
     for node, reply in zip(nodes, replies, strict=True):
@@ -118,6 +117,15 @@ async def _self_checks(
         elif not reply.data.get("ok", False):
             failed[node.name] = f"self-check failed: {', '.join(reply.data.get('failed', []))}"
     return failed, unreached, {n.name: dict(r.data) for n, r in zip(nodes, replies, strict=True)}
+
+
+async def _self_check(node: Node, policy: Policy, ids: Ids, level: Level | None) -> Reply:
+    """One node alone. Its GPUs send to each other where the level asks for that and there are several."""
+    together = level is not None and level.gpus_together and len(node.hello.gpus) > 1
+    command = SelfCheck(
+        id=ids(), seconds=policy.self_check_s, gpus_together=together, group_timeout_s=GPUS_TOGETHER_S
+    )
+    return await node.ask(command, policy.reply_timeout_s + (GPUS_TOGETHER_S if together else 0.0))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,6 +231,7 @@ def _result(members: Group, replies: Sequence[Reply], store: str, number: int) -
         round=number,
         store=store,
         own_times_s={r.node: _own_times_s(r.data) for r in replies},
+        gpus={r.node: str(r.data["gpu"]) for r in replies if r.data.get("gpu")},
     )
 
 

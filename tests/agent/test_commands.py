@@ -210,6 +210,16 @@ def test_checks_run_in_the_zygote(session):
     assert (kwargs["index"], kwargs["size"], timeout_s) == (1, 2, 6.0)
 
 
+def test_all_gpus_of_a_node_have_time_to_meet(session):
+    session.node.zygote.results = {"selfcheck:run": {"ok": True}}
+    session.execute(SelfCheck(id=1, seconds=2.0, gpus_together=True, group_timeout_s=30.0))
+    session.execute(SelfCheck(id=2, seconds=2.0))
+    assert [call[1:] for call in session.node.zygote.calls] == [
+        ({"seconds": 2.0, "gpus_together": True, "timeout_s": 30.0}, 52.0),
+        ({"seconds": 2.0}, 22.0),
+    ]
+
+
 def test_a_pair_check_that_times_out_is_a_failed_check_and_no_error(session):
     session.node.zygote.results = {"all_gather:run": Unavailable("no result in 6 s")}
     check = PairCheck(id=2, members=("a", "b"), store_address="h", store_port=1, prefix="p", timeout_s=5.0)
