@@ -385,6 +385,7 @@ class Commands:
             "prefix": check.prefix,
             "timeout_s": check.timeout_s,
             "payload_bytes": check.payload_bytes,
+            "reduce": check.reduce,
         }
         try:
             return cast("JsonObject", self._node.zygote.call(ALL_GATHER, kwargs, check.timeout_s + 1.0))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from statistics import mean
 from typing import TYPE_CHECKING
 
@@ -29,7 +29,8 @@ class GatherReport:
 
     `seconds` is the sum over the timed all-gathers. `compute_s` is the fastest repetition's matrix products,
     on one thread or on the GPU, `compute_mean_s` the mean over the repetitions: what slows a node only now
-    and then shows in the mean alone. 0 means unknown. `gpu` is the UUID of the member's, "" on processors.
+    and then shows in the mean alone. 0 means unknown. `reduce_busbw_bytes_per_s` is of the all-reduces, as
+    nccl-tests define it, 0 where there were none. `gpu` is the UUID of the member's, "" on processors.
     """
 
     ok: bool
@@ -37,6 +38,7 @@ class GatherReport:
     compute_s: float = 0.0
     compute_mean_s: float = 0.0
     busbw_bytes_per_s: float = 0.0
+    reduce_busbw_bytes_per_s: float = 0.0
     backend: str = ""
     gpu: str = ""
     error: str = ""
@@ -52,10 +54,12 @@ def run(
     timeout_s: float,
     processors_only: bool = False,
     payload_bytes: int = PAYLOAD_BYTES,
+    reduce: bool = False,
 ) -> dict[str, object]:
     """Join the group, multiply, all-gather and compare. Returns the fields of `GatherReport`.
 
-    Each member gives `payload_bytes`. Uses NCCL if every member has a GPU of its own, else gloo. Never
+    Each member gives `payload_bytes`. With `reduce` the group does all-reduces of as many bytes as well.
+    Uses NCCL if every member has a GPU of its own, else gloo. Never
     raises: a timeout, a refusal and wrong bytes are failed checks.
     """
     me = Member(
@@ -70,6 +74,8 @@ def run(
     try:
         with joined(me) as member:
             report = _gather(me, member, payload_bytes)
+            if reduce and report.ok:
+                report = _reduced(me, member, payload_bytes, report)
     except Exception as error:  # noqa: BLE001 - any failure here is the result of the check
         report = GatherReport(ok=False, seconds=timeout_s, error=reason(error))
     return asdict(report)
@@ -93,6 +99,26 @@ def _gather(me: Member, member: Joined, payload_bytes: int) -> GatherReport:
         backend=member.backend,
         gpu=member.gpus[me.index] if member.gpus else "",
         error=f"wrong bytes from members {wrong}" if wrong else "",
+    )
+
+
+def _reduced(me: Member, member: Joined, payload_bytes: int, report: GatherReport) -> GatherReport:
+    """The report with what all-reduces of whole numbers came to, each of whose sums is known."""
+    import torch
+    import torch.distributed as dist
+
+    mine = torch.full((payload_bytes // 4,), me.index + 1, dtype=torch.int32, device=member.device)
+    times, wrong, total = list[float](), 0, me.size * (me.size + 1) // 2
+    for _ in range(REPEATS + 1):
+        summed = mine.clone()
+        times.append(_timed(member.device, lambda summed=summed: dist.all_reduce(summed)))
+        wrong += int((summed != total).sum())
+    moved = 2 * (me.size - 1) / me.size * payload_bytes  # nccl-tests, doc/PERFORMANCE.md
+    return replace(
+        report,
+        ok=not wrong,
+        reduce_busbw_bytes_per_s=REPEATS * moved / sum(times[1:]),
+        error=f"{wrong} wrong sums in all-reduces" if wrong else "",
     )
 
 

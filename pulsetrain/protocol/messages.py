@@ -519,7 +519,7 @@ class PairCheck:
     """Run the all-gather of one round with these peers. `members` are node names, in rank order.
 
     `data` of the reply holds the fields of `diagnostics.all_gather.GatherReport`. A timeout is a failed
-    check, not an error. Each member gathers `payload_bytes`.
+    check, not an error. Each member gathers `payload_bytes`. With `reduce` the members do all-reduces, too.
     """
 
     id: int
@@ -529,6 +529,7 @@ class PairCheck:
     prefix: str
     timeout_s: float = 5.0
     payload_bytes: int = 1 << 20
+    reduce: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

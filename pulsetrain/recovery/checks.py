@@ -84,7 +84,9 @@ async def run(
     if level is None or len(healthy) < 2:
         seconds = now_s() - began_s
         return CheckReport(failed=failed, reports=reports, unreached=unreached, seconds=seconds)
-    check = NodeCheck({n.name: str(reports[n.name].get("kind", "")) for n in healthy}, level, seed=ids())
+    kinds = {n.name: str(reports[n.name].get("kind", "")) for n in healthy}
+    switches = {n.name: n.hello.switch for n in healthy if n.hello.switch}
+    check = NodeCheck(kinds, level, seed=ids(), switches=switches)
     rounds = _Rounds(healthy, policy, ids, store_job, now_s)
     await rounds.run(check, level)
     verdict = check.verdict()
@@ -207,9 +209,8 @@ class _Rounds:
     ) -> GroupResult:
         """One group's all-gather. Every member gets the command at once."""
         began_s = self._now_s()
-        commands = [
-            command(id=self._ids(), members=members, prefix=f"{number}:{members[0]}") for _ in members
-        ]
+        prefix, reduce = f"{number}:{members[0]}", self._under_one_switch(members)
+        commands = [command(id=self._ids(), members=members, prefix=prefix, reduce=reduce) for _ in members]
         replies = await asyncio.gather(
             *(self._nodes[n].ask(c, c.timeout_s + MARGIN_S) for n, c in zip(members, commands, strict=True))
         )
@@ -218,6 +219,11 @@ class _Rounds:
         if result.ok:
             self._slowest_s = max(self._slowest_s or 0.0, self._now_s() - began_s)
         return result
+
+    def _under_one_switch(self, members: Group) -> bool:
+        """Whether these are neighbours, which do all-reduces as well."""
+        switches = {self._nodes[name].hello.switch for name in members}
+        return len(switches) == 1 and "" not in switches
 
 
 def _result(members: Group, replies: Sequence[Reply], store: str, number: int) -> GroupResult:

@@ -62,6 +62,17 @@ def test_gpus_of_a_node_send_to_each_other_where_there_are_several_and_the_level
     assert asked == [[True, False, False], [False, False, False]]
 
 
+def test_neighbours_under_one_switch_do_all_reduces_too():
+    nodes = [FakeNode(name) for name in "abcd"]
+    for node, switch in zip(nodes, ["s0", "s1", "s0", "s1"], strict=True):
+        node.hello = dataclasses.replace(node.hello, switch=switch)
+    report = check(*nodes, level=LIGHT)
+    asked = {(c.members, c.reduce) for node in nodes for c in node.commands if isinstance(c, PairCheck)}
+    assert {members for members, reduce in asked if reduce} >= {("a", "c"), ("b", "d")}
+    assert all(reduce == (members in {("a", "c"), ("b", "d")}) for members, reduce in asked)
+    assert report.verdict.state == "healthy"
+
+
 def test_without_doubt_no_pairs_are_checked():
     nodes = [FakeNode("a"), FakeNode("b")]
     report = check(*nodes)
