@@ -371,8 +371,8 @@ class Commands:
     def _self_check(self, check: SelfCheck) -> JsonObject:
         kwargs: JsonObject = {"seconds": check.seconds}
         timeout_s = check.seconds + SELF_CHECK_MARGIN_S
-        if check.gpus_together:
-            kwargs |= {"gpus_together": True, "timeout_s": check.group_timeout_s}
+        if check.whole_node:
+            kwargs |= {"whole_node": True, "timeout_s": check.group_timeout_s}
             timeout_s += check.group_timeout_s
         return cast("JsonObject", self._node.zygote.call(SELF_CHECK, kwargs, timeout_s))
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from statistics import mean
 from typing import TYPE_CHECKING
 
@@ -111,7 +112,7 @@ def _reduced(me: Member, member: Joined, payload_bytes: int, report: GatherRepor
     times, wrong, total = list[float](), 0, me.size * (me.size + 1) // 2
     for _ in range(REPEATS + 1):
         summed = mine.clone()
-        times.append(_timed(member.device, lambda summed=summed: dist.all_reduce(summed)))
+        times.append(_timed(member.device, partial(dist.all_reduce, summed)))
         wrong += int((summed != total).sum())
     moved = 2 * (me.size - 1) / me.size * payload_bytes  # nccl-tests, doc/PERFORMANCE.md
     return replace(

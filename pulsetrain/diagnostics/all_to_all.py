@@ -13,6 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 from pulsetrain.diagnostics.members import Joined, Member, joined, reason
@@ -159,10 +160,10 @@ class _Exchange:
         rates: dict[int, float] = {}
         for sender, receiver in (pair, pair[::-1]):
             if self._me.index == sender:
-                self._repeated(lambda to=receiver: dist.send(self._part(self._out, to), dst=to))
+                self._repeated(partial(dist.send, self._part(self._out, receiver), dst=receiver))
             elif self._me.index == receiver:
                 self._part(self._back, sender).zero_()
-                took = self._repeated(lambda of=sender: dist.recv(self._part(self._back, of), src=of))
+                took = self._repeated(partial(dist.recv, self._part(self._back, sender), src=sender))
                 rates[sender] = self._bytes / min(took)
                 self._compare([sender])
         return rates

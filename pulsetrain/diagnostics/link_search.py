@@ -9,7 +9,7 @@ never good anywhere.
 
 How often is enough is known from the good parts: a busy processor spoils a share p of their measurements.
 With chance p^n it spoils n in a row. So n is chosen such that any healthy part of a search is named with a
-chance of about `ERROR`. On quiet machines 3 are enough. Where more than `MOST_TRIES` would be needed, nobody
+chance of about `ERROR`. On quiet machines 4 are enough. Where more than `MOST_TRIES` would be needed, nobody
 is named.
 
 Ports under different switches meet once nothing below the switches is in doubt any more, and without the
@@ -42,7 +42,7 @@ from pulsetrain.diagnostics.link_tests import (
 )
 
 LEAST_NODES = 3
-TRIES = 3
+TRIES = 4
 """how often a part must be bad beside good ones at least"""
 MOST_TRIES = 8
 ERROR = 0.001
@@ -232,7 +232,7 @@ def tries_needed(spoiled: int, measured: int, parts: int) -> int:
     """How often a part must be bad in a row, where so many measurements of good parts were spoiled.
 
     >>> tries_needed(0, 40, 32), tries_needed(4, 40, 32), tries_needed(16, 40, 32)
-    (3, 5, 12)
+    (4, 5, 12)
     """
     share = (spoiled + 0.5) / (measured + 1)
     return max(TRIES, math.ceil(math.log(ERROR / max(1, parts)) / math.log(share)))

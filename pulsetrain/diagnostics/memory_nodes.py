@@ -21,12 +21,26 @@ def other_memory_nodes(address: str, sys_root: Path = Path("/sys")) -> Mapping[i
     Empty where there is one memory node alone. Where it is not known which one is next to the port, all are
     there. A node without processors is left out.
     """
+    nodes = memory_nodes(sys_root)
+    near = _number(sys_root / "class" / "net" / _interface(address) / "device" / "numa_node")
+    return others(nodes, near)
+
+
+def memory_nodes(sys_root: Path = Path("/sys")) -> dict[int, tuple[int, ...]]:
+    """The processors of each memory node that has some."""
     folder = sys_root / "devices" / "system" / "node"
     known = {int(node.name[4:]): _cpus(node / "cpulist") for node in folder.glob("node[0-9]*")}
-    nodes = {number: cpus for number, cpus in sorted(known.items()) if cpus}
+    return {number: cpus for number, cpus in sorted(known.items()) if cpus}
+
+
+def others(nodes: Mapping[int, tuple[int, ...]], near: int) -> dict[int, tuple[int, ...]]:
+    """The memory nodes without the one next to a port. Empty where there is one alone.
+
+    >>> others({0: (0, 1), 1: (2, 3)}, 0)
+    {1: (2, 3)}
+    """
     if len(nodes) < 2:
         return {}
-    near = _number(sys_root / "class" / "net" / _interface(address) / "device" / "numa_node")
     return dict([(number, cpus) for number, cpus in nodes.items() if number != near][:MOST_NODES])
 
 

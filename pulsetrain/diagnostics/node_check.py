@@ -25,8 +25,8 @@ class Level:
 
     `limit_s` is for all rounds together. `failures` is beside how many good nodes a faulty node must fail.
     Each member of a group gathers `payload_bytes`. Without a `slow_test` slow nodes are only noted. With
-    `gpus_together` all GPUs of each node send to each other first. With `between_switches` nodes that passed
-    under their switch are paired with some under others.
+    `whole_node` all GPUs and all ports of each node send to each other first. With `between_switches` nodes
+    that passed under their switch are paired with some under others.
     """
 
     name: str
@@ -35,7 +35,7 @@ class Level:
     payload_bytes: int
     finds: str
     slow_test: SlowTest | None = None
-    gpus_together: bool = False
+    whole_node: bool = False
     between_switches: bool = False
 
 
@@ -54,7 +54,7 @@ FULL = Level(
     finds="faulty nodes and links, GPUs that fail or are slow beside others of their node, switches between "
     "which nothing passes, and nodes that are 1.2 times as slow as others of their kind.",
     slow_test=SlowTest(),
-    gpus_together=True,
+    whole_node=True,
     between_switches=True,
 )
 LEVELS: Mapping[str, Level] = MappingProxyType({level.name: level for level in (LIGHT, FULL)})

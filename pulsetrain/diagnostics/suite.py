@@ -6,7 +6,7 @@ import socket
 
 from pulsetrain.core.errors import UsageError
 from pulsetrain.core.json import JsonObject
-from pulsetrain.diagnostics import all_gather, all_to_all, gpu_pairs, local_group, selfcheck
+from pulsetrain.diagnostics import all_gather, all_to_all, gpu_pairs, local_group, own_ports, selfcheck
 from pulsetrain.diagnostics.local_group import MemberReport
 from pulsetrain.diagnostics.measurement import CheckRow, Report
 
@@ -23,8 +23,9 @@ class HostReport(Report):
 def run(*, seconds: float, device: str = "auto") -> HostReport:
     """Run the self-check for about `seconds`, and an all-to-all and an all-gather among processes.
 
-    There is a process for each GPU, at least two. These checks are added to the report of `selfcheck.run`.
-    Raises `UsageError` for `seconds` out of range and for an unknown device.
+    There is a process for each GPU, at least two. Network ports send to each other, too. These checks are
+    added to the report of `selfcheck.run`. Raises `UsageError` for `seconds` out of range and for an unknown
+    device.
     """
     if not 0 < seconds <= 600:
         raise UsageError(f"seconds = {seconds}: allowed above 0, at most 600")
@@ -38,6 +39,7 @@ def run(*, seconds: float, device: str = "auto") -> HostReport:
     report = selfcheck.run(seconds=seconds, device=device)
     checks = [
         *report["checks"],
+        *(check.row() for check in selfcheck.guarded("own_ports", lambda: own_ports.checks(seconds))),
         *(check.row() for check in gpu_pairs.checks(exchanged)),
         _all_gather_row(gathered),
     ]

@@ -505,12 +505,13 @@ class DumpRanks:
 class SelfCheck:
     """Run the short self-check on this node. `data` of the reply is the report of `diagnostics.selfcheck`.
 
-    With `gpus_together` all GPUs of the node send to each other, for which a worker has `group_timeout_s`.
+    With `whole_node` all GPUs of the node send to each other, for which they have `group_timeout_s`, and
+    its network ports do, where that can be measured.
     """
 
     id: int
     seconds: float = 1.0
-    gpus_together: bool = False
+    whole_node: bool = False
     group_timeout_s: float = 30.0
 
 

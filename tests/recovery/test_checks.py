@@ -6,7 +6,7 @@ import itertools
 import time
 
 from pulsetrain.diagnostics.node_check import FULL, LIGHT
-from pulsetrain.protocol.messages import GpuIdentity, HostStore, PairCheck, Reply, SelfCheck
+from pulsetrain.protocol.messages import HostStore, PairCheck, Reply, SelfCheck
 from pulsetrain.recovery import checks
 from pulsetrain.recovery.policy import Policy
 from tests.recovery.builders import hello
@@ -52,14 +52,12 @@ def test_a_node_that_fails_or_does_not_answer_its_self_check_is_named_with_the_r
     assert set(report.reports) == {"a", "b", "c"}
 
 
-def test_gpus_of_a_node_send_to_each_other_where_there_are_several_and_the_level_is_full():
+def test_what_is_inside_a_node_is_tested_where_the_level_is_full():
     nodes = [FakeNode("a"), FakeNode("b")]
-    gpus = (GpuIdentity(uuid="GPU-1"), GpuIdentity(uuid="GPU-2"))
-    nodes[0].hello = dataclasses.replace(nodes[0].hello, gpus=gpus)
     for level in (FULL, LIGHT, None):
         check(*nodes, level=level)
-    asked = [[c.gpus_together for c in n.commands if isinstance(c, SelfCheck)] for n in nodes]
-    assert asked == [[True, False, False], [False, False, False]]
+    asked = [[c.whole_node for c in n.commands if isinstance(c, SelfCheck)] for n in nodes]
+    assert asked == [[True, False, False]] * 2
 
 
 def test_neighbours_under_one_switch_do_all_reduces_too():

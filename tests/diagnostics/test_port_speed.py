@@ -3,7 +3,7 @@
 import psutil
 import pytest
 
-from pulsetrain.collectors.machine.port_speed import in_virtual_machine, speed_of_address, speed_of_interface
+from pulsetrain.diagnostics.port_speed import in_virtual_machine, speed_of_address, speed_of_interface
 
 
 @pytest.fixture
