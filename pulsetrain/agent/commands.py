@@ -33,6 +33,7 @@ from pulsetrain.core.errors import (
     WorldNeeded,
 )
 from pulsetrain.core.json import JsonObject
+from pulsetrain.diagnostics.port_speed import speed_of_address
 from pulsetrain.protocol.messages import (
     ArithmeticCheck,
     Command,
@@ -119,6 +120,7 @@ class Commands:
         create_arena: Callable[[], int] | None = None,
         *,
         images: ProcessImages | None = None,
+        port_speed: Callable[[str], float] = speed_of_address,
     ) -> None:
         self._node, self._checkpoints = node, checkpoints
         self._images = images or ProcessImages(Path("."), allowed="never")
@@ -129,6 +131,7 @@ class Commands:
         self._arenas: dict[int, int] = {}
         self._stores: dict[str, int] = {}
         self._checks = CheckCommands()
+        self._port_speed = port_speed
 
     def execute(self, command: Command, send_reply: SendReply) -> None:
         """Carry the command out on a new thread. The main thread carries out `Leave`."""
@@ -362,7 +365,8 @@ class Commands:
         zygote, address = self._node.zygote, self._node.identity.address
         match command:
             case LinkSink():
-                return self._checks.link_sink(zygote, address, command)
+                opened = self._checks.link_sink(zygote, address, command)
+                return {**opened, "speed_bits_per_s": self._port_speed(address)}
             case LinkSend():
                 return self._checks.link_send(zygote, address, command)
             case ArithmeticCheck():

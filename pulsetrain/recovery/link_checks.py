@@ -11,6 +11,7 @@ from typing import Protocol
 from pulsetrain.core.json import JsonObject
 from pulsetrain.diagnostics.link_search import LEAST_NODES, LinkSearch, SearchVerdict
 from pulsetrain.diagnostics.link_tests import Measured, Port, Transfer
+from pulsetrain.diagnostics.port_rates import promised
 from pulsetrain.protocol.messages import Command, Hello, LinkSend, LinkSink, Reply
 
 BITS_PER_MBIT = 1e6
@@ -107,6 +108,8 @@ class _Rounds:
         self.ports: dict[str, int] = {}
         self._memory_ports: dict[str, dict[str, int]] = {}
         self.silent: dict[str, str] = {}
+        self._speeds: dict[str, float] = {}
+        self._streams: dict[str, float] = {}
 
     async def open(self) -> None:
         """Have every node open a sink."""
@@ -118,6 +121,7 @@ class _Rounds:
                 self.ports[name] = int(reply.data["port"])
                 others = reply.data.get("memory_ports") or {}
                 self._memory_ports[name] = {str(node): int(port) for node, port in others.items()}
+                self._speeds[name] = float(reply.data.get("speed_bits_per_s", 0.0))
 
     async def close(self) -> None:
         """End the sinks. One that does not hear of it ends by itself."""
@@ -133,6 +137,7 @@ class _Rounds:
         """Measure in rounds until nothing is open, or the time is up."""
         if len(self.ports) < LEAST_NODES:
             return SearchVerdict(reason=f"only {len(self.ports)} nodes take part; {LEAST_NODES} are needed")
+        await self._send_to_themselves()
         search = LinkSearch([self._port(name) for name in sorted(self.ports)])
         while end_s - now_s() >= LEAST_ROUND_S and (planned := search.next_round()):
             measured = await asyncio.gather(*(self._measure(transfer) for transfer in planned))
@@ -141,7 +146,40 @@ class _Rounds:
 
     def _port(self, name: str) -> Port:
         memories = tuple(sorted(self._memory_ports[name]))
-        return Port(node=name, rail=RAIL, switch=self._nodes[name].hello.switch, memories=memories)
+        return Port(
+            node=name,
+            rail=RAIL,
+            switch=self._nodes[name].hello.switch,
+            memories=memories,
+            own_bits_per_s=self._own_rate(name),
+        )
+
+    async def _send_to_themselves(self) -> None:
+        """Measure one stream inside each machine whose port has a rate. Over TCP a port promises no more."""
+        names = [name for name, speed in self._speeds.items() if speed > 0]
+        commands = [
+            LinkSend(
+                id=self._ids(),
+                address=self._nodes[name].hello.address,
+                port=self.ports[name],
+                seconds=self._options.seconds,
+                bits_per_s=self._options.bits_per_s,
+            )
+            for name in names
+        ]
+        replies = await asyncio.gather(
+            *(
+                self._nodes[name].ask(command, command.seconds + MARGIN_S)
+                for name, command in zip(names, commands, strict=True)
+            )
+        )
+        for name, reply in zip(names, replies, strict=True):
+            self._streams[name] = 0.0 if reply.error else float(reply.data.get("bits_per_s", 0.0))
+
+    def _own_rate(self, name: str) -> float:
+        """What a node's port promises for one transfer, 0 where that is not known."""
+        stream = self._streams.get(name, 0.0)
+        return promised(self._speeds[name], stream, self._options.bits_per_s) if stream > 0 else 0.0
 
     def _silent(self, transfer: Transfer) -> bool:
         return bool({transfer.sender.node, transfer.receiver.node} & self.silent.keys())

@@ -19,6 +19,7 @@ from pulsetrain.protocol.messages import (
     DumpStacks,
     HostStore,
     Leave,
+    LinkSink,
     PairCheck,
     ProgramUpdate,
     SaveFrom,
@@ -58,7 +59,9 @@ class Session:
 
     def __init__(self):
         self.node, self.checkpoints, self.arenas = Node(), FakeCheckpoints(), []
-        self.commands = Commands(self.node, self.checkpoints, self._create_arena)
+        self.commands = Commands(
+            self.node, self.checkpoints, self._create_arena, port_speed={"127.0.0.1": 2.5e10}.get
+        )
 
     def _create_arena(self):
         self.arenas.append(os.open(os.devnull, os.O_RDONLY))
@@ -208,6 +211,10 @@ def test_checks_run_in_the_zygote(session):
     assert session.execute(check).data == {"ok": True, "seconds": 1}
     _, kwargs, timeout_s = session.node.zygote.calls[-1]
     assert (kwargs["index"], kwargs["size"], timeout_s) == (1, 2, 6.0)
+
+
+def test_a_node_says_what_its_port_promises(session):
+    assert session.execute(LinkSink(id=1, seconds=0.0)).data["speed_bits_per_s"] == 2.5e10
 
 
 def test_all_gpus_of_a_node_have_time_to_meet(session):
