@@ -5,14 +5,19 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Protocol, cast
 
+from pulsetrain.agent.rdma_ends import NEAR, RdmaEnds, rdma_ends
 from pulsetrain.core.json import JsonObject
+from pulsetrain.diagnostics import rdma_transfers
 from pulsetrain.diagnostics.memory_nodes import other_memory_nodes
 from pulsetrain.protocol.messages import ArithmeticCheck, LinkSend, LinkSink
 
 SINK = "pulsetrain.diagnostics.transfers:host_sink"
 SEND = "pulsetrain.diagnostics.transfers:report"
+RDMA_SERVERS = "pulsetrain.diagnostics.rdma_transfers:host_servers"
+RDMA_SEND = "pulsetrain.diagnostics.rdma_transfers:report"
 ARITHMETIC = "pulsetrain.diagnostics.arithmetic:run"
 WORKER_TIMEOUT_S = 10.0
 SEND_MARGIN_S = 5.0
@@ -29,19 +34,22 @@ class Workers(Protocol):
 
 MemoryNodes = Callable[[str], Mapping[int, Sequence[int]]]
 """The processors of the memory nodes that are not next to the port with this address."""
+FindEnds = Callable[[str], RdmaEnds]
+"""The RDMA ports of this node, whose agent is reached at this address."""
 
 
 class CheckCommands:
     """Carries out the checks of one node. There is one sink for each memory node at a time, which ends with
-    its worker."""
+    its worker. One more worker starts the servers of RDMA transfers, where this node can take part in them.
+    """
 
-    def __init__(self, memory_nodes: MemoryNodes = other_memory_nodes) -> None:
+    def __init__(self, memory_nodes: MemoryNodes = other_memory_nodes, rdma: FindEnds = rdma_ends) -> None:
         self._lock = threading.Lock()
-        self._memory_nodes = memory_nodes
+        self._memory_nodes, self._rdma = memory_nodes, rdma
         self._sinks: list[int] = []
 
     def link_sink(self, workers: Workers, address: str, command: LinkSink) -> JsonObject:
-        """Begin to take what others send, or end it. {"port": int, "memory_ports": {memory node: int}}."""
+        """Begin to take what others send, or end it. See `LinkSink` for what is returned."""
         with self._lock:
             for pid in self._sinks:
                 workers.signal(pid, signal.SIGKILL)
@@ -49,20 +57,47 @@ class CheckCommands:
             if command.seconds <= 0:
                 return {"port": 0, "memory_ports": {}}
             kwargs: JsonObject = {"address": address, "seconds": command.seconds}
-            port = self._serve(workers, kwargs)
+            port = self._serve(workers, SINK, kwargs)
             ports = {
-                str(node): self._serve(workers, {**kwargs, "cpus": list(cpus)})
+                str(node): self._serve(workers, SINK, {**kwargs, "cpus": list(cpus)})
                 for node, cpus in self._memory_nodes(address).items()
             }
-            return {"port": port, "memory_ports": {node: port for node, port in ports.items() if port}}
+            return {
+                "port": port,
+                "memory_ports": {node: port for node, port in ports.items() if port},
+                "rdma": self._rdma_servers(workers, kwargs),
+            }
 
-    def _serve(self, workers: Workers, kwargs: JsonObject) -> int:
-        pid, value = workers.serve(SINK, kwargs, WORKER_TIMEOUT_S)
+    def _rdma_servers(self, workers: Workers, kwargs: JsonObject) -> JsonObject:
+        found = self._rdma(str(kwargs["address"]))
+        if not found.ends:
+            return {"port": 0, "ports": {}, "why_not": found.why_not}
+        ends = {
+            name: {memory: asdict(end) for memory, end in memories.items()}
+            for name, memories in found.ends.items()
+        }
+        return {
+            "port": self._serve(workers, RDMA_SERVERS, {**kwargs, "ends": ends}),
+            "ports": {
+                name: {
+                    "active": name in found.active,
+                    "memories": [m for m in memories if m != NEAR],
+                    "speed_bits_per_s": found.speeds.get(name, 0.0),
+                }
+                for name, memories in ends.items()
+            },
+            "why_not": "",
+        }
+
+    def _serve(self, workers: Workers, target: str, kwargs: JsonObject) -> int:
+        pid, value = workers.serve(target, kwargs, WORKER_TIMEOUT_S)
         self._sinks.append(pid)
         return int(cast("JsonObject", value)["port"])
 
     def link_send(self, workers: Workers, address: str, command: LinkSend) -> JsonObject:
-        """Send to another node's sink. The fields of `TransferReport`."""
+        """Send to another node. The fields of `TransferReport`."""
+        if command.rdma_port:
+            return self._rdma_send(workers, address, command)
         kwargs: JsonObject = {
             "address": command.address,
             "port": command.port,
@@ -71,6 +106,23 @@ class CheckCommands:
             "bits_per_s": command.bits_per_s,
         }
         return cast("JsonObject", workers.call(SEND, kwargs, command.seconds + SEND_MARGIN_S))
+
+    def _rdma_send(self, workers: Workers, address: str, command: LinkSend) -> JsonObject:
+        memories = self._rdma(address).ends.get(command.rdma_port)
+        if memories is None:
+            return {"error": f"{command.rdma_port} is gone"}
+        kwargs: JsonObject = {
+            "address": command.address,
+            "port": command.port,
+            "name": command.rdma_port,
+            "memory": command.memory,
+            "end": asdict(memories[NEAR]),
+            "seconds": command.seconds,
+            "source": address,
+            "bits_per_s": command.bits_per_s,
+        }
+        timeout_s = command.seconds + rdma_transfers.MARGIN_S
+        return cast("JsonObject", workers.call(RDMA_SEND, kwargs, timeout_s))
 
     def arithmetic(self, workers: Workers, command: ArithmeticCheck) -> JsonObject:
         """Repeat products whose answer is known. The report of `diagnostics.arithmetic`."""

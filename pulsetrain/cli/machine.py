@@ -181,6 +181,7 @@ def _links(job: str, limit_mbit: float, hub: HubOptions, *, as_json: bool) -> in
             click.echo(f"{node} took no part: {why}")
         if answer["named"] and answer["reason"]:
             click.echo(f"Not known: {answer['reason']}")
+        click.echo(transport_sentence(answer))
     return 1 if answer["named"] else 0
 
 
@@ -193,3 +194,17 @@ def links_sentence(answer: JsonObject) -> str:
     if answer["state"] == "healthy":
         return f"The links of {len(answer['nodes'])} nodes are good, after {answer['rounds']} rounds."
     return f"Inconclusive after {answer['rounds']} rounds: {answer['reason']}"
+
+
+def transport_sentence(answer: JsonObject) -> str:
+    """How links were measured.
+
+    >>> transport_sentence({"rdma_ports": ["mlx5_0/1"], "why_tcp": ""})
+    'Measured by RDMA (ib_write_bw): mlx5_0/1.'
+    >>> transport_sentence({"rdma_ports": [], "why_tcp": "a: it has no RDMA port"})
+    'Measured over TCP. No RDMA: a: it has no RDMA port.'
+    """
+    if ports := answer.get("rdma_ports"):
+        return f"Measured by RDMA (ib_write_bw): {', '.join(ports)}."
+    why = answer.get("why_tcp")
+    return f"Measured over TCP. No RDMA: {why}." if why else "Measured over TCP."

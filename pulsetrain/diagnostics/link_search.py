@@ -381,11 +381,11 @@ def _memories(certain: Sequence[Part], state: _State) -> list[Culprit]:
 def _switches(certain: Sequence[Part], state: _State, ports: Sequence[Port]) -> list[Culprit]:
     """Switches whose uplink is bad, with the rail where there are several."""
     uplinks = [part for part in certain if part[0] == "uplink"]
-    one_rail = len({port.rail for port in ports}) == 1
+    rails = {port.rail for port in ports}
     return [
         Culprit(
             kind="switch",
-            name=part[1].rpartition("/")[0] if one_rail else part[1],
+            name=part[1].removesuffix(f"/{min(rails)}") if len(rails) == 1 else part[1],
             node="",
             reason=f"uplink: {state.why(part)}",
             broken=all(t in state.errors for t in state.alone(part)),

@@ -25,13 +25,15 @@ _INFO_BYTES = 144  # linux/tcp.h: tcpi_total_retrans at 100, tcpi_bytes_acked at
 class TransferReport:
     """What a sender saw. `error` is one line, "" where it worked.
 
-    `bits_per_s` is that of the best window: a link never carries more than it can, while a busy processor
-    makes any window slower.
+    Over TCP `bits_per_s` is that of the best window: a link never carries more than it can, while a busy
+    processor makes any window slower. Over RDMA it is the mean, and `resent_share` is not known. `unmeasured`
+    says why the receiver could not take part, which says nothing about the link.
     """
 
     bits_per_s: float = 0.0
     resent_share: float = 0.0
     error: str = ""
+    unmeasured: str = ""
 
 
 class Sink:
@@ -75,7 +77,7 @@ def host_sink(*, address: str, seconds: float, cpus: Sequence[int] = ()) -> Iter
         except OSError:
             yield {"port": 0}
             return
-    sink = Sink(_own(address) or "0.0.0.0")
+    sink = Sink(own_address(address) or "0.0.0.0")
     threading.Timer(seconds, os._exit, (0,)).start()
     yield {"port": sink.port}
     sink.close()
@@ -85,10 +87,10 @@ def report(
     *, address: str, port: int, seconds: float, source: str, bits_per_s: float = 0.0
 ) -> dict[str, object]:
     """`send` as the fields of its report."""
-    return asdict(send(address, port, seconds=seconds, source=_own(source), bits_per_s=bits_per_s))
+    return asdict(send(address, port, seconds=seconds, source=own_address(source), bits_per_s=bits_per_s))
 
 
-def _own(address: str) -> str:
+def own_address(address: str) -> str:
     """The address if an interface of this machine has it, else ""."""
     try:
         with socket.socket() as tried:

@@ -46,6 +46,7 @@ def _finding(job: JobSnapshot, outcome: LinkOutcome, culprit: Culprit) -> Findin
             "nodes": _nodes(job, culprit),
             "rounds": verdict.rounds,
             "transfers": verdict.transfers,
+            "transport": outcome.report.transport.name,
         },
     )
 

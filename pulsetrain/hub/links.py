@@ -28,8 +28,8 @@ class Links:
         """Measure the links between a job's nodes, and wait for the answer.
 
         {"job", "attempt", "phase", "state", "named": [{"kind", "name", "node", "reason", "broken"}],
-        "reason", "rounds", "transfers", "nodes", "silent": {node: why}, "seconds"}. Raises `UsageError` for
-        a job that is not known, has too few nodes or is busy.
+        "reason", "rounds", "transfers", "nodes", "silent": {node: why}, "seconds", "transport", "rdma_ports",
+        "why_tcp"}. Raises `UsageError` for a job that is not known, has too few nodes or is busy.
         """
         source = self._jobs.get(job)
         if source is None:

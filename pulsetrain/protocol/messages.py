@@ -540,6 +540,9 @@ class LinkSink:
     `data` of the reply is {"port": int, "memory_ports": {memory node: int}}, 0 where it ended. What is sent
     to one of the latter ends in that memory node of the machine, which is not the one next to its port.
     "speed_bits_per_s" is the rate of the node's own port, 0 for none that counts (`diagnostics.port_speed`).
+    "rdma" has {"port": int, "ports": {name: {"active": bool, "memories": [memory node], "speed_bits_per_s":
+    float}}, "why_not": str}: the TCP port where a sender asks for a server, the RDMA ports, and why there are
+    none.
     """
 
     id: int
@@ -550,6 +553,8 @@ class LinkSink:
 class LinkSend:
     """Send to the sink of another node for `seconds`, at most `bits_per_s`, 0 for no limit.
 
+    With `rdma_port` the transfer goes by RDMA between the ports of this name, such as mlx5_0/1, to a `memory`
+    node of the receiver, "" for the one next to the port. `port` is then where a server is asked for.
     `data` of the reply holds the fields of `diagnostics.transfers.TransferReport`.
     """
 
@@ -558,6 +563,8 @@ class LinkSend:
     port: int
     seconds: float
     bits_per_s: float = 0.0
+    rdma_port: str = ""
+    memory: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,15 +9,16 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from pulsetrain.core.json import JsonObject
+from pulsetrain.diagnostics import rdma_transfers
 from pulsetrain.diagnostics.link_search import LEAST_NODES, LinkSearch, SearchVerdict
 from pulsetrain.diagnostics.link_tests import Measured, Port, Transfer
 from pulsetrain.diagnostics.port_rates import promised
 from pulsetrain.protocol.messages import Command, Hello, LinkSend, LinkSink, Reply
+from pulsetrain.recovery.link_transport import RAIL, OpenPorts, Transport, port, transport
 
 BITS_PER_MBIT = 1e6
-RAIL = "net"
-"""The one port of a node that the hub knows: the address that its agent is reached at."""
 MARGIN_S = 8.0  # for the way of a command, the fork of its worker, and its reply
+RDMA_MARGIN_S = MARGIN_S + rdma_transfers.MARGIN_S
 LEAST_ROUND_S = 3.0  # a round that would have less time is not begun
 
 
@@ -51,12 +52,16 @@ class LinkOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class LinkReport:
-    """What the rounds over links came to. `silent` maps nodes that did not take part to the reason."""
+    """What the rounds over links came to, and whether they went by RDMA.
+
+    `silent` maps nodes that did not take part to the reason.
+    """
 
     verdict: SearchVerdict
     nodes: Sequence[str] = field(default_factory=tuple)
     silent: Mapping[str, str] = field(default_factory=dict)
     seconds: float = 0.0
+    transport: Transport = field(default_factory=Transport)
 
     def detail(self) -> dict[str, object]:
         """The report as the detail of a `link_check` event."""
@@ -69,6 +74,9 @@ class LinkReport:
             "nodes": list(self.nodes),
             "silent": dict(self.silent),
             "seconds": round(self.seconds, 3),
+            "transport": self.transport.name,
+            "rdma_ports": list(self.transport.rails),
+            "why_tcp": self.transport.why_tcp,
         }
 
 
@@ -93,9 +101,10 @@ async def run(
         await rounds.close()
     return LinkReport(
         verdict=report,
-        nodes=sorted(rounds.ports),
+        nodes=sorted(rounds.opened),
         silent=dict(sorted(rounds.silent.items())),
         seconds=now_s() - began_s,
+        transport=rounds.transport,
     )
 
 
@@ -105,23 +114,19 @@ class _Rounds:
     def __init__(self, nodes: Sequence[LinkNode], ids: Callable[[], int], options: LinkOptions) -> None:
         self._nodes = {node.name: node for node in nodes}
         self._ids, self._options = ids, options
-        self.ports: dict[str, int] = {}
-        self._memory_ports: dict[str, dict[str, int]] = {}
+        self.opened: dict[str, OpenPorts] = {}
         self.silent: dict[str, str] = {}
-        self._speeds: dict[str, float] = {}
         self._streams: dict[str, float] = {}
+        self.transport = Transport()
 
     async def open(self) -> None:
         """Have every node open a sink."""
-        life_s = self._options.limit_s + MARGIN_S
+        life_s = self._options.limit_s + RDMA_MARGIN_S
         for name, reply in (await self._sinks(life_s)).items():
             if reply.error or not reply.data.get("port"):
                 self.silent[name] = reply.error or "it opened no port"
             else:
-                self.ports[name] = int(reply.data["port"])
-                others = reply.data.get("memory_ports") or {}
-                self._memory_ports[name] = {str(node): int(port) for node, port in others.items()}
-                self._speeds[name] = float(reply.data.get("speed_bits_per_s", 0.0))
+                self.opened[name] = OpenPorts.of(reply.data)
 
     async def close(self) -> None:
         """End the sinks. One that does not hear of it ends by itself."""
@@ -134,34 +139,42 @@ class _Rounds:
         return dict(zip(self._nodes, replies, strict=True))
 
     async def search(self, end_s: float, now_s: Callable[[], float]) -> SearchVerdict:
-        """Measure in rounds until nothing is open, or the time is up."""
-        if len(self.ports) < LEAST_NODES:
-            return SearchVerdict(reason=f"only {len(self.ports)} nodes take part; {LEAST_NODES} are needed")
-        await self._send_to_themselves()
-        search = LinkSearch([self._port(name) for name in sorted(self.ports)])
+        """Measure in rounds until nothing is open, or the time is up.
+
+        By RDMA where all nodes can. Where none could do it after all, once more by TCP.
+        """
+        if len(self.opened) < LEAST_NODES:
+            return SearchVerdict(reason=f"only {len(self.opened)} nodes take part; {LEAST_NODES} are needed")
+        self.transport, silent = transport(self.opened), dict(self.silent)
+        verdict = await self._search(self.transport.rails or (RAIL,), end_s, now_s)
+        failed = [f"{name}: {why}" for name, why in self.silent.items() if name not in silent]
+        if self.transport.rails and failed and not verdict.transfers:
+            more = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
+            self.transport, self.silent = Transport(why_tcp=failed[0] + more), silent
+            verdict = await self._search((RAIL,), end_s, now_s)
+        return verdict
+
+    async def _search(self, rails: Sequence[str], end_s: float, now_s: Callable[[], float]) -> SearchVerdict:
+        if RAIL in rails:
+            await self._send_to_themselves()
+        search = LinkSearch([self._port(name, rail) for rail in rails for name in sorted(self.opened)])
         while end_s - now_s() >= LEAST_ROUND_S and (planned := search.next_round()):
             measured = await asyncio.gather(*(self._measure(transfer) for transfer in planned))
             search.take([m for m in measured if m is not None and not self._silent(m.transfer)])
         return self._without_silent(search.verdict())
 
-    def _port(self, name: str) -> Port:
-        memories = tuple(sorted(self._memory_ports[name]))
-        return Port(
-            node=name,
-            rail=RAIL,
-            switch=self._nodes[name].hello.switch,
-            memories=memories,
-            own_bits_per_s=self._own_rate(name),
-        )
+    def _port(self, name: str, rail: str) -> Port:
+        made = port(name, rail, self._nodes[name].hello.switch, self.opened[name])
+        return replace(made, own_bits_per_s=self._own_rate(name, rail))
 
     async def _send_to_themselves(self) -> None:
         """Measure one stream inside each machine whose port has a rate. Over TCP a port promises no more."""
-        names = [name for name, speed in self._speeds.items() if speed > 0]
+        names = [name for name, opened in self.opened.items() if opened.speeds.get(RAIL)]
         commands = [
             LinkSend(
                 id=self._ids(),
                 address=self._nodes[name].hello.address,
-                port=self.ports[name],
+                port=self.opened[name].tcp_port,
                 seconds=self._options.seconds,
                 bits_per_s=self._options.bits_per_s,
             )
@@ -176,10 +189,12 @@ class _Rounds:
         for name, reply in zip(names, replies, strict=True):
             self._streams[name] = 0.0 if reply.error else float(reply.data.get("bits_per_s", 0.0))
 
-    def _own_rate(self, name: str) -> float:
+    def _own_rate(self, name: str, rail: str) -> float:
         """What a node's port promises for one transfer, 0 where that is not known."""
-        stream = self._streams.get(name, 0.0)
-        return promised(self._speeds[name], stream, self._options.bits_per_s) if stream > 0 else 0.0
+        speed = self.opened[name].speeds.get(rail, 0.0)
+        stream = self._streams.get(name, 0.0) if rail == RAIL else speed
+        known = speed > 0 and stream > 0
+        return promised(speed, stream, self._options.bits_per_s) if known else 0.0
 
     def _silent(self, transfer: Transfer) -> bool:
         return bool({transfer.sender.node, transfer.receiver.node} & self.silent.keys())
@@ -192,23 +207,32 @@ class _Rounds:
         return replace(verdict, culprits=tuple(kept), reason=reason)
 
     async def _measure(self, transfer: Transfer) -> Measured | None:
-        """One transfer. None where the sender's agent did not do it, which says nothing about a link."""
+        """One transfer. None where one of the nodes did not do it, which says nothing about a link."""
         sender, receiver = transfer.sender.node, transfer.receiver.node
         if self._silent(transfer):
             return None
-        memory = transfer.memory
-        command = LinkSend(
-            id=self._ids(),
-            address=self._nodes[receiver].hello.address,
-            port=self._memory_ports[receiver][memory] if memory else self.ports[receiver],
-            seconds=self._options.seconds,
-            bits_per_s=self._options.bits_per_s,
-        )
-        reply = await self._nodes[sender].ask(command, self._options.seconds + MARGIN_S)
-        if reply.error:
-            self.silent[sender] = reply.error
+        command = self._command(transfer)
+        margin_s = RDMA_MARGIN_S if command.rdma_port else MARGIN_S
+        reply = await self._nodes[sender].ask(command, self._options.seconds + margin_s)
+        unmeasured = str(reply.data.get("unmeasured", ""))
+        if reply.error or unmeasured:
+            self.silent[sender if reply.error else receiver] = reply.error or unmeasured
             return None
         return _measured(transfer, reply.data)
+
+    def _command(self, transfer: Transfer) -> LinkSend:
+        receiver, memory = transfer.receiver.node, transfer.memory
+        opened, rdma = self.opened[receiver], transfer.receiver.rail != RAIL
+        tcp_port = opened.memory_ports[memory] if memory and not rdma else opened.tcp_port
+        return LinkSend(
+            id=self._ids(),
+            address=self._nodes[receiver].hello.address,
+            port=opened.rdma_port if rdma else tcp_port,
+            seconds=self._options.seconds,
+            bits_per_s=self._options.bits_per_s,
+            rdma_port=transfer.receiver.rail if rdma else "",
+            memory=memory if rdma else "",
+        )
 
 
 def _measured(transfer: Transfer, data: JsonObject) -> Measured:

@@ -3,7 +3,20 @@
 import signal
 
 from pulsetrain.agent.check_commands import CheckCommands
+from pulsetrain.agent.rdma_ends import RdmaEnds
+from pulsetrain.diagnostics.perftest import RdmaEnd
 from pulsetrain.protocol.messages import ArithmeticCheck, LinkSend, LinkSink
+
+NO_RDMA = RdmaEnds(why_not="it has no RDMA port")
+NEAR = RdmaEnd(device="mlx5_0", port=1, cpus=(0,))
+FAR = RdmaEnd(device="mlx5_0", port=1, cpus=(4,))
+RDMA = RdmaEnds(
+    ends={"mlx5_0/1": {"": NEAR, "1": FAR}}, active=frozenset({"mlx5_0/1"}), speeds={"mlx5_0/1": 4e11}
+)
+
+
+def made(memory=None, rdma=NO_RDMA):
+    return CheckCommands(lambda address: memory or {}, lambda address: rdma)
 
 
 class Workers:
@@ -26,7 +39,7 @@ class Workers:
 
 
 def test_a_new_sink_ends_the_one_before_and_0_seconds_end_the_last():
-    workers, checks = Workers(), CheckCommands(lambda address: {})
+    workers, checks = Workers(), made()
     ports = [checks.link_sink(workers, "10.0.0.1", LinkSink(id=i, seconds=30))["port"] for i in range(2)]
     assert ports == [9001, 9002]
     assert workers.calls[0][:2] == ("host_sink", {"address": "10.0.0.1", "seconds": 30})
@@ -36,12 +49,44 @@ def test_a_new_sink_ends_the_one_before_and_0_seconds_end_the_last():
 
 
 def test_each_other_memory_node_has_a_sink_on_its_processors_and_all_end_together():
-    workers, checks = Workers(), CheckCommands(lambda address: {1: (4, 5), 2: (8,)})
+    workers, checks = Workers(), made({1: (4, 5), 2: (8,)})
     answer = checks.link_sink(workers, "10.0.0.1", LinkSink(id=1, seconds=30))
-    assert answer == {"port": 9001, "memory_ports": {"1": 9002, "2": 9003}}
+    assert (answer["port"], answer["memory_ports"]) == (9001, {"1": 9002, "2": 9003})
     assert [kwargs.get("cpus") for _, kwargs, _ in workers.calls] == [None, [4, 5], [8]]
     checks.link_sink(workers, "10.0.0.1", LinkSink(id=2, seconds=0))
     assert [pid for pid, _ in workers.signals] == [501, 502, 503]
+
+
+def test_a_node_without_rdma_says_why():
+    answer = made().link_sink(Workers(), "10.0.0.1", LinkSink(id=1, seconds=30))
+    assert answer["rdma"] == {"port": 0, "ports": {}, "why_not": "it has no RDMA port"}
+
+
+def test_a_node_with_rdma_hosts_servers_for_its_ports_and_ends_that_with_the_sinks():
+    workers, checks = Workers(), made(rdma=RDMA)
+    answer = checks.link_sink(workers, "10.0.0.1", LinkSink(id=1, seconds=30))
+    ports = {"mlx5_0/1": {"active": True, "memories": ["1"], "speed_bits_per_s": 4e11}}
+    assert answer["rdma"] == {"port": 9002, "ports": ports, "why_not": ""}
+    name, kwargs, _ = workers.calls[1]
+    assert (name, kwargs["seconds"]) == ("host_servers", 30)
+    assert kwargs["ends"]["mlx5_0/1"]["1"] == {"device": "mlx5_0", "port": 1, "gid_index": -1, "cpus": (4,)}
+    checks.link_sink(workers, "10.0.0.1", LinkSink(id=2, seconds=0))
+    assert [pid for pid, _ in workers.signals] == [501, 502]
+
+
+def test_by_rdma_a_node_sends_from_the_port_of_that_name():
+    workers = Workers()
+    command = LinkSend(id=1, address="10.0.0.2", port=7, seconds=0.5, rdma_port="mlx5_0/1", memory="1")
+    made(rdma=RDMA).link_send(workers, "10.0.0.1", command)
+    (name, kwargs, timeout_s) = workers.calls[0]
+    assert name == "report"
+    assert kwargs == {
+        "address": "10.0.0.2", "port": 7, "name": "mlx5_0/1", "memory": "1", "seconds": 0.5,
+        "source": "10.0.0.1", "bits_per_s": 0.0,
+        "end": {"device": "mlx5_0", "port": 1, "gid_index": -1, "cpus": (0,)},
+    }  # fmt: skip
+    assert timeout_s > 10
+    assert made().link_send(workers, "10.0.0.1", command) == {"error": "mlx5_0/1 is gone"}
 
 
 def test_a_node_sends_from_its_own_address_at_the_rate_that_is_allowed():

@@ -95,6 +95,7 @@ PORT = {"kind": "port", "name": "b/net", "node": "b", "reason": "out: 40% of the
             "The links of 3 nodes are good, after 2 rounds.",
         ),
         ({"state": "found", "named": [PORT], "silent": {}}, 1, "out: 40% of the usual rate"),
+        ({"state": "healthy", "named": [], "silent": {}, "rdma_ports": ["mlx5_0/1"]}, 0, "ib_write_bw"),
         (
             {"state": "inconclusive", "named": [], "silent": {"d": "not connected"}, "reason": "too few"},
             0,

@@ -104,6 +104,12 @@ def test_an_uplink_is_the_switchs_and_no_nodes(switch, factor, seed):
     assert [(c.kind, c.name, c.node) for c in verdict.culprits] == [("switch", switch, "")]
 
 
+def test_a_switch_is_named_alone_also_where_its_one_rail_is_a_port_of_a_card():
+    of = [replace(port, rail="mlx5_0/1") for port in ports(12, 4)]
+    verdict = Network(of, uplinks={"s1/mlx5_0/1"}).search()
+    assert [(c.kind, c.name) for c in verdict.culprits] == [("switch", "s1")]
+
+
 @settings(max_examples=40, deadline=None)
 @given(
     st.integers(6, 24),

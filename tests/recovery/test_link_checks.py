@@ -14,8 +14,25 @@ from tests.recovery.builders import hello
 class FakeNode:
     """A node of a fleet. `factors` has the share of the usual rate by (sender, receiver), "" for all."""
 
-    def __init__(self, name, factors=(), *, error="", switch="", memory_port=0, speed=0.0, own=4e9):
-        self.memory_port, self.speed, self.own = memory_port, speed, own
+    def __init__(
+        self,
+        name,
+        factors=(),
+        *,
+        error="",
+        switch="",
+        memory_port=0,
+        rdma=(),
+        refuses="",
+        speed=0.0,
+        own=4e9,
+    ):
+        """`rdma` has its RDMA ports. It `refuses` to send by RDMA with this error.
+
+        Its ports have negotiated `speed`, and a stream to itself reaches `own`.
+        """
+        self.memory_port, self.rdma, self.refuses = memory_port, rdma, refuses
+        self.speed, self.own = speed, own
         self.name, self.error, self.factors = name, error, dict(factors)
         self.hello = hello(name, address=f"at-{name}", switch=switch)
         self.commands = []
@@ -28,12 +45,20 @@ class FakeNode:
             ports = {"1": self.memory_port} if self.memory_port else {}
             data = {"port": 4242 if command.seconds else 0, "memory_ports": ports}
             data |= {"speed_bits_per_s": self.speed} if self.speed else {}
+            if self.rdma:
+                port = {"active": True, "memories": ["1"], "speed_bits_per_s": self.speed}
+                data["rdma"] = {"port": 4242, "ports": dict.fromkeys(self.rdma, port), "why_not": ""}
             return Reply(id=command.id, node=self.name, data=data)
+        if command.rdma_port and self.refuses:
+            return Reply(id=command.id, node=self.name, error=self.refuses)
         to = command.address.removeprefix("at-")
         if to == self.name:
             return Reply(id=command.id, node=self.name, data={"bits_per_s": self.own, "error": ""})
         to = f"{to}:{command.port}" if command.port != 4242 else to
+        to += f"@{command.rdma_port}{command.memory}" if command.rdma_port else ""
         factor = self.factors.get((self.name, "")) or self.factors.get(("", to)) or 1.0
+        if ("", f"{to}?") in self.factors:
+            return Reply(id=command.id, node=self.name, data={"unmeasured": "no right to lock memory"})
         if factor < 0:
             return Reply(id=command.id, node=self.name, data={"bits_per_s": 0.0, "error": "timed out"})
         return Reply(id=command.id, node=self.name, data={"bits_per_s": 1e9 * factor, "error": ""})
@@ -76,6 +101,13 @@ def test_a_port_promises_no_more_than_a_stream_in_its_machine_and_than_was_asked
     assert named(measure(*nodes, bits_per_s=limit)) == []
 
 
+def test_by_rdma_a_port_promises_its_own_rate_whatever_a_stream_reaches():
+    report = measure(*(FakeNode(name, rdma=("mlx5_0/1",), speed=4e11, own=0.0) for name in "abcd"))
+    assert named(report) == [("port", f"{name}/mlx5_0/1") for name in "abcd"]
+    assert report.verdict.culprits[0].reason.startswith("in: 0% of its own 400 Gbit/s")
+    assert named(measure(*(FakeNode(name, rdma=("mlx5_0/1",), speed=1.1e9) for name in "abcd"))) == []
+
+
 def test_where_a_machine_cannot_send_to_itself_its_port_has_no_rate():
     assert named(measure(*(FakeNode(name, speed=1e10, own=0.0) for name in "abcd"))) == []
 
@@ -96,6 +128,49 @@ def test_a_port_that_is_slow_towards_its_other_memory_is_named_with_it():
     report = measure(*(FakeNode(name, slow, memory_port=77) for name in "abcdef"))
     assert named(report) == [("memory", "c/net to memory 1")]
     assert report.verdict.culprits[0].node == "c"
+
+
+RDMA = ("mlx5_0/1", "mlx5_1/1")
+
+
+def test_where_all_nodes_have_the_same_rdma_ports_these_are_measured_and_named():
+    slow = {("", "c@mlx5_1/1"): 0.4, ("", "c@mlx5_1/11"): 0.4}
+    nodes = [FakeNode(name, slow, rdma=RDMA) for name in "abcdef"]
+    report = measure(*nodes)
+    assert named(report) == [("port", "c/mlx5_1/1")]
+    assert report.verdict.culprits[0].node == "c"
+    assert {c.rdma_port for n in nodes for c in n.sent(LinkSend)} == set(RDMA)
+    detail = report.detail()
+    assert (detail["transport"], detail["rdma_ports"], detail["why_tcp"]) == ("rdma", list(RDMA), "")
+
+
+def test_an_rdma_port_that_is_slow_towards_its_other_memory_is_named_with_it():
+    slow = {("", "c@mlx5_0/11"): 0.5}
+    report = measure(*(FakeNode(name, slow, rdma=RDMA[:1]) for name in "abcdef"))
+    assert named(report) == [("memory", "c/mlx5_0/1 to memory 1")]
+
+
+def test_one_node_without_rdma_and_all_are_measured_over_tcp():
+    nodes = [FakeNode(name, rdma=() if name == "b" else RDMA) for name in "abcde"]
+    report = measure(*nodes)
+    assert {c.rdma_port for n in nodes for c in n.sent(LinkSend)} == {""}
+    assert report.detail()["transport"] == "tcp"
+    assert report.detail()["why_tcp"] == "b: its agent knows no RDMA"
+
+
+def test_a_receiver_that_cannot_take_part_in_rdma_is_told_and_blames_nobody():
+    cannot = {("", f"b@{RDMA[0]}{memory}?"): 1.0 for memory in ("", "1")}
+    report = measure(*(FakeNode(name, cannot, rdma=RDMA[:1]) for name in "abcdefg"))
+    assert (named(report), report.silent) == ([], {"b": "no right to lock memory"})
+    assert report.transport.rails == RDMA[:1]
+
+
+def test_where_nobody_can_use_rdma_after_all_tcp_is_used():
+    nodes = [FakeNode(name, {("c", ""): 0.4}, rdma=RDMA, refuses="no memory") for name in "abcdef"]
+    report = measure(*nodes)
+    assert named(report) == [("port", "c/net")]
+    assert (report.transport.rails, report.silent) == ((), {})
+    assert report.transport.why_tcp.startswith("a: no memory (and ")
 
 
 def test_links_without_trouble_name_nobody():
