@@ -79,7 +79,11 @@ class CheckCommands:
         return {
             "port": self._serve(workers, RDMA_SERVERS, {**kwargs, "ends": ends}),
             "ports": {
-                name: {"active": name in found.active, "memories": [m for m in memories if m != NEAR]}
+                name: {
+                    "active": name in found.active,
+                    "memories": [m for m in memories if m != NEAR],
+                    "speed_bits_per_s": found.speeds.get(name, 0.0),
+                }
                 for name, memories in ends.items()
             },
             "why_not": "",

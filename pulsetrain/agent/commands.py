@@ -35,6 +35,7 @@ from pulsetrain.core.errors import (
     WorldNeeded,
 )
 from pulsetrain.core.json import JsonObject
+from pulsetrain.diagnostics.port_speed import speed_of_address
 from pulsetrain.protocol.messages import (
     ArithmeticCheck,
     Command,
@@ -129,6 +130,7 @@ class Commands:
         images: ProcessImages | None = None,
         environ: Mapping[str, str] | None = None,
         settings: SettingsKeeper | None = None,
+        port_speed: Callable[[str], float] = speed_of_address,
     ) -> None:
         self._node, self._checkpoints = node, checkpoints
         self._environ = {} if environ is None else environ
@@ -141,6 +143,7 @@ class Commands:
         self._arenas: dict[int, int] = {}
         self._stores: dict[str, int] = {}
         self._checks = CheckCommands()
+        self._port_speed = port_speed
 
     def execute(self, command: Command, send_reply: SendReply) -> None:
         """Carry the command out on a new thread. The main thread carries out `Leave`."""
@@ -237,9 +240,7 @@ class Commands:
             case HostStore():
                 return self._host_store(command)
             case SelfCheck():
-                timeout_s = command.seconds + SELF_CHECK_MARGIN_S
-                report = self._node.zygote.call(SELF_CHECK, {"seconds": command.seconds}, timeout_s)
-                return cast("JsonObject", report)
+                return self._self_check(command)
             case PairCheck():
                 return self._pair_check(command)
             case LinkSink() | LinkSend() | ArithmeticCheck():
@@ -385,11 +386,20 @@ class Commands:
         zygote, address = self._node.zygote, self._node.identity.address
         match command:
             case LinkSink():
-                return self._checks.link_sink(zygote, address, command)
+                opened = self._checks.link_sink(zygote, address, command)
+                return {**opened, "speed_bits_per_s": self._port_speed(address)}
             case LinkSend():
                 return self._checks.link_send(zygote, address, command)
             case ArithmeticCheck():
                 return self._checks.arithmetic(zygote, command)
+
+    def _self_check(self, check: SelfCheck) -> JsonObject:
+        kwargs: JsonObject = {"seconds": check.seconds}
+        timeout_s = check.seconds + SELF_CHECK_MARGIN_S
+        if check.whole_node:
+            kwargs |= {"whole_node": True, "timeout_s": check.group_timeout_s}
+            timeout_s += check.group_timeout_s
+        return cast("JsonObject", self._node.zygote.call(SELF_CHECK, kwargs, timeout_s))
 
     def _pair_check(self, check: PairCheck) -> JsonObject:
         kwargs: JsonObject = {
@@ -400,6 +410,7 @@ class Commands:
             "prefix": check.prefix,
             "timeout_s": check.timeout_s,
             "payload_bytes": check.payload_bytes,
+            "reduce": check.reduce,
         }
         try:
             return cast("JsonObject", self._node.zygote.call(ALL_GATHER, kwargs, check.timeout_s + 1.0))

@@ -20,11 +20,12 @@ NEAR = ""
 class RdmaEnds:
     """The ends by name of the port and of the memory node. `why_not` says why there are none.
 
-    `active` are the ports whose link is up.
+    `active` are the ports whose link is up. `speeds` are their rates in bits a second, as far as known.
     """
 
     ends: Mapping[str, Mapping[str, RdmaEnd]] = field(default_factory=dict)
     active: frozenset[str] = frozenset()
+    speeds: Mapping[str, float] = field(default_factory=dict)
     why_not: str = ""
 
 
@@ -49,6 +50,7 @@ def rdma_ends(address: str, sys_root: Path = Path("/sys")) -> RdmaEnds:
     return RdmaEnds(
         ends={port.name: _of_port(port, usable) for port in ports},
         active=frozenset(port.name for port in ports if port.active),
+        speeds={port.name: port.bits_per_s for port in ports if port.bits_per_s > 0},
     )
 
 

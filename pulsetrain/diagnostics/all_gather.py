@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from datetime import timedelta
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from statistics import mean
 from typing import TYPE_CHECKING
 
+from pulsetrain.diagnostics.members import Joined, Member, joined, reason
+
 if TYPE_CHECKING:
     import torch
-    from torch.distributed import PrefixStore
 
 PAYLOAD_BYTES = 1 << 20
 REPEATS = 8  # timed repetitions, after a first one that opens the connections
@@ -29,7 +30,8 @@ class GatherReport:
 
     `seconds` is the sum over the timed all-gathers. `compute_s` is the fastest repetition's matrix products,
     on one thread or on the GPU, `compute_mean_s` the mean over the repetitions: what slows a node only now
-    and then shows in the mean alone. 0 means unknown.
+    and then shows in the mean alone. 0 means unknown. `reduce_busbw_bytes_per_s` is of the all-reduces, as
+    nccl-tests define it, 0 where there were none. `gpu` is the UUID of the member's, "" on processors.
     """
 
     ok: bool
@@ -37,21 +39,10 @@ class GatherReport:
     compute_s: float = 0.0
     compute_mean_s: float = 0.0
     busbw_bytes_per_s: float = 0.0
+    reduce_busbw_bytes_per_s: float = 0.0
     backend: str = ""
+    gpu: str = ""
     error: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Member:
-    """Which member of which group this process is, where the group meets, and what it gathers."""
-
-    index: int
-    size: int
-    store_address: str
-    store_port: int
-    prefix: str
-    timeout_s: float
-    payload_bytes: int = PAYLOAD_BYTES
 
 
 def run(
@@ -62,11 +53,14 @@ def run(
     store_port: int,
     prefix: str,
     timeout_s: float,
+    processors_only: bool = False,
     payload_bytes: int = PAYLOAD_BYTES,
+    reduce: bool = False,
 ) -> dict[str, object]:
     """Join the group, multiply, all-gather and compare. Returns the fields of `GatherReport`.
 
-    Each member gives `payload_bytes`. Uses NCCL if every member has a GPU of its own, else gloo. Never
+    Each member gives `payload_bytes`. With `reduce` the group does all-reduces of as many bytes as well.
+    Uses NCCL if every member has a GPU of its own, else gloo. Never
     raises: a timeout, a refusal and wrong bytes are failed checks.
     """
     me = Member(
@@ -76,63 +70,57 @@ def run(
         store_port=store_port,
         prefix=prefix,
         timeout_s=timeout_s,
-        payload_bytes=payload_bytes,
+        processors_only=processors_only,
     )
     try:
-        report = _gather(me, _store(me))
+        with joined(me) as member:
+            report = _gather(me, member, payload_bytes)
+            if reduce and report.ok:
+                report = _reduced(me, member, payload_bytes, report)
     except Exception as error:  # noqa: BLE001 - any failure here is the result of the check
-        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        report = GatherReport(ok=False, seconds=timeout_s, error=reason[:300])
+        report = GatherReport(ok=False, seconds=timeout_s, error=reason(error))
     return asdict(report)
 
 
-def _store(me: Member) -> PrefixStore:
-    from torch.distributed import PrefixStore, TCPStore
-
-    limit = timedelta(seconds=me.timeout_s)
-    return PrefixStore(me.prefix, TCPStore(me.store_address, me.store_port, is_master=False, timeout=limit))
-
-
-def _gather(me: Member, store: PrefixStore) -> GatherReport:
+def _gather(me: Member, member: Joined, payload_bytes: int) -> GatherReport:
     import torch
     import torch.distributed as dist
 
-    device = _device(store, me.index, me.size)
-    backend = "nccl" if device.type == "cuda" else "gloo"
-    limit = timedelta(seconds=me.timeout_s)
-    dist.init_process_group(backend, store=store, rank=me.index, world_size=me.size, timeout=limit)
-    try:
-        mine = torch.full((me.payload_bytes // 4,), me.index + 1, dtype=torch.int32, device=device)
-        parts = [torch.zeros_like(mine) for _ in range(me.size)]
-        compute, gather = _repeated(device, lambda: dist.all_gather(parts, mine))
-        wrong = [i for i, part in enumerate(parts) if not bool((part == i + 1).all())]
-    finally:
-        dist.destroy_process_group()
+    device = member.device
+    mine = torch.full((payload_bytes // 4,), me.index + 1, dtype=torch.int32, device=device)
+    parts = [torch.zeros_like(mine) for _ in range(me.size)]
+    compute, gather = _repeated(device, lambda: dist.all_gather(parts, mine))
+    wrong = [i for i, part in enumerate(parts) if not bool((part == i + 1).all())]
     return GatherReport(
         ok=not wrong,
         seconds=sum(gather),
         compute_s=min(compute),
         compute_mean_s=mean(compute),
-        busbw_bytes_per_s=REPEATS * me.payload_bytes * (me.size - 1) / sum(gather),
-        backend=backend,
+        busbw_bytes_per_s=REPEATS * payload_bytes * (me.size - 1) / sum(gather),
+        backend=member.backend,
+        gpu=member.gpus[me.index] if member.gpus else "",
         error=f"wrong bytes from members {wrong}" if wrong else "",
     )
 
 
-def _device(store: PrefixStore, index: int, size: int) -> torch.device:
-    """Return this member's own GPU if every member has one, else the CPU.
-
-    Members compare through the store.
-    """
+def _reduced(me: Member, member: Joined, payload_bytes: int, report: GatherReport) -> GatherReport:
+    """The report with what all-reduces of whole numbers came to, each of whose sums is known."""
     import torch
+    import torch.distributed as dist
 
-    cuda = torch.cuda.is_available()
-    mine = str(torch.cuda.get_device_properties(0).uuid) if cuda else ""
-    store.set(f"gpu/{index}", mine)
-    gpus = {store.get(f"gpu/{i}").decode() for i in range(size)}
-    if cuda:
-        torch.cuda.set_device(0)
-    return torch.device("cuda", 0) if len(gpus) == size and "" not in gpus else torch.device("cpu")
+    mine = torch.full((payload_bytes // 4,), me.index + 1, dtype=torch.int32, device=member.device)
+    times, wrong, total = list[float](), 0, me.size * (me.size + 1) // 2
+    for _ in range(REPEATS + 1):
+        summed = mine.clone()
+        times.append(_timed(member.device, partial(dist.all_reduce, summed)))
+        wrong += int((summed != total).sum())
+    moved = 2 * (me.size - 1) / me.size * payload_bytes  # nccl-tests, doc/PERFORMANCE.md
+    return replace(
+        report,
+        ok=not wrong,
+        reduce_busbw_bytes_per_s=REPEATS * moved / sum(times[1:]),
+        error=f"{wrong} wrong sums in all-reduces" if wrong else "",
+    )
 
 
 def _repeated(device: torch.device, gather: Callable[[], object]) -> tuple[list[float], list[float]]:

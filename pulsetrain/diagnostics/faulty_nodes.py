@@ -33,7 +33,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from pulsetrain.diagnostics.rounds import Group, GroupResult, pairs_of, passed
+from pulsetrain.diagnostics.rounds import NO_SWITCHES, Group, GroupResult, pairs_of, passed
 
 FAILURES = 2
 """beside different good nodes: one may be the fault of a link (DLRover's network check also asks for two)"""
@@ -70,11 +70,16 @@ class FaultVerdict:
 
 
 def next_round(
-    nodes: Sequence[str], results: Sequence[GroupResult], *, failures: int = FAILURES
+    nodes: Sequence[str],
+    results: Sequence[GroupResult],
+    *,
+    failures: int = FAILURES,
+    switches: Mapping[str, str] = NO_SWITCHES,
 ) -> list[Group]:
     """Return disjoint groups of two or three of `nodes` that decide the most of what is still open.
 
-    `failures`: beside how many different good nodes a faulty node must fail.
+    `failures`: beside how many different good nodes a faulty node must fail. Nodes meet those under the same
+    one of `switches` first.
 
     Empty if nothing is open, or if no further group could decide it. Good nodes that are not needed are in no
     group. The answer depends on the order of `nodes` and not on their names.
@@ -86,7 +91,7 @@ def next_round(
     [('5', '1'), ('6', '2')]
     """
     if not results:
-        return pairs_of(nodes)
+        return pairs_of(nodes, switches)
     evidence = _Evidence(nodes, results, failures)
     if not evidence.good:
         return _search(nodes, results)
@@ -95,7 +100,7 @@ def next_round(
     again = list(_disjoint(evidence.asked_again()))
     taken = {node for group in again for node in group}
     helpers = [n for n in nodes if n in evidence.good and n not in taken]
-    matched = _helped(evidence, helpers)
+    matched = _helped(evidence, helpers, switches)
     idle = [n for n in evidence.suspects if n not in matched]
     return [*again, *matched.items(), *_fresh_pairs(idle, evidence.tried)]
 
@@ -147,11 +152,11 @@ def rounds_bound(nodes: int, faulty: int, *, failures: int = FAILURES) -> int:
 
     One round for no fault. With four times as many nodes as faults and a few more, all pairs that failed are
     settled at once: `failures` rounds for one fault, and one more where two faults may share a pair. An odd
-    number of nodes takes one more too: the fault may be in the group of three, and then the link between
-    the other two is still to be tested. No method needs less than two, because the first round cannot tell
-    the members of a group apart. With fewer nodes the bound is larger and not tight. Raises `ValueError`
-    where the faults cannot be found: fewer than two good nodes, or so few that the search for them is given
-    up.
+    number of nodes takes one more too, also of nodes under any switch: the fault may be in the group of
+    three, and then the link between the other two is still to be tested. No method needs less than two,
+    because the first round cannot tell the members of a group apart. With fewer nodes the bound is larger
+    and not tight. Raises `ValueError` where the faults cannot be found: fewer than two good nodes, or so few
+    that the search for them is given up.
 
     >>> [rounds_bound(64, k) for k in range(5)]
     [1, 2, 3, 3, 3]
@@ -332,12 +337,15 @@ def _tried(nodes: Sequence[str], results: Iterable[GroupResult]) -> dict[str, se
     return tried
 
 
-def _helped(evidence: _Evidence, helpers: Sequence[str]) -> dict[str, str]:
-    """Give suspects a good node. One with whom it was in a larger group helps only where no other is left."""
-    matched = _matched(evidence.suspects, helpers, evidence.tried)
+def _helped(evidence: _Evidence, helpers: Sequence[str], switches: Mapping[str, str]) -> dict[str, str]:
+    """Give suspects a good node, under the same switch if possible.
+
+    One with whom it was in a larger group helps only where no other is left.
+    """
+    matched = _matched(evidence.suspects, helpers, evidence.tried, switches)
     left = [h for h in helpers if h not in matched.values()]
     others = [n for n in evidence.suspects if n not in matched]
-    return matched | _matched(others, left, evidence.tried_alone)
+    return matched | _matched(others, left, evidence.tried_alone, switches)
 
 
 def _search(nodes: Sequence[str], results: Sequence[GroupResult]) -> list[Group]:
@@ -370,12 +378,17 @@ def _fresh_pairs(nodes: Sequence[str], tried: Mapping[str, set[str]]) -> list[Gr
 
 
 def _matched(
-    suspects: Sequence[str], helpers: Sequence[str], tried: Mapping[str, set[str]]
+    suspects: Sequence[str],
+    helpers: Sequence[str],
+    tried: Mapping[str, set[str]],
+    switches: Mapping[str, str],
 ) -> dict[str, str]:
     """Give each suspect a helper of its own with whom it has not failed, as far as they suffice."""
     free, matched = list(helpers), dict[str, str]()
     for suspect in suspects:
-        helper = next((h for h in free if h not in tried[suspect]), None)
+        untried = [h for h in free if h not in tried[suspect]]
+        near = (h for h in untried if switches.get(h) == switches.get(suspect))
+        helper = next(near, next(iter(untried), None))
         if helper is None:
             _swap(suspect, matched, free, tried)
         else:

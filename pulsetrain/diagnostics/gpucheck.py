@@ -2,33 +2,43 @@
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from pulsetrain.core.errors import Unavailable
+from pulsetrain.diagnostics import host_links, pcie
+from pulsetrain.diagnostics.host_links import HostLink
 from pulsetrain.diagnostics.measurement import Check, Limits, exact_operands
+from pulsetrain.diagnostics.memory_nodes import MOST_NODES, memory_nodes
 
 if TYPE_CHECKING:
     import torch
 
+HOST_BYTES = 32 << 20
+"""of each copy between host and device"""
 
-def checks(seconds: float, limits: Limits) -> list[Check]:
+
+def checks(seconds: float, limits: Limits, *, sys_root: Path = Path("/sys")) -> list[Check]:
     """Run four checks on each visible GPU, named ``gpuN_...``, for about `seconds` in all.
 
-    Raises `Unavailable` if there is no GPU.
+    The fourth is one for each memory node of the machine. Raises `Unavailable` if there is no GPU.
     """
     import torch
 
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if count == 0:
         raise Unavailable("no CUDA device")
+    devices = [torch.device("cuda", index) for index in range(count)]
     found: list[Check] = []
-    for index in range(count):
-        found += _device_checks(torch.device("cuda", index), seconds / count / 3, limits)
-    return found
+    for device in devices:
+        found += _device_checks(device, seconds / count / 3, limits)
+    links = _host_links(devices, seconds / 3, sys_root)
+    return found + host_links.checks(links, encrypted=pcie.encrypts_memory())
 
 
 def _device_checks(device: torch.device, seconds: float, limits: Limits) -> list[Check]:
@@ -36,7 +46,6 @@ def _device_checks(device: torch.device, seconds: float, limits: Limits) -> list
         _checksum(device),
         _speed(device, seconds, limits.cuda_gemm_flops_per_s),
         _memory(device, seconds, limits.cuda_memory_bytes_per_s),
-        _host_link(device, seconds),
     ]
 
 
@@ -77,20 +86,63 @@ def _memory(device: torch.device, seconds: float, limit: float, size: int = 256 
     return Check(name=name, value=size / best, unit="B/s", limit=limit, right=same)
 
 
-def _host_link(device: torch.device, seconds: float, size: int = 64 << 20) -> Check:
-    """Copy pinned host memory to the device and back.
+def _host_links(devices: Sequence[torch.device], seconds: float, sys_root: Path) -> list[HostLink]:
+    """Copy between pinned memory of each memory node and each GPU.
 
-    The bytes must survive. The speed is compared with peers.
+    Pinned memory is placed near the processor that asks for it (numa(7)). All of it is kept until the end, or
+    torch would use memory of one node again for the next. Memory nodes whose
+    processors this process may not use are left out.
     """
+    allowed = os.sched_getaffinity(0)
+    nodes = {number: allowed & set(cpus) for number, cpus in memory_nodes(sys_root).items()}
+    usable = {number: cpus for number, cpus in nodes.items() if cpus}
+    places = dict(list(usable.items())[:MOST_NODES]) if len(usable) > 1 else {-1: allowed}
+    share = seconds / len(devices) / len(places) / 2
+    kept: list[torch.Tensor] = []
+    links: list[HostLink] = []
+    try:
+        for memory, cpus in places.items():
+            os.sched_setaffinity(0, cpus)
+            host, back = _pinned(), _pinned()
+            kept += [host, back]
+            links += [_host_link(device, memory, host, back, share, sys_root) for device in devices]
+    finally:
+        os.sched_setaffinity(0, allowed)
+    return sorted(links, key=lambda link: link.gpu)
+
+
+def _pinned() -> torch.Tensor:
     import torch
 
-    host = torch.arange(size // 8).pin_memory()
-    back = torch.zeros_like(host).pin_memory()
-    target = torch.zeros(size // 8, dtype=torch.int64, device=device)
+    return torch.empty(HOST_BYTES // 8, dtype=torch.int64, pin_memory=True).zero_()
+
+
+def _host_link(
+    device: torch.device,
+    memory: int,
+    host: torch.Tensor,
+    back: torch.Tensor,
+    seconds: float,
+    sys_root: Path,
+) -> HostLink:
+    """Copy to the device and back. The bytes must survive."""
+    import torch
+
+    torch.arange(len(host), out=host)
+    back.zero_()
+    target = torch.zeros(len(host), dtype=torch.int64, device=device)
+    uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
     best = _best(device, lambda: target.copy_(host, non_blocking=True), seconds)
-    back.copy_(target)
-    name = f"gpu{device.index}_host_link"
-    return Check(name=name, value=size / best, unit="B/s", limit=0.0, right=bool(torch.equal(host, back)))
+    link = pcie.link_of(pcie.address_of_gpu(uuid), sys_root)  # at once, before it is idle again
+    best = max(best, _best(device, lambda: back.copy_(target, non_blocking=True), seconds))
+    return HostLink(
+        gpu=device.index,
+        uuid=uuid,
+        memory=memory,
+        bytes_per_s=HOST_BYTES / best,
+        pcie=link,
+        right=bool(torch.equal(host, back)),
+    )
 
 
 def _best(device: torch.device, work: Callable[[], object], seconds: float) -> float:
@@ -115,6 +167,8 @@ def _best(device: torch.device, work: Callable[[], object], seconds: float) -> f
 
 
 def _name(device: torch.device) -> str:
+    """Model and UUID."""
     import torch
 
-    return str(torch.cuda.get_device_name(device))
+    properties = torch.cuda.get_device_properties(device)
+    return f"{properties.name}, GPU-{properties.uuid}"

@@ -1,19 +1,23 @@
 """Which node, port or switch is bad, in few rounds of transfers between nodes. Pure.
 
 Adaptive group testing over the transfers of `link_tests`. The first rounds are the same for all: two
-neighbours under the same switch, one of them at its other memory nodes, and two nodes under other switches. A
-transfer uses parts: the sender's port outwards, the receiver's port inwards and its memory, and between
-switches the uplink of the sender's switch. All parts of a good transfer are good. Each part that is still in
-doubt is then measured beside parts that are good, all of them at the same time. It is named if it was bad
-there often enough and never good anywhere.
+neighbours under the same switch, and one of them at its other memory nodes. A transfer uses parts: the
+sender's port outwards, the receiver's port inwards and its memory, and between switches the uplink of the
+sender's switch. All parts of a good transfer are good. Each part that is still in doubt is then measured
+beside parts that are good, all of them at the same time. It is named if it was bad there often enough and
+never good anywhere.
 
 How often is enough is known from the good parts: a busy processor spoils a share p of their measurements.
 With chance p^n it spoils n in a row. So n is chosen such that any healthy part of a search is named with a
-chance of about `ERROR`. On quiet machines 3 are enough. Where more than `MOST_TRIES` would be needed, nobody
+chance of about `ERROR`. On quiet machines 4 are enough. Where more than `MOST_TRIES` would be needed, nobody
 is named.
 
-So a healthy port that only met bad ones is cleared before anybody is named. With at most a fifth of the ports
-bad, `ROUNDS_BOUND` rounds are enough on quiet machines.
+Ports under different switches meet once nothing below the switches is in doubt any more, and without the
+ports that are bad there. So a bad port slows no transfer that asks for an uplink.
+
+A healthy port that only met bad ones is cleared before anybody is named. With at most a fifth of the ports
+bad, `ROUNDS_BOUND` rounds are enough on quiet machines. A port that is far below its own rate is named as
+well (`port_rates`), also where all are slow alike.
 """
 
 from __future__ import annotations
@@ -23,6 +27,7 @@ from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from pulsetrain.diagnostics import port_rates
 from pulsetrain.diagnostics.link_tests import (
     LEAST_PEERS,
     LinkTest,
@@ -32,10 +37,12 @@ from pulsetrain.diagnostics.link_tests import (
     Transfer,
     faults,
     rounds,
+    rounds_between,
+    rounds_within,
 )
 
 LEAST_NODES = 3
-TRIES = 3
+TRIES = 4
 """how often a part must be bad beside good ones at least"""
 MOST_TRIES = 8
 ERROR = 0.001
@@ -65,6 +72,8 @@ class Culprit:
     reason: str
     broken: bool = False
     """nothing got through"""
+    own_rate: bool = False
+    """it is far below its own rate. Others may be as slow, so another node need not be better"""
 
     def row(self) -> dict[str, object]:
         """The culprit as JSON-able evidence."""
@@ -93,7 +102,8 @@ class LinkSearch:
 
     def __init__(self, ports: Sequence[Port], test: LinkTest | None = None) -> None:
         self._ports, self._test = comparable(ports), test
-        self._planned = deque(rounds(self._ports))
+        self._planned = deque(rounds_within(self._ports))
+        self._went_between = False
         self._measured: list[Measured] = []
         self.rounds = 0
 
@@ -102,9 +112,13 @@ class LinkSearch:
 
         Each port sends once and receives once at most.
         """
-        if self._planned:
-            return self._planned.popleft()
-        return self._confirming() if self.rounds < MOST_ROUNDS else []
+        if not self._planned and self.rounds < MOST_ROUNDS:
+            confirming = self._confirming()
+            if confirming or self._went_between:
+                return confirming
+            self._went_between = True
+            self._planned.extend(rounds_between(self._passed()))
+        return self._planned.popleft() if self._planned else []
 
     def take(self, measured: Sequence[Measured]) -> None:
         """Take in the results of the round that was asked for."""
@@ -134,6 +148,7 @@ class LinkSearch:
         if len({c.name for c in culprits if c.node}) > MOST_SHARE * len(self._ports):
             reasons = ["more than a third of the ports look bad, so it is not known what is usual"]
             culprits = []
+        culprits += _below_own_rate(self._measured, culprits, self._ports)
         if not self._measured:
             reasons = ["no transfer was measured"]
         return SearchVerdict(
@@ -142,6 +157,12 @@ class LinkSearch:
             rounds=self.rounds,
             transfers=len(self._measured),
         )
+
+    def _passed(self) -> list[Port]:
+        """The ports of which nothing is in doubt below their switch."""
+        suspects = _State.of(self._measured, self._test).suspects
+        doubtful = {name for what, name in suspects if what in _BOTH}
+        return [port for port in self._ports if port.name not in doubtful]
 
     def _confirming(self) -> list[Transfer]:
         """Measure each part in doubt beside good parts, and bad paths between good ports again."""
@@ -211,7 +232,7 @@ def tries_needed(spoiled: int, measured: int, parts: int) -> int:
     """How often a part must be bad in a row, where so many measurements of good parts were spoiled.
 
     >>> tries_needed(0, 40, 32), tries_needed(4, 40, 32), tries_needed(16, 40, 32)
-    (3, 5, 12)
+    (4, 5, 12)
     """
     share = (spoiled + 0.5) / (measured + 1)
     return max(TRIES, math.ceil(math.log(ERROR / max(1, parts)) / math.log(share)))
@@ -322,6 +343,24 @@ def _ports(certain: Sequence[Part], state: _State, ports: Sequence[Port]) -> lis
                 )
             )
     return named
+
+
+def _below_own_rate(
+    measured: Sequence[Measured], named: Sequence[Culprit], ports: Sequence[Port]
+) -> list[Culprit]:
+    """Ports that are far below their own rate and not named yet."""
+    below = port_rates.below_own_rate(measured)
+    return [
+        Culprit(
+            kind="port",
+            name=port.name,
+            node=port.node,
+            reason="; ".join(f"{way}: {why}" for way, why in sorted(below[port.name].items())),
+            own_rate=True,
+        )
+        for port in ports
+        if port.name in below and not _named(port, named)
+    ]
 
 
 def _memories(certain: Sequence[Part], state: _State) -> list[Culprit]:

@@ -2,8 +2,8 @@
 
 MegaScale (arXiv 2402.15627) section 4 tests a machine's own ports against its memory, neighbours under one
 ToR, and then machines of different ToRs. So do these rounds: each node sends to two neighbours under its
-switch on every rail, to each other memory node of one of them, and to two nodes under other switches. Every
-port sends one transfer and receives one at a time.
+switch on every rail, and to each other memory node of one of them. Those that are good there send to two
+nodes under other switches. Every port sends one transfer and receives one at a time.
 
 A transfer uses parts: the sender's port outwards, the receiver's port inwards, the receiver's memory, and
 between switches the uplink of the sender's switch. Parts of a good transfer are good. What is usual is known
@@ -47,6 +47,8 @@ class Port:
     switch: str
     memories: tuple[str, ...] = ()
     """memory nodes of its machine other than the one next to it"""
+    own_bits_per_s: float = 0.0
+    """that the port itself promises for one transfer (`port_rates.promised`), 0 where that is not known"""
 
     @property
     def name(self) -> str:
@@ -93,23 +95,41 @@ class Measured:
 
 
 def rounds(ports: Sequence[Port]) -> list[list[Transfer]]:
-    """The transfers in rounds. In each, a port sends and receives once at most.
+    """All transfers in rounds, of ports that are all good. In each, a port sends and receives once at most.
 
-    The way to a memory node is left out where too few have one to compare. The order of `ports` decides who
-    is paired.
+    The order of `ports` decides who is paired.
 
     >>> ports = [Port(node=n, rail="r0", switch="s0", memories=("1",)) for n in "abcd"]
     >>> [f"{t.sender.node}{t.receiver.node}{t.memory}" for transfers in rounds(ports) for t in transfers]
     ['ab', 'bc', 'cd', 'da', 'ac', 'bd', 'ca', 'db', 'ab1', 'bc1', 'cd1', 'da1']
     """
-    cells: dict[tuple[str, str], list[Port]] = {}
-    for port in ports:
-        cells.setdefault((port.rail, port.switch), []).append(port)
+    return [*rounds_within(ports), *rounds_between(ports)]
+
+
+def rounds_within(ports: Sequence[Port]) -> list[list[Transfer]]:
+    """The transfers between neighbours under one switch, in rounds.
+
+    The way to a memory node is left out where too few have one to compare.
+    """
+    cells = _cells(ports)
     planned = [[t for cell in cells.values() for t in _shifted(cell, shift)] for shift in (1, 2)]
     for memory in sorted({memory for port in ports for memory in port.memories}):
         planned += _to_memory(memory, planned[:2])
-    planned += [_between(cells, shift) for shift in (0, 1)]
     return [transfers for transfers in planned if transfers]
+
+
+def rounds_between(ports: Sequence[Port]) -> list[list[Transfer]]:
+    """The transfers to other switches, in rounds."""
+    planned = [_between(_cells(ports), shift) for shift in (0, 1)]
+    return [transfers for transfers in planned if transfers]
+
+
+def _cells(ports: Sequence[Port]) -> dict[tuple[str, str], list[Port]]:
+    """The ports by rail and switch."""
+    cells: dict[tuple[str, str], list[Port]] = {}
+    for port in ports:
+        cells.setdefault((port.rail, port.switch), []).append(port)
+    return cells
 
 
 def _to_memory(memory: str, neighbours: Sequence[Sequence[Transfer]]) -> list[list[Transfer]]:

@@ -15,26 +15,36 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from pulsetrain.core.errors import UsageError
-from pulsetrain.diagnostics import gpucheck, machine_kind
+from pulsetrain.diagnostics import all_to_all, gpu_pairs, gpucheck, local_group, machine_kind, own_ports
 from pulsetrain.diagnostics.measurement import SEED, Check, Limits, Report, exact_operands
 
 DEVICES = ("auto", "cpu", "cuda")
 
 
-def run(*, seconds: float, device: str = "auto", limits: Limits | None = None) -> Report:
+def run(
+    *,
+    seconds: float,
+    device: str = "auto",
+    limits: Limits | None = None,
+    whole_node: bool = False,
+    timeout_s: float = 30.0,
+) -> Report:
     """Check this machine for about `seconds`. A check that cannot run has failed.
 
     `device` is "cpu", "cuda" (GPUs too) or "auto" (GPUs too if there are some). Raises `UsageError` for
-    another.
+    another. With `whole_node` all GPUs send to each other first, which takes up to `timeout_s` more and needs
+    a process without a CUDA context, and so do network ports (`own_ports`).
     """
-    if device not in DEVICES:
-        raise UsageError(f"device = {device!r}: allowed {', '.join(DEVICES)}")
+    refuse_unknown(device)
     began = time.perf_counter()
     limits = limits or Limits()
+    checks = _together(device, timeout_s) if whole_node else []
     cuda = device == "cuda" or (device == "auto" and _cuda_devices() > 0)
-    checks = list(_cpu_checks(seconds / (2 if cuda else 1), limits))
+    checks += _cpu_checks(seconds / (2 if cuda else 1), limits)
+    if whole_node:
+        checks += guarded("own_ports", lambda: own_ports.checks(seconds))
     if cuda:
-        checks += _guarded("cuda", lambda: gpucheck.checks(seconds / 2, limits))
+        checks += guarded("cuda", lambda: gpucheck.checks(seconds / 2, limits))
     return Report(
         ok=all(c.ok for c in checks),
         failed=[c.name for c in checks if not c.ok],
@@ -45,17 +55,33 @@ def run(*, seconds: float, device: str = "auto", limits: Limits | None = None) -
     )
 
 
-def _cpu_checks(seconds: float, limits: Limits) -> Iterator[Check]:
-    share = seconds / 4
-    yield from _guarded("gemm_checksum", lambda: [gemm_checksum()])
-    yield from _guarded("gemm_speed", lambda: [gemm_speed(share, limits.gemm_flops_per_s)])
-    yield from _guarded("memory_bandwidth", lambda: [memory_bandwidth(share, limits.memory_bytes_per_s)])
-    yield from _guarded(
-        "loopback_bandwidth", lambda: [loopback_bandwidth(share, limits.loopback_bytes_per_s)]
+def refuse_unknown(device: str) -> None:
+    """Raise `UsageError` for a device that is none of `DEVICES`."""
+    if device not in DEVICES:
+        raise UsageError(f"device = {device!r}: allowed {', '.join(DEVICES)}")
+
+
+def _together(device: str, timeout_s: float) -> list[Check]:
+    """Let all GPUs send to each other. No check where there are fewer than two."""
+    size = 0 if device == "cpu" else local_group.gpu_count()
+    if size < local_group.LEAST_MEMBERS:
+        return []
+    return guarded(
+        "all_to_all",
+        lambda: gpu_pairs.checks(local_group.run(all_to_all.run, size=size, timeout_s=timeout_s)),
     )
 
 
-def _guarded(name: str, measure: Callable[[], list[Check]]) -> list[Check]:
+def _cpu_checks(seconds: float, limits: Limits) -> Iterator[Check]:
+    share = seconds / 4
+    yield from guarded("gemm_checksum", lambda: [gemm_checksum()])
+    yield from guarded("gemm_speed", lambda: [gemm_speed(share, limits.gemm_flops_per_s)])
+    yield from guarded("memory_bandwidth", lambda: [memory_bandwidth(share, limits.memory_bytes_per_s)])
+    yield from guarded("loopback_bandwidth", lambda: [loopback_bandwidth(share, limits.loopback_bytes_per_s)])
+
+
+def guarded(name: str, measure: Callable[[], list[Check]]) -> list[Check]:
+    """What `measure` says. A check that cannot run is a failed one of that name."""
     try:
         return measure()
     except Exception as error:  # noqa: BLE001 - a check that cannot run is a failed check

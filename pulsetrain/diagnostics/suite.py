@@ -2,40 +2,48 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import socket
-from collections.abc import Mapping
-from multiprocessing.connection import Connection
-from typing import TypeAlias
 
 from pulsetrain.core.errors import UsageError
-from pulsetrain.diagnostics import all_gather, selfcheck
+from pulsetrain.core.json import JsonObject
+from pulsetrain.diagnostics import all_gather, all_to_all, gpu_pairs, local_group, own_ports, selfcheck
+from pulsetrain.diagnostics.local_group import MemberReport
 from pulsetrain.diagnostics.measurement import CheckRow, Report
 
-PAIR_TIMEOUT_S = 20.0
-
-MemberReport: TypeAlias = Mapping[str, object]
-"""Fields of `all_gather.GatherReport`; only `ok` and `error` if the member did not answer."""
+GROUP_TIMEOUT_S = 40.0
 
 
 class HostReport(Report):
-    """The report of one machine, with its name."""
+    """The report of one machine, with its name, and the rate of each pair of its GPUs."""
 
     host: str
+    pairs: list[JsonObject]
 
 
 def run(*, seconds: float, device: str = "auto") -> HostReport:
-    """Run an all-gather between two processes of this machine, then the self-check for about `seconds`.
+    """Run the self-check for about `seconds`, and an all-to-all and an all-gather among processes.
 
-    The check `all_gather` is added to the report of `selfcheck.run`. Raises `UsageError` for `seconds` out of
-    range and for an unknown device.
+    There is a process for each GPU, at least two. Network ports send to each other, too. These checks are
+    added to the report of `selfcheck.run`. Raises `UsageError` for `seconds` out of range and for an unknown
+    device.
     """
     if not 0 < seconds <= 600:
         raise UsageError(f"seconds = {seconds}: allowed above 0, at most 600")
-    pair = _all_gather_row(loopback_pair(PAIR_TIMEOUT_S))  # forks, so before any thread or CUDA context
+    selfcheck.refuse_unknown(device)
+    alone = device == "cpu"
+    size = max(local_group.LEAST_MEMBERS, 0 if alone else local_group.gpu_count())
+    exchanged, gathered = (
+        local_group.run(work, size=size, timeout_s=GROUP_TIMEOUT_S, processors_only=alone)
+        for work in (all_to_all.run, all_gather.run)
+    )  # these fork, so before any thread or CUDA context
     report = selfcheck.run(seconds=seconds, device=device)
-    failed = [*report["failed"], *([] if pair["ok"] else ["all_gather"])]
-    checks = [*report["checks"], pair]
+    checks = [
+        *report["checks"],
+        *(check.row() for check in selfcheck.guarded("own_ports", lambda: own_ports.checks(seconds))),
+        *(check.row() for check in gpu_pairs.checks(exchanged)),
+        _all_gather_row(gathered),
+    ]
+    failed = [check["check"] for check in checks if not check["ok"]]
     return HostReport(
         host=socket.gethostname(),
         ok=not failed,
@@ -44,63 +52,22 @@ def run(*, seconds: float, device: str = "auto") -> HostReport:
         kind=report["kind"],
         seconds=report["seconds"],
         checks=checks,
+        pairs=[vars(pair) for pair in gpu_pairs.pairs(exchanged)],
     )
-
-
-def loopback_pair(timeout_s: float) -> list[MemberReport]:
-    """Return the all-gather reports of two forked processes. A process that dies is a failed report."""
-    from torch.distributed import TCPStore
-
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    context = multiprocessing.get_context("fork")
-    pipes = [context.Pipe(duplex=False) for _ in range(2)]
-    members = [
-        context.Process(target=_member, args=(index, store.port, timeout_s, writer), daemon=True)
-        for index, (_, writer) in enumerate(pipes)
-    ]
-    for member in members:
-        member.start()
-    answers = [_answer(reader, timeout_s * 2) for reader, _ in pipes]
-    for member in members:
-        member.join(timeout=2)
-        if member.is_alive():
-            member.kill()
-            member.join()
-    return answers
-
-
-def _member(index: int, port: int, timeout_s: float, writer: Connection) -> None:
-    writer.send(
-        all_gather.run(
-            index=index,
-            size=2,
-            store_address="127.0.0.1",
-            store_port=port,
-            prefix="diagnose",
-            timeout_s=timeout_s,
-        )
-    )
-
-
-def _answer(reader: Connection, timeout_s: float) -> MemberReport:
-    if not reader.poll(timeout_s):
-        return {"ok": False, "error": f"no answer within {timeout_s:g} s"}
-    try:
-        return dict(reader.recv())
-    except EOFError:
-        return {"ok": False, "error": "the process died"}
 
 
 def _all_gather_row(answers: list[MemberReport]) -> CheckRow:
-    errors = [f"member {i}: {a.get('error')}" for i, a in enumerate(answers) if not a["ok"]]
+    named = [(str(a.get("gpu") or f"member {i}"), a) for i, a in enumerate(answers)]
+    errors = [f"{name}: {a.get('error')}" for name, a in named if not a["ok"]]
     rates = [a.get("busbw_bytes_per_s", 0.0) for a in answers]
+    gpus = [str(a["gpu"]) for a in answers if a.get("gpu")]
     return CheckRow(
         check="all_gather",
         ok=not errors,
         value=min((r for r in rates if isinstance(r, float)), default=0.0),
         unit="B/s",
         limit=None,
-        detail="; ".join(errors) or str(answers[0].get("backend", "")),
+        detail="; ".join(errors) or ", ".join([str(answers[0].get("backend", "")), *gpus]),
     )
 
 

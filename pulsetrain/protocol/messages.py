@@ -503,10 +503,16 @@ class DumpRanks:
 
 @dataclass(frozen=True, kw_only=True)
 class SelfCheck:
-    """Run the short self-check on this node. `data` of the reply is the suite's report."""
+    """Run the short self-check on this node. `data` of the reply is the report of `diagnostics.selfcheck`.
+
+    With `whole_node` all GPUs of the node send to each other, for which they have `group_timeout_s`, and
+    its network ports do, where that can be measured.
+    """
 
     id: int
     seconds: float = 1.0
+    whole_node: bool = False
+    group_timeout_s: float = 30.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -514,7 +520,7 @@ class PairCheck:
     """Run the all-gather of one round with these peers. `members` are node names, in rank order.
 
     `data` of the reply holds the fields of `diagnostics.all_gather.GatherReport`. A timeout is a failed
-    check, not an error. Each member gathers `payload_bytes`.
+    check, not an error. Each member gathers `payload_bytes`. With `reduce` the members do all-reduces, too.
     """
 
     id: int
@@ -524,6 +530,7 @@ class PairCheck:
     prefix: str
     timeout_s: float = 5.0
     payload_bytes: int = 1 << 20
+    reduce: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -532,8 +539,10 @@ class LinkSink:
 
     `data` of the reply is {"port": int, "memory_ports": {memory node: int}}, 0 where it ended. What is sent
     to one of the latter ends in that memory node of the machine, which is not the one next to its port.
-    "rdma" has {"port": int, "ports": {name: {"active": bool, "memories": [memory node]}}, "why_not": str}:
-    the TCP port where a sender asks for a server, the RDMA ports, and why there are none.
+    "speed_bits_per_s" is the rate of the node's own port, 0 for none that counts (`diagnostics.port_speed`).
+    "rdma" has {"port": int, "ports": {name: {"active": bool, "memories": [memory node], "speed_bits_per_s":
+    float}}, "why_not": str}: the TCP port where a sender asks for a server, the RDMA ports, and why there are
+    none.
     """
 
     id: int

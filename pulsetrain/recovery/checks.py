@@ -24,6 +24,7 @@ LEAST_ROUND_S = 1.0  # a round that would have less time is not begun
 LEAST_TIMEOUT_S = 2.0
 PATIENCE = 5.0  # times what the slowest group that passed took, from the second round on
 MARGIN_S = 2.0  # for the way of a command and its reply
+WHOLE_NODE_S = 30.0  # for processes to begin on each GPU, to meet and to exchange
 SHOWN_ROUNDS = 2  # whose groups are all part of the event. Of later rounds the failures are
 STORE_JOB = "pairwise"
 
@@ -85,7 +86,7 @@ async def run(
     `store_job` names the rendezvous store. Checks that run at the same time need different names.
     """
     began_s = now_s()
-    failed, unreached, reports = await _self_checks(nodes, policy, ids)
+    failed, unreached, reports = await _self_checks(nodes, policy, ids, level)
     healthy = sorted((n for n in nodes if n.name not in failed | unreached), key=lambda n: n.name)
     if level is None or len(healthy) < 2:
         seconds = now_s() - began_s
@@ -113,7 +114,8 @@ async def beside_others(
 ) -> CheckReport:
     """Rounds of all-gathers alone, among nodes that have passed the self-check. `kinds` says what each is."""
     began_s = now_s()
-    check = NodeCheck({n.name: kinds.get(n.name, "") for n in nodes}, level, seed=ids())
+    switches = {n.name: n.hello.switch for n in nodes if n.hello.switch}
+    check = NodeCheck({n.name: kinds.get(n.name, "") for n in nodes}, level, seed=ids(), switches=switches)
     rounds = _Rounds(nodes, policy, ids, store_job, now_s)
     await rounds.run(check, level)
     verdict = check.verdict()
@@ -132,12 +134,10 @@ def _without(names: Mapping[str, str], failed: Mapping[str, str]) -> dict[str, s
 
 
 async def _self_checks(
-    nodes: Sequence[Node], policy: Policy, ids: Ids
+    nodes: Sequence[Node], policy: Policy, ids: Ids, level: Level | None
 ) -> tuple[dict[str, str], dict[str, str], dict[str, JsonObject]]:
     """Nodes that failed, nodes that lost their connection, and what each one measured."""
-    replies = await asyncio.gather(
-        *(n.ask(SelfCheck(id=ids(), seconds=policy.self_check_s), policy.reply_timeout_s) for n in nodes)
-    )
+    replies = await asyncio.gather(*(_self_check(node, policy, ids, level) for node in nodes))
     failed: dict[str, str] = {}
     unreached: dict[str, str] = {}
     for node, reply in zip(nodes, replies, strict=True):
@@ -148,6 +148,15 @@ async def _self_checks(
         elif not reply.data.get("ok", False):
             failed[node.name] = f"self-check failed: {', '.join(reply.data.get('failed', []))}"
     return failed, unreached, {n.name: dict(r.data) for n, r in zip(nodes, replies, strict=True)}
+
+
+async def _self_check(node: Node, policy: Policy, ids: Ids, level: Level | None) -> Reply:
+    """One node alone. Its GPUs and its ports send to each other where the level asks for that."""
+    together = level is not None and level.whole_node
+    command = SelfCheck(
+        id=ids(), seconds=policy.self_check_s, whole_node=together, group_timeout_s=WHOLE_NODE_S
+    )
+    return await node.ask(command, policy.reply_timeout_s + (WHOLE_NODE_S if together else 0.0))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -229,9 +238,8 @@ class _Rounds:
     ) -> GroupResult:
         """One group's all-gather. Every member gets the command at once."""
         began_s = self._now_s()
-        commands = [
-            command(id=self._ids(), members=members, prefix=f"{number}:{members[0]}") for _ in members
-        ]
+        prefix, reduce = f"{number}:{members[0]}", self._under_one_switch(members)
+        commands = [command(id=self._ids(), members=members, prefix=prefix, reduce=reduce) for _ in members]
         replies = await asyncio.gather(
             *(self._nodes[n].ask(c, c.timeout_s + MARGIN_S) for n, c in zip(members, commands, strict=True))
         )
@@ -240,6 +248,11 @@ class _Rounds:
         if result.ok:
             self._slowest_s = max(self._slowest_s or 0.0, self._now_s() - began_s)
         return result
+
+    def _under_one_switch(self, members: Group) -> bool:
+        """Whether these are neighbours, which do all-reduces as well."""
+        switches = {self._nodes[name].hello.switch for name in members}
+        return len(switches) == 1 and "" not in switches
 
 
 def _result(members: Group, replies: Sequence[Reply], store: str, number: int) -> GroupResult:
@@ -253,6 +266,7 @@ def _result(members: Group, replies: Sequence[Reply], store: str, number: int) -
         round=number,
         store=store,
         own_times_s={r.node: _own_times_s(r.data) for r in replies},
+        gpus={r.node: str(r.data["gpu"]) for r in replies if r.data.get("gpu")},
     )
 
 

@@ -12,6 +12,7 @@ from pulsetrain.core.json import JsonObject
 from pulsetrain.diagnostics import rdma_transfers
 from pulsetrain.diagnostics.link_search import LEAST_NODES, LinkSearch, SearchVerdict
 from pulsetrain.diagnostics.link_tests import Measured, Port, Transfer
+from pulsetrain.diagnostics.port_rates import promised
 from pulsetrain.protocol.messages import Command, Hello, LinkSend, LinkSink, Reply
 from pulsetrain.recovery.link_transport import RAIL, OpenPorts, Transport, port, transport
 
@@ -115,6 +116,7 @@ class _Rounds:
         self._ids, self._options = ids, options
         self.opened: dict[str, OpenPorts] = {}
         self.silent: dict[str, str] = {}
+        self._streams: dict[str, float] = {}
         self.transport = Transport()
 
     async def open(self) -> None:
@@ -153,6 +155,8 @@ class _Rounds:
         return verdict
 
     async def _search(self, rails: Sequence[str], end_s: float, now_s: Callable[[], float]) -> SearchVerdict:
+        if RAIL in rails:
+            await self._send_to_themselves()
         search = LinkSearch([self._port(name, rail) for rail in rails for name in sorted(self.opened)])
         while end_s - now_s() >= LEAST_ROUND_S and (planned := search.next_round()):
             measured = await asyncio.gather(*(self._measure(transfer) for transfer in planned))
@@ -160,7 +164,37 @@ class _Rounds:
         return self._without_silent(search.verdict())
 
     def _port(self, name: str, rail: str) -> Port:
-        return port(name, rail, self._nodes[name].hello.switch, self.opened[name])
+        made = port(name, rail, self._nodes[name].hello.switch, self.opened[name])
+        return replace(made, own_bits_per_s=self._own_rate(name, rail))
+
+    async def _send_to_themselves(self) -> None:
+        """Measure one stream inside each machine whose port has a rate. Over TCP a port promises no more."""
+        names = [name for name, opened in self.opened.items() if opened.speeds.get(RAIL)]
+        commands = [
+            LinkSend(
+                id=self._ids(),
+                address=self._nodes[name].hello.address,
+                port=self.opened[name].tcp_port,
+                seconds=self._options.seconds,
+                bits_per_s=self._options.bits_per_s,
+            )
+            for name in names
+        ]
+        replies = await asyncio.gather(
+            *(
+                self._nodes[name].ask(command, command.seconds + MARGIN_S)
+                for name, command in zip(names, commands, strict=True)
+            )
+        )
+        for name, reply in zip(names, replies, strict=True):
+            self._streams[name] = 0.0 if reply.error else float(reply.data.get("bits_per_s", 0.0))
+
+    def _own_rate(self, name: str, rail: str) -> float:
+        """What a node's port promises for one transfer, 0 where that is not known."""
+        speed = self.opened[name].speeds.get(rail, 0.0)
+        stream = self._streams.get(name, 0.0) if rail == RAIL else speed
+        known = speed > 0 and stream > 0
+        return promised(speed, stream, self._options.bits_per_s) if known else 0.0
 
     def _silent(self, transfer: Transfer) -> bool:
         return bool({transfer.sender.node, transfer.receiver.node} & self.silent.keys())

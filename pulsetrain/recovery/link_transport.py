@@ -19,7 +19,8 @@ class OpenPorts:
     """What a node opened for a check. `tcp_port` is its sink, and `memory_ports` those on its other memory.
 
     A sender asks at `rdma_port` for a server. `rdma` has the memory nodes by RDMA port, `active` the ports
-    whose link is up. `why_no_rdma` says why there are none.
+    whose link is up. `why_no_rdma` says why there are none. `speeds` has the rates of ports in bits a second,
+    that of the TCP port too, without those that do not count.
     """
 
     tcp_port: int
@@ -28,6 +29,7 @@ class OpenPorts:
     rdma: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     active: frozenset[str] = frozenset()
     why_no_rdma: str = ""
+    speeds: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
     def of(cls, data: JsonObject) -> OpenPorts:
@@ -41,6 +43,8 @@ class OpenPorts:
             rdma={name: tuple(map(str, port.get("memories", ()))) for name, port in ports.items()},
             active=frozenset(name for name, port in ports.items() if port.get("active")),
             why_no_rdma=str(rdma.get("why_not", "")),
+            speeds={RAIL: float(data.get("speed_bits_per_s", 0.0))}
+            | {name: float(port.get("speed_bits_per_s", 0.0)) for name, port in ports.items()},
         )
 
 

@@ -10,7 +10,9 @@ from pulsetrain.protocol.messages import ArithmeticCheck, LinkSend, LinkSink
 NO_RDMA = RdmaEnds(why_not="it has no RDMA port")
 NEAR = RdmaEnd(device="mlx5_0", port=1, cpus=(0,))
 FAR = RdmaEnd(device="mlx5_0", port=1, cpus=(4,))
-RDMA = RdmaEnds(ends={"mlx5_0/1": {"": NEAR, "1": FAR}}, active=frozenset({"mlx5_0/1"}))
+RDMA = RdmaEnds(
+    ends={"mlx5_0/1": {"": NEAR, "1": FAR}}, active=frozenset({"mlx5_0/1"}), speeds={"mlx5_0/1": 4e11}
+)
 
 
 def made(memory=None, rdma=NO_RDMA):
@@ -63,7 +65,7 @@ def test_a_node_without_rdma_says_why():
 def test_a_node_with_rdma_hosts_servers_for_its_ports_and_ends_that_with_the_sinks():
     workers, checks = Workers(), made(rdma=RDMA)
     answer = checks.link_sink(workers, "10.0.0.1", LinkSink(id=1, seconds=30))
-    ports = {"mlx5_0/1": {"active": True, "memories": ["1"]}}
+    ports = {"mlx5_0/1": {"active": True, "memories": ["1"], "speed_bits_per_s": 4e11}}
     assert answer["rdma"] == {"port": 9002, "ports": ports, "why_not": ""}
     name, kwargs, _ = workers.calls[1]
     assert (name, kwargs["seconds"]) == ("host_servers", 30)

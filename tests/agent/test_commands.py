@@ -19,6 +19,7 @@ from pulsetrain.protocol.messages import (
     DumpStacks,
     HostStore,
     Leave,
+    LinkSink,
     PairCheck,
     ProgramUpdate,
     SaveFrom,
@@ -58,7 +59,9 @@ class Session:
 
     def __init__(self):
         self.node, self.checkpoints, self.arenas = Node(), FakeCheckpoints(), []
-        self.commands = Commands(self.node, self.checkpoints, self._create_arena)
+        self.commands = Commands(
+            self.node, self.checkpoints, self._create_arena, port_speed={"127.0.0.1": 2.5e10}.get
+        )
 
     def _create_arena(self):
         self.arenas.append(os.open(os.devnull, os.O_RDONLY))
@@ -208,6 +211,20 @@ def test_checks_run_in_the_zygote(session):
     assert session.execute(check).data == {"ok": True, "seconds": 1}
     _, kwargs, timeout_s = session.node.zygote.calls[-1]
     assert (kwargs["index"], kwargs["size"], timeout_s) == (1, 2, 6.0)
+
+
+def test_a_node_says_what_its_port_promises(session):
+    assert session.execute(LinkSink(id=1, seconds=0.0)).data["speed_bits_per_s"] == 2.5e10
+
+
+def test_all_gpus_of_a_node_have_time_to_meet(session):
+    session.node.zygote.results = {"selfcheck:run": {"ok": True}}
+    session.execute(SelfCheck(id=1, seconds=2.0, whole_node=True, group_timeout_s=30.0))
+    session.execute(SelfCheck(id=2, seconds=2.0))
+    assert [call[1:] for call in session.node.zygote.calls] == [
+        ({"seconds": 2.0, "whole_node": True, "timeout_s": 30.0}, 52.0),
+        ({"seconds": 2.0}, 22.0),
+    ]
 
 
 def test_a_pair_check_that_times_out_is_a_failed_check_and_no_error(session):

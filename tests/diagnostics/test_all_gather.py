@@ -11,13 +11,14 @@ import pytest
 
 from pulsetrain.diagnostics import all_gather
 
+MEASURED = ("seconds", "busbw_bytes_per_s", "reduce_busbw_bytes_per_s")
 MEMBER = """
 import json, os, signal, sys
 from pulsetrain.diagnostics import all_gather
 if sys.argv[3] == "die":
     os.kill(os.getpid(), signal.SIGKILL)
 print(json.dumps(all_gather.run(index=int(sys.argv[1]), size=2, store_address="127.0.0.1",
-    store_port=int(sys.argv[2]), prefix="t", timeout_s=float(sys.argv[4]))))
+    store_port=int(sys.argv[2]), prefix="t", timeout_s=float(sys.argv[4]), reduce=True)))
 """
 
 
@@ -38,7 +39,7 @@ def test_two_processes_gather_and_compare(store):
     members = [member(i, store.port, "live", 30) for i in range(2)]
     answers = [json.loads(m.communicate(timeout=110)[0]) for m in members]
     assert all(a["ok"] and a["backend"] == "gloo" for a in answers)
-    assert all(answer[name] > 0 for answer in answers for name in ("seconds", "busbw_bytes_per_s"))
+    assert all(answer[name] > 0 for answer in answers for name in MEASURED)
     assert all(0 < answer["compute_s"] <= answer["compute_mean_s"] for answer in answers)
 
 

@@ -27,7 +27,10 @@ def names(count: int) -> list[str]:
 class Fleet:
     """Answers as a fleet with these faults would. `glitches`: nodes that fail in one round for no reason."""
 
-    def __init__(self, nodes, broken=(), links=(), glitches=(), store=lambda number: "", failures=FAILURES):
+    def __init__(
+        self, nodes, broken=(), links=(), glitches=(), store=lambda number: "", failures=FAILURES, switches=()
+    ):
+        self.switches = dict(switches)
         self.nodes, self.broken, self.links, self.store = nodes, set(broken), links, store
         self.glitches, self.failures = dict(glitches), failures
         self.results: list[GroupResult] = []
@@ -54,7 +57,7 @@ class Fleet:
 
     def play(self, limit: int = 200) -> FaultVerdict:
         while self.rounds < limit and (
-            groups := next_round(self.nodes, self.results, failures=self.failures)
+            groups := next_round(self.nodes, self.results, failures=self.failures, switches=self.switches)
         ):
             self.ask(groups)
         return judge(self.nodes, self.results, failures=self.failures)
@@ -89,6 +92,21 @@ def test_up_to_four_faults_of_many_nodes_take_three_rounds(count, k, random):
     fleet = Fleet(nodes, broken)
     assert exact(fleet.play(), broken)
     assert fleet.rounds <= rounds_bound(count, k) == (1, 2 + count % 2, 3, 3, 3)[k]
+
+
+@given(st.integers(4, 12), st.lists(st.integers(2, 9), min_size=2, max_size=4), st.data())
+def test_with_switches_faults_are_found_as_exactly_and_a_round_later_at_most(spare, sizes, data):
+    """An odd number of nodes under any switch counts as an odd number of nodes."""
+    sizes = [*sizes, 2 * spare]
+    switches = {f"s{s}n{i}": f"s{s}" for s, size in enumerate(sizes) for i in range(size)}
+    nodes = list(switches)
+    broken = data.draw(st.sets(st.sampled_from(nodes), max_size=2))
+    fleet = Fleet(nodes, broken, switches=switches)
+    assert exact(fleet.play(), broken)
+    assert fleet.rounds <= 3 + any(size % 2 for size in sizes)
+    failed = [{switches[n] for n in r.members} for r in fleet.results if not r.ok]
+    if len(broken) == 1 and sizes[int(failed[0].pop()[1:])] in (4, 6, 8):
+        assert all(len(under) == 1 for under in failed[1:])
 
 
 @given(st.integers(2, 40), st.data())

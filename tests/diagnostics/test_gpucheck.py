@@ -22,11 +22,8 @@ def test_asking_for_gpus_where_there_are_none_is_a_failed_check():
 @pytest.mark.gpu
 def test_a_healthy_gpu_passes_every_check():
     report = selfcheck.run(seconds=2.0, device="cuda")
-    names = [row["check"] for row in report["checks"]]
-    assert [n for n in names if n.startswith("gpu0_")] == [
-        "gpu0_gemm_checksum",
-        "gpu0_gemm_speed",
-        "gpu0_memory_bandwidth",
-        "gpu0_host_link",
-    ]
+    names = [row["check"] for row in report["checks"] if row["check"].startswith("gpu0_")]
+    assert names[:3] == ["gpu0_gemm_checksum", "gpu0_gemm_speed", "gpu0_memory_bandwidth"]
+    assert names[3:]
+    assert all(name.startswith("gpu0_host_link") for name in names[3:])
     assert report["ok"], report

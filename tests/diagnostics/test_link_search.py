@@ -213,3 +213,30 @@ def test_switches_too_small_to_compare_are_left_out(sizes, kept):
         Port(node=f"{s}{i}", rail="", switch=f"s{s}") for s, size in enumerate(sizes) for i in range(size)
     ]
     assert (comparable(made) == made) is kept
+
+
+def test_ports_that_are_all_below_their_own_rate_are_named_though_none_is_slower_than_others():
+    of = [replace(port, own_bits_per_s=1e11) for port in ports(8, 4)]
+    verdict = Network(of).search()
+    assert [(c.kind, c.name, c.own_rate) for c in verdict.culprits] == [
+        ("port", port.name, True) for port in of
+    ]
+    assert verdict.culprits[0].reason.startswith("in: 10% of its own 100 Gbit/s; out: ")
+    assert not Network([replace(port, own_bits_per_s=1.2e10) for port in of]).search().culprits
+
+
+def test_a_port_that_is_slower_than_others_is_named_once_and_for_that():
+    of = [replace(port, own_bits_per_s=1.2e10) for port in ports(8)]
+    verdict = Network(of, bad={"n3/net": BOTH}, factor=0.2).search()
+    assert [(c.kind, c.name, c.own_rate) for c in verdict.culprits] == [("node", "n3", False)]
+
+
+def test_ports_meet_other_switches_once_nothing_below_is_in_doubt_and_without_those_that_are_bad():
+    network, search, kinds = Network(ports(12, 4), bad={"n3/net": BOTH}), LinkSearch(ports(12, 4)), []
+    while planned := search.next_round():
+        kinds.append({t.kind for t in planned})
+        assert not any("n3" in (t.sender.node, t.receiver.node) for t in planned if t.kind == "between")
+        search.take([network.measure(t) for t in planned])
+    assert named(search.verdict()) == {"n3"}
+    assert kinds[-2:] == [{"between"}] * 2
+    assert {"between"} not in kinds[:-2]

@@ -20,15 +20,22 @@ def times(node, slow, number):
     return slow.get(node, 1.0) * (1 + (hash((NODES.index(node), number)) % 89) / 1e4)
 
 
-def play(level, *, broken=(), slow=None, kinds=None, limit=200, flaky=()):
-    """Run all rounds that the check asks for. `flaky` are pairs that fail in the first round alone."""
-    check = NodeCheck(kinds or dict.fromkeys(NODES, ""), level, seed=1)
+def play(level, *, broken=(), slow=None, kinds=None, limit=200, flaky=(), switches=None, apart=(), seen=None):
+    """Run all rounds that the check asks for. `flaky` are pairs that fail in the first round alone.
+
+    Nothing passes between two switches of `apart`. `seen` takes the groups of each round.
+    """
+    switches = switches or {}
+    check = NodeCheck(kinds or dict.fromkeys(NODES, ""), level, seed=1, switches=switches)
     number = 0
     while number < limit and (groups := check.next_round()):
         results = []
+        if seen is not None:
+            seen.append(groups)
         for group in groups:
             alone = {n: times(n, slow or {}, number) for n in group}
             ok = not set(broken) & set(group) and not (number == 0 and group in flaky)
+            ok = ok and not (apart and {switches[n] for n in group} == set(apart))
             own = {n: {"compute": s, "compute_mean": s} for n, s in alone.items()}
             seconds = max(alone.values())
             results.append(
@@ -96,6 +103,36 @@ def test_neighbours_of_one_kind_are_paired():
     kinds = {n: "ab"[i % 2] for i, n in enumerate(NODES)}
     check = NodeCheck(kinds, LIGHT)
     assert all(len({kinds[n] for n in group}) == 1 for group in check.next_round())
+
+
+SWITCHES = {node: f"s{i // 4}" for i, node in enumerate(NODES)}
+
+
+def test_neighbours_under_one_switch_come_first_and_only_who_passed_there_meets_other_switches():
+    seen = []
+    verdict = play(FULL, broken={"n02"}, switches=SWITCHES, seen=seen)
+    assert set(verdict.faults.faulty) == {"n02"}
+    crossing = [len({SWITCHES[n] for n in g}) > 1 for groups in seen[: verdict.rounds] for g in groups]
+    first = [{SWITCHES[n] for n in group} for group in seen[0]]
+    assert all(len(switches) == 1 for switches in first)
+    between = next(groups for groups in seen if all(len({SWITCHES[n] for n in g}) == 2 for g in groups))
+    assert seen.index(between) == 3
+    assert "n02" not in {node for group in between for node in group}
+    assert any(crossing)
+
+
+def test_light_asks_for_nothing_between_switches():
+    seen = []
+    assert play(LIGHT, switches=SWITCHES, seen=seen).state == "healthy"
+    assert all(len({SWITCHES[n] for n in group}) == 1 for group in seen[0])
+
+
+def test_two_switches_between_which_nothing_passes_are_named_and_no_node_is():
+    verdict = play(FULL, switches=SWITCHES, apart=("s0", "s1"))
+    assert dict(verdict.faults.faulty) == {}
+    assert list(verdict.between) == [("s0", "s1")]
+    assert verdict.row()["between"][0]["switches"] == ["s0", "s1"]
+    assert verdict.state == "found"
 
 
 def test_before_the_first_round_nothing_is_known():

@@ -27,6 +27,7 @@ def test_diagnose_passes_here_and_prints_json():
     report = json.loads(done.stdout)
     assert report["ok"]
     assert [c["check"] for c in report["checks"]][-1] == "all_gather"
+    assert "all_to_all" in {c["check"] for c in report["checks"]}
 
 
 @pytest.mark.parametrize(

@@ -165,7 +165,7 @@ class FakeAgent:
 
     def __init__(self, controller, hello, *, sick=False, mute=(), stepless=False):
         self.controller, self.hello, self.sick, self.mute = controller, hello, sick, mute
-        self.link_rate, self.wrong = 1.0, {}
+        self.link_rate, self.wrong, self.port_speed = 1.0, {}, 0.0
         self.deaf = False
         self.stepless, self.worked = stepless, 0
         self.commands = []
@@ -200,9 +200,10 @@ class FakeAgent:
         elif isinstance(command, PairCheck):
             data = {"ok": not self.deaf, "seconds": 0.1}
         elif isinstance(command, LinkSink):
-            data = {"port": 4243}
+            data = {"port": 4243, "speed_bits_per_s": self.port_speed}
         elif isinstance(command, LinkSend):
-            data = {"bits_per_s": 1e9 * self.link_rate, "error": "" if self.link_rate else "timed out"}
+            rate = self.port_speed if command.address == self.hello.address else 1e9 * self.link_rate
+            data = {"bits_per_s": rate, "error": "" if rate else "timed out"}
         elif isinstance(command, ArithmeticCheck):
             data = {"ok": not self.wrong, "wrong": self.wrong, "products": 100}
         elif isinstance(command, HoldRanks):

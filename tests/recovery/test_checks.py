@@ -52,6 +52,25 @@ def test_a_node_that_fails_or_does_not_answer_its_self_check_is_named_with_the_r
     assert set(report.reports) == {"a", "b", "c"}
 
 
+def test_what_is_inside_a_node_is_tested_where_the_level_is_full():
+    nodes = [FakeNode("a"), FakeNode("b")]
+    for level in (FULL, LIGHT, None):
+        check(*nodes, level=level)
+    asked = [[c.whole_node for c in n.commands if isinstance(c, SelfCheck)] for n in nodes]
+    assert asked == [[True, False, False]] * 2
+
+
+def test_neighbours_under_one_switch_do_all_reduces_too():
+    nodes = [FakeNode(name) for name in "abcd"]
+    for node, switch in zip(nodes, ["s0", "s1", "s0", "s1"], strict=True):
+        node.hello = dataclasses.replace(node.hello, switch=switch)
+    report = check(*nodes, level=LIGHT)
+    asked = {(c.members, c.reduce) for node in nodes for c in node.commands if isinstance(c, PairCheck)}
+    assert {members for members, reduce in asked if reduce} >= {("a", "c"), ("b", "d")}
+    assert all(reduce == (members in {("a", "c"), ("b", "d")}) for members, reduce in asked)
+    assert report.verdict.state == "healthy"
+
+
 def test_without_doubt_no_pairs_are_checked():
     nodes = [FakeNode("a"), FakeNode("b")]
     report = check(*nodes)

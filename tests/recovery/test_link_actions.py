@@ -66,6 +66,21 @@ def test_at_the_next_stop_a_suspected_node_whose_port_is_slow_is_replaced():
     run(scenario)
 
 
+def test_a_port_that_is_below_its_own_rate_as_all_are_is_told_and_evicts_nobody():
+    async def scenario():
+        site = fleet()
+        for agent in site.agents.values():
+            agent.port_speed = 1e10
+        await trained(site, SLOW)
+        site.agents["a"].rank_exits(0, 1)
+        await site.settle()
+        named = site.journal.last("link_check")["detail"]["named"]
+        assert [(c["name"], c["own_rate"]) for c in named] == [(f"{n}/net", True) for n in "abcd"]
+        assert "evict" not in site.journal.kinds()
+
+    run(scenario)
+
+
 def test_a_sites_limit_holds_for_the_transfers_at_a_stop():
     async def scenario():
         site = fleet(link_check_mbit=50.0)

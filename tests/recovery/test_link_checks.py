@@ -14,9 +14,25 @@ from tests.recovery.builders import hello
 class FakeNode:
     """A node of a fleet. `factors` has the share of the usual rate by (sender, receiver), "" for all."""
 
-    def __init__(self, name, factors=(), *, error="", switch="", memory_port=0, rdma=(), refuses=""):
-        """`rdma` has its RDMA ports. It `refuses` to send by RDMA with this error."""
+    def __init__(
+        self,
+        name,
+        factors=(),
+        *,
+        error="",
+        switch="",
+        memory_port=0,
+        rdma=(),
+        refuses="",
+        speed=0.0,
+        own=4e9,
+    ):
+        """`rdma` has its RDMA ports. It `refuses` to send by RDMA with this error.
+
+        Its ports have negotiated `speed`, and a stream to itself reaches `own`.
+        """
         self.memory_port, self.rdma, self.refuses = memory_port, rdma, refuses
+        self.speed, self.own = speed, own
         self.name, self.error, self.factors = name, error, dict(factors)
         self.hello = hello(name, address=f"at-{name}", switch=switch)
         self.commands = []
@@ -28,13 +44,16 @@ class FakeNode:
         if isinstance(command, LinkSink):
             ports = {"1": self.memory_port} if self.memory_port else {}
             data = {"port": 4242 if command.seconds else 0, "memory_ports": ports}
+            data |= {"speed_bits_per_s": self.speed} if self.speed else {}
             if self.rdma:
-                own = {name: {"active": True, "memories": ["1"]} for name in self.rdma}
-                data["rdma"] = {"port": 4242, "ports": own, "why_not": ""}
+                port = {"active": True, "memories": ["1"], "speed_bits_per_s": self.speed}
+                data["rdma"] = {"port": 4242, "ports": dict.fromkeys(self.rdma, port), "why_not": ""}
             return Reply(id=command.id, node=self.name, data=data)
         if command.rdma_port and self.refuses:
             return Reply(id=command.id, node=self.name, error=self.refuses)
         to = command.address.removeprefix("at-")
+        if to == self.name:
+            return Reply(id=command.id, node=self.name, data={"bits_per_s": self.own, "error": ""})
         to = f"{to}:{command.port}" if command.port != 4242 else to
         to += f"@{command.rdma_port}{command.memory}" if command.rdma_port else ""
         factor = self.factors.get((self.name, "")) or self.factors.get(("", to)) or 1.0
@@ -65,6 +84,32 @@ def test_a_slow_node_is_named_with_both_directions():
     assert report.verdict.culprits[0].reason == "in: 40% of the usual rate; out: 40% of the usual rate"
     assert report.detail()["state"] == "found"
     assert report.nodes == list("abcdef")
+
+
+def test_ports_that_are_all_far_below_their_own_rate_are_told():
+    report = measure(*(FakeNode(name, speed=1e10) for name in "abcd"))
+    assert named(report) == [("port", f"{name}/net") for name in "abcd"]
+    assert {c.reason for c in report.verdict.culprits} == {
+        "in: 25% of its own 4 Gbit/s; out: 25% of its own 4 Gbit/s"
+    }
+    assert all(c.own_rate for c in report.verdict.culprits)
+
+
+@pytest.mark.parametrize(("speed", "own", "limit"), [(0.0, 4e9, 0.0), (1e10, 1.5e9, 0.0), (1e10, 4e9, 1.5e9)])
+def test_a_port_promises_no_more_than_a_stream_in_its_machine_and_than_was_asked(speed, own, limit):
+    nodes = [FakeNode(name, speed=speed, own=own) for name in "abcd"]
+    assert named(measure(*nodes, bits_per_s=limit)) == []
+
+
+def test_by_rdma_a_port_promises_its_own_rate_whatever_a_stream_reaches():
+    report = measure(*(FakeNode(name, rdma=("mlx5_0/1",), speed=4e11, own=0.0) for name in "abcd"))
+    assert named(report) == [("port", f"{name}/mlx5_0/1") for name in "abcd"]
+    assert report.verdict.culprits[0].reason.startswith("in: 0% of its own 400 Gbit/s")
+    assert named(measure(*(FakeNode(name, rdma=("mlx5_0/1",), speed=1.1e9) for name in "abcd"))) == []
+
+
+def test_where_a_machine_cannot_send_to_itself_its_port_has_no_rate():
+    assert named(measure(*(FakeNode(name, speed=1e10, own=0.0) for name in "abcd"))) == []
 
 
 def test_a_port_that_is_slow_in_one_direction_is_named_as_a_port():

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pulsetrain.collectors.machine.rdma import CLASS, LAYERS
-from pulsetrain.records.counters import numbered
+from pulsetrain.records.counters import numbered, rate_bits_per_s
 
 ACTIVE = 4  # ib_verbs.h: IB_PORT_ACTIVE
 _EMPTY = "0000:0000:0000:0000:0000:0000:0000:0000"
@@ -27,6 +27,8 @@ class RdmaPort:
     active: bool
     gid_index: int
     near: int
+    bits_per_s: float = 0.0
+    """that it has negotiated, 0 where it is not known"""
 
     @property
     def name(self) -> str:
@@ -52,6 +54,7 @@ def _ports(path: Path) -> Iterator[RdmaPort]:
             active=state is not None and state[0] == ACTIVE,
             gid_index=_gid_index(port) if layer == "Ethernet" else -1,
             near=int(near) if near.isdecimal() else -1,
+            bits_per_s=rate_bits_per_s(_text(port / "rate")) or 0.0,
         )
 
 

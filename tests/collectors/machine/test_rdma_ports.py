@@ -11,12 +11,15 @@ LOCAL = "fe80:0000:0000:0000:0e42:a1ff:fe00:0001"
 NONE = "0000:0000:0000:0000:0000:0000:0000:0000"
 
 
-def port(root, device="mlx5_0", number=1, *, layer="InfiniBand", state="4: ACTIVE", gids=(), near=None):
+def port(
+    root, device="mlx5_0", number=1, *, layer="InfiniBand", state="4: ACTIVE", gids=(), near=None, rate=""
+):
     folder = root / device / "ports" / str(number)
     (folder / "gids").mkdir(parents=True)
     (folder / "gid_attrs" / "types").mkdir(parents=True)
     (folder / "link_layer").write_text(f"{layer}\n")
     (folder / "state").write_text(f"{state}\n")
+    (folder / "rate").write_text(f"{rate}\n")
     for index, (gid, kind) in enumerate(gids):
         (folder / "gids" / str(index)).write_text(f"{gid}\n")
         (folder / "gid_attrs" / "types" / str(index)).write_text(f"{kind}\n")
@@ -33,11 +36,11 @@ def test_a_recorded_machine_has_its_ports():
     assert (found["mlx5_0/1"].gid_index, found["mlx5_bond_0/1"].gid_index) == (-1, 0)
 
 
-def test_a_port_is_known_with_state_and_memory_node(tmp_path):
-    port(tmp_path, near=1)
+def test_a_port_is_known_with_state_rate_and_memory_node(tmp_path):
+    port(tmp_path, near=1, rate="400 Gb/sec (4X NDR)")
     port(tmp_path, "mlx5_1", 2, state="1: DOWN", near=-1)
     assert rdma_ports(tmp_path) == [
-        RdmaPort(device="mlx5_0", number=1, active=True, gid_index=-1, near=1),
+        RdmaPort(device="mlx5_0", number=1, active=True, gid_index=-1, near=1, bits_per_s=4e11),
         RdmaPort(device="mlx5_1", number=2, active=False, gid_index=-1, near=-1),
     ]
 
