@@ -24,6 +24,7 @@ EXTRAS_OF_MODULE: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "streamlit": ("hub",),
         "tenacity": ("kafka",),
         "uvicorn": ("hub",),
+        "uvloop": ("hub",),
     }
 )
 """The extras that install each optional module. The base package has what a rank and an agent import."""

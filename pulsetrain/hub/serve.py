@@ -16,6 +16,7 @@ from pathlib import Path
 
 import structlog
 import uvicorn
+import uvloop
 
 from pulsetrain.core.clock import SystemClock
 from pulsetrain.core.errors import PulsetrainError, Unavailable, UsageError
@@ -130,8 +131,8 @@ def run_server(parts: Parts, listener: socket.socket, certificate: ServerCertifi
             ssl_context_factory=None if certificate is None else lambda *_: certificate.context,
         )
     )
-    with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(_serve(server, listener, parts, certificate))
+    with contextlib.suppress(KeyboardInterrupt), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_serve(server, listener, parts, certificate))
     if parts.leadership.role is Role.DEPOSED:
         raise Unavailable("this hub does not lead any more: start it again, and it waits for its turn")
 

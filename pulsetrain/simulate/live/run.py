@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+import uvloop
+
 from pulsetrain.core.errors import UsageError
 from pulsetrain.core.open_files import allow_many_open_files
 from pulsetrain.protocol.client import HubAddress
@@ -76,8 +78,9 @@ def run(
     with (
         FleetRecorder.open(hub, options.senders) as recorder,
         contextlib.closing(HubWatch(hub, fleet.job)) as watch,
+        asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
     ):
-        return asyncio.run(_FleetRun(fleet, plan, options, hub, recorder, watch, say).run())
+        return runner.run(_FleetRun(fleet, plan, options, hub, recorder, watch, say).run())
 
 
 class _FleetRun:
