@@ -12,6 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 FOLDER = Path(__file__).resolve().parent
+LOAD = ("--width", "256")
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,22 +21,24 @@ class Job:
 
     `args` make it tiny, for tests. `load_args` make steps of some 50 to 300 ms, for measurements.
     `mesh` names the axes on which the ranks differ. `phases` must be recorded without a line added.
-    `framework` is the one in use. `held_out` says that detectors are not tuned on this script.
+    `framework` is the one in use. `held_out` says that detectors are not tuned on this script. `file` is the
+    script's, where it has another name.
     """
 
     name: str
     args: tuple[str, ...] = ()
-    load_args: tuple[str, ...] = ("--width", "256")
+    load_args: tuple[str, ...] = LOAD
     ranks: int = 2
     packages: tuple[str, ...] = ()
     mesh: tuple[str, ...] = ("dp",)
     phases: tuple[str, ...] = ("forward", "backward", "optimizer")
     framework: str = ""
     held_out: bool = False
+    file: str = ""
 
     @property
     def script(self) -> Path:
-        return FOLDER / f"{self.name}.py"
+        return FOLDER / f"{self.file or self.name}.py"
 
     @property
     def missing(self) -> tuple[str, ...]:
@@ -43,12 +46,20 @@ class Job:
         return tuple(p for p in self.packages if importlib.util.find_spec(p.partition(".")[0]) is None)
 
 
+def _same(file: str, name: str, *flags: str, mesh: tuple[str, ...], held_out: bool = False) -> Job:
+    """The script of another job with flags of its own."""
+    return Job(f"{file}_{name}", flags, (*LOAD, *flags), mesh=mesh, held_out=held_out, file=file)
+
+
 _WITH_DATA = ("data", "forward", "backward", "optimizer")
 _JOBS = (
     Job("ddp", ("--eval-every", "4"), phases=("forward", "backward", "optimizer", "evaluation")),
     Job("fsdp2", held_out=True),
     Job("tensor_parallel", mesh=("tp",)),
+    _same("tensor_parallel", "compiled", "--compile", "aot_eager", mesh=("tp",)),
     Job("pipeline", mesh=("pp",), held_out=True),
+    _same("pipeline", "gpipe", "--schedule", "gpipe", mesh=("pp",), held_out=True),
+    _same("pipeline", "interleaved", "--schedule", "interleaved", mesh=("pp",), held_out=True),
     Job("moe", mesh=("ep",)),
     Job("loader", phases=_WITH_DATA),
     Job("compiled", ("--backend", "aot_eager"), held_out=True),

@@ -1,6 +1,8 @@
 """Train a small GPT with tensor and sequence parallelism on a DeviceMesh, and FSDP over the rest.
 
-torchrun --nproc-per-node 4 benchmarks/jobs/tensor_parallel.py --tp 2 --steps 50
+    torchrun --nproc-per-node 4 benchmarks/jobs/tensor_parallel.py --tp 2 --steps 50
+
+With `--compile inductor` each block is compiled, with its collectives inside the graph.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from torch.profiler import record_function as timed
 def arguments() -> Any:
     flags = parser(__doc__)
     flags.add_argument("--tp", type=int, default=2, help="tensor-parallel ranks")
+    flags.add_argument("--compile", default="", metavar="BACKEND", help="of torch.compile, for each block")
     return flags.parse_args()
 
 
@@ -84,6 +87,9 @@ def main() -> None:
         for block in model.blocks:
             fully_shard(block, mesh=mesh["dp"])
         fully_shard(model, mesh=mesh["dp"])
+    if args.compile:
+        for block in model.blocks:
+            block.compile(backend=args.compile)
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, foreach=False)
     draw = torch.Generator().manual_seed(args.seed * 1000 + mesh.get_local_rank("dp"))
     loss = float("nan")
