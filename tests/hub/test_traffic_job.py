@@ -3,6 +3,7 @@
 Hub, agents and ranks are real processes, the nodes are network namespaces.
 """
 
+import itertools
 import json
 import time
 
@@ -113,12 +114,11 @@ def test_a_link_that_carries_nothing_is_named_and_the_job_trains_without_it(site
     assert states["b"] in ("evicted", "left"), rows(site)
 
 
-@pytest.mark.parametrize("how", ["", "evaluate"])
-def test_a_healthy_job_whose_traffic_pauses_is_left_alone(site, how):
+def test_a_healthy_job_whose_traffic_pauses_is_left_alone(site):
     start(site, "a", "b")
     learn(site)
     seen = []
-    for rank in (0, 1):
+    for rank, how in itertools.product((0, 1), ("", "evaluate")):
         before = site.ask()["step"]
         (site.folder / f"pause{rank}").write_text(how)
         end_s = time.monotonic() + PAUSE_S - 2
