@@ -1,6 +1,6 @@
 """A small job on gloo that writes down what each rank did. Each rank draws its own data.
 
-    moved.py --steps 450 --record DIR [--plain]
+    moved.py --steps 450 --record DIR [--plain] [--width 64]
 
 `rank-N` gets lines of attempt, pid, word and step. The words are `restored`, `saved` and `did`. `end-N` gets
 the digest of the parameters. With `--plain` nothing is saved, and no line is Pulsetrain's.
@@ -27,6 +27,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--record", type=Path, required=True)
     parser.add_argument("--plain", action="store_true")
+    parser.add_argument("--width", type=int, default=64, help="of the one layer")
     args = parser.parse_args()
     dist.init_process_group("gloo")
     rank, attempt = dist.get_rank(), os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
@@ -36,7 +37,7 @@ def main() -> None:
             file.write(f"{attempt} {os.getpid()} {word} {step}\n")
 
     torch.manual_seed(0)
-    model = torch.nn.Linear(64, 64)
+    model = torch.nn.Linear(args.width, args.width)
     torch.manual_seed(1 + rank)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     checkpointer, pulse, first = None, None, 0
@@ -49,7 +50,7 @@ def main() -> None:
         first = 0 if done is None else done + 1
     tell("restored", first - 1)
     for step in range(first, args.steps):
-        model(torch.randn(16, 64)).square().mean().backward()
+        model(torch.randn(16, args.width)).square().mean().backward()
         for parameter in model.parameters():
             dist.all_reduce(parameter.grad)
         optimizer.step()

@@ -1,8 +1,10 @@
 """What it costs that ranks take turns on fewer devices: step times beside the ideal, in one run.
 
 The devices of a real data-parallel job change while it runs: N ranks on N devices, then on fewer, and again.
-So both share the same minutes. The ideal of N ranks on M devices is N/M times the step on N devices. What a
-device does is a wait of known length, as it is for the host of a GPU, so that the machine needs no N cores.
+So both share the same minutes. What a device does is a wait of known length, as it is for the host of a GPU,
+so that the machine needs no N cores. The ideal of N ranks on M devices is N/M times that work: no time for
+the communication of N ranks, for optimizers, or for turns. `slicing_ratio` is the step over it, on the number
+of devices where that is worst. `step_ratios` are over N/M times the step on N devices instead.
 
     PYTHONPATH=benchmarks .venv/bin/python -m moving.slicing [--quick]
 
@@ -37,7 +39,7 @@ class Plan:
     work_s: float
 
 
-FULL = Plan(ranks=8, devices=(4, 2, 1), steps=10, rounds=5, work_s=0.05)
+FULL = Plan(ranks=8, devices=(4, 2, 1), steps=6, rounds=5, work_s=0.25)
 QUICK = Plan(ranks=4, devices=(2, 1), steps=6, rounds=2, work_s=0.02)
 
 
@@ -46,25 +48,27 @@ def run(*, quick: bool = False) -> dict[str, Any]:
     plan = QUICK if quick else FULL
     with tempfile.TemporaryDirectory() as folder:
         steps_s, digests, lent = _steps(plan, Path(folder))
-    by_devices = ratios(plan.ranks, {m: median(s) for m, s in steps_s.items()})
+    medians = {m: median(s) for m, s in steps_s.items()}
+    by_devices = ratios(plan.ranks, plan.work_s, medians)
+    by_step = ratios(plan.ranks, medians[plan.ranks], medians)
     return {
         "slicing_ratio": max(by_devices.values()),
-        "image_ratio_8": None,
         "slicing_by_devices": {str(m): ratio for m, ratio in by_devices.items()},
+        "step_ratios": {str(m): ratio for m, ratio in by_step.items()},
+        "work_s": plan.work_s,
         "step_s": {str(m): round(median(s), 5) for m, s in steps_s.items()},
         "identical": len(digests) == 1,
         "turns_given_away": lent,
     }
 
 
-def ratios(ranks: int, steps_s: dict[int, float]) -> dict[int, float]:
-    """The step on each smaller number of devices, over what it ideally takes.
+def ratios(ranks: int, own_s: float, steps_s: dict[int, float]) -> dict[int, float]:
+    """The step on each smaller number of devices M, over ranks / M times `own_s`.
 
-    >>> ratios(8, {8: 0.1, 4: 0.21, 1: 0.8})
+    >>> ratios(8, 0.1, {8: 0.1, 4: 0.21, 1: 0.8})
     {4: 1.05, 1: 1.0}
     """
-    own = steps_s[ranks]
-    return {m: round(step_s / (ranks / m * own), 4) for m, step_s in steps_s.items() if m != ranks}
+    return {m: round(step_s / (ranks / m * own_s), 4) for m, step_s in steps_s.items() if m != ranks}
 
 
 def _steps(plan: Plan, folder: Path) -> tuple[dict[int, list[float]], set[str], int]:

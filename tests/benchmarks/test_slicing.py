@@ -59,6 +59,5 @@ def test_a_killed_rank_gives_its_device_back(tmp_path):
 def test_the_benchmark_prints_its_ratio(tmp_path):
     result = slicing.run(quick=True)
     assert result["identical"]
-    assert result["image_ratio_8"] is None
-    assert 0.3 < result["slicing_ratio"] < 3
+    assert 0.99 < result["slicing_ratio"] < 6, "a device works for one rank at a time"
     assert result["step_s"]["1"] > result["step_s"]["4"]
