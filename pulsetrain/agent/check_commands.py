@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Protocol, cast
 
-from pulsetrain.agent.rdma_ends import NEAR, RdmaEnds, rdma_ends
+from pulsetrain.agent.rdma_ends import NEAR, RdmaEnds, active_ports, rdma_ends
 from pulsetrain.core.json import JsonObject
 from pulsetrain.diagnostics import rdma_transfers
 from pulsetrain.diagnostics.memory_nodes import other_memory_nodes
@@ -67,6 +67,10 @@ class CheckCommands:
                 "memory_ports": {node: port for node, port in ports.items() if port},
                 "rdma": self._rdma_servers(workers, kwargs),
             }
+
+    def own_rdma(self, address: str) -> list[JsonObject]:
+        """The fields that `own_rdma.checks` takes, of each RDMA port of this node whose link is up."""
+        return active_ports(self._rdma(address))
 
     def _rdma_servers(self, workers: Workers, kwargs: JsonObject) -> JsonObject:
         found = self._rdma(str(kwargs["address"]))

@@ -68,6 +68,7 @@ SELF_CHECK = "pulsetrain.diagnostics.selfcheck:run"
 ALL_GATHER = "pulsetrain.diagnostics.all_gather:run"
 WORKER_TIMEOUT_S = 10.0
 SELF_CHECK_MARGIN_S = 20.0
+OWN_PORTS_S = 30.0
 
 
 class Node(Protocol):
@@ -398,7 +399,8 @@ class Commands:
         timeout_s = check.seconds + SELF_CHECK_MARGIN_S
         if check.whole_node:
             kwargs |= {"whole_node": True, "timeout_s": check.group_timeout_s}
-            timeout_s += check.group_timeout_s
+            kwargs["rdma"] = self._checks.own_rdma(self._node.identity.address)
+            timeout_s += check.group_timeout_s + OWN_PORTS_S
         return cast("JsonObject", self._node.zygote.call(SELF_CHECK, kwargs, timeout_s))
 
     def _pair_check(self, check: PairCheck) -> JsonObject:

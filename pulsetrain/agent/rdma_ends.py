@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from pulsetrain.collectors.machine.rdma_ports import RdmaPort, rdma_ports
+from pulsetrain.core.json import JsonObject
 from pulsetrain.diagnostics.memory_nodes import memory_nodes, others
 from pulsetrain.diagnostics.perftest import TOOL, RdmaEnd
 
@@ -52,6 +53,14 @@ def rdma_ends(address: str, sys_root: Path = Path("/sys")) -> RdmaEnds:
         active=frozenset(port.name for port in ports if port.active),
         speeds={port.name: port.bits_per_s for port in ports if port.bits_per_s > 0},
     )
+
+
+def active_ports(found: RdmaEnds) -> list[JsonObject]:
+    """The fields that `own_rdma.checks` takes, of each port whose link is up."""
+    return [
+        {"name": name, "end": asdict(found.ends[name][NEAR]), "bits_per_s": found.speeds.get(name, 0.0)}
+        for name in sorted(found.active & found.ends.keys())
+    ]
 
 
 def _of_port(port: RdmaPort, nodes: Mapping[int, tuple[int, ...]]) -> dict[str, RdmaEnd]:

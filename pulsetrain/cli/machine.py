@@ -156,9 +156,10 @@ def diagnose(
     """
     if job is not None:
         return _links(job, limit_mbit, hub, as_json=as_json)
+    from pulsetrain.agent.rdma_ends import active_ports, rdma_ends
     from pulsetrain.diagnostics import suite
 
-    report = suite.run(seconds=seconds, device=device)
+    report = suite.run(seconds=seconds, device=device, rdma=active_ports(rdma_ends("127.0.0.1")))
     if as_json:
         print_json(report)
     else:

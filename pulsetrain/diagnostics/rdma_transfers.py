@@ -21,7 +21,7 @@ from pathlib import Path
 from pulsetrain.core.errors import Unavailable
 from pulsetrain.core.json import JsonObject
 from pulsetrain.diagnostics import perftest
-from pulsetrain.diagnostics.perftest import RdmaEnd
+from pulsetrain.diagnostics.perftest import Ended, RdmaEnd
 from pulsetrain.diagnostics.transfers import TransferReport, own_address
 
 CONNECT_S = 2.0
@@ -96,6 +96,29 @@ def _serve(taken: socket.socket, end: RdmaEnd, seconds: float) -> str:
     finally:
         failure = perftest.stop(process, _LAST_WORD_S)
     return failure
+
+
+def between_own(sender: RdmaEnd, receiver: RdmaEnd, *, seconds: float) -> Ended:
+    """Send from one port of this machine to another one. A failure says nothing about a port.
+
+    Cards hand such a write to the network, as they know nothing of each other.
+    """
+    tcp_port = _free_port()
+    try:
+        command = perftest.server_command(receiver, tcp_port=tcp_port, seconds=seconds)
+        process = perftest.start(command, receiver.cpus, seconds + MARGIN_S)
+    except OSError as error:
+        return Ended(failure=f"{perftest.TOOL}: {error.strerror or error}")
+    failure = ""
+    try:
+        if not _await_listening(process, tcp_port):
+            return Ended(failure=f"{perftest.TOOL}: it did not listen in {LISTEN_S:g} s")
+        ended = perftest.measure(sender, "127.0.0.1", tcp_port=tcp_port, seconds=seconds)
+    except OSError as error:
+        return Ended(failure=f"{perftest.TOOL}: {error.strerror or error}")
+    finally:
+        failure = perftest.stop(process, _LAST_WORD_S)
+    return Ended(failure=f"{ended.failure}; {failure}") if ended.failure and failure else ended
 
 
 def _await_listening(process: subprocess.Popen[str], port: int) -> bool:

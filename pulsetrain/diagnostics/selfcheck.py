@@ -10,12 +10,21 @@ import hashlib
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
 from pulsetrain.core.errors import UsageError
-from pulsetrain.diagnostics import all_to_all, gpu_pairs, gpucheck, local_group, machine_kind, own_ports
+from pulsetrain.core.json import JsonObject
+from pulsetrain.diagnostics import (
+    all_to_all,
+    gpu_pairs,
+    gpucheck,
+    local_group,
+    machine_kind,
+    own_ports,
+    own_rdma,
+)
 from pulsetrain.diagnostics.measurement import SEED, Check, Limits, Report, exact_operands
 
 DEVICES = ("auto", "cpu", "cuda")
@@ -28,12 +37,13 @@ def run(
     limits: Limits | None = None,
     whole_node: bool = False,
     timeout_s: float = 30.0,
+    rdma: Sequence[JsonObject] = (),
 ) -> Report:
     """Check this machine for about `seconds`. A check that cannot run has failed.
 
     `device` is "cpu", "cuda" (GPUs too) or "auto" (GPUs too if there are some). Raises `UsageError` for
     another. With `whole_node` all GPUs send to each other first, which takes up to `timeout_s` more and needs
-    a process without a CUDA context, and so do network ports (`own_ports`).
+    a process without a CUDA context. So do network ports (`own_ports`) and the ports of `rdma` (`own_rdma`).
     """
     refuse_unknown(device)
     began = time.perf_counter()
@@ -43,6 +53,7 @@ def run(
     checks += _cpu_checks(seconds / (2 if cuda else 1), limits)
     if whole_node:
         checks += guarded("own_ports", lambda: own_ports.checks(seconds))
+        checks += guarded("own_rdma", lambda: own_rdma.checks(rdma, seconds))
     if cuda:
         checks += guarded("cuda", lambda: gpucheck.checks(seconds / 2, limits))
     return Report(

@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Sequence
 
 from pulsetrain.core.errors import UsageError
 from pulsetrain.core.json import JsonObject
-from pulsetrain.diagnostics import all_gather, all_to_all, gpu_pairs, local_group, own_ports, selfcheck
+from pulsetrain.diagnostics import (
+    all_gather,
+    all_to_all,
+    gpu_pairs,
+    local_group,
+    own_ports,
+    own_rdma,
+    selfcheck,
+)
 from pulsetrain.diagnostics.local_group import MemberReport
 from pulsetrain.diagnostics.measurement import CheckRow, Report
 
@@ -20,12 +29,12 @@ class HostReport(Report):
     pairs: list[JsonObject]
 
 
-def run(*, seconds: float, device: str = "auto") -> HostReport:
+def run(*, seconds: float, device: str = "auto", rdma: Sequence[JsonObject] = ()) -> HostReport:
     """Run the self-check for about `seconds`, and an all-to-all and an all-gather among processes.
 
-    There is a process for each GPU, at least two. Network ports send to each other, too. These checks are
-    added to the report of `selfcheck.run`. Raises `UsageError` for `seconds` out of range and for an unknown
-    device.
+    There is a process for each GPU, at least two. Network ports send to each other, too, and so do those of
+    `rdma` (`own_rdma`). These checks are added to the report of `selfcheck.run`. Raises `UsageError` for
+    `seconds` out of range and for an unknown device.
     """
     if not 0 < seconds <= 600:
         raise UsageError(f"seconds = {seconds}: allowed above 0, at most 600")
@@ -40,6 +49,7 @@ def run(*, seconds: float, device: str = "auto") -> HostReport:
     checks = [
         *report["checks"],
         *(check.row() for check in selfcheck.guarded("own_ports", lambda: own_ports.checks(seconds))),
+        *(check.row() for check in selfcheck.guarded("own_rdma", lambda: own_rdma.checks(rdma, seconds))),
         *(check.row() for check in gpu_pairs.checks(exchanged)),
         _all_gather_row(gathered),
     ]

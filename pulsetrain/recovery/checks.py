@@ -24,7 +24,8 @@ LEAST_ROUND_S = 1.0  # a round that would have less time is not begun
 LEAST_TIMEOUT_S = 2.0
 PATIENCE = 5.0  # times what the slowest group that passed took, from the second round on
 MARGIN_S = 2.0  # for the way of a command and its reply
-WHOLE_NODE_S = 30.0  # for processes to begin on each GPU, to meet and to exchange
+GROUP_TIMEOUT_S = 30.0  # for processes to begin on each GPU, to meet and to exchange
+WHOLE_NODE_S = 60.0  # for that, and for ports that send to each other
 SHOWN_ROUNDS = 2  # whose groups are all part of the event. Of later rounds the failures are
 STORE_JOB = "pairwise"
 
@@ -154,7 +155,7 @@ async def _self_check(node: Node, policy: Policy, ids: Ids, level: Level | None)
     """One node alone. Its GPUs and its ports send to each other where the level asks for that."""
     together = level is not None and level.whole_node
     command = SelfCheck(
-        id=ids(), seconds=policy.self_check_s, whole_node=together, group_timeout_s=WHOLE_NODE_S
+        id=ids(), seconds=policy.self_check_s, whole_node=together, group_timeout_s=GROUP_TIMEOUT_S
     )
     return await node.ask(command, policy.reply_timeout_s + (WHOLE_NODE_S if together else 0.0))
 

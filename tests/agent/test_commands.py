@@ -222,7 +222,7 @@ def test_all_gpus_of_a_node_have_time_to_meet(session):
     session.execute(SelfCheck(id=1, seconds=2.0, whole_node=True, group_timeout_s=30.0))
     session.execute(SelfCheck(id=2, seconds=2.0))
     assert [call[1:] for call in session.node.zygote.calls] == [
-        ({"seconds": 2.0, "whole_node": True, "timeout_s": 30.0}, 52.0),
+        ({"seconds": 2.0, "whole_node": True, "timeout_s": 30.0, "rdma": []}, 82.0),
         ({"seconds": 2.0}, 22.0),
     ]
 

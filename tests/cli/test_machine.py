@@ -61,7 +61,7 @@ def test_a_machine_without_ports_is_bad_usage(cli, tmp_path):
 def test_a_failed_check_is_status_1(cli, monkeypatch, ok, status):
     row = {"check": "gemm_checksum", "ok": ok, "value": 0, "unit": "errors", "limit": None, "detail": "fine"}
     report = {"ok": ok, "checks": [row]}
-    monkeypatch.setattr(pulsetrain.diagnostics.suite, "run", lambda *, seconds, device: report)
+    monkeypatch.setattr(pulsetrain.diagnostics.suite, "run", lambda **_: report)
     done = cli("diagnose", "--json")
     assert (json.loads(done.output), done.return_value) == (report, status)
 

@@ -1,0 +1,43 @@
+"""Sends by RDMA from one card's port to the next one of this machine.
+
+Two ports of one fabric reach each other through its switches. Ports of separate fabrics do not, so a failure
+says nothing about a port: the way is not measurable then. A transfer that works must reach half of what the
+slower port has negotiated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+from pulsetrain.core.json import JsonObject
+from pulsetrain.diagnostics import rdma_transfers
+from pulsetrain.diagnostics.measurement import Check
+from pulsetrain.diagnostics.perftest import Ended, RdmaEnd
+from pulsetrain.diagnostics.port_rates import LEAST_SHARE, promised
+
+Send = Callable[..., Ended]
+MOST_WAYS = 8
+"""because each takes more than two seconds"""
+
+
+def checks(
+    ports: Sequence[JsonObject], seconds: float, send: Send = rdma_transfers.between_own
+) -> list[Check]:
+    """One check for each port that sends to the next one, and the last to the first.
+
+    `ports` have the fields "name", "end" (those of an `RdmaEnd`) and "bits_per_s" (0: not known). None where
+    there are no two ports.
+    """
+    ring = list(pairwise([*ports, *ports[:1]])) if len(ports) > 1 else []
+    return [_check(sender, receiver, seconds, send) for sender, receiver in ring[:MOST_WAYS]]
+
+
+def _check(sender: JsonObject, receiver: JsonObject, seconds: float, send: Send) -> Check:
+    name = f"port_{sender['name']}_to_{receiver['name']}"
+    ended = send(RdmaEnd(**sender["end"]), RdmaEnd(**receiver["end"]), seconds=min(seconds, 1.0))
+    if ended.failure:
+        return Check(name=name, value=0.0, unit="B/s", detail=f"not measurable: {ended.failure}")
+    rates = [float(port["bits_per_s"]) for port in (sender, receiver)]
+    limit = LEAST_SHARE * promised(*rates) / 8 if all(rates) else None
+    return Check(name=name, value=ended.bits_per_s / 8, unit="B/s", limit=limit, detail="RDMA")

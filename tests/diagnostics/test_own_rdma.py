@@ -1,0 +1,40 @@
+"""From one RDMA port of a machine to the next one, with transfers that are made up."""
+
+import pytest
+
+from pulsetrain.diagnostics.own_rdma import checks
+from pulsetrain.diagnostics.perftest import Ended
+
+
+def ports(count, rate=4e11):
+    return [
+        {"name": f"mlx5_{i}/1", "end": {"device": f"mlx5_{i}", "port": 1}, "bits_per_s": rate}
+        for i in range(count)
+    ]
+
+
+def sending(rate=lambda sender, receiver: 3.9e11, failure=""):
+    return lambda a, b, *, seconds: Ended(bits_per_s=rate(a.device, b.device), failure=failure)
+
+
+@pytest.mark.parametrize(("count", "ways"), [(0, 0), (1, 0), (2, 2), (3, 3), (20, 8)])
+def test_each_port_sends_to_the_next_one(count, ways):
+    found = checks(ports(count), 0.5, sending())
+    assert len(found) == ways
+    assert all(check.ok for check in found)
+
+
+def test_a_port_that_does_not_reach_half_of_its_rate_fails():
+    slow = sending(lambda a, b: 1.9e11 if a == "mlx5_1" else 3.9e11)
+    found = checks(ports(3), 0.5, slow)
+    assert [c.name for c in found if not c.ok] == ["port_mlx5_1/1_to_mlx5_2/1"]
+    assert found[0].limit == 2.5e10
+
+
+def test_ports_that_do_not_reach_each_other_are_not_measurable_and_have_not_failed():
+    found = checks(ports(2), 0.5, sending(failure="ib_write_bw: Completion with error"))
+    assert {(c.ok, c.detail) for c in found} == {(True, "not measurable: ib_write_bw: Completion with error")}
+
+
+def test_without_a_rate_there_is_no_limit():
+    assert [c.limit for c in checks(ports(2, 0.0), 0.5, sending(lambda a, b: 1.0))] == [None, None]
