@@ -4,14 +4,18 @@
 
 `pulsetrain simulate fleet-live` feeds a real hub with a slow rank, a slow node and a flapping link. Each
 page is opened `--runs` times in a fresh tab. `cold_s` is the median time until its content stands,
-`change_s` the median time after a change of view, `kib` what came over the WebSocket in the first load,
+`change_s` the median time after a change of view until something stands that did not stand before, null
+for a page whose view cannot be changed, `kib` what came over the WebSocket in the first load,
 `blocked_ratio` the share of ten seconds in which tasks of more than 50 ms blocked the browser, `heap_mib`
 the JavaScript heap after them. `culprit_visible`: on Overview, heatmap, topology and timeline each of the
 three is named in the text and has its mark in the drawing (looked for in a screenshot), nobody else is
 named or marked, and the same holds for a rank that stops in a second fleet. `--walks` adds random walks of
 clicks with their problems: after each click the page must be whole, and its address must restore the view
 in a fresh tab. `--walks-file` keeps them, so that a later run goes on. `cpu_s` is what hub and
-dashboard used meanwhile. It needs Debian's chromium. The last line is one JSON object (minutes).
+dashboard used meanwhile. `fleet` says how late its heartbeats went out at worst, how many were held back,
+and how many nodes the hub lost: its process gives way to hub, dashboard and browser, because its machines
+are other ones in production. `problems` are pages that could not be measured, and the exit status is 1 then.
+It needs Debian's chromium. The last line is one JSON object (minutes).
 """
 
 from __future__ import annotations
@@ -25,19 +29,31 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
-from browsing.live_site import PER_NODE, LiveSite, Planted, faults, fleet, hang, live_site, until
+from browsing.live_site import (
+    PER_NODE,
+    POOL,
+    Feed,
+    LiveSite,
+    Planted,
+    faults,
+    fleet,
+    hang,
+    live_site,
+    until,
+    write_lines,
+)
 from browsing.seen import faults_seen
+from browsing.visits import StoodBefore, Visit, change_s, visits, wait
 from browsing.walks import WalkLog, walks
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Error as PlaywrightError
 
 JOB, HUNG = "fleet", "hung"
-TIMELINE_RANKS = 64
 WATCHED_S = 10.0
 NAMED_S = 400.0
 FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking")
@@ -49,78 +65,14 @@ new PerformanceObserver(l => l.getEntries().forEach(e => window.blockedMs += e.d
 """
 
 
-@dataclass(frozen=True, kw_only=True)
-class Visit:
-    """A page: its address, what stands there when it is complete, and a change of view."""
-
-    name: str
-    path: str
-    ready: str
-    change: Callable[[Page], None]
-    changed: str
-
-
-def _choose(text: str) -> Callable[[Page], None]:
-    return lambda page: page.get_by_text(text, exact=True).first.click()
-
-
-def _fill(label: str, value: str) -> Callable[[Page], None]:
-    def fill(page: Page) -> None:
-        box = page.get_by_label(label, exact=True).first
-        box.fill(value)
-        box.press("Enter")
-
-    return fill
-
-
-def _nothing(page: Page) -> None:
-    """A page without a view to change."""
-
-
-def visits(rank: int, node: str) -> list[Visit]:
-    """The pages that are measured: name, address, what is complete, the change, and what is complete then."""
-    chart, cohort, here = ".js-plotly-plot .main-svg", "text=the median of the", f"td:has-text('{node}')"
-    time_axis, drawn, table = ".xtitle:has-text('UTC')", ".timeline[data-view]", ".t, .empty"
-    first = max(0, rank - TIMELINE_RANKS // 2)
-    few_ranks = (_fill("Ranks", "0-3"), "text=Ranks 0-3")
-    rows = [
-        ("overview", "", f"#verdict && {chart}", _choose("time"), time_axis),
-        ("heatmap", "heatmap", f"#worst && {chart}", _choose("stage"), "text=stage 3"),
-        ("topology", "topology", chart, _fill("Find", node), here),
-        ("timeline", f"timeline?ranks={first}-{first + TIMELINE_RANKS - 1}", drawn, *few_ranks),
-        ("incidents", "incidents", ".incident", _nothing, ".incident"),
-        ("alerts", "alerts", "text=straggler", _nothing, "text=straggler"),
-        ("stacks", "stacks", table, _nothing, table),
-        ("nodes", "nodes", ".t", _fill("Find", node), here),
-        ("rank", f"rank?rank={rank}", f"{cohort} && {chart}", _fill("Rank", "0"), "text=Rank 0 works"),
-        ("node", f"node?node={node}", f"{cohort} && {chart}", _nothing, cohort),
-        ("logs", "logs", table, _fill("Search", "nothing has this"), ".empty"),
-        ("metrics", "metrics", f"{chart}, .empty", _nothing, f"{chart}, .empty"),
-        ("events", "events?last=30+days", ".t", _fill("Kind", "simulated"), ".t"),
-        ("recovery", "recovery", table, _nothing, table),
-        ("checkpoints", "checkpoints", table, _nothing, table),
-        ("pipeline", "pipeline", ".t", _nothing, ".t"),
-    ]
-    return [
-        Visit(name=name, path=path, ready=ready, change=change, changed=changed)
-        for name, path, ready, change, changed in rows
-    ]
-
-
-def wait(page: Page, selectors: str, timeout_s: float = 120.0) -> None:
-    """Return when all selectors, joined by &&, stand on the page."""
-    for selector in selectors.split(" && "):
-        page.wait_for_selector(selector, timeout=timeout_s * 1e3)
-
-
 def url_of(site: str, visit: Visit) -> str:
     """The address of a page."""
     path, _, query = visit.path.partition("?")
     return f"{site}/{path}?job={JOB}" + (f"&{query}" if query else "")
 
 
-def look(browser: Browser, site: str, visit: Visit, *, watched_s: float) -> dict[str, float]:
-    """Open a page once in a fresh tab."""
+def look(browser: Browser, site: str, visit: Visit, *, watched_s: float) -> dict[str, Any]:
+    """Open a page once in a fresh tab. Raises `StoodBefore`."""
     context = browser.new_context(viewport={"width": 1400, "height": 900})
     page, received = context.new_page(), [0]
     page.on("websocket", lambda w: w.on("framereceived", lambda d: received.append(len(d))))
@@ -134,11 +86,8 @@ def look(browser: Browser, site: str, visit: Visit, *, watched_s: float) -> dict
         page.wait_for_timeout(watched_s * 1e3)
         blocked = page.evaluate("window.blockedMs") / 1e3 / watched_s
         heap = page.evaluate("performance.memory ? performance.memory.usedJSHeapSize : 0") / 2**20
-        began_s = time.perf_counter()
-        visit.change(page)
-        wait(page, visit.changed)
         return {
-            "cold_s": cold_s, "change_s": time.perf_counter() - began_s, "kib": kib, "blocked_ratio": blocked,
+            "cold_s": cold_s, "change_s": change_s(page, visit), "kib": kib, "blocked_ratio": blocked,
             "heap_mib": heap,
         }  # fmt: skip
     finally:
@@ -146,13 +95,34 @@ def look(browser: Browser, site: str, visit: Visit, *, watched_s: float) -> dict
 
 
 def measure(browser: Browser, site: str, visit: Visit, runs: int, watched_s: float) -> dict[str, Any]:
-    """One page: medians over the runs. The browser is watched in the first one."""
+    """One page: medians over the runs. The browser is watched in the first one. Raises `StoodBefore`."""
     before_s = cpu_s()
     found = [look(browser, site, visit, watched_s=watched_s if run == 0 else 1.0) for run in range(runs)]
-    times = {name: round(statistics.median(f[name] for f in found), 2) for name in ("cold_s", "change_s")}
+    names = ("cold_s", "change_s") if visit.change is not None else ("cold_s",)
+    times = {"change_s": None} | {n: round(statistics.median(f[n] for f in found), 2) for n in names}
     first = {name: round(found[0][name], 3) for name in ("kib", "blocked_ratio", "heap_mib")}
     used = {name: round(cpu_s()[name] - before_s[name], 2) for name in before_s}
     return {"name": visit.name, **times, **first, "cpu_s": used}
+
+
+def add_page(
+    report: dict[str, Any], browser: Browser, site: str, visit: Visit, runs: int, watched_s: float
+) -> None:
+    """Measure a page into the report. What could not be measured is a problem there."""
+    try:
+        report["pages"].append(measure(browser, site, visit, runs, watched_s))
+    except (StoodBefore, PlaywrightError) as error:
+        report["problems"].append(f"{visit.name}: {str(error).splitlines()[0]}")
+        print(report["problems"][-1], file=sys.stderr, flush=True)
+    else:
+        print(report["pages"][-1], file=sys.stderr, flush=True)
+
+
+def fleet_state(site: LiveSite, feed: Feed) -> dict[str, Any]:
+    """How heartbeats came while pages were loaded, and how many nodes the hub does not count as active."""
+    nodes = [node for node in site.client.nodes() if node["job"] == JOB]
+    away = [node["node"] for node in nodes if node["state"] not in ("active", "standby")]
+    return {**feed.heartbeats(), "nodes_away": len(away)}
 
 
 def cpu_s() -> dict[str, float]:
@@ -237,30 +207,33 @@ def main() -> None:
     ranks, runs, step_s = (1024, 1, 1.0) if options.quick else (options.ranks, options.runs, options.step_s)
     nodes, watched_s = ranks // PER_NODE, 2.0 if options.quick else WATCHED_S
     planted = faults(nodes)
-    pages_of = visits(planted[0].ranks[0], planted[1].name)
+    pages_of = visits(planted[0].ranks[0], planted[1].name, nodes)
     wanted = [v.name for v in pages_of] if options.pages is None else options.pages.split(",")
-    report: dict[str, Any] = {"ranks": ranks, "pages": [], "culprit_visible": None}
+    report: dict[str, Any] = {"ranks": ranks, "pages": [], "culprit_visible": None, "problems": []}
     report["load_before"] = round(os.getloadavg()[0], 1)
     visible = []
     with contextlib.ExitStack() as stack:
         temporary = tempfile.TemporaryDirectory(prefix="pulsetrain-bench-")
         data = options.data or Path(stack.enter_context(temporary))
-        site, browser = stack.enter_context(live_site(data)), stack.enter_context(chromium())
-        with fleet(site, JOB, nodes, planted, step_s=step_s):
+        site, browser = stack.enter_context(live_site(data, POOL)), stack.enter_context(chromium())
+        with fleet(site, JOB, nodes, planted, step_s=step_s) as feed:
+            write_lines(site, JOB, nodes)
             if options.no_seen:
                 until(lambda: planted[0].name in site.named(JOB), NAMED_S)
             else:
                 visible.append(seen(browser, site, JOB, planted))
             for visit in pages_of:
                 if visit.name in wanted:
-                    report["pages"].append(measure(browser, site.dashboard, visit, runs, watched_s))
-                    print(report["pages"][-1], file=sys.stderr, flush=True)
+                    add_page(report, browser, site.dashboard, visit, runs, watched_s)
             if options.walks:
                 report["walks"] = walked(browser, site.dashboard, options)
+            report["fleet"] = fleet_state(site, feed)
     if not options.no_seen:
         visible.append(hang_seen(nodes, step_s))
         report["culprit_visible"] = all(visible)
     print(json.dumps({**report, "cores": len(os.sched_getaffinity(0))}))
+    if report["problems"]:
+        sys.exit(1)
 
 
 if __name__ == "__main__":

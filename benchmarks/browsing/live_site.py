@@ -1,23 +1,38 @@
-"""A hub with its dashboard, and simulated fleets that feed it, each a process of its own."""
+"""A hub with its dashboard, and simulated fleets that feed it, each a process of its own.
+
+The machines of a fleet share the processors with hub, dashboard and browser here. In production they are
+other machines. So a fleet's process gives way: it runs where nobody else wants to (`giving_way`).
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
+from anyjob.giving_way import giving_way
 
 from pulsetrain.core.errors import PulsetrainError
 from pulsetrain.core.json import JsonObject
 from pulsetrain.protocol.client import HubAddress, HubClient
+from pulsetrain.records.columns import Columns
+from pulsetrain.simulate.live.recorder import FleetRecorder
 
 TP, PP, PER_NODE = 8, 8, 8
+POOL = {
+    "PULSETRAIN_POOL_DEVICES_PER_MACHINE": str(PER_NODE),
+    "PULSETRAIN_POOL_RESERVE_RATIO": "0",
+    "PULSETRAIN_POOL_TICK_S": "1",
+}
+"""A hub whose pool is all devices of the fleet. Each simulated node counts as a machine."""
+LINES, FOUND_LINE = 2000, "rank 7: step 3, loss"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,10 +74,11 @@ def hang(nodes: int) -> Planted:
 
 @dataclass(frozen=True, kw_only=True)
 class LiveSite:
-    """A hub that runs: the address of its dashboard, and its API."""
+    """A hub that runs: the address of its dashboard, its own, and its API."""
 
     data: Path
     dashboard: str
+    address: HubAddress
     client: HubClient
 
     def job(self, name: str) -> JsonObject:
@@ -83,31 +99,53 @@ class LiveSite:
         }
 
 
+@dataclass(frozen=True, kw_only=True)
+class Feed:
+    """A fleet that feeds the hub. `log` has one report a line, as JSON."""
+
+    log: Path
+
+    def heartbeats(self) -> dict[str, float]:
+        """How late the fleet sent heartbeats at worst, and how many it held back since the job runs, because
+        the hub had not taken the one before."""
+        lines = self.log.read_text().splitlines()
+        reports = [json.loads(line) for line in lines if line.startswith('{"at_s"')]
+        running = [report for report in reports if report["at_s"] >= 0]
+        return {
+            "late_s": round(max((r["late_s"] for r in running), default=0.0), 2),
+            "held_back": sum(r["held_back"] for r in running),
+        }
+
+
 @contextlib.contextmanager
-def child(log: Path, *words: str) -> Iterator[None]:
+def child(
+    log: Path, *words: str, environ: Mapping[str, str] | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
     """A command of `pulsetrain` while the block runs. What it says goes to a file."""
     with log.open("ab") as said:
         command = [sys.executable, "-m", "pulsetrain.cli", *words]
-        process = subprocess.Popen(command, stdout=said, stderr=said)
+        process = subprocess.Popen(command, stdout=said, stderr=said, env={**os.environ, **(environ or {})})
         try:
-            yield
+            yield process
         finally:
             process.terminate()
             process.wait(60)
 
 
 @contextlib.contextmanager
-def live_site(data: Path) -> Iterator[LiveSite]:
-    """A hub on the folder with its dashboard."""
+def live_site(data: Path, environ: Mapping[str, str] | None = None) -> Iterator[LiveSite]:
+    """A hub on the folder with its dashboard. `environ` configures it."""
     facts_file = data / "hub.json"
     data.mkdir(parents=True, exist_ok=True)
     facts_file.unlink(missing_ok=True)
-    with child(data / "hub.log", "serve", "--data", str(data), "--port", "0", "--dashboard-port", "0"):
+    words = ("serve", "--data", str(data), "--port", "0", "--dashboard-port", "0")
+    with child(data / "hub.log", *words, environ=environ):
         until(lambda: facts_file.exists() and "dashboard" in json.loads(facts_file.read_text() or "{}"), 60)
         facts = json.loads(facts_file.read_text())
         until(lambda: _answers(f"{facts['dashboard']}/_stcore/health"), 120)
-        client = HubClient(HubAddress(url=facts["url"], token=facts["token"]), timeout_s=30.0)
-        yield LiveSite(data=data, dashboard=facts["dashboard"], client=client)
+        address = HubAddress(url=facts["url"], token=facts["token"])
+        client = HubClient(address, timeout_s=30.0)
+        yield LiveSite(data=data, dashboard=facts["dashboard"], address=address, client=client)
 
 
 def _answers(url: str) -> bool:
@@ -118,17 +156,43 @@ def _answers(url: str) -> bool:
 
 @contextlib.contextmanager
 def fleet(
-    site: LiveSite, job: str, nodes: int, planted: Sequence[Planted], *, step_s: float
-) -> Iterator[None]:
-    """A fleet that feeds the hub, once the job runs."""
+    site: LiveSite, job: str, nodes: int, planted: Sequence[Planted], *, step_s: float, say_s: float = 30.0
+) -> Iterator[Feed]:
+    """A fleet that feeds the hub, once the job runs. It gives way to every other process.
+
+    It reports every `say_s`, for which it asks the hub for its status.
+    """
     plan = site.data / f"{job}.toml"
     plan.write_text("".join(_table(each) for each in planted))
     shape = ("--nodes", str(nodes), "--tp", str(TP), "--pp", str(PP), "--step-s", str(step_s))
     where = ("--data", str(site.data), "--job", job, "--plan", str(plan), "--seconds", "86400")
-    pace = ("--metrics-s", "5", "--say-s", "60", "--heartbeat-s", "1" if nodes < 4096 else "10")
-    with child(site.data / f"{job}.log", "simulate", "fleet-live", *shape, *where, *pace):
+    pace = ("--metrics-s", "5", "--heartbeat-s", "1" if nodes < 4096 else "10")
+    said = ("--json", "--say-s", str(say_s))
+    log = site.data / f"{job}.log"
+    with (
+        child(log, "simulate", "fleet-live", *shape, *where, *pace, *said) as process,
+        giving_way(process.pid),
+    ):
         until(lambda: site.job(job).get("state") == "running", 300)
-        yield
+        yield Feed(log=log)
+
+
+def write_lines(site: LiveSite, job: str, nodes: int) -> None:
+    """A line of standard output of each rank, of 2,000 at most. A simulated fleet prints none by itself.
+
+    They reach the hub as records of agents do. One of them contains `FOUND_LINE`.
+    """
+    now_ns = time.time_ns()
+    rows = [
+        {
+            "ts": now_ns + rank, "node": f"sim-{rank // PER_NODE:05d}", "job": job, "attempt": 0,
+            "rank": rank, "source": "stdout", "severity": "info", "rule": "",
+            "message": f"rank {rank}: step 3, loss 2.{rank % 97:02d}",
+        }
+        for rank in range(min(LINES, nodes * PER_NODE))
+    ]  # fmt: skip
+    with FleetRecorder.open(site.address, 1) as recorder:
+        recorder.make(lambda: [Columns.from_rows("logs", rows)])
 
 
 def _table(each: Planted) -> str:

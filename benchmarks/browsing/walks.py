@@ -17,7 +17,7 @@ from browsing.views import restored, settle, view, whole
 
 STARTS = (
     "", "heatmap", "timeline", "topology", "incidents", "stacks", "alerts", "nodes", "rank?rank=3",
-    "node?node=sim-00001", "logs", "metrics", "events", "recovery", "checkpoints", "pipeline",
+    "node?node=sim-00001", "logs", "metrics", "events", "recovery", "checkpoints", "pipeline", "pool",
 )  # fmt: skip
 _HARMLESS = ("GL Driver Message", "willReadFrequently")
 _OUTSIDE = "ERR_NETWORK_CHANGED"

@@ -99,7 +99,24 @@ class FakeHub:
             "written_rows": 0,
             "unwritten_rows": 0,
         }
-        return {"hub": facts, "jobs": [job] if self.jobs else []}
+        if not self.jobs:
+            return {"hub": facts, "jobs": []}
+        return {"hub": facts, "jobs": [job], "pool": self.pool()}
+
+    def pool(self) -> dict[str, Any]:
+        """A pool of four machines with the job, and with one that waits."""
+        shared = {"tier": "basic", "promised": False, "hour_share": None, "why_waits": ""}
+        return {
+            "machines": {f"node-{number}": {"devices": 4, "used": 2} for number in (0, 2, 3, 4)},
+            "jobs": [
+                {"job": self.job.name, **shared, "tier": "premium", "devices": 8, "most_devices": 8},
+                {"job": "sweep", **shared, "devices": 0, "most_devices": 2, "why_waits": "no room"},
+            ],
+            "actions": [
+                {"ts_ns": self.job.began_ns, "what": "start", "job": self.job.name, "from": {},
+                 "to": {"node-0": 2}, "reason": "it came first", "price_device_s": 0.0}
+            ],
+        }  # fmt: skip
 
     def incidents(self) -> list[dict[str, Any]]:
         """The stories that the real code makes of the job's findings."""
