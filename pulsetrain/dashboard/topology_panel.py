@@ -19,6 +19,7 @@ from pulsetrain.dashboard.models.attribution import Attribution
 from pulsetrain.dashboard.models.explore import SEVERE
 from pulsetrain.dashboard.models.states import LOG_SEVERITIES, RANK_STATES, pill
 from pulsetrain.dashboard.models.text import clock, fold
+from pulsetrain.dashboard.models.times import TimeChoice
 from pulsetrain.dashboard.models.topology import RankPoint, mesh_note, points
 from pulsetrain.dashboard.source import Questions, Source, begin
 from pulsetrain.stream.queries import explore, mesh, views
@@ -112,7 +113,7 @@ def _spans_question(source: Source, job: str, row: JsonObject) -> Ask:
 
 def _line_questions(source: Source, job: str, rank: int, node: str) -> tuple[Ask, Ask]:
     """Error lines of the rank, and of its node."""
-    from_ns, to_ns = parts.times(source, job, _LINES_DURING)
+    from_ns, to_ns = parts.times(source, job, TimeChoice(last=_LINES_DURING))
     wanted = partial(
         explore.LogFilter, from_ns=from_ns, to_ns=to_ns, node=node, severities=SEVERE["errors"], limit=_LINES
     )
