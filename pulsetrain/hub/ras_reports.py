@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 import structlog
@@ -19,7 +19,7 @@ from pulsetrain.analytics.verdict import Finding, Verdict
 from pulsetrain.core.clock import Clock
 from pulsetrain.core.errors import CorruptData, UsageError
 from pulsetrain.core.supervisor import TaskSupervisor
-from pulsetrain.hub.stacks import nearly_hung
+from pulsetrain.hub.stacks import nearly_hung, with_evidence
 from pulsetrain.protocol.messages import Reply
 from pulsetrain.recovery.journal import Journal
 from pulsetrain.recovery.snapshot import JobSnapshot
@@ -30,7 +30,6 @@ NAME = "nccl_ras"
 LIMIT_S = 9.0  # of one question: NCCL waits for processes that do not answer
 PAUSE_S = 1.0  # between two reports. Both are there before a hang is named
 AGAIN_S = 30.0  # least time between two readings that nobody asked for
-FRESH_S = 90.0  # an older reading proves nothing about a hang
 MOST_NODES = 3  # that are asked until one knows
 
 
@@ -122,12 +121,9 @@ class RasReports:
         if report is None or memory.attempt != attempt:
             return list(findings)
         evidence = {k: v for k, v in report.items() if k not in ("job", "attempt")}
-        return [
-            replace(f, evidence={**f.evidence, NAME: {**evidence, "agrees": _agrees(f, report)}})
-            if f.kind == "hang" and f.ts_ns - report["ts_ns"] < FRESH_S * 1e9
-            else f
-            for f in findings
-        ]
+        return with_evidence(
+            findings, NAME, report["ts_ns"], lambda finding: {**evidence, "agrees": _agrees(finding, report)}
+        )
 
     def _job(self, name: str) -> RasSource:
         if name not in self._jobs:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -124,12 +124,7 @@ class Stacks:
         if report is None or memory.attempt != attempt:
             return list(findings)
         evidence = {k: v for k, v in report.items() if k not in ("tree", "job", "attempt")}
-        return [
-            replace(f, evidence={**f.evidence, NAME: evidence})
-            if f.kind == "hang" and f.ts_ns - report["ts_ns"] < FRESH_S * 1e9
-            else f
-            for f in findings
-        ]
+        return with_evidence(findings, NAME, report["ts_ns"], lambda finding: evidence)
 
     def detector(self, job: str) -> Verdict:
         """Whether stacks can be read."""
@@ -171,6 +166,18 @@ class Stacks:
 
     async def _self_test(self, job: StackSource, memory: _Memory) -> None:
         memory.blind = await self._sampler.self_test(job)
+
+
+def with_evidence(
+    findings: Sequence[Finding], name: str, ts_ns: int, evidence: Callable[[Finding], object]
+) -> list[Finding]:
+    """The findings, those of hangs with what was seen at `ts_ns`, unless that was long before."""
+    return [
+        replace(f, evidence={**f.evidence, name: evidence(f)})
+        if f.kind == "hang" and f.ts_ns - ts_ns < FRESH_S * 1e9
+        else f
+        for f in findings
+    ]
 
 
 def nearly_hung(view: watch.JobView, verdicts: Sequence[Verdict], stopped_s: float) -> bool:
