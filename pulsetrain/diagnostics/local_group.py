@@ -65,7 +65,7 @@ def _forked(work: list[Callable[[Connection], None]], timeout_s: float) -> list[
     context = multiprocessing.get_context("fork")
     pipes = [context.Pipe(duplex=False) for _ in work]
     processes = [
-        context.Process(target=each, args=(writer,), daemon=True)
+        context.Process(target=_alone, args=(each, writer), daemon=True)
         for each, (_, writer) in zip(work, pipes, strict=True)
     ]
     for process, (_, writer) in zip(processes, pipes, strict=True):
@@ -79,6 +79,14 @@ def _forked(work: list[Callable[[Connection], None]], timeout_s: float) -> list[
             process.kill()
             process.join()
     return answers
+
+
+def _alone(work: Callable[[Connection], None], writer: Connection) -> None:
+    """Do one's work without torch's other threads: a fork has none of them, and waits for them for ever."""
+    import torch
+
+    torch.set_num_threads(1)
+    work(writer)
 
 
 def _answer(reader: Connection, end_s: float) -> MemberReport:

@@ -33,11 +33,11 @@ class OpenSince:
         self._since: dict[tuple[str, str], dict[Key, int]] = {}
 
     def recall(self, past: Iterable[Finding]) -> None:
-        """Take what earlier hubs recorded."""
-        for finding in past:
+        """Take what earlier hubs recorded. What rose from information to more began as information."""
+        for finding in sorted(past, key=lambda f: f.ts_ns):
             name = (finding.job, key(finding))
             known = self._recorded.get(name)
-            if known is None or finding.ts_ns > known.ts_ns:
+            if known is None or known.severity != "info" or finding.severity == "info":
                 self._recorded[name] = finding
 
     def goes_on(self, job: str, finding: Finding) -> bool:

@@ -20,6 +20,7 @@ def test_asking_for_gpus_where_there_are_none_is_a_failed_check():
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_a_healthy_gpu_passes_every_check():
     report = selfcheck.run(seconds=2.0, device="cuda")
     names = [row["check"] for row in report["checks"] if row["check"].startswith("gpu0_")]

@@ -26,6 +26,6 @@ def test_nobody_there_is_an_error_in_one_line():
 
 def test_a_limit_on_the_rate_is_kept():
     sink = Sink("127.0.0.1")
-    report = send("127.0.0.1", sink.port, seconds=0.4, bits_per_s=2e7)
+    report = send("127.0.0.1", sink.port, seconds=0.4, bits_per_s=4e8)
     sink.close()
-    assert 5e6 < report.bits_per_s < 4e7
+    assert 1e8 < report.bits_per_s < 6e8  # one window may hold a segment more

@@ -39,6 +39,13 @@ def test_a_restart_of_the_hub_does_not_change_the_beginning():
     assert not since.goes_on("j", finding(subject="4"))
 
 
+def test_what_rose_from_information_began_when_it_was_information():
+    since = OpenSince(Clock())
+    since.recall([finding(ts_ns=500 * S), finding(ts_ns=400 * S, severity="info")])
+    since.note("j", "live", [finding(ts_ns=990 * S)])
+    assert since.of("j", finding()) == 400 * S
+
+
 def test_long_after_the_restart_it_is_another_finding():
     clock = Clock()
     since = OpenSince(clock)
