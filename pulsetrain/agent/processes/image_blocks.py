@@ -219,16 +219,19 @@ def _contents(pack: Path) -> Iterator[tuple[bytes, bytes]]:
 
 
 def _shrink(pack: Path, wanted: set[bytes]) -> None:
-    """Leave only blocks that are wanted."""
+    """Leave only blocks that are wanted. A full disk leaves the pack as it is."""
     digests = _digests_of(pack)
     kept = [(i, digest) for i, digest in enumerate(digests) if digest in wanted]
     if not kept:
         pack.unlink(missing_ok=True)
     elif len(kept) < len(digests):
         new = pack.with_name(pack.name + NEW)
-        with pack.open("rb") as file, new.open("wb") as written:
-            for i, _ in kept:
-                file.seek(i * BLOCK)
-                written.write(file.read(BLOCK))
-            written.write(_index(digest for _, digest in kept))
-        new.rename(pack)
+        try:
+            with pack.open("rb") as file, new.open("wb") as written:
+                for i, _ in kept:
+                    file.seek(i * BLOCK)
+                    written.write(file.read(BLOCK))
+                written.write(_index(digest for _, digest in kept))
+            new.rename(pack)
+        except OSError:
+            new.unlink(missing_ok=True)

@@ -175,7 +175,7 @@ def _incident(
     deepest = _deepest(root.findings)
     job = next((f.job for f in group if f.job), "")
     return {
-        "id": hashlib.sha256(f"{job}\0{first}\0{root.name}".encode()).hexdigest()[:12],
+        "id": _id(next(f for f in group if f.job == job)),
         "job": job,
         "attempt": max(f.attempt for f in group),
         "state": "open" if lasts or now_ns - last <= WINDOW_NS else "over",
@@ -189,6 +189,11 @@ def _incident(
         "timeline": [_timeline_entry(f) for f in group],
         "suggested_action": _action(deepest, root),
     }
+
+
+def _id(first: Finding) -> str:
+    """The id of an incident by the first finding of its job. A root that changes later keeps the id."""
+    return hashlib.sha256("\0".join(map(str, _key(first))).encode()).hexdigest()[:12]
 
 
 def _deepest(findings: Sequence[Finding]) -> Finding:

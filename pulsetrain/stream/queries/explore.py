@@ -13,10 +13,8 @@ import pyarrow as pa
 from pulsetrain.stream.queries.queryable import Queryable
 
 _DURING = "ts BETWEEN fromUnixTimestamp64Nano({from_ns:Int64}) AND fromUnixTimestamp64Nano({to_ns:Int64})"
-_NODES = """(SELECT DISTINCT node FROM topology WHERE job = {job:String}
-             AND attempt = (SELECT max(attempt) FROM topology WHERE job = {job:String}))"""
-
-
+_NODES = "(SELECT DISTINCT node FROM topology WHERE job = {job:String})"
+"""of all attempts: what a node said before it was replaced is what people look for"""
 _THEIR_NODES = _NODES[:-1] + " AND has({ranks:Array(Int32)}, rank))"
 
 

@@ -134,3 +134,19 @@ def test_a_disk_too_full_to_put_packs_together_loses_nothing(kept, monkeypatch):
     kept.blocks.delete("gone/")
     assert (kept.get(name), kept.get("next/rank_0")) == (content, content + b"new" * BLOCK)
     assert not list((kept.folder / "blocks").glob("*.new"))
+
+
+def test_a_disk_too_full_to_make_a_pack_smaller_leaves_it_until_there_is_room(kept, monkeypatch):
+    kept.put("a", b"x" * BLOCK + b"y" * BLOCK)
+    kept.put("b", b"x" * BLOCK)
+
+    def full(self, target):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "rename", full)
+        kept.blocks.delete("a")
+        assert (kept.get("b"), kept.disk_blocks()) == (b"x" * BLOCK, 2)
+        assert not list((kept.folder / "blocks").glob("*.new"))
+    kept.blocks.delete("a")
+    assert (kept.get("b"), kept.disk_blocks()) == (b"x" * BLOCK, 1)

@@ -142,6 +142,18 @@ def test_what_lies_apart_in_time_or_job_is_another_incident():
     assert len({i["id"] for i in incidents}) == 3
 
 
+def test_an_incident_keeps_its_id_when_another_root_is_found():
+    first = [finding("hang", "rank", "0", confidence=0.6)]
+    later = [
+        *first,
+        finding("gpu_fault", "gpu", "n1/PCI:0000:9b:00", at=-1, job=""),
+        finding("crash", "rank", "3", at=2),
+    ]
+    (before,), (after,) = join(first, TOPOLOGY), join(later, TOPOLOGY)
+    assert before["root"] != after["root"]
+    assert before["id"] == after["id"]
+
+
 def test_a_fault_without_a_job_alone_is_an_incident():
     (incident,) = join([finding("gpu_fault", "gpu", "n9/x", job="")])
     assert (incident["root"], incident["victims"], incident["job"]) == ("gpu n9/x", [], "")

@@ -11,6 +11,7 @@ from tests.dashboard.recorded_job import RecordedJob, S, table
 
 NOW = 1_790_000_000 * S
 DURING = {"from_ns": NOW - 3600 * S, "to_ns": NOW}
+LONG_AGO = NOW - 7200 * S
 
 
 @pytest.fixture(scope="module")
@@ -28,6 +29,8 @@ def store(tmp_path_factory):
                  "message": "NVRM: Xid 79"})  # fmt: skip
     logs.append({"ts": NOW - S, "node": "elsewhere", "rank": -1, "source": "kmsg", "severity": "warning",
                  "message": "NVRM: Xid 79"})  # fmt: skip
+    logs.append({"ts": LONG_AGO, "node": "node-1", "rank": -1, "source": "kmsg", "severity": "warning",
+                 "message": "NVRM: Xid 48"})  # fmt: skip
     opened.insert("logs", table("logs", logs))
     metrics = [
         {
@@ -54,6 +57,12 @@ def test_lines_of_the_job_and_of_its_nodes_kernels_newest_first(store):
     assert len(found) == found[0]["lines_in_all"] == 41
     assert found[0]["message"] == "NVRM: Xid 79"
     assert {row["node"] for row in found} == {"node-0"}
+
+
+def test_lines_of_a_node_that_was_replaced_are_still_found_also_by_the_rank_that_it_had(store):
+    for ranks in ((), (2,)):
+        (line,) = lines(store, from_ns=LONG_AGO - S, to_ns=LONG_AGO + S, ranks=ranks)
+        assert (line["node"], line["message"]) == ("node-1", "NVRM: Xid 48")
 
 
 @pytest.mark.parametrize(
