@@ -44,6 +44,7 @@ def _clear(job: JobState) -> None:
         if node.cordon and clean:
             job.write("uncordon", {"reason": node.cordon}, node=node.name)
             node.cordon = ""
+            job.forget(node.name)
 
 
 def _cordon(job: JobState, node: Node, verdict: HardwareVerdict) -> None:

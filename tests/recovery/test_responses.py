@@ -196,6 +196,27 @@ def test_the_cordon_of_a_node_that_trains_ends_with_its_trouble():
     run(scenario)
 
 
+def test_a_cordon_that_ended_does_not_hold_a_machine_back_when_its_agent_is_started_anew():
+    async def scenario():
+        job = Job("ab", probation_s=1.0)
+        await job.form()
+        await job.see(trouble("b", "cordon"))
+        for _ in range(3):
+            await job.see(seconds=0.5)
+        assert job.fleet.memory.recall("j").nodes == {}
+        job.fleet.agents["b"].drop()
+        await job.fleet.settle(1.1)
+        await job.fleet.settle()
+        assert job.fleet.job.phase is Phase.WAITING
+        job.fleet.agents["b"] = job.fleet.join("b", pid=77)
+        for _ in range(2):
+            await job.fleet.settle(0.6)
+        assert job.fleet.job.phase is Phase.RUNNING
+        assert job.world == ["a", "b"]
+
+    run(scenario)
+
+
 def test_information_changes_nothing():
     async def scenario():
         job = Job()
