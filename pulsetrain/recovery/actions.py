@@ -266,8 +266,9 @@ async def _evict(job: JobState, node: Node, reason: str) -> None:
     if fault is not None and wanted and not _by_policy(fault):
         await dismiss_node(job, node, reason, fault.actor, drain=fault.drain)
         return
-    known, now_s = len(job.members.present()), job.services.clock.monotonic_s()
-    refusal = job.budget.refusal(now_s=now_s, known=known, healthy=known - len(job.members.failed))
+    present, now_s = job.members.present(), job.services.clock.monotonic_s()
+    healthy = sum(n.name not in job.members.failed for n in present)  # those evicted before are in both
+    refusal = job.budget.refusal(now_s=now_s, known=len(present), healthy=healthy)
     machines = job.hardware.open.keys() | job.arithmetic.wrong.keys()
     if job.recovery is not None and job.recovery.users_own and node.name not in machines:
         refusal = "an exception of the user's own code never evicts a node"

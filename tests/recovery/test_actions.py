@@ -187,6 +187,15 @@ def test_the_policy_may_refuse_an_eviction_but_not_a_persons():
     assert b.state is NodeState.EVICTED
 
 
+@pytest.mark.parametrize(("sick", "evicted"), [("b", "b"), ("bc", "bc"), ("bcd", "")])
+def test_the_floor_holds_for_all_who_failed_together_and_counts_nobody_twice(sick, evicted):
+    nodes = [FakeNode(name) for name in "abcd"]
+    job = job_of(*nodes, nnodes=4)
+    job.members.failed = dict.fromkeys(sick, "self-check failed")
+    do(Action.REPLACE, job)
+    assert [n.name for n in nodes if n.state is NodeState.EVICTED] == list(evicted)
+
+
 @pytest.mark.parametrize(
     ("phase", "failure", "ended_by", "code", "kind"),
     [
