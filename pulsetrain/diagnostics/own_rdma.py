@@ -7,6 +7,7 @@ slower port has negotiated.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
@@ -19,10 +20,15 @@ from pulsetrain.diagnostics.port_rates import LEAST_SHARE, promised
 Send = Callable[..., Ended]
 MOST_WAYS = 8
 """because each takes more than two seconds"""
+BEGIN_S = 19.0
+"""after which no transfer begins. One that fails may take ten seconds, and who asked does not wait for all"""
 
 
 def checks(
-    ports: Sequence[JsonObject], seconds: float, send: Send = rdma_transfers.between_own
+    ports: Sequence[JsonObject],
+    seconds: float,
+    send: Send = rdma_transfers.between_own,
+    now_s: Callable[[], float] = time.monotonic,
 ) -> list[Check]:
     """One check for each port that sends to the next one, and the last to the first.
 
@@ -30,7 +36,15 @@ def checks(
     there are no two ports.
     """
     ring = list(pairwise([*ports, *ports[:1]])) if len(ports) > 1 else []
-    return [_check(sender, receiver, seconds, send) for sender, receiver in ring[:MOST_WAYS]]
+    end_s = now_s() + BEGIN_S
+    return [
+        _check(sender, receiver, seconds, send if now_s() < end_s else _too_late)
+        for sender, receiver in ring[:MOST_WAYS]
+    ]
+
+
+def _too_late(*_: RdmaEnd, seconds: float) -> Ended:
+    return Ended(failure=f"no time was left for {seconds:g} s")
 
 
 def _check(sender: JsonObject, receiver: JsonObject, seconds: float, send: Send) -> Check:

@@ -92,3 +92,22 @@ def test_ports_meet_in_a_ring_and_where_the_kernel_keeps_packets_nothing_is_sent
     found = checks(0.1, sys_root=machine(ports), proc=conf(eth2_accept_local=0))
     assert len(found) == ways
     assert all(c.ok and c.detail.startswith("not measurable: net.ipv4.conf.") for c in found)
+
+
+def test_many_ports_that_do_not_reach_each_other_are_not_all_tried(machine, conf, monkeypatch):
+    passed_s = 0.0
+
+    def send(*_):
+        nonlocal passed_s
+        passed_s += own_ports.CONNECT_S
+        return Sent(sent=0, left=0, arrived=0, seconds=0.0, error="timed out")
+
+    monkeypatch.setattr(own_ports, "time", SimpleNamespace(monotonic=lambda: passed_s))
+    monkeypatch.setattr(own_ports, "_send", send)
+    monkeypatch.setattr(own_ports, "_own_stream", lambda seconds: STREAM)
+    root, proc = machine(16), conf(all_accept_local=1)
+    found = checks(0.1, sys_root=root, proc=proc)
+    assert passed_s <= 0.1 + own_ports.SPARE_S + own_ports.CONNECT_S
+    assert len(found) == 32
+    assert all(c.ok for c in found)
+    assert {c.detail for c in found} == {"not measurable: timed out", "not measurable: no time was left"}

@@ -2,6 +2,8 @@
 
 import pytest
 
+from pulsetrain.agent.commands import OWN_PORTS_S
+from pulsetrain.diagnostics import perftest, rdma_transfers
 from pulsetrain.diagnostics.own_rdma import checks
 from pulsetrain.diagnostics.perftest import Ended
 
@@ -38,3 +40,18 @@ def test_ports_that_do_not_reach_each_other_are_not_measurable_and_have_not_fail
 
 def test_without_a_rate_there_is_no_limit():
     assert [c.limit for c in checks(ports(2, 0.0), 0.5, sending(lambda a, b: 1.0))] == [None, None]
+
+
+def test_ports_that_do_not_reach_each_other_take_no_longer_than_the_agent_waits():
+    passed_s = 0.0
+
+    def send(a, b, *, seconds):
+        nonlocal passed_s
+        passed_s += rdma_transfers.LISTEN_S + perftest.whole_seconds(seconds) + perftest.SETUP_S
+        return Ended(failure="ib_write_bw: no end in 7 s")
+
+    found = checks(ports(8), 0.3, send, now_s=lambda: passed_s)
+    assert passed_s <= OWN_PORTS_S
+    assert len(found) == 8
+    assert all(check.ok and check.detail.startswith("not measurable: ") for check in found)
+    assert "no time was left" in found[-1].detail
