@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -19,7 +19,6 @@ KEPT_NS = 3600 * 10**9  # how long something that happened is told
 CLEARED_NS = 5 * 10**9  # a state that is absent for so long has ended
 MOST_TIMES = 16
 MOST_SIGNS = 64
-SAME_NS = 2 * 10**9  # the driver and the kernel's log tell of one Xid within this
 RATE_NS = 5 * 10**9  # corrected errors are counted over so long
 BUSY_RATIO = 0.5  # an idle GPU slows its bus down on purpose
 SILENT_NS = 20 * 10**9
@@ -58,7 +57,10 @@ _READ = {
 
 @dataclass
 class _Sign:
-    """One sign of one device. `held`: it is a state, which ends where it is not seen again."""
+    """One sign of one device. `held`: it is a state, which ends where it is not seen again.
+
+    `told` is how often the driver and how often the kernel's log told of it.
+    """
 
     kind: str
     device: str
@@ -70,6 +72,16 @@ class _Sign:
     count: int = 0
     text: str = ""
     times_ns: deque[int] = field(default_factory=lambda: deque(maxlen=MOST_TIMES))
+    told: Counter[str] = field(default_factory=Counter)
+
+    def is_told_again(self, text: str) -> bool:
+        """Whether the other one of driver and kernel's log, which alone has words, told of this already.
+
+        Both tell of each Xid. Times do not say which belong together: the kernel's clock drifts.
+        """
+        mine, other = ("log", "driver") if text else ("driver", "log")
+        self.told[mine] += 1
+        return self.told[mine] <= self.told[other]
 
     def row(self) -> HardwareSign:
         return HardwareSign(
@@ -106,7 +118,7 @@ class SignTracker:
     def happened(
         self, kind: str, device: str, now_ns: int, *, code: int = 0, count: int = 1, text: str = ""
     ) -> None:
-        """Something happened `count` times. What two sources tell at about the same time counts once."""
+        """Something happened `count` times. What driver and kernel's log both tell counts once."""
         with self._lock:
             self._happened(kind, device, now_ns, code, count, text)
 
@@ -115,10 +127,9 @@ class SignTracker:
         sign = self._signs.get(key)
         if sign is None:
             sign = self._signs[key] = _Sign(kind, device, code, now_ns, now_ns, held=False)
-        elif code and bool(text) != bool(sign.text) and abs(now_ns - sign.last_ns) < SAME_NS:
-            sign.text = sign.text or text
-            return
         sign.text = text or sign.text
+        if code and sign.is_told_again(text):
+            return
         sign.count += count
         sign.last_ns = max(sign.last_ns, now_ns)
         sign.times_ns.extend([now_ns] * min(count, MOST_TIMES))

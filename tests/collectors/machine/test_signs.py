@@ -2,6 +2,7 @@
 
 import itertools
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -106,6 +107,25 @@ def test_an_xid_that_two_sources_tell_counts_once():
     tracker.happened("xid", "0000:18:00", 20 * S, code=94)
     (sign,) = tracker.read(21 * S)
     assert (sign.count, sign.times_ns) == (2, (5 * S, 20 * S))
+
+
+@pytest.mark.parametrize("drift_s", [0, 1, 30, -30])
+def test_xids_that_two_sources_tell_count_once_each_however_the_kernels_clock_drifts(drift_s):
+    tracker, line = SignTracker(), "NVRM: Xid (PCI:0000:18:00): 94, pid=1"
+    for at_s in (100, 700):
+        tracker.happened("xid", "0000:18:00", at_s * S, code=94)
+        tracker.happened("xid", "0000:18:00", (at_s + drift_s) * S, code=94, text=line)
+    (sign,) = tracker.read(800 * S)
+    assert (sign.count, sign.times_ns, sign.text) == (2, (100 * S, 700 * S), line)
+
+
+def test_xids_of_which_one_source_misses_some_are_counted_by_the_other():
+    tracker = SignTracker()
+    for at_s in (1, 2, 3):
+        tracker.happened("xid", "0000:18:00", at_s * S, code=94, text="NVRM: Xid (PCI:0000:18:00): 94, pid=1")
+    tracker.happened("xid", "0000:18:00", 3 * S, code=94)
+    (sign,) = tracker.read(4 * S)
+    assert sign.count == 3
 
 
 @settings(max_examples=25, deadline=None)
