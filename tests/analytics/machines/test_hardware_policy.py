@@ -98,13 +98,16 @@ def test_three_contained_errors_in_a_day_are_a_failing_memory():
 
 
 def test_the_driver_s_own_recommendation_is_followed():
-    def recommends(what):
-        text = f"GPU recovery action changed from 0x0 (None) to 0x1 ({what})"
+    def recommends(what, before="None"):
+        text = f"GPU recovery action changed from 0x0 ({before}) to 0x1 ({what})"
         return load().choose(xid_case(154, text=text)).response
 
     assert recommends("GPU Reset Required") is Response.EVICT_NOW
     assert recommends("Drain and Reset") is Response.EVICT_AT_STEP
     assert recommends("None") is Response.INFORM
+    assert recommends("None", before="GPU Reset Required") is Response.INFORM  # it was reset
+    assert recommends("None", before="Drain and Reset") is Response.INFORM
+    assert recommends("Drain and Reset", before="Node Reboot Required") is Response.EVICT_AT_STEP
 
 
 def test_what_no_row_names_is_told_and_nothing_else():
