@@ -44,6 +44,7 @@ _COUNTERS = {
     "rdma_link_downed_total": "port_down",
     "nic_link_downed_total": "port_down",
 }
+_BY_SAMPLE = ("nvlink_errors",)  # one burst may be many errors, so samples count and not errors
 _GPU = ("gpu_clock_event_reasons", "gpu_pcie_width", "gpu_pcie_width_max", "gpu_pcie_generation")
 _READ = {
     *_FLAGS,
@@ -132,7 +133,10 @@ class SignTracker:
             return
         sign.count += count
         sign.last_ns = max(sign.last_ns, now_ns)
-        sign.times_ns.extend([now_ns] * min(count, MOST_TIMES))
+        if kind not in _BY_SAMPLE:
+            sign.times_ns.extend([now_ns] * min(count, MOST_TIMES))
+        elif now_ns not in sign.times_ns:
+            sign.times_ns.append(now_ns)
 
     def observe(self, samples: Columns) -> None:
         """Look at rows of `metrics`: one sample of each value, all of the same time."""

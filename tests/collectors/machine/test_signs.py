@@ -48,6 +48,14 @@ def test_a_counter_that_rises_is_told_with_how_often_and_when():
     assert machine.signs(after_s=KEPT_NS // S + 60).keys() <= {"gpu_silent"}
 
 
+def test_a_burst_of_nvlink_errors_is_one_sample_with_errors():
+    machine = Machine()
+    for total in (0, 9, 9, 12):
+        machine.sample(gpu_nvlink_crc_flit_errors_total=total, gpu_nvlink_replays_total=total)
+    sign = machine.signs()["nvlink_errors"]
+    assert (sign.count, sign.times_ns) == (24, (1002 * S, 1004 * S))
+
+
 def test_a_throttle_reason_lasts_until_it_is_gone_for_a_while():
     machine = Machine()
     machine.sample(4, gpu_clock_event_reasons=0x40)
