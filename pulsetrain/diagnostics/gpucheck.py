@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -94,9 +94,7 @@ def _host_links(devices: Sequence[torch.device], seconds: float, sys_root: Path)
     processors this process may not use are left out.
     """
     allowed = os.sched_getaffinity(0)
-    nodes = {number: allowed & set(cpus) for number, cpus in memory_nodes(sys_root).items()}
-    usable = {number: cpus for number, cpus in nodes.items() if cpus}
-    places = dict(list(usable.items())[:MOST_NODES]) if len(usable) > 1 else {-1: allowed}
+    places = _places(memory_nodes(sys_root), allowed)
     share = seconds / len(devices) / len(places) / 2
     kept: list[torch.Tensor] = []
     links: list[HostLink] = []
@@ -109,6 +107,18 @@ def _host_links(devices: Sequence[torch.device], seconds: float, sys_root: Path)
     finally:
         os.sched_setaffinity(0, allowed)
     return sorted(links, key=lambda link: link.gpu)
+
+
+def _places(nodes: Mapping[int, Sequence[int]], allowed: set[int]) -> dict[int, set[int]]:
+    """The usable processors of each memory node, of -1 where the machine has one alone.
+
+    Where this process may use those of one node alone, GPUs next to the others are still far from it.
+
+    >>> _places({0: (0, 1), 1: (2, 3)}, {2, 3}), _places({0: (0, 1)}, {0, 1})
+    ({1: {2, 3}}, {-1: {0, 1}})
+    """
+    usable = {number: mine for number, cpus in nodes.items() if (mine := allowed & set(cpus))}
+    return dict(list(usable.items())[:MOST_NODES]) if usable and len(nodes) > 1 else {-1: allowed}
 
 
 def _pinned() -> torch.Tensor:

@@ -19,6 +19,18 @@ def test_asking_for_gpus_where_there_are_none_is_a_failed_check():
     assert "no CUDA device" in report["checks"][-1]["detail"]
 
 
+@pytest.mark.parametrize(
+    ("allowed", "places"),
+    [
+        ({0, 1, 2, 3}, {0: {0, 1}, 1: {2, 3}}),
+        ({3}, {1: {3}}),  # its only memory node is far from the GPUs of the other one
+        ({7}, {-1: {7}}),  # the machine says nothing of this processor
+    ],
+)
+def test_a_memory_node_that_is_the_only_usable_one_keeps_its_number(allowed, places):
+    assert gpucheck._places({0: (0, 1), 1: (2, 3)}, allowed) == places
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_a_healthy_gpu_passes_every_check():
