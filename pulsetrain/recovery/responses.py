@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from pulsetrain.recovery import faults, scheduling
+from pulsetrain.recovery import faults, scheduling, standby_care
 from pulsetrain.recovery.hardware_verdicts import CheckpointWait, HardwareVerdict
 from pulsetrain.recovery.nodes import GONE, Node, NodeState
 from pulsetrain.recovery.record import Fault
@@ -55,7 +55,8 @@ def _cordon(job: JobState, node: Node, verdict: HardwareVerdict) -> None:
         return
     if not node.cordon:
         job.write("cordon", verdict.detail(), node=node.name)
-    changed, node.cordon = node.cordon != verdict.reason, verdict.reason
+    reason = standby_care.cordon_reason(node, verdict.reason)
+    changed, node.cordon = node.cordon != reason, reason
     node.probation_s = job.services.policy.probation_s
     node.clean_since_s = job.services.clock.monotonic_s()
     if changed:

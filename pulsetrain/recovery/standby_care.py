@@ -188,9 +188,14 @@ def _tell(job: JobState, nodes: Sequence[Node], beside: Sequence[Node], report: 
     job.write("standby_check", detail)
 
 
+def cordon_reason(node: Node, reason: str) -> str:
+    """What a cordon is called from now on. A probation stays one, so that its machine is given back."""
+    return f"{PROBATION}{reason}" if node.cordon.startswith(PROBATION) else reason
+
+
 def _hold_back(job: JobState, node: Node, reason: str) -> None:
     """A standby failed the light check. It is not promoted until it was well for a while and passes one."""
-    node.cordon = f"light check: {reason}"
+    node.cordon = cordon_reason(node, f"light check: {reason}")
     node.clean_since_s = job.services.clock.monotonic_s()
     node.probation_s = job.services.policy.probation_s
     node.passed_s = float("-inf")

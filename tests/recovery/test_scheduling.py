@@ -1,5 +1,7 @@
 """What a job asks of the cluster's scheduler. Against fake agents and a fake scheduler."""
 
+import pytest
+
 from pulsetrain.recovery.move_request import MoveRequest
 from pulsetrain.recovery.nodes import NodeState
 from pulsetrain.recovery.policy import Policy
@@ -228,6 +230,31 @@ def test_a_machine_that_served_its_probation_is_given_back():
         fleet.agents.pop("b").drop()
         fleet.agents["b"] = fleet.join("b", pid=4242)
         await pass_time(fleet, 30)
+        assert of(scheduler, "give_back") == []
+        await pass_time(fleet, 120)
+        assert fleet.node("b").cordon == ""
+        assert of(scheduler, "give_back") == [("b",)]
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("by", ["hardware", "check"])
+def test_trouble_in_its_probation_does_not_keep_a_machine_from_being_given_back(by):
+    async def scenario():
+        scheduler = FakeScheduler()
+        fleet = await fleet_under(scheduler, policy=Policy(probation_s=60))
+        fleet.controller.jobs["j"].observe((), [trouble("b", "evict_now")])
+        await fleet.settle()
+        fleet.controller.jobs["j"].observe((), [])
+        fleet.agents.pop("b").drop()
+        fleet.agents["b"] = fleet.join("b", pid=4242)
+        fleet.agents["b"].sick = by == "check"
+        await pass_time(fleet, 40)
+        found = [trouble("b", "cordon", attempt=1)] if by == "hardware" else []
+        fleet.controller.jobs["j"].observe((), found)
+        fleet.controller.jobs["j"].observe((), [])
+        fleet.agents["b"].sick = False
+        await pass_time(fleet, 20)
         assert of(scheduler, "give_back") == []
         await pass_time(fleet, 120)
         assert fleet.node("b").cordon == ""
