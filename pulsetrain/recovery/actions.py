@@ -36,6 +36,7 @@ from pulsetrain.recovery.transitions import Action, Event, Phase
 USAGE_EXIT = 2
 POLL_S = 0.02
 STOP_TRIES, STOP_AGAIN_S = 3, 1.0
+BACK_TRIES = 3  # to check a node whose connection closes in each check. The launch tells then
 STACKS_MARGIN_S = 1.0
 PROFILE_MARGIN_S = 30.0  # a large trace takes long to write and to send
 
@@ -139,14 +140,19 @@ async def _failed_once_back(
 
     A lost node is no failed one: its machine is not held responsible when it returns.
     """
-    cut = [node for node in nodes if node.name in unreached]
-    while any(_unsettled(node) for node in cut):
-        await asyncio.sleep(POLL_S)
-    back = [node for node in cut if node.usable and node.leaving is None]
-    if not back:
-        return {}
-    report = await checks.run(back, job.services.policy, job.next_id, level=None)
-    return {**report.failed, **report.unreached}
+    failed: dict[str, str] = {}
+    for _ in range(BACK_TRIES):
+        cut = [node for node in nodes if node.name in unreached]
+        while any(_unsettled(node) for node in cut):
+            await asyncio.sleep(POLL_S)
+        back = [node for node in cut if node.usable and node.leaving is None]
+        if not back:
+            break
+        report = await checks.run(back, job.services.policy, job.next_id, level=None)
+        failed |= report.failed
+        unreached = report.unreached
+        await asyncio.sleep(POLL_S)  # a closed connection may be noted only now
+    return failed
 
 
 async def _back_off(job: JobState) -> None:

@@ -103,6 +103,30 @@ def test_the_check_says_whether_enough_healthy_nodes_are_left():
     assert job.members.failed == {"b": "self-check failed: gemm"}
 
 
+class Cut(FakeNode):
+    """Its connection closes so many times in self-checks, and is there again at once."""
+
+    def __init__(self, name, times, **more):
+        super().__init__(name, **more)
+        self.times = times
+
+    async def ask(self, command, timeout_s):
+        reply = await super().ask(command, timeout_s)
+        if isinstance(command, SelfCheck) and kinds(self).count(SelfCheck) <= self.times:
+            return Reply(id=command.id, node=self.name, error="connection closed: 1006")
+        return reply
+
+
+@pytest.mark.parametrize(
+    ("times", "ok", "failed"), [(1, True, False), (2, True, False), (9, True, False), (2, False, True)]
+)
+def test_a_node_whose_connection_closes_in_its_checks_has_not_failed(times, ok, failed):
+    job = job_of(FakeNode("a"), Cut("b", times, ok=ok), FakeNode("z"))
+    crashed(job)
+    assert do(Action.CHECK, job) is Event.QUORUM
+    assert ("b" in job.members.failed) is failed
+
+
 @pytest.mark.parametrize(("code", "used", "words"), [(2, 0, "exit code 2"), (1, 3, "3 restarts are used up")])
 def test_a_restart_that_cannot_help_is_not_tried(code, used, words):
     a = FakeNode("a")
