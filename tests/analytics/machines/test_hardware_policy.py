@@ -2,10 +2,11 @@
 
 import pytest
 
-from pulsetrain.analytics.machines import policies
+from pulsetrain.analytics.machines import hardware, policies
 from pulsetrain.analytics.machines.hardware_policy import Case, load
 from pulsetrain.analytics.machines.signs import meanings
 from pulsetrain.core.errors import ConfigError
+from pulsetrain.records.kernel_log import KernelLine
 from pulsetrain.recovery.response import Response
 
 S = 1_000_000_000
@@ -72,6 +73,18 @@ def test_every_name_and_code_of_the_table_is_one_that_is_reported():
         assert row.names <= known.get(row.on, set()), row.name
         assert row.codes <= {*policies.load().xid}, row.name
         assert row.actions <= actions | {"CHECK_USER_APP_AND_GPU"}, row.name
+
+
+def test_an_error_that_the_kernel_recovers_from_waits_for_a_step_boundary():
+    reader = hardware.LineReader(policies.load())
+
+    def after(severity):
+        line = KernelLine(message=f"{{1}}[Hardware Error]: event severity: {severity}", ts_ns=0, wall=True)
+        return load().choose(Case(on="kernel", name=reader.read(line).family)).response
+
+    assert after("fatal") is Response.EVICT_NOW
+    assert after("recoverable") is Response.EVICT_AT_STEP
+    assert after("corrected") is Response.INFORM
 
 
 def test_a_network_alert_waits_for_a_second_one_within_five_minutes():
