@@ -209,6 +209,9 @@ def test_codes_are_read_however_the_driver_spaces_them(line, expected):
         "CPU12: Core temperature/speed normal (total events = 123)",
         "Lustre: Mounted scratch-client",
         "rcu: Hierarchical RCU implementation.",
+        "blk_update_request: I/O error, dev fd0, sector 0 op 0x0:(READ) flags 0x0 phys_seg 1 prio class 0",
+        "Buffer I/O error on dev sr0, logical block 0, async page read",
+        "critical target error, dev sdb, sector 2048 op 0x3:(DISCARD) flags 0x800 phys_seg 1 prio class 2",
     ],
 )
 def test_what_every_boot_prints_is_no_finding(line):
