@@ -25,6 +25,7 @@ LEAST_TIMEOUT_S = 2.0
 PATIENCE = 5.0  # times what the slowest group that passed took, from the second round on
 MARGIN_S = 2.0  # for the way of a command and its reply
 GROUP_TIMEOUT_S = 30.0  # for processes to begin on each GPU, to meet and to exchange
+GPUS_S = 13.0  # for drivers to begin on each GPU, one after the other. The agent itself allows 20 s
 WHOLE_NODE_S = 60.0  # for that, and for ports that send to each other
 SHOWN_ROUNDS = 2  # whose groups are all part of the event. Of later rounds the failures are
 STORE_JOB = "pairwise"
@@ -157,7 +158,8 @@ async def _self_check(node: Node, policy: Policy, ids: Ids, level: Level | None)
     command = SelfCheck(
         id=ids(), seconds=policy.self_check_s, whole_node=together, group_timeout_s=GROUP_TIMEOUT_S
     )
-    return await node.ask(command, policy.reply_timeout_s + (WHOLE_NODE_S if together else 0.0))
+    more_s = (GPUS_S if node.hello.gpus else 0.0) + (WHOLE_NODE_S if together else 0.0)
+    return await node.ask(command, policy.reply_timeout_s + more_s)
 
 
 @dataclass(frozen=True, kw_only=True)

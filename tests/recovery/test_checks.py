@@ -5,8 +5,11 @@ import dataclasses
 import itertools
 import time
 
+import pytest
+
+from pulsetrain.agent.commands import SELF_CHECK_MARGIN_S
 from pulsetrain.diagnostics.node_check import FULL, LIGHT
-from pulsetrain.protocol.messages import HostStore, PairCheck, Reply, SelfCheck
+from pulsetrain.protocol.messages import GpuIdentity, HostStore, PairCheck, Reply, SelfCheck
 from pulsetrain.recovery import checks
 from pulsetrain.recovery.policy import Policy
 from tests.recovery.builders import hello
@@ -58,6 +61,29 @@ def test_what_is_inside_a_node_is_tested_where_the_level_is_full():
         check(*nodes, level=level)
     asked = [[c.whole_node for c in n.commands if isinstance(c, SelfCheck)] for n in nodes]
     assert asked == [[True, False, False]] * 2
+
+
+class SlowToBegin(FakeNode):
+    """Its self-check takes so long, and it is waited for no longer than asked."""
+
+    def __init__(self, name, takes_s, gpus=0):
+        super().__init__(name)
+        self.takes_s = takes_s
+        known = tuple(GpuIdentity(uuid=f"GPU-{i}") for i in range(gpus))
+        self.hello = dataclasses.replace(self.hello, gpus=known)
+
+    async def ask(self, command, timeout_s):
+        reply = await super().ask(command, timeout_s)
+        late = isinstance(command, SelfCheck) and self.takes_s > timeout_s
+        return dataclasses.replace(reply, error=f"no answer in {timeout_s:g} s", data={}) if late else reply
+
+
+@pytest.mark.parametrize(("level", "more_s"), [(None, 0), (FULL, 60)])
+def test_gpus_that_begin_one_after_the_other_are_waited_for_as_long_as_their_agent_does(level, more_s):
+    agent_s = Policy().self_check_s + SELF_CHECK_MARGIN_S
+    with_gpus, without = SlowToBegin("a", agent_s + more_s, gpus=8), SlowToBegin("b", agent_s + more_s)
+    report = check(with_gpus, without, level=level)
+    assert set(report.failed) == {"b"}
 
 
 def test_neighbours_under_one_switch_do_all_reduces_too():
