@@ -197,7 +197,7 @@ class _Rounds:
     async def run(self, check: NodeCheck, level: Level) -> None:
         """Run rounds until nothing is open, or the time of the level is up."""
         end_s = self._now_s() + level.limit_s
-        store = await self._host_store()
+        store = await self._host_store(end_s)
         for number in itertools.count():
             groups = check.next_round()
             timeout_s = self._timeout_s(end_s - self._now_s())
@@ -214,7 +214,7 @@ class _Rounds:
                 await asyncio.gather(*(self._gather(group, command, store.node, number) for group in groups))
             )
             if not check.any_passed:
-                store = await self._host_store()
+                store = await self._host_store(end_s)
 
     def _timeout_s(self, left_s: float) -> float:
         """How long a group of the next round may take. Groups that passed show how long is patient enough."""
@@ -223,9 +223,11 @@ class _Rounds:
             return timeout_s
         return min(timeout_s, max(LEAST_TIMEOUT_S, PATIENCE * self._slowest_s))
 
-    async def _host_store(self) -> _Store | None:
-        """Start a rendezvous store on the next node that can. None if no node can."""
+    async def _host_store(self, end_s: float) -> _Store | None:
+        """Start a rendezvous store on the next node that can. None if no node can, or the time is up."""
         for _ in range(len(self._nodes)):
+            if self._now_s() >= end_s:
+                return None
             host = next(self._hosts)
             if host.name not in self.failed and host.name not in self.unreached:
                 command = HostStore(id=self._ids(), job=self._store_job)

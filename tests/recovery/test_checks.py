@@ -190,6 +190,23 @@ def test_a_node_that_cannot_host_the_store_fails():
     assert report.failed == {"a": "pairwise store: no answer"}
 
 
+def test_nodes_that_cannot_host_the_store_do_not_outlast_the_level():
+    now_s = 0.0
+
+    class Mute(FakeNode):
+        async def ask(self, command, timeout_s):
+            nonlocal now_s
+            reply = await super().ask(command, timeout_s)
+            if isinstance(command, HostStore):
+                now_s += timeout_s
+                reply = dataclasses.replace(reply, error=f"no answer in {timeout_s:g} s", data={})
+            return reply
+
+    report = check(*map(Mute, "abcdefgh"), level=LIGHT, now_s=lambda: now_s)
+    assert report.seconds <= LIGHT.limit_s + Policy().reply_timeout_s
+    assert set(report.failed) == {"a", "b"}
+
+
 def test_the_report_is_the_detail_of_an_event():
     detail = check(FakeNode("a"), FakeNode("b"), level=LIGHT).detail()
     assert set(detail) == {
