@@ -122,21 +122,21 @@ class _Rounds:
     async def open(self) -> None:
         """Have every node open a sink."""
         life_s = self._options.limit_s + RDMA_MARGIN_S
-        for name, reply in (await self._sinks(life_s)).items():
+        for name, reply in (await self._sinks(list(self._nodes), life_s)).items():
             if reply.error or not reply.data.get("port"):
                 self.silent[name] = reply.error or "it opened no port"
             else:
                 self.opened[name] = OpenPorts.of(reply.data)
 
     async def close(self) -> None:
-        """End the sinks. One that does not hear of it ends by itself."""
-        await self._sinks(0.0)
+        """End the sinks. One that does not hear of it ends by itself, so nobody waits for it once more."""
+        await self._sinks(list(self.opened), 0.0)
 
-    async def _sinks(self, seconds: float) -> dict[str, Reply]:
+    async def _sinks(self, names: Sequence[str], seconds: float) -> dict[str, Reply]:
         replies = await asyncio.gather(
-            *(n.ask(LinkSink(id=self._ids(), seconds=seconds), MARGIN_S) for n in self._nodes.values())
+            *(self._nodes[n].ask(LinkSink(id=self._ids(), seconds=seconds), MARGIN_S) for n in names)
         )
-        return dict(zip(self._nodes, replies, strict=True))
+        return dict(zip(names, replies, strict=True))
 
     async def search(self, end_s: float, now_s: Callable[[], float]) -> SearchVerdict:
         """Measure in rounds until nothing is open, or the time is up.

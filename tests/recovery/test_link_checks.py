@@ -184,6 +184,7 @@ def test_a_node_that_does_not_answer_is_told_and_blames_nobody():
     assert named(report) == []
     assert report.silent == {"d": "no answer in 8 s"}
     assert not nodes[3].sent(LinkSend)
+    assert len(nodes[3].sent(LinkSink)) == 1  # the job does not wait for it once more at the end
 
 
 def test_with_two_nodes_that_answer_nothing_is_said():
