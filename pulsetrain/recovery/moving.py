@@ -154,7 +154,15 @@ def look(job: JobState, loop: Loop) -> None:
 def _stands(job: JobState) -> bool:
     """Whether no rank runs. A job whose nodes report to a new hub is taken over first."""
     running = any(n.usable and n.hello.attempt >= 0 for n in job.members.nodes.values())
-    return job.phase is Phase.WAITING or (job.phase is Phase.FORMING and not running)
+    forms = job.phase is Phase.FORMING and not running and not _awaits_nodes(job)
+    return job.phase is Phase.WAITING or forms
+
+
+def _awaits_nodes(job: JobState) -> bool:
+    """Whether nodes that ran the job may still report to a new hub. Their ranks may run."""
+    before = job.members.before
+    away = before is not None and any(name not in job.members.nodes for name in before.nodes)
+    return away and job.now_ns() - job.phase_since_ns < job.services.policy.adopt_timeout_s * 1e9
 
 
 def _dumps(job: JobState, move: Move, loop: Loop) -> bool:

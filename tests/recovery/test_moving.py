@@ -266,6 +266,39 @@ def test_a_new_hub_goes_on_to_wait_for_the_checkpoint_that_an_earlier_one_waited
     run(scenario)
 
 
+def test_a_new_hub_does_not_stop_a_job_whose_standby_is_back_before_its_ranks():
+    async def scenario():
+        memory = FakeMemory()
+        job = Job("abz", memory=memory)
+        await job.train(9, saved=0)
+        await job.ask(wait_s=3600.0)
+        again = Fleet((), memory=memory)
+        again.agents["z"] = again.join("z")
+        await again.settle(1)
+        assert again.job.phase is Phase.FORMING
+        for rank, name in enumerate("ab"):
+            again.agents[name] = again.join(name, attempt=0, node_rank=rank)
+            again.agents[name].attempt = 0
+        await again.settle(1)
+        assert again.job.phase is Phase.RUNNING
+        assert not [*again.of("a", Stop), *again.of("b", Stop)]
+
+    run(scenario)
+
+
+def test_a_new_hub_takes_a_job_for_stopped_whose_nodes_do_not_come_back():
+    async def scenario():
+        memory = FakeMemory()
+        job = Job("abz", memory=memory)
+        await job.train(9, saved=0)
+        await job.ask(wait_s=3600.0)
+        again = Job("z", memory=memory)
+        await again.wait(14)
+        assert again.phase is Phase.PREEMPTED
+
+    run(scenario)
+
+
 def test_a_new_hub_ends_what_ranks_still_do_for_a_migration_that_nobody_knows_of():
     async def scenario():
         memory = FakeMemory()
