@@ -363,13 +363,13 @@ def _resume(job: JobState, request: MoveRequest, loop: Loop) -> None:
         hold.release(job, move.hold if move else None)
         end_saves(job)
         return
-    image_waits = move is not None and move.image is not None and move.image.state == "taken"
-    if not image_waits and not request.nodes:  # both are kept until the launch: a new hub asks once more
+    image = resume_nodes.waiting_image(job, move)
+    if image is None and not request.nodes:  # both are kept until the launch: a new hub asks once more
         job.services.memory.preemption(job.name, None)
-    resume_nodes.choose(job, request.nodes)
+    resume_nodes.choose(job, request.nodes, image)
     fault = faults.resumed(request.reason, request.actor, job.attempt.number, job.now_ns())
     job.recovery = Recovery(
         fault=fault, from_step=move.from_step if move else -1, from_nodes=resume_nodes.world_before(job)
     )
-    job.recovery.image = move.image if move else None
+    job.recovery.image = image
     loop.post(Event.RESUME)

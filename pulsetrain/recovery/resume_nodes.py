@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pulsetrain.recovery import standby_care
+from pulsetrain.recovery.move_request import Image, Move
 from pulsetrain.recovery.nodes import Node, NodeState
 from pulsetrain.recovery.state import JobState
 from pulsetrain.recovery.transitions import Phase
@@ -47,8 +48,8 @@ def _why_away(job: JobState, name: str) -> str:
 
 def _image_elsewhere(job: JobState, names: Sequence[str]) -> str:
     """Processes are restored on the host that has dumped them."""
-    image = job.move.image if job.move else None
-    if image is None or image.state != "taken" or list(names) == [image.node]:
+    image = waiting_image(job, job.move)
+    if image is None or list(names) == [image.node]:
         return ""
     return (
         f"the processes of job {job.name!r} were dumped on node {image.node!r} after step {image.step}, "
@@ -63,8 +64,19 @@ def world_before(job: JobState) -> tuple[str, ...]:
     return tuple(job.members.before.nodes) if job.members.before is not None else ()
 
 
-def choose(job: JobState, names: Sequence[str]) -> None:
-    """The next launch is on these nodes. Without names, on those that the job has, and on standbys."""
+def waiting_image(job: JobState, move: Move | None) -> Image | None:
+    """The processes in which a pre-empted job is to go on, None where it has none."""
+    image = move.image if move is not None and job.phase is Phase.PREEMPTED else None
+    return image if image is not None and image.state == "taken" else None
+
+
+def choose(job: JobState, names: Sequence[str], image: Image | None) -> None:
+    """The next launch is on these nodes. Without names, on those that the job has, and on standbys.
+
+    Processes that were dumped go on on their node alone, also where the job could use others by now.
+    """
+    if image is not None:
+        names, job.resizing.size = (image.node,), 1
     job.members.chosen = frozenset(names) or None
 
 
