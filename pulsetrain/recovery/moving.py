@@ -143,8 +143,8 @@ def look(job: JobState, loop: Loop) -> None:
     node = job.members.nodes.get(move.request.node)
     if move.request.node and (node is None or node.state is not NodeState.ACTIVE):
         hold.release(job, move.hold)
-        end_saves(job)
         job.move = None
+        end_saves(job)
     elif move.request.what == "preempt" and _stands(job):
         loop.post(Event.PREEMPT)
     elif job.phase is Phase.RUNNING and move.acted_in != job.attempt.number:

@@ -57,8 +57,9 @@ def ask_for_saves(job: JobState) -> int:
 
 
 def end_saves(job: JobState) -> None:
-    """Let the ranks save as their script says again."""
-    job.services.background.once("end saves", _tell(job, -1))
+    """Let the ranks save as their script says again, unless something else waits for a saved step."""
+    if job.move is None and job.new_share is None:
+        job.services.background.once("end saves", _tell(job, -1))
 
 
 async def _tell(job: JobState, step: int) -> None:
