@@ -141,6 +141,7 @@ class Commands:
         self._ranks_lock, self._restore_lock = threading.Lock(), threading.Lock()
         self._epochs = itertools.count(1)
         self._epoch = 0
+        self._dumps = 0
         self._arenas: dict[int, int] = {}
         self._stores: dict[str, int] = {}
         self._checks = CheckCommands()
@@ -294,7 +295,9 @@ class Commands:
                 self._images.clear()
                 image_commands.go_on(ranks.alive, store)
                 raise Unavailable("another hub wants the ranks to run, or to stand for something else")
-            timer = threading.Timer(image_commands.STOPPED_S, self._go_on, (ranks.alive, store))
+            self._dumps += 1
+            args = (self._dumps, ranks.alive, store)
+            timer = threading.Timer(image_commands.STOPPED_S, self._go_on, args)
             timer.daemon = True
             timer.start()
         return done
@@ -313,10 +316,13 @@ class Commands:
             finally:
                 self._ranks_lock.release()
 
-    def _go_on(self, ranks: Sequence[Rank], store: int | None) -> None:
-        """Nobody has ended the ranks that were dumped: a hub that is lost must not stop a job."""
+    def _go_on(self, dump: int, ranks: Sequence[Rank], store: int | None) -> None:
+        """Nobody has ended the ranks that were dumped: a hub that is lost must not stop a job.
+
+        Where they have run on since, and were dumped once more, that dump has a time of its own.
+        """
         with self._ranks_lock:
-            if any(rank.code is None for rank in ranks):
+            if dump == self._dumps and any(rank.code is None for rank in ranks):
                 self._images.clear()
                 image_commands.go_on([rank for rank in ranks if rank.code is None], store)
 

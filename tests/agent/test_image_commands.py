@@ -1,5 +1,6 @@
 """An agent dumps its ranks as they stand, or says why it cannot. CRIU is a fake here."""
 
+import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -149,3 +150,24 @@ def test_ranks_that_were_asked_for_something_else_while_they_were_dumped_run_on(
     with pytest.raises(Unavailable, match="another hub"):
         made._dump_ranks(COMMAND)
     assert (let_go, images.cleared, rank.dumped) == ([100, 50], True, False)
+
+
+def test_the_time_of_an_earlier_dump_ends_no_later_one(monkeypatch):
+    ended = []
+    monkeypatch.setattr(image_commands, "let_go", lambda _: None)
+    monkeypatch.setattr(
+        threading,
+        "Timer",
+        lambda _, call, args: ended.append(lambda: call(*args)) or SimpleNamespace(start=int),
+    )
+    rank, images = Rank(0), Images()
+    rank.code = None
+    made = commands(Node(rank), images)
+    made._dump_ranks(COMMAND)
+    made._let_dumped_go(0)
+    made._dump_ranks(COMMAND)
+    images.cleared = False
+    ended[0]()
+    assert (images.cleared, rank.dumped) == (False, True)
+    ended[1]()
+    assert (images.cleared, rank.dumped) == (True, False)
