@@ -18,7 +18,7 @@ import structlog
 from pulsetrain.agent import holding, image_commands, profiling, ras_command
 from pulsetrain.agent.check_commands import CheckCommands
 from pulsetrain.agent.link import SendReply
-from pulsetrain.agent.processes.process_images import ProcessImages
+from pulsetrain.agent.processes.process_images import ProcessImages, arena_of
 from pulsetrain.agent.processes.rank import NodeIdentity, Rank
 from pulsetrain.agent.processes.ranks import Ranks
 from pulsetrain.agent.processes.zygote import Zygote
@@ -344,10 +344,23 @@ class Commands:
                 self._checkpoints.follow({rank.rank: rank.ring_fd for rank in self._node.ranks.all})
                 self._node.launched(start, began_ns)
                 for rank in self._node.ranks.all:
+                    self._take_arena(rank)
                     rank.hold(0, 0, 0)
         finally:
             self._images.clear()
         return {"restore_ns": time.time_ns() - began_ns}
+
+    def _take_arena(self, rank: Rank) -> None:
+        """A restored rank saves into the arena that came back with it, not into the one of its node."""
+        try:
+            fd = arena_of(rank.pid)
+        except Unavailable as error:
+            log.warning("arena_missing", rank=rank.rank, error=str(error))
+            return
+        self._checkpoints.detach(rank.rank)
+        os.close(self._arenas[rank.rank])
+        self._arenas[rank.rank] = fd
+        self._checkpoints.attach(rank.rank, fd)
 
     def _restore(self, start: Start, own_ranks: range) -> dict[str, int]:
         """Bring each rank's state of `restore_step` into its arena; ns it took, by rank."""

@@ -1,5 +1,6 @@
 """An agent dumps its ranks as they stand, or says why it cannot. CRIU is a fake here."""
 
+import os
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +12,8 @@ from pulsetrain.agent import image_commands
 from pulsetrain.agent.commands import Commands
 from pulsetrain.agent.processes.process_images import Manifest
 from pulsetrain.core.errors import Unavailable, UsageError
-from pulsetrain.protocol.messages import DumpRanks
+from pulsetrain.protocol.messages import DumpRanks, Start, WorldNode
+from tests.agent.fakenode import FakeCheckpoints, FakeZygote
 
 
 @dataclass
@@ -171,3 +173,25 @@ def test_the_time_of_an_earlier_dump_ends_no_later_one(monkeypatch):
     assert (images.cleared, rank.dumped) == (False, True)
     ended[1]()
     assert (images.cleared, rank.dumped) == (True, False)
+
+
+def test_what_restored_ranks_save_is_seen_in_the_arena_that_came_back_with_them(monkeypatch):
+    arena = os.memfd_create("pulsetrain-arena")
+    rank = SimpleNamespace(rank=0, pid=os.getpid(), ring_fd=-1, hold=lambda *_: None)
+    node, checkpoints = Node(), FakeCheckpoints()
+    manifest = Manifest(
+        name="i", host="h", boot="b", attempt=2, processes={"store": 5}, outputs={}, files={}, bytes=1
+    )
+    monkeypatch.setattr(image_commands, "read", lambda *_: manifest)
+    node.identity.nproc_per_node, node.zygote = 1, FakeZygote()
+    node.launched = lambda *_: None
+    node.ranks.restore = lambda *_: setattr(node.ranks, "all", [rank])
+    made = Commands(node, checkpoints, lambda: os.open(os.devnull, os.O_RDONLY), images=Images())
+    world = (WorldNode(node="a", node_rank=0, address="h", peer_port=1, nproc=1),)
+    start = Start(
+        id=1, job="j", attempt=3, node_rank=0, world=world, store_address="", store_port=0, image="i"
+    )
+    made._restore_ranks(start, 0, 0)
+    assert os.path.samestat(os.fstat(checkpoints.attached[0]), os.fstat(arena))
+    made.close()
+    os.close(arena)
