@@ -43,9 +43,10 @@ def refusal(job: JobState, request: MoveRequest) -> str:
     if request.what not in ASKED:
         return f"what = {request.what!r}: allowed: {', '.join(ASKED)}"
     if request.what == "resume":
+        if job.phase is Phase.PREEMPTED and job.move is None:
+            return f"job {job.name!r} is about to go on already"
         waits = job.move is not None and not _updates(job) and job.phase is not Phase.PREEMPTING
-        can = waits or job.phase is Phase.PREEMPTED
-        if not can:
+        if not waits:
             return f"job {job.name!r} is {job.phase}, not pre-empted"
         return resume_nodes.refusal(job, request.nodes)
     if job.phase in PREEMPTED:

@@ -2,6 +2,7 @@
 
 import pytest
 
+from pulsetrain.core.errors import UsageError
 from pulsetrain.protocol.messages import DumpRanks, Start, Stop
 from pulsetrain.recovery.policy import Policy
 from pulsetrain.recovery.pool.config import PoolConfig
@@ -151,6 +152,20 @@ def test_a_pool_gives_back_the_node_of_the_image():
         await job.wait(6)
         assert (job.phase, share.reachable()) == (Phase.PREEMPTED, {"b": 1})
         share.give(share.reachable(), "a test", 5.0)
+        await job.wait(6)
+        assert job.told("recovery")["resumed_by"] == "image"
+
+    run(scenario)
+
+
+def test_a_second_resume_does_not_take_the_image_away():
+    async def scenario():
+        job = Job()
+        await job.train()
+        await job.move("preempt")
+        job.fleet.controller.move("j", request("resume"))
+        with pytest.raises(UsageError, match="about to go on already"):
+            job.fleet.controller.move("j", request("resume"))
         await job.wait(6)
         assert job.told("recovery")["resumed_by"] == "image"
 
