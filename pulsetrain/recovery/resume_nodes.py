@@ -17,6 +17,9 @@ from pulsetrain.recovery.transitions import Phase
 
 def refusal(job: JobState, names: Sequence[str]) -> str:
     """Why a job cannot go on on exactly these nodes, "" where it can. It names all that are at fault."""
+    image = waiting_image(job, job.move)
+    if image is not None and _is_away(job, image.node) and not job.can_resume():
+        return f"{_dumped(job, image)}, and node {image.node!r} is not connected: nothing else has its state"
     if not names:
         return ""
     if job.phase is not Phase.PREEMPTED:
@@ -51,10 +54,16 @@ def _image_elsewhere(job: JobState, names: Sequence[str]) -> str:
     image = waiting_image(job, job.move)
     if image is None or list(names) == [image.node]:
         return ""
-    return (
-        f"the processes of job {job.name!r} were dumped on node {image.node!r} after step {image.step}, "
-        f"and can go on only there, not on: {', '.join(names)}"
-    )
+    return f"{_dumped(job, image)}, and can go on only there, not on: {', '.join(names)}"
+
+
+def _dumped(job: JobState, image: Image) -> str:
+    return f"the processes of job {job.name!r} were dumped on node {image.node!r} after step {image.step}"
+
+
+def _is_away(job: JobState, name: str) -> bool:
+    node = job.members.nodes.get(name)
+    return node is None or not node.usable or node.leaving is not None
 
 
 def world_before(job: JobState) -> tuple[str, ...]:
@@ -75,7 +84,7 @@ def choose(job: JobState, names: Sequence[str], image: Image | None) -> None:
 
     Processes that were dumped go on on their node alone, also where the job could use others by now.
     """
-    if image is not None:
+    if image is not None and not _is_away(job, image.node):
         names, job.resizing.size = (image.node,), 1
     job.members.chosen = frozenset(names) or None
 

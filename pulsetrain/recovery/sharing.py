@@ -95,7 +95,7 @@ class JobShare:
         usable = [node for node in self._state.members.nodes.values() if _could_run(node)]
         image = resume_nodes.waiting_image(self._state, self._state.move)
         own = [node for node in usable if image is not None and node.name == image.node]
-        return own or usable
+        return own or (usable if image is None or self._state.can_resume() else [])
 
     def holds(self) -> Counter[str]:
         """How many of its nodes hold devices on each machine, those that it changes over to included."""

@@ -158,6 +158,27 @@ def test_a_pool_gives_back_the_node_of_the_image():
     run(scenario)
 
 
+def test_a_job_whose_image_cannot_be_reached_does_not_begin_anew_elsewhere():
+    async def scenario():
+        job = Job()
+        await job.train()
+        job.fleet.agents["z"] = job.fleet.join("z")
+        await job.move("preempt")
+        job.agent.drop()
+        for _ in range(5):
+            await job.fleet.settle(0.5)
+        why = "after step 9, and node 'a' is not connected: nothing else has its state"
+        assert why in job.fleet.controller.move("j", request("resume"), dry_run=True)["why_not"]
+        with pytest.raises(UsageError, match=why):
+            job.fleet.controller.move("j", request("resume"))
+        assert not job.fleet.controller.jobs["j"].sharing.reachable()
+        job.agent = job.fleet.agents["a"] = job.fleet.join("a", pid=99)
+        await job.move("resume")
+        assert job.told("recovery")["resumed_by"] == "image"
+
+    run(scenario)
+
+
 def test_a_second_resume_does_not_take_the_image_away():
     async def scenario():
         job = Job()
