@@ -201,11 +201,12 @@ def _look_at_running(job: JobState, move: Move, loop: Loop) -> None:
         return
     why_not = _why_it_stays(job, move.request.node) if move.request.node else ""
     if why_not:
-        job.write("migrate_dropped", {"why_not": why_not}, node=move.request.node, actor=move.request.actor)
-        hold.release(job, move.hold)
-        job.move = None
-        end_saves(job)
+        _drop_migration(job, move, why_not)
     elif _may_act(job, move) and _stands_saved(job, move, loop):
+        why_not = _why_begins_anew(job, move.request)
+        if why_not:
+            _drop_migration(job, move, why_not)
+            return
         move.acted_in, move.saved_ns = job.attempt.number, job.now_ns()
         if move.hold is not None:
             move.held_ns = int((job.services.clock.monotonic_s() - move.hold.began_s) * 1e9)
@@ -218,6 +219,23 @@ def _look_at_running(job: JobState, move: Move, loop: Loop) -> None:
         elif move.request.wait_s > 0:
             step, limit_s = move.newer_than, move.request.wait_s
             move.hold = hold.begin_after_own_save(job, step, limit_s, lambda: look(job, loop))
+
+
+def _drop_migration(job: JobState, move: Move, why_not: str) -> None:
+    job.write("migrate_dropped", {"why_not": why_not}, node=move.request.node, actor=move.request.actor)
+    hold.release(job, move.hold)
+    job.move = None
+    end_saves(job)
+
+
+def _why_begins_anew(job: JobState, request: MoveRequest) -> str:
+    """Why a migration would lose all steps, "" where it does not. Who wants that evicts the node."""
+    if request.what != "migrate" or request.lose_progress or job.last_step < 0:
+        return ""
+    if job.can_resume() and restorable_without(job, request.node) >= 0:
+        return ""
+    lost = f"{job.last_step + 1} steps would be lost (evict the node to allow it)"
+    return f"job {job.name!r} has no checkpoint that holds without node {request.node!r}: {lost}"
 
 
 def _may_act(job: JobState, move: Move) -> bool:

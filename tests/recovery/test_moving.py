@@ -366,6 +366,25 @@ def test_a_standby_that_went_away_meanwhile_leaves_the_job_where_it_is():
     run(scenario)
 
 
+@pytest.mark.parametrize("holder", ["", "b"])
+def test_a_job_that_would_begin_anew_is_not_taken_off_a_node(holder):
+    async def scenario():
+        job = Job()
+        await job.train(9)
+        for name, agent in job.fleet.agents.items():
+            agent.held = agent.held if name == holder else ()
+            agent.send_heartbeat()
+        await job.ask("migrate", node="b", wait_s=6.0)
+        await job.wait(10)
+        assert (job.phase, job.fleet.job.move) == (Phase.RUNNING, None)
+        why = "no checkpoint that holds without node 'b': 10 steps would be lost"
+        assert why in job.last("migrate_dropped")["why_not"]
+        assert not job.fleet.of("a", Stop)
+        assert job.fleet.of("a", SaveFrom)[-1].step == -1
+
+    run(scenario)
+
+
 def test_a_fault_while_it_waits_is_healed_first_and_the_ranks_are_asked_again():
     async def scenario():
         job = Job()
