@@ -93,6 +93,8 @@ def begin(job: JobState, request: MoveRequest, loop: Loop) -> None:
         return
     give_way(job)
     job.move = _move(job, request)
+    if job.recovery is not None:
+        job.move.image = job.recovery.image  # of an earlier pre-emption, from which it has not gone on yet
     detail = {"reason": request.reason, "step": job.last_step, "wait_s": request.wait_s}
     job.write(request.what, detail, node=request.node, actor=request.actor)
     if request.what == "preempt":
@@ -170,6 +172,7 @@ def _dumps(job: JobState, move: Move, loop: Loop) -> bool:
     """Dump the processes of the job where that can be done. Whether nothing else is to be done meanwhile."""
     image = move.image
     if image is None or image.attempt != job.attempt.number:
+        move.image = None  # one of an earlier attempt is used up
         if move.request.what != "preempt" or not images.possible(job):
             return False
         move.image, move.hold = images.take(job, lambda: look(job, loop))
@@ -300,7 +303,8 @@ async def rest(job: JobState) -> None:
         return
     request, stopping_ns = move.request, move.saved_ns or now_ns
     image = move.image if move.image is not None and move.image.state == "taken" else None
-    dump_ns, step = (image.dump_ns, move.from_step) if image else (0, step)
+    dump_ns = image.dump_ns if image is not None and move.hold is not None else 0
+    step = move.from_step if image is not None else step
     began_ns = stopping_ns - move.held_ns - dump_ns
     detail = {
         "reason": request.reason,

@@ -3,7 +3,7 @@
 import pytest
 
 from pulsetrain.core.errors import UsageError
-from pulsetrain.protocol.messages import DumpRanks, Start, Stop
+from pulsetrain.protocol.messages import DumpRanks, SelfCheck, Start, Stop
 from pulsetrain.recovery.policy import Policy
 from pulsetrain.recovery.pool.config import PoolConfig
 from pulsetrain.recovery.transitions import Phase
@@ -172,6 +172,32 @@ def test_a_job_whose_image_cannot_be_reached_does_not_begin_anew_elsewhere():
         with pytest.raises(UsageError, match=why):
             job.fleet.controller.move("j", request("resume"))
         assert not job.fleet.controller.jobs["j"].sharing.reachable()
+        job.agent = job.fleet.agents["a"] = job.fleet.join("a", pid=99)
+        await job.move("resume")
+        assert job.told("recovery")["resumed_by"] == "image"
+
+    run(scenario)
+
+
+def test_a_job_that_is_pre_empted_again_before_its_launch_keeps_its_image():
+    async def scenario():
+        memory = FakeMemory()
+        job = Job(memory=memory)
+        await job.train()
+        await job.move("preempt")
+        job.agent.mute = (SelfCheck,)
+        job.fleet.controller.move("j", request("resume"))
+        await job.fleet.settle(0.5)
+        job.agent.drop()
+        for _ in range(4):
+            await job.fleet.settle(0.5)
+        await job.fleet.wait_for_launch()
+        assert job.phase is Phase.WAITING
+        job.fleet.controller.move("j", request("preempt"))
+        await job.fleet.settle(0.5)
+        told = job.told("preempted")
+        assert (job.phase, told["lost_steps"], told["stages_ns"]["dump"]) == (Phase.PREEMPTED, 0, 0)
+        assert memory.recall("j").preemption.image
         job.agent = job.fleet.agents["a"] = job.fleet.join("a", pid=99)
         await job.move("resume")
         assert job.told("recovery")["resumed_by"] == "image"
