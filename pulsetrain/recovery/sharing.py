@@ -135,8 +135,11 @@ class JobShare:
         )
 
     def _refusal(self) -> str:
-        if self._state.phase is not Phase.RUNNING:
+        state = self._state
+        if state.phase is not Phase.RUNNING:
             return ""
+        if state.last_step >= 0 and not state.can_resume():
+            return "it has no checkpoint"  # what is dumped goes on only where it was
         return moving.refusal(self._state, MoveRequest(what="preempt", reason=HELD, actor=ACTOR))
 
     # -- what the pool does -------------------------------------------------------------------------------

@@ -139,6 +139,21 @@ def test_a_new_hub_chooses_the_node_of_the_image_also_where_its_agent_is_new():
     run(scenario)
 
 
+def test_a_pool_leaves_a_job_alone_that_could_go_on_only_from_an_image():
+    async def scenario():
+        job = Job("b", pool=PoolConfig(devices_per_machine=8))
+        share = job.fleet.controller.jobs["j"].sharing
+        await job.fleet.settle(1.0)
+        share.give({"b": 1}, "a test", 5.0)
+        await job.fleet.settle(1.0)
+        await job.train()
+        assert share.demand(0).busy
+        job.agent.complete(9)
+        assert not share.demand(0).busy
+
+    run(scenario)
+
+
 def test_a_pool_gives_back_the_node_of_the_image():
     async def scenario():
         job = Job("b", pool=PoolConfig(devices_per_machine=8))
