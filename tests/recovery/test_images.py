@@ -1,5 +1,7 @@
 """A job that nothing saves is pre-empted by dumping its processes, against a fake agent."""
 
+import asyncio
+
 import pytest
 
 from pulsetrain.core.errors import UsageError
@@ -215,6 +217,26 @@ def test_a_job_that_is_pre_empted_again_before_its_launch_keeps_its_image():
         assert memory.recall("j").preemption.image
         job.agent = job.fleet.agents["a"] = job.fleet.join("a", pid=99)
         await job.move("resume")
+        assert job.told("recovery")["resumed_by"] == "image"
+
+    run(scenario)
+
+
+def test_a_connection_that_closes_during_the_restore_does_not_end_the_restored_ranks():
+    async def scenario():
+        job = Job()
+        await job.train()
+        await job.move("preempt")
+        job.agent.mute = (Start,)
+        await job.move("resume", times=1)
+        start = job.fleet.of("a", Start)[-1]
+        job.agent.drop()
+        await job.fleet.settle()
+        job.agent.reconnect()
+        job.agent.handle(start)
+        await asyncio.sleep(0.1)
+        await job.fleet.settle(0.5)
+        assert job.fleet.of("a", Start)[-1] is start
         assert job.told("recovery")["resumed_by"] == "image"
 
     run(scenario)
