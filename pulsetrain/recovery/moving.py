@@ -23,7 +23,7 @@ from pulsetrain.recovery.saves import (
     saves_every_step,
 )
 from pulsetrain.recovery.state import JobState
-from pulsetrain.recovery.transitions import Event, Phase
+from pulsetrain.recovery.transitions import TERMINAL, Event, Phase
 
 POOL = "pool"
 """the actor of what the pool asks for"""
@@ -42,6 +42,8 @@ def refusal(job: JobState, request: MoveRequest) -> str:
     """Why the job cannot be moved like that now, "" where it can."""
     if request.what not in ASKED:
         return f"what = {request.what!r}: allowed: {', '.join(ASKED)}"
+    if job.phase in TERMINAL:
+        return f"job {job.name!r} is over"
     if request.what == "resume":
         if job.phase is Phase.PREEMPTED and job.move is None:
             return f"job {job.name!r} is about to go on already"

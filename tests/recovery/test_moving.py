@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from pulsetrain.core.errors import UsageError
-from pulsetrain.protocol.messages import Held, HoldRanks, Leave, SaveFrom, Start, Stop
+from pulsetrain.protocol.messages import Held, HoldRanks, Leave, OwnCheckpoint, SaveFrom, Start, Stop
 from pulsetrain.recovery.move_preview import lacking
 from pulsetrain.recovery.move_request import MoveRequest
 from pulsetrain.recovery.nodes import NodeState
@@ -439,6 +439,25 @@ def test_what_cannot_be_done_is_refused_in_one_line_and_a_dry_run_says_why(nodes
         with pytest.raises(UsageError, match=words):
             await job.ask(**changes)
         assert job.phase is Phase.RUNNING
+
+    run(scenario)
+
+
+def test_a_job_that_is_over_cannot_be_pre_empted_nor_its_next_run_with_it():
+    async def scenario():
+        job = Job("ab")
+        await job.train(9)
+        own = OwnCheckpoint(path="/x/ckpt.pt", step=9, bytes=1, files=1, written_ns=1)
+        job.fleet.agents["a"].writes(own)
+        for rank in range(4):
+            job.fleet.agents["ab"[rank // 2]].rank_exits(rank, 0)
+        await job.fleet.settle()
+        assert job.phase is Phase.FINISHED
+        with pytest.raises(UsageError, match="job 'j' is over"):
+            await job.ask()
+        assert job.fleet.memory.recall("j").preemption is None
+        again = Job("ab", memory=job.fleet.memory)
+        await again.fleet.form()
 
     run(scenario)
 
