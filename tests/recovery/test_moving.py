@@ -243,6 +243,23 @@ def test_a_move_that_still_waits_can_be_taken_back():
     run(scenario)
 
 
+@pytest.mark.parametrize("asked", [["preempt"], ["preempt", "resume"]])
+def test_a_node_that_was_away_for_a_moment_saves_the_same_steps_as_the_others(asked):
+    async def scenario():
+        job = Job()
+        await job.train(9, saved=0)
+        for what in asked[:-1]:
+            await job.ask(what)
+        job.fleet.agents["b"].drop()
+        await job.ask(asked[-1], seconds=0.2)
+        job.fleet.agents["b"].reconnect(attempt=0, node_rank=1)
+        await job.fleet.settle()
+        assert job.fleet.of("b", SaveFrom)[-1].step == job.wanted
+        assert job.wanted == -1 or asked == ["preempt"]
+
+    run(scenario)
+
+
 def test_a_new_hub_goes_on_to_wait_for_the_checkpoint_that_an_earlier_one_waited_for():
     async def scenario():
         memory = FakeMemory()
