@@ -111,7 +111,8 @@ def given_up(job: JobState) -> bool:
     why_not = {name: why for name in sorted(members.chosen) if (why := _why_failed(job, name))}
     job.write("resume_elsewhere", {"nodes": sorted(members.chosen), "why_not": why_not})
     members.chosen = None
-    job.services.memory.preemption(job.name, None)
+    if job.recovery is None or job.recovery.image is None:  # else it still waits to go on from that
+        job.services.memory.preemption(job.name, None)
     return True
 
 

@@ -210,6 +210,7 @@ def test_a_job_that_is_pre_empted_again_before_its_launch_keeps_its_image():
             await job.fleet.settle(0.5)
         await job.fleet.wait_for_launch()
         assert job.phase is Phase.WAITING
+        assert memory.recall("j").preemption.image
         job.fleet.controller.move("j", request("preempt"))
         await job.fleet.settle(0.5)
         told = job.told("preempted")
