@@ -18,7 +18,7 @@ import structlog
 from pulsetrain.agent import holding, image_commands, profiling, ras_command
 from pulsetrain.agent.check_commands import CheckCommands
 from pulsetrain.agent.link import SendReply
-from pulsetrain.agent.processes.process_images import ProcessImages
+from pulsetrain.agent.processes.process_images import ProcessImages, arena_of
 from pulsetrain.agent.processes.rank import NodeIdentity, Rank
 from pulsetrain.agent.processes.ranks import Ranks
 from pulsetrain.agent.processes.zygote import Zygote
@@ -141,6 +141,7 @@ class Commands:
         self._ranks_lock, self._restore_lock = threading.Lock(), threading.Lock()
         self._epochs = itertools.count(1)
         self._epoch = 0
+        self._dumps = 0
         self._arenas: dict[int, int] = {}
         self._stores: dict[str, int] = {}
         self._checks = CheckCommands()
@@ -294,7 +295,9 @@ class Commands:
                 self._images.clear()
                 image_commands.go_on(ranks.alive, store)
                 raise Unavailable("another hub wants the ranks to run, or to stand for something else")
-            timer = threading.Timer(image_commands.STOPPED_S, self._go_on, (ranks.alive, store))
+            self._dumps += 1
+            args = (self._dumps, ranks.alive, store)
+            timer = threading.Timer(image_commands.STOPPED_S, self._go_on, args)
             timer.daemon = True
             timer.start()
         return done
@@ -313,10 +316,13 @@ class Commands:
             finally:
                 self._ranks_lock.release()
 
-    def _go_on(self, ranks: Sequence[Rank], store: int | None) -> None:
-        """Nobody has ended the ranks that were dumped: a hub that is lost must not stop a job."""
+    def _go_on(self, dump: int, ranks: Sequence[Rank], store: int | None) -> None:
+        """Nobody has ended the ranks that were dumped: a hub that is lost must not stop a job.
+
+        Where they have run on since, and were dumped once more, that dump has a time of its own.
+        """
         with self._ranks_lock:
-            if any(rank.code is None for rank in ranks):
+            if dump == self._dumps and any(rank.code is None for rank in ranks):
                 self._images.clear()
                 image_commands.go_on([rank for rank in ranks if rank.code is None], store)
 
@@ -338,10 +344,23 @@ class Commands:
                 self._checkpoints.follow({rank.rank: rank.ring_fd for rank in self._node.ranks.all})
                 self._node.launched(start, began_ns)
                 for rank in self._node.ranks.all:
+                    self._take_arena(rank)
                     rank.hold(0, 0, 0)
         finally:
             self._images.clear()
         return {"restore_ns": time.time_ns() - began_ns}
+
+    def _take_arena(self, rank: Rank) -> None:
+        """A restored rank saves into the arena that came back with it, not into the one of its node."""
+        try:
+            fd = arena_of(rank.pid)
+        except Unavailable as error:
+            log.warning("arena_missing", rank=rank.rank, error=str(error))
+            return
+        self._checkpoints.detach(rank.rank)
+        os.close(self._arenas[rank.rank])
+        self._arenas[rank.rank] = fd
+        self._checkpoints.attach(rank.rank, fd)
 
     def _restore(self, start: Start, own_ranks: range) -> dict[str, int]:
         """Bring each rank's state of `restore_step` into its arena; ns it took, by rank."""

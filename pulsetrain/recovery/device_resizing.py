@@ -57,7 +57,7 @@ async def resize(
 ) -> ResizePreview:
     """Do what is asked for, or say what it would mean. Raises `UsageError` where it cannot be done."""
     plan = _plan(job, request.devices)
-    why_not = plan.why_not or _busy(job)
+    why_not = plan.why_not or _busy(job, plan)
     if not why_not and plan.how != "nodes":
         why_not, _ = await _tell(job, plan, dry_run=True)
     answer = _answer(job, snapshot, request, plan, why_not, dry_run=dry_run)
@@ -109,7 +109,9 @@ def _plan(job: JobState, devices: int) -> _Plan:
     return _Plan(devices=devices, nodes=nodes, how=how, share=tuple(devices_of_nodes(devices, nodes)))
 
 
-def _busy(job: JobState) -> str:
+def _busy(job: JobState, plan: _Plan) -> str:
+    if plan.how == "nodes" and job.services.policy.observe_only:
+        return "the hub only observes (observe_only): it stops no job to change its number of nodes"
     if job.phase is not Phase.RUNNING:
         return f"job {job.name!r} is {job.phase}; try again when it runs"
     return f"job {job.name!r} is about to be moved already ({job.move.request.what})" if job.move else ""

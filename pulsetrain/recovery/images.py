@@ -6,6 +6,7 @@ it does not work, the job goes on, and the pre-emption goes on from a saved step
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
 from pulsetrain.protocol.messages import DumpRanks, Start, World
@@ -13,10 +14,12 @@ from pulsetrain.recovery import hold
 from pulsetrain.recovery.attempt import Attempt
 from pulsetrain.recovery.move_preview import ONLY, lacking
 from pulsetrain.recovery.move_request import Hold, Image
+from pulsetrain.recovery.nodes import CLOSED, GONE, Node
 from pulsetrain.recovery.saves import has_checkpointer
 from pulsetrain.recovery.state import JobState
 
 DUMP_TIMEOUT_S = 120.0
+POLL_S = 0.02
 
 
 def why_not(job: JobState) -> str:
@@ -99,8 +102,11 @@ async def restore(job: JobState) -> bool:
             peer_key=job.services.peer_key(job.name),
             image=image.name,
         )
-        reply = await job.ask(members.nodes[member.node], command, DUMP_TIMEOUT_S)
+        node = members.nodes[member.node]
+        reply = await job.ask(node, command, DUMP_TIMEOUT_S)
         why_not, restore_ns = reply.error, int(reply.data.get("restore_ns", 0))
+        if reply.error == CLOSED and await _runs(job, node):
+            why_not = ""
     if why_not:
         job.write("image_missed", {**image.row(), "why_not": why_not}, node=image.node)
         return False
@@ -110,3 +116,14 @@ async def restore(job: JobState) -> bool:
     job.recovery.launched(job.now_ns(), fetch_ns=0, step=image.step)
     job.recovery.resumed_by = "image"
     return True
+
+
+async def _runs(job: JobState, node: Node) -> bool:
+    """Whether a node whose connection closed is back in time, and says that it runs the present attempt."""
+    clock = job.services.clock
+    until_s = clock.monotonic_s() + DUMP_TIMEOUT_S
+    while node.state not in GONE and not job.ended_by and clock.monotonic_s() < until_s:
+        if node.connected and node.heartbeat is not None and node.heartbeat.attempt == job.attempt.number:
+            return True
+        await asyncio.sleep(POLL_S)
+    return False

@@ -20,6 +20,7 @@ from pulsetrain.recovery import (
     moving,
     rank_view,
     responses,
+    saves,
     scheduling,
     sharing,
     standby_care,
@@ -129,6 +130,7 @@ class Job:
         if node is None or node.state in GONE or node.hello.pid != hello.pid:
             return self._join(hello, send, node)
         node.reconnect(hello, send, self._joined_s)
+        saves.tell_again(self._state, node)
         self._state.write("node_reconnected", {"attempt": hello.attempt}, node=hello.node)
         return node
 

@@ -50,8 +50,8 @@ async def launch(job: JobState) -> Event | Fault:
     }
     job.write("attempt_started", detail)
     job.keep_world()
-    if job.recovery is not None and job.recovery.fault.event is Event.RESUME:
-        job.services.memory.preemption(job.name, None)
+    if job.move is None or job.move.request.what != "preempt":
+        job.services.memory.preemption(job.name, None)  # also where a node was lost since the resume
     if plan.step < 0:
         elasticity.tell_unfit(job)
     job.attempt.started_ns = job.now_ns()

@@ -23,7 +23,7 @@ from pulsetrain.recovery.saves import (
     saves_every_step,
 )
 from pulsetrain.recovery.state import JobState
-from pulsetrain.recovery.transitions import Event, Phase
+from pulsetrain.recovery.transitions import TERMINAL, Event, Phase
 
 POOL = "pool"
 """the actor of what the pool asks for"""
@@ -42,10 +42,13 @@ def refusal(job: JobState, request: MoveRequest) -> str:
     """Why the job cannot be moved like that now, "" where it can."""
     if request.what not in ASKED:
         return f"what = {request.what!r}: allowed: {', '.join(ASKED)}"
+    if job.phase in TERMINAL:
+        return f"job {job.name!r} is over"
     if request.what == "resume":
+        if job.phase is Phase.PREEMPTED and job.move is None:
+            return f"job {job.name!r} is about to go on already"
         waits = job.move is not None and not _updates(job) and job.phase is not Phase.PREEMPTING
-        can = waits or job.phase is Phase.PREEMPTED
-        if not can:
+        if not waits:
             return f"job {job.name!r} is {job.phase}, not pre-empted"
         return resume_nodes.refusal(job, request.nodes)
     if job.phase in PREEMPTED:
@@ -92,6 +95,8 @@ def begin(job: JobState, request: MoveRequest, loop: Loop) -> None:
         return
     give_way(job)
     job.move = _move(job, request)
+    if job.recovery is not None:
+        job.move.image = job.recovery.image  # of an earlier pre-emption, from which it has not gone on yet
     detail = {"reason": request.reason, "step": job.last_step, "wait_s": request.wait_s}
     job.write(request.what, detail, node=request.node, actor=request.actor)
     if request.what == "preempt":
@@ -143,8 +148,8 @@ def look(job: JobState, loop: Loop) -> None:
     node = job.members.nodes.get(move.request.node)
     if move.request.node and (node is None or node.state is not NodeState.ACTIVE):
         hold.release(job, move.hold)
-        end_saves(job)
         job.move = None
+        end_saves(job)
     elif move.request.what == "preempt" and _stands(job):
         loop.post(Event.PREEMPT)
     elif job.phase is Phase.RUNNING and move.acted_in != job.attempt.number:
@@ -154,13 +159,22 @@ def look(job: JobState, loop: Loop) -> None:
 def _stands(job: JobState) -> bool:
     """Whether no rank runs. A job whose nodes report to a new hub is taken over first."""
     running = any(n.usable and n.hello.attempt >= 0 for n in job.members.nodes.values())
-    return job.phase is Phase.WAITING or (job.phase is Phase.FORMING and not running)
+    forms = job.phase is Phase.FORMING and not running and not _awaits_nodes(job)
+    return job.phase is Phase.WAITING or forms
+
+
+def _awaits_nodes(job: JobState) -> bool:
+    """Whether nodes that ran the job may still report to a new hub. Their ranks may run."""
+    before = job.members.before
+    away = before is not None and any(name not in job.members.nodes for name in before.nodes)
+    return away and job.now_ns() - job.phase_since_ns < job.services.policy.adopt_timeout_s * 1e9
 
 
 def _dumps(job: JobState, move: Move, loop: Loop) -> bool:
     """Dump the processes of the job where that can be done. Whether nothing else is to be done meanwhile."""
     image = move.image
     if image is None or image.attempt != job.attempt.number:
+        move.image = None  # one of an earlier attempt is used up
         if move.request.what != "preempt" or not images.possible(job):
             return False
         move.image, move.hold = images.take(job, lambda: look(job, loop))
@@ -192,11 +206,12 @@ def _look_at_running(job: JobState, move: Move, loop: Loop) -> None:
         return
     why_not = _why_it_stays(job, move.request.node) if move.request.node else ""
     if why_not:
-        job.write("migrate_dropped", {"why_not": why_not}, node=move.request.node, actor=move.request.actor)
-        hold.release(job, move.hold)
-        job.move = None
-        end_saves(job)
+        _drop_migration(job, move, why_not)
     elif _may_act(job, move) and _stands_saved(job, move, loop):
+        why_not = _why_begins_anew(job, move.request)
+        if why_not:
+            _drop_migration(job, move, why_not)
+            return
         move.acted_in, move.saved_ns = job.attempt.number, job.now_ns()
         if move.hold is not None:
             move.held_ns = int((job.services.clock.monotonic_s() - move.hold.began_s) * 1e9)
@@ -209,6 +224,23 @@ def _look_at_running(job: JobState, move: Move, loop: Loop) -> None:
         elif move.request.wait_s > 0:
             step, limit_s = move.newer_than, move.request.wait_s
             move.hold = hold.begin_after_own_save(job, step, limit_s, lambda: look(job, loop))
+
+
+def _drop_migration(job: JobState, move: Move, why_not: str) -> None:
+    job.write("migrate_dropped", {"why_not": why_not}, node=move.request.node, actor=move.request.actor)
+    hold.release(job, move.hold)
+    job.move = None
+    end_saves(job)
+
+
+def _why_begins_anew(job: JobState, request: MoveRequest) -> str:
+    """Why a migration would lose all steps, "" where it does not. Who wants that evicts the node."""
+    if request.what != "migrate" or request.lose_progress or job.last_step < 0:
+        return ""
+    if job.can_resume() and restorable_without(job, request.node) >= 0:
+        return ""
+    lost = f"{job.last_step + 1} steps would be lost (evict the node to allow it)"
+    return f"job {job.name!r} has no checkpoint that holds without node {request.node!r}: {lost}"
 
 
 def _may_act(job: JobState, move: Move) -> bool:
@@ -273,7 +305,8 @@ async def rest(job: JobState) -> None:
         return
     request, stopping_ns = move.request, move.saved_ns or now_ns
     image = move.image if move.image is not None and move.image.state == "taken" else None
-    dump_ns, step = (image.dump_ns, move.from_step) if image else (0, step)
+    dump_ns = image.dump_ns if image is not None and move.hold is not None else 0
+    step = move.from_step if image is not None else step
     began_ns = stopping_ns - move.held_ns - dump_ns
     detail = {
         "reason": request.reason,
@@ -355,13 +388,13 @@ def _resume(job: JobState, request: MoveRequest, loop: Loop) -> None:
         hold.release(job, move.hold if move else None)
         end_saves(job)
         return
-    image_waits = move is not None and move.image is not None and move.image.state == "taken"
-    if not image_waits and not request.nodes:  # both are kept until the launch: a new hub asks once more
+    image = resume_nodes.waiting_image(job, move)
+    if image is None and not request.nodes:  # both are kept until the launch: a new hub asks once more
         job.services.memory.preemption(job.name, None)
-    resume_nodes.choose(job, request.nodes)
+    resume_nodes.choose(job, request.nodes, image)
     fault = faults.resumed(request.reason, request.actor, job.attempt.number, job.now_ns())
     job.recovery = Recovery(
         fault=fault, from_step=move.from_step if move else -1, from_nodes=resume_nodes.world_before(job)
     )
-    job.recovery.image = move.image if move else None
+    job.recovery.image = image
     loop.post(Event.RESUME)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pulsetrain.recovery import standby_care
+from pulsetrain.recovery.move_request import Image, Move
 from pulsetrain.recovery.nodes import Node, NodeState
 from pulsetrain.recovery.state import JobState
 from pulsetrain.recovery.transitions import Phase
@@ -16,6 +17,9 @@ from pulsetrain.recovery.transitions import Phase
 
 def refusal(job: JobState, names: Sequence[str]) -> str:
     """Why a job cannot go on on exactly these nodes, "" where it can. It names all that are at fault."""
+    image = waiting_image(job, job.move)
+    if image is not None and _is_away(job, image.node) and not job.can_resume():
+        return f"{_dumped(job, image)}, and node {image.node!r} is not connected: nothing else has its state"
     if not names:
         return ""
     if job.phase is not Phase.PREEMPTED:
@@ -47,13 +51,19 @@ def _why_away(job: JobState, name: str) -> str:
 
 def _image_elsewhere(job: JobState, names: Sequence[str]) -> str:
     """Processes are restored on the host that has dumped them."""
-    image = job.move.image if job.move else None
-    if image is None or image.state != "taken" or list(names) == [image.node]:
+    image = waiting_image(job, job.move)
+    if image is None or list(names) == [image.node]:
         return ""
-    return (
-        f"the processes of job {job.name!r} were dumped on node {image.node!r} after step {image.step}, "
-        f"and can go on only there, not on: {', '.join(names)}"
-    )
+    return f"{_dumped(job, image)}, and can go on only there, not on: {', '.join(names)}"
+
+
+def _dumped(job: JobState, image: Image) -> str:
+    return f"the processes of job {job.name!r} were dumped on node {image.node!r} after step {image.step}"
+
+
+def _is_away(job: JobState, name: str) -> bool:
+    node = job.members.nodes.get(name)
+    return node is None or not node.usable or node.leaving is not None
 
 
 def world_before(job: JobState) -> tuple[str, ...]:
@@ -63,8 +73,19 @@ def world_before(job: JobState) -> tuple[str, ...]:
     return tuple(job.members.before.nodes) if job.members.before is not None else ()
 
 
-def choose(job: JobState, names: Sequence[str]) -> None:
-    """The next launch is on these nodes. Without names, on those that the job has, and on standbys."""
+def waiting_image(job: JobState, move: Move | None) -> Image | None:
+    """The processes in which a pre-empted job is to go on, None where it has none."""
+    image = move.image if move is not None and job.phase is Phase.PREEMPTED else None
+    return image if image is not None and image.state == "taken" else None
+
+
+def choose(job: JobState, names: Sequence[str], image: Image | None) -> None:
+    """The next launch is on these nodes. Without names, on those that the job has, and on standbys.
+
+    Processes that were dumped go on on their node alone, also where the job could use others by now.
+    """
+    if image is not None and not _is_away(job, image.node):
+        names, job.resizing.size = (image.node,), 1
     job.members.chosen = frozenset(names) or None
 
 
@@ -90,7 +111,8 @@ def given_up(job: JobState) -> bool:
     why_not = {name: why for name in sorted(members.chosen) if (why := _why_failed(job, name))}
     job.write("resume_elsewhere", {"nodes": sorted(members.chosen), "why_not": why_not})
     members.chosen = None
-    job.services.memory.preemption(job.name, None)
+    if job.recovery is None or job.recovery.image is None:  # else it still waits to go on from that
+        job.services.memory.preemption(job.name, None)
     return True
 
 

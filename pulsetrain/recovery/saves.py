@@ -7,6 +7,7 @@ import math
 from collections import defaultdict
 
 from pulsetrain.protocol.messages import SaveFrom
+from pulsetrain.recovery.nodes import Node, NodeState
 from pulsetrain.recovery.state import JobState
 
 UNKNOWN = -1  # of which attempt a checkpoint is: an older agent does not say
@@ -52,14 +53,28 @@ def ask_for_saves(job: JobState) -> int:
     """
     newest = max(job.last_step, restorable_without(job, ""))
     step = newest + 1 + math.ceil(LEAD_S * job.rate.per_s)
+    job.saves_from = job.attempt.number, step
     job.services.background.once("ask for saves", _tell(job, step))
     return step
 
 
 def end_saves(job: JobState) -> None:
-    """Let the ranks save as their script says again."""
-    job.services.background.once("end saves", _tell(job, -1))
+    """Let the ranks save as their script says again, unless something else waits for a saved step."""
+    if job.move is None and job.new_share is None:
+        job.saves_from = job.attempt.number, -1
+        job.services.background.once("end saves", _tell(job, -1))
+
+
+def tell_again(job: JobState, node: Node) -> None:
+    """A node is back that may have missed what was asked for last. All ranks must save the same steps."""
+    attempt, step = job.saves_from
+    if attempt == job.attempt.number and node.state is NodeState.ACTIVE:
+        job.services.background.once("ask for saves", _tell_one(job, node, step))
 
 
 async def _tell(job: JobState, step: int) -> None:
-    await asyncio.gather(*(job.ask(n, SaveFrom(id=job.next_id(), step=step)) for n in job.members.active()))
+    await asyncio.gather(*(_tell_one(job, node, step) for node in job.members.active()))
+
+
+async def _tell_one(job: JobState, node: Node, step: int) -> None:
+    await job.ask(node, SaveFrom(id=job.next_id(), step=step))

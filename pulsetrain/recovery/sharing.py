@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from pulsetrain.core.errors import UsageError
-from pulsetrain.recovery import elasticity, faults, moving, standby_care
+from pulsetrain.recovery import elasticity, faults, moving, resume_nodes, standby_care
 from pulsetrain.recovery.move_request import MoveRequest
 from pulsetrain.recovery.new_share import NewShare
 from pulsetrain.recovery.nodes import Node
@@ -88,8 +88,14 @@ class JobShare:
 
     def reachable(self) -> Counter[str]:
         """How many of its nodes could run ranks on each machine."""
-        nodes = self._state.members.nodes.values()
-        return Counter(machine(node) for node in nodes if _could_run(node))
+        return Counter(map(machine, self._usable()))
+
+    def _usable(self) -> list[Node]:
+        """Its nodes that could run ranks. Processes that were dumped go on on their own node alone."""
+        usable = [node for node in self._state.members.nodes.values() if _could_run(node)]
+        image = resume_nodes.waiting_image(self._state, self._state.move)
+        own = [node for node in usable if image is not None and node.name == image.node]
+        return own or (usable if image is None or self._state.can_resume() else [])
 
     def holds(self) -> Counter[str]:
         """How many of its nodes hold devices on each machine, those that it changes over to included."""
@@ -129,8 +135,11 @@ class JobShare:
         )
 
     def _refusal(self) -> str:
-        if self._state.phase is not Phase.RUNNING:
+        state = self._state
+        if state.phase is not Phase.RUNNING:
             return ""
+        if state.last_step >= 0 and not state.can_resume():
+            return "it has no checkpoint"  # what is dumped goes on only where it was
         return moving.refusal(self._state, MoveRequest(what="preempt", reason=HELD, actor=ACTOR))
 
     # -- what the pool does -------------------------------------------------------------------------------
@@ -164,8 +173,8 @@ class JobShare:
         members, left = self._state.members, Counter(blocks)
         world = {member.node for member in members.world}
         chosen = set()
-        for node in sorted(members.nodes.values(), key=lambda n: (n.name not in world, n.name)):
-            if _could_run(node) and left[machine(node)] > 0:
+        for node in sorted(self._usable(), key=lambda n: (n.name not in world, n.name)):
+            if left[machine(node)] > 0:
                 left[machine(node)] -= 1
                 chosen.add(node.name)
         return frozenset(chosen)

@@ -39,6 +39,7 @@ from pulsetrain.recovery.updates import Updates
 from pulsetrain.recovery.world_sizes import WorldSizes
 
 SOON_STEPS = 5  # after the step that was restored. A failure so soon may be the checkpoint's own.
+NEVER_ASKED = (-2, -1)  # no attempt has this number
 BUSY_NS = 10_000_000_000  # a rank whose last sign of work is younger than that works
 
 
@@ -90,6 +91,7 @@ class JobState:
         self.recovery: Recovery | None = None
         self.move: Move | None = None
         self.new_share: NewShare | None = None
+        self.saves_from = NEVER_ASKED  # the attempt whose ranks were asked to save, and from which step on
         self.updates = Updates()
         self.history: list[RecoveryDetail] = []
         self.failure = self.ended_by = ""

@@ -1,5 +1,7 @@
 """An agent dumps its ranks as they stand, or says why it cannot. CRIU is a fake here."""
 
+import os
+import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,7 +12,8 @@ from pulsetrain.agent import image_commands
 from pulsetrain.agent.commands import Commands
 from pulsetrain.agent.processes.process_images import Manifest
 from pulsetrain.core.errors import Unavailable, UsageError
-from pulsetrain.protocol.messages import DumpRanks
+from pulsetrain.protocol.messages import DumpRanks, Start, WorldNode
+from tests.agent.fakenode import FakeCheckpoints, FakeZygote
 
 
 @dataclass
@@ -149,3 +152,46 @@ def test_ranks_that_were_asked_for_something_else_while_they_were_dumped_run_on(
     with pytest.raises(Unavailable, match="another hub"):
         made._dump_ranks(COMMAND)
     assert (let_go, images.cleared, rank.dumped) == ([100, 50], True, False)
+
+
+def test_the_time_of_an_earlier_dump_ends_no_later_one(monkeypatch):
+    ended = []
+    monkeypatch.setattr(image_commands, "let_go", lambda _: None)
+    monkeypatch.setattr(
+        threading,
+        "Timer",
+        lambda _, call, args: ended.append(lambda: call(*args)) or SimpleNamespace(start=int),
+    )
+    rank, images = Rank(0), Images()
+    rank.code = None
+    made = commands(Node(rank), images)
+    made._dump_ranks(COMMAND)
+    made._let_dumped_go(0)
+    made._dump_ranks(COMMAND)
+    images.cleared = False
+    ended[0]()
+    assert (images.cleared, rank.dumped) == (False, True)
+    ended[1]()
+    assert (images.cleared, rank.dumped) == (True, False)
+
+
+def test_what_restored_ranks_save_is_seen_in_the_arena_that_came_back_with_them(monkeypatch):
+    arena = os.memfd_create("pulsetrain-arena")
+    rank = SimpleNamespace(rank=0, pid=os.getpid(), ring_fd=-1, hold=lambda *_: None)
+    node, checkpoints = Node(), FakeCheckpoints()
+    manifest = Manifest(
+        name="i", host="h", boot="b", attempt=2, processes={"store": 5}, outputs={}, files={}, bytes=1
+    )
+    monkeypatch.setattr(image_commands, "read", lambda *_: manifest)
+    node.identity.nproc_per_node, node.zygote = 1, FakeZygote()
+    node.launched = lambda *_: None
+    node.ranks.restore = lambda *_: setattr(node.ranks, "all", [rank])
+    made = Commands(node, checkpoints, lambda: os.open(os.devnull, os.O_RDONLY), images=Images())
+    world = (WorldNode(node="a", node_rank=0, address="h", peer_port=1, nproc=1),)
+    start = Start(
+        id=1, job="j", attempt=3, node_rank=0, world=world, store_address="", store_port=0, image="i"
+    )
+    made._restore_ranks(start, 0, 0)
+    assert os.path.samestat(os.fstat(checkpoints.attached[0]), os.fstat(arena))
+    made.close()
+    os.close(arena)

@@ -152,6 +152,19 @@ def test_an_elastic_job_goes_on_with_fewer_nodes_and_stays_there_until_more_are_
     run(scenario)
 
 
+def test_a_hub_that_only_observes_refuses_another_number_of_nodes():
+    async def scenario():
+        fleet = Fleet("abc", nnodes=3, sizes=(1, 1), policy=Policy(observe_only=True))
+        await fleet.form()
+        replicated(fleet)
+        await fleet.settle(1)
+        with pytest.raises(UsageError, match="the hub only observes"):
+            await resize(fleet, 4)
+        assert (await resize(fleet, 5))["how"] == "turns"
+
+    run(scenario)
+
+
 async def wait(fleet, seconds):
     for _ in range(seconds):
         for agent in fleet.agents.values():

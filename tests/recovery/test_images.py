@@ -1,8 +1,13 @@
 """A job that nothing saves is pre-empted by dumping its processes, against a fake agent."""
 
+import asyncio
+
 import pytest
 
-from pulsetrain.protocol.messages import DumpRanks, Start, Stop
+from pulsetrain.core.errors import UsageError
+from pulsetrain.protocol.messages import DumpRanks, SelfCheck, Start, Stop
+from pulsetrain.recovery.policy import Policy
+from pulsetrain.recovery.pool.config import PoolConfig
 from pulsetrain.recovery.transitions import Phase
 from tests.recovery.fakes import FakeMemory, Fleet, run
 from tests.recovery.test_moving import request
@@ -12,14 +17,12 @@ class Job:
     """A job of one node whose host can dump, and whose ranks save nothing."""
 
     def __init__(self, nodes="a", **more):
-        self.fleet = Fleet(nodes, nnodes=len(nodes), **{"dump_lacks": ""} | more)
-
-    @property
-    def agent(self):
-        return self.fleet.agents["a"]
+        self.fleet = Fleet(nodes, **{"nnodes": len(nodes), "dump_lacks": ""} | more)
+        self.agent = self.fleet.agents[nodes[0]]
 
     async def train(self, step=9):
-        await self.fleet.form()
+        if self.phase is Phase.FORMING:
+            await self.fleet.form()
         self.agent.steps = dict.fromkeys(self.agent.steps, step)
         self.agent.held = ()
         self.agent.send_heartbeat()
@@ -27,6 +30,9 @@ class Job:
 
     async def move(self, what, times=6):
         self.fleet.controller.move("j", request(what))
+        await self.wait(times)
+
+    async def wait(self, times):
         for _ in range(times):
             self.agent.send_heartbeat()
             await self.fleet.settle(0.5)
@@ -96,6 +102,156 @@ def test_they_go_on_only_on_the_node_that_has_dumped_them():
         assert words in refused["why_not"]
         job.fleet.controller.move("j", request("resume", nodes=("a",)))
         await job.fleet.settle(1)
+        assert job.told("recovery")["resumed_by"] == "image"
+
+    run(scenario)
+
+
+def test_an_elastic_job_goes_on_in_its_processes_though_another_node_is_there():
+    async def scenario():
+        job = Job(nnodes=2, sizes=(1, 1), policy=Policy(shrink_wait_s=1.0))
+        for _ in range(6):
+            await job.fleet.settle(0.5)
+        await job.train()
+        job.fleet.agents["b"] = job.fleet.join("b")
+        await job.fleet.settle(0.5)
+        assert not job.fleet.node("b").cordon
+        await job.move("preempt")
+        await job.move("resume")
+        assert job.told("recovery")["resumed_by"] == "image"
+        assert [m.node for m in job.fleet.job.world] == ["a"]
+
+    run(scenario)
+
+
+def test_a_new_hub_chooses_the_node_of_the_image_also_where_its_agent_is_new():
+    async def scenario():
+        memory = FakeMemory()
+        job = Job("b", memory=memory)
+        await job.train()
+        await job.move("preempt")
+        again = Fleet("ab", nnodes=1, memory=memory, pid=99)
+        await again.settle(1)
+        again.controller.move("j", request("resume"))
+        for _ in range(4):
+            await again.settle(0.5)
+        assert again.journal.last("recovery")["detail"]["resumed_by"] == "image"
+        assert [m.node for m in again.job.world] == ["b"]
+
+    run(scenario)
+
+
+def test_a_pool_leaves_a_job_alone_that_could_go_on_only_from_an_image():
+    async def scenario():
+        job = Job("b", pool=PoolConfig(devices_per_machine=8))
+        share = job.fleet.controller.jobs["j"].sharing
+        await job.fleet.settle(1.0)
+        share.give({"b": 1}, "a test", 5.0)
+        await job.fleet.settle(1.0)
+        await job.train()
+        assert share.demand(0).busy
+        job.agent.complete(9)
+        assert not share.demand(0).busy
+
+    run(scenario)
+
+
+def test_a_pool_gives_back_the_node_of_the_image():
+    async def scenario():
+        job = Job("b", pool=PoolConfig(devices_per_machine=8))
+        share = job.fleet.controller.jobs["j"].sharing
+        await job.fleet.settle(1.0)
+        share.give({"b": 1}, "a test", 5.0)
+        await job.fleet.settle(1.0)
+        job.fleet.agents["a"] = job.fleet.join("a")
+        await job.train()
+        share.stop("a test", 5.0)
+        await job.wait(6)
+        assert (job.phase, share.reachable()) == (Phase.PREEMPTED, {"b": 1})
+        share.give(share.reachable(), "a test", 5.0)
+        await job.wait(6)
+        assert job.told("recovery")["resumed_by"] == "image"
+
+    run(scenario)
+
+
+def test_a_job_whose_image_cannot_be_reached_does_not_begin_anew_elsewhere():
+    async def scenario():
+        job = Job()
+        await job.train()
+        job.fleet.agents["z"] = job.fleet.join("z")
+        await job.move("preempt")
+        job.agent.drop()
+        for _ in range(5):
+            await job.fleet.settle(0.5)
+        why = "after step 9, and node 'a' is not connected: nothing else has its state"
+        assert why in job.fleet.controller.move("j", request("resume"), dry_run=True)["why_not"]
+        with pytest.raises(UsageError, match=why):
+            job.fleet.controller.move("j", request("resume"))
+        assert not job.fleet.controller.jobs["j"].sharing.reachable()
+        job.agent = job.fleet.agents["a"] = job.fleet.join("a", pid=99)
+        await job.move("resume")
+        assert job.told("recovery")["resumed_by"] == "image"
+
+    run(scenario)
+
+
+def test_a_job_that_is_pre_empted_again_before_its_launch_keeps_its_image():
+    async def scenario():
+        memory = FakeMemory()
+        job = Job(memory=memory)
+        await job.train()
+        await job.move("preempt")
+        job.agent.mute = (SelfCheck,)
+        job.fleet.controller.move("j", request("resume"))
+        await job.fleet.settle(0.5)
+        job.agent.drop()
+        for _ in range(4):
+            await job.fleet.settle(0.5)
+        await job.fleet.wait_for_launch()
+        assert job.phase is Phase.WAITING
+        assert memory.recall("j").preemption.image
+        job.fleet.controller.move("j", request("preempt"))
+        await job.fleet.settle(0.5)
+        told = job.told("preempted")
+        assert (job.phase, told["lost_steps"], told["stages_ns"]["dump"]) == (Phase.PREEMPTED, 0, 0)
+        assert memory.recall("j").preemption.image
+        job.agent = job.fleet.agents["a"] = job.fleet.join("a", pid=99)
+        await job.move("resume")
+        assert job.told("recovery")["resumed_by"] == "image"
+
+    run(scenario)
+
+
+def test_a_connection_that_closes_during_the_restore_does_not_end_the_restored_ranks():
+    async def scenario():
+        job = Job()
+        await job.train()
+        await job.move("preempt")
+        job.agent.mute = (Start,)
+        await job.move("resume", times=1)
+        start = job.fleet.of("a", Start)[-1]
+        job.agent.drop()
+        await job.fleet.settle()
+        job.agent.reconnect()
+        job.agent.handle(start)
+        await asyncio.sleep(0.1)
+        await job.fleet.settle(0.5)
+        assert job.fleet.of("a", Start)[-1] is start
+        assert job.told("recovery")["resumed_by"] == "image"
+
+    run(scenario)
+
+
+def test_a_second_resume_does_not_take_the_image_away():
+    async def scenario():
+        job = Job()
+        await job.train()
+        await job.move("preempt")
+        job.fleet.controller.move("j", request("resume"))
+        with pytest.raises(UsageError, match="about to go on already"):
+            job.fleet.controller.move("j", request("resume"))
+        await job.wait(6)
         assert job.told("recovery")["resumed_by"] == "image"
 
     run(scenario)

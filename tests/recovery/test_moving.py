@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from pulsetrain.core.errors import UsageError
-from pulsetrain.protocol.messages import Held, HoldRanks, Leave, SaveFrom, Start, Stop
+from pulsetrain.protocol.messages import Held, HoldRanks, Leave, OwnCheckpoint, SaveFrom, Start, Stop
 from pulsetrain.recovery.move_preview import lacking
 from pulsetrain.recovery.move_request import MoveRequest
 from pulsetrain.recovery.nodes import NodeState
@@ -243,6 +243,23 @@ def test_a_move_that_still_waits_can_be_taken_back():
     run(scenario)
 
 
+@pytest.mark.parametrize("asked", [["preempt"], ["preempt", "resume"]])
+def test_a_node_that_was_away_for_a_moment_saves_the_same_steps_as_the_others(asked):
+    async def scenario():
+        job = Job()
+        await job.train(9, saved=0)
+        for what in asked[:-1]:
+            await job.ask(what)
+        job.fleet.agents["b"].drop()
+        await job.ask(asked[-1], seconds=0.2)
+        job.fleet.agents["b"].reconnect(attempt=0, node_rank=1)
+        await job.fleet.settle()
+        assert job.fleet.of("b", SaveFrom)[-1].step == job.wanted
+        assert job.wanted == -1 or asked == ["preempt"]
+
+    run(scenario)
+
+
 def test_a_new_hub_goes_on_to_wait_for_the_checkpoint_that_an_earlier_one_waited_for():
     async def scenario():
         memory = FakeMemory()
@@ -262,6 +279,39 @@ def test_a_new_hub_goes_on_to_wait_for_the_checkpoint_that_an_earlier_one_waited
             agent.complete(asked.step, peer_of=(0, 1, 2, 3))
         await again.settle()
         assert again.job.phase is Phase.PREEMPTED
+
+    run(scenario)
+
+
+def test_a_new_hub_does_not_stop_a_job_whose_standby_is_back_before_its_ranks():
+    async def scenario():
+        memory = FakeMemory()
+        job = Job("abz", memory=memory)
+        await job.train(9, saved=0)
+        await job.ask(wait_s=3600.0)
+        again = Fleet((), memory=memory)
+        again.agents["z"] = again.join("z")
+        await again.settle(1)
+        assert again.job.phase is Phase.FORMING
+        for rank, name in enumerate("ab"):
+            again.agents[name] = again.join(name, attempt=0, node_rank=rank)
+            again.agents[name].attempt = 0
+        await again.settle(1)
+        assert again.job.phase is Phase.RUNNING
+        assert not [*again.of("a", Stop), *again.of("b", Stop)]
+
+    run(scenario)
+
+
+def test_a_new_hub_takes_a_job_for_stopped_whose_nodes_do_not_come_back():
+    async def scenario():
+        memory = FakeMemory()
+        job = Job("abz", memory=memory)
+        await job.train(9, saved=0)
+        await job.ask(wait_s=3600.0)
+        again = Job("z", memory=memory)
+        await again.wait(14)
+        assert again.phase is Phase.PREEMPTED
 
     run(scenario)
 
@@ -333,6 +383,25 @@ def test_a_standby_that_went_away_meanwhile_leaves_the_job_where_it_is():
     run(scenario)
 
 
+@pytest.mark.parametrize("holder", ["", "b"])
+def test_a_job_that_would_begin_anew_is_not_taken_off_a_node(holder):
+    async def scenario():
+        job = Job()
+        await job.train(9)
+        for name, agent in job.fleet.agents.items():
+            agent.held = agent.held if name == holder else ()
+            agent.send_heartbeat()
+        await job.ask("migrate", node="b", wait_s=6.0)
+        await job.wait(10)
+        assert (job.phase, job.fleet.job.move) == (Phase.RUNNING, None)
+        why = "no checkpoint that holds without node 'b': 10 steps would be lost"
+        assert why in job.last("migrate_dropped")["why_not"]
+        assert not job.fleet.of("a", Stop)
+        assert job.fleet.of("a", SaveFrom)[-1].step == -1
+
+    run(scenario)
+
+
 def test_a_fault_while_it_waits_is_healed_first_and_the_ranks_are_asked_again():
     async def scenario():
         job = Job()
@@ -387,6 +456,25 @@ def test_what_cannot_be_done_is_refused_in_one_line_and_a_dry_run_says_why(nodes
         with pytest.raises(UsageError, match=words):
             await job.ask(**changes)
         assert job.phase is Phase.RUNNING
+
+    run(scenario)
+
+
+def test_a_job_that_is_over_cannot_be_pre_empted_nor_its_next_run_with_it():
+    async def scenario():
+        job = Job("ab")
+        await job.train(9)
+        own = OwnCheckpoint(path="/x/ckpt.pt", step=9, bytes=1, files=1, written_ns=1)
+        job.fleet.agents["a"].writes(own)
+        for rank in range(4):
+            job.fleet.agents["ab"[rank // 2]].rank_exits(rank, 0)
+        await job.fleet.settle()
+        assert job.phase is Phase.FINISHED
+        with pytest.raises(UsageError, match="job 'j' is over"):
+            await job.ask()
+        assert job.fleet.memory.recall("j").preemption is None
+        again = Job("ab", memory=job.fleet.memory)
+        await again.fleet.form()
 
     run(scenario)
 

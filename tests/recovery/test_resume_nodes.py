@@ -1,5 +1,7 @@
 """A pre-empted job goes on on nodes that a person names, against fake agents."""
 
+import asyncio
+
 import pytest
 
 from pulsetrain.core.errors import UsageError
@@ -122,6 +124,23 @@ def test_a_new_hub_leaves_the_job_pre_empted_until_the_launch_and_can_resume_it_
         await again.ask("resume", nodes=("y", "z"))
         assert (again.phase, world(again)) == (Phase.RUNNING, ["y", "z"])
         assert again.last("recovery")["left_nodes"] == ["a", "b"]
+        assert memory.recall("j").preemption is None
+
+    run(scenario)
+
+
+def test_a_node_that_the_job_leaves_may_go_away_during_the_check():
+    async def scenario():
+        memory = FakeMemory()
+        job = await stopped(memory=memory)
+        job.fleet.agents["b"].drop()
+        await job.fleet.settle(0.9)
+        job.fleet.controller.move("j", request("resume", nodes=("y", "z")))
+        while job.phase is not Phase.CHECKING:
+            await asyncio.sleep(0)
+        await job.fleet.settle(0.2)
+        assert job.fleet.node("b").state is NodeState.LOST
+        assert (job.phase, world(job)) == (Phase.RUNNING, ["y", "z"])
         assert memory.recall("j").preemption is None
 
     run(scenario)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from pulsetrain.core.errors import UsageError
-from pulsetrain.protocol.messages import Stop
+from pulsetrain.protocol.messages import SaveFrom, Stop
 from pulsetrain.recovery.move_request import MoveRequest
+from pulsetrain.recovery.policy import Policy
 from pulsetrain.recovery.pool.config import PoolConfig
 from pulsetrain.recovery.transitions import Phase
 from pulsetrain.recovery.world_sizes import WorldSizes
@@ -118,6 +119,43 @@ def test_a_share_that_a_recovery_takes_up_stops_the_job_no_second_time():
         causes = [e["detail"]["cause"] for e in fleet.journal.events if e["kind"] == "recovery"]
         assert "share" not in causes
         assert fleet.job.attempt == 1
+
+    run(scenario)
+
+
+def test_ranks_go_on_to_save_for_a_share_that_comes_while_the_job_waits_to_grow():
+    async def scenario():
+        fleet = Fleet("abc", nnodes=3, sizes=(1, 1), policy=Policy(grow_after_s=0.0))
+        await fleet.form()
+        for agent in fleet.agents.values():
+            agent.complete(5, peer_of=range(6))
+        state, share = fleet.controller.jobs["j"]._state, fleet.controller.jobs["j"].sharing
+        state.resizing.cap = 2  # a person wants fewer, so ranks are asked to save
+        await fleet.settle(0.5)
+        assert fleet.of("a", SaveFrom)[-1].step > 5
+        share.give({"a": 1}, "a test", 600.0)
+        await fleet.settle(0.5)
+        assert fleet.of("a", SaveFrom)[-1].step > 5
+        assert state.new_share is not None
+
+    run(scenario)
+
+
+def test_ranks_go_on_to_save_for_a_pre_emption_that_follows_a_new_share():
+    async def scenario():
+        fleet = Held()
+        await fleet.settle(1.0)
+        fleet.share.give({"a": 1, "b": 1}, "a test", 5.0)
+        await fleet.settle(1.0)
+        for agent in fleet.agents.values():
+            agent.complete(5, peer_of=range(4))
+        fleet.share.give({"a": 1, "c": 1}, "a test", 600.0)
+        fleet.agents["a"].rank_exits(0, 1)  # the recovery takes the share up
+        fleet.controller.move("j", person("preempt", wait_s=600.0))
+        await fleet.wait_for_launch()
+        await fleet.settle(0.5)
+        assert fleet.job.phase is Phase.RUNNING
+        assert fleet.of("a", SaveFrom)[-1].step > 5
 
     run(scenario)
 

@@ -254,14 +254,23 @@ def last_error(text: str) -> str:
 
 def ring_of(pid: int) -> int:
     """An open file of the ring of a restored rank. Raises `Unavailable` where it has none."""
+    return _memory_of(pid, "ring")
+
+
+def arena_of(pid: int) -> int:
+    """An open file of the checkpoint arena of a restored rank. Raises `Unavailable` where it has none."""
+    return _memory_of(pid, "arena")
+
+
+def _memory_of(pid: int, what: str) -> int:
     folder = Path(f"/proc/{pid}/fd")
     try:
         for link in folder.iterdir():
-            if os.readlink(link).startswith("/memfd:pulsetrain-ring"):
+            if os.readlink(link).startswith(f"/memfd:pulsetrain-{what}"):
                 return os.open(link, os.O_RDWR | os.O_CLOEXEC)
     except OSError as error:
-        raise Unavailable(f"pid {pid}: its ring cannot be opened: {error.strerror}") from error
-    raise Unavailable(f"pid {pid}: it has no ring")
+        raise Unavailable(f"pid {pid}: its {what} cannot be opened: {error.strerror}") from error
+    raise Unavailable(f"pid {pid}: it has no {what}")
 
 
 def clock_ahead_ns(pid: int, proc: Path = Path("/proc")) -> int:
