@@ -24,7 +24,7 @@ sys.path.insert(0, sys.argv[0].rpartition("/")[0])
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
 REPOSITORY = Path(__file__).parents[2]
-LIMIT_S = 60.0
+LIMIT_S = 180.0  # beside other tests eight ranks start slowly
 
 
 def free_port():
