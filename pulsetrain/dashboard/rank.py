@@ -8,6 +8,7 @@ from html import escape
 
 import streamlit as st
 
+from pulsetrain.core.errors import UsageError
 from pulsetrain.core.json import JsonObject
 from pulsetrain.dashboard import evictions, page, parts
 from pulsetrain.dashboard.models.attribution import attribute
@@ -17,6 +18,7 @@ from pulsetrain.dashboard.models.states import RANK_STATES, pill
 from pulsetrain.dashboard.models.text import ago, duration, size
 from pulsetrain.dashboard.models.times import TimeChoice, read
 from pulsetrain.dashboard.models.topology import points
+from pulsetrain.dashboard.models.topology_rank import rank_in
 from pulsetrain.dashboard.source import Questions, Source
 from pulsetrain.stream.queries import explore, views
 
@@ -28,7 +30,11 @@ def show() -> None:
     """The page."""
     named = st.text_input("Rank", key="rank", bind="query-params", width=120, placeholder="0")
     time = page.chosen_time()
-    rank = int(named) if (named or "").isdigit() else 0
+    try:
+        rank = rank_in(named or "") or 0
+    except UsageError as error:
+        st.warning(str(error))
+        return
     page.live(partial(_place, rank))
     page.live(partial(_findings, rank), every_s=4.0)
     st.subheader("Beside its cohort", anchor=False)
@@ -47,8 +53,10 @@ def show() -> None:
 
 def ahead(source: Source, job: str, asked: Mapping[str, str]) -> Questions:
     """What the page is going to ask."""
-    named = asked.get("rank", "")
-    rank = int(named) if named.isdigit() else 0
+    try:
+        rank = rank_in(asked.get("rank", "")) or 0
+    except UsageError:
+        return ()  # the page says what is wrong
     return (
         partial(source.rows, views.topology, job, rank=rank),
         partial(source.rows, views.findings, job, limit=500),

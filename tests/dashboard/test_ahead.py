@@ -107,3 +107,10 @@ def test_the_time_is_no_part_of_a_question_on_the_last_heartbeats(monkeypatch):
     assert [each[:2] for each in heard] == [("store", "j")] * 2
     assert heard[1][3] - heard[0][3] == 10**9
     assert heard[0][2] > 0
+
+
+@pytest.mark.parametrize("named", ["²", "abc", "-1", "99999999999"])
+def test_a_rank_that_cannot_be_one_is_said_and_asks_nothing(draw, named):
+    assert rank.ahead(FakeSource(stored=STORED), "gpt", {"rank": named}) == ()
+    shown = draw("rank", rank=named)
+    assert shown.app.warning[0].value == f"rank = {named!r}: allowed: the number of a rank, as in 371"
