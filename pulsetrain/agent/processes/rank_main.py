@@ -156,7 +156,8 @@ def _run(mode: str, target: str) -> int:
             runpy.run_module(target, run_name="__main__", alter_sys=True)
         else:
             sys.path.insert(0, str(Path(target).resolve().parent))
-            runpy.run_path(target, run_name="__main__")
+            # python gives a script's `__file__` in full: it is valid after a change of the folder
+            runpy.run_path(str(Path(target).absolute()), run_name="__main__")
     except SystemExit as end:
         return exit_code(end.code)
     except BaseException as error:  # noqa: BLE001 - printed as the interpreter would

@@ -68,6 +68,15 @@ def test_a_traceback_begins_where_the_script_does():
     assert script_traceback(None) is None
 
 
+def test_a_script_finds_its_folder_after_it_has_left_it(tmp_path, monkeypatch):
+    (tmp_path / "script.py").write_text(
+        "import os\nos.chdir('/')\nraise SystemExit(0 if os.path.exists(__file__) else 1)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    assert rank_main._run("script", "script.py") == 0
+
+
 @pytest.mark.integration
 def test_frames_above_the_script_are_left_out(tmp_path):
     path = tmp_path / "script.py"
