@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import errno
 import faulthandler
+import gc
 import importlib
 import inspect
 import io
@@ -12,6 +14,7 @@ import json
 import os
 import runpy
 import signal
+import stat
 import sys
 import threading
 import traceback
@@ -44,10 +47,24 @@ def _exit(code: int) -> NoReturn:
     try:
         threading._shutdown()  # type: ignore[attr-defined]  # the only way to wait as an interpreter's end does
         atexit._run_exitfuncs()
+        _flush_files()
         sys.stdout.flush()
         sys.stderr.flush()
     finally:
         os._exit(code)
+
+
+def _flush_files() -> None:
+    """Write what is left in the buffers of files that the script did not close, as the teardown would.
+
+    Only those on disk: a pipe that nobody reads would hold the process up.
+    """
+    kinds = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
+    files = [item for item in gc.get_objects() if issubclass(type(item), kinds)]
+    for file in sorted(files, key=lambda item: not issubclass(type(item), io.TextIOWrapper)):
+        with contextlib.suppress(Exception):  # it may be closed, or its disk may be full
+            if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                file.flush()
 
 
 def _run_rank(request: SpawnRequest, files: Sequence[int]) -> int:
@@ -139,7 +156,8 @@ def _run(mode: str, target: str) -> int:
             runpy.run_module(target, run_name="__main__", alter_sys=True)
         else:
             sys.path.insert(0, str(Path(target).resolve().parent))
-            runpy.run_path(target, run_name="__main__")
+            # python gives a script's `__file__` in full: it is valid after a change of the folder
+            runpy.run_path(str(Path(target).absolute()), run_name="__main__")
     except SystemExit as end:
         return exit_code(end.code)
     except BaseException as error:  # noqa: BLE001 - printed as the interpreter would

@@ -1,8 +1,10 @@
 """How a rank ends and what it prints. Whole ranks are in test_zygote."""
 
+import atexit
 import os
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -24,6 +26,20 @@ from pulsetrain.agent.processes.rank_main import LossyFile, exit_code, script_tr
 def test_exit_codes_are_those_of_python(status, code, printed, capsys):
     assert exit_code(status) == code
     assert capsys.readouterr().err == printed
+
+
+def test_what_a_script_left_in_the_buffer_of_an_open_file_is_written(tmp_path, monkeypatch):
+    ended = []
+    monkeypatch.setattr(threading, "_shutdown", lambda: None)
+    monkeypatch.setattr(atexit, "_run_exitfuncs", lambda: None)
+    monkeypatch.setattr(os, "_exit", ended.append)
+    with (tmp_path / "log.csv").open("w") as log, (tmp_path / "raw").open("wb") as raw:
+        log.write("1,0.5\n")
+        raw.write(b"x")
+        rank_main._exit(3)
+        assert (tmp_path / "log.csv").read_text() == "1,0.5\n"
+        assert (tmp_path / "raw").read_bytes() == b"x"
+    assert ended == [3]
 
 
 def test_what_a_full_disk_refuses_counts_as_written():
@@ -50,6 +66,15 @@ def test_a_traceback_begins_where_the_script_does():
         whole = error.__traceback__
     assert script_traceback(whole) is whole
     assert script_traceback(None) is None
+
+
+def test_a_script_finds_its_folder_after_it_has_left_it(tmp_path, monkeypatch):
+    (tmp_path / "script.py").write_text(
+        "import os\nos.chdir('/')\nraise SystemExit(0 if os.path.exists(__file__) else 1)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    assert rank_main._run("script", "script.py") == 0
 
 
 @pytest.mark.integration

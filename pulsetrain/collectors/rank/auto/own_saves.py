@@ -11,6 +11,7 @@ import io
 import itertools
 import os
 import threading
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -53,16 +54,19 @@ class OwnSaves:
         self._lock = threading.RLock()
         self._step: _Step | None = None
         self._shown: CheckpointCell | None = None
-        self._unclosed: list[tuple[io.BufferedWriter | io.FileIO, Write]] = []
+        self._unclosed: list[tuple[weakref.ref[io.BufferedWriter | io.FileIO], object, Write]] = []
 
     def begin(self, share: float) -> Write:
         """A write begins now."""
         return Write(step=self._state.words[W_LAST_STEP], share=share, start_ns=perf_counter_ns())
 
     def closes_later(self, file: io.BufferedWriter | io.FileIO, write: Write) -> None:
-        """A write into a file that the script opened has ended. It counts once the script has closed it."""
+        """A write into a file that the script opened has ended. It counts once the script has closed it.
+
+        A file that the script leaves to Python is closed by its release, so nothing here may hold it.
+        """
         if len(self._unclosed) < UNCLOSED:
-            self._unclosed.append((file, write))
+            self._unclosed.append((weakref.ref(file), file.name, write))
 
     def settle(self) -> None:
         """Count the writes whose files are closed by now, and follow a rename. Call it after each step."""
@@ -73,11 +77,12 @@ class OwnSaves:
             if shown is not None:
                 self._follow(shown)
             files, self._unclosed = self._unclosed, []
-            for file, write in files:
-                if file.closed and isinstance(file.name, str):
-                    self.ended(write, file.name)
-                elif not file.closed:
-                    self._unclosed.append((file, write))
+            for held, name, write in files:
+                file = held()
+                if file is not None and not file.closed:
+                    self._unclosed.append((held, name, write))
+                elif isinstance(name, str):
+                    self.ended(write, name)
 
     def ended(self, write: Write, path: str | os.PathLike[str]) -> None:
         """A write is complete. Nothing is shown of one before the first step, or without training state."""

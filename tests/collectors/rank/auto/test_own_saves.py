@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 
 import pytest
 from hypothesis import given
@@ -94,6 +95,20 @@ def test_a_file_that_the_script_opened_counts_once_it_is_closed(saver):
         assert saver.shown is None
     saver.saves.settle()
     assert (saver.shown.step, saver.shown.bytes) == (30, 50)
+
+
+@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
+def test_a_file_that_the_script_never_closes_is_released_and_counts(saver):
+    saver.at_step(4)
+    path = saver.folder / "a.pt"
+    file = open(path, "wb")  # noqa: SIM115 - as in `torch.save(state, open(path, "wb"))`
+    file.write(b"x" * 10)
+    released = weakref.ref(file)
+    saver.saves.closes_later(file, saver.saves.begin(1.0))
+    del file
+    assert released() is None
+    saver.saves.settle()
+    assert (saver.shown.step, saver.shown.path) == (4, str(path))
 
 
 def test_a_file_that_is_renamed_after_the_write_is_shown_under_its_last_name(saver):
