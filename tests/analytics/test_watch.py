@@ -164,6 +164,16 @@ def test_nobody_is_advised_to_evict_the_machine_of_a_script_with_an_exception(li
     assert ("Mend" in finding.evidence.get("suggested_action", "")) is advised
 
 
+@pytest.mark.parametrize("still_s", [4.0, 30.0, 600.0])
+def test_ranks_that_have_ended_are_at_fault_only_where_somebody_waits_for_them(still_s):
+    """The others of a script end while one still uploads what was trained."""
+    done, waits = group("dp", (0, 1), 60), group("dp", (0, 1), 60, "all_reduce")
+    ended = status(1, still_s, done, state="gone")
+    assert not findings(hang(view([status(0, still_s, done, phase="optimizer"), ended])))
+    (finding,) = findings(hang(view([status(0, still_s, waits), ended])))
+    assert finding.subject == "1"
+
+
 def test_a_moving_job_is_healthy():
     ranks = [replace(r, progress_age_ns=S) for r in stuck_job(3, state="running")]
     assert isinstance(hang(view(ranks))[0], Healthy)

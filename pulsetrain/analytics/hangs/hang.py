@@ -97,7 +97,11 @@ def diagnose(
         return HangDiagnosis(verdict="uncertain", culprits=(), victims=(), confidence=0.3, reason=reason)
     groups = _stuck_groups(ranks)
     graph = _wait_graph(ranks)
-    verdicts = [judge_frozen(ranks[r], graph) for r in sorted(frozen)]
+    blamed = [r for r in sorted(frozen) if ranks[r].state != "gone" or graph.reaching({r})]
+    if not blamed and not any(e.waits for e in ranks.values()):
+        reason = "no rank waits, and those that are gone hold nobody up"
+        return HangDiagnosis(verdict="none", culprits=(), victims=(), confidence=0.9, reason=reason)
+    verdicts = [judge_frozen(ranks[r], graph) for r in blamed]
     if stalled:
         sinks = [s for s in graph.sinks() if not set(s) & frozen]
         verdicts += [judge_sink(sink, ranks, groups, graph, margin_ns) for sink in sinks]
