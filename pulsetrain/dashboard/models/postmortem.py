@@ -80,12 +80,20 @@ def _history(findings: Sequence[JsonObject], events: Sequence[JsonObject]) -> st
         for e in events
     ]
     rows = [
-        f"| {clock(ts)} | {_plain(what)} | {_plain(words)} |" for ts, what, words in sorted(lines)[:_MOST]
+        f"| {clock(ts)} | {_plain(what)} | {_plain(words)} |" for ts, what, words in sorted(lines)[-_MOST:]
     ]
-    return "\n".join(["| time (UTC) | what | words |", "|---|---|---|", *rows])
+    left_out = len(lines) - len(rows)
+    before = [f"The newest {_MOST} lines, {left_out:,} earlier ones are left out.\n"] if left_out else []
+    return "\n".join([*before, "| time (UTC) | what | words |", "|---|---|---|", *rows])
 
 
 def _plain(text: object) -> str:
     """A text on one line that is not taken for Markdown or HTML."""
     flat = " ".join(str(text).split())
-    return flat.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;").replace("`", "'")
+    return (
+        flat.replace("\\", "\\\\")
+        .replace("|", "\\|")
+        .replace("[", "\\[")
+        .replace("<", "&lt;")
+        .replace("`", "'")
+    )

@@ -44,8 +44,15 @@ def test_what_happened_long_before_or_after_is_another_story():
     assert "evict" not in text
 
 
+def test_of_a_long_story_the_end_is_told_and_how_much_is_left_out():
+    text = postmortem(INCIDENT, [event("noise", 1) for _ in range(300)] + [event("evict", 20)])
+    assert "evict by controller" in text
+    assert "The newest 200 lines, 102 earlier ones are left out." in text
+
+
 def test_nothing_in_it_is_markup():
-    text = postmortem(INCIDENT, [])
+    text = postmortem({**INCIDENT, "suggested_action": "[Read](http://elsewhere)"}, [])
+    assert "\\[Read](http" in text
     assert "<b>" not in text
     assert "stopped \\| &lt;b>" in text
 
