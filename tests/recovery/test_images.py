@@ -45,11 +45,17 @@ class Job:
         return self.fleet.journal.last(kind)["detail"]
 
 
+async def pre_empted(**more):
+    """A job that was pre-empted, and whose processes were dumped."""
+    job = Job(**more)
+    await job.train()
+    await job.move("preempt")
+    return job
+
+
 def test_the_processes_are_dumped_once_they_stand_and_then_ended():
     async def scenario():
-        job = Job()
-        await job.train()
-        await job.move("preempt")
+        job = await pre_empted()
         assert job.phase is Phase.PREEMPTED
         kinds = [type(c) for c in job.agent.commands if isinstance(c, DumpRanks | Stop)]
         assert kinds[0] is DumpRanks
@@ -77,9 +83,7 @@ def test_the_answer_says_whether_processes_are_dumped():
 
 def test_they_are_restored_when_the_job_is_resumed():
     async def scenario():
-        job = Job()
-        await job.train()
-        await job.move("preempt")
+        job = await pre_empted()
         [dump] = job.fleet.of("a", DumpRanks)
         await job.move("resume")
         start = job.fleet.of("a", Start)[-1]
@@ -199,9 +203,7 @@ def test_a_job_whose_image_cannot_be_reached_does_not_begin_anew_elsewhere():
 def test_a_job_that_is_pre_empted_again_before_its_launch_keeps_its_image():
     async def scenario():
         memory = FakeMemory()
-        job = Job(memory=memory)
-        await job.train()
-        await job.move("preempt")
+        job = await pre_empted(memory=memory)
         job.agent.mute = (SelfCheck,)
         job.fleet.controller.move("j", request("resume"))
         await job.fleet.settle(0.5)
@@ -225,9 +227,7 @@ def test_a_job_that_is_pre_empted_again_before_its_launch_keeps_its_image():
 
 def test_a_connection_that_closes_during_the_restore_does_not_end_the_restored_ranks():
     async def scenario():
-        job = Job()
-        await job.train()
-        await job.move("preempt")
+        job = await pre_empted()
         job.agent.mute = (Start,)
         await job.move("resume", times=1)
         start = job.fleet.of("a", Start)[-1]
@@ -245,9 +245,7 @@ def test_a_connection_that_closes_during_the_restore_does_not_end_the_restored_r
 
 def test_a_second_resume_does_not_take_the_image_away():
     async def scenario():
-        job = Job()
-        await job.train()
-        await job.move("preempt")
+        job = await pre_empted()
         job.fleet.controller.move("j", request("resume"))
         with pytest.raises(UsageError, match="about to go on already"):
             job.fleet.controller.move("j", request("resume"))
@@ -260,9 +258,7 @@ def test_a_second_resume_does_not_take_the_image_away():
 def test_a_new_hub_knows_of_the_image_until_it_is_used():
     async def scenario():
         memory = FakeMemory()
-        job = Job(memory=memory)
-        await job.train()
-        await job.move("preempt")
+        job = await pre_empted(memory=memory)
         job.fleet.controller.move("j", request("resume"))
         kept = memory.recall("j").preemption
         assert kept is not None
@@ -290,9 +286,7 @@ def test_a_job_that_cannot_be_dumped_runs_on():
 
 def test_an_image_that_cannot_be_restored_is_told_and_the_job_starts_without_it():
     async def scenario():
-        job = Job()
-        await job.train()
-        await job.move("preempt")
+        job = await pre_empted()
         job.agent.cannot_restore = "pid 77 is in use"
         await job.move("resume")
         assert job.told("image_missed")["why_not"] == "pid 77 is in use"

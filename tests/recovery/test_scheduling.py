@@ -220,15 +220,21 @@ def test_without_a_scheduler_nothing_is_asked_or_said():
     run(scenario)
 
 
+async def fleet_with_b_on_probation(scheduler):
+    """Node b was evicted for its machine, which is well again and has come back."""
+    fleet = await fleet_under(scheduler, policy=Policy(probation_s=60))
+    fleet.controller.jobs["j"].observe((), [trouble("b", "evict_now")])
+    await fleet.settle()
+    fleet.controller.jobs["j"].observe((), [])
+    fleet.agents.pop("b").drop()
+    fleet.agents["b"] = fleet.join("b", pid=4242)
+    return fleet
+
+
 def test_a_machine_that_served_its_probation_is_given_back():
     async def scenario():
         scheduler = FakeScheduler()
-        fleet = await fleet_under(scheduler, policy=Policy(probation_s=60))
-        fleet.controller.jobs["j"].observe((), [trouble("b", "evict_now")])
-        await fleet.settle()
-        fleet.controller.jobs["j"].observe((), [])
-        fleet.agents.pop("b").drop()
-        fleet.agents["b"] = fleet.join("b", pid=4242)
+        fleet = await fleet_with_b_on_probation(scheduler)
         await pass_time(fleet, 30)
         assert of(scheduler, "give_back") == []
         await pass_time(fleet, 120)
@@ -242,12 +248,7 @@ def test_a_machine_that_served_its_probation_is_given_back():
 def test_trouble_in_its_probation_does_not_keep_a_machine_from_being_given_back(by):
     async def scenario():
         scheduler = FakeScheduler()
-        fleet = await fleet_under(scheduler, policy=Policy(probation_s=60))
-        fleet.controller.jobs["j"].observe((), [trouble("b", "evict_now")])
-        await fleet.settle()
-        fleet.controller.jobs["j"].observe((), [])
-        fleet.agents.pop("b").drop()
-        fleet.agents["b"] = fleet.join("b", pid=4242)
+        fleet = await fleet_with_b_on_probation(scheduler)
         fleet.agents["b"].sick = by == "check"
         await pass_time(fleet, 40)
         found = [trouble("b", "cordon", attempt=1)] if by == "hardware" else []
