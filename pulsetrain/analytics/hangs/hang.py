@@ -77,6 +77,7 @@ def diagnose(
 ) -> HangDiagnosis:
     """Return the ranks at fault, their victims, and how sure that is.
 
+    A rank that is gone is blamed only where another one waits for it: it may have ended as it should.
     `stalled`: the job as a whole does not move. Where it does move, only ranks whose process cannot move are
     blamed. A rank is blamed only for falling silent first where it did so `margin_ns` before the next. Ranks
     that others name, but of which there is no evidence, count as silent. Where no rank waits, the verdict is

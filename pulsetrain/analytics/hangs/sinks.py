@@ -94,7 +94,7 @@ class SinkVerdict:
 
 
 def judge_frozen(evidence: RankEvidence, graph: WaitGraph) -> SinkVerdict:
-    """Return the verdict on a rank whose process is stopped or gone: it is at fault."""
+    """Return the verdict on a rank whose process is stopped, or gone while others wait: it is at fault."""
     victims = graph.reaching({evidence.rank})
     return SinkVerdict(
         verdict="rank",
