@@ -178,7 +178,8 @@ def _could_be_hit(job: JobSnapshot, hit: frozenset[str], trouble: Trouble) -> Jo
     """The nodes of a job with their switches: only those that train, where the trouble is one of ranks."""
     world = {member.node for member in job.world}
     there = {n.name for n in job.nodes if n.state not in GONE and (n.name in world or not trouble.of_ranks)}
-    return JobNodes(switch_of={n.name: n.hello.switch for n in job.nodes if n.name in there | hit}, hit=hit)
+    there |= hit
+    return JobNodes(switch_of={n.name: n.hello.switch for n in job.nodes if n.name in there}, hit=hit)
 
 
 def crashed(job: JobSnapshot) -> set[str]:

@@ -10,7 +10,7 @@ an oversubscribed host it is chance who comes last, and this witness is silent.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -114,64 +114,67 @@ def arrivals_from(table: pa.Table) -> Arrivals | None:
     """
     if not table.num_rows:
         return None
-    rows = table.to_pydict()
-    names = sorted(set(rows["node"]))
-    node = np.array([names.index(name) for name in rows["node"]], np.int64)
-    start, end = (np.array(rows[name], np.int64) for name in ("start_ns", "end_ns"))
-    step, rank = (np.array(rows[name], np.int64) for name in ("step", "rank"))
+    node, group = _numbered(table["node"]), _numbered(table["group"])
+    step, seq, rank, start, end = (
+        table[name].to_numpy().astype(np.int64) for name in ("step", "seq", "rank", "start_ns", "end_ns")
+    )
     origin = int(start.min())  # keeps nanoseconds exact in floating point
-    keys = list(zip(rows["step"], rows["group"], rows["seq"], strict=True))
-    known = {key: i for i, key in enumerate(sorted(set(keys)))}
-    collective = np.array([known[key] for key in keys], np.int64)
+    collective = _collectives(step, group, seq)
     clocks = align(collective, node, (end - origin).astype(np.float64))
     aligned, error = _on_one_clock((start - origin).astype(np.float64), node, clocks)
-    members: dict[str, int] = {}
-    for group, count in zip(*_sizes(rows["group"], collective, rank), strict=True):
-        members[group] = max(count, members.get(group, 0))
-    steps, ranks = np.unique(step), np.unique(rank)
+    steps, row = np.unique(step, return_inverse=True)
+    ranks, column = np.unique(rank, return_inverse=True)
     lateness, lead = (np.full((len(steps), len(ranks)), np.nan) for _ in range(2))
-    for which in _segments(collective):
-        if len(which) < max(3, members[rows["group"][which[0]]]) or not np.isfinite(aligned[which]).all():
-            continue
-        if len(np.unique(rank[which])) < len(which):
-            continue
-        at = np.searchsorted(steps, step[which[0]]), np.searchsorted(ranks, rank[which])
-        late, ahead = _compare(aligned[which])
-        lateness[at] = np.fmax(lateness[at], late)
-        lead[at] = np.fmax(lead[at], ahead)
+    for rows in _by_size(collective, _comparable(collective, group, column, aligned)):
+        times, at = aligned[rows], (row[rows], column[rows])
+        np.fmax.at(lateness, at, times - robust.medians_of_others(times))
+        np.fmax.at(lead, at, times - robust.highest_of_others(times))
     errors = np.zeros(len(ranks))
-    np.maximum.at(errors, np.searchsorted(ranks, rank), np.nan_to_num(error))
+    np.maximum.at(errors, column, np.nan_to_num(error))
     return Arrivals(steps=steps, ranks=ranks, lateness_ns=lateness, lead_ns=lead, error_ns=errors)
+
+
+def _numbered(column: pa.ChunkedArray) -> Ints:
+    """A number for each name, in the order of the names."""
+    coded = column.cast(pa.string()).combine_chunks().dictionary_encode()
+    names = np.array(coded.dictionary.to_pylist())
+    return np.asarray(np.argsort(np.argsort(names))[coded.indices.to_numpy()], np.int64)
+
+
+def _collectives(step: Ints, group: Ints, seq: Ints) -> Ints:
+    """The number of each row's collective, in the order of step, group and sequence number."""
+    order = np.lexsort((seq, group, step))
+    keys = np.stack([step, group, seq])[:, order]
+    number = np.empty(len(step), np.int64)
+    number[order] = np.append(0, np.cumsum((np.diff(keys) != 0).any(axis=0)))
+    return number
 
 
 def _on_one_clock(start: Floats, node: Ints, clocks: dict[int, Clock]) -> tuple[Floats, Floats]:
     """Times on the reference's clock and their error. NaN on a node that cannot be compared."""
-    aligned, error = np.full(len(start), np.nan), np.full(len(start), np.nan)
+    at_ns, offset_ns, drift, error_ns = (np.full(int(node.max()) + 1, np.nan) for _ in range(4))
     for number, clock in clocks.items():
-        mine = node == number
-        aligned[mine] = start[mine] - clock.offset(start[mine])
-        error[mine] = clock.error_ns
-    return aligned, error
+        at_ns[number], offset_ns[number] = clock.at_ns, clock.offset_ns
+        drift[number], error_ns[number] = clock.drift, clock.error_ns
+    return start - (offset_ns[node] + drift[node] * (start - at_ns[node])), error_ns[node]
 
 
-def _sizes(groups: Sequence[str], collective: Ints, rank: Ints) -> tuple[list[str], list[int]]:
-    """The group of each collective, and how many ranks took part."""
-    _, once = np.unique(np.stack([collective, rank]), axis=1, return_index=True)
-    _, first, counts = np.unique(collective[once], return_index=True, return_counts=True)
-    return [groups[i] for i in once[first].tolist()], counts.tolist()
+def _comparable(collective: Ints, group: Ints, rank: Ints, aligned: Floats) -> NDArray[np.bool_]:
+    """For each collective whether all members of its group are there once, three or more, on one clock."""
+    members = np.bincount(collective)
+    once = np.unique(collective * (int(rank.max()) + 1) + rank) // (int(rank.max()) + 1)
+    different = np.bincount(once)
+    group_of = np.empty(len(members), np.int64)
+    group_of[collective] = group
+    largest = np.zeros(int(group.max()) + 1, np.int64)
+    np.maximum.at(largest, group_of, different)
+    unknown = np.bincount(collective, ~np.isfinite(aligned)) > 0
+    return (members >= np.maximum(3, largest[group_of])) & (different == members) & ~unknown
 
 
-def _segments(collective: Ints) -> list[Ints]:
-    """The rows of each collective."""
-    order = np.argsort(collective, kind="stable")
-    _, first = np.unique(collective[order], return_index=True)
-    return np.split(order, first[1:])
-
-
-def _compare(times: Floats) -> tuple[Floats, Floats]:
-    """Each member's time after the median of the others, and after the latest of the others."""
-    late, lead = np.empty(len(times)), np.empty(len(times))
-    for i in range(len(times)):
-        others = np.delete(times, i)
-        late[i], lead[i] = times[i] - np.median(others), times[i] - others.max()
-    return late, lead
+def _by_size(collective: Ints, wanted: NDArray[np.bool_]) -> Iterator[Ints]:
+    """The rows of the wanted collectives, those of equal size as one matrix [collective, member]."""
+    order, members = np.argsort(collective, kind="stable"), np.bincount(collective)
+    first = np.cumsum(members) - members
+    for size in np.unique(members[wanted]).tolist():
+        yield order[first[wanted & (members == size), None] + np.arange(size)]

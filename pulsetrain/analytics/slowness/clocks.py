@@ -7,8 +7,7 @@ offset and drift, and what they scatter is the error. A time difference within t
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
-from collections.abc import Mapping
+from collections import deque
 from dataclasses import dataclass
 
 import numpy as np
@@ -71,33 +70,75 @@ def align(collective: Ints, node: Ints, end_ns: Floats) -> dict[int, Clock]:
     several members on a node the first to see the end counts. A node that meets the reference only through
     others is compared through them, and the errors add up. One that cannot be compared is left out.
     """
-    ends = _first_ends(collective, node, end_ns)
-    if not ends:
+    if not len(collective):
         return {}
-    reference = min(ends)
-    clocks, waiting = {reference: REFERENCE}, deque([reference])
-    while waiting:
+    ends = _Ends.first(collective, node, end_ns)
+    reference = int(ends.names[0])
+    clocks, waiting = {reference: REFERENCE}, deque([0])
+    while waiting and len(clocks) < len(ends.names):
         known = waiting.popleft()
-        for other in sorted(set(ends) - set(clocks)):
-            beside = _beside(ends[other], ends[known])
-            if beside is not None:
-                clocks[other] = _chain(beside, clocks[known])
+        for other in ends.beside(known).tolist():
+            name, before = int(ends.names[other]), clocks[int(ends.names[known])]
+            if name not in clocks and (clock := ends.compare(other, known)) is not None:
+                clocks[name] = _chain(clock, before)
                 waiting.append(other)
     return clocks
 
 
-def _first_ends(collective: Ints, node: Ints, end_ns: Floats) -> dict[int, dict[int, float]]:
-    """When each node first saw the end of each collective."""
-    ends: defaultdict[int, dict[int, float]] = defaultdict(dict)
-    for number, where, end in zip(collective.tolist(), node.tolist(), end_ns.tolist(), strict=True):
-        ends[where][number] = min(end, ends[where].get(number, np.inf))
-    return dict(ends)
+@dataclass(frozen=True, kw_only=True)
+class _Ends:
+    """When each node first saw the end of each collective, in the order of nodes and collectives.
 
+    `names` are the nodes, which go by their place in it. The rows of node i are those from `first_row[i]` to
+    `first_row[i + 1]`. `by_collective` are the rows in the order of collectives: those of collective c begin
+    at `first_of[c]`.
+    """
 
-def _beside(own: Mapping[int, float], other: Mapping[int, float]) -> Clock | None:
-    shared = sorted(own.keys() & other.keys())
-    times = np.array([own[number] for number in shared])
-    return compare(times, times - np.array([other[number] for number in shared]))
+    names: Ints
+    first_row: Ints
+    node: Ints
+    collective: Ints
+    end_ns: Floats
+    by_collective: Ints
+    first_of: Ints
+
+    @classmethod
+    def first(cls, collective: Ints, node: Ints, end_ns: Floats) -> _Ends:
+        """From one row for each collective and member."""
+        _, numbered = np.unique(collective, return_inverse=True)
+        order = np.lexsort((end_ns, numbered, node))
+        pairs = np.stack([node[order], numbered[order]])
+        once = order[np.append(True, (np.diff(pairs) != 0).any(axis=0))]
+        names, place = np.unique(node[once], return_inverse=True)
+        return cls(
+            names=names,
+            first_row=np.searchsorted(place, np.arange(len(names) + 1)),
+            node=place,
+            collective=numbered[once],
+            end_ns=end_ns[once],
+            by_collective=np.argsort(numbered[once], kind="stable"),
+            first_of=np.append(0, np.cumsum(np.bincount(numbered[once]))),
+        )
+
+    def of(self, node: int) -> tuple[Ints, Floats]:
+        """The collectives of a node, and when it saw their ends."""
+        rows = slice(self.first_row[node], self.first_row[node + 1])
+        return self.collective[rows], self.end_ns[rows]
+
+    def beside(self, node: int) -> Ints:
+        """The other nodes that shared enough collectives with a node to be compared, in order."""
+        shared, _ = self.of(node)
+        begin, count = self.first_of[shared], self.first_of[shared + 1] - self.first_of[shared]
+        rows = np.repeat(begin - (np.cumsum(count) - count), count) + np.arange(count.sum())
+        met = np.bincount(self.node[self.by_collective[rows]], minlength=len(self.names))
+        met[node] = 0
+        return np.flatnonzero(met >= SAMPLES_NEEDED)
+
+    def compare(self, node: int, other: int) -> Clock | None:
+        """The clock of `node` beside that of `other`. None: too few samples."""
+        (mine, own_ns), (theirs, other_ns) = self.of(node), self.of(other)
+        _, i, j = np.intersect1d(mine, theirs, assume_unique=True, return_indices=True)
+        return compare(own_ns[i], own_ns[i] - other_ns[j])
 
 
 def _chain(beside: Clock, known: Clock) -> Clock:

@@ -203,8 +203,7 @@ def _excess(
     compute = timings.measured("compute")[block]
     own = np.median(np.maximum(compute - lost, LEAST_RATIO * compute), axis=0)
     usual = np.maximum(own, np.median(own))
-    others = [np.median(np.delete(lost, i, axis=1), axis=1) for i in range(len(columns))]
-    return (lost - np.stack(others, axis=1)) / np.maximum(usual, 1.0), columns
+    return (lost - robust.medians_of_others(lost)) / np.maximum(usual, 1.0), columns
 
 
 def _suspect(

@@ -128,6 +128,32 @@ def lower_median(values: Floats) -> float:
     return float(np.partition(values, (len(values) - 1) // 2)[(len(values) - 1) // 2])
 
 
+def medians_of_others(values: Floats) -> Floats:
+    """For each value the median of its row without it. At least two columns.
+
+    >>> medians_of_others(np.array([[1.0, 2.0, 3.0, 9.0]])).tolist()
+    [[3.0, 3.0, 2.0, 2.0]]
+    """
+    others = values.shape[1] - 1
+    low, high = _nth_of_others(values, (others - 1) // 2), _nth_of_others(values, others // 2)
+    return np.asarray((low + high) / 2)
+
+
+def highest_of_others(values: Floats) -> Floats:
+    """For each value the highest of its row without it. At least two columns.
+
+    >>> highest_of_others(np.array([[1.0, 2.0, 9.0]])).tolist()
+    [[9.0, 9.0, 2.0]]
+    """
+    return _nth_of_others(values, values.shape[1] - 2)
+
+
+def _nth_of_others(values: Floats, n: int) -> Floats:
+    """For each value the one at place `n` (0 is the lowest) of its row without it."""
+    ordered = np.partition(values, (n, n + 1), axis=1)
+    return np.where(values > ordered[:, n, None], ordered[:, n, None], ordered[:, n + 1, None])
+
+
 def onset(series: Floats, height: float) -> int:
     """The index at which a series that ends around `height` left the level 0 (by its cumulative sum).
 
