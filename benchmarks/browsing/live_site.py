@@ -29,7 +29,6 @@ TP, PP, PER_NODE = 8, 8, 8
 POOL = {
     "PULSETRAIN_POOL_DEVICES_PER_MACHINE": str(PER_NODE),
     "PULSETRAIN_POOL_RESERVE_RATIO": "0",
-    "PULSETRAIN_POOL_TICK_S": "1",
 }
 """A hub whose pool is all devices of the fleet. Each simulated node counts as a machine."""
 LINES, FOUND_LINE = 2000, "rank 7: step 3, loss"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from pulsetrain.protocol.late_rows import column
 from pulsetrain.protocol.messages import Heartbeat, Held, Hello, RankExit, RankStatus, WorldNode
@@ -22,12 +23,12 @@ from pulsetrain.recovery.updates import Updates
 from pulsetrain.recovery.world import node_of
 
 
-@dataclass(frozen=True, kw_only=True)
-class NodeSnapshot:
-    """One node. `heard_age_s` is the time since its last message, `heartbeat_age_s` since its last heartbeat.
+class NodeSnapshot(NamedTuple):
+    """One node. It is a tuple, because each look makes thousands of them.
 
-    `reason` says why it is gone, `cordon` why it is not promoted. `unsettled`: its connection closed,
-    and it is not decided yet whether it is lost.
+    `heard_age_s` is the time since its last message, `heartbeat_age_s` since its last heartbeat. `reason` says
+    why it is gone, `cordon` why it is not promoted. `unsettled`: its connection closed, and it is not decided
+    yet whether it is lost.
     """
 
     name: str

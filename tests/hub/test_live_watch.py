@@ -109,9 +109,7 @@ def test_a_hang_is_reported_once_with_the_stacks_and_stays_open():
 def test_a_hang_in_the_next_attempt_is_another_finding():
     site = Site(nodes=still(20))
     site.look()
-    again = tuple(
-        dataclasses.replace(n, heartbeat=dataclasses.replace(n.heartbeat, attempt=1)) for n in still(20)
-    )
+    again = tuple(n._replace(heartbeat=dataclasses.replace(n.heartbeat, attempt=1)) for n in still(20))
     site.look(attempt=1, nodes=again)
     assert [f.attempt for f in site.sink.new] == [0, 1]
 
@@ -134,7 +132,7 @@ def test_a_crash_is_not_explained_while_a_connection_is_undecided():
     nodes = (node_snapshot("a", status(0)), node_snapshot("b", connected=False, unsettled=True))
     site = Site(phase=Phase.SUSPENDING, fault=CRASHED, exits=(rank_exit(0, 1),), nodes=nodes, now_ns=1009 * S)
     assert site.look() == HURRY_S
-    lost = dataclasses.replace(nodes[1], unsettled=False, state=NodeState.LOST)
+    lost = nodes[1]._replace(unsettled=False, state=NodeState.LOST)
     assert site.look(nodes=(nodes[0], lost)) == LIVE_S
     assert [(f.kind, f.subject) for f in site.sink.new] == [("node_lost", "b")]
 

@@ -1,7 +1,6 @@
 """Alerts reach their channels, and know where ranks run."""
 
 import asyncio
-import dataclasses
 
 import pytest
 
@@ -71,7 +70,7 @@ def test_ranks_of_all_jobs_are_known_by_their_node():
 
 
 def test_nodes_are_known_by_the_switch_that_their_agents_told():
-    told = dataclasses.replace(node_snapshot("a"), hello=hello("a", switch="s3"))
+    told = node_snapshot("a")._replace(hello=hello("a", switch="s3"))
     assert topology([job_snapshot(nodes=(told, node_snapshot("b")))]).switch_of == {"a": "s3"}
 
 

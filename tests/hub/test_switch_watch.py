@@ -1,7 +1,6 @@
 """Nodes of one switch that are lost, crash, slow down or lose traffic together."""
 
 import asyncio
-from dataclasses import replace
 
 import pytest
 
@@ -134,7 +133,7 @@ def test_ranks_that_crash_together_under_one_switch(site):
 
 def test_a_job_that_is_over_and_a_fleet_without_known_switches_say_nothing(site):
     assert site.look(nodes=lost(*UNDER_S3), phase=Phase.FAILED) == []
-    unknown = tuple(replace(n, hello=hello(n.name)) for n in lost(*UNDER_S3))
+    unknown = tuple(n._replace(hello=hello(n.name)) for n in lost(*UNDER_S3))
     assert Site().look(nodes=unknown) == []
 
 
