@@ -25,7 +25,7 @@ SOURCE = "live"
 LIVE_S = 0.25
 IDLE_S = 1.0  # without a job
 HURRY_S = 0.05  # while a recovery waits for its cause
-LIVE_SHARE = 10
+LIVE_SHARE = 20
 SETTLE_NS = 250_000_000
 PATIENCE = 2
 
@@ -99,7 +99,7 @@ def job_view(job: JobSnapshot, median_step_ns: int) -> watch.JobView:
 class LiveWatch:
     """Looks at the snapshots of all jobs and reports what the live analyzers find.
 
-    It looks four times a second, and of many ranks so seldom that looking takes a tenth of the time at most.
+    It looks four times a second, and of many ranks so seldom that looking takes a twentieth of the time at most.
     """
 
     def __init__(

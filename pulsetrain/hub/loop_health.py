@@ -10,6 +10,7 @@ from pulsetrain.hub.loops import LoopRow
 from pulsetrain.hub.reporter import AlertSink
 
 CHECK_S = 1.0
+SHARE = 20  # looking at the loops of thousands of agents may use a twentieth of the time
 LATE_S = 3.0
 FAILURES = 3  # in a row
 
@@ -35,15 +36,16 @@ class LoopHealth:
     def __init__(self, rows: Callable[[], Sequence[LoopRow]], alerts: AlertSink, clock: Clock) -> None:
         self._rows, self._alerts, self._clock = rows, alerts, clock
         self._troubled: set[str] = set()
-        self._looked_s = clock.monotonic_s()
+        self._looked_s, self._wait_s = clock.monotonic_s(), CHECK_S
 
     async def turn(self) -> float:
         """One look."""
         now_s = self._clock.monotonic_s()
-        late, self._looked_s = now_s - self._looked_s > LATE_S, now_s
+        late, self._looked_s = now_s - self._looked_s > self._wait_s + LATE_S - CHECK_S, now_s
         if not late:
             self.look()
-        return CHECK_S
+        self._wait_s = max(CHECK_S, (SHARE - 1) * (self._clock.monotonic_s() - now_s))
+        return self._wait_s
 
     def look(self) -> None:
         """Report the loops in trouble, and those that were and are well again or are gone."""
