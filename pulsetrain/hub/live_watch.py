@@ -99,7 +99,7 @@ def job_view(job: JobSnapshot, median_step_ns: int) -> watch.JobView:
 class LiveWatch:
     """Looks at the snapshots of all jobs and reports what the live analyzers find.
 
-    It looks four times a second, and of many ranks so seldom that looking takes a twentieth of the time at most.
+    It looks four times a second, and at many ranks so seldom that it takes a twentieth of the time at most.
     """
 
     def __init__(

@@ -26,9 +26,9 @@ from pulsetrain.recovery.world import node_of
 class NodeSnapshot(NamedTuple):
     """One node. It is a tuple, because each look makes thousands of them.
 
-    `heard_age_s` is the time since its last message, `heartbeat_age_s` since its last heartbeat. `reason` says
-    why it is gone, `cordon` why it is not promoted. `unsettled`: its connection closed, and it is not decided
-    yet whether it is lost.
+    `heard_age_s` is the time since its last message, `heartbeat_age_s` since its last heartbeat. `reason`
+    says why it is gone, `cordon` why it is not promoted. `unsettled`: its connection closed, and it is not
+    decided yet whether it is lost.
     """
 
     name: str

@@ -27,12 +27,13 @@ def by_device(table: pa.Table, wanted: Callable[[str], bool]) -> Iterator[tuple[
     rows = np.flatnonzero(kept)
     node, device, name = nodes[0][rows], devices[0][rows], names[0][rows]
     order = np.lexsort((times[rows], name, device, node))  # stable: of rows at one time the last one counts
-    node, device, name, rows = node[order], device[order], name[order], rows[order]
-    ends = _ends(node, device, name)
+    last = order[_lasts(node[order], device[order], name[order], times[rows][order])]
+    node, device, name, rows = node[last], device[last], name[last], rows[last]
+    times, value, ends = times[rows], value[rows], (np.flatnonzero(_lasts(node, device, name)) + 1).tolist()
     samples: dict[tuple[int, int], dict[str, Series]] = {}
     for begin, end in zip([0, *ends], ends, strict=False):
-        series = _series(times[rows[begin:end]], value[rows[begin:end]])
-        samples.setdefault((int(node[begin]), int(device[begin])), {})[names[1][name[begin]]] = series
+        device_samples = samples.setdefault((int(node[begin]), int(device[begin])), {})
+        device_samples[names[1][name[begin]]] = times[begin:end], value[begin:end]
     for (at_node, at_device), metrics in samples.items():
         yield nodes[1][at_node], devices[1][at_device], metrics
 
@@ -46,23 +47,14 @@ def _coded(table: pa.Table, column: str) -> tuple[NDArray[np.int64], list[str]]:
     return np.asarray(codes.to_numpy(), np.int64), unique
 
 
-def _ends(*columns: NDArray[np.int64]) -> list[int]:
-    """Where each run of rows ends that are equal in all columns."""
-    if not len(columns[0]):
-        return []
-    changes = np.zeros(len(columns[0]) - 1, np.bool_)
-    for column in columns:
-        changes |= column[1:] != column[:-1]
-    return [*(np.flatnonzero(changes) + 1).tolist(), len(columns[0])]
+def _lasts(*columns: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Which rows are the last of those in a row that are equal in all columns."""
+    changes = np.ones(len(columns[0]), np.bool_)
+    changes[:-1] = (np.diff(np.stack(columns)) != 0).any(axis=0)
+    return changes
 
 
 def duration_s(series: Series) -> float:
     """Seconds between the first and the last sample."""
     times, _ = series
     return float(times[-1] - times[0]) / NS_PER_S if times.size else 0.0
-
-
-def _series(times: NDArray[np.int64], values: NDArray[np.float64]) -> Series:
-    """The samples of one series in order of time, the last one of each time."""
-    last = np.append(times[1:] != times[:-1], True)
-    return (times, values) if last.all() else (times[last], values[last])

@@ -14,7 +14,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from pulsetrain.analytics.machines.metric_series import NS_PER_S
-from pulsetrain.analytics.machines.network_ports import RECEIVE, TRANSMIT, Port, ports
+from pulsetrain.analytics.machines.network_ports import FAMILIES, RECEIVE, TRANSMIT, Port, ports, totals
+from pulsetrain.analytics.machines.traffic_screen import Limits, worth_a_look
 from pulsetrain.analytics.machines.traffic_signature import crossings, typical_change
 from pulsetrain.analytics.verdict import Finding, Healthy, Inconclusive, Severity, Verdict
 from pulsetrain.records.counters import Counter, every_counter
@@ -81,33 +82,42 @@ def find(
     known = ports(table)
     if not known:
         return [Inconclusive(analyzer=NAME, reason="no sample of an RDMA port", blind=True)]
+    counted = sorted({metric for port in known for metric in port.samples} & every_counter().keys())
     fleet = _Fleet(
         job=job,
         now_ns=now_ns,
         config=config,
         ports=known,
+        totals={metric: totals(known, metric) for metric in counted},
         steps_ns=np.array(steps_ns, np.int64),
         was_up_ns=was_up_ns or {},
     )
+    flapped, erred = _counted(fleet, "flap"), _counted(fleet, "errors")
     verdicts: list[Verdict] = []
-    for port in known:
-        verdicts += [
-            f for f in (_flap(fleet, port), _down(fleet, port), _errors(fleet, port)) if f is not None
-        ]
+    for i, port in enumerate(known):
+        was_down = port.state in port.samples and bool((port.samples[port.state][1] != port.up).any())
+        found = (
+            _flap(fleet, port) if flapped[i] or was_down else None,
+            _down(fleet, port) if was_down else None,
+            _errors(fleet, port) if erred[i] else None,
+        )
+        verdicts += [finding for finding in found if finding is not None]
     verdicts += _outliers(fleet) + _traffic(fleet)
+    if verdicts:
+        return verdicts
     saturated = sorted({p.name for p in known if _saturated(p)})
-    numbers = {"ports": len(known), "saturated": saturated}
-    return verdicts or [Healthy(analyzer=NAME, numbers=numbers)]
+    return [Healthy(analyzer=NAME, numbers={"ports": len(known), "saturated": saturated})]
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Fleet:
-    """All ports and the job, as every rule needs them."""
+    """All ports and the job, as every rule needs them. `totals` has what each port counted, by metric."""
 
     job: str
     now_ns: int
     config: NetworkConfig
     ports: list[Port]
+    totals: Mapping[str, Floats]
     steps_ns: NDArray[np.int64]
     was_up_ns: Mapping[str, int]
 
@@ -149,6 +159,15 @@ def _saturated(port: Port) -> list[str]:
     """Counters at their largest value: they see nothing until somebody clears them."""
     table = every_counter()
     return sorted(m for m, (_, v) in port.samples.items() if m in table and table[m].saturated(float(v[-1])))
+
+
+def _counted(fleet: _Fleet, reveals: str) -> NDArray[np.bool_]:
+    """Which ports counted anything that reveals this."""
+    grew = np.zeros(len(fleet.ports), np.bool_)
+    for metric, total in fleet.totals.items():
+        if every_counter()[metric].reveals == reveals:
+            grew |= total > 0
+    return grew
 
 
 # -- one port ---------------------------------------------------------------------------------------------
@@ -220,17 +239,31 @@ def _errors(fleet: _Fleet, port: Port) -> Finding | None:
 def _outliers(fleet: _Fleet) -> list[Finding]:
     """Ports with far more congestion or retransmission per byte than most."""
     outliers: list[Finding] = []
-    moved = np.array([p.moved_bytes for p in fleet.ports])
-    for metric, counter in every_counter().items():
+    moved = _moved_bytes(fleet)
+    for metric, events in fleet.totals.items():
+        counter = every_counter()[metric]
         if counter.reveals not in ("congestion", "retransmission"):
             continue
-        events = np.array([p.total(metric) for p in fleet.ports])
         usable = np.isfinite(events) & (moved > 0)
         if usable.sum() < 4:
             continue
         share = np.where(usable, events / np.where(moved > 0, moved, 1), np.nan)
         outliers += _standing_out(fleet, counter, share, events)
     return _worst_each(outliers)
+
+
+def _moved_bytes(fleet: _Fleet) -> Floats:
+    """Everything that each port sent and received in the range."""
+    nothing = np.full(len(fleet.ports), np.nan)
+    moved = {
+        family: sum(
+            np.nan_to_num(fleet.totals.get(f"{family}_{way}_bytes", nothing))
+            for way in ("transmit", "receive")
+        )
+        for family in FAMILIES
+    }
+    rdma = np.array([port.family == "rdma" for port in fleet.ports])
+    return np.where(rdma, moved["rdma"], moved["nic"])
 
 
 def _standing_out(fleet: _Fleet, counter: Counter, share: Floats, events: Floats) -> list[Finding]:
@@ -280,8 +313,8 @@ def _traffic(fleet: _Fleet) -> list[Verdict]:
     """
     drops: list[Finding] = []
     fluctuating: list[Finding] = []
-    carrying = 0
-    for port in fleet.ports:
+    looked_at, carrying = worth_a_look(fleet.ports, np.sort(fleet.steps_ns), _limits(fleet.config))
+    for port in (fleet.ports[i] for i in looked_at):
         edges, moved = _cumulated_bytes(port)
         if edges.size < 4 or moved[-1] <= 0:
             continue
@@ -297,6 +330,16 @@ def _traffic(fleet: _Fleet) -> list[Verdict]:
         return [_dropped_everywhere(fleet, drops)]
     few = len(fluctuating) <= max(1, carrying // 4)  # else the job itself changes its pace
     return [*drops, *(fluctuating if few else ())]
+
+
+def _limits(config: NetworkConfig) -> Limits:
+    return Limits(
+        stop_s=config.stop_s,
+        drop_windows=config.drop_windows,
+        drop_ratio=config.drop_ratio,
+        spread_windows=config.spread_windows,
+        spread_share=config.spread_share,
+    )
 
 
 def _cumulated_bytes(port: Port) -> tuple[NDArray[np.int64], Floats]:

@@ -51,11 +51,6 @@ class Port:
         """The value of `state` while the port is up."""
         return ACTIVE if self.family == "rdma" else 1.0
 
-    @property
-    def moved_bytes(self) -> float:
-        """Everything sent and received in the range."""
-        return float(np.nansum([self.total(f"{self.family}_{d}_bytes") for d in ("transmit", "receive")]))
-
     def downs(self) -> float:
         """How often the link went down, by the counters that can be read. NaN where none can."""
         counted = [self.total(m) for m in self.samples if _reveals_flap(m)]
@@ -91,6 +86,19 @@ def ports(table: pa.Table) -> list[Port]:
         Port(node=node, device=device, samples=samples)
         for node, device, samples in by_device(table, wanted.__contains__)
     ]
+
+
+def totals(ports: Sequence[Port], metric: str) -> Floats:
+    """How much each port counted, as `Port.total` does for one. NaN where nothing is known."""
+    have = [i for i, port in enumerate(ports) if metric in port.samples]
+    if not have:
+        return np.full(len(ports), np.nan)
+    values = [ports[i].samples[metric][1] for i in have]
+    owner = np.repeat(have, [len(each) for each in values])
+    steps = every_counter()[metric].increases(np.concatenate(values))
+    known = np.isfinite(steps) & (owner[1:] == owner[:-1])
+    counted = np.bincount(owner[1:][known], steps[known], minlength=len(ports))
+    return np.where(np.bincount(owner[1:][known], minlength=len(ports)) > 0, counted, np.nan)
 
 
 class TrafficRow(TypedDict):

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from pulsetrain.analytics.machines.network_ports import ports, share_of_line_rate
+from pulsetrain.analytics.machines.network_ports import ports, share_of_line_rate, totals
 from tests.analytics.machines.ports import T0, Fleet, S, nic_table, nics
 
 
@@ -48,8 +48,16 @@ def test_what_was_not_sampled_is_not_known():
     port = port_of("rdma_port_state", [4.0])
     assert np.isnan(port.total("rdma_transmit_bytes"))
     assert port.seconds("rdma_transmit_bytes") == port.seconds("rdma_port_state") == 0
-    assert port.moved_bytes == 0
     assert np.isnan(port.downs())
+
+
+def test_what_all_ports_counted_is_what_each_counted():
+    fleet = Fleet(count=5)
+    fleet.moved[2][:] = 0
+    fleet.extra[3]["rdma_symbol_errors_total"] = np.arange(120.0)
+    known = ports(fleet.table())
+    for metric in ("rdma_transmit_bytes", "rdma_symbol_errors_total", "rdma_receive_bytes"):
+        np.testing.assert_allclose(totals(known, metric), [port.total(metric) for port in known])
 
 
 def test_ports_and_interfaces_tell_by_other_metrics_whether_they_are_up():
