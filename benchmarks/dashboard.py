@@ -11,7 +11,9 @@ the JavaScript heap after them. `culprit_visible`: on Overview, heatmap, topolog
 three is named in the text and has its mark in the drawing (looked for in a screenshot), nobody else is
 named or marked, and the same holds for a rank that stops in a second fleet. `--walks` adds random walks of
 clicks with their problems: after each click the page must be whole, and its address must restore the view
-in a fresh tab. `--walks-file` keeps them, so that a later run goes on. `cpu_s` is what hub and
+in a fresh tab. `--walks-file` keeps them, so that a later run goes on.
+`plain_page_s` is the same as `cold_s` for the least page that Streamlit and Plotly make, before the fleet
+begins, and each page's `cold_ratio` is beside it: machines differ. `cpu_s` is what hub and
 dashboard used meanwhile. `fleet` says how late its heartbeats went out at worst, how many were held back,
 and how many nodes the hub lost: its process gives way to hub, dashboard and browser, because its machines
 are other ones in production. `problems` are pages that could not be measured, and the exit status is 1 then.
@@ -44,11 +46,12 @@ from browsing.live_site import (
     fleet,
     hang,
     live_site,
+    plain_site,
     until,
     write_lines,
 )
 from browsing.seen import faults_seen
-from browsing.visits import StoodBefore, Visit, change_s, visits, wait
+from browsing.visits import PLAIN, StoodBefore, Visit, change_s, visits, wait
 from browsing.walks import WalkLog, walks
 from playwright.sync_api import Browser, sync_playwright
 from playwright.sync_api import Error as PlaywrightError
@@ -105,12 +108,20 @@ def measure(browser: Browser, site: str, visit: Visit, runs: int, watched_s: flo
     return {"name": visit.name, **times, **first, "cpu_s": used}
 
 
+def plain_page_s(browser: Browser, runs: int) -> float:
+    """The median time until the least page stands."""
+    with plain_site() as site:
+        found = [look(browser, site, PLAIN, watched_s=0.1)["cold_s"] for _ in range(runs)]
+    return round(statistics.median(found), 2)
+
+
 def add_page(
     report: dict[str, Any], browser: Browser, site: str, visit: Visit, runs: int, watched_s: float
 ) -> None:
     """Measure a page into the report. What could not be measured is a problem there."""
     try:
-        report["pages"].append(measure(browser, site, visit, runs, watched_s))
+        found = measure(browser, site, visit, runs, watched_s)
+        report["pages"].append({**found, "cold_ratio": round(found["cold_s"] / report["plain_page_s"], 2)})
     except (StoodBefore, PlaywrightError) as error:
         report["problems"].append(f"{visit.name}: {str(error).splitlines()[0]}")
         print(report["problems"][-1], file=sys.stderr, flush=True)
@@ -216,6 +227,7 @@ def main() -> None:
         temporary = tempfile.TemporaryDirectory(prefix="pulsetrain-bench-")
         data = options.data or Path(stack.enter_context(temporary))
         site, browser = stack.enter_context(live_site(data, POOL)), stack.enter_context(chromium())
+        report["plain_page_s"] = plain_page_s(browser, runs)
         with fleet(site, JOB, nodes, planted, step_s=step_s) as feed:
             write_lines(site, JOB, nodes)
             if options.no_seen:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -145,6 +146,25 @@ def live_site(data: Path, environ: Mapping[str, str] | None = None) -> Iterator[
         address = HubAddress(url=facts["url"], token=facts["token"])
         client = HubClient(address, timeout_s=30.0)
         yield LiveSite(data=data, dashboard=facts["dashboard"], address=address, client=client)
+
+
+@contextlib.contextmanager
+def plain_site() -> Iterator[str]:
+    """Streamlit serves `plain_page.py` while the block runs. Yields its address."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    page = str(Path(__file__).with_name("plain_page.py"))
+    where = ("--server.address", "127.0.0.1", "--server.port", str(port))
+    quiet = ("--server.headless", "true", "--browser.gatherUsageStats", "false")
+    command = [sys.executable, "-m", "streamlit", "run", page, *where, *quiet]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        until(lambda: _answers(f"http://127.0.0.1:{port}/_stcore/health"), 60)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        process.wait(30)
 
 
 def _answers(url: str) -> bool:

@@ -34,6 +34,10 @@ class Visit:
     changed: str = ""
 
 
+PLAIN = Visit(name="plain", path="", ready="text=One chart && .js-plotly-plot .main-svg")
+"""The page of `plain_page.py`."""
+
+
 def visits(rank: int, node: str, nodes: int) -> list[Visit]:
     """Every page. `rank` and `node` are at fault in a fleet of `nodes` machines. Others are looked for.
 
