@@ -11,13 +11,14 @@ the JavaScript heap after them. `culprit_visible`: on Overview, heatmap, topolog
 three is named in the text and has its mark in the drawing (looked for in a screenshot), nobody else is
 named or marked, and the same holds for a rank that stops in a second fleet. `--walks` adds random walks of
 clicks with their problems: after each click the page must be whole, and its address must restore the view
-in a fresh tab. `--walks-file` keeps them, so that a later run goes on.
-`plain_page_s` is the same as `cold_s` for the least page that Streamlit and Plotly make, before the fleet
-begins, and each page's `cold_ratio` is beside it: machines differ. `cpu_s` is what hub and
-dashboard used meanwhile. `fleet` says how late its heartbeats went out at worst, how many were held back,
-and how many nodes the hub lost: its process gives way to hub, dashboard and browser, because its machines
-are other ones in production. `problems` are pages that could not be measured, and the exit status is 1 then.
-It needs Debian's chromium. The last line is one JSON object (minutes).
+in a fresh tab. `--walks-file` keeps them, so that a later run goes on. `--freeze` stops the hub's process
+while pages are open and before pages are opened, and says how soon each says so. `plain_page_s` is the same
+as `cold_s` for the least page that Streamlit and Plotly make, before the fleet begins, and each page's
+`cold_ratio` is beside it: machines differ. `cpu_s` is what hub and dashboard used meanwhile. `fleet` says
+how late its heartbeats went out at worst, how many were held back, and how many nodes the hub lost: its
+process gives way to hub, dashboard and browser, because its machines are other ones in production.
+`problems` are pages that could not be measured, and the exit status is 1 then. It needs Debian's chromium.
+The last line is one JSON object (minutes).
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from browsing.freezing import freezing
 from browsing.live_site import (
     PER_NODE,
     POOL,
@@ -212,6 +214,7 @@ def main() -> None:
     parser.add_argument("--clicks", type=int, default=5, help="clicks of each walk")
     parser.add_argument("--first-walk", type=int, default=0, help="seed of the first walk")
     parser.add_argument("--walks-file", type=Path, help="keeps the walks. Those in it are not made again")
+    parser.add_argument("--freeze", action="store_true", help="stop the hub and see which pages say so")
     parser.add_argument("--no-seen", action="store_true", help="do not look for the culprits")
     parser.add_argument("--quick", action="store_true", help="1,024 ranks, one run")
     options = parser.parse_args()
@@ -237,6 +240,8 @@ def main() -> None:
             for visit in pages_of:
                 if visit.name in wanted:
                     add_page(report, browser, site.dashboard, visit, runs, watched_s)
+            if options.freeze:
+                report["freeze"] = freezing(browser, site.dashboard, JOB, site.pid, pages_of)
             if options.walks:
                 report["walks"] = walked(browser, site.dashboard, options)
             report["fleet"] = fleet_state(site, feed)

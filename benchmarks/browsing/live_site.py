@@ -74,9 +74,10 @@ def hang(nodes: int) -> Planted:
 
 @dataclass(frozen=True, kw_only=True)
 class LiveSite:
-    """A hub that runs: the address of its dashboard, its own, and its API."""
+    """A hub that runs: its process, the address of its dashboard, its own, and its API."""
 
     data: Path
+    pid: int
     dashboard: str
     address: HubAddress
     client: HubClient
@@ -139,13 +140,13 @@ def live_site(data: Path, environ: Mapping[str, str] | None = None) -> Iterator[
     data.mkdir(parents=True, exist_ok=True)
     facts_file.unlink(missing_ok=True)
     words = ("serve", "--data", str(data), "--port", "0", "--dashboard-port", "0")
-    with child(data / "hub.log", *words, environ=environ):
+    with child(data / "hub.log", *words, environ=environ) as hub:
         until(lambda: facts_file.exists() and "dashboard" in json.loads(facts_file.read_text() or "{}"), 60)
         facts = json.loads(facts_file.read_text())
         until(lambda: _answers(f"{facts['dashboard']}/_stcore/health"), 120)
         address = HubAddress(url=facts["url"], token=facts["token"])
         client = HubClient(address, timeout_s=30.0)
-        yield LiveSite(data=data, dashboard=facts["dashboard"], address=address, client=client)
+        yield LiveSite(data=data, pid=hub.pid, dashboard=facts["dashboard"], address=address, client=client)
 
 
 @contextlib.contextmanager
