@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -134,7 +135,7 @@ def arrivals_from(table: pa.Table) -> Arrivals | None:
     return Arrivals(steps=steps, ranks=ranks, lateness_ns=lateness, lead_ns=lead, error_ns=errors)
 
 
-def _numbered(column: pa.ChunkedArray) -> Ints:
+def _numbered(column: pa.ChunkedArray[Any]) -> Ints:
     """A number for each name, in the order of the names."""
     coded = column.cast(pa.string()).combine_chunks().dictionary_encode()
     names = np.array(coded.dictionary.to_pylist())
@@ -169,7 +170,8 @@ def _comparable(collective: Ints, group: Ints, rank: Ints, aligned: Floats) -> N
     largest = np.zeros(int(group.max()) + 1, np.int64)
     np.maximum.at(largest, group_of, different)
     unknown = np.bincount(collective, ~np.isfinite(aligned)) > 0
-    return (members >= np.maximum(3, largest[group_of])) & (different == members) & ~unknown
+    whole = (members >= np.maximum(3, largest[group_of])) & (different == members)
+    return np.asarray(whole & ~unknown)
 
 
 def _by_size(collective: Ints, wanted: NDArray[np.bool_]) -> Iterator[Ints]:
