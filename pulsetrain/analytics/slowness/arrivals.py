@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -20,6 +19,7 @@ from numpy.typing import NDArray
 
 from pulsetrain.analytics.slowness import robust
 from pulsetrain.analytics.slowness.clocks import Clock, align
+from pulsetrain.records.arrow import ArrowColumn
 from pulsetrain.stream.queries import analysis
 from pulsetrain.stream.queries.queryable import AttemptSteps, Queryable
 
@@ -135,7 +135,7 @@ def arrivals_from(table: pa.Table) -> Arrivals | None:
     return Arrivals(steps=steps, ranks=ranks, lateness_ns=lateness, lead_ns=lead, error_ns=errors)
 
 
-def _numbered(column: pa.ChunkedArray[Any]) -> Ints:
+def _numbered(column: ArrowColumn) -> Ints:
     """A number for each name, in the order of the names."""
     coded = column.cast(pa.string()).combine_chunks().dictionary_encode()
     names = np.array(coded.dictionary.to_pylist())

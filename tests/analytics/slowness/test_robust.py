@@ -99,3 +99,19 @@ def test_the_lower_median_is_a_value_with_at_most_half_below(values):
 def test_the_onset_is_where_the_level_was_left(at, seed):
     series = 0.05 * np.random.default_rng(seed).standard_normal(60) + (np.arange(60) >= at)
     assert robust.onset(series, 1.0) == at
+
+
+@given(
+    rows=st.integers(2, 7).flatmap(
+        lambda columns: st.lists(
+            st.lists(st.integers(0, 3), min_size=columns, max_size=columns), min_size=1, max_size=4
+        )
+    )
+)
+def test_each_value_is_left_out_of_what_the_others_are(rows):
+    values = np.array(rows, np.float64)
+    without = [np.delete(values, i, axis=1) for i in range(values.shape[1])]
+    medians = np.stack([np.median(others, axis=1) for others in without], axis=1)
+    highest = np.stack([others.max(axis=1) for others in without], axis=1)
+    assert robust.medians_of_others(values).tolist() == medians.tolist()
+    assert robust.highest_of_others(values).tolist() == highest.tolist()
