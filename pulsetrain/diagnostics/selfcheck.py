@@ -59,6 +59,7 @@ def run(
     return Report(
         ok=all(c.ok for c in checks),
         failed=[c.name for c in checks if not c.ok],
+        busy=[c.name for c in checks if c.busy],
         device="cuda" if cuda else "cpu",
         kind=machine_kind.describe(_gpu_models() if cuda else ()),
         seconds=time.perf_counter() - began,

@@ -20,7 +20,7 @@ def test_this_machine_passes_and_the_report_is_json():
     report = selfcheck.run(seconds=0.1, device="cpu")
     assert json.loads(json.dumps(report)) == report
     assert report["ok"], report
-    assert report["failed"] == []
+    assert (report["failed"], report["busy"]) == ([], [])
     assert [c["check"] for c in report["checks"]] == NAMES
     assert all(c["value"] > c["limit"] for c in report["checks"] if c["limit"] is not None)
 
@@ -77,6 +77,15 @@ def test_a_check_that_cannot_run_has_failed(monkeypatch):
     report = selfcheck.run(seconds=0.05, device="cpu")
     assert report["failed"] == ["loopback_bandwidth"]
     assert "no sockets here" in report["checks"][-1]["detail"]
+
+
+def test_a_busy_gpu_is_told_and_fails_nobody(monkeypatch):
+    busy = selfcheck.Check(name="gpu0", value=0.0, unit="", busy=True)
+    monkeypatch.setattr(selfcheck, "_cuda_devices", lambda: 1)
+    monkeypatch.setattr(selfcheck, "_gpu_models", list)
+    monkeypatch.setattr(selfcheck.gpucheck, "checks", lambda *_: [busy])
+    report = selfcheck.run(seconds=0.05)
+    assert (report["ok"], report["failed"], report["busy"]) == (True, [], ["gpu0"])
 
 
 def test_altered_bytes_on_the_loopback_are_seen(monkeypatch):
