@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import queue
 import socket
+import time
 
 import numpy as np
 import pytest
@@ -102,6 +104,27 @@ def test_altered_bytes_on_the_loopback_are_seen(monkeypatch):
     check = selfcheck.loopback_bandwidth(0.02, 0.0)
     assert not check.ok
     assert "1 altered" in check.detail
+
+
+def test_a_stream_that_a_busy_processor_lets_wait_is_no_slow_loopback(monkeypatch):
+    fill, waits_s = selfcheck._fill, [0.3, 0.0, 0.3]
+
+    def late(stream, block):
+        time.sleep(waits_s.pop() if waits_s else 0.0)
+        return fill(stream, block)
+
+    monkeypatch.setattr(selfcheck, "_fill", late)
+    assert selfcheck.loopback_bandwidth(0.02, Limits().loopback_bytes_per_s).ok
+
+
+def test_a_block_that_does_not_arrive_is_a_failed_check(monkeypatch):
+    class Lost(queue.SimpleQueue):
+        def get(self, timeout):
+            raise queue.Empty
+
+    monkeypatch.setattr(selfcheck.queue, "SimpleQueue", Lost)
+    check = selfcheck.loopback_bandwidth(0.02, 0.0)
+    assert (check.ok, check.detail) == (False, "0 blocks arrived, 0 altered, one was lost")
 
 
 def test_an_unknown_device_is_named():
