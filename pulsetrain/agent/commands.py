@@ -420,7 +420,14 @@ class Commands:
             kwargs |= {"whole_node": True, "timeout_s": check.group_timeout_s}
             kwargs["rdma"] = self._checks.own_rdma(self._node.identity.address)
             timeout_s += check.group_timeout_s + OWN_PORTS_S
-        return cast("JsonObject", self._node.zygote.call(SELF_CHECK, kwargs, timeout_s))
+        zygote = self._node.zygote
+        try:
+            if zygote.ready and not zygote.dead:
+                return cast("JsonObject", zygote.call(SELF_CHECK, kwargs, timeout_s))
+        except Unavailable:
+            if not zygote.dead:
+                raise
+        return {"not_ready": "the process that checks are forked from is being started anew"}
 
     def _pair_check(self, check: PairCheck) -> JsonObject:
         kwargs: JsonObject = {

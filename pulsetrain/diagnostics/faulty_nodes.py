@@ -22,6 +22,10 @@ noisy. Then a node needs `NOISY_FAILURES` failures. With too much noise nobody i
 
 The groups of a round meet at a store on one of the nodes. If that node is unreachable, all groups fail. So a
 round without a group that passed counts only if its store was on a node that passed in another round.
+
+To set up a group takes from a tenth of a second to half a minute: processes begin, drivers of GPUs, NCCL. So
+a group that was given up counts as failed only if it had far longer than the slowest one that passed. Else it
+may have been about to pass.
 """
 
 from __future__ import annotations
@@ -43,6 +47,8 @@ MOST_NOISE_RATIO = 0.1
 SEARCH_ROUNDS = 7
 """without any group that passed, after which the search for a good node is given up"""
 LEAST_NODES = 3
+TELLING = 3.0
+"""times as long as the slowest group that passed, before a group that was given up counts as failed"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,13 +134,14 @@ def judge(nodes: Sequence[str], results: Sequence[GroupResult], *, failures: int
     undecided = tuple(n for n in in_doubt if n not in faulty)
     open_ = [f"{', '.join(undecided)}: never passed, and too few good nodes tried them"] if undecided else []
     noise = [evidence.contradictions()] if unsteady else []
+    early = [evidence.too_early()] if undecided and evidence.early else []
     asked = [f"{' and '.join(g)} failed together once" for g in evidence.open_disputes()]
     return FaultVerdict(
         faulty=faulty,
         links={pair: evidence.link_reason(pair) for pair in evidence.links},
         undecided=undecided,
         unsteady=unsteady,
-        reason="; ".join([*open_, *asked, *noise]),
+        reason="; ".join([*open_, *early, *asked, *noise]),
     )
 
 
@@ -197,9 +204,15 @@ class _Evidence:
     def __init__(self, nodes: Sequence[str], results: Sequence[GroupResult], failures: int) -> None:
         self._position = {node: i for i, node in enumerate(nodes)}
         self.good = passed(results)
-        self._results, self._failures = _counted(results, self.good), failures
+        self._slowest_s = max((r.took_s for r in results if r.ok), default=0.0)
+        self.early = [r for r in results if self._is_too_early(r)]
+        telling = [r for r in results if not self._is_too_early(r)]
+        self._results, self._failures = _counted(telling, self.good), failures
         self.tried = _tried(nodes, self._results)
         self.tried_alone = _tried(nodes, [r for r in self._results if len(r.members) == 2])
+
+    def _is_too_early(self, result: GroupResult) -> bool:
+        return result.given_up and result.took_s < TELLING * self._slowest_s
 
     @cached_property
     def _tally(self) -> Counter[tuple[Group, bool]]:
@@ -312,6 +325,12 @@ class _Evidence:
         """Whether so many tests of good nodes contradict each other that a failure says little."""
         tests = sum(self.good.issuperset(r.members) for r in self._results)
         return len(self.unsteady) > max(1.0, MOST_NOISE_RATIO * tests)
+
+    def too_early(self) -> str:
+        """Which groups were given up too early to say anything, in one line."""
+        told = "; ".join(" and ".join(r.members) for r in self.early[:4])
+        limit_s = max(r.took_s for r in self.early)
+        return f"{told}: given up after {limit_s:.1f} s, while others passed in {self._slowest_s:.1f} s"
 
     def contradictions(self) -> str:
         """The contradictions in one line."""

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
 
-from pulsetrain.diagnostics.measurement import Check
+from pulsetrain.diagnostics.measurement import Check, out_of_memory
 
 LEAST_GPUS = 4
 """that are needed to know what is usual: two of three may be joined by a bridge"""
 SLOW_SHARE = 0.5
-"""of what is usual among the GPUs of the machine. Each shows its own rate with its best partner"""
+"""of what is usual among the GPUs of the machine (`usual`). Each shows its own rate with its best partner"""
 
 Answer = Mapping[str, object]
 """The fields of an `all_to_all.ExchangeReport`; only `ok` and `error` if the member did not answer."""
@@ -39,8 +38,12 @@ def pairs(answers: Sequence[Answer]) -> list[Pair]:
 
 
 def checks(answers: Sequence[Answer]) -> list[Check]:
-    """One check for all members together, and one for each GPU, in their order."""
+    """One check for all members together, and one for each GPU, in their order.
+
+    Where a member's GPU had no free memory, the others waited for it in vain, and nothing was measured.
+    """
     errors = [f"{_name(i, a)}: {a.get('error')}" for i, a in enumerate(answers) if not a["ok"]]
+    busy = [error for error in errors if out_of_memory(error)]
     busbw = [float(str(a.get("busbw_bytes_per_s", 0.0))) for a in answers]
     backend = str(answers[0].get("backend", "")) if answers else ""
     members = "GPUs" if backend == "nccl" else "processes"
@@ -48,8 +51,11 @@ def checks(answers: Sequence[Answer]) -> list[Check]:
         name="all_to_all",
         value=min(busbw, default=0.0),
         unit="B/s",
-        right=not errors,
-        detail="; ".join(errors) or f"{backend}, {len(answers)} {members}",
+        right=not errors or bool(busy),
+        busy=bool(busy),
+        detail="; ".join(f"not measurable: {error}" for error in busy)
+        or "; ".join(errors)
+        or f"{backend}, {len(answers)} {members}",
     )
     gpus = [str(answer.get("gpu", "")) for answer in answers]
     measured = pairs(answers)
@@ -71,9 +77,33 @@ def own_rates(measured: Sequence[Pair]) -> dict[str, float]:
     return {gpu: min(out.get(gpu, 0.0), into.get(gpu, 0.0)) for gpu in sorted(out.keys() | into.keys())}
 
 
+def usual(gpu: str, measured: Sequence[Pair]) -> float:
+    """What most other GPUs reach with their second best partner, without this one. 0 where that is unknown.
+
+    A bridge joins two GPUs, so with the second best partner each shows the kind of link that is common to
+    all. A quarter of the others may be slow themselves.
+
+    >>> usual("a", [Pair(sender=s, receiver=r, bytes_per_s=9.0 if {s, r} == {"c", "d"} else 2.0)
+    ...     for s in "abcd" for r in "abcd" if s != r])
+    2.0
+    """
+    out: dict[str, list[float]] = {}
+    into: dict[str, list[float]] = {}
+    for pair in measured:
+        if gpu not in (pair.sender, pair.receiver):
+            out.setdefault(pair.sender, []).append(pair.bytes_per_s)
+            into.setdefault(pair.receiver, []).append(pair.bytes_per_s)
+    both = ((out[other], into[other]) for other in out.keys() & into.keys())
+    rates = sorted(min(map(_second, ways)) for ways in both if min(map(len, ways)) > 1)
+    return rates[len(rates) // 4] if rates else 0.0
+
+
+def _second(rates: Sequence[float]) -> float:
+    return sorted(rates)[-2]
+
+
 def _check(index: int, gpu: str, measured: Sequence[Pair]) -> Check:
     rates = own_rates(measured)
-    peers = [rate for other, rate in rates.items() if other != gpu]
     slowest = min((p for p in measured if gpu in (p.sender, p.receiver)), key=lambda p: p.bytes_per_s)
     other = slowest.sender if slowest.receiver == gpu else slowest.receiver
     way = "from" if slowest.receiver == gpu else "to"
@@ -81,7 +111,7 @@ def _check(index: int, gpu: str, measured: Sequence[Pair]) -> Check:
         name=f"gpu{index}_exchange",
         value=rates[gpu],
         unit="B/s",
-        limit=SLOW_SHARE * median(peers) if len(rates) >= LEAST_GPUS else None,
+        limit=SLOW_SHARE * usual(gpu, measured) if len(rates) >= LEAST_GPUS else None,
         detail=f"{gpu}; its slowest is {way} {other}: {slowest.bytes_per_s / 1e9:.1f} GB/s",
     )
 

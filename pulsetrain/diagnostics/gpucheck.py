@@ -13,7 +13,7 @@ import numpy as np
 from pulsetrain.core.errors import Unavailable
 from pulsetrain.diagnostics import host_links, pcie
 from pulsetrain.diagnostics.host_links import HostLink
-from pulsetrain.diagnostics.measurement import Check, Limits, exact_operands
+from pulsetrain.diagnostics.measurement import Check, Limits, exact_operands, out_of_memory
 from pulsetrain.diagnostics.memory_nodes import MOST_NODES, memory_nodes
 
 if TYPE_CHECKING:
@@ -26,7 +26,8 @@ HOST_BYTES = 32 << 20
 def checks(seconds: float, limits: Limits, *, sys_root: Path = Path("/sys")) -> list[Check]:
     """Run four checks on each visible GPU, named ``gpuN_...``, for about `seconds` in all.
 
-    The fourth is one for each memory node of the machine. Raises `Unavailable` if there is no GPU.
+    The fourth is one for each memory node of the machine. A GPU without free memory has one check alone,
+    which says so. Raises `Unavailable` if there is no GPU.
     """
     import torch
 
@@ -35,18 +36,41 @@ def checks(seconds: float, limits: Limits, *, sys_root: Path = Path("/sys")) -> 
         raise Unavailable("no CUDA device")
     devices = [torch.device("cuda", index) for index in range(count)]
     found: list[Check] = []
+    free: list[torch.device] = []
     for device in devices:
-        found += _device_checks(device, seconds / count / 3, limits)
-    links = _host_links(devices, seconds / 3, sys_root)
-    return found + host_links.checks(links, encrypted=pcie.encrypts_memory())
+        own = _device_checks(device, seconds / count / 3, limits)
+        found += own
+        free += [] if any(check.busy for check in own) else [device]
+    if free:
+        found += _unless_busy("gpu_host_links", lambda: _link_checks(free, seconds / 3, sys_root))
+    return found
 
 
 def _device_checks(device: torch.device, seconds: float, limits: Limits) -> list[Check]:
-    return [
-        _checksum(device),
-        _speed(device, seconds, limits.cuda_gemm_flops_per_s),
-        _memory(device, seconds, limits.cuda_memory_bytes_per_s),
-    ]
+    def measured() -> list[Check]:
+        return [
+            _checksum(device),
+            _speed(device, seconds, limits.cuda_gemm_flops_per_s),
+            _memory(device, seconds, limits.cuda_memory_bytes_per_s),
+        ]
+
+    return _unless_busy(f"gpu{device.index}", measured)
+
+
+def _link_checks(devices: Sequence[torch.device], seconds: float, sys_root: Path) -> list[Check]:
+    links = _host_links(devices, seconds, sys_root)
+    return host_links.checks(links, encrypted=pcie.encrypts_memory())
+
+
+def _unless_busy(name: str, measure: Callable[[], list[Check]]) -> list[Check]:
+    """What `measure` says. Where others use the memory of a GPU, it is busy and has not failed."""
+    try:
+        return measure()
+    except RuntimeError as error:  # torch.OutOfMemoryError is one, and what CUDA says of it another
+        if not out_of_memory(str(error)):
+            raise
+        why = " ".join(str(error).split())[:200]
+        return [Check(name=name, value=0.0, unit="", detail=f"not measurable: {why}", busy=True)]
 
 
 def _checksum(device: torch.device) -> Check:

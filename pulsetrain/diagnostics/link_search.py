@@ -222,7 +222,7 @@ def comparable(ports: Sequence[Port]) -> list[Port]:
     ['', '', '']
     """
     planned = {t for transfers in rounds(ports) for t in transfers}
-    kinds = Counter(t.kind for t in planned if not t.memory)
+    kinds = Counter(t.cohort for t in planned if not t.memory)
     if all(count >= LEAST_PEERS for count in kinds.values()):
         return list(ports)
     return [replace(port, switch="") for port in ports]

@@ -70,8 +70,9 @@ class Transfer:
 
     @property
     def cohort(self) -> str:
-        """Transfers with the same are compared."""
-        return f"{self.kind} {self.memory}".strip()
+        """Transfers with the same are compared. Cards differ from rail to rail, so each rail by itself."""
+        kind = f"{self.kind} {self.memory}".strip()
+        return f"{kind} on {self.sender.rail}" if self.sender.rail else kind
 
     @property
     def parts(self) -> tuple[Part, ...]:
@@ -133,14 +134,22 @@ def _cells(ports: Sequence[Port]) -> dict[tuple[str, str], list[Port]]:
 
 
 def _to_memory(memory: str, neighbours: Sequence[Sequence[Transfer]]) -> list[list[Transfer]]:
-    """The rounds between neighbours again, to a memory node of the receivers. The first is enough of many."""
+    """The rounds between neighbours again, to a memory node of the receivers. The first is enough of many.
+
+    A rail is left out where too few of its transfers could be compared.
+    """
     rows = [
         [replace(t, kind="memory", memory=memory) for t in transfers if memory in t.receiver.memories]
         for transfers in neighbours
     ]
-    if rows and len(rows[0]) >= LEAST_PEERS:
-        return rows[:1]
-    return rows if sum(map(len, rows)) >= LEAST_PEERS else []
+    kept: list[list[Transfer]] = [[] for _ in rows]
+    for rail in dict.fromkeys(t.receiver.rail for transfers in rows for t in transfers):
+        own = [[t for t in transfers if t.receiver.rail == rail] for transfers in rows]
+        used = own[:1] if len(own[0]) >= LEAST_PEERS else own
+        if sum(map(len, used)) >= LEAST_PEERS:
+            for transfers, more in zip(kept, used, strict=False):
+                transfers += more
+    return kept
 
 
 def _shifted(cell: Sequence[Port], shift: int) -> list[Transfer]:

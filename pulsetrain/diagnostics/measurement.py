@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TypedDict
 
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 
 SEED = 20_231
 WIDTH = 192  # of the exact product: float32 holds every sum exactly
+_NO_MEMORY = re.compile("out of memory|CUBLAS_STATUS_ALLOC_FAILED")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,10 +45,14 @@ class CheckRow(TypedDict):
 
 
 class Report(TypedDict):
-    """All checks of one machine. `kind` is what it is, for comparisons with others (`machine_kind`)."""
+    """All checks of one machine. `kind` is what it is, for comparisons with others (`machine_kind`).
+
+    `busy` are checks for which a GPU had too little free memory. They have not failed.
+    """
 
     ok: bool
     failed: list[str]
+    busy: list[str]
     device: str
     kind: str
     seconds: float
@@ -55,7 +61,10 @@ class Report(TypedDict):
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """One measurement. `limit` is the least value that passes, None if the check is only right or wrong."""
+    """One measurement. `limit` is the least value that passes, None if the check is only right or wrong.
+
+    `busy`: others use the memory that it needs, so it was not measured.
+    """
 
     name: str
     value: float
@@ -63,6 +72,7 @@ class Check:
     limit: float | None = None
     detail: str = ""
     right: bool = True
+    busy: bool = False
 
     @property
     def ok(self) -> bool:
@@ -79,6 +89,15 @@ class Check:
             "limit": self.limit,
             "detail": self.detail,
         }
+
+
+def out_of_memory(error: str) -> bool:
+    """Whether a GPU had too little free memory. Then others use it, which is no fault.
+
+    >>> out_of_memory("OutOfMemoryError: CUDA out of memory."), out_of_memory("misaligned address")
+    (True, False)
+    """
+    return _NO_MEMORY.search(error) is not None
 
 
 def exact_operands(width: int = WIDTH) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -3,7 +3,7 @@
 Peers say what is usual, and nothing where all of them are slow alike: the same wrong setting, the same narrow
 PCIe slot. A port's own rate does. It is what the kernel says that the port has negotiated. Over TCP one
 stream may not reach that, as a processor copies every byte twice. So a machine also sends to itself, and a
-port promises no more than that.
+port promises no more than half of that.
 
 Of transfers to other switches nothing is said, as uplinks are often made for less than all ports together.
 """
@@ -16,6 +16,9 @@ from pulsetrain.diagnostics.link_tests import Measured, Port
 
 LEAST_SHARE = 0.5
 """of what both ports promise. A healthy port reaches nine tenths by RDMA, and less over TCP"""
+STREAM_SHARE = 0.5
+"""of a stream inside the machine, that one through a port promises. Inside, packets have 64 KiB. A port cuts
+them to 1,500 bytes or 9,000, and to put these together again takes the processor's time"""
 LEAST_PARTNERS = 2
 """with whom a port is slow: one of them may be the slow one"""
 

@@ -22,6 +22,8 @@ class GroupResult:
     reason in one line. `store` is the node at whose store the group met, "" if that is none of them.
     `own_times_s` has what each member does alone, by node and name of the measure. `gpus` has the UUID of the
     GPU that each member used, by node, and nothing where they used processors.
+    `took_s` is how long the group took with all that it had to set up, until the last member passed or the
+    first one failed. `given_up`: the time was up before any member had failed by itself.
     """
 
     members: Group
@@ -32,6 +34,8 @@ class GroupResult:
     store: str = ""
     own_times_s: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     gpus: Mapping[str, str] = field(default_factory=dict)
+    took_s: float = 0.0
+    given_up: bool = False
 
     def row(self) -> dict[str, object]:
         """The result as JSON-able evidence, without what members did alone."""

@@ -506,7 +506,8 @@ class SelfCheck:
     """Run the short self-check on this node. `data` of the reply is the report of `diagnostics.selfcheck`.
 
     With `whole_node` all GPUs of the node send to each other, for which they have `group_timeout_s`, and
-    its network ports do, where that can be measured.
+    its network ports do, where that can be measured. {"not_ready": reason}: the node cannot check itself yet,
+    and is to be asked again.
     """
 
     id: int

@@ -12,6 +12,7 @@ from types import MappingProxyType
 
 from pulsetrain.core.json import JsonObject
 from pulsetrain.diagnostics.compare import slow_checks
+from pulsetrain.diagnostics.faulty_nodes import TELLING
 from pulsetrain.diagnostics.node_check import Level, NodeCheck, NodeVerdict
 from pulsetrain.diagnostics.rounds import Group, GroupResult
 from pulsetrain.protocol.messages import HostStore, PairCheck, Reply, SelfCheck
@@ -23,10 +24,14 @@ Ids = Callable[[], int]
 LEAST_ROUND_S = 1.0  # a round that would have less time is not begun
 LEAST_TIMEOUT_S = 2.0
 PATIENCE = 5.0  # times what the slowest group that passed took, from the second round on
+GPU_SETUP_S = 20.0  # for the drivers of a node's GPUs and for NCCL to begin, which nobody is blamed for
+GIVEN_UP_SHARE = 0.9  # of its time, after which a group that failed had not failed by itself
 MARGIN_S = 2.0  # for the way of a command and its reply
-GROUP_TIMEOUT_S = 30.0  # for processes to begin on each GPU, to meet and to exchange
+READY_AGAIN_S = 0.5
+READY_TRIES = 120  # a minute for an agent whose processes ended to import torch once more
+GROUP_TIMEOUT_S = 60.0  # for processes to begin on each GPU, to meet (half of it at most) and to exchange
 GPUS_S = 13.0  # for drivers to begin on each GPU, one after the other. The agent itself allows 20 s
-WHOLE_NODE_S = 60.0  # for that, and for ports that send to each other
+WHOLE_NODE_S = GROUP_TIMEOUT_S + 30.0  # for that, and for ports that send to each other
 SHOWN_ROUNDS = 2  # whose groups are all part of the event. Of later rounds the failures are
 STORE_JOB = "pairwise"
 
@@ -83,13 +88,16 @@ async def run(
     store_job: str = STORE_JOB,
     now_s: Callable[[], float] = time.monotonic,
 ) -> CheckReport:
-    """Check `nodes`. A `level` adds rounds of all-gathers among those that pass the self-check.
+    """Check `nodes`. A `level` adds rounds of all-gathers among those that pass the self-check. A node with a
+    busy GPU takes no part in rounds: without memory it would fail beside anybody.
 
     `store_job` names the rendezvous store. Checks that run at the same time need different names.
     """
     began_s = now_s()
     failed, unreached, reports = await _self_checks(nodes, policy, ids, level)
-    healthy = sorted((n for n in nodes if n.name not in failed | unreached), key=lambda n: n.name)
+    busy = {name for name, data in reports.items() if data.get("busy")}
+    able = (n for n in nodes if n.name not in {*failed, *unreached, *busy})
+    healthy = sorted(able, key=lambda n: n.name)
     if level is None or len(healthy) < 2:
         seconds = now_s() - began_s
         return CheckReport(failed=failed, reports=reports, unreached=unreached, seconds=seconds)
@@ -153,13 +161,22 @@ async def _self_checks(
 
 
 async def _self_check(node: Node, policy: Policy, ids: Ids, level: Level | None) -> Reply:
-    """One node alone. Its GPUs and its ports send to each other where the level asks for that."""
+    """One node alone. Its GPUs and its ports send to each other where the level asks for that.
+
+    A node that is not ready yet is asked again.
+    """
     together = level is not None and level.whole_node
-    command = SelfCheck(
-        id=ids(), seconds=policy.self_check_s, whole_node=together, group_timeout_s=GROUP_TIMEOUT_S
-    )
     more_s = (GPUS_S if node.hello.gpus else 0.0) + (WHOLE_NODE_S if together else 0.0)
-    return await node.ask(command, policy.reply_timeout_s + more_s)
+    reply = Reply(id=0, node=node.name)
+    for _ in range(READY_TRIES):
+        command = SelfCheck(
+            id=ids(), seconds=policy.self_check_s, whole_node=together, group_timeout_s=GROUP_TIMEOUT_S
+        )
+        reply = await node.ask(command, policy.reply_timeout_s + more_s)
+        if reply.error or not reply.data.get("not_ready"):
+            return reply
+        await asyncio.sleep(READY_AGAIN_S)
+    return replace(reply, error=str(reply.data["not_ready"]))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,17 +207,21 @@ class _Rounds:
         self._nodes = {n.name: n for n in nodes}
         self._policy, self._ids, self._store_job, self._now_s = policy, ids, store_job, now_s
         self._hosts = itertools.cycle(nodes)
+        self._setup_s = GPU_SETUP_S if any(n.hello.gpus for n in nodes) else 0.0
         self._slowest_s: float | None = None
         self.failed: dict[str, str] = {}
         self.unreached: dict[str, str] = {}
 
     async def run(self, check: NodeCheck, level: Level) -> None:
-        """Run rounds until nothing is open, or the time of the level is up."""
-        end_s = self._now_s() + level.limit_s
+        """Run rounds until nothing is open, or the time of the level is up.
+
+        With GPUs there is more time for as many rounds as a faulty node must fail in.
+        """
+        end_s = self._now_s() + level.limit_s + level.failures * self._setup_s
         store = await self._host_store(end_s)
         for number in itertools.count():
             groups = check.next_round()
-            timeout_s = self._timeout_s(end_s - self._now_s())
+            timeout_s = self._timeout_s(level, end_s - self._now_s())
             if store is None or not groups or timeout_s < LEAST_ROUND_S:
                 return
             command = functools.partial(
@@ -216,12 +237,19 @@ class _Rounds:
             if not check.any_passed:
                 store = await self._host_store(end_s)
 
-    def _timeout_s(self, left_s: float) -> float:
-        """How long a group of the next round may take. Groups that passed show how long is patient enough."""
-        timeout_s = min(self._policy.pair_timeout_s, left_s)
+    def _timeout_s(self, level: Level, left_s: float) -> float:
+        """How long a group of the next round may take, of `left_s`.
+
+        Groups that passed show how long is patient enough. Where time is short, two more rounds share what
+        the first one left of the level's time.
+        """
+        first_s = self._policy.pair_timeout_s
         if self._slowest_s is None:
-            return timeout_s
-        return min(timeout_s, max(LEAST_TIMEOUT_S, PATIENCE * self._slowest_s))
+            return min(self._setup_s + first_s, left_s)
+        share_s = min(first_s, (level.limit_s - first_s) / 2)
+        least_s = self._setup_s + max(LEAST_TIMEOUT_S, share_s)
+        most_s = max(self._setup_s + first_s, TELLING * self._slowest_s)
+        return min(max(least_s, min(most_s, PATIENCE * self._slowest_s)), left_s)
 
     async def _host_store(self, end_s: float) -> _Store | None:
         """Start a rendezvous store on the next node that can. None if no node can, or the time is up."""
@@ -242,17 +270,25 @@ class _Rounds:
         self, members: Group, command: Callable[..., PairCheck], store: str, number: int
     ) -> GroupResult:
         """One group's all-gather. Every member gets the command at once."""
-        began_s = self._now_s()
         prefix, reduce = f"{number}:{members[0]}", self._under_one_switch(members)
         commands = [command(id=self._ids(), members=members, prefix=prefix, reduce=reduce) for _ in members]
-        replies = await asyncio.gather(
-            *(self._nodes[n].ask(c, c.timeout_s + MARGIN_S) for n, c in zip(members, commands, strict=True))
+        answers = await asyncio.gather(
+            *(self._asked(self._nodes[n], c) for n, c in zip(members, commands, strict=True))
         )
+        replies = [reply for reply, _ in answers]
         self.unreached |= {r.node: f"pairwise check: {r.error}" for r in replies if not was_reached(r)}
-        result = _result(members, replies, store, number)
-        if result.ok:
-            self._slowest_s = max(self._slowest_s or 0.0, self._now_s() - began_s)
-        return result
+        failed_s = [seconds for reply, seconds in answers if not _passed(reply)]
+        took_s = min(failed_s, default=max(seconds for _, seconds in answers))
+        if not failed_s:
+            self._slowest_s = max(self._slowest_s or 0.0, took_s)
+        given_up = bool(failed_s) and took_s >= GIVEN_UP_SHARE * commands[0].timeout_s
+        return replace(_result(members, replies, store, number), took_s=took_s, given_up=given_up)
+
+    async def _asked(self, node: Node, command: PairCheck) -> tuple[Reply, float]:
+        """The reply of one member, and how long it took in seconds."""
+        began_s = self._now_s()
+        reply = await node.ask(command, command.timeout_s + MARGIN_S)
+        return reply, self._now_s() - began_s
 
     def _under_one_switch(self, members: Group) -> bool:
         """Whether these are neighbours, which do all-reduces as well."""

@@ -12,13 +12,14 @@ from pulsetrain.core.json import JsonObject
 from pulsetrain.diagnostics import rdma_transfers
 from pulsetrain.diagnostics.link_search import LEAST_NODES, LinkSearch, SearchVerdict
 from pulsetrain.diagnostics.link_tests import Measured, Port, Transfer
-from pulsetrain.diagnostics.port_rates import promised
+from pulsetrain.diagnostics.port_rates import STREAM_SHARE, promised
 from pulsetrain.protocol.messages import Command, Hello, LinkSend, LinkSink, Reply
 from pulsetrain.recovery.link_transport import RAIL, OpenPorts, Transport, port, transport
 
 BITS_PER_MBIT = 1e6
 MARGIN_S = 8.0  # for the way of a command, the fork of its worker, and its reply
 RDMA_MARGIN_S = MARGIN_S + rdma_transfers.MARGIN_S
+CLOSE_S = 2.0  # for nodes to say that their sinks have ended
 LEAST_ROUND_S = 3.0  # a round that would have less time is not begun
 
 
@@ -122,19 +123,19 @@ class _Rounds:
     async def open(self) -> None:
         """Have every node open a sink."""
         life_s = self._options.limit_s + RDMA_MARGIN_S
-        for name, reply in (await self._sinks(list(self._nodes), life_s)).items():
+        for name, reply in (await self._sinks(list(self._nodes), life_s, MARGIN_S)).items():
             if reply.error or not reply.data.get("port"):
                 self.silent[name] = reply.error or "it opened no port"
             else:
                 self.opened[name] = OpenPorts.of(reply.data)
 
     async def close(self) -> None:
-        """End the sinks. One that does not hear of it ends by itself, so nobody waits for it once more."""
-        await self._sinks(list(self.opened), 0.0)
+        """End the sinks. One that does not hear of it ends by itself, so nobody waits for it long."""
+        await self._sinks(list(self.opened), 0.0, CLOSE_S)
 
-    async def _sinks(self, names: Sequence[str], seconds: float) -> dict[str, Reply]:
+    async def _sinks(self, names: Sequence[str], seconds: float, wait_s: float) -> dict[str, Reply]:
         replies = await asyncio.gather(
-            *(self._nodes[n].ask(LinkSink(id=self._ids(), seconds=seconds), MARGIN_S) for n in names)
+            *(self._nodes[n].ask(LinkSink(id=self._ids(), seconds=seconds), wait_s) for n in names)
         )
         return dict(zip(names, replies, strict=True))
 
@@ -159,7 +160,11 @@ class _Rounds:
             await self._send_to_themselves()
         search = LinkSearch([self._port(name, rail) for rail in rails for name in sorted(self.opened)])
         while end_s - now_s() >= LEAST_ROUND_S and (planned := search.next_round()):
-            measured = await asyncio.gather(*(self._measure(transfer) for transfer in planned))
+            try:
+                async with asyncio.timeout(end_s - now_s()):
+                    measured = await asyncio.gather(*(self._measure(transfer) for transfer in planned))
+            except TimeoutError:
+                break  # what this round has measured so far is not comparable
             search.take([m for m in measured if m is not None and not self._silent(m.transfer)])
         return self._without_silent(search.verdict())
 
@@ -168,7 +173,7 @@ class _Rounds:
         return replace(made, own_bits_per_s=self._own_rate(name, rail))
 
     async def _send_to_themselves(self) -> None:
-        """Measure one stream inside each machine whose port has a rate. Over TCP a port promises no more."""
+        """Measure one stream inside each machine whose port has a rate. Over TCP it bounds that rate."""
         names = [name for name, opened in self.opened.items() if opened.speeds.get(RAIL)]
         commands = [
             LinkSend(
@@ -192,7 +197,7 @@ class _Rounds:
     def _own_rate(self, name: str, rail: str) -> float:
         """What a node's port promises for one transfer, 0 where that is not known."""
         speed = self.opened[name].speeds.get(rail, 0.0)
-        stream = self._streams.get(name, 0.0) if rail == RAIL else speed
+        stream = STREAM_SHARE * self._streams.get(name, 0.0) if rail == RAIL else speed
         known = speed > 0 and stream > 0
         return promised(speed, stream, self._options.bits_per_s) if known else 0.0
 

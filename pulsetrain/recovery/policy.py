@@ -43,13 +43,16 @@ class Policy:
     arithmetic_check_s: float = 5.0
     """How long a node multiplies where a NaN suspects its arithmetic, at a stop or at the end of the job."""
     pair_timeout_s: float = 5.0
-    """How long one round of the pairwise all-gather may take before its pair counts as failed.
+    """How long one round of the pairwise all-gather may take before its pair is given up.
 
-    Later rounds wait for 5 times the slowest pair that passed, and at least 2 s."""
+    With GPUs it may take 20 s more: drivers and NCCL begin. Later rounds wait for 5 times the slowest pair
+    that passed, and at least 2 s. A pair that was given up counts as failed only if it had three times as
+    long as the slowest one that passed."""
     check_level: str = "light"
     """What the check before a relaunch looks for where more than one process is in doubt: light or full.
 
-    light finds faulty nodes and links in 10 s. full also finds slow nodes, and takes up to 2 minutes."""
+    light finds faulty nodes and links in 10 s, full also slow nodes in 2 minutes. With GPUs that do not
+    answer they take up to 40 s and a minute more."""
     link_check_mbit: float = 0.0
     """Mbit/s that each transfer takes at most where links are measured at a stop. 0 is no limit."""
     stepless_s: float = 30.0
@@ -67,7 +70,7 @@ class Policy:
     """How often standbys run the light check. They run it when they join and before a promotion too."""
     promotion_check_s: float = 9.0
     """How long the light check before a promotion may take, where the last one is older than
-    `standby_check_s`.
+    `standby_check_s`. With GPUs that do not answer it takes up to 40 s more.
 
     One round is enough where all pass. 0: there is none, only the self-check."""
     probation_s: float = 600.0

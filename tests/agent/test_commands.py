@@ -213,6 +213,23 @@ def test_checks_run_in_the_zygote(session):
     assert (kwargs["index"], kwargs["size"], timeout_s) == (1, 2, 6.0)
 
 
+@pytest.mark.parametrize("state", [{"ready": False}, {"dead": True}])
+def test_where_the_zygote_is_started_anew_a_self_check_has_not_failed(session, state):
+    vars(session.node.zygote).update(state)
+    reply = session.execute(SelfCheck(id=1))
+    assert (reply.error, session.node.zygote.calls) == ("", [])
+    assert "started anew" in reply.data["not_ready"]
+
+
+def test_a_zygote_that_ends_while_it_checks_has_not_failed_the_check(session):
+    def call(*_):
+        session.node.zygote.dead = True
+        raise Unavailable("zygote: it has ended")
+
+    session.node.zygote.call = call
+    assert "started anew" in session.execute(SelfCheck(id=1)).data["not_ready"]
+
+
 def test_a_node_says_what_its_port_promises(session):
     assert session.execute(LinkSink(id=1, seconds=0.0)).data["speed_bits_per_s"] == 2.5e10
 

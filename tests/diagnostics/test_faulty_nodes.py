@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Collection, Sequence
 
@@ -92,6 +93,20 @@ def test_up_to_four_faults_of_many_nodes_take_three_rounds(count, k, random):
     fleet = Fleet(nodes, broken)
     assert exact(fleet.play(), broken)
     assert fleet.rounds <= rounds_bound(count, k) == (1, 2 + count % 2, 3, 3, 3)[k]
+
+
+@pytest.mark.parametrize(("slowest_s", "named"), [(1.0, ["d"]), (2.0, [])])
+def test_a_group_that_was_given_up_counts_only_if_it_had_far_longer_than_those_that_passed(slowest_s, named):
+    pairs = {("a", "b"): True, ("c", "d"): False, ("c", "a"): True, ("d", "b"): False}
+    results = [
+        GroupResult(members=m, ok=ok, seconds=1.0, took_s=slowest_s if ok else 5.0, given_up=not ok)
+        for m, ok in pairs.items()
+    ]
+    verdict = judge("abcd", results)
+    assert list(verdict.faulty) == named
+    assert bool(verdict.reason) == (not named)
+    failed_by_themselves = [dataclasses.replace(r, given_up=False) for r in results]
+    assert list(judge("abcd", failed_by_themselves).faulty) == ["d"]
 
 
 @given(st.integers(4, 12), st.lists(st.integers(2, 9), min_size=2, max_size=4), st.data())

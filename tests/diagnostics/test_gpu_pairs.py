@@ -58,10 +58,33 @@ def test_with_two_joined_by_a_bridge_the_third_is_not_slow():
     assert {c.limit for c in checks(made)} == {None}
 
 
+@pytest.mark.parametrize("bridges", [[(0, 1)], [(0, 1), (2, 3)], [(0, 1), (2, 3), (4, 5)]])
+@pytest.mark.parametrize("count", [4, 7, 8])
+def test_where_bridges_join_some_of_the_gpus_those_without_one_are_not_slow(bridges, count):
+    joined = [set(pair) for pair in bridges]
+    gpus = [f"GPU-{i}" for i in range(count)]
+    made = answers(lambda s, r: 2e11 if {s, r} in joined else 2e10, gpus)
+    assert failed(made) == []
+
+
+def test_of_eight_gpus_behind_switches_two_slow_ones_are_named():
+    gpus = [f"GPU-{i}" for i in range(8)]
+    made = answers(lambda s, r: 2e10 if {s, r} & {2, 5} else 2e11, gpus)
+    assert failed(made) == ["gpu2_exchange", "gpu5_exchange"]
+
+
 def test_an_error_is_told_with_the_gpu_that_had_it():
     made = answers(ok=False, error="wrong bytes from GPU-2")
     assert failed(made) == ["all_to_all"]
     assert checks(made)[0].detail == "GPU-0: wrong bytes from GPU-2"
+
+
+def test_a_gpu_without_free_memory_fails_nobody_though_the_others_waited_for_it():
+    late = {"ok": False, "error": "DistStoreError: timed out"}
+    full = {"ok": False, "error": "OutOfMemoryError: CUDA out of memory."}
+    (check,) = checks([late, full, late, late])
+    assert (check.ok, check.busy) == (True, True)
+    assert check.detail == "not measurable: member 1: OutOfMemoryError: CUDA out of memory."
 
 
 def test_a_member_that_died_has_no_rates():

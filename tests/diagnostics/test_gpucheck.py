@@ -7,7 +7,7 @@ import torch
 
 from pulsetrain.core.errors import Unavailable
 from pulsetrain.diagnostics import gpucheck, selfcheck
-from pulsetrain.diagnostics.measurement import Limits
+from pulsetrain.diagnostics.measurement import Check, Limits
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
@@ -17,6 +17,38 @@ def test_asking_for_gpus_where_there_are_none_is_a_failed_check():
     report = selfcheck.run(seconds=0.1, device="cuda")
     assert (report["ok"], report["failed"]) == (False, ["cuda"])
     assert "no CUDA device" in report["checks"][-1]["detail"]
+
+
+def raising(error):
+    def measure(*_):
+        raise error
+
+    return measure
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 256.00 MiB."),
+        RuntimeError("CUDA error: out of memory"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    ],
+)
+def test_a_gpu_whose_memory_others_use_is_busy_and_has_not_failed(monkeypatch, error):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(gpucheck, "_checksum", lambda device: Check(name=str(device), value=0, unit=""))
+    monkeypatch.setattr(gpucheck, "_speed", lambda device, *_: Check(name=str(device), value=1, unit=""))
+    monkeypatch.setattr(gpucheck, "_memory", raising(error))
+    found = gpucheck.checks(0.1, Limits())
+    assert [(c.name, c.ok, c.busy) for c in found] == [("gpu0", True, True), ("gpu1", True, True)]
+    assert found[0].detail.startswith("not measurable: CUDA")
+
+
+def test_another_error_of_a_gpu_is_a_failed_check(monkeypatch):
+    monkeypatch.setattr(gpucheck, "_checksum", raising(RuntimeError("CUDA error: misaligned address")))
+    with pytest.raises(RuntimeError, match="misaligned"):
+        gpucheck._device_checks(torch.device("cuda", 0), 0.1, Limits())
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """Which transfers are made, and which of them count as bad."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -29,11 +31,18 @@ def bad(rows, test=None):
 def test_in_a_round_each_port_sends_and_receives_once_at_most():
     planned = rounds(ports(("1", "2")))
     kinds = ["neighbour", "neighbour", "memory 1", "memory 2", "between", "between"]
-    assert [t[0].cohort for t in planned] == kinds
+    assert [{t.cohort for t in transfers} for transfers in planned] == [
+        {f"{kind} on r0", f"{kind} on r1"} for kind in kinds
+    ]
     for transfers in planned:
         senders, receivers = ([getattr(t, end) for t in transfers] for end in ("sender", "receiver"))
         assert len(set(senders)) == len(senders) == len(set(receivers)) == NODES * RAILS
         assert all(t.sender.node != t.receiver.node for t in transfers)
+
+
+def test_a_rail_with_too_few_ways_to_a_memory_is_left_out():
+    made = [replace(p, memories=("1",) if p.rail == "r0" or p.node == "n0" else ()) for p in ports()]
+    assert {t.sender.rail for transfers in rounds(made) for t in transfers if t.memory} == {"r0"}
 
 
 @settings(max_examples=25)
@@ -65,6 +74,14 @@ def test_the_way_to_another_memory_is_compared_with_other_ways_to_it():
     first = next(i for i, m in enumerate(rows) if m.transfer.memory)
     rows[first] = Measured(transfer=rows[first].transfer, bits_per_s=3e9, resent_share=0.002)
     assert bad(rows) == {rows[first].transfer: "50% of the usual rate"}
+
+
+def test_a_rail_of_slower_cards_is_no_fault_and_a_slow_port_of_it_is_bad():
+    rows = measured(rate=lambda t: 2.5e9 if t.sender.rail == "r1" else 1e10)
+    assert bad(rows) == {}
+    first = next(i for i, m in enumerate(rows) if m.transfer.sender.rail == "r1")
+    rows[first] = Measured(transfer=rows[first].transfer, bits_per_s=1e9, resent_share=0.002)
+    assert bad(rows) == {rows[first].transfer: "40% of the usual rate"}
 
 
 def test_the_best_of_a_transfer_says_what_is_usual():

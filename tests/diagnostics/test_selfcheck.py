@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import queue
 import socket
+import time
 
 import numpy as np
 import pytest
@@ -20,7 +22,7 @@ def test_this_machine_passes_and_the_report_is_json():
     report = selfcheck.run(seconds=0.1, device="cpu")
     assert json.loads(json.dumps(report)) == report
     assert report["ok"], report
-    assert report["failed"] == []
+    assert (report["failed"], report["busy"]) == ([], [])
     assert [c["check"] for c in report["checks"]] == NAMES
     assert all(c["value"] > c["limit"] for c in report["checks"] if c["limit"] is not None)
 
@@ -79,6 +81,15 @@ def test_a_check_that_cannot_run_has_failed(monkeypatch):
     assert "no sockets here" in report["checks"][-1]["detail"]
 
 
+def test_a_busy_gpu_is_told_and_fails_nobody(monkeypatch):
+    busy = selfcheck.Check(name="gpu0", value=0.0, unit="", busy=True)
+    monkeypatch.setattr(selfcheck, "_cuda_devices", lambda: 1)
+    monkeypatch.setattr(selfcheck, "_gpu_models", list)
+    monkeypatch.setattr(selfcheck.gpucheck, "checks", lambda *_: [busy])
+    report = selfcheck.run(seconds=0.05)
+    assert (report["ok"], report["failed"], report["busy"]) == (True, [], ["gpu0"])
+
+
 def test_altered_bytes_on_the_loopback_are_seen(monkeypatch):
     fill, calls = selfcheck._fill, []
 
@@ -93,6 +104,27 @@ def test_altered_bytes_on_the_loopback_are_seen(monkeypatch):
     check = selfcheck.loopback_bandwidth(0.02, 0.0)
     assert not check.ok
     assert "1 altered" in check.detail
+
+
+def test_a_stream_that_a_busy_processor_lets_wait_is_no_slow_loopback(monkeypatch):
+    fill, waits_s = selfcheck._fill, [0.3, 0.0, 0.3]
+
+    def late(stream, block):
+        time.sleep(waits_s.pop() if waits_s else 0.0)
+        return fill(stream, block)
+
+    monkeypatch.setattr(selfcheck, "_fill", late)
+    assert selfcheck.loopback_bandwidth(0.02, 2e7).ok
+
+
+def test_a_block_that_does_not_arrive_is_a_failed_check(monkeypatch):
+    class Lost(queue.SimpleQueue):
+        def get(self, timeout):
+            raise queue.Empty
+
+    monkeypatch.setattr(selfcheck.queue, "SimpleQueue", Lost)
+    check = selfcheck.loopback_bandwidth(0.02, 0.0)
+    assert (check.ok, check.detail) == (False, "0 blocks arrived, 0 altered, one was lost")
 
 
 def test_an_unknown_device_is_named():

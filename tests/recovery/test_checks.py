@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import functools
 import itertools
 import time
 
@@ -12,6 +13,7 @@ from pulsetrain.diagnostics.node_check import FULL, LIGHT
 from pulsetrain.protocol.messages import GpuIdentity, HostStore, PairCheck, Reply, SelfCheck
 from pulsetrain.recovery import checks
 from pulsetrain.recovery.policy import Policy
+from tests.recovery import virtual_time
 from tests.recovery.builders import hello
 
 
@@ -78,12 +80,35 @@ class SlowToBegin(FakeNode):
         return dataclasses.replace(reply, error=f"no answer in {timeout_s:g} s", data={}) if late else reply
 
 
-@pytest.mark.parametrize(("level", "more_s"), [(None, 0), (FULL, 60)])
+@pytest.mark.parametrize(("level", "more_s"), [(None, 0), (FULL, 90)])
 def test_gpus_that_begin_one_after_the_other_are_waited_for_as_long_as_their_agent_does(level, more_s):
     agent_s = Policy().self_check_s + SELF_CHECK_MARGIN_S
     with_gpus, without = SlowToBegin("a", agent_s + more_s, gpus=8), SlowToBegin("b", agent_s + more_s)
     report = check(with_gpus, without, level=level)
     assert set(report.failed) == {"b"}
+
+
+class NotReady(FakeNode):
+    """It cannot check itself before it was asked so often."""
+
+    def __init__(self, name, times):
+        super().__init__(name)
+        self.times = times
+
+    async def ask(self, command, timeout_s):
+        reply = await super().ask(command, timeout_s)
+        asked = sum(isinstance(c, SelfCheck) for c in self.commands)
+        if isinstance(command, SelfCheck) and asked <= self.times:
+            reply = dataclasses.replace(reply, data={"not_ready": "it is started anew"})
+        return reply
+
+
+def test_a_node_that_is_not_ready_yet_is_asked_again_and_has_not_failed(monkeypatch):
+    monkeypatch.setattr(checks, "READY_AGAIN_S", 0.0)
+    late, never = NotReady("a", 3), NotReady("b", 10**9)
+    report = check(late, never, FakeNode("c"))
+    assert report.failed == {"b": "self-check: it is started anew"}
+    assert len(late.commands) == 4
 
 
 def test_neighbours_under_one_switch_do_all_reduces_too():
@@ -147,6 +172,63 @@ def test_later_rounds_wait_for_what_passed_and_not_for_the_first_limit():
     assert limits_s == [Policy().pair_timeout_s, checks.LEAST_TIMEOUT_S]
 
 
+class Fleet:
+    """Nodes whose groups take as long as the slowest member's set-up: `setup_s` by node and round.
+
+    A node with an endless one answers nothing. With `gpus` each has one.
+    """
+
+    def __init__(self, names, setup_s, *, gpus=False):
+        self.setup_s = setup_s
+        self.nodes = [FakeNode(name) for name in names]
+        for node in self.nodes:
+            node.hello = dataclasses.replace(node.hello, gpus=(GpuIdentity(uuid="GPU-0"),) if gpus else ())
+            node.ask = functools.partial(self.ask, node)
+
+    async def ask(self, node, command, timeout_s):
+        if not isinstance(command, PairCheck):
+            return await FakeNode.ask(node, command, timeout_s)
+        number = int(command.prefix.split(":")[0])
+        takes_s = max(self.setup_s(name, number) for name in command.members)
+        await asyncio.sleep(min(takes_s, command.timeout_s))
+        data = {"ok": takes_s < command.timeout_s, "seconds": 0.1, "error": "timed out"}
+        return Reply(id=command.id, node=node.name, data=data)
+
+    def check(self, level):
+        ids = itertools.count(1).__next__
+        return virtual_time.run(lambda now_s: checks.run(self.nodes, Policy(), ids, level=level, now_s=now_s))
+
+
+@pytest.mark.parametrize("level", [LIGHT, FULL])
+def test_a_gpu_node_whose_set_up_takes_long_is_healthy(level):
+    fleet = Fleet("abcdef", lambda name, _: 18.0 if name == "c" else 3.0, gpus=True)
+    report = fleet.check(level)
+    assert report.failed == {}
+    assert report.verdict.faults.state == "healthy"
+
+
+@pytest.mark.parametrize("level", [LIGHT, FULL])
+@pytest.mark.parametrize("gpus", [False, True])
+def test_a_node_that_answers_nothing_is_named_though_others_take_their_time(level, gpus):
+    fleet = Fleet("abcdef", lambda name, _: 1e9 if name == "c" else 1.0, gpus=gpus)
+    report = fleet.check(level)
+    assert set(report.failed) == {"c"}
+    most_s = level.limit_s + (level.failures * checks.GPU_SETUP_S if gpus else 0.0)
+    assert report.seconds <= most_s + 1
+
+
+def test_where_others_nearly_took_as_long_a_pair_that_was_given_up_names_nobody():
+    fleet = Fleet("abcdef", lambda name, _: 6.0 if name == "c" else 3.0)
+    report = fleet.check(LIGHT)
+    assert report.failed == {}
+    assert "given up after 5.0 s, while others passed in 3.0 s" in report.verdict.reason
+
+
+def test_with_time_a_slow_set_up_passes():
+    fleet = Fleet("abcdef", lambda name, _: 6.0 if name == "c" else 3.0)
+    assert fleet.check(FULL).verdict.faults.state == "healthy"
+
+
 def test_slow_nodes_are_named_by_the_full_level_and_not_failed():
     nodes = [FakeNode(name, slow=1.6 if name == "d" else 1.0) for name in "abcdefghijkl"]
     report = check(*nodes, level=FULL)
@@ -177,6 +259,17 @@ def test_a_node_that_failed_alone_takes_part_in_no_pair():
     report = check(*nodes, level=LIGHT)
     assert report.groups
     assert not any("b" in group.members for group in report.groups)
+
+
+def test_a_node_whose_gpu_is_busy_takes_part_in_no_pair_and_has_not_failed():
+    class Busy(FakeNode):
+        async def ask(self, command, timeout_s):
+            reply = await super().ask(command, timeout_s)
+            return dataclasses.replace(reply, data={**reply.data, "busy": ["gpu0"]})
+
+    report = check(FakeNode("a"), Busy("b"), FakeNode("c"), level=LIGHT)
+    assert report.failed == {}
+    assert [group.members for group in report.groups] == [("a", "c")]
 
 
 def test_a_node_that_cannot_host_the_store_fails():

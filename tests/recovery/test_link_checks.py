@@ -8,6 +8,7 @@ import pytest
 from pulsetrain.protocol.messages import LinkSend, LinkSink, Reply
 from pulsetrain.recovery import link_checks
 from pulsetrain.recovery.link_checks import LinkOptions
+from tests.recovery import virtual_time
 from tests.recovery.builders import hello
 
 
@@ -25,7 +26,7 @@ class FakeNode:
         rdma=(),
         refuses="",
         speed=0.0,
-        own=4e9,
+        own=8e9,
     ):
         """`rdma` has its RDMA ports. It `refuses` to send by RDMA with this error.
 
@@ -95,8 +96,8 @@ def test_ports_that_are_all_far_below_their_own_rate_are_told():
     assert all(c.own_rate for c in report.verdict.culprits)
 
 
-@pytest.mark.parametrize(("speed", "own", "limit"), [(0.0, 4e9, 0.0), (1e10, 1.5e9, 0.0), (1e10, 4e9, 1.5e9)])
-def test_a_port_promises_no_more_than_a_stream_in_its_machine_and_than_was_asked(speed, own, limit):
+@pytest.mark.parametrize(("speed", "own", "limit"), [(0.0, 8e9, 0.0), (1e10, 3.9e9, 0.0), (1e10, 8e9, 1.5e9)])
+def test_a_port_promises_no_more_than_half_a_stream_in_its_machine_and_than_was_asked(speed, own, limit):
     nodes = [FakeNode(name, speed=speed, own=own) for name in "abcd"]
     assert named(measure(*nodes, bits_per_s=limit)) == []
 
@@ -199,6 +200,25 @@ def test_the_sinks_end_also_where_the_time_is_up_before_the_first_round():
     report = measure(*nodes, now_s=itertools.count(0, 50.0).__next__)
     assert report.verdict.reason == "no transfer was measured"
     assert [bool(c.seconds) for c in nodes[0].sent(LinkSink)] == [True, False]
+
+
+class Tardy(FakeNode):
+    """A transfer takes it so long. It does not say that its sink has ended."""
+
+    takes_s = 5.5
+
+    async def ask(self, command, timeout_s):
+        late = isinstance(command, LinkSink) and not command.seconds
+        await asyncio.sleep(timeout_s if late else self.takes_s * isinstance(command, LinkSend))
+        return await super().ask(command, timeout_s)
+
+
+def test_a_job_waits_no_longer_than_the_limit_also_for_a_round_that_is_under_way():
+    nodes, ids = [Tardy(name, {("c", ""): 0.4}) for name in "abcdef"], itertools.count(1).__next__
+    options = LinkOptions(limit_s=20.0)
+    report = virtual_time.run(lambda now_s: link_checks.run(nodes, ids, options, now_s=now_s))
+    assert 19.0 < report.seconds <= 20.0 + link_checks.CLOSE_S
+    assert (report.verdict.rounds, report.silent) == (3, {})
 
 
 def test_the_limit_on_traffic_goes_with_every_transfer():

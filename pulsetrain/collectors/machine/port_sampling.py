@@ -160,9 +160,13 @@ def sample(
         end_ns = due_ns + int(seconds * 1e9)
         while due_ns < end_ns and len(rows) < MOST_SAMPLES:
             begun_ns = monotonic_ns()
-            rows.append((begun_ns, [pread(fd, 24, 0) for fd in fds], monotonic_ns()))
-            due_ns = max(due_ns, begun_ns - period_ns) + period_ns
-            sleep(max(0, due_ns - monotonic_ns()) * 1e-9)
+            texts = [pread(fd, 24, 0) for fd in fds]
+            done_ns = monotonic_ns()
+            rows.append((begun_ns, texts, done_ns))
+            due_ns += period_ns
+            if due_ns < begun_ns:
+                due_ns = begun_ns
+            sleep((due_ns - done_ns) * 1e-9 if due_ns > done_ns else 0)
         cpu_ns = time.thread_time_ns() - cpu_ns
     rows = [row for row in rows if row[2] - row[0] <= period_ns * HELD_UP_SHARE]
     times_ns = np.array([row[0] for row in rows], np.int64)

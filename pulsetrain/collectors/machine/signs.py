@@ -9,13 +9,14 @@ from __future__ import annotations
 import math
 import threading
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pulsetrain.protocol.messages import HardwareSign
 from pulsetrain.records.columns import Columns
 
 KEPT_NS = 3600 * 10**9  # how long something that happened is told
+COUNTED_NS = 24 * KEPT_NS  # how long it counts where the same happens again
 CLEARED_NS = 5 * 10**9  # a state that is absent for so long has ended
 MOST_TIMES = 16
 MOST_SIGNS = 64
@@ -45,11 +46,13 @@ _COUNTERS = {
     "nic_link_downed_total": "port_down",
 }
 _BY_SAMPLE = ("nvlink_errors",)  # one burst may be many errors, so samples count and not errors
+_UP = {"nic_port_state": 1.0, "rdma_port_state": 4.0}
 _GPU = ("gpu_clock_event_reasons", "gpu_pcie_width", "gpu_pcie_width_max", "gpu_pcie_generation")
 _READ = {
     *_FLAGS,
     *_COUNTERS,
     *_GPU,
+    *_UP,
     "gpu_pcie_generation_max",
     "gpu_utilization_ratio",
     "gpu_ecc_corrected_total",
@@ -105,6 +108,7 @@ class _Device:
     counters: dict[str, float] = field(default_factory=dict)
     widest: float = 0.0
     corrected: tuple[int, float] | None = None
+    was_up: bool = False
 
 
 class SignTracker:
@@ -113,6 +117,7 @@ class SignTracker:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._signs: dict[tuple[str, str, int], _Sign] = {}
+        self._earlier: dict[tuple[str, str, int], tuple[int, ...]] = {}
         self._devices: dict[str, _Device] = {}
         self._gpus_seen_ns = 0
 
@@ -128,6 +133,7 @@ class SignTracker:
         sign = self._signs.get(key)
         if sign is None:
             sign = self._signs[key] = _Sign(kind, device, code, now_ns, now_ns, held=False)
+            self._go_on(sign, [t for t in self._earlier.pop(key, ()) if now_ns - t <= COUNTED_NS])
         sign.text = text or sign.text
         if code and sign.is_told_again(text):
             return
@@ -137,6 +143,12 @@ class SignTracker:
             sign.times_ns.extend([now_ns] * min(count, MOST_TIMES))
         elif now_ns not in sign.times_ns:
             sign.times_ns.append(now_ns)
+
+    def _go_on(self, sign: _Sign, earlier_ns: Sequence[int]) -> None:
+        """Count what happened in the last day as well."""
+        sign.times_ns.extend(earlier_ns)
+        if sign.kind not in _BY_SAMPLE:
+            sign.count = len(earlier_ns)
 
     def observe(self, samples: Columns) -> None:
         """Look at rows of `metrics`: one sample of each value, all of the same time."""
@@ -158,12 +170,14 @@ class SignTracker:
         for name, kind in _FLAGS.items():
             if values.get(name, 0.0) > 0:
                 self._hold(kind, device, now_ns, values[name])
+        states = {name: values[name] for name in _UP if name in values}
+        memory.was_up |= not states or any(state == _UP[name] for name, state in states.items())
         for name, kind in _COUNTERS.items():
             if name in values:
                 before = memory.counters.get(name, values[name])
                 memory.counters[name] = values[name]
                 rose = int(values[name] - before)  # below 0: the driver was loaded anew
-                if rose > 0:
+                if rose > 0 and memory.was_up:  # a port that nothing uses may try again and again
                     self._happened(kind, device, now_ns, 0, rose, "")
         reasons = int(values.get("gpu_clock_event_reasons", 0.0))
         for kind, bit in _REASONS.items():
@@ -216,9 +230,20 @@ class SignTracker:
             for key, sign in list(self._signs.items()):
                 if not (silent and sign.held) and now_ns - sign.last_ns > _kept_ns(sign):
                     del self._signs[key]
+                    self._earlier[key] = tuple(sign.times_ns)
+            self._forget(now_ns)
             signs = sorted(self._signs.values(), key=lambda s: -s.last_ns)[:MOST_SIGNS]
             rows = [sign.row() for sign in signs]
             return (*rows, self._silence(now_ns)) if silent else tuple(rows)
+
+    def _forget(self, now_ns: int) -> None:
+        """Drop what happened so long ago that it does not count any more."""
+        for key, times_ns in list(self._earlier.items()):
+            recent = tuple(t for t in times_ns if now_ns - t <= COUNTED_NS)
+            if recent:
+                self._earlier[key] = recent
+            else:
+                del self._earlier[key]
 
     def _silent(self, now_ns: int) -> bool:
         return bool(self._gpus_seen_ns) and now_ns - self._gpus_seen_ns > SILENT_NS

@@ -212,10 +212,32 @@ def test_codes_are_read_however_the_driver_spaces_them(line, expected):
         "blk_update_request: I/O error, dev fd0, sector 0 op 0x0:(READ) flags 0x0 phys_seg 1 prio class 0",
         "Buffer I/O error on dev sr0, logical block 0, async page read",
         "critical target error, dev sdb, sector 2048 op 0x3:(DISCARD) flags 0x800 phys_seg 1 prio class 2",
+        "critical target error, dev sdb, sector 2048 op 0x9:(WRITE_ZEROES) flags 0x800 phys_seg 0",
+        "blk_update_request: I/O error, dev loop3, sector 0 op 0x0:(READ) flags 0x0 phys_seg 1",
+        "nvme nvme0: failed to set APST feature (2)",
+        "nvme nvme0: resetting controller",  # what `nvme reset` asks for
     ],
 )
 def test_what_every_boot_prints_is_no_finding(line):
     assert reported(read(log(line))) == set()
+
+
+@pytest.mark.parametrize(
+    ("line", "device"),
+    [
+        ("critical space allocation error, dev dm-3, sector 2048 op 0x1:(WRITE) flags 0x800", "dm-3"),
+        ("device-mapper: thin: 253:4: no free data space available.", ""),
+        ("device-mapper: thin: 253:4: switching pool to out-of-data-space (queue IO) mode", ""),
+    ],
+)
+def test_a_thin_volume_that_is_full_is_no_failing_disk(line, device):
+    (found,) = findings(read(log(line)))
+    assert (found.evidence["rule"], found.evidence["device"]) == ("block_space", device)
+
+
+def test_a_disk_error_names_the_whole_device():
+    (found,) = findings(read(log("Buffer I/O error on dev dm-1, logical block 0, lost sync page write")))
+    assert (found.evidence["rule"], found.evidence["device"]) == ("block_io_error", "dm-1")
 
 
 def test_corrected_errors_are_milder_than_uncorrected_ones():

@@ -136,6 +136,37 @@ def test_xids_of_which_one_source_misses_some_are_counted_by_the_other():
     assert sign.count == 3
 
 
+@pytest.mark.parametrize(("apart_h", "counted"), [(0.5, 3), (5, 3), (11.9, 3), (12.1, 2), (25, 1)])
+def test_the_third_in_a_day_is_known_as_such_though_the_others_are_no_longer_told(apart_h, counted):
+    tracker, apart_ns = SignTracker(), int(apart_h * KEPT_NS)
+    for number in range(1, 4):
+        for minute in range(60):  # a heartbeat reads the signs all the time
+            tracker.read(number * apart_ns - apart_ns + minute * apart_ns // 60)
+        tracker.happened("ecc_uncorrected", "GPU-1", number * apart_ns)
+    (sign,) = tracker.read(3 * apart_ns)
+    assert (sign.count, len(sign.times_ns)) == (counted, counted)
+
+
+def test_what_happened_more_than_a_day_ago_takes_no_memory():
+    tracker = SignTracker()
+    for number in range(50):
+        tracker.happened("block_io_error", f"sd{number}", number * KEPT_NS)
+        tracker.read(number * KEPT_NS)
+    assert len(tracker._earlier) <= 25
+
+
+@pytest.mark.parametrize(("metric", "up"), [("nic_port_state", 1), ("rdma_port_state", 4)])
+def test_a_port_that_was_never_up_does_not_go_down(metric, up):
+    counter = metric.replace("port_state", "link_downed_total")
+    machine = Machine()
+    for total in (3, 4, 5):
+        machine.sample(device="port", **{metric: 0, counter: total})
+    assert machine.signs() == {}
+    machine.sample(device="port", **{metric: up, counter: 5})
+    machine.sample(device="port", **{metric: 0, counter: 6})
+    assert machine.signs()["port_down"].count == 1
+
+
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.integers(0, 10**6), min_size=2, max_size=12))
 def test_what_is_counted_is_never_more_than_the_counter_rose(totals):
