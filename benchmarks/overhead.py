@@ -234,12 +234,12 @@ def collective_cost(handle: Handle, *, rounds: int = 60, calls: int = 50) -> dic
     group, tensor = dist.group.WORLD, torch.ones(4)
     assert handle.state is not None
     tracker = Tracker(handle.state)
+    wait = tracker.watched_wait(dist.Work.wait)
 
     def timed() -> float:
         began = time.perf_counter()
         for _ in range(calls):
-            work = dist.all_reduce(tensor, group=group, async_op=True)
-            tracker.wait(type(work).wait, work)
+            wait(dist.all_reduce(tensor, group=group, async_op=True))
         return (time.perf_counter() - began) / calls * 1e6
 
     plain, hooked = [], []

@@ -70,7 +70,7 @@ PARTS = (
         module=loop,
         begins="self._handle.hold_at_backward()",
     ),
-    Part(owner=operations.Group, method="_operation", module=operations, begins="self._show_count("),
+    Part(owner=operations.Group, method="_transfer", module=operations, begins="self._show_count("),
 )
 
 
@@ -125,9 +125,7 @@ def exchanges(handle: Handle) -> Iterator[Callable[[], None]]:
     assert group is not None
     tracker.attach(group, "world", lambda: (0, 1))
     message = torch.ones(NUMBERS)
-
-    def wait(work: Any) -> None:
-        tracker.wait(type(work).wait, work)
+    wait: Callable[[Any], bool] = tracker.watched_wait(dist.Work.wait)
 
     def exchange() -> None:
         for _ in range(MICROBATCHES):

@@ -112,6 +112,7 @@ PACK_SPAN = struct.Struct("<4q2i3q").pack_into
 PACK_STEP = struct.Struct("<BBHIqqqdddq").pack_into
 PACK_WORD = struct.Struct("<q").pack_into
 PACK_OP = struct.Struct("<5q").pack_into
+PACK_GROUP = struct.Struct("<7q").pack_into  # from `G_ENQUEUED` to `G_OP`
 
 Structured = npt.NDArray[np.void]
 

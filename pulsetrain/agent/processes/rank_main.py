@@ -42,7 +42,8 @@ def run_forked(request: ForkRequest, files: Sequence[int]) -> NoReturn:
 def _exit(code: int) -> NoReturn:
     """End as a forked process of multiprocessing does: join threads, run exit handlers, flush.
 
-    The interpreter's teardown is skipped: native libraries would complain in the last lines of stderr.
+    The interpreter's teardown is skipped: native libraries would complain in the last lines of stderr. A
+    negative `code` ends it by that signal.
     """
     try:
         threading._shutdown()  # type: ignore[attr-defined]  # the only way to wait as an interpreter's end does
@@ -51,7 +52,16 @@ def _exit(code: int) -> NoReturn:
         sys.stdout.flush()
         sys.stderr.flush()
     finally:
-        os._exit(code)
+        if code < 0:
+            _end_by(-code)
+        os._exit(code if code >= 0 else 128 - code)
+
+
+def _end_by(signum: int) -> None:
+    """Returns only where the signal is blocked."""
+    with contextlib.suppress(Exception):
+        signal.signal(signum, signal.SIG_DFL)
+        os.kill(os.getpid(), signum)
 
 
 def _flush_files() -> None:
@@ -149,7 +159,10 @@ def _install_collectors() -> None:
 
 
 def _run(mode: str, target: str) -> int:
-    """Run the script or module as ``__main__``; the exit code that python would give it."""
+    """Run the script or module as ``__main__``; the exit code that python would give it.
+
+    Minus a signal's number where python would end itself by that signal.
+    """
     try:
         if mode == "module":
             sys.path.insert(0, os.getcwd())
@@ -163,7 +176,7 @@ def _run(mode: str, target: str) -> int:
     except BaseException as error:  # noqa: BLE001 - printed as the interpreter would
         shown = error.with_traceback(script_traceback(error.__traceback__))
         sys.excepthook(type(error), shown, shown.__traceback__)
-        return 1
+        return -signal.SIGINT if type(error) is KeyboardInterrupt else 1
     return 0
 
 

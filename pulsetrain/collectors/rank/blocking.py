@@ -19,37 +19,37 @@ from pulsetrain.collectors.rank.phases import RankState
 
 
 class Blocking:
-    """The waits of one rank's main thread. Create it on that thread."""
+    """The waits of one rank's main thread. Create it on that thread.
 
-    __slots__ = ("_began", "_main", "_operation", "_shown", "_state")
+    `began`: when the wait that is on began, 0 while it waits for nobody.
+    """
+
+    __slots__ = ("_main", "_operation", "_shown", "_state", "began")
 
     def __init__(self, state: RankState) -> None:
         self._state = state
         self._main = get_ident()
-        self._began = 0  # 0: it waits for nobody
+        self.began = 0
         self._operation: Operation | None = None
         self._shown = -1
 
-    def nests(self) -> bool:
-        """Return whether the calling thread is inside a wait that has begun."""
-        return self._began != 0 and get_ident() == self._main
-
     def begin(self, operation: Operation) -> bool:
-        """Begin a wait for `operation` and show it on the status page.
+        """Begin a wait for `operation` and show it on the status page. Never raises, nor does `end`.
 
         Return whether `end` must follow. It must not on another thread, nor inside another wait.
         """
-        if self._began or get_ident() != self._main:
+        if self.began or get_ident() != self._main:
             return False
         state = self._state
         self._operation = operation
-        self._began = began = perf_counter_ns()
+        self.began = began = perf_counter_ns()
         at = state.top
         if at < STACK_END:
             PACK_OPEN(state.ring.memory, at, operation.heads[1], began)
             self._shown = at >> 3
-        if operation.group.host_only and state.processor is not None:
-            state.processor.enter_wait(began)
+        processor = state.processor
+        if processor is not None and operation.blocked >= 0:
+            processor.enter_wait(began)
         return True
 
     def end(self, *, counts: bool = True) -> int:
@@ -57,15 +57,16 @@ class Blocking:
 
         `counts`: the thread stood still meanwhile, as far as the operation ends on the host.
         """
-        state, operation, began = self._state, self._operation, self._began
-        self._began, self._operation = 0, None
+        state, operation, began = self._state, self._operation, self.began
+        self.began, self._operation = 0, None
         now = perf_counter_ns()
         if self._shown >= 0:
             state.words[self._shown] = 0
             self._shown = -1
-        if operation is not None and operation.group.host_only:
-            if state.processor is not None:
-                state.processor.leave_wait(now)
+        if operation is not None and operation.blocked >= 0:
+            processor = state.processor
+            if processor is not None:
+                processor.leave_wait(now)
             if counts:
                 state.blocked += now - began
                 operation.blocked += now - began

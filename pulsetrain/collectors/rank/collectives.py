@@ -18,20 +18,21 @@ import weakref
 from collections.abc import Callable, Collection, Iterable, Sequence
 from threading import get_ident
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
 import torch
 
-from pulsetrain.collectors.layout import W_DEVICE_REFUSED
+from pulsetrain.collectors.layout import W_DEVICE, W_DEVICE_REFUSED
 from pulsetrain.collectors.rank.blocking import Blocking
 from pulsetrain.collectors.rank.operations import Group, Operation
-from pulsetrain.collectors.rank.phases import RankState
+from pulsetrain.collectors.rank.phases import RankState, Turns
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup, Work
 
 HOOK_ID = 0x50554C53  # any number that no other user of the hooks takes
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -96,26 +97,36 @@ class Tracker:
         """Return whether the operation waits for the end of a coalesced batch."""
         return any(operation is other for other, _ in self.coalesced)
 
-    def poll(self) -> None:
-        """Finish what has completed. Asks each pending work once."""
-        self._poll(())
+    def poll(self, waited: Sequence[object] = ()) -> None:
+        """Finish what has completed, and the silent operations whose output is in `waited`.
 
-    def _poll(self, outputs: Collection[int]) -> None:
-        """Finish what has completed, and the silent operations that have one of these outputs."""
+        Asks each pending work once.
+        """
         try:
             for key, (operation, number) in list(self.pending.items()):
-                if operation.work is None:
+                work = operation.work
+                if work is None:
                     continue
-                if operation.work.is_completed() or operation.output in outputs:
-                    self._finish(key, perf_counter_ns())
-                elif (
-                    operation.peer >= 0 and operation.group.host_only and sys.getrefcount(operation.work) <= 2
-                ):
+                if work.is_completed() or (operation.output and operation.output in self._addresses(waited)):
+                    if self.pending.pop(key, None) is not None:
+                        operation.group.finish(number, operation, perf_counter_ns())
+                elif operation.peer >= 0 and operation.group.host_only and sys.getrefcount(work) <= 3:
                     # Nobody else holds it, so nobody will wait for it. Gloo tells its end only to waiters.
                     self.pending.pop(key, None)
                     operation.group.abandon(number)
         except Exception:  # noqa: BLE001 - a failed work raises when asked; the script learns of it from its wait
             self.state.fault()
+
+    def _addresses(self, waited: Sequence[object]) -> Collection[int]:
+        """Return the addresses of what was waited for."""
+        try:
+            values = waited[0] if waited and isinstance(waited[0], list) else waited
+            tensors = [getattr(value, "elem", value) for value in values]  # what an asynchronous one wraps
+            outputs = [tensor.data_ptr() for tensor in tensors if isinstance(tensor, torch.Tensor)]
+            return [output for output in outputs if output]
+        except Exception:  # noqa: BLE001 - the wait succeeded; what fails after it is ours
+            self.state.fault()
+            return ()
 
     def poll_after_backward(self) -> None:
         """Inside a backward pass, see to its end: DDP's reducer waits for its buckets there, in C++.
@@ -185,71 +196,104 @@ class Tracker:
             operation, number = entry
             operation.group.finish(number, operation, end)
 
-    def _begin_wait(self, operation: Operation) -> bool:
-        try:
-            return self._blocking.begin(operation)
-        except Exception:  # noqa: BLE001 - the script's wait must go on
-            self.state.fault()
-            return False
+    # What replaces functions of torch. Each of them runs once or more for every collective, where caches are
+    # cold. So these are closures of one frame, and what they call is as little as can be.
 
-    def wait(self, original: Callable[..., T], work: Work, *args: object, **kwargs: object) -> T:
-        """Replace `Work.wait`. A wait that raises leaves its operation in flight, as evidence."""
-        entry = self.pending.get(id(work))
-        if entry is None:
-            return original(work, *args, **kwargs)
-        began = self._begin_wait(entry[0])
+    def _shared(self) -> Turns | None:
+        """Return the turns of the device where the rank shares one, else None."""
+        turns = self.state.turns
+        if turns is not None and (turns.held >= 0 or self.state.words[W_DEVICE]):
+            return turns
+        return None
+
+    def watched_wait(self, original: Callable[Concatenate[Work, P], T]) -> Callable[Concatenate[Work, P], T]:
+        """Return `Work.wait`, watched. A wait that raises leaves its operation in flight, as evidence."""
+        pending, blocking = self.pending, self._blocking
+
+        def wait(work: Work, /, *args: P.args, **kwargs: P.kwargs) -> T:
+            entry, turns = pending.get(id(work)), self._shared()
+            if turns is not None:
+                turns.leave()
+            try:
+                if entry is None:
+                    return original(work, *args, **kwargs)
+                began = blocking.begin(entry[0])
+                try:
+                    result = original(work, *args, **kwargs)
+                finally:
+                    if began:
+                        blocking.end()
+                self._waited_for(work, entry[0])
+                return result
+            finally:
+                if turns is not None:
+                    turns.enter()
+
+        return wait
+
+    def _waited_for(self, work: Work, operation: Operation) -> None:
         try:
-            result = original(work, *args, **kwargs)
-        finally:
-            if began:
-                self._blocking.end()
-        try:
-            if entry[0].group.host_only or work.is_completed():
+            if operation.group.host_only or work.is_completed():
                 self._finish(id(work), perf_counter_ns())
         except Exception:  # noqa: BLE001 - the wait succeeded; what fails after it is ours
             self.state.fault()
-        return result
 
-    def wait_newest(self, original: Callable[..., T], *args: object, **kwargs: object) -> T:
-        """Replace the wait of functional collectives and of futures.
+    def watched_wait_for_any(self, original: Callable[P, T]) -> Callable[P, T]:
+        """Return the wait of functional collectives or of futures, watched.
 
         C++ does not say for which work it waits: take the newest.
         """
-        entry = next(reversed(self.pending.values()), None) if self.pending else None
-        if entry is None or torch.compiler.is_compiling():
-            return original(*args, **kwargs)
-        if self._blocking.nests():  # torch calls the operator up to three times inside itself
-            result = original(*args, **kwargs)
-            if self._reducing:  # the wait around it does not look at outputs
-                self._poll(self._outputs(args))
-            return result
-        began = self._begin_wait(entry[0])
-        try:
-            result = original(*args, **kwargs)
-        finally:
-            if began:
-                self._blocking.end()
-        if self.pending:
-            self._poll(self._outputs(args))
-        return result
+        pending, blocking, main = self.pending, self._blocking, self._main
+        is_compiling = torch.compiler.is_compiling
 
-    def _outputs(self, waited: Sequence[object]) -> Collection[int]:
-        """Return the addresses of what was waited for, if some work tells its end only to who waits."""
-        try:
-            if not waited or not any(operation.output for operation, _ in self.pending.values()):
-                return ()
-            values = waited[0] if isinstance(waited[0], list) else waited
-            tensors = [getattr(value, "elem", value) for value in values]  # what an asynchronous one wraps
-            outputs = [tensor.data_ptr() for tensor in tensors if isinstance(tensor, torch.Tensor)]
-            return [output for output in outputs if output]
-        except Exception:  # noqa: BLE001 - the wait succeeded; what fails after it is ours
-            self.state.fault()
-            return ()
+        def wait(*args: P.args, **kwargs: P.kwargs) -> T:
+            if blocking.began and get_ident() == main:  # torch calls it up to three times inside itself
+                result = original(*args, **kwargs)
+                if self._reducing:  # the wait around it does not look at outputs
+                    self.poll(args)
+                return result
+            turns = self._shared()
+            if turns is not None:
+                turns.leave()
+            try:
+                entries = [*pending.values()]
+                if not entries or is_compiling():
+                    return original(*args, **kwargs)
+                began = blocking.begin(entries[-1][0])
+                try:
+                    result = original(*args, **kwargs)
+                finally:
+                    if began:
+                        blocking.end()
+                if pending:
+                    self.poll(args)
+                return result
+            finally:
+                if turns is not None:
+                    turns.enter()
 
-    def call_that_waits(self, original: Callable[..., T], *args: object, **kwargs: object) -> T:
-        """Replace a call that enqueues collectives in C++ and waits for them there, as DDP's for buffers."""
-        before, began = set(self.pending), perf_counter_ns()
-        result = original(*args, **kwargs)
+        return wait
+
+    def watched_call(self, original: Callable[P, T]) -> Callable[P, T]:
+        """Return a call that enqueues collectives in C++ and waits for them there, as DDP's for buffers."""
+
+        def call(*args: P.args, **kwargs: P.kwargs) -> T:
+            turns = self._shared()
+            if turns is not None:
+                turns.leave()
+            try:
+                before, began = set(self.pending), perf_counter_ns()
+                result = original(*args, **kwargs)
+                self._called(before, began)
+                return result
+            finally:
+                if turns is not None:
+                    turns.enter()
+
+        return call
+
+    def _called(self, before: Collection[object], began: int) -> None:
+        """What was enqueued since `began` was waited for, too."""
         try:
             inside = [operation for key, (operation, _) in self.pending.items() if key not in before]
             if inside and inside[-1].group.host_only and get_ident() == self._main:
@@ -259,17 +303,20 @@ class Tracker:
             self._finish_buckets()
         except Exception:  # noqa: BLE001 - the call succeeded; what fails after it is ours
             self.state.fault()
-        return result
 
-    def end_coalescing(self, original: Callable[..., Work], *args: object, **kwargs: object) -> Work:
-        """Replace `ProcessGroup._end_coalescing`: one work for all operations since its start."""
-        work = original(*args, **kwargs)
-        batch, self.coalesced = self.coalesced, []
-        for position, (operation, number) in enumerate(batch):
-            operation.work = work
-            if work is not None:
-                self.pending[(id(work), number) if position else id(work)] = (operation, number)
-        return work
+    def watched_end_of_batch(self, original: Callable[P, Work]) -> Callable[P, Work]:
+        """Return `ProcessGroup._end_coalescing`, watched: one work for all operations since its start."""
+
+        def end(*args: P.args, **kwargs: P.kwargs) -> Work:
+            work = original(*args, **kwargs)
+            batch, self.coalesced = self.coalesced, []
+            for position, (operation, number) in enumerate(batch):
+                operation.work = work
+                if work is not None:
+                    self.pending[(id(work), number) if position else id(work)] = (operation, number)
+            return work
+
+        return end
 
 
 def _ends_with_future(operation: Operation) -> bool:

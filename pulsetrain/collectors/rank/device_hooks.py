@@ -30,40 +30,35 @@ def install(handle: Handle) -> None:
     turns = handle.state.turns = DeviceTurns(handle.state, FileLocks(int(fd)))
     guard = DeviceGuard(turns)
     turns.on_take = guard.watch
-    _hook_waits(turns)
+    _hook_waits(turns, all_of_them=not handle.state.gives_device_in_waits)
     atexit.register(turns.leave)
     turns.leave()
     turns.enter()
 
 
-def _hook_waits(turns: DeviceTurns) -> None:
+def _hook_waits(turns: DeviceTurns, *, all_of_them: bool) -> None:
+    """Hook what waits for other ranks. The hooks of collectives do so for their own waits, if they are in."""
     import torch
     import torch.distributed as dist
 
     if not dist.is_available():
         return
     from torch._C import _distributed_c10d as native
-    from torch.distributed import _functional_collectives as functional
     from torch.distributed import distributed_c10d as c10d
 
     places: list[tuple[object, str]] = [
-        (native.Work, "wait"),
-        (torch._C.Future, "wait"),
         (native.Store, "get"),
         (native.Store, "wait"),
         (native.ProcessGroup, "monitored_barrier"),
         (native.Reducer, "_rebuild_buckets"),
         (c10d, "_new_process_group_helper"),
-        (dist, "_broadcast_coalesced"),
         (dist, "_verify_params_across_processes"),
     ]
-    for name in ("wait_tensor", "wait_tensors"):
-        packet = getattr(torch.ops._c10d_functional, name, None)
-        overload = getattr(packet, "default", None)
-        if hasattr(packet, "_op") and hasattr(overload, "_op"):
-            places += [(packet, "_op"), (overload, "_op")]
-        else:
-            places.append((functional, name))
+    if all_of_them:
+        from pulsetrain.collectors.rank.hooks import functional_waits
+
+        places += [(native.Work, "wait"), (torch._C.Future, "wait"), (dist, "_broadcast_coalesced")]
+        places += functional_waits()
     for owner, name in places:
         if hasattr(owner, name):
             setattr(owner, name, around(turns, getattr(owner, name)))

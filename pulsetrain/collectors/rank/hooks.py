@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import atexit
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
 import torch
@@ -33,6 +33,7 @@ def install(handle: Handle) -> None:
     tracker = Tracker(handle.state)
     _hook_groups(tracker)
     _hook_waits(tracker)
+    handle.state.gives_device_in_waits = True
     handle.before_restart.append(tracker.forget)
     handle.profiler.watch()
 
@@ -40,17 +41,17 @@ def install(handle: Handle) -> None:
 def _hook_groups(tracker: Tracker) -> None:
     from torch.distributed import distributed_c10d as c10d
 
-    def registered(
+    def watched_registration(
         register: Callable[Concatenate[ProcessGroup, P], T],
-        pg: ProcessGroup,
-        *args: P.args,
-        **kwargs: P.kwargs,
-    ) -> T:
-        result = register(pg, *args, **kwargs)
-        _attach(tracker, pg, c10d._world)
-        return result
+    ) -> Callable[Concatenate[ProcessGroup, P], T]:
+        def registered(pg: ProcessGroup, /, *args: P.args, **kwargs: P.kwargs) -> T:
+            result = register(pg, *args, **kwargs)
+            _attach(tracker, pg, c10d._world)
+            return result
 
-    _wrap(c10d, "_register_pg_in_world", registered)
+        return registered
+
+    _wrap(c10d, "_register_pg_in_world", watched_registration)
     for pg in list(c10d._world.pg_map):
         _attach(tracker, pg, c10d._world)
     atexit.register(lambda: tracker.detach(c10d._world.pg_map))
@@ -90,36 +91,29 @@ def _hook_waits(tracker: Tracker) -> None:
     import torch.distributed as dist
     from torch._C._distributed_c10d import ProcessGroup, Work
 
-    _wrap(Work, "wait", tracker.wait)
-    _wrap(ProcessGroup, "_end_coalescing", tracker.end_coalescing)
-    _wrap(torch._C.Future, "wait", tracker.wait_newest)
-    _wrap(dist, "_broadcast_coalesced", tracker.call_that_waits)
-    _hook_functional_waits(tracker)
+    _wrap(Work, "wait", tracker.watched_wait)
+    _wrap(ProcessGroup, "_end_coalescing", tracker.watched_end_of_batch)
+    _wrap(torch._C.Future, "wait", tracker.watched_wait_for_any)
+    _wrap(dist, "_broadcast_coalesced", tracker.watched_call)
+    for owner, name in functional_waits():
+        _wrap(owner, name, tracker.watched_wait_for_any)
 
 
-def _hook_functional_waits(tracker: Tracker) -> None:
-    """Hook the operators behind the functional collectives' waits. Compiled graphs call them too."""
+def functional_waits() -> Iterator[tuple[object, str]]:
+    """Yield what the functional collectives' waits call. Compiled graphs call the operators too."""
     from torch.distributed import _functional_collectives as functional
 
     for name in ("wait_tensor", "wait_tensors"):
         packet = getattr(torch.ops._c10d_functional, name, None)
         overload = getattr(packet, "default", None)
         if packet is not None and hasattr(packet, "_op") and hasattr(overload, "_op"):
-            _wrap(packet, "_op", tracker.wait_newest)
-            _wrap(overload, "_op", tracker.wait_newest)
+            yield packet, "_op"
+            yield overload, "_op"
         elif hasattr(functional, name):
-            _wrap(functional, name, tracker.wait_newest)
+            yield functional, name
 
 
-def _wrap(owner: object, name: str, wrapper: Callable[..., T]) -> None:
-    """Replace `owner.name` by `wrapper`, which is called with the original first."""
+def _wrap(owner: object, name: str, watched: Callable[[Callable[..., T]], Callable[..., T]]) -> None:
+    """Replace `owner.name` by what `watched` makes of it. On a class it becomes a method."""
     original: Callable[..., T] = getattr(owner, name)
-    if not isinstance(owner, type):
-        setattr(owner, name, functools.update_wrapper(functools.partial(wrapper, original), original))
-        return
-
-    @functools.wraps(original)
-    def method(*args: object, **kwargs: object) -> T:  # a partial would not be bound to its object
-        return wrapper(original, *args, **kwargs)
-
-    setattr(owner, name, method)
+    setattr(owner, name, functools.wraps(original)(watched(original)))

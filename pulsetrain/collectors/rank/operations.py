@@ -8,6 +8,7 @@ nccl-tests: the larger of what goes in and what comes out.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from threading import get_ident
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Protocol
@@ -19,6 +20,7 @@ from pulsetrain.collectors.layout import (
     GROUP_WORDS,
     GROUPS_AT,
     MAX_SEQ,
+    PACK_GROUP,
     PACK_SPAN,
     W_LAST,
     WAITING,
@@ -30,12 +32,14 @@ from pulsetrain.records.schema import CATEGORIES
 
 if TYPE_CHECKING:
     import torch
-    from torch._C._distributed_c10d import HookOpName, PostHookArgs, PreHookArgs
+    from torch._C._distributed_c10d import PostHookArgs, PreHookArgs
     from torch.distributed import Work
 
 COMMUNICATION = CATEGORIES.index("communication")
+NBYTES: Callable[[torch.Tensor], int] = attrgetter("nbytes")
 _KINDS = ("ALLREDUCE", "ALLGATHER", "REDUCE_SCATTER", "ALLTOALL")
 _NAMES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+_LARGER = {"ALLREDUCE": "inputs", "REDUCE_SCATTER": "inputs", "ALLGATHER": "outputs"}
 
 
 def phase_name(operation: str) -> str:
@@ -50,14 +54,34 @@ def phase_name(operation: str) -> str:
     return operation.lower()
 
 
-def _payload(inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> int:
-    """Return the larger of what goes in and what comes out, in bytes."""
-    size = out = 0
-    for tensor in inputs:
-        size += tensor.nbytes
-    for tensor in outputs:
-        out += tensor.nbytes
-    return max(size, out)
+class Kind:
+    """What an operation's name among torch's hooks says about it.
+
+    `number`: its phase among the names of the ring. `transfers`: to or from one peer. `tells_end`: its work
+    can be asked whether it is complete. `larger`: which side is never the smaller one, "" where it depends.
+    """
+
+    __slots__ = ("larger", "number", "sends", "tells_end", "transfers")
+
+    def __init__(self, number: int, name: str, *, host_only: bool) -> None:
+        self.number = number
+        self.sends = name == "SEND"
+        self.transfers = name in ("SEND", "RECV")
+        # Gloo's reduce-scatter is an all-reduce inside. The work around it is never complete by itself.
+        self.tells_end = not (host_only and name.startswith("REDUCE_SCATTER"))
+        self.larger = next((side for start, side in _LARGER.items() if name.startswith(start)), "")
+
+    def payload(self, call: PreHookArgs) -> int:
+        """Return the larger of what goes in and what comes out, in bytes.
+
+        Each list of tensors is made anew when torch is asked for it. So the smaller one is not asked for.
+        """
+        if self.larger == "outputs":
+            return sum(map(NBYTES, call.output_tensors)) or sum(map(NBYTES, call.input_tensors))
+        size = sum(map(NBYTES, call.input_tensors))
+        if size and self.larger == "inputs":
+            return size
+        return max(size, sum(map(NBYTES, call.output_tensors)))
 
 
 class Operation:
@@ -128,22 +152,32 @@ class Group:
         self._transfers: dict[tuple[int, int], int] = {}  # by name and peer: how many were enqueued
         self._pairs: dict[tuple[int, int], int] = {}  # by name and peer: the word that shows it, or -1
         self.heads: dict[int, tuple[int, int]] = {}
-        self._kinds: dict[HookOpName, tuple[int, bool, bool]] = {}
+        self._kinds: dict[int, Kind] = {}
 
     def before(self, call: PreHookArgs) -> None:
         """Number the operation and publish it: the hook before an enqueue."""
-        watchlist = self._watchlist
         try:
-            if watchlist.pending:
-                watchlist.poll()
+            if self._watchlist.pending:
+                self._watchlist.poll()
             if not self._members:
                 self._open_cell()
-            operation = self._operation(call)
-            oldest = not self.in_flight
+            name: int = call.name.value  # a member of torch's enumeration is slow to hash and to compare
+            kind = self._kinds.get(name) or self._kind(name, call.name.name)
+            operation = self._transfer(call, kind) if kind.transfers else self._collective(call, kind)
+            is_oldest = not self.in_flight
             self.in_flight[call.op_id] = operation
-            self.state.words[W_LAST] = operation.start
-            if oldest:
-                self._publish(operation)
+            words = self.state.words
+            words[W_LAST] = operation.start
+            if self.cell < 0:
+                return
+            if not is_oldest:
+                words[self.cell + G_ENQUEUED] = self.enqueued
+                return
+            completed = self.enqueued if kind.transfers else operation.seq - 1
+            PACK_GROUP(
+                self.state.ring.memory, (self.cell + G_ENQUEUED) * 8, self.enqueued, completed,
+                operation.seq, operation.size, operation.start, operation.peer, operation.name,
+            )  # fmt: skip
         except Exception:  # noqa: BLE001 - a hook that raises would fail the collective; the status page counts
             self.state.fault()
 
@@ -151,46 +185,44 @@ class Group:
         self._members = self._get_members()
         self.cell = self.state.ring.add_group(self._name, self._members, self._timeout_ns)
 
+    def _kind(self, number: int, name: str) -> Kind:
+        phase = self.state.ring.intern(phase_name(name))
+        kind = self._kinds[number] = Kind(phase, name, host_only=self.host_only)
+        return kind
+
     def after(self, call: PostHookArgs) -> None:
         """Keep the work, to ask it later: the hook after an enqueue."""
         try:
-            operation = self.in_flight.get(call.op_id)
+            number = call.op_id
+            operation = self.in_flight.get(number)
             if operation is not None:
-                work = call.work
-                operation.work = work
+                operation.work = work = call.work
                 if work is None:
-                    self._watchlist.coalesced.append((operation, call.op_id))
+                    self._watchlist.coalesced.append((operation, number))
                 else:
-                    self._watchlist.pending[id(work)] = (operation, call.op_id)
+                    self._watchlist.pending[id(work)] = (operation, number)
                     self._watchlist.poll_after_backward()
         except Exception:  # noqa: BLE001 - as above
             self.state.fault()
 
-    def _operation(self, call: PreHookArgs) -> Operation:
-        kind = call.name
-        known = self._kinds.get(kind)
-        if known is None:
-            name = self.state.ring.intern(phase_name(kind.name))
-            # Gloo's reduce-scatter is an all-reduce inside. The work around it is never complete by itself.
-            silent = self.host_only and kind.name.startswith("REDUCE_SCATTER")
-            known = self._kinds[kind] = (name, kind.name in ("SEND", "RECV"), silent)
-        name, is_transfer, silent = known
-        size = _payload(call.input_tensors, call.output_tensors)
-        if is_transfer:
-            peer = self._members[call.root] if 0 <= call.root < len(self._members) else -1
-            self.state.transfers = True
-            seq = self._transfers[name, peer] = self._transfers.get((name, peer), 0) + 1
-            self._show_count(kind.name == "SEND", name, peer, seq)
-            return Operation(self, name, seq, size, peer)
+    def _collective(self, call: PreHookArgs, kind: Kind) -> Operation:
         if self.in_flight:
             self._remove_failed()
+        size = kind.payload(call)
         self.enqueued = seq = self.enqueued + 1
-        if self.cell >= 0:
-            self.state.words[self.cell + G_ENQUEUED] = seq
-        operation = Operation(self, name, seq, size, -1)
-        if silent and call.output_tensors:
-            operation.output = call.output_tensors[0].data_ptr()
+        operation = Operation(self, kind.number, seq, size, -1)
+        if not kind.tells_end:
+            outputs = call.output_tensors
+            operation.output = outputs[0].data_ptr() if outputs else 0
         return operation
+
+    def _transfer(self, call: PreHookArgs, kind: Kind) -> Operation:
+        name, root, size = kind.number, call.root, kind.payload(call)
+        peer = self._members[root] if 0 <= root < len(self._members) else -1
+        self.state.transfers = True
+        seq = self._transfers[name, peer] = self._transfers.get((name, peer), 0) + 1
+        self._show_count(kind.sends, name, peer, seq)
+        return Operation(self, name, seq, size, peer)
 
     def _show_count(self, sends: bool, name: int, peer: int, count: int) -> None:
         """Show how many were sent to or received from this peer: the barrier compares both sides."""
@@ -225,15 +257,23 @@ class Group:
         """Write the span of an operation that is over, and publish what is in flight now."""
         if self.in_flight.pop(key, None) is None:
             return
-        slot = self.state.ring.next_slot()
+        ring = self.state.ring
+        try:
+            slot: tuple[int, int] | None = ring.claim()
+        except StopIteration:
+            slot = ring.refill()
         if slot is not None:
             at, mark = slot
             PACK_SPAN(
-                self.state.ring.memory, at, operation.heads[0] | operation.parent, operation.context,
+                ring.memory, at, operation.heads[0] | operation.parent, operation.context,
                 operation.start, end, operation.seq & MAX_SEQ, operation.peer, operation.size,
                 operation.blocked, mark,
             )  # fmt: skip
-        self.publish_oldest()
+        if self.in_flight:
+            self.publish_oldest()
+        elif self.cell >= 0:
+            self.state.words[self.cell + G_COMPLETED] = self.enqueued
+            self.state.words[self.cell + G_OP] = 0
 
     def abandon(self, key: int) -> None:
         """Forget an operation whose end nobody will ever know."""
@@ -259,10 +299,4 @@ class Group:
         if oldest is None:
             words[self.cell + G_OP] = 0
         else:
-            self._publish(oldest)
-
-    def _publish(self, operation: Operation) -> None:
-        if self.cell >= 0:
-            self.state.ring.set_op(
-                self.cell, operation.name, operation.seq, operation.size, operation.start, operation.peer
-            )
+            self.state.ring.set_op(self.cell, oldest.name, oldest.seq, oldest.size, oldest.start, oldest.peer)

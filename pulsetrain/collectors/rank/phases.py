@@ -65,7 +65,7 @@ def _nothing() -> None:
 
 
 class Processor(Protocol):
-    """Counts the time that the main thread was runnable without a processor."""
+    """Counts the time that the main thread was runnable without a processor. Nothing of it raises."""
 
     def enter_wait(self, at: int) -> None: ...
     def leave_wait(self, at: int) -> None: ...
@@ -73,8 +73,10 @@ class Processor(Protocol):
 
 
 class Turns(Protocol):
-    """Turns on a device that several ranks share."""
+    """Turns on a device that several ranks share. `held` is the one that this rank has, -1 for none."""
 
+    @property
+    def held(self) -> int: ...
     def leave(self) -> None: ...
     def enter(self) -> None: ...
     def refuse(self) -> None: ...
@@ -88,6 +90,7 @@ class RankState:
     - `context`: step, microbatch and lane, as a slot stores them.
     - `pending`: operations that are not known to have ended. `poll` asks them. The collectives set both.
     - `turns`: gives its device to others while it waits for them, where several ranks share one.
+    - `gives_device_in_waits`: whether the hooks of collectives do so around their waits.
     - `processor`: told of waits for other ranks and of steps, if it is set.
     - `transfers`: whether this rank has sent to another one, or received.
     - `blocked`: ns that the main thread has stood still for communication since the process began. It only
@@ -95,7 +98,7 @@ class RankState:
     """
 
     __slots__ = (
-        *("blocked", "context", "lane", "parent", "pending", "poll"),
+        *("blocked", "context", "gives_device_in_waits", "lane", "parent", "pending", "poll"),
         *("processor", "ring", "step", "top", "transfers", "turns", "words"),
     )
 
@@ -112,6 +115,7 @@ class RankState:
         self.processor: Processor | None = None
         self.transfers = False
         self.turns: Turns | None = None
+        self.gives_device_in_waits = False
 
     def enter_step(self, step: int) -> None:
         """From now on spans that end belong to this step, and to no microbatch."""

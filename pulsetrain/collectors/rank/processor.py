@@ -16,6 +16,7 @@ from pulsetrain.records.schema import CATEGORIES
 SHARE = 200  # a loss is written if it is at least 1/200 of the step
 MOST = 16  # so many waits of a step are looked into, in a long step one for each `SAMPLE_NS`
 SAMPLE_NS = 20_000_000
+UNREADABLE = (OSError, ValueError, IndexError)
 
 
 def install(handle: Handle) -> None:
@@ -85,19 +86,30 @@ class ProcessorWaits:
             self._turn += 1
             self._sampled = self._waits == 1 or self._turn % self._every == 0
             if self._sampled:
-                self._entered = self._now()
+                try:
+                    self._entered = self._now()
+                except UNREADABLE:
+                    self._give_up()
 
     def leave_wait(self, at: int) -> None:
         """Note that it is over. Each call follows one of `enter_wait`."""
         self._depth -= 1
-        if self._depth == 0:
-            self._end_wait(self._now() if self._sampled else None, at)
-
-    def _end_wait(self, now: tuple[int, int] | None, at: int) -> None:
-        """`now` is None for a wait that is not looked into."""
-        if now is None:
+        if self._depth:
+            return
+        if not self._sampled:
             self._stood += at - self._since
             return
+        try:
+            self._end_wait(self._now())
+        except UNREADABLE:
+            self._give_up()
+
+    def _give_up(self) -> None:
+        """The script has closed the descriptor. Steps and waits go on without us."""
+        self._state.processor = None
+        self._state.fault()
+
+    def _end_wait(self, now: tuple[int, int]) -> None:
         before, in_waits = self._entered, self._in_waits
         self._in_waits = in_waits[0] + now[0] - before[0], in_waits[1] + now[1] - before[1]
         self._samples += 1
@@ -112,11 +124,14 @@ class ProcessorWaits:
 
     def end_step(self, step: int, start: int, duration: int) -> None:
         """Write what the step lost, unless that is next to nothing."""
-        now, waiting = self._now(), self._depth > 0
+        try:
+            now = self._now()
+        except UNREADABLE:
+            self._give_up()
+            return
+        waiting = self._depth > 0
         if waiting:
-            end = start + duration
-            self._end_wait(now if self._sampled else None, end)
-            self._entered, self._since, self._sampled = now, end, True
+            self._cut_wait(now, start + duration)
         since = zip(now, self._seen, self._in_all_waits(), strict=True)
         waited, ran = (end - begin - inside for end, begin, inside in since)
         off = duration - (self._state.blocked - self._blocked) - waited - ran
@@ -128,6 +143,14 @@ class ProcessorWaits:
         for head, lost in zip(self._heads, (waited - quota, 0 if waiting else off + quota), strict=True):
             if lost * SHARE > duration:
                 self._ring.span(head, span_context(step, -1, self._lane), start, start + lost)
+
+    def _cut_wait(self, now: tuple[int, int], at: int) -> None:
+        """A wait goes on past the end of its step. What is left of it is the next step's."""
+        if self._sampled:
+            self._end_wait(now)
+        else:
+            self._stood += at - self._since
+        self._entered, self._since, self._sampled = now, at, True
 
 
 def every(waits: int, duration: int) -> int:

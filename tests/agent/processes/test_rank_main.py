@@ -2,6 +2,7 @@
 
 import atexit
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -40,6 +41,23 @@ def test_what_a_script_left_in_the_buffer_of_an_open_file_is_written(tmp_path, m
         assert (tmp_path / "log.csv").read_text() == "1,0.5\n"
         assert (tmp_path / "raw").read_bytes() == b"x"
     assert ended == [3]
+
+
+def test_an_interrupt_that_the_script_does_not_catch_ends_it_by_that_signal(tmp_path, monkeypatch, capsys):
+    (tmp_path / "script.py").write_text("raise KeyboardInterrupt\n")
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    assert rank_main._run("script", str(tmp_path / "script.py")) == -signal.SIGINT
+    assert capsys.readouterr().err.endswith("KeyboardInterrupt\n")
+
+
+def test_where_the_signal_is_blocked_the_status_is_a_shells(monkeypatch):
+    ended = []
+    monkeypatch.setattr(threading, "_shutdown", lambda: None)
+    monkeypatch.setattr(atexit, "_run_exitfuncs", lambda: None)
+    monkeypatch.setattr(rank_main, "_end_by", lambda signum: None)
+    monkeypatch.setattr(os, "_exit", ended.append)
+    rank_main._exit(-signal.SIGINT)
+    assert ended == [130]
 
 
 def test_what_a_full_disk_refuses_counts_as_written():

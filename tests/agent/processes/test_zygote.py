@@ -160,6 +160,7 @@ def test_forked_twins_draw_different_random_numbers(ran):
         ("raise SystemExit", 0),
         ("import sys; sys.exit('too few ranks')", 1),
         ("1 / 0", 1),
+        ("raise KeyboardInterrupt", -signal.SIGINT),
         ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", -signal.SIGSEGV),
         ("import os; os._exit(3)", 3),
     ],

@@ -61,7 +61,7 @@ class Rank:
             self.now += took
             waited.complete = True
 
-        self.tracker.wait(original, work)
+        self.tracker.watched_wait(original)(work)
 
     def blocked(self):
         names = self.watched.reader.names
@@ -137,7 +137,7 @@ def test_a_wait_inside_a_wait_counts_once(rank):
         rank.wait(inner, 6)
 
     with rank.watched.handle.phase("backward"):
-        rank.tracker.wait(original, outer)
+        rank.tracker.watched_wait(original)(outer)
     assert rank.blocked()[-1] == ("backward", 10)
 
 
@@ -199,6 +199,6 @@ def test_a_call_that_waits_in_cpp_counts_as_far_as_it_enqueued_something(rank):
         rank.now += 25
 
     with rank.watched.handle.phase("forward"):
-        rank.tracker.call_that_waits(broadcast)
-        rank.tracker.call_that_waits(lambda: setattr(rank, "now", rank.now + 100))
+        rank.tracker.watched_call(broadcast)()
+        rank.tracker.watched_call(lambda: setattr(rank, "now", rank.now + 100))()
     assert rank.blocked() == [("all_reduce", 25), ("forward", 25)]

@@ -71,7 +71,7 @@ def test_a_wait_of_the_script_is_shown_while_it_lasts_and_recorded_after_it(side
         waited.complete = True
         return "result"
 
-    assert side.tracker.wait(original, work) == "result"
+    assert side.tracker.watched_wait(original)(work) == "result"
     assert shown == [("all_reduce", True)]
     assert side.numbers() == [1]
     assert side.watched.open() == []
@@ -85,13 +85,13 @@ def test_a_wait_that_raises_leaves_the_operation_as_evidence(side):
         raise RuntimeError("connection reset")
 
     with pytest.raises(RuntimeError, match="connection reset"):
-        side.tracker.wait(original, work)
+        side.tracker.watched_wait(original)(work)
     assert side.numbers() == []
     assert len(side.tracker.pending) == 1
 
 
 def test_a_wait_for_a_work_that_is_not_ours_is_only_passed_on(side):
-    assert side.tracker.wait(lambda work, timeout: timeout, Work(), 5) == 5
+    assert side.tracker.watched_wait(lambda work, timeout: timeout)(Work(), 5) == 5
 
 
 def test_a_failed_work_is_counted_and_not_raised(side):
@@ -108,7 +108,7 @@ def test_all_operations_of_a_coalesced_batch_end_with_its_work(side):
         operation = Operation(side.group, side.name, number, 8, -1)
         side.group.in_flight[number] = operation
         side.tracker.coalesced.append((operation, number))
-    assert side.tracker.end_coalescing(lambda: work) is work
+    assert side.tracker.watched_end_of_batch(lambda: work)() is work
     assert side.tracker.coalesced == []
     work.complete = True
     side.tracker.poll()
@@ -144,8 +144,8 @@ def test_a_work_that_tells_its_end_only_to_who_waits_ends_when_its_output_is_wai
     for output in outputs:
         side.enqueue(Work())
         side.newest.output = output.data_ptr()
-    assert side.tracker.wait_newest(lambda tensor: tensor, outputs[1]) is outputs[1]
+    assert side.tracker.watched_wait_for_any(lambda tensor: tensor)(outputs[1]) is outputs[1]
     assert side.numbers() == [2]
-    side.tracker.wait_newest(lambda tensors: tensors, [outputs[0], torch.zeros(1)])
+    side.tracker.watched_wait_for_any(lambda tensors: tensors)([outputs[0], torch.zeros(1)])
     assert side.numbers() == [1]
     assert watched.errors == 0

@@ -2,6 +2,7 @@
 
 import pytest
 
+from pulsetrain.collectors.rank.collectives import Tracker
 from pulsetrain.collectors.rank.device_hooks import around, install
 from pulsetrain.collectors.rank.device_turns import DeviceTurns
 from tests.collectors.rank.test_device_turns import Locks
@@ -35,6 +36,24 @@ def test_a_wait_that_fails_ends_with_the_device_all_the_same(turns, watched):
 
     with pytest.raises(RuntimeError, match="peer is gone"):
         around(turns, fails)()
+    assert turns.held == 0
+
+
+@pytest.mark.parametrize("wait", ["watched_wait", "watched_wait_for_any", "watched_call"])
+def test_the_hooks_of_collectives_do_so_around_their_own_waits(turns, watched, wait):
+    watched.handle.state.turns = turns
+    watched.reader.device.order(0)
+    turns.leave()
+    turns.enter()
+    held = []
+
+    def fails(work: object) -> None:
+        held.append(turns.held)
+        raise RuntimeError("peer is gone")
+
+    with pytest.raises(RuntimeError, match="peer is gone"):
+        getattr(Tracker(watched.handle.state), wait)(fails)(object())
+    assert held == [-1]
     assert turns.held == 0
 
 

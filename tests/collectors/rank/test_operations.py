@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from enum import IntEnum
 from types import SimpleNamespace
 
 import pytest
@@ -30,16 +31,7 @@ class Watchlist:
         return any(operation is other for other, _ in self.coalesced)
 
 
-class Kind:
-    """One operation of torch's enumeration."""
-
-    def __init__(self, name):
-        self.name = name
-
-
-KINDS = {
-    name: Kind(name) for name in ("ALLREDUCE", "SEND", "RECV", "BARRIER", "ALLGATHER_INTO_TENSOR_COALESCED")
-}
+KINDS = IntEnum("KINDS", ("ALLREDUCE", "SEND", "RECV", "BARRIER", "ALLGATHER", "REDUCE_SCATTER", "ALLTOALL"))
 
 
 class Side:
@@ -51,12 +43,12 @@ class Side:
         self.group = Group(self.watchlist, "dp:1", lambda: (4, 5, 6), host_only=True)
         self.ids = itertools.count()
 
-    def enqueue(self, kind="ALLREDUCE", size=4, root=-1, *, fails=False):
+    def enqueue(self, kind="ALLREDUCE", size=4, root=-1, *, out=0, fails=False):
         call = SimpleNamespace(
             name=KINDS[kind],
             op_id=next(self.ids),
             input_tensors=[torch.ones(size)],
-            output_tensors=[],
+            output_tensors=[torch.ones(out)],
             root=root,
             work=object(),
         )
@@ -90,7 +82,7 @@ def test_collectives_are_counted_and_transfers_by_pair_and_direction(side):
         side.enqueue("RECV", root=1),
         side.enqueue("SEND", root=1),
         side.enqueue("SEND", root=2),
-        side.enqueue("ALLGATHER_INTO_TENSOR_COALESCED"),
+        side.enqueue("ALLGATHER"),
     ]
     for key in keys:
         side.end(key)
@@ -105,6 +97,24 @@ def test_collectives_are_counted_and_transfers_by_pair_and_direction(side):
     assert side.watched.errors == 0
 
 
+@pytest.mark.parametrize(
+    ("kind", "size", "out", "expected"),
+    [
+        ("ALLREDUCE", 4, 4, 16),
+        ("ALLGATHER", 4, 8, 32),
+        ("REDUCE_SCATTER", 8, 4, 32),
+        ("ALLTOALL", 4, 6, 24),
+        ("ALLTOALL", 6, 4, 24),
+        ("ALLGATHER", 4, 0, 16),
+        ("REDUCE_SCATTER", 0, 4, 16),
+        ("BARRIER", 0, 0, 0),
+    ],
+)
+def test_a_size_is_the_larger_of_what_goes_in_and_what_comes_out(side, kind, size, out, expected):
+    side.end(side.enqueue(kind, size, out=out))
+    assert [row[2] for row in side.spans()] == [expected]
+
+
 def test_the_oldest_operation_in_flight_is_shown_and_what_is_complete(side):
     first, second = side.enqueue("ALLREDUCE"), side.enqueue("BARRIER", size=0)
     assert (side.cell.members, side.cell.enqueued, side.cell.op, side.cell.op_seq) == (
@@ -117,6 +127,13 @@ def test_the_oldest_operation_in_flight_is_shown_and_what_is_complete(side):
     assert (side.cell.completed, side.cell.op, side.cell.op_seq) == (1, "barrier", 2)
     side.end(second)
     assert (side.cell.completed, side.cell.op) == (2, "")
+
+
+def test_a_transfer_in_flight_says_nothing_of_the_collectives_before_it(side):
+    side.end(side.enqueue("ALLREDUCE"))
+    side.enqueue("RECV", root=1)
+    assert (side.cell.enqueued, side.cell.completed, side.cell.op, side.cell.op_seq) == (1, 1, "recv", 1)
+    assert side.cell.op_peer == 5
 
 
 def test_an_enqueue_that_torch_refused_is_not_in_flight_for_ever(side):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 
@@ -57,6 +58,28 @@ def test_a_steps_wait_for_a_processor_leaves_out_what_passed_while_it_waited_for
     queue.waited, queue.ran = 32_000_000, 296_000_000
     waits.end_step(9, 200_001_000, 100_000_000)
     assert spans(reader) == [("cpu_wait", 7, 4_000_000), ("cpu_wait", 9, 2_000_000)]
+
+
+@pytest.mark.parametrize("closed_in", ["enter", "leave", "step"])
+def test_a_script_that_closes_all_descriptors_goes_on(ring, closed_in):
+    state, reader = ring
+    queue = Queue()
+    waits = state.processor = processor.ProcessorWaits(state, queue)
+
+    def close():
+        raise OSError(errno.EBADF, "Bad file descriptor")
+
+    for part, call in (
+        ("enter", lambda: waits.enter_wait(2_000)),
+        ("leave", lambda: waits.leave_wait(3_000)),
+        ("step", lambda: waits.end_step(0, 1_000, 10_000)),
+    ):
+        if part == closed_in:
+            waits._now = close
+        call()
+    assert state.processor is None
+    assert spans(reader) == []
+    assert reader.status().errors > 0
 
 
 def test_time_in_which_the_thread_could_not_have_run_is_told_apart(ring):

@@ -53,6 +53,13 @@ def watched_next(original: Callable[[Any], Any], auto: Auto) -> Callable[[Any], 
         except Exception:  # noqa: BLE001 - as above
             fault()
 
+    @untraced.hook
+    def fail() -> None:
+        try:
+            loop.fail_fetch()
+        except Exception:  # noqa: BLE001 - as above
+            fault()
+
     @functools.wraps(original)
     @untraced.wrapper
     def fetch(iterator: Any) -> Any:
@@ -62,7 +69,7 @@ def watched_next(original: Callable[[Any], Any], auto: Auto) -> Callable[[Any], 
         try:
             batch = original(iterator)
         except BaseException:
-            loop.fail_fetch()
+            fail()
             raise
         end(batch)
         return batch

@@ -68,12 +68,16 @@ class TrainingLoop:
     def listens(self) -> bool:
         """Whether the caller's events count. Inside the capture of a CUDA graph they do not.
 
-        There nothing runs, and a query of an event would spoil the capture.
+        There nothing runs, and a query of an event would spoil the capture. Never raises.
         """
         handle = self._handle
         if handle.state is None or not handle.on_main_thread:
             return False
-        return handle.timer is None or not handle.timer.capturing()
+        try:
+            return handle.timer is None or not handle.timer.capturing()
+        except Exception:  # noqa: BLE001 - a device that failed raises whatever it is asked: the script will see
+            handle.fault()
+            return False
 
     @property
     def in_backward(self) -> bool:

@@ -9,13 +9,16 @@ configuration, and statistics do not.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import torch
 
 LOOKED_AT = 200_000  # objects inside what is saved. Beyond, the rest is not looked at
+ALIKE = 1_000  # a container that begins with so many numbers or texts is taken to hold nothing else
+PLAIN = (str, bytes, int, float)
 FLAT_SHARE = 0.9  # a single one-dimensional parameter with so much of all elements is a flat buffer
 
 
@@ -74,7 +77,7 @@ def tensors_in(saved: object) -> Iterator[torch.Tensor]:
     waiting, seen = [saved], set[int]()
     while waiting and len(seen) < LOOKED_AT:
         item = waiting.pop()
-        if id(item) in seen or isinstance(item, str | bytes | int | float):
+        if id(item) in seen or isinstance(item, PLAIN):
             continue
         seen.add(id(item))
         if isinstance(item, torch.Tensor):
@@ -84,10 +87,16 @@ def tensors_in(saved: object) -> Iterator[torch.Tensor]:
         elif isinstance(item, torch.optim.Optimizer):
             waiting += [item.state, item.param_groups]
         elif isinstance(item, dict):
-            waiting += _values(item)
-        elif isinstance(item, list | tuple):
-            waiting += item
+            waiting += _opened(dict.values(item))  # not a subclass's own method, here and below
+        elif isinstance(item, list):
+            waiting += _opened(list.__iter__(item))
+        elif isinstance(item, tuple):
+            waiting += _opened(tuple.__iter__(item))
 
 
-def _values(item: Mapping[object, object]) -> list[object]:
-    return list(dict.values(item))  # type: ignore[arg-type]  # not a subclass's own method
+def _opened(values: Iterable[object]) -> list[object]:
+    """Return what may hold tensors. A list of millions of numbers costs no more than a short one."""
+    first = list(islice(values, LOOKED_AT))
+    if len(first) > ALIKE and all(isinstance(value, PLAIN) for value in first[:ALIKE]):
+        return []
+    return [value for value in first if not isinstance(value, PLAIN)]

@@ -6,6 +6,7 @@ import copy
 import io
 import json
 import threading
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -375,3 +376,12 @@ def test_compiled_code_sees_none_of_it(auto, model, optimizer):
     counters = torch._dynamo.utils.counters
     assert not counters["graph_break"]
     assert counters["stats"]["unique_graphs"] == 1
+
+
+def test_a_device_that_failed_raises_in_the_script_and_not_in_our_hooks(auto, watched):
+    def fails():
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    auto.handle._timer = SimpleNamespace(capturing=fails)
+    assert not auto.loop.listens
+    assert watched.errors == 1

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from pulsetrain.collectors.rank.auto.trained import TrainedState, tensors_in
+from pulsetrain.collectors.rank.auto.trained import ALIKE, TrainedState, tensors_in
 
 
 def model():
@@ -47,6 +47,23 @@ def test_an_optimizer_adds_its_moments(job):
     net, optimizer, state = job
     assert state.share(optimizer.state_dict()) == pytest.approx(2.0)
     assert state.share({"model": net.state_dict(), "optimizer": optimizer.state_dict()}) == pytest.approx(3.0)
+
+
+def test_a_list_of_very_many_numbers_is_not_walked_through():
+    class Number(float):
+        """A number that notes how often it is looked at."""
+
+        looked = 0
+
+        @property
+        def __class__(self):
+            Number.looked += 1
+            return float
+
+    weight = torch.ones(2)
+    saved = {"losses": [Number()] * 500_000, "sizes": dict.fromkeys(range(500_000), 1), "weight": weight}
+    assert list(tensors_in(saved)) == [weight]
+    assert Number.looked <= 10 * ALIKE
 
 
 @pytest.mark.parametrize(
@@ -97,9 +114,15 @@ class Hostile(dict):
         raise RuntimeError("the script's own code ran")
 
 
+class HostileList(list):
+    def __iter__(self):
+        raise RuntimeError("the script's own code ran")
+
+
 def test_no_code_of_the_script_runs():
     tensor = torch.ones(3)
     assert list(tensors_in(Hostile(a=tensor))) == [tensor]
+    assert list(tensors_in(HostileList([tensor]))) == [tensor]
 
 
 TREES = st.recursive(
