@@ -86,7 +86,7 @@ def main() -> None:
         await rest(job)
         reach(job, "stopped")
 
-    async def restores(job: Any) -> bool:
+    async def restores(job: Any) -> Any:
         if job.recovery is not None and job.recovery.image is not None:
             reach(job, "restoring")
         return await restore(job)

@@ -9,7 +9,6 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Protocol, cast
 
@@ -18,7 +17,7 @@ import structlog
 from pulsetrain.agent import holding, image_commands, profiling, ras_command
 from pulsetrain.agent.check_commands import CheckCommands
 from pulsetrain.agent.link import SendReply
-from pulsetrain.agent.processes.process_images import ProcessImages, arena_of
+from pulsetrain.agent.processes.process_images import Manifest, ProcessImages, arena_of
 from pulsetrain.agent.processes.rank import NodeIdentity, Rank
 from pulsetrain.agent.processes.ranks import Ranks
 from pulsetrain.agent.processes.zygote import Zygote
@@ -211,8 +210,15 @@ class Commands:
             error = f"{type(failure).__name__}: {failure}"
         if error:
             log.warning("command_refused", type=type(command).__name__, error=error)
+            data |= self._image_left(command)
         self._node.send_heartbeat()  # before the reply: what the hub decides next rests on the present state
         send_reply(Reply(id=command.id, node=self._node.identity.node, error=error, data=data))
+
+    def _image_left(self, command: Command) -> JsonObject:
+        """Whether a restore that failed can be tried again."""
+        if isinstance(command, Start) and command.image:
+            return {"image_kept": self._images.keeps(command.image)}
+        return {}
 
     def _kept_settings(self, command: Command) -> contextlib.AbstractContextManager[None]:
         """Checks that use GPUs leave their clocks and power limits as they were, also if they are killed."""
@@ -272,8 +278,7 @@ class Commands:
         with self._restore_lock:
             load_ns = self._restore(start, own_ranks)
         with self._ranks_lock:
-            if epoch != self._epoch:
-                raise Unavailable(f"attempt {start.attempt} was stopped while it started")
+            self._go_on_if(epoch, start)
             spawning_ns = time.time_ns()
             self._node.ranks.spawn(self._node.zygote, start, {r: self._arenas[r] for r in own_ranks})
             self._checkpoints.follow({rank.rank: rank.ring_fd for rank in self._node.ranks.all})
@@ -327,28 +332,44 @@ class Commands:
                 image_commands.go_on([rank for rank in ranks if rank.code is None], store)
 
     def _restore_ranks(self, start: Start, epoch: int, began_ns: int) -> JsonObject:
-        """Bring the ranks of an image back, and let them run on. The image is gone then in any case."""
+        """Bring the ranks of an image back, and let them run on. Only then the image is gone.
+
+        Where it fails no rank of it is left, and what checkpoints have in memory stays.
+        """
         store = self._stores.pop(start.job, None)
         if store is not None:
             self._node.zygote.signal(store, signal.SIGKILL)
         own_ranks = ranks_of_node(start.node_rank, self._node.identity.nproc_per_node)
-        try:
-            manifest = image_commands.read(start, self._images, store)
-            with self._restore_lock:
-                self._restore(replace(start, restore_step=-1), own_ranks)
-            with self._ranks_lock:
-                if epoch != self._epoch:
-                    raise Unavailable(f"attempt {start.attempt} was stopped while it started")
-                self._node.ranks.restore(self._node.zygote, start, self._images, manifest)
-                self._stores |= image_commands.store_of(start.job, manifest)
-                self._checkpoints.follow({rank.rank: rank.ring_fd for rank in self._node.ranks.all})
-                self._node.launched(start, began_ns)
-                for rank in self._node.ranks.all:
-                    self._take_arena(rank)
-                    rank.hold(0, 0, 0)
-        finally:
+        manifest = image_commands.read(start, self._images, store)
+        with self._restore_lock:
+            self._attach(start, own_ranks)
+        with self._ranks_lock:
+            self._go_on_if(epoch, start)
+            self._node.ranks.restore(self._node.zygote, start, self._images, manifest)
+            try:
+                self._take_restored(start, epoch, began_ns, manifest)
+            except BaseException:
+                self._node.ranks.stop(self._node.zygote, 0.0)
+                raise
             self._images.clear()
+            for rank in self._node.ranks.all:
+                rank.hold(0, 0, 0)
         return {"restore_ns": time.time_ns() - began_ns}
+
+    def _take_restored(self, start: Start, epoch: int, began_ns: int, manifest: Manifest) -> None:
+        """Ranks stand as they were dumped. From now on they are those of this attempt."""
+        self._stores |= image_commands.store_of(start.job, manifest)
+        self._go_on_if(epoch, start)  # a stop came meanwhile: nothing has changed yet that the image has
+        self._checkpoints.clear()
+        self._checkpoints.follow({rank.rank: rank.ring_fd for rank in self._node.ranks.all})
+        self._node.launched(start, began_ns)
+        for rank in self._node.ranks.all:
+            self._take_arena(rank)
+
+    def _go_on_if(self, epoch: int, start: Start) -> None:
+        """Raises `Unavailable` where ranks were stopped since the launch of `epoch` began."""
+        if epoch != self._epoch:
+            raise Unavailable(f"attempt {start.attempt} was stopped while it started")
 
     def _take_arena(self, rank: Rank) -> None:
         """A restored rank saves into the arena that came back with it, not into the one of its node."""
@@ -364,13 +385,7 @@ class Commands:
 
     def _restore(self, start: Start, own_ranks: range) -> dict[str, int]:
         """Bring each rank's state of `restore_step` into its arena; ns it took, by rank."""
-        for rank in own_ranks:
-            if rank not in self._arenas:
-                kept = self._checkpoints.reclaim(rank)
-                self._arenas[rank] = self._create_arena() if kept < 0 else kept
-            self._checkpoints.attach(rank, self._arenas[rank])
-        world, key = world_of(start), start.peer_key
-        self._checkpoints.set_world(world, start.node_rank, start.attempt, key, start.holders)
+        self._attach(start, own_ranks)
         if start.restore_step < 0:
             self._checkpoints.clear()
             return {}
@@ -386,6 +401,16 @@ class Commands:
             )
             for rank in own_ranks
         }
+
+    def _attach(self, start: Start, own_ranks: range) -> None:
+        """Watch an arena for each rank, in the world of this attempt."""
+        for rank in own_ranks:
+            if rank not in self._arenas:
+                kept = self._checkpoints.reclaim(rank)
+                self._arenas[rank] = self._create_arena() if kept < 0 else kept
+            self._checkpoints.attach(rank, self._arenas[rank])
+        world, key = world_of(start), start.peer_key
+        self._checkpoints.set_world(world, start.node_rank, start.attempt, key, start.holders)
 
     def _give_arenas_except(self, own_ranks: range) -> None:
         """Give the arenas away of ranks that run on another node by now."""

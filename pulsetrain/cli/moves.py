@@ -68,10 +68,20 @@ def preempt(
     metavar="NODE,NODE,...",
     help="Go on on these nodes, by default on those that it has.",
 )
+@click.option(
+    "--lose-progress", is_flag=True, help="Also where its processes cannot be restored and it begins anew."
+)
 @_move_options
 @hub_options
 @json_option
-def resume(job: str, nodes: tuple[str, ...], move: MoveOptions, hub: HubOptions, as_json: bool) -> None:
+def resume(
+    job: str,
+    nodes: tuple[str, ...],
+    lose_progress: bool,
+    move: MoveOptions,
+    hub: HubOptions,
+    as_json: bool,
+) -> None:
     """Let JOB go on after a pre-emption, from its newest checkpoint.
 
     It also takes back a pre-emption or migration that still waits for a checkpoint.
@@ -80,7 +90,11 @@ def resume(job: str, nodes: tuple[str, ...], move: MoveOptions, hub: HubOptions,
 
     Example: pulsetrain resume gpt --nodes node-c,node-d --reason "the rack is free"
     """
-    _show(hub.client().move(job, "resume", move.reason, nodes=nodes, dry_run=move.dry_run), as_json)
+    client = hub.client()
+    answer = client.move(
+        job, "resume", move.reason, nodes=nodes, lose_progress=lose_progress, dry_run=move.dry_run
+    )
+    _show(answer, as_json)
 
 
 @pulsetrain.command()

@@ -394,6 +394,7 @@ class Start:
     `data` of the reply is {"needs_world": true}.
 
     With `image` the ranks are not launched: those of that image are restored, which stood at `restore_step`.
+    Where that fails, `data` of the reply is {"image_kept": whether it can be tried again}.
 
     `program` is what an update has changed. `data` of the reply is then {"program": its number}. Where the
     program is not there, nothing is launched, and `data` of the reply is {"program_refused": why}.

@@ -250,7 +250,8 @@ async def replace(job: JobState) -> Outcome:
     for promotion in members.fill_world(job.resizing.size, job.resizing.sizes):
         detail = {"node_rank": promotion.node_rank, "replaces": promotion.replaces}
         job.write("standby_promoted", detail, node=promotion.node)
-    members.chosen = None
+    if not resume_nodes.awaits_image(job):
+        members.chosen = None
     left_out = [node for node in before if node.state is NodeState.STANDBY]
     await _end_parked(job, left_out, "the job goes on without this node")
     if job.recovery is not None:

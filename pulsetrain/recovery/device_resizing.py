@@ -7,7 +7,7 @@ Else the number of ranks stays, and the ranks of each node take turns on its sha
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from pulsetrain.core.errors import UsageError
@@ -55,27 +55,64 @@ class _Plan:
 async def resize(
     job: JobState, request: MoveRequest, snapshot: JobSnapshot, *, dry_run: bool
 ) -> ResizePreview:
-    """Do what is asked for, or say what it would mean. Raises `UsageError` where it cannot be done."""
+    """Do what is asked for, or say what it would mean.
+
+    Raises `UsageError` where it cannot be done, also where a node does not do its part. Then the others are
+    told to go back.
+    """
     plan = _plan(job, request.devices)
     why_not = plan.why_not or _busy(job, plan)
-    if not why_not and plan.how != "nodes":
-        why_not, _ = await _tell(job, plan, dry_run=True)
-    answer = _answer(job, snapshot, request, plan, why_not, dry_run=dry_run)
     if dry_run:
-        return answer
+        why_not = why_not or await _why_nodes_refuse(job, plan)
+        return _answer(job, snapshot, request, plan, why_not, dry_run=True)
     if why_not:
         raise UsageError(why_not)
-    began_ns = job.now_ns()
-    asked = {"reason": request.reason, "devices": plan.devices, "from": answer["from_devices"]}
+    job.resizing.under_way = True
+    try:
+        return await _carry_out(job, request, plan, snapshot)
+    finally:
+        job.resizing.under_way = False
+
+
+async def _carry_out(
+    job: JobState, request: MoveRequest, plan: _Plan, snapshot: JobSnapshot
+) -> ResizePreview:
+    number = job.attempt.number
+    why_not = await _why_nodes_refuse(job, plan)
+    if not why_not and (job.attempt.number != number or job.phase is not Phase.RUNNING):
+        why_not = f"job {job.name!r} was stopped meanwhile; try again"
+    if why_not:
+        raise UsageError(why_not)
+    answer = _answer(job, snapshot, request, plan, "", dry_run=False)
+    began_ns, before = job.now_ns(), answer["from_devices"]
+    asked = {"reason": request.reason, "devices": plan.devices, "from": before}
     job.write("resize", {**asked, "how": plan.how, "step": job.last_step}, actor=request.actor)
+    kept = job.resizing.cap, job.resizing.devices
     _want(job, plan)
     why_not, answer["late"] = await _tell(job, plan, dry_run=False)
+    keeps = bool(why_not) and job.attempt.number == number  # a new attempt has what is wanted
+    if keeps:
+        job.resizing.cap, job.resizing.devices = kept
+        job.keep_size()
+        await _tell(job, _with_devices(plan, before), dry_run=False)
     follow_ns = job.now_ns() - began_ns
     stages = {"stages_ns": {"follow": follow_ns}, "total_ns": follow_ns}
     told = {**asked, "how": plan.how, "late": answer["late"], "why_not": why_not, **stages}
     if plan.how != "nodes":
         job.write("resized", told, actor=request.actor)
+    if keeps:
+        raise UsageError(f"job {job.name!r} keeps its {before} devices: {why_not}")
     return answer
+
+
+def _with_devices(plan: _Plan, devices: int) -> _Plan:
+    return replace(plan, devices=devices, share=tuple(devices_of_nodes(devices, plan.nodes)))
+
+
+async def _why_nodes_refuse(job: JobState, plan: _Plan) -> str:
+    """Why a node could not do its part, "" where all could."""
+    why_not, _ = await _tell(job, plan, dry_run=True)
+    return why_not
 
 
 def devices_of(job: JobState, member: WorldNode) -> int:
@@ -114,6 +151,8 @@ def _busy(job: JobState, plan: _Plan) -> str:
         return "the hub only observes (observe_only): it stops no job to change its number of nodes"
     if job.phase is not Phase.RUNNING:
         return f"job {job.name!r} is {job.phase}; try again when it runs"
+    if job.resizing.under_way:
+        return f"job {job.name!r} is being resized already"
     return f"job {job.name!r} is about to be moved already ({job.move.request.what})" if job.move else ""
 
 

@@ -93,7 +93,13 @@ def release_any(job: JobState) -> None:
 
 
 async def _ask_until_settled(job: JobState, hold: Hold, on_end: Callable[[], None]) -> None:
-    await _bring_to_stand(job, hold)
+    try:
+        await _bring_to_stand(job, hold)
+    except Exception as error:  # whatever was answered: the move must not wait for it for ever
+        job.services.background.once("end hold", _release(job, hold.attempt))
+        _miss(job, hold, f"{type(error).__name__}: {error}")
+        on_end()
+        raise
     if hold.state in ("stands", "missed"):
         on_end()
 
@@ -127,8 +133,13 @@ async def _bring_to_stand(job: JobState, hold: Hold) -> None:
         if not decision.run_on and all(position.stands for position in seen.values()):
             await asyncio.sleep(PAUSE_S)  # agents answer at once
     await _release(job, hold.attempt)
+    _miss(job, hold, hold.why_not)
+
+
+def _miss(job: JobState, hold: Hold, why_not: str) -> None:
+    """The hold did not come about, unless it was settled or given up meanwhile."""
     if hold.state == "asked":
-        hold.state = "missed"
+        hold.state, hold.why_not = "missed", why_not
         job.write("hold_missed", hold.row())
 
 

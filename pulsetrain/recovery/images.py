@@ -9,15 +9,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from pulsetrain.protocol.messages import DumpRanks, Start, World
-from pulsetrain.recovery import hold
+from pulsetrain.protocol.messages import DumpRanks, Reply, Start, World
+from pulsetrain.recovery import hold, kept_moves, resume_nodes
 from pulsetrain.recovery.attempt import Attempt
 from pulsetrain.recovery.move_preview import ONLY, lacking
-from pulsetrain.recovery.move_request import Hold, Image
+from pulsetrain.recovery.move_request import Hold, Image, Move, MoveRequest
 from pulsetrain.recovery.nodes import CLOSED, GONE, Node
-from pulsetrain.recovery.saves import has_checkpointer
+from pulsetrain.recovery.saves import has_checkpointer, restorable_without
 from pulsetrain.recovery.state import JobState
+from pulsetrain.recovery.transitions import Event
 
+LEFT = "image_kept"
+"""in an agent's reply to a restore that failed: whether it can be tried again"""
 DUMP_TIMEOUT_S = 120.0
 POLL_S = 0.02
 
@@ -50,72 +53,126 @@ def take(job: JobState, on_end: Callable[[], None]) -> tuple[Image, Hold]:
 
 
 async def _dump(job: JobState, image: Image, held: Hold, on_end: Callable[[], None]) -> None:
-    if held.state != "stands":
-        image.why_not = held.why_not
-    elif job.attempt.number != image.attempt:
-        image.why_not = "the ranks were launched anew"
-    else:
-        name = f"attempt-{image.attempt}-{held.number}"
-        command = DumpRanks(id=job.next_id(), attempt=image.attempt, name=name)
-        reply = await job.ask(job.members.nodes[image.node], command, DUMP_TIMEOUT_S)
-        image.why_not = reply.error
-        if not reply.error:
-            image.name, image.step, image.state = name, job.last_step, "taken"
-            image.dump_ns, image.bytes = int(reply.data["dump_ns"]), int(reply.data["bytes"])
-            image.stored_bytes = int(reply.data.get("stored_bytes", image.bytes))
-            image.new_bytes = int(reply.data.get("new_bytes", image.bytes))
-    if image.state == "asked":
-        image.state = "missed"
-        hold.release(job, held)
-        job.write("image_missed", image.row(), node=image.node)
+    try:
+        why_not = await _take(job, image, held)
+    except Exception as error:  # whatever was answered: the move must not wait for it for ever
+        _miss(job, image, held, f"{type(error).__name__}: {error}")
+        on_end()
+        raise
+    if why_not:
+        _miss(job, image, held, why_not)
     on_end()
 
 
-async def restore(job: JobState) -> bool:
-    """Bring the processes of the job's image back. Whether they run. Else it is written down why not."""
+async def _take(job: JobState, image: Image, held: Hold) -> str:
+    """Dump the ranks. Returns why they were not, "" where they were."""
+    if held.state != "stands":
+        return held.why_not or "the ranks do not stand"
+    if job.attempt.number != image.attempt:
+        return "the ranks were launched anew"
+    name = f"attempt-{image.attempt}-{held.number}"
+    command = DumpRanks(id=job.next_id(), attempt=image.attempt, name=name)
+    reply = await job.ask(job.members.nodes[image.node], command, DUMP_TIMEOUT_S)
+    if reply.error:
+        return reply.error
+    image.dump_ns, image.bytes = int(reply.data["dump_ns"]), int(reply.data["bytes"])
+    image.stored_bytes = int(reply.data.get("stored_bytes", image.bytes))
+    image.new_bytes = int(reply.data.get("new_bytes", image.bytes))
+    image.name, image.step, image.state = name, job.last_step, "taken"
+    return ""
+
+
+def _miss(job: JobState, image: Image, held: Hold, why_not: str) -> None:
+    """The ranks run on."""
+    image.state, image.why_not = "missed", why_not
+    hold.release(job, held)
+    job.write("image_missed", image.row(), node=image.node)
+
+
+async def restore(job: JobState) -> Event | None:
+    """Bring the processes of the job's image back. `STARTED` once they run.
+
+    Else it is written down why not, and what follows. `PREEMPT`: nothing but the image has the job's state,
+    so the job stays pre-empted. None: it is to be launched without an image.
+    """
     image = job.recovery.image if job.recovery else None
     if image is None or job.recovery is None or not image.name:
-        return False
-    job.recovery.image = None  # it is used once
-    job.services.memory.preemption(job.name, None)
-    members = job.members
+        return None
+    job.recovery.image = job.members.chosen = None  # it is used once
+    kept_moves.keep_restoring(job)
     job.attempt = Attempt(number=job.attempt.number + 1, restore_step=image.step)
-    members.refresh_world()
-    why_not = "" if [m.node for m in members.world] == [image.node] else "the job has another node now"
-    restore_ns = 0
-    job.write(
-        "attempt_started", {"world": [m.node for m in members.world], "image": image.name, "sources": {}}
-    )
+    job.members.refresh_world()
+    world = [member.node for member in job.members.world]
+    job.write("attempt_started", {"world": world, "image": image.name, "sources": {}})
     job.keep_world()
     job.attempt.started_ns = job.now_ns()
-    if not why_not:
-        member = members.world[0]
-        command = Start(
-            id=job.next_id(),
-            job=job.name,
-            attempt=job.attempt.number,
-            node_rank=member.node_rank,
-            world=World(members.world),
-            store_address="",
-            store_port=0,
-            restore_step=image.step,
-            peer_key=job.services.peer_key(job.name),
-            image=image.name,
-        )
-        node = members.nodes[member.node]
-        reply = await job.ask(node, command, DUMP_TIMEOUT_S)
-        why_not, restore_ns = reply.error, int(reply.data.get("restore_ns", 0))
-        if reply.error == CLOSED and await _runs(job, node):
-            why_not = ""
-    if why_not:
-        job.write("image_missed", {**image.row(), "why_not": why_not}, node=image.node)
-        return False
-    told = {"image": image.name, "step": image.step, "restore_ns": restore_ns}
+    if world != [image.node]:
+        return _not_restored(job, image, "the job has another node now", left=True)
+    await job.services.memory.stored()
+    reply = await _ask_to_restore(job, image)
+    if reply.error:
+        return _not_restored(job, image, reply.error, left=bool(reply.data.get(LEFT, True)))
+    kept_moves.keep_restored(job)
+    told = {"image": image.name, "step": image.step, "restore_ns": int(reply.data.get("restore_ns", 0))}
     job.write("image_restored", told, node=image.node)
     job.attempt.launched = True
     job.recovery.launched(job.now_ns(), fetch_ns=0, step=image.step)
     job.recovery.resumed_by = "image"
-    return True
+    return Event.STARTED
+
+
+async def _ask_to_restore(job: JobState, image: Image) -> Reply:
+    """What the node of the image says. No error where its ranks run."""
+    [member] = job.members.world
+    command = Start(
+        id=job.next_id(),
+        job=job.name,
+        attempt=job.attempt.number,
+        node_rank=member.node_rank,
+        world=World(job.members.world),
+        store_address="",
+        store_port=0,
+        restore_step=image.step,
+        peer_key=job.services.peer_key(job.name),
+        image=image.name,
+    )
+    node = job.members.nodes[member.node]
+    reply = await job.ask(node, command, DUMP_TIMEOUT_S)
+    if reply.error == CLOSED and await _runs(job, node):
+        return Reply(id=command.id, node=node.name)
+    return reply
+
+
+def _not_restored(job: JobState, image: Image, why_not: str, *, left: bool) -> Event | None:
+    """`left`: the image may still be restored."""
+    stays, saved = left and resume_nodes.has_only_image(job), restorable_without(job, "")
+    if stays:
+        follows = "it stays pre-empted and keeps its image: resume it again, or begin anew (--lose-progress)"
+    elif saved >= 0:
+        follows = f"it goes on from step {saved}"
+    else:
+        follows = f"it begins anew, and {image.step + 1} steps are lost"
+    told = {**image.row(), "why_not": why_not, "follows": follows}
+    job.write("image_missed", told, node=image.node)
+    if stays:
+        _stay(job, image, why_not)
+        return Event.PREEMPT
+    return None
+
+
+def _stay(job: JobState, image: Image, why_not: str) -> None:
+    """The job is pre-empted again. What is told of this attempt from now on stops it no other way."""
+    if job.move is None or job.move.request.what != "preempt":
+        reason = f"its processes were not restored: {why_not}"
+        job.move = Move(
+            request=MoveRequest(what="preempt", reason=reason, actor="controller"),
+            asked_ns=job.now_ns(),
+            asked_s=job.services.clock.monotonic_s(),
+            newer_than=image.step,
+        )
+    job.move.image, job.move.from_step = image, image.step
+    kept_moves.keep(job, job.move, stopped_ns=job.now_ns())
+    job.attempt = Attempt(number=job.attempt.number + 1)
 
 
 async def _runs(job: JobState, node: Node) -> bool:

@@ -15,6 +15,7 @@ from pulsetrain.recovery import (
     elasticity,
     faults,
     images,
+    kept_moves,
     link_actions,
     liveness,
     moving,
@@ -59,7 +60,7 @@ class Job:
         self.name = name
         self._state = JobState(name, sizes=sizes, max_restarts=max_restarts, services=services)
         self._state.attempt.number = max(last_attempt, self._state.attempt.number)
-        moving.recall(self._state)
+        kept_moves.recall(self._state)
         updating.recall(self._state)
         self._services = services
         self._loop = JobLoop(self._state)

@@ -31,8 +31,9 @@ DOUBTFUL_FAILURES = 2
 
 async def launch(job: JobState) -> Event | Fault:
     """Start an attempt from the newest step that all ranks can reach. `STARTED`, or why it failed."""
-    if await images.restore(job):
-        return Event.STARTED
+    restored = await images.restore(job)
+    if restored is not None:
+        return restored
     members = job.members
     job.attempt = Attempt(number=job.attempt.number + 1)
     members.refresh_world()

@@ -27,7 +27,8 @@ class Preemption:
     """Why a job is to stop, who wanted it, and its newest step (-1: none).
 
     `stopped_ns` is 0 until it has stopped. `wait_s` is how long it may wait for a checkpoint before.
-    `image` names what its processes were dumped into, on `image_node`.
+    `lose_progress`: it may lose all its steps. `image` names what its processes were dumped into, on
+    `image_node`. `restoring`: somebody has resumed it, and they are being restored.
     """
 
     reason: str
@@ -37,6 +38,8 @@ class Preemption:
     wait_s: float = 60.0
     image: str = ""
     image_node: str = ""
+    lose_progress: bool = False
+    restoring: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

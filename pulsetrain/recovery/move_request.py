@@ -19,7 +19,7 @@ LONGEST_S = 86400.0
 class MoveRequest:
     """`node` is the one that a job is taken off. `wait_s` is how long a newer checkpoint is waited for.
 
-    `lose_progress`: also where the job would begin anew. `devices` are those that a job is to use. `nodes`
+    `lose_progress`: also where the job may begin anew. `devices` are those that a job is to use. `nodes`
     are those that it is resumed on, () for those that it has. Raises `UsageError` for other values.
     """
 
@@ -121,7 +121,8 @@ class Move:
     to save, `acted_in` the one that was stopped, None for none yet. `from_step` is the newest step then.
     `hold` is the barrier at which the ranks are ended, and `held_ns` how long it took until they were.
     `saved_s` is when the script was first seen to have saved by itself.
-    `image` is what its processes were dumped into. `not_stopped` are nodes whose ranks would not end.
+    `image` is what its processes were dumped into. `restoring`: an earlier hub was about to restore them.
+    `not_stopped` are nodes whose ranks would not end.
     """
 
     request: MoveRequest
@@ -133,6 +134,7 @@ class Move:
     saved_ns: int = 0
     hold: Hold | None = None
     image: Image | None = None
+    restoring: bool = False
     held_ns: int = 0
     saved_s: float = 0.0
     from_step: int = -1

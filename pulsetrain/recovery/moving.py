@@ -10,8 +10,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from pulsetrain.core.errors import UsageError
-from pulsetrain.recovery import faults, hold, images, resume_nodes
-from pulsetrain.recovery.memory import Preemption
+from pulsetrain.recovery import faults, hold, images, kept_moves, resume_nodes
 from pulsetrain.recovery.move_request import ASKED, LONGEST_S, Hold, Image, Move, MoveRequest
 from pulsetrain.recovery.nodes import NodeState
 from pulsetrain.recovery.record import Fault, Recovery
@@ -50,7 +49,9 @@ def refusal(job: JobState, request: MoveRequest) -> str:
         waits = job.move is not None and not _updates(job) and job.phase is not Phase.PREEMPTING
         if not waits:
             return f"job {job.name!r} is {job.phase}, not pre-empted"
-        return resume_nodes.refusal(job, request.nodes)
+        if job.phase is Phase.FORMING and job.move is not None and job.move.image is not None:
+            return f"job {job.name!r} is just being taken over by this hub; try again in a moment"
+        return resume_nodes.refusal(job, request)
     if job.phase in PREEMPTED:
         return "" if _stays_stopped(job, request) else f"job {job.name!r} is {job.phase} already"
     if job.move is not None and not _updates(job):
@@ -100,7 +101,7 @@ def begin(job: JobState, request: MoveRequest, loop: Loop) -> None:
     detail = {"reason": request.reason, "step": job.last_step, "wait_s": request.wait_s}
     job.write(request.what, detail, node=request.node, actor=request.actor)
     if request.what == "preempt":
-        _keep(job, job.move, stopped_ns=0)
+        kept_moves.keep(job, job.move, stopped_ns=0)
     look(job, loop)
 
 
@@ -124,8 +125,12 @@ def _updates(job: JobState) -> bool:
 def take_over(job: JobState) -> None:
     """A new hub has found the ranks as an earlier one has left them, perhaps in the middle of a move.
 
-    Of a migration nobody knows any more. So no rank may stand for it, or save every step from now on.
+    Of a migration nobody knows any more. So no rank may stand for it, or save every step from now on. Where
+    it was about to restore ranks, they run now.
     """
+    if job.move is not None and job.move.restoring:
+        job.move = None
+        job.services.memory.preemption(job.name, None)
     if job.move is None:
         hold.release_any(job)
         end_saves(job)
@@ -325,50 +330,16 @@ async def rest(job: JobState) -> None:
         "not_stopped": move.not_stopped,
     }
     job.write("preempted", detail, actor=request.actor)
-    _keep(job, move, stopped_ns=now_ns)
+    kept_moves.keep(job, move, stopped_ns=now_ns)
     await job.services.memory.stored()
-
-
-def _keep(job: JobState, move: Move, *, stopped_ns: int) -> None:
-    """A new hub must know of it."""
-    request = move.request
-    kept = Preemption(
-        reason=request.reason,
-        actor=request.actor,
-        step=max(move.from_step, move.newer_than),
-        stopped_ns=stopped_ns,
-        wait_s=request.wait_s,
-        image=move.image.name if move.image else "",
-        image_node=move.image.node if move.image else "",
-    )
-    job.services.memory.preemption(job.name, kept)
-
-
-def recall(job: JobState) -> None:
-    """Go on where an earlier hub has pre-empted the job, or was asked to."""
-    kept = job.services.memory.recall(job.name).preemption
-    if kept is None:
-        return
-    request = MoveRequest(what="preempt", reason=kept.reason, actor=kept.actor, wait_s=kept.wait_s)
-    job.move = Move(
-        request=request,
-        asked_ns=kept.stopped_ns or job.now_ns(),
-        asked_s=job.services.clock.monotonic_s(),
-        newer_than=kept.step,
-        from_step=kept.step,
-    )
-    if kept.stopped_ns and kept.image:
-        step, node = kept.step, kept.image_node
-        job.move.image = Image(node=node, attempt=-1, name=kept.image, step=step, state="taken")
-    if kept.stopped_ns:
-        job.enter(Phase.PREEMPTED)
 
 
 def _hand_over(job: JobState, move: Move, request: MoveRequest) -> None:
     """A stopped job stays stopped, in another's name: who has stopped it says when it goes on."""
     job.write(request.what, {"reason": request.reason, "state": str(job.phase)}, actor=request.actor)
-    move.request = request if request.what == "preempt" else replace(move.request, actor=POOL, reason=SHARE)
-    _keep(job, move, stopped_ns=job.now_ns())
+    pools = replace(move.request, actor=POOL, reason=SHARE, lose_progress=request.lose_progress)
+    move.request = request if request.what == "preempt" else pools
+    kept_moves.keep(job, move, stopped_ns=job.now_ns())
 
 
 def _resume(job: JobState, request: MoveRequest, loop: Loop) -> None:
@@ -384,7 +355,7 @@ def _resume(job: JobState, request: MoveRequest, loop: Loop) -> None:
     told = {"reason": request.reason, "state": str(job.phase), "nodes": list(request.nodes)}
     job.write("resume", told, actor=request.actor)
     if job.phase is not Phase.PREEMPTED:
-        job.services.memory.preemption(job.name, None)
+        kept_moves.take_back(job, move)
         hold.release(job, move.hold if move else None)
         end_saves(job)
         return
@@ -396,5 +367,5 @@ def _resume(job: JobState, request: MoveRequest, loop: Loop) -> None:
     job.recovery = Recovery(
         fault=fault, from_step=move.from_step if move else -1, from_nodes=resume_nodes.world_before(job)
     )
-    job.recovery.image = image
+    job.recovery.image, job.recovery.lose_progress = image, request.lose_progress
     loop.post(Event.RESUME)

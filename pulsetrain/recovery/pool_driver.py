@@ -114,7 +114,9 @@ class PoolDriver:
 
     def _decide(self, present: Mapping[str, PooledJob]) -> Decision:
         demands = [self._demand(name, job) for name, job in present.items()]
-        decision = decide(self._slots(present), demands, self._config.prices)
+        ending = self._ending()
+        free = {host: max(0, devices - ending[host]) for host, devices in self._slots(present).items()}
+        decision = decide(free, demands, self._config.prices)
         for name in present:
             known = self._known[name]
             known.why_waits = decision.waiting.get(name, "")
@@ -126,6 +128,10 @@ class PoolDriver:
     def _slots(self, present: Mapping[str, PooledJob]) -> dict[str, int]:
         hosts = {host for job in present.values() for host in job.sharing.reachable()}
         return {host: self._config.devices(host) for host in hosts}
+
+    def _ending(self) -> Counter[str]:
+        """Devices by host whose ranks have not ended, also those of jobs that want none any more."""
+        return sum((job.sharing.ending() for job in self._jobs.values()), Counter())
 
     def _demand(self, name: str, job: PooledJob) -> JobDemand:
         demand, known = job.sharing.demand(self._known[name].order), self._known[name]
@@ -181,7 +187,7 @@ class PoolDriver:
         if job is None or action.what == "start":
             return True
         if action.what == "preempt":
-            return job.sharing.resting
+            return job.sharing.resting and not job.sharing.ending()
         return job.sharing.settled
 
     # -- status -------------------------------------------------------------------------------------------
@@ -191,7 +197,7 @@ class PoolDriver:
         if not self._config.enabled:
             return None
         present = {name: job for name, job in self._jobs.items() if name in self._known and not job.over}
-        used: Counter[str] = Counter()
+        used = self._ending()
         jobs: list[PoolJobRow] = []
         for name, job in present.items():
             demand, known = job.sharing.demand(0), self._known[name]

@@ -80,7 +80,7 @@ class Recovery:
     """Collects the moments of one recovery, all in UTC nanoseconds.
 
     `from_step` is the newest step before the fault, `from_nodes` are the nodes of the world then, and `image`
-    the processes that are to be restored.
+    the processes that are to be restored. `lose_progress`: where they cannot be, the job may begin anew.
     `restart_counted`: it was counted as one of the restarts that the job may use,
     `node_counted` as a fault of its node. `users_own`: an exception of the user's own
     code ended the first rank. `launch_at_s`: not launched before that, in monotonic seconds.
@@ -104,6 +104,7 @@ class Recovery:
     none_kept: str = ""
     parked: dict[str, int] = field(default_factory=dict)
     image: Image | None = None
+    lose_progress: bool = False
     rolled_back: bool = False
     resumed_by: str = "checkpointer"
 

@@ -9,31 +9,33 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pulsetrain.recovery import standby_care
-from pulsetrain.recovery.move_request import Image, Move
+from pulsetrain.recovery.move_request import Image, Move, MoveRequest
 from pulsetrain.recovery.nodes import Node, NodeState
 from pulsetrain.recovery.state import JobState
 from pulsetrain.recovery.transitions import Phase
 
 
-def refusal(job: JobState, names: Sequence[str]) -> str:
-    """Why a job cannot go on on exactly these nodes, "" where it can. It names all that are at fault."""
-    image = waiting_image(job, job.move)
-    if image is not None and _is_away(job, image.node) and not job.can_resume():
-        return f"{_dumped(job, image)}, and node {image.node!r} is not connected: nothing else has its state"
+def refusal(job: JobState, request: MoveRequest) -> str:
+    """Why a job cannot go on as asked for, "" where it can. It names all nodes that are at fault."""
+    names, image = request.nodes, waiting_image(job, job.move)
+    away = image is not None and _is_away(job, image.node)
+    if image is not None and away and not (job.can_resume() or request.lose_progress):
+        why = f"node {image.node!r} is not connected: nothing else has its state"
+        return f"{_dumped(job, image)}, and {why} (begin anew: --lose-progress)"
     if not names:
         return ""
     if job.phase is not Phase.PREEMPTED:
         return f"job {job.name!r} is {job.phase}: only a job that is pre-empted goes on on other nodes"
     if job.services.pooled:
         return f"the pool chooses the nodes of job {job.name!r}: leave the nodes out"
-    away = [why for name in names if (why := _why_away(job, name))]
-    if away:
+    missing = [why for name in names if (why := _why_away(job, name))]
+    if missing:
         here = sorted(name for name in job.members.nodes if not _why_away(job, name))
-        return f"{'; '.join(away)}; job {job.name!r} can use: {', '.join(here) or 'none'}"
+        return f"{'; '.join(missing)}; job {job.name!r} can use: {', '.join(here) or 'none'}"
     size = job.resizing.size
     if len(names) != size:
         return f"job {job.name!r} needs {size} nodes, and {len(names)} are named: {', '.join(names)}"
-    return _image_elsewhere(job, names)
+    return "" if away and request.lose_progress else _image_elsewhere(job, names)
 
 
 def _why_away(job: JobState, name: str) -> str:
@@ -103,12 +105,29 @@ def may_be_checked(job: JobState, node: Node) -> bool:
     return job.members.chosen is None or node.name in job.members.chosen
 
 
+def has_only_image(job: JobState) -> bool:
+    """Whether a job that is resumed would lose all its steps without the processes that were dumped."""
+    recovery = job.recovery
+    return recovery is not None and not (job.can_resume() or recovery.lose_progress)
+
+
+def awaits_image(job: JobState) -> bool:
+    """Whether the next launch waits for the node on which the job's processes were dumped."""
+    return job.recovery is not None and job.recovery.image is not None and has_only_image(job)
+
+
 def given_up(job: JobState) -> bool:
-    """Whether the chosen nodes do not suffice any more. Then the choice is dropped, and written down."""
+    """Whether the chosen nodes do not suffice any more. Then the choice is dropped, and written down.
+
+    It is not where nothing but processes that were dumped has the job's state: the job waits for their node.
+    """
     members = job.members
     if members.chosen is None or members.enough(job.resizing.size, forming=False):
         return False
     why_not = {name: why for name in sorted(members.chosen) if (why := _why_failed(job, name))}
+    if awaits_image(job):
+        job.write("resume_waits", {"nodes": sorted(members.chosen), "why_not": why_not})
+        return False
     job.write("resume_elsewhere", {"nodes": sorted(members.chosen), "why_not": why_not})
     members.chosen = None
     if job.recovery is None or job.recovery.image is None:  # else it still waits to go on from that

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from pulsetrain.core.errors import UsageError
+from pulsetrain.protocol.late_rows import column
 from pulsetrain.recovery import elasticity, faults, moving, resume_nodes, standby_care
 from pulsetrain.recovery.move_request import MoveRequest
 from pulsetrain.recovery.new_share import NewShare
@@ -29,6 +30,7 @@ from pulsetrain.recovery.transitions import TERMINAL, Event, Phase
 
 ACTOR = moving.POOL
 HELD = moving.SHARE
+ENDED = "gone"  # the state of a rank without a process
 
 
 class Loop(Protocol):
@@ -41,6 +43,12 @@ class Loop(Protocol):
 def machine(node: Node) -> str:
     """The host of a node's agent. An older agent says none: its node counts as a machine."""
     return node.hello.host or node.name
+
+
+def _runs_ranks(node: Node) -> bool:
+    """Whether a rank of its last heartbeat has not ended."""
+    beat = node.heartbeat
+    return beat is not None and any(state != ENDED for state in column(beat.ranks, "state"))
 
 
 def _could_run(node: Node) -> bool:
@@ -95,17 +103,40 @@ class JobShare:
         usable = [node for node in self._state.members.nodes.values() if _could_run(node)]
         image = resume_nodes.waiting_image(self._state, self._state.move)
         own = [node for node in usable if image is not None and node.name == image.node]
-        return own or (usable if image is None or self._state.can_resume() else [])
+        return own or (usable if image is None or self._may_lose() or self._state.can_resume() else [])
+
+    def _may_lose(self) -> bool:
+        """Whether a person has let it begin anew where its processes cannot be restored."""
+        return self._state.move is not None and self._state.move.request.lose_progress
 
     def holds(self) -> Counter[str]:
         """How many of its nodes hold devices on each machine, those that it changes over to included."""
+        names = self._held()
+        return Counter(machine(n) for n in self._state.members.nodes.values() if n.usable and n.name in names)
+
+    def _held(self) -> frozenset[str]:
+        """The names of these nodes, also where they are lost."""
         state = self._state
         if self.resting or (state.phase is Phase.FORMING and state.move is not None):
-            return Counter()
-        world = {member.node for member in state.members.world}
+            return frozenset()
+        world = frozenset(member.node for member in state.members.world)
         allowed = state.members.allowed
-        names = world if allowed is None else allowed | world if state.new_share else allowed
-        return Counter(machine(n) for n in state.members.nodes.values() if n.usable and n.name in names)
+        if allowed is None:
+            return world
+        return allowed | world if state.new_share else allowed
+
+    def ending(self) -> Counter[str]:
+        """How many devices on each machine are not free yet, because ranks there have not ended.
+
+        The job does not hold them any more. A rank may hang in the kernel, or its agent may answer late.
+        """
+        held = self._held() if self.wanted else frozenset()
+        devices: Counter[str] = Counter()
+        for node in self._state.members.nodes.values():
+            holds = node.usable and node.name in held
+            if node.connected and not holds and _runs_ranks(node):
+                devices[machine(node)] += node.hello.nproc_per_node
+        return devices
 
     def speed(self) -> float:
         """The present share of its full speed."""
@@ -161,7 +192,8 @@ class JobShare:
         state.members.allowed = self._choose(blocks)
         if state.phase is Phase.PREEMPTED:
             state.resizing.size = state.resizing.sizes.fit(sum(blocks.values())) or state.resizing.size
-            moving.begin(state, MoveRequest(what="resume", reason=reason, actor=ACTOR), self._loop)
+            request = MoveRequest(what="resume", reason=reason, actor=ACTOR, lose_progress=self._may_lose())
+            moving.begin(state, request, self._loop)
         elif state.phase is Phase.RUNNING and {m.node for m in state.members.world} != state.members.allowed:
             now_s = state.services.clock.monotonic_s()
             state.new_share = NewShare(

@@ -101,6 +101,7 @@ def _table() -> dict[tuple[Phase, Event], Transition]:
         (Phase.PREEMPTING, Event.STOPPED): Transition(Phase.PREEMPTED, (Action.REST,)),
         (Phase.PREEMPTED, Event.RESUME): Transition(Phase.CHECKING, (Action.CHECK,)),
     }
+    table[Phase.STARTING, Event.PREEMPT] = table[Phase.RUNNING, Event.PREEMPT]  # nothing could be restored
     for phase in (Phase.FORMING, Phase.WAITING):
         table[phase, Event.PREEMPT] = Transition(Phase.PREEMPTED, (Action.REST,))
     for phase in (Phase.STARTING, Phase.RUNNING):

@@ -46,6 +46,7 @@ class Rank:
 class Ranks:
     alive: list
     attempt: int = 2
+    all: list = field(default_factory=list)
 
 
 @dataclass
@@ -59,6 +60,9 @@ class Images:
 
     def clear(self):
         self.cleared = True
+
+    def keeps(self, name):
+        return not self.cleared
 
     def dump(self, name, attempt, processes, outputs):
         if self.refuses:
@@ -175,23 +179,100 @@ def test_the_time_of_an_earlier_dump_ends_no_later_one(monkeypatch):
     assert (images.cleared, rank.dumped) == (True, False)
 
 
+START = Start(
+    id=1,
+    job="j",
+    attempt=3,
+    node_rank=0,
+    world=(WorldNode(node="a", node_rank=0, address="h", peer_port=1, nproc=1),),
+    store_address="",
+    store_port=0,
+    image="i",
+)
+
+
+class Restoring:
+    """An agent whose image has one rank, this process. `restore` is what CRIU does."""
+
+    def __init__(self, monkeypatch, restore=lambda: None):
+        self.holds, self.happened = [], []
+        rank = SimpleNamespace(rank=0, pid=os.getpid(), ring_fd=-1, hold=lambda *how: self.holds.append(how))
+        self.node, self.checkpoints, self.images = Node(), FakeCheckpoints(), Images()
+        manifest = Manifest(
+            name="i", host="h", boot="b", attempt=2, processes={"store": 5}, outputs={}, files={}, bytes=1
+        )
+        monkeypatch.setattr(image_commands, "read", lambda *_: manifest)
+        ranks, self.node.zygote = self.node.ranks, FakeZygote()
+        self.node.identity.nproc_per_node, self.node.identity.node = 1, "a"
+
+        def bring_back(*_):
+            restore()
+            ranks.all = [rank]
+
+        ranks.restore, ranks.close = bring_back, lambda: None
+        ranks.stop = lambda *_: self.happened.append("ended")
+        self.node.launched = lambda *_: self.happened.append("launched")
+        self.node.stopped = self.node.send_heartbeat = lambda: None
+        self.commands = Commands(
+            self.node,
+            self.checkpoints,
+            lambda: os.open(os.devnull, os.O_RDONLY),
+            images=self.images,
+        )
+
+    def start(self):
+        """The reply to the command."""
+        replies = []
+        self.commands._run(START, replies.append)
+        self.commands.close()
+        return replies[0]
+
+
 def test_what_restored_ranks_save_is_seen_in_the_arena_that_came_back_with_them(monkeypatch):
     arena = os.memfd_create("pulsetrain-arena")
-    rank = SimpleNamespace(rank=0, pid=os.getpid(), ring_fd=-1, hold=lambda *_: None)
-    node, checkpoints = Node(), FakeCheckpoints()
-    manifest = Manifest(
-        name="i", host="h", boot="b", attempt=2, processes={"store": 5}, outputs={}, files={}, bytes=1
-    )
-    monkeypatch.setattr(image_commands, "read", lambda *_: manifest)
-    node.identity.nproc_per_node, node.zygote = 1, FakeZygote()
-    node.launched = lambda *_: None
-    node.ranks.restore = lambda *_: setattr(node.ranks, "all", [rank])
-    made = Commands(node, checkpoints, lambda: os.open(os.devnull, os.O_RDONLY), images=Images())
-    world = (WorldNode(node="a", node_rank=0, address="h", peer_port=1, nproc=1),)
-    start = Start(
-        id=1, job="j", attempt=3, node_rank=0, world=world, store_address="", store_port=0, image="i"
-    )
-    made._restore_ranks(start, 0, 0)
-    assert os.path.samestat(os.fstat(checkpoints.attached[0]), os.fstat(arena))
-    made.close()
+    agent = Restoring(monkeypatch)
+    agent.commands._restore_ranks(START, 0, 0)
+    assert os.path.samestat(os.fstat(agent.checkpoints.attached[0]), os.fstat(arena))
+    agent.commands.close()
     os.close(arena)
+
+
+def test_an_image_is_gone_once_its_ranks_run_on(monkeypatch):
+    agent = Restoring(monkeypatch)
+    assert agent.start().error == ""
+    assert (agent.images.cleared, agent.checkpoints.cleared) == (True, 1)
+    assert agent.holds == [(0, 0, 0)]
+
+
+def test_a_restore_that_failed_leaves_the_image_and_what_was_saved(monkeypatch):
+    def fails():
+        raise Unavailable("pid 77 is in use")
+
+    agent = Restoring(monkeypatch, fails)
+    reply = agent.start()
+    assert (reply.error, reply.data) == ("pid 77 is in use", {"image_kept": True})
+    assert (agent.images.cleared, agent.checkpoints.cleared) == (False, 0)
+    assert agent.node.ranks.all == []
+
+
+def test_ranks_that_were_restored_too_late_are_ended_before_they_run_on(monkeypatch):
+    def is_overtaken():
+        agent.commands._epoch += 1
+
+    agent = Restoring(monkeypatch, is_overtaken)
+    reply = agent.start()
+    assert "was stopped while it started" in reply.error
+    assert reply.data == {"image_kept": True}
+    assert (agent.images.cleared, agent.holds, agent.happened[-1]) == (False, [], "ended")
+
+
+def test_ranks_without_which_the_agent_cannot_go_on_are_ended(monkeypatch):
+    agent = Restoring(monkeypatch)
+
+    def broken(*_):
+        raise OSError("the log folder is gone")
+
+    agent.node.launched = broken
+    reply = agent.start()
+    assert (reply.error, reply.data) == ("OSError: the log folder is gone", {"image_kept": True})
+    assert (agent.holds, agent.happened[-1]) == ([], "ended")

@@ -52,7 +52,8 @@ def test_the_answer_is_one_sentence(changes, words):
     [
         (("preempt", "gpt", "--wait", "5", "--lose-progress"), {"wait_s": 5.0, "lose_progress": True}),
         (("migrate", "gpt", "--from", "b", "--dry-run"), {"node": "b", "dry_run": True, "wait_s": 60.0}),
-        (("resume", "gpt"), {"what": "resume"}),
+        (("resume", "gpt"), {"what": "resume", "lose_progress": False}),
+        (("resume", "gpt", "--lose-progress"), {"what": "resume", "lose_progress": True}),
         (("resume", "gpt", "--nodes", "c, d"), {"what": "resume", "nodes": ["c", "d"]}),
         (("resize", "gpt", "--devices", "4"), {"what": "resize", "devices": 4}),
     ],

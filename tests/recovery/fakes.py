@@ -173,7 +173,8 @@ class FakeAgent:
         self.held = ()
         self.saved = {}
         self.unrestorable = set()
-        self.cannot_share, self.late = "", ()
+        self.cannot_share, self.cannot_follow, self.late = "", "", ()
+        self.stuck, self.image_kept, self.dump_answer = "", False, {"dump_ns": 5, "processes": 3}
         self.restless, self.held_number, self.uncounted = set(), 0, False
         self.parks = False
         self.not_reshardable = self.cannot_dump = self.cannot_restore = ""
@@ -210,9 +211,9 @@ class FakeAgent:
             data, error = self._hold(command)
         elif isinstance(command, DumpRanks):
             sizes = {"bytes": 1000, "stored_bytes": 600, "new_bytes": 50}
-            data, error = sizes | {"dump_ns": 5, "processes": 3}, self.cannot_dump
+            data, error = sizes | self.dump_answer, self.cannot_dump
         elif isinstance(command, Start) and command.image and self.cannot_restore:
-            error = self.cannot_restore
+            data, error = {"image_kept": self.image_kept}, self.cannot_restore
         elif isinstance(command, Start) and command.program.number and self.lacks_program:
             data, error = {"program_refused": self.lacks_program}, self.lacks_program
         elif isinstance(command, Start) and (lost := self._lost(command)):
@@ -225,17 +226,19 @@ class FakeAgent:
             self.steps = {first + i: command.restore_step for i in range(self.hello.nproc_per_node)}
             data = {"restore_ns": 7} if command.image else {"program": command.program.number}
             data = {} if self.too_old else data
+        elif isinstance(command, Stop) and self.stuck:
+            error = self.stuck
         elif isinstance(command, Stop) and command.keep and self.parks:
             data = {"parked": self.hello.nproc_per_node}
         elif isinstance(command, ShareDevices):
-            error = self.cannot_share
+            error = self.cannot_share or ("" if command.dry_run else self.cannot_follow)
             data = {"devices": {}, "late": list(self.late)}
         elif isinstance(command, Leave):
             self.left = command
         self.controller.received(
             self.node, Reply(id=command.id, node=self.hello.node, error=error, data=data)
         )
-        if isinstance(command, Stop):
+        if isinstance(command, Stop | Leave) and not error:
             self.steps = {}
         broken = isinstance(command, Start) and command.program.number == self.broken_update > 0
         if isinstance(command, Start) and not (self.stepless or error or broken):

@@ -1,5 +1,7 @@
 """Giving a running job another number of devices: by turns, by nodes, or one clear refusal."""
 
+import asyncio
+
 import pytest
 
 from pulsetrain.core.errors import UsageError
@@ -17,8 +19,6 @@ def request(devices):
 
 async def resize(fleet, devices, *, dry_run=False):
     """What the hub answers. It waits for the agents, so let them."""
-    import asyncio
-
     asked = asyncio.ensure_future(fleet.controller.resize("j", request(devices), dry_run=dry_run))
     while not asked.done():
         await fleet.settle()
@@ -86,6 +86,42 @@ def test_a_node_whose_ranks_cannot_share_refuses_for_the_job():
             await resize(fleet, 2)
         assert shares(fleet) == {"a": [], "b": []}
         assert job_row(fleet.job)["devices"] == 4
+
+    run(scenario)
+
+
+def test_where_a_node_does_not_do_its_part_all_go_back_and_the_answer_says_so():
+    async def scenario():
+        memory = FakeMemory()
+        fleet = Fleet(memory=memory)
+        await fleet.form()
+        await resize(fleet, 3)
+        fleet.agents["b"].cannot_follow = "no answer in 7 s"
+        with pytest.raises(UsageError, match="job 'j' keeps its 3 devices: node b: no answer in 7 s"):
+            await resize(fleet, 4)
+        assert shares(fleet) == {"a": [2, 2, 2], "b": [1, 2, 1]}
+        assert job_row(fleet.job)["devices"] == 3
+        assert memory.recall("j").size.devices == 3
+        assert "no answer" in fleet.journal.last("resized")["detail"]["why_not"]
+
+    run(scenario)
+
+
+def test_a_second_request_does_not_mix_with_one_that_is_under_way():
+    async def scenario():
+        fleet = Fleet()
+        await fleet.form()
+        fleet.agents["b"].mute = (ShareDevices,)
+        first = asyncio.ensure_future(fleet.controller.resize("j", request(2)))
+        await fleet.settle()
+        with pytest.raises(UsageError, match="job 'j' is being resized already"):
+            await resize(fleet, 3)
+        fleet.agents["b"].mute = ()
+        fleet.agents["b"].handle(fleet.of("b", ShareDevices)[-1])
+        while not first.done():
+            await fleet.settle()
+        assert shares(fleet) == {"a": [1], "b": [1]}
+        assert (await resize(fleet, 3))["from_devices"] == 2
 
     run(scenario)
 

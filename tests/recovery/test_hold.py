@@ -98,6 +98,20 @@ def test_a_hold_that_cannot_come_about_is_no_obstacle(trouble, why_not):
     run(scenario)
 
 
+def test_an_answer_that_makes_no_sense_does_not_hold_the_job_up():
+    async def scenario():
+        job = Job()
+        await job.train(9)
+        job.fleet.agents["b"]._hold = lambda command: ({"ranks": 7} if command.number else {}, "")
+        await job.ask()
+        await job.wait(2)
+        assert job.phase is Phase.PREEMPTED
+        assert "AttributeError" in job.last("hold_missed")["why_not"]
+        assert holds(job)[-1].number == 0
+
+    run(scenario)
+
+
 def test_what_is_taken_back_lets_the_ranks_run():
     async def scenario():
         job = Job()

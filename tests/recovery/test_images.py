@@ -5,7 +5,9 @@ import asyncio
 import pytest
 
 from pulsetrain.core.errors import UsageError
-from pulsetrain.protocol.messages import DumpRanks, SelfCheck, Start, Stop
+from pulsetrain.protocol.messages import DumpRanks, Held, HoldRanks, SelfCheck, Start, Stop
+from pulsetrain.recovery.actions import POLL_S
+from pulsetrain.recovery.nodes import NodeState
 from pulsetrain.recovery.policy import Policy
 from pulsetrain.recovery.pool.config import PoolConfig
 from pulsetrain.recovery.transitions import Phase
@@ -18,7 +20,7 @@ class Job:
 
     def __init__(self, nodes="a", **more):
         self.fleet = Fleet(nodes, **{"nnodes": len(nodes), "dump_lacks": ""} | more)
-        self.agent = self.fleet.agents[nodes[0]]
+        self.agent = self.fleet.agents[nodes[0]] if nodes else None
 
     async def train(self, step=9):
         if self.phase is Phase.FORMING:
@@ -28,13 +30,21 @@ class Job:
         self.agent.send_heartbeat()
         await self.fleet.settle()
 
+    async def stand_by(self, name):
+        """Another node joins, and is checked."""
+        self.fleet.agents[name] = self.fleet.join(name)
+        await self.fleet.settle(0.5)
+        assert not self.fleet.node(name).cordon
+
     async def move(self, what, times=6):
         self.fleet.controller.move("j", request(what))
         await self.wait(times)
 
     async def wait(self, times):
         for _ in range(times):
-            self.agent.send_heartbeat()
+            for agent in self.fleet.agents.values():
+                if agent.node.connected:
+                    agent.send_heartbeat()
             await self.fleet.settle(0.5)
 
     @property
@@ -183,7 +193,7 @@ def test_a_job_whose_image_cannot_be_reached_does_not_begin_anew_elsewhere():
     async def scenario():
         job = Job()
         await job.train()
-        job.fleet.agents["z"] = job.fleet.join("z")
+        await job.stand_by("z")
         await job.move("preempt")
         job.agent.drop()
         for _ in range(5):
@@ -284,14 +294,201 @@ def test_a_job_that_cannot_be_dumped_runs_on():
     run(scenario)
 
 
-def test_an_image_that_cannot_be_restored_is_told_and_the_job_starts_without_it():
+def test_an_image_that_can_never_be_restored_is_told_and_the_job_starts_without_it():
     async def scenario():
-        job = await pre_empted()
-        job.agent.cannot_restore = "pid 77 is in use"
+        memory = FakeMemory()
+        job = await pre_empted(memory=memory)
+        job.agent.cannot_restore = "the host was started anew since"
         await job.move("resume")
-        assert job.told("image_missed")["why_not"] == "pid 77 is in use"
-        assert [bool(start.image) for start in job.fleet.of("a", Start)] == [False, True, False]
-        assert job.phase is Phase.RUNNING
+        told = job.told("image_missed")
+        assert told["why_not"] == "the host was started anew since"
+        assert told["follows"] == "it begins anew, and 10 steps are lost"
+        assert starts(job) == ["", "image", ""]
+        assert (job.phase, memory.recall("j").preemption) == (Phase.RUNNING, None)
+
+    run(scenario)
+
+
+def starts(job, name="a"):
+    """From what each launch on a node began."""
+    return ["image" if start.image else "" for start in job.fleet.of(name, Start)]
+
+
+async def not_restored(**more):
+    """A job whose processes could not be restored, and whose node keeps the image."""
+    job = await pre_empted(**more)
+    job.agent.cannot_restore, job.agent.image_kept = "pid 77 is in use", True
+    return job
+
+
+def test_a_job_whose_restore_failed_stays_pre_empted_and_can_be_resumed_again():
+    async def scenario():
+        memory = FakeMemory()
+        job = await not_restored(memory=memory)
+        await job.move("resume")
+        assert (job.phase, starts(job)) == (Phase.PREEMPTED, ["", "image"])
+        assert isinstance(job.agent.commands[-1], Stop)  # nothing of it may be left
+        told = job.told("image_missed")
+        assert told["why_not"] == "pid 77 is in use"
+        assert told["follows"].startswith("it stays pre-empted and keeps its image")
+        why = "its processes were not restored: pid 77 is in use"
+        assert (job.told("preempted")["reason"], job.told("preempted")["lost_steps"]) == (why, 0)
+        kept = memory.recall("j").preemption
+        assert (kept.image, kept.step, kept.restoring) == (job.fleet.of("a", Start)[-1].image, 9, False)
+        job.agent.cannot_restore = ""
+        await job.move("resume")
+        recovery = job.told("recovery")
+        assert (recovery["resumed_by"], recovery["lost_steps"]) == ("image", 0)
+        assert memory.recall("j").preemption is None
+
+    run(scenario)
+
+
+def test_a_job_whose_restore_failed_begins_anew_where_a_person_allows_it():
+    async def scenario():
+        job = await not_restored()
+        job.fleet.controller.move("j", request("resume", lose_progress=True))
+        await job.wait(6)
+        assert (job.phase, starts(job)) == (Phase.RUNNING, ["", "image", ""])
+        assert job.told("image_missed")["follows"] == "it begins anew, and 10 steps are lost"
+
+    run(scenario)
+
+
+def test_a_job_whose_restore_failed_goes_on_from_a_saved_step_where_there_is_one():
+    async def scenario():
+        job = await not_restored()
+        job.agent.held = tuple(Held(rank=rank, step=5, tier="storage") for rank in (0, 1))
+        await job.move("resume")
+        assert job.told("image_missed")["follows"] == "it goes on from step 5"
+        assert (job.phase, job.fleet.of("a", Start)[-1].restore_step) == (Phase.RUNNING, 5)
+
+    run(scenario)
+
+
+def test_a_node_that_is_lost_during_the_restore_takes_nothing_with_it():
+    async def scenario():
+        job = Job()
+        await job.train()
+        await job.stand_by("z")
+        await job.move("preempt")
+        job.agent.mute = (Start,)
+        await job.move("resume", times=1)
+        job.agent.drop()
+        for _ in range(4):
+            await job.wait(1)
+            await asyncio.sleep(2 * POLL_S)
+        await job.fleet.settle()
+        assert (job.phase, starts(job, "z")) == (Phase.PREEMPTED, [])
+        assert job.fleet.node("z").state is NodeState.STANDBY
+        job.agent = job.fleet.agents["a"] = job.fleet.join("a", pid=99)
+        await job.move("resume")
+        assert job.told("recovery")["resumed_by"] == "image"
+
+    run(scenario)
+
+
+def test_a_job_waits_for_the_node_of_its_image_though_another_one_stands_by():
+    async def scenario():
+        memory = FakeMemory()
+        job = Job(memory=memory)
+        await job.train()
+        await job.stand_by("z")
+        await job.move("preempt")
+        job.agent.mute = (SelfCheck,)
+        job.fleet.controller.move("j", request("resume"))
+        await job.fleet.settle(0.5)
+        job.agent.drop()
+        for _ in range(4):
+            await job.wait(1)
+            await job.fleet.wait_for_launch()
+        assert (job.phase, starts(job, "z")) == (Phase.WAITING, [])
+        assert job.fleet.node("z").state is NodeState.STANDBY
+        for what in ("preempt", "resume"):  # taken back before its turn
+            job.fleet.controller.move("j", request(what))
+        kept = memory.recall("j").preemption
+        assert (bool(kept.image), kept.step) == (True, 9)
+        assert job.told("resume_waits")["why_not"] == {"a": "node 'a' is not connected"}
+        job.agent = job.fleet.agents["a"] = job.fleet.join("a", pid=99)
+        await job.wait(6)
+        assert job.told("recovery")["resumed_by"] == "image"
+
+    run(scenario)
+
+
+def test_a_job_whose_image_cannot_be_reached_begins_anew_elsewhere_where_a_person_allows_it():
+    async def scenario():
+        job = Job()
+        await job.train()
+        await job.stand_by("z")
+        await job.move("preempt")
+        job.agent.drop()
+        await job.wait(5)
+        job.fleet.controller.move("j", request("resume", lose_progress=True))
+        await job.wait(4)
+        assert (job.phase, starts(job, "z")) == (Phase.RUNNING, [""])
+        assert "10 steps are lost" in job.told("image_missed")["follows"]
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("restored", [True, False])
+def test_a_hub_that_is_lost_during_the_restore_loses_neither_the_image_nor_what_was_restored(restored):
+    async def scenario():
+        memory = FakeMemory()
+        job = await pre_empted(memory=memory)
+        job.agent.mute = (Start,)
+        await job.move("resume", times=1)
+        assert memory.recall("j").preemption.restoring
+        again = Job("", memory=memory, nnodes=1)
+        attempt = {"attempt": 1, "node_rank": 0, "world_nodes": 1} if restored else {}
+        again.agent = again.fleet.agents["a"] = again.fleet.join("a", dump_lacks="", **attempt)
+        with pytest.raises(UsageError, match="just being taken over"):
+            again.fleet.controller.move("j", request("resume"))
+        for _ in range(4):
+            await again.fleet.settle(0.5)
+        assert again.phase is (Phase.RUNNING if restored else Phase.PREEMPTED)
+        if restored:
+            assert not again.fleet.of("a", Stop)
+            assert (again.fleet.job.move, memory.recall("j").preemption) == (None, None)
+        else:
+            await again.move("resume")
+            assert again.told("recovery")["resumed_by"] == "image"
+
+    run(scenario)
+
+
+def test_a_dump_whose_answer_makes_no_sense_does_not_hold_the_move_up():
+    async def scenario():
+        job = Job()
+        await job.train()
+        job.agent.dump_answer = {"dump_ns": None}
+        await job.move("preempt")
+        assert "TypeError" in job.told("image_missed")["why_not"]
+        assert "preempt_dropped" in job.fleet.journal.kinds()
+        assert (job.phase, job.fleet.job.move) == (Phase.RUNNING, None)
+        assert job.fleet.of("a", HoldRanks)[-1].number == 0
+
+    run(scenario)
+
+
+def test_a_new_hub_knows_that_a_job_may_lose_its_progress():
+    async def scenario():
+        memory = FakeMemory()
+        job = Job(memory=memory)
+        await job.train()
+        job.agent.mute = (HoldRanks,)
+        job.fleet.controller.move("j", request("preempt", lose_progress=True, wait_s=0.0))
+        await job.fleet.settle(0.5)
+        again = Job("", memory=memory, nnodes=1)
+        again.agent = again.fleet.agents["a"] = again.fleet.join(
+            "a", dump_lacks="", attempt=0, node_rank=0, world_nodes=1
+        )
+        again.agent.attempt, again.agent.steps = 0, {0: 9, 1: 9}
+        again.agent.cannot_dump = "criu: no space left"
+        await again.wait(6)
+        assert "no space left" in again.told("image_missed")["why_not"]
+        assert again.phase is Phase.PREEMPTED
 
     run(scenario)
 

@@ -6,6 +6,7 @@ import pytest
 
 from pulsetrain.core.errors import UsageError
 from pulsetrain.protocol.messages import Held, Start, Stop
+from pulsetrain.recovery import actions
 from pulsetrain.recovery.policy import Policy
 from pulsetrain.recovery.pool.config import PoolConfig
 from pulsetrain.recovery.pool_driver import PoolDriver
@@ -105,6 +106,26 @@ def test_premium_takes_the_devices_of_basic_which_goes_on_later():
         assert pool.actions() == [("start", "b"), ("preempt", "b"), ("start", "p"), ("start", "b")]
         restored = [c.restore_step for c in basic.commands if isinstance(c, Start)]
         assert restored[1] == preempted["resume_step"]
+
+    run(scenario)
+
+
+def test_devices_are_free_only_once_the_ranks_on_them_have_ended(monkeypatch):
+    monkeypatch.setattr(actions, "STOP_AGAIN_S", 0.0)
+
+    async def scenario():
+        pool = Pool()
+        basic = pool.come("b", "basic")
+        await pool.pass_()
+        basic.stuck = "rank 0 (pid 100) did not end 5 s after SIGKILL"
+        premium = pool.come("p", "premium")
+        await pool.pass_(10)
+        assert (pool.phase("b"), pool.phase("p")) == (Phase.PREEMPTED, Phase.PREEMPTED)
+        assert pool.driver.row()["machines"] == {"h": {"devices": 2, "used": 2}}
+        assert not [c for c in premium.commands if isinstance(c, Start)]
+        basic.stuck, basic.steps = "", {}
+        await pool.pass_(10)
+        assert pool.phase("p") is Phase.RUNNING
 
     run(scenario)
 

@@ -219,6 +219,25 @@ def test_a_job_that_a_person_resumes_waits_for_the_pool():
     run(scenario)
 
 
+def test_a_job_that_a_person_stops_keeps_its_devices_until_its_ranks_have_ended():
+    async def scenario():
+        fleet = Held("ab")
+        await fleet.settle(1.0)
+        fleet.share.give({"a": 1, "b": 1}, "a test", 5.0)
+        await fleet.settle(1.0)
+        for agent in fleet.agents.values():
+            agent.complete(5, peer_of=range(4))
+        assert not fleet.share.ending()
+        fleet.agents["b"].mute = (Stop,)
+        fleet.controller.move("j", person("preempt", wait_s=0.0))
+        await fleet.settle(1.0)
+        fleet.agents["a"].send_heartbeat()
+        assert (fleet.job.phase, fleet.share.wanted) == (Phase.PREEMPTING, False)
+        assert fleet.share.ending() == {"b": 2}
+
+    run(scenario)
+
+
 def test_a_person_may_keep_a_job_stopped_that_the_pool_has_stopped():
     async def scenario():
         fleet = Held("ab")

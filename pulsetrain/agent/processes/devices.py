@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -45,6 +46,7 @@ class SharedDevices:
         self._squashes = squash is not None
         self.fd = os.memfd_create("pulsetrain-devices", os.MFD_CLOEXEC)
         self.number = 0
+        self._lock = threading.Lock()  # each command has a thread of its own
         self._known: dict[int, Mapping[str, int]] = {}
 
     def share(self, ranks: Sequence[SharingRank], devices: int, *, dry_run: bool = False) -> dict[int, int]:
@@ -53,15 +55,16 @@ class SharedDevices:
         Returns the device of each rank, nothing where none is shared. Raises `UsageError` where the ranks
         cannot do that. Then, and with `dry_run`, nothing changes.
         """
-        placed = {} if devices in (0, len(ranks)) else self._place(ranks, devices)
-        if dry_run:
-            return placed
-        self.number = devices if placed else 0
-        for rank in ranks:
-            wanted = placed.get(rank.rank, -1)
-            if rank.device.device != wanted:
-                rank.device.order(wanted)
-        self._group(ranks, placed)
+        with self._lock:
+            placed = {} if devices in (0, len(ranks)) else self._place(ranks, devices)
+            if dry_run:
+                return placed
+            self.number = devices if placed else 0
+            for rank in ranks:
+                wanted = placed.get(rank.rank, -1)
+                if rank.device.device != wanted:
+                    rank.device.order(wanted)
+            self._group(ranks, placed)
         return placed
 
     def _group(self, ranks: Sequence[SharingRank], placed: Mapping[int, int]) -> None:
@@ -75,8 +78,9 @@ class SharedDevices:
 
     def squash_no_more(self) -> None:
         """Replicas have differed, or could not take part. From now on each computes its own updates."""
-        self._squashes = False
-        self._group((), {})
+        with self._lock:
+            self._squashes = False
+            self._group((), {})
 
     def begin(self, ranks: Sequence[SharingRank], devices: int) -> None:
         """Ranks are about to start. Those that cannot share so few devices get one each, and start."""

@@ -64,7 +64,8 @@ class ImageBlocks:
         return Kept(bytes=size, new_bytes=fresh * BLOCK)
 
     def get(self, name: str, target: Path) -> None:
-        """Write a file as it was put. Raises `Unavailable` where that is not possible any more."""
+        """Write a file as it was put. Raises `Unavailable` where that is not possible any more, and `OSError`
+        where it is not possible now: the disk is full, or does not answer."""
         try:
             size, wanted = _read_recipe(self._folder / (_plain(name) + RECIPE))
             with contextlib.ExitStack() as stack:
@@ -80,7 +81,7 @@ class ImageBlocks:
                     written.truncate(size)
         except KeyError as error:
             raise Unavailable(f"{name}: a block of it is missing") from error
-        except (OSError, ValueError) as error:
+        except (FileNotFoundError, ValueError) as error:
             raise Unavailable(f"{name}: {error}") from error
 
     def names(self) -> list[str]:

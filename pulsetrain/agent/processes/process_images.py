@@ -139,25 +139,34 @@ class ProcessImages:
         return manifest
 
     def read(self, name: str) -> Manifest:
-        """The manifest of an image that can be restored now. Raises `Unavailable` where it cannot."""
+        """The manifest of an image that can be restored now. Raises `Unavailable` where it cannot.
+
+        One that never can is removed, with its pages. Any other stays: perhaps the disk is full.
+        """
         folder = self._folder / name
         try:
             manifest = Manifest(**json.loads((folder / MANIFEST).read_text()))
         except (OSError, ValueError, TypeError) as error:
             raise Unavailable(f"image {name!r}: {error}") from error
-        if manifest.host != socket.gethostname():
-            raise Unavailable(f"image {name!r}: it is of host {manifest.host!r}")
-        if manifest.boot != BOOT.read_text().strip():
-            raise Unavailable(f"image {name!r}: the host was started anew since")
         try:
+            _check_host(manifest)
             self._fetch(manifest, folder)
+        except OSError as error:
+            _drop_pages(folder)
+            raise Unavailable(f"image {name!r}: {error}") from error
         except Unavailable:
+            self.clear()
             self._forget_pages()  # or the next image would have the damaged ones, too
             raise
         return manifest
 
+    def keeps(self, name: str) -> bool:
+        """Whether an image is here that may be restored yet."""
+        return (self._folder / name / MANIFEST).is_file()
+
     def _fetch(self, manifest: Manifest, folder: Path) -> None:
-        """Bring the pages back into the image's folder. Raises `Unavailable` where a file is another one."""
+        """Bring the pages back into the image's folder. Raises `Unavailable` where a file is another one,
+        `OSError` where it cannot be read or written now."""
         for file, digest in manifest.files.items():
             if _has_pages(Path(file)):
                 self._blocks.get(f"{manifest.name}/{file}", folder / file)
@@ -169,12 +178,13 @@ class ProcessImages:
     ) -> None:
         """Bring all processes back as children of the zygote, or none. Raises `Unavailable`.
 
-        `on_exit` is called with the exit code of each process once it ends.
+        `on_exit` is called with the exit code of each process once it ends. The image stays in any case.
         """
+        folder = self._folder / manifest.name
         taken = [pid for pid in manifest.processes.values() if Path(f"/proc/{pid}").exists()]
         if taken:
+            _drop_pages(folder)
             raise Unavailable(f"image {manifest.name!r}: pid {taken[0]} is in use")
-        folder = self._folder / manifest.name
         for mark in ("go", "stop", *(f"ready.{pid}" for pid in manifest.processes.values())):
             (folder / mark).unlink(missing_ok=True)
         gate = folder / "gate"
@@ -191,8 +201,10 @@ class ProcessImages:
             (folder / "go").touch()
             _await(lambda: len(codes) == len(started), codes)
         except (OSError, PulsetrainError) as error:
-            (folder / "stop").touch()
+            with contextlib.suppress(OSError):
+                (folder / "stop").touch()
             _end(zygote, [*started.values(), *manifest.processes.values()])
+            _drop_pages(folder)
             raise Unavailable(f"image {manifest.name!r}: {error}{_said(folder)}") from error
 
     def clear(self) -> None:
@@ -343,6 +355,20 @@ def _said(folder: Path) -> str:
 
 def _criu() -> str:
     return shutil.which("criu") or "criu"
+
+
+def _check_host(manifest: Manifest) -> None:
+    """Raises `Unavailable` for an image of another host, or from before this one was started anew."""
+    if manifest.host != socket.gethostname():
+        raise Unavailable(f"image {manifest.name!r}: it is of host {manifest.host!r}")
+    if manifest.boot != BOOT.read_text().strip():
+        raise Unavailable(f"image {manifest.name!r}: the host was started anew since")
+
+
+def _drop_pages(folder: Path) -> None:
+    """Free the disk of pages that were fetched for a restore. Their blocks stay."""
+    for file in filter(_has_pages, folder.glob("*/*.img")):
+        file.unlink(missing_ok=True)
 
 
 def _is_of_this_boot(manifest: Path) -> bool:

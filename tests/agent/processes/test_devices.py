@@ -2,6 +2,7 @@
 
 import os
 import signal
+import threading
 from dataclasses import dataclass, field
 
 import pytest
@@ -46,6 +47,27 @@ def test_ranks_are_told_to_share_and_to_share_no_more(devices):
     assert devices.share(ranks, 4) == {}
     assert {rank.device.device for rank in ranks} == {-1}
     assert devices.number == 0
+
+
+def test_orders_of_two_commands_do_not_mix(devices):
+    ranks = [Rank(n) for n in range(4)]
+    other = threading.Thread(target=devices.share, args=(ranks, 1))
+
+    class First(Rank):
+        """Another command comes while this rank is told."""
+
+        @property
+        def device(self):
+            if other.ident is None and devices.number:
+                other.start()
+                other.join(0.1)
+            return super().device
+
+    ranks[0] = First(0)
+    devices.share(ranks, 2)
+    other.join(40)
+    assert [rank.device.device for rank in ranks] == [0, 0, 0, 0]
+    assert devices.number == 1
 
 
 def test_the_mesh_decides_who_shares_and_is_remembered_for_the_next_attempt(devices):

@@ -77,8 +77,13 @@ def test_an_image_from_before_the_host_was_started_anew_is_refused(tmp_path, sle
 
 def test_a_pid_that_is_in_use_is_not_taken(tmp_path, sleeper):
     made = images(tmp_path)
-    with pytest.raises(Unavailable, match=f"pid {sleeper} is in use"):
-        made.restore(dump(made, sleeper), None, {})
+    written = dump(made, sleeper)
+    for _ in range(2):  # the image stays, and its pages do not stay on the disk twice
+        assert made.read("one") == written
+        with pytest.raises(Unavailable, match=f"pid {sleeper} is in use"):
+            made.restore(written, None, {})
+        assert made.keeps("one")
+        assert not list(tmp_path.glob("images/*/*/pages-*"))
 
 
 def test_who_does_not_want_images_gets_none(tmp_path, sleeper):
@@ -104,6 +109,21 @@ def test_pages_that_are_not_what_was_kept_are_refused(tmp_path, sleeper):
     pack.write_bytes(b"other" + pack.read_bytes()[5:])
     with pytest.raises(Unavailable, match=r"pages-1\.img is not what was written"):
         made.read("one")
+
+
+def test_an_image_outlives_a_disk_that_is_too_full_to_restore_it(tmp_path, sleeper, monkeypatch):
+    made = images(tmp_path)
+    written = dump(made, sleeper)
+
+    def full(name, target):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(made._blocks, "get", full)
+        with pytest.raises(Unavailable, match="No space left"):
+            made.read("one")
+    assert made.keeps("one")
+    assert made.read("one") == written
 
 
 def test_a_full_disk_leaves_no_image_and_nothing_of_its_pages(tmp_path, sleeper, monkeypatch):
@@ -135,7 +155,7 @@ def test_damaged_pages_do_not_get_into_the_next_image(tmp_path, sleeper):
     pack.write_bytes(b"other" + pack.read_bytes()[5:])
     with pytest.raises(Unavailable, match="not what was written"):
         made.read("one")
-    made.clear()
+    assert not made.keeps("one")  # it can never be restored
     again = dump(made, sleeper)
     assert made.read("one") == again
 
