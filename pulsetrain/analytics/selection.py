@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pulsetrain.core.errors import UsageError
 
 _MAX_RANKS = 64
+_MAX_DIGITS = 15  # far below what 64 bits hold
 
 
 def parse_ranks(text: str, limit: int = _MAX_RANKS) -> tuple[int, ...]:
@@ -22,11 +23,11 @@ def parse_ranks(text: str, limit: int = _MAX_RANKS) -> tuple[int, ...]:
         if not part:
             continue
         low, dash, high = part.partition("-")
-        if not low.isdecimal() or (dash and not high.isdecimal()):
+        if not _is_number(low) or (dash and not _is_number(high)):
             raise UsageError(f"ranks {text!r}: {part!r} is not a rank or a range such as 0-3")
         ranks.update(range(int(low), min(int(high or low), int(low) + limit) + 1))
     if len(ranks) > limit:
-        raise UsageError(f"ranks {text!r}: at most {limit} ranks in one timeline")
+        raise UsageError(f"ranks {text!r}: at most {limit} ranks at once")
     return tuple(sorted(ranks))
 
 
@@ -42,12 +43,16 @@ def parse_steps(text: str) -> tuple[int, int] | None:
     if not text:
         return None
     first, colon, last = text.partition(":")
-    if not first.isdecimal() or (colon and not last.isdecimal()):
+    if not _is_number(first) or (colon and not _is_number(last)):
         raise UsageError(f"steps {text!r}: give FIRST:LAST, such as 40:45")
     low, high = int(first), int(last or first)
     if high < low:
         raise UsageError(f"steps {text!r}: the last step is before the first")
     return low, high
+
+
+def _is_number(text: str) -> bool:
+    return text.isdecimal() and len(text) <= _MAX_DIGITS
 
 
 def ranges(ranks: Iterable[int], *, separator: str = ",") -> str:

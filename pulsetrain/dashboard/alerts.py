@@ -58,19 +58,30 @@ def _body(time: TimeChoice) -> None:
             st.html('<div class="muted">No other alert is on record in this time.</div>')
     if rest:
         page.table(
-            ["severity", "state", "kind", "about", "what was seen", "since", "seen", "acknowledged by"],
+            [
+                "severity",
+                "state",
+                "kind",
+                "job",
+                "about",
+                "what was seen",
+                "since",
+                "seen",
+                "acknowledged by",
+            ],
             [_row(alert) for alert in rest],
         )
 
 
 def _card(alert: JsonObject) -> None:
     since = moment_ns(alert.get("since_ns", alert.get("since")))
-    name = str(alert["id"])
+    name, other = str(alert["id"]), str(alert.get("job") or "")
+    of_job = f"job {other}, " if other not in ("", page.chosen_job()) else ""
     with st.container(border=True):
         words, acknowledge, silence = st.columns([8, 1, 1], vertical_alignment="center")
         words.html(
             f"{pill(str(alert['severity']), SEVERITIES)} <b>{escape(str(alert['kind']))}</b>, "
-            f"{escape(about(alert))}: {escape(str(alert['summary']))} <span class='muted'>· "
+            f"{escape(of_job + about(alert))}: {escape(str(alert['summary']))} <span class='muted'>· "
             f"{escape(str(alert.get('state', '')))} since {clock(since)} UTC, {ago(since, page.now_ns())}"
             f" · seen {times(alert.get('count'))}</span>"
         )
@@ -127,6 +138,7 @@ def _row(alert: JsonObject) -> list[str]:
         pill(str(alert["severity"]), SEVERITIES),
         escape(str(alert.get("state", ""))),
         escape(str(alert["kind"])),
+        escape(str(alert.get("job") or "-")),
         escape(about(alert)),
         escape(str(alert["summary"])),
         f'<span title="{clock(since)} UTC">{ago(since, page.now_ns())}</span>',

@@ -48,12 +48,12 @@ def _body(time: TimeChoice, kind: str, text: str) -> None:
         ["time (UTC)", "what", "by", "node", "rank", "attempt", "detail"],
         [
             [
-                clock(row["ts_ns"]),
+                f'<span class="nw">{clock(row["ts_ns"])}</span>',
                 escape(row["kind"]),
                 escape(row["actor"]),
                 parts.node_link(job, row["node"]),
                 parts.rank_link(job, row["rank"]),
-                str(row["attempt"]),
+                str(row["attempt"]) if row["attempt"] >= 0 else "-",
                 escape(detail_text(row["detail"])),
             ]
             for row in rows

@@ -49,4 +49,5 @@ def _body(time: TimeChoice, wanted: explore.LogFilter) -> None:
         page.empty("No data: no job has been seen yet.")
         return
     from_ns, to_ns = parts.times(page.source(), job, time)
-    parts.logs(page.source().rows(explore.log_lines, job, replace(wanted, from_ns=from_ns, to_ns=to_ns)))
+    lines = page.source().rows(explore.log_lines, job, replace(wanted, from_ns=from_ns, to_ns=to_ns))
+    parts.logs(lines, hint="Choose a longer time, other ranks, or clear the text.")

@@ -11,7 +11,7 @@ import streamlit as st
 from pulsetrain.analytics.selection import ranges
 from pulsetrain.core.json import JsonObject
 from pulsetrain.dashboard import evictions, page, parts
-from pulsetrain.dashboard.models.attribution import attribute, node_state
+from pulsetrain.dashboard.models.attribution import attribute, node_state, reason_of
 from pulsetrain.dashboard.models.explore import about
 from pulsetrain.dashboard.models.nodes import gpu_cells, heartbeat_age_text, stored_gpus
 from pulsetrain.dashboard.models.states import NODE_STATES, pill
@@ -78,14 +78,15 @@ def _place(name: str) -> None:
     if not node:
         page.empty(f"No data: {name} has not taken part in this job.")
         return
-    blame = attribute(page.findings(job))
+    findings = page.findings(job)
+    blame = attribute(findings)
     parts.facts(
         {
             "state": pill(node_state(node, blame), NODE_STATES),
             "ranks": " ".join(parts.rank_link(job, rank) for rank in node.get("ranks") or ()) or "-",
             "address": escape(str(node.get("address") or "-")),
             "heartbeat": heartbeat_age_text(node.get("last_heartbeat_age_s")),
-            "reason": escape(str(node.get("reason") or "-")),
+            "reason": escape(reason_of(node, findings) or "-"),
         }
     )
     ranks = ranges((node.get("ranks") or ())[:_MOST_DRAWN])

@@ -10,7 +10,7 @@ import streamlit as st
 
 from pulsetrain.core.json import JsonObject
 from pulsetrain.dashboard import evictions, moves, page
-from pulsetrain.dashboard.models.attribution import attribute, node_state
+from pulsetrain.dashboard.models.attribution import attribute, node_state, reason_of
 from pulsetrain.dashboard.models.nodes import (
     can_be_evicted,
     heartbeat_age_text,
@@ -40,8 +40,12 @@ def ahead(source: Source, job: str, _asked: Mapping[str, str]) -> Questions:
 
 def _list(find: str) -> None:
     job = page.chosen_job()
-    blame = attribute(page.findings(job))
-    known = [{**node, "state": node_state(node, blame)} for node in _known(job)]
+    findings = page.findings(job)
+    blame = attribute(findings)
+    known = [
+        {**node, "state": node_state(node, blame), "reason": reason_of(node, findings)}
+        for node in _known(job)
+    ]
     nodes = ordered_nodes(known, job=job, find=find)
     if not nodes:
         page.empty("No node matches." if find else "No data: no agent has connected to this hub.")

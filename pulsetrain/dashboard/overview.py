@@ -56,6 +56,8 @@ def _verdicts() -> None:
         )
         return
     job = page.chosen_job()
+    if job not in {line.job for line in lines}:
+        page.empty(page.unknown(job))
     for line in (each for each in lines if each.job == job):
         _verdict(line)
     others = [line for line in lines if line.job != job]
@@ -107,7 +109,7 @@ def _row(line: JobLine) -> list[str]:
         f'<a href="{page.href("overview", job=line.job)}">{escape(line.job)}</a>',
         pill(line.state, JOB_STATES),
         escape(line.sentence),
-        f"{line.step:,}",
+        f"{line.step:,}" if line.step >= 0 else "-",
     ]
 
 
@@ -136,16 +138,17 @@ def _evidence() -> None:
     if not items:
         st.html('<div class="muted">No finding on record for this job.</div>')
         return
+    open_now = parts.open_findings(job)
     page.table(
-        ["severity", "finding", "about", "what was seen", "confidence", "last seen"],
+        ["severity", "finding", "about", "what was seen", "sure", "last seen"],
         [
             [
                 pill(e.severity, SEVERITIES),
                 escape(e.kind),
                 f'<a href="{escape(page.with_time(e.href))}">{escape(e.subject)}</a>',
                 escape(e.summary),
-                f"{e.confidence:.2f}",
-                f'<span title="{clock(e.ts_ns)} UTC">{ago(e.ts_ns, page.now_ns())}</span>',
+                f"{e.confidence:.0%}",
+                parts.last_seen(e.kind, e.subject, e.ts_ns, open_now),
             ]
             for e in items[:12]
         ],

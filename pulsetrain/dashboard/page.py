@@ -256,7 +256,7 @@ def _strip(sentence: bool) -> None:
     if not sentence:
         return
     if line is None:
-        st.html(f'<div class="strip">{pill("no_data", JOB_STATES)} No job has been seen yet.</div>')
+        st.html(f'<div class="strip">{pill("no_data", JOB_STATES)} {escape(unknown(job))}</div>')
         return
     step = f"step {line.step:,} · " if line.step >= 0 else ""
     attempt = f"attempt {line.attempt}" if line.attempt >= 0 else "not started"
@@ -265,6 +265,11 @@ def _strip(sentence: bool) -> None:
         f'<span class="sentence">{escape(line.sentence)}</span>'
         f'<span class="facts">{step}{attempt}</span></div>{named(job)}'
     )
+
+
+def unknown(job: str) -> str:
+    """What is said of a job that the hub does not know, "" for none."""
+    return f"The hub knows no job {job}. Choose another one." if job else "No job has been seen yet."
 
 
 def _away(error: PulsetrainError) -> str:

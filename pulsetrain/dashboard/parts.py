@@ -49,10 +49,10 @@ def window(source: Source, job: str, chosen: TimeChoice, *, steps: str = "", las
     return next((Window(first=row["first_step"], last=row["last_step"]) for row in rows), None)
 
 
-def logs(rows: Sequence[JsonObject]) -> None:
-    """Lines, newest first."""
+def logs(rows: Sequence[JsonObject], *, hint: str = "Choose a longer time.") -> None:
+    """Lines, newest first. `hint` is what to try where there are none."""
     if not rows:
-        page.empty("No line matches.", "Choose a longer time, other ranks, or clear the text.")
+        page.empty("No line matches.", hint)
         return
     more = rows[0]["lines_in_all"] - len(rows)
     if more > 0:
@@ -92,11 +92,23 @@ def node_link(job: str, node: str) -> str:
     return f'<a href="{page.href("node", job=job, node=node)}">{escape(node)}</a>' if node else "-"
 
 
+def open_findings(job: str) -> frozenset[tuple[str, str]]:
+    """(kind, subject) of what is open now. A finding is put on record anew only when it changes."""
+    return frozenset((row["kind"], f"{row['subject_type']} {row['subject']}") for row in page.findings(job))
+
+
+def last_seen(kind: str, subject: str, ts_ns: int, open_now: frozenset[tuple[str, str]]) -> str:
+    """When a finding was seen last: now, or when it was put on record last."""
+    words = "still open" if (kind, subject) in open_now else ago(ts_ns, page.now_ns())
+    return f'<span title="on record {clock(ts_ns)} UTC">{words}</span>'
+
+
 def findings(rows: Sequence[JsonObject]) -> None:
     """Findings, the newest first."""
     if not rows:
         st.html('<div class="muted">No finding is on record about it.</div>')
         return
+    open_now = open_findings(page.chosen_job())
     page.table(
         ["severity", "finding", "about", "what was seen", "sure", "last seen"],
         [
@@ -106,7 +118,7 @@ def findings(rows: Sequence[JsonObject]) -> None:
                 escape(f"{row['subject_type']} {row['subject']}"),
                 escape(row["summary"]),
                 f"{row['confidence']:.0%}",
-                f'<span title="{clock(row["ts_ns"])} UTC">{ago(row["ts_ns"], page.now_ns())}</span>',
+                last_seen(row["kind"], f"{row['subject_type']} {row['subject']}", row["ts_ns"], open_now),
             ]
             for row in rows[:20]
         ],

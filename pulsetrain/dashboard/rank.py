@@ -105,8 +105,10 @@ def _place(rank: int) -> None:
 
 
 def _findings(rank: int) -> None:
-    rows = page.source().rows(views.findings, page.chosen_job(), limit=500)
-    parts.findings(about(rows, ranks=(rank,)))
+    """Those about the rank, and those about its node, whose state it wears."""
+    job = page.chosen_job()
+    rows, row = page.source().rows(views.findings, job, limit=500), _where(job, rank)
+    parts.findings(about(rows, ranks=(rank,), node=row["node"] if row else ""))
 
 
 def _cohort(rank: int, time: TimeChoice) -> None:

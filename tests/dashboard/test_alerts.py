@@ -27,6 +27,11 @@ def test_who_needs_a_person_has_buttons_and_the_rest_is_a_table(draw, alerts):
     assert [row[-1] for row in shown.rows()] == ["ann"]
 
 
+def test_an_alert_of_another_job_names_it(draw, alerts):
+    assert "job gpt" not in draw("alerts", job="gpt").text
+    assert "hang , job gpt, rank 5: <hangs>" in draw("alerts", job="bert").text
+
+
 def test_an_alert_is_acknowledged_with_a_note(draw, alerts):
     shown = draw("alerts")
     shown.app.text_input(key="ack_note").set_value("cable")

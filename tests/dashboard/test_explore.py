@@ -202,3 +202,18 @@ def test_a_rank_asks_for_nobody_but_itself(draw, known):
     asked = {name: dict(options) for name, _, options in known.asked}
     assert asked["topology"]["rank"] == asked["rank_states"]["rank"] == 5
     assert asked["rank_states"]["node"] == "node-2"
+
+
+def test_a_rank_has_the_findings_of_its_node_whose_state_it_wears(draw, known):
+    known.stored["findings"] = [
+        {**FINDING, "subject_type": "node", "subject": "node-2", "summary": "It is slow."},
+        {**FINDING, "subject_type": "node", "subject": "node-22", "summary": "Another one."},
+    ]
+    text = draw("rank", rank="5").text
+    assert "It is slow." in text
+    assert "Another one." not in text
+
+
+def test_an_event_before_the_first_attempt_has_none(draw, known):
+    known.stored["event_lines"][0] |= {"attempt": -1}
+    assert draw("events").rows()[0][5] == "-"

@@ -30,6 +30,22 @@ def test_the_most_urgent_node_comes_first(draw, nodes):
     assert rows[0][3:] == ["-", "10.0.0.1", "0.4 s ago", "<why>"]
 
 
+def test_a_node_is_slow_for_a_reason(draw, nodes):
+    found = {
+        "severity": "warning", "kind": "straggler", "subject_type": "rank", "subject": "7", "evidence": "{}",
+        "summary": "Rank 7 computes slower.", "confidence": 0.9,
+    }  # fmt: skip
+    nodes.answers["status"]["jobs"][0]["findings"] = [found]
+    nodes.answers["nodes"] = [
+        {**node("node-1", ranks=(6, 7)), "reason": ""},
+        {**node("node-2"), "reason": ""},
+    ]
+    assert [(row[0], row[-1]) for row in draw("nodes").rows()] == [
+        ("node-1", "Rank 7 computes slower."),
+        ("node-2", "-"),
+    ]
+
+
 def test_find_keeps_what_matches(draw, nodes):
     assert [row[0] for row in draw("nodes", find="node-10").rows()] == ["node-10"]
     assert "No node matches." in draw("nodes", find="nosuch").text

@@ -21,7 +21,7 @@ def test_the_verdict_stands_above_figures_and_evidence(draw, source):
     shown = draw("overview")
     assert "Rank 5 is <b>stopped</b>." in shown.text
     assert "2.5000" in shown.text
-    assert shown.rows()[0][1:5] == ["hang", "rank 5", "It <hangs>.", "0.97"]
+    assert shown.rows()[0][1:5] == ["hang", "rank 5", "It <hangs>.", "97%"]
     assert 'href="rank?job=gpt&amp;rank=5' in shown.html
     assert len(shown.app.get("plotly_chart")) == 1
 
@@ -37,6 +37,24 @@ def test_five_seconds_say_who_since_when_how_sure_what_is_done_and_what_to_do(dr
         assert words in shown.text
     assert 'href="rank?job=gpt&amp;rank=5"' in shown.html
     assert 'href="incidents?job=gpt"' in shown.html
+
+
+def test_a_job_that_the_hub_does_not_know_is_named_above_the_others(draw):
+    text = draw("overview", job="nosuch").text
+    assert text.index("The hub knows no job nosuch.") < text.index("Rank 5 is")
+
+
+def test_a_finding_that_is_open_is_not_shown_as_old(draw, source):
+    source.stored |= {"curve": [STEP], "findings": [FINDING]}
+    assert draw("overview").rows()[0][5].endswith(" ago")
+    source.answers["status"]["jobs"][0]["findings"] = [{**FINDING, "evidence": "{}"}]
+    assert draw("overview").rows()[0][5] == "still open"
+
+
+def test_another_job_that_has_not_begun_has_no_step(draw, source):
+    other = {**source.answers["status"]["jobs"][0], "job": "bert", "step": -1}
+    source.answers["status"]["jobs"].append(other)
+    assert draw("overview", job="gpt").rows()[0][3] == "-"
 
 
 HANG = {"rank": 5, "since_ns": 1, "act_at_ns": None, "why": "It may only pause."}

@@ -54,6 +54,10 @@ def test_a_hub_without_jobs(run, source):
     assert "No job has been seen yet." in run("page.strip(sentence=True)").text
 
 
+def test_a_job_that_the_hub_does_not_know_is_named(run):
+    assert "The hub knows no job nosuch." in run("page.strip(sentence=True)", job="nosuch").text
+
+
 TIMES = "page.keep_time('logs')\npage.strip(sentence=True, usual_time='default: all')"
 
 

@@ -68,11 +68,16 @@ def location_of(
 
 
 def location_of_finding(finding: Finding, topology: Topology | None = None) -> Location:
-    """Return the location of a finding's subject. Its evidence may have `node`."""
+    """Return the location of a finding's subject. Its evidence may have `node`.
+
+    A rank was where its evidence says, if that names one node: it may run elsewhere by now.
+    """
+    nodes = finding.evidence.get("nodes") if finding.subject_type == "rank" else None
+    known = nodes if isinstance(nodes, list) and len(nodes) == 1 else [""]
     return location_of(
         subject_type=finding.subject_type,
         subject=finding.subject,
         job=finding.job,
-        node=str(finding.evidence.get("node", "")),
+        node=str(finding.evidence.get("node") or known[0]),
         topology=topology,
     )

@@ -101,8 +101,15 @@ def to_do(job: JsonObject, incidents: Sequence[JsonObject]) -> str:
     best = next((i for i in of_job if i["root"] == about), None) or next(iter(of_job), None)
     if best is None:
         return "Look at the evidence."
-    blamed = "" if best["root"] == about else f" The incident is put down to {best['root']}."
-    return f"{best['suggested_action']}{blamed}"
+    return f"{best['suggested_action']}{'' if best['root'] == about else _blamed(best)}"
+
+
+def _blamed(incident: JsonObject) -> str:
+    """To whom an incident is put down, and how sure that is."""
+    root = incident["root"]
+    hypotheses = incident.get("hypotheses") or ()
+    sure = next((f", {float(h['confidence']):.0%} sure" for h in hypotheses if h["root"] == root), "")
+    return f" The incident is put down to {root}{sure}."
 
 
 def _controller(
@@ -214,7 +221,9 @@ def _did(event: JsonObject, now_ns: int) -> str:
         case "shrink" | "grow":
             return f"It went from {detail.get('from', '?')} to {detail.get('to', '?')} nodes {when}."
         case "preempted":
-            return f"It stopped the job {when} at step {detail.get('step', '?')}, as it was asked to."
+            step = detail.get("step", "?")
+            where = "before its first step" if step == -1 else f"at step {step}"
+            return f"It stopped the job {when} {where}, as it was asked to."
         case "waiting":
             return f"It waited for {detail.get('missing_nodes', 'a')} node(s) {when}."
     return ""

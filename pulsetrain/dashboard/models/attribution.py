@@ -138,3 +138,15 @@ def node_state(node: JsonObject, blame: Attribution) -> str:
         return str(node.get("state", ""))
     blamed.add("part" if node["node"] in blame.parts else None)
     return next((state for state in ("culprit", "slow", "part") if state in blamed), "active")
+
+
+def reason_of(node: JsonObject, findings: Sequence[JsonObject]) -> str:
+    """Why a node of the hub's API is in its state: the hub's reason, else the worst finding about it, its
+    parts or its ranks. "" where there is none."""
+    if node.get("reason"):
+        return str(node["reason"])
+    name, ranks = str(node["node"]), {str(rank) for rank in node.get("ranks") or ()}
+    for each in accused(findings):
+        if each.subject in ranks if each.subject_type == "rank" else each.node == name:
+            return each.summary
+    return ""

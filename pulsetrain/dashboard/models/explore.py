@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 from pulsetrain.core.json import JsonObject
 from pulsetrain.dashboard.models.charts import Theme, frame
 from pulsetrain.dashboard.models.step_marks import StepMark
-from pulsetrain.dashboard.models.text import duration, size, thousands
+from pulsetrain.dashboard.models.text import clock, duration, size, thousands
 
 SEVERE: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
@@ -20,6 +20,7 @@ SEVERE: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "errors": ("error", "critical"),
     }
 )
+_MOMENT_NS = 10**17  # three years: what is longer is a moment
 _LINES = ("#3B7DB8", "#E1A034", "#5BA884", "#B07AA1", "#7A5BB5", "#8C6D46", "#2E8B9A", "#9AA0A8")
 
 
@@ -41,8 +42,8 @@ def number(name: str, value: float) -> str:
 def detail_text(detail: str, *, most: int = 300) -> str:
     """An event's detail as "name: value" pairs, without lists of any length.
 
-    >>> detail_text('{"reason": "lost", "ranks": [1, 2]}')
-    'reason: lost, ranks: [1, 2]'
+    >>> detail_text('{"reason": "lost", "ranks": [1, 2], "total_ns": 8059109615}')
+    'reason: lost, ranks: [1, 2], total: 8.06 s'
     """
     try:
         found = json.loads(detail or "{}")
@@ -50,8 +51,19 @@ def detail_text(detail: str, *, most: int = 300) -> str:
         return detail[:most]
     if not isinstance(found, dict):
         return str(found)[:most]
-    text = ", ".join(f"{name}: {value}" for name, value in found.items())
+    text = ", ".join(f"{name.removesuffix('_ns')}: {_told(name, value)}" for name, value in found.items())
     return text if len(text) <= most else f"{text[:most]} ..."
+
+
+def _told(name: str, value: object) -> str:
+    """A value of an event's detail. Nanoseconds are a moment or a duration."""
+    if not name.endswith("_ns"):
+        return str(value)
+    if isinstance(value, dict):
+        return ", ".join(f"{part} {_told(name, took)}" for part, took in value.items())
+    if not isinstance(value, int):
+        return str(value)
+    return f"{clock(value)} UTC" if value >= _MOMENT_NS else duration(value)
 
 
 def metric_figure(
@@ -159,11 +171,23 @@ def beside_cohort(rows: Sequence[JsonObject]) -> str:
 
 
 def about(findings: Sequence[JsonObject], *, ranks: Sequence[int] = (), node: str = "") -> list[JsonObject]:
-    """Findings about these ranks or this node."""
+    """Findings about these ranks, or about this node and its parts."""
     names = {str(rank) for rank in ranks}
     return [
         f
         for f in findings
         if (f["subject_type"] == "rank" and f["subject"] in names)
-        or (node and f["subject_type"] in ("node", "gpu", "link") and node in f["subject"])
+        or (node and f["subject_type"] in ("node", "gpu", "link") and _is_on(node, f["subject"]))
     ]
+
+
+def _is_on(node: str, subject: str) -> bool:
+    """Whether a subject is the node, a part of it, or a link that ends at it. Names may begin alike.
+
+    >>> _is_on("n1", "n1/mlx5_0/1"), _is_on("n1", "n0-n1"), _is_on("n1", "n10/mlx5_0/1")
+    (True, True, False)
+    """
+    ends = subject.split(" to ")  # a path: "n0/mlx5_0/1 to n1/mlx5_0/1"
+    return any(end.partition("/")[0] == node for end in ends) or (
+        "/" not in subject and subject.startswith(f"{node}-") != subject.endswith(f"-{node}")
+    )

@@ -8,7 +8,7 @@ from pulsetrain.dashboard.models.text import duration
 _LOST = {
     "start": "to start",
     "detect": "to detect faults",
-    "locate": "to locate them",
+    "locate": "to locate faults",
     "fail_over": "to fail over",
     "recompute": "to do steps again",
 }
@@ -40,14 +40,14 @@ def time_sentence(job: JsonObject) -> str:
 
     >>> seconds = {"train": 90.0, "start": 6.0, "detect": 0.0, "locate": 0.0, "fail_over": 4.0}
     >>> time_sentence({"time_use": {"ettr": 0.9, "ettr_1h": 0.9, "seconds": seconds}})
-    'It trained for 90.0% of 1 min 40 s. The rest went 6.00 s to start, 4.00 s to fail over.'
+    'It trained for 90.0% of 1 min 40 s. The rest: 6.00 s to start, 4.00 s to fail over.'
     """
     use = job.get("time_use") or {}
     if use.get("ettr") is None:
         return ""
     seconds = use["seconds"]
     lost = [f"{duration(seconds[key] * 1e9)} {words}" for key, words in _LOST.items() if seconds.get(key)]
-    rest = f" The rest went {', '.join(lost)}." if lost else ""
+    rest = f" The rest: {', '.join(lost)}." if lost else ""
     return f"It trained for {use['ettr']:.1%} of {duration(sum(seconds.values()) * 1e9)}.{rest}"
 
 

@@ -30,6 +30,12 @@ def test_what_the_evidence_says_wins():
     assert location_of_finding(finding(), TOPOLOGY).switch == "sw"
 
 
+def test_a_rank_that_was_moved_was_where_its_finding_saw_it():
+    assert location_of_finding(finding(nodes=["b"]), TOPOLOGY).node == "b"
+    assert location_of_finding(finding(nodes=["b", "c"]), TOPOLOGY).node == "a"
+    assert location_of_finding(finding(nodes=[]), TOPOLOGY).node == "a"
+
+
 @pytest.mark.parametrize(("kind", "subject"), [("link", "a/mlx5_0/1"), ("gpu", "a/GPU-5096"), ("node", "a")])
 def test_a_part_of_a_node_names_it(kind, subject):
     found = location_of(subject_type=kind, subject=subject, topology=TOPOLOGY)

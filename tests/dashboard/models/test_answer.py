@@ -85,6 +85,11 @@ def test_what_the_controller_did_about_machines(event, says):
     assert asked(job(findings=[]), [event]).controller == says
 
 
+def test_a_job_that_was_stopped_before_its_first_step():
+    said = asked(job(findings=[]), [event("preempted", step=-1)]).controller
+    assert said == "It stopped the job 20 s ago before its first step, as it was asked to."
+
+
 def test_an_event_without_a_sentence_does_not_hide_the_one_before():
     events = [event("links_suspected", age_s=1), event("evict", node="n3", reason="lost")]
     events[0]["ts_ns"] = NOW - 3700 * S
@@ -116,6 +121,8 @@ def test_what_to_do_is_the_action_of_the_incident_about_the_culprit():
     assert asked(job(), incidents=[]).to_do == "Look at the evidence."
     other = asked(job(), incidents=incidents[:1]).to_do
     assert other == "not this The incident is put down to rank 2."
+    unsure = {**incidents[0], "hypotheses": [{"root": "rank 2", "confidence": 0.6}]}
+    assert asked(job(), incidents=[unsure]).to_do.endswith("put down to rank 2, 60% sure.")
     assert asked(job(findings=[]), incidents=incidents).to_do == "Nothing."
 
 

@@ -41,6 +41,13 @@ def test_findings_about_ranks_and_their_node():
     assert about(found, ranks=(3,), node="n1") == [found[0], found[2]]
 
 
+def test_a_node_whose_name_begins_like_another_has_findings_of_its_own():
+    mine = ["n1/mlx5_0/1", "n0-n1", "n1-n10", "n10/mlx5_0/1 to n1/mlx5_1/1"]
+    others = ["n10/mlx5_0/1", "n0-n10", "n10-n11", "n10/mlx5_0/1 to n11/mlx5_1/1", "switch:n1"]
+    found = [{"subject_type": "link", "subject": subject} for subject in (*mine, *others)]
+    assert [f["subject"] for f in about(found, node="n1")] == mine
+
+
 def test_a_line_for_each_node_and_device():
     rows = [{"node": node, "device": "eth0", "ts_ns": S, "value": 1.0} for node in "ab"]
     chart = metric_figure(rows, "net_rx_bytes", [S], LIGHT)
@@ -61,5 +68,7 @@ def test_steps_stand_at_the_foot_of_a_counter():
 
 def test_details_are_pairs_and_never_endless():
     assert detail_text('{"a": 1}') == "a: 1"
+    told = detail_text('{"onset_ns": 1795575600000000000, "stages_ns": {"load": 2000000000, "evict": 0}}')
+    assert told == "onset: 2026-11-25 03:00:00 UTC, stages: load 2.00 s, evict 0 ns"
     assert detail_text("{") == "{"
     assert len(detail_text('{"a": "%s"}' % ("x" * 5000))) < 310
