@@ -12,6 +12,7 @@ from importlib.resources import files
 from pulsetrain.analytics.incidents.locations import Location
 
 SHARED = ("group", "stage")  # subjects with members on several nodes, and so without a location of their own
+OWN_WORK = frozenset({"straggler"})  # kinds that tell of a rank's own work, without what it waited for others
 MIN_EXCESS_SHARE = 0.5  # share of the effect's slowdown that a cause must have
 _RATIO_FIELDS = {"straggler": "ratio", "fail_slow": "slow_ratio"}  # evidence: time over expected time
 _SHARE_KINDS = ("gc_pause", "data_stall")  # evidence `share`: part of the step's time
@@ -122,6 +123,8 @@ def explains(cause: Symptom, effect: Symptom) -> bool:
     - tables/causes.csv links a kind of the cause to a kind of the effect.
     - The location of the effect does not contain that of the cause.
     - The slowdown of the cause is at least half of the effect's, if both are known.
+    - A rank that is slow in its own work is slow by something on its own node: nobody works more slowly
+      because a link or a rank of another node does.
     - The location fits. An effect on the whole job fits any cause. An effect on a group or stage needs a
       member in common, and a cause that is not mild, unless the effect is mild too.
 
@@ -133,7 +136,10 @@ def explains(cause: Symptom, effect: Symptom) -> bool:
     False
     """
     linked = {kind for own in cause.kinds for kind in cause_of(own).explains}
-    if not effect.kinds & linked or effect.location.contains(cause.location):
+    explained = effect.kinds & linked
+    if not explained or effect.location.contains(cause.location):
+        return False
+    if explained <= OWN_WORK and _elsewhere(cause.location, effect.location):
         return False
     if cause.excess < MIN_EXCESS_SHARE * effect.excess:  # false where either is NaN
         return False
@@ -142,6 +148,11 @@ def explains(cause: Symptom, effect: Symptom) -> bool:
     if effect.location.scope == "job":
         return True
     return cause.location.contains(effect.location) or cause.location.scope in ("rank", "gpu", "link", "node")
+
+
+def _elsewhere(one: Location, other: Location) -> bool:
+    """Whether both are on nodes that are known, and not on the same one."""
+    return bool(one.node and other.node) and one.node != other.node
 
 
 def _has_part_in(cause: Symptom, effect: Symptom) -> bool:

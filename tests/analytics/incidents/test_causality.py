@@ -43,6 +43,18 @@ def test_a_cause_has_at_least_half_of_the_effects_slowdown(ratio, enough):
     assert explains(symptom("straggler", RANK, ratio=ratio), effect) is enough
 
 
+def test_a_rank_that_works_slowly_is_slow_by_something_on_its_own_node():
+    elsewhere = Location(scope="rank", subject="9", node="b", switch="sw")
+    link = Location(scope="link", subject="a/mlx5_0/1", node="a", switch="sw")
+    switch = Location(scope="switch", subject="sw", switch="sw")
+    assert explains(symptom("link_flap", link), symptom("straggler", RANK))
+    assert not explains(symptom("link_flap", link), symptom("straggler", elsewhere))
+    assert explains(symptom("link_flap", link), symptom("hang", elsewhere))
+    assert explains(symptom("switch_fault", switch), symptom("straggler", elsewhere))
+    both = symptom_of([("straggler", {}), ("fail_slow", {})], elsewhere, mild=False)
+    assert explains(symptom("link_flap", link), both)
+
+
 def test_an_unknown_slowdown_excludes_nothing():
     assert explains(symptom("straggler", RANK), symptom("fail_slow", JOB, slow_ratio=3.0))
     assert explains(symptom("straggler", RANK, ratio=1.01), symptom("fail_slow", JOB))
