@@ -93,7 +93,7 @@ class LiveSite:
         rows = [row for row in self.job(name).get("findings", []) if row["severity"] != "info"]
         with contextlib.suppress(PulsetrainError):
             alerts = [a for a in self.client.alerts() if a["state"] == "firing" and a["job"] == name]
-            rows += [a for a in alerts if a["subject_type"] == "link"]
+            rows += [a for a in alerts if a["subject_type"] == "link" and a["severity"] != "info"]
         return {
             row["subject"] if row["subject_type"] == "node" else f"{row['subject_type']} {row['subject']}"
             for row in rows

@@ -26,6 +26,7 @@ LIVE_S = 0.25
 IDLE_S = 1.0  # without a job
 HURRY_S = 0.05  # while a recovery waits for its cause
 LIVE_SHARE = 20
+LONGEST_S = 2.0  # a hang is to be named within seconds, however long a look takes
 SETTLE_NS = 250_000_000
 PATIENCE = 2
 
@@ -99,7 +100,8 @@ def job_view(job: JobSnapshot, median_step_ns: int) -> watch.JobView:
 class LiveWatch:
     """Looks at the snapshots of all jobs and reports what the live analyzers find.
 
-    It looks four times a second, and at many ranks so seldom that it takes a twentieth of the time at most.
+    It looks four times a second, and at many ranks so seldom that it takes a twentieth of the time. It waits
+    two seconds at most.
     """
 
     def __init__(
@@ -128,7 +130,7 @@ class LiveWatch:
                 hurry |= self.look(job.snapshot())
         failures.raise_any()
         took_s = self._clock.monotonic_s() - began_s
-        return max(HURRY_S if hurry else LIVE_S, (LIVE_SHARE - 1) * took_s)
+        return max(HURRY_S if hurry else LIVE_S, min(LONGEST_S, (LIVE_SHARE - 1) * took_s))
 
     def look(self, job: JobSnapshot) -> bool:
         """Look at one job. Returns whether its recovery waits for its cause."""

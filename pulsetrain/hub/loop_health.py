@@ -11,6 +11,7 @@ from pulsetrain.hub.reporter import AlertSink
 
 CHECK_S = 1.0
 SHARE = 20  # looking at the loops of thousands of agents may use a twentieth of the time
+LONGEST_S = 3.0
 LATE_S = 3.0
 FAILURES = 3  # in a row
 
@@ -44,7 +45,8 @@ class LoopHealth:
         late, self._looked_s = now_s - self._looked_s > self._wait_s + LATE_S - CHECK_S, now_s
         if not late:
             self.look()
-        self._wait_s = max(CHECK_S, (SHARE - 1) * (self._clock.monotonic_s() - now_s))
+        took_s = self._clock.monotonic_s() - now_s
+        self._wait_s = max(CHECK_S, min(LONGEST_S, (SHARE - 1) * took_s))
         return self._wait_s
 
     def look(self) -> None:

@@ -66,6 +66,19 @@ def still(seconds, stuck=2):
     return node_snapshot("a", *ranks[:2]), node_snapshot("b", *ranks[2:])
 
 
+@pytest.mark.parametrize(("took_s", "wait_s"), [(0.001, 0.25), (0.05, 0.95), (3.0, 2.0)])
+def test_looks_at_a_large_job_come_seldom_and_a_hang_is_named_within_seconds_all_the_same(took_s, wait_s):
+    site = Site()
+    snapshot = site.job.snapshot
+
+    def slow_snapshot():
+        site.clock.now_s += took_s
+        return snapshot()
+
+    site.job.snapshot = slow_snapshot
+    assert site.look() == pytest.approx(wait_s)
+
+
 def test_a_hub_that_comes_after_another_knows_how_long_the_job_has_paused_before():
     memory = FakeMemory()
     memory.pauses("j", {"evaluate (train.py:8)": 80 * S})

@@ -72,3 +72,15 @@ def test_after_a_pause_of_the_whole_hub_no_loop_is_blamed(site):
     site.rows = [row(stale=True)]
     assert site.turn(after_s=LATE_S + 1) == []
     assert site.turn() == [("hub loop controller", "error")]
+
+
+@pytest.mark.parametrize(("took_s", "wait_s"), [(0.01, 1.0), (0.1, 1.9), (4.0, 3.0)])
+def test_looks_that_take_long_come_seldom_and_never_too_seldom(tmp_path, took_s, wait_s):
+    clock, book = Clock(), AlertBook(tmp_path / "alerts.db")
+
+    def rows():
+        clock.now_s += took_s
+        return [row()]
+
+    assert asyncio.run(LoopHealth(rows, book, clock).turn()) == pytest.approx(wait_s)
+    book.close()

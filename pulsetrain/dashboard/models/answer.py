@@ -197,6 +197,8 @@ def _did(event: JsonObject, now_ns: int) -> str:
     match event["kind"]:
         case "recovery":
             took = duration(int(detail.get("total_ns", 0)))
+            if detail.get("cause") == "preemption" and int(detail.get("from_step", 0)) < 0:
+                return f"It began the job {when}, which had been held back before its first step for {took}."
             what = f"{detail.get('cause', 'fault')} of {detail.get('culprit') or event['node'] or 'the job'}"
             return f"It recovered the job {when}: {what}, {took}, {_resumed(detail)}."
         case "evict":

@@ -49,6 +49,12 @@ PENDING = {"rank": 5, "since_ns": NOW - 30 * S, "act_at_ns": NOW + 90 * S, "why"
             False,
             "It recovered the job 20 s ago: node_lost of n3, 3.80 s, from step 78.",
         ),
+        (
+            job(findings=[]),
+            [event("recovery", cause="preemption", total_ns=95_000_000_000, from_step=-1, resumed_step=-1)],
+            False,
+            "It began the job 20 s ago, which had been held back before its first step for 1 min 35 s.",
+        ),
         (job(findings=[]), [event("evict", age_s=7200, node="n3")], False, "Nothing needs to be done."),
         (job(state="past"), [], False, "The job does not run on this hub, so nothing is done."),
     ],
