@@ -31,10 +31,10 @@ def freezing(browser: Browser, address: str, job: str, hub: int, pages: Sequence
             for visit in some:
                 shown[visit.name].goto(_url(address, job, visit))
                 wait(shown[visit.name], visit.ready)
+            for page in shown.values():  # the hub may still be late from the time before
+                page.locator(NOTICE).first.wait_for(state="hidden", timeout=BACK_S * 1e3)
             with _frozen(hub):
                 _note(found, "open_s", shown, time.perf_counter())
-            for page in shown.values():
-                page.locator(NOTICE).first.wait_for(state="hidden", timeout=BACK_S * 1e3)
         with contextlib.ExitStack() as stack, _frozen(hub):
             began_s = time.perf_counter()
             shown = {visit.name: stack.enter_context(_tab(browser)) for visit in some}
