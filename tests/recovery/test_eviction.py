@@ -38,7 +38,7 @@ def test_a_standby_costs_nothing():
 
 
 def test_what_only_the_evicted_node_holds_is_gone():
-    alone = dataclasses.replace(A, heartbeat=heartbeat("a", status(0), status(1), held=held(4, 0, 1)))
+    alone = A._replace(heartbeat=heartbeat("a", status(0), status(1), held=held(4, 0, 1)))
     cost = preview(job_snapshot(nodes=(alone, B, Z)), B)
     assert (cost["resume_step"], cost["lost_steps"]) == (-1, 6)
 
