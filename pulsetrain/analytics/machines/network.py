@@ -14,44 +14,15 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from pulsetrain.analytics.machines.metric_series import NS_PER_S
+from pulsetrain.analytics.machines.network_config import NetworkConfig
 from pulsetrain.analytics.machines.network_ports import FAMILIES, RECEIVE, TRANSMIT, Port, ports, totals
-from pulsetrain.analytics.machines.traffic_screen import Limits, worth_a_look
+from pulsetrain.analytics.machines.traffic_screen import worth_a_look
 from pulsetrain.analytics.machines.traffic_signature import crossings, typical_change
 from pulsetrain.analytics.verdict import Finding, Healthy, Inconclusive, Severity, Verdict
 from pulsetrain.records.counters import Counter, every_counter
 
 Floats = NDArray[np.float64]
 NAME = "network"
-
-
-@dataclass(frozen=True, kw_only=True)
-class NetworkConfig:
-    """What counts as trouble."""
-
-    drop_ratio: float = 0.5
-    """a step's traffic below this share of its usual traffic is a drop"""
-    drop_windows: int = 3
-    """windows in a row that must have dropped"""
-    spread_windows: int = 6
-    """so many newest windows are asked whether traffic fluctuates"""
-    spread_share: float = 0.25
-    """windows whose standard deviation is above this share of the usual traffic fluctuate"""
-    spread_factor: float = 3.0
-    """and above so many times what three of four windows differed by before"""
-    stop_s: float = 10.0
-    """a port that carried traffic and then none for this long has stopped"""
-    down_s: float = 30.0
-    """a port that has not been active for this long is down"""
-    flaps: int = 3
-    """a link that went down this often in the range flaps (gpud 4a8de33)"""
-    errors_per_minute: float = 1.0
-    """link errors from which a cable is suspect"""
-    outlier_ratio: float = 5.0
-    """a port stands out with this many times the fleet's median of congestion or retransmission per byte"""
-    outlier_sigmas: float = 6.0
-    """and with this many robust sigmas above it"""
-    least_events: float = 100.0
-    """smaller increases are too few to compare"""
 
 
 def find(
@@ -313,7 +284,7 @@ def _traffic(fleet: _Fleet) -> list[Verdict]:
     """
     drops: list[Finding] = []
     fluctuating: list[Finding] = []
-    looked_at, carrying = worth_a_look(fleet.ports, np.sort(fleet.steps_ns), _limits(fleet.config))
+    looked_at, carrying = worth_a_look(fleet.ports, np.sort(fleet.steps_ns), fleet.config)
     for port in (fleet.ports[i] for i in looked_at):
         edges, moved = _cumulated_bytes(port)
         if edges.size < 4 or moved[-1] <= 0:
@@ -330,16 +301,6 @@ def _traffic(fleet: _Fleet) -> list[Verdict]:
         return [_dropped_everywhere(fleet, drops)]
     few = len(fluctuating) <= max(1, carrying // 4)  # else the job itself changes its pace
     return [*drops, *(fluctuating if few else ())]
-
-
-def _limits(config: NetworkConfig) -> Limits:
-    return Limits(
-        stop_s=config.stop_s,
-        drop_windows=config.drop_windows,
-        drop_ratio=config.drop_ratio,
-        spread_windows=config.spread_windows,
-        spread_share=config.spread_share,
-    )
 
 
 def _cumulated_bytes(port: Port) -> tuple[NDArray[np.int64], Floats]:

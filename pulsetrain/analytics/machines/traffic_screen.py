@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pulsetrain.analytics.machines.metric_series import NS_PER_S
+from pulsetrain.analytics.machines.network_config import NetworkConfig
 from pulsetrain.analytics.machines.network_ports import RECEIVE, TRANSMIT, Port
 from pulsetrain.records.counters import every_counter
 
@@ -22,18 +23,7 @@ Floats = NDArray[np.float64]
 SAMPLES_NEEDED = 5  # of which four have counted something since the one before
 
 
-@dataclass(frozen=True, kw_only=True)
-class Limits:
-    """What a port must reach to be worth a look, as in `network.NetworkConfig`."""
-
-    stop_s: float
-    drop_windows: int
-    drop_ratio: float
-    spread_windows: int
-    spread_share: float
-
-
-def worth_a_look(ports: Sequence[Port], steps_ns: Ints, limits: Limits) -> tuple[list[int], int]:
+def worth_a_look(ports: Sequence[Port], steps_ns: Ints, config: NetworkConfig) -> tuple[list[int], int]:
     """The places of the ports that have to be judged one by one, and how many others carry traffic.
 
     `steps_ns` are the times at which the job began its steps, rising.
@@ -44,9 +34,9 @@ def worth_a_look(ports: Sequence[Port], steps_ns: Ints, limits: Limits) -> tuple
         return others, 0
     flows = _Flows.of([ports[i] for i in regular])
     carries = flows.total > 0
-    looked_at = carries & (flows.silent_s >= limits.stop_s)
+    looked_at = carries & (flows.silent_s >= config.stop_s)
     for which, windows in flows.windows(steps_ns):
-        looked_at[which] |= carries[which] & _changed(windows, limits)
+        looked_at[which] |= carries[which] & _changed(windows, config)
     return sorted([*others, *np.array(regular)[looked_at].tolist()]), int((carries & ~looked_at).sum())
 
 
@@ -56,15 +46,15 @@ def _regular(port: Port) -> bool:
     return bool(times) and len(times[0]) >= SAMPLES_NEEDED and np.array_equal(times[0], times[-1])
 
 
-def _changed(windows: Floats, limits: Limits) -> NDArray[np.bool_]:
+def _changed(windows: Floats, config: NetworkConfig) -> NDArray[np.bool_]:
     """Whether the newest windows of a port [port, window] are all low, or differ much from each other."""
     changed = np.zeros(len(windows), np.bool_)
-    if windows.shape[1] >= 3 * limits.drop_windows:
-        usual = np.median(windows[:, : -limits.drop_windows], axis=1)
-        changed |= (windows[:, -limits.drop_windows :] < limits.drop_ratio * usual[:, None]).all(axis=1)
-    if windows.shape[1] >= 4 * limits.spread_windows:
-        usual = np.median(windows[:, : -limits.spread_windows], axis=1)
-        changed |= windows[:, -limits.spread_windows :].std(axis=1) >= limits.spread_share * usual
+    if windows.shape[1] >= 3 * config.drop_windows:
+        usual = np.median(windows[:, : -config.drop_windows], axis=1)
+        changed |= (windows[:, -config.drop_windows :] < config.drop_ratio * usual[:, None]).all(axis=1)
+    if windows.shape[1] >= 4 * config.spread_windows:
+        usual = np.median(windows[:, : -config.spread_windows], axis=1)
+        changed |= windows[:, -config.spread_windows :].std(axis=1) >= config.spread_share * usual
     return changed
 
 

@@ -10,20 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pulsetrain.analytics.machines.network import NetworkConfig, find
+from pulsetrain.analytics.machines.network import find
+from pulsetrain.analytics.machines.network_config import NetworkConfig
 from pulsetrain.analytics.machines.network_ports import ports
-from pulsetrain.analytics.machines.traffic_screen import Limits, worth_a_look
+from pulsetrain.analytics.machines.traffic_screen import worth_a_look
 from pulsetrain.analytics.verdict import findings
 from tests.analytics.machines.ports import T0, Fleet, S
 
 CONFIG = NetworkConfig()
-LIMITS = Limits(
-    stop_s=CONFIG.stop_s,
-    drop_windows=CONFIG.drop_windows,
-    drop_ratio=CONFIG.drop_ratio,
-    spread_windows=CONFIG.spread_windows,
-    spread_share=CONFIG.spread_share,
-)
 STEPS = {
     "none": lambda fleet: [],
     "of 2 s": lambda fleet: fleet.steps,
@@ -79,11 +73,11 @@ def test_ports_that_are_well_are_passed_over_and_counted(steps):
     fleet = Fleet(count=16)
     fleet.moved[3][:] = 0
     fleet.moved[5][80:] *= 0.2
-    looked_at, quiet = worth_a_look(ports(fleet.table()), np.array(STEPS[steps](fleet), np.int64), LIMITS)
+    looked_at, quiet = worth_a_look(ports(fleet.table()), np.array(STEPS[steps](fleet), np.int64), CONFIG)
     assert (looked_at, quiet) == ([5], 14)
 
 
 def test_a_fleet_without_a_sampled_port_has_nothing_to_look_at():
     fleet = Fleet(count=3, seconds=3)
-    assert worth_a_look(ports(fleet.table()), np.empty(0, np.int64), LIMITS) == ([0, 1, 2], 0)
-    assert worth_a_look([], np.empty(0, np.int64), LIMITS) == ([], 0)
+    assert worth_a_look(ports(fleet.table()), np.empty(0, np.int64), CONFIG) == ([0, 1, 2], 0)
+    assert worth_a_look([], np.empty(0, np.int64), CONFIG) == ([], 0)
