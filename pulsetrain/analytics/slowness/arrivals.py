@@ -163,8 +163,8 @@ def _on_one_clock(start: Floats, node: Ints, clocks: dict[int, Clock]) -> tuple[
 def _comparable(collective: Ints, group: Ints, rank: Ints, aligned: Floats) -> NDArray[np.bool_]:
     """For each collective whether all members of its group are there once, three or more, on one clock."""
     members = np.bincount(collective)
-    once = np.unique(collective * (int(rank.max()) + 1) + rank) // (int(rank.max()) + 1)
-    different = np.bincount(once)
+    ranks = int(rank.max()) + 1
+    different = np.bincount(np.unique(collective * ranks + rank) // ranks)
     group_of = np.empty(len(members), np.int64)
     group_of[collective] = group
     largest = np.zeros(int(group.max()) + 1, np.int64)
