@@ -15,6 +15,7 @@ from pulsetrain.analytics.hangs.stall import PROVEN, Stall
 from pulsetrain.analytics.machines.log_rules import classify
 from pulsetrain.analytics.verdict import Finding, Healthy, Inconclusive, Verdict
 from pulsetrain.protocol.messages import GroupStatus, RankStatus
+from pulsetrain.protocol.transfer_peer import NO_PEER
 
 __all__ = ["HangLook", "JobView", "WatchConfig", "crash", "hang", "hang_limit_ns", "look"]
 
@@ -198,7 +199,7 @@ def _has_mismatch(view: JobView) -> bool:
     operations: dict[tuple[str, tuple[int, ...], int], tuple[str, int]] = {}
     for status in view.ranks:
         for group in status.groups:
-            if group.op and group.peer < 0:
+            if group.op and group.peer == NO_PEER:
                 mine = (group.op, group.op_bytes)
                 if operations.setdefault((group.group, group.members, group.op_seq), mine) != mine:
                     return True
@@ -246,7 +247,7 @@ def _rank_evidence(status: RankStatus, age_ns: int, keys: _GroupKeys, *, ended: 
 def _computing(status: RankStatus) -> bool:
     """Whether the rank works on its own. A recv may be posted ahead, and nothing else is in flight."""
     own = bool(status.last_phase) and status.last_phase not in COMMUNICATION
-    return own and all(g.peer >= 0 and "recv" in g.op for g in status.groups if g.op)
+    return own and all(g.peer != NO_PEER and "recv" in g.op for g in status.groups if g.op)
 
 
 def _wait(key: GroupKey, group: GroupStatus) -> Wait:

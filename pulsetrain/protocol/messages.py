@@ -27,6 +27,7 @@ from pulsetrain.core.supervisor import LoopStatus
 from pulsetrain.protocol import packing
 from pulsetrain.protocol.field_types import refuse_other
 from pulsetrain.protocol.late_rows import LateRows, make_one
+from pulsetrain.protocol.transfer_peer import NO_PEER
 
 ProcessState = Literal["running", "sleeping", "disk", "stopped", "zombie", "gone"]
 COMPRESSED_BYTES = 1 << 15  # of a world, from which on it is sent compressed
@@ -63,7 +64,9 @@ class GroupStatus:
     op_seq: int = -1
     op_bytes: int = 0
     op_age_ns: int = 0
-    peer: int = -1  # global rank of the other side of a send or recv; -1: a collective
+    peer: int = (
+        NO_PEER  # global rank of the other side of a send or recv, or ANY_SOURCE; NO_PEER: a collective
+    )
     timeout_s: int = 0
 
 

@@ -20,7 +20,8 @@ SITE = "http://walks.test"
 STYLE = "<style>.stApp { font-variant-numeric: tabular-nums }</style>"
 WORDS = "Rank 5 is stopped in forward, and 7 others wait for it. Nobody else is at fault."
 BODY = (
-    f'<div class="stApp"><div class="strip">{WORDS}</div><div class="empty">No node is chosen.</div>%s</div>'
+    f'<div class="stApp" data-testid="stApp"><div class="strip">{WORDS}</div>'
+    '<div class="empty">No node is chosen.</div>%s</div>'
 )
 
 

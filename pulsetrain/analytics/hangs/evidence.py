@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple, Self
 
+from pulsetrain.protocol.transfer_peer import ANY_SOURCE, NO_PEER
+
 GroupKey = tuple[str, tuple[int, ...]]  # a process group: its name and its sorted members
 
 
@@ -53,19 +55,30 @@ _ROOTED = ("gather", "scatter")  # the payload of the root differs from that of 
 class Wait:
     """One operation in flight: a collective, or a send or recv.
 
-    `seq` is the sequence number in the group. `peer` is the other rank of a send or recv, -1 for a
-    collective. `size` is payload and type as text, empty where it is unknown. `order` is the operation's
-    place in the rank's own program. `started` says whether the device began the operation, None where nothing
-    records that.
+    `seq` is the sequence number in the group. `peer` is the other rank of a send or recv, `ANY_SOURCE` for a
+    recv that takes from anybody, `NO_PEER` for a collective. `size` is payload and type as text, empty where
+    it is unknown. `order` is the operation's place in the rank's own program. `started` says whether the
+    device began the operation, None where nothing records that.
     """
 
     group: GroupKey
     seq: int
     op: str
     size: str = ""
-    peer: int = -1
+    peer: int = NO_PEER
     order: int = 0
     started: bool | None = None
+
+    @property
+    def is_transfer(self) -> bool:
+        """Whether it is a send or recv."""
+        return self.peer != NO_PEER
+
+    def sides(self, rank: int) -> frozenset[int]:
+        """The ranks that can end this transfer of `rank`: its peer, or any other member of the group."""
+        if self.peer == ANY_SOURCE:
+            return frozenset(self.group[1]) - {rank}
+        return frozenset({self.peer})
 
     @property
     def signature(self) -> tuple[str, str]:
@@ -77,6 +90,17 @@ class Wait:
     def collective(self) -> CollectiveKey:
         """The collective that this wait is part of."""
         return CollectiveKey(self.group, self.seq)
+
+
+def meets(wait: Wait, rank: int, other: Wait, other_rank: int) -> bool:
+    """Whether these are the two sides of one transfer: a send of one rank and a recv of the other."""
+    return (
+        wait.is_transfer
+        and other.is_transfer
+        and ("send" in wait.op) != ("send" in other.op)
+        and other_rank in wait.sides(rank)
+        and rank in other.sides(other_rank)
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

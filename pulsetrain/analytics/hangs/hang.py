@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TypedDict
 
 from pulsetrain.analytics.hangs.condition import FROZEN
-from pulsetrain.analytics.hangs.evidence import GroupKey, RankEvidence, Wait
+from pulsetrain.analytics.hangs.evidence import GroupKey, RankEvidence, Wait, meets
 from pulsetrain.analytics.hangs.sinks import (
     EvidenceByRank,
     HangVerdict,
@@ -138,7 +138,7 @@ def _stuck_groups(ranks: EvidenceByRank) -> dict[GroupKey, StuckGroup]:
     waits: dict[GroupKey, dict[int, Wait]] = {}
     for rank in sorted(ranks):
         for wait in ranks[rank].waits:
-            if wait.peer < 0:
+            if not wait.is_transfer:
                 waits.setdefault(wait.group, {})[rank] = wait
     return {key: _stuck_group(key, by_rank, ranks) for key, by_rank in sorted(waits.items())}
 
@@ -182,7 +182,7 @@ def _wait_graph(ranks: EvidenceByRank) -> WaitGraph:
             continue
         targets: set[Node] = set()
         for wait in evidence.waits:
-            if wait.peer >= 0:
+            if wait.is_transfer:
                 targets |= _transfer_targets(evidence, wait, ranks)
             else:
                 targets |= _collective_targets(evidence, wait, ranks, edges)
@@ -236,8 +236,8 @@ def _needed_first(evidence: RankEvidence, edges: Mapping[Node, Set[Node]]) -> se
     oldest = evidence.oldest_wait
     if oldest is None:
         return set()
-    needed: Set[Node] = {oldest.peer}
-    if oldest.peer < 0:
+    needed: Set[Node] = set(oldest.sides(evidence.rank))
+    if not oldest.is_transfer:
         needed = edges.get(CollectiveNode(oldest.collective, oldest=True), set())
     return {r for r in needed if isinstance(r, int)}
 
@@ -246,20 +246,20 @@ def _transfer_targets(evidence: RankEvidence, wait: Wait, ranks: EvidenceByRank)
     """Return the peer of a send or recv, or nothing where the peer does not hold it up.
 
     It does not where it finished the transfer. It does not either where it joined while this rank waits for
-    something older. A peer without a report counts only where this rank waits for nothing older.
+    something older. A peer without a report counts only where this rank waits for nothing older. A recv from
+    any source is held up by whoever sends to it now, else by all other members.
     """
-    peer = ranks[wait.peer]
-    is_oldest = evidence.oldest_wait is wait
-    if not peer.reported and not is_oldest:
+    sides = {peer for peer in wait.sides(evidence.rank) if peer in ranks}
+    joined = {peer for peer in sides if any(meets(w, peer, wait, evidence.rank) for w in ranks[peer].waits)}
+    if evidence.oldest_wait is wait:
+        return set(joined or {p for p in sides if not _transferred(ranks[p], wait)})
+    if joined:
         return set()
-    counterpart = next(
-        (w for w in peer.waits if w.peer == evidence.rank and ("send" in w.op) != ("send" in wait.op)), None
-    )
-    if counterpart is None and peer.transferred.get(wait.group, -1) >= wait.seq >= 0:
-        return set()
-    if counterpart is not None and not is_oldest:
-        return set()
-    return {wait.peer}
+    return {p for p in sides if ranks[p].reported and not _transferred(ranks[p], wait)}
+
+
+def _transferred(peer: RankEvidence, wait: Wait) -> bool:
+    return peer.transferred.get(wait.group, -1) >= wait.seq >= 0
 
 
 def _collective_targets(evidence: RankEvidence, wait: Wait, ranks: EvidenceByRank, edges: Edges) -> set[Node]:

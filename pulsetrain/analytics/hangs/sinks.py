@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Literal, TypedDict
 
-from pulsetrain.analytics.hangs.evidence import GroupKey, RankEvidence, Wait
+from pulsetrain.analytics.hangs.evidence import GroupKey, RankEvidence, Wait, meets
 from pulsetrain.analytics.hangs.wait_graph import WaitGraph
 
 HangVerdict = Literal["rank", "network", "desync", "none", "uncertain"]
@@ -258,7 +258,7 @@ def _stuck_together(sink: Sink, ranks: EvidenceByRank, groups: Mapping[GroupKey,
     """Judge ranks that all joined: the same operation (network), or different ones (desync)."""
     oldest = [(r, w) for r in sink if (w := ranks[r].oldest_wait) is not None]
     collectives = {w.collective for _, w in oldest}
-    if len(collectives) == 1 and oldest[0][1].peer < 0 and not groups[oldest[0][1].group].missing:
+    if len(collectives) == 1 and not oldest[0][1].is_transfer and not groups[oldest[0][1].group].missing:
         wait = oldest[0][1]
         reason = f"every member joined {wait.op} seq {wait.seq} of {wait.group[0]} and none finished"
         return SinkVerdict(verdict="network", culprits=(), confidence=0.8, reason=reason, group=wait.group)
@@ -283,7 +283,7 @@ def _stuck_together(sink: Sink, ranks: EvidenceByRank, groups: Mapping[GroupKey,
 
 def _out_of_order(oldest: Sequence[tuple[int, Wait]]) -> tuple[int, ...]:
     """Return the minority among ranks whose operations have equal members, empty where there is none."""
-    if any(w.peer >= 0 for _, w in oldest) or len({w.group[1] for _, w in oldest}) != 1:
+    if any(w.is_transfer for _, w in oldest) or len({w.group[1] for _, w in oldest}) != 1:
         return ()
     usual, count = Counter(w.collective for _, w in oldest).most_common(1)[0]
     return tuple(r for r, w in oldest if w.collective != usual) if 2 * count > len(oldest) else ()
@@ -291,9 +291,8 @@ def _out_of_order(oldest: Sequence[tuple[int, Wait]]) -> tuple[int, ...]:
 
 def _paired(waits: Sequence[tuple[int, Wait]]) -> bool:
     """Whether a send and its matching recv are both in flight."""
-    sends = {(r, w.peer) for r, w in waits if w.peer >= 0 and "send" in w.op}
-    recvs = {(w.peer, r) for r, w in waits if w.peer >= 0 and "recv" in w.op}
-    return bool(sends & recvs)
+    transfers = [(r, w) for r, w in waits if w.is_transfer]
+    return any(meets(w, r, other, rank) for r, w in transfers for rank, other in transfers)
 
 
 def _subject(ranks: Sequence[int]) -> str:

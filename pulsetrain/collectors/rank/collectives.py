@@ -26,6 +26,7 @@ from pulsetrain.collectors.layout import W_DEVICE, W_DEVICE_REFUSED
 from pulsetrain.collectors.rank.blocking import Blocking
 from pulsetrain.collectors.rank.operations import Group, Operation
 from pulsetrain.collectors.rank.phases import RankState, Turns
+from pulsetrain.protocol.transfer_peer import NO_PEER
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup, Work
@@ -110,7 +111,7 @@ class Tracker:
                 if work.is_completed() or (operation.output and operation.output in self._addresses(waited)):
                     if self.pending.pop(key, None) is not None:
                         operation.group.finish(number, operation, perf_counter_ns())
-                elif operation.peer >= 0 and operation.group.host_only and sys.getrefcount(work) <= 3:
+                elif operation.peer != NO_PEER and operation.group.host_only and sys.getrefcount(work) <= 3:
                     # Nobody else holds it, so nobody will wait for it. Gloo tells its end only to waiters.
                     self.pending.pop(key, None)
                     operation.group.abandon(number)
@@ -321,7 +322,7 @@ class Tracker:
 
 def _ends_with_future(operation: Operation) -> bool:
     """Return whether the operation's future tells its end: for collectives that end on the host."""
-    return operation.group.host_only and operation.peer < 0 and not operation.output
+    return operation.group.host_only and operation.peer == NO_PEER and not operation.output
 
 
 def timeout_ns(process_group: ProcessGroup) -> int:

@@ -27,6 +27,7 @@ from pulsetrain.collectors.layout import (
     W_STANDS,
 )
 from pulsetrain.collectors.rank.phases import Phase, category_number
+from pulsetrain.protocol.transfer_peer import NO_PEER
 
 if TYPE_CHECKING:
     from pulsetrain.collectors.rank.operations import Operation
@@ -139,4 +140,4 @@ class HoldPoint:
 def in_flight(pending: Mapping[object, object]) -> int:
     """Count operations that may go on. Those that tell their end only to who waits are left out."""
     operations: list[Operation] = [entry[0] for entry in list(pending.values())]  # type: ignore[index]
-    return sum(not (op.group.host_only and (op.peer >= 0 or op.output)) for op in operations)
+    return sum(not (op.group.host_only and (op.peer != NO_PEER or op.output)) for op in operations)

@@ -28,6 +28,7 @@ from pulsetrain.collectors.layout import (
     span_head,
 )
 from pulsetrain.collectors.rank.phases import RankState
+from pulsetrain.protocol.transfer_peer import ANY_SOURCE, NO_PEER
 from pulsetrain.records.schema import CATEGORIES
 
 if TYPE_CHECKING:
@@ -210,7 +211,7 @@ class Group:
             self._remove_failed()
         size = kind.payload(call)
         self.enqueued = seq = self.enqueued + 1
-        operation = Operation(self, kind.number, seq, size, -1)
+        operation = Operation(self, kind.number, seq, size, NO_PEER)
         if not kind.tells_end:
             outputs = call.output_tensors
             operation.output = outputs[0].data_ptr() if outputs else 0
@@ -218,7 +219,7 @@ class Group:
 
     def _transfer(self, call: PreHookArgs, kind: Kind) -> Operation:
         name, root, size = kind.number, call.root, kind.payload(call)
-        peer = self._members[root] if 0 <= root < len(self._members) else -1
+        peer = self._members[root] if 0 <= root < len(self._members) else ANY_SOURCE
         self.state.transfers = True
         seq = self._transfers[name, peer] = self._transfers.get((name, peer), 0) + 1
         self._show_count(kind.sends, name, peer, seq)
@@ -292,7 +293,7 @@ class Group:
         completed, oldest = self.enqueued, None
         for operation in list(self.in_flight.values()):
             oldest = oldest or operation
-            if operation.peer < 0:
+            if operation.peer == NO_PEER:
                 completed = operation.seq - 1
                 break
         words[self.cell + G_COMPLETED] = completed

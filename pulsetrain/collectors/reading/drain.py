@@ -17,6 +17,7 @@ from pulsetrain.collectors.reading.position import RankPosition
 from pulsetrain.collectors.reading.ring_reader import RingReader
 from pulsetrain.collectors.reading.status_page import GroupCell, StatusPage
 from pulsetrain.protocol.messages import GroupStatus, OwnCheckpoint, ProcessState, RankStatus
+from pulsetrain.protocol.transfer_peer import NO_PEER
 from pulsetrain.records.columns import Columns, coded, nullable
 from pulsetrain.records.schema import CATEGORIES
 
@@ -35,7 +36,7 @@ class _OpenSpan:
     bytes: int
     start_ns: int
     parent: str
-    peer: int = -1
+    peer: int = NO_PEER
 
 
 class Drain:
@@ -314,7 +315,7 @@ def _open_spans(page: StatusPage) -> list[_OpenSpan]:
                     bytes=group.op_bytes,
                     start_ns=group.op_start_ns,
                     parent=inside[-1] if inside else "",
-                    peer=group.op_peer,
+                    peer=max(group.op_peer, NO_PEER),
                 )
             )
     return spans
@@ -348,7 +349,7 @@ def _group_status(group: GroupCell, now: int) -> GroupStatus:
         op_seq=group.op_seq if busy else -1,
         op_bytes=group.op_bytes if busy else 0,
         op_age_ns=_age(now, group.op_start_ns) if busy else 0,
-        peer=group.op_peer if busy else -1,
+        peer=group.op_peer if busy else NO_PEER,
         timeout_s=group.timeout_ns // 10**9,
     )
 

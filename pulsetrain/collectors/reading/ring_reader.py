@@ -84,6 +84,7 @@ from pulsetrain.collectors.rank.ring import map_ring
 from pulsetrain.collectors.reading.device_words import DeviceWords
 from pulsetrain.collectors.reading.position import PairCount, RankPosition
 from pulsetrain.collectors.reading.status_page import GroupCell, StatusPage, name_of, open_phase
+from pulsetrain.protocol.transfer_peer import NO_PEER
 from pulsetrain.records.schema import CATEGORIES
 
 WINDOW = 512  # slots that a drain reads first, more than the threads that may be between claim and store
@@ -269,6 +270,7 @@ class RingReader:
         if len(spans):
             phases = spans["kind"] == PHASE
             spans["seq"][phases] = spans["peer"][phases] = -1
+            np.maximum(spans["peer"], NO_PEER, out=spans["peer"])  # a recv from any source names nobody
             self._latest_end = max(self._latest_end, int(spans["end"].max()))
         self.drained += len(spans) + len(steps)
         self.garbage += len(rows) - len(spans) - len(steps)

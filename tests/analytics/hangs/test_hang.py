@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from pulsetrain.analytics.hangs.evidence import RankEvidence, Wait
 from pulsetrain.analytics.hangs.hang import diagnose
+from pulsetrain.protocol.transfer_peer import ANY_SOURCE
 
 WORLD = ("world", (0, 1, 2, 3))
 
@@ -78,6 +79,20 @@ def test_a_receiver_waits_for_a_sender_that_never_sent():
     receives = RankEvidence(rank=1, waits=(Wait(group=pair, seq=3, op="recv", peer=0),))
     diagnosis = diagnose([RankEvidence(rank=0, computing=True), receives])
     assert diagnosis.culprits == (0,)
+
+
+@pytest.mark.parametrize("late", [1, 2])
+def test_a_receive_from_any_source_waits_for_the_member_that_sends_nothing(late):
+    takes = RankEvidence(rank=0, waits=(Wait(group=WORLD, seq=3, op="recv", peer=ANY_SOURCE),))
+    others = [RankEvidence(rank=r, computing=True) if r == late else waits(r) for r in (1, 2, 3)]
+    assert diagnose([takes, *others]).culprits == (late,)
+
+
+def test_a_receive_from_any_source_whose_sender_is_there_is_the_network():
+    takes = RankEvidence(rank=0, waits=(Wait(group=WORLD, seq=3, op="recv", peer=ANY_SOURCE),))
+    sends = RankEvidence(rank=2, waits=(Wait(group=WORLD, seq=1, op="send", peer=0),))
+    others = [RankEvidence(rank=r, waits=(Wait(group=WORLD, seq=1, op="send", peer=2),)) for r in (1, 3)]
+    assert diagnose([takes, sends, *others]).verdict == "network"
 
 
 def test_the_first_to_fall_silent_is_blamed_only_with_a_margin():

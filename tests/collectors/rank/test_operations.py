@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pulsetrain.collectors.rank.operations import Group
+from pulsetrain.protocol.transfer_peer import ANY_SOURCE, NO_PEER
 from tests.collectors.rank.watched import Watched
 
 
@@ -134,6 +135,15 @@ def test_a_transfer_in_flight_says_nothing_of_the_collectives_before_it(side):
     side.enqueue("RECV", root=1)
     assert (side.cell.enqueued, side.cell.completed, side.cell.op, side.cell.op_seq) == (1, 1, "recv", 1)
     assert side.cell.op_peer == 5
+
+
+def test_a_receive_from_any_source_is_no_collective_and_its_span_names_nobody(side):
+    side.end(side.enqueue("ALLREDUCE"))
+    receive = side.enqueue("RECV", root=-1)
+    assert (side.cell.enqueued, side.cell.completed, side.cell.op) == (1, 1, "recv")
+    assert side.cell.op_peer == ANY_SOURCE
+    side.end(receive)
+    assert side.spans()[-1] == ("recv", 1, 16, NO_PEER)
 
 
 def test_an_enqueue_that_torch_refused_is_not_in_flight_for_ever(side):
