@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import cache
 from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import pyarrow as pa
@@ -68,6 +68,22 @@ def number_array(values: NDArray[np.generic]) -> ArrowArray:
 def dictionary_array(codes: NDArray[np.generic], names: Sequence[str]) -> DictionaryColumn:
     """A dictionary array of `names` by code."""
     return pa.DictionaryArray.from_arrays(number_array(codes), pa.array(names, pa.string()))
+
+
+def sorted_codes(column: ArrowColumn) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+    """A column of names, plain or coded, as (N,) positions in its sorted names, and these.
+
+    >>> codes, names = sorted_codes(pa.chunked_array([["b", "a"], ["b"]]))
+    >>> codes.tolist(), names
+    ([1, 0, 1], ('a', 'b'))
+    """
+    whole = pa.chunked_array([column.cast(pa.string()).combine_chunks()])
+    coded = cast("DictionaryColumn", whole.dictionary_encode().combine_chunks())
+    found = cast("list[str]", coded.dictionary.to_pylist())
+    order = sorted(range(len(found)), key=found.__getitem__)
+    place = np.empty(len(found), np.int64)
+    place[order] = np.arange(len(found))
+    return place[coded.indices.to_numpy()], tuple(found[i] for i in order)
 
 
 def _array(column: Column) -> ArrowArray:

@@ -2,12 +2,16 @@ from __future__ import annotations
 
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from pulsetrain.records.arrow import arrow_schema, to_table
+from pulsetrain.records.arrow import arrow_schema, sorted_codes, to_table
 from pulsetrain.records.columns import Columns
 from pulsetrain.records.schema import RECORDS, Kind
 from tests.records.rows import columns
 from tests.stream.rows import table
+
+DICTIONARY = pa.dictionary(pa.int32(), pa.string())
 
 
 @pytest.mark.parametrize("record", RECORDS)
@@ -45,3 +49,13 @@ def test_an_unknown_record_has_no_schema():
     with pytest.raises(KeyError):
         arrow_schema("nothing")
     assert pa.types.is_timestamp(arrow_schema("logs").field("ts").type)
+
+
+@given(st.lists(st.lists(st.sampled_from(["", "b", "a", "ä", "a1"]))))
+def test_codes_of_names_are_in_their_order_whatever_the_chunks_and_the_coding(chunks):
+    plain = pa.chunked_array(chunks, pa.string())
+    codes, names = sorted_codes(plain)
+    assert names == tuple(sorted({name for chunk in chunks for name in chunk}))
+    assert [names[code] for code in codes] == plain.to_pylist()
+    coded = pa.chunked_array([pa.array(c, pa.string()).dictionary_encode() for c in chunks], DICTIONARY)
+    assert [names[code] for code in sorted_codes(coded)[0]] == plain.to_pylist()

@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
+
+from pulsetrain.records.arrow import sorted_codes
 
 NS_PER_S = 1_000_000_000
 Series = tuple[NDArray[np.int64], NDArray[np.float64]]
@@ -20,7 +21,7 @@ def by_device(table: pa.Table, wanted: Callable[[str], bool]) -> Iterator[tuple[
     `table` has the columns node, device, name, ts and value. Its rows are in any order and may come twice.
     Values that are missing, NaN or infinite are left out.
     """
-    nodes, devices, names = (_coded(table, name) for name in ("node", "device", "name"))
+    nodes, devices, names = (sorted_codes(table[name]) for name in ("node", "device", "name"))
     value = np.asarray(table["value"].to_numpy(), np.float64)
     times = np.asarray(table["ts"].cast(pa.int64()).to_numpy(), np.int64)
     kept = np.array([wanted(name) for name in names[1]], np.bool_)[names[0]] & np.isfinite(value)
@@ -36,15 +37,6 @@ def by_device(table: pa.Table, wanted: Callable[[str], bool]) -> Iterator[tuple[
         device_samples[names[1][name[begin]]] = times[begin:end], value[begin:end]
     for (at_node, at_device), metrics in samples.items():
         yield nodes[1][at_node], devices[1][at_device], metrics
-
-
-def _coded(table: pa.Table, column: str) -> tuple[NDArray[np.int64], list[str]]:
-    """A column of names as codes in the order of the sorted names, and these."""
-    values = table[column]
-    plain = values.cast(values.type.value_type) if pa.types.is_dictionary(values.type) else values
-    unique = sorted(str(name) for name in pc.unique(plain).to_pylist())
-    codes = pc.index_in(plain, value_set=pa.array(unique, plain.type))
-    return np.asarray(codes.to_numpy(), np.int64), unique
 
 
 def _lasts(*columns: NDArray[np.int64]) -> NDArray[np.bool_]:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from pulsetrain.analytics.slowness import robust
 from pulsetrain.analytics.slowness.clocks import Clock, align
-from pulsetrain.records.arrow import ArrowColumn
+from pulsetrain.records.arrow import sorted_codes
 from pulsetrain.stream.queries import analysis
 from pulsetrain.stream.queries.queryable import AttemptSteps, Queryable
 
@@ -115,7 +115,7 @@ def arrivals_from(table: pa.Table) -> Arrivals | None:
     """
     if not table.num_rows:
         return None
-    node, group = _numbered(table["node"]), _numbered(table["group"])
+    (node, _), (group, _) = sorted_codes(table["node"]), sorted_codes(table["group"])
     step, seq, rank, start, end = (
         table[name].to_numpy().astype(np.int64) for name in ("step", "seq", "rank", "start_ns", "end_ns")
     )
@@ -133,13 +133,6 @@ def arrivals_from(table: pa.Table) -> Arrivals | None:
     errors = np.zeros(len(ranks))
     np.maximum.at(errors, column, np.nan_to_num(error))
     return Arrivals(steps=steps, ranks=ranks, lateness_ns=lateness, lead_ns=lead, error_ns=errors)
-
-
-def _numbered(column: ArrowColumn) -> Ints:
-    """A number for each name, in the order of the names."""
-    coded = column.cast(pa.string()).combine_chunks().dictionary_encode()
-    names = np.array(coded.dictionary.to_pylist())
-    return np.asarray(np.argsort(np.argsort(names))[coded.indices.to_numpy()], np.int64)
 
 
 def _collectives(step: Ints, group: Ints, seq: Ints) -> Ints:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import cast
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from pulsetrain.dashboard.models.timeline.node_clocks import NodeClocks
-from pulsetrain.records.arrow import ArrowColumn, DictionaryColumn
+from pulsetrain.records.arrow import ArrowColumn, sorted_codes
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
@@ -150,17 +148,12 @@ def spans_of(table: pa.Table) -> Spans:
         )
     return Spans(
         numbers={name: table[name].to_numpy().astype(np.int64) for name in _NUMBERS},
-        names={name: _coded(table[name]) for name in _NAMES},
+        names={name: _names(table[name]) for name in _NAMES},
         open=table["open"].to_numpy().astype(np.bool_),
         in_all=int(table["spans_in_all"][0].as_py()),
     ).ordered()
 
 
-def _coded(column: ArrowColumn) -> Names:
-    encoded = pc.dictionary_encode(pa.chunked_array([column.combine_chunks()]).cast(pa.string()))
-    array = cast("DictionaryColumn", encoded.chunk(0))
-    names = cast("list[str]", array.dictionary.to_pylist())
-    order = sorted(range(len(names)), key=names.__getitem__)
-    place = np.empty(len(names), np.int64)
-    place[order] = np.arange(len(names))
-    return Names(codes=place[array.indices.to_numpy()], names=tuple(names[i] for i in order))
+def _names(column: ArrowColumn) -> Names:
+    codes, names = sorted_codes(column)
+    return Names(codes=codes, names=names)
