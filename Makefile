@@ -6,12 +6,13 @@ STAMP := $(VENV)/.installed
 ARGS ?=
 unexport PYTHONDONTWRITEBYTECODE # each of many processes would compile everything anew
 
-.PHONY: demo test unit check lint types imports bench gpu-check kafka clean
+.PHONY: demo test unit long check lint types imports bench gpu-check kafka clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo    run the watched, broken and healed training job, then leave the dashboard running"
-	@echo "make test    all tests, real components included"
+	@echo "make test    the tests, real components included"
+	@echo "make long    jobs watched for minutes and quick runs of the benchmarks, one after another"
 	@echo "make unit    the tests that need no other process (under a minute)"
 	@echo "make check   lint, types, import direction and tests"
 	@echo "make bench   every benchmark; each prints one JSON object as its last line"
@@ -27,7 +28,7 @@ $(STAMP): pyproject.toml
 demo: $(STAMP)
 	@$(BIN)/pulsetrain demo $(ARGS)
 
-UNIT := not integration and not browser and not kafka and not slow and not gpu
+UNIT := not integration and not browser and not kafka and not slow and not gpu and not long
 NONE_IS_FINE := [ $$? -eq 5 ] # ARGS may leave a part without a test
 OPTIONS := -q --durations=15 -p no:logging # no test reads the records of logging
 # Tests that fail, at most five, must pass when they run once more by themselves.
@@ -40,8 +41,12 @@ unit: $(STAMP)
 test: unit
 	deploy/test-services
 	$(ONCE_MORE) -n 3 --dist loadfile --no-loadscope-reorder -- \
-		$(OPTIONS) -m "not ($(UNIT)) and not alone and not gpu" $(ARGS) || $(NONE_IS_FINE)
+		$(OPTIONS) -m "not ($(UNIT)) and not alone and not long and not gpu" $(ARGS) || $(NONE_IS_FINE)
 	$(ONCE_MORE) -- $(OPTIONS) -m "alone and not gpu" $(ARGS) || $(NONE_IS_FINE)
+
+long: $(STAMP)
+	deploy/test-services
+	$(ONCE_MORE) -- $(OPTIONS) -m "long and not gpu" $(ARGS) || $(NONE_IS_FINE)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -128,6 +128,8 @@ def run_server(parts: Parts, listener: socket.socket, certificate: ServerCertifi
             access_log=False,
             timeout_graceful_shutdown=1,
             ws_max_size=1 << 24,
+            ws_ping_interval=60.0,  # heartbeats tell sooner that an agent is gone
+            ws_ping_timeout=60.0,
             ssl_context_factory=None if certificate is None else lambda *_: certificate.context,
         )
     )

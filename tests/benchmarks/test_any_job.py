@@ -201,7 +201,7 @@ def test_every_kind_of_row_has_a_line():
     assert all(verdicts.line(row) for row in rows)
 
 
-@pytest.mark.alone
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.integration
 def test_a_quick_run_watches_a_slow_rank_and_leaves_a_pause_alone(tmp_path):

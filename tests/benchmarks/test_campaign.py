@@ -13,7 +13,7 @@ from tests.repository import ROOT
 CAMPAIGN = ROOT / "benchmarks" / "campaign.py"
 
 
-@pytest.mark.alone
+@pytest.mark.long
 @pytest.mark.integration
 def test_four_real_faults_are_named_and_nothing_before_them(tmp_path):
     kept = tmp_path / "sessions.jsonl"

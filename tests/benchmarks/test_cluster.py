@@ -73,7 +73,7 @@ def test_a_simulated_fleet_joins_launches_and_names_a_lost_agent_in_virtual_time
         assert 0 < size["cpu_ratio_per_1000_nodes"] < 10
 
 
-@pytest.mark.alone
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.integration
 def test_a_quick_run_counts_messages_at_start_up_and_names_a_lost_agent(tmp_path):

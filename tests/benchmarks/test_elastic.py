@@ -145,7 +145,7 @@ def test_moves_of_a_healthy_replica_hide_in_the_model(degrees):
     assert 0 < ntp.overhead_ratio(*degrees) <= 0.01
 
 
-@pytest.mark.alone
+@pytest.mark.long
 @pytest.mark.integration
 @pytest.mark.timeout(600)
 def test_a_quick_run_prints_every_field_and_finds_nothing_wrong():

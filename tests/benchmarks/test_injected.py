@@ -25,7 +25,7 @@ def test_what_was_not_found_and_who_was_accused_is_counted():
     assert [row["number"] for row in told["odd"]] == [1, 2]
 
 
-@pytest.mark.alone
+@pytest.mark.long
 @pytest.mark.integration
 @pytest.mark.slow
 @pytest.mark.timeout(300)

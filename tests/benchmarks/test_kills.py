@@ -110,7 +110,7 @@ def test_the_hub_stands_still_only_at_the_stage_that_is_armed(tmp_path, monkeypa
 
 @pytest.mark.integration
 @pytest.mark.slow
-@pytest.mark.alone
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_jobs_end_as_they_would_have_whatever_is_killed_while_they_are_moved(tmp_path):
     found = kills.run(quick=True, seed=1, resume=tmp_path / "rows.jsonl")

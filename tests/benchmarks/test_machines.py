@@ -83,7 +83,7 @@ def test_what_other_programs_read_stands_beside_the_details():
 
 
 @pytest.mark.integration
-@pytest.mark.alone
+@pytest.mark.long
 def test_a_light_check_of_eight_healthy_nodes_takes_two_rounds():
     import machines
 
@@ -92,7 +92,7 @@ def test_a_light_check_of_eight_healthy_nodes_takes_two_rounds():
     assert 0 < cost["self_check_cpu_s"] < cost["cpu_s"]
 
 
-@pytest.mark.alone
+@pytest.mark.long
 @pytest.mark.integration
 @pytest.mark.slow
 def test_trouble_of_a_gpu_on_a_running_job_gets_its_response():

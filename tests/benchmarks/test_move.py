@@ -80,7 +80,7 @@ def test_medians_of_stages_are_null_for_what_a_job_has_not():
 
 @pytest.mark.integration
 @pytest.mark.slow
-@pytest.mark.alone
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_jobs_that_are_moved_end_as_they_would_have():
     found = barrier.run(quick=True, seed=3)

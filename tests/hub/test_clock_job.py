@@ -16,7 +16,7 @@ from tests.hub.test_real_job import Site, opened
 from tests.nvml.library import TestDriver
 
 pytest.importorskip("pynvml")
-pytestmark = [pytest.mark.alone, pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.long, pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(400)]
 
 NODES, GPUS = "ab", 4
 CLOCK_MHZ, STEP_MHZ, DROP = 1980, 15, 0.9

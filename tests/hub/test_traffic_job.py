@@ -3,7 +3,6 @@
 Hub, agents and ranks are real processes, the nodes are network namespaces.
 """
 
-import itertools
 import json
 import time
 
@@ -118,7 +117,7 @@ def test_a_healthy_job_whose_traffic_pauses_is_left_alone(site):
     start(site, "a", "b")
     learn(site)
     seen = []
-    for rank, how in itertools.product((0, 1), ("", "evaluate")):
+    for rank, how in ((0, "evaluate"), (1, "")):
         before = site.ask()["step"]
         (site.folder / f"pause{rank}").write_text(how)
         end_s = time.monotonic() + PAUSE_S - 2

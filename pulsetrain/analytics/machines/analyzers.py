@@ -9,7 +9,7 @@ from functools import cached_property
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pulsetrain.analytics.machines import clock_drop, gpu_health, hardware, logs, network
+from pulsetrain.analytics.machines import clock_drop, gpu_health, hardware, logs, network, network_ports
 from pulsetrain.analytics.machines import rule_matches as rules
 from pulsetrain.analytics.machines.job_hardware import JobHardware
 from pulsetrain.analytics.verdict import Finding, Healthy, Inconclusive, Verdict
@@ -55,10 +55,11 @@ def ports(source: MachineSource) -> list[Verdict]:
         reason = "no sample of an RDMA port or a network interface"
         return [Inconclusive(analyzer=network.NAME, reason=reason, blind=True)]
     starts_ns = machines.step_starts(source.store, source.steps)
-    down = set(network.down_throughout(table))
+    known = network_ports.ports(table)
+    down = set(network.down_throughout(known))
     was_up_ns = machines.ports_up_before(source.store, source.during) if down else {}
-    return network.find(
-        table,
+    return network.judge(
+        known,
         now_ns=source.now_ns,
         job=source.steps.job,
         steps_ns=starts_ns,

@@ -26,11 +26,12 @@ def by_device(table: pa.Table, wanted: Callable[[str], bool]) -> Iterator[tuple[
     times = np.asarray(table["ts"].cast(pa.int64()).to_numpy(), np.int64)
     kept = np.array([wanted(name) for name in names[1]], np.bool_)[names[0]] & np.isfinite(value)
     rows = np.flatnonzero(kept)
+    series = (nodes[0][rows] * len(devices[1]) + devices[0][rows]) * len(names[1]) + names[0][rows]
+    order = np.lexsort((times[rows], series))  # stable: of rows at one time the last one counts
+    last = order[_lasts(series[order], times[rows][order])]
+    series, rows = series[last], rows[last]
     node, device, name = nodes[0][rows], devices[0][rows], names[0][rows]
-    order = np.lexsort((times[rows], name, device, node))  # stable: of rows at one time the last one counts
-    last = order[_lasts(node[order], device[order], name[order], times[rows][order])]
-    node, device, name, rows = node[last], device[last], name[last], rows[last]
-    times, value, ends = times[rows], value[rows], (np.flatnonzero(_lasts(node, device, name)) + 1).tolist()
+    times, value, ends = times[rows], value[rows], (np.flatnonzero(_lasts(series)) + 1).tolist()
     samples: dict[tuple[int, int], dict[str, Series]] = {}
     for begin, end in zip([0, *ends], ends, strict=False):
         device_samples = samples.setdefault((int(node[begin]), int(device[begin])), {})

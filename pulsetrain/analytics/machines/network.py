@@ -49,8 +49,20 @@ def find(
     >>> down.summary
     'n0/mlx5_0/1 is down for 54 s'
     """
+    return judge(ports(table), now_ns=now_ns, job=job, steps_ns=steps_ns, config=config, was_up_ns=was_up_ns)
+
+
+def judge(
+    known: Sequence[Port],
+    *,
+    now_ns: int,
+    job: str = "",
+    steps_ns: Sequence[int] = (),
+    config: NetworkConfig | None = None,
+    was_up_ns: Mapping[str, int] | None = None,
+) -> list[Verdict]:
+    """As `find`, of ports whose samples are sorted already."""
     config = config or NetworkConfig()
-    known = ports(table)
     if not known:
         return [Inconclusive(analyzer=NAME, reason="no sample of an RDMA port", blind=True)]
     counted = sorted({metric for port in known for metric in port.samples} & every_counter().keys())
@@ -120,10 +132,10 @@ class _Fleet:
         )
 
 
-def down_throughout(table: pa.Table) -> list[str]:
+def down_throughout(known: Sequence[Port]) -> list[str]:
     """Names of the ports whose state is known and that no sample shows up."""
-    known = [port for port in ports(table) if port.state in port.samples]
-    return [port.name for port in known if not (port.samples[port.state][1] == port.up).any()]
+    told = [port for port in known if port.state in port.samples]
+    return [port.name for port in told if not (port.samples[port.state][1] == port.up).any()]
 
 
 def _saturated(port: Port) -> list[str]:

@@ -225,7 +225,7 @@ def test_a_port_that_is_down_in_every_sample_is_down_if_it_was_up_before_and_els
     times = pa.array([T0 + i * 10**9 for i in range(5)], pa.timestamp("ns", "UTC"))
     rows = {"node": ["n1"] * 5, "device": ["eth0"] * 5, "name": ["nic_port_state"] * 5}
     table = pa.table({**rows, "ts": times, "value": [0.0] * 5})
-    assert down_throughout(table) == ["n1/eth0"]
+    assert down_throughout(ports(table)) == ["n1/eth0"]
     assert findings(find(table, now_ns=T0)) == []
     (down,) = findings(find(table, now_ns=T0, was_up_ns={"n1/eth0": T0 - 3600 * 10**9}))
     assert (down.kind, down.summary) == ("port_down", "n1/eth0 is down for 3604 s")
