@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pulsetrain.analytics.selection import parse_steps
 from pulsetrain.core.json import JsonObject
 
-_RANK_STEPS = 200_000
+_RANK_STEPS = 100_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +27,7 @@ class Window:
 
 
 def sample(jobs: Sequence[JsonObject], job: str) -> int:
-    """How many steps a heatmap of this job may look at, so that it stays quick: 200,000 over its ranks."""
+    """How many steps a heatmap of this job may look at, so that it stays quick: 100,000 over its ranks."""
     ranks = next((int(row["ranks"]) for row in jobs if row["job"] == job), 1)
     return max(4, _RANK_STEPS // max(1, ranks))
 

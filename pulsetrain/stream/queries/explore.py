@@ -105,23 +105,23 @@ def metric_series(
     points: int = 240,
     series: int = 12,
 ) -> pa.Table:
-    """One counter over time: at most `series` lines of at most `points` points, the largest first.
+    """One counter over time: at most `series` lines of at most `points` points, those that moved most first.
 
     Columns: node, device, ts_ns, value (the last of its bin), series_in_all. `nodes` and `ranks` as for
     `metric_names`.
     """
+    samples = f"metrics WHERE {_DURING} AND name = {{name:String}} AND {_on(nodes, ranks)}"
     return store.query(
         f"""
-        WITH binned AS (
+        WITH ranked AS (
+            SELECT node, device, max(value) - min(value) AS moved, count() OVER () AS series_in_all
+            FROM {samples} GROUP BY node, device ORDER BY moved DESC, node, device LIMIT {{series:Int64}}),
+        binned AS (
             SELECT node, device, toInt64(intDiv(toUnixTimestamp64Nano(ts) - {{from_ns:Int64}},
                        greatest(1, intDiv({{to_ns:Int64}} - {{from_ns:Int64}}, {{points:Int64}})))) AS bin,
                    toUnixTimestamp64Nano(max(ts)) AS ts_ns, argMax(value, ts) AS value
-            FROM metrics
-            WHERE {_DURING} AND name = {{name:String}} AND {_on(nodes, ranks)}
-            GROUP BY node, device, bin),
-        ranked AS (
-            SELECT node, device, max(value) - min(value) AS moved, count() OVER () AS series_in_all
-            FROM binned GROUP BY node, device ORDER BY moved DESC, node, device LIMIT {{series:Int64}})
+            FROM {samples} AND (node, device) IN (SELECT node, device FROM ranked)
+            GROUP BY node, device, bin)
         SELECT node, device, ts_ns, value, series_in_all
         FROM binned JOIN ranked USING (node, device) ORDER BY moved DESC, node, device, ts_ns
         """,
