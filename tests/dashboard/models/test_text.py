@@ -70,7 +70,7 @@ def test_a_window_is_what_was_typed_else_the_newest_steps_on_record():
 
 
 def test_a_large_job_is_sampled_and_a_small_one_is_not():
-    assert sample([{"job": "big", "ranks": 12_288}], "big") == 16
+    assert sample([{"job": "big", "ranks": 12_288}], "big") == 8
     assert sample([{"job": "big", "ranks": 10**6}], "big") == 4
-    assert sample([{"job": "gpt", "ranks": 8}], "gpt") == 25_000
+    assert sample([{"job": "gpt", "ranks": 8}], "gpt") == 12_500
     assert Window(first=3, last=5).width == 3
