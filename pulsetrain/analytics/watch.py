@@ -10,10 +10,11 @@ from pulsetrain.analytics.crash import Attempt, explain
 from pulsetrain.analytics.hangs import condition, device_waits
 from pulsetrain.analytics.hangs.evidence import GroupKey, HashedGroupKey, RankEvidence, Wait
 from pulsetrain.analytics.hangs.hang import HangDiagnosis, diagnose
-from pulsetrain.analytics.hangs.job_view import COMMUNICATION, JobView, WatchConfig, slow_phase
+from pulsetrain.analytics.hangs.job_view import COMMUNICATION, JobView, WatchConfig
 from pulsetrain.analytics.hangs.stall import PROVEN, Stall
 from pulsetrain.analytics.machines.log_rules import classify
 from pulsetrain.analytics.verdict import Finding, Healthy, Inconclusive, Verdict
+from pulsetrain.protocol.late_rows import column
 from pulsetrain.protocol.messages import GroupStatus, RankStatus
 from pulsetrain.protocol.transfer_peer import NO_PEER
 
@@ -136,8 +137,8 @@ def _blind(view: JobView, config: WatchConfig) -> Inconclusive | None:
     if view.lost_nodes or any(e.code != 0 for e in view.exits):
         return Inconclusive(analyzer="hang", reason="a rank or a node is gone: see crash")
     limit_ns = config.stale_s * 1e9
-    pairs = zip(view.ranks, view.report_ages_ns, strict=True)
-    if silent := sorted([r.rank for r, age_ns in pairs if age_ns > limit_ns]):
+    pairs = zip(column(view.ranks, "rank"), view.report_ages_ns, strict=True)
+    if silent := sorted([rank for rank, age_ns in pairs if age_ns > limit_ns]):
         return Inconclusive(analyzer="hang", reason=f"no report from {_listed(silent)}", blind=True)
     return None
 
@@ -168,15 +169,15 @@ def hang_limit_ns(view: JobView, config: WatchConfig) -> int:
     base_ns = _base_ns(view, config)
     if not view.first_step_done:
         return max(base_ns, int(config.start_s * 1e9))
-    if any(slow_phase(r) for r in view.ranks):
+    if view.in_slow_phase():
         return max(base_ns, int(config.patient_s * 1e9))
     return base_ns
 
 
 def _stall_ns(view: JobView) -> int:
     """Return the shortest silence of a rank that can move, or of any rank where none can."""
-    pairs = zip(view.ranks, view.ages_ns, strict=True)
-    movable = [age_ns for r, age_ns in pairs if r.state not in ("zombie", "gone")]
+    pairs = zip(view.states, view.ages_ns, strict=True)
+    movable = [age_ns for state, age_ns in pairs if state not in ("zombie", "gone")]
     return min(movable or view.ages_ns)
 
 
@@ -185,6 +186,8 @@ def _has_stopped_rank(view: JobView, config: WatchConfig) -> bool:
 
     One whose activity is not known yet may have been seen between two turns. It is given twice the time.
     """
+    if "stopped" not in view.states:
+        return False
     limits_ns = {True: config.stopped_s * 1e9, False: 2 * config.stopped_s * 1e9}
     return any(
         r.state == "stopped"

@@ -16,6 +16,7 @@ from pulsetrain.hub.finding_dedup import FindingDedup
 from pulsetrain.hub.stacks import StackEvidence
 from pulsetrain.hub.step_times import StepTimes
 from pulsetrain.hub.suspects import SuspectWatch
+from pulsetrain.protocol.late_rows import JoinedRows, column
 from pulsetrain.recovery.memory import JobMemory
 from pulsetrain.recovery.record import Fault
 from pulsetrain.recovery.snapshot import JobSnapshot
@@ -77,14 +78,13 @@ def job_view(job: JobSnapshot, median_step_ns: int) -> watch.JobView:
     reporting = job.reporting()
     seen: dict[int, int] = {}
     for node, heartbeat in reporting:
-        seen.update(
-            dict.fromkeys([s.rank for s in heartbeat.ranks], job.now_ns - int(node.heartbeat_age_s * 1e9))
-        )
+        ranks = column(heartbeat.ranks, "rank")
+        seen.update(dict.fromkeys(ranks, job.now_ns - int(node.heartbeat_age_s * 1e9)))
     return watch.JobView(
         job=job.job,
         attempt=job.attempt,
         now_ns=job.now_ns,
-        ranks=tuple([status for _, heartbeat in reporting for status in heartbeat.ranks]),
+        ranks=JoinedRows([heartbeat.ranks for _, heartbeat in reporting]),
         exits=tuple(e for e in job.exits if e.code != 0),
         lost_nodes=job.lost_nodes(),
         median_step_ns=median_step_ns,

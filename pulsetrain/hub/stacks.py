@@ -190,7 +190,10 @@ def nearly_hung(view: watch.JobView, verdicts: Sequence[Verdict], stopped_s: flo
             if numbers["silence_ns"] > EARLY * numbers["limit_ns"]:
                 return True
     limit_ns = EARLY * stopped_s * 1e9
-    return any(r.state == "stopped" and view.age_ns(r) > limit_ns for r in view.ranks)
+    return any(
+        state == "stopped" and age_ns > limit_ns
+        for state, age_ns in zip(view.states, view.ages_ns, strict=True)
+    )
 
 
 def _stored(report: StackReport) -> dict[str, object]:

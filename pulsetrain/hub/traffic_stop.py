@@ -57,10 +57,12 @@ def find(job: JobSnapshot, usual_ns: int = 0) -> Finding | None:
     None where its traffic flows or is not known, where a rank reads, writes, has children that compute or is
     debugged, or where one is known to do something else than to wait.
     """
-    reporting, stopped_s = job.reporting(), stopped_for_s(job)
-    statuses = list(job.statuses())
+    stopped_s = stopped_for_s(job)
+    if stopped_s <= 0:
+        return None
+    reporting, statuses = job.reporting(), list(job.statuses())
     recorded = any(status.progress for status in statuses)
-    if stopped_s <= 0 or (recorded and not _all_wait(job, statuses)):
+    if recorded and not _all_wait(job, statuses):
         return None
     activity = [a for _, heartbeat in reporting for a in heartbeat.activity]
     if any(moves_bytes(a) or a.traced or a.helper_cpu_ratio >= BUSY for a in activity):

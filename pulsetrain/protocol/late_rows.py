@@ -120,9 +120,54 @@ class LateRows(Sequence[T], Generic[T]):
         return repr(self.made())
 
 
+class JoinedRows(Sequence[T], Generic[T]):
+    """Rows of several parts, one part after another. It equals a tuple of the same objects."""
+
+    __slots__ = ("_length", "_made", "_parts")
+
+    def __init__(self, parts: Iterable[Sequence[T]]) -> None:
+        self._parts = tuple(parts)
+        self._length = sum(map(len, self._parts))
+        self._made: tuple[T, ...] | None = None
+
+    def column(self, name: str) -> Sequence[Any]:
+        """The values of one field. No object is made for them."""
+        return [value for part in self._parts for value in column(part, name)]
+
+    def made(self) -> tuple[T, ...]:
+        """All objects."""
+        if self._made is None:
+            self._made = tuple(row for part in self._parts for row in part)
+        return self._made
+
+    def __len__(self) -> int:
+        return self._length
+
+    @overload
+    def __getitem__(self, index: int) -> T: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[T]: ...
+    def __getitem__(self, index: int | slice) -> T | Sequence[T]:
+        return self.made()[index]
+
+    def __iter__(self) -> Iterator[T]:
+        return iter(self.made())
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, JoinedRows):
+            return self.made() == other.made()
+        return self.made() == other if isinstance(other, tuple) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.made())
+
+    def __repr__(self) -> str:
+        return repr(self.made())
+
+
 def column(rows: Sequence[object], name: str) -> Sequence[Any]:
     """The values of one field of all rows, whether or not their objects are made."""
-    if isinstance(rows, LateRows):
+    if isinstance(rows, LateRows | JoinedRows):
         return rows.column(name)
     return [getattr(row, name) for row in rows]
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pulsetrain.protocol import late_rows
-from pulsetrain.protocol.late_rows import LateRows, column, tells
+from pulsetrain.protocol.late_rows import JoinedRows, LateRows, column, tells
 from pulsetrain.protocol.messages import GroupStatus, Heartbeat, Held, RankStatus, decode, encode
 from pulsetrain.protocol.packing import Packed, pack, unpack
 
@@ -115,3 +115,19 @@ def test_a_wrong_value_is_refused_before_anybody_looks():
     packed["columns"]["number"] = [1, "2"]
     with pytest.raises(TypeError):
         unpack(ITEM, packed)
+
+
+@given(st.lists(ITEMS, max_size=4))
+def test_rows_of_several_parts_are_one_after_another_whether_made_or_not(parts):
+    joined = JoinedRows(
+        [unpack(ITEM, pack(ITEM, part)) if i % 2 else tuple(part) for i, part in enumerate(parts)]
+    )
+    items = [item for part in parts for item in part]
+    assert list(column(joined, "number")) == [item.number for item in items]
+    assert (len(joined), list(joined), joined) == (len(items), items, tuple(items))
+
+
+def test_a_column_of_several_parts_makes_no_object(made):
+    parts = [decode(encode(heartbeat(3))).ranks for _ in range(2)]
+    assert list(column(JoinedRows(parts), "last_step")) == [0, 1, 2, 0, 1, 2]
+    assert RankStatus not in made

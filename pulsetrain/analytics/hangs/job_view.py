@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from pulsetrain.analytics.hangs.posture import Posture
-from pulsetrain.protocol.messages import RankActivity, RankExit, RankStatus, WorldNode
+from pulsetrain.protocol.late_rows import column
+from pulsetrain.protocol.messages import ProcessState, RankActivity, RankExit, RankStatus, WorldNode
 from pulsetrain.records.schema import PHASES
 
 COMMUNICATION = frozenset(PHASES[PHASES.index("all_reduce") : PHASES.index("gc")])
@@ -63,7 +64,7 @@ class JobView:
     job: str
     attempt: int
     now_ns: int
-    ranks: tuple[RankStatus, ...] = ()
+    ranks: Sequence[RankStatus] = ()
     exits: tuple[RankExit, ...] = ()
     lost_nodes: tuple[str, ...] = ()
     median_step_ns: int = 0
@@ -97,15 +98,22 @@ class JobView:
     def report_ages_ns(self) -> list[int]:
         """The age of the report of each of `ranks`, in their order."""
         now_ns, seen_ns = self.now_ns, self.seen_ns
-        return [max(0, now_ns - seen_ns.get(status.rank, now_ns)) for status in self.ranks]
+        return [max(0, now_ns - seen_ns.get(rank, now_ns)) for rank in column(self.ranks, "rank")]
 
     @cached_property
     def ages_ns(self) -> list[int]:
         """The time since each of `ranks` last made progress, in their order."""
-        return [
-            status.progress_age_ns + age_ns
-            for status, age_ns in zip(self.ranks, self.report_ages_ns, strict=True)
-        ]
+        ages_ns = zip(column(self.ranks, "progress_age_ns"), self.report_ages_ns, strict=True)
+        return [progress_ns + report_ns for progress_ns, report_ns in ages_ns]
+
+    @cached_property
+    def states(self) -> Sequence[ProcessState]:
+        """The state of the process of each of `ranks`, in their order."""
+        return column(self.ranks, "state")
+
+    def in_slow_phase(self) -> bool:
+        """Whether a rank is in a phase that may take long."""
+        return not _STEP_PHASES.issuperset(column(self.ranks, "last_phase"))
 
     def report_age_ns(self, status: RankStatus) -> int:
         """Return the time since the rank's report arrived."""

@@ -70,7 +70,7 @@ def judge(
         job=job,
         now_ns=now_ns,
         config=config,
-        ports=known,
+        ports=list(known),
         totals={metric: totals(known, metric) for metric in counted},
         steps_ns=np.array(steps_ns, np.int64),
         was_up_ns=was_up_ns or {},
