@@ -37,11 +37,16 @@ ONCE_MORE := $(BIN)/python tests/once_more.py
 unit: $(STAMP)
 	$(ONCE_MORE) -n 2 -- $(OPTIONS) -m "$(UNIT)" $(ARGS) || $(NONE_IS_FINE)
 
-# Tests with real processes share the cores, but for those that measure how soon something happens.
+# Tests with real processes share the cores: three at a time, two where each has several nodes, and one at a
+# time those that measure how soon something happens.
+FEW := paired or alone or long
+SHARED := --dist loadfile --no-loadscope-reorder
+
 test: unit
 	deploy/test-services
-	$(ONCE_MORE) -n 3 --dist loadfile --no-loadscope-reorder -- \
-		$(OPTIONS) -m "not ($(UNIT)) and not alone and not long and not gpu" $(ARGS) || $(NONE_IS_FINE)
+	$(ONCE_MORE) -n 3 $(SHARED) -- \
+		$(OPTIONS) -m "not ($(UNIT)) and not ($(FEW)) and not gpu" $(ARGS) || $(NONE_IS_FINE)
+	$(ONCE_MORE) -n 2 $(SHARED) -- $(OPTIONS) -m "paired and not gpu" $(ARGS) || $(NONE_IS_FINE)
 	$(ONCE_MORE) -- $(OPTIONS) -m "alone and not gpu" $(ARGS) || $(NONE_IS_FINE)
 
 long: $(STAMP)

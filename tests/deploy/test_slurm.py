@@ -18,7 +18,7 @@ from tests.agent.real_processes import until
 from tests.deploy.slurm_cluster import NODES, Slurm, needs_slurm
 from tests.hub.test_moved_job import SCRIPT
 
-pytestmark = [pytest.mark.alone, pytest.mark.integration, needs_slurm, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.paired, pytest.mark.integration, needs_slurm, pytest.mark.timeout(600)]
 BATCH = Path(__file__).parents[2] / "deploy/slurm/train.sbatch"
 STEPS = 400
 HEALED_S = 15.0

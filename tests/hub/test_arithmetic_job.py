@@ -10,7 +10,7 @@ from pulsetrain.protocol.client import HubClient, find_hub
 from tests.agent.real_processes import until
 from tests.hub.test_real_job import Site, opened
 
-pytestmark = [pytest.mark.alone, pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.paired, pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(300)]
 
 STARTUP = Path(faults.__file__).parent / "startup"
 EVERY = 5  # the self-check before each launch multiplies three times, so it sees nothing

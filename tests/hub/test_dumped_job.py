@@ -8,7 +8,7 @@ from pulsetrain.stream.store.clickhouse import open_store
 from tests.agent.real_processes import until
 from tests.hub.test_moved_job import Moved
 
-pytestmark = [pytest.mark.alone, pytest.mark.integration, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.paired, pytest.mark.integration, pytest.mark.timeout(600)]
 
 STEPS = 600
 SCRIPT = """

@@ -11,7 +11,7 @@ from tests.agent.real_processes import until
 from tests.hub.test_moved_job import Moved
 from tests.repository import ROOT
 
-pytestmark = [pytest.mark.alone, pytest.mark.integration, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.paired, pytest.mark.integration, pytest.mark.timeout(600)]
 
 SAMPLES, BATCH, EPOCHS = 8000, 20, 2
 SOON_S = 10.0

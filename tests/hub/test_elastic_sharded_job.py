@@ -16,7 +16,7 @@ from tests.agent.real_processes import until
 from tests.hub.test_elastic_job import Elastic
 from tests.repository import ROOT
 
-pytestmark = [pytest.mark.alone, pytest.mark.integration, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.paired, pytest.mark.integration, pytest.mark.timeout(600)]
 
 SAMPLES, BATCH, LAST_STEPS = 6400, 16, 30
 

@@ -7,7 +7,7 @@ from pulsetrain.protocol.client import find_hub
 from tests.agent.real_processes import TRAIN, until, with_environment
 from tests.hub.test_real_job import Site
 
-pytestmark = [pytest.mark.alone, pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.paired, pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(300)]
 
 HALF_MET = """
 import os, pathlib, sys, time

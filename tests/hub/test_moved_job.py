@@ -11,7 +11,7 @@ from pulsetrain.stream.store.clickhouse import open_store
 from tests.agent.real_processes import until
 from tests.hub.test_real_job import Site
 
-pytestmark = [pytest.mark.alone, pytest.mark.integration, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.paired, pytest.mark.integration, pytest.mark.timeout(600)]
 
 STEPS, MOVES = 1000, 3
 SCRIPT = """

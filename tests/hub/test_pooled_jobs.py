@@ -13,7 +13,7 @@ from tests.agent.real_processes import until
 from tests.hub.test_moved_job import SCRIPT
 from tests.hub.test_real_job import Site
 
-pytestmark = [pytest.mark.alone, pytest.mark.integration, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.paired, pytest.mark.integration, pytest.mark.timeout(600)]
 
 STEPS, SHORT = 700, 150
 

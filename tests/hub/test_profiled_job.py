@@ -8,7 +8,7 @@ import pytest
 from tests.agent.real_processes import until
 from tests.hub.test_real_job import STEPS, Site
 
-pytestmark = [pytest.mark.alone, pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.paired, pytest.mark.integration, pytest.mark.timeout(300)]
 
 
 @pytest.fixture

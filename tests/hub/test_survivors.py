@@ -19,7 +19,7 @@ from tests.agent.survivor_job import reference
 from tests.hub.test_moved_job import Moved
 from tests.repository import ROOT
 
-pytestmark = [pytest.mark.alone, pytest.mark.integration, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.paired, pytest.mark.integration, pytest.mark.timeout(600)]
 
 STEPS = 500
 Began = namedtuple("Began", "attempt pid first world at_s")

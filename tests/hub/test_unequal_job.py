@@ -11,7 +11,7 @@ from tests.agent.unequal_job import reference, replica_of
 from tests.hub.test_survivors import Surviving
 from tests.repository import ROOT
 
-pytestmark = [pytest.mark.alone, pytest.mark.integration, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.paired, pytest.mark.integration, pytest.mark.timeout(900)]
 
 STEPS, TOLERANCE = 300, 1e-12  # float64
 Began = namedtuple("Began", "attempt pid first degrees at_s")

@@ -23,7 +23,7 @@ from tests.hub.kubernetes.server import PATH
 from tests.hub.test_moved_job import SCRIPT
 from tests.repository import ROOT
 
-pytestmark = [pytest.mark.alone, pytest.mark.integration, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.paired, pytest.mark.integration, pytest.mark.timeout(600)]
 
 NODES = ("n1", "n2", "n3", "n4", "n5")
 HEALED_S = 15.0
