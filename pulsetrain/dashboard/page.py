@@ -189,7 +189,7 @@ def _time_menu(usual: str) -> None:
     st.session_state["time_menu"] = _BETWEEN if between else last if last in times.SPANS_NS else ""
     st.selectbox(
         "Time", ["", *times.SPANS_NS, _BETWEEN], key="time_menu", on_change=_choose_time, width=190,
-        label_visibility="collapsed", format_func=lambda span: span or usual,
+        format_func=lambda span: span or usual,
         help="The same on all pages. Up to now, or up to the end of a job that is over.",
     )  # fmt: skip
     if not between:
@@ -198,7 +198,7 @@ def _time_menu(usual: str) -> None:
         st.session_state[f"time_{name}"] = asked.get(name, "")
         st.text_input(
             label, key=f"time_{name}", on_change=partial(_choose_moment, name), width=170,
-            label_visibility="collapsed", placeholder=f"{label}, 2026-11-25T03:00",
+            placeholder="2026-11-25T03:00",
         )  # fmt: skip
 
 
@@ -237,8 +237,7 @@ def _job_menu() -> None:
         st.query_params["job"] = st.session_state["last_job"] = st.session_state["job_menu"]
 
     st.selectbox(
-        "Job", options, index=options.index(current), key="job_menu", on_change=choose,
-        label_visibility="collapsed", width=320,
+        "Job", options, index=options.index(current), key="job_menu", on_change=choose, width=320,
     )  # fmt: skip
 
 

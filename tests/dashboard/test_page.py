@@ -76,6 +76,14 @@ def test_the_time_range_is_one_choice_in_the_frame(run):
     assert not {"last", "from", "to"} & {*shown.query_params}
 
 
+def test_every_menu_of_the_frame_shows_its_label(run, source):
+    source.answers["status"]["jobs"].append({**source.answers["status"]["jobs"][0], "job": "bert"})
+    shown = run(TIMES, **{"from": "2026-11-25T03:00"}).app
+    labelled = [*shown.selectbox, *shown.text_input]
+    assert [each.label for each in labelled] == ["Job", "Time", "From, UTC", "To, UTC"]
+    assert not any(each.proto.label_visibility.value for each in labelled)
+
+
 def test_the_address_restores_the_time_range(run):
     shown = run(TIMES, **{"from": "2026-11-25T03:00", "to": "2026-11-25T04:00"}).app
     assert shown.selectbox(key="time_menu").value == "from ... to (UTC)"
