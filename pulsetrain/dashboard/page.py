@@ -314,6 +314,27 @@ def _guarded(body: Callable[[], None]) -> None:
         empty(_away(error) if source().problem else f"{error}.")
 
 
+def is_missing(said: Callable[[], str]) -> bool:
+    """Whether the page is about something that there is not. Then one sentence stands for all of its parts.
+
+    `said` returns that sentence, "" where there is nothing to say. Then the page is drawn whole.
+    """
+
+    def tell() -> None:
+        if sentence := said():
+            empty(f"No data: {sentence}")
+        else:
+            st.rerun()
+
+    try:
+        missing = bool(said())
+    except PulsetrainError:
+        return False  # the parts of the page say what is wrong
+    if missing:
+        live(tell)
+    return missing
+
+
 def empty(sentence: str, hint: str = "") -> None:
     """A page, or a part of it, that has nothing to show, and what is missing."""
     st.html(f'<div class="empty">{escape(sentence)}<br><small>{escape(hint)}</small></div>')
