@@ -21,6 +21,7 @@ from pulsetrain.dashboard.models import topology as model
 from pulsetrain.dashboard.models import topology_arrows, topology_rank
 from pulsetrain.dashboard.models.attribution import Attribution, attribute
 from pulsetrain.dashboard.models.states import RANK_STATES, look, pill
+from pulsetrain.dashboard.snapshot import take_snapshot
 from pulsetrain.dashboard.source import Questions, Source, begin
 from pulsetrain.stream.queries import mesh
 from pulsetrain.stream.store.clickhouse import Store
@@ -146,7 +147,7 @@ def ahead(source: Source, job: str, asked: Mapping[str, str]) -> Questions:
     """What the page is going to ask."""
 
     def ranks() -> None:
-        blame = attribute(page.findings_of(source, job))
+        blame = attribute(take_snapshot(source).findings(job))
         part = model.part_of(asked.get("block", "").strip())
         _in_mesh(source, job, blame, asked.get("find", "").strip(), part)
 
