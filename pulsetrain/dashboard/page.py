@@ -344,7 +344,7 @@ def is_missing(said: Callable[[], str]) -> bool:
 
     def tell() -> None:
         if sentence := said():
-            empty(f"No data: {sentence}")
+            empty(sentence)
         else:
             st.rerun()
 

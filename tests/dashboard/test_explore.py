@@ -133,7 +133,7 @@ def test_a_rank_has_a_page(draw, known):
 def test_a_rank_that_the_job_does_not_have_is_one_sentence(draw, known):
     known.stored["topology"] = []
     shown = draw("rank", rank="77")
-    assert " ".join(shown.text.split()) == "No data: This job has no rank 77. It has ranks 0-7."
+    assert " ".join(shown.text.split()) == "This job has no rank 77. It has ranks 0-7."
     assert not shown.app.subheader
     assert "rank 7 of this job has not reported where it is" in draw("rank", rank="7").text
 
@@ -165,7 +165,7 @@ def test_a_node_has_a_page(draw, known):
 
 def test_a_node_that_the_job_does_not_have_is_one_sentence(draw, known):
     shown = draw("node", node="nosuch")
-    assert shown.text.strip() == "No data: nosuch has not taken part in this job. Its node is node-2."
+    assert shown.text.strip() == "nosuch has not taken part in this job. Its node is node-2."
     assert not shown.app.subheader
 
 
