@@ -19,17 +19,25 @@ _OWN_SIGNALS = frozenset({"SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGABRT", "S
 _TEARDOWN_SIGNALS = frozenset({"SIGTERM", "SIGINT", "SIGHUP", "SIGPIPE"})  # sent to end a job
 _TOGETHER_NS = 2_000_000_000  # exits that lie closer together may share a cause
 _MAX_EXITS = 16  # exits listed in the evidence
+_NONE_LEFT = (
+    "Replace all nodes of the job: none is left whose memory holds a copy of its state. It resumes from the "
+    "newest checkpoint in storage, or from its beginning if there is none."
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Attempt:
-    """The attempt that ended: its number of ranks `size`, and the node of each rank."""
+    """The attempt that ended: its number of ranks `size`, and the node of each rank.
+
+    `nodes` are all nodes of the attempt, empty where they are not known.
+    """
 
     job: str
     attempt: int
     now_ns: int
     size: int
     node_of: Callable[[int], str]
+    nodes: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +78,8 @@ def explain(attempt: Attempt, exits: Sequence[RankExit], lost_nodes: Sequence[st
     """Return findings of kinds `crash` and `node_lost`. Exits with status 0 are no crash.
 
     Where a node is lost, exits elsewhere are its consequences, unless a rank ended by a signal of its own.
-    Where all ranks of a node ended by one signal together, the node is named instead of them.
+    Where all ranks of a node ended by one signal together, the node is named instead of them. Where no node
+    is left, the advice names storage instead of a peer's memory.
 
     >>> attempt = Attempt(job="j", attempt=0, now_ns=9, size=2, node_of=lambda rank: f"n{rank}")
     >>> killed = RankExit(node="n1", ts_ns=5, job="j", attempt=0, rank=1, pid=7, code=-9, last_lines=())
@@ -80,8 +89,10 @@ def explain(attempt: Attempt, exits: Sequence[RankExit], lost_nodes: Sequence[st
     failed = sorted(
         (e for e in exits if e.attempt == attempt.attempt and e.code != 0), key=lambda e: (e.ts_ns, e.rank)
     )
+    none_left = bool(attempt.nodes) and attempt.nodes <= set(lost_nodes)
     verdicts: list[Verdict] = [
-        _lost_node(attempt, node, victims=[e.rank for e in failed if e.node != node]) for node in lost_nodes
+        _lost_node(attempt, node, [e.rank for e in failed if e.node != node], none_left=none_left)
+        for node in lost_nodes
     ]
     candidates = [e for e in failed if e.node not in lost_nodes and (not lost_nodes or suspicion(e) == 3)]
     if candidates and not (lost_nodes and candidates[0].ts_ns > failed[0].ts_ns + _TOGETHER_NS):
@@ -89,7 +100,8 @@ def explain(attempt: Attempt, exits: Sequence[RankExit], lost_nodes: Sequence[st
     return verdicts or [Healthy(analyzer="crash", numbers={"exits": len(exits)})]
 
 
-def _lost_node(attempt: Attempt, node: str, victims: list[int]) -> Finding:
+def _lost_node(attempt: Attempt, node: str, victims: list[int], *, none_left: bool) -> Finding:
+    advice = {"suggested_action": _NONE_LEFT} if none_left else {}
     return Finding(
         ts_ns=attempt.now_ns,
         job=attempt.job,
@@ -100,7 +112,7 @@ def _lost_node(attempt: Attempt, node: str, victims: list[int]) -> Finding:
         severity="critical",
         confidence=0.97,
         summary=f"Node {node} is lost: its agent is gone.",
-        evidence={"query": "watch.crash", "victims": victims},
+        evidence={"query": "watch.crash", "victims": victims, **advice},
     )
 
 

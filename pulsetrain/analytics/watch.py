@@ -37,7 +37,12 @@ def crash(view: JobView) -> list[Verdict]:
     ('5', [0])
     """
     attempt = Attempt(
-        job=view.job, attempt=view.attempt, now_ns=view.now_ns, size=view.size(), node_of=view.node_of
+        job=view.job,
+        attempt=view.attempt,
+        now_ns=view.now_ns,
+        size=view.size(),
+        node_of=view.node_of,
+        nodes=frozenset(member.node for member in view.world),
     )
     verdicts = [_with_blame(v) for v in explain(attempt, view.exits, view.lost_nodes)]
     return calibration.apply(verdicts, covered=not view.has_gpus)

@@ -21,7 +21,7 @@ from pulsetrain.dashboard.models.alerts import (
     times,
 )
 from pulsetrain.dashboard.models.states import SEVERITIES, pill
-from pulsetrain.dashboard.models.text import ago, clock, duration
+from pulsetrain.dashboard.models.text import ago, clock, duration, words
 from pulsetrain.dashboard.models.times import TimeChoice
 
 _WITH_BUTTON = 20
@@ -78,12 +78,12 @@ def _card(alert: JsonObject) -> None:
     name, other = str(alert["id"]), str(alert.get("job") or "")
     of_job = f"job {other}, " if other not in ("", page.chosen_job()) else ""
     with st.container(border=True):
-        words, acknowledge, silence = st.columns([8, 1, 1], vertical_alignment="center")
-        words.html(
-            f"{pill(str(alert['severity']), SEVERITIES)} <b>{escape(str(alert['kind']))}</b>, "
+        told, acknowledge, silence = st.columns([8, 1, 1], vertical_alignment="center")
+        told.html(
+            f"{pill(str(alert['severity']), SEVERITIES)} <b>{escape(words(str(alert['kind'])))}</b>, "
             f"{escape(of_job + about(alert))}: {escape(str(alert['summary']))} <span class='muted'>· "
-            f"{escape(str(alert.get('state', '')))} since {clock(since)} UTC, {ago(since, page.now_ns())}"
-            f" · seen {times(alert.get('count'))}</span>"
+            f"{escape(words(str(alert.get('state', ''))))} since {clock(since)} UTC, "
+            f"{ago(since, page.now_ns())} · seen {times(alert.get('count'))}</span>"
         )
         acknowledge.button("Acknowledge", key=f"ack-{name}", on_click=_acknowledge, args=(name,))
         silence.button("Silence", key=f"silence-{name}", on_click=_silence, args=(silence_of(alert),))
@@ -112,10 +112,10 @@ def _silences() -> None:
     if not silences:
         st.html('<div class="muted">None is in force.</div>')
     for silence in silences:
-        words, button = st.columns([8, 1], vertical_alignment="center")
+        told, button = st.columns([8, 1], vertical_alignment="center")
         fields = ", ".join(f"{name} = {value}" for name, value in silence["matchers"].items())
         left = duration(int(silence["expires_ns"]) - page.now_ns())
-        words.html(
+        told.html(
             f"<b>{escape(fields)}</b> until {clock(int(silence['expires_ns']))} UTC, {left} left"
             f" <span class='muted'>by {escape(str(silence['author']))}"
             f" {escape(str(silence.get('comment') or ''))}</span>"
@@ -136,8 +136,8 @@ def _row(alert: JsonObject) -> list[str]:
     since = moment_ns(alert.get("since_ns", alert.get("since")))
     return [
         pill(str(alert["severity"]), SEVERITIES),
-        escape(str(alert.get("state", ""))),
-        escape(str(alert["kind"])),
+        escape(words(str(alert.get("state", "")))),
+        escape(words(str(alert["kind"]))),
         escape(str(alert.get("job") or "-")),
         escape(about(alert)),
         escape(str(alert["summary"])),

@@ -122,18 +122,32 @@ def _body(asked: heat.HeatView, within: str, steps: _Steps) -> None:
         key=f"heat-{view.by}-{within}",
         alt=f"Time lost of each row beside its cohort. {grid.worst}",
     )
-    _open(model.selected(grid, clicked), job, chosen)
+    with st.expander("The same as a table"):
+        _table(grid, job, chosen)
+    selected = model.selected(grid, clicked)
+    if selected is not None:
+        name, parameters = _below(selected, chosen)
+        page.open_page(name, job=job, **parameters)
 
 
-def _open(clicked: model.Chosen | None, job: str, chosen: Window) -> None:
-    """Open what lies below the cell that was clicked: a smaller part of the fleet, or a rank's timeline."""
-    if clicked is None:
-        return
-    if clicked.row.rank < 0:
-        page.open_page("heatmap", job=job, **clicked.row.opens)
-    first, last = (clicked.step, clicked.step + 2) if clicked.step >= 0 else (chosen.last - 3, chosen.last)
-    steps = f"{max(chosen.first, first)}:{last}"
-    page.open_page("timeline", job=job, ranks=clicked.cell.rank, steps=steps)
+def _below(cell: model.Chosen, chosen: Window) -> tuple[str, Mapping[str, object]]:
+    """What lies below a cell: fewer ranks, or the timeline of one. A page and its parameters."""
+    if cell.row.rank < 0:
+        return "heatmap", cell.row.opens
+    first, last = (cell.step, cell.step + 2) if cell.step >= 0 else (chosen.last - 3, chosen.last)
+    return "timeline", {"ranks": cell.cell.rank, "steps": f"{max(chosen.first, first)}:{last}"}
+
+
+def _table(grid: model.Grid, job: str, chosen: Window) -> None:
+    """Each row with its worst cell. A link leads where a click on that cell does."""
+    rows = []
+    for row, cell, words in model.in_words(grid):
+        name = escape(row.name)
+        if cell is not None:
+            below, parameters = _below(cell, chosen)
+            name = f'<a href="{escape(page.href(below, job=job, **parameters))}">{name}</a>'
+        rows.append([f'<span class="nw">{name}</span>', escape(words)])
+    page.table(["row", "its worst cell"], rows)
 
 
 def _sentence(grid: model.Grid, chosen: Window, sampled: int) -> str:

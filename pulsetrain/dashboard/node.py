@@ -13,7 +13,8 @@ from pulsetrain.core.json import JsonObject
 from pulsetrain.dashboard import evictions, page, parts
 from pulsetrain.dashboard.models.attribution import attribute, node_state, reason_of
 from pulsetrain.dashboard.models.explore import about
-from pulsetrain.dashboard.models.nodes import gpu_cells, heartbeat_age_text, stored_gpus
+from pulsetrain.dashboard.models.missing import missing_node
+from pulsetrain.dashboard.models.nodes import gpu_cells, heartbeat_age_text, past_nodes, stored_gpus
 from pulsetrain.dashboard.models.states import NODE_STATES, pill
 from pulsetrain.dashboard.models.text import ago, duration, size
 from pulsetrain.dashboard.models.times import TimeChoice, read
@@ -31,6 +32,8 @@ def show() -> None:
     name, time = (node or "").strip(), page.chosen_time()
     if not name:
         page.empty("No node is chosen.", "Give its name, or choose one on the page Nodes.")
+        return
+    if page.is_missing(partial(_missing, name)):
         return
     page.live(partial(_place, name))
     page.live(partial(_findings, name), every_s=4.0)
@@ -64,8 +67,22 @@ def _known(source: Source, job: str, name: str) -> JsonObject:
     live = next((n for n in source.nodes() if n["node"] == name), None)
     if live is not None:
         return dict(live)
-    row = next((r for r in source.rows(past.job_nodes, job) if r["node"] == name), None)
-    return {} if row is None else {**row, "state": "left", "reason": "the job does not run"}
+    gone = next((n for n in _on_record(source, job) if n["node"] == name), {})
+    return {**gone, "reason": ""} if gone and source.job(job) else gone
+
+
+def _on_record(source: Source, job: str) -> list[JsonObject]:
+    """The nodes that a job had, those included that it lost."""
+    return past_nodes(job, source.rows(past.job_nodes, job), source.rows(past.gone_nodes, job))
+
+
+def _missing(name: str) -> str:
+    """That the job has no such node. "" where it has, or had it."""
+    source, job = page.source(), page.chosen_job()
+    if _known(source, job, name):
+        return ""
+    live = [str(n["node"]) for n in source.nodes() if n.get("job") == job]
+    return missing_node(name, live or [str(n["node"]) for n in _on_record(source, job)])
 
 
 def _ranks(node: JsonObject) -> tuple[int, ...]:

@@ -67,13 +67,13 @@ def _verdicts() -> None:
 
 def _verdict(line: JobLine) -> None:
     """What is wrong, where, since when, how sure, what is done and what to do, with one click to evidence."""
-    state, source = look(line.state, JOB_STATES), page.source()
-    job = source.job(line.job) or source.past_job(line.job) or {"job": line.job, "state": "past"}
+    state, source, seen = look(line.state, JOB_STATES), page.source(), page.snapshot()
+    job = seen.job(line.job) or {"job": line.job, "state": "past"}
     found = answer(
         job,
         source.incidents(),
         source.rows(views.events, line.job, CONTROLLER_KINDS, limit=MOST_EVENTS),
-        observe_only=bool(source.status().get("hub", {}).get("observe_only")),
+        observe_only=bool(seen.status.get("hub", {}).get("observe_only")),
         now_ns=page.now_ns(),
     )
     sure = "" if found.confidence is None else f" · {found.confidence:.0%} sure"
@@ -100,7 +100,7 @@ def _since(line: JobLine) -> str:
 
 
 def _figures(job: str) -> str:
-    facts = headline(page.source().rows(views.curve, job)) | live_facts(page.source().job(job))
+    facts = headline(page.source().rows(views.curve, job)) | live_facts(page.snapshot().live_job(job))
     return "".join(f"<div><span>{escape(k)}</span><b>{escape(v)}</b></div>" for k, v in facts.items())
 
 

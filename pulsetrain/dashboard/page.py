@@ -15,10 +15,11 @@ import streamlit as st
 from pulsetrain.core.errors import AuthError, PulsetrainError, UsageError
 from pulsetrain.core.json import JsonObject
 from pulsetrain.dashboard.models import charts, times
-from pulsetrain.dashboard.models.attribution import Accused, accused, with_alerts
+from pulsetrain.dashboard.models.attribution import Accused, accused
 from pulsetrain.dashboard.models.overview import JobLine, job_lines, stale
 from pulsetrain.dashboard.models.states import JOB_STATES, RANK_STATES, look, pill
 from pulsetrain.dashboard.models.topology import mesh_note
+from pulsetrain.dashboard.snapshot import HubSnapshot, take_snapshot
 from pulsetrain.dashboard.source import Source
 from pulsetrain.protocol.client import find_hub
 from pulsetrain.stream.queries import views
@@ -27,6 +28,7 @@ REFRESH_S = 2.0
 _SAID_S = 12.0
 _MOST_NAMED = 8
 _BETWEEN = "from ... to (UTC)"
+_SNAPSHOT, _IS_NEW = "snapshot", "snapshot_is_new"
 _KEPT_TIME, _TIME_PAGE, _TIME_ADDRESS = "time_kept", "time_page", "time_address"
 
 
@@ -58,9 +60,28 @@ def with_time(address: str) -> str:
     return f"{address}{st.session_state.get(_TIME_ADDRESS, '')}"
 
 
+def snapshot() -> HubSnapshot:
+    """What the strip of this tab was drawn from. Before there is a strip: what the hub says now.
+
+    Raises `PulsetrainError` if the hub has never answered.
+    """
+    return _kept_snapshot() or take_snapshot(source())
+
+
+def _kept_snapshot() -> HubSnapshot | None:
+    return cast("HubSnapshot | None", st.session_state.get(_SNAPSHOT))
+
+
+def _renew_snapshot() -> None:
+    try:
+        st.session_state[_SNAPSHOT] = take_snapshot(source())
+    except PulsetrainError:
+        st.session_state.pop(_SNAPSHOT, None)
+
+
 def lines() -> list[JobLine]:
     """Every job with its state. Raises `PulsetrainError` if the hub has never answered."""
-    status = source().status()
+    status = snapshot().status
     lines = job_lines([*status.get("jobs", []), *status.get("past_jobs", [])], _stored())
     return stale(lines, source().age_s)
 
@@ -74,23 +95,8 @@ def _stored() -> Sequence[JsonObject]:
 
 
 def findings(job: str) -> list[JsonObject]:
-    """What accuses somebody in a job. See `findings_of`."""
-    return findings_of(source(), job)
-
-
-def findings_of(hub: Source, job: str) -> list[JsonObject]:
-    """What accuses somebody in a job, the worst first: its open findings, and alerts about its machines.
-
-    Of a recording those that it was judged by.
-    """
-    live = hub.job(job)
-    if not live:
-        return list(hub.past_job(job).get("findings", []))
-    try:
-        alerts = hub.alerts()
-    except PulsetrainError:
-        alerts = []
-    return with_alerts(live.get("findings", []), alerts, job)
+    """What accuses somebody in a job. See `HubSnapshot.findings`."""
+    return snapshot().findings(job)
 
 
 def tell_unknown_mesh(job: str) -> None:
@@ -147,6 +153,8 @@ def strip(*, sentence: bool, usual_time: str = "") -> None:
 
     `usual_time` is for a page that is about a time range: what it shows while none is chosen, in words.
     """
+    _renew_snapshot()
+    st.session_state[_IS_NEW] = True
     with st.container(horizontal=True, vertical_alignment="bottom"):
         _job_menu()
         if usual_time:
@@ -189,7 +197,7 @@ def _time_menu(usual: str) -> None:
     st.session_state["time_menu"] = _BETWEEN if between else last if last in times.SPANS_NS else ""
     st.selectbox(
         "Time", ["", *times.SPANS_NS, _BETWEEN], key="time_menu", on_change=_choose_time, width=190,
-        label_visibility="collapsed", format_func=lambda span: span or usual,
+        format_func=lambda span: span or usual,
         help="The same on all pages. Up to now, or up to the end of a job that is over.",
     )  # fmt: skip
     if not between:
@@ -198,7 +206,7 @@ def _time_menu(usual: str) -> None:
         st.session_state[f"time_{name}"] = asked.get(name, "")
         st.text_input(
             label, key=f"time_{name}", on_change=partial(_choose_moment, name), width=170,
-            label_visibility="collapsed", placeholder=f"{label}, 2026-11-25T03:00",
+            placeholder="2026-11-25T03:00",
         )  # fmt: skip
 
 
@@ -237,13 +245,14 @@ def _job_menu() -> None:
         st.query_params["job"] = st.session_state["last_job"] = st.session_state["job_menu"]
 
     st.selectbox(
-        "Job", options, index=options.index(current), key="job_menu", on_change=choose,
-        label_visibility="collapsed", width=320,
+        "Job", options, index=options.index(current), key="job_menu", on_change=choose, width=320,
     )  # fmt: skip
 
 
 def _strip(sentence: bool) -> None:
     job = chosen_job()
+    if not st.session_state.pop(_IS_NEW, False):
+        _follow(job)
     try:
         line = next((each for each in lines() if each.job == job), None)
     except PulsetrainError as error:
@@ -265,6 +274,18 @@ def _strip(sentence: bool) -> None:
         f'<span class="sentence">{escape(line.sentence)}</span>'
         f'<span class="facts">{step}{attempt}</span></div>{named(job)}'
     )
+
+
+def _follow(job: str) -> None:
+    """Take a new snapshot. Where the verdict or who is accused has changed, all of the page is drawn from it.
+
+    Some parts refresh themselves less often than the strip, and would still say what was.
+    """
+    before = _kept_snapshot()
+    _renew_snapshot()
+    now = _kept_snapshot()
+    if before is not None and now is not None and before.verdict(job) != now.verdict(job):
+        st.rerun()
 
 
 def unknown(job: str) -> str:
@@ -313,6 +334,27 @@ def _guarded(body: Callable[[], None]) -> None:
         body()
     except PulsetrainError as error:
         empty(_away(error) if source().problem else f"{error}.")
+
+
+def is_missing(said: Callable[[], str]) -> bool:
+    """Whether the page is about something that there is not. Then one sentence stands for all of its parts.
+
+    `said` returns that sentence, "" where there is nothing to say. Then the page is drawn whole.
+    """
+
+    def tell() -> None:
+        if sentence := said():
+            empty(sentence)
+        else:
+            st.rerun()
+
+    try:
+        missing = bool(said())
+    except PulsetrainError:
+        return False  # the parts of the page say what is wrong
+    if missing:
+        live(tell)
+    return missing
 
 
 def empty(sentence: str, hint: str = "") -> None:

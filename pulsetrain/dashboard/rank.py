@@ -13,6 +13,7 @@ from pulsetrain.core.json import JsonObject
 from pulsetrain.dashboard import evictions, page, parts
 from pulsetrain.dashboard.models.attribution import attribute
 from pulsetrain.dashboard.models.explore import about
+from pulsetrain.dashboard.models.missing import missing_rank
 from pulsetrain.dashboard.models.stacks import of_ranks
 from pulsetrain.dashboard.models.states import RANK_STATES, pill
 from pulsetrain.dashboard.models.text import ago, duration, size
@@ -20,7 +21,7 @@ from pulsetrain.dashboard.models.times import TimeChoice, read
 from pulsetrain.dashboard.models.topology import points
 from pulsetrain.dashboard.models.topology_rank import rank_in
 from pulsetrain.dashboard.source import Questions, Source
-from pulsetrain.stream.queries import explore, views
+from pulsetrain.stream.queries import explore, past, views
 
 _LINES = 30
 _HEARTBEATS_NS = 10 * 60 * 10**9
@@ -34,6 +35,8 @@ def show() -> None:
         rank = rank_in(named or "") or 0
     except UsageError as error:
         st.warning(str(error))
+        return
+    if page.is_missing(partial(_missing, rank)):
         return
     page.live(partial(_place, rank))
     page.live(partial(_findings, rank), every_s=4.0)
@@ -63,6 +66,18 @@ def ahead(source: Source, job: str, asked: Mapping[str, str]) -> Questions:
         partial(parts.work_rows, source, job, (rank,), read(asked)),
         partial(source.rows, explore.rank_checkpoints, job, rank),
     )
+
+
+def _missing(rank: int) -> str:
+    """That the job has no such rank. "" where it has, or had it in an earlier attempt."""
+    source, job = page.source(), page.chosen_job()
+    stored = next((int(row["ranks"]) for row in source.rows(views.jobs) if row["job"] == job), 0)
+    live = int(source.job(job).get("world_size", 0))
+    if rank < max(live, stored):
+        return ""
+    if live:
+        return missing_rank(rank, range(max(live, stored)))
+    return missing_rank(rank, [r for row in source.rows(past.job_nodes, job) for r in row["ranks"]])
 
 
 def _where(job: str, rank: int) -> JsonObject | None:

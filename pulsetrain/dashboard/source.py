@@ -214,14 +214,6 @@ class Source:
             return {}
         return next((dict(job) for job in jobs if job["job"] == name), {})
 
-    def past_job(self, name: str) -> JsonObject:
-        """What the hub knows of a job that it does not run. {} as for `job`."""
-        try:
-            jobs = self.status().get("past_jobs", [])
-        except PulsetrainError:
-            return {}
-        return next((dict(job) for job in jobs if job["job"] == name), {})
-
     def nodes(self) -> list[JsonObject]:
         """See `HubClient.nodes`."""
         return self.cache.ask("nodes", self.client.nodes)

@@ -21,11 +21,13 @@ from pulsetrain.dashboard.models import topology as model
 from pulsetrain.dashboard.models import topology_arrows, topology_rank
 from pulsetrain.dashboard.models.attribution import Attribution, attribute
 from pulsetrain.dashboard.models.states import RANK_STATES, look, pill
+from pulsetrain.dashboard.snapshot import take_snapshot
 from pulsetrain.dashboard.source import Questions, Source, begin
 from pulsetrain.stream.queries import mesh
 from pulsetrain.stream.store.clickhouse import Store
 
 _BESIDE = 60
+_BLOCKS_LISTED = 128
 _REFRESH_S = 4.0
 _WIDE = (
     "rank",
@@ -146,7 +148,7 @@ def ahead(source: Source, job: str, asked: Mapping[str, str]) -> Questions:
     """What the page is going to ask."""
 
     def ranks() -> None:
-        blame = attribute(page.findings_of(source, job))
+        blame = attribute(take_snapshot(source).findings(job))
         part = model.part_of(asked.get("block", "").strip())
         _in_mesh(source, job, blame, asked.get("find", "").strip(), part)
 
@@ -200,6 +202,33 @@ def _grid(
     with names:
         panel()
         _table(ranks[:_BESIDE], _NARROW)
+    with st.expander("The blocks as a table"):
+        _block_table(job, shown)
+
+
+def _block_table(job: str, shown: Sequence[grid_model.Block]) -> None:
+    """The blocks, the most urgent first. A link leads where a click on the block does."""
+    urgent = sorted(shown, key=lambda b: (-look(b.state, RANK_STATES).urgency, b.stage, b.place))
+    if len(urgent) > _BLOCKS_LISTED:
+        more = f"{_BLOCKS_LISTED} of {len(urgent):,} blocks. The field Block shows any other."
+        st.html(f"<div class='muted'>{more}</div>")
+    page.table(
+        ["stage", "replicas", "state", "ranks", "at fault"],
+        [_block_row(job, block) for block in urgent[:_BLOCKS_LISTED]],
+        right=(0, 3),
+    )
+
+
+def _block_row(job: str, block: grid_model.Block) -> list[str]:
+    first, last = block.dps
+    address = page.href("topology", job=job, block=f"{block.stage}/{first}-{last}")
+    return [
+        str(block.stage),
+        f'<a href="{escape(address)}">{first}-{last}</a>',
+        pill(block.state, RANK_STATES),
+        f"{block.ranks:,}",
+        escape(block.named) or "-",
+    ]
 
 
 def _ended(sentence: str) -> str:

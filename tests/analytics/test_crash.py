@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -142,3 +144,18 @@ def test_suspicion_is_highest_for_a_signal_of_its_own_and_lowest_where_a_peer_is
 def test_lines_of_a_rank_that_lost_a_peer_match_a_rule():
     assert cascade_rule([GLOO])
     assert not cascade_rule(["ValueError: bad shape"])
+
+
+def test_only_where_every_node_is_lost_the_advice_names_storage():
+    attempt = replace(ATTEMPT, nodes=frozenset(f"node{i}" for i in range(4)))
+    some = explain(attempt, [], ("node0", "node1"))
+    assert all("suggested_action" not in f.evidence for f in some)
+    every = explain(attempt, [], ("node0", "node1", "node2", "node3"))
+    assert len(every) == 4
+    for finding in every:
+        assert "newest checkpoint in storage" in finding.evidence["suggested_action"]
+        assert "peer" not in finding.evidence["suggested_action"]
+
+
+def test_the_nodes_of_an_attempt_may_be_unknown():
+    assert "suggested_action" not in explained([], ("node0",))[0].evidence

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from pulsetrain.analytics.hangs.evidence import HashedGroupKey
 from pulsetrain.analytics.hangs.posture import Posture, StackSample, begin
+from pulsetrain.analytics.incidents.correlate import join
 from pulsetrain.analytics.verdict import Finding, Healthy, Inconclusive, findings
 from pulsetrain.analytics.watch import JobView, WatchConfig, crash, hang, hang_limit_ns, look
 from pulsetrain.protocol.messages import (
@@ -411,6 +412,15 @@ def test_a_crash_is_one_of_the_attempt_that_the_hub_watches():
     (finding,) = findings(crash(view([], exits=(killed,))))
     assert (finding.kind, finding.subject_type, finding.subject) == ("crash", "rank", "3")
     assert isinstance(crash(view([], exits=(earlier,)))[0], Healthy)
+
+
+def test_where_all_nodes_are_lost_the_incident_sends_nobody_to_a_peer():
+    some, every = (crash(view([], lost_nodes=tuple(m.node for m in lost))) for lost in (WORLD[:2], WORLD))
+    (incident,) = join(findings(some))
+    assert "from a peer's memory where one holds a copy" in incident["suggested_action"]
+    (incident,) = join(findings(every))
+    assert incident["suggested_action"].startswith("Replace all nodes of the job")
+    assert "peer" not in incident["suggested_action"]
 
 
 def test_a_failed_exit_is_a_crash_and_no_hang():

@@ -111,10 +111,6 @@ class FakeSource:
         jobs = [] if self.error else self.status()["jobs"]
         return next((job for job in jobs if job["job"] == name), {})
 
-    def past_job(self, name: str) -> JsonObject:
-        jobs = [] if self.error else self.status().get("past_jobs", [])
-        return next((job for job in jobs if job["job"] == name), {})
-
     def nodes(self) -> list[JsonObject]:
         return self._answer("nodes", [])
 

@@ -27,6 +27,16 @@ def test_who_needs_a_person_has_buttons_and_the_rest_is_a_table(draw, alerts):
     assert [row[-1] for row in shown.rows()] == ["ann"]
 
 
+def test_states_and_kinds_are_words(draw, alerts):
+    blind = {**FIRING, "kind": "no_data", "state": "no_data", "subject_type": "job", "subject": "mfu"}
+    alerts.answers["alerts"] = [blind, {**blind, "id": "a3", "acknowledged_by": "ann"}]
+    shown = draw("alerts")
+    assert "no_data" not in shown.text
+    assert shown.rows()[0][1:3] == ["no data", "no data"]
+    shown.click("silence-a1")
+    assert alerts.client.done[0][1]["kind"] == "no_data"
+
+
 def test_an_alert_of_another_job_names_it(draw, alerts):
     assert "job gpt" not in draw("alerts", job="gpt").text
     assert "hang , job gpt, rank 5: <hangs>" in draw("alerts", job="bert").text

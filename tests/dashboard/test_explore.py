@@ -128,8 +128,32 @@ def test_a_rank_has_a_page(draw, known):
         assert words in shown.text
     assert "all_reduce" not in shown.text
     assert 'href="nodes?job=gpt&amp;node=node-2"' in shown.html
+
+
+def test_a_rank_that_the_job_does_not_have_is_one_sentence(draw, known):
     known.stored["topology"] = []
-    assert "No data: rank 77" in draw("rank", rank="77").text
+    shown = draw("rank", rank="77")
+    assert " ".join(shown.text.split()) == "This job has no rank 77. It has ranks 0-7."
+    assert not shown.app.subheader
+    assert "rank 7 of this job has not reported where it is" in draw("rank", rank="7").text
+
+
+def test_a_rank_of_a_recording_is_told_by_where_its_ranks_were(draw, known):
+    known.answers["status"]["jobs"] = []
+    known.stored["job_nodes"] = [{"node": "node-2", "address": "", "ranks": [8, 9]}]
+    assert "This job has no rank 77. It has ranks 8-9." in draw("rank", rank="77").text
+    known.stored["job_nodes"] = []
+    assert "This job has no rank" not in draw("rank", rank="77").text
+
+
+def test_a_rank_that_appears_has_its_page(draw, known):
+    known.answers["status"]["jobs"][0]["world_size"] = 4
+    known.stored["jobs"] = []
+    shown = draw("rank", rank="5")
+    assert "It has ranks 0-3." in shown.text
+    known.answers["status"]["jobs"][0]["world_size"] = 8
+    shown.app.run()
+    assert "tor-7" in shown.text
 
 
 def test_a_node_has_a_page(draw, known):
@@ -137,7 +161,20 @@ def test_a_node_has_a_page(draw, known):
     for words in ("active", "0.2 s ago", "It <hangs>.", "<CUDA> error", "net_rx_bytes", "2.00 KiB"):
         assert words in shown.text
     assert "No node is chosen." in draw("node").text
-    assert "nosuch has not taken part" in draw("node", node="nosuch").text
+
+
+def test_a_node_that_the_job_does_not_have_is_one_sentence(draw, known):
+    shown = draw("node", node="nosuch")
+    assert shown.text.strip() == "nosuch has not taken part in this job. Its node is node-2."
+    assert not shown.app.subheader
+
+
+def test_a_node_that_was_lost_before_keeps_its_page(draw, known):
+    known.stored["gone_nodes"] = [{"node": "node-1", "kind": "node_lost", "ts_ns": 1, "detail": "{}"}]
+    shown = draw("node", node="node-1")
+    assert "lost" in shown.text
+    assert "the job does not run" not in shown.text
+    assert "<CUDA> error" in shown.text
 
 
 def test_a_rank_has_the_counters_of_its_node_and_its_eviction_in_place(draw, known):

@@ -21,6 +21,14 @@ def test_what_stands_out_is_a_sentence_above_the_chart(draw, cells):
     assert len(shown.app.get("plotly_chart")) == 1
 
 
+def test_a_table_leads_where_a_click_does(draw, cells):
+    shown = draw("heatmap")
+    assert [row[0] for row in shown.rows()] == ["◆ rank 19", "node-2", "node-3"]
+    assert "forward of rank 19 on node-2 takes 130 ms a step, 1.3x the median of 64" in shown.rows()[0][1]
+    assert 'href="timeline?job=gpt&amp;ranks=19&amp;steps=116%3A119"' in shown.html
+    assert 'href="heatmap?job=gpt&amp;by=rank&amp;within=rank%3D16%3A23"' in shown.html
+
+
 def test_a_mesh_that_nobody_knows_is_said(draw, cells):
     cells.answers["status"]["jobs"][0]["instrumentation"] = {"mesh": "unknown: ranks send to each other"}
     assert "mesh is not known: ranks send to each other" in draw("heatmap").text

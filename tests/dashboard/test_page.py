@@ -37,6 +37,52 @@ def test_the_job_of_the_address_is_kept_and_the_first_job_is_the_default(run, so
     assert shown.app.selectbox(key="job_menu").options == ["gpt", "bert"]
 
 
+@pytest.fixture
+def turning(source, monkeypatch):
+    """A hub whose job is healthy when it is asked first, and from then on hung, with rank 5 at fault."""
+    job = source.answers["status"]["jobs"][0]
+    finding = {"kind": "hang", "subject_type": "rank", "subject": "5", "severity": "critical",
+               "summary": "It hangs.", "evidence": "{}", "confidence": 0.9}  # fmt: skip
+    healthy = {**job, "verdict": {"state": "healthy", "sentence": "All is well.", "since_ns": 1}}
+    answers = iter([{"jobs": [healthy], "hub": {}}])
+    monkeypatch.setattr(source, "job", lambda _: {})
+    monkeypatch.setattr(
+        source, "status", lambda: next(answers, {"jobs": [{**job, "findings": [finding]}], "hub": {}})
+    )
+
+
+PART = """
+import streamlit as st
+
+page.strip(sentence=True)
+st.html(page.named("gpt") or "nobody")
+"""
+
+
+def test_the_strip_and_the_page_are_of_one_moment(run, turning):
+    text = run(PART, job="gpt").text
+    assert "All is well." in text
+    assert "rank 5" not in text
+
+
+TURN = """
+import streamlit as st
+
+runs = st.session_state["runs"] = st.session_state.get("runs", 0) + 1
+page.strip(sentence=True)
+if runs == 1:
+    page._strip(True)  # as its timer does
+st.html(page.named("gpt") or "nobody")
+"""
+
+
+def test_where_the_strip_sees_that_somebody_is_accused_all_of_the_page_is_drawn(run, turning):
+    shown = run(TURN, job="gpt")
+    assert shown.app.session_state["runs"] == 2
+    assert "All is well." not in shown.text
+    assert shown.text.count("rank 5") == 2
+
+
 def test_a_hub_that_does_not_answer_is_said_and_nothing_is_healthy(run, source):
     source.error = Unavailable("hub does not answer")
     text = run("page.strip(sentence=True)", job="gpt").text
@@ -74,6 +120,14 @@ def test_the_time_range_is_one_choice_in_the_frame(run):
     assert shown.query_params["from"] in ("2026-11-25T03:00", ["2026-11-25T03:00"])
     shown.selectbox(key="time_menu").set_value("").run()
     assert not {"last", "from", "to"} & {*shown.query_params}
+
+
+def test_every_menu_of_the_frame_shows_its_label(run, source):
+    source.answers["status"]["jobs"].append({**source.answers["status"]["jobs"][0], "job": "bert"})
+    shown = run(TIMES, **{"from": "2026-11-25T03:00"}).app
+    labelled = [*shown.selectbox, *shown.text_input]
+    assert [each.label for each in labelled] == ["Job", "Time", "From, UTC", "To, UTC"]
+    assert not any(each.proto.label_visibility.value for each in labelled)
 
 
 def test_the_address_restores_the_time_range(run):

@@ -98,6 +98,14 @@ def test_a_large_job_is_a_grid_of_blocks_with_the_culprit_named(draw, fleet):
     assert shown.rows()[0][0] == "1"
 
 
+def test_the_blocks_are_a_table_too_with_the_most_urgent_first(draw, fleet):
+    shown = draw("topology")
+    blocks = shown.rows(1)
+    assert len(blocks) == 6
+    assert blocks[0][:4] == ["0", "0-7", "◆ culprit", "512"]
+    assert 'href="topology?job=gpt&amp;block=1%2F8-15"' in shown.html
+
+
 def test_a_block_is_shown_rank_by_rank(draw, fleet):
     assert "Click a block" not in draw("topology", block="0/0-7").text
     assert "block = 'x'" in draw("topology", block="x").app.warning[0].value

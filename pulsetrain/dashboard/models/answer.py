@@ -33,7 +33,7 @@ CONTROLLER_KINDS = (
 """Events that say what the controller did, would do or waits for."""
 MOST_EVENTS = 40
 _ACTS = {
-    "suspending": "It ends the ranks now. Their state is safe in the arenas.",
+    "suspending": "It ends the ranks now. Their state stays in the arenas of the nodes that are left.",
     "checking": "It checks every node now.",
     "waiting": "It waits for a node to take the place of a lost one.",
     "preempting": "It ends the ranks now, because somebody asked for it.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
@@ -21,14 +22,17 @@ SEVERE: Mapping[str, tuple[str, ...]] = MappingProxyType(
     }
 )
 _MOMENT_NS = 10**17  # three years: what is longer is a moment
+_WHOLE = 1000  # from here on a number has no fraction
 _LINES = ("#3B7DB8", "#E1A034", "#5BA884", "#B07AA1", "#7A5BB5", "#8C6D46", "#2E8B9A", "#9AA0A8")
 
 
 def number(name: str, value: float) -> str:
-    """A counter's value by the unit in its name.
+    """A number by the unit in its name. Others get four significant digits.
 
     >>> number("net_rx_bytes", 2048.0), number("cpu_ratio", 0.5), number("procs", 3.0)
     ('2.00 KiB', '50.0 %', '3')
+    >>> number("silent_s", 12.345678901), number("bits_per_s", 123456.7), number("lost_gpu_s", 12.345678901)
+    ('12.3 s', '123,457', '12.35')
     """
     if name.endswith("_bytes"):
         return size(value)
@@ -36,11 +40,24 @@ def number(name: str, value: float) -> str:
         return f"{100 * value:.1f} %"
     if name.endswith("_ns"):
         return duration(value)
-    return thousands(value) if float(value).is_integer() else f"{value:.4g}"
+    if _is_seconds(name):
+        return duration(value * 1e9) if value else "0 s"
+    if float(value).is_integer() or abs(value) >= _WHOLE:
+        return thousands(value)
+    return f"{value:.4g}"
+
+
+def _is_seconds(name: str) -> bool:
+    """Whether a name is of a time in seconds, and not of a rate or of devices times seconds.
+
+    >>> [_is_seconds(name) for name in ("silent_s", "bytes_per_s", "lost_gpu_s")]
+    [True, False, False]
+    """
+    return name.endswith("_s") and not name.endswith(("_per_s", "_gpu_s", "_device_s"))
 
 
 def detail_text(detail: str, *, most: int = 300) -> str:
-    """An event's detail as "name: value" pairs, without lists of any length.
+    """An event's detail as "name: value" pairs, rounded as people read it, without lists of any length.
 
     >>> detail_text('{"reason": "lost", "ranks": [1, 2], "total_ns": 8059109615}')
     'reason: lost, ranks: [1, 2], total: 8.06 s'
@@ -51,19 +68,31 @@ def detail_text(detail: str, *, most: int = 300) -> str:
         return detail[:most]
     if not isinstance(found, dict):
         return str(found)[:most]
-    text = ", ".join(f"{name.removesuffix('_ns')}: {_told(name, value)}" for name, value in found.items())
+    text = ", ".join(f"{_label(name)}: {_told(name, value)}" for name, value in found.items())
     return text if len(text) <= most else f"{text[:most]} ..."
 
 
+def _label(name: str) -> str:
+    """The name of a value, without the unit that the value is told with."""
+    for unit in ("_ns", "_bytes", "_ratio"):
+        name = name.removesuffix(unit)
+    return name.removesuffix("_s") if _is_seconds(name) else name
+
+
 def _told(name: str, value: object) -> str:
-    """A value of an event's detail. Nanoseconds are a moment or a duration."""
-    if not name.endswith("_ns"):
-        return str(value)
+    """A value of an event's detail, by the unit in its name. Nanoseconds are a moment or a duration."""
+    if isinstance(value, list):
+        return f"[{', '.join(_told(name, each) for each in value)}]"
     if isinstance(value, dict):
-        return ", ".join(f"{part} {_told(name, took)}" for part, took in value.items())
-    if not isinstance(value, int):
+        if name.endswith("_ns"):
+            return ", ".join(f"{part} {_told(name, took)}" for part, took in value.items())
+        return f"{{{', '.join(f'{_label(part)}: {_told(part, each)}' for part, each in value.items())}}}"
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return str(value)
-    return f"{clock(value)} UTC" if value >= _MOMENT_NS else duration(value)
+    if name.endswith("_ns") and value >= _MOMENT_NS:
+        return f"{clock(int(value))} UTC"
+    has_unit = _label(name) != name
+    return number(name, value) if has_unit or isinstance(value, float) else str(value)
 
 
 def metric_figure(

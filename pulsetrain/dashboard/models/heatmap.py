@@ -366,5 +366,26 @@ def selected(shown: Grid, points: Sequence[JsonObject]) -> Chosen | None:
     row = next((row for row in shown.rows if row.name == name), None)
     if row is None or column not in shown.columns:
         return None
-    cell = row.cells[shown.columns.index(column)]
+    return _chosen(row, column, row.cells[shown.columns.index(column)])
+
+
+def _chosen(row: Row, column: str, cell: Cell | None) -> Chosen | None:
     return None if cell is None else Chosen(row=row, cell=cell, step=int(column) if column.isdigit() else -1)
+
+
+def in_words(shown: Grid) -> list[tuple[Row, Chosen | None, str]]:
+    """Each row with its cell that costs most, and what that cell says. A row without cells has its note.
+
+    A table of them stands for the chart, for whoever cannot point at a cell.
+    """
+    return [_row_in_words(row, shown.columns) for row in shown.rows]
+
+
+def _row_in_words(row: Row, columns: Sequence[str]) -> tuple[Row, Chosen | None, str]:
+    cells = [(column, cell) for column, cell in zip(columns, row.cells, strict=True) if cell]
+    if not cells:
+        return row, None, row.note or "no data"
+    column, cell = max(cells, key=lambda pair: abs(pair[1].share))
+    rank, node, took, ratio, cohort, words = _hover(cell)
+    what = f"{cell.phase} of rank {rank} on {node} takes {took} a step, {ratio}x the median of {cohort}"
+    return row, _chosen(row, column, cell), f"{what}: {words} % of the step"

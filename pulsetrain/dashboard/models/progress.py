@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import plotly.graph_objects as go
@@ -19,6 +20,10 @@ _MARKERS = {
     "job_ended": ("ended by a signal", "#4C7A9B"),
 }
 MARKER_KINDS = tuple(_MARKERS)
+_LABEL_CHARACTERS = 56  # along the height of the chart
+_LABEL_ROOM = 0.012  # of the width of the chart: what a label takes
+_Mark = tuple[float, str, str]
+"""place on the x axis, label, colour"""
 _PANELS = (
     ("loss", "loss", "#3B7DB8"),
     ("step_ms", "step time, ms", "#7A5BB5"),
@@ -54,11 +59,8 @@ def progress_figure(
         _add_panel(figure, theme, index, title, colour)
     for attempt in sorted({row["attempt"] for row in rows}):
         _add_lines(figure, [row for row in rows if row["attempt"] == attempt], axis)
-    marks: dict[float, list[tuple[str, str]]] = {}
-    for ts_ns, label, colour in event_marks(events):
-        marks.setdefault(_position(rows, ts_ns, axis), []).append((label, colour))
-    for at, labels in marks.items():
-        _add_mark(figure, at, ", ".join(label for label, _ in labels), labels[0][1], theme)
+    marks = [(_position(rows, ts_ns, axis), label, colour) for ts_ns, label, colour in event_marks(events)]
+    _add_marks(figure, sorted(marks, key=lambda mark: mark[0]), _extent(rows, marks, axis), theme)
     figure.update_xaxes(
         anchor="y3",
         type="date" if axis == "time" else "linear",
@@ -91,7 +93,7 @@ def _add_panel(figure: go.Figure, theme: Theme, index: int, title: str, colour: 
 
 
 def _add_lines(figure: go.Figure, rows: Sequence[JsonObject], axis: str) -> None:
-    along = [row["start_ns"] / 1e6 if axis == "time" else row["step"] for row in rows]
+    along = [_along(row, axis) for row in rows]
     for index, (name, title, colour) in enumerate(_PANELS):
         values = [row["step_ns"] / 1e6 if name == "step_ms" else row[name] for row in rows]
         figure.add_scatter(
@@ -106,6 +108,10 @@ def _add_lines(figure: go.Figure, rows: Sequence[JsonObject], axis: str) -> None
         )
 
 
+def _along(row: JsonObject, axis: str) -> float:
+    return float(row["start_ns"] / 1e6 if axis == "time" else row["step"])
+
+
 def _position(rows: Sequence[JsonObject], ts_ns: int, axis: str) -> float:
     """Where on the x axis a moment lies: its time in ms, or the last step that had begun by then."""
     if axis == "time":
@@ -114,21 +120,58 @@ def _position(rows: Sequence[JsonObject], ts_ns: int, axis: str) -> float:
     return float(begun[-1] if begun else 0)
 
 
-def _add_mark(figure: go.Figure, at: float, label: str, colour: str, theme: Theme) -> None:
-    figure.add_shape(
-        type="line",
-        xref="x",
-        yref="paper",
-        x0=at,
-        x1=at,
-        y0=0,
-        y1=1,
-        line={"color": colour, "width": 1, "dash": "dot"},
-    )
+def _extent(rows: Sequence[JsonObject], marks: Sequence[_Mark], axis: str) -> tuple[float, float]:
+    """From where to where the x axis goes."""
+    places = [*(_along(row, axis) for row in rows), *(at for at, _, _ in marks)]
+    return min(places, default=0.0), max(places, default=0.0)
+
+
+def _add_marks(figure: go.Figure, marks: Sequence[_Mark], extent: tuple[float, float], theme: Theme) -> None:
+    """A line at each mark. Those too near to each other for a label each share one."""
+    room = _LABEL_ROOM * (extent[1] - extent[0])
+    shared: list[list[_Mark]] = []
+    for mark in marks:
+        if shared and mark[0] - shared[-1][0][0] <= room:
+            shared[-1].append(mark)
+        else:
+            shared.append([mark])
+    for at, colour in {at: colour for at, _, colour in reversed(marks)}.items():
+        line = {"color": colour, "width": 1, "dash": "dot"}
+        figure.add_shape(type="line", xref="x", yref="paper", x0=at, x1=at, y0=0, y1=1, line=line)
+    for group in shared:
+        at = group[0][0]
+        side = "left" if at - extent[0] <= room else "right"
+        _add_label(figure, at, [label for _, label, _ in group], side, theme)
+
+
+def _add_label(figure: go.Figure, at: float, labels: Sequence[str], side: str, theme: Theme) -> None:
+    """What happened, along the line. `side` is where the label has the line: at the left edge on its left."""
     figure.add_annotation(
-        x=at, xref="x", y=1, yref="paper", text=label, showarrow=False, textangle=-90, xanchor="right",
-        yanchor="top", font={"size": 11, "color": theme.muted},
+        x=at, xref="x", y=1, yref="paper", text=_short(labels), hovertext=_full(labels), showarrow=False,
+        textangle=-90, xanchor=side, yanchor="top", font={"size": 11, "color": theme.muted},
     )  # fmt: skip
+
+
+def _full(labels: Sequence[str]) -> str:
+    """All labels, what happened more than once with its number.
+
+    >>> _full(["node lost a", "restart", "restart"])
+    'node lost a, restart (2 times)'
+    """
+    return ", ".join(
+        label if times == 1 else f"{label} ({times} times)" for label, times in Counter(labels).items()
+    )
+
+
+def _short(labels: Sequence[str]) -> str:
+    """The labels where the chart is high enough for them, else the first and how many more there are."""
+    full = _full(labels)
+    if len(full) <= _LABEL_CHARACTERS:
+        return full
+    more = f" and {len(labels) - 1} more" if len(labels) > 1 else ""
+    room = _LABEL_CHARACTERS - len(more)
+    first = labels[0] if len(labels[0]) <= room else f"{labels[0][: room - 1]}…"
+    return f"{first}{more}"
 
 
 def headline(rows: Sequence[JsonObject]) -> dict[str, str]:

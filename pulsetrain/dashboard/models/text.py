@@ -68,6 +68,15 @@ def thousands(value: float | None) -> str:
     return "-" if value is None or value != value else f"{value:,.0f}"
 
 
+def words(name: str) -> str:
+    """A name of the API as people read it.
+
+    >>> words("no_data")
+    'no data'
+    """
+    return name.replace("_", " ")
+
+
 def fold(ranks: Iterable[int]) -> str:
     """Ranks as ranges: 0-3, 7.
 

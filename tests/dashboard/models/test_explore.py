@@ -1,5 +1,7 @@
 """What the pages that explore show."""
 
+import pytest
+
 from pulsetrain.dashboard.models.charts import LIGHT
 from pulsetrain.dashboard.models.explore import (
     about,
@@ -72,3 +74,22 @@ def test_details_are_pairs_and_never_endless():
     assert told == "onset: 2026-11-25 03:00:00 UTC, stages: load 2.00 s, evict 0 ns"
     assert detail_text("{") == "{"
     assert len(detail_text('{"a": "%s"}' % ("x" * 5000))) < 310
+
+
+@pytest.mark.parametrize(
+    ("detail", "told"),
+    [
+        ('{"silent_s": 12.345678901}', "silent: 12.3 s"),
+        ('{"wait_s": 0, "took_s": 90}', "wait: 0 s, took: 1 min 30 s"),
+        ('{"size_bytes": 123456789}', "size: 118 MiB"),
+        ('{"slow_ratio": 0.123456789}', "slow: 12.3 %"),
+        ('{"lost_gpu_s": 12.345678901, "bits_per_s": 98765432100.5}',
+         "lost_gpu_s: 12.35, bits_per_s: 98,765,432,100"),
+        ('{"norms": [1.000000001, 2.123456789]}', "norms: [1, 2.123]"),
+        ('{"named": [{"kind": "port", "gap_s": 0.0123456}]}', "named: [{kind: port, gap: 12.3 ms}]"),
+        ('{"step": 12345, "can_do": true, "node": null}', "step: 12345, can_do: True, node: None"),
+        ('{"age_s": Infinity, "loss": NaN}', "age: inf, loss: nan"),
+    ],
+)  # fmt: skip
+def test_numbers_of_a_detail_are_rounded_by_their_unit(detail, told):
+    assert detail_text(detail) == told

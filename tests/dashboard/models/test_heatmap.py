@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pulsetrain.core.errors import UsageError
 from pulsetrain.dashboard.models.attribution import Accused
 from pulsetrain.dashboard.models.charts import LIGHT
-from pulsetrain.dashboard.models.heatmap import figure, grid, selected, spans_of
+from pulsetrain.dashboard.models.heatmap import figure, grid, in_words, selected, spans_of
 from pulsetrain.dashboard.models.text import natural
 
 MS = 1_000_000
@@ -161,3 +161,17 @@ def test_who_is_accused_for_something_else_than_time_has_a_row_with_words():
     drawn = figure(shown, LIGHT, columns_title="")
     assert [note.text for note in drawn.layout.annotations] == ["Rank 3 is stopped &lt;b&gt;"]
     assert {shape.fillcolor for shape in drawn.layout.shapes if shape.type == "rect"} == {"#D55E00"}
+
+
+def test_each_row_has_words_for_the_cell_that_costs_most():
+    accused = Accused(subject_type="node", subject="node-9", state="culprit", summary="It is hot.")
+    notes, pinned, first, *_ = in_words(grid(CELLS, by="node", named=[accused]))
+    assert notes[1:] == (None, "It is hot.")
+    assert pinned[2].startswith("backward of rank 19 on node-2 takes 260 ms a step, 1.3x the median of 64")
+    assert pinned[2].endswith("% of the step")
+    assert (first[0].name, first[1].cell.phase, first[1].step) == ("node-2", "backward", -1)
+
+
+def test_words_about_step_windows_lead_to_their_step():
+    ((_, chosen, _),) = in_words(grid([bin_(2, "40"), bin_(2, "60", 130)], by="node"))
+    assert chosen.step == 60

@@ -35,6 +35,40 @@ def test_over_time_marks_are_at_their_moment():
     assert figure.layout.shapes[0].x0 == pytest.approx(700.0)
 
 
+def labels(events, steps=100):
+    """The labels of marks: text, side of the line, and what the mouse shows."""
+    figure = progress_figure([step(n) for n in range(steps)], events, LIGHT, axis="step")
+    return [(a.text, a.xanchor, a.hovertext) for a in figure.layout.annotations if a.textangle == -90]
+
+
+def test_labels_at_the_left_edge_are_inside_of_the_chart():
+    events = [event("evict", 0, node="n1"), event("evict", 50 * 10**9, node="n2")]
+    assert [side for _, side, _ in labels(events)] == ["left", "right"]
+
+
+def test_a_label_is_no_longer_than_the_chart_is_high():
+    events = [event("node_lost", 50 * 10**9 + n, node=f"gpu-cluster-7-node-{n}") for n in range(40)]
+    ((text, _, hover),) = labels(events)
+    assert text == "node lost gpu-cluster-7-node-0 and 39 more"
+    assert "gpu-cluster-7-node-39" in hover
+    ((text, _, hover),) = labels([event("evict", 50 * 10**9, node="n" * 80)])
+    assert len(text) <= 56
+    assert text.startswith("evicted nnn")
+    assert text.endswith("n…")
+    assert hover == f"evicted {'n' * 80}"
+
+
+def test_marks_beside_each_other_share_a_label_and_keep_their_lines():
+    events = [event("attempt_started", n * 10**9) for n in (50, 51, 51)] + [event("hang", 80 * 10**9)]
+    assert [text for text, _, _ in labels(events)] == ["restart (3 times)", "hang"]
+    figure = progress_figure([step(n) for n in range(100)], events, LIGHT, axis="step")
+    assert sorted(shape.x0 for shape in figure.layout.shapes) == [50, 51, 80]
+
+
+def test_a_chart_of_one_step_has_its_marks():
+    assert [text for text, _, _ in labels([event("hang", 0)], steps=1)] == ["hang"]
+
+
 def test_the_first_attempt_is_no_restart():
     assert event_marks([event("attempt_started", 5, attempt=0)]) == []
     assert [label for _, label, _ in event_marks([event("attempt_started", 5, attempt=1)])] == ["restart"]

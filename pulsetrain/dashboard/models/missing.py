@@ -1,0 +1,39 @@
+"""What is said of a rank or a node that a job does not have, and which ones it has."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+from pulsetrain.dashboard.models.text import fold, natural
+
+_MOST_NAMED = 12
+
+
+def missing_rank(rank: int, ranks: Collection[int]) -> str:
+    """Say that a job with these `ranks` has no such rank. "" where it has, or where its ranks are not known.
+
+    >>> missing_rank(99, range(8))
+    'This job has no rank 99. It has ranks 0-7.'
+    """
+    if not ranks or rank in ranks:
+        return ""
+    has = "rank" if len(ranks) == 1 else "ranks"
+    return f"This job has no rank {rank}. It has {has} {fold(ranks)}."
+
+
+def missing_node(name: str, nodes: Iterable[str]) -> str:
+    """Say that a job on these `nodes` has no such node. "" where it has.
+
+    >>> missing_node("n9", ["n10", "n2"])
+    'n9 has not taken part in this job. Its nodes are n2, n10.'
+    """
+    known = sorted(set(nodes), key=natural)
+    if name in known:
+        return ""
+    said = f"{name} has not taken part in this job."
+    if not known:
+        return said
+    more = len(known) - _MOST_NAMED
+    end = f" and {more:,} more" if more > 0 else ""
+    its = "Its node is" if len(known) == 1 else "Its nodes are"
+    return f"{said} {its} {', '.join(known[:_MOST_NAMED])}{end}."
