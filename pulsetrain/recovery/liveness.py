@@ -51,6 +51,8 @@ def gathered(job: JobState, *, quiet_s: float) -> Event | None:
     policy = job.services.policy
     if job.phase not in (Phase.FORMING, Phase.WAITING):
         return None
+    if job.phase is Phase.FORMING and job.members.restoring():
+        return None
     running = [n for n in job.members.nodes.values() if n.usable and n.hello.attempt >= 0]
     if job.phase is Phase.FORMING and running:
         patience_s = policy.settle_s if job.members.all_back() else policy.adopt_timeout_s

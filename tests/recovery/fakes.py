@@ -179,7 +179,7 @@ class FakeAgent:
         self.parks = False
         self.not_reshardable = self.cannot_dump = self.cannot_restore = ""
         self.lacks_program, self.too_old, self.broken_update = "", False, 0
-        self.attempt = -1
+        self.attempt, self.restoring = -1, hello.restoring
         self.left = None
         self._seq = self.quiet_ns = 0
         self.node = controller.connected(hello, self.send)
@@ -308,6 +308,7 @@ class FakeAgent:
             attempt=self.attempt,
             ranks=ranks,
             held=self.held,
+            restoring=self.restoring,
         )
         self.controller.received(self.node, beat)
 
@@ -380,6 +381,7 @@ class Fleet:
         job="j",
         address="",
         world_nodes=0,
+        restoring=-1,
         dump_lacks="images are off",
         standby=False,
         host="",
@@ -403,6 +405,7 @@ class Fleet:
             attempt=attempt,
             node_rank=node_rank,
             world_nodes=world_nodes,
+            restoring=restoring,
             dump_lacks=dump_lacks,
             standby=standby,
         )
