@@ -60,4 +60,6 @@ def gathered(job: JobState, *, quiet_s: float) -> Event | None:
         return Event.ADOPTED if enough else None
     if quiet_s <= policy.settle_s:
         return None
+    if job.phase is Phase.FORMING and elasticity.awaits_world(job, quiet_s):
+        return None
     return Event.QUORUM if elasticity.size_to_begin(job, quiet_s=quiet_s) else None
