@@ -98,7 +98,7 @@ async def restore(job: JobState) -> Event | None:
     image = job.recovery.image if job.recovery else None
     if image is None or job.recovery is None or not image.name:
         return None
-    job.recovery.image = job.members.chosen = None  # it is used once
+    job.members.chosen = None
     kept_moves.keep_restoring(job)
     job.attempt = Attempt(number=job.attempt.number + 1, restore_step=image.step, image=image)
     job.members.refresh_world()
@@ -107,14 +107,17 @@ async def restore(job: JobState) -> Event | None:
     job.keep_world()
     job.attempt.started_ns = job.now_ns()
     if world != [image.node]:
+        job.recovery.image = None
         return _not_restored(job, image, "the job has another node now", left=True)
     await job.services.memory.stored()
+    job.recovery.image = None  # it is used once
     reply = await _ask_to_restore(job, image)
     if reply.error:
         return _not_restored(job, image, reply.error, left=bool(reply.data.get(LEFT, True)))
     job.attempt.image = None
     kept_moves.keep_restored(job)
-    told = {"image": image.name, "step": image.step, "restore_ns": int(reply.data.get("restore_ns", 0))}
+    took_ns = reply.data.get("restore_ns")
+    told = {"image": image.name, "step": image.step, "restore_ns": took_ns if isinstance(took_ns, int) else 0}
     job.write("image_restored", told, node=image.node)
     job.attempt.launched = True
     job.recovery.launched(job.now_ns(), fetch_ns=0, step=image.step)
@@ -183,6 +186,7 @@ def _stay(job: JobState, image: Image, why_not: str, *, unknown: bool) -> None:
     job.move.restoring = unknown
     kept_moves.keep(job, job.move, stopped_ns=job.now_ns())
     job.attempt = Attempt(number=job.attempt.number + 1)
+    job.move.acted_in = job.attempt.number
 
 
 async def _runs(job: JobState, node: Node, wait_s: float) -> bool:

@@ -175,6 +175,7 @@ class FakeAgent:
         self.unrestorable = set()
         self.cannot_share, self.cannot_follow, self.late = "", "", ()
         self.stuck, self.image_kept, self.dump_answer = "", False, {"dump_ns": 5, "processes": 3}
+        self.restore_answer = {"restore_ns": 7}
         self.restless, self.held_number, self.uncounted = set(), 0, False
         self.parks = False
         self.not_reshardable = self.cannot_dump = self.cannot_restore = ""
@@ -224,7 +225,7 @@ class FakeAgent:
             self.attempt = command.attempt
             first = command.node_rank * self.hello.nproc_per_node
             self.steps = {first + i: command.restore_step for i in range(self.hello.nproc_per_node)}
-            data = {"restore_ns": 7} if command.image else {"program": command.program.number}
+            data = self.restore_answer if command.image else {"program": command.program.number}
             data = {} if self.too_old else data
         elif isinstance(command, Stop) and self.stuck:
             error = self.stuck

@@ -647,6 +647,58 @@ def test_a_job_that_is_pre_empted_again_during_its_restore_keeps_its_image_also_
     run(scenario)
 
 
+def test_a_restore_whose_answer_makes_no_sense_does_not_end_what_was_restored():
+    async def scenario():
+        job = await pre_empted()
+        job.agent.restore_answer = {"restore_ns": None}
+        await job.move("resume")
+        assert (job.phase, starts(job)) == (Phase.RUNNING, ["", "image"])
+        assert job.told("image_restored")["restore_ns"] == 0
+
+    run(scenario)
+
+
+def test_a_restore_that_breaks_before_its_command_is_begun_once_more_with_the_image():
+    async def scenario():
+        job = await pre_empted()
+        stored, broken = job.fleet.memory.stored, iter([OSError("the disk is gone")])
+
+        async def breaks_once():
+            for error in broken:
+                raise error
+            await stored()
+
+        job.fleet.memory.stored, job.fleet.loops._restart_delay_s = breaks_once, 0.0
+        await job.move("resume")
+        assert starts(job) == ["", "image"]
+
+    run(scenario)
+
+
+def test_ranks_that_are_just_being_restored_are_ended_only_once_they_were_dumped_anew():
+    async def scenario():
+        job = await pre_empted()
+        job.agent.mute = (SelfCheck,)
+        job.fleet.controller.move("j", request("resume"))
+        await job.fleet.settle(0.5)
+        job.agent.drop()
+        for _ in range(4):
+            await job.fleet.settle(0.5)
+        await job.fleet.wait_for_launch()
+        assert job.phase is Phase.WAITING
+        job.agent = job.fleet.agents["a"] = job.fleet.join("a", pid=99, dump_lacks="")
+        job.fleet.clock.now_s += 1
+        job.fleet.controller.tick()  # it can be launched from here on
+        job.fleet.controller.move("j", request("preempt"))
+        await job.fleet.settle()
+        await job.train(12)
+        await job.wait(6)
+        kinds = [type(c) for c in job.agent.commands if isinstance(c, Start | DumpRanks | Stop)]
+        assert (job.phase, kinds[:3]) == (Phase.PREEMPTED, [Start, DumpRanks, Stop])
+
+    run(scenario)
+
+
 def test_a_dump_whose_answer_makes_no_sense_does_not_hold_the_move_up():
     async def scenario():
         job = Job()
