@@ -539,6 +539,7 @@ async def lost_in_the_restore(**more):
     for _ in range(3):
         await job.wait(1)
         await asyncio.sleep(2 * POLL_S)
+        await job.fleet.settle()
     assert job.phase is Phase.PREEMPTED
     return job
 
@@ -594,6 +595,7 @@ def test_ranks_that_ran_on_because_nobody_ended_them_are_pre_empted_once_more():
         for _ in range(4):
             await job.wait(1)
             await asyncio.sleep(2 * POLL_S)
+            await job.fleet.settle()
         assert job.phase is Phase.PREEMPTED
         again = {"attempt": 0, "node_rank": 0, "world_nodes": 1, "dump_lacks": ""}
         job.agent = job.fleet.agents["a"] = job.fleet.join("a", **again)
@@ -618,6 +620,7 @@ def test_a_restore_is_waited_for_as_long_as_its_agent_says_that_it_goes_on(monke
         assert job.phase is Phase.STARTING
         restored(job.agent)
         await asyncio.sleep(2 * POLL_S)
+        await job.fleet.settle()
         await job.wait(1)
         assert (job.phase, starts(job)) == (Phase.RUNNING, ["", "image"])
 
