@@ -141,10 +141,16 @@ class Commands:
         self._epochs = itertools.count(1)
         self._epoch = 0
         self._dumps = 0
+        self._restoring: Start | None = None
         self._arenas: dict[int, int] = {}
         self._stores: dict[str, int] = {}
         self._checks = CheckCommands()
         self._port_speed = port_speed
+
+    @property
+    def restoring(self) -> Start | None:
+        """The launch whose ranks are being brought back from their image, None for none."""
+        return self._restoring
 
     def execute(self, command: Command, send_reply: SendReply) -> None:
         """Carry the command out on a new thread. The main thread carries out `Leave`."""
@@ -154,6 +160,8 @@ class Commands:
         if isinstance(command, Leave):
             self._node.leave(command, send_reply)
             return
+        if isinstance(command, Start) and command.image:
+            self._restoring = command  # on the thread that says hello: no hello comes in between
         name = f"{type(command).__name__} {command.id}"
         threading.Thread(target=self._run, args=(command, send_reply), name=name, daemon=True).start()
 
@@ -175,10 +183,14 @@ class Commands:
                 ranks.stop(zygote, stop.grace_s if stop is not None else 0.0)
                 if stop is not None:
                     ranks.drop_kept(zygote)
-            self._node.stopped()
-            self._checkpoints.follow({})
-            self._node.ranks.close()
+            self._forget_ranks()
         return epoch
+
+    def _forget_ranks(self) -> None:
+        """No rank is left."""
+        self._node.stopped()
+        self._checkpoints.follow({})
+        self._node.ranks.close()
 
     def close(self) -> None:
         """Close the arenas."""
@@ -211,6 +223,8 @@ class Commands:
         if error:
             log.warning("command_refused", type=type(command).__name__, error=error)
             data |= self._image_left(command)
+        if self._restoring is command:
+            self._restoring = None
         self._node.send_heartbeat()  # before the reply: what the hub decides next rests on the present state
         send_reply(Reply(id=command.id, node=self._node.identity.node, error=error, data=data))
 
@@ -336,6 +350,7 @@ class Commands:
 
         Where it fails no rank of it is left, and what checkpoints have in memory stays.
         """
+        self._node.send_heartbeat()  # instead of an older one that was not sent yet
         store = self._stores.pop(start.job, None)
         if store is not None:
             self._node.zygote.signal(store, signal.SIGKILL)
@@ -350,6 +365,7 @@ class Commands:
                 self._take_restored(start, epoch, began_ns, manifest)
             except BaseException:
                 self._node.ranks.stop(self._node.zygote, 0.0)
+                self._forget_ranks()
                 raise
             self._images.clear()
             for rank in self._node.ranks.all:

@@ -16,7 +16,7 @@ from pulsetrain.records.columns import Columns
 
 @dataclass(frozen=True, kw_only=True)
 class NodeState:
-    """What a heartbeat tells of its node at one moment."""
+    """What a heartbeat tells of its node at one moment. See `Heartbeat`."""
 
     attempt: int
     ranks: tuple[RankStatus, ...]
@@ -25,6 +25,7 @@ class NodeState:
     loops: tuple[LoopStatus, ...]
     activity: tuple[RankActivity, ...] = ()
     hardware: tuple[HardwareSign, ...] = ()
+    restoring: int = -1
 
 
 class HeartbeatSender:
@@ -58,6 +59,7 @@ class HeartbeatSender:
                 loops=state.loops,
                 activity=state.activity,
                 hardware=state.hardware,
+                restoring=state.restoring,
             )
             for send in self._send:
                 send(heartbeat)

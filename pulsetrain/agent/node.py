@@ -202,8 +202,10 @@ class Node:
             log.info("persisted_at_end", step=step)
 
     def _state(self, now_ns: int) -> NodeState:
+        restore = self._commands.restoring  # read first: once it is over, its ranks are seen or it has failed
         statuses = tuple(rank.status(now_ns) for rank in self.ranks.all)
         return NodeState(
+            restoring=restore.attempt if restore else -1,
             attempt=self.ranks.attempt,
             ranks=statuses,
             activity=self._activity.read(statuses, now_ns),
@@ -214,7 +216,8 @@ class Node:
         )
 
     def _greeting(self) -> Sequence[Hello | RankExit]:
-        identity, ranks = self.identity, self.ranks.all
+        restore = self._commands.restoring
+        identity, ranks = self.identity, () if restore else self.ranks.all
         hello = Hello(
             node=identity.node,
             address=identity.address,
@@ -225,11 +228,12 @@ class Node:
             min_nnodes=identity.min_nnodes,
             node_unit=identity.node_unit,
             node_unit_min=identity.node_unit_min,
-            world_nodes=self._attempt.world_nodes if ranks else 0,
+            world_nodes=restore.node_count if restore else self._attempt.world_nodes if ranks else 0,
             max_restarts=identity.max_restarts,
             peer_port=self._parts.checkpoints.peer_port,
-            attempt=self.ranks.attempt,
-            node_rank=ranks[0].rank // identity.nproc_per_node if ranks else -1,
+            attempt=ranks[0].attempt if ranks else -1,
+            restoring=restore.attempt if restore else -1,
+            node_rank=restore.node_rank if restore else self._node_rank(ranks),
             ranks=tuple(r.rank for r in ranks),
             standby=identity.standby,
             version=__version__,
@@ -241,6 +245,9 @@ class Node:
             takes_world_part=True,
         )
         return (hello, *self._attempt.exits)
+
+    def _node_rank(self, ranks: Sequence[Rank]) -> int:
+        return ranks[0].rank // self.identity.nproc_per_node if ranks else -1
 
     def _on_command(self, command: Command, send_reply: SendReply) -> None:
         log.debug("command", type=type(command).__name__, id=command.id)

@@ -172,6 +172,10 @@ class TaskSupervisor:
             if wait_s is None:
                 del self._loops[monitor]
                 return
+            if (
+                _stopping()
+            ):  # `wait_for` of Python 3.11 loses it where what it waits for comes at the same time
+                raise asyncio.CancelledError
             await self._sleep(wait_s)
 
 

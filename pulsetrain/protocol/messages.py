@@ -206,7 +206,8 @@ class Hello:
     `nnodes`. A unit may go on with `node_unit_min` nodes, 0: only with all. `world_nodes` is the number of
     nodes of the attempt, 0 if unknown. `dump_lacks` is what the host lacks to dump processes, "" for nothing.
     `host` names the machine, "" if unknown. `tier` is what a pool promises the job. `takes_world_part`: a
-    launch may tell it a part of the world.
+    launch may tell it a part of the world. `restoring` is the attempt whose ranks it brings back from their
+    image, -1 for none. `node_rank` and `world_nodes` are then those of that attempt.
     """
 
     node: str
@@ -232,11 +233,12 @@ class Hello:
     host: str = ""
     tier: str = "standard"
     takes_world_part: bool = False
+    restoring: int = -1
 
 
 @dataclass(frozen=True, kw_only=True)
 class Heartbeat:
-    """Sent every second, and at once when something changed."""
+    """Sent every second, and at once when something changed. `restoring` is that of the `Hello`."""
 
     node: str
     seq: int
@@ -249,6 +251,7 @@ class Heartbeat:
     loops: Sequence[LoopStatus] = ()  # the agent's own loops; none from an older agent
     activity: Sequence[RankActivity] = ()  # of silent ranks alone
     hardware: Sequence[HardwareSign] = ()  # of a machine with trouble alone
+    restoring: int = -1
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,6 +15,7 @@ from pulsetrain.recovery import (
     arithmetic_checks,
     checks,
     elasticity,
+    late_ranks,
     link_actions,
     moving,
     repeat_faults,
@@ -53,12 +54,17 @@ async def suspend(job: JobState) -> Outcome:
     reason = job.recovery.fault.reason if job.recovery else "stopped"
     if job.phase is Phase.PREEMPTING:
         reason = moving.stopping(job)
-    await _stop(job, job.members.active(), reason)
+    await _stop(job, _to_stop(job), reason)
     while any(_unsettled(n) for n in job.members.world_nodes()):
         await asyncio.sleep(POLL_S)
     if job.phase is Phase.PREEMPTING:
         await _make_sure(job, reason)
     return Event.STOPPED
+
+
+def _to_stop(job: JobState) -> list[Node]:
+    """Nodes whose ranks are to end, but for one whose ranks have just been found to run after all."""
+    return [node for node in job.members.active() if not late_ranks.are_on(job, node)]
 
 
 async def _stop(job: JobState, nodes: Sequence[Node], reason: str) -> list[str]:
@@ -76,7 +82,7 @@ async def _stop(job: JobState, nodes: Sequence[Node], reason: str) -> list[str]:
 async def _make_sure(job: JobState, reason: str) -> None:
     """No launch follows that would end what is left, so ask again, also nodes that were away."""
     for attempt in range(STOP_TRIES):
-        left = await _stop(job, job.members.active(), reason)
+        left = await _stop(job, _to_stop(job), reason)
         if job.move is not None:
             job.move.not_stopped = left
         if not left:
@@ -309,7 +315,8 @@ async def clear_node(job: JobState, node: Node) -> None:
 async def rest(job: JobState) -> Outcome:
     """The job is pre-empted. One that waited for nodes may have parked processes."""
     if job.recovery is not None and not job.recovery.none_kept:
-        await _end_parked(job, job.members.present(), "pre-empted")
+        present = [node for node in job.members.present() if not late_ranks.are_on(job, node)]
+        await _end_parked(job, present, "pre-empted")
     await moving.rest(job)
     return None
 

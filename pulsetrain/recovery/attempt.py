@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from pulsetrain.protocol.messages import FirstStep, RankExit
+from pulsetrain.recovery.move_request import Image
 
 
 @dataclass(kw_only=True)
@@ -16,7 +17,7 @@ class Attempt:
     `first_steps` holds the report of each node by name, `exits` the ranks that ended by themselves.
     `restore_step` is the step that it began from, -1 for none. `early_exits` are those that agents told a new
     hub before it knew who runs which rank, by rank. `program_refused` says why a node could not launch what
-    an update wants, "" where all could.
+    an update wants, "" where all could. `image` has the processes that it brings back, None once they run.
     """
 
     number: int = -1
@@ -28,6 +29,7 @@ class Attempt:
     first_steps: dict[str, FirstStep] = field(default_factory=dict)
     restore_step: int = -1
     program_refused: str = ""
+    image: Image | None = None
 
     def finished_ranks(self) -> set[int]:
         """Ranks that ended with status 0."""

@@ -72,14 +72,18 @@ def _wait_s(job: JobState) -> float:
 
 
 def _awaits_nodes(job: JobState, quiet_s: float) -> bool:
-    """Whether a job that forms waits for nodes that are no standbys.
+    """Whether a job that forms waits for nodes that are no standbys."""
+    before = job.members.before
+    return before is None or not job.members.survived() or awaits_world(job, quiet_s)
 
-    A new hub does not wait long for those of an interrupted attempt, and not at all for evicted ones.
+
+def awaits_world(job: JobState, quiet_s: float) -> bool:
+    """Whether nodes that an earlier hub launched may still report, which run the job or have its state.
+
+    A new hub does not wait long for them, and not at all for evicted ones.
     """
     before = job.members.before
-    if before is None or not job.members.survived():
-        return True
-    away = any(
+    away = before is not None and any(
         name not in job.members.nodes and not _was_evicted(job, name, pid)
         for name, pid in zip(before.nodes, before.pids, strict=True)
     )

@@ -14,7 +14,7 @@ from pulsetrain.recovery import hold, kept_moves, resume_nodes
 from pulsetrain.recovery.attempt import Attempt
 from pulsetrain.recovery.move_preview import ONLY, lacking
 from pulsetrain.recovery.move_request import Hold, Image, Move, MoveRequest
-from pulsetrain.recovery.nodes import CLOSED, GONE, Node
+from pulsetrain.recovery.nodes import CLOSED, GONE, NO_ANSWER, Node
 from pulsetrain.recovery.saves import has_checkpointer, restorable_without
 from pulsetrain.recovery.state import JobState
 from pulsetrain.recovery.transitions import Event
@@ -98,22 +98,26 @@ async def restore(job: JobState) -> Event | None:
     image = job.recovery.image if job.recovery else None
     if image is None or job.recovery is None or not image.name:
         return None
-    job.recovery.image = job.members.chosen = None  # it is used once
+    job.members.chosen = None
     kept_moves.keep_restoring(job)
-    job.attempt = Attempt(number=job.attempt.number + 1, restore_step=image.step)
+    job.attempt = Attempt(number=job.attempt.number + 1, restore_step=image.step, image=image)
     job.members.refresh_world()
     world = [member.node for member in job.members.world]
     job.write("attempt_started", {"world": world, "image": image.name, "sources": {}})
     job.keep_world()
     job.attempt.started_ns = job.now_ns()
     if world != [image.node]:
+        job.recovery.image = None
         return _not_restored(job, image, "the job has another node now", left=True)
     await job.services.memory.stored()
+    job.recovery.image = None  # it is used once
     reply = await _ask_to_restore(job, image)
     if reply.error:
         return _not_restored(job, image, reply.error, left=bool(reply.data.get(LEFT, True)))
+    job.attempt.image = None
     kept_moves.keep_restored(job)
-    told = {"image": image.name, "step": image.step, "restore_ns": int(reply.data.get("restore_ns", 0))}
+    took_ns = reply.data.get("restore_ns")
+    told = {"image": image.name, "step": image.step, "restore_ns": took_ns if isinstance(took_ns, int) else 0}
     job.write("image_restored", told, node=image.node)
     job.attempt.launched = True
     job.recovery.launched(job.now_ns(), fetch_ns=0, step=image.step)
@@ -138,9 +142,14 @@ async def _ask_to_restore(job: JobState, image: Image) -> Reply:
     )
     node = job.members.nodes[member.node]
     reply = await job.ask(node, command, DUMP_TIMEOUT_S)
-    if reply.error == CLOSED and await _runs(job, node):
+    if _is_lost(reply.error) and await _runs(job, node, DUMP_TIMEOUT_S if reply.error == CLOSED else 0.0):
         return Reply(id=command.id, node=node.name)
     return reply
+
+
+def _is_lost(error: str) -> bool:
+    """Whether an answer did not come, so that the ranks may run all the same."""
+    return error.startswith((CLOSED, NO_ANSWER))
 
 
 def _not_restored(job: JobState, image: Image, why_not: str, *, left: bool) -> Event | None:
@@ -155,13 +164,16 @@ def _not_restored(job: JobState, image: Image, why_not: str, *, left: bool) -> E
     told = {**image.row(), "why_not": why_not, "follows": follows}
     job.write("image_missed", told, node=image.node)
     if stays:
-        _stay(job, image, why_not)
+        _stay(job, image, why_not, unknown=_is_lost(why_not))
         return Event.PREEMPT
     return None
 
 
-def _stay(job: JobState, image: Image, why_not: str) -> None:
-    """The job is pre-empted again. What is told of this attempt from now on stops it no other way."""
+def _stay(job: JobState, image: Image, why_not: str, *, unknown: bool) -> None:
+    """The job is pre-empted again. What is told of this attempt from now on stops it no other way.
+
+    `unknown`: its node has not said whether they were restored. It may say so yet.
+    """
     if job.move is None or job.move.request.what != "preempt":
         reason = f"its processes were not restored: {why_not}"
         job.move = Move(
@@ -171,16 +183,26 @@ def _stay(job: JobState, image: Image, why_not: str) -> None:
             newer_than=image.step,
         )
     job.move.image, job.move.from_step = image, image.step
+    job.move.restoring = unknown
     kept_moves.keep(job, job.move, stopped_ns=job.now_ns())
     job.attempt = Attempt(number=job.attempt.number + 1)
+    job.move.acted_in = job.attempt.number
 
 
-async def _runs(job: JobState, node: Node) -> bool:
-    """Whether a node whose connection closed is back in time, and says that it runs the present attempt."""
-    clock = job.services.clock
-    until_s = clock.monotonic_s() + DUMP_TIMEOUT_S
-    while node.state not in GONE and not job.ended_by and clock.monotonic_s() < until_s:
-        if node.connected and node.heartbeat is not None and node.heartbeat.attempt == job.attempt.number:
-            return True
+async def _runs(job: JobState, node: Node, wait_s: float) -> bool:
+    """Whether a node that has not answered says within `wait_s` that it runs the present attempt.
+
+    As long as it says that it restores the ranks, it is waited for.
+    """
+    clock, number = job.services.clock, job.attempt.number
+    until_s, has_begun = clock.monotonic_s() + wait_s, False
+    while node.state not in GONE and not job.ended_by:
+        beat = node.heartbeat
+        restores = number in (node.hello.restoring, beat.restoring if beat is not None else -1)
+        if not restores:
+            runs = node.connected and beat is not None and beat.attempt == number
+            if runs or has_begun or clock.monotonic_s() >= until_s:
+                return runs
+        has_begun |= restores
         await asyncio.sleep(POLL_S)
     return False

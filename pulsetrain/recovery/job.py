@@ -16,6 +16,7 @@ from pulsetrain.recovery import (
     faults,
     images,
     kept_moves,
+    late_ranks,
     link_actions,
     liveness,
     moving,
@@ -28,6 +29,7 @@ from pulsetrain.recovery import (
     update_preview,
     updating,
 )
+from pulsetrain.recovery.attempt import Attempt
 from pulsetrain.recovery.device_resizing import ResizePreview
 from pulsetrain.recovery.faults import Observation
 from pulsetrain.recovery.hang_decision import HangDecision
@@ -131,6 +133,8 @@ class Job:
         if node is None or node.state in GONE or node.hello.pid != hello.pid:
             return self._join(hello, send, node)
         node.reconnect(hello, send, self._joined_s)
+        if self._state.phase is Phase.PREEMPTED:
+            late_ranks.take_note(self._state, node)
         saves.tell_again(self._state, node)
         self._state.write("node_reconnected", {"attempt": hello.attempt}, node=hello.node)
         return node
@@ -150,7 +154,7 @@ class Job:
         background = self._services.background
         if past is not None and past.evicted and past.pid == hello.pid:
             background.once("dismiss", actions.dismiss_node(state, node, past.evicted, "controller"))
-        elif hello.attempt >= 0 and state.phase is not Phase.FORMING:
+        elif not late_ranks.take_note(state, node) and node.busy and state.phase is not Phase.FORMING:
             background.once("clear", actions.clear_node(state, node))
         return node
 
@@ -177,7 +181,7 @@ class Job:
     def _rank_exited(self, exit_: RankExit) -> None:
         """Note an exit. It is no fault if the job itself stopped the rank, or if a node is leaving."""
         state, attempt = self._state, self._state.attempt
-        if state.phase is Phase.FORMING:
+        if state.phase is Phase.FORMING or late_ranks.are_awaited(state):
             attempt.early_exits[exit_.rank] = exit_
         if exit_.attempt != attempt.number or node_of(state.members.world, exit_.rank) != exit_.node:
             return
@@ -229,6 +233,9 @@ class Job:
             described = state.instrumentation.news(statuses)
             if described:
                 state.write("instrumentation", described, actor="agent")
+        found = late_ranks.running(state)
+        if found is not None:
+            self._adopt_found(found)
         match liveness.gathered(state, quiet_s=now_s - self._joined_s):
             case Event.ADOPTED:
                 self._adopt()
@@ -353,6 +360,15 @@ class Job:
             self._loop.report(
                 faults.node_lost(node.name, reason, attempt, state.now_ns(), silent_ns=silent_ns)
             )
+
+    def _adopt_found(self, node: Node) -> None:
+        """The ranks of a pre-empted job run on this node after all. None of it runs anywhere else."""
+        state = self._state
+        for other in state.members.nodes.values():
+            if other is not node:
+                other.hello = replace(other.hello, attempt=-1)
+        state.attempt = Attempt(early_exits=state.attempt.early_exits)
+        self._adopt()
 
     def _adopt(self) -> None:
         """Nodes of a running attempt have reported to a new hub: take the job over where it is."""

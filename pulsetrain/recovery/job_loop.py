@@ -11,7 +11,7 @@ from pulsetrain.recovery import actions, restart_cost, scheduling
 from pulsetrain.recovery.record import Fault
 from pulsetrain.recovery.snapshot import snapshot
 from pulsetrain.recovery.state import JobState
-from pulsetrain.recovery.transitions import FAULTS, TERMINAL, Action, Event, step
+from pulsetrain.recovery.transitions import FAULTS, TERMINAL, Action, Event, Phase, step
 
 log = structlog.get_logger()
 
@@ -69,7 +69,7 @@ class JobLoop:
         state = self._state
         if fault is not None and fault.attempt != state.attempt.number:
             return
-        if event is Event.PREEMPT and state.move is None:  # taken back before its turn came
+        if event is Event.PREEMPT and not _is_due(state):
             return
         transition = step(state.phase, event)
         if transition is None:
@@ -87,3 +87,13 @@ class JobLoop:
         elif outcome is not None:
             self.post(outcome)
             self._state.note_first_step()
+
+
+def _is_due(state: JobState) -> bool:
+    """Whether a pre-emption still holds when its turn comes. Perhaps it was taken back.
+
+    Or an attempt was launched since, whose ranks must first be brought to a stop that loses nothing.
+    """
+    if state.move is None:
+        return False
+    return state.phase not in (Phase.STARTING, Phase.RUNNING) or state.move.acted_in == state.attempt.number

@@ -11,24 +11,26 @@ from pulsetrain.recovery.transitions import Phase
 
 
 def keep(job: JobState, move: Move, *, stopped_ns: int) -> None:
-    """A new hub must know of it."""
-    request = move.request
+    """A new hub must know of it, and of processes that are being restored just now: perhaps they are not."""
+    request, image = move.request, move.image or job.attempt.image
     kept = Preemption(
         reason=request.reason,
         actor=request.actor,
-        step=max(move.from_step, move.newer_than, move.image.step if move.image else -1),
+        step=max(move.from_step, move.newer_than, image.step if image else -1),
         stopped_ns=stopped_ns,
         wait_s=request.wait_s,
         lose_progress=request.lose_progress,
-        image=move.image.name if move.image else "",
-        image_node=move.image.node if move.image else "",
+        image=image.name if image else "",
+        image_node=image.node if image else "",
+        restoring=move.restoring or (job.attempt.image is not None and not _is_asked(job)),
     )
     job.services.memory.preemption(job.name, kept)
 
 
 def take_back(job: JobState, move: Move | None) -> None:
     """The job is not to stop any more. An image from which it has not gone on yet must not be forgotten."""
-    if move is not None and job.recovery is not None and job.recovery.image is not None:
+    waits = job.recovery is not None and job.recovery.image is not None
+    if move is not None and (waits or job.attempt.image is not None):
         keep(job, move, stopped_ns=job.now_ns())
     else:
         job.services.memory.preemption(job.name, None)

@@ -51,11 +51,15 @@ def gathered(job: JobState, *, quiet_s: float) -> Event | None:
     policy = job.services.policy
     if job.phase not in (Phase.FORMING, Phase.WAITING):
         return None
+    if job.phase is Phase.FORMING and job.members.restoring():
+        return None
     running = [n for n in job.members.nodes.values() if n.usable and n.hello.attempt >= 0]
     if job.phase is Phase.FORMING and running:
         patience_s = policy.settle_s if job.members.all_back() else policy.adopt_timeout_s
         enough = len(running) >= job.members.attempt_nodes(job.nnodes) or quiet_s > patience_s
         return Event.ADOPTED if enough else None
     if quiet_s <= policy.settle_s:
+        return None
+    if job.phase is Phase.FORMING and elasticity.awaits_world(job, quiet_s):
         return None
     return Event.QUORUM if elasticity.size_to_begin(job, quiet_s=quiet_s) else None

@@ -142,6 +142,10 @@ class Membership:
         newest = max((hello.attempt for hello in hellos), default=-1)
         return max((h.world_nodes for h in hellos if h.attempt == newest), default=0) or count
 
+    def restoring(self) -> bool:
+        """Whether a node has told this hub that it brings ranks back from their image, and still does."""
+        return any(n.usable and n.hello.restoring >= 0 for n in self.nodes.values())
+
     def all_back(self) -> bool:
         """Whether every node of the newest attempt that agents report has said hello to this hub.
 

@@ -121,7 +121,8 @@ class Move:
     to save, `acted_in` the one that was stopped, None for none yet. `from_step` is the newest step then.
     `hold` is the barrier at which the ranks are ended, and `held_ns` how long it took until they were.
     `saved_s` is when the script was first seen to have saved by itself.
-    `image` is what its processes were dumped into. `restoring`: an earlier hub was about to restore them.
+    `image` is what its processes were dumped into. `restoring`: somebody was about to restore them, and it is
+    not known whether they run. `found`: their node has said that they do, or that it restores them.
     `not_stopped` are nodes whose ranks would not end.
     """
 
@@ -135,6 +136,7 @@ class Move:
     hold: Hold | None = None
     image: Image | None = None
     restoring: bool = False
+    found: Literal["no", "yes", "taken_over"] = "no"
     held_ns: int = 0
     saved_s: float = 0.0
     from_step: int = -1

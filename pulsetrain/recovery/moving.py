@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from pulsetrain.core.errors import UsageError
-from pulsetrain.recovery import faults, hold, images, kept_moves, resume_nodes
+from pulsetrain.recovery import faults, hold, images, kept_moves, late_ranks, resume_nodes
 from pulsetrain.recovery.move_request import ASKED, LONGEST_S, Hold, Image, Move, MoveRequest
 from pulsetrain.recovery.nodes import NodeState
 from pulsetrain.recovery.record import Fault, Recovery
@@ -22,12 +22,11 @@ from pulsetrain.recovery.saves import (
     saves_every_step,
 )
 from pulsetrain.recovery.state import JobState
-from pulsetrain.recovery.transitions import TERMINAL, Event, Phase
+from pulsetrain.recovery.transitions import PREEMPTED, TERMINAL, Event, Phase
 
 POOL = "pool"
 """the actor of what the pool asks for"""
 SHARE = "waits for its share of the pool"
-PREEMPTED = (Phase.PREEMPTING, Phase.PREEMPTED)
 
 
 class Loop(Protocol):
@@ -51,6 +50,8 @@ def refusal(job: JobState, request: MoveRequest) -> str:
             return f"job {job.name!r} is {job.phase}, not pre-empted"
         if job.phase is Phase.FORMING and job.move is not None and job.move.image is not None:
             return f"job {job.name!r} is just being taken over by this hub; try again in a moment"
+        if late_ranks.are_awaited(job):
+            return f"the processes of job {job.name!r} run or are being restored; try again in a moment"
         return resume_nodes.refusal(job, request)
     if job.phase in PREEMPTED:
         return "" if _stays_stopped(job, request) else f"job {job.name!r} is {job.phase} already"
@@ -126,11 +127,14 @@ def take_over(job: JobState) -> None:
     """A new hub has found the ranks as an earlier one has left them, perhaps in the middle of a move.
 
     Of a migration nobody knows any more. So no rank may stand for it, or save every step from now on. Where
-    it was about to restore ranks, they run now.
+    it was about to restore ranks, they run now. A pre-emption whose ranks run after all begins once more.
     """
     if job.move is not None and job.move.restoring:
         job.move = None
         job.services.memory.preemption(job.name, None)
+    if job.move is not None and late_ranks.are_awaited(job):
+        job.move = _move(job, job.move.request)
+        kept_moves.keep(job, job.move, stopped_ns=0)
     if job.move is None:
         hold.release_any(job)
         end_saves(job)
@@ -163,7 +167,7 @@ def look(job: JobState, loop: Loop) -> None:
 
 def _stands(job: JobState) -> bool:
     """Whether no rank runs. A job whose nodes report to a new hub is taken over first."""
-    running = any(n.usable and n.hello.attempt >= 0 for n in job.members.nodes.values())
+    running = any(n.usable and n.busy for n in job.members.nodes.values())
     forms = job.phase is Phase.FORMING and not running and not _awaits_nodes(job)
     return job.phase is Phase.WAITING or forms
 
@@ -310,6 +314,7 @@ async def rest(job: JobState) -> None:
         return
     request, stopping_ns = move.request, move.saved_ns or now_ns
     image = move.image if move.image is not None and move.image.state == "taken" else None
+    late_ranks.rule_out(job)
     dump_ns = image.dump_ns if image is not None and move.hold is not None else 0
     step = move.from_step if image is not None else step
     began_ns = stopping_ns - move.held_ns - dump_ns

@@ -15,7 +15,7 @@ Send = Callable[[str], Awaitable[None]]
 Key = tuple[str, str]
 """Job and name of a node."""
 
-CLOSED, NOT_CONNECTED = "connection closed", "not connected"
+CLOSED, NOT_CONNECTED, NO_ANSWER = "connection closed", "not connected", "no answer"
 
 
 def was_reached(reply: Reply) -> bool:
@@ -54,7 +54,8 @@ class Node:
     last passed all-gathers beside another node, -inf for never. `evicted_by` is who sent it away. `ranks` are
     those that the world gave it last, None before that. `hub_address` is the hub's own IP address on its
     connection, "" where that is not known. `needs_world`: it could not do with a part. `newest_step` is that
-    of the ranks of its last heartbeat.
+    of the ranks of its last heartbeat. A `hello` during a restore of ranks becomes what it would be
+    after that.
     """
 
     def __init__(self, hello: Hello, send: Send, now_s: float) -> None:
@@ -92,6 +93,11 @@ class Node:
         """It can be given commands: connected, and neither lost nor evicted."""
         return self.connected and self.state not in GONE
 
+    @property
+    def busy(self) -> bool:
+        """Whether its last hello says that it runs ranks, or brings them back from an image."""
+        return self.hello.attempt >= 0 or self.hello.restoring >= 0
+
     def take_heartbeat(self, heartbeat: Heartbeat, now_s: float) -> Heartbeat:
         """A heartbeat arrived. Returns it without what it says of other nodes' ranks."""
         own = self.ranks
@@ -100,6 +106,9 @@ class Node:
             heartbeat = replace(heartbeat, ranks=kept)
         if self.heartbeat is not None:
             self.longest_quiet_s = _longest_quiet_s(self.longest_quiet_s, self.heartbeat, heartbeat)
+        if self.hello.restoring >= 0 and heartbeat.restoring != self.hello.restoring:
+            attempt = heartbeat.attempt if heartbeat.restoring < 0 else -1
+            self.hello = replace(self.hello, attempt=attempt, restoring=heartbeat.restoring)
         self.heartbeat, self.heartbeat_s = heartbeat, now_s
         self.newest_step = max(column(heartbeat.ranks, "last_step"), default=-1)
         return heartbeat
@@ -152,7 +161,7 @@ class Node:
         future: asyncio.Future[Reply] = loop.create_future()
         self._pending[command.id] = future
         timer: asyncio.TimerHandle | None = None
-        no_answer = f"no answer in {timeout_s:g} s"
+        no_answer = f"{NO_ANSWER} in {timeout_s:g} s"
         try:
             await self._send(encode(command))
             timer = loop.call_later(timeout_s, self._give_up, command.id, no_answer)

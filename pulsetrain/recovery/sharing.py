@@ -26,7 +26,7 @@ from pulsetrain.recovery.saves import (
     saves_every_step,
 )
 from pulsetrain.recovery.state import JobState
-from pulsetrain.recovery.transitions import TERMINAL, Event, Phase
+from pulsetrain.recovery.transitions import PREEMPTED, TERMINAL, Event, Phase
 
 ACTOR = moving.POOL
 HELD = moving.SHARE
@@ -46,8 +46,10 @@ def machine(node: Node) -> str:
 
 
 def _runs_ranks(node: Node) -> bool:
-    """Whether a rank of its last heartbeat has not ended."""
+    """Whether a rank of its last heartbeat has not ended, or is being restored."""
     beat = node.heartbeat
+    if beat is not None and beat.restoring >= 0:
+        return True
     return beat is not None and any(state != ENDED for state in column(beat.ranks, "state"))
 
 
@@ -75,7 +77,7 @@ class JobShare:
         if state.phase in TERMINAL or state.ended_by:
             return False
         theirs = state.move is not None and state.move.request.actor != ACTOR
-        if state.phase in moving.PREEMPTED and theirs:
+        if state.phase in PREEMPTED and theirs:
             return False
         return bool(self.holds()) or sum(self.reachable().values()) >= state.resizing.sizes.smallest
 

@@ -72,6 +72,7 @@ FAULTS = (
     Event.START_FAILED,
 )
 TERMINAL = (Phase.FINISHED, Phase.FAILED)
+PREEMPTED = (Phase.PREEMPTING, Phase.PREEMPTED)
 
 
 @dataclass(frozen=True)
@@ -101,6 +102,7 @@ def _table() -> dict[tuple[Phase, Event], Transition]:
         (Phase.PREEMPTING, Event.STOPPED): Transition(Phase.PREEMPTED, (Action.REST,)),
         (Phase.PREEMPTED, Event.RESUME): Transition(Phase.CHECKING, (Action.CHECK,)),
     }
+    table[Phase.PREEMPTED, Event.ADOPTED] = table[Phase.FORMING, Event.ADOPTED]  # its ranks run after all
     table[Phase.STARTING, Event.PREEMPT] = table[Phase.RUNNING, Event.PREEMPT]  # nothing could be restored
     for phase in (Phase.FORMING, Phase.WAITING):
         table[phase, Event.PREEMPT] = Transition(Phase.PREEMPTED, (Action.REST,))

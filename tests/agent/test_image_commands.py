@@ -2,6 +2,7 @@
 
 import os
 import threading
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -209,10 +210,11 @@ class Restoring:
             restore()
             ranks.all = [rank]
 
-        ranks.restore, ranks.close = bring_back, lambda: None
+        ranks.restore, ranks.close = bring_back, lambda: setattr(ranks, "all", [])
         ranks.stop = lambda *_: self.happened.append("ended")
         self.node.launched = lambda *_: self.happened.append("launched")
-        self.node.stopped = self.node.send_heartbeat = lambda: None
+        self.node.stopped, self.said = lambda: None, []
+        self.node.send_heartbeat = lambda: self.said.append(self.commands.restoring)
         self.commands = Commands(
             self.node,
             self.checkpoints,
@@ -223,7 +225,10 @@ class Restoring:
     def start(self):
         """The reply to the command."""
         replies = []
-        self.commands._run(START, replies.append)
+        self.commands.execute(START, replies.append)
+        deadline_s = time.monotonic() + 10
+        while not replies and time.monotonic() < deadline_s:
+            time.sleep(0.001)
         self.commands.close()
         return replies[0]
 
@@ -276,3 +281,25 @@ def test_ranks_without_which_the_agent_cannot_go_on_are_ended(monkeypatch):
     reply = agent.start()
     assert (reply.error, reply.data) == ("OSError: the log folder is gone", {"image_kept": True})
     assert (agent.holds, agent.happened[-1]) == ([], "ended")
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_an_agent_says_that_it_restores_until_the_ranks_run_or_none_is_left(monkeypatch, fails):
+    def restore():
+        if fails:
+            raise Unavailable("pid 77 is in use")
+
+    agent = Restoring(monkeypatch, restore)
+    agent.start()
+    assert agent.said == [START, None]
+
+
+def test_ranks_of_a_restore_that_failed_late_are_no_ranks_of_the_node(monkeypatch):
+    agent = Restoring(monkeypatch)
+
+    def broken(*_):
+        raise OSError("the log folder is gone")
+
+    agent.node.launched = broken
+    agent.start()
+    assert agent.node.ranks.all == []

@@ -1,14 +1,18 @@
 """What a node tells its hub, and what it keeps to itself."""
 
+from dataclasses import replace
+
 import pytest
 
+from pulsetrain.agent.commands import Commands
 from pulsetrain.agent.node import Node, NodeParts
 from pulsetrain.protocol.client import HubAddress
-from pulsetrain.protocol.messages import Hello, RankExit, Start
+from pulsetrain.protocol.messages import Heartbeat, Hello, RankExit, Start, WorldNode
 from tests.agent.fakehub import TOKEN, FakeHub
 from tests.agent.fakenode import IDENTITY, FakeCheckpoints, FakeRanks, FakeRecorder, FakeZygotes
 
 START = Start(id=1, job="job", attempt=2, node_rank=3, world=(), store_address="h", store_port=1)
+WORLD = WorldNode(node="a", node_rank=3, address="h", peer_port=1, nproc=2)
 
 
 @pytest.fixture
@@ -56,6 +60,24 @@ def test_a_hub_that_comes_back_learns_the_ranks_and_who_has_ended(hub, node):
     hub.up()
     assert hub.wait(RankExit).rank == 7
     assert hub.wait(Hello).attempt == 2
+
+
+def test_a_hub_that_comes_during_a_restore_learns_what_is_restored_and_no_ranks(hub, node, monkeypatch):
+    launched(node)  # ranks that stand, and may be ended yet
+    restore = replace(START, image="i", world=(WORLD,))
+    monkeypatch.setattr(Commands, "restoring", restore)
+    node.link.start()
+    node.link.introduce()
+    hello = hub.wait(Hello)
+    assert (hello.attempt, hello.ranks, hello.restoring) == (-1, (), 2)
+    assert (hello.node_rank, hello.world_nodes) == (3, 1)
+    node.send_heartbeat()
+    assert hub.wait(Heartbeat).restoring == 2
+    monkeypatch.setattr(Commands, "restoring", None)
+    hub.received.clear()
+    node.send_heartbeat()
+    heartbeat = hub.wait(Heartbeat)
+    assert (heartbeat.attempt, heartbeat.restoring) == (2, -1)
 
 
 def test_an_exit_of_a_stopped_attempt_is_not_for_the_hub(hub, node):

@@ -123,6 +123,24 @@ def test_stopping_ends_a_task_in_the_middle_of_its_turn():
     assert asyncio.run(scenario()).failures == 0
 
 
+def test_stopping_ends_a_loop_whose_turn_gets_what_it_waits_for_at_the_same_time():
+    async def scenario():
+        queue, loops = asyncio.Queue(), TaskSupervisor()
+
+        async def turn():
+            await asyncio.wait_for(queue.get(), 5.0)
+            return 0.0
+
+        loops.add("loop", turn, stale_after_s=1.0)
+        loops.start()
+        await asyncio.sleep(0.01)
+        queue.put_nowait(1)
+        await asyncio.sleep(0)
+        await asyncio.wait_for(loops.stop(), 2.0)
+
+    asyncio.run(scenario())
+
+
 def test_a_loop_may_be_added_while_others_run_and_ends_when_its_turn_says_none():
     async def scenario():
         supervisor = TaskSupervisor()

@@ -175,11 +175,12 @@ class FakeAgent:
         self.unrestorable = set()
         self.cannot_share, self.cannot_follow, self.late = "", "", ()
         self.stuck, self.image_kept, self.dump_answer = "", False, {"dump_ns": 5, "processes": 3}
+        self.restore_answer = {"restore_ns": 7}
         self.restless, self.held_number, self.uncounted = set(), 0, False
         self.parks = False
         self.not_reshardable = self.cannot_dump = self.cannot_restore = ""
         self.lacks_program, self.too_old, self.broken_update = "", False, 0
-        self.attempt = -1
+        self.attempt, self.restoring = -1, hello.restoring
         self.left = None
         self._seq = self.quiet_ns = 0
         self.node = controller.connected(hello, self.send)
@@ -224,7 +225,7 @@ class FakeAgent:
             self.attempt = command.attempt
             first = command.node_rank * self.hello.nproc_per_node
             self.steps = {first + i: command.restore_step for i in range(self.hello.nproc_per_node)}
-            data = {"restore_ns": 7} if command.image else {"program": command.program.number}
+            data = self.restore_answer if command.image else {"program": command.program.number}
             data = {} if self.too_old else data
         elif isinstance(command, Stop) and self.stuck:
             error = self.stuck
@@ -308,6 +309,7 @@ class FakeAgent:
             attempt=self.attempt,
             ranks=ranks,
             held=self.held,
+            restoring=self.restoring,
         )
         self.controller.received(self.node, beat)
 
@@ -380,6 +382,7 @@ class Fleet:
         job="j",
         address="",
         world_nodes=0,
+        restoring=-1,
         dump_lacks="images are off",
         standby=False,
         host="",
@@ -403,6 +406,7 @@ class Fleet:
             attempt=attempt,
             node_rank=node_rank,
             world_nodes=world_nodes,
+            restoring=restoring,
             dump_lacks=dump_lacks,
             standby=standby,
         )

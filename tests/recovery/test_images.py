@@ -6,6 +6,7 @@ import pytest
 
 from pulsetrain.core.errors import UsageError
 from pulsetrain.protocol.messages import DumpRanks, Held, HoldRanks, SelfCheck, Start, Stop
+from pulsetrain.recovery import images
 from pulsetrain.recovery.actions import POLL_S
 from pulsetrain.recovery.nodes import NodeState
 from pulsetrain.recovery.policy import Policy
@@ -454,6 +455,249 @@ def test_a_hub_that_is_lost_during_the_restore_loses_neither_the_image_nor_what_
         else:
             await again.move("resume")
             assert again.told("recovery")["resumed_by"] == "image"
+
+    run(scenario)
+
+
+async def under_a_new_hub(**said):
+    """A job whose hub was lost while its processes were restored. Its agent has told a new hub so."""
+    memory = FakeMemory()
+    job = await pre_empted(memory=memory)
+    job.agent.mute = (Start,)
+    await job.move("resume", times=1)
+    again = Job("", memory=memory, nnodes=1)
+    said = said or {"restoring": 1, "node_rank": 0, "world_nodes": 1}
+    again.agent = again.fleet.agents["a"] = again.fleet.join("a", dump_lacks="", **said)
+    return again
+
+
+def restored(agent, attempt=1):
+    """Its processes run again."""
+    agent.attempt, agent.steps, agent.restoring = attempt, {0: 9, 1: 9}, -1
+    agent.send_heartbeat()
+
+
+@pytest.mark.parametrize("comes", [True, False])
+def test_a_new_hub_waits_for_a_restore_and_the_job_runs_or_stays_pre_empted_with_its_image(comes):
+    async def scenario():
+        job = await under_a_new_hub()
+        job.fleet.agents["z"] = job.fleet.join("z")
+        await job.wait(22)
+        assert job.phase is Phase.FORMING
+        with pytest.raises(UsageError, match="just being taken over"):
+            job.fleet.controller.move("j", request("resume"))
+        if comes:
+            restored(job.agent)
+        job.agent.restoring = -1
+        await job.wait(4)
+        assert (starts(job), starts(job, "z"), job.fleet.of("a", Stop)) == ([], [], [])
+        kept = job.fleet.memory.recall("j").preemption
+        if comes:
+            assert (job.phase, job.fleet.job.attempt, job.fleet.job.move, kept) == (
+                Phase.RUNNING,
+                1,
+                None,
+                None,
+            )
+            return
+        assert (job.phase, kept.step, kept.restoring, bool(kept.image)) == (Phase.PREEMPTED, 9, False, True)
+        await job.move("resume")
+        assert job.told("recovery")["resumed_by"] == "image"
+
+    run(scenario)
+
+
+def test_a_new_hub_takes_no_ranks_over_that_are_not_all_restored():
+    async def scenario():
+        job = await under_a_new_hub()
+        job.agent.attempt, job.agent.steps = 1, {0: 9, 1: 9}
+        await job.wait(4)
+        assert job.phase is Phase.FORMING
+
+    run(scenario)
+
+
+def test_an_agent_that_is_lost_during_the_restore_leaves_the_job_pre_empted():
+    async def scenario():
+        job = await under_a_new_hub()
+        job.agent.drop()
+        await job.wait(4)
+        assert job.phase is Phase.PREEMPTED
+        job.agent = job.fleet.agents["a"] = job.fleet.join("a", pid=99)
+        await job.move("resume")
+        assert job.told("recovery")["resumed_by"] == "image"
+
+    run(scenario)
+
+
+async def lost_in_the_restore(**more):
+    """A job whose node was away for too long while it restored the processes."""
+    job = await pre_empted(**more)
+    job.agent.mute = (Start,)
+    await job.move("resume", times=1)
+    job.agent.drop()
+    for _ in range(3):
+        await job.wait(1)
+        await asyncio.sleep(2 * POLL_S)
+        await job.fleet.settle()
+    assert job.phase is Phase.PREEMPTED
+    return job
+
+
+@pytest.mark.parametrize("late", [True, False])
+@pytest.mark.parametrize("new_hub", [True, False])
+def test_ranks_that_were_restored_while_their_node_was_lost_are_taken_over(late, new_hub):
+    async def scenario():
+        job = await lost_in_the_restore(memory=FakeMemory())
+        if new_hub:
+            job = Job("", memory=job.fleet.memory, nnodes=1)
+            job.fleet.join("z")
+            await job.fleet.settle(11)
+            assert job.phase is Phase.PREEMPTED
+        said = {"restoring": 1} if late else {"attempt": 1}
+        job.agent = job.fleet.agents["a"] = job.fleet.join("a", node_rank=0, world_nodes=1, **said)
+        if late:
+            await job.wait(3)
+            with pytest.raises(UsageError, match="run or are being restored"):
+                job.fleet.controller.move("j", request("resume"))
+        restored(job.agent)
+        await job.wait(2)
+        assert (job.phase, job.fleet.job.attempt, job.fleet.job.move) == (Phase.RUNNING, 1, None)
+        assert (starts(job), job.fleet.of("a", Stop)) == ([], [])
+        assert job.fleet.memory.recall("j").preemption is None
+        assert [m.node for m in job.fleet.job.world] == ["a"]
+
+    run(scenario)
+
+
+def test_a_restore_that_fails_while_its_node_is_lost_keeps_the_job_pre_empted():
+    async def scenario():
+        job = await lost_in_the_restore()
+        job.agent = job.fleet.agents["a"] = job.fleet.join("a", node_rank=0, world_nodes=1, restoring=1)
+        job.agent.restoring = -1
+        await job.wait(2)
+        assert (job.phase, starts(job), job.fleet.of("a", Stop)) == (Phase.PREEMPTED, [], [])
+        await job.move("resume")
+        assert job.told("recovery")["resumed_by"] == "image"
+
+    run(scenario)
+
+
+def test_ranks_that_ran_on_because_nobody_ended_them_are_pre_empted_once_more():
+    async def scenario():
+        job = Job()
+        await job.train()
+        job.agent.mute = (Stop,)
+        job.fleet.controller.move("j", request("preempt"))
+        for _ in range(3):
+            await job.fleet.settle(0.5)
+        job.agent.drop()
+        for _ in range(4):
+            await job.wait(1)
+            await asyncio.sleep(2 * POLL_S)
+            await job.fleet.settle()
+        assert job.phase is Phase.PREEMPTED
+        again = {"attempt": 0, "node_rank": 0, "world_nodes": 1, "dump_lacks": ""}
+        job.agent = job.fleet.agents["a"] = job.fleet.join("a", **again)
+        job.agent.attempt, job.agent.steps = 0, {0: 30, 1: 30}
+        await job.wait(6)
+        kinds = [type(c) for c in job.agent.commands if isinstance(c, DumpRanks | Stop)]
+        assert (job.phase, kinds[0]) == (Phase.PREEMPTED, DumpRanks)
+        assert (job.told("preempted")["step"], job.told("preempted")["image"]["taken"]) == (30, True)
+
+    run(scenario)
+
+
+def test_a_restore_is_waited_for_as_long_as_its_agent_says_that_it_goes_on(monkeypatch):
+    monkeypatch.setattr(images, "DUMP_TIMEOUT_S", 0.05)
+
+    async def scenario():
+        job = await pre_empted()
+        job.agent.mute, job.agent.restoring = (Start,), 1
+        await job.move("resume", times=1)
+        await asyncio.sleep(0.1)
+        await job.wait(1)
+        assert job.phase is Phase.STARTING
+        restored(job.agent)
+        await asyncio.sleep(2 * POLL_S)
+        await job.fleet.settle()
+        await job.wait(1)
+        assert (job.phase, starts(job)) == (Phase.RUNNING, ["", "image"])
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("taken_back", [True, False])
+def test_a_job_that_is_pre_empted_again_during_its_restore_keeps_its_image_also_for_a_new_hub(taken_back):
+    async def scenario():
+        memory = FakeMemory()
+        job = await pre_empted(memory=memory)
+        job.agent.mute = (Start,)
+        await job.move("resume", times=1)
+        job.fleet.controller.move("j", request("preempt"))
+        if taken_back:
+            job.fleet.controller.move("j", request("resume"))
+        kept = memory.recall("j").preemption
+        assert (bool(kept.image), kept.image_node, kept.step, kept.restoring) == (True, "a", 9, taken_back)
+        again = Job("", memory=memory, nnodes=1)
+        again.agent = again.fleet.agents["a"] = again.fleet.join("a", dump_lacks="", restoring=1)
+        again.agent.restoring = -1
+        await again.wait(3)
+        assert again.phase is Phase.PREEMPTED
+        await again.move("resume")
+        assert again.told("recovery")["resumed_by"] == "image"
+
+    run(scenario)
+
+
+def test_a_restore_whose_answer_makes_no_sense_does_not_end_what_was_restored():
+    async def scenario():
+        job = await pre_empted()
+        job.agent.restore_answer = {"restore_ns": None}
+        await job.move("resume")
+        assert (job.phase, starts(job)) == (Phase.RUNNING, ["", "image"])
+        assert job.told("image_restored")["restore_ns"] == 0
+
+    run(scenario)
+
+
+def test_a_restore_that_breaks_before_its_command_is_begun_once_more_with_the_image():
+    async def scenario():
+        job = await pre_empted()
+        stored, broken = job.fleet.memory.stored, iter([OSError("the disk is gone")])
+
+        async def breaks_once():
+            for error in broken:
+                raise error
+            await stored()
+
+        job.fleet.memory.stored, job.fleet.loops._restart_delay_s = breaks_once, 0.0
+        await job.move("resume")
+        assert starts(job) == ["", "image"]
+
+    run(scenario)
+
+
+def test_ranks_that_are_just_being_restored_are_ended_only_once_they_were_dumped_anew():
+    async def scenario():
+        job = await pre_empted()
+        job.agent.mute = (SelfCheck,)
+        job.fleet.controller.move("j", request("resume"))
+        await job.fleet.settle(0.5)
+        job.agent.drop()
+        for _ in range(4):
+            await job.fleet.settle(0.5)
+        await job.fleet.wait_for_launch()
+        assert job.phase is Phase.WAITING
+        job.agent = job.fleet.agents["a"] = job.fleet.join("a", pid=99, dump_lacks="")
+        job.fleet.clock.now_s += 1
+        job.fleet.controller.tick()  # it can be launched from here on
+        job.fleet.controller.move("j", request("preempt"))
+        await job.fleet.settle()
+        await job.train(12)
+        await job.wait(6)
+        kinds = [type(c) for c in job.agent.commands if isinstance(c, Start | DumpRanks | Stop)]
+        assert (job.phase, kinds[:3]) == (Phase.PREEMPTED, [Start, DumpRanks, Stop])
 
     run(scenario)
 

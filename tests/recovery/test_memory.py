@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from pulsetrain.protocol.messages import Leave
+from pulsetrain.protocol.messages import Leave, Stop
 from pulsetrain.recovery.memory import NodeMemory, SizeMemory
 from pulsetrain.recovery.nodes import NodeState
 from pulsetrain.recovery.policy import Policy
@@ -302,6 +302,40 @@ def test_a_new_hub_does_not_ask_for_the_same_node_again():
         await pass_time(fleet, 60)
         assert fleet.job.phase is Phase.WAITING
         assert len(scheduler.asked) == 1
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("nodes", ["a", "ab"])
+def test_a_new_hub_that_hears_of_spare_nodes_first_launches_nothing_on_them(nodes):
+    async def scenario():
+        memory = FakeMemory()
+        fleet = Fleet(nodes, len(nodes), memory=memory)
+        await fleet.form()
+        fleet = Fleet("yz", len(nodes), memory=memory)
+        await beat(fleet, 6)
+        assert fleet.job.phase is Phase.FORMING
+        for rank, name in enumerate(nodes):
+            places = {"attempt": 0, "node_rank": rank, "world_nodes": len(nodes)}
+            fleet.agents[name] = fleet.join(name, **places)
+            fleet.agents[name].attempt = 0
+        await beat(fleet, 4)
+        assert (fleet.job.phase, fleet.job.attempt) == (Phase.RUNNING, 0)
+        assert [m.node for m in fleet.job.world] == list(nodes)
+        assert not [c for name in nodes for c in fleet.of(name, Stop)]
+
+    run(scenario)
+
+
+def test_a_job_of_which_no_node_comes_back_begins_on_spare_nodes_after_a_while():
+    async def scenario():
+        memory = FakeMemory()
+        await Fleet("ab", memory=memory).form()
+        fleet = Fleet("yz", memory=memory)
+        await beat(fleet, 10)
+        assert fleet.job.phase is Phase.FORMING
+        await beat(fleet, 3)
+        assert [m.node for m in fleet.job.world] == ["y", "z"]
 
     run(scenario)
 

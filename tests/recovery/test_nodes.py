@@ -113,3 +113,20 @@ def test_the_longest_time_after_which_a_rank_went_on_is_kept(sent):
     assert node.longest_quiet_s == 4.0
     beat([(0, 4), (2, 9)], 0.0)
     assert node.longest_quiet_s == 4.0
+
+
+@pytest.mark.parametrize(
+    ("attempt", "restoring", "says"),
+    [(-1, 4, (-1, 4)), (4, 4, (-1, 4)), (-1, 5, (-1, 5)), (4, -1, (4, -1)), (-1, -1, (-1, -1))],
+)
+def test_a_heartbeat_tells_how_the_restore_goes_of_which_the_hello_spoke(attempt, restoring, says):
+    node = Node(hello(restoring=4), Wire().send, 0.0)
+    node.take_heartbeat(heartbeat("a", attempt=attempt, restoring=restoring), 1.0)
+    assert (node.hello.attempt, node.hello.restoring) == says
+    assert node.busy == (says != (-1, -1))
+
+
+def test_a_heartbeat_changes_no_hello_that_speaks_of_no_restore():
+    node = Node(hello(), Wire().send, 0.0)
+    node.take_heartbeat(heartbeat("a", attempt=4, restoring=5), 1.0)
+    assert node.hello == hello()

@@ -234,6 +234,9 @@ def test_a_job_that_a_person_stops_keeps_its_devices_until_its_ranks_have_ended(
         fleet.agents["a"].send_heartbeat()
         assert (fleet.job.phase, fleet.share.wanted) == (Phase.PREEMPTING, False)
         assert fleet.share.ending() == {"b": 2}
+        fleet.agents["b"].steps, fleet.agents["b"].restoring = {}, 3
+        fleet.agents["b"].send_heartbeat()
+        assert fleet.share.ending() == {"b": 2}
 
     run(scenario)
 
