@@ -172,9 +172,8 @@ class TaskSupervisor:
             if wait_s is None:
                 del self._loops[monitor]
                 return
-            if (
-                _stopping()
-            ):  # `wait_for` of Python 3.11 loses it where what it waits for comes at the same time
+            # `wait_for` of Python 3.11 loses a cancellation that comes together with what it waits for.
+            if _stopping():
                 raise asyncio.CancelledError
             await self._sleep(wait_s)
 
