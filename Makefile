@@ -12,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE # each of many processes would compile everythi
 help:
 	@echo "make demo    run the watched, broken and healed training job, then leave the dashboard running"
 	@echo "make test    the tests, real components included"
-	@echo "make long    jobs watched for minutes and quick runs of the benchmarks, one after another"
+	@echo "make long    what takes minutes and is shown in part by shorter tests, one after another"
 	@echo "make unit    the tests that need no other process (under a minute)"
 	@echo "make check   lint, types, import direction and tests"
 	@echo "make bench   every benchmark; each prints one JSON object as its last line"
@@ -46,8 +46,8 @@ test: unit
 	deploy/test-services
 	$(ONCE_MORE) -n 3 $(SHARED) -- \
 		$(OPTIONS) -m "not ($(UNIT)) and not ($(FEW)) and not gpu" $(ARGS) || $(NONE_IS_FINE)
-	$(ONCE_MORE) -n 2 $(SHARED) -- $(OPTIONS) -m "paired and not gpu" $(ARGS) || $(NONE_IS_FINE)
-	$(ONCE_MORE) -- $(OPTIONS) -m "alone and not gpu" $(ARGS) || $(NONE_IS_FINE)
+	$(ONCE_MORE) -n 2 $(SHARED) -- $(OPTIONS) -m "paired and not long and not gpu" $(ARGS) || $(NONE_IS_FINE)
+	$(ONCE_MORE) -- $(OPTIONS) -m "alone and not long and not gpu" $(ARGS) || $(NONE_IS_FINE)
 
 long: $(STAMP)
 	deploy/test-services

@@ -58,6 +58,7 @@ def test_devices_that_change_while_ranks_squash_change_no_result(tmp_path):
     assert len(set(digests)) == 1
 
 
+@pytest.mark.long
 def test_the_benchmark_prints_what_squashing_saves(tmp_path):
     result = squash.run(quick=True)
     assert result["squash_identical"]

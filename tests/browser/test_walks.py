@@ -109,8 +109,7 @@ def test_what_is_chosen_is_part_of_the_view(page, site):
     assert view(page)["switches"] == [["all threads", True]]
 
 
-@pytest.mark.parametrize("seed", [7, 8])
-def test_a_random_walk_finds_every_page_whole_and_restored_by_its_address(page, site, seed):
-    found = walk(page.context, site, "gpt", seed=seed, clicks=6)
+def test_a_random_walk_finds_every_page_whole_and_restored_by_its_address(page, site):
+    found = walk(page.context, site, "gpt", seed=7, clicks=6)
     assert found.problems == [], found.done
     assert found.clicks == 6

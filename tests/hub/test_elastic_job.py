@@ -103,6 +103,7 @@ def test_a_job_that_loses_a_node_trains_on_and_grows_when_it_is_back(site):
     site.finishes()
 
 
+@pytest.mark.long
 def test_a_node_that_is_killed_while_the_job_grows_leaves_a_running_job(site):
     site.start("a")
     lost = site.start("b")
@@ -118,6 +119,7 @@ def test_a_node_that_is_killed_while_the_job_grows_leaves_a_running_job(site):
     site.finishes()
 
 
+@pytest.mark.long
 def test_the_first_node_can_be_the_one_that_is_lost(site):
     lost = site.start("a")
     site.start("b")

@@ -129,6 +129,7 @@ def open_site(tmp_path):
         site.close()
 
 
+@pytest.mark.long
 def test_a_tensor_parallel_job_loses_a_replica_and_grows_when_it_is_back(open_site):
     site = open_site(Sharded)
     site.start("a")
@@ -225,6 +226,7 @@ class SizedByItsRanks(FullyShardedJob):
     )
 
 
+@pytest.mark.long
 def test_a_job_whose_ranks_do_not_fit_another_size_tries_it_once_and_waits_for_its_node(open_site):
     site = open_site(SizedByItsRanks)
     site.start("a")

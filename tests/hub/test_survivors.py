@@ -182,6 +182,7 @@ def test_a_node_that_is_killed_is_replaced_and_the_others_processes_stay(site):
     assert site.digests() == undisturbed(3)
 
 
+@pytest.mark.long
 def test_a_smaller_world_goes_on_in_the_processes_that_are_left(site):
     for name in "abc":
         node = site.start(name, nnodes="2:3", ranks=1)
@@ -196,6 +197,7 @@ def test_a_smaller_world_goes_on_in_the_processes_that_are_left(site):
     assert site.digests() == {reference(STEPS, lambda step: 3 if step < first else 2)}
 
 
+@pytest.mark.long
 def test_a_survivor_that_does_not_wake_is_killed_and_the_job_goes_on(site):
     site.start("a", ranks=3)
     before = site.pids(3)
@@ -211,6 +213,7 @@ def test_a_survivor_that_does_not_wake_is_killed_and_the_job_goes_on(site):
     assert site.digests() == undisturbed(3)
 
 
+@pytest.mark.long
 def test_a_survivor_that_sleeps_is_woken(site):
     site.start("a", ranks=3, more=("--at", "60", "--sleeps", "2"))
     before = site.pids(3)
@@ -221,6 +224,7 @@ def test_a_survivor_that_sleeps_is_woken(site):
     assert site.digests() == undisturbed(3)
 
 
+@pytest.mark.long
 def test_a_rank_with_an_exception_of_its_own_starts_anew(site):
     site.start("a", ranks=3, more=("--at", "60", "--raises", "1"))
     before, after = site.pids(3), site.pids(3, 1)
@@ -240,6 +244,7 @@ def test_a_script_without_it_gets_new_processes_and_the_event_says_why(site):
     assert site.digests() == undisturbed(2)
 
 
+@pytest.mark.long
 def test_records_of_both_attempts_are_told_apart(site):
     site.start("a", ranks=2)
     before = site.pids(2)

@@ -77,6 +77,7 @@ def test_a_replica_that_lost_a_rank_goes_on_with_three_and_nobody_else_is_starte
     assert site.recoveries()[-1]["lost_steps"] <= 2
 
 
+@pytest.mark.long
 def test_it_goes_back_to_its_full_degree_when_the_node_returns(site):
     site.start(*"abcdefgh")
     site.pids(8)
@@ -90,6 +91,7 @@ def test_it_goes_back_to_its_full_degree_when_the_node_returns(site):
     assert max(site.error((4, 4), number) for number in (0, 1)) < TOLERANCE
 
 
+@pytest.mark.long
 def test_both_replicas_may_lose_one(site):
     site.start(*"abcdefgh")
     before = site.pids(8)

@@ -13,6 +13,7 @@ from tests.stream.kafka.pipeline import Pipeline
 pytestmark = [pytest.mark.kafka, pytest.mark.integration]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_broker_restarted_ten_times_costs_no_row(tmp_path, forker):
