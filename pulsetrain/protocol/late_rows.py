@@ -60,8 +60,36 @@ class Table:
     columns: Mapping[str, Column]
 
 
-class LateRows(Sequence[T], Generic[T]):
-    """Some rows of a table. It equals a tuple of the same objects."""
+class _Rows(Sequence[T], Generic[T]):
+    """Rows whose objects are made when somebody looks at one. They equal a tuple of the same objects."""
+
+    __slots__ = ()
+
+    def column(self, name: str) -> Sequence[Any]:
+        """The values of one field. No object is made for them."""
+        raise NotImplementedError
+
+    def made(self) -> tuple[T, ...]:
+        """All objects."""
+        raise NotImplementedError
+
+    def __iter__(self) -> Iterator[T]:
+        return iter(self.made())
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, _Rows):
+            return self.made() == other.made()
+        return self.made() == other if isinstance(other, tuple) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.made())
+
+    def __repr__(self) -> str:
+        return repr(self.made())
+
+
+class LateRows(_Rows[T]):
+    """Some rows of a table."""
 
     __slots__ = ("_begin", "_end", "_made", "_table")
 
@@ -70,7 +98,6 @@ class LateRows(Sequence[T], Generic[T]):
         self._made: tuple[T, ...] | None = None
 
     def column(self, name: str) -> Sequence[Any]:
-        """The values of one field. No object is made for them."""
         return self._table.columns[name].part(self._begin, self._end)
 
     def same(self, name: str, value: object) -> bool:
@@ -83,7 +110,6 @@ class LateRows(Sequence[T], Generic[T]):
         return LateRows(self._table, self._begin + begin, self._begin + end)
 
     def made(self) -> tuple[T, ...]:
-        """All objects."""
         if self._made is None:
             columns = self._table.columns
             parts = [column.part(self._begin, self._end) for column in columns.values()]
@@ -105,23 +131,9 @@ class LateRows(Sequence[T], Generic[T]):
                 return self.part(begin, max(begin, end))
         return self.made()[index]
 
-    def __iter__(self) -> Iterator[T]:
-        return iter(self.made())
 
-    def __eq__(self, other: object) -> bool:
-        if isinstance(other, LateRows):
-            return self.made() == other.made()
-        return self.made() == other if isinstance(other, tuple) else NotImplemented
-
-    def __hash__(self) -> int:
-        return hash(self.made())
-
-    def __repr__(self) -> str:
-        return repr(self.made())
-
-
-class JoinedRows(Sequence[T], Generic[T]):
-    """Rows of several parts, one part after another. It equals a tuple of the same objects."""
+class JoinedRows(_Rows[T]):
+    """Rows of several parts, one part after another."""
 
     __slots__ = ("_length", "_made", "_parts")
 
@@ -131,11 +143,9 @@ class JoinedRows(Sequence[T], Generic[T]):
         self._made: tuple[T, ...] | None = None
 
     def column(self, name: str) -> Sequence[Any]:
-        """The values of one field. No object is made for them."""
         return [value for part in self._parts for value in column(part, name)]
 
     def made(self) -> tuple[T, ...]:
-        """All objects."""
         if self._made is None:
             self._made = tuple(row for part in self._parts for row in part)
         return self._made
@@ -150,24 +160,10 @@ class JoinedRows(Sequence[T], Generic[T]):
     def __getitem__(self, index: int | slice) -> T | Sequence[T]:
         return self.made()[index]
 
-    def __iter__(self) -> Iterator[T]:
-        return iter(self.made())
-
-    def __eq__(self, other: object) -> bool:
-        if isinstance(other, JoinedRows):
-            return self.made() == other.made()
-        return self.made() == other if isinstance(other, tuple) else NotImplemented
-
-    def __hash__(self) -> int:
-        return hash(self.made())
-
-    def __repr__(self) -> str:
-        return repr(self.made())
-
 
 def column(rows: Sequence[object], name: str) -> Sequence[Any]:
     """The values of one field of all rows, whether or not their objects are made."""
-    if isinstance(rows, LateRows | JoinedRows):
+    if isinstance(rows, _Rows):
         return rows.column(name)
     return [getattr(row, name) for row in rows]
 

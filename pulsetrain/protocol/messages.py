@@ -64,9 +64,7 @@ class GroupStatus:
     op_seq: int = -1
     op_bytes: int = 0
     op_age_ns: int = 0
-    peer: int = (
-        NO_PEER  # global rank of the other side of a send or recv, or ANY_SOURCE; NO_PEER: a collective
-    )
+    peer: int = NO_PEER  # global rank of the other side of a transfer, or ANY_SOURCE
     timeout_s: int = 0
 
 

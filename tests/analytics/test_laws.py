@@ -194,7 +194,7 @@ def renamed_values(name, **names):
 
 CASES |= {
     "network": Case(
-        find=lambda columns: network.find(metrics(columns), now_ns=ports.T0, job="j"),
+        find=lambda columns: ports.find(metrics(columns), now_ns=ports.T0, job="j"),
         columns=erring_port,
         sizes=(0.0, 0.1, 5.0, 500.0, 50_000.0),
         subject="n1/mlx5_1/1",

@@ -64,6 +64,14 @@ async def pre_empted(**more):
     return job
 
 
+async def in_the_restore(**more):
+    """The same job while its agent brings the processes back and has not answered yet."""
+    job = await pre_empted(**more)
+    job.agent.mute = (Start,)
+    await job.move("resume", times=1)
+    return job
+
+
 def test_the_processes_are_dumped_once_they_stand_and_then_ended():
     async def scenario():
         job = await pre_empted()
@@ -238,9 +246,7 @@ def test_a_job_that_is_pre_empted_again_before_its_launch_keeps_its_image():
 
 def test_a_connection_that_closes_during_the_restore_does_not_end_the_restored_ranks():
     async def scenario():
-        job = await pre_empted()
-        job.agent.mute = (Start,)
-        await job.move("resume", times=1)
+        job = await in_the_restore()
         start = job.fleet.of("a", Start)[-1]
         job.agent.drop()
         await job.fleet.settle()
@@ -437,9 +443,7 @@ def test_a_job_whose_image_cannot_be_reached_begins_anew_elsewhere_where_a_perso
 def test_a_hub_that_is_lost_during_the_restore_loses_neither_the_image_nor_what_was_restored(restored):
     async def scenario():
         memory = FakeMemory()
-        job = await pre_empted(memory=memory)
-        job.agent.mute = (Start,)
-        await job.move("resume", times=1)
+        await in_the_restore(memory=memory)
         assert memory.recall("j").preemption.restoring
         again = Job("", memory=memory, nnodes=1)
         attempt = {"attempt": 1, "node_rank": 0, "world_nodes": 1} if restored else {}
@@ -462,9 +466,7 @@ def test_a_hub_that_is_lost_during_the_restore_loses_neither_the_image_nor_what_
 async def under_a_new_hub(**said):
     """A job whose hub was lost while its processes were restored. Its agent has told a new hub so."""
     memory = FakeMemory()
-    job = await pre_empted(memory=memory)
-    job.agent.mute = (Start,)
-    await job.move("resume", times=1)
+    await in_the_restore(memory=memory)
     again = Job("", memory=memory, nnodes=1)
     said = said or {"restoring": 1, "node_rank": 0, "world_nodes": 1}
     again.agent = again.fleet.agents["a"] = again.fleet.join("a", dump_lacks="", **said)
@@ -532,9 +534,7 @@ def test_an_agent_that_is_lost_during_the_restore_leaves_the_job_pre_empted():
 
 async def lost_in_the_restore(**more):
     """A job whose node was away for too long while it restored the processes."""
-    job = await pre_empted(**more)
-    job.agent.mute = (Start,)
-    await job.move("resume", times=1)
+    job = await in_the_restore(**more)
     job.agent.drop()
     for _ in range(3):
         await job.wait(1)
@@ -631,9 +631,7 @@ def test_a_restore_is_waited_for_as_long_as_its_agent_says_that_it_goes_on(monke
 def test_a_job_that_is_pre_empted_again_during_its_restore_keeps_its_image_also_for_a_new_hub(taken_back):
     async def scenario():
         memory = FakeMemory()
-        job = await pre_empted(memory=memory)
-        job.agent.mute = (Start,)
-        await job.move("resume", times=1)
+        job = await in_the_restore(memory=memory)
         job.fleet.controller.move("j", request("preempt"))
         if taken_back:
             job.fleet.controller.move("j", request("resume"))

@@ -236,9 +236,9 @@ def _needed_first(evidence: RankEvidence, edges: Mapping[Node, Set[Node]]) -> se
     oldest = evidence.oldest_wait
     if oldest is None:
         return set()
-    needed: Set[Node] = set(oldest.sides(evidence.rank))
-    if not oldest.is_transfer:
-        needed = edges.get(CollectiveNode(oldest.collective, oldest=True), set())
+    if oldest.is_transfer:
+        return set(oldest.sides(evidence.rank))
+    needed = edges.get(CollectiveNode(oldest.collective, oldest=True), set())
     return {r for r in needed if isinstance(r, int)}
 
 

@@ -58,7 +58,7 @@ def ports(source: MachineSource) -> list[Verdict]:
     known = network_ports.ports(table)
     down = set(network.down_throughout(known))
     was_up_ns = machines.ports_up_before(source.store, source.during) if down else {}
-    return network.judge(
+    return network.find(
         known,
         now_ns=source.now_ns,
         job=source.steps.job,

@@ -10,12 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from pulsetrain.analytics.machines.metric_series import NS_PER_S
 from pulsetrain.analytics.machines.network_config import NetworkConfig
-from pulsetrain.analytics.machines.network_ports import FAMILIES, RECEIVE, TRANSMIT, Port, ports, totals
+from pulsetrain.analytics.machines.network_ports import FAMILIES, RECEIVE, TRANSMIT, Port, totals
 from pulsetrain.analytics.machines.traffic_screen import worth_a_look
 from pulsetrain.analytics.machines.traffic_signature import crossings, typical_change
 from pulsetrain.analytics.verdict import Finding, Healthy, Inconclusive, Severity, Verdict
@@ -26,33 +25,6 @@ NAME = "network"
 
 
 def find(
-    table: pa.Table,
-    *,
-    now_ns: int,
-    job: str = "",
-    steps_ns: Sequence[int] = (),
-    config: NetworkConfig | None = None,
-    was_up_ns: Mapping[str, int] | None = None,
-) -> list[Verdict]:
-    """Findings of kind `traffic_drop`, `traffic_stop`, `traffic_fluctuation`,
-    `link_flap`, `port_down`, `congestion` and `link_errors`.
-
-    `steps_ns` are the times at which the job began its steps. With them, traffic is compared step by step, so
-    that a slower job is no drop. `was_up_ns` says when a port was up last, by name, if that was before all
-    samples. `Inconclusive` and blind where there is no sample of a port.
-
-    >>> rows = [(f"n{i}", second, 4.0 if i or second < 5 else 1.0) for i in range(2) for second in range(60)]
-    >>> node, second, value = zip(*rows)
-    >>> ts = pa.array([s * 10**9 for s in second], pa.timestamp("ns", "UTC"))
-    >>> columns = {"node": node, "device": ["mlx5_0/1"] * 120, "name": ["rdma_port_state"] * 120}
-    >>> [flap, down] = find(pa.table({**columns, "ts": ts, "value": value}), now_ns=0)
-    >>> down.summary
-    'n0/mlx5_0/1 is down for 54 s'
-    """
-    return judge(ports(table), now_ns=now_ns, job=job, steps_ns=steps_ns, config=config, was_up_ns=was_up_ns)
-
-
-def judge(
     known: Sequence[Port],
     *,
     now_ns: int,
@@ -61,7 +33,23 @@ def judge(
     config: NetworkConfig | None = None,
     was_up_ns: Mapping[str, int] | None = None,
 ) -> list[Verdict]:
-    """As `find`, of ports whose samples are sorted already."""
+    """Findings of kind `traffic_drop`, `traffic_stop`, `traffic_fluctuation`, `link_flap`, `port_down`,
+    `congestion` and `link_errors` on the `known` ports.
+
+    `steps_ns` are the times at which the job began its steps. With them, traffic is compared step by step, so
+    that a slower job is no drop. `was_up_ns` says when a port was up last, by name, if that was before all
+    samples. `Inconclusive` and blind where there is no sample of a port.
+
+    >>> import pyarrow as pa
+    >>> from pulsetrain.analytics.machines.network_ports import ports
+    >>> rows = [(f"n{i}", second, 4.0 if i or second < 5 else 1.0) for i in range(2) for second in range(60)]
+    >>> node, second, value = zip(*rows)
+    >>> ts = pa.array([s * 10**9 for s in second], pa.timestamp("ns", "UTC"))
+    >>> columns = {"node": node, "device": ["mlx5_0/1"] * 120, "name": ["rdma_port_state"] * 120}
+    >>> [flap, down] = find(ports(pa.table({**columns, "ts": ts, "value": value})), now_ns=0)
+    >>> down.summary
+    'n0/mlx5_0/1 is down for 54 s'
+    """
     config = config or NetworkConfig()
     if not known:
         return [Inconclusive(analyzer=NAME, reason="no sample of an RDMA port", blind=True)]

@@ -5,11 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from pulsetrain.analytics.machines.network import find
+from pulsetrain.analytics.machines import network, network_ports
 from pulsetrain.analytics.verdict import findings
 
 S = 1_000_000_000
 T0 = 1_790_000_000 * S
+
+
+def find(table, **options):
+    """`network.find` over the ports of a table of `metrics`."""
+    return network.find(network_ports.ports(table), **options)
 
 
 class Fleet:

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pulsetrain.analytics.machines.network import down_throughout, find
+from pulsetrain.analytics.machines.network import down_throughout
 from pulsetrain.analytics.machines.network_ports import ports
 from pulsetrain.analytics.verdict import Healthy, Inconclusive, findings
-from tests.analytics.machines.ports import T0, Fleet, nic_reported, nic_table, nic_trouble, nics
+from tests.analytics.machines.ports import T0, Fleet, find, nic_reported, nic_table, nic_trouble, nics
 
 
 def test_a_clean_fleet_has_no_finding():

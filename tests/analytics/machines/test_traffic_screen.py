@@ -10,12 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pulsetrain.analytics.machines.network import find
 from pulsetrain.analytics.machines.network_config import NetworkConfig
 from pulsetrain.analytics.machines.network_ports import ports
 from pulsetrain.analytics.machines.traffic_screen import worth_a_look
 from pulsetrain.analytics.verdict import findings
-from tests.analytics.machines.ports import T0, Fleet, S
+from tests.analytics.machines.ports import T0, Fleet, S, find
 
 CONFIG = NetworkConfig()
 STEPS = {

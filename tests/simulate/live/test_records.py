@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from pulsetrain.analytics.machines import network
+from pulsetrain.analytics.machines.network_ports import ports
 from pulsetrain.records.arrow import to_table
 from pulsetrain.records.columns import Columns
 from pulsetrain.simulate.live import records
@@ -91,12 +92,12 @@ def counters(plan, seconds):
 
 def test_the_counters_of_a_flapping_link_name_it_and_nobody_else():
     plan = faults({"kind": "flapping_link", "at_s": 20, "node": "sim-00003", "port": 2})
-    found = network.find(to_table(counters(plan, 70)), now_ns=70 * S)
+    found = network.find(ports(to_table(counters(plan, 70))), now_ns=70 * S)
     assert {(f.kind, f.subject) for f in found} == {("link_flap", plan[0].subject)}
 
 
 def test_the_counters_of_a_healthy_fleet_find_nothing():
-    found = network.find(to_table(counters((), 70)), now_ns=70 * S)
+    found = network.find(ports(to_table(counters((), 70))), now_ns=70 * S)
     assert [getattr(f, "kind", "healthy") for f in found] == ["healthy"]
 
 
