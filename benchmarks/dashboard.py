@@ -227,7 +227,7 @@ def main() -> None:
     report["load_before"] = round(os.getloadavg()[0], 1)
     visible = []
     with contextlib.ExitStack() as stack:
-        temporary = tempfile.TemporaryDirectory(prefix="pulsetrain-bench-")
+        temporary = tempfile.TemporaryDirectory(prefix="pulsetrain-bench-", ignore_cleanup_errors=True)
         data = options.data or Path(stack.enter_context(temporary))
         site, browser = stack.enter_context(live_site(data, POOL)), stack.enter_context(chromium())
         report["plain_page_s"] = plain_page_s(browser, runs)

@@ -15,6 +15,7 @@ from pulsetrain.core.json import JsonObject
 from pulsetrain.dashboard import page, parts
 from pulsetrain.dashboard.models.explore import metric_figure
 from pulsetrain.dashboard.models.step_marks import MOST_ROUNDS, StepMark, marks, narrower, round_steps
+from pulsetrain.dashboard.models.text import duration
 from pulsetrain.dashboard.models.times import TimeChoice, read
 from pulsetrain.dashboard.source import Questions, Source
 from pulsetrain.stream.queries import explore, views
@@ -91,16 +92,16 @@ def ahead(source: Source, job: str, asked: Mapping[str, str]) -> Questions:
 
 def _known(source: Source, job: str, view: _View, from_ns: int, to_ns: int) -> list[JsonObject]:
     """The counters that are on record in this time and match."""
-    rows = source.rows(explore.metric_names, job, from_ns=from_ns, to_ns=to_ns, **view.where)
+    ask = partial(source.rows, explore.metric_names, job, from_ns=from_ns, to_ns=to_ns, **view.where)
+    rows = ask() or ask(whole=True)
     return [row for row in rows if view.find.lower() in row["name"].lower()]
 
 
 def _series(
     source: Source, job: str, name: str, view: _View, from_ns: int, to_ns: int
 ) -> Sequence[JsonObject]:
-    return source.rows(
-        explore.metric_series, job, name=name, from_ns=from_ns, to_ns=to_ns, series=_SERIES, **view.where
-    )
+    ask = partial(source.rows, explore.metric_series, job, name=name, series=_SERIES, **view.where)
+    return ask(from_ns=from_ns, to_ns=to_ns) or ask(from_ns=from_ns, to_ns=to_ns, whole=True)
 
 
 def _steps(source: Source, job: str, from_ns: int, to_ns: int) -> list[StepMark]:
@@ -138,6 +139,10 @@ def _body(time: TimeChoice, view: _View) -> None:
         [_row(job, row, view) for row in known],
         right=(1, 2, 3),
     )
+    counted_ns = max(int(row["counted_ns"]) for row in known)
+    if counted_ns > from_ns:
+        many = f"Of so many nodes the last {duration(to_ns - counted_ns)} are counted and compared."
+        st.html(f'<div class="muted">{many} Choose nodes or ranks to count all of the time.</div>')
 
 
 def _chart(job: str, name: str, view: _View, from_ns: int, to_ns: int) -> None:

@@ -189,6 +189,8 @@ def nearly_hung(view: watch.JobView, verdicts: Sequence[Verdict], stopped_s: flo
             numbers = verdict.numbers
             if numbers["silence_ns"] > EARLY * numbers["limit_ns"]:
                 return True
+    if "stopped" not in view.states:
+        return False
     limit_ns = EARLY * stopped_s * 1e9
     return any(
         state == "stopped" and age_ns > limit_ns

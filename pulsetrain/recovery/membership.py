@@ -115,6 +115,10 @@ class Membership:
         usable = [n for n in self.nodes.values() if n.usable]
         return {n.name: n.heartbeat.held for n in usable if n.heartbeat is not None}
 
+    def holds_anything(self) -> bool:
+        """Whether any reachable node could restore something."""
+        return any(n.heartbeat.held for n in self.nodes.values() if n.heartbeat is not None and n.usable)
+
     def available(self, *, forming: bool) -> int:
         """Number of healthy nodes that are there.
 

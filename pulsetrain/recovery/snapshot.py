@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import NamedTuple
 
 from pulsetrain.protocol.late_rows import column
@@ -109,10 +110,14 @@ class JobSnapshot:
         """The node that runs `rank`, "" where none does."""
         return node_of(self.world, rank)
 
-    def world_nodes(self) -> list[NodeSnapshot]:
+    def world_nodes(self) -> Sequence[NodeSnapshot]:
         """Nodes of the world that have ever joined, lost ones included, by node rank."""
+        return self._world_nodes
+
+    @cached_property
+    def _world_nodes(self) -> Sequence[NodeSnapshot]:
         by_name = {n.name: n for n in self.nodes}
-        return [by_name[m.node] for m in self.world if m.node in by_name]
+        return tuple(by_name[m.node] for m in self.world if m.node in by_name)
 
     def active(self) -> list[NodeSnapshot]:
         """Nodes of the world that can be given commands."""
@@ -126,13 +131,17 @@ class JobSnapshot:
         """Nodes of the world that are lost."""
         return tuple(n.name for n in self.world_nodes() if n.state is NodeState.LOST)
 
-    def reporting(self) -> list[tuple[NodeSnapshot, Heartbeat]]:
+    def reporting(self) -> Sequence[tuple[NodeSnapshot, Heartbeat]]:
         """Nodes of the world with their last heartbeat of this attempt, lost nodes included."""
-        return [
+        return self._reporting
+
+    @cached_property
+    def _reporting(self) -> Sequence[tuple[NodeSnapshot, Heartbeat]]:
+        return tuple(
             (n, n.heartbeat)
-            for n in self.world_nodes()
+            for n in self._world_nodes
             if n.heartbeat is not None and n.heartbeat.attempt == self.attempt
-        ]
+        )
 
     def statuses(self) -> list[RankStatus]:
         """The last status of every rank of the present attempt, those of lost nodes included."""

@@ -196,7 +196,7 @@ class JobState:
 
     def can_resume(self) -> bool:
         """Whether a restart can go on from somewhere: from a held checkpoint, or from the script's own."""
-        return any(self.members.held().values()) or self.own_checkpoints.can_resume()
+        return self.members.holds_anything() or self.own_checkpoints.can_resume()
 
     def enter(self, phase: Phase) -> None:
         """Begin a phase."""

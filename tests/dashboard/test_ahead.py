@@ -46,7 +46,7 @@ def test_a_page_about_one_asks_ahead_for_that_one(draw, source, name, chosen):
 
 def test_metrics_asks_ahead_for_the_counter_that_it_is_going_to_show(draw, source, monkeypatch):
     monkeypatch.setattr(metrics.page, "now_ns", lambda: 10**18)
-    counter = {"name": "cpu_ratio", "nodes": 2, "devices": 2, "samples": 9, "last_ns": 10**18}
+    counter = {"name": "cpu_ratio", "nodes": 2, "devices": 2, "samples": 9, "counted_ns": 0}
     sample = {"node": "a", "device": "", "ts_ns": 10**18, "value": 2.0, "series_in_all": 1}
     source.stored |= {**STORED, "metric_names": [counter], "metric_series": [sample]}
     before = FakeSource(stored=source.stored, answers=source.answers)

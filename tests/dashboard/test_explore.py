@@ -23,7 +23,7 @@ def known(source):
     source.stored |= {
         "jobs": JOBS, "log_lines": [LINE], "topology": [PLACE], "findings": [FINDING],
         "work_beside_cohort": [WORK],
-        "metric_names": [{"name": "net_rx_bytes", "nodes": 2, "devices": 2, "samples": 600}],
+        "metric_names": [{"name": "net_rx_bytes", "nodes": 2, "devices": 2, "samples": 600, "counted_ns": 0}],
         "metric_series": [{"node": "a", "device": "", "ts_ns": 1, "value": 2.0, "series_in_all": 9}],
         "node_counters": [{"name": "net_rx_bytes", "device": "", "value": 2048.0, "ts_ns": 10**18}],
         "event_kinds": [{"kind": "evict", "times": 2}],
@@ -55,6 +55,9 @@ def test_metrics_draw_the_chosen_counter_and_list_the_others(draw, known):
     assert len(shown.app.get("plotly_chart")) == 1
     assert shown.rows()[0] == ["net_rx_bytes", "2", "2", "600"]
     assert "The 1 that moved most of 9." in shown.text
+    assert "are counted and compared" not in shown.text
+    known.stored["metric_names"][0]["counted_ns"] = 10**19
+    assert "are counted and compared" in draw("metrics", counter="net_rx_bytes").text
     known.stored["metric_names"] = []
     assert "No data: no counter" in draw("metrics").text
 

@@ -70,6 +70,22 @@ def _on(nodes: Sequence[str], ranks: Sequence[int]) -> str:
     return f"node IN {_NODES}" + (f" AND ({either})" if either else "")
 
 
+_FULL_NODES, _FULL_NS = 256, 3_600_000_000_000
+
+
+def _counted_from(nodes: Sequence[str], ranks: Sequence[int], *, whole: bool) -> str:
+    """Since when counters of so many nodes are counted and compared, in nanoseconds, as an expression.
+
+    That is all of the time for an hour of 256 nodes, and at its end so much less as there are more nodes: an
+    hour of 12,288 nodes with eight ports has 280 million samples, and nobody waits for them. `whole`: all.
+    """
+    if whole:
+        return "{from_ns:Int64}"
+    chosen = f"WHERE {_on(nodes, ranks)}" if nodes or ranks else "WHERE job = {job:String}"
+    many = f"(SELECT greatest({_FULL_NODES}, toInt64(uniqExact(node))) FROM topology {chosen})"
+    return f"greatest({{from_ns:Int64}}, {{to_ns:Int64}} - intDiv({_FULL_NODES * _FULL_NS}, {many}))"
+
+
 def metric_names(
     store: Queryable,
     job: str,
@@ -78,15 +94,22 @@ def metric_names(
     to_ns: int,
     nodes: Sequence[str] = (),
     ranks: Sequence[int] = (),
+    whole: bool = False,
 ) -> pa.Table:
-    """Counters and gauges of a job's nodes: name, nodes, devices, samples.
+    """Counters and gauges of a job's nodes: name, nodes, devices, samples, counted_ns.
 
-    With `nodes` or `ranks`: of these nodes, and of the nodes of these ranks.
+    With `nodes` or `ranks`: of these nodes, and of the nodes of these ranks. `counted_ns` is since when they
+    are counted: of very many nodes at the end of the time alone, unless `whole`.
     """
+    counted_ns = _counted_from(nodes, ranks, whole=whole)
     return store.query(
         f"""
-        SELECT name, uniq(node) AS nodes, uniq(node, device) AS devices, count() AS samples
-        FROM metrics WHERE {_DURING} AND {_on(nodes, ranks)}
+        WITH {counted_ns} AS counted_from_ns
+        SELECT name, uniq(node) AS nodes, uniq(node, device) AS devices, count() AS samples,
+               any(counted_from_ns) AS counted_ns
+        FROM metrics
+        WHERE ts BETWEEN fromUnixTimestamp64Nano(counted_from_ns) AND fromUnixTimestamp64Nano({{to_ns:Int64}})
+          AND {_on(nodes, ranks)}
         GROUP BY name ORDER BY name
         """,
         {"job": job, "from_ns": from_ns, "to_ns": to_ns, "nodes": list(nodes), "ranks": list(ranks)},
@@ -102,20 +125,23 @@ def metric_series(
     to_ns: int,
     nodes: Sequence[str] = (),
     ranks: Sequence[int] = (),
+    whole: bool = False,
     points: int = 240,
     series: int = 12,
 ) -> pa.Table:
     """One counter over time: at most `series` lines of at most `points` points, those that moved most first.
 
     Columns: node, device, ts_ns, value (the last of its bin), series_in_all. `nodes` and `ranks` as for
-    `metric_names`.
+    `metric_names`. They are compared over the time in which `metric_names` counts, and drawn over all of it.
     """
     samples = f"metrics WHERE {_DURING} AND name = {{name:String}} AND {_on(nodes, ranks)}"
     return store.query(
         f"""
-        WITH ranked AS (
+        WITH {_counted_from(nodes, ranks, whole=whole)} AS counted_from_ns,
+        ranked AS (
             SELECT node, device, max(value) - min(value) AS moved, count() OVER () AS series_in_all
-            FROM {samples} GROUP BY node, device ORDER BY moved DESC, node, device LIMIT {{series:Int64}}),
+            FROM {samples} AND ts >= fromUnixTimestamp64Nano(counted_from_ns)
+            GROUP BY node, device ORDER BY moved DESC, node, device LIMIT {{series:Int64}}),
         binned AS (
             SELECT node, device, toInt64(intDiv(toUnixTimestamp64Nano(ts) - {{from_ns:Int64}},
                        greatest(1, intDiv({{to_ns:Int64}} - {{from_ns:Int64}}, {{points:Int64}})))) AS bin,

@@ -91,6 +91,22 @@ def test_counters_are_listed_and_binned(store):
     assert len(series) <= 2 * 37
     (newest,) = explore.node_counters(store, "node-3", **DURING).to_pylist()
     assert newest["value"] == 0.0
+    assert name["counted_ns"] == DURING["from_ns"]
+
+
+def test_of_many_nodes_the_end_of_the_time_is_counted_and_compared(store, monkeypatch):
+    job = RecordedJob(now_ns=NOW)
+    during = {"from_ns": job.began_ns, "to_ns": job.now_ns}
+    monkeypatch.setattr(explore, "_FULL_NODES", 1)
+    monkeypatch.setattr(explore, "_FULL_NS", (during["to_ns"] - during["from_ns"]) // 2)
+    (part,) = explore.metric_names(store, "gpt", **during).to_pylist()
+    (whole,) = explore.metric_names(store, "gpt", **during, whole=True).to_pylist()
+    assert part["counted_ns"] > whole["counted_ns"] == during["from_ns"]
+    assert 0 < part["samples"] < whole["samples"]
+    drawn = explore.metric_series(store, "gpt", name="net_rx_bytes", **during).to_pylist()
+    assert min(row["ts_ns"] for row in drawn) < part["counted_ns"]
+    (one,) = explore.metric_names(store, "gpt", **during, nodes=("node-0",)).to_pylist()
+    assert (one["nodes"], one["counted_ns"] < part["counted_ns"]) == (1, True)
 
 
 @pytest.mark.parametrize(
