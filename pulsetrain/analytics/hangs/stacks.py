@@ -26,6 +26,7 @@ MAJORITY_SHARE = 0.5  # ranks are expected where more than this share of them st
 MIN_GROUP_FIT = 0.5  # F1 of outliers and a parallel group from which the group is named
 SHOWN_FRAMES = 3
 MAX_CLUSTERS = 16
+MOST_REASONS = 4  # in a sentence
 MIN_SAMPLES = 2  # with fewer samples nobody is called an outlier
 
 FrameKeys = tuple[str, ...]  # a stack without line numbers
@@ -157,7 +158,7 @@ def compare(
     main = sorted((s for s in stacks if s.thread == MAIN), key=lambda s: (s.ranks, s.frames))
     keys = {rank: key(s.frames) for s in main for rank in s.ranks}
     if not keys:
-        why = "; ".join(f"{reason} (ranks {ranges(r)})" for reason, r in reasons) or "no rank was read"
+        why = _reasons_text(reasons) or "no rank was read"
         return StackComparison(state="blind", sentence=f"No stack could be read: {why}.", blind=reasons)
     clusters = _clusters(main, keys)
     if len(clusters) == 1:
@@ -193,6 +194,13 @@ def key(frames: Sequence[str]) -> FrameKeys:
 def where(frames: Sequence[str]) -> str:
     """Return the innermost frames as text, from the caller to the callee."""
     return " > ".join(frames[-SHOWN_FRAMES:])
+
+
+def _reasons_text(reasons: Sequence[tuple[str, tuple[int, ...]]]) -> str:
+    """The first reasons in words. Of thousands of nodes each may have its own."""
+    text = "; ".join(f"{reason} (ranks {ranges(r)})" for reason, r in reasons[:MOST_REASONS])
+    more = len(reasons) - MOST_REASONS
+    return f"{text}; and {more:,} more reasons" if more > 0 else text
 
 
 def _reasons(blind: Mapping[int, str]) -> tuple[tuple[str, tuple[int, ...]], ...]:

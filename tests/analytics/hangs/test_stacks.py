@@ -76,6 +76,11 @@ def test_what_cannot_be_read_is_blind_and_said_once():
     assert partly.brief()["blind"] == [{"reason": "gone", "ranks": "4"}]
 
 
+def test_thousands_of_reasons_make_one_sentence():
+    comparison = compare([], blind={rank: f"node {rank}: gone" for rank in range(5000)})
+    assert comparison.sentence.endswith("node 3: gone (ranks 3); and 4,996 more reasons.")
+
+
 def test_nothing_asked_is_blind_not_alike():
     assert compare([]).state == "blind"
     assert compare([stack(SYNC, 0, thread="loader")]).state == "blind"
