@@ -26,9 +26,10 @@ from browsing.seen import PAGES
 FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking")
 COLOURS = 255
 PICTURES = {
-    "slow": ("heatmap", "topology", "timeline"),
-    "hang": ("overview", "topology"),
+    "slow": {"light": ("heatmap", "timeline"), "dark": ()},
+    "hang": {"light": ("overview", "topology"), "dark": ("overview",)},
 }
+"""Which pages of each job are taken in each scheme: those that a document shows."""
 
 
 def take(page: Page, site: str, job: str, name: str) -> bytes:
@@ -61,7 +62,7 @@ def of_fleet(
                 viewport={"width": 1280, "height": 800}, color_scheme="dark" if scheme == "dark" else "light"
             )
             page = context.new_page()
-            for name in PICTURES[job]:
+            for name in PICTURES[job][scheme]:
                 save(take(page, site.dashboard, job, name), out / f"{job}-{name}-{scheme}.png")
             context.close()
 

@@ -146,7 +146,8 @@ class HangPatience:
         hold = self._hold
         if hold is not None and now_ns < hold.until_ns:
             act_at_ns = None if act_at_ns is None else max(act_at_ns, hold.until_ns)
-            why = f"{hold.actor} said to wait."
+            then = "" if act_at_ns is None else " Then the job is restarted."
+            why = f"{hold.actor} said to wait.{then}"
         return PendingHang(
             rank=rank_of(hang),
             since_ns=since_ns,
@@ -165,7 +166,7 @@ class HangPatience:
             least_ns = LOOP_WITHOUT_CHECKPOINT_NS if condition == "loop" and not can_resume else 0
             again = condition in ALMOST_CERTAIN
             wait_ns = self._again(hang, least_ns) if again else least_ns
-            return since_ns + wait_ns, "It cannot end by itself."
+            return since_ns + wait_ns, "It cannot end by itself. The job is restarted."
         if not can_resume and condition in ALMOST_CERTAIN:
             return None, "It is watched whether that goes on. Then the job is restarted."
         if not can_resume:

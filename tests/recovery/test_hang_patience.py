@@ -184,7 +184,7 @@ def test_a_person_who_says_wait_is_obeyed_whatever_is_found():
     patience = HangPatience(45)
     patience.wait(1000 * S, "ann")
     assert acted_at(patience, range(900), [hang()]) is None
-    assert patience.pending.why == "ann said to wait."
+    assert patience.pending.why == "ann said to wait. Then the job is restarted."
     assert acted_at(patience, range(900, 2000), [hang()]) == 1000
 
 

@@ -613,7 +613,7 @@ def test_a_person_decides_what_happens_to_a_pending_hang():
         controller.decide_hang("j", wait)
         job.observe([hang(rank=1)])
         assert job.snapshot().phase is Phase.RUNNING
-        assert job.snapshot().pending_hang.why == "ann said to wait."
+        assert job.snapshot().pending_hang.why == "ann said to wait. Then the job is restarted."
         controller.decide_hang("j", HangDecision(what="now", reason="enough", actor="ann"))
         await fleet.settle()
         assert fleet.journal.last("recovery")["detail"]["cause"] == "hang"
