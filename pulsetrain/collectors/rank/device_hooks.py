@@ -28,6 +28,7 @@ def install(handle: Handle) -> None:
     if handle.state is None or not fd.isdecimal():
         return
     turns = handle.state.turns = DeviceTurns(handle.state, FileLocks(int(fd)))
+    handle.before_restart.append(turns.begin_again)
     guard = DeviceGuard(turns)
     turns.on_take = guard.watch
     _hook_waits(turns, all_of_them=not handle.state.gives_device_in_waits)

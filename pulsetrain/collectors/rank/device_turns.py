@@ -134,6 +134,10 @@ class DeviceTurns:
         if self._depth == 0 and words[W_DEVICE] and not words[W_DEVICE_REFUSED]:
             self.take()
 
+    def begin_again(self) -> None:
+        """A new attempt begins in this process. A wait that the last one left open is over."""
+        self._depth = 0
+
     def refuse(self) -> None:
         """The rank has process groups that work on a device. From now on it waits for no turn.
 

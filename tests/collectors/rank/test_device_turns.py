@@ -296,3 +296,12 @@ def test_a_signal_handler_that_raises_in_a_wait_for_a_device_leaves_nothing_lock
     with pytest.raises(KeyboardInterrupt):
         turns.enter()
     assert (locks.seen, watched.open()) == ([("give", 0)], [])
+
+
+def test_a_wait_that_an_attempt_left_open_does_not_outlive_it(turns, locks, watched):
+    watched.handle.state.words[W_DEVICE] = 1
+    turns.leave()
+    turns.begin_again()
+    turns.leave()
+    turns.enter()
+    assert turns.held == 0

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import xxhash
 
-from pulsetrain.collectors.squash_layout import ALIGNED, MAX_TENSORS, NUMBERS_BYTES, pages
+from pulsetrain.collectors.squash_layout import ALIGNED, BUFFER_BYTES, MAX_TENSORS, NUMBERS_BYTES, pages
 
 CLOSURES = "LBFGS"
 SCALED = ("grad_scale", "found_inf")  # set by a `GradScaler` whose optimizer decides about a step by itself
@@ -29,19 +29,20 @@ class Entry:
 class Contents:
     """Tensors that an update may write (`entries`), gradients, and what the optimizer keeps beside tensors.
 
-    `parameters` is how many of the first entries are parameters. `numbers` is JSON.
+    `parameters` is how many of the first entries are parameters, and `of_groups` how many of the last ones
+    are tensors of groups, such as a learning rate. `numbers` is JSON.
     """
 
     entries: tuple[Entry, ...]
     parameters: int
     gradients: tuple[Entry, ...]
     numbers: bytes
+    of_groups: int = 0
 
     @property
     def size_bytes(self) -> int:
         """Bytes of a buffer, room for the numbers included."""
-        end = self.entries[-1].at + self.entries[-1].tensor.nbytes if self.entries else 0
-        return pages(end) + NUMBERS_BYTES
+        return _buffer_bytes([entry.tensor for entry in self.entries])
 
     @property
     def layout(self) -> int:
@@ -51,7 +52,8 @@ class Contents:
 
     def inputs(self) -> list[Entry]:
         """What an update begins with that anybody but the optimizer may have written."""
-        return [*self.entries[: self.parameters], *self.gradients]
+        of_groups = self.entries[len(self.entries) - self.of_groups :]
+        return [*self.entries[: self.parameters], *of_groups, *self.gradients]
 
     def everything(self) -> list[Entry]:
         """All tensors."""
@@ -71,6 +73,8 @@ def refusal(optimizer: torch.optim.Optimizer) -> str:
     tensors = [t for _, t in _tensors(optimizer)]
     if len(tensors) + sum(t.grad is not None for t in _parameters(optimizer)) > MAX_TENSORS:
         return f"{len(tensors)} tensors"
+    if _buffer_bytes(tensors) > BUFFER_BYTES:
+        return f"{_buffer_bytes(tensors):,} bytes of tensors, and a buffer has {BUFFER_BYTES:,}"
     for tensor in tensors:
         why = _unfit(tensor) or (_unfit(tensor.grad) if tensor.grad is not None else "")
         if why:
@@ -85,7 +89,7 @@ def read(optimizer: torch.optim.Optimizer) -> Contents:
     entries, at = [], 0
     for name, tensor in _tensors(optimizer):
         entries.append(Entry(name, tensor, at))
-        at += -(-tensor.nbytes // ALIGNED) * ALIGNED
+        at += _aligned(tensor.nbytes)
     parameters = list(_parameters(optimizer))
     gradients = tuple(
         Entry(f"gradient of parameter {i}", p.grad, 0) for i, p in enumerate(parameters) if p.grad is not None
@@ -93,7 +97,7 @@ def read(optimizer: torch.optim.Optimizer) -> Contents:
     numbers = json.dumps(list(_values(optimizer))).encode()
     if len(numbers) > NUMBERS_BYTES:
         raise ValueError(f"{len(numbers)} bytes of numbers")
-    return Contents(tuple(entries), len(parameters), gradients, numbers)
+    return Contents(tuple(entries), len(parameters), gradients, numbers, len(_of_groups(optimizer)))
 
 
 def set_numbers(optimizer: torch.optim.Optimizer, numbers: bytes) -> None:
@@ -152,10 +156,26 @@ def _tensors(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, torch.Tens
         for key, value in sorted(optimizer.state.get(parameter, {}).items()):
             if isinstance(value, torch.Tensor):
                 yield f"{key} of parameter {i}", value
-    for i, group in enumerate(optimizer.param_groups):
-        for key, value in sorted(group.items()):
-            if isinstance(value, torch.Tensor):
-                yield f"{key} of group {i}", value
+    yield from _of_groups(optimizer)
+
+
+def _of_groups(optimizer: torch.optim.Optimizer) -> list[tuple[str, torch.Tensor]]:
+    return [
+        (f"{key} of group {i}", value)
+        for i, group in enumerate(optimizer.param_groups)
+        for key, value in sorted(group.items())
+        if isinstance(value, torch.Tensor)
+    ]
+
+
+def _buffer_bytes(tensors: Sequence[torch.Tensor]) -> int:
+    """Bytes of a buffer for these tensors in turn, room for the numbers included."""
+    *others, last = (tensor.nbytes for tensor in tensors) if tensors else (0,)
+    return pages(sum(_aligned(each) for each in others) + last) + NUMBERS_BYTES
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // ALIGNED) * ALIGNED
 
 
 def _number_keys(values: dict[str, Any]) -> list[str]:
@@ -192,4 +212,6 @@ def _unfit(tensor: torch.Tensor) -> str:
         return f"a {type(tensor).__name__} is no plain tensor"
     if tensor.device.type != "cpu" or tensor.layout is not torch.strided or not tensor.is_contiguous():
         return "a tensor is not contiguous in the host's memory"
+    if tensor.is_shared():
+        return "a tensor lies in memory that other processes may read"
     return ""

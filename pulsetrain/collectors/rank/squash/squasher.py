@@ -90,18 +90,20 @@ class Squasher:
         self._replicas: weakref.WeakKeyDictionary[torch.optim.Optimizer, Replica] = (
             weakref.WeakKeyDictionary()
         )
+        self._made: list[Replica] = []  # those of optimizers that are gone too: parameters may lie in theirs
 
     def begin_again(self) -> None:
         """A new attempt begins in this process. Updates count from 0."""
-        for replica in self._replicas.values():
+        for replica in self._made:
             replica.leave(self._me)
-        self._replicas = weakref.WeakKeyDictionary()
+        self._replicas, self._made = weakref.WeakKeyDictionary(), []
 
     def step(self, optimizer: torch.optim.Optimizer, compute: Callable[[], T], *, plain: bool) -> T | None:
         """Make one update. `compute` does it here. It must be computed here where it is not `plain`."""
         replica = self._replicas.get(optimizer)
         if replica is None:
-            replica = self._replicas[optimizer] = Replica(len(self._replicas))
+            replica = self._replicas[optimizer] = Replica(len(self._made))
+            self._made.append(replica)
         replica.update += 1
         if not self._may_squash(replica, optimizer, plain=plain):
             if replica.cell is not None:

@@ -9,10 +9,10 @@ from pulsetrain.collectors.rank.squash import contents
 SHAPES = ((3, 5), (7,), (1,))
 
 
-def trained(kind=torch.optim.AdamW, steps=2, **how):
+def trained(kind=torch.optim.AdamW, steps=2, lr=0.1, **how):
     torch.manual_seed(0)
     parameters = [torch.nn.Parameter(torch.randn(shape)) for shape in SHAPES]
-    optimizer = kind(parameters, lr=0.1, **how)
+    optimizer = kind(parameters, lr=lr, **how)
     for _ in range(steps):
         for parameter in parameters:
             parameter.grad = torch.randn_like(parameter)
@@ -76,6 +76,26 @@ def test_torchs_own_optimizers_are_taken_and_others_refused():
 def test_tensors_that_do_not_lie_in_one_piece_are_refused():
     parameter = torch.nn.Parameter(torch.ones(4, 4).t()[:, :2])
     assert "not contiguous" in contents.refusal(torch.optim.SGD([parameter], lr=0.1))
+
+
+def test_tensors_that_other_processes_may_read_are_refused():
+    parameter = torch.nn.Parameter(torch.ones(4)).share_memory_()
+    assert "other processes" in contents.refusal(torch.optim.SGD([parameter], lr=0.1))
+
+
+def test_what_is_larger_than_a_buffer_is_refused(monkeypatch):
+    optimizer = trained()
+    monkeypatch.setattr(contents, "BUFFER_BYTES", contents.read(optimizer).size_bytes)
+    assert contents.refusal(optimizer) == ""
+    monkeypatch.setattr(contents, "BUFFER_BYTES", contents.BUFFER_BYTES - 1)
+    assert "a buffer has" in contents.refusal(optimizer)
+
+
+def test_a_learning_rate_that_is_a_tensor_is_compared_before_an_update():
+    optimizer = trained(lr=torch.tensor(0.1))
+    names = [entry.name for entry in contents.read(optimizer).inputs()]
+    assert "lr of group 0" in names
+    assert "exp_avg of parameter 0" not in names
 
 
 def test_an_update_in_which_a_scaler_decides_is_refused():

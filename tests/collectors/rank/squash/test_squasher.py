@@ -1,5 +1,6 @@
 """Replicas that share a device, on threads: one computes, and no update has another result than alone."""
 
+import gc
 import json
 import threading
 import time
@@ -104,6 +105,33 @@ def test_every_update_has_the_result_that_it_has_alone_and_one_rank_computes(opt
     assert job.computed[0] == 12
     assert all(3 <= computed <= 6 for computed in job.computed[1:]), "the first ones, and updates 5 and 10"
     assert [use.taken_over for use in job.used] == [12 - c for c in job.computed]
+
+
+class InTurns(Job):
+    """Replicas that train one parameter after another, each with an optimizer that is dropped then."""
+
+    def _train(self, rank):
+        watched = Watched(slots=64)
+        source = torch.Generator().manual_seed(1)
+        parameters = [torch.nn.Parameter(torch.randn(40, 30, generator=source)) for _ in range(3)]
+        squash = Squasher(watched.handle.state, Page(self.memory.fd, rank), rank, wait_s=self.wait_s)
+        for parameter in parameters:
+            optimizer = self.make([parameter])
+            for _ in range(self.steps):
+                self.turn.wait(30)
+                parameter.grad = torch.randn(parameter.shape, generator=source)
+                squash.step(optimizer, optimizer.step, plain=True)
+                self.results[rank].append([contents.digest(each) for each in parameters])
+            del optimizer
+            gc.collect()
+        self.errors[rank] = watched.errors
+
+
+def test_what_a_dropped_optimizer_has_trained_stays_as_it_is():
+    job = InTurns(steps=8).run()
+    assert job.results == InTurns(steps=8, groups={}).run().results
+    assert all(use.taken_over for use in job.used[1:])
+    assert job.errors == [0, 0, 0]
 
 
 @settings(max_examples=12, deadline=None)
