@@ -21,6 +21,7 @@ DIGEST = 16
 COUNT = 8
 RECIPE, PACK, NEW = ".recipe", ".pack", ".new"
 READ = 256 * BLOCK
+Places = dict[bytes, list[tuple[int, int]]]
 MOST_PACKS = 64
 """More are put together: each image may leave some that a page of is still in use, and `get` opens all."""
 
@@ -36,6 +37,7 @@ class Kept:
 class ImageBlocks:
     """Files by name, kept as blocks in a folder. Names are paths. One thread at a time.
 
+    A block that is here already is read before a new file counts on it. A damaged one is kept anew.
     The last block of a file is filled up with zeros.
     """
 
@@ -45,14 +47,14 @@ class ImageBlocks:
     def put(self, name: str, source: Path) -> Kept:
         """Keep a file. A file of that name is replaced. Nothing changes where it raises `OSError`."""
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        known = {digest for pack in self._packs() for digest in _digests_of(pack)}
         at = self._folder / _plain(name)
         pack, recipe = at.with_name(at.name + PACK), at.with_name(at.name + RECIPE)
         pack_new, recipe_new = at.with_name(at.name + PACK + NEW), at.with_name(at.name + RECIPE + NEW)
         if pack.exists():  # others may have blocks of it
             pack = _free_name(at)
         try:
-            size, fresh = _write(source, pack_new, recipe_new, known)
+            with self._places() as places:
+                size, fresh = _write(source, pack_new, recipe_new, places)
             pack_new.rename(pack)
             recipe_new.rename(recipe)
         except OSError:
@@ -68,17 +70,10 @@ class ImageBlocks:
         where it is not possible now: the disk is full, or does not answer."""
         try:
             size, wanted = _read_recipe(self._folder / (_plain(name) + RECIPE))
-            with contextlib.ExitStack() as stack:
-                places: dict[bytes, tuple[int, int]] = {}
-                for pack in self._packs():
-                    file = os.open(pack, os.O_RDONLY | os.O_CLOEXEC)
-                    stack.callback(os.close, file)
-                    places |= {digest: (file, i * BLOCK) for i, digest in enumerate(_digests_of(pack))}
-                with target.open("wb") as written:
-                    for digest in wanted:
-                        file, offset = places[digest]
-                        written.write(os.pread(file, BLOCK, offset))
-                    written.truncate(size)
+            with self._places() as places, target.open("wb") as written:
+                for digest in wanted:
+                    written.write(_read_block(places[digest], digest))
+                written.truncate(size)
         except KeyError as error:
             raise Unavailable(f"{name}: a block of it is missing") from error
         except (FileNotFoundError, ValueError) as error:
@@ -114,6 +109,18 @@ class ImageBlocks:
         paths = [self._folder / (_plain(n) + RECIPE) for n in self.names() if n.startswith(prefix)]
         return {digest for path in paths for digest in _read_recipe(path)[1]}
 
+    @contextlib.contextmanager
+    def _places(self) -> Iterator[Places]:
+        """Where each block is, in packs that are open meanwhile."""
+        places: Places = {}
+        with contextlib.ExitStack() as stack:
+            for pack in self._packs():
+                file = os.open(pack, os.O_RDONLY | os.O_CLOEXEC)
+                stack.callback(os.close, file)
+                for i, digest in enumerate(_digests_of(pack)):
+                    places.setdefault(digest, []).append((file, i * BLOCK))
+            yield places
+
     def _packs(self) -> list[Path]:
         return sorted(self._folder.glob("*" + PACK))
 
@@ -147,16 +154,43 @@ def _blocks(source: Path) -> Iterator[bytes]:
             yield from (chunk[at : at + BLOCK] for at in range(0, len(chunk), BLOCK))
 
 
-def _write(source: Path, pack: Path, recipe: Path, known: set[bytes]) -> tuple[int, int]:
-    """Write a file's recipe, and a pack of its blocks that are not known. Its size, and how many blocks."""
+def _read_block(places: Iterable[tuple[int, int]], digest: bytes) -> bytes:
+    """The block, from a place that has it whole. Raises `ValueError` where none has, and `OSError`."""
+    failed: OSError | None = None
+    for file, offset in places:
+        try:
+            block = os.pread(file, BLOCK, offset)
+        except OSError as error:
+            failed = error
+            continue
+        if _digest(block) == digest:
+            return block
+    raise failed or ValueError("a block of it is damaged")
+
+
+def _is_whole(places: Iterable[tuple[int, int]], digest: bytes) -> bool:
+    try:
+        _read_block(places, digest)
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def _write(source: Path, pack: Path, recipe: Path, places: Places) -> tuple[int, int]:
+    """Write a file's recipe, and a pack of blocks that no place has whole. Its size, and how many blocks."""
     fresh: dict[bytes, None] = {}
+    known: set[bytes] = set()
     size = source.stat().st_size
     with recipe.open("wb") as listed, pack.open("wb") as written:
         listed.write(size.to_bytes(COUNT, "little"))
         for block in _blocks(source):
             digest = _digest(block)
             listed.write(digest)
-            if digest not in known and digest not in fresh:
+            if digest in known or digest in fresh:
+                continue
+            if _is_whole(places.get(digest, ()), digest):
+                known.add(digest)
+            else:
                 fresh[digest] = None
                 written.write(block)
         written.write(_index(fresh))
@@ -200,7 +234,7 @@ def _join(packs: Sequence[Path]) -> None:
         with new.open("wb") as written:
             for pack in packs:
                 for digest, block in _contents(pack):
-                    if digest not in moved:
+                    if digest not in moved and _digest(block) == digest:
                         moved[digest] = None
                         written.write(block)
             written.write(_index(moved))

@@ -150,3 +150,18 @@ def test_a_disk_too_full_to_make_a_pack_smaller_leaves_it_until_there_is_room(ke
         assert not list((kept.folder / "blocks").glob("*.new"))
     kept.blocks.delete("a")
     assert (kept.get("b"), kept.disk_blocks()) == (b"x" * BLOCK, 1)
+
+
+def test_a_damaged_block_is_kept_anew_by_the_next_image(tmp_path: Path) -> None:
+    blocks, source = ImageBlocks(tmp_path / "blocks"), tmp_path / "pages"
+    source.write_bytes(bytes([1]) * BLOCK + bytes([2]) * BLOCK)
+    blocks.put("z/pages-1.img", source)
+    (pack,) = (tmp_path / "blocks").glob("*.pack")
+    with pack.open("r+b") as file:
+        file.write(b"rot")
+
+    kept = blocks.put("a/pages-1.img", source)
+    blocks.get("a/pages-1.img", tmp_path / "back")
+
+    assert kept.new_bytes == BLOCK
+    assert (tmp_path / "back").read_bytes() == source.read_bytes()
