@@ -243,6 +243,7 @@ class Node:
             gpus=tuple(self._parts.machine.identities),
             dump_lacks=self._parts.images.lacks,
             takes_world_part=True,
+            devices=identity.devices,
         )
         return (hello, *self._attempt.exits)
 

@@ -205,7 +205,8 @@ class Hello:
     nodes of the attempt, 0 if unknown. `dump_lacks` is what the host lacks to dump processes, "" for nothing.
     `host` names the machine, "" if unknown. `tier` is what a pool promises the job. `takes_world_part`: a
     launch may tell it a part of the world. `restoring` is the attempt whose ranks it brings back from their
-    image, -1 for none. `node_rank` and `world_nodes` are then those of that attempt.
+    image, -1 for none. `node_rank` and `world_nodes` are then those of that attempt. On `devices` its ranks
+    take turns where the hub wants nothing else, 0: each has one.
     """
 
     node: str
@@ -232,6 +233,7 @@ class Hello:
     tier: str = "standard"
     takes_world_part: bool = False
     restoring: int = -1
+    devices: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,6 +16,7 @@ from pulsetrain.protocol.messages import ShareDevices, WorldNode
 from pulsetrain.recovery import elasticity, images, restart_cost
 from pulsetrain.recovery.move_preview import MovePreview, preview
 from pulsetrain.recovery.move_request import MoveRequest
+from pulsetrain.recovery.resizing import own_devices
 from pulsetrain.recovery.snapshot import JobSnapshot
 from pulsetrain.recovery.state import JobState
 from pulsetrain.recovery.transitions import Phase
@@ -84,7 +85,7 @@ async def _carry_out(
     if why_not:
         raise UsageError(why_not)
     answer = _answer(job, snapshot, request, plan, "", dry_run=False)
-    began_ns, before = job.now_ns(), answer["from_devices"]
+    began_ns, before, present = job.now_ns(), answer["from_devices"], _present(job)
     asked = {"reason": request.reason, "devices": plan.devices, "from": before}
     job.write("resize", {**asked, "how": plan.how, "step": job.last_step}, actor=request.actor)
     kept = job.resizing.cap, job.resizing.devices
@@ -94,7 +95,7 @@ async def _carry_out(
     if keeps:
         job.resizing.cap, job.resizing.devices = kept
         job.keep_size()
-        await _tell(job, _with_devices(plan, before), dry_run=False)
+        await _tell(job, replace(plan, share=present), dry_run=False)
     follow_ns = job.now_ns() - began_ns
     stages = {"stages_ns": {"follow": follow_ns}, "total_ns": follow_ns}
     told = {**asked, "how": plan.how, "late": answer["late"], "why_not": why_not, **stages}
@@ -103,10 +104,6 @@ async def _carry_out(
     if keeps:
         raise UsageError(f"job {job.name!r} keeps its {before} devices: {why_not}")
     return answer
-
-
-def _with_devices(plan: _Plan, devices: int) -> _Plan:
-    return replace(plan, devices=devices, share=tuple(devices_of_nodes(devices, plan.nodes)))
 
 
 async def _why_nodes_refuse(job: JobState, plan: _Plan) -> str:
@@ -122,6 +119,15 @@ def devices_of(job: JobState, member: WorldNode) -> int:
         return 0
     share = devices_of_nodes(devices, nodes)[member.node_rank]
     return max(1, min(share, member.nproc))
+
+
+def _present(job: JobState) -> tuple[int, ...]:
+    """On how many devices the ranks of each node compute now."""
+    hellos = {name: node.hello for name, node in job.members.nodes.items()}
+    return tuple(
+        devices_of(job, member) or own_devices(member, hellos.get(member.node))
+        for member in job.members.world
+    )
 
 
 def _plan(job: JobState, devices: int) -> _Plan:
@@ -187,7 +193,7 @@ def _answer(
 ) -> ResizePreview:
     world = job.members.world
     ranks = sum(member.nproc for member in world)
-    before = job.resizing.devices or ranks
+    before = sum(_present(job))
     cost = preview(snapshot, request, why_not, why_no_dump=images.why_not(job), dry_run=dry_run)
     if plan.how != "nodes":
         cost |= {"resume_step": cost["step"], "lost_steps": 0, "price": restart_cost.price(0.0, ranks)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from pulsetrain.protocol.messages import WorldNode
+from pulsetrain.protocol.messages import Hello, WorldNode
 from pulsetrain.recovery.world_sizes import WorldSizes
 
 CHECK_PATIENCE = 3.0
@@ -154,3 +154,9 @@ def shrinking_cost_s(stop_s: float) -> float:
     A wait that is longer costs more than to shrink, where the nodes that are left are as fast each.
     """
     return 2 * stop_s
+
+
+def own_devices(member: WorldNode, hello: Hello | None) -> int:
+    """On how many devices the ranks of a node compute where nobody has resized the job."""
+    started_with = hello.devices if hello is not None else 0
+    return min(started_with or member.nproc, member.nproc)

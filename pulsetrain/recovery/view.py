@@ -7,6 +7,7 @@ from typing import TypedDict
 from pulsetrain.protocol.messages import WorldNode
 from pulsetrain.recovery import updates
 from pulsetrain.recovery.record import RecoveryDetail
+from pulsetrain.recovery.resizing import own_devices
 from pulsetrain.recovery.resizing_view import ResizingRow, resizing_row
 from pulsetrain.recovery.snapshot import JobSnapshot, NodeSnapshot
 from pulsetrain.recovery.time_use import TimeUseRow
@@ -83,6 +84,11 @@ def _node_row(job: str, node: NodeSnapshot, member: WorldNode | None) -> NodeRow
     }
 
 
+def _own_devices(job: JobSnapshot) -> int:
+    hellos = {node.name: node.hello for node in job.nodes}
+    return sum(own_devices(member, hellos.get(member.node)) for member in job.world)
+
+
 def job_row(job: JobSnapshot) -> JobRow:
     """One job."""
     return {
@@ -101,7 +107,7 @@ def job_row(job: JobSnapshot) -> JobRow:
         "instrumentation": dict(job.instrumentation),
         "time_use": job.time_use.row() if job.time_use else None,
         "resizing": resizing_row(job),
-        "devices": (job.resizing.devices if job.resizing else 0) or job.world_size,
+        "devices": (job.resizing.devices if job.resizing else 0) or _own_devices(job),
         "nodes": node_rows(job),
         "recoveries": list(job.history),
     }

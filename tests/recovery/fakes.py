@@ -387,6 +387,7 @@ class Fleet:
         standby=False,
         host="",
         tier="standard",
+        devices=0,
         **agent,
     ):
         hello = Hello(
@@ -409,6 +410,7 @@ class Fleet:
             restoring=restoring,
             dump_lacks=dump_lacks,
             standby=standby,
+            devices=devices,
         )
         return FakeAgent(self.controller, hello, **agent)
 

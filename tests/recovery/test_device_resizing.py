@@ -107,6 +107,22 @@ def test_where_a_node_does_not_do_its_part_all_go_back_and_the_answer_says_so():
     run(scenario)
 
 
+def test_nodes_that_were_started_on_fewer_devices_go_back_to_those():
+    async def scenario():
+        fleet = Fleet(devices=1)
+        await fleet.form()
+        assert job_row(fleet.job)["devices"] == 2
+        answer = await resize(fleet, 4, dry_run=True)
+        assert (answer["from_devices"], answer["step_ratio"]) == (2, 0.5)
+        fleet.agents["b"].cannot_follow = "no answer in 7 s"
+        with pytest.raises(UsageError, match="job 'j' keeps its 2 devices"):
+            await resize(fleet, 4)
+        assert shares(fleet) == {"a": [2, 1], "b": [2, 1]}
+        assert job_row(fleet.job)["devices"] == 2
+
+    run(scenario)
+
+
 def test_a_second_request_does_not_mix_with_one_that_is_under_way():
     async def scenario():
         fleet = Fleet()
