@@ -29,6 +29,7 @@ from pulsetrain.core.errors import (
     NotReshardable,
     ProgramRefused,
     PulsetrainError,
+    RanksRun,
     Unavailable,
     Unrestorable,
     WorldNeeded,
@@ -172,11 +173,13 @@ class Commands:
     def _end_ranks(self, stop: Stop | None) -> int:
         """End all ranks; the epoch that began with it. None: leave processes alone that were kept.
 
-        Raises `Unavailable` where one does not die.
+        Raises `Unavailable` where one does not die, and `RanksRun` where their image is gone.
         """
         epoch = self._epoch = next(self._epochs)
         with self._ranks_lock:
             ranks, zygote = self._node.ranks, self._node.zygote
+            if stop is not None and stop.image and ranks.alive and not self._images.keeps(stop.image):
+                raise RanksRun(f"image {stop.image!r} is gone, and its ranks run on")
             if stop is not None and stop.keep:
                 ranks.keep(zygote, stop.fresh, stop.wake_s, lambda: epoch != self._epoch)
             else:
@@ -215,6 +218,8 @@ class Commands:
         except ProgramRefused as failure:
             error = str(failure)
             data = {"program_refused": error}
+        except RanksRun as failure:
+            error, data = str(failure), {"ranks_run": True}
         except PulsetrainError as failure:
             error = str(failure)
         except Exception as failure:  # the hub waits for a reply, whatever happened here

@@ -45,6 +45,10 @@ class ProgramRefused(PulsetrainError):
     """What an update wants to launch is not there."""
 
 
+class RanksRun(PulsetrainError):
+    """Ranks that were to end run on, because nothing would be left of what they did."""
+
+
 class SchemaMismatch(PulsetrainError):
     """A batch that does not fit the record it claims to be."""
 

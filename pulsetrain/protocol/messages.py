@@ -440,7 +440,8 @@ class Stop:
     """End this node's ranks: SIGTERM and SIGCONT, SIGKILL after `grace_s`. Replied once none is left.
 
     With `keep`, processes stay whose scripts can go on in them and give up their attempt within `wake_s`. The
-    ranks of `fresh` are at fault and start anew.
+    ranks of `fresh` are at fault and start anew. `image` is what they were dumped as, "" for nothing. Where
+    the node has it no more and its ranks run on, it refuses with `ranks_run` in its reply.
     """
 
     id: int
@@ -449,6 +450,7 @@ class Stop:
     keep: bool = False
     wake_s: float = 3.0
     fresh: tuple[int, ...] = ()
+    image: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -76,6 +76,7 @@ async def _stop(job: JobState, nodes: Sequence[Node], reason: str) -> list[str]:
 
     replies = await asyncio.gather(*map(stop, nodes))
     survivors.note_parked(job, replies)
+    late_ranks.note_refusals(job, replies)
     return [node.name for node, reply in zip(nodes, replies, strict=True) if reply.error]
 
 

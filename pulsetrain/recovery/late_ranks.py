@@ -7,6 +7,10 @@ what they did, so they are not ended. The job is taken over.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
+from pulsetrain.protocol.messages import Reply
 from pulsetrain.recovery.move_request import Image
 from pulsetrain.recovery.nodes import Node
 from pulsetrain.recovery.state import JobState
@@ -20,6 +24,28 @@ def take_note(job: JobState, node: Node) -> bool:
         return False
     job.move.found = "yes"
     return True
+
+
+def dumped_as(job: JobState) -> str:
+    """The image without which ranks of a job that is being pre-empted must not end, "" for none."""
+    image = _image(job)
+    return image.name if image is not None else ""
+
+
+def note_refusals(job: JobState, replies: Sequence[Reply]) -> None:
+    """Take note of a node that ends no ranks: it has waited too long for that, and has let them run on."""
+    image, attempt = _image(job), job.attempt.number
+    if job.move is None or image is None:
+        return
+    for reply in replies:
+        node = job.members.nodes.get(reply.node)
+        if not reply.data.get("ranks_run") or node is None or node.name != image.node:
+            continue
+        places = [member.node_rank for member in job.members.world if member.node == node.name]
+        if places:
+            world = len(job.members.world)
+            node.hello = replace(node.hello, attempt=attempt, node_rank=places[0], world_nodes=world)
+            job.move.found = "yes"
 
 
 def are_awaited(job: JobState) -> bool:

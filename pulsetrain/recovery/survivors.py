@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from pulsetrain.protocol.messages import Reply, Stop
+from pulsetrain.recovery import late_ranks
 from pulsetrain.recovery.state import JobState
 from pulsetrain.recovery.transitions import Event, Phase
 
@@ -21,7 +22,14 @@ def stop_command(job: JobState, reason: str) -> Stop:
     if job.recovery is not None:
         job.recovery.none_kept = why_not
     at_fault = (fault.rank,) if keep and fault is not None and fault.rank >= 0 else ()
-    return Stop(id=job.next_id(), reason=reason, keep=keep, wake_s=policy.survivor_wake_s, fresh=at_fault)
+    return Stop(
+        id=job.next_id(),
+        reason=reason,
+        keep=keep,
+        wake_s=policy.survivor_wake_s,
+        fresh=at_fault,
+        image=late_ranks.dumped_as(job),
+    )
 
 
 def why_none(job: JobState) -> str:

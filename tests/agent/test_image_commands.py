@@ -12,8 +12,8 @@ import pytest
 from pulsetrain.agent import image_commands
 from pulsetrain.agent.commands import Commands
 from pulsetrain.agent.processes.process_images import Manifest
-from pulsetrain.core.errors import Unavailable, UsageError
-from pulsetrain.protocol.messages import DumpRanks, Start, WorldNode
+from pulsetrain.core.errors import RanksRun, Unavailable, UsageError
+from pulsetrain.protocol.messages import DumpRanks, Start, Stop, WorldNode
 from tests.agent.fakenode import FakeCheckpoints, FakeZygote
 
 
@@ -144,6 +144,26 @@ def test_dumped_ranks_run_on_once_another_hub_asks_for_something_else(monkeypatc
     rank, images = Rank(0, dumped=True), Images()
     commands(Node(rank), images)._let_dumped_go(number)
     assert (let_go, images.cleared, rank.dumped) == ([100, 50] * goes_on, goes_on, not goes_on)
+
+
+@pytest.mark.parametrize(
+    ("image", "keeps", "ends"), [("one", True, True), ("one", False, False), ("", False, True)]
+)
+def test_ranks_are_not_ended_without_the_image_that_they_were_dumped_to(image, keeps, ends):
+    ended, images = [], Images()
+    images.keeps = lambda _: keeps
+    node = Node(Rank(0))
+    node.zygote, node.stopped = None, lambda: ended.append("told")
+    node.ranks.stop, node.ranks.drop_kept = lambda *_: ended.append("ranks"), lambda *_: None
+    node.ranks.close = lambda: None
+    made = Commands(node, SimpleNamespace(follow=lambda _: None), images=images)
+    stop = Stop(id=1, reason="pre-empted", image=image)
+    if ends:
+        made._end_ranks(stop)
+    else:
+        with pytest.raises(RanksRun, match="image 'one' is gone"):
+            made._end_ranks(stop)
+    assert ended == ["ranks", "told"] * ends
 
 
 def test_ranks_that_were_asked_for_something_else_while_they_were_dumped_run_on(monkeypatch):

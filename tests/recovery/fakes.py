@@ -174,6 +174,7 @@ class FakeAgent:
         self.saved = {}
         self.unrestorable = set()
         self.cannot_share, self.cannot_follow, self.late = "", "", ()
+        self.image_gone = False
         self.stuck, self.image_kept, self.dump_answer = "", False, {"dump_ns": 5, "processes": 3}
         self.restore_answer = {"restore_ns": 7}
         self.restless, self.held_number, self.uncounted = set(), 0, False
@@ -227,6 +228,9 @@ class FakeAgent:
             self.steps = {first + i: command.restore_step for i in range(self.hello.nproc_per_node)}
             data = self.restore_answer if command.image else {"program": command.program.number}
             data = {} if self.too_old else data
+        elif isinstance(command, Stop) and command.image and self.image_gone:
+            self.image_gone = False
+            data, error = {"ranks_run": True}, "the image is gone, and its ranks run on"
         elif isinstance(command, Stop) and self.stuck:
             error = self.stuck
         elif isinstance(command, Stop) and command.keep and self.parks:

@@ -608,6 +608,21 @@ def test_ranks_that_ran_on_because_nobody_ended_them_are_pre_empted_once_more():
     run(scenario)
 
 
+def test_ranks_whose_image_is_gone_by_the_time_they_are_to_end_are_pre_empted_once_more():
+    async def scenario():
+        job = Job()
+        await job.train()
+        job.agent.image_gone = True
+        await job.move("preempt", times=8)
+        kinds = [type(c) for c in job.agent.commands if isinstance(c, DumpRanks | Stop)]
+        assert (job.phase, kinds) == (Phase.PREEMPTED, [DumpRanks, Stop, DumpRanks, Stop, Stop])
+        assert job.fleet.job.attempt == 0
+        await job.move("resume")
+        assert job.told("recovery")["resumed_by"] == "image"
+
+    run(scenario)
+
+
 def test_a_restore_is_waited_for_as_long_as_its_agent_says_that_it_goes_on(monkeypatch):
     monkeypatch.setattr(images, "DUMP_TIMEOUT_S", 0.05)
 
