@@ -10,7 +10,7 @@ for it, because a restart would lose everything. A person may say "wait" or "now
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pulsetrain.recovery.faults import Observation, rank_of
 
@@ -18,6 +18,7 @@ PAUSE_FACTOR = 2  # a hang must last so many times as long as the longest pause 
 AGAIN_FACTOR = 4  # where a restart led to the same place, the next one must wait so many times as long
 LOOP_WITHOUT_CHECKPOINT_NS = 300 * 10**9  # a loop loses nothing that a longer look would not lose
 HIDDEN_NS = 10 * 10**9  # a hang that nobody sees for so long is none any more, also if the job did not move
+LATE_NS = 10 * 10**9  # no look is so long after the one before, unless the hub or its machine stood still
 TIMEOUT_MARGIN_NS = 5 * 10**9  # so that torch, which knows more, raises first
 VOLUNTARY = ("waits", "slow_phase", "unknown")  # conditions that a healthy rank is in for minutes
 ALMOST_CERTAIN = ("held_gil", "loop")  # conditions that are certain once they have lasted for some time
@@ -89,7 +90,7 @@ class HangPatience:
         self._restarts: dict[str, int] = {}
         self._hold: Hold | None = None
         self._worst: Observation | None = None
-        self._condition_since_ns = self._seen_ns = 0
+        self._condition_since_ns = self._seen_ns = self._looked_ns = 0
         self._acted = False
 
     @property
@@ -104,6 +105,7 @@ class HangPatience:
 
         `quiet_ns` is the time since some rank of the job made progress.
         """
+        self._stood_still(now_ns)
         if not hangs:
             self._absent(now_ns, now_ns - quiet_ns)
             return None
@@ -118,6 +120,16 @@ class HangPatience:
         self.pending = self._pending(worst, since_ns, now_ns, can_resume=can_resume)
         act_at_ns = self.pending.act_at_ns
         return None if act_at_ns is None or now_ns < act_at_ns else self._act()
+
+    def _stood_still(self, now_ns: int) -> None:
+        """Count no time in which nobody looked: the hub was stopped, or its clock was set. The job may have
+        moved meanwhile, and what is open is from before."""
+        looked_ns, self._looked_ns = self._looked_ns, now_ns
+        gap_ns = now_ns - looked_ns
+        if looked_ns and gap_ns > LATE_NS:
+            self._condition_since_ns += gap_ns
+            if self.pending is not None:
+                self.pending = replace(self.pending, since_ns=self.pending.since_ns + gap_ns)
 
     def wait(self, until_ns: int, actor: str) -> None:
         """A person wants the job to be left alone until then, whatever is found."""

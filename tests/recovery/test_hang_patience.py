@@ -180,6 +180,23 @@ def test_a_held_gil_at_the_same_place_after_a_restart_is_given_more_time():
     assert acted_at(patience, range(900), [hang(condition="frozen", place="licence (train.py:3)")]) == 0
 
 
+@pytest.mark.parametrize("condition", ["still", "waits"])
+def test_time_in_which_the_hub_stood_still_is_no_patience(condition):
+    patience, held = HangPatience(45, 600), [pausing(condition=condition)]
+    assert acted_at(patience, range(100, 104), held) is None
+    assert acted_at(patience, range(2000, 2003), held) is None
+    left_s = (45 if condition == "still" else 600) - 4
+    assert acted_at(patience, range(2003, 3000), held) == pytest.approx(1999 + left_s, abs=3)
+
+
+def test_a_pause_that_is_over_when_the_hub_goes_on_restarts_nothing():
+    patience = HangPatience(45, 600)
+    assert acted_at(patience, range(100, 104), [pausing(condition="still")]) is None
+    assert acted_at(patience, [2000], [pausing(condition="still")]) is None
+    assert acted_at(patience, range(2001, 2020), []) is None
+    assert patience.pending is None
+
+
 def test_a_person_who_says_wait_is_obeyed_whatever_is_found():
     patience = HangPatience(45)
     patience.wait(1000 * S, "ann")
