@@ -26,6 +26,7 @@ from pulsetrain.collectors.rank.phases import (
     CommunicationPhase,
     Phase,
     RankState,
+    SharedByCopies,
     Span,
     ThreadPhase,
     category_number,
@@ -43,7 +44,7 @@ RING_FD = "PULSETRAIN_RING_FD"
 LATE_STEPS = 16  # a step waits for its loss from the device for at most so many later steps
 
 
-class Handle:
+class Handle(SharedByCopies):
     """Phases, steps and numbers of one training process. Get it from `init`."""
 
     def __init__(self, ring: RingWriter | None) -> None:
@@ -64,6 +65,10 @@ class Handle:
         self.script_calls = False  # whether the script has called `init`
         self.resumed = False  # whether somebody has said which step is the next
         self.before_restart: list[Callable[[], None]] = []  # end what works for an attempt, in this process
+
+    def __reduce__(self) -> tuple[Callable[..., object], tuple[object, ...]]:
+        """Where a pickled handle is read, it is the one of that process."""
+        return process_handle, ()
 
     @property
     def active(self) -> bool:

@@ -34,10 +34,11 @@ class KnownNumber:
 
 
 def number(value: object) -> Number:
-    """Wrap a float or a one-element tensor. A tensor on a device is copied without waiting for it.
+    """Wrap a float or a one-element tensor. A tensor on a CUDA device is copied without waiting for it.
 
     Raises `TypeError` or `ValueError` if it is no single number. A DTensor must be replicated, because
-    anything else would need a collective.
+    anything else would need a collective. A tensor on another device must not be read, because that would
+    wait for all work before it.
     """
     if hasattr(value, "to_local"):
         value = _local(cast("DTensor", value))
@@ -45,6 +46,9 @@ def number(value: object) -> Number:
         value = cast("torch.Tensor", value).detach()
     if getattr(value, "is_cuda", False):
         return DeviceNumber(cast("torch.Tensor", value))
+    device = getattr(getattr(value, "device", None), "type", "cpu")
+    if device != "cpu":
+        raise ValueError(f"a number on a device of type {device} cannot be read without waiting for it")
     return KnownNumber(float(cast("SupportsFloat", value)))
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from threading import current_thread
 from time import perf_counter_ns
 from types import MappingProxyType, TracebackType
-from typing import Protocol
+from typing import Protocol, Self
 
 from pulsetrain.collectors.layout import (
     PACK_OPEN,
@@ -45,7 +45,25 @@ class Span(Protocol):
     ) -> None: ...
 
 
-class NoSpan:
+class SharedByCopies:
+    """Scripts keep such objects on modules, trainers and datasets, which are copied and pickled.
+
+    A copy holds the same object. Where a pickled one is read, it does nothing.
+    """
+
+    __slots__ = ()
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, _memo: object) -> Self:
+        return self
+
+    def __reduce__(self) -> tuple[Callable[..., object], tuple[object, ...]]:
+        return NoSpan, ()
+
+
+class NoSpan(SharedByCopies):
     """A span that does nothing."""
 
     __slots__ = ()
@@ -132,7 +150,7 @@ class RankState:
         self.words[W_ERRORS] += 1
 
 
-class Phase:
+class Phase(SharedByCopies):
     """A named phase of the main thread on the host clock. One object serves every entry, nested ones too."""
 
     __slots__ = (
@@ -237,7 +255,7 @@ class CommunicationPhase(Phase):
         super().__exit__(kind, error, trace)
 
 
-class ThreadPhase:
+class ThreadPhase(SharedByCopies):
     """A phase of another thread than the main one. It is recorded when it ends, in a lane of its own."""
 
     __slots__ = ("_head", "_lane", "_start", "_state")

@@ -7,6 +7,7 @@ wrapped at the class, so that stages that exist already are timed too.
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from types import MappingProxyType
 from typing import TypeVar
@@ -38,12 +39,15 @@ def install(handle: Handle) -> None:
 
 
 def _timed(original: Callable[..., T], handle: Handle, phase: str, state: RankState) -> Callable[..., T]:
+    name = list(inspect.signature(original).parameters)[1]  # of the microbatch: schedules may pass it by name
+
     @functools.wraps(original)
-    def chunk(stage: object, microbatch: int, *args: object, **kwargs: object) -> T:
-        state.enter_microbatch(microbatch)
+    def chunk(*args: object, **kwargs: object) -> T:
+        microbatch = args[1] if len(args) > 1 else kwargs.get(name)
+        state.enter_microbatch(microbatch if isinstance(microbatch, int) else -1)
         try:
             with handle.hooked_phase(phase):
-                return original(stage, microbatch, *args, **kwargs)
+                return original(*args, **kwargs)
         finally:
             state.enter_microbatch(-1)
 

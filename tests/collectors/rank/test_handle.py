@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import os
+import pickle
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -111,3 +114,27 @@ def test_a_forked_child_is_muted(monkeypatch):
     finally:
         handle_module.process_handle.cache_clear()
         os.close(fd)
+
+
+def test_a_handle_and_its_phases_that_a_module_keeps_are_copied_and_pickled_with_it(watched):
+    module = torch.nn.Linear(1, 1)
+    module.watch, module.span = watched.handle, watched.handle.phase("forward")
+    for twin in (copy.deepcopy(module), copy.copy(module)):
+        assert twin.watch is watched.handle
+        with twin.span:
+            pass
+    assert watched.spans() == [("forward", "")] * 2
+    read = pickle.loads(pickle.dumps(module))
+    assert read.watch is handle_module.process_handle()
+    with read.span:
+        pass
+    assert watched.spans() == []
+
+
+def test_a_phase_of_another_thread_is_copied_too(watched):
+    with ThreadPoolExecutor(1) as threads:
+        span = threads.submit(watched.handle.phase, "load").result()
+    assert copy.deepcopy([span]) == [span]
+    with pickle.loads(pickle.dumps(span)):
+        pass
+    assert watched.spans() == []

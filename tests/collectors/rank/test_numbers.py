@@ -86,3 +86,20 @@ def test_a_distributed_tensor_has_a_value_only_if_it_is_replicated():
     assert number(Sharded(True, True)).value() == 7.0
     with pytest.raises(ValueError, match="not replicated"):
         number(Sharded(True, False))
+
+
+class ElsewhereNumber:
+    """A loss on a device whose copies nobody can wait for without stopping the script."""
+
+    device = torch.device("xpu", 0)
+
+    def detach(self):
+        return self
+
+    def __float__(self):
+        raise AssertionError("the device was waited for")
+
+
+def test_a_number_on_another_device_than_cuda_is_not_waited_for():
+    with pytest.raises(ValueError, match="type xpu"):
+        number(ElsewhereNumber())

@@ -36,6 +36,18 @@ def test_each_chunk_is_a_phase_of_its_microbatch_and_returns_what_it_did(watched
     assert seen == [("forward", 2), ("backward", 1), ("backward", 0)]
 
 
+def test_a_schedule_may_name_the_microbatch(monkeypatch, watched):
+    def forward(self, fwd_chunk_id, *, last=False):
+        return fwd_chunk_id, last
+
+    monkeypatch.setattr(_PipelineStageBase, "forward_one_chunk", forward)
+    for method in ("backward_one_chunk", "backward_weight_one_chunk"):
+        monkeypatch.setattr(_PipelineStageBase, method, getattr(_PipelineStageBase, method))
+    pipeline.install(watched.handle)
+    assert Stage().forward_one_chunk(last=True, fwd_chunk_id=3) == (3, True)
+    assert [int(s["microbatch"]) for s in watched.reader.drain()[0]] == [3]
+
+
 def test_an_error_of_the_stage_passes_through_and_ends_the_microbatch(monkeypatch, watched):
     def fails(self, chunk):
         raise ValueError("theirs")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice, repeat
 
 import torch
 
@@ -12,7 +13,9 @@ TOKEN_NAMES = ("input_ids", "tokens", "tgt_tokens", "decoder_input_ids")
 TOKEN_TYPES = (torch.int64, torch.int32)
 DEPTH = 4
 MOST = 64
-"""So deep, and at so many tensors, a batch is looked at."""
+"""So deep a batch is looked at, and at so many of its parts altogether."""
+_FIRST = 8  # of a list, by which it is seen whether it holds tensors
+_HOLDERS = (torch.Tensor, Mapping, list, tuple)
 
 
 def size(batch: object) -> tuple[int, str]:
@@ -25,7 +28,7 @@ def size(batch: object) -> tuple[int, str]:
     >>> size({"input_ids": torch.zeros(2, 8, dtype=torch.int64)}), size((torch.zeros(4, 3, 8, 8),))
     ((16, 'tokens'), (4, 'samples'))
     """
-    named = list(_tensors(batch, "", DEPTH))[:MOST]
+    named = _tensors(batch)
     for wanted in TOKEN_NAMES:
         for name, tensor in named:
             if name == wanted and tensor.dim() >= 1:
@@ -38,15 +41,29 @@ def size(batch: object) -> tuple[int, str]:
     return (int(tensors[0].shape[0]), SAMPLES) if tensors else (0, "")
 
 
-def _tensors(value: object, name: str, depth: int) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the tensors of a nested batch, each with its key in the innermost mapping."""
-    if isinstance(value, torch.Tensor):
-        yield name, value
-    elif depth == 0:
-        return
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from _tensors(item, str(key), depth - 1)
-    elif isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
-        for item in value[:MOST]:
-            yield from _tensors(item, name, depth - 1)
+def _tensors(batch: object) -> list[tuple[str, torch.Tensor]]:
+    """Return the tensors of a nested batch, the outer ones first, each with its key in the innermost mapping.
+
+    What lies beside them (texts, lists of lists of numbers) may be long, so few parts are looked at.
+    """
+    found: list[tuple[str, torch.Tensor]] = []
+    parts = [("", batch, DEPTH)]  # grows behind the one that is looked at
+    for name, value, depth in parts:
+        if isinstance(value, torch.Tensor):
+            found.append((name, value))
+        elif depth:
+            inner = islice(_parts(value), MOST - len(parts))
+            parts += [(key or name, item, depth - 1) for key, item in inner]
+    return found
+
+
+def _parts(value: object) -> Iterator[tuple[str, object]]:
+    """Yield the first parts of a mapping, a list or a tuple that may hold tensors, with their keys."""
+    parts: Iterable[tuple[object, object]] = ()
+    if isinstance(value, Mapping):
+        parts = value.items()
+    elif isinstance(value, list | tuple) and any(isinstance(item, _HOLDERS) for item in value[:_FIRST]):
+        parts = zip(repeat(""), value, strict=False)
+    for key, item in islice(parts, MOST):
+        if isinstance(item, _HOLDERS):
+            yield str(key), item

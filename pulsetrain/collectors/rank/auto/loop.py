@@ -52,6 +52,8 @@ class TrainingLoop:
         self._ended_steps = self._closed_steps = 0
         self._given: set[str] = set()
         self._stepping: list[object] = []  # optimizers that step now, the outermost first
+        self._trains_in_step = False  # the outermost of them runs forward and backward itself
+        self._step_raised = False  # it was left by an error, or so it seems
         self._in_backward = 0
         self._stepped_in_backward = False
         self._closing = False
@@ -102,6 +104,7 @@ class TrainingLoop:
         """The script asks its data loader for a batch."""
         if self.segments.current == "evaluation":
             return
+        self._doubt_optimizer()
         self._handle.start_clock()
         self.segments.switch("data")
 
@@ -123,6 +126,7 @@ class TrainingLoop:
         self._in_backward += 1
         if self._in_backward > 1:
             return
+        self._doubt_optimizer()
         self._handle.start_clock()
         self._handle.hold_at_backward()
         self.since.backwards += 1
@@ -158,9 +162,12 @@ class TrainingLoop:
             return
         if key in self._stepping:  # its last step raised, so its end was never told
             del self._stepping[self._stepping.index(key) :]
+        if self._step_raised:
+            self._stepping.clear()
         self._stepping.append(key)
         if len(self._stepping) > 1:
             return
+        self._trains_in_step, self._step_raised = closure, False
         self._begin_cycle(key)
         if self.segments.current == "forward" and self.since.fetched and not closure:
             self.segments.confirm("forward")  # its gradients come from elsewhere than a backward pass
@@ -177,14 +184,23 @@ class TrainingLoop:
         del self._stepping[self._stepping.index(key) :]
         if self._stepping:
             return
+        self._step_raised = False
         if self._first_count is None:
             self._first_count = count
         self.segments.confirm("optimizer")
         self._end_cycle(key)
 
+    def _doubt_optimizer(self) -> None:
+        """The script fetches or goes backward: a step that has not ended has raised, as where memory ran out.
+
+        torch calls no hook then. The next optimizer that begins is not inside that step.
+        """
+        self._step_raised = bool(self._stepping) and not self._trains_in_step
+
     def begin_evaluation(self) -> None:
         """The trained model is put into evaluation mode."""
-        if not self._in_backward and not self._stepping and self.segments.current != "evaluation":
+        steps = bool(self._stepping) and not self._step_raised
+        if not self._in_backward and not steps and self.segments.current != "evaluation":
             self.segments.switch("evaluation")
 
     def end_evaluation(self) -> None:
@@ -211,6 +227,7 @@ class TrainingLoop:
         self._graphs, self._stepping = [], []
         self._in_backward = self._ended_at = self._waited = self._closed_steps = 0
         self._stepped_in_backward = self._closing = False
+        self._trains_in_step = self._step_raised = False
         self._first_count = None
 
     # What the script says itself: `handle.Inference`.

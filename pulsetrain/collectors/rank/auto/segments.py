@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from pulsetrain.collectors.layout import PACK_OPEN, PHASE, STACK_AT, STACK_END, span_head
-from pulsetrain.collectors.rank.phases import NO_SPAN, Span, category_number
+from pulsetrain.collectors.rank.phases import NO_SPAN, SharedByCopies, Span, category_number
 from pulsetrain.records.schema import CATEGORIES
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class _Segment:
         self.start = perf_counter_ns()
 
 
-class _Marked:
+class _Marked(SharedByCopies):
     """A phase of the script, in whose place no segment may be open."""
 
     __slots__ = ("_name", "_segments", "_span")

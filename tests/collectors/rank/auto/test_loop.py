@@ -385,3 +385,44 @@ def test_a_device_that_failed_raises_in_the_script_and_not_in_our_hooks(auto, wa
     auto.handle._timer = SimpleNamespace(capturing=fails)
     assert not auto.loop.listens
     assert watched.errors == 1
+
+
+class OutOfMemory(torch.optim.SGD):
+    """Fails in its first step, as one whose state does not fit."""
+
+    failed = False
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        if not self.failed:
+            self.failed = True
+            raise RuntimeError("out of memory")
+        return super().step(closure)
+
+
+def test_a_step_that_raised_hides_no_optimizer_that_comes_after(watched, auto, model):
+    def train(optimizer):
+        for (tokens,) in loader():
+            loss_of(model, tokens).backward()
+            optimizer.step()
+
+    with pytest.raises(RuntimeError, match="out of memory"):
+        train(OutOfMemory(model.parameters(), lr=0.1))
+    train(torch.optim.SGD(model.parameters(), lr=0.1))
+    assert [step for step, *_ in steps(watched, auto)] == [0, 1, 2, 3]
+
+
+def test_an_optimizer_inside_one_that_trains_in_its_step_is_a_part_of_it(watched, auto, model):
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    class Outer(torch.optim.SGD):
+        @torch.no_grad()
+        def step(self, closure=None):
+            with torch.enable_grad():
+                closure()
+            inner.step()
+
+    outer = Outer(model.parameters(), lr=0.1)
+    for (tokens,) in loader():
+        outer.step(lambda tokens=tokens: loss_of(model, tokens).backward())
+    assert [step for step, *_ in steps(watched, auto)] == [0, 1, 2, 3]
