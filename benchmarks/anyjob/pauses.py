@@ -14,7 +14,7 @@ from pulsetrain.core.errors import Unavailable
 from pulsetrain.protocol.client import HubAddress
 
 PAUSING = Path(__file__).resolve().parents[1] / "jobs" / "pausing.py"
-SLEEPING = ("first_batch", "download", "loader", "debugger")
+SLEEPING = ("first_batch", "download", "loader", "debugger", "retry")
 BUSY = ("save", "evaluation", "compile")
 HANGS = ("stop", "skip", "gil", "spin", "lock")
 SECONDS = (5, 20, 60)
@@ -122,7 +122,7 @@ def groups() -> list[list[tuple[str, float, bool]]]:
     """Return the pauses that run at the same time: all that only wait, and those that compute in pairs.
 
     >>> sum(len(group) for group in groups())
-    50
+    58
     """
     made: list[list[tuple[str, float, bool]]] = []
     for seconds in SECONDS:

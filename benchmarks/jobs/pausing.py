@@ -1,12 +1,13 @@
-"""A plain DDP script that pauses in one of seven ways, or hangs in one of five. It does not use Pulsetrain.
+"""A plain DDP script that pauses in one of eight ways, or hangs in one of five. It does not use Pulsetrain.
 
     torchrun --nproc-per-node 2 pausing.py KIND SECONDS [--steps N] [--folder DIR] [--no-save]
 
 The pauses last about SECONDS: `save` (rank 0 writes a file), `evaluation` (rank 0 alone), `first_batch` (slow
 on rank 0), `compile` (torch.compile on rank 1), `download` (rank 0, over HTTP), `loader` (a worker of a data
-loader stands still), `debugger` (rank 1 sleeps). The hangs last for ever: `stop` (SIGSTOP), `skip` (rank 1
-skips a collective), `gil` (rank 1 sleeps in C and holds the GIL), `spin` (rank 1 loops), `lock` (rank 1 waits
-for a lock that it holds). They strike in the first attempt alone. With `none` nothing happens.
+loader stands still), `debugger` (rank 1 sleeps), `retry` (rank 0 waits for a thread that sleeps). The hangs
+last for ever: `stop` (SIGSTOP), `skip` (rank 1 skips a collective), `gil` (rank 1 sleeps in C and holds the
+GIL), `spin` (rank 1 loops), `lock` (rank 1 waits for a lock that it holds). They strike in the first attempt
+alone. With `none` nothing happens.
 
 Rank 0 saves the model every 10 steps, and every rank resumes from that file, as many scripts do. It prints
 ``step N`` after each step. The rank at fault prints ``begins KIND`` first, except for pauses of a loader.
@@ -26,6 +27,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -113,12 +115,19 @@ def debugger(seconds: float, folder: Path, model: torch.nn.Module) -> None:
     time.sleep(seconds)
 
 
+def retry(seconds: float, folder: Path, model: torch.nn.Module) -> None:
+    """Wait for a worker thread that waits before it tries again."""
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(time.sleep, seconds).result()
+
+
 PAUSES: dict[str, tuple[int, Callable[[float, Path, torch.nn.Module], None]]] = {
     "save": (0, save),
     "evaluation": (0, evaluation),
     "compile": (1, compilation),
     "download": (0, download),
     "debugger": (1, debugger),
+    "retry": (0, retry),
 }
 IN_LOADER = ("first_batch", "loader")
 

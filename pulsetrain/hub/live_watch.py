@@ -12,7 +12,7 @@ from pulsetrain.analytics.verdict import Finding, Verdict, findings
 from pulsetrain.core.clock import Clock
 from pulsetrain.core.supervisor import FailureCollector
 from pulsetrain.hub import traffic_stop
-from pulsetrain.hub.finding_dedup import FindingDedup
+from pulsetrain.hub.finding_dedup import FindingDedup, key
 from pulsetrain.hub.stacks import StackEvidence
 from pulsetrain.hub.step_times import StepTimes
 from pulsetrain.hub.suspects import SuspectWatch
@@ -199,4 +199,7 @@ class LiveWatch:
 
     def _report(self, job: JobSnapshot, memory: _Memory, seen: Sequence[Finding]) -> None:
         new = memory.dedup.look(seen)
-        self._sink.report(job.job, SOURCE, new, memory.dedup.current())
+        present = set(map(key, seen))
+        # A job must not be stopped for a hang that this look does not see. `HangPatience` bears short gaps.
+        still_open = [f for f in memory.dedup.current() if f.kind != "hang" or key(f) in present]
+        self._sink.report(job.job, SOURCE, new, still_open)

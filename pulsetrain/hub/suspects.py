@@ -1,7 +1,8 @@
 """Reads the stacks of the few ranks that would be at fault, again and again while a job stands still.
 
 One report on all ranks says who stands elsewhere (`stacks`). Whether such a rank works, loops or holds its
-GIL shows only over time. The first readings come each second, later ones seldom.
+GIL shows only over time. The first readings come each second, later ones seldom. Only time in which the hub
+looked is counted: while it stood still, or its machine did, the job may have moved and stood again.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Protocol
 
 from pulsetrain.analytics.hangs.posture import Posture, Postures, StackSample
 from pulsetrain.analytics.hangs.stacks import MAIN
+from pulsetrain.analytics.hangs.thread_waits import helper
 from pulsetrain.core.clock import Clock
 from pulsetrain.core.json import JsonObject
 from pulsetrain.core.supervisor import TaskSupervisor
@@ -21,6 +23,7 @@ from pulsetrain.protocol.messages import Reply
 NAME = "suspects"
 TIMEOUT_S = 3.0
 MOST_RANKS = 16  # of many suspects these are enough
+LATE_S = 10.0  # no look is so long after the one before, unless the hub or its machine stood still
 # The period of readings, by the time since the first. A reading costs its node 0.1 s of one core.
 PERIODS_S: Sequence[tuple[float, float]] = ((6.0, 1.0), (60.0, 2.0), (600.0, 10.0), (float("inf"), 30.0))
 
@@ -47,10 +50,11 @@ class SuspectWatch(Protocol):
 
 @dataclass
 class _Memory:
-    """The readings of one job in one silence."""
+    """The readings of one job in one silence. `counted_s`: how long it was looked at, up to `looked_s`."""
 
     attempt: int
-    began_s: float
+    looked_s: float
+    counted_s: float = 0.0
     read_s: float = -1e9
     postures: Postures = field(default_factory=Postures)
     reading: asyncio.Task[None] | None = None
@@ -71,11 +75,13 @@ class Suspects:
             return
         memory = self._memories.get(job)
         if memory is None or memory.attempt != attempt:
-            memory = self._memories[job] = _Memory(attempt=attempt, began_s=now_s)
-        period_s = next(p for until_s, p in PERIODS_S if now_s - memory.began_s < until_s)
+            memory = self._memories[job] = _Memory(attempt=attempt, looked_s=now_s)
+        passed_s, memory.looked_s = now_s - memory.looked_s, now_s
+        memory.counted_s += passed_s if passed_s <= LATE_S else 0.0
+        period_s = next(p for until_s, p in PERIODS_S if memory.counted_s < until_s)
         busy = memory.reading is not None and not memory.reading.done()
-        if not busy and now_s - memory.read_s >= period_s:
-            memory.read_s = now_s
+        if not busy and memory.counted_s - memory.read_s >= period_s:
+            memory.read_s = memory.counted_s
             ranks = tuple(sorted(suspects)[:MOST_RANKS])
             memory.reading = self._background.once(NAME, self._read(self._jobs[job], memory, ranks))
 
@@ -86,7 +92,7 @@ class Suspects:
 
     async def _read(self, job: SuspectSource, memory: _Memory, ranks: Sequence[int]) -> None:
         replies = await job.read_stacks(TIMEOUT_S, ranks=ranks)
-        for sample in samples(replies, self._clock.wall_ns()):
+        for sample in samples(replies, int(memory.counted_s * 1e9)):
             memory.postures.note(sample)
 
 
@@ -114,6 +120,7 @@ def _samples(data: JsonObject, now_ns: int) -> list[StackSample]:
                     gil=gil,
                     gil_frames=threads.get(gil, ()),
                     place=str(detail.get("place", "")),
+                    helper=helper(threads),
                 )
             )
     return made

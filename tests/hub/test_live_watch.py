@@ -119,6 +119,16 @@ def test_a_hang_is_reported_once_with_the_stacks_and_stays_open():
     assert site.sink.still_open["j", "live"] == [hang]
 
 
+def test_a_hang_that_the_present_look_does_not_see_is_not_open_and_not_new_when_it_comes_back():
+    site = Site(nodes=still(20))
+    site.look()
+    site.look(nodes=still(0, stuck=None))
+    assert site.sink.still_open["j", "live"] == []
+    site.look(nodes=still(21))
+    assert len(site.sink.new) == 1
+    assert [f.kind for f in site.sink.still_open["j", "live"]] == ["hang"]
+
+
 def test_a_hang_in_the_next_attempt_is_another_finding():
     site = Site(nodes=still(20))
     site.look()

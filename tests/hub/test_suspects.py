@@ -76,6 +76,25 @@ def test_another_attempt_begins_anew():
     assert site.suspects.postures("j", 0) == {}
 
 
+def test_time_in_which_nobody_looked_is_not_counted():
+    site = Site()
+    site.run(4)
+    before = site.suspects.postures("j", 0)[3]
+    site.clock.now_s += 3600  # the hub was stopped, or its machine
+    site.run(2)
+    after = site.suspects.postures("j", 0)[3]
+    assert after.samples == before.samples + 2
+    assert before.same_ns < after.same_ns <= before.same_ns + 2 * 10**9
+
+
+def test_a_clock_that_is_set_changes_nothing():
+    site = Site()
+    site.run(2)
+    site.clock.wall_ns = lambda: 9 * 10**18
+    site.run(2)
+    assert site.suspects.postures("j", 0)[3].same_ns <= 4 * 10**9
+
+
 def test_of_many_suspects_some_are_read():
     site = Site()
     site.run(1, suspects=range(1000))

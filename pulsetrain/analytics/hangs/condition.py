@@ -101,7 +101,7 @@ def judge(
         or _held_gil(activity, posture)
         or _slow(slow_phase, frames)
         or _loop(activity, posture)
-        or _waiting(state, activity)
+        or _waiting(state, activity, posture)
     )
 
 
@@ -166,7 +166,7 @@ def _loop(activity: RankActivity | None, posture: Posture | None) -> Condition |
     return Condition(kind="loop", why="loops in one line", lasts_ns=posture.same_ns)
 
 
-def _waiting(state: ProcessState, activity: RankActivity | None) -> Condition:
+def _waiting(state: ProcessState, activity: RankActivity | None, posture: Posture | None) -> Condition:
     if state == "disk":
         return Condition(kind="waits", why="is blocked in the kernel")
     if activity is None:
@@ -181,6 +181,11 @@ def _waiting(state: ProcessState, activity: RankActivity | None) -> Condition:
         return Condition(kind="waits", why=calls[activity.waits_in], lasts_ns=activity.still_ns)
     if not activity.waits_in:
         return Condition(kind="unknown", why="does nothing, and what it waits for cannot be read")
+    if posture is None:
+        return Condition(kind="unknown", why="does nothing, and its stacks cannot be read")
+    if posture.newest.helper:
+        why = f"waits for its thread {posture.newest.helper}"
+        return Condition(kind="waits", why=why, lasts_ns=activity.still_ns)
     return Condition(kind="still", why="does nothing", lasts_ns=activity.still_ns)
 
 

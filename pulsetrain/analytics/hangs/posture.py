@@ -12,7 +12,8 @@ class StackSample:
     """One reading of one rank. `frames` are those of the main thread, outermost first.
 
     `gil` is the thread that holds the interpreter lock, "" for none, and `gil_frames` are its frames. `place`
-    is the innermost frame of the user's own code, "" where it is unknown. `at_ns` is UTC.
+    is the innermost frame of the user's own code, "" where it is unknown. `helper` is a thread that the main
+    one may wait for (`thread_waits`). `at_ns` is on any clock that never jumps.
     """
 
     rank: int
@@ -21,6 +22,7 @@ class StackSample:
     gil: str = ""
     gil_frames: tuple[str, ...] = ()
     place: str = ""
+    helper: str = ""
 
     @property
     def where(self) -> FrameKeys:
@@ -33,7 +35,7 @@ class StackSample:
 
 @dataclass(frozen=True, kw_only=True)
 class Posture:
-    """What the readings of one rank say together. Times are UTC nanoseconds.
+    """What the readings of one rank say together. Times are nanoseconds on the clock of the readings.
 
     `since_ns` is the first of the newest readings that all have the same stack, and `samples` counts them.
     `leaves` are the innermost frames of these readings, with their lines. `gil_since_ns` and `gil_samples`

@@ -94,10 +94,16 @@ def test_a_thread_that_holds_the_gil_and_does_nothing_is_no_pause():
 @pytest.mark.parametrize("waits_in", ["sleep", "poll", "read", "child"])
 def test_a_wait_that_may_end_is_told_from_a_lock_that_may_not(waits_in):
     assert judge("sleeping", "", activity(waits_in=waits_in)).kind == "waits"
-    assert judge("sleeping", "", activity(waits_in="lock")).kind == "still"
-    assert judge("sleeping", "", activity(waits_in="other")).kind == "still"
+    assert judge("sleeping", "", activity(waits_in="lock"), stands(2)).kind == "still"
+    assert judge("sleeping", "", activity(waits_in="other"), stands(2)).kind == "still"
+    assert judge("sleeping", "", activity(waits_in="lock")).kind == "unknown"
     assert judge("sleeping", "", activity(waits_in="")).kind == "unknown"
     assert judge("disk", "", activity()).kind == "waits"
+
+
+def test_a_rank_that_waits_for_a_thread_of_its_own_waits():
+    found = judge("sleeping", "", activity(waits_in="lock"), stands(9, helper="download_0"))
+    assert (found.kind, found.why) == ("waits", "waits for its thread download_0")
 
 
 @pytest.mark.parametrize(
