@@ -13,7 +13,7 @@ named or marked, and the same holds for a rank that stops in a second fleet. `--
 clicks with their problems: after each click the page must be whole, and its address must restore the view
 in a fresh tab. `--walks-file` keeps them, so that a later run goes on. `--freeze` stops the hub's process
 while pages are open and before pages are opened, and says how soon each says so. `plain_page_s` is the same
-as `cold_s` for the least page that Streamlit and Plotly make, before the fleet begins, and each page's
+as `cold_s` for the least page with a chart that Streamlit makes, before the fleet begins, and each page's
 `cold_ratio` is beside it: machines differ. `cpu_s` is what hub and dashboard used meanwhile. `fleet` says
 how late its heartbeats went out at worst, how many were held back, and how many nodes the hub lost: its
 process gives way to hub, dashboard and browser, because its machines are other ones in production.

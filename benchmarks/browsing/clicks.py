@@ -14,7 +14,7 @@ Act = Callable[[Page, random.Random], str]
 
 _PATIENCE_MS = 6_000.0
 _TRIES = 12
-_PLOT = ".js-plotly-plot .nsewdrag"
+_PLOT = "[data-testid=stEChartsChart] svg, .js-plotly-plot .nsewdrag"
 _DESCRIBED = "(node) => (node.innerText || node.ariaLabel || node.title || node.tagName).trim().slice(0, 60)"
 _WORDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {

@@ -15,12 +15,13 @@ from playwright.sync_api import Error as PlaywrightError
 from playwright.sync_api import FloatRect, Locator, Page
 
 from browsing.live_site import PER_NODE, Planted
+from browsing.visits import CHART
 from pulsetrain.dashboard.models.states import RANK_STATES
 
 PAGES: Mapping[str, str] = {
-    "overview": "#verdict && .js-plotly-plot .main-svg",
-    "heatmap": "#worst && .js-plotly-plot .yaxislayer-above text",
-    "topology": ".js-plotly-plot .textpoint",
+    "overview": f"#verdict && {CHART} svg text",
+    "heatmap": f"#worst && {CHART} svg text",
+    "topology": f"{CHART} svg text:text-matches('^ranks? [0-9]')",
     "timeline": ".timeline[data-view]",
 }
 _SENTENCES: Mapping[str, str] = {
@@ -128,10 +129,10 @@ def _subjects(text: str) -> set[str]:
 
 
 def _heatmap(page: Page, screen: np.ndarray, planted: Sequence[Planted]) -> list[str]:
-    ticks = page.locator(".js-plotly-plot .yaxislayer-above .ytick text")
+    ticks = page.locator(f"{CHART} svg text")
     labels = {text: ticks.nth(i) for i, text in enumerate(ticks.all_text_contents())}
     marked = {text: where for text, where in labels.items() if text.startswith(_MARKS)}
-    plot = page.locator(".js-plotly-plot .nsewdrag").first.bounding_box()
+    plot = page.locator(f"{CHART} svg").first.bounding_box()
     wrong = []
     for each in planted:
         row = next((w for t, w in marked.items() if re.search(rf" {re.escape(each.name)}(:|$)", t)), None)
@@ -139,7 +140,9 @@ def _heatmap(page: Page, screen: np.ndarray, planted: Sequence[Planted]) -> list
         if box is None or plot is None:
             wrong.append(f"{each.name}: no row on top")
             continue
-        band = FloatRect(x=plot["x"], y=box["y"] + 1, width=plot["width"], height=box["height"] - 2)
+        right = box["x"] + box["width"]
+        width = plot["x"] + plot["width"] - right
+        band = FloatRect(x=right, y=box["y"] + 1, width=width, height=box["height"] - 2)
         pixels = _cut(screen, band)
         red = int((pixels[..., 0] - pixels[..., 2] > _CELL_RED).sum())
         if red < 100 and not _shows(screen, band, _COLOURS, 20):
@@ -149,7 +152,7 @@ def _heatmap(page: Page, screen: np.ndarray, planted: Sequence[Planted]) -> list
 
 
 def _topology(page: Page, screen: np.ndarray, planted: Sequence[Planted]) -> list[str]:
-    texts = page.locator(".js-plotly-plot .textpoint text")
+    texts = page.locator(f"{CHART} svg text:text-matches('^ranks? [0-9]')")
     found: dict[tuple[int, ...], Locator] = {}
     for i, text in enumerate(texts.all_text_contents()):
         numbers = [int(number) for number in re.findall(r"\d+", text)]

@@ -12,7 +12,8 @@ from playwright.sync_api import Error as PlaywrightError
 FRAME = "#verdict, .strip"
 SHOWN_S = 60.0
 _CONTENT = (
-    ".verdict, .t, .empty, .incident, .figures, .js-plotly-plot, .timeline, "
+    ".verdict, .t, .empty, .incident, .figures, .timeline, [data-testid=stEChartsChart] svg, "
+    ".js-plotly-plot, "
     '[data-testid="stAlert"], [data-testid="stTextInput"], [data-testid="stButton"]'
 )
 _STYLED = "getComputedStyle(document.querySelector('.stApp')).fontVariantNumeric === 'tabular-nums'"

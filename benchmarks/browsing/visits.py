@@ -11,6 +11,7 @@ from playwright.sync_api import Page
 from browsing.live_site import FOUND_LINE
 
 TIMELINE_RANKS = 64
+CHART = "[data-testid=stEChartsChart]"
 _PATIENCE_S = 120.0
 Change = Callable[[Page], None]
 
@@ -34,7 +35,7 @@ class Visit:
     changed: str = ""
 
 
-PLAIN = Visit(name="plain", path="", ready="text=One chart && .js-plotly-plot .main-svg")
+PLAIN = Visit(name="plain", path="", ready=f"text=One chart && {CHART} svg text")
 """The page of `plain_page.py`."""
 
 
@@ -44,14 +45,14 @@ def visits(rank: int, node: str, nodes: int) -> list[Visit]:
     Alerts, Recovery, Checkpoints, Pipeline and Pool have no view to change. Stacks has one, but simulated
     ranks have one thread each.
     """
-    chart, table, cohort = ".js-plotly-plot .main-svg", ".t, .empty", "text=the median of the"
+    chart, table, cohort = f"{CHART} svg text", ".t, .empty", "text=the median of the"
     first, last = max(0, rank - TIMELINE_RANKS // 2), f"sim-{nodes - 1:05d}"
-    counter, tick = "rdma_receive_bytes", ".yaxislayer-above .ytick text:has-text('stage 3')"
+    counter, row = "rdma_receive_bytes", f"{CHART} text:has-text('stage 3')"
     folded = ":nth-match([data-testid='stExpander'], 1) details:not([open])"
     only_simulated = ".t tbody:has(td:text-is('simulated')):not(:has(td:text-is('attempt_started')))"
     rows: list[tuple[str, str, str, Change | None, str]] = [
-        ("overview", "", f"#verdict && {chart}", _choose("time"), ".xtitle:has-text('UTC')"),
-        ("heatmap", "heatmap", f"#worst && {chart}", _choose("stage"), tick),
+        ("overview", "", f"#verdict && {chart}", _choose("time"), f"{CHART} text:text-is('UTC')"),
+        ("heatmap", "heatmap", f"#worst && {chart}", _choose("stage"), row),
         ("topology", "topology", chart, _fill("Find", last), f"td:has-text('{last}')"),
         (
             "timeline", f"timeline?ranks={first}-{first + TIMELINE_RANKS - 1}", ".timeline[data-view]",
@@ -70,7 +71,7 @@ def visits(rank: int, node: str, nodes: int) -> list[Visit]:
             "logs", "logs", ".t", _fill("Search", FOUND_LINE),
             f".t tbody tr:only-child:has-text('{FOUND_LINE}')",
         ),
-        ("metrics", "metrics", chart, _fill("Counter", counter), f".ytitle:has-text('{counter}')"),
+        ("metrics", "metrics", chart, _fill("Counter", counter), f"{CHART} text:text-is('{counter}')"),
         ("events", "events?last=30+days", ".t", _fill("Kind", "simulated"), only_simulated),
         ("recovery", "recovery", table, None, ""),
         ("checkpoints", "checkpoints", table, None, ""),

@@ -118,7 +118,7 @@ def _body(asked: heat.HeatView, within: str, steps: _Steps) -> None:
     page.tell_unknown_mesh(job)
     title = f"{view.phase}, first step of each window" if view.phase else ""
     clicked = page.clickable_chart(
-        model.figure(grid, page.theme(), columns_title=title),
+        model.grid_chart(grid, page.theme(), columns_title=title),
         key=f"heat-{view.by}-{within}",
         alt=f"Time lost of each row beside its cohort. {grid.worst}",
     )

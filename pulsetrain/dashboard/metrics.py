@@ -13,7 +13,7 @@ from pulsetrain.analytics.selection import parse_ranks, ranges
 from pulsetrain.core.errors import UsageError
 from pulsetrain.core.json import JsonObject
 from pulsetrain.dashboard import page, parts
-from pulsetrain.dashboard.models.explore import metric_figure
+from pulsetrain.dashboard.models.explore import metric_chart
 from pulsetrain.dashboard.models.step_marks import MOST_ROUNDS, StepMark, marks, narrower, round_steps
 from pulsetrain.dashboard.models.text import duration
 from pulsetrain.dashboard.models.times import TimeChoice, read
@@ -157,8 +157,8 @@ def _chart(job: str, name: str, view: _View, from_ns: int, to_ns: int) -> None:
     legend = f"Dotted: a launch of the job. At the foot: when a step began.{more}"
     st.html(f'<div><b>{escape(name)}</b> <span class="muted">{legend}</span></div>')
     steps = _steps(page.source(), job, from_ns, to_ns)
-    figure = metric_figure(rows, name, launches, page.theme(), steps=steps)
-    page.chart(figure, key="metric", alt=f"{name} over time")
+    drawn = metric_chart(rows, name, launches, page.theme(), steps=steps)
+    page.chart(drawn, key="metric", alt=f"{name} over time")
 
 
 def _row(job: str, row: JsonObject, view: _View) -> list[str]:

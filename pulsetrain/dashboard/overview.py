@@ -12,7 +12,7 @@ from pulsetrain.core.json import JsonObject
 from pulsetrain.dashboard import decisions, page, parts
 from pulsetrain.dashboard.models.answer import CONTROLLER_KINDS, MOST_EVENTS, answer
 from pulsetrain.dashboard.models.overview import JobLine, evidence, live_facts
-from pulsetrain.dashboard.models.progress import MARKER_KINDS, headline, progress_figure
+from pulsetrain.dashboard.models.progress import MARKER_KINDS, headline, progress_chart
 from pulsetrain.dashboard.models.states import JOB_STATES, SEVERITIES, look, pill
 from pulsetrain.dashboard.models.text import ago, clock
 from pulsetrain.dashboard.models.times import TimeChoice, read
@@ -127,8 +127,8 @@ def _progress(time: TimeChoice) -> None:
         when = "in this time" if time.given else "on record"
         page.empty(f"No data: no completed step of this job is {when}.")
         return
-    figure = progress_figure(rows, events, page.theme(), axis=str(st.query_params.get("axis", "step")))
-    page.chart(figure, key="progress", alt="Loss, step time and tokens per second of the job")
+    drawn = progress_chart(rows, events, page.theme(), axis=str(st.query_params.get("axis", "step")))
+    page.chart(drawn, key="progress", alt="Loss, step time and tokens per second of the job")
 
 
 def _evidence() -> None:

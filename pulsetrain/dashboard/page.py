@@ -6,16 +6,16 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from html import escape
-from typing import cast
+from typing import TYPE_CHECKING, cast
 from urllib.parse import urlencode
 
-import plotly.graph_objects as go
 import streamlit as st
 
 from pulsetrain.core.errors import AuthError, PulsetrainError, UsageError
 from pulsetrain.core.json import JsonObject
 from pulsetrain.dashboard.models import charts, times
 from pulsetrain.dashboard.models.attribution import Accused, accused
+from pulsetrain.dashboard.models.charts import Chart
 from pulsetrain.dashboard.models.overview import JobLine, job_lines, stale
 from pulsetrain.dashboard.models.states import JOB_STATES, RANK_STATES, look, pill
 from pulsetrain.dashboard.models.topology import mesh_note
@@ -23,6 +23,9 @@ from pulsetrain.dashboard.snapshot import HubSnapshot, take_snapshot
 from pulsetrain.dashboard.source import Source
 from pulsetrain.protocol.client import find_hub
 from pulsetrain.stream.queries import views
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
 
 REFRESH_S = 2.0
 _SAID_S = 12.0
@@ -362,26 +365,23 @@ def empty(sentence: str, hint: str = "") -> None:
     st.html(f'<div class="empty">{escape(sentence)}<br><small>{escape(hint)}</small></div>')
 
 
-_CHART_CONFIG = {"displaylogo": False, "displayModeBar": "hover"}
+def chart(drawn: Chart, *, key: str, alt: str) -> None:
+    """Draw a chart in its own colours. `alt` says in words what it shows."""
+    st.echarts_chart(drawn.option, theme=None, height=drawn.height, key=key, renderer="svg", alt=alt)
 
 
-def chart(figure: go.Figure, *, key: str, alt: str) -> None:
-    """Draw a figure in its own colours. `alt` says in words what it shows."""
-    st.plotly_chart(figure, theme=None, key=key, alt=alt, config=_CHART_CONFIG)
-
-
-def clickable_chart(figure: go.Figure, *, key: str, alt: str) -> Sequence[JsonObject]:
-    """Draw a figure and return the points that were clicked."""
-    event = st.plotly_chart(
-        figure,
-        theme=None,
-        key=key,
-        alt=alt,
-        config=_CHART_CONFIG,
-        on_select="rerun",
-        selection_mode="points",
+def clickable_chart(drawn: Chart, *, key: str, alt: str) -> Sequence[JsonObject]:
+    """Draw a chart and return what was clicked: the places of data by series."""
+    event = st.echarts_chart(
+        drawn.option, theme=None, height=drawn.height, key=key, renderer="svg", alt=alt, on_select="rerun"
     )
-    return cast("Sequence[JsonObject]", event["selection"]["points"])
+    return cast("Sequence[JsonObject]", event["selection"]["selected"])
+
+
+def space(figure: go.Figure, *, key: str, alt: str) -> None:
+    """Draw a figure in three dimensions in its own colours. `alt` says in words what it shows."""
+    config = {"displaylogo": False, "displayModeBar": "hover"}
+    st.plotly_chart(figure, theme=None, key=key, alt=alt, config=config)
 
 
 def table(columns: list[str], rows: list[list[str]], *, right: tuple[int, ...] = ()) -> None:

@@ -151,7 +151,7 @@ def beside_cohort(job: str, ranks: Sequence[int], time: TimeChoice) -> None:
     st.html(f"<div><b>{escape(model.beside_cohort(rows))}</b></div>")
     if rows:
         page.chart(
-            model.work_figure(rows, page.theme()), key="work", alt="Working time beside the cohort, by step"
+            model.work_chart(rows, page.theme()), key="work", alt="Working time beside the cohort, by step"
         )
 
 

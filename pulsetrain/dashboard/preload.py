@@ -1,7 +1,7 @@
 """What a browser should load with the document of a page, and not one thing after the other.
 
 Streamlit's page loads the code of an element when the first one of its kind arrives. So the code of charts
-(4.7 MB) would only be asked for when the hub has answered. The document names it, so that the browser loads
+(1.2 MB) would only be asked for when the hub has answered. The document names it, so that the browser loads
 and compiles it while the hub works.
 """
 
@@ -16,7 +16,7 @@ import streamlit
 _SCRIPTS = Path(streamlit.__file__).with_name("static") / "static" / "js"
 _EVERYWHERE = ("Html",)
 _WIDGETS = ("ButtonGroup", "TextInput", "Selectbox")
-_CHART = "PlotlyChart"
+_CHART = "EChartsChart"
 _CHARTED = frozenset({"", "overview", "heatmap", "topology", "rank", "node", "metrics", "recovery"})
 """Pages with a chart."""
 _WITHOUT_WIDGETS = frozenset({"incidents", "alerts"})

@@ -10,7 +10,7 @@ import streamlit as st
 
 from pulsetrain.core.json import JsonObject
 from pulsetrain.dashboard import page, parts
-from pulsetrain.dashboard.models.recovery import RecoveryLine, recoveries, recovery_figure
+from pulsetrain.dashboard.models.recovery import RecoveryLine, recoveries, recovery_chart
 from pulsetrain.dashboard.models.text import clock, duration
 from pulsetrain.dashboard.models.time_use import time_sentence
 from pulsetrain.dashboard.models.times import TimeChoice
@@ -53,7 +53,7 @@ def _body(time: TimeChoice) -> None:
         f"{lost} {'step' if lost == 1 else 'steps'} done twice.</b></div>"
     )
     page.chart(
-        recovery_figure(history[:_BARS], page.theme()),
+        recovery_chart(history[:_BARS], page.theme()),
         key="recoveries",
         alt="Duration of each recovery by stage",
     )

@@ -193,7 +193,7 @@ def _grid(
     chart, names = st.columns([3, 2])
     with chart:
         clicked = page.clickable_chart(
-            grid_model.figure(shown, page.theme()), key="blocks",
+            grid_model.grid_chart(shown, page.theme()), key="blocks",
             alt=f"Pipeline stages by blocks of data-parallel replicas. {blame.sentence}",
         )  # fmt: skip
     block = grid_model.selected(shown, clicked)
@@ -252,7 +252,7 @@ def _ranks(job: str, shown: str, find: str, ranks: list[model.RankPoint], panel:
             there = {r.rank for r in in_mesh}
             topology_arrows.add_chosen(figure, chosen.point, chosen.peers, there, page.theme())
         alt = "Ranks in the tensor, pipeline and data parallel mesh, by state"
-        page.chart(figure, key=rank_clicks.CHART_KEY, alt=alt)
+        page.space(figure, key=rank_clicks.CHART_KEY, alt=alt)
         clicked = rank_clicks.listener()(key="rank_clicks", on_rank_change=lambda: None)
     if clicked["rank"] is not None:
         page.open_page("topology", job=job, rank=clicked["rank"])

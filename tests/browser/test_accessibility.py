@@ -41,6 +41,7 @@ FOCUS = """() => {
 }"""
 RIGHT = """() => Math.max(...[...document.querySelectorAll(
   '.verdict, .js-plotly-plot, .scroll, .empty, .incident, .figures, [data-testid=stHorizontalBlock], '
+  + '[data-testid=stEChartsChart], '
   + '[data-testid=stBidiComponentIsolated]')]
   .map(e => e.getBoundingClientRect().right))"""
 

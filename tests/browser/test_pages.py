@@ -15,6 +15,7 @@ from playwright.sync_api import expect
 
 from tests.dashboard.hub_process import dashboard, fake_hub
 
+CHART = "[data-testid=stEChartsChart]"
 pytestmark = [pytest.mark.browser, pytest.mark.integration]
 
 
@@ -23,7 +24,7 @@ def test_overview_reads_the_verdict(page, site):
     expect(page.locator("#verdict")).to_have_text("Rank 5 is stopped in forward; 7 others wait for it.")
     expect(page.locator(".verdict .pill")).to_contain_text("hung")
     expect(page.locator("table")).to_contain_text("straggler")
-    expect(page.locator(".js-plotly-plot")).to_contain_text("restart")
+    expect(page.locator(CHART)).to_contain_text("restart")
 
 
 @pytest.mark.parametrize(
@@ -57,21 +58,20 @@ def test_page_shows_its_data_and_the_verdict(page, site, path, text):
 def test_no_page_asks_another_host(page, site):
     hosts = set()
     page.on("request", lambda request: hosts.add(re.sub(r"^\w+://([^/:]+).*", r"\1", request.url)))
-    for path in ("", "heatmap", "topology"):
+    for path, chart in (("", CHART), ("heatmap", CHART), ("topology", ".js-plotly-plot")):
         page.goto(f"{site}/{path}")
-        page.locator(".js-plotly-plot").first.wait_for()
+        page.locator(chart).first.wait_for()
     assert {host for host in hosts if not host.startswith(("data:", "blob:"))} == {"127.0.0.1"}
 
 
 def test_a_click_in_the_heatmap_opens_that_ranks_timeline(page, site):
     page.goto(f"{site}/heatmap?job=gpt&by=rank&phase=forward&range=100:119")
-    cell = page.locator(".js-plotly-plot .nsewdrag").first
-    cell.wait_for()
-    page.wait_for_timeout(500)  # Plotly binds its handlers after it has drawn
-    box = cell.bounding_box()
+    name = page.locator(f"{CHART} text", has_text=re.compile("^rank 5$"))
+    name.wait_for()
+    row, chart = name.bounding_box(), page.locator(f"{CHART} svg").bounding_box()
     there = re.compile("/timeline.*ranks=5&steps=119%3A121")
     for _ in range(4):  # a busy machine has them bound later
-        page.mouse.click(box["x"] + 0.97 * box["width"], box["y"] + (6.5 / 9) * box["height"])
+        page.mouse.click(chart["x"] + 0.97 * chart["width"], row["y"] + row["height"] / 2)
         with contextlib.suppress(AssertionError):
             expect(page).to_have_url(there, timeout=15_000)
             break

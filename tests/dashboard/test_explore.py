@@ -52,7 +52,7 @@ def test_ranks_that_cannot_be_read_are_one_sentence(draw, known):
 
 def test_metrics_draw_the_chosen_counter_and_list_the_others(draw, known):
     shown = draw("metrics", counter="net_rx_bytes")
-    assert len(shown.app.get("plotly_chart")) == 1
+    assert len(shown.app.get("echarts_chart")) == 1
     assert shown.rows()[0] == ["net_rx_bytes", "2", "2", "600"]
     assert "The 1 that moved most of 9." in shown.text
     assert "are counted and compared" not in shown.text
@@ -69,7 +69,7 @@ def test_metrics_of_chosen_nodes_and_ranks_with_steps_on_the_time_axis(draw, kno
     asked = {name: dict(options) for name, _, options in known.asked}
     for view in ("metric_names", "metric_series"):
         assert (asked[view]["nodes"], asked[view]["ranks"]) == (("node-2", "node-3"), (4, 5))
-    assert '"text":"step 60"' in shown.app.get("plotly_chart")[0].proto.spec
+    assert '"formatter":"step 60"' in shown.app.get("echarts_chart")[0].proto.spec
     assert "node=node-2%2C+node-3&ranks=4-5" in shown.html
     assert "seven" in draw("metrics", ranks="seven").app.warning[0].value
 

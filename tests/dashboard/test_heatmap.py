@@ -18,7 +18,7 @@ def test_what_stands_out_is_a_sentence_above_the_chart(draw, cells):
     shown = draw("heatmap")
     assert "Rank 19 on node-2 loses most: forward takes 130 ms a step" in shown.text
     assert "Steps 100 to 119" in shown.text
-    assert len(shown.app.get("plotly_chart")) == 1
+    assert len(shown.app.get("echarts_chart")) == 1
 
 
 def test_a_table_leads_where_a_click_does(draw, cells):
@@ -38,7 +38,7 @@ def test_a_mesh_that_nobody_knows_is_said(draw, cells):
 def test_what_cannot_be_read_is_one_sentence(draw, cells, name, value):
     shown = draw("heatmap", **{name: value})
     assert value in shown.app.warning[0].value
-    assert not shown.app.get("plotly_chart")
+    assert not shown.app.get("echarts_chart")
 
 
 def test_no_cell_and_no_step_are_said(draw, cells):

@@ -23,7 +23,7 @@ def test_the_verdict_stands_above_figures_and_evidence(draw, source):
     assert "2.5000" in shown.text
     assert shown.rows()[0][1:5] == ["hang", "rank 5", "It <hangs>.", "97%"]
     assert 'href="rank?job=gpt&amp;rank=5' in shown.html
-    assert len(shown.app.get("plotly_chart")) == 1
+    assert len(shown.app.get("echarts_chart")) == 1
 
 
 def test_five_seconds_say_who_since_when_how_sure_what_is_done_and_what_to_do(draw, source):

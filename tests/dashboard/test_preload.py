@@ -15,7 +15,7 @@ DOCUMENT = b'<html><head><script type="module" src="./static/js/index.1.js"></sc
 def scripts(tmp_path):
     """Charts import `shared`, which imports `deep`, which imports `shared`. Everything imports the index."""
     for name, text in {
-        "PlotlyChart.a.js": 'import{t as e}from"./index.1.js";import"./shared.b.js";',
+        "EChartsChart.a.js": 'import{t as e}from"./index.1.js";import"./shared.b.js";',
         "shared.b.js": "import{x}from`./deep.c.js`;",
         "deep.c.js": 'import"./shared.b.js";',
         "Html.d.js": 'import"./index.1.js";',
@@ -33,7 +33,7 @@ def named(document):
 @pytest.mark.parametrize("path", ["/", "/heatmap", "/node"])
 def test_a_page_with_a_chart_names_all_that_a_chart_imports_once(scripts, path):
     found = named(preload.with_scripts(DOCUMENT, path, scripts=scripts))
-    assert sorted(found) == ["Html.d.js", "PlotlyChart.a.js", "TextInput.e.js", "deep.c.js", "shared.b.js"]
+    assert sorted(found) == ["EChartsChart.a.js", "Html.d.js", "TextInput.e.js", "deep.c.js", "shared.b.js"]
 
 
 def test_a_page_without_a_chart_does_not_load_one(scripts):
@@ -45,5 +45,5 @@ def test_a_streamlit_without_these_files_leaves_the_document_as_it_is(tmp_path):
 
 
 def test_the_installed_streamlit_has_what_is_named():
-    for kind in ("Html", "ButtonGroup", "TextInput", "Selectbox", "PlotlyChart"):
+    for kind in ("Html", "ButtonGroup", "TextInput", "Selectbox", "EChartsChart"):
         assert preload.needed(preload._SCRIPTS, kind)

@@ -14,7 +14,7 @@ def test_each_recovery_is_a_row_and_the_mean_is_said(draw, source):
     shown = draw("recovery")
     assert "2 recoveries, 3.80 s on average, 2 steps done twice" in shown.text
     assert shown.rows()[0][1:] == ["1", "node_lost", "node-<1>", "3.80 s", "1.20 s", "78", "1", "controller"]
-    assert len(shown.app.get("plotly_chart")) == 1
+    assert len(shown.app.get("echarts_chart")) == 1
 
 
 def test_a_job_that_never_failed(draw):

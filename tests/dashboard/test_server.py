@@ -52,7 +52,7 @@ def test_everything_else_goes_through_unchanged():
 def test_the_root_is_told_no_address_but_what_it_will_draw_with():
     body, _, _ = asked("/", DOCUMENT)
     assert b"BACKEND_BASE_URL" not in body
-    assert b"PlotlyChart" in body
+    assert b"EChartsChart" in body
 
 
 def test_what_a_page_needs_is_asked_when_its_document_is():

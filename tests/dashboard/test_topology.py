@@ -94,7 +94,7 @@ def test_a_large_job_is_a_grid_of_blocks_with_the_culprit_named(draw, fleet):
     shown = draw("topology")
     text = " ".join(shown.text.split())
     assert "1 culprit, 1 waits, 3,070 running. It <hangs>. Click a block to see its ranks." in text
-    assert len(shown.app.get("plotly_chart")) == 1
+    assert len(shown.app.get("echarts_chart")) == 1
     assert shown.rows()[0][0] == "1"
 
 

@@ -1,13 +1,14 @@
-"""What every chart has in common: colours for light and dark, margins, an empty frame."""
+"""What every chart has in common: colours for light and dark, axes, and how people zoom."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-import plotly.graph_objects as go
+from pulsetrain.core.json import JsonObject
 
+_FONT = "Source Sans, sans-serif"
 CATEGORY_COLOURS: Mapping[str, str] = MappingProxyType(
     {
         "compute": "#3B7DB8",
@@ -71,30 +72,57 @@ DARK = Theme(
 )
 
 
-def frame(theme: Theme, *, height: int, **layout: object) -> go.Figure:
-    """Return an empty figure in the common layout. `uirevision` keeps zoom and camera across refreshes."""
-    figure = go.Figure()
-    figure.update_layout(
-        height=height,
-        margin={"l": 8, "r": 8, "t": 20, "b": 8},
-        paper_bgcolor="rgba(0,0,0,0)",
-        plot_bgcolor="rgba(0,0,0,0)",
-        font={"family": "Source Sans, sans-serif", "size": 13, "color": theme.text},
-        hoverlabel={"font": {"family": "Source Sans, sans-serif", "size": 13}},
-        legend={"orientation": "h", "yanchor": "bottom", "y": 1.0, "x": 0, "font": {"size": 12}},
-        uirevision="keep",
-        dragmode="zoom",
-        modebar={"orientation": "v"},
-        **layout,
-    )
-    axis = {
-        "gridcolor": theme.grid,
-        "zerolinecolor": theme.grid,
-        "linecolor": theme.grid,
-        "tickfont": {"color": theme.muted, "size": 12},
-        "title": {"font": {"color": theme.muted, "size": 12}},
-        "automargin": True,
+@dataclass(frozen=True, kw_only=True)
+class Chart:
+    """A chart in two dimensions: what ECharts calls its option, and its height in pixels."""
+
+    option: JsonObject
+    height: int
+
+
+def chart(theme: Theme, *, height: int, **parts: object) -> Chart:
+    """Return a chart of these parts of an option, in the common look. Times are UTC."""
+    text = {"fontFamily": _FONT, "fontSize": 13, "color": theme.text}
+    frame = {"confine": True, "backgroundColor": theme.head, "borderColor": theme.grid, "textStyle": text}
+    parts["tooltip"] = frame | _part(parts.get("tooltip"))
+    return Chart(option={"animation": False, "useUTC": True, "textStyle": text, **parts}, height=height)
+
+
+def axis(theme: Theme, kind: str, **parts: object) -> dict[str, object]:
+    """Return an axis of a kind of ECharts ("value", "time", "category")."""
+    line = {"lineStyle": {"color": theme.grid}}
+    name = {"nameLocation": "middle", "nameTextStyle": {"color": theme.muted, "fontSize": 12}}
+    labels = {"color": theme.muted, "fontSize": 12, "hideOverlap": True} | _part(parts.pop("axisLabel", None))
+    common = {"type": kind, "axisLine": line, "axisTick": line, "splitLine": line, **name}
+    return {**common, "axisLabel": labels, **parts}
+
+
+def zoom(theme: Theme) -> dict[str, object]:
+    """The parts of an option by which people zoom: buttons that take a part of the x axis and give it back.
+
+    With Shift the wheel zooms too. A wheel alone scrolls the page.
+    """
+    inside = {"type": "inside", "xAxisIndex": "all", "zoomOnMouseWheel": "shift", "filterMode": "none"}
+    buttons = {
+        "dataZoom": {"yAxisIndex": "none", "filterMode": "none", "title": {"zoom": "Zoom", "back": "Back"}},
+        "restore": {"title": "All of it"},
     }
-    figure.update_xaxes(**axis)
-    figure.update_yaxes(**axis)
-    return figure
+    tools = {
+        "padding": 0,
+        "itemSize": 13,
+        "feature": buttons,
+        "iconStyle": {"borderColor": theme.muted},
+        "right": 40,
+        "top": 0,
+    }
+    return {"dataZoom": [inside], "toolbox": tools}
+
+
+def mark_lines(places: Sequence[JsonObject], **of_axes: int) -> dict[str, object]:
+    """Return a series that is nothing but lines across a chart. Each place has an axis and how it looks."""
+    lines = {"symbol": "none", "animation": False, "data": list(places)}
+    return {"type": "line", "data": [], "markLine": lines, **of_axes}
+
+
+def _part(given: object) -> dict[str, object]:
+    return dict(given) if isinstance(given, Mapping) else {}

@@ -7,10 +7,8 @@ import math
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
-import plotly.graph_objects as go
-
 from pulsetrain.core.json import JsonObject
-from pulsetrain.dashboard.models.charts import Theme, frame
+from pulsetrain.dashboard.models.charts import Chart, Theme, axis, chart, mark_lines, zoom
 from pulsetrain.dashboard.models.step_marks import StepMark
 from pulsetrain.dashboard.models.text import clock, duration, size, thousands
 
@@ -22,6 +20,8 @@ SEVERE: Mapping[str, tuple[str, ...]] = MappingProxyType(
     }
 )
 _MOMENT_NS = 10**17  # three years: what is longer is a moment
+_METRIC_PX, _LEFT, _BOTTOM = 380, 84, 46
+_FEW_STEPS = 30  # of so few each is a point
 _WHOLE = 1000  # from here on a number has no fraction
 _LINES = ("#3B7DB8", "#E1A034", "#5BA884", "#B07AA1", "#7A5BB5", "#8C6D46", "#2E8B9A", "#9AA0A8")
 
@@ -95,90 +95,123 @@ def _told(name: str, value: object) -> str:
     return number(name, value) if has_unit or isinstance(value, float) else str(value)
 
 
-def metric_figure(
+def metric_chart(
     rows: Sequence[JsonObject],
     name: str,
     launches: Sequence[int],
     theme: Theme,
     *,
     steps: Sequence[StepMark] = (),
-) -> go.Figure:
+) -> Chart:
     """One counter over time, a line for each node and device.
 
     `launches` of the job are moments, UTC ns. `steps` stand at the foot of the chart.
     """
-    chart = frame(theme, height=380, hovermode="x unified")
     lines: dict[str, list[JsonObject]] = {}
     for row in rows:
         lines.setdefault(f"{row['node']} {row['device']}".strip(), []).append(row)
-    for index, (line, points) in enumerate(lines.items()):
-        chart.add_scatter(
-            x=[row["ts_ns"] / 1e6 for row in points],
-            y=[row["value"] for row in points],
-            name=line,
-            mode="lines" if len(points) > 1 else "markers",
-            line={"width": 1.4, "color": _LINES[index % len(_LINES)]},
-            text=[number(name, row["value"]) for row in points],
-            hovertemplate="%{text}",
-        )
-    for at in launches:
-        chart.add_vline(x=at / 1e6, line={"width": 1, "dash": "dot", "color": theme.muted})
-    for index, mark in enumerate(steps):
-        _mark_step(chart, mark, theme, words="step " if index == 0 else "")
-    chart.update_xaxes(type="date", title_text="UTC")
-    chart.update_yaxes(title_text=name)
-    return chart
+    drawn = [_metric_line(line, name, index, points) for index, (line, points) in enumerate(lines.items())]
+    dotted = {"width": 1, "type": "dotted", "color": theme.muted}
+    launched = [{"xAxis": at / 1e6, "lineStyle": dotted, "label": {"show": False}} for at in launches]
+    foot = {"symbol": "rect", "symbolSize": [1, 14], "silent": True, "itemStyle": {"color": theme.muted}}
+    foot["data"] = [_foot(mark, theme, words="step " if i == 0 else "") for i, mark in enumerate(steps)]
+    return chart(
+        theme,
+        height=_METRIC_PX,
+        tooltip={"trigger": "axis"},
+        legend=_legend(theme),
+        grid={"left": _LEFT, "right": 16, "top": 36, "bottom": _BOTTOM},
+        xAxis=axis(theme, "time", name="UTC", nameGap=26, splitLine={"show": False}),
+        yAxis=axis(theme, "value", name=name, nameGap=_LEFT - 22, scale=True),
+        series=[*drawn, mark_lines(launched), {"type": "line", "data": [], "markPoint": foot}],
+        **zoom(theme),
+    )
 
 
-def _mark_step(chart: go.Figure, mark: StepMark, theme: Theme, *, words: str) -> None:
-    """A step's number at the foot of the chart, and a line up from the axis beside it."""
-    at = mark.ts_ns / 1e6
-    line = {"width": 1, "color": theme.muted}
-    chart.add_shape(type="line", xref="x", yref="paper", x0=at, x1=at, y0=0, y1=0.045, line=line)
-    chart.add_annotation(
-        x=at, xref="x", y=0, yref="paper", text=f"{words}{mark.step:,}", showarrow=False, xanchor="left",
-        yanchor="bottom", xshift=2, font={"size": 11, "color": theme.muted},
+def _metric_line(line: str, name: str, index: int, points: Sequence[JsonObject]) -> JsonObject:
+    return {
+        "type": "line",
+        "name": line,
+        "dimensions": ["at", "value", "told"],
+        "encode": {"x": "at", "y": "value", "tooltip": ["told"]},
+        "data": [[row["ts_ns"] / 1e6, row["value"], number(name, row["value"])] for row in points],
+        "showSymbol": len(points) == 1,
+        "symbolSize": 5,
+        "itemStyle": {"color": _LINES[index % len(_LINES)]},
+        "lineStyle": {"width": 1.4},
+        "emphasis": {"disabled": True},
+    }
+
+
+def _legend(theme: Theme) -> JsonObject:
+    style = {"color": theme.text, "fontSize": 12}
+    return {"type": "scroll", "left": 0, "right": 110, "top": 0, "textStyle": style, "icon": "roundRect"}
+
+
+def _foot(mark: StepMark, theme: Theme, *, words: str) -> JsonObject:
+    """A step's number at the foot of the chart, beside a line up from the axis."""
+    label = {
+        "show": True, "position": "right", "distance": 3, "fontSize": 11, "color": theme.muted,
+        "formatter": f"{words}{mark.step:,}",
+    }  # fmt: skip
+    return {"coord": [mark.ts_ns / 1e6, 0], "y": _METRIC_PX - _BOTTOM - 7, "label": label}
+
+
+def work_chart(rows: Sequence[JsonObject], theme: Theme) -> Chart:
+    """The working time of ranks over steps, on the band and the median of their stage."""
+    first = [row for row in rows if row["rank"] == rows[0]["rank"]]
+    low = [[row["step"], row["low_ns"] / 1e6] for row in first]
+    wide = [[row["step"], (row["high_ns"] - row["low_ns"]) / 1e6] for row in first]
+    band = {
+        "type": "line", "stack": "band", "symbol": "none", "lineStyle": {"width": 0}, "silent": True,
+        "tooltip": {"show": False}, "itemStyle": {"color": "rgba(140,150,165,.6)"},
+    }  # fmt: skip
+    usual = {
+        "type": "line", "name": "median of its stage", "symbol": "none",
+        "data": [[row["step"], row["usual_ns"] / 1e6] for row in first],
+        "itemStyle": {"color": theme.muted}, "lineStyle": {"width": 1.4, "type": "dashed"},
+        "tooltip": {"valueFormatter": "%.4g ms"},
+    }  # fmt: skip
+    area = {"color": "rgba(140,150,165,.3)"}
+    own = [
+        _work_line(rank, index, [row for row in rows if row["rank"] == rank])
+        for index, rank in enumerate(sorted({row["rank"] for row in rows}))
+    ]
+    shown = ["10 to 90 % of its stage", usual["name"], *(line["name"] for line in own)]
+    return chart(
+        theme,
+        height=300,
+        tooltip={"trigger": "axis"},
+        legend=_legend(theme) | {"data": shown},
+        grid={"left": _LEFT, "right": 16, "top": 36, "bottom": _BOTTOM},
+        xAxis=axis(
+            theme, "value", name="step", nameGap=26, min="dataMin", max="dataMax", minInterval=1,
+            axisPointer={"label": {"precision": 0}},
+            splitLine={"show": False},
+        ),
+        yAxis=axis(theme, "value", name="working time, ms", nameGap=_LEFT - 22, scale=True),
+        series=[
+            {**band, "data": low},
+            {**band, "name": shown[0], "data": wide, "areaStyle": area},
+            usual,
+            *own,
+        ],
+        **zoom(theme),
     )  # fmt: skip
 
 
-def work_figure(rows: Sequence[JsonObject], theme: Theme) -> go.Figure:
-    """The working time of ranks over steps, on the band and the median of their stage."""
-    chart = frame(theme, height=300, hovermode="x unified")
-    first = [row for row in rows if row["rank"] == rows[0]["rank"]]
-    steps = [row["step"] for row in first]
-    band = {"mode": "lines", "line": {"width": 0}, "hoverinfo": "skip", "showlegend": False}
-    chart.add_scatter(x=steps, y=[row["high_ns"] / 1e6 for row in first], **band)
-    chart.add_scatter(
-        x=steps,
-        y=[row["low_ns"] / 1e6 for row in first],
-        mode="lines",
-        line={"width": 0},
-        fill="tonexty",
-        fillcolor="rgba(140,150,165,.3)",
-        hoverinfo="skip",
-        name="10 to 90 % of its stage",
-    )
-    chart.add_scatter(
-        x=steps,
-        y=[row["usual_ns"] / 1e6 for row in first],
-        mode="lines",
-        line={"color": theme.muted, "width": 1.4, "dash": "dash"},
-        name="median of its stage",
-        hovertemplate="%{y:.4g} ms",
-    )
-    for index, rank in enumerate(sorted({row["rank"] for row in rows})):
-        own = [row for row in rows if row["rank"] == rank]
-        chart.add_scatter(
-            x=[row["step"] for row in own],
-            y=[row["work_ns"] / 1e6 for row in own],
-            mode="lines+markers" if len(own) < 30 else "lines",
-            line={"color": _LINES[index % len(_LINES)], "width": 1.8},
-            name=f"rank {rank}",
-            hovertemplate="%{y:.4g} ms",
-        )
-    chart.update_xaxes(title_text="step")
-    chart.update_yaxes(title_text="working time, ms", rangemode="normal")
-    return chart
+def _work_line(rank: int, index: int, rows: Sequence[JsonObject]) -> JsonObject:
+    return {
+        "type": "line",
+        "name": f"rank {rank}",
+        "data": [[row["step"], row["work_ns"] / 1e6] for row in rows],
+        "showSymbol": len(rows) < _FEW_STEPS,
+        "symbolSize": 5,
+        "itemStyle": {"color": _LINES[index % len(_LINES)]},
+        "lineStyle": {"width": 1.8},
+        "emphasis": {"disabled": True},
+        "tooltip": {"valueFormatter": "%.4g ms"},
+    }
 
 
 def beside_cohort(rows: Sequence[JsonObject]) -> str:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
+from itertools import chain
 from types import MappingProxyType
-
-import plotly.graph_objects as go
 
 from pulsetrain.core.errors import UsageError
 from pulsetrain.core.json import JsonObject
 from pulsetrain.dashboard.models.attribution import Accused
-from pulsetrain.dashboard.models.charts import Theme, frame
+from pulsetrain.dashboard.models.charts import Chart, Theme, axis, chart
 from pulsetrain.dashboard.models.states import RANK_STATES, look
 from pulsetrain.dashboard.models.text import duration
 
@@ -21,6 +19,7 @@ _CATEGORY_ORDER = ("data", "compute", "communication", "checkpoint", "other")
 _BELOW: Mapping[str, str] = MappingProxyType({"job": "stage", "stage": "dp", "dp": "node", "node": "rank"})
 _AXES: Mapping[str, str] = MappingProxyType({"stage": "stages", "dp": "dps", "rank": "ranks"})
 _MOST_PINNED = 8
+_FEW_ROWS, _ROW_PX, _TOP_PX = 30, 26, 44
 _NOTE_CHARACTERS = 150
 
 
@@ -243,10 +242,10 @@ def _worst(pinned: Sequence[Row], rows: Sequence[Row]) -> str:
     )
 
 
-_HOVER = (
-    "<b>rank %{customdata[0]}</b> on %{customdata[1]}: %{customdata[2]} a step, %{customdata[3]}x the median "
-    "of %{customdata[4]}<br>%{customdata[5]} % of the step<extra></extra>"
-)
+_HOVER = "<b>rank {@[3]}</b> on {@[4]}: {@[5]} a step, {@[6]}x the median of {@[7]}<br>{@[8]} % of the step"
+_LONGEST_NAME_PX = 190
+_MARK_SHARE = 0.008  # of the width, in front of the words on somebody
+_GAP_PX = 6  # between the pinned rows and the others
 
 
 def _hover(cell: Cell) -> list[str | int | float]:
@@ -257,80 +256,135 @@ def _hover(cell: Cell) -> list[str | int | float]:
     return [cell.rank, cell.node, duration(cell.value_ns), ratio, cell.cohort, words]
 
 
-def figure(shown: Grid, theme: Theme, *, columns_title: str) -> go.Figure:
-    """The grid as a chart. Red works longer than its cohort, blue waits longer, grey has no data."""
-    chart = frame(theme, height=max(260, 70 + _row_px(len(shown.rows)) * len(shown.rows)))
-    chart.update_layout(plot_bgcolor=theme.missing)
-    names = [row.name for row in shown.rows]
+def grid_chart(shown: Grid, theme: Theme, *, columns_title: str) -> Chart:
+    """The grid as a chart. Red works longer than its cohort, blue waits longer, grey has no data.
+
+    The rows that stand out are a grid of their own above the others.
+    """
     full = max([FULL, *(abs(c.share) for row in shown.rows for c in row.cells if c)])
-    chart.add_heatmap(
-        x=list(shown.columns),
-        y=names,
-        z=[[None if c is None else round(c.share / full, 3) for c in row.cells] for row in shown.rows],
-        zmin=-1,
-        zmax=1,
-        colorscale=[[0, theme.quicker], [0.5, theme.calm], [1, theme.slower]],
-        showscale=False,
-        hoverinfo="skip",
-        xgap=1,
-        ygap=1,
-    )
-    _add_notes(chart, shown, theme)
-    _add_targets(chart, shown)
-    pinned = sum(row.pinned for row in shown.rows)
-    if pinned:
-        chart.add_hline(y=pinned - 0.5, line={"color": theme.text, "width": 1.5})
-    chart.update_xaxes(side="top", title_text=columns_title, showgrid=False, type="category")
-    chart.update_yaxes(
-        range=[len(names) - 0.5, -0.5],
-        showgrid=False,
-        type="category",
-        tickmode="array",
-        tickvals=names,
-        tickfont={"size": 12 if _row_px(len(names)) > 14 else 10},
-    )
-    return chart
+    row_px, left = _row_px(len(shown.rows)), _names_px(shown)
+    parts = [part for part in _parts(shown) if part]
+    tops = [_TOP_PX + (len(parts[0]) * row_px + _GAP_PX if index else 0) for index in range(len(parts))]
+    ground = {"show": True, "backgroundColor": theme.missing, "borderWidth": 0, "left": left, "right": 16}
+    scale = {"color": [theme.quicker, theme.calm, theme.slower]}
+    numbers = range(len(parts))
+    notes = [_notes_series(i, len(parts) + i, parts[i], row_px, theme) for i in numbers]
+    return chart(
+        theme,
+        height=_TOP_PX + row_px * len(shown.rows) + _GAP_PX + 12,
+        tooltip={"trigger": "item", "formatter": _HOVER},
+        grid=[{**ground, "top": tops[i], "height": row_px * len(parts[i])} for i in numbers],
+        xAxis=[
+            *(_columns_axis(theme, shown.columns, i, columns_title) for i in numbers),
+            *({"type": "value", "show": False, "min": 0, "max": 1, "gridIndex": i} for i in numbers),
+        ],
+        yAxis=[_names_axis(theme, [row.name for row in parts[i]], i, row_px) for i in numbers],
+        visualMap={
+            "show": False, "min": -1, "max": 1, "dimension": 2,
+            "seriesIndex": list(numbers), "inRange": scale,
+        },
+        series=[
+            *(_cells_series(i, parts[i], shown.columns, full, theme) for i in numbers),
+            *chain.from_iterable(notes),
+        ],
+    )  # fmt: skip
 
 
-def _add_notes(chart: go.Figure, shown: Grid, theme: Theme) -> None:
-    """What is said of those who are accused for something else than time: a mark in front, and words."""
-    for place, row in enumerate(shown.rows):
-        if not row.note:
-            continue
-        for width, opacity, layer in ((1, 0.18, "below"), (0.008, 1, "above")):
-            chart.add_shape(
-                type="rect", xref="paper", x0=0, x1=width, y0=place - 0.5, y1=place + 0.5,
-                fillcolor=row.colour, opacity=opacity, layer=layer, line={"width": 0},
-            )  # fmt: skip
-        chart.add_annotation(
-            xref="paper", x=0.014, y=place, text=escape(row.note[:_NOTE_CHARACTERS]), showarrow=False,
-            xanchor="left", font={"size": 12 if _row_px(len(shown.rows)) > 14 else 10, "color": theme.text},
-        )  # fmt: skip
+def _parts(shown: Grid) -> list[list[Row]]:
+    """The pinned rows and the others."""
+    return [[row for row in shown.rows if row.pinned], [row for row in shown.rows if not row.pinned]]
+
+
+def _names_px(shown: Grid) -> int:
+    """The room for the names of the rows."""
+    longest = max((len(row.name) for row in shown.rows), default=0)
+    return min(_LONGEST_NAME_PX, 24 + 7 * longest)
 
 
 def _row_px(rows: int) -> int:
-    return 26 if rows <= 30 else 13
+    return _ROW_PX if rows <= _FEW_ROWS else _ROW_PX // 2
 
 
-def _add_targets(chart: go.Figure, shown: Grid) -> None:
-    """What a click hits and the mouse points at: cells of a heatmap cannot be selected, so each carries an
-    invisible marker."""
-    points = [
-        (column, row.name, _hover(c))
-        for row in shown.rows
-        for column, c in zip(shown.columns, row.cells, strict=True)
-        if c
+def _text_px(row_px: int) -> int:
+    return 12 if row_px == _ROW_PX else 10
+
+
+def _columns_axis(theme: Theme, columns: Sequence[str], index: int, title: str) -> JsonObject:
+    """The names of the columns stand above the first part only."""
+    first = index == 0
+    return axis(
+        theme, "category", position="top", data=list(columns), gridIndex=index,
+        axisLabel={"show": first}, axisTick={"show": False}, splitLine={"show": False},
+        name=title if first else "", nameGap=26,
+    )  # fmt: skip
+
+
+def _names_axis(theme: Theme, names: Sequence[str], index: int, row_px: int) -> JsonObject:
+    labels = {
+        "interval": 0, "hideOverlap": False, "fontSize": _text_px(row_px), "width": _LONGEST_NAME_PX - 12,
+        "overflow": "truncate",
+    }  # fmt: skip
+    return axis(
+        theme, "category", data=list(names), inverse=True, gridIndex=index, axisLabel=labels,
+        axisTick={"show": False}, splitLine={"show": False},
+    )  # fmt: skip
+
+
+def _cells_series(
+    index: int, rows: Sequence[Row], columns: Sequence[str], full: float, theme: Theme
+) -> JsonObject:
+    return {
+        "type": "heatmap",
+        "id": f"part-{index}",
+        "xAxisIndex": index,
+        "yAxisIndex": index,
+        "data": [
+            [columns.index(column), row, round(cell.share / full, 3), *_hover(cell)]
+            for row, column, cell in _points(rows, columns)
+        ],
+        "itemStyle": {"borderColor": theme.paper, "borderWidth": 1},
+        "select": {"itemStyle": {"borderColor": theme.text, "borderWidth": 1}},
+        "selectedMode": "single",
+    }
+
+
+def _points(rows: Sequence[Row], columns: Sequence[str]) -> list[tuple[int, str, Cell]]:
+    """What a chart has data for, in its order: place of the row, column, cell."""
+    return [
+        (place, column, cell)
+        for place, row in enumerate(rows)
+        for column, cell in zip(columns, row.cells, strict=True)
+        if cell
     ]
-    chart.add_scatter(
-        x=[x for x, _, _ in points],
-        y=[y for _, y, _ in points],
-        mode="markers",
-        marker={"size": 18, "color": "rgba(0,0,0,0)", "symbol": "square"},
-        customdata=[numbers for _, _, numbers in points],
-        hovertemplate=_HOVER,
-        showlegend=False,
-    )
-    chart.update_layout(clickmode="event+select", hovermode="closest", hoverdistance=30)
+
+
+def _notes_series(
+    index: int, value_axis: int, rows: Sequence[Row], row_px: int, theme: Theme
+) -> list[JsonObject]:
+    """What is said of those who are accused for something else than time: a mark in front, and words."""
+    noted = [(place, row) for place, row in enumerate(rows) if row.note]
+    if not noted:
+        return []
+    bars = {
+        "type": "bar", "xAxisIndex": value_axis, "yAxisIndex": index, "silent": True,
+        "barGap": "-100%", "barWidth": row_px - 2, "tooltip": {"show": False},
+    }  # fmt: skip
+    words = {"show": True, "position": "insideLeft", "distance": 16, "color": theme.text}
+    words |= {"fontSize": _text_px(row_px)}
+    return [
+        {
+            **bars,
+            "data": [
+                {
+                    "value": [width, place],
+                    "itemStyle": {"color": f"{row.colour}{alpha}"},
+                    "label": words | {"formatter": row.note[:_NOTE_CHARACTERS]} if alpha else {},
+                }
+                for place, row in noted
+            ],
+        }
+        for width, alpha in ((1, "2e"), (_MARK_SHARE, ""))
+    ]
 
 
 def spans_of(within: str) -> dict[str, tuple[int, int]]:
@@ -358,15 +412,16 @@ class Chosen:
     step: int
 
 
-def selected(shown: Grid, points: Sequence[JsonObject]) -> Chosen | None:
-    """The cell that was clicked. `points` is the selection that Plotly reports."""
-    if not points:
-        return None
-    name, column = str(points[0].get("y")), str(points[0].get("x"))
-    row = next((row for row in shown.rows if row.name == name), None)
-    if row is None or column not in shown.columns:
-        return None
-    return _chosen(row, column, row.cells[shown.columns.index(column)])
+def selected(shown: Grid, selection: Sequence[JsonObject]) -> Chosen | None:
+    """The cell that was clicked. `selection` is what Streamlit reports of a chart of ECharts."""
+    parts = [part for part in _parts(shown) if part]
+    for series in selection:
+        index = int(str(series["series_id"]).removeprefix("part-"))
+        points = _points(parts[index], shown.columns) if index < len(parts) else []
+        if series["data_indices"] and series["data_indices"][0] < len(points):
+            place, column, cell = points[series["data_indices"][0]]
+            return _chosen(parts[index][place], column, cell)
+    return None
 
 
 def _chosen(row: Row, column: str, cell: Cell | None) -> Chosen | None:

@@ -6,14 +6,13 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import plotly.graph_objects as go
-
 from pulsetrain.core.json import JsonObject
 from pulsetrain.dashboard.models.attribution import Attribution
-from pulsetrain.dashboard.models.charts import Theme, frame
+from pulsetrain.dashboard.models.charts import Chart, Theme, axis, chart
 from pulsetrain.dashboard.models.states import RANK_STATES, look
 
-_SYMBOLS = {"culprit": "diamond", "slow": "triangle-up", "part": "star-diamond", "no_data": "square-open"}
+_STAR = "path://M0,-10L3,-3L10,0L3,3L0,10L-3,3L-10,0L-3,-3Z"
+_SYMBOLS = {"culprit": "diamond", "slow": "triangle", "part": _STAR, "no_data": "emptyRect"}
 _NAMED = ("culprit", "slow", "part")
 
 
@@ -68,40 +67,65 @@ def tally(rows: Sequence[JsonObject], blame: Attribution, blamed: Sequence[JsonO
     return ", ".join(f"{counts[state]:,} {look(state, RANK_STATES).label}" for state in order)
 
 
-def figure(shown: Sequence[Block], theme: Theme) -> go.Figure:
+def grid_chart(shown: Sequence[Block], theme: Theme) -> Chart:
     """The grid. Each state has a colour, a sign and one entry of the legend. Named ranks are written out."""
     stages = max((block.stage for block in shown), default=0) + 1
-    chart = frame(theme, height=min(640, max(280, 120 + 44 * stages)))
-    for state in sorted({b.state for b in shown}, key=lambda name: look(name, RANK_STATES).urgency):
-        known, own = look(state, RANK_STATES), [block for block in shown if block.state == state]
-        chart.add_scatter(
-            x=[block.place for block in own],
-            y=[block.stage for block in own],
-            mode="markers+text" if state in _NAMED else "markers",
-            name=f"{known.glyph} {known.label} ({len(own):,})",
-            text=[block.named for block in own],
-            textposition="top center",
-            textfont={"color": theme.text, "size": 12},
-            marker={
-                "color": known.colour,
-                "size": 16 if state in _NAMED else 11,
-                "symbol": _SYMBOLS.get(state, "square"),
-            },
-            customdata=[[block.ranks, *block.dps, block.named or known.label] for block in own],
-            hovertemplate="stage %{y}, replicas %{customdata[1]}-%{customdata[2]}: %{customdata[0]} ranks<br>"
-            "%{customdata[3]}<extra></extra>",
-        )
-    chart.update_layout(clickmode="event+select")
-    chart.update_xaxes(title_text="block of data-parallel replicas", showgrid=False, zeroline=False)
-    chart.update_yaxes(
-        title_text="pipeline stage", range=[stages - 0.4, -0.8], dtick=1, showgrid=False, zeroline=False
+    places = max((block.place for block in shown), default=0)
+    plain = {"splitLine": {"show": False}, "minInterval": 1}
+    return chart(
+        theme,
+        height=min(640, max(280, 120 + 44 * stages)),
+        tooltip={
+            "trigger": "item",
+            "formatter": "stage {@[1]}, replicas {@[3]}-{@[4]}: {@[2]} ranks<br>{@[5]}",
+        },
+        legend={"left": 0, "top": 0, "textStyle": {"color": theme.text, "fontSize": 12}},
+        grid={"left": 52, "right": 16, "top": 36, "bottom": 44},
+        xAxis=axis(
+            theme,
+            "value",
+            name="block of data-parallel replicas",
+            nameGap=26,
+            min=-1,
+            max=places + 1,
+            **plain,
+        ),
+        yAxis=axis(
+            theme, "value", name="pipeline stage", nameGap=30, inverse=True, min=-1, max=stages, **plain
+        ),
+        series=[
+            _state_series(state, _of_state(shown, state), theme)
+            for state in sorted({b.state for b in shown}, key=lambda name: look(name, RANK_STATES).urgency)
+        ],
     )
-    return chart
 
 
-def selected(shown: Sequence[Block], points: Sequence[JsonObject]) -> Block | None:
-    """The block that was clicked. `points` is the selection that Plotly reports."""
-    if not points:
-        return None
-    at = (points[0].get("y"), points[0].get("x"))
-    return next((block for block in shown if (block.stage, block.place) == at), None)
+def _of_state(shown: Sequence[Block], state: str) -> list[Block]:
+    return [block for block in shown if block.state == state]
+
+
+def _state_series(state: str, own: Sequence[Block], theme: Theme) -> JsonObject:
+    known, named = look(state, RANK_STATES), state in _NAMED
+    return {
+        "type": "scatter",
+        "id": state,
+        "name": f"{known.glyph} {known.label} ({len(own):,})",
+        "data": [
+            [block.place, block.stage, block.ranks, *block.dps, block.named or known.label] for block in own
+        ],
+        "symbol": _SYMBOLS.get(state, "rect"),
+        "symbolSize": 16 if named else 11,
+        "itemStyle": {"color": known.colour},
+        "label": {"show": named, "position": "top", "color": theme.text, "formatter": "{@[5]}"},
+        "z": 3 if named else 2,
+        "selectedMode": "single",
+    }
+
+
+def selected(shown: Sequence[Block], selection: Sequence[JsonObject]) -> Block | None:
+    """The block that was clicked. `selection` is what Streamlit reports of a chart of ECharts."""
+    for series in selection:
+        own, places = _of_state(shown, str(series["series_id"])), list(map(int, series["data_indices"]))
+        if places and places[0] < len(own):
+            return own[places[0]]
+    return None

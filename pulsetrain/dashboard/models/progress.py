@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 
-import plotly.graph_objects as go
-
 from pulsetrain.core.json import JsonObject
-from pulsetrain.dashboard.models.charts import Theme, frame
+from pulsetrain.dashboard.models import charts
+from pulsetrain.dashboard.models.charts import Chart, Theme, chart, mark_lines, zoom
 from pulsetrain.dashboard.models.text import duration
 
 _MARKERS = {
@@ -20,15 +20,18 @@ _MARKERS = {
     "job_ended": ("ended by a signal", "#4C7A9B"),
 }
 MARKER_KINDS = tuple(_MARKERS)
+_HEIGHT, _PANEL_PX, _LEFT = 440, 102, 84
 _LABEL_CHARACTERS = 56  # along the height of the chart
 _LABEL_ROOM = 0.012  # of the width of the chart: what a label takes
 _Mark = tuple[float, str, str]
 """place on the x axis, label, colour"""
 _PANELS = (
-    ("loss", "loss", "#3B7DB8"),
-    ("step_ms", "step time, ms", "#7A5BB5"),
     ("tokens_per_s", "tokens/s", "#009E73"),
+    ("step_ms", "step time, ms", "#7A5BB5"),
+    ("loss", "loss", "#3B7DB8"),
 )
+"""From the foot of the chart up, because a tooltip tells the last one first."""
+_LOSS = len(_PANELS) - 1
 
 
 def event_marks(events: Sequence[JsonObject]) -> list[tuple[int, str, str]]:
@@ -46,66 +49,89 @@ def _label(row: JsonObject) -> str:
     return f"{word} {row['node']}".strip() if row["kind"] != "attempt_started" else word
 
 
-def progress_figure(
+def progress_chart(
     rows: Sequence[JsonObject], events: Sequence[JsonObject], theme: Theme, *, axis: str
-) -> go.Figure:
+) -> Chart:
     """Loss, step time and throughput over steps (`axis` "step") or time ("time"), with restarts and
     evictions.
 
     Attempts are separate lines, so that steps done twice do not draw a zigzag. A NaN loss leaves a gap.
     """
-    figure = frame(theme, height=440, hovermode="x unified", showlegend=False)
-    for index, (_, title, colour) in enumerate(_PANELS):
-        _add_panel(figure, theme, index, title, colour)
-    for attempt in sorted({row["attempt"] for row in rows}):
-        _add_lines(figure, [row for row in rows if row["attempt"] == attempt], axis)
     marks = [(_position(rows, ts_ns, axis), label, colour) for ts_ns, label, colour in event_marks(events)]
-    _add_marks(figure, sorted(marks, key=lambda mark: mark[0]), _extent(rows, marks, axis), theme)
-    figure.update_xaxes(
-        anchor="y3",
-        type="date" if axis == "time" else "linear",
-        title_text="UTC" if axis == "time" else "step",
+    marks.sort(key=lambda mark: mark[0])
+    first, last = _extent(rows, marks, axis)
+    panels = range(len(_PANELS))
+    lines = [
+        _line(index, [row for row in rows if row["attempt"] == attempt], axis)
+        for attempt in sorted({row["attempt"] for row in rows})
+        for index in panels
+    ]
+    return chart(
+        theme,
+        height=_HEIGHT,
+        tooltip={"trigger": "axis", "order": "seriesAsc"},
+        axisPointer={"link": [{"xAxisIndex": "all"}]},
+        title=[_title(index) for index in panels],
+        grid=[{"left": _LEFT, "right": 16, "top": _top(i), "height": _PANEL_PX} for i in panels],
+        xAxis=[_x_axis(theme, index, axis, first, last) for index in panels],
+        yAxis=[
+            charts.axis(theme, "value", gridIndex=index, splitNumber=3, scale=index == _LOSS)
+            for index in panels
+        ],
+        series=[*lines, *(_marks(index, marks, (first, last), theme) for index in panels)],
+        **zoom(theme),
     )
-    return figure
 
 
-def _add_panel(figure: go.Figure, theme: Theme, index: int, title: str, colour: str) -> None:
-    """One of three stacked panels, its title inside so that three scales of any width stay aligned."""
-    top = 1 - index * 0.345
-    figure.update_layout(
-        {
-            f"yaxis{index + 1 if index else ''}": {
-                "domain": [top - 0.29, top],
-                "anchor": "x",
-                "gridcolor": theme.grid,
-                "zerolinecolor": theme.grid,
-                "tickfont": {"color": theme.muted, "size": 12},
-                "automargin": True,
-                "nticks": 4,
-                "rangemode": "normal" if index == 0 else "tozero",
-            }
-        }
+def _top(index: int) -> int:
+    return 24 + (_LOSS - index) * (_PANEL_PX + 24)
+
+
+def _title(index: int) -> JsonObject:
+    """What a panel shows, inside the chart so that three scales of any width stay aligned."""
+    _, text, colour = _PANELS[index]
+    style = {"color": colour, "fontSize": 12, "fontWeight": "bold"}
+    return {"text": text, "left": _LEFT - 4, "top": _top(index) - 22, "textStyle": style}
+
+
+def _x_axis(theme: Theme, index: int, axis: str, first: float, last: float) -> JsonObject:
+    at_foot, over_time = index == 0, axis == "time"
+    return charts.axis(
+        theme,
+        "time" if over_time else "value",
+        gridIndex=index,
+        min=first,
+        max=last if last > first else first + 1,
+        minInterval=0 if over_time else 1,
+        axisLabel={"show": at_foot},
+        axisTick={"show": at_foot},
+        axisPointer={"label": {"precision": "auto" if over_time else 0}},
+        name=("UTC" if over_time else "step") if at_foot else "",
+        nameGap=26,
+        splitLine={"show": False},
     )
-    figure.add_annotation(
-        text=f"<b>{title}</b>", x=0.004, y=top, xref="paper", yref="paper", showarrow=False, xanchor="left",
-        yanchor="bottom", font={"color": colour, "size": 12},
-    )  # fmt: skip
 
 
-def _add_lines(figure: go.Figure, rows: Sequence[JsonObject], axis: str) -> None:
-    along = [_along(row, axis) for row in rows]
-    for index, (name, title, colour) in enumerate(_PANELS):
-        values = [row["step_ns"] / 1e6 if name == "step_ms" else row[name] for row in rows]
-        figure.add_scatter(
-            x=along,
-            y=values,
-            yaxis=f"y{index + 1 if index else ''}",
-            mode="lines" if len(rows) > 1 else "markers",
-            line={"color": colour, "width": 1.6},
-            marker={"size": 5, "color": colour},
-            name=title,
-            hovertemplate="%{y:.5g}",
-        )
+def _line(index: int, rows: Sequence[JsonObject], axis: str) -> JsonObject:
+    name, title, colour = _PANELS[index]
+    return {
+        "type": "line",
+        "name": title,
+        "xAxisIndex": index,
+        "yAxisIndex": index,
+        "data": [[_along(row, axis), _value(row, name)] for row in rows],
+        "showSymbol": len(rows) == 1,
+        "symbolSize": 5,
+        "itemStyle": {"color": colour},
+        "lineStyle": {"color": colour, "width": 1.6},
+        "emphasis": {"disabled": True},
+        "tooltip": {"valueFormatter": "%.5g"},
+    }
+
+
+def _value(row: JsonObject, name: str) -> float | None:
+    value = row["step_ns"] / 1e6 if name == "step_ms" else row[name]
+    return value if value is not None and math.isfinite(value) else None
 
 
 def _along(row: JsonObject, axis: str) -> float:
@@ -126,8 +152,11 @@ def _extent(rows: Sequence[JsonObject], marks: Sequence[_Mark], axis: str) -> tu
     return min(places, default=0.0), max(places, default=0.0)
 
 
-def _add_marks(figure: go.Figure, marks: Sequence[_Mark], extent: tuple[float, float], theme: Theme) -> None:
-    """A line at each mark. Those too near to each other for a label each share one."""
+def _marks(index: int, marks: Sequence[_Mark], extent: tuple[float, float], theme: Theme) -> JsonObject:
+    """A line at each mark, in one panel. The panel at the top has the labels, which go down over all.
+
+    Marks too near to each other for a label each share one.
+    """
     room = _LABEL_ROOM * (extent[1] - extent[0])
     shared: list[list[_Mark]] = []
     for mark in marks:
@@ -135,21 +164,26 @@ def _add_marks(figure: go.Figure, marks: Sequence[_Mark], extent: tuple[float, f
             shared[-1].append(mark)
         else:
             shared.append([mark])
-    for at, colour in {at: colour for at, _, colour in reversed(marks)}.items():
-        line = {"color": colour, "width": 1, "dash": "dot"}
-        figure.add_shape(type="line", xref="x", yref="paper", x0=at, x1=at, y0=0, y1=1, line=line)
-    for group in shared:
-        at = group[0][0]
-        side = "left" if at - extent[0] <= room else "right"
-        _add_label(figure, at, [label for _, label, _ in group], side, theme)
+    labels = {group[0][0]: [label for _, label, _ in group] for group in shared} if index == _LOSS else {}
+    places = [
+        {
+            "xAxis": at,
+            "name": _full(labels.get(at, [])),
+            "lineStyle": {"color": colour, "width": 1, "type": "dotted"},
+            "label": _label_of(labels.get(at, []), theme, left=at - extent[0] > room),
+        }
+        for at, colour in sorted({at: colour for at, _, colour in reversed(marks)}.items())
+    ]
+    return mark_lines(places, xAxisIndex=index, yAxisIndex=index)
 
 
-def _add_label(figure: go.Figure, at: float, labels: Sequence[str], side: str, theme: Theme) -> None:
-    """What happened, along the line. `side` is where the label has the line: at the left edge on its left."""
-    figure.add_annotation(
-        x=at, xref="x", y=1, yref="paper", text=_short(labels), hovertext=_full(labels), showarrow=False,
-        textangle=-90, xanchor=side, yanchor="top", font={"size": 11, "color": theme.muted},
-    )  # fmt: skip
+def _label_of(labels: Sequence[str], theme: Theme, *, left: bool) -> JsonObject:
+    """What happened, along the line. At the left edge of the chart it is on the right of the line."""
+    place = "insideEndTop" if left else "insideEndBottom"
+    return {
+        "show": bool(labels), "formatter": _short(labels) if labels else "", "position": place,
+        "color": theme.muted, "fontSize": 11,
+    }  # fmt: skip
 
 
 def _full(labels: Sequence[str]) -> str:

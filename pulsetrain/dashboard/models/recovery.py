@@ -6,11 +6,11 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import plotly.graph_objects as go
-
 from pulsetrain.core.json import JsonObject
-from pulsetrain.dashboard.models.charts import STAGE_COLOURS, Theme, frame
+from pulsetrain.dashboard.models.charts import STAGE_COLOURS, Chart, Theme, axis, chart
 from pulsetrain.dashboard.models.text import clock, duration
+
+_LABEL_SHARE = 0.04  # of the longest recovery: what is shorter has no room for words
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,29 +55,36 @@ def _recovery(row: JsonObject) -> RecoveryLine:
     )
 
 
-def recovery_figure(lines: Sequence[RecoveryLine], theme: Theme) -> go.Figure:
+def recovery_chart(lines: Sequence[RecoveryLine], theme: Theme) -> Chart:
     """One bar for each recovery, newest on top, stacked by stage."""
-    chart = frame(theme, height=max(200, 100 + 38 * len(lines)), barmode="stack")
     names = [
         f"{line.cause}: {line.culprit} · {clock(line.ts_ns)[-8:]} · #{len(lines) - index}"
         for index, line in enumerate(lines)
     ]
-    for stage, colour in STAGE_COLOURS.items():
-        seconds = [line.stages_ns[stage] / 1e9 for line in lines]
-        chart.add_bar(
-            orientation="h",
-            x=seconds,
-            y=names,
-            name=stage.replace("_", " "),
-            marker={"color": colour},
-            text=[duration(s * 1e9) if s else "" for s in seconds],
-            textposition="inside",
-            insidetextanchor="middle",
-            textangle=0,
-            textfont={"color": "#ffffff", "size": 11},
-            hovertemplate=f"{stage.replace('_', ' ')} %{{text}}<extra></extra>",
-        )
-    chart.update_xaxes(title_text="seconds from the fault to the next completed step")
-    chart.update_yaxes(autorange="reversed", type="category")
-    chart.update_layout(legend={"traceorder": "normal"})
-    return chart
+    return chart(
+        theme,
+        height=max(200, 100 + 38 * len(lines)),
+        tooltip={"trigger": "item", "formatter": "{a} {@[2]}"},
+        legend={"left": 0, "top": 0, "textStyle": {"color": theme.text, "fontSize": 12}},
+        grid={"left": 8, "right": 16, "top": 36, "bottom": 28, "containLabel": True},
+        xAxis=axis(theme, "value", name="seconds from the fault to the next completed step", nameGap=26),
+        yAxis=axis(theme, "category", data=names, inverse=True, splitLine={"show": False}),
+        series=[_stage(stage, colour, names, lines) for stage, colour in STAGE_COLOURS.items()],
+    )
+
+
+def _stage(stage: str, colour: str, names: Sequence[str], lines: Sequence[RecoveryLine]) -> JsonObject:
+    took = [line.stages_ns[stage] for line in lines]
+    least_ns = _LABEL_SHARE * max(sum(line.stages_ns.values()) for line in lines)
+    return {
+        "type": "bar",
+        "stack": "stages",
+        "name": stage.replace("_", " "),
+        "data": [
+            {"value": [ns / 1e9, name, duration(ns)], "label": {"show": ns >= least_ns > 0}}
+            for ns, name in zip(took, names, strict=True)
+        ],
+        "itemStyle": {"color": colour},
+        "label": {"color": "#ffffff", "fontSize": 11, "formatter": "{@[2]}"},
+        "barCategoryGap": "25%",
+    }

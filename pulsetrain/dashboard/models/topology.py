@@ -12,7 +12,7 @@ import plotly.graph_objects as go
 from pulsetrain.core.errors import UsageError
 from pulsetrain.core.json import JsonObject
 from pulsetrain.dashboard.models.attribution import Attribution
-from pulsetrain.dashboard.models.charts import Theme, frame
+from pulsetrain.dashboard.models.charts import Theme
 from pulsetrain.dashboard.models.states import RANK_STATES, look
 from pulsetrain.dashboard.models.text import ago, duration
 
@@ -149,7 +149,7 @@ def tally(ranks: Sequence[RankPoint]) -> str:
 
 def figure(ranks: Sequence[RankPoint], matches: Collection[int], theme: Theme) -> go.Figure:
     """The mesh in three dimensions. Ranks in `matches` are ringed. Each state has one legend entry."""
-    chart = frame(theme, height=560)
+    chart = _space(theme)
     size = 10 if len(ranks) <= 64 else 6 if len(ranks) <= 2048 else 3
     crowd = len(ranks) > 64 and any(r.state not in ("running", "victim") for r in ranks)
     _add_pipelines(chart, ranks, theme)
@@ -171,6 +171,23 @@ def figure(ranks: Sequence[RankPoint], matches: Collection[int], theme: Theme) -
             "camera": {"eye": {"x": 1.75, "y": 1.25, "z": 0.8}, "center": {"x": 0, "y": 0, "z": -0.12}},
             "aspectmode": "cube",
         }
+    )
+    return chart
+
+
+def _space(theme: Theme) -> go.Figure:
+    """An empty figure. `uirevision` keeps the camera across refreshes."""
+    font = {"family": "Source Sans, sans-serif", "size": 13}
+    chart = go.Figure()
+    chart.update_layout(
+        height=560,
+        margin={"l": 8, "r": 8, "t": 20, "b": 8},
+        paper_bgcolor="rgba(0,0,0,0)",
+        font=font | {"color": theme.text},
+        hoverlabel={"font": font},
+        legend={"orientation": "h", "yanchor": "bottom", "y": 1.0, "x": 0, "font": {"size": 12}},
+        uirevision="keep",
+        modebar={"orientation": "v"},
     )
     return chart
 

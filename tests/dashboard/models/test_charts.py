@@ -1,24 +1,42 @@
 """What every chart has in common."""
 
+import json
 import re
 
 import pytest
 
-from pulsetrain.dashboard.models.charts import CATEGORY_COLOURS, DARK, LIGHT, STAGE_COLOURS, frame
+from pulsetrain.dashboard.models.charts import (
+    CATEGORY_COLOURS,
+    DARK,
+    LIGHT,
+    STAGE_COLOURS,
+    axis,
+    chart,
+    mark_lines,
+    zoom,
+)
 
 
 @pytest.mark.parametrize("theme", [LIGHT, DARK])
-def test_a_frame_is_empty_and_in_the_colours_of_its_theme(theme):
-    chart = frame(theme, height=300, barmode="stack")
-    assert not chart.data
-    assert (chart.layout.height, chart.layout.barmode) == (300, "stack")
-    assert chart.layout.font.color == theme.text
-    assert chart.layout.xaxis.gridcolor == chart.layout.yaxis.gridcolor == theme.grid
+def test_charts_and_axes_are_in_the_colours_of_their_theme(theme):
+    drawn = chart(theme, height=300, tooltip={"trigger": "axis"}, xAxis=axis(theme, "time", name="UTC"))
+    assert drawn.height == 300
+    assert drawn.option["textStyle"]["color"] == theme.text
+    assert drawn.option["tooltip"]["trigger"] == "axis"
+    assert drawn.option["tooltip"]["backgroundColor"] == theme.head
+    assert drawn.option["xAxis"]["splitLine"]["lineStyle"]["color"] == theme.grid
+    assert (drawn.option["xAxis"]["type"], drawn.option["xAxis"]["name"]) == ("time", "UTC")
 
 
-def test_zoom_and_camera_survive_a_refresh():
-    first, second = frame(LIGHT, height=300), frame(LIGHT, height=300)
-    assert first.layout.uirevision == second.layout.uirevision == "keep"
+def test_a_wheel_alone_scrolls_the_page():
+    (inside,) = zoom(LIGHT)["dataZoom"]
+    assert (inside["type"], inside["zoomOnMouseWheel"]) == ("inside", "shift")
+
+
+def test_a_chart_is_plain_json():
+    drawn = chart(LIGHT, height=300, series=[mark_lines([{"xAxis": 3}], xAxisIndex=1)], **zoom(LIGHT))
+    assert json.loads(json.dumps(drawn.option)) == drawn.option
+    assert drawn.option["series"][0]["xAxisIndex"] == 1
 
 
 @pytest.mark.parametrize("colours", [CATEGORY_COLOURS, STAGE_COLOURS])

@@ -7,8 +7,8 @@ from pulsetrain.dashboard.models.explore import (
     about,
     beside_cohort,
     detail_text,
-    metric_figure,
-    work_figure,
+    metric_chart,
+    work_chart,
 )
 from pulsetrain.dashboard.models.step_marks import StepMark
 
@@ -31,7 +31,7 @@ def test_the_rank_that_differs_most_is_named():
     rows = [row(3, 1, 101), row(3, 2, 99), row(4, 1, 150), row(4, 2, 150)]
     assert beside_cohort(rows) == "Rank 4 works 150 ns a step, 1.50x the median of the 64 ranks of its stage."
     assert "No working time" in beside_cohort([])
-    assert [trace.name for trace in work_figure(rows, LIGHT).data[-2:]] == ["rank 3", "rank 4"]
+    assert [line["name"] for line in work_chart(rows, LIGHT).option["series"][-2:]] == ["rank 3", "rank 4"]
 
 
 def test_findings_about_ranks_and_their_node():
@@ -52,19 +52,34 @@ def test_a_node_whose_name_begins_like_another_has_findings_of_its_own():
 
 def test_a_line_for_each_node_and_device():
     rows = [{"node": node, "device": "eth0", "ts_ns": S, "value": 1.0} for node in "ab"]
-    chart = metric_figure(rows, "net_rx_bytes", [S], LIGHT)
-    assert [trace.name for trace in chart.data] == ["a eth0", "b eth0"]
-    assert len(chart.layout.shapes) == 1
+    chart = metric_chart(rows, "net_rx_bytes", [S], LIGHT)
+    lines = [series for series in chart.option["series"] if series["data"]]
+    assert [line["name"] for line in lines] == ["a eth0", "b eth0"]
+    assert lines[0]["data"] == [[1000.0, 1.0, "1 B"]]
+    (launches,) = [series["markLine"]["data"] for series in chart.option["series"] if "markLine" in series]
+    assert [mark["xAxis"] for mark in launches] == [1000.0]
 
 
 def test_steps_stand_at_the_foot_of_a_counter():
     rows = [{"node": "a", "device": "", "ts_ns": S, "value": 1.0}]
-    chart = metric_figure(
+    chart = metric_chart(
         rows, "cpu_ratio", [], LIGHT, steps=[StepMark(ts_ns=S, step=1200), StepMark(ts_ns=2 * S, step=1300)]
     )
-    assert [(note.text, note.x) for note in chart.layout.annotations] == [
-        ("step 1,200", 1000),
-        ("1,300", 2000),
+    (foot,) = [series["markPoint"]["data"] for series in chart.option["series"] if "markPoint" in series]
+    told = [(mark["label"]["formatter"], mark["coord"][0]) for mark in foot]
+    assert told == [("step 1,200", 1000), ("1,300", 2000)]
+
+
+def test_the_band_of_a_stage_lies_between_its_ends_and_is_told_by_no_tooltip():
+    row = {"rank": 3, "step": 1, "work_ns": 5e6, "usual_ns": 4e6, "low_ns": 3e6, "high_ns": 7e6, "cohort": 8}
+    low, wide, usual, own = work_chart([row], LIGHT).option["series"]
+    assert (low["data"], wide["data"]) == ([[1, 3.0]], [[1, 4.0]])
+    assert low["stack"] == wide["stack"]
+    assert [line["tooltip"].get("show", True) for line in (low, wide, usual, own)] == [
+        False,
+        False,
+        True,
+        True,
     ]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 from pulsetrain.core.errors import UsageError
 from pulsetrain.dashboard.models.attribution import Accused
 from pulsetrain.dashboard.models.charts import LIGHT
-from pulsetrain.dashboard.models.heatmap import figure, grid, in_words, selected, spans_of
+from pulsetrain.dashboard.models.heatmap import grid, grid_chart, in_words, selected, spans_of
 from pulsetrain.dashboard.models.text import natural
 
 MS = 1_000_000
@@ -123,8 +125,8 @@ def test_step_windows_are_in_order_of_steps():
 @settings(max_examples=8)
 @given(st.integers(min_value=1, max_value=10**9))
 def test_colours_stay_in_the_scale(value):
-    chart = figure(grid([bin_(0, "forward", value)], by="node"), LIGHT, columns_title="")
-    assert -1.0 <= chart.data[0].z[0][0] <= 1.0
+    drawn = grid_chart(grid([bin_(0, "forward", value)], by="node"), LIGHT, columns_title="")
+    assert -1.0 <= drawn.option["series"][0]["data"][0][2] <= 1.0
 
 
 def test_a_view_of_a_large_fleet_is_below_a_hundred_kilobytes():
@@ -132,19 +134,33 @@ def test_a_view_of_a_large_fleet_is_below_a_hundred_kilobytes():
     cells = [
         bin_(place, phase, 103, items=24, suspects=((3, place),)) for place in range(64) for phase in phases
     ]
-    chart = figure(grid(cells, by="node"), LIGHT, columns_title="")
-    assert len(chart.to_json()) < 100_000
-    assert len(chart.data[0].y) <= 64 + 8
+    drawn = grid_chart(grid(cells, by="node"), LIGHT, columns_title="")
+    assert len(json.dumps(drawn.option)) < 100_000
+    assert sum(len(axis["data"]) for axis in drawn.option["yAxis"]) <= 64 + 8
 
 
 def test_a_click_means_the_rank_behind_the_cell():
     shown = grid(CELLS, by="node")
-    chosen = selected(shown, [{"x": "forward", "y": "◆ rank 19"}])
+    chosen = selected(shown, clicked(shown, "forward", "◆ rank 19"))
     assert (chosen.cell.rank, chosen.row.rank, chosen.step) == (19, 19, -1)
-    assert selected(shown, [{"x": "data", "y": "node-2"}]) is None
+    chosen = selected(shown, clicked(shown, "backward", "node-2"))
+    assert (chosen.cell.phase, chosen.row.name) == ("backward", "node-2")
+    assert selected(shown, [{"series_id": "part-0", "data_indices": [999]}]) is None
     assert selected(shown, []) is None
     by_step = grid([bin_(0, "120")], by="rank")
-    assert selected(by_step, [{"x": "120", "y": by_step.rows[0].name}]).step == 120
+    assert selected(by_step, clicked(by_step, "120", by_step.rows[0].name)).step == 120
+
+
+def clicked(shown, column, name):
+    """What Streamlit reports of a click on the cell of a column and a row."""
+    option = grid_chart(shown, LIGHT, columns_title="").option
+    for series in option["series"]:
+        names = option["yAxis"][series["yAxisIndex"]]["data"]
+        if series["type"] == "heatmap" and name in names:
+            at = [option["xAxis"][series["xAxisIndex"]]["data"].index(column), names.index(name)]
+            places = [place for place, point in enumerate(series["data"]) if point[:2] == at]
+            return [{"series_id": series["id"], "data_indices": places}]
+    raise AssertionError(f"no row {name}")
 
 
 @given(st.lists(st.integers(0, 10**6), unique=True))
@@ -158,9 +174,11 @@ def test_who_is_accused_for_something_else_than_time_has_a_row_with_words():
     slow = Accused(subject_type="rank", subject="19", state="slow", summary="Rank 19 computes slower")
     shown = grid(CELLS, by="node", named=[hung, slow])
     assert [row.name for row in shown.rows][:2] == ["◆ rank 3", "◆ rank 19"]
-    drawn = figure(shown, LIGHT, columns_title="")
-    assert [note.text for note in drawn.layout.annotations] == ["Rank 3 is stopped &lt;b&gt;"]
-    assert {shape.fillcolor for shape in drawn.layout.shapes if shape.type == "rect"} == {"#D55E00"}
+    drawn = grid_chart(shown, LIGHT, columns_title="")
+    band, mark = [series for series in drawn.option["series"] if series["type"] == "bar"]
+    assert [note["label"]["formatter"] for note in band["data"]] == ["Rank 3 is stopped <b>"]
+    assert [note["itemStyle"]["color"] for note in (*band["data"], *mark["data"])] == ["#D55E002e", "#D55E00"]
+    assert drawn.option["yAxis"][band["yAxisIndex"]]["data"][band["data"][0]["value"][1]] == "◆ rank 3"
 
 
 def test_each_row_has_words_for_the_cell_that_costs_most():

@@ -4,7 +4,7 @@ import json
 
 from pulsetrain.dashboard.models.attribution import attribute
 from pulsetrain.dashboard.models.charts import LIGHT
-from pulsetrain.dashboard.models.mesh import blocks, figure, selected, tally
+from pulsetrain.dashboard.models.mesh import blocks, grid_chart, selected, tally
 
 
 def row(stage, block, **states):
@@ -57,8 +57,11 @@ def test_silence_is_no_data_and_a_stopped_rank_outweighs_it():
 def test_the_chart_is_small_and_a_click_is_a_block():
     rows = [row(stage, block) for stage in range(16) for block in range(64)]
     shown = blocks(rows, BLAMED, attribute([finding(371)]))
-    chart = figure(shown, LIGHT)
-    assert len(chart.to_json()) < 100_000
-    assert [trace.text for trace in chart.data if "text" in trace.mode] == [("rank 371",)]
-    assert selected(shown, [{"x": 1, "y": 0}]).dps == (8, 15)
+    drawn = grid_chart(shown, LIGHT)
+    assert len(json.dumps(drawn.option)) < 100_000
+    named = [series for series in drawn.option["series"] if series["label"]["show"]]
+    assert [point[5] for series in named for point in series["data"]] == ["rank 371"]
+    assert selected(shown, [{"series_id": "culprit", "data_indices": [0]}]).dps == (8, 15)
+    assert selected(shown, [{"series_id": "culprit", "data_indices": [7]}]) is None
+    assert selected(shown, [{"series_id": "gone", "data_indices": [0]}]) is None
     assert selected(shown, []) is None

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from pulsetrain.dashboard.models.charts import DARK, LIGHT
-from pulsetrain.dashboard.models.progress import event_marks, headline, progress_figure
+from pulsetrain.dashboard.models.progress import event_marks, headline, progress_chart
 
 
 def step(number, attempt=0, **values):
@@ -22,28 +22,51 @@ def event(kind, ts_ns, attempt=1, node=""):
 def test_each_attempt_has_a_line_and_each_interruption_a_mark():
     rows = [step(0), step(1), step(1, attempt=1), step(2, attempt=1)]
     events = [event("attempt_started", 0, attempt=0), event("node_lost", 1_500_000_000, 0, "n1")]
-    figure = progress_figure(rows, events, LIGHT, axis="step")
-    assert len(figure.data) == 2 * 3
-    assert list(figure.data[1].y) == [250.0, 250.0]
-    assert [shape.x0 for shape in figure.layout.shapes] == [1.0]
-    assert "node lost n1" in [a.text for a in figure.layout.annotations]
+    drawn = progress_chart(rows, events, LIGHT, axis="step")
+    lines = [series for series in drawn.option["series"] if series["data"]]
+    assert len(lines) == 2 * 3
+    assert [line["data"] for line in lines if line["name"] == "step time, ms"] == [
+        [[0.0, 250.0], [1.0, 250.0]],
+        [[1.0, 250.0], [2.0, 250.0]],
+    ]
+    assert [mark["xAxis"] for mark in marks(drawn)] == [1.0]
+    assert [mark["label"]["formatter"] for mark in marks(drawn)] == ["node lost n1"]
+
+
+def marks(drawn, panel=-1):
+    """The marks of one panel, the one at the top if none is given."""
+    return [s["markLine"]["data"] for s in drawn.option["series"] if "markLine" in s][panel]
+
+
+def test_each_panel_has_all_marks_and_the_one_at_the_top_their_labels():
+    drawn = progress_chart([step(0), step(9)], [event("hang", 5 * 10**9)], LIGHT, axis="step")
+    assert [marks(drawn, panel)[0]["label"]["show"] for panel in range(3)] == [False, False, True]
+    tops = {title["text"]: title["top"] for title in drawn.option["title"]}
+    assert tops["loss"] < tops["step time, ms"] < tops["tokens/s"]
+
+
+def test_a_loss_that_is_no_number_leaves_a_gap():
+    drawn = progress_chart([step(0), step(1, loss=math.nan), step(2, loss=None)], [], LIGHT, axis="step")
+    (loss,) = [s for s in drawn.option["series"] if s.get("name") == "loss"]
+    assert loss["data"] == [[0.0, 2.5], [1.0, None], [2.0, None]]
 
 
 def test_over_time_marks_are_at_their_moment():
-    figure = progress_figure([step(0), step(1)], [event("evict", 700_000_000, node="n2")], DARK, axis="time")
-    assert figure.layout.xaxis.type == "date"
-    assert figure.layout.shapes[0].x0 == pytest.approx(700.0)
+    drawn = progress_chart([step(0), step(1)], [event("evict", 700_000_000, node="n2")], DARK, axis="time")
+    assert {axis["type"] for axis in drawn.option["xAxis"]} == {"time"}
+    assert marks(drawn)[0]["xAxis"] == pytest.approx(700.0)
 
 
 def labels(events, steps=100):
-    """The labels of marks: text, side of the line, and what the mouse shows."""
-    figure = progress_figure([step(n) for n in range(steps)], events, LIGHT, axis="step")
-    return [(a.text, a.xanchor, a.hovertext) for a in figure.layout.annotations if a.textangle == -90]
+    """The labels of marks: text, place beside the line, and what the mouse shows."""
+    drawn = progress_chart([step(n) for n in range(steps)], events, LIGHT, axis="step")
+    found = [(mark, mark["label"]) for mark in marks(drawn)]
+    return [(text["formatter"], text["position"], mark["name"]) for mark, text in found if text["show"]]
 
 
 def test_labels_at_the_left_edge_are_inside_of_the_chart():
     events = [event("evict", 0, node="n1"), event("evict", 50 * 10**9, node="n2")]
-    assert [side for _, side, _ in labels(events)] == ["left", "right"]
+    assert [side for _, side, _ in labels(events)] == ["insideEndBottom", "insideEndTop"]
 
 
 def test_a_label_is_no_longer_than_the_chart_is_high():
@@ -61,8 +84,8 @@ def test_a_label_is_no_longer_than_the_chart_is_high():
 def test_marks_beside_each_other_share_a_label_and_keep_their_lines():
     events = [event("attempt_started", n * 10**9) for n in (50, 51, 51)] + [event("hang", 80 * 10**9)]
     assert [text for text, _, _ in labels(events)] == ["restart (3 times)", "hang"]
-    figure = progress_figure([step(n) for n in range(100)], events, LIGHT, axis="step")
-    assert sorted(shape.x0 for shape in figure.layout.shapes) == [50, 51, 80]
+    drawn = progress_chart([step(n) for n in range(100)], events, LIGHT, axis="step")
+    assert sorted(mark["xAxis"] for mark in marks(drawn)) == [50, 51, 80]
 
 
 def test_a_chart_of_one_step_has_its_marks():

@@ -72,7 +72,7 @@ def hub(broker, tmp_path):
 def seconds_to_render(tab, site, window):
     began = time.monotonic()
     tab.goto(f"{site}/heatmap?job=fleet&range={window}")
-    expect(tab.locator(".js-plotly-plot .heatmaplayer image").first).to_be_visible(timeout=120_000)
+    expect(tab.locator("[data-testid=stEChartsChart] svg text").first).to_be_visible(timeout=120_000)
     return time.monotonic() - began
 
 
